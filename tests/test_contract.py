@@ -155,7 +155,7 @@ class Seen:
 
     step: str
     points: list[str]
-    told: list[Fields]
+    reported: list[Fields]
     known: Fields
 
 
@@ -215,8 +215,8 @@ class Life:
             self._names[made] = f"the id of {step}"
         calls = self._hooks.calls
         known = {kind: [asdict(record) for record in of] for kind, of in store.snapshot()._asdict().items()}
-        told = [self._fields(MessageToDict(call.request, preserving_proto_field_name=True)) for call in calls]
-        self.seen.append(Seen(step, [call.point.name for call in calls], told, self._fields(known)))
+        reported = [self._fields(MessageToDict(call.request, preserving_proto_field_name=True)) for call in calls]
+        self.seen.append(Seen(step, [call.point.name for call in calls], reported, self._fields(known)))
         return made
 
     def _fields(self, value: Any, path: tuple[str, ...] = ()) -> Fields:
@@ -283,7 +283,7 @@ ENDS = {"one proxy": None, "a new proxy each step": Store.drop, "and it has the 
 @pytest.mark.parametrize("forgets", ENDS.values(), ids=ENDS.keys())
 @pytest.mark.parametrize("answers", [{}, CHANGES], ids=["listens", "changes"])
 @pytest.mark.parametrize("front", OTHERS, ids=lambda front: front.name)
-async def test_every_front_tells_and_knows_the_same(
+async def test_every_front_reports_and_knows_the_same(
     tmp_path: Path, front: Front, answers: Mapping[str, hookanswers.Answer], forgets: Forgets
 ) -> None:
     which = answers is CHANGES, forgets
@@ -293,7 +293,7 @@ async def test_every_front_tells_and_knows_the_same(
     found: set[str] = set()
     for one, other in zip(first.seen, second.seen, strict=True):
         assert (one.step, one.points) == (other.step, other.points)
-        for fields, others in ((one.known, other.known), *zip(one.told, other.told, strict=True)):
+        for fields, others in ((one.known, other.known), *zip(one.reported, other.reported, strict=True)):
             differing = differences(fields, others)
             assert not {path: both for path, both in differing.items() if not reason(path)}, one.step
             found |= {reason(path) for path in differing}
@@ -305,7 +305,7 @@ async def test_every_front_tells_and_knows_the_same(
 
 
 @pytest.mark.parametrize("front", [FIRST, *OTHERS], ids=lambda front: front.name)
-async def test_new_proxy_with_the_kubelets_values_tells_the_same(tmp_path: Path, front: Front) -> None:
+async def test_new_proxy_with_the_kubelets_values_reports_the_same(tmp_path: Path, front: Front) -> None:
     """All but dockershim's swap limit after its update, which does not contain it: an inspected container has none."""
     one = await Life(front, tmp_path / "one", CHANGES, None).live()
     new = await Life(front, tmp_path / "new", CHANGES, Store.forget).live()
@@ -313,6 +313,6 @@ async def test_new_proxy_with_the_kubelets_values_tells_the_same(tmp_path: Path,
         if not again.points and front.mode != FIRST.mode:
             continue  # a remove, which the Docker front does not hold
         assert (again.step, again.points) == (seen.step, seen.points)
-        for fields, others in zip(seen.told, again.told, strict=True):
+        for fields, others in zip(seen.reported, again.reported, strict=True):
             differing = {path for path in differences(fields, others) if "memory_swap_limit_in_bytes" not in path}
             assert not differing, again.step

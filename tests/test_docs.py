@@ -94,8 +94,8 @@ def test_metrics_has_each_metric_and_the_limits() -> None:
 
 
 def test_page_of_the_kubelet_has_its_flags() -> None:
-    told = [[r.kubelet, f"``{r.unit}``", f"``{' '.join(r.flags_for(SOCKET))}``"] for r in kubelet_args.ROWS]
-    assert table(DOCS["kubelet"], "By version") == told
+    reported = [[r.kubelet, f"``{r.unit}``", f"``{' '.join(r.flags_for(SOCKET))}``"] for r in kubelet_args.ROWS]
+    assert table(DOCS["kubelet"], "By version") == reported
     rows = [[name, f"``{d.unit}``", f"``{d.file}``", f"``{d.runtime}``"] for name, d in DISTRIBUTIONS.items()]
     assert [row[:4] for row in table(DOCS["kubelet"], "k3s, RKE2, k0s, MicroK8s")] == rows
 

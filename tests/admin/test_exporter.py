@@ -59,6 +59,11 @@ PASSED: list[tuple[str, tuple[str, dict[str, Any]], Answer, str, str]] = [
 ]
 
 
+TEXT, JSON = "text/plain; charset=utf-8", "application/json"
+TYPES = {"/metrics": "text/plain; version=0.0.4; charset=utf-8", "/livez": TEXT, "/readyz": TEXT}
+"""The content types of pages that are not JSON."""
+
+
 @pytest.mark.parametrize(
     ("target", "request_", "answer", "status", "body"), PASSED, ids=[f"{row[0]} {row[3]}" for row in PASSED]
 )
@@ -72,21 +77,7 @@ async def test_page_is_the_answer_to_its_method(
     assert answered.partition(" ")[2].startswith(status)
     assert body in answered
     assert "Connection: close\r\n" in answered
-
-
-async def test_pages_have_the_content_type_of_their_form(proxy: FakeProxy) -> None:
-    types = {}
-    async with exporting(proxy.path, everything=True) as port:
-        for path, body in (("/metrics", METRICS), ("/livez", checks("ok")), ("/hooks", {}), ("/events", {})):
-            proxy.answer = reply(body)
-            answered = await ask(port, f"GET {path} HTTP/1.1")
-            types[path] = answered.partition("Content-Type: ")[2].partition("\r\n")[0]
-    assert types == {
-        "/metrics": "text/plain; version=0.0.4; charset=utf-8",
-        "/livez": "text/plain; charset=utf-8",
-        "/hooks": "application/json",
-        "/events": "application/x-ndjson",
-    }
+    assert f"Content-Type: {TYPES.get(target.partition('?')[0], JSON)}" in answered
 
 
 REFUSED = [
@@ -208,6 +199,7 @@ async def test_events_of_all_parts_are_lines(proxy: FakeProxy) -> None:
     params = {"since": 7, "limit": 9, "hookServer": "a", "kind": "edited", "pod": "b", "follow": False}
     assert proxy.requests == [("events", params)]
     assert numbers(answered) == [1, 2, 3]
+    assert "Content-Type: application/x-ndjson\r\n" in answered
     assert answered.endswith("\r\n0\r\n\r\n")
 
 

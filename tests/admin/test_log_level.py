@@ -1,4 +1,4 @@
-"""The log level for a while: in force at once, back by itself, told in the log, still without values."""
+"""The log level for a while: in force at once, back by itself, reported in the log, still without values."""
 
 import asyncio
 import logging
@@ -74,7 +74,7 @@ async def test_later_change_replaces_the_earlier_one(written: Written) -> None:
     assert [line for line in written.lines() if "some.part" in line] == ["INFO runtimeproxy.some.part: shown"]
 
 
-async def test_change_is_told_at_the_level_that_shows_more(written: Written) -> None:
+async def test_change_is_reported_at_the_level_that_shows_more(written: Written) -> None:
     level = written.level("error")
     level.change("info", 1.0)
     await asyncio.sleep(2)

@@ -6,7 +6,8 @@ import os
 import random
 import sys
 import time
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,28 +26,10 @@ from tests.fakes.plugins import FAIL
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC).timestamp()
 
 
-# -- what never changes ----------------------------------------------------------------------------------------------
-
-
-def test_version_names_the_process() -> None:
-    answer = Proxy().call("version")
-    assert (answer["mode"], answer["pid"]) == ("Containerd", os.getpid())
-    assert answer["version"][0].isdigit()
-    assert answer["python"].startswith("3.")
-    assert datetime.now(UTC) - datetime.fromisoformat(answer["startedAt"]) < timedelta(seconds=60)
-
-
-def test_configuration_has_each_key_with_its_value_and_origin() -> None:
-    options = Proxy().call("configz")["options"]
-    assert {"key": "hook-timeout", "value": "3s", "origin": "flag"} in options
-    assert {"key": "socket-group", "value": None, "origin": "default"} in options
-    assert {"key": "socket-mode", "value": "0600", "origin": "default"} in options
-
-
 # -- health ----------------------------------------------------------------------------------------------------------
 
 
-def test_runtime_that_does_not_answer_passes_is_told() -> None:
+def test_runtime_that_does_not_answer_passes_is_reported() -> None:
     proxy = Proxy()
     proxy.sync.runtime_fault = "it did not answer when its state was read last (deadline)"
     assert proxy.checks() == {"runtime": ("failed", proxy.sync.runtime_fault)}
@@ -62,7 +45,7 @@ def test_state_is_looked_at_once_a_second_at_most() -> None:
     assert proxy.runtime_checks == 2
 
 
-async def test_whoever_disables_or_enables_sees_it_at_once() -> None:
+async def test_change_of_a_hook_server_is_seen_immediately() -> None:
     proxy = Proxy()
     proxy.manager.add("a")
     proxy.call("readyz")
@@ -99,6 +82,7 @@ def test_hook_server_without_a_call_has_no_times() -> None:
     points = ("PreCreateContainer", "PreRunPodSandbox", "PreStartContainer")
     proxy.manager.add("a", policy=FAIL, points=points, timeout_seconds=0.5)
     proxy.manager.repeated = {("a", "PreStartContainer"): "b", ("b", "PreRunPodSandbox"): "a"}
+    proxy.manager.rejected = {"x.json": "x.json: not JSON (yet?)"}
     assert proxy.call("hooks") == {
         "hooks": [
             {
@@ -118,12 +102,12 @@ def test_hook_server_without_a_call_has_no_times() -> None:
                 "unreachable": None,
             }
         ],
-        "invalid": [],
+        "invalid": [{"file": "x.json", "reason": "x.json: not JSON (yet?)"}],
         "masked": [],
     }
 
 
-def test_hook_servers_are_told_in_order_with_their_own_figures() -> None:
+def test_hook_servers_are_in_order_with_their_own_figures() -> None:
     proxy = Proxy()
     for name in "ab":
         proxy.manager.add(name)
@@ -135,18 +119,13 @@ def test_hook_servers_are_told_in_order_with_their_own_figures() -> None:
     for _ in range(4):
         proxy.metrics.observe("hook_call_duration_seconds", 0.003, "a")
     proxy.metrics.count("hook_failures", "b", "PreCreateContainer", "unreachable")
+    proxy.manager.plugins[1].last_error.note(NOON, "PreCreateContainer", Reason.DEADLINE)
     first, second = proxy.call("hooks")["hooks"]
     assert (first["name"], first["calls"], first["failures"]) == ("a", 4, 2)
     assert (first["p50Seconds"], round(first["p99Seconds"], 6)) == (0.0035, 0.00497)
     assert (second["name"], second["calls"], second["failures"], second["p99Seconds"]) == ("b", 0, 1, None)
-
-
-def test_last_error_of_a_hook_server() -> None:
-    proxy = Proxy()
-    proxy.manager.add("a")
-    proxy.manager.plugins[0].last_error.note(NOON, "PreCreateContainer", Reason.DEADLINE)
     error = {"time": "2026-01-02T12:00:00.000Z", "hook": "PreCreateContainer", "reason": "deadline"}
-    assert proxy.call("hooks")["hooks"][0]["lastError"] == error
+    assert (first["lastError"], second["lastError"]) == (None, error)
 
 
 def test_state_of_a_hook_server() -> None:
@@ -185,16 +164,16 @@ async def test_disabled_hook_server_stays_in_the_list_with_the_reason() -> None:
     proxy.manager.notes = ("a note",)
     proxy.reach.absences = {"b": Absence(60.0, "gone")}
     proxy.manager.disabled_with = {"b": "a"}
-    told = await proxy.switch("disable", name="b", reason="hangs")
-    assert (told.pop("notes"), told["sameSocketAs"]) == (["a note"], ["a"])
+    reported = await proxy.switch("disable", name="b", reason="hangs")
+    assert (reported.pop("notes"), reported["sameSocketAs"]) == (["a note"], ["a"])
     hooks = proxy.call("hooks")
     assert [(hook["name"], hook["state"]) for hook in hooks["hooks"]] == [
         ("a", "closed"),
         ("b", "disabled"),
         ("c", "closed"),
     ]
-    assert hooks["hooks"][1] == told
-    assert (told["disabled"], told["policy"], told["timeoutSeconds"]) == (SHOWN, "Fail", 0.5)
+    assert hooks["hooks"][1] == reported
+    assert (reported["disabled"], reported["policy"], reported["timeoutSeconds"]) == (SHOWN, "Fail", 0.5)
     assert hooks["masked"] == []
     assert proxy.checks() == {"disabled_plugins": ("degraded", "disabled by hand: b")}
     assert (await proxy.switch("enable", name="b"))["disabled"] is None
@@ -290,7 +269,7 @@ def shop() -> Proxy:
         ({"after": "c9"}, ["p1", "p2", "p3", "d2"]),
     ],
 )
-def test_store_tells_what_is_selected(shop: Proxy, arguments: dict[str, Any], found: list[str]) -> None:
+def test_store_returns_what_is_selected(shop: Proxy, arguments: dict[str, Any], found: list[str]) -> None:
     answer = shop.call("store", **arguments)
     assert (ids(answer), answer["next"]) == (found, None)
 
@@ -326,13 +305,13 @@ def test_pages_have_each_id_once_in_order(monkeypatch: pytest.MonkeyPatch, limit
     assert pages[-1]
 
 
-def test_record_that_goes_while_it_is_told_is_left_out(shop: Proxy) -> None:
-    told: list[Any] = []
+def test_record_removed_between_pages_is_left_out(shop: Proxy) -> None:
+    reported: list[Any] = []
     for part in shop.parts("store"):
-        if not told:
+        if not reported:
             shop.store.drop("c1")
-        told.append(part)
-    assert "c1" not in json.dumps(told)
+        reported.append(part)
+    assert "c1" not in json.dumps(reported)
 
 
 # -- log level -------------------------------------------------------------------------------------------------------
@@ -462,3 +441,108 @@ def test_each_part_is_made_by_few_calls(monkeypatch: pytest.MonkeyPatch, name: s
             break
         calls.append(0)
     assert max(calls) < MOST_CALLS
+
+
+def numbers(events: list[dict[str, Any]]) -> list[Any]:
+    return [(event["from"], event["to"]) if event["kind"] == "gap" else event["number"] for event in events]
+
+
+def evented(count: int) -> Proxy:
+    """Return a proxy in which so much has happened."""
+    proxy = Proxy()
+    for number in range(1, count + 1):
+        proxy.metrics.events.add(EventKind.DRAIN if number % 2 else EventKind.SLOW)
+    return proxy
+
+
+@pytest.mark.parametrize(
+    ("params", "found"),
+    [
+        ({}, [*range(1, 121)]),
+        ({"limit": 3}, [1, 2, 3]),
+        ({"since": 97, "limit": 60}, [*range(98, 121)]),
+        ({"since": 97, "limit": 2}, [98, 99]),
+        ({"since": 120}, []),
+        ({"since": 10**9, "limit": 2}, [1, 2]),
+        ({"since": 2, "limit": 60, "kind": "slow"}, [*range(4, 121, 2)]),
+        ({"kind": "slow", "limit": 2}, [2, 4]),
+        ({"kind": "edited"}, []),
+        ({"limit": 60, "follow": True}, [*range(1, 61)]),
+    ],
+)
+def test_events_after_a_number_are_in_order(params: dict[str, Any], found: list[int]) -> None:
+    assert numbers(evented(120).call("events", **params)["events"]) == found
+
+
+def test_lost_events_are_a_gap_whatever_is_selected() -> None:
+    proxy = evented(MOST_EVENTS + 600)
+    found = proxy.call("events", since=10, limit=3)["events"]
+    assert numbers(found) == [(11, 600), 601, 602]
+    assert found[0] == {"kind": "gap", "from": 11, "to": 600}
+    assert proxy.call("events", since=10, pod="a")["events"] == found[:1]
+
+
+EVENT = About("CreateContainer", "k1", "shop", "web-0", "abc1", "main", "def2")
+
+
+@pytest.mark.parametrize(
+    ("selected", "found"),
+    [
+        ({}, True),
+        ({"pod": "web-0"}, True),
+        ({"pod": "shop/web-0"}, True),
+        ({"pod": "abc"}, True),
+        ({"pod": "def2"}, True),
+        ({"pod": "other/web-0"}, False),
+        ({"pod": "web"}, False),
+        ({"pod": "bc1"}, False),
+        ({"hookServer": "gpu"}, True),
+        ({"hookServer": "g"}, False),
+        ({"hookServer": "gpu.json"}, True),
+        ({"kind": "edited", "hookServer": "batch", "pod": "shop/web-0"}, True),
+        ({"kind": "refused", "hookServer": "batch"}, False),
+    ],
+)
+def test_event_is_selected_by_pod_hook_server_and_kind(selected: dict[str, str], found: bool) -> None:
+    proxy = Proxy()
+    proxy.metrics.events.add(EventKind.EDITED, EVENT, fields={"resources.cpu_shares": "batch", "envs.A": "gpu"})
+    proxy.metrics.events.add(EventKind.DRAIN)
+    assert numbers(proxy.call("events", **selected)["events"]) == ([1] if found else []) + ([] if selected else [2])
+
+
+def following(proxy: Proxy, **params: Any) -> Iterator[list[Any]]:
+    """Yield the numbers of each part with events; an empty list whenever no event is left."""
+    for part in proxy.parts("events", follow=True, **params):
+        if part is None:
+            yield []
+        elif part.get("events"):
+            yield numbers(part["events"])
+
+
+def test_follower_gets_each_event_once_and_gaps() -> None:
+    proxy = evented(2)
+    slow, quick = following(proxy, since=1), following(proxy)
+    assert [next(slow), next(slow), next(quick), next(quick)] == [[2], [], [1, 2], []]
+    for _ in range(MOST_EVENTS):
+        proxy.metrics.events.add(EventKind.DRAIN)
+        found = next(quick)
+        assert (found, next(quick)) == ([proxy.metrics.events.last], [])
+    for _ in range(3):
+        proxy.metrics.events.add(EventKind.DRAIN)
+    assert next(slow)[:2] == [(3, 5), 6]
+    rest = list(itertools.takewhile(bool, slow))
+    assert rest[-1][-1] == proxy.metrics.events.last
+
+
+def test_followers_have_a_bound_and_free_their_places() -> None:
+    proxy = evented(1)
+    followers = [following(proxy) for _ in range(queries.FOLLOWERS)]
+    late = following(proxy)
+    for follower in followers:
+        next(follower)
+    with pytest.raises(Refused, match="16 clients follow already") as raised:
+        next(late)
+    assert raised.value.status == 503
+    assert numbers(proxy.call("events")["events"]) == [1]
+    del followers, follower
+    assert next(following(proxy)) == [1]

@@ -87,7 +87,7 @@ def test_record_that_was_read_from_the_runtime_is_marked() -> None:
 
 
 @pytest.mark.parametrize("envs", [CONTAINER.envs, encoded(CONTAINER.envs)], ids=["decoded", "encoded"])
-def test_container_without_hooks_was_sent_as_asked(envs: Mapping[str, str]) -> None:
+def test_container_without_hooks_was_sent_as_requested(envs: Mapping[str, str]) -> None:
     info = ContainerInfo("c1", "p1", "main", envs=envs)
     row = container_row(ContainerRecord(info, info))
     assert row["asked"] == row["sent"] == ["envs.HOME", "envs.TOKEN"]

@@ -4,6 +4,8 @@ import json
 import logging
 import platform
 import re
+import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -55,7 +57,7 @@ def test_help_shows_every_flag_with_its_default(run: Run, command: tuple[str, ..
     assert "RUNTIMEPROXY_" in out
 
 
-def test_version_and_commands_are_told(run: Run) -> None:
+def test_version_and_commands_are_reported(run: Run) -> None:
     for program in ("runtimeproxy", "koord-runtime-proxy"):
         code, out, err = run(program, "--version")
         assert (code, out.splitlines()[0], err) == (0, f"{program} {VERSION}", "")
@@ -78,8 +80,8 @@ for line in {LIGHT}:
 
 def test_help_and_version_import_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORTS], cwd=ROOT, capture_output=True, text=True, check=True)
-    told = [line for line in done.stdout.splitlines() if line.startswith("heavy:")]
-    assert told == [f"heavy: {line}" for line in LIGHT]
+    reported = [line for line in done.stdout.splitlines() if line.startswith("heavy:")]
+    assert reported == [f"heavy: {line}" for line in LIGHT]
 
 
 WRONG = [
@@ -105,6 +107,7 @@ WRONG = [
 ]
 
 
+SINCE = ["soon", "-5", "1d", "²"]
 UNENDED = [
     "run --config",
     "doctor --config",
@@ -123,9 +126,70 @@ WRONG += [
 ]
 
 
+HOOK_WRONG = [
+    ("", "Missing command. (runtimeproxy hook --help lists what there is)"),
+    ("call /x", "Missing argument 'POINT'. (runtimeproxy hook call --help lists what there is)"),
+    ("call /x PreCreateContainr", "POINT: 'PreCreateContainr' is not a hook point; did you mean PreCreateContainer?"),
+    ("call /x ?", "POINT: '?' is not a hook point; there are PreRunPodSandbox, PreCreateContainer, PreSta"),
+    ("call x.sock PreCreateContainer", "SERVER: 'x.sock' is not a unix socket: write /path, unix:/path or"),
+    ("call /no/x.json PreCreateContainer", "/no/x.json: the registration file cannot be read: No such file"),
+    ("call /x PreCreateContainer -f /no/f", "/no/f: the request cannot be read: No such file"),
+    ("call /x PreCreateContainer -f -", "PreCreateContainer is about a container, and the request has"),
+    ("call /x PreCreateContainer --timeout=0", "--timeout: '0' is not a time limit: write one above zero"),
+    ("verify /x --point=x", "POINT: 'x' is not a hook point"),
+    ("verify /x --timeout=soon", "--timeout: 'soon' is not a duration"),
+    ("verify /x -f -", "PreCreateContainer is about a container"),
+    ("bench /x -n 0", "Invalid value for '-n' / '--calls': 0 is not in the range x>=1."),
+    ("bench /x --concurrency=0", "Invalid value for '--concurrency': 0 is not in the range x>=1."),
+    ("bench /x --point=PreRunPodSandbox -f /no/f", "/no/f: the request cannot be read"),
+    ("new 9", "NAME: '9' is not a name"),
+    ("new gpu --directory=/no", "/no/gpu cannot be made: No such file or directory"),
+    (f"new docs --directory={ROOT}", f"{ROOT}/docs is there already, and nothing is written over: take"),
+]
+KUBELET_WRONG = [
+    ("1.31 --cri-dockerd --backend-runtime-mode=containerd", "--cri-dockerd is for Docker mode"),
+    ("1.17", "--kube-version: '1.17' is too old: the proxy needs Kubernetes 1.18 or later"),
+    ("new", "--kube-version: 'new' is not a version: write one like 1.27 or v1.27.3"),
+    (
+        "1.24 --backend-runtime-mode=docker",
+        "--kube-version: from 1.24 on the kubelet has no dockershim",
+    ),
+    (
+        "1.23.1+k3s1 --backend-runtime-mode=docker",
+        "--kube-version: the dockershim of k3s cannot be",
+    ),
+    ("1.24 --koord-runtimeproxy-endpoint=/a%b", "--koord-runtimeproxy-endpoint: '/a%b' has characters that"),
+    ("1.24 --config=/no/x", "/no/x: the configuration file cannot be read"),
+    ("1.24 -o table", "Invalid value for '-o' / '--output'"),
+]
+NAME = "Invalid value for NAME: write the name of a hook server, as runtimeproxy hook ls shows it"
+OTHERS_WRONG = [
+    ("export --listen=localhost:9654", "--listen: 'localhost:9654' is not an address with a port"),
+    ("export --listen=0.0.0.0:9654", "--listen: 0.0.0.0 is not a loopback address"),
+    ("export --admin-endpoint=/a.sock", "--listen: any user of the node could read the proxy's state there"),
+    ("export --admin-endpoint=a.sock --listen=unix:/x", "--admin-endpoint: 'a.sock' is not a unix socket"),
+    ("export --metrics-endpoint=metrics.sock", "--metrics-endpoint: 'metrics.sock' is not a unix socket"),
+    ("export --listen=0.0.0.0:1 --tls-cert=/no --tls-key=/no --client-ca=/no", "--tls-cert: /no cannot be read"),
+    ("doctor --hook-timeout=soon", "--hook-timeout: 'soon' is not a duration"),
+    ("doctor -o=xml", "Invalid value for '-o' / '--output'"),
+    ("doctor more", "Got unexpected extra argument (more)"),
+    ("completion tcsh", "Invalid value for"),
+    ("report", "Missing argument"),
+    ("report --hook-timeout=soon x.tar.gz", "--hook-timeout: 'soon' is not a duration"),
+    ("config check /no/x.yaml", "/no/x.yaml: the configuration file cannot be read: No such file or directory"),
+    ("config check ''", "FILE is empty: "),
+    ("config show --hook-timeout=soon", "--hook-timeout: 'soon' is not a duration"),
+    *((f"hook {each}", NAME) for each in ("disable '' --reason=x", "enable ''")),
+    *((f"events --since={each}", f"--since: '{each}' is neither an event's number nor a duration") for each in SINCE),
+]
+WRONG += [(f"runtimeproxy hook {each}", words) for each, words in HOOK_WRONG]
+WRONG += [(f"runtimeproxy kubelet-args --kube-version {each}", words) for each, words in KUBELET_WRONG]
+WRONG += [(f"runtimeproxy {each}", words) for each, words in OTHERS_WRONG]
+
+
 @pytest.mark.parametrize(("command", "words"), WRONG)
 def test_wrong_command_line_is_one_line_and_exit_code_2(run: Run, command: str, words: str) -> None:
-    code, out, err = run(*command.split())
+    code, out, err = run(*shlex.split(command))
     assert (code, out) == (2, "")
     assert err.startswith(f"{command.split()[0]}: error: {words}")
     assert err.count("\n") == 1
@@ -251,3 +315,11 @@ def test_default_file_must_be_right(tmp_path: Path, make: Callable[[Path], objec
     with pytest.raises(ConfigError) as caught:
         configuration({}, {}, str(default))
     assert str(caught.value).startswith(f"{default}: {words}")
+
+
+def test_port_that_is_in_use_is_reported(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        code, out, err = run("runtimeproxy", "export", f"--listen=127.0.0.1:{port}")
+    line = f"runtimeproxy: error: cannot listen on 127.0.0.1 port {port}: Address already in use"
+    assert (code, out, err.startswith(line), err.count("\n")) == (1, "", True, 1)

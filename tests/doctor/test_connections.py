@@ -101,7 +101,7 @@ def test_connections_that_the_proxy_can_have_are_ok(made: Made, count: int) -> N
     assert only(clients.past_the_proxy, made) == ("ok", why)
 
 
-def test_connections_beyond_the_proxy_are_told_with_suspects(made: Made) -> None:
+def test_connections_beyond_the_proxy_have_suspects(made: Made) -> None:
     connected(made, 3)
     assert only(clients.past_the_proxy, made)[1].endswith("(may be: no known client is seen)")
     made.proxy(ends=[201])

@@ -24,7 +24,7 @@ async def called(made: Made) -> list[Finding]:
     return await asyncio.to_thread(lambda: list(hookservers.hook_servers(made.machine)))
 
 
-async def test_disabled_hook_server_is_told_and_not_called(made: Made) -> None:
+async def test_disabled_hook_server_is_reported_and_not_called(made: Made) -> None:
     for name, socket in (("a", "/run/other.sock"), ("b", "/run/nobody.sock"), ("copy", "unix:///run//other.sock")):
         register(made, f"{name}.json", registration.text(socket, policy="Fail"))
     made.mask.write(written({"a": Disabled("it hangs", "uid 0, pid 1", 0.0)}))

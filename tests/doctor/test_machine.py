@@ -41,7 +41,7 @@ def test_processes_are_found_by_the_program_name(made: Made) -> None:
     assert sorted(process.pid for process in made.machine.processes()) == [5, 6]
 
 
-def test_proxy_without_a_lock_is_who_listens_beside_systemd(made: Made) -> None:
+def test_proxy_without_a_lock_listens_next_to_systemd(made: Made) -> None:
     made.socket(9, made.ours, listening=True)
     made.process(1, "/sbin/init", sockets=[9])
     made.process(30, "other", sockets=[8])
@@ -56,7 +56,7 @@ def test_path_by_a_link_is_the_same_socket(made: Made, tmp_path: Path) -> None:
     assert made.machine.listeners(str(made.ours)) == {9}
 
 
-def test_this_machine_tells_of_our_own_sockets(made: Made) -> None:
+def test_this_machine_reports_of_our_own_sockets(made: Made) -> None:
     this = Machine(made.machine.config)
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
         listener.bind(str(made.ours))
@@ -75,7 +75,7 @@ def test_only_stream_sockets_count(made: Made) -> None:
     assert made.machine.sockets() == ()
 
 
-def test_this_machine_tells_who_holds_the_lock(made: Made) -> None:
+def test_this_machine_reports_who_holds_the_lock(made: Made) -> None:
     code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print('held', flush=True); input()"
     command = [sys.executable, "-c", code, f"{made.ours}.lock"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
@@ -125,7 +125,7 @@ def listener(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 @pytest.mark.engine
-def test_kernel_tells_what_proc_lists_and_the_peers(listener: socket.socket) -> None:
+def test_kernel_reports_what_proc_lists_and_the_peers(listener: socket.socket) -> None:
     path = listener.getsockname()
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(path)
@@ -138,7 +138,7 @@ def test_kernel_tells_what_proc_lists_and_the_peers(listener: socket.socket) -> 
 
 
 @pytest.mark.engine
-def test_clients_in_another_network_namespace_are_told(listener: socket.socket) -> None:
+def test_clients_in_another_network_namespace_are_reported(listener: socket.socket) -> None:
     path = listener.getsockname()
     code = "import os, socket, sys; s = socket.socket(1); s.connect(sys.argv[1]); print(os.fstat(s.fileno()).st_ino)"
     command = ["unshare", "--net", sys.executable, "-uc", f"{code}; input()", path]

@@ -23,7 +23,7 @@ async def looked(made: Made, look: Callable[[Machine], Iterable[Finding]] = runt
     return await asyncio.to_thread(only, look, made)
 
 
-async def test_cri_versions_are_told(made: Made) -> None:
+async def test_cri_versions_are_reported(made: Made) -> None:
     async with FakeRuntime(str(made.runtime)):
         verdict, why = await looked(made)
     assert verdict == "ok"
@@ -48,7 +48,7 @@ async def test_missing_cri_version_is_judged(made: Made, missing: tuple[str, ...
     assert (found[0], found[1].endswith(words)) == (verdict, True)
 
 
-async def test_error_of_the_runtime_is_told_without_its_text(made: Made) -> None:
+async def test_error_of_the_runtime_is_reported_without_its_text(made: Made) -> None:
     async with FakeRuntime(str(made.runtime)) as fake:
         fake.inject("Version", Injection(code=grpc.StatusCode.INTERNAL, details=CANARY))
         assert await looked(made) == ("failed", f"{made.runtime}: gRPC status 13")
@@ -70,7 +70,7 @@ def test_runtime_that_never_answers_fails_in_time(made: Made, mode: str, monkeyp
         assert only(runtime.runtime, made) == ("failed", f"{made.runtime}: no answer in time")
 
 
-async def test_docker_tells_api_versions_and_cgroup_driver(made: Made) -> None:
+async def test_docker_reports_api_versions_and_cgroup_driver(made: Made) -> None:
     made.flags["backend-runtime-mode"] = "Docker"
     async with FakeDockerd(str(made.runtime), cgroup_driver="systemd") as fake:
         verdict, why = await looked(made)
@@ -101,7 +101,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("answer", "words"), WRONG)
-async def test_wrong_answer_of_docker_is_told_in_our_words(made: Made, answer: bytes, words: str) -> None:
+async def test_wrong_answer_of_docker_is_reported_in_our_words(made: Made, answer: bytes, words: str) -> None:
     made.flags["backend-runtime-mode"] = "Docker"
     async with Daemon(str(made.runtime)) as daemon:
         daemon.script("/version", answer)

@@ -82,7 +82,7 @@ def test_events_are_read_after_a_number(since: int, found: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("since", "gap"), [(0, (1, 7)), (5, (6, 7)), (6, (7, 7)), (7, None), (9, None)])
-def test_a_gap_is_told_where_the_ring_has_lost_events(since: int, gap: tuple[int, int] | None) -> None:
+def test_a_gap_is_reported_where_the_ring_has_lost_events(since: int, gap: tuple[int, int] | None) -> None:
     events = full(MOST_EVENTS + 7)
     assert (len(events), events.last) == (MOST_EVENTS, MOST_EVENTS + 7)
     rows, found = events.read(since)
@@ -91,7 +91,7 @@ def test_a_gap_is_told_where_the_ring_has_lost_events(since: int, gap: tuple[int
 
 @pytest.mark.parametrize(("length", "read"), [(0, PAGE), (1_000, 33), (8_000, 5), (PAGE_BYTES, 81)])
 def test_page_has_no_more_than_is_made_in_a_turn(length: int, read: int) -> None:
-    """One event may be behind the bound; what is longer than UNCUT is cut."""
+    """One event may exceed the bound; what is longer than UNCUT is cut."""
     events = full(3 * PAGE, "x" * length)
     assert len(events.read()[0]) == read
 
@@ -144,8 +144,8 @@ def test_the_runtime_is_lost_once_and_back_once(events: Events) -> None:
     events.runtime_back()
     lost = ("runtime_lost", "unavailable"), ("runtime_lost", "deadline")
     back = ("runtime_back", None)
-    told = [(event["kind"], event.get("reason")) for event in shown_of(events)]
-    assert told == [lost[0], back, lost[1], back]
+    reported = [(event["kind"], event.get("reason")) for event in shown_of(events)]
+    assert reported == [lost[0], back, lost[1], back]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_the_runtime_is_lost_once_and_back_once(events: Events) -> None:
     [(0, ""), *(pytest.param(*full, marks=pytest.mark.slow) for full in [(3, "ä"), (30, "\U0001f600")])],
 )
 def test_a_full_ring_takes_no_more_memory_than_it_counts(count: int, wide: str) -> None:
-    """All texts are made anew for each event, as those of pods that are gone."""
+    """All texts are made again for each event, as those of pods that are gone."""
     clock = iter(range(1_764_000_000, 1 << 40))
     events = Events(lambda: next(clock) + 0.5)
     tracemalloc.start()

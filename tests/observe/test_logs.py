@@ -119,7 +119,7 @@ def test_lines_below_the_level_are_left_out(stderr: Stderr, level: str, expected
 
 @pytest.mark.parametrize("format", ["text", "json"])
 @pytest.mark.parametrize("level", ["debug", "info"])
-def test_foreign_exception_is_told_without_its_text(stderr: Stderr, level: str, format: str) -> None:
+def test_foreign_exception_is_reported_without_its_text(stderr: Stderr, level: str, format: str) -> None:
     """With the traceback at debug level only."""
     lines = stderr.written(level, format, lambda: fail_with(ValueError("canary")))
     assert "canary" not in "\n".join(lines)
@@ -137,7 +137,7 @@ def test_template_that_does_not_fit_its_arguments_is_dropped(stderr: Stderr, cap
     assert (handler.dropped, stderr.lines(), capfd.readouterr().err) == (1, [], "")
 
 
-def test_one_line_a_second_of_a_kind_tells_how_many_were_left_out() -> None:
+def test_one_line_a_second_of_a_kind_counts_those_left_out() -> None:
     now = 0.0
     limit = logs.Limit(lambda: now)
     assert [limit.admit((kind,)) for kind in "aaba"] == [0, None, 0, None]
@@ -158,8 +158,8 @@ def test_kinds_that_the_limit_remembers_are_bounded() -> None:
 FORMATS = [(logs.TextLines, "(4 more like this left out)"), (logs.JsonLines, '"left_out": 4')]
 
 
-@pytest.mark.parametrize(("formatter", "told"), FORMATS)
-def test_line_counts_those_left_out(stderr: Stderr, formatter: Callable[..., logging.Formatter], told: str) -> None:
+@pytest.mark.parametrize(("formatter", "reported"), FORMATS)
+def test_line_counts_those_left_out(stderr: Stderr, formatter: Callable[..., logging.Formatter], reported: str) -> None:
     now = 0.0
     handler = logs.LineHandler(stderr.write_end, formatter(), logs.Limit(lambda: now))
     for number in range(5):
@@ -171,19 +171,19 @@ def test_line_counts_those_left_out(stderr: Stderr, formatter: Callable[..., log
     assert "hook 0 failed" in first
     assert "left" not in first
     assert "hook 9 failed" in second
-    assert told in second
+    assert reported in second
 
 
 def test_lines_of_other_kinds_of_debug_and_unlimited_ones_are_all_written(stderr: Stderr) -> None:
     def log() -> None:
         for name in ("a", "b", "b"):
             OURS.info("plugin %s", name, extra={"kind": name})
-            OURS.debug("asked %s", name)
+            OURS.debug("debug %s", name)
             OURS.info("it is %s", name, extra=logs.UNLIMITED)
 
     messages = [json.loads(line)["message"] for line in stderr.written("debug", "json", log)]
-    first, second = ["plugin a", "asked a", "it is a"], ["plugin b", "asked b", "it is b"]
-    assert messages == [*first, *second, "asked b", "it is b"]
+    first, second = ["plugin a", "debug a", "it is a"], ["plugin b", "debug b", "it is b"]
+    assert messages == [*first, *second, "debug b", "it is b"]
 
 
 def test_stderr_that_nobody_reads_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,8 +32,8 @@ lines: list[str] = []
 
 def hangs(place: str) -> list[int]:
     """Return the lines at which the loop hangs in a function of this file."""
-    told = re.compile(rf"the event loop hangs for more than {LIMIT} s at {re.escape(__file__)}:\d+ {place}( < |$)")
-    return [number for number, line in enumerate(lines) if told.match(line)]
+    reported = re.compile(rf"the event loop hangs for more than {LIMIT} s at {re.escape(__file__)}:\d+ {place}( < |$)")
+    return [number for number, line in enumerate(lines) if reported.match(line)]
 
 
 def stalls_told() -> int:
@@ -41,7 +41,7 @@ def stalls_told() -> int:
 
 
 @pytest.fixture(autouse=True)
-def told(monkeypatch: pytest.MonkeyPatch) -> None:
+def reported(monkeypatch: pytest.MonkeyPatch) -> None:
     lines.clear()
     monkeypatch.setattr(loop_watchdog, "STALL_SECONDS", LIMIT)
     monkeypatch.setattr(loop_watchdog.log, "warning", lambda text, *values: lines.append(text % values))
@@ -98,7 +98,7 @@ async def stall_of_the_interpreter() -> None:
     ("body", "place"), [(stall, "stall_in_a_call"), (stall_of_the_interpreter, "stall_of_the_interpreter")]
 )
 @pytest.mark.parametrize("run", [uvloop.run, asyncio.run])
-def test_stall_is_counted_and_its_place_is_told_without_values(
+def test_stall_is_counted_and_logged_by_its_place_without_values(
     body: Callable[[], Awaitable[object]], place: str, run: Callable[..., object]
 ) -> None:
     metrics = watched(body, run, stalls_seen=1)
@@ -128,17 +128,17 @@ def test_line_has_a_bounded_number_of_places() -> None:
 def test_loop_that_works_without_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs each callback that it is asked for, long before the limit."""
     monkeypatch.setattr(loop_watchdog, "STALL_SECONDS", 10 * PATIENCE)
-    wait_for_turn, asked = LoopWatchdog._wait_for_turn, list[LoopWatchdog]()
+    wait_for_turn, waited = LoopWatchdog._wait_for_turn, list[LoopWatchdog]()
 
     def waits(watch: LoopWatchdog) -> None:
-        asked.append(watch)
+        waited.append(watch)
         wait_for_turn(watch)
 
     monkeypatch.setattr(LoopWatchdog, "_wait_for_turn", waits)
 
     async def work() -> None:
         async with asyncio.timeout(PATIENCE):
-            while len(asked) <= LOOKS:
+            while len(waited) <= LOOKS:
                 time.sleep(0.002)  # the other thread looks meanwhile, and finds the loop busy
                 await asyncio.sleep(0)
 

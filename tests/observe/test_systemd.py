@@ -26,7 +26,7 @@ class Systemd:
         self.socket.bind(f"\0{path}" if abstract else path)
         self.socket.setblocking(False)
 
-    def told(self) -> list[bytes]:
+    def received(self) -> list[bytes]:
         found = []
         while True:
             try:
@@ -60,34 +60,34 @@ def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Systemd]
     ],
     ids=str,
 )
-async def test_beginning_and_end_are_told_and_no_needless_beat(systemd: Systemd, watchdog: dict[str, str]) -> None:
+async def test_ready_and_stopping_are_sent_and_no_needless_beat(systemd: Systemd, watchdog: dict[str, str]) -> None:
     supervisor = systemd.supervisor(**watchdog)
-    assert systemd.told() == []
+    assert systemd.received() == []
     supervisor.ready(asyncio.get_running_loop())
     await asyncio.sleep(0.05)
     supervisor.stopping()
     supervisor.leave()
-    assert systemd.told() == [b"READY=1", SERVING, b"STOPPING=1"]
+    assert systemd.received() == [b"READY=1", SERVING, b"STOPPING=1"]
 
 
 @pytest.mark.parametrize("pid", [{}, {"WATCHDOG_PID": str(os.getpid())}], ids=["anybody", "us"])
-async def test_loop_tells_that_it_lives_to_the_end(systemd: Systemd, pid: dict[str, str]) -> None:
+async def test_watchdog_is_notified_to_the_end(systemd: Systemd, pid: dict[str, str]) -> None:
     supervisor = systemd.supervisor(WATCHDOG_USEC=BEAT_USEC, **pid)
     supervisor.ready(asyncio.get_running_loop())
-    assert systemd.told() == [b"READY=1", b"WATCHDOG=1", SERVING]
+    assert systemd.received() == [b"READY=1", b"WATCHDOG=1", SERVING]
     with no_descriptors():
         for _ in range(3):
             await systemd.until_alive()
         supervisor.stopping()
-    assert systemd.told()[-1:] == [b"STOPPING=1"]
+    assert systemd.received()[-1:] == [b"STOPPING=1"]
     await systemd.until_alive()
     supervisor.leave()
-    systemd.told()
+    systemd.received()
     await asyncio.sleep(0.05)
-    assert systemd.told() == []
+    assert systemd.received() == []
 
 
-async def test_without_a_supervisor_nothing_is_told(tmp_path: Path) -> None:
+async def test_nothing_is_sent_without_a_supervisor(tmp_path: Path) -> None:
     for environ in ({}, {"WATCHDOG_USEC": BEAT_USEC}, {"NOTIFY_SOCKET": str(tmp_path / "nobody")}):
         supervisor = SystemdNotifier(environ, str)
         supervisor.ready(asyncio.get_running_loop())
@@ -99,7 +99,7 @@ def test_supervisor_that_does_not_read_costs_nothing(systemd: Systemd) -> None:
     supervisor = systemd.supervisor()
     for _ in range(2000):  # far more than fits into a socket
         supervisor.stopping()
-    assert 0 < len(systemd.told()) < 2000
+    assert 0 < len(systemd.received()) < 2000
     supervisor.leave()
 
 
@@ -107,35 +107,35 @@ async def test_beat_begins_once_there_is_a_descriptor(systemd: Systemd) -> None:
     supervisor = systemd.supervisor(WATCHDOG_USEC=BEAT_USEC)
     with no_descriptors():
         supervisor.ready(asyncio.get_running_loop())
-    assert systemd.told() == []
+    assert systemd.received() == []
     await systemd.until_alive()
     supervisor.leave()
 
 
 @virtual_time
-async def test_status_is_told_when_it_has_changed(systemd: Systemd) -> None:
+async def test_status_is_sent_when_it_has_changed(systemd: Systemd) -> None:
     words = ["serving, 3 hook servers"]
     supervisor = systemd.supervisor(lambda: words[-1])
     supervisor.ready(asyncio.get_running_loop())
-    assert systemd.told() == [b"READY=1", b"STATUS=serving, 3 hook servers"]
+    assert systemd.received() == [b"READY=1", b"STATUS=serving, 3 hook servers"]
     await asyncio.sleep(5 * STATUS_SECONDS)
-    assert systemd.told() == []
+    assert systemd.received() == []
     for number in range(100):
         words.append(f"draining: {number} calls")
         await asyncio.sleep(STATUS_SECONDS / 50)
-    assert len(systemd.told()) == 2
+    assert len(systemd.received()) == 2
     supervisor.leave()
     await asyncio.sleep(5 * STATUS_SECONDS)
-    assert systemd.told() == []
+    assert systemd.received() == []
 
 
 @virtual_time
-async def test_status_that_was_not_taken_is_told_again(systemd: Systemd) -> None:
+async def test_status_that_was_not_taken_is_sent_again(systemd: Systemd) -> None:
     supervisor = systemd.supervisor()
     for _ in range(2000):  # far more than fits into a socket
         supervisor.stopping()
     supervisor.ready(asyncio.get_running_loop())
-    assert SERVING not in systemd.told()
+    assert SERVING not in systemd.received()
     await asyncio.sleep(STATUS_SECONDS)
-    assert systemd.told() == [SERVING]
+    assert systemd.received() == [SERVING]
     supervisor.leave()

@@ -61,7 +61,7 @@ async def failing(client: HookClient, seconds: float = LONG_SECONDS) -> HookErro
     return raised.value
 
 
-async def test_hook_point_is_told_and_answers(client: HookClient, server: HookServer) -> None:
+async def test_hook_server_gets_the_request_and_answers(client: HookClient, server: HookServer) -> None:
     """The requests of the other points are tested in tests/hookapi."""
     server.default = hookanswers.echo()
     answer = await ask(client)

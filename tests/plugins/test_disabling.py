@@ -1,18 +1,32 @@
-"""Who is disabled until when, what is kept of it, what is told: on a file of the test's own, in virtual time.
+"""Who is disabled until when, what is kept of it, what is reported: on a file of the test's own, in virtual time.
 
 That is fault matrix H13.
 """
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.files import StateFile
 from runtimeproxy.plugins import disabling
-from runtimeproxy.plugins.disabling import MOST_NAMES, Disabled, Disabling, MaskError, parse, written
+from runtimeproxy.plugins.disabling import (
+    MOST_NAMES,
+    Disabled,
+    Disabling,
+    MaskError,
+    check_name,
+    check_seconds,
+    mask_file,
+    parse,
+    read,
+    written,
+)
 from tests.fakes.clock import virtual_time
 
 BEGIN = 1_000_000_000.0
@@ -130,7 +144,7 @@ async def test_disabling_again_changes_reason_and_end_but_not_the_begin(desk: De
 
 
 @at_once
-async def test_time_ends_and_is_told(desk: Desk, log: Log) -> None:
+async def test_time_ends_and_is_reported(desk: Desk, log: Log) -> None:
     for name, seconds in (("hour", 3600), ("second", 1), ("good", None), ("minute", 60)):
         await desk.disable(name, seconds)
     log.clear()
@@ -208,7 +222,7 @@ async def test_without_a_file_it_lasts_until_the_end_and_says_so() -> None:
 
 @at_once
 @pytest.mark.parametrize(
-    ("name", "reason", "seconds", "told"),
+    ("name", "reason", "seconds", "reported"),
     [
         ("", "hangs", None, "no hook server can have this name: "),
         ("a", "", None, "reason: "),
@@ -217,9 +231,9 @@ async def test_without_a_file_it_lasts_until_the_end_and_says_so() -> None:
     ],
 )
 async def test_what_cannot_be_is_refused_and_changes_nothing(
-    desk: Desk, name: str, reason: str, seconds: float | None, told: str
+    desk: Desk, name: str, reason: str, seconds: float | None, reported: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         await desk.disable(name, seconds, reason)
     assert desk.file
     assert (desk.names, desk.changed, desk.file.writes) == ([], [], 0)
@@ -240,9 +254,9 @@ FAULTS = [(MaskError("/state/a.json is bad"), "/state/a.json is bad"), (RuntimeE
 
 
 @at_once
-@pytest.mark.parametrize(("fault", "told"), FAULTS, ids=["bad", "no thread"])
-async def test_bad_file_disables_nobody_and_is_told_until_it_is_written(
-    desk: Desk, log: Log, fault: Exception, told: str
+@pytest.mark.parametrize(("fault", "reported"), FAULTS, ids=["bad", "no thread"])
+async def test_bad_file_disables_none_and_is_reported_until_written(
+    desk: Desk, log: Log, fault: Exception, reported: str
 ) -> None:
     assert desk.file
     desk.file.fault = fault
@@ -250,7 +264,7 @@ async def test_bad_file_disables_nobody_and_is_told_until_it_is_written(
     (line,) = log.records
     assert line.levelname == "ERROR"
     assert line.getMessage() == desk.disabling.fault
-    assert told in desk.disabling.fault
+    assert reported in desk.disabling.fault
     assert desk.disabling.fault.endswith(
         ": no hook server is disabled by it; remove it, and disable again what must not be asked"
     )
@@ -261,16 +275,16 @@ async def test_bad_file_disables_nobody_and_is_told_until_it_is_written(
 
 
 @at_once
-@pytest.mark.parametrize(("fault", "told"), FAULTS, ids=["bad", "no thread"])
+@pytest.mark.parametrize(("fault", "reported"), FAULTS, ids=["bad", "no thread"])
 async def test_change_that_cannot_be_written_is_in_force_and_says_so(
-    desk: Desk, log: Log, fault: Exception, told: str
+    desk: Desk, log: Log, fault: Exception, reported: str
 ) -> None:
     assert desk.file
     desk.file.fault = fault
     (note,) = await desk.disable("a")
     assert note.startswith("a restart of the proxy enables it again: ")
-    assert told in note
-    assert told in desk.disabling.fault
+    assert reported in note
+    assert reported in desk.disabling.fault
     assert desk.names == ["a"]
     assert log.messages[-1].endswith(": what is disabled does not survive a restart")
     (note,) = await desk.disabling.enable("a")
@@ -315,3 +329,90 @@ async def test_file_that_does_not_answer_delays_neither_start_nor_answer(desk: D
     async with asyncio.timeout(20):
         await asyncio.gather(*desk.disabling._writes)
     assert (list(desk.file.kept), desk.disabling.fault) == (["a", "b"], "")
+
+
+HOURS = Disabled("hangs since the update", "uid 0, pid 7", 1_000_000_000.25, 1_000_003_600.25)
+FOR_GOOD = Disabled("gone", "root", 1_000_000_000.0)
+BOTH = {"gpu": HOURS, "koordlet": FOR_GOOD}
+SHOWN = {
+    "reason": "hangs since the update",
+    "by": "uid 0, pid 7",
+    "since": "2001-09-09T01:46:40.250Z",
+    "until": "2001-09-09T02:46:40.250Z",
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> StateFile:
+    tmp_path.chmod(0o700)
+    return mask_file(str(tmp_path), "/run/a.sock")
+
+
+def test_what_was_written_is_read(file: StateFile, tmp_path: Path) -> None:
+    assert file.path == str(tmp_path / "run-a.sock.disabled.json")
+    assert read(file) == {}
+    for content in (BOTH, {"koordlet": FOR_GOOD}, {}):
+        file.write(written(content))
+        assert read(file) == content
+    assert json.loads(written(BOTH)) == {"schemaVersion": 1, "disabled": {"gpu": SHOWN, "koordlet": FOR_GOOD.shown()}}
+    assert FOR_GOOD.shown()["until"] is None
+
+
+def entry(**changes: object) -> bytes:
+    return json.dumps({"schemaVersion": 1, "disabled": {"a": {**SHOWN, **changes}}}).encode()
+
+
+def of(disabled: object, version: object = 1) -> bytes:
+    return json.dumps({"schemaVersion": version, "disabled": disabled}).encode()
+
+
+NO_JSON, NO_VERSION = "is not JSON", "does not have schemaVersion 1"
+NO_FORM = "does not have the form that the proxy writes"
+BAD: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", NO_JSON),
+    "half": (written(BOTH)[:50], NO_JSON),
+    "binary": (b"\xff\x00", NO_JSON),
+    "too deep": (b"[" * 100_000, NO_JSON),
+    "a list": (b"[]", NO_FORM),
+    "a number": (b"7", NO_FORM),
+    "no version": (b'{"disabled": {}}', NO_FORM),
+    "a later version": (of({}, 2), NO_VERSION),
+    "nothing disabled": (b'{"schemaVersion": 1}', NO_FORM),
+    "a list of names": (of(["a"]), NO_FORM),
+    "a reason alone": (of({"a": "reason"}), NO_FORM),
+    "no reason": (of({"a": {key: SHOWN[key] for key in ("by", "since")}}), NO_FORM),
+    "a line feed in the name": (of({"a\nb": SHOWN}), NO_FORM),
+    "a line feed in the reason": (entry(reason="a\nERROR b"), NO_FORM),
+    "an endless reason": (entry(reason="a" * 201), NO_FORM),
+    "a number for a user": (entry(by=0), NO_FORM),
+    "a time without a zone": (entry(since="2001-09-09T01:46:40"), NO_FORM),
+    "no time": (entry(until="tomorrow"), NO_FORM),
+    "seconds for a time": (entry(until=7), NO_FORM),
+}
+
+
+@pytest.mark.parametrize(("content", "why"), BAD.values(), ids=BAD)
+def test_content_that_the_proxy_does_not_write_is_refused(file: StateFile, content: bytes, why: str) -> None:
+    file.write(content)
+    with pytest.raises(MaskError) as raised:
+        read(file)
+    assert str(raised.value) == f"{file.path} {why}"
+
+
+@pytest.mark.parametrize("text", ["", " ", "a" * 201, "two\nlines", "\x1b[31m", "\ud800"])
+def test_reason_that_cannot_be_logged_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="reason: write 1 to 200 printable characters"):
+        Disabled(text, "root", 0.0)
+
+
+def test_name_and_time_have_bounds() -> None:
+    for name in ("a", "ä b", "a" * 250, "ä" * 125, "a.json", "a..b"):
+        check_name(name)
+    for name in ("", " ", "a" * 251, "ä" * 126, "a\0", "\udc80", "../x", "/x", "x/", ".", "..", ".x"):
+        with pytest.raises(ConfigError, match=r"no hook server can have this name: .* runtimeproxy hook ls shows"):
+            check_name(name)
+    for seconds in (1, 365 * 86400):
+        check_seconds(seconds)
+    for seconds in (0.9, -1, 365 * 86400 + 1, float("inf"), float("nan")):
+        with pytest.raises(ConfigError, match=r"for: .* is not a time from 1 s to 365 days"):
+            check_seconds(seconds)

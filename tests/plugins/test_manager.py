@@ -1,4 +1,4 @@
-"""The Plugins Manager on a real directory: who is asked, by which client, what is logged; it survives failures.
+"""The Plugins Manager on a real directory: who is called, by which client, what is logged; it survives failures.
 
 How registrations follow swapped, replaced and hostile files: tests/system/test_plugins.py.
 """
@@ -60,7 +60,7 @@ class Rig:
         self.poll(1000)
 
     def poll(self, poll: float) -> None:
-        """Create the manager anew, with another poll interval."""
+        """Create the manager again, with another poll interval."""
         self.manager = manager.Manager(
             str(self.folder),
             timeout_seconds=2.0,
@@ -89,7 +89,7 @@ class Rig:
     def remove(self, name: str) -> None:
         (self.folder / name).unlink()
 
-    async def until_asked(self, *names: str, point: HookPoint = CREATE) -> None:
+    async def until_called(self, *names: str, point: HookPoint = CREATE) -> None:
         await until(lambda: self.names(point) == list(names))
 
     async def disable(self, *names: str) -> None:
@@ -158,7 +158,7 @@ async def test_socket_is_called_once_for_a_hook_point(
     await until(lambda: rig.manager.plugins[1].timeout_seconds == 1)
     assert [message for message in caplog.messages if "the same socket" in message] == [warning]
     rig.remove(f"{called}.json")
-    await rig.until_asked(*sorted(["b", name]))
+    await rig.until_called(*sorted(["b", name]))
 
 
 async def test_changed_link_changes_which_sockets_are_the_same(rig: Rig, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ async def test_changed_link_changes_which_sockets_are_the_same(rig: Rig, tmp_pat
     for target, names in (("v2", ["a", "b"]), ("v1", ["a"])):
         (tmp_path / "new").symlink_to(target)
         (tmp_path / "new").rename(tmp_path / "current")
-        await rig.until_asked(*names)
+        await rig.until_called(*names)
     assert rig.manager.plugins == plugins
 
 
@@ -191,18 +191,18 @@ async def test_client_is_kept_as_long_as_the_endpoint_is_the_same(rig: Rig) -> N
 
 
 async def test_plugin_stays_the_same_while_other_files_change(rig: Rig) -> None:
-    told: list[bool] = []
-    rig.manager.on_change = lambda: told.append(rig.manager.fail_policy_registered(CREATE))
+    reported: list[bool] = []
+    rig.manager.on_change = lambda: reported.append(rig.manager.fail_policy_registered(CREATE))
     await rig.start("a")
     before = rig.manager.plugins_for(CREATE)
     await rig.manager._scan()
     rig.put("a.json")
     rig.put("b.json", policy="Fail")
-    await rig.until_asked("a", "b")
+    await rig.until_called("a", "b")
     rig.remove("b.json")
-    await rig.until_asked("a")
+    await rig.until_called("a")
     assert rig.manager.plugins_for(CREATE) == before
-    assert told == [False, True, False], "told of each change, and of nothing else"
+    assert reported == [False, True, False], "reported of each change, and of nothing else"
 
 
 @pytest.mark.parametrize("change", ["goes", "changes", "stays"])
@@ -233,7 +233,7 @@ async def test_stop_closes_all_clients_and_waits_for_those_in_use(rig: Rig) -> N
     await rig.start("a", "b")
     rig.clients[0].busy.clear()
     rig.remove("a.json")
-    await rig.until_asked("b")
+    await rig.until_called("b")
     stopping = asyncio.create_task(rig.manager.stop())
     await until(lambda: rig.clients[1].closed == 1)
     assert not stopping.done()
@@ -255,10 +255,10 @@ async def test_each_change_of_a_file_is_in_the_log(rig: Rig, caplog: pytest.LogC
         rig.put("a.json", endpoint)
         await rig.until_at(endpoint)
     rig.put("a.json", "/run/z.sock", points=(START.name,))
-    await rig.until_asked()
-    await rig.until_asked("a", point=START)
+    await rig.until_called()
+    await rig.until_called("a", point=START)
     rig.remove("a.json")
-    await rig.until_asked(point=START)
+    await rig.until_called(point=START)
     rig.put("a.json", "/run/z.sock")
     await rig.until_at("/run/z.sock")
     assert [line.removeprefix("registration ") for line in caplog.messages] == [
@@ -312,7 +312,7 @@ async def test_half_written_moment_is_no_change(rig: Rig, caplog: pytest.LogCapt
 async def test_removal_of_a_fail_policy_is_warned_of(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     await rig.start("a", policy="Fail", points=(START.name, CREATE.name))
     rig.remove("a.json")
-    await rig.until_asked()
+    await rig.until_called()
     (line,) = caplog.records
     assert line.levelname == "WARNING"
     assert line.getMessage() == (
@@ -322,7 +322,7 @@ async def test_removal_of_a_fail_policy_is_warned_of(rig: Rig, caplog: pytest.Lo
 
 
 async def test_unreadable_directory_keeps_plugins(rig: Rig, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    """It is told of once each time."""
+    """It is reported of once each time."""
     await rig.start("a")
     file = tmp_path / "no directory"
     file.touch()
@@ -337,8 +337,8 @@ async def test_unreadable_directory_keeps_plugins(rig: Rig, caplog: pytest.LogCa
         rig.put("a.json", f"/run/{fault}.sock")
         await rig.until_at(f"/run/{fault}.sock")
     complaint = f"{rig.folder} cannot be read (Not a directory): the plugins stay as they are"
-    told = [vars(line)["limited"] for line in caplog.records if line.getMessage() == complaint]
-    assert told == [False, False]
+    reported = [vars(line)["limited"] for line in caplog.records if line.getMessage() == complaint]
+    assert reported == [False, False]
 
 
 async def test_fault_in_reading_ends_neither_start_nor_following(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
@@ -369,7 +369,7 @@ async def test_fault_in_watching_does_not_end_the_following(
         await until(lambda: "failed inside the proxy: RecursionError" in caplog.text)
         assert rig.names() == ["a"]
     rig.put("b.json")
-    await rig.until_asked("a", "b")
+    await rig.until_called("a", "b")
     assert "canary" not in caplog.text
 
 
@@ -407,7 +407,7 @@ async def test_start_goes_on_without_a_directory_that_does_not_answer(
     await until(lambda: f"{rig.folder} does not answer: is there a link into a mount" in caplog.text)
     assert rig.names() == []
     gate.set()
-    await rig.until_asked("a")
+    await rig.until_called("a")
 
 
 @pytest.mark.parametrize("step", ["arm", "read"])
@@ -427,8 +427,8 @@ async def test_directory_that_stops_answering_keeps_plugins_and_delays_no_stop(
 
 
 async def test_disabled_plugin_is_in_no_table_until_it_is_enabled(rig: Rig) -> None:
-    told: list[list[str]] = []
-    rig.manager.on_change = lambda: told.append(rig.names())
+    reported: list[list[str]] = []
+    rig.manager.on_change = lambda: reported.append(rig.names())
     rig.put("b.json", policy="Fail", points=(CREATE.name, START.name))
     await rig.start("a", "c")
     (a, _, c) = rig.manager.plugins_for(CREATE)
@@ -445,7 +445,7 @@ async def test_disabled_plugin_is_in_no_table_until_it_is_enabled(rig: Rig) -> N
     assert rig.manager.fail_policy_registered(CREATE)
     assert (rig.manager.masked, rig.manager.disabled) == ({}, {})
     assert rig.clients[3:] == [rig.manager.plugins_for(START)[0].client], "it has a new client"
-    assert told == [["a", "b", "c"], ["a", "c"], ["a", "b", "c"]]
+    assert reported == [["a", "b", "c"], ["a", "c"], ["a", "b", "c"]]
 
 
 async def test_disabling_covers_all_that_name_the_socket(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
@@ -536,8 +536,8 @@ async def test_gauges_tell_who_is_disabled(rig: Rig) -> None:
     await rig.manager.disable("away", "gone", "root")
     assert rig.gauges("hook_disabled") == {"a": 1, "b": 0, "away": 1}
     assert rig.gauges("hook_breaker_open") == {"b": 0}
-    told = [(event["kind"], event["hookServer"], event.get("text")) for event in shown_of(rig.metrics.events)]
-    assert told[2:] == [("plugin_disabled", "a", "hangs"), ("plugin_disabled", "away", "gone")]
+    reported = [(event["kind"], event["hookServer"], event.get("text")) for event in shown_of(rig.metrics.events)]
+    assert reported[2:] == [("plugin_disabled", "a", "hangs"), ("plugin_disabled", "away", "gone")]
     assert rig.gauges("plugins") == {"closed": 1, "open": 0, "half_open": 0, "disabled": 1}
     for name in ("a", "away"):
         await rig.manager.enable(name)

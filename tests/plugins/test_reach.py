@@ -102,7 +102,7 @@ async def test_many_plugins_are_looked_at_in_several_turns() -> None:
     assert len(watched.metrics.gauges) == len(names)
 
 
-async def test_end_leaves_no_look_behind() -> None:
+async def test_stop_ends_the_checks() -> None:
     watched = Watched(*[f"{number:03}" for number in range(AT_ONCE + 1)])
     watched.reach.start()
     watched.gone(*watched.clients)

@@ -141,7 +141,7 @@ async def test_more_changes_than_the_kernel_keeps_are_seen(folder: Path, watcher
     [("hooks.d", no_descriptors, "Too many open files"), ("n" * 300, nullcontext, "File name too long")],
     ids=["no inotify", "no watch"],
 )
-async def test_poll_stands_in_for_inotify_with_one_warning(
+async def test_poll_replaces_inotify_with_one_warning(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     name: str,

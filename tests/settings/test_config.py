@@ -165,7 +165,7 @@ def test_proxy_that_would_dial_itself_or_listen_twice_is_refused(first: str, sec
         ({LISTEN: "/a/admin.sock", ADMIN: "none"}, ""),
     ],
 )
-def test_admin_socket_is_beside_the_proxys_unless_it_is_told(flags: dict[str, str], path: str) -> None:
+def test_admin_socket_is_next_to_the_proxys_by_default(flags: dict[str, str], path: str) -> None:
     assert config.load(flags, {}).admin_endpoint == path
 
 
@@ -196,8 +196,8 @@ def test_group_of_metrics_is_not_let_to_another_socket(flags: dict[str, str], be
     with pytest.raises(ConfigError) as caught:
         load()
     folder = "/c" if beside == ADMIN else "/a"
-    told = f"--metrics-endpoint is in the directory of --{beside} ({folder}), where --metrics-group must not come"
-    assert str(caught.value) == f"{told}: give it a directory of its own"
+    reported = f"--metrics-endpoint is in the directory of --{beside} ({folder}), where --metrics-group must not come"
+    assert str(caught.value) == f"{reported}: give it a directory of its own"
 
 
 def test_socket_is_the_same_however_it_is_spelt() -> None:
@@ -285,7 +285,7 @@ def find_group(group: str, flag: str) -> None:
 
 
 @pytest.mark.parametrize(("sources", "lines"), CHECKED)
-def test_check_tells_all_errors_at_once(sources: Sources, lines: list[str]) -> None:
+def test_check_reports_all_errors_at_once(sources: Sources, lines: list[str]) -> None:
     flags, *others = sources
     errors = config.check(*others, FILE, find_group=find_group, flags=flags).errors
     assert len(errors) == len(lines)
@@ -299,7 +299,7 @@ UNKNOWN: list[tuple[str, Sources, list[str], list[str]]] = [
     ("0.1.0", ({}, {"RUNTIMEPROXY_STATE_DIR": "/s"}, None), [], ["RUNTIMEPROXY_STATE_DIR is unknown to version 0.1.0"]),
     ("0.1.0", ({}, {}, "admin-endpoint: None"), [f"{FILE}: admin-endpoint: 'none' is unknown to version 0.1.0"], []),
     ("0.1.0", ({}, {}, "admin-endpoint: /a\noriginals-dir: none"), [], []),
-    ("0.1.0", ({}, {}, "no-such: 1"), [], []),  # check tells it
+    ("0.1.0", ({}, {}, "no-such: 1"), [], []),  # check reports it
     ("v0.1.99-1", ({}, {}, NEW), [f"{FILE}: state-dir is unknown to version v0.1.99-1"], []),
     ("0.2.0", ({}, {}, NEW), [], []),
     ("0.10.0", ({"metrics-group": "x"}, {}, NEW), [], []),

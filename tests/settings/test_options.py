@@ -80,5 +80,5 @@ def test_bad_value_is_one_line_that_says_what_to_write(name: str, text: str, res
 def test_control_characters_are_refused_in_every_option(option: Option, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         option.read(text, "--x")
-    told = "has a control character, such as a line feed, or half a character: take it out"
-    assert str(caught.value) == f"--x: {text!r} {told}"
+    reported = "has a control character, such as a line feed, or half a character: take it out"
+    assert str(caught.value) == f"--x: {text!r} {reported}"

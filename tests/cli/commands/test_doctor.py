@@ -9,7 +9,7 @@ import grpc
 import pytest
 import yaml
 
-from runtimeproxy.cli.doctor import table
+from runtimeproxy.cli.doctor import clients, table
 from runtimeproxy.cli.doctor.findings import Check, Finding, failed, ok, skipped, unknown, warning
 from runtimeproxy.cli.doctor.machine import Machine
 from runtimeproxy.cli.shared import output
@@ -92,13 +92,6 @@ def test_unknown_and_skipped_are_counted_and_no_finding(
     assert [row["verdict"] for row in json.loads(out)] == ["unknown", "unknown", "skipped", other.verdict.value]
 
 
-@pytest.mark.parametrize("wrong", ["--hook-timeout=soon", "-o=xml", "--nothing", "more"])
-def test_wrong_use_is_exit_code_2_and_looks_at_nothing(run: Run, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
-    monkeypatch.setattr(table, "examine", lambda machine: pytest.fail("it must not look"))
-    code, out, err = run(*DOCTOR, wrong)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-
-
 async def test_no_value_leaves(tmp_path: Path) -> None:
     """Variables, arguments, files and a hook server's error hold a canary; no form of the output does."""
     made, endpoint = Made(tmp_path), str(tmp_path / "hook.sock")
@@ -127,3 +120,36 @@ def test_flags_say_where_to_look_and_no_proxy_is_needed(run: Run, tmp_path: Path
     verdicts = {row["check"]: row["verdict"] for row in json.loads(out)}
     assert list(verdicts) == [check.id for check in table.CHECKS]
     assert (verdicts["socket"], verdicts["runtime"], verdicts["registrations"]) == ("failed", "failed", "ok")
+
+
+IN_USE = ("runtimeproxy", "in-use", "--koord-runtimeproxy-endpoint=/x.sock")
+
+
+def set_users(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    def found(machine: Machine) -> Iterator[str]:
+        assert machine.config.listen_endpoint == "/x.sock"
+        yield from lines
+
+    monkeypatch.setattr(clients, "users", found)
+
+
+def test_nobody_is_exit_code_0(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_users(monkeypatch)
+    assert run(*IN_USE) == (0, "nobody uses /x.sock\n", "")
+    assert run(*IN_USE, "-o", "json") == (0, "[]\n", "")
+
+
+def test_each_user_is_a_line_and_exit_code_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_users(monkeypatch, "kubelet (pid 4) has 1 connection to /x.sock", "b\x1b")
+    assert run(*IN_USE, "--no-headers") == (1, "kubelet (pid 4) has 1 connection to /x.sock\nb?\n", "")
+    code, out, _ = run(*IN_USE, "-o", "json")
+    assert (code, len(json.loads(out))) == (1, 2)
+
+
+def test_what_cannot_be_looked_at_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(machine: Machine) -> Iterator[str]:
+        raise OSError(0, "systemctl show does not answer")
+
+    monkeypatch.setattr(clients, "users", away)
+    code, out, err = run(*IN_USE)
+    assert (code, out, "systemctl show does not answer" in err) == (1, "", True)

@@ -1,4 +1,4 @@
-"""``runtimeproxy report``: what is in the file, what is told of what is not, and where it may come."""
+"""``runtimeproxy report``: what is in the file, what is reported of what is not, and where it may come."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from runtimeproxy.cli.commands.report import FOLDER, MANIFEST, SOURCES, Source
 from runtimeproxy.observe.metrics import Metrics
 from tests.cli.admin_answers import UNREADY, figures
 from tests.cli.conftest import Run
-from tests.fakes.canned_admin import Answer, hang_before_the_answer, serving
+from tests.fakes.canned_admin import Answer, serving
 
 ADMIN = (
     "version.json",
@@ -102,16 +102,6 @@ def test_without_a_proxy_it_has_what_there_is(write: Write, tmp_path: Path) -> N
     assert all(f"\nnot got  {name}: start the proxy" in found[MANIFEST] for name in ADMIN)
 
 
-@pytest.mark.slow
-def test_proxy_that_hangs_costs_its_answers_only(write: Write, proxy: dict[str, Answer], tmp_path: Path) -> None:
-    proxy |= {"metrics": hang_before_the_answer, "hooks": hang_before_the_answer}
-    code, out, _ = write()
-    assert (code, "does not answer (waited 2 s)" in out) == (1, True)
-    found = contents(tmp_path / "report.tar.gz")
-    assert {"metrics.txt", "hooks.json"}.isdisjoint(found)
-    assert {"store.json", "events.ndjson", "doctor.json"} <= found.keys()
-
-
 def _never(node: report.Node) -> str:
     threading.Event().wait()
     return ""
@@ -125,7 +115,7 @@ FAILING = [(_never, "no answer within 0.1 s"), (_wrong, "unexpected ValueError a
 
 
 @pytest.mark.parametrize(("read", "why"), FAILING)
-def test_source_that_fails_is_told_without_a_value(
+def test_source_that_fails_is_reported_without_a_value(
     write: Write, monkeypatch: pytest.MonkeyPatch, read: Callable[[report.Node], str], why: str
 ) -> None:
     monkeypatch.setattr(report, "SOURCES", (Source("a.txt", read, 0.1), Source("b.txt", lambda node: "b")))
@@ -169,7 +159,7 @@ def test_wrong_configuration_costs_the_doctor_only(write: Write, tmp_path: Path)
     assert f"not got: doctor.json: {tmp_path}/c.yaml: unknown key 'hook-timeot'" in out
 
 
-def test_what_is_there_is_replaced_only_when_asked(write: Write, tmp_path: Path) -> None:
+def test_existing_file_is_replaced_with_force_only(write: Write, tmp_path: Path) -> None:
     path = tmp_path / "report.tar.gz"
     path.write_text("mine")
     path.chmod(0o644)

@@ -1,4 +1,4 @@
-"""``runtimeproxy top`` on a terminal and without one: what it shows, what ends it, what it leaves behind."""
+"""``runtimeproxy top`` on a terminal and without one: what it shows, what ends it, what it leaves."""
 
 import fcntl
 import os
@@ -68,15 +68,7 @@ def test_without_a_terminal_one_plain_frame_is_printed(run: Run, tmp_path: Path,
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_without_a_proxy_it_says_so(run: Run, tmp_path: Path) -> None:
-    code, out, err = run("runtimeproxy", "top", f"--admin-endpoint={tmp_path}/admin.sock")
-    assert (code, out) == (3, "")
-    assert err.startswith("runtimeproxy: error: start the proxy, or correct --admin-endpoint: ")
-
-
-def test_events_are_read_from_where_they_ended_and_anew_after_a_restart(
-    proxy: dict[str, Answer], tmp_path: Path
-) -> None:
+def test_events_are_read_on_and_again_after_a_restart(proxy: dict[str, Answer], tmp_path: Path) -> None:
     observer = top._Observer(AdminClient(f"{tmp_path}/admin.sock"))
     proxy["events"] = [{"number": 1, "kind": "refused"}, {"number": 2, "kind": "edited"}]
     assert [event["number"] for event in observer.look().errors] == [1]
@@ -85,7 +77,11 @@ def test_events_are_read_from_where_they_ended_and_anew_after_a_restart(
     assert [event["number"] for event in observer.look().errors][-1] == 1499
     proxy["metrics"] = metrics(started=2000.0)
     proxy["events"] = [{"number": 1, "kind": "stall"}]
-    assert [event["kind"] for event in observer.look().errors] == ["stall"]
+    last = observer.look()
+    assert [event["kind"] for event in last.errors] == ["stall"]
+    proxy["hooks"] = BROKEN
+    after = observer.look_again()
+    assert (after.samples, after.missing) == (last.samples, "it is broken")
 
 
 UNREADABLE: list[tuple[str, Answer]] = [
@@ -97,21 +93,13 @@ UNREADABLE: list[tuple[str, Answer]] = [
 
 
 @pytest.mark.parametrize(("method", "answer"), UNREADABLE)
-def test_answer_of_another_version_is_told(
+def test_answer_of_another_version_is_reported(
     run: Run, proxy: dict[str, Answer], tmp_path: Path, method: str, answer: Answer
 ) -> None:
     proxy[method] = answer
     code, out, err = run("runtimeproxy", "top", f"--admin-endpoint={tmp_path}/admin.sock")
     assert (code, out) == (1, "")
     assert err == "runtimeproxy: error: the proxy's answer cannot be read: is it a proxy of this version?\n"
-
-
-def test_proxy_that_goes_away_leaves_its_last_figures(proxy: dict[str, Answer], tmp_path: Path) -> None:
-    observer = top._Observer(AdminClient(f"{tmp_path}/admin.sock"))
-    before = observer.look()
-    proxy["hooks"] = BROKEN
-    after = observer.look_again()
-    assert (after.samples, after.missing) == (before.samples, "it is broken")
 
 
 class Terminal:
@@ -138,7 +126,7 @@ class Terminal:
         os.write(self.master, keys.encode())
 
     def until(self, text: str) -> str:
-        """Return what was written up to a text, without the escapes' and older output; what comes behind it is kept."""
+        """Return what was written up to a text, without the escapes' and older output; what follows is kept."""
         deadline = time.monotonic() + SECONDS
         while text not in self.read:
             if not select.select([self.master], [], [], deadline - time.monotonic())[0]:

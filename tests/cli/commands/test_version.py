@@ -46,19 +46,19 @@ NOTED = [
 
 
 @pytest.mark.parametrize(("installed", "commit"), NOTED)
-def test_commit_is_told_where_pip_noted_it(
+def test_commit_is_reported_where_pip_noted_it(
     run: Run, monkeypatch: pytest.MonkeyPatch, installed: list[Distribution], commit: str | None
 ) -> None:
     monkeypatch.setattr(metadata, "distributions", lambda name: installed)
-    told = versions(run)
-    assert told["commit"] == commit
-    assert "secret" not in str(told)
+    reported = versions(run)
+    assert reported["commit"] == commit
+    assert "secret" not in str(reported)
 
 
-def test_build_is_told_as_its_file_says(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_build_is_reported_as_its_file_says(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / BUILD).write_text("commit: abc-dirty\ndate: 2026-01-02T03:04:05Z\n")
     monkeypatch.setattr(resources, "files", lambda package: tmp_path)
-    told = versions(run)
-    assert (told["commit"], told["date"]) == ("abc-dirty", "2026-01-02T03:04:05Z")
+    reported = versions(run)
+    assert (reported["commit"], reported["date"]) == ("abc-dirty", "2026-01-02T03:04:05Z")
     first = run("runtimeproxy", "--version")[1].splitlines()[0]
     assert first == f"runtimeproxy {VERSION} (commit abc-dirty, date 2026-01-02T03:04:05Z)"

@@ -12,7 +12,7 @@ from runtimeproxy.admin.protocol import PART_BYTES, Refused
 from runtimeproxy.cli.shared.admin_client import AdminClient, NoProxy, socket_path
 from runtimeproxy.errors import ConfigError
 from tests.cli.conftest import Run
-from tests.fakes.canned_admin import Fault, Handler, hang_before_the_answer, serving
+from tests.fakes.canned_admin import Fault, Handler, hang_after_a_part, hang_before_the_answer, serving
 
 FLAG, VARIABLE, FILE = {"admin-endpoint": "unix:///flag"}, {"RUNTIMEPROXY_ADMIN_ENDPOINT": "/variable"}, "/file"
 PLACES: list[tuple[dict[str, str], dict[str, str], str, str]] = [
@@ -88,7 +88,8 @@ def drip(handler: Handler) -> None:
         handler.wfile.write(b"x")
 
 
-LIMITS = [(drip, "hangs within its answer", 1.0), (hang_before_the_answer, "does not answer", 0.2)]
+LIMITS = [(drip, "hangs within its answer", 1.0), (hang_after_a_part, "hangs within its answer", 1.0)]
+LIMITS += [(hang_before_the_answer, "does not answer", 0.2)]
 """With the seconds to wait; a line must begin on a busy machine too."""
 
 
@@ -101,6 +102,9 @@ def test_time_limit_is_for_all_requests_together(tmp_path: Path, fault: Fault, w
                 proxy.call("hooks")
         with pytest.raises(NoProxy, match=words):
             proxy.again().call("hooks")
+        if fault is not hang_after_a_part:  # there a follower waits for events
+            with pytest.raises(NoProxy, match=words):
+                list(proxy.again().follow())
 
 
 def test_interrupt_just_before_the_wait_ends_following(tmp_path: Path) -> None:

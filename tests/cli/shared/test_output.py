@@ -28,7 +28,7 @@ def test_text_of_several_lines_is_a_literal_block() -> None:
 
 
 @pytest.mark.parametrize(("output", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
-def test_rows_as_data_have_the_asked_columns(output: str, read: object) -> None:
+def test_rows_as_data_have_the_requested_columns(output: str, read: object) -> None:
     assert callable(read)
     assert read(row_text(ROWS, ("name", "value"), output, False)) == ROWS
     assert read(row_text(ROWS, ("value",), output, True)) == [{"value": "1"}, {"value": None}]
