@@ -39,6 +39,7 @@ def test_processes_are_found_by_the_program_name(made: Made) -> None:
     (made.root / "proc/8").mkdir()
     assert [process.pid for process in made.machine.processes("kubelet")] == [5]
     assert sorted(process.pid for process in made.machine.processes()) == [5, 6]
+    assert made.machine.open_sockets(4711) == frozenset(), "a process that has ended has none"
 
 
 def test_proxy_without_a_lock_listens_next_to_systemd(made: Made) -> None:

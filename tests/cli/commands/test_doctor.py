@@ -92,6 +92,12 @@ def test_unknown_and_skipped_are_counted_and_no_finding(
     assert [row["verdict"] for row in json.loads(out)] == ["unknown", "unknown", "skipped", other.verdict.value]
 
 
+def test_variable_that_is_ignored_is_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_checks(monkeypatch, check("a", ok("well")))
+    code, _, err = run(*DOCTOR, RUNTIMEPROXY_LISTEN="canary")
+    assert (code, err.startswith("warning: RUNTIMEPROXY_LISTEN is ignored"), err.count("\n")) == (0, True, 2)
+
+
 async def test_no_value_leaves(tmp_path: Path) -> None:
     """Variables, arguments, files and a hook server's error hold a canary; no form of the output does."""
     made, endpoint = Made(tmp_path), str(tmp_path / "hook.sock")

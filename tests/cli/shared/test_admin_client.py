@@ -49,7 +49,7 @@ def test_proxy_without_an_admin_endpoint_is_none_to_ask() -> None:
 def test_refusal_of_an_unread_request_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Handler, "handle", lambda handler: handler.error(Refused(400, "too much")))
     with serving(tmp_path / "a", {}), pytest.raises(ClickException, match="too much"):
-        AdminClient(str(tmp_path / "a")).call("loglevel", level="n" * (1 << 22))
+        AdminClient(str(tmp_path / "a"), 20.0).call("loglevel", level="n" * (1 << 22))
 
 
 UNREAD = [
@@ -78,6 +78,16 @@ def test_answer_of_another_form_cannot_be_read(tmp_path: Path, octets: bytes, af
 @pytest.mark.parametrize("octets", [b'{"part":{"events":[{"a":1}]}}\n{"b"', b'{"part":{"events":[{"a":1}]}}\n'])
 def test_following_ends_with_the_proxy(tmp_path: Path, octets: bytes) -> None:
     with serving(tmp_path / "a", {}, send(octets)):
+        assert list(AdminClient(str(tmp_path / "a")).follow()) == [{"a": 1}]
+
+
+def test_following_ends_with_the_answer(tmp_path: Path) -> None:
+    def end_and_wait(handler: Handler) -> None:
+        handler.part(events=[{"a": 1}])
+        handler.end()
+        handler.server.over.wait()
+
+    with serving(tmp_path / "a", {}, end_and_wait):
         assert list(AdminClient(str(tmp_path / "a")).follow()) == [{"a": 1}]
 
 
