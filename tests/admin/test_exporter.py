@@ -159,16 +159,17 @@ async def test_proxy_that_hangs_is_not_well(proxy: FakeProxy, monkeypatch: pytes
     assert "[-]loop failed: the proxy did not answer within 0.05 s: its event loop hangs\n" in answered
 
 
-@pytest.mark.parametrize("left", [False, True], ids=["no socket", "a socket that nobody listens on"])
-async def test_socket_that_is_not_there_is_reported(tmp_path: Path, left: bool) -> None:
+@pytest.mark.parametrize(("left", "why"), [(False, "No such file or directory"), (True, "Connection refused")])
+async def test_socket_that_cannot_be_connected_is_reported(tmp_path: Path, left: bool, why: str) -> None:
     path = tmp_path / "metrics.sock"
     if left:
-        with socket.socket(socket.AF_UNIX) as nobody:
-            nobody.bind(str(path))
+        with socket.socket(socket.AF_UNIX) as unused:
+            unused.bind(str(path))
     async with exporting(path) as port:
         answered = await ask(port, GET_METRICS)
     assert answered.startswith("HTTP/1.1 502 ")
-    assert "does the proxy run with this endpoint" in answered
+    assert why in answered
+    assert "does the proxy run with this endpoint, and is this user in the group of --metrics-group?" in answered
 
 
 async def test_faults_are_logged_once(proxy: FakeProxy, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,6 @@ import ssl
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -220,40 +219,3 @@ async def test_program_serves_everything_on_a_unix_socket(proxy: FakeProxy, tmp_
         assert b'{"hooks":[],"schemaVersion":1}\n' in await reader.read()
         writer.close()
     assert not path.exists()
-
-
-GROUP = 54321
-AS_NOBODY = """
-import os, sys
-from runtimeproxy import cli
-from runtimeproxy.admin import exporter
-from runtimeproxy.cli.commands import export
-os.setgroups([int(group) for group in sys.argv.pop(1).split(",") if group])
-os.setgid(65534)
-os.setuid(65534)
-sys.exit(cli.main())
-"""
-"""The program as nobody, in the groups of its first argument; what it needs is imported before."""
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize(("groups", "status"), [(str(GROUP), "200"), ("", "502")], ids=["in the group", "not in it"])
-async def test_nobody_is_served_by_the_group_of_the_socket(groups: str, status: str) -> None:
-    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed for others
-        folder = Path(name)
-        folder.chmod(0o755)
-        async with FakeProxy(folder / "metrics.sock") as fake:
-            os.chown(fake.path, 0, GROUP)
-            fake.path.chmod(0o660)
-            flags = ["export", f"--metrics-endpoint={fake.path}", "--listen=127.0.0.1:0"]
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", AS_NOBODY, groups, *flags, cwd=ROOT, stderr=subprocess.PIPE
-            )
-            assert process.stderr is not None
-            first = (await process.stderr.readline()).decode()
-            port = int(first.partition("listening on http://127.0.0.1:")[2].split()[0])
-            answered = await ask(port, GET_METRICS)
-            process.terminate()
-            assert (await process.communicate())[1].decode().count("\n") == (status == "502")
-    assert answered.split()[1] == status
-    assert ("Permission denied" in answered) == (status == "502")

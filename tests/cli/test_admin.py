@@ -2,10 +2,8 @@
 
 import errno
 import gc
-import os
 import shlex
 import socket
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -14,7 +12,6 @@ import pytest
 
 from runtimeproxy.admin.protocol import Refused
 from runtimeproxy.cli.shared import admin_client
-from runtimeproxy.cli.shared.admin_client import AdminClient, NoProxy
 from tests.cli.admin_answers import CANNED
 from tests.cli.conftest import Run
 from tests.fakes import canned_admin
@@ -35,7 +32,6 @@ COMMANDS = [
     "log-level debug",
 ]
 
-NOBODY = 65534
 UNREADABLE = "the answer cannot be read: is it a proxy of this version? ({})"
 FAULTS: list[tuple[Fault, str]] = [
     (canned_admin.cut_before_the_answer, "the proxy broke off before its answer: {}"),
@@ -124,19 +120,6 @@ def test_no_rights_is_one_line(
     monkeypatch.setattr(socket.socket, "connect", connect)
     code, line = error(run, command, path)
     assert (code, is_told(line, f"run as root: permission denied: {path}")) == (3, True)
-
-
-@pytest.mark.engine  # it needs root
-def test_other_user_is_advised_to_be_root() -> None:
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder, "a"), CANNED):
-        os.chmod(folder, 0o755)
-        os.chmod(f"{folder}/a", 0o600)
-        os.seteuid(NOBODY)
-        try:
-            with pytest.raises(NoProxy, match=f"^run as root: permission denied: {folder}/a$"):
-                AdminClient(f"{folder}/a").call("hooks")
-        finally:
-            os.seteuid(0)
 
 
 REFUSED = [("hook ls", status, code) for status, code in ((400, 2), (403, 1), (409, 1), (500, 1), (503, 3))]

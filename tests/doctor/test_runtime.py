@@ -60,14 +60,26 @@ def test_runtime_that_is_away_fails(made: Made, mode: str) -> None:
     assert only(runtime.runtime, made) == ("failed", f"{made.runtime}: No such file or directory")
 
 
-@pytest.mark.parametrize("mode", ["Containerd", "Docker"])
-def test_runtime_that_never_answers_fails_in_time(made: Made, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+HANGING = [(runtime.runtime, mode, "") for mode in ("Containerd", "Docker")]
+HANGING += [(runtime.proxy, "Containerd", "no answer through ")]
+
+
+@pytest.mark.parametrize(("check", "mode", "words"), HANGING)
+def test_socket_that_never_answers_fails_in_time(
+    made: Made,
+    check: Callable[[Machine], Iterable[Finding]],
+    mode: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(runtime, "CALL_SECONDS", 0.05)
     made.flags["backend-runtime-mode"] = mode
+    made.proxy()
+    path = str(made.ours if check is runtime.proxy else made.runtime)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(made.runtime))
+        listener.bind(path)
         listener.listen()
-        assert only(runtime.runtime, made) == ("failed", f"{made.runtime}: no answer in time")
+        assert only(check, made) == ("failed", f"{words}{path}: no answer in time")
 
 
 async def test_docker_reports_api_versions_and_cgroup_driver(made: Made) -> None:
@@ -123,15 +135,6 @@ async def test_proxy_is_called_on_its_own_socket(made: Made) -> None:
         assert await looked(made, runtime.proxy) == ("ok", f"the runtime answers through {made.ours}")
     verdict, why = await looked(made, runtime.proxy)
     assert (verdict, why.startswith(f"no answer through {made.ours}: ")) == ("failed", True)
-
-
-def test_proxy_that_hangs_fails_in_time(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "CALL_SECONDS", 0.05)
-    made.proxy()
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(made.ours))
-        listener.listen()
-        assert only(runtime.proxy, made) == ("failed", f"no answer through {made.ours}: no answer in time")
 
 
 async def test_socket_without_a_proxy_is_not_called(made: Made) -> None:
