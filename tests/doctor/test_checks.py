@@ -59,7 +59,7 @@ def of_another_user(made: Made) -> None:
     os.chown(made.ours, 12345, -1)
 
 
-def behind_a_link(made: Made) -> None:
+def as_a_link(made: Made) -> None:
     made.ours.parent.rmdir()
     made.ours.parent.symlink_to(made.root)
 
@@ -81,7 +81,7 @@ SOCKETS: list[Case] = [
     (ours.directory, nothing, "ok", "can be written by no other user"),
     (ours.directory, lambda made: made.ours.parent.chmod(0o777), "failed", "can be written by everybody, who could"),
     (ours.directory, lambda made: made.ours.parent.rmdir(), "failed", "is not there"),
-    (ours.directory, behind_a_link, "failed", "is a link or no directory"),
+    (ours.directory, as_a_link, "failed", "is a link or no directory"),
     (ours.lock, nothing, "ok", "{ours}.lock is not there: no proxy ran here, or systemd made the socket"),
     (ours.lock, lambda made: os.mkdir(f"{made.ours}.lock"), "failed", "{ours}.lock is not a regular file"),
     (ours.lock, all_of(lambda made: made.lock(70), file("proc/locks", "")), "ok", "nobody holds {ours}.lock"),

@@ -155,11 +155,11 @@ def test_clients_in_another_network_namespace_are_reported(listener: socket.sock
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, *datagrams: bytes) -> Iterator[UnixSocket]:
-    """Return what is told where the kernel gives these answers."""
-    kernel, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    """Return the sockets that are read from these answers of the kernel."""
+    kernel, client = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     for datagram in datagrams:
         kernel.send(datagram)
-    monkeypatch.setattr(machine, "_opened", lambda namespace: asked)
+    monkeypatch.setattr(machine, "_opened", lambda namespace: client)
     with kernel:
         yield from told([HERE])
 

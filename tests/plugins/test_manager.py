@@ -202,7 +202,7 @@ async def test_plugin_stays_the_same_while_other_files_change(rig: Rig) -> None:
     rig.remove("b.json")
     await rig.until_called("a")
     assert rig.manager.plugins_for(CREATE) == before
-    assert reported == [False, True, False], "reported of each change, and of nothing else"
+    assert reported == [False, True, False], "called for each change, and for nothing else"
 
 
 @pytest.mark.parametrize("change", ["goes", "changes", "stays"])
@@ -322,7 +322,7 @@ async def test_removal_of_a_fail_policy_is_warned_of(rig: Rig, caplog: pytest.Lo
 
 
 async def test_unreadable_directory_keeps_plugins(rig: Rig, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    """It is reported of once each time."""
+    """It is reported once each time."""
     await rig.start("a")
     file = tmp_path / "no directory"
     file.touch()

@@ -185,18 +185,18 @@ APART = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "beside"), APART)
-def test_group_of_metrics_is_not_let_to_another_socket(flags: dict[str, str], beside: str) -> None:
+@pytest.mark.parametrize(("flags", "other"), APART)
+def test_group_of_metrics_is_not_let_to_another_socket(flags: dict[str, str], other: str) -> None:
     def load() -> Config:
         return config.load({LISTEN: "/a/b.sock", **flags}, {}, real_path=lambda path: path.replace("/link", "/a"))
 
-    if not beside:
+    if not other:
         assert load().metrics_endpoint == flags[METRICS].replace("none", "")
         return
     with pytest.raises(ConfigError) as caught:
         load()
-    folder = "/c" if beside == ADMIN else "/a"
-    reported = f"--metrics-endpoint is in the directory of --{beside} ({folder}), where --metrics-group must not come"
+    folder = "/c" if other == ADMIN else "/a"
+    reported = f"--metrics-endpoint is in the directory of --{other} ({folder}), where --metrics-group must not come"
     assert str(caught.value) == f"{reported}: give it a directory of its own"
 
 
