@@ -57,8 +57,6 @@ HOOK_SERVERS = Amount(3, 100)
 """Hook servers at one path, one after another."""
 HOOK_FAILURES = Amount(100, 10_000)
 """Failures of random kinds, under each policy, on each front."""
-TRUE_CALLS = Amount(60, 5_000)
-"""Creates whose hook server fails or changes something, for each policy and front, besides as many good ones."""
 HOSTILE_FILES = Amount(100, 10_000)
 """Hostile files in the registration directory."""
 SWAPS = Amount(10, 1_000)
