@@ -82,56 +82,38 @@ class HostileRuntime:
 class HostileClient:
     """One connection, whose SETTINGS are exchanged unless ``greeting`` is something else.
 
-    It uses a plain socket: asyncio's streams lose what was not read yet when a write fails.
+    It uses a plain socket: asyncio's streams lose unread bytes when a write fails. ``got`` are the last bytes received.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.got = bytearray()
-        """The last bytes that came."""
-        self.came = 0
-        """How many bytes came in all."""
         self.ended = False
         self._socket = sock
-        self._reading: asyncio.Task[None] | None = None
+        self._reading = asyncio.ensure_future(self._read())
 
     @classmethod
     @asynccontextmanager
-    async def connected(
-        cls, path: Path, greeting: bytes = GREETING, *, reads: bool = True
-    ) -> AsyncIterator["HostileClient"]:
-        """Connect until the end of the block; without ``reads`` nothing is read before ``told``."""
+    async def connected(cls, path: Path, greeting: bytes = GREETING) -> AsyncIterator["HostileClient"]:
+        """Connect until the end of the block."""
         loop = asyncio.get_running_loop()
         with socket.socket(socket.AF_UNIX) as sock:
             sock.setblocking(False)
             await loop.sock_connect(sock, str(path))
             await loop.sock_sendall(sock, greeting)
+            await asyncio.to_thread(select.select, [sock], [], [], END_SECONDS)  # the runtime's SETTINGS, or the end
             client = cls(sock)
             try:
-                # the runtime's SETTINGS, or the end
-                await asyncio.to_thread(select.select, [sock], [], [], END_SECONDS)
-                if reads:
-                    await client._read_on()
                 yield client
             finally:
-                if client._reading is not None:
-                    client._reading.cancel()
-                    await asyncio.gather(client._reading, return_exceptions=True)
+                client._reading.cancel()
+                await asyncio.gather(client._reading, return_exceptions=True)
 
-    async def _read_on(self) -> None:
-        """Read from now on; return when something has come, or the end."""
-        came = asyncio.Event()
-        self._reading = asyncio.ensure_future(self._read(came))
-        await asyncio.wait_for(came.wait(), END_SECONDS)
-
-    async def _read(self, came: asyncio.Event) -> None:
+    async def _read(self) -> None:
         with suppress(OSError):
             while data := await asyncio.get_running_loop().sock_recv(self._socket, AT_ONCE_BYTES):
-                self.came += len(data)
                 self.got += data
                 del self.got[: -4 * AT_ONCE_BYTES]
-                came.set()
         self.ended = True
-        came.set()
 
     async def send(self, pieces: Iterable[bytes]) -> None:
         """Send pieces until the connection ends."""
@@ -141,11 +123,8 @@ class HostileClient:
                     break
                 await asyncio.get_running_loop().sock_sendall(self._socket, piece)
 
-    async def told(self) -> int | None:
+    async def end_code(self) -> int | None:
         """Wait for the end of the connection; return the error code of the GOAWAY before it, None without one."""
-        if self._reading is None:
-            await self._read_on()
-        assert self._reading is not None
         await asyncio.wait_for(asyncio.shield(self._reading), END_SECONDS)
         head = self.got.rfind(b"\x07\x00\x00\x00\x00\x00")
         if head < 3:

@@ -7,6 +7,8 @@ import asyncio
 import itertools
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -34,9 +36,8 @@ from tests.fakes.server import Server
 from tests.system import blast
 from tests.system.blast import BACK_SECONDS, DISABLE, KINDS, MOVE, REPLACE, Lost
 from tests.system.node import resources_answer, serving
-from tests.system.proxy import answers, wait_until
+from tests.system.proxy import ROOT, answers, wait_until
 from tests.system.real import CONTAINERD, DOCKERD, Kind, RealNode, on, running
-from tests.system.test_disabling import switch
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -60,31 +61,24 @@ class Gone(Server):
         Path(self._path).unlink(missing_ok=True)
 
 
-class BreakingOff(HookServer):
-    """Drops the connection in place of each answer."""
+class Crashing(HookServer):
+    """Drops the connection in place of each answer; with ``restarts`` it dies of the call and is started again, as by
+    its supervisor. ``starts`` counts that."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, restarts: bool = False) -> None:
         super().__init__(path, faulty=True)
-
-    async def answer(self, call: HookCall) -> bytes:
-        assert self.faults is not None
-        self.faults.cut()
-        return await hookanswers.hang()(call)
-
-
-class Crashing(BreakingOff):
-    """Dies of each call, and is started again, as by its supervisor; ``starts`` counts that."""
-
-    starts = 0
-    _again: asyncio.Task[None] | None = None
+        self.restarts, self.starts = restarts, 0
 
     async def start(self) -> None:
         await super().start()
         self.starts += 1
 
     async def answer(self, call: HookCall) -> bytes:
-        self._again = asyncio.create_task(self._crash())
-        return await super().answer(call)
+        if self.restarts:
+            self._again = asyncio.create_task(self._crash())
+        assert self.faults is not None
+        self.faults.cut()
+        return await hookanswers.hang()(call)
 
     async def _crash(self) -> None:
         await self.stop()
@@ -104,8 +98,8 @@ def setting(by: str, **resources: int | str) -> Answer:
 BAD: dict[str, Callable[[str], Server]] = {
     "hung": answering(hookanswers.hang()),
     "slow": answering(hookanswers.after(SLOW_SECONDS, setting("bad"))),
-    "breaking off": BreakingOff,
-    "crashing": Crashing,
+    "breaking off": Crashing,
+    "crashing": lambda path: Crashing(path, restarts=True),
     "vanished": Gone,
     "wrong: no message": answering(hookanswers.garbage()),
     "wrong: an error": answering(hookanswers.status(grpc.StatusCode.INTERNAL, "no")),
@@ -146,14 +140,14 @@ class Trial:
     def register(self) -> Path:
         timeout = {"timeout": f"{HUNG_SECONDS}s"} if self.bad.waits else {}
         points = [POINT, "PostStartContainer"] if self.lost is Lost.CONTAINER else [POINT]
-        proxy, told = self.node.proxy, f"registration {self.name}.json "
-        before = proxy.output().count(told)
+        proxy, line = self.node.proxy, f"registration {self.name}.json "
+        before = proxy.output().count(line)
         file = proxy.register(f"{self.name}.json", self.path, points, policy=self.policy.value, **timeout)
-        proxy.wait_for_log(told, before + 1)
+        proxy.wait_for_log(line, before + 1)
         return file
 
     def create(self) -> str:
-        """Create a container, and start it where the start may fail; return who has marked it, "" for nobody."""
+        """Create a container, and start it where the start may fail; return its mark, "" for none."""
         container = self.client.create(self.pod_id, self.node.plain_container(f"c{next(self.numbers)}"), self.pod)
         if self.lost is Lost.CONTAINER:
             self.client.start(container)
@@ -169,29 +163,30 @@ class Trial:
         checks = call(self.node.proxy.admin, "readyz")["checks"]
         return [check["name"] for check in checks if self.name in check["reason"]]
 
-    def counted(self, metric: str, **labels: str) -> float:
-        """Return the sum of a metric's series with these labels."""
+    def counted(self) -> float:
+        """Return the sum of the series of the row's metric."""
+        metric, labels = self.signs.metric, {"hook_server": self.name}
+        if self.lost is Lost.CONTAINER:
+            labels = {"outcome": "failed"}
+        elif self.bad.reason and self.signs is not blast.REFUSAL:
+            labels["reason"] = self.bad.reason.value
+        elif self.lost is Lost.VALUE:
+            labels["field"] = "resources.cpu_shares"
         wanted = [f'{name}="{value}"' for name, value in labels.items()]
-        name = METRICS[metric].shown if metric != "hook_call_duration_seconds" else f"{METRICS[metric].shown}_count"
+        name = METRICS[metric].shown + "_count" * (metric == "hook_call_duration_seconds")
         text = exposition(call(self.node.proxy.admin, "metrics")).decode()
         lines = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
         return sum(float(line.split()[-1]) for line in lines if all(each in line for each in wanted))
 
-    def spared(self) -> bool:
-        """Create a container; return whether that went well without the hook server."""
-        told, asked = len(self.events()), len(getattr(self.server, "calls", ()))
+    def creates_with(self, by: str) -> bool:
+        """Create a container; return whether that went well with this mark, and without a call of a server that marks
+        nothing."""
+        before = len(self.events()), len(getattr(self.server, "calls", ()))
         try:
-            by = self.create()
+            mark = self.create()
         except Exception:  # of either client
             return False
-        return (by, len(self.events()), len(getattr(self.server, "calls", ()))) == ("", told, asked)
-
-    def served(self) -> bool:
-        """Create a container; return whether that went well with a good hook server."""
-        try:
-            return self.create() == "good"
-        except Exception:
-            return False
+        return mark == by and (bool(by) or (len(self.events()), len(getattr(self.server, "calls", ()))) == before)
 
 
 @pytest.fixture
@@ -205,52 +200,28 @@ def trial(held: RealNode, bad: blast.Kind, policy: FailurePolicy, tmp_path: Path
         file.unlink(missing_ok=True)
 
 
-LOGGED: dict[object, str] = {
-    Lost.CALL: "hook server '{name}' at PreCreateContainer: {reason}",
-    Lost.HOOK: "hook server '{name}' at PreCreateContainer: {reason}",
-    Lost.FIELD: "hook server '{name}' at PreCreateContainer: {reason}: ",
-    Lost.CONTAINER: "hook servers had set resources.cpuset_cpus ({name})",
-    Reason.UNIMPLEMENTED: "hook server {name} does not serve PreCreateContainer",
-}
-"""What the log says, for a reason or a loss."""
-
-
-def labels_of(trial: Trial) -> dict[str, str]:
-    """Return the labels of the row's metric."""
-    if trial.lost is Lost.CONTAINER:
-        return {"outcome": "failed"}
-    labels = {"hook_server": trial.name}
-    if trial.bad.reason and trial.signs is not blast.REFUSAL:
-        labels["reason"] = trial.bad.reason.value
-    elif trial.lost is Lost.VALUE:
-        labels["field"] = "resources.cpu_shares"
-    return labels
-
-
-def what_the_row_says(trial: Trial) -> None:
+def check_row(trial: Trial) -> None:
     """Make creates, and compare with the row what is lost, how long that takes, and what is seen."""
     bad, lost = trial.bad, trial.lost
-    before = trial.counted(trial.signs.metric, **labels_of(trial))
+    before = trial.counted()
     creates = FAILURES_IN_A_ROW + 1 if bad.opens or bad.name == "crashing" else 1
     failed = FAILURES_IN_A_ROW if bad.opens else creates
     for number in range(creates):
-        if isinstance(trial.server, Crashing):
+        if bad.name == "crashing":
             wait_until(lambda: trial.server.starts > number and answers(Path(trial.path)), "it is back")  # noqa: B023
         begun = time.monotonic()
         if lost in (Lost.CALL, Lost.CONTAINER):
             reason = Reason.BREAKER_OPEN if number >= failed else bad.reason
-            told = f"hook server {trial.name!r} at {POINT}: {reason.value}" if reason else ""
-            assert told in trial.node.failure(trial.create).text
+            text = f"hook server {trial.name!r} at {POINT}: {reason.value}" if reason else ""
+            assert text in trial.node.failure(trial.create).text
         else:
             assert trial.create() == ("" if lost is Lost.HOOK else "bad")
         least = HUNG_SECONDS if bad.waits and number < failed else SLOW_SECONDS if lost is Lost.TIME else 0.0
         assert time.monotonic() - begun >= least
     kind, reasons = trial.signs.event.value, [bad.reason.value] * failed if bad.reason else []
-    wait_until(lambda: len(trial.events(kind)) == creates, "each create is told", lambda: str(trial.events()))
+    wait_until(lambda: len(trial.events(kind)) == creates, "each create has its event", lambda: str(trial.events()))
     assert [event["reason"] for event in trial.events(kind)[:failed] if "reason" in event] == reasons
-    wait_until(lambda: trial.counted(trial.signs.metric, **labels_of(trial)) == before + failed, "they are counted")
-    told = LOGGED.get(bad.reason) or LOGGED.get(lost, "")
-    assert told.format(name=trial.name, reason=bad.reason and bad.reason.value) in trial.node.proxy.output()
+    wait_until(lambda: trial.counted() == before + failed, "they are counted")
     if IN_SOAK or bad.reason is not Reason.UNREACHABLE:  # that fails after 30 s
         checks = [bad.checks[trial.policy]] if bad.checks else []
         deadline = time.monotonic() + 2 * PATIENCE_SECONDS
@@ -259,47 +230,49 @@ def what_the_row_says(trial: Trial) -> None:
             time.sleep(0.1)
 
 
-def the_ways_back(trial: Trial, record: Callable[[str, object], None]) -> None:
-    """Go each way back, and record how long it takes."""
-    took = {}
-
-    def until_it_holds(way: str, does: Callable[[], object], holds: Callable[[], bool]) -> None:
-        begun = time.monotonic()
-        does()
-        while not holds():
-            assert time.monotonic() - begun < BACK_SECONDS, way
-        took[way] = time.monotonic() - begun
-        assert took[way] < BACK_SECONDS
-
+def check_ways_back(trial: Trial, record: Callable[[str, object], None]) -> None:
+    """Make each way back, and record how long it takes."""
     file = trial.node.proxy.registrations / f"{trial.name}.json"
-    until_it_holds(MOVE, lambda: file.rename(file.with_suffix(".aside")), trial.spared)
-    trial.register()
-    until_it_holds(DISABLE, lambda: switch(trial.node, "disable", trial.name, "--reason=it is bad"), trial.spared)
-    call(trial.node.proxy.admin, "enable", name=trial.name)
+    good = HookServer(trial.path, default=setting("good"))
+    disable = [sys.executable, "-m", "runtimeproxy", "hook", "disable", trial.name, "--reason=it is bad"]
+    disable.append(f"--admin-endpoint={trial.node.proxy.admin}")
     with ExitStack() as stack:
-        good = HookServer(trial.path, default=setting("good"))
-        until_it_holds(REPLACE, lambda: stack.enter_context(serving(good)), trial.served)
-    for way, seconds in took.items():
-        record(way, f"{seconds:.3f}")
+        ways: dict[str, tuple[Callable[[], object], str]] = {
+            MOVE: (lambda: file.rename(file.with_suffix(".aside")), ""),
+            DISABLE: (lambda: subprocess.run(disable, cwd=ROOT, capture_output=True, check=True), ""),
+            REPLACE: (lambda: stack.enter_context(serving(good)), "good"),
+        }
+        for way, (act, mark) in ways.items():
+            begun = time.monotonic()
+            act()
+            wait_until(lambda: trial.creates_with(mark), way)  # noqa: B023
+            took = time.monotonic() - begun
+            assert took < BACK_SECONDS
+            record(way, f"{took:.3f}")
+            if way == MOVE:
+                trial.register()
+            elif way == DISABLE:
+                call(trial.node.proxy.admin, "enable", name=trial.name)
 
 
+EACH_POLICY = pytest.mark.parametrize("policy", FailurePolicy, ids=lambda policy: policy.value)
 DIFFERENT = [kind for kind in KINDS if IN_SOAK or Lost.CONTAINER in kind.lost.values()]
 
 
 @on(CONTAINERD)
-@pytest.mark.parametrize("policy", FailurePolicy, ids=lambda policy: policy.value)
+@EACH_POLICY
 @pytest.mark.parametrize("bad", KINDS, ids=lambda bad: bad.name)
 def test_row_is_what_happens(trial: Trial, record_property: Callable[[str, object], None]) -> None:
-    what_the_row_says(trial)
-    the_ways_back(trial, record_property)
+    check_row(trial)
+    check_ways_back(trial, record_property)
 
 
 @on(DOCKERD)
-@pytest.mark.parametrize("policy", FailurePolicy, ids=lambda policy: policy.value)
+@EACH_POLICY
 @pytest.mark.parametrize("bad", DIFFERENT, ids=lambda bad: bad.name)
 def test_row_is_what_happens_in_docker_mode(trial: Trial, record_property: Callable[[str, object], None]) -> None:
-    what_the_row_says(trial)
-    the_ways_back(trial, record_property)
+    check_row(trial)
+    check_ways_back(trial, record_property)
 
 
 def test_every_row_has_its_hook_server_and_names_an_alert_that_there_is() -> None:

@@ -1,11 +1,10 @@
-"""Every command as a new user types it, before real engines: exit codes, 80 columns, and one plain line of an error.
+"""Every command as a new user types it, on a terminal, before real engines: exit codes, and one plain line of an error.
 
-The locale is C. What the commands print of canned answers: tests/cli.
+The locale is C. What the commands print of canned answers, into a pipe and in 80 columns: tests/cli.
 """
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import termios
@@ -17,7 +16,7 @@ import pytest
 
 from tests.control import call
 from tests.fakes import hookanswers
-from tests.system.asking import MAIN, SECONDS, begun, environment
+from tests.system.commands import MAIN, SECONDS, environment, start
 from tests.system.node import PLUGIN
 from tests.system.proxy import ProxyProcess, wait_until
 from tests.system.real import CONTAINERD, DOCKERD, RealNode, on
@@ -29,8 +28,6 @@ BOTH = on(CONTAINERD, DOCKERD)
 CHANGED = hookanswers.reply(RESPONSE(container_envs={"HOOKED": "1"}))
 COLUMNS = 80
 NOBODY = 65534
-LONG_WORD = 30
-"""So long a word, as a path, is not broken."""
 WELL, FOUND, WRONG_USE, NO_PROXY = range(4)
 ON_A_NODE = [
     ("status", WELL),
@@ -63,20 +60,18 @@ ON_A_NODE = [
     ("doctor", {WELL, FOUND}),
 ]
 """Commands in the order in which they are typed; what doctor finds is the machine's."""
-PATHS = ("config show --origin",)
-"""They print paths, which are as wide as they are."""
-ASKING = [
+CALLING = [
     *["status", "hook ls", "hook trace", "events", "events -f", "store ls", "store get x", "explain x", "top --once"],
     *["log-level info", f"hook disable {PLUGIN} --reason=x", f"hook enable {PLUGIN}"],
 ]
-"""Commands that ask the proxy, and get no answer."""
+"""Commands that call the proxy, and get no answer."""
 
 
 def on_a_terminal(proxy: ProxyProcess, command: str) -> tuple[int, str]:
     """Run a command whose outputs are a terminal of 80 columns; return its exit code and what is on it."""
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (24, COLUMNS))
-    with begun(proxy, command, stdout=theirs, stderr=theirs) as running:
+    with start(proxy, command, stdout=theirs, stderr=theirs) as running:
         os.close(theirs)
         shown = b""
         with suppress(OSError):  # EIO: nobody has it open any more
@@ -85,27 +80,6 @@ def on_a_terminal(proxy: ProxyProcess, command: str) -> tuple[int, str]:
         code = running.wait(SECONDS)
     os.close(ours)
     return code, shown.decode("ascii").replace("\r\n", "\n")
-
-
-def into_head(proxy: ProxyProcess, command: str) -> tuple[str, str]:
-    """Return the first line of a command, and its errors."""
-    script = f"{shlex.join(MAIN)} {command} | head -1"
-    done = subprocess.run(
-        ["bash", "-c", script],
-        env=environment(proxy),
-        cwd=proxy.path,
-        capture_output=True,
-        encoding="ascii",
-        check=False,
-        timeout=SECONDS,
-    )
-    return done.stdout, done.stderr
-
-
-def too_wide(shown: str) -> list[str]:
-    """Return the lines that are wider than the terminal, though words could be moved; one sentence alone may be."""
-    lines = shown.splitlines()
-    return [line for line in lines[1:] if len(line) > COLUMNS and len(max(line.split(), key=len)) < LONG_WORD]
 
 
 def store_is_read(proxy: ProxyProcess) -> bool:
@@ -125,11 +99,7 @@ def test_commands_end_as_listed(node: RealNode, client: Any) -> None:
         code, shown = on_a_terminal(proxy, typed)
         assert code in (expected if isinstance(expected, set) else {expected}), (typed, shown)
         assert (bool(shown), "Traceback" in shown, "\x1b" in shown) == (True, False, False), typed
-        assert command in PATHS or too_wide(shown) == [], typed
-        first, errors = into_head(proxy, typed)
-        assert (bool(first), "Traceback" in errors) == ("error: " not in shown, False), typed
-        assert errors.count("\n") <= 1, typed
-    wait_until(lambda: store_is_read(proxy), "it is read again for who is enabled")
+    wait_until(lambda: store_is_read(proxy), "it is read again")
     assert on_a_terminal(proxy, "status") == (WELL, "ready: 11 checks passed\n")
 
 
@@ -141,7 +111,7 @@ def test_ctrl_c_ends_what_follows(node: RealNode, client: Any, command: str) -> 
     client.create(client.run_pod(pod), node.plain_container(), pod)
     # A shell's background job ignores SIGINT, and so would what it starts.
     program = ("env", "--default-signal=INT", *MAIN)
-    with begun(node.proxy, command, program=program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+    with start(node.proxy, command, program=program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         assert running.stdout is not None
         assert running.stdout.readline().startswith("TIME ")
         running.send_signal(signal.SIGINT)
@@ -149,7 +119,7 @@ def test_ctrl_c_ends_what_follows(node: RealNode, client: Any, command: str) -> 
     assert (running.returncode, "Traceback" in errors) == (130, False)
 
 
-# ---- nobody to ask
+# ---- no answer
 
 
 @contextmanager
@@ -188,7 +158,7 @@ def test_command_without_an_answer_prints_why(
 ) -> None:
     with hindrance(node.proxy) as more:
         both: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        running = [begun(node.proxy, command, **both, **more) for command in ASKING]
+        running = [start(node.proxy, command, **both, **more) for command in CALLING]
         ended = [(process.communicate(timeout=SECONDS)[0], process.returncode) for process in running]
     assert (ended[0][1], ended[0][0].partition(":")[0]) == (NO_PROXY, "no answer"), ended[0]
     for text, code in ended[1:]:

@@ -4,15 +4,10 @@ Fault matrix H13. The mask's file: tests/plugins/test_disabling_mask.py; times: 
 """
 
 import asyncio
-import itertools
 import json
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,10 +16,8 @@ from tests.control import call
 from tests.fakes import hookanswers
 from tests.fakes.faults import full_backlog
 from tests.fakes.hookserver import HookServer
-from tests.system.fronts import Failed, Front, Runtime
-from tests.system.node import PLUGIN
-from tests.system.proxy import ROOT, ProxyInside, ProxyProcess, until, wait_until
-from tests.system.real import CONTAINERD, DOCKERD, Kind, RealNode, on, running
+from tests.system.fronts import Front, Runtime
+from tests.system.proxy import ProxyInside, ProxyProcess, until
 from tests.system.test_hook_failures import Behaving, half_an_answer, silent, stopped
 from tests.system.times import in_rounds
 
@@ -72,35 +65,6 @@ async def test_held_and_later_creates_go_on_within_half_a_second(
         await in_rounds(WITHIN_SECONDS, one)
         assert proxy.metrics.total("hook_fail_open", reason="disabled") == 3 * len(took), "those that were held"
         assert proxy.metrics.total("hook_fail_closed") == 0
-
-
-async def test_next_create_passes_though_the_server_is_gone(
-    front: Front, tmp_path: Path, runtime: Runtime, path: str
-) -> None:
-    """Its file is written anew, goes and comes, and so does the server, which is not asked before it is enabled."""
-    inside = front.inside(tmp_path)
-    register(inside, path)
-    async with inside as proxy, front.caller(proxy.socket) as caller:
-        manager, pod_id = proxy.app.manager, await caller.run_pod()
-        with pytest.raises(Failed, match="unreachable"):
-            await caller.create(pod_id)
-        await manager.disable("hangs", REASON, "uid 0")
-        await caller.create(pod_id)
-        for number in range(3):
-            file = register(proxy, path, f"{number + 1}s")
-            await until(lambda: [each.timeout_seconds for each in manager.masked.values()] == [number + 1], "read")  # noqa: B023
-            await caller.create(pod_id)
-            file.unlink()
-            await until(lambda: not manager.masked, "it is gone")
-            await caller.create(pod_id)
-        register(proxy, path)
-        await until(lambda: bool(manager.masked), "it is back")
-        async with HookServer(path) as hooks:
-            await caller.create(pod_id)
-            assert not hooks.calls
-            assert await manager.enable("hangs") == ()
-            await caller.create(pod_id)
-            assert len(hooks.calls) == 1
 
 
 async def test_server_is_not_asked_after_kills_of_the_proxy(
@@ -153,60 +117,3 @@ async def create(front: Front, proxy: ProxyProcess) -> None:
     """Create a container, which fails if the hook server that hangs is asked."""
     async with front.caller(proxy.socket) as caller:
         await caller.create(await caller.run_pod())
-
-
-# ---- by the command, with a real engine
-
-NO_RIGHTS = ("--reuid=65534", "--regid=65534", "--clear-groups")
-READS_ALL = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
-AS_NOBODY = ("setpriv", *NO_RIGHTS, *READS_ALL)  # so that it finds the interpreter in whatever directory
-
-
-def switch(node: RealNode, *words: str, user: Sequence[str] = ()) -> tuple[int, str, str]:
-    """Run `runtimeproxy hook`; return its exit code and what it says."""
-    command = [*user, sys.executable, "-m", "runtimeproxy", "hook", *words, f"--admin-endpoint={node.proxy.admin}"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
-    return run.returncode, run.stdout, run.stderr
-
-
-@pytest.mark.engine
-@on(CONTAINERD, DOCKERD)
-def test_root_disables_a_hung_server_of_a_real_engine_for_good(kind: Kind, engine: Any, tmp_path: Path) -> None:
-    """For good: kill -9 of the proxy and a registration file that is written anew do not undo it."""
-    disable = ("disable", PLUGIN, f"--reason={REASON}")
-
-    def registered(node: RealNode, timeout: str = "1s") -> None:
-        node.register([POINT], policy="Fail", timeout=timeout)
-
-    with running(kind, engine, tmp_path, registered) as node:
-        node.hooks.default = hookanswers.hang()
-        pod = node.plain_pod()
-        with node.client() as client:
-            pod_id = client.run_pod(pod)
-        made = itertools.count()
-
-        def create() -> str:
-            with node.client() as client:
-                return str(client.create(pod_id, node.plain_container(f"c{next(made)}"), pod))
-
-        assert "deadline" in node.failure(create).text
-        denied = f"runtimeproxy: error: run as root: permission denied: {node.proxy.admin}\n"
-        assert switch(node, *disable, user=AS_NOBODY) == (3, "", denied)
-        assert "deadline" in node.failure(create).text
-        assert len(node.told()) == 2
-        code, said, notes = switch(node, *disable)
-        assert (code, said.split(";")[0]) == (0, f"{PLUGIN} is disabled")
-        assert written_down(*notes.splitlines())
-        wait_until(lambda: written(node.proxy), "it is written down")
-        create()
-        for number in range(2):
-            node.restart()
-            create()
-            registered(node, f"{number + 2}s")
-            node.proxy.wait_for_log(f"registration {PLUGIN}.json changed", number + 1)
-            create()
-        assert not node.told()
-        node.hooks.default = hookanswers.empty()
-        assert switch(node, "enable", PLUGIN) == (0, f"{PLUGIN} is enabled\n", "")
-        create()
-        assert len(node.told()) == 1

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import hookanswers
-from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import POD, Caller, Chat, Failed, Front, Runtime
@@ -121,21 +120,6 @@ async def test_tunnel_is_cut_at_the_limit_or_by_a_second_signal(tmp_path: Path, 
     assert "that have not ended: 1" in proxy.output()
 
 
-async def test_post_hook_of_a_client_that_left_is_waited_for(
-    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
-) -> None:
-    proxy = front.process(tmp_path, drain_timeout=f"{LONG_SECONDS}s")
-    proxy.register("slow.json", hooks.socket_path, ["PostStartContainer"], timeout="20s")
-    hooks.on("PostStartContainer", hookanswers.after(1))
-    async with stopping(proxy), front.caller(proxy.socket) as caller:
-        container_id = await caller.create(await caller.run_pod())
-        async with front.sent(proxy.socket, "start", caller.request("start", container_id)):
-            (call,) = await hooks.wait_for_calls("PostStartContainer")
-        await tell(proxy)
-    assert not call.cancelled
-    assert ANSWERED in proxy.output()
-
-
 @pytest.mark.parametrize("again", [None, signal.SIGTERM, signal.SIGINT])
 async def test_hook_that_hangs_holds_the_end_up_to_the_limit_or_a_second_signal(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, again: signal.Signals | None
@@ -156,34 +140,3 @@ async def test_hook_that_hangs_holds_the_end_up_to_the_limit_or_a_second_signal(
         assert time.monotonic() - begun < LONG_SECONDS / 2
     assert ("a second signal came" if again else "the time is over") in proxy.output()
     assert not runtime.asked("run_pod")
-
-
-async def test_call_without_an_answer_is_settled_meanwhile(front: Front, tmp_path: Path, hooks: HookServer) -> None:
-    """Its client gave it up, and the runtime carried it out; a call is held all the while."""
-    gate, proxy = asyncio.Event(), front.process(tmp_path, drain_timeout=f"{LONG_SECONDS}s")
-    proxy.register("a.json", hooks.socket_path, ["PreRunPodSandbox", "PostStopContainer"], timeout="20s")
-    async with (
-        front.runtime(str(tmp_path / "real.sock")) as runtime,
-        FaultRelay(str(proxy.runtime), runtime.socket_path) as relay,
-        stopping(proxy),
-        front.caller(proxy.socket) as caller,
-        front.caller(proxy.socket) as other,
-    ):
-        container_id = await caller.create(await caller.run_pod())
-        await caller.act("start", container_id)
-        hooks.calls.clear()
-        hooks.on("PreRunPodSandbox", hookanswers.behind(gate))
-        held = asyncio.ensure_future(other.send("run_pod", other.pod_request(OTHER_POD)))
-        await hooks.wait_for_calls("PreRunPodSandbox")
-        relay.to_client.stop_reading()
-        left = asyncio.ensure_future(caller.act("stop", container_id))
-        await until(lambda: bool(runtime.asked("stop")), "the runtime has the request")
-        left.cancel()
-        await tell(proxy)
-        relay.to_client.resume_reading()
-        (told,) = await asyncio.wait_for(hooks.wait_for_calls("PostStopContainer"), WAIT_SECONDS)
-        assert told.request.container_meta.id == container_id
-        assert not held.done()
-        gate.set()
-        await held
-    assert ANSWERED in proxy.output()

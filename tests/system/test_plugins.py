@@ -6,7 +6,6 @@ Whatever happens to a file, no call goes without its hook (promise 14). That is 
 import asyncio
 import os
 import random
-import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -61,52 +60,11 @@ async def test_new_server_at_a_socket_is_asked_by_the_next_call(
         await in_time(0.100, HOOK_SERVERS, first_call)
 
 
-async def test_absent_server_is_reported_until_it_answers(front: Front, tmp_path: Path, runtime: Runtime) -> None:
-    path = tmp_path / "hooks.sock"
-    inside = front.inside(tmp_path)
-    async with inside as proxy:
-
-        async def absent(why: str) -> None:
-            await until(lambda: [a.why for a in proxy.app.reach.absences.values()] == [f"{path}: {why}"], why)
-
-        inside.register("plugin.json", path, [POINT])
-        await absent("No such file or directory")
-        with socket.socket(socket.AF_UNIX) as silent:
-            silent.bind(str(path))
-            silent.listen()
-            await absent("listens, but has not answered as a gRPC server")
-        path.unlink()
-        async with HookServer(str(path)):
-            await until(lambda: not proxy.app.reach.absences, "it answers")
-        rows, _ = proxy.metrics.events.read()
-        kinds = [kind.value for _, _, kind, *_ in rows if kind.value.startswith("plugin_")]
-    assert kinds == ["plugin_added", "plugin_unreachable", "plugin_reachable"]
-
-
 # ---- the directory
 
 
 def registered(proxy: ProxyInside) -> list[tuple[str, float]]:
     return [(plugin.endpoint, plugin.timeout_seconds) for plugin in proxy.app.manager.plugins_for(BY_NAME[POINT])]
-
-
-async def test_folder_of_registrations_comes_goes_and_is_replaced(
-    front: Front, tmp_path: Path, runtime: Runtime
-) -> None:
-    folder = tmp_path / "not" / "yet"
-    text = registration.text(str(tmp_path / "hooks.sock"), [POINT])
-    inside = front.inside(tmp_path, hookserver_config_dir=str(folder))
-    async with HookServer(str(tmp_path / "hooks.sock")) as hooks, inside as proxy, front.caller(proxy.socket) as caller:
-        pod_id = await caller.run_pod()
-        for _ in range(2):
-            folder.mkdir(parents=True)
-            registration.write(folder, "plugin.json", text)
-            await until(lambda: bool(registered(proxy)), "the plugin is there")
-            await caller.create(pod_id)
-            folder.rename(tmp_path / f"away-{time.monotonic_ns()}")
-            await until(lambda: not registered(proxy), "it is gone with the folder")
-            await caller.create(pod_id)
-    assert len(hooks.calls) == 2
 
 
 # ---- swaps

@@ -157,42 +157,6 @@ async def test_create_whose_answer_a_kill_lost_is_known_after_it(front: Front, t
             assert node.runtime.reads() == reads, "it was known"
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-@pytest.mark.parametrize("last", ["stop_pod", "remove"])
-async def test_end_without_a_stop_is_reported(front: Front, tmp_path: Path, last: str, restarted: bool) -> None:
-    """Docker's event reports it immediately. A proxy does not know what an earlier one has reported."""
-    async with ShapedNode(front, tmp_path, points=["PostStopContainer"]) as node:
-        pod_id = await node.caller.run_pod()
-        ended, stopped, never_ran = [await node.caller.create(pod_id) for _ in range(3)]
-        for one in (ended, stopped):
-            await node.caller.act("start", one)
-        await node.caller.act("stop", stopped)
-        await node.caller.act("stop", stopped)
-        assert ends(node) == [stopped]
-        if restarted:
-            await node.restart(meanwhile=lambda: node.runtime.exit(ended))
-        else:
-            node.runtime.exit(ended)
-            if front.name.startswith("docker"):
-                await until(lambda: bool(node.hooks.calls), "the event is reported")
-                assert ends(node) == [ended]
-        if last == "stop_pod":
-            await node.caller.act("stop_pod", pod_id)
-        else:
-            for one in (ended, stopped, never_ran):
-                await node.caller.act("remove", one)
-        late = front.name.startswith("cri") or restarted
-        assert sorted(ends(node)) == sorted([ended] * late + [stopped] * restarted)
-        if last == "stop_pod":
-            for one in (ended, stopped, never_ran):
-                await node.caller.act("remove", one)
-            assert ends(node) == []
-
-
-def ends(node: ShapedNode) -> list[str]:
-    return [message.container_meta.id for _, message in node.told()]
-
-
 async def test_start_does_not_wait_for_the_state(front: Front, tmp_path: Path) -> None:
     """The runtime does not answer requests for its state, while it serves its clients."""
     async with program(front, tmp_path) as node:

@@ -1,30 +1,37 @@
-"""Nothing that the proxy tells contains a value of a request, and nothing heavy is loaded without need.
+"""Nothing that the proxy logs or shows contains a value of a request, and nothing heavy is loaded without need.
 
-That is fault matrix X4, promise 16.
+That is fault matrix X4, promise 16. Answers to wrong requests: tests/admin/test_server.py, tests/test_exporter.py.
 """
 
 import asyncio
+import json
 import logging
 import re
 import sys
+import tarfile
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import grpc
 import pytest
 
+from runtimeproxy.admin import queries
+from runtimeproxy.admin.exporter import PAGES
 from runtimeproxy.hookapi import api_pb2
+from tests import control
 from tests.amounts import Amount
 from tests.control import call
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import hookanswers, registration
+from tests.fakes.dockerd_client import UnixHttpConnection
 from tests.fakes.dockershim_bodies import Container, Pod
 from tests.fakes.hookserver import HookServer
-from tests.system import asking
+from tests.system import commands
 from tests.system.fronts import PARENT, Caller, Failed, Front, Runtime
-from tests.system.proxy import PROGRAM, ProxyProcess
+from tests.system.proxy import PROGRAM, ProxyProcess, answers, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -78,8 +85,8 @@ async def test_no_line_figure_or_error_text_holds_a_value(
             await made.all_there_are()
             failed, bad = proxy.metrics.total("hook_failures") - failed, proxy.metrics.total("hook_bad_fields") - bad
             assert failed > len(ANSWERS)
-            told_before = bad - caplog.text.count("of this field that is told once") if policy == "Ignore" else 0
-            assert caplog.text.count("'plugin'") == failed - told_before
+            logged_before = bad - caplog.text.count("of this field that is told once") if policy == "Ignore" else 0
+            assert caplog.text.count("'plugin'") == failed - logged_before
             assert not any(secret in caplog.text for secret in (CANARY, WORDS))
         figures = f"{proxy.metrics.counters} {proxy.metrics.gauges} {proxy.metrics.calls}"
     assert "'plugin'" in figures
@@ -108,7 +115,7 @@ async def test_stderr_holds_no_value_and_nothing_foreign_is_imported(
     assert not any(secret in proxy.output() for secret in (CANARY, WORDS))
 
 
-LOOKS = [
+COMMANDS = [
     *["status", "hook ls", "hook ls -o json", "hook trace", "hook trace -o json", "events", "events -o json"],
     *["store ls", "store ls -o json", "store get {pod}", "store get {pod} -o json", "store get {container}"],
     *["store get {container} -o json", "explain {pod}", "explain {pod} -o json", "explain {container}"],
@@ -126,27 +133,58 @@ async def test_no_admin_answer_command_or_report_holds_a_value(
     proxy = front.process(tmp_path)
     proxy.register("plugin.json", hooks.socket_path, timeout="500ms")
     async with proxy, front.caller(proxy.socket) as caller:
-        with asking.following(proxy, "events -f -o json", "hook trace -f -o json") as followed:
+        with commands.following(proxy, "events -f -o json", "hook trace -f -o json") as followed:
             made = Calls(caller, runtime, hooks)
             while made.count < Amount(100, 10_000).now:
                 await made.all_there_are()
             hooks.default = hookanswers.echo(plant)
             pod_id = await caller.run_pod(pod("seen"))
             container_id = await caller.create(pod_id, CONTAINER)
-            told = await asyncio.to_thread(everything, proxy, "seen", container_id)
-        told |= {"followed": followed.read_text(), "log": proxy.output()}
+            shown = await asyncio.to_thread(everything, proxy, "seen", container_id)
+        shown |= {"followed": followed.read_text(), "log": proxy.output()}
     for name in ("hook trace -o json", "explain {container}", "events.ndjson", "store.json", "followed"):
-        assert "envs" in told[name], name
-    assert [name for name, text in told.items() if CANARY in text or WORDS in text] == []
+        assert "envs" in shown[name], name
+    assert [name for name, text in shown.items() if CANARY in text or WORDS in text] == []
+
+
+NEEDED = {"name": "plugin", "reason": "x", "level": "info"}
 
 
 def everything(proxy: ProxyProcess, pod_name: str, container_id: str) -> dict[str, str]:
     """Return what commands print, the report's files, the admin endpoint's answers and the exporter's pages, each by
     what requested it."""
     names = {"pod": pod_name, "container": container_id[:12], "folder": str(proxy.path)}
-    shown = {each: asking.printed(proxy, each.format(**names)) for each in LOOKS}
-    shown |= asking.members(proxy.path / "r.gz") | dict(asking.answers(proxy.admin, "plugin", CANARY))
-    return shown | dict(asking.pages(proxy, CANARY))
+    shown = {each: commands.output(proxy, each.format(**names)) for each in COMMANDS}
+    with tarfile.open(proxy.path / "r.gz") as archive:
+        files = [(Path(one.name).name, archive.extractfile(one)) for one in archive.getmembers()]
+        shown |= {name: file.read().decode() for name, file in files if file is not None}
+    for name, method in queries.methods(MagicMock()).items():
+        more = {"follow": True, "limit": 1} if name == "events" else {}
+        params = {parameter: NEEDED[parameter] for parameter in method.needs} | more
+        found = control.lines(proxy.admin, json.dumps({"id": 1, "method": name, "params": params}).encode() + b"\n")
+        assert "end" in found[-1], (name, found)
+        shown[f"method {name}"] = json.dumps(found)
+    return shown | pages(proxy)
+
+
+def pages(proxy: ProxyProcess) -> dict[str, str]:
+    """Return every page of an exporter, and the exporter's output."""
+    path, log = proxy.path / "export.sock", proxy.path / "export.log"
+    found = {}
+    command = f"export --admin-endpoint={proxy.admin} --listen=unix:{path}"
+    with log.open("w") as out, commands.start(proxy, command, stdout=out, stderr=out) as exporter:
+        try:
+            wait_until(lambda: path.exists() and answers(path), "the exporter listens", log.read_text)
+            for target in PAGES:
+                connection = UnixHttpConnection(str(path))
+                connection.request("GET", target, headers={"Host": "node"})
+                response = connection.getresponse()
+                found[target] = response.read().decode()
+                assert response.status == 200, found[target]
+                connection.close()
+        finally:
+            exporter.terminate()
+    return found | {"the exporter's output": log.read_text()}
 
 
 TEXTS = {"secret": CANARY}

@@ -5,26 +5,19 @@ a shape cannot report or does not accept is in the tables. For what does not exi
 no hook server is asked (relay-rules C4).
 """
 
-import asyncio
-import json
-from collections.abc import Iterator, Sequence
-from copy import deepcopy
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from runtimeproxy.hookapi import api_pb2
-from tests import amounts
 from tests.fakes import cri_pb2, hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.fakes.registration import ALL_POINTS
-from tests.fakes.shapes import SHAPES, Shape
-from tests.system.cri_front import CRI, CRI_SHAPES, CriRuntime
-from tests.system.docker_front import DOCKER_ENGINES, DockerRuntime
+from tests.system.cri_front import CRI, CRI_SHAPES
+from tests.system.docker_front import DOCKER_ENGINES
 from tests.system.fronts import CONTAINER, PARENT, POD, UPDATE, Caller, Failed, Front
 from tests.system.keeping import on_tmpfs
 from tests.system.shaped import FRONTS, QUIET, SKIPPED, SLICE_PARENT, ShapedNode, limits, named
@@ -275,88 +268,3 @@ async def test_entry_of_a_map_stays_when_another_server_echoes(front: Front, res
 
 
 # ---- whatever a status says or leaves out
-
-ABSENT = object()
-"""Stands for a part that is removed."""
-WRONG = (ABSENT, None, True, 5, -1, 2**70, 1.5, "text", "", [], [None], ["text"], [{}], {}, {"text": 5}, {"text": "x"})
-"""Values put in place of others."""
-PLAIN = ("id", "metadata", "labels", "annotations", "runtime_handler", "resources", "state", "image", "log_path")
-"""Fields of a status that may be missing."""
-SANDBOX_LABEL = "io.kubernetes.sandbox.id"
-"""Docker's only report of a container's sandbox."""
-
-Changes = Sequence[tuple[int, Any]]
-changes = st.lists(st.tuples(st.integers(0, 10_000), st.sampled_from(WRONG)), min_size=1, max_size=8)
-"""The number of a place in a document, and its new value."""
-
-
-def places(owner: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each place in a JSON document: the containing object, and the key in it."""
-    for key, inner in owner.items() if isinstance(owner, dict) else enumerate(owner):
-        yield owner, key
-        if isinstance(inner, dict | list):
-            yield from places(inner)
-
-
-def changed(document: Any, changes: Changes) -> Any:
-    """Return a document with other values in some places.
-
-    A text is not replaced by another text, which might be a cgroup parent.
-    """
-    document = deepcopy(document)
-    for number, value in changes:
-        known = [(owner, key) for owner, key in places(document) if key != SANDBOX_LABEL]
-        owner, key = known[number % len(known)]
-        if value is ABSENT:
-            del owner[key]
-        elif not (value == "text" and isinstance(owner[key], str)):
-            owner[key] = deepcopy(value)
-    return document
-
-
-async def goes_out_as_it_came(node: ShapedNode, direct: Caller) -> None:
-    """Make calls about a pod and a container that the proxy reads first, then make it forget them."""
-    assert isinstance(node.runtime, CriRuntime | DockerRuntime)
-    pod_id = await direct.run_pod()
-    container_id = await direct.create(pod_id)
-    await node.created(pod_id)
-    await passes(node, "update", direct.update_request(container_id, {"cpu_shares": 5}, {}))
-    for verb, subject in (("start", container_id), ("stop", container_id), ("stop_pod", pod_id)):
-        await passes(node, verb, direct.request(verb, subject))
-    for one in node.inside.store.ids():
-        node.inside.store.forget(one)
-    node.runtime.received.clear()
-    for one in (*node.runtime.container_ids(), *node.runtime.pod_ids()):
-        node.runtime.vanish(one)
-
-
-@pytest.mark.parametrize("points", [ALL_POINTS, ["PostStopPodSandbox"]], ids=["every point", "another point"])
-@pytest.mark.parametrize("front", [CRI, *DOCKER_ENGINES[::2]], ids=named)
-async def test_request_stands_whatever_a_status_says(front: Front, points: Sequence[str], tmp_path: Path) -> None:
-    loop = asyncio.get_running_loop()
-    async with ShapedNode(front, tmp_path, points=points) as node, node.new_caller(node.runtime.socket_path) as direct:
-
-        @settings(max_examples=amounts.examples(60))
-        @given(st.sampled_from(SHAPES), changes, changes, st.sets(st.sampled_from(PLAIN)))
-        def holds(shape: Shape, of_pod: Changes, of_container: Changes, missing: set[str]) -> None:
-            said = {"PodSandboxStatus": of_pod, "ContainerStatus": of_container}
-            said |= {"podsandbox": of_pod, "container": of_container}
-
-            def mangle(method: str, reply: Any) -> Any:
-                if method in said:
-                    for name in missing.intersection(reply.status.DESCRIPTOR.fields_by_name):
-                        reply.status.ClearField(name)
-                    if reply.info:
-                        document = changed(json.loads(reply.info["info"]), said[method])
-                        reply.info["info"] = json.dumps(document)
-                return reply
-
-            if isinstance(node.runtime, CriRuntime):
-                node.runtime.state.shape, node.runtime.state.mangle = shape, mangle
-            else:
-                assert isinstance(node.runtime, DockerRuntime)
-                label = "io.kubernetes.docker.type"
-                node.runtime.mangle = lambda shown: changed(shown, said[shown["Config"]["Labels"][label]])
-            asyncio.run_coroutine_threadsafe(goes_out_as_it_came(node, direct), loop).result()
-
-        await asyncio.to_thread(holds)
