@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import socket
-import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -14,10 +13,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.docker.client import request
-from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.dockerd_client import Raw, UnixHttpConnection, until
-from tests.fakes.dockerd_programs import frame
 from tests.fakes.server import StreamServer
 from tests.system.hostile import Process
 from tests.system.proxy import ProxyProcess, wait_until
@@ -27,7 +24,6 @@ API = "/v1.41"
 UPGRADE = ("Connection: Upgrade", "Upgrade: tcp")
 SECONDS = 60.0
 """Seconds that a client waits for anything before its test fails."""
-LAST_CHUNK = b"0\r\n\r\n"
 
 STDOUT, STDERR = 1, 2
 FRAME_HEAD_BYTES = 8
@@ -108,25 +104,6 @@ class Exec(Hijacked):
         super().__init__(path, f"/exec/{self.id}/start", b'{"Detach":false,"Tty":false}', upgrade=upgrade)
 
 
-@contextmanager
-def resized(path: str, target: str) -> Iterator[list[int]]:
-    """Resize a terminal repeatedly until the end of the block; yield the list of widths so far."""
-    widths, over = [80], threading.Event()
-
-    def resize() -> None:
-        while not over.is_set():
-            post(path, f"{target}/resize?h=33&w={widths[-1]}")
-            widths.append(widths[-1] + 1)
-
-    with ThreadPoolExecutor(1) as pool:
-        resizing = pool.submit(resize)
-        try:
-            yield widths
-        finally:
-            over.set()
-        resizing.result()
-
-
 def post(path: str, target: str, body: Any = None) -> Any:
     """Send a POST with JSON on a connection of its own; return the answer, None if it is empty."""
     connection = UnixHttpConnection(path)
@@ -141,7 +118,7 @@ def post(path: str, target: str, body: Any = None) -> Any:
     return json.loads(answer) if answer else None
 
 
-# ---- the proxy with a fake dockerd, and streams of lines that a test makes the daemon send
+# ---- the proxy with a fake dockerd
 
 OWN_CONNECTIONS = 4
 """Most connections that the proxy may have open to the daemon for itself."""
@@ -160,12 +137,7 @@ def serving(folder: Path, runtime: str = "") -> Iterator[ProxyProcess]:
         wait_until(lambda: process.descriptors() <= before + OWN_CONNECTIONS, "every connection is closed")
 
 
-def run_container(dockerd: FakeDockerd) -> None:
-    dockerd.state.create("c1", b"", {"Image": BUSYBOX_IMAGE, "Cmd": ["cat"]})
-    dockerd.state.start("c1")
-
-
-async def asked(path: str, line: str, *fields: str) -> Raw:
+async def request_head(path: str, line: str, *fields: str) -> Raw:
     """Send a request's head; its answer is not read."""
     method, target = line.split(" ")
     raw = await Raw.connect(path)
@@ -174,53 +146,24 @@ async def asked(path: str, line: str, *fields: str) -> Raw:
 
 
 @dataclass(eq=False)
-class Lines:
-    """A stream of lines that a test makes the daemon send."""
+class Events:
+    """The stream of events of networks."""
 
     path: str
     fake: FakeDockerd
 
-    async def begin(self, line: str) -> Raw:
+    async def open(self) -> Raw:
         """Request the stream, and read the head of the answer."""
-        raw = await asked(self.path, line, "Content-Length: 0")
-        assert b" 200 OK\r\n" in await raw.head()
-        return raw
-
-    async def open(self) -> Raw:
-        return await self.begin("GET /containers/c1/logs?stdout=1&stderr=1&follow=1")
-
-    def say(self, line: bytes) -> bytes:
-        """Let the daemon say a line; return what is in the chunk that it sends."""
-        self.fake.state.say("c1", line, stream=2)
-        return frame(2, line)
-
-
-class Events(Lines):
-    async def open(self) -> Raw:
         watchers = self.fake.watchers
-        raw = await self.begin('GET /events?filters={"type":["network"]}')
+        raw = await request_head(self.path, 'GET /events?filters={"type":["network"]}', "Content-Length: 0")
+        assert b" 200 OK\r\n" in await raw.head()
         await until(lambda: self.fake.watchers > watchers)
         return raw
 
-    def say(self, line: bytes) -> bytes:
+    def send(self, line: bytes) -> bytes:
+        """Make the daemon send an event; return a part of it."""
         self.fake.state.events.emit("network", line.decode().strip(), "n1", {})
         return b'"Action":"%b"' % line.strip()
-
-
-class Pull(Lines):
-    route, query = "POST /images/create", "?fromImage=web&tag=1"
-
-    async def open(self) -> Raw:
-        self.feed = self.fake.feed(self.route)
-        return await self.begin(self.route + self.query)
-
-    def say(self, line: bytes) -> bytes:
-        self.feed.say(line)
-        return line
-
-
-class Build(Pull):
-    route, query = "POST /build", ""
 
 
 # ---- a daemon that does what a test writes

@@ -1,6 +1,6 @@
-"""A runtime dies, is away, stops, talks nonsense: a call fails once, the next is fresh (fault matrix B1 to B5).
+"""A runtime dies, is unavailable, stops, sends broken answers: a call fails once (fault matrix B1 to B5).
 
-Without one the proxy listens and says so, and serves when one comes (relay-rules A12).
+Without a runtime the proxy listens and logs it, and serves when one listens (relay-rules A12).
 """
 
 import asyncio
@@ -12,15 +12,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 import pytest
-from hpack import Decoder, HPACKError
 
 from runtimeproxy.wire.http2 import FrameBuffer
 from tests.amounts import SHARE_VARIABLE, Amount
@@ -118,7 +116,7 @@ async def test_first_answer_comes_within_100_ms_of_the_runtimes_start(front: Fro
     async def first_answer() -> list[float]:
         async with front.process(next(folders)) as proxy:
             away = f"container runtime at {proxy.runtime} is not reachable"
-            await until(lambda: away in proxy.output(), "that nobody is there is told before any client", proxy.output)
+            await until(lambda: away in proxy.output(), "it is logged before any client connects", proxy.output)
             dialling = asyncio.create_task(_dial_until_answered(front, proxy.socket))
             await asyncio.sleep(4 * DIAL_SECONDS)
             assert not dialling.done()
@@ -198,7 +196,6 @@ async def test_call_to_a_stopped_runtime_ends_by_its_deadline_alone(front: Front
 MOST_CHANGES = 4
 AT_ONCE_BYTES = 1 << 16
 CONTAINER_ID = "c" * 64
-_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -237,7 +234,7 @@ def _cri_whole(data: bytes) -> bool:
 
 def _docker_whole(data: bytes) -> bool:
     head, found, body = data.partition(b"\r\n\r\n")
-    length = _LENGTH.search(head)
+    length = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
     return bool(found) and len(body) >= int(length[1] if length else 0)
 
 
@@ -314,95 +311,8 @@ async def ask(path: Path, request: bytes) -> bytes:
     return bytes(got)
 
 
-# ---- what a client may see of a broken answer: the runtime's own bytes as far as they came
-
-_DATA, _HEADERS, _RESET, _PUSH_PROMISE, _CONTINUATION = 0x0, 0x1, 0x3, 0x5, 0x9
-_END_STREAM, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x4, 0x8, 0x20
-_REFUSED_STREAM = (7).to_bytes(4, "big")
-"""The code that the proxy sends for a stream above the last id of the runtime's GOAWAY."""
-_SIZE_UPDATE = b"\x20"
-"""A dynamic table of no bytes: the proxy may put that before a block (relay-rules A1)."""
-
-
-@dataclass
-class Stream:
-    """What came on an HTTP/2 stream; a header block is its bytes and, if they can be decoded, its fields."""
-
-    data: bytearray = field(default_factory=bytearray)
-    blocks: list[frozenset[object]] = field(default_factory=list)
-    resets: set[bytes] = field(default_factory=set)
-    ended: bool = False
-
-    def has(self, part: "Stream") -> bool:
-        """Return whether everything in ``part`` is also here, in the same order."""
-        blocks = iter(self.blocks)
-        return (
-            self.data.startswith(part.data)
-            and all(any(block & mine for mine in blocks) for block in part.blocks)
-            and part.resets <= self.resets | {_REFUSED_STREAM}
-            and part.ended <= self.ended
-        )
-
-
-def _cri_passed_on(sent: bytes, came: bytes) -> bool:
-    """Return whether all messages, headers and ends of streams that came were sent."""
-    there = _streams(sent)
-    return all(there[number].has(stream) for number, stream in _streams(came).items())
-
-
-PASSED_ON: Mapping[str, Callable[[bytes, bytes], bool]] = {"cri": _cri_passed_on, "docker": bytes.startswith}
-"""By front: a function of what was sent and what came, which returns whether it is the runtime's own."""
-
-
-def _streams(data: bytes) -> defaultdict[int, Stream]:
-    streams: defaultdict[int, Stream] = defaultdict(Stream)
-    decoder, fragments = Decoder(), b""
-    for kind, flags, number, payload in _frames(data):
-        stream = streams[number]
-        if kind == _DATA:
-            stream.data += payload
-        elif kind == _RESET:
-            stream.resets.add(payload)
-        elif kind in (_HEADERS, _PUSH_PROMISE, _CONTINUATION):
-            fragments += _fragment(kind, flags, payload)
-            if flags & _END_HEADERS:
-                stream.blocks.append(_forms(decoder, fragments))
-                fragments = b""
-        stream.ended |= kind in (_DATA, _HEADERS) and bool(flags & _END_STREAM)
-    return streams
-
-
-def _frames(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    """Yield type, flags, stream and payload of each frame; of a DATA frame that is cut, the part that came."""
-    at = 0
-    while len(data) - at >= 9:
-        kind, flags, end = data[at + 3], data[at + 4], at + 9 + int.from_bytes(data[at : at + 3], "big")
-        if end <= len(data) or kind == _DATA:
-            yield kind, flags, int.from_bytes(data[at + 5 : at + 9], "big") & 0x7FFF_FFFF, data[at + 9 : end]
-        at = end
-
-
-def _fragment(kind: int, flags: int, payload: bytes) -> bytes:
-    """Return a frame's part of a header block (RFC 9113, 6.2, 6.6, 6.10)."""
-    if kind == _CONTINUATION:
-        return payload
-    if flags & _PADDED and payload:
-        payload = payload[1 : len(payload) - payload[0]]
-    if kind == _PUSH_PROMISE:
-        return payload[4:]
-    return payload[5:] if flags & _PRIORITY else payload
-
-
-def _forms(decoder: Decoder, block: bytes) -> frozenset[object]:
-    plain = block.removeprefix(_SIZE_UPDATE)
-    try:
-        return frozenset({plain, tuple(map(tuple, decoder.decode(block, raw=True)))})
-    except HPACKError:
-        return frozenset({plain})
-
-
 @pytest.mark.parametrize("name", ["cri", "cri-held", "docker", "docker-held"])
-async def test_runtime_that_talks_nonsense_costs_its_own_call_only(name: str, tmp_path: Path) -> None:
+async def test_broken_answer_costs_its_own_call_only(name: str, tmp_path: Path) -> None:
     """The client gets those of the runtime's own bytes that came through, then the end; the next call is answered."""
     call = calls()[name]
     proxy = call.front.process(tmp_path)  # its end finds tracebacks and errors in the log
@@ -411,7 +321,8 @@ async def test_runtime_that_talks_nonsense_costs_its_own_call_only(name: str, tm
         for number in range(MUTATIONS.now):
             runtime.answer = call.answer(number)
             came = await asyncio.wait_for(ask(proxy.socket, call.request), 20)
-            assert PASSED_ON[call.front.name](runtime.answer, came), (number, runtime.answer, came)
+            if call.front is DOCKER:  # in CRI mode frames are decoded: tests/cri/conversations.py
+                assert runtime.answer.startswith(came), (number, runtime.answer, came)
             if number % 10 == 0:
                 runtime.answer = call.answers[0]
                 assert call.good in await asyncio.wait_for(ask(proxy.socket, call.request), 20)
@@ -425,15 +336,11 @@ async def test_runtime_that_talks_nonsense_costs_its_own_call_only(name: str, tm
 
 @pytest.mark.parametrize(("other", "spoken"), [(DOCKER, "HTTP/1"), (CRI, "HTTP/2")], ids=["docker", "cri"])
 async def test_runtime_of_the_other_mode_leads_to_the_flag(tmp_path: Path, other: Front, spoken: str) -> None:
-    """CRI's runtime shows what it is as soon as a client connects.
-
-    Docker's is asked in bytes that it does not understand.
-    """
     front = CRI if other is DOCKER else DOCKER
-    told = f"the runtime broke the protocol: .*; it speaks {spoken}: is --backend-runtime-mode right\\?\n"
+    line = f"the runtime broke the protocol: .*; it speaks {spoken}: is --backend-runtime-mode right\\?\n"
     async with (
         other.runtime(str(tmp_path / "runtime.sock")),
         front.process(tmp_path) as proxy,
         front.sent(proxy.socket),
     ):
-        await until(lambda: bool(re.search(told, proxy.output())), "it is told", proxy.output)
+        await until(lambda: bool(re.search(line, proxy.output())), "it is logged", proxy.output)

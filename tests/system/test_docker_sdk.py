@@ -1,20 +1,16 @@
-"""Python's clients of dockerd through a socket in between: the docker SDK and requests-unixsocket.
+"""The docker SDK for Python through a socket in between.
 
 Each scenario runs twice on the same daemon: directly, and through ``between``; the results must be equal.
 """
 
 import gc
-import json
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import quote
 
 import docker  # type: ignore[import-untyped]  # it has no types
 import pytest
-import requests_unixsocket  # type: ignore[import-untyped]
 
 from tests.engines.dockerd import BUSYBOX, Dockerd
 
@@ -102,64 +98,4 @@ def test_the_sdk_for_python(dockerd: Dockerd, between: str, scenario: Callable[[
     for path in (dockerd.socket, between):
         with dockerd.restored(), client_of(path) as client:
             seen.append(scenario(client))
-    assert seen[0] == seen[1]
-
-
-class Requests:
-    """A session of requests-unixsocket on a socket."""
-
-    def __init__(self, path: str) -> None:
-        self.session = requests_unixsocket.Session()
-        self._base = f"http+unix://{quote(path, safe='')}"
-
-    def __call__(self, method: str, path: str, **more: Any) -> Any:
-        return self.session.request(method, f"{self._base}{path}", timeout=60, **more)
-
-    def made(self, *command: str, **more: Any) -> str:
-        body = {"Image": BUSYBOX, "Cmd": command, **more}
-        return str(self("POST", "/containers/create?name=box", json=body).json()["Id"])
-
-
-def every_version(http: Requests) -> Any:
-    offered = http("GET", "/version").json()
-    versions = (offered["MinAPIVersion"], offered["ApiVersion"], "9.99")
-    paths = ("/_ping", *(f"/v{version}/version" for version in versions), "/nowhere")
-    answers = [http("GET", path) for path in paths]
-    head = http("HEAD", "/_ping")
-    assert [answer.status_code for answer in (*answers, head)] == [200, 200, 200, 400, 404, 200]
-    return [told(answer) for answer in (*answers, head)]
-
-
-def told(answer: Any) -> Any:
-    """Return status, headers except the time, and body."""
-    headers = {name: value for name, value in answer.headers.items() if name != "Date"}
-    return answer.status_code, answer.reason, headers, answer.content
-
-
-def two_streams(http: Requests) -> Any:
-    """Follow the daemon's events, and meanwhile the log of a container that ends."""
-    http.made("sh", "-c", TALK, Tty=True)
-    lines = []
-    with http("GET", f"/events?since={time.time():.9f}", stream=True) as events:
-        http("POST", "/containers/box/start")
-        with http("GET", "/containers/box/logs?stdout=1&follow=1", stream=True) as log:
-            for line in log.iter_lines():
-                lines.append(line)
-                if line == b"3":
-                    http("POST", "/containers/box/kill")
-        first_event = json.loads(next(events.iter_lines()))["Action"]
-    assert (lines, first_event) == ([b"1", b"2", b"3"], "start")
-    return lines, first_event
-
-
-REQUESTS = (every_version, two_streams)
-
-
-@pytest.mark.parametrize("scenario", REQUESTS, ids=lambda scenario: scenario.__name__)
-def test_requests_unixsocket(dockerd: Dockerd, between: str, scenario: Callable[[Requests], Any]) -> None:
-    seen = []
-    for path in (dockerd.socket, between):
-        http = Requests(path)
-        with dockerd.restored(), http.session:
-            seen.append(scenario(http))
     assert seen[0] == seen[1]

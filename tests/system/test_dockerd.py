@@ -1,51 +1,11 @@
 """Features of dockerd alone: names and ids as references, swap limits, its own errors."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from tests.fakes.dockershim import DockerError
-from tests.system import told
-from tests.system.node import MIB, PLUGIN, Values, assert_in_force, cri_resources, inside, resources_answer
-from tests.system.real import DOCKERD, OLD_SHIM, Kind, Kubelet, RealNode, on, running
+from tests.system.node import MIB, Values, assert_in_force, cri_resources, resources_answer
+from tests.system.real import DOCKERD, OLD_SHIM, Kubelet, RealNode, on
 
 pytestmark = pytest.mark.engine
-
-ONE = on(DOCKERD)
-
-POINTS = {
-    "start": ("PreStartContainer", "PostStartContainer"),
-    "update": ("PreUpdateContainerResources",),
-    "stop": ("PostStopContainer",),
-}
-"""Command of the docker CLI -> the content of its hook call."""
-
-
-@ONE
-def test_any_reference_tells_the_same(node: RealNode) -> None:
-    pod, container = node.rich_pod(), node.rich_container()
-    with node.client() as client:
-        pod_id = client.run_pod(pod)
-        container_id = client.create(pod_id, container, pod)
-        name = client.shim.inspect(container_id)["Name"].removeprefix("/")
-        seen = told.of_container(pod, container, container_id)
-        after_update = told.of_container(pod, told.updated(container, cri_resources({"cpu_shares": 400})), container_id)
-        node.told()
-        for reference, is_known in ((name, True), (container_id[:12], True), (f"/{name}", True), (name, False)):
-            for command in (("start",), ("update", "--cpu-shares", "400"), ("stop", "-t", "0")):
-                if not is_known:
-                    node.restart()
-                client.docker(*command, reference)
-                if command[0] == "update":
-                    seen = after_update
-                assert node.told() == [(point, seen) for point in POINTS[command[0]]]
-        pod_name = client.shim.inspect(pod_id)["Name"].removeprefix("/")
-        client.remove(container_id)  # a new proxy reports its end with the pod's stop
-        for reference in (pod_name, pod_id[:12]):
-            node.restart()  # a proxy that has reported a pod's stop does not report it again
-            client.docker("stop", reference)
-            assert node.told() == [("PostStopPodSandbox", told.of_pod(pod))]
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -88,22 +48,3 @@ def test_swap_goes_with_memory(node: RealNode, client: Kubelet) -> None:
 
 
 # -- what dockerd rejects ----------------------------------------------------------------------------------------------
-
-
-@ONE
-@pytest.mark.parametrize("policy", ["Fail", "Ignore"])
-def test_rejection_at_the_start_is_the_plugins_failure(kind: Kind, engine: Any, tmp_path: Path, policy: str) -> None:
-    with running(kind, engine, tmp_path, lambda node: node.register(policy=policy)) as node, node.client() as client:
-        pod, container = node.rich_pod(), node.rich_container()
-        pod_id = client.run_pod(pod)
-        container_id = client.create(pod_id, container, pod)
-        node.hooks.on(START, resources_answer({"cpuset_cpus": "4095", "cpu_shares": 700}))
-        if policy == "Ignore":
-            client.start(container_id)
-            assert inside(client, container_id, "cpu_shares") == 512
-        else:
-            with pytest.raises(DockerError) as caught:
-                client.start(container_id)
-            for part in (PLUGIN, "PreStartContainer", "runtime_rejected"):
-                assert part in caught.value.message
-            assert client.shim.inspect(container_id)["State"]["Status"] == "created"

@@ -1,7 +1,7 @@
 """Streams are pipes: a line arrives when it is sent, a tunnel passes what it cannot read, and silence ends nothing.
 
-That is promise 12, fault matrix S6 and S8. Ends and clients that do not read are in tests/relay/test_pair*.py, the full
-amounts in test_dockerd_streams.
+That is promise 12, fault matrix S6 and S8. Ends, and clients that do not read: tests/relay/test_connection.py; the full
+amounts: test_dockerd_streams.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.amounts import STREAM_BYTES, Amount
+from tests.amounts import Amount
 from tests.docker.client import request
 from tests.engines import cri
 from tests.fakes import cri_pb2
@@ -45,38 +45,20 @@ def path(proxy: ProxyProcess) -> str:
 
 @pytest.fixture
 async def fake(proxy: ProxyProcess) -> AsyncIterator[FakeDockerd]:
-    """Yield a daemon behind the proxy, on which the container c1 runs."""
     async with FakeDockerd(str(proxy.runtime)) as dockerd:
-        docker.run_container(dockerd)
         yield dockerd
 
 
-async def test_exec_is_resized_while_it_streams(path: str, fake: FakeDockerd) -> None:
-    """By another client: data and sizes are sent at the same time."""
-
-    def cat() -> int:
-        with docker.Exec(path, "c1", ["cat"], stdin=True) as command:
-            with docker.resized(path, f"/exec/{command.id}") as widths:
-                sent, came = command.both(STREAM_BYTES.now)
-            assert came == sent
-        return len(widths) - 1
-
-    resizes = await asyncio.to_thread(cat)
-    assert len(fake.requests("POST /exec/{ref}/resize")) == resizes > 1
+# ---- without delay
 
 
-# ---- at once
-
-
-@pytest.mark.parametrize("kind", [docker.Lines, docker.Events, docker.Pull, docker.Build])
-async def test_line_comes_when_it_is_said_and_the_daemons_death_is_seen(
-    path: str, fake: FakeDockerd, kind: type[docker.Lines]
-) -> None:
-    stream, numbers = kind(path, fake), count()
+async def test_event_comes_when_it_is_sent_and_the_daemons_death_is_seen(path: str, fake: FakeDockerd) -> None:
+    """The same holds for each answer in chunks: logs, pulls and builds (tests/docker/test_conversations.py)."""
+    stream, numbers = docker.Events(path, fake), count()
 
     async def one_line() -> Sequence[float]:
         began = time.monotonic()
-        expected = stream.say(b"line-%d\n" % next(numbers))
+        expected = stream.send(b"line-%d\n" % next(numbers))
         assert expected in await raw.chunk()
         return [time.monotonic() - began]
 
@@ -234,11 +216,11 @@ async def test_answer_in_chunks_and_half_a_body_outlive_a_day(tmp_path: Path, da
     async with FakeDockerd(str(inside.runtime)) as fake, inside as proxy:
         path = str(proxy.socket)
         stream = docker.Events(path, fake)
-        loading = await docker.asked(path, "POST /images/load", "Content-Length: 8")
+        loading = await docker.request_head(path, "POST /images/load", "Content-Length: 8")
         async with await stream.open() as events, loading as load:
             load.send(b"half")
             assert b" 200 OK\r\n" in await load.head()
             await day()
-            assert stream.say(b"after\n") in await events.chunk()
+            assert stream.send(b"after\n") in await events.chunk()
             load.send(b"more")
             assert b"Loaded 8 bytes" in await load.chunk()
