@@ -17,8 +17,7 @@ import trustme
 from hooks.tools import new
 from tests.amounts import CALLS_OF_THE_UNIT
 from tests.docs import DOCS, tables
-from tests.engines import cgroups, cri, docker_cli
-from tests.engines.dockerd import BUSYBOX
+from tests.engines import cgroups, cri
 from tests.machines.fitting import fit
 from tests.machines.machine import Machine
 from tests.machines.node import SERVICES, SOCKET, SOCKETS, UNITS, load_images, make_cgroup, program
@@ -110,16 +109,6 @@ def answers(client: Any) -> bool:
     return True
 
 
-def test_docker_builds_and_runs_through_the_proxy(node: Machine, tmp_path: Path) -> None:
-    socket = serve(node, "Docker")
-    (tmp_path / "Dockerfile").write_text(f"FROM {BUSYBOX}\nRUN echo built >/word\n")
-    for buildkit in (False, True):
-        built = docker_cli.run(socket, "build", "--network=none", "-t", "built", str(tmp_path), buildkit=buildkit)
-        assert built.exit_code == 0, built
-        ran = docker_cli.run(socket, "run", "--rm", "--network=none", "built", "cat", "/word")
-        assert (ran.stdout, ran.exit_code) == (b"built\n", 0)
-
-
 def test_admin_and_exporter_answer_with_the_processes_figures(node: Machine) -> None:
     serve(node, "Containerd")
     with node.popen("curl", "--silent", "--max-time", "10", f"{EXPORTER}/metrics", namespaces=["--net"]) as asked:
@@ -163,13 +152,6 @@ def test_exporter_serves_tls_with_the_lines_of_its_units_comment(node: Machine, 
 def test_socket_has_the_link_by_which_kubelets_recognise_crio(node: Machine) -> None:
     linked = node.run("readlink", "-f", "/run/koord-runtimeproxy/run/crio/crio.sock")
     assert linked == "/run/koord-runtimeproxy/runtimeproxy.sock\n"
-
-
-def test_what_is_disabled_by_hand_outlives_a_restart(node: Machine) -> None:
-    node.run("runtimeproxy", "hook", "disable", "batchresource", "--reason=a test")
-    node.run("systemctl", "restart", "runtimeproxy.service")
-    assert "disabled" in node.run("runtimeproxy", "hook", "ls")
-    node.run("runtimeproxy", "hook", "enable", "batchresource")
 
 
 def test_loop_that_hangs_is_restarted_while_its_clients_wait(node: Machine) -> None:

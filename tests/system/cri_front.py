@@ -230,7 +230,6 @@ CRI = Front(
     failed=grpc.StatusCode.INTERNAL,
     refused=grpc.StatusCode.PERMISSION_DENIED,
     lost=grpc.StatusCode.UNAVAILABLE,
-    life=("start", "update", "stop", "remove", "update_pod", "stop_pod", "remove_pod"),
     default_socket="run/containerd/containerd.sock",
     never_imported=("runtimeproxy.docker", "aiohttp"),
 )

@@ -256,7 +256,6 @@ DOCKER = Front(
     failed=500,
     refused=500,
     lost=None,
-    life=("start", "update", "stop", "remove", "stop_pod", "remove_pod"),
     default_socket="run/docker.sock",
     never_imported=("runtimeproxy.cri",),
 )

@@ -171,8 +171,8 @@ The future's result is the reply's message. It raises ConnectionError if there i
 class Front:
     """A front; statuses are those of a call that failed under policy Fail, was refused, lost its runtime's connection.
 
-    ``life`` are a kubelet's calls after run_pod and create, to the end of both. ``default_socket`` is where the runtime
-    listens by default, relative to the root. ``never_imported`` are modules of other modes.
+    ``default_socket`` is where the runtime listens by default, relative to the root. ``never_imported`` are modules of
+    other modes.
     """
 
     name: str
@@ -183,7 +183,6 @@ class Front:
     failed: Any
     refused: Any
     lost: Any
-    life: Sequence[str]
     default_socket: str
     never_imported: Sequence[str]
 

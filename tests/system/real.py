@@ -21,7 +21,7 @@ from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSan
 from tests.fakes.dockershim import CRI_DOCKERD, DOCKERSHIM, DockerError, Dockershim, Generation
 from tests.fakes.dockershim_bodies import Pod, Values
 from tests.fakes.hookserver import HookServer
-from tests.system import node, told
+from tests.system import hook_requests, node
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Failed, Front
@@ -93,7 +93,7 @@ class _Real:
         return container
 
     def updated(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
-        return told.updated(container, asked)
+        return hook_requests.updated(container, asked)
 
     def failure(self, call: Callable[[], object]) -> Failed:
         """Make a call that must fail; return its failure."""
@@ -314,7 +314,7 @@ class ShimNode(_Real):
         return without_swap(container)
 
     def updated(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
-        changed = told.updated(container, asked)
+        changed = hook_requests.updated(container, asked)
         moves = self.speaks.moves_swap and asked.memory_limit_in_bytes
         return without_swap(changed) if moves else changed
 

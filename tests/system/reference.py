@@ -5,18 +5,17 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.engines import cgroups, cri
-from tests.engines.dockerd import Dockerd
 from tests.fakes.cri_pb2 import ContainerConfig, PodSandboxConfig
 from tests.system import node
 from tests.system.node import Values, assert_in_force, cri_resources
-from tests.system.proxy import ROOT, WAIT_SECONDS, Folder, Program, ProxyProcess, wait_until
-from tests.system.real import Kubelet
+from tests.system.proxy import ROOT, WAIT_SECONDS, Folder, Program, wait_until
+from tests.system.real import Kind, RealNode, running
 
 HOOKS = (sys.executable, "-m", "runtimeproxy_hooks")
 FAIL = "--failure-policy=Fail"
@@ -78,8 +77,6 @@ def served(*programs: HookProgram) -> Iterator[None]:
 
 # ---- before an engine
 
-ENGINES = ("containerd", "dockerd")
-"""Fixtures of the whole session."""
 UNLIMITED = -1
 OWN_STATUS = 'while read name value; do echo "${name%:}=$value"; done < /proc/self/status'
 """No program is run for it: what the shell prints is true of the container's first instruction."""
@@ -89,41 +86,47 @@ OWN_STATUS = 'while read name value; do echo "${name%:}=$value"; done < /proc/se
 class ReferenceNode:
     """A node; ``programs`` are its hook servers by name."""
 
-    engine: Any
-    proxy: ProxyProcess
+    real: RealNode
     programs: Mapping[str, HookProgram]
-
-    def client(self) -> Any:
-        socket = str(self.proxy.socket)
-        return Kubelet(socket) if isinstance(self.engine, Dockerd) else cri.CriClient(socket)
 
     def pod(self, annotations: Mapping[str, str], qos: str = "", cgroup: str = "burstable") -> PodSandboxConfig:
         """Return a new pod of a Koordinator QoS class; ``cgroup`` is its Kubernetes QoS class."""
-        pod = node.plain_pod(self.engine)
+        pod = node.plain_pod(self.real.engine)
         pod.annotations.update(annotations)
         pod.labels.update({"koordinator.sh/qosClass": qos} if qos else {})
-        pod.linux.cgroup_parent = self.engine.cgroup_parent(pod.metadata.uid, cgroup)
+        pod.linux.cgroup_parent = self.real.engine.cgroup_parent(pod.metadata.uid, cgroup)
         return pod
+
+    @contextmanager
+    def running(
+        self, pod: PodSandboxConfig, container: ContainerConfig, pod_quota: int = UNLIMITED
+    ) -> Iterator["Running"]:
+        """Run a pod with a container as a kubelet does; both are removed at the end."""
+        kubelet_makes(pod.linux.cgroup_parent, pod_quota)
+        with self.real.client() as client:
+            pod_id = client.run_pod(pod)
+            container_id = client.create(pod_id, container, pod)
+            client.start(container_id)
+            yield Running(self.real, client, pod, container_id)
+            node.end(client, pod_id, container_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
     """A pod with a started container, and its client."""
 
+    real: RealNode
     client: Any
     pod: PodSandboxConfig
-    pod_id: str
     container_id: str
 
     @property
-    def cgroup(self) -> str:
-        return f"{self.pod.linux.cgroup_parent}/{self.container_id}"
+    def processes(self) -> set[int]:
+        return cgroups.processes(f"{self.pod.linux.cgroup_parent}/{self.container_id}")
 
-    def told(self) -> dict[str, str]:
+    def first_lines(self) -> dict[str, str]:
         """Wait until the container has printed all of its first lines; return them."""
-        if isinstance(self.client, Kubelet):
-            return self.client.told_by_first_act(self.container_id)
-        return node.told_by_first_act(self.pod)
+        return self.real.first_act(self.client, self.pod, self.container_id)
 
     def update(self, **values: int | str) -> None:
         self.client.update(self.container_id, cri_resources(values))
@@ -135,30 +138,18 @@ class Running:
 
 @contextmanager
 def before(
-    engine: Any, folder: Path, hooks: Callable[[Folder], Sequence[HookProgram]], runtime: str = ""
+    kind: Kind, engine: Any, folder: Path, hooks: Callable[[Folder], Sequence[HookProgram]]
 ) -> Iterator[ReferenceNode]:
-    """Run the hook servers that ``hooks`` makes, then a proxy; ``runtime`` is a socket in place of the engine's own."""
-    endpoint = runtime or engine.socket
-    docker = isinstance(engine, Dockerd)
-    flags = {"backend_runtime_mode": "Docker"} if docker else {"remote_image_service_endpoint": endpoint}
-    proxy = ProxyProcess(folder, remote_runtime_service_endpoint=endpoint, **flags)
-    programs = hooks(proxy)
-    with engine.restored(), served(*programs), proxy:
-        yield ReferenceNode(engine, proxy, {program.name: program for program in programs})
+    """Run the hook servers that ``hooks`` makes, then a proxy."""
+    programs: list[HookProgram] = []
+    with ExitStack() as stack:
 
+        def serve(real: RealNode) -> None:
+            programs.extend(hooks(real.proxy))
+            stack.enter_context(served(*programs))
 
-@contextmanager
-def running(
-    made_on: ReferenceNode, pod: PodSandboxConfig, container: ContainerConfig, pod_quota: int = UNLIMITED
-) -> Iterator[Running]:
-    """Run a pod with a container as a kubelet does; both are removed at the end."""
-    kubelet_makes(pod.linux.cgroup_parent, pod_quota)
-    with made_on.client() as client:
-        pod_id = client.run_pod(pod)
-        container_id = client.create(pod_id, container, pod)
-        client.start(container_id)
-        yield Running(client, pod, pod_id, container_id)
-        node.end(client, pod_id, container_id)
+        real = stack.enter_context(running(kind, engine, folder, serve))
+        yield ReferenceNode(real, {program.name: program for program in programs})
 
 
 def container(script: str = "", envs: Sequence[tuple[str, bytes]] = (), **resources: int | str) -> ContainerConfig:

@@ -19,7 +19,7 @@ from tests.fakes.cri_pb2 import LinuxContainerResources, PodSandboxConfig
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookanswers import Answer, reply
 from tests.hooks.sdk import processes
-from tests.system import koordlet_cases, told
+from tests.system import hook_requests, koordlet_cases
 from tests.system.koordlet_cases import Case
 from tests.system.node import (
     CPU,
@@ -36,7 +36,7 @@ from tests.system.node import (
     skipped,
 )
 from tests.system.proxy import wait_until
-from tests.system.real import CONTAINERD, DOCKERD, OLD_CRI, OLD_SHIM, Kind, RealNode, on, running
+from tests.system.real import CONTAINERD, DOCKERD, OLD_CRI, OLD_SHIM, Kind, Kubelet, RealNode, on, running
 
 pytestmark = pytest.mark.engine
 
@@ -51,14 +51,14 @@ def test_every_hook_point_is_told_everything(node: RealNode, client: Any) -> Non
     """Also by a proxy that was killed and restarted, with no effect on pods, which reads each subject alone."""
     pod, container = node.rich_pod(), node.rich_container(oom_score_adj=900, cpuset_cpus=CPU, cpuset_mems="0")
     pod_id = client.run_pod(pod)
-    assert node.told() == [("PreRunPodSandbox", told.of_pod(pod))]
+    assert node.told() == [("PreRunPodSandbox", hook_requests.of_pod(pod))]
     container_id = client.create(pod_id, container, pod)
-    assert node.told() == [("PreCreateContainer", told.of_container(pod, container))]
+    assert node.told() == [("PreCreateContainer", hook_requests.of_container(pod, container))]
     client.start(container_id)
-    created = told.of_container(pod, container, container_id)
+    created = hook_requests.of_container(pod, container, container_id)
     assert node.told() == [("PreStartContainer", created), ("PostStartContainer", created)]
     client.update(container_id, UPDATE)
-    after_update = told.of_container(pod, node.updated(container, UPDATE), container_id)
+    after_update = hook_requests.of_container(pod, node.updated(container, UPDATE), container_id)
     assert node.told() == [("PreUpdateContainerResources", after_update)]
     pids = node.pids(client, pod_id, container_id)
     node.restart()
@@ -75,7 +75,7 @@ def test_every_hook_point_is_told_everything(node: RealNode, client: Any) -> Non
     client.stop_pod(pod_id)
     client.remove(container_id)
     client.remove_pod(pod_id)
-    ends = [("PostStopContainer", after_update), ("PostStopPodSandbox", told.of_pod(pod))]
+    ends = [("PostStopContainer", after_update), ("PostStopPodSandbox", hook_requests.of_pod(pod))]
     assert node.told() == ends, "once a process"
 
 
@@ -93,7 +93,7 @@ def test_end_without_a_stop_is_reported(node: RealNode, client: Any, restarted: 
     node.failure(lambda: client.start(broken))
     client.start(job)
     wait_until(lambda: not node.is_running(client, job), "the job has ended")
-    end_of_job = ("PostStopContainer", told.of_container(pod, configs["job"], job))
+    end_of_job = ("PostStopContainer", hook_requests.of_container(pod, configs["job"], job))
     by_event = node.front.name == "docker"
     if by_event:
         wait_until(lambda: node.hooks.calls[-1].point.name == "PostStopContainer", "its event is reported")
@@ -102,7 +102,7 @@ def test_end_without_a_stop_is_reported(node: RealNode, client: Any, restarted: 
         node.restart()
     client.stop_pod(pod_id)
     late = restarted or not by_event
-    assert node.told() == [end_of_job] * late + [("PostStopPodSandbox", told.of_pod(pod))]
+    assert node.told() == [end_of_job] * late + [("PostStopPodSandbox", hook_requests.of_pod(pod))]
     for one in (job, broken, created):
         client.remove(one)
     client.remove_pod(pod_id)
@@ -119,8 +119,8 @@ def test_pod_removed_without_a_stop_is_reported(node: RealNode, client: Any, res
     client.start(container_id)
     node.restart() if restarted else node.told()
     client.remove_pod(pod_id)
-    end = ("PostStopContainer", told.of_container(pod, container, container_id))
-    assert node.told() == [end, ("PostStopPodSandbox", told.of_pod(pod))]
+    end = ("PostStopContainer", hook_requests.of_container(pod, container, container_id))
+    assert node.told() == [end, ("PostStopPodSandbox", hook_requests.of_pod(pod))]
 
 
 # ---- what hook servers change
@@ -168,7 +168,7 @@ class Scene:
         self.pod_now.linux.cgroup_parent = self.parent
         if node.front.name == "docker":  # containerd does not use them
             self.pod_now.linux.resources.cpu_shares = 300
-        now = told.updated(self.container, cri_resources(AT_CREATE))
+        now = hook_requests.updated(self.container, cri_resources(AT_CREATE))
         now.annotations.update(for_container.container_annotations)
         for key, value in for_container.container_envs.items():
             now.envs.add(key=key, value=value.encode())  # the last value of a name is effective
@@ -179,7 +179,7 @@ class Scene:
 def test_changes_of_hooks_are_in_force_and_told(node: RealNode, client: Any) -> None:
     scene = Scene(node)
     pod_id = client.run_pod(scene.pod)
-    assert node.told() == [("PreRunPodSandbox", told.of_pod(scene.pod))]
+    assert node.told() == [("PreRunPodSandbox", hook_requests.of_pod(scene.pod))]
     assert node.pod_texts(client, pod_id) == (scene.pod_now.labels, scene.pod_now.annotations)
     assert node.pod_shares(client, pod_id) == 300, "sent"
     assert cgroups.read(f"{scene.parent}/{pod_id}", "cpu_shares") == (300 if node.front.name == "docker" else 2)
@@ -187,14 +187,14 @@ def test_changes_of_hooks_are_in_force_and_told(node: RealNode, client: Any) -> 
     assert not cgroups.processes(scene.pod.linux.cgroup_parent)
 
     container_id = client.create(pod_id, scene.container, scene.pod)
-    assert node.told() == [("PreCreateContainer", told.of_container(scene.pod_now, scene.container))]
+    assert node.told() == [("PreCreateContainer", hook_requests.of_container(scene.pod_now, scene.container))]
     assert node.annotations(client, container_id) == scene.container_now.annotations
 
     client.start(container_id)
-    after_start = told.updated(scene.container_now, cri_resources(AT_START))
+    after_start = hook_requests.updated(scene.container_now, cri_resources(AT_START))
     assert node.told() == [
-        ("PreStartContainer", told.of_container(scene.pod_now, scene.container_now, container_id)),
-        ("PostStartContainer", told.of_container(scene.pod_now, after_start, container_id)),
+        ("PreStartContainer", hook_requests.of_container(scene.pod_now, scene.container_now, container_id)),
+        ("PostStartContainer", hook_requests.of_container(scene.pod_now, after_start, container_id)),
     ]
     first = node.first_act(client, scene.pod, container_id)
     assert_first_act(first, STARTED)
@@ -203,18 +203,20 @@ def test_changes_of_hooks_are_in_force_and_told(node: RealNode, client: Any) -> 
 
     client.update(container_id, cri_resources(KUBELETS_UPDATE))
     # A hook that scales must scale the kubelet's own values, not its earlier results.
-    kubelets = told.updated(scene.container, cri_resources(KUBELETS_UPDATE))
+    kubelets = hook_requests.updated(scene.container, cri_resources(KUBELETS_UPDATE))
     scene.container_now.linux.resources.CopyFrom(kubelets.linux.resources)
     asked = node.sent(scene.container_now)
-    assert node.told() == [("PreUpdateContainerResources", told.of_container(scene.pod_now, asked, container_id))]
+    assert node.told() == [
+        ("PreUpdateContainerResources", hook_requests.of_container(scene.pod_now, asked, container_id))
+    ]
     assert_in_force(client, container_id, scene.parent, UPDATED)
     assert node.annotations(client, container_id) == scene.container_now.annotations
 
     end(client, pod_id, container_id)
-    after_update = node.sent(told.updated(scene.container_now, cri_resources(UPDATED)))
+    after_update = node.sent(hook_requests.updated(scene.container_now, cri_resources(UPDATED)))
     assert node.told() == [
-        ("PostStopContainer", told.of_container(scene.pod_now, after_update, container_id)),
-        ("PostStopPodSandbox", told.of_pod(scene.pod_now)),
+        ("PostStopContainer", hook_requests.of_container(scene.pod_now, after_update, container_id)),
+        ("PostStopPodSandbox", hook_requests.of_pod(scene.pod_now)),
     ]
 
 
@@ -228,7 +230,7 @@ def test_container_may_get_a_cgroup_parent_of_its_own(node: RealNode, client: An
     client.start(container_id)
     assert_in_force(client, container_id, other, {"cpu_shares": 512, "cpu_quota": 50000})
     assert not list(cgroups.directories(f"{pod.linux.cgroup_parent}/{container_id}"))
-    moved = told.of_container(pod, container, container_id)
+    moved = hook_requests.of_container(pod, container, container_id)
     moved.pod_cgroup_parent = other
     node.told()
     client.stop(container_id)
@@ -404,3 +406,45 @@ def test_ten_lines_greet_each_container(kind: Kind, engine: Any, tmp_path: Path)
             told = node.first_act(client, pod, container_id)
             assert (told["POD_UID"], told["GREETING"]) == (pod.metadata.uid, "good day")
             assert program.end(15) == 0
+
+
+# ---- dockerd's swap limits
+
+# The kubelet's limit is 64 MiB, and its swap limit the same: no swap.
+CREATE, START, RESIZE = "PreCreateContainer", "PreStartContainer", "PreUpdateContainerResources"
+
+
+def memory(mib: int) -> Values:
+    return {"memory_limit_in_bytes": mib * MIB}
+
+
+MEMORY: list[tuple[str, Values, int, int]] = [
+    (CREATE, {**memory(32), "memory_swap_limit_in_bytes": -1}, 32, -1),
+    (START, memory(80), 80, 80 * MIB),
+    (RESIZE, memory(80), 80, 80 * MIB),
+    (RESIZE, memory(32), 32, 32 * MIB),
+]
+"""A change at a hook point -> dockerd's final limits, memory in MiB and swap; the kubelet updates to 48 MiB."""
+
+
+@on(DOCKERD, OLD_SHIM)
+def test_swap_goes_with_memory(node: RealNode, client: Kubelet) -> None:
+    """Even if dockershim leaves the swap limit out of an update, memory is raised."""
+    pod = node.plain_pod()
+    pod_id = client.run_pod(pod)
+    for number, (point, values, mib, swap) in enumerate(MEMORY):
+        node.hooks.answers.clear()
+        node.hooks.on(point, resources_answer(values))
+        container_id = client.create(pod_id, node.rich_container(f"main-{number}"), pod)
+        client.start(container_id)
+        if point == RESIZE:
+            client.update(container_id, cri_resources(memory(48)))
+        host = client.host(container_id)
+        assert host["Memory"] == mib * MIB, (point, values)
+        if node.speaks.moves_swap and node.engine.get("/info")["SwapLimit"]:  # else the kernel does not account for it
+            assert host["MemorySwap"] == swap, (point, values)
+        assert_in_force(client, container_id, pod.linux.cgroup_parent, memory(mib))
+        client.remove(container_id)
+
+
+# -- what dockerd rejects ----------------------------------------------------------------------------------------------

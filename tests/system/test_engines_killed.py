@@ -10,7 +10,7 @@ import pytest
 from runtimeproxy.hookapi import api_pb2
 from tests.fakes import hookanswers
 from tests.fakes.cri_pb2 import LinuxContainerResources
-from tests.system import told
+from tests.system import hook_requests
 from tests.system.keeping import file_of, on_tmpfs, rows, scale
 from tests.system.node import CPU, end, inside
 from tests.system.proxy import WAIT_SECONDS, answers, wait_until
@@ -115,16 +115,16 @@ def test_pods_whose_engine_was_killed_are_told_of_as_before(node: RealNode, call
             assert answers(node.proxy.socket)
         finally:
             node.engine.launch()
-    ended = told.of_container(pod, container, container_id)
+    ended = hook_requests.of_container(pod, container, container_id)
     with node.client() as client:  # the first calls, without retries
         if outlives:
             assert node.pids(client, pod_id, container_id) == its_own
             assert node.told() == [], "it was not stopped"
             client.update(container_id, UPDATE)
-            ended = told.of_container(pod, told.updated(container, UPDATE), container_id)
+            ended = hook_requests.of_container(pod, hook_requests.updated(container, UPDATE), container_id)
             assert node.told() == [("PreUpdateContainerResources", ended)]
         end(client, pod_id, container_id)
     *stops, pod_stop = node.told()
     stopped = ("PostStopContainer", ended)
     assert stops == [stopped] or (not outlives and stops == 2 * [stopped])
-    assert pod_stop == ("PostStopPodSandbox", told.of_pod(pod))
+    assert pod_stop == ("PostStopPodSandbox", hook_requests.of_pod(pod))

@@ -14,7 +14,6 @@ from tests.fakes import cri_pb2, hookanswers
 from tests.fakes.dockershim_bodies import Values
 from tests.observe.events import shown_of
 from tests.system.cri_front import CRI_SHAPES, CriRuntime
-from tests.system.docker_front import DOCKER_ENGINES
 from tests.system.fronts import CONTAINER, PARENT, Front
 from tests.system.keeping import on_tmpfs
 from tests.system.shaped import ShapedNode, named
@@ -127,21 +126,3 @@ def sent_resources(node: ShapedNode) -> list[int]:
 
 def limits_of(resources: Any) -> dict[str, int]:
     return {limit.page_size: limit.limit for limit in resources.hugepage_limits}
-
-
-@pytest.mark.parametrize("front", DOCKER_ENGINES[:1], ids=named)
-async def test_field_left_out_is_not_recorded_as_edited(front: Front, tmp_path: Path) -> None:
-    async with ShapedNode(front, tmp_path, answers=ANSWERS) as node:
-        container_id = await node.caller.create(await node.caller.run_pod())
-        await node.caller.update(container_id)
-        text = "left out: Docker cannot set it"
-        maps = [fields - {"resources.memory_swap_limit_in_bytes"} for fields in (CREATE_FIELDS, UPDATE_FIELDS)]
-        assert events_of(node, "no_effect") == [
-            ("CreateContainer", maps[0], text),
-            ("UpdateContainerResources", maps[1], text),
-        ]
-        assert [fields for _, fields, _ in events_of(node, "edited")] == [
-            POD_FIELDS,
-            {"cgroup_parent", "resources.memory_swap_limit_in_bytes"},
-            {"resources.memory_swap_limit_in_bytes"},
-        ]

@@ -5,7 +5,7 @@ RDT's is above a stand-in for resctrl, as no machine of the tests has RDT.
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,24 +19,14 @@ from tests.engines import cgroups
 from tests.engines.cri import CriClient
 from tests.system.node import CPU, LAST_LINE, MIB, Values, assert_first_act
 from tests.system.proxy import Folder
-from tests.system.reference import ENGINES, HookProgram, ReferenceNode, before, container, running
+from tests.system.real import CONTAINERD, DOCKERD, Kind, on
+from tests.system.reference import HookProgram, ReferenceNode, before, container
 from tests.system.reference_standin import MOST_SECONDS, PROCESSES
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, on(CONTAINERD, DOCKERD)]
 
 LIMITED: Values = {"cpu_period": 100000, "cpu_quota": 50000, "cpu_shares": 512, "memory_limit_in_bytes": 64 * MIB}
 """What the kubelet asks for."""
-
-
-def on_each_engine(hooks: Callable[[Folder], Sequence[HookProgram]]) -> Any:
-    """Return a fixture: a node of each engine in turn, with these hook servers."""
-
-    @pytest.fixture(scope="module", params=ENGINES)
-    def fixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReferenceNode]:
-        with before(request.getfixturevalue(request.param), tmp_path_factory.mktemp("node"), hooks) as made:
-            yield made
-
-    return fixture
 
 
 def every_hook(folder: Folder) -> Sequence[HookProgram]:
@@ -51,7 +41,10 @@ def every_hook(folder: Folder) -> Sequence[HookProgram]:
     )
 
 
-node = on_each_engine(every_hook)
+@pytest.fixture(scope="module")
+def node(kind: Kind, engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReferenceNode]:
+    with before(kind, engine, tmp_path_factory.mktemp("node"), every_hook) as made:
+        yield made
 
 
 def annotation(key: str, value: object) -> dict[str, str]:
@@ -66,9 +59,9 @@ def test_cpus_and_gpus_are_there_from_the_first_instruction(node: ReferenceNode)
     pod = node.pod(devices | cpus, qos="LSR", cgroup="guaranteed")
     pod.labels[koordinator.GPU_ISOLATION_PROVIDER] = "HAMi-core"
     envs = [("NVIDIA_VISIBLE_DEVICES", b"all"), ("LEVEL", b"info")]
-    with running(node, pod, container(envs=envs, **LIMITED), pod_quota=60000) as made:
-        told = made.told()
-        assert told["Cpus_allowed_list"] == CPU
+    with node.running(pod, container(envs=envs, **LIMITED), pod_quota=60000) as made:
+        printed = made.first_lines()
+        assert printed["Cpus_allowed_list"] == CPU
         expected = {
             "NVIDIA_VISIBLE_DEVICES": "3,0",
             "LEVEL": "info",
@@ -76,9 +69,9 @@ def test_cpus_and_gpus_are_there_from_the_first_instruction(node: ReferenceNode)
             "CUDA_DEVICE_SM_LIMIT": "50",
             "LD_PRELOAD": "/usr/local/vgpu/libvgpu.so",
         }
-        assert {name: told.get(name) for name in expected} == expected
+        assert {name: printed.get(name) for name in expected} == expected
         in_force = {**LIMITED, "cpuset_cpus": CPU, "cpu_quota": -1}
-        assert_first_act(told, in_force)
+        assert_first_act(printed, in_force)
         assert cgroups.read(pod.linux.cgroup_parent, "cpu_quota") == -1
         made.update(cpu_quota=40000, cpu_shares=400)
         made.assert_in_force({**in_force, "cpu_shares": 400})
@@ -95,8 +88,8 @@ BATCH_IN_FORCE: Values = {"cpu_shares": 512, "cpu_quota": 30000, "memory_limit_i
 def test_batch_resources_hold_after_an_update(node: ReferenceNode) -> None:
     spec = annotation(koordinator.EXTENDED_RESOURCE_SPEC, {"containers": {"main": BATCH}})
     pod = node.pod(spec, qos="BE", cgroup="besteffort")
-    with running(node, pod, container(cpu_shares=2)) as made:
-        assert_first_act(made.told(), BATCH_IN_FORCE)
+    with node.running(pod, container(cpu_shares=2)) as made:
+        assert_first_act(made.first_lines(), BATCH_IN_FORCE)
         made.assert_in_force(BATCH_IN_FORCE)
         of_pod = {setting: cgroups.read(pod.linux.cgroup_parent, setting) for setting in BATCH_IN_FORCE}
         assert of_pod == {setting: cgroups.expected(setting, value) for setting, value in BATCH_IN_FORCE.items()}
@@ -109,8 +102,8 @@ def test_unnamed_container_has_its_own_limits_only(node: ReferenceNode) -> None:
     spec = annotation(koordinator.EXTENDED_RESOURCE_SPEC, {"containers": {"other": BATCH}})
     pod = node.pod(spec, qos="BE", cgroup="besteffort")
     limits: Values = {"cpu_shares": 2, "cpu_quota": 80000, "memory_limit_in_bytes": 200 * MIB}
-    with running(node, pod, container(**limits)) as made:
-        assert_first_act(made.told(), limits)
+    with node.running(pod, container(**limits)) as made:
+        assert_first_act(made.first_lines(), limits)
         of_pod = {setting: cgroups.read(pod.linux.cgroup_parent, setting) for setting in BATCH_IN_FORCE}
         lifted: Values = {"cpu_shares": 512, "cpu_quota": -1, "memory_limit_in_bytes": -1}
         assert of_pod == {setting: cgroups.expected(setting, value) for setting, value in lifted.items()}
@@ -120,8 +113,8 @@ def test_unnamed_container_has_its_own_limits_only(node: ReferenceNode) -> None:
 
 @pytest.mark.parametrize(("qos", "times"), [("LS", 2), ("LSR", 1)])
 def test_quota_is_scaled_once(node: ReferenceNode, qos: str, times: int) -> None:
-    with running(node, node.pod({}, qos=qos), container(**LIMITED)) as made:
-        assert_first_act(made.told(), {**LIMITED, "cpu_quota": 50000 // times})
+    with node.running(node.pod({}, qos=qos), container(**LIMITED)) as made:
+        assert_first_act(made.first_lines(), {**LIMITED, "cpu_quota": 50000 // times})
         made.update(cpu_shares=400)
         made.assert_in_force({"cpu_shares": 400, "cpu_quota": 50000 // times})
         for quota in (80000, 30000):
@@ -138,8 +131,8 @@ OOM_SCORES: dict[str, tuple[Mapping[str, str], str]] = {
 @pytest.mark.parametrize(("annotations", "expected"), OOM_SCORES.values(), ids=OOM_SCORES)
 def test_oom_score_is_the_annotations(node: ReferenceNode, annotations: Mapping[str, str], expected: str) -> None:
     """The kubelet asks for 900."""
-    with running(node, node.pod(annotations), container(**LIMITED, oom_score_adj=900)) as made:
-        assert made.told()["oom_score_adj"] == expected
+    with node.running(node.pod(annotations), container(**LIMITED, oom_score_adj=900)) as made:
+        assert made.first_lines()["oom_score_adj"] == expected
         made.update(cpu_shares=400)
         now = made.client.exec_sync(made.container_id, "cat", "/proc/1/oom_score_adj").stdout.decode()
         assert now.strip() == expected
@@ -170,10 +163,10 @@ def test_what_the_kernel_lacks_is_logged_once_and_pods_run(node: ReferenceNode) 
     with ExitStack() as stack:
         for pod in pods:
             pod.labels[koordinator.CORE_SCHED_GROUP] = "one-group"
-            made = stack.enter_context(running(node, pod, container()))
-            assert made.told()
+            made = stack.enter_context(node.running(pod, container()))
+            assert made.first_lines()
             if kernel_has_cookies():
-                pids = cgroups.processes(made.cgroup)
+                pids = made.processes
                 cookies |= {coresched.sched_core(coresched.GET, pid, coresched.THREAD) for pid in pids}
         assert 0 not in cookies
         assert len(cookies) == int(kernel_has_cookies())
@@ -208,23 +201,26 @@ def rdt_hook(folder: Folder) -> Sequence[HookProgram]:
     return [HookProgram(folder, *words, program=program, name="rdt", flags=flags)]
 
 
-rdt_node = on_each_engine(rdt_hook)
+@pytest.fixture(scope="module")
+def rdt_node(kind: Kind, engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReferenceNode]:
+    with before(kind, engine, tmp_path_factory.mktemp("node"), rdt_hook) as made:
+        yield made
 
 
-@pytest.mark.parametrize("kind", [OF_CLASS, OF_POD])
-def test_group_holds_every_process_of_the_container(rdt_node: ReferenceNode, kind: str) -> None:
-    wish = annotation(koordinator.RESCTRL, WISH) if kind == OF_POD else {}
+@pytest.mark.parametrize("group_of", [OF_CLASS, OF_POD])
+def test_group_holds_every_process_of_the_container(rdt_node: ReferenceNode, group_of: str) -> None:
+    wish = annotation(koordinator.RESCTRL, WISH) if group_of == OF_POD else {}
     pod = rdt_node.pod(wish, qos="BE", cgroup="besteffort")
-    name = f"koordlet-{pod.metadata.uid}" if kind == OF_POD else "BE"
-    group = rdt_node.proxy.path / RESCTRL / name
+    name = f"koordlet-{pod.metadata.uid}" if group_of == OF_POD else "BE"
+    group = rdt_node.real.proxy.path / RESCTRL / name
     config = container(SEVERAL)
     config.annotations[PROCESSES] = str(COUNT)
-    with running(rdt_node, pod, config) as made:
+    with rdt_node.running(pod, config) as made:
         if isinstance(made.client, CriClient):
             assert made.client.status(made.container_id).status.annotations[RDT_CLASS] == name
-        pids = cgroups.processes(made.cgroup)
+        pids = made.processes
         assert len(pids) == COUNT
-        said = f"{rdt_node.programs['rdt'].output()}\n{rdt_node.proxy.output()}"
+        said = f"{rdt_node.programs['rdt'].output()}\n{rdt_node.real.proxy.output()}"
         assert set(map(int, (group / "tasks").read_text().split())) == set(pids), said
-        assert (group / "schemata").read_text() == LIMITS[kind]
-    assert group.exists() == (kind == OF_CLASS)
+        assert (group / "schemata").read_text() == LIMITS[group_of]
+    assert group.exists() == (group_of == OF_CLASS)
