@@ -109,14 +109,6 @@ class ShapedNode:
             meanwhile()
             await self._start()
 
-    async def lose_state(self) -> None:
-        """Start a new runtime, which has no state and assigns its ids anew."""
-        await self.caller.close()  # its connection ends with the runtime's, a moment later
-        await self.runtime.__aexit__(None, None, None)
-        self.runtime = self._runtime()
-        await self.runtime.__aenter__()
-        self.caller = self.new_caller()
-
     @property
     def inside(self) -> ProxyInside:
         """Return the proxy, which must not be a program."""

@@ -16,7 +16,7 @@ from runtimeproxy.hookapi import api_pb2
 from tests.fakes import cri_pb2, hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.fakes.registration import ALL_POINTS
-from tests.system.cri_front import CRI, CRI_SHAPES
+from tests.system.cri_front import CRI_SHAPES
 from tests.system.docker_front import DOCKER_ENGINES
 from tests.system.fronts import CONTAINER, PARENT, POD, UPDATE, Caller, Failed, Front
 from tests.system.keeping import on_tmpfs
@@ -80,8 +80,6 @@ async def test_quiet_hook_server_changes_nothing(
 # ---- what does not exist, and ids used anew
 
 VERBS = ("start", "update", "stop", "remove", "stop_pod", "remove_pod")
-OTHER = replace(POD, name="other", uid="other-uid", labels={"of": "other"}, cgroup_parent="/kubepods/pod-other-uid")
-TOLD = ["PreCreateContainer", "PreStartContainer", "PostStartContainer", "PostStopContainer", "PostStopPodSandbox"]
 
 
 async def outcome(caller: Caller, verb: str, request: bytes) -> object:
@@ -104,34 +102,6 @@ async def test_runtimes_own_answer_arrives_of_what_is_not_there(front: Front, tm
         assert node.hooks.calls == []
         total = node.inside.metrics.total
         assert (total("hook_failures"), total("calls_unreadable"), total("calls", outcome="refused")) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("way", ["by the proxy", "behind it"])
-@pytest.mark.parametrize("removed", [False, True], ids=["lost", "removed before"])
-@pytest.mark.parametrize("front", [CRI], ids=named)
-async def test_id_used_anew_is_another_pods(front: Front, way: str, removed: bool, tmp_path: Path) -> None:
-    """A runtime that has lost its state assigns ids anew; dockerd's are random."""
-    async with ShapedNode(front, tmp_path) as node:
-        pod_id = await node.caller.run_pod()
-        container_id = await node.created(pod_id)
-        if removed:
-            for verb, subject in (("remove", container_id), ("stop_pod", pod_id), ("remove_pod", pod_id)):
-                await node.caller.act(verb, subject)
-        await node.lose_state()
-        runs = node.caller if way == "by the proxy" else node.new_caller(node.runtime.socket_path)
-        assert await runs.run_pod(OTHER) == pod_id
-        if runs is not node.caller:
-            await runs.close()
-        node.told()
-        assert await node.created(pod_id, container=replace(CONTAINER, name="another")) == container_id
-        for verb, subject in (("start", container_id), ("stop", container_id), ("stop_pod", pod_id)):
-            await node.caller.act(verb, subject)
-        points, told = zip(*node.told(), strict=True)
-        assert list(points) == TOLD
-        assert {request.pod_meta.uid for request in told} == {OTHER.uid}
-        assert {request.container_meta.name for request in told[:-1]} == {"another"}
-        assert {request.pod_cgroup_parent for request in told[:-1]} == {OTHER.cgroup_parent}
-        assert told[-1].cgroup_parent == OTHER.cgroup_parent
 
 
 # ---- what hook servers are told

@@ -7,7 +7,8 @@ amounts: test_dockerd_streams.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -16,25 +17,96 @@ import pytest
 from tests.amounts import Amount
 from tests.docker.client import request
 from tests.engines import cri
-from tests.fakes import cri_pb2
+from tests.fakes import cri_pb2, dockerd_client
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.dockerd_client import Raw
 from tests.fakes.runtime import FakeRuntime, Injection
-from tests.system import docker_streams as docker
+from tests.fakes.server import StreamServer
 from tests.system.clients import Client
-from tests.system.docker_front import DOCKER
+from tests.system.docker_front import DOCKER, UPGRADE
+from tests.system.docker_front import VERSION as API
 from tests.system.fronts import Front, Runtime
-from tests.system.proxy import ProxyInside, ProxyProcess, until
+from tests.system.hostile import Process
+from tests.system.proxy import ProxyInside, ProxyProcess, until, wait_until
 from tests.system.times import in_time
 
 pytestmark = pytest.mark.slow
 
 LINE_SECONDS, LINES, EVENTS = 0.050, Amount(20, 20), Amount(100, 100)
+OWN_CONNECTIONS = 4
+"""Most connections that the proxy may have open to the daemon for itself."""
+
+
+@contextmanager
+def serving(folder: Path, runtime: str = "") -> Iterator[ProxyProcess]:
+    """Run a proxy for the daemon at the socket ``runtime``, else at the folder's own, now or later."""
+    endpoint = runtime or str(folder / "runtime.sock")
+    with ProxyProcess(
+        folder, backend_runtime_mode="Docker", remote_runtime_service_endpoint=endpoint, log_level="info"
+    ) as proxy:
+        process = Process(proxy.pid)
+        before = process.descriptors()
+        yield proxy
+        wait_until(lambda: process.descriptors() <= before + OWN_CONNECTIONS, "every connection is closed")
+
+
+async def request_head(path: str, line: str, *fields: str) -> Raw:
+    """Send a request's head; its answer is not read."""
+    method, target = line.split(" ")
+    raw = await Raw.connect(path)
+    raw.send("\r\n".join([f"{method} {API}{target} HTTP/1.1", "Host: docker", *fields, "", ""]).encode())
+    return raw
+
+
+@dataclass(eq=False)
+class Events:
+    """The stream of events of networks."""
+
+    path: str
+    fake: FakeDockerd
+
+    async def open(self) -> Raw:
+        """Request the stream, and read the head of the answer."""
+        watchers = self.fake.watchers
+        raw = await request_head(self.path, 'GET /events?filters={"type":["network"]}', "Content-Length: 0")
+        assert b" 200 OK\r\n" in await raw.head()
+        await dockerd_client.until(lambda: self.fake.watchers > watchers)
+        return raw
+
+    def send(self, line: bytes) -> bytes:
+        """Make the daemon send an event; return a part of it."""
+        self.fake.state.events.emit("network", line.decode().strip(), "n1", {})
+        return b'"Action":"%b"' % line.strip()
+
+
+@asynccontextmanager
+async def scripted(path: str | Path, line: str) -> AsyncIterator["asyncio.Queue[tuple[bytes, Raw]]"]:
+    """Listen as a daemon that answers nothing; yield a queue of the requests that begin with ``line``.
+
+    Each is its head, and the connection.
+    """
+    requests: asyncio.Queue[tuple[bytes, Raw]] = asyncio.Queue()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with suppress(asyncio.IncompleteReadError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            if head.startswith(line.encode()):
+                requests.put_nowait((head, Raw(reader, writer)))
+
+    try:
+        async with StreamServer(path, accept):
+            yield requests
+    finally:
+        for writer in writers:
+            writer.transport.abort()
+        Path(path).unlink(missing_ok=True)  # from Python 3.13 on the server has removed it
 
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with docker.serving(tmp_path_factory.mktemp("streams")) as running:
+    with serving(tmp_path_factory.mktemp("streams")) as running:
         yield running
 
 
@@ -54,7 +126,7 @@ async def fake(proxy: ProxyProcess) -> AsyncIterator[FakeDockerd]:
 
 async def test_event_comes_when_it_is_sent_and_the_daemons_death_is_seen(path: str, fake: FakeDockerd) -> None:
     """The same holds for each answer in chunks: logs, pulls and builds (tests/docker/test_conversations.py)."""
-    stream, numbers = docker.Events(path, fake), count()
+    stream, numbers = Events(path, fake), count()
 
     async def one_line() -> Sequence[float]:
         began = time.monotonic()
@@ -92,8 +164,8 @@ async def test_container_events_come_within_50_ms(tmp_path: Path, version: str) 
 # ---- tunnels
 
 TUNNELS: dict[str, tuple[str, Sequence[str], str]] = {
-    "exec": (f"POST {docker.API}/exec/e1/start", docker.UPGRADE, "tcp"),
-    "attach without Upgrade": (f"POST {docker.API}/containers/c1/attach?stdin=1&stream=1", (), ""),
+    "exec": (f"POST {API}/exec/e1/start", UPGRADE, "tcp"),
+    "attach without Upgrade": (f"POST {API}/containers/c1/attach?stdin=1&stream=1", (), ""),
     "a protocol of tomorrow": ("GET /new", ("Connection: Upgrade", "Upgrade: new/2"), "new/2"),
 }
 """Name -> request, its header lines, and the protocol that the daemon changes to."""
@@ -110,7 +182,7 @@ async def tunnel(proxy: ProxyProcess, name: str, early: bytes) -> AsyncIterator[
     """Yield both ends of a tunnel; the client sends ``early`` right after its request."""
     line, headers, protocol = TUNNELS[name]
     body = b'{"Detach":false,"Tty":false}' if "exec" in name else b""
-    async with docker.scripted(proxy.runtime, line) as requests, await Raw.connect(str(proxy.socket)) as client:
+    async with scripted(proxy.runtime, line) as requests, await Raw.connect(str(proxy.socket)) as client:
         method, target = line.split(" ")
         asks = request(method, target, body, *headers)
         client.send(asks + early)
@@ -215,8 +287,8 @@ async def test_answer_in_chunks_and_half_a_body_outlive_a_day(tmp_path: Path, da
     inside = DOCKER.inside(tmp_path)
     async with FakeDockerd(str(inside.runtime)) as fake, inside as proxy:
         path = str(proxy.socket)
-        stream = docker.Events(path, fake)
-        loading = await docker.request_head(path, "POST /images/load", "Content-Length: 8")
+        stream = Events(path, fake)
+        loading = await request_head(path, "POST /images/load", "Content-Length: 8")
         async with await stream.open() as events, loading as load:
             load.send(b"half")
             assert b" 200 OK\r\n" in await load.head()
