@@ -210,7 +210,7 @@ async def sent(
     """Send a request on a connection of its own."""
     service = "ImageService" if METHODS[verb] in cri.IMAGE_METHODS else "RuntimeService"
     async with H2Client(socket) as client:
-        _, answer = await client.open(f"/{cri.V1}.{service}/{METHODS[verb]}", request or b"")
+        answer = await client.open(f"/{cri.V1}.{service}/{METHODS[verb]}", request or b"")
 
         async def message() -> bytes:
             got = await answer

@@ -60,16 +60,10 @@ class H2Client:
 
     async def call(self, path: str, message: bytes, more: Fields = ()) -> Answer:
         """Make a unary call. Raises ConnectionError if the connection ends first."""
-        _, answer = await self.open(path, message, more)
-        return await answer
+        return await (await self.open(path, message, more))
 
-    async def open(
-        self, path: str, message: bytes, more: Fields = (), part: int | None = None
-    ) -> tuple[int, asyncio.Future[Answer]]:
-        """Send a unary request, or so many bytes of its body; return its stream and the future answer.
-
-        Raises ConnectionError.
-        """
+    async def open(self, path: str, message: bytes, more: Fields = ()) -> asyncio.Future[Answer]:
+        """Send a unary request; return the future answer. Raises ConnectionError."""
         if self._ended:
             raise _end()
         stream = self._h2.get_next_available_stream_id()
@@ -78,13 +72,8 @@ class H2Client:
         self._h2.send_headers(stream, [*basic, *grpc_fields, *more])
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._answers[stream] = Answer(), future
-        body = b"\0" + len(message).to_bytes(4, "big") + message
-        if part is None:
-            await self._send(stream, body)
-        else:
-            self._h2.send_data(stream, body[:part])
-            self._flush()
-        return stream, future
+        await self._send(stream, b"\0" + len(message).to_bytes(4, "big") + message)
+        return future
 
     async def _send(self, stream: int, body: bytes) -> None:
         at = 0
@@ -98,10 +87,6 @@ class H2Client:
             self._h2.send_data(stream, body[at : at + size])
             at += size
         self._h2.end_stream(stream)
-        self._flush()
-
-    def reset(self, stream: int, code: int = 8) -> None:
-        self._h2.reset_stream(stream, code)
         self._flush()
 
     def _flush(self) -> None:

@@ -1,4 +1,4 @@
-"""Features of containerd alone: streaming URLs, an image service of its own, ctr."""
+"""Features of containerd alone: streaming URLs, and ctr, whose services are unknown to the proxy."""
 
 import hashlib
 import re
@@ -9,49 +9,19 @@ from pathlib import Path
 import pytest
 
 from tests.engines import cri, streaming
-from tests.engines.containerd import Containerd
 from tests.engines.images import BUSYBOX_IMAGE
-from tests.fakes.faults import FaultRelay
-from tests.system.node import serving
-from tests.system.proxy import wait_until
-from tests.system.real import CONTAINERD, OLD_CRI, Kind, RealNode, on, running
+from tests.system.real import CONTAINERD, OLD_CRI, RealNode, on
 
 pytestmark = pytest.mark.engine
 
-BOTH = on(CONTAINERD, OLD_CRI)
 
-
-@BOTH
+@on(CONTAINERD, OLD_CRI)
 async def test_streaming_url_works(node: RealNode, client: cri.CriClient) -> None:
     pod = node.plain_pod()
     container_id = client.create(client.run_pod(pod), node.rich_container(), pod)
     client.start(container_id)
-    came = await streaming.read_channels(client.exec_url(container_id, "/bin/sh", "-c", "echo out; echo err >&2"))
-    assert (came[streaming.STDOUT], came[streaming.STDERR]) == (b"out\n", b"err\n")
-
-
-# ---- an image service of its own
-
-
-def replied(relay: FaultRelay, text: str) -> bool:
-    return any(text.encode() in connection.to_client for connection in relay.connections)
-
-
-@BOTH
-def test_image_calls_go_to_a_socket_of_their_own(kind: Kind, containerd: Containerd, tmp_path: Path) -> None:
-    with (
-        serving(FaultRelay(str(tmp_path / "images.sock"), containerd.socket)) as images,
-        running(kind, containerd, tmp_path, remote_image_service_endpoint=images.socket_path) as node,
-        node.client() as client,
-    ):
-        assert client.version().runtime_name == "containerd"
-        assert BUSYBOX_IMAGE in {tag for image in client.images() for tag in image.repo_tags}
-        # A relay records what passed only after it passed.
-        wait_until(lambda: replied(images, BUSYBOX_IMAGE), "the image service's relay noted the list")
-        assert not replied(images, "containerd")
-
-
-# ---- ctr, whose services are unknown to the proxy
+    channels = await streaming.read_channels(client.exec_url(container_id, "/bin/sh", "-c", "echo out; echo err >&2"))
+    assert (channels[streaming.STDOUT], channels[streaming.STDERR]) == (b"out\n", b"err\n")
 
 
 def runs_a_container(node: RealNode, socket: str, folder: Path) -> str:

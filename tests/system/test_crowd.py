@@ -41,7 +41,7 @@ async def test_thousand_streams_of_one_connection_are_open_at_once(
         async with H2Client(proxy.socket) as client:
             for _ in range(STREAMS):
                 request = caller.create_request(pod_id) if verb == "create" else b""
-                calls.append((await client.open(f"/runtime.v1.RuntimeService/{METHODS[verb]}", request))[1])
+                calls.append(await client.open(f"/runtime.v1.RuntimeService/{METHODS[verb]}", request))
                 await asyncio.sleep(0)
             answers = await asyncio.gather(*calls)
         assert {answer.status for answer in answers} == {0}

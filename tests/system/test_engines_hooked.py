@@ -109,20 +109,6 @@ def test_end_without_a_stop_is_reported(node: RealNode, client: Any, restarted: 
     assert node.told() == []
 
 
-@ALL
-@pytest.mark.parametrize("restarted", [False, True])
-def test_pod_removed_without_a_stop_is_reported(node: RealNode, client: Any, restarted: bool) -> None:
-    """containerd stops and removes its containers with it; dockershim removes each before."""
-    pod, container = node.plain_pod(), node.plain_container()
-    pod_id = client.run_pod(pod)
-    container_id = client.create(pod_id, container, pod)
-    client.start(container_id)
-    node.restart() if restarted else node.told()
-    client.remove_pod(pod_id)
-    end = ("PostStopContainer", hook_requests.of_container(pod, container, container_id))
-    assert node.told() == [end, ("PostStopPodSandbox", hook_requests.of_pod(pod))]
-
-
 # ---- what hook servers change
 
 AT_CREATE: Values = {"cpu_shares": 300, "cpu_quota": 20000, "cpuset_cpus": CPU, "memory_limit_in_bytes": 48 * MIB}

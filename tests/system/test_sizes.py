@@ -49,27 +49,6 @@ async def test_message_beyond_the_runtimes_limit_gets_the_runtimes_error(
     assert direct[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-STREAMED = "PodSandboxes Containers ContainerStats PodSandboxStats PodSandboxMetrics Images"
-"""What CRI 0.36 lists in parts, each by the method Stream*."""
-
-
-@pytest.mark.parametrize("images", ["", "images.sock"], ids=["one socket", "images apart"])
-async def test_list_in_parts_passes_beyond_the_limit(tmp_path: Path, images: str) -> None:
-    apart = {"remote_image_service_endpoint": str(tmp_path / images)} if images else {}
-    async with (
-        FakeRuntime(str(tmp_path / "runtime.sock")) as runtime,
-        FakeRuntime(str(tmp_path / "images.sock")) as image_service,
-        ProxyInside(tmp_path, **apart) as proxy,
-        Client(proxy.socket) as client,
-    ):
-        runtime.streamed = [b"%04d" % number + bytes(MIB) for number in range(24)]
-        image_service.streamed = list(reversed(runtime.streamed))
-        for name in STREAMED.split():
-            of = image_service if images and name == "Images" else runtime
-            assert [part async for part in client.stream(f"Stream{name}")] == of.streamed, name
-            assert proxy.metrics.counted("calls_passed", method=f"Stream{name}") == 1
-
-
 # ---- what a message costs
 
 PASSING_TIMES = HELD_TIMES = 3
