@@ -46,7 +46,7 @@ SHARES = 512
 
 @pytest.fixture(scope="module")
 def node(machine: Machine) -> Iterator[Machine]:
-    """Start the units beside the proxy's; at the end nothing may have been refused or restarted."""
+    """Start the units in addition to the proxy's; at the end nothing may have been refused or restarted."""
     machine.run("systemctl", "enable", "--now", "runtimeproxy-export.service", *HOOKS)
     load_images(machine)
     yield machine
@@ -76,8 +76,8 @@ def test_pods_get_what_hook_servers_set_and_the_engine_may_restart(node: Machine
             live(node, client, f"turn-{turn}")
         engine = {"Containerd": "containerd.service", "Docker": "docker.service"}[mode]
         node.run("systemctl", "restart", engine)
-        node.until(lambda: answers(client), f"an answer behind the restart of {engine}")
-        live(node, client, "behind-the-restart")
+        node.until(lambda: answers(client), f"an answer after the restart of {engine}")
+        live(node, client, "after-the-restart")
     node.until(lambda: node.show("runtimeproxy.service", "StatusText").startswith("serving, "), "the status")
 
 
@@ -89,9 +89,9 @@ def live(node: Machine, client: Any, name: str) -> None:
     pod_id = client.run_pod(pod)
     container_id = client.create(pod_id, cri.container_config("main"), pod)
     client.start(container_id)
-    told = client.exec_sync(container_id, "cat", "/proc/1/environ", cgroups.inside_file("cpu_shares")).stdout
-    assert b"NVIDIA_VISIBLE_DEVICES=3\0" in told
-    assert cgroups.parse("cpu_shares", told.rpartition(b"\0")[2].decode()) == cgroups.expected("cpu_shares", SHARES)
+    output = client.exec_sync(container_id, "cat", "/proc/1/environ", cgroups.inside_file("cpu_shares")).stdout
+    assert b"NVIDIA_VISIBLE_DEVICES=3\0" in output
+    assert cgroups.parse("cpu_shares", output.rpartition(b"\0")[2].decode()) == cgroups.expected("cpu_shares", SHARES)
     assert cgroups.read(f"/{node.name}{parent}", "cpu_shares") == cgroups.expected("cpu_shares", SHARES)
     for _ in range(LOOKS):
         assert pod_id in [each.id for each in client.pods()]
@@ -113,8 +113,8 @@ def test_admin_and_exporter_answer_with_the_processes_figures(node: Machine) -> 
     serve(node, "Containerd")
     with node.popen("curl", "--silent", "--max-time", "10", f"{EXPORTER}/metrics", namespaces=["--net"]) as asked:
         metrics = asked.communicate()[0].decode()
-    told = {line.split("{")[0].split(" ")[0] for line in metrics.splitlines()}
-    assert {"runtimeproxy_build_info", "process_start_time_seconds", "process_open_fds"} <= told
+    names = {line.split("{")[0].split(" ")[0] for line in metrics.splitlines()}
+    assert {"runtimeproxy_build_info", "process_start_time_seconds", "process_open_fds"} <= names
     found = json.loads(node.run("sh", "-c", "runtimeproxy doctor --output=json 2>/dev/null || true"))
     assert [each["verdict"] for each in found if each["check"] == "unit"] == ["ok"]
 
@@ -195,7 +195,7 @@ def test_crash_loop_keeps_the_socket(node: Machine) -> None:
             node.run("systemctl", "daemon-reload")
         assert answer.result().runtime_name == "containerd"
     serving = re.compile(r"serving, \d+ hook servers?")
-    node.until(lambda: serving.fullmatch(node.show("runtimeproxy.service", "StatusText")), "its state is told")
+    node.until(lambda: serving.fullmatch(node.show("runtimeproxy.service", "StatusText")), "its state is reported")
     serve(node, "Containerd")
 
 
@@ -208,10 +208,10 @@ REASONS = [(units, setting.strip("` \n")) for rows in tables(DOCS["security"], "
 
 def analysed(machine: Machine, unit: str) -> tuple[float, set[str]]:
     """Return a unit's exposure as systemd rates it, and the names of what is not perfect."""
-    told = machine.run("systemd-analyze", "security", "--offline=true", "--no-pager", unit, check=False)
-    level = re.search(r"Overall exposure level for \S+: ([0-9.]+)", told)
-    assert level, told
-    return float(level[1]), set(re.findall(r"^✗ (\S+)", told, re.MULTILINE))
+    output = machine.run("systemd-analyze", "security", "--offline=true", "--no-pager", unit, check=False)
+    level = re.search(r"Overall exposure level for \S+: ([0-9.]+)", output)
+    assert level, output
+    return float(level[1]), set(re.findall(r"^✗ (\S+)", output, re.MULTILINE))
 
 
 @pytest.mark.parametrize("unit", EXPOSED)

@@ -51,11 +51,11 @@ class _Real:
         """Register the hook server as the plugin ``PLUGIN``; ``more`` as in ``registration.text``."""
         self.proxy.register(f"{node.PLUGIN}.json", self.hooks.socket_path, points, **more)
 
-    def told(self) -> list[tuple[str, Any]]:
+    def take_calls(self) -> list[tuple[str, Any]]:
         """Return the hook calls since the last time: hook points and messages, in order."""
-        told = [(call.point.name, call.request) for call in self.hooks.calls]
+        calls = [(call.point.name, call.request) for call in self.hooks.calls]
         self.hooks.calls.clear()
-        return told
+        return calls
 
     def restart(self, *, known: bool = False) -> None:
         """Kill the proxy and start it again; with ``known``, wait until it has read the runtime's state."""
@@ -64,7 +64,7 @@ class _Real:
         self.proxy.start()
         if known:
             wait_until(lambda: STATE_KNOWN in self.proxy.output()[written:], "the state is read", self.proxy.output)
-        self.told()
+        self.take_calls()
 
     # Pods and containers with all fields that a kubelet may set, or with little more than a name.
 
@@ -221,7 +221,7 @@ class Kubelet:
         return SimpleNamespace(stdout=stdout, stderr=stderr, exit_code=exit_code)
 
     def host(self, container_id: str) -> dict[str, Any]:
-        """Return the container's HostConfig, which dockerd was asked for beside the image's own config."""
+        """Return the container's HostConfig, which was requested from dockerd in addition to the image's own config."""
         return dict(self.shim.inspect(container_id)["HostConfig"])
 
     def labels(self, container_id: str) -> dict[str, str]:
@@ -416,7 +416,7 @@ def shared(kind: Kind, engine: Any, tmp_path_factory: pytest.TempPathFactory) ->
 def lent(shared: RealNode) -> Iterator[RealNode]:
     """Yield the node in its initial state: no answer chosen, no calls recorded, and remove what is left at the end."""
     shared.hooks.answers.clear()
-    shared.told()
+    shared.take_calls()
     with shared.engine.restored():
         yield shared
 

@@ -140,9 +140,9 @@ class ShapedNode:
 
     def told(self) -> list[tuple[str, Any]]:
         """Return the hook calls since the last time: hook points and messages, in order."""
-        told = [(call.point.name, call.request) for call in self.hooks.calls]
+        calls = [(call.point.name, call.request) for call in self.hooks.calls]
         self.hooks.calls.clear()
-        return told
+        return calls
 
 
 def limits(verb: str, request: bytes) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """A bad hook server of each kind before real engines: the table of docs/fleets.rst is what happens.
 
-Where the engines behave alike containerd stands for both, unless scripts/soak runs it.
+Where the engines behave alike only containerd is used, unless scripts/soak runs it.
 """
 
 import asyncio

@@ -135,7 +135,7 @@ async def rig(front: Front, tmp_path: Path, runtime: Runtime) -> Any:
             yield Rig(front, runtime, hooks, proxy, caller)
 
 
-async def test_cancel_arrives_and_leaves_nothing_behind(front: Front, rig: Rig) -> None:
+async def test_cancel_arrives_and_nothing_is_left(front: Front, rig: Rig) -> None:
     random.seed(front.name)
     took: dict[str, list[float]] = {"hook server": [], "runtime": []}
     caller, runtime = rig.caller, rig.runtime
@@ -157,7 +157,7 @@ async def test_cancel_arrives_and_leaves_nothing_behind(front: Front, rig: Rig) 
         await asyncio.gather(*(rig.leave_at_random(*call) for call in [*(("start", one) for one in ids), *others]))
         end = time.monotonic() + LEFT_SECONDS
         while left := rig.left(before):
-            assert time.monotonic() < end, f"left behind: {left}"
+            assert time.monotonic() < end, f"not released: {left}"
             await asyncio.sleep(0.01)
         post_hooks = rig.hooks.calls_of("PostStartContainer")
         assert not [call for call in post_hooks if call.cancelled]

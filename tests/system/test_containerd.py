@@ -48,4 +48,4 @@ def moves_big_content(node: RealNode, socket: str, folder: Path) -> str:
 def test_ctr_does_the_same(node: RealNode, tmp_path: Path, scenario: Callable[[RealNode, str, Path], str]) -> None:
     seen = [scenario(node, socket, tmp_path) for socket in (node.engine.socket, str(node.proxy.socket))]
     assert seen[0] == seen[1]
-    assert node.told() == [], "what is no CRI call is handed to no hook server"
+    assert node.take_calls() == [], "what is no CRI call is handed to no hook server"

@@ -1,4 +1,4 @@
-"""A version that cannot start, again and again behind a held socket: clients wait, and the next one answers them.
+"""A version that cannot start, again and again while its socket is kept: clients wait, and the next one answers them.
 
 That is fault matrix P9.
 """

@@ -67,7 +67,7 @@ async def test_held_and_later_creates_go_on_within_half_a_second(
         assert proxy.metrics.total("hook_fail_closed") == 0
 
 
-async def test_server_is_not_asked_after_kills_of_the_proxy(
+async def test_disabled_server_gets_no_call_after_kills_of_the_proxy(
     front: Front, tmp_path: Path, runtime: Runtime, path: str
 ) -> None:
     """An operator disables it by the admin endpoint while it holds a create."""

@@ -1,7 +1,7 @@
 """Foreign clients behave the same through a socket in between as on dockerd's own (promise 20).
 
 Each scenario of the docker CLI and of curl runs directly and through ``between``, in containers of its own. Exit codes,
-output and files must be equal; what dockerd generates anew is masked.
+output and files must be equal; what dockerd generates each time is masked.
 """
 
 import io
@@ -122,7 +122,7 @@ ANSWER = "echo ready; read line; echo got $line"
 SIZED = f'until busybox stty size 2>&1 | grep -q "{ROWS} {COLUMNS}"; do sleep 0.05; done; echo sized'
 BOTH_OUTPUTS = "echo out; echo err >&2"
 TO_THE_END = "wc -c; echo ended"
-UNTIL_TERM = "trap 'exit 5' TERM; echo told > /told; while true; do sleep 0.05; done"
+UNTIL_TERM = "trap 'exit 5' TERM; touch /trapped; while true; do sleep 0.05; done"
 # dockerd copies each output by itself: lines of both are in order only if time passes between them. Its end comes late,
 # because a client that follows a log that ends with its last line may miss that line.
 CHATTER = "for i in 1 2 3; do echo out $i; echo err $i >&2; sleep 0.3; done; sleep 1"
@@ -228,7 +228,7 @@ SCENARIOS: dict[str, Sequence[Step]] = {
     ],
     "stop": [
         running(UNTIL_TERM),
-        Step(f"exec box {sh('until [ -f /told ]; do sleep 0.02; done')}"),
+        Step(f"exec box {sh('until [ -f /trapped ]; do sleep 0.02; done')}"),
         Step("stop box"),
         Step("inspect --format {{.State.ExitCode}} box", shows="5"),
     ],

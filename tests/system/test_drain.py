@@ -1,4 +1,4 @@
-"""A proxy told to stop finishes its calls, cuts streams last, and ends in time (promise 19, fault matrix P3).
+"""A proxy that is stopped finishes its calls, cuts streams last, and ends in time (promise 19, fault matrix P3).
 
 What is waited for and in which order is in tests/relay/test_drain.py; what CRI adds is in tests/cri/test_front.py.
 """
@@ -29,7 +29,7 @@ SERVING_ON = "serving on for at most"
 
 @asynccontextmanager
 async def stopping(proxy: ProxyProcess) -> AsyncIterator[None]:
-    """Run a proxy that the block tells to stop, and check its end."""
+    """Run a proxy that the block stops, and check its end."""
     async with proxy:
         yield
         assert proxy.process is not None
@@ -45,10 +45,10 @@ async def tell(proxy: ProxyProcess, number: signal.Signals = signal.SIGTERM) -> 
     await asyncio.to_thread(proxy.wait_for_log, DRAINING)
 
 
-async def test_calls_are_answered_and_streams_cut_behind_them(
+async def test_calls_are_answered_before_streams_are_cut(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
-    """The stream begins behind the signal in Docker mode, where an earlier one is waited for."""
+    """The stream begins after the signal in Docker mode, where an earlier one is waited for."""
     runtime.upset("list", delay_seconds=1)
     gate, proxy = asyncio.Event(), front.process(tmp_path, drain_timeout=f"{LONG_SECONDS}s")
     proxy.register("slow.json", hooks.socket_path, ["PreRunPodSandbox"], timeout="20s")

@@ -47,19 +47,19 @@ UPDATE = LinuxContainerResources(cpu_shares=400, memory_limit_in_bytes=48 * MIB)
 
 
 @ALL
-def test_every_hook_point_is_told_everything(node: RealNode, client: Any) -> None:
+def test_every_hook_point_gets_everything(node: RealNode, client: Any) -> None:
     """Also by a proxy that was killed and restarted, with no effect on pods, which reads each subject alone."""
     pod, container = node.rich_pod(), node.rich_container(oom_score_adj=900, cpuset_cpus=CPU, cpuset_mems="0")
     pod_id = client.run_pod(pod)
-    assert node.told() == [("PreRunPodSandbox", hook_requests.of_pod(pod))]
+    assert node.take_calls() == [("PreRunPodSandbox", hook_requests.of_pod(pod))]
     container_id = client.create(pod_id, container, pod)
-    assert node.told() == [("PreCreateContainer", hook_requests.of_container(pod, container))]
+    assert node.take_calls() == [("PreCreateContainer", hook_requests.of_container(pod, container))]
     client.start(container_id)
     created = hook_requests.of_container(pod, container, container_id)
-    assert node.told() == [("PreStartContainer", created), ("PostStartContainer", created)]
+    assert node.take_calls() == [("PreStartContainer", created), ("PostStartContainer", created)]
     client.update(container_id, UPDATE)
     after_update = hook_requests.of_container(pod, node.updated(container, UPDATE), container_id)
-    assert node.told() == [("PreUpdateContainerResources", after_update)]
+    assert node.take_calls() == [("PreUpdateContainerResources", after_update)]
     pids = node.pids(client, pod_id, container_id)
     node.restart()
     assert node.pids(client, pod_id, container_id) == pids
@@ -67,16 +67,16 @@ def test_every_hook_point_is_told_everything(node: RealNode, client: Any) -> Non
     client.stop(container_id)
     node.hooks.answers.clear()
     client.stop(container_id)
-    assert node.told() == [("PostStopContainer", after_update)] * 2, "a second stop still has its information"
+    assert node.take_calls() == [("PostStopContainer", after_update)] * 2, "a second stop still has its information"
     client.stop(container_id)
-    assert node.told() == [], "a hook server that knows it is not called again"
+    assert node.take_calls() == [], "a hook server that knows it is not called again"
     node.restart()
     client.stop_pod(pod_id)
     client.stop_pod(pod_id)
     client.remove(container_id)
     client.remove_pod(pod_id)
     ends = [("PostStopContainer", after_update), ("PostStopPodSandbox", hook_requests.of_pod(pod))]
-    assert node.told() == ends, "once a process"
+    assert node.take_calls() == ends, "once a process"
 
 
 @ALL
@@ -97,16 +97,16 @@ def test_end_without_a_stop_is_reported(node: RealNode, client: Any, restarted: 
     by_event = node.front.name == "docker"
     if by_event:
         wait_until(lambda: node.hooks.calls[-1].point.name == "PostStopContainer", "its event is reported")
-    assert [call for call in node.told() if call[0] == "PostStopContainer"] == [end_of_job] * by_event
+    assert [call for call in node.take_calls() if call[0] == "PostStopContainer"] == [end_of_job] * by_event
     if restarted:
         node.restart()
     client.stop_pod(pod_id)
     late = restarted or not by_event
-    assert node.told() == [end_of_job] * late + [("PostStopPodSandbox", hook_requests.of_pod(pod))]
+    assert node.take_calls() == [end_of_job] * late + [("PostStopPodSandbox", hook_requests.of_pod(pod))]
     for one in (job, broken, created):
         client.remove(one)
     client.remove_pod(pod_id)
-    assert node.told() == []
+    assert node.take_calls() == []
 
 
 # ---- what hook servers change
@@ -162,10 +162,10 @@ class Scene:
 
 
 @THREE
-def test_changes_of_hooks_are_in_force_and_told(node: RealNode, client: Any) -> None:
+def test_changes_of_hooks_are_in_force_and_in_later_calls(node: RealNode, client: Any) -> None:
     scene = Scene(node)
     pod_id = client.run_pod(scene.pod)
-    assert node.told() == [("PreRunPodSandbox", hook_requests.of_pod(scene.pod))]
+    assert node.take_calls() == [("PreRunPodSandbox", hook_requests.of_pod(scene.pod))]
     assert node.pod_texts(client, pod_id) == (scene.pod_now.labels, scene.pod_now.annotations)
     assert node.pod_shares(client, pod_id) == 300, "sent"
     assert cgroups.read(f"{scene.parent}/{pod_id}", "cpu_shares") == (300 if node.front.name == "docker" else 2)
@@ -173,12 +173,12 @@ def test_changes_of_hooks_are_in_force_and_told(node: RealNode, client: Any) -> 
     assert not cgroups.processes(scene.pod.linux.cgroup_parent)
 
     container_id = client.create(pod_id, scene.container, scene.pod)
-    assert node.told() == [("PreCreateContainer", hook_requests.of_container(scene.pod_now, scene.container))]
+    assert node.take_calls() == [("PreCreateContainer", hook_requests.of_container(scene.pod_now, scene.container))]
     assert node.annotations(client, container_id) == scene.container_now.annotations
 
     client.start(container_id)
     after_start = hook_requests.updated(scene.container_now, cri_resources(AT_START))
-    assert node.told() == [
+    assert node.take_calls() == [
         ("PreStartContainer", hook_requests.of_container(scene.pod_now, scene.container_now, container_id)),
         ("PostStartContainer", hook_requests.of_container(scene.pod_now, after_start, container_id)),
     ]
@@ -192,7 +192,7 @@ def test_changes_of_hooks_are_in_force_and_told(node: RealNode, client: Any) -> 
     kubelets = hook_requests.updated(scene.container, cri_resources(KUBELETS_UPDATE))
     scene.container_now.linux.resources.CopyFrom(kubelets.linux.resources)
     asked = node.sent(scene.container_now)
-    assert node.told() == [
+    assert node.take_calls() == [
         ("PreUpdateContainerResources", hook_requests.of_container(scene.pod_now, asked, container_id))
     ]
     assert_in_force(client, container_id, scene.parent, UPDATED)
@@ -200,7 +200,7 @@ def test_changes_of_hooks_are_in_force_and_told(node: RealNode, client: Any) -> 
 
     end(client, pod_id, container_id)
     after_update = node.sent(hook_requests.updated(scene.container_now, cri_resources(UPDATED)))
-    assert node.told() == [
+    assert node.take_calls() == [
         ("PostStopContainer", hook_requests.of_container(scene.pod_now, after_update, container_id)),
         ("PostStopPodSandbox", hook_requests.of_pod(scene.pod_now)),
     ]
@@ -218,12 +218,12 @@ def test_container_may_get_a_cgroup_parent_of_its_own(node: RealNode, client: An
     assert not list(cgroups.directories(f"{pod.linux.cgroup_parent}/{container_id}"))
     moved = hook_requests.of_container(pod, container, container_id)
     moved.pod_cgroup_parent = other
-    node.told()
+    node.take_calls()
     client.stop(container_id)
-    assert node.told() == [("PostStopContainer", moved)]
+    assert node.take_calls() == [("PostStopContainer", moved)]
     node.restart(known=True)
     client.stop(container_id)
-    assert node.told() == [("PostStopContainer", moved)]
+    assert node.take_calls() == [("PostStopContainer", moved)]
 
 
 # ---- a hook server that fails or refuses
@@ -309,7 +309,7 @@ def test_pod_comes_up_as_without_a_plugin(kind: Kind, engine: Any, tmp_path: Pat
 # ---- koordlet: how it registers, its echoes, its -1, its empty cpuset (hook-api, "Registration files")
 
 KOORDLETS = ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources")
-"""The points in the registration of a koordlet with its defaults, beside the one that the protocol lacks."""
+"""The points in the registration of a koordlet with its defaults, except the one that the protocol lacks."""
 
 
 @THREE
@@ -321,7 +321,7 @@ def test_koordlets_whole_echo_changes_nothing(kind: Kind, engine: Any, tmp_path:
         pod, container = node.rich_pod(), node.rich_container(cpuset_cpus=CPU)
         through, straight = (node.lived(each, pod, container, SHARES) for each in (client, direct))
         assert through == straight
-        assert [point for point, _ in node.told()] == list(KOORDLETS)
+        assert [point for point, _ in node.take_calls()] == list(KOORDLETS)
         assert registration.KOORDLET_EXTRA_POINT in node.proxy.output(), "the unknown point has its warning"
 
 
@@ -389,8 +389,8 @@ def test_ten_lines_greet_each_container(kind: Kind, engine: Any, tmp_path: Path)
             pod.annotations["example.com/greeting"] = "good day"
             container_id = client.create(client.run_pod(pod), node.rich_container(), pod)
             client.start(container_id)
-            told = node.first_act(client, pod, container_id)
-            assert (told["POD_UID"], told["GREETING"]) == (pod.metadata.uid, "good day")
+            printed = node.first_act(client, pod, container_id)
+            assert (printed["POD_UID"], printed["GREETING"]) == (pod.metadata.uid, "good day")
             assert program.end(15) == 0
 
 

@@ -80,7 +80,7 @@ def test_quota_is_scaled_once_over_kills(kind: Kind, engine: Any, tmp_path: Path
             node.restart(known=True)
             for one, (asked, scaled) in expected.items():
                 client.update(one, LinuxContainerResources(cpuset_cpus=CPU))
-                ((_, update),) = node.told()
+                ((_, update),) = node.take_calls()
                 assert update.container_resources.cpu_quota == asked
                 assert update.pod_resources.cpu_shares == shares
                 assert inside(client, one, "cpu_quota") == scaled
@@ -99,10 +99,10 @@ def caller() -> Iterator[ThreadPoolExecutor]:
 
 
 @on(CONTAINERD, DOCKERD)
-def test_pods_whose_engine_was_killed_are_told_of_as_before(node: RealNode, caller: ThreadPoolExecutor) -> None:
+def test_killed_engine_changes_no_hook_call_of_its_pods(node: RealNode, caller: ThreadPoolExecutor) -> None:
     """A stop is in progress: the container has got its signal. It outlives containerd, and ends with dockerd.
 
-    If the proxy notices its end before it is stopped again, the hook server is told then.
+    If the proxy notices its end before it is stopped again, the hook server is called then.
     """
     outlives = node.front.name == "cri"
     pod, container = node.rich_pod(), node.rich_container()
@@ -113,7 +113,7 @@ def test_pods_whose_engine_was_killed_are_told_of_as_before(node: RealNode, call
         client.start(container_id)
         wait_until(lambda: READY in node.written(pod, container_id), "the container runs")
         its_own = node.pids(client, pod_id, container_id)
-        node.told()
+        node.take_calls()
         stop = caller.submit(client.stop, container_id, GRACE_SECONDS)
         wait_until(lambda: ASKED_TO_END in node.written(pod, container_id), "the engine stops it")
         node.engine.kill()
@@ -126,12 +126,12 @@ def test_pods_whose_engine_was_killed_are_told_of_as_before(node: RealNode, call
     with node.client() as client:  # the first calls, without retries
         if outlives:
             assert node.pids(client, pod_id, container_id) == its_own
-            assert node.told() == [], "it was not stopped"
+            assert node.take_calls() == [], "it was not stopped"
             client.update(container_id, UPDATE)
             ended = hook_requests.of_container(pod, hook_requests.updated(container, UPDATE), container_id)
-            assert node.told() == [("PreUpdateContainerResources", ended)]
+            assert node.take_calls() == [("PreUpdateContainerResources", ended)]
         end(client, pod_id, container_id)
-    *stops, pod_stop = node.told()
+    *stops, pod_stop = node.take_calls()
     stopped = ("PostStopContainer", ended)
     assert stops == [stopped] or (not outlives and stops == 2 * [stopped])
     assert pod_stop == ("PostStopPodSandbox", hook_requests.of_pod(pod))

@@ -145,7 +145,7 @@ async def test_hooks_that_hang_cost_no_more_than_the_budget(
         await in_time(LATE_SECONDS, Amount(1, 100), late)
 
 
-# ---- servers that are not asked (H2, H10)
+# ---- servers that are not called (H2, H10)
 
 
 DOWN, MISSING, OPEN = "down", "missing", "open breaker"
@@ -154,15 +154,15 @@ COSTS = {
     MISSING: (0.005, ": unreachable: "),
     OPEN: (0.001, "hook server bad keeps failing: not asked for 30 s"),
 }
-"""Why a hook server is not asked -> most seconds that a call takes longer for it, and what is logged."""
+"""Why a hook server is not called -> most seconds that a call takes longer for it, and the log line."""
 
 
 @pytest.mark.parametrize("why", COSTS)
-async def test_hook_server_that_cannot_be_asked_costs_little(
+async def test_hook_server_that_is_not_called_costs_little(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, why: str
 ) -> None:
     """Compared with a proxy without one."""
-    seconds, told = COSTS[why]
+    seconds, line = COSTS[why]
     hooks.default = hookanswers.hang()
     without, with_one = front.process(tmp_path / "without"), front.process(tmp_path / "with")
     for proxy in (without, with_one):
@@ -195,7 +195,7 @@ async def test_hook_server_that_cannot_be_asked_costs_little(
         await median_of_creates(hooked, calls=10)
         await in_rounds(seconds, more)
         assert len(hooks.calls) <= 5  # none since it is open; late ones from before were not seen
-    assert told in with_one.output()
+    assert line in with_one.output()
 
 
 # ---- the possible answers of a hook server (H6)

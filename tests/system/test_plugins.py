@@ -1,4 +1,4 @@
-"""Hook servers that come anew, registration files that come, change, go and are hostile.
+"""Hook servers that are replaced; registration files that are added, changed, removed, or hostile.
 
 Whatever happens to a file, no call goes without its hook (promise 14). That is fault matrix C1 to C3, H9.
 """
@@ -31,7 +31,7 @@ HOOKED = hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_envs=
 
 
 @pytest.mark.parametrize("old_lives", [False, True], ids=["restarted", "replaced"])
-async def test_new_server_at_a_socket_is_asked_by_the_next_call(
+async def test_new_server_at_a_socket_gets_the_next_call(
     front: Front, tmp_path: Path, runtime: Runtime, old_lives: bool
 ) -> None:
     """If the socket was replaced the old server lives on, and its connection too."""

@@ -131,8 +131,8 @@ def test_handed_over_socket_that_is_the_runtimes_is_refused(tmp_path: Path, flag
         proxy.launch()
         assert proxy.process is not None
         assert proxy.process.wait(WAIT_SECONDS) == 1
-    told = f"--{flag.replace('_', '-')} ({tmp_path}/runtime's.sock) is the socket that the proxy itself listens on"
-    assert f"{told} ({tmp_path}/given.sock): change it, or --koord-runtimeproxy-endpoint or" in proxy.output()
+    line = f"--{flag.replace('_', '-')} ({tmp_path}/runtime's.sock) is the socket that the proxy itself listens on"
+    assert f"{line} ({tmp_path}/given.sock): change it, or --koord-runtimeproxy-endpoint or" in proxy.output()
 
 
 # ---- shortages: descriptors, a reader of the log, room on the disk
@@ -200,10 +200,10 @@ async def test_without_descriptors_old_clients_go_on_and_new_ones_wait(
             await until(lambda: runtime.verbs().count("ping") > before, "the call is under way")
             await ended(proxy)
             await under_way
-    told = proxy.output()
-    assert "raise the limit of open files" in told
-    assert "Traceback" not in told
-    assert "not reachable" not in told, "the runtime is not to blame"
+    output = proxy.output()
+    assert "raise the limit of open files" in output
+    assert "Traceback" not in output
+    assert "not reachable" not in output, "the runtime is not to blame"
 
 
 async def test_log_that_nobody_reads_holds_no_call_up(front: Front, tmp_path: Path, runtime: Runtime) -> None:

@@ -142,7 +142,7 @@ ENVS = {"GPU": "0"}
 
 @RESTARTED
 @EVERY
-async def test_repeated_container_has_what_the_first_one_asked(front: Front, restarted: bool, tmp_path: Path) -> None:
+async def test_repeated_container_has_the_first_ones_values(front: Front, restarted: bool, tmp_path: Path) -> None:
     """The next update is sent with the cpuset that the container has not."""
     async with ShapedNode(front, tmp_path) as node:
         pod_id = await node.caller.run_pod()
@@ -170,7 +170,7 @@ async def test_repeated_container_has_what_the_first_one_asked(front: Front, res
 
 @RESTARTED
 @EVERY
-async def test_repeated_pod_has_what_the_first_one_asked(front: Front, restarted: bool, tmp_path: Path) -> None:
+async def test_repeated_pod_has_the_first_ones_values(front: Front, restarted: bool, tmp_path: Path) -> None:
     """Hooks get the cgroup parent that the pod has; where it is not reported, a create repeats it."""
     async with ShapedNode(front, tmp_path) as node:
         request = node.caller.pod_request(POD)

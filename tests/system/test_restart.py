@@ -152,8 +152,8 @@ async def test_create_whose_answer_a_kill_lost_is_known_after_it(front: Front, t
             node.told()
             for one in (lost, again):
                 await node.caller.act("stop", one)
-            told = [(message.container_meta.id, message.container_envs["B"]) for _, message in node.told()]
-            assert told == [(lost, "hooked"), (again, "hooked")]
+            stops = [(message.container_meta.id, message.container_envs["B"]) for _, message in node.told()]
+            assert stops == [(lost, "hooked"), (again, "hooked")]
             assert node.runtime.reads() == reads, "it was known"
 
 
@@ -170,5 +170,5 @@ async def test_start_does_not_wait_for_the_state(front: Front, tmp_path: Path) -
         node.runtime.upset("pod_status")
         node.told()
         await node.caller.act("stop", container_id)
-        ((_, told),) = node.told()
-        assert told.container_meta.id == container_id
+        ((_, stop),) = node.told()
+        assert stop.container_meta.id == container_id

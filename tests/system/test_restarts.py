@@ -55,7 +55,7 @@ def proxy(request: pytest.FixtureRequest, front: Front, tmp_path: Path) -> Itera
 
 @asynccontextmanager
 async def comparing(runtime: Runtime, proxy: ProxyProcess) -> AsyncIterator[None]:
-    """Check behind the block that the Store equals the runtime."""
+    """Check after the block that the Store equals the runtime."""
     yield
     await store_equals(runtime, proxy)
 

@@ -77,7 +77,7 @@ async def test_quiet_hook_server_changes_nothing(
             await passes(node, "stop_pod", node.caller.request("stop_pod", pod_id))
 
 
-# ---- what does not exist, and ids used anew
+# ---- what does not exist, and the runtime answers
 
 VERBS = ("start", "update", "stop", "remove", "stop_pod", "remove_pod")
 
@@ -104,7 +104,7 @@ async def test_runtimes_own_answer_arrives_of_what_is_not_there(front: Front, tm
         assert (total("hook_failures"), total("calls_unreadable"), total("calls", outcome="refused")) == (0, 0, 0)
 
 
-# ---- what hook servers are told
+# ---- the content of hook calls
 
 UNTOLD = {"cri cri-dockerd", "cri no verbose"}
 """They do not report a cgroup parent: it is unset until the kubelet gives it."""
@@ -118,10 +118,10 @@ ENVS_AFTER = {"cri cri-o": ENVS | {"PATH": "/bin", "HOSTNAME": "fake"}, "cri cri
 
 def parents(node: ShapedNode) -> set[str]:
     """Return the pod's cgroup parents in all hook calls."""
-    told = node.told()
-    assert told
+    calls = node.told()
+    assert calls
     names = {"PostStopPodSandbox": "cgroup_parent"}
-    return {getattr(message, names.get(point, "pod_cgroup_parent")) for point, message in told}
+    return {getattr(message, names.get(point, "pod_cgroup_parent")) for point, message in calls}
 
 
 async def life_goes_on(caller: Caller, container_id: str, pod_id: str) -> None:
@@ -132,7 +132,7 @@ async def life_goes_on(caller: Caller, container_id: str, pod_id: str) -> None:
 
 @pytest.mark.parametrize("parent", [PARENT, SLICE_PARENT], ids=["cgroupfs", "systemd"])
 @EVERY
-async def test_cgroup_parent_is_told_as_far_as_it_is_known(front: Front, parent: str, tmp_path: Path) -> None:
+async def test_cgroup_parent_is_sent_as_far_as_it_is_known(front: Front, parent: str, tmp_path: Path) -> None:
     async with ShapedNode(front, tmp_path) as node:
         caller, pod = node.caller, replace(POD, cgroup_parent=parent)
         used, new, empty = [await caller.run_pod(replace(pod, name=name)) for name in ("used", "new", "empty")]
@@ -159,7 +159,7 @@ async def test_cgroup_parent_is_told_as_far_as_it_is_known(front: Front, parent:
 
 
 @EVERY
-async def test_container_is_told_as_far_as_its_runtime_tells_it(front: Front, tmp_path: Path) -> None:
+async def test_container_is_sent_as_far_as_it_is_reported(front: Front, tmp_path: Path) -> None:
     """A swap limit that a runtime sets without being asked counts as none; Docker's shim asks for one."""
     async with ShapedNode(front, tmp_path) as node:
         container_id = await node.caller.create(await node.caller.run_pod())
@@ -167,14 +167,14 @@ async def test_container_is_told_as_far_as_its_runtime_tells_it(front: Front, tm
         await node.known()
         node.told()
         await node.caller.act("start", container_id)
-        ((_, told), _) = node.told()
-        assert told.container_envs == ENVS_AFTER.get(front.name, ENVS)
-        assert dict(told.container_annotations)["note"] == "kept"
-        resources = {name: getattr(told.container_resources, name) for name in CONTAINER.resources}
+        ((_, start), _) = node.told()
+        assert start.container_envs == ENVS_AFTER.get(front.name, ENVS)
+        assert dict(start.container_annotations)["note"] == "kept"
+        resources = {name: getattr(start.container_resources, name) for name in CONTAINER.resources}
         untold = front.name == "cri cri-dockerd"
         assert resources == (dict.fromkeys(resources, 0) if untold else CONTAINER.resources)
         swap = CONTAINER.resources["memory_limit_in_bytes"] if front.name.startswith("docker") else 0
-        assert told.container_resources.memory_swap_limit_in_bytes == swap
+        assert start.container_resources.memory_swap_limit_in_bytes == swap
 
 
 LIMIT = int(CONTAINER.resources["memory_limit_in_bytes"])

@@ -36,15 +36,15 @@ async def test_message_beyond_the_runtimes_limit_gets_the_runtimes_error(
     """By one byte: of a request that passes, of one that is held, of an answer."""
     monkeypatch.setattr(server, "MAX_MESSAGE_BYTES", LIMIT_BYTES)
     too_long = bytes(LIMIT_BYTES + 1)
-    told = []
+    errors = []
     async with FakeRuntime(str(tmp_path / "runtime.sock")) as runtime, ProxyInside(tmp_path) as proxy:
         runtime.state.big_list = too_long
         for socket in (runtime.socket_path, proxy.socket):
             async with Client(socket) as client:
                 with pytest.raises(grpc.aio.AioRpcError) as raised:
                     await client.call(method, b"" if method == "ListContainers" else too_long)
-                told.append((raised.value.code(), raised.value.details()))
-    direct, through = told
+                errors.append((raised.value.code(), raised.value.details()))
+    direct, through = errors
     assert through == direct
     assert direct[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 

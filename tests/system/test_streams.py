@@ -193,9 +193,9 @@ async def tunnel(proxy: ProxyProcess, name: str, early: bytes) -> AsyncIterator[
         answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.docker.raw-stream\r\n\r\n"
         if protocol:
             answer = f"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n\r\n".encode()
-        daemon.send(answer + b"right behind it")
+        daemon.send(answer + b"right after it")
         assert await client.head() == answer
-        assert await client.exactly(15) == b"right behind it"
+        assert await client.exactly(14) == b"right after it"
         yield client, daemon
 
 
@@ -230,7 +230,7 @@ Day = Callable[[], Awaitable[None]]
 
 @pytest.fixture
 def day(monkeypatch: pytest.MonkeyPatch) -> Day:
-    """Return a function that lets more than a day pass; a timer that is set anew each time fires in every hour."""
+    """Return a function that lets more than a day pass; a timer that is set again each time fires in every hour."""
     real, passed = time.monotonic, 0.0
 
     async def pass_by() -> None:

@@ -41,7 +41,7 @@ async def test_fields_that_the_protocol_lacks_change_nothing(
 async def test_label_of_a_container_or_its_image_skips_no_hook_server(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
-    """Also behind a restart, where dockerd tells the image's labels as the container's."""
+    """Also after a restart, where dockerd reports the image's labels as the container's."""
     if isinstance(runtime, FakeDockerd):
         runtime.state.images.add(BUSYBOX_IMAGE, SKIP)
     for number in range(2):
