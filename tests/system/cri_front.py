@@ -69,9 +69,6 @@ class CriRuntime(FakeRuntime):
     def vanish(self, subject_id: str) -> None:
         (self.state.pods if subject_id in self.state.pods else self.state.containers).pop(subject_id)
 
-    def exit(self, container_id: str) -> None:
-        self.state.containers[container_id].state = cri_pb2.CONTAINER_EXITED
-
     def envs(self) -> list[tuple[str, str]]:
         config = cri_pb2.CreateContainerRequest.FromString(self.asked("create")[-1]).config
         return [(entry.key, entry.value.decode()) for entry in config.envs]

@@ -84,9 +84,6 @@ class DockerRuntime(FakeDockerd):
     def vanish(self, subject_id: str) -> None:
         del self.state.containers[subject_id]
 
-    def exit(self, container_id: str) -> None:
-        self.state.exit(self.container(container_id), 137)
-
     def envs(self) -> list[tuple[str, str]]:
         _, _, body = self.asked("create")[-1].partition(b"\r\n\r\n")
         return [(key, value) for key, _, value in (entry.partition("=") for entry in json.loads(body)["Env"])]

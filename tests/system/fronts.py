@@ -129,19 +129,14 @@ class Caller(ABC):
         """Make one of the other calls; return the reply's message."""
         return await self.send(verb, self.request(verb, subject_id))
 
-    async def pod_status(self, pod_id: str) -> str:
-        """Read a pod's status; return the id in it."""
-        return self.id_in("pod_status", await self.act("pod_status", pod_id))
-
 
 class Runtime(Protocol):
     """Interface of a fake runtime for tests; requests of the proxy's own are left out.
 
-    ``verbs`` are what callers asked for, ``asked`` the requests of a verb, as they came, both in order. ``upset``
-    delays a verb's calls from now on, or answers them with an error of this text. ``reads`` counts the single pods and
-    containers that the proxy has read by itself. ``vanish`` removes one without any call or event; ``exit`` ends a
-    container's process. ``envs`` is the environment of the last create. ``long_list`` makes the list of containers so
-    long, and returns the reply's message.
+    ``verbs`` are the callers' requests, ``asked`` those of a verb as bytes, both in order. ``upset`` delays a verb's
+    calls from now on, or answers them with an error of this text. ``reads`` counts the single pods and containers that
+    the proxy has read by itself. ``vanish`` removes one without any call or event. ``envs`` is the environment of the
+    last create. ``long_list`` makes the list of containers so long, and returns the reply's message.
     """
 
     socket_path: str
@@ -155,7 +150,6 @@ class Runtime(Protocol):
     def container_ids(self) -> list[str]: ...
     def reads(self) -> int: ...
     def vanish(self, subject_id: str) -> None: ...
-    def exit(self, container_id: str) -> None: ...
     def envs(self) -> list[tuple[str, str]]: ...
     def long_list(self, count: int, total_bytes: int) -> bytes: ...
 

@@ -5,7 +5,7 @@ The policy is Fail, so that nothing passes that could not be read; registrations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -93,20 +93,17 @@ class ShapedNode:
         caller.pods = self._pods
         return caller
 
-    async def restart(self, *, kill: bool = True, meanwhile: Callable[[], object] = lambda: None) -> None:
-        """Start a new proxy, which knows only what it reads; a program is killed, or stopped. ``meanwhile`` is called
-        while there is none."""
+    async def restart(self, *, kill: bool = True) -> None:
+        """Start a new proxy, which knows only what it reads; a program is killed, or stopped."""
         await self.caller.close()
         if isinstance(self.proxy, ProxyProcess):
             if not self.proxy.ended:
                 await asyncio.to_thread(self.proxy.kill if kill else self.proxy.stop)
             self._written = len(self.proxy.output())
-            meanwhile()
             await asyncio.to_thread(self.proxy.start)
             self.caller = self.new_caller()
         else:
             await self.proxy.__aexit__(None, None, None)
-            meanwhile()
             await self._start()
 
     @property
