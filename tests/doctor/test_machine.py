@@ -13,7 +13,7 @@ import pytest
 
 from runtimeproxy.cli.doctor import machine
 from runtimeproxy.cli.doctor import machine as doctor_machine
-from runtimeproxy.cli.doctor.machine import Machine, Process, UnixSocket, at, denied, listed, told
+from runtimeproxy.cli.doctor.machine import Machine, Process, UnixSocket, at, denied, listed, reported_sockets
 from tests.doctor.made import Made
 
 NOBODY = 65534
@@ -132,7 +132,7 @@ def test_kernel_reports_what_proc_lists_and_the_peers(listener: socket.socket) -
         client.connect(path)
         accepted, _ = listener.accept()
         with accepted:
-            found = at(path, told([HERE]))
+            found = at(path, reported_sockets([HERE]))
             ends = {inode(listener): (True, False, 0), inode(accepted): (False, True, inode(client))}
             assert {s.inode: (s.listening, s.connected, s.peer) for s in found} == ends
             assert {s._replace(peer=0) for s in found} == set(at(path, listed(Path("/proc/net/unix").read_text())))
@@ -148,8 +148,8 @@ def test_clients_in_another_network_namespace_are_reported(listener: socket.sock
         number = int(client.stdout.readline())
         accepted, _ = listener.accept()  # the kernel leaves out what nobody has accepted
         with accepted:
-            assert all(found.peer != number for found in told([HERE]))
-            (found,) = at(path, told([Path("/proc/absent/ns/net"), Path(f"/proc/{client.pid}/ns/net")]))
+            assert all(found.peer != number for found in reported_sockets([HERE]))
+            (found,) = at(path, reported_sockets([Path("/proc/absent/ns/net"), Path(f"/proc/{client.pid}/ns/net")]))
             assert (found.inode, found.peer) == (inode(accepted), number)
         client.communicate(b"\n")
 
@@ -161,7 +161,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *datagrams: bytes) -> Iterator[Unix
         kernel.send(datagram)
     monkeypatch.setattr(machine, "_opened", lambda namespace: client)
     with kernel:
-        yield from told([HERE])
+        yield from reported_sockets([HERE])
 
 
 def message(kind: int, body: bytes) -> bytes:

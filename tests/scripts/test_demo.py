@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.docs import README, ROOT
+from tests.docs import ROOT
 from tests.engines import leftovers
 
 PROGRAMS = ("koord-runtime-proxy", "runtimeproxy", "runtimeproxy-hooks")
-DOCUMENTED = {re.sub("=<[^>]*>", "=SOCKET", line.strip()) for line in README.splitlines()}
+DOCUMENTED = {re.sub("=<[^>]*>", "=SOCKET", line.strip()) for line in (ROOT / "README.rst").read_text().splitlines()}
 """The lines of README.rst, in which the proxy's command lines are."""
 HOOK_CALLS = 25
 """Six hook points for each of the four pods and containers, and one update."""
