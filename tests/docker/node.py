@@ -29,7 +29,7 @@ from tests.docker.daemon import until
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd import FakeDockerd
-from tests.fakes.dockerd_structs import go_json
+from tests.fakes.dockerd_shapes import go_json
 from tests.fakes.plugins import ALL_POINTS, FAIL, NOTHING, Behaviour, FakeClient, FakePlugins
 
 CREATE = "POST /containers/create"

@@ -4,7 +4,7 @@ import pytest
 
 from tests.docker.daemon import until
 from tests.docker.node import INSPECT, Node
-from tests.fakes.dockerd_received import Injection
+from tests.fakes.dockerd_wire import Injection
 
 END = "PostStopContainer"
 

@@ -20,7 +20,7 @@ from tests.docker.daemon import until
 from tests.docker.node import CREATE, INSPECT, START, GatedClient, Node, away, id_of, unfollowed, written
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import dockershim_bodies as bodies
-from tests.fakes.dockerd_received import Injection
+from tests.fakes.dockerd_wire import Injection
 from tests.fakes.plugins import ALL_POINTS, FAIL, IGNORE, NOTHING, Behaviour
 from tests.observe.events import shown_of
 from tests.relay.test_dial import fill_backlog

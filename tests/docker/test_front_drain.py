@@ -10,7 +10,7 @@ from tests.docker.daemon import until
 from tests.docker.messages import error
 from tests.docker.node import CREATE, Node, away, id_of, on_node, written
 from tests.fakes import dockershim_bodies as bodies
-from tests.fakes.dockerd_received import Injection
+from tests.fakes.dockerd_wire import Injection
 
 pytestmark = pytest.mark.slow
 

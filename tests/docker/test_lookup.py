@@ -22,8 +22,8 @@ from tests.docker.node import INSPECT
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd import FakeDockerd
-from tests.fakes.dockerd_received import Injection
-from tests.fakes.dockerd_structs import go_json
+from tests.fakes.dockerd_shapes import go_json
+from tests.fakes.dockerd_wire import Injection
 
 INFO, IMAGE = "GET /info", "GET /images/{ref}/json"
 PLAIN_BODY = {"Image": BUSYBOX_IMAGE}

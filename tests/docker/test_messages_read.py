@@ -24,7 +24,7 @@ from runtimeproxy.docker.messages import (
 from runtimeproxy.model.fields import ContainerInfo, PodInfo, Resources, named
 from tests.docker.bodies import CONTAINER_BODY, CONTAINER_NAME, KUBELETS, PARENT, POD_BODY, POD_NAME, TOLD, TOLD_POD
 from tests.docker.documents import JSON, NO_DOCUMENTS, changed
-from tests.fakes.dockerd_structs import RESOURCES, filled
+from tests.fakes.dockerd_shapes import RESOURCES, filled
 
 NO_LIMITS = filled(RESOURCES, {})
 """Docker's Resources as Go writes them: all members of the struct."""

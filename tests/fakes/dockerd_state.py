@@ -1,22 +1,324 @@
-"""The state of the fake dockerd: containers, their states and execs, and the events of both.
+"""The state of the fake dockerd: containers, execs, images, the checks of creates and updates, and the events.
 
 A change has happened before its event is sent; a refused call changes and sends nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
-from tests.fakes import dockerd_checks as checks
-from tests.fakes.dockerd_checks import Refused
-from tests.fakes.dockerd_events import Events
-from tests.fakes.dockerd_records import Container, Exec, Images
-from tests.fakes.dockerd_structs import CONFIG, HOST_CONFIG, RESOURCES
+from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
+from tests.fakes.dockerd_shapes import CONFIG, HOST_CONFIG, RESOURCES, Struct
+
+Event = dict[str, Any]
+Filters = Mapping[str, frozenset[str]]
+
+
+def parse_filters(text: str) -> Filters:
+    """Return the values of each filter, in today's form (``{"a": {"b": true}}``) or the old one (``{"a": ["b"]}``)."""
+    return {key: frozenset(values) for key, values in json.loads(text or "{}").items()}
+
+
+def labels_match(labels: Mapping[str, str], wanted: frozenset[str]) -> bool:
+    """Return whether all of ``key`` and ``key=value`` are among the labels."""
+    pairs = (text.partition("=") for text in wanted)
+    return all(key in labels and (not equals or labels[key] == value) for key, equals, value in pairs)
+
+
+def event_matches(event: Event, filters: Filters) -> bool:
+    actor = event["Actor"]
+    attributes = actor["Attributes"]
+    known: Mapping[str, set[str]] = {
+        "type": {event["Type"]},
+        "event": {event["Action"], event["Action"].partition(":")[0]},
+        "container": {actor["ID"], attributes.get("name", "")} if event["Type"] == "container" else set(),
+        "image": {attributes.get("image", actor["ID"])},
+    }
+    chosen = all(values & known[key] for key, values in filters.items() if key in known)
+    return chosen and labels_match(attributes, filters.get("label", frozenset()))
+
+
+class Events:
+    def __init__(self) -> None:
+        self._subscribers: set[Callable[[Event], None]] = set()
+
+    def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]:
+        """Call the subscriber for every event from now on; return a function that ends it."""
+        self._subscribers.add(subscriber)
+        return lambda: self._subscribers.discard(subscriber)
+
+    def emit(self, kind: str, action: str, subject: str, attributes: Mapping[str, str], image: str = "") -> None:
+        now = time.time_ns()
+        old_names = {"status": action, "id": subject, "from": image} if kind == "container" else {}
+        actor = {"ID": subject, "Attributes": dict(sorted(attributes.items()))}
+        event: Event = {**old_names, "Type": kind, "Action": action, "Actor": actor, "scope": "local"}
+        event |= {"time": now // 10**9, "timeNano": now}
+        for subscriber in tuple(self._subscribers):
+            subscriber(event)
+
+
+LEAST_MEMORY_BYTES = 6 << 20
+CPUS = 1024
+OVERWRITTEN = (
+    *("BlkioWeight", "CpuShares", "NanoCpus", "CpuPeriod", "CpuQuota", "CpusetCpus", "CpusetMems"),
+    *("Memory", "MemorySwap", "MemoryReservation"),
+)
+"""The fields that an update replaces if they are not zero; OomScoreAdj and CgroupParent are not among them."""
+
+_GO_TYPES = {bool: "bool", int: "int64", str: "string"}
+_CONFLICTS = (("NanoCpus", "CpuPeriod"), ("NanoCpus", "CpuQuota"), ("CpuPeriod", "NanoCpus"), ("CpuQuota", "NanoCpus"))
+_SPELT = {"NanoCpus": "Nano CPUs", "CpuPeriod": "CPU Period", "CpuQuota": "CPU Quota"}
+
+Values = Mapping[str, Any]
+
+
+@dataclass(eq=False)
+class Refused(Exception):
+    status: HTTPStatus
+    message: str
+
+
+def bad(message: str) -> Refused:
+    return Refused(HTTPStatus.BAD_REQUEST, message)
+
+
+def check_types(body: Values) -> None:
+    """Refuse a value that Go could not put into its field, by the types in the tables; null is always accepted."""
+    host = body.get("HostConfig") or {}
+    if not isinstance(host, dict):
+        raise bad(f"json: cannot unmarshal {_go_type(host)} into Go value of type container.HostConfig")
+    for struct, table, values in (("ContainerConfigWrapper", CONFIG, body), ("HostConfig", HOST_CONFIG, host)):
+        for key, zero in table.items():
+            value = values.get(key)
+            if type(zero) in _GO_TYPES and value is not None and type(value) is not type(zero):
+                place = f"Go struct field {struct}.{key} of type {_GO_TYPES[type(zero)]}"
+                raise bad(f"json: cannot unmarshal {_go_type(value)} into {place}")
+
+
+def _go_type(value: Any) -> str:
+    return {bool: "bool", str: "string", int: "number", float: "number", list: "array"}.get(type(value), "object")
+
+
+def check(host: Values, *, systemd: bool, update: bool) -> None:
+    """Refuse with status 400 a create or an update that is invalid, into which no proxy may turn a valid one."""
+    memory, swap, nano, parent = (host[name] for name in ("Memory", "MemorySwap", "NanoCpus", "CgroupParent"))
+    cpuset = host["CpusetCpus"]
+    slice_name = parent.rpartition(".slice")[0] if parent.endswith(".slice") else ""
+    for refused, problem in (
+        (memory != 0 and memory < LEAST_MEMORY_BYTES, "Minimum memory limit allowed is 6MB"),
+        (0 < swap < memory, "Minimum memoryswap limit should be larger than memory limit, see usage"),
+        (memory == 0 < swap and not update, "You should always set the Memory limit when using Memoryswap limit"),
+        (nano > 0 and host["CpuPeriod"] > 0, "Conflicting options: Nano CPUs and CPU Period cannot both be set"),
+        (nano > 0 and host["CpuQuota"] > 0, "Conflicting options: Nano CPUs and CPU Quota cannot both be set"),
+        (update and host["CpuShares"] < 0, "shares: invalid argument"),
+        (
+            any(int(number) >= CPUS for number in re.findall(r"\d+", cpuset)),
+            f"Requested CPUs are not available - requested {cpuset}, available: 0-{CPUS - 1}",
+        ),
+        (systemd and parent and not slice_name, "cgroup-parent for systemd cgroup should be a valid slice"),
+    ):
+        if refused:
+            raise bad(problem)
+
+
+def adapted(host: dict[str, Any]) -> dict[str, Any]:
+    """Return a create's HostConfig with the daemon's defaults."""
+    modes = {"NetworkMode": "default", "IpcMode": "private", "CgroupnsMode": "host", "Runtime": "runc"}
+    defaults = {**modes, "ShmSize": 64 << 20, "LogConfig": {"Type": "json-file", "Config": {}}}
+    if host["Memory"] > 0 and host["MemorySwap"] == 0:
+        defaults["MemorySwap"] = 2 * host["Memory"]
+    empty = ("", 0, HOST_CONFIG["LogConfig"])
+    return {**host, **{name: value for name, value in defaults.items() if host[name] in empty}}
+
+
+def updated(stored: dict[str, Any], update: Values) -> dict[str, Any]:
+    """Return the stored HostConfig with an update applied.
+
+    Raises Refused with status 409 if the two do not fit together.
+    """
+    for new, old in _CONFLICTS:
+        if update[new] > 0 and stored[old] > 0:
+            problem = f"{_SPELT[new]} cannot be updated as {_SPELT[old]} has already been set"
+            raise Refused(HTTPStatus.CONFLICT, f"Conflicting options: {problem}")
+    if update["Memory"] > stored["MemorySwap"] and update["Memory"] != 0 and update["MemorySwap"] == 0:
+        raise Refused(HTTPStatus.CONFLICT, "Memory limit should be smaller than already set memoryswap limit")
+    changes = {name: update[name] for name in OVERWRITTEN if update[name]}
+    if update["RestartPolicy"]["Name"]:
+        changes["RestartPolicy"] = update["RestartPolicy"]
+    return {**stored, **changes}
+
+
+NEVER = "0001-01-01T00:00:00Z"
+INSPECTED = json.loads("""{
+    "Id":"", "Created":"", "Path":"", "Args":[], "State":{}, "Image":"", "ResolvConfPath":"", "HostnamePath":"",
+    "HostsPath":"", "LogPath":"", "Name":"", "RestartCount":0, "Driver":"vfs", "Platform":"linux", "MountLabel":"",
+    "ProcessLabel":"", "AppArmorProfile":"", "ExecIDs":null, "HostConfig":{}, "GraphDriver":{"Data":null, "Name":"vfs"},
+    "Mounts":[], "Config":{}, "NetworkSettings":{"Bridge":"", "Networks":{}}
+}""")
+LISTED = json.loads("""{
+    "Id":"", "Names":[], "Image":"", "ImageID":"", "Command":"", "Created":0, "Ports":[], "Labels":{}, "State":"",
+    "Status":"", "HostConfig":{"NetworkMode":""}, "NetworkSettings":{"Networks":{}}, "Mounts":[]
+}""")
+"""A container's inspect and its row in a list, with all fields in dockerd's order."""
+
+Output = tuple[int, bytes]
+"""Bytes that a container wrote: 1 for stdout or 2 for stderr, and the bytes."""
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ") if seconds else NEVER
+
+
+@dataclass(slots=True, eq=False)
+class Exec:
+    """A command that was or will be run in a container; ``config`` is the body of the exec create."""
+
+    id: str
+    container: Container
+    config: dict[str, Any]
+    running: bool = False
+    exit_code: int | None = None
+
+    def inspect(self) -> Struct:
+        life = {"Running": self.running, "ExitCode": self.exit_code, "Pid": 4712 if self.running else 0}
+        return {"ID": self.id, **life, "ContainerID": self.container.id, "CanRemove": self.exit_code is not None}
+
+
+@dataclass(slots=True, eq=False)
+class Container:
+    """A container; ``request`` is the body of its create as it came."""
+
+    id: str
+    name: str
+    """The name without the leading slash."""
+    request: bytes
+    config: dict[str, Any]
+    host: dict[str, Any]
+    image_id: str
+    created: float = field(default_factory=time.time)
+    status: str = "created"
+    exit_code: int = 0
+    started: float = 0.0
+    finished: float = 0.0
+    execs: list[str] = field(default_factory=list)
+    output: deque[Output] = field(default_factory=lambda: deque(maxlen=10_000))
+    listeners: set[Callable[[Output], None]] = field(default_factory=set)
+
+    @property
+    def running(self) -> bool:
+        return self.status == "running"
+
+    @property
+    def tty(self) -> bool:
+        return bool(self.config["Tty"])
+
+    @property
+    def command(self) -> list[str]:
+        return [*(self.config["Entrypoint"] or []), *(self.config["Cmd"] or [])]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return self.config["Labels"] or {}
+
+    @property
+    def state(self) -> Struct:
+        nothing = dict.fromkeys(("Paused", "Restarting", "OOMKilled", "Dead"), False)
+        process = {"Pid": 4711 if self.running else 0, "ExitCode": self.exit_code, "Error": ""}
+        times = {"StartedAt": _moment(self.started), "FinishedAt": _moment(self.finished)}
+        return {"Status": self.status, "Running": self.running, **nothing, **process, **times}
+
+    def inspect(self) -> Struct:
+        path, *arguments = self.command or [""]
+        folder = f"/var/lib/docker/containers/{self.id}"
+        names = {"Id": self.id, "Name": f"/{self.name}", "Image": self.image_id, "Created": _moment(self.created)}
+        life = {"State": self.state, "Path": path, "Args": arguments, "ExecIDs": list(self.execs) or None}
+        files = {f"{name}Path": f"{folder}/{name.lower()}" for name in ("ResolvConf", "Hostname", "Hosts", "Log")}
+        return {**INSPECTED, **names, **life, **files, "HostConfig": self.host, "Config": self.config}
+
+    def listed(self) -> Struct:
+        seconds = int(time.time() - (self.started if self.running else self.finished))
+        exited = f"Exited ({self.exit_code}) {seconds} seconds ago"
+        status = {"created": "Created", "running": f"Up {seconds} seconds"}.get(self.status, exited)
+        names = {"Id": self.id, "Names": [f"/{self.name}"], "Image": self.config["Image"], "ImageID": self.image_id}
+        config = {"Command": " ".join(self.command), "Labels": self.labels, "Created": int(self.created)}
+        host = {"NetworkMode": self.host["NetworkMode"]}
+        return {**LISTED, **names, **config, "State": self.status, "Status": status, "HostConfig": host}
+
+
+CREATED = "2026-01-01T00:00:00Z"
+PATH, COMMAND = "PATH=/bin", ["/bin/sh"]
+"""What every image sets."""
+
+
+def familiar(reference: str) -> str:
+    """Return a name as Docker shows it: without the default registry, with a tag."""
+    for prefix in ("docker.io/library/", "docker.io/"):
+        reference = reference.removeprefix(prefix)
+    return reference if "@" in reference or ":" in reference.rpartition("/")[2] else f"{reference}:latest"
+
+
+@dataclass(slots=True)
+class Image:
+    """An image; its settings are merged into a container's config."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return "sha256:" + hashlib.sha256(self.name.encode()).hexdigest()
+
+    def inherited(self, config: dict[str, Any]) -> Struct:
+        """Return a container's config with what this image adds to it."""
+        env = config["Env"] or []
+        has_path = any(entry.partition("=")[0] == "PATH" for entry in env)
+        command = config["Cmd"] if config["Cmd"] or config["Entrypoint"] else COMMAND
+        labels = {**self.labels, **(config["Labels"] or {})}
+        return {**config, "Env": env if has_path else [*env, PATH], "Labels": labels, "Cmd": command}
+
+    def inspect(self) -> Struct:
+        config = {"Env": [PATH], "Cmd": COMMAND, "Labels": self.labels or None, "Entrypoint": None}
+        machine = {"Architecture": "amd64", "Os": "linux", "RootFS": {"Type": "layers", "Layers": []}}
+        names = {"Id": self.id, "RepoTags": [self.name], "RepoDigests": [], "Parent": "", "Created": CREATED}
+        return {**names, "Config": config, "Size": 1 << 20, **machine}
+
+    def listed(self) -> Struct:
+        names = {"Id": self.id, "RepoTags": [self.name], "RepoDigests": None, "ParentId": ""}
+        sizes = {"Containers": -1, "SharedSize": -1, "Size": 1 << 20, "VirtualSize": 1 << 20}
+        return {**names, "Created": 1767225600, "Labels": self.labels or None, **sizes}
+
+
+class Images:
+    def __init__(self) -> None:
+        self.by_name: dict[str, Image] = {}
+        for name in (BUSYBOX_IMAGE, PAUSE_IMAGE):
+            self.add(name)
+
+    def add(self, reference: str, labels: Mapping[str, str] | None = None) -> Image:
+        image = Image(familiar(reference), labels or {})
+        self.by_name[image.name] = image
+        return image
+
+    def find(self, reference: str) -> Image:
+        name = familiar(reference)
+        if name in self.by_name:
+            return self.by_name[name]
+        digits = reference.removeprefix("sha256:")
+        found = [image for image in self.by_name.values() if digits and image.id.startswith(f"sha256:{digits}")]
+        if len(found) != 1:
+            raise Refused(HTTPStatus.NOT_FOUND, f"No such image: {name}")
+        return found[0]
+
 
 CGROUPFS = "cgroupfs"
 SYSTEMD = "systemd"
@@ -68,7 +370,7 @@ class DockerdState:
 
     def _reserve(self, name: str) -> str:
         if not VALID_NAME.fullmatch(name):
-            raise checks.bad(f"Invalid container name ({name}), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
+            raise bad(f"Invalid container name ({name}), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
         if (owner := self.named(name)) is not None:
             taken = f'"/{owner.name}" is already in use by container "{owner.id}"'
             advice = "You have to remove (or rename) that container to be able to reuse that name."
@@ -76,20 +378,20 @@ class DockerdState:
         return name.removeprefix("/")
 
     def create(self, name: str, request: bytes, body: dict[str, Any]) -> Container:
-        checks.check_types(body)
+        check_types(body)
         given = {key: value for key, value in (body.get("HostConfig") or {}).items() if value is not None}
         host = {key: given.get(key, zero) for key, zero in HOST_CONFIG.items()}
-        checks.check(host, systemd=self.cgroup_driver == SYSTEMD, update=False)
+        check(host, systemd=self.cgroup_driver == SYSTEMD, update=False)
         config = {key: body.get(key, zero) for key, zero in CONFIG.items()}
         image = self.images.find(config["Image"]) if config["Image"] else None
         if image is not None:
             config = image.inherited(config)
         if not config["Cmd"] and not config["Entrypoint"]:
-            raise checks.bad("No command specified")
+            raise bad("No command specified")
         new_id = secrets.token_hex(32)
         name = self._reserve(name or f"fake_{new_id[:12]}")
         config["Hostname"] = config["Hostname"] or new_id[:12]
-        container = Container(new_id, name, request, config, checks.adapted(host), image.id if image else "")
+        container = Container(new_id, name, request, config, adapted(host), image.id if image else "")
         self.containers[new_id] = self._names[name] = container
         self._tell(container, "create")
         return container
@@ -126,11 +428,11 @@ class DockerdState:
         """Change resources and restart policy. Raises Refused: 400, 404, or 409 if they do not go together."""
         update = {key: zero if body.get(key) is None else body[key] for key, zero in RESOURCES.items()}
         update["RestartPolicy"] = body.get("RestartPolicy") or HOST_CONFIG["RestartPolicy"]
-        checks.check_types({"HostConfig": update})
+        check_types({"HostConfig": update})
         settings = {**HOST_CONFIG, **update}
-        checks.check(settings, systemd=self.cgroup_driver == SYSTEMD, update=True)
+        check(settings, systemd=self.cgroup_driver == SYSTEMD, update=True)
         container = self.find(reference)
-        container.host = checks.updated(container.host, update)
+        container.host = updated(container.host, update)
         self._tell(container, "update")
 
     def remove(self, reference: str, force: bool) -> None:

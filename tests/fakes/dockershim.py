@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_client import UnixHttpConnection
-from tests.fakes.dockerd_structs import go_json
+from tests.fakes.dockerd_shapes import go_json
 from tests.fakes.dockershim_bodies import SANDBOX_OOM_SCORE_ADJ, Container, Pod, Values
 
 Headers = Iterable[tuple[str, str]]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.fakes.dockerd_structs import CONFIG, HOST_CONFIG, RESOURCES, filled
+from tests.fakes.dockerd_shapes import CONFIG, HOST_CONFIG, RESOURCES, filled
 
 SHM_BYTES = 64 << 20
 SANDBOX_OOM_SCORE_ADJ = -998

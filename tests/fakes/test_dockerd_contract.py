@@ -16,8 +16,8 @@ import pytest
 from tests.docker.client import Answer, Client, request
 from tests.engines.dockerd import BUSYBOX, Dockerd
 from tests.fakes.dockerd import FakeDockerd, Injection
+from tests.fakes.dockerd_calls import frame
 from tests.fakes.dockerd_client import Raw, exchange, until
-from tests.fakes.dockerd_programs import frame
 
 MIB = 1 << 20
 UPGRADE = ("Connection: Upgrade", "Upgrade: tcp")

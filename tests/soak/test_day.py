@@ -19,8 +19,8 @@ from tests.docker.client import Client as HttpClient
 from tests.docker.client import request
 from tests.fakes import cri_pb2
 from tests.fakes import dockershim_bodies as bodies
-from tests.fakes.dockerd_events import Event
-from tests.fakes.dockerd_structs import go_json
+from tests.fakes.dockerd_shapes import go_json
+from tests.fakes.dockerd_state import Event
 from tests.soak import MARKS
 from tests.soak.conftest import Findings
 from tests.soak.endurance import Fake, Observed, Sample, begin, end, endure, observed, together

@@ -16,8 +16,7 @@ from tests.docker.client import Answer, Client, request
 from tests.engines.images import PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd import FakeDockerd, Injection, Received
-from tests.fakes.dockerd_engines import ENGINES, Engine
-from tests.fakes.dockerd_structs import go_json
+from tests.fakes.dockerd_shapes import ENGINES, Engine, go_json
 from tests.fakes.dockershim_bodies import Container, Pod, Values
 from tests.system.fronts import POD, SECONDS, Caller, Failed, Front, answering
 

@@ -25,7 +25,7 @@ from runtimeproxy.model.fields import RESOURCE_FIELDS, ContainerInfo, PodInfo, P
 from runtimeproxy.observe.events import EventKind, shown
 from tests import amounts
 from tests.fakes import hookanswers
-from tests.fakes.dockerd_received import Injection as DockerInjection
+from tests.fakes.dockerd_wire import Injection as DockerInjection
 from tests.fakes.runtime import Injection
 from tests.system.cri_front import METHODS, CriRuntime
 from tests.system.docker_front import CREATE, ROUTES, DockerRuntime

@@ -12,7 +12,7 @@ from runtimeproxy.plugins.registration import FailurePolicy
 from tests.docker.bodies import ANNOTATIONS, ASKED, PARENT, SYSTEMD_PARENT, TOLD, TOLD_POD
 from tests.docker.client import Answer, request
 from tests.docker.node import CREATE, START, UPDATE, Node, id_of, on_each_driver, on_node, written
-from tests.fakes.dockerd_received import Injection
+from tests.fakes.dockerd_wire import Injection
 from tests.fakes.plugins import FAIL, IGNORE
 
 CANARY = "canary-4711"

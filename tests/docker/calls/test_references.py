@@ -17,7 +17,7 @@ from tests.docker.client import request
 from tests.docker.daemon import until
 from tests.docker.node import INSPECT, START, STOP, UPDATE, Node, written
 from tests.fakes import dockershim_bodies as bodies
-from tests.fakes.dockerd_received import Injection
+from tests.fakes.dockerd_wire import Injection
 from tests.fakes.plugins import FAIL
 
 CANARY = "canary-4711"

@@ -1,0 +1,169 @@
+"""What Docker's API looks like, as data: its structs with Go's zero values, and how versions of Docker Engine differ.
+
+A Go client sends every field of the structs, whether it is set or not. 20.10 is the base of the engines; a change holds
+for the API version that a request names, not for the daemon's newest. All removed or changed fields are covered; of
+added ones there is one example. Sources: moby's api/docs/CHANGELOG.md, daemon/server/router/{container,image,system},
+daemon/server/middleware.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Struct = dict[str, Any]
+
+RESOURCES: Mapping[str, Any] = json.loads("""{
+    "CpuShares":0, "Memory":0, "NanoCpus":0, "CgroupParent":"", "BlkioWeight":0, "BlkioWeightDevice":null,
+    "BlkioDeviceReadBps":null, "BlkioDeviceWriteBps":null, "BlkioDeviceReadIOps":null, "BlkioDeviceWriteIOps":null,
+    "CpuPeriod":0, "CpuQuota":0, "CpuRealtimePeriod":0, "CpuRealtimeRuntime":0, "CpusetCpus":"", "CpusetMems":"",
+    "Devices":null, "DeviceCgroupRules":null, "DeviceRequests":null, "MemoryReservation":0, "MemorySwap":0,
+    "MemorySwappiness":null, "OomKillDisable":null, "PidsLimit":null, "Ulimits":null,
+    "CpuCount":0, "CpuPercent":0, "IOMaximumIOps":0, "IOMaximumBandwidth":0
+}""")
+HOST_CONFIG: Mapping[str, Any] = {
+    **json.loads("""{
+        "Binds":null, "ContainerIDFile":"", "LogConfig":{"Type":"", "Config":null}, "NetworkMode":"",
+        "PortBindings":null, "RestartPolicy":{"Name":"", "MaximumRetryCount":0}, "AutoRemove":false, "VolumeDriver":"",
+        "VolumesFrom":null, "ConsoleSize":[0, 0], "CapAdd":null, "CapDrop":null, "CgroupnsMode":"", "Dns":null,
+        "DnsOptions":null, "DnsSearch":null, "ExtraHosts":null, "GroupAdd":null, "IpcMode":"", "Cgroup":"",
+        "Links":null, "OomScoreAdj":0, "PidMode":"", "Privileged":false, "PublishAllPorts":false,
+        "ReadonlyRootfs":false, "SecurityOpt":null, "UTSMode":"", "UsernsMode":"", "ShmSize":0, "Runtime":"",
+        "Isolation":""
+    }"""),
+    **RESOURCES,
+    **json.loads('{"Mounts":null, "MaskedPaths":null, "ReadonlyPaths":null}'),
+}
+CONFIG: Mapping[str, Any] = json.loads("""{
+    "Hostname":"", "Domainname":"", "User":"", "AttachStdin":false, "AttachStdout":false, "AttachStderr":false,
+    "ExposedPorts":null, "Tty":false, "OpenStdin":false, "StdinOnce":false, "Env":null, "Cmd":null,
+    "Healthcheck":null, "Image":"", "Volumes":null, "WorkingDir":"", "Entrypoint":null, "OnBuild":null, "Labels":null
+}""")
+OMITTED_IF_EMPTY = frozenset({"ExposedPorts", "Healthcheck", "Runtime", "Mounts"})
+"""Fields with ``omitempty``, which are not written if they are empty."""
+
+_HTML = str.maketrans({"&": "\\u0026", "<": "\\u003c", ">": "\\u003e", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
+
+def version_number(version: str) -> tuple[int, ...]:
+    """Return an API version in a form that can be compared."""
+    return tuple(int(part or 0) for part in version.split("."))
+
+
+def filled(table: Mapping[str, Any], values: Mapping[str, Any]) -> Struct:
+    """Return a struct with every field that Go would write, in Go's order.
+
+    Raises KeyError for a value whose field is not in the table.
+    """
+    if unknown := values.keys() - table.keys():
+        raise KeyError(f"not in the struct: {', '.join(sorted(unknown))}")
+    struct = {name: values.get(name, zero) for name, zero in table.items()}
+    return {name: value for name, value in struct.items() if value or name not in OMITTED_IF_EMPTY}
+
+
+def go_json(value: Any, html: bool = True) -> bytes:
+    """Return what Go's json.Encoder writes: no spaces, a newline at the end; ``html`` escapes <, > and & as it does."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return ((text.translate(_HTML) if html else text) + "\n").encode(errors="replace")
+
+
+INSPECT, IMAGE, EVENT = "inspect", "image", "event"
+"""The answers that differ: a container's inspect, an image's, an event."""
+ALL = (1, 0)
+"""Stands for a change that holds for every API version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How an answer differs from API version ``since`` on."""
+
+    answer: str
+    since: tuple[int, ...]
+    apply: Callable[[Struct], Struct]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    name: str
+    version: str
+    api: str
+    minimum: str
+    ping: Sequence[tuple[str, str]]
+    """The headers of a ping's reply that describe the daemon."""
+    changes: Sequence[Change] = ()
+    negotiates: bool = False
+    """True if the type of GET /events follows the client's Accept."""
+
+    def shown(self, answer: str, api: str, struct: Struct) -> Struct:
+        """Return an answer in the form for a request of an API version."""
+        version = version_number(api)
+        for change in self.changes:
+            if change.answer == answer and change.since <= version:
+                struct = change.apply(struct)
+        return struct
+
+    def event_type(self, accept: str) -> str:
+        """Return the Content-Type of GET /events."""
+        lines = self.negotiates and ("application/x-ndjson" in accept or "*/*" in accept)
+        return "application/x-ndjson" if lines else "application/json"
+
+
+# ---- what changed
+
+_SNAPSHOTTER = "overlayfs"
+_MANIFEST = {"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": "sha256:" + "1" * 64, "size": 1}
+
+
+def _without(struct: Struct, *names: str) -> Struct:
+    return {key: value for key, value in struct.items() if key not in names}
+
+
+def _on_unified_hierarchy(inspected: Struct) -> Struct:
+    """Show the defaults of a create as they are on cgroup v2, and the default network by its name."""
+    host = dict(inspected["HostConfig"])
+    host["CgroupnsMode"] = "private" if host["CgroupnsMode"] == "host" else host["CgroupnsMode"]
+    host["NetworkMode"] = "bridge" if host["NetworkMode"] == "default" else host["NetworkMode"]
+    return {**inspected, "HostConfig": host}
+
+
+def _on_snapshotter(inspected: Struct) -> Struct:
+    return {**inspected, "Driver": _SNAPSHOTTER, "GraphDriver": {"Data": None, "Name": _SNAPSHOTTER}}
+
+
+def _with_manifest(inspected: Struct) -> Struct:
+    return {**inspected, "ImageManifestDescriptor": _MANIFEST}
+
+
+def _without_old_parts(inspected: Struct) -> Struct:
+    config = inspected["Config"] if inspected["Config"]["OnBuild"] else _without(inspected["Config"], "OnBuild")
+    more = {"Config": config, "Storage": {"RootFS": {"Snapshot": {"Name": _SNAPSHOTTER}}}}
+    return {**_without(inspected, "GraphDriver"), **more, "NetworkSettings": {"Networks": {}}}
+
+
+def _without_empty_config(image: Struct) -> Struct:
+    """Leave out empty fields; an empty Config is null."""
+    config = {key: value for key, value in image["Config"].items() if value}
+    return {**_without(image, "Parent"), "Config": config or None}
+
+
+def _without_old_names(event: Struct) -> Struct:
+    return _without(event, "status", "id", "from")
+
+
+_SINCE_20 = (Change(INSPECT, ALL, _on_unified_hierarchy),)
+_SINCE_28 = (
+    Change(INSPECT, ALL, _on_snapshotter),
+    Change(INSPECT, (1, 48), _with_manifest),
+    Change(INSPECT, (1, 52), _without_old_parts),
+    Change(IMAGE, (1, 52), _without_empty_config),
+    Change(EVENT, (1, 52), _without_old_names),
+)
+_BUILDKIT = (("Builder-Version", "2"), ("Swarm", "inactive"))
+
+ENGINE_20 = Engine("20.10", "20.10.24", "1.41", "1.12", ())
+ENGINE_28 = Engine("28", "28.5.1", "1.51", "1.24", _BUILDKIT, _SINCE_20)
+ENGINE_29 = Engine("29", "29.0.0", "1.52", "1.44", _BUILDKIT, (*_SINCE_20, *_SINCE_28), negotiates=True)
+
+ENGINES = (ENGINE_20, ENGINE_28, ENGINE_29)
