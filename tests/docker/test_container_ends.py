@@ -56,14 +56,6 @@ async def test_restart_by_a_client_has_an_end_of_its_own(node: Node) -> None:
     assert node.points == [END] * 2
 
 
-async def test_stop_reports_the_end_after_its_answer(node: Node) -> None:
-    node.plugins.add("a", points=(END,))
-    _, container_id = await node.running()
-    await node.act("stop", container_id)
-    await node.event("die")
-    assert (node.points, node.dockerd.requests(INSPECT)) == ([END], [])
-
-
 async def test_container_that_cannot_be_read_is_reported_later(node: Node) -> None:
     """It may run again."""
     node.plugins.add("a", points=(END,))
@@ -83,15 +75,6 @@ async def test_container_removed_by_others_has_ended(node: Node) -> None:
     await node.event("destroy")
     await until(lambda: not node.front.tasks)
     assert (node.points, node.store.container(container_id)) == ([END], None)
-
-
-async def test_container_started_again_has_an_end_each_time(node: Node) -> None:
-    node.plugins.add("a", points=(END, "PreStartContainer", "PostStartContainer"))
-    _, container_id = await node.running()
-    for _ in range(2):
-        await die(node, container_id)
-        await node.act("start", container_id)
-    assert node.points == [END, "PreStartContainer", "PostStartContainer"] * 2
 
 
 async def test_ends_of_others_cost_one_question_each(node: Node) -> None:

@@ -225,10 +225,6 @@ def test_long_targets_are_decided_alike_but_not_remembered(length: int) -> None:
     assert may_upgrade("POST", f"/containers/{name}/attach")
 
 
-def test_equal_requests_share_one_route() -> None:
-    assert route("POST", "/containers/shared/stop") is route("POST", "/containers/shared/stop")
-
-
 @given(st.sampled_from(["start", "stop", "update"]), st.text(min_size=1, max_size=8), st.sampled_from(["", "/v1.41"]))
 def test_escaped_reference_is_the_reference(verb: str, reference: str, version: str) -> None:
     """Every byte of the path is percent-encoded: the decision is made on the decoded path."""

@@ -14,7 +14,6 @@ from runtimeproxy.docker.front import DockerConnection
 from runtimeproxy.docker.parsers import PREFACE
 from runtimeproxy.model.fields import HookAnswer
 from runtimeproxy.plugins.registration import FailurePolicy
-from tests.docker.bodies import CONTAINER
 from tests.docker.client import Client, chunked, request
 from tests.docker.daemon import until
 from tests.docker.node import CREATE, INSPECT, START, GatedClient, Node, away, id_of, unfollowed, written
@@ -146,19 +145,6 @@ async def test_unknown_container_is_read_only_for_a_plugin_of_its_points(
     await node.act(action, named, body)
     assert node.dockerd.requests(INSPECT)
     assert node.store.counts() == (1, 1)
-
-
-CREATE_ASKS = [("PreCreateContainer", True), ("PreRunPodSandbox", True), ("PreStartContainer", False)]
-
-
-@pytest.mark.parametrize(("point", "asks"), CREATE_ASKS)
-async def test_creates_unknown_pod_is_read_only_for_a_plugin_it_concerns(node: Node, point: str, asks: bool) -> None:
-    pod_id = await node.create_pod()
-    node.forget()
-    node.plugins.add("a", points=(point,))
-    await node.create_container(pod_id)
-    assert bool(node.dockerd.requests(INSPECT)) is asks
-    assert node.store.counts() == ((1, 1) if asks else (0, 0))
 
 
 async def test_nobody_is_asked_about_a_remove_or_what_does_not_exist(node: Node) -> None:
@@ -464,22 +450,6 @@ async def test_daemon_that_says_nothing_sensible_of_itself_is_asked_again(node: 
     await node.follow()
     assert node.dockerd.counts["GET /info"] == 3
     assert node.metrics.total("backend_event_stream_losses") == 2
-
-
-async def test_calls_of_one_container_keep_their_order_and_wait_for_no_other(node: Node) -> None:
-    pod_id, container_id = await node.running()
-    other_id = await node.create_container(pod_id, bodies.Container("other", CONTAINER.image))
-    hook, clients = node.plugins.gated("a"), [await node.client() for _ in range(5)]
-    for shares, client in enumerate(clients, 2):
-        client.send(request("POST", f"/containers/{container_id}/update", written({"CpuShares": shares})))
-        await until(lambda shares=shares: node.lifecycle.holds()[0] == shares - 1)  # type: ignore[misc]
-    clients.append(await node.client())
-    clients[-1].send(request("POST", f"/containers/{other_id}/update", b"{}"))
-    await until(lambda: hook.waiting == 2)
-    hook.gate.set()
-    assert [(await client.answer()).status for client in clients] == [200] * 6
-    told = [asked.request.container for asked in node.plugins.asked]
-    assert [one.resources.cpu_shares for one in told if one and one.resources and one.name == "main"] == [2, 3, 4, 5, 6]
 
 
 async def test_ambiguous_request_is_refused_and_counted(node: Node) -> None:

@@ -6,11 +6,48 @@ import pytest
 
 from runtimeproxy.core.call import UNANSWERED, CallState, Reply
 from runtimeproxy.errors import WireError
-from tests.docker.messages import CHUNKED, CLOSE, EXPECT, PREFACE, answer, chunks, head, request
-from tests.docker.peer import Play, Step, asked, converse, passed, settled
-from tests.docker.replies import CONTINUE, CREATED, EOF, HIJACKED, NO_CONTENT, NOT_FOUND, OK, SWITCHING, ours
-from tests.docker.requests import ATTACH, CREATE, INFO, PING, START
-from tests.docker.steps import answered, at_once, client, daemon, ends, leaves, passes, refuse, release, returns
+from tests.docker.messages import (
+    ATTACH,
+    CHUNKED,
+    CLOSE,
+    CONTINUE,
+    CREATE,
+    CREATED,
+    EOF,
+    EXPECT,
+    HIJACKED,
+    INFO,
+    NO_CONTENT,
+    NOT_FOUND,
+    OK,
+    PING,
+    PREFACE,
+    START,
+    SWITCHING,
+    answer,
+    chunks,
+    head,
+    ours,
+    request,
+)
+from tests.docker.peer import (
+    Play,
+    Step,
+    answered,
+    asked,
+    at_once,
+    client,
+    converse,
+    daemon,
+    ends,
+    leaves,
+    passed,
+    passes,
+    refuse,
+    release,
+    returns,
+    settled,
+)
 
 BUILD = request("POST", "/build", CHUNKED) + chunks(b"tar", b"x" * 20)
 IN_CHUNKS = request("POST", "/containers/create", CHUNKED) + chunks(b"{", b"}")

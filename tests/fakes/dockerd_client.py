@@ -65,18 +65,6 @@ class Raw:
         return await asyncio.wait_for(self.reader.read(), TIMEOUT_SECONDS)
 
 
-async def exchange(path: str, data: bytes, end: bool = False) -> bytes:
-    """Send bytes on a connection of its own; return all that comes until the other side ends. ``end`` half-closes."""
-    async with await Raw.connect(path) as raw:
-        raw.send(data)
-        if end:
-            raw.end()
-        try:
-            return await raw.rest()
-        finally:
-            raw.writer.transport.abort()  # bytes that the other side does not take would keep it open
-
-
 async def until(condition: Callable[[], object]) -> None:
     """Wait until a condition holds. Raises TimeoutError after some seconds."""
     for _ in range(2500):

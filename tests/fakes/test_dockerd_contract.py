@@ -1,7 +1,6 @@
 """The fake dockerd and a real one answer the same calls with the same statuses, texts and bytes.
 
-Where the machine or version may differ, only what is common is asserted. The last part tests what only the fake has:
-its record of requests, and of clients' ends.
+Where the machine or version may differ, only what is common is asserted.
 """
 
 import asyncio
@@ -15,9 +14,10 @@ import pytest
 
 from tests.docker.client import Answer, Client, request
 from tests.engines.dockerd import BUSYBOX, Dockerd
-from tests.fakes.dockerd import FakeDockerd, Injection
+from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.dockerd_calls import frame
-from tests.fakes.dockerd_client import Raw, exchange, until
+from tests.fakes.dockerd_client import Raw
+from tests.fakes.dockershim import CRI_DOCKERD, Dockershim
 
 MIB = 1 << 20
 UPGRADE = ("Connection: Upgrade", "Upgrade: tcp")
@@ -244,9 +244,6 @@ async def test_exec_carries_bytes_both_ways(daemon: Daemon, tty: bool) -> None:
     assert (shown["Running"], shown["ContainerID"]) == (False, made)
 
 
-# ---- HTTP
-
-
 async def test_ping_has_the_daemons_bytes(daemon: Daemon) -> None:
     async with await daemon.send("GET /_ping") as raw:
         drawn = rb"(Api-Version: |Docker/|Date: |Builder-Version: ).*?(?= \(linux\)|\r)"
@@ -265,47 +262,8 @@ async def test_ping_has_the_daemons_bytes(daemon: Daemon) -> None:
         assert reply.endswith(b"\r\nConnection: close\r\n\r\n")
 
 
-async def test_unclean_path_is_redirected(daemon: Daemon) -> None:
-    reply = await daemon.ask("GET /containers/.././/images/a%20b%3F/json?all=1&x=%2F")
-    redirect = (reply.status, reply.headers["location"], "api-version" in reply.headers)
-    assert redirect == (301, "/images/a%20b%3F/json?all=1&x=%2F", False)
-
-
-LAST_PING = b"GET /_ping HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n"
 CREATE = b"POST /containers/create HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\nConnection: close\r\n"
 STOP = b"POST /containers/x/stop HTTP/1.1\r\nHost: d\r\n"
-CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
-
-
-@pytest.mark.parametrize(
-    ("sent", "status", "part"),
-    [
-        (LAST_PING.replace(b"Host", b"A: " + b"a" * 1_000_000 + b"\r\nHost"), 200, b"\r\n\r\nOK"),
-        (CREATE + b"Content-Length: 100\r\n\r\n{", UNREADABLE, b"unexpected EOF"),
-        (CREATE + CHUNKED + b"5\r\n{", UNREADABLE, b"unexpected EOF"),
-        (CREATE + b"Content-Length: 0\r\n\r\n", UNREADABLE, b"EOF"),
-        (CREATE.replace(b"json", b"x") + b"Content-Length: 2\r\n\r\n{}", 400, b"must be 'application/json'"),
-        (STOP + b"Content-Length: 9000\r\n\r\n" + bytes(9000) + LAST_PING, 404, b"\r\n\r\nOK"),
-        (b"HEAD /none HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n", 404, b"Content-Length: 29\r\n"),
-    ],
-)
-async def test_requests_are_read_as_go_reads_them(daemon: Daemon, sent: bytes, status: int, part: bytes) -> None:
-    # A daemon may give up a request whose client sends no more, so only requests that would wait for more are
-    # half-closed.
-    reply = await exchange(daemon.path, sent, end=sent.startswith(STOP) or not sent.endswith(b"\r\n\r\n"))
-    assert int(reply[9:12]) in statuses(status)
-    assert part in reply
-
-
-async def test_big_replies_are_chunked(daemon: Daemon) -> None:
-    await daemon.created("c1", Labels={"long": "x" * 5000})
-    reply = await daemon.ask("GET /containers/json?all=1")
-    assert (reply.headers["transfer-encoding"], len(reply.json)) == ("chunked", 1)
-
-
-# ---- the record
-
-ROUTE = "POST /containers/create"
 
 
 @pytest.fixture
@@ -314,40 +272,30 @@ async def fake(tmp_path: Path) -> AsyncIterator[FakeDockerd]:
         yield made
 
 
-async def test_request_is_kept_as_it_came(fake: FakeDockerd) -> None:
-    sent = (
-        b"POST /containers/create?name=one&name=two HTTP/1.1\r\nhOst: docker\r\nX-Twice: 1\r\nX-Twice:  2\r\n"
-        b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
-        b'9;ext=1\r\n{"Image":\r\n1A\r\n"runtimeproxy-busybox:1"}\n\r\n0\r\nTrailer: x\r\n\r\n'
-    )
-    assert b" 201 Created" in await exchange(fake.socket_path, sent)
-    [received] = fake.requests(ROUTE)
-    assert (received.raw, received.status, fake.counts[ROUTE]) == (sent, 201, 1)
-    assert received.headers[:3] == (("hOst", "docker"), ("X-Twice", "1"), ("X-Twice", "2"))
-    assert received.head.query["name"] == "one"
-    assert fake.container("one").request == received.body == b'{"Image":"runtimeproxy-busybox:1"}\n'
+# ---- the kubelet's shim
 
-
-@pytest.mark.parametrize(
-    "line",
-    ["GET /events", "GET /containers/c1/logs?stdout=1&follow=1", "POST /images/create?fromImage=web", "POST /build"],
+RECORDED_UPDATE = (
+    b'{"CpuShares":256,"Memory":0,"NanoCpus":0,"CgroupParent":"","BlkioWeight":0,"BlkioWeightDevice":null,'
+    b'"BlkioDeviceReadBps":null,"BlkioDeviceWriteBps":null,"BlkioDeviceReadIOps":null,"BlkioDeviceWriteIOps":null,'
+    b'"CpuPeriod":0,"CpuQuota":0,"CpuRealtimePeriod":0,"CpuRealtimeRuntime":0,"CpusetCpus":"0","CpusetMems":"",'
+    b'"Devices":null,"DeviceCgroupRules":null,"DeviceRequests":null,"MemoryReservation":0,"MemorySwap":0,'
+    b'"MemorySwappiness":null,"OomKillDisable":null,"PidsLimit":null,"Ulimits":null,"CpuCount":0,"CpuPercent":0,'
+    b'"IOMaximumIOps":0,"IOMaximumBandwidth":0,"RestartPolicy":{"Name":"","MaximumRetryCount":0}}\n'
 )
-async def test_stream_is_cancelled_at_its_clients_end(fake: FakeDockerd, line: str) -> None:
-    fake.state.create("c1", b"", SLEEPING)
-    fake.state.start("c1")
-    for route in ("POST /images/create", "POST /build"):
-        fake.feed(route)
-    assert (await exchange(fake.socket_path, request(*line.split(" ")), end=True)).endswith(b"0\r\n\r\n")
-    assert (fake.received[0].client_ended, fake.received[0].cancelled) == (True, True)
-    await until(lambda: fake.connections == 0)
 
 
-async def test_half_closed_create_is_answered(fake: FakeDockerd) -> None:
-    injection = fake.inject(ROUTE, Injection(hang=True))
-    sent = request("POST", "/containers/create", json.dumps(SLEEPING).encode())
-    asked = asyncio.create_task(exchange(fake.socket_path, sent, end=True))
-    await until(lambda: injection.hanging and fake.received[0].client_ended)
-    assert not fake.state.containers
-    injection.release()
-    assert (await asked).startswith(b"HTTP/1.1 201 Created\r\n")
-    assert not fake.received[0].cancelled
+async def test_update_equals_the_recorded_one_of_cri_dockerd(tmp_path: Path) -> None:
+    resources = {"cpu_shares": 256, "cpuset_cpus": "0"}
+    async with FakeDockerd(str(tmp_path / "docker.sock")) as fake:
+        made = fake.state.create("c1", b"", SLEEPING)
+
+        def update() -> None:
+            with Dockershim(fake.socket_path, CRI_DOCKERD) as shim:
+                shim.update_container_resources(made.id, resources)
+
+        await asyncio.to_thread(update)
+        [received] = fake.requests("POST /containers/{ref}/update")
+    host = (("Host", "api.moby.localhost"), ("User-Agent", "Go-http-client/1.1"))
+    length = ("Content-Length", str(len(RECORDED_UPDATE)))
+    assert received.headers == (*host, length, ("Content-Type", "application/json"))
+    assert received.body == RECORDED_UPDATE

@@ -7,7 +7,7 @@ import pytest
 
 from runtimeproxy.docker import messages
 from runtimeproxy.errors import Reason
-from runtimeproxy.model.fields import ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources, Subject
+from runtimeproxy.model.fields import HookAnswer, HookRequest, Resources, Subject
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.docker.bodies import ANNOTATIONS, ASKED, PARENT, SYSTEMD_PARENT, TOLD, TOLD_POD
 from tests.docker.client import Answer, request
@@ -57,21 +57,6 @@ async def test_ignored_failure_changes_no_byte(node: Node, action: str, point: s
     assert node.metrics.counted("calls", operation=operation, outcome="agreed") >= 1
 
 
-async def test_pod_and_container_are_told_and_kept_as_asked_for(node: Node) -> None:
-    node.plugins.add("a")
-    pod_id = await node.create_pod()
-    pod = replace(TOLD_POD, id=pod_id)
-    assert node.told == HookRequest(TOLD_POD)
-    assert node.came(CREATE) == written(node.pod_body())
-    assert node.pod_of(pod_id) == PodRecord(pod, pod)
-    container_id = await node.create_container(pod_id)
-    told = replace(TOLD, pod_id=pod_id)
-    assert node.told == HookRequest(pod, told)
-    assert node.came(CREATE) == written(node.container_body(pod_id))
-    container = replace(told, id=container_id)
-    assert node.container(container_id) == ContainerRecord(container, container)
-
-
 async def test_pod_is_changed_in_its_place_and_nowhere_else(node: Node) -> None:
     resources = Resources(cpu_quota=50_000)
     node.plugins.add("a", HookAnswer({"l": "1"}, {"n": "2"}, cgroup_parent="/hooked", resources=resources))
@@ -104,16 +89,6 @@ async def test_pod_is_told_once_the_daemon_named_its_driver(node: Node) -> None:
     await node.create_pod()
     assert node.told.pod.cgroup_parent == SYSTEMD_PARENT
     assert len(node.dockerd.requests("GET /info")) == 1
-
-
-async def test_pod_that_the_daemon_refuses_leaves_nothing(node: Node) -> None:
-    await node.plain("taken")
-    node.plugins.add("a")
-    assert (await node.create("taken", node.pod_body())).status == 409
-    node.dockerd.state.images.by_name.clear()
-    answer = await node.create("web", node.pod_body())
-    assert (answer.status, answer.message) == (404, "No such image: runtimeproxy-pause:1")
-    assert (node.points, node.store.counts()) == (["PreRunPodSandbox"] * 2, (0, 0))
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"Id":""}', b"[1]"])

@@ -102,15 +102,6 @@ async def test_start_whose_update_fails_is_the_plugins_failure(node: Node, lost:
     assert node.told_container.resources == replace(ASKED, **({"cpuset_cpus": "0"} if lost else {"cpu_shares": 4711}))
 
 
-async def test_start_that_was_unsure_stays_so_when_its_update_fails(node: Node) -> None:
-    _, container_id = await node.made()
-    node.plugins.add("a", HookAnswer(resources=Resources(cpuset_cpus="2000")), points=("PreStartContainer",))
-    calls_made(node, state_unknown=True)
-    assert (await node.act("start", container_id)).status == 204
-    assert node.metrics.total("hook_fail_open") == 1
-    assert node.store.container(container_id) is None
-
-
 async def test_start_whose_client_leaves_in_its_update_expects_nothing(node: Node) -> None:
     _, container_id = await node.made()
     node.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=2)), points=("PreStartContainer",))
@@ -137,12 +128,6 @@ def scaled(request: HookRequest) -> HookAnswer:
     return HookAnswer({}, request.container.annotations, resources=replace(told, cpu_shares=told.cpu_shares // 2))
 
 
-def doubled(request: HookRequest) -> HookAnswer:
-    """Answer with twice the memory limit and an unchanged swap limit of the request."""
-    told = resources_of(request)
-    return HookAnswer(resources=replace(told, memory_limit_in_bytes=2 * told.memory_limit_in_bytes))
-
-
 async def test_update_is_scaled_once_and_differs_only_where_it_must(node: Node) -> None:
     node.plugins.add("a", scaled, points=("PreCreateContainer", "PreUpdateContainerResources"))
     _, container_id = await node.made()
@@ -163,24 +148,6 @@ async def test_update_is_scaled_once_and_differs_only_where_it_must(node: Node) 
     assert container.original.resources == now
     assert container.effective.resources == replace(now, cpu_shares=512)
     assert node.dockerd.container(container_id).host["CpuShares"] == 512
-
-
-@pytest.mark.parametrize("moves_swap", [True, False])
-async def test_update_takes_the_swap_limit_along_with_a_hooks_memory(node: Node, moves_swap: bool) -> None:
-    node.plugins.add("a", doubled, points=("PreCreateContainer", "PreUpdateContainerResources"))
-    _, container_id = await node.made()
-    for asked, memory in (
-        ({"cpuset_cpus": "0-3"}, 128),
-        ({"memory_limit_in_bytes": 100 * MIB}, 200),
-        ({"cpu_shares": 2}, 200),
-        ({"memory_limit_in_bytes": 32 * MIB}, 64),
-    ):
-        assert (await node.act("update", container_id, bodies.update_body(asked, moves_swap))).status == 200
-        host = node.dockerd.container(container_id).host
-        assert (host["Memory"], host["MemorySwap"]) == (memory * MIB, memory * MIB)
-        effective = node.container(container_id).effective.resources
-        assert effective is not None
-        assert effective.memory_limit_in_bytes == effective.memory_swap_limit_in_bytes == memory * MIB
 
 
 async def test_update_leaves_out_and_names_what_it_cannot_say(node: Node, caplog: pytest.LogCaptureFixture) -> None:
@@ -323,36 +290,6 @@ async def test_update_beside_a_call_that_read_its_container_drops_it(node: Node,
     assert node.store.container(container_id) is None
 
 
-@pytest.mark.parametrize("registered", [True, False])
-async def test_start_and_stop_are_held_only_where_a_hook_server_is(node: Node, registered: bool) -> None:
-    if registered:
-        node.plugins.add("a", points=("PreUpdateContainerResources",))
-    _, container_id = await node.made()
-    for action, operation in (("start", "StartContainer"), ("stop", "StopContainer")):
-        assert (await node.act(action, container_id)).status == 204
-        assert node.metrics.counted("calls", operation=operation, outcome="agreed") == registered
-
-
-@pytest.mark.parametrize("registered", [True, False])
-@pytest.mark.parametrize("what", ["updated", "destroyed"])
-async def test_stop_leaves_forgotten_what_was_forgotten_meanwhile(node: Node, what: str, registered: bool) -> None:
-    _, container_id = await node.running()
-    if registered:
-        node.plugins.add("a")
-    stop = node.dockerd.inject(STOP, Injection(hang=True))
-    stopping = asyncio.create_task(node.act("stop", container_id))
-    await until(lambda: stop.hanging == 1)
-    if what == "updated":
-        node.dockerd.state.update(container_id, {"CpuShares": 4711})
-    else:
-        node.dockerd.state.remove(container_id, force=True)
-    await until(lambda: node.store.container(container_id) is None)
-    stop.release()
-    assert (await stopping).status == (204 if what == "updated" else 404)
-    assert node.points == ["PostStopContainer"] * registered
-    assert node.store.counts() == (1, 0)
-
-
 @pytest.fixture
 def _settled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the proxy ask for the outcome of unanswered calls as fast as possible, and for long."""
@@ -390,18 +327,3 @@ async def test_lost_answer_of_what_is_gone_was_a_stop(node: Node, route: str, ac
     node.dockerd.state.remove(container_id, force=True)
     await until(lambda: node.metrics.total("unknown_outcomes") == 1)
     assert (node.points, node.store.counts()) == (points, (1, 0))
-
-
-@pytest.mark.usefixtures("_settled_at_once")
-async def test_lost_remove_is_reported_once_it_is_done(node: Node) -> None:
-    node.plugins.add("a", points=("PostStopPodSandbox",))
-    pod_id, _ = await node.running()
-    node.dockerd.state.exit(node.dockerd.container(pod_id), 0)
-    node.dockerd.inject("DELETE /containers/{ref}", Injection(raw=b"", cut_after_bytes=0, times=1))
-    client = await node.sends(request("DELETE", f"{node.prefix}/containers/{pod_id}", b""))
-    assert await client.ended() == b""
-    await until(lambda: len(node.dockerd.requests(INSPECT)) >= 3)
-    assert node.points == []
-    node.dockerd.state.remove(pod_id, force=True)
-    await until(lambda: bool(node.plugins.asked))
-    assert node.points == ["PostStopPodSandbox"]
