@@ -1,4 +1,4 @@
-"""Builders of HTTP/1.1 messages as bytes, and the requests and answers that most tests send."""
+"""Builders of HTTP/1.1 messages as bytes, and the fields that tests put into them."""
 
 CHUNKED = "Transfer-Encoding: chunked"
 CLOSE = "Connection: close"
@@ -35,29 +35,3 @@ def error(data: bytes) -> tuple[int, bool, bytes]:
     assert f"Content-Length: {len(body)}" in fields
     assert "Content-Type: application/json" in fields
     return int(status.split()[1]), CLOSE in fields, body
-
-
-# Requests: two that pass, three that may be held, two that may become tunnels.
-PING = request("GET", "/_ping")
-INFO = request("GET", "/v1.41/info")
-CREATE = request("POST", "/v1.41/containers/create?name=box", "Content-Type: application/json", body=b'{"Image":"i"}')
-START = request("POST", f"/v1.41/containers/{ID}/start")
-STOP = request("POST", f"/v1.41/containers/{ID}/stop?t=10", body=b"")
-ATTACH = request("POST", f"/v1.41/containers/{ID}/attach?stream=1", *UPGRADE)
-EXEC = request("POST", f"/v1.41/exec/{ID}/start", "Content-Type: application/json", body=b'{"Detach":false}')
-
-# Answers of the daemon, and the marks in tables for the proxy's own answers and for EOF.
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-OK = answer(200, "Api-Version: 1.41", body=b"OK")
-CREATED = answer(201, "Content-Type: application/json", body=b'{"Id":"1","Warnings":[]}')
-NO_CONTENT = answer(204, body=None)
-NOT_FOUND = answer(404, "Content-Type: application/json", body=b'{"message":"No such container: x"}\n')
-SWITCHING = head("HTTP/1.1 101 UPGRADED", "Content-Type: application/vnd.docker.raw-stream", *UPGRADE)
-HIJACKED = answer(200, "Content-Type: application/vnd.docker.raw-stream", body=None)
-"""The answer to an old-style hijack: neither Content-Length nor chunks."""
-EOF = b"<EOF>"
-
-
-def ours(status: int, closes: bool = False) -> bytes:
-    """Return the mark in a table for an answer of the proxy's own."""
-    return b"<%d, close>" % status if closes else b"<%d>" % status

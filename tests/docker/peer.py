@@ -1,7 +1,6 @@
 """Scripted peers for both sides of a Docker connection: a ``Reader`` without sockets between a client and a daemon.
 
-Nothing that a side got is taken back, and nothing follows its EOF. The functions at the end make the steps of
-conversations; their keyword arguments are the expected effects (``Step``).
+Nothing that a side got is taken back, and nothing follows its EOF. ``steps`` has the steps of conversations.
 """
 
 import re
@@ -12,7 +11,8 @@ from runtimeproxy.core.call import PROCESS_LIMIT, MemoryBudget
 from runtimeproxy.docker.exchange import Action, DockerHeld, Known, ReaderEvent, RefusedRequest, Route, Shared
 from runtimeproxy.docker.reader import Reader
 from runtimeproxy.wire.http1 import Send
-from tests.docker.messages import EOF, error, ours
+from tests.docker.messages import error
+from tests.docker.replies import EOF, ours
 
 _OURS = re.compile(rb'HTTP/1\.1 [^\r]+\r\n(?:[^\r]+\r\n)+\r\n\{"message": "[^"]*"\}\n')
 
@@ -234,54 +234,3 @@ def converse(steps: Iterable[Step], *, daemons: int = 0, **options: Any) -> Play
             came = (*play.came(), play.reading)
             assert came == step[1:], f"step {number}: {came}"
     return play
-
-
-def client(*pieces: bytes, **came: Any) -> Step:
-    return Step(lambda play: play.client.sends(*pieces), **came)
-
-
-def daemon(*pieces: bytes, **came: Any) -> Step:
-    return Step(lambda play: play.daemon.sends(*pieces), **came)
-
-
-def passes(*pieces: bytes) -> Step:
-    """Return a step in which the client sends bytes that pass to the daemon at once and unchanged."""
-    return client(*pieces, to_daemon=b"".join(pieces))
-
-
-def returns(*pieces: bytes) -> Step:
-    """Return a step in which the daemon sends bytes that pass to the client at once and unchanged."""
-    return daemon(*pieces, to_client=b"".join(pieces))
-
-
-def release(**came: Any) -> Step:
-    """Return a step that releases the newest call unchanged."""
-    return Step(lambda play: play.call.send_request(None), **came)
-
-
-def refuse(**came: Any) -> Step:
-    """Return a step that refuses the newest call."""
-    return Step(lambda play: play.call.send_refusal(500, "no"), **came)
-
-
-def answered(**came: Any) -> Step:
-    """Return a step that sends the answer to the newest call on, as when its Post hooks are done."""
-    return Step(lambda play: play.call.answer(), **came)
-
-
-def ends(side: str, **came: Any) -> Step:
-    return Step(Play.client_ends if side == "client" else Play.daemon_ends, **came)
-
-
-def leaves(**came: Any) -> Step:
-    return Step(lambda play: play.reader.stop(), **came)
-
-
-def at_once(act: Callable[[DockerHeld], object], sends: Step, **came: Any) -> Step:
-    """Return a step that does ``sends``; each held call is from then on given to ``act`` within its event."""
-
-    def do(play: Play) -> None:
-        play.at_once = act
-        sends.act(play)
-
-    return Step(do, **came)

@@ -13,29 +13,10 @@ from runtimeproxy.docker.exchange import Action, DockerHeld, Known, may_upgrade
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http1
 from tests.amounts import examples
-from tests.docker.messages import (
-    ATTACH,
-    CHUNKED,
-    CLOSE,
-    CONTINUE,
-    CREATE,
-    EXEC,
-    EXPECT,
-    ID,
-    INFO,
-    NOT_FOUND,
-    OK,
-    PING,
-    START,
-    STOP,
-    UPGRADE,
-    answer,
-    chunks,
-    error,
-    head,
-    request,
-)
+from tests.docker.messages import CHUNKED, CLOSE, EXPECT, ID, UPGRADE, answer, chunks, error, head, request
 from tests.docker.peer import Play
+from tests.docker.replies import CONTINUE, NOT_FOUND, OK
+from tests.docker.requests import ATTACH, CREATE, EXEC, INFO, PING, START, STOP
 from tests.docker.test_exchange_routes import API
 
 pytestmark = pytest.mark.slow

@@ -7,42 +7,11 @@ import pytest
 from runtimeproxy.core.call import MESSAGE_LIMIT, NO_ROOM, UNANSWERED, CallState, Reply, Unreadable
 from runtimeproxy.docker.exchange import KNOWN_BYTES, REPLY_LIMIT, DockerHeld, Known
 from runtimeproxy.wire import JOINED_BYTES, http1
-from tests.docker.messages import (
-    CHUNKED,
-    CLOSE,
-    CREATE,
-    CREATED,
-    EOF,
-    ID,
-    INFO,
-    NO_CONTENT,
-    NOT_FOUND,
-    OK,
-    PING,
-    START,
-    STOP,
-    answer,
-    chunks,
-    error,
-    ours,
-    request,
-)
-from tests.docker.peer import (
-    Play,
-    Step,
-    answered,
-    asked,
-    at_once,
-    client,
-    converse,
-    daemon,
-    ends,
-    passes,
-    refuse,
-    release,
-    returns,
-    settled,
-)
+from tests.docker.messages import CHUNKED, CLOSE, ID, answer, chunks, error, request
+from tests.docker.peer import Play, Step, asked, converse, settled
+from tests.docker.replies import CREATED, EOF, NO_CONTENT, NOT_FOUND, OK, ours
+from tests.docker.requests import CREATE, INFO, PING, START, STOP
+from tests.docker.steps import answered, at_once, client, daemon, ends, passes, refuse, release, returns
 
 JSON = "Content-Type: application/json"
 BODY = b'{"Image":"i"}'

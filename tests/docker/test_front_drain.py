@@ -141,17 +141,6 @@ async def test_request_whose_rest_can_not_come_is_not_waited_for(node: Node, sen
     await stopped(stop, client)
 
 
-async def test_streams_are_cut_when_nothing_else_is_open(node: Node) -> None:
-    await node.plain("box")
-    await node.act("start", "box")
-    attached, events = await node.client(), await node.client()
-    attached.send(request("POST", "/containers/box/attach?stream=1", b"", "Connection: Upgrade", "Upgrade: tcp"))
-    assert b" 101 " in await attached.reader.readuntil(b"\r\n\r\n")
-    events.send(request("GET", "/events"))
-    assert b" 200 " in await events.reader.readuntil(b"\r\n\r\n")
-    await stopped(stopping(node), attached, events)
-
-
 @pytest.mark.parametrize("half", [False, True])
 @away
 async def test_without_a_daemon_a_sent_request_is_answered_and_a_half_waited_for(node: Node, half: bool) -> None:
@@ -167,12 +156,3 @@ async def test_without_a_daemon_a_sent_request_is_answered_and_a_half_waited_for
     assert error(await client.ended())[0] == 502
     await stopped(stop)
     assert not node.front.connections
-
-
-@away
-async def test_without_a_daemon_who_was_answered_and_stays_holds_nothing_up(node: Node) -> None:
-    """It still sends the body of its request."""
-    client = await accepted(node)
-    client.send(UPLOAD[:-5])
-    assert (await client.answer("POST")).status == 502
-    await stopped(stopping(node))

@@ -3,30 +3,11 @@
 import pytest
 
 from runtimeproxy.errors import WireError
-from tests.docker.messages import (
-    ATTACH,
-    CHUNKED,
-    CLOSE,
-    CONTINUE,
-    CREATE,
-    CREATED,
-    EOF,
-    EXPECT,
-    HIJACKED,
-    INFO,
-    NO_CONTENT,
-    NOT_FOUND,
-    OK,
-    PING,
-    START,
-    SWITCHING,
-    answer,
-    chunks,
-    head,
-    ours,
-    request,
-)
-from tests.docker.peer import Step, answered, asked, client, converse, daemon, leaves, passed, passes, release, returns
+from tests.docker.messages import CHUNKED, CLOSE, EXPECT, answer, chunks, head, request
+from tests.docker.peer import Step, asked, converse, passed
+from tests.docker.replies import CONTINUE, CREATED, EOF, HIJACKED, NO_CONTENT, NOT_FOUND, OK, SWITCHING, ours
+from tests.docker.requests import ATTACH, CREATE, INFO, PING, START
+from tests.docker.steps import answered, client, daemon, leaves, passes, release, returns
 
 HEAD = request("HEAD", "/_ping")
 BUILD = request("POST", "/build", CHUNKED) + chunks(b"tar" * 9, b"x")

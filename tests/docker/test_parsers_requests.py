@@ -5,50 +5,11 @@ import pytest
 from runtimeproxy.core.call import NO_ROOM
 from runtimeproxy.docker.exchange import Action
 from runtimeproxy.docker.parsers import READ_AHEAD_BYTES
-from tests.docker.messages import (
-    ATTACH,
-    CHUNKED,
-    CLOSE,
-    CONTINUE,
-    CREATE,
-    CREATED,
-    EOF,
-    EXEC,
-    EXPECT,
-    HIJACKED,
-    INFO,
-    NO_CONTENT,
-    NOT_FOUND,
-    OK,
-    PING,
-    PREFACE,
-    START,
-    STOP,
-    SWITCHING,
-    UPGRADE,
-    answer,
-    chunks,
-    head,
-    ours,
-    request,
-)
-from tests.docker.peer import (
-    Play,
-    Step,
-    answered,
-    asked,
-    at_once,
-    client,
-    converse,
-    daemon,
-    ends,
-    passed,
-    passes,
-    refuse,
-    release,
-    returns,
-    settled,
-)
+from tests.docker.messages import CHUNKED, CLOSE, EXPECT, PREFACE, UPGRADE, answer, chunks, head, request
+from tests.docker.peer import Play, Step, asked, converse, passed, settled
+from tests.docker.replies import CONTINUE, CREATED, EOF, HIJACKED, NO_CONTENT, NOT_FOUND, OK, SWITCHING, ours
+from tests.docker.requests import ATTACH, CREATE, EXEC, INFO, PING, START, STOP
+from tests.docker.steps import answered, at_once, client, daemon, ends, passes, refuse, release, returns
 
 EXPECTING = request("POST", "/containers/create", EXPECT, body=b'{"Image":"i"}')
 OLD_EXPECTING = head("POST /containers/create HTTP/1.0", "Content-Length: 2", EXPECT)

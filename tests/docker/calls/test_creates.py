@@ -9,8 +9,8 @@ from runtimeproxy.docker import messages
 from runtimeproxy.errors import Reason
 from runtimeproxy.model.fields import HookAnswer, HookRequest, Resources, Subject
 from runtimeproxy.plugins.registration import FailurePolicy
-from tests.docker.bodies import ANNOTATIONS, ASKED, PARENT, SYSTEMD_PARENT, TOLD, TOLD_POD
-from tests.docker.client import Answer, request
+from tests.docker.bodies import ANNOTATIONS, ASKED, SYSTEMD_PARENT, TOLD, TOLD_POD
+from tests.docker.client import request
 from tests.docker.node import CREATE, START, UPDATE, Node, id_of, on_each_driver, on_node, written
 from tests.fakes.dockerd_wire import Injection
 from tests.fakes.plugins import FAIL, IGNORE
@@ -22,11 +22,13 @@ PRE = [
     ("start", "PreStartContainer", "StartContainer", START),
     ("update", "PreUpdateContainerResources", "UpdateContainerResources", UPDATE),
 ]
-every_pre_hook = pytest.mark.parametrize(("action", "point", "operation", "route"), PRE)
 
 
-async def failing(node: Node, action: str, point: str, reason: Reason) -> tuple[bytes, Answer]:
-    """Make a call whose hook fails; return the request's bytes and the answer."""
+@pytest.mark.parametrize("reason", [Reason.REFUSED, Reason.UNREACHABLE])
+@pytest.mark.parametrize(("action", "point", "operation", "route"), PRE)
+async def test_failed_hook_refuses_the_call_or_changes_no_byte(
+    node: Node, action: str, point: str, operation: str, route: str, reason: Reason
+) -> None:
     pod_id, container_id = await node.made()
     node.plugins.add("koordlet", reason, points=(point,))
     raw = {
@@ -35,31 +37,23 @@ async def failing(node: Node, action: str, point: str, reason: Reason) -> tuple[
         "start": request("POST", f"/containers/{container_id}/start"),
         "update": request("POST", f"/containers/{container_id}/update", b'{ "cpuShares":7 }'),
     }[action]
-    client = await node.sends(raw)
-    return raw, await client.answer()
+    answer = await (await node.sends(raw)).answer()
+    received = [received.raw for received in node.dockerd.requests(route)]
+    if reason is Reason.REFUSED:
+        refusal = f"runtimeproxy: {operation} refused: hook server 'koordlet' at {point}: refused"
+        assert (answer.status, answer.message.startswith(refusal), raw in received) == (500, True, False)
+        assert node.metrics.counted("calls", operation=operation, outcome="refused") == 1
+        assert node.store.counts() == (1, 1)
+    else:
+        assert answer.status in (200, 201, 204)
+        assert received[-1] == raw
+        assert node.metrics.total("hook_fail_open") == 1
 
 
-@every_pre_hook
-async def test_refused_call_is_a_500_of_ours(node: Node, action: str, point: str, operation: str, route: str) -> None:
-    raw, answer = await failing(node, action, point, Reason.REFUSED)
-    assert answer.status == 500
-    assert answer.message.startswith(f"runtimeproxy: {operation} refused: hook server 'koordlet' at {point}: refused")
-    assert raw not in [received.raw for received in node.dockerd.requests(route)]
-    assert (node.metrics.counted("calls", operation=operation, outcome="refused"), node.store.counts()) == (1, (1, 1))
-
-
-@every_pre_hook
-async def test_ignored_failure_changes_no_byte(node: Node, action: str, point: str, operation: str, route: str) -> None:
-    raw, answer = await failing(node, action, point, Reason.UNREACHABLE)
-    assert answer.status in (200, 201, 204)
-    assert node.dockerd.requests(route)[-1].raw == raw
-    assert node.metrics.total("hook_fail_open") == 1
-    assert node.metrics.counted("calls", operation=operation, outcome="agreed") >= 1
-
-
-async def test_pod_is_changed_in_its_place_and_nowhere_else(node: Node) -> None:
-    resources = Resources(cpu_quota=50_000)
-    node.plugins.add("a", HookAnswer({"l": "1"}, {"n": "2"}, cgroup_parent="/hooked", resources=resources))
+async def test_creates_are_changed_where_a_hook_set_it_and_nowhere_else(node: Node) -> None:
+    limits = Resources(cpu_quota=50_000)
+    of_pod = HookAnswer({"l": "1"}, {"n": "2"}, cgroup_parent="/hooked", resources=limits)
+    node.plugins.add("a", of_pod, points=("PreRunPodSandbox",))
     body = written(node.pod_body()).replace(b'"Memory":0', b'"Memory":0,"New":[1e400, {}]')
     pod_id = id_of(await node.create("web", body))
     wanted = json.loads(body)
@@ -68,13 +62,24 @@ async def test_pod_is_changed_in_its_place_and_nowhere_else(node: Node) -> None:
     assert node.config() == wanted
     pod = node.pod_of(pod_id)
     assert pod.original == replace(TOLD_POD, id=pod_id, attempt=0)
-    assert pod.effective == replace(
-        pod.original,
-        labels={**TOLD_POD.labels, "l": "1"},
-        annotations={"note": "pod", "n": "2"},
-        cgroup_parent="/hooked",
-        resources=resources,
-    )
+    labels, annotations = {**TOLD_POD.labels, "l": "1"}, {"note": "pod", "n": "2"}
+    changes = {"labels": labels, "annotations": annotations, "cgroup_parent": "/hooked", "resources": limits}
+    assert pod.effective == replace(pod.original, **changes)
+
+    answer = HookAnswer({}, {"note": "hooked"}, {"B": "3", "C": "4"}, "/own", replace(limits, cpuset_cpus="1"))
+    node.plugins.add("b", answer, points=("PreCreateContainer",))
+    container_id = await node.create_container(pod_id)
+    wanted = node.container_body(pod_id)
+    wanted["Labels"]["annotation.note"] = "hooked"
+    wanted["Env"] = ["A=1", "B=3", "C=4"]
+    wanted["HostConfig"] |= {"CgroupParent": "/own", "CpuQuota": 50_000, "CpusetCpus": "1"}
+    assert node.config() == wanted
+    container = node.container(container_id)
+    assert container.original == replace(TOLD, pod_id=pod_id, id=container_id)
+    envs, resources = {"A": "1", "B": "3", "C": "4"}, replace(ASKED, cpu_quota=50_000, cpuset_cpus="1")
+    changes = {"annotations": {**ANNOTATIONS, "note": "hooked"}, "envs": envs, "resources": resources}
+    assert container.effective == replace(container.original, cgroup_parent="/own", **changes)
+    assert node.pod_of(pod_id).effective.cgroup_parent == "/hooked"
 
 
 @on_node({"cgroup_driver": "systemd", "follows": False})
@@ -105,8 +110,8 @@ async def test_pod_that_is_answered_with_a_containers_id_has_no_record(node: Nod
     _, container_id = await node.made()
     node.plugins.add("a")
     body = b'{"Id":"%b"}' % container_id.encode()
-    raw = b"HTTP/1.1 201 Created\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-    node.dockerd.inject(CREATE, Injection(raw=raw))
+    reply = b"HTTP/1.1 201 Created\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    node.dockerd.inject(CREATE, Injection(raw=reply))
     assert (await node.create("web", node.pod_body())).status == 201
     assert node.store.pod(container_id) is None
 
@@ -128,29 +133,6 @@ async def test_create_that_has_left_is_not_held_for_a_late_plugin(node: Node, mo
     assert node.came(CREATE) == written(node.container_body(pod_id))
     assert node.container(container_id).effective.envs == TOLD.envs
     assert node.metrics.total("hook_failures") == 0
-
-
-async def test_container_is_changed_where_a_hook_said_so_and_nowhere_else(node: Node) -> None:
-    resources = Resources(cpu_quota=20_000, cpuset_cpus="1")
-    answer = HookAnswer({}, {"note": "hooked"}, {"B": "3", "C": "4"}, "/own", resources)
-    node.plugins.add("a", answer, points=("PreCreateContainer",))
-    pod_id = await node.create_pod()
-    container_id = await node.create_container(pod_id)
-    wanted = node.container_body(pod_id)
-    wanted["Labels"]["annotation.note"] = "hooked"
-    wanted["Env"] = ["A=1", "B=3", "C=4"]
-    wanted["HostConfig"] |= {"CgroupParent": "/own", "CpuQuota": 20_000, "CpusetCpus": "1"}
-    assert node.config() == wanted
-    container = node.container(container_id)
-    assert container.original == replace(TOLD, pod_id=pod_id, id=container_id)
-    assert container.effective == replace(
-        container.original,
-        annotations={**ANNOTATIONS, "note": "hooked"},
-        envs={"A": "1", "B": "3", "C": "4"},
-        cgroup_parent="/own",
-        resources=replace(ASKED, cpu_quota=20_000, cpuset_cpus="1"),
-    )
-    assert node.pod_of(pod_id).effective.cgroup_parent == PARENT
 
 
 ENV = rb'"Env":["A=1","BARE","=odd","A=2","RAW=\ud800","E="]'

@@ -23,20 +23,21 @@ from tests.fakes.plugins import FAIL
 CANARY = "canary-4711"
 
 
-def calls_made(node: Node, state_unknown: bool = False) -> list[DockerCall]:
-    """Return a list that gets the calls the front starts from now on, with ``state_unknown`` set if it is True."""
-    made: list[DockerCall] = []
-    proceed = node.front.proceed
-
-    def watched(call: DockerHeld) -> None:
-        if call not in made:
-            call.state_unknown = state_unknown
-            assert isinstance(call, DockerCall)
-            made.append(call)
-        proceed(call)
-
-    node.front.proceed = watched  # type: ignore[method-assign]
-    return made
+async def test_update_whose_call_has_ended_is_neither_sent_nor_expected(node: Node) -> None:
+    _, container_id = await node.made()
+    hook, calls, proceed = node.plugins.gated("a"), list[DockerHeld](), node.front.proceed
+    node.front.proceed = lambda call: (calls.append(call), proceed(call))  # type: ignore[method-assign]
+    await node.sends(request("POST", f"/containers/{container_id}/update", b'{"CpuShares":7}'))
+    await until(lambda: hook.waiting == 1)
+    [call] = calls
+    assert isinstance(call, DockerCall)
+    call.connection_lost()
+    call.release(None, NO_ADJUSTMENT)
+    for connection in node.front.connections:
+        connection.act_on_ready()  # type: ignore[attr-defined]
+    assert (node.dockerd.requests(UPDATE), node.front._events.expected_updates) == ([], {})
+    assert await call.settle() == NOT_DONE
+    await until(lambda: hook.cancelled == 1)
 
 
 async def unanswered(node: Node, route: str, action: str, reference: str, body: bytes = b"", done: bool = True) -> None:
@@ -230,21 +231,6 @@ async def test_update_that_fails_or_cannot_be_read_is_not_expected(
     else:
         assert node.container(container_id).effective.resources == ASKED
         assert await node.updated_by_others(container_id) == 0
-
-
-async def test_update_whose_call_has_ended_is_neither_sent_nor_expected(node: Node) -> None:
-    _, container_id = await node.made()
-    hook, made = node.plugins.gated("a"), calls_made(node)
-    await node.sends(request("POST", f"/containers/{container_id}/update", b'{"CpuShares":7}'))
-    await until(lambda: hook.waiting == 1)
-    [call] = made
-    call.connection_lost()
-    call.release(None, NO_ADJUSTMENT)
-    for connection in node.front.connections:
-        connection.act_on_ready()  # type: ignore[attr-defined]
-    assert (node.dockerd.requests(UPDATE), node.front._events.expected_updates) == ([], {})
-    assert await call.settle() == NOT_DONE
-    await until(lambda: hook.cancelled == 1)
 
 
 @pytest.mark.parametrize("by_name", [False, True])
