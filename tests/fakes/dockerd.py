@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
-import posixpath
 import re
 import socket
 import time
@@ -21,7 +20,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote
 
 import uvloop
 
@@ -33,8 +31,6 @@ from tests.fakes.dockerd_wire import JSON, Cut, Exchange, Head, Header, Injectio
 from tests.fakes.server import Listener, stay
 
 REF = "{ref}"
-PATH_SAFE = "$&+,/:;=@"
-"""Characters that Go leaves unescaped in a path, beside letters, digits and -_.~ ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +45,6 @@ class Route:
 
 PING = Route("GET /_ping", calls.ping)
 NOT_FOUND = Route("not found", calls.not_found)
-UNCLEAN = Route("unclean path", calls.not_found)
 
 ROUTES = (
     Route("GET /containers/json", calls.list_containers),
@@ -90,34 +85,20 @@ _PATTERNS = {route: _pattern(route) for route in ROUTES}
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The router's decision.
-
-    ``version`` is "" if the path has none; ``location`` is the redirect of an unclean path.
-    """
+    """The router's decision; ``version`` is "" if the path has none."""
 
     route: Route
     version: str = ""
     reference: str = ""
-    location: str = ""
 
 
 @functools.lru_cache(maxsize=256)
 def match(head: Head) -> Match:
-    clean = _clean(head.path)
-    if clean != head.path:
-        # Bytes that are not UTF-8 came as surrogates, and are sent as they came.
-        location = quote(clean, safe=PATH_SAFE, errors="surrogateescape")
-        return Match(UNCLEAN, location=f"{location}?{head.raw_query}" if head.raw_query else location)
     for route, pattern in _PATTERNS.items():
         if found := pattern.fullmatch(f"{head.method} {head.path}"):
             parts = found.groupdict()
             return Match(route, parts["version"] or "", parts.get("ref") or "")
     return Match(NOT_FOUND)
-
-
-def _clean(path: str) -> str:
-    clean = posixpath.normpath("/" + path.lstrip("/"))
-    return f"{clean}/" if path.endswith("/") and clean != "/" else clean
 
 
 BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n400 Bad Request"
@@ -175,8 +156,6 @@ class Service:
 
     async def _answer(self, exchange: Exchange, found: Match, injection: Injection | None) -> None:
         try:
-            if found.route is UNCLEAN:
-                return await exchange.reply(HTTPStatus.MOVED_PERMANENTLY, b"", ("Location", found.location))
             if found.route is not NOT_FOUND:
                 exchange.common = self._versioned
                 self._check_version(found.version)

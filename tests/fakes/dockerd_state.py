@@ -76,8 +76,6 @@ OVERWRITTEN = (
 """The fields that an update replaces if they are not zero; OomScoreAdj and CgroupParent are not among them."""
 
 _GO_TYPES = {bool: "bool", int: "int64", str: "string"}
-_CONFLICTS = (("NanoCpus", "CpuPeriod"), ("NanoCpus", "CpuQuota"), ("CpuPeriod", "NanoCpus"), ("CpuQuota", "NanoCpus"))
-_SPELT = {"NanoCpus": "Nano CPUs", "CpuPeriod": "CPU Period", "CpuQuota": "CPU Quota"}
 
 Values = Mapping[str, Any]
 
@@ -146,10 +144,6 @@ def updated(stored: dict[str, Any], update: Values) -> dict[str, Any]:
 
     Raises Refused with status 409 if the two do not fit together.
     """
-    for new, old in _CONFLICTS:
-        if update[new] > 0 and stored[old] > 0:
-            problem = f"{_SPELT[new]} cannot be updated as {_SPELT[old]} has already been set"
-            raise Refused(HTTPStatus.CONFLICT, f"Conflicting options: {problem}")
     if update["Memory"] > stored["MemorySwap"] and update["Memory"] != 0 and update["MemorySwap"] == 0:
         raise Refused(HTTPStatus.CONFLICT, "Memory limit should be smaller than already set memoryswap limit")
     changes = {name: update[name] for name in OVERWRITTEN if update[name]}
@@ -406,8 +400,6 @@ class DockerdState:
     def exit(self, container: Container, exit_code: int) -> None:
         container.status, container.finished, container.exit_code = "exited", time.time(), exit_code
         self._tell(container, "die", exitCode=str(exit_code))
-        if container.host["AutoRemove"]:
-            self._destroy(container)
 
     def stop(self, reference: str) -> None:
         container = self.find(reference)
@@ -442,8 +434,7 @@ class DockerdState:
                 raise Refused(HTTPStatus.CONFLICT, f"You cannot remove a running container {container.id}.")
             self._tell(container, "kill", signal="9")
             self.exit(container, KILLED)
-        if container.id in self.containers:  # AutoRemove may have been faster
-            self._destroy(container)
+        self._destroy(container)
 
     def _destroy(self, container: Container) -> None:
         del self.containers[container.id], self._names[container.name]
