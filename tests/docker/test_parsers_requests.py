@@ -211,12 +211,6 @@ HELD: dict[str, list[Step]] = {
     "B6: a client of HTTP/1.0 waits for nothing": [client(OLD_EXPECTING), client(b"{}", asks=1)],
     "B6: without a body nothing is waited for": [client(EXPECTING_NOTHING, asks=1)],
     # B1: EOF waits
-    "B1: EOF waits behind a held call, and does not end it": [
-        client(START, asks=1),
-        ends("client"),
-        release(to_daemon=START + EOF),
-        settled(NO_CONTENT),
-    ],
     "B1: EOF waits for calls that go on within the turn": [
         client(START + STOP + CREATE, asks=1),
         ends("client"),
@@ -288,7 +282,6 @@ TOO_LONG: dict[str, list[Step]] = {
         release(to_daemon=LONG),
         settled(CREATED, to_daemon=PING),
     ],
-    "it may be whole": [client(LONG + PING, asks=1), release(to_daemon=LONG), settled(CREATED, to_daemon=PING)],
     "it may be released within the turn": [
         at_once(lambda call: call.send_request(None), client(LONG[:-8]), to_daemon=LONG[:-8], asks=1),
         client(LONG[-8:] + PING, to_daemon=LONG[-8:]),
