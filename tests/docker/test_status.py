@@ -148,22 +148,16 @@ def test_each_of_many_envs_over_an_images_is_looked_at_a_few_times() -> None:
     assert len(own) <= Looked.times < 10 * (len(own) + len(shipped))
 
 
-def test_without_the_image_all_is_kept() -> None:
+def test_what_the_image_added_is_removed_if_it_is_known() -> None:
     shipped = image([PATH], {"maintainer": "x"})
     bare = {**CONTAINER_BODY, "Env": None}
     assert container_of(inspected(bare, CONTAINER_NAME, shipped)).envs == {"PATH": PATH[5:]}
     assert pod_of(inspected(POD_BODY, POD_NAME, shipped)).labels["maintainer"] == "x"
-
-
-@pytest.mark.parametrize("shipped", [b"{}", b'{"Config": null}', b'{"Config": {"Env": null, "Labels": null}}'])
-def test_image_that_says_nothing(shipped: bytes) -> None:
-    assert read_inspect(inspected(POD_BODY, POD_NAME), shipped) == asked(POD_BODY, POD_NAME)
-
-
-def test_labels_of_the_image_are_left_out_unless_they_are_overwritten() -> None:
     shipped = image(None, {"app": "web", "maintainer": "x", "annotation.note": "other"})
     pod = pod_of(inspected(POD_BODY, POD_NAME, shipped), shipped)
-    assert (pod.labels, pod.annotations) == (KUBELETS, {"note": "pod"})
+    assert (pod.labels, pod.annotations) == (KUBELETS, {"note": "pod"}), "a label that the image has, too, is lost"
+    for shipped in (b"{}", b'{"Config": null}', b'{"Config": {"Env": null, "Labels": null}}'):
+        assert read_inspect(inspected(POD_BODY, POD_NAME), shipped) == asked(POD_BODY, POD_NAME)
 
 
 def test_container_of_an_image_that_was_committed_from_a_pods_container() -> None:
@@ -175,6 +169,7 @@ def test_container_of_an_image_that_was_committed_from_a_pods_container() -> Non
     assert read_inspect(plain, shipped) is None
 
 
+# memory and swap limit, and the swap limit that is read of a pod and of a container
 SWAPS = [(2**28, 2**28, 2**28, 2**28), (2**28, 2**29, 0, 0), (2**28, -1, 0, 2**28)]
 SWAPS += [(2**28, 2**28 + 1, 2**28 + 1, 2**28 + 1), (0, -1, -1, -1), (0, 0, 0, 0)]
 
@@ -234,14 +229,10 @@ def test_label_or_an_env_that_is_no_text_is_unknown_by_itself() -> None:
     assert read_inspect(reply, image()) == asked(CONTAINER_BODY, CONTAINER_NAME)
 
 
-@pytest.mark.parametrize("told", ["", None, 5])
-def test_id_that_is_not_told_is_the_one_asked_for(told: object) -> None:
-    assert status.parse_inspect(json.dumps({"Id": told}).encode(), ID).get("Id") == ID
-
-
-@pytest.mark.parametrize("sandbox", ["", None, 5])
-def test_container_whose_pod_nobody_names_is_unreadable(sandbox: object) -> None:
-    reply = changed(inspected(CONTAINER_BODY, CONTAINER_NAME), {"Config/Labels/io.kubernetes.sandbox.id": sandbox})
+@pytest.mark.parametrize("absent", ["", None, 5])
+def test_missing_id_is_the_requested_one_and_of_a_pod_unreadable(absent: object) -> None:
+    assert status.parse_inspect(json.dumps({"Id": absent}).encode(), ID).get("Id") == ID
+    reply = changed(inspected(CONTAINER_BODY, CONTAINER_NAME), {"Config/Labels/io.kubernetes.sandbox.id": absent})
     with pytest.raises(Unreadable, match="sandbox"):
         read_inspect(reply, image())
 
