@@ -34,19 +34,13 @@ async def test_container_that_dies_is_reported_once(node: Node, known: bool) -> 
     assert node.points == [END]
 
 
-@pytest.mark.parametrize("status", ["restarting", "running"])
-async def test_container_that_restarts_itself_has_not_ended(node: Node, status: str) -> None:
+async def test_container_that_runs_again_has_not_ended(node: Node) -> None:
+    """Its restart policy starts it; a restart by a client has an end of its own."""
     node.plugins.add("a", points=(END,))
     _, container_id = await node.running()
-    await die(node, container_id, status)
-    assert node.points == []
-    await die(node, container_id)
-    assert node.points == [END]
-
-
-async def test_restart_by_a_client_has_an_end_of_its_own(node: Node) -> None:
-    node.plugins.add("a", points=(END,))
-    _, container_id = await node.running()
+    for status in ("restarting", "running"):
+        await die(node, container_id, status)
+        assert node.points == []
     await die(node, container_id)
     container = node.dockerd.container(container_id)
     container.status = "running"
@@ -56,24 +50,20 @@ async def test_restart_by_a_client_has_an_end_of_its_own(node: Node) -> None:
     assert node.points == [END] * 2
 
 
-async def test_container_that_cannot_be_read_is_reported_later(node: Node) -> None:
-    """It may run again."""
+@pytest.mark.parametrize("removed_by_others", [True, False])
+async def test_end_is_reported_once_its_state_is_known(node: Node, removed_by_others: bool) -> None:
+    """A container that cannot be read may run again; of one that is removed, the record is dropped before the read."""
     node.plugins.add("a", points=(END,))
     _, container_id = await node.running()
-    node.dockerd.inject(INSPECT, Injection(status=500, message="no"))
-    await die(node, container_id)
-    assert node.points == []
-    await node.remove(container_id)
-    assert node.points == [END]
-
-
-async def test_container_removed_by_others_has_ended(node: Node) -> None:
-    """The record is dropped before its state is read."""
-    node.plugins.add("a", points=(END,))
-    _, container_id = await node.running()
-    node.dockerd.state.remove(container_id, force=True)
-    await node.event("destroy")
-    await until(lambda: not node.front.tasks)
+    if removed_by_others:
+        node.dockerd.state.remove(container_id, force=True)
+        await node.event("destroy")
+        await until(lambda: not node.front.tasks)
+    else:
+        node.dockerd.inject(INSPECT, Injection(status=500, message="no"))
+        await die(node, container_id)
+        assert node.points == []
+        await node.remove(container_id)
     assert (node.points, node.store.container(container_id)) == ([END], None)
 
 

@@ -114,14 +114,10 @@ async def test_parent_that_differs_from_the_pods_is_the_containers_own(rig: Rig)
 async def test_what_the_daemon_does_not_have_is_none(rig: Rig, reference: str) -> None:
     assert await rig.lookup.read(reference) is await rig.lookup.container(reference) is None
     assert await rig.lookup.pod(reference) is None
-    assert not rig.lookup.is_plain(reference)
-
-
-async def test_container_without_its_sandbox_is_nobodys(rig: Rig) -> None:
     del rig.dockerd.state.containers[rig.pod_id]
-    assert await rig.lookup.read(rig.container_id) is None
-    assert not rig.lookup.is_plain(rig.container_id), "it is a pod's all the same"
-    assert await rig.lookup.pod(rig.container_id) is None
+    assert await rig.lookup.read(rig.container_id) is await rig.lookup.pod(rig.container_id) is None
+    for not_plain in (reference, rig.container_id):
+        assert not rig.lookup.is_plain(not_plain)
 
 
 async def test_pod_without_a_cgroup_parent_runs_where_its_container_does(rig: Rig) -> None:
@@ -142,20 +138,17 @@ async def test_pods_and_their_containers_are_listed_apart_and_nothing_else(rig: 
     assert await rig.lookup.listed() == Listed([rig.pod_id], [rig.container_id])
 
 
-async def test_image_is_read_once_for_all_its_containers(rig: Rig) -> None:
+async def test_image_is_read_once_for_all_its_containers_if_it_is_there(rig: Rig) -> None:
     for number in range(3):
         body = bodies.container_body(POD, replace(CONTAINER, attempt=number + 5), rig.pod_id, "cgroupfs")
         again = rig.create(f"again{number}", body)
         assert (await rig.container(again)).envs == {"A": "1", "B": "2"}, "without the image's PATH"
     assert rig.asked(IMAGE) == 2, "the container's image, and the sandbox's"
-
-
-async def test_image_that_is_gone_is_asked_for_each_time_and_leaves_its_part_in(rig: Rig) -> None:
     rig.dockerd.state.images.by_name.clear()
+    rig.lookup._images.clear()
     for _ in range(2):
-        await rig.lookup.pod(rig.pod_id)
-    assert rig.asked(IMAGE) == 2
-    assert (await rig.container(rig.container_id)).envs == {"A": "1", "B": "2", "PATH": "/bin"}
+        assert (await rig.container(rig.container_id)).envs == {"A": "1", "B": "2", "PATH": "/bin"}
+    assert rig.asked(IMAGE) == 6
 
 
 async def test_memories_of_images_and_plain_containers_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,24 +47,15 @@ async def unanswered(node: Node, route: str, action: str, reference: str, body: 
     assert await client.ended() == b""
 
 
-async def test_start_is_told_before_and_if_it_starts_something_after(node: Node) -> None:
-    """A change that Docker's update cannot set sends no update."""
+async def test_start_has_its_resources_set_by_an_update_of_ours(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     points = ("PreStartContainer", "PostStartContainer")
-    node.plugins.add("a", HookAnswer(resources=Resources(oom_score_adj=5)), points=points)
+    resources = Resources(cpuset_cpus="1", cpu_quota=20_000, oom_score_adj=5, unified={"cpu.idle": CANARY})
+    node.plugins.add("a", HookAnswer(resources=resources), points=points)
     pod_id, container_id = await node.made()
     known = HookRequest(node.pod_of(pod_id).effective, node.container(container_id).effective)
     assert (await node.act("start", container_id)).status == 204
-    assert [asked.request for asked in node.plugins.asked] == [known, known]
+    assert node.plugins.asked[0].request == known
     assert node.points == list(points)
-    assert (await node.act("start", container_id)).status == 304
-    assert (node.points, node.dockerd.requests(UPDATE)) == (["PreStartContainer"], [])
-
-
-async def test_start_has_its_resources_set_by_an_update_of_ours(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    resources = Resources(cpuset_cpus="1", cpu_quota=20_000, oom_score_adj=5, unified={"cpu.idle": CANARY})
-    node.plugins.add("a", HookAnswer(resources=resources), points=("PreStartContainer",))
-    _, container_id = await node.made()
-    assert (await node.act("start", container_id)).status == 204
     update, start = node.dockerd.requests(UPDATE)[0], node.dockerd.requests(START)[0]
     assert json.loads(update.body) == {"CpuQuota": 20_000, "CpusetCpus": "1"}
     assert update.at < start.at
@@ -77,6 +68,10 @@ async def test_start_has_its_resources_set_by_an_update_of_ours(node: Node, capl
         assert node.metrics.counted("fields_left_out", operation="StartContainer", field=field) == 1
     assert "StartContainer: Docker cannot set oom_score_adj, unified of a container: left out" in caplog.text
     assert CANARY not in caplog.text
+    node.plugins.plugins.clear()
+    node.plugins.add("b", HookAnswer(resources=Resources(oom_score_adj=5)), points=points)
+    assert (await node.act("start", container_id)).status == 304
+    assert (node.points, len(node.dockerd.requests(UPDATE))) == (["PreStartContainer"], 1), "it sets nothing in Docker"
     assert await node.updated_by_others(container_id) == 0
 
 
@@ -103,30 +98,14 @@ async def test_start_whose_update_fails_is_the_plugins_failure(node: Node, lost:
     assert node.told_container.resources == replace(ASKED, **({"cpuset_cpus": "0"} if lost else {"cpu_shares": 4711}))
 
 
-async def test_start_whose_client_leaves_in_its_update_expects_nothing(node: Node) -> None:
-    _, container_id = await node.made()
-    node.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=2)), points=("PreStartContainer",))
-    update = node.dockerd.inject(UPDATE, Injection(hang=True))
-    client = await node.sends(request("POST", f"/containers/{container_id}/start"))
-    await until(lambda: update.hanging == 1)
-    client.abort()
-    await until(lambda: not node.front.tasks)
-    assert node.dockerd.requests(START) == []
-    assert node.store.counts() == (1, 0), "nobody knows whether the update was done"
-    assert not node.front._events.expected_updates
-
-
-def resources_of(request: HookRequest) -> Resources:
-    assert request.container
-    assert request.container.resources
-    return request.container.resources
-
-
 def scaled(request: HookRequest) -> HookAnswer:
     """Answer like a hook that scales: echo the whole request with half of its CPU shares."""
     assert request.container
-    told = resources_of(request)
-    return HookAnswer({}, request.container.annotations, resources=replace(told, cpu_shares=told.cpu_shares // 2))
+    assert request.container.resources
+    resources = request.container.resources
+    return HookAnswer(
+        {}, request.container.annotations, resources=replace(resources, cpu_shares=resources.cpu_shares // 2)
+    )
 
 
 async def test_update_is_scaled_once_and_differs_only_where_it_must(node: Node) -> None:
@@ -195,20 +174,6 @@ async def test_update_by_name_is_our_own_once_it_is_known_whose_it_is(node: Node
     await node.event("update", 2)
     assert node.metrics.total("updates_of_others") == 1
     assert node.container(container_id).effective.resources == replace(ASKED, cpu_shares=8)
-
-
-async def test_reference_is_looked_up_once_the_request_is_complete(node: Node) -> None:
-    node.plugins.add("a")
-    _, container_id = await node.made()
-    node.forget()
-    sent = request("POST", f"{node.prefix}/containers/{container_id}/update", b'{"CpuShares":7}')
-    client = await node.sends(sent[:-1])
-    await until(lambda: node.front.budget.count > 0)
-    assert (await node.act("update", container_id, {"CpuShares": 5})).status == 200
-    read = len(node.dockerd.requests(INSPECT))
-    client.send(sent[-1:])
-    assert (await client.answer()).status == 200
-    assert len(node.dockerd.requests(INSPECT)) == read
 
 
 NOT_EXPECTED = [(b"{", (), 400), (b'{"CpuShares":-1}', (), 400), (b'{"CpuShares":5,"cpushares":6}', (), 200)]
