@@ -1,61 +1,35 @@
 """A scripted daemon on a unix socket: it answers HTTP/1.1 requests with the bytes that a test gives.
 
-What no test scripted is answered 404. What dockerd would answer tests/fakes/dockerd.py knows.
+Whatever no test scripted is answered 404. tests/fakes/dockerd.py answers as dockerd does.
 """
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
 from enum import Enum
-from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
-from urllib.parse import parse_qs, urlsplit
 
+from tests.fakes.dockerd_client import until
+from tests.fakes.dockerd_wire import Head, chunk, parse
 from tests.fakes.server import StreamServer
 
 EVENTS = "/events"
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 PATIENCE_SECONDS = 10.0
 """Seconds that a busy machine may take."""
-TURNS = 100
-"""Turns of the event loop, in which most things happen that depend on this loop only."""
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition is true. Raises TimeoutError."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        for turn in count():
-            if condition():
-                return
-            await asyncio.sleep(0 if turn < TURNS else 0.002)
 
 
 class Request(NamedTuple):
     """A request that a client sent."""
 
-    method: str
-    target: str
-    headers: Mapping[str, str]
+    head: Head
     body: bytes
-
-    @property
-    def path(self) -> str:
-        return urlsplit(self.target).path
-
-    @property
-    def query(self) -> dict[str, str]:
-        return {name: values[0] for name, values in parse_qs(urlsplit(self.target).query).items()}
 
 
 def reply(body: bytes = b"{}", status: int = 200) -> bytes:
     head = f"HTTP/1.1 {status} Words\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
-
-
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def event(action: str, container_id: str, time_ns: int = 1, **more: object) -> bytes:
@@ -138,21 +112,13 @@ class Daemon:
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; return whether the connection stays open."""
-        request = await _read(reader)
-        self.requests.append(request)
-        raw, then = self._replies.get(request.path, (reply(b'{"message": "none"}', 404), Then.GO_ON))
+        head = parse(await reader.readuntil(b"\r\n\r\n"))
+        self.requests.append(Request(head, await reader.readexactly(head.length or 0)))
+        path = head.target.partition("?")[0]
+        raw, then = self._replies.get(path, (reply(b'{"message": "none"}', 404), Then.GO_ON))
         writer.write(raw)
         await writer.drain()
         if then is Then.WAIT:
             self.waiting.add(writer)
             await reader.read()
-        return then is Then.GO_ON and request.headers.get("connection") != "close"
-
-
-async def _read(reader: asyncio.StreamReader) -> Request:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode()
-    first, *lines = head.split("\r\n")[:-2]
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    body = await reader.readexactly(int(headers.get("content-length", "0")))
-    method, target, _ = first.split(" ")
-    return Request(method, target, headers, body)
+        return then is Then.GO_ON and head.keep_alive

@@ -9,8 +9,11 @@ import asyncio
 import http.client
 import socket
 from collections.abc import Callable
+from itertools import count
 
 TIMEOUT_SECONDS = 20.0
+ITERATIONS = 100
+"""Iterations of the event loop, in which most things happen that depend on this loop only."""
 
 
 class UnixHttpConnection(http.client.HTTPConnection):
@@ -66,9 +69,9 @@ class Raw:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds. Raises TimeoutError after some seconds."""
-    for _ in range(2500):
-        if condition():
-            return
-        await asyncio.sleep(0.002)
-    raise TimeoutError
+    """Wait until a condition is true. Raises TimeoutError."""
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        for iteration in count():
+            if condition():
+                return
+            await asyncio.sleep(0 if iteration < ITERATIONS else 0.002)

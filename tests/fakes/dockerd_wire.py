@@ -322,9 +322,10 @@ class Exchange:
     async def json(self, value: object, status: int = HTTPStatus.OK) -> None:
         await self.reply(status, go_json(value, html=False), JSON)
 
-    async def begin(self, *headers: Header) -> None:
-        """Send the head of a stream."""
-        await self._settle_body()
+    async def begin(self, *headers: Header, settle: bool = True) -> None:
+        """Send the head of a stream; without ``settle`` the rest of the request's body can be read after it."""
+        if settle:
+            await self._settle_body()
         self.received.status = HTTPStatus.OK
         self._chunking = True
         await self.write(stream([*self.common, *headers], self.keep_alive))
