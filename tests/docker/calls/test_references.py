@@ -276,5 +276,5 @@ async def test_lost_answer_of_what_is_gone_was_a_stop(node: Node, route: str, ac
     _, container_id = await (node.running() if action == "stop" else node.made())
     await unanswered(node, route, action, container_id, done=False)
     node.dockerd.state.remove(container_id, force=True)
-    await until(lambda: node.metrics.total("unknown_outcomes") == 1)
+    await until(lambda: node.metrics.total("unknown_outcomes") == 1 and len(node.plugins.asked) == len(points))
     assert (node.points, node.store.counts()) == (points, (1, 0))
