@@ -23,21 +23,20 @@ from tests.fakes.plugins import FAIL
 CANARY = "canary-4711"
 
 
-async def test_update_whose_call_has_ended_is_neither_sent_nor_expected(node: Node) -> None:
-    _, container_id = await node.made()
-    hook, calls, proceed = node.plugins.gated("a"), list[DockerHeld](), node.front.proceed
-    node.front.proceed = lambda call: (calls.append(call), proceed(call))  # type: ignore[method-assign]
-    await node.sends(request("POST", f"/containers/{container_id}/update", b'{"CpuShares":7}'))
-    await until(lambda: hook.waiting == 1)
-    [call] = calls
-    assert isinstance(call, DockerCall)
-    call.connection_lost()
-    call.release(None, NO_ADJUSTMENT)
-    for connection in node.front.connections:
-        connection.act_on_ready()  # type: ignore[attr-defined]
-    assert (node.dockerd.requests(UPDATE), node.front._events.expected_updates) == ([], {})
-    assert await call.settle() == NOT_DONE
-    await until(lambda: hook.cancelled == 1)
+def calls_made(node: Node, state_unknown: bool = False) -> list[DockerCall]:
+    """Return a list that gets the calls the front starts from now on, with ``state_unknown`` set if it is True."""
+    made: list[DockerCall] = []
+    proceed = node.front.proceed
+
+    def watched(call: DockerHeld) -> None:
+        if call not in made:
+            call.state_unknown = state_unknown
+            assert isinstance(call, DockerCall)
+            made.append(call)
+        proceed(call)
+
+    node.front.proceed = watched  # type: ignore[method-assign]
+    return made
 
 
 async def unanswered(node: Node, route: str, action: str, reference: str, body: bytes = b"", done: bool = True) -> None:
@@ -96,6 +95,28 @@ async def test_start_whose_update_fails_is_the_plugins_failure(node: Node, lost:
     node.plugins.add("later", points=("PostStopContainer",))
     await node.act("stop", container_id)
     assert node.told_container.resources == replace(ASKED, **({"cpuset_cpus": "0"} if lost else {"cpu_shares": 4711}))
+
+
+async def test_start_that_was_unsure_stays_so_when_its_update_fails(node: Node) -> None:
+    _, container_id = await node.made()
+    node.plugins.add("a", HookAnswer(resources=Resources(cpuset_cpus="2000")), points=("PreStartContainer",))
+    calls_made(node, state_unknown=True)
+    assert (await node.act("start", container_id)).status == 204
+    assert node.metrics.total("hook_fail_open") == 1
+    assert node.store.container(container_id) is None
+
+
+async def test_start_whose_client_leaves_in_its_update_expects_nothing(node: Node) -> None:
+    _, container_id = await node.made()
+    node.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=2)), points=("PreStartContainer",))
+    update = node.dockerd.inject(UPDATE, Injection(hang=True))
+    client = await node.sends(request("POST", f"/containers/{container_id}/start"))
+    await until(lambda: update.hanging == 1)
+    client.abort()
+    await until(lambda: not node.front.tasks)
+    assert node.dockerd.requests(START) == []
+    assert node.store.counts() == (1, 0), "nobody knows whether the update was done"
+    assert not node.front._events.expected_updates
 
 
 def scaled(request: HookRequest) -> HookAnswer:
@@ -198,6 +219,21 @@ async def test_update_that_fails_or_cannot_be_read_is_not_expected(
         assert await node.updated_by_others(container_id) == 0
 
 
+async def test_update_whose_call_has_ended_is_neither_sent_nor_expected(node: Node) -> None:
+    _, container_id = await node.made()
+    hook, made = node.plugins.gated("a"), calls_made(node)
+    await node.sends(request("POST", f"/containers/{container_id}/update", b'{"CpuShares":7}'))
+    await until(lambda: hook.waiting == 1)
+    [call] = made
+    call.connection_lost()
+    call.release(None, NO_ADJUSTMENT)
+    for connection in node.front.connections:
+        connection.act_on_ready()  # type: ignore[attr-defined]
+    assert (node.dockerd.requests(UPDATE), node.front._events.expected_updates) == ([], {})
+    assert await call.settle() == NOT_DONE
+    await until(lambda: hook.cancelled == 1)
+
+
 @pytest.mark.parametrize("by_name", [False, True])
 async def test_update_of_a_sandbox_has_no_hook_and_its_pod_is_read_again(node: Node, by_name: bool) -> None:
     node.plugins.add("a", policy=FAIL)
@@ -241,9 +277,39 @@ async def test_update_beside_a_call_that_read_its_container_drops_it(node: Node,
     assert node.store.container(container_id) is None
 
 
+@pytest.mark.parametrize("registered", [True, False])
+async def test_start_and_stop_are_held_only_where_a_hook_server_is(node: Node, registered: bool) -> None:
+    if registered:
+        node.plugins.add("a", points=("PreUpdateContainerResources",))
+    _, container_id = await node.made()
+    for action, operation in (("start", "StartContainer"), ("stop", "StopContainer")):
+        assert (await node.act(action, container_id)).status == 204
+        assert node.metrics.counted("calls", operation=operation, outcome="agreed") == registered
+
+
+@pytest.mark.parametrize("registered", [True, False])
+@pytest.mark.parametrize("what", ["updated", "destroyed"])
+async def test_stop_leaves_forgotten_what_was_forgotten_meanwhile(node: Node, what: str, registered: bool) -> None:
+    _, container_id = await node.running()
+    if registered:
+        node.plugins.add("a")
+    stop = node.dockerd.inject(STOP, Injection(hang=True))
+    stopping = asyncio.create_task(node.act("stop", container_id))
+    await until(lambda: stop.hanging == 1)
+    if what == "updated":
+        node.dockerd.state.update(container_id, {"CpuShares": 4711})
+    else:
+        node.dockerd.state.remove(container_id, force=True)
+    await until(lambda: node.store.container(container_id) is None)
+    stop.release()
+    assert (await stopping).status == (204 if what == "updated" else 404)
+    assert node.points == ["PostStopContainer"] * registered
+    assert node.store.counts() == (1, 0)
+
+
 @pytest.fixture
 def _settled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the proxy ask for the outcome of unanswered calls as fast as possible, and for long."""
+    """Make the proxy query the outcome of unanswered calls as fast as possible, and for long."""
     monkeypatch.setattr(open_calls, "ASKED_AFTER_SECONDS", [0.02 * times for times in range(1, 500)])
 
 
@@ -278,3 +344,18 @@ async def test_lost_answer_of_what_is_gone_was_a_stop(node: Node, route: str, ac
     node.dockerd.state.remove(container_id, force=True)
     await until(lambda: node.metrics.total("unknown_outcomes") == 1 and len(node.plugins.asked) == len(points))
     assert (node.points, node.store.counts()) == (points, (1, 0))
+
+
+@pytest.mark.usefixtures("_settled_at_once")
+async def test_lost_remove_is_reported_once_it_is_done(node: Node) -> None:
+    node.plugins.add("a", points=("PostStopPodSandbox",))
+    pod_id, _ = await node.running()
+    node.dockerd.state.exit(node.dockerd.container(pod_id), 0)
+    node.dockerd.inject("DELETE /containers/{ref}", Injection(raw=b"", cut_after_bytes=0, times=1))
+    client = await node.sends(request("DELETE", f"{node.prefix}/containers/{pod_id}", b""))
+    assert await client.ended() == b""
+    await until(lambda: len(node.dockerd.requests(INSPECT)) >= 3)
+    assert node.points == []
+    node.dockerd.state.remove(pod_id, force=True)
+    await until(lambda: bool(node.plugins.asked))
+    assert node.points == ["PostStopPodSandbox"]
