@@ -193,6 +193,15 @@ async def test_other_actions_leave_the_store() -> None:
 
 
 @virtual_time
+async def test_destroyed_does_not_come_back_with_a_call_under_way() -> None:
+    async with following() as rig:
+        await rig.told(destroyed(LATER), destroyed(CONTAINER))
+    rig.store.commit(container(LATER))
+    rig.store.commit(container(CONTAINER))
+    assert rig.known == {POD, OTHER_POD}
+
+
+@virtual_time
 async def test_unreadable_line_means_that_something_was_missed(caplog: pytest.LogCaptureFixture) -> None:
     async with following() as rig:
         await rig.told(UNREADABLE, destroyed(OTHER_POD))

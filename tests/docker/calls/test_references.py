@@ -151,6 +151,32 @@ async def test_update_is_scaled_once_and_differs_only_where_it_must(node: Node) 
     assert node.dockerd.container(container_id).host["CpuShares"] == 512
 
 
+def doubled(request: HookRequest) -> HookAnswer:
+    """Answer with twice the memory limit and an unchanged swap limit of the request."""
+    assert request.container
+    assert request.container.resources
+    resources = request.container.resources
+    return HookAnswer(resources=replace(resources, memory_limit_in_bytes=2 * resources.memory_limit_in_bytes))
+
+
+@pytest.mark.parametrize("moves_swap", [True, False])
+async def test_update_takes_the_swap_limit_along_with_a_hooks_memory(node: Node, moves_swap: bool) -> None:
+    node.plugins.add("a", doubled, points=("PreCreateContainer", "PreUpdateContainerResources"))
+    _, container_id = await node.made()
+    for asked, memory in (
+        ({"cpuset_cpus": "0-3"}, 128),
+        ({"memory_limit_in_bytes": 100 * MIB}, 200),
+        ({"cpu_shares": 2}, 200),
+        ({"memory_limit_in_bytes": 32 * MIB}, 64),
+    ):
+        assert (await node.act("update", container_id, bodies.update_body(asked, moves_swap))).status == 200
+        host = node.dockerd.container(container_id).host
+        assert (host["Memory"], host["MemorySwap"]) == (memory * MIB, memory * MIB)
+        effective = node.container(container_id).effective.resources
+        assert effective is not None
+        assert effective.memory_limit_in_bytes == effective.memory_swap_limit_in_bytes == memory * MIB
+
+
 async def test_update_leaves_out_and_names_what_it_cannot_say(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     resources = Resources(memory_limit_in_bytes=-1, oom_score_adj=5, cpu_shares=2)
     answer = HookAnswer(annotations={"n": CANARY}, resources=resources)
