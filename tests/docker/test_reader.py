@@ -1,5 +1,7 @@
 """Turns, tunnels, sides that close, what is not finished (relay-rules B2 to B4, B6, B7, B9, C1, C2, C5)."""
 
+import weakref
+
 import pytest
 
 from runtimeproxy.core.call import UNANSWERED, CallState, Reply
@@ -184,6 +186,13 @@ def test_b9_answer_that_closes_drops_what_was_pipelined(sent: bytes, behind: byt
     with pytest.raises(WireError, match="without a request"):
         play.daemon.sends(OK)
     assert not play.daemon_ends()
+
+
+def test_answered_call_is_not_kept() -> None:
+    play = converse([client(CREATE, asks=1), release(to_daemon=CREATE), settled(CREATED)])
+    call = weakref.ref(play.calls.pop())
+    play.settled_calls.clear()
+    assert call() is None
 
 
 SENT = release(to_daemon=START)
