@@ -186,8 +186,8 @@ def test_passing_request_is_counted_by_its_route(template: str) -> None:
     for name in ("nginx", "docker.io/library/nginx:1@sha256:ab"):
         for target in (path, f"/v1.41{path}", f"/v1.41{path}?a=/containers/json"):
             assert counted_as(method, target.replace("{name}", name)) == template
-    for asked in NOT_COUNTED.split():
-        assert counted_as(*asked.split(":", 1)) == "other", asked
+    for other in NOT_COUNTED.split():
+        assert counted_as(*other.split(":", 1)) == "other", other
 
 
 @pytest.mark.parametrize(("method", "target", "expected", "why"), HELD)

@@ -72,7 +72,7 @@ def go_json(value: Any, html: bool = True) -> bytes:
 INSPECT, IMAGE, EVENT = "inspect", "image", "event"
 """The answers that differ: a container's inspect, an image's, an event."""
 ALL = (1, 0)
-"""Stands for a change that holds for every API version."""
+"""The version of a change that holds for every API version."""
 
 
 @dataclass(frozen=True, slots=True)
