@@ -138,7 +138,7 @@ async def test_pods_and_their_containers_are_listed_apart_and_nothing_else(rig: 
     assert await rig.lookup.listed() == Listed([rig.pod_id], [rig.container_id])
 
 
-async def test_image_is_read_once_for_all_its_containers_if_it_is_there(rig: Rig) -> None:
+async def test_image_is_read_once_for_all_its_containers(rig: Rig) -> None:
     for number in range(3):
         body = bodies.container_body(POD, replace(CONTAINER, attempt=number + 5), rig.pod_id, "cgroupfs")
         again = rig.create(f"again{number}", body)

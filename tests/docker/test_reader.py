@@ -92,7 +92,7 @@ def test_held(steps: list[Step]) -> None:
     converse(steps).leave()
 
 
-def test_held_body_that_breaks_after_its_answer_gets_no_second_one() -> None:
+def test_held_body_broken_after_its_answer_gets_no_second_one() -> None:
     converse([asked(IN_CHUNKS[:-9]), daemon(CREATED), client(BROKEN_CHUNK, to_client=EOF)], limit=1).leave()
 
 

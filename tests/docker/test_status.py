@@ -148,16 +148,19 @@ def test_each_of_many_envs_over_an_images_is_looked_at_a_few_times() -> None:
     assert len(own) <= Looked.times < 10 * (len(own) + len(shipped))
 
 
-def test_what_the_image_added_is_removed_if_it_is_known() -> None:
+def test_without_the_image_all_is_kept() -> None:
     shipped = image([PATH], {"maintainer": "x"})
     bare = {**CONTAINER_BODY, "Env": None}
     assert container_of(inspected(bare, CONTAINER_NAME, shipped)).envs == {"PATH": PATH[5:]}
     assert pod_of(inspected(POD_BODY, POD_NAME, shipped)).labels["maintainer"] == "x"
+    for empty in (b"{}", b'{"Config": null}', b'{"Config": {"Env": null, "Labels": null}}'):
+        assert read_inspect(inspected(POD_BODY, POD_NAME), empty) == asked(POD_BODY, POD_NAME)
+
+
+def test_labels_of_the_image_are_left_out_unless_they_are_overwritten() -> None:
     shipped = image(None, {"app": "web", "maintainer": "x", "annotation.note": "other"})
     pod = pod_of(inspected(POD_BODY, POD_NAME, shipped), shipped)
-    assert (pod.labels, pod.annotations) == (KUBELETS, {"note": "pod"}), "a label that the image has, too, is lost"
-    for shipped in (b"{}", b'{"Config": null}', b'{"Config": {"Env": null, "Labels": null}}'):
-        assert read_inspect(inspected(POD_BODY, POD_NAME), shipped) == asked(POD_BODY, POD_NAME)
+    assert (pod.labels, pod.annotations) == (KUBELETS, {"note": "pod"})
 
 
 def test_container_of_an_image_that_was_committed_from_a_pods_container() -> None:

@@ -50,7 +50,7 @@ async def test_failed_hook_refuses_the_call_or_changes_no_byte(
         assert node.metrics.total("hook_fail_open") == 1
 
 
-async def test_creates_are_changed_where_a_hook_set_it_and_nowhere_else(node: Node) -> None:
+async def test_creates_are_changed_only_where_a_hook_set_it(node: Node) -> None:
     limits = Resources(cpu_quota=50_000)
     of_pod = HookAnswer({"l": "1"}, {"n": "2"}, cgroup_parent="/hooked", resources=limits)
     node.plugins.add("a", of_pod, points=("PreRunPodSandbox",))
