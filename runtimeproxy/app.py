@@ -311,8 +311,9 @@ class Proxy:
         held, oldest = self.lifecycle.holds()
         self.metrics.gauge("held_calls", held)
         self.metrics.gauge("held_oldest_seconds", oldest)
-        for name, number in zip(("store_pods", "store_containers"), self.store.counts(), strict=True):
-            self.metrics.gauge(name, number)
+        pods, containers = self.store.counts()
+        self.metrics.gauge("store_pods", pods)
+        self.metrics.gauge("store_containers", containers)
         self.metrics.gauge("connections_open", len(self.front.connections))
         self.metrics.counted_elsewhere("log_lines_dropped", logs.dropped())
         self.manager.measure()
