@@ -4,18 +4,24 @@ import re
 import textwrap
 from pathlib import Path
 
+from docutils import nodes
+from docutils.core import publish_doctree
+
 ROOT = Path(__file__).parents[1]
 DOCS = {path.stem: path.read_text() for path in (ROOT / "docs").glob("*.rst")}
 HOOKS, HOOK_API, KOORDLET = DOCS["hooks"], DOCS["hook-api"], DOCS["koordlet"]
 
 
 def table(document: str, heading: str) -> list[list[str]]:
-    """Return the rows of the list-table below a heading, without the head row."""
+    """Return the rows of the first table below a heading, without the head row, in the markup of the page."""
     section = document.partition(f"\n{heading}\n{'-' * len(heading)}\n")[2]
-    body = re.split(r"\n\n(?=\S)", section.partition(".. list-table::")[2])[0]
+    quiet = {"report_level": 5, "halt_level": 5}  # a link to another section has no target here
+    found = publish_doctree(section, settings_overrides=quiet).next_node(nodes.table)
+    assert found, heading
     return [
-        [" ".join(cell.split()) for cell in row.split("\n     - ")]
-        for row in body.partition(":header-rows: 1")[2].split("\n   * - ")[2:]
+        [" ".join(" ".join(text.rawsource for text in cell.findall(nodes.paragraph)).split()) for cell in row]
+        for body in found.findall(nodes.tbody)
+        for row in body
     ]
 
 

@@ -70,8 +70,8 @@ def option_entry(option: Option) -> str:
     """Return the entry of an option, without what follows from a change of it."""
     none = "" if option.none_since == FIRST_VERSION else f"; ``none`` since {option.none_since}"
     fields = [
-        f":Flag: ``{option.flag} {option.metavar}`` :Variable: ``{option.variable}``",
-        f":Default: {option.shown_default} :Since: {option.since}{none}",
+        f":Set by: ``{option.flag} {option.metavar}``, ``{option.variable}``",
+        f":Default: {option.shown_default} (since {option.since}{none})",
         *([":Key: none, as it names the file"] if option is FILE_OPTION else []),
     ]
     return " ".join([option.name, "-" * len(option.name), *option.help.split(), *fields, ":Changed: "])

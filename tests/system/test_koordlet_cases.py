@@ -94,5 +94,7 @@ async def test_dockerd_refuses_memory_below_its_least(tmp_path: Path) -> None:
 
 
 def test_document_has_the_same_rows_and_variables() -> None:
-    rows = [(row[0], {*re.findall(r"``([A-Z][A-Z_]+)``", row[2])}) for row in table(KOORDLET, "What goes out")]
+    rows = [
+        (row[0], {*re.findall(r"``([A-Z][A-Z_]+)``", row[2])}) for row in table(KOORDLET, "What is sent to the runtime")
+    ]
     assert rows == [(case.name, {*case.envs}) for case in CASES]
