@@ -6,13 +6,13 @@ A system call that a unit does not allow ends the process here, while the unit a
 import site
 import sys
 import tarfile
-import textwrap
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.docs import DOCS, ROOT
+from tests.docs import ROOT
+from tests.documents import block
 from tests.engines import images
 from tests.engines.containerd import CONFIG
 from tests.machines.fitting import fit
@@ -119,9 +119,9 @@ def program(main: str = "", folder: str = OURS) -> str:
 
 def _put_units(machine: Machine) -> None:
     """Install and start the units as docs/operation.rst says."""
-    commands = DOCS["operation"].partition("directory of the units::\n")[2].partition("\n.. list-table::")[0]
+    commands = block("docs/operation.rst", "cp -r runtimeproxy*.{socket,service,service.d} /etc/systemd/system").text
     machine.copy(UNITS, "/opt/units")
-    machine.run("bash", "-ec", f"cd /opt/units\n{textwrap.dedent(commands)}")
+    machine.run("bash", "-ec", f"cd /opt/units\n{commands}")
 
 
 def configure_engines(machine: Machine) -> None:
