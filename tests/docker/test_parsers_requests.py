@@ -19,6 +19,7 @@ PINGS = request("POST", "/images/load", body=PING + PING)
 LAST_ERROR = answer(404, CLOSE, body=b"no\n")
 LONG_STDIN = b"s" * (READ_AHEAD_BYTES + 1)
 KILL = request("POST", "/containers/box/kill")
+LONG_STOP = request("POST", "/containers/box/stop", f"X-Long: {'x' * 200}")
 ABSOLUTE = CREATE.replace(b"/v1.41", b"http://docker/v1.41", 1)
 MANY = PING * (READ_AHEAD_BYTES // len(PING) + 1)
 
@@ -174,6 +175,11 @@ HELD: dict[str, list[Step]] = {
         ends("client", to_daemon=EOF),
     ],
     "an absolute target": [asked(ABSOLUTE)],
+    "a request follows one whose head came in pieces": [
+        client(LONG_STOP[:-20], LONG_STOP[-20:] + PING, asks=1),
+        release(to_daemon=LONG_STOP),
+        settled(NO_CONTENT, to_daemon=PING),
+    ],
     "B11: an empty line is no EOF's matter": [
         client(START + b"\r\n", asks=1),
         ends("client"),
