@@ -177,6 +177,24 @@ def breaks_when_cancelled(then: Answer) -> Answer:
 
 
 @asynccontextmanager
+async def dies_of_an_empty_request(path: str) -> AsyncIterator[None]:
+    """End as a process does that crashes at an empty request."""
+    dying: set[asyncio.Task[None]] = set()
+    server = HookServer(path, keep_calls=False)
+
+    async def answer(call: HookCall) -> bytes:
+        if not call.message:
+            dying.add(asyncio.create_task(server.stop()))
+            return await hookanswers.hang()(call)
+        return await hookanswers.echo()(call)
+
+    server.default = answer
+    async with server:
+        yield
+        await asyncio.gather(*dying)
+
+
+@asynccontextmanager
 async def dies_of_a_broken_connection(path: str) -> AsyncIterator[None]:
     """End when a connection ends in the middle of a frame."""
     # Not by asyncio's own server: what that accepts at the moment of its end it neither serves nor closes.
@@ -232,6 +250,7 @@ BROKEN: dict[str, Tried] = {
     "forgets a number of its echo": breaking("echo", forgets_a_number),
     "answers differently each time": breaking("same-answer", counts),
     "crashes on an empty request": breaking("empty", lambda: where(lambda call: not call.message, crash)),
+    "dies of an empty request": Tried(dies_of_an_empty_request, frozenset({"empty"})),
     "crashes without metadata": breaking("missing", lambda: where(_lacks_pod, crash)),
     "refuses unknown fields": breaking("unknown-fields", lambda: where(_unknown, UNREADABLE, hookanswers.empty())),
     "answers unknown fields": breaking("unknown-fields", answers_unknown_fields),
