@@ -39,7 +39,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         for key in (key for key, _ in pairs if isinstance(key, yaml.ScalarNode)):
             line = key.start_mark.line + 1
             if first := lines.get(key.value):
-                raise ConfigError(f"{key.value[:_MAX_NAME]!r} stands in line {first} and in line {line}: remove one")
+                raise ConfigError(f"{key.value[:_MAX_NAME]!r} is in line {first} and in line {line}: remove one")
             lines[key.value] = line
         return super().construct_mapping(node, deep)
 

@@ -233,7 +233,7 @@ class Resctrl:
     def move(self, group: str, tid: int) -> None:
         """Move a thread into a group, out of its present one; a thread that has ended is no error."""
         if tid <= 0:
-            raise ValueError("a thread's id is above 0; to the kernel 0 is whoever writes it")
+            raise ValueError("a thread's id is above 0; to the kernel 0 is the writing thread")
         try:
             self._write(self._directory(group) / TASKS, f"{tid}\n")
         except ProcessLookupError:

@@ -176,7 +176,7 @@ class Registration:
                 os.unlink(path)
                 log.warning("%s named this server's socket, too, and was left over: removed", path)
             except OSError as error:
-                twice = "names this server's socket, too, so each call would be asked twice, and cannot be removed"
+                twice = "names this server's socket, too, so each call would be made twice, and cannot be removed"
                 log.error("%s %s: %s; remove it by hand", path, twice, error.strerror)
 
     def _is_own(self, found: bytes | None) -> bool:

@@ -51,7 +51,7 @@ def _asked(quota: int, annotations: Mapping[str, str]) -> int:
         return quota
     kept = _QUOTAS.fullmatch(text)
     if not kept:
-        raise Malformed(f"annotation {NORMALIZED}", "must be two quotas in microseconds, ASKED:SCALED")
+        raise Malformed(f"annotation {NORMALIZED}", "must be two quotas in microseconds, REQUESTED:SCALED")
     return int(kept[1]) if int(kept[2]) == quota else quota
 
 

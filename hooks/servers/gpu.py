@@ -1,4 +1,4 @@
-"""gpu: tell a container the GPUs of its pod, and its share of one, from Koordinator's device-allocated annotation.
+"""gpu: give a container the GPUs of its pod, and its share of one, from Koordinator's device-allocated annotation.
 
 Invariant: all variables are set or none. An annotation that cannot be read raises Malformed. koordlet does the same
 with bad JSON, but keeps NVIDIA_VISIBLE_DEVICES if only the share cannot be read. With failure-policy Fail this hook is

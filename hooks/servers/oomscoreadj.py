@@ -43,7 +43,7 @@ class OomScoreAdj(NodeHook):
         if value:
             container.resources.oom_score_adj = value
         elif value == 0 and container.resources.oom_score_adj is not None:
-            self.warn_once(0, "an oom_score_adj of 0 cannot be asked for on the wire, the kubelet's holds")
+            self.warn_once(0, "an oom_score_adj of 0 cannot be requested on the wire, the kubelet's holds")
 
 
 def requested_score(annotations: Mapping[str, str], container: str) -> int | None:

@@ -39,7 +39,7 @@ _NO_GROUP: Mapping[int | None, str] = {
     errno.ENOSPC: f"no class of service is free; rmdir groups {POD_PREFIX}* whose pods ended while no server saw it"
 }
 
-_HELP_ANNOTATION = f"""set the container annotation {RDT_CLASS}, as is done unless told not to, so that runc joins the
+_HELP_ANNOTATION = f"""set the container annotation {RDT_CLASS}, which is the default, so that runc joins the
 group before the container's first instruction. A containerd without RDT (rdt_config_file) then refuses the create
 unless its ignore_rdt_not_enabled_errors is true; one with RDT may refuse groups that it has not made itself. Without
 the annotation, threads are moved right after the start"""

@@ -155,9 +155,9 @@ def call(server: Server, point: HookPoint, given: HookRequest, timeout_seconds: 
 
 def _remarks(server: Server, point: HookPoint, given: HookRequest) -> Iterator[str]:
     if server.points is not None and point.name not in server.points:
-        yield f"the proxy would not ask: the registration file does not name {point.name}"
+        yield f"the proxy would not call: the registration file does not name {point.name}"
     if lost := request.unsent(point, given):
-        yield f"not told at this hook point: {', '.join(lost)}"
+        yield f"not sent at this hook point: {', '.join(lost)}"
     if point.stage is Stage.POST:
         yield "the proxy ignores what is answered at this hook point"
 

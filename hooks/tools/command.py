@@ -84,14 +84,14 @@ _example_option = click.option(
 )
 
 
-@click.command("call", cls=_Command, epilog=_ARGUMENTS, short_help="Ask a hook server, show what its answer changes.")
+@click.command("call", cls=_Command, epilog=_ARGUMENTS, short_help="Call a hook server, show what its answer changes.")
 @_server_argument
 @click.argument("point", metavar="POINT", type=_point)
 @_file_option
 @_timeout_option
 @_example_option
 def call_command(server: str, point: HookPoint, file: str | None, timeout: str | None) -> None:
-    """Ask a hook server as the proxy does, and print what its answer changes.
+    """Call a hook server as the proxy does, and print what its answer changes.
 
     The output is YAML. "applied" is what the proxy would change, "without-effect" what cannot be changed at this hook
     point, "bad" the rules that the answer breaks, and "dropped" what is lost by that under the failure policy Ignore;
@@ -126,7 +126,7 @@ def verify_command(
 ) -> int:
     """Check a hook server, in whatever language it is written, by the rules of the hook protocol.
 
-    Prints a verdict on each rule; the exit code is 1 if one is broken. The server is asked some hundred times about
+    Prints a verdict on each rule; the exit code is 1 if one is broken. The server is called some hundred times about
     made-up pods, and connections to it are broken: do not try one that serves a node.
     """
     from runtimeproxy_hooks.tools import client as hook_client
@@ -146,7 +146,7 @@ def verify_command(
     metavar="POINT",
     type=_point,
     default=DEFAULT_POINT,
-    help=f"The hook point to ask.  [default: {DEFAULT_POINT}]",
+    help=f"The hook point to call.  [default: {DEFAULT_POINT}]",
 )
 @click.option(
     "-n", "--calls", metavar="NUMBER", type=_COUNT, default=1000, help="How many calls to make.  [default: 1000]"

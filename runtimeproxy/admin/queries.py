@@ -219,7 +219,7 @@ def _checks(sources: Sources, now: float) -> list[dict[str, str]]:
     degraded = {
         "registrations_read": manager.complaint,
         "plugins": health.named("unreachable", unreachable),
-        "breakers": health.named("not asked, as they keep failing", suspended),
+        "breakers": health.named("calls suspended, as they keep failing", suspended),
         "disabled_plugins": "; ".join(filter(None, disabled)),
         "invalid_files": health.named("rejected", manager.rejected),
         "store": "the runtime's pods and containers are still being read" if sources.sync.filling else "",

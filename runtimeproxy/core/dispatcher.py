@@ -125,7 +125,7 @@ class Dispatcher:
         fair = seconds >= min(plugin.timeout_seconds, self.budget_seconds) / 3  # the first of several gets half
         peer = plugin.client.peer()
         if peer.connection and plugin.unserved.get(point.name) == peer.connection:
-            text = "the server said so, and is not asked again before it reconnects"
+            text = "the server reported so; it is called again after it reconnects"
             raise HookError(plugin.name, point.name, Reason.UNIMPLEMENTED, text)
         number = plugin.breaker.admit(peer.socket, now)
         if number is None:
@@ -161,7 +161,7 @@ class Dispatcher:
         plugin.unserved[point.name] = now.connection
         log.warning(
             "hook server %s does not serve %s although its registration lists it: take it out of runtime-hooks, or "
-            "update the server; it is not asked again before it reconnects",
+            "update the server; it is called again after it reconnects",
             plugin.name,
             point.name,
             extra={"kind": f"{plugin.name} {point.name}"},
@@ -175,9 +175,11 @@ class Dispatcher:
         self._metrics.events.add(event, hook_server=plugin.name, hook=point.name, reason=code)
         if opened:
             self._metrics.count("hook_breaker_openings", plugin.name)
-            log.warning("hook server %s keeps failing: not asked for %g s", plugin.name, breaker.seconds, extra=kind)
+            log.warning(
+                "hook server %s keeps failing: calls suspended for %g s", plugin.name, breaker.seconds, extra=kind
+            )
         else:
-            log.info("hook server %s answers again: asked as before", plugin.name, extra=kind)
+            log.info("hook server %s recovered: calls resumed", plugin.name, extra=kind)
 
     def failed(self, call: HeldCall, points: Iterable[HookPoint], reason: Reason, detail: str) -> None:
         """Count a failure for each plugin of the points that could not be called. Raises HookError if a plugin of a Pre
@@ -218,7 +220,7 @@ class Dispatcher:
                 plugin.bad_fields.add(rule.field)
                 log.warning(
                     "hook server %r at %s: bad_answer: %s: left out, the rest of its answer is used (policy Ignore), "
-                    "for %s; of this field that is told once",
+                    "for %s; this is logged once for this field",
                     plugin.name,
                     point.name,
                     str(rule),

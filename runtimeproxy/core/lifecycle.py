@@ -511,7 +511,7 @@ class Lifecycle:
                 self._log_error(call.operation, call.call_id, error)
                 reason, detail = Reason.UNREADABLE, str(error)
             case BackendError():
-                reason, detail = Reason.UNREADABLE, f"the runtime could not be asked: {error}"
+                reason, detail = Reason.UNREADABLE, f"the runtime could not be queried: {error}"
             case TimeoutError():
                 reason, detail = Reason.DEADLINE, "the hold took longer than its budget (--hook-budget)"
             case _:

@@ -13,7 +13,7 @@ from runtimeproxy.errors import WireError
 from runtimeproxy.relay.rpc.framing import ClientConnection
 from runtimeproxy.wire import grpc, headers, http2
 
-AWAY = "the image endpoint is not reachable: check --remote-image-service-endpoint and the service behind it"
+AWAY = "the image endpoint is not reachable: check --remote-image-service-endpoint and its service"
 
 
 class ImageLink(ClientConnection):

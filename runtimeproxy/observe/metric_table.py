@@ -86,7 +86,7 @@ gauge ready: 1 if calls are served as they should be: what /readyz said at the l
 # Held calls.
 counter calls runtime operation outcome: Held calls that ended: the runtime agreed or failed, its answer never came
     (unsettled), the proxy refused the call, or the client left while it was held (ended).
-histogram call_duration_seconds runtime operation part: Time of held calls by part: the proxy's own, its turn (behind
+histogram call_duration_seconds runtime operation part: Time of held calls by part: the proxy's own, its turn (after
     an earlier call of the same pod or container), the Pre hooks, the runtime, the Post hooks. Each call has the part
     own; the others are there where the call had them.
 counter calls_unreadable operation: Held messages that could not be read.
@@ -99,11 +99,11 @@ counter internal_errors operation: Errors in the proxy itself.
 counter calls_passed runtime method: Calls that passed, counted at the request's head: by the method's name, other for
     one that is not known.
 # Hook servers.
-counter hook_calls hook_server hook code: Calls that hook servers were asked, by what came: ok, the reason of the
+counter hook_calls hook_server hook code: Calls of hook servers, by result: ok, the reason of the
     failure, or left where the held call ended before the answer.
 # By server alone: by hook point as well it would be seven times the series, at the worst 2,800.
-histogram hook_call_duration_seconds hook_server: Time of the calls that hook servers were asked.
-counter hook_failures hook_server hook reason: Failures by reason, also those for which the hook server was not asked.
+histogram hook_call_duration_seconds hook_server: Time of the calls of hook servers.
+counter hook_failures hook_server hook reason: Failures by reason, also those for which the hook server was not called.
 counter hook_fail_open hook_server hook reason: Failures that a call went on without.
 counter hook_fail_closed hook_server hook reason: Failures for which a call was refused: the policy is Fail.
 counter hook_refusals hook_server hook: Calls that the hook server refused, under either policy.
@@ -113,7 +113,7 @@ counter values_normalised hook_server field: Values of answers that runtimes tak
 counter hook_fields_changed hook_server field: Calls that the runtime agreed to with a change of this field.
 counter hook_conflicts hook_server hook: Fields of this hook server that a later one set to another value.
 gauge hook_timeout_seconds hook_server: How long a call to the hook server may take.
-gauge hook_breaker_open hook_server: 1 while the hook server is not asked since it failed too often.
+gauge hook_breaker_open hook_server: 1 while calls to the hook server are suspended, as it failed too often.
 counter hook_breaker_openings hook_server: Times that a breaker opened.
 gauge hook_unreachable hook_server: 1 while no connection to the hook server can be made, or it answers none.
 gauge hook_disabled hook_server: 1 while an operator has disabled the hook server.

@@ -149,7 +149,7 @@ class Disabling:
                 self.names = await run_in_daemon_thread(partial(read, self._file))
         except (StateError, TimeoutError, RuntimeError) as error:
             why = _cause(error, self._file)
-            self.fault = f"{why}: no hook server is disabled by it; remove it, and disable again what must not be asked"
+            self.fault = f"{why}: no hook server is disabled by it; remove it, and disable again what must not run"
             log.error("%s", self.fault, extra=UNLIMITED)
         for name, entry in self.names.items():
             log.warning("hook server %s is disabled%s", name, entry.details, extra=UNLIMITED)

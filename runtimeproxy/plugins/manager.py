@@ -173,7 +173,7 @@ class Manager:
         registered or not; return what else the operator should know, in lines. Calls that wait for its answer continue
         without it immediately, under both policies. ``reason`` and ``by``, the user, are logged. Raises ConfigError."""
         notes = await self._disabling.disable(name, reason, by, seconds)
-        unknown = f"it is not registered now: it will not be asked once {name}.json is in {self._folder}"
+        unknown = f"it is not registered now: it will not be called once {name}.json is in {self._folder}"
         same = [f"{other} names the same socket: it is disabled, too" for other in self._same_socket(name)]
         return (*([] if name in self.masked else [unknown]), *same, *notes)
 

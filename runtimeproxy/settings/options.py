@@ -189,7 +189,7 @@ OPTIONS: tuple[Option, ...] = (
         "MODE",
         _mode,
         Mode.CONTAINERD.value,
-        "The runtime behind the proxy: Containerd or Docker, letter case ignored.",
+        "The runtime: Containerd or Docker, letter case ignored.",
     ),
     Option(
         "koord-runtimeproxy-endpoint",

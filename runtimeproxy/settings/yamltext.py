@@ -42,7 +42,7 @@ def compose(text: str, origin: str) -> yaml.Node | None:
     except RecursionError:
         raise ConfigError(f"{origin}: this is nested too deeply: write 'key: value' lines") from None
     except (ValueError, OverflowError):  # raised by the parser for an escape of a character that does not exist
-        raise ConfigError(f"{origin}: an escape stands for no character: \\UXXXXXXXX ends at \\U0010FFFF") from None
+        raise ConfigError(f"{origin}: an escape is no character: \\UXXXXXXXX ends at \\U0010FFFF") from None
     return None if root is None or is_nothing(root) else root
 
 

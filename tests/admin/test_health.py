@@ -37,7 +37,7 @@ SHOWN: list[tuple[State, str, str]] = [
     ({"manager.complaint": "/d cannot be read"}, "registrations_read", "/d cannot be read"),
     ({"reach.absences": {"a": SHORTLY}}, "plugins", "unreachable: a (/run/a.sock: No such file or directory)"),
     ({"reach.absences": {"b": IGNORED}}, "plugins", "unreachable: b (user 7 listens on /run/b.sock)"),
-    ({"open": "a"}, "breakers", "not asked, as they keep failing: a (tried again in 30 s)"),
+    ({"open": "a"}, "breakers", "calls suspended, as they keep failing: a (tried again in 30 s)"),
     ({"manager.disabled": dict.fromkeys("de", DISABLED)}, "disabled_plugins", "disabled by hand: d, e"),
     ({"manager.mask_fault": "/s is not JSON"}, "disabled_plugins", "/s is not JSON"),
     (

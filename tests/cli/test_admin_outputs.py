@@ -232,19 +232,19 @@ ID              KIND        ATTEMPT   SET BY   NAME
 77ab000000000   container   1         cpuset   default/web-1/main
 """.splitlines()
 POD_LINES = """\
-FIELD              SENT       SET BY
-annotations.team   as asked   -
-cgroup_parent      as asked   -
-labels.app         as asked   -
-labels.tier        added      -
+FIELD              SENT           SET BY
+annotations.team   as requested   -
+cgroup_parent      as requested   -
+labels.app         as requested   -
+labels.tier        added          -
 """.splitlines()
 CONTAINER_LINES = """\
-FIELD                   SENT        SET BY
-envs.GPU                added       -
-envs.HOME               as asked    -
-resources.cpu_shares    changed     cpuset
-resources.cpuset_cpus   added       cpuset
-resources.cpuset_mems   taken out   -
+FIELD                   SENT           SET BY
+envs.GPU                added          -
+envs.HOME               as requested   -
+resources.cpu_shares    changed        cpuset
+resources.cpuset_cpus   added          cpuset
+resources.cpuset_mems   taken out      -
 """.splitlines()
 
 
@@ -265,7 +265,7 @@ def test_store_ls_has_containers_below_their_pods(run: Run, server: Server) -> N
     assert [line[-1] for line in lines] == ["default/web-1", "default/web-1/main", "default/b", "?/main"]
 
 
-SET_BY_GPU = "envs.GPU                added       gpu"
+SET_BY_GPU = "envs.GPU                added          gpu"
 """How explain shows it, which knows of the call."""
 FOUND = [
     ("web-1", POD_LINES),
@@ -314,7 +314,7 @@ def test_explain_reports_fields_calls_and_what_is_unknown(run: Run, server: Serv
     lines = printed(run, server, "explain web-1")
     assert lines[0] == f"Pod default/web-1, id {POD[:13]}"
     assert squeezed(lines[1:6]) == squeezed([*POD_LINES[:-1], "labels.tier added gpu"])
-    explained = [line.replace("envs.GPU                added       -", SET_BY_GPU) for line in CONTAINER_LINES]
+    explained = [line.replace("envs.GPU                added          -", SET_BY_GPU) for line in CONTAINER_LINES]
     assert lines[6:13] == ["Container default/web-1/main, id 77ab000000000", *explained]
     calls = [line.split()[3] for line in lines[lines.index("") + 3 : -2]]
     assert calls == ["ab12-40", "ab12-41", "ab12-42"]
@@ -337,7 +337,7 @@ def test_explain_reports_fields_without_effect(run: Run, server: Server) -> None
 
 
 def test_explain_reports_what_is_unknown_of_a_read_record(run: Run, server: Server) -> None:
-    unknown = 'Of a field "as asked" it is not known whether the kubelet asked for it or a hook server set it.'
+    unknown = 'Of a field "as requested" it is not known whether the kubelet requested it or a hook server set it.'
     assert unknown not in printed(run, server, "explain web-1")
     reported = {**STORE, "containers": [{**CONTAINER_RECORD, "read": True}]}
     assert printed(run, server, "explain web-1", store=reported).count(unknown) == 1

@@ -209,7 +209,9 @@ async def test_next_plugin_sees_an_answer_without_its_bad_field(desk: Desk, capl
     seen = desk.plugins.asked[1].request.container
     assert seen is not None
     assert (seen.envs, seen.resources) == ({"A": "1", **GPU}, Resources(cpu_shares=5))
-    used = "left out, the rest of its answer is used (policy Ignore), for n/web/main; of this field that is told once"
+    used = (
+        "left out, the rest of its answer is used (policy Ignore), for n/web/main; this is logged once for this field"
+    )
     assert caplog.messages == [f"hook server {BAD_FIELD}at least 1000 microseconds: {used}"]
     assert caplog.records[0].levelname == "WARNING"
 

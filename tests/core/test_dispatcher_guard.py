@@ -159,8 +159,8 @@ def test_breaker_changes_are_logged_counted_and_events(desk: Desk, log: pytest.L
     assert desk.ask() is None
     assert (desk.gauge, desk.metrics.counted("hook_breaker_openings", hook_server="a")) == (0.0, 1)
     assert [(line.levelname, line.getMessage()) for line in log.records] == [
-        ("WARNING", "hook server a keeps failing: not asked for 30 s"),
-        ("INFO", "hook server a answers again: asked as before"),
+        ("WARNING", "hook server a keeps failing: calls suspended for 30 s"),
+        ("INFO", "hook server a recovered: calls resumed"),
     ]
     assert {vars(line)["kind"] for line in log.records} == {"a"}
     assert CANARY not in log.text
@@ -210,7 +210,7 @@ def test_unserved_point_is_logged_once_and_not_called_again(desk: Desk, log: pyt
         assert desk.ask(point=START) is None
     assert log.messages == [
         "hook server a does not serve PreCreateContainer although its registration lists it: take it out of "
-        "runtime-hooks, or update the server; it is not asked again before it reconnects"
+        "runtime-hooks, or update the server; it is called again after it reconnects"
     ]
     assert vars(log.records[0])["kind"] == "a PreCreateContainer"
     assert desk.plugin.breaker.state is BreakerState.CLOSED

@@ -115,7 +115,7 @@ BOTH = "cgroup /c/cpu cgroup rw 0 0\ncgroup2 /c/unified cgroup2 rw 0 0"
 MOUNTS: list[Case] = [
     (runtime.cgroup, nothing, "ok", "cgroup v2"),
     (runtime.cgroup, file("proc/mounts", V1), "ok", "cgroup v1"),
-    (runtime.cgroup, file("proc/mounts", BOTH), "ok", "cgroup v1 with a v2 tree beside it"),
+    (runtime.cgroup, file("proc/mounts", BOTH), "ok", "cgroup v1 with a v2 tree next to it"),
     (runtime.cgroup, file("proc/mounts", "proc /proc proc rw 0 0"), "unknown", "no cgroup tree is mounted here"),
 ]
 
@@ -164,7 +164,7 @@ CLIENTS: list[Case] = [
     (clients.kubelet, DROP_IN, "ok", f"{CALLS}{IN_FILE}{DROP_INS}/20-b.conf"),
     (clients.kubelet, all_of(kubelet("--config=k.yaml"), endpoint("cwd/k.yaml")), "ok", f"{CALLS}{IN_FILE}k.yaml"),
     (clients.kubelet, nothing, "unknown", "no process named kubelet is seen here"),
-    (clients.kubelet, kubelet(), "failed", "is told no endpoint and takes its default, not the proxy"),
+    (clients.kubelet, kubelet(), "failed", "has no endpoint configured and uses its default, not the proxy"),
     (
         clients.kubelet,
         kubelet("--container-runtime-endpoint={runtime}"),

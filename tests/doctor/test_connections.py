@@ -36,7 +36,7 @@ CLIENTS = [
     ("cri-dockerd", [201, END_AT_PROXY], "warning", ", past the proxy", "the proxy's socket"),
     ("crictl", [201, END_AT_PROXY], "warning", ", past the proxy", "/etc/crictl.yaml"),
     ("docker", [201], "warning", ", past the proxy", "DOCKER_HOST"),
-    ("unheard-of", [201], "warning", ", past the proxy", "who only reads may stay"),
+    ("unheard-of", [201], "warning", ", past the proxy", "others may stay"),
     *((name, [201], "ok", f": {why}", "") for name, why in clients.WELL.items() if name != "kubelet"),
 ]
 
@@ -139,7 +139,7 @@ def test_connection_of_an_unseen_process_is_listed_until_it_ends(made: Made) -> 
 def test_connections_are_counted_where_the_kernel_lists_no_peers(made: Made) -> None:
     made.proxy()
     made.socket(1900, made.ours)
-    assert users(made) == [f"1 connection to {made.ours}; the kernel does not tell whose"]
+    assert users(made) == [f"1 connection to {made.ours}; the kernel does not report whose"]
 
 
 CONFIGURED: list[tuple[str, str, str]] = [

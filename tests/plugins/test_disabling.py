@@ -266,7 +266,7 @@ async def test_bad_file_disables_none_and_is_reported_until_written(
     assert line.getMessage() == desk.disabling.fault
     assert reported in desk.disabling.fault
     assert desk.disabling.fault.endswith(
-        ": no hook server is disabled by it; remove it, and disable again what must not be asked"
+        ": no hook server is disabled by it; remove it, and disable again what must not run"
     )
     assert desk.names == []
     desk.file.fault = None

@@ -492,7 +492,7 @@ async def test_file_of_a_disabled_plugin_may_go_come_and_change(rig: Rig, caplog
 
 async def test_name_may_be_disabled_before_it_registers(rig: Rig) -> None:
     await rig.start("a")
-    note = f"it is not registered now: it will not be asked once b.json is in {rig.folder}"
+    note = f"it is not registered now: it will not be called once b.json is in {rig.folder}"
     assert await rig.manager.disable("b", "not yet", "root") == (note,)
     rig.put("b.json")
     await until(lambda: bool(rig.manager.masked))

@@ -28,7 +28,7 @@ DEEP = 10_000
 """Deeper than Python goes, also after Hypothesis has raised its limit in this process. Each bracket has its own line:
 within one line the parser looks 1024 characters ahead, at all brackets for each, which takes it a second."""
 NO_YAML, NESTED = "f: this is not YAML:", "f: this is nested too deeply: write 'key: value' lines"
-NO_CHARACTER = r"f: an escape stands for no character: \UXXXXXXXX ends at \U0010FFFF"
+NO_CHARACTER = r"f: an escape is no character: \UXXXXXXXX ends at \U0010FFFF"
 ERRORS = [
     ("{", f"{NO_YAML} expected the node content, but found '<stream end>' in line 1"),
     ("a: canary\nb: *who", f"{NO_YAML} found undefined alias 'who' in line 2"),

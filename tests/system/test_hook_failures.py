@@ -152,7 +152,7 @@ DOWN, MISSING, OPEN = "down", "missing", "open breaker"
 COSTS = {
     DOWN: (0.005, ": unreachable: "),
     MISSING: (0.005, ": unreachable: "),
-    OPEN: (0.001, "hook server bad keeps failing: not asked for 30 s"),
+    OPEN: (0.001, "hook server bad keeps failing: calls suspended for 30 s"),
 }
 """Why a hook server is not called -> most seconds that a call takes longer for it, and the log line."""
 

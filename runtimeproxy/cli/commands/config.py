@@ -86,7 +86,7 @@ def _default() -> None:
 config_group = click.Group(
     "config",
     commands=[_check, _show, _default],
-    help="Check, show and write the configuration. No proxy need run, and none is asked.",
+    help="Check, show and write the configuration. No proxy need run.",
     short_help="Check, show and write the configuration.",
     no_args_is_help=False,
 )

@@ -15,11 +15,11 @@ from runtimeproxy.settings.options import FILE_OPTION, OPTIONS
 
 
 @click.command(
-    "doctor", cls=Command, params=option_flags(OPTIONS), short_help="Look at the node and tell what is wrong."
+    "doctor", cls=Command, params=option_flags(OPTIONS), short_help="Check the node and report what is wrong."
 )
 @row_options
 def doctor_command(output: str, no_headers: bool, **given: str | None) -> int:
-    """Look at the node around the proxy and tell what is wrong, why, and what to do. Nothing is changed.
+    """Check the node around the proxy and report what is wrong, why, and what to do. Nothing is changed.
 
     No proxy need run. Give it the flags that the proxy runs with: they say where to look. Each check waits 2 s at most.
     A hook server is called for an invented pod. docs/troubleshooting.rst has a section on each check.
@@ -48,7 +48,7 @@ _FLAGS = tuple(option for option in OPTIONS if option is FILE_OPTION or option.f
 
 
 @click.command(
-    "in-use", cls=Command, params=option_flags(_FLAGS), short_help="Tell who uses the proxy; ask before it is removed."
+    "in-use", cls=Command, params=option_flags(_FLAGS), short_help="Report who uses the proxy, before it is removed."
 )
 @row_options
 def in_use_command(output: str, no_headers: bool, **given: str | None) -> int:

@@ -12,17 +12,17 @@ from runtimeproxy.cli.shared.subjects import FIELD_COLUMNS, ID_CHARACTERS, Event
 
 _READ = """\
 It was read from the runtime: it is older than the proxy, or an answer about it was lost.
-Of a field "as asked" it is not known whether the kubelet asked for it or a hook server set it."""
+Of a field "as requested" it is not known whether the kubelet requested it or a hook server set it."""
 
 
-@click.command("explain", cls=ProxyCommand, short_help="Tell what became of a pod or container, and by whom.")
+@click.command("explain", cls=ProxyCommand, short_help="Show what was changed of a pod or container, and by whom.")
 @click.argument("subject", metavar="POD|CONTAINER", shell_complete=subjects.pods_and_containers)
 @output_option()
 def explain_command(proxy: AdminClient, subject: str, output: str) -> None:
-    """Tell what the kubelet asked for a pod or a container, what hook servers changed, and what went to the runtime.
+    """Show what the kubelet requested for a pod or a container, what hook servers changed, and what the runtime got.
 
-    Fields are told by their names, without values; calls by the ids that their log lines have. POD is [NAMESPACE/]NAME,
-    CONTAINER NAMESPACE/POD/NAME, and each the start of its id, if that is no other's.
+    Fields are shown by their names, without values; calls by the ids that their log lines have. POD is
+    [NAMESPACE/]NAME, CONTAINER NAMESPACE/POD/NAME, and each the start of its id, if that is no other's.
     """
     started = proxy.call("version")["startedAt"]
     found = subjects.find(proxy, subject)

@@ -22,7 +22,7 @@ _NO_ROW: Mapping[str, str | None] = dict.fromkeys(COLUMNS)
 @click.command("ls", cls=ProxyCommand, short_help="List the registered hook servers in their order.")
 @row_options
 def ls_command(proxy: AdminClient, output: str, no_headers: bool) -> None:
-    """List the registered hook servers in the order in which they are asked.
+    """List the registered hook servers in the order in which they are called.
 
     P50 and P99 are the times of their calls since the proxy's start. DETAIL has the hook points, after why and since
     when a hook server is disabled or unreachable, or its last error. "same socket as" names the hook server that is
@@ -68,16 +68,16 @@ def _milliseconds(seconds: float | None) -> str | None:
     return None if seconds is None else f"{seconds * 1000:.{0 if seconds >= 0.01 else 2}f}ms"
 
 
-@click.command("disable", cls=ProxyCommand, short_help="Stop asking a hook server, whatever its policy.")
+@click.command("disable", cls=ProxyCommand, short_help="Stop calling a hook server, whatever its policy.")
 @click.argument("name", metavar="NAME", shell_complete=subjects.enabled_hook_servers)
-@click.option("--reason", metavar="TEXT", required=True, help="Why, for whoever sees it; no secrets.")
+@click.option("--reason", metavar="TEXT", required=True, help="Why, for the people who see it; no secrets.")
 @click.option("--for", "duration", metavar="DURATION", help="For how long, like 10m or 1h.  [default: until enabled]")
 @click.option("--unregistered", is_flag=True, help="Disable a name that is not registered, before it registers.")
 @output_option()
 def disable_command(
     proxy: AdminClient, name: str, reason: str, duration: str | None, unregistered: bool, output: str
 ) -> None:
-    """Stop asking the hook server NAME, as if it were not registered; calls that its policy Fail would refuse pass.
+    """Stop calling the hook server NAME, as if it were not registered; calls that its policy Fail would refuse pass.
 
     That holds within half a second, over restarts of the proxy and however often the hook server registers again, until
     `hook enable NAME` or for the time given. Pods that are made meanwhile lack what the hook server would have set.
@@ -93,11 +93,11 @@ def disable_command(
     _print(answer, output, f"{answer['name']} is disabled{limit} by: {command}")
 
 
-@click.command("enable", cls=ProxyCommand, short_help="Ask a disabled hook server again.")
+@click.command("enable", cls=ProxyCommand, short_help="Call a disabled hook server again.")
 @click.argument("name", metavar="NAME", shell_complete=subjects.disabled_hook_servers)
 @output_option()
 def enable_command(proxy: AdminClient, name: str, output: str) -> None:
-    """Ask the hook server NAME again, which was disabled. NAME may be the name of the registration file."""
+    """Call the hook server NAME again, which was disabled. NAME may be the name of the registration file."""
     answer = proxy.call("enable", name=_named(name))
     _print(answer, output, f"{answer['name']} is enabled")
 

@@ -31,7 +31,7 @@ def _ls(proxy: AdminClient, pod: str | None, output: str, no_headers: bool) -> N
 @click.argument("subject", metavar="POD|CONTAINER", shell_complete=subjects.pods_and_containers)
 @row_options
 def _get(proxy: AdminClient, subject: str, output: str, no_headers: bool) -> None:
-    """Show the fields of a pod or a container that the kubelet asked for or that went to the runtime.
+    """Show the fields of a pod or a container that the kubelet requested or that the runtime got.
 
     SET BY is known of containers' resources alone; `explain` has it from the events for all fields.
     POD is [NAMESPACE/]NAME, CONTAINER NAMESPACE/POD/NAME, and each the start of its id, if that is no other's.

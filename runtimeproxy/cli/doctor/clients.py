@@ -48,7 +48,7 @@ def _judged(machine: Machine, process: Process, setting: Setting | None, flag: s
     who, ours = f"{process.name} (pid {process.pid})", machine.config.listen_endpoint
     to_do = f"set --{flag}=unix://{ours} and restart {process.name}; see docs/kubelet.rst"
     if setting is None:
-        return failed(f"{who} is told no endpoint and takes its default, not the proxy", to_do)
+        return failed(f"{who} has no endpoint configured and uses its default, not the proxy", to_do)
     try:
         path = parse_endpoint(setting.endpoint, setting.origin)
     except ConfigError as error:
@@ -110,7 +110,7 @@ _TO_DO = {
     "crictl": "set runtime-endpoint in /etc/crictl.yaml to the proxy's socket; to look only, it may stay",
     "docker": "set DOCKER_HOST to the proxy's socket; to look only, it may stay",
 }
-_ELSE = "point whoever creates or changes pods and containers at the proxy's socket; who only reads may stay"
+_ELSE = "point programs that create or change pods and containers at the proxy's socket; others may stay"
 _SUSPECTS = (*WELL, *_TO_DO, CRI_DOCKERD, "ctr", "nerdctl", "containerd", "node-problem-detector")
 """Programs that use a runtime's socket, for where it is not known which connection is whose."""
 
@@ -220,7 +220,7 @@ def _connected(machine: Machine) -> Iterator[str]:
         ends = client_ends(path, machine.sockets_with_peers())
     except OSError:  # the kernel does not report peers
         if count := sum(found.connected for found in at(path, machine.sockets())):
-            yield f"{count_of(count)} to {path}; the kernel does not tell whose"
+            yield f"{count_of(count)} to {path}; the kernel does not report whose"
         return
     for process in machine.processes():
         if own := ends & sockets_of(machine, process.pid):

@@ -32,7 +32,7 @@ INVENTED = HookRequest(
 TRIED = ("PreCreateContainer", "PreRunPodSandbox", "PreUpdateContainerResources", "PreStartContainer")
 """The hook points that may be called; the first one that a server registered for is."""
 
-_MASK = "remove it, and disable again what must not be asked"
+_MASK = "remove it, and disable again what must not run"
 _TO_DO = {
     Reason.UNREACHABLE: "start the hook server, or remove its registration file",
     Reason.DEADLINE: "restart it, or look why it hangs",

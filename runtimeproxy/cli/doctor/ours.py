@@ -47,7 +47,7 @@ def socket_file(machine: Machine) -> list[Finding]:
         to_do = "start the proxy, which replaces the old socket, or give doctor the proxy's flags"
         return [failed(f"{path} is there and nobody listens on it", to_do)]
     if found.st_uid not in (0, os.geteuid()):
-        return [failed(f"{path} belongs to user {found.st_uid}", "stop whoever made it, and start the proxy")]
+        return [failed(f"{path} belongs to user {found.st_uid}", "stop the program that made it, and start the proxy")]
     if rights & ~mode:
         to_do = "restart the proxy; where systemd makes the socket set SocketMode="
         return [warning(f"{path} has mode {rights:04o}, wider than --socket-mode {mode:04o}", to_do)]
@@ -83,7 +83,7 @@ def lock(machine: Machine) -> list[Finding]:
         to_do = "wait for its end: its log says what it waits for (docs/operation.rst, Stop)"
         return [warning(f"pid {holder} holds {path}.lock and does not listen", to_do)]
     if listening.isdisjoint(machine.open_sockets(holder)):
-        to_do = f"stop pid {holder} if it is no proxy, or whoever took the socket's place"
+        to_do = f"stop pid {holder} if it is no proxy, or the program that took the socket's place"
         return [failed(f"pid {holder} holds {path}.lock and another process listens on the socket", to_do)]
     return [ok(f"pid {holder}, which listens, holds {path}.lock")]
 

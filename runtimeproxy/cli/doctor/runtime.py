@@ -143,5 +143,5 @@ def cgroup(machine: Machine) -> list[Finding]:
     if mounts.get("/sys/fs/cgroup") == "cgroup2":
         return [ok("cgroup v2")]
     if "cgroup" in mounts.values():
-        return [ok("cgroup v1" + (" with a v2 tree beside it" if "cgroup2" in mounts.values() else ""))]
+        return [ok("cgroup v1" + (" with a v2 tree next to it" if "cgroup2" in mounts.values() else ""))]
     return [unknown("no cgroup tree is mounted here", "run doctor on the node itself, or in its mount namespace")]

@@ -16,7 +16,7 @@ from runtimeproxy.settings.config import Config
 CHECKS: tuple[Check, ...] = (
     Check("socket", "the proxy's socket: kind, owner, mode, listener", ours.socket_file),
     Check("directory", "who can write in the socket's directory", ours.directory),
-    Check("lock", "who holds the lock beside the socket", ours.lock),
+    Check("lock", "who holds the lock next to the socket", ours.lock),
     Check("proxy", "a call to the runtime through the proxy", runtime.proxy, calls=True),
     Check("runtime", "the runtime's CRI versions, or Docker's API and cgroup driver", runtime.runtime, calls=True),
     Check("cgroup", "the version of the cgroup tree", runtime.cgroup),

@@ -86,7 +86,7 @@ def field_rows(record: Record, setters: Mapping[str, str] | None = None) -> list
     became = dict.fromkeys(record["changed"], "changed")
     became |= dict.fromkeys(asked - sent, "taken out") | dict.fromkeys(sent - asked, "added")
     return [
-        {"field": name, "sent": became.get(name, "as asked"), "set by": owners.get(name)}
+        {"field": name, "sent": became.get(name, "as requested"), "set by": owners.get(name)}
         for name in sorted(asked | sent)
     ]
 

@@ -76,7 +76,7 @@ def test_example_can_be_printed_changed_and_sent(hook: Run, echoing: Path, tmp_p
     for arguments, stdin in (((file,), ""), (("-",), example)):
         code, out, _ = hook("call", f"unix://{echoing}", "PreRunPodSandbox", "-f", *arguments, stdin=stdin)
         assert code == 0
-        assert "# not told at this hook point: container\n" in out
+        assert "# not sent at this hook point: container\n" in out
 
 
 async def test_bad_answer_is_printed_and_exit_code_1(hook: Run, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ NO_MB = ("0", "101", "50.0", "'50'", "true", "050", "0x32", "0:50", "5_0")
         ("group-identity: {LS: 3}", "group-identity.LS must be a whole number from -1 to 2"),
         ("1: 1", f"unknown key '1'; there are {SETTINGS_KEYS}"),
         (f"{'z' * 900}: 1", f"unknown key '{'z' * 64}'; there are {SETTINGS_KEYS}"),
-        ("rdt: {}\n\nrdt: {}", "'rdt' stands in line 1 and in line 3: remove one"),
+        ("rdt: {}\n\nrdt: {}", "'rdt' is in line 1 and in line 3: remove one"),
         ("&a [*a]", f"the file {MAPPING}"),
         ("[" * 50, "more than 10 levels deep; the settings have three"),
         ("#" * (MAX_BYTES + 1), f"longer than {MAX_BYTES} bytes; the settings are a few lines"),

@@ -241,7 +241,7 @@ def test_file_that_stays_is_logged(file: Path, registration: Registration, caplo
 
 
 BUSY, DENIED = OSError(16, "Device or resource busy"), PermissionError(13, "Permission denied")
-TWICE = "names this server's socket, too, so each call would be asked twice, and cannot be removed"
+TWICE = "names this server's socket, too, so each call would be made twice, and cannot be removed"
 UNLISTED = "cannot look for older registrations of this server in {}"
 REFUSALS: list[tuple[str, OSError, Act, str]] = [
     ("unlink", BUSY, Registration.write, f"{{}}/b.json {TWICE}: Device or resource busy; remove it by hand"),

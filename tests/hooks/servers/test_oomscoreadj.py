@@ -58,7 +58,7 @@ def test_zero_cannot_be_requested(annotations: dict[str, str], caplog: Log) -> N
     assert not caplog.records
     for _ in range(2):
         assert not tester.pre_create_container(annotations=annotations, resources={"oom_score_adj": 968})
-    words = "an oom_score_adj of 0 cannot be asked for on the wire, the kubelet's holds; said once only"
+    words = "an oom_score_adj of 0 cannot be requested on the wire, the kubelet's holds; said once only"
     assert caplog.messages == [words]
 
 

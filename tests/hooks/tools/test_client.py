@@ -267,14 +267,14 @@ async def test_call_shows_the_request_and_its_changes(tmp_path: Path) -> None:
     found = await called(tmp_path, hookanswers.koordlet(cpu_quota=-1))
     heads = [line for line in found.text.splitlines() if line.startswith("#")]
     assert heads[0].startswith(f"# PreCreateContainer at {tmp_path}/hooks.sock answered in ")
-    assert heads[1:] == ["# not told at this hook point: pod.runtime_handler, pod.overhead, container.id"]
+    assert heads[1:] == ["# not sent at this hook point: pod.runtime_handler, pod.overhead, container.id"]
     assert yaml.safe_load(found.text) == {"applied": {"resources": {"cpu_quota": -1}}}
     assert found.faults == ()
 
 
 async def test_call_that_the_proxy_would_not_make_is_reported(tmp_path: Path) -> None:
     found = await called(tmp_path, hookanswers.echo(), POST_START, points=frozenset({"PreStartContainer"}))
-    assert "# the proxy would not ask: the registration file does not name PostStartContainer" in found.text
+    assert "# the proxy would not call: the registration file does not name PostStartContainer" in found.text
     assert "# the proxy ignores what is answered at this hook point" in found.text
     asked = await called(tmp_path, hookanswers.echo(), POST_START, points=frozenset({"PostStartContainer"}))
     assert "would not ask" not in asked.text
