@@ -6,14 +6,13 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from scripts.benchmark import admin, cases, hooks, many, measure
+from scripts.benchmark import admin, cases, many, measure
 from scripts.demonstration.processes import DemoError
 from scripts.figures import Figure, print_table, show
 
 OTHERS = {
-    hooks.NAME: (hooks.bench, "called as the proxy calls them"),
-    admin.NAME: (admin.bench, "calls during requests to the admin socket, every condition in turns"),
-    many.NAME: (many.bench, "many calls at a time, and other calls meanwhile"),
+    admin.NAME: (admin.bench, "calls during requests to the admin socket, conditions alternating"),
+    many.NAME: (many.bench, "many calls at a time, and other calls during them"),
 }
 """What is measured besides the modes: how, and what its table shows."""
 NAMES = (*cases.MODES, *OTHERS)
@@ -29,7 +28,7 @@ def bench(name: str, check: bool, share: float) -> Iterator[Figure]:
         print_table(f"{title}, {shown}", measured)
     else:
         found, figures = measure.bench(name, rounds, share)
-        print_table(f"{title}, every way in turns", cases.figure_table(found))
+        print_table(f"{title}, ways alternating", cases.figure_table(found))
         resident = measure.resident(name, share)
         show(f"{name}, the proxy by itself", resident)
         yield from resident if check else ()
@@ -42,12 +41,12 @@ def main() -> int:
     """Return the exit code: 0 if it measured and no checked limit was missed, else 1."""
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
-        description="Measure the proxy against a bare pipe, the hook servers, and the admin socket.",
+        description="Measure the proxy against a bare pipe, and what the admin socket and many calls at a time cost.",
     )
     parser.add_argument(
         "--mode",
         choices=NAMES,
-        help="one mode of the proxy, the hook servers, the admin socket, or many calls at a time",
+        help="one mode of the proxy, the admin socket, or many calls at a time",
     )
     parser.add_argument("--check", action="store_true", help="five rounds, and exit code 1 if a limit is missed")
     parser.add_argument("--quick", action="store_true", help="a tenth of the calls; rough figures")

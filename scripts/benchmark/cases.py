@@ -64,7 +64,7 @@ CASES = (
 SMALL = {CRI: VERSION, DOCKER: DOCKER_VERSION}
 CREATES = {CRI: CREATE, DOCKER: DOCKER_CREATE}
 DOCKER_POD = "create of a pod's sandbox"
-"""Stands for the route of a sandbox's create, which is the same as that of a container's."""
+"""In place of the route of a sandbox's create, which is the same as that of a container's."""
 POINTS = {
     "PreRunPodSandbox": {CRI: RUN.route, DOCKER: DOCKER_POD},
     "PreCreateContainer": {CRI: CREATE.route, DOCKER: DOCKER_CREATE.route},
@@ -154,7 +154,7 @@ def judge(rounds: Sequence[Round], *, judged: bool = True) -> list[Figure]:
 
 
 def by_median(name: str, found: Sequence[float], bound: float, *, least: bool = False, judged: bool = True) -> Figure:
-    """Return the median of the rounds compared with a limit, with the best round beside it."""
+    """Return the median of the rounds compared with a limit, and the best round."""
     middle, best = median(found), max(found) if least else min(found)
     limit = f"{'at least' if least else 'at most'} {bound:.2f}"
     kept = middle >= bound if least else middle <= bound

@@ -1,9 +1,8 @@
 """Clients of an admin socket: scrapers, which send a request each second, and followers of events.
 
-Each scraper has a moment of its own in the first second at which it begins, and one of the requests in turn. READY is
-printed once all were answered and the followers have all events that there were. At the end one JSON line has the
-number of scrapes since then, the microseconds that 99 % of them did not exceed (from when each was due), the number of
-events that followers got, and how often an answer was wrong, incomplete or missing.
+Each scraper begins at a random time in the first second and sends one of the requests. READY is printed once all were
+answered and the followers have all past events. At the end one JSON line has the microseconds that 99 % of the scrapes
+since then did not exceed (from when each was due), and how often an answer was wrong, incomplete or missing.
 
 Run: ``python -m scripts.benchmark.clients SOCKET SCRAPERS FOLLOWERS [REQUEST...]``; a request is a method, or a method
 and its parameters like ``store={"limit": 1000}``.
@@ -23,22 +22,22 @@ import uvloop
 from runtimeproxy.admin.protocol import PART_BYTES, Answer, Part, Refused, request
 from scripts.benchmark.loads import Run
 
-READY = "all clients are answered"
+READY = "all clients were answered"
 METRICS = "metrics"
 SCRAPE_SECONDS = 1.0
 QUIET_SECONDS = 0.5
-"""Followers that got nothing for so long have all events that there were."""
+"""Followers that received nothing for this time have all past events."""
 SEED = 23
 _BAD = (OSError, EOFError, asyncio.LimitOverrunError, Refused, ValueError)
-"""What an answer can end with in place of its last line."""
+"""The errors of an answer that has no last line."""
 
 
 class Clients:
-    """All clients of one socket, and what they got."""
+    """All clients of one socket, and what they received."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self.took: list[int] = []
+        self.durations: list[int] = []
         self.events = self.failed = 0
 
     async def _parts(self, method: str, params: Mapping[str, Any]) -> AsyncGenerator[Part, None]:
@@ -52,10 +51,10 @@ class Clients:
         finally:
             writer.close()
 
-    async def scrape(self, due: float, answered: Callable[[], object], wanted: str) -> None:
+    async def scrape(self, due: float, answered: Callable[[], object], request_text: str) -> None:
         """Send a request each second, first at a time of the loop's clock; ``answered`` is called each time."""
         now = asyncio.get_running_loop().time
-        method, _, params = wanted.partition("=")
+        method, _, params = request_text.partition("=")
         while True:
             await asyncio.sleep(due - now())
             try:
@@ -63,7 +62,7 @@ class Clients:
                     pass
             except _BAD:
                 self.failed += 1
-            self.took.append(round((now() - due) * 1e6))
+            self.durations.append(round((now() - due) * 1e6))
             answered()
             due = max(due + SCRAPE_SECONDS, now())
 
@@ -95,19 +94,19 @@ async def main(path: str, scrapers: int, followers: int, requests: Sequence[str]
     ]
     for first in firsts:
         await first.wait()
-    had = -1
-    while had != clients.events:
-        had = clients.events
+    events = -1
+    while events != clients.events:
+        events = clients.events
         await asyncio.sleep(QUIET_SECONDS)
-    clients.took.clear()  # at first the followers read all old events, which takes the server some time
+    clients.durations.clear()  # at first the followers read all old events, which takes the server some time
     print(READY, flush=True)
     await stopped.wait()
     for task in working:
         task.cancel()
-    found = {"scrapes": len(clients.took), "p99": Run(clients.took).percentile(99) if clients.took else 0}
-    print(json.dumps(found | {"events": clients.events, "failed": clients.failed}), flush=True)
+    p99 = Run(clients.durations).percentile(99) if clients.durations else 0
+    print(json.dumps({"p99": p99, "failed": clients.failed}), flush=True)
 
 
 if __name__ == "__main__":
-    _, socket_path, many, few, *wanted = sys.argv
-    uvloop.run(main(socket_path, int(many), int(few), wanted or [METRICS]))
+    _, socket_path, scrapers, followers, *texts = sys.argv
+    uvloop.run(main(socket_path, int(scrapers), int(followers), texts or [METRICS]))

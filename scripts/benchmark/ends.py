@@ -27,7 +27,7 @@ READ_BYTES = 1 << 20
 PING = b"\x02\x04\x10\x10\x09\x0e\x07\x07"
 """The payload of PINGs of grpc-go's estimator."""
 WINDOW = 256 << 20
-"""Wide enough for everything sent here: the estimator would widen its window as more comes."""
+"""Wide enough for everything sent here: the estimator would widen its window as more data arrive."""
 _HEAD = (
     *((":method", "POST"), (":scheme", "http"), (":authority", "localhost"), ("content-type", "application/grpc")),
     *(("user-agent", "grpc-go/1.85.0"), ("te", "trailers")),
@@ -58,8 +58,8 @@ class GrpcEnd:
         """Return what is sent first, by a client after its preface: the windows at which the estimator ends up."""
         return http2.settings({http2.INITIAL_WINDOW_SIZE: WINDOW}) + http2.window_update(0, WINDOW)
 
-    def beside(self, kind: int, flags: int, payload: bytes) -> bytes:
-        """Return the connection's own answer to a frame."""
+    def control_frames(self, kind: int, flags: int, payload: bytes) -> bytes:
+        """Return the frames that the connection itself sends for a received one."""
         if kind == http2.DATA and payload:
             credit = http2.window_update(0, len(payload))
             if self._pinged:
@@ -81,9 +81,9 @@ class GrpcEnd:
         """Return a header block, which may refer to earlier ones."""
         block = self._encoded.get(fields)
         if block is None:
-            known = len(self._encoder.header_table.dynamic_entries)
+            entries = len(self._encoder.header_table.dynamic_entries)
             block = self._encoder.encode(fields)
-            if known == len(self._encoder.header_table.dynamic_entries):
+            if entries == len(self._encoder.header_table.dynamic_entries):
                 self._encoded[fields] = block
             else:
                 self._encoded.clear()
@@ -94,17 +94,17 @@ class GrpcEnd:
         _, block = http2.split_block(http2.HEADERS, flags, payload)
         fields = self._decoded.get(block)
         if fields is None:
-            known = len(self._decoder.header_table.dynamic_entries)
+            entries = len(self._decoder.header_table.dynamic_entries)
             fields = {str(name): str(value) for name, value in self._decoder.decode(block)}
-            if known == len(self._decoder.header_table.dynamic_entries):
+            if entries == len(self._decoder.header_table.dynamic_entries):
                 self._decoded[block] = fields
             else:
                 self._decoded.clear()
         return fields
 
 
-def pieces(body: bytes) -> list[bytes]:
-    """Return the pieces of a body, one per DATA frame."""
+def split(body: bytes) -> list[bytes]:
+    """Return the parts of a body, one per DATA frame."""
     return [body[at : at + http2.DEFAULT_FRAME_SIZE] for at in range(0, len(body), http2.DEFAULT_FRAME_SIZE)]
 
 
@@ -138,20 +138,20 @@ class Client(ABC):
 
     @abstractmethod
     def prepare(self, route: str) -> Call:
-        """Called once per route: create what its calls are about, return a repeatable call. Raises DemoError."""
+        """Create what a route's calls need; return a repeatable call. Raises DemoError."""
 
     @abstractmethod
     def container(self) -> str:
-        """Called to create a container in a new pod; return its id. Raises DemoError."""
+        """Create a container in a new pod; return its id. Raises DemoError."""
 
     def flush(self) -> None:
-        """Send what waits to be sent with the next call, as Go's writer does when there is none."""
+        """Send what is buffered for the next call, as Go's writer does when there is none."""
         if self._waiting:
             self._sock.sendall(self._waiting)
             self._waiting = b""
 
     def settle(self, seconds: float) -> None:
-        """Wait until nothing has come for so many seconds; what comes is answered."""
+        """Wait until nothing was received for so many seconds; PINGs are answered."""
         time.sleep(seconds)
 
     def _read(self) -> bytes:
@@ -175,7 +175,7 @@ class CriClient(Client):
         self.made[method] += 1
         self._stream = stream = self._stream + 2
         block = self._end.encode((*_HEAD, (":path", f"/runtime.v1.RuntimeService/{method}")))
-        *parts, last = pieces(framed(request.SerializeToString()))
+        *parts, last = split(framed(request.SerializeToString()))
         body = b"".join(http2.frame(http2.DATA, 0, stream, part) for part in parts)
         body += http2.frame(http2.DATA, http2.END_STREAM, stream, last)
         self._waiting += http2.header_frames(stream, block, False) + body
@@ -190,7 +190,7 @@ class CriClient(Client):
         """Process the next bytes; return whether they end the call. Raises DemoError."""
         ended = False
         for kind, flags, of, payload in self._end.frames(self._read()):
-            self._waiting += self._end.beside(kind, flags, payload)
+            self._waiting += self._end.control_frames(kind, flags, payload)
             if of != stream:
                 continue
             if kind == http2.DATA:

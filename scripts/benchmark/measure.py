@@ -1,24 +1,19 @@
-"""The rounds of the bench: every case on each of its ways; and the proxy by itself: its start, its memory, a full node.
+"""The rounds of the bench: every case on each of its ways; and the proxy by itself: its start and its memory.
 
-The ways of a case are measured in alternating portions, each way first in turn, so that other load on the machine
-affects all alike.
+The ways of a case are measured in alternating portions, so that other load on the machine affects all alike.
 """
 
-import re
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from statistics import median
-from typing import NamedTuple
 
-from scripts.benchmark import cases, fullnode
+from scripts.benchmark import cases
 from scripts.benchmark.cases import CRI, DIRECT, HOOKED, PROXY, Case, Figures, Round
 from scripts.benchmark.ends import CLIENTS
-from scripts.benchmark.loads import Kubelet, Load, Run, Transfer
-from scripts.benchmark.programs import HOOKS, REGISTRATION, Served, served
-from scripts.demonstration.processes import DemoError
+from scripts.benchmark.loads import Kubelet, Run, Transfer
+from scripts.benchmark.programs import HOOKS, Served, served
 from scripts.figures import MIB, Figure, at_most
-from tests.fakes import registration
 
 ROUNDS = 5
 PORTIONS = 10
@@ -32,12 +27,10 @@ SETTLE_SECONDS = 3.0
 """After so many seconds the proxy's own work after its start is done, and does not count for the calls."""
 UNLOADED = {CRI: {"aiohttp": "/aiohttp/", "grpcio": "/grpc/_cython/"}, cases.DOCKER: {"grpcio": "/grpc/_cython/"}}
 """What an idle proxy must not have loaded, by a part of its path; in Docker mode aiohttp is loaded to follow events."""
-HUGE_LIST_BYTES = (16 << 20) - (16 << 10)
-"""The longest reply that the kubelet accepts over CRI: its limit of 16 MiB less some room."""
 
 
 def one_round(mode: str, share: float) -> Round:
-    """Start all programs anew and measure every case, with ``share`` of its calls. Raises DemoError."""
+    """Start all programs and measure every case, with ``share`` of its calls. Raises DemoError."""
     with served(mode, (*cases.WAYS, HOOKS), share=share) as running:
         return {
             (case, way): figures
@@ -53,17 +46,17 @@ def _measured(running: Served, case: Case, share: float) -> dict[str, Figures]:
     portions = min(PORTIONS, case.calls)
     calls = max(int(case.calls * (1 if transfers else share) / portions), 1)
     for way, load in loads.items():
-        _send(running, case, way, load, min(WARM_UP_CALLS, max(case.calls // 10, 1)))
+        running.send(way, case.route, load, min(WARM_UP_CALLS, max(case.calls // 10, 1)))
     runs, cpu, growth = dict.fromkeys(loads, Run()), dict.fromkeys(loads, 0), dict.fromkeys(loads, 0)
-    for turn in range(portions):
-        first = turn % len(case.ways)
+    for portion in range(portions):
+        first = portion % len(case.ways)
         for way in case.ways[first:] + case.ways[:first]:
-            at = running.programs[way]
-            at.start_peak()
-            memory, used = at.memory(), at.cpu_nanoseconds()
-            runs[way] = runs[way].plus(_send(running, case, way, loads[way], calls))
-            cpu[way] += at.cpu_nanoseconds() - used
-            growth[way] = max(growth[way], at.memory("VmHWM") - memory)
+            program = running.programs[way]
+            program.start_peak()
+            memory, used = program.memory(), program.cpu_nanoseconds()
+            runs[way] = runs[way].plus(running.send(way, case.route, loads[way], calls))
+            cpu[way] += program.cpu_nanoseconds() - used
+            growth[way] = max(growth[way], program.memory("VmHWM") - memory)
     return {
         way: Figures(
             run.percentile(50),
@@ -76,11 +69,7 @@ def _measured(running: Served, case: Case, share: float) -> dict[str, Figures]:
     }
 
 
-def _send(running: Served, case: Case, way: str, load: Load, calls: int) -> Run:
-    return load.run(calls) if isinstance(load, Kubelet) else running.send(way, case.route, load, calls)
-
-
-def prepare(running: Served, case: Case, way: str) -> Load:
+def prepare(running: Served, case: Case, way: str) -> Kubelet | Transfer:
     """Create what a case needs on a way. A container to export is created on that way, so that the proxy knows it."""
     if case == cases.IMPORT:
         target = "/v1.41/images/create?fromSrc=-&message=&repo=bench&tag=1"
@@ -135,37 +124,6 @@ def start_seconds(running: Served, name: str) -> float:
     """Start a proxy of that name; return the seconds from the start of its process to its first answer."""
     with started(running, name) as seconds:
         return seconds
-
-
-class FullNode(NamedTuple):
-    """Seconds from a proxy's start to its first answer, and those to read the state; what was read; bytes of memory."""
-
-    ready: float
-    complete: float
-    pods: int
-    containers: int
-    growth: int
-
-
-KNOWN_SECONDS = 300.0
-_KNOWN = re.compile(r"the runtime's state is known \(pods: (\d+), containers: (\d+), read: \d+ in ([0-9.]+) s\)")
-
-
-def full_node(mode: str, pods: int, containers: int) -> FullNode:
-    """Start a proxy on a node with so many pods, each of so many containers (fault matrix S1, promise 13). A hook
-    server that is never called is registered, so that everything is read. Raises DemoError."""
-    node = (fullnode.__name__, mode, str(pods), str(containers))
-    with served(mode, (DIRECT, PROXY), runtime=node) as running:
-        ready, proxy = start_seconds(running, "start"), running.programs[PROXY]
-        idle = proxy.memory()
-        content = registration.text(str(running.folder / "nobody.sock"))
-        registration.write(running.registrations(PROXY), REGISTRATION, content)
-        deadline = time.monotonic() + KNOWN_SECONDS
-        while (known := _KNOWN.search(proxy.output())) is None:
-            if proxy.process.poll() is not None or time.monotonic() > deadline:
-                raise DemoError(f"the proxy does not know the runtime's state: {proxy.output()[-1500:]}")
-            time.sleep(0.02)
-        return FullNode(ready, float(known[3]), int(known[1]), int(known[2]), proxy.memory() - idle)
 
 
 def bench(mode: str, rounds: int, share: float) -> tuple[list[Round], list[Figure]]:

@@ -1,4 +1,4 @@
-"""A runtime, a dockerd and a hook server that answer at once, and send what peers written in Go send.
+"""A runtime, a dockerd and a hook server that answer immediately, and send what peers written in Go send.
 
 An answer is framed once its request is complete. A request costs only its parsing; a short CRI message about a pod or a
 container is also formatted as text, as for a log. SIGUSR1 makes creates wait for their answers until SIGUSR2.
@@ -29,29 +29,14 @@ import uvloop
 from google.protobuf.message import Message
 
 from runtimeproxy.wire import http2
-from scripts.benchmark import node
-from scripts.benchmark.cases import (
-    CREATES,
-    CRI,
-    DOCKER,
-    DOCKER_CREATE,
-    DOCKER_LISTED,
-    DOCKER_START,
-    DOCKER_UPDATE,
-    DOCKER_VERSION,
-    EXPORT,
-    IMPORT,
-)
-from scripts.benchmark.ends import READ_BYTES, SECONDS, GrpcEnd, framed, pieces
-from scripts.benchmark.loads import BLOCK, BUFFER_BYTES, EXEC_OUTPUT, LAST_CHUNK, imported
+from scripts.benchmark import cases, node
+from scripts.benchmark.cases import CREATES, CRI, DOCKER, EXPORT, IMPORT
+from scripts.benchmark.ends import READ_BYTES, SECONDS, GrpcEnd, framed, split
+from scripts.benchmark.loads import BLOCK, BUFFER_BYTES, LAST_CHUNK, import_result
 from tests.fakes import cri_pb2
 
-CHUNKED_BYTES = 2048
-"""net/http sends a Content-Length with a shorter answer."""
-BUFFERED_BYTES = 4096
-"""The size of net/http's write buffer."""
-WRITE_BYTES = 32 << 10
-"""The size of grpc-go's write buffer."""
+CHUNKED_BYTES, BUFFERED_BYTES, WRITE_BYTES = 2048, 4096, 32 << 10
+"""net/http sends a Content-Length with a shorter answer; its write buffer, and that of grpc-go."""
 LONG_BYTES = 1 << 20
 """Longer messages are not formatted as text, and are sent by a thread while others are answered."""
 LOADS = ("h2load", "Docker-Client")
@@ -59,18 +44,14 @@ LOADS = ("h2load", "Docker-Client")
 CHANGES = b"\x12\x03\x32\x01\x30\x22\x0b\x0a\x06HOOKED\x12\x011"
 """A hook's answer: container_resources with cpuset_cpus "0", container_envs with HOOKED=1."""
 UNIMPLEMENTED = "12"
-INSPECT, EXEC, EXEC_START = "GET /containers/{ref}/json", "POST /containers/{ref}/exec", "POST /exec/{ref}/start"
-LISTED = DOCKER_LISTED.route
+INSPECT = "GET /containers/{ref}/json"
+LISTED = cases.DOCKER_LISTED.route
 _HEADERS = ((":status", "200"), ("content-type", "application/grpc"))
-_REFERENCE = pattern("^(/v[0-9.]+)?(/containers/|/exec/)c?[0-9a-f]{32,}")
+_REFERENCE = pattern("^(/v[0-9.]+)?(/containers/)c?[0-9a-f]{32,}")
 _LENGTH = pattern(r"content-length: *(\d+)", IGNORECASE)
 _OF_LOAD = pattern(f"user-agent: ({'|'.join(LOADS)})", IGNORECASE)
 _REASONS = {200: "OK", 201: "Created", 204: "No Content", 404: "Not Found"}
 _OK = "HTTP/1.1 200 OK\r\nApi-Version: 1.41\r\n"
-UPGRADED = (
-    b"HTTP/1.1 101 UPGRADED\r\nContent-Type: application/vnd.docker.raw-stream\r\n"
-    b"Connection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
-)
 
 _numbers = count(1000)
 """Numbers for ids that no listed pod has."""
@@ -110,27 +91,27 @@ gate = Gate()
 Answer = Callable[[str, bytes], bytes | None]
 """Returns the answer's message for a method and its request; None if the method is unknown."""
 _CRI: dict[str, Callable[..., Message]] = {
-    "Version": lambda asked: node.VERSION,
-    "Status": lambda asked: cri_pb2.StatusResponse(
+    "Version": lambda request: node.VERSION,
+    "Status": lambda request: cri_pb2.StatusResponse(
         status=cri_pb2.RuntimeStatus(conditions=[cri_pb2.RuntimeCondition(type="RuntimeReady", status=True)])
     ),
-    "PodSandboxStatus": lambda asked: cri_pb2.PodSandboxStatusResponse(
+    "PodSandboxStatus": lambda request: cri_pb2.PodSandboxStatusResponse(
         status=cri_pb2.PodSandboxStatus(
-            id=asked.pod_sandbox_id, metadata=node.POD_NAME, labels=node.LABELS, annotations=node.ANNOTATIONS
+            id=request.pod_sandbox_id, metadata=node.POD_NAME, labels=node.LABELS, annotations=node.ANNOTATIONS
         )
     ),
-    "ContainerStatus": lambda asked: cri_pb2.ContainerStatusResponse(
+    "ContainerStatus": lambda request: cri_pb2.ContainerStatusResponse(
         status=cri_pb2.ContainerStatus(
-            id=asked.container_id, metadata=node.NAME, labels=node.LABELS, annotations=node.ANNOTATIONS
+            id=request.container_id, metadata=node.NAME, labels=node.LABELS, annotations=node.ANNOTATIONS
         )
     ),
-    "RunPodSandbox": lambda asked: cri_pb2.RunPodSandboxResponse(pod_sandbox_id=f"{next(_numbers):064x}"),
-    "CreateContainer": lambda asked: cri_pb2.CreateContainerResponse(container_id=f"c{next(_numbers):063x}"),
-    "StartContainer": lambda asked: cri_pb2.StartContainerResponse(),
-    "UpdateContainerResources": lambda asked: cri_pb2.UpdateContainerResourcesResponse(),
-    "ExecSync": lambda asked: cri_pb2.ExecSyncResponse(stdout=b"ready\n"),
+    "RunPodSandbox": lambda request: cri_pb2.RunPodSandboxResponse(pod_sandbox_id=f"{next(_numbers):064x}"),
+    "CreateContainer": lambda request: cri_pb2.CreateContainerResponse(container_id=f"c{next(_numbers):063x}"),
+    "StartContainer": lambda request: cri_pb2.StartContainerResponse(),
+    "UpdateContainerResources": lambda request: cri_pb2.UpdateContainerResourcesResponse(),
+    "ExecSync": lambda request: cri_pb2.ExecSyncResponse(stdout=b"ready\n"),
 }
-TOLD = ("RunPodSandbox", "CreateContainer", "UpdateContainerResources")
+LOGGED = ("RunPodSandbox", "CreateContainer", "UpdateContainerResources")
 
 
 def _padding(short: int, list_bytes: int) -> str:
@@ -146,10 +127,10 @@ def cri(list_bytes: int) -> Answer:
     def answer(method: str, request: bytes) -> bytes | None:
         if method not in _CRI:
             return listed.get(method)
-        asked = getattr(cri_pb2, f"{method}Request", cri_pb2.VersionRequest).FromString(request)
-        if method in TOLD and len(request) < LONG_BYTES:
-            _texts[method] = str(asked)
-        return bytes(_CRI[method](asked).SerializeToString())
+        message = getattr(cri_pb2, f"{method}Request", cri_pb2.VersionRequest).FromString(request)
+        if method in LOGGED and len(request) < LONG_BYTES:
+            _texts[method] = str(message)
+        return bytes(_CRI[method](message).SerializeToString())
 
     return answer
 
@@ -164,11 +145,10 @@ def _json(value: object) -> str:
 
 
 _DOCKER: dict[str, Callable[[], tuple[int, object]]] = {
-    DOCKER_VERSION.route: lambda: (200, "OK"),
+    cases.DOCKER_VERSION.route: lambda: (200, "OK"),
     "GET /info": lambda: (200, {"CgroupDriver": "cgroupfs", "CgroupVersion": "1"}),
-    DOCKER_START.route: lambda: (204, None),
-    DOCKER_UPDATE.route: lambda: (200, {"Warnings": []}),
-    EXEC: lambda: (201, {"Id": f"{next(_numbers):064x}"}),
+    cases.DOCKER_START.route: lambda: (204, None),
+    cases.DOCKER_UPDATE.route: lambda: (200, {"Warnings": []}),
 }
 """Status and answer by route: JSON, text, or nothing."""
 
@@ -211,8 +191,8 @@ class GrpcConnection:
     def received(self, data: bytes) -> None:
         self._preface, data = max(self._preface - len(data), 0), data[self._preface :]
         for kind, flags, stream, payload in self._end.frames(data):
-            if beside := self._end.beside(kind, flags, payload):
-                self._out.append((0, beside))
+            if control := self._end.control_frames(kind, flags, payload):
+                self._out.append((0, control))
             if kind == http2.HEADERS:
                 self._requests[stream] = self._end.decode(flags, payload), bytearray()
             elif kind == http2.WINDOW_UPDATE and not stream:
@@ -255,7 +235,7 @@ class GrpcConnection:
             self._out.append((0, http2.header_frames(stream, end.encode(status), True)))
             return
         self._out.append((0, http2.header_frames(stream, end.encode(_HEADERS), False)))
-        self._out += [(len(part), http2.frame(http2.DATA, 0, stream, part)) for part in pieces(framed(message))]
+        self._out += [(len(part), http2.frame(http2.DATA, 0, stream, part)) for part in split(framed(message))]
         trailers = end.encode((("grpc-status", "0"), ("grpc-message", "")))
         self._out.append((0, http2.header_frames(stream, trailers, True)))
 
@@ -297,20 +277,18 @@ class HttpConnection:
                 answer()
 
     def _answer(self, body: bytes) -> None:
-        _answered[self._route] += _OF_LOAD.search(self._head) is not None and self._route != EXEC_START
+        _answered[self._route] += _OF_LOAD.search(self._head) is not None
         out: Sequence[bytes]
-        if self._route == EXEC_START:
-            out = [UPGRADED, EXEC_OUTPUT]
-        elif self._route == LISTED:
+        if self._route == LISTED:
             out = self._listed
-        elif self._route == DOCKER_CREATE.route:
+        elif self._route == cases.DOCKER_CREATE.route:
             made = f"c{next(_numbers):063x}"
             if len(body) < LONG_BYTES:
                 _made[made] = self._target.partition("name=")[2], body
             out = list(_reply(201, {"Id": made, "Warnings": []}))
-        elif self._route == INSPECT and (told := _made.get(self._target.split("/")[-2])):
-            config = json.loads(told[1])
-            out = list(_reply(200, {"Name": f"/{told[0]}", "Config": config, "HostConfig": config["HostConfig"]}))
+        elif self._route == INSPECT and (name_and_body := _made.get(self._target.split("/")[-2])):
+            name, config = name_and_body[0], json.loads(name_and_body[1])
+            out = list(_reply(200, {"Name": f"/{name}", "Config": config, "HostConfig": config["HostConfig"]}))
         elif self._route in _DOCKER:
             out = list(_reply(*_DOCKER[self._route]()))
         else:
@@ -319,13 +297,13 @@ class HttpConnection:
             threading.Thread(target=self._send, args=(out,), daemon=True).start()
         else:
             self._send(out)
-        if self._route == EXEC_START or "Connection: close" in self._head:
+        if "Connection: close" in self._head:
             self._leave()
             self._sock.close()
 
     def _send(self, out: Sequence[bytes]) -> None:
-        for piece in out:
-            self._sock.sendall(piece)
+        for part in out:
+            self._sock.sendall(part)
 
     def _export(self, begun: bytes) -> None:
         with self._sock as sock, suppress(OSError):  # the client closes once it has read enough
@@ -347,7 +325,7 @@ class HttpConnection:
                     return
                 count += got
                 tail = (tail + bytes(buffer[max(got - len(LAST_CHUNK), 0) : got]))[-len(LAST_CHUNK) :]
-            body = imported(count)
+            body = import_result(count)
             sock.sendall(f"{_OK}Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
             sock.sendall(b"%x\r\n%b\r\n%b" % (len(body), body, LAST_CHUNK))
 

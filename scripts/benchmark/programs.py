@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scripts.benchmark.cases import DIRECT, DOCKER, HOOKED, PIPE, POINTS, TRANSFER_BYTES
 from scripts.benchmark.ends import CLIENTS, SECONDS, CriClient, DockerClient
-from scripts.benchmark.loads import BUFFER_BYTES, Load, Run
+from scripts.benchmark.loads import BUFFER_BYTES, H2load, Kubelet, Run, Transfer
 from scripts.demonstration.processes import DemoError, Program, program, wait_for_registration
 from tests.fakes import registration
 
@@ -31,7 +31,7 @@ PROXY_MODULE = ("runtimeproxy", "run")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The running programs of a round, in a folder of their own, and the number of calls that they should count."""
+    """The running programs of a round, in a folder of their own, and the number of calls that they must count."""
 
     folder: Path
     mode: str
@@ -42,7 +42,7 @@ class Served:
     sent: Counter[str] = field(default_factory=Counter)
     """Calls of a load by route, which the runtime counts."""
     made: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    """Calls by way and route, including those that hook servers are asked about."""
+    """Calls of kubelets by way and route."""
     connections: ExitStack = field(default_factory=ExitStack)
     """What must be closed before the programs are ended."""
 
@@ -56,15 +56,15 @@ class Served:
         return self.folder / f"{name}-hooks" / "hookserver.d"
 
     def client(self, way: str, seconds: float = SECONDS) -> CriClient | DockerClient:
-        """Return a connected kubelet, which waits so long for an answer."""
+        """Return a connected kubelet that waits ``seconds`` for an answer."""
         client = CLIENTS[self.mode](self.socket(way), self.made[way], seconds)
         self.connections.callback(client.close)
         return client
 
-    def send(self, way: str, route: str, load: Load, calls: int) -> Run:
-        """Make the calls of a load, and count them; a kubelet counts its own."""
-        self.sent[route] += calls
-        self.made[way][route] += calls
+    def send(self, way: str, route: str, load: Kubelet | H2load | Transfer, calls: int) -> Run:
+        """Make the calls of a load, and count them; a kubelet counts its own, and the runtime does not."""
+        if not isinstance(load, Kubelet):
+            self.sent[route] += calls
         return load.run(calls)
 
     def proxy_command(self, name: str) -> list[str]:
@@ -88,8 +88,8 @@ class Served:
 
     def compare_counts(self, hooked: Sequence[str], points: Sequence[str]) -> None:
         """Compare what the servers counted with what was sent. Raises DemoError."""
-        asked = {f"{point}Hook": sum(self.made[way][POINTS[point][self.mode]] for way in hooked) for point in points}
-        for name, expected in {DIRECT: self.sent, HOOKS: asked}.items():
+        hooks = {f"{point}Hook": sum(self.made[way][POINTS[point][self.mode]] for way in hooked) for point in points}
+        for name, expected in {DIRECT: self.sent, HOOKS: hooks}.items():
             if name in self.programs:
                 counted = counts(self.programs[name].output())
                 if counted != {route: calls for route, calls in expected.items() if calls}:
@@ -144,5 +144,5 @@ def served(
 
 def counts(output: str) -> dict[str, int] | None:
     """Return the counts in a server's output: its last JSON line, after which asyncio may log broken connections."""
-    told = [line for line in output.splitlines() if line.startswith("{")]
-    return json.loads(told[-1]) if told else None
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    return json.loads(lines[-1]) if lines else None

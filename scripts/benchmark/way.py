@@ -81,7 +81,7 @@ class Way(NamedTuple):
     def row(self) -> Sequence[str]:
         """Return the row below ``HEADER``."""
         counts = (self.functions, self.files, self.calls, self.sends, self.functions_after, self.sends_after)
-        return (self.call, "asked" if self.hooked else "none", *map(str, counts))
+        return (self.call, "called" if self.hooked else "none", *map(str, counts))
 
 
 def missed(ways: Sequence[Way]) -> list[str]:
@@ -229,7 +229,7 @@ def main() -> int:
         for way in ways:
             if way.call == arguments.list:
                 print(
-                    f"{way.call}, {'hook server asked' if way.hooked else 'no hook server'}: {way.functions} functions"
+                    f"{way.call}, {'hook server called' if way.hooked else 'no hook server'}: {way.functions} functions"
                 )
                 print(*(f"    {file}  {name}" for file, name in way.named), sep="\n")
         return 0

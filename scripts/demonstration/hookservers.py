@@ -1,19 +1,18 @@
-"""The hook servers of the demo: the project's own by the commands of a user, and two that this module runs.
+"""The hook servers of the demo: the project's own, by the commands of a user.
 
-``python -m scripts.demonstration.hookservers notes FILE [flags]`` appends a JSON line to FILE for each hook call, with
-names and never a value. ``... rdt ROOT [flags]`` is the project's own rdt on the tests' stand-in for resctrl.
+``python -m scripts.demonstration.hookservers ROOT [flags]`` is the project's rdt on the tests' stand-in for resctrl,
+because few machines have cache and bandwidth control; like the kernel it refuses what the hardware could not do.
 """
 
-import json
-import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from runtimeproxy_hooks import ContainerContext, Hook, PodContext, main
+from runtimeproxy_hooks import main
+from runtimeproxy_hooks.lib.resctrl import Resctrl, Wish, parse_schemata, schemata
 from runtimeproxy_hooks.servers.rdt import Rdt
 from scripts.demonstration import processes
-from scripts.demonstration.rdt import Groups
 from tests.fakes.resctrl import StandIn
 
 NODE_SETTINGS = "cpu-normalization-ratio: 1.25\n"
@@ -41,7 +40,7 @@ class HookServer(NamedTuple):
         return [*self.command, f"--order={self.order}", *where, "--unregister"]
 
 
-def hook_servers(folder: Path, groups: Groups, *, without_cgroups: bool) -> list[HookServer]:
+def hook_servers(folder: Path, resctrl: Resctrl, *, without_cgroups: bool) -> list[HookServer]:
     """Write the node's settings, return the hook servers; ``without_cgroups`` keeps them off the real cgroups."""
     settings, cgroups = folder / "node.yaml", folder / "cgroup"
     settings.write_text(NODE_SETTINGS)
@@ -49,43 +48,31 @@ def hook_servers(folder: Path, groups: Groups, *, without_cgroups: bool) -> list
     node = (f"--node-config={settings}", *([f"--cgroup-root={cgroups}"] if without_cgroups else []))
     ours = processes.installed("runtimeproxy-hooks", "runtimeproxy_hooks")
     sharing = ("batchresource", "cpunormalization", "cpuset")
-    here = [sys.executable, "-m", __name__]
-    rdt = [*here, "rdt", str(groups.resctrl.root)] if groups.stood_in else [*ours, "rdt"]
     return [
         HookServer([*ours, "gpu", "--failure-policy=Fail"], "gpu", 10),
         HookServer([*ours, *sharing, *node], "-".join(sharing), 20),
-        HookServer([*rdt, *node], "rdt", 30),
-        HookServer([*here, "notes", str(call_log(folder))], "notes", 90),
+        HookServer([sys.executable, "-m", __name__, str(resctrl.root), *node], "rdt", 30),
     ]
 
 
-def call_log(folder: Path) -> Path:
-    return folder / "calls.jsonl"
+def expected_schemata(resctrl: Resctrl, wish: Wish) -> str:
+    """Return the expected schemata of a group with these limits."""
+    return _text(parse_schemata(schemata(resctrl.machine(), wish)))
 
 
-class Notes(Hook):
-    """Notes each call at every hook point, and changes nothing."""
+def found_schemata(resctrl: Resctrl, group: str, wish: Wish) -> str:
+    """Return a group's schemata for the limited resources; "-" if the group does not exist."""
+    if not resctrl.exists(group):
+        return "-"
+    found = parse_schemata((resctrl.root / group / "schemata").read_text())
+    return _text({name: found.get(name, {}) for name in parse_schemata(schemata(resctrl.machine(), wish))})
 
-    def __init__(self, file: str) -> None:
-        self._log = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
-    def pre_run_pod_sandbox(self, pod: PodContext) -> None:
-        self._note(pod.hook_point, f"{pod.namespace}/{pod.name}", "")
-
-    post_stop_pod_sandbox = pre_run_pod_sandbox
-
-    def pre_create_container(self, container: ContainerContext) -> None:
-        pod = f"{container.pod.namespace}/{container.pod.name}"
-        self._note(container.hook_point, pod, container.name)
-
-    pre_start_container = post_start_container = pre_create_container
-    pre_update_container_resources = post_stop_container = pre_create_container
-
-    def _note(self, point: str, pod: str, container: str) -> None:
-        entry = {"point": point, "pod": pod, "container": container}
-        os.write(self._log, f"{json.dumps(entry)}\n".encode())  # one write: methods run in several threads
+def _text(limits: Mapping[str, Mapping[int, str]]) -> str:
+    """Return schemata on one line, without the leading zeros that the kernel puts before masks."""
+    values = {name: [f"{each}={value.lstrip('0')}" for each, value in by_id.items()] for name, by_id in limits.items()}
+    return " ".join(f"{name}:{';'.join(each)}" for name, each in values.items())
 
 
 if __name__ == "__main__":
-    name, argument, *flags = sys.argv[1:]
-    main(Notes(argument) if name == "notes" else Rdt(StandIn(Path(argument))), argv=flags)
+    main(Rdt(StandIn(Path(sys.argv[1]))), argv=sys.argv[2:])

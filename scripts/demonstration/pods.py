@@ -1,11 +1,10 @@
-"""The scene's pods, the same in both modes: four with a container each, and what the hook servers must make of them."""
+"""The scene's pods, the same in both modes: four with a container each, and what the hook servers must change."""
 
 import json
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from runtimeproxy_hooks.lib.resctrl import Wish
 
@@ -20,7 +19,7 @@ Values = dict[str, int | str]
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod with its one container: what the kubelet asks for, and what the hook servers must make of it."""
+    """A pod with its one container: what the kubelet requests, and what the hook servers must change."""
 
     name: str
     kube_qos: str
@@ -33,7 +32,7 @@ class Pod:
     cpus: str = ""
     """The CPUs that the container's first process must be on; "" if no hook sets them."""
     update: Values = field(default_factory=dict)
-    """What the kubelet asks for later, by UpdateContainerResources."""
+    """What the kubelet requests later, by UpdateContainerResources."""
     wish: Wish | None = None
     """What its group in resctrl must limit."""
     uid: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
@@ -90,18 +89,3 @@ def new_pods() -> tuple[Pod, ...]:
             wish=Wish(l3=(0, 30), mb=20),
         ),
     )
-
-
-class Place(NamedTuple):
-    """Where a kubelet's pods are on the node: ``parent`` takes a pod's uid and its Kubernetes QoS class."""
-
-    parent: Callable[[str, str], str]
-    real: bool = True
-    """Whether containers really run."""
-
-    def cgroup_parent(self, pod: Pod) -> str:
-        return self.parent(pod.uid, pod.kube_qos)
-
-    def cgroup(self, pod: Pod, container_id: str) -> str:
-        """Return a container's cgroup; "" if no container really runs."""
-        return f"{self.cgroup_parent(pod)}/{container_id}" if self.real else ""

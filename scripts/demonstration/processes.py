@@ -32,7 +32,7 @@ DOCUMENTED_FLAGS: Mapping[str, Sequence[str]] = {
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the text says why and what to do."""
+    """The demo cannot continue; the text has the reason and the remedy."""
 
 
 class Interruption:
@@ -41,12 +41,12 @@ class Interruption:
     message = "FAILED: interrupted; everything that was started is ended"
 
     def __init__(self) -> None:
-        self._holds, self._came, self._raised = 0, False, False
+        self._holds, self._received, self._raised = 0, False, False
 
     def listen(self) -> None:
         """Handle the signals from now on."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._come())
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: self._receive())
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -59,16 +59,16 @@ class Interruption:
             self._raise_if_due()
 
     def check(self) -> None:
-        """Raise SystemExit if a signal came: an error on the way out may have replaced it."""
-        if self._came:
+        """Raise SystemExit if a signal was received: a later error may have replaced it."""
+        if self._received:
             sys.exit(self.message)
 
-    def _come(self) -> None:
-        self._came = True
+    def _receive(self) -> None:
+        self._received = True
         self._raise_if_due()
 
     def _raise_if_due(self) -> None:
-        if self._came and not self._raised and not self._holds:
+        if self._received and not self._raised and not self._holds:
             self._raised = True  # a second signal must not cut short the ending of the programs
             sys.exit(self.message)
 
@@ -133,7 +133,7 @@ def cpu_nanoseconds(pid: int) -> int:
 
 @contextmanager
 def programs(commands: Mapping[str, Sequence[str]], folder: Path, *, code: int = 0) -> Iterator[list[Program]]:
-    """Run programs by name; at the end all are asked to stop at once. Raises DemoError on another exit code."""
+    """Run programs by name; at the end all are stopped together. Raises DemoError on another exit code."""
     running: list[Program] = []
     try:
         for name, command in commands.items():
@@ -160,7 +160,10 @@ def _start(name: str, command: Sequence[str], folder: Path) -> Program:
     # The proxy is configured by the command line alone, whatever the shell has set.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RUNTIMEPROXY_")}
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
+        # A terminal and timeout(1) signal a whole process group; the demo ends its programs itself, in order.
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, process_group=0
+        )
     return Program(name, process, log)
 
 

@@ -1,32 +1,24 @@
-"""The scene: a kubelet creates the pods, inspects, updates and removes them; what was found is printed and judged.
+"""The scene: a kubelet creates the pods, inspects, updates and removes them; the effects are printed and judged.
 
 The column "true inside" was read by a process in the container, through the proxy; values of resctrl, which no
 container sees, were read on the node. The proxy's own commands are called while the pods run.
 """
 
-import json
 import subprocess
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from runtimeproxy_hooks.lib.resctrl import Resctrl
 from scripts.demonstration import hookservers, processes
-from scripts.demonstration.kubelets import Kubelet
+from scripts.demonstration.modes import Kubelet
 from scripts.demonstration.pods import CONTAINER, Pod, Values
 from scripts.demonstration.processes import DemoError
-from scripts.demonstration.rdt import Groups
 from scripts.figures import print_table
 from tests.engines import cgroups
 
-EXPECTED_CALLS = {
-    **dict.fromkeys(("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer", "PostStartContainer"), 4),
-    "PreUpdateContainerResources": 1,
-    **dict.fromkeys(("PostStopContainer", "PostStopPodSandbox"), 4),
-}
-"""How often each hook point must be called."""
 EXPLAINED = "batch"
 """The pod whose container is explained: all its values were set by one hook server."""
 _FIELDS = ("cpu_quota", "cpu_shares", "memory_limit_in_bytes")
@@ -61,17 +53,19 @@ class Scene(NamedTuple):
 
     mode: str
     folder: Path
-    groups: Groups
+    resctrl: Resctrl
     servers: Sequence[hookservers.HookServer]
 
     def play(self, kubelet: Kubelet, pods: Sequence[Pod]) -> list[Effect]:
-        """Run the pods, inspect, update and inspect again, call the commands, stop and remove; return what was found.
+        """Run the pods, inspect, update and inspect again, call the commands, stop and remove; return the effects.
         Raises DemoError if a command fails, and what the kubelet raises for a call that fails."""
         pod_ids = [kubelet.run_pod(pod) for pod in pods]
         made = [(pod, kubelet.create(pod_id, pod)) for pod, pod_id in zip(pods, pod_ids, strict=True)]
         for _, container_id in made:
             kubelet.start(container_id)
-        effects = [effect for pod, container_id in made for effect in _inspect(kubelet, pod, container_id, self.groups)]
+        effects = [
+            effect for pod, container_id in made for effect in _inspect(kubelet, pod, container_id, self.resctrl)
+        ]
         effects.extend(self._commands())
         for _, container_id in made:
             kubelet.stop(container_id)
@@ -80,18 +74,18 @@ class Scene(NamedTuple):
             kubelet.stop_pod(pod_id)
             kubelet.remove_pod(pod_id)
         for pod in (pod for pod in pods if pod.wish):
-            left = "still there" if self.groups.resctrl.exists(pod.group) else "removed"
-            effects.append(Effect(pod.name, "", "its group, after the pod's end", "-", "removed", left))
+            state = "still there" if self.resctrl.exists(pod.group) else "removed"
+            effects.append(Effect(pod.name, "", "its group, after the pod's end", "-", "removed", state))
         return effects
 
     def _commands(self) -> Iterator[Effect]:
-        """Call the proxy's own commands, and yield whether they report what is so."""
+        """Call the proxy's own commands, and yield whether their output is right."""
         ready, _, _ = self._output("status", until="ready").partition(":")
         yield Effect("(proxy)", "", "runtimeproxy status", "-", "ready", ready)
         rows = [line.split() for line in self._output("hook", "ls").splitlines()]
-        well = sum([server.plugin, "ok"] in (row[1:4:2] for row in rows) for server in self.servers)
-        all_well, found = f"{len(self.servers)} hook servers", f"{well} hook servers"
-        yield Effect("(proxy)", "", "ok in runtimeproxy hook ls", "-", all_well, found)
+        good = sum([server.plugin, "ok"] in (row[1:4:2] for row in rows) for server in self.servers)
+        expected, found = f"{len(self.servers)} hook servers", f"{good} hook servers"
+        yield Effect("(proxy)", "", "ok in runtimeproxy hook ls", "-", expected, found)
         rows = [line.split() for line in self._output("explain", f"default/{EXPLAINED}/{CONTAINER}").splitlines()]
         by = next(server.plugin for server in self.servers if "batchresource" in server.name)
         changed = ", ".join(row[0].removeprefix("resources.") for row in rows if row[1:] == ["changed", by])
@@ -113,7 +107,7 @@ class Scene(NamedTuple):
         return done.stdout
 
 
-def _inspect(kubelet: Kubelet, pod: Pod, container_id: str, groups: Groups) -> Iterator[Effect]:
+def _inspect(kubelet: Kubelet, pod: Pod, container_id: str, resctrl: Resctrl) -> Iterator[Effect]:
     if names := dict.fromkeys((*pod.envs, *pod.hook_envs)):
         # The environment of the main process, not of an exec, which may differ.
         entries = _read(kubelet, container_id, "/proc/1/environ").split("\0")
@@ -131,16 +125,18 @@ def _inspect(kubelet: Kubelet, pod: Pod, container_id: str, groups: Groups) -> I
         yield from _cgroup(kubelet, pod, container_id, pod.update, " after update")
     if not pod.wish:
         return
-    rdt_class, label = kubelet.rdt_class(container_id), " (stand-in)" if groups.stood_in else ""
+    rdt_class = kubelet.rdt_class(container_id)
     if rdt_class is not None:
         yield Effect(pod.name, CONTAINER, "rdt-class in the create", "-", pod.group, rdt_class or "-")
-    limits = groups.expected(pod.wish), groups.schemata(pod.group, pod.wish)
-    yield Effect(pod.name, "", f"schemata of its group{label}", "-", *limits)
+    expected = hookservers.expected_schemata(resctrl, pod.wish)
+    found = hookservers.found_schemata(resctrl, pod.group, pod.wish)
+    yield Effect(pod.name, "", "schemata of its group (stand-in)", "-", expected, found)
     if cgroup := kubelet.cgroup(pod, container_id):
         folders = (Path("/proc", str(pid), "task") for pid in cgroups.processes(cgroup))
         threads = {int(thread.name) for folder in folders if folder.exists() for thread in folder.iterdir()}
-        moved, every = len(threads & groups.tasks(pod.group)), max(len(threads), 1)
-        what = f"threads in its group{label}, moved after the start"
+        tasks = set(map(int, (resctrl.root / pod.group / "tasks").read_text().split()))
+        moved, every = len(threads & tasks), max(len(threads), 1)
+        what = "threads in its group (stand-in), moved after the start"
         yield Effect(pod.name, CONTAINER, what, "-", f"{every} of {every}", f"{moved} of {len(threads)}")
 
 
@@ -159,32 +155,14 @@ def _read(kubelet: Kubelet, container_id: str, path: str) -> str:
     return output.decode()
 
 
-def report(effects: Sequence[Effect], calls: Sequence[Mapping[str, str]], *, fake: bool) -> bool:
-    """Print the effects, the noted calls and the verdict; return whether each effect was found and each call made."""
+def report(effects: Sequence[Effect], *, fake: bool) -> bool:
+    """Print the effects and the verdict; return whether each effect was found."""
     column, verdict = OF_A_FAKE if fake else INSIDE
     rows = [("pod", "container", "what", "the kubelet requested", "the hook set", column, "")]
     for effect in effects:
         pod, container, what, requested, hook, inside = effect
         rows.append((pod, container or "-", what, requested, hook or "-", inside, "ok" if effect.true else "NO"))
     print_table("What was requested, what was changed, what was found", rows)
-    counted = Counter(call["point"] for call in calls)
-    pods = sorted({call["pod"] for call in calls})
-    by_pod = Counter((call["point"], call["pod"]) for call in calls)
-    table = [(point, *(str(by_pod[point, pod]) for pod in pods)) for point in EXPECTED_CALLS]
-    print_table("Hook calls", [("hook point", *pods), *table])
-    print()
     wrong = [" ".join(filter(None, effect[:3])) for effect in effects if not effect.true]
-    uncalled = [
-        f"{point} {counted[point]} of {times}" for point, times in EXPECTED_CALLS.items() if counted[point] != times
-    ]
-    for problem, names in (("not as it should be", wrong), ("hook calls made", uncalled)):
-        if names:
-            print(f"FAILED: {problem}: {', '.join(names)}")
-    if not (wrong or uncalled):
-        print(f"OK: {len(effects)} effects {verdict}, {len(calls)} hook calls were made.")
-    return not (wrong or uncalled)
-
-
-def read_calls(folder: Path) -> list[Mapping[str, str]]:
-    """Return the noted calls."""
-    return [json.loads(line) for line in hookservers.call_log(folder).read_text().splitlines()]
+    print(f"\nFAILED: not as expected: {', '.join(wrong)}" if wrong else f"\nOK: {len(effects)} effects {verdict}.")
+    return not wrong

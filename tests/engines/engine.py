@@ -77,7 +77,10 @@ class Daemon(ABC):
     def _run(self, command: Sequence[str], answers: Callable[[], bool], env: Mapping[str, str] | None = None) -> None:
         """Start the program and wait until it answers. Raises EngineError with the end of its log."""
         with self.log_file.open("ab") as log:
-            daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
+            # A group of its own: a terminal's Ctrl-C must not end it before its containers are removed.
+            daemon = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, process_group=0
+            )
         self._daemon = daemon
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and daemon.poll() is None:

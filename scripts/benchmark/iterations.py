@@ -1,12 +1,11 @@
-"""The proxy with a callback in each turn of its event loop, which tells how long turns last.
+"""The proxy with a callback in each iteration of its event loop, which measures how long iterations take.
 
 Otherwise it is ``runtimeproxy run``. As there is always a callback the loop never rests: the process takes a whole
-core, and its latency means nothing. A turn's CPU time is the loop's thread's, so that other programs on the machine
-do not count; garbage collection is counted apart. The time by the clock has both in it. SHOW prints one JSON line: its
-number, how many turns there were since the last line (or since the proxy began to serve), and the longest ones'
-microseconds.
+core, and its latency means nothing. An iteration's CPU time is the loop's thread's, so that other programs on the
+machine do not count; garbage collection is counted apart. The time by the clock contains both. SHOW prints one JSON
+line: its number, and the microseconds of the longest iteration since the last line (or since the proxy began to serve).
 
-Run: ``python -m scripts.benchmark.turns FLAG...``; the flags are those of ``runtimeproxy run``.
+Run: ``python -m scripts.benchmark.iterations FLAG...``; the flags are those of ``runtimeproxy run``.
 """
 
 import gc
@@ -21,8 +20,8 @@ SHOW = signal.SIGRTMIN
 """A signal that the proxy itself does not use."""
 
 
-class Turning(app.Proxy):
-    """The parts behind the listener, with the callback and the signal."""
+class MeasuredProxy(app.Proxy):
+    """The proxy's parts, with the callback and the signal."""
 
     _shown = 0
 
@@ -31,26 +30,25 @@ class Turning(app.Proxy):
         self._loop.add_signal_handler(SHOW, self._show)
         gc.callbacks.append(self._collection)
         self._clear()
-        self._loop.call_soon(self._turn)
+        self._loop.call_soon(self._iteration)
 
     def _clear(self) -> None:
-        self._longest = {"turns": 0, "wall": 0, "cpu": 0, "garbage": 0}
+        self._longest = {"wall": 0, "cpu": 0, "garbage": 0}
         self._collected = 0
         self._wall, self._cpu = monotonic_ns(), thread_time_ns()
 
     def _collection(self, phase: str, info: object) -> None:
-        """Add a garbage collection's time to that of the turn, from the callbacks of module gc."""
+        """Add a garbage collection's time to that of the iteration (documentation of module gc, callbacks)."""
         self._collected += thread_time_ns() if phase == "stop" else -thread_time_ns()
 
-    def _turn(self) -> None:
+    def _iteration(self) -> None:
         wall, cpu, collected = monotonic_ns(), thread_time_ns(), self._collected
         self._collected = 0  # nothing is allocated before, so no collection comes between
-        took = {"wall": wall - self._wall, "cpu": cpu - self._cpu - collected, "garbage": collected}
-        self._longest["turns"] += 1
-        for name, nanoseconds in took.items():
+        durations = {"wall": wall - self._wall, "cpu": cpu - self._cpu - collected, "garbage": collected}
+        for name, nanoseconds in durations.items():
             self._longest[name] = max(self._longest[name], nanoseconds // 1000)
         self._wall, self._cpu = wall, cpu
-        self._loop.call_soon(self._turn)
+        self._loop.call_soon(self._iteration)
 
     def _show(self) -> None:
         self._shown += 1
@@ -59,5 +57,5 @@ class Turning(app.Proxy):
 
 
 if __name__ == "__main__":
-    app.Proxy = Turning  # type: ignore[misc]
+    app.Proxy = MeasuredProxy  # type: ignore[misc]
     sys.exit(cli.koord_runtime_proxy())
