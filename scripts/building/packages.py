@@ -8,6 +8,7 @@ from email.utils import formatdate
 from pathlib import Path
 
 from deploy.packages import maintainer_scripts
+from runtimeproxy.cli.commands.table import COMMANDS
 from scripts.building import sources, tree
 from scripts.building.errors import BuildError, run
 from scripts.building.parts import Part, read
@@ -97,12 +98,18 @@ def installed(work: Path) -> Path:
         (root / place).parent.mkdir(parents=True, exist_ok=True)
         (root / place).write_text(text)
     (root / "etc/runtime/hookserver.d").mkdir(parents=True)
-    pages, folder = work / "manpages", root / "usr/share/man/man8"
-    run([prefix / "bin/python3", "-I", work / "source/scripts/building/manpages.py", pages])
-    folder.mkdir(parents=True)
-    for page in sorted(pages.iterdir()):
-        (folder / f"{page.name}.gz").write_bytes(gzip.compress(page.read_bytes(), 9, mtime=0))
+    _write_manpages(prefix, root / "usr/share/man/man8", sources.version(work))
     return root
+
+
+def _write_manpages(prefix: Path, folder: Path, version: str) -> None:
+    """Write a page for each program and each command of runtimeproxy, by help2man(1)."""
+    folder.mkdir(parents=True)
+    for program in (*PROGRAMS, *(f"runtimeproxy {name}" for name in COMMANDS)):
+        options = (f"--version-string={version}", f"--name=help of {program}", "--no-info", "--section=8")
+        page = run(["env", f"PATH={prefix}/bin:{os.environ['PATH']}", "help2man", *options, program])
+        path = folder / f"{program.replace(' ', '-')}.8.gz"
+        path.write_bytes(gzip.compress(page.encode(), 9, mtime=0))
 
 
 def copyright_text(work: Path) -> str:

@@ -1,7 +1,6 @@
-"""The bill of materials of an artefact, as CycloneDX 1.6: its parts, and each file under the part that it came from.
+"""The bill of materials of an artefact, as CycloneDX 1.6: its parts, each with version, licence and hash.
 
-Invariant: each regular file of the artefact is listed with its hash. What no part brought is ours, and is listed under
-the artefact itself. The same artefact gives the same document.
+The files of each part are in share/parts.json of the tree. The same artefact gives the same document.
 """
 
 import hashlib
@@ -10,7 +9,7 @@ import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import PathDistribution, metadata
-from pathlib import Path, PurePath
+from pathlib import Path
 from uuid import NAMESPACE_URL, uuid5
 
 from cyclonedx.contrib.license.factories import LicenseFactory
@@ -20,7 +19,7 @@ from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from scripts.building import contents, debian, licences, parts
+from scripts.building import licences, parts
 from scripts.building.parts import Part
 
 SUFFIX = ".cdx.json"
@@ -45,32 +44,15 @@ def write_into(root: Path, version: str) -> None:
 
 
 def _of_artefact(artefact: Path, work: Path, version: str) -> str:
-    main, files = _main(artefact.name, version, artefact), contents.of(artefact)
-    owners: dict[str, Component] = {}
-    found: dict[str, Component] = {}  # the image has some Debian packages twice: in the tree, and in the lower layer
-    roots = {name.removesuffix(parts.PLACE): work / "tree" for name in files if name.endswith(parts.PLACE)}
-    if artefact.name.endswith("_image.tar"):
-        roots[""] = work / BASE
-    for place, root in roots.items():
-        for part in _others(root):
-            component = _of_part(part, root)
-            component = found.setdefault(str(component.purl), component)
-            owners |= {place + file: component for file in part.files}
-    for name, digest in sorted(files.items()):
-        hashes = [HashType(alg=HashAlgorithm.SHA_256, content=digest)]
-        file = Component(type=ComponentType.FILE, name=name, bom_ref=f"file:{name}", hashes=hashes)
-        owners.get(_source(name), main).components.add(file)
-    if not found and not artefact.name.endswith(".tgz"):  # a chart needs no library
-        return _text(main, _of_pins((work / "source/deploy/requirements.lock").read_text()))
-    return _text(main, found.values())
-
-
-def _source(name: str) -> str:
-    """Return the file that a compiled module, or the loader by a program's name, was made of; else the file itself."""
-    path = PurePath(name)
-    if path.parent.name == "__pycache__":
-        return str(path.parent.parent / f"{path.name.partition('.')[0]}.py")
-    return str(path.parent.parent / "lib" / debian.LOADER) if path.parent.name == "libexec" else name
+    main, source = _main(artefact.name, version, artefact), work / "source"
+    if artefact.name.endswith(".tgz"):  # a chart needs no library
+        return _text(main, ())
+    if artefact.suffix == ".whl" or artefact.name == f"{OURS}-{version}.tar.gz":
+        return _text(main, _of_pins((source / "deploy/requirements.lock").read_text()))
+    roots = [work / "tree", *([work / BASE] if artefact.name.endswith("_image.tar") else [])]
+    components = [_of_part(part, root) for root in roots for part in _others(root)]
+    # The image has some Debian packages twice: in the tree, and in the lower layer.
+    return _text(main, {str(component.purl): component for component in components}.values())
 
 
 def _others(root: Path) -> list[Part]:
@@ -96,15 +78,15 @@ def _of_part(part: Part, root: Path) -> Component:
 
 def _of_pins(lock: str) -> list[Component]:
     """Return what the wheel is tested with: the pins, of which each has the hashes of several files."""
-    found = []
+    components = []
     for name, version, hashes in _PIN.findall(lock):
         purl = PackageURL("pypi", None, name, version)
         component = _component(ComponentType.LIBRARY, name, version, licences.of_wheel(metadata(name)), purl)
-        kept = [HashType(alg=HashAlgorithm.SHA_256, content=digest) for digest in re.findall(r"sha256:(\w+)", hashes)]
-        reference = ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=XsUri(str(purl)), hashes=kept)
+        listed = [HashType(alg=HashAlgorithm.SHA_256, content=digest) for digest in re.findall(r"sha256:(\w+)", hashes)]
+        reference = ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=XsUri(str(purl)), hashes=listed)
         component.external_references.add(reference)
-        found.append(component)
-    return found
+        components.append(component)
+    return components
 
 
 def _component(
