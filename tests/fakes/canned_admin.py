@@ -21,7 +21,7 @@ Canned = Mapping[str, Answer]
 
 
 class Server(socketserver.ThreadingUnixStreamServer):
-    """Answers with ``canned``; ``fault`` is tried first. Keeps the requests."""
+    """Answers with ``canned``; ``fault`` is tried first. ``requests`` has the method and parameters of each."""
 
     daemon_threads = True
 
@@ -29,7 +29,6 @@ class Server(socketserver.ThreadingUnixStreamServer):
         self.canned = canned
         self.fault = fault
         self.requests: list[tuple[str, dict[str, Any]]] = []
-        """Method and parameters of each request."""
         self.over = threading.Event()
         super().__init__(str(path), Handler)
 
@@ -154,15 +153,15 @@ def serving(path: Path, canned: Canned, fault: Fault | None = None) -> Iterator[
 
 @contextmanager
 def not_listening(path: Path) -> Iterator[None]:
-    """Leave a socket that nobody listens at, as a proxy does that was killed."""
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(path))
+    """Leave a socket without a listener, as a proxy does that was killed."""
+    with socket.socket(socket.AF_UNIX) as unserved:
+        unserved.bind(str(path))
     yield
 
 
 @contextmanager
 def not_accepting(path: Path) -> Iterator[socket.socket]:
-    """Listen and accept nobody, with a backlog that is full."""
+    """Listen with a full backlog and accept no client."""
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
         listener.bind(str(path))
         listener.listen(0)

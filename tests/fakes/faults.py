@@ -5,7 +5,7 @@ Without a fault every byte and every half-close passes unchanged.
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -28,10 +28,12 @@ async def full_backlog(path: str) -> AsyncIterator[socket.socket]:
 class Faults:
     """The faults of one direction; may be changed while connections are open.
 
-    ``cut_after_bytes`` counts a connection's bytes in this direction: after so many, the connection is dropped.
+    ``cut_after_bytes`` counts a connection's bytes in this direction: after so many the connection is dropped, as it is
+    once ``mutate`` has changed what was read.
     """
 
     cut_after_bytes: int | None = None
+    mutate: Callable[[bytes], bytes] | None = None
     reading: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -56,10 +58,14 @@ class Connection:
     client_half_closed: bool = False
     task: asyncio.Task[None] | None = None
 
+    @property
+    def is_open(self) -> bool:
+        return self.task is not None and not self.task.done()
+
     def close(self) -> None:
-        """Drop both sides at once; the peers see an end."""
-        if self.task is not None and not self.task.done():
-            # The shutdown is seen at once; the descriptors are closed when nothing watches them any more.
+        """Drop both sides; the peers see an end."""
+        if self.is_open and self.task is not None:
+            # The shutdown is seen immediately; the descriptors are closed when nothing watches them any more.
             self.client.shutdown(socket.SHUT_RDWR)
             self.backend.shutdown(socket.SHUT_RDWR)
             self.task.cancel()
@@ -71,7 +77,7 @@ class Connection:
 
 
 class FaultRelay(Listener):
-    """Listens on ``listen`` and relays to ``backend``; ``connections`` keeps the ended ones too, in order of accept."""
+    """Listens on ``listen`` and relays to ``backend``; ``connections`` has the ended ones too, in order of accept."""
 
     def __init__(self, listen: str, backend: str) -> None:
         super().__init__(listen)
@@ -85,7 +91,7 @@ class FaultRelay(Listener):
         await asyncio.gather(*(one.task for one in self.connections if one.task is not None), return_exceptions=True)
 
     def cut(self) -> None:
-        """Drop every open connection at once; the peers see an end."""
+        """Drop every open connection; the peers see an end."""
         for connection in self.connections:
             connection.close()
 
@@ -97,7 +103,7 @@ class FaultRelay(Listener):
 
     def cut_clients_after(self, more_bytes: int) -> None:
         """Drop each connection after so many more bytes toward the client than its busiest one has received."""
-        sent = max((len(connection.to_client) for connection in self.connections), default=0)
+        sent = max((len(connection.to_client) for connection in self.connections if connection.is_open), default=0)
         self.to_client.cut_after_bytes = sent + more_bytes
 
     def accepted(self, client: socket.socket) -> None:
@@ -127,12 +133,13 @@ class FaultRelay(Listener):
         source, target = (connection.client, connection.backend)[:: 1 if forward else -1]
         passed = connection.to_backend if forward else connection.to_client
         while data := await self._read(source, faults):
+            sent = data if faults.mutate is None else faults.mutate(data)
             if faults.cut_after_bytes is not None:
-                data = data[: max(0, faults.cut_after_bytes - len(passed))]
-            await asyncio.get_running_loop().sock_sendall(target, data)
-            passed += data
-            if faults.cut_after_bytes is not None and len(passed) >= faults.cut_after_bytes:
-                raise ConnectionAbortedError("cut as told")
+                sent = sent[: max(0, faults.cut_after_bytes - len(passed))]
+            await asyncio.get_running_loop().sock_sendall(target, sent)
+            passed += sent
+            if sent != data or (faults.cut_after_bytes is not None and len(passed) >= faults.cut_after_bytes):
+                raise ConnectionAbortedError("a fault was requested")
         connection.client_half_closed |= forward
         target.shutdown(socket.SHUT_WR)
 

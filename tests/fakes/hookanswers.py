@@ -1,7 +1,4 @@
-"""The answers of the fake hook server: good ones, and all kinds of bad ones.
-
-An answer is raw bytes, so a wrong one is as easy to give as a right one.
-"""
+"""The answers of the fake hook server: good ones, and all kinds of bad ones. An answer is raw bytes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -30,7 +27,7 @@ RESPONSES: dict[SubjectKind, type[Response]] = {
 
 @dataclass(slots=True)
 class HookCall:
-    """One call as it came; ``deadline_seconds`` is the rest of the caller's deadline, None if it gave none."""
+    """One received call; ``deadline_seconds`` is the rest of the caller's deadline, None if it set none."""
 
     point: HookPoint
     message: bytes
@@ -40,7 +37,7 @@ class HookCall:
     """Time of ``time.monotonic``, in seconds."""
     context: grpc.aio.ServicerContext[Any, Any]
     cancelled: bool = False
-    """The caller went away, or its deadline passed, before the answer."""
+    """Whether the caller left, or its deadline passed, before the answer."""
 
     @property
     def request(self) -> Any:
@@ -50,16 +47,16 @@ class HookCall:
 Answer = Callable[[HookCall], Awaitable[bytes]]
 
 
-def empty() -> Answer:
-    """Return an empty message as the answer: nothing changes."""
-    return raw(b"")
-
-
 def raw(message: bytes) -> Answer:
     async def answer(call: HookCall) -> bytes:
         return message
 
     return answer
+
+
+def empty() -> Answer:
+    """Return an empty message as the answer: nothing changes."""
+    return raw(b"")
 
 
 def reply(message: Message) -> Answer:
@@ -80,7 +77,7 @@ def echo(change: Callable[[Any], None] = lambda response: None) -> Answer:
 def koordlet(**values: int | str) -> Answer:
     """Return koordlet's answer: the whole echo with some resource fields overwritten, "" among them.
 
-    If the request has no resources message, one is made only if there is something to put in.
+    If the request has no resources message, one is made only for a value.
     """
 
     def overwrite(response: Any) -> None:
@@ -90,16 +87,12 @@ def koordlet(**values: int | str) -> Answer:
     return echo(overwrite)
 
 
-def _is_of_pod(message: Message) -> bool:
-    return "labels" in message.DESCRIPTOR.fields_by_name
-
-
 def annotations(message: Any) -> Any:
-    return message.annotations if _is_of_pod(message) else message.container_annotations
+    return message.annotations if "labels" in message.DESCRIPTOR.fields_by_name else message.container_annotations
 
 
 def resources(message: Any) -> Any:
-    return message.resources if _is_of_pod(message) else message.container_resources
+    return message.resources if "labels" in message.DESCRIPTOR.fields_by_name else message.container_resources
 
 
 def _echo(call: HookCall) -> Response:
@@ -141,8 +134,6 @@ def hang() -> Answer:
 
 
 def status(code: grpc.StatusCode, text: str = "", trailing_metadata: Metadata = ()) -> Answer:
-    """Return an error status as the answer; PERMISSION_DENIED is a refusal, UNIMPLEMENTED that of an old server."""
-
     async def answer(call: HookCall) -> bytes:
         await call.context.abort(code, text, trailing_metadata)
         raise AssertionError("unreachable")

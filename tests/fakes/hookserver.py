@@ -1,8 +1,6 @@
 """A fake hook server on a unix socket that records every call and misbehaves on command.
 
-Requests and answers are raw bytes.
-
-Run alone: ``python -m tests.fakes.hookserver --socket PATH [--register-dir DIR] [--answer empty]``.
+Run alone: ``python -m tests.fakes.hookserver --socket PATH [--answer empty]``.
 """
 
 from __future__ import annotations
@@ -11,23 +9,21 @@ import argparse
 import asyncio
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import grpc
 import uvloop
 
-from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
-from tests.fakes import hookanswers, registration
+from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS
+from tests.fakes import hookanswers
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookanswers import Answer, HookCall
 from tests.fakes.server import Server, grpc_server, stay
 
-SERVICE = "/runtime.v1alpha1.RuntimeHookService/"
-_POINTS: Mapping[str, HookPoint] = {SERVICE + point.method: point for point in HOOK_POINTS}
+_POINTS = {f"/runtime.v1alpha1.RuntimeHookService/{point.method}": point for point in HOOK_POINTS}
 
 
-class HookServer(Server):
+class HookServer(Server, grpc.GenericRpcHandler):
     """The server; ``answers`` maps hook point names to answers, all others get ``default``.
 
     With ``faulty`` a fault relay listens in its place: ``faults`` delays, cuts and stalls what passes.
@@ -47,18 +43,17 @@ class HookServer(Server):
         self.default = default or hookanswers.empty()
         self.calls: list[HookCall] = []
         self.faults = FaultRelay(socket_path, socket_path + ".inner") if faulty else None
-        self._keep_calls = keep_calls
+        self._records_calls = keep_calls
         self._called = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        path = self.faults.backend if self.faults else self.socket_path
-        self._server = await grpc_server(path, _Handlers(self))
+        self._server = await grpc_server(self.faults.backend if self.faults else self.socket_path, self)
         if self.faults is not None:
             await self.faults.start()
 
     async def stop(self) -> None:
-        """Stop at once; calls in flight end with an error."""
+        """Stop immediately; calls in flight end with an error."""
         if self.faults is not None:
             await self.faults.stop()
         if self._server is not None:
@@ -90,7 +85,7 @@ class HookServer(Server):
 
     async def answer(self, call: HookCall) -> bytes:
         async with self._called:
-            if self._keep_calls:
+            if self._records_calls:
                 self.calls.append(call)
             self._called.notify_all()
         try:
@@ -99,45 +94,27 @@ class HookServer(Server):
             call.cancelled = True
             raise
 
-
-class _Handlers(grpc.GenericRpcHandler):
-    """Returns the handler of the hook point in a path; other paths are UNIMPLEMENTED."""
-
-    def __init__(self, server: HookServer) -> None:
-        self._server = server
-
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Return the handler of the hook point in a path; other paths are UNIMPLEMENTED."""
         point = _POINTS.get(details.method)
-        return None if point is None else grpc.unary_unary_rpc_method_handler(self._hook(point))
+        if point is None:
+            return None
 
-    def _hook(self, point: HookPoint) -> Any:
         async def hook(message: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
             metadata = tuple((key, value) for key, value in context.invocation_metadata() or ())
             call = HookCall(point, message, metadata, context.time_remaining(), time.monotonic(), context)
-            return await self._server.answer(call)
+            return await self.answer(call)
 
-        return hook
-
-
-async def alone(arguments: argparse.Namespace) -> None:
-    answer = hookanswers.BY_NAME[arguments.answer]()
-    async with HookServer(arguments.socket, default=answer, keep_calls=False):
-        if arguments.register_dir is not None:
-            content = registration.text(arguments.socket, arguments.points, arguments.policy)
-            registration.write(arguments.register_dir, arguments.name, content)
-        await stay(f"fake hook server {{}} listens on {arguments.socket}")
+        return grpc.unary_unary_rpc_method_handler(hook)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="fake hook server")
-    parser.add_argument("--socket", required=True)
-    parser.add_argument("--register-dir", type=Path, help="directory to write the registration file to")
-    parser.add_argument("--name", default="fake.json", help="name of that file")
-    parser.add_argument("--points", nargs="*", choices=registration.ALL_POINTS, default=registration.ALL_POINTS)
-    parser.add_argument("--policy", choices=("Ignore", "Fail"), default="Ignore")
-    parser.add_argument("--answer", choices=sorted(hookanswers.BY_NAME), default="empty")
-    uvloop.run(alone(parser.parse_args()))
+async def alone(socket: str, answer: str) -> None:
+    async with HookServer(socket, default=hookanswers.BY_NAME[answer](), keep_calls=False):
+        await stay(f"fake hook server {{}} listens on {socket}")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description="fake hook server")
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--answer", choices=sorted(hookanswers.BY_NAME), default="empty")
+    uvloop.run(alone(**vars(parser.parse_args())))

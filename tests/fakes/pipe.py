@@ -10,7 +10,7 @@ import uvloop
 
 
 class End(asyncio.Protocol):
-    """One end of a pair: its bytes are written to the peer; those that come before there is a peer are queued."""
+    """One end of a pair: its bytes are written to the peer, once there is one."""
 
     def __init__(self, peer: asyncio.Transport | None = None) -> None:
         self.peer = peer
@@ -23,7 +23,7 @@ class End(asyncio.Protocol):
             self.peer.write(data)
 
     def pause_writing(self) -> None:
-        """Pause the peer while too much is queued here, so that a big transfer is not kept in memory."""
+        """Pause the peer while too much is queued here, so that a big transfer is not buffered."""
         if self.peer is not None:
             self.peer.pause_reading()
 
@@ -37,8 +37,6 @@ class End(asyncio.Protocol):
 
 
 class Client(End):
-    """A client's end: it dials the backend."""
-
     def __init__(self, backend: str) -> None:
         super().__init__()
         self.backend = backend
@@ -47,7 +45,6 @@ class Client(End):
         self.dialling = asyncio.create_task(self.dial(transport))
 
     async def dial(self, client: asyncio.Transport) -> None:
-        """Connect, then write what came meanwhile."""
         loop = asyncio.get_running_loop()
         self.peer, _ = await loop.create_unix_connection(lambda: End(client), self.backend)
         self.peer.write(self.early)

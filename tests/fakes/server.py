@@ -20,15 +20,10 @@ Accepted = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None
 
 
 class Server(ABC):
-    """A server; use as a context manager or with start and stop."""
-
     @abstractmethod
-    async def start(self) -> None:
-        """Listen on the socket."""
-
+    async def start(self) -> None: ...
     @abstractmethod
-    async def stop(self) -> None:
-        """Stop listening and drop what is open."""
+    async def stop(self) -> None: ...
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -74,7 +69,7 @@ class Listener(Server):
         try:
             client, _ = listener.accept()
         except BlockingIOError:
-            return  # the client has gone again
+            return  # the client has left
         client.setblocking(False)
         self.accepted(client)
 
@@ -118,10 +113,10 @@ async def grpc_server(path: str, handlers: grpc.GenericRpcHandler) -> grpc.aio.S
     return server
 
 
-async def stay(said: str) -> None:
-    """Print that it listens, with this process's id for ``{}``, and wait for SIGTERM or SIGINT."""
+async def stay(text: str) -> None:
+    """Print a text, with this process's id for ``{}``, and wait for SIGTERM or SIGINT."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    print(said.format(os.getpid()), flush=True)
+    print(text.format(os.getpid()), flush=True)
     await stopped.wait()

@@ -37,7 +37,6 @@ METHODS = {
     "images": "ListImages",
 }
 VERBS = {method: verb for verb, method in METHODS.items()}
-CHAT = "/an.unknown.Service/Chat"
 
 
 class CriRuntime(FakeRuntime):
@@ -49,10 +48,10 @@ class CriRuntime(FakeRuntime):
     def verbs(self) -> list[str]:
         return [VERBS[received.method] for received in self.received if not _is_the_proxys(received)]
 
-    def asked(self, verb: str) -> list[bytes]:
+    def arrived(self, verb: str) -> list[bytes]:
         return [received.message for received in self.requests(METHODS[verb]) if not _is_the_proxys(received)]
 
-    def upset(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None:
+    def set_fault(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None:
         code = grpc.StatusCode.UNKNOWN if text else None
         self.inject(METHODS[verb], Injection(delay_seconds=delay_seconds, code=code, details=text))
 
@@ -63,14 +62,14 @@ class CriRuntime(FakeRuntime):
         return list(self.state.containers)
 
     def reads(self) -> int:
-        asked = self.requests("PodSandboxStatus") + self.requests("ContainerStatus")
-        return sum(_is_the_proxys(received) for received in asked)
+        reads = self.requests("PodSandboxStatus") + self.requests("ContainerStatus")
+        return sum(map(_is_the_proxys, reads))
 
     def vanish(self, subject_id: str) -> None:
         (self.state.pods if subject_id in self.state.pods else self.state.containers).pop(subject_id)
 
     def envs(self) -> list[tuple[str, str]]:
-        config = cri_pb2.CreateContainerRequest.FromString(self.asked("create")[-1]).config
+        config = cri_pb2.CreateContainerRequest.FromString(self.arrived("create")[-1]).config
         return [(entry.key, entry.value.decode()) for entry in config.envs]
 
     def long_list(self, count: int, total_bytes: int) -> bytes:
@@ -84,28 +83,26 @@ def _is_the_proxys(received: Received) -> bool:
     return dict(received.metadata).get("user-agent") == "runtimeproxy"
 
 
-class _Chat:
+class _Stream:
     """A call of an unknown service: the fake runtime echoes what it receives."""
 
     def __init__(self, client: Client) -> None:
-        self._call = client.both(CHAT)
+        self._call = client.both("/an.unknown.Service/Chat")
 
-    async def say(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
         await self._call.write(data)
 
-    async def hear(self) -> bytes:
+    async def read(self) -> bytes:
         try:
             return bytes(await self._call.read())
         except grpc.aio.AioRpcError as error:
             raise _failed(error) from None
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         self._call.cancel()
 
 
 class CriCaller(Caller):
-    """A kubelet that speaks CRI v1."""
-
     def __init__(self, socket: Path | str) -> None:
         super().__init__()
         self._client = Client(socket)
@@ -147,10 +144,10 @@ class CriCaller(Caller):
             return cri_pb2.CreateContainerResponse.FromString(reply).container_id
         return cri_pb2.PodSandboxStatusResponse.FromString(reply).status.id
 
-    async def chat(self) -> _Chat:
-        return _Chat(self._client)
+    async def open_stream(self) -> _Stream:
+        return _Stream(self._client)
 
-    async def pass_by(self, secret: str) -> None:
+    async def call_unheld(self, secret: str) -> None:
         text, container_id = secret.encode(), (await self.create(await self.run_pod())).encode()
         auth = b"".join(_field(number, text) for number in (1, 2, 3, 5, 6))
         for method, message in (
@@ -164,7 +161,7 @@ class CriCaller(Caller):
 
 
 def _field(number: int, value: bytes) -> bytes:
-    """Return a field of a message that the tests' cri.proto has not; the value has less than 128 bytes."""
+    """Return a field of a message that the tests' cri.proto does not have; the value has less than 128 bytes."""
     return bytes((number << 3 | 2, len(value))) + value
 
 

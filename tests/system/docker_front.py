@@ -43,12 +43,12 @@ ENDED = "the connection ended"
 
 
 class DockerRuntime(FakeDockerd):
-    """A fake dockerd that keeps long bodies, too."""
+    """A fake dockerd that records long bodies, too."""
 
     def __init__(self, socket_path: str, **more: Any) -> None:
         super().__init__(socket_path, keep_body_bytes=32 << 20, **more)
 
-    def _asked(self) -> list[Received]:
+    def _of_callers(self) -> list[Received]:
         return [received for received in self.received if received.target.startswith("/v")]
 
     def _is(self, received: Received, verb: str) -> bool:
@@ -56,13 +56,13 @@ class DockerRuntime(FakeDockerd):
         return received.route == ROUTES[verb] and of_pod == verb.endswith(("_pod", "pod_status"))
 
     def verbs(self) -> list[str]:
-        found = (next((verb for verb in ROUTES if self._is(received, verb)), "") for received in self._asked())
+        found = (next((verb for verb in ROUTES if self._is(received, verb)), "") for received in self._of_callers())
         return [verb for verb in found if verb]
 
-    def asked(self, verb: str) -> list[bytes]:
-        return [received.raw for received in self._asked() if self._is(received, verb)]
+    def arrived(self, verb: str) -> list[bytes]:
+        return [received.raw for received in self._of_callers() if self._is(received, verb)]
 
-    def upset(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None:
+    def set_fault(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None:
         status = 500 if text else 0
         self.inject(ROUTES[verb], Injection(delay_seconds=delay_seconds, status=status, message=text))
 
@@ -77,14 +77,13 @@ class DockerRuntime(FakeDockerd):
         return self._ids("container")
 
     def reads(self) -> int:
-        asked = self.requests(ROUTES["pod_status"])
-        return sum(not received.target.startswith("/v") for received in asked)
+        return sum(not received.target.startswith("/v") for received in self.requests(ROUTES["pod_status"]))
 
     def vanish(self, subject_id: str) -> None:
         del self.state.containers[subject_id]
 
     def envs(self) -> list[tuple[str, str]]:
-        _, _, body = self.asked("create")[-1].partition(b"\r\n\r\n")
+        _, _, body = self.arrived("create")[-1].partition(b"\r\n\r\n")
         return [(key, value) for key, _, value in (entry.partition("=") for entry in json.loads(body)["Env"])]
 
     def long_list(self, count: int, total_bytes: int) -> bytes:
@@ -93,22 +92,22 @@ class DockerRuntime(FakeDockerd):
         return self.big_list
 
 
-class _Chat:
+class _Stream:
     """An exec of ``cat`` on a terminal: raw bytes both ways."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def say(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
         self._client.send(data)
 
-    async def hear(self) -> bytes:
+    async def read(self) -> bytes:
         data = await self._client.reader.read(1 << 16)
         if not data:
             raise Failed(None, ENDED)
         return data
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         await self._client.close()
 
 
@@ -119,36 +118,32 @@ class DockerCaller(Caller):
         super().__init__()
         self._socket = str(socket)
         self._version = version
-        self._kept: list[Client] = []
-        self._chats: list[Client] = []
+        self._idle: list[Client] = []
+        self._tunnels: list[Client] = []
 
     async def close(self) -> None:
-        for client in (*self._kept, *self._chats):
+        for client in (*self._idle, *self._tunnels):
             await client.close()
 
     async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes:
-        return (await self._ask(request, seconds)).body
+        return (await self._answer(request, seconds)).body
 
-    async def _ask(self, data: bytes, seconds: float = SECONDS) -> Answer:
-        self._kept = [client for client in self._kept if not client.reader.at_eof()]
-        client = self._kept.pop() if self._kept else await Client.connect(self._socket)
+    async def _answer(self, data: bytes, seconds: float = SECONDS) -> Answer:
+        self._idle = [client for client in self._idle if not client.reader.at_eof()]
+        client = self._idle.pop() if self._idle else await Client.connect(self._socket)
         try:
             async with asyncio.timeout(seconds):
                 client.send(data)
                 answer = await client.answer()
-        except TimeoutError:
+        except BaseException as error:
             client.abort()
-            raise Failed(None, "too late") from None
-        except (asyncio.IncompleteReadError, ConnectionError):
-            client.abort()
-            raise Failed(None, ENDED) from None
-        except asyncio.CancelledError:
-            client.abort()
+            if isinstance(error, TimeoutError | asyncio.IncompleteReadError | ConnectionError):
+                raise Failed(None, ENDED if not isinstance(error, TimeoutError) else "its time has ended") from None
             raise
         if answer.headers.get("connection") == "close":
             await client.close()
         else:
-            self._kept.append(client)
+            self._idle.append(client)
         return _checked(answer)
 
     async def run_pod(self, pod: Pod = POD) -> str:
@@ -186,18 +181,18 @@ class DockerCaller(Caller):
     def id_in(self, verb: str, reply: bytes) -> str:
         return str(json.loads(reply)["Id"])
 
-    async def chat(self) -> _Chat:
+    async def open_stream(self) -> _Stream:
         container_id = await self.create(await self.run_pod())
         await self.act("start", container_id)
         config = {**bodies.exec_body(["cat"]), "AttachStdin": True, "Tty": True}
-        made = json.loads((await self._ask(self._request("POST", f"/containers/{container_id}/exec", config))).body)
+        made = json.loads((await self._answer(self._request("POST", f"/containers/{container_id}/exec", config))).body)
         client = await Client.connect(self._socket)
-        self._chats.append(client)
+        self._tunnels.append(client)
         client.send(self._request("POST", f"/exec/{made['Id']}/start", {"Detach": False, "Tty": True}, *UPGRADE))
         assert b" 101 " in await client.reader.readuntil(b"\r\n\r\n")
-        return _Chat(client)
+        return _Stream(client)
 
-    async def pass_by(self, secret: str) -> None:
+    async def call_unheld(self, secret: str) -> None:
         auth = f"X-Registry-Auth: {secret}"
         container_id = await self.create(await self.run_pod())
         for data in (
@@ -212,7 +207,7 @@ class DockerCaller(Caller):
             f"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n{secret}".encode(),
         ):
             with suppress(Failed):
-                await self._ask(data, seconds=1)
+                await self._answer(data, seconds=1)
 
 
 def _checked(answer: Answer) -> Answer:

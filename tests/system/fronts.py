@@ -18,6 +18,7 @@ from tests.system.proxy import ProxyInside, ProxyProcess
 
 SECONDS = 30.0
 PARENT = "/kubepods/burstable/pod-uid"
+SKIP = {"runtimeproxy.koordinator.sh/skip-hookserver": "true"}
 POD = Pod("pod", "pod-uid", cgroup_parent=PARENT)
 CONTAINER = Container(
     "main",
@@ -49,20 +50,19 @@ class Failed(Exception):
         self.text = text
 
 
-class Chat(Protocol):
-    """Interface of a stream both ways, whose other end echoes what it gets; ``hear`` raises Failed at the end. ``end``
-    closes it."""
+class Stream(Protocol):
+    """A stream both ways, whose other end echoes what it gets; ``read`` raises Failed at the end."""
 
-    async def say(self, data: bytes) -> None: ...
-    async def hear(self) -> bytes: ...
-    async def end(self) -> None: ...
+    async def write(self, data: bytes) -> None: ...
+    async def read(self) -> bytes: ...
+    async def close(self) -> None: ...
 
 
 class Caller(ABC):
     """A kubelet's side of a socket; concurrent calls do not wait for one another.
 
     Verbs are run_pod, create, start, update, stop, remove, stop_pod, remove_pod, pod_status, ping, list and images.
-    Every failed call raises Failed; a call that is cancelled, or late, is given up as the front's clients do it.
+    Every failed call raises Failed; a call that is cancelled, or late, is cancelled as the front's clients do it.
     """
 
     def __init__(self) -> None:
@@ -101,11 +101,9 @@ class Caller(ABC):
         """Return the id in a reply to run_pod, create or pod_status."""
 
     @abstractmethod
-    async def chat(self) -> Chat:
-        """Begin a stream both ways."""
-
+    async def open_stream(self) -> Stream: ...
     @abstractmethod
-    async def pass_by(self, secret: str) -> None:
+    async def call_unheld(self, secret: str) -> None:
         """Make calls that are not held, with a secret wherever a value is possible; they may fail."""
 
     def create_request(self, pod_id: str, container: Container = CONTAINER) -> bytes:
@@ -133,10 +131,10 @@ class Caller(ABC):
 class Runtime(Protocol):
     """Interface of a fake runtime for tests; requests of the proxy's own are left out.
 
-    ``verbs`` are the callers' requests, ``asked`` those of a verb as bytes, both in order. ``upset`` delays a verb's
-    calls from now on, or answers them with an error of this text. ``reads`` counts the single pods and containers that
-    the proxy has read by itself. ``vanish`` removes one without any call or event. ``envs`` is the environment of the
-    last create. ``long_list`` makes the list of containers so long, and returns the reply's message.
+    ``verbs`` are the callers' requests, ``arrived`` those of a verb as bytes, both in order. ``set_fault`` delays a
+    verb's calls from now on, or answers them with an error of this text. ``reads`` counts the single pods and
+    containers that the proxy has read by itself. ``vanish`` removes one without any call or event. ``envs`` is the
+    environment of the last create. ``long_list`` makes the list of containers so long, and returns the reply's message.
     """
 
     socket_path: str
@@ -144,8 +142,8 @@ class Runtime(Protocol):
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, kind: Any, error: Any, at: Any, /) -> None: ...
     def verbs(self) -> list[str]: ...
-    def asked(self, verb: str) -> list[bytes]: ...
-    def upset(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None: ...
+    def arrived(self, verb: str) -> list[bytes]: ...
+    def set_fault(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None: ...
     def pod_ids(self) -> list[str]: ...
     def container_ids(self) -> list[str]: ...
     def reads(self) -> int: ...
@@ -154,26 +152,21 @@ class Runtime(Protocol):
     def long_list(self, count: int, total_bytes: int) -> bytes: ...
 
 
-Sent = Callable[..., AbstractAsyncContextManager["asyncio.Future[bytes]"]]
-"""Called with a socket, a verb (ping) and a request, which is sent on a connection of its own, dropped at the end.
-
-The future's result is the reply's message. It raises ConnectionError if there is no runtime, or no more connection.
-"""
-
-
 @dataclass(frozen=True, slots=True)
 class Front:
     """A front; statuses are those of a call that failed under policy Fail, was refused, lost its runtime's connection.
 
-    ``default_socket`` is where the runtime listens by default, relative to the root. ``never_imported`` are modules of
-    other modes.
+    ``sent`` is called with a socket, a verb (ping) and a request, which is sent on a connection of its own, dropped at
+    the end. The future's result is the reply's message; it raises ConnectionError if there is no runtime, or no more
+    connection. ``default_socket`` is where the runtime listens by default, relative to the root. ``never_imported`` are
+    modules of other modes.
     """
 
     name: str
     flags: Mapping[str, str]
     runtime: Callable[[str], Runtime]
     caller: Callable[[Path | str], Caller]
-    sent: Sent
+    sent: Callable[..., AbstractAsyncContextManager["asyncio.Future[bytes]"]]
     failed: Any
     refused: Any
     lost: Any

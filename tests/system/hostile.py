@@ -1,4 +1,4 @@
-"""Peers that keep no rule, and never end a connection for what they read; and the cost of an attack."""
+"""Peers that break the protocol, and never end a connection for what they read; and the cost of an attack."""
 
 import asyncio
 import select
@@ -12,8 +12,8 @@ from tests.cri import peer
 from tests.fakes.server import StreamServer
 
 TARGET_STREAM = 2
-"""The stream by which a connection asks the runtime for its flood: no sane client opens it."""
-AT_ONCE_BYTES = 1 << 16
+"""The stream that starts the runtime's flood: no sane client opens it."""
+READ_BYTES = 1 << 16
 END_SECONDS = 30.0
 GREETING = peer.PREFACE + peer.Settings().wire() + peer.Ack().wire()
 _DATA, _HEADERS, _PING, _CREDIT = 0x0, 0x1, 0x6, 0x8
@@ -27,7 +27,7 @@ def answer(stream: int, message: bytes = b"") -> bytes:
 class HostileRuntime:
     """Answers each request with an empty message; sends ``flood`` to a client that opens ``TARGET_STREAM``.
 
-    A stream whose credit is 0 is reset, as RFC 9113 (6.9) asks.
+    A stream whose credit is 0 is reset (RFC 9113, 6.9).
     """
 
     def __init__(self, socket: Path) -> None:
@@ -53,7 +53,7 @@ class HostileRuntime:
         try:
             await reader.readexactly(len(peer.PREFACE))
             writer.write(peer.Settings().wire() + peer.Ack().wire())
-            while data := await reader.read(AT_ONCE_BYTES):
+            while data := await reader.read(READ_BYTES):
                 length = 0
                 for kind, flags, stream, payload in frames.feed(data):
                     length += len(payload) if kind == _DATA else 0
@@ -68,8 +68,8 @@ class HostileRuntime:
 
     async def _take(self, writer: asyncio.StreamWriter, kind: int, flags: int, stream: int) -> None:
         if kind == _HEADERS and stream == TARGET_STREAM:
-            for piece in self.flood:
-                writer.write(piece)
+            for part in self.flood:
+                writer.write(part)
                 await writer.drain()
         elif kind in (_DATA, _HEADERS) and flags & 0x1:
             writer.write(answer(stream))
@@ -110,18 +110,18 @@ class HostileClient:
 
     async def _read(self) -> None:
         with suppress(OSError):
-            while data := await asyncio.get_running_loop().sock_recv(self._socket, AT_ONCE_BYTES):
+            while data := await asyncio.get_running_loop().sock_recv(self._socket, READ_BYTES):
                 self.got += data
-                del self.got[: -4 * AT_ONCE_BYTES]
+                del self.got[: -4 * READ_BYTES]
         self.ended = True
 
-    async def send(self, pieces: Iterable[bytes]) -> None:
-        """Send pieces until the connection ends."""
+    async def send(self, parts: Iterable[bytes]) -> None:
+        """Send until the connection ends."""
         with suppress(OSError):
-            for piece in pieces:
+            for part in parts:
                 if self.ended:
                     break
-                await asyncio.get_running_loop().sock_sendall(self._socket, piece)
+                await asyncio.get_running_loop().sock_sendall(self._socket, part)
 
     async def end_code(self) -> int | None:
         """Wait for the end of the connection; return the error code of the GOAWAY before it, None without one."""
@@ -133,15 +133,15 @@ class HostileClient:
         return int.from_bytes(goaway.body[4:8], "big")
 
 
-def pieces(frames: Iterable[bytes]) -> Iterator[bytes]:
-    """Join frames into pieces of a reasonable size for a write."""
-    piece = bytearray()
+def joined(frames: Iterable[bytes]) -> Iterator[bytes]:
+    """Join frames to a reasonable size for a write."""
+    data = bytearray()
     for frame in frames:
-        piece += frame
-        if len(piece) >= AT_ONCE_BYTES:
-            yield bytes(piece)
-            piece.clear()
-    yield bytes(piece)
+        data += frame
+        if len(data) >= READ_BYTES:
+            yield bytes(data)
+            data.clear()
+    yield bytes(data)
 
 
 class Process:

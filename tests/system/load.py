@@ -1,7 +1,4 @@
-"""Clients that go on while a proxy is stopped, killed and started: calls that wait, and new connections.
-
-Both count what was lost; the Store is compared over the admin socket.
-"""
+"""Clients that continue while a proxy is stopped, killed and started; they count what was lost."""
 
 import asyncio
 import time
@@ -19,7 +16,7 @@ from tests.system.proxy import WAIT_SECONDS, ProxyProcess
 
 PAUSE_SECONDS = 0.005
 WORKERS = 3
-"""How many clients there are of a kind."""
+"""Number of clients of a kind."""
 DEAD_SECONDS = 30.0
 """Without a good answer for so long a kubelet considers its runtime dead; also the limit on a busy machine."""
 
@@ -34,26 +31,24 @@ class Load:
         self.answered: Counter[str] = Counter()
         self.lost: list[tuple[str, Failed]] = []
         self.cuts = 0
-        self._front = front
-        self._path = proxy.socket
+        self._callers = [PATIENT[front.name](proxy.socket) for _ in range(WORKERS)]
         self._ending = False
 
     @asynccontextmanager
     async def going_on(self) -> AsyncIterator[None]:
         """Make calls during the context; those made are answered at its end."""
         async with AsyncExitStack() as stack:
-            callers = [PATIENT[self._front.name](self._path) for _ in range(WORKERS)]
-            for caller in callers:
+            for caller in self._callers:
                 await stack.enter_async_context(caller)
-            workers = [asyncio.create_task(self._ask(caller)) for caller in 2 * callers]
-            following = asyncio.create_task(self._follow(callers[0]))
+            workers = [asyncio.create_task(self._work(caller)) for caller in 2 * self._callers]
+            following = asyncio.create_task(self._follow(self._callers[0]))
             yield
             self._ending = True
             await asyncio.wait_for(asyncio.gather(*workers), WAIT_SECONDS)
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
-    async def _ask(self, caller: Patient) -> None:
+    async def _work(self, caller: Patient) -> None:
         while not self._ending:
             with suppress(Failed):
                 for verb in ("ping", "list"):
@@ -89,9 +84,9 @@ class Load:
 
 
 class Dialler:
-    """Asks for a sign of life, each time on a new connection.
+    """Pings the proxy, each time on a new connection, until the ``end``.
 
-    ``local_answer`` counts how often nothing listened, ``answers`` has the times of good answers (``time.monotonic``).
+    ``refused`` counts how often nothing listened, ``answers`` has the times of good answers (``time.monotonic``).
     """
 
     def __init__(self, front: Front, path: Path) -> None:
@@ -102,13 +97,12 @@ class Dialler:
         self._path = path
 
     async def ask(self) -> None:
-        """Ask until the ``end``."""
         while not self.end:
             await self.answered()
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def answered(self) -> float:
-        """Ask until there is a good answer; return when it came."""
+        """Ping until there is a good answer; return its time."""
         while True:
             try:
                 async with asyncio.timeout(DEAD_SECONDS), self._front.sent(self._path) as answer:
@@ -123,7 +117,7 @@ class Dialler:
 
 
 async def store_equals(runtime: Runtime, proxy: ProxyProcess) -> None:
-    """Wait until the Store has the runtime's pods and containers, and no others. Raises TimeoutError."""
+    """Wait until the Store has the runtime's pods and containers only. Raises TimeoutError."""
 
     def ids() -> set[str]:
         with suppress(RuntimeProxyError):  # it has just been started

@@ -1,8 +1,9 @@
-"""Kubelets that lose no call by a restart if the proxy keeps the protocols' rules: they wait for a listener."""
+"""Kubelets that lose no call by a restart if the proxy follows the protocols' rules: they wait for a listener."""
 
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from tests.system.cri_front import CRI, METHODS, CriCaller
 from tests.system.docker_front import DOCKER, DockerCaller
 from tests.system.fronts import SECONDS, Failed
 
-RECONNECT_SECONDS = 0.02
 BACKOFF: dict[str, Any] = {f"grpc.{name}_reconnect_backoff_ms": 20 for name in ("initial", "min", "max")}
 
 
@@ -33,11 +33,9 @@ class PatientCri(CriCaller):
 
     async def follow(self) -> None:
         stream = self._client.stream("GetContainerEvents", b"", wait_for_ready=True)
-        try:
+        with suppress(grpc.aio.AioRpcError):
             while await stream.read():
                 pass
-        except grpc.aio.AioRpcError:
-            pass
 
 
 class PatientDocker(DockerCaller):
@@ -47,11 +45,11 @@ class PatientDocker(DockerCaller):
     connection ended before its answer began.
     """
 
-    async def _ask(self, data: bytes, seconds: float = SECONDS) -> Answer:
+    async def _answer(self, data: bytes, seconds: float = SECONDS) -> Answer:
         async with asyncio.timeout(seconds):
             while True:
-                used_before = bool(self._kept)
-                client = self._kept.pop() if self._kept else await self._connect()
+                used_before = bool(self._idle)
+                client = self._idle.pop() if self._idle else await self._connect()
                 try:
                     sent = _send(client, data)
                     if sent:
@@ -63,7 +61,7 @@ class PatientDocker(DockerCaller):
                 client.abort()
                 if sent or not used_before:
                     raise Failed(None, f"the connection ended: {data[:60]!r}, used before: {used_before}")
-        self._kept.append(client)
+        self._idle.append(client)
         return answer
 
     async def _connect(self) -> Client:
@@ -71,21 +69,20 @@ class PatientDocker(DockerCaller):
             try:
                 return await Client.connect(self._socket)
             except (FileNotFoundError, ConnectionRefusedError):
-                await asyncio.sleep(RECONNECT_SECONDS)
+                await asyncio.sleep(0.02)
 
     async def follow(self) -> None:
         client = await self._connect()
         client.send(self._request("GET", "/events"))
         try:
-            await client.reader.read()
-        except ConnectionError:
-            pass
+            with suppress(ConnectionError):
+                await client.reader.read()
         finally:
             client.abort()
 
 
 def _send(client: Client, data: bytes) -> bool:
-    """Send a request at once; return False if none of it was sent, as the other end reads no more."""
+    """Send a request immediately; return False if none of it was sent, as the other end reads no more."""
     try:
         sent = os.write(client.writer.get_extra_info("socket").fileno(), data)
     except BrokenPipeError:

@@ -24,7 +24,6 @@ WAIT_SECONDS = 20.0
 """Seconds to wait for what must happen, on a busy machine."""
 LISTENING = "listening on "
 STATE_KNOWN = "the runtime's state is known"
-SIGNS_OF_A_FAULT = ("Traceback", " ERROR ", "internal error")
 
 
 class Folder:
@@ -41,7 +40,7 @@ class Folder:
         self.registrations.mkdir(exist_ok=True)
 
     def flags(self, **changes: str) -> dict[str, str]:
-        """Return the flags of a proxy that keeps to the folder; ``changes`` sets others, with _ for -."""
+        """Return the flags of a proxy that uses only the folder; ``changes`` sets others, with _ for -."""
         flags = {
             "koord-runtimeproxy-endpoint": str(self.socket),
             "remote-runtime-service-endpoint": str(self.runtime),
@@ -78,7 +77,7 @@ class Program:
         return self.process is None or self.process.poll() is not None
 
     def kill(self) -> None:
-        """Kill the process, as the kernel does when memory is exhausted (SIGKILL): its files are left."""
+        """Kill the process, as the kernel does when memory is exhausted (SIGKILL): its files stay."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
@@ -89,7 +88,8 @@ class Program:
 
     def faults(self) -> list[str]:
         """Return the log lines about a fault of the program's own."""
-        return [line for line in self.output().splitlines() if any(sign in line for sign in SIGNS_OF_A_FAULT)]
+        signs = ("Traceback", " ERROR ", "internal error")
+        return [line for line in self.output().splitlines() if any(sign in line for sign in signs)]
 
 
 class ProxyProcess(Folder, Program):
@@ -139,13 +139,13 @@ class ProxyProcess(Folder, Program):
         try:
             self.wait_until_it_listens(listened + 1)
         except BaseException:
-            self._end(checked=False)  # otherwise it would be left running: a block is not entered
+            self._end(checked=False)  # otherwise it would run on: a block is not entered
             raise
 
     def wait_until_it_listens(self, count: int = 1) -> None:
-        """Wait for the log line that says so, which comes once registered hook servers are known."""
+        """Wait for its log line, which is written once registered hook servers are known."""
         wait_until(lambda: self.ended or self.output().count(LISTENING) >= count, "the proxy listens", self.output)
-        assert not self.ended, f"the proxy ended at once: {self.output()}"
+        assert not self.ended, f"the proxy ended immediately: {self.output()}"
 
     def launch(self, **more: Any) -> None:
         super().launch(env=self.environment, cwd=self.path, pass_fds=self._pass_fds, **more)
@@ -173,7 +173,7 @@ class ProxyProcess(Folder, Program):
 
     def wait_for_log(self, text: str, count: int = 1) -> None:
         """Wait until the log contains a text so many times."""
-        wait_until(lambda: self.output().count(text) >= count, f"the log says {text!r}", self.output)
+        wait_until(lambda: self.output().count(text) >= count, f"the log contains {text!r}", self.output)
 
     def wait_for_registration(self, name: str) -> None:
         self.wait_for_log(f"registration {name} ")
@@ -204,14 +204,6 @@ class ProxyInside(Folder):
             assert not self.metrics.total("internal_errors")
 
 
-def waited_seconds(pid: int) -> float:
-    """Return for how many seconds a process's first thread could have run, but had no processor.
-
-    It is the second figure of /proc/PID/schedstat (the kernel's sched-stats.rst).
-    """
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-
-
 def answers(path: Path) -> bool:
     """Return whether a server listens on a socket: its file exists a moment earlier."""
     with socket.socket(socket.AF_UNIX) as client:
@@ -227,7 +219,7 @@ def wait_until(condition: Callable[[], bool], what: str, more: Callable[[], str]
 
 
 async def until(condition: Callable[[], bool], what: str, more: Callable[[], str] = str) -> None:
-    """Wait for a condition while the test's own loop goes on."""
+    """Wait for a condition while the test's own loop runs."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain until {what}: {more()[-4000:]}"

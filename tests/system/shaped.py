@@ -7,29 +7,27 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
+
+import pytest
 
 from tests.fakes import cri_pb2, hookanswers, registration
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
 from tests.system.cri_front import CRI_SHAPES
 from tests.system.docker_front import DOCKER_ENGINES
-from tests.system.fronts import POD, Caller, Front, Runtime
+from tests.system.fronts import Caller, Front
 from tests.system.proxy import STATE_KNOWN, ProxyInside, ProxyProcess, until
 
+SILENT = hookanswers.empty()
 FRONTS = (*CRI_SHAPES, *DOCKER_ENGINES)
-SLICE_PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-poduid.slice"
-SKIPPED = replace(POD, name="skipped", labels={"runtimeproxy.koordinator.sh/skip-hookserver": "true"})
-
-Answers = Mapping[str, hookanswers.Answer]
-QUIET: Mapping[str, hookanswers.Answer | None] = {
-    "nobody": None,
-    "silent": hookanswers.empty(),
-    "koordlet": hookanswers.koordlet(),
-}
-"""Hook servers that change nothing: none at all, one that answers nothing, one that echoes."""
+EVERY = pytest.mark.parametrize(
+    "front",
+    [FRONTS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in FRONTS[1:-1]), FRONTS[-1]],
+    ids=[front.name for front in FRONTS],
+)
+"""Every shape; without slow tests one CRI runtime and one dockerd."""
 
 
 class ShapedNode:
@@ -42,9 +40,9 @@ class ShapedNode:
         self,
         front: Front,
         folder: Path,
-        default: hookanswers.Answer | None = QUIET["silent"],
+        default: hookanswers.Answer | None = SILENT,
         *,
-        answers: Answers | None = None,
+        answers: Mapping[str, hookanswers.Answer] | None = None,
         points: Sequence[str] = registration.ALL_POINTS,
         program: bool = False,
         between: bool = False,
@@ -52,12 +50,11 @@ class ShapedNode:
     ) -> None:
         make = front.process if program else front.inside
         self.proxy: ProxyInside | ProxyProcess = make(folder, **flags)
-        self.hooks = HookServer(str(folder / "hooks.sock"), answers, default=default or hookanswers.empty())
-        self.hooked = default is not None
-        if self.hooked:
+        self.hooks = HookServer(str(folder / "hooks.sock"), answers, default=default)
+        if default is not None:
             self.proxy.register("tester.json", self.hooks.socket_path, points, policy="Fail")
-        self._runtimes = folder / "inner.sock" if between else self.proxy.runtime
-        self.relay = FaultRelay(str(self.proxy.runtime), str(self._runtimes))
+        self.runtime = front.runtime(str(folder / "inner.sock" if between else self.proxy.runtime))
+        self.relay = FaultRelay(str(self.proxy.runtime), self.runtime.socket_path)
         self._front = front
         self._between = between
         self._stack = AsyncExitStack()
@@ -66,22 +63,15 @@ class ShapedNode:
         """The length of the log when a program was last started."""
 
     async def __aenter__(self) -> Self:
-        await self._stack.enter_async_context(self.hooks)
-        self.runtime = self._runtime()
-        await self.runtime.__aenter__()
-        if self._between:
-            await self._stack.enter_async_context(self.relay)
+        for server in (self.hooks, self.runtime, *[self.relay] * self._between):
+            await self._stack.enter_async_context(server)
         await self._start()
         return self
 
-    async def __aexit__(self, kind: Any, error: Any, at: Any) -> None:
+    async def __aexit__(self, *details: Any) -> None:
         await self.caller.close()
-        await self.proxy.__aexit__(kind, error, at)
-        await self.runtime.__aexit__(kind, error, at)
+        await self.proxy.__aexit__(*details)
         await self._stack.aclose()
-
-    def _runtime(self) -> Runtime:
-        return self._front.runtime(str(self._runtimes))
 
     async def _start(self) -> None:
         await self.proxy.__aenter__()
@@ -94,17 +84,15 @@ class ShapedNode:
         return caller
 
     async def restart(self, *, kill: bool = True) -> None:
-        """Start a new proxy, which knows only what it reads; a program is killed, or stopped."""
+        """Start a new proxy, which has only what it reads; a program is killed, or stopped."""
         await self.caller.close()
         if isinstance(self.proxy, ProxyProcess):
             if not self.proxy.ended:
                 await asyncio.to_thread(self.proxy.kill if kill else self.proxy.stop)
             self._written = len(self.proxy.output())
-            await asyncio.to_thread(self.proxy.start)
-            self.caller = self.new_caller()
         else:
             await self.proxy.__aexit__(None, None, None)
-            await self._start()
+        await self._start()
 
     @property
     def inside(self) -> ProxyInside:
@@ -126,7 +114,7 @@ class ShapedNode:
     async def passed(self, verb: str, request: bytes) -> tuple[bytes, bytes]:
         """Send a request; return the reply, and the request as it reached the runtime."""
         reply = await self.caller.send(verb, request)
-        return reply, self.runtime.asked(verb)[-1]
+        return reply, self.runtime.arrived(verb)[-1]
 
     async def created(self, pod_id: str, **changes: Any) -> str:
         """Create a container, and check that its request was passed unchanged; return its id."""
@@ -153,7 +141,3 @@ def limits(verb: str, request: bytes) -> tuple[int, int]:
     else:
         linux = cri_pb2.UpdateContainerResourcesRequest.FromString(request).linux
     return linux.memory_limit_in_bytes, linux.memory_swap_limit_in_bytes
-
-
-def named(front: Front) -> str:
-    return front.name

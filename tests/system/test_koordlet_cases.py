@@ -17,18 +17,15 @@ from tests.fakes import cri_pb2, hookanswers, registration
 from tests.fakes.shapes import CONTAINERD, SHAPES
 from tests.system.cri_front import CRI
 from tests.system.fronts import CONTAINER, Failed, Front
-from tests.system.koordlet_cases import BELOW_LEAST_MEMORY, CASES, CREATE, UPDATE, Case, goes_out
-from tests.system.koordlet_cases import POD as POD_POINT
-from tests.system.shaped import FRONTS, ShapedNode, named
+from tests.system.koordlet_cases import BELOW_LEAST_MEMORY, CASES, CREATE, POD, UPDATE, Case, goes_out
+from tests.system.shaped import EVERY, FRONTS, ShapedNode
 
 PAUSE = {"cpu_shares": 2, "oom_score_adj": -998}
-"""What dockershim asks for each pod sandbox."""
+"""What dockershim requests for each pod sandbox."""
 LIFTING = {f"cri {shape.name}" for shape in SHAPES if shape.runtime_name == CONTAINERD.runtime_name}
 """The fronts with runtimes that accept -1 in an update."""
-
-
-POINTS = (POD_POINT, CREATE, UPDATE, registration.KOORDLET_EXTRA_POINT)
-SOME_AND_ALL = [FRONTS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in FRONTS[1:-1]), FRONTS[-1]]
+POINTS = (POD, CREATE, UPDATE, registration.KOORDLET_EXTRA_POINT)
+VERBS = {POD: "run_pod", CREATE: "create", UPDATE: "update"}
 
 
 async def released(node: ShapedNode, case: Case) -> bytes:
@@ -37,16 +34,14 @@ async def released(node: ShapedNode, case: Case) -> bytes:
     if case.point != UPDATE:
         node.hooks.on(case.point, case.answer)
     pod_id = await node.caller.run_pod()
-    if case.point == POD_POINT:
-        return node.runtime.asked("run_pod")[-1]
-    resources = case.held if case.point == UPDATE else case.asked
-    container_id = await node.caller.create(pod_id, replace(CONTAINER, envs=(("A", "1"),), resources=resources))
-    await node.caller.act("start", container_id)
-    if case.point == CREATE:
-        return node.runtime.asked("create")[-1]
-    node.hooks.on(case.point, case.answer)
-    await node.caller.update(container_id, case.asked)
-    return node.runtime.asked("update")[-1]
+    if case.point != POD:
+        resources = case.held if case.point == UPDATE else case.asked
+        container_id = await node.caller.create(pod_id, replace(CONTAINER, envs=(("A", "1"),), resources=resources))
+        await node.caller.act("start", container_id)
+        if case.point == UPDATE:
+            node.hooks.on(case.point, case.answer)
+            await node.caller.update(container_id, case.asked)
+    return node.runtime.arrived(VERBS[case.point])[-1]
 
 
 def in_cri(case: Case, message: bytes) -> dict[str, Any]:
@@ -54,7 +49,7 @@ def in_cri(case: Case, message: bytes) -> dict[str, Any]:
     if case.point == UPDATE:
         resources = cri_pb2.UpdateContainerResourcesRequest.FromString(message).linux
     else:
-        kind = cri_pb2.RunPodSandboxRequest if case.point == POD_POINT else cri_pb2.CreateContainerRequest
+        kind = cri_pb2.RunPodSandboxRequest if case.point == POD else cri_pb2.CreateContainerRequest
         resources = kind.FromString(message).config.linux.resources
     return {field.name: value for field, value in resources.ListFields()}
 
@@ -65,11 +60,11 @@ def in_docker(case: Case, message: bytes) -> dict[str, Any]:
     host = body if case.point == UPDATE else body["HostConfig"]
     assert host["MemorySwap"] == host["Memory"], case.name
     found = {name: host[key] for name, key in RESOURCE_TABLE.items() if host.get(key) and key != "MemorySwap"}
-    usual = PAUSE if case.point == POD_POINT else {}
+    usual = PAUSE if case.point == POD else {}
     return {name: value for name, value in found.items() if usual.get(name) != value}
 
 
-@pytest.mark.parametrize("front", SOME_AND_ALL, ids=named)
+@EVERY
 async def test_released_resources_for_each_answer(front: Front, tmp_path: Path) -> None:
     async with ShapedNode(front, tmp_path, hookanswers.echo(), points=POINTS) as node:
         await node.known()
@@ -89,8 +84,7 @@ async def test_dockerd_refuses_memory_below_its_least(tmp_path: Path) -> None:
         for case in BELOW_LEAST_MEMORY:
             with pytest.raises(Failed, match=r"^400: Minimum memory limit allowed is 6MB"):
                 await released(node, case)
-            verb = {POD_POINT: "run_pod", CREATE: "create", UPDATE: "update"}[case.point]
-            assert node.runtime.verbs()[-1] == verb, case.name
+            assert node.runtime.verbs()[-1] == VERBS[case.point], case.name
 
 
 def test_document_has_the_same_rows_and_variables() -> None:

@@ -1,7 +1,7 @@
 """Whatever a runtime answers to creates and updates, the record equals what it reports afterwards (relay-rules C3).
 
 CRI-O answers a create with what an earlier one of its name made if that one's caller had left; a test lets each shape
-of a runtime do so. The property test also has answers with the id of another container, and lost and failed updates.
+of a runtime do so. There are also answers with the id of another container, and lost and failed updates.
 """
 
 import asyncio
@@ -22,19 +22,16 @@ from runtimeproxy.docker.backend import Backend as DockerBackend
 from runtimeproxy.docker.sync import Lookup
 from runtimeproxy.hookapi import api_pb2
 from runtimeproxy.model.fields import RESOURCE_FIELDS, ContainerInfo, PodInfo, PodRecord
-from runtimeproxy.observe.events import EventKind, shown
 from tests import amounts
 from tests.fakes import hookanswers
 from tests.fakes.dockerd_wire import Injection as DockerInjection
 from tests.fakes.runtime import Injection
 from tests.system.cri_front import METHODS, CriRuntime
 from tests.system.docker_front import CREATE, ROUTES, DockerRuntime
-from tests.system.fronts import CONTAINER, PARENT, POD, Failed, Front
+from tests.system.fronts import CONTAINER, POD, Failed, Front
 from tests.system.proxy import until
-from tests.system.shaped import FRONTS, ShapedNode, named
+from tests.system.shaped import EVERY, ShapedNode
 
-EVERY = pytest.mark.parametrize("front", FRONTS, ids=named)
-RESTARTED = pytest.mark.parametrize("restarted", [False, True], ids=["at once", "after a restart"])
 CREATED = b"HTTP/1.1 201 Created\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
 
 
@@ -73,7 +70,7 @@ def answer_with(node: ShapedNode, verb: str, any_id: str) -> None:
 
 async def lose(node: ShapedNode, verb: str, request: bytes) -> None:
     """Send a request that the runtime carries out; the client leaves before the answer."""
-    before = len(node.runtime.asked(verb))
+    before = len(node.runtime.arrived(verb))
     if isinstance(node.runtime, DockerRuntime):
         node.runtime.inject(ROUTES[verb], DockerInjection(cut_after_bytes=0, times=1))
         with pytest.raises(Failed):
@@ -82,7 +79,7 @@ async def lose(node: ShapedNode, verb: str, request: bytes) -> None:
         assert isinstance(node.runtime, CriRuntime)
         node.runtime.inject(METHODS[verb], Injection(gate=asyncio.Event(), times=1))
         sent = asyncio.ensure_future(node.caller.send(verb, request))
-        await until(lambda: len(node.runtime.asked(verb)) > before, "the runtime has the request")
+        await until(lambda: len(node.runtime.arrived(verb)) > before, "the runtime has the request")
         received = node.runtime.requests(METHODS[verb])[-1]
         sent.cancel()
         await until(lambda: received.cancelled, "the runtime knows that its caller has left")
@@ -108,12 +105,6 @@ async def idle(node: ShapedNode) -> None:
     await until(lambda: not node.inside.app.lifecycle.running, "no call is under way")
 
 
-async def create(node: ShapedNode, verb: str, request: bytes) -> str:
-    made = node.caller.id_in(verb, await node.caller.send(verb, request))
-    await idle(node)
-    return made
-
-
 async def reported(node: ShapedNode, any_id: str, *, pod: bool = False) -> PodInfo | ContainerInfo:
     """Return what the runtime reports of a pod or container, as a proxy without records reads it."""
     reader: CriState | Lookup
@@ -128,69 +119,6 @@ async def reported(node: ShapedNode, any_id: str, *, pod: bool = False) -> PodIn
     assert found is not None
     return found.effective if pod else found.container.effective  # type: ignore[union-attr]
 
-
-def edited(node: ShapedNode) -> list[dict[str, Any]]:
-    """Return the events of edited calls."""
-    rows, _ = node.inside.metrics.events.read()
-    return [shown(row) for row in rows if row[2] is EventKind.EDITED]
-
-
-# ---- the answer of a create that names what an earlier one made
-
-ENVS = {"GPU": "0"}
-
-
-@RESTARTED
-@EVERY
-async def test_repeated_container_has_the_first_ones_values(front: Front, restarted: bool, tmp_path: Path) -> None:
-    """The next update is sent with the cpuset that the container has not."""
-    async with ShapedNode(front, tmp_path) as node:
-        pod_id = await node.caller.run_pod()
-        request = node.caller.create_request(pod_id, CONTAINER)
-        first = await lose_create(node, "create", request)
-        if restarted:
-            await node.restart()
-            await node.known()
-        node.hooks.on("PreCreateContainer", of_container(ENVS, cpuset_cpus="2-3"))
-        assert await create(node, "create", request) == first
-        record = node.inside.store.container(first)
-        assert record is not None
-        assert record.original.resources is not None
-        report = await reported(node, first)
-        if report.resources is None:  # it does not report any: they count as the kubelet's
-            report = replace(report, resources=record.original.resources)
-        assert record.effective == report
-        assert record.original.resources.cpu_quota == CONTAINER.resources["cpu_quota"], "the kubelet's"
-        assert (record.owners, "GPU" in record.effective.envs, edited(node)) == ((), False, [])
-
-        node.hooks.on("PreUpdateContainerResources", of_container(cpuset_cpus="2-3"))
-        _, released = await node.passed("update", node.caller.update_request(first, {"cpu_shares": 5}, {}))
-        assert b"2-3" in released
-
-
-@RESTARTED
-@EVERY
-async def test_repeated_pod_has_the_first_ones_values(front: Front, restarted: bool, tmp_path: Path) -> None:
-    """Hooks get the cgroup parent that the pod has; where it is not reported, a create repeats it."""
-    async with ShapedNode(front, tmp_path) as node:
-        request = node.caller.pod_request(POD)
-        first = await lose_create(node, "run_pod", request)
-        if restarted:
-            await node.restart()
-            await node.known()
-        node.hooks.on("PreRunPodSandbox", of_pod(cgroup_parent="/hooked", labels={"h": "1"}))
-        assert await create(node, "run_pod", request) == first
-        node.caller.pods[first] = POD
-        record = node.inside.store.pod(first)
-        assert record is not None
-        assert (record.effective, edited(node)) == (await reported(node, first, pod=True), [])
-        node.told()
-        await node.created(first)
-        ((_, hooked),) = node.told()
-        assert (hooked.pod_cgroup_parent, "h" in hooked.pod_labels) == (PARENT, False)
-
-
-# ---- whatever it answers
 
 SHARES = st.sampled_from([0, 100, 200])
 VALUES = {"cpu_shares": SHARES, "cpuset_cpus": st.sampled_from(["", "0", "1-2"])}
@@ -233,11 +161,11 @@ class Lives:
         self.node, self.other = node, other
         self.made = 0
 
-    async def check(self, any_id: str, *, known: bool = False) -> None:
-        """Compare a record with what is reported; there may be none unless it is ``known``."""
+    async def check(self, any_id: str, *, has_record: bool = False) -> None:
+        """Compare a record with what is reported; there may be none unless it ``has_record``."""
         store = self.node.inside.store
         record = store.pod(any_id) or store.container(any_id)
-        assert record or not known
+        assert record or not has_record
         if record is not None:
             same(record.effective, await reported(self.node, any_id, pod=isinstance(record, PodRecord)))
 
@@ -256,9 +184,10 @@ class Lives:
         if other:
             await until(lambda: node.inside.store.container(other) is not None, "it is read after a lost call")
             answer_with(node, verb, other)
-        any_id = await create(node, verb, request)
+        any_id = node.caller.id_in(verb, await node.caller.send(verb, request))
+        await idle(node)
         assert any_id == (other or first or any_id)
-        await self.check(any_id, known=True)
+        await self.check(any_id, has_record=True)
         return any_id
 
     async def live(self, pods: Sequence[Any], creates: Sequence[Any], another: bool, updates: Sequence[Any]) -> None:
@@ -273,26 +202,24 @@ class Lives:
             request = node.caller.container_request(pod_id, replace(CONTAINER, resources=given))
             requests.append((request, of_container(envs, **hooked), restarts))
         any_id = await self.create("create", requests, self.other if another else "")
-        unlisted = isinstance(node.runtime, CriRuntime) and node.runtime.state.shape.runtime_name == "fake"
-        for values, annotations, hooked, fate in updates:
-            if unlisted:  # it counts as a runtime that uses them
-                annotations = {}
-            node.hooks.on("PreUpdateContainerResources", of_container(annotations=annotations, **hooked))
+        is_unlisted = isinstance(node.runtime, CriRuntime) and node.runtime.state.shape.runtime_name == "fake"
+        for values, annotations, hooked, end in updates:
+            entries = {} if is_unlisted else annotations  # an unlisted runtime counts as one that uses them
+            node.hooks.on("PreUpdateContainerResources", of_container(annotations=entries, **hooked))
             request = node.caller.update_request(any_id, {"cpu_shares": 5, **values}, {})
-            if fate == "lost":
+            if end == "lost":
                 await lose(node, "update", request)
-            elif fate == "failed":
-                node.runtime.upset("update", text="not now")
+            elif end == "failed":
+                node.runtime.set_fault("update", text="not now")
                 with pytest.raises(Failed):
                     await node.caller.send("update", request)
-                node.runtime.upset("update")
+                node.runtime.set_fault("update")
             else:
                 await node.caller.send("update", request)
             await idle(node)
             await self.check(any_id)
 
 
-@pytest.mark.slow
 @EVERY
 async def test_record_equals_what_the_runtime_reports(front: Front, tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()

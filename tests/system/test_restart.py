@@ -1,6 +1,6 @@
-"""The proxy ends and is started again: it knows what it knew, and no call waits for that.
+"""The proxy ends and is started again: it has the state from before, and no call waits for that.
 
-That is fault matrix P1, P2 and promise 7. ``originals`` is a directory on tmpfs for --originals-dir.
+That is fault matrix P1, P2 and promise 7. ``memory`` is a directory on tmpfs for --originals-dir.
 """
 
 import asyncio
@@ -61,14 +61,13 @@ class Life:
 
     @classmethod
     async def begin(cls, caller: Caller, waiting_pod: str, number: int) -> "Life":
-        """Run them; no two of a number are alike."""
         pod_id = await caller.run_pod(replace(POD, name=f"pod-{number}", labels={"number": f"{number}"}))
         container = replace(CONTAINER, name=f"container-{number}")
         started, waiting = await caller.create(pod_id, container), await caller.create(waiting_pod, container)
         await caller.act("start", started)
         return cls(pod_id, started, waiting, number)
 
-    async def go_on(self, node: ShapedNode) -> Sequence[tuple[str, Any]]:
+    async def hook_calls(self, node: ShapedNode) -> Sequence[tuple[str, Any]]:
         """Make every call that can be repeated; return the hook calls."""
         await node.caller.update(self.started, {"cpu_quota": 30_000 + self.number})
         await node.caller.act("stop", self.started)
@@ -77,24 +76,29 @@ class Life:
 
 
 @pytest.mark.parametrize(
-    ("kill", "is_kept"), [(True, False), (True, True), (False, True)], ids=["kill", "kill-kept", "stop-kept"]
+    ("kill", "has_file"), [(True, False), (True, True), (False, True)], ids=["kill", "kill-file", "stop-file"]
 )
 async def test_hook_messages_after_a_restart_equal_those_before(
-    front: Front, tmp_path: Path, memory: Path, kill: bool, is_kept: bool
+    front: Front, tmp_path: Path, memory: Path, kill: bool, has_file: bool
 ) -> None:
     """A start is made before it, too: the runtime refuses that one, or there could be no other after it."""
-    async with program(front, tmp_path, originals_dir=str(memory) if is_kept else "none") as node:
+    async with program(front, tmp_path, originals_dir=str(memory) if has_file else "none") as node:
         file = file_of(memory, node.proxy.socket)
         waiting_pod = await node.caller.run_pod(replace(POD, name="waiting"))
         lives = [await Life.begin(node.caller, waiting_pod, number) for number in range(RESTARTED_PODS.now)]
         node.told()
-        node.runtime.upset("start", text="not yet")
-        starts = [await refused_start(node, life.waiting) for life in lives]
-        node.runtime.upset("start")
-        before = [await life.go_on(node) for life in lives]
-        if is_kept:
+        node.runtime.set_fault("start", text="not yet")
+        starts = []
+        for life in lives:
+            with pytest.raises(Failed, match="not yet"):
+                await node.caller.act("start", life.waiting)
+            ((_, start),) = node.told()
+            starts.append(start)
+        node.runtime.set_fault("start")
+        before = [await life.hook_calls(node) for life in lives]
+        if has_file:
             ids = {waiting_pod, *(one for life in lives for one in (life.pod_id, life.started, life.waiting))}
-            await until(lambda: rows(file).keys() == ids, "they are kept", lambda: str(rows(file)))
+            await until(lambda: rows(file).keys() == ids, "the values are stored", lambda: str(rows(file)))
         await node.restart(kill=kill)
         await node.known()
         reads = node.runtime.reads()
@@ -102,8 +106,8 @@ async def test_hook_messages_after_a_restart_equal_those_before(
         for life, start, messages in zip(lives, starts, before, strict=True):
             await node.caller.act("start", life.waiting)
             assert node.told() == [("PreStartContainer", start), ("PostStartContainer", start)]
-            assert await life.go_on(node) == (messages if is_kept else without_originals(messages))
-        assert node.runtime.reads() == reads, "all was known: no call had to ask"
+            assert await life.hook_calls(node) == (messages if has_file else without_originals(messages))
+        assert node.runtime.reads() == reads, "no call had to read the runtime's state"
         points = [point for point, _ in before[0]]
         assert points == ["PreUpdateContainerResources", "PostStopContainer", "PostStopPodSandbox"]
         _, example = before[0][1]
@@ -116,15 +120,6 @@ def without_originals(messages: Sequence[tuple[str, Any]]) -> Sequence[tuple[str
     assert update.container_resources.cpu_shares == 2 * HOOKED_SHARES
     update.container_resources.cpu_shares = HOOKED_SHARES
     return messages
-
-
-async def refused_start(node: ShapedNode, container_id: str) -> Any:
-    """Ask for a start that the runtime refuses; return the hook call's message."""
-    with pytest.raises(Failed, match="not yet"):
-        await node.caller.act("start", container_id)
-    ((point, message),) = node.told()
-    assert point == "PreStartContainer"
-    return message
 
 
 async def test_create_whose_answer_a_kill_lost_is_known_after_it(front: Front, tmp_path: Path) -> None:
@@ -148,26 +143,24 @@ async def test_create_whose_answer_a_kill_lost_is_known_after_it(front: Front, t
             await node.known()
             reads = node.runtime.reads()
             again = await node.caller.create(pod_id)
-            assert again in node.runtime.container_ids()
             node.told()
             for one in (lost, again):
                 await node.caller.act("stop", one)
             stops = [(message.container_meta.id, message.container_envs["B"]) for _, message in node.told()]
             assert stops == [(lost, "hooked"), (again, "hooked")]
-            assert node.runtime.reads() == reads, "it was known"
+            assert node.runtime.reads() == reads, "no call had to read the runtime's state"
 
 
 async def test_start_does_not_wait_for_the_state(front: Front, tmp_path: Path) -> None:
     """The runtime does not answer requests for its state, while it serves its clients."""
     async with program(front, tmp_path) as node:
         container_id = await node.caller.create(await node.caller.run_pod())
-        node.runtime.upset("pod_status", delay_seconds=3600)
+        node.runtime.set_fault("pod_status", delay_seconds=3600)
         await node.restart()
-        await node.caller.act("ping")
         await node.caller.act("list")
         await node.caller.create(await node.caller.run_pod())
         assert not node.is_known
-        node.runtime.upset("pod_status")
+        node.runtime.set_fault("pod_status")
         node.told()
         await node.caller.act("stop", container_id)
         ((_, stop),) = node.told()

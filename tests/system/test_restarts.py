@@ -1,26 +1,28 @@
-"""Restarts, kills and second starts under load: no call is lost or disturbed unnecessarily, none waits for long.
+"""Restarts, kills, failed and second starts under load: no call is lost or disturbed, none waits for long.
 
-That is fault matrix P1, P3, P5 and P7; promises 6, 15 and 19.
+That is fault matrix P1, P3, P5, P7 and P9; promises 6, 15 and 19.
 """
 
 import asyncio
 import os
 import random
 import re
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.amounts import KILLS, RESTARTED_PODS, RESTARTS, SECOND_STARTS, SHARE_VARIABLE
+from tests.amounts import CRASH_SECONDS, KILLS, RESTARTED_PODS, RESTARTS, SECOND_STARTS, SHARE_VARIABLE
+from tests.docker import client as docker_client
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import Front, Runtime
 from tests.system.load import DEAD_SECONDS, WORKERS, Dialler, Load, store_equals
-from tests.system.proxy import ProxyProcess, waited_seconds
+from tests.system.proxy import PROGRAM, ProxyProcess
 from tests.system.supervising import SUPERVISED, handed_over
 from tests.system.test_process import refused
 
@@ -28,14 +30,10 @@ pytestmark = pytest.mark.slow
 
 DRAIN_SECONDS = 10
 POINTS = ["PreRunPodSandbox", "PreCreateContainer", "PostStopContainer"]
-
-IN_FULL = float(os.environ.get(SHARE_VARIABLE, "0")) >= 1
-"""Whether this is a full soak."""
-ANSWER_SECONDS = 1.0 if IN_FULL else DEAD_SECONDS
-"""Most seconds from a start after a kill to the first good answer, without the time in which the proxy or the test,
-which is its client and its runtime, could have run but had no processor."""
-SILENCE_SECONDS = 2.0 if IN_FULL else DEAD_SECONDS
-"""Most seconds between two good answers, without that time."""
+IS_FULL_SOAK = float(os.environ.get(SHARE_VARIABLE, "0")) >= 1
+ANSWER_SECONDS, SILENCE_SECONDS = (1.0, 2.0) if IS_FULL_SOAK else (DEAD_SECONDS, DEAD_SECONDS)
+"""Most seconds from a start after a kill to the first good answer, and between two good answers. The time does not
+count in which the proxy or the test, its client and runtime, could have run but had no processor."""
 
 
 @pytest.fixture
@@ -47,25 +45,16 @@ async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
 
 @pytest.fixture(params=["own socket", "supervisor's socket"])
 def proxy(request: pytest.FixtureRequest, front: Front, tmp_path: Path) -> Iterator[ProxyProcess]:
-    """Return a proxy that makes its socket, and one whose socket is its supervisor's."""
     handing = handed_over(tmp_path / "proxy.sock") if request.param == "supervisor's socket" else nullcontext({})
     with handing as handed:
         yield front.process(tmp_path, **handed, drain_timeout=f"{DRAIN_SECONDS}s")
-
-
-@asynccontextmanager
-async def comparing(runtime: Runtime, proxy: ProxyProcess) -> AsyncIterator[None]:
-    """Check after the block that the Store equals the runtime."""
-    yield
-    await store_equals(runtime, proxy)
 
 
 async def test_restarts_under_load_lose_no_call(
     front: Front, proxy: ProxyProcess, runtime: Runtime, hooks: HookServer
 ) -> None:
     proxy.register("slow.json", hooks.socket_path, POINTS)
-    load = Load(front, proxy)
-    pause = random.Random(0)
+    load, pause = Load(front, proxy), random.Random(0)
     async with proxy, load.going_on():
         for _ in range(RESTARTS.now):
             await load.each_kind_is_answered()
@@ -81,6 +70,14 @@ async def test_restarts_under_load_lose_no_call(
     assert load.cuts >= RESTARTS.now
 
 
+def waited_seconds(pid: int) -> float:
+    """Return for how many seconds a process's first thread could have run, but had no processor.
+
+    It is the second figure of /proc/PID/schedstat (the kernel's sched-stats.rst).
+    """
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+
+
 async def test_kills_under_load_cost_only_the_calls_under_way(
     front: Front,
     proxy: ProxyProcess,
@@ -88,7 +85,7 @@ async def test_kills_under_load_cost_only_the_calls_under_way(
     hooks: HookServer,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """No call concerns a pod that runs all the while."""
+    """No call concerns a pod that runs before and after them."""
     async with front.caller(runtime.socket_path) as caller:
         for _ in range(RESTARTED_PODS.now):
             await caller.create(await caller.run_pod())
@@ -96,21 +93,23 @@ async def test_kills_under_load_cost_only_the_calls_under_way(
     proxy.register("slow.json", hooks.socket_path, POINTS)
     load, dialler = Load(front, proxy), Dialler(front, proxy.socket)
     pause, took, waited = random.Random(0), [], []
-    async with proxy, comparing(runtime, proxy), load.going_on(), asyncio.TaskGroup() as group:
-        for _ in range(WORKERS):
-            group.create_task(dialler.ask())
-        for _ in range(KILLS.now):
+    async with proxy:
+        async with load.going_on(), asyncio.TaskGroup() as group:
+            for _ in range(WORKERS):
+                group.create_task(dialler.ask())
+            for _ in range(KILLS.now):
+                await load.each_kind_is_answered()
+                await asyncio.sleep(pause.uniform(0, 0.1))
+                proxy.kill()
+                first = asyncio.create_task(dialler.answered())
+                await asyncio.sleep(0.1)  # a supervisor waits before it restarts a dead process
+                launched, before = time.monotonic(), waited_seconds(os.getpid())
+                proxy.launch()
+                took.append(await first - launched)
+                waited.append(waited_seconds(proxy.pid) + waited_seconds(os.getpid()) - before)
             await load.each_kind_is_answered()
-            await asyncio.sleep(pause.uniform(0, 0.1))
-            proxy.kill()
-            first = asyncio.create_task(dialler.answered())
-            await asyncio.sleep(0.1)  # a supervisor waits before it restarts a dead process
-            launched, before = time.monotonic(), waited_seconds(os.getpid())
-            proxy.launch()
-            took.append(await first - launched)
-            waited.append(waited_seconds(proxy.pid) + waited_seconds(os.getpid()) - before)
-        await load.each_kind_is_answered()
-        dialler.end = True
+            dialler.end = True
+        await store_equals(runtime, proxy)
     assert ids <= {*runtime.pod_ids(), *runtime.container_ids()}
     assert {error.status for _, error in load.lost} <= {front.lost}, load.lost
     starts = list(zip(took, waited, strict=True))
@@ -139,3 +138,45 @@ async def test_second_starts_under_load_disturb_no_call(
         assert proxy.socket.stat().st_ino == inode
         assert load.cuts == 0
     assert load.lost == []
+
+
+WITHOUT_UVLOOP = """
+import sys
+from runtimeproxy.cli import main
+sys.modules["uvloop"] = None
+sys.exit(main())
+"""
+RESTART_SECONDS = 0.1
+"""RestartSec= of the unit."""
+PATIENCE_SECONDS = CRASH_SECONDS.now + 60.0
+
+
+async def test_clients_of_a_crash_loop_are_answered_by_the_next_version(
+    front: Front, tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version that cannot start is started again and again; its supervisor has the socket."""
+    monkeypatch.setattr(docker_client, "PATIENCE_SECONDS", PATIENCE_SECONDS)
+    tmp_path.chmod(0o700)
+    with handed_over(tmp_path / "proxy.sock") as handed:
+        good = front.process(tmp_path, **handed)
+        program = [*handed["program"][: -len(PROGRAM)], sys.executable, "-c", WITHOUT_UVLOOP, "run"]
+        broken = front.process(tmp_path, **{**handed, "program": program})
+
+        async def client() -> None:
+            async with front.sent(good.socket) as answer:
+                await asyncio.wait_for(answer, PATIENCE_SECONDS)
+
+        begun, clients, ends = time.monotonic(), [], 0
+        while ends < 2 or time.monotonic() < begun + CRASH_SECONDS.now:
+            broken.launch()
+            while not broken.ended:
+                clients.append(asyncio.ensure_future(client()))
+                await asyncio.sleep(0.2)
+            assert broken.process is not None
+            broken.check(broken.process.wait(), expected=1)
+            ends += 1
+            await asyncio.sleep(RESTART_SECONDS)
+        assert not any(each.done() for each in clients), "the next version must answer them"
+        assert broken.output().count("error: the library uvloop cannot be loaded") == ends
+        async with good:
+            await asyncio.gather(*clients)

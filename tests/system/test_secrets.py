@@ -1,6 +1,6 @@
 """Nothing that the proxy logs or shows contains a value of a request, and nothing heavy is loaded without need.
 
-That is fault matrix X4, promise 16. Answers to wrong requests: tests/admin/test_server.py, tests/test_exporter.py.
+That is fault matrix X4, promise 16. Answers to wrong requests: tests/admin.
 """
 
 import asyncio
@@ -19,30 +19,34 @@ import grpc
 import pytest
 
 from runtimeproxy.admin import queries
-from runtimeproxy.admin.exporter import PAGES
 from runtimeproxy.hookapi import api_pb2
 from tests import control
 from tests.amounts import Amount
-from tests.control import call
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import hookanswers, registration
-from tests.fakes.dockerd_client import UnixHttpConnection
 from tests.fakes.dockershim_bodies import Container, Pod
 from tests.fakes.hookserver import HookServer
 from tests.system import commands
 from tests.system.fronts import PARENT, Caller, Failed, Front, Runtime
-from tests.system.proxy import PROGRAM, ProxyProcess, answers, wait_until
+from tests.system.proxy import PROGRAM, ProxyProcess
 
 pytestmark = pytest.mark.slow
 
 CANARY = "canary-7f3a91"
 WORDS = "spoken-5d20c4"
 """Texts of hook servers and runtimes for the caller, which may reach it, but no log."""
-OURS = "runtimeproxy: "
+SECRETS = (CANARY, WORDS)
 TIMEOUT = "2s"
 RESPONSE = api_pb2.ContainerResourceHookResponse
 NEVER_IMPORTED = ("aiohttp.web", "grpc", "prometheus_client", "rich", "runtimeproxy.admin.exporter")
 """What a daemon of neither mode imports, whatever is requested of it."""
+LABELS = {"secret": CANARY}
+RUNS: Any = {"command": ("/bin/sh", "-c", CANARY), "args": (CANARY,), "envs": (("SECRET", CANARY),)}
+CONTAINER = Container("main", BUSYBOX_IMAGE, **RUNS, labels=LABELS, annotations=LABELS)
+
+
+def pod(name: str) -> Pod:
+    return Pod(name, f"{name}-uid", labels=LABELS, annotations=LABELS, cgroup_parent=PARENT)
 
 
 async def hang_at_one_point(call: hookanswers.HookCall) -> bytes:
@@ -69,6 +73,78 @@ ANSWERS: dict[str, hookanswers.Answer] = {
 }
 
 
+@dataclass
+class Calls:
+    """Makes calls with the canary wherever a value is possible; collects the texts of their errors."""
+
+    caller: Caller
+    runtime: Runtime
+    hooks: HookServer
+    count: int = 0
+    texts: list[str] = field(default_factory=list)
+
+    async def make_all(self) -> None:
+        """Make every held call with every answer of the hook server, and calls that fail in other ways.
+
+        A server that failed too often is not called for a while, so each answer is that of a new one.
+        """
+        for name, answer in ANSWERS.items():
+            self.hooks.default = answer
+            await self._life_of_a_pod(name)
+            await self.hooks.stop()
+            await self.hooks.start()
+        self.hooks.default = hookanswers.empty()
+        await self.caller.call_unheld(CANARY)
+        await self._rejected_update()
+        await self._failing_calls()
+        assert {call.point.name for call in self.hooks.calls} == set(registration.ALL_POINTS)
+        assert sum(CANARY.encode() in call.message for call in self.hooks.calls) > len(ANSWERS)
+
+    async def _life_of_a_pod(self, name: str) -> None:
+        pod_id = await self._tried(self.caller.run_pod(pod(f"pod-{name.replace(' ', '-')}"))) or "unknown"
+        container_id = await self._tried(self.caller.create(pod_id, CONTAINER)) or "unknown"
+        await self._tried(self.caller.update(container_id, annotations={"secret": CANARY}))
+        for verb in ("start", "stop", "remove"):
+            await self._tried(self.caller.act(verb, container_id))
+        for verb in ("stop_pod", "remove_pod"):
+            await self._tried(self.caller.act(verb, pod_id))
+
+    async def _rejected_update(self) -> None:
+        """Make the runtime reject the extra update of PreStartContainer with a text of its own."""
+        container_id = await self.caller.create(await self.caller.run_pod(pod("rejected")), CONTAINER)
+        self.hooks.on("PreStartContainer", hookanswers.reply(RESPONSE(container_resources={"cpu_shares": 77})))
+        before = len(self.hooks.calls)
+        self.runtime.set_fault("update", text=WORDS)
+        await self._tried(self.caller.act("start", container_id))
+        assert self.hooks.calls[before].point.name == "PreStartContainer"
+        self.hooks.answers.clear()
+        self.runtime.set_fault("update")
+
+    async def _failing_calls(self) -> None:
+        """Make calls that cannot be read, and calls that the runtime answers with an error text of its own."""
+        caller, runtime = self.caller, self.runtime
+        container_id = await caller.create(await caller.run_pod(pod("failing")), CONTAINER)
+        verbs = ("run_pod", "create", "update", "start")
+        for verb in verbs:
+            await self._tried(caller.send(verb, caller.broken_request(verb, CANARY.encode())))
+            runtime.set_fault(verb, text=WORDS)
+        await self._tried(caller.run_pod(pod("other")))
+        await self._tried(caller.create("unknown", CONTAINER))
+        await self._tried(caller.update(container_id))
+        await self._tried(caller.act("start", container_id))
+        for verb in verbs:
+            runtime.set_fault(verb)
+
+    async def _tried(self, call: Awaitable[object]) -> str:
+        """Return a call's id; "" if it failed."""
+        self.count += 1
+        try:
+            return str(await call)
+        except Failed as error:
+            self.texts.append(error.text)
+            return ""
+
+
 @pytest.mark.parametrize("policy", ["Ignore", "Fail"])
 async def test_no_line_figure_or_error_text_holds_a_value(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, policy: str, caplog: pytest.LogCaptureFixture
@@ -82,17 +158,17 @@ async def test_no_line_figure_or_error_text_holds_a_value(
         while made.count < Amount(100, 10_000).now:
             caplog.clear()
             failed, bad = (proxy.metrics.total(name) for name in ("hook_failures", "hook_bad_fields"))
-            await made.all_there_are()
+            await made.make_all()
             failed, bad = proxy.metrics.total("hook_failures") - failed, proxy.metrics.total("hook_bad_fields") - bad
             assert failed > len(ANSWERS)
             logged_before = bad - caplog.text.count("this is logged once for this field") if policy == "Ignore" else 0
             assert caplog.text.count("'plugin'") == failed - logged_before
-            assert not any(secret in caplog.text for secret in (CANARY, WORDS))
+            assert not any(secret in caplog.text for secret in SECRETS)
         figures = f"{proxy.metrics.counters} {proxy.metrics.gauges} {proxy.metrics.calls}"
     assert "'plugin'" in figures
-    assert not any(secret in figures for secret in (CANARY, WORDS))
-    ours = [text for text in made.texts if text.startswith(OURS)]
-    assert any(WORDS in text for text in ours), "what the hook server says reaches the caller"
+    assert not any(secret in figures for secret in SECRETS)
+    ours = [text for text in made.texts if text.startswith("runtimeproxy: ")]
+    assert any(WORDS in text for text in ours), "the hook server's text reaches the caller"
     assert CANARY not in "".join(ours)
 
 
@@ -105,25 +181,26 @@ async def test_stderr_holds_no_value_and_nothing_foreign_is_imported(
     proxy = front.process(tmp_path, program=program, log_format=log_format)
     proxy.register("plugin.json", hooks.socket_path, timeout=TIMEOUT)
     async with proxy, front.caller(proxy.socket) as caller:
-        await Calls(caller, runtime, hooks).all_there_are()
+        await Calls(caller, runtime, hooks).make_all()
         for method in ("metrics", "readyz", "hooks", "store", "events"):
-            await asyncio.to_thread(call, proxy.admin, method)
+            await asyncio.to_thread(control.call, proxy.admin, method)
     imported = set(re.findall(r"^import time:.*\| +(\S+)$", proxy.output(), re.MULTILINE))
     assert {"uvloop", "runtimeproxy.admin.queries", f"runtimeproxy.{front.name}.front"} <= imported
     assert imported & {*NEVER_IMPORTED, *front.never_imported} == set()
     assert "'plugin'" in proxy.output()
-    assert not any(secret in proxy.output() for secret in (CANARY, WORDS))
+    assert not any(secret in proxy.output() for secret in SECRETS)
 
 
 COMMANDS = [
-    *["status", "hook ls", "hook ls -o json", "hook trace", "hook trace -o json", "events", "events -o json"],
-    *["store ls", "store ls -o json", "store get {pod}", "store get {pod} -o json", "store get {container}"],
-    *["store get {container} -o json", "explain {pod}", "explain {pod} -o json", "explain {container}"],
-    *["explain {container} -o json", "status -o json", "top --once", "doctor", "doctor -o json", "version"],
-    *["config show --origin", "config show -o json", "config check", "log-level info", "log-level info -o json"],
+    *(f"{command}{form}" for form in ("", " -o json") for command in ("status", "hook ls", "hook trace", "events")),
+    *(f"{command}{form}" for form in ("", " -o json") for command in ("store ls", "doctor", "log-level info")),
+    *(f"{command} {subject}" for command in ("store get", "explain") for subject in ("{pod}", "{container}")),
+    *(f"{command} {subject} -o json" for command in ("store get", "explain") for subject in ("{pod}", "{container}")),
+    *["top --once", "version", "config show --origin", "config show -o json", "config check"],
     *["hook disable plugin --reason=x", "hook ls -o yaml", "status -o yaml", "hook enable plugin"],
     "report {folder}/r.gz",
 ]
+NEEDED = {"name": "plugin", "reason": "x", "level": "info"}
 
 
 async def test_no_admin_answer_command_or_report_holds_a_value(
@@ -136,7 +213,7 @@ async def test_no_admin_answer_command_or_report_holds_a_value(
         with commands.following(proxy, "events -f -o json", "hook trace -f -o json") as followed:
             made = Calls(caller, runtime, hooks)
             while made.count < Amount(100, 10_000).now:
-                await made.all_there_are()
+                await made.make_all()
             hooks.default = hookanswers.echo(plant)
             pod_id = await caller.run_pod(pod("seen"))
             container_id = await caller.create(pod_id, CONTAINER)
@@ -147,12 +224,8 @@ async def test_no_admin_answer_command_or_report_holds_a_value(
     assert [name for name, text in shown.items() if CANARY in text or WORDS in text] == []
 
 
-NEEDED = {"name": "plugin", "reason": "x", "level": "info"}
-
-
 def everything(proxy: ProxyProcess, pod_name: str, container_id: str) -> dict[str, str]:
-    """Return what commands print, the report's files, the admin endpoint's answers and the exporter's pages, each by
-    what requested it."""
+    """Return what commands print, the report's files and the admin endpoint's answers."""
     names = {"pod": pod_name, "container": container_id[:12], "folder": str(proxy.path)}
     shown = {each: commands.output(proxy, each.format(**names)) for each in COMMANDS}
     with tarfile.open(proxy.path / "r.gz") as archive:
@@ -164,106 +237,4 @@ def everything(proxy: ProxyProcess, pod_name: str, container_id: str) -> dict[st
         found = control.lines(proxy.admin, json.dumps({"id": 1, "method": name, "params": params}).encode() + b"\n")
         assert "end" in found[-1], (name, found)
         shown[f"method {name}"] = json.dumps(found)
-    return shown | pages(proxy)
-
-
-def pages(proxy: ProxyProcess) -> dict[str, str]:
-    """Return every page of an exporter, and the exporter's output."""
-    path, log = proxy.path / "export.sock", proxy.path / "export.log"
-    found = {}
-    command = f"export --admin-endpoint={proxy.admin} --listen=unix:{path}"
-    with log.open("w") as out, commands.start(proxy, command, stdout=out, stderr=out) as exporter:
-        try:
-            wait_until(lambda: path.exists() and answers(path), "the exporter listens", log.read_text)
-            for target in PAGES:
-                connection = UnixHttpConnection(str(path))
-                connection.request("GET", target, headers={"Host": "node"})
-                response = connection.getresponse()
-                found[target] = response.read().decode()
-                assert response.status == 200, found[target]
-                connection.close()
-        finally:
-            exporter.terminate()
-    return found | {"the exporter's output": log.read_text()}
-
-
-TEXTS = {"secret": CANARY}
-RUNS: Any = {"command": ("/bin/sh", "-c", CANARY), "args": (CANARY,), "envs": (("SECRET", CANARY),)}
-CONTAINER = Container("main", BUSYBOX_IMAGE, **RUNS, labels=TEXTS, annotations=TEXTS)
-
-
-def pod(name: str) -> Pod:
-    return Pod(name, f"{name}-uid", labels=TEXTS, annotations=TEXTS, cgroup_parent=PARENT)
-
-
-@dataclass
-class Calls:
-    """Makes calls with the canary wherever a value is possible; keeps the texts of their errors."""
-
-    caller: Caller
-    runtime: Runtime
-    hooks: HookServer
-    count: int = 0
-    texts: list[str] = field(default_factory=list)
-
-    async def all_there_are(self) -> None:
-        """Make every held call with every answer of the hook server, and calls that fail in other ways.
-
-        A server that failed too often is not asked for a while, so each answer is that of a new one.
-        """
-        for name, answer in ANSWERS.items():
-            self.hooks.default = answer
-            await self.life_of_a_pod(name)
-            await self.hooks.stop()
-            await self.hooks.start()
-        self.hooks.default = hookanswers.empty()
-        await self.caller.pass_by(CANARY)
-        await self._rejected_update()
-        await self._failing_calls()
-        assert {call.point.name for call in self.hooks.calls} == set(registration.ALL_POINTS)
-        assert sum(CANARY.encode() in call.message for call in self.hooks.calls) > len(ANSWERS)
-
-    async def life_of_a_pod(self, name: str) -> None:
-        """Make every held call; failures do not stop it."""
-        pod_id = await self._tried(self.caller.run_pod(pod(f"pod-{name.replace(' ', '-')}"))) or "unknown"
-        container_id = await self._tried(self.caller.create(pod_id, CONTAINER)) or "unknown"
-        await self._tried(self.caller.update(container_id, annotations={"secret": CANARY}))
-        for verb in ("start", "stop", "remove"):
-            await self._tried(self.caller.act(verb, container_id))
-        for verb in ("stop_pod", "remove_pod"):
-            await self._tried(self.caller.act(verb, pod_id))
-
-    async def _rejected_update(self) -> None:
-        """Make the runtime reject the extra update of PreStartContainer with a text of its own."""
-        container_id = await self.caller.create(await self.caller.run_pod(pod("rejected")), CONTAINER)
-        self.hooks.on("PreStartContainer", hookanswers.reply(RESPONSE(container_resources={"cpu_shares": 77})))
-        asked = len(self.hooks.calls)
-        self.runtime.upset("update", text=WORDS)
-        await self._tried(self.caller.act("start", container_id))
-        assert self.hooks.calls[asked].point.name == "PreStartContainer"
-        self.hooks.answers.clear()
-        self.runtime.upset("update")
-
-    async def _failing_calls(self) -> None:
-        """Make calls that cannot be read, and calls that the runtime answers with an error text of its own."""
-        caller, runtime = self.caller, self.runtime
-        container_id = await caller.create(await caller.run_pod(pod("failing")), CONTAINER)
-        verbs = ("run_pod", "create", "update", "start")
-        for verb in verbs:
-            await self._tried(caller.send(verb, caller.broken_request(verb, CANARY.encode())))
-            runtime.upset(verb, text=WORDS)
-        await self._tried(caller.run_pod(pod("other")))
-        await self._tried(caller.create("unknown", CONTAINER))
-        await self._tried(caller.update(container_id))
-        await self._tried(caller.act("start", container_id))
-        for verb in verbs:
-            runtime.upset(verb)
-
-    async def _tried(self, call: Awaitable[object]) -> str:
-        """Return a call's id; "" if it failed."""
-        self.count += 1
-        try:
-            return str(await call)
-        except Failed as error:
-            self.texts.append(error.text)
-            return ""
+    return shown

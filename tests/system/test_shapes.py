@@ -1,64 +1,58 @@
-"""On each shape of a runtime the kubelet's values hold, and hook servers get what the runtime can report.
+"""On each shape of a runtime the kubelet's values are in force, and hook servers get what the runtime can report.
 
 Every request is compared byte for byte with what reached the runtime; the policy is Fail, so none may be refused. What
 a shape cannot report or does not accept is in the tables. For what does not exist the runtime's own answer arrives, and
-no hook server is asked (relay-rules C4).
+no hook server is called (relay-rules C4).
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from runtimeproxy.hookapi import api_pb2
-from tests.fakes import cri_pb2, hookanswers
-from tests.fakes.hookserver import HookServer
+from tests.fakes import hookanswers
 from tests.fakes.registration import ALL_POINTS
 from tests.system.cri_front import CRI_SHAPES
 from tests.system.docker_front import DOCKER_ENGINES
-from tests.system.fronts import CONTAINER, PARENT, POD, UPDATE, Caller, Failed, Front
-from tests.system.keeping import on_tmpfs
-from tests.system.shaped import FRONTS, QUIET, SKIPPED, SLICE_PARENT, ShapedNode, limits, named
+from tests.system.fronts import CONTAINER, PARENT, POD, SKIP, UPDATE, Caller, Failed, Front
+from tests.system.shaped import EVERY, ShapedNode, limits
 
-EVERY = pytest.mark.parametrize("front", FRONTS, ids=named)
-ONE_OF_EACH = [FRONTS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in FRONTS[1:-1]), FRONTS[-1]]
-ONE_QUICKLY = pytest.mark.parametrize("front", ONE_OF_EACH, ids=named)
-"""Without slow tests one CRI runtime and one dockerd are enough."""
+RESTARTED = pytest.mark.parametrize("restarted", [False, True], ids=["same process", "after a restart"])
+SLICE_PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-poduid.slice"
 
 # ---- what no hook server changes
 
+SKIPPED = replace(POD, name="skipped", labels=SKIP)
 PODS = {
     "plain": (POD, PARENT),
     "skipped": (SKIPPED, PARENT),
     "moved": (replace(POD, name="moved"), SLICE_PARENT),
     "skipped and moved": (SKIPPED, SLICE_PARENT),
 }
-"""The pod as it is run, and the cgroup parent that the kubelet asks for in its containers' creates."""
-HOOKS = [(name, ALL_POINTS) for name in QUIET] + [("silent", ["PostStopContainer"]), ("silent", ["PreRunPodSandbox"])]
-"""The hook servers' answers, and their points."""
-QUIETLY = [
-    pytest.param(
-        *(front, hooks, points),
-        id=f"{front.name}-{hooks} at {len(points)}",
-        marks=() if front is FRONTS[0] or hooks == "koordlet" else pytest.mark.slow,
-    )
-    for front in FRONTS
-    for hooks, points in HOOKS
-]
+"""The pod as it is run, and the cgroup parent that the kubelet sets in its containers' creates."""
+HOOKS: dict[str, tuple[hookanswers.Answer | None, Sequence[str]]] = {
+    "koordlet": (hookanswers.koordlet(), ALL_POINTS),
+    "none": (None, ALL_POINTS),
+    "silent": (hookanswers.empty(), ALL_POINTS),
+    "silent at an end": (hookanswers.empty(), ["PostStopContainer"]),
+    "silent at pods": (hookanswers.empty(), ["PreRunPodSandbox"]),
+}
+"""Hook servers that change nothing, and their points."""
 
 
 async def passes(node: ShapedNode, verb: str, request: bytes) -> None:
     assert (await node.passed(verb, request))[1] == request
 
 
-@pytest.mark.parametrize(("front", "hooks", "points"), QUIETLY)
-async def test_quiet_hook_server_changes_nothing(
-    front: Front, hooks: str, points: Sequence[str], tmp_path: Path
-) -> None:
-    """The kubelet's cgroup parent holds, also a new one that it asks for after a restart."""
-    async with ShapedNode(front, tmp_path, QUIET[hooks], points=points) as node:
+@EVERY
+@pytest.mark.parametrize(
+    "hooks", [name if name == "koordlet" else pytest.param(name, marks=pytest.mark.slow) for name in HOOKS]
+)
+async def test_quiet_hook_server_changes_nothing(front: Front, hooks: str, tmp_path: Path) -> None:
+    """The kubelet's cgroup parent is in force, also a new one that it sets after a restart."""
+    default, points = HOOKS[hooks]
+    async with ShapedNode(front, tmp_path, default, points=points) as node:
         pods, before = {}, {}
         for kind, (pod, parent) in PODS.items():
             pods[kind] = await node.caller.run_pod(pod)
@@ -79,8 +73,6 @@ async def test_quiet_hook_server_changes_nothing(
 
 # ---- what does not exist, and the runtime answers
 
-VERBS = ("start", "update", "stop", "remove", "stop_pod", "remove_pod")
-
 
 async def outcome(caller: Caller, verb: str, request: bytes) -> object:
     """Return a caller's result of a request: the error, or None."""
@@ -92,9 +84,10 @@ async def outcome(caller: Caller, verb: str, request: bytes) -> object:
 
 
 @EVERY
-async def test_runtimes_own_answer_arrives_of_what_is_not_there(front: Front, tmp_path: Path) -> None:
+async def test_absent_subject_gets_the_runtimes_own_answer(front: Front, tmp_path: Path) -> None:
     async with ShapedNode(front, tmp_path) as node, node.new_caller(node.runtime.socket_path) as direct:
-        requests = [(verb, node.caller.request(verb, "f" * 64)) for verb in VERBS]
+        verbs = ("start", "update", "stop", "remove", "stop_pod", "remove_pod")
+        requests = [(verb, node.caller.request(verb, "f" * 64)) for verb in verbs]
         if front in CRI_SHAPES:  # dockerd creates a container without a sandbox
             requests.append(("create", node.caller.create_request("f" * 64)))
         for verb, request in requests:
@@ -106,9 +99,9 @@ async def test_runtimes_own_answer_arrives_of_what_is_not_there(front: Front, tm
 
 # ---- the content of hook calls
 
-UNTOLD = {"cri cri-dockerd", "cri no verbose"}
-"""They do not report a cgroup parent: it is unset until the kubelet gives it."""
-OF_CONTAINERS = {"cri shim sandboxer", "cri shim gone"}
+REPORT_NO_PARENT = {"cri cri-dockerd", "cri no verbose"}
+"""Their cgroup parent is unset until the kubelet sends it."""
+REPORT_CONTAINERS_PARENT = {"cri shim sandboxer", "cri shim gone"}
 """They report it of containers only."""
 ENVS = {"A": "1", "B": "2"}
 """The variables of ``CONTAINER``."""
@@ -124,43 +117,41 @@ def parents(node: ShapedNode) -> set[str]:
     return {getattr(message, names.get(point, "pod_cgroup_parent")) for point, message in calls}
 
 
-async def life_goes_on(caller: Caller, container_id: str, pod_id: str) -> None:
-    await caller.update(container_id)
-    await caller.act("stop", container_id)
-    await caller.act("stop_pod", pod_id)
-
-
-@pytest.mark.parametrize("parent", [PARENT, SLICE_PARENT], ids=["cgroupfs", "systemd"])
 @EVERY
+@pytest.mark.parametrize("parent", [PARENT, SLICE_PARENT], ids=["cgroupfs", "systemd"])
 async def test_cgroup_parent_is_sent_as_far_as_it_is_known(front: Front, parent: str, tmp_path: Path) -> None:
     async with ShapedNode(front, tmp_path) as node:
-        caller, pod = node.caller, replace(POD, cgroup_parent=parent)
-        used, new, empty = [await caller.run_pod(replace(pod, name=name)) for name in ("used", "new", "empty")]
+
+        async def end(*containers: str, pod: str) -> None:
+            for one in containers:
+                await node.caller.update(one)
+                await node.caller.act("stop", one)
+            await node.caller.act("stop_pod", pod)
+
+        pod = replace(POD, cgroup_parent=parent)
+        used, new, empty = [await node.caller.run_pod(replace(pod, name=name)) for name in ("used", "new", "empty")]
         node.told()
-        in_used, in_new = [await caller.create(pod_id) for pod_id in (used, new)]
-        await caller.act("start", in_used)
-        await life_goes_on(caller, in_used, used)
+        in_used, in_new = [await node.caller.create(pod_id) for pod_id in (used, new)]
+        await node.caller.act("start", in_used)
+        await end(in_used, pod=used)
         assert parents(node) == {parent}
 
         await node.restart()
         await node.known()
-        caller = node.caller
-        await life_goes_on(caller, in_used, used)
-        assert parents(node) == {"" if front.name in UNTOLD else parent}
-        await caller.act("stop_pod", empty)
-        assert parents(node) == {"" if front.name in UNTOLD | OF_CONTAINERS else parent}
-        created = await caller.create(new)
+        await end(in_used, pod=used)
+        assert parents(node) == {"" if front.name in REPORT_NO_PARENT else parent}
+        await end(pod=empty)
+        assert parents(node) == {"" if front.name in REPORT_NO_PARENT | REPORT_CONTAINERS_PARENT else parent}
+        created = await node.caller.create(new)
         for one in (created, in_new):
-            await caller.act("start", one)
-            await caller.update(one)
-            await caller.act("stop", one)
-        await caller.act("stop_pod", new)
+            await node.caller.act("start", one)
+        await end(created, in_new, pod=new)
         assert parents(node) == {parent}, "a create repeats it"
 
 
 @EVERY
 async def test_container_is_sent_as_far_as_it_is_reported(front: Front, tmp_path: Path) -> None:
-    """A swap limit that a runtime sets without being asked counts as none; Docker's shim asks for one."""
+    """A swap limit that a runtime sets by itself counts as none; Docker's shim requests one."""
     async with ShapedNode(front, tmp_path) as node:
         container_id = await node.caller.create(await node.caller.run_pod())
         await node.restart()
@@ -171,19 +162,19 @@ async def test_container_is_sent_as_far_as_it_is_reported(front: Front, tmp_path
         assert start.container_envs == ENVS_AFTER.get(front.name, ENVS)
         assert dict(start.container_annotations)["note"] == "kept"
         resources = {name: getattr(start.container_resources, name) for name in CONTAINER.resources}
-        untold = front.name == "cri cri-dockerd"
-        assert resources == (dict.fromkeys(resources, 0) if untold else CONTAINER.resources)
+        are_unknown = front.name == "cri cri-dockerd"
+        assert resources == (dict.fromkeys(resources, 0) if are_unknown else CONTAINER.resources)
         swap = CONTAINER.resources["memory_limit_in_bytes"] if front.name.startswith("docker") else 0
         assert start.container_resources.memory_swap_limit_in_bytes == swap
 
 
 LIMIT = int(CONTAINER.resources["memory_limit_in_bytes"])
-TELLS_NO_SWAP = {"cri cri-o", "cri cri-dockerd", "cri no verbose"}
-"""They do not report that one equal to the memory limit was asked for; the first two set one by themselves."""
+REPORT_NO_SWAP = {"cri cri-o", "cri cri-dockerd", "cri no verbose"}
+"""They do not report that one equal to the memory limit was requested; the first two set one by themselves."""
 
 
-@pytest.mark.parametrize("restarted", [False, True], ids=["at once", "after a restart"])
-@ONE_QUICKLY
+@RESTARTED
+@EVERY
 async def test_swap_limit_that_equals_the_memory_limit_moves_with_it(
     front: Front, restarted: bool, tmp_path: Path
 ) -> None:
@@ -204,37 +195,5 @@ async def test_swap_limit_that_equals_the_memory_limit_moves_with_it(
             await node.restart()
             await node.known()
         _, released = await node.passed("update", node.caller.update_request(container_id, UPDATE, {}))
-        known = not (restarted and front.name in TELLS_NO_SWAP)
-        assert limits("update", released) == (2 * LIMIT, 2 * LIMIT if known else 0)
-
-
-OF_KUBELET: dict[str, Any] = {
-    "unified": {"memory.high": "max", "memory.min": "0"},
-    "hugepage_limits": [cri_pb2.HugepageLimit(page_size="2MB", limit=0)],
-}
-OF_HOOK = api_pb2.LinuxContainerResources(
-    unified={"memory.high": "1000000"}, hugepage_limits=[api_pb2.HugepageLimit(page_size="2MB", limit=1 << 21)]
-)
-
-
-@pytest.mark.parametrize("restarted", [False, True], ids=["at once", "after a restart"])
-@pytest.mark.parametrize("front", CRI_SHAPES, ids=named)
-async def test_entry_of_a_map_stays_when_another_server_echoes(front: Front, restarted: bool, tmp_path: Path) -> None:
-    """Docker's API has no such fields."""
-    container = replace(CONTAINER, resources={**CONTAINER.resources, **OF_KUBELET})
-    answer = api_pb2.ContainerResourceHookResponse(container_resources=OF_HOOK)
-    answers = {"PreCreateContainer": hookanswers.reply(answer)}
-    echo = HookServer(str(tmp_path / "echo.sock"), default=hookanswers.koordlet())
-    with on_tmpfs() as memory:
-        node = ShapedNode(front, tmp_path, answers=answers, points=list(answers), originals_dir=str(memory))
-        node.proxy.register("echo.json", echo.socket_path, ["PreUpdateContainerResources"], policy="Fail")
-        async with echo, node:
-            container_id = await node.caller.create(await node.caller.run_pod(), container)
-            if restarted:
-                await node.restart()
-                await node.known()
-            await passes(node, "update", node.caller.update_request(container_id, {"cpuset_cpus": "0"}, {}))
-        assert echo.calls_of("PreUpdateContainerResources")
-
-
-# ---- whatever a status says or leaves out
+        is_known = not (restarted and front.name in REPORT_NO_SWAP)
+        assert limits("update", released) == (2 * LIMIT, 2 * LIMIT if is_known else 0)

@@ -27,10 +27,18 @@ pytestmark = pytest.mark.slow
 MIB = 1 << 20
 LIMIT_BYTES = 16 * MIB
 """The limit of the kubelet and its runtimes."""
+PASSING_TIMES = HELD_TIMES = 3
+"""A message costs at most so many times its length. A held request without a hook call exists once for both reading and
+sending; once as parsed (protobuf's own copy, or the text of a JSON); and once as the texts of the record."""
+HOOKED_TIMES = 5
+"""The same request with a hook server: the record's texts and the request itself exist while protobuf has a copy of the
+hook message, writes a second one, and Python gets the third. An edit needs no more than that."""
+BUFFER_BYTES = 4 * MIB
+"""Memory for buffers and free blocks, independent of the length of a message."""
 
 
 @pytest.mark.parametrize("method", ["Version", "CreateContainer", "ListContainers"])
-async def test_message_beyond_the_runtimes_limit_gets_the_runtimes_error(
+async def test_message_beyond_the_runtimes_limit_gets_its_error(
     tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By one byte: of a request that passes, of one that is held, of an answer."""
@@ -47,25 +55,6 @@ async def test_message_beyond_the_runtimes_limit_gets_the_runtimes_error(
     direct, through = errors
     assert through == direct
     assert direct[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-# ---- what a message costs
-
-PASSING_TIMES = HELD_TIMES = 3
-"""A message costs at most so many times its length. A held request without a hook call exists once for both reading and
-sending; once as parsed (protobuf's own copy, or the text of a JSON); and once as the texts of the record."""
-ASKED_TIMES = 5
-"""The same request with a hook server: the record's texts and the request itself are kept, while protobuf has a copy of
-the hook message, writes a second one, and Python gets the third. An edit needs no more than that."""
-ROOM_BYTES = 4 * MIB
-"""Memory for buffers and free pieces, independent of the length of a message."""
-TEXT = "x" * (LIMIT_BYTES - 16384)
-CROWDED_BYTES = 4 * MIB
-CHANGE = hookanswers.reply(
-    api_pb2.ContainerResourceHookResponse(
-        container_resources=api_pb2.LinuxContainerResources(cpu_shares=77), container_annotations={"new": "1"}
-    )
-)
 
 
 async def sent(proxy: ProxyProcess, caller: Caller, verb: str, request: bytes, most_bytes: int) -> bytes:
@@ -90,7 +79,7 @@ async def test_long_list_costs_at_most_three_times_its_length(
 
 def crowded_cri(request: bytes) -> bytes:
     """Return a create with millions of limits of huge pages."""
-    message = b"\x42\x00" * (CROWDED_BYTES // 2)
+    message = b"\x42\x00" * (2 * MIB)
     for tag in (0x0A, 0x7A, 0x12):
         size = len(message)
         message = bytes([tag, size & 127 | 128, size >> 7 & 127 | 128, size >> 14 & 127 | 128, size >> 21]) + message
@@ -100,10 +89,16 @@ def crowded_cri(request: bytes) -> bytes:
 def crowded_docker(request: bytes) -> bytes:
     """Return a create with millions of mounts."""
     head, _, body = request.partition(b"\r\n\r\n")
-    body = body.rstrip().removesuffix(b"}") + b', "Mounts": [' + b"[]," * (CROWDED_BYTES // 3) + b"[]]}"
+    body = body.rstrip().removesuffix(b"}") + b', "Mounts": [' + b"[]," * (4 * MIB // 3) + b"[]]}"
     return re.sub(rb"(?<=Content-Length: )\d+", b"%d" % len(body), head) + b"\r\n\r\n" + body
 
 
+TEXT = "x" * (LIMIT_BYTES - 16384)
+CHANGE = hookanswers.reply(
+    api_pb2.ContainerResourceHookResponse(
+        container_resources=api_pb2.LinuxContainerResources(cpu_shares=77), container_annotations={"new": "1"}
+    )
+)
 CREATES: Mapping[str, tuple[Any, hookanswers.Answer | None]] = {
     "an annotation": ({"annotations": {"long": TEXT}}, None),
     "an env": ({"envs": (("LONG", TEXT),)}, None),
@@ -121,7 +116,7 @@ async def test_long_create_costs_a_few_times_its_length(
 ) -> None:
     proxy, hooks = front.process(tmp_path), HookServer(str(tmp_path / "hooks.sock"), default=answer)
     if answer is not None:
-        proxy.register("asked.json", hooks.socket_path, ["PreCreateContainer"], timeout="20s")
+        proxy.register("hooks.json", hooks.socket_path, ["PreCreateContainer"], timeout="20s")
     async with hooks, proxy, front.caller(proxy.socket) as caller:
         pod = await caller.run_pod()
         if answer is not None:
@@ -129,7 +124,7 @@ async def test_long_create_costs_a_few_times_its_length(
         request = caller.create_request(pod, replace(CONTAINER, **long))
         if not long:
             request = (crowded_docker if front is DOCKER else crowded_cri)(request)
-        most = (HELD_TIMES if answer is None else ASKED_TIMES) * len(request) + ROOM_BYTES
+        most = (HELD_TIMES if answer is None else HOOKED_TIMES) * len(request) + BUFFER_BYTES
         await sent(proxy, caller, "create", request, most)
-    assert (runtime.asked("create")[-1] == request) == (answer is not CHANGE)
+    assert (runtime.arrived("create")[-1] == request) == (answer is not CHANGE)
     assert answer is None or len(hooks.calls[1].message) > len(TEXT)

@@ -1,4 +1,4 @@
-"""What a hostile hook server, pod or image may say, and how far that reaches (docs/security.rst)."""
+"""What a hostile hook server, pod or image can change (docs/security.rst)."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,17 +6,14 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
-from runtimeproxy.settings.options import OPTIONS
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import hookanswers
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.hookserver import HookServer
-from tests.system.fronts import CONTAINER, Front, Runtime
+from tests.system.fronts import CONTAINER, SKIP, Front, Runtime
 
 pytestmark = pytest.mark.slow
 
-DEFAULTS = {option.flag: option.shown_default for option in OPTIONS}
-SKIP = {DEFAULTS["--runtime-hook-server-key"]: DEFAULTS["--runtime-hook-server-val"]}
 UNKNOWN = b"".join(bytes([number << 3 | 2, 5]) + b"image" for number in range(5, 16))
 """Fields of an answer that the protocol does not have, where later versions of other protocols may have the image."""
 
@@ -35,7 +32,7 @@ async def test_fields_that_the_protocol_lacks_change_nothing(
         request = caller.create_request(await caller.run_pod())
         await caller.send("create", request)
     assert points(hooks) == ["PreRunPodSandbox", "PreCreateContainer"]
-    assert runtime.asked("create") == [request]
+    assert runtime.arrived("create") == [request]
 
 
 async def test_label_of_a_container_or_its_image_skips_no_hook_server(
@@ -58,7 +55,7 @@ async def test_label_of_a_container_or_its_image_skips_no_hook_server(
 async def test_hook_server_may_label_a_pod_to_be_skipped_from_then_on(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
-    """It is trusted as the runtime is: it takes the pod from the others, also from those under Fail."""
+    """It is trusted as the runtime is: the other hook servers skip the pod, also those under Fail."""
     hooks.default = hookanswers.reply(api_pb2.PodSandboxHookResponse(labels=SKIP))
     proxy = front.inside(tmp_path)
     proxy.register("a.json", hooks.socket_path, ["PreRunPodSandbox"])
@@ -66,4 +63,4 @@ async def test_hook_server_may_label_a_pod_to_be_skipped_from_then_on(
     async with proxy, front.caller(proxy.socket) as caller:
         await caller.create(await caller.run_pod())
     assert points(hooks) == ["PreRunPodSandbox"]
-    assert len(runtime.asked("create")) == 1
+    assert len(runtime.arrived("create")) == 1
