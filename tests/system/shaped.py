@@ -4,7 +4,6 @@ The policy is Fail, so that nothing passes that could not be read; registrations
 """
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Self
 
 import pytest
 
-from tests.fakes import cri_pb2, hookanswers, registration
+from tests.fakes import hookanswers, registration
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
 from tests.system.cri_front import CRI_SHAPES
@@ -128,16 +127,3 @@ class ShapedNode:
         calls = [(call.point.name, call.request) for call in self.hooks.calls]
         self.hooks.calls.clear()
         return calls
-
-
-def limits(verb: str, request: bytes) -> tuple[int, int]:
-    """Return the memory limit and the swap limit in a create or an update; 0 is none."""
-    if request.startswith(b"POST "):
-        body = json.loads(request.partition(b"\r\n\r\n")[2])
-        host = body["HostConfig"] if verb == "create" else body
-        return host.get("Memory", 0), host.get("MemorySwap", 0)
-    if verb == "create":
-        linux = cri_pb2.CreateContainerRequest.FromString(request).config.linux.resources
-    else:
-        linux = cri_pb2.UpdateContainerResourcesRequest.FromString(request).linux
-    return linux.memory_limit_in_bytes, linux.memory_swap_limit_in_bytes

@@ -1,4 +1,4 @@
-"""The proxy ends and is started again: it has the state from before, and no call waits for that.
+"""The proxy ends and is started again: it has the state from before.
 
 That is fault matrix P1, P2 and promise 7. ``memory`` is a directory on tmpfs for --originals-dir.
 """
@@ -149,19 +149,3 @@ async def test_create_whose_answer_a_kill_lost_is_known_after_it(front: Front, t
             stops = [(message.container_meta.id, message.container_envs["B"]) for _, message in node.told()]
             assert stops == [(lost, "hooked"), (again, "hooked")]
             assert node.runtime.reads() == reads, "no call had to read the runtime's state"
-
-
-async def test_start_does_not_wait_for_the_state(front: Front, tmp_path: Path) -> None:
-    """The runtime does not answer requests for its state, while it serves its clients."""
-    async with program(front, tmp_path) as node:
-        container_id = await node.caller.create(await node.caller.run_pod())
-        node.runtime.set_fault("pod_status", delay_seconds=3600)
-        await node.restart()
-        await node.caller.act("list")
-        await node.caller.create(await node.caller.run_pod())
-        assert not node.is_known
-        node.runtime.set_fault("pod_status")
-        node.told()
-        await node.caller.act("stop", container_id)
-        ((_, stop),) = node.told()
-        assert stop.container_meta.id == container_id

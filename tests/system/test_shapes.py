@@ -14,11 +14,9 @@ import pytest
 from tests.fakes import hookanswers
 from tests.fakes.registration import ALL_POINTS
 from tests.system.cri_front import CRI_SHAPES
-from tests.system.docker_front import DOCKER_ENGINES
-from tests.system.fronts import CONTAINER, PARENT, POD, SKIP, UPDATE, Caller, Failed, Front
-from tests.system.shaped import EVERY, ShapedNode, limits
+from tests.system.fronts import CONTAINER, PARENT, POD, SKIP, Caller, Failed, Front
+from tests.system.shaped import EVERY, ShapedNode
 
-RESTARTED = pytest.mark.parametrize("restarted", [False, True], ids=["same process", "after a restart"])
 SLICE_PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-poduid.slice"
 
 # ---- what no hook server changes
@@ -103,10 +101,15 @@ REPORT_NO_PARENT = {"cri cri-dockerd", "cri no verbose"}
 """Their cgroup parent is unset until the kubelet sends it."""
 REPORT_CONTAINERS_PARENT = {"cri shim sandboxer", "cri shim gone"}
 """They report it of containers only."""
-ENVS = {"A": "1", "B": "2"}
-"""The variables of ``CONTAINER``."""
-ENVS_AFTER = {"cri cri-o": ENVS | {"PATH": "/bin", "HOSTNAME": "fake"}, "cri cri-dockerd": {}, "cri no verbose": {}}
+ENVS_AFTER = {
+    "cri cri-o": dict(CONTAINER.envs) | {"PATH": "/bin", "HOSTNAME": "fake"},
+    "cri cri-dockerd": {},
+    "cri no verbose": {},
+}
 """After a restart: CRI-O reports those of the image, too, others none."""
+SWAP = "memory_swap_limit_in_bytes"
+RESOURCES = {**CONTAINER.resources, SWAP: 0}
+"""A swap limit that a runtime sets by itself counts as none; Docker's shim requests one."""
 
 
 def parents(node: ShapedNode) -> set[str]:
@@ -119,7 +122,7 @@ def parents(node: ShapedNode) -> set[str]:
 
 @EVERY
 @pytest.mark.parametrize("parent", [PARENT, SLICE_PARENT], ids=["cgroupfs", "systemd"])
-async def test_cgroup_parent_is_sent_as_far_as_it_is_known(front: Front, parent: str, tmp_path: Path) -> None:
+async def test_hook_calls_have_what_the_runtime_reports(front: Front, parent: str, tmp_path: Path) -> None:
     async with ShapedNode(front, tmp_path) as node:
 
         async def end(*containers: str, pod: str) -> None:
@@ -142,58 +145,14 @@ async def test_cgroup_parent_is_sent_as_far_as_it_is_known(front: Front, parent:
         assert parents(node) == {"" if front.name in REPORT_NO_PARENT else parent}
         await end(pod=empty)
         assert parents(node) == {"" if front.name in REPORT_NO_PARENT | REPORT_CONTAINERS_PARENT else parent}
+        await node.caller.act("start", in_new)
+        ((_, start), _) = node.told()
+        assert start.container_envs == ENVS_AFTER.get(front.name, dict(CONTAINER.envs))
+        assert dict(start.container_annotations)["note"] == "kept"
+        found = {name: getattr(start.container_resources, name) for name in RESOURCES}
+        expected = RESOURCES if front in CRI_SHAPES else {**RESOURCES, SWAP: RESOURCES["memory_limit_in_bytes"]}
+        assert found == (dict.fromkeys(RESOURCES, 0) if front.name == "cri cri-dockerd" else expected)
         created = await node.caller.create(new)
-        for one in (created, in_new):
-            await node.caller.act("start", one)
+        await node.caller.act("start", created)
         await end(created, in_new, pod=new)
         assert parents(node) == {parent}, "a create repeats it"
-
-
-@EVERY
-async def test_container_is_sent_as_far_as_it_is_reported(front: Front, tmp_path: Path) -> None:
-    """A swap limit that a runtime sets by itself counts as none; Docker's shim requests one."""
-    async with ShapedNode(front, tmp_path) as node:
-        container_id = await node.caller.create(await node.caller.run_pod())
-        await node.restart()
-        await node.known()
-        node.told()
-        await node.caller.act("start", container_id)
-        ((_, start), _) = node.told()
-        assert start.container_envs == ENVS_AFTER.get(front.name, ENVS)
-        assert dict(start.container_annotations)["note"] == "kept"
-        resources = {name: getattr(start.container_resources, name) for name in CONTAINER.resources}
-        are_unknown = front.name == "cri cri-dockerd"
-        assert resources == (dict.fromkeys(resources, 0) if are_unknown else CONTAINER.resources)
-        swap = CONTAINER.resources["memory_limit_in_bytes"] if front.name.startswith("docker") else 0
-        assert start.container_resources.memory_swap_limit_in_bytes == swap
-
-
-LIMIT = int(CONTAINER.resources["memory_limit_in_bytes"])
-REPORT_NO_SWAP = {"cri cri-o", "cri cri-dockerd", "cri no verbose"}
-"""They do not report that one equal to the memory limit was requested; the first two set one by themselves."""
-
-
-@RESTARTED
-@EVERY
-async def test_swap_limit_that_equals_the_memory_limit_moves_with_it(
-    front: Front, restarted: bool, tmp_path: Path
-) -> None:
-    """A hook server sets the memory limit, as koordlet's BatchResource does."""
-    doubled = hookanswers.koordlet(memory_limit_in_bytes=2 * LIMIT)
-    answers = dict.fromkeys(("PreCreateContainer", "PreUpdateContainerResources"), doubled)
-    swap = {} if front in DOCKER_ENGINES else {"memory_swap_limit_in_bytes": LIMIT}  # dockershim sets it by itself
-    container = replace(CONTAINER, resources={"memory_limit_in_bytes": LIMIT, **swap})
-    async with ShapedNode(front, tmp_path, answers=answers) as node:
-        pod_id = await node.caller.run_pod()
-        if restarted:
-            await node.restart()
-        _, released = await node.passed("create", node.caller.create_request(pod_id, container))
-        assert limits("create", released) == (2 * LIMIT, 2 * LIMIT)
-        node.hooks.on("PreCreateContainer", hookanswers.empty())
-        container_id = await node.caller.create(pod_id, container)
-        if restarted:
-            await node.restart()
-            await node.known()
-        _, released = await node.passed("update", node.caller.update_request(container_id, UPDATE, {}))
-        is_known = not (restarted and front.name in REPORT_NO_SWAP)
-        assert limits("update", released) == (2 * LIMIT, 2 * LIMIT if is_known else 0)

@@ -14,25 +14,9 @@ from tests.system.fronts import CONTAINER, SKIP, Front, Runtime
 
 pytestmark = pytest.mark.slow
 
-UNKNOWN = b"".join(bytes([number << 3 | 2, 5]) + b"image" for number in range(5, 16))
-"""Fields of an answer that the protocol does not have, where later versions of other protocols may have the image."""
-
 
 def points(hooks: HookServer) -> list[str]:
     return [call.point.name for call in hooks.calls]
-
-
-async def test_fields_that_the_protocol_lacks_change_nothing(
-    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
-) -> None:
-    hooks.default = hookanswers.raw(UNKNOWN)
-    proxy = front.inside(tmp_path)
-    proxy.register("plugin.json", hooks.socket_path, policy="Fail")
-    async with proxy, front.caller(proxy.socket) as caller:
-        request = caller.create_request(await caller.run_pod())
-        await caller.send("create", request)
-    assert points(hooks) == ["PreRunPodSandbox", "PreCreateContainer"]
-    assert runtime.arrived("create") == [request]
 
 
 async def test_label_of_a_container_or_its_image_skips_no_hook_server(
