@@ -20,7 +20,7 @@ from tests.amounts import HOOK_SERVERS, HOSTILE_FILES, SWAPS
 from tests.fakes import hookanswers, registration
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import Front, Runtime
-from tests.system.proxy import ProxyInside, until
+from tests.system.proxy import until
 from tests.system.times import in_time
 
 pytestmark = pytest.mark.slow
@@ -131,11 +131,11 @@ async def test_no_call_is_unhooked_while_its_file_is_swapped(
 REGISTERED = ("kept-1.json", "kept-2.json", "kept-3.json")
 AT_A_TIME = 20
 VALID = registration.text("/run/none.sock", [OTHER_POINT]).encode()
+NAMES = ("abc", "äöü", "\n\t", " ", "\u202e\U0001f600", "\udcff")
 
 
 def spoil(chance: random.Random, path: Path) -> None:
     """Create something at a path that is not a registration."""
-    kind = chance.randrange(10)
     contents = (
         b"",
         VALID[: chance.randrange(len(VALID) - 1)],
@@ -144,6 +144,7 @@ def spoil(chance: random.Random, path: Path) -> None:
         VALID.decode().encode("utf-16"),
         b"[" * chance.choice([1 << 20, (1 << 20) + 1, 3 << 20]),
     )
+    kind = chance.randrange(10)
     if kind == 0:
         os.mkfifo(path)
     elif kind <= 3:
@@ -153,17 +154,10 @@ def spoil(chance: random.Random, path: Path) -> None:
 
 
 def damage(chance: random.Random, path: Path) -> None:
-    """Write a registration in which some bytes were changed: it may still be one."""
+    """Write a registration in which a byte was changed: it may still be one."""
     content = bytearray(VALID)
-    for _ in range(chance.randrange(1, 5)):
-        content[chance.randrange(len(content))] = chance.randrange(256)
+    content[chance.randrange(len(content))] = chance.randrange(256)
     path.write_bytes(content)
-
-
-def odd_name(chance: random.Random) -> str:
-    letters = chance.choice(["abc", "äöü", "\n\t", " ", "\u202e\U0001f600", "\udcff"])
-    longest = 250 // len(os.fsencode(letters))
-    return f"{letters * chance.randrange(1, longest)}{chance.randrange(100)}"[:80] + ".json"
 
 
 async def test_hostile_files_take_no_plugin_away(
@@ -179,37 +173,34 @@ async def test_hostile_files_take_no_plugin_away(
             await stack.enter_async_context(server)
         pod_id = await caller.run_pod()
 
-        async def create() -> None:
+        async def create(number: int) -> None:
+            """Create a container once the present directory has been read; each hook server is called."""
             nonlocal made
+            seconds = 1000.0 + number
+            proxy.register("~last.json", "/run/last.sock", [OTHER_POINT], timeout=f"{seconds}s")
+
+            def is_read() -> bool:
+                plugins = proxy.app.manager.plugins_for(BY_NAME[OTHER_POINT])
+                return any(plugin.name == "~last" and plugin.timeout_seconds == seconds for plugin in plugins)
+
+            await until(is_read, "the directory has been read")
             await caller.create(pod_id)
             made += 1
             assert [len(server.calls) for server in hooks.values()] == [made] * len(hooks)
 
         for first in range(0, HOSTILE_FILES.now, AT_A_TIME):
-            names = {odd_name(chance) for _ in range(min(AT_A_TIME, HOSTILE_FILES.now - first))}
-            for name in names:
+            for number in range(min(AT_A_TIME, HOSTILE_FILES.now - first)):
+                name = f"{chance.choice(NAMES) * chance.randrange(1, 20)}{number}.json"
                 chance.choice((spoil, spoil, spoil, damage))(chance, proxy.registrations / name)
             spoil(chance, tmp_path / "spoilt")
             os.replace(tmp_path / "spoilt", proxy.registrations / chance.choice(REGISTERED))
-            await directory_is_read(proxy, first)
-            await create()
-            for name in names:
-                (proxy.registrations / name).unlink()
+            await create(first)
+            for path in proxy.registrations.iterdir():
+                if path.name not in REGISTERED:
+                    path.unlink()
         for name, server in hooks.items():
             proxy.register(name, server.socket_path, [POINT], timeout="20s")
-        await directory_is_read(proxy, -1)
+        await create(-1)
         assert proxy.metrics.gauges["config_invalid_files", ()] == 0
-        await create()
     assert all(b"HOOKED" in request for request in runtime.arrived("create"))
     assert "inside the proxy" not in caplog.text
-
-
-async def directory_is_read(proxy: ProxyInside, number: int) -> None:
-    seconds = 1000.0 + number
-    proxy.register("~last.json", "/run/none.sock", [OTHER_POINT], timeout=f"{seconds}s")
-
-    def read() -> bool:
-        plugins = {plugin.name: plugin for plugin in proxy.app.manager.plugins_for(BY_NAME[OTHER_POINT])}
-        return "~last" in plugins and plugins["~last"].timeout_seconds == seconds
-
-    await until(read, "the directory has been read")

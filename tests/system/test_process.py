@@ -1,7 +1,4 @@
-"""The proxy as a process: signals, rights, systemd, descriptors, the documented command lines.
-
-That is fault matrix P7, P8, X7.
-"""
+"""The proxy as a process: signals, rights, systemd, the documented command lines (fault matrix P7, X7)."""
 
 import asyncio
 import os
@@ -10,9 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +19,6 @@ from tests.system.docker_front import DOCKER
 from tests.system.fronts import Front, Runtime
 from tests.system.proxy import PROGRAM, WAIT_SECONDS, ProxyProcess, answers, until
 from tests.system.supervising import handed_over
-from tests.system.times import in_rounds
 
 pytestmark = pytest.mark.slow
 
@@ -134,57 +127,6 @@ def test_handed_over_socket_that_is_the_runtimes_is_refused(tmp_path: Path, flag
         assert proxy.process.wait(WAIT_SECONDS) == 1
     line = f"--{flag.replace('_', '-')} ({tmp_path}/runtime's.sock) is the socket that the proxy itself listens on"
     assert f"{line} ({tmp_path}/given.sock): change it, or --koord-runtimeproxy-endpoint or" in proxy.output()
-
-
-DESCRIPTORS = CLIENTS = 64
-"""Not all of so many clients can be served: each uses two descriptors."""
-
-
-async def test_without_descriptors_only_new_clients_wait(front: Front, tmp_path: Path, runtime: Runtime) -> None:
-    program = ["bash", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "limited", *PROGRAM]
-    proxy = front.process(tmp_path, program=program)
-
-    @asynccontextmanager
-    async def exhausted() -> AsyncIterator[None]:
-        """Connect clients, which send nothing, until no descriptor is free."""
-        pauses = proxy.output().count("accepting pauses")
-        with ExitStack() as stack:
-            for _ in range(CLIENTS):
-                stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(proxy.socket))
-            await until(lambda: proxy.output().count("accepting pauses") > pauses, "no descriptor is free")
-            yield
-
-    async def ping() -> None:
-        async with front.sent(proxy.socket) as answer:
-            await answer
-
-    async def recovery() -> float:
-        async with exhausted():
-            for _ in range(5):
-                await caller.act("ping")
-            late = asyncio.create_task(ping())
-            await asyncio.sleep(0.2)
-            assert not late.done()
-        freed = time.monotonic()
-        await asyncio.wait_for(late, WAIT_SECONDS)
-        return time.monotonic() - freed
-
-    async with proxy, front.caller(proxy.socket) as caller:
-        await caller.act("ping")
-        await in_rounds(1.0, recovery)
-        async with exhausted():
-            runtime.set_fault("ping", delay_seconds=1.0)
-            before = len(runtime.arrived("ping"))
-            under_way = asyncio.create_task(caller.act("ping"))
-            await until(lambda: len(runtime.arrived("ping")) > before, "the call is under way")
-            process, proxy.process = proxy.process, None  # its end is not checked: it has logged an error
-            assert process is not None
-            process.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(process.wait, WAIT_SECONDS) == 0
-            await under_way
-    assert "raise the limit of open files" in proxy.output()
-    assert "Traceback" not in proxy.output()
-    assert "not reachable" not in proxy.output(), "the runtime is not to blame"
 
 
 # ---- the documented command lines, unchanged
