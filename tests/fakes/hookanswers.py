@@ -117,14 +117,6 @@ def after(seconds: float, then: Answer | None = None) -> Answer:
     return answer
 
 
-def behind(gate: asyncio.Event) -> Answer:
-    async def answer(call: HookCall) -> bytes:
-        await gate.wait()
-        return b""
-
-    return answer
-
-
 def hang() -> Answer:
     async def answer(call: HookCall) -> bytes:
         await asyncio.Event().wait()

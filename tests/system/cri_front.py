@@ -10,7 +10,12 @@ from functools import partial
 from pathlib import Path
 
 import grpc
+import h2.config
+import h2.connection
+import h2.events
 
+from runtimeproxy.wire import http2
+from runtimeproxy.wire.http2 import FrameBuffer
 from tests.engines import cri
 from tests.fakes import cri_pb2
 from tests.fakes.dockershim_bodies import Container, Pod, Values
@@ -19,7 +24,6 @@ from tests.fakes.runtime_state import RuntimeState
 from tests.fakes.shapes import CONTAINERD, SHAPES, Shape
 from tests.system.clients import Client
 from tests.system.fronts import POD, SECONDS, Caller, Failed, Front, answering
-from tests.system.h2client import H2Client
 
 METHODS = {
     "run_pod": "RunPodSandbox",
@@ -201,18 +205,39 @@ def _resources(values: Values) -> cri_pb2.LinuxContainerResources:
 async def sent(
     socket: Path | str, verb: str = "ping", request: bytes | None = None
 ) -> AsyncIterator[asyncio.Future[bytes]]:
-    """Send a request on a connection of its own."""
+    """Send a short request on a connection of its own, with Python's h2 as the client."""
     service = "ImageService" if METHODS[verb] in cri.IMAGE_METHODS else "RuntimeService"
-    async with H2Client(socket) as client:
-        answer = await client.open(f"/{cri.V1}.{service}/{METHODS[verb]}", request or b"")
+    method = [(":method", "POST"), (":scheme", "http"), (":path", f"/{cri.V1}.{service}/{METHODS[verb]}")]
+    fields = [(":authority", "localhost"), ("content-type", "application/grpc"), ("te", "trailers")]
+    reader, writer = await asyncio.open_unix_connection(str(socket))
+    client = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+    client.initiate_connection()
+    client.send_headers(1, method + fields)
+    client.send_data(1, b"\0" + len(request or b"").to_bytes(4, "big") + (request or b""), end_stream=True)
+    writer.write(client.data_to_send())
 
-        async def message() -> bytes:
-            got = await answer
-            assert got.status == 0, got
-            return got.message
+    async def message() -> bytes:
+        frames, data, found = FrameBuffer(), bytearray(), dict[str, str]()
+        while received := await reader.read(65536):
+            for kind, flags, stream, payload in frames.feed(received):
+                # h2 accepts nothing more after a GOAWAY, but open streams continue (RFC 9113, 6.8).
+                events = client.receive_data(http2.frame(kind, flags, stream, payload)) if kind != http2.GOAWAY else []
+                for event in events:
+                    if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
+                        found.update(dict(event.headers))
+                    elif isinstance(event, h2.events.DataReceived):
+                        data += event.data
+                    elif isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
+                        assert found.get("grpc-status") == "0", found
+                        return bytes(data[5:])
+            writer.write(client.data_to_send())
+        raise ConnectionError("the connection has ended")
 
+    try:
         async with answering(message()) as answered:
             yield answered
+    finally:
+        writer.close()
 
 
 CRI = Front(

@@ -27,7 +27,7 @@ def file_of(folder: Path, socket: Path) -> Path:
 
 
 def rows(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the kept values: pairs of values by field, by id."""
+    """Return the stored values: pairs of values by field, by id."""
     if not file.exists():
         return {}
     found = (line[9:].split(b"\t") for line in file.read_bytes().splitlines()[1:])

@@ -1,6 +1,6 @@
 """The answers of a real koordlet's hook plugins, and the requests that result: the rows of docs/koordlet.rst.
 
-An answer is koordlet's echo of the request with ``said`` and ``envs`` set in it, "" among the values.
+An answer is koordlet's echo of the request with ``sets`` and ``envs`` set in it, "" among the values.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ Texts = Mapping[str, str]
 POD, CREATE, UPDATE = "PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources"
 MIB = 1 << 20
 LS: Values = {"cpu_period": 100_000, "cpu_quota": 150_000, "cpu_shares": 1536, "memory_limit_in_bytes": 64 * MIB}
-"""What the kubelet asks for a pod with limits."""
+"""What the kubelet requests for a pod with limits."""
 SMALL: Values = {"cpu_period": 100_000, "cpu_quota": 1000, "cpu_shares": 10}
 """A limit of 10m, which the kubelet raises to the kernel's least quota."""
 BE: Values = {"cpu_period": 100_000, "cpu_shares": 2, "oom_score_adj": 1000}
-"""What it asks for one without limits."""
+"""What it requests for one without limits."""
 GPU: Texts = {"NVIDIA_VISIBLE_DEVICES": "0"}
 HAMI: Texts = {
     **GPU,
@@ -42,7 +42,7 @@ class Case:
     name: str
     point: str
     asked: Values
-    said: Values
+    sets: Values
     changes: Values
     envs: Texts = field(default_factory=dict)
     held: Values = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Case:
 
     def _change(self, response: Any) -> None:
         target = response.resources if self.point == POD else response.container_resources
-        for name, value in self.said.items():
+        for name, value in self.sets.items():
             setattr(target, name, value)
         if self.envs:
             response.container_envs.update(self.envs)
@@ -75,8 +75,8 @@ def cpus(text: str) -> Values:
     return {"cpuset_cpus": text}
 
 
-def update(name: str, asked: Values, said: Values, changes: Values, held: Values, lifted: Values | None = None) -> Case:
-    return Case(f"update: {name}", UPDATE, asked, said, changes, held=held, lifted=lifted)
+def update(name: str, asked: Values, sets: Values, changes: Values, held: Values, lifted: Values | None = None) -> Case:
+    return Case(f"update: {name}", UPDATE, asked, sets, changes, held=held, lifted=lifted)
 
 
 CASES = (
@@ -124,16 +124,6 @@ CASES = (
     update("batch limits", {"cpu_shares": 2}, LARGER, LARGER, LS),
     update("normalized, below the kernel's least", LEAST, {"cpu_quota": 834}, {}, SMALL),
 )
-
-LOW: Values = {"memory_limit_in_bytes": 6 * MIB - 1}
-BELOW_LEAST_MEMORY = (
-    Case("pod: koordlet's limit", POD, {}, LOW, LOW),
-    Case("koordlet's limit", CREATE, BE, LOW, LOW),
-    Case("the kubelet's limit", CREATE, {**LS, **LOW}, {}, {}),
-    update("koordlet's limit", {"cpu_shares": 2}, LOW, LOW, BE),
-    update("the kubelet's limit", LOW, {}, {}, LS),
-)
-"""Requests that dockerd refuses."""
 
 
 def goes_out(case: Case, *, lifts: bool) -> dict[str, int | str]:

@@ -20,10 +20,10 @@ import pytest
 from tests.amounts import SHARE_VARIABLE, Amount
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
+from tests.system.clients import Client
 from tests.system.cri_front import CRI, METHODS, CriRuntime
 from tests.system.docker_front import ROUTES
 from tests.system.fronts import Caller, Front, Runtime
-from tests.system.h2client import H2Client
 from tests.system.proxy import WAIT_SECONDS, ProxyInside, until
 
 pytestmark = pytest.mark.slow
@@ -178,7 +178,6 @@ async def test_cancel_arrives_and_everything_is_released(front: Front, rig: Rig)
 
 # ---- deadlines of CRI's calls (S5)
 
-CREATE = "/runtime.v1.RuntimeService/CreateContainer"
 HOOK_SECONDS = 1.0
 SMALL_SECONDS = 0.5
 """Less than the hook server's delay, and more than a busy machine needs between two steps of a call."""
@@ -191,12 +190,12 @@ async def test_time_of_a_hook_server_is_taken_off_the_deadline(
     """A call without a deadline has none."""
     hooks.default, proxy = hookanswers.after(HOOK_SECONDS), front.inside(tmp_path)
     proxy.register("slow.json", hooks.socket_path, ["PreCreateContainer"])
-    async with proxy, front.caller(proxy.socket) as caller, H2Client(proxy.socket) as exact:
+    async with proxy, front.caller(proxy.socket) as caller, Client(proxy.socket) as client:
         pod_id = await caller.run_pod()
         requests = {seconds: caller.create_request(pod_id) for seconds in (0, 7, 120)}
         begun = time.monotonic()
-        fields = {seconds: [("grpc-timeout", f"{seconds}S")] if seconds else [] for seconds in requests}
-        await asyncio.gather(*(exact.call(CREATE, request, fields[each]) for each, request in requests.items()))
+        calls = (client.call("CreateContainer", request, seconds or None) for seconds, request in requests.items())
+        await asyncio.gather(*calls)
     for seconds, request in requests.items():
         (received,) = [each for each in runtime.requests("CreateContainer") if each.message == request]
         rest, spent = received.deadline_seconds, received.at - begun

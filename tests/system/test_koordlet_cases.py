@@ -1,6 +1,6 @@
 """Each answer of a real koordlet, on each shape of a runtime under policy Fail: nothing is refused, and this is sent.
 
-docs/koordlet.rst has the same rows. Memory limits below dockerd's least are refused.
+docs/koordlet.rst has the same rows.
 """
 
 import json
@@ -9,16 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from runtimeproxy.docker.messages import RESOURCE_TABLE
 from tests.docs import KOORDLET, table
 from tests.fakes import cri_pb2, hookanswers, registration
 from tests.fakes.shapes import CONTAINERD, SHAPES
 from tests.system.cri_front import CRI
-from tests.system.fronts import CONTAINER, Failed, Front
-from tests.system.koordlet_cases import BELOW_LEAST_MEMORY, CASES, CREATE, POD, UPDATE, Case, goes_out
-from tests.system.shaped import EVERY, FRONTS, ShapedNode
+from tests.system.fronts import CONTAINER, Front
+from tests.system.koordlet_cases import CASES, CREATE, POD, UPDATE, Case, goes_out
+from tests.system.shaped import EVERY, ShapedNode
 
 PAUSE = {"cpu_shares": 2, "oom_score_adj": -998}
 """What dockershim requests for each pod sandbox."""
@@ -76,15 +74,6 @@ async def test_released_resources_for_each_answer(front: Front, tmp_path: Path) 
                 assert dict(node.runtime.envs()) == {"A": "1", **case.envs}, case.name
         assert not node.inside.metrics.total("hook_failures")
         assert not node.inside.metrics.total("calls", outcome="refused")
-
-
-async def test_dockerd_refuses_memory_below_its_least(tmp_path: Path) -> None:
-    async with ShapedNode(FRONTS[-1], tmp_path, hookanswers.echo(), points=POINTS) as node:
-        await node.known()
-        for case in BELOW_LEAST_MEMORY:
-            with pytest.raises(Failed, match=r"^400: Minimum memory limit allowed is 6MB"):
-                await released(node, case)
-            assert node.runtime.verbs()[-1] == VERBS[case.point], case.name
 
 
 def test_document_has_the_same_rows_and_variables() -> None:

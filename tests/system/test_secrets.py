@@ -27,6 +27,7 @@ from tests.fakes import hookanswers, registration
 from tests.fakes.dockershim_bodies import Container, Pod
 from tests.fakes.hookserver import HookServer
 from tests.system import commands
+from tests.system.docker_front import DOCKER
 from tests.system.fronts import PARENT, Caller, Failed, Front, Runtime
 from tests.system.proxy import PROGRAM, ProxyProcess
 
@@ -172,25 +173,6 @@ async def test_no_line_figure_or_error_text_holds_a_value(
     assert CANARY not in "".join(ours)
 
 
-@pytest.mark.parametrize("log_format", ["text", "json"])
-async def test_stderr_holds_no_value_and_nothing_foreign_is_imported(
-    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, log_format: str
-) -> None:
-    """The libraries are several times the proxy's own memory; Docker mode reads the daemon's state with aiohttp."""
-    program = (sys.executable, "-X", "importtime", *PROGRAM[1:])  # a line for each module, on stderr
-    proxy = front.process(tmp_path, program=program, log_format=log_format)
-    proxy.register("plugin.json", hooks.socket_path, timeout=TIMEOUT)
-    async with proxy, front.caller(proxy.socket) as caller:
-        await Calls(caller, runtime, hooks).make_all()
-        for method in ("metrics", "readyz", "hooks", "store", "events"):
-            await asyncio.to_thread(control.call, proxy.admin, method)
-    imported = set(re.findall(r"^import time:.*\| +(\S+)$", proxy.output(), re.MULTILINE))
-    assert {"uvloop", "runtimeproxy.admin.queries", f"runtimeproxy.{front.name}.front"} <= imported
-    assert imported & {*NEVER_IMPORTED, *front.never_imported} == set()
-    assert "'plugin'" in proxy.output()
-    assert not any(secret in proxy.output() for secret in SECRETS)
-
-
 COMMANDS = [
     *(f"{command}{form}" for form in ("", " -o json") for command in ("status", "hook ls", "hook trace", "events")),
     *(f"{command}{form}" for form in ("", " -o json") for command in ("store ls", "doctor", "log-level info")),
@@ -206,8 +188,13 @@ NEEDED = {"name": "plugin", "reason": "x", "level": "info"}
 async def test_no_admin_answer_command_or_report_holds_a_value(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
-    """Two commands follow all that happens, because the ring of events forgets."""
-    proxy = front.process(tmp_path)
+    """Two commands follow all that happens, because the ring of events forgets.
+
+    The proxy imports nothing foreign for it: the libraries are several times its own memory. Docker mode reads the
+    daemon's state with aiohttp.
+    """
+    program = (sys.executable, "-X", "importtime", *PROGRAM[1:])  # a line for each module, on stderr
+    proxy = front.process(tmp_path, program=program, log_format="json" if front is DOCKER else "text")
     proxy.register("plugin.json", hooks.socket_path, timeout="500ms")
     async with proxy, front.caller(proxy.socket) as caller:
         with commands.following(proxy, "events -f -o json", "hook trace -f -o json") as followed:
@@ -222,6 +209,10 @@ async def test_no_admin_answer_command_or_report_holds_a_value(
     for name in ("hook trace -o json", "explain {container}", "events.ndjson", "store.json", "followed"):
         assert "envs" in shown[name], name
     assert [name for name, text in shown.items() if CANARY in text or WORDS in text] == []
+    assert "'plugin'" in proxy.output()
+    imported = set(re.findall(r"^import time:.*\| +(\S+)$", proxy.output(), re.MULTILINE))
+    assert {"uvloop", "runtimeproxy.admin.queries", f"runtimeproxy.{front.name}.front"} <= imported
+    assert imported & {*NEVER_IMPORTED, *front.never_imported} == set()
 
 
 def everything(proxy: ProxyProcess, pod_name: str, container_id: str) -> dict[str, str]:
