@@ -1,6 +1,6 @@
 """The requests that the proxy's parser finds in a client's bytes, or why it refuses them; no proxy runs.
 
-Every request is answered as soon as it is whole, so that nothing stays unread behind one that may upgrade.
+Each request is answered when it is complete, so that nothing stays unread after one that may upgrade.
 """
 
 import re
@@ -20,10 +20,9 @@ from tests.docker.forms import FORMS, SECRET, TARGETS, stream
 
 
 class Followed(NamedTuple):
-    """A request as the proxy's parser finds it; its body is without chunking, as far as it came."""
-
     head: RequestHead
     body: bytes
+    """Without chunking, as far as it was received."""
 
 
 @dataclass
@@ -46,7 +45,7 @@ class Connection:
         self._requests = Requests(reader)
 
     def feed(self, data: bytes, sizes: Iterable[int] = ()) -> None:
-        """Read bytes in pieces of these sizes, and the rest in one."""
+        """Read bytes in parts of these sizes, and the rest in one."""
         places = [0]
         for size in sizes:
             places.append(places[-1] + size)
@@ -77,7 +76,7 @@ class Connection:
     def targets(self) -> list[str]:
         return [exchange.head.target for exchange, _ in self._begun if exchange.head is not None]
 
-    # What ``Requests`` calls of its reader.
+    # Called by ``Requests``
 
     tunnel = refused = finished = False
 
@@ -96,9 +95,9 @@ class Connection:
 def _payload(head: RequestHead, raw: bytes) -> bytes:
     if head.framing is not Framing.CHUNKED:
         return raw
-    kept: list[bytes | bytearray] = []
-    http1.ChunkedBody(kept.append).feed(raw)
-    return b"".join(kept)
+    parts: list[bytes | bytearray] = []
+    http1.ChunkedBody(parts.append).feed(raw)
+    return b"".join(parts)
 
 
 def follow(data: bytes, sizes: Iterable[int] = ()) -> Connection:
@@ -107,11 +106,11 @@ def follow(data: bytes, sizes: Iterable[int] = ()) -> Connection:
     return connection
 
 
-PIECES = [b"\r\n", b"\n", b"\r", b" ", b"\t", b":", b";", b",", b"\0", b"0", b"5", b"+", b"-", b"/", b"%", b"\x0b"]
-PIECES += [b"\xe9", b"\r\n\r\n", b"\r\n ", b"\r\nX: y", b"0\r\n\r\n", b"Content-Length: 5\r\n", b"Content-Length:0\r\n"]
-PIECES += [b"chunked", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"Expect: 100-continue\r\n"]
-PIECES += [b"Host: i\r\n", SECRET]
-"""Pieces that make a request ambiguous in another place, or when repeated."""
+PARTS = [b"\r\n", b"\n", b"\r", b" ", b"\t", b":", b";", b",", b"\0", b"0", b"5", b"+", b"-", b"/", b"%", b"\x0b"]
+PARTS += [b"\xe9", b"\r\n\r\n", b"\r\n ", b"\r\nX: y", b"0\r\n\r\n", b"Content-Length: 5\r\n", b"Content-Length:0\r\n"]
+PARTS += [b"chunked", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"Expect: 100-continue\r\n"]
+PARTS += [b"Host: i\r\n", SECRET]
+"""Bytes that make a request ambiguous in another place, or when repeated."""
 
 _SHORT = [form for form in FORMS if len(form.build("/")) < 2000]
 
@@ -122,8 +121,8 @@ def mutations(draw: st.DrawFn) -> bytes:
     changed = stream(draw(st.sampled_from(_SHORT)), draw(st.sampled_from(TARGETS)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, min(len(changed), 300)))
-        put, taken = draw(st.just(b"") | st.sampled_from(PIECES)), draw(st.integers(0, 3))
-        changed = changed[:at] + put + changed[at + taken :]
+        added, removed = draw(st.just(b"") | st.sampled_from(PARTS)), draw(st.integers(0, 3))
+        changed = changed[:at] + added + changed[at + removed :]
     return changed
 
 

@@ -1,4 +1,4 @@
-"""Builders of HTTP/1.1 messages as bytes, and the fields that tests put into them."""
+"""HTTP/1.1 messages as bytes: builders, the requests and replies of most tests, marks for the proxy's answers and EOF."""
 
 CHUNKED = "Transfer-Encoding: chunked"
 CLOSE = "Connection: close"
@@ -6,6 +6,7 @@ EXPECT = "Expect: 100-continue"
 UPGRADE = ("Connection: Upgrade", "Upgrade: tcp")
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 ID = "f25e2652ca87d84b3474297e8ad9e595d4b9380bd870e2b152fcf2b0650a958f"
+EOF = b"<EOF>"
 
 
 def head(*lines: str) -> bytes:
@@ -24,8 +25,8 @@ def answer(status: int, *fields: str, body: bytes | None = b"") -> bytes:
     return head(f"HTTP/1.1 {status} Words", *length, *fields) + (body or b"")
 
 
-def chunks(*pieces: bytes, trailers: tuple[str, ...] = ()) -> bytes:
-    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n" + head(*trailers)
+def chunks(*parts: bytes, trailers: tuple[str, ...] = ()) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n" + head(*trailers)
 
 
 def error(data: bytes) -> tuple[int, bool, bytes]:
@@ -35,3 +36,27 @@ def error(data: bytes) -> tuple[int, bool, bytes]:
     assert f"Content-Length: {len(body)}" in fields
     assert "Content-Type: application/json" in fields
     return int(status.split()[1]), CLOSE in fields, body
+
+
+def ours(status: int, closes: bool = False) -> bytes:
+    """Return the mark in a table for an answer of the proxy's own."""
+    return b"<%d, close>" % status if closes else b"<%d>" % status
+
+
+PING = request("GET", "/_ping")
+INFO = request("GET", "/v1.41/info")
+CREATE = request("POST", "/v1.41/containers/create?name=box", "Content-Type: application/json", body=b'{"Image":"i"}')
+START = request("POST", f"/v1.41/containers/{ID}/start")
+STOP = request("POST", f"/v1.41/containers/{ID}/stop?t=10", body=b"")
+ATTACH = request("POST", f"/v1.41/containers/{ID}/attach?stream=1", *UPGRADE)
+EXEC = request("POST", f"/v1.41/exec/{ID}/start", "Content-Type: application/json", body=b'{"Detach":false}')
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+EARLY = head("HTTP/1.1 103 Early Hints", "Link: x")
+OK = answer(200, "Api-Version: 1.41", body=b"OK")
+CREATED = answer(201, "Content-Type: application/json", body=b'{"Id":"1","Warnings":[]}')
+NO_CONTENT = answer(204, body=None)
+NOT_FOUND = answer(404, "Content-Type: application/json", body=b'{"message":"No such container: x"}\n')
+SWITCHING = head("HTTP/1.1 101 UPGRADED", "Content-Type: application/vnd.docker.raw-stream", *UPGRADE)
+HIJACKED = answer(200, "Content-Type: application/vnd.docker.raw-stream", body=None)
+"""The answer to an old-style hijack: neither Content-Length nor chunks."""

@@ -1,114 +1,104 @@
-"""Scripted peers for both sides of a Docker connection: a ``Reader`` without sockets between a client and a daemon.
+"""A ``Reader`` without sockets between a scripted client and a scripted daemon, and the steps of their conversations.
 
-Nothing that a side got is taken back, and nothing follows its EOF. ``steps`` has the steps of conversations.
+A step's keyword arguments are all its effects: the bytes that each side receives, how many calls are held then, and
+whether the proxy reads on from the client.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from runtimeproxy.core.call import PROCESS_LIMIT, MemoryBudget
 from runtimeproxy.docker.exchange import Action, DockerHeld, Known, ReaderEvent, RefusedRequest, Route, Shared
 from runtimeproxy.docker.reader import Reader
 from runtimeproxy.wire.http1 import Send
-from tests.docker.messages import error
-from tests.docker.replies import EOF, ours
+from tests.docker.messages import EOF, error, ours
 
 _OURS = re.compile(rb'HTTP/1\.1 [^\r]+\r\n(?:[^\r]+\r\n)+\r\n\{"message": "[^"]*"\}\n')
+PlainHeld: Any = type("PlainHeld", (DockerHeld,), dict.fromkeys(DockerHeld.__abstractmethods__))
 
 
-def _told(found: re.Match[bytes]) -> bytes:
-    status, closes, _ = error(found[0])
-    return ours(status, closes)
-
-
+@dataclass
 class Side:
-    """One peer: its bytes go into ``feed``, what the proxy sends it comes from ``out``."""
+    """One peer: what it sends is given to ``feed``, what the proxy sends it is taken from ``out``."""
 
-    def __init__(self, feed: Callable[[bytes], None], out: list[bytes]) -> None:
-        self._feed = feed
-        self.out = out
-        self._got = b""
-        self.ended = False
-        """True once it saw EOF."""
+    feed: Callable[[bytes], None]
+    out: list[bytes]
+    buffer: bytes = b""
+    ended: bool = False
+    """True once it has seen EOF."""
 
-    def sends(self, *pieces: bytes) -> None:
-        for piece in filter(None, pieces):
-            self._feed(piece)
+    def sends(self, *parts: bytes) -> None:
+        for part in filter(None, parts):
+            self.feed(part)
 
-    def takes(self, data: bytes | bytearray) -> None:
+    def take(self, data: bytes | bytearray) -> None:
         assert not (data and self.ended), "bytes follow the EOF"
-        self._got += data
+        self.buffer += data
 
-    def settle(self) -> None:
-        self.takes(b"".join(self.out))
+    def flush(self) -> None:
+        self.take(b"".join(self.out))
         self.out.clear()
 
     def got(self) -> bytes:
-        """Return the bytes that came since the last call."""
-        self.settle()
-        data, self._got = self._got, b""
+        """Return the bytes since the last call."""
+        self.flush()
+        data, self.buffer = self.buffer, b""
         return data
 
     def sees_end(self) -> None:
         assert not self.ended, "ended twice"
-        self.settle()
+        self.flush()
         self.ended = True
 
 
-PlainHeld: Any = type("PlainHeld", (DockerHeld,), dict.fromkeys(DockerHeld.__abstractmethods__))
-"""A held call without a meaning."""
-
-
+@dataclass(eq=False)
 class Play:
-    """A reader between a scripted client and a scripted daemon, and its connection; calls in ``holds`` are held."""
+    """One connection; calls with an action in ``holds`` are held."""
 
-    def __init__(
-        self,
-        holds: Iterable[Action] = tuple(Action),
-        limit: int = PROCESS_LIMIT,
-        known: Known | None = None,
-        budget: MemoryBudget | None = None,
-    ) -> None:
-        self.holds = frozenset(holds)
-        self.budget = budget or MemoryBudget(limit)
-        self.known = known or Known()
-        self.shared = False
-        """Whether what comes is read into a buffer that is used again, and offered to pass from there."""
+    holds: Container[Action] = frozenset(Action)
+    limit: int = PROCESS_LIMIT
+    known: Known = field(default_factory=Known)
+    budget: MemoryBudget | None = None
+    shared: bool = False
+    """True to read into a buffer that is used again, and to offer bytes to pass from there."""
+    http2_may_pass: bool = True
+    daemons: int = 0
+    """How many redials succeed."""
+
+    def __post_init__(self) -> None:
+        self.memory = self.budget or MemoryBudget(self.limit)
         self.calls: list[DockerHeld] = []
         self.settled_calls: list[DockerHeld] = []
         self.refusals: list[RefusedRequest] = []
-        self.http2_may_pass = True
-        self.http2_clients = self.redials = self.daemons = 0
-        """Counts of HTTP/2 clients and of redials, and how many redials succeed."""
+        self.http2_clients = self.redials = 0
         self.reading = True
-        self.at_once: Callable[[DockerHeld], object] = lambda exchange: None
+        self.on_held: Callable[[DockerHeld], object] = lambda call: None
         """Called with each held call within the read that completes it."""
-        self._told = (0, False, False)
-        shared = Shared(self.budget, self.known, dict.fromkeys(Action, PlainHeld), self.intercepts, self.admit_http2)
-        self.reader = Reader(shared, self.wake, self.redial)
+        self._before = (0, False, False)
+        kinds = dict.fromkeys(Action, PlainHeld)
+        self.reader = Reader(
+            Shared(self.memory, self.known, kinds, self._intercepts, self._admit_http2), self.wake, self._redial
+        )
         self.client = Side(self._of_client, self.reader.to_client)
         self.daemon = Side(self._of_daemon, self.reader.to_daemon)
 
-    # What the reader calls.
-
-    def intercepts(self, route: Route) -> bool:
+    def _intercepts(self, route: Route) -> bool:
         return route.action in self.holds
 
-    def admit_http2(self) -> bool:
+    def _admit_http2(self) -> bool:
         self.http2_clients += 1
         return self.http2_may_pass
 
-    def redial(self) -> bool:
+    def _redial(self) -> bool:
         self.redials += 1
         return self.redials <= self.daemons
 
     def wake(self) -> None:
         self.act()
-        self.client.settle()
-        self.daemon.settle()
-
-    # For tests.
+        self.client.flush()
+        self.daemon.flush()
 
     def act(self) -> None:
         """Do what the connection would do, and record the calls that it would start or resume."""
@@ -121,16 +111,14 @@ class Play:
                 case DockerHeld() as call:
                     assert call not in self.calls, "reported twice"
                     self.calls.append(call)
-                    self.at_once(call)
+                    self.on_held(call)
                 case RefusedRequest() as refused:
                     self.refusals.append(refused)
-                case ReaderEvent.TUNNEL_HTTP2:
-                    pass
                 case ReaderEvent.PASS_CLIENT_EOF:
                     self.daemon.sees_end()
                 case ReaderEvent.FINISH:
                     self.client.sees_end()
-                case event:
+                case ReaderEvent.PAUSE | ReaderEvent.RESUME as event:
                     self.reading = event is ReaderEvent.RESUME
 
     def _of_client(self, data: bytes) -> None:
@@ -145,92 +133,136 @@ class Play:
         finally:
             self.act()
 
-    def _passes(self, data: bytes, passes: Callable[[bytearray, int, Send], bool], other: Side) -> bool:
+    def _passes(self, data: bytes, passes: Callable[[bytearray, int, Send], bool], target: Side) -> bool:
         """Offer bytes for passing as a pair does: only if nothing waits to be sent before them."""
         buffer = bytearray(data + b"0\r\n\r\nof an earlier read")
-        return self.shared and not other.out and passes(buffer, len(data), lambda size: other.takes(buffer[:size]))
+        return self.shared and not target.out and passes(buffer, len(data), lambda size: target.take(buffer[:size]))
 
     @property
     def call(self) -> DockerHeld:
         return self.calls[-1]
 
     def client_ends(self) -> None:
-        """Play the client's EOF; the daemon sees it at once unless it waits."""
+        """Play the client's EOF; the daemon sees it immediately unless it waits."""
         waits = self.reader.client_ended()
         self.act()
         if not waits:
             self.daemon.sees_end()
 
     def daemon_ends(self) -> bool:
-        """Play the daemon's EOF; return whether the client is kept, else it sees EOF at once."""
-        kept = self.reader.daemon_ended()
+        """Play the daemon's EOF; return whether the client stays, else it sees EOF immediately."""
+        stays = self.reader.daemon_ended()
         self.act()
-        if not kept and not self.client.ended:
+        if not stays and not self.client.ended:
             self.client.sees_end()
-        return kept
+        return stays
 
-    def came(self) -> tuple[bytes, bytes, int]:
-        """Return what has come since the last call to the client and the daemon, and how many calls were held."""
-        asked, *ended = self._told
-        self._told = len(self.calls), self.client.ended, self.daemon.ended
-        outs = [
-            _OURS.sub(_told, side.got()) + EOF * (side.ended and not before)
+    def effects(self) -> tuple[bytes, bytes, int]:
+        """Return what the client and the daemon received since the last call, and how many calls were held."""
+        count, *ended = self._before
+        self._before = len(self.calls), self.client.ended, self.daemon.ended
+        client, daemon = (
+            _OURS.sub(lambda found: ours(*error(found[0])[:2]), side.got()) + EOF * (side.ended and not before)
             for side, before in zip((self.client, self.daemon), ended, strict=True)
-        ]
-        return outs[0], outs[1], len(self.calls) - asked
+        )
+        return client, daemon, len(self.calls) - count
 
     def leave(self) -> None:
-        """Close the client and end each call; check that nothing of a held request is kept then."""
+        """Close the client and end each call; check that no byte of a held request is retained then."""
         self.reader.stop()
         self.act()
         for call in self.calls:
             call.answer()
-        assert self.budget.count == 0
+        assert self.memory.count == 0
 
 
 class Step(NamedTuple):
-    """An action and all its effects: what each side gets, and for how many calls hooks are asked."""
-
     act: Callable[[Play], object]
     to_client: bytes = b""
     to_daemon: bytes = b""
-    asks: int = 0
+    held: int = 0
     reads: bool = True
-    """Whether the proxy reads on from the client."""
 
 
-def passed(sent: bytes, replied: bytes) -> Step:
-    """Return a step in which a request and its answer pass."""
+def client(*parts: bytes, **effects: Any) -> Step:
+    return Step(lambda play: play.client.sends(*parts), **effects)
+
+
+def daemon(*parts: bytes, **effects: Any) -> Step:
+    return Step(lambda play: play.daemon.sends(*parts), **effects)
+
+
+def passes(*parts: bytes) -> Step:
+    """The client sends bytes that pass immediately and unchanged."""
+    return client(*parts, to_daemon=b"".join(parts))
+
+
+def returns(*parts: bytes) -> Step:
+    """The daemon sends bytes that pass immediately and unchanged."""
+    return daemon(*parts, to_client=b"".join(parts))
+
+
+def exchange(sent: bytes, replied: bytes) -> Step:
+    """A request and its answer pass."""
     return Step(lambda play: (play.client.sends(sent), play.daemon.sends(replied)), replied, sent)
 
 
-def asked(sent: bytes) -> Step:
-    """Return a step in which the client sends a request that is held and released unchanged."""
-    return Step(lambda play: (play.client.sends(sent), play.call.send_request(None)), to_daemon=sent, asks=1)
+def release(**effects: Any) -> Step:
+    """The newest call is released unchanged."""
+    return Step(lambda play: play.call.send_request(None), **effects)
 
 
-def settled(replied: bytes, **came: Any) -> Step:
-    """Return a step in which the daemon answers the newest call, and the kept answer is sent on."""
+def refuse(**effects: Any) -> Step:
+    return Step(lambda play: play.call.send_refusal(500, "no"), **effects)
 
-    def do(play: Play) -> None:
+
+def answered(**effects: Any) -> Step:
+    """The Post hooks of the newest call are done, so its answer is sent on."""
+    return Step(lambda play: play.call.answer(), **effects)
+
+
+def hold(sent: bytes) -> Step:
+    """The client sends a request that is held and released unchanged."""
+    return Step(lambda play: (play.client.sends(sent), play.call.send_request(None)), to_daemon=sent, held=1)
+
+
+def settle(replied: bytes, **effects: Any) -> Step:
+    """The daemon answers the newest call; the answer is sent on after the Post hooks."""
+
+    def act(play: Play) -> None:
         play.daemon.sends(replied)
-        assert play.client.got() == b"", "the Post hooks are asked first"
+        assert play.client.got() == b"", "the Post hooks are called first"
         play.call.answer()
 
-    return Step(do, replied, **came)
+    return Step(act, replied, **effects)
 
 
-def converse(steps: Iterable[Step], *, daemons: int = 0, **options: Any) -> Play:
-    """Play the steps on a connection with a shared read buffer, then on one without; return the latter.
+def ends(side: str, **effects: Any) -> Step:
+    return Step(Play.client_ends if side == "client" else Play.daemon_ends, **effects)
 
-    The effects of each step are checked; the daemon can be dialled again ``daemons`` times.
-    """
+
+def leaves(**effects: Any) -> Step:
+    """The client closes its connection."""
+    return Step(lambda play: play.reader.stop(), **effects)
+
+
+def on_held(act: Callable[[DockerHeld], object], sends: Step, **effects: Any) -> Step:
+    """Do ``sends``; from then on each held call is given to ``act`` within the read that completes it."""
+
+    def do(play: Play) -> None:
+        play.on_held = act
+        sends.act(play)
+
+    return Step(do, **effects)
+
+
+def converse(steps: Iterable[Step], **options: Any) -> Play:
+    """Play the steps on a connection with a shared read buffer, then on one without; return the latter."""
     steps = tuple(steps)
     for shared in (True, False):
-        play = Play(**options)
-        play.shared, play.daemons = shared, daemons
+        play = Play(shared=shared, **options)
         for number, step in enumerate(steps):
             step.act(play)
-            came = (*play.came(), play.reading)
-            assert came == step[1:], f"step {number}: {came}"
+            effects = (*play.effects(), play.reading)
+            assert effects == step[1:], f"step {number}: {effects}"
     return play

@@ -11,8 +11,7 @@ from runtimeproxy.docker import front
 from runtimeproxy.docker.front import BadGateway
 from runtimeproxy.relay.drain import Drainable
 from tests.docker.daemon import until
-from tests.docker.messages import EXPECT, PREFACE, error, request
-from tests.docker.requests import CREATE, PING
+from tests.docker.messages import CREATE, EXPECT, PING, PREFACE, error, request
 
 
 @pytest.fixture

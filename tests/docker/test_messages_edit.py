@@ -12,13 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.docker.messages import (
-    RESOURCE_TABLE,
-    Update,
-    differing_in_create,
-    edit_create,
-    edit_update,
-)
+from runtimeproxy.docker.messages import RESOURCE_TABLE, Update, differing_in_create, edit_create, edit_update
 from runtimeproxy.errors import WireError
 from runtimeproxy.model.fields import NO_ADJUSTMENT, NO_RESOURCES, RESOURCE_FIELDS, Adjustment, Resources, ResourceValue
 from tests.amounts import examples
