@@ -76,7 +76,7 @@ class CriKubelet:
         return done.exit_code, done.stdout
 
     def rdt_class(self, container_id: str) -> str | None:
-        return self._client.status(container_id).status.annotations.get(RDT_CLASS, "")
+        return str(self._client.status(container_id).status.annotations.get(RDT_CLASS, ""))
 
     def update(self, container_id: str, resources: Values) -> None:
         self._client.update(container_id, _resources(resources))
@@ -93,7 +93,7 @@ class CriKubelet:
 
 
 def _resources(values: Values) -> LinuxContainerResources:
-    return LinuxContainerResources(**values)  # type: ignore[arg-type]
+    return LinuxContainerResources(**values)
 
 
 class DockerKubelet:
