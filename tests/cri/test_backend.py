@@ -21,7 +21,7 @@ from runtimeproxy.model import no_effect
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from tests.fakes import cri_pb2 as cri
 from tests.fakes.runtime import FakeRuntime, Injection
-from tests.fakes.shapes import SHAPES, Shape
+from tests.fakes.shapes import NO_VERBOSE, SHAPES, Shape
 
 Code = grpc.StatusCode
 UPDATE = messages.update_request("c1", {"cpu_shares": 7}, None)
@@ -70,7 +70,7 @@ def made(runtime: FakeRuntime) -> tuple[str, str]:
 async def test_pod_that_no_status_names_is_found_by_list(runtime: FakeRuntime, backend: Backend, version: str) -> None:
     pod_id, container_id = made(runtime)
     made(runtime)
-    runtime.state.verbose = False
+    runtime.state.shape = NO_VERBOSE
     container = await backend.container(version, container_id)
     assert container is not None
     assert (container.id, container.pod_id, container.name) == (container_id, pod_id, "main")
@@ -80,7 +80,7 @@ async def test_pod_that_no_status_names_is_found_by_list(runtime: FakeRuntime, b
 
 async def test_container_without_a_pod_cannot_be_read(runtime: FakeRuntime, backend: Backend) -> None:
     _, container_id = made(runtime)
-    runtime.state.verbose = False
+    runtime.state.shape = NO_VERBOSE
     runtime.state.containers[container_id].pod_id = ""
     with pytest.raises(Unreadable, match="names the container's pod"):
         await backend.container("v1", container_id)
@@ -88,7 +88,7 @@ async def test_container_without_a_pod_cannot_be_read(runtime: FakeRuntime, back
 
 async def test_container_that_is_gone_before_its_pod_is_known_is_none(runtime: FakeRuntime, backend: Backend) -> None:
     _, container_id = made(runtime)
-    runtime.state.verbose = False
+    runtime.state.shape = NO_VERBOSE
     runtime.state.big_list = b""
     assert await backend.container("v1", container_id) is None
 

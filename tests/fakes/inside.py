@@ -1,4 +1,4 @@
-"""The inside of a fake container: its JSON status as containerd writes it, and its files.
+"""The inside of a fake container: its files, and its verbose JSON status as containerd 1.6 writes it.
 
 All of it follows from the config and the present resources.
 """
@@ -13,12 +13,24 @@ from google.protobuf.message import Message
 from tests.engines import cgroups
 from tests.fakes import cri_pb2
 
+Json = dict[str, Any]
 Resources: TypeAlias = cri_pb2.LinuxContainerResources
 IMAGE_ENVIRONMENT = ("PATH=/bin", "HOSTNAME=fake")
 MAX_CPUS = "0-1"
 
+# Parts that the product does not read, of about the length of containerd's: parsing a status costs as much.
+_CAPABILITIES = {
+    key: [f"CAP_NUMBER_{number}" for number in range(14)] for key in ("bounding", "effective", "permitted")
+}
+_SANDBOXES = "/var/lib/containerd/io.containerd.grpc.v1.cri/sandboxes"
+_RUNTIME = {
+    "snapshotter": "overlayfs",
+    "runtimeType": "io.containerd.runc.v2",
+    "runtimeOptions": {"root": "/run/containerd/runc"},
+}
 
-def go_json(message: Message) -> dict[str, Any]:
+
+def go_json(message: Message) -> Json:
     """Return a message as Go's encoding/json writes it: snake_case names, numbers as numbers, unset fields absent."""
     return {field.name: _field(field, value) for field, value in message.ListFields()}
 
@@ -26,9 +38,7 @@ def go_json(message: Message) -> dict[str, Any]:
 def _field(field: FieldDescriptor, value: Any) -> Any:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         return dict(value)
-    if field.is_repeated:
-        return [_single(element) for element in value]
-    return _single(value)
+    return [_single(element) for element in value] if field.is_repeated else _single(value)
 
 
 def _single(value: Any) -> Any:
@@ -38,20 +48,64 @@ def _single(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def runtime_spec(config: cri_pb2.ContainerConfig, resources: Resources, cgroup_path: str) -> dict[str, Any]:
-    """Return the part of the OCI spec with environment, resources and cgroup."""
-    environment = [entry.decode(errors="replace") for entry in _environment(config)]
-    numbers = {name: getattr(resources, f"cpu_{name}") for name in ("shares", "quota", "period")}
-    cpu = {**numbers, "cpus": resources.cpuset_cpus, "mems": resources.cpuset_mems}
-    memory = {"limit": resources.memory_limit_in_bytes, "swap": resources.memory_swap_limit_in_bytes}
-    limits = {"cpu": _set(cpu), "memory": _set(memory), "unified": dict(resources.unified)}
+def pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler: str) -> Json:
+    spec = _spec(
+        pod_id,
+        config.metadata,
+        {"container-type": "sandbox", "sandbox-log-directory": config.log_directory},
+        {"args": ["/pause"], "env": ["PATH=/bin"], "cwd": "/", "noNewPrivileges": True, "oomScoreAdj": 0},
+        {"cgroupsPath": f"{config.linux.cgroup_parent}/{pod_id}", "resources": {"cpu": {"shares": 2}}},
+    )
     return {
-        "process": {"env": environment, "oomScoreAdj": resources.oom_score_adj},
-        "linux": {"cgroupsPath": cgroup_path, "resources": _set(limits)},
+        **{"pid": 1, "processStatus": "running", "netNamespaceClosed": False, "image": "registry.k8s.io/pause:3.6"},
+        **{"snapshotKey": pod_id, "runtimeHandler": runtime_handler, **_RUNTIME},
+        **{"config": go_json(config), "runtimeSpec": spec, "cniResult": None},
     }
 
 
-def _set(values: Mapping[str, Any]) -> dict[str, Any]:
+def container_info(
+    container_id: str, pod_id: str, request: cri_pb2.CreateContainerRequest, resources: Resources, cgroup_path: str
+) -> Json:
+    """Return containerd's report of a container: its config as created, its spec as it is now."""
+    config = request.config
+    numbers = {name: getattr(resources, f"cpu_{name}") for name in ("shares", "quota", "period")}
+    limits = {
+        "cpu": _set({**numbers, "cpus": resources.cpuset_cpus, "mems": resources.cpuset_mems}),
+        "memory": _set({"limit": resources.memory_limit_in_bytes, "swap": resources.memory_swap_limit_in_bytes}),
+        "unified": dict(resources.unified),
+    }
+    env = [entry.decode(errors="replace") for entry in _environment(config)]
+    spec = _spec(
+        pod_id,
+        request.sandbox_config.metadata,
+        {"container-name": config.metadata.name, "container-type": "container", "image-name": config.image.image},
+        {"args": [*config.command, *config.args], "env": env, "cwd": "/", "oomScoreAdj": resources.oom_score_adj},
+        {"cgroupsPath": cgroup_path, "resources": {"memory": {}, **_set(limits)}},
+    )
+    return {
+        **{"sandboxID": pod_id, "pid": 1, "removing": False, "snapshotKey": container_id, **_RUNTIME},
+        **{"config": go_json(config), "runtimeSpec": spec},
+    }
+
+
+def _spec(pod_id: str, pod: cri_pb2.PodSandboxMetadata, names: Mapping[str, str], process: Json, linux: Json) -> Json:
+    of_pod = {"id": pod_id, "name": pod.name, "namespace": pod.namespace, "uid": pod.uid}
+    named = {**names, **{f"sandbox-{key}": value for key, value in of_pod.items()}}
+    mounts = [
+        {"destination": f"/etc/{number}", "type": "bind", "source": f"{_SANDBOXES}/{pod_id}", "options": ["rw"]}
+        for number in range(8)
+    ]
+    return {
+        "ociVersion": "1.0.2-dev",
+        "process": {"user": {"uid": 0, "gid": 0}, **process, "capabilities": _CAPABILITIES},
+        "root": {"path": "rootfs"},
+        "mounts": mounts,
+        "annotations": {f"io.kubernetes.cri.{key}": value for key, value in named.items()},
+        "linux": {**linux, "namespaces": [{"type": kind} for kind in ("pid", "ipc", "mount")]},
+    }
+
+
+def _set(values: Mapping[str, Any]) -> Json:
     return {key: value for key, value in values.items() if value}
 
 
@@ -79,7 +133,7 @@ def cgroup_file(name: str, resources: Resources) -> str:
 
 
 def run(command: Sequence[str], config: cri_pb2.ContainerConfig, resources: Resources) -> cri_pb2.ExecSyncResponse:
-    """Run one of the few known commands: ``cat`` of the environment or a cgroup file, ``echo``, ``false``."""
+    """Run ``cat`` of the environment or a cgroup file, ``echo`` or ``false``."""
     match list(command):
         case ["cat", "/proc/1/environ"]:
             return cri_pb2.ExecSyncResponse(stdout=b"".join(entry + b"\0" for entry in _environment(config)))
@@ -89,5 +143,4 @@ def run(command: Sequence[str], config: cri_pb2.ContainerConfig, resources: Reso
             return cri_pb2.ExecSyncResponse(stdout=" ".join(words).encode() + b"\n")
         case ["false"]:
             return cri_pb2.ExecSyncResponse(exit_code=1)
-        case _:
-            return cri_pb2.ExecSyncResponse(stderr=b"no such command in a fake container\n", exit_code=127)
+    return cri_pb2.ExecSyncResponse(stderr=b"no such command in a fake container\n", exit_code=127)

@@ -1,4 +1,4 @@
-"""The state and answers of a fake container runtime: pods and containers in memory, one function per CRI method.
+"""The state and answers of a fake CRI runtime: pods and containers in memory, one function per method.
 
 A status shows the present state; if the shape shows a config, it is that of the create.
 """
@@ -23,10 +23,11 @@ from tests.fakes.shapes import CONTAINERD, CREATE, START, UPDATE, Shape
 
 RUN_POD = "RunPodSandbox"
 IMAGE_REFERENCE = "sha256:" + "0" * 64
+READY = [cri_pb2.RuntimeCondition(type=kind, status=True) for kind in ("RuntimeReady", "NetworkReady")]
+IMAGE = cri_pb2.Image(id=IMAGE_REFERENCE, repo_tags=[BUSYBOX_IMAGE], size=1)
 
 Record = TypeVar("Record")
-Mangle = Callable[[str, Any], Message | bytes]
-"""Called with a method and its reply; returns what is answered instead."""
+Reply = Message | bytes
 
 
 @dataclass(eq=False)
@@ -45,7 +46,7 @@ class Absent(Exception):
 
 @dataclass(slots=True)
 class Pod:
-    """A pod sandbox: ``request`` is the RunPodSandboxRequest, ``updates`` the resource updates, as they came."""
+    """A pod sandbox with its RunPodSandboxRequest and its resource updates as received."""
 
     id: str
     request: bytes
@@ -54,13 +55,17 @@ class Pod:
     updates: list[bytes] = field(default_factory=list)
 
     @property
+    def run(self) -> cri_pb2.RunPodSandboxRequest:
+        return cri_pb2.RunPodSandboxRequest.FromString(self.request)
+
+    @property
     def config(self) -> cri_pb2.PodSandboxConfig:
-        return cri_pb2.RunPodSandboxRequest.FromString(self.request).config
+        return self.run.config
 
 
 @dataclass(slots=True)
 class Container:
-    """A container: ``request`` is the CreateContainerRequest, ``updates`` the resource updates, as they came."""
+    """A container with its CreateContainerRequest, its resource updates as received, and its cgroup."""
 
     id: str
     pod_id: str
@@ -68,14 +73,17 @@ class Container:
     created_at: int
     shape: Shape
     cgroup_path: str
-    """The cgroup that it runs in."""
     state: cri_pb2.ContainerState = cri_pb2.CONTAINER_CREATED
     started_at: int = 0
     updates: list[bytes] = field(default_factory=list)
 
     @property
+    def create(self) -> cri_pb2.CreateContainerRequest:
+        return cri_pb2.CreateContainerRequest.FromString(self.request)
+
+    @property
     def config(self) -> cri_pb2.ContainerConfig:
-        return cri_pb2.CreateContainerRequest.FromString(self.request).config
+        return self.create.config
 
     @property
     def resources(self) -> cri_pb2.LinuxContainerResources:
@@ -88,9 +96,9 @@ class Container:
 
 
 class RuntimeState:
-    """The pods and containers of a fake runtime, which survive their server.
+    """The pods and containers of a fake runtime, which survive their server; ``shape`` may be changed for later calls.
 
-    ``shape`` may be changed for later calls.
+    ``big_list`` is the answer to ListContainers if it is set, ``mangle`` replaces the reply to a method.
     """
 
     def __init__(self, shape: Shape = CONTAINERD) -> None:
@@ -98,46 +106,45 @@ class RuntimeState:
         self.pods: dict[str, Pod] = {}
         self.containers: dict[str, Container] = {}
         self.big_list: bytes | None = None
-        """The answer of ListContainers in place of the containers; see ``fill_list``."""
-        self.verbose = True
-        """False for a runtime whose statuses have no verbose part."""
-        self.mangle: Mangle | None = None
-        """Replaces replies, for a runtime that answers what none should."""
-        self._finished: dict[tuple[str, str, bytes], Message | bytes] = {}
-        """The replies of creates whose callers had left, by what names them."""
+        self.mangle: Callable[[str, Any], Reply] | None = None
+        self._finished: dict[tuple[str, str, bytes], Reply] = {}
+        """The replies to creates whose callers had left, by what names them."""
         self._numbers = itertools.count(1)
-        self._methods: dict[str, Callable[[Any, bytes], Message | bytes]] = {
-            "Status": self._status,
-            "RunPodSandbox": self._run_pod,
+        self._methods: dict[str, Callable[[Any, bytes], Reply]] = {
+            "Status": lambda *_: cri_pb2.StatusResponse(status=cri_pb2.RuntimeStatus(conditions=READY)),
+            "ListImages": lambda *_: cri_pb2.ListImagesResponse(images=[IMAGE]),
+            RUN_POD: self._run_pod,
             "StopPodSandbox": self._stop_pod,
             "RemovePodSandbox": self._remove_pod,
             "UpdatePodSandboxResources": self._update_pod,
             "PodSandboxStatus": self._pod_status,
             "ListPodSandbox": self._list_pods,
-            "CreateContainer": self._create,
-            "StartContainer": self._start,
-            "UpdateContainerResources": self._update,
+            CREATE: self._create,
+            START: self._start,
+            UPDATE: self._update,
             "StopContainer": self._stop,
             "RemoveContainer": self._remove,
             "ContainerStatus": self._container_status,
             "ListContainers": self._list_containers,
             "ExecSync": self._exec_sync,
-            "ListImages": self._list_images,
         }
 
-    def knows(self, method: str) -> bool:
+    def has(self, method: str) -> bool:
         return method == "Version" or method in self._methods
 
     def answer(self, api_version: str, method: str, message: bytes) -> bytes:
-        """Return the reply to one unary call. Raises Refused."""
+        """Return the reply to a unary call. Raises Refused."""
         if method == "Version":
-            return _version(api_version, self.shape.runtime_name)
+            name = self.shape.runtime_name
+            version = cri_pb2.VersionResponse(version="0.1.0", runtime_name=name, runtime_version="1.0.0")
+            version.runtime_api_version = api_version
+            return bytes(version.SerializeToString())
         try:
             request = getattr(cri_pb2, f"{method}Request", cri_pb2.VersionRequest).FromString(message)
-            finished = self._finished.pop(_named(method, request), None) if method in (RUN_POD, CREATE) else None
+            finished = self._finished.pop(_create_key(method, request), None) if method in (RUN_POD, CREATE) else None
             reply = finished or self._methods[method](request, message)
         except Absent as absent:
-            failure = self.shape.absence(method)
+            failure = self.shape.absent_by_method.get(method, self.shape.absent)
             if failure is None:
                 return b""
             raise Refused(failure.code, failure.details(absent.kind, absent.subject_id)) from None
@@ -145,16 +152,16 @@ class RuntimeState:
             reply = self.mangle(method, reply)
         return reply if isinstance(reply, bytes) else bytes(reply.SerializeToString())
 
-    def left(self, method: str, message: bytes) -> None:
+    def caller_left(self, method: str, message: bytes) -> None:
         """Do what the runtime does with a call whose caller has left before the answer."""
         if self.shape.repeats_answers and method in (RUN_POD, CREATE):
             request = getattr(cri_pb2, f"{method}Request").FromString(message)
             with suppress(Absent, Refused):
-                name = _named(method, request)
+                name = _create_key(method, request)
                 self._finished[name] = self._finished.get(name) or self._methods[method](request, message)
 
     def fill_list(self, count: int, total_bytes: int) -> None:
-        """Make ListContainers answer ``count`` containers in about ``total_bytes`` bytes; it is built once, here."""
+        """Make ListContainers return ``count`` containers in about ``total_bytes`` bytes."""
         share = max(1, total_bytes // count)
         listed = [cri_pb2.Container(id=f"{number:064x}", pod_sandbox_id=f"{number:064x}") for number in range(count)]
         for container in listed:
@@ -164,150 +171,135 @@ class RuntimeState:
     def _new_id(self) -> str:
         return hashlib.sha256(str(next(self._numbers)).encode()).hexdigest()
 
-    def _pod(self, pod_id: str) -> Pod:
-        return _found(self.pods, pod_id, "sandbox")
+    def _pod(self, request: Any) -> Pod:
+        return _found(self.pods, request.pod_sandbox_id, "sandbox")
 
-    def _container(self, container_id: str) -> Container:
-        return _found(self.containers, container_id, "container")
+    def _container(self, request: Any) -> Container:
+        return _found(self.containers, request.container_id, "container")
+
+    def _check(self, method: str, resources: cri_pb2.LinuxContainerResources, container_id: str) -> None:
+        for check in self.shape.refuses.get(method, ()):
+            if refusal := check(resources, container_id):
+                raise Refused(grpc.StatusCode.UNKNOWN, refusal)
 
     # ---- pods
 
-    def _status(self, request: Any, message: bytes) -> Message | bytes:
-        ready = [cri_pb2.RuntimeCondition(type=kind, status=True) for kind in ("RuntimeReady", "NetworkReady")]
-        return cri_pb2.StatusResponse(status=cri_pb2.RuntimeStatus(conditions=ready))
-
-    def _run_pod(self, request: Any, message: bytes) -> Message | bytes:
+    def _run_pod(self, request: Any, message: bytes) -> Reply:
         pod = Pod(self._new_id(), message, time.time_ns())
         self.pods[pod.id] = pod
         return cri_pb2.RunPodSandboxResponse(pod_sandbox_id=pod.id)
 
-    def _stop_pod(self, request: Any, message: bytes) -> Message | bytes:
-        pod = self._pod(request.pod_sandbox_id)
+    def _stop_pod(self, request: Any, message: bytes) -> Reply:
+        pod = self._pod(request)
         pod.state = cri_pb2.SANDBOX_NOTREADY
         for container in self.containers.values():
             if container.pod_id == pod.id:
                 container.state = cri_pb2.CONTAINER_EXITED
         return b""
 
-    def _remove_pod(self, request: Any, message: bytes) -> Message | bytes:
+    def _remove_pod(self, request: Any, message: bytes) -> Reply:
         if self.pods.pop(pod_id := request.pod_sandbox_id, None) is None:
             raise Absent("sandbox", pod_id)
         self.containers = {key: value for key, value in self.containers.items() if value.pod_id != pod_id}
         return b""
 
-    def _update_pod(self, request: Any, message: bytes) -> Message | bytes:
-        self._pod(request.pod_sandbox_id).updates.append(message)
+    def _update_pod(self, request: Any, message: bytes) -> Reply:
+        self._pod(request).updates.append(message)
         return b""
 
-    def _pod_status(self, request: Any, message: bytes) -> Message | bytes:
-        pod = self._pod(request.pod_sandbox_id)
-        asked = cri_pb2.RunPodSandboxRequest.FromString(pod.request).runtime_handler
-        status = cri_pb2.PodSandboxStatus(**self._pod_told(pod), runtime_handler=self.shape.status_handler(asked))
-        if not (request.verbose and self.verbose):
+    def _pod_status(self, request: Any, message: bytes) -> Reply:
+        pod, shape = self._pod(request), self.shape
+        handler = pod.run.runtime_handler
+        status = cri_pb2.PodSandboxStatus(**self._pod_fields(pod), runtime_handler=shape.status_handler(handler))
+        if not request.verbose:
             return cri_pb2.PodSandboxStatusResponse(status=status)
-        if (failure := self.shape.verbose_pod_fails) is not None:
-            raise Refused(failure.code, failure.details("sandbox", pod.id))
-        info = self.shape.pod_info and self.shape.pod_info(pod.id, pod.config, asked)
+        if shape.verbose_pod_fails is not None:
+            raise Refused(shape.verbose_pod_fails.code, shape.verbose_pod_fails.details("sandbox", pod.id))
+        info = shape.pod_info and shape.pod_info(pod.id, pod.config, handler)
         return cri_pb2.PodSandboxStatusResponse(status=status, info=_info(info))
 
-    def _list_pods(self, request: Any, message: bytes) -> Message | bytes:
-        pods = [pod for pod in self.pods.values() if pod.id.startswith(request.filter.id)]
-        return cri_pb2.ListPodSandboxResponse(items=[self._listed_pod(pod) for pod in pods])
+    def _list_pods(self, request: Any, message: bytes) -> Reply:
+        handler = self.shape.listed_handler
+        return cri_pb2.ListPodSandboxResponse(
+            items=[
+                cri_pb2.PodSandbox(**self._pod_fields(pod), runtime_handler=handler(pod.run.runtime_handler))
+                for pod in self.pods.values()
+                if pod.id.startswith(request.filter.id)
+            ]
+        )
 
-    def _listed_pod(self, pod: Pod) -> cri_pb2.PodSandbox:
-        asked = cri_pb2.RunPodSandboxRequest.FromString(pod.request).runtime_handler
-        return cri_pb2.PodSandbox(**self._pod_told(pod), runtime_handler=self.shape.listed_handler(asked))
-
-    def _pod_told(self, pod: Pod) -> dict[str, Any]:
-        told = _told(pod)
-        return {**told, "labels": {**told["labels"], **self.shape.pod_labels}} if told["labels"] else told
+    def _pod_fields(self, pod: Pod) -> dict[str, Any]:
+        fields = _fields(pod)
+        return {**fields, "labels": {**fields["labels"], **self.shape.pod_labels}} if fields["labels"] else fields
 
     # ---- containers
 
-    def _check(self, method: str, resources: cri_pb2.LinuxContainerResources, container_id: str) -> None:
-        refusal = self.shape.refusal(method, resources, container_id)
-        if refusal:
-            raise Refused(grpc.StatusCode.UNKNOWN, refusal)
-
-    def _create(self, request: Any, message: bytes) -> Message | bytes:
-        pod = self._pod(request.pod_sandbox_id)
-        new_id = self._new_id()
+    def _create(self, request: Any, message: bytes) -> Reply:
+        pod, new_id = self._pod(request), self._new_id()
         self._check(CREATE, request.config.linux.resources, new_id)
         config = pod.config if self.shape.own_parent else request.sandbox_config
         path = self.shape.cgroup_path(config.linux.cgroup_parent, new_id)
-        container = Container(new_id, pod.id, message, time.time_ns(), self.shape, path)
-        self.containers[container.id] = container
-        return cri_pb2.CreateContainerResponse(container_id=container.id)
+        self.containers[new_id] = Container(new_id, pod.id, message, time.time_ns(), self.shape, path)
+        return cri_pb2.CreateContainerResponse(container_id=new_id)
 
-    def _start(self, request: Any, message: bytes) -> Message | bytes:
-        container = self._container(request.container_id)
+    def _start(self, request: Any, message: bytes) -> Reply:
+        container = self._container(request)
         if container.state != cri_pb2.CONTAINER_CREATED:
             raise Refused(grpc.StatusCode.UNKNOWN, f"container {container.id!r} is not in created state")
         self._check(START, container.config.linux.resources, container.id)
         container.state, container.started_at = cri_pb2.CONTAINER_RUNNING, time.time_ns()
         return b""
 
-    def _update(self, request: Any, message: bytes) -> Message | bytes:
-        container = self._container(request.container_id)
+    def _update(self, request: Any, message: bytes) -> Reply:
+        container = self._container(request)
         self._check(UPDATE, request.linux, container.id)
         container.updates.append(message)
         return b""
 
-    def _stop(self, request: Any, message: bytes) -> Message | bytes:
-        self._container(request.container_id).state = cri_pb2.CONTAINER_EXITED
+    def _stop(self, request: Any, message: bytes) -> Reply:
+        self._container(request).state = cri_pb2.CONTAINER_EXITED
         return b""
 
-    def _remove(self, request: Any, message: bytes) -> Message | bytes:
+    def _remove(self, request: Any, message: bytes) -> Reply:
         if self.containers.pop(request.container_id, None) is None:
             raise Absent("container", request.container_id)
         return b""
 
-    def _container_status(self, request: Any, message: bytes) -> Message | bytes:
-        container = self._container(request.container_id)
-        asked = cri_pb2.CreateContainerRequest.FromString(container.request)
-        status = cri_pb2.ContainerStatus(**_told(container), image=asked.config.image, image_ref=IMAGE_REFERENCE)
-        if self.shape.tells_resources:
+    def _container_status(self, request: Any, message: bytes) -> Reply:
+        container = self._container(request)
+        create = container.create
+        status = cri_pb2.ContainerStatus(**_fields(container), image=create.config.image, image_ref=IMAGE_REFERENCE)
+        if self.shape.reports_resources:
             status.resources.linux.CopyFrom(container.resources)
-        status.mounts.extend(asked.config.mounts)
-        status.log_path = f"{asked.sandbox_config.log_directory}/{asked.config.log_path}"
+        status.mounts.extend(create.config.mounts)
+        status.log_path = f"{create.sandbox_config.log_directory}/{create.config.log_path}"
         status.started_at = container.started_at
-        if not (request.verbose and self.verbose):
-            return cri_pb2.ContainerStatusResponse(status=status)
-        tell = self.shape.container_info
-        info = tell and tell(container.id, container.pod_id, asked, container.resources, container.cgroup_path)
+        report = self.shape.container_info if request.verbose else None
+        info = report and report(container.id, container.pod_id, create, container.resources, container.cgroup_path)
         return cri_pb2.ContainerStatusResponse(status=status, info=_info(info))
 
-    def _list_containers(self, request: Any, message: bytes) -> Message | bytes:
+    def _list_containers(self, request: Any, message: bytes) -> Reply:
         if self.big_list is not None:
             return self.big_list
-        wanted = request.filter
-        found = [
-            container
-            for container in self.containers.values()
-            if container.id.startswith(wanted.id) and wanted.pod_sandbox_id in ("", container.pod_id)
-        ]
-        return cri_pb2.ListContainersResponse(containers=[_listed_container(container) for container in found])
+        return cri_pb2.ListContainersResponse(
+            containers=[
+                cri_pb2.Container(**_fields(each), pod_sandbox_id=each.pod_id, image=each.config.image)
+                for each in self.containers.values()
+                if each.id.startswith(request.filter.id) and request.filter.pod_sandbox_id in ("", each.pod_id)
+            ]
+        )
 
-    def _exec_sync(self, request: Any, message: bytes) -> Message | bytes:
-        container = self._container(request.container_id)
+    def _exec_sync(self, request: Any, message: bytes) -> Reply:
+        container = self._container(request)
         if container.state != cri_pb2.CONTAINER_RUNNING:
             raise Refused(grpc.StatusCode.UNKNOWN, f"container {container.id!r} is not in running state")
         return inside.run(request.cmd, container.config, container.resources)
 
-    def _list_images(self, request: Any, message: bytes) -> Message | bytes:
-        return cri_pb2.ListImagesResponse(images=[cri_pb2.Image(id=IMAGE_REFERENCE, repo_tags=[BUSYBOX_IMAGE], size=1)])
 
-
-def _named(method: str, request: Any) -> tuple[str, str, bytes]:
+def _create_key(method: str, request: Any) -> tuple[str, str, bytes]:
     """Return what names a create: the metadata, of a container together with its pod."""
     pod_id = request.pod_sandbox_id if method == CREATE else ""
     return method, pod_id, request.config.metadata.SerializeToString(deterministic=True)
-
-
-def _version(api_version: str, runtime_name: str) -> bytes:
-    reply = cri_pb2.VersionResponse(version="0.1.0", runtime_name=runtime_name, runtime_version="1.0.0")
-    reply.runtime_api_version = api_version
-    return reply.SerializeToString()
 
 
 def _found(records: Mapping[str, Record], key: str, kind: str) -> Record:
@@ -320,14 +312,10 @@ def _found(records: Mapping[str, Record], key: str, kind: str) -> Record:
     return records[found[0]]
 
 
-def _told(record: Pod | Container) -> dict[str, Any]:
-    """Return what both a list and a status tell."""
-    config, known = record.config, {"id": record.id, "state": record.state, "created_at": record.created_at}
-    return {**known, "metadata": config.metadata, "labels": config.labels, "annotations": config.annotations}
-
-
-def _listed_container(container: Container) -> cri_pb2.Container:
-    return cri_pb2.Container(**_told(container), pod_sandbox_id=container.pod_id, image=container.config.image)
+def _fields(record: Pod | Container) -> dict[str, Any]:
+    """Return the fields that a list and a status share."""
+    config, own = record.config, {"id": record.id, "state": record.state, "created_at": record.created_at}
+    return {**own, "metadata": config.metadata, "labels": config.labels, "annotations": config.annotations}
 
 
 def _info(values: Mapping[str, Any] | None) -> dict[str, str]:

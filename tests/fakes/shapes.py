@@ -1,4 +1,4 @@
-"""The shapes of container runtimes: what each reports of itself and its pods, which codes it answers, what it refuses.
+"""The shapes of container runtimes: what each reports of itself and its pods, which codes it returns, what it refuses.
 
 A shape contains only the differences; CONTAINERD is the fake runtime's default. Sources: containerd's internal/cri,
 cri-o's server and internal/{factory,config/cgmgr}, Mirantis/cri-dockerd's core.
@@ -12,31 +12,32 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from tests.fakes import cri_pb2, spec
-from tests.fakes.spec import Json
+from tests.fakes import cri_pb2, inside
+from tests.fakes.inside import Json
 
 Resources: TypeAlias = cri_pb2.LinuxContainerResources
-TellsPod = Callable[[str, cri_pb2.PodSandboxConfig, str], Json]
-TellsContainer = Callable[[str, str, cri_pb2.CreateContainerRequest, Resources, str], Json]
+ReportPod = Callable[[str, cri_pb2.PodSandboxConfig, str], Json]
+ReportContainer = Callable[[str, str, cri_pb2.CreateContainerRequest, Resources, str], Json]
 Check = Callable[[Resources, str], str]
 """Called with the resources of a request and the container's id; returns why it is refused, "" if it is not."""
-Takes = Callable[[Resources], Resources]
+SetResources = Callable[[Resources], Resources]
 """Returns the resources that a runtime sets for those of a request."""
 
 NOT_FOUND, UNKNOWN = grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNKNOWN
 CREATE, START, UPDATE = "CreateContainer", "StartContainer", "UpdateContainerResources"
-DOCKER_LEAST_MEMORY_BYTES, CRIO_LEAST_MEMORY_BYTES = 6 << 20, 12 << 20
-CRIO_POD_LABELS: Mapping[str, str] = {"io.kubernetes.container.name": "POD"}
-"""The labels that CRI-O adds to those of a pod that has any."""
 
 
-def as_asked(value: Any) -> Any:
+def unchanged(value: Any) -> Any:
     return value
+
+
+def empty(value: Any) -> str:
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error status; ``{kind}`` and ``{id}`` in the text stand for the requested subject."""
+    """An error status; ``{kind}`` and ``{id}`` in the text are those of the requested subject."""
 
     code: grpc.StatusCode
     text: str
@@ -48,174 +49,125 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Shape:
     name: str
-    """The shape's name in a test's name."""
     runtime_name: str = "containerd"
-    """The answer of Version."""
-    pod_info: TellsPod | None = spec.pod_info
+    pod_info: ReportPod | None = inside.pod_info
     """Writes the verbose JSON of PodSandboxStatus; None if there is none."""
-    container_info: TellsContainer | None = spec.container_info
+    container_info: ReportContainer | None = inside.container_info
     verbose_pod_fails: Failure | None = None
     """How a verbose PodSandboxStatus fails although the pod exists and its plain status is answered."""
-    tells_resources: bool = True
+    reports_resources: bool = True
     """True if ContainerStatus has resources."""
-    status_handler: Callable[[str], str] = as_asked
-    """Returns PodSandboxStatus' runtime handler for the one that was asked for."""
-    listed_handler: Callable[[str], str] = as_asked
+    status_handler: Callable[[str], str] = unchanged
+    """Returns PodSandboxStatus' runtime handler for the requested one."""
+    listed_handler: Callable[[str], str] = unchanged
     pod_labels: Mapping[str, str] = field(default_factory=dict)
     """The labels that are added to those of a pod that has any."""
     absent: Failure = Failure(NOT_FOUND, "{kind} {id!r}: not found")
     """The answer for an id that does not exist."""
     absent_by_method: Mapping[str, Failure | None] = field(default_factory=dict)
-    """The answers of methods that differ from it; None if the method succeeds."""
+    """The answers of methods that differ from ``absent``; None if the method succeeds."""
     refuses: Mapping[str, Sequence[Check]] = field(default_factory=dict)
-    """The checks by method; those of a start see what the create asked for."""
-    created: Takes = as_asked
-    updated: Takes = as_asked
+    """The checks by method; those of a start see the resources of the create."""
+    created: SetResources = unchanged
+    updated: SetResources = unchanged
     cgroup_path: Callable[[str, str], str] = "{}/{}".format
     """The form of a container's cgroup, from its parent and its id."""
     own_parent: bool = False
-    """True if a container runs below its pod's parent, whatever sandbox_config says in its create."""
-
+    """True if a container runs below its pod's parent, whatever its create has in sandbox_config."""
     repeats_answers: bool = False
-    """True if a create whose caller has left is finished, and the next one of its name is answered with what it made
-    (CRI-O's internal/resourcestore)."""
-
-    def absence(self, method: str) -> Failure | None:
-        return self.absent_by_method.get(method, self.absent)
-
-    def refusal(self, method: str, resources: Resources, container_id: str) -> str:
-        """Return why a method refuses resources; "" if it accepts them."""
-        return next((text for check in self.refuses.get(method, ()) if (text := check(resources, container_id))), "")
+    """True if a create whose caller has left is finished, and the next one of its name returns what it made (CRI-O's
+    internal/resourcestore)."""
 
 
-# ---- checks
+def swap_below_memory(text: str) -> Check:
+    """Refuse a swap limit below the memory limit."""
+
+    def check(resources: Resources, container_id: str) -> str:
+        limit, swap = resources.memory_limit_in_bytes, resources.memory_swap_limit_in_bytes
+        return text.format(id=container_id, limit=limit, swap=swap) if 0 < swap < limit else ""
+
+    return check
 
 
-def swap_of_runc(resources: Resources, container_id: str) -> str:
-    """Refuse a swap limit below the memory limit, as runc does."""
-    below = 0 < resources.memory_swap_limit_in_bytes < resources.memory_limit_in_bytes
-    return "OCI runtime failed: memory+swap limit must be >= memory limit: unknown" if below else ""
+def memory_below(least: int, text: str) -> Check:
+    """Refuse a memory limit below ``least`` bytes, including -1 for "no limit"; 0 is not set."""
+
+    def check(resources: Resources, container_id: str) -> str:
+        limit = resources.memory_limit_in_bytes
+        return text.format(id=container_id, limit=limit) if limit and limit < least else ""
+
+    return check
 
 
-def memory_of_crio(resources: Resources, container_id: str) -> str:
-    """Refuse a create's memory limit below CRI-O's least, including -1 for "no limit"."""
-    limit, least = resources.memory_limit_in_bytes, CRIO_LEAST_MEMORY_BYTES
-    return f"set memory limit {limit} too low; should be at least {least} bytes" if limit and limit < least else ""
+def sets(*dropped: str, requested_swap: bool = False) -> SetResources:
+    """Set all but ``dropped``, with swap equal to memory; with ``requested_swap`` only if no swap was requested."""
 
+    def result(requested: Resources) -> Resources:
+        resources = Resources()
+        resources.CopyFrom(requested)
+        if not (requested_swap and requested.memory_swap_limit_in_bytes):
+            resources.memory_swap_limit_in_bytes = requested.memory_limit_in_bytes
+        for name in dropped:
+            resources.ClearField(name)
+        return resources
 
-def swap_of_crio(resources: Resources, container_id: str) -> str:
-    limit, swap = resources.memory_limit_in_bytes, resources.memory_swap_limit_in_bytes
-    why = f"memory swap limit ({swap}) cannot be lower than memory limit ({limit})"
-    return f"container {container_id} create failed because {why}" if 0 < swap < limit else ""
-
-
-def updated_memory_of_crio(resources: Resources, container_id: str) -> str:
-    """Refuse an update's memory limit below zero."""
-    limit = resources.memory_limit_in_bytes
-    why = f"invalid memory limit: {limit} bytes (cannot be negative)"
-    return f"memory validation failed: {why}" if limit < 0 else ""
-
-
-def memory_of_docker(resources: Resources, container_id: str) -> str:
-    """Refuse a memory limit below dockerd's least, including -1 for "no limit"."""
-    limit = resources.memory_limit_in_bytes
-    low = limit and limit < DOCKER_LEAST_MEMORY_BYTES
-    return "Error response from daemon: Minimum memory limit allowed is 6MB" if low else ""
-
-
-def updated_memory_of_docker(resources: Resources, container_id: str) -> str:
-    """Refuse an update's memory limit below dockerd's least, with cri-dockerd's text."""
-    why = memory_of_docker(resources, container_id)
-    return f'failed to update container "{container_id}": {why}' if why else ""
+    return result
 
 
 # ---- CRI-O: a verbose status is little more than an OCI runtime spec; there is no config
 
-CRIO_DEFAULT_PARENT = "system.slice"
+CRIO_POD_LABELS: Mapping[str, str] = {"io.kubernetes.container.name": "POD"}
+CRIO_LEAST_MEMORY_BYTES = 12 << 20
+CRIO_LOW_MEMORY = f"set memory limit {{limit}} too low; should be at least {CRIO_LEAST_MEMORY_BYTES} bytes"
+CRIO_LOW_SWAP = "memory swap limit ({swap}) cannot be lower than memory limit ({limit})"
+CRIO_NEGATIVE = "memory validation failed: invalid memory limit: {limit} bytes (cannot be negative)"
 
 
 def crio_cgroup_path(parent: str, subject_id: str) -> str:
     """Return a cgroup's path: the systemd manager's for a slice or without a parent, else cgroupfs's."""
-    last = parent.rpartition("/")[2] or CRIO_DEFAULT_PARENT
+    last = parent.rpartition("/")[2] or "system.slice"
     return f"{last}:crio:{subject_id}" if last.endswith(".slice") else f"{parent}/crio-{subject_id}"
 
 
 def crio_pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler: str) -> Json:
-    told = spec.pod_info(pod_id, config, runtime_handler)["runtimeSpec"]
+    spec = inside.pod_info(pod_id, config, runtime_handler)["runtimeSpec"]
     parent = config.linux.cgroup_parent
-    linux = {key: value for key, value in told["linux"].items() if parent or key != "cgroupsPath"}
+    linux = {key: value for key, value in spec["linux"].items() if key != "cgroupsPath"}
     if parent:
         linux["cgroupsPath"] = crio_cgroup_path(parent, pod_id)
-    own = _named(ContainerType="sandbox", SandboxID=pod_id, RuntimeHandler=runtime_handler)
+    own = _crio_annotations(ContainerType="sandbox", SandboxID=pod_id, RuntimeHandler=runtime_handler)
     annotations = {**config.annotations, **config.labels, **CRIO_POD_LABELS, **own}
-    return {"runtimeSpec": {**told, "annotations": annotations, "linux": linux}}
+    return {"runtimeSpec": {**spec, "annotations": annotations, "linux": linux}}
 
 
 def crio_container_info(
     container_id: str, pod_id: str, request: cri_pb2.CreateContainerRequest, resources: Resources, path: str
 ) -> Json:
     """Return CRI-O's report of a container; the spec's annotations include the pod's."""
-    told = spec.container_info(container_id, pod_id, request, resources, path)["runtimeSpec"]
-    config = request.config
-    own = _named(ContainerType="container", SandboxID=pod_id, ImageName=config.image.image)
+    spec = inside.container_info(container_id, pod_id, request, resources, path)["runtimeSpec"]
+    config, set_resources = request.config, spec["linux"]["resources"]
+    own = _crio_annotations(ContainerType="container", SandboxID=pod_id, ImageName=config.image.image)
     annotations = {**request.sandbox_config.annotations, **config.annotations, **config.labels, **own}
-    numbers = {key: getattr(resources, f"cpu_{key}") for key in ("shares", "quota", "period")}
-    cpu = {**told["linux"]["resources"].get("cpu", {}), **numbers}  # present even if zero
-    linux = {**told["linux"], "resources": {**told["linux"]["resources"], "cpu": cpu}}
-    runs = {**told, "annotations": annotations, "linux": linux}
+    numbers = {key: getattr(resources, f"cpu_{key}") for key in ("shares", "quota", "period")}  # present even if zero
+    linux = {**spec["linux"], "resources": {**set_resources, "cpu": {**set_resources.get("cpu", {}), **numbers}}}
+    runs = {**spec, "annotations": annotations, "linux": linux}
     return {"sandboxID": pod_id, "pid": 1, "runtimeSpec": runs, "privileged": False}
 
 
-def _named(**values: str) -> dict[str, str]:
+def _crio_annotations(**values: str) -> dict[str, str]:
     return {f"io.kubernetes.cri-o.{key}": value for key, value in values.items()}
 
 
-# ---- cri-dockerd
+# ---- cri-dockerd and containerd's shim sandboxer
 
-
+DOCKER_LEAST_MEMORY_BYTES = 6 << 20
 DOCKER_ABSENT = "Error response from daemon: No such container: {id}"
+DOCKER_LOW_MEMORY = "Error response from daemon: Minimum memory limit allowed is 6MB"
+DOCKER_UPDATE = 'failed to update container "{id}": '
 
 
-def docker_container_info(
-    container_id: str, pod_id: str, request: cri_pb2.CreateContainerRequest, resources: Resources, path: str
-) -> Json:
+def docker_container_info(container_id: str, pod_id: str, *_: object) -> Json:
     return {"sandboxID": pod_id, "pid": 1}
-
-
-# ---- the resources that are set for a request
-
-
-def taken(asked: Resources, swap: int, *dropped: str) -> Resources:
-    """Return resources with another swap limit, and without some fields."""
-    kept = Resources()
-    kept.CopyFrom(asked)
-    kept.memory_swap_limit_in_bytes = swap
-    for name in dropped:
-        kept.ClearField(name)
-    return kept
-
-
-def crio_created(asked: Resources) -> Resources:
-    """Return resources with a swap limit that equals the memory limit if none was asked for."""
-    return taken(asked, asked.memory_swap_limit_in_bytes or asked.memory_limit_in_bytes)
-
-
-def crio_updated(asked: Resources) -> Resources:
-    """Return resources without the requested swap limit and some other fields."""
-    return taken(asked, asked.memory_limit_in_bytes, "oom_score_adj", "hugepage_limits", "unified")
-
-
-def docker_created(asked: Resources) -> Resources:
-    """Return resources without swap beyond the memory limit, with only the fields of Docker's API."""
-    return taken(asked, asked.memory_limit_in_bytes, "hugepage_limits", "unified")
-
-
-def docker_updated(asked: Resources) -> Resources:
-    """Return the fields of a create except one."""
-    return taken(asked, asked.memory_limit_in_bytes, "hugepage_limits", "unified", "oom_score_adj")
-
-
-# ---- containerd's shim sandboxer
 
 
 def shim_pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler: str) -> Json:
@@ -227,17 +179,21 @@ def shim_pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler
 
 # ---- the table
 
-_CONTENT = dict.fromkeys(("RemovePodSandbox", "RemoveContainer"))
 _STOPS = dict.fromkeys(("StopPodSandbox", "RemovePodSandbox", "StopContainer"))
+_LOW_SWAP = (swap_below_memory("OCI runtime failed: memory+swap limit must be >= memory limit: unknown"),)
 
-CONTAINERD = Shape("containerd", absent_by_method=_CONTENT, refuses={START: (swap_of_runc,), UPDATE: (swap_of_runc,)})
+CONTAINERD = Shape(
+    "containerd",
+    absent_by_method=dict.fromkeys(("RemovePodSandbox", "RemoveContainer")),
+    refuses={START: _LOW_SWAP, UPDATE: _LOW_SWAP},
+)
 CRIO = Shape(
     "cri-o",
     runtime_name="cri-o",
     pod_info=crio_pod_info,
     container_info=crio_container_info,
-    status_handler=lambda asked: "",
-    listed_handler=lambda asked: "",
+    status_handler=empty,
+    listed_handler=empty,
     pod_labels=CRIO_POD_LABELS,
     absent=Failure(NOT_FOUND, 'could not find {kind} "{id}": ID starting with {id} not found: ID does not exist'),
     absent_by_method={
@@ -245,9 +201,15 @@ CRIO = Shape(
         CREATE: Failure(UNKNOWN, "specified sandbox not found: {id}: ID does not exist"),
         UPDATE: Failure(UNKNOWN, "container with ID starting with {id} not found: ID does not exist"),
     },
-    refuses={CREATE: (memory_of_crio, swap_of_crio), UPDATE: (updated_memory_of_crio,)},
-    created=crio_created,
-    updated=crio_updated,
+    refuses={
+        CREATE: (
+            memory_below(CRIO_LEAST_MEMORY_BYTES, CRIO_LOW_MEMORY),
+            swap_below_memory(f"container {{id}} create failed because {CRIO_LOW_SWAP}"),
+        ),
+        UPDATE: (memory_below(0, CRIO_NEGATIVE),),
+    },
+    created=sets(requested_swap=True),
+    updated=sets("oom_score_adj", "hugepage_limits", "unified"),
     cgroup_path=crio_cgroup_path,
     own_parent=True,
     repeats_answers=True,
@@ -257,18 +219,21 @@ CRI_DOCKERD = Shape(
     runtime_name="docker",
     pod_info=None,
     container_info=docker_container_info,
-    tells_resources=False,
-    status_handler=lambda asked: asked or "runc",
-    listed_handler=lambda asked: "",
+    reports_resources=False,
+    status_handler=lambda requested: requested or "runc",
+    listed_handler=empty,
     absent=Failure(UNKNOWN, DOCKER_ABSENT),
     absent_by_method={
         **_STOPS,
         "StopContainer": Failure(NOT_FOUND, DOCKER_ABSENT),
-        UPDATE: Failure(UNKNOWN, f'failed to update container "{{id}}": {DOCKER_ABSENT}'),
+        UPDATE: Failure(UNKNOWN, DOCKER_UPDATE + DOCKER_ABSENT),
     },
-    refuses={CREATE: (memory_of_docker,), UPDATE: (updated_memory_of_docker,)},
-    created=docker_created,
-    updated=docker_updated,
+    refuses={
+        CREATE: (memory_below(DOCKER_LEAST_MEMORY_BYTES, DOCKER_LOW_MEMORY),),
+        UPDATE: (memory_below(DOCKER_LEAST_MEMORY_BYTES, DOCKER_UPDATE + DOCKER_LOW_MEMORY),),
+    },
+    created=sets("hugepage_limits", "unified"),
+    updated=sets("hugepage_limits", "unified", "oom_score_adj"),
 )
 SHIM_SANDBOXER = replace(CONTAINERD, name="shim sandboxer", pod_info=shim_pod_info)
 SHIM_GONE = replace(
