@@ -1,4 +1,4 @@
-"""cpuset: every case of the resource-status annotation and of the node's pools, the clear case, the pod's cgroup."""
+"""cpuset: the resource-status annotation, the node's pools, clearing, and the quota of the pod's cgroup."""
 
 import logging
 from collections.abc import Callable
@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.model.fields import ContainerInfo, HookRequest, PodInfo, Resources
-from runtimeproxy.model.hookpoints import BY_NAME
 from runtimeproxy_hooks.lib.cgroups import Cgroups
 from runtimeproxy_hooks.lib.koordinator import RESOURCE_STATUS
-from runtimeproxy_hooks.sdk import ContainerContext, Malformed
+from runtimeproxy_hooks.sdk import Malformed
 from runtimeproxy_hooks.sdk.testing import Difference, HookTester
 from runtimeproxy_hooks.servers.cpuset import Cpuset
 from tests.hooks.nodes import annotation, node, qos, rows, tree
@@ -27,7 +25,7 @@ ONE_EMPTY_POOL = 'shared-pools: [{node: 0, cpuset: ""}, {node: 1, cpuset: 8-11}]
 GUARANTEED, BURSTABLE, BEST_EFFORT = "/kubepods/podu", "/kubepods/burstable/podu", "/kubepods/besteffort/podu"
 SYSTEMD_BEST_EFFORT = "/kubepods.slice/kubepods-besteffort.slice/x.slice"
 SENT = {"cpu_shares": 1024, "cpu_quota": 200000, "cpuset_cpus": "0-15"}
-"""A container as the kubelet's static policy asks for it."""
+"""A container as the kubelet's static policy requests it."""
 
 Make = Callable[[str], Cpuset]
 
@@ -54,32 +52,30 @@ def batch_cpu(node: int, amount: Any) -> dict[str, str]:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """Return a function that makes a hook with settings as a text, and cgroups in the test's directory."""
     return lambda text: Cpuset(node(tmp_path, text), Cgroups(tmp_path))
 
 
 def changed(hook: Cpuset, **call: Any) -> dict[str, Any]:
-    """Return the changed resources, the same at both hook points of containers; nothing else changes."""
+    """Return the changed resources, the same at both hook points of containers; only they change."""
     tester = HookTester(hook)
     created, updated = tester.pre_create_container(**call), tester.pre_update_container_resources(**call)
     assert created == updated == Difference(resources=created.resources)
     return created.resources
 
 
-OWN = [
+EXCLUSIVE_CPUS = [
     ("no settings", {"cpuset": "4-7,9"}, "", EXCLUSIVE),
-    ("wins over pools", {"cpuset": "4-7,9"}, POOLS + STATIC + SYSTEM, EXCLUSIVE),
-    ("quota stays", {"cpuset": "4-7,9"}, KEEP_QUOTA, cpus("4-7,9")),
+    ("overrides pools", {"cpuset": "4-7,9"}, POOLS + STATIC + SYSTEM, EXCLUSIVE),
+    ("quota is unchanged", {"cpuset": "4-7,9"}, KEEP_QUOTA, cpus("4-7,9")),
     ("key case", {"CPUSet": "4-7,9"}, "", EXCLUSIVE),
     ("verbatim", {"cpuset": "1,1,0-0"}, "", {**cpus("1,1,0-0"), "cpu_quota": -1}),
-    ("wins over NUMA", {"cpuset": "4-7,9", "numaNodeResources": [{"resources": {"cpu": "4"}}]}, POOLS, EXCLUSIVE),
+    ("overrides NUMA nodes", {"cpuset": "4-7,9", "numaNodeResources": [{"resources": {"cpu": "4"}}]}, POOLS, EXCLUSIVE),
 ]
 
 
-@pytest.mark.parametrize("name", ["LSR", "LS", "BE", "SYSTEM", ""])
-@pytest.mark.parametrize(("value", "settings", "resources"), rows(OWN))
-def test_annotations_cpuset_is_given(make: Make, value: Any, settings: str, resources: Any, name: str) -> None:
-    for sent, parent in ((None, GUARANTEED), ({}, BEST_EFFORT), (SENT, BURSTABLE)):
+@pytest.mark.parametrize(("value", "settings", "resources"), rows(EXCLUSIVE_CPUS))
+def test_cpuset_of_the_annotation_is_set(make: Make, value: Any, settings: str, resources: Any) -> None:
+    for name, sent, parent in (("LSR", None, GUARANTEED), ("BE", {}, BEST_EFFORT), ("SYSTEM", SENT, BURSTABLE)):
         call = {"annotations": status(value), "labels": qos(name), "cgroup_parent": parent}
         assert changed(make(settings), **call, resources=sent) == resources
     assert changed(make(settings), **call, resources={**SENT, **resources}) == NOTHING  # it is set already
@@ -90,10 +86,10 @@ NODE_IN_OTHER_CASE = status({"NUMANodeResources": [{"Node": 1, "RESOURCES": {"cp
 NO_NODE = status({"cpuset": "", "numaNodeResources": [{"resources": {"cpu": 4}}]})
 BE_POOLS_ALONE = "be-shared-pools: [{node: 0, cpuset: 4-5}]"
 RULES = [
-    # Nothing is known: nothing is set.
+    # Without settings nothing is set.
     ("no rule, LS", "", "LS", BURSTABLE, {}, NOTHING),
     ("no rule, BE: not even cleared", "", "BE", BEST_EFFORT, {}, NOTHING),
-    ("settings of other things", GATE + KEEP_QUOTA, "BE", BEST_EFFORT, numa(0, cpu=1), NOTHING),
+    ("unrelated settings", GATE + KEEP_QUOTA, "BE", BEST_EFFORT, numa(0, cpu=1), NOTHING),
     ("no rule, NUMA", "", "", GUARANTEED, numa(0, cpu=1), NOTHING),
     # 1. NUMA nodes with CPUs.
     ("cpu as text", POOLS, "LS", BURSTABLE, numa(0, cpu="4"), POOL_0),
@@ -105,7 +101,7 @@ RULES = [
     ("batch-cpu", POOLS, "LS", BURSTABLE, batch_cpu(1, "500"), POOL_1),
     ("batch-cpu not above 0", POOLS, "LS", BURSTABLE, batch_cpu(1, -1), ALL),
     ("order of the pools", POOLS, "LS", BURSTABLE, numa(1, 0, cpu=4), ALL),
-    ("a node said twice", POOLS, "LS", BURSTABLE, numa(0, 0, cpu=4), POOL_0),
+    ("a node listed twice", POOLS, "LS", BURSTABLE, numa(0, 0, cpu=4), POOL_0),
     ("one entry with cpu counts all nodes", POOLS, "LS", BURSTABLE, SECOND_HAS_CPU, ALL),
     ("key case", POOLS, "LS", BURSTABLE, NODE_IN_OTHER_CASE, POOL_1),
     ("no node is node 0, as in Go", POOLS, "LS", BURSTABLE, NO_NODE, POOL_0),
@@ -115,15 +111,15 @@ RULES = [
     ("a node without a pool", POOLS, "LS", BURSTABLE, numa(7, cpu=4), CLEARED),
     ("a pool without CPUs", ONE_EMPTY_POOL, "LS", BURSTABLE, numa(0, 1, cpu=4), cpus("8-11")),
     ("all taken", EMPTY_POOL, "LS", BURSTABLE, numa(0, cpu=4), CLEARED),
-    ("pools not known", STATIC, "LS", BURSTABLE, numa(0, cpu=4), NOTHING),
+    ("no pools", STATIC, "LS", BURSTABLE, numa(0, cpu=4), NOTHING),
     ("BE with the gate", POOLS + GATE, "BE", BEST_EFFORT, numa(1, cpu=4), cpus("12-13")),
     ("BE, two nodes", POOLS + GATE, "BE", BURSTABLE, numa(0, 1, cpu=4), cpus("4-5,12-13")),
     ("BE, a node without a pool", POOLS + GATE, "BE", BEST_EFFORT, numa(7, cpu=4), CLEARED),
-    ("BE, pools not known", STATIC + GATE, "BE", BURSTABLE, numa(0, cpu=4), CLEARED),
+    ("BE, no pools", STATIC + GATE, "BE", BURSTABLE, numa(0, cpu=4), CLEARED),
     ("BE with the gate, no NUMA nodes", POOLS + GATE, "BE", BEST_EFFORT, {}, CLEARED),
     ("BE pools alone are a rule", BE_POOLS_ALONE, "BE", BEST_EFFORT, {}, CLEARED),
-    ("BE without the gate falls on", POOLS, "BE", BEST_EFFORT, numa(1, cpu=4), CLEARED),
-    ("BE without the gate falls on to the end", POOLS, "BE", BURSTABLE, numa(1, cpu=4), ALL),
+    ("BE without the gate: the next rule", POOLS, "BE", BEST_EFFORT, numa(1, cpu=4), CLEARED),
+    ("BE without the gate: the last rule", POOLS, "BE", BURSTABLE, numa(1, cpu=4), ALL),
     # 2. SYSTEM.
     ("SYSTEM", SYSTEM, "SYSTEM", GUARANTEED, {}, cpus("0-1")),
     ("SYSTEM before best effort", SYSTEM, "SYSTEM", BEST_EFFORT, {}, cpus("0-1")),
@@ -133,14 +129,14 @@ RULES = [
     ("LS", POOLS, "LS", GUARANTEED, {}, ALL),
     ("LS before static", POOLS + STATIC, "LS", BURSTABLE, {}, ALL),
     ("LS before best effort", POOLS, "LS", BEST_EFFORT, status({"cpuset": ""}), ALL),
-    ("LS, pools not known", STATIC, "LS", GUARANTEED, {}, NOTHING),
+    ("LS, no pools", STATIC, "LS", GUARANTEED, {}, NOTHING),
     # 4. BestEffort.
     ("BE", POOLS, "BE", BEST_EFFORT, {}, CLEARED),
     ("best effort without a label", STATIC, "", BEST_EFFORT, {}, CLEARED),
     ("systemd's path", STATIC, "", SYSTEMD_BEST_EFFORT, {}, CLEARED),
-    # 5. The rest.
+    # 5. Everything else.
     ("static", POOLS + STATIC, "", GUARANTEED, {}, NOTHING),
-    ("static, LSR without CPUs of its own", POOLS + STATIC, "LSR", GUARANTEED, {}, NOTHING),
+    ("static, LSR without exclusive CPUs", POOLS + STATIC, "LSR", GUARANTEED, {}, NOTHING),
     ("static, BE", POOLS + STATIC, "BE", BURSTABLE, {}, NOTHING),
     ("not static", POOLS, "", GUARANTEED, {}, ALL),
     ("no cgroup parent", POOLS, "LSE", "", {}, ALL),
@@ -150,7 +146,7 @@ RULES = [
 
 
 @pytest.mark.parametrize(("settings", "name", "parent", "annotations", "resources"), rows(RULES))
-def test_first_rule_that_holds_decides(
+def test_first_matching_rule_determines_the_cpuset(
     make: Make, settings: str, name: str, parent: str, annotations: dict[str, str], resources: dict[str, Any]
 ) -> None:
     call = {"labels": qos(name), "cgroup_parent": parent, "annotations": annotations}
@@ -158,12 +154,12 @@ def test_first_rule_that_holds_decides(
 
 
 @pytest.mark.parametrize("sent", [None, {}, {"cpu_shares": 2}, {"cpu_shares": 2, "cpuset_mems": "0"}])
-def test_nothing_set_is_nothing_cleared(make: Make, sent: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_unset_cpuset_is_not_cleared(make: Make, sent: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert changed(make(STATIC), cgroup_parent=BEST_EFFORT, resources=sent) == NOTHING
     assert not caplog.records
 
 
-def test_clearing_that_cannot_be_encoded_is_logged_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_cpuset_that_cannot_be_cleared_is_logged_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     hook = make(STATIC)
     for _ in range(3):
         assert changed(hook, cgroup_parent=BEST_EFFORT, resources=cpus("0-15")) == NOTHING
@@ -174,54 +170,36 @@ def test_clearing_that_cannot_be_encoded_is_logged_once(make: Make, caplog: pyte
     assert changed(hook, cgroup_parent=BEST_EFFORT, resources=SENT) == CLEARED
 
 
-GIVEN = status({"cpuset": "4-7"})
+EXCLUSIVE_STATUS = status({"cpuset": "4-7"})
 QUOTAS = [
-    ("CPUs of its own", POOLS, GIVEN, "-1"),
-    ("the quota stays", KEEP_QUOTA, GIVEN, "200000"),
+    ("exclusive CPUs", POOLS, EXCLUSIVE_STATUS, "-1"),
+    ("unset-cpu-quota is off", KEEP_QUOTA, EXCLUSIVE_STATUS, "200000"),
     ("no annotation", POOLS, {}, "200000"),
     ("no cpuset", POOLS, status({"cpuset": ""}), "200000"),
     ("shared CPUs", POOLS, numa(0, cpu=4), "200000"),
 ]
 
 
-@pytest.mark.parametrize(("settings", "given", "quota"), rows(QUOTAS))
-def test_pod_with_own_cpus_has_no_quota(make: Make, tmp_path: Path, settings: str, given: Any, quota: str) -> None:
+@pytest.mark.parametrize(("settings", "annotations", "quota"), rows(QUOTAS))
+def test_pod_with_exclusive_cpus_has_no_quota(
+    make: Make, tmp_path: Path, settings: str, annotations: Any, quota: str
+) -> None:
     [file] = tree(tmp_path, {f"cpu{GUARANTEED}/cpu.cfs_quota_us": "200000\n"})
-    changed = HookTester(make(settings)).pre_run_pod_sandbox(annotations=given, cgroup_parent=GUARANTEED)
+    changed = HookTester(make(settings)).pre_run_pod_sandbox(annotations=annotations, cgroup_parent=GUARANTEED)
     assert changed.resources == ({"cpu_quota": -1} if quota == "-1" else NOTHING)
     assert file.read_text() == f"{quota}\n"
 
 
 @pytest.mark.parametrize("parent", [GUARANTEED, "", "/", "/kubepods/../x"])
-def test_cgroup_that_cannot_be_written_stops_no_pod(make: Make, parent: str, caplog: pytest.LogCaptureFixture) -> None:
-    given = HookTester(make("")).pre_run_pod_sandbox(annotations=GIVEN, cgroup_parent=parent, pod="p")
-    assert given == Difference(resources={"cpu_quota": -1})
+def test_failed_write_of_the_quota_is_logged_only(make: Make, parent: str, caplog: pytest.LogCaptureFixture) -> None:
+    changed = HookTester(make("")).pre_run_pod_sandbox(annotations=EXCLUSIVE_STATUS, cgroup_parent=parent, pod="p")
+    assert changed == Difference(resources={"cpu_quota": -1})
     [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert line.startswith("default/p: the quota of the pod's cgroup stays as it is: ")
 
 
-UNREADABLE = [
-    *("canary", {"cpuset": 3}, {"numaNodeResources": ["canary"]}, {"numaNodeResources": [{"node": "canary"}]}),
-    {"numaNodeResources": [{"resources": {"cpu": 4}}, {"resources": "canary"}]},
-    {"numaNodeResources": [{"resources": {"kubernetes.io/batch-cpu": []}}]},
-    {"cpuset": "0-3", "numaNodeResources": [{"resources": {"cpu": "canary"}}]},
-]
-
-
-@pytest.mark.parametrize("value", UNREADABLE, ids=str)
-def test_unreadable_status_is_malformed_at_every_point(make: Make, value: Any) -> None:
-    tester = HookTester(make(POOLS))
-    for point in (tester.pre_run_pod_sandbox, tester.pre_create_container, tester.pre_update_container_resources):
-        with pytest.raises(Malformed) as raised:
-            point(annotations=status(value))
-        assert "canary" not in str(raised.value)
-
-
 @pytest.mark.parametrize("text", ["canary", "3-0", " "])
-def test_bad_cpuset_is_malformed_and_changes_nothing(text: str) -> None:
-    pod, sent = PodInfo(annotations=status({"cpuset": text})), Resources(cpu_quota=200000)
-    container = ContainerContext(BY_NAME["PreCreateContainer"], HookRequest(pod, ContainerInfo(resources=sent)))
+def test_invalid_cpuset_is_malformed(make: Make, text: str) -> None:
     with pytest.raises(Malformed, match=f"annotation {RESOURCE_STATUS}: its cpuset cannot be used") as raised:
-        Cpuset().pre_create_container(container)
-    assert container.resources.value == sent
+        HookTester(make("")).pre_create_container(annotations=status({"cpuset": text}), resources=SENT)
     assert "canary" not in str(raised.value)
