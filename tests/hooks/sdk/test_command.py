@@ -35,7 +35,7 @@ LIVES: list[tuple[signal.Signals, tuple[str, ...], str, dict[str, str], str]] = 
 
 
 @pytest.mark.parametrize(("number", "flags", "file", "entry", "marks"), LIVES)
-async def test_server_registers_serves_and_leaves_nothing(
+async def test_server_registers_serves_and_cleans_up(
     folder: Path, number: signal.Signals, flags: tuple[str, ...], file: str, entry: dict[str, str], marks: str
 ) -> None:
     with running(folder, *flags, file=file) as server:
@@ -52,7 +52,7 @@ async def test_server_registers_serves_and_leaves_nothing(
     assert last.endswith(f" {number.name}: ending")
 
 
-def test_debug_lines_name_calls_and_no_values(folder: Path) -> None:
+def test_debug_log_has_calls_and_no_values(folder: Path) -> None:
     with running(folder, "--log-level=debug", "--register-dir=") as server:
         callers.status(str(server.socket), request(other=SECRET))
         assert f" on {server.socket}, not registered\n" in server.log
@@ -66,7 +66,7 @@ ENDED = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
 
 
 @pytest.mark.parametrize(("do", "codes"), [("slow", (grpc.StatusCode.OK,)), ("hang", ENDED)])
-def test_call_in_flight_ends_first_or_is_abandoned(folder: Path, do: str, codes: tuple[grpc.StatusCode, ...]) -> None:
+def test_call_in_flight_ends_or_is_abandoned(folder: Path, do: str, codes: tuple[grpc.StatusCode, ...]) -> None:
     with running(folder) as server, ThreadPoolExecutor(1) as caller:
         waiting = caller.submit(callers.status, str(server.socket), request(do))
         eventually(lambda: BEGAN in server.log)
@@ -76,7 +76,7 @@ def test_call_in_flight_ends_first_or_is_abandoned(folder: Path, do: str, codes:
         assert not server.socket.exists()
 
 
-async def test_next_start_takes_over_after_a_kill(folder: Path) -> None:
+async def test_restart_after_a_kill_replaces_the_files(folder: Path) -> None:
     with running(folder) as server:
         assert server.end(signal.SIGKILL) == -signal.SIGKILL
         assert server.socket.is_socket()
@@ -90,7 +90,7 @@ async def test_next_start_takes_over_after_a_kill(folder: Path) -> None:
         assert os.listdir(server.registrations) == []
 
 
-def test_changed_file_is_written_again_and_stays_under_fail(folder: Path) -> None:
+def test_changed_file_is_rewritten_and_stays_under_fail(folder: Path) -> None:
     with running(folder, "--failure-policy=Fail") as server:
         server.file.write_bytes(b"{}")
         eventually(lambda: f"{server.file} was changed: written again" in server.log)
@@ -100,20 +100,20 @@ def test_changed_file_is_written_again_and_stays_under_fail(folder: Path) -> Non
         assert f"{server.file} stays, for its policy is Fail: calls are refused until" in server.log
 
 
-def test_removed_file_is_not_written_again_after_the_end(folder: Path) -> None:
+def test_file_is_not_rewritten_after_sigterm(folder: Path) -> None:
     with running(folder) as server:
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: "ending" in server.log and not server.file.exists())
-        server.file.write_bytes(b"another's")
+        server.file.write_bytes(b"foreign")
         assert callers.status(str(server.socket), request()) == (grpc.StatusCode.OK, "")
         assert server.process.wait(LONG_SECONDS) == 0
-        assert server.file.read_bytes() == b"another's"
+        assert server.file.read_bytes() == b"foreign"
 
 
-def test_file_that_cannot_be_written_leaves_no_socket(folder: Path) -> None:
+def test_failed_registration_leaves_no_socket(folder: Path) -> None:
     (folder / "hookserver.d").write_text("no directory")
     server = Process(folder)
     assert server.process.wait(LONG_SECONDS) == 1
-    trouble = f"cannot write {folder}/hookserver.d/obedient-dreamy.json: File exists"
-    assert server.log == f"obedient-dreamy: error: {trouble}; check the directory or set --register-dir\n"
+    words = f"cannot write {folder}/hookserver.d/obedient-dreamy.json: File exists"
+    assert server.log == f"obedient-dreamy: error: {words}; check the directory or set --register-dir\n"
     assert not (folder / "a.sock").exists()

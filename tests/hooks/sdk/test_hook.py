@@ -1,4 +1,4 @@
-"""The base class of a hook: which methods are registered, which names are mistakes, and how several hooks are asked."""
+"""The base class of a hook: which methods are hook points, which names are mistakes, and the order of several hooks."""
 
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from functools import lru_cache, partialmethod, wraps
@@ -13,16 +13,15 @@ from runtimeproxy_hooks.sdk.errors import Rejected, reject
 from runtimeproxy_hooks.sdk.hook import Hook, ask
 
 CREATE, START = BY_NAME["PreCreateContainer"], BY_NAME["PreStartContainer"]
-REQUEST = HookRequest(PodInfo(), ContainerInfo(envs={"A": "sent"}))
+REQUEST = HookRequest(PodInfo(), ContainerInfo())
 
 
-def made(*parents: type, **members: Any) -> Any:
-    """Return a new class of hooks."""
-    return type("Made", parents or (Hook,), members)
+def new_class(*parents: type, **members: Any) -> Any:
+    return type("New", parents or (Hook,), members)
 
 
 def names(hook: Hook) -> list[str]:
-    return [point.name for point in hook.points]
+    return [hook_point.name for hook_point in hook.points]
 
 
 def unused(waiting: Awaitable[None]) -> None:
@@ -38,16 +37,16 @@ MISSPELT = {
 
 @pytest.mark.parametrize("kind", [lambda method: method, staticmethod, classmethod], ids=["plain", "static", "class"])
 @pytest.mark.parametrize(("name", "meant"), MISSPELT.items())
-def test_misspelt_method_is_a_mistake_when_the_class_is_made(name: str, meant: str, kind: Any) -> None:
+def test_misspelt_method_is_an_error_of_the_class(name: str, meant: str, kind: Any) -> None:
     hint = rf", did you mean {meant}\?" if meant else ":"
-    words = rf"^Made\.{name} is not a hook point{hint} There are pre_run_.*post_stop_pod_sandbox\. Give a method"
+    words = rf"^New\.{name} is not a hook point{hint} There are pre_run_.*post_stop_pod_sandbox\. Give a method"
     with pytest.raises(TypeError, match=words):
-        made(**{name: kind(lambda *_: None)})
+        new_class(**{name: kind(lambda *_: None)})
 
 
 @pytest.mark.parametrize("name", ["prepare", "postpone", "_pre_create_container", "create_container"])
-def test_other_methods_and_values_are_no_mistake(name: str) -> None:
-    assert made(**{name: lambda self: None}, post_url="/x")().points == ()
+def test_unrelated_methods_and_values_are_accepted(name: str) -> None:
+    assert new_class(**{name: lambda self: None}, post_url="/x")().points == ()
 
 
 def sync_generator(self: Hook, container: ContainerContext) -> Iterator[None]:
@@ -60,20 +59,20 @@ async def async_generator(self: Hook, container: ContainerContext) -> AsyncItera
 
 NO_METHOD = r"must be a method, plain or async, and no generator$"
 ONE_PARAMETER = r"must have one parameter: def pre_start_container\(self, container\)$"
+WRONG_PARAMETERS = (
+    *(lambda self: None, lambda self, container, more: None, lambda self, *, container: None),
+    staticmethod(lambda self, container: None),
+)
 UNFIT = [
     *((value, NO_METHOD) for value in ("x", property(lambda self: None), sync_generator, async_generator)),
-    *((value, ONE_PARAMETER) for value in (lambda self: None, lambda self, container, more: None)),
-    *(
-        (value, ONE_PARAMETER)
-        for value in (lambda self, *, container: None, staticmethod(lambda self, container: None))
-    ),
+    *((value, ONE_PARAMETER) for value in WRONG_PARAMETERS),
 ]
 
 
 @pytest.mark.parametrize(("value", "words"), UNFIT)
-def test_hook_points_name_is_for_methods_with_one_parameter_only(value: Any, words: str) -> None:
-    with pytest.raises(TypeError, match=rf"^Made\.pre_start_container {words}"):
-        made(pre_start_container=value)
+def test_hook_point_must_be_a_method_with_one_parameter(value: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=rf"^New\.pre_start_container {words}"):
+        new_class(pre_start_container=value)
 
 
 @wraps(lambda self, container, more: None)
@@ -89,20 +88,20 @@ CALLABLE = [
 
 
 @pytest.mark.parametrize("value", CALLABLE)
-def test_whatever_can_be_called_with_a_context_is_a_method(value: Any) -> None:
-    ask([made(pre_start_container=value)()], START, REQUEST, unused)
+def test_any_callable_with_one_parameter_is_a_method(value: Any) -> None:
+    ask([new_class(pre_start_container=value)()], START, REQUEST, unused)
 
 
 def test_methods_of_all_parents_are_hook_points() -> None:
     mixin = type("Mixin", (), {"pre_run_pod_sandbox": lambda self, pod: None})
-    parent = made(pre_create_container=lambda self, container: None, pre_start_container=repr)
-    assert names(made(mixin, parent)()) == ["PreRunPodSandbox", "PreCreateContainer", "PreStartContainer"]
-    assert names(made(parent, pre_create_container=None)()) == ["PreStartContainer"]  # None leaves a point out
-    with pytest.raises(TypeError, match=r"^Made\.pre_run_pod is not a hook point"):
-        made(type("Mixin", (), {"pre_run_pod": lambda self, pod: None}), Hook)
+    parent = new_class(pre_create_container=lambda self, container: None, pre_start_container=repr)
+    assert names(new_class(mixin, parent)()) == ["PreRunPodSandbox", "PreCreateContainer", "PreStartContainer"]
+    assert names(new_class(parent, pre_create_container=None)()) == ["PreStartContainer"]  # None removes a hook point
+    with pytest.raises(TypeError, match=r"^New\.pre_run_pod is not a hook point"):
+        new_class(type("Mixin", (), {"pre_run_pod": lambda self, pod: None}), Hook)
 
 
-def test_arguments_of_the_class_statement_reach_other_parents() -> None:
+def test_arguments_of_the_class_statement_reach_all_parents() -> None:
     class Tagged:
         def __init_subclass__(cls, tag: str, **more: Any) -> None:
             super().__init_subclass__(**more)
@@ -113,8 +112,8 @@ def test_arguments_of_the_class_statement_reach_other_parents() -> None:
     assert Mixed.tag == "x"
 
 
-def test_no_other_hook_is_called_after_one_that_raised() -> None:
-    refusing = made(pre_create_container=lambda self, container: reject("not today"))()
-    after = made(pre_create_container=lambda self, container: pytest.fail("it was asked"))()
+def test_no_hook_is_called_after_one_that_raised() -> None:
+    refusing = new_class(pre_create_container=lambda self, container: reject("not today"))()
+    after = new_class(pre_create_container=lambda self, container: pytest.fail("it was called"))()
     with pytest.raises(Rejected, match=r"^not today$"):
         ask([refusing, after], CREATE, REQUEST, unused)

@@ -1,4 +1,4 @@
-"""The registration file: its content, when it is written and removed, and which server it belongs to."""
+"""The registration file: its content, when it is written and removed, and which server owns it."""
 
 import json
 import logging
@@ -57,7 +57,7 @@ def test_proxy_reads_what_is_written(policy: str, timeout: str | None, seconds: 
     assert (read.policy, read.points) == (proxy.FailurePolicy(policy), BY_NAME.keys())
 
 
-def test_file_is_written_left_alone_and_removed(file: Path, registration: Registration) -> None:
+def test_file_is_written_once_and_removed(file: Path, registration: Registration) -> None:
     assert (registration.path, file.read_bytes()) == (str(file), CONTENT)
     before = file.stat()
     registration.look_after()
@@ -67,7 +67,7 @@ def test_file_is_written_left_alone_and_removed(file: Path, registration: Regist
     assert os.listdir(file.parent) == []
 
 
-def test_created_directories_are_ours_whatever_the_umask(tmp_path: Path) -> None:
+def test_mode_of_created_directories_ignores_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         Registration(str(tmp_path / "x" / "hooks.d"), "a.json", CONTENT).write()
@@ -76,7 +76,7 @@ def test_created_directories_are_ours_whatever_the_umask(tmp_path: Path) -> None
     assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("x", "x/hooks.d")] == [0o755, 0o755]
 
 
-def test_file_replaces_an_old_one_atomically(file: Path, unwritten: Registration, tmp_path: Path) -> None:
+def test_file_is_replaced_atomically(file: Path, unwritten: Registration, tmp_path: Path) -> None:
     file.write_bytes(b"old")
     (tmp_path / "mine").write_text("mine")
     (file.parent / ".a.json.new").symlink_to(tmp_path / "mine")  # not followed
@@ -87,7 +87,7 @@ def test_file_replaces_an_old_one_atomically(file: Path, unwritten: Registration
     assert os.listdir(file.parent) == ["a.json"]
 
 
-def test_write_that_fails_says_what_to_do_and_leaves_nothing(file: Path, unwritten: Registration) -> None:
+def test_failed_write_is_an_error_and_leaves_no_file(file: Path, unwritten: Registration) -> None:
     file.mkdir()
     with pytest.raises(ConfigError, match=r"cannot write .*a\.json: Is a directory; check the directory or set --regi"):
         unwritten.write()
@@ -101,7 +101,7 @@ def listening(path: str) -> socket.socket:
     return made
 
 
-DISTURBED: dict[str, tuple[Callable[[Path], object], str]] = {
+CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "vanished": (lambda path: None, "had vanished"),
     "with its folder": (lambda path: path.parent.rmdir(), "had vanished"),
     "dangling": (lambda path: path.symlink_to("nothing"), "had vanished"),
@@ -114,12 +114,12 @@ DISTURBED: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize(("disturb", "said"), DISTURBED.values(), ids=DISTURBED)
-def test_changed_file_is_rewritten_but_left_at_the_end(
-    file: Path, registration: Registration, caplog: Log, disturb: Callable[[Path], None], said: str
+@pytest.mark.parametrize(("change", "words"), CHANGES.values(), ids=CHANGES)
+def test_changed_file_is_rewritten_but_not_removed(
+    file: Path, registration: Registration, caplog: Log, change: Callable[[Path], None], words: str
 ) -> None:
     file.unlink()
-    disturb(file)
+    change(file)
     before = os.path.lexists(file)
     registration.leave()
     registration.remove()
@@ -128,17 +128,17 @@ def test_changed_file_is_rewritten_but_left_at_the_end(
     registration.look_after()
     registration.look_after()
     assert (file.read_bytes(), file.is_symlink(), os.listdir(file.parent)) == (CONTENT, False, ["a.json"])
-    assert caplog.messages == [f"{file} {said}: written again"]
+    assert caplog.messages == [f"{file} {words}: written again"]
 
 
-def test_link_to_the_same_content_is_the_users_and_stays(file: Path, registration: Registration) -> None:
+def test_link_to_the_same_content_is_not_replaced(file: Path, registration: Registration) -> None:
     file.rename(file.parent / "real")
     file.symlink_to("real")
     registration.look_after()
     assert file.is_symlink()
 
 
-def test_trouble_is_logged_once_and_ended_when_it_can_be(file: Path, registration: Registration, caplog: Log) -> None:
+def test_failed_rewrite_is_logged_once_and_repeated(file: Path, registration: Registration, caplog: Log) -> None:
     file.unlink()
     for _ in range(2):  # a second problem is logged again
         file.mkdir()
@@ -148,46 +148,48 @@ def test_trouble_is_logged_once_and_ended_when_it_can_be(file: Path, registratio
         registration.look_after()
         assert file.read_bytes() == CONTENT
         file.unlink()
-    trouble = f"cannot write {file} again: Is a directory; the proxy may not know this server until it can be"
-    assert caplog.messages == [trouble, f"{file} had vanished: written again"] * 2
+    words = f"cannot write {file} again: Is a directory; the proxy may not know this server until it can be"
+    assert caplog.messages == [words, f"{file} had vanished: written again"] * 2
 
 
 class Neighbour:
-    """Another hook server, with a socket and a registration file like koordlet's."""
+    """A second hook server, with a socket and a registration file like koordlet's."""
 
     def __init__(self, file: Path, spelling: str = "") -> None:
-        self.path = str(file.parent.parent / "other.sock")
+        self.path = str(file.parent.parent / "second.sock")
         self.content = json.dumps({"Remote-Endpoint": spelling + self.path, "runtime-hooks": ["PreRunPodSandbox"]})
         self.socket = listening(self.path)
         file.write_text(self.content)
 
 
 @pytest.mark.parametrize("spelling", ["", "unix:", "unix://"])
-def test_only_a_gone_servers_file_is_replaced(file: Path, unwritten: Registration, caplog: Log, spelling: str) -> None:
-    other = Neighbour(file, spelling)
+def test_file_of_another_server_is_replaced_once_it_ended(
+    file: Path, unwritten: Registration, caplog: Log, spelling: str
+) -> None:
+    second = Neighbour(file, spelling)
     with pytest.raises(ConfigError) as caught:
         unwritten.write()
     assert str(caught.value) == (
-        f"{file} is the registration of another hook server, which listens on {other.path}; stop that one, or "
+        f"{file} is the registration of another hook server, which listens on {second.path}; stop that one, or "
         "remove the file if it has ended, or set --order or --register-dir so that this one has a file of its own"
     )
-    assert (file.read_text(), os.listdir(file.parent)) == (other.content, ["a.json"])
-    other.socket.close()
+    assert (file.read_text(), os.listdir(file.parent)) == (second.content, ["a.json"])
+    second.socket.close()
     unwritten.write()
     assert file.read_bytes() == CONTENT
-    words = f"was the registration of another hook server, at {other.path}: nobody listens there"
+    words = f"was the registration of another hook server, at {second.path}: nobody listens there"
     assert caplog.messages == [f"{file} {words}"]
 
 
-def test_two_servers_with_one_file_do_not_fight_for_it(file: Path, registration: Registration, caplog: Log) -> None:
-    other = Neighbour(file)
+def test_file_that_another_server_took_is_not_rewritten(file: Path, registration: Registration, caplog: Log) -> None:
+    second = Neighbour(file)
     for _ in range(3):
         registration.look_after()
-        assert file.read_text() == other.content
-    taken = f"{file} is now the registration of another hook server, which listens on {other.path}"
+        assert file.read_text() == second.content
+    taken = f"{file} is now the registration of another hook server, which listens on {second.path}"
     unknown = "the proxy does not know this one; start one of the two again with another --order"
     assert caplog.messages == [f"{taken}: {unknown}"]
-    other.socket.close()
+    second.socket.close()
     registration.look_after()
     assert file.read_bytes() == CONTENT
     assert caplog.messages[1:] == [f"{file} was changed: written again"]
@@ -197,14 +199,14 @@ NO_SERVERS = [b"", b"{", b"[]", b"7", b'{"remote-endpoint": 7}', b"[" * 60_000, 
 
 
 @pytest.mark.parametrize("found", NO_SERVERS)
-def test_file_that_names_no_server_is_no_others(file: Path, unwritten: Registration, found: bytes) -> None:
+def test_file_that_names_no_server_is_replaced(file: Path, unwritten: Registration, found: bytes) -> None:
     file.write_bytes(found)
     unwritten.write()
     assert file.read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("spelling", ["", "unix:", "unix://", "link"])
-def test_files_of_earlier_lives_are_replaced_or_removed(file: Path, tmp_path: Path, caplog: Log, spelling: str) -> None:
+def test_files_of_earlier_starts_are_removed(file: Path, tmp_path: Path, caplog: Log, spelling: str) -> None:
     socket_path, link = tmp_path / "a.sock", tmp_path / "link"
     link.symlink_to(tmp_path)  # its socket's path may be spelt differently, as /run and /var/run
     older = str(link / "a.sock") if spelling == "link" else f"{spelling}{socket_path}"
@@ -217,22 +219,22 @@ def test_files_of_earlier_lives_are_replaced_or_removed(file: Path, tmp_path: Pa
     assert caplog.messages == [f"{file.parent}/07-a.json {words}", f"{file.parent}/b.json {words}"]
 
 
-def test_file_that_does_not_name_its_socket_stays(file: Path, unwritten: Registration, caplog: Log) -> None:
+def test_file_with_another_socket_is_not_removed(file: Path, unwritten: Registration, caplog: Log) -> None:
     folder = file.parent
-    (folder / "other.json").write_bytes(content("/run/b.sock"))
+    (folder / "second.json").write_bytes(content("/run/b.sock"))
     (folder / "empty.json").touch()
     (folder / "folder.json").mkdir()
     (folder / "nowhere.json").symlink_to("nothing")
     os.mkfifo(folder / "pipe.json")
-    for unseen in (".a.json", "a.json.bak", "a.yaml"):
-        (folder / unseen).write_bytes(CONTENT)
+    for ignored in (".a.json", "a.json.bak", "a.yaml"):
+        (folder / ignored).write_bytes(CONTENT)
     before = {*os.listdir(folder)}
     unwritten.write()
     assert {*os.listdir(folder)} == before | {"a.json"}
     assert not caplog.records
 
 
-def test_file_that_stays_is_logged(file: Path, registration: Registration, caplog: Log) -> None:
+def test_file_under_fail_is_not_removed_and_logged(file: Path, registration: Registration, caplog: Log) -> None:
     registration.leave()
     assert file.read_bytes() == CONTENT
     stays = f"{file} stays, for its policy is Fail: calls are refused until this server is back"

@@ -1,4 +1,4 @@
-"""The result of an exception: status, text, log line; and that no foreign text is kept."""
+"""The result of an exception: status, text, log line; and that no foreign text is stored."""
 
 import asyncio
 import logging
@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.model.fields import HookRequest, PodInfo
-from runtimeproxy.model.hookpoints import BY_NAME
 from runtimeproxy.wire import grpc
 from runtimeproxy_hooks.sdk import ContainerContext, Hook, Malformed, NotSayable, Rejected
 from runtimeproxy_hooks.sdk.hook import ask
@@ -30,7 +28,7 @@ class Raising(Hook):
         raise self.error
 
 
-class Dream(Raising):
+class RaisingAsync(Raising):
     async def pre_create_container(self, container: ContainerContext) -> None:  # type: ignore[override]
         raise self.error
 
@@ -40,12 +38,12 @@ class Deleting(Hook):
         del container.env["A"]  # the SDK raises
 
 
-class Innocent(Hook):
-    def pre_create_container(self, container: ContainerContext) -> None: ...
-
-
-def answered(*hooks: Hook) -> tuple[int, str]:
+def status_of(*hooks: Hook) -> tuple[int, str]:
     """Return the status of what the hooks raise."""
+
+    async def finish(waiting: Awaitable[None]) -> None:
+        await waiting
+
     try:
         ask(hooks, CREATE, request(), lambda waiting: asyncio.run(finish(waiting)))
     except BaseException as error:
@@ -53,17 +51,13 @@ def answered(*hooks: Hook) -> tuple[int, str]:
     raise AssertionError("nothing was raised")
 
 
-async def finish(waiting: Awaitable[None]) -> None:
-    await waiting
-
-
-def internal(name: str) -> tuple[int, str]:
-    return grpc.INTERNAL, f"raising at PreCreateContainer raised {name}; its log says where"
+def internal(name: str, hook: str = "raising") -> tuple[int, str]:
+    return grpc.INTERNAL, f"{hook} at PreCreateContainer raised {name}; its log says where"
 
 
 MALFORMED = Malformed("annotation A", "must be JSON")
 INVALID = (grpc.INVALID_ARGUMENT, "annotation A: must be JSON")
-KINDS = [
+STATUSES = [
     (Rejected("no"), (grpc.PERMISSION_DENIED, "no"), "INFO", " rejected ns/pod/main"),
     (type("Busy", (Rejected,), {})("busy"), (grpc.PERMISSION_DENIED, "busy"), "INFO", " rejected ns/pod/main"),
     (MALFORMED, INVALID, "WARNING", ": cannot read annotation A of ns/pod/main: must be JSON"),
@@ -74,43 +68,40 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("error", "expected", "level", "line"), KINDS, ids=[type(row[0]).__name__ for row in KINDS])
+@pytest.mark.parametrize(("error", "expected", "level", "line"), STATUSES)
 def test_error_has_its_status_and_line(caplog: Log, error: BaseException, expected: Any, level: str, line: str) -> None:
     caplog.set_level(logging.INFO)
-    assert answered(Innocent(), Raising(error)) == expected
+    assert status_of(Hook(), Raising(error)) == expected
     [record] = caplog.records
     place = f"{__file__}:{Raising.pre_create_container.__code__.co_firstlineno + 1}"
     assert record.levelname == level
     assert record.getMessage() == f"raising at PreCreateContainer{line.format(place)}"
 
 
-@pytest.mark.parametrize("hook", [Dream(KeyError(SECRET)), Deleting()])
-def test_place_is_the_hooks_own_also_where_async_or_the_sdk_raises(caplog: Log, hook: Hook) -> None:
-    answered(hook)
+@pytest.mark.parametrize("hook", [RaisingAsync(KeyError(SECRET)), Deleting()])
+def test_place_is_in_the_hooks_module_for_async_and_sdk_errors(caplog: Log, hook: Hook) -> None:
+    status_of(hook)
     assert f" at {__file__}:{type(hook).pre_create_container.__code__.co_firstlineno + 1}" in caplog.text
 
 
-def test_traceback_at_debug_level_has_places_and_no_text(caplog: Log) -> None:
+def test_traceback_at_debug_level_has_no_text_of_the_error(caplog: Log) -> None:
     caplog.set_level(logging.DEBUG)
-    answered(Raising(KeyError(SECRET)))
+    status_of(Raising(KeyError(SECRET)))
     assert [record.levelname for record in caplog.records] == ["ERROR", "DEBUG"]
     assert "raise self.error" in caplog.messages[1]
     assert SECRET not in caplog.text
 
 
-def test_error_that_no_hook_raised_is_the_servers(caplog: Log) -> None:
-    try:
+def test_error_outside_the_hooks_names_the_server(caplog: Log) -> None:
+    with pytest.raises(OverflowError) as raised:
         raise OverflowError(SECRET)
-    except OverflowError as error:
-        said = status(error, "server", BY_NAME["PreRunPodSandbox"], HookRequest(PodInfo(name="p", namespace="n")))
-    assert said == (grpc.INTERNAL, "server at PreRunPodSandbox raised OverflowError; its log says where")
-    assert f"server at PreRunPodSandbox: OverflowError at {__file__}:" in caplog.text
-    assert caplog.text.endswith("for n/p\n")
+    assert status(raised.value, "server", CREATE, request()) == internal("OverflowError", "server")
+    assert f"server at PreCreateContainer: OverflowError at {__file__}:" in caplog.text
 
 
-CUT = [("x" * MAX_TEXT, "x" * MAX_TEXT), ("x" * (MAX_TEXT + 1), "x" * (MAX_TEXT - 1) + "…"), ("a\udc80b", "a?b")]
+TEXTS = [("x" * MAX_TEXT, "x" * MAX_TEXT), ("x" * (MAX_TEXT + 1), "x" * (MAX_TEXT - 1) + "…"), ("a\udc80b", "a?b")]
 
 
-@pytest.mark.parametrize(("text", "said"), CUT)
-def test_text_that_cannot_be_sent_is_made_so(text: str, said: str) -> None:
-    assert answered(Raising(Rejected(text)))[1] == said
+@pytest.mark.parametrize(("text", "sent"), TEXTS)
+def test_text_that_cannot_be_sent_is_cut_or_replaced(text: str, sent: str) -> None:
+    assert status_of(Raising(Rejected(text)))[1] == sent
