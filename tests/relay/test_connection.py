@@ -26,7 +26,7 @@ MIB = 2**20
 
 
 class Copy(Connection):
-    """A connection that copies, and does what a test asks on special bytes."""
+    """A connection that copies; on b"nonsense" it reports a broken protocol."""
 
     bulk = True
 
@@ -34,13 +34,14 @@ class Copy(Connection):
         self.to_client: list[bytes] = []
         self.to_backend: list[bytes] = []
         self.events: list[str] = []
-        self.keeps = False  # whether the connection goes on after the backend's EOF
-        self.waits = False  # whether the client's EOF waits
-        self.call: Callable[[], object] = int  # called while the client's bytes are read
-        self.passing = False  # whether large reads pass unchanged
-        self.passed = 0  # the number of bytes that did
-        self.ready: deque[object] = deque()  # what is sent to the backend after the read
-        self.acted: list[tuple[bool, bytes]] = []  # whether bytes were read then, and what waited for the backend
+        self.survives_backend = self.delays_client_eof = False
+        self.passing = False
+        """Whether large reads pass unchanged; ``passed`` counts their bytes."""
+        self.passed = 0
+        self.on_client_bytes: Callable[[], object] = int
+        self.ready: deque[object] = deque()
+        self.acted: list[tuple[bool, bytes]] = []
+        """For each call of ``act``: whether bytes were being read, and the output that waited for the backend."""
         loop, outputs = asyncio.get_running_loop(), (self.to_client, self.to_backend)
         super().__init__(loop, client, backend, ReadBuffer(), outputs, self.ready, hangups)
 
@@ -53,7 +54,7 @@ class Copy(Connection):
         if data == b"nonsense":
             raise WireError("nonsense")
         self.to_backend += [data[:1], data[1:]] if len(data) > 1 else [data]
-        self.call()
+        self.on_client_bytes()
 
     def backend_bytes(self, data: bytes) -> None:
         if data == b"nonsense":
@@ -65,21 +66,21 @@ class Copy(Connection):
         if self.passing:
             send(size)
             self.passed += size
-            self.call()
+            self.on_client_bytes()
         return self.passing
 
     backend_passes = client_passes
 
     def client_eof(self) -> bool:
         self.events.append("client ended")
-        return self.waits
+        return self.delays_client_eof
 
     def client_gone(self) -> None:
         self.events.append("client gone")
 
     def backend_eof(self) -> bool:
         self.events.append("backend ended")
-        return self.keeps
+        return self.survives_backend
 
     def on_closed(self) -> None:
         self.events.append("closed")
@@ -92,9 +93,9 @@ class Copy(Connection):
 
 
 class Rig:
-    """A pair between two socket pairs; ``watches``: for hang-ups."""
+    """A connection between two socket pairs; ``client`` and ``backend`` are the far ends."""
 
-    def __init__(self, watches: bool = False) -> None:
+    def __init__(self, watches: bool) -> None:
         self.client, near = socket.socketpair()
         self.backend, far = socket.socketpair()
         self.hangups = Hangups(asyncio.get_running_loop())
@@ -102,42 +103,30 @@ class Rig:
         for sock in (self.client, self.backend):
             sock.setblocking(False)
 
-    async def asks(self, question: bytes = b"question") -> None:
-        """Send from the client, and check that the backend gets it."""
-        self.client.send(question)
-        assert await read(self.backend) == question
-
-    async def answers(self, answer: bytes = b"answer") -> None:
-        """Send from the backend, and check that the client gets it."""
-        self.backend.send(answer)
-        assert await read(self.client) == answer
+    async def relays(self, data: bytes = b"data", *, to_client: bool = False) -> None:
+        sender, receiver = (self.backend, self.client) if to_client else (self.client, self.backend)
+        sender.send(data)
+        assert await read(receiver) == data
 
     async def ended(self, sock: socket.socket, *last: bytes) -> None:
-        """Check that EOF comes after the last bytes."""
+        """Check that EOF follows the last bytes."""
         for data in (*last, b""):
             assert await read(sock) == data
 
     async def until(self, event: str) -> None:
         await until(lambda: event in self.pair.events)
 
-    def another_backend(self) -> socket.socket:
-        """Replace the backend that has ended by another one; return that one."""
-        first, (self.backend, near) = self.backend, socket.socketpair()
-        self.backend.setblocking(False)
-        self.pair.replace_backend(near)
-        return first
-
-    async def send_until_some_waits(self, sock: socket.socket) -> int:
-        """Send until some of that waits for the other side; return how much that was."""
-        sent, other = 0, self.pair._backend if sock is self.client else self.pair._client
-        while not other.waiting:
+    async def send_until_queued(self, sock: socket.socket) -> int:
+        """Send until some bytes are queued for the peer; return the number of sent bytes."""
+        sent, peer = 0, self.pair._backend if sock is self.client else self.pair._client
+        while not peer.waiting:
             with contextlib.suppress(BlockingIOError):
                 sent += sock.send(b"z" * 16384)
             await asyncio.sleep(0)
         return sent
 
     async def fill(self, sock: socket.socket) -> int:
-        """Send until the pair reads no more; return how much was sent."""
+        """Send until no more is read; return the number of sent bytes."""
         sent = quiet = 0
         while quiet < 5:
             try:
@@ -149,10 +138,10 @@ class Rig:
         return sent
 
     async def read_to_end(self, sock: socket.socket) -> int:
-        got = 0
-        while piece := await read(sock, MIB):
-            got += len(piece)
-        return got
+        size = 0
+        while data := await read(sock, MIB):
+            size += len(data)
+        return size
 
     async def stays_open(self) -> bool:
         await asyncio.sleep(0.02)
@@ -166,58 +155,39 @@ class Rig:
 
 
 @pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    made = Rig()
+async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
+    made = Rig(watches=hasattr(request, "param"))
     yield made
     made.close()
 
 
-@pytest.fixture
-async def watching() -> AsyncIterator[Rig]:
-    made = Rig(watches=True)
-    yield made
-    made.close()
+watching = pytest.mark.parametrize("rig", ["hang-ups watched"], indirect=True)
 
 
 async def test_bytes_flow_both_ways_and_half_close_passes(rig: Rig) -> None:
-    await rig.asks()
+    await rig.relays()
     rig.client.shutdown(socket.SHUT_WR)
     await rig.ended(rig.backend)
-    await rig.answers()
+    await rig.relays(to_client=True)
     rig.backend.close()
     await rig.ended(rig.client)
     await rig.until("closed")
     assert rig.pair.events == ["client ended", "backend ended", "closed"]
 
 
-async def test_call_resumes_after_the_read_and_shares_its_write(rig: Rig) -> None:
-    rig.pair.call = lambda: rig.pair.ready.append(b" and more")
-    rig.pair.is_reading = lambda: rig.pair.reading
-    rig.client.send(b"question")
-    assert await read(rig.backend) == b"question and more"
-    assert rig.pair.acted == [(False, b"question")]
-
-
-async def test_call_resumes_after_a_long_read_that_passes(rig: Rig) -> None:
-    """A pending request continues when a long answer ends."""
-    rig.pair.passing = True
-    rig.pair.call = lambda: rig.pair.passed == MIB and rig.pair.ready.append(b" and more")
-    sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(rig.client, b"z" * MIB))
-    got = b""
-    while len(got) < MIB + len(b" and more"):
-        got += await read(rig.backend, MIB)
+@pytest.mark.parametrize("passing", [False, True])
+async def test_event_is_acted_on_after_the_read(rig: Rig, passing: bool) -> None:
+    """Its output shares the write of a short read."""
+    size = MIB if passing else 4
+    rig.pair.passing = passing
+    rig.pair.on_client_bytes = lambda: rig.pair.passed in (0, size) and rig.pair.ready.append(b" and more")
+    sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(rig.client, b"z" * size))
+    received = [await read(rig.backend, MIB)]
+    while sum(map(len, received)) < size + len(b" and more"):
+        received.append(await read(rig.backend, MIB))
     await sending
-    assert got.endswith(b"z and more")
-
-
-async def test_buffered_answer_is_sent_before_the_end(rig: Rig) -> None:
-    rig.pair.keeps = True
-    rig.backend.close()
-    await rig.until("backend ended")
-    rig.pair.to_client.append(b"buffered answer")
-    rig.pair.pass_backend_eof()
-    await rig.ended(rig.client, b"buffered answer")
-    assert rig.pair.events == ["backend ended", "closed"]
+    assert b"".join(received).endswith(b"z and more")
+    assert passing or (len(received), rig.pair.acted) == (1, [(False, b"zzzz")])
 
 
 @pytest.mark.parametrize("side", ["client", "backend"])
@@ -228,36 +198,28 @@ async def test_broken_protocol_ends_both_connections(rig: Rig, side: str) -> Non
     await rig.ended(rig.backend)
 
 
-@pytest.mark.parametrize("bulk", [False, True])
+@pytest.mark.parametrize("mode", ["read", "passing", "alternating"])
 @pytest.mark.parametrize("slow", ["client", "backend"])
-async def test_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, bulk: bool) -> None:
-    """What waits stays bounded, and everything arrives once the slow side reads (fault matrix S7)."""
-    rig.pair.passing = bulk
+async def test_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, mode: str) -> None:
+    """What waits stays bounded, and all bytes arrive in order once the slow side reads (fault matrix S7)."""
+    rig.pair.passing = mode == "passing"
     fast_socket, slow_socket = (rig.backend, rig.client) if slow == "client" else (rig.client, rig.backend)
-    loop = asyncio.get_running_loop()
-    sending = asyncio.create_task(loop.sock_sendall(fast_socket, b"z" * 8 * MIB))
+    data, received = array("I", range(2 * MIB)).tobytes(), bytearray()
+    sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(fast_socket, data))
     endpoint = rig.pair._client if slow == "client" else rig.pair._backend
     await until(lambda: endpoint.waiting > 0)
-    await asyncio.sleep(0.1)
-    assert not sending.done(), "the sender is held back"
+    await asyncio.sleep(0.05)
+    assert not sending.done(), "the sender is paused"
     assert 0 < endpoint.waiting < MIB
-    got = 0
-    while got < 8 * MIB:
-        got += len(await read(slow_socket, MIB))
+    while len(received) < len(data):
+        rig.pair.passing ^= mode == "alternating"
+        received += await read(slow_socket, 300_000)
     await sending
-    assert got == 8 * MIB
+    assert received == data, "the shared buffer is not overwritten"
+    assert (rig.pair.passed > 0, rig.pair.passed < len(data)) == (mode != "read", mode != "passing")
 
 
-async def test_wake_without_events_leaves_other_calls_alone(rig: Rig) -> None:
-    followed: list[int] = []
-    for call in batch.each(deque([1, 2])):
-        rig.pair.wake()
-        assert batch.follows(partial(followed.append, call))
-        assert not followed
-    assert followed == [1, 2]
-
-
-async def test_event_that_follows_the_last_one_is_acted_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_of_a_follower_is_acted_on(rig: Rig) -> None:
     acted: list[object] = []
 
     def act(event: object) -> None:
@@ -265,29 +227,14 @@ async def test_event_that_follows_the_last_one_is_acted_on(rig: Rig, monkeypatch
         if event == b"first":
             batch.follows(partial(rig.pair.ready.append, b"second"))
 
-    monkeypatch.setattr(rig.pair, "act", act)
+    rig.pair.act = act  # type: ignore[method-assign]
     rig.pair.ready.append(b"first")
     rig.pair.wake()
     assert acted == [b"first", b"second"]
 
 
-@pytest.mark.parametrize("side", ["client", "backend"])
-async def test_big_read_passes_from_the_shared_buffer_in_order(rig: Rig, side: str) -> None:
-    """Pieces that pass, that are read and that wait for the socket keep their order; nothing is overwritten."""
-    sender, receiver = (rig.client, rig.backend) if side == "client" else (rig.backend, rig.client)
-    data = array("I", range(2 * MIB)).tobytes()
-    sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(sender, data))
-    got = bytearray()
-    while len(got) < len(data):
-        rig.pair.passing = not rig.pair.passing
-        got += await read(receiver, 300_000)
-    await sending
-    assert got == data
-    assert 0 < rig.pair.passed < len(data)
-
-
-async def test_early_answer_of_a_backend_that_has_left_is_passed_on(rig: Rig) -> None:
-    """Writing to it fails, and what it has sent is read (relay-rules C8)."""
+async def test_early_answer_of_a_closed_backend_is_passed_on(rig: Rig) -> None:
+    """Writing to the backend fails, and what it has sent is read (relay-rules C8)."""
     rig.backend.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
     rig.backend.close()
     for data in (b"more of the request", b"and more"):
@@ -295,33 +242,29 @@ async def test_early_answer_of_a_backend_that_has_left_is_passed_on(rig: Rig) ->
     await rig.ended(rig.client, b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
-async def test_short_pieces_count_for_more_than_their_bytes(rig: Rig) -> None:
-    """Lines of a few bytes for a peer that does not read: each costs some hundred bytes of memory."""
-    endpoint, pieces = rig.pair._client, 0
+async def test_short_writes_count_for_more_than_their_bytes(rig: Rig) -> None:
+    """Each queued write costs some hundred bytes of memory."""
+    endpoint, writes = rig.pair._client, 0
     while not endpoint.waiting:
         endpoint.write(b"x" * LOW_WATER)
     already = endpoint.waiting
     while not endpoint.slow:
         endpoint.write(b"a line\n")
-        pieces += 1
-    assert pieces * PIECE_BYTES <= HIGH_WATER
-    assert endpoint.waiting - already == pieces * len(b"a line\n")
+        writes += 1
+    assert writes * PIECE_BYTES <= HIGH_WATER
+    assert endpoint.waiting - already == writes * len(b"a line\n")
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["closed before", "closed while watched"])
-async def test_closed_endpoint_reports_no_hang_up(rig: Rig, before: bool) -> None:
-    endpoint = rig.pair._client
-    if before:
-        endpoint.close()
-    endpoint.watch(rig.hangups, rig.pair.client_gone)
-    endpoint.close()
+async def test_closed_endpoint_reports_no_hang_up(rig: Rig) -> None:
+    rig.pair._client.watch(rig.hangups, rig.pair.client_gone)
+    rig.pair._client.close()
     rig.client.close()
     await asyncio.sleep(0.02)
     assert rig.pair.events == []
 
 
 async def test_end_waits_for_a_slow_client(rig: Rig) -> None:
-    sent = await rig.send_until_some_waits(rig.backend)
+    sent = await rig.send_until_queued(rig.backend)
     rig.backend.close()
     await rig.until("backend ended")
     assert await rig.stays_open()
@@ -329,39 +272,47 @@ async def test_end_waits_for_a_slow_client(rig: Rig) -> None:
     await rig.until("closed")
 
 
-async def test_eof_that_waits_passes_when_the_flow_says_so(rig: Rig) -> None:
-    rig.pair.waits = True
+async def test_delayed_eof_follows_buffered_bytes(rig: Rig) -> None:
+    rig.pair.delays_client_eof = rig.pair.survives_backend = True
     rig.client.shutdown(socket.SHUT_WR)
     await rig.until("client ended")
-    rig.pair.to_backend.append(b"held till now")
+    rig.pair.to_backend.append(b"held request")
     rig.pair.pass_client_eof()
-    await rig.ended(rig.backend, b"held till now")
-    await rig.answers()
+    await rig.ended(rig.backend, b"held request")
+    await rig.relays(to_client=True)
+    rig.backend.close()
+    await rig.until("backend ended")
+    rig.pair.to_client.append(b"held answer")
+    rig.pair.pass_backend_eof()
+    await rig.ended(rig.client, b"held answer")
+    assert rig.pair.events == ["client ended", "backend ended", "closed"]
 
 
-@pytest.mark.parametrize("first", ["client", "backend"])
-async def test_in_a_tunnel_each_side_ends_by_itself(watching: Rig, first: str) -> None:
-    watching.pair.keeps = True
+@watching
+@pytest.mark.parametrize("first", ["client", "backend", "backend closes"])
+async def test_each_side_of_a_tunnel_ends_by_itself(rig: Rig, first: str) -> None:
+    """A backend that closes its socket ends the client's side too, which need not notice that by itself."""
+    rig.pair.survives_backend = True
     if first == "client":
-        watching.client.shutdown(socket.SHUT_WR)
-        await watching.ended(watching.backend)
-        await watching.answers(b"late output")
-        assert await watching.stays_open()
-    watching.backend.shutdown(socket.SHUT_WR)
-    await watching.until("backend ended")
-    watching.pair.to_client.append(b"last output")
-    watching.pair.half_close()
-    await watching.ended(watching.client, b"last output")
+        rig.client.shutdown(socket.SHUT_WR)
+        await rig.ended(rig.backend)
+        await rig.relays(to_client=True)
+        assert await rig.stays_open()
+    rig.backend.close() if first == "backend closes" else rig.backend.shutdown(socket.SHUT_WR)
+    await rig.until("backend ended")
+    rig.pair.to_client.append(b"last output")
+    rig.pair.half_close()
+    await rig.ended(rig.client, b"last output")
     if first == "backend":
-        await watching.asks(b"late input")
-        assert await watching.stays_open()
-        watching.client.shutdown(socket.SHUT_WR)
-        await watching.ended(watching.backend)
-    await watching.until("closed")
+        await rig.relays()
+        assert await rig.stays_open()
+        rig.client.shutdown(socket.SHUT_WR)
+        await rig.ended(rig.backend)
+    await rig.until("closed")
 
 
-async def test_tunnel_closes_only_when_a_slow_backend_has_everything(rig: Rig) -> None:
-    rig.pair.keeps = True
+async def test_tunnel_closes_after_a_slow_backend_has_everything(rig: Rig) -> None:
+    rig.pair.survives_backend = True
     rig.backend.shutdown(socket.SHUT_WR)
     await rig.until("backend ended")
     rig.pair.half_close()
@@ -372,30 +323,14 @@ async def test_tunnel_closes_only_when_a_slow_backend_has_everything(rig: Rig) -
     await rig.until("closed")
 
 
-async def test_tunnel_to_a_backend_that_has_gone_is_closed(watching: Rig) -> None:
-    """The client need not notice that by itself."""
-    watching.pair.keeps = True
-    watching.backend.send(b"last output")
-    watching.backend.close()
-    await watching.until("backend ended")
-    watching.pair.half_close()
-    await watching.ended(watching.client, b"last output")
-    await watching.until("closed")
-    assert watching.pair.events == ["backend ended", "closed"]
-
-
-async def test_client_that_is_held_is_not_read(rig: Rig) -> None:
+async def test_client_is_paused_while_held_or_backend_is_slow(rig: Rig) -> None:
     rig.pair.hold_client(True)
-    rig.client.send(b"one")
+    rig.client.send(b"z")
     await asyncio.sleep(0.02)
     with pytest.raises(BlockingIOError):
-        rig.backend.recv(9)
+        rig.backend.recv(1)
     rig.pair.hold_client(False)
-    assert await read(rig.backend) == b"one"
-
-
-async def test_paused_client_is_read_again_only_if_nothing_holds_it(rig: Rig) -> None:
-    sent = await rig.fill(rig.client)
+    sent = 1 + await rig.fill(rig.client)
     rig.pair.hold_client(True)
     rig.pair.hold_client(False)
     await asyncio.sleep(0.02)
@@ -411,75 +346,74 @@ async def test_paused_client_is_read_again_only_if_nothing_holds_it(rig: Rig) ->
     assert await reading == sent
 
 
-async def test_client_that_hangs_up_ends_the_backend(watching: Rig) -> None:
-    """Its EOF is not that of a half-close: a request that it began does not count as one that was cut."""
-    watching.client.send(b"last question")
-    watching.client.close()
-    await watching.until("closed")
-    assert watching.pair.events == ["client gone", "closed"]
-    assert watching.pair.client_ended
-    await watching.ended(watching.backend, b"last question")
+@watching
+@pytest.mark.parametrize("half_closed", ["no", "EOF passed", "EOF delayed"])
+async def test_client_that_hangs_up_ends_the_backend(rig: Rig, half_closed: str) -> None:
+    """The EOF of a hang-up is not that of a half-close: a request that it began does not count as one that was cut."""
+    rig.pair.delays_client_eof = half_closed == "EOF delayed"
+    rig.client.send(b"last request")
+    if half_closed != "no":
+        rig.client.shutdown(socket.SHUT_WR)
+        await rig.until("client ended")
+        assert await rig.stays_open()
+    rig.client.close()
+    await rig.until("closed")
+    assert rig.pair.events == ["client ended"] * (half_closed != "no") + ["client gone", "closed"]
+    assert rig.pair.client_ended
+    await rig.ended(rig.backend, b"last request")
 
 
-@pytest.mark.parametrize("waits", [False, True], ids=["EOF passed", "EOF waits"])
-async def test_client_that_half_closed_may_hang_up_later(watching: Rig, waits: bool) -> None:
-    watching.pair.waits = waits
-    watching.client.shutdown(socket.SHUT_WR)
-    await watching.until("client ended")
-    assert await watching.stays_open()
-    watching.client.close()
-    await watching.until("closed")
-    assert watching.pair.events == ["client ended", "client gone", "closed"]
-
-
-async def to_nobody(sock: socket.socket) -> int:
-    """Send until that fails; return how much was accepted."""
-    taken = 0
+async def send_until_refused(sock: socket.socket) -> int:
+    """Send until that fails; return the number of accepted bytes."""
+    accepted = 0
     async with asyncio.timeout(20):
         while True:
             try:
-                taken += sock.send(b"y" * 1024)
+                accepted += sock.send(b"y" * 1024)
             except BlockingIOError:
                 await asyncio.sleep(0.001)
             except BrokenPipeError:
-                return taken
+                return accepted
 
 
+@watching
 @pytest.mark.parametrize("bulk", [False, True], ids=["read", "passing"])
 @pytest.mark.parametrize("paused", [True, False])
-async def test_idle_backend_notices_that_the_client_left(watching: Rig, paused: bool, bulk: bool) -> None:
+async def test_idle_backend_notices_that_the_client_closed(rig: Rig, paused: bool, bulk: bool) -> None:
     """The client's bytes come first; without the proxy, the backend would see EPIPE."""
-    watching.pair.passing = bulk
-    sent = await watching.fill(watching.client) if paused else 0
-    sent += await watching.send_until_some_waits(watching.client)
-    watching.client.close()
-    assert await to_nobody(watching.backend) < MIB
-    assert await watching.stays_open(), "the client's bytes wait"
-    assert ("client gone" in watching.pair.events) == (not paused), "its end follows bytes that are not read"
-    assert await watching.read_to_end(watching.backend) == sent
-    await watching.until("closed")
-    assert watching.pair.events == ["client gone", "closed"]
+    rig.pair.passing = bulk
+    sent = await rig.fill(rig.client) if paused else 0
+    sent += await rig.send_until_queued(rig.client)
+    rig.client.close()
+    assert await send_until_refused(rig.backend) < MIB
+    assert await rig.stays_open(), "the client's bytes are queued"
+    assert ("client gone" in rig.pair.events) == (not paused), "its end follows bytes that are not read"
+    assert await rig.read_to_end(rig.backend) == sent
+    await rig.until("closed")
+    assert rig.pair.events == ["client gone", "closed"]
 
 
-async def test_backend_that_leaves_too_ends_the_connection(watching: Rig) -> None:
-    await watching.fill(watching.client)
-    await watching.fill(watching.backend)
-    watching.client.close()
-    await to_nobody(watching.backend)
-    watching.backend.close()
-    await watching.until("closed")
+@watching
+async def test_connection_ends_when_both_sides_have_closed(rig: Rig) -> None:
+    await rig.fill(rig.client)
+    await rig.fill(rig.backend)
+    rig.client.close()
+    await send_until_refused(rig.backend)
+    rig.backend.close()
+    await rig.until("closed")
 
 
-async def test_client_that_reads_no_more_may_send_on(watching: Rig) -> None:
-    watching.client.shutdown(socket.SHUT_RD)
-    await to_nobody(watching.backend)
-    await watching.asks()
-    assert watching.pair.events == []
-    watching.client.close()
-    await watching.until("closed")
+@watching
+async def test_client_that_shut_down_reading_may_send(rig: Rig) -> None:
+    rig.client.shutdown(socket.SHUT_RD)
+    await send_until_refused(rig.backend)
+    await rig.relays()
+    assert rig.pair.events == []
+    rig.client.close()
+    await rig.until("closed")
 
 
-async def test_backend_is_read_without_a_watch(rig: Rig) -> None:
+async def test_backend_is_read_without_a_watch_for_hang_ups(rig: Rig) -> None:
     await rig.fill(rig.client)
     rig.client.close()
     for _ in range(64):
@@ -487,16 +421,18 @@ async def test_backend_is_read_without_a_watch(rig: Rig) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_another_backend_replaces_one_that_ended(rig: Rig) -> None:
-    """The client had to wait for the first one."""
-    rig.pair.keeps = True
+async def test_new_backend_replaces_one_that_ended(rig: Rig) -> None:
+    """The client was paused because of the first one."""
+    rig.pair.survives_backend = True
     await rig.fill(rig.client)
     rig.backend.shutdown(socket.SHUT_WR)
     await rig.until("backend ended")
-    first = rig.another_backend()
+    first, (rig.backend, near) = rig.backend, socket.socketpair()
+    rig.backend.setblocking(False)
+    rig.pair.replace_backend(near)
     assert (await read(rig.backend)).startswith(b"z")
-    await rig.answers()
-    rig.pair.keeps = False
+    await rig.relays(to_client=True)
+    rig.pair.survives_backend = False
     rig.backend.close()
     await rig.ended(rig.client)
     await rig.until("closed")
@@ -514,7 +450,7 @@ async def test_client_sees_the_end_after_the_last_answer(rig: Rig) -> None:
     await rig.until("closed")
 
 
-async def test_client_that_stays_is_closed_when_it_has_everything(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lingering_client_is_closed_after_its_last_bytes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "LINGER_SECONDS", 0.01)
     rig.pair.to_client.append(b"z" * 4 * MIB)
     rig.pair.finish_client()
@@ -527,7 +463,7 @@ async def test_client_that_stays_is_closed_when_it_has_everything(rig: Rig, monk
 
 
 async def test_bytes_after_the_last_answer_are_dropped(rig: Rig) -> None:
-    """Otherwise it would never read the answer."""
+    """A client that cannot send may never read the answer."""
     await rig.fill(rig.client)
     rig.pair.hold_client(True)
     rig.pair.finish_client()
@@ -538,18 +474,17 @@ async def test_bytes_after_the_last_answer_are_dropped(rig: Rig) -> None:
 
 async def test_nothing_happens_after_the_end(rig: Rig) -> None:
     rig.pair.close()
-    rig.pair.close()
     rig.pair.to_client.append(b"late")
-    rig.pair.pass_client_eof()
-    rig.pair.half_close()
-    rig.pair.pass_backend_eof()
-    rig.pair.hold_client(False)
-    assert rig.pair.events == ["closed"]
+    pair = rig.pair
+    for call in (pair.close, pair.pass_client_eof, pair.half_close, pair.pass_backend_eof):
+        call()
+    pair.hold_client(False)
+    assert pair.events == ["closed"]
     await rig.ended(rig.client)
 
 
-async def test_client_that_is_shut_loses_nothing_and_sends_no_more(rig: Rig) -> None:
-    rig.pair.waits = True
+async def test_shut_client_loses_nothing_and_sends_no_more(rig: Rig) -> None:
+    rig.pair.delays_client_eof = True
     rig.client.send(b"sent before")
     rig.pair.shut_client()
     with pytest.raises(BrokenPipeError):
@@ -557,13 +492,13 @@ async def test_client_that_is_shut_loses_nothing_and_sends_no_more(rig: Rig) -> 
     assert await read(rig.backend) == b"sent before"
     await rig.until("client ended")
     assert rig.pair.client_ended
-    await rig.answers()
+    await rig.relays(to_client=True)
     rig.pair.finish_client()
     await rig.ended(rig.client)
     assert "closed" in rig.pair.events
 
 
-async def test_client_that_is_not_read_to_its_end_sees_the_answer_and_eof(rig: Rig) -> None:
+async def test_client_with_unread_bytes_sees_the_answer_and_eof(rig: Rig) -> None:
     """The backend has answered early and closed: no reset follows the answer (relay-rules C8)."""
     rig.pair.hold_client(True)
     rig.client.send(b"z" * 100_000)

@@ -2,156 +2,127 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 import pytest
 
 from runtimeproxy.relay import drain
-from runtimeproxy.relay.drain import (
-    ANSWER_SECONDS,
-    NOTICE_SECONDS,
-    PARTING_SECONDS,
-    Drain,
-    Unfinished,
-    answers_ended,
-)
+from runtimeproxy.relay.drain import ANSWER_SECONDS, NOTICE_SECONDS, PARTING_SECONDS, Drain, Unfinished, answers_ended
 from tests.fakes.clock import virtual_time
+
+LOOKS_SECONDS = 5 * drain.LOOK_SECONDS
+"""Most seconds that a drain takes longer than the event that ends it."""
 
 
 class Connection:
-    """A connection with a test's unfinished work; it closes when it is told to part, unless its client stays."""
+    """A connection with some unfinished work; it closes at ``part`` unless its client stays."""
 
-    def __init__(self, others: set["Connection"], stays: bool, left: Unfinished) -> None:
-        self.left = left
-        self.told: list[bool] = []
-        """Whether new calls were to be refused, at each call of ``drain``."""
+    def __init__(self, connections: set["Connection"], *, stays: bool = False, **unfinished: int) -> None:
+        self.work = Unfinished(**unfinished)
+        self.refused: list[bool] = []
+        """At each call of ``drain``: whether new calls were to be refused."""
         self.parted = 0
-        self._others = others
+        self._connections = connections
         self._stays = stays
-        others.add(self)
+        connections.add(self)
 
     def drain(self, refusing: bool) -> None:
-        self.told.append(refusing)
+        self.refused.append(refusing)
 
     def unfinished(self) -> Unfinished:
-        return self.left
+        return self.work
 
     def finish(self) -> None:
-        self.left = Unfinished()
+        assert not self.parted, "a connection is parted after its last answer"
+        self.work = Unfinished()
 
     def part(self) -> None:
         self.parted += 1
         if not self._stays:
-            self._others.discard(self)
+            self._connections.discard(self)
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
-class Front:
-    """A front with nothing but its drain."""
+ANSWERED, STREAMS = "every call is answered", {"streams": 2}
+CUT_OFF = f"{ANSWERED}; cut off are streams: 2, connections: 2"
+CUT_CALL = "cut off are calls: 1, held calls at work: 1, connections: 1"
+BUSY = {"calls": 1, "tasks": 1, "stays": True}
+DRAINS: dict[str, tuple[list[dict[str, int]], dict[str, float], float, str]] = {
+    "no connection": ([], {}, 0, ANSWERED),
+    "idle client": ([{}], {}, NOTICE_SECONDS, f"{ANSWERED}; cut off are connections: 1"),
+    "call": ([{"calls": 1}, STREAMS], {"finish": 0.9}, 0.9, CUT_OFF),
+    "task": ([{"tasks": 1}, STREAMS], {"finish": 0.9}, 0.9, CUT_OFF),
+    "answer": ([{"answers": 1}, STREAMS], {"finish": 0.9}, 0.9, CUT_OFF),
+    "endless answer, its time begins after the last call": (
+        [{"calls": 1}, {"answers": 1}],
+        {"finish": 3},
+        3 + ANSWER_SECONDS,
+        f"{ANSWERED}; cut off are answers that have begun: 1, connections: 2",
+    ),
+    "limit": ([BUSY], {"limit": 3}, 3, f"the time is over (--drain-timeout); {CUT_CALL}"),
+    "signal": ([BUSY], {"signal": 3}, 3, f"a second signal came; {CUT_CALL}"),
+    "client that stays": (
+        [{"stays": True}],
+        {},
+        NOTICE_SECONDS + PARTING_SECONDS,
+        f"{ANSWERED}; cut off are connections: 1",
+    ),
+    "client that closes late": (
+        [{"stays": True}],
+        {"close": NOTICE_SECONDS + PARTING_SECONDS / 2},
+        NOTICE_SECONDS + PARTING_SECONDS / 2,
+        f"{ANSWERED}; cut off are connections: 1",
+    ),
+}
+"""The unfinished work of each connection, what happens when, the seconds until the end, and its reason."""
 
-    def __init__(self) -> None:
-        self.connections: set[Connection] = set()
-        self.tasks: set[object] = set()
-        self.at_once = asyncio.Event()
-        self.why = ""
 
-    def connect(self, *, stays: bool = False, **left: int) -> Connection:
-        return Connection(self.connections, stays, Unfinished(**left))
-
-    async def ends_after(self, seconds: float, *events: tuple[float, Callable[[], object]], most: float = 60.0) -> bool:
-        """Drain while things happen at given seconds; return whether it takes that long, except for a few looks."""
-        loop = asyncio.get_running_loop()
-        for at, event in events:
-            loop.call_later(at, event)
-        self.why = await Drain(self.connections, self.tasks).run(most, self.at_once)
-        return seconds <= loop.time() + 1e-6 < seconds + 5 * drain.LOOK_SECONDS
-
-
-@pytest.fixture
-def front(caplog: pytest.LogCaptureFixture) -> Front:
+@pytest.mark.parametrize(("work", "events", "seconds", "reason"), DRAINS.values(), ids=DRAINS)
+@virtual_time
+async def test_drain_ends(
+    caplog: pytest.LogCaptureFixture, work: list[dict[str, int]], events: dict[str, float], seconds: float, reason: str
+) -> None:
     caplog.set_level(logging.INFO)
-    return Front()
+    loop, connections, signal = asyncio.get_running_loop(), set[Connection](), asyncio.Event()
+    tasks: set[object] = {"a held call" for each in work if "tasks" in each}
+    made = [Connection(connections, **{key: each[key] for key in each if key != "tasks"}) for each in work]
+    limit = events.get("limit", 60.0)
+    if "finish" in events:
+        loop.call_later(events["finish"], made[0].finish)
+        loop.call_later(events["finish"], tasks.clear)
+    if "signal" in events:
+        loop.call_later(events["signal"], signal.set)
+    if "close" in events:
+        loop.call_later(events["close"], connections.clear)
+    await Drain(connections, tasks).run(limit, signal)
+    assert seconds <= loop.time() + 1e-6 < seconds + LOOKS_SECONDS
+    first, last = caplog.messages
+    assert first.startswith(f"draining for at most {limit} s; waiting for ")
+    assert first.endswith("nothing") == (not work)
+    assert last.startswith("drained in ")
+    assert last.endswith(f" s: {reason}")
+    for connection in made:
+        assert connection.parted == 1
+        assert connection.refused == sorted(connection.refused)
+        assert (connection.refused[0], connection.refused[-1]) == (False, True), "clients are notified first"
 
 
 @virtual_time
-async def test_end_without_connections_comes_at_once(front: Front, caplog: pytest.LogCaptureFixture) -> None:
-    assert await front.ends_after(0)
-    assert front.why == "every call is answered"
-    assert caplog.messages == [
-        "draining for at most 60.0 s; waiting for nothing",
-        "drained in 0.00 s: every call is answered",
-    ]
-
-
-@virtual_time
-async def test_idle_clients_have_a_moment_before_newer_calls_are_refused(front: Front) -> None:
-    connection = front.connect()
-    assert await front.ends_after(NOTICE_SECONDS)
-    assert connection.told == sorted(connection.told)
-    assert (connection.told[0], connection.told[-1], connection.parted) == (False, True, 1)
-
-
-@pytest.mark.parametrize("kind", ["calls", "tasks", "answers"])
-@virtual_time
-async def test_end_waits_for_calls_tasks_and_answers(front: Front, caplog: pytest.LogCaptureFixture, kind: str) -> None:
-    """Streams are cut off after that."""
-    waits, streams = front.connect(**({} if kind == "tasks" else {kind: 1})), front.connect(streams=2)
-    if kind == "tasks":
-        front.tasks.add("a held call")
-    before: list[int] = []
-
-    def finish() -> None:
-        before.extend((waits.parted, streams.parted))
-        front.tasks.clear()
-        waits.finish()
-
-    assert await front.ends_after(0.9, (0.9, finish))
-    assert (before, waits.parted, streams.parted) == ([0, 0], 1, 1)
-    assert "every call is answered; cut off are streams: 2, connections: 2" in caplog.messages[-1]
-
-
-@virtual_time
-async def test_answer_that_does_not_end_is_a_stream(front: Front, caplog: pytest.LogCaptureFixture) -> None:
-    """Its time begins when no call waits any more."""
-    call, answer = front.connect(calls=1), front.connect(answers=1)
-    assert await front.ends_after(3 + ANSWER_SECONDS, (3, call.finish))
-    assert answer.parted == 1
-    assert "answers that have begun: 1," in caplog.messages[-1]
-
-
-@pytest.mark.parametrize("reason", ["the time is over (--drain-timeout)", "a second signal came"])
-@virtual_time
-async def test_time_or_a_signal_ends_all_waiting(front: Front, caplog: pytest.LogCaptureFixture, reason: str) -> None:
-    connection = front.connect(stays=True, calls=1)
-    front.tasks.add("a held call")
-    if reason == "a second signal came":
-        assert await front.ends_after(3, (3, front.at_once.set))
-    else:
-        assert await front.ends_after(3, most=3)
-    assert connection.parted == 1
-    assert f"{reason}; cut off are calls: 1," in caplog.messages[-1]
-    assert caplog.messages[-1].endswith("held calls at work: 1, connections: 1")
-
-
-@pytest.mark.parametrize("closes", [True, False])
-@virtual_time
-async def test_clients_that_have_everything_have_a_moment_to_close(front: Front, closes: bool) -> None:
-    front.connect(stays=True)
-    moment = PARTING_SECONDS / 2 if closes else PARTING_SECONDS
-    closing = [(NOTICE_SECONDS + moment, front.connections.clear)] if closes else []
-    assert await front.ends_after(NOTICE_SECONDS + moment, *closing)
-
-
-@virtual_time
-async def test_client_that_connects_meanwhile_is_waited_for_too(front: Front) -> None:
-    front.connect(calls=1)
-    late: list[Connection] = []
+async def test_later_connection_is_drained_too() -> None:
+    connections = set[Connection]()
+    Connection(connections, calls=1)
+    loop, late = asyncio.get_running_loop(), list[Connection]()
 
     def reconnect() -> None:
-        front.connections.clear()
-        late.append(front.connect(calls=1))
+        connections.clear()
+        late.append(Connection(connections, calls=1))
 
-    assert await front.ends_after(5, (2, reconnect), (5, lambda: late[0].finish()))
-    assert late[0].told
+    loop.call_later(2, reconnect)
+    loop.call_later(5, lambda: late[0].finish())
+    await Drain(connections, set()).run(60, asyncio.Event())
+    assert loop.time() == pytest.approx(5, abs=LOOKS_SECONDS)
+    assert late[0].refused
 
 
 def test_unfinished_work_is_summed_and_true_if_there_is_any() -> None:
@@ -161,28 +132,20 @@ def test_unfinished_work_is_summed_and_true_if_there_is_any() -> None:
 
 
 @virtual_time
-async def test_answers_are_waited_for_while_all_are_served(front: Front) -> None:
-    """Nobody is asked to leave; calls, endless streams, and answers that begin later are not waited for."""
-    stream, gone = front.connect(answers=1), front.connect(answers=1)
-    front.connect(calls=1, streams=1)
-    loop = asyncio.get_running_loop()
-    loop.call_later(1, front.connections.discard, gone)
-    loop.call_later(2, lambda: front.connect(answers=1))
-    loop.call_later(3, stream.finish)
-    await answers_ended(front.connections, 60, front.at_once)
-    assert loop.time() == pytest.approx(3, abs=5 * drain.LOOK_SECONDS)
-    assert stream in front.connections
-    assert not any(connection.told for connection in front.connections)
-
-
-@virtual_time
-async def test_wait_for_answers_ends_by_its_time_or_a_signal(front: Front) -> None:
-    loop = asyncio.get_running_loop()
-    await answers_ended(front.connections, 60, front.at_once)
+async def test_begun_answers_are_waited_for_while_all_are_served() -> None:
+    """Calls, endless streams, and answers that begin later are not waited for."""
+    loop, connections, signal = asyncio.get_running_loop(), set[Connection](), asyncio.Event()
+    await answers_ended(connections, 60, signal)
     assert loop.time() == 0
-    front.connect(answers=1)
-    await answers_ended(front.connections, 2, front.at_once)
-    assert loop.time() == pytest.approx(2, abs=5 * drain.LOOK_SECONDS)
-    front.at_once.set()
-    await answers_ended(front.connections, 60, front.at_once)
-    assert loop.time() == pytest.approx(2, abs=5 * drain.LOOK_SECONDS)
+    answer, gone = Connection(connections, answers=1), Connection(connections, answers=1)
+    Connection(connections, calls=1, streams=1)
+    loop.call_later(1, connections.discard, gone)
+    loop.call_later(2, lambda: Connection(connections, answers=1))
+    loop.call_later(3, answer.finish)
+    await answers_ended(connections, 60, signal)
+    assert loop.time() == pytest.approx(3, abs=LOOKS_SECONDS)
+    assert not any(connection.refused for connection in connections)
+    for _ in ("its time", "a signal"):
+        await answers_ended(connections, 2, signal)
+        assert loop.time() == pytest.approx(5, abs=LOOKS_SECONDS)
+        signal.set()

@@ -1,4 +1,4 @@
-"""What all fronts do with a client: pair it at once or later, or tell it that the backend is away; and the drain."""
+"""What all fronts do with clients: pair them immediately or later, or report an unavailable backend; the drain."""
 
 import asyncio
 import logging
@@ -19,27 +19,23 @@ from tests.relay.test_connection import Copy
 from tests.relay.test_dial import fill_backlog, scarce
 
 LONG_SECONDS = 60.0
-"""Most seconds that a drain may take; what does not wait for it ends long before."""
+"""A drain's limit that no test reaches."""
 
 
 class Connection(Copy):
     front: "Front"
 
-    def drain(self, refusing: bool) -> None:
-        """Do nothing."""
-
     def unfinished(self) -> Unfinished:
-        return self.front.unfinished
+        return self.front.unfinished_of_each
 
     def part(self) -> None:
         self.front.parted += 1
 
 
 class Front(FrontBase):
-    """A front that sends one word if the backend is away."""
+    """A front that sends "unavailable" to a client without a backend."""
 
-    unfinished = Unfinished()
-    """The unfinished work of each connection."""
+    unfinished_of_each = Unfinished()
     parted = 0
 
     def paired(self, client: socket.socket, backend: socket.socket) -> Drainable:
@@ -48,13 +44,11 @@ class Front(FrontBase):
         return made
 
     def unreachable(self, client: socket.socket) -> None:
-        client.sendall(b"away")
+        client.sendall(b"unavailable")
         client.close()
 
 
 class Rig:
-    """A front, its backend's listener, and what to close after a test."""
-
     def __init__(self, path: str) -> None:
         loop = asyncio.get_running_loop()
         self.sockets: list[socket.socket] = []
@@ -62,14 +56,13 @@ class Rig:
         self.front = Front(path, Metrics(loop.time), loop, set())
 
     def listen(self, path: str) -> None:
-        """Listen as the backend at a path."""
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(path)
         self.listener.listen(0)
         self.sockets.append(self.listener)
 
     def client(self, sends: bytes = b"") -> socket.socket:
-        """Connect a client that sends something to the front; return the client's end."""
+        """Return the far end of a client that the front accepts."""
         near, far = socket.socketpair()
         far.setblocking(False)
         far.send(sends)
@@ -85,35 +78,30 @@ class Rig:
         return sock
 
     def fill(self) -> int:
-        """Fill the backend's backlog; return how many connections wait in it."""
-        waiting = fill_backlog(self.front.backend_endpoint)
-        self.sockets += waiting
-        return len(waiting)
+        """Fill the backend's backlog; return its number of connections."""
+        queued = fill_backlog(self.front.backend_endpoint)
+        self.sockets += queued
+        return len(queued)
 
-    async def backend_behind(self, waiting: int) -> socket.socket:
-        """Accept those that fill the backlog; return the backend's end of the client that is paired then."""
-        for _ in range(waiting):
+    async def backend_after(self, queued: int) -> socket.socket:
+        """Accept the connections that fill the backlog; return the backend's end of the next pair."""
+        for _ in range(queued):
             self.backend()
         await until(lambda: self.count("connections"))
         return self.backend()
 
     def events(self) -> list[tuple[str | None, ...]]:
-        """Return kind, reason and text of each event."""
         found = shown_of(self.front.metrics.events)
         return [(event["kind"], event.get("reason"), event.get("text")) for event in found]
 
-    def count(self, what: str) -> float:
-        return self.front.metrics.total(what)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drain, "NOTICE_SECONDS", 0.01)
-    monkeypatch.setattr(drain, "PARTING_SECONDS", 0.01)
+    def count(self, name: str) -> float:
+        return self.front.metrics.total(name)
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+    monkeypatch.setattr(drain, "NOTICE_SECONDS", 0.01)
+    monkeypatch.setattr(drain, "PARTING_SECONDS", 0.01)
     made = Rig(str(tmp_path / "backend.sock"))
     yield made
     await made.front.drain(0)
@@ -121,50 +109,45 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         sock.close()
 
 
-def lack(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
-    """Make connecting fail so many times for want of a resource."""
+def fail_dials(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
     dialler = scarce(number, times)
     for module in (front_base, dial):
         monkeypatch.setattr(module, "dial_now", dialler)
 
 
-async def test_client_is_paired_at_once(rig: Rig) -> None:
-    client, backend = rig.client(b"question"), rig.backend()
-    assert (len(rig.front.connections), rig.count("connections")) == (1, 1)
-    assert await read(backend) == b"question"
+@pytest.mark.parametrize("full", [False, True])
+async def test_client_is_paired_when_the_backlog_has_room(rig: Rig, full: bool) -> None:
+    queued = rig.fill() if full else 0
+    client = rig.client(b"request")
+    assert rig.count("connections") == (not full)
+    backend = await rig.backend_after(queued)
+    assert await read(backend) == b"request"
     backend.sendall(b"answer")
     assert await read(client) == b"answer"
-
-
-async def test_client_waits_for_a_full_backlog(rig: Rig) -> None:
-    waiting = rig.fill()
-    rig.client(b"question")
-    assert rig.count("connections") == 0
-    assert await read(await rig.backend_behind(waiting)) == b"question"
     assert len(rig.front.connections) == 1
 
 
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        ("nobody listens", "Connection refused"),
-        ("descriptors are short", "the proxy itself lacks what it needs: scarce"),
-        ("backlog is full", "it accepts no connection: its backlog stays full"),
+        ("no listener", "Connection refused"),
+        ("no descriptors", "the proxy itself lacks what it needs: scarce"),
+        ("full backlog", "it accepts no connection: its backlog stays full"),
     ],
 )
 async def test_unreachable_backend_is_reported_with_its_cause(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str, why: str
 ) -> None:
     monkeypatch.setattr(front_base, "DIAL_SECONDS", 0.03)
-    if fault == "nobody listens":
+    if fault == "no listener":
         rig.listener.close()
-    elif fault == "backlog is full":
+    elif fault == "full backlog":
         rig.fill()
     else:
-        lack(monkeypatch, min(front_base.SCARCE), 1_000_000)
-    assert await read(rig.client()) == b"away"
+        fail_dials(monkeypatch, min(front_base.SCARCE), 1_000_000)
+    assert await read(rig.client()) == b"unavailable"
     assert (rig.count("backend_dial_failures"), rig.count("connections")) == (1, 0)
-    assert rig.events() == ([] if fault == "descriptors are short" else [("runtime_lost", "unreachable", why)])
+    assert rig.events() == ([] if fault == "no descriptors" else [("runtime_lost", "unreachable", why)])
     (line,) = caplog.messages
     assert f"is not reachable ({why}): check --remote-runtime-service-endpoint" in line
 
@@ -186,7 +169,7 @@ async def test_checks_of_the_backend_leave_no_connection(rig: Rig, caplog: pytes
     assert (caplog.records, rig.events()) == ([], [])
 
 
-async def test_backend_that_is_back_is_reported_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_reachable_backend_is_reported_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     path = rig.front.backend_endpoint
     rig.listener.close()
     rig.front.look()
@@ -195,22 +178,22 @@ async def test_backend_that_is_back_is_reported_once(rig: Rig, caplog: pytest.Lo
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             rig.client(), rig.backend()
-    away, back = caplog.messages
-    assert "is not reachable" in away
+    lost, back = caplog.messages
+    assert "is not reachable" in lost
     assert back == f"container runtime at {path} is reachable again"
     assert rig.events() == [("runtime_lost", "unreachable", "Connection refused"), ("runtime_back", None, None)]
 
 
 @pytest.mark.parametrize("number", front_base.SCARCE)
-async def test_want_of_descriptors_is_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+async def test_lack_of_descriptors_is_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(front_base, "SCARCE_RETRY_SECONDS", 0.01)
-    lack(monkeypatch, number, 3)
-    rig.client(b"question")
-    assert await read(await rig.backend_behind(0)) == b"question"
+    fail_dials(monkeypatch, number, 3)
+    rig.client(b"request")
+    assert await read(await rig.backend_after(0)) == b"request"
     assert rig.count("backend_dial_failures") == 0
 
 
-async def test_end_closes_every_connection(rig: Rig) -> None:
+async def test_drain_closes_every_connection(rig: Rig) -> None:
     client, backend = rig.client(), rig.backend()
     await rig.front.drain(LONG_SECONDS)
     assert rig.front.parted == 1
@@ -218,55 +201,49 @@ async def test_end_closes_every_connection(rig: Rig) -> None:
     assert rig.events() == [("drain", "begun", None), ("drain", "ended", "every call is answered")]
 
 
-async def test_end_serves_a_request_that_waited_to_be_paired(rig: Rig) -> None:
-    waiting = rig.fill()
-    client = rig.client(b"question")
-    stopping = asyncio.create_task(rig.front.drain(LONG_SECONDS))
+@pytest.mark.parametrize("lost", [False, True])
+async def test_drain_answers_a_request_that_is_not_paired(rig: Rig, lost: bool) -> None:
+    queued = rig.fill()
+    client = rig.client(b"request")
+    draining = asyncio.create_task(rig.front.drain(LONG_SECONDS))
     await asyncio.sleep(0.05)
-    assert not stopping.done()
-    rig.front.unfinished = Unfinished(calls=1)
-    backend = await rig.backend_behind(waiting)
-    assert await read(backend) == b"question"
-    backend.sendall(b"answer")
-    assert await read(client) == b"answer"
-    rig.front.unfinished = Unfinished()
-    await asyncio.wait_for(stopping, SECONDS)
-
-
-@pytest.mark.parametrize("ending", [False, True])
-async def test_waiting_client_is_answered_when_the_backend_goes(rig: Rig, ending: bool) -> None:
-    rig.fill()
-    client = rig.client(b"question")
-    stopping = asyncio.create_task(rig.front.drain(LONG_SECONDS)) if ending else None
-    await asyncio.sleep(0.05)
-    rig.listener.close()
-    assert await read(client) == b"away"
-    if stopping:
-        await asyncio.wait_for(stopping, SECONDS)
+    assert not draining.done()
+    if lost:
+        rig.listener.close()
+    else:
+        rig.front.unfinished_of_each = Unfinished(calls=1)
+        backend = await rig.backend_after(queued)
+        assert await read(backend) == b"request"
+        backend.sendall(b"answer")
+    assert await read(client) == (b"unavailable" if lost else b"answer")
+    rig.front.unfinished_of_each = Unfinished()
+    await asyncio.wait_for(draining, SECONDS)
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_end_does_not_wait_for_a_client_without_requests(rig: Rig, leaves: bool) -> None:
+async def test_drain_does_not_wait_for_a_client_without_requests(rig: Rig, leaves: bool) -> None:
     """No request is lost on its way either: the client's send fails."""
     rig.client(), rig.backend()
-    rig.front.unfinished = Unfinished(calls=1)
+    (paired,) = rig.front.connections
+    rig.front.unfinished_of_each = Unfinished(calls=1)
     rig.fill()
     client = rig.client()
+    (unpaired,) = rig.front.connections - {paired}
     if leaves:
         client.close()
-    stopping = asyncio.create_task(rig.front.drain(LONG_SECONDS))
-    await asyncio.sleep(0.05)
+    draining = asyncio.create_task(rig.front.drain(LONG_SECONDS))
+    await until(lambda: unpaired._shut)  # type: ignore[attr-defined]
     if not leaves:
         with pytest.raises(BrokenPipeError):
-            client.send(b"question")
-    assert not stopping.done()
-    rig.front.unfinished = Unfinished()
-    await asyncio.wait_for(stopping, SECONDS)
-    assert len(rig.front.connections) == 1, "the one that was paired"
+            client.send(b"request")
+    assert not draining.done()
+    rig.front.unfinished_of_each = Unfinished()
+    await asyncio.wait_for(draining, SECONDS)
+    assert rig.front.connections == {paired}
     assert leaves or await read(client) == b""
 
 
-async def test_end_cancels_what_does_not_finish(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_drain_cancels_what_does_not_finish(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_base, "CANCEL_SECONDS", 0.03)
     rig.fill()
     client, freed = rig.client(), asyncio.Event()
@@ -285,6 +262,6 @@ async def test_end_cancels_what_does_not_finish(rig: Rig, monkeypatch: pytest.Mo
     await asyncio.wait_for(rig.front.drain(0.02), SECONDS)
     assert endless.cancelled()
     assert rig.front.tasks == {uncancelled}
-    assert await read(client) == b"", "the client that waited to be paired is closed"
+    assert await read(client) == b"", "the client that was not paired is closed"
     freed.set()
     await uncancelled
