@@ -1,4 +1,4 @@
-"""Accepting: every connection is handed on; running out of descriptors pauses and recovers (fault matrix P8)."""
+"""Accepting: every connection is passed on; a lack of descriptors pauses and recovers (fault matrix P8)."""
 
 import asyncio
 import errno
@@ -13,7 +13,7 @@ from tests.patience import until
 
 
 class Listener:
-    """A listening socket whose accept fails for want of descriptors a few times; ``failed`` is called each time."""
+    """A listening socket whose accept fails ``failures`` times; ``failed`` is called each time."""
 
     def __init__(self, path: str) -> None:
         self.real = socket.socket(socket.AF_UNIX)
@@ -54,36 +54,31 @@ def listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listen
 
 
 @pytest.mark.parametrize("failures", [0, 2])
-async def test_connections_are_handed_on_after_a_pause_per_failure(listener: Listener, failures: int) -> None:
+async def test_connections_are_accepted_after_a_pause_per_failure(listener: Listener, failures: int) -> None:
     loop, failed = asyncio.get_running_loop(), list[float]()
     listener.failures, listener.failed = failures, lambda: failed.append(loop.time())
-    accepts = listener.connect(3)
-    accepts.start()
+    accepting = listener.connect(3)
+    accepting.start()
     await until(lambda: len(listener.accepted) == 3)
-    accepts.stop()
+    accepting.stop()
     assert listener.failures == 0
     assert not failed or failed[1] - failed[0] >= 0.01
 
 
-async def test_stop_in_the_pause_accepts_no_more(listener: Listener) -> None:
-    stopped = asyncio.Event()
-
-    def stop() -> None:
-        accepts.stop()
-        stopped.set()
-
+async def test_stop_during_the_pause_accepts_no_more(listener: Listener) -> None:
+    accepting, stopped = listener.connect(1), asyncio.Event()
+    loop = asyncio.get_running_loop()
     # In the loop's next iteration: however long the machine takes for it, the pause ends after it.
-    listener.failures, listener.failed = 1, lambda: asyncio.get_running_loop().call_soon(stop)
-    accepts = listener.connect(1)
-    accepts.start()
+    listener.failures, listener.failed = 1, lambda: loop.call_soon(lambda: (accepting.stop(), stopped.set()))
+    accepting.start()
     await asyncio.wait_for(stopped.wait(), 20)
     await asyncio.sleep(0.05)
     assert not listener.accepted
 
 
 async def test_accept_takes_one_batch_of_waiting_clients(listener: Listener) -> None:
-    accepts, counts = listener.connect(3), []
+    accepting, counts = listener.connect(3), []
     for _ in range(3):
-        accepts.accept()
+        accepting.accept()
         counts.append(len(listener.accepted))
     assert counts == [2, 3, 3]

@@ -2,12 +2,9 @@
 
 import asyncio
 import gc
-import subprocess
-import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -15,23 +12,19 @@ from unittest.mock import patch
 
 import pytest
 
-from runtimeproxy.relay.eventloop import Batch, Deadlines, Fiber, Pending, run_in_daemon_thread
+from runtimeproxy.relay.eventloop import Batch, Deadline, Deadlines, Fiber, Pending, run_in_daemon_thread
 from tests.fakes.clock import virtual_time
 
 
-def test_writes_leave_with_the_last_call_then_followers_run() -> None:
+def test_writes_follow_the_last_call_and_followers_the_writes() -> None:
     batch, done = Batch(), list[str]()
 
-    def follow(name: str, waiting: str) -> None:
+    def follow(name: str, next_name: str) -> None:
         done.append(name)
-        if waiting and not batch.follows(partial(follow, waiting, "")):
-            done.append(f"{waiting} later")
+        if next_name and not batch.follows(partial(follow, next_name, "")):
+            done.append(f"{next_name} later")
 
-    def write(socket: str) -> None:
-        done.append(f"write {socket}")
-
-    writes = {socket: partial(write, socket) for socket in "xy"}
-
+    writes = {socket: partial(done.append, f"write {socket}") for socket in "xy"}
     for name, socket in batch.each(deque(["ax", "by", "cy"])):
         done.append(name)
         if not batch.defers(writes[socket]):
@@ -56,48 +49,29 @@ def test_error_of_a_call_loses_no_write_of_others() -> None:
     assert not batch.defers(lambda: None)
 
 
-Lines = list[tuple[float, str]]
-
-
-def noting(lines: Lines, name: str) -> Callable[[], None]:
-    """Return a callback that notes its name and time."""
-    return lambda: lines.append((asyncio.get_running_loop().time(), name))
-
-
 @virtual_time
-async def test_late_callers_are_called_in_time_and_in_order() -> None:
-    deadlines, lines = Deadlines(), Lines()
-    for at, name in ((3, "c"), (1, "a"), (2, "b"), (3, "d")):
-        deadlines.add(at, noting(lines, name))
-    await asyncio.sleep(10)
-    deadlines.add(21, noting(lines, "after a quiet time"))
-    await asyncio.sleep(20)
-    assert lines == [(1, "a"), (2, "b"), (3, "c"), (3, "d"), (21, "after a quiet time")]
+async def test_deadlines_are_called_in_time_and_order_by_one_timer() -> None:
+    """A cancelled one is not called, also if another callback cancels it, earlier or at the same time."""
+    loop, deadlines, called = asyncio.get_running_loop(), Deadlines(), list[tuple[float, str]]()
 
+    def add(at: float, name: str) -> Deadline:
+        return deadlines.add(at, lambda: called.append((loop.time(), name)))
 
-@virtual_time
-async def test_cancelled_deadline_calls_nothing() -> None:
-    """Also if another callback cancels it, earlier or at the same time."""
-    deadlines, lines = Deadlines(), Lines()
-    first = deadlines.add(1, noting(lines, "cancelled immediately"))
-    deadlines.add(1.5, lambda: setattr(earlier, "late", None))
-    deadlines.add(2, lambda: setattr(same_time, "late", None))
-    earlier, same_time = (deadlines.add(2, noting(lines, name)) for name in ("ended earlier", "ended at the same time"))
-    deadlines.add(2, noting(lines, "late"))
-    first.late = None
-    await asyncio.sleep(10)
-    assert lines == [(2, "late")]
-
-
-@virtual_time
-async def test_thousand_calls_take_one_timer() -> None:
-    loop, deadlines = asyncio.get_running_loop(), Deadlines()
     with patch.object(loop, "call_at", wraps=loop.call_at) as call_at:
+        for name in "ab":
+            add(2, name)
+        add(3, "c")
         for number in range(1_000):
             deadlines.add(2 + number / 1_000, lambda: None).late = None
         assert call_at.call_count == 1
-        await asyncio.sleep(10)
-    assert call_at.call_count == 2, "the one of this test"
+    add(1, "first")
+    deadlines.add(1.5, lambda: setattr(earlier, "late", None))
+    deadlines.add(3, lambda: setattr(same_time, "late", None))
+    earlier, same_time = add(3, "cancelled earlier"), add(3, "cancelled at the same time")
+    await asyncio.sleep(10)
+    add(21, "after an idle time")
+    await asyncio.sleep(20)
+    assert called == [(1, "first"), (2, "a"), (2, "b"), (3, "c"), (21, "after an idle time")]
 
 
 Steps = list[object]
@@ -114,7 +88,7 @@ def pending() -> Pending[Any]:
 
 
 async def noted(steps: Steps, awaited: Any) -> str:
-    """Note the result of an awaitable."""
+    """Note the start and the result of an awaitable."""
     steps.append("begun")
     try:
         steps.append(await awaited)
@@ -124,29 +98,24 @@ async def noted(steps: Steps, awaited: Any) -> str:
     return "ended"
 
 
-async def test_fiber_runs_at_once_and_resumes_within_its_awaitable() -> None:
-    steps, first, second = Steps(), pending(), pending()
+async def test_fiber_resumes_inside_its_awaitable() -> None:
+    steps, first, second, failing = Steps(), pending(), pending(), pending()
 
-    async def both() -> str:
+    async def all_three() -> str:
         await noted(steps, first)
-        return await noted(steps, second)
+        await noted(steps, second)
+        return await noted(steps, failing)
 
-    made = fiber(both())
+    made = fiber(all_three())
     assert steps == ["begun"]
     first.set_result(1)
     assert (steps, made.done()) == (["begun", 1, "begun"], False)
     second.set_result(2)
-    assert (steps[-1], made.result()) == (2, "ended")
-    assert fiber(noted(steps, first)).result() == "ended", "a result that is set is not waited for"
-
-
-async def test_error_is_raised_where_a_fiber_waits() -> None:
-    steps, awaited = Steps(), pending()
-    made = fiber(noted(steps, awaited))
-    awaited.set_exception(KeyError("key"))
-    assert steps == ["begun", KeyError]
+    failing.set_exception(KeyError("key"))
+    assert steps[3:] == [2, "begun", KeyError]
     with pytest.raises(KeyError):
         await made
+    assert fiber(noted(steps, first)).result() == "ended", "a result that is set is not waited for"
 
 
 async def test_fiber_awaits_all_that_a_task_awaits() -> None:
@@ -155,11 +124,13 @@ async def test_fiber_awaits_all_that_a_task_awaits() -> None:
     assert not any(one.done() for one in made)
     future.set_result(None)
     assert await asyncio.gather(*made) == ["ended"] * 3
-    awaited = pending()
-    task = asyncio.create_task(noted([], awaited))
+    awaited = pending(), pending()
+    tasks = asyncio.gather(*(noted([], one) for one in awaited), return_exceptions=True)
     await asyncio.sleep(0)
-    awaited.set_result(1)
-    assert await task == "ended", "a task may await what resumes a fiber"
+    awaited[0].set_result(1)
+    awaited[1].set_exception(KeyError())
+    result, error = await tasks
+    assert (result, type(error)) == ("ended", KeyError), "a task may await what resumes a fiber"
 
 
 @pytest.mark.parametrize("error", [TimeoutError, asyncio.CancelledError])
@@ -214,24 +185,24 @@ async def test_interruption_from_inside_is_raised_at_the_next_wait() -> None:
     assert made.cancelled()
 
 
-class Lost(Exception):
-    """An error that nothing refers to once the fiber that it was raised in has ended."""
+class FreedError(Exception):
+    """An error that supports weak references."""
 
 
-@pytest.mark.parametrize("way", ["set_exception", "interrupt", "awaited future"])
-async def test_error_is_freed_when_its_fiber_ends(way: str) -> None:
-    error = Lost()
+@pytest.mark.parametrize("raised_by", ["set_exception", "interrupt", "awaited future"])
+async def test_error_is_freed_when_its_fiber_ends(raised_by: str) -> None:
+    error = FreedError()
     freed = weakref.ref(error)
-    awaited = [asyncio.get_running_loop().create_future() if way == "awaited future" else pending()]
+    awaited = [asyncio.get_running_loop().create_future() if raised_by == "awaited future" else pending()]
 
-    async def ends() -> None:
-        with suppress(Lost):
+    async def main() -> None:
+        with suppress(FreedError):
             await awaited.pop()
 
     gc.disable()
     fail = awaited[0].set_exception
-    made = fiber(ends())
-    (made.interrupt if way == "interrupt" else fail)(error)
+    made = fiber(main())
+    (made.interrupt if raised_by == "interrupt" else fail)(error)
     del error, fail
     await made
     await asyncio.sleep(0)
@@ -239,45 +210,34 @@ async def test_error_is_freed_when_its_fiber_ends(way: str) -> None:
     assert freed() is None
 
 
-PATIENCE_SECONDS = 20
-
-
-async def test_result_or_error_comes_while_the_loop_runs() -> None:
-    ran = threading.Event()
-    asyncio.get_running_loop().call_soon(ran.set)
-    assert await run_in_daemon_thread(lambda: ran.wait(PATIENCE_SECONDS)) is True
+async def test_daemon_thread_returns_a_result_or_error() -> None:
+    ran, gate, faults = threading.Event(), threading.Event(), list[object]()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: faults.append(context))
+    loop.call_soon(ran.set)
+    assert await run_in_daemon_thread(lambda: ran.wait(20)) is True
     with pytest.raises(ValueError, match="invalid literal"):
         await run_in_daemon_thread(lambda: int("no number"))
-
-
-async def test_abandoned_work_ends_without_a_report() -> None:
-    gate = threading.Event()
-    faults: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await run_in_daemon_thread(gate.wait)
     gate.set()
     await asyncio.sleep(0.05)
+    assert faults == [], "the end of abandoned work is not reported"
+
+
+def test_end_of_the_loop_waits_for_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, faults = threading.Event(), list[object]()
+    monkeypatch.setattr(threading, "excepthook", faults.append)
+
+    async def main() -> None:
+        working = asyncio.create_task(run_in_daemon_thread(gate.wait))
+        await asyncio.sleep(0.01)
+        assert not working.done()
+
+    asyncio.run(main())
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "run_in_daemon_thread"]
+    assert thread.daemon, "the end of the process does not wait for it either"
+    gate.set()
+    thread.join(20)
     assert faults == []
-
-
-ENDS = """
-import asyncio, threading, time
-from runtimeproxy.relay.eventloop import run_in_daemon_thread
-
-async def main():
-    asyncio.create_task(run_in_daemon_thread(threading.Event().wait))
-    asyncio.create_task(run_in_daemon_thread(after_the_end.wait))
-    await asyncio.sleep(0.1)
-
-after_the_end = threading.Event()
-asyncio.run(main())
-after_the_end.set()
-time.sleep(0.1)
-"""
-
-
-def test_end_of_the_process_waits_for_no_work() -> None:
-    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, timeout=PATIENCE_SECONDS, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")

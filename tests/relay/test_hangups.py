@@ -13,15 +13,14 @@ TICK_SECONDS = 0.01
 
 
 class Watch:
-    """Watched sockets with their far ends, and the numbers of those reported."""
+    """Watched sockets and their far ends, by number, and the numbers that were reported."""
 
     def __init__(self) -> None:
         self.hangups = Hangups(asyncio.get_running_loop())
         self.pairs: list[tuple[socket.socket, socket.socket]] = []
-        self.told: list[int] = []
+        self.reported: list[int] = []
 
     def add(self, *, closed: bool = False) -> tuple[int, socket.socket, socket.socket]:
-        """Watch one more, whose far end may have closed before; return its number and both ends."""
         number, (near, far) = len(self.pairs), socket.socketpair()
         self.pairs.append((near, far))
         far.send(b"last words")
@@ -31,13 +30,13 @@ class Watch:
         return number, near, far
 
     def hung_up(self, number: int) -> None:
-        self.told.append(number)
+        self.reported.append(number)
 
-    async def tells(self, *numbers: int) -> None:
-        """Wait until these are reported, and check that no others are."""
-        await until(lambda: sorted(self.told) == sorted(numbers))
+    async def reports(self, *numbers: int) -> None:
+        """Wait until these numbers are reported, and check that there are no others."""
+        await until(lambda: sorted(self.reported) == sorted(numbers))
         await asyncio.sleep(TICK_SECONDS)
-        assert sorted(self.told) == sorted(numbers)
+        assert sorted(self.reported) == sorted(numbers)
 
 
 @pytest.fixture
@@ -52,13 +51,13 @@ async def watch() -> AsyncIterator[Watch]:
 async def test_full_close_is_reported_once_and_a_half_close_is_not(watch: Watch) -> None:
     (one, near, far), _ = watch.add(), watch.add()
     far.shutdown(socket.SHUT_WR)
-    await watch.tells()
+    await watch.reports()
     far.close()
-    await watch.tells(one)
+    await watch.reports(one)
     watch.hangups.watch(near, lambda: watch.hung_up(one))  # it is no longer watched, so it can be watched again
     before, gone, _ = watch.add(closed=True)
-    await watch.tells(one, one, before)
-    assert near.recv(20) == gone.recv(20) == b"last words", "they are still there"
+    await watch.reports(one, one, before)
+    assert near.recv(20) == gone.recv(20) == b"last words", "the bytes are not lost"
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -69,35 +68,35 @@ async def test_forgotten_peer_is_not_reported(watch: Watch, closed: bool) -> Non
     for _ in range(2):
         watch.hangups.forget(near)
     far.close()
-    await watch.tells()
+    await watch.reports()
     watch.hangups = Hangups(asyncio.get_running_loop()) if closed else watch.hangups
 
 
 async def test_peer_forgotten_by_another_callback_is_not_reported(watch: Watch) -> None:
-    """Both hang up within one iteration of the loop, and the first one's end closes the second."""
-    (_, _, first), (_, _, second) = watch.add(), watch.add()
+    """Both hang up within one iteration of the loop, and the first callback closes the second socket."""
+    pairs = [watch.add(), watch.add()]
 
     def hung_up(number: int) -> None:
-        watch.told.append(7)
+        watch.reported.append(7)
         other, _ = watch.pairs[1 - number]
         watch.hangups.forget(other)
         other.close()
 
     watch.hung_up = hung_up  # type: ignore[method-assign]
-    first.close()
-    second.close()
-    await watch.tells(7)
+    for _, _, far in pairs:
+        far.close()
+    await watch.reports(7)
 
 
 async def test_reused_descriptor_is_another_socket(watch: Watch) -> None:
-    number, near, far = watch.add()
+    first, near, far = watch.add()
     far.close()
-    await watch.tells(number)
+    await watch.reports(first)
     watch.hangups.forget(near)
     descriptor = near.fileno()
     near.close()
-    again, near, far = watch.add()
+    second, near, far = watch.add()
     assert near.fileno() == descriptor
-    await watch.tells(number)
+    await watch.reports(first)
     far.close()
-    await watch.tells(number, again)
+    await watch.reports(first, second)
