@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from runtimeproxy.admin.protocol import Part, join
@@ -9,37 +11,33 @@ from runtimeproxy.admin.queries import Sources, methods
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import Reason
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
-from runtimeproxy.observe.loop_watchdog import Stall
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.client import FAILURES_IN_A_ROW
 from runtimeproxy.plugins.disabling import Disabled
-from runtimeproxy.plugins.reach import Absence
 from runtimeproxy.plugins.registration import Registration
 from runtimeproxy.settings import config
 from tests.fakes.plugins import FakePlugins
 
 CANARY = "canary-4711"
-"""A value that no answer may have."""
+"""A value that no answer may contain."""
 
 
+@dataclass(eq=False)
 class FakeManager(FakePlugins):
-    """Plugins, and what is known of the registration directory."""
+    """Plugins, and the state of the registration directory and the mask."""
 
-    read = True
-    complaint = ""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rejected: dict[str, str] = {}
-        self.disabled: dict[str, Disabled] = {}
-        self.disabled_with: dict[str, str] = {}
-        self.repeated: dict[tuple[str, str], str] = {}
-        self.masked: dict[str, Registration] = {}
-        self.mask_fault = ""
-        self.notes: tuple[str, ...] = ()
+    read: bool = True
+    complaint: str = ""
+    rejected: dict[str, str] = field(default_factory=dict)
+    disabled: dict[str, Disabled] = field(default_factory=dict)
+    disabled_with: dict[str, str] = field(default_factory=dict)
+    repeated: dict[tuple[str, str], str] = field(default_factory=dict)
+    masked: dict[str, Registration] = field(default_factory=dict)
+    mask_fault: str = ""
+    notes: tuple[str, ...] = ()
 
     async def disable(self, name: str, reason: str, by: str, seconds: float | None = None) -> tuple[str, ...]:
-        """Do what a Manager does, with an entry for a plugin."""
+        """Disable a name as a Manager does, and move its plugin into ``masked``."""
         self.disabled[name] = Disabled(reason, by, 0.0, seconds)
         for plugin in [plugin for plugin in self.plugins if plugin.name == name]:
             self.plugins.remove(plugin)
@@ -54,41 +52,19 @@ class FakeManager(FakePlugins):
         return self.notes
 
 
-class FakeReach:
-    def __init__(self) -> None:
-        self.absences: dict[str, Absence] = {}
-
-
-class FakeSync:
-    filling = False
-    runtime_fault = ""
-
-
-class FakeWatchdog:
-    last_stall: Stall | None = None
-
-
-class FakeLogLevel:
-    """Remembers what was set."""
-
-    def __init__(self) -> None:
-        self.set: list[tuple[str, float]] = []
-
-    def change(self, level: str, seconds: float) -> str:
-        self.set.append((level, seconds))
-        return "2026-01-02T00:00:00.000Z"
-
-
 class Proxy:
+    """``levels`` are the changes of the log level, ``runtime_checks`` counts the checks of the runtime's socket."""
+
     def __init__(self) -> None:
         self.now = 100.0
         self.metrics = Metrics(lambda: self.now, "containerd")
         self.store = Store()
-        self.manager = FakeManager()
-        self.reach = FakeReach()
-        self.sync = FakeSync()
-        self.watchdog = FakeWatchdog()
-        self.log_level = FakeLogLevel()
+        self.manager: Any = FakeManager()
+        self.reach: Any = SimpleNamespace(absences={})
+        self.sync: Any = SimpleNamespace(filling=False, runtime_fault="")
+        self.watchdog: Any = SimpleNamespace(last_stall=None)
+        self.levels: list[tuple[str, float]] = []
+        log_level: Any = SimpleNamespace(change=self._change_level)
         self.draining = False
         self.listening_fault = self.runtime_fault = ""
         self.runtime_checks = 0
@@ -97,11 +73,11 @@ class Proxy:
             settings=config.load({"hook-timeout": "3s"}, {}).settings,
             metrics=self.metrics,
             store=self.store,
-            manager=self.manager,  # type: ignore[arg-type]
-            reach=self.reach,  # type: ignore[arg-type]
-            sync=self.sync,  # type: ignore[arg-type]
-            watchdog=self.watchdog,  # type: ignore[arg-type]
-            log_level=self.log_level,  # type: ignore[arg-type]
+            manager=self.manager,
+            reach=self.reach,
+            sync=self.sync,
+            watchdog=self.watchdog,
+            log_level=log_level,
             draining=lambda: self.draining,
             listening_fault=lambda: self.listening_fault,
             runtime_fault=self._runtime_fault,
@@ -109,12 +85,16 @@ class Proxy:
         )
         self.methods = methods(sources)
 
+    def _change_level(self, level: str, seconds: float) -> str:
+        self.levels.append((level, seconds))
+        return "2026-01-02T00:00:00.000Z"
+
     def _runtime_fault(self) -> str:
         self.runtime_checks += 1
         return self.runtime_fault
 
     def parts(self, name: str, **params: Any) -> Iterator[Part | None]:
-        """Return the parts of an answer as they are made. Raises Refused."""
+        """Yield the parts of an answer as they are made. Raises Refused."""
         method = self.methods[name]
         parts = method.query(method.checked(name, params))
         assert isinstance(parts, Iterator)
@@ -131,27 +111,25 @@ class Proxy:
     async def switch(self, action: str, **params: Any) -> Part:
         """Return the answer of a method that changes hook servers, requested by uid 0."""
         method = self.methods[action]
-        parts = method.query(method.checked(action, params) | ({"by": "uid 0"} if method.signed else {}))
+        parts = method.query(method.checked(action, params) | {"by": "uid 0"})
         assert isinstance(parts, AsyncIterator)
         (part,) = [part async for part in parts]
         return dict(json.loads(json.dumps(part)))
 
-    def open(self, name: str, at: float = 100.0) -> None:
-        """Open the breaker of a plugin."""
+    def open_breaker(self, name: str) -> None:
         (plugin,) = (plugin for plugin in self.manager.plugins if plugin.name == name)
         for _ in range(FAILURES_IN_A_ROW):
-            attempt = plugin.breaker.admit("socket", at)
-            assert attempt is not None
-            plugin.breaker.end(attempt, Reason.DEADLINE, at)
+            attempt = plugin.breaker.admit("socket", self.now)
+            plugin.breaker.end(attempt, Reason.DEADLINE, self.now)
 
-    def checks(self) -> dict[str, tuple[str, str]]:
+    def faults(self) -> dict[str, tuple[str, str]]:
         """Return the checks of readyz that are not ok, a second after the last ones."""
         self.now += 1
         checks = self.call("readyz")["checks"]
         return {each["name"]: (each["state"], each["reason"]) for each in checks if each["state"] != "ok"}
 
     def add(self, pod_id: str, *container_ids: str, name: str = "web", namespace: str = "shop") -> None:
-        """Store a pod with containers, each with values in whatever can have some."""
+        """Store a pod with containers, each with a value in every field that can have one."""
         values = {"key": CANARY}
         pod = PodInfo(pod_id, name, f"uid-{pod_id}", namespace, labels=values, annotations=values, cgroup_parent=CANARY)
         record = PodRecord(pod, pod)

@@ -1,4 +1,4 @@
-"""The server of the control protocol on a real socket inside a test, with methods of the test's own."""
+"""The server of the control protocol on a real socket inside a test, with methods of the test."""
 
 import asyncio
 import json
@@ -10,15 +10,16 @@ from typing import Any, Self
 
 from runtimeproxy.admin.protocol import Part, request
 from runtimeproxy.admin.server import Method, Server
-from tests.patience import SECONDS, until
+from tests.patience import SECONDS, read, until
 
 
 class Site:
-    """A server over a unix socket at ``path``; private unless it is public."""
+    """A server on a unix socket in a folder."""
 
     def __init__(
         self, folder: Path, methods: Mapping[str, Method], *, public: bool = False, making: asyncio.Lock | None = None
     ) -> None:
+        folder.mkdir(exist_ok=True)
         self.path = str(folder / "admin.sock")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.path)
@@ -41,13 +42,13 @@ class Site:
         client.setblocking(False)
         return client
 
-    async def ended(self) -> None:
-        """Wait until a connection is open, and then until none is."""
+    async def until_closed(self) -> None:
+        """Wait until the server has accepted a connection, and then until it has none."""
         await until(lambda: self.server.clients)
         await until(lambda: not self.server.clients)
 
     async def send(self, octets: bytes) -> list[dict[str, Any]]:
-        """Send octets as they are and shut down writing; return the lines that come until the server closes."""
+        """Send octets and shut down writing; return the lines that the server sends until it closes."""
         loop = asyncio.get_running_loop()
         with self.connect() as client:
             with suppress(BrokenPipeError, ConnectionResetError):
@@ -61,25 +62,23 @@ class Site:
 
 
 async def rest(client: socket.socket) -> list[dict[str, Any]]:
-    """Return the lines that come on a non-blocking socket until its other end closes."""
+    """Return the lines that are received until the server closes."""
     received = bytearray()
     async with asyncio.timeout(SECONDS):
         with suppress(ConnectionResetError):
-            while octets := await asyncio.get_running_loop().sock_recv(client, 65536):
+            while octets := await read(client):
                 received += octets
     return [json.loads(octets) for octets in received.splitlines()]
 
 
-async def next_line(client: socket.socket, received: bytearray) -> dict[str, Any]:
-    """Return the next line of a non-blocking socket; what follows it is left in ``received``."""
-    async with asyncio.timeout(SECONDS):
-        while b"\n" not in received:
-            octets = await asyncio.get_running_loop().sock_recv(client, 65536)
-            assert octets, "the server closed the connection"
-            received += octets
-    first, _, following = bytes(received).partition(b"\n")
-    received[:] = following
-    return dict(json.loads(first))
+async def next_line(client: socket.socket) -> dict[str, Any]:
+    """Return the next line of an answer, which nothing follows yet."""
+    received = b""
+    while not received.endswith(b"\n"):
+        octets = await read(client)
+        assert octets, "the server closed the connection"
+        received += octets
+    return dict(json.loads(received))
 
 
 def parts(*made: Part, public: bool = False) -> Method:

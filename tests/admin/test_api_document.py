@@ -1,7 +1,7 @@
-"""docs/admin-api.yaml has what the exporter serves: its paths, parameters and bounds, and each real answer."""
+"""docs/admin-api.yaml describes the exporter: its paths, parameters and bounds, and each real answer."""
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from jsonschema import Draft202012Validator
 from runtimeproxy.admin.exporter import PAGES
 from runtimeproxy.admin.queries import KINDS
 from runtimeproxy.errors import Reason
-from runtimeproxy.observe.events import MOST_EVENTS, About, EventKind
+from runtimeproxy.observe import events
+from runtimeproxy.observe.events import About, EventKind
 from runtimeproxy.plugins.reach import Absence
 from runtimeproxy.settings.options import Mode
 from tests.admin.proxy import Proxy
@@ -42,7 +43,7 @@ def parameters(path: str) -> dict[str, Mapping[str, Any]]:
 
 
 def closed(node: Any) -> Any:
-    """Return a schema in which no object has members beyond those that are written down."""
+    """Return a schema in which no object has members that it does not list."""
     if isinstance(node, list):
         return [closed(each) for each in node]
     if not isinstance(node, dict):
@@ -52,23 +53,14 @@ def closed(node: Any) -> Any:
     return made | {"unevaluatedProperties": False} if is_object and "unevaluatedProperties" not in made else made
 
 
-def open_at_the_top() -> dict[str, Any]:
-    """Return the document's schemas, each closed in what is inside it; who refers to one closes it."""
-    made: dict[str, Any] = {}
-    for name, schema in SCHEMAS.items():
-        made[name] = closed(schema)
-        made[name].pop("unevaluatedProperties", None)
-    return made
-
-
 def faults(schema: str, value: object) -> list[str]:
-    whole = {
-        "$ref": f"#/components/schemas/{schema}",
-        "unevaluatedProperties": False,
-        "components": {"schemas": open_at_the_top()},
-    }
-    found = Draft202012Validator(whole, format_checker=CHECKER).iter_errors(value)
-    return [f"{error.json_path}: {error.message}" for error in found]
+    """Return what is wrong with a value. A schema is closed at the top by the one that refers to it."""
+    schemas = {name: closed(each) for name, each in SCHEMAS.items()}
+    for each in schemas.values():
+        each.pop("unevaluatedProperties", None)
+    whole = {"$ref": f"#/components/schemas/{schema}", "unevaluatedProperties": False}
+    validator = Draft202012Validator({**whole, "components": {"schemas": schemas}}, format_checker=CHECKER)
+    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(value)]
 
 
 # -- the paths -------------------------------------------------------------------------------------------------------
@@ -97,7 +89,7 @@ BOUNDS = [(path, name) for path in PAGES for name in parameters(path)]
 
 
 @pytest.mark.parametrize(("path", "name"), BOUNDS)
-async def test_parameter_has_the_written_bounds(tmp_path: Path, path: str, name: str) -> None:
+async def test_parameter_has_its_bounds(tmp_path: Path, path: str, name: str) -> None:
     tried = [*values(parameters(path)[name])]
     assert len(tried) > 1
     async with exporter(tmp_path, rich()) as get:
@@ -109,7 +101,7 @@ async def test_parameter_has_the_written_bounds(tmp_path: Path, path: str, name:
                 assert f"{name} is not " in json.loads(text)["error"]
 
 
-def test_words_are_those_of_the_tables() -> None:
+def test_enums_are_those_of_the_tables() -> None:
     assert SCHEMAS["Kind"]["enum"] == list(KINDS)
     assert SCHEMAS["Version"]["properties"]["mode"]["enum"] == [mode.value for mode in Mode]
 
@@ -118,7 +110,7 @@ def test_words_are_those_of_the_tables() -> None:
 
 
 def rich() -> Proxy:
-    """Return a proxy whose answers have something in each member."""
+    """Return a proxy whose answers have a value in each member."""
     proxy = Proxy()
     proxy.add("p1", "c1", "c2")
     for name in "abc":
@@ -170,39 +162,32 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("target", "status", "schema"), ANSWERS)
-async def test_answer_is_as_written(tmp_path: Path, target: str, status: int, schema: str) -> None:
+async def test_answer_conforms_to_its_schema(tmp_path: Path, target: str, status: int, schema: str) -> None:
     async with exporter(tmp_path, rich()) as get:
         found, text = await get(target)
     assert found == status
     assert faults(schema, json.loads(text)) == []
 
 
-async def lines(folder: Path, proxy: Proxy, target: str) -> list[dict[str, Any]]:
-    """Return the objects of an answer of lines."""
-    async with exporter(folder, proxy) as get:
-        _, text = await get(target)
-    return [json.loads(line) for line in text.splitlines()]
+def faults_of_events(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [fault for each in events for fault in faults("Gap" if each["kind"] == "gap" else "Event", each)]
 
 
-async def test_events_are_as_written(tmp_path: Path) -> None:
-    events = await lines(tmp_path, rich(), "/events")
-    assert len(events) == 2 * len(EventKind)
-    assert [fault for event in events for fault in faults("Event", event)] == []
-
-
-async def test_gap_is_as_written(tmp_path: Path) -> None:
+async def test_events_and_gap_conform_to_their_schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = rich()
-    for _ in range(MOST_EVENTS):
-        proxy.metrics.events.add(EventKind.DRAIN)
-    gap, event = await lines(tmp_path, proxy, "/events?limit=2")
-    assert (faults("Gap", gap), gap["to"]) == ([], 2 * len(EventKind))
-    assert event["number"] == gap["to"] + 1
+    monkeypatch.setattr(events, "MOST_EVENTS", len(proxy.metrics.events))
+    proxy.metrics.events.add(EventKind.DRAIN)
+    async with exporter(tmp_path, proxy) as get:
+        _, text = await get("/events")
+    gap, *found = [json.loads(line) for line in text.splitlines()]
+    assert (gap["kind"], gap["to"], found[0]["number"], len(found)) == ("gap", 1, 2, 2 * len(EventKind))
+    assert faults_of_events([gap, *found]) == []
 
 
 # -- the canned answers ----------------------------------------------------------------------------------------------
 
 
-def test_canned_answers_of_commands_are_as_written() -> None:
+def test_canned_answers_conform_to_their_schemas() -> None:
     assert CANNED.keys() == {"readyz", "version", "hooks", "store", "events", "loglevel", "disable", "enable"}
     for method, schema in (("version", "Version"), ("hooks", "Hooks"), ("store", "Store")):
         assert faults(schema, CANNED[method]) == []
@@ -210,6 +195,4 @@ def test_canned_answers_of_commands_are_as_written() -> None:
         answer = {**CANNED[method]}  # type: ignore[dict-item]
         assert (answer.pop("schemaVersion"), answer.pop("notes")) == (1, [])
         assert faults("Hook", answer) == []
-    events = [{name: value for name, value in event.items() if name != "later"} for event in EVENTS]
-    kinds = ["Gap" if event["kind"] == "gap" else "Event" for event in events]
-    assert [fault for kind, event in zip(kinds, events, strict=True) for fault in faults(kind, event)] == []
+    assert faults_of_events([{name: event[name] for name in event if name != "later"} for event in EVENTS]) == []

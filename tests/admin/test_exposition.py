@@ -11,8 +11,17 @@ from runtimeproxy.observe.metric_table import ROWS, Kind
 from tests.admin.proxy import Proxy
 
 
-def filled() -> Proxy:
-    """Return a proxy that has two series of each row with labels, and one of the others."""
+def samples(lines: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(lines)
+        for sample in family.samples
+        if not sample.name.startswith("process_")
+    }
+
+
+def test_text_has_the_series_that_sigusr1_logs() -> None:
+    """There are two series of each row with labels, and one of each row without."""
     proxy, value = Proxy(), itertools.count(1)
     metrics = proxy.metrics
     for row in ROWS:
@@ -26,22 +35,8 @@ def filled() -> Proxy:
                 case Kind.HISTOGRAM:
                     for seconds in (0.0001, 0.3, 20.0):
                         metrics.observe(row.name, seconds, *labels)
-    return proxy
-
-
-def test_text_has_the_series_that_sigusr1_logs() -> None:
-    proxy = filled()
     text = exposition(proxy.call("metrics")).decode()
-
-    def samples(lines: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-        return {
-            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-            for family in text_string_to_metric_families(lines)
-            for sample in family.samples
-            if not sample.name.startswith("process_")
-        }
-
-    assert samples(text) == samples("\n".join(proxy.metrics.figures()) + "\n")
+    assert samples(text) == samples("\n".join(metrics.figures()) + "\n")
     assert 'runtime="containerd"' in text
 
 

@@ -1,11 +1,11 @@
-"""What makes the proxy unready, and what is only reported: the state of its parts in, checks out."""
+"""The faults that make the proxy unready, and those that are only reported."""
 
 from operator import attrgetter
 from typing import Any
 
 import pytest
 
-from runtimeproxy.admin.health import CHECKS, DEGRADED, FAILED, OK, PATIENCE_SECONDS, STALL_TOLD_SECONDS, check_line
+from runtimeproxy.admin.health import CHECKS, DEGRADED, FAILED, OK, PATIENCE_SECONDS, STALL_TOLD_SECONDS
 from runtimeproxy.observe.loop_watchdog import Stall
 from runtimeproxy.plugins.disabling import Disabled
 from runtimeproxy.plugins.reach import Absence
@@ -19,13 +19,15 @@ IGNORED = Absence(NOW - 3600, "user 7 listens on /run/b.sock")
 DISABLED = Disabled("hangs", "uid 0", 0.0, None)
 
 State = dict[str, Any]
-"""What differs from a proxy without a fault: attributes of Proxy."""
+"""The attributes of Proxy that differ from a proxy without a fault; ``open`` names a plugin with an open breaker."""
 
 FAILING: list[tuple[State, str, str]] = [
     ({"listening_fault": "the socket was removed"}, "listening", "the socket was removed"),
     ({"manager.read": False}, "registrations_read", "the registration directory was not read yet"),
     ({"manager.read": False, "manager.complaint": "/d hangs"}, "registrations_read", "/d hangs"),
     ({"runtime_fault": "Connection refused"}, "runtime", "Connection refused"),
+    ({"sync.runtime_fault": "no answer"}, "runtime", "no answer"),
+    ({"runtime_fault": "refused", "sync.runtime_fault": "no answer"}, "runtime", "refused"),
     ({"draining": True}, "not_draining", "the proxy is stopping"),
     (
         {"reach.absences": {"a": LONG}},
@@ -56,10 +58,10 @@ def checks(state: State) -> list[dict[str, str]]:
     for name, policy in (("a", FAIL), ("b", IGNORE)):
         proxy.manager.add(name, policy=policy)
     for path, value in state.items():
-        if path == "open":
-            proxy.open(value)
+        part, _, name = path.rpartition(".")
+        if name == "open":
+            proxy.open_breaker(value)
         else:
-            part, _, name = path.rpartition(".")
             setattr(attrgetter(part)(proxy) if part else proxy, name, value)
     assert proxy.now == NOW
     return list(proxy.call("readyz")["checks"])
@@ -76,7 +78,7 @@ def test_fault_is_shown_by_its_own_check_alone(state: State, name: str, reason: 
 
 
 @pytest.mark.parametrize("state", [{}, {"watchdog.last_stall": Stall(NOW - STALL_TOLD_SECONDS - 1, 0.3)}])
-def test_proxy_without_a_fault_is_well(state: State) -> None:
+def test_checks_are_ok_without_a_fault(state: State) -> None:
     assert all(check["state"] == OK for check in checks(state))
 
 
@@ -84,15 +86,3 @@ def test_each_unreachable_plugin_is_shown_once() -> None:
     found = {check["name"]: check["reason"] for check in checks({"reach.absences": {"a": LONG, "b": IGNORED}})}
     assert found["fail_plugins"].startswith("policy Fail and unreachable: a for 30 s")
     assert found["plugins"] == "unreachable: b (user 7 listens on /run/b.sock)"
-
-
-@pytest.mark.parametrize(
-    ("state", "reason", "line"),
-    [
-        ("ok", "", "[+]loop ok"),
-        ("degraded", "slow", "[~]loop degraded: slow"),
-        ("failed", "hung", "[-]loop failed: hung"),
-    ],
-)
-def test_check_is_shown_as_a_line(state: str, reason: str, line: str) -> None:
-    assert check_line({"name": "loop", "state": state, "reason": reason}) == line

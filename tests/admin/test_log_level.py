@@ -1,9 +1,10 @@
-"""The log level for a while: in force at once, back by itself, reported in the log, still without values."""
+"""A log level for a time: in force immediately, restored by itself, reported in the log, and without values."""
 
 import asyncio
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
@@ -20,33 +21,35 @@ LOG = logging.getLogger("runtimeproxy.some.part")
 CANARY = "canary-4711"
 
 
-class Written:
-    """The log's lines at info, and what changes its level."""
+@dataclass
+class Log:
+    """A log at info, which ends when ``lines`` is called."""
 
-    def __init__(self) -> None:
-        self._read_end, self._write_end = os.pipe()
-        self._handler = logs.configure("info", "text", self._write_end)
+    read_end: int
+    write_end: int
+    handler: logging.Handler
 
     def level(self, configured: str = "info") -> LogLevel:
         logs.set_level(configured)
         return LogLevel(asyncio.get_running_loop(), configured, NOW.timestamp)
 
     def lines(self) -> list[str]:
-        """Return the lines without their times, and end the log."""
-        self._handler.close()
-        os.close(self._write_end)
-        with os.fdopen(self._read_end) as stream:
+        """Return the lines without their times."""
+        self.handler.close()
+        os.close(self.write_end)
+        with os.fdopen(self.read_end) as stream:
             return [line.partition(" ")[2] for line in stream.read().splitlines()]
 
 
 @pytest.fixture
-def written() -> Iterator[Written]:
+def written() -> Iterator[Log]:
     level = logging.getLogger(logs.OWN_LOGGER).level
-    yield Written()
+    read_end, write_end = os.pipe()
+    yield Log(read_end, write_end, logs.configure("info", "text", write_end))
     logging.getLogger(logs.OWN_LOGGER).setLevel(level)
 
 
-async def test_level_changes_at_once_and_falls_back_by_itself(written: Written) -> None:
+async def test_level_changes_immediately_and_is_restored(written: Log) -> None:
     until = written.level().change("debug", 600.0)
     LOG.debug("shown")
     await asyncio.sleep(599)
@@ -62,7 +65,7 @@ async def test_level_changes_at_once_and_falls_back_by_itself(written: Written) 
     ]
 
 
-async def test_later_change_replaces_the_earlier_one(written: Written) -> None:
+async def test_later_change_replaces_the_earlier_one(written: Log) -> None:
     level = written.level()
     level.change("debug", 60.0)
     await asyncio.sleep(50)
@@ -74,7 +77,7 @@ async def test_later_change_replaces_the_earlier_one(written: Written) -> None:
     assert [line for line in written.lines() if "some.part" in line] == ["INFO runtimeproxy.some.part: shown"]
 
 
-async def test_change_is_reported_at_the_level_that_shows_more(written: Written) -> None:
+async def test_change_is_reported_at_the_level_that_shows_more(written: Log) -> None:
     level = written.level("error")
     level.change("info", 1.0)
     await asyncio.sleep(2)
@@ -84,7 +87,7 @@ async def test_change_is_reported_at_the_level_that_shows_more(written: Written)
     ]
 
 
-async def test_tracebacks_are_shown_at_debug_without_values(written: Written) -> None:
+async def test_tracebacks_are_shown_at_debug_without_values(written: Log) -> None:
     level = written.level()
     for name in ("debug", "info"):
         level.change(name, 600.0)

@@ -1,4 +1,4 @@
-"""The admin and metrics sockets of the daemon: who can connect, what is served there, and what is left at the end."""
+"""The admin and metrics sockets of the daemon: their permissions, their methods, and their removal."""
 
 import contextlib
 import errno
@@ -45,23 +45,24 @@ def rights(path: Path) -> tuple[int, int, int]:
     return stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid
 
 
-def test_admin_socket_is_the_owners_alone_whatever_the_socket_mode(tmp_path: Path) -> None:
+def test_admin_socket_is_the_owners_with_any_socket_mode(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with ProxyProcess(tmp_path, socket_mode="0666", socket_group=str(os.getgid())) as proxy:
         assert rights(proxy.socket)[0] == 0o666
         assert rights(proxy.admin)[:2] == (0o600, os.geteuid())
 
 
-GROUPS = [(None, 0o600), ("12345" if os.geteuid() == 0 else str(os.getegid()), 0o660)]
+GROUPS = [(None, 0o600, 0o700), ("12345" if os.geteuid() == 0 else str(os.getegid()), 0o660, 0o750)]
 
 
-@pytest.mark.parametrize(("group", "mode"), GROUPS)
-def test_metrics_socket_is_for_its_group_if_it_has_one(tmp_path: Path, group: str | None, mode: int) -> None:
+@pytest.mark.parametrize(("group", "mode", "directory_mode"), GROUPS)
+def test_metrics_socket_is_for_its_group_if_it_has_one(
+    tmp_path: Path, group: str | None, mode: int, directory_mode: int
+) -> None:
     metrics = tmp_path / "m" / "metrics.sock"
     more: dict[str, Any] = {} if group is None else {"metrics_group": group}
     with ProxyProcess(tmp_path, metrics_endpoint=str(metrics), **more):
-        assert rights(metrics)[0] == mode
-        assert rights(metrics.parent)[0] == (0o700 if group is None else 0o750)
+        assert (rights(metrics)[0], rights(metrics.parent)[0]) == (mode, directory_mode)
         if group is not None:
             assert rights(metrics)[2] == rights(metrics.parent)[2] == int(group)
 
@@ -77,39 +78,34 @@ print(socket.socket(socket.AF_UNIX).connect_ex(path))
 
 
 def connected_as_nobody(path: Path, group: int = NOBODY) -> int:
-    """Return the error number of connecting as a user without rights, who is in a group."""
-    run = subprocess.run(
-        [sys.executable, "-c", _CONNECT, str(path), str(group)], capture_output=True, text=True, check=True, timeout=30
-    )
-    return int(run.stdout)
+    """Return the error number of connecting as a user without rights, with a supplementary group."""
+    return int(subprocess.check_output([sys.executable, "-c", _CONNECT, str(path), str(group)], timeout=30))
 
 
 @pytest.mark.engine
-def test_other_user_is_let_to_the_metrics_of_the_group_only() -> None:
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own directory is closed to others
+def test_metrics_socket_admits_its_group_only() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own directory is closed to users without rights
         os.chmod(folder, 0o755)
         metrics = Path(folder, "m", "metrics.sock")
-        with ProxyProcess(
-            Path(folder), socket_mode="0666", metrics_endpoint=str(metrics), metrics_group="12345"
-        ) as proxy:
+        flags = {"socket_mode": "0666", "metrics_endpoint": str(metrics), "metrics_group": "12345"}
+        with ProxyProcess(Path(folder), **flags) as proxy:
             assert connected_as_nobody(proxy.socket) == 0
-            assert connected_as_nobody(proxy.admin) == errno.EACCES
-            assert connected_as_nobody(proxy.admin, 12345) == errno.EACCES
-            assert connected_as_nobody(metrics) == errno.EACCES
+            for path, group in ((proxy.admin, NOBODY), (proxy.admin, 12345), (metrics, NOBODY)):
+                assert connected_as_nobody(path, group) == errno.EACCES
             assert connected_as_nobody(metrics, 12345) == 0
 
 
-def test_without_the_endpoint_there_is_no_socket(tmp_path: Path) -> None:
+def test_endpoint_none_makes_no_socket(tmp_path: Path) -> None:
     with ProxyProcess(tmp_path, admin_endpoint="none") as proxy:
         assert [path.name for path in tmp_path.glob("*.sock")] == [proxy.socket.name]
 
 
-def test_two_proxies_of_one_directory_need_two_admin_sockets(tmp_path: Path) -> None:
+def test_second_proxy_needs_its_own_admin_socket(tmp_path: Path) -> None:
     with ProxyProcess(tmp_path) as first:
         second = ProxyProcess(tmp_path, koord_runtimeproxy_endpoint=str(tmp_path / "second.sock"))
         second.launch()
         second.wait_for_log(f"listens on {first.admin}, or still finishes calls and holds")
-        wait_until(lambda: second.ended, "the second one ends")
+        wait_until(lambda: second.ended, "the second proxy ends")
         assert second.output().count("choose another --admin-endpoint") == 1
         assert not (tmp_path / "second.sock").exists()
         third = ProxyProcess(tmp_path, koord_runtimeproxy_endpoint=str(tmp_path / "second.sock"), admin_endpoint="none")
@@ -120,16 +116,16 @@ def test_two_proxies_of_one_directory_need_two_admin_sockets(tmp_path: Path) -> 
 SUPERVISED = 'exec 103<&"$1" 104<&"$2"; shift 2; exec 3<&103 4<&104 103<&- 104<&-; LISTEN_PID=$$ exec "$@"'
 
 
-def test_sockets_that_systemd_hands_over_are_served_and_stay(tmp_path: Path) -> None:
+def test_sockets_of_systemd_are_served_and_not_removed(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
-        held = []
+        descriptors = []
         for name in ("given-admin.sock", "given.sock"):
-            held.append(stack.enter_context(socket.socket(socket.AF_UNIX)))
-            held[-1].bind(str(tmp_path / name))
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(str(tmp_path / name))
             os.chmod(tmp_path / name, 0o600)
-            held[-1].listen()
-            os.set_inheritable(held[-1].fileno(), True)
-        descriptors = [sock.fileno() for sock in held]
+            listener.listen()
+            listener.set_inheritable(True)
+            descriptors.append(listener.fileno())
         program = ["bash", "-c", SUPERVISED, "supervisor", *map(str, descriptors), *PROGRAM]
         environment = {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "admin:runtimeproxy"}
         with ProxyProcess(tmp_path, program=program, pass_fds=descriptors, environment=environment) as proxy:
@@ -139,7 +135,7 @@ def test_sockets_that_systemd_hands_over_are_served_and_stay(tmp_path: Path) -> 
         assert (tmp_path / "given-admin.sock").exists()
 
 
-def test_daemon_imports_nothing_of_the_exporter() -> None:
+def test_daemon_does_not_import_the_exporter() -> None:
     program = (
         "import sys, runtimeproxy.app, runtimeproxy.cri.front;"
         "sys.exit(' '.join({'aiohttp', 'prometheus_client', 'runtimeproxy.admin.exporter'} & set(sys.modules)))"

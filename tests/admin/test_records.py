@@ -1,7 +1,8 @@
-"""What is shown of records: names of fields and owners, never a value."""
+"""The rows of records have names of fields and owners, never a value."""
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -29,23 +30,16 @@ HOOKS = Resources(
 LIMITS = ["resources.memory_limit_in_bytes", "resources.memory_swap_limit_in_bytes"]
 
 POD = PodInfo("p1", "web", "uid-1", "shop", labels={"app": CANARY}, annotations={"note": CANARY}, cgroup_parent="/kube")
-CONTAINER = ContainerInfo(
-    "c1", "p1", "main", 2, annotations={"note": CANARY}, resources=KUBELETS, envs={"TOKEN": CANARY, "HOME": CANARY}
-)
-
-
-def texts(raw: bytes) -> dict[str, str]:
-    return dict(json.loads(raw))
+TEXTS = {"TOKEN": CANARY, "HOME": CANARY}
 
 
 def encoded(values: Mapping[str, str]) -> Envs:
-    return Envs(json.dumps(dict(values)).encode(), texts, NO_CHANGES)
+    return Envs(json.dumps(values).encode(), lambda raw: dict(json.loads(raw)), NO_CHANGES)
 
 
 def test_pod_is_shown_by_the_names_of_its_fields() -> None:
-    hooked = PodInfo("p1", "web", "uid-1", "shop", labels={"app": CANARY}, annotations={"note": CANARY, "gpu": CANARY})
-    row = pod_row(PodRecord(POD, hooked), ["c1", "c2"])
-    assert row == {
+    hooked = replace(POD, annotations={"note": CANARY, "gpu": CANARY}, cgroup_parent="")
+    assert pod_row(PodRecord(POD, hooked, read=True), ["c1", "c2"]) == {
         "id": "p1",
         "namespace": "shop",
         "name": "web",
@@ -54,21 +48,19 @@ def test_pod_is_shown_by_the_names_of_its_fields() -> None:
         "sent": ["annotations.gpu", "annotations.note", "labels.app"],
         "changed": ["annotations.gpu", "cgroup_parent"],
         "owners": {},
-        "read": False,
+        "read": True,
         "containers": ["c1", "c2"],
     }
 
 
-def test_container_is_shown_by_the_names_of_its_fields_and_their_owners() -> None:
-    envs = encoded(CONTAINER.envs)
-    asked = ContainerInfo("c1", "p1", "main", 2, CONTAINER.annotations, KUBELETS, envs)
-    sent = ContainerInfo(
-        "c1", "p1", "main", 2, CONTAINER.annotations, HOOKS, changed(envs, {"GPU": CANARY, "HOME": "x"})
-    )
-    row = container_row(ContainerRecord(asked, sent, (("cpu_quota", "batch"), ("memory_limit_in_bytes", "batch"))))
+def test_container_is_shown_by_its_fields_and_their_owners() -> None:
+    envs = encoded(TEXTS)
+    requested = ContainerInfo("c1", "p1", "main", 2, {"note": CANARY}, KUBELETS, envs)
+    sent = replace(requested, resources=HOOKS, envs=changed(envs, {"GPU": CANARY, "HOME": "x"}))
+    owners = (("cpu_quota", "batch"), ("memory_limit_in_bytes", "batch"))
     kubelets = ["annotations.note", "envs.HOME", "envs.TOKEN", "resources.cpu_quota", "resources.cpuset_cpus"]
     kubelets.append("resources.unified.memory.high")
-    assert row == {
+    assert container_row(ContainerRecord(requested, sent, owners, read=True)) == {
         "id": "c1",
         "podId": "p1",
         "name": "main",
@@ -77,52 +69,30 @@ def test_container_is_shown_by_the_names_of_its_fields_and_their_owners() -> Non
         "sent": sorted([*kubelets, "envs.GPU", *LIMITS, "resources.unified.cpu.idle"]),
         "changed": ["envs.GPU", "envs.HOME", "resources.cpu_quota", *LIMITS, "resources.unified.cpu.idle"],
         "owners": dict.fromkeys(["resources.cpu_quota", *LIMITS], "batch"),
-        "read": False,
+        "read": True,
     }
 
 
-def test_record_that_was_read_from_the_runtime_is_marked() -> None:
-    assert pod_row(PodRecord(POD, POD, read=True), [])["read"] is True
-    assert container_row(ContainerRecord(CONTAINER, CONTAINER, read=True))["read"] is True
-
-
-@pytest.mark.parametrize("envs", [CONTAINER.envs, encoded(CONTAINER.envs)], ids=["decoded", "encoded"])
-def test_container_without_hooks_was_sent_as_requested(envs: Mapping[str, str]) -> None:
+@pytest.mark.parametrize("envs", [TEXTS, encoded(TEXTS)], ids=["decoded", "encoded"])
+def test_unchanged_container_was_sent_as_requested(envs: Mapping[str, str]) -> None:
     info = ContainerInfo("c1", "p1", "main", envs=envs)
     row = container_row(ContainerRecord(info, info))
     assert row["asked"] == row["sent"] == ["envs.HOME", "envs.TOKEN"]
-    assert (row["changed"], row["owners"]) == ([], {})
+    assert (row["changed"], row["owners"], row["read"]) == ([], {}, False)
+    assert not isinstance(envs, Envs) or envs._texts is None, "the decoded environment is not stored"
 
 
 def test_long_environment_is_not_read() -> None:
     envs = encoded({"LONG": "x" * LONGEST_ENVS})
-    asked = ContainerInfo("c1", "p1", "main", envs=envs)
-    sent = ContainerInfo("c1", "p1", "main", envs=changed(envs, {"GPU": "0"}))
-    row = container_row(ContainerRecord(asked, sent))
+    requested = ContainerInfo("c1", "p1", "main", envs=envs)
+    row = container_row(ContainerRecord(requested, replace(requested, envs=changed(envs, {"GPU": "0"}))))
     assert (row["asked"], row["sent"], row["changed"]) == ([MANY], [MANY, "envs.GPU"], ["envs.GPU"])
 
 
-def test_environment_that_is_shown_is_not_kept_decoded() -> None:
-    envs = encoded(CONTAINER.envs)
-    info = ContainerInfo("c1", "p1", "main", envs=envs)
-    container_row(ContainerRecord(info, info))
-    assert envs._texts is None
+MATCHES = dict.fromkeys(["web", "shop/web", "", "p", "p1"], True)
+MATCHES |= dict.fromkeys(["we", "shop/we", "bank/web", "/web", "1"], False)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "found"),
-    [
-        ("web", True),
-        ("shop/web", True),
-        ("", True),
-        ("p", True),
-        ("p1", True),
-        ("we", False),
-        ("shop/we", False),
-        ("bank/web", False),
-        ("/web", False),
-        ("1", False),
-    ],
-)
-def test_pod_is_meant_by_its_name_or_the_beginning_of_its_id(wanted: str, found: bool) -> None:
-    assert is_of_pod(wanted, POD.namespace, POD.name, POD.id) is found
+@pytest.mark.parametrize(("text", "found"), MATCHES.items())
+def test_pod_is_selected_by_name_or_start_of_id(text: str, found: bool) -> None:
+    assert is_of_pod(text, POD.namespace, POD.name, POD.id) is found

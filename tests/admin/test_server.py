@@ -1,4 +1,4 @@
-"""The control protocol as it is answered on a socket: each form of a request, each error as one line, no value."""
+"""The control protocol on a socket: each form of a request, each error as one line without a value, and its client."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.admin.protocol import PART_BYTES, REQUEST_BYTES, Part, Refused, line
+from runtimeproxy.admin.protocol import PART_BYTES, REQUEST_BYTES, Answer, Part, Refused, join, line
 from runtimeproxy.admin.server import Method, Query
 from tests.admin.proxy import Proxy
 from tests.admin.site import Site, echo, next_line, parts
@@ -62,6 +62,12 @@ METHODS: dict[str, Method] = {
 }
 
 
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with Site(tmp_path, METHODS) as site:
+        yield site
+
+
 def error(status: int, text: str) -> dict[str, Any]:
     return {"error": {"status": status, "text": text}}
 
@@ -70,7 +76,7 @@ def error(status: int, text: str) -> dict[str, Any]:
 
 ANSWERS: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
     ("none", {}, [{"end": END}]),
-    ("joined", {}, [{"part": part} for part in ({"rows": [1], "next": 5}, {}, {"rows": [2, 3], "next": None})]),
+    ("joined", {}, [{"part": {"rows": [1], "next": 5}}, {"part": {}}, {"part": {"rows": [2, 3], "next": None}}]),
     ("slowly", {}, [{"part": {"numbers": [number]}} for number in range(3)]),
     ("echo", {"pod": "a\n\ud800", "limit": 7}, [{"part": {"params": {"pod": "a\n\ud800", "limit": 7}}}]),
     ("refusing", {}, [{"part": {"first": 1}}, error(404, "there are a and b")]),
@@ -79,74 +85,51 @@ ANSWERS: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
 
 @pytest.mark.parametrize(("method", "params", "answer"), ANSWERS)
 async def test_request_has_its_answer(
-    tmp_path: Path, method: str, params: dict[str, Any], answer: list[dict[str, Any]]
+    site: Site, method: str, params: dict[str, Any], answer: list[dict[str, Any]]
 ) -> None:
-    async with Site(tmp_path, METHODS) as site:
-        found = await site.call(method, **params)
     last = [] if answer[-1].keys() & {"end", "error"} else [{"end": END}]
-    assert found == [{"id": 1, **each} for each in answer + last]
+    assert await site.call(method, **params) == [{"id": 1, **each} for each in answer + last]
 
 
 @pytest.mark.parametrize("number", [7, 0, -1, "a", "", "\ud800\n"])
-async def test_id_is_repeated_in_each_line(tmp_path: Path, number: int | str) -> None:
-    octets = [
-        line(id=number, method="joined"),
-        line(id=number, method="refusing"),
-        line(id=number, method="no"),
-        line(id=number, method="none", params=[]),
-    ]
-    async with Site(tmp_path, METHODS) as site:
-        found = await site.send(b"".join(octets))
+async def test_id_is_repeated_in_each_line(site: Site, number: int | str) -> None:
+    octets = [line(id=number, method=method) for method in ("joined", "refusing", "no")]
+    found = await site.send(b"".join([*octets, line(id=number, method="none", params=[])]))
     assert [each["id"] for each in found] == [number] * (4 + 2 + 1 + 1)
 
 
 @pytest.mark.parametrize("more", [{}, {"id": None}, {"id": [1]}, {"id": 1.5}, {"more": 1}])
-async def test_request_without_an_id_is_answered(tmp_path: Path, more: dict[str, Any]) -> None:
-    async with Site(tmp_path, METHODS) as site:
-        assert await site.send(line(method="none", **more)) == [{"id": None, "end": END}]
+async def test_request_without_an_id_is_answered(site: Site, more: dict[str, Any]) -> None:
+    assert await site.send(line(method="none", **more)) == [{"id": None, "end": END}]
 
 
-async def test_connection_serves_requests_in_order(tmp_path: Path) -> None:
+async def test_connection_serves_requests_in_order(site: Site) -> None:
     octets = [line(id=number, method="slowly" if number % 2 else "none") for number in range(20)]
-    async with Site(tmp_path, METHODS) as site:
-        found = await site.send(b"".join(octets))
-        assert [each["id"] for each in found if "end" in each] == [*range(20)]
-        with site.connect() as client:
-            for number in range(3):  # each after the answer before it
-                client.send(line(id=number, method="none"))
-                assert await next_line(client, bytearray()) == {"id": number, "end": END}
-
-
-async def test_last_line_needs_no_newline(tmp_path: Path) -> None:
-    async with Site(tmp_path, METHODS) as site:
-        assert await site.send(line(id=1, method="none") + b'{"id":2,"method":"none"}') == [
-            {"id": 1, "end": END},
-            {"id": 2, "end": END},
-        ]
-        assert await site.send(b"") == []
+    found = await site.send(b"".join(octets)[:-1])  # the last line needs no newline
+    assert [each["id"] for each in found if "end" in each] == [*range(20)]
+    with site.connect() as client:
+        for number in range(3):  # each after the answer to the previous one
+            client.send(line(id=number, method="none"))
+            assert await next_line(client) == {"id": number, "end": END}
+    assert await site.send(b"") == []
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 FORM = 'a request is a line like {"id": 1, "method": "hooks", "params": {}}'
 TAKES = "echo takes pod, limit"
+FORMLESS = [
+    *(b"\n", b"canary\n", b"GET /canary HTTP/1.1\n", b"\x16\x03\x01\xff\n", b"[" * 16_000 + b"\n", b'["canary"]\n'),
+    *(b'"canary"\n', b'{"method":"none","method":"canary"}', b'{"method":"echo","params":{"pod":"a","pod":"canary"}}'),
+    *(line(params={"pod": "canary"}), line(method=None), line(method=["canary"])),
+]
 WRONG: list[tuple[bytes, int, str]] = [
-    (b"\n", 400, FORM),
-    (b"canary\n", 400, FORM),
-    (b"GET /canary HTTP/1.1\n", 400, FORM),
-    (b"\x16\x03\x01\xff\n", 400, FORM),
-    (b"[" * 16_000 + b"\n", 400, FORM),
-    (b'["canary"]\n', 400, FORM),
-    (b'"canary"\n', 400, FORM),
-    (line(params={"pod": "canary"}), 400, FORM),
-    (line(method=None), 400, FORM),
-    (b'{"method":"none","method":"canary"}', 400, FORM),
-    (b'{"method":"echo","params":{"pod":"a","pod":"canary"}}', 400, FORM),
-    (line(method=["canary"]), 400, FORM),
+    *((octets, 400, FORM) for octets in FORMLESS),
     (line(method="canary"), 404, f"no such method; there are {', '.join(METHODS)}"),
-    (line(method="echo", params=["canary"]), 400, "echo: params is not a JSON object"),
-    (line(method="echo", params="canary"), 400, "echo: params is not a JSON object"),
-    (line(method="echo", params=None), 400, "echo: params is not a JSON object"),
+    *(
+        (line(method="echo", params=params), 400, "echo: params is not a JSON object")
+        for params in (["canary"], "canary", None)
+    ),
     (line(method="echo", params={"pod": "a", "canary": "a"}), 400, f"unknown parameter: {TAKES}"),
     (line(method="none", params={"canary": 1}), 400, "unknown parameter: none takes no parameters"),
     (line(method="signed", params={"by": "canary"}), 400, "unknown parameter: signed takes name"),
@@ -159,10 +142,9 @@ WRONG: list[tuple[bytes, int, str]] = [
 
 @pytest.mark.parametrize(("octets", "status", "text"), WRONG, ids=[str(octets[:50]) for octets, *_ in WRONG])
 async def test_wrong_request_is_an_error_without_values(
-    tmp_path: Path, octets: bytes, status: int, text: str, caplog: pytest.LogCaptureFixture
+    site: Site, octets: bytes, status: int, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with Site(tmp_path, METHODS) as site:
-        assert await site.send(octets) == [{"id": None, **error(status, text)}]
+    assert await site.send(octets) == [{"id": None, **error(status, text)}]
     assert caplog.records == []
 
 
@@ -183,31 +165,27 @@ async def test_error_inside_is_500_and_one_log_line(
 ) -> None:
     async with Site(tmp_path, {name: Method(INSIDE[name]), "none": parts()}) as site:
         found = await site.send(line(method=name) + line(id=2, method="none"))
-    assert found[-2:] == [
-        {"id": None, **error(500, f"{name}: an error in the proxy; see its log")},
-        {"id": 2, "end": END},
-    ]
+    internal = error(500, f"{name}: an error in the proxy; see its log")
+    assert found[-2:] == [{"id": None, **internal}, {"id": 2, "end": END}]
     assert "canary" not in json.dumps(found)
     (record,) = caplog.records
     assert (record.getMessage(), record.levelno) == (f"the request {name} failed", logging.ERROR)
 
 
-# -- who is served ---------------------------------------------------------------------------------------------------
+# -- permissions -----------------------------------------------------------------------------------------------------
 
 
 async def test_public_socket_serves_public_methods_only(tmp_path: Path) -> None:
     methods = Proxy().methods
-    public = {"metrics", "livez", "readyz"}
+    refused = error(404, "no such method; there are metrics, livez, readyz")
     async with Site(tmp_path, methods, public=True) as site:
         for name in methods:
-            last = (await site.call(name))[-1]
-            refused = error(404, "no such method; there are metrics, livez, readyz")
-            assert last == {"id": 1, **({"end": END} if name in public else refused)}
+            last = {"end": END} if name in ("metrics", "livez", "readyz") else refused
+            assert (await site.call(name))[-1] == {"id": 1, **last}
 
 
-async def test_signed_method_is_given_the_client(tmp_path: Path) -> None:
-    async with Site(tmp_path, METHODS) as site:
-        found = await site.call("signed", name="a")
+async def test_signed_method_gets_the_client(site: Site) -> None:
+    found = await site.call("signed", name="a")
     assert found[0]["part"]["params"] == {"name": "a", "by": f"uid {os.geteuid()}, pid {os.getpid()}"}
 
 
@@ -229,14 +207,45 @@ print(client.makefile("rb").readline().decode())
 
 @pytest.mark.engine  # it needs root
 @pytest.mark.parametrize("public", [True, False])
-async def test_other_user_is_served_on_a_public_socket_only(public: bool) -> None:
-    command = [sys.executable, "-c", _AS_NOBODY]
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own directory is closed to others
+async def test_unprivileged_user_is_served_on_public_socket_only(public: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own directory is closed to users without rights
         os.chmod(folder, 0o755)
         async with Site(Path(folder), METHODS, public=public) as site:
             os.chmod(site.path, 0o666)
-            run = await asyncio.to_thread(
-                subprocess.run, [*command, site.path], capture_output=True, text=True, check=True, timeout=30
-            )
+            command = [sys.executable, "-c", _AS_NOBODY, site.path]
+            output = await asyncio.to_thread(subprocess.check_output, command, text=True, timeout=30)
     refused = error(403, "only root may use the admin endpoint")
-    assert json.loads(run.stdout) == {"id": None, **({"part": {"checks": []}} if public else refused)}
+    assert json.loads(output) == {"id": None, **({"part": {"checks": []}} if public else refused)}
+
+
+# -- the client's side -----------------------------------------------------------------------------------------------
+
+
+def test_answer_is_the_joined_parts_and_end() -> None:
+    answer, body, complete = Answer(), Part(), []
+    parts = [{"rows": [1], "next": 5, "text": "a"}, {}, {"rows": [2, 3], "next": None, "text": [4]}, {"new": [5]}]
+    for octets in [*(line(id=1, part=part) for part in parts), line(id=1, end=END)]:
+        join(body, answer.take(octets))
+        complete.append(answer.complete)
+    assert body == {"rows": [1, 2, 3], "next": None, "text": [4], "new": [5], "schemaVersion": 1}
+    assert complete == [False] * len(parts) + [True]
+
+
+@pytest.mark.parametrize("fields", [{"status": 404, "text": "there is none"}, {"status": 500}])
+def test_error_is_raised_with_its_status(fields: dict[str, Any]) -> None:
+    with pytest.raises(Refused) as raised:
+        Answer().take(line(id=1, error=fields))
+    assert (raised.value.status, raised.value.text) == (fields["status"], str(fields.get("text")))
+
+
+NO_ANSWERS = [
+    *[b"", b"HTTP/1.1 400 Bad Request\r\n", b"\xff\n", b"[]\n", b"1\n", b'"part"\n', b"{}\n"],
+    *[b'{"part": []}\n', b'{"part": 1}\n', b'{"end": null}\n', b'{"end": {}}\n', b'{"end": {"schemaVersion": 2}}\n'],
+    *[b'{"error": "no"}\n', b'{"error": {}}\n', b'{"error": {"status": "404"}}\n', b'{"error": {"status": true}}\n'],
+]
+
+
+@pytest.mark.parametrize("octets", NO_ANSWERS)
+def test_line_of_no_answer_is_a_value_error(octets: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        Answer().take(octets)
