@@ -1,4 +1,4 @@
-"""HTTP/1.1 messages as bytes: builders, the requests and replies of most tests, marks for the proxy's answers and EOF."""
+"""HTTP/1.1 messages as bytes: builders, frequent requests and replies, marks for the proxy's answers and EOF."""
 
 CHUNKED = "Transfer-Encoding: chunked"
 CLOSE = "Connection: close"
