@@ -31,10 +31,6 @@ def faults(values: dict[str, Any]) -> list[str]:
     return [f"{'.'.join(map(str, error.path))}: {error.message}" for error in VALIDATOR.iter_errors(values)]
 
 
-def test_schema_is_one() -> None:
-    jsonschema.Draft7Validator.check_schema(SCHEMA)
-
-
 @pytest.mark.parametrize("name", SETS)
 def test_sets_of_values_are_taken(name: str) -> None:
     assert faults(merged(DEFAULTS, given(name))) == []

@@ -9,17 +9,15 @@ import pytest
 import yaml
 
 from runtimeproxy.admin import exporter
-from runtimeproxy.cli.commands.export import METRICS_ENDPOINT, export_command
-from runtimeproxy.observe.metric_table import METRICS, Kind
+from runtimeproxy.cli.commands.export import export_command
+from runtimeproxy.observe.metric_table import METRICS
 from tests.deploy.files import (
     ALERTS,
     DEPLOY,
-    PANELS,
     RECORDED,
     labels,
     metrics,
     queries,
-    selectors,
     table_name,
 )
 from tests.docs import DOCS
@@ -47,29 +45,6 @@ def test_queries_name_metrics_and_labels_that_there_are() -> None:
         assert labels(query) <= LABELS, place
 
 
-HISTOGRAMS = {row.shown for row in METRICS.values() if row.kind is Kind.HISTOGRAM}
-
-
-def test_quantiles_are_of_the_buckets_of_a_histogram() -> None:
-    quantiles = [(place, query) for place, query in QUERIES.items() if "histogram_quantile" in query]
-    assert quantiles
-    for place, query in quantiles:
-        named = {name for name in metrics(query) if name.endswith("_bucket")}
-        assert named, place
-        assert {table_name(name) for name in named} <= HISTOGRAMS, place
-
-
-SELECTED = {
-    'sum by (a, b) (rate(x_total{c="d e"}[5m])) > 0 or y unless y offset 10m': ['x_total{c="d e"}', "y", "y"],
-    "0.5 * on (job) group_left (version) z:w:sum / max_over_time(v[1d]) > bool 1": ["z:w:sum", "v"],
-}
-
-
-@pytest.mark.parametrize(("query", "expected"), SELECTED.items())
-def test_selectors_of_a_query_are_found(query: str, expected: list[str]) -> None:
-    assert selectors(query) == expected
-
-
 def test_alerts_have_a_severity_a_summary_and_a_runbook_that_is_there() -> None:
     for alert, rule in ALERTS.items():
         assert rule["labels"]["severity"] in ("critical", "warning"), alert
@@ -83,13 +58,6 @@ def test_every_runbook_belongs_to_an_alert() -> None:
     anchors = {rule["annotations"]["runbook_url"].partition("#")[2] for rule in ALERTS.values()}
     assert anchors == set(re.findall(r"^\.\. _(alert-.*):$", DOCS["troubleshooting"], re.MULTILINE))
     assert set(re.findall(r"(alert-[a-z-]+)_\b", DOCS["troubleshooting"])) <= anchors
-
-
-def test_panels_have_a_unit_a_description_and_queries() -> None:
-    for place, panel in PANELS.items():
-        assert panel["fieldConfig"]["defaults"]["unit"], place
-        assert panel["description"].endswith("."), place
-        assert all(target["expr"] for target in panel["targets"]), place
 
 
 def test_dashboard_of_the_fleet_reads_recorded_series_alone() -> None:
@@ -108,23 +76,11 @@ def test_unit_runs_the_exporter_with_flags_that_there_are() -> None:
         assert exporter.place(listen)[1] == 9654
 
 
-SANDBOX = ["DynamicUser=yes", "ProtectSystem=strict", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "MemoryMax="]
-
-
-def test_unit_has_no_right() -> None:
-    assert [setting for setting in SANDBOX if not re.search(rf"^{setting}", UNIT, re.MULTILINE)] == []
-    assert not re.search(r"^(User=root|AmbientCapabilities=.+)", UNIT, re.MULTILINE)
-
-
 @pytest.mark.parametrize("file", ["debian/rules", "rpm/runtimeproxy.spec"])
 def test_upgrade_of_a_package_restarts_the_exporter(file: str) -> None:
     """An exporter of another version may not understand the proxy that is restarted."""
     restart = r"^.*(?:--restart-after-upgrade|try-restart\b.*) runtimeproxy-export\.service\b"
     assert re.search(restart, (DEPLOY / file).read_text(), re.MULTILINE)
-
-
-def test_operation_has_the_socket_that_the_exporter_asks() -> None:
-    assert f"--metrics-endpoint={METRICS_ENDPOINT} " in DOCS["operation"]
 
 
 def test_node_problem_detector_runs_status_and_waits_longer_than_it() -> None:

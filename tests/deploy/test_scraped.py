@@ -182,39 +182,3 @@ async def test_every_query_has_data_and_alerts_tell_what_is_so(tmp_path: Path) -
     assert not {"Down", "NotReady", "RuntimeAway", "InvalidFile", "ManyVersions"} & firing
     texts = [alert["annotations"]["summary"] for alert in alerts.values()]
     assert not [text for text in texts if "error" in text.lower() or "<no value>" in text]
-
-
-# ---- the demo
-
-DEMO_SECONDS = 120.0
-HOOK_CALLS = 25
-"""The hook calls of the demo's four pods."""
-NOTED = 'sum(runtimeproxy_hook_calls_total{hook_server="90-notes",code="ok"})'
-
-
-@asynccontextmanager
-async def kept_demo(mode: str) -> AsyncIterator[Path]:
-    """Run the demo until its pods are gone; yield its proxy's socket for collectors, and end it behind the block."""
-    command = (sys.executable, "-m", "scripts.demonstration", f"--mode={mode}", "--engines", "--keep=600")
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    async with program(*command, cwd=ROOT, env=environ, **pipes) as demo:
-        assert demo.stdout is not None
-        output = [b""]
-        async with asyncio.timeout(DEMO_SECONDS):
-            while not output[-1].startswith(b"Kept:"):
-                output.append(await demo.stdout.readline())
-                assert output[-1], f"the demo ended early: {b''.join(output).decode()}"
-        yield Path(output[-1].decode().rpartition("--metrics-endpoint=")[2].strip())
-
-
-@pytest.mark.parametrize("mode", ["cri", "docker"])
-async def test_the_demos_hook_calls_are_scraped(tmp_path: Path, mode: str) -> None:
-    """Its engines are real, and each of its hook calls is counted once."""
-    async with kept_demo(mode) as endpoint, exporter(endpoint) as target, prometheus(tmp_path, target) as running:
-        async with asyncio.timeout(EVER):
-            while not await running.has(NOTED):
-                await asyncio.sleep(INTERVAL_SECONDS / 2)
-        (found,) = (await running.data("query", query=NOTED))["result"]
-        assert await running.has(f'up{{instance="{target}"}} == 1 and runtimeproxy_ready == 1')
-    assert int(found["value"][1]) == HOOK_CALLS

@@ -1,6 +1,5 @@
 """The pod: what stands on the node afterwards, who goes first, what is tried again, and its own process."""
 
-import inspect
 import os
 import subprocess
 import sys
@@ -12,14 +11,13 @@ import pytest
 
 from runtimeproxy_installer import __main__ as program
 from runtimeproxy_installer import wanted as wanted_file
-from runtimeproxy_installer.__main__ import STATES, Installer
+from runtimeproxy_installer.__main__ import Installer
 from runtimeproxy_installer.api import Api, ApiError
 from runtimeproxy_installer.errors import Failed, Refused, RolledBack, Stopped
 from runtimeproxy_installer.kubelet import Kubelet
 from runtimeproxy_installer.wanted import Wanted
 from tests.deploy.charts import of_kind
 from tests.deploy.installer.fakes import NAMESPACE, POOL, SOCKET, Bench, Cluster, node_object, wanted
-from tests.docs import DOCS, table
 
 
 class FakeWork:
@@ -267,13 +265,6 @@ def test_other_values_are_another_work_and_more_places_are_not() -> None:
     assert wanted("0" * 64, parallel=7, pool="other").fingerprint == same.fingerprint
     for changed in ({"sha256": "1" * 64}, {"configure_kubelet": True}, {"config": {"log-level": "debug"}}):
         assert wanted(**{"sha256": "0" * 64} | changed).fingerprint != same.fingerprint
-
-
-def test_the_page_says_what_each_state_means() -> None:
-    rows = table(DOCS["kubernetes"], "What the node-installer does")
-    states = {"Installed", "Removed", "Working", "Waiting", *STATES.values()}
-    assert {state.strip("`") for state, *_ in rows} == states
-    assert all(f'"{state}"' in inspect.getsource(program) for state in states)
 
 
 @pytest.mark.slow  # it starts the program

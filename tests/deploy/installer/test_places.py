@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy_installer import places
-from runtimeproxy_installer.api import Api, ApiError, in_cluster
+from runtimeproxy_installer.api import Api, ApiError
 from runtimeproxy_installer.places import Places
 from tests.deploy.installer.fakes import NAMESPACE, POOL, Cluster
 
@@ -125,13 +125,6 @@ def test_what_the_chart_gave_a_lease_stays(api: Api, cluster: Cluster) -> None:
     assert cluster.leases[f"{POOL}-0"]["metadata"] | {"resourceVersion": ""} == before
 
 
-def test_annotations_are_set_and_removed(api: Api, cluster: Cluster) -> None:
-    api.annotate("n1", {"a": "1", "b": "2"})
-    api.annotate("n1", {"a": None})
-    assert api.node("n1")["metadata"]["annotations"] == {"b": "2"}
-    assert cluster.nodes["n2"]["metadata"]["annotations"] == {}
-
-
 def test_an_api_server_that_refuses_is_told_with_its_words(api: Api, cluster: Cluster) -> None:
     cluster.away = True
     for ask in (lambda: api.node("n1"), lambda: api.lease(NAMESPACE, f"{POOL}-0"), lambda: of(api, "n1").take()):
@@ -152,9 +145,3 @@ def test_an_api_server_that_is_away_is_told(tmp_path: Path) -> None:
         pass
     with pytest.raises(ApiError, match="the API server cannot be reached: Connection refused"):
         Api(url, tmp_path / "token", None).node("n1")
-
-
-def test_outside_a_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(ApiError, match="this is no pod of a cluster"):
-        in_cluster()

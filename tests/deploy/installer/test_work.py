@@ -5,9 +5,7 @@ import errno
 import gzip
 import hashlib
 import os
-import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +20,6 @@ from runtimeproxy_installer.kubelet import HEAD, Kubelet
 from runtimeproxy_installer.node import File
 from runtimeproxy_installer.work import CONFIG
 from tests.deploy.installer.fakes import DROP_IN, INSTALLED, SERVICE, SOCKET, STARTED, Bench, Killed, archive
-from tests.docs import ROOT
 
 
 def home(bench: Bench, version: str = "0.2.0") -> str:
@@ -135,18 +132,6 @@ def test_the_way_back_leaves_the_directories_as_they_were(there: bool, bench: Be
     with pytest.raises(RolledBack):
         bench.install(configure_kubelet=True, config={"log-level": "debug"})
     assert bench.node.state()["folders"] == before["folders"]
-
-
-def test_units_that_come_back_have_their_directory_again(bench: Bench) -> None:
-    bench.sha256 = archive(bench.archives, **{"runtimeproxy-old.service.d/50-rights.conf": "[Service]\n"})
-    bench.install()
-    before = bench.node.state()
-    bench.sha256 = archive(bench.archives, "0.3.0")
-    bench.node.proxy_fails = lambda running: running == home(bench, "0.3.0")
-    with pytest.raises(RolledBack):
-        bench.install()
-    after = bench.node.state()
-    assert (after["files"], after["folders"]) == (before["files"], before["folders"])
 
 
 def test_a_configuration_is_checked_and_written(bench: Bench) -> None:
@@ -288,16 +273,6 @@ def test_a_full_file_system_changes_nothing(bench: Bench, monkeypatch: pytest.Mo
     assert not bench.node.path(tree.TREES).exists()
 
 
-@pytest.mark.engine  # it mounts a small file system, in a namespace of its own
-def test_a_small_file_system_changes_nothing(tmp_path: Path) -> None:
-    """The archive does not fit: that is seen before, or when it happens."""
-    command = ["unshare", "--mount", sys.executable, "-m", "tests.deploy.installer.full", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    seen, happened = done.stdout.splitlines() or [done.stderr, ""]
-    assert re.fullmatch(r"/opt/runtimeproxy has 0 MiB free, and 2 MiB are needed: make room; left: \[\]", seen)
-    assert re.fullmatch(r"the archive cannot be unpacked: tar: .*Wrote only .*; left: \[\]", happened)
-
-
 def no_space(*arguments: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/opt/runtimeproxy/undo.json")
 
@@ -366,18 +341,6 @@ def test_half_installed_at_any_step_is_made_whole_by_the_next_run(tmp_path: Path
             if not cut:
                 break
     assert steps > 50
-
-
-def test_a_kubelet_comes_back_by_a_timer_if_the_installer_is_gone(bench: Bench) -> None:
-    bench.node.bad = lambda command: SOCKET in command
-    step = 0
-    while not bench.node.timers or bench.node.kubelet_well:
-        assert killed_at(bench, step, configure_kubelet=True)
-        step += 1
-    assert not bench.node.kubelet_well
-    bench.node.fire_timers()
-    assert bench.node.kubelet_well
-    assert bench.node.text(DROP_IN) is None
 
 
 @pytest.mark.slow  # forty installations
