@@ -69,9 +69,6 @@ LOST_CREATES = Amount(2, 1_000)
 CALLS_OF_THE_UNIT = Amount(100, 10_000)
 """Calls through the proxy that runs as the unit that is shipped, in each mode."""
 
-WATCHED_SECONDS = Amount(10, 600)
-"""Seconds that each form of the program works under the watchdog."""
-
 
 def examples(usual: int = DEFAULT_EXAMPLES) -> int:
     """Return the ``max_examples`` of a property test in this run."""

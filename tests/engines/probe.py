@@ -1,7 +1,7 @@
-"""What this machine lacks to run a private containerd or dockerd, found out by trying it.
+"""The rights and programs that this machine lacks to run a private containerd or dockerd, found by trying.
 
-As a program, ``python3 tests/engines/probe.py`` prints the first right that is missing and exits with 1, or exits with
-0. It needs only the standard library: scripts/install runs it before anything is installed.
+``python3 tests/engines/probe.py`` prints the first missing right and exits with 1, or exits with 0. It needs only the
+standard library: scripts/install runs it before anything is installed.
 """
 
 import ctypes
@@ -23,23 +23,16 @@ from pathlib import Path
 RIGHTS_REMEDY = "run it as root on a machine, or in a container with --privileged"
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 DOCKERD = "/usr/sbin/dockerd"
-"""The distribution's, whatever else is on the PATH."""
+"""The distribution's, which may not be the first on the PATH."""
+_CONTAINERD = {
+    "containerd": "containerd",
+    "containerd-shim-runc-v2": "containerd",
+    "runc": "runc",
+    "busybox": "busybox-static",
+}
 PROGRAMS: Mapping[str, Mapping[str, str]] = {
-    "containerd": {
-        "containerd": "containerd",
-        "ctr": "containerd",
-        "runc": "runc",
-        "containerd-shim-runc-v2": "containerd",
-        "busybox": "busybox-static",
-    },
-    "dockerd": {
-        DOCKERD: "docker.io",
-        "containerd": "containerd",
-        "containerd-shim-runc-v2": "containerd",
-        "runc": "runc",
-        "busybox": "busybox-static",
-    },
-    "registry": {"/usr/bin/docker-registry": "docker-registry"},
+    "containerd": {**_CONTAINERD, "ctr": "containerd"},
+    "dockerd": {DOCKERD: "docker.io", **_CONTAINERD},
     "clients": {"/usr/bin/docker": "docker-cli", "curl": "curl", "promtool": "prometheus"},
 }
 """The programs of each engine, and of the tests with engines, each with Debian's package."""
@@ -53,31 +46,17 @@ TOOLS: Mapping[str, str] = {
 """The programs of other tests, each with what installs it."""
 
 CAPABILITIES: Mapping[str, int] = {
-    "CAP_SYS_ADMIN": 21,
-    "CAP_NET_ADMIN": 12,
-    "CAP_SYS_PTRACE": 19,
-    "CAP_CHOWN": 0,
-    "CAP_DAC_OVERRIDE": 1,
-    "CAP_FOWNER": 3,
-    "CAP_FSETID": 4,
-    "CAP_KILL": 5,
-    "CAP_SETGID": 6,
-    "CAP_SETUID": 7,
-    "CAP_SETPCAP": 8,
-    "CAP_NET_BIND_SERVICE": 10,
-    "CAP_NET_RAW": 13,
-    "CAP_SYS_CHROOT": 18,
-    "CAP_MKNOD": 27,
-    "CAP_AUDIT_WRITE": 29,
-    "CAP_SETFCAP": 31,
+    **{"CAP_SYS_ADMIN": 21, "CAP_NET_ADMIN": 12, "CAP_SYS_PTRACE": 19},
+    **{"CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_FSETID": 4, "CAP_KILL": 5, "CAP_SETGID": 6},
+    **{"CAP_SETUID": 7, "CAP_SETPCAP": 8, "CAP_NET_BIND_SERVICE": 10, "CAP_NET_RAW": 13, "CAP_SYS_CHROOT": 18},
+    **{"CAP_MKNOD": 27, "CAP_AUDIT_WRITE": 29, "CAP_SETFCAP": 31},
 }
-"""What the engines use, and what they give every container (capabilities(7)); runc fails if it cannot give one."""
+"""Those that the engines use, and those of every container (capabilities(7)), without which runc fails."""
 
 _CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
 _MS_REC_PRIVATE = 0x4000 | 0x40000
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
-
 
 RELEASE_BASE = "12"
 """The version of Debian whose Python is in a release (scripts/building/debian.py)."""
@@ -90,7 +69,7 @@ class Missing(Exception):
 @cache
 def missing_right() -> str:
     """Return the first right that the engines need and this process lacks, with the remedy; "" if it has all."""
-    # In a process of its own, whose namespaces end with it.
+    # A separate process: its namespaces end with it.
     done = subprocess.run([sys.executable, __file__], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     return f"{(done.stdout or done.stderr).splitlines()[-1]}; {RIGHTS_REMEDY}" if done.returncode else ""
 
@@ -111,7 +90,7 @@ def missing_programs(engine: str) -> str:
 
 
 def missing_tool(name: str) -> str:
-    """Return that a program of ``TOOLS`` is missing, with the remedy; "" if it is there."""
+    """Return that a program of ``TOOLS`` is missing, with the remedy; "" if it is installed."""
     return "" if shutil.which(tool(name)) else f"not found: {name}; {TOOLS[name]}"
 
 
@@ -163,7 +142,7 @@ def _capabilities() -> None:
 def _cgroups() -> None:
     """Make and remove a cgroup in each hierarchy; in version 2 enable the controllers that a container needs."""
     mounts = [line.partition(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    hierarchies = [Path(left.split()[4]) for left, _, right in mounts if right.startswith("cgroup")]
+    hierarchies = [Path(mounted.split()[4]) for mounted, _, kind in mounts if kind.startswith("cgroup")]
     if not hierarchies:
         raise Missing("no cgroup hierarchy is mounted")
     for hierarchy in hierarchies:

@@ -1,13 +1,11 @@
-"""A node in a machine: the program with the units of deploy/systemd, in one of its forms, and this machine's engines.
+"""A node in a machine: the checkout's program with the units of deploy/systemd, and this machine's engines.
 
-A system call that a unit does not allow ends the process here, while the unit as shipped refuses it: so it is seen.
+A system call that a unit does not allow ends the process here, while the unit as shipped refuses it.
 """
 
 import site
 import sys
-import tarfile
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,9 +29,8 @@ PROGRAMS: Mapping[str, str] = {
     "runtimeproxy-hooks": "runtimeproxy.__main__:hooks",
 }
 PREFIX, OURS, PACKAGES = "/opt/python", "/opt/program", "/opt/packages"
-"""Where a machine has the Python that runs the tests, our code, and what it needs."""
+"""Directories of the Python that runs the tests, our code, and the packages that it needs."""
 PYTHON = f"{PREFIX}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-TREE = "/usr/lib/runtimeproxy"
 BINDS = {
     PREFIX: Path(sys.base_prefix),
     PACKAGES: Path(site.getsitepackages()[0]),
@@ -47,49 +44,9 @@ _DOCKER = """
 _KILLS = "[Service]\nSystemCallErrorNumber=kill\n"
 
 
-def checkout(machine: Machine) -> None:
-    """Put the program into a machine as the checkout has it, with the Python that runs the tests."""
-    _put_programs(machine, OURS)
-
-
-def wheel(file: Path) -> Callable[[Machine], None]:
-    """Return what puts a wheel into a machine, with the packages of the Python that runs the tests."""
-
-    def put(machine: Machine) -> None:
-        with zipfile.ZipFile(file) as packed:
-            packed.extractall(machine.path("/opt/wheel"))
-        _put_programs(machine, "/opt/wheel")
-
-    return put
-
-
-def archive(file: Path) -> Callable[[Machine], None]:
-    """Return what puts the archive for nodes without Python into a machine."""
-
-    def put(machine: Machine) -> None:
-        with tarfile.open(file) as packed:
-            packed.extractall(machine.path("/opt/archive"), filter="tar")
-        machine.run("sh", "-c", f"mv /opt/archive/* {TREE}")
-        for name in PROGRAMS:
-            machine.write(f"/usr/bin/{name}", f'#!/bin/sh\nexec {TREE}/bin/{name} "$@"\n', mode=0o755)
-        _put_units(machine)
-
-    return put
-
-
-def package(file: Path) -> Callable[[Machine], None]:
-    """Return what installs the Debian package in a machine."""
-
-    def put(machine: Machine) -> None:
-        machine.copy(file, f"/tmp/{file.name}")
-        machine.run("dpkg", "--install", f"/tmp/{file.name}")
-
-    return put
-
-
 @contextmanager
-def node(work: Path, put: Callable[[Machine], None] = checkout) -> Iterator[Machine]:
-    """Boot a machine with engines and, by ``put``, units and program, which run; without what it cannot give."""
+def node(work: Path) -> Iterator[Machine]:
+    """Boot a machine with engines and the units, which run; without the settings that it cannot provide."""
     with Machine(debian(), work, BINDS, beside=True) as machine:
         for engine in ENGINES:
             fit(machine, engine, Path("/usr/lib/systemd/system", engine))
@@ -99,29 +56,23 @@ def node(work: Path, put: Callable[[Machine], None] = checkout) -> Iterator[Mach
         configure_engines(machine)
         machine.run("groupadd", "--system", "docker")  # its package would do it
         machine.run("systemctl", "restart", *ENGINES)
-        put(machine)
+        for name, main in PROGRAMS.items():
+            machine.write(f"/usr/bin/{name}", program(main), mode=0o755)
+        # As docs/operation.rst has it.
+        commands = block(
+            "docs/operation.rst", "cp -r runtimeproxy*.{socket,service,service.d} /etc/systemd/system"
+        ).text
+        machine.copy(UNITS, "/opt/units")
+        machine.run("bash", "-ec", f"cd /opt/units\n{commands}")
         yield machine
 
 
-def _put_programs(machine: Machine, folder: str) -> None:
-    for name, main in PROGRAMS.items():
-        machine.write(f"/usr/bin/{name}", program(main, folder), mode=0o755)
-    _put_units(machine)
-
-
-def program(main: str = "", folder: str = OURS) -> str:
+def program(main: str = "") -> str:
     """Return the text of a program that runs ``main``, or of a Python that has our packages."""
     module, _, function = main.partition(":")
     code = f"-c 'import sys; from {module} import {function} as main; sys.exit(main())'" if main else ""
-    paths = f"PYTHONPATH={folder}:{PACKAGES} LD_LIBRARY_PATH={PREFIX}/lib"
+    paths = f"PYTHONPATH={OURS}:{PACKAGES} LD_LIBRARY_PATH={PREFIX}/lib"
     return f'#!/bin/sh\n{paths} exec {PYTHON} {code} "$@"\n'
-
-
-def _put_units(machine: Machine) -> None:
-    """Install and start the units as docs/operation.rst says."""
-    commands = block("docs/operation.rst", "cp -r runtimeproxy*.{socket,service,service.d} /etc/systemd/system").text
-    machine.copy(UNITS, "/opt/units")
-    machine.run("bash", "-ec", f"cd /opt/units\n{commands}")
 
 
 def configure_engines(machine: Machine) -> None:
@@ -133,7 +84,7 @@ def configure_engines(machine: Machine) -> None:
 
 
 def load_images(machine: Machine) -> None:
-    """Give the test images to the engines that run."""
+    """Load the test images into both engines, which run."""
     archive = "/tmp/images.tar"
     machine.path(archive).write_bytes(images.archive(Path("/usr/bin/busybox")))
     machine.run("ctr", "--namespace=k8s.io", "images", "import", "--snapshotter=native", archive)

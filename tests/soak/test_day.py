@@ -1,294 +1,288 @@
-"""A day of a node, played as fast as possible: does anything grow, fail or hang (promise 13, fault matrix X7)?
+"""A day of a node and 100,000 pods, as fast as possible: does anything grow, fail or hang (promise 13)?
 
-A second of the day is over when all its calls are answered; each answer is read and checked. Events are followed all
-the time, and in Docker mode a log, which in CRI mode a kubelet reads from its file. Everything that was sent must be
-received.
+Fault matrix S9, X7. Memory and open files are read from the kernel, for a proxy that is a process of its own.
 """
 
 import asyncio
-import json
-from abc import ABC, abstractmethod
+import gc
+import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Self
-from urllib.parse import quote
+from statistics import linear_regression
+from typing import Any
 
+import grpc
+
+from runtimeproxy.cli.shared import subjects
+from runtimeproxy.cli.shared.admin_client import AdminClient
+from runtimeproxy.core import sync
 from tests.amounts import Amount
-from tests.docker.client import Client as HttpClient
-from tests.docker.client import request
-from tests.fakes import cri_pb2
-from tests.fakes import dockershim_bodies as bodies
-from tests.fakes.dockerd_shapes import go_json
-from tests.fakes.dockerd_state import Event
+from tests.fakes import dockerd, hookanswers, runtime
+from tests.fakes.hookserver import HookServer
 from tests.soak import MARKS
 from tests.soak.conftest import Findings
-from tests.soak.endurance import Fake, Observed, Sample, begin, end, endure, observed, together
-from tests.system.clients import Client as CriClient
-from tests.system.cri_front import CriRuntime
-from tests.system.docker_front import UPGRADE, VERSION, DockerCaller, DockerRuntime
-from tests.system.fronts import Caller, Front
+from tests.system.cri_front import METHODS, CriRuntime
+from tests.system.docker_front import ROUTES, DockerRuntime
+from tests.system.fronts import Caller, Chat, Failed, Front
+from tests.system.hostile import Process
+from tests.system.proxy import WAIT_SECONDS, ProxyProcess
 
 pytestmark = MARKS
 
-PROBE, PROBED = ("echo", "ready"), b"ready\n"
-PATIENCE_SECONDS = 20.0
-EVENTS, LINES = "events", "lines of a log"
-LINE = b"a line of the log\n"
-ACTIONS = ("start", "die", "destroy")
-"""The followed actions of a container."""
+Fake = CriRuntime | DockerRuntime
+RUNTIMES: Mapping[str, Callable[..., Fake]] = {"cri": CriRuntime, "docker": DockerRuntime}
 
-
-class Kubelet(ABC):
-    """One kubelet; ``sent`` and ``received`` count by stream what it should have received, and what it has."""
-
-    def __init__(self) -> None:
-        self.sent: Counter[str] = Counter()
-        self.received: Counter[str] = Counter()
-        self._following: list[asyncio.Task[None]] = []
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *details: object) -> None:
-        for task in self._following:
-            task.cancel()
-        await asyncio.gather(*self._following, return_exceptions=True)
-        await self.close()
-
-    async def follow(self, container_id: str) -> None:
-        """Follow events, and the log of a container if that goes through the runtime."""
-        for name, stream in (await self.streams(container_id)).items():
-            self._following.append(asyncio.create_task(self._read(name, stream)))
-
-    async def _read(self, name: str, stream: AsyncIterator[object]) -> None:
-        async for _ in stream:
-            self.received[name] += 1
-        raise EOFError(f"the stream of {name} has ended")
-
-    async def all_received(self) -> None:
-        """Wait until everything sent was received. Raises TimeoutError, and whatever a stream ended with."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while self.received != self.sent:
-                for task in self._following:
-                    if task.done():
-                        task.result()
-                await asyncio.sleep(0.01)
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Close all connections."""
-
-    @abstractmethod
-    async def streams(self, container_id: str) -> Mapping[str, AsyncIterator[object]]:
-        """Open the streams to follow; once it returns, nothing sent must be missed."""
-
-    @abstractmethod
-    def send(self, container_id: str) -> None:
-        """Make the runtime send an event or a log line about a container."""
-
-    @abstractmethod
-    async def lists(self) -> int:
-        """List pods and containers; return the number of containers."""
-
-    @abstractmethod
-    async def status(self) -> None:
-        """Query whether the runtime is ready."""
-
-    @abstractmethod
-    async def probe(self, container_id: str) -> None:
-        """Execute a command in a container to its end."""
-
-
-class CriKubelet(Kubelet):
-    """A kubelet that speaks CRI v1."""
-
-    def __init__(self, socket: Path, fake: Fake) -> None:
-        super().__init__()
-        assert isinstance(fake, CriRuntime)
-        self._fake, self._client = fake, CriClient(socket)
-
-    async def close(self) -> None:
-        await self._client.channel.close()
-
-    async def streams(self, container_id: str) -> Mapping[str, AsyncIterator[object]]:
-        events = self._client.stream("GetContainerEvents")
-        await events.initial_metadata()  # the runtime sends it once it sends events
-        return {EVENTS: aiter(events)}
-
-    def send(self, container_id: str) -> None:
-        self._fake.send_event(container_id)
-        self.sent[EVENTS] += 1
-
-    async def lists(self) -> int:
-        pods = cri_pb2.ListPodSandboxResponse.FromString(await self._client.call("ListPodSandbox"))
-        assert pods.items
-        return len(cri_pb2.ListContainersResponse.FromString(await self._client.call("ListContainers")).containers)
-
-    async def status(self) -> None:
-        reply = cri_pb2.StatusResponse.FromString(await self._client.call("Status"))
-        assert reply.status.conditions
-
-    async def probe(self, container_id: str) -> None:
-        wanted = cri_pb2.ExecSyncRequest(container_id=container_id, cmd=PROBE, timeout=1)
-        reply = cri_pb2.ExecSyncResponse.FromString(await self._client.call("ExecSync", wanted))
-        assert (reply.stdout, reply.exit_code) == (PROBED, 0)
-
-
-class DockerKubelet(Kubelet):
-    """A kubelet that speaks through dockershim, and follows events as cAdvisor does."""
-
-    def __init__(self, socket: Path, fake: Fake) -> None:
-        super().__init__()
-        assert isinstance(fake, DockerRuntime)
-        self._fake, self._socket, self._caller = fake, str(socket), DockerCaller(socket)
-        self._streams: list[HttpClient] = []
-        self._unsubscribe: Callable[[], None] = lambda: None
-
-    async def close(self) -> None:
-        self._unsubscribe()
-        for client in self._streams:
-            await client.close()
-        await self._caller.close()
-
-    async def streams(self, container_id: str) -> Mapping[str, AsyncIterator[object]]:
-        def count(event: Event) -> None:
-            self.sent[EVENTS] += event["Action"] in ACTIONS
-
-        self._unsubscribe = self._fake.state.events.subscribe(count)
-        log = f"/containers/{container_id}/logs?follow=1&stdout=1&tail=0"
-        return {
-            EVENTS: await self._stream(f"/events?{_query(event=ACTIONS)}", lambda line: line.startswith(b"{")),
-            LINES: await self._stream(log, lambda line: line.endswith(LINE)),
-        }
-
-    async def _stream(self, path: str, counts: Callable[[bytes], bool]) -> AsyncIterator[bytes]:
-        """Send a GET whose answer has no end; return its lines that count, the others are framing."""
-        client = await HttpClient.connect(self._socket)
-        self._streams.append(client)
-        client.send(request("GET", VERSION + path))
-        head = await client.reader.readuntil(b"\r\n\r\n")  # the daemon sends it once it follows
-        assert b" 200 " in head
-        return (line async for line in client.reader if counts(line))
-
-    def send(self, container_id: str) -> None:
-        self._fake.state.say(container_id, LINE)
-        self.sent[LINES] += 1
-
-    async def lists(self) -> int:
-        of_kind = [f"/containers/json?all=1&{_query(label=(label,))}" for label in LABELS]
-        pods, containers = [await self._call("GET", target) for target in of_kind]
-        assert pods
-        return len(containers)
-
-    async def status(self) -> None:
-        """Get the version: for dockershim a daemon that answers that is ready."""
-        assert "ApiVersion" in await self._call("GET", "/version")
-
-    async def probe(self, container_id: str) -> None:
-        """Create an exec, start it on a connection of its own, and inspect it at its end."""
-        made = (await self._call("POST", f"/containers/{container_id}/exec", bodies.exec_body(PROBE)))["Id"]
-        client = await HttpClient.connect(self._socket)
-        start = go_json({"Detach": False, "Tty": False})
-        client.send(request("POST", f"{VERSION}/exec/{made}/start", start, *UPGRADE))
-        answer = await client.ended()
-        await client.close()
-        assert b" 101 " in answer.partition(b"\r\n")[0]
-        assert answer.endswith(PROBED)
-        inspected = await self._call("GET", f"/exec/{made}/json")
-        assert inspected["ExitCode"] == 0
-        self._fake.state.execs.pop(made).container.execs.remove(made)  # dockerd forgets it after some minutes
-
-    async def _call(self, method: str, path: str, body: object = None) -> Any:
-        """Send a request on a connection that is kept open; return the answer."""
-        wanted = request(method, VERSION + path, go_json(body) if body else b"")
-        return json.loads(await self._caller.send("call", wanted))
-
-
-LABELS = [f"io.kubernetes.docker.type={kind}" for kind in ("podsandbox", "container")]
-
-
-def _query(**filters: tuple[str, ...]) -> str:
-    return "filters=" + quote(json.dumps({key: dict.fromkeys(values, True) for key, values in filters.items()}))
-
-
-KUBELETS: Mapping[str, Callable[[Path, Fake], Kubelet]] = {"cri": CriKubelet, "docker": DockerKubelet}
-"""By mode: the kubelet of a socket, and the fake runtime that sends what it follows."""
-
-DAY_SECONDS = Amount(60, 86_400)
+DAY_SECONDS = Amount(120, 86_400)
+"""Seconds of the node's day. In each one a pod lives from its create to its remove, and all pods are listed."""
+EARLIER_PODS = Amount(200, 17_000)
+"""Pods that end before the day: by then everything bounded has reached its limit. The last bound to be reached is that
+of the table of shared texts, which is cleared after some 16,000 pods."""
 HOUR_SECONDS, HOURS = 3_600, 24
-"""The first of so many parts is the warm-up: of a whole day, the first hour."""
-EARLIER_LIVES = Amount(3, 2_500)
-"""Pods that came and went before the day, because no node is new every morning. By then the tombstones have reached
-their limit: 4,096 ids of pods and containers in Docker mode."""
+"""The first of so many parts of the day is part of the warm-up."""
 PODS = 30
-"""The number of running pods, each with a container, which is probed."""
-STATUS_SECONDS = 5
-PROBE_SECONDS = 10
-SEND_SECONDS = 10
-"""Seconds between two events or log lines that are followed."""
-LIFE_SECONDS = 120
-"""Seconds between the beginnings of two pods: 30 per hour. Lists are made every second."""
+"""Running pods, each with a container."""
+STATUS_SECONDS, STREAM_SECONDS = 5, 10
+AT_ONCE = 8
+CANCEL_SECONDS = 0.005
+"""The latest cancel of a remove: before, during or after the runtime's work."""
+
+MIB = 1 << 20
+GROWTH_MIB = 1
+"""Most growth in MiB after the warm-up: the rule allows it per hour, and here 23 hours share it."""
+DESCRIPTORS = 2
+"""Most difference in open descriptors after it."""
+READINGS, READING_SECONDS = 5, 0.1
+"""At rest the least of so many readings counts: a list of the runtime's state may be in progress at any of them."""
+SETTLED_SECONDS = 30.0
+"""Seconds beyond the time between two lists of the runtime's state within which the Store must be equal."""
+REFUSED = "refused as it was chosen to be"
+LINE = b"a line"
 
 
-class Day:
-    """A node's day; ``calls`` and ``received`` count what was answered, and what was received on streams."""
+@dataclass(eq=False)
+class Node:
+    """A proxy with a hook server at every point under policy Fail, its fake runtime, and a client that bypasses it."""
 
-    def __init__(self, front: Front, proxy: Observed, containers: Sequence[str]) -> None:
-        self.second = 0
-        self.calls: Counter[str] = Counter()
-        self.received: Counter[str] = Counter()
-        self._front, self._proxy, self._containers = front, proxy, containers
+    front: Front
+    proxy: ProxyProcess
+    fake: Fake
+    outside: Caller
+    refusals: runtime.Injection | dockerd.Injection
+    """Refuses as many stops as its ``times``."""
+    chance: random.Random = field(default_factory=lambda: random.Random(0))
+    seconds: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    samples: list[tuple[float, int]] = field(default_factory=list)
+    """Pairs of hours and resident bytes."""
 
-    async def part(self, count: int) -> Sequence[Sample]:
-        """Play so many seconds. Raises what the first call to fail raises."""
-        async with (
-            self._front.caller(self._proxy.socket) as caller,
-            KUBELETS[self._front.name](self._proxy.socket, self._proxy.fake) as kubelet,
-        ):
-            await kubelet.follow(self._containers[0])
-            async with self._proxy.sampled(lambda: self.second / HOUR_SECONDS) as samples:
-                for _ in range(count):
-                    if self.second % SEND_SECONDS == 0:
-                        kubelet.send(self._containers[0])
-                    due = list(self._due(kubelet, caller))
-                    await together(*(call for _, call in due))
-                    self.calls.update(kind for kind, _ in due)
-                    self.second += 1
-            await kubelet.all_received()
-            self.received += kubelet.received
-        return samples
+    def sample(self) -> None:
+        self.samples.append((self.seconds / HOUR_SECONDS, Process(self.proxy.pid).resident()))
 
-    def _due(self, kubelet: Kubelet, caller: Caller) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
-        """Yield the calls of this second with their kinds."""
-        yield "lists", list_all(kubelet)
-        if self.second % STATUS_SECONDS == 0:
-            yield "statuses", kubelet.status()
-        for number, container_id in enumerate(self._containers):
-            if (self.second + number) % PROBE_SECONDS == 0:
-                yield "probes", kubelet.probe(container_id)
-        if self.second % LIFE_SECONDS == 0:
-            yield "lifecycles", live(caller)
+    async def play(self, count: int) -> None:
+        """Play so many seconds of the day, each hour with new connections. Raises what the first failed call raises."""
+        while count:
+            async with self.front.caller(self.proxy.socket) as caller:
+                stream = await caller.chat()
+                for _ in range(min(count, HOUR_SECONDS)):
+                    await together(*self._calls(caller, stream))
+                    self.seconds += 1
+                    count -= 1
+                    if self.seconds % STREAM_SECONDS == 0:
+                        self.sample()
+                await stream.end()
+
+    def _calls(self, caller: Caller, stream: Chat) -> Iterator[Coroutine[Any, Any, None]]:
+        yield self.live(caller, self.seconds)
+        yield self._act(caller, "list")
+        if self.seconds % STATUS_SECONDS == 0:
+            yield self._act(caller, "ping")
+        if self.seconds % STREAM_SECONDS == 0:
+            yield self._echo(stream)
+
+    async def _act(self, caller: Caller, verb: str) -> None:
+        assert await caller.act(verb)
+        self.counts[verb] += 1
+
+    async def _echo(self, stream: Chat) -> None:
+        await stream.say(LINE)
+        assert await stream.hear() == LINE
+        self.counts["lines of a stream"] += 1
+
+    async def live(self, caller: Caller, number: int) -> None:
+        """Run a pod with a container from its create to its end."""
+        how, end = ENDS.get(number % CYCLE, ("well", end_well))
+        await end(self, caller, *await start(caller))
+        self.counts[f"pods that ended {how}"] += 1
+
+    async def at_rest(self) -> tuple[int, set[str]]:
+        """Wait until the Store has the runtime's ids; return the open descriptors, and the ids that one side lacks."""
+        admin, ids = (
+            AdminClient(str(self.proxy.admin), WAIT_SECONDS),
+            {*self.fake.pod_ids(), *self.fake.container_ids()},
+        )
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + sync.PASS_SECONDS + SETTLED_SECONDS
+        gc.collect()  # clients of grpcio close a connection only when their last call is collected
+
+        def stored() -> set[str]:
+            pods, containers = subjects.records(admin.again())
+            return {record["id"] for record in (*pods, *containers)}
+
+        while (differing := await asyncio.to_thread(stored) ^ ids) and loop.time() < deadline:
+            await asyncio.sleep(READING_SECONDS)
+        readings = []
+        for _ in range(READINGS):
+            await asyncio.sleep(READING_SECONDS)
+            readings.append(Process(self.proxy.pid).descriptors())
+        return min(readings), differing
 
 
-async def list_all(kubelet: Kubelet) -> None:
-    assert await kubelet.lists() >= PODS
+@asynccontextmanager
+async def running(front: Front, folder: Path) -> AsyncIterator[Node]:
+    proxy, hooks = front.process(folder, log_level="info"), str(folder / "hooks.sock")
+    proxy.register("every-point.json", hooks, policy="Fail")
+    async with (
+        RUNTIMES[front.name](str(proxy.runtime), keep_received=0) as fake,
+        HookServer(hooks, default=hookanswers.echo(), keep_calls=False),
+        proxy,
+        front.caller(fake.socket_path) as outside,
+    ):
+        yield Node(front, proxy, fake, outside, refuse_stops(fake))
 
 
-async def live(caller: Caller) -> None:
-    await end(caller, *await begin(caller))
+def refuse_stops(fake: Fake) -> runtime.Injection | dockerd.Injection:
+    """Inject refusals of stops, none of them due yet."""
+    if isinstance(fake, CriRuntime):
+        refusals = runtime.Injection(code=grpc.StatusCode.UNKNOWN, details=REFUSED, times=0)
+        fake.inject(METHODS["stop"], refusals)
+        return refusals
+    return fake.inject(ROUTES["stop"], dockerd.Injection(status=500, message=REFUSED, times=0))
+
+
+async def together(*calls: Coroutine[Any, Any, None]) -> None:
+    """Await calls made concurrently. Raises what the first one to fail raises; the others are cancelled."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for call in calls:
+                group.create_task(call)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+# ---- a pod's life and its ends
+
+
+async def start(caller: Caller) -> tuple[str, str]:
+    """Run a pod with a container, and update the container's resources; return their ids."""
+    pod_id = await caller.run_pod()
+    container_id = await caller.create(pod_id)
+    del caller.pods[pod_id]  # it would contain all that ever existed
+    await caller.act("start", container_id)
+    await caller.update(container_id)
+    return pod_id, container_id
+
+
+async def stop(caller: Caller, verb: str, subject_id: str) -> None:
+    """Stop a subject, again if that is refused on purpose: any stop in progress may be the one that is refused."""
+    while True:
+        try:
+            await caller.act(verb, subject_id)
+        except Failed as failed:
+            if REFUSED not in failed.text:
+                raise
+        else:
+            return
+
+
+async def end_well(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
+    await stop(caller, "stop", container_id)
+    await caller.act("remove", container_id)
+    await stop(caller, "stop_pod", pod_id)
+    await caller.act("remove_pod", pod_id)
+
+
+async def end_with_a_refused_stop(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
+    node.refusals.times = (node.refusals.times or 0) + 1
+    await end_well(node, caller, pod_id, container_id)
+
+
+async def end_with_a_cancelled_remove(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
+    """Cancel a remove at a random moment, and repeat it: the container may no longer exist."""
+    await stop(caller, "stop", container_id)
+    remove = caller.request("remove", container_id)
+    try:
+        await caller.send("remove", remove, seconds=node.chance.uniform(0, CANCEL_SECONDS))
+    except Failed:
+        try:
+            await caller.send("remove", remove)
+        except Failed as failed:
+            if failed.status != HTTPStatus.NOT_FOUND:
+                raise
+    await stop(caller, "stop_pod", pod_id)
+    await caller.act("remove_pod", pod_id)
+
+
+async def end_outside(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
+    """Remove both without the proxy, as ``ctr rm`` and ``docker rm`` do."""
+    await node.outside.act("remove", container_id)
+    await node.outside.act("remove_pod", pod_id)
+
+
+async def vanish(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
+    """Remove both without any call or event."""
+    node.fake.vanish(container_id)
+    node.fake.vanish(pod_id)
+
+
+End = Callable[[Node, Caller, str, str], Awaitable[None]]
+CYCLE = 100
+ENDS: Mapping[int, tuple[str, End]] = {
+    10: ("with a refused stop", end_with_a_refused_stop),
+    30: ("with a cancelled remove", end_with_a_cancelled_remove),
+    50: ("without the proxy", end_outside),
+    70: ("without a call", vanish),
+}
+"""By a pod's number in its cycle; all others end well."""
 
 
 async def test_day_of_a_node_leaves_nothing(front: Front, findings: Findings, tmp_path: Path) -> None:
-    async with observed(front, tmp_path) as proxy:
-        async with front.caller(proxy.socket) as caller:
-            for _ in range(EARLIER_LIVES.now):
-                await live(caller)
-            containers = [(await begin(caller))[1] for _ in range(PODS)]
-        day, seconds = Day(front, proxy, containers), DAY_SECONDS.now
-        await endure(proxy, day.part, seconds // HOURS, seconds - seconds // HOURS, findings)
-        for what, counts in {"answered": day.calls, "received": day.received}.items():
-            for kind, count in counts.items():
-                findings.note(f"{kind} that were {what}", f"{count:,}")
-        assert day.calls.keys() == {"lists", "statuses", "probes", "lifecycles"}
-        findings.note("hangs of the event loop", proxy.stalls(), "none", not (findings.full and proxy.stalls()))
+    async with running(front, tmp_path) as node:
+        async with front.caller(node.proxy.socket) as caller:
+            numbers = iter(range(EARLIER_PODS.now))
+
+            async def earlier() -> None:
+                for number in numbers:
+                    await node.live(caller, number)
+
+            await together(*(earlier() for _ in range(AT_ONCE)))
+            for _ in range(PODS):
+                await start(caller)
+        seconds = DAY_SECONDS.now
+        await node.play(seconds // HOURS)
+        before = await node.at_rest()
+        node.samples.clear()
+        await node.play(seconds - seconds // HOURS)
+        after = await node.at_rest()
+        check(node, before, after, findings)
+
+
+def check(node: Node, before: tuple[int, set[str]], after: tuple[int, set[str]], findings: Findings) -> None:
+    hours, resident = zip(*node.samples, strict=True)
+    growth = linear_regression(hours, resident).slope * (hours[-1] - hours[0]) / MIB
+    few = growth <= GROWTH_MIB or not findings.full
+    findings.note("growth of memory in MiB after the warm-up", f"{growth:.2f}", GROWTH_MIB, few)
+    findings.note("most resident MiB", f"{max(resident) / MIB:.1f}")
+    difference = abs(after[0] - before[0])
+    findings.note("difference of open descriptors at rest", difference, DESCRIPTORS, difference <= DESCRIPTORS)
+    findings.equal("ids that only the Store or the runtime has", (before[1], after[1]), (set(), set()))
+    for what, count in node.counts.items():
+        findings.note(what, f"{count:,}")
+    assert node.refusals.times == 0
+    ends: Sequence[str] = ["well", *(how for how, _ in ENDS.values())]
+    assert node.counts.keys() >= {"list", "ping", "lines of a stream", *(f"pods that ended {how}" for how in ends)}
+    hangs = [line for line in node.proxy.output().splitlines() if "the event loop hangs" in line]
+    findings.note("hangs of the event loop", hangs, "none", not (findings.full and hangs))

@@ -1,7 +1,6 @@
-"""The table of blast radius: what each kind of bad hook server costs under each policy, how it shows, the way back.
+"""What each kind of bad hook server costs under each policy, how it shows, and the ways back.
 
-Owns what docs/fleets.rst, "A bad hook server", has: test_blast_radius.py tries each row on real engines, test_docs.py
-compares the page.
+The table of docs/fleets.rst, "A bad hook server": test_blast_radius.py tries each row, test_docs.py compares the page.
 """
 
 from collections.abc import Mapping
@@ -13,12 +12,12 @@ from runtimeproxy.observe.events import EventKind
 from runtimeproxy.plugins.registration import FailurePolicy
 
 BACK_SECONDS = 5.0
-"""Each way back holds within so many seconds, also on a busy machine; docs/results.rst has what was measured."""
+"""Each way back has its effect within so many seconds, also on a busy machine."""
 MOVE, DISABLE, REPLACE = "move its file", "hook disable", "replace it"
 
 
 class Lost(Enum):
-    """What is lost of a create."""
+    """The part of a create that is lost."""
 
     TIME = "nothing but time"
     HOOK = "what it would have set"
@@ -45,14 +44,14 @@ SIGNS: Mapping[Lost, Signs] = {
     Lost.VALUE: Signs(EventKind.EDITED, "hook_fields_changed"),
 }
 REFUSAL = Signs(EventKind.REFUSED, "hook_refusals")
-"""The signs of a refusal, which is a hook server's right."""
+"""The signs of a refusal on purpose."""
 
 
 class Kind(NamedTuple):
-    """A kind of bad hook server; ``lost`` is by policy. ``reason`` is that of the failed hook calls.
+    """A kind of bad hook server; ``lost`` is by policy, and ``reason`` that of the failed hook calls.
 
-    ``waits``: each create waits for its timeout. ``opens``: the breaker opens after the fifth failure. ``checks`` are
-    those of ``status`` that are not ok, by policy.
+    ``waits``: each create waits for its timeout. ``opens``: the breaker opens after the fifth failure. ``checks``: the
+    check of ``status`` that is not ok, by policy.
     """
 
     name: str
@@ -64,33 +63,22 @@ class Kind(NamedTuple):
     checks: Mapping[FailurePolicy, str] = {}
 
     def signs(self, policy: FailurePolicy) -> Signs:
-        """Return how it shows."""
         return REFUSAL if self.reason is Reason.REFUSED else SIGNS[self.lost[policy]]
 
 
 IGNORE, FAIL = FailurePolicy.IGNORE, FailurePolicy.FAIL
 BY_POLICY = {IGNORE: Lost.HOOK, FAIL: Lost.CALL}
 BREAKERS = dict.fromkeys(FailurePolicy, "breakers")
+TIME, REFUSED, CONTAINER, VALUE = (
+    dict.fromkeys(FailurePolicy, lost) for lost in (Lost.TIME, Lost.CALL, Lost.CONTAINER, Lost.VALUE)
+)
 
-
-def either(lost: Lost) -> Mapping[FailurePolicy, Lost]:
-    """Return the same loss under both policies."""
-    return dict.fromkeys(FailurePolicy, lost)
-
-
+_HUNG, _ABORTING = "accepts calls and never answers", "aborts the connection in each answer"
+_BAD_FIELD = "sets a value that no runtime accepts, next to a good one"
 KINDS = (
-    Kind(
-        "hung", "accepts calls and never answers", BY_POLICY, Reason.DEADLINE, waits=True, opens=True, checks=BREAKERS
-    ),
-    Kind("slow", "answers late, within its timeout", either(Lost.TIME)),
-    Kind(
-        "breaking off",
-        "aborts the connection in each answer",
-        BY_POLICY,
-        Reason.BROKEN_ANSWER,
-        opens=True,
-        checks=BREAKERS,
-    ),
+    Kind("hung", _HUNG, BY_POLICY, Reason.DEADLINE, waits=True, opens=True, checks=BREAKERS),
+    Kind("slow", "answers late, within its timeout", TIME),
+    Kind("breaking off", _ABORTING, BY_POLICY, Reason.BROKEN_ANSWER, opens=True, checks=BREAKERS),
     Kind("crashing", "dies at each call and is started again", BY_POLICY, Reason.BROKEN_ANSWER),
     Kind(
         "vanished",
@@ -102,13 +90,8 @@ KINDS = (
     Kind("wrong: no message", "answers what is no hook message", BY_POLICY, Reason.BAD_ANSWER),
     Kind("wrong: an error", "answers each call with a gRPC error", BY_POLICY, Reason.ERROR_STATUS),
     Kind("wrong: unserved", "does not serve a hook point of its file", BY_POLICY, Reason.UNIMPLEMENTED),
-    Kind(
-        "wrong: impossible",
-        "sets a value that no runtime accepts, next to a good one",
-        {IGNORE: Lost.FIELD, FAIL: Lost.CALL},
-        Reason.BAD_ANSWER,
-    ),
-    Kind("wrong: refusing", "refuses each call (PERMISSION_DENIED)", either(Lost.CALL), Reason.REFUSED),
-    Kind("wrong: not here", "sets a value that this machine lacks, as a CPU", either(Lost.CONTAINER)),
-    Kind("wrong: unwanted", "sets a valid value that nobody wants", either(Lost.VALUE)),
+    Kind("wrong: impossible", _BAD_FIELD, {IGNORE: Lost.FIELD, FAIL: Lost.CALL}, Reason.BAD_ANSWER),
+    Kind("wrong: refusing", "refuses each call (PERMISSION_DENIED)", REFUSED, Reason.REFUSED),
+    Kind("wrong: not here", "sets a value that this machine lacks, as a CPU", CONTAINER),
+    Kind("wrong: unwanted", "sets a valid value that nobody wants", VALUE),
 )

@@ -1,4 +1,4 @@
-"""A real engine with the proxy before it, whichever it is, so that one test shows that both fronts behave alike.
+"""A real engine with the proxy before it, with one interface for both fronts.
 
 Pods and containers are given in CRI's terms, as far as a kubelet's values reach the engine.
 """
@@ -31,7 +31,7 @@ from tests.system.proxy import STATE_KNOWN, ProxyProcess, wait_until
 
 @dataclass(frozen=True, slots=True)
 class _Real:
-    """A proxy, a hook server and an engine; the kubelet uses a version of CRI, or a generation of the shim."""
+    """A proxy, a hook server and an engine; the kubelet speaks a version of CRI, or is a generation of the shim."""
 
     proxy: ProxyProcess
     hooks: HookServer
@@ -52,21 +52,19 @@ class _Real:
         self.proxy.register(f"{node.PLUGIN}.json", self.hooks.socket_path, points, **more)
 
     def take_calls(self) -> list[tuple[str, Any]]:
-        """Return the hook calls since the last time: hook points and messages, in order."""
+        """Return the hook points and messages of the calls since the last time, in order."""
         calls = [(call.point.name, call.request) for call in self.hooks.calls]
         self.hooks.calls.clear()
         return calls
 
-    def restart(self, *, known: bool = False) -> None:
-        """Kill the proxy and start it again; with ``known``, wait until it has read the runtime's state."""
+    def restart(self, *, wait_for_state: bool = False) -> None:
+        """Kill the proxy and start it again; with ``wait_for_state``, wait until it has read the runtime's state."""
         self.proxy.kill()
         written = len(self.proxy.output())
         self.proxy.start()
-        if known:
+        if wait_for_state:
             wait_until(lambda: STATE_KNOWN in self.proxy.output()[written:], "the state is read", self.proxy.output)
         self.take_calls()
-
-    # Pods and containers with all fields that a kubelet may set, or with little more than a name.
 
     def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
         return self.pod_as_passed(node.rich_pod(self.engine, name))
@@ -75,7 +73,6 @@ class _Real:
         return self.pod_as_passed(node.plain_pod(self.engine, name))
 
     def rich_container(self, name: str = "main", **resources: int | str) -> ContainerConfig:
-        """Return a container whose ``resources`` are set in addition to the usual ones."""
         return self.container_as_passed(node.rich_container(name, **resources))
 
     def plain_container(self, name: str = "main") -> ContainerConfig:
@@ -89,11 +86,11 @@ class _Real:
         return container
 
     def sent(self, container: ContainerConfig) -> ContainerConfig:
-        """Return a container as this kubelet asks for it: dockershim adds a swap limit to each memory limit."""
+        """Return a container as this kubelet sends it: dockershim adds a swap limit to each memory limit."""
         return container
 
-    def updated(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
-        return hook_requests.updated(container, asked)
+    def updated(self, container: ContainerConfig, requested: LinuxContainerResources) -> ContainerConfig:
+        return hook_requests.updated(container, requested)
 
     def failure(self, call: Callable[[], object]) -> Failed:
         """Make a call that must fail; return its failure."""
@@ -104,15 +101,15 @@ class _Real:
             return Failed(error.code(), str(error.details()))
         return Failed(error.status, error.message) if isinstance(error, DockerError) else Failed(None, str(error))
 
-    def lived(self, client: Any, pod: PodSandboxConfig, container: ContainerConfig, resources: Any) -> Any:
+    def run_to_end(self, client: Any, pod: PodSandboxConfig, container: ContainerConfig, resources: Any) -> Any:
         """Run a pod with a container to its end; return the engine's report while it ran."""
         pod_id = client.run_pod(pod)
         container_id = client.create(pod_id, container, pod)
         client.start(container_id)
         client.update(container_id, resources)
-        seen = self.inspected(client, pod_id, container_id)
+        report = self.inspected(client, pod_id, container_id)
         node.end(client, pod_id, container_id)
-        return seen
+        return report
 
 
 class CriNode(_Real):
@@ -122,7 +119,7 @@ class CriNode(_Real):
     client_class = cri.CriClient
 
     def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
-        """Wait until the log of the container ``main`` has all of its first lines; return them as names and values."""
+        """Wait for all of the first lines that ``main`` prints; return them as names and values."""
         return node.told_by_first_act(pod)
 
     def written(self, pod: PodSandboxConfig, container_id: str) -> str:
@@ -145,7 +142,7 @@ class CriNode(_Real):
         return _info(client.pod_status(pod_id))["pid"], _info(client.status(container_id))["pid"]
 
     def inspected(self, client: Any, pod_id: str, container_id: str) -> Any:
-        """Return the engine's report of a pod and a container, without what differs between two equal requests."""
+        """Return the engine's report, without the values that differ between two equal requests."""
         pod, container = _info(client.pod_status(pod_id)), _info(client.status(container_id))
         spec = container["runtimeSpec"]
         return pod["config"], container["config"], spec["linux"]["resources"], spec["process"]["env"]
@@ -220,15 +217,13 @@ class Kubelet:
         exit_code, stdout, stderr = self.shim.exec_sync(container_id, command)
         return SimpleNamespace(stdout=stdout, stderr=stderr, exit_code=exit_code)
 
-    def host(self, container_id: str) -> dict[str, Any]:
-        """Return the container's HostConfig, which was requested from dockerd in addition to the image's own config."""
+    def host_config(self, container_id: str) -> dict[str, Any]:
         return dict(self.shim.inspect(container_id)["HostConfig"])
 
     def labels(self, container_id: str) -> dict[str, str]:
         return dict(self.shim.inspect(container_id)["Config"]["Labels"])
 
-    def told_by_first_act(self, container_id: str) -> dict[str, str]:
-        """Follow the container's log through its first lines; return them as names and values."""
+    def first_lines(self, container_id: str) -> dict[str, str]:
         output = b""
         for _, data in self.shim.logs(container_id, follow=True):
             output += data
@@ -237,11 +232,10 @@ class Kubelet:
         return names_and_values(output.decode().splitlines())
 
     def inspected(self, *ids: str) -> list[str]:
-        """Return dockerd's report of containers, without what differs between two equal requests."""
         text = json.dumps([self.shim.inspect(one) for one in ids], indent=1)
         for number, one in enumerate(ids):
             text = text.replace(one, f"<container {number}>")
-        pids = Mask("<pid>", r'"Pid": \d+', "processes are numbered as they come")
+        pids = Mask("<pid>", r'"Pid": \d+')
         return docker_cli.masked(text.encode(), (*docker_cli.DRAWN, pids)).splitlines()
 
 
@@ -259,41 +253,17 @@ def _pod(config: PodSandboxConfig) -> Pod:
 
 
 def _values(resources: LinuxContainerResources) -> Values:
-    """Return what dockershim passes on; it sets the swap limit by itself."""
+    """Return the values that dockershim uses; it sets the swap limit itself."""
     named = {field.name: value for field, value in resources.ListFields()}
     named.pop("memory_swap_limit_in_bytes", None)
     return named
 
 
-# ---- the parts of a kubelet's pod and container that pass dockershim, and what it adds
-
-
-def annotations(container: ContainerConfig) -> dict[str, str]:
-    """Return the annotations that a kubelet gives each container of dockershim's."""
-    return {
-        "io.kubernetes.container.hash": "d464c1e4",
-        "io.kubernetes.container.restartCount": str(container.metadata.attempt),
-        "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
-        "io.kubernetes.container.terminationMessagePolicy": "File",
-        "io.kubernetes.pod.terminationGracePeriod": "30",
-    }
-
-
-def passed_on(pod: PodSandboxConfig) -> PodSandboxConfig:
-    """Return what dockershim passes on of a pod: labels with its names, but neither overhead nor resources."""
-    left = PodSandboxConfig.FromString(pod.SerializeToString())
-    for name in ("name", "namespace", "uid"):
-        left.labels[f"io.kubernetes.pod.{name}"] = getattr(pod.metadata, name)
-    left.linux.ClearField("overhead")
-    left.linux.ClearField("resources")
-    return left
-
-
-def without_swap(container: ContainerConfig) -> ContainerConfig:
-    """Return a container with the swap limit that goes with its memory limit: no swap."""
-    left = ContainerConfig.FromString(container.SerializeToString())
-    left.linux.resources.memory_swap_limit_in_bytes = container.linux.resources.memory_limit_in_bytes
-    return left
+def _without_swap(container: ContainerConfig) -> ContainerConfig:
+    """Return a container with the swap limit that dockershim adds to its memory limit: no swap."""
+    changed = ContainerConfig.FromString(container.SerializeToString())
+    changed.linux.resources.memory_swap_limit_in_bytes = container.linux.resources.memory_limit_in_bytes
+    return changed
 
 
 class ShimNode(_Real):
@@ -303,36 +273,45 @@ class ShimNode(_Real):
     client_class = Kubelet
 
     def pod_as_passed(self, pod: PodSandboxConfig) -> PodSandboxConfig:
-        return passed_on(pod)
+        """Return a pod with dockershim's labels, and with neither overhead nor resources."""
+        passed = PodSandboxConfig.FromString(pod.SerializeToString())
+        for name in ("name", "namespace", "uid"):
+            passed.labels[f"io.kubernetes.pod.{name}"] = getattr(pod.metadata, name)
+        passed.linux.ClearField("overhead")
+        passed.linux.ClearField("resources")
+        return passed
 
     def container_as_passed(self, container: ContainerConfig) -> ContainerConfig:
-        passed = without_swap(container)
-        passed.annotations.update(annotations(container))
+        """Return a container with the annotations that dockershim adds."""
+        passed = _without_swap(container)
+        added = {"hash": "d464c1e4", "restartCount": str(container.metadata.attempt)}
+        added |= {"terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File"}
+        passed.annotations.update({f"io.kubernetes.container.{name}": text for name, text in added.items()})
+        passed.annotations["io.kubernetes.pod.terminationGracePeriod"] = "30"
         return passed
 
     def sent(self, container: ContainerConfig) -> ContainerConfig:
-        return without_swap(container)
+        return _without_swap(container)
 
-    def updated(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
-        changed = hook_requests.updated(container, asked)
-        moves = self.speaks.moves_swap and asked.memory_limit_in_bytes
-        return without_swap(changed) if moves else changed
+    def updated(self, container: ContainerConfig, requested: LinuxContainerResources) -> ContainerConfig:
+        changed = hook_requests.updated(container, requested)
+        moves = self.speaks.moves_swap and requested.memory_limit_in_bytes
+        return _without_swap(changed) if moves else changed
 
     def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
-        return dict(client.told_by_first_act(container_id))
+        return dict(client.first_lines(container_id))
 
     def written(self, pod: PodSandboxConfig, container_id: str) -> str:
         return str(self.engine.request("GET", f"/containers/{container_id}/logs?stdout=1").decode())
 
     def pod_texts(self, client: Any, pod_id: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
         labels = client.labels(pod_id)
-        of_the_shim = {labels.pop(f"io.kubernetes.{name}") for name in ("container.name", "docker.type")}
-        assert of_the_shim == {"POD", "podsandbox"}
+        del labels["io.kubernetes.container.name"], labels["io.kubernetes.docker.type"]
         annotations = self.annotations(client, pod_id)
         return {key: value for key, value in labels.items() if not key.startswith("annotation.")}, annotations
 
     def pod_shares(self, client: Any, pod_id: str) -> int:
-        return int(client.host(pod_id)["CpuShares"])
+        return int(client.host_config(pod_id)["CpuShares"])
 
     def annotations(self, client: Any, container_id: str) -> Mapping[str, str]:
         labels = client.labels(container_id).items()
@@ -382,9 +361,9 @@ def running(
     runtime: str = "",
     **flags: str,
 ) -> Iterator[RealNode]:
-    """Run a hook server, and then a proxy before an engine; ``prepare`` is called between the two.
+    """Run a hook server, then ``prepare``, and then a proxy before an engine or before another ``runtime`` socket.
 
-    ``runtime`` is a socket used in place of the engine's own. What was created is removed at the end.
+    At the end what was created is removed.
     """
     endpoint = runtime or engine.socket
     if kind.node is CriNode:
@@ -397,7 +376,7 @@ def running(
             yield made
 
 
-# ---- fixtures, for conftest: a node per module, reset for each test
+# ---- fixtures for conftest: a node for a module, reset for each test
 
 
 @pytest.fixture(scope="module")
@@ -407,14 +386,14 @@ def engine(kind: Kind, request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(scope="module")
 def shared(kind: Kind, engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealNode]:
-    """Run a node whose hook server is asked at every point."""
+    """Run a node whose hook server is called at every point."""
     with running(kind, engine, tmp_path_factory.mktemp("node")) as made:
         yield made
 
 
 @pytest.fixture(name="node")
 def lent(shared: RealNode) -> Iterator[RealNode]:
-    """Yield the node in its initial state: no answer chosen, no calls recorded, and remove what is left at the end."""
+    """Yield the node without chosen answers and recorded calls; at the end what was created is removed."""
     shared.hooks.answers.clear()
     shared.take_calls()
     with shared.engine.restored():

@@ -1,11 +1,11 @@
-"""Engines and proxies are killed with pods running; what is removed at an engine is removed from the Store.
+"""Engines and proxies are killed while pods run; what is removed at an engine is removed from the Store.
 
-That is promise 8, fault matrix B1, B3.
+Promise 8, fault matrix B1, B3.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,13 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 GRACE_SECONDS = 3600
 UPDATE = LinuxContainerResources(cpu_quota=40_000)
-READY, ASKED_TO_END = "ready", "asked to end"
+READY, SIGNALLED = "ready", "got a signal"
 DEAF = f"""
-trap 'trap "exit 0" TERM; echo {ASKED_TO_END}' TERM
+trap 'trap "exit 0" TERM; echo {SIGNALLED}' TERM
 sleep {GRACE_SECONDS} & echo {READY}
 while :; do wait; done
 """
-"""Handles a stop's signal, prints that, and goes on; a second one ends it: a dockerd that starts ends what it finds."""
-
-
-# ---- the proxy
+"""Handles a stop's signal, prints that, and continues. A second one ends it: dockerd ends containers at its start."""
 
 KILLS = 5
 QUOTA, CHANGED_QUOTA = 60_000, 45_000
@@ -46,7 +43,7 @@ SHARES = 300
 
 @on(CONTAINERD, DOCKERD, OLD_SHIM)
 def test_quota_is_scaled_once_over_kills(kind: Kind, engine: Any, tmp_path: Path) -> None:
-    """That of one container at its create, that of another at an update; after a kill an update does not contain it.
+    """One container's quota is set by its create, another's by an update; updates after a kill do not contain it.
 
     The pod's shares, which containerd reports and does not use, are in no hook request.
     """
@@ -73,49 +70,39 @@ def test_quota_is_scaled_once_over_kills(kind: Kind, engine: Any, tmp_path: Path
                 {one: pairs.get("resources.cpu_quota") for one, pairs in rows(file).items()}
                 == {**expected, pod_id: None}
             ),
-            "they are kept",
+            "they are in the file",
             lambda: str(rows(file)),
         )
         for _ in range(KILLS):
-            node.restart(known=True)
-            for one, (asked, scaled) in expected.items():
+            node.restart(wait_for_state=True)
+            for one, (requested, scaled) in expected.items():
                 client.update(one, LinuxContainerResources(cpuset_cpus=CPU))
                 ((_, update),) = node.take_calls()
-                assert update.container_resources.cpu_quota == asked
+                assert update.container_resources.cpu_quota == requested
                 assert update.pod_resources.cpu_shares == shares
                 assert inside(client, one, "cpu_quota") == scaled
         end(client, pod_id, created, updated)
-        wait_until(lambda: not rows(file), "nothing is kept any more", lambda: str(rows(file)))
-
-
-# ---- the engine
-
-
-@pytest.fixture
-def caller() -> Iterator[ThreadPoolExecutor]:
-    """Yield a thread for a call in progress."""
-    with ThreadPoolExecutor(1) as thread:
-        yield thread
+        wait_until(lambda: not rows(file), "the file is empty", lambda: str(rows(file)))
 
 
 @on(CONTAINERD, DOCKERD)
-def test_killed_engine_changes_no_hook_call_of_its_pods(node: RealNode, caller: ThreadPoolExecutor) -> None:
-    """A stop is in progress: the container has got its signal. It outlives containerd, and ends with dockerd.
+def test_killed_engine_changes_no_hook_call(node: RealNode) -> None:
+    """A stop is in progress. The container outlives containerd, and ends with dockerd.
 
-    If the proxy notices its end before it is stopped again, the hook server is called then.
+    If the proxy notices its end before the next stop, the hook server is called then.
     """
     outlives = node.front.name == "cri"
     pod, container = node.rich_pod(), node.rich_container()
     container.command[:] = ("/bin/sh", "-c", DEAF)
-    with node.client() as client:
+    with node.client() as client, ThreadPoolExecutor(1) as caller:
         pod_id = client.run_pod(pod)
         container_id = client.create(pod_id, container, pod)
         client.start(container_id)
         wait_until(lambda: READY in node.written(pod, container_id), "the container runs")
-        its_own = node.pids(client, pod_id, container_id)
+        pids = node.pids(client, pod_id, container_id)
         node.take_calls()
         stop = caller.submit(client.stop, container_id, GRACE_SECONDS)
-        wait_until(lambda: ASKED_TO_END in node.written(pod, container_id), "the engine stops it")
+        wait_until(lambda: SIGNALLED in node.written(pod, container_id), "the engine stops it")
         node.engine.kill()
         try:
             assert node.failure(lambda: stop.result(WAIT_SECONDS)).status == node.front.lost
@@ -125,7 +112,7 @@ def test_killed_engine_changes_no_hook_call_of_its_pods(node: RealNode, caller: 
     ended = hook_requests.of_container(pod, container, container_id)
     with node.client() as client:  # the first calls, without retries
         if outlives:
-            assert node.pids(client, pod_id, container_id) == its_own
+            assert node.pids(client, pod_id, container_id) == pids
             assert node.take_calls() == [], "it was not stopped"
             client.update(container_id, UPDATE)
             ended = hook_requests.of_container(pod, hook_requests.updated(container, UPDATE), container_id)
@@ -137,7 +124,7 @@ def test_killed_engine_changes_no_hook_call_of_its_pods(node: RealNode, caller: 
     assert pod_stop == ("PostStopPodSandbox", hook_requests.of_pod(pod))
 
 
-# ---- what is removed from the engine, or changed there, is removed from the Store
+# ---- removals and changes that the proxy only notices
 
 
 class Made:
@@ -152,8 +139,8 @@ class Made:
         self.container_id = self.client.create(self.pod_id, self.container, self.pod)
         self.name = "" if kind is CONTAINERD else self.client.shim.inspect(self.container_id)["Name"].removeprefix("/")
 
-    def known(self) -> tuple[bool, bool]:
-        """Return whether pod and container are known."""
+    def stored(self) -> tuple[bool, bool]:
+        """Return whether the Store has the pod, and the container."""
         return self.pod_id in self.proxy.store.ids(), self.container_id in self.proxy.store.ids()
 
 
@@ -161,7 +148,7 @@ class Made:
 async def made(
     kind: Kind, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Made]:
-    """Create them through a proxy that follows dockerd's events, or sweeps all the time."""
+    """Create them through a proxy that follows dockerd's events, or lists containerd's state all the time."""
     if kind is CONTAINERD:
         monkeypatch.setattr(sync, "PASS_SECONDS", 0.2)
         monkeypatch.setattr(sync, "SOONEST_SECONDS", 0.05)
@@ -171,24 +158,24 @@ async def made(
     with engine.restored():
         async with inside as proxy:
             if kind is DOCKERD:
-                await all_heard(engine, proxy)  # then the daemon's cgroup driver is known, too, and pods are kept
+                await all_events_received(engine, proxy)  # then it has the daemon's cgroup driver, too, and stores pods
             made = await asyncio.to_thread(Made, kind, engine, proxy)
-            assert made.known() == BOTH
+            assert made.stored() == BOTH
             with made.client, made.direct:
                 yield made
 
 
-async def all_heard(engine: Any, inside: ProxyInside) -> None:
-    """Wait until the proxy has received a later event: dockerd's events come in order.
+async def all_events_received(engine: Any, inside: ProxyInside) -> None:
+    """Wait until the proxy has received a later event: dockerd's events are in order.
 
-    Twice, because the first one may be one of at most two removals that are on their way.
+    Twice, because the first one may be an event of at most two pending removals.
     """
     for _ in range(2):
-        heard = inside.metrics.counted("backend_events", action="destroy")
+        received = inside.metrics.counted("backend_events", action="destroy")
         body = json.dumps({"Image": BUSYBOX}).encode()
-        other = json.loads(await asyncio.to_thread(engine.request, "POST", "/containers/create", body))["Id"]
-        await asyncio.to_thread(engine.request, "DELETE", f"/containers/{other}")
-        await until(lambda: inside.metrics.counted("backend_events", action="destroy") > heard, "it is heard")  # noqa: B023
+        container = json.loads(await asyncio.to_thread(engine.request, "POST", "/containers/create", body))["Id"]
+        await asyncio.to_thread(engine.request, "DELETE", f"/containers/{container}")
+        await until(lambda: inside.metrics.counted("backend_events", action="destroy") > received, "its event")  # noqa: B023
 
 
 def removes_by_ctr(made: Made) -> None:
@@ -223,14 +210,17 @@ WAYS: list[tuple[Kind, str, Act, tuple[bool, bool]]] = [
     (DOCKERD, "kill", lambda made: made.direct.docker("kill", made.pod_id), BOTH),
     (DOCKERD, "rm that fails", fails_to_remove, BOTH),
 ]
-"""What happens to a pod with a container -> which of the two are known after all events."""
+"""Acts on a pod with a container, and which of the two the Store has after all events."""
 
 
-@pytest.mark.parametrize(("kind", "name", "act", "left"), WAYS, ids=[f"{kind.name}: {name}" for kind, name, *_ in WAYS])
-async def test_store_forgets_what_is_gone(kind: Kind, name: str, made: Made, act: Act, left: tuple[bool, bool]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "act", "stored"),
+    [pytest.param(kind, act, stored, id=f"{kind.name}: {name}") for kind, name, act, stored in WAYS],
+)
+async def test_store_has_what_the_engine_has(kind: Kind, made: Made, act: Act, stored: tuple[bool, bool]) -> None:
     await asyncio.to_thread(act, made)
     if kind is DOCKERD:
-        await all_heard(made.engine, made.proxy)
-        assert made.known() == left
+        await all_events_received(made.engine, made.proxy)
+        assert made.stored() == stored
     else:
-        await until(lambda: made.known() == left, "the Store has what the engine has")
+        await until(lambda: made.stored() == stored, "the Store has what the engine has")

@@ -1,144 +1,237 @@
-"""The project's own hook servers with real containerd and dockerd: their values hold inside the container.
+"""The project's own hook servers as programs: their values hold in real containers, and each passes ``hook verify``.
 
-RDT's is above a stand-in for resctrl, as no machine of the tests has RDT.
+The demo runs GPU, CPU, batch, quota and RDT hooks on both engines (tests/scripts/test_demo.py); here are the pods'
+cgroups, updates, and what a kernel may lack.
 """
 
 import json
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runtimeproxy_hooks.__main__ import ALL, HOOKS
 from runtimeproxy_hooks.lib import koordinator
 from runtimeproxy_hooks.servers import coresched
 from runtimeproxy_hooks.servers.groupidentity import FILE as BVT
-from runtimeproxy_hooks.servers.rdt import RDT_CLASS
-from tests.engines import cgroups
-from tests.engines.cri import CriClient
-from tests.system.node import CPU, LAST_LINE, MIB, Values, assert_first_act
-from tests.system.proxy import Folder
-from tests.system.real import CONTAINERD, DOCKERD, Kind, on
-from tests.system.reference import HookProgram, ReferenceNode, before, container
-from tests.system.reference_standin import MOST_SECONDS, PROCESSES
+from tests.engines import cgroups, cri
+from tests.fakes.cri_pb2 import ContainerConfig, PodSandboxConfig
+from tests.system.node import (
+    CPU,
+    MIB,
+    Values,
+    assert_first_act,
+    assert_in_force,
+    cri_resources,
+    end,
+    first_act,
+    plain_pod,
+)
+from tests.system.proxy import ROOT, WAIT_SECONDS, Folder, Program, wait_until
+from tests.system.real import CONTAINERD, DOCKERD, Kind, RealNode, on, running
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, on(CONTAINERD, DOCKERD)]
+pytestmark = pytest.mark.slow
+
+FAIL = "--failure-policy=Fail"
+
+
+class HookProgram(Program):
+    """A hook server as a program."""
+
+    def __init__(self, folder: Folder, *names: str, flags: Sequence[str] = ()) -> None:
+        self.name = "-".join(names)
+        self.socket = folder.path / f"{uuid.uuid4().hex[:8]}.sock"
+        self.registration = folder.registrations / f"{self.name}.json"
+        self.log = self.socket.with_suffix(".log")
+        where = (f"--endpoint={self.socket}", f"--register-dir={folder.registrations}")
+        self.command = [sys.executable, "-m", "runtimeproxy_hooks", *names, *where, *flags]
+
+    def wait_until_it_serves(self) -> None:
+        wait_until(lambda: self.ended or " serves " in self.output(), f"{self.name} serves", self.output)
+        assert not self.ended, f"the hook server ended: {self.output()}"
+
+    def end(self) -> None:
+        """End the process by SIGTERM. It must leave no registration file, except under Fail."""
+        assert self.process is not None
+        self.process.terminate()
+        try:
+            code = self.process.wait(WAIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        assert code == 0, f"exit code {code}: {self.output()[-4000:]}"
+        assert not self.faults(), self.faults()
+        assert self.registration.exists() is (FAIL in self.command)
+
+
+@contextmanager
+def served(*programs: HookProgram) -> Iterator[None]:
+    with ExitStack() as stack:
+        for program in programs:
+            program.launch(cwd=ROOT)
+            stack.callback(program.end)
+        for program in programs:
+            program.wait_until_it_serves()
+        yield
+
+
+OWN_PATHS = {"coresched": ["core-sched-state"], "rdt": ["resctrl-root"], ALL: ["core-sched-state", "resctrl-root"]}
+"""The flags that set a hook's paths, which are the machine's by default."""
+
+
+def test_each_hook_server_passes_hook_verify(tmp_path: Path) -> None:
+    programs = []
+    for name in (*sorted(HOOKS), ALL):
+        flags = [f"--{flag}={tmp_path}/{name}/{flag}" for flag in OWN_PATHS.get(name, [])]
+        programs.append(HookProgram(Folder(tmp_path / name), name, flags=flags))
+
+    def verify(program: HookProgram) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "runtimeproxy", "hook", "verify", str(program.socket)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+
+    with served(*programs), ThreadPoolExecutor(3) as pool:
+        for program, done in zip(programs, pool.map(verify, programs), strict=True):
+            assert done.returncode == 0, f"{program.name}: {done.stdout}{done.stderr}"
+
+
+# ---- with real engines
+
+
+def on_engines(test: Callable[..., None]) -> Callable[..., None]:
+    return pytest.mark.engine(on(CONTAINERD, DOCKERD)(test))
+
 
 LIMITED: Values = {"cpu_period": 100000, "cpu_quota": 50000, "cpu_shares": 512, "memory_limit_in_bytes": 64 * MIB}
-"""What the kubelet asks for."""
+NO_QUOTA = -1
 
 
-def every_hook(folder: Folder) -> Sequence[HookProgram]:
-    settings = folder.path / "node.yaml"
-    settings.write_text("cpu-normalization-ratio: 2\ngroup-identity: {enable: true}\n")
-    config, state = f"--node-config={settings}", f"--core-sched-state={folder.path}/coresched.json"
-    others = ("batchresource", "cpunormalization", "oomscoreadj", "groupidentity", "coresched")
-    return (
-        HookProgram(folder, "gpu", "cpuset", flags=[config]),
-        HookProgram(folder, *others, flags=[config, state]),
-        HookProgram(folder, "rdt", flags=[f"--resctrl-root={folder.path}/none", "--failure-policy=Fail"]),
-    )
+@dataclass(frozen=True, slots=True)
+class Node:
+    real: RealNode
+    programs: list[HookProgram]
+
+    def pod(self, annotations: dict[str, object], *, qos: str, cgroup: str = "besteffort") -> PodSandboxConfig:
+        """Return a new pod of a Koordinator QoS class; ``cgroup`` is its Kubernetes QoS class."""
+        pod = plain_pod(self.real.engine)
+        pod.annotations.update({key: json.dumps(value) for key, value in annotations.items()})
+        pod.labels["koordinator.sh/qosClass"] = qos
+        pod.linux.cgroup_parent = self.real.engine.cgroup_parent(pod.metadata.uid, cgroup)
+        return pod
+
+    @contextmanager
+    def running(
+        self, pod: PodSandboxConfig, container: ContainerConfig, pod_quota: int = NO_QUOTA
+    ) -> Iterator[tuple[Any, str]]:
+        """Run a pod with a container as a kubelet does; yield a client and the container's id."""
+        make_pod_cgroup(pod.linux.cgroup_parent, pod_quota)
+        with self.real.client() as client:
+            pod_id = client.run_pod(pod)
+            container_id = client.create(pod_id, container, pod)
+            client.start(container_id)
+            yield client, container_id
+            end(client, pod_id, container_id)
 
 
 @pytest.fixture(scope="module")
-def node(kind: Kind, engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReferenceNode]:
-    with before(kind, engine, tmp_path_factory.mktemp("node"), every_hook) as made:
-        yield made
+def node(kind: Kind, engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """Run a proxy with every hook server that changes containers."""
+    programs: list[HookProgram] = []
+    with ExitStack() as stack:
+
+        def serve(real: RealNode) -> None:
+            folder = real.proxy
+            (folder.path / "node.yaml").write_text("group-identity: {enable: true}\n")
+            config, state = f"--node-config={folder.path}/node.yaml", f"--core-sched-state={folder.path}/coresched.json"
+            others = ("batchresource", "groupidentity", "coresched")
+            programs.append(HookProgram(folder, "gpu", "cpuset", flags=[config]))
+            programs.append(HookProgram(folder, *others, flags=[config, state]))
+            programs.append(HookProgram(folder, "rdt", flags=[f"--resctrl-root={folder.path}/none", FAIL]))
+            stack.enter_context(served(*programs))
+
+        real = stack.enter_context(running(kind, engine, tmp_path_factory.mktemp("node"), serve))
+        yield Node(real, programs)
 
 
-def annotation(key: str, value: object) -> dict[str, str]:
-    return {key: json.dumps(value)}
+def container(**resources: int | str) -> ContainerConfig:
+    """Return a container that prints its cgroup files and its environment by its first instructions."""
+    return cri.container_config("main", command=first_act(), resources=cri_resources(resources))
 
 
-def test_cpus_and_gpus_are_there_from_the_first_instruction(node: ReferenceNode) -> None:
-    half = {"core": "50", "memory": "16Gi", "memory-ratio": 50}
-    share = {f"koordinator.sh/gpu-{name}": value for name, value in half.items()}
-    devices = annotation(koordinator.DEVICE_ALLOCATED, {"gpu": [{"minor": it, "resources": share} for it in (3, 0)]})
-    cpus = annotation(koordinator.RESOURCE_STATUS, {"cpuset": CPU, "numaNodeResources": []})
-    pod = node.pod(devices | cpus, qos="LSR", cgroup="guaranteed")
+def make_pod_cgroup(path: str, quota: int) -> None:
+    """Make a pod's cgroup as a kubelet does; it is removed with the engine."""
+    if cgroups.is_v2():
+        directory = cgroups.ROOT
+        for name in path.strip("/").split("/"):
+            (directory / "cgroup.subtree_control").write_text("+cpu +memory +cpuset")
+            directory /= name
+            directory.mkdir(exist_ok=True)
+        (directory / "cpu.max").write_text("max" if quota == NO_QUOTA else str(quota))
+        return
+    cpu, memory = (cgroups.ROOT / controller / path.lstrip("/") for controller in ("cpu", "memory"))
+    cpu.mkdir(parents=True)
+    memory.mkdir(parents=True)
+    (cpu / "cpu.cfs_quota_us").write_text(str(quota))
+
+
+def of_pod(pod: PodSandboxConfig, *settings: str) -> Values:
+    return {setting: cgroups.read(pod.linux.cgroup_parent, setting) for setting in settings}
+
+
+@on_engines
+def test_cpus_and_gpu_share_hold_from_first_instruction(node: Node) -> None:
+    """The pod's own quota is lifted, too; an update does not restore the container's."""
+    share = {
+        f"koordinator.sh/gpu-{name}": value
+        for name, value in {"core": "50", "memory": "16Gi", "memory-ratio": 50}.items()
+    }
+    devices = {"gpu": [{"minor": minor, "resources": share} for minor in (3, 0)]}
+    pod = node.pod(
+        {koordinator.DEVICE_ALLOCATED: devices, koordinator.RESOURCE_STATUS: {"cpuset": CPU, "numaNodeResources": []}},
+        qos="LSR",
+        cgroup="guaranteed",
+    )
     pod.labels[koordinator.GPU_ISOLATION_PROVIDER] = "HAMi-core"
-    envs = [("NVIDIA_VISIBLE_DEVICES", b"all"), ("LEVEL", b"info")]
-    with node.running(pod, container(envs=envs, **LIMITED), pod_quota=60000) as made:
-        printed = made.first_lines()
-        assert printed["Cpus_allowed_list"] == CPU
-        expected = {
-            "NVIDIA_VISIBLE_DEVICES": "3,0",
-            "LEVEL": "info",
-            "CUDA_DEVICE_MEMORY_LIMIT": str(16 << 30),
-            "CUDA_DEVICE_SM_LIMIT": "50",
-            "LD_PRELOAD": "/usr/local/vgpu/libvgpu.so",
-        }
-        assert {name: printed.get(name) for name in expected} == expected
-        in_force = {**LIMITED, "cpuset_cpus": CPU, "cpu_quota": -1}
-        assert_first_act(printed, in_force)
-        assert cgroups.read(pod.linux.cgroup_parent, "cpu_quota") == -1
-        made.update(cpu_quota=40000, cpu_shares=400)
-        made.assert_in_force({**in_force, "cpu_shares": 400})
+    expected: Values = {**LIMITED, "cpuset_cpus": CPU, "cpu_quota": NO_QUOTA}
+    with node.running(pod, container(**LIMITED), pod_quota=60000) as (client, container_id):
+        printed = node.real.first_act(client, pod, container_id)
+        assert (printed["NVIDIA_VISIBLE_DEVICES"], printed["CUDA_DEVICE_SM_LIMIT"]) == ("3,0", "50")
+        assert_first_act(printed, expected)
+        assert of_pod(pod, "cpu_quota") == {"cpu_quota": NO_QUOTA}
+        client.update(container_id, cri_resources({"cpu_quota": 40000, "cpu_shares": 400}))
+        assert_in_force(client, container_id, pod.linux.cgroup_parent, {**expected, "cpu_shares": 400})
 
 
 BATCH = {
     "requests": {"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "64Mi"},
     "limits": {"kubernetes.io/batch-cpu": 600, "kubernetes.io/batch-memory": "96Mi"},
 }
-BATCH_IN_FORCE: Values = {"cpu_shares": 512, "cpu_quota": 30000, "memory_limit_in_bytes": 96 * MIB}
-"""The quota of 600 milli cores is 60000; the node's CPUs count twice."""
+LIMITS: Values = {"cpu_shares": 512, "cpu_quota": 60000, "memory_limit_in_bytes": 96 * MIB}
+OWN: Values = {"cpu_shares": 2, "cpu_quota": 80000, "memory_limit_in_bytes": 200 * MIB}
+LIFTED: Values = {"cpu_shares": 512, "cpu_quota": NO_QUOTA, "memory_limit_in_bytes": -1}
 
 
-def test_batch_resources_hold_after_an_update(node: ReferenceNode) -> None:
-    spec = annotation(koordinator.EXTENDED_RESOURCE_SPEC, {"containers": {"main": BATCH}})
-    pod = node.pod(spec, qos="BE", cgroup="besteffort")
-    with node.running(pod, container(cpu_shares=2)) as made:
-        assert_first_act(made.first_lines(), BATCH_IN_FORCE)
-        made.assert_in_force(BATCH_IN_FORCE)
-        of_pod = {setting: cgroups.read(pod.linux.cgroup_parent, setting) for setting in BATCH_IN_FORCE}
-        assert of_pod == {setting: cgroups.expected(setting, value) for setting, value in BATCH_IN_FORCE.items()}
-        made.update(cpu_shares=2, memory_limit_in_bytes=200 * MIB)
-        made.assert_in_force(BATCH_IN_FORCE)
+@on_engines
+@pytest.mark.parametrize(
+    ("name", "in_container", "in_pod"),
+    [pytest.param("main", LIMITS, LIMITS, id="named"), pytest.param("sidecar", OWN, LIFTED, id="unnamed")],
+)
+def test_batch_limits_hold_after_an_update(node: Node, name: str, in_container: Values, in_pod: Values) -> None:
+    """A container that the annotation does not name has its own limits; those of its pod must not be lower."""
+    pod = node.pod({koordinator.EXTENDED_RESOURCE_SPEC: {"containers": {name: BATCH}}}, qos="BE")
+    with node.running(pod, container(**OWN)) as (client, container_id):
+        assert_first_act(node.real.first_act(client, pod, container_id), in_container)
+        expected = {setting: cgroups.expected(setting, value) for setting, value in in_pod.items()}
+        assert of_pod(pod, *in_pod) == expected
+        client.update(container_id, cri_resources(OWN))
+        assert_in_force(client, container_id, pod.linux.cgroup_parent, in_container)
 
-
-def test_unnamed_container_has_its_own_limits_only(node: ReferenceNode) -> None:
-    """Its limits are above the pod's, which the annotation's containers have together."""
-    spec = annotation(koordinator.EXTENDED_RESOURCE_SPEC, {"containers": {"other": BATCH}})
-    pod = node.pod(spec, qos="BE", cgroup="besteffort")
-    limits: Values = {"cpu_shares": 2, "cpu_quota": 80000, "memory_limit_in_bytes": 200 * MIB}
-    with node.running(pod, container(**limits)) as made:
-        assert_first_act(made.first_lines(), limits)
-        of_pod = {setting: cgroups.read(pod.linux.cgroup_parent, setting) for setting in BATCH_IN_FORCE}
-        lifted: Values = {"cpu_shares": 512, "cpu_quota": -1, "memory_limit_in_bytes": -1}
-        assert of_pod == {setting: cgroups.expected(setting, value) for setting, value in lifted.items()}
-        made.update(cpu_quota=90000)
-        made.assert_in_force({**limits, "cpu_quota": 90000})
-
-
-@pytest.mark.parametrize(("qos", "times"), [("LS", 2), ("LSR", 1)])
-def test_quota_is_scaled_once(node: ReferenceNode, qos: str, times: int) -> None:
-    with node.running(node.pod({}, qos=qos), container(**LIMITED)) as made:
-        assert_first_act(made.first_lines(), {**LIMITED, "cpu_quota": 50000 // times})
-        made.update(cpu_shares=400)
-        made.assert_in_force({"cpu_shares": 400, "cpu_quota": 50000 // times})
-        for quota in (80000, 30000):
-            made.update(cpu_quota=quota)
-            made.assert_in_force({"cpu_shares": 400, "cpu_quota": quota // times})
-
-
-OOM_SCORES: dict[str, tuple[Mapping[str, str], str]] = {
-    "set": ({koordinator.OOM_SCORE_ADJ_SPEC: '{"main": 300, "other": 1}', koordinator.OOM_SCORE_ADJ: "500"}, "300"),
-    "unreadable": ({koordinator.OOM_SCORE_ADJ: "5,00"}, "900"),
-}
-
-
-@pytest.mark.parametrize(("annotations", "expected"), OOM_SCORES.values(), ids=OOM_SCORES)
-def test_oom_score_is_the_annotations(node: ReferenceNode, annotations: Mapping[str, str], expected: str) -> None:
-    """The kubelet asks for 900."""
-    with node.running(node.pod(annotations), container(**LIMITED, oom_score_adj=900)) as made:
-        assert made.first_lines()["oom_score_adj"] == expected
-        made.update(cpu_shares=400)
-        now = made.client.exec_sync(made.container_id, "cat", "/proc/1/oom_score_adj").stdout.decode()
-        assert now.strip() == expected
-
-
-# ---- what this kernel may lack
 
 NO_RDT = "no RDT on this node"
 NO_BVT = f"this kernel's cgroups have no {BVT}"
@@ -155,72 +248,25 @@ def kernel_has_cookies() -> bool:
     return True
 
 
-def test_what_the_kernel_lacks_is_logged_once_and_pods_run(node: ReferenceNode) -> None:
-    """Two best-effort pods are in one core scheduling group, each with an RDT group of its own."""
-    wish = annotation(koordinator.RESCTRL, {"mb": {"schemata": {"percent": 20}}})
-    pods = [node.pod(wish, qos="BE", cgroup="besteffort") for _ in range(2)]
+@on_engines
+def test_missing_kernel_features_are_logged_once(node: Node) -> None:
+    """Two best-effort pods run in one core scheduling group, each with an RDT group of its own."""
+    annotations: dict[str, object] = {koordinator.RESCTRL: {"mb": {"schemata": {"percent": 20}}}}
+    pods = [node.pod(annotations, qos="BE") for _ in range(2)]
     cookies = set()
     with ExitStack() as stack:
         for pod in pods:
             pod.labels[koordinator.CORE_SCHED_GROUP] = "one-group"
-            made = stack.enter_context(node.running(pod, container()))
-            assert made.first_lines()
+            client, container_id = stack.enter_context(node.running(pod, container()))
+            assert node.real.first_act(client, pod, container_id)
             if kernel_has_cookies():
-                pids = made.processes
+                pids = cgroups.processes(f"{pod.linux.cgroup_parent}/{container_id}")
                 cookies |= {coresched.sched_core(coresched.GET, pid, coresched.THREAD) for pid in pids}
         assert 0 not in cookies
         assert len(cookies) == int(kernel_has_cookies())
         directories = [found for pod in pods for found in cgroups.directories(pod.linux.cgroup_parent)]
         values = [(found / BVT).read_text().strip() for found in directories if (found / BVT).exists()]
         assert set(values) <= {"-1"}
-    log = "".join(program.output() for program in node.programs.values())
-    said = {text: log.count(text) for text in (NO_RDT, NO_BVT, NO_COOKIES)}
-    assert said == {NO_RDT: 1, NO_BVT: 0 if values else 1, NO_COOKIES: 0 if cookies else 1}, log
-
-
-# ---- RDT above a stand-in
-
-RESCTRL = "resctrl"
-CLASSES = 3
-"""Number of classes of service: the root has one of them, and BE gets one."""
-WISH = {"llc": {"schemata": {"range": [20, 80]}}, "mb": {"schemataPerCache": [{"cacheID": 1, "percent": 20}]}}
-SEVERAL = f"sleep 3600 & sleep 3600 & echo {LAST_LINE}; wait"
-COUNT = 3
-"""The processes of that script, the shell and two more."""
-OF_CLASS, OF_POD = "class", "pod"
-LIMITS = {OF_CLASS: "L3:0=00f;1=00f\nMB:0= 40;1= 40\n", OF_POD: "L3:0=1f8;1=1f8\nMB:0=100;1= 20\n"}
-"""The schemata file for 11 ways and steps of 10 %: 0 to 30 % is 4 ways, 20 to 80 % the 4th to the 9th."""
-
-
-def rdt_hook(folder: Folder) -> Sequence[HookProgram]:
-    settings = folder.path / "node.yaml"
-    settings.write_text("rdt: {BE: {enable: true, l3: [0, 30], mb: 35}}\n")
-    words = (f"{folder.path}/{RESCTRL}", str(CLASSES))
-    flags = [f"--node-config={settings}", "--failure-policy=Fail", f"--timeout={2 * MOST_SECONDS:.0f}s"]
-    program = (sys.executable, "-m", "tests.system.reference_standin")
-    return [HookProgram(folder, *words, program=program, name="rdt", flags=flags)]
-
-
-@pytest.fixture(scope="module")
-def rdt_node(kind: Kind, engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReferenceNode]:
-    with before(kind, engine, tmp_path_factory.mktemp("node"), rdt_hook) as made:
-        yield made
-
-
-@pytest.mark.parametrize("group_of", [OF_CLASS, OF_POD])
-def test_group_holds_every_process_of_the_container(rdt_node: ReferenceNode, group_of: str) -> None:
-    wish = annotation(koordinator.RESCTRL, WISH) if group_of == OF_POD else {}
-    pod = rdt_node.pod(wish, qos="BE", cgroup="besteffort")
-    name = f"koordlet-{pod.metadata.uid}" if group_of == OF_POD else "BE"
-    group = rdt_node.real.proxy.path / RESCTRL / name
-    config = container(SEVERAL)
-    config.annotations[PROCESSES] = str(COUNT)
-    with rdt_node.running(pod, config) as made:
-        if isinstance(made.client, CriClient):
-            assert made.client.status(made.container_id).status.annotations[RDT_CLASS] == name
-        pids = made.processes
-        assert len(pids) == COUNT
-        said = f"{rdt_node.programs['rdt'].output()}\n{rdt_node.real.proxy.output()}"
-        assert set(map(int, (group / "tasks").read_text().split())) == set(pids), said
-        assert (group / "schemata").read_text() == LIMITS[group_of]
-    assert group.exists() == (group_of == OF_CLASS)
+    log = "".join(program.output() for program in node.programs)
+    counts = {text: log.count(text) for text in (NO_RDT, NO_BVT, NO_COOKIES)}
+    assert counts == {NO_RDT: 1, NO_BVT: 0 if values else 1, NO_COOKIES: 0 if cookies else 1}, log
