@@ -5,9 +5,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tests.docker.daemon import PATIENCE_SECONDS
-
 HOST = "Host: docker"
+PATIENCE_SECONDS = 10.0
+"""Seconds that a busy machine may take."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 messages as bytes: builders, frequent requests and replies, marks for the proxy's answers and EOF."""
+"""HTTP/1.1 messages as bytes: builders, requests and replies, and marks for the proxy's own answers and EOF."""
 
 CHUNKED = "Transfer-Encoding: chunked"
 CLOSE = "Connection: close"

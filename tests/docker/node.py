@@ -25,10 +25,10 @@ from runtimeproxy.relay.listener import listen
 from runtimeproxy.relay.rpc.connection import Peer
 from tests.docker.bodies import CONTAINER, POD, SYSTEMD_PARENT
 from tests.docker.client import Answer, Client
-from tests.docker.daemon import until
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd import FakeDockerd
+from tests.fakes.dockerd_client import until
 from tests.fakes.dockerd_shapes import go_json
 from tests.fakes.plugins import ALL_POINTS, FAIL, NOTHING, Behaviour, FakeClient, FakePlugins
 

@@ -1,4 +1,4 @@
-"""The backend with a scripted daemon: what it sends, on which connections, what it accepts, and how requests fail."""
+"""The proxy's own requests to dockerd: what is sent, on which connections, what is accepted, and how they fail."""
 
 import asyncio
 import json
@@ -8,7 +8,6 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import uvloop
@@ -17,41 +16,55 @@ from runtimeproxy.docker import backend as module
 from runtimeproxy.docker.backend import ROWS_AT_ONCE, UNREADABLE, Backend, Event
 from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.relay.dial import SCARCE_RETRY_SECONDS
-from tests.docker.daemon import EVENTS, PATIENCE_SECONDS, STREAM_HEAD, Daemon, Then, chunk, event, reply, until
+from tests.docker.client import PATIENCE_SECONDS
+from tests.docker.daemon import reply
 from tests.fakes.descriptors import no_descriptors
+from tests.fakes.dockerd import FakeDockerd
+from tests.fakes.dockerd_client import until
+from tests.fakes.dockerd_wire import Injection, Received, chunk
 
 ID = "ab" * 32
-AWAY, LATE, OTHER = BackendFailure.UNAVAILABLE, BackendFailure.DEADLINE, BackendFailure.OTHER
+UNAVAILABLE, DEADLINE, OTHER = BackendFailure.UNAVAILABLE, BackendFailure.DEADLINE, BackendFailure.OTHER
 CANARY = b"canary-4711"
-INSPECT, UPDATE, LIST = f"/containers/{ID}/json", f"/containers/{ID}/update", "/containers/json"
-INSPECT_ROUTE, UPDATE_ROUTE = "GET /containers/{}/json", "POST /containers/{}/update"
+INSPECT, UPDATE, EVENTS = "GET /containers/{ref}/json", "POST /containers/{ref}/update", "GET /events"
+INFO, LIST, IMAGE = "GET /info", "GET /containers/json", "GET /images/{ref}/json"
 BODY = b'{"CpuShares": 7}'
-ROW = b'{"Id": "x", "Labels": {"io.kubernetes.docker.type": "container"}}'
-ENDLESS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 SHORT_SECONDS = 0.05
-LIMIT_SECONDS = 1.0
-"""Seconds for a request: on a busy machine the answer may take a part of them."""
 
 
-async def follow(backend: Backend) -> None:
+async def follow(backend: Backend, _: float = 0) -> None:
     async with backend.events(["destroy"], 1) as events:
         await anext(events)
 
 
-Ask = Callable[[Backend, float], Coroutine[Any, Any, object]]
-ASKS: dict[str, tuple[str, Ask]] = {
-    INSPECT_ROUTE: (INSPECT, lambda backend, _: backend.inspect(ID)),
-    "GET /images/{}/json": ("/images/sha256%3Aff/json", lambda backend, _: backend.image("sha256:ff")),
-    "GET /info": ("/info", lambda backend, _: backend.info()),
-    "GET /containers/json": (LIST, lambda backend, _: backend.pods_containers()),
-    UPDATE_ROUTE: (UPDATE, lambda backend, seconds: backend.update(ID, BODY, seconds)),
-    "GET /events": (EVENTS, lambda backend, _: follow(backend)),
+Send = Callable[[Backend, float], Coroutine[object, object, object]]
+REQUESTS: dict[str, Send] = {
+    INSPECT: lambda backend, _: backend.inspect(ID),
+    IMAGE: lambda backend, _: backend.image("sha256:ff"),
+    INFO: lambda backend, _: backend.info(),
+    LIST: lambda backend, _: backend.pods_containers(),
+    UPDATE: lambda backend, seconds: backend.update(ID, BODY, seconds),
+    EVENTS: follow,
 }
-"""Every request: its name in errors, its path, and a function that sends it (``seconds`` are for the update)."""
+"""Every request, by its route; ``seconds`` are the limit of the update."""
 
-limited = pytest.mark.usefixtures("_limited")
-every_question = pytest.mark.parametrize("route", ASKS)
-SHORT = list(ASKS)[:-1]
+every_request = pytest.mark.parametrize("route", REQUESTS)
+SHORT = [route for route in REQUESTS if route != EVENTS]
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path) -> AsyncIterator[FakeDockerd]:
+    async with FakeDockerd(str(tmp_path / "docker.sock")) as daemon:
+        yield daemon
+        await until(lambda: not daemon.connections)
+
+
+@pytest.fixture
+async def backend(daemon: FakeDockerd) -> AsyncIterator[Backend]:
+    backend = Backend(daemon.socket_path)
+    yield backend
+    await backend.close()
 
 
 @pytest.fixture
@@ -62,32 +75,44 @@ def _limited(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, value)
 
 
+limited = pytest.mark.usefixtures("_limited")
+
+
+def script(daemon: FakeDockerd, route: str, raw: bytes, closes: bool = False) -> None:
+    """Set the reply to a route's requests; the connection stays open after it unless it ``closes``."""
+    daemon.inject(route, Injection(raw=raw, cut_after_bytes=len(raw) if closes else None))
+
+
 async def failure(backend: Backend, route: str, seconds: float = PATIENCE_SECONDS) -> tuple[str, BackendFailure]:
-    """Ask, and return how it fails: the text behind the route's name, which quotes nothing, and the kind."""
+    """Send a request, and return how it fails: the text after the route's name, which quotes nothing, and the kind."""
     with pytest.raises(BackendError) as caught:
-        await ASKS[route][1](backend, seconds)
+        await REQUESTS[route](backend, seconds)
     name, _, text = str(caught.value).partition(": ")
-    assert name == route
+    assert name == route.replace("{ref}", "{}")
     assert CANARY.decode() not in text
     assert ID not in text
     return text, caught.value.kind
 
 
+def only(daemon: FakeDockerd) -> Received:
+    (received,) = daemon.received
+    return received
+
+
+@pytest.mark.slow
 def test_aiohttp_is_not_loaded_before_it_is_needed() -> None:
     program = "import runtimeproxy.docker.sync, sys; sys.exit(bool({'aiohttp', 'yarl'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize("route", list(ASKS)[:3])
+@pytest.mark.parametrize("route", [INSPECT, IMAGE, INFO])
 @pytest.mark.parametrize("encoding", ["", "Content-Encoding: gzip\r\n"])
-async def test_body_is_given_as_it_came(daemon: Daemon, backend: Backend, route: str, encoding: str) -> None:
-    path, ask = ASKS[route]
+async def test_body_is_returned_unchanged(daemon: FakeDockerd, backend: Backend, route: str, encoding: str) -> None:
     body = b'{"Big": 12345678901234567890, "x": "\xff"}'
-    daemon.script(path, f"HTTP/1.1 200 OK\r\n{encoding}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-    assert await ask(backend, PATIENCE_SECONDS) == body
-    (request,) = daemon.requests
-    assert (request.head.method, request.head.target, request.body) == ("GET", path, b"")
-    assert (request.head.get("host"), request.head.get("accept")) == ("docker", "application/json")
+    script(daemon, route, f"HTTP/1.1 200 OK\r\n{encoding}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    assert await REQUESTS[route](backend, PATIENCE_SECONDS) == body
+    head = only(daemon).head
+    assert (head.get("host"), head.get("accept"), head.length) == ("docker", "application/json", 0)
 
 
 REFERENCES = [(ID, ID), ("web-1_a.b", "web-1_a.b"), ("/web", "web"), ("//web", "%2Fweb"), ("a/b", "a%2Fb")]
@@ -96,159 +121,146 @@ REFERENCES += [("\udcff", "%FF"), ("a b?c=d#e&f", "a%20b%3Fc%3Dd%23e%26f"), ("a\
 
 
 @pytest.mark.parametrize(("reference", "target"), REFERENCES)
-async def test_reference_stays_one_path_segment(daemon: Daemon, backend: Backend, reference: str, target: str) -> None:
+async def test_reference_stays_one_segment(daemon: FakeDockerd, backend: Backend, reference: str, target: str) -> None:
     assert await backend.inspect(reference) is None
-    assert [request.head.target for request in daemon.requests] == [f"/containers/{target}/json"]
+    assert only(daemon).target == f"/containers/{target}/json"
     assert [await backend.inspect(""), await backend.inspect("/"), await backend.image("")] == [None] * 3
-    assert len(daemon.requests) == 1, "nobody is asked for nothing"
+    assert len(daemon.received) == 1, "an empty reference is no request"
 
 
-@pytest.mark.parametrize("status", [404, 301])
-async def test_absence_is_none_and_no_redirect_is_followed(daemon: Daemon, backend: Backend, status: int) -> None:
-    moved = f"HTTP/1.1 {status} Words\r\nLocation: /info\r\nContent-Length: 0\r\n\r\n".encode()
-    for path in (INSPECT, "/images/x/json"):
-        daemon.script(path, moved)
+async def test_missing_object_is_none_and_no_redirect_is_followed(daemon: FakeDockerd, backend: Backend) -> None:
+    for route in (INSPECT, IMAGE):
+        script(daemon, route, b"HTTP/1.1 301 Moved\r\nLocation: /info\r\nContent-Length: 0\r\n\r\n")
     assert [await backend.inspect(ID), await backend.image("x")] == [None, None]
-    assert len(daemon.requests) == 2
+    assert len(daemon.received) == 2
 
 
-NO_LISTS = [b"", b"{", b"{}x", b"null", b'[{"id": "x"}]', b'[{"Id": "x", "Labels": null}]', b"[1]", b'"x"']
+ROW = b'{"Id": "x", "Labels": {"io.kubernetes.docker.type": "container"}}'
+NO_LISTS = [b"", b"{", b"{}x", b"null", b'[{"id": "x"}]', b'[{"Id": "x", "Labels": null}]', b"[1]", b'"x"', b"\xff[]"]
 NO_LISTS += [b"[" * 100_000, b"[", b"[]x", b"[,]", ROW[:-1], b"[" + ROW + b",", b"[" + ROW + b" x]", b"[" + ROW + b"]]"]
-NO_LISTS += [b"\xff[]"]
 LISTS = [b"[]", b" [ ]\n", b"[%b]" % ROW, b" [ %b , %b\n]\n" % (ROW, ROW)]
 
 
 @pytest.mark.parametrize("body", LISTS + NO_LISTS)
-async def test_list_is_read_in_any_spelling_or_is_an_error(daemon: Daemon, backend: Backend, body: bytes) -> None:
-    daemon.script(LIST, reply(body))
+async def test_list_is_read_in_any_spelling(daemon: FakeDockerd, backend: Backend, body: bytes) -> None:
+    script(daemon, LIST, reply(body))
     if body in LISTS:
         assert await backend.pods_containers() == [("x", "container")] * body.count(b"Id")
     else:
-        assert await failure(backend, "GET /containers/json") == ("the reply is not a list of containers", OTHER)
-    (request,) = daemon.requests
-    assert (request.head.path, request.head.query["all"]) == (LIST, "1")
-    assert json.loads(request.head.query["filters"]) == {"label": {"io.kubernetes.docker.type": True}}
+        assert await failure(backend, LIST) == ("the reply is not a list of containers", OTHER)
+    query = only(daemon).head.query
+    assert (query["all"], json.loads(query["filters"])) == ("1", {"label": {"io.kubernetes.docker.type": True}})
 
 
-async def test_calls_are_served_while_a_long_list_is_read() -> None:
-    turns = 0
+async def test_loop_serves_calls_while_a_long_list_is_read() -> None:
+    iterations = 0
 
     async def count() -> None:
-        nonlocal turns
+        nonlocal iterations
         while True:
-            turns += 1
+            iterations += 1
             await asyncio.sleep(0)
 
     counting = asyncio.ensure_future(count())
     rows = [row async for row in module._rows(f"[{', '.join(['{}'] * 5 * ROWS_AT_ONCE)}]")]
     counting.cancel()
-    assert (len(rows), turns) == (5 * ROWS_AT_ONCE, 5)
+    assert (len(rows), iterations) == (5 * ROWS_AT_ONCE, 5)
 
 
-async def test_update_is_sent_as_it_is_on_a_connection_of_its_own(daemon: Daemon, backend: Backend) -> None:
-    daemon.script(UPDATE, reply(b'{"Warnings": null}'))
-    await backend.update(ID, BODY, 5.0)
-    (request,) = daemon.requests
-    assert (request.head.method, request.head.target, request.body) == ("POST", UPDATE, BODY)
-    assert (request.head.get("content-type"), request.head.get("content-length")) == (
-        "application/json",
-        str(len(BODY)),
-    )
-    assert request.head.get("transfer-encoding") == ""
-    daemon.script(INSPECT, reply())
+async def test_update_uses_a_connection_of_its_own_and_reads_share_one(daemon: FakeDockerd, backend: Backend) -> None:
+    script(daemon, UPDATE, reply())
+    script(daemon, INSPECT, reply())
     for _ in range(2):
         assert await backend.inspect(ID) == b"{}"
         await backend.update(ID, BODY, 5.0)
-    assert daemon.accepted == 4, "reads share one"
+    update = daemon.requests(UPDATE)[0]
+    assert (update.target, update.head.length) == (f"/containers/{ID}/update", len(BODY))
+    assert update.head.get("content-type") == "application/json"
+    assert [received.connection for received in daemon.received] == [0, 1, 0, 2]
 
 
-async def test_update_is_never_sent_twice(daemon: Daemon, backend: Backend) -> None:
+async def test_update_is_never_sent_twice(daemon: FakeDockerd, backend: Backend) -> None:
     for raw in (b"", b"HTTP/1.1 2"):
-        daemon.script(UPDATE, raw, Then.CLOSE)
-        daemon.requests.clear()
-        await failure(backend, UPDATE_ROUTE)
-        assert len(daemon.requests) == 1
+        script(daemon, UPDATE, raw, closes=True)
+        daemon.received.clear()
+        await failure(backend, UPDATE)
+        assert len(daemon.received) == 1
 
 
-async def test_daemon_that_closes_after_each_reply_is_asked_again(daemon: Daemon, backend: Backend) -> None:
-    for path in ("/info", UPDATE):  # without "Connection: close": the close is unexpected
-        daemon.script(path, reply(), Then.CLOSE)
+async def test_read_is_repeated_when_its_connection_had_ended(daemon: FakeDockerd, backend: Backend) -> None:
+    for route in (INFO, UPDATE):  # without "Connection: close": the close is unexpected
+        script(daemon, route, reply(), closes=True)
     for _ in range(20):
         assert await backend.info() == b"{}"
         await backend.update(ID, BODY, 5.0)
-    assert len(daemon.requests) == 40
+    assert len(daemon.received) == 40
 
 
-async def test_many_questions_at_once_are_all_answered(daemon: Daemon, backend: Backend) -> None:
-    daemon.hang(INSPECT)
-    asked = [asyncio.create_task(backend.inspect(ID)) for _ in range(100)]
-    await until(lambda: len(daemon.requests) == 100)
-    daemon.script("/info", reply(b"[]"))
-    assert await backend.info() == b"[]"  # a request does not wait for others
-    daemon.send(reply())
-    assert await asyncio.gather(*asked) == 100 * [b"{}"]
+async def test_requests_do_not_wait_for_each_other(daemon: FakeDockerd, backend: Backend) -> None:
+    hang = daemon.inject(INSPECT, Injection(hang=True, raw=reply()))
+    waiting = [asyncio.create_task(backend.inspect(ID)) for _ in range(100)]
+    await until(lambda: hang.hanging == 100)
+    assert await backend.info()
+    hang.release()
+    assert await asyncio.gather(*waiting) == 100 * [b"{}"]
 
 
 def test_full_backlog_is_waited_for(tmp_path: Path) -> None:
     """On uvloop, as the proxy runs: asyncio's own loop treats a full backlog as connected."""
     path = str(tmp_path / "docker.sock")
+
+    async def request_info(listener: socket.socket) -> bytes:
+        loop, backend = asyncio.get_running_loop(), Backend(path)
+        listener.setblocking(False)
+        info = asyncio.create_task(backend.info())
+        await asyncio.sleep(SHORT_SECONDS)
+        assert not info.done()
+        accepted = [(await loop.sock_accept(listener))[0] for _ in range(2)]
+        await loop.sock_recv(accepted[1], 2**16)
+        await loop.sock_sendall(accepted[1], reply())
+        await info
+        await backend.close()
+        for connection in accepted:
+            connection.close()
+        return info.result()
+
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
         listener.bind(path)
         listener.listen(0)
         first.connect(path)
-        assert uvloop.run(_asked_behind(listener, path)) == b"{}"
+        assert uvloop.run(request_info(listener)) == b"{}"
 
 
-async def _asked_behind(listener: socket.socket, path: str) -> bytes:
-    """Request the daemon's info, which must wait until the listener has accepted the connection that came first."""
-    loop = asyncio.get_running_loop()
-    listener.setblocking(False)
-    backend = Backend(path)
-    asked = asyncio.create_task(backend.info())
-    await asyncio.sleep(SHORT_SECONDS)
-    assert not asked.done()
-    taken = [(await loop.sock_accept(listener))[0] for _ in range(2)]
-    await loop.sock_recv(taken[1], 2**16)
-    await loop.sock_sendall(taken[1], b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-    await asked
-    await backend.close()
-    for connection in taken:
-        connection.close()
-    return asked.result()
-
-
-async def test_close_fails_what_is_under_way_and_may_be_followed_by_more(daemon: Daemon, backend: Backend) -> None:
-    daemon.hang(INSPECT)
+async def test_close_fails_requests_and_allows_later_ones(daemon: FakeDockerd, backend: Backend) -> None:
+    script(daemon, INSPECT, b"")
     tasks = [asyncio.create_task(backend.inspect(ID)), asyncio.create_task(follow(backend))]
-    await until(lambda: len(daemon.requests) == 2)
+    await until(lambda: len(daemon.received) == 2)
     await backend.close()
     for task in tasks:
         with pytest.raises(BackendError):
             await task
-    await daemon.left()
-    daemon.script("/info", reply())
-    assert await backend.info() == b"{}"
+    await until(lambda: not daemon.connections)
+    assert await backend.info()
     await backend.close()
     await backend.close()
 
 
-@every_question
+@pytest.mark.parametrize("route", [INSPECT, UPDATE, EVENTS])
 @limited
-async def test_cancel_at_any_moment_leaves_no_task_and_connection(daemon: Daemon, backend: Backend, route: str) -> None:
-    """One connection may be kept for a moment for the next request."""
-    path, ask = ASKS[route]
-    if path != EVENTS:
-        daemon.script(path, reply(b"[]"))
-    others = asyncio.all_tasks()
+async def test_cancel_leaves_no_task_and_connection(daemon: FakeDockerd, backend: Backend, route: str) -> None:
+    """At any moment; one connection may be kept for a moment for the next request."""
+    if route != EVENTS:
+        script(daemon, route, reply(b"[]"))
+    before = asyncio.all_tasks()
     for steps in range(60):
-        task = asyncio.create_task(ask(backend, PATIENCE_SECONDS))
+        task = asyncio.create_task(REQUESTS[route](backend, PATIENCE_SECONDS))
         for _ in range(steps):
             await asyncio.sleep(0)
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        await until(lambda: not daemon.connections and asyncio.all_tasks() == others)
-    assert daemon.requests  # the later tasks got far enough to send one
+        await until(lambda: not daemon.connections and asyncio.all_tasks() == before)
+    assert daemon.received, "the later tasks lasted long enough to send one"
 
 
 REJECTED = [(500, b'{"message": "Invalid cpuset 0-99"}', "500: Invalid cpuset 0-99")]
@@ -257,147 +269,133 @@ REJECTED += [(500, body, "500") for body in (b"plain text", b"[]", b'{"other": 1
 REJECTED += [(404, b'{"message": "none"}', "404: none")]
 
 
-@pytest.mark.parametrize(("status", "body", "words"), REJECTED)
-async def test_rejected_update_has_daemons_words(
-    daemon: Daemon, backend: Backend, status: int, body: bytes, words: str
+@pytest.mark.parametrize(("status", "body", "text"), REJECTED)
+async def test_only_a_rejected_update_quotes_the_daemon(
+    daemon: FakeDockerd, backend: Backend, status: int, body: bytes, text: str
 ) -> None:
-    daemon.script(UPDATE, reply(body, status))
-    assert await failure(backend, UPDATE_ROUTE) == (f"the daemon answered {words}", OTHER)
+    script(daemon, UPDATE, reply(body, status))
+    assert await failure(backend, UPDATE) == (f"the daemon answered {text}", OTHER)
+    for route in REQUESTS.keys() - {UPDATE}:
+        script(daemon, route, reply(b'{"message": "' + CANARY + b'"}', 503))
+        assert await failure(backend, route) == ("the daemon answered 503", OTHER)
 
 
-@pytest.mark.parametrize("route", [route for route in ASKS if route != UPDATE_ROUTE])
-async def test_error_status_has_no_words_of_the_daemon(daemon: Daemon, backend: Backend, route: str) -> None:
-    for status in (400, 500, 503):
-        daemon.script(ASKS[route][0], reply(b'{"message": "' + CANARY + b'"}', status))
-        assert await failure(backend, route) == (f"the daemon answered {status}", OTHER)
-
-
-@every_question
-async def test_daemon_that_is_away_is_an_error_at_once(tmp_path: Path, route: str) -> None:
+@every_request
+async def test_daemon_that_is_unavailable_is_an_error(tmp_path: Path, route: str) -> None:
     path = tmp_path / "docker.sock"
-    backend = Backend(str(path))
-    assert await failure(backend, route) == ("cannot connect: No such file or directory", AWAY)
+    backend, too_long = Backend(str(path)), Backend("/" + 200 * "x")
+    assert await failure(backend, route) == ("cannot connect: No such file or directory", UNAVAILABLE)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    assert await failure(backend, route) == ("cannot connect: Connection refused", AWAY)
-    await backend.close()
-    too_long = Backend("/" + 200 * "x")
+    assert await failure(backend, route) == ("cannot connect: Connection refused", UNAVAILABLE)
     assert "cannot connect" in (await failure(too_long, route))[0]
+    await backend.close()
     await too_long.close()
 
 
-@every_question
-async def test_want_of_descriptors_is_waited_for(daemon: Daemon, route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("route", [INSPECT, EVENTS])
+async def test_missing_descriptors_are_waited_for(
+    daemon: FakeDockerd, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "SCARCE_RETRY_SECONDS", SCARCE_RETRY_SECONDS / 10)
-    backend = Backend(daemon.path, seconds=PATIENCE_SECONDS)
-    daemon.script(ASKS[route][0], reply(status=404))
+    backend, impatient = Backend(daemon.socket_path, seconds=PATIENCE_SECONDS), Backend(daemon.socket_path, seconds=0)
+    script(daemon, route, reply(status=404))
     with no_descriptors():
-        asking = asyncio.create_task(ASKS[route][1](backend, PATIENCE_SECONDS))
+        text = "cannot connect: the proxy itself lacks what it needs: Too many open files"
+        waiting = asyncio.create_task(REQUESTS[route](backend, PATIENCE_SECONDS))
         await asyncio.sleep(0.3 * SCARCE_RETRY_SECONDS)
-        assert not asking.done()
-    await asyncio.gather(asking, return_exceptions=True)
-    assert len(daemon.requests) == 1
+        assert not waiting.done()
+        impatient._seconds = SHORT_SECONDS / 5
+        assert await failure(impatient, route) == (text, UNAVAILABLE)
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert len(daemon.received) == 1
     await backend.close()
-
-
-@every_question
-async def test_want_of_descriptors_is_not_laid_to_the_daemon(daemon: Daemon, route: str) -> None:
-    backend = Backend(daemon.path, seconds=SHORT_SECONDS)
-    text = f"{route}: cannot connect: the proxy itself lacks what it needs: Too many open files"
-    with no_descriptors(), pytest.raises(BackendError) as caught:
-        await ASKS[route][1](backend, SHORT_SECONDS)
-    assert (str(caught.value), caught.value.kind, caught.value.not_done) == (text, AWAY, True)
-    await backend.close()
+    await impatient.close()
 
 
 HALF_REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + CANARY
 
 
-@pytest.mark.parametrize(("route", "begun"), [*((route, b"") for route in ASKS), *((one, HALF_REPLY) for one in SHORT)])
-async def test_reply_that_does_not_end_costs_the_limit(daemon: Daemon, route: str, begun: bytes) -> None:
-    backend = Backend(daemon.path, seconds=0.1)
-    daemon.script(ASKS[route][0], begun, Then.WAIT)
-    assert await failure(backend, route, 0.1) == ("no answer in 0.1 s", LATE)
-    await daemon.left()
+@pytest.mark.parametrize(("route", "begun"), [*((route, b"") for route in REQUESTS), (INSPECT, HALF_REPLY)])
+async def test_reply_that_does_not_end_has_a_deadline(daemon: FakeDockerd, route: str, begun: bytes) -> None:
+    backend = Backend(daemon.socket_path, seconds=0.1)
+    script(daemon, route, begun)
+    assert await failure(backend, route, 0.1) == ("no answer in 0.1 s", DEADLINE)
+    await until(lambda: not daemon.connections)
     await backend.close()
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
-async def test_update_without_time_is_not_sent(daemon: Daemon, backend: Backend, seconds: float) -> None:
-    assert await failure(backend, UPDATE_ROUTE, seconds) == ("no answer in 0 s", LATE)
-    assert daemon.accepted == 0
+async def test_update_without_time_is_not_sent(daemon: FakeDockerd, backend: Backend, seconds: float) -> None:
+    assert await failure(backend, UPDATE, seconds) == ("no answer in 0 s", DEADLINE)
+    assert daemon.connections == 0
 
 
 @pytest.mark.parametrize("route", SHORT)
-@pytest.mark.parametrize("chunked", [False, True])
 @limited
-async def test_reply_above_the_limit_is_an_error(daemon: Daemon, backend: Backend, route: str, chunked: bool) -> None:
+async def test_reply_above_the_limit_is_an_error(daemon: FakeDockerd, backend: Backend, route: str) -> None:
     body = (CANARY * 100)[:1001]
-    daemon.script(ASKS[route][0], ENDLESS + chunk(body[:500]) + chunk(body[500:]) if chunked else reply(body))
-    assert await failure(backend, route) == ("the reply is longer than 1000 bytes", OTHER)
-    daemon.script("/info", reply(1000 * b"x"))
+    for raw in (CHUNKED + chunk(body[:500]) + chunk(body[500:]), reply(body)):
+        script(daemon, route, raw)
+        assert await failure(backend, route) == ("the reply is longer than 1000 bytes", OTHER)
+    script(daemon, INFO, reply(1000 * b"x"))
     assert await backend.info() == 1000 * b"x"
 
 
-BROKEN = [b"", CANARY + b"\r\n\r\n", ENDLESS + b"5\r\n" + CANARY, ENDLESS + CANARY + b"\r\n"]
+BROKEN = [b"", CANARY + b"\r\n\r\n", CHUNKED + b"5\r\n" + CANARY, CHUNKED + CANARY + b"\r\n"]
 BROKEN += [b"HTTP/1.1 200 " + CANARY + b"\r\nX: " + 100_000 * b"x" + b"\r\n\r\n"]
 BROKEN += [b"HTTP/1.1 200 OK\r\nContent-Length: %b\r\n\r\n%b" % (length, CANARY) for length in (b"50", CANARY)]
 
 
-@every_question
+@every_request
 @pytest.mark.parametrize("raw", BROKEN)
-async def test_broken_reply_is_an_error(daemon: Daemon, backend: Backend, route: str, raw: bytes) -> None:
-    daemon.script(ASKS[route][0], raw, Then.CLOSE)
-    assert (await failure(backend, route))[1] == AWAY
+async def test_broken_reply_is_an_error(daemon: FakeDockerd, backend: Backend, route: str, raw: bytes) -> None:
+    script(daemon, route, raw, closes=True)
+    assert (await failure(backend, route))[1] == UNAVAILABLE
 
 
 DESTROYED = Event("destroy", ID, 1)
 
 
+def event(action: str, container_id: str, time_ns: int = 1, **more: object) -> bytes:
+    """Return a line of dockerd's event stream, labels included."""
+    actor = {"ID": container_id, "Attributes": {"name": "k8s_x", "secret": "canary-4711"}}
+    line = {"Type": "container", "Action": action, "Actor": actor, "scope": "local", "timeNano": time_ns, **more}
+    return json.dumps(line).encode() + b"\n"
+
+
 @pytest.fixture
-async def events(daemon: Daemon, backend: Backend) -> AsyncIterator[AsyncIterator[Event]]:
-    async with backend.events(["destroy"], 1) as events:
-        await until(lambda: bool(daemon.waiting))
+async def events(daemon: FakeDockerd, backend: Backend) -> AsyncIterator[AsyncIterator[Event]]:
+    """Follow a stream, whose bytes the test sends."""
+    script(daemon, EVENTS, CHUNKED)
+    async with backend.events(["destroy", "rename"], 1_700_000_000_000_000_123) as events:
         yield events
 
 
-async def test_events_come_as_they_are_said(daemon: Daemon, backend: Backend) -> None:
-    async with backend.events(["destroy", "rename"], 1_700_000_000_000_000_123) as events:
-        await until(lambda: bool(daemon.waiting))
-        daemon.say(event("destroy", ID, 5))
-        assert await anext(events) == Event("destroy", ID, 5)
-        daemon.say(event("rename", "c2", 6) + b"\n\r\n" + event("destroy", "net", Type="network"))
-        daemon.say(event("health_status: healthy", "c3", 7))
-        assert await anext(events) == Event("rename", "c2", 6)
-        assert await anext(events) == Event("health_status: healthy", "c3", 7)
-    (request,) = daemon.requests
-    wanted = {"type": {"container": True}, "event": {"destroy": True, "rename": True}}
-    assert (request.head.query["since"], json.loads(request.head.query["filters"])) == ("1700000000.000000123", wanted)
+async def test_events_are_read_in_order(daemon: FakeDockerd, events: AsyncIterator[Event]) -> None:
+    daemon.send(chunk(event("rename", "c2", 6) + b"\n\r\n" + event("destroy", "net", Type="network")))
+    daemon.send(chunk(event("health_status: healthy", "c3", 7)))
+    assert await anext(events) == Event("rename", "c2", 6)
+    assert await anext(events) == Event("health_status: healthy", "c3", 7)
+    query, filters = only(daemon).head.query, {"type": {"container": True}, "event": {"destroy": True, "rename": True}}
+    assert (query["since"], json.loads(query["filters"])) == ("1700000000.000000123", filters)
 
 
-@pytest.mark.slow
 @limited
-async def test_quiet_stream_is_waited_on_beyond_the_limit(daemon: Daemon) -> None:
-    backend = Backend(daemon.path, seconds=LIMIT_SECONDS)
-    async with backend.events(["destroy"], 1) as events:
-        await until(lambda: bool(daemon.waiting))
-        quiet = asyncio.ensure_future(anext(events))
-        await asyncio.sleep(1.2 * LIMIT_SECONDS)
-        assert not quiet.done()
-        daemon.say(event("destroy", ID))
-        assert await quiet == DESTROYED
-    await backend.close()
+async def test_quiet_stream_is_waited_on_beyond_the_limit(daemon: FakeDockerd, events: AsyncIterator[Event]) -> None:
+    quiet = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(3 * SHORT_SECONDS)
+    assert not quiet.done()
+    daemon.send(chunk(event("destroy", ID)))
+    assert await quiet == DESTROYED
 
 
-async def test_events_are_read_however_they_are_cut(daemon: Daemon, events: AsyncIterator[Event]) -> None:
+async def test_events_are_read_however_they_are_cut(daemon: FakeDockerd, events: AsyncIterator[Event]) -> None:
     line = event("destroy", ID)
-    for cut in range(len(line) + 1):
-        for part in (line[:cut], line[cut:]):
-            if part:  # an empty chunk would end the stream
-                daemon.say(part)
+    for cut in range(1, len(line)):
+        daemon.send(chunk(line[:cut]) + chunk(line[cut:]))
         assert await anext(events) == DESTROYED
-    for byte in line + line:
-        daemon.say(bytes((byte,)))
+    daemon.send(b"".join(chunk(bytes((byte,))) for byte in line + line))
     assert [await anext(events), await anext(events)] == 2 * [DESTROYED]
 
 
@@ -408,43 +406,44 @@ LINES += [event("destroy", ID).replace(b'"timeNano"', b'"time"').strip()]
 LINES += [event("destroy", ID, at).strip() for at in (0, 2**63)]
 
 
-@pytest.mark.parametrize("line", LINES)
-async def test_unreadable_line_ends_no_stream(daemon: Daemon, events: AsyncIterator[Event], line: bytes) -> None:
-    daemon.say(line + b"\n" + event("destroy", ID))
-    assert await anext(events) is UNREADABLE
-    assert await anext(events) == DESTROYED
+async def test_unreadable_line_ends_no_stream(daemon: FakeDockerd, events: AsyncIterator[Event]) -> None:
+    for line in LINES:
+        daemon.send(chunk(line + b"\n" + event("destroy", ID)))
+        assert await anext(events) is UNREADABLE, line
+        assert await anext(events) == DESTROYED
 
 
 @limited
-async def test_line_above_the_limit_ends_the_stream(daemon: Daemon, events: AsyncIterator[Event]) -> None:
-    daemon.say(999 * b"x" + b"\n" + 999 * b"x")
+async def test_line_above_the_limit_ends_the_stream(daemon: FakeDockerd, events: AsyncIterator[Event]) -> None:
+    daemon.send(chunk(999 * b"x" + b"\n" + 999 * b"x"))
     assert await anext(events) is UNREADABLE
-    daemon.say(2 * b"x")
+    daemon.send(chunk(2 * b"x"))
     with pytest.raises(BackendError, match="GET /events: a line is longer than 1000 bytes"):
         await anext(events)
 
 
-@pytest.mark.parametrize(("end", "why"), [(b"0\r\n\r\n", "the stream ended$"), (b"", ""), (b"5\r\n{", "")])
-async def test_end_of_the_stream_is_an_error(daemon: Daemon, backend: Backend, end: bytes, why: str) -> None:
-    daemon.script(EVENTS, STREAM_HEAD + chunk(event("destroy", ID)) + end, Then.CLOSE)
+ENDS = [(b"0\r\n\r\n", True, "the stream ended$"), (b"", True, ""), (b"5\r\n{", True, "")]
+ENDS += [(b"garbage\r\n", False, "the stream broke off$")]
+
+
+@pytest.mark.parametrize(("end", "closes", "why"), ENDS)
+@limited
+async def test_end_of_the_stream_is_an_error(
+    daemon: FakeDockerd, backend: Backend, end: bytes, closes: bool, why: str
+) -> None:
+    script(daemon, EVENTS, CHUNKED + chunk(event("destroy", ID)) + end * closes, closes)
     async with backend.events(["destroy"], 1) as events:
         assert await anext(events) == DESTROYED
+        daemon.send(end * (not closes))
         with pytest.raises(BackendError, match=f"^GET /events: {why}"):
             await anext(events)
 
 
-@limited
-async def test_stream_that_is_no_longer_chunked_ends(daemon: Daemon, events: AsyncIterator[Event]) -> None:
-    daemon.say(event("destroy", ID))
-    assert await anext(events) == DESTROYED
-    daemon.send(b"garbage\r\n")
-    with pytest.raises(BackendError, match=r"^GET /events: the stream broke off$"):
-        await anext(events)
-
-
-async def test_follower_that_stops_reading_makes_the_daemon_wait(daemon: Daemon, events: AsyncIterator[Event]) -> None:
+async def test_follower_that_stops_reading_makes_the_daemon_wait(
+    daemon: FakeDockerd, events: AsyncIterator[Event]
+) -> None:
     async def send() -> None:
-        (stream,) = daemon.waiting
+        (stream,) = daemon.streams()
         for _ in range(400):
             stream.write(chunk(event("destroy", ID, filler=10_000 * "x")))
             await stream.drain()

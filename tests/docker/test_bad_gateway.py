@@ -10,8 +10,8 @@ import pytest
 from runtimeproxy.docker import front
 from runtimeproxy.docker.front import BadGateway
 from runtimeproxy.relay.drain import Drainable
-from tests.docker.daemon import until
 from tests.docker.messages import CREATE, EXPECT, PING, PREFACE, error, request
+from tests.fakes.dockerd_client import until
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.docker.daemon import until
 from tests.docker.node import INSPECT, Node
+from tests.fakes.dockerd_client import until
 from tests.fakes.dockerd_wire import Injection
 
 END = "PostStopContainer"

@@ -15,10 +15,10 @@ from runtimeproxy.docker.parsers import PREFACE
 from runtimeproxy.model.fields import HookAnswer
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.docker.client import Client, chunked, request
-from tests.docker.daemon import until
 from tests.docker.node import CREATE, INSPECT, START, GatedClient, Node, away, id_of, unfollowed, written
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import dockershim_bodies as bodies
+from tests.fakes.dockerd_client import until
 from tests.fakes.dockerd_wire import Injection
 from tests.fakes.plugins import ALL_POINTS, FAIL, IGNORE, NOTHING, Behaviour
 from tests.observe.events import shown_of

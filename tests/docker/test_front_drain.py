@@ -6,10 +6,10 @@ import pytest
 
 from runtimeproxy.relay import drain
 from tests.docker.client import Client, request
-from tests.docker.daemon import until
 from tests.docker.messages import error
 from tests.docker.node import CREATE, Node, away, id_of, on_node, written
 from tests.fakes import dockershim_bodies as bodies
+from tests.fakes.dockerd_client import until
 from tests.fakes.dockerd_wire import Injection
 
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-"""One connection: what passes, what is held, who may close (relay-rules B1 to B4, B6 to B9, B11, C2, C5).
+"""Conversations on one connection: what passes, is held, may close (relay-rules B1 to B4, B6 to B9, B11, C2, C5).
 
 ``test_conversations`` has random ones; here are those whose effects it cannot compute.
 """

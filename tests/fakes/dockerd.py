@@ -164,6 +164,7 @@ class Service:
             if injection is not None:
                 await injection.wait()
                 if injection.raw is not None:
+                    exchange.keep_alive = True
                     return await exchange.write(injection.raw)
                 if injection.status:
                     raise Refused(HTTPStatus(injection.status), injection.message)
@@ -258,10 +259,18 @@ class FakeDockerd(Listener):
     def connections(self) -> int:
         return len(self._connections)
 
+    def streams(self) -> list[asyncio.StreamWriter]:
+        return [connection for connection in self._connections.values() if isinstance(connection, asyncio.StreamWriter)]
+
+    def send(self, data: bytes) -> None:
+        """Send bytes on every connection."""
+        for stream in self.streams():
+            stream.write(data)
+
     def drop_connections(self) -> None:
-        for task, connection in self._connections.items():
-            if isinstance(connection, asyncio.StreamWriter):
-                connection.transport.abort()
+        for stream in self.streams():
+            stream.transport.abort()
+        for task in self._connections:
             task.cancel()
 
     # ---- interface for tests

@@ -14,9 +14,9 @@ from runtimeproxy.errors import Reason
 from runtimeproxy.model.fields import NO_ADJUSTMENT, HookAnswer, HookRequest, Resources
 from tests.docker.bodies import ASKED, MIB
 from tests.docker.client import request
-from tests.docker.daemon import until
 from tests.docker.node import INSPECT, START, STOP, UPDATE, Node, written
 from tests.fakes import dockershim_bodies as bodies
+from tests.fakes.dockerd_client import until
 from tests.fakes.dockerd_wire import Injection
 from tests.fakes.plugins import FAIL
 
