@@ -17,13 +17,32 @@ from hypothesis import strategies as st
 from runtimeproxy.cri.routes import HELD
 from tests.cri import peer
 from tests.cri.messages import METHODS, Method, random_messages
-from tests.cri.peer import REPLY, TRAILERS, Ack, Credit, Fields, Headers, Play, Raw, Settings, grpc, request, split
+from tests.cri.peer import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PADDED,
+    PRIORITY,
+    REPLY,
+    TRAILERS,
+    Ack,
+    Credit,
+    Fields,
+    Headers,
+    Play,
+    Raw,
+    Settings,
+    grpc,
+    request,
+    split,
+)
 from tests.fakes.clock import VirtualLoop
 from tests.fakes.node import Node
 from tests.fakes.plugins import Behaviour
 
-DATA, HEADERS, RESET, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 6, 8, 9
-END_STREAM, END_HEADERS, PADDED, PRIORITY = 0x1, 0x4, 0x8, 0x20
+RESET, PING, WINDOW_UPDATE = 3, 6, 8
 FRAME_BYTES = 16_384
 
 Unit = tuple[Raw, ...]
@@ -393,13 +412,6 @@ def half(frames: list[Raw], stream: int) -> Half:
         kind = HEADERS if frame.kind == CONTINUATION else frame.kind
         goes_on = frame.kind == CONTINUATION or (parts and parts[-1][0] == kind == DATA)
         before = parts.pop()[1] if goes_on else b""
-        parts.append((kind, (before + _content(frame)).removeprefix(b"\x20" if kind == HEADERS else b"")))
+        parts.append((kind, (before + peer.content(frame)).removeprefix(b"\x20" if kind == HEADERS else b"")))
     ended = any(frame.flags & END_STREAM for frame in own if frame.kind in (DATA, HEADERS))
     return [part for part in parts if part != (DATA, b"")], ended
-
-
-def _content(frame: Raw) -> bytes:
-    content = frame.body
-    if frame.kind in (DATA, HEADERS) and frame.flags & PADDED:
-        content = content[1 : len(content) - content[0]]
-    return content[5:] if frame.kind == HEADERS and frame.flags & PRIORITY else content

@@ -1,16 +1,15 @@
 """Scripted peers for every side of a CRI pair; what is sent and what is expected are written in the same form.
 
-Bytes are built and read with hyperframe and hpack, so that the proxy's code is not tested with itself.
+Frames are built by hand and header blocks read with hpack, so that the proxy's code is not tested with itself.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from struct import Struct
+from struct import pack
 from typing import NamedTuple
 
 from hpack import Decoder, Encoder
-from hyperframe import frame as hyper
 
 from runtimeproxy.core.call import PROCESS_LIMIT, MemoryBudget
 from runtimeproxy.cri.calls import KINDS
@@ -21,20 +20,15 @@ from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire.http2 import FlowControlledSender
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, CONTINUATION = 0, 1, 9
+END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 
 Fields = tuple[tuple[bytes, bytes], ...]
-_SETTING = Struct(">HL")
 
 
 def request(path: bytes, *more: tuple[bytes, bytes]) -> Fields:
-    return (
-        (b":method", b"POST"),
-        (b":scheme", b"http"),
-        (b":path", path),
-        (b":authority", b"localhost"),
-        (b"content-type", b"application/grpc"),
-        *more,
-    )
+    first = (b":method", b"POST"), (b":scheme", b"http"), (b":path", path), (b":authority", b"localhost")
+    return (*first, (b"content-type", b"application/grpc"), *more)
 
 
 VERSION = request(b"/runtime.v1.RuntimeService/Version")
@@ -61,89 +55,6 @@ def block(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 @dataclass(frozen=True)
-class Headers:
-    stream: int
-    fields: Fields
-    end: bool = False
-
-    def wire(self) -> bytes:
-        return raw_headers(self.stream, block(self.fields), end=self.end)
-
-
-@dataclass(frozen=True)
-class Data:
-    """A DATA frame; ``pad`` bytes of padding (None: not padded)."""
-
-    stream: int
-    payload: bytes
-    end: bool = False
-    pad: int | None = None
-
-    def __repr__(self) -> str:
-        return f"Data({self.stream}, {self.payload[:30]!r} of {len(self.payload)}, {self.end}, {self.pad})"
-
-    def wire(self) -> bytes:
-        flags = ["END_STREAM"] * self.end + ["PADDED"] * (self.pad is not None)
-        return hyper.DataFrame(self.stream, self.payload, flags=flags, pad_length=self.pad or 0).serialize()
-
-
-@dataclass(frozen=True)
-class Reset:
-    stream: int
-    code: int
-
-    def wire(self) -> bytes:
-        return hyper.RstStreamFrame(self.stream, error_code=self.code).serialize()
-
-
-@dataclass(frozen=True)
-class Credit:
-    stream: int
-    increment: int
-
-    def wire(self) -> bytes:
-        # By hand, as hyperframe cannot build padding of 0 bytes.
-        return (4).to_bytes(3, "big") + b"\x08\x00" + self.stream.to_bytes(4, "big") + self.increment.to_bytes(4, "big")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """A SETTINGS frame, its entries in order."""
-
-    entries: tuple[tuple[int, int], ...] = ()
-
-    def wire(self) -> bytes:
-        # By hand, as hyperframe cannot build an entry twice.
-        body = b"".join(_SETTING.pack(*entry) for entry in self.entries)
-        return len(body).to_bytes(3, "big") + b"\x04\x00" + bytes(4) + body
-
-
-@dataclass(frozen=True)
-class Ack:
-    def wire(self) -> bytes:
-        return hyper.SettingsFrame(flags=["ACK"]).serialize()
-
-
-@dataclass(frozen=True)
-class Ping:
-    payload: bytes
-    ack: bool = False
-
-    def wire(self) -> bytes:
-        return hyper.PingFrame(opaque_data=self.payload, flags=["ACK"] * self.ack).serialize()
-
-
-@dataclass(frozen=True)
-class GoAway:
-    last: int
-    code: int = 0
-    debug: bytes = b""
-
-    def wire(self) -> bytes:
-        return hyper.GoAwayFrame(0, self.last, self.code, self.debug).serialize()
-
-
-@dataclass(frozen=True)
 class Raw:
     """A frame of any type, given by its bytes."""
 
@@ -152,22 +63,91 @@ class Raw:
     stream: int
     body: bytes = b""
 
+    def __repr__(self) -> str:
+        return f"Raw({self.kind}, {self.flags}, {self.stream}, {self.body[:30]!r} of {len(self.body)})"
+
     def wire(self) -> bytes:
         head = len(self.body).to_bytes(3, "big") + bytes((self.kind, self.flags))
         return head + self.stream.to_bytes(4, "big") + self.body
 
 
-Frame = Headers | Data | Reset | Credit | Settings | Ack | Ping | GoAway | Raw
+@dataclass(frozen=True)
+class Headers:
+    """A header block, in frames of any number."""
+
+    stream: int
+    fields: Fields
+    end: bool = False
+
+    def wire(self) -> bytes:
+        return raw_headers(self.stream, block(self.fields), end=self.end)
+
+
+Frame = Headers | Raw
+
+# The constructors of frames have the names of their types.
+
+
+def Data(stream: int, payload: bytes, end: bool = False, pad: int | None = None) -> Raw:
+    """Return a DATA frame; ``pad`` bytes of padding (None: not padded)."""
+    if pad is None:
+        return Raw(DATA, END_STREAM * end, stream, payload)
+    return Raw(DATA, END_STREAM * end | PADDED, stream, bytes((pad,)) + payload + bytes(pad))
+
+
+def Reset(stream: int, code: int) -> Raw:
+    return Raw(3, 0, stream, pack(">L", code))
+
+
+def Settings(entries: Sequence[tuple[int, int]] = ()) -> Raw:
+    return Raw(4, 0, 0, b"".join(pack(">HL", *entry) for entry in entries))
+
+
+SETTINGS = Settings()
+
+
+def Ack() -> Raw:
+    return Raw(4, ACK, 0)
+
+
+def Ping(payload: bytes, ack: bool = False) -> Raw:
+    return Raw(6, ACK * ack, 0, payload)
+
+
+def GoAway(last: int, code: int = 0, debug: bytes = b"") -> Raw:
+    return Raw(7, 0, 0, pack(">LL", last, code) + debug)
+
+
+def Credit(stream: int, increment: int) -> Raw:
+    return Raw(8, 0, stream, pack(">L", increment))
+
 
 OPENED = Credit(0, 2**20 - 65_535)
 
 
 def raw_headers(stream: int, fragment: bytes, end: bool = False, whole: bool = True) -> bytes:
-    return Raw(1, 0x1 * end | 0x4 * whole, stream, fragment).wire()
+    return Raw(HEADERS, END_STREAM * end | END_HEADERS * whole, stream, fragment).wire()
 
 
 def continuation(stream: int, fragment: bytes, whole: bool = True) -> bytes:
-    return Raw(9, 0x4 * whole, stream, fragment).wire()
+    return Raw(CONTINUATION, END_HEADERS * whole, stream, fragment).wire()
+
+
+def split(data: bytes) -> Iterator[Raw]:
+    at = 0
+    while at < len(data):
+        end = at + 9 + int.from_bytes(data[at : at + 3], "big")
+        assert end <= len(data), "the last frame is cut"
+        yield Raw(data[at + 3], data[at + 4], int.from_bytes(data[at + 5 : at + 9], "big"), data[at + 9 : end])
+        at = end
+
+
+def content(frame: Raw) -> bytes:
+    """Return a frame's body without padding and priority."""
+    body = frame.body
+    if frame.kind in (DATA, HEADERS) and frame.flags & PADDED:
+        body = body[1 : len(body) - body[0]]
+    return body[5:] if frame.kind == HEADERS and frame.flags & PRIORITY else body
 
 
 class Side:
@@ -183,7 +163,7 @@ class Side:
         self._feed(b"".join(frame if isinstance(frame, bytes) else frame.wire() for frame in frames))
 
     def got_bytes(self) -> bytes:
-        """Return the bytes that came since the last call, with the ACKs that wait, as the front sends them."""
+        """Return the bytes received since the last call, with the pending ACKs, as the front sends them."""
         if self._sender.out:
             self._sender.acknowledge()
         data = b"".join(self._sender.out)
@@ -191,7 +171,7 @@ class Side:
         return data
 
     def got(self) -> list[Frame]:
-        """Return the frames that came since the last call; the preface must come before the first one."""
+        """Return the frames received since the last call; the preface must precede the first one."""
         data = self.got_bytes()
         if self._preface and data:
             assert data.startswith(PREFACE)
@@ -199,58 +179,22 @@ class Side:
             self._preface = False
         return list(self._read(data))
 
-    def _read(self, data: bytes) -> Iterable[Frame]:
-        fragments, first = b"", Raw(0, 0, 0)
-        for raw in split(data):
-            assert bool(fragments or first.kind) == (raw.kind == 9), "something stands inside a header block"
-            if raw.kind in (1, 9):
-                first = first if raw.kind == 9 else raw
-                assert raw.stream == first.stream
-                fragments += _fragment(raw)
-                if raw.flags & 0x4:
-                    decoded = self.decoder.decode(fragments, raw=True)
-                    fields = tuple((bytes(name), bytes(value)) for name, value in decoded)
-                    yield Headers(first.stream, fields, bool(first.flags & 1))
-                    fragments, first = b"", Raw(0, 0, 0)
-            else:
-                yield _value(raw)
-        assert not first.kind, "a header block is cut"
-
-
-def _fragment(raw: Raw) -> bytes:
-    head, _ = hyper.Frame.parse_frame_header(memoryview(raw.wire()[:9]))
-    head.parse_body(memoryview(raw.body))
-    assert isinstance(head, hyper.HeadersFrame | hyper.ContinuationFrame)
-    return head.data
-
-
-def _value(raw: Raw) -> Frame:
-    frame, _ = hyper.Frame.parse_frame_header(memoryview(raw.wire()[:9]))
-    frame.parse_body(memoryview(raw.body))
-    match frame:
-        case hyper.DataFrame():
-            pad = frame.pad_length if raw.flags & 0x8 else None
-            return Data(raw.stream, frame.data, bool(raw.flags & 1), pad)
-        case hyper.RstStreamFrame():
-            return Reset(raw.stream, frame.error_code)
-        case hyper.WindowUpdateFrame():
-            return Credit(raw.stream, frame.window_increment)
-        case hyper.SettingsFrame():
-            return Ack() if raw.flags & 1 else Settings(tuple(_SETTING.iter_unpack(raw.body)))
-        case hyper.PingFrame():
-            return Ping(frame.opaque_data, bool(raw.flags & 1))
-        case hyper.GoAwayFrame():
-            return GoAway(frame.last_stream_id, frame.error_code, frame.additional_data)
-    return raw
-
-
-def split(data: bytes) -> Iterable[Raw]:
-    at = 0
-    while at < len(data):
-        end = at + 9 + int.from_bytes(data[at : at + 3], "big")
-        assert end <= len(data), "the last frame is cut"
-        yield Raw(data[at + 3], data[at + 4], int.from_bytes(data[at + 5 : at + 9], "big"), data[at + 9 : end])
-        at = end
+    def _read(self, data: bytes) -> Iterator[Frame]:
+        first, fragments = None, b""
+        for frame in split(data):
+            assert (first is None) == (frame.kind != CONTINUATION), "a frame inside a header block"
+            if frame.kind not in (HEADERS, CONTINUATION):
+                yield frame
+                continue
+            first = first or frame
+            assert frame.stream == first.stream
+            fragments += content(frame)
+            if frame.flags & END_HEADERS:
+                decoded = self.decoder.decode(fragments, raw=True)
+                fields = tuple((bytes(name), bytes(value)) for name, value in decoded)
+                yield Headers(first.stream, fields, bool(first.flags & END_STREAM))
+                first, fragments = None, b""
+        assert first is None, "a header block is cut"
 
 
 def shared_by_calls(clock: Callable[[], float], counters: dict[Key, int], image_apart: bool) -> Shared:
@@ -259,6 +203,8 @@ def shared_by_calls(clock: Callable[[], float], counters: dict[Key, int], image_
 
 
 class Play:
+    """A connection's reader between two peers; ``settled``: the calls that have a reply, or ended without one."""
+
     def __init__(
         self, image_apart: bool = False, process_limit: int = PROCESS_LIMIT, shared: Shared | None = None
     ) -> None:
@@ -279,7 +225,6 @@ class Play:
         self.reader = Reader(shared, lambda: None)
         self._calls: list[CriHeld] = []
         self.settled: list[CriHeld] = []
-        """The calls that have had their reply, or ended without one."""
         self.links: list[ImageLink] = []
         self.image_away = False
         self.not_http2_bytes: list[bytes] = []
@@ -287,7 +232,7 @@ class Play:
         self.runtime = Side(partial(self._feed, self.reader.from_runtime), self.reader.runtime_out, preface=True)
         self._images: list[Side] = []
 
-    def greet(self, client: Settings = Settings(), runtime: Settings = Settings()) -> "Play":
+    def greet(self, client: Raw = SETTINGS, runtime: Raw = SETTINGS) -> "Play":
         """Exchange SETTINGS and their ACKs, and drop what both sides got."""
         self.client.sends(PREFACE, client)
         self.runtime.sends(runtime, Ack())
@@ -324,7 +269,6 @@ class Play:
 
     @property
     def call(self) -> CriHeld:
-        """Return the newest held call."""
         return self.calls[-1]
 
     @property
@@ -350,7 +294,7 @@ class Step(NamedTuple):
     to_client: Frames = ()
     to_runtime: Frames = ()
     to_image: Frames = ()
-    asks: int = 0
+    hooked: int = 0
 
 
 def client(*frames: Frame | bytes) -> Act:
@@ -383,7 +327,7 @@ def refuse(play: Play) -> None:
 
 
 def answered(play: Play) -> None:
-    """Send the answer to the newest call on, as when its Post hooks are done."""
+    """Send the answer to the newest call, as when its Post hooks are done."""
     play.call.answer()
 
 
@@ -391,8 +335,8 @@ def answered(play: Play) -> None:
 class Greets:
     """The first action of a conversation that does not begin with the usual exchange of SETTINGS."""
 
-    client: Settings = Settings()
-    runtime: Settings = Settings()
+    client: Raw = SETTINGS
+    runtime: Raw = SETTINGS
 
     def __call__(self, play: Play) -> None:
         play.greet(self.client, self.runtime)
@@ -403,16 +347,14 @@ def converse(*steps: Step, play: Play | None = None) -> Play:
     if play is None:
         play = Play() if isinstance(steps[0].act, Greets) else greeted()
     for number, step in enumerate(steps):
-        asked = len(play.calls)
+        before = len(play.calls)
         step.act(play)
         for name in ("client", "runtime", "image"):
             expected = getattr(step, f"to_{name}")
             if name == "image" and not (expected or play.links):
                 continue
             side = getattr(play, name)
-            came = side.got_bytes() if isinstance(expected, bytes) else side.got()
-            assert came == (expected if isinstance(expected, bytes) else list(expected)), (
-                f"step {number}: {name} got {came}"
-            )
-        assert len(play.calls) - asked == step.asks, f"step {number}: asked {len(play.calls) - asked}"
+            received = side.got_bytes() if isinstance(expected, bytes) else side.got()
+            assert received == (expected if isinstance(expected, bytes) else list(expected)), f"step {number}: {name}"
+        assert len(play.calls) - before == step.hooked, f"step {number}: hooked calls"
     return play

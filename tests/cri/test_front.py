@@ -22,7 +22,7 @@ from runtimeproxy.relay.connection import HIGH_WATER, Connection, Endpoint, Read
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.wire.http2 import CREDIT_STEP, FlowControlledSender
 from tests.cri import peer
-from tests.cri.peer import PREFACE, PULL, REPLY, Ack, Credit, Data, Frame, GoAway, Headers, Ping, Reset, Settings
+from tests.cri.peer import PREFACE, PULL, REPLY, Ack, Credit, Data, Frame, GoAway, Headers, Ping, Raw, Reset, Settings
 from tests.relay.test_dial import fill_backlog
 
 CREATED = (Headers(1, peer.CREATE), Data(1, peer.grpc(b"create"), end=True))
@@ -106,7 +106,7 @@ class Scene:
         sock.send(wire(*frames))
         await self.run()
 
-    async def greet(self, client: Settings = NO_SETTINGS) -> "Scene":
+    async def greet(self, client: Raw = NO_SETTINGS) -> "Scene":
         await self.send(self.client, PREFACE, client, Ack())
         await self.send(self.runtime, Settings(), Ack())
         return self
@@ -209,7 +209,7 @@ async def test_slow_peer_is_sent_no_acks(scene: Scene, writes: Writes, monkeypat
     pings = [Ping(b"%08d" % number) for number in range(ACKS_AT_ONCE + 1)]
     assert await writes(scene.client, *pings, seconds=4 * ACK_SECONDS) == [[pings[-1]]], "the others wait"
     slow = False
-    acks = [Ping(ping.payload, ack=True) for ping in pings[:-1]]
+    acks = [Ping(ping.body, ack=True) for ping in pings[:-1]]
     assert await writes(scene.client, seconds=4 * ACK_SECONDS) == [acks]
 
 
@@ -395,7 +395,7 @@ async def test_a10_slow_client_stops_reads_of_images(pulling: Scene) -> None:
     async def answer() -> None:
         received = b""
         for number in range(count):
-            while 65_535 + credit(received) < (number + 1) * len(FULL.payload):
+            while 65_535 + credit(received) < (number + 1) * len(FULL.body):
                 received += await pulling.loop.sock_recv(pulling.images, 1 << 16)
             await pulling.loop.sock_sendall(pulling.images, FULL.wire())
 
@@ -404,7 +404,7 @@ async def test_a10_slow_client_stops_reads_of_images(pulling: Scene) -> None:
         await asyncio.wait_for(asyncio.shield(answering), 0.2)
     assert pulling.connection._client.waiting < 2 * HIGH_WATER + 256 * 1024
     got = 0
-    while got < count * len(FULL.payload):
+    while got < count * len(FULL.body):
         got += len(await asyncio.wait_for(pulling.loop.sock_recv(pulling.client, 1 << 20), 20))
     await asyncio.wait_for(answering, 20)
 
@@ -412,7 +412,7 @@ async def test_a10_slow_client_stops_reads_of_images(pulling: Scene) -> None:
 async def test_a10_image_credit_waits_for_the_runtimes_frame(pulling: Scene) -> None:
     long = Data(3, b"y" * 16_000).wire()
     await pulling.send(pulling.runtime, Headers(3, REPLY), long[:-1_000])
-    for _ in range(CREDIT_STEP // len(FULL.payload)):
+    for _ in range(CREDIT_STEP // len(FULL.body)):
         await pulling.send(pulling.images, FULL)
     received = drained(pulling.images)
     before = credit(received)

@@ -18,7 +18,7 @@ STEP = Credit(0, 2**18)
 """Credit of the connection is given in steps of this many bytes."""
 
 
-def pull(*frames: peer.Frame, settings: Settings = NOTHING) -> list[Step]:
+def pull(*frames: peer.Frame, settings: peer.Raw = NOTHING) -> list[Step]:
     return [Step(client(*frames), to_image=[*GREETING, *frames]), Step(image(settings, Ack()), to_image=[Ack()])]
 
 

@@ -13,7 +13,7 @@ ASK, ASK_3, ASK_5 = (Headers(stream, peer.VERSION) for stream in (1, 3, 5))
 ANSWER, END = Headers(1, peer.REPLY), Headers(1, peer.TRAILERS, end=True)
 CREATED, PULLED, WATCHED = Headers(3, peer.CREATE), Headers(3, peer.PULL), Headers(3, EVENTS, end=True)
 BODY = Data(3, grpc(b"m"), end=True)
-HOLD = Step(client(CREATED, BODY), to_runtime=[CREATED], asks=1)
+HOLD = Step(client(CREATED, BODY), to_runtime=[CREATED], hooked=1)
 PASSED = Settings(((1, 0),))
 FULL = Data(1, bytes(16_384))
 

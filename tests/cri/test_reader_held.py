@@ -24,14 +24,14 @@ STEP = 2**18
 """Credit is given in steps of this many bytes."""
 LATE_CREDIT = Credit(0, STEP + len(MESSAGE))
 
-HOLD = Step(client(HEAD, WHOLE), to_runtime=[HEAD], asks=1)
-HOLD_OPEN = Step(client(HEAD, OPEN), to_client=[CREDIT], to_runtime=[HEAD], asks=1)
+HOLD = Step(client(HEAD, WHOLE), to_runtime=[HEAD], hooked=1)
+HOLD_OPEN = Step(client(HEAD, OPEN), to_client=[CREDIT], to_runtime=[HEAD], hooked=1)
 RELEASE, RELEASE_OPEN = Step(peer.release, to_runtime=[WHOLE]), Step(peer.release, to_runtime=[OPEN])
 ANSWERING = peer.returns(*ANSWER)
 KEPT = [HOLD, RELEASE, ANSWERING, Step(runtime(END))]
 
 
-def pieces(message: bytes, size: int = 16_384) -> list[Data]:
+def pieces(message: bytes, size: int = 16_384) -> list[peer.Raw]:
     return [Data(1, message[at : at + size]) for at in range(0, len(message), size)]
 
 
@@ -49,7 +49,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
     "A5: hooks are called once the message is as long as its prefix": [
         Step(client(HEAD, Data(1, MESSAGE[:3])), to_client=[Credit(1, 3)], to_runtime=[HEAD]),
         Step(client(Data(1, MESSAGE[3:-1])), to_client=[Credit(1, len(MESSAGE) - 4)]),
-        Step(client(Data(1, MESSAGE[-1:])), to_client=[Credit(1, 1)], asks=1),
+        Step(client(Data(1, MESSAGE[-1:])), to_client=[Credit(1, 1)], hooked=1),
     ],
     "A5: later DATA are joined and follow the message": [
         HOLD_OPEN,
@@ -72,7 +72,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
             client(HEAD, *pieces(grpc(bytes(STEP - 5)))),
             to_client=[*[Credit(1, 16_384)] * 15, Credit(0, STEP), Credit(1, 16_384)],
             to_runtime=[HEAD],
-            asks=1,
+            hooked=1,
         ),
         Step(client(*[FULL] * 20)),
     ],
@@ -94,7 +94,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
     ],
     "A4: a release obeys windows and frame size, that credit is ours": [
         Step(peer.Greets(runtime=Settings(((4, 10), (5, 16_384))))),
-        Step(client(HEAD, *pieces(LARGE, 14_001)), to_client=[*[Credit(1, 14_001)] * 5], to_runtime=[HEAD], asks=1),
+        Step(client(HEAD, *pieces(LARGE, 14_001)), to_client=[*[Credit(1, 14_001)] * 5], to_runtime=[HEAD], hooked=1),
         Step(peer.release, to_runtime=[Data(1, LARGE[:10])]),
         Step(runtime(Credit(1, 5)), to_runtime=[Data(1, LARGE[10:15])]),
         Step(runtime(Settings(((4, 20_010),))), to_client=[Settings(((4, 20_010), (1, 0)))]),
@@ -106,7 +106,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
     "A4: credit for another call passes while a request waits for credit": [
         peer.passes(Headers(3, peer.VERSION, end=True)),
         Step(runtime(Settings(((4, 0),))), to_client=[Settings(((4, 0), (1, 0)))]),
-        Step(client(Headers(5, CREATE), Data(5, MESSAGE, end=True)), to_runtime=[Headers(5, CREATE)], asks=1),
+        Step(client(Headers(5, CREATE), Data(5, MESSAGE, end=True)), to_runtime=[Headers(5, CREATE)], hooked=1),
         Step(peer.release),
         peer.passes(Credit(3, 100), Headers(7, peer.VERSION)),
     ],
@@ -195,7 +195,7 @@ def test_a5_unreadable_request_passes_unchanged(fields: peer.Fields, frames: lis
 
 def test_a5_headers_that_end_the_request_are_unreadable() -> None:
     whole = Headers(1, CREATE, end=True)
-    play = peer.converse(Step(client(whole), to_runtime=[whole], asks=1), Step(peer.release))
+    play = peer.converse(Step(client(whole), to_runtime=[whole], hooked=1), Step(peer.release))
     assert "ends inside" in play.call.problem
 
 
@@ -225,9 +225,9 @@ def test_message_is_read_and_leaves_whole(
     assert play.call._message == read
     assert play.budget.count == len(body) + len(read) * (fields is PACKED)
     assert play.call.send_request(changed)
-    data = [frame for frame in play.runtime.got() if isinstance(frame, Data)]
-    assert b"".join(frame.payload for frame in data) == leaves
-    assert [frame.end for frame in data] == [False] * (len(data) - 1) + [True]
+    data = [frame for frame in play.runtime.got() if isinstance(frame, peer.Raw) and frame.kind == peer.DATA]
+    assert b"".join(frame.body for frame in data) == leaves
+    assert [bool(frame.flags) for frame in data] == [False] * (len(data) - 1) + [True]
 
 
 def test_deadline_counts_from_the_headers() -> None:
@@ -446,6 +446,6 @@ def test_late_bytes_are_not_kept_beyond_the_release() -> None:
 def test_unimplemented_is_no_failure_of_a_pod_resize(method: bytes, no_op: bool) -> None:
     """The kubelet ignores it: older runtimes do not have the call."""
     head = Headers(1, peer.request(b"/runtime.v1.RuntimeService/" + method))
-    play = peer.converse(Step(client(head, WHOLE), to_runtime=[head], asks=1), RELEASE)
+    play = peer.converse(Step(client(head, WHOLE), to_runtime=[head], hooked=1), RELEASE)
     play.runtime.sends(*ending_at_once((b"grpc-status", b"12")))
     assert play.call.reply == Reply(agreed=False, no_op=no_op)
