@@ -31,24 +31,24 @@ MASKS = [
 ]
 
 
-@pytest.mark.parametrize(("ways", "min_bits", "wanted", "mask"), MASKS)
-def test_range_becomes_a_mask(ways: int, min_bits: int, wanted: Range, mask: str) -> None:
-    assert f"{pure.cache_mask(wanted, Cache((0,), ways, min_bits)):x}" == mask
+@pytest.mark.parametrize(("ways", "min_bits", "percent", "mask"), MASKS)
+def test_range_is_converted_to_a_mask(ways: int, min_bits: int, percent: Range, mask: str) -> None:
+    assert f"{pure.cache_mask(percent, Cache((0,), ways, min_bits)):x}" == mask
 
 
 RANGES = st.tuples(st.integers(0, 99), st.integers(1, 100)).filter(lambda ends: ends[0] < ends[1])
 
 
-@given(ways=st.integers(1, 32), bits=st.integers(0, 32), wanted=RANGES)
+@given(ways=st.integers(1, 32), bits=st.integers(0, 32), percent=RANGES)
 @settings(max_examples=examples(200))
-def test_every_mask_is_one_of_the_kernels_and_koordlets_if_it_can(ways: int, bits: int, wanted: Range) -> None:
+def test_mask_is_valid_and_koordlets_if_possible(ways: int, bits: int, percent: Range) -> None:
     bits = min(bits, ways)
-    mask = pure.cache_mask(wanted, Cache((0,), ways, bits))
+    mask = pure.cache_mask(percent, Cache((0,), ways, bits))
     ones = f"{mask:b}".strip("0")
     assert set(ones) == {"1"}, "no holes, and never empty"
     assert mask < 1 << ways
     assert len(ones) >= bits
-    koordlets = (1 << ceil(ways * wanted[1] / 100)) - (1 << ceil(ways * wanted[0] / 100))
+    koordlets = (1 << ceil(ways * percent[1] / 100)) - (1 << ceil(ways * percent[0] / 100))
     if koordlets.bit_count() >= max(bits, 1):
         assert mask == koordlets
 
@@ -62,21 +62,21 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(("vendor", "minimum", "step", "percentage", "value"), NUMBERS)
-def test_percentage_becomes_a_number(vendor: str, minimum: int, step: int, percentage: int, value: int) -> None:
+def test_percentage_is_converted_to_a_number(vendor: str, minimum: int, step: int, percentage: int, value: int) -> None:
     assert pure.bandwidth_value(percentage, Bandwidth((0,), vendor, minimum, step)) == value
 
 
 FULL, MB_ONLY, L3_ONLY = Machine({"L3": L3}, MB), Machine({}, MB), Machine({"L3": L3})
 CODE_AND_DATA = Machine({"L3CODE": L3, "L3DATA": L3})
 OTHER_IDS = Machine({"L3": Cache((8, 16), 4, 1)}, Bandwidth((16,), AMD, 0, 1))
-LINES = [
+SCHEMATA = [
     (FULL, Wish(l3=(0, 100), mb=100), "L3:0=7ff;1=7ff\nMB:0=100;1=100\n", False),
     (FULL, Wish(), "", False),
-    # only one cache id is written; the kernel keeps the others
+    # only one cache id is written; the kernel does not change the others
     (FULL, Wish(l3_of={1: (20, 50)}), "L3:1=38\n", False),
     # an id's own value overrides the common one
     (FULL, Wish((20, 80), 20, {0: (20, 50)}, {1: 40}), "L3:0=38;1=1f8\nMB:0=20;1=40\n", False),
-    # what the node does not have is left out; an id that a resource does not have is reported
+    # missing resources are omitted; an id that a resource does not have is reported
     (L3_ONLY, Wish(l3=(0, 100), mb=50), "L3:0=7ff;1=7ff\n", False),
     (MB_ONLY, Wish(l3=(0, 100), mb=50), "MB:0=50;1=50\n", False),
     (Machine(), Wish(l3=(0, 100), mb=50), "", False),
@@ -89,38 +89,10 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize(("machine", "wish", "lines", "unknown"), LINES)
+@pytest.mark.parametrize(("machine", "wish", "lines", "unknown"), SCHEMATA)
 def test_group_has_a_line_for_each_resource(machine: Machine, wish: Wish, lines: str, unknown: bool) -> None:
     assert pure.schemata(machine, wish) == lines
     assert pure.unknown_ids(machine, wish) is unknown
-
-
-NO_RANGE = "a range goes from a lower to a higher percentage, both from 0 to 100$"
-NO_PERCENT = "a memory bandwidth is 1 to 100 percent$"
-NO_WISHES = [
-    *(({"l3": ends}, NO_RANGE) for ends in ((-1, 50), (0, 101), (50, 50), (60, 50), (100, 100), (0, 0))),
-    ({"l3": (0, 100), "l3_of": {0: (0, 50), 1: (60, 50)}}, NO_RANGE),
-    *(({"mb": percentage}, NO_PERCENT) for percentage in (0, -1, 101)),
-    ({"mb": 100, "mb_of": {0: 50, 1: 101}}, NO_PERCENT),
-]
-
-
-@pytest.mark.parametrize(("wish", "words"), NO_WISHES)
-def test_percentage_out_of_range_is_an_error(wish: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=f"^{words}"):
-        Wish(**wish)
-
-
-SCHEMATA: list[tuple[str, dict[str, dict[int, str]]]] = [
-    ("    MB:0=2048;1=  16\n    L3:0=00ff;1=ffff\n", {"MB": {0: "2048", 1: "16"}, "L3": {0: "00ff", 1: "ffff"}}),
-    *(("L3:0=7ff;\n", {"L3": {0: "7ff"}}), ("L3:uninitialized\nMB:0=90\n", {"MB": {0: "90"}})),
-    ("no line\nL3:x=1;1=3\n", {"L3": {1: "3"}}),
-]
-
-
-@pytest.mark.parametrize(("text", "values"), SCHEMATA)
-def test_schemata_file_is_read(text: str, values: dict[str, dict[int, str]]) -> None:
-    assert pure.parse_schemata(text) == values
 
 
 BOTH_LINES, BOTH_INFO = "L3:0=7ff;1=7ff\nMB:0=100;1=100\n", {"L3": L3_INFO, "MB": MB_INFO}
@@ -133,32 +105,32 @@ MACHINES: list[tuple[str, dict[str, dict[str, str]], str, Machine]] = [
     ("MB:0=  50;1= 100\n", {"MB": MB_INFO}, INTEL, MB_ONLY),
     ("L3DATA:0=7ff;1=7ff\nL3CODE:0=7ff;1=7ff\n", {"L3CODE": L3_INFO, "L3DATA": L3_INFO}, INTEL, CODE_AND_DATA),
     (AMD_ROOT, AMD_INFO, AMD, AMD_MACHINE),
-    # a line without its info and an info without its line are both useless
+    # a line without its info, and an info without its line
     *(("L3:0=7ff\n", {}, INTEL, Machine()), ("L2:0=ff\n", {"L3": L3_INFO}, INTEL, Machine())),
     ("", BOTH_INFO, INTEL, Machine()),
 ]
 
 
 @pytest.mark.parametrize(("root", "info", "vendor", "machine"), MACHINES)
-def test_machine_has_what_lines_and_info_say(root: str, info: Any, vendor: str, machine: Machine) -> None:
+def test_machine_is_parsed_from_schemata_and_info(root: str, info: Any, vendor: str, machine: Machine) -> None:
     assert pure.machine_of(root, info, vendor) == machine
 
 
 NO_ROW, WIDER = "L3 is not used: its cbm_mask is not an unbroken row", "L3 is not used: its min_cbm_bits is wider"
 FOREIGN = "MB is not used: how its numbers count is known for GenuineIntel"
 MEGABYTES = "MB is not used: its numbers are no percentages; mount resctrl"
-SENSELESS: list[tuple[str, dict[str, dict[str, str]], str, Machine, str]] = [
+UNUSABLE: list[tuple[str, dict[str, dict[str, str]], str, Machine, str]] = [
     *(("L3:0=1", {"L3": {**L3_INFO, "cbm_mask": mask}}, INTEL, Machine(), NO_ROW) for mask in ("7fd", "7fe", "0")),
     ("L3:0=1", {"L3": {**L3_INFO, "cbm_mask": ""}}, INTEL, Machine(), "L3 is not used: invalid literal"),
     ("L3:0=1", {"L3": {**L3_INFO, "min_cbm_bits": "12"}}, INTEL, Machine(), WIDER),
     ("MB:0=100", {"MB": MB_INFO}, "HygonGenuine", Machine(), FOREIGN),
     ("MB:0=4294967295", {"MB": MB_INFO}, INTEL, Machine(), MEGABYTES),
-    (BOTH_LINES, BOTH_INFO, "", L3_ONLY, FOREIGN),  # the other one is used
+    (BOTH_LINES, BOTH_INFO, "", L3_ONLY, FOREIGN),  # L3 is used
 ]
 
 
-@pytest.mark.parametrize(("root", "info", "vendor", "used", "note"), SENSELESS)
-def test_resource_that_makes_no_sense_is_noted(root: str, info: Any, vendor: str, used: Machine, note: str) -> None:
+@pytest.mark.parametrize(("root", "info", "vendor", "used", "note"), UNUSABLE)
+def test_unusable_resource_is_noted(root: str, info: Any, vendor: str, used: Machine, note: str) -> None:
     machine = pure.machine_of(root, info, vendor)
     assert (machine.caches, machine.bandwidth, bool(machine)) == (used.caches, used.bandwidth, bool(used))
     assert [each.startswith(note) for each in machine.notes] == [True]
@@ -169,40 +141,15 @@ def resctrl(tmp_path: Path) -> StandIn:
     return StandIn(tmp_path / "resctrl")
 
 
-WIDE = Hardware(mb_ids=(), cbm_mask=0xFFFFF, min_cbm_bits=2)
-TREES = [(Hardware(), FULL), (Hardware(l3_ids=(), mb_ids=()), Machine()), (WIDE, Machine({"L3": Cache((0, 1), 20, 2)}))]
-
-
-@pytest.mark.parametrize(("hardware", "machine"), TREES)
-def test_machine_is_read_from_the_tree(tmp_path: Path, hardware: Hardware, machine: Machine) -> None:
-    assert StandIn(tmp_path, hardware).machine() == machine
-
-
 def test_vendor_is_this_machines_own(tmp_path: Path) -> None:
     StandIn(tmp_path, Hardware(l3_ids=()))
-    said = Path("/proc/cpuinfo").read_text()
+    cpuinfo = Path("/proc/cpuinfo").read_text()
     machine = Resctrl(tmp_path).machine()
-    known = "GenuineIntel" in said or "AuthenticAMD" in said
-    assert (machine.bandwidth is not None and machine.bandwidth.vendor in said) if known else machine.notes
+    supported = INTEL in cpuinfo or AMD in cpuinfo
+    assert (machine.bandwidth is not None and machine.bandwidth.vendor in cpuinfo) if supported else machine.notes
 
 
-def test_mount_that_is_missing_or_cannot_be_read_limits_nothing(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert Resctrl(tmp_path).machine() == Resctrl(tmp_path / "nothing").machine() == Machine()
-    assert Resctrl(tmp_path / "file").machine() == Machine(notes=("it cannot be read: Not a directory",))
-
-
-def test_group_is_made_once_and_removed_once(resctrl: StandIn) -> None:
-    assert not resctrl.exists("LS")
-    assert resctrl.make("LS") is True
-    assert resctrl.exists("LS")
-    assert resctrl.make("LS") is False
-    resctrl.remove("LS")
-    assert not resctrl.exists("LS")
-    resctrl.remove("LS")
-
-
-def test_thread_is_moved_never_the_writer_and_an_ended_one_is_no_error(resctrl: StandIn) -> None:
+def test_thread_is_moved_unless_it_has_ended(resctrl: StandIn) -> None:
     resctrl.make("LS")
     for tid in (0, -1):
         with pytest.raises(ValueError, match="above 0"):
@@ -217,7 +164,7 @@ NO_GROUPS = ["", ".", "..", "info", "mon_groups", "mon_data", "LS/mon_groups", "
 
 
 @pytest.mark.parametrize("group", NO_GROUPS)
-def test_name_of_no_group_is_not_touched(resctrl: StandIn, group: str) -> None:
+def test_name_that_is_no_group_is_refused(resctrl: StandIn, group: str) -> None:
     before = sorted(resctrl.root.rglob("*"))
     for act in (resctrl.make, resctrl.remove, resctrl.exists, resctrl.tasks):
         with pytest.raises(ValueError, match="a group's name"):
@@ -225,7 +172,7 @@ def test_name_of_no_group_is_not_touched(resctrl: StandIn, group: str) -> None:
     assert sorted(resctrl.root.rglob("*")) == before
 
 
-def test_kernels_words_are_one_line(resctrl: StandIn, tmp_path: Path) -> None:
+def test_last_status_is_one_line(resctrl: StandIn, tmp_path: Path) -> None:
     (resctrl.root / "info/last_cmd_status").write_text("Mask out of range\nand more\n")
     assert resctrl.last_status() == "Mask out of range and more"
     (resctrl.root / "info/last_cmd_status").write_text("ok\n")

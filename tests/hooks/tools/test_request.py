@@ -1,12 +1,12 @@
-"""Requests as YAML: a hook server gets what was written."""
+"""Requests as YAML: every request can be written, and errors name the line."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from runtimeproxy.errors import ConfigError
@@ -45,7 +45,7 @@ READ: list[tuple[str, HookRequest]] = [
 
 
 @pytest.mark.parametrize(("text", "read"), READ, ids=[text for text, _ in READ])
-def test_request_is_read_as_it_is_written(text: str, read: HookRequest) -> None:
+def test_request_is_parsed(text: str, read: HookRequest) -> None:
     assert request.parse(text, "f") == read
 
 
@@ -64,7 +64,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "words"), REFUSED, ids=[text[:60] for text, _ in REFUSED])
-def test_error_names_line_and_key_and_no_value(text: str, words: str) -> None:
+def test_error_has_line_and_key_but_no_value(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         request.parse(text, "f")
     assert str(caught.value).startswith(words)
@@ -90,43 +90,28 @@ CONTAINERS = st.builds(ContainerInfo, **COMMON, id=TEXTS, envs=ENTRIES)
 REQUESTS = st.builds(HookRequest, PODS, st.none() | CONTAINERS)
 
 
-def written(asked: HookRequest) -> str:
-    """Return a request as YAML, written by another YAML library."""
-    values = {name: value for name, value in asdict(asked).items() if value is not None}
+def written(given: HookRequest) -> str:
+    """Return a request as YAML, written by PyYAML."""
+    values = {name: value for name, value in asdict(given).items() if value is not None}
     for name, unsent in (("pod", "id"), ("container", "id"), ("container", "pod_id")):
         if name in values and not values[name][unsent]:
             del values[name][unsent]
     return yaml.safe_dump(values)
 
 
-@given(REQUESTS)
+@hypothesis.given(REQUESTS)
 @settings(max_examples=examples(50))
-def test_every_request_can_be_written(asked: HookRequest) -> None:
-    assert request.parse(written(asked), "f") == asked
-
-
-UNREADABLE = [
-    (b"\xff", " no UTF-8 text; write the request as YAML"),
-    (b"pod: 1", "1: pod: write 'key: value' lines here"),
-]
-
-
-@pytest.mark.parametrize(("content", "words"), UNREADABLE)
-def test_file_that_is_wrong_is_named(tmp_path: Path, content: bytes, words: str) -> None:
-    file = tmp_path / "request.yaml"
-    file.write_bytes(content)
-    with pytest.raises(ConfigError) as caught:
-        request.read(str(file))
-    assert str(caught.value) == f"{file}:{words}"
+def test_every_request_can_be_written(given: HookRequest) -> None:
+    assert request.parse(written(given), "f") == given
 
 
 @pytest.mark.parametrize("point", HOOK_POINTS, ids=lambda point: point.name)
-def test_request_at_a_hook_point_is_sent_whole(point: Any) -> None:
-    asked = request.at_point(point, request.example())
-    assert asked.pod.name == request.example().pod.name
-    assert (asked.container is None) == (point.subject is SubjectKind.POD)
-    assert request.unsent(point, asked) == ()
-    assert request.encoded(point, asked) == codec.encode(point, asked)
+def test_example_is_sent_completely_at_every_hook_point(point: Any) -> None:
+    sent = request.at_point(point, request.example())
+    assert sent.pod.name == request.example().pod.name
+    assert (sent.container is None) == (point.subject is SubjectKind.POD)
+    assert request.unsent(point, sent) == ()
+    assert request.encoded(point, sent) == codec.encode(point, sent)
 
 
 LOST = [
@@ -142,15 +127,10 @@ LOST = [
 
 
 @pytest.mark.parametrize(("point", "text", "lost"), LOST)
-def test_part_that_the_proxy_does_not_send_is_named(point: Any, text: str, lost: tuple[str, ...]) -> None:
+def test_field_that_the_proxy_does_not_send_is_named(point: Any, text: str, lost: tuple[str, ...]) -> None:
     assert request.unsent(point, request.parse(text, "f")) == lost
 
 
-def test_containers_cgroup_parent_replaces_its_pods() -> None:
-    asked = HookRequest(PodInfo(cgroup_parent="/b"), ContainerInfo(cgroup_parent="/a"))
-    assert request.at_point(PRE_START, asked).pod.cgroup_parent == "/a"
-
-
-def test_containers_point_needs_a_container() -> None:
+def test_hook_point_of_a_container_needs_one() -> None:
     with pytest.raises(ConfigError, match=r"PreStartContainer is about a container, and the request has none: add"):
         request.encoded(PRE_START, EMPTY)
