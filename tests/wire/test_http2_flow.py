@@ -43,11 +43,11 @@ def data_of(sender: FlowControlledSender) -> list[tuple[int, int, bool]]:
     return [(frame.stream_id, len(frame.data), "END_STREAM" in frame.flags) for frame in taken(sender.out)]
 
 
-def test_ping_acks_wait_for_something_to_be_sent_with() -> None:
+def test_ping_acks_wait_for_other_frames() -> None:
     sender = FlowControlledSender()
     sender.acks.append(PING)
     sender.acknowledge()
-    assert (sender.out, sender.waiting) == ([], True), "nothing stands before the first SETTINGS"
+    assert (sender.out, sender.waiting) == ([], True), "nothing precedes the first SETTINGS"
     sender.start()
     sender.start()
     assert len(sender.out) == 1, "the window is opened once"
@@ -84,14 +84,14 @@ def test_settings_reduce_immediately_and_raise_after_the_ack() -> None:
     assert (sender.initial_window, sender.widened) == (0, False)
 
 
-def test_streams_take_turns() -> None:
+def test_streams_are_sent_in_turn() -> None:
     sender = started()
-    sender.send_data(5, b"at once", True, None, 0)
+    sender.send_data(5, b"free", True, None, 0)
     sender.window = 0
     for stream in (1, 3):
         sender.send_data(stream, bytes(20_000), True, None, 0)
     sender.open_window(100_000)
-    assert data_of(sender) == [(5, 7, True), (1, 16_384, False), (3, 16_384, False), (1, 3616, True), (3, 3616, True)]
+    assert data_of(sender) == [(5, 4, True), (1, 16_384, False), (3, 16_384, False), (1, 3616, True), (3, 3616, True)]
 
 
 def waiting_for_credit(*streams: int) -> FlowControlledSender:
@@ -103,21 +103,24 @@ def waiting_for_credit(*streams: int) -> FlowControlledSender:
     return sender
 
 
-@pytest.mark.parametrize(
-    ("send", "most"),
-    [
-        (lambda sender, number: sender.send_frame((1, 3)[number % 2], b""), QUEUED_FRAMES - 3),
-        (lambda sender, number: sender.send_frame(3, bytes(QUEUED_BYTES // 4 if number < 4 else 1)), 4),
-        (lambda sender, _: sender.inject(PING), QUEUED_FRAMES),
-        pytest.param(
-            *(lambda sender, _: sender.settings_announced([]), http2.QUEUED_SETTINGS - 1), marks=pytest.mark.slow
-        ),
-    ],
-    ids=["frames of all streams", "their bytes that cost no credit", "own frames", "SETTINGS without their ACK"],
-)
-def test_waiting_frames_are_bounded(send: Callable[[FlowControlledSender, int], None], most: int) -> None:
+BOUNDS: dict[str, tuple[Callable[[FlowControlledSender, int], None], int]] = {
+    "frames of all streams": (lambda sender, number: sender.send_frame((1, 3)[number % 2], b""), QUEUED_FRAMES - 3),
+    "bytes without flow control": (
+        lambda sender, number: sender.send_frame(3, bytes(QUEUED_BYTES // 4 if number < 4 else 1)),
+        4,
+    ),
+    "own frames": (lambda sender, _: sender.inject(PING), QUEUED_FRAMES),
+    "SETTINGS without their ACK": (lambda sender, _: sender.settings_announced([]), 100 - 1),
+}
+
+
+@pytest.mark.parametrize(("send", "most"), BOUNDS.values(), ids=BOUNDS)
+def test_queued_frames_are_bounded(
+    send: Callable[[FlowControlledSender, int], None], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2, "QUEUED_SETTINGS", 100)
     sender = waiting_for_credit(1, 3)
-    sender.send_frame(5, b"has nothing to wait for")
+    sender.send_frame(5, b"is not queued")
     sender.send_frame(5, bytes(QUEUED_BYTES), 100)  # flow-controlled
     sender.cut_through = True
     for number in range(most):
@@ -130,13 +133,16 @@ def test_waiting_frames_are_bounded(send: Callable[[FlowControlledSender, int], 
 @pytest.mark.parametrize(
     "forget", [FlowControlledSender.drop, FlowControlledSender.forget_window, lambda sender, _: sender.drop_all()]
 )
-def test_frames_that_left_or_were_dropped_count_no_more(forget: Callable[[FlowControlledSender, int], None]) -> None:
+def test_sent_or_dropped_frames_no_longer_count(
+    forget: Callable[[FlowControlledSender, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2, "QUEUED_FRAMES", 100)
     sender = waiting_for_credit(1)
     for _ in range(3):
         sender.send_frame(1, bytes(QUEUED_BYTES // 2))
         sender.open_window(1)
         sender.send_data(1, b"x", False, None, 0)
-    for size in (*[QUEUED_BYTES] * 3, *[0] * QUEUED_FRAMES):
+    for size in (*[QUEUED_BYTES] * 3, *[0] * 100):
         sender.send_frame(1, bytes(size))
         forget(sender, 1)
         sender.send_data(1, b"x", False, None, 0)
@@ -175,33 +181,17 @@ def test_peer_may_use_its_window_to_the_last_byte() -> None:
             count(1)
 
 
-def test_data_that_leaves_at_once_is_counted_and_credited_in_one_step() -> None:
+def test_relayed_data_is_credited_in_steps() -> None:
     sender = started()
     for _ in range(CREDIT_STEP // 1024):
         sender.relayed(1024)
     assert (sender.out, sender.outstanding) == ([http2.window_update(0, CREDIT_STEP)], 0)
 
 
-@pytest.mark.parametrize(
-    ("window", "stream_window", "length", "sent"),
-    [(10, 10, 10, [10]), (9, 10, 10, [9]), (10, 9, 10, [9]), (2**20, 2**20, 16_385, [16_384, 1])],
-)
-def test_data_are_split_only_where_a_limit_requires_it(
-    window: int, stream_window: int, length: int, sent: list[int]
-) -> None:
-    sender = started()
-    sender.initial_window = stream_window
-    sender.stream_windows[1] = 0
-    sender.window = window
-    sender.send_data(1, bytes(length), True, None, 0)
-    assert data_of(sender) == [(1, size, sum(sent) == length and at == len(sent)) for at, size in enumerate(sent, 1)]
-    assert (sender.window, bool(sender.queues)) == (window - sum(sent), sum(sent) < length)
-
-
-def test_short_waiting_data_of_one_source_are_put_together() -> None:
+def test_short_queued_data_of_one_source_is_merged() -> None:
     source, sender = started(), waiting_for_credit(1)
-    for _ in range(2 * MERGED_BYTES):
-        sender.send_data(1, b"y", False, source, 1)
+    for _ in range(2 * MERGED_BYTES // 64):
+        sender.send_data(1, b"y" * 64, False, source, 64)
         sender.send_data(1, b"", False, source, 0)
     sender.send_data(1, b"z", True, source, CREDIT_STEP)
     sender.send_data(3, bytes(MERGED_BYTES), False, None, 0)
@@ -214,14 +204,15 @@ def test_short_waiting_data_of_one_source_are_put_together() -> None:
     sender = waiting_for_credit(1)
     sender.send_data(1, b"of another source", False, source, 0)
     sender.send_frame(1, TRAILERS)
-    sender.send_data(1, b"behind whole frames", True, None, 0)
-    sender.send_data(1, b"behind the end", True, None, 0)
+    sender.send_data(1, b"after whole frames", True, None, 0)
+    sender.send_data(1, b"after the end", True, None, 0)
     assert len(sender.queues[1]) == 5
 
 
 GOVERNED, PASSING = (1, 3), (5, 7)
+"""Streams whose windows are hop by hop, and others."""
 CUT_STREAM = 99
-BIG = 100_000
+STREAMS, INCREMENTS = st.sampled_from(GOVERNED + PASSING), st.sampled_from([1, 17_000, 200_000])
 RARELY = st.sampled_from([False] * 9 + [True])
 
 
@@ -237,14 +228,14 @@ class Item:
 
 @dataclass
 class Stream:
+    window: int | None
     items: list[Item] = field(default_factory=list)
     ended: bool = False
     """True if END_STREAM or the trailers were given, or the stream was dropped."""
-    window: int | None = None
     given: int = 0
 
     def put(self, item: Item) -> None:
-        """Queue DATA behind what waits, or merge them: short ones are joined."""
+        """Queue DATA, merged with short DATA before it."""
         last = self.items[-1] if self.items else None
         if last and not last.whole and not last.end and len(last.rest) + len(item.rest) <= MERGED_BYTES:
             last.rest += item.rest
@@ -253,27 +244,52 @@ class Stream:
         else:
             self.items.append(item)
 
+    def arrive(self, frame: Any, raw: bytes, max_frame: int) -> int:
+        """Check a frame against the first item; return the credit that is due then."""
+        item = self.items[0]
+        if item.whole:
+            assert raw == item.rest
+            item.rest = b""
+        else:
+            assert len(frame.data) <= max_frame
+            assert item.rest.startswith(frame.data)
+            assert frame.data or not item.rest
+            item.rest = item.rest[len(frame.data) :]
+            if self.window is not None:
+                self.window -= len(frame.data)
+                assert self.window >= 0 or not frame.data
+        assert ("END_STREAM" in frame.flags) == (item.end and not item.rest)
+        return 0 if item.rest else self.items.pop(0).charge
+
 
 class Peer(RuleBasedStateMachine):
     """Gives the sender random work and obeys RFC 9113 as its peer, frame by frame as they arrive."""
 
-    @initialize(early=st.integers(0, 3))
-    def connect(self, early: int) -> None:
-        self.sender, self.source = FlowControlledSender(), FlowControlledSender()
-        self.source.start()
-        self.source.out.clear()
-        self.streams = {stream: Stream() for stream in GOVERNED + PASSING}
+    @initialize(early=st.booleans())
+    def connect(self, early: bool) -> None:
+        self.sender, self.source = FlowControlledSender(), started()
         self.window = self.initial = http2.DEFAULT_WINDOW
         self.max_frame = http2.DEFAULT_FRAME_SIZE
-        self.cut: bytes | None = None
-        self.injected = self.pings = 0
-        self.handed = self.due = self.returned = 0
-        self.started = False
-        for stream in GOVERNED:
-            self.sender.stream_windows[stream] = 0
-            self.streams[stream].window = self.initial
+        self.streams = {stream: self.new_stream(stream) for stream in GOVERNED + PASSING}
+        self.cut = b""
+        self.injected = self.pings = self.given = self.due = self.returned = 0
+        self.started = early
         if early:
-            self.start()
+            self.sender.start()
+
+    def new_stream(self, stream: int) -> Stream:
+        if stream in PASSING:
+            return Stream(None)
+        self.sender.stream_windows[stream] = 0
+        return Stream(self.initial)
+
+    def has_credit(self, length: int) -> bool:
+        """Make the source's peer send within the window that it has."""
+        if self.given - self.returned + length > PAIR_WINDOW:
+            return False
+        self.given += length
+        self.source.received(length)
+        return True
 
     @precondition(lambda self: not self.started)
     @rule()
@@ -281,10 +297,10 @@ class Peer(RuleBasedStateMachine):
         self.started = True
         self.sender.start()
 
-    @rule(stream=st.sampled_from(GOVERNED + PASSING), size=st.sampled_from([0, 1, 3_000, BIG, BIG]), end=RARELY)
+    @rule(stream=STREAMS, size=st.sampled_from([0, 1, 3_000, 100_000, 100_000]), end=RARELY)
     def send(self, stream: int, size: int, end: bool) -> None:
         model = self.streams[stream]
-        if not model.ended and self.charged(size):
+        if not model.ended and self.has_credit(size):
             payload = bytes((model.given + place) % 251 for place in range(size))
             model.given += size
             model.ended = end
@@ -293,43 +309,37 @@ class Peer(RuleBasedStateMachine):
 
     @rule(stream=st.sampled_from(PASSING), padding=st.integers(0, 255), size=st.sampled_from([0, 16_000]))
     def send_padded(self, stream: int, padding: int, size: int) -> None:
-        model = self.streams[stream]
-        frame = DataFrame(stream, bytes(size), pad_length=padding, flags=["PADDED"])
+        model, frame = self.streams[stream], DataFrame(stream, bytes(size), pad_length=padding, flags=["PADDED"])
         cost = frame.flow_controlled_length
-        if not model.ended and self.charged(cost):
+        if not model.ended and self.has_credit(cost):
             model.items.append(Item(frame.serialize(), False, cost, whole=True))
             self.sender.send_frame(stream, frame.serialize(), cost, self.source)
 
-    @rule(stream=st.sampled_from(GOVERNED + PASSING), now=RARELY)
-    def send_trailers(self, stream: int, now: bool) -> None:
-        model = self.streams[stream]
-        if now and not model.ended:
+    @rule(stream=STREAMS, really=RARELY)
+    def send_trailers(self, stream: int, really: bool) -> None:
+        model, trailers = self.streams[stream], http2.header_frames(stream, b"\x88", True)
+        if really and not model.ended:
             model.ended = True
-            trailers = http2.header_frames(stream, b"\x88", True)
             model.items.append(Item(trailers, True, 0, whole=True))
             self.sender.send_frame(stream, trailers)
 
-    @rule(stream=st.sampled_from(GOVERNED + PASSING))
-    def replace_a_stream(self, stream: int) -> None:
-        """Forget a stream that has ended; its number is used for the next one."""
+    @rule(stream=STREAMS, really=RARELY)
+    def drop(self, stream: int, really: bool) -> None:
+        model = self.streams[stream]
+        if really:
+            model.ended = True
+            self.due += sum(item.charge for item in model.items)
+            model.items.clear()
+            self.sender.drop(stream)
+
+    @rule(stream=STREAMS)
+    def replace_stream(self, stream: int) -> None:
+        """Forget a stream that has ended; the next one has its number."""
         if self.streams[stream].ended and not self.streams[stream].items:
             self.sender.forget_window(stream)
-            self.streams[stream] = Stream()
-            if stream in GOVERNED:
-                self.sender.stream_windows[stream] = 0
-                self.streams[stream].window = self.initial
+            self.streams[stream] = self.new_stream(stream)
 
-    @rule(stream=st.sampled_from(GOVERNED + PASSING), now=RARELY)
-    def drop(self, stream: int, now: bool) -> None:
-        if not now:
-            return
-        model = self.streams[stream]
-        model.ended = True
-        self.due += sum(item.charge for item in model.items)
-        model.items.clear()
-        self.sender.drop(stream)
-
-    @precondition(lambda self: self.started and self.cut is None and self.sender.window >= 20)
+    @precondition(lambda self: self.started and not self.cut and self.sender.window >= 20)
     @rule()
     def cut_through(self) -> None:
         frame = http2.frame(http2.DATA, 0, CUT_STREAM, bytes(20))
@@ -338,12 +348,11 @@ class Peer(RuleBasedStateMachine):
         self.sender.cut_through = True
         self.cut = frame[15:]
 
-    @precondition(lambda self: self.cut is not None)
+    @precondition(lambda self: self.cut)
     @rule()
     def finish_the_cut(self) -> None:
-        assert self.cut is not None
         self.sender.out.append(self.cut)
-        self.cut = None
+        self.cut = b""
         self.sender.boundary()
 
     @rule()
@@ -351,20 +360,12 @@ class Peer(RuleBasedStateMachine):
         self.injected += 1
         self.sender.inject(PING)
 
-    def charged(self, length: int) -> bool:
-        """Make the source's peer send within the window that it has."""
-        if self.handed - self.returned + length > PAIR_WINDOW:
-            return False
-        self.handed += length
-        self.source.received(length)
-        return True
-
-    @rule(increment=st.sampled_from([1, 17_000, 200_000]))
+    @rule(increment=INCREMENTS)
     def open_window(self, increment: int) -> None:
         self.window += increment
         self.sender.open_window(increment)
 
-    @rule(stream=st.sampled_from(GOVERNED + PASSING), increment=st.sampled_from([1, 17_000, 200_000]))
+    @rule(stream=STREAMS, increment=INCREMENTS)
     def open_stream_window(self, stream: int, increment: int) -> None:
         model = self.streams[stream]
         if model.window is not None:
@@ -384,76 +385,43 @@ class Peer(RuleBasedStateMachine):
         self.sender.catch_up()
 
     @invariant()
-    def holds(self) -> None:
-        self.what_arrives_is_allowed()
-        self.credit_is_given_for_what_has_left()
-        self.what_waits_has_a_reason()
-
-    def what_arrives_is_allowed(self) -> None:
+    def sent_frames_are_allowed(self) -> None:
         assert self.started or not self.sender.out
-        if self.cut is None:
-            raw = b"".join(self.sender.out)
-            self.sender.out.clear()
-            for frame, whole in parse(raw):
-                self.arrived(frame, whole)
-            assert self.window == self.sender.window >= 0
-            assert self.pings == (self.injected if self.started else 0)
-        for stream, model in self.streams.items():
-            assert self.cut is not None or (stream in self.sender.queues) == bool(model.items)
-
-    def arrived(self, frame: Any, whole: bytes) -> None:
-        if isinstance(frame, DataFrame):
-            self.window -= frame.flow_controlled_length
-            assert self.window >= 0
-        if isinstance(frame, PingFrame):
-            self.pings += 1
-        elif frame.stream_id in self.streams:
-            self.arrived_of(self.streams[frame.stream_id], frame, whole)
-
-    def arrived_of(self, model: Stream, frame: Any, whole: bytes) -> None:
-        item = model.items[0]
-        if item.whole:
-            assert whole == item.rest
-            item.rest = b""
-        else:
-            assert len(frame.data) <= self.max_frame
-            assert item.rest.startswith(frame.data)
-            assert frame.data or not item.rest
-            item.rest = item.rest[len(frame.data) :]
-            if model.window is not None:
-                model.window -= len(frame.data)
-                assert model.window >= 0 or not frame.data
-        assert ("END_STREAM" in frame.flags) == (item.end and not item.rest)
-        if not item.rest:
-            self.due += model.items.pop(0).charge
-
-    def credit_is_given_for_what_has_left(self) -> None:
-        self.returned += sum(credited(self.source.out))
-        assert self.handed - self.source.outstanding == self.returned
-        if self.cut is None:
-            assert 0 <= self.due - self.returned < CREDIT_STEP
-
-    def what_waits_has_a_reason(self) -> None:
-        if not self.started or self.cut is not None:
+        if self.cut:
             return
+        raw = b"".join(self.sender.out)
+        self.sender.out.clear()
+        for frame, whole in parse(raw):
+            if isinstance(frame, DataFrame):
+                self.window -= frame.flow_controlled_length
+                assert self.window >= 0
+            self.pings += isinstance(frame, PingFrame)
+            if frame.stream_id in self.streams:
+                self.due += self.streams[frame.stream_id].arrive(frame, whole, self.max_frame)
+        assert self.window == self.sender.window >= 0
+        assert self.pings == (self.injected if self.started else 0)
+        assert set(self.sender.queues) == {stream for stream, model in self.streams.items() if model.items}
+        self.returned += sum(credited(self.source.out))
+        assert self.given - self.source.outstanding == self.returned
+        assert 0 <= self.due - self.returned < CREDIT_STEP
         for model in self.streams.values():
-            if model.items:
+            if self.started and model.items:
                 item = model.items[0]
                 stuck = self.window < item.charge if item.whole else not self.window
-                assert stuck or (model.window is not None and model.window <= 0)
+                assert stuck or (model.window is not None and model.window <= 0), "queued frames lack credit"
 
     def teardown(self) -> None:
-        if self.cut is not None:
+        if self.cut:
             self.finish_the_cut()
         if not self.started:
             self.start()
         self.open_window(2**24)
         for stream in self.streams:
             self.open_stream_window(stream, 2**24)
-        self.holds()
+        self.sent_frames_are_allowed()
         assert not self.sender.congested
         assert not any(model.items for model in self.streams.values())
-        assert self.handed == self.due
+        assert self.given == self.due
 
 
 TestPeer = pytest.mark.slow(Peer.TestCase)
