@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from runtimeproxy.settings.version import VERSION
+from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
-from tests.system.fronts import Front, Runtime
+from tests.system.fronts import Failed, Front, Runtime
 from tests.system.proxy import PROGRAM, WAIT_SECONDS, ProxyProcess, answers, until
 from tests.system.supervising import handed_over
 
@@ -62,6 +63,35 @@ async def test_signals_log_figures_or_end_the_proxy(front: Front, tmp_path: Path
         os.kill(proxy.pid, signal.SIGINT)
         await until(lambda: proxy.ended, "it ends", proxy.output)
         assert not proxy.socket.exists()
+
+
+async def test_second_signal_ends_the_wait_for_calls_and_tunnels(
+    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
+) -> None:
+    """Docker mode serves new clients while it waits for a tunnel. The order: tests/relay/test_drain.py."""
+    proxy = front.process(tmp_path, drain_timeout="60s", hook_budget="60s")
+    proxy.register("hung.json", hooks.socket_path, ["PreRunPodSandbox"], timeout="60s")
+    async with proxy, front.caller(proxy.socket) as caller:
+        stream = await caller.open_stream()
+        hooks.calls.clear()
+        hooks.default = hookanswers.hang()
+        held = asyncio.ensure_future(caller.run_pod())
+        await hooks.wait_for_calls("PreRunPodSandbox")
+        os.kill(proxy.pid, signal.SIGTERM)
+        waits = "serving on for at most" if front is DOCKER else "draining for at most"
+        await until(lambda: waits in proxy.output(), waits, proxy.output)
+        if front is DOCKER:
+            async with front.caller(proxy.socket) as newer:
+                await newer.act("ping")
+        assert not held.done()
+        os.kill(proxy.pid, signal.SIGINT)
+        for end in (held, asyncio.ensure_future(stream.read())):
+            with pytest.raises(Failed):
+                await asyncio.wait_for(end, WAIT_SECONDS)
+        process, proxy.process = proxy.process, None
+        assert process is not None
+        proxy.check(await asyncio.to_thread(process.wait, WAIT_SECONDS))
+    assert "drained in" in proxy.output()
 
 
 @pytest.mark.engine
