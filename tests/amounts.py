@@ -53,12 +53,8 @@ SECOND_STARTS = Amount(1, 100)
 """Starts of a proxy whose socket is in use by another one."""
 HANGS = Amount(10, 2_000)
 """Calls whose hook server hangs, for each way of hanging and each front."""
-HOOK_SERVERS = Amount(3, 100)
-"""Hook servers at one path, one after another."""
 HOOK_FAILURES = Amount(100, 10_000)
 """Failures of random kinds, under each policy, on each front."""
-HOSTILE_FILES = Amount(100, 10_000)
-"""Hostile files in the registration directory."""
 SWAPS = Amount(10, 1_000)
 """Replacements of a registration file, while calls are made."""
 RESTARTED_PODS = Amount(3, 200)
