@@ -17,7 +17,6 @@ Json = Mapping[str, Any]
 Answer = Json | Sequence[Json] | Refused | Callable[["Handler"], None]
 """An object, events, an error, or a way to fail."""
 Canned = Mapping[str, Answer]
-"""Answers by the method of a request."""
 
 
 class Server(socketserver.ThreadingUnixStreamServer):
@@ -139,7 +138,6 @@ def answer_no_json(handler: Handler) -> None:
 
 @contextmanager
 def serving(path: Path, canned: Canned, fault: Fault | None = None) -> Iterator[Server]:
-    """Run a server in a thread."""
     with Server(path, canned, fault) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.001,))
         thread.start()

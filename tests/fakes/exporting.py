@@ -67,7 +67,6 @@ class FakeProxy:
 
 @asynccontextmanager
 async def exporting(endpoint: Path | str, tls: Tls | None = None, *, everything: bool = False) -> AsyncIterator[int]:
-    """Run an exporter; yield its port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         async with Exporter(str(endpoint), tls, everything=everything) as running:

@@ -34,7 +34,6 @@ class HookCall:
     metadata: Metadata
     deadline_seconds: float | None
     at: float
-    """Time of ``time.monotonic``, in seconds."""
     context: grpc.aio.ServicerContext[Any, Any]
     cancelled: bool = False
     """Whether the caller left, or its deadline passed, before the answer."""

@@ -61,7 +61,6 @@ class HookServer(Server, grpc.GenericRpcHandler):
             self._server = None
 
     def on(self, point: str, answer: Answer) -> None:
-        """Set the answer at a hook point, from now on."""
         self.answers[BY_NAME[point].name] = answer
 
     def calls_of(self, point: str) -> list[HookCall]:

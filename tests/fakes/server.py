@@ -104,7 +104,6 @@ class StreamServer(Server):
 
 
 async def grpc_server(path: str, handlers: grpc.GenericRpcHandler) -> grpc.aio.Server:
-    """Start a gRPC server on a unix socket."""
     options = [(f"grpc.max_{way}_message_length", MAX_MESSAGE_BYTES) for way in ("receive", "send")]
     server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((handlers,))

@@ -1,21 +1,21 @@
-"""The commands for a proxy under test, which they find by environment variables; the journal is its log."""
+"""The commands for a proxy under test: they find it by the variables of the environment; the journal is its log."""
 
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from tests.system.proxy import ROOT, ProxyProcess
 
+MAIN = (sys.executable, "-m", "runtimeproxy")
 SECONDS = 60.0
 
 
 def environment(proxy: ProxyProcess) -> dict[str, str]:
-    """Return an environment for commands, in the C locale, with the proxy's flags."""
+    """Return an environment of commands in the C locale: the proxy's flags are in it."""
     programs = proxy.path / "bin"
     programs.mkdir(exist_ok=True)
     journal = programs / "journalctl"
@@ -26,15 +26,16 @@ def environment(proxy: ProxyProcess) -> dict[str, str]:
     return {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "LANG": "C", "TERM": "xterm", **flags}
 
 
-def start(proxy: ProxyProcess, command: str, **outputs: Any) -> "subprocess.Popen[str]":
-    words = [sys.executable, "-m", "runtimeproxy", *shlex.split(command)]
-    environ = environment(proxy)
-    return subprocess.Popen(words, env=environ, cwd=proxy.path, stdin=subprocess.DEVNULL, text=True, **outputs)
+def start(
+    proxy: ProxyProcess, command: str, *, program: Sequence[str] = MAIN, **more: object
+) -> "subprocess.Popen[str]":
+    usual = {"env": environment(proxy), "cwd": proxy.path, "stdin": subprocess.DEVNULL, "text": True}
+    return subprocess.Popen([*program, *shlex.split(command)], **(usual | more))  # type: ignore[call-overload,no-any-return]
 
 
 @contextmanager
 def following(proxy: ProxyProcess, *commands: str) -> Iterator[Path]:
-    """Run commands during the block; yield the file with their output."""
+    """Run commands during the block; yield the file with what they print, both outputs."""
     file = proxy.path / "followed"
     with file.open("w") as out:
         running = [start(proxy, command, stdout=out, stderr=out) for command in commands]
@@ -48,7 +49,7 @@ def following(proxy: ProxyProcess, *commands: str) -> Iterator[Path]:
 
 
 def output(proxy: ProxyProcess, command: str) -> str:
-    """Return what a command prints, which must not be empty."""
+    """Return what a command prints, both outputs, which is something."""
     with start(proxy, command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
         printed, _ = running.communicate(timeout=SECONDS)
     assert printed, command

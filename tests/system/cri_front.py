@@ -44,8 +44,6 @@ VERBS = {method: verb for verb, method in METHODS.items()}
 
 
 class CriRuntime(FakeRuntime):
-    """A fake CRI runtime of a shape."""
-
     def __init__(self, socket_path: str, *, shape: Shape = CONTAINERD, keep_received: int | None = None) -> None:
         super().__init__(socket_path, RuntimeState(shape), keep_received)
 
@@ -83,7 +81,6 @@ class CriRuntime(FakeRuntime):
 
 
 def _is_the_proxys(received: Received) -> bool:
-    """Return whether a request is the proxy's own."""
     return dict(received.metadata).get("user-agent") == "runtimeproxy"
 
 

@@ -43,8 +43,6 @@ ENDED = "the connection ended"
 
 
 class DockerRuntime(FakeDockerd):
-    """A fake dockerd that records long bodies, too."""
-
     def __init__(self, socket_path: str, **more: Any) -> None:
         super().__init__(socket_path, keep_body_bytes=32 << 20, **more)
 
@@ -211,7 +209,6 @@ class DockerCaller(Caller):
 
 
 def _checked(answer: Answer) -> Answer:
-    """Return an answer. Raises Failed if it is an error."""
     if answer.status < 400:
         return answer
     raise Failed(answer.status, answer.message if "json" in answer.headers.get("content-type", "") else "")
@@ -221,7 +218,6 @@ def _checked(answer: Answer) -> Answer:
 async def sent(
     socket: Path | str, verb: str = "ping", request: bytes | None = None, *, version: str = VERSION
 ) -> AsyncIterator["asyncio.Future[bytes]"]:
-    """Send a request on a connection of its own."""
     client = await Client.connect(str(socket))
     client.send(request or DockerCaller(socket, version=version).request(verb))
 

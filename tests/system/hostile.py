@@ -3,7 +3,7 @@
 import asyncio
 import select
 import socket
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -15,7 +15,6 @@ TARGET_STREAM = 2
 """The stream that starts the runtime's flood: no sane client opens it."""
 READ_BYTES = 1 << 16
 END_SECONDS = 30.0
-GREETING = peer.PREFACE + peer.Settings().wire() + peer.Ack().wire()
 _DATA, _HEADERS, _PING, _CREDIT = 0x0, 0x1, 0x6, 0x8
 
 
@@ -57,7 +56,7 @@ class HostileRuntime:
                 length = 0
                 for kind, flags, stream, payload in frames.feed(data):
                     length += len(payload) if kind == _DATA else 0
-                    await self._take(writer, kind, flags, stream)
+                    await self._take(writer, kind, flags, stream, bytes(payload))
                 if length:
                     writer.write(peer.Credit(0, length).wire())
                 await writer.drain()
@@ -66,71 +65,50 @@ class HostileRuntime:
         finally:
             writer.close()
 
-    async def _take(self, writer: asyncio.StreamWriter, kind: int, flags: int, stream: int) -> None:
+    async def _take(self, writer: asyncio.StreamWriter, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == _HEADERS and stream == TARGET_STREAM:
             for part in self.flood:
                 writer.write(part)
                 await writer.drain()
         elif kind in (_DATA, _HEADERS) and flags & 0x1:
             writer.write(answer(stream))
-        elif kind == _CREDIT and stream:
+        elif kind == _CREDIT and stream and payload == bytes(4):
             writer.write(peer.Reset(stream, 1).wire())
         elif kind == _PING and not flags & 0x1:
             writer.write(peer.Ping(bytes(8), ack=True).wire())
 
 
-class HostileClient:
-    """One connection, whose SETTINGS are exchanged unless ``greeting`` is something else.
+@asynccontextmanager
+async def hostile_client(path: Path) -> AsyncIterator[Callable[[Iterable[bytes]], Awaitable[None]]]:
+    """Connect, exchange SETTINGS and read all; yield a function that sends until the connection ends.
 
-    It uses a plain socket: asyncio's streams lose unread bytes when a write fails. ``got`` are the last bytes received.
+    It uses a plain socket: asyncio's streams lose unread bytes when a write fails.
     """
+    loop = asyncio.get_running_loop()
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.got = bytearray()
-        self.ended = False
-        self._socket = sock
-        self._reading = asyncio.ensure_future(self._read())
-
-    @classmethod
-    @asynccontextmanager
-    async def connected(cls, path: Path, greeting: bytes = GREETING) -> AsyncIterator["HostileClient"]:
-        """Connect until the end of the block."""
-        loop = asyncio.get_running_loop()
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.setblocking(False)
-            await loop.sock_connect(sock, str(path))
-            await loop.sock_sendall(sock, greeting)
-            await asyncio.to_thread(select.select, [sock], [], [], END_SECONDS)  # the runtime's SETTINGS, or the end
-            client = cls(sock)
-            try:
-                yield client
-            finally:
-                client._reading.cancel()
-                await asyncio.gather(client._reading, return_exceptions=True)
-
-    async def _read(self) -> None:
+    async def read() -> None:
         with suppress(OSError):
-            while data := await asyncio.get_running_loop().sock_recv(self._socket, READ_BYTES):
-                self.got += data
-                del self.got[: -4 * READ_BYTES]
-        self.ended = True
+            while await loop.sock_recv(sock, READ_BYTES):
+                pass
 
-    async def send(self, parts: Iterable[bytes]) -> None:
-        """Send until the connection ends."""
+    async def send(parts: Iterable[bytes]) -> None:
         with suppress(OSError):
             for part in parts:
-                if self.ended:
+                if reading.done():
                     break
-                await asyncio.get_running_loop().sock_sendall(self._socket, part)
+                await loop.sock_sendall(sock, part)
 
-    async def end_code(self) -> int | None:
-        """Wait for the end of the connection; return the error code of the GOAWAY before it, None without one."""
-        await asyncio.wait_for(asyncio.shield(self._reading), END_SECONDS)
-        head = self.got.rfind(b"\x07\x00\x00\x00\x00\x00")
-        if head < 3:
-            return None
-        (goaway,) = list(peer.split(bytes(self.got[head - 3 :])))
-        return int.from_bytes(goaway.body[4:8], "big")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, str(path))
+        await loop.sock_sendall(sock, peer.PREFACE + peer.Settings().wire() + peer.Ack().wire())
+        await asyncio.to_thread(select.select, [sock], [], [], END_SECONDS)  # the runtime's SETTINGS, or the end
+        reading = asyncio.ensure_future(read())
+        try:
+            yield send
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
 
 def joined(frames: Iterable[bytes]) -> Iterator[bytes]:

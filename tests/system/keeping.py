@@ -13,7 +13,6 @@ SHARED_MEMORY = "/dev/shm"
 
 @contextmanager
 def on_tmpfs() -> Iterator[Path]:
-    """Yield a directory for this user alone."""
     folder = tempfile.mkdtemp(prefix="runtimeproxy-test-", dir=SHARED_MEMORY)
     try:
         yield Path(folder)

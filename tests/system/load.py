@@ -16,7 +16,6 @@ from tests.system.proxy import WAIT_SECONDS, ProxyProcess
 
 PAUSE_SECONDS = 0.005
 WORKERS = 3
-"""Number of clients of a kind."""
 DEAD_SECONDS = 30.0
 """Without a good answer for so long a kubelet considers its runtime dead; also the limit on a busy machine."""
 

@@ -68,7 +68,6 @@ class Program:
     process: subprocess.Popen[bytes] | None = None
 
     def launch(self, **more: Any) -> None:
-        """Start without waiting."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **more)
 
@@ -133,7 +132,6 @@ class ProxyProcess(Folder, Program):
         return self.process.pid
 
     def start(self) -> None:
-        """Start the program, its output added to the log, and wait until it listens."""
         listened = self.output().count(LISTENING)
         self.launch()
         try:
@@ -172,7 +170,6 @@ class ProxyProcess(Folder, Program):
         assert not self.faults(), self.faults()
 
     def wait_for_log(self, text: str, count: int = 1) -> None:
-        """Wait until the log contains a text so many times."""
         wait_until(lambda: self.output().count(text) >= count, f"the log contains {text!r}", self.output)
 
     def wait_for_registration(self, name: str) -> None:
@@ -219,7 +216,6 @@ def wait_until(condition: Callable[[], bool], what: str, more: Callable[[], str]
 
 
 async def until(condition: Callable[[], bool], what: str, more: Callable[[], str] = str) -> None:
-    """Wait for a condition while the test's own loop runs."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain until {what}: {more()[-4000:]}"

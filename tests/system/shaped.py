@@ -95,7 +95,6 @@ class ShapedNode:
 
     @property
     def inside(self) -> ProxyInside:
-        """Return the proxy, which must not be a program."""
         assert isinstance(self.proxy, ProxyInside)
         return self.proxy
 
@@ -107,7 +106,6 @@ class ShapedNode:
         return self.inside.metrics.counted("syncs", result="complete") > 0
 
     async def known(self) -> None:
-        """Wait until the runtime's state has been read."""
         await until(lambda: self.is_known, "the state is known")
 
     async def passed(self, verb: str, request: bytes) -> tuple[bytes, bytes]:

@@ -5,12 +5,8 @@ policies is in test_policy_exact; the budget of a call: tests/core/test_lifecycl
 """
 
 import asyncio
-import os
-import signal
 import socket
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -28,7 +24,6 @@ from tests.fakes.hookserver import HookServer
 from tests.fakes.server import StreamServer
 from tests.system.fronts import POD, SKIP, Front, Runtime
 from tests.system.hostile import Process
-from tests.system.proxy import ROOT, answers, until
 from tests.system.times import in_rounds, in_time
 
 pytestmark = pytest.mark.slow
@@ -57,15 +52,11 @@ async def silent(path: str) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def stopped(path: str) -> AsyncIterator[None]:
-    """Simulate a process that was stopped (SIGSTOP) while it served."""
-    command, environment = [sys.executable, "-m", "tests.fakes.hookserver", "--socket", path], {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT, env=os.environ | environment) as server:
-        try:
-            await until(lambda: answers(Path(path)), "the hook server listens")
-            server.send_signal(signal.SIGSTOP)
-            yield
-        finally:
-            server.kill()
+    """Listen and accept nothing, as a process that was stopped (SIGSTOP)."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        yield
 
 
 @pytest.mark.parametrize("hanging", [silent, full_backlog, stopped])
