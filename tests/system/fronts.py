@@ -5,7 +5,6 @@ Pods and containers are given in the kubelet's terms; a request is the bytes tha
 
 import asyncio
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -58,7 +57,7 @@ class Stream(Protocol):
     async def close(self) -> None: ...
 
 
-class Caller(ABC):
+class Caller:
     """A kubelet's side of a socket; concurrent calls do not wait for one another.
 
     Verbs are run_pod, create, start, update, stop, remove, stop_pod, remove_pod, pod_status, ping, list and images.
@@ -75,10 +74,8 @@ class Caller(ABC):
     async def __aexit__(self, *details: object) -> None:
         await self.close()
 
-    @abstractmethod
     async def close(self) -> None: ...
 
-    @abstractmethod
     async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes:
         """Send a request, valid or not; return the reply's message."""
 
@@ -86,23 +83,15 @@ class Caller(ABC):
     # left out where the front has no place for them; ``request`` contains only the subject of a call; a broken one
     # cannot be read, and contains a text.
 
-    @abstractmethod
     def pod_request(self, pod: Pod) -> bytes: ...
-    @abstractmethod
     def container_request(self, pod_id: str, container: Container) -> bytes: ...
-    @abstractmethod
     def update_request(self, container_id: str, resources: Values, annotations: Mapping[str, str]) -> bytes: ...
-    @abstractmethod
     def request(self, verb: str, subject_id: str = "") -> bytes: ...
-    @abstractmethod
     def broken_request(self, verb: str, text: bytes) -> bytes: ...
-    @abstractmethod
     def id_in(self, verb: str, reply: bytes) -> str:
         """Return the id in a reply to run_pod, create or pod_status."""
 
-    @abstractmethod
     async def open_stream(self) -> Stream: ...
-    @abstractmethod
     async def call_unheld(self, secret: str) -> None:
         """Make calls that are not held, with a secret wherever a value is possible; they may fail."""
 

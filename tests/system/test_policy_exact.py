@@ -30,7 +30,6 @@ from tests.system.proxy import ProxyInside
 pytestmark = pytest.mark.slow
 
 POINT, OPERATION = "PreCreateContainer", "CreateContainer"
-IN_A_ROW, OPENS_AFTER = 10, 5
 Failing = Callable[[HookServer], AbstractContextManager[None]]
 """Makes a hook server fail for a moment."""
 
@@ -94,7 +93,7 @@ class Injection:
     code: str = "ok"
     reason: str = ""
     more: tuple[Key, ...] = ()
-    weight: int = 24
+    is_slow: bool = False
 
     def is_refused(self, policy: str) -> bool:
         return self.reason == REFUSED or bool(self.reason and policy == "Fail")
@@ -122,16 +121,15 @@ BAD_FIELD = ("hook_bad_fields", ("early", "resources.cpuset_cpus"))
 BAD_ANSWERS = (hookanswers.garbage(), hookanswers.raw(b"\x1a\x02\xff\xfe"), hookanswers.huge())
 ERRORS = ("INTERNAL", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
 GOOD = Injection(answering(hookanswers.empty()))
-BROKEN = Injection(crashing, "broken_answer", "broken_answer")
 INJECTIONS = (
     GOOD,
-    BROKEN,
+    Injection(crashing, "broken_answer", "broken_answer"),
     Injection(answering(hookanswers.echo(plant("early"))), more=(("hook_conflicts", ("early", POINT)),)),
     Injection(answering(hookanswers.status(grpc.StatusCode.PERMISSION_DENIED)), REFUSED, REFUSED),
-    Injection(answering(hookanswers.hang()), "deadline", "deadline", weight=1),  # slow
-    Injection(unavailable, "unreachable", "unreachable", weight=8),
-    Injection(dead, "unreachable", "unreachable", weight=8),
-    Injection(writable_by_all, "untrusted_socket", "untrusted_socket", weight=8),
+    Injection(answering(hookanswers.hang()), "deadline", "deadline", is_slow=True),
+    Injection(unavailable, "unreachable", "unreachable"),
+    Injection(dead, "unreachable", "unreachable"),
+    Injection(writable_by_all, "untrusted_socket", "untrusted_socket"),
     *(Injection(answering(answer), "bad_answer", "bad_answer") for answer in BAD_ANSWERS),
     *(
         Injection(answering(hookanswers.status(grpc.StatusCode[name], "no")), "error_status", "error_status")
@@ -152,11 +150,10 @@ def counters(proxy: ProxyInside) -> Counter[Key]:
 async def test_failure_ends_as_the_policy_says_and_is_counted(
     front: Front, tmp_path: Path, runtime: Runtime, policy: str
 ) -> None:
-    """A good answer follows each failure, so the breaker stays closed. At the end it opens, until there is a new
-    socket."""
+    """A good answer follows each failure, so the breaker stays closed."""
     chance = random.Random(policy)
-    weights = [each.weight for each in INJECTIONS]
-    injections = [*INJECTIONS, *chance.choices(INJECTIONS, weights, k=HOOK_FAILURES.now - len(INJECTIONS))]
+    fast = [each for each in INJECTIONS if not each.is_slow]
+    injections = [*INJECTIONS, *chance.choices(fast, k=HOOK_FAILURES.now - len(INJECTIONS))]
     chance.shuffle(injections)
     early = HookServer(str(tmp_path / "early.sock"), faulty=True, keep_calls=False)
     late = HookServer(str(tmp_path / "late.sock"), default=hookanswers.echo(plant("late")), keep_calls=False)
@@ -193,19 +190,6 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
             assert sum(proxy.metrics.histograms["hook_call_duration_seconds", (server,)].counts) == calls
         own = proxy.metrics.histograms["call_duration_seconds", (OPERATION, "own")]
         assert sum(own.counts) == 2 * len(injections)
-        with crashing(early):
-            for _ in range(IN_A_ROW):
-                await create(BROKEN)
-        assert proxy.metrics.gauges["hook_breaker_open", ("early",)] == 1
-        await early.stop()
-        await early.start()
-        await create(GOOD)
-        assert proxy.metrics.gauges["hook_breaker_open", ("early",)] == 0
-        found = counters(proxy) - expected
-        outcome = "hook_fail_open" if policy == "Ignore" else "hook_fail_closed"
-        assert found[outcome, ("early", POINT, "breaker_open")] == IN_A_ROW - OPENS_AFTER
-        assert found["hook_calls", ("early", POINT, "broken_answer")] == OPENS_AFTER
-        assert proxy.metrics.counted("hook_breaker_openings", hook_server="early") == 1
         agreed = counters(proxy)["calls", (OPERATION, "agreed")]
     assert len(runtime.arrived("create")) == agreed
 

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,6 @@ from tests.system.proxy import PROGRAM, WAIT_SECONDS, ProxyProcess, answers, unt
 from tests.system.supervising import handed_over
 
 pytestmark = pytest.mark.slow
-
-
-async def refused(proxy: ProxyProcess) -> str:
-    """Run a proxy that does not start; return its one line."""
-    command = [*proxy.command, "--log-level=info"]
-    ended = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=WAIT_SECONDS, env=proxy.environment
-    )
-    assert ended.returncode == 1
-    (line,) = ended.stderr.splitlines()
-    return str(line)
 
 
 FIGURES = (

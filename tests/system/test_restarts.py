@@ -7,6 +7,7 @@ import asyncio
 import os
 import random
 import re
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -22,9 +23,8 @@ from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import Front, Runtime
 from tests.system.load import DEAD_SECONDS, WORKERS, Dialler, Load, store_equals
-from tests.system.proxy import PROGRAM, ProxyProcess
+from tests.system.proxy import PROGRAM, WAIT_SECONDS, ProxyProcess
 from tests.system.supervising import SUPERVISED, handed_over
-from tests.system.test_process import refused
 
 pytestmark = pytest.mark.slow
 
@@ -119,6 +119,17 @@ async def test_kills_under_load_cost_only_the_calls_under_way(
     longest_silence = max(later - earlier for earlier, later in pairwise(dialler.answers))
     assert longest_silence - max(waited) < SILENCE_SECONDS, starts
     assert (dialler.refused == 0) == (SUPERVISED in proxy.command), dialler.refused
+
+
+async def refused(proxy: ProxyProcess) -> str:
+    """Run a proxy that does not start; return its one line."""
+    command = [*proxy.command, "--log-level=info"]
+    ended = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=WAIT_SECONDS, env=proxy.environment
+    )
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    return str(line)
 
 
 async def test_second_starts_under_load_disturb_no_call(
