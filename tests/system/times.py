@@ -40,17 +40,6 @@ async def in_time(promised: float, amount: Amount, some: Callable[[], Awaitable[
         tries.append(await _taken(amount, some))
 
 
-async def in_rounds(promised: float, one: Callable[[], Awaitable[float]]) -> None:
-    """Measure the median of a round's times, and check that it is below what was promised, in seconds.
-
-    The soak judges the median of all rounds; otherwise one good round is enough.
-    """
-    rounds: list[float] = []
-    while len(rounds) < TRIES and (SOAKED or min(rounds, default=promised) >= promised):
-        rounds.append(await one())
-    assert (median(rounds) if SOAKED else min(rounds)) < promised, rounds
-
-
 async def _taken(amount: Amount, some: Callable[[], Awaitable[Sequence[float]]]) -> list[float]:
     took: list[float] = []
     while len(took) < amount.now:
