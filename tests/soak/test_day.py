@@ -27,7 +27,7 @@ from tests.soak import MARKS
 from tests.soak.conftest import Findings
 from tests.system.cri_front import METHODS, CriRuntime
 from tests.system.docker_front import ROUTES, DockerRuntime
-from tests.system.fronts import Caller, Chat, Failed, Front
+from tests.system.fronts import Caller, Failed, Front, Stream
 from tests.system.hostile import Process
 from tests.system.proxy import WAIT_SECONDS, ProxyProcess
 
@@ -86,16 +86,16 @@ class Node:
         """Play so many seconds of the day, each hour with new connections. Raises what the first failed call raises."""
         while count:
             async with self.front.caller(self.proxy.socket) as caller:
-                stream = await caller.chat()
+                stream = await caller.open_stream()
                 for _ in range(min(count, HOUR_SECONDS)):
                     await together(*self._calls(caller, stream))
                     self.seconds += 1
                     count -= 1
                     if self.seconds % STREAM_SECONDS == 0:
                         self.sample()
-                await stream.end()
+                await stream.close()
 
-    def _calls(self, caller: Caller, stream: Chat) -> Iterator[Coroutine[Any, Any, None]]:
+    def _calls(self, caller: Caller, stream: Stream) -> Iterator[Coroutine[Any, Any, None]]:
         yield self.live(caller, self.seconds)
         yield self._act(caller, "list")
         if self.seconds % STATUS_SECONDS == 0:
@@ -107,9 +107,9 @@ class Node:
         assert await caller.act(verb)
         self.counts[verb] += 1
 
-    async def _echo(self, stream: Chat) -> None:
-        await stream.say(LINE)
-        assert await stream.hear() == LINE
+    async def _echo(self, stream: Stream) -> None:
+        await stream.write(LINE)
+        assert await stream.read() == LINE
         self.counts["lines of a stream"] += 1
 
     async def live(self, caller: Caller, number: int) -> None:
