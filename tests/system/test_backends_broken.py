@@ -105,13 +105,13 @@ def mutated(answer: bytes, chance: random.Random) -> bytes:
     for _ in range(chance.randint(1, 4)):
         at = chance.randrange(len(data) + 1)
         end = min(at + chance.choice((1, 2, 9, 100)), len(data))
-        piece = data[at:end]
-        flipped = bytes(byte ^ 1 << chance.randrange(8) for byte in piece)
-        inserted = chance.choice((chance.randbytes(9), b"\r\n", b"\0" * 9, b"\xff" * 9)) + piece
-        put = {"flip": flipped, "replace": chance.randbytes(len(piece)), "insert": inserted, "double": piece * 2}
+        part = data[at:end]
+        flipped = bytes(byte ^ 1 << chance.randrange(8) for byte in part)
+        inserted = chance.choice((chance.randbytes(9), b"\r\n", b"\0" * 9, b"\xff" * 9)) + part
+        put = {"flip": flipped, "replace": chance.randbytes(len(part)), "insert": inserted, "double": part * 2}
         change = chance.choice(("flip", "remove", "move", "cut", *put))
         data[at : None if change == "cut" else end] = put.get(change, b"")
-        data[:0] = piece if change == "move" else b""
+        data[:0] = part if change == "move" else b""
     return bytes(data)
 
 

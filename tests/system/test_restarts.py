@@ -162,7 +162,7 @@ RESTART_SECONDS = 0.1
 PATIENCE_SECONDS = CRASH_SECONDS.now + 60.0
 
 
-async def test_clients_of_a_crash_loop_are_answered_by_the_next_version(
+async def test_clients_of_a_crash_loop_are_answered_by_the_next_start(
     front: Front, tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A version that cannot start is started again and again; its supervisor has the socket."""
