@@ -54,7 +54,7 @@ async def test_no_call_is_unhooked_while_its_file_is_swapped(
 ) -> None:
     """Each text names the other of two hook servers, or another time for the same one.
 
-    At the end the file is broken, and both hook servers are replaced at their sockets.
+    At the end the file is broken, then its directory is replaced, then both hook servers at their sockets.
     """
     first, second = (HookServer(str(tmp_path / f"{name}.sock"), default=HOOKED) for name in ("first", "second"))
     inside, end = front.inside(tmp_path), asyncio.Event()
@@ -97,6 +97,10 @@ async def test_no_call_is_unhooked_while_its_file_is_swapped(
             later = BY_NAME[OTHER_POINT]
             await until(lambda: len(proxy.app.manager.plugins_for(later)) > number, "it is read")  # noqa: B023
             assert registered() == expected
+        proxy.registrations.rename(tmp_path / "aside")
+        proxy.registrations.mkdir()
+        expected = [swapped()]
+        await until(lambda: registered() == expected, "the new directory is read")
         for server in (first, second):
             await server.stop()
             await server.start()
