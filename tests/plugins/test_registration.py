@@ -2,8 +2,11 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.model.hookpoints import HOOK_POINTS
@@ -19,6 +22,7 @@ from runtimeproxy.plugins.registration import (
     parse,
     plugin_name,
 )
+from tests.amounts import examples
 
 SOCKET = "/run/plugin.sock"
 POINT = "PreCreateContainer"
@@ -54,6 +58,20 @@ def test_file_as_koordlet_writes_it_is_read() -> None:
 )
 def test_value_is_read(key: str, written: object, attribute: str, value: object) -> None:
     assert getattr(read(**{key: written}), attribute) == value
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner), max_leaves=4
+)
+KEYS = st.sampled_from(["remote-endpoint", "failure-policy", "runtime-hooks", "timeout"]) | st.text()
+CONTENTS = st.binary() | st.dictionaries(KEYS, VALUES).map(lambda entry: json.dumps(entry).encode())
+
+
+@settings(max_examples=examples())
+@given(CONTENTS)
+def test_any_file_is_read_or_refused(content: bytes) -> None:
+    with suppress(ConfigError):
+        parse("a.json", content)
 
 
 @pytest.mark.parametrize("spell", [str.upper, str.title, lambda key: key.replace("k", "\N{KELVIN SIGN}")])
