@@ -20,7 +20,7 @@ from runtimeproxy.admin.queries import LONGEST_PAGE
 from runtimeproxy.observe.events import MOST_EVENTS
 from scripts.benchmark import cases, clients, iterations
 from scripts.benchmark.cases import DIRECT, HOOKED, MODES, Case
-from scripts.benchmark.loads import Kubelet, Run
+from scripts.benchmark.loads import Load, Run
 from scripts.benchmark.measure import STARTS, WARM_UP_CALLS, started
 from scripts.benchmark.programs import HOOKS, PYTHON, Served, counts, served
 from scripts.demonstration.processes import DemoError, Program, program
@@ -92,7 +92,7 @@ def one_round(mode: str, share: float) -> Round:
         loads = _loads(running)
         with _clients(running, CROWD):
             loads[cases.CREATES[mode]].run(max(int(CONTAINERS * share), 1))
-            updates = Kubelet(running.client(HOOKED), UPDATES[mode].route)
+            updates = running.client(HOOKED, UPDATES[mode].method)
             updates.run(max(int((MOST_EVENTS - CONTAINERS) * share), 1))
         resident = running.programs[HOOKED].memory()
         scrapes = list[int]()
@@ -118,11 +118,11 @@ def start_and_command(running: Served, name: str) -> tuple[float, float]:
     return seconds, duration
 
 
-def _loads(running: Served) -> dict[Case, Kubelet]:
+def _loads(running: Served) -> dict[Case, Load]:
     """Return the loads of both cases, warm."""
     loads = {}
     for case in (cases.SMALL[running.mode], cases.CREATES[running.mode]):
-        loads[case] = Kubelet(running.client(HOOKED), case.route)
+        loads[case] = running.client(HOOKED, case.method)
         loads[case].run(WARM_UP_CALLS)
     return loads
 
@@ -146,7 +146,7 @@ def _clients(running: Served, condition: Condition, scrapes: list[int] | None = 
         scrapes.append(printed["p99"])
 
 
-def _period(running: Served, loads: Mapping[Case, Kubelet], number: int, share: float, scrapes: list[int]) -> Period:
+def _period(running: Served, loads: Mapping[Case, Load], number: int, share: float, scrapes: list[int]) -> Period:
     """Measure each case in each condition; append the p99 of the crowd's scrapes."""
     measured, first, proxy = {}, number % len(CONDITIONS), running.programs[HOOKED]
     for condition in CONDITIONS[first:] + CONDITIONS[:first]:

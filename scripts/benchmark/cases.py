@@ -21,11 +21,11 @@ TRANSFER_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case; ``route`` is CRI's method, or Docker's method and path; ``calls`` is the number per round and way."""
+    """One case; ``method`` is that of load's clients; ``calls`` is the number per round and way."""
 
     mode: str
     name: str
-    route: str
+    method: str
     calls: int
     ways: tuple[str, ...] = (DIRECT, PIPE, PROXY)
     pause: float = 0.0
@@ -36,23 +36,22 @@ class Case:
         return replace(self, name=f"{self.name}, cold", calls=COLD_CALLS, pause=COLD_SECONDS)
 
 
-def _held(mode: str, name: str, route: str) -> Case:
-    return Case(mode, name, route, 500, WAYS)
+def _held(mode: str, method: str) -> Case:
+    return Case(mode, method, method, 500, WAYS)
 
 
 VERSION = Case(CRI, "Version", "Version", 4_000)
 LISTED = Case(CRI, "list of 200", "ListContainers", 200)
 RUN, CREATE, START, UPDATE = CRI_HELD = [
-    _held(CRI, method, method)
-    for method in ("RunPodSandbox", "CreateContainer", "StartContainer", "UpdateContainerResources")
+    _held(CRI, method) for method in ("RunPodSandbox", "CreateContainer", "StartContainer", "UpdateContainerResources")
 ]
-DOCKER_VERSION = Case(DOCKER, "ping", "GET /_ping", 4_000)
-DOCKER_LISTED = Case(DOCKER, "list of 200", "GET /containers/json", 200)
-DOCKER_CREATE = _held(DOCKER, "create", "POST /containers/create")
-DOCKER_START = _held(DOCKER, "start", "POST /containers/{ref}/start")
-DOCKER_UPDATE = _held(DOCKER, "update", "POST /containers/{ref}/update")
-EXPORT = Case(DOCKER, "export of 1 GiB", "GET /containers/{ref}/export", 5)
-IMPORT = Case(DOCKER, "import of 1 GiB", "POST /images/create", 5)
+DOCKER_VERSION = Case(DOCKER, "ping", "ping", 4_000)
+DOCKER_LISTED = Case(DOCKER, "list of 200", "list", 200)
+DOCKER_CREATE = _held(DOCKER, "create")
+DOCKER_START = _held(DOCKER, "start")
+DOCKER_UPDATE = _held(DOCKER, "update")
+EXPORT = Case(DOCKER, "export of 1 GiB", "export", 5)
+IMPORT = Case(DOCKER, "import of 1 GiB", "import", 5)
 
 HELD = (*CRI_HELD, DOCKER_CREATE, DOCKER_START, DOCKER_UPDATE)
 CASES = (
@@ -63,16 +62,11 @@ CASES = (
 )
 SMALL = {CRI: VERSION, DOCKER: DOCKER_VERSION}
 CREATES = {CRI: CREATE, DOCKER: DOCKER_CREATE}
-DOCKER_POD = "create of a pod's sandbox"
-"""In place of the route of a sandbox's create, which is the same as that of a container's."""
-POINTS = {
-    "PreRunPodSandbox": {CRI: RUN.route, DOCKER: DOCKER_POD},
-    "PreCreateContainer": {CRI: CREATE.route, DOCKER: DOCKER_CREATE.route},
-    "PreStartContainer": {CRI: START.route, DOCKER: DOCKER_START.route},
-    "PostStartContainer": {CRI: START.route, DOCKER: DOCKER_START.route},
-    "PreUpdateContainerResources": {CRI: UPDATE.route, DOCKER: DOCKER_UPDATE.route},
-}
-"""The hook points that the hook server is registered for, and the route of the calls that reach them."""
+POINTS = (
+    *("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer", "PostStartContainer"),
+    "PreUpdateContainerResources",
+)
+"""The hook points that the hook server is registered for."""
 
 
 class Figures(NamedTuple):

@@ -17,10 +17,9 @@ from statistics import median, median_low
 from threading import Event
 from typing import NamedTuple
 
-from scripts.benchmark import cases, fullnode
+from scripts.benchmark import cases
 from scripts.benchmark.cases import CRI, DIRECT, DOCKER, HOOKED, PROXY
-from scripts.benchmark.ends import Call
-from scripts.benchmark.loads import H2load, Kubelet, Run
+from scripts.benchmark.loads import Load, Run
 from scripts.benchmark.measure import ROUNDS, start_seconds
 from scripts.benchmark.programs import HOOKS, REGISTRATION, Served, served
 from scripts.demonstration.processes import DemoError
@@ -53,7 +52,9 @@ Hold = Callable[[], AbstractContextManager[object]]
 def hung(mode: str, share: float) -> list[Figure]:
     """Measure other calls while creates wait for a hook server that hangs."""
     names, point = (DIRECT, *PROXIES, HOOKS), ("PreCreateContainer",)
-    with served(mode, names, list_bytes=MIB, hooked=PROXIES, points=point, policy="Fail", flags=PATIENT) as running:
+    with served(
+        mode, names, runtime=[f"--list={MIB}"], hooked=PROXIES, points=point, policy="Fail", flags=PATIENT
+    ) as running:
         hold = partial(signalled, running.programs[HOOKS].process.pid, signal.SIGSTOP, signal.SIGCONT)
         what = f"p99 during {HUNG} held creates to that at another proxy"
         return others_during(running, HUNG, hold, what, HUNG_RATIO, share)
@@ -61,7 +62,7 @@ def hung(mode: str, share: float) -> list[Figure]:
 
 def slow(mode: str, share: float) -> list[Figure]:
     """Measure other calls while creates wait for the runtime."""
-    with served(mode, (DIRECT, *PROXIES), list_bytes=MIB) as running:
+    with served(mode, (DIRECT, *PROXIES), runtime=[f"--list={MIB}"]) as running:
         hold = partial(signalled, running.programs[DIRECT].process.pid, signal.SIGUSR1, signal.SIGUSR2)
         what = f"p99 during {SLOW} creates that the runtime does not answer to that at another proxy"
         return others_during(running, SLOW, hold, what, SLOW_RATIO, share)
@@ -69,19 +70,18 @@ def slow(mode: str, share: float) -> list[Figure]:
 
 def others_during(running: Served, count: int, hold: Hold, what: str, bound: float, share: float) -> list[Figure]:
     """Make creates wait at one proxy after the other; compare the other calls at that proxy with those at the other."""
-    mode = running.mode
-    clients = {way: [running.client(way, PATIENCE) for _ in range(count)] for way in PROXIES}
-    creates = {way: [client.prepare(cases.CREATES[mode].route) for client in clients[way]] for way in PROXIES}
+    mode, flags = running.mode, (f"--concurrency={count}", f"--connections={count}")
+    creates = {way: running.client(way, cases.CREATES[mode].method, *flags) for way in PROXIES}
     calls = {case: max(int(number * share), 1) for case, number in CALLS.items() if case.mode == mode}
-    kubelets = {(case, way): Kubelet(running.client(way), case.route) for case in calls for way in PROXIES}
+    loads = {(case, way): running.client(way, case.method) for case in calls for way in PROXIES}
     runs = {(case, here): Run() for case in calls for here in (True, False)}
     for period in range(PERIODS):
-        with waiting(creates[PROXIES[period % 2]], hold):
+        with waiting(creates[PROXIES[period % 2]], count, hold):
             for case, number in calls.items():
                 for portion, done in enumerate(range(0, number, PORTION)):
                     for way in PROXIES[:: (1, -1)[portion % 2]]:
                         part, at_it = min(PORTION, number - done), way == PROXIES[period % 2]
-                        runs[case, at_it] = runs[case, at_it].plus(kubelets[case, way].run(part))
+                        runs[case, at_it] = runs[case, at_it].plus(loads[case, way].run(part))
     figures = []
     for case in calls:
         here, there = (runs[case, at].percentile(99) for at in (True, False))
@@ -92,17 +92,15 @@ def others_during(running: Served, count: int, hold: Hold, what: str, bound: flo
 
 
 @contextmanager
-def waiting(creates: Sequence[Call], hold: Hold) -> Iterator[None]:
-    """Make creates wait until the end of the block. Raises DemoError if one does not, and what a create fails with."""
-    with ThreadPoolExecutor(len(creates)) as pool:
-        with hold():
-            futures = [pool.submit(create) for create in creates]
-            time.sleep(WAIT_SECONDS)
-            yield
-            waited = not any(future.done() for future in futures)
-        for future in futures:
-            future.result()
-    if not waited:
+def waiting(creates: Load, count: int, hold: Hold) -> Iterator[None]:
+    """Make creates wait until the end of the block. Raises DemoError if they did not, or if one fails."""
+    with hold():
+        creates.start(count)
+        time.sleep(WAIT_SECONDS)
+        began = time.monotonic()
+        yield
+        held = time.monotonic() - began
+    if min(creates.result().microseconds) < held * 1e6:
         raise DemoError("the creates did not wait, so nothing was measured during them")
 
 
@@ -129,9 +127,9 @@ CROWDS = {
         ("100 connections of 10 streams", "Version", 20_000, 1_000, 100),
         ("200 ExecSync", "ExecSync", 4_000, 200, 1),
     ),
-    DOCKER: (("1,000 connections", "GET /_ping", CROWD_RUNS * 1_000, 1_000, 1),),
+    DOCKER: (("1,000 connections", "ping", CROWD_RUNS * 1_000, 1_000, 1),),
 }
-"""The crowd, its route, the number of calls, of calls at a time, and of connections if streams share them."""
+"""The crowd, its method, the number of calls, of calls at a time, and of connections if streams share them."""
 HUGE_LIST_BYTES = (16 << 20) - (16 << 10)
 """The longest reply that the kubelet accepts over CRI: its limit of 16 MiB less some room."""
 SMALL_CALLS, SMALL_MS = 2_000, 50
@@ -141,32 +139,25 @@ def crowded(mode: str, share: float) -> list[Figure]:
     """Measure many calls at the same time, and small ones during lists of 16 MiB."""
     with served(mode, (DIRECT, PROXY)) as running:
         figures = [crowd(running, *row, share) for row in CROWDS[mode]]
-    small, listed = (case.route for case in cases.PASSING[cases.MODES.index(mode)])
-    with served(mode, (DIRECT, PROXY), list_bytes=HUGE_LIST_BYTES) as running:
-        load, lists = prepare(running, PROXY, small), prepare(running, PROXY, listed)
+    small, listed = (case.method for case in cases.PASSING[cases.MODES.index(mode)])
+    with served(mode, (DIRECT, PROXY), runtime=[f"--list={HUGE_LIST_BYTES}"]) as running:
+        load, lists = running.client(PROXY, small), running.client(PROXY, listed)
         p99s = []
         for _ in range(CROWD_RUNS):
-            with repeated(lambda: running.send(PROXY, listed, lists, 2)):
-                calls = max(int(SMALL_CALLS * share), 1)
-                p99s.append(running.send(PROXY, small, load, calls).percentile(99) / 1000)
+            with repeated(lists):
+                p99s.append(load.run(max(int(SMALL_CALLS * share), 1)).percentile(99) / 1000)
     what = "p99 of a small call during lists of 16 MiB"
     return [*figures, at_most(what, median(p99s), SMALL_MS, " ms", digits=1, judged=share == 1)]
 
 
-def prepare(running: Served, way: str, route: str, concurrency: int = 1, connections: int = 1) -> H2load:
-    """Return the load of a route without content on a way."""
-    files = running.folder / f"{way}-{route.replace('/', '').replace(' ', '')}-{concurrency}"
-    target = f"/runtime.v1.RuntimeService/{route}" if running.mode == CRI else "/v1.41" + route.partition(" ")[2]
-    return H2load(running.mode, target, running.socket(way), files, concurrency, connections)
-
-
-def crowd(running: Served, name: str, route: str, calls: int, at_once: int, connections: int, share: float) -> Figure:
+def crowd(running: Served, name: str, method: str, calls: int, at_once: int, connections: int, share: float) -> Figure:
     """Make a crowd's calls directly and through the proxy; compare the slowest with the median."""
-    loads = {way: prepare(running, way, route, at_once, connections) for way in (DIRECT, PROXY)}
+    flags = (f"--concurrency={at_once}", f"--connections={connections}")
+    loads = {way: running.client(way, method, *flags) for way in (DIRECT, PROXY)}
     ratios: dict[str, list[float]] = {way: [] for way in loads}
     for _ in range(CROWD_RUNS):
         for way, load in loads.items():
-            run = running.send(way, route, load, max(int(calls * share) // CROWD_RUNS, at_once))
+            run = load.run(max(int(calls * share) // CROWD_RUNS, at_once))
             ratios[way].append(max(run.microseconds) / median_low(run.microseconds))
     direct, through = median(ratios[DIRECT]), median(ratios[PROXY])
     kept = through <= CROWD_RATIO if share == 1 else None
@@ -175,19 +166,17 @@ def crowd(running: Served, name: str, route: str, calls: int, at_once: int, conn
 
 
 @contextmanager
-def repeated(call: Callable[[], object]) -> Iterator[None]:
-    """Call repeatedly until the end of the block, which begins after the first answer. Raises the call's error."""
-    ended, answered = Event(), Event()
+def repeated(load: Load) -> Iterator[None]:
+    """Make calls until the end of the block, which begins after the first answer. Raises DemoError if one fails."""
+    ended = Event()
 
     def repeat() -> None:
         while not ended.is_set():
-            call()
-            answered.set()
+            load.run(2)
 
+    load.run(1)
     with ThreadPoolExecutor(1) as pool:
         calling = pool.submit(repeat)
-        while not answered.wait(0.1) and not calling.done():
-            pass
         try:
             yield
         finally:
@@ -218,7 +207,7 @@ class FullNode(NamedTuple):
 def full_node(mode: str, pods: int) -> FullNode:
     """Start a proxy on a node with so many pods. A hook server that is never called is registered, so that everything
     is read. Raises DemoError."""
-    node = (fullnode.__name__, mode, str(pods), str(CONTAINERS))
+    node = (f"--pods={pods}", f"--containers={CONTAINERS}")
     with served(mode, (DIRECT, PROXY), runtime=node) as running:
         ready, proxy = start_seconds(running, "start"), running.programs[PROXY]
         idle = proxy.memory()

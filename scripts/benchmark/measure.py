@@ -5,13 +5,12 @@ The ways of a case are measured in alternating portions, so that other load on t
 
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from statistics import median
 
 from scripts.benchmark import cases
 from scripts.benchmark.cases import CRI, DIRECT, HOOKED, PROXY, Case, Figures, Round
-from scripts.benchmark.ends import CLIENTS
-from scripts.benchmark.loads import Kubelet, Run, Transfer
+from scripts.benchmark.loads import Run, client
 from scripts.benchmark.programs import HOOKS, Served, served
 from scripts.figures import MIB, Figure, at_most
 
@@ -31,7 +30,7 @@ UNLOADED = {CRI: {"aiohttp": "/aiohttp/", "grpcio": "/grpc/_cython/"}, cases.DOC
 
 def one_round(mode: str, share: float) -> Round:
     """Start all programs and measure every case, with ``share`` of its calls. Raises DemoError."""
-    with served(mode, (*cases.WAYS, HOOKS), share=share) as running:
+    with served(mode, (*cases.WAYS, HOOKS), runtime=[f"--transfer={_transferred(share)}"]) as running:
         return {
             (case, way): figures
             for case in cases.CASES
@@ -40,13 +39,18 @@ def one_round(mode: str, share: float) -> Round:
         }
 
 
+def _transferred(share: float) -> int:
+    return max(int(cases.TRANSFER_BYTES * share), 1)
+
+
 def _measured(running: Served, case: Case, share: float) -> dict[str, Figures]:
-    loads = {way: prepare(running, case, way) for way in case.ways}
+    flags = (f"--transfer={_transferred(share)}",)
+    loads = {way: running.client(way, case.method, *flags) for way in case.ways}
     transfers = case in (cases.EXPORT, cases.IMPORT)
     portions = min(PORTIONS, case.calls)
     calls = max(int(case.calls * (1 if transfers else share) / portions), 1)
-    for way, load in loads.items():
-        running.send(way, case.route, load, min(WARM_UP_CALLS, max(case.calls // 10, 1)))
+    for load in loads.values():
+        load.run(min(WARM_UP_CALLS, max(case.calls // 10, 1)), case.pause)
     runs, cpu, growth = dict.fromkeys(loads, Run()), dict.fromkeys(loads, 0), dict.fromkeys(loads, 0)
     for portion in range(portions):
         first = portion % len(case.ways)
@@ -54,7 +58,7 @@ def _measured(running: Served, case: Case, share: float) -> dict[str, Figures]:
             program = running.programs[way]
             program.start_peak()
             memory, used = program.memory(), program.cpu_nanoseconds()
-            runs[way] = runs[way].plus(running.send(way, case.route, loads[way], calls))
+            runs[way] = runs[way].plus(loads[way].run(calls, case.pause))
             cpu[way] += program.cpu_nanoseconds() - used
             growth[way] = max(growth[way], program.memory("VmHWM") - memory)
     return {
@@ -69,18 +73,6 @@ def _measured(running: Served, case: Case, share: float) -> dict[str, Figures]:
     }
 
 
-def prepare(running: Served, case: Case, way: str) -> Kubelet | Transfer:
-    """Create what a case needs on a way. A container to export is created on that way, so that the proxy knows it."""
-    if case == cases.IMPORT:
-        target = "/v1.41/images/create?fromSrc=-&message=&repo=bench&tag=1"
-        return Transfer("POST", target, running.socket(way), running.transfer_bytes)
-    client = running.client(way)
-    if case == cases.EXPORT:
-        target = f"/v1.41/containers/{client.container()}/export"
-        return Transfer("GET", target, running.socket(way), running.transfer_bytes)
-    return Kubelet(client, case.route, case.pause)
-
-
 # ---- the proxy by itself
 
 
@@ -92,11 +84,11 @@ def resident(mode: str, share: float) -> list[Figure]:
         idle, mapped = running.programs[PROXY].memory(), running.programs[PROXY].proc("maps")
         start = median(start_seconds(running, f"start-{number}") for number in range(STARTS))
     with served(mode, (DIRECT, HOOKED, HOOKS)) as running:
-        proxy, client = running.programs[HOOKED], running.client(HOOKED)
-        Kubelet(client, cases.CREATES[mode].route).run(RECORDS - 1)  # one record is the pod's
+        proxy = running.programs[HOOKED]
+        running.client(HOOKED, cases.CREATES[mode].method).run(RECORDS - 1)  # one record is the pod's
         time.sleep(SETTLE_SECONDS)
         with_records = proxy.memory()
-        small = Kubelet(client, cases.SMALL[mode].route)
+        small = running.client(HOOKED, cases.SMALL[mode].method)
         after = [small.run(calls) and proxy.memory() for _ in range(2)]
     loaded = ", ".join(name for name, part in UNLOADED[mode].items() if part in mapped)
     return [
@@ -114,9 +106,9 @@ def started(running: Served, name: str, *flags: str) -> Iterator[float]:
     began = time.perf_counter()
     with (
         running.running(name, [*running.proxy_command(name), *flags]),
-        closing(CLIENTS[running.mode](running.socket(name))) as client,
+        client(running.mode, running.socket(name), cases.SMALL[running.mode].method) as small,
     ):
-        client.prepare(cases.SMALL[running.mode].route)()
+        small.run(1)
         yield time.perf_counter() - began
 
 

@@ -1,7 +1,6 @@
 """The programs of a round: the runtime, the pipe, a proxy without a hook server, one with, and that hook server.
 
-A program is named by the way that leads to it: the runtime by the direct one. The hook server is on none. If a server
-counted other calls than were sent, DemoError is raised.
+A program is named by the way that leads to it: the runtime by the direct one. The hook server is on none.
 """
 
 import json
@@ -9,15 +8,13 @@ import os
 import signal
 import sys
 import tempfile
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.benchmark.cases import DIRECT, DOCKER, HOOKED, PIPE, POINTS, TRANSFER_BYTES
-from scripts.benchmark.ends import CLIENTS, SECONDS, CriClient, DockerClient
-from scripts.benchmark.loads import BUFFER_BYTES, H2load, Kubelet, Run, Transfer
+from scripts.benchmark.cases import DIRECT, DOCKER, HOOKED, PIPE, POINTS
+from scripts.benchmark.loads import LOAD, Load, client
 from scripts.demonstration.processes import DemoError, Program, program, wait_for_registration
 from tests.fakes import registration
 
@@ -31,19 +28,14 @@ PROXY_MODULE = ("runtimeproxy", "run")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The running programs of a round, in a folder of their own, and the number of calls that they must count."""
+    """The running programs of a round, in a folder of their own."""
 
     folder: Path
     mode: str
-    transfer_bytes: int = TRANSFER_BYTES
     flags: Sequence[str] = ()
     module: Sequence[str] = PROXY_MODULE
     programs: dict[str, Program] = field(default_factory=dict)
-    sent: Counter[str] = field(default_factory=Counter)
-    """Calls of a load by route, which the runtime counts."""
-    made: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    """Calls of kubelets by way and route."""
-    connections: ExitStack = field(default_factory=ExitStack)
+    clients: ExitStack = field(default_factory=ExitStack)
     """What must be closed before the programs are ended."""
 
     def socket(self, name: str) -> Path:
@@ -55,17 +47,9 @@ class Served:
     def registrations(self, name: str) -> Path:
         return self.folder / f"{name}-hooks" / "hookserver.d"
 
-    def client(self, way: str, seconds: float = SECONDS) -> CriClient | DockerClient:
-        """Return a connected kubelet that waits ``seconds`` for an answer."""
-        client = CLIENTS[self.mode](self.socket(way), self.made[way], seconds)
-        self.connections.callback(client.close)
-        return client
-
-    def send(self, way: str, route: str, load: Kubelet | H2load | Transfer, calls: int) -> Run:
-        """Make the calls of a load, and count them; a kubelet counts its own, and the runtime does not."""
-        if not isinstance(load, Kubelet):
-            self.sent[route] += calls
-        return load.run(calls)
+    def client(self, way: str, method: str, *flags: str) -> Load:
+        """Return a client of a method, which runs as long as the programs."""
+        return self.clients.enter_context(client(self.mode, self.socket(way), method, *flags))
 
     def proxy_command(self, name: str) -> list[str]:
         return [
@@ -81,20 +65,10 @@ class Served:
     def running(self, name: str, command: Sequence[str]) -> Iterator[Program]:
         """Run one of the programs until the end of the block."""
         self.registrations(name).mkdir(parents=True, exist_ok=True)
-        with program(name, command, self.folder, code=-signal.SIGTERM if name == PIPE else 0) as started:
+        with program(name, command, self.folder, code=-signal.SIGTERM if name in (PIPE, DIRECT) else 0) as started:
             self.programs[name] = started
             started.wait_until_it_listens(self.socket(name))
             yield started
-
-    def compare_counts(self, hooked: Sequence[str], points: Sequence[str]) -> None:
-        """Compare what the servers counted with what was sent. Raises DemoError."""
-        hooks = {f"{point}Hook": sum(self.made[way][POINTS[point][self.mode]] for way in hooked) for point in points}
-        for name, expected in {DIRECT: self.sent, HOOKS: hooks}.items():
-            if name in self.programs:
-                counted = counts(self.programs[name].output())
-                if counted != {route: calls for route, calls in expected.items() if calls}:
-                    logs = [each.output()[-500:] for way, each in self.programs.items() if way not in (DIRECT, HOOKS)]
-                    raise DemoError(f"{name} answered {counted}, sent was {expected}; logs end: {' '.join(logs)}")
 
 
 @contextmanager
@@ -102,32 +76,23 @@ def served(
     mode: str,
     names: Sequence[str],
     *,
-    share: float = 1.0,
-    list_bytes: int = 0,
     runtime: Sequence[str] = (),
     hooked: Sequence[str] = (HOOKED,),
-    points: Sequence[str] = tuple(POINTS),
+    points: Sequence[str] = POINTS,
     policy: str = "Ignore",
     flags: Sequence[str] = (),
     module: Sequence[str] = PROXY_MODULE,
 ) -> Iterator[Served]:
-    """Run programs, the runtime first; ``hooked`` are the proxies that the hook server is registered at.
-
-    ``list_bytes`` is the size of the runtime's list, minimal if 0; ``share`` is that of a transfer's bytes. ``runtime``
-    is the module and the arguments of another runtime, which counts nothing, ``module`` those of another proxy. Raises
-    DemoError.
-    """
-    transfer_bytes = max(int(TRANSFER_BYTES * share) // BUFFER_BYTES, 1) * BUFFER_BYTES
+    """Run programs, the runtime first; ``hooked`` are the proxies that the hook server is registered at. ``runtime``
+    are the runtime's flags, ``flags`` the proxies', ``module`` another proxy. Raises DemoError, also if the hook server
+    was not called."""
     with tempfile.TemporaryDirectory(prefix="rp-bench-") as made:
-        running = Served(Path(made), mode, transfer_bytes, flags, module)
-        peer = [sys.executable, "-m", "scripts.benchmark.peers"]
+        running = Served(Path(made), mode, flags, module)
         commands = {
-            DIRECT: [*peer, mode, str(running.socket(DIRECT)), "0", str(list_bytes), str(transfer_bytes)],
+            DIRECT: [LOAD, "serve", mode, str(running.socket(DIRECT)), *runtime],
             PIPE: [PYTHON, "-m", "tests.fakes.pipe", str(running.socket(PIPE)), str(running.socket(DIRECT))],
-            HOOKS: [*peer, "hook", str(running.socket(HOOKS))],
+            HOOKS: [LOAD, "hook", str(running.socket(HOOKS))],
         }
-        if runtime:
-            commands[DIRECT] = [sys.executable, "-m", *runtime, str(running.socket(DIRECT))]
         with ExitStack() as stack:
             for name in names:
                 stack.enter_context(running.running(name, commands.get(name) or running.proxy_command(name)))
@@ -136,10 +101,12 @@ def served(
                 for way in hooked:
                     registration.write(running.registrations(way), REGISTRATION, content)
                     wait_for_registration(running.programs[way], REGISTRATION)
-            with running.connections:
+            with running.clients:
                 yield running
-        if not runtime:
-            running.compare_counts(hooked, points)
+        if HOOKS in names and not counts(running.programs[HOOKS].output()):
+            raise DemoError(
+                f"the hook server was not called; the log ends: {running.programs[hooked[0]].output()[-500:]}"
+            )
 
 
 def counts(output: str) -> dict[str, int] | None:

@@ -4,8 +4,8 @@ The whole program is run, with a client, a runtime and a hook server outside of 
 when the proxy reads its first byte and ends with the send that ends its answer; work for it after that, until nothing
 comes any more, is counted separately. Only named functions in files of the package count: generated methods of
 dataclasses, comprehensions and lambdas belong to the function that uses them. A coroutine that waits counts as called
-again when it resumes. Runtime and hook server send their PING first and the answer a millisecond later, so that each
-wakes the proxy by itself, as Go's do. Of several equal calls the one with the fewest functions counts, because a timer
+again when it resumes. Runtime and hook server answer after a millisecond, so that their PINGs wake the proxy apart from
+their answers. Of several equal calls the one with the fewest functions counts, because a timer
 of the proxy may have fired during another.
 
 Run: ``python -m scripts.benchmark.way [--check] [--list CALL]``; scripts/way calls it.
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic_ns, sleep
 from types import CodeType, FrameType
@@ -29,7 +29,7 @@ import runtimeproxy
 from runtimeproxy import app
 from runtimeproxy.cli.shared.configuration import configuration
 from scripts.benchmark.cases import DOCKER, HELD, MODES, SMALL
-from scripts.benchmark.ends import CLIENTS
+from scripts.benchmark.loads import LOAD, client
 from scripts.demonstration.processes import DemoError, program
 from scripts.figures import print_table
 from tests.fakes import registration
@@ -38,7 +38,6 @@ PACKAGE = Path(runtimeproxy.__file__).parent
 WARM_CALLS, CALLS = 3, 5
 SETTLE_SECONDS = 2.0
 """After so many seconds the proxy has read the runtime's state, which it does for the hook server."""
-ANSWER_SECONDS = 0.001
 QUIET_SECONDS = 0.03
 HEADER = ("call", "hook server", "functions", "files", "calls", "sends", "functions after it", "sends after it")
 COUNTED = (*SMALL.values(), *HELD)
@@ -179,8 +178,9 @@ def _peers(folder: Path, mode: str, hooked: bool) -> Iterator[None]:
     with ExitStack() as stack:
         for name, kind in {"runtime": mode, "hook": "hook"}.items():
             path = folder / f"{name}.sock"
-            command = [sys.executable, "-m", "scripts.benchmark.peers", kind, str(path), str(ANSWER_SECONDS)]
-            stack.enter_context(program(name, command, folder)).wait_until_it_listens(path)
+            command = [LOAD, *(("hook",) if kind == "hook" else ("serve", kind)), str(path), "--delay=1ms"]
+            code = 0 if kind == "hook" else -signal.SIGTERM
+            stack.enter_context(program(name, command, folder, code=code)).wait_until_it_listens(path)
         if hooked:
             registration.write(directory, "way.json", registration.text(str(folder / "hook.sock")))
         yield
@@ -195,18 +195,16 @@ def _call_all(folder: Path, mode: str, hooked: bool, metrics: Recorder, ways: li
         sleep(SETTLE_SECONDS)
         for case in COUNTED:
             if case.mode == mode:
-                with closing(CLIENTS[mode](path)) as client:
-                    call = client.prepare(case.route)
-                    for _ in range(WARM_CALLS):
-                        call()
+                with client(mode, path, case.method) as load:
+                    load.run(WARM_CALLS)
                     counted = []
                     for _ in range(CALLS):
-                        client.settle(QUIET_SECONDS)
+                        sleep(QUIET_SECONDS)
                         metrics.start()
-                        call()
-                        client.settle(QUIET_SECONDS)
+                        ended = load.run(1).ended
+                        sleep(QUIET_SECONDS)
                         metrics.on = False
-                        counted.append(metrics.way(case.name, hooked, client.answered))
+                        counted.append(metrics.way(case.name, hooked, ended))
                 ways.append(min(counted, key=lambda way: (way.functions, way.calls)))
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
