@@ -114,7 +114,7 @@ def _file(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _tell_listening(config: Config, listener: Listener) -> None:
+def _log_listening(config: Config, listener: Listener) -> None:
     log.info("listening on %s for the runtime at %s", listener.path, config.runtime_endpoint)
     if listener.handed_over and _file(config.listen_endpoint) != _file(listener.path):
         log.warning(
@@ -144,7 +144,7 @@ async def _serve(config: Config, listeners: Mapping[str, Listener]) -> None:
     for server in servers:
         server.start()
     systemd.ready(loop)
-    _tell_listening(config, listener)
+    _log_listening(config, listener)
     proxy.front.look()
     _settle_memory()
     watch.start()
@@ -239,19 +239,19 @@ class Signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._came, number)
         for number in (signal.SIGHUP, signal.SIGUSR2):
-            loop.add_signal_handler(number, self._tell_idle, number.name)
-        loop.add_signal_handler(signal.SIGUSR1, lambda: self._tell_figures(iter(metrics.figures())))
+            loop.add_signal_handler(number, self._log_idle, number.name)
+        loop.add_signal_handler(signal.SIGUSR1, lambda: self._log_figures(iter(metrics.figures())))
 
-    def _tell_idle(self, name: str) -> None:
+    def _log_idle(self, name: str) -> None:
         log.info("%s: registration files are read as they change, and flags at the start only", name, extra=UNLIMITED)
 
-    def _tell_figures(self, figures: Iterator[str]) -> None:
+    def _log_figures(self, figures: Iterator[str]) -> None:
         """Log the metrics, FIGURES_AT_ONCE in an iteration of the event loop: calls do not wait for all of them."""
         piece = list(islice(figures, FIGURES_AT_ONCE))
         for figure in piece:
             log.info("%s", figure, extra=UNLIMITED)
         if piece:
-            self._loop.call_soon(self._tell_figures, figures)
+            self._loop.call_soon(self._log_figures, figures)
 
     def _came(self, number: signal.Signals) -> None:
         if self.first.is_set():

@@ -148,7 +148,7 @@ def in_everybodys_directory(path: Path) -> None:
     path.parent.chmod(0o777)
 
 
-def behind_a_link(path: Path) -> None:
+def after_a_link(path: Path) -> None:
     path.parent.rename(path.parent.with_name("elsewhere"))
     path.parent.symlink_to("elsewhere")
 
@@ -162,7 +162,7 @@ FOREIGN: list[tuple[Callable[[Path], None], str, bool]] = [
     (with_a_second_name, "has a second name", True),
     (a_huge_file, "is longer than 1000 bytes", True),
     (in_everybodys_directory, "is in a directory that can be written by everybody", False),
-    (behind_a_link, "cannot be read (Not a directory)", False),
+    (after_a_link, "cannot be read (Not a directory)", False),
 ]
 """What is done to the file -> why it is not believed, and whether the next write replaces it."""
 ROOTS = [

@@ -38,7 +38,7 @@ STATES: Mapping[type[Exception], str] = {
 """The state of a node by how the work ended; each but the second is done again by the next pod."""
 WAIT_SECONDS = 30.0
 """Between two looks for a free place; each node takes some more or less, so that a thousand do not ask at once."""
-TELL_LOOKS = 20
+REPORT_CHECKS = 20
 """After so many looks a node says anew whom it waits for: each time is a write of its node."""
 RENEW_SECONDS = 60.0
 LONGEST = 400
@@ -79,10 +79,10 @@ class Installer:
             log(f"this was rolled back before; to try it again remove the annotation {PREFIX}state, then this pod")
             return False
         try:
-            version = self._done(kubelet.told_by(node))
+            version = self._done(kubelet.reported_by(node))
         except tuple(STATES) as error:
             state = next(state for kind, state in STATES.items() if isinstance(error, kind))
-            self._tell(state, words(error))
+            self._report(state, words(error))
             if isinstance(error, Refused | Stopped):
                 self._leave()
             else:
@@ -90,7 +90,7 @@ class Installer:
             if isinstance(error, Stopped):
                 raise
             return False
-        self._tell("Installed" if version else "Removed", "", version)
+        self._report("Installed" if version else "Removed", "", version)
         self._leave()
         return True
 
@@ -101,8 +101,8 @@ class Installer:
             with suppress(ApiError):
                 self._places.renew()
 
-    def _done(self, told: kubelet.Kubelet) -> str | None:
-        work = self._work(self._wants, told, self._place, self._ready)
+    def _done(self, reported: kubelet.Kubelet) -> str | None:
+        work = self._work(self._wants, reported, self._place, self._ready)
         if self._wants.action == wanted.INSTALL:
             return work.install()
         work.uninstall()
@@ -120,12 +120,12 @@ class Installer:
             return
         waiting, looks = "", 0
         while holders := self._holders():
-            if looks % TELL_LOOKS == 0 and holders != waiting:
-                self._tell("Waiting", f"{holders} changes first")
+            if looks % REPORT_CHECKS == 0 and holders != waiting:
+                self._report("Waiting", f"{holders} changes first")
                 waiting = holders
             looks += 1
             self._sleep(WAIT_SECONDS * random.uniform(0.5, 1.5))
-        self._tell("Working", "")
+        self._report("Working", "")
 
     def _holders(self) -> str:
         try:
@@ -151,20 +151,20 @@ class Installer:
         except ApiError as error:
             log(f"{error}: the place is free again when its time is over")
 
-    def _tell(self, state: str, reason: str, version: str | None = "") -> None:
+    def _report(self, state: str, reason: str, version: str | None = "") -> None:
         """Annotate the node, and log. ``version`` is "" if it is not known to be another one, None if it is none."""
         reason = " ".join(reason.split())[:LONGEST]
         log(f"{state}: {reason}" if reason else state)
-        told: dict[str, str | None] = {
+        reported: dict[str, str | None] = {
             f"{PREFIX}state": state,
             f"{PREFIX}reason": reason or None,
             f"{PREFIX}wanted": self._wants.fingerprint,
         }
         if version != "":
-            told[f"{PREFIX}version"] = version
+            reported[f"{PREFIX}version"] = version
         for _ in range(5):
             try:
-                self._api.annotate(self._name, told)
+                self._api.annotate(self._name, reported)
                 return
             except ApiError as error:
                 log(f"{error}: the node cannot be annotated")

@@ -36,12 +36,12 @@ class Api:
 
     def node(self, name: str) -> Object:
         """Return a node. Raises ApiError."""
-        return self._asked("GET", f"/api/v1/nodes/{name}")
+        return self._send("GET", f"/api/v1/nodes/{name}")
 
     def annotate(self, name: str, annotations: Mapping[str, str | None]) -> None:
         """Set annotations of a node, None to remove one. Raises ApiError."""
         patch = {"metadata": {"annotations": dict(annotations)}}
-        self._asked("PATCH", f"/api/v1/nodes/{name}", patch, "application/merge-patch+json")
+        self._send("PATCH", f"/api/v1/nodes/{name}", patch, "application/merge-patch+json")
 
     def lease(self, namespace: str, name: str) -> Object:
         """Return a lease. Raises ApiError."""
@@ -56,7 +56,7 @@ class Api:
         code, answer = self._request("PUT", _lease(namespace, lease["metadata"]["name"]), lease)
         return code != HTTPStatus.CONFLICT and bool(_good(code, answer))
 
-    def _asked(self, method: str, path: str, body: Object | None = None, kind: str = "application/json") -> Object:
+    def _send(self, method: str, path: str, body: Object | None = None, kind: str = "application/json") -> Object:
         return _good(*self._request(method, path, body, kind))
 
     def _request(
@@ -96,6 +96,6 @@ def _good(code: int, answer: bytes) -> Object:
     except ValueError:
         content = {}
     if code >= HTTPStatus.BAD_REQUEST or not isinstance(content, dict):
-        told = content.get("message", "no words") if isinstance(content, dict) else "no object"
-        raise ApiError(f"the API server answers {code}: {told}")
+        reported = content.get("message", "no words") if isinstance(content, dict) else "no object"
+        raise ApiError(f"the API server answers {code}: {reported}")
     return content

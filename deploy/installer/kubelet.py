@@ -47,7 +47,7 @@ class Kubelet:
     config: Mapping[str, str] = field(default_factory=dict)
 
 
-def told_by(node: Mapping[str, Any]) -> Kubelet:
+def reported_by(node: Mapping[str, Any]) -> Kubelet:
     """Return the kubelet of a node of the API. Raises Refused if its runtime is none that the proxy is for."""
     info = node["status"]["nodeInfo"]
     runtime = info["containerRuntimeVersion"]
@@ -96,7 +96,7 @@ class DropIn:
                 f"{self.unit} starts the kubelet here: point it at the proxy by hand (docs/kubelet.rst), and leave "
                 "nodeInstaller.configureKubelet false"
             )
-        code, text = self._node.ask("systemctl", "cat", self.unit)
+        code, text = self._node.query("systemctl", "cat", self.unit)
         if code:
             raise Refused(
                 f"the node has no {self.unit}, so no drop-in can configure its kubelet: point it at the proxy by hand, "
@@ -183,7 +183,7 @@ def change(node: Node, journal: Journal, drop_in: DropIn, text: str | None, watc
 def back(node: Node, unit: str) -> None:
     """Restart a unit whose drop-in is what it was before. Raises Failed; then the timer tries it once more."""
     restart(node, unit)
-    node.ask("systemctl", "stop", f"{TIMER}.timer")
+    node.query("systemctl", "stop", f"{TIMER}.timer")
 
 
 def restart(node: Node, unit: str) -> None:
@@ -196,6 +196,6 @@ def _set_timer(node: Node, drop_in: DropIn, old: str | None) -> None:
     place, directory = shlex.quote(drop_in.place), shlex.quote(folder(drop_in.place))
     restored = f"rm -f {place}" if old is None else f"mkdir -p {directory}; printf %s {shlex.quote(old)} >{place}"
     script = f"{restored}; systemctl daemon-reload; systemctl restart {drop_in.unit}".replace("$", "$$")
-    node.ask("systemctl", "stop", f"{TIMER}.timer")
+    node.query("systemctl", "stop", f"{TIMER}.timer")
     unit = [f"--unit={TIMER}", "--collect", f"--on-active={TIMER_SECONDS}s"]
     node.run("systemd-run", *unit, "/bin/sh", "-c", script)  # systemd makes $ of $$

@@ -103,22 +103,22 @@ class Node:
         """Replace a file or a link, or make it with its directories. Raises OSError."""
         path = self.entry(place)
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.runtimeproxy-installer")
+        sibling = path.with_name(f".{path.name}.runtimeproxy-installer")
         try:
-            beside.unlink(missing_ok=True)  # of a run that was cut off
+            sibling.unlink(missing_ok=True)  # of a run that was cut off
             if file.link:
-                beside.symlink_to(file.text)
-                os.lchown(beside, file.user, file.group)
+                sibling.symlink_to(file.text)
+                os.lchown(sibling, file.user, file.group)
             else:
-                with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+                with open(os.open(sibling, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
                     opened.write(file.text.encode(errors="surrogateescape"))
                     os.fchown(opened.fileno(), file.user, file.group)
                     os.fchmod(opened.fileno(), file.mode)
                     os.fsync(opened.fileno())
-            os.replace(beside, path)
+            os.replace(sibling, path)
         except OSError:
             with suppress(OSError):
-                os.unlink(beside)
+                os.unlink(sibling)
             raise
 
     def remove(self, place: str) -> None:
@@ -130,7 +130,7 @@ class Node:
         else:
             path.unlink(missing_ok=True)
 
-    def ask(self, *command: str, seconds: float = SECONDS) -> tuple[int, str]:
+    def query(self, *command: str, seconds: float = SECONDS) -> tuple[int, str]:
         """Run a command on the node; return its exit code and what it printed. Raises Failed if it cannot be run."""
         try:
             done = subprocess.run(
@@ -150,12 +150,12 @@ class Node:
 
     def run(self, *command: str, seconds: float = SECONDS) -> str:
         """Run a command on the node; return what it printed. Raises Failed if it fails."""
-        code, output = self.ask(*command, seconds=seconds)
+        code, output = self.query(*command, seconds=seconds)
         if code:
-            told = " ".join(output.split())[:LONGEST]
-            raise Failed(f"{' '.join(command[:3])} failed with exit code {code}: {told}")
+            reported = " ".join(output.split())[:LONGEST]
+            raise Failed(f"{' '.join(command[:3])} failed with exit code {code}: {reported}")
         return output
 
     def active(self, unit: str) -> bool:
         """Return whether a unit of systemd is active. Raises Failed."""
-        return self.ask("systemctl", "is-active", "--quiet", unit)[0] == 0
+        return self.query("systemctl", "is-active", "--quiet", unit)[0] == 0

@@ -71,8 +71,8 @@ class Archive:
                 timeout=UNPACK_SECONDS,
             )
             if done.returncode or not (partial / "bin/runtimeproxy").exists():
-                told = " ".join(done.stderr.split())[:LONGEST] or "it has no bin/runtimeproxy"
-                raise Failed(f"the archive cannot be unpacked: {told}")
+                reported = " ".join(done.stderr.split())[:LONGEST] or "it has no bin/runtimeproxy"
+                raise Failed(f"the archive cannot be unpacked: {reported}")
             os.sync()  # whole also after the node loses its power
             partial.rename(home)
         except BaseException as error:

@@ -43,7 +43,7 @@ class Work:
         self,
         node: Node,
         wanted: Wanted,
-        told: Kubelet,
+        reported: Kubelet,
         place: Callable[[], None],
         ready: Callable[[], bool],
         *,
@@ -53,7 +53,7 @@ class Work:
     ) -> None:
         self._node = node
         self._wanted = wanted
-        self._told = told
+        self._reported = reported
         self._place = place
         self._ready = ready
         self._archives = archives
@@ -101,10 +101,10 @@ class Work:
             self._place()
             self._kubelet_back(journal)
             journal.done()
-            code, users = self._node.ask(self._program, "in-use", "--no-headers")
+            code, users = self._node.query(self._program, "in-use", "--no-headers")
             if code:
-                told = " ".join(users.split())
-                raise Refused(f"still in use: {told}: point it back (runtimeproxy kubelet-args) first")
+                reported = " ".join(users.split())
+                raise Refused(f"still in use: {reported}: point it back (runtimeproxy kubelet-args) first")
             self._remove()
         tree.remove_others(self._node)
 
@@ -131,9 +131,9 @@ class Work:
             flags = [f"--config={config}"] if config else []
             shown = json.loads(self._node.run(self._program, "config", "show", "-o", "json", *flags))
             mode = next(row["value"] for row in shown if row["key"] == "backend-runtime-mode")
-            if mode != self._told.mode:
+            if mode != self._reported.mode:
                 raise Refused(
-                    f"the kubelet uses {self._told.mode}, and the proxy is configured for {mode}: set "
+                    f"the kubelet uses {self._reported.mode}, and the proxy is configured for {mode}: set "
                     "nodeInstaller.config.backend-runtime-mode for this pool"
                 )
             for row in self._doctor(*flags):
@@ -150,7 +150,7 @@ class Work:
                 raise Refused(f"{fault}, before anything was changed: repair the kubelet first")
 
     def _doctor(self, *flags: str) -> list[dict[str, Any]]:
-        _, output = self._node.ask(self._program, "doctor", "-o", "json", *flags)
+        _, output = self._node.query(self._program, "doctor", "-o", "json", *flags)
         try:
             rows: list[dict[str, Any]] = json.loads(output)
         except ValueError:
@@ -160,7 +160,7 @@ class Work:
     def _config(self) -> str:
         """Return the text of the configuration, "" if the node's own one, or none, stays. Raises OSError."""
         own = not (self._node.text(CONFIG) or CONFIG_HEAD).startswith(CONFIG_HEAD)
-        keys = {**self._told.config, **self._wanted.config}
+        keys = {**self._reported.config, **self._wanted.config}
         if not keys or (own and not self._wanted.config):
             return ""
         return CONFIG_HEAD + "".join(f"{key}: {json.dumps(value)}\n" for key, value in sorted(keys.items()))
@@ -199,7 +199,7 @@ class Work:
         self._node.run("systemctl", "enable", *sockets, tree.SERVICE)
         self._node.run("systemctl", "start", *sockets)
         self._node.run("systemctl", "restart", tree.SERVICE)
-        self._node.ask("systemctl", "try-restart", tree.EXPORTER)
+        self._node.query("systemctl", "try-restart", tree.EXPORTER)
         tree.link(self._node, home)
 
     def _verify(self) -> None:
@@ -214,20 +214,20 @@ class Work:
                 raise Failed(f"no call passes through the proxy: {row['why']}")
 
     def _fault(self) -> str:
-        _, output = self._node.ask(self._program, "status", "-o", "json")
+        _, output = self._node.query(self._program, "status", "-o", "json")
         try:
-            told = json.loads(output)
+            reported = json.loads(output)
         except ValueError:
             return " ".join(output.split())
-        bad = [f"{found['name']}: {found['reason']}" for found in told["checks"] if found["state"] == "failed"]
+        bad = [f"{found['name']}: {found['reason']}" for found in reported["checks"] if found["state"] == "failed"]
         own = [words for words in bad if words.partition(":")[0] in OWN_CHECKS]
-        return "; ".join(own) if told["checks"] else str(told["text"])
+        return "; ".join(own) if reported["checks"] else str(reported["text"])
 
     def _drop_in(self) -> DropIn:
-        return DropIn(self._node, self._program, self._told)
+        return DropIn(self._node, self._program, self._reported)
 
     def _watch(self, drop_in: DropIn) -> Watch:
-        ready = self._ready if self._told.ready else lambda: True
+        ready = self._ready if self._reported.ready else lambda: True
         return Watch(self._node, drop_in.unit, self._wanted.healthz_port, ready, self._sleep, self._clock)
 
     def _kubelet(self, journal: Journal) -> None:
@@ -290,7 +290,7 @@ class Work:
     def _stop_removed(self, files: set[str]) -> None:
         """Stop units whose files are gone."""
         units = tree.names(files, ".socket") + tree.names(files, ".service")
-        self._node.ask("systemctl", "stop", *units)
+        self._node.query("systemctl", "stop", *units)
         for wanted in self._node.path(tree.UNITS).glob("*.wants/*"):
             if wanted.name in units:
                 wanted.unlink()

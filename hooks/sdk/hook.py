@@ -109,7 +109,7 @@ def points_of(hooks: Sequence[Hook]) -> tuple[HookPoint, ...]:
     return tuple(point for point in HOOK_POINTS if any(point in hook.points for hook in hooks))
 
 
-def ask(
+def call_hooks(
     hooks: Sequence[Hook], point: HookPoint, request: HookRequest, wait: Callable[[Awaitable[None]], None]
 ) -> HookAnswer:
     """Return the answer of several hooks: each sees the edits of the ones before it. ``wait`` runs an ``async`` method

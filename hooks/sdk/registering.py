@@ -76,7 +76,7 @@ class Registration:
     def __init__(self, folder: str, name: str, content: bytes) -> None:
         self.path = os.path.join(folder, name)
         self._folder = folder
-        self._beside = os.path.join(folder, f".{name}.new")
+        self._sibling = os.path.join(folder, f".{name}.new")
         self._content = content
         self._endpoint = _endpoint(content)
         self._trouble = ""
@@ -109,7 +109,7 @@ class Registration:
         other = self._other(found)
         if other and listens(other):
             taken = f"{self.path} is now the registration of another hook server, which listens on {other}"
-            self._tell(
+            self._report(
                 f"{taken}: the proxy does not know this one; start one of the two again with another {ORDER_FLAG}"
             )
             return
@@ -119,9 +119,9 @@ class Registration:
             self._trouble = ""
         except OSError as error:
             trouble = f"cannot write {self.path} again: {error.strerror}"
-            self._tell(f"{trouble}; the proxy may not know this server until it can be")
+            self._report(f"{trouble}; the proxy may not know this server until it can be")
 
-    def _tell(self, trouble: str) -> None:
+    def _report(self, trouble: str) -> None:
         if trouble != self._trouble:
             log.error("%s", trouble)
         self._trouble = trouble
@@ -151,14 +151,14 @@ class Registration:
         # A temporary file next to it, whose leading dot makes the proxy ignore it. One left by a killed process is
         # removed, and a link is never followed.
         with suppress(FileNotFoundError):
-            os.unlink(self._beside)
+            os.unlink(self._sibling)
         try:
-            with open(os.open(self._beside, _NEW_FILE, 0o644), "wb") as file:
+            with open(os.open(self._sibling, _NEW_FILE, 0o644), "wb") as file:
                 file.write(self._content)
-            os.replace(self._beside, self.path)
+            os.replace(self._sibling, self.path)
         except OSError:
             with suppress(OSError):
-                os.unlink(self._beside)
+                os.unlink(self._sibling)
             raise
 
     def _remove_older(self) -> None:

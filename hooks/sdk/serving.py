@@ -21,7 +21,7 @@ from runtimeproxy.errors import ConfigError, WireError
 from runtimeproxy.hookapi import codec
 from runtimeproxy.model.hookpoints import HookPoint
 
-from .hook import Hook, ask, points_of
+from .hook import Hook, call_hooks, points_of
 from .socket_path import FLAG, SocketPath, place
 from .statuses import status
 
@@ -111,7 +111,7 @@ class HookServer(grpc.GenericRpcHandler):
                 log.warning("%s was sent a %s", point.name, error)
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             try:
-                answer = ask(self._hooks, point, request, partial(self._wait, context))
+                answer = call_hooks(self._hooks, point, request, partial(self._wait, context))
                 answered = codec.encode_answer(point, answer)
             except BaseException as error:  # SystemExit too: gRPC would leave the call without an answer
                 code, text = status(error, self._name, point, request)

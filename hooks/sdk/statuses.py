@@ -15,7 +15,7 @@ from runtimeproxy.model.hookpoints import HookPoint
 from runtimeproxy.wire import grpc
 
 from .errors import Malformed, NotSayable, Rejected
-from .hook import Hook, ask, hook_name
+from .hook import Hook, call_hooks, hook_name
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _SPOKEN: Sequence[tuple[type[Exception], int]] = (
 def status(error: BaseException, server: str, point: HookPoint, request: HookRequest) -> tuple[int, str]:
     """Log what was raised at a hook point, and return its status code and text. ``server`` is named in place of a hook
     if the exception came from making the answer."""
-    hook, frames = _asked(list(traceback.walk_tb(error.__traceback__)))
+    hook, frames = _called(list(traceback.walk_tb(error.__traceback__)))
     name = hook_name(hook) if hook else server
     _log(error, f"{name} at {point.name}", request.name, _place(hook, frames))
     for kind, code in _SPOKEN:
@@ -45,10 +45,10 @@ def status(error: BaseException, server: str, point: HookPoint, request: HookReq
     return grpc.INTERNAL, f"{name} at {point.name} raised {type(error).__name__}; its log says where"
 
 
-def _asked(frames: Sequence[_Frame]) -> tuple[Hook | None, Sequence[_Frame]]:
+def _called(frames: Sequence[_Frame]) -> tuple[Hook | None, Sequence[_Frame]]:
     """Return the hook that was running, None if none was, and the frames from there on."""
     for index, (frame, _) in enumerate(frames):
-        if frame.f_code is ask.__code__:
+        if frame.f_code is call_hooks.__code__:
             return frame.f_locals.get("hook"), frames[index:]
     return None, frames
 

@@ -16,7 +16,7 @@ from runtimeproxy.model.fields import NO_RESOURCES, RESOURCE_FIELDS, ContainerIn
 from runtimeproxy.model.hookpoints import HookPoint, SubjectKind
 from runtimeproxy.model.merge import difference
 
-from .hook import METHODS, Hook, ask, method_name, points_of
+from .hook import METHODS, Hook, call_hooks, method_name, points_of
 
 UID = "11111111-2222-4333-8444-555555555555"
 CONTAINER_ID = "c0ffee" * 10 + "0123"
@@ -111,40 +111,40 @@ class HookTester:
 
     def pre_run_pod_sandbox(self, **call: Unpack[PodCall]) -> Difference:
         """Return the changes before a pod's sandbox is created."""
-        return self._ask("pre_run_pod_sandbox", call)
+        return self._query("pre_run_pod_sandbox", call)
 
     def post_stop_pod_sandbox(self, **call: Unpack[PodCall]) -> Difference:
         """Call the hooks after a pod's sandbox was stopped; nothing can change."""
-        return self._ask("post_stop_pod_sandbox", call)
+        return self._query("post_stop_pod_sandbox", call)
 
     def pre_create_container(self, **call: Unpack[ContainerCall]) -> Difference:
         """Return the changes before a container is created; it has no id yet."""
         call.setdefault("container_id", "")
-        return self._ask("pre_create_container", call)
+        return self._query("pre_create_container", call)
 
     def pre_start_container(self, **call: Unpack[ContainerCall]) -> Difference:
         """Return the changes before a container starts."""
-        return self._ask("pre_start_container", call)
+        return self._query("pre_start_container", call)
 
     def post_start_container(self, **call: Unpack[ContainerCall]) -> Difference:
         """Call the hooks after a container started; nothing can change."""
-        return self._ask("post_start_container", call)
+        return self._query("post_start_container", call)
 
     def pre_update_container_resources(self, **call: Unpack[ContainerCall]) -> Difference:
         """Return the changes of an update; ``resources`` are all of the container's, overridden by the update's."""
-        return self._ask("pre_update_container_resources", call)
+        return self._query("pre_update_container_resources", call)
 
     def post_stop_container(self, **call: Unpack[ContainerCall]) -> Difference:
         """Call the hooks after a container was stopped; nothing can change."""
-        return self._ask("post_stop_container", call)
+        return self._query("post_stop_container", call)
 
-    def _ask(self, method: str, call: Mapping[str, Any]) -> Difference:
+    def _query(self, method: str, call: Mapping[str, Any]) -> Difference:
         point = METHODS[method]
         if point not in points_of(self._hooks):
             methods = ", ".join(map(method_name, points_of(self._hooks))) or "none at all"
             raise LookupError(f"no hook here has the method {method}; they have {methods}")
         request = codec.decode_request(point, codec.encode(point, _request(point, call)))
-        answer = ask(self._hooks, point, request, _finish)
+        answer = call_hooks(self._hooks, point, request, _finish)
         change = difference(request, codec.decode(point, codec.encode_answer(point, answer)))
         return Difference(
             env={**change.envs},

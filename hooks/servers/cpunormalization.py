@@ -35,7 +35,7 @@ class CpuNormalization(NodeHook):
         """Scale the quota that the kubelet requests now or requested at the create. Raises Malformed."""
         quota = container.resources.cpu_quota
         if quota and _shares_cpus(container):
-            container.resources.cpu_quota = self.node.settings.normalized(_asked(quota, container.annotations))
+            container.resources.cpu_quota = self.node.settings.normalized(_requested(quota, container.annotations))
 
 
 def _shares_cpus(container: ContainerContext) -> bool:
@@ -44,7 +44,7 @@ def _shares_cpus(container: ContainerContext) -> bool:
     return not member(read_json(container.pod.annotations, RESOURCE_STATUS, dict), "cpuset", str)
 
 
-def _asked(quota: int, annotations: Mapping[str, str]) -> int:
+def _requested(quota: int, annotations: Mapping[str, str]) -> int:
     """Return the original quota if this one is what the create scaled it to; else this one is the original."""
     text = annotations.get(NORMALIZED)
     if text is None:

@@ -43,9 +43,9 @@ class GroupIdentity(NodeHook):
         try:
             overwrite(file, str(value))
         except OSError as error:
-            self._tell(error, pod, file, value)
+            self._report(error, pod, file, value)
 
-    def _tell(self, error: OSError, pod: PodContext, file: Path, value: int) -> None:
+    def _report(self, error: OSError, pod: PodContext, file: Path, value: int) -> None:
         if absent := self.cgroups.absent:
             self.warn_once("root", "pods run without a group identity: %s", absent)
         elif not isinstance(error, FileNotFoundError):

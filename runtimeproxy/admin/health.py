@@ -5,7 +5,7 @@ from itertools import islice
 
 PATIENCE_SECONDS = 30.0
 """For how many seconds a plugin with policy Fail may be unreachable before the proxy is not ready."""
-STALL_TOLD_SECONDS = 60.0
+STALL_REPORTED_SECONDS = 60.0
 """For how many seconds after its end a stall of the event loop is reported."""
 _NAMES_SHOWN = 5
 

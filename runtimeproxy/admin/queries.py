@@ -207,7 +207,7 @@ def _checks(sources: Sources, now: float) -> list[dict[str, str]]:
             suspended.append(f"{plugin.name} (tried again in {plugin.breaker.seconds_left(now):.0f} s)")
     not_read = "" if manager.read else manager.complaint or "the registration directory was not read yet"
     disabled = [health.named("disabled by hand", manager.disabled), manager.mask_fault]
-    if stall and now - stall.ended > health.STALL_TOLD_SECONDS:
+    if stall and now - stall.ended > health.STALL_REPORTED_SECONDS:
         stall = None
     failed = {
         "listening": sources.listening_fault(),

@@ -40,12 +40,12 @@ def container_row(record: ContainerRecord) -> dict[str, Any]:
 
 def _fields(original: PodInfo | ContainerInfo, effective: PodInfo | ContainerInfo) -> dict[str, list[str]]:
     """Return the names of the fields that the kubelet set, that went to the runtime, and that differ between both."""
-    asked = _values(original)
+    queried = _values(original)
     if effective is original:
-        return {"asked": sorted(asked), "sent": sorted(asked), "changed": []}
+        return {"asked": sorted(queried), "sent": sorted(queried), "changed": []}
     sent = _values(effective)
-    differing = [name for name in asked.keys() | sent.keys() if asked.get(name) != sent.get(name)]
-    return {"asked": sorted(asked), "sent": sorted(sent), "changed": sorted(differing)}
+    differing = [name for name in queried.keys() | sent.keys() if queried.get(name) != sent.get(name)]
+    return {"asked": sorted(queried), "sent": sorted(sent), "changed": sorted(differing)}
 
 
 def _values(info: PodInfo | ContainerInfo) -> dict[str, Any]:

@@ -268,7 +268,7 @@ class Lifecycle:
         try:
             answer = await asyncio.get_running_loop().create_task(within())
         finally:
-            call.times.asking += self._metrics.clock() - began
+            call.times.querying += self._metrics.clock() - began
         if not answer:
             raise TimeoutError
         return answer[0]
@@ -422,7 +422,7 @@ class Lifecycle:
         even if no client waits any more (relay-rules C2). The answer waits for them until half of the time left to the
         caller's deadline has passed."""
         now, times = self._clock(), call.times
-        began, asking = self._metrics.clock(), times.asking
+        began, querying = self._metrics.clock(), times.querying
         latest = self._deadlines.add(now + self._budget(call), call.answer)
         try:
             if not call.ended:  # else it was found out before the remove
@@ -439,7 +439,7 @@ class Lifecycle:
                 await self._after(point, known, call.call_id)
         finally:
             latest.late = None
-            times.post = self._metrics.clock() - began - (times.asking - asking)
+            times.post = self._metrics.clock() - began - (times.querying - querying)
 
     async def _after(self, point: HookPoint, subject: Subject, call_id: str) -> None:
         end = self._clock() + self._budget_seconds

@@ -76,7 +76,7 @@ def _done(first: Pending[None]) -> None:
         first.set_result(None)
 
 
-ASKED_AFTER_SECONDS = (0.1, 0.4, 0.9, 3.0, 10.0, 30.0, 60.0, 125.0)
+QUERIED_AFTER_SECONDS = (0.1, 0.4, 0.9, 3.0, 10.0, 30.0, 60.0, 125.0)
 """When the runtime is queried, in seconds from the end of the call. Most of what the runtime still carries out is done
 within a second; a stop takes as long as its grace period, and dockershim gives one up after 119 s."""
 MOST_CALLS = 1000
@@ -168,7 +168,7 @@ class OpenCalls:
 
     def _wait(self, entry: _Entry) -> None:
         loop = asyncio.get_running_loop()
-        at = next((at for after in ASKED_AFTER_SECONDS if (at := entry.ended + after) > loop.time()), None)
+        at = next((at for after in QUERIED_AFTER_SECONDS if (at := entry.ended + after) > loop.time()), None)
         if at is None:
             self._end(entry, "given_up")
         else:

@@ -72,7 +72,7 @@ class Sync:
         self._store = lifecycle.store
         self._metrics = metrics
         self._on_gone = on_gone
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
         self._next = 0.0
         self._filled = False
         """True once everything was read that was due since a plugin is registered."""
@@ -107,15 +107,15 @@ class Sync:
 
     def soon(self) -> None:
         """Trigger a pass: the runtime is back, or may have done something that was not noticed."""
-        self._asked.set()
+        self._requested.set()
 
     async def _wait(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._asked.wait()
+                await self._requested.wait()
 
     async def _run(self) -> None:
-        await self._asked.wait()
+        await self._requested.wait()
         retry = FIRST_RETRY_SECONDS
         while True:
             await self._due()
@@ -132,19 +132,19 @@ class Sync:
                 await asyncio.sleep(soonest)
                 await self._wait(retry - soonest)
                 retry *= 2
-                self._asked.set()
+                self._requested.set()
 
     async def _due(self) -> None:
         """Wait until a pass is due and there are records to keep or to read."""
         while True:
             hooked = self._lifecycle.hooked
             self._filled &= hooked
-            reason = self._asked.is_set() or (hooked and not self._filled) or self._now >= self._next
+            reason = self._requested.is_set() or (hooked and not self._filled) or self._now >= self._next
             if reason and (hooked or any(self._store.counts()) or self._store.ids_of_originals()):
                 return
             if not hooked:
                 self._lifecycle.state_read.clear()
-                self._asked.clear()
+                self._requested.clear()
                 self.runtime_fault = ""
             await self._wait(SOONEST_SECONDS)
 
@@ -181,9 +181,9 @@ class Sync:
 
     async def _pass(self) -> None:
         began, fill = self._now, self._lifecycle.hooked
-        if self._asked.is_set():
+        if self._requested.is_set():
             self._passed_over.clear()
-        self._asked.clear()
+        self._requested.clear()
         self._left_out = False
         self._late = self._read_count = self._dropped = 0
         with self._store.watch() as watch:

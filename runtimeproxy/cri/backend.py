@@ -92,7 +92,7 @@ class Backend:
 
     async def _version(self, version: str) -> api_pb2.VersionResponse | None:
         with suppress(BackendError, Unreadable):
-            return messages.decode(api_pb2.VersionResponse, await self._ask(version, "Version", b""))
+            return messages.decode(api_pb2.VersionResponse, await self._query(version, "Version", b""))
         return None
 
     # A pod or container and its state; None if there is none. All of these raise BackendError, Unreadable.
@@ -157,9 +157,9 @@ class Backend:
         return None
 
     async def _list(self, version: str, kind: _Kind, any_id: str = "") -> bytes:
-        return await self._ask(version, kind.list_method, status.list_request(any_id))
+        return await self._query(version, kind.list_method, status.list_request(any_id))
 
-    async def _ask(self, version: str, method: str, request: bytes) -> bytes:
+    async def _query(self, version: str, method: str, request: bytes) -> bytes:
         try:
             return await self._client.call(runtime_path(version, method), request, STATUS_SECONDS)
         except CallFailed as error:

@@ -23,7 +23,7 @@ EARLY_BYTES = 1 << 20
 """Bytes kept of an answer to a request that is still held: a server that answers so early sends only a status."""
 REPLY_BYTES = 1 << 20
 """Longest answer to a held call that is read, in bytes: those of CRI contain an id."""
-IMAGE_STREAMS_UNTIL_TOLD = 1_000
+IMAGE_STREAMS_UNTIL_SETTINGS = 1_000
 """Most streams to an image service that has not announced MAX_CONCURRENT_STREAMS yet: S3's number. grpc-go: 100."""
 UNREAD_BYTES = 4 << 20
 """Bytes of answers to a client's own frames that may wait while it reads nothing. Envoy: 10,000 queued frames."""

@@ -7,7 +7,7 @@ connection stays open.
 
 from typing import NoReturn
 
-from runtimeproxy.cri.bounds import IMAGE_STREAMS_UNTIL_TOLD
+from runtimeproxy.cri.bounds import IMAGE_STREAMS_UNTIL_SETTINGS
 from runtimeproxy.cri.frame_relay import Data, HeaderBlock, Streams, refusal
 from runtimeproxy.errors import WireError
 from runtimeproxy.relay.rpc.framing import ClientConnection
@@ -18,7 +18,7 @@ AWAY = "the image endpoint is not reachable: check --remote-image-service-endpoi
 
 class ImageLink(ClientConnection):
     def __init__(self, owner: Streams, client_settings: dict[int, int]) -> None:
-        super().__init__(client_settings, IMAGE_STREAMS_UNTIL_TOLD)
+        super().__init__(client_settings, IMAGE_STREAMS_UNTIL_SETTINGS)
         self.owner = owner
         self.streams: dict[int, ImageStream] = {}
 

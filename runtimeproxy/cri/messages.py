@@ -40,7 +40,7 @@ _WITHOUT_ID = "CRI message without an id"
 
 def read_pod(message: bytes) -> PodInfo:
     """Read a RunPodSandboxRequest. Raises Unreadable."""
-    request = _asked(api_pb2.RunPodSandboxRequest, message)
+    request = _requested(api_pb2.RunPodSandboxRequest, message)
     if not request.HasField("config"):
         raise Unreadable("RunPodSandboxRequest without a config")
     return _pod(request.config, request.runtime_handler)
@@ -61,7 +61,7 @@ def read_container(message: bytes) -> tuple[ContainerInfo, PodInfo | None]:
     except DecodeError:
         pass
     if envs is None:
-        request = _asked(api_pb2.CreateContainerRequest, message)
+        request = _requested(api_pb2.CreateContainerRequest, message)
         raw = {entry.key: entry.value for entry in request.config.envs}
     if not request.pod_sandbox_id or not request.HasField("config"):
         raise Unreadable("CreateContainerRequest without a pod's id or without a config")
@@ -81,7 +81,7 @@ def read_container(message: bytes) -> tuple[ContainerInfo, PodInfo | None]:
 
 def read_id(message: bytes) -> str:
     """Read the id in field 1 of a request or response of any other method. Raises Unreadable, also if it is empty."""
-    found = _asked(api_pb2.Identified, message).id
+    found = _requested(api_pb2.Identified, message).id
     if not found:
         raise Unreadable(_WITHOUT_ID)
     return found
@@ -89,7 +89,7 @@ def read_id(message: bytes) -> str:
 
 def read_update(message: bytes) -> tuple[str, Resources | None, dict[str, str]]:
     """Read an UpdateContainerResourcesRequest: id, Linux resources, annotations. Raises Unreadable."""
-    request = _asked(api_pb2.UpdateContainerResourcesRequest, message)
+    request = _requested(api_pb2.UpdateContainerResourcesRequest, message)
     if not request.container_id:
         raise Unreadable(_WITHOUT_ID)
     resources = resources_of(request.linux) if request.HasField("linux") else None
@@ -98,14 +98,14 @@ def read_update(message: bytes) -> tuple[str, Resources | None, dict[str, str]]:
 
 def read_pod_update(message: bytes) -> tuple[Resources | None, Resources | None]:
     """Read an UpdatePodSandboxResourcesRequest: the pod's overhead and its resources. Raises Unreadable."""
-    request = _asked(api_pb2.UpdatePodSandboxResourcesRequest, message)
+    request = _requested(api_pb2.UpdatePodSandboxResourcesRequest, message)
     return (
         resources_of(request.overhead) if request.HasField("overhead") else None,
         resources_of(request.resources) if request.HasField("resources") else None,
     )
 
 
-def _asked(kind: type[_M], message: bytes) -> _M:
+def _requested(kind: type[_M], message: bytes) -> _M:
     """Parse a request. Raises Unreadable, also above FIELDS_LIMIT."""
     if len(message) > SHORT_BYTES:
         try:

@@ -87,14 +87,14 @@ class Backend:
 
     async def info(self) -> bytes:
         """Raises BackendError."""
-        _, body = await self._ask("GET /info", "/info", self._seconds, REPLY_LIMIT)
+        _, body = await self._query("GET /info", "/info", self._seconds, REPLY_LIMIT)
         return body
 
     async def pods_containers(self) -> list[tuple[str, str]]:
         """List all pods' sandboxes and containers, running or not, as (full id, type label). Raises BackendError."""
         route = "GET /containers/json"
         path = f"/containers/json?all=1&filters={_filters(label=[TYPE_LABEL])}"
-        _, body = await self._ask(route, path, self._seconds, LIST_LIMIT)
+        _, body = await self._query(route, path, self._seconds, LIST_LIMIT)
         try:
             return [(str(row["Id"]), str(row["Labels"][TYPE_LABEL])) async for row in _rows(body.decode())]
         except (ValueError, RecursionError, TypeError, KeyError, IndexError):
@@ -106,7 +106,7 @@ class Backend:
         route = "POST /containers/{}/update"
         if seconds <= 0:
             raise _late(route, seconds)
-        await self._ask(route, f"/containers/{_quoted(container_id)}/update", seconds, REPLY_LIMIT, body)
+        await self._query(route, f"/containers/{_quoted(container_id)}/update", seconds, REPLY_LIMIT, body)
 
     @asynccontextmanager
     async def events(self, actions: Collection[str], since_ns: int) -> AsyncIterator[AsyncIterator[Event]]:
@@ -139,10 +139,10 @@ class Backend:
 
     async def _find(self, template: str, name: str) -> bytes | None:
         route, path = f"GET {template}", template.format(_quoted(name))
-        status, body = await self._ask(route, path, self._seconds, REPLY_LIMIT, accepted=_ABSENT)
+        status, body = await self._query(route, path, self._seconds, REPLY_LIMIT, accepted=_ABSENT)
         return body if status == 200 else None
 
-    async def _ask(
+    async def _query(
         self,
         route: str,
         path: str,

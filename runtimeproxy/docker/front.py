@@ -244,11 +244,11 @@ class DockerConnection(Connection):
         try:
             backend = dial_now(self._front.backend_endpoint)
         except OSError as error:
-            self._front.tell_away(error)
+            self._front.report_unavailable(error)
             return False
         if backend is None:
             return False
-        self._front.tell_reached()
+        self._front.report_reached()
         self.replace_backend(backend)
         return True
 

@@ -97,7 +97,7 @@ class CallTimes:
     outcome: str = ""
     turn: float = 0.0
     hooks: float = 0.0
-    asking: float = 0.0
+    querying: float = 0.0
     post: float = 0.0
     id: str = ""
 

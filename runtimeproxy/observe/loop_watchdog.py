@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 STALL_SECONDS = 0.2
 LOOK_SECONDS = 0.04
 """Seconds between two looks: with the limit below 0.25 s, with some ms of tolerance for a thread that is late."""
-FRAMES_TOLD = 16
+FRAMES_LOGGED = 16
 
 
 class Stall(NamedTuple):
@@ -88,7 +88,7 @@ class LoopWatchdog:
 
     def _place(self) -> str:
         frame, places = self._frame(), list[str]()
-        while frame is not None and frame is not self._resting and len(places) < FRAMES_TOLD:
+        while frame is not None and frame is not self._resting and len(places) < FRAMES_LOGGED:
             places.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
             frame = frame.f_back
         return " < ".join(places)

@@ -112,7 +112,7 @@ class Metrics:
     def parts(self, times: CallTimes) -> tuple[float, ...]:
         """Return the seconds of a call up to now, or to its end, by events.PARTS."""
         end = self.clock() if times.done is None else times.done
-        runtime = times.asking
+        runtime = times.querying
         if times.released is not None:
             runtime += (end if times.answered is None else times.answered) - times.released
         own = end - times.held - times.turn - times.hooks - runtime - times.post

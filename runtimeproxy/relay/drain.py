@@ -85,10 +85,10 @@ class Drain:
         """Drain for ``seconds`` at most, and no longer than until ``at_once`` is set; return why it ended."""
         began = self._loop.time()
         left = self._look(refusing=False)
-        log.info("draining for at most %s s; waiting for %s", seconds, self._told(left) or "nothing")
+        log.info("draining for at most %s s; waiting for %s", seconds, self._reported(left) or "nothing")
         reason = await self._wait(began, began + seconds, at_once)
         left = self._look(refusing=True)
-        counts = self._told(left)
+        counts = self._reported(left)
         cut_off = f"; cut off are {counts}" if counts else ""
         log.info("drained in %.2f s: %s%s", self._loop.time() - began, reason, cut_off)
         for connection in tuple(self._connections):
@@ -120,7 +120,7 @@ class Drain:
             connection.drain(refusing)
         return total(connection.unfinished() for connection in self._connections)
 
-    def _told(self, left: Unfinished) -> str:
+    def _reported(self, left: Unfinished) -> str:
         """Return the counts that are not 0."""
         counts = {
             "calls": left.calls,

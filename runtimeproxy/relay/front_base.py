@@ -42,7 +42,7 @@ class FrontBase(ABC):
         """The read buffer of all connections: they share one event loop."""
         self.tasks = calls
         """What must end before the front does: the calls, and tasks added by ``keep``."""
-        self._told_away = False
+        self._reported_unavailable = False
 
     @abstractmethod
     def paired(self, client: socket.socket, backend: socket.socket) -> Drainable:
@@ -60,7 +60,7 @@ class FrontBase(ABC):
             backend = dial_now(self.backend_endpoint)
         except OSError as error:
             if error.errno not in SCARCE:
-                self.tell_away(error)
+                self.report_unavailable(error)
         else:
             if backend is not None:
                 backend.close()
@@ -112,12 +112,12 @@ class FrontBase(ABC):
 
     def away(self, client: socket.socket, error: OSError) -> None:
         """Log that the backend is away, and end the client."""
-        self.tell_away(error)
+        self.report_unavailable(error)
         self.unreachable(client)
 
-    def tell_away(self, error: OSError) -> None:
+    def report_unavailable(self, error: OSError) -> None:
         """Count and log that the backend cannot be reached."""
-        self._told_away = True
+        self._reported_unavailable = True
         self.metrics.count("backend_dial_failures")
         if error.errno not in SCARCE:
             self.metrics.events.runtime_lost("clients", "unreachable", why(error))
@@ -127,16 +127,16 @@ class FrontBase(ABC):
             why(error),
         )
 
-    def tell_reached(self) -> None:
+    def report_reached(self) -> None:
         """Log that the backend can be reached again, if it was logged to be away."""
-        if self._told_away:
-            self._told_away = False
+        if self._reported_unavailable:
+            self._reported_unavailable = False
             self.metrics.events.runtime_back("clients")
             log.info("container runtime at %s is reachable again", self.backend_endpoint, extra=UNLIMITED)
 
     def pair(self, client: socket.socket, backend: socket.socket) -> None:
         """Make a connection of a client and its backend."""
-        self.tell_reached()
+        self.report_reached()
         self.metrics.count("connections")
         self.connections.add(self.paired(client, backend))
 
@@ -182,7 +182,7 @@ class _Unpaired:
             self._front.connections.discard(self)
             self._front.pair(self._client, backend)
 
-    def _has_asked(self) -> bool:
+    def _has_requested(self) -> bool:
         """Return whether the client has sent anything, which is taken for part of a request."""
         try:
             return bool(self._client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
@@ -191,13 +191,13 @@ class _Unpaired:
 
     def drain(self, refusing: bool) -> None:
         """From ``refusing`` on stop reading if the client has sent nothing: later requests fail with EPIPE, unsent."""
-        if refusing and not self._shut and not self._has_asked():
+        if refusing and not self._shut and not self._has_requested():
             self._shut = True
             self._client.shutdown(socket.SHUT_RD)
 
     def unfinished(self) -> Unfinished:
         """Return one call if the client has sent anything: dialling ends in time, with an answer or a refusal."""
-        return Unfinished(calls=int(self._has_asked()))
+        return Unfinished(calls=int(self._has_requested()))
 
     def part(self) -> None:
         """Close: nothing was sent to the client."""

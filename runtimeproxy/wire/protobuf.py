@@ -106,8 +106,8 @@ def _walk(message: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple
             end = value_start + message[at + 1]
             number, wire_type = tag >> 3, LENGTH_DELIMITED
         else:
-            number, wire_type, behind_tag = _tag(message, at)
-            value_start, end = _span(message, number, wire_type, behind_tag)
+            number, wire_type, after_tag = _tag(message, at)
+            value_start, end = _span(message, number, wire_type, after_tag)
         if end > size:
             raise WireError("protobuf field that is cut short")
         yield number, wire_type, at, value_start, end

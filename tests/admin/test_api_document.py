@@ -20,7 +20,7 @@ from runtimeproxy.settings.options import Mode
 from tests.admin.proxy import Proxy
 from tests.admin.site import Site
 from tests.cli.admin_answers import CANNED, EVENTS
-from tests.fakes.exporting import ask, exporting
+from tests.fakes.exporting import exporting, fetch
 from tests.fakes.plugins import FAIL
 
 DOCUMENT: dict[str, Any] = yaml.safe_load(Path("docs/admin-api.yaml").read_text())
@@ -141,7 +141,7 @@ async def exporter(folder: Path, proxy: Proxy) -> AsyncIterator[Get]:
 
         async def get(target: str) -> tuple[int, str]:
             method, _, path = target.rpartition(" ")
-            head, _, body = (await ask(port, f"{method or 'GET'} {path} HTTP/1.0")).partition("\r\n\r\n")
+            head, _, body = (await fetch(port, f"{method or 'GET'} {path} HTTP/1.0")).partition("\r\n\r\n")
             return int(head.split()[1]), body
 
         yield get

@@ -13,7 +13,7 @@ import pytest
 from runtimeproxy.admin import exporter
 from runtimeproxy.admin.exporter import CONNECTIONS, FOLLOWERS, HEAD_BYTES, PAGES, PUBLIC, Exporter
 from runtimeproxy.admin.protocol import PART_BYTES, line
-from tests.fakes.exporting import END, FIGURES, GET_METRICS, METRICS, Answer, FakeProxy, ask, exporting, reply, sent
+from tests.fakes.exporting import END, FIGURES, GET_METRICS, METRICS, Answer, FakeProxy, exporting, fetch, reply, sent
 from tests.patience import SECONDS, until
 
 
@@ -65,7 +65,7 @@ async def test_page_is_the_answer_to_its_method(
 ) -> None:
     upstream.answer = answer
     async with exporting(upstream.path, everything=True) as port:
-        answered = await ask(port, f"GET {target} HTTP/1.1")
+        answered = await fetch(port, f"GET {target} HTTP/1.1")
     assert upstream.requests == [request_]
     assert answered.partition(" ")[2].startswith(status)
     assert body in answered
@@ -91,7 +91,7 @@ async def test_refused_requests_do_not_reach_the_proxy(
 ) -> None:
     caplog.set_level("INFO")
     async with exporting(upstream.path) as port:
-        answered = await ask(port, request_line)
+        answered = await fetch(port, request_line)
     assert answered.split()[1] == status
     assert ("Allow: GET\r\n" in answered) == (status == "405")
     assert ("the request cannot be read" in answered) == ("secret" in request_line and "?" not in request_line)
@@ -103,7 +103,7 @@ async def test_page_changes_nothing(upstream: FakeProxy) -> None:
     async with exporting(upstream.path, everything=True) as port:
         for path in PAGES:
             for method in ("POST", "PUT", "DELETE"):
-                assert (await ask(port, f"{method} {path} HTTP/1.1")).startswith("HTTP/1.1 405 ")
+                assert (await fetch(port, f"{method} {path} HTTP/1.1")).startswith("HTTP/1.1 405 ")
     assert not upstream.requests
 
 
@@ -138,10 +138,10 @@ async def test_fault_of_the_proxy_is_one_line(
     seconds = 0.05 if status == 504 else SECONDS
     monkeypatch.setattr(Exporter._call, "__defaults__", (seconds,))
     async with exporting(upstream.path) as port:
-        answered = await ask(port, GET_METRICS)
+        answered = await fetch(port, GET_METRICS)
         upstream.answer = reply()
         monkeypatch.setattr(Exporter._call, "__defaults__", (SECONDS,))
-        assert FIGURES in await ask(port, GET_METRICS)
+        assert FIGURES in await fetch(port, GET_METRICS)
     assert answered.startswith(f"HTTP/1.1 {status} ")
     assert error_text(answered).startswith(f"the proxy at {upstream.path}: {why}")
     assert [record.levelname for record in caplog.records if record.exc_info] == []
@@ -154,7 +154,7 @@ async def test_hanging_proxy_fails_health_checks(
     monkeypatch.setattr(exporter, "HEALTH_SECONDS", 0.05)
     upstream.answer = hang_after()
     async with exporting(upstream.path) as port:
-        answered = await ask(port, f"GET {path} HTTP/1.1")
+        answered = await fetch(port, f"GET {path} HTTP/1.1")
     assert answered.startswith("HTTP/1.1 503 ")
     assert "[-]loop failed: the proxy did not answer within 0.05 s: its event loop hangs\n" in answered
 
@@ -166,7 +166,7 @@ async def test_failed_connection_to_the_proxy_is_reported(tmp_path: Path, exists
         with socket.socket(socket.AF_UNIX) as unused:
             unused.bind(str(path))
     async with exporting(path) as port:
-        answered = await ask(port, GET_METRICS)
+        answered = await fetch(port, GET_METRICS)
     assert answered.startswith("HTTP/1.1 502 ")
     do = "does the proxy run with this endpoint, and is this user in the group of --metrics-group?"
     assert f"{why}: {do}" in answered
@@ -177,7 +177,7 @@ async def test_fault_and_recovery_are_logged_once(upstream: FakeProxy, caplog: p
     async with exporting(upstream.path) as port:
         for answer in (sent(), sent(), reply(), reply()):
             upstream.answer = answer
-            await ask(port, GET_METRICS)
+            await fetch(port, GET_METRICS)
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
@@ -196,7 +196,7 @@ def numbers(answered: str) -> list[int]:
 async def test_events_of_all_parts_are_lines(upstream: FakeProxy) -> None:
     upstream.answer = sent(events(), events(1, 2), line(id=1, part={}), events(3), END)
     async with exporting(upstream.path, everything=True) as port:
-        answered = await ask(port, "GET /events?since=7&limit=9&hookServer=a&kind=edited&pod=b&follow=0 HTTP/1.1")
+        answered = await fetch(port, "GET /events?since=7&limit=9&hookServer=a&kind=edited&pod=b&follow=0 HTTP/1.1")
     params = {"since": 7, "limit": 9, "hookServer": "a", "kind": "edited", "pod": "b", "follow": False}
     assert upstream.requests == [("events", params)]
     assert numbers(answered) == [1, 2, 3]
@@ -216,7 +216,7 @@ WITHIN_EVENTS = {
 async def test_fault_within_events_aborts_the_answer(upstream: FakeProxy, fault: str) -> None:
     upstream.answer = WITHIN_EVENTS[fault]
     async with exporting(upstream.path, everything=True) as port:
-        answered = await ask(port, "GET /events HTTP/1.1")
+        answered = await fetch(port, "GET /events HTTP/1.1")
     assert answered.startswith("HTTP/1.1 200 ")
     assert not answered.endswith("\r\n0\r\n\r\n")
 
@@ -270,11 +270,11 @@ async def test_followers_have_a_limit_until_one_leaves(upstream: FakeProxy) -> N
         for _ in range(FOLLOWERS):
             reader, writer = await stack.enter_async_context(connected(port, FOLLOW))
             await reader.readuntil(b'{"number":1}\n')
-        assert (await ask(port, "GET /events?follow=true HTTP/1.1")).startswith("HTTP/1.1 503 ")
+        assert (await fetch(port, "GET /events?follow=true HTTP/1.1")).startswith("HTTP/1.1 503 ")
         upstream.answer = sent(events(1), END)
-        assert numbers(await ask(port, "GET /events HTTP/1.1")) == [1]
+        assert numbers(await fetch(port, "GET /events HTTP/1.1")) == [1]
         writer.close()
-        while (answered := await ask(port, "GET /events?follow HTTP/1.1")).startswith("HTTP/1.1 503 "):
+        while (answered := await fetch(port, "GET /events?follow HTTP/1.1")).startswith("HTTP/1.1 503 "):
             pass
         assert numbers(answered) == [1]
 

@@ -16,7 +16,7 @@ import trustme
 from runtimeproxy.admin import exporter
 from runtimeproxy.admin.exporter import Place, Tls, TlsFiles
 from runtimeproxy.errors import ConfigError
-from tests.fakes.exporting import FIGURES, GET_METRICS, FakeProxy, ask, exporting, reply
+from tests.fakes.exporting import FIGURES, GET_METRICS, FakeProxy, exporting, fetch, reply
 from tests.patience import SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -71,8 +71,8 @@ async def test_client_without_certificate_gets_nothing(
     async with exporting(upstream.path, Tls(authority.files)) as port:
         answered = ""
         with suppress(OSError):
-            answered = await ask(port, GET_METRICS, STRANGERS[stranger](authority))
-        assert FIGURES in await ask(port, GET_METRICS, authority.client())
+            answered = await fetch(port, GET_METRICS, STRANGERS[stranger](authority))
+        assert FIGURES in await fetch(port, GET_METRICS, authority.client())
     assert not answered
     assert len(upstream.requests) == 1
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.admin.health import CHECKS, DEGRADED, FAILED, OK, PATIENCE_SECONDS, STALL_TOLD_SECONDS
+from runtimeproxy.admin.health import CHECKS, DEGRADED, FAILED, OK, PATIENCE_SECONDS, STALL_REPORTED_SECONDS
 from runtimeproxy.observe.loop_watchdog import Stall
 from runtimeproxy.plugins.disabling import Disabled
 from runtimeproxy.plugins.reach import Absence
@@ -49,7 +49,7 @@ SHOWN: list[tuple[State, str, str]] = [
     ),
     ({"manager.rejected": dict.fromkeys("abcdefg", "")}, "invalid_files", "rejected: a, b, c, d, e and 2 more"),
     ({"sync.filling": True}, "store", "the runtime's pods and containers are still being read"),
-    ({"watchdog.last_stall": Stall(NOW - STALL_TOLD_SECONDS, 0.7213)}, "loop", "it hung for 0.72 s, 60 s ago"),
+    ({"watchdog.last_stall": Stall(NOW - STALL_REPORTED_SECONDS, 0.7213)}, "loop", "it hung for 0.72 s, 60 s ago"),
 ]
 
 
@@ -77,7 +77,7 @@ def test_fault_is_shown_by_its_own_check_alone(state: State, name: str, reason: 
     assert all(not check["reason"] for check in found if check["state"] == OK)
 
 
-@pytest.mark.parametrize("state", [{}, {"watchdog.last_stall": Stall(NOW - STALL_TOLD_SECONDS - 1, 0.3)}])
+@pytest.mark.parametrize("state", [{}, {"watchdog.last_stall": Stall(NOW - STALL_REPORTED_SECONDS - 1, 0.3)}])
 def test_checks_are_ok_without_a_fault(state: State) -> None:
     assert all(check["state"] == OK for check in checks(state))
 

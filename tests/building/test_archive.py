@@ -47,18 +47,18 @@ def test_archive_is_unpacked_and_runs_where_there_are_only_sh_and_tar(release: P
     script = f"cd '{place}' && tar -xzf {file} && runtimeproxy-{VERSION}/bin/runtimeproxy version -o json"
     shared = Path(os.path.commonpath([release, tmp_path]))
     rows = json.loads(said(*inside(tree, tmp_path / "work", shared), "sh", "-c", script))
-    told = {row["name"]: row["version"] for row in rows}
+    reported = {row["name"]: row["version"] for row in rows}
     commit = subprocess.run(
         ["git", "-c", "safe.directory=*", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, check=True
     )
-    assert told.pop("commit") == f"{commit.stdout.decode().strip()}-dirty"
-    assert told.pop("date").endswith("Z")
-    assert (told.pop("runtimeproxy"), told.pop("python")[:5], told.pop("linux")) == (
+    assert reported.pop("commit") == f"{commit.stdout.decode().strip()}-dirty"
+    assert reported.pop("date").endswith("Z")
+    assert (reported.pop("runtimeproxy"), reported.pop("python")[:5], reported.pop("linux")) == (
         VERSION,
         "3.11.",
         os.uname().release,
     )
-    assert told == {name: PINS[name] for name in told}
+    assert reported == {name: PINS[name] for name in reported}
 
 
 def imported() -> set[str]:
@@ -183,11 +183,11 @@ def test_listener_watchdog_and_main_process_are_the_programs_own(archive: Path, 
             koord_runtimeproxy_endpoint=endpoint,
         )
         with proxy:
-            told: dict[str, int] = {}
-            while not {"READY=1", "WATCHDOG=1"} <= set(told):
+            reported: dict[str, int] = {}
+            while not {"READY=1", "WATCHDOG=1"} <= set(reported):
                 data, more, _, _ = notified.recvmsg(4096, socket.CMSG_SPACE(12))
-                told |= dict.fromkeys(data.decode().splitlines(), struct.unpack("3i", more[0][2])[0])
-            assert set(told.values()) == {proxy.pid}
+                reported |= dict.fromkeys(data.decode().splitlines(), struct.unpack("3i", more[0][2])[0])
+            assert set(reported.values()) == {proxy.pid}
         assert (tmp_path / "held.sock").exists()  # not the proxy's own, so it stays
 
 

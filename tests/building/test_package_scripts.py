@@ -43,7 +43,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 class Ran(NamedTuple):
     code: int
-    told: str
+    reported: str
     calls: list[str]
 
 
@@ -93,7 +93,7 @@ class Case(NamedTuple):
     arguments: str
     does: dict[str, str]
     code: int
-    told: str
+    reported: str
     calls: str
     """Calls in this order, with others between them; a word with "!" must not be called."""
 
@@ -168,9 +168,9 @@ def test_scripts(node: Node, case: Case) -> None:
     if case.arguments == "install":
         (node.root / "usr/lib/runtimeproxy/bin/python3").unlink()
     ran = node.run(case.script, case.arguments.split(), case.does)
-    assert ran.code == case.code, ran.told
-    assert [words for words in case.told.split("|") if words not in ran.told] == []
-    assert ran.told or not case.told
+    assert ran.code == case.code, ran.reported
+    assert [words for words in case.reported.split("|") if words not in ran.reported] == []
+    assert ran.reported or not case.reported
     wanted = case.calls.split(";")
     made = iter(ran.calls)
     assert [call for call in wanted if call[0] != "!" and not any(line.startswith(call) for line in made)] == []
@@ -182,7 +182,7 @@ def test_without_systemd_nothing_is_asked_of_it(node: Node) -> None:
     for name, arguments in (("preinst", "upgrade 1"), ("postinst", "configure 1"), ("prerm", "remove")):
         ran = node.run(name, arguments.split(), {})
         assert (ran.code, [call for call in ran.calls if call.startswith("systemctl")]) == (0, [])
-        assert ("nothing was started" in ran.told) == (name == "postinst")
+        assert ("nothing was started" in ran.reported) == (name == "postinst")
 
 
 CONFIGURATIONS = [
@@ -208,8 +208,8 @@ def test_check_needs_nothing_but_python(node: Node, text: str, flags: list[str],
         python = f'exec {sys.executable} -S "$@"'  # without what is installed
         ran = node.run("preinst", ["upgrade", "1.0"], {"SYSTEMCTL": f"echo {process.pid}", "PYTHON": python})
         process.communicate()
-    assert (ran.code, [word for word in words.split("|") if word not in ran.told]) == (code, []), ran.told
-    assert (ran.told == "") == (code == 0)
+    assert (ran.code, [word for word in words.split("|") if word not in ran.reported]) == (code, []), ran.reported
+    assert (ran.reported == "") == (code == 0)
 
 
 OURS = ["cpuset.json", "10-cpuset-gpu.json", "all.json"]

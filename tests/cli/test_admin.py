@@ -54,19 +54,19 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "a"
 
 
-def ask(run: Run, command: str, path: Path | str) -> tuple[int, str, str]:
+def fetch(run: Run, command: str, path: Path | str) -> tuple[int, str, str]:
     return run("runtimeproxy", *shlex.split(command), f"--admin-endpoint={path}")
 
 
 def error(run: Run, command: str, path: Path | str) -> tuple[int, str]:
     """Return the exit code and the only line of a command that fails; where it is status, it is on stdout."""
-    code, out, err = ask(run, command, path)
+    code, out, err = fetch(run, command, path)
     assert (out + err).count("\n") == 1
     assert bool(out) == (command == "status")
     return code, (out + err).strip().removeprefix("runtimeproxy: error: ").removeprefix("no answer: ")
 
 
-def is_told(line: str, words: str) -> bool:
+def is_reported(line: str, words: str) -> bool:
     """Return whether a line has the words; that of status may be cut."""
     return line == words or (line.endswith("...") and words.startswith(line[:-3]))
 
@@ -74,7 +74,7 @@ def is_told(line: str, words: str) -> bool:
 @pytest.mark.parametrize("command", [command for command in COMMANDS if "-f" not in command])
 def test_command_is_answered(run: Run, path: Path, command: str) -> None:
     with serving(path, CANNED):
-        code, out, err = ask(run, command, path)
+        code, out, err = fetch(run, command, path)
     assert (code, err) == (0, "")
     assert out.isascii()
     assert "None" not in out
@@ -86,7 +86,7 @@ def test_proxy_that_fails_is_one_line(run: Run, path: Path, command: str, fault:
     with serving(path, CANNED, fault):
         code, line = error(run, command, path)
     assert code == 3
-    assert is_told(line, words.format(path))
+    assert is_reported(line, words.format(path))
     assert not [left for left in gc.get_objects() if type(left) is admin_client._Lines and left.sock.fileno() >= 0]
 
 
@@ -105,7 +105,7 @@ def test_no_proxy_is_one_line(
     with listening(path):
         code, line = error(run, command, path)
     assert code == 3
-    assert is_told(line, words.format(path))
+    assert is_reported(line, words.format(path))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_no_rights_is_one_line(
 
     monkeypatch.setattr(socket.socket, "connect", connect)
     code, line = error(run, command, path)
-    assert (code, is_told(line, f"run as root: permission denied: {path}")) == (3, True)
+    assert (code, is_reported(line, f"run as root: permission denied: {path}")) == (3, True)
 
 
 REFUSED = [("hook ls", status, code) for status, code in ((400, 2), (403, 1), (409, 1), (500, 1), (503, 3))]

@@ -65,9 +65,9 @@ async def test_container_that_ran_is_reported_once(
     """One whose state the runtime does not report may run until its remove; Docker's runs on without its sandbox."""
     core.plugins.add("a")
     await core.run(call(STOP_POD, lives))
-    assert core.plugins.told() == [END] * pod_stopped + [POD_END], "the containers first"
+    assert core.plugins.notified() == [END] * pod_stopped + [POD_END], "the containers first"
     await core.run(call(REMOVE, lives))
-    assert core.plugins.told().count(END) == removed
+    assert core.plugins.notified().count(END) == removed
     assert core.store.container("c1") is None
 
 
@@ -81,14 +81,14 @@ async def test_pod_that_nobody_stopped_is_reported_at_its_remove(
     removes = call(REMOVE_POD, lives)
     removes.removes_containers = together
     await core.run(removes)
-    assert core.plugins.told() == [END] * (removed and together) + [POD_END]
+    assert core.plugins.notified() == [END] * (removed and together) + [POD_END]
 
 
 async def test_pod_that_was_stopped_is_not_reported_again(core: Core) -> None:
     core.plugins.add("a")
     for operation in (STOP, STOP_POD, REMOVE_POD):
         await core.run(call(operation))
-    assert core.plugins.told() == [END, POD_END]
+    assert core.plugins.notified() == [END, POD_END]
 
 
 @pytest.mark.parametrize("stop", [{"runtime_seconds": 3.0}, {"reply": UNANSWERED, "fates": [UNANSWERED, GONE]}])
@@ -99,7 +99,7 @@ async def test_stop_that_ends_after_the_remove_is_not_reported_again(core: Core,
     await core.run(call(REMOVE_POD))
     await asyncio.sleep(5)
     await stops
-    assert core.plugins.told() == [POD_END]
+    assert core.plugins.notified() == [POD_END]
 
 
 async def test_end_of_a_removed_container_is_not_reported_again(core: Core) -> None:
@@ -107,7 +107,7 @@ async def test_end_of_a_removed_container_is_not_reported_again(core: Core) -> N
     core.plugins.add("a")
     await core.run(call(REMOVE))
     await ended(core)
-    assert core.plugins.told() == [END]
+    assert core.plugins.notified() == [END]
 
 
 @pytest.mark.parametrize("operation", [STOP_POD, REMOVE_POD])
@@ -124,7 +124,7 @@ async def test_pods_end_waits_for_the_runtimes_state(core: Core, operation: Oper
     core.store.commit(SUBJECT)
     core.lifecycle.state_read.set()
     await running
-    assert core.plugins.told() == [END] * (seconds < 10)
+    assert core.plugins.notified() == [END] * (seconds < 10)
     assert ends.steps[0] == (min(seconds, 10.0), "release")
 
 
@@ -144,7 +144,7 @@ async def test_silent_runtime_delays_an_end_for_the_budget_only(core: Core, oper
     core.plugins.add("a", points=("PostStopContainer",))
     ended = call(operation, NEVER_RAN, read_seconds=100, deadline=4.0)
     await core.run(ended)
-    assert core.plugins.told() == [END] * (operation is REMOVE)
+    assert core.plugins.notified() == [END] * (operation is REMOVE)
     assert dict(map(reversed, ended.steps))["answer"] <= 3.0  # type: ignore[arg-type]
 
 
@@ -155,7 +155,7 @@ async def test_end_is_reported_only_if_the_runtime_agreed(core: Core, operation:
     ends = call(operation, reply=reply)
     ends.removes_containers = True
     await core.run(ends)
-    assert core.plugins.told() == [END] * reply.agreed
+    assert core.plugins.notified() == [END] * reply.agreed
 
 
 async def test_end_is_repeated_for_plugins_that_do_not_know_it(core: Core) -> None:
@@ -163,13 +163,13 @@ async def test_end_is_repeated_for_plugins_that_do_not_know_it(core: Core) -> No
     failing = core.plugins.add("failing", Reason.ERROR_STATUS, points=("PostStopContainer",))
     await core.run(call(STOP))
     await core.run(call(STOP))
-    assert [name for name, _ in core.plugins.told()] == ["a", "failing", "failing"]
+    assert [name for name, _ in core.plugins.notified()] == ["a", "failing", "failing"]
     failing.behaviour = NOTHING
     core.plugins.add("late", points=("PostStopContainer",))
-    core.plugins.asked.clear()
+    core.plugins.queried.clear()
     await core.run(call(STOP_POD))
     await core.run(call(REMOVE))
-    assert [name for name, _ in core.plugins.told()] == ["failing", "late"]
+    assert [name for name, _ in core.plugins.notified()] == ["failing", "late"]
 
 
 async def test_end_of_a_skipped_pods_container_is_not_reported(core: Core) -> None:
@@ -180,7 +180,7 @@ async def test_end_of_a_skipped_pods_container_is_not_reported(core: Core) -> No
     await core.run(FakeCall(STOP_POD, Subject(skipped.pod), key="p1", lives=ENDED))
     await ended(core, skipped)
     await core.run(FakeCall(REMOVE, skipped, lives=ENDED))
-    assert core.plugins.told() == []
+    assert core.plugins.notified() == []
 
 
 async def test_pods_containers_are_reported_in_order(core: Core) -> None:
@@ -191,9 +191,9 @@ async def test_pods_containers_are_reported_in_order(core: Core) -> None:
         other = replace(CONTAINER, id=f"c{number}")
         core.store.commit(Subject(SUBJECT.pod, ContainerRecord(other, other)))
     await core.run(call(STOP_POD))
-    told = [asked.request.container for asked in core.plugins.asked if asked.plugin == "a"]
-    assert [container and container.id for container in told] == [*(f"c{number}" for number in range(1, 9)), None]
-    assert core.plugins.asked[-1].timeout_seconds == 2.0
+    notified = [queried.request.container for queried in core.plugins.queried if queried.plugin == "a"]
+    assert [container and container.id for container in notified] == [*(f"c{number}" for number in range(1, 9)), None]
+    assert core.plugins.queried[-1].timeout_seconds == 2.0
 
 
 @pytest.mark.parametrize("operation", [REMOVE, STOP_POD, REMOVE_POD])
@@ -203,9 +203,9 @@ async def test_end_owed_for_a_lost_answer_is_reported(core: Core, operation: Ope
     lost = call(operation, None if fate is GONE else ENDED, reply=UNANSWERED, fates=[UNANSWERED, fate])
     lost.removes_containers = True
     await core.run(lost)
-    assert core.plugins.told() == []
+    assert core.plugins.notified() == []
     await asyncio.sleep(1)
-    assert core.plugins.told() == [END] * (fate is GONE)
+    assert core.plugins.notified() == [END] * (fate is GONE)
 
 
 @pytest.mark.parametrize("after", [0.5, 1.1])
@@ -216,13 +216,13 @@ async def test_end_without_a_call_is_reported_in_turn(core: Core, after: float) 
     await asyncio.sleep(after)
     await asyncio.gather(ended(core), ended(core), starts)
     await core.run(call(STOP))
-    assert core.plugins.told() == [("a", "PostStartContainer"), END]
+    assert core.plugins.notified() == [("a", "PostStartContainer"), END]
     core.lifecycle.began_again("c1")
     await ended(core, None)
     await ended(core)
     await core.run(call(START))
     await core.run(call(STOP))
-    assert core.plugins.told().count(END) == 3, "once for each start"
+    assert core.plugins.notified().count(END) == 3, "once for each start"
 
 
 @pytest.mark.parametrize(("fate", "started"), [(DONE, True), (UNANSWERED, False)])
@@ -231,7 +231,7 @@ async def test_end_of_a_lost_start_is_reported_after_the_start(core: Core, fate:
     core.plugins.add("a", points=("PostStartContainer", "PostStopContainer"))
     await core.run(call(START, reply=UNANSWERED, fates=[UNANSWERED, fate]))
     await ended(core)
-    assert core.plugins.told() == [("a", "PostStartContainer")] * started + [END]
+    assert core.plugins.notified() == [("a", "PostStartContainer")] * started + [END]
 
 
 async def test_end_that_cannot_be_reported_is_an_internal_error(core: Core, caplog: Log) -> None:

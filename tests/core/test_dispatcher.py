@@ -84,8 +84,8 @@ async def test_each_plugin_sees_what_the_earlier_ones_changed(desk: Desk) -> Non
     desk.plugins.add("b")
     desk.plugins.add("c", SHARES)
     adjustment = await desk.before()
-    assert desk.plugins.told() == [("a", CREATE.name), ("b", CREATE.name), ("c", CREATE.name)]
-    first, second, third = (asked.request for asked in desk.plugins.asked)
+    assert desk.plugins.notified() == [("a", CREATE.name), ("b", CREATE.name), ("c", CREATE.name)]
+    first, second, third = (queried.request for queried in desk.plugins.queried)
     assert first is REQUEST
     assert second == third
     assert second.container is not None
@@ -128,7 +128,7 @@ async def test_call_is_refused_under_fail_or_by_a_refusal(desk: Desk, reason: Re
     with pytest.raises(HookError) as caught:
         await desk.before()
     assert (caught.value.plugin, caught.value.hook, caught.value.reason) == ("a", CREATE.name, reason)
-    assert desk.plugins.told() == [("a", CREATE.name)]
+    assert desk.plugins.notified() == [("a", CREATE.name)]
     assert desk.counted("a", reason) == (1, 0)
     assert desk.metrics.total("hook_refusals", hook_server="a") == (reason is Reason.REFUSED)
     assert desk.metrics.total("hook_fail_closed", hook_server="a", reason=reason.value) == (
@@ -165,7 +165,7 @@ async def test_policy_applies_when_the_budget_is_used_up(desk: Desk, policy: Fai
     desk.plugins.add("a", SHARES, policy=policy)
     with refused_under(policy, r"'a' at PreCreateContainer: deadline: .*--hook-budget"):
         assert await desk.before(seconds=0.0) is NO_ADJUSTMENT
-    assert desk.plugins.told() == []
+    assert desk.plugins.notified() == []
     assert desk.counted("a", Reason.DEADLINE) == (1, policy is IGNORE)
 
 
@@ -174,8 +174,10 @@ async def test_post_hooks_call_every_plugin_after_failures(desk: Desk) -> None:
     desk.plugins.add("b", Reason.REFUSED, policy=FAIL)
     desk.plugins.add("c", HookAnswer(envs={"": "not even checked"}))
     await desk.dispatcher.after("", STOPPED, REQUEST, desk.now + 10)
-    assert [(asked.plugin, asked.point) for asked in desk.plugins.asked] == [(name, STOPPED.name) for name in "abc"]
-    assert all(asked.request is REQUEST for asked in desk.plugins.asked)
+    assert [(queried.plugin, queried.point) for queried in desk.plugins.queried] == [
+        (name, STOPPED.name) for name in "abc"
+    ]
+    assert all(queried.request is REQUEST for queried in desk.plugins.queried)
     assert desk.counted("a", Reason.UNREACHABLE, STOPPED) == desk.counted("b", Reason.REFUSED, STOPPED) == (1, 0)
     assert desk.totals == (1, 2, 0)
 
@@ -206,7 +208,7 @@ async def test_next_plugin_sees_an_answer_without_its_bad_field(desk: Desk, capl
     desk.plugins.add("b")
     adjustment = await desk.before()
     assert (adjustment.envs, adjustment.resources) == (GPU, {"cpu_shares": 5})
-    seen = desk.plugins.asked[1].request.container
+    seen = desk.plugins.queried[1].request.container
     assert seen is not None
     assert (seen.envs, seen.resources) == ({"A": "1", **GPU}, Resources(cpu_shares=5))
     used = (
@@ -241,6 +243,6 @@ async def test_bad_field_refuses_the_call_each_time_under_fail(desk: Desk, caplo
         assert BAD_FIELD in str(raised.value)
         assert desk.counted("a", Reason.BAD_ANSWER) == (times, 0)
     assert desk.metrics.total("hook_bad_fields") == 7
-    assert [asked.plugin for asked in desk.plugins.asked] == ["a"] * 7, "and never opens the breaker"
+    assert [queried.plugin for queried in desk.plugins.queried] == ["a"] * 7, "and never opens the breaker"
     assert len(caplog.messages) == 7
     assert all(BAD_FIELD in line and line.endswith("(policy Fail), for n/web/main") for line in caplog.messages)

@@ -54,7 +54,9 @@ class Desk:
         attempt.send(None)
         return attempt
 
-    def ask(self, reason: Reason | None = None, *, point: HookPoint = CREATE, seconds: float = 10.0) -> Reason | None:
+    def run_hook(
+        self, reason: Reason | None = None, *, point: HookPoint = CREATE, seconds: float = 10.0
+    ) -> Reason | None:
         """Make an attempt with this result; return why it was not made, None if it was."""
         try:
             attempt = self.begin(point, seconds)
@@ -65,7 +67,7 @@ class Desk:
 
     def open(self) -> None:
         for _ in range(FAILURES_IN_A_ROW):
-            assert self.ask(Reason.DEADLINE) is None
+            assert self.run_hook(Reason.DEADLINE) is None
         assert self.plugin.breaker.state is BreakerState.OPEN
 
     @property
@@ -114,17 +116,17 @@ def test_deadline_counts_if_a_third_was_left(
     """
     desk = Desk(budget_seconds)
     for _ in range(FAILURES_IN_A_ROW):
-        assert desk.ask(reason, seconds=left) is None
+        assert desk.run_hook(reason, seconds=left) is None
     assert desk.plugin.breaker.state is state
 
 
 def test_server_gets_the_time_left_and_no_call_without_any(desk: Desk) -> None:
-    desk.ask(seconds=0.5)
+    desk.run_hook(seconds=0.5)
     assert desk.client.seconds == 0.5
-    desk.ask()
+    desk.run_hook()
     assert desk.client.seconds == desk.plugin.timeout_seconds
     for _ in range(2 * FAILURES_IN_A_ROW):
-        assert desk.ask(seconds=0) is Reason.DEADLINE
+        assert desk.run_hook(seconds=0) is Reason.DEADLINE
     assert (desk.plugin.breaker.state, desk.metrics.total("hook_calls")) == (BreakerState.CLOSED, 2)
 
 
@@ -148,15 +150,15 @@ def test_each_attempt_is_counted_by_its_result_and_time(desk: Desk, by: BaseExce
 
 
 def test_breaker_changes_are_logged_counted_and_events(desk: Desk, log: pytest.LogCaptureFixture) -> None:
-    desk.ask()
+    desk.run_hook()
     assert desk.gauge is None
     desk.open()
     assert (desk.gauge, desk.metrics.counted("hook_breaker_openings", hook_server="a")) == (1.0, 1)
     for _ in range(10):
-        assert desk.ask() is Reason.BREAKER_OPEN
+        assert desk.run_hook() is Reason.BREAKER_OPEN
     desk.now += OPEN_SECONDS
-    assert desk.ask() is None
-    assert desk.ask() is None
+    assert desk.run_hook() is None
+    assert desk.run_hook() is None
     assert (desk.gauge, desk.metrics.counted("hook_breaker_openings", hook_server="a")) == (0.0, 1)
     assert [(line.levelname, line.getMessage()) for line in log.records] == [
         ("WARNING", "hook server a keeps failing: calls suspended for 30 s"),
@@ -171,8 +173,8 @@ def test_breaker_changes_are_logged_counted_and_events(desk: Desk, log: pytest.L
 def test_refused_attempt_names_the_time_of_the_next_trial(desk: Desk) -> None:
     desk.open()
     desk.now += 18
-    told = r"'a' at PreCreateContainer: breaker_open: it keeps failing, .* tried again in 12 s"
-    with pytest.raises(HookError, match=told):
+    notified = r"'a' at PreCreateContainer: breaker_open: it keeps failing, .* tried again in 12 s"
+    with pytest.raises(HookError, match=notified):
         desk.begin(seconds=1)
     desk.now += 12
     first = desk.begin(seconds=1)
@@ -189,7 +191,7 @@ def test_cancelled_attempt_leaves_the_breaker(desk: Desk, error: type[BaseExcept
     for _ in range(3):
         end(desk.begin(seconds=1), error())
         assert desk.plugin.breaker.state is BreakerState.HALF_OPEN
-    assert desk.ask() is None
+    assert desk.run_hook() is None
     assert desk.plugin.breaker.state is BreakerState.CLOSED
 
 
@@ -202,12 +204,12 @@ def test_removed_plugin_is_not_logged(desk: Desk, log: pytest.LogCaptureFixture)
 def test_unserved_point_is_logged_once_and_not_called_again(desk: Desk, log: pytest.LogCaptureFixture) -> None:
     """However long that lasts (fault matrix H8 requires 30 s), and however many calls find it out at the same time."""
     first = desk.begin()
-    assert desk.ask(Reason.UNIMPLEMENTED) is None
+    assert desk.run_hook(Reason.UNIMPLEMENTED) is None
     end(first, HookError("a", CREATE.name, Reason.UNIMPLEMENTED))
     for _ in range(10):
         desk.now += 30
-        assert desk.ask() is Reason.UNIMPLEMENTED
-        assert desk.ask(point=START) is None
+        assert desk.run_hook() is Reason.UNIMPLEMENTED
+        assert desk.run_hook(point=START) is None
     assert log.messages == [
         "hook server a does not serve PreCreateContainer although its registration lists it: take it out of "
         "runtime-hooks, or update the server; it is called again after it reconnects"
@@ -218,12 +220,12 @@ def test_unserved_point_is_logged_once_and_not_called_again(desk: Desk, log: pyt
 
 @pytest.mark.parametrize("there", [Peer("socket", 2), Peer("another socket", 2), Peer("socket", 0), Peer(None, 0)])
 def test_unserved_point_is_called_again_after_reconnect(desk: Desk, log: pytest.LogCaptureFixture, there: Peer) -> None:
-    desk.ask(Reason.UNIMPLEMENTED)
-    assert desk.ask() is Reason.UNIMPLEMENTED
+    desk.run_hook(Reason.UNIMPLEMENTED)
+    assert desk.run_hook() is Reason.UNIMPLEMENTED
     desk.client.there = there
-    assert desk.ask() is None
+    assert desk.run_hook() is None
     desk.client.there = ONE_PEER
-    assert desk.ask() is Reason.UNIMPLEMENTED
+    assert desk.run_hook() is Reason.UNIMPLEMENTED
     assert len(log.records) == 1
 
 
@@ -232,17 +234,17 @@ def test_unserved_point_is_forgotten_with_the_server(desk: Desk, log: pytest.Log
     desk.client.there = Peer("another socket", 2)
     end(first, HookError("a", CREATE.name, Reason.UNIMPLEMENTED))
     assert log.records == []
-    assert desk.ask() is None
+    assert desk.run_hook() is None
 
 
 def test_unserved_point_is_called_where_no_connection_stays(desk: Desk, log: pytest.LogCaptureFixture) -> None:
     desk.client.there = Peer("socket", 0)
     for _ in range(3):
-        assert desk.ask(Reason.UNIMPLEMENTED) is None
+        assert desk.run_hook(Reason.UNIMPLEMENTED) is None
     assert len(log.records) == 1
 
 
 def test_disabled_plugin_is_not_called_by_an_earlier_call(desk: Desk) -> None:
     desk.client.abandoned = True
-    assert desk.ask(seconds=0) is Reason.DISABLED
+    assert desk.run_hook(seconds=0) is Reason.DISABLED
     assert desk.metrics.total("hook_calls") == 0

@@ -47,12 +47,12 @@ async def test_change_of_a_pre_hook_is_released(core: Core, point: HookPoint) ->
     core.plugins.add("a", SHARES, points=(point.name,), delay_seconds=0.5)
     call = call_for(point)
     assert await core.run(call) == ["prepare", "release", "answer"]
-    assert core.plugins.told() == [("a", point.name)]
+    assert core.plugins.notified() == [("a", point.name)]
     assert call.released_with is not None
     assert call.released_with[1].resources == {"cpu_shares": 2}
     assert call.changed_by is call.released_with[1]
     assert (moments(core.times), core.times.outcome) == ((0, 0.5, 1.5, 1.5), "agreed")
-    assert (core.times.hooks, core.times.asking, core.times.post) == (0.5, 0, 0)
+    assert (core.times.hooks, core.times.querying, core.times.post) == (0.5, 0, 0)
     changed = {"hook_server": "a", "field": "resources.cpu_shares"}
     assert core.metrics.counted("hook_fields_changed", **changed) == core.metrics.total("hook_fields_changed") == 1
     assert core.metrics.counted("calls", operation=point.operation.value, outcome="agreed") == 1
@@ -65,9 +65,9 @@ async def test_post_hook_is_called_before_the_reply_is_sent(core: Core, point: H
     await core.run(call)
     assert call.steps == [(0, "release"), (1.5, "answer")]
     assert call.released_with == (call.known, NO_ADJUSTMENT)
-    asked = core.plugins.asked[0]
-    assert (asked.point, asked.request.pod) == (point.name, POD)
-    assert asked.request.container == (CONTAINER if point.subject is SubjectKind.CONTAINER else None)
+    queried = core.plugins.queried[0]
+    assert (queried.point, queried.request.pod) == (point.name, POD)
+    assert queried.request.container == (CONTAINER if point.subject is SubjectKind.CONTAINER else None)
     assert moments(core.times) == (0, 0, 1, 1.5)
     assert (core.times.hooks, core.times.post) == (0, 0.5)
     assert all(record.effective.envs == {} for record in core.store.snapshot().containers)
@@ -92,7 +92,7 @@ async def test_call_released_by_its_front_is_not_held(core: Core, policy: Failur
     call = FakeCall(START, state=CallState.RELEASED)
     assert await core.run(call) == ["release", "answer"]
     assert call.changed_by is NO_ADJUSTMENT
-    assert core.plugins.told() == [("a", "PostStartContainer")]
+    assert core.plugins.notified() == [("a", "PostStartContainer")]
 
 
 async def test_unrecorded_calls_pass_without_plugins_and_waiters(core: Core) -> None:
@@ -129,7 +129,7 @@ async def test_pod_with_the_skip_label_is_never_handed_to_hook_servers(core: Cor
     core.plugins.add("a", policy=FAIL)
     pod = PodInfo(id="p1", labels={"skip": label})
     await core.run(FakeCall(START, Subject(PodRecord(pod, pod), SUBJECT.container)))
-    assert core.plugins.told() == ([] if skipped else [("a", "PreStartContainer"), ("a", "PostStartContainer")])
+    assert core.plugins.notified() == ([] if skipped else [("a", "PreStartContainer"), ("a", "PostStartContainer")])
     assert core.store.container("c1") is not None
 
 
@@ -140,17 +140,17 @@ READS = [
 ]
 
 
-@pytest.mark.parametrize(("point", "read", "asks", "told", "left"), READS)
+@pytest.mark.parametrize(("point", "read", "queries", "notified", "left"), READS)
 async def test_runtime_is_queried_only_for_a_plugin_of_the_call(
-    core: Core, point: str, read: Subject | None, asks: list[str], told: list[Any], left: tuple[int, int]
+    core: Core, point: str, read: Subject | None, queries: list[str], notified: list[Any], left: tuple[int, int]
 ) -> None:
     """Without one, a call passes without hooks if the runtime does not know the subject."""
     core.plugins.add("a", points=(point,), policy=FAIL)
     call = FakeCall(START, known=None, read=read)
-    assert await core.run(call) == [*asks, "release", "answer"]
+    assert await core.run(call) == [*queries, "release", "answer"]
     assert call.released_with is not None
     assert call.released_with[1] is NO_ADJUSTMENT
-    assert (core.plugins.told(), core.store.counts()) == (told, left)
+    assert (core.plugins.notified(), core.store.counts()) == (notified, left)
     assert core.metrics.total("hook_failures") == 0
 
 
@@ -238,8 +238,8 @@ async def test_rejected_extra_update_is_the_failure_of_the_owners(
     assert core.metrics.total("hook_failures") == 1
     assert core.fail_open() == (owner == "ignore")
     assert call.changed_by in (None, NO_ADJUSTMENT)
-    told = "the update before StartContainer of /web/main failed in the runtime; hook servers had set "
-    assert told + f"resources.cpu_shares ({owner})" in caplog.messages
+    notified = "the update before StartContainer of /web/main failed in the runtime; hook servers had set "
+    assert notified + f"resources.cpu_shares ({owner})" in caplog.messages
 
 
 @pytest.mark.parametrize("reply", [AGREED, Reply(agreed=False), UNANSWERED])
@@ -329,7 +329,7 @@ async def test_hanging_hook_server_leaves_time_to_later_ones(
     await core.run(FakeCall(START, deadline=deadline))
     if point == "PostStartContainer" and deadline is not None:
         seconds = [min(timeout, 5) for timeout in timeouts]  # nobody waits longer, yet all are called
-    given = [asked.timeout_seconds for asked in core.plugins.asked]
+    given = [queried.timeout_seconds for queried in core.plugins.queried]
     assert given == seconds
     assert core.times.released == (sum(given) if point == "PreStartContainer" else 0)
     assert core.metrics.total("hook_failures") == len(timeouts)
@@ -339,7 +339,9 @@ async def test_hanging_hook_server_leaves_time_to_later_ones(
 async def test_caller_without_time_has_post_hooks_only(core: Core, deadline: float) -> None:
     core.plugins.add("a", ENVS, delay_seconds=1)
     await core.run(FakeCall(START, deadline=deadline))
-    assert [(asked.point, asked.timeout_seconds) for asked in core.plugins.asked] == [("PostStartContainer", 2.0)]
+    assert [(queried.point, queried.timeout_seconds) for queried in core.plugins.queried] == [
+        ("PostStartContainer", 2.0)
+    ]
     assert core.times.released == 0
 
 
@@ -353,8 +355,8 @@ async def test_reading_the_subject_uses_the_same_budget(
     """It is cut off with the budget, in time for the runtime to answer."""
     core.plugins.add("a", timeout_seconds=100, points=AT_START)
     await core.run(FakeCall(START, known=None, read=read, read_seconds=seconds, deadline=deadline))
-    assert [asked.timeout_seconds for asked in core.plugins.asked] == timeouts
-    assert core.times.released == core.times.asking == released
+    assert [queried.timeout_seconds for queried in core.plugins.queried] == timeouts
+    assert core.times.released == core.times.querying == released
 
 
 async def test_hold_ends_a_second_after_its_budget_whatever_happens(core: Core) -> None:
@@ -414,13 +416,13 @@ async def test_calls_about_one_container_keep_their_order(core: Core) -> None:
 async def test_call_by_another_name_waits_for_its_turn_once_it_is_known(core: Core) -> None:
     core.plugins.add("a", delay_seconds=1, points=AT_UPDATE)
     first = core.start(FakeCall(UPDATE))
-    named, behind = (
+    named, following = (
         FakeCall(UPDATE, known=None, read=SUBJECT, read_seconds=0.25, key="name", whole_key="c1", prepares=False)
         for _ in range(2)
     )
-    await asyncio.gather(first, core.start(named), core.start(behind))
+    await asyncio.gather(first, core.start(named), core.start(following))
     assert named.steps[:2] == [(0, "read"), (2, "release")]
-    assert behind.steps[:2] == [(0.25, "read"), (3, "release")]
+    assert following.steps[:2] == [(0.25, "read"), (3, "release")]
 
 
 async def test_no_call_waits_for_another_calls_runtime_answer(core: Core) -> None:
@@ -432,7 +434,7 @@ async def test_no_call_waits_for_another_calls_runtime_answer(core: Core) -> Non
     await core.run(FakeCall(UPDATE))
     assert core.now == 2
     await slow
-    assert core.plugins.told() == [("a", "PreUpdateContainerResources"), ("a", "PostStopContainer")]
+    assert core.plugins.notified() == [("a", "PreUpdateContainerResources"), ("a", "PostStopContainer")]
     record = core.store.container("c1")
     assert record is not None
     assert record.effective.annotations == {"A": "1"}

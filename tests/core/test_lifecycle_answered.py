@@ -64,7 +64,7 @@ async def test_nothing_is_committed_unless_the_runtime_agreed(
     assert core.times.outcome == outcome
     assert core.metrics.counted("calls", operation=operation.value, outcome=outcome) == 1
     await asyncio.sleep(300)
-    assert core.plugins.told() == []
+    assert core.plugins.notified() == []
     assert core.store.snapshot() == before
 
 
@@ -90,9 +90,9 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("reply", [AGREED, UNANSWERED])
-@pytest.mark.parametrize(("error", "counter", "told"), FAULTS)
+@pytest.mark.parametrize(("error", "counter", "notified"), FAULTS)
 async def test_reply_is_sent_whatever_fails_after_it(
-    core: Core, error: Exception, counter: str, told: str, reply: Reply, caplog: Log
+    core: Core, error: Exception, counter: str, notified: str, reply: Reply, caplog: Log
 ) -> None:
     """Also if the outcome is found out later."""
     call = FakeCall(STOP, reply=reply, outcome_error=error, fates=[DONE])
@@ -100,7 +100,7 @@ async def test_reply_is_sent_whatever_fails_after_it(
     await asyncio.sleep(1)
     assert core.metrics.counted(counter, operation=STOP.value) == 1
     assert core.store.counts() == (0, 0)
-    assert told.format(STOP.value) in caplog.text
+    assert notified.format(STOP.value) in caplog.text
     assert CANARY not in caplog.text
 
 
@@ -113,7 +113,7 @@ async def test_answer_waits_at_most_half_of_the_callers_time(
     call = FakeCall(START, deadline=deadline)
     await core.run(call)
     assert (call.steps, call.over_at) == ([(0, "release"), (pytest.approx(answer), "answer")], over)
-    assert core.plugins.asked[0].timeout_seconds == 2.0
+    assert core.plugins.queried[0].timeout_seconds == 2.0
     assert core.failures("a", STARTED, Reason.DEADLINE) == (over == 3)
 
 
@@ -136,19 +136,19 @@ async def test_create_is_answered_after_its_commit(core: Core) -> None:
     held = core.start(FakeCall(CREATE))
     await asyncio.sleep(0.5)
     core.plugins.plugins.clear()
-    behind = FakeCall(CREATE, deadline=4.5)
+    following = FakeCall(CREATE, deadline=4.5)
     known: list[bool] = []
-    behind.told = lambda: known.append(core.store.container("c1") is not None)
-    await core.run(behind)
-    assert (behind.steps[-1], known) == ((4.0, "answer"), [True])
+    following.notified = lambda: known.append(core.store.container("c1") is not None)
+    await core.run(following)
+    assert (following.steps[-1], known) == ((4.0, "answer"), [True])
     await held
-    assert hook.asked
+    assert hook.queried
 
 
-@pytest.mark.parametrize("told", [False, True])
-async def test_commit_precedes_the_next_read(core: Core, told: bool) -> None:
+@pytest.mark.parametrize("notified", [False, True])
+async def test_commit_precedes_the_next_read(core: Core, notified: bool) -> None:
     """If no Post hook is called the answer goes first, but the commit follows before anything else is processed."""
-    if told:
+    if notified:
         core.plugins.add("a", points=(STARTED,))
     known: list[bool] = []
 
@@ -160,9 +160,9 @@ async def test_commit_precedes_the_next_read(core: Core, told: bool) -> None:
         asyncio.get_running_loop().call_soon(look)
 
     call = FakeCall(START)
-    call.told = answered
+    call.notified = answered
     await core.run(call)
-    assert known == [told, True]
+    assert known == [notified, True]
 
 
 async def test_time_of_post_hooks_begins_with_their_turn(core: Core) -> None:
@@ -172,42 +172,42 @@ async def test_time_of_post_hooks_begins_with_their_turn(core: Core) -> None:
     await asyncio.sleep(0.5)
     await core.run(FakeCall(STOP, deadline=60.0))
     await first
-    assert core.plugins.told() == [("a", STARTED), ("b", STOPPED)]
+    assert core.plugins.notified() == [("a", STARTED), ("b", STOPPED)]
 
 
 @pytest.mark.parametrize("deadline", [2.0, 0.0, -1.0])
 async def test_subject_for_post_hooks_is_read_in_the_holds_time(core: Core, deadline: float) -> None:
     core.plugins.add("a", points=(STOPPED,))
     await core.run(FakeCall(STOP, known=None, read=SUBJECT, read_seconds=0.9, deadline=deadline))
-    assert len(core.plugins.asked) == 1
+    assert len(core.plugins.queried) == 1
 
 
-async def told_of_stop(core: Core, pod_id: str = "p1") -> list[str]:
+async def called_for_stop(core: Core, pod_id: str = "p1") -> list[str]:
     """Stop a pod and return the names of the plugins that are called for it."""
-    core.plugins.asked.clear()
+    core.plugins.queried.clear()
     pod = replace(SUBJECT.pod.effective, id=pod_id)
     await core.run(FakeCall(STOP_POD, known=Subject(PodRecord(pod, pod)), key=pod_id))
-    return [asked.plugin for asked in core.plugins.asked]
+    return [queried.plugin for queried in core.plugins.queried]
 
 
 async def test_pod_stop_is_repeated_for_plugins_that_do_not_know_it(core: Core) -> None:
     core.plugins.add("a")
     failing = core.plugins.add("failing", Reason.ERROR_STATUS, points=(POD_STOPPED,))
-    assert await told_of_stop(core) == ["a", "failing"]
+    assert await called_for_stop(core) == ["a", "failing"]
     failing.behaviour = NOTHING
-    assert await told_of_stop(core) == ["failing"]
-    assert await told_of_stop(core) == []
+    assert await called_for_stop(core) == ["failing"]
+    assert await called_for_stop(core) == []
     core.plugins.add("late")
-    assert await told_of_stop(core) == ["late"]
+    assert await called_for_stop(core) == ["late"]
     await core.run(FakeCall(RUN_POD, known=POD_SUBJECT, key="new"))
-    assert await told_of_stop(core) == ["a", "failing", "late"], "a new pod has the id"
+    assert await called_for_stop(core) == ["a", "failing", "late"], "a new pod has the id"
 
 
 async def test_oldest_of_many_stopped_pods_may_be_reported_again(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "STOPPED", 1)
     core.plugins.add("a")
-    told = [bool(await told_of_stop(core, pod_id)) for pod_id in ("p1", "p2", "p2", "p1")]
-    assert told == [True, True, False, True]
+    notified = [bool(await called_for_stop(core, pod_id)) for pod_id in ("p1", "p2", "p2", "p1")]
+    assert notified == [True, True, False, True]
 
 
 HOOKED = replace(CONTAINER, envs={"A": CANARY}, resources=Resources(cpuset_cpus="77"))
@@ -220,22 +220,26 @@ def said(caplog: Log) -> list[str]:
     return [line.partition(" failed in the runtime; hook servers had set ")[2] for line in caplog.messages]
 
 
-@pytest.mark.parametrize(("reply", "told"), [(REFUSED, True), (AGREED, False), (UNANSWERED, False), (FAULTLESS, False)])
-async def test_fields_set_are_named_with_their_hook_servers(core: Core, reply: Reply, told: bool, caplog: Log) -> None:
+@pytest.mark.parametrize(
+    ("reply", "notified"), [(REFUSED, True), (AGREED, False), (UNANSWERED, False), (FAULTLESS, False)]
+)
+async def test_fields_set_are_named_with_their_hook_servers(
+    core: Core, reply: Reply, notified: bool, caplog: Log
+) -> None:
     core.plugins.add("a", HookAnswer(envs={"A": CANARY}))
     core.plugins.add("b", CPUS)
     await core.run(FakeCall(CREATE, reply=reply, fates=[UNANSWERED]))
-    assert said(caplog) == (["envs.A (a), resources.cpuset_cpus (b)"] if told else [])
-    assert not told or caplog.messages[0].startswith("CreateContainer of /web/main failed")
+    assert said(caplog) == (["envs.A (a), resources.cpuset_cpus (b)"] if notified else [])
+    assert not notified or caplog.messages[0].startswith("CreateContainer of /web/main failed")
 
 
-@pytest.mark.parametrize(("operation", "told"), [(START, [EARLIER]), (STOP, [])])
+@pytest.mark.parametrize(("operation", "notified"), [(START, [EARLIER]), (STOP, [])])
 async def test_failed_start_is_logged_with_the_creates_fields(
-    core: Core, operation: Operation, told: list[str], caplog: Log
+    core: Core, operation: Operation, notified: list[str], caplog: Log
 ) -> None:
     known = Subject(SUBJECT.pod, ContainerRecord(CONTAINER, HOOKED, (("cpuset_cpus", "b"),)))
     await core.run(FakeCall(operation, known, reply=REFUSED))
-    assert said(caplog) == told
+    assert said(caplog) == notified
 
 
 async def test_number_of_fields_in_a_log_line_is_bounded(core: Core, caplog: Log) -> None:
@@ -264,11 +268,11 @@ async def test_post_hook_is_called_after_lost_reply(
     key = "p1" if known is POD_SUBJECT else "c1"
     call = FakeCall(operation, known, key=key, reply=UNANSWERED, fates=[UNANSWERED, fate])
     await core.run(call)
-    assert (core.times.outcome, core.store.counts(), core.plugins.told()) == ("unsettled", before, [])
+    assert (core.times.outcome, core.store.counts(), core.plugins.notified()) == ("unsettled", before, [])
     await asyncio.sleep(1)
     assert core.store.counts() == left
     its_container = [("a", STOPPED)] if (operation, fate) == (STOP_POD, GONE) else []
-    assert core.plugins.told() == [*its_container, ("a", f"Post{operation.value}")]
+    assert core.plugins.notified() == [*its_container, ("a", f"Post{operation.value}")]
     assert [step for _, step in call.steps].count("answer") == 1
 
 
@@ -395,18 +399,18 @@ async def test_late_start_keeps_no_record_lost_since(core: Core) -> None:
     await core.run(FakeCall(START, reply=UNANSWERED, fates=[UNANSWERED, DONE]))
     await core.run(FakeCall(UPDATE, reply=UNANSWERED, runtime_seconds=0.2))
     await asyncio.sleep(300)
-    assert core.plugins.told() == [("a", STARTED)]
+    assert core.plugins.notified() == [("a", STARTED)]
     assert core.store.container("c1") is None
 
 
-@pytest.mark.parametrize(("operation", "told"), [(STOP, ["a"]), (START, ["a", "a"])])
-async def test_repeated_stop_is_reported_once(core: Core, operation: Operation, told: list[str]) -> None:
+@pytest.mark.parametrize(("operation", "notified"), [(STOP, ["a"]), (START, ["a", "a"])])
+async def test_repeated_stop_is_reported_once(core: Core, operation: Operation, notified: list[str]) -> None:
     core.plugins.add("a", points=(STOPPED, STARTED))
     await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE]))
     again = core.start(FakeCall(operation, runtime_seconds=0.2))
     await asyncio.sleep(300)
     assert again.done()
-    assert [name for name, _ in core.plugins.told()] == told
+    assert [name for name, _ in core.plugins.notified()] == notified
 
 
 @pytest.mark.parametrize("known", [None, SUBJECT], ids=["unknown", "after the end"])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Reply, Unreadable
-from runtimeproxy.core.open_calls import ASKED_AFTER_SECONDS, MOST_QUESTIONS, OpenCalls
+from runtimeproxy.core.open_calls import MOST_QUESTIONS, QUERIED_AFTER_SECONDS, OpenCalls
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.metrics import Metrics
@@ -53,7 +53,7 @@ def rig() -> Rig:
     return Rig()
 
 
-def asked(call: FakeCall) -> list[float]:
+def queried(call: FakeCall) -> list[float]:
     assert {name for _, name in call.steps} <= {"settle"}
     return [at for at, _ in call.steps]
 
@@ -63,24 +63,24 @@ UNKNOWN: list[Fates] = [[UNANSWERED], [BackendError("away")], [Unreadable("half 
 QUESTIONS: list[tuple[Fates, float, Sequence[float], str]] = [
     ([UNANSWERED, UNANSWERED, DONE], 0, [0.1, 0.4, 0.9], "agreed"),
     *[([DONE], 0, [0.1], "agreed"), ([GONE], 0, [0.1], "agreed"), ([NOT_DONE], 0, [0.1], "failed")],
-    *[(fates, 0, ASKED_AFTER_SECONDS, "given_up") for fates in UNKNOWN],
+    *[(fates, 0, QUERIED_AFTER_SECONDS, "given_up") for fates in UNKNOWN],
     *[(fates, 5, [0.1, 10, 30, 60, 125], "given_up") for fates in UNKNOWN],
 ]
 
 
-@pytest.mark.parametrize(("fates", "read_seconds", "asked_after", "result"), QUESTIONS)
+@pytest.mark.parametrize(("fates", "read_seconds", "queried_after", "result"), QUESTIONS)
 async def test_runtime_is_queried_ever_more_rarely_until_it_answers(
-    rig: Rig, fates: Fates, read_seconds: float, asked_after: Sequence[float], result: str
+    rig: Rig, fates: Fates, read_seconds: float, queried_after: Sequence[float], result: str
 ) -> None:
     """Most are finished within a second of their end; a slow runtime is not queried again immediately."""
     await asyncio.sleep(5)
     call = rig.add(*fates, read_seconds=read_seconds)
     assert rig.unsettled.calls() == [call]
     await asyncio.sleep(1000)
-    assert [round(at - 5, 6) for at in asked(call)] == list(asked_after)
+    assert [round(at - 5, 6) for at in queried(call)] == list(queried_after)
     assert [reply for _, _, reply in rig.finished] == (fates[-1:] if result == "agreed" else [])
     assert (rig.unsettled.calls(), rig.counted(result)) == ([], 1)
-    assert ASKED_AFTER_SECONDS[-1] > 119, "dockershim gives a stop up after 119 s"
+    assert QUERIED_AFTER_SECONDS[-1] > 119, "dockershim gives a stop up after 119 s"
 
 
 async def test_running_call_for_the_same_subject_is_first(rig: Rig) -> None:
@@ -91,7 +91,7 @@ async def test_running_call_for_the_same_subject_is_first(rig: Rig) -> None:
     assert [key for _, key, _ in rig.finished] == ["c2"]
     rig.unsettled.under_way.clear()  # it failed
     await asyncio.sleep(300)
-    assert (asked(call), asked(other)) == ([0.1, 0.4], [0.1])
+    assert (queried(call), queried(other)) == ([0.1, 0.4], [0.1])
     assert [key for _, key, _ in rig.finished] == ["c2", "c1"]
 
 
@@ -106,7 +106,7 @@ async def test_internal_error_ends_it_and_logs_no_value(rig: Rig, caplog: pytest
     call = rig.add(KeyError(CANARY))
     with caplog.at_level(logging.DEBUG):
         await asyncio.sleep(300)
-    assert (asked(call), rig.finished, rig.counted("failed")) == ([0.1], [], 1)
+    assert (queried(call), rig.finished, rig.counted("failed")) == ([0.1], [], 1)
     assert rig.metrics.counted("internal_errors", operation=STOP.value) == 1
     assert caplog.messages == ["internal error in settling StopContainer"]
 
@@ -124,16 +124,16 @@ async def test_later_answer_to_the_same_call_settles_it(
     rig.unsettled.answered(key, operation)
     assert len(rig.unsettled.calls()) == left
     await asyncio.sleep(300)
-    assert (len(asked(call)), len(rig.finished), rig.counted("repeated")) == (queries, left, 1 - left)
+    assert (len(queried(call)), len(rig.finished), rig.counted("repeated")) == (queries, left, 1 - left)
 
 
 async def test_few_queries_run_at_one_time(rig: Rig) -> None:
     calls = {f"c{number}": rig.add(DONE, key=f"c{number}", read_seconds=1) for number in range(11)}
     await asyncio.sleep(1.5)
-    settled = next(key for key, call in calls.items() if not asked(call))
+    settled = next(key for key, call in calls.items() if not queried(call))
     rig.unsettled.answered(settled, STOP)  # while its question waits
     await asyncio.sleep(300)
-    begun = sorted(at for call in calls.values() for at in asked(call))
+    begun = sorted(at for call in calls.values() for at in queried(call))
     assert [round(at, 6) for at in begun] == [0.1] * 4 + [1.1] * 4 + [2.1] * 2
     assert {key for _, key, _ in rig.finished} == calls.keys() - {settled}
 
@@ -143,7 +143,7 @@ async def test_oldest_of_too_many_is_abandoned() -> None:
     calls = [rig.add(DONE, key=f"c{number}") for number in range(5)]
     assert (rig.unsettled.calls(), rig.counted("given_up")) == (calls[2:], 2)
     await asyncio.sleep(300)
-    assert [len(asked(call)) for call in calls] == [0, 0, 1, 1, 1]
+    assert [len(queried(call)) for call in calls] == [0, 0, 1, 1, 1]
 
 
 async def test_creates_are_bounded_and_forgotten_when_answered() -> None:
@@ -184,5 +184,5 @@ async def test_nothing_is_left_or_accepted_after_the_stop(rig: Rig) -> None:
     assert (len(asyncio.all_tasks()), rig.unsettled.calls()) == (1, [])
     late = rig.add(DONE)
     await asyncio.sleep(300)
-    assert [len(asked(call)) for call in (finishing, slow, waiting, late)] == [1, 1, 0, 0]
+    assert [len(queried(call)) for call in (finishing, slow, waiting, late)] == [1, 1, 0, 0]
     assert (rig.finished, rig.counted("given_up")) == ([], 2)

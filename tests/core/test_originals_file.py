@@ -168,13 +168,13 @@ NO_FOLDER = "/dev/shm/no/such/a: No such file or directory: it is not written; s
 FOLDERS = [("/proc/a", 0, NOT_IN_MEMORY), ("/dev/shm/no/such/a", 1, NO_FOLDER)]
 
 
-@pytest.mark.parametrize(("path", "failures", "told"), FOLDERS)
-async def test_unusable_directory_is_logged_once(path: str, failures: int, told: str, caplog: Log) -> None:
+@pytest.mark.parametrize(("path", "failures", "notified"), FOLDERS)
+async def test_unusable_directory_is_logged_once(path: str, failures: int, notified: str, caplog: Log) -> None:
     caplog.set_level(logging.INFO)
     async with Process(Path(path)) as process:
         process.commit("c1")
         await asyncio.sleep(0.05)
-    assert caplog.messages == [told]
+    assert caplog.messages == [notified]
     assert process.failures("unusable") == process.metrics.total("originals_failures") == failures
 
 

@@ -73,7 +73,7 @@ def unwritten(file: File) -> str:
     return raised.value.reason
 
 
-def check_anew(file: File) -> None:
+def check_again(file: File) -> None:
     """Check that the next try finds nothing, and that what is written then is read."""
     assert loaded(file) == {}
     file.write({"new": some(7)})
@@ -114,7 +114,7 @@ def test_written_values_are_read(file: File) -> None:
 
 def test_empty_file_is_a_new_one(file: File) -> None:
     Path(file.path).touch()
-    check_anew(file)
+    check_again(file)
 
 
 def test_file_does_not_grow_over_lifecycles(file: File) -> None:
@@ -168,7 +168,7 @@ def test_broken_row_is_lost_alone(file: File, row: bytes) -> None:
     with open(file.path, "ab") as opened:
         opened.write(row)
     assert tried(file) == (BROKEN, SOME)
-    check_anew(file)
+    check_again(file)
 
 
 def of_sqlite(path: Path, owner: str, *rows: tuple[object, ...]) -> None:

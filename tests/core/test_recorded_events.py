@@ -62,11 +62,11 @@ class Recorded(Core):
         """Return the events without number and time, their fields as a mapping."""
         found = shown_of(self.metrics.events)
         assert CANARY not in str(found)
-        told = [{key: value for key, value in event.items() if key not in ("number", "time")} for event in found]
-        for event in told:
+        notified = [{key: value for key, value in event.items() if key not in ("number", "time")} for event in found]
+        for event in notified:
             if "fields" in event:
                 event["fields"] = {entry["field"]: entry["hookServer"] for entry in event["fields"]}
-        return told
+        return notified
 
 
 @pytest.fixture
@@ -90,8 +90,8 @@ async def test_edited_call_has_its_fields_with_owners_and_its_parts(core: Record
     core.plugins.add("a", ANSWER, delay_seconds=0.5)
     call = core.call()
     await core.run(call)
-    told = {"kind": "edited", "call": call.call_id, "operation": "CreateContainer", **NAMES}
-    assert core.events() == [{**told, "fields": EDITED, "seconds": seconds(0.25, hooks=0.5)}]
+    notified = {"kind": "edited", "call": call.call_id, "operation": "CreateContainer", **NAMES}
+    assert core.events() == [{**notified, "fields": EDITED, "seconds": seconds(0.25, hooks=0.5)}]
 
 
 @pytest.mark.parametrize("unused", [{"envs.B"}, {*EDITED}], ids=["one", "all"])
@@ -126,8 +126,8 @@ async def test_failing_hook_server_is_an_event_and_its_last_error(
     core.metrics.events.wall_clock = lambda: 7.5
     call = core.call()
     await core.run(call)
-    told = {"kind": kind, "call": call.call_id, "operation": "CreateContainer", "hookServer": "a", **AT_CREATE}
-    assert core.events() == [{**told, **NAMES, **more}]
+    notified = {"kind": kind, "call": call.call_id, "operation": "CreateContainer", "hookServer": "a", **AT_CREATE}
+    assert core.events() == [{**notified, **NAMES, **more}]
     (plugin,) = core.plugins.plugins
     last = plugin.last_error
     assert (last.time, last.hook, last.reason) == (7.5, "PreCreateContainer", more["reason"])
@@ -170,16 +170,16 @@ async def test_conflict_event_names_loser_and_winner(core: Recorded) -> None:
     core.plugins.add("b", CONTRADICTS)
     await core.run(core.call())
     conflict, edited = core.events()
-    told = {"kind": "conflict", "hookServer": "a", "fields": {"envs.B": "b"}, **AT_CREATE, **NAMES}
-    assert conflict == {**told, "call": edited["call"], "operation": "CreateContainer"}
+    notified = {"kind": "conflict", "hookServer": "a", "fields": {"envs.B": "b"}, **AT_CREATE, **NAMES}
+    assert conflict == {**notified, "call": edited["call"], "operation": "CreateContainer"}
     assert edited["fields"] == {**EDITED, "envs.B": "b"}
 
 
 async def test_event_of_a_failed_call_has_the_fields_set(core: Recorded) -> None:
     core.plugins.add("a", ANSWER)
     await core.run(core.call(reply=FAILED))
-    told = {"kind": "failed", "operation": "CreateContainer", "fields": EDITED, "seconds": seconds(0.25), **NAMES}
-    assert core.events() == [{**told, "call": core.times.id}]
+    notified = {"kind": "failed", "operation": "CreateContainer", "fields": EDITED, "seconds": seconds(0.25), **NAMES}
+    assert core.events() == [{**notified, "call": core.times.id}]
 
 
 NO_EVENT = [
@@ -308,7 +308,7 @@ async def test_runtime_is_lost_and_back_by_passes_that_fail(kind: BackendFailure
         await asyncio.sleep(10 * PASS_SECONDS)
     found = shown_of(rig.metrics.events)
     assert CANARY not in str(found)
-    told = [(event["kind"], event.get("reason")) for event in found]
+    notified = [(event["kind"], event.get("reason")) for event in found]
     around = kind is not BackendFailure.OTHER
     lost, back = [("runtime_lost", kind.value)] * around, [("runtime_back", None)] * around
-    assert told == [("sync", kind.value), *lost, ("sync", "complete"), *back]
+    assert notified == [("sync", kind.value), *lost, ("sync", "complete"), *back]

@@ -105,12 +105,12 @@ def test_container_that_changes_its_pod_is_in_the_new_one(store: Store) -> None:
 
 
 def test_pod_that_a_hook_moved_is_known_as_moved(store: Store) -> None:
-    asked = pod("p3")
-    moved = PodRecord(asked.original, replace(asked.effective, cgroup_parent="/elsewhere"))
+    queried = pod("p3")
+    moved = PodRecord(queried.original, replace(queried.effective, cgroup_parent="/elsewhere"))
     info, plain = PodInfo("p3", cgroup_parent="/kube"), PodInfo("p3")
     read = PodRecord(info, info, read=True)  # unknown whether its cgroup parent was changed
     known = [bool(store.changed_parents)]
-    for record in (moved, asked, read, PodRecord(plain, plain, read=True), moved):
+    for record in (moved, queried, read, PodRecord(plain, plain, read=True), moved):
         store.commit(Subject(record))
         known.append(bool(store.changed_parents))
     store.forget("p3")
@@ -182,11 +182,11 @@ def test_watch_notes_commits_drops_and_invalidations(store: Store) -> None:
     assert watch.invalidated == other.invalidated == {"p2", "nothing", "changed"}
 
 
-ASKED_POD = PodInfo("p9", "web", labels={"app": "web"}, cgroup_parent="/kube")
-HOOKED_POD = replace(ASKED_POD, labels={"app": "hooked"}, cgroup_parent="/else")
-ASKED = ContainerInfo("c9", "p9", "main", resources=Resources(cpu_quota=200))
-HOOKED = replace(ASKED, resources=Resources(cpu_quota=100))
-MOVED, SCALED = PodRecord(ASKED_POD, HOOKED_POD), ContainerRecord(ASKED, HOOKED, (("cpu_quota", "scaler"),))
+REQUESTED_POD = PodInfo("p9", "web", labels={"app": "web"}, cgroup_parent="/kube")
+HOOKED_POD = replace(REQUESTED_POD, labels={"app": "hooked"}, cgroup_parent="/else")
+REQUESTED = ContainerInfo("c9", "p9", "main", resources=Resources(cpu_quota=200))
+HOOKED = replace(REQUESTED, resources=Resources(cpu_quota=100))
+MOVED, SCALED = PodRecord(REQUESTED_POD, HOOKED_POD), ContainerRecord(REQUESTED, HOOKED, (("cpu_quota", "scaler"),))
 
 
 def kept(record: PodRecord | ContainerRecord) -> OriginalValues:
@@ -196,31 +196,31 @@ def kept(record: PodRecord | ContainerRecord) -> OriginalValues:
 
 
 @pytest.fixture
-def told() -> list[str]:
+def notified() -> list[str]:
     """Return the list of ids that the store below reports."""
     return []
 
 
 @pytest.fixture
-def hooked(told: list[str]) -> Store:
+def hooked(notified: list[str]) -> Store:
     """Return a Store with subjects in which hooks replaced something, and a container as the kubelet requested it."""
     store = Store()
-    store.on_change = told.append
-    plain = replace(ASKED, id="c8")
+    store.on_change = notified.append
+    plain = replace(REQUESTED, id="c8")
     store.commit(Subject(MOVED, SCALED))
     store.commit(Subject(MOVED, ContainerRecord(plain, plain)))
     return store
 
 
-def test_store_reports_records_that_hooks_changed(hooked: Store, told: list[str]) -> None:
-    assert told == ["c9", "p9"]
+def test_store_reports_records_that_hooks_changed(hooked: Store, notified: list[str]) -> None:
+    assert notified == ["c9", "p9"]
     assert (hooked.original_values("p9"), hooked.original_values("c9")) == (kept(MOVED), kept(SCALED))
     assert hooked.original_values("c8") is hooked.original_values("nobody") is None
     assert hooked.ids_of_originals() == set(), "it is in the records"
 
 
 CHANGES: list[tuple[Act, list[str]]] = [
-    (lambda store: store.commit(Subject(PodRecord(ASKED_POD, ASKED_POD))), ["p9"]),
+    (lambda store: store.commit(Subject(PodRecord(REQUESTED_POD, REQUESTED_POD))), ["p9"]),
     (lambda store: store.commit(Subject(MOVED, SCALED)), ["c9"]),
     (lambda store: store.commit(Subject(store.pod("p9"), store.container("c9"))), []),  # type: ignore[arg-type]
     (lambda store: store.tombstone("c9"), ["c9"]),
@@ -233,10 +233,10 @@ CHANGES: list[tuple[Act, list[str]]] = [
 
 
 @pytest.mark.parametrize(("change", "expected"), CHANGES)
-def test_store_reports_what_else_to_keep(hooked: Store, told: list[str], change: Act, expected: list[str]) -> None:
-    told.clear()
+def test_store_reports_what_else_to_keep(hooked: Store, notified: list[str], change: Act, expected: list[str]) -> None:
+    notified.clear()
     change(hooked)
-    assert told == expected
+    assert notified == expected
 
 
 def test_forgotten_record_is_restored_with_original_values(hooked: Store) -> None:
@@ -250,26 +250,26 @@ def test_forgotten_record_is_restored_with_original_values(hooked: Store) -> Non
     hooked.commit(Subject(pod, container))
     assert hooked.ids_of_originals() == set()
     assert hooked.changed_parents
-    assert hooked.read_pod(ASKED_POD) is hooked.pod("p9")
-    assert hooked.read_container(ASKED) is hooked.container("c9")
+    assert hooked.read_pod(REQUESTED_POD) is hooked.pod("p9")
+    assert hooked.read_container(REQUESTED) is hooked.container("c9")
 
 
 @pytest.mark.parametrize("earlier", [None, SCALED])
 @pytest.mark.parametrize("listens", [True, False])
 def test_originals_are_kept_without_a_record_unless_others_are(
-    told: list[str], earlier: ContainerRecord | None, listens: bool
+    notified: list[str], earlier: ContainerRecord | None, listens: bool
 ) -> None:
     store = Store()
-    store.on_change = told.append if listens else None
+    store.on_change = notified.append if listens else None
     if earlier is not None:
         store.keep({"c9": write(kept(earlier))})
     later = replace(SCALED, effective=replace(HOOKED, resources=Resources(cpu_quota=50)))
     store.keep_originals(later, 1)
     assert store.original_values("c9") == kept(earlier or later)
-    assert told == ["c9"] * (listens and earlier is None)
+    assert notified == ["c9"] * (listens and earlier is None)
 
 
-@pytest.mark.parametrize(("record", "released"), [(ContainerRecord(ASKED, ASKED), 9), (SCALED, 0)])
+@pytest.mark.parametrize(("record", "released"), [(ContainerRecord(REQUESTED, REQUESTED), 9), (SCALED, 0)])
 def test_no_originals_are_kept_of_what_no_hook_changed_or_is_gone(record: ContainerRecord, released: int) -> None:
     store = Store()
     store.tombstone("c9")
@@ -277,25 +277,25 @@ def test_no_originals_are_kept_of_what_no_hook_changed_or_is_gone(record: Contai
     assert store.ids_of_originals() == set()
 
 
-def test_kept_values_go_with_a_dropped_or_buried_record(hooked: Store, told: list[str]) -> None:
+def test_kept_values_go_with_a_dropped_or_buried_record(hooked: Store, notified: list[str]) -> None:
     for one in ("p9", "c9"):
         hooked.forget(one)
-    told.clear()
+    notified.clear()
     hooked.drop("c9")
     hooked.tombstone("p9")
-    assert (hooked.ids_of_originals(), told) == (set(), ["c9", "p9"])
+    assert (hooked.ids_of_originals(), notified) == (set(), ["c9", "p9"])
     read = hooked.read_container(HOOKED)
     assert (read, read.read) == (ContainerRecord(HOOKED, HOOKED), True)
 
 
-def test_earlier_process_kept_values_stay_until_the_record_is_known(told: list[str]) -> None:
+def test_earlier_process_kept_values_stay_until_the_record_is_known(notified: list[str]) -> None:
     store = Store()
     store.keep({"p9": write(kept(MOVED)), "c9": write(kept(SCALED)), "c8": b"broken"})
     assert (store.ids_of_originals(), store.original_values("c8")) == ({"p9", "c9", "c8"}, None)
     store.drop("c8")
     assert store.original_values("c9") == kept(SCALED)
     assert store.read_pod(HOOKED_POD) == MOVED
-    store.on_change = told.append
-    store.commit(Subject(PodRecord(ASKED_POD, ASKED_POD), store.read_container(HOOKED)))
+    store.on_change = notified.append
+    store.commit(Subject(PodRecord(REQUESTED_POD, REQUESTED_POD), store.read_container(HOOKED)))
     assert store.ids_of_originals() == set()
-    assert told == ["c9", "p9"], "of the pod there is nothing to keep any more"
+    assert notified == ["c9", "p9"], "of the pod there is nothing to keep any more"

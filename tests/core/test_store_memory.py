@@ -89,10 +89,10 @@ def fill(form: str) -> None:
             fields = numbered(container_template, each)
             if form == "cri":
                 fields["envs"] = read(fields)
-            asked = ContainerInfo(**fields, pod_id=pod.id, resources=resources)
-            changed = changed_envs(asked.envs, {"HOOK": f"{each}"})
-            hooked = replace(asked, envs=changed, resources=replace(resources, cpu_shares=2))
-            store.commit(Subject(owner, ContainerRecord(asked, hooked if each % 2 else asked)))
+            queried = ContainerInfo(**fields, pod_id=pod.id, resources=resources)
+            changed = changed_envs(queried.envs, {"HOOK": f"{each}"})
+            hooked = replace(queried, envs=changed, resources=replace(resources, cpu_shares=2))
+            store.commit(Subject(owner, ContainerRecord(queried, hooked if each % 2 else queried)))
     gc.collect()
     print(json.dumps([store.counts(), resident_bytes() - before]))
 

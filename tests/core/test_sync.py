@@ -94,7 +94,7 @@ async def test_nothing_is_read_before_the_runtime_is_available() -> None:
     await rig.sync.stop()  # before it has started
     rig.sync.start()
     await asyncio.sleep(1000)
-    assert rig.state.asked == []
+    assert rig.state.queried == []
     rig.sync.soon()
     await asyncio.sleep(0.1)
     assert rig.known == {"p1"}
@@ -120,7 +120,7 @@ async def test_pass_is_made_every_minute_and_logged_if_it_reads(caplog: Log) -> 
 async def test_nothing_is_read_but_swept_without_a_hook_server() -> None:
     async with Synced("p1", "c1", hooked=False).running() as rig:
         await asyncio.sleep(1000)
-        assert rig.state.asked == [], "nothing is known"
+        assert rig.state.queried == [], "nothing is known"
         rig.store.commit(container("c2", "p2"))
         await asyncio.sleep(SOONEST_SECONDS)
         assert (rig.known, rig.state.reads) == (set(), [])
@@ -170,7 +170,7 @@ async def test_full_node_is_read_in_5_s_during_a_held_call() -> None:
         assert rig.store.counts() == (pods, containers)
         assert not held.done()
     assert rig.state.at_once["container"] == READERS
-    at = [at for at, name in rig.state.asked if name != LIST]
+    at = [at for at, name in rig.state.queried if name != LIST]
     assert at[0] > 0
     assert at[-1] > 1.5 * (pods + containers) / READERS * rig.state.read_seconds, "each of them waits"
     await held
@@ -320,7 +320,7 @@ async def test_unavailable_runtime_is_tried_up_to_once_a_second(error: BackendEr
     rig = Synced("p1", "c1")
     async with rig.running():
         for times in (1, 2):
-            rig.state.asked.clear()
+            rig.state.queried.clear()
             rig.state.errors[LIST] = error
             rig.sync.soon()
             await asyncio.sleep(5)
@@ -440,7 +440,7 @@ async def test_failing_list_is_retried_up_to_once_a_minute(error: Exception, cap
     rig = Synced("p1")
     async with rig.running():
         for times in (1, 2):
-            rig.state.asked.clear()
+            rig.state.queried.clear()
             rig.state.errors[LIST] = error
             rig.sync.soon()
             await asyncio.sleep(10 * PASS_SECONDS)

@@ -107,12 +107,12 @@ def data_units(body: bytes, sizes: Iterable[int], pad: int | None, end: bool) ->
 @dataclass(frozen=True)
 class Call:
     method: Method
-    asked: tuple[Unit, ...]
+    queried: tuple[Unit, ...]
     answered: tuple[Unit, ...]
 
 
-def plain_call(method: Method, asked: bytes, answered: bytes) -> Call:
-    request_units = header_unit(request(method.path)), *data_units(grpc(asked), (), None, True)
+def plain_call(method: Method, queried: bytes, answered: bytes) -> Call:
+    request_units = header_unit(request(method.path)), *data_units(grpc(queried), (), None, True)
     return Call(
         method,
         request_units,
@@ -193,7 +193,7 @@ class Conversation:
 
     @cached_property
     def sent(self) -> bytes:
-        queues = [_on(0, self.pings[0]), *(_on(stream, call.asked) for stream, call in self.streams.items())]
+        queues = [_on(0, self.pings[0]), *(_on(stream, call.queried) for stream, call in self.streams.items())]
         return b"".join(unit for _, unit in mixed(queues, self.orders[0], in_turn=True))
 
     @cached_property
@@ -244,7 +244,7 @@ WAIT_SECONDS = 5.0
 ROOM = Settings(((0x4, 2**24),)).wire() + Credit(0, 2**30).wire()
 """Flow-control windows large enough for all that is sent."""
 ACK = Ack().wire()
-ASKED, ANSWERED = Headers(1, peer.VERSION, end=True).wire(), Headers(1, REPLY, end=True).wire()
+REQUESTED, ANSWERED = Headers(1, peer.VERSION, end=True).wire(), Headers(1, REPLY, end=True).wire()
 
 
 class Core:
@@ -274,7 +274,7 @@ class Core:
         play = RunningPlay(self)
         play.client.sends(peer.PREFACE + ROOM)
         play.runtime.sends(ROOM + ACK)
-        play.client.sends(ACK + ASKED)
+        play.client.sends(ACK + REQUESTED)
         play.runtime.sends(ANSWERED)
         play.client.got_bytes()
         play.runtime.got_bytes()

@@ -53,7 +53,7 @@ def test_each_method_passes(behaviour: HookAnswer | None) -> None:
         stage = talk.Stage(talk.Conversation(each, orders=([4, 2, 3, 1, 0] * 20, [3, 0, 2, 4, 1] * 20)), core)
         stage.run([(who, 1_000, 0.0) for who in "crc" * 10])
         stage.check()
-    assert bool(core.node.plugins.asked) == bool(behaviour)
+    assert bool(core.node.plugins.queried) == bool(behaviour)
 
 
 def messages_of(name: str) -> tuple[bytes, bytes]:

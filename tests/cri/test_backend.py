@@ -26,7 +26,7 @@ from tests.fakes.shapes import NO_VERBOSE, SHAPES, Shape
 Code = grpc.StatusCode
 UPDATE = messages.update_request("c1", {"cpu_shares": 7}, None)
 
-ASKS: dict[str, Callable[[Backend], Awaitable[object]]] = {
+QUERIES: dict[str, Callable[[Backend], Awaitable[object]]] = {
     "ListPodSandbox": lambda backend: backend.pods("v1"),
     "ListContainers": lambda backend: backend.containers("v1"),
     "PodSandboxStatus": lambda backend: backend.pod("v1", "p1"),
@@ -115,8 +115,8 @@ async def test_states_need_no_verbose_status(runtime: FakeRuntime, backend: Back
     # A stop of the pod ends its container.
     assert await backend.pod_state(version, pod_id) == api_pb2.SANDBOX_NOTREADY
     assert await backend.container_state(version, container_id) == api_pb2.CONTAINER_EXITED
-    [asked, _] = runtime.requests("PodSandboxStatus")
-    assert not cri.PodSandboxStatusRequest.FromString(asked.message).verbose
+    [queried, _] = runtime.requests("PodSandboxStatus")
+    assert not cri.PodSandboxStatusRequest.FromString(queried.message).verbose
 
 
 @pytest.mark.parametrize("code", [Code.UNKNOWN, Code.INTERNAL, Code.PERMISSION_DENIED])
@@ -126,9 +126,9 @@ async def test_any_error_may_mean_a_missing_subject(runtime: FakeRuntime, backen
         runtime.inject(method, Injection(code=code, details="No such container"))
     for missing in (backend.pod, backend.pod_state, backend.container, backend.container_state, backend.container_life):
         assert await missing("v1", "gone") is None
-    for ask, there in ((backend.pod, pod_id), (backend.container, container_id), (backend.pod_state, pod_id[:7])):
+    for fetch, there in ((backend.pod, pod_id), (backend.container, container_id), (backend.pod_state, pod_id[:7])):
         with pytest.raises(BackendError) as caught:
-            await ask("v1", there)
+            await fetch("v1", there)
         assert (caught.value.kind, f"gRPC status {code.value[0]}" in str(caught.value)) == (BackendFailure.OTHER, True)
 
 
@@ -141,11 +141,11 @@ async def test_plain_status_is_read_where_verbose_fails(runtime: FakeRuntime, ba
     assert pod is not None
     assert container is not None
     assert (pod.name, pod.cgroup_parent, container.name, container.pod_id) == ("web", None, "main", pod_id)
-    asked = [cri.PodSandboxStatusRequest.FromString(it.message) for it in runtime.requests("PodSandboxStatus")]
-    assert [request.verbose for request in asked] == [True, False]
+    queried = [cri.PodSandboxStatusRequest.FromString(it.message) for it in runtime.requests("PodSandboxStatus")]
+    assert [request.verbose for request in queried] == [True, False]
 
 
-@pytest.mark.parametrize("method", ASKS)
+@pytest.mark.parametrize("method", QUERIES)
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
@@ -160,17 +160,17 @@ async def test_error_names_the_method_and_how_it_failed(
 ) -> None:
     runtime.inject(method, Injection(code=code, details="task is gone"))
     with pytest.raises(BackendError, match=f"^{method}: ") as caught:
-        await ASKS[method](backend)
+        await QUERIES[method](backend)
     assert caught.value.kind is kind
     # Errors of reads are logged; the runtime's words must not be.
     assert ("task is gone" in str(caught.value)) is (method == "UpdateContainerResources")
 
 
-@pytest.mark.parametrize("method", ASKS)
+@pytest.mark.parametrize("method", QUERIES)
 async def test_runtime_that_is_away_is_an_error_at_once(tmp_path: Path, method: str) -> None:
     away, started = Backend(str(tmp_path / "nobody.sock")), time.monotonic()
     with pytest.raises(BackendError, match=method) as caught:
-        await ASKS[method](away)
+        await QUERIES[method](away)
     assert caught.value.kind is BackendFailure.UNAVAILABLE
     assert caught.value.not_done is (method == "UpdateContainerResources")
     assert time.monotonic() - started < STATUS_SECONDS / 2

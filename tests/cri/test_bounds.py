@@ -199,7 +199,7 @@ def test_open_streams_are_bounded_before_the_ack(monkeypatch: pytest.MonkeyPatch
 
 
 def test_image_streams_are_limited_until_its_settings() -> None:
-    play, last = peer.greeted(image_apart=True), 2 * bounds.IMAGE_STREAMS_UNTIL_TOLD + 1
+    play, last = peer.greeted(image_apart=True), 2 * bounds.IMAGE_STREAMS_UNTIL_SETTINGS + 1
     play.client.sends(*[Headers(stream, peer.PULL) for stream in range(1, last, 2)])
     assert play.client.got_bytes() == b""
     play.client.sends(Headers(last, peer.PULL))

@@ -9,7 +9,7 @@ from tests.cri import peer
 from tests.cri.peer import PULL, Ack, Credit, Data, GoAway, Headers, Reset, Settings, Step, client, image, runtime
 
 UNAVAILABLE = peer.refusal(14, AWAY.encode())
-ASKED, ASKED_WHOLE = Headers(1, PULL), Headers(1, PULL, end=True)
+REQUESTED, REQUESTED_WHOLE = Headers(1, PULL), Headers(1, PULL, end=True)
 ANSWER, END, CANCEL = Headers(1, peer.REPLY), Headers(1, peer.TRAILERS, end=True), Reset(1, 8)
 FULL = Data(1, bytes(16_384))
 NOTHING = Settings()
@@ -26,10 +26,10 @@ CONVERSATIONS: dict[str, list[Step]] = {
     "a call goes to the image service and back, others to the runtime": [
         Step(peer.Greets(client=Settings(((3, 10), (4, 70_000))))),
         Step(
-            client(ASKED, Data(1, peer.grpc(b"q")), END, Headers(3, peer.VERSION)),
+            client(REQUESTED, Data(1, peer.grpc(b"q")), END, Headers(3, peer.VERSION)),
             to_client=[Credit(1, 6)],
             to_runtime=[Headers(3, peer.VERSION)],
-            to_image=[Settings(((3, 10), (4, 70_000), (1, 0))), peer.OPENED, ASKED, Data(1, peer.grpc(b"q")), END],
+            to_image=[Settings(((3, 10), (4, 70_000), (1, 0))), peer.OPENED, REQUESTED, Data(1, peer.grpc(b"q")), END],
         ),
         Step(
             image(Settings(), ANSWER, Data(1, peer.grpc(b"a")), END),
@@ -38,7 +38,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
         ),
     ],
     "all calls share one link, and every block is independent": [
-        *pull(ASKED),
+        *pull(REQUESTED),
         Step(
             client(Headers(3, PULL, end=True), peer.raw_headers(5, peer.block(PULL))),
             to_image=peer.raw_headers(3, b"\x20" + peer.block(PULL), end=True)
@@ -51,13 +51,13 @@ CONVERSATIONS: dict[str, list[Step]] = {
         ),
     ],
     "a request is credited on the connection when it has left": [
-        *pull(ASKED),
+        *pull(REQUESTED),
         Step(client(*[FULL] * 16), to_client=[Credit(1, 16_384)] * 16, to_image=[*[FULL] * 3, Data(1, bytes(16_383))]),
         Step(image(Credit(1, 2**20), Credit(0, 2**20)), to_client=[STEP], to_image=[Data(1, b"\0"), *[FULL] * 12]),
     ],
     "an answer obeys the client's windows": [
         Step(peer.Greets(client=Settings(((4, 10),)))),
-        Step(client(ASKED_WHOLE), to_image=[Settings(((4, 10), (1, 0))), peer.OPENED, ASKED_WHOLE]),
+        Step(client(REQUESTED_WHOLE), to_image=[Settings(((4, 10), (1, 0))), peer.OPENED, REQUESTED_WHOLE]),
         Step(
             image(Settings(), ANSWER, *[FULL] * 16, END),
             to_client=[ANSWER, Data(1, bytes(10))],
@@ -70,7 +70,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
         ),
     ],
     "an answer may end in DATA, late frames are dropped and credited": [
-        *pull(ASKED),
+        *pull(REQUESTED),
         Step(
             image(ANSWER, Data(1, b"all", end=True)), to_client=[ANSWER, Data(1, b"all", end=True)], to_image=[CANCEL]
         ),
@@ -78,35 +78,35 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(image(*[FULL] * 16, END, Reset(1, 0)), to_image=[Credit(0, 2**18 + 3)]),
     ],
     "a request that ended in DATA needs no reset": [
-        *pull(ASKED, Data(1, b"x", True)),
+        *pull(REQUESTED, Data(1, b"x", True)),
         Step(image(END), to_client=[END]),
     ],
-    "a request that ended in trailers needs no reset": [*pull(ASKED, END), Step(image(END), to_client=[END])],
+    "a request that ended in trailers needs no reset": [*pull(REQUESTED, END), Step(image(END), to_client=[END])],
     "a request that still waits when it is answered is reset": [
-        *pull(ASKED, settings=Settings(((4, 0),))),
+        *pull(REQUESTED, settings=Settings(((4, 0),))),
         Step(client(Data(1, b"waits", end=True))),
         Step(image(END), to_client=[END], to_image=[CANCEL]),
     ],
     "cancels go both ways": [
-        *pull(ASKED),
+        *pull(REQUESTED),
         Step(client(CANCEL, Headers(3, PULL)), to_image=[CANCEL, Headers(3, PULL)]),
         Step(image(Reset(3, 11)), to_client=[Reset(3, 11)]),
     ],
     "a stream above the service's limit is refused": [
-        *pull(ASKED, settings=Settings(((3, 1),))),
+        *pull(REQUESTED, settings=Settings(((3, 1),))),
         Step(client(Headers(3, PULL)), to_client=[Reset(3, 7)]),
         Step(image(END), to_client=[END], to_image=[CANCEL]),
         Step(client(Headers(5, PULL)), to_image=[Headers(5, PULL)]),
     ],
     "its end makes its calls unavailable, or resets them inside an answer": [
-        *pull(ASKED, Headers(3, PULL, end=True)),
+        *pull(REQUESTED, Headers(3, PULL, end=True)),
         Step(image(ANSWER), to_client=[ANSWER]),
         Step(lambda play: play.links[0].close(), to_client=[CANCEL, Headers(3, UNAVAILABLE, end=True)]),
         Step(lambda play: play.links[0].close()),
     ],
-    "the runtime's credit for an image stream is ignored": [*pull(ASKED), Step(runtime(Credit(1, 5)))],
+    "the runtime's credit for an image stream is ignored": [*pull(REQUESTED), Step(runtime(Credit(1, 5)))],
     "later SETTINGS of the client go to the service and bind it": [
-        *pull(ASKED),
+        *pull(REQUESTED),
         Step(
             client(Settings(((5, 20_000),))),
             to_runtime=[Settings(((5, 20_000), (1, 0)))],
@@ -133,7 +133,7 @@ def test_a10(steps: list[Step]) -> None:
 
 
 def pulling(*frames: peer.Frame) -> peer.Play:
-    return peer.converse(*pull(ASKED, *frames), play=peer.greeted(image_apart=True))
+    return peer.converse(*pull(REQUESTED, *frames), play=peer.greeted(image_apart=True))
 
 
 def test_a10_goaway_refuses_streams_above_and_opens_a_new_link() -> None:
@@ -165,8 +165,8 @@ def test_a10_runtime_has_no_say_in_an_image_stream(frame: peer.Frame) -> None:
 
 def test_refusal_waits_for_the_runtimes_first_settings() -> None:
     play = peer.Play(image_apart=True)
-    play.client.sends(peer.PREFACE, Settings(), ASKED)
-    assert play.image.got() == [*GREETING, ASKED]
+    play.client.sends(peer.PREFACE, Settings(), REQUESTED)
+    assert play.image.got() == [*GREETING, REQUESTED]
     play.links[0].close()
     assert play.client.got() == []
     play.runtime.sends(Settings())

@@ -51,7 +51,7 @@ def memory_and_swap(memory: int, swap: int) -> Resources:
 
 
 @pytest.mark.parametrize(
-    ("asked", "changes", "made"),
+    ("queried", "changes", "made"),
     [
         pytest.param((0, 0), {"memory": -1}, (0, 0), id="no limit is 0"),
         pytest.param((5, 5), {"memory": -1}, (0, 0), id="an equal swap limit goes with it"),
@@ -68,15 +68,15 @@ def memory_and_swap(memory: int, swap: int) -> Resources:
         pytest.param((5, 5), {"memory_swap": -1}, (5, -1), id="a hook's swap limit alone"),
     ],
 )
-def test_memory_and_swap_of_a_create(asked: tuple[int, int], changes: dict[str, int], made: tuple[int, int]) -> None:
+def test_memory_and_swap_of_a_create(queried: tuple[int, int], changes: dict[str, int], made: tuple[int, int]) -> None:
     adjustment = Adjustment(resources={f"{name}_limit_in_bytes": value for name, value in changes.items()})
-    said = messages.values_for_create(adjustment, memory_and_swap(*asked))
-    assert overlay(memory_and_swap(*asked), said.resources) == memory_and_swap(*made)
+    said = messages.values_for_create(adjustment, memory_and_swap(*queried))
+    assert overlay(memory_and_swap(*queried), said.resources) == memory_and_swap(*made)
 
 
 @pytest.mark.parametrize("lifts", [True, False])
 @pytest.mark.parametrize(
-    ("asked", "present", "change", "lifted", "not_lifted"),
+    ("queried", "present", "change", "lifted", "not_lifted"),
     [
         pytest.param((0, 0), (0, 0), -1, {"memory": 0}, {"memory": 0}, id="there is no limit"),
         pytest.param((9, 9), (0, 0), -1, {"memory": 0}, {"memory": 0}, id="there is none but the update's own"),
@@ -94,11 +94,11 @@ def test_memory_and_swap_of_a_create(asked: tuple[int, int], changes: dict[str, 
     ],
 )
 def test_memory_and_swap_of_an_update(
-    asked: tuple[int, int], present: tuple[int, int], change: int, lifted: object, not_lifted: object, lifts: bool
+    queried: tuple[int, int], present: tuple[int, int], change: int, lifted: object, not_lifted: object, lifts: bool
 ) -> None:
     change_of = {"memory_limit_in_bytes": change}
     said = messages.values_for_update(
-        change_of, memory_and_swap(*present), memory_and_swap(*asked), accepts_unlimited_memory=lifts
+        change_of, memory_and_swap(*present), memory_and_swap(*queried), accepts_unlimited_memory=lifts
     )
     short = {
         name.removesuffix("_limit_in_bytes").removeprefix("memory_"): said.resources[name] for name in said.resources

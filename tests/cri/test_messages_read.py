@@ -131,8 +131,8 @@ def test_plain_envs_are_sent_as_received(entries: tuple[bytes, ...]) -> None:
     container = created(*entries)
     assert isinstance(container.envs, Envs)
     assert container.envs == (MEANT if entries else {})
-    told = codec.encode(PRE_CREATE, HookRequest(PodInfo(), container))
-    assert all(b"\x4a" + entry[1:] in told for entry in entries)
+    notified = codec.encode(PRE_CREATE, HookRequest(PodInfo(), container))
+    assert all(b"\x4a" + entry[1:] in notified for entry in entries)
 
 
 @pytest.mark.parametrize(("odd", "means"), ODD_ENVS.values(), ids=ODD_ENVS)
@@ -156,8 +156,8 @@ def test_container_is_the_same_with_parsed_envs(message: bytes) -> None:
         looked_into = read()
     assert as_came == looked_into
     if not isinstance(as_came, str) and not isinstance(looked_into, str):
-        told = [codec.encode(PRE_CREATE, HookRequest(PodInfo(), read[0])) for read in (as_came, looked_into)]
-        assert codec.decode_request(PRE_CREATE, told[0]) == codec.decode_request(PRE_CREATE, told[1])
+        notified = [codec.encode(PRE_CREATE, HookRequest(PodInfo(), read[0])) for read in (as_came, looked_into)]
+        assert codec.decode_request(PRE_CREATE, notified[0]) == codec.decode_request(PRE_CREATE, notified[1])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from runtimeproxy.model.hookpoints import UNRECORDED
 from tests.cri import peer
 from tests.cri.peer import Ack, Credit, Data, GoAway, Headers, Ping, Raw, Reset, Settings, Step, client, runtime
 
-ASK, END, END_3 = Headers(1, peer.VERSION), Headers(1, peer.TRAILERS, end=True), Headers(3, peer.TRAILERS, end=True)
+QUERY, END, END_3 = Headers(1, peer.VERSION), Headers(1, peer.TRAILERS, end=True), Headers(3, peer.TRAILERS, end=True)
 FULL, ALL_BUT_ONE = Data(1, bytes(16_384)), Data(1, bytes(16_383))
 WINDOW = [FULL, FULL, FULL, ALL_BUT_ONE]
 """DATA that fill a peer's default window."""
@@ -31,7 +31,7 @@ PRIORITY, UNKNOWN = Raw(2, 0, 3, b"\0\0\0\0\x07"), Raw(0xFA, 0xFF, 3, b"a type t
 
 PASSING: dict[str, list[Step]] = {
     "trailers after the runtime's end pass": [
-        peer.passes(ASK),
+        peer.passes(QUERY),
         peer.returns(END),
         peer.passes(END),
         *KEPT,
@@ -68,17 +68,17 @@ PASSING: dict[str, list[Step]] = {
     # A3, A4: windows
     "A3: credit of the connection never passes": [Step(client(Credit(0, 5))), Step(runtime(Credit(0, 6)))],
     "A3: what is cut through uses up the window": [
-        Step(client(ASK, *WINDOW, Data(1, b"late")), to_runtime=[ASK, *WINDOW]),
+        Step(client(QUERY, *WINDOW, Data(1, b"late")), to_runtime=[QUERY, *WINDOW]),
         Step(runtime(Credit(0, 4)), to_runtime=[Data(1, b"late")]),
     ],
-    "A4: credit of a passing stream passes": [peer.passes(ASK, Credit(1, 7)), peer.returns(Credit(1, 8))],
+    "A4: credit of a passing stream passes": [peer.passes(QUERY, Credit(1, 7)), peer.returns(Credit(1, 8))],
     # A8: DATA pass before their frame is complete
     "A8: DATA leave before their frame is whole": [
-        peer.passes(ASK),
+        peer.passes(QUERY),
         *(Step(client(part), to_runtime=part) for part in (LONG[:9], LONG[9:12], LONG[12:])),
     ],
     "A8: a frame of ours waits for the end of one that is cut through": [
-        peer.passes(ASK),
+        peer.passes(QUERY),
         HOLD,
         Step(client(LONG[:50]), to_runtime=LONG[:50]),
         Step(peer.refuse, to_client=[Headers(3, peer.refusal(13, b"no"), end=True)]),
@@ -89,11 +89,11 @@ PASSING: dict[str, list[Step]] = {
         ),
     ],
     "A8: a reset overtakes, and what waited is credited": [
-        Step(client(ASK, *[FULL] * 20), to_runtime=[ASK, *WINDOW]),
+        Step(client(QUERY, *[FULL] * 20), to_runtime=[QUERY, *WINDOW]),
         Step(client(Reset(1, 8)), to_client=[Credit(0, 2**18)], to_runtime=[Reset(1, 8)]),
     ],
     "A8: nothing more reaches a peer that has reset the stream": [
-        peer.passes(ASK),
+        peer.passes(QUERY),
         Step(runtime(*[FULL] * 5), to_client=WINDOW),
         Step(client(Reset(1, 8), Credit(0, 2**20)), to_runtime=[Reset(1, 8)]),
     ],
@@ -145,7 +145,7 @@ OPENING: dict[str, list[Step]] = {
         Step(client(Ping(b"12345678"))),
     ],
     "trailers pass before the ACK": [
-        Step(client(peer.PREFACE, Settings(), ASK, END), to_runtime=[PASSED, peer.OPENED, ASK, END])
+        Step(client(peer.PREFACE, Settings(), QUERY, END), to_runtime=[PASSED, peer.OPENED, QUERY, END])
     ],
 }
 
@@ -224,12 +224,12 @@ def test_a2_none_or_two_paths_pass_or_are_refused(fields: peer.Fields, acknowled
 @pytest.mark.parametrize("acknowledged", [True, False])
 @pytest.mark.parametrize("path", sorted(routes.RESTORES), ids=bytes.decode)
 def test_restore_passes_or_is_refused(path: bytes, acknowledged: bool) -> None:
-    play, asks = peer.greeted(), Headers(3, peer.request(path))
+    play, queries = peer.greeted(), Headers(3, peer.request(path))
     if acknowledged:
         play.client.sends(Headers(1, peer.VERSION, end=True))
         play.runtime.got()
-    play.client.sends(asks, Data(3, CALL, end=True))
-    assert play.runtime.got() == [asks, Data(3, CALL, end=True)]
+    play.client.sends(queries, Data(3, CALL, end=True))
+    assert play.runtime.got() == [queries, Data(3, CALL, end=True)]
     play.restore_refused = "no"
     for stream in (5, 7):
         play.client.sends(Headers(stream, peer.request(path)), Data(stream, CALL, end=True))
@@ -318,7 +318,7 @@ def test_ended_streams_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatc
 
 def test_a8_plain_data_pass_up_to_other_frames() -> None:
     play = peer.greeted()
-    play.client.sends(ASK, Headers(3, peer.VERSION))
+    play.client.sends(QUERY, Headers(3, peer.VERSION))
     play.runtime.got()
     frames: list[peer.Frame] = [Data(1, b"a" * 20), Data(3, b"b"), Data(1, b""), Data(3, b"c", pad=2), Data(1, b"d")]
     frames += [Data(1, b"e", True), Ping(b"between!", ack=True), Data(3, b"f"), Data(3, b"g" * 100)]
@@ -334,7 +334,13 @@ def test_a8_plain_data_pass_up_to_other_frames() -> None:
     "frames",
     [
         [Raw(1, 0x4, 0x8000_0003, peer.block(peer.CREATE)), Raw(0, 0x1, 3, CALL)],
-        [ASK, Headers(3, peer.CREATE), Data(1, bytes(2_000)), Raw(0, 0, 0x8000_0003, CALL[:5]), Raw(0, 1, 3, CALL[5:])],
+        [
+            QUERY,
+            Headers(3, peer.CREATE),
+            Data(1, bytes(2_000)),
+            Raw(0, 0, 0x8000_0003, CALL[:5]),
+            Raw(0, 1, 3, CALL[5:]),
+        ],
     ],
     ids=["headers", "DATA behind those that pass"],
 )
@@ -369,7 +375,7 @@ def test_a9_other_frames_pass_byte_by_byte(frame: peer.Frame) -> None:
     assert play.runtime.got_bytes() == play.client.got_bytes() == frame.wire()
 
 
-ASKED, ACKNOWLEDGED = Ping(b"12345678"), Ping(b"12345678", ack=True)
+REQUESTED, ACKNOWLEDGED = Ping(b"12345678"), Ping(b"12345678", ack=True)
 ARRIVED = Ping(b"arrived?"), Ping(b"arrived?", ack=True)
 LAST = GoAway(2**31 - 1)
 Moves = list[tuple[str, list[peer.Frame | bytes], bytes | list[peer.Frame], bytes | list[peer.Frame]]]
@@ -389,18 +395,18 @@ PINGS: dict[str, Moves] = {
     "unsolicited ACKs pass, and count for no PING": [
         ("peer", [ACKNOWLEDGED], [], [ACKNOWLEDGED]),
         ("peer", [ACKNOWLEDGED], [], [ACKNOWLEDGED]),
-        ("other", [ASKED], [], []),
+        ("other", [REQUESTED], [], []),
     ],
     "ACKs follow a frame that is cut through": [
         ("other", [LONG[:50]], LONG[:50], []),
-        ("peer", [ASKED], [], []),
+        ("peer", [REQUESTED], [], []),
         ("other", [LONG[50:70]], LONG[50:70], []),
         ("other", [LONG[70:], LONG[:20]], LONG[70:] + ACKNOWLEDGED.wire() + LONG[:20], []),
     ],
     "a PING to a silent peer passes, and its ACK comes back": [
-        ("silence", [ASKED], [], [ASKED]),
+        ("silence", [REQUESTED], [], [REQUESTED]),
         ("other", [ACKNOWLEDGED], [ACKNOWLEDGED], []),
-        ("peer", [ASKED], [], []),
+        ("peer", [REQUESTED], [], []),
     ],
     "after a PING that passes others pass until it is acknowledged": [
         ("silence", FLOOD[:1], [], FLOOD[:1]),
@@ -412,14 +418,14 @@ PINGS: dict[str, Moves] = {
     ],
     # By a PING a closing server finds out whether its GOAWAY has arrived, and then accepts no more calls.
     "after a GOAWAY PINGs pass": [
-        ("peer", [ASKED, LAST, ARRIVED[0]], [], [LAST, ARRIVED[0]]),
+        ("peer", [REQUESTED, LAST, ARRIVED[0]], [], [LAST, ARRIVED[0]]),
         ("other", [ARRIVED[1]], [ACKNOWLEDGED, ARRIVED[1]], []),
-        ("peer", [ASKED], [], [ASKED]),
+        ("peer", [REQUESTED], [], [REQUESTED]),
     ],
     "of a flood a few ACKs wait and the rest passes": [
         ("peer", FLOOD, [], FLOOD[ACKS_AT_ONCE:]),
         ("other", ACKS[ACKS_AT_ONCE:], ACKS, []),
-        ("peer", [ASKED], [], []),
+        ("peer", [REQUESTED], [], []),
     ],
 }
 
@@ -427,7 +433,7 @@ PINGS: dict[str, Moves] = {
 @pytest.mark.parametrize("from_client", [True, False], ids=["client", "runtime"])
 @pytest.mark.parametrize("moves", PINGS.values(), ids=PINGS)
 def test_a9_pings(moves: Moves, from_client: bool) -> None:
-    play = peer.converse(peer.passes(ASK))
+    play = peer.converse(peer.passes(QUERY))
     asker, other = sides(play, from_client)
     for who, sent, at_peer, at_other in moves:
         if who == "silence":
@@ -440,7 +446,7 @@ def test_a9_pings(moves: Moves, from_client: bool) -> None:
 def test_a9_peer_counts_as_alive_for_a_second() -> None:
     play = peer.greeted()
     play.now = ALIVE_SECONDS - 0.001
-    play.client.sends(ASKED)
+    play.client.sends(REQUESTED)
     assert play.runtime.got() == []
 
 
@@ -449,7 +455,7 @@ def test_a9_acks_are_outside_of_header_blocks(from_client: bool) -> None:
     asker, other = sides(peer.greeted(), from_client)
     fields = peer.block(peer.REPLY) if from_client else BLOCK
     other.sends(peer.raw_headers(1, fields[:3], whole=False))
-    asker.sends(ASKED)
+    asker.sends(REQUESTED)
     other.sends(peer.continuation(1, fields[3:6], whole=False))
     assert asker.got_bytes() == b""
     other.sends(peer.continuation(1, fields[6:]))

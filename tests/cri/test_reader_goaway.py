@@ -9,7 +9,7 @@ from tests.cri.peer import Ack, Credit, Data, GoAway, Headers, Reset, Settings, 
 MOST = GoAway(2**31 - 1)
 EVENTS = peer.request(b"/runtime.v1.RuntimeService/GetContainerEvents")
 REFUSED, CANCEL = 7, 8
-ASK, ASK_3, ASK_5 = (Headers(stream, peer.VERSION) for stream in (1, 3, 5))
+QUERY, QUERY_3, QUERY_5 = (Headers(stream, peer.VERSION) for stream in (1, 3, 5))
 ANSWER, END = Headers(1, peer.REPLY), Headers(1, peer.TRAILERS, end=True)
 CREATED, PULLED, WATCHED = Headers(3, peer.CREATE), Headers(3, peer.PULL), Headers(3, EVENTS, end=True)
 BODY = Data(3, grpc(b"m"), end=True)
@@ -22,69 +22,69 @@ def drain(refusing: bool) -> peer.Act:
     return lambda play: play.reader.drain(refusing)
 
 
-ASKS_TO_LEAVE, LEAVES = Step(drain(False), to_client=[MOST]), drain(True)
+REQUESTS_CLOSE, LEAVES = Step(drain(False), to_client=[MOST]), drain(True)
 
 CONVERSATIONS: dict[str, list[Step]] = {
     # GOAWAY of the runtime
     "the runtime's GOAWAY passes where no image stream is above it": [
-        peer.passes(ASK, GoAway(0)),
+        peer.passes(QUERY, GoAway(0)),
         peer.returns(GoAway(1, 5, b"bye")),
     ],
     "it rises to the highest image stream, streams above its own are refused": [
         Step(
-            client(ASK, ASK_3, Headers(7, peer.PULL)),
-            to_runtime=[ASK, ASK_3],
+            client(QUERY, QUERY_3, Headers(7, peer.PULL)),
+            to_runtime=[QUERY, QUERY_3],
             to_image=[PASSED, peer.OPENED, Headers(7, peer.PULL)],
         ),
         Step(runtime(GoAway(1, 2, b"why")), to_client=[Reset(3, REFUSED), GoAway(7, 2, b"why")]),
     ],
     "above its last id a stream is refused as well": [
-        peer.passes(ASK),
+        peer.passes(QUERY),
         peer.returns(GoAway(1)),
         Step(client(CREATED, Data(3, grpc(b"m"))), to_client=[Reset(3, REFUSED)]),
     ],
     "headers of a stream below its last id do not let a later stream pass": [
-        peer.passes(ASK),
+        peer.passes(QUERY),
         peer.returns(GoAway(9)),
-        peer.passes(ASK_5),
+        peer.passes(QUERY_5),
         Step(client(Headers(11, peer.VERSION)), to_client=[Reset(11, REFUSED)]),
     ],
     # GOAWAY of the proxy
     "a drain sends two GOAWAYs, each once": [
-        peer.passes(ASK, CREATED),
-        ASKS_TO_LEAVE,
+        peer.passes(QUERY, CREATED),
+        REQUESTS_CLOSE,
         Step(drain(False)),
-        peer.passes(ASK_5),
+        peer.passes(QUERY_5),
         Step(LEAVES, to_client=[GoAway(5)]),
         Step(LEAVES),
     ],
     "a client without a request gets no GOAWAY at first": [
         Step(drain(False)),
-        peer.passes(ASK),
-        ASKS_TO_LEAVE,
+        peer.passes(QUERY),
+        REQUESTS_CLOSE,
     ],
     "an image call counts as a request": [
         Step(drain(False)),
         Step(client(PULLED), to_image=[PASSED, peer.OPENED, PULLED]),
-        ASKS_TO_LEAVE,
+        REQUESTS_CLOSE,
     ],
     "image streams count as sent on": [
-        Step(client(ASK, PULLED), to_runtime=[ASK], to_image=[PASSED, peer.OPENED, PULLED]),
+        Step(client(QUERY, PULLED), to_runtime=[QUERY], to_image=[PASSED, peer.OPENED, PULLED]),
         Step(LEAVES, to_client=[MOST, GoAway(3)]),
     ],
     "ours are not above the runtime's": [
-        peer.passes(ASK, ASK_3),
+        peer.passes(QUERY, QUERY_3),
         peer.returns(GoAway(9)),
         Step(drain(False), to_client=[GoAway(9)]),
         Step(LEAVES, to_client=[GoAway(3)]),
     ],
     "ours stay at the runtime's": [
-        peer.passes(ASK),
+        peer.passes(QUERY),
         peer.returns(GoAway(1)),
         Step(LEAVES, to_client=[GoAway(1), GoAway(1)]),
     ],
     "the runtime's do not raise ours": [
-        peer.passes(ASK, ASK_3),
+        peer.passes(QUERY, QUERY_3),
         Step(LEAVES, to_client=[MOST, GoAway(3)]),
         Step(runtime(GoAway(2**31 - 1, 0, b"max_age")), to_client=[GoAway(3, 0, b"max_age")]),
         peer.returns(GoAway(3, 1)),
@@ -97,21 +97,21 @@ CONVERSATIONS: dict[str, list[Step]] = {
     ],
     # what comes and ends after it
     "a block that passed before is refused too, trailers pass": [
-        peer.passes(ASK, ASK_3),
+        peer.passes(QUERY, QUERY_3),
         Step(LEAVES, to_client=[MOST, GoAway(3)]),
         Step(
-            client(ASK_5, Headers(7, peer.VERSION), END),
+            client(QUERY_5, Headers(7, peer.VERSION), END),
             to_client=[Reset(5, REFUSED), Reset(7, REFUSED)],
             to_runtime=[END],
         ),
     ],
     "what is swallowed is credited": [
         Step(LEAVES, to_client=[MOST, GoAway(0)]),
-        Step(client(ASK), to_client=[Reset(1, REFUSED)]),
+        Step(client(QUERY), to_client=[Reset(1, REFUSED)]),
         Step(client(*[FULL] * 16), to_client=[Credit(0, 2**18)]),
     ],
     "what was taken is finished": [
-        peer.passes(ASK),
+        peer.passes(QUERY),
         HOLD,
         Step(LEAVES, to_client=[MOST, GoAway(3)]),
         peer.passes(Data(1, grpc(b"q"), end=True)),
@@ -140,7 +140,7 @@ def test_a11_highest_image_stream_outlives_its_connection() -> None:
     play = peer.greeted(image_apart=True)
     play.client.sends(Headers(1, peer.PULL))
     play.image.sends(Settings(), GoAway(1))
-    play.client.sends(PULLED, ASK_5)
+    play.client.sends(PULLED, QUERY_5)
     play.client.got()
     play.runtime.sends(GoAway(1))
     assert play.client.got() == [Reset(5, REFUSED), GoAway(3)]
@@ -169,7 +169,7 @@ def test_a11_late_stream_is_refused_and_what_follows_is_swallowed(fields: peer.F
     if not acknowledged:
         play.client.sends(peer.PREFACE, Settings())
         play.runtime.sends(Settings())
-    play.client.sends(ASK)
+    play.client.sends(QUERY)
     play.reader.drain(refusing=True)
     play.client.got()
     play.runtime.got()
@@ -189,11 +189,11 @@ UNFINISHED: dict[str, list[tuple[peer.Act, tuple[int, int, int]]]] = {
         (runtime(END), (0, 0, 0)),
     ],
     "above the runtime's last id nothing is waited for": [
-        (client(ASK, ASK_3), (2, 0, 0)),
+        (client(QUERY, QUERY_3), (2, 0, 0)),
         (runtime(GoAway(1)), (1, 0, 0)),
     ],
     "nor is the answer to what the client cancelled": [
-        (client(ASK, Reset(1, CANCEL)), (0, 0, 0)),
+        (client(QUERY, Reset(1, CANCEL)), (0, 0, 0)),
         (runtime(ANSWER), (0, 0, 0)),
     ],
     "container events are a stream before the first of them and after": [
@@ -238,7 +238,7 @@ def test_unfinished(moves: list[tuple[peer.Act, tuple[int, int, int]]]) -> None:
 
 def test_unfinished_before_the_ack() -> None:
     play = peer.Play()
-    play.client.sends(peer.PREFACE, Settings(), ASK)
+    play.client.sends(peer.PREFACE, Settings(), QUERY)
     play.runtime.sends(Settings(), ANSWER)
     assert play.reader.unfinished() == (0, 1, 0)
     play.runtime.sends(END)

@@ -84,18 +84,18 @@ CONTAINER_STATUS = cri.ContainerStatus(
 READERS = (status.read_pod_status, status.read_container_status)
 
 
-def pod(info: object, told: cri.PodSandboxStatus = POD_STATUS) -> PodInfo:
+def pod(info: object, notified: cri.PodSandboxStatus = POD_STATUS) -> PodInfo:
     """Read a pod's status with this document as its verbose part."""
-    response = cri.PodSandboxStatusResponse(status=told, info={"info": json.dumps(info)})
+    response = cri.PodSandboxStatusResponse(status=notified, info={"info": json.dumps(info)})
     return status.read_pod_status(response.SerializeToString(), "p1")
 
 
-def container(info: object, told: cri.LinuxContainerResources | None = None) -> ContainerInfo:
+def container(info: object, notified: cri.LinuxContainerResources | None = None) -> ContainerInfo:
     """Read a container's status in the same way; ``told``: the resources next to the verbose part."""
     text = info if isinstance(info, str) else json.dumps(info)
     response = cri.ContainerStatusResponse(status=CONTAINER_STATUS, info={"info": text})
-    if told is not None:
-        response.status.resources.linux.CopyFrom(told)
+    if notified is not None:
+        response.status.resources.linux.CopyFrom(notified)
     return status.read_container_status(response.SerializeToString(), "c1")
 
 
@@ -171,9 +171,9 @@ def test_pod_of_a_runtime_that_reports_less(info: object, parent: str | None) ->
 
 
 def test_handler_of_cri_o_is_in_its_spec() -> None:
-    told = cri.PodSandboxStatus(labels={"io.kubernetes.container.name": "POD", "a": "b"})
+    notified = cri.PodSandboxStatus(labels={"io.kubernetes.container.name": "POD", "a": "b"})
     info = {"runtimeSpec": {"annotations": {"io.kubernetes.cri-o.RuntimeHandler": "kata"}}}
-    assert pod(info, told) == PodInfo("p1", runtime_handler="kata", labels={"a": "b"}, cgroup_parent=None)
+    assert pod(info, notified) == PodInfo("p1", runtime_handler="kata", labels={"a": "b"}, cgroup_parent=None)
 
 
 @pytest.mark.parametrize("text", ["", "canary", "[" * 100_000, '{"pid": ' + "9" * 5000 + "}", "[]", "5", None])
@@ -203,10 +203,10 @@ def test_container_without_verbose_status() -> None:
 
 
 def test_resources_of_the_status_come_before_those_of_the_spec() -> None:
-    told = cri.LinuxContainerResources(cpu_shares=300, memory_limit_in_bytes=9, memory_swap_limit_in_bytes=9)
-    asked = Resources(cpu_quota=50000, memory_limit_in_bytes=9, cpuset_cpus="0", cpu_shares=300)
-    assert container(CONTAINER_INFO, told).resources == asked
-    unasked = container({}, told).resources
+    notified = cri.LinuxContainerResources(cpu_shares=300, memory_limit_in_bytes=9, memory_swap_limit_in_bytes=9)
+    queried = Resources(cpu_quota=50000, memory_limit_in_bytes=9, cpuset_cpus="0", cpu_shares=300)
+    assert container(CONTAINER_INFO, notified).resources == queried
+    unasked = container({}, notified).resources
     assert unasked == Resources(cpu_shares=300, memory_limit_in_bytes=9), "a swap limit that was not requested"
 
 
@@ -218,7 +218,7 @@ PAGES = {"memory_limit_in_bytes": 5, "memory_swap_limit_in_bytes": 6, "hugepage_
 
 
 @pytest.mark.parametrize(
-    ("asked", "runs", "expected"),
+    ("queried", "runs", "expected"),
     [
         pytest.param({}, {"limit": 5, "swap": 5}, memory(5), id="containerd's default"),
         pytest.param({"memory_swap_limit_in_bytes": 5}, {"limit": 5, "swap": 5}, memory(5, 5), id="requested"),
@@ -228,9 +228,9 @@ PAGES = {"memory_limit_in_bytes": 5, "memory_swap_limit_in_bytes": 6, "hugepage_
         pytest.param({}, {}, Resources(), id="nothing requested"),
     ],
 )
-def test_effective_resources(asked: object, runs: object, expected: Resources | None) -> None:
+def test_effective_resources(queried: object, runs: object, expected: Resources | None) -> None:
     spec = {"linux": {"resources": {"memory": runs}}}
-    assert container({"config": {"linux": {"resources": asked}}, "runtimeSpec": spec}).resources == expected
+    assert container({"config": {"linux": {"resources": queried}}, "runtimeSpec": spec}).resources == expected
 
 
 @pytest.mark.parametrize(
@@ -320,14 +320,14 @@ def test_half_a_surrogate_pair_is_no_text(text: str, meant: str) -> None:
 @pytest.mark.parametrize("message", [b"", b"\x0a\x00", b"\x12\x00"])
 @pytest.mark.parametrize("read", READERS)
 def test_status_without_an_id_has_the_requested_one(read: Callable[[bytes, str], Any], message: bytes) -> None:
-    assert read(message, "asked").id == "asked"
+    assert read(message, "queried").id == "queried"
 
 
 STATES = (status.read_pod_state, status.read_container_state, status.read_container_life)
 
 
 def named(read: Callable[[bytes, str], object]) -> Callable[[bytes], object]:
-    return lambda message: read(message, "asked")
+    return lambda message: read(message, "queried")
 
 
 @pytest.mark.parametrize("read", [*STATES, *map(named, READERS)])
@@ -341,7 +341,7 @@ def test_bytes_that_are_no_message_cannot_be_read(read: Callable[[bytes], object
 @given(st.binary(max_size=60), st.sampled_from(READERS))
 def test_any_bytes_are_read_or_unreadable(message: bytes, read: Callable[[bytes, str], Any]) -> None:
     with suppress(Unreadable):
-        assert read(message, "asked").id
+        assert read(message, "queried").id
     for listed in (status.pods, status.containers):
         with suppress(Unreadable):
             assert all(item.id for item in listed(message))

@@ -64,17 +64,17 @@ def node(name: str, **changed: Any) -> dict[str, Any]:
     return {"metadata": {"name": name, "labels": {"pool": "a"}} | changed, "spec": {"podCIDR": "10.0.0.0/24"}}
 
 
-def asks(user: str = USER, **extra: list[str]) -> dict[str, Any]:
+def queries(user: str = USER, **extra: list[str]) -> dict[str, Any]:
     return {"userInfo": {"username": user, "extra": extra}}
 
 
 NODES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
-    "its own": (asks(**{NODE_NAME: ["n1"]}), node("n1", annotations={"a": "b"}), True),
-    "another": (asks(**{NODE_NAME: ["n2"]}), node("n1", annotations={"a": "b"}), False),
-    "a token that says no node": (asks(), node("n1"), False),
-    "a label": (asks(**{NODE_NAME: ["n1"]}), node("n1", labels={"pool": "b"}), False),
-    "a taint": (asks(**{NODE_NAME: ["n1"]}), node("n1") | {"spec": {"taints": [{"key": "a"}]}}, False),
-    "somebody else": (asks("system:node:n2"), node("n1", labels={}), True),
+    "its own": (queries(**{NODE_NAME: ["n1"]}), node("n1", annotations={"a": "b"}), True),
+    "another": (queries(**{NODE_NAME: ["n2"]}), node("n1", annotations={"a": "b"}), False),
+    "a token that says no node": (queries(), node("n1"), False),
+    "a label": (queries(**{NODE_NAME: ["n1"]}), node("n1", labels={"pool": "b"}), False),
+    "a taint": (queries(**{NODE_NAME: ["n1"]}), node("n1") | {"spec": {"taints": [{"key": "a"}]}}, False),
+    "somebody else": (queries("system:node:n2"), node("n1", labels={}), True),
 }
 
 

@@ -98,9 +98,9 @@ class Prometheus:
 
     async def data(self, what: str, **query: str) -> Any:
         async with self._session.get(f"{self._url}api/v1/{what}", params=query) as answer:
-            told = await answer.json()
-            assert told["status"] == "success", told
-            return told["data"]
+            notified = await answer.json()
+            assert notified["status"] == "success", notified
+            return notified["data"]
 
     async def has(self, query: str) -> bool:
         return bool((await self.data("query", query=query))["result"])
@@ -156,7 +156,7 @@ async def scraped(folder: Path) -> AsyncIterator[tuple[Prometheus, str]]:
             await asyncio.gather(load, return_exceptions=True)
 
 
-def asked(target: str) -> dict[str, str]:
+def queried(target: str) -> dict[str, str]:
     """Return the queries by their places; of an alert, which has no data unless it fires, what it selects."""
     found: dict[str, str] = {}
     for place, query in queries():
@@ -169,7 +169,7 @@ def asked(target: str) -> dict[str, str]:
 
 async def test_every_query_has_data_and_alerts_tell_what_is_so(tmp_path: Path) -> None:
     async with scraped(tmp_path) as (running, target):
-        without = asked(target)
+        without = queried(target)
         with suppress(TimeoutError):
             async with asyncio.timeout(EVER):
                 while without:

@@ -25,7 +25,7 @@ CONTAINER_BODY = shim.container_body(POD, CONTAINER, SANDBOX, "cgroupfs")
 
 KUBELETS = {"io.kubernetes.pod.name": "web-0", "io.kubernetes.pod.namespace": "default"}
 KUBELETS["io.kubernetes.pod.uid"] = "6f1c7c9e"
-TOLD_POD = PodInfo(
+REPORTED_POD = PodInfo(
     name="web-0",
     uid="6f1c7c9e",
     namespace="default",
@@ -35,7 +35,7 @@ TOLD_POD = PodInfo(
     cgroup_parent=PARENT,
 )
 """The values of ``POD`` in a hook message."""
-ASKED = Resources(
+REQUESTED = Resources(
     cpu_shares=1024, memory_limit_in_bytes=64 * MIB, memory_swap_limit_in_bytes=64 * MIB, cpuset_cpus="0-1"
 )
 """What the kubelet asks for with ``CONTAINER``: dockershim adds the swap limit."""
@@ -47,7 +47,7 @@ ANNOTATIONS = {
     "io.kubernetes.pod.terminationGracePeriod": "30",
     "note": "container",
 }
-TOLD = ContainerInfo(
-    pod_id=SANDBOX, name="main", attempt=2, annotations=ANNOTATIONS, resources=ASKED, envs={"A": "1", "B": "2"}
+REPORTED = ContainerInfo(
+    pod_id=SANDBOX, name="main", attempt=2, annotations=ANNOTATIONS, resources=REQUESTED, envs={"A": "1", "B": "2"}
 )
 """The values of ``CONTAINER`` in a hook message."""

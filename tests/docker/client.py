@@ -69,7 +69,7 @@ class Client:
     async def close(self) -> None:
         self.writer.close()
 
-    async def ask(self, method: str, target: str, body: bytes = b"", *lines: str) -> Answer:
+    async def fetch(self, method: str, target: str, body: bytes = b"", *lines: str) -> Answer:
         self.send(request(method, target, body, *lines))
         return await self.answer(method)
 

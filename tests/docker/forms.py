@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 HIDDEN = "/containers/hidden/json"
-BEHIND = b"GET /containers/behind/json HTTP/1.1\r\nHost: h\r\n\r\n"
+FOLLOWING = b"GET /containers/behind/json HTTP/1.1\r\nHost: h\r\n\r\n"
 SECRET = f"GET {HIDDEN} HTTP/1.1\r\nHost: h\r\n\r\n".encode()
 MIB = 1 << 20
 CRLF = b"\r\n"
@@ -192,4 +192,4 @@ FORMS = (
 
 
 def stream(form: Form, target: str) -> bytes:
-    return form.build(target) + BEHIND
+    return form.build(target) + FOLLOWING

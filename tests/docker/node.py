@@ -70,7 +70,7 @@ class Plugins(FakePlugins):
 
     def gated(self, name: str, behaviour: Behaviour = NOTHING, points: tuple[str, ...] = ALL_POINTS) -> GatedClient:
         """Register a plugin that answers once its gate is open."""
-        client = GatedClient(name, behaviour, self.asked)
+        client = GatedClient(name, behaviour, self.queried)
         self.add(name, points=points, timeout_seconds=60.0, client=client)
         return client
 
@@ -160,21 +160,21 @@ class Node:
         client.send(raw)
         return client
 
-    async def ask(self, method: str, target: str, body: Any = None, *lines: str) -> Answer:
+    async def fetch(self, method: str, target: str, body: Any = None, *lines: str) -> Answer:
         """Send one request on a new connection; ``body`` is bytes, or a value to encode as Go's JSON."""
         client = await self.client()
-        answer = await client.ask(method, target, written(body), *lines)
+        answer = await client.fetch(method, target, written(body), *lines)
         await client.close()
         return answer
 
     async def act(self, action: str, reference: str, body: Any = None, *lines: str) -> Answer:
-        return await self.ask("POST", f"{self.prefix}/containers/{reference}/{action}", body, *lines)
+        return await self.fetch("POST", f"{self.prefix}/containers/{reference}/{action}", body, *lines)
 
     async def remove(self, reference: str, query: str = "?force=1&v=1") -> Answer:
-        return await self.ask("DELETE", f"{self.prefix}/containers/{reference}{query}")
+        return await self.fetch("DELETE", f"{self.prefix}/containers/{reference}{query}")
 
     async def create(self, name: str, body: Any, *lines: str) -> Answer:
-        return await self.ask("POST", f"{self.prefix}/containers/create?name={name}", body, *lines)
+        return await self.fetch("POST", f"{self.prefix}/containers/create?name={name}", body, *lines)
 
     async def create_pod(self) -> str:
         return id_of(await self.create(bodies.sandbox_name(self.pod), self.pod_body()))
@@ -187,7 +187,7 @@ class Node:
         """Create a pod with a container; return their ids, and forget the hook calls."""
         pod_id = await self.create_pod()
         container_id = await self.create_container(pod_id)
-        self.plugins.asked.clear()
+        self.plugins.queried.clear()
         return pod_id, container_id
 
     async def running(self) -> tuple[str, str]:
@@ -195,7 +195,7 @@ class Node:
         both = await self.made()
         for made in both:
             assert (await self.act("start", made)).status == 204
-        self.plugins.asked.clear()
+        self.plugins.queried.clear()
         return both
 
     async def plain(self, name: str = "plain") -> str:
@@ -237,23 +237,23 @@ class Node:
     @property
     def points(self) -> list[str]:
         """Return the hook points of the hook calls, in order, and forget them."""
-        points = [asked.point for asked in self.plugins.asked]
-        self.plugins.asked.clear()
+        points = [queried.point for queried in self.plugins.queried]
+        self.plugins.queried.clear()
         return points
 
     @property
-    def told(self) -> HookRequest:
-        return self.plugins.asked[-1].request
+    def notified(self) -> HookRequest:
+        return self.plugins.queried[-1].request
 
     @property
-    def told_container(self) -> ContainerInfo:
-        container = self.told.container
+    def reported_container(self) -> ContainerInfo:
+        container = self.notified.container
         assert container is not None
         return container
 
     @property
-    def told_resources(self) -> Resources:
-        resources = self.told_container.resources
+    def reported_resources(self) -> Resources:
+        resources = self.reported_container.resources
         assert resources is not None
         return resources
 

@@ -53,8 +53,8 @@ ANSWERED = {
 
 @pytest.mark.parametrize(("sent", "status"), ANSWERED.values(), ids=ANSWERED)
 async def test_request_is_answered_and_the_end_follows(client: socket.socket, sent: bytes, status: int) -> None:
-    told, closes, body = error(await answered(client, sent))
-    assert (told, closes) == (status, True)
+    notified, closes, body = error(await answered(client, sent))
+    assert (notified, closes) == (status, True)
     if status == 502:
         assert b"dockerd" in body
         assert b"--remote-runtime-service-endpoint" in body

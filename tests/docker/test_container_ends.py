@@ -14,7 +14,7 @@ async def die(node: Node, container_id: str, status: str = "exited") -> None:
     container = node.dockerd.container(container_id)
     container.status = status
     seen = node.metrics.counted("backend_events", action="die")
-    node.dockerd.state._tell(container, "die", exitCode="137")
+    node.dockerd.state._report(container, "die", exitCode="137")
     await node.event("die", seen + 1)
     await until(lambda: not node.front.tasks)
 
@@ -26,7 +26,7 @@ async def test_container_that_dies_is_reported_once(node: Node, known: bool) -> 
     if not known:
         node.forget()
     await die(node, container_id)
-    assert (node.told_container.id, node.told.pod.id) == (container_id, pod_id)
+    assert (node.reported_container.id, node.notified.pod.id) == (container_id, pod_id)
     await die(node, container_id)
     for action, subject in (("stop", container_id), ("stop", pod_id)):
         await node.act(action, subject)
@@ -44,7 +44,7 @@ async def test_container_that_runs_again_has_not_ended(node: Node) -> None:
     await die(node, container_id)
     container = node.dockerd.container(container_id)
     container.status = "running"
-    node.dockerd.state._tell(container, "restart")
+    node.dockerd.state._report(container, "restart")
     await node.event("restart")
     await node.act("stop", container_id)
     assert node.points == [END] * 2

@@ -246,9 +246,9 @@ NO_UPGRADES = {
 
 @pytest.mark.parametrize("why", [*UPGRADES, *NO_UPGRADES])
 def test_may_upgrade(why: str) -> None:
-    for asked in UPGRADES.get(why, NO_UPGRADES.get(why, "")).split():
-        method, _, target = asked.partition(":")
-        assert may_upgrade(method, target) is (why in UPGRADES), asked
+    for queried in UPGRADES.get(why, NO_UPGRADES.get(why, "")).split():
+        method, _, target = queried.partition(":")
+        assert may_upgrade(method, target) is (why in UPGRADES), queried
         assert route(method, target) is None
 
 

@@ -65,10 +65,10 @@ async def test_any_reference_names_the_same_container(node: Node, spelt: str) ->
     for action, body in (("start", None), ("update", b"{}"), ("stop", None)):
         assert (await node.act(action, container, body)).status in (200, 204)
         assert node.dockerd.received[-1].target == f"{node.prefix}/containers/{container}/{action}"
-        assert (node.told_container.id, node.told.pod.id) == (container_id, pod_id)
+        assert (node.reported_container.id, node.notified.pod.id) == (container_id, pod_id)
     assert node.points == list(ALL_POINTS[2:6])
     await node.act("stop", pod)
-    assert (node.told.pod.id, node.points) == (pod_id, ["PostStopPodSandbox"])
+    assert (node.notified.pod.id, node.points) == (pod_id, ["PostStopPodSandbox"])
     for made, left in ((container, (1, 0)), (pod, (0, 0))):
         assert (await node.remove(made)).status == 204
         await until(lambda left=left: node.store.counts() == left)  # type: ignore[misc]
@@ -90,7 +90,7 @@ async def test_plain_containers_calls_pass_as_they_came(node: Node) -> None:
     made = await passed(request("POST", "/containers/create?name=plain&name=2", PLAIN_BODY, "X-Odd:   kept  "))
     for action, body in (("start", b""), ("update", b'{"CpuShares": 3, "cpushares": 4}'), ("stop", b"")):
         await passed(request("POST", f"/containers/{made['Id']}/{action}", body))
-    assert (await client.ask("DELETE", f"/containers/{made['Id']}")).status == 204
+    assert (await client.fetch("DELETE", f"/containers/{made['Id']}")).status == 204
     assert (node.points, node.store.counts()) == ([], (0, 0))
     assert not node.metrics.total("calls_unreadable")
     passing = ("create", "{id}/start", "{id}/update", "{id}/stop")
@@ -103,22 +103,22 @@ async def test_b10_plain_container_is_remembered_by_its_full_id_only(node: Node)
     node.plugins.add("a")
     plain_id = await node.plain()
 
-    async def asked(reference: str) -> int:
+    async def queried(reference: str) -> int:
         before = len(node.dockerd.requests(INSPECT))
         await node.act("stop", reference)
         return len(node.dockerd.requests(INSPECT)) - before
 
-    assert [await asked(reference) for reference in (plain_id, plain_id)] == [1, 0]
-    assert [await asked(reference) for reference in ("plain", "plain", plain_id[:12])] == [1, 1, 1]
-    await node.ask("POST", f"/containers/{plain_id}/rename?name=other")
+    assert [await queried(reference) for reference in (plain_id, plain_id)] == [1, 0]
+    assert [await queried(reference) for reference in ("plain", "plain", plain_id[:12])] == [1, 1, 1]
+    await node.fetch("POST", f"/containers/{plain_id}/rename?name=other")
     await node.event("rename")
-    assert [await asked(reference) for reference in (plain_id, plain_id)] == [1, 0]
+    assert [await queried(reference) for reference in (plain_id, plain_id)] == [1, 0]
     await node.remove(plain_id)
     await node.event("destroy")
-    assert [await asked(reference) for reference in (plain_id, plain_id)] == [1, 1], "it is gone: 404"
+    assert [await queried(reference) for reference in (plain_id, plain_id)] == [1, 1], "it is gone: 404"
 
 
-ASKED = [
+REQUESTED = [
     ("start", ("PreStartContainer",), ("PostStopContainer", "PreUpdateContainerResources", "PreCreateContainer")),
     ("start", ("PostStartContainer",), ("PostStopPodSandbox",)),
     ("update", ("PreUpdateContainerResources",), ("PreStartContainer", "PostStopContainer")),
@@ -127,7 +127,7 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize(("action", "hook_points", "others"), ASKED)
+@pytest.mark.parametrize(("action", "hook_points", "others"), REQUESTED)
 async def test_unknown_container_is_read_only_for_a_plugin_of_its_points(
     node: Node, action: str, hook_points: tuple[str, ...], others: tuple[str, ...]
 ) -> None:
@@ -323,12 +323,12 @@ async def test_daemon_that_closes_in_a_hold_is_dialled_once_more(node: Node, cap
     hook, client = await held(node, behaviour=HookAnswer(labels={"l": "1"}))
     node.dockerd.drop_connections()
     await until(lambda: node.dockerd.connections == 1)  # that of the event stream, which is followed again
-    node.front.tell_away(ConnectionRefusedError())
+    node.front.report_unavailable(ConnectionRefusedError())
     hook.gate.set()
     made = id_of(await client.answer())
     assert f"container runtime at {node.dockerd.socket_path} is reachable again" in caplog.text
     assert node.pod_of(made).effective.labels["l"] == "1"
-    assert (await client.ask("POST", f"/containers/{made}/start")).status == 204
+    assert (await client.fetch("POST", f"/containers/{made}/start")).status == 204
     made_on, started_on = (node.dockerd.requests(route)[-1].connection for route in (CREATE, START))
     assert made_on == started_on
 
@@ -386,14 +386,14 @@ async def test_half_closed_connection_keeps_no_call_after_502(node: Node) -> Non
 async def test_daemon_that_is_missing_at_the_start(node: Node) -> None:
     await node.front.start()
     node.plugins.add("a")
-    answer = await node.ask("GET", "/_ping")
+    answer = await node.fetch("GET", "/_ping")
     assert (answer.status, answer.message) == (502, AWAY)
     await node.dockerd.start()
     pod_id, container_id = await node.running()
     await until(lambda: node.dockerd.watchers == 1)
     assert node.store.counts() == (1, 1)
     await node.act("stop", container_id)
-    assert (node.told.pod.id, node.told.pod.cgroup_parent) == (pod_id, node.pod.cgroup_parent)
+    assert (node.notified.pod.id, node.notified.pod.cgroup_parent) == (pod_id, node.pod.cgroup_parent)
 
 
 async def test_daemon_whose_backlog_is_full_at_the_release_is_502(node: Node) -> None:

@@ -44,17 +44,17 @@ async def stopped(stop: "asyncio.Task[None]", *clients: Client) -> None:
 async def used(node: Node) -> Client:
     """Return a connection on which a request was answered."""
     client = await node.client()
-    assert (await client.ask("GET", "/_ping")).status == 200
+    assert (await client.fetch("GET", "/_ping")).status == 200
     return client
 
 
-@pytest.mark.parametrize("asks", [False, True])
-async def test_kept_connection_ends_and_what_has_been_sent_is_answered(node: Node, asks: bool) -> None:
+@pytest.mark.parametrize("queries", [False, True])
+async def test_kept_connection_ends_and_what_has_been_sent_is_answered(node: Node, queries: bool) -> None:
     """The request is not yet read when the drain begins."""
     client = await used(node)
     stop = stopping(node)
-    client.send(PING * asks)
-    for _ in range(asks):
+    client.send(PING * queries)
+    for _ in range(queries):
         assert (await client.answer("GET")).status == 200
     assert await client.ended() == b""
     await stopped(stop)

@@ -17,7 +17,7 @@ from runtimeproxy.docker.messages import Driver
 from runtimeproxy.docker.sync import Lookup
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
-from tests.docker.bodies import ASKED, CONTAINER, PARENT, POD, SYSTEMD_PARENT, TOLD_POD
+from tests.docker.bodies import CONTAINER, PARENT, POD, REPORTED_POD, REQUESTED, SYSTEMD_PARENT
 from tests.docker.node import INSPECT
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
@@ -52,7 +52,7 @@ class Rig:
         raw = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
         self.dockerd.inject(route, Injection(raw=raw))
 
-    def asked(self, route: str) -> int:
+    def queried(self, route: str) -> int:
         return len(self.dockerd.requests(route))
 
     async def container(self, reference: str) -> ContainerInfo:
@@ -77,7 +77,7 @@ ENGINES = [{"cgroup_driver": "systemd"}, {"api": "1.52", "minimum": "1.44"}]
 async def test_pod_and_its_container_are_read_as_they_were_asked_for(tmp_path: Path, engine: dict[str, str]) -> None:
     async with FakeDockerd(str(tmp_path / "docker.sock"), **engine) as dockerd:
         rig = Rig(dockerd)
-        pod = replace(TOLD_POD, id=rig.pod_id, cgroup_parent=rig.parent)
+        pod = replace(REPORTED_POD, id=rig.pod_id, cgroup_parent=rig.parent)
         assert await rig.lookup.read(rig.pod_id) == (rig.pod_id, Subject(PodRecord(pod, pod)))
         found = await rig.lookup.container(rig.container_id)
         assert found.pod == PodRecord(pod, pod)
@@ -85,7 +85,7 @@ async def test_pod_and_its_container_are_read_as_they_were_asked_for(tmp_path: P
         assert found.container.original is found.container.effective
         read = found.container.effective
         assert (read.id, read.pod_id, read.name, read.attempt) == (rig.container_id, rig.pod_id, "main", 2)
-        assert (read.envs, read.resources) == ({"A": "1", "B": "2"}, ASKED), "without the image's PATH"
+        assert (read.envs, read.resources) == ({"A": "1", "B": "2"}, REQUESTED), "without the image's PATH"
         assert (read.annotations["note"], read.cgroup_parent) == ("container", "")
         assert rig.store.counts() == (0, 0), "what is read is kept by the call, if the daemon agrees to it"
         await rig.backend.close()
@@ -101,7 +101,7 @@ async def test_what_the_store_knows_stands(rig: Rig) -> None:
     rig.store.commit(known)
     assert await rig.lookup.container(rig.container_id[:12]) == rig.lookup.known(rig.container_id) == known
     assert rig.lookup.known(rig.container_id[:12]) is None
-    assert rig.asked(INSPECT) == 3
+    assert rig.queried(INSPECT) == 3
 
 
 async def test_parent_that_differs_from_the_pods_is_the_containers_own(rig: Rig) -> None:
@@ -143,12 +143,12 @@ async def test_image_is_read_once_for_all_its_containers(rig: Rig) -> None:
         body = bodies.container_body(POD, replace(CONTAINER, attempt=number + 5), rig.pod_id, "cgroupfs")
         again = rig.create(f"again{number}", body)
         assert (await rig.container(again)).envs == {"A": "1", "B": "2"}, "without the image's PATH"
-    assert rig.asked(IMAGE) == 2, "the container's image, and the sandbox's"
+    assert rig.queried(IMAGE) == 2, "the container's image, and the sandbox's"
     rig.dockerd.state.images.by_name.clear()
     rig.lookup._images.clear()
     for _ in range(2):
         assert (await rig.container(rig.container_id)).envs == {"A": "1", "B": "2", "PATH": "/bin"}
-    assert rig.asked(IMAGE) == 6
+    assert rig.queried(IMAGE) == 6
 
 
 async def test_memories_of_images_and_plain_containers_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ async def test_memories_of_images_and_plain_containers_are_bounded(rig: Rig, mon
     for _ in range(2):
         assert await rig.lookup.pod(rig.pod_id) is not None
         await rig.container(rig.container_id)
-    assert rig.asked(IMAGE) > 2
+    assert rig.queried(IMAGE) > 2
     plain = [rig.create(f"plain{number}", PLAIN_BODY) for number in range(3)]
     for container_id in plain:
         assert await rig.lookup.read(container_id) is None
@@ -170,7 +170,7 @@ async def test_b10_plain_is_remembered_by_full_id_and_nothing_more_is_asked(rig:
     plain = rig.create("plain", PLAIN_BODY)
     assert await rig.lookup.read("plain") is None
     assert (rig.lookup.is_plain(plain), rig.lookup.is_plain("plain")) == (True, False)
-    assert (rig.asked(INFO), rig.asked(IMAGE)) == (0, 0)
+    assert (rig.queried(INFO), rig.queried(IMAGE)) == (0, 0)
     for _ in range(2):
         rig.lookup.forget_plain(plain)
         assert not rig.lookup.is_plain(plain)
@@ -190,9 +190,9 @@ async def test_driver_is_asked_for_once_unless_it_is_learnt_anew(rig: Rig) -> No
     for _ in range(2):
         assert await rig.lookup.known_driver() is Driver.CGROUPFS
         await rig.lookup.container(rig.container_id)
-    assert rig.asked(INFO) == 1
+    assert rig.queried(INFO) == 1
     await rig.lookup.learn_driver()
-    assert rig.asked(INFO) == 2
+    assert rig.queried(INFO) == 2
 
 
 FAILING = [(INFO, b'{"CgroupDriver":1}', Unreadable), (INFO, None, BackendError), (INSPECT, None, BackendError)]
@@ -204,7 +204,7 @@ async def test_failing_daemon_is_an_error(rig: Rig, route: str, reply: bytes | N
         rig.answers(route, reply)
     else:
         rig.dockerd.inject(route, Injection(status=500))
-    for ask in (rig.lookup.read(rig.container_id), rig.lookup.read(rig.pod_id), rig.lookup.pod(rig.pod_id)):
+    for fetch in (rig.lookup.read(rig.container_id), rig.lookup.read(rig.pod_id), rig.lookup.pod(rig.pod_id)):
         with pytest.raises(error):
-            await ask
+            await fetch
     assert rig.lookup.driver is None

@@ -189,9 +189,9 @@ CREATES += [((1, 1), (-1, 5), (0, 5)), ((1, 1), (2, 1), (2, 1)), ((1, 1), (2, -1
 CREATES += [((1, 1), (None, -1), (1, -1)), ((1, 1), (-5, None), (-5, -5))]
 
 
-@pytest.mark.parametrize(("asked", "changes", "expected"), CREATES)
-def test_memory_and_swap_of_a_create(asked: Limits, changes: Limits, expected: Limits) -> None:
-    assert host_after(in_docker(asked), **in_bytes(changes)) == in_docker(expected)
+@pytest.mark.parametrize(("queried", "changes", "expected"), CREATES)
+def test_memory_and_swap_of_a_create(queried: Limits, changes: Limits, expected: Limits) -> None:
+    assert host_after(in_docker(queried), **in_bytes(changes)) == in_docker(expected)
 
 
 @pytest.mark.parametrize("change", [{"cpu_quota": 20000}, {"cpu_quota": -1}, {"cpu_period": 50000}])
@@ -280,11 +280,11 @@ UPDATES += [((1, 1), (2, 2), (0, None), 0), ((0, 1), (1, 2), (0, None), 1)]
 
 @pytest.mark.parametrize(("limits", "present", "change", "swap"), UPDATES)
 def test_swap_of_an_update(limits: Limits, present: Limits, change: Limits, swap: int) -> None:
-    asked, held, changes = in_docker(limits), Resources(**in_bytes(present)), in_bytes(change)
-    update = edit_update(json.dumps(asked).encode(), changes, held)
-    after = {"Memory": update.resources.get("memory_limit_in_bytes", asked["Memory"]), **in_docker((None, swap))}
+    queried, held, changes = in_docker(limits), Resources(**in_bytes(present)), in_bytes(change)
+    update = edit_update(json.dumps(queried).encode(), changes, held)
+    after = {"Memory": update.resources.get("memory_limit_in_bytes", queried["Memory"]), **in_docker((None, swap))}
     assert json.loads(update.body) == after
-    assert update.resources.get("memory_swap_limit_in_bytes", asked["MemorySwap"]) == after["MemorySwap"]
+    assert update.resources.get("memory_swap_limit_in_bytes", queried["MemorySwap"]) == after["MemorySwap"]
     unlimited = change[0] == -1 and not present[0]
     assert update.respelt == (("memory_limit_in_bytes",) if unlimited else ())
     if limits == (0, 0):

@@ -22,7 +22,16 @@ from runtimeproxy.docker.messages import (
     read_update,
 )
 from runtimeproxy.model.fields import ContainerInfo, PodInfo, Resources, named
-from tests.docker.bodies import CONTAINER_BODY, CONTAINER_NAME, KUBELETS, PARENT, POD_BODY, POD_NAME, TOLD, TOLD_POD
+from tests.docker.bodies import (
+    CONTAINER_BODY,
+    CONTAINER_NAME,
+    KUBELETS,
+    PARENT,
+    POD_BODY,
+    POD_NAME,
+    REPORTED,
+    REPORTED_POD,
+)
 from tests.docker.documents import JSON, NO_DOCUMENTS, changed
 from tests.fakes.dockerd_shapes import RESOURCES, filled
 
@@ -63,7 +72,7 @@ PODS: dict[str, Case] = {
     "without the kubelet's labels the name tells": (
         without(POD_BODY, "io.kubernetes.pod."),
         POD_NAME,
-        {"labels": {key: value for key, value in TOLD_POD.labels.items() if key not in KUBELETS}},
+        {"labels": {key: value for key, value in REPORTED_POD.labels.items() if key not in KUBELETS}},
     ),
     "a runtime": ({"HostConfig/Runtime": "kata"}, POD_NAME, {"runtime_handler": "kata"}),
     # resources of a pod are those that not every pause container has
@@ -79,7 +88,7 @@ PODS: dict[str, Case] = {
 
 @pytest.mark.parametrize(("changes", "name", "expected"), PODS.values(), ids=PODS)
 def test_pod(changes: dict[str, Any], name: str, expected: dict[str, Any]) -> None:
-    pod = replace(TOLD_POD, cgroup_parent="", **expected)
+    pod = replace(REPORTED_POD, cgroup_parent="", **expected)
     assert read_create(changed(POD_BODY, changes), name) == RequestedPod(pod, PARENT)
     assert read_create({"Labels": {TYPE: "podsandbox"}}, "") == RequestedPod(PodInfo(), "")
 
@@ -89,8 +98,8 @@ NAMELESS = without(CONTAINER_BODY, "io.kubernetes.container.name")
 
 
 def restarted(count: str, attempt: int, name: str = "web") -> Case:
-    told = {"attempt": attempt, "annotations": {**TOLD.annotations, RESTARTS: count}}
-    return {f"Labels/annotation.{RESTARTS}": count}, name, told
+    notified = {"attempt": attempt, "annotations": {**REPORTED.annotations, RESTARTS: count}}
+    return {f"Labels/annotation.{RESTARTS}": count}, name, notified
 
 
 def with_env(env: object, envs: dict[str, str]) -> Case:
@@ -121,13 +130,13 @@ CONTAINERS: dict[str, Case] = {
 @pytest.mark.parametrize(("changes", "name", "expected"), CONTAINERS.values(), ids=CONTAINERS)
 def test_container(changes: dict[str, Any], name: str, expected: dict[str, Any]) -> None:
     read = read_create(changed(CONTAINER_BODY, changes), name)
-    assert read == RequestedContainer(replace(TOLD, **expected), PARENT)
+    assert read == RequestedContainer(replace(REPORTED, **expected), PARENT)
 
 
 @pytest.mark.parametrize("host", [None, {}, NO_LIMITS])
 def test_container_without_limits(host: object) -> None:
     read = read_create(changed(CONTAINER_BODY, {"HostConfig": host}))
-    assert read == RequestedContainer(replace(TOLD, resources=Resources()), "")
+    assert read == RequestedContainer(replace(REPORTED, resources=Resources()), "")
 
 
 @pytest.mark.parametrize(("field", "key"), RESOURCE_TABLE.items())
@@ -143,7 +152,7 @@ def test_keys_are_found_as_go_finds_them() -> None:
     text = json.dumps(CONTAINER_BODY)
     for key in ("Env", "Labels", "HostConfig", "CgroupParent", *RESOURCE_TABLE.values()):
         text = text.replace(f'"{key}"', f'"{key.swapcase()}"')
-    assert messages.read_create(text.encode(), CONTAINER_NAME) == RequestedContainer(TOLD, PARENT)
+    assert messages.read_create(text.encode(), CONTAINER_NAME) == RequestedContainer(REPORTED, PARENT)
 
 
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=3), st.text(max_size=3)), max_size=5))

@@ -61,16 +61,16 @@ def inspected(
     return {**reply, "Config": {"Image": create["Image"], "Env": env, "Labels": labels}}
 
 
-Asked = RequestedPod | RequestedContainer | None
+Requested = RequestedPod | RequestedContainer | None
 
 
-def read_inspect(reply: bytes | dict[str, Any], image: bytes | None, *default_runtime: str) -> Asked:
+def read_inspect(reply: bytes | dict[str, Any], image: bytes | None, *default_runtime: str) -> Requested:
     raw = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
     shipped = None if image is None else read_image(image)
     return status.read_inspect(status.parse_inspect(raw, ID), shipped, *default_runtime)
 
 
-def asked(create: Mapping[str, Any], name: str) -> Asked:
+def queried(create: Mapping[str, Any], name: str) -> Requested:
     """Return what a create asks for, with the id that it got."""
     value = read_create(json.dumps(create).encode(), name)
     if isinstance(value, RequestedPod):
@@ -112,7 +112,7 @@ CREATES: dict[str, tuple[str, dict[str, object]]] = {
 def test_inspect_equals_the_create(kind: str, changes: dict[str, object], counts_swap: bool) -> None:
     create, name = NAMES[kind]
     body = changed(create, changes)
-    assert read_inspect(inspected(body, name, counts_swap=counts_swap), image()) == asked(body, name)
+    assert read_inspect(inspected(body, name, counts_swap=counts_swap), image()) == queried(body, name)
 
 
 ENTRIES = st.lists(st.builds("".join, st.tuples(st.sampled_from("ABCD"), st.sampled_from(["", "=", "=1"]))), max_size=6)
@@ -126,7 +126,7 @@ def test_fewest_envs_that_make_the_list_are_its_own(own: list[str], shipped: lis
     expected = possible[0] if possible else [entry for entry in found if entry not in shipped]
     reply = changed(inspected(CONTAINER_BODY, CONTAINER_NAME), {"Config/Env": found})
     body = changed(CONTAINER_BODY, {"Env": expected})
-    assert read_inspect(reply, image(shipped)) == asked(body, CONTAINER_NAME)
+    assert read_inspect(reply, image(shipped)) == queried(body, CONTAINER_NAME)
 
 
 class Looked(str):
@@ -154,7 +154,7 @@ def test_without_the_image_all_is_kept() -> None:
     assert container_of(inspected(bare, CONTAINER_NAME, shipped)).envs == {"PATH": PATH[5:]}
     assert pod_of(inspected(POD_BODY, POD_NAME, shipped)).labels["maintainer"] == "x"
     for empty in (b"{}", b'{"Config": null}', b'{"Config": {"Env": null, "Labels": null}}'):
-        assert read_inspect(inspected(POD_BODY, POD_NAME), empty) == asked(POD_BODY, POD_NAME)
+        assert read_inspect(inspected(POD_BODY, POD_NAME), empty) == queried(POD_BODY, POD_NAME)
 
 
 def test_labels_of_the_image_are_left_out_unless_they_are_overwritten() -> None:
@@ -229,7 +229,7 @@ def test_label_or_an_env_that_is_no_text_is_unknown_by_itself() -> None:
     reply = inspected(CONTAINER_BODY, CONTAINER_NAME)
     reply["Config"]["Env"].insert(1, 5)
     reply["Config"]["Labels"]["annotation.other"] = {"canary": 1}
-    assert read_inspect(reply, image()) == asked(CONTAINER_BODY, CONTAINER_NAME)
+    assert read_inspect(reply, image()) == queried(CONTAINER_BODY, CONTAINER_NAME)
 
 
 @pytest.mark.parametrize("absent", ["", None, 5])

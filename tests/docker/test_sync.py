@@ -38,7 +38,7 @@ class Scripted(Backend):
 
     def __init__(self, *fails: float) -> None:
         super().__init__("/nobody/docker.sock")
-        self.asked: list[tuple[float, int]] = []
+        self.queried: list[tuple[float, int]] = []
         """For each request of the events: when it was made, and its ``since_ns``."""
         self.actions: set[str] = set()
         self.say: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -46,7 +46,7 @@ class Scripted(Backend):
 
     @asynccontextmanager
     async def events(self, actions: Collection[str], since_ns: int) -> AsyncIterator[AsyncIterator[Event]]:
-        self.asked.append((asyncio.get_running_loop().time(), since_ns))
+        self.queried.append((asyncio.get_running_loop().time(), since_ns))
         self.actions = set(actions)
         if self._fails:
             await asyncio.sleep(self._fails.pop(0))
@@ -94,7 +94,7 @@ class Rig:
     def _missed(self) -> None:
         self.missed += 1
 
-    async def told(self, *events: Event | None) -> None:
+    async def notified(self, *events: Event | None) -> None:
         for event in events:
             self.backend.say.put_nowait(event)
         await asyncio.sleep(0.001)
@@ -140,7 +140,7 @@ async def test_quiet_stream_changes_nothing(caplog: pytest.LogCaptureFixture) ->
     async with following() as rig:
         await asyncio.sleep(100)
     assert rig.backend.actions == {"destroy", "die", "rename", "restart", "update"}
-    assert [since for _, since in rig.backend.asked] == [STARTED_NS]
+    assert [since for _, since in rig.backend.queried] == [STARTED_NS]
     assert (rig.known, rig.gone, rig.connects, rig.missed, caplog.records) == (ALL, [], 1, 1, [])
 
 
@@ -152,7 +152,7 @@ DROPPED = [(CONTAINER, {POD, OTHER_POD}), (OTHER_POD, {POD, CONTAINER}), (POD, {
 async def test_destroyed_is_forgotten(of: str, left: set[str]) -> None:
     async with following() as rig:
         rig.events.expect_update(of)
-        await rig.told(destroyed(of))
+        await rig.notified(destroyed(of))
     assert (rig.known, rig.gone, rig.expected) == (left, [of], {})
     assert rig.metrics.counted("backend_events", action="destroy") == 1
 
@@ -161,7 +161,7 @@ async def test_destroyed_is_forgotten(of: str, left: set[str]) -> None:
 @virtual_time
 async def test_updated_by_others_is_read_anew(of: str, left: set[str]) -> None:
     async with following() as rig:
-        await rig.told(updated(of))
+        await rig.notified(updated(of))
     assert (rig.known, rig.gone, rig.metrics.counted("updates_of_others")) == (left - {of}, [], 1)
 
 
@@ -171,10 +171,10 @@ async def test_own_updates_change_nothing_each_once() -> None:
         for _ in range(3):
             rig.events.expect_update(CONTAINER)
         rig.events.no_update(CONTAINER)
-        await rig.told(updated(CONTAINER), updated(CONTAINER))
+        await rig.notified(updated(CONTAINER), updated(CONTAINER))
         assert (rig.known, rig.expected) == (ALL, {})
         rig.events.no_update(CONTAINER)  # once more than expected: the count stays 0
-        await rig.told(updated(CONTAINER))
+        await rig.notified(updated(CONTAINER))
         assert CONTAINER not in rig.known
         rig.events.expect_update(LATER)
         rig.events.gone(LATER)
@@ -184,10 +184,10 @@ async def test_own_updates_change_nothing_each_once() -> None:
 @virtual_time
 async def test_other_actions_leave_the_store() -> None:
     async with following() as rig:
-        await rig.told(Event("rename", CONTAINER, 1), Event("rename", PLAIN, 1))
+        await rig.notified(Event("rename", CONTAINER, 1), Event("rename", PLAIN, 1))
         assert rig.gone == [CONTAINER, PLAIN], "a name says what is remembered beside the Store"
         for action in ("create", "start", "die", "kill", "oom", "restart", "prune", ""):
-            await rig.told(Event(action, CONTAINER, 1), Event(action, POD, 1))
+            await rig.notified(Event(action, CONTAINER, 1), Event(action, POD, 1))
     assert (rig.known, rig.gone) == (ALL, [CONTAINER, PLAIN])
     assert rig.ends == [(action, of) for action in ("die", "restart") for of in (CONTAINER, POD)]
 
@@ -195,7 +195,7 @@ async def test_other_actions_leave_the_store() -> None:
 @virtual_time
 async def test_destroyed_does_not_come_back_with_a_call_under_way() -> None:
     async with following() as rig:
-        await rig.told(destroyed(LATER), destroyed(CONTAINER))
+        await rig.notified(destroyed(LATER), destroyed(CONTAINER))
     rig.store.commit(container(LATER))
     rig.store.commit(container(CONTAINER))
     assert rig.known == {POD, OTHER_POD}
@@ -204,9 +204,9 @@ async def test_destroyed_does_not_come_back_with_a_call_under_way() -> None:
 @virtual_time
 async def test_unreadable_line_means_that_something_was_missed(caplog: pytest.LogCaptureFixture) -> None:
     async with following() as rig:
-        await rig.told(UNREADABLE, destroyed(OTHER_POD))
+        await rig.notified(UNREADABLE, destroyed(OTHER_POD))
     assert (rig.metrics.counted("backend_events_unreadable"), rig.missed, caplog.records) == (1, 2, [])
-    assert (rig.gone, len(rig.backend.asked)) == ([OTHER_POD], 1)
+    assert (rig.gone, len(rig.backend.queried)) == ([OTHER_POD], 1)
 
 
 BACK = ("INFO", "the daemon's events are followed again")
@@ -224,10 +224,10 @@ def away(reason: str) -> tuple[str, str]:
 async def test_stream_that_ends_is_followed_from_where_it_ended(caplog: pytest.LogCaptureFixture) -> None:
     """Each loss and each reconnect is logged once."""
     async with following(0, 0, 0) as rig:
-        await rig.told(Event("rename", CONTAINER, 41_000_000_007), None)
+        await rig.notified(Event("rename", CONTAINER, 41_000_000_007), None)
         await asyncio.sleep(10)
-        await rig.told(Event("rename", POD, 42_000_000_000))
-    assert [since for _, since in rig.backend.asked] == [STARTED_NS] * 4 + [41_000_000_008]
+        await rig.notified(Event("rename", POD, 42_000_000_000))
+    assert [since for _, since in rig.backend.queried] == [STARTED_NS] * 4 + [41_000_000_008]
     assert (rig.gone, rig.connects, rig.missed) == ([CONTAINER, POD], 2, 2)
     failed = [rig.metrics.counted(f"backend_event_{what}") for what in ("dial_failures", "stream_losses")]
     assert (failed, logged(caplog)) == ([3, 1], [away("away"), BACK, away("gone"), BACK])
@@ -258,7 +258,7 @@ async def test_fault_of_our_own_is_counted_and_tells_no_value(caplog: pytest.Log
 async def test_daemon_that_is_away_is_tried_down_to_once_a_second() -> None:
     async with following(0, 0, 0, 0, 0, 0, 0, 5.0, 0, 0, 0) as rig:
         await asyncio.sleep(20)
-    waits = [round(later - earlier, 6) for (earlier, _), (later, _) in pairwise(rig.backend.asked)]
+    waits = [round(later - earlier, 6) for (earlier, _), (later, _) in pairwise(rig.backend.queried)]
     assert waits == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 5.05, 0.1, 0.2, 0.4]
 
 
@@ -277,13 +277,13 @@ async def test_update_whose_event_was_lost_is_not_expected_for_ever(replayed: bo
         await asyncio.sleep(1)
         for _ in range(2):
             rig.events.expect_update(CONTAINER)
-        await rig.told(None)
+        await rig.notified(None)
         await asyncio.sleep(1)
         rig.events.expect_update(CONTAINER)
         if replayed:
-            await rig.told(updated(CONTAINER, 10))
+            await rig.notified(updated(CONTAINER, 10))
         await asyncio.sleep(REPLAY_SECONDS + 1)
         assert rig.expected == {CONTAINER: 1}, "the one of later"
         for time, known in ((20, True), (30, False)):
-            await rig.told(updated(CONTAINER, time))
+            await rig.notified(updated(CONTAINER, time))
             assert (CONTAINER in rig.known) is known

@@ -63,7 +63,7 @@ class FakeCall(HeldCall):
     """The adjustment that ``outcome`` was given."""
     answered: bool = False
     over_at: float | None = None
-    told: Callable[[], None] = lambda: None
+    notified: Callable[[], None] = lambda: None
     """Called when it is answered."""
     proceed: Callable[["FakeCall"], None] = lambda call: None
     """Called when it has its reply."""
@@ -160,7 +160,7 @@ class FakeCall(HeldCall):
         assert self.over_at is None
         if not self.answered:
             self._step("answer")
-            self.told()
+            self.notified()
         self.answered = True
 
     def release_buffers(self) -> None:

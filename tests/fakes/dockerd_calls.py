@@ -142,8 +142,8 @@ async def version(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> N
 async def info(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     state, running = dockerd.state, sum(container.running for container in dockerd.state.each())
     counts = {"Containers": len(state.containers), "ContainersRunning": running, "Images": len(state.images.by_name)}
-    told = {**INFO, **counts, "CgroupDriver": state.cgroup_driver, "ServerVersion": dockerd.engine.version}
-    await exchange.json(told)
+    notified = {**INFO, **counts, "CgroupDriver": state.cgroup_driver, "ServerVersion": dockerd.engine.version}
+    await exchange.json(notified)
 
 
 # ---- containers

@@ -333,7 +333,7 @@ class DockerdState:
 
     # ---- containers
 
-    def _tell(self, container: Container, action: str, **more: str) -> None:
+    def _report(self, container: Container, action: str, **more: str) -> None:
         image = container.config["Image"]
         attributes = {**container.labels, "image": image, "name": container.name, **more}
         self.events.emit("container", action, container.id, attributes, image)
@@ -387,7 +387,7 @@ class DockerdState:
         config["Hostname"] = config["Hostname"] or new_id[:12]
         container = Container(new_id, name, request, config, adapted(host), image.id if image else "")
         self.containers[new_id] = self._names[name] = container
-        self._tell(container, "create")
+        self._report(container, "create")
         return container
 
     def start(self, reference: str) -> None:
@@ -395,26 +395,26 @@ class DockerdState:
         if container.running:
             raise Refused(HTTPStatus.NOT_MODIFIED, "")
         container.status, container.started, container.exit_code = "running", time.time(), 0
-        self._tell(container, "start")
+        self._report(container, "start")
 
     def exit(self, container: Container, exit_code: int) -> None:
         container.status, container.finished, container.exit_code = "exited", time.time(), exit_code
-        self._tell(container, "die", exitCode=str(exit_code))
+        self._report(container, "die", exitCode=str(exit_code))
 
     def stop(self, reference: str) -> None:
         container = self.find(reference)
         if not container.running:
             raise Refused(HTTPStatus.NOT_MODIFIED, "")
-        self._tell(container, "kill", signal="15")
+        self._report(container, "kill", signal="15")
         self.exit(container, TERMINATED)
-        self._tell(container, "stop")
+        self._report(container, "stop")
 
     def rename(self, reference: str, name: str) -> None:
         container = self.find(reference)
         new_name, old_name = self._reserve(name), container.name
         container.name = new_name
         self._names[new_name] = self._names.pop(old_name)
-        self._tell(container, "rename", oldName=f"/{old_name}")
+        self._report(container, "rename", oldName=f"/{old_name}")
 
     def update(self, reference: str, body: dict[str, Any]) -> None:
         """Change resources and restart policy. Raises Refused: 400, 404, or 409 if they do not go together."""
@@ -425,14 +425,14 @@ class DockerdState:
         check(settings, systemd=self.cgroup_driver == SYSTEMD, update=True)
         container = self.find(reference)
         container.host = updated(container.host, update)
-        self._tell(container, "update")
+        self._report(container, "update")
 
     def remove(self, reference: str, force: bool) -> None:
         container = self.find(reference)
         if container.running:
             if not force:
                 raise Refused(HTTPStatus.CONFLICT, f"You cannot remove a running container {container.id}.")
-            self._tell(container, "kill", signal="9")
+            self._report(container, "kill", signal="9")
             self.exit(container, KILLED)
         self._destroy(container)
 
@@ -440,7 +440,7 @@ class DockerdState:
         del self.containers[container.id], self._names[container.name]
         for exec_id in container.execs:
             del self.execs[exec_id]
-        self._tell(container, "destroy")
+        self._report(container, "destroy")
 
     # ---- execs
 
@@ -451,7 +451,7 @@ class DockerdState:
         made = Exec(secrets.token_hex(32), container, config)
         self.execs[made.id] = made
         container.execs.append(made.id)
-        self._tell(container, f"exec_create: {' '.join(config['Cmd'])}", execID=made.id)
+        self._report(container, f"exec_create: {' '.join(config['Cmd'])}", execID=made.id)
         return made
 
     def exec_find(self, exec_id: str) -> Exec:
@@ -461,11 +461,11 @@ class DockerdState:
 
     def exec_start(self, made: Exec) -> None:
         made.running = True
-        self._tell(made.container, f"exec_start: {' '.join(made.config['Cmd'])}", execID=made.id)
+        self._report(made.container, f"exec_start: {' '.join(made.config['Cmd'])}", execID=made.id)
 
     def exec_exit(self, made: Exec, exit_code: int) -> None:
         made.running, made.exit_code = False, exit_code
-        self._tell(made.container, "exec_die", execID=made.id, exitCode=str(exit_code))
+        self._report(made.container, "exec_die", execID=made.id, exitCode=str(exit_code))
 
     def each(self) -> Iterator[Container]:
         """Yield the containers, newest first as dockerd lists them."""

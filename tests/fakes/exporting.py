@@ -76,7 +76,7 @@ async def exporting(endpoint: Path | str, tls: Tls | None = None, *, everything:
             acceptor.stop()
 
 
-async def ask(port: int, request: str, context: ssl.SSLContext | None = None) -> str:
+async def fetch(port: int, request: str, context: ssl.SSLContext | None = None) -> str:
     """Return all that comes for a request until the connection ends."""
     async with asyncio.timeout(SECONDS):
         name = "node.test" if context else None

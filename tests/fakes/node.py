@@ -44,8 +44,8 @@ CREATE_REQUEST = cri.CreateContainerRequest(
     ),
 )
 POD = PodInfo(id="p1", **NAMES, runtime_handler="runc", labels={"qos": "BE"}, cgroup_parent="/kube/u-1")
-ASKED = Resources(cpu_shares=1024, cpuset_cpus="0-3")
-CONTAINER = ContainerInfo(id="c1", pod_id="p1", name="main", attempt=2, envs={"A": "1"}, resources=ASKED)
+REQUESTED = Resources(cpu_shares=1024, cpuset_cpus="0-3")
+CONTAINER = ContainerInfo(id="c1", pod_id="p1", name="main", attempt=2, envs={"A": "1"}, resources=REQUESTED)
 
 REPLIES: dict[Operation, Message] = {
     Operation.RUN_POD_SANDBOX: cri.RunPodSandboxResponse(pod_sandbox_id="p1"),
@@ -121,7 +121,7 @@ class FakeBackend:
     pod_is: api_pb2.PodSandboxState = api_pb2.SANDBOX_READY
     container_is: api_pb2.ContainerState = api_pb2.CONTAINER_RUNNING
     error: BackendError | None = None
-    asked: list[tuple[str, str]] = field(default_factory=list)
+    queried: list[tuple[str, str]] = field(default_factory=list)
     updates: list[tuple[str, bytes, float]] = field(default_factory=list)
     accepts_unlimited_memory: bool = True
     runtime_name: str = ""
@@ -129,15 +129,15 @@ class FakeBackend:
     repeats_until: float = 0.0
 
     async def pod(self, version: str, pod_id: str) -> PodInfo | None:
-        self.asked.append((version, pod_id))
+        self.queried.append((version, pod_id))
         return self.known_pods.get(pod_id)
 
     async def pod_state(self, version: str, pod_id: str) -> api_pb2.PodSandboxState | None:
-        self.asked.append((version, pod_id))
+        self.queried.append((version, pod_id))
         return self.pod_is if pod_id in self.known_pods else None
 
     async def container_state(self, version: str, container_id: str) -> api_pb2.ContainerState | None:
-        self.asked.append((version, container_id))
+        self.queried.append((version, container_id))
         return self.container_is if container_id in self.known_containers else None
 
     async def container_life(self, version: str, container_id: str) -> Life | None:
@@ -146,7 +146,7 @@ class FakeBackend:
         return None if state is None else Life(state != api_pb2.CONTAINER_CREATED, running)
 
     async def container(self, version: str, container_id: str) -> ContainerInfo | None:
-        self.asked.append((version, container_id))
+        self.queried.append((version, container_id))
         return self.known_containers.get(container_id)
 
     async def update(self, version: str, request: bytes, seconds: float) -> None:
@@ -219,8 +219,8 @@ class Node(Parts):
         assert pod is not None
         return pod
 
-    def told(self, index: int = -1) -> ContainerInfo:
-        container = self.plugins.asked[index].request.container
+    def notified(self, index: int = -1) -> ContainerInfo:
+        container = self.plugins.queried[index].request.container
         assert container is not None
         return container
 

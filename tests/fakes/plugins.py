@@ -25,7 +25,7 @@ Behaviour = HookAnswer | Reason | Exception | Callable[[HookRequest], HookAnswer
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Requested:
     """One hook call as the plugin got it."""
 
     plugin: str
@@ -41,7 +41,7 @@ class FakeClient:
 
     name: str
     behaviour: Behaviour
-    asked: list[Asked]
+    queried: list[Requested]
     delay_seconds: float = 0.0
     cancelled: int = 0
     there: Peer = ONE_PEER
@@ -57,7 +57,7 @@ class FakeClient:
     async def call(
         self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
     ) -> HookAnswer:
-        self.asked.append(Asked(self.name, point.name, request, timeout_seconds))
+        self.queried.append(Requested(self.name, point.name, request, timeout_seconds))
         try:
             await asyncio.sleep(min(self.delay_seconds, timeout_seconds))
         except asyncio.CancelledError:
@@ -83,7 +83,7 @@ class FakePlugins:
     """The Plugins Manager's tables; ``asked`` is the record of all hook calls."""
 
     plugins: list[Plugin] = field(default_factory=list)
-    asked: list[Asked] = field(default_factory=list)
+    queried: list[Requested] = field(default_factory=list)
 
     def add(
         self,
@@ -97,7 +97,7 @@ class FakePlugins:
         client: FakeClient | None = None,
     ) -> FakeClient:
         """Register a plugin after the existing ones; ``client`` may be one with a behaviour of its own."""
-        client = client or FakeClient(name, behaviour, self.asked, delay_seconds)
+        client = client or FakeClient(name, behaviour, self.queried, delay_seconds)
         self.plugins.append(Plugin(name, f"/run/{name}.sock", policy, frozenset(points), timeout_seconds, client))
         return client
 
@@ -111,6 +111,6 @@ class FakePlugins:
     def registered(self, points: Iterable[HookPoint]) -> bool:
         return any(self.plugins_for(point) for point in points)
 
-    def told(self) -> list[tuple[str, str]]:
+    def notified(self) -> list[tuple[str, str]]:
         """Return the plugins and points that were asked, in order."""
-        return [(asked.plugin, asked.point) for asked in self.asked]
+        return [(queried.plugin, queried.point) for queried in self.queried]

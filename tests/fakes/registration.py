@@ -23,9 +23,9 @@ def text(endpoint: str, points: Sequence[str] = ALL_POINTS, policy: str = "Ignor
 def write(directory: Path, name: str, content: str) -> Path:
     """Write a temporary file and rename it into place: a reader sees all of it or nothing."""
     target = directory / name
-    beside = directory / f".{name}.new"
-    beside.write_text(content)
-    os.replace(beside, target)
+    sibling = directory / f".{name}.new"
+    sibling.write_text(content)
+    os.replace(sibling, target)
     return target
 
 

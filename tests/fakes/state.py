@@ -39,7 +39,7 @@ class FakeState:
     """Errors raised in place of an answer, by id or ``LIST``."""
     list_seconds: float = 0.0
     read_seconds: float = 0.0
-    asked: list[tuple[float, str]] = field(default_factory=list)
+    queried: list[tuple[float, str]] = field(default_factory=list)
     at_once: Counter[str] = field(default_factory=Counter)
     """The most requests at one time, by kind."""
     _now: Counter[str] = field(default_factory=Counter)
@@ -72,7 +72,7 @@ class FakeState:
         return found
 
     async def _answer(self, kind: str, name: str, seconds: float) -> None:
-        self.asked.append((asyncio.get_running_loop().time(), name))
+        self.queried.append((asyncio.get_running_loop().time(), name))
         self._now[kind] += 1
         self.at_once[kind] = max(self.at_once[kind], self._now[kind])
         try:
@@ -84,11 +84,11 @@ class FakeState:
 
     @property
     def lists(self) -> list[float]:
-        return [at for at, name in self.asked if name == LIST]
+        return [at for at, name in self.queried if name == LIST]
 
     @property
     def reads(self) -> list[str]:
-        return [name for _, name in self.asked if name != LIST]
+        return [name for _, name in self.queried if name != LIST]
 
 
 class Synced(Core):

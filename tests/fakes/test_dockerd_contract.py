@@ -37,25 +37,25 @@ class Daemon:
         self.path = path
         self.parent = parent
 
-    async def ask(self, call: str, body: Any = None) -> Answer:
+    async def fetch(self, call: str, body: Any = None) -> Answer:
         client = await Client.connect(self.path)
         try:
-            return await client.ask(*call.split(" ", 1), b"" if body is None else json.dumps(body).encode())
+            return await client.fetch(*call.split(" ", 1), b"" if body is None else json.dumps(body).encode())
         finally:
             client.abort()
 
     async def created(self, name: str, **more: Any) -> str:
-        reply = await self.ask(f"POST /containers/create?name={name}", {**SLEEPING, **more})
+        reply = await self.fetch(f"POST /containers/create?name={name}", {**SLEEPING, **more})
         assert (reply.status, reply.json["Warnings"]) == (201, []), reply
         return str(reply.json["Id"])
 
     async def running(self, name: str, **more: Any) -> str:
         made = await self.created(name, **more)
-        assert (await self.ask(f"POST /containers/{made}/start")).status == 204
+        assert (await self.fetch(f"POST /containers/{made}/start")).status == 204
         return made
 
     async def host(self, reference: str) -> dict[str, Any]:
-        return dict((await self.ask(f"GET /containers/{reference}/json")).json["HostConfig"])
+        return dict((await self.fetch(f"GET /containers/{reference}/json")).json["HostConfig"])
 
     async def send(self, call: str, *lines: str, body: bytes = b"") -> Raw:
         """Send a request on a connection of its own, without reading its answer."""
@@ -86,7 +86,7 @@ async def test_life_has_the_daemons_statuses(daemon: Daemon) -> None:
         *("POST /start", "DELETE ?force=1&v=1", "DELETE ?force=1", "POST /stop"),
     ):
         method, action = call.split(" ")
-        reply = await daemon.ask(f"{method} /v1.41/containers/{made}{action}")
+        reply = await daemon.fetch(f"{method} /v1.41/containers/{made}{action}")
         assert bool(reply.body) == (reply.status not in (204, 304))
         answers.append(reply.status)
     assert answers == [204, 304, 409, 204, 304, 204, 204, 204, 404, 404]
@@ -99,7 +99,7 @@ async def test_container_is_found_by_id_name_and_prefix(daemon: Daemon) -> None:
         *((way, first) for way in (first, "k8s_a_b", first[:20], "k8s%5Fa_b")),
         (first[:4], second),
     ):
-        assert (await daemon.ask(f"GET /containers/{reference}/json")).json["Id"] == found
+        assert (await daemon.fetch(f"GET /containers/{reference}/json")).json["Id"] == found
 
 
 REFUSED: list[tuple[str, Any, int, str]] = [
@@ -133,10 +133,10 @@ REFUSED += [("POST /containers/create", {**SLEEPING, "HostConfig": host}, *why) 
 @pytest.mark.parametrize(("call", "body", "status", "message"), REFUSED)
 async def test_refusal_has_the_daemons_words(daemon: Daemon, call: str, body: Any, status: int, message: str) -> None:
     made = {await daemon.running("c1"), await daemon.created("c2")}
-    reply = await daemon.ask(call, body)
+    reply = await daemon.fetch(call, body)
     assert reply.status in statuses(status)
     assert message.casefold() in reply.message.casefold()
-    assert {row["Id"] for row in (await daemon.ask("GET /containers/json?all=1")).json} == made
+    assert {row["Id"] for row in (await daemon.fetch("GET /containers/json?all=1")).json} == made
 
 
 async def test_unusual_values_are_taken_and_shown(daemon: Daemon) -> None:
@@ -159,10 +159,10 @@ async def test_update_changes_what_is_not_zero(daemon: Daemon) -> None:
         ({"CpuQuota": -1, "CpusetCpus": "1"}, {"CpuQuota": -1, "CpusetCpus": "1"}),
     ):
         before = await daemon.host(made)
-        reply = await daemon.ask(update, body)
+        reply = await daemon.fetch(update, body)
         assert (reply.status, reply.json) == (200, {"Warnings": None})
         assert await daemon.host(made) == {**before, **changed}
-    reply = await daemon.ask(update, {"Memory": 256 * MIB})
+    reply = await daemon.fetch(update, {"Memory": 256 * MIB})
     assert reply.status == 409
     assert "Memory limit should be smaller than already set memoryswap limit" in reply.message
 
@@ -176,17 +176,17 @@ async def test_list_is_filtered(daemon: Daemon) -> None:
         ('all=1&filters={"label":{"kind=pod":true,"n=1":true}}', [first]),
         ('all=1&filters={"label":["kind"]}', [second, first]),
     ):
-        assert [row["Id"] for row in (await daemon.ask(f"GET /containers/json?{query}")).json] == found, query
+        assert [row["Id"] for row in (await daemon.fetch(f"GET /containers/json?{query}")).json] == found, query
 
 
 async def test_image_settings_go_into_a_container(daemon: Daemon) -> None:
     made = await daemon.created("c1", Env=["A=1", "A"], Labels={"a": "own"}, Cmd=None)
-    shown = (await daemon.ask(f"GET /containers/{made}/json")).json
+    shown = (await daemon.fetch(f"GET /containers/{made}/json")).json
     config = shown["Config"]
     assert (config["Env"], config["Labels"], config["Cmd"]) == (["A=1", "A", "PATH=/bin"], {"a": "own"}, ["/bin/sh"])
     assert (shown["Name"], shown["State"]["Status"]) == ("/c1", "created")
     for name in (BUSYBOX, f"docker.io/library/{BUSYBOX}", shown["Image"], shown["Image"][7:20]):
-        image = (await daemon.ask(f"GET /images/{name}/json")).json
+        image = (await daemon.fetch(f"GET /images/{name}/json")).json
         assert (image["Id"], image["RepoTags"]) == (shown["Image"], [BUSYBOX])
 
 
@@ -198,8 +198,8 @@ async def test_events_come_one_a_chunk_in_the_daemons_order(daemon: Daemon) -> N
         assert b"Transfer-Encoding: chunked" in await raw.head()
         made = await daemon.running("c1", HostConfig={"NetworkMode": "none"})  # dockerd 26 renames in the network
         for change in ("rename?name=c2", "update", "stop", "start", "stop"):
-            await daemon.ask(f"POST /containers/{made}/{change}", {"CpuShares": 5} if change == "update" else None)
-        await daemon.ask(f"DELETE /containers/{made}")
+            await daemon.fetch(f"POST /containers/{made}/{change}", {"CpuShares": 5} if change == "update" else None)
+        await daemon.fetch(f"DELETE /containers/{made}")
         heard: list[Any] = []
         while not heard or heard[-1]["Action"] != "destroy":
             heard.append(json.loads(await raw.chunk()))
@@ -214,7 +214,7 @@ async def test_events_come_one_a_chunk_in_the_daemons_order(daemon: Daemon) -> N
 async def test_exec_carries_bytes_both_ways(daemon: Daemon, tty: bool) -> None:
     made = await daemon.running("c1")
     config = {"Cmd": ["cat"], "AttachStdin": True, "AttachStdout": True, "AttachStderr": True, "Tty": tty}
-    command = str((await daemon.ask("POST /containers/c1/exec", config)).json["Id"])
+    command = str((await daemon.fetch("POST /containers/c1/exec", config)).json["Id"])
     body = json.dumps({"Detach": False, "Tty": tty}).encode()
     async with await daemon.send(f"POST /v1.41/exec/{command}/start", *UPGRADE, body=body) as raw:
         head = await raw.head()
@@ -224,9 +224,9 @@ async def test_exec_carries_bytes_both_ways(daemon: Daemon, tty: bool) -> None:
         raw.send(b"hello\n")
         assert (await raw.until(b"hello")).endswith(b"hello" if tty else frame(1, b"hello\n")[:-1])
         raw.end()
-        await daemon.ask("POST /containers/c1/stop")
+        await daemon.fetch("POST /containers/c1/stop")
         await raw.rest()
-    shown = (await daemon.ask(f"GET /exec/{command}/json")).json
+    shown = (await daemon.fetch(f"GET /exec/{command}/json")).json
     assert (shown["Running"], shown["ContainerID"]) == (False, made)
 
 

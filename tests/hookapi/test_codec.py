@@ -90,10 +90,15 @@ def test_service_has_one_method_for_each_hook_point() -> None:
 def test_pod_request_has_every_field() -> None:
     assert set_fields(pod_message(POD)) == set(names("PodSandboxHookRequest"))
     assert set_fields(SENT_MESSAGE) == set(names("LinuxContainerResources"))
-    told: dict[str, Any] = {"runtime_handler": "kata", "labels": LABELS, "annotations": NOTES, "cgroup_parent": PARENT}
-    told |= {"overhead": api_pb2.LinuxContainerResources(cpu_shares=2), "resources": SENT_MESSAGE}
+    notified: dict[str, Any] = {
+        "runtime_handler": "kata",
+        "labels": LABELS,
+        "annotations": NOTES,
+        "cgroup_parent": PARENT,
+    }
+    notified |= {"overhead": api_pb2.LinuxContainerResources(cpu_shares=2), "resources": SENT_MESSAGE}
     meta = api_pb2.PodSandboxMetadata(**NAMES)
-    assert pod_message(POD) == api_pb2.PodSandboxHookRequest(pod_meta=meta, **told)
+    assert pod_message(POD) == api_pb2.PodSandboxHookRequest(pod_meta=meta, **notified)
 
 
 def test_container_request_has_every_field() -> None:
@@ -144,9 +149,9 @@ def test_part_is_written_once_for_a_value() -> None:
     assert (POD_PARTS[id(pod)], CONTAINER_PARTS[id(container)]) == kept
     message = container_message(container, replace(pod, uid="u-2"))
     assert (message.pod_meta.uid, message.container_meta.name) == ("u-2", "main")
-    asked = replace(CONTAINER, id="")
-    container_message(asked)
-    assert id(asked) not in CONTAINER_PARTS, "it is yet to be created, and comes once"
+    queried = replace(CONTAINER, id="")
+    container_message(queried)
+    assert id(queried) not in CONTAINER_PARTS, "it is yet to be created, and comes once"
 
 
 def test_unknown_messages_stay_unset() -> None:
@@ -268,8 +273,8 @@ ANSWERS = st.builds(HookAnswer, ENTRIES, ENTRIES, ENTRIES, TEXT, ANY_RESOURCES)
 @given(PODS, CONTAINERS)
 def test_any_request_is_decoded_as_encoded(pod: PodInfo, container: ContainerInfo) -> None:
     assert back(POD_POINT, HookRequest(pod)) == HookRequest(pod)
-    told = replace(pod, runtime_handler="", overhead=None)
-    assert back(CONTAINER_POINT, HookRequest(pod, container)) == HookRequest(told, container)
+    notified = replace(pod, runtime_handler="", overhead=None)
+    assert back(CONTAINER_POINT, HookRequest(pod, container)) == HookRequest(notified, container)
 
 
 @given(ANSWERS)

@@ -10,8 +10,8 @@ NEEDS_THE_HOST = re.compile(
     r"(?:Private|Protect|Proc|Restrict|Limit|Device|IPAddress|Memory|SystemCall|OOM|Capability|NoNew|Lock)\w*=.+"
 )
 """Settings that the kernel or the host's rights may refuse."""
-_PROBE, _TOLD = "/run/systemd/system/probe.service", "/run/probe"
-_TELL = "/bin/sh -c 'cat /proc/self/oom_score_adj; ulimit -n'"
+_PROBE, _REPORTED = "/run/systemd/system/probe.service", "/run/probe"
+_REPORT = "/bin/sh -c 'cat /proc/self/oom_score_adj; ulimit -n'"
 
 
 def fit(machine: Machine, unit: str, file: Path) -> list[str]:
@@ -28,9 +28,9 @@ def fit(machine: Machine, unit: str, file: Path) -> list[str]:
         kept = [setting for setting in settings if setting not in dropped]
         if not _starts(machine, kept):
             raise MachineError(f"{unit} starts neither with its settings nor without {dropped}")
-    told = dict(zip(("OOMScoreAdjust", "LimitNOFILE"), machine.path(_TOLD).read_text().split(), strict=True))
+    notified = dict(zip(("OOMScoreAdjust", "LimitNOFILE"), machine.path(_REPORTED).read_text().split(), strict=True))
     wanted = {name: value for name, _, value in (setting.partition("=") for setting in settings)}
-    passed_over = [name for name, value in told.items() if wanted.get(name, "infinity") not in ("infinity", value)]
+    passed_over = [name for name, value in notified.items() if wanted.get(name, "infinity") not in ("infinity", value)]
     dropped += [f"{name}={wanted[name]}" for name in passed_over if f"{name}={wanted[name]}" not in dropped]
     if dropped:
         print(f"{unit}: this machine cannot give {', '.join(dropped)}")
@@ -47,7 +47,7 @@ def _reset(setting: str) -> str:
 
 
 def _starts(machine: Machine, settings: list[str]) -> bool:
-    head = ["[Service]", "Type=oneshot", f"ExecStart={_TELL}", f"StandardOutput=truncate:{_TOLD}"]
+    head = ["[Service]", "Type=oneshot", f"ExecStart={_REPORT}", f"StandardOutput=truncate:{_REPORTED}"]
     machine.write(_PROBE, "\n".join([*head, *settings, ""]))
     machine.run("systemctl", "daemon-reload")
     machine.run("systemctl", "start", "probe.service", check=False)

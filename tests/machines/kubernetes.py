@@ -125,8 +125,10 @@ def _built(work: Path) -> Path:
     _go(etcd, "build", "-mod=mod", "-ldflags=-s -w", "-o", programs / "etcd", ".")
     source = _source(work, "k8s.io/kubernetes", f"v{VERSION}")
     major, minor, _ = VERSION.split(".")
-    told = {"gitVersion": f"v{VERSION}", "gitMajor": major, "gitMinor": minor}
-    flags = " ".join(["-s -w", *(f"-X k8s.io/component-base/version.{name}={value}" for name, value in told.items())])
+    notified = {"gitVersion": f"v{VERSION}", "gitMajor": major, "gitMinor": minor}
+    flags = " ".join(
+        ["-s -w", *(f"-X k8s.io/component-base/version.{name}={value}" for name, value in notified.items())]
+    )
     _go(source, "build", "-mod=mod", f"-ldflags={flags}", "-o", programs, *(f"./cmd/{name}" for name in COMMANDS))
     return programs
 

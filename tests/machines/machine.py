@@ -36,10 +36,10 @@ class Machine:
     """
 
     def __init__(
-        self, tree: Path, work: Path, binds: Mapping[str, Path] | None = None, *, beside: bool = False
+        self, tree: Path, work: Path, binds: Mapping[str, Path] | None = None, *, sibling: bool = False
     ) -> None:
         self._tree = tree
-        self._beside = "/usr" if beside else ""
+        self._sibling = "/usr" if sibling else ""
         self._work = work
         self._binds = [f"{source}:{place}" for place, source in (binds or {}).items()]
         self.name = f"machine-{uuid.uuid4().hex[:8]}"
@@ -51,7 +51,7 @@ class Machine:
     def __enter__(self) -> Self:
         (self._work / "mount").mkdir(parents=True)
         command: list[str | Path]
-        command = [BOOT, self.name, self._tree, self._beside, self._work / "mount", *self._binds]
+        command = [BOOT, self.name, self._tree, self._sibling, self._work / "mount", *self._binds]
         with self._log.open("wb") as log:
             # A session of its own: Ctrl-C ends the test, and that ends the machine.
             self._boot = subprocess.Popen(

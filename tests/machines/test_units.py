@@ -111,8 +111,8 @@ def answers(client: Any) -> bool:
 
 def test_admin_and_exporter_answer_with_the_processes_figures(node: Machine) -> None:
     serve(node, "Containerd")
-    with node.popen("curl", "--silent", "--max-time", "10", f"{EXPORTER}/metrics", namespaces=["--net"]) as asked:
-        metrics = asked.communicate()[0].decode()
+    with node.popen("curl", "--silent", "--max-time", "10", f"{EXPORTER}/metrics", namespaces=["--net"]) as queried:
+        metrics = queried.communicate()[0].decode()
     names = {line.split("{")[0].split(" ")[0] for line in metrics.splitlines()}
     assert {"runtimeproxy_build_info", "process_start_time_seconds", "process_open_fds"} <= names
     found = json.loads(node.run("sh", "-c", "runtimeproxy doctor --output=json 2>/dev/null || true"))
@@ -131,11 +131,11 @@ def test_exporter_serves_tls_with_the_lines_of_its_units_comment(node: Machine, 
     authority.issue_cert("prometheus").private_key_and_cert_chain_pem.write_to_path(client)
     drop_in = "/run/systemd/system/runtimeproxy-export.service.d/tls.conf"
     curl = ("curl", "--silent", "--max-time", "10", "--write-out", "%{http_code}", "--output", "/dev/null")
-    ask = (*curl, "--cacert", folder / "client-ca.pem", "https://127.0.0.1:9654/metrics")
+    fetch = (*curl, "--cacert", folder / "client-ca.pem", "https://127.0.0.1:9654/metrics")
 
     def status(*certificate: str | Path) -> bytes:
-        with node.popen(*ask, *certificate, namespaces=["--net"]) as asked:
-            return asked.communicate()[0]
+        with node.popen(*fetch, *certificate, namespaces=["--net"]) as queried:
+            return queried.communicate()[0]
 
     node.write(drop_in, f"[Service]\nIPAddressDeny=\nIPAddressAllow=\nExecStart=\n{lines}\n")
     try:

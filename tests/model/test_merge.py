@@ -48,7 +48,7 @@ def changes(point: HookPoint, request: HookRequest, answer: HookAnswer) -> Adjus
     return limited(point, difference(request, answer))
 
 
-def asking(resources: Message) -> HookRequest:
+def querying(resources: Message) -> HookRequest:
     return HookRequest(POD, replace(CONTAINER, resources=resources))
 
 
@@ -101,7 +101,7 @@ RESOURCES: dict[str, tuple[Message, Message, Mapping[str, Any]]] = {
 @pytest.mark.parametrize(("sent", "said", "expected"), RESOURCES.values(), ids=RESOURCES)
 @pytest.mark.parametrize("point", [CREATE, START, UPDATE], ids=lambda point: str(point.name))
 def test_resources_of_an_answer(point: HookPoint, sent: Message, said: Message, expected: Mapping[str, Any]) -> None:
-    assert changes(point, asking(sent), HookAnswer(resources=said)).resources == expected
+    assert changes(point, querying(sent), HookAnswer(resources=said)).resources == expected
 
 
 ENTRIES = {"hugepage_limits.1GB", "hugepage_limits.2MB", "unified.memory.high"}
@@ -129,7 +129,7 @@ def test_odd_value_is_taken_in_its_normal_form(name: str, odd: int | str, normal
     """If its normal form is empty it is not set: it clears nothing, and does not count as repeated."""
     sent, value = replace(SENT, cpuset_cpus="4"), {name: odd}
     said = replace(sent, **value) if echoed else Resources(**value)  # type: ignore[arg-type]
-    change = changes(UPDATE, asking(sent), HookAnswer(resources=said))
+    change = changes(UPDATE, querying(sent), HookAnswer(resources=said))
     assert change.resources == ({name: normal} if normal else {})
     assert name not in change.confirmed
     assert judged(change, REQUEST) == (change, ())
@@ -139,7 +139,7 @@ def test_odd_value_is_taken_in_its_normal_form(name: str, odd: int | str, normal
 def test_odd_value_may_repeat_what_was_sent(name: str, odd: int | str, normal: int | str) -> None:
     for sent, confirmed in ((odd, {name}), (normal, {name} if normal else set())):
         before, after = (Resources(**{name: value}) for value in (sent, odd))  # type: ignore[arg-type]
-        change = changes(UPDATE, asking(before), HookAnswer(resources=after))
+        change = changes(UPDATE, querying(before), HookAnswer(resources=after))
         assert (change.resources, change.confirmed) == ({}, confirmed)
 
 

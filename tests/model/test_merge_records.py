@@ -11,8 +11,10 @@ from runtimeproxy.model.fields import Adjustment, ContainerInfo, ContainerRecord
 from runtimeproxy.model.merge import EffectiveUpdate, RequestedUpdate, difference
 
 POD = PodInfo(name="web", uid="u-1", labels={"qos": "BE"}, annotations={"n": "1"}, cgroup_parent="/kube/u-1")
-ASKED = Resources(cpu_shares=1024, cpuset_cpus="0-3")
-CONTAINER = ContainerInfo(id="c1", pod_id="p1", name="main", annotations={"a": "1"}, envs={"A": "1"}, resources=ASKED)
+REQUESTED = Resources(cpu_shares=1024, cpuset_cpus="0-3")
+CONTAINER = ContainerInfo(
+    id="c1", pod_id="p1", name="main", annotations={"a": "1"}, envs={"A": "1"}, resources=REQUESTED
+)
 BARE = replace(CONTAINER, resources=None)
 NOTHING = RequestedUpdate("c1", None)
 ECHOED_SHARES = frozenset({"cpu_shares"})
@@ -25,7 +27,7 @@ def subject(original: ContainerInfo = CONTAINER, effective: ContainerInfo | None
 
 def running(**fields: Any) -> ContainerInfo:
     """Return the container with other resources."""
-    return replace(CONTAINER, resources=replace(ASKED, **fields))
+    return replace(CONTAINER, resources=replace(REQUESTED, **fields))
 
 
 HALVED = running(cpu_shares=512)
@@ -33,7 +35,7 @@ HALVED = running(cpu_shares=512)
 
 
 def test_hooked_fields_are_named_without_their_values() -> None:
-    resources = replace(ASKED, cpu_shares=5, unified={"a": "1"})
+    resources = replace(REQUESTED, cpu_shares=5, unified={"a": "1"})
     hooked = replace(CONTAINER, resources=resources, envs={"A": "2"}, annotations={"a": "1", "b": "2"})
     known = Subject(subject().pod, ContainerRecord(CONTAINER, hooked, (("cpu_shares", "one"), ("unified.a", "two"))))
     earlier = dict.fromkeys(["annotations.b", "envs.A"], "at an earlier call")
@@ -131,16 +133,16 @@ def test_what_is_kept_of_an_unread_create_has_no_hooks_parent() -> None:
     assert merge.without_parent(MADE) is MADE.container
 
 
-@pytest.mark.parametrize("reports", [None, Resources(cpu_shares=3), ASKED])
+@pytest.mark.parametrize("reports", [None, Resources(cpu_shares=3), REQUESTED])
 @pytest.mark.parametrize("unused", [{}, {"cpu_shares": 3}])
 def test_resources_of_a_found_pod_are_those_in_force(reports: Resources | None, unused: dict[str, Any]) -> None:
     """CRI-O reports none; those that the runtime reports and does not use are not in force."""
     overhead = Resources(cpu_shares=1)
-    wanted = replace(POD, overhead=overhead, resources=ASKED)
+    wanted = replace(POD, overhead=overhead, resources=REQUESTED)
     made = merge.created_pod(Subject(PodRecord(wanted, wanted)), fields.NO_ADJUSTMENT, "p1", unused)
     has = replace(made.pod.original, overhead=None, resources=reports)
     pod = merge.found(made, PodRecord(has, has, read=True)).pod
-    assert pod.effective == replace(has, overhead=overhead, resources=ASKED if unused else reports or ASKED)
+    assert pod.effective == replace(has, overhead=overhead, resources=REQUESTED if unused else reports or REQUESTED)
     assert pod.reported == (reports if unused else None)
 
 
@@ -148,8 +150,8 @@ def test_resources_of_a_found_pod_are_those_in_force(reports: Resources | None, 
 def test_unhooked_record_is_one_object(adjustment: Adjustment) -> None:
     pod = merge.created_pod(Subject(PodRecord(POD, POD)), adjustment, "p1").pod
     assert pod.original is pod.effective
-    asked = EffectiveUpdate(RequestedUpdate("c1", Resources(cpu_shares=2), {"n": "2"}))
-    for made in (merge.created_container(subject(), adjustment, "c1"), merge.updated(subject(), asked, adjustment)):
+    queried = EffectiveUpdate(RequestedUpdate("c1", Resources(cpu_shares=2), {"n": "2"}))
+    for made in (merge.created_container(subject(), adjustment, "c1"), merge.updated(subject(), queried, adjustment)):
         container = merge.container_of(made)
         assert container.original is container.effective
     assert container.original == replace(running(cpu_shares=2), annotations={"a": "1", "n": "2"})
@@ -214,10 +216,10 @@ IN_POD: dict[str, tuple[PodRecord, PodInfo | None, PodInfo, PodInfo]] = {
 }
 
 
-@pytest.mark.parametrize(("pod", "asked", "original", "effective"), IN_POD.values(), ids=IN_POD)
-def test_pod_of_a_new_container(pod: PodRecord, asked: PodInfo | None, original: PodInfo, effective: PodInfo) -> None:
+@pytest.mark.parametrize(("pod", "queried", "original", "effective"), IN_POD.values(), ids=IN_POD)
+def test_pod_of_a_new_container(pod: PodRecord, queried: PodInfo | None, original: PodInfo, effective: PodInfo) -> None:
     known = PodRecord(replace(pod.original, id="p1"), replace(pod.effective, id="p1"), pod.read)
-    made = merge.in_pod(known, asked, CONTAINER)
+    made = merge.in_pod(known, queried, CONTAINER)
     assert (made.pod.original, made.pod.effective) == (replace(original, id="p1"), replace(effective, id="p1"))
     assert made.pod.read is (pod.read and not made.renewed)
     assert made.renewed is (pod.read or (original, effective) != (pod.original, pod.effective))
@@ -274,16 +276,16 @@ DIFFERING: dict[str, tuple[ContainerInfo, Resources | None, Mapping[str, Any] | 
 """How the container runs, what is requested, the changes in a whole echo (None: no answer), what differs."""
 
 
-@pytest.mark.parametrize(("runs", "asked", "changes", "differs"), DIFFERING.values(), ids=DIFFERING)
+@pytest.mark.parametrize(("runs", "queried", "changes", "differs"), DIFFERING.values(), ids=DIFFERING)
 def test_only_what_the_runtime_would_not_hold_is_put_into_an_update(
-    runs: ContainerInfo, asked: Resources | None, changes: Mapping[str, Any] | None, differs: Mapping[str, Any]
+    runs: ContainerInfo, queried: Resources | None, changes: Mapping[str, Any] | None, differs: Mapping[str, Any]
 ) -> None:
-    known, update = subject(effective=runs), RequestedUpdate("c1", asked)
-    told = merge.update_hook_request(known, update)
-    assert told.container is not None
-    assert told.container.resources is not None
-    answer = fields.HookAnswer(resources=None if changes is None else replace(told.container.resources, **changes))
-    found = merge.differing(known, update, difference(told, answer))
+    known, update = subject(effective=runs), RequestedUpdate("c1", queried)
+    notified = merge.update_hook_request(known, update)
+    assert notified.container is not None
+    assert notified.container.resources is not None
+    answer = fields.HookAnswer(resources=None if changes is None else replace(notified.container.resources, **changes))
+    found = merge.differing(known, update, difference(notified, answer))
     assert found == differs
     assert list(found) == sorted(found)
 

@@ -87,27 +87,27 @@ def test_record_is_restored_where_hooked_values_are_reported() -> None:
 
 
 def test_unreported_value_is_as_it_was_set() -> None:
-    told = replace(HOOKED_POD, cgroup_parent=None, resources=None, annotations={}, labels={})
-    assert restored_pod(told, KEPT_POD) == PodRecord(POD, HOOKED_POD)
+    notified = replace(HOOKED_POD, cgroup_parent=None, resources=None, annotations={}, labels={})
+    assert restored_pod(notified, KEPT_POD) == PodRecord(POD, HOOKED_POD)
     partly = replace(HOOKED_CONTAINER, annotations={"more": "1"}, cgroup_parent="", resources=Resources(cpu_quota=-1))
     assert restored_container(partly, KEPT_CONTAINER) == ContainerRecord(CONTAINER, HOOKED_CONTAINER)
 
 
 def test_value_that_somebody_else_changed_since_is_kept() -> None:
-    told = replace(HOOKED_POD, labels={"app": "other", "new": "1"}, cgroup_parent="/else")
+    notified = replace(HOOKED_POD, labels={"app": "other", "new": "1"}, cgroup_parent="/else")
     original = replace(POD, labels={"app": "other"}, cgroup_parent="/else")
-    assert restored_pod(told, KEPT_POD) == PodRecord(original, told)
+    assert restored_pod(notified, KEPT_POD) == PodRecord(original, notified)
     other = resources(cpu_quota=7, cpuset_cpus="0-3", unified={"memory.high": "3"}, cpu_shares=5)
     hooked = replace(CONTAINER, resources=HOOKED_LIMITS)
     record = restored_container(other, kept(ContainerRecord(CONTAINER, hooked, OWNERS)))
-    asked = resources(cpu_quota=7, cpu_period=100_000, unified={"memory.high": "3"}, cpu_shares=5)
-    assert (record, record.owners) == (ContainerRecord(asked, other), (("cpuset_cpus", "pinner"),))
+    queried = resources(cpu_quota=7, cpu_period=100_000, unified={"memory.high": "3"}, cpu_shares=5)
+    assert (record, record.owners) == (ContainerRecord(queried, other), (("cpuset_cpus", "pinner"),))
 
 
 def test_reported_values_replace_kept_ones_that_changed() -> None:
-    told = resources(cpu_quota=7)
-    record = restored_container(told, OriginalValues(CONTAINER_NAME, {"resources.cpu_quota": (1, 9)}, OWNERS))
-    assert record.original is record.effective is told
+    notified = resources(cpu_quota=7)
+    record = restored_container(notified, OriginalValues(CONTAINER_NAME, {"resources.cpu_quota": (1, 9)}, OWNERS))
+    assert record.original is record.effective is notified
     assert record.owners == ()
 
 
@@ -164,16 +164,16 @@ RESOURCES = st.builds(Resources, cpu_quota=QUOTAS, cpuset_cpus=TEXTS, unified=MA
 VALUES = st.fixed_dictionaries({"annotations": MAPS, "cgroup_parent": TEXTS, "resources": RESOURCES})
 
 
-@given(asked=VALUES, hooked=VALUES, labels=st.tuples(MAPS, MAPS))
-def test_any_subject_is_restored_from_its_text(asked: Any, hooked: Any, labels: Any) -> None:
-    pod = PodRecord(replace(POD, labels=labels[0], **asked), replace(POD, labels=labels[1], **hooked))
-    container = ContainerRecord(replace(CONTAINER, **asked), replace(CONTAINER, **hooked))
+@given(queried=VALUES, hooked=VALUES, labels=st.tuples(MAPS, MAPS))
+def test_any_subject_is_restored_from_its_text(queried: Any, hooked: Any, labels: Any) -> None:
+    pod = PodRecord(replace(POD, labels=labels[0], **queried), replace(POD, labels=labels[1], **hooked))
+    container = ContainerRecord(replace(CONTAINER, **queried), replace(CONTAINER, **hooked))
     again: PodRecord | ContainerRecord
     for record, restored in ((pod, restored_pod), (container, restored_container)):
         kept = original_values_of(record)
         again = record if kept is None else restored(record.effective, read(write(kept)))  # type: ignore[operator]
         assert again.effective == record.effective
-        assert (again.original.resources or Resources()) == asked["resources"]
+        assert (again.original.resources or Resources()) == queried["resources"]
         assert replace(again.original, resources=None) == replace(record.original, resources=None)
 
 

@@ -36,7 +36,7 @@ def hangs(place: str) -> list[int]:
     return [number for number, line in enumerate(lines) if reported.match(line)]
 
 
-def stalls_told() -> int:
+def stalls_reported() -> int:
     return sum("hangs for" in line for line in lines)
 
 
@@ -63,7 +63,7 @@ def watched(
         await asyncio.sleep(0.01)
         await body()
         async with asyncio.timeout(PATIENCE):
-            while metrics.counted("loop_stalls") < max(stalls_seen, stalls_told()):
+            while metrics.counted("loop_stalls") < max(stalls_seen, stalls_reported()):
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
         watch.stop()
@@ -102,7 +102,7 @@ def test_stall_is_counted_and_logged_by_its_place_without_values(
     body: Callable[[], Awaitable[object]], place: str, run: Callable[..., object]
 ) -> None:
     metrics = watched(body, run, stalls_seen=1)
-    assert metrics.counted("loop_stalls") == stalls_told()
+    assert metrics.counted("loop_stalls") == stalls_reported()
     assert metrics.gauges[("loop_stalled_seconds", ())] > LIMIT
     (at,) = hangs(place)
     hangs_at, goes_on = lines[at : at + 2]
@@ -114,7 +114,7 @@ def test_stall_is_counted_and_logged_by_its_place_without_values(
 
 
 def test_line_has_a_bounded_number_of_places() -> None:
-    async def deep(depth: int = 3 * loop_watchdog.FRAMES_TOLD) -> None:
+    async def deep(depth: int = 3 * loop_watchdog.FRAMES_LOGGED) -> None:
         if depth:
             await deep(depth - 1)
         else:
@@ -122,7 +122,7 @@ def test_line_has_a_bounded_number_of_places() -> None:
 
     watched(deep, stalls_seen=1)
     (at,) = hangs("stall_in_a_call")
-    assert len(lines[at].split(" < ")) == loop_watchdog.FRAMES_TOLD
+    assert len(lines[at].split(" < ")) == loop_watchdog.FRAMES_LOGGED
 
 
 def test_loop_that_works_without_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,9 +182,9 @@ def test_only_the_latest_calls_are_kept_each_held_when_it_came(metrics: Metrics)
     ("moments", "within", "parts"),
     [
         ((2, 6, 7), {}, {"own": 3, "runtime": 4}),
-        ((20, 60, 100), {"turn": 5, "hooks": 3, "asking": 2, "post": 30}, None),
+        ((20, 60, 100), {"turn": 5, "hooks": 3, "querying": 2, "post": 30}, None),
         ((None, None, None), {"hooks": 3}, {"own": 6, "hooks": 3}),
-        ((None, None, None), {"turn": 2, "asking": 4}, {"own": 3, "turn": 2, "runtime": 4}),
+        ((None, None, None), {"turn": 2, "querying": 4}, {"own": 3, "turn": 2, "runtime": 4}),
         ((2, None, None), {}, {"own": 2, "runtime": 7}),
     ],
     ids=["no hooks", "all parts", "refused", "ended", "broken off"],

@@ -50,13 +50,13 @@ async def server(path: str) -> AsyncIterator[HookServer]:
         yield made
 
 
-async def ask(client: HookClient, seconds: float = LONG_SECONDS) -> HookAnswer:
+async def fetch(client: HookClient, seconds: float = LONG_SECONDS) -> HookAnswer:
     return await client.call(POINT, REQUEST, seconds)
 
 
 async def failing(client: HookClient, seconds: float = LONG_SECONDS) -> HookError:
     with pytest.raises(HookError) as raised:
-        await ask(client, seconds)
+        await fetch(client, seconds)
     assert (raised.value.plugin, raised.value.hook) == ("plugin", POINT.name)
     return raised.value
 
@@ -64,7 +64,7 @@ async def failing(client: HookClient, seconds: float = LONG_SECONDS) -> HookErro
 async def test_hook_server_gets_the_request_and_answers(client: HookClient, server: HookServer) -> None:
     """The requests of the other points are tested in tests/hookapi."""
     server.default = hookanswers.echo()
-    answer = await ask(client)
+    answer = await fetch(client)
     (call,) = server.calls
     assert call.point is POINT
     assert call.request.pod_meta == api_pb2.PodSandboxMetadata(name="pod", uid="u1", namespace="ns", attempt=2)
@@ -108,7 +108,7 @@ async def test_late_answer_is_a_deadline(client: HookClient, server: HookServer,
     server.default = late
     assert (await failing(client, 0.25)).reason is Reason.DEADLINE
     server.default = hookanswers.empty()
-    assert await ask(client) == HookAnswer()
+    assert await fetch(client) == HookAnswer()
 
 
 async def test_server_that_crashes_in_an_answer_or_is_not_there(client: HookClient, path: str) -> None:
@@ -124,7 +124,7 @@ async def test_want_of_descriptors_is_our_own_failure(client: HookClient, server
         error = await failing(client, 0.05)
     lacking = "the proxy itself lacks what it needs: Too many open files"
     assert (error.reason, error.detail) == (Reason.INTERNAL, lacking)
-    assert await ask(client) == HookAnswer()
+    assert await fetch(client) == HookAnswer()
 
 
 async def test_request_that_does_not_fit_into_the_message_is_ours(client: HookClient, server: HookServer) -> None:
@@ -143,7 +143,7 @@ async def test_socket_others_could_replace_is_not_dialled(client: HookClient, se
     assert error.detail.startswith(f"{folder} can be written by everybody")
     assert (client.peer().socket, server.calls) == (None, [])
     folder.chmod(0o755)
-    assert await ask(client) == HookAnswer()
+    assert await fetch(client) == HookAnswer()
 
 
 async def test_call_that_is_sent_back_at_its_deadline_is_a_deadline(
@@ -162,17 +162,17 @@ async def test_call_that_is_sent_back_at_its_deadline_is_a_deadline(
 async def test_longer_answer_is_taken_where_that_is_allowed(server: HookServer, path: str) -> None:
     server.default = hookanswers.huge(9 << 20)
     client = HookClient("plugin", path, max_answer_bytes=10 << 20)
-    assert len((await ask(client)).annotations["huge"]) == 9 << 20
+    assert len((await fetch(client)).annotations["huge"]) == 9 << 20
     await client.close()
 
 
 async def test_close_lets_calls_end_and_serves_late_callers(client: HookClient, server: HookServer) -> None:
     server.default = hookanswers.after(0.1)
-    call = asyncio.create_task(ask(client))
+    call = asyncio.create_task(fetch(client))
     await server.wait_for_calls(POINT.name)
     await client.close()
     assert await call == HookAnswer()
-    assert await ask(client) == HookAnswer()
+    assert await fetch(client) == HookAnswer()
     assert server.faults is not None
     assert len(server.faults.connections) == 2
     connections = server.faults.connections

@@ -75,7 +75,7 @@ CLIMBING = f"""
 {MADE} opt/releases/v1; ln -s ./releases//v1/ opt/current
 echo old > opt/releases/shared; ln -s $PWD/opt/current/../shared above/hooks.d/a.json
 """
-BEHIND_LINKS = [
+AFTER_LINKS = [
     "echo a > first/a.json",
     "ln -s $PWD/second above/tmp; mv -T above/tmp above/hooks.d",
     *("echo a > second/a.json", "mv second gone", "mkdir second"),
@@ -90,7 +90,7 @@ PLACES: dict[str, tuple[str, list[str], list[str]]] = {
     "a directory that comes and goes": ("", [], [MADE, "rm -r above"] * 5),
     "what happens elsewhere above": (MADE, ["echo x > above/other", "mkdir another"], [A]),
     "reading": (f"{MADE}; {A}", ["cat above/hooks.d/a.json; ls above/hooks.d"], [A]),
-    "a directory behind links": ("mkdir first second above; ln -s $PWD/first above/hooks.d", [], BEHIND_LINKS),
+    "a directory behind links": ("mkdir first second above; ln -s $PWD/first above/hooks.d", [], AFTER_LINKS),
     "a file that a link points to": (TO_NOTHING, ["echo x > elsewhere/other"], ["echo x > elsewhere/real"] * 2),
     "a file behind a link in the middle of a chain": (LINKED_FILE, [], RENEWED),
     "a directory behind such a link": (f"{VERSIONS} ln -s $PWD/opt/current above/hooks.d", [], RENEWED),

@@ -94,7 +94,7 @@ async def test_versions_change_without_loss(front: Front, findings: Findings, li
             own = {newer.name: 0, older.name: 0}
             answers, disabled = [], 0
             async with load.going_on(), asyncio.TaskGroup() as group:
-                group.create_task(dialler.ask())
+                group.create_task(dialler.fetch())
                 for number, version in enumerate([*rounds * [newer, older], newer]):
                     await load.each_kind_is_answered()
                     become(proxy, version)
@@ -126,8 +126,8 @@ def become(proxy: ProxyProcess, version: Version) -> None:
 
 async def own_values(node: ShapedNode, containers: Sequence[str], number: int) -> int:
     """Update each container; return how many hook calls had the value that the kubelet requested at the create."""
-    node.told()
+    node.notified()
     for container in containers:
         await node.caller.update(container, {"cpu_quota": 30_000 + number})
-    sent = {m.container_meta.id: m for point, m in node.told() if point == "PreUpdateContainerResources"}
+    sent = {m.container_meta.id: m for point, m in node.notified() if point == "PreUpdateContainerResources"}
     return sum(sent[one].container_resources.cpu_shares == CONTAINER.resources["cpu_shares"] for one in containers)

@@ -34,9 +34,9 @@ def of_container(
     )
 
 
-def updated(container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
+def updated(container: ContainerConfig, queried: LinuxContainerResources) -> ContainerConfig:
     changed = ContainerConfig.FromString(container.SerializeToString())
-    changed.linux.resources.MergeFrom(asked)
+    changed.linux.resources.MergeFrom(queried)
     return changed
 
 

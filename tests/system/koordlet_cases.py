@@ -41,7 +41,7 @@ class Case:
 
     name: str
     point: str
-    asked: Values
+    queried: Values
     sets: Values
     changes: Values
     envs: Texts = field(default_factory=dict)
@@ -75,8 +75,10 @@ def cpus(text: str) -> Values:
     return {"cpuset_cpus": text}
 
 
-def update(name: str, asked: Values, sets: Values, changes: Values, held: Values, lifted: Values | None = None) -> Case:
-    return Case(f"update: {name}", UPDATE, asked, sets, changes, held=held, lifted=lifted)
+def update(
+    name: str, queried: Values, sets: Values, changes: Values, held: Values, lifted: Values | None = None
+) -> Case:
+    return Case(f"update: {name}", UPDATE, queried, sets, changes, held=held, lifted=lifted)
 
 
 CASES = (
@@ -129,4 +131,4 @@ CASES = (
 def goes_out(case: Case, *, lifts: bool) -> dict[str, int | str]:
     """Return the resources that are set in the released request."""
     changes = case.lifted if lifts and case.lifted is not None else case.changes
-    return {name: value for name, value in {**case.asked, **changes}.items() if value}
+    return {name: value for name, value in {**case.queried, **changes}.items() if value}

@@ -95,7 +95,7 @@ class Dialler:
         self._front = front
         self._path = path
 
-    async def ask(self) -> None:
+    async def fetch(self) -> None:
         while not self.end:
             await self.answered()
             await asyncio.sleep(PAUSE_SECONDS)

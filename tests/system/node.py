@@ -103,7 +103,7 @@ def first_act(settings: Sequence[str] = tuple(cgroups.SETTINGS)) -> tuple[str, .
     return ("/bin/sh", "-c", f"{files}; env; echo {LAST_LINE}; sleep 3600")
 
 
-def told_by_first_act(pod: PodSandboxConfig, name: str = "main") -> dict[str, str]:
+def reported_by_first_act(pod: PodSandboxConfig, name: str = "main") -> dict[str, str]:
     """Wait until the container's log has all of these first lines; return them as names and values."""
     log = Path(pod.log_directory, f"{name}.log")
     wait_until(lambda: log.exists() and f"{LAST_LINE}\n" in log.read_text(), f"{name} wrote its log")
@@ -149,6 +149,6 @@ def assert_in_force(client: Any, container_id: str, parent: str, values: Values)
     assert {setting: cgroups.read(f"{parent}/{container_id}", setting) for setting in values} == expected
 
 
-def assert_first_act(told_inside: Mapping[str, str], values: Values) -> None:
+def assert_first_act(reported_inside: Mapping[str, str], values: Values) -> None:
     for setting, value in values.items():
-        assert cgroups.parse(setting, told_inside[setting]) == cgroups.expected(setting, value), setting
+        assert cgroups.parse(setting, reported_inside[setting]) == cgroups.expected(setting, value), setting

@@ -120,7 +120,7 @@ class CriNode(_Real):
 
     def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
         """Wait for all of the first lines that ``main`` prints; return them as names and values."""
-        return node.told_by_first_act(pod)
+        return node.reported_by_first_act(pod)
 
     def written(self, pod: PodSandboxConfig, container_id: str) -> str:
         return Path(pod.log_directory, "main.log").read_text()

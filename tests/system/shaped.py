@@ -120,7 +120,7 @@ class ShapedNode:
         assert released == request
         return self.caller.id_in("create", reply)
 
-    def told(self) -> list[tuple[str, Any]]:
+    def notified(self) -> list[tuple[str, Any]]:
         """Return the hook calls since the last time: hook points and messages, in order."""
         calls = [(call.point.name, call.request) for call in self.hooks.calls]
         self.hooks.calls.clear()

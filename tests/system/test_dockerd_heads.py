@@ -13,7 +13,7 @@ from runtimeproxy.docker.exchange import Action, Route, route
 from runtimeproxy.wire.http1 import Rule
 from tests.amounts import examples
 from tests.docker.followed import OURS, answers, check_refused, follow, mutations
-from tests.docker.forms import BEHIND, FORMS, HIDDEN, SECRET, TARGETS, Form, post, stream
+from tests.docker.forms import FOLLOWING, FORMS, HIDDEN, SECRET, TARGETS, Form, post, stream
 from tests.docker.test_exchange_routes import HELD, ID, PASSING
 from tests.engines.dockerd import BUSYBOX, Dockerd
 from tests.system.proxy import ROOT
@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 20.0
 FOUND_HIDDEN = b"No such container: hidden"
 
 
-def ask(path: str, data: bytes) -> bytes:
+def fetch(path: str, data: bytes) -> bytes:
     """Send bytes, then EOF; return all that comes. Raises TimeoutError."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(PATIENCE_SECONDS)
@@ -59,7 +59,7 @@ REFUSED_UNREAD = b"\r\n\r\n400 Bad Request"
 
 def compare(dockerd: Dockerd, between: str, data: bytes) -> None:
     """Send bytes directly and through the proxy, and compare."""
-    direct, through = (answers(ask(path, data)) for path in (dockerd.socket, between))
+    direct, through = (answers(fetch(path, data)) for path in (dockerd.socket, between))
     read = follow(data)
     if read.rule is None:
         if through != direct and read.cut(data) and direct[-1].endswith(REFUSED_UNREAD):
@@ -83,34 +83,36 @@ def test_rules_that_dockerd_is_milder_about_are_listed(dockerd: Dockerd) -> None
     """Also for who runs it; and each has a form that it accepts."""
     streams = {stream(form, target) for form in FORMS for target in TARGETS}
     refused = [(rule, data) for data in streams if (rule := follow(data).rule) is not None]
-    read = {rule for rule, data in refused if b"No such container: behind" in ask(dockerd.socket, data)}
+    read = {rule for rule, data in refused if b"No such container: behind" in fetch(dockerd.socket, data)}
     assert READ_BY_DOCKERD - SINCE_GO_1_20 <= read <= READ_BY_DOCKERD
     page = " ".join((ROOT / "docs/docker-mode.rst").read_text().split())
     assert [rule.text for rule in READ_BY_DOCKERD if f"- ``{rule.text}`` -" not in page] == []
 
 
-CUT_BEHIND_AN_UNREAD_BODY = (
-    post(TARGETS[1], f"Content-Length: {len(SECRET)}", "Expect: 100-continue", body=SECRET) + BEHIND + b"\r\n"
+CUT_AFTER_AN_UNREAD_BODY = (
+    post(TARGETS[1], f"Content-Length: {len(SECRET)}", "Expect: 100-continue", body=SECRET) + FOLLOWING + b"\r\n"
 )
 """dockerd refuses the create without its body, and closes: it sees no cut."""
 
 
-CUT_BEHIND_A_REFUSED_ONE = post(
+CUT_AFTER_A_REFUSED_ONE = post(
     TARGETS[1], "Transfer-Encoding: chunked", "Trailer: Content-Length", body=b"0\r\n\r\n"
-) + BEHIND.replace(b"Host: h", b"Host:\r\n")
+) + FOLLOWING.replace(b"Host: h", b"Host:\r\n")
 """dockerd refuses the request before it for the trailer that it announces, so the cut has no effect."""
 
 
 CHANGED_NAME = (
-    post(TARGETS[2], "Transfer-Encoding: Chunked", body=b"0\r\n\r\n") + SECRET.replace(b"hidden", b"hidden:") + BEHIND
+    post(TARGETS[2], "Transfer-Encoding: Chunked", body=b"0\r\n\r\n")
+    + SECRET.replace(b"hidden", b"hidden:")
+    + FOLLOWING
 )
 """A second request whose answer begins like that to the hidden one."""
 
 
 @settings(max_examples=examples())
 @given(mutations())
-@example(CUT_BEHIND_AN_UNREAD_BODY)
-@example(CUT_BEHIND_A_REFUSED_ONE)
+@example(CUT_AFTER_AN_UNREAD_BODY)
+@example(CUT_AFTER_A_REFUSED_ONE)
 @example(CHANGED_NAME)
 def test_changed_forms_too(dockerd: Dockerd, between: str, data: bytes) -> None:
     compare(dockerd, between, data)
@@ -157,7 +159,7 @@ def decided(dockerd: Dockerd, method: str, target: str) -> Decision:
 def said(dockerd: Dockerd, method: str, target: str, body: bytes) -> str:
     """Return the error text for a request, or any text if there is no error."""
     head = f"{method} {target} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    came = ask(dockerd.socket, f"{head}\r\n\r\n".encode("latin-1") + body).partition(b"\r\n\r\n")[2]
+    came = fetch(dockerd.socket, f"{head}\r\n\r\n".encode("latin-1") + body).partition(b"\r\n\r\n")[2]
     return str(json.loads(came).get("message")) if came.startswith(b"{") else came.decode()
 
 

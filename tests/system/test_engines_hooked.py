@@ -318,7 +318,7 @@ def test_each_answer_of_koordlet_holds_in_container(kind: Kind, engine: Any, tmp
                 continue
             of_update = case.point == koordlet_cases.UPDATE
             config.metadata.name = f"c{number}"
-            config.linux.resources.CopyFrom(cri_resources(case.held if of_update else case.asked))
+            config.linux.resources.CopyFrom(cri_resources(case.held if of_update else case.queried))
             config = node.sent(config)
             node.hooks.answers.clear()
             if not of_update:
@@ -327,7 +327,7 @@ def test_each_answer_of_koordlet_holds_in_container(kind: Kind, engine: Any, tmp
             client.start(container_id)
             if of_update:
                 node.hooks.on(case.point, case.answer)
-                client.update(container_id, cri_resources(case.asked))
+                client.update(container_id, cri_resources(case.queried))
             lifts = node.front.name == "cri"  # containerd accepts -1 in an update
             _assert_inside(client, container_id, case, {**case.held, **koordlet_cases.goes_out(case, lifts=lifts)})
             client.stop(container_id)

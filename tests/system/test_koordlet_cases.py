@@ -33,12 +33,12 @@ async def released(node: ShapedNode, case: Case) -> bytes:
         node.hooks.on(case.point, case.answer)
     pod_id = await node.caller.run_pod()
     if case.point != POD:
-        resources = case.held if case.point == UPDATE else case.asked
+        resources = case.held if case.point == UPDATE else case.queried
         container_id = await node.caller.create(pod_id, replace(CONTAINER, envs=(("A", "1"),), resources=resources))
         await node.caller.act("start", container_id)
         if case.point == UPDATE:
             node.hooks.on(case.point, case.answer)
-            await node.caller.update(container_id, case.asked)
+            await node.caller.update(container_id, case.queried)
     return node.runtime.arrived(VERBS[case.point])[-1]
 
 

@@ -72,7 +72,7 @@ class Life:
         await node.caller.update(self.started, {"cpu_quota": 30_000 + self.number})
         await node.caller.act("stop", self.started)
         await node.caller.act("stop_pod", self.pod_id)
-        return node.told()
+        return node.notified()
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ async def test_hook_messages_after_a_restart_equal_those_before(
         file = file_of(memory, node.proxy.socket)
         waiting_pod = await node.caller.run_pod(replace(POD, name="waiting"))
         lives = [await Life.begin(node.caller, waiting_pod, number) for number in range(RESTARTED_PODS.now)]
-        node.told()
+        node.notified()
         node.runtime.set_fault("start", text="not yet")
         starts = []
         for life in lives:
             with pytest.raises(Failed, match="not yet"):
                 await node.caller.act("start", life.waiting)
-            ((_, start),) = node.told()
+            ((_, start),) = node.notified()
             starts.append(start)
         node.runtime.set_fault("start")
         before = [await life.hook_calls(node) for life in lives]
@@ -105,7 +105,7 @@ async def test_hook_messages_after_a_restart_equal_those_before(
         assert reads >= 3 * len(lives)
         for life, start, messages in zip(lives, starts, before, strict=True):
             await node.caller.act("start", life.waiting)
-            assert node.told() == [("PreStartContainer", start), ("PostStartContainer", start)]
+            assert node.notified() == [("PreStartContainer", start), ("PostStartContainer", start)]
             assert await life.hook_calls(node) == (messages if has_file else without_originals(messages))
         assert node.runtime.reads() == reads, "no call had to read the runtime's state"
         points = [point for point, _ in before[0]]
@@ -143,9 +143,9 @@ async def test_create_whose_answer_a_kill_lost_is_known_after_it(front: Front, t
             await node.known()
             reads = node.runtime.reads()
             again = await node.caller.create(pod_id)
-            node.told()
+            node.notified()
             for one in (lost, again):
                 await node.caller.act("stop", one)
-            stops = [(message.container_meta.id, message.container_envs["B"]) for _, message in node.told()]
+            stops = [(message.container_meta.id, message.container_envs["B"]) for _, message in node.notified()]
             assert stops == [(lost, "hooked"), (again, "hooked")]
             assert node.runtime.reads() == reads, "no call had to read the runtime's state"

@@ -96,7 +96,7 @@ async def test_kills_under_load_cost_only_the_calls_under_way(
     async with proxy:
         async with load.going_on(), asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
-                group.create_task(dialler.ask())
+                group.create_task(dialler.fetch())
             for _ in range(KILLS.now):
                 await load.each_kind_is_answered()
                 await asyncio.sleep(pause.uniform(0, 0.1))

@@ -114,7 +114,7 @@ RESOURCES = {**CONTAINER.resources, SWAP: 0}
 
 def parents(node: ShapedNode) -> set[str]:
     """Return the pod's cgroup parents in all hook calls."""
-    calls = node.told()
+    calls = node.notified()
     assert calls
     names = {"PostStopPodSandbox": "cgroup_parent"}
     return {getattr(message, names.get(point, "pod_cgroup_parent")) for point, message in calls}
@@ -133,7 +133,7 @@ async def test_hook_calls_have_what_the_runtime_reports(front: Front, parent: st
 
         pod = replace(POD, cgroup_parent=parent)
         used, new, empty = [await node.caller.run_pod(replace(pod, name=name)) for name in ("used", "new", "empty")]
-        node.told()
+        node.notified()
         in_used, in_new = [await node.caller.create(pod_id) for pod_id in (used, new)]
         await node.caller.act("start", in_used)
         await end(in_used, pod=used)
@@ -146,7 +146,7 @@ async def test_hook_calls_have_what_the_runtime_reports(front: Front, parent: st
         await end(pod=empty)
         assert parents(node) == {"" if front.name in REPORT_NO_PARENT | REPORT_CONTAINERS_PARENT else parent}
         await node.caller.act("start", in_new)
-        ((_, start), _) = node.told()
+        ((_, start), _) = node.notified()
         assert start.container_envs == ENVS_AFTER.get(front.name, dict(CONTAINER.envs))
         assert dict(start.container_annotations)["note"] == "kept"
         found = {name: getattr(start.container_resources, name) for name in RESOURCES}

@@ -50,7 +50,7 @@ class Request(NamedTuple):
     closes: bool = False
 
 
-def _asks(line: str, *fields: str, upgrade: str = "", expects_continue: bool = False) -> Request:
+def _queries(line: str, *fields: str, upgrade: str = "", expects_continue: bool = False) -> Request:
     """Return a client's request whose framing is in its last field."""
     name, _, value = fields[-1].partition(": ")
     framing = {"Content-Length": Framing.SIZED, "Transfer-Encoding": Framing.CHUNKED}.get(name, Framing.EMPTY)
@@ -70,25 +70,25 @@ _METHODS = tuple(f"X-Docker-Expose-Session-Grpc-Method: /a/{method}" for method 
 _WEBSOCKET = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13")
 
 OF_CLIENTS = [
-    _asks("HEAD /_ping", CLI),
-    _asks(f"GET {PREFIX}/c1/json", CLI),
-    _asks("GET /v1.45/images/127.0.0.1:5000/pause:1/json", GO),
-    _asks(f"GET {PREFIX}/json?all=1&filters=%7B%22id%22%3A%7B%22{ID}%22%3Atrue%7D%7D", GO),
-    _asks(f"POST {PREFIX}/create", CLI, _JSON, _SIZE(1489)),
-    _asks(f"POST {PREFIX}/create?name=k8s_POD_w_d_u_0", GO, _JSON, _SIZE(2210)),
-    _asks(f"POST {PREFIX}/{ID}/start", GO, _EMPTY_BODY),
-    _asks(f"POST {PREFIX}/{ID}/stop?t=10", GO, _EMPTY_BODY),
-    _asks(f"POST {PREFIX}/{ID}/wait?condition=removed", CLI, _EMPTY_BODY),
-    _asks(f"POST {PREFIX}/{ID}/attach?stderr=1&stdout=1&stream=1", CLI, _TEXT, *_TCP, _EMPTY_BODY, upgrade="tcp"),
-    _asks(f"POST /v1.41/exec/{ID}/start", CLI, _JSON, *_TCP, _SIZE(28), upgrade="tcp"),
-    _asks(f"DELETE {PREFIX}/{ID}?force=1&v=1", GO),
-    _asks(f"PUT {PREFIX}/c1/archive?noOverwriteDirNonDir=true&path=%2Froot", CLI, _TEXT, _CODING),
-    _asks("POST /v1.41/build?dockerfile=Dockerfile&q=1&version=1", CLI, _TAR, "X-Registry-Config: e30=", _CODING),
-    _asks("POST /session", CLI, *_SESSION, *_METHODS, upgrade="h2c"),
-    _asks("GET /version", *_SDK, "Connection: keep-alive"),
-    _asks("GET /info", *_CURL),
-    _asks("POST /images/load", *_CURL, *_FORM, _SIZE(2097152), expects_continue=True),
-    _asks(f"GET {PREFIX}/{ID}/attach/ws?stream=1", "Host: localhost", *_WEBSOCKET, upgrade="websocket"),
+    _queries("HEAD /_ping", CLI),
+    _queries(f"GET {PREFIX}/c1/json", CLI),
+    _queries("GET /v1.45/images/127.0.0.1:5000/pause:1/json", GO),
+    _queries(f"GET {PREFIX}/json?all=1&filters=%7B%22id%22%3A%7B%22{ID}%22%3Atrue%7D%7D", GO),
+    _queries(f"POST {PREFIX}/create", CLI, _JSON, _SIZE(1489)),
+    _queries(f"POST {PREFIX}/create?name=k8s_POD_w_d_u_0", GO, _JSON, _SIZE(2210)),
+    _queries(f"POST {PREFIX}/{ID}/start", GO, _EMPTY_BODY),
+    _queries(f"POST {PREFIX}/{ID}/stop?t=10", GO, _EMPTY_BODY),
+    _queries(f"POST {PREFIX}/{ID}/wait?condition=removed", CLI, _EMPTY_BODY),
+    _queries(f"POST {PREFIX}/{ID}/attach?stderr=1&stdout=1&stream=1", CLI, _TEXT, *_TCP, _EMPTY_BODY, upgrade="tcp"),
+    _queries(f"POST /v1.41/exec/{ID}/start", CLI, _JSON, *_TCP, _SIZE(28), upgrade="tcp"),
+    _queries(f"DELETE {PREFIX}/{ID}?force=1&v=1", GO),
+    _queries(f"PUT {PREFIX}/c1/archive?noOverwriteDirNonDir=true&path=%2Froot", CLI, _TEXT, _CODING),
+    _queries("POST /v1.41/build?dockerfile=Dockerfile&q=1&version=1", CLI, _TAR, "X-Registry-Config: e30=", _CODING),
+    _queries("POST /session", CLI, *_SESSION, *_METHODS, upgrade="h2c"),
+    _queries("GET /version", *_SDK, "Connection: keep-alive"),
+    _queries("GET /info", *_CURL),
+    _queries("POST /images/load", *_CURL, *_FORM, _SIZE(2097152), expects_continue=True),
+    _queries(f"GET {PREFIX}/{ID}/attach/ws?stream=1", "Host: localhost", *_WEBSOCKET, upgrade="websocket"),
 ]
 """Requests of the daemon's clients, none of which may ever be refused."""
 

@@ -48,7 +48,7 @@ SIZES = [(1, 0), (LIMIT + 1, LIMIT), (10**7, 10**7 - 1), (10**7, LIMIT)]
 
 REFUSED: list[tuple[bytes, bytes, int, str]] = [
     *((grpc.message(b"ab")[:size], b"", LIMIT, "exactly one whole") for size in (0, 4, 6)),
-    *((grpc.message(b"ab") + behind, b"", LIMIT, "exactly one whole") for behind in (b"c", grpc.message(b"ab"))),
+    *((grpc.message(b"ab") + following, b"", LIMIT, "exactly one whole") for following in (b"c", grpc.message(b"ab"))),
     *((flag + bytes(4), b"", LIMIT, "flag") for flag in (b"\2", b"\xff")),
     (grpc.message(bytes(LIMIT + 1)), b"", LIMIT, LONG),
     *((packed(gzip.compress(bytes(size), mtime=0)), b"gzip", limit, LONG) for size, limit in SIZES),

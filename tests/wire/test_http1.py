@@ -232,9 +232,9 @@ def fed(body: Body, stream: bytes, cuts: list[int]) -> int:
 
 
 @given(st.integers(1, 100), st.binary(max_size=40), CUTS)
-def test_sized_body_ends_after_its_length(length: int, behind: bytes, cuts: list[int]) -> None:
+def test_sized_body_ends_after_its_length(length: int, following: bytes, cuts: list[int]) -> None:
     body = SizedBody(length)
-    assert fed(body, bytes(length) + behind, cuts) == length
+    assert fed(body, bytes(length) + following, cuts) == length
     assert body.done
 
 
@@ -262,7 +262,7 @@ def test_bytes_pass_unread_up_to_the_end(body: Body, sizes: list[int], passed: l
 
 
 @pytest.mark.parametrize(
-    ("read", "offered", "passes", "behind"),
+    ("read", "offered", "passes", "following"),
     [
         (b"5\r\n1", b"234", True, b"5\r\n0\r\n\r\n"),
         (b"5\r\n1", b"2345\r\n3\r\nabc", True, b"\r\n0\r\n\r\n"),
@@ -285,20 +285,20 @@ def test_bytes_pass_unread_up_to_the_end(body: Body, sizes: list[int], passed: l
 )
 @pytest.mark.parametrize("cuts", [[], [1] * 40])
 def test_chunks_pass_unread_if_they_begin_in_the_plain_way(
-    read: bytes, offered: bytes, passes: bool, behind: bytes, cuts: list[int]
+    read: bytes, offered: bytes, passes: bool, following: bytes, cuts: list[int]
 ) -> None:
     """The buffer behind the offered bytes contains those of an earlier read; what does not pass is read as usual."""
     body = ChunkedBody()
     body.feed(read)
     assert body.passes(bytearray(offered + b"\r\n0\r\n\r\n"), len(offered)) is passes
-    end = fed(body, behind if passes else offered + behind, cuts)
+    end = fed(body, following if passes else offered + following, cuts)
     assert body.done
-    assert end == (len(behind) if passes else len((offered + behind).removesuffix(b"HTTP/1.1")))
+    assert end == (len(following) if passes else len((offered + following).removesuffix(b"HTTP/1.1")))
 
 
 @given(chunked(), st.binary(max_size=10), CUTS)
-def test_offering_pieces_first_changes_nothing(body: tuple[bytes, bytes], behind: bytes, cuts: list[int]) -> None:
-    raw, at = body[0] + behind, 0
+def test_offering_pieces_first_changes_nothing(body: tuple[bytes, bytes], following: bytes, cuts: list[int]) -> None:
+    raw, at = body[0] + following, 0
     offered = ChunkedBody()
     for cut in [*cuts, len(raw)]:
         piece = raw[at : at + cut]
@@ -320,10 +320,10 @@ def test_chunked_body_is_followed_to_its_end(raw: bytes, payload: bytes, kind: t
 
 
 @given(chunked(), st.binary(max_size=10), CUTS)
-def test_chunked_body_ends_alike_for_any_split(body: tuple[bytes, bytes], behind: bytes, cuts: list[int]) -> None:
+def test_chunked_body_ends_alike_for_any_split(body: tuple[bytes, bytes], following: bytes, cuts: list[int]) -> None:
     raw, payload = body
     kept: list[bytes | bytearray] = []
-    assert fed(ChunkedBody(kept.append), raw + behind, cuts) == len(raw)
+    assert fed(ChunkedBody(kept.append), raw + following, cuts) == len(raw)
     assert b"".join(kept) == payload == http1.dechunk(raw)
 
 

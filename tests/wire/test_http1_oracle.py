@@ -115,7 +115,7 @@ def compare(stream: bytes, method: str | None = None) -> tuple[Reading, Reading]
     return mine, other
 
 
-BEHIND = b"GET /next HTTP/1.1\r\nHost: h\r\n\r\n"
+FOLLOWING = b"GET /next HTTP/1.1\r\nHost: h\r\n\r\n"
 
 
 def body_of(row: Request | Response) -> bytes:
@@ -134,9 +134,9 @@ WHOLE: list[tuple[str | None, bytes]] = [
 
 @pytest.mark.parametrize(("method", "message"), WHOLE, ids=lambda value: repr(value)[:60])
 def test_accepted_message_ends_where_it_ends_for_h11(method: str | None, message: bytes) -> None:
-    mine, _ = compare(message + BEHIND, method)
+    mine, _ = compare(message + FOLLOWING, method)
     assert isinstance(mine, Message)
-    assert mine.end == len(message) or mine.body.endswith(BEHIND), "it goes on until the connection ends"
+    assert mine.end == len(message) or mine.body.endswith(FOLLOWING), "it goes on until the connection ends"
 
 
 LAST_CHUNK = b"0\r\n\r\n"

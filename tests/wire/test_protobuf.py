@@ -233,11 +233,11 @@ INSIDE |= {"number": b"\x10\x80", "tag": b"\x10\x01\x80", "group": b"\x13\x08"}
 
 @pytest.mark.parametrize("inside", INSIDE.values(), ids=INSIDE)
 def test_field_longer_than_its_message_is_cut_short(inside: bytes) -> None:
-    behind = b"\x48\x01\x14\x50\x01\x58\x01"
+    following = b"\x48\x01\x14\x50\x01\x58\x01"
     with pytest.raises(WireError):
-        rewrite(message_of(8, inside) + behind, PARENT)
+        rewrite(message_of(8, inside) + following, PARENT)
     with pytest.raises(WireError):
-        protobuf.has_more_fields(message_of(8, inside) + behind, 2, {8: {}})
+        protobuf.has_more_fields(message_of(8, inside) + following, 2, {8: {}})
 
 
 def test_rest_of_a_nested_message_is_copied_once() -> None:

@@ -82,12 +82,12 @@ def pod_name(pod: Record | None) -> str:
 def field_rows(record: Record, setters: Mapping[str, str] | None = None) -> list[dict[str, str | None]]:
     """Return what became of each field that the kubelet requested or that was sent to the runtime. ``setters`` are
     the hook servers that set fields, for those of which the record does not say it."""
-    asked, sent, owners = set(record["asked"]), set(record["sent"]), {**(setters or {}), **record["owners"]}
+    queried, sent, owners = set(record["asked"]), set(record["sent"]), {**(setters or {}), **record["owners"]}
     became = dict.fromkeys(record["changed"], "changed")
-    became |= dict.fromkeys(asked - sent, "taken out") | dict.fromkeys(sent - asked, "added")
+    became |= dict.fromkeys(queried - sent, "taken out") | dict.fromkeys(sent - queried, "added")
     return [
         {"field": name, "sent": became.get(name, "as requested"), "set by": owners.get(name)}
-        for name in sorted(asked | sent)
+        for name in sorted(queried | sent)
     ]
 
 

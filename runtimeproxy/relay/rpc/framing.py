@@ -15,7 +15,7 @@ from runtimeproxy.errors import RuntimeProxyError, WireError
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.http2 import FlowControlledSender
 
-STREAMS_UNTIL_TOLD = 1
+STREAMS_UNTIL_SETTINGS = 1
 """Most streams that are open before the peer's SETTINGS say how many it takes."""
 
 HEADER_LIMIT = 64 * 1024
@@ -82,9 +82,9 @@ class ClientConnection(ABC):
     waiting_acks = 0
     """Most answers to the peer's PINGs that wait in ``sender.acks`` for other data to be sent with."""
 
-    def __init__(self, settings: dict[int, int], streams_until_told: int) -> None:
+    def __init__(self, settings: dict[int, int], streams_until_settings: int) -> None:
         self.sender = FlowControlledSender()
-        self.stream_limit = streams_until_told
+        self.stream_limit = streams_until_settings
         """How many streams may be open, as the server's SETTINGS say."""
         self.closing = False
         """True once the peer takes no new streams."""
@@ -223,7 +223,7 @@ class Calls(ClientConnection):
     def __init__(self, max_reply_bytes: int) -> None:
         # A whole reply fits into the stream's window, so a stream needs no WINDOW_UPDATE.
         window = min(max_reply_bytes + grpc.PREFIX_BYTES + http2.DEFAULT_FRAME_SIZE, http2.MAX_WINDOW)
-        super().__init__({_ENABLE_PUSH: 0, http2.INITIAL_WINDOW_SIZE: window}, STREAMS_UNTIL_TOLD)
+        super().__init__({_ENABLE_PUSH: 0, http2.INITIAL_WINDOW_SIZE: window}, STREAMS_UNTIL_SETTINGS)
         self.out = self.sender.out
         self.acks = self.sender.acks
         self.ended: list[tuple[int, Outcome]] = []

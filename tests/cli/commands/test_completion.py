@@ -122,10 +122,10 @@ def test_bash_completes_with_the_script(run: Run, tmp_path: Path, line: str, com
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m runtimeproxy "$@"\n')
     program.chmod(0o755)
     words = f"COMP_WORDS=(runtimeproxy {line}) COMP_CWORD={len(line.split())}"
-    ask = f'{words}; _runtimeproxy_completion runtimeproxy; echo "${{COMPREPLY[@]}}"'
+    fetch = f'{words}; _runtimeproxy_completion runtimeproxy; echo "${{COMPREPLY[@]}}"'
     script = run("runtimeproxy", "completion", "bash")[1]
     variables = environ(PATH=f"{tmp_path}:{os.environ['PATH']}", RUNTIMEPROXY_ADMIN_ENDPOINT=f"{tmp_path}/admin.sock")
-    command = ["bash", "--norc", "-c", f"{script}\n{ask}"]
+    command = ["bash", "--norc", "-c", f"{script}\n{fetch}"]
     with serving(tmp_path / "admin.sock", CANNED):
         for _ in range(PRESSES):
             done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True, timeout=60)

@@ -45,10 +45,10 @@ def echoing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 AWAY = "not reachable: No such file or directory; is it running, and is this its socket?"
 
 
-@pytest.mark.parametrize(("command", "asked"), [("call", CREATE), ("verify", "verify"), ("bench", CREATE)])
-def test_server_that_is_away_is_one_line_and_exit_code_1(hook: Run, command: str, asked: str) -> None:
+@pytest.mark.parametrize(("command", "queried"), [("call", CREATE), ("verify", "verify"), ("bench", CREATE)])
+def test_server_that_is_away_is_one_line_and_exit_code_1(hook: Run, command: str, queried: str) -> None:
     point = [CREATE] if command == "call" else []
-    assert hook(command, "/no/x.sock", *point) == (1, "", f"runtimeproxy: error: /no/x.sock: {asked}: {AWAY}\n")
+    assert hook(command, "/no/x.sock", *point) == (1, "", f"runtimeproxy: error: /no/x.sock: {queried}: {AWAY}\n")
 
 
 @pytest.mark.parametrize(("command", "point"), [("call", [CREATE]), ("bench", [])])

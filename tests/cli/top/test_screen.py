@@ -233,13 +233,13 @@ def test_first_frame_is_about_all_the_time_since_the_start() -> None:
     assert shown.operations[0].worse == frozenset()
 
 
-BEGUN_ANEW = [
+BEGUN_AGAIN = [
     ("another process", snapshot(metrics(), 3, started=START + 2)),
     ("a clock that went back", snapshot(metrics(), 90)),
 ]
 
 
-@pytest.mark.parametrize("later", [row[1] for row in BEGUN_ANEW], ids=[row[0] for row in BEGUN_ANEW])
+@pytest.mark.parametrize("later", [row[1] for row in BEGUN_AGAIN], ids=[row[0] for row in BEGUN_AGAIN])
 def test_interval_does_not_reach_over(later: Snapshot) -> None:
     assert view(two_moments()[0], later).interval is None
 

@@ -27,7 +27,7 @@ from runtimeproxy.model.hookpoints import Operation, Stage
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.wire import grpc
 from tests.fakes import cri_pb2 as cri
-from tests.fakes.node import ASKED, CONTAINER, CREATE_REQUEST, POD, POD_REQUEST, UPDATE, Node, changes, wire
+from tests.fakes.node import CONTAINER, CREATE_REQUEST, POD, POD_REQUEST, REQUESTED, UPDATE, Node, changes, wire
 from tests.fakes.plugins import FAIL, IGNORE
 from tests.observe.events import shown_of
 
@@ -87,7 +87,7 @@ async def test_unreadable_message_is_refused_under_fail_and_passes_else(
     expected = ([], [grpc.INTERNAL]) if refuses else ([None], [])
     assert (held.released, [code for code, _ in held.refused]) == expected
     assert node.metrics.counted("calls_unreadable", operation=operation.value) == 1
-    assert (node.plugins.told(), node.store.counts()) == ([], (0, 0))
+    assert (node.plugins.notified(), node.store.counts()) == ([], (0, 0))
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ async def test_pods_and_containers_have_turns_of_their_own(node: Node) -> None:
 async def test_pod_is_edited_and_recorded_original_and_effective(node: Node) -> None:
     node.plugins.add("a", HookAnswer(labels={"l": "1"}, annotations={"n": "2"}, cgroup_parent="/hooked"))
     held = await node.do(RUN_POD)
-    assert node.plugins.asked[0].request == HookRequest(replace(POD, id=""))
-    assert node.backend.asked == [], "its own request is all that there is to read"
+    assert node.plugins.queried[0].request == HookRequest(replace(POD, id=""))
+    assert node.backend.queried == [], "its own request is all that there is to read"
     expected = cri.RunPodSandboxRequest.FromString(wire(POD_REQUEST))
     expected.config.labels["l"] = "1"
     expected.config.annotations["n"] = "2"
@@ -182,7 +182,7 @@ async def test_unimplemented_resize_reaches_hooks_by_the_next_create(node: Node)
     await node.run(resize)
     await node.do(CREATE, request)
     await node.do(UPDATE)
-    assert [asked.request.pod.resources for asked in node.plugins.asked] == [Resources(cpu_shares=9)] * 2
+    assert [queried.request.pod.resources for queried in node.plugins.queried] == [Resources(cpu_shares=9)] * 2
     assert not len(node.metrics.events)
 
 
@@ -194,7 +194,7 @@ async def test_create_is_edited_and_recorded_original_and_effective(node: Node) 
     answer = HookAnswer(annotations={"n": "1"}, envs={"B": "2"}, cgroup_parent="/other", resources=resources)
     node.plugins.add("a", answer)
     held = await node.do(CREATE, request)
-    assert node.plugins.asked[0].request == HookRequest(noted, replace(CONTAINER, id=""))
+    assert node.plugins.queried[0].request == HookRequest(noted, replace(CONTAINER, id=""))
     expected = cri.CreateContainerRequest.FromString(wire(request))
     expected.config.annotations["n"] = "1"
     expected.config.envs.add(key="B", value=b"2")
@@ -226,21 +226,21 @@ async def test_pods_cgroup_parent_goes_into_its_containers(node: Node, points: t
 
 
 @pytest.mark.parametrize(
-    ("known", "asked"),
+    ("known", "queried"),
     [
         pytest.param([], ["c1", "p1"], id="nothing"),
         pytest.param([Subject(PodRecord(POD, POD))], ["c1"], id="the pod"),
         pytest.param([Subject(OTHER_POD, ContainerRecord(CONTAINER, CONTAINER))], ["p1"], id="it"),
     ],
 )
-async def test_only_what_the_store_lacks_is_read(node: Node, known: list[Subject], asked: list[str]) -> None:
+async def test_only_what_the_store_lacks_is_read(node: Node, known: list[Subject], queried: list[str]) -> None:
     node.plugins.add("a")
     for subject in known:
         node.store.commit(subject)
     node.backend.known_pods["p1"], node.backend.known_containers["c1"] = POD, CONTAINER
     await node.run(node.held(STOP, version="v1alpha2"))
-    assert node.backend.asked == [("v1alpha2", any_id) for any_id in asked]
-    assert node.plugins.asked[0].request == HookRequest(POD, CONTAINER)
+    assert node.backend.queried == [("v1alpha2", any_id) for any_id in queried]
+    assert node.plugins.queried[0].request == HookRequest(POD, CONTAINER)
     assert node.record == ContainerRecord(CONTAINER, CONTAINER)
 
 
@@ -252,7 +252,7 @@ async def test_subject_unknown_to_the_runtime_has_no_hooks(
     node.plugins.add("a", policy=FAIL)
     node.backend.known_containers = {"c1": CONTAINER} if knows_container else {}
     held = await node.do(operation)
-    assert (held.released, node.plugins.told(), node.store.counts()) == ([None], [], (0, 0))
+    assert (held.released, node.plugins.notified(), node.store.counts()) == ([None], [], (0, 0))
 
 
 BY_BEGINNING: dict[Operation, Message] = {
@@ -267,14 +267,14 @@ BY_BEGINNING: dict[Operation, Message] = {
 """By the beginning of an id, as crictl's users name things."""
 
 
-@pytest.mark.parametrize(("operation", "told"), [(UPDATE, 2048), (STOP, 1024), (START, 1024)])
-async def test_known_container_is_found_by_an_id_prefix(node: Node, operation: Operation, told: int) -> None:
+@pytest.mark.parametrize(("operation", "notified"), [(UPDATE, 2048), (STOP, 1024), (START, 1024)])
+async def test_known_container_is_found_by_an_id_prefix(node: Node, operation: Operation, notified: int) -> None:
     node.know(resources=Resources(cpu_shares=2048))
     node.plugins.add("a")
     await node.do(operation, BY_BEGINNING[operation])
-    assert node.backend.asked == [], "known subjects need no query"
-    assert node.told(0).resources is not None
-    assert node.told(0).resources.cpu_shares == told
+    assert node.backend.queried == [], "known subjects need no query"
+    assert node.notified(0).resources is not None
+    assert node.notified(0).resources.cpu_shares == notified
     assert node.record.original.resources is not None
     assert node.record.original.resources.cpu_shares == 2048
     assert node.store.counts() == (1, 1)
@@ -287,9 +287,9 @@ async def test_runtime_is_queried_for_an_ambiguous_id_prefix(node: Node) -> None
     node.backend.known_containers["c"] = CONTAINER
     base = node.held(UPDATE, BY_BEGINNING[UPDATE])
     await node.lifecycle.proceed(base)
-    assert node.backend.asked == [("v1", "c")]
+    assert node.backend.queried == [("v1", "c")]
     assert base.order_key() == "c1", "its turn is that of the whole id"
-    assert node.record.original.resources == replace(ASKED, memory_limit_in_bytes=7)
+    assert node.record.original.resources == replace(REQUESTED, memory_limit_in_bytes=7)
     assert node.store.counts() == (1, 2)
 
 
@@ -316,7 +316,7 @@ async def test_known_pod_is_found_by_an_id_prefix(node: Node, operation: Operati
     assert node.pod == PodRecord(*parents)
     assert base.order_key().startswith("p1")
     assert [record.effective.pod_id for record in node.store.snapshot().containers] in ([], ["p1"])
-    assert len(node.plugins.asked) == 1
+    assert len(node.plugins.queried) == 1
 
 
 async def test_resources_of_a_start_are_set_before_and_recorded(node: Node) -> None:
@@ -362,7 +362,7 @@ async def test_impossible_changes_of_an_update_are_left_out(
     [left] = (await node.do(operation, message)).released
     assert (left and changes(left, cri.UpdateContainerResourcesRequest).linux) == released
     assert node.backend.updates == []
-    assert node.record.effective.resources == ASKED
+    assert node.record.effective.resources == REQUESTED
     for field in ("cpuset_cpus", "oom_score_adj"):
         assert node.metrics.counted("fields_left_out", operation=operation.value, field=field) == 1
     text = f"{operation.value}: an update cannot set cpuset_cpus, oom_score_adj of a container: left out"
@@ -420,7 +420,7 @@ async def test_hook_that_scales_never_scales_twice(node: Node) -> None:
     node.plugins.add("a", halve, points=("PreCreateContainer", "PreUpdateContainerResources"))
     await node.do(CREATE)
     assert (await node.do(UPDATE, update(memory_limit_in_bytes=2**20))).released == [None]
-    assert node.record.effective.resources == replace(ASKED, cpu_shares=512, memory_limit_in_bytes=2**20)
+    assert node.record.effective.resources == replace(REQUESTED, cpu_shares=512, memory_limit_in_bytes=2**20)
 
 
 async def test_maps_and_annotations_of_an_update_are_edited(node: Node) -> None:
@@ -430,8 +430,8 @@ async def test_maps_and_annotations_of_an_update_are_edited(node: Node) -> None:
     request = update(unified={"a": "1"})
     request.annotations["new"] = "2"
     [released] = (await node.do(UPDATE, request)).released
-    assert node.told() == replace(
-        CONTAINER, annotations={"old": "1", "new": "2"}, resources=replace(ASKED, unified={"a": "1"})
+    assert node.notified() == replace(
+        CONTAINER, annotations={"old": "1", "new": "2"}, resources=replace(REQUESTED, unified={"a": "1"})
     )
     expected = update(unified={"a": "1", "b": "2"}, hugepage_limits=[cri.HugepageLimit(page_size="2MB", limit=4)])
     expected.annotations.update({"new": "2", "hook": "3"})
@@ -439,7 +439,7 @@ async def test_maps_and_annotations_of_an_update_are_edited(node: Node) -> None:
     assert changes(released, cri.UpdateContainerResourcesRequest) == expected
     assert node.record.original.annotations == {"new": "2"}
     assert node.record.effective.annotations == {"old": "1", "new": "2", "hook": "3"}
-    runs = replace(ASKED, unified=resources.unified, hugepage_limits=resources.hugepage_limits)
+    runs = replace(REQUESTED, unified=resources.unified, hugepage_limits=resources.hugepage_limits)
     assert node.record.effective.resources == runs
 
 
@@ -448,8 +448,10 @@ async def test_oom_score_of_an_update_is_not_what_the_container_has(node: Node) 
     node.know()
     node.plugins.add("a", points=("PreUpdateContainerResources",))
     await node.do(UPDATE, update(cpu_shares=2, oom_score_adj=900))
-    assert node.told().resources == replace(ASKED, cpu_shares=2, oom_score_adj=900), "it is what the kubelet asks for"
-    assert node.record.original.resources == node.record.effective.resources == replace(ASKED, cpu_shares=2)
+    assert node.notified().resources == replace(REQUESTED, cpu_shares=2, oom_score_adj=900), (
+        "it is what the kubelet asks for"
+    )
+    assert node.record.original.resources == node.record.effective.resources == replace(REQUESTED, cpu_shares=2)
 
 
 async def unanswered(node: Node, operation: Operation, message: Message | None = None, version: str = "v1") -> Any:
@@ -475,7 +477,7 @@ async def test_state_shows_if_a_lost_call_was_done(node: Node, operation: Operat
     setattr(node.backend, "pod_is" if operation is STOP_POD else "container_is", state)
     await unanswered(node, operation, version=version)
     await asyncio.sleep(0.2)
-    assert node.backend.asked == [(version, "p1" if operation is STOP_POD else "c1")]
+    assert node.backend.queried == [(version, "p1" if operation is STOP_POD else "c1")]
     done = node.metrics.counted("unknown_outcomes", operation=operation.value, result="agreed")
     assert done == (state in DONE_IN[operation])
 
@@ -496,11 +498,11 @@ async def test_lost_end_is_reported_once_the_subject_is_gone(
         node.backend.pod_is, node.backend.container_is = api_pb2.SANDBOX_NOTREADY, api_pb2.CONTAINER_EXITED
     await unanswered(node, operation)
     await asyncio.sleep(2)
-    assert node.plugins.told() == []
+    assert node.plugins.notified() == []
     node.backend.known_pods.clear()
     node.backend.known_containers.clear()
     await asyncio.sleep(300)
-    assert node.plugins.told() == called
+    assert node.plugins.notified() == called
 
 
 @pytest.mark.parametrize("operation", [START, STOP, STOP_POD])
@@ -516,7 +518,7 @@ async def test_unsent_call_is_not_queried(node: Node, operation: Operation) -> N
     held.release = end_and_release
     await node.lifecycle.proceed(held)
     await asyncio.sleep(300)
-    assert node.backend.asked == []
+    assert node.backend.queried == []
     assert node.metrics.counted("unknown_outcomes", operation=operation.value, result="failed") == 1
 
 
@@ -529,7 +531,7 @@ async def test_request_of_an_unsettled_call_is_not_kept(node: Node) -> None:
     assert held._message is None
     node.backend.container_is = api_pb2.CONTAINER_EXITED
     await asyncio.sleep(1)
-    assert node.plugins.told() == [("a", "PostStopContainer")]
+    assert node.plugins.notified() == [("a", "PostStopContainer")]
 
 
 async def test_update_is_recorded_over_a_read_after_a_lost_one(node: Node) -> None:
@@ -539,7 +541,7 @@ async def test_update_is_recorded_over_a_read_after_a_lost_one(node: Node) -> No
     other.given = None
     running = node.lifecycle.proceed(other)
     await unanswered(node, UPDATE, update(cpuset_cpus="4-5"))
-    node.know(container=replace(CONTAINER, resources=replace(ASKED, cpuset_cpus="4-5")))
+    node.know(container=replace(CONTAINER, resources=replace(REQUESTED, cpuset_cpus="4-5")))
     other.settle_with(DONE)
     await running
-    assert node.record.effective.resources == replace(ASKED, cpuset_cpus="4-5", cpu_shares=333)
+    assert node.record.effective.resources == replace(REQUESTED, cpuset_cpus="4-5", cpu_shares=333)

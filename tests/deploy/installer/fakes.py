@@ -123,7 +123,7 @@ class FakeNode(Node):
         self.step()
         super().remove(place)
 
-    def ask(self, *command: str, seconds: float = 0.0) -> tuple[int, str]:
+    def query(self, *command: str, seconds: float = 0.0) -> tuple[int, str]:
         words = " ".join(command)
         if "is-active" not in words:  # to be killed then is to be killed at the next step
             self.step()
@@ -255,7 +255,7 @@ class Bench:
         self.archives = folder / "archives"
         self.sha256 = archive(self.archives)
         self.node = FakeNode(folder / "host")
-        self.told = Kubelet("v1.31.2", "Containerd", ready=True)
+        self.reported = Kubelet("v1.31.2", "Containerd", ready=True)
         self.ready = True
         self.places = 0
         self._port = 0
@@ -267,7 +267,7 @@ class Bench:
         return Work(
             self.node,
             wanted(self.sha256, **{"healthz_port": self._port} | changed),
-            self.told,
+            self.reported,
             self.place,
             lambda: self.ready,
             archives=self.archives,
@@ -330,7 +330,7 @@ class Cluster:
         self.leases: dict[str, dict[str, Any]] = {}
         self.make_leases()
         self.away = False
-        self.asked: list[tuple[str, str]] = []
+        self.queried: list[tuple[str, str]] = []
         self._lock = threading.Lock()
         self._version = 0
 
@@ -351,7 +351,7 @@ class Cluster:
 
     def answer(self, method: str, path: str, body: Any, authorization: str | None) -> tuple[int, Any]:
         with self._lock:
-            self.asked.append((method, path))
+            self.queried.append((method, path))
             if self.away:
                 return 503, {"message": "not now"}
             if authorization != "Bearer secret":

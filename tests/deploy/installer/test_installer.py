@@ -46,7 +46,7 @@ class Pods:
     def once(self, name: str, ends: Any, **changed: Any) -> bool:
         wants = wanted(**{"sha256": "0" * 64} | changed)
 
-        def work(wants: Wanted, told: Kubelet, place: Callable[[], None], ready: Callable[[], bool]) -> Any:
+        def work(wants: Wanted, reported: Kubelet, place: Callable[[], None], ready: Callable[[], bool]) -> Any:
             self.worked.append(name)
             return FakeWork(ends, place)
 
@@ -88,17 +88,17 @@ ENDS: dict[str, tuple[Any, str, str, str]] = {
 def test_a_node_says_how_it_went(case: str, pods: Pods, cluster: Cluster) -> None:
     ends, state, reason, held_by = ENDS[case]
     assert pods.once("n1", ends) is (state == "Installed")
-    told = cluster.annotations("n1")
-    assert (told["state"], told.get("reason", ""), holder(cluster)) == (state, reason, held_by)
-    assert told.get("version") == ("0.2.0" if state == "Installed" else None)
+    reported = cluster.annotations("n1")
+    assert (reported["state"], reported.get("reason", ""), holder(cluster)) == (state, reason, held_by)
+    assert reported.get("version") == ("0.2.0" if state == "Installed" else None)
     assert cluster.annotations("n2") == {}
 
 
 def test_a_version_is_taken_off_a_node_that_has_none(pods: Pods, cluster: Cluster) -> None:
     pods.once("n1", "0.2.0")
     assert pods.once("n1", None, action="uninstall")
-    told = cluster.annotations("n1")
-    assert (told["state"], "version" in told, "reason" in told) == ("Removed", False, False)
+    reported = cluster.annotations("n1")
+    assert (reported["state"], "version" in reported, "reason" in reported) == ("Removed", False, False)
 
 
 def test_a_node_that_failed_stops_its_pool(pods: Pods, cluster: Cluster) -> None:
@@ -137,12 +137,12 @@ def test_a_node_that_waits_long_writes_seldom(pods: Pods, cluster: Cluster) -> N
     def look() -> None:
         looks.append(cluster.annotations("n2")["reason"])
         cluster.leases[f"{POOL}-0"]["spec"]["holderIdentity"] = f"n{len(looks) + 2}"
-        if len(looks) == 2 * program.TELL_LOOKS:
+        if len(looks) == 2 * program.REPORT_CHECKS:
             cluster.make_leases()
 
     pods.asleep = look
     assert pods.once("n2", "0.2.0")
-    turn = program.TELL_LOOKS
+    turn = program.REPORT_CHECKS
     assert looks == ["n1 changes first"] * turn + [f"n{turn + 2} changes first"] * turn
 
 
@@ -175,10 +175,10 @@ def test_an_api_server_that_is_away_begins_nothing(pods: Pods, cluster: Cluster)
 
 
 def test_an_api_server_that_goes_away_is_waited_for(pods: Pods, cluster: Cluster) -> None:
-    answer, asked = cluster.answer, iter(range(100))
+    answer, queried = cluster.answer, iter(range(100))
 
     def flaky(method: str, path: str, body: Any, authorization: str | None) -> tuple[int, Any]:
-        cluster.away = "leases" in path and next(asked) < 2
+        cluster.away = "leases" in path and next(queried) < 2
         return answer(method, path, body, authorization)
 
     cluster.answer = flaky  # type: ignore[method-assign]
@@ -226,13 +226,13 @@ def test_the_whole_way_on_a_node(bench: Bench, pods: Pods, cluster: Cluster) -> 
     for value, states in (("False", ("RolledBack", "/usr/bin/kubelet")), ("True", ("Installed", SOCKET))):
         wants = wanted(bench.sha256, configure_kubelet=True, healthz_port=bench._port, parallel=2)
 
-        def work(wants: Wanted, told: Kubelet, place: Callable[[], None], ready: Callable[[], bool]) -> Any:
+        def work(wants: Wanted, reported: Kubelet, place: Callable[[], None], ready: Callable[[], bool]) -> Any:
             def placed() -> None:
                 place()
                 cluster.nodes["n1"]["status"]["conditions"] = [{"type": "Ready", "status": value}]  # noqa: B023
 
             made = bench.work(configure_kubelet=True, parallel=2)
-            made._place, made._ready, made._told = placed, ready, told
+            made._place, made._ready, made._reported = placed, ready, reported
             return made
 
         cluster.nodes["n1"] = node_object("n1")

@@ -45,7 +45,7 @@ class Handler(BaseHTTPRequestHandler):
 
 HTTPServer(("127.0.0.1", 10248), Handler).serve_forever()
 """
-ASK = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:10248/healthz').status)"
+QUERY = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:10248/healthz').status)"
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def node(machine: Machine) -> Machine:
 
 
 def healthz(machine: Machine) -> str:
-    code = machine.run(PYTHON, "-c", ASK, check=False, env=VARIABLES).strip()
+    code = machine.run(PYTHON, "-c", QUERY, check=False, env=VARIABLES).strip()
     return "" if code == "200" else f"it answers {code[-40:]}"
 
 
@@ -81,15 +81,15 @@ def work(node: Machine, folder: Path, version: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(kubelet, "WELL_SECONDS", 0.5)
     here = Node(node.root, (*node._enter("--all"), *ENTER[ENTER.index("env") :]))
     wants = wanted(sha256, healthz_port=10248, **changed)
-    told = Kubelet("v1.31.2", "Containerd", ready=True)
-    return Work(here, wants, told, lambda: None, lambda: True, archives=folder)
+    reported = Kubelet("v1.31.2", "Containerd", ready=True)
+    return Work(here, wants, reported, lambda: None, lambda: True, archives=folder)
 
 
 def active(node: Machine, unit: str) -> bool:
     return node.show(unit, "ActiveState") == "active"
 
 
-def asked(node: Machine) -> str:
+def queried(node: Machine) -> str:
     """Return the command that the kubelet runs with."""
     pid = node.show("kubelet.service", "MainPID")
     return node.path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
@@ -105,7 +105,7 @@ def test_there_upgraded_and_away_again(node: Machine, folder: Path, monkeypatch:
     assert active(node, SERVICE)
     assert node.show("runtimeproxy-metrics.socket", "SocketGroup") == "runtimeproxy-metrics"
     assert node.run("/usr/local/bin/runtimeproxy", "status").startswith("ready")
-    assert "--container-runtime-endpoint=unix:///var/run/koord-runtimeproxy/runtimeproxy.sock" in asked(node)
+    assert "--container-runtime-endpoint=unix:///var/run/koord-runtimeproxy/runtimeproxy.sock" in queried(node)
     first, proxy, pid = home(node), node.show(SERVICE, "MainPID"), node.show("kubelet.service", "MainPID")
 
     socket = node.show("runtimeproxy.socket", "ActiveEnterTimestampMonotonic")
@@ -116,7 +116,7 @@ def test_there_upgraded_and_away_again(node: Machine, folder: Path, monkeypatch:
     assert node.show("runtimeproxy.socket", "ActiveEnterTimestampMonotonic") == socket
 
     work(node, folder, "0.3.0", monkeypatch, action="uninstall").uninstall()
-    assert "runtimeproxy" not in asked(node)
+    assert "runtimeproxy" not in queried(node)
     assert not active(node, SERVICE)
     assert not active(node, "runtimeproxy.socket")
     assert node.run("ls", "-A", "/run/systemd/transient") == ""
@@ -132,7 +132,7 @@ def test_a_kubelet_that_is_sick_with_it_goes_back(node: Machine, folder: Path, m
         work(node, folder, "0.2.0", monkeypatch, configure_kubelet=True).install()
     node.run("rm", "/etc/sick")
     assert healthz(node) == ""
-    assert "runtimeproxy" not in asked(node)
+    assert "runtimeproxy" not in queried(node)
     assert not node.path(DROP_IN).exists()
     assert not active(node, SERVICE)
     assert not active(node, "runtimeproxy.socket")

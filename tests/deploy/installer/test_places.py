@@ -67,12 +67,12 @@ def test_a_node_looks_at_few_places_and_all_nodes_at_all(api: Api, cluster: Clus
         again = of(api, name, 100)
         assert (again.take(), again.held) == ("", place)
     [waits, *_] = [name for name in names if name not in held]
-    waiting, cluster.asked = of(api, waits, 100), []
+    waiting, cluster.queried = of(api, waits, 100), []
     for _ in range(10):
         assert len(waiting.take().split(", ")) == places.FEW
-    assert {method for method, _ in cluster.asked} == {"GET"}
-    assert len(cluster.asked) == 10 * places.FEW
-    assert len({path for _, path in cluster.asked}) == places.FEW
+    assert {method for method, _ in cluster.queried} == {"GET"}
+    assert len(cluster.queried) == 10 * places.FEW
+    assert len({path for _, path in cluster.queried}) == places.FEW
 
 
 def test_the_place_of_a_node_that_is_gone_is_free_after_a_time(api: Api) -> None:
@@ -112,9 +112,9 @@ def test_a_lease_that_is_not_there_is_told_and_never_made(api: Api, cluster: Clu
     places.take()
     cluster.leases.clear()
     words = f"there is no lease {POOL}-0 in {NAMESPACE}, .*: .* install the chart again"
-    for ask in (of(api, "n2").take, places.renew, places.leave):
+    for query in (of(api, "n2").take, places.renew, places.leave):
         with pytest.raises(ApiError, match=words):
-            ask()
+            query()
     assert cluster.leases == {}
 
 
@@ -127,9 +127,9 @@ def test_what_the_chart_gave_a_lease_stays(api: Api, cluster: Cluster) -> None:
 
 def test_an_api_server_that_refuses_is_told_with_its_words(api: Api, cluster: Cluster) -> None:
     cluster.away = True
-    for ask in (lambda: api.node("n1"), lambda: api.lease(NAMESPACE, f"{POOL}-0"), lambda: of(api, "n1").take()):
+    for query in (lambda: api.node("n1"), lambda: api.lease(NAMESPACE, f"{POOL}-0"), lambda: of(api, "n1").take()):
         with pytest.raises(ApiError, match="the API server answers 503: not now"):
-            ask()
+            query()
 
 
 def test_no_token_is_told(api: Api, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_the_way_back_leaves_the_directories_as_they_were(there: bool, bench: Be
 
 
 def test_a_configuration_is_checked_and_written(bench: Bench) -> None:
-    bench.told = Kubelet("v1.23.1", "Docker", ready=True)
+    bench.reported = Kubelet("v1.23.1", "Docker", ready=True)
     bench.install(config={"backend-runtime-mode": "Docker", "hook-timeout": "1s"}, configure_kubelet=True)
     lines = (bench.node.text("/etc/runtimeproxy/config.yaml") or "").splitlines()
     assert lines[1:] == ['backend-runtime-mode: "Docker"', 'hook-timeout: "1s"']
@@ -233,7 +233,7 @@ def test_a_kubelet_that_is_well_for_a_moment_only_goes_back(bench: Bench) -> Non
 
 @pytest.mark.parametrize("was", [True, False], ids=["it was ready", "it was not"])
 def test_a_node_that_is_not_ready_any_more_goes_back(bench: Bench, was: bool) -> None:
-    bench.told, bench.ready = Kubelet("v1.31.2", "Containerd", ready=was), False
+    bench.reported, bench.ready = Kubelet("v1.31.2", "Containerd", ready=was), False
     if was:
         with pytest.raises(RolledBack, match="the node is not ready"):
             bench.install(configure_kubelet=True)

@@ -9,7 +9,7 @@ from runtimeproxy.docker import messages
 from runtimeproxy.errors import Reason
 from runtimeproxy.model.fields import HookAnswer, HookRequest, Resources, Subject
 from runtimeproxy.plugins.registration import FailurePolicy
-from tests.docker.bodies import ANNOTATIONS, ASKED, SYSTEMD_PARENT, TOLD, TOLD_POD
+from tests.docker.bodies import ANNOTATIONS, REPORTED, REPORTED_POD, REQUESTED, SYSTEMD_PARENT
 from tests.docker.client import request
 from tests.docker.node import CREATE, START, UPDATE, Node, id_of, on_each_driver, on_node, written
 from tests.fakes.dockerd_wire import Injection
@@ -61,8 +61,8 @@ async def test_creates_are_changed_only_where_a_hook_set_it(node: Node) -> None:
     wanted["HostConfig"] |= {"CgroupParent": "/hooked", "CpuQuota": 50_000}
     assert node.config() == wanted
     pod = node.pod_of(pod_id)
-    assert pod.original == replace(TOLD_POD, id=pod_id, attempt=0)
-    labels, annotations = {**TOLD_POD.labels, "l": "1"}, {"note": "pod", "n": "2"}
+    assert pod.original == replace(REPORTED_POD, id=pod_id, attempt=0)
+    labels, annotations = {**REPORTED_POD.labels, "l": "1"}, {"note": "pod", "n": "2"}
     changes = {"labels": labels, "annotations": annotations, "cgroup_parent": "/hooked", "resources": limits}
     assert pod.effective == replace(pod.original, **changes)
 
@@ -75,8 +75,8 @@ async def test_creates_are_changed_only_where_a_hook_set_it(node: Node) -> None:
     wanted["HostConfig"] |= {"CgroupParent": "/own", "CpuQuota": 50_000, "CpusetCpus": "1"}
     assert node.config() == wanted
     container = node.container(container_id)
-    assert container.original == replace(TOLD, pod_id=pod_id, id=container_id)
-    envs, resources = {"A": "1", "B": "3", "C": "4"}, replace(ASKED, cpu_quota=50_000, cpuset_cpus="1")
+    assert container.original == replace(REPORTED, pod_id=pod_id, id=container_id)
+    envs, resources = {"A": "1", "B": "3", "C": "4"}, replace(REQUESTED, cpu_quota=50_000, cpuset_cpus="1")
     changes = {"annotations": {**ANNOTATIONS, "note": "hooked"}, "envs": envs, "resources": resources}
     assert container.effective == replace(container.original, cgroup_parent="/own", **changes)
     assert node.pod_of(pod_id).effective.cgroup_parent == "/hooked"
@@ -89,10 +89,10 @@ async def test_pod_is_told_once_the_daemon_named_its_driver(node: Node) -> None:
     assert node.dockerd.requests("GET /info") == []
     node.plugins.add("a")
     await node.create_container(pod_id)
-    assert node.told.pod.cgroup_parent == SYSTEMD_PARENT
+    assert node.notified.pod.cgroup_parent == SYSTEMD_PARENT
     await node.remove(pod_id)
     await node.create_pod()
-    assert node.told.pod.cgroup_parent == SYSTEMD_PARENT
+    assert node.notified.pod.cgroup_parent == SYSTEMD_PARENT
     assert len(node.dockerd.requests("GET /info")) == 1
 
 
@@ -131,7 +131,7 @@ async def test_create_that_has_left_is_not_held_for_a_late_plugin(node: Node, mo
     container_id = await node.create_container(pod_id)
     assert (node.points, len(node.dockerd.requests(CREATE))) == ([], 2)
     assert node.came(CREATE) == written(node.container_body(pod_id))
-    assert node.container(container_id).effective.envs == TOLD.envs
+    assert node.container(container_id).effective.envs == REPORTED.envs
     assert node.metrics.total("hook_failures") == 0
 
 
@@ -141,10 +141,10 @@ ENV = rb'"Env":["A=1","BARE","=odd","A=2","RAW=\ud800","E="]'
 @on_each_driver
 async def test_hook_that_answers_an_echo_changes_no_byte(node: Node) -> None:
     def echo(request: HookRequest) -> HookAnswer:
-        told = request.container
-        if told is None:
+        notified = request.container
+        if notified is None:
             return HookAnswer(request.pod.labels, request.pod.annotations, {}, request.pod.cgroup_parent)
-        return HookAnswer({}, told.annotations, told.envs, request.pod.cgroup_parent, told.resources)
+        return HookAnswer({}, notified.annotations, notified.envs, request.pod.cgroup_parent, notified.resources)
 
     node.plugins.add("a", echo)
     pod_id = await node.create_pod()
@@ -166,7 +166,7 @@ async def test_fields_docker_cannot_carry_are_left_out_and_named(node: Node, cap
         assert f"{operation}: Docker cannot set hugepage_limits, unified of a container: left out" in caplog.text
     assert CANARY not in caplog.text
     effective = node.container(container_id).effective.resources
-    assert effective == replace(ASKED, cpu_shares=2), "the record says what the daemon was asked for"
+    assert effective == replace(REQUESTED, cpu_shares=2), "the record says what the daemon was asked for"
 
 
 async def test_daemons_own_rules_stand_in_the_record(node: Node) -> None:
@@ -199,7 +199,7 @@ async def test_parent_changed_for_the_pod_goes_into_its_containers(node: Node, r
     node.plugins.add("b", points=("PostStopContainer",))
     await node.act("stop", container_id)
     assert node.container(container_id).effective.cgroup_parent == "", "it is its pod's, also read again"
-    assert node.told.pod.cgroup_parent == parent
+    assert node.notified.pod.cgroup_parent == parent
 
 
 async def test_containers_create_tells_the_newest_parent_of_its_pod(node: Node) -> None:

@@ -12,7 +12,7 @@ from runtimeproxy.docker.calls import DockerCall
 from runtimeproxy.docker.exchange import DockerHeld
 from runtimeproxy.errors import Reason
 from runtimeproxy.model.fields import NO_ADJUSTMENT, HookAnswer, HookRequest, Resources
-from tests.docker.bodies import ASKED, MIB
+from tests.docker.bodies import MIB, REQUESTED
 from tests.docker.client import request
 from tests.docker.node import INSPECT, START, STOP, UPDATE, Node, written
 from tests.fakes import dockershim_bodies as bodies
@@ -53,7 +53,7 @@ async def test_start_has_its_resources_set_by_an_update_of_ours(node: Node, capl
     pod_id, container_id = await node.made()
     known = HookRequest(node.pod_of(pod_id).effective, node.container(container_id).effective)
     assert (await node.act("start", container_id)).status == 204
-    assert node.plugins.asked[0].request == known
+    assert node.plugins.queried[0].request == known
     assert node.points == list(points)
     update, start = node.dockerd.requests(UPDATE)[0], node.dockerd.requests(START)[0]
     assert json.loads(update.body) == {"CpuQuota": 20_000, "CpusetCpus": "1"}
@@ -61,8 +61,8 @@ async def test_start_has_its_resources_set_by_an_update_of_ours(node: Node, capl
     await node.event("update")
     assert node.metrics.total("updates_of_others") == 0
     container = node.container(container_id)
-    assert container.original.resources == ASKED
-    assert container.effective.resources == replace(ASKED, cpuset_cpus="1", cpu_quota=20_000)
+    assert container.original.resources == REQUESTED
+    assert container.effective.resources == replace(REQUESTED, cpuset_cpus="1", cpu_quota=20_000)
     for field in ("oom_score_adj", "unified"):
         assert node.metrics.counted("fields_left_out", operation="StartContainer", field=field) == 1
     assert "StartContainer: Docker cannot set oom_score_adj, unified of a container: left out" in caplog.text
@@ -88,13 +88,15 @@ async def test_start_whose_update_fails_is_the_plugins_failure(node: Node, lost:
     failed = {"hook_server": "koordlet", "hook": "PreStartContainer", "reason": Reason.RUNTIME_REJECTED.value}
     assert node.metrics.counted("hook_failures", **failed) == 1
     if not lost:
-        assert node.container(container_id).effective.resources == ASKED
+        assert node.container(container_id).effective.resources == REQUESTED
         assert await node.updated_by_others(container_id) == 0
     assert (node.dockerd.requests(START), node.store.counts()) == ([], (1, 0))
     assert not node.front._events.expected_updates
     node.plugins.add("later", points=("PostStopContainer",))
     await node.act("stop", container_id)
-    assert node.told_container.resources == replace(ASKED, **({"cpuset_cpus": "0"} if lost else {"cpu_shares": 4711}))
+    assert node.reported_container.resources == replace(
+        REQUESTED, **({"cpuset_cpus": "0"} if lost else {"cpu_shares": 4711})
+    )
 
 
 async def test_start_that_was_unsure_stays_so_when_its_update_fails(node: Node) -> None:
@@ -132,19 +134,19 @@ def scaled(request: HookRequest) -> HookAnswer:
 async def test_update_is_scaled_once_and_differs_only_where_it_must(node: Node) -> None:
     node.plugins.add("a", scaled, points=("PreCreateContainer", "PreUpdateContainerResources"))
     _, container_id = await node.made()
-    for asked, told_shares, shares in (
+    for queried, reported_shares, shares in (
         ({"cpuset_cpus": "0-3"}, 1024, None),
         ({"cpu_shares": 800}, 800, b"400"),
         ({"memory_limit_in_bytes": 128 * MIB}, 800, None),
         ({"cpu_shares": 1024}, 1024, b"512"),
     ):
-        body = written(bodies.update_body(asked, moves_swap=True))
+        body = written(bodies.update_body(queried, moves_swap=True))
         assert (await node.act("update", container_id, body)).status == 200
-        assert node.told_resources.cpu_shares == told_shares
+        assert node.reported_resources.cpu_shares == reported_shares
         if shares is not None:
-            body = body.replace(b'"CpuShares":%d' % told_shares, b'"CpuShares":' + shares)
+            body = body.replace(b'"CpuShares":%d' % reported_shares, b'"CpuShares":' + shares)
         assert node.came(UPDATE) == body
-    now = replace(ASKED, cpuset_cpus="0-3", memory_limit_in_bytes=128 * MIB, memory_swap_limit_in_bytes=128 * MIB)
+    now = replace(REQUESTED, cpuset_cpus="0-3", memory_limit_in_bytes=128 * MIB, memory_swap_limit_in_bytes=128 * MIB)
     container = node.container(container_id)
     assert container.original.resources == now
     assert container.effective.resources == replace(now, cpu_shares=512)
@@ -163,13 +165,13 @@ def doubled(request: HookRequest) -> HookAnswer:
 async def test_update_takes_the_swap_limit_along_with_a_hooks_memory(node: Node, moves_swap: bool) -> None:
     node.plugins.add("a", doubled, points=("PreCreateContainer", "PreUpdateContainerResources"))
     _, container_id = await node.made()
-    for asked, memory in (
+    for queried, memory in (
         ({"cpuset_cpus": "0-3"}, 128),
         ({"memory_limit_in_bytes": 100 * MIB}, 200),
         ({"cpu_shares": 2}, 200),
         ({"memory_limit_in_bytes": 32 * MIB}, 64),
     ):
-        assert (await node.act("update", container_id, bodies.update_body(asked, moves_swap))).status == 200
+        assert (await node.act("update", container_id, bodies.update_body(queried, moves_swap))).status == 200
         host = node.dockerd.container(container_id).host
         assert (host["Memory"], host["MemorySwap"]) == (memory * MIB, memory * MIB)
         effective = node.container(container_id).effective.resources
@@ -190,7 +192,7 @@ async def test_update_leaves_out_and_names_what_it_cannot_say(node: Node, caplog
     assert f"UpdateContainerResources: Docker cannot set {', '.join(left_out)} of a container: left out" in caplog.text
     assert CANARY not in caplog.text
     effective = node.container(container_id).effective
-    assert effective.resources == replace(ASKED, cpu_shares=2)
+    assert effective.resources == replace(REQUESTED, cpu_shares=2)
     assert "n" not in effective.annotations, "the daemon was not told of it"
 
 
@@ -202,12 +204,12 @@ async def test_update_keeps_the_record_unless_it_is_of_others(node: Node, regist
     assert (await node.act("update", container_id, {"CpuShares": 7})).status == 200
     await node.event("update")
     assert node.metrics.total("updates_of_others") == 0
-    assert node.container(container_id).original.resources == replace(ASKED, cpu_shares=7)
+    assert node.container(container_id).original.resources == replace(REQUESTED, cpu_shares=7)
     assert await node.updated_by_others(container_id) == 0
     node.plugins.add("b")
     await node.act("stop", container_id)
-    assert node.told_resources == replace(ASKED, cpu_shares=4711)
-    assert node.told.pod == node.pod_of(pod_id).effective
+    assert node.reported_resources == replace(REQUESTED, cpu_shares=4711)
+    assert node.notified.pod == node.pod_of(pod_id).effective
 
 
 async def test_update_by_name_is_our_own_once_it_is_known_whose_it_is(node: Node) -> None:
@@ -220,7 +222,7 @@ async def test_update_by_name_is_our_own_once_it_is_known_whose_it_is(node: Node
     assert (await node.act("update", name, {"CpuShares": 8})).status == 200
     await node.event("update", 2)
     assert node.metrics.total("updates_of_others") == 1
-    assert node.container(container_id).effective.resources == replace(ASKED, cpu_shares=8)
+    assert node.container(container_id).effective.resources == replace(REQUESTED, cpu_shares=8)
 
 
 NOT_EXPECTED = [(b"{", (), 400), (b'{"CpuShares":-1}', (), 400), (b'{"CpuShares":5,"cpushares":6}', (), 200)]
@@ -241,7 +243,7 @@ async def test_update_that_fails_or_cannot_be_read_is_not_expected(
         await until(lambda: node.store.container(container_id) is None)
         assert node.metrics.counted("calls_unreadable", operation="UpdateContainerResources") == 1
     else:
-        assert node.container(container_id).effective.resources == ASKED
+        assert node.container(container_id).effective.resources == REQUESTED
         assert await node.updated_by_others(container_id) == 0
 
 
@@ -269,7 +271,7 @@ async def test_update_of_a_sandbox_has_no_hook_and_its_pod_is_read_again(node: N
     assert node.points == []
     await until(lambda: node.store.pod(pod_id) is None)
     await node.act("stop", pod_id)
-    assert (node.told.pod.resources, node.points) == (Resources(cpu_shares=77), ["PostStopPodSandbox"])
+    assert (node.notified.pod.resources, node.points) == (Resources(cpu_shares=77), ["PostStopPodSandbox"])
 
 
 @pytest.mark.parametrize("through", ["the proxy", "the daemon"])
@@ -283,7 +285,7 @@ async def test_update_of_a_sandbox_leaves_its_containers_originals(node: Node, t
         node.dockerd.state.update(pod_id, {"CpuShares": 3})
     await until(lambda: node.store.pod(pod_id) is None)
     assert (await node.act("update", container_id, {"CpusetCpus": "0"})).status == 200
-    assert node.told_resources.cpu_shares == ASKED.cpu_shares
+    assert node.reported_resources.cpu_shares == REQUESTED.cpu_shares
 
 
 @pytest.mark.parametrize("whose", ["somebody else's", "ours, without an answer"])
@@ -336,7 +338,7 @@ async def test_stop_leaves_forgotten_what_was_forgotten_meanwhile(node: Node, wh
 @pytest.fixture
 def _settled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the proxy query the outcome of unanswered calls as fast as possible, and for long."""
-    monkeypatch.setattr(open_calls, "ASKED_AFTER_SECONDS", [0.02 * times for times in range(1, 500)])
+    monkeypatch.setattr(open_calls, "QUERIED_AFTER_SECONDS", [0.02 * times for times in range(1, 500)])
 
 
 LOST = [(START, "start", "PostStartContainer")]
@@ -354,11 +356,11 @@ async def test_lost_answer_owes_a_hook_once_done(node: Node, route: str, action:
     await unanswered(node, route, action, subject, done=done)
     if not done:
         await until(lambda: len(node.dockerd.requests(INSPECT)) >= 3)
-        assert node.plugins.asked == []
+        assert node.plugins.queried == []
         getattr(node.dockerd.state, action)(subject)
-    await until(lambda: bool(node.plugins.asked))
+    await until(lambda: bool(node.plugins.queried))
     known = HookRequest(node.pod_of(pod_id).effective, None if of_pod else node.container(container_id).effective)
-    assert [(asked.point, asked.request) for asked in node.plugins.asked] == [(point, known)]
+    assert [(queried.point, queried.request) for queried in node.plugins.queried] == [(point, known)]
 
 
 @pytest.mark.usefixtures("_settled_at_once")
@@ -368,7 +370,7 @@ async def test_lost_answer_of_what_is_gone_was_a_stop(node: Node, route: str, ac
     _, container_id = await (node.running() if action == "stop" else node.made())
     await unanswered(node, route, action, container_id, done=False)
     node.dockerd.state.remove(container_id, force=True)
-    await until(lambda: node.metrics.total("unknown_outcomes") == 1 and len(node.plugins.asked) == len(points))
+    await until(lambda: node.metrics.total("unknown_outcomes") == 1 and len(node.plugins.queried) == len(points))
     assert (node.points, node.store.counts()) == (points, (1, 0))
 
 
@@ -383,5 +385,5 @@ async def test_lost_remove_is_reported_once_it_is_done(node: Node) -> None:
     await until(lambda: len(node.dockerd.requests(INSPECT)) >= 3)
     assert node.points == []
     node.dockerd.state.remove(pod_id, force=True)
-    await until(lambda: bool(node.plugins.asked))
+    await until(lambda: bool(node.plugins.queried))
     assert node.points == ["PostStopPodSandbox"]

@@ -20,11 +20,11 @@ def request(do: str = "", **annotations: str) -> HookRequest:
     return HookRequest(pod, ContainerInfo(name="main"))
 
 
-async def call(path: str, asked: HookRequest, point: HookPoint = CREATE) -> HookAnswer:
+async def call(path: str, queried: HookRequest, point: HookPoint = CREATE) -> HookAnswer:
     """Make a call as the proxy does. Raises HookError."""
     client = HookClient("plugin", path)
     try:
-        return await client.call(point, asked, LONG_SECONDS)
+        return await client.call(point, queried, LONG_SECONDS)
     finally:
         await client.close()
 
@@ -40,6 +40,6 @@ def bare(path: str, method: str, body: bytes, seconds: float = LONG_SECONDS) -> 
             return failed.code(), failed.details(), b""
 
 
-def status(path: str, asked: HookRequest, seconds: float = LONG_SECONDS) -> tuple[grpc.StatusCode, str]:
+def status(path: str, queried: HookRequest, seconds: float = LONG_SECONDS) -> tuple[grpc.StatusCode, str]:
     """Return status and text of a call at PreCreateContainer."""
-    return bare(path, codec.PATHS[CREATE.name], codec.encode(CREATE, asked), seconds)[:2]
+    return bare(path, codec.PATHS[CREATE.name], codec.encode(CREATE, queried), seconds)[:2]

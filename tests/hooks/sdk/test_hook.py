@@ -10,7 +10,7 @@ from runtimeproxy.model.fields import ContainerInfo, HookRequest, PodInfo
 from runtimeproxy.model.hookpoints import BY_NAME
 from runtimeproxy_hooks.sdk.context import ContainerContext
 from runtimeproxy_hooks.sdk.errors import Rejected, reject
-from runtimeproxy_hooks.sdk.hook import Hook, ask
+from runtimeproxy_hooks.sdk.hook import Hook, call_hooks
 
 CREATE, START = BY_NAME["PreCreateContainer"], BY_NAME["PreStartContainer"]
 REQUEST = HookRequest(PodInfo(), ContainerInfo())
@@ -89,7 +89,7 @@ CALLABLE = [
 
 @pytest.mark.parametrize("value", CALLABLE)
 def test_any_callable_with_one_parameter_is_a_method(value: Any) -> None:
-    ask([new_class(pre_start_container=value)()], START, REQUEST, unused)
+    call_hooks([new_class(pre_start_container=value)()], START, REQUEST, unused)
 
 
 def test_methods_of_all_parents_are_hook_points() -> None:
@@ -116,4 +116,4 @@ def test_no_hook_is_called_after_one_that_raised() -> None:
     refusing = new_class(pre_create_container=lambda self, container: reject("not today"))()
     after = new_class(pre_create_container=lambda self, container: pytest.fail("it was called"))()
     with pytest.raises(Rejected, match=r"^not today$"):
-        ask([refusing, after], CREATE, REQUEST, unused)
+        call_hooks([refusing, after], CREATE, REQUEST, unused)

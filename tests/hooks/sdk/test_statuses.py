@@ -10,7 +10,7 @@ import pytest
 
 from runtimeproxy.wire import grpc
 from runtimeproxy_hooks.sdk import ContainerContext, Hook, Malformed, NotSayable, Rejected
-from runtimeproxy_hooks.sdk.hook import ask
+from runtimeproxy_hooks.sdk.hook import call_hooks
 from runtimeproxy_hooks.sdk.statuses import MAX_TEXT, status
 from tests.hooks.sdk.callers import CREATE, request
 from tests.hooks.sdk.child import SECRET
@@ -45,7 +45,7 @@ def status_of(*hooks: Hook) -> tuple[int, str]:
         await waiting
 
     try:
-        ask(hooks, CREATE, request(), lambda waiting: asyncio.run(finish(waiting)))
+        call_hooks(hooks, CREATE, request(), lambda waiting: asyncio.run(finish(waiting)))
     except BaseException as error:
         return status(error, "server", CREATE, request())
     raise AssertionError("nothing was raised")

@@ -230,12 +230,14 @@ ANSWERS = st.builds(HookAnswer, **MAPS, cgroup_parent=TEXTS, resources=st.none()
 
 @given(st.sampled_from(HOOK_POINTS), REQUESTS, ANSWERS)
 @settings(max_examples=examples(50))
-def test_shown_yaml_is_on_plain_lines_and_as_the_proxy_does(point: Any, asked: HookRequest, answer: HookAnswer) -> None:
-    change = merge.difference(asked, answer)
-    text = "\n".join(hook_client.answer_lines(point, asked, answer))
+def test_shown_yaml_is_on_plain_lines_and_as_the_proxy_does(
+    point: Any, queried: HookRequest, answer: HookAnswer
+) -> None:
+    change = merge.difference(queried, answer)
+    text = "\n".join(hook_client.answer_lines(point, queried, answer))
     assert all(line.isprintable() for line in text.split("\n"))
     read = yaml.safe_load(text)
-    good, broken = merge.judged(change, asked) if point.applies else (change, ())
+    good, broken = merge.judged(change, queried) if point.applies else (change, ())
     assert read.get("bad", []) == list(map(str, broken))
     applied, dropped, idle = (read.get(part, {}) for part in ("applied", "dropped", "without-effect"))
     assert applied == _tree(merge.limited(point, good))
@@ -276,5 +278,5 @@ async def test_call_that_the_proxy_would_not_make_is_reported(tmp_path: Path) ->
     found = await called(tmp_path, hookanswers.echo(), POST_START, points=frozenset({"PreStartContainer"}))
     assert "# the proxy would not call: the registration file does not name PostStartContainer" in found.text
     assert "# the proxy ignores what is answered at this hook point" in found.text
-    asked = await called(tmp_path, hookanswers.echo(), POST_START, points=frozenset({"PostStartContainer"}))
-    assert "would not ask" not in asked.text
+    queried = await called(tmp_path, hookanswers.echo(), POST_START, points=frozenset({"PostStartContainer"}))
+    assert "would not ask" not in queried.text

@@ -96,7 +96,7 @@ FORGETS, HANGS_ONCE = BROKEN["forgets a number of its echo"], BROKEN["hangs with
 LATE, SEE = HANGS_ONCE.timeout_seconds, "no answer in time, see 'deadline'"
 LATE_TWICE = f"no answer within {LATE:g} s: PreRunPodSandbox (empty), PreRunPodSandbox (missing)"
 MIXTURE = f"PreCreateContainer: resources: {NUMBERS} repeated as sent, oom_score_adj left out"
-TOLD: list[tuple[str, Made, float, dict[str, str]]] = [
+REPORTED: list[tuple[str, Made, float, dict[str, str]]] = [
     ("mixture", FORGETS.made, 10.0, {"echo": MIXTURE}),
     ("refusal", GOOD["a refusal"], 10.0, {"values": REFUSED, "echo": REFUSED}),
     ("late", BROKEN["hangs"].made, 0.2, {"deadline": f"no answer within 0.2 s: {BOTH_LATE}"}),
@@ -104,7 +104,7 @@ TOLD: list[tuple[str, Made, float, dict[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("made", "seconds", "words"), rows(TOLD))
+@pytest.mark.parametrize(("made", "seconds", "words"), rows(REPORTED))
 async def test_verdict_says_what_broke_the_rule(tmp_path: Path, made: Made, seconds: float, words: Any) -> None:
     tried = [rule for rule in RULES if rule.name in words]
     found = await verdicts(tmp_path, made, timeout_seconds=seconds, tried=tried)
@@ -180,10 +180,10 @@ async def test_rule_is_broken_if_one_point_breaks_it(ends: list[Exception | None
     subject: Any = SimpleNamespace(sound=tuple(points))
     try:
         await verify._each(trial)(subject)
-        told = None
+        notified = None
     except (Broken, Skipped, Late) as error:
-        told = error
-    assert repr(told) == repr(raised)
+        notified = error
+    assert repr(notified) == repr(raised)
 
 
 RESTART = tuple(rule for rule in RULES if rule.name == "restart")
@@ -240,19 +240,19 @@ TABLES: list[tuple[str, Made, HookRequest, Points, str, str, str]] = [
 ]
 
 
-async def shown(folder: Path, made: Made, asked: HookRequest, points: Points) -> tuple[bool, list[str]]:
+async def shown(folder: Path, made: Made, queried: HookRequest, points: Points) -> tuple[bool, list[str]]:
     """Return whether a server keeps every rule, and what is shown."""
     lines: list[str] = []
     async with made(path := str(folder / "hooks.sock")):
-        subject = TriedServer(path, asked, points, 10.0)
+        subject = TriedServer(path, queried, points, 10.0)
         return await asyncio.to_thread(verify.verify, subject, lines.append), lines
 
 
-@pytest.mark.parametrize(("made", "asked", "points", "serves", "first", "last"), rows(TABLES))
+@pytest.mark.parametrize(("made", "queried", "points", "serves", "first", "last"), rows(TABLES))
 async def test_table_says_what_is_served(
-    tmp_path: Path, made: Made, asked: HookRequest, points: Points, serves: str, first: str, last: str
+    tmp_path: Path, made: Made, queried: HookRequest, points: Points, serves: str, first: str, last: str
 ) -> None:
-    good, lines = await shown(tmp_path, made, asked, points)
+    good, lines = await shown(tmp_path, made, queried, points)
     assert lines[0] == f"{tmp_path}/hooks.sock serves {serves}\n"
     assert lines[1].startswith(first)
     assert lines[-1].startswith(last)

@@ -102,7 +102,7 @@ async def answered(client: UnaryClient, server: Server, connection: Connection |
     return connection
 
 
-async def asked(client: UnaryClient, server: Server) -> tuple[asyncio.Task[bytes], Connection, int]:
+async def queried(client: UnaryClient, server: Server) -> tuple[asyncio.Task[bytes], Connection, int]:
     """Make a call on a new connection; once it has come, return it with the connection and its stream."""
     call = start(client)
     connection = await server.connection()
@@ -115,7 +115,7 @@ async def ended(connection: Connection) -> None:
         await connection.next(http2.HEADERS)
 
 
-async def told(connection: Connection) -> None:
+async def notified(connection: Connection) -> None:
     """Wait until the client has read what it was sent."""
     connection.send(PING)
     await connection.next(http2.PING)
@@ -234,7 +234,7 @@ async def test_peer_changes_with_socket_and_connection(path: str, client: UnaryC
         connection.close()
         assert (await failing(call)).kind is Kind.BROKEN
         assert client.peer() == Peer(second.socket, 0)
-        call, connection, _ = await asked(client, server)
+        call, connection, _ = await queried(client, server)
         await client.close()
         assert (await failing(call)).kind is Kind.UNREACHABLE, "and a later call dials again"
         await ended(connection)
@@ -280,7 +280,7 @@ async def test_absence_of_untrusted_and_full_servers(path: str, client: UnaryCli
 
 async def test_replaced_socket_is_dialled_and_calls_end_where_they_began(path: str, client: UnaryClient) -> None:
     async with serve(path) as old:
-        earlier, first, stream = await asked(client, old)
+        earlier, first, stream = await queried(client, old)
         os.rename(path, path + ".old")
         async with serve(path) as new:
             await answered(client, new)
@@ -294,7 +294,7 @@ async def test_replaced_socket_is_dialled_and_calls_end_where_they_began(path: s
 async def test_ping_is_acknowledged_where_nothing_else_is_sent(client: UnaryClient, server: Server) -> None:
     connection = await answered(client, server)
     for _ in range(2):
-        await told(connection)
+        await notified(connection)
     connection.send(PING)
     await asyncio.sleep(unary.ACK_SECONDS / 2)
     await answered(client, server, connection)
@@ -335,13 +335,13 @@ async def test_reset_at_the_deadline_is_the_deadline(
 ) -> None:
     """As from a server whose own timer fires first."""
     monkeypatch.setattr(unary, "_AT_THE_DEADLINE_SECONDS", LONG_SECONDS)
-    call, connection, stream = await asked(client, server)
+    call, connection, stream = await queried(client, server)
     connection.send(http2.rst_stream(stream, http2.CANCEL))
     assert (await failing(call)).kind is Kind.DEADLINE
 
 
 async def test_cancel_resets_the_stream_and_keeps_the_connection(client: UnaryClient, server: Server) -> None:
-    call, connection, stream = await asked(client, server)
+    call, connection, stream = await queried(client, server)
     call.cancel()
     assert (await connection.next(http2.RST_STREAM))[2:] == (stream, b"\0\0\0\x08")
     assert call.cancelled()
@@ -381,7 +381,7 @@ async def test_peer_that_pings_and_never_reads_is_no_longer_read(client: UnaryCl
 @pytest.mark.parametrize("by", ["reset", "goaway"])
 async def test_unprocessed_call_is_sent_again(client: UnaryClient, server: Server, by: str) -> None:
     """RFC 9113, 8.7."""
-    call, connection, stream = await asked(client, server)
+    call, connection, stream = await queried(client, server)
     if by == "reset":
         connection.send(http2.rst_stream(stream, http2.REFUSED_STREAM))
     else:
@@ -395,8 +395,8 @@ async def test_unprocessed_call_is_sent_again(client: UnaryClient, server: Serve
 
 async def test_calls_run_in_order_and_none_wakes_in_vain(client: UnaryClient, one_at_a_time: Server) -> None:
     """If the peer accepts few at a time (RFC 9113, 5.1.2)."""
-    first, connection, stream = await asked(client, one_at_a_time)
-    await told(connection)
+    first, connection, stream = await queried(client, one_at_a_time)
+    await notified(connection)
     calls = [first, *(start(client) for _ in range(5))]
     assert (await failing_soon(client)).kind is Kind.DEADLINE
     (link,) = client.links
@@ -411,8 +411,8 @@ async def test_calls_run_in_order_and_none_wakes_in_vain(client: UnaryClient, on
 
 
 async def test_waiting_calls_continue_after_the_connection_ends(client: UnaryClient, one_at_a_time: Server) -> None:
-    first, connection, _ = await asked(client, one_at_a_time)
-    await told(connection)
+    first, connection, _ = await queried(client, one_at_a_time)
+    await notified(connection)
     waiting = start(client)
     await asyncio.sleep(0.02)
     connection.close()
@@ -423,8 +423,8 @@ async def test_waiting_calls_continue_after_the_connection_ends(client: UnaryCli
 
 
 async def test_cancelled_call_passes_its_position_on(client: UnaryClient, one_at_a_time: Server) -> None:
-    first, connection, stream = await asked(client, one_at_a_time)
-    await told(connection)
+    first, connection, stream = await queried(client, one_at_a_time)
+    await notified(connection)
     second, third = start(client), start(client)
     await asyncio.sleep(0.02)
     (link,) = client.links

@@ -255,7 +255,10 @@ FAILURES: list[tuple[bytes, int, Kind, str, list[Frame]]] = [
         for end, after in ((True, []), (False, CANCELLED))
     ),
     *((BEGUN + data(1, body), 8, Kind.BROKEN, "the answer is longer than 1000 bytes", CANCELLED) for body in TOO_LONG),
-    *((told, 14, Kind.UNREACHABLE, "the peer took no more calls on this connection", []) for told in UNPROCESSED),
+    *(
+        (notified, 14, Kind.UNREACHABLE, "the peer took no more calls on this connection", [])
+        for notified in UNPROCESSED
+    ),
 ]
 """What is received, what it makes of the call, and what is sent then."""
 
