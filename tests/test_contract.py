@@ -78,7 +78,7 @@ class CriKubelet(cri.CriClient):
 
 
 class DockerKubelet:
-    """A kubelet behind a shim."""
+    """A kubelet that uses a shim."""
 
     def __init__(self, socket: str, generation: Generation) -> None:
         shim = self._shim = Dockershim(socket, generation)
@@ -121,7 +121,7 @@ FIRST, *OTHERS = (
 
 
 DIFFERENCES = {
-    "runtime_handler": "dockershim asks for no runtime: Docker's handler is its daemon's default",
+    "runtime_handler": "dockershim requests no runtime: Docker's handler is its daemon's default",
     "pod overhead": "dockershim drops the overhead of a sandbox",
     "pod resources": "dockershim drops the resources of a sandbox",
     "memory_swap_limit_in_bytes": "dockershim sets the swap limit to the memory limit; the kubelet sets none in CRI",

@@ -3,7 +3,7 @@
 It runs in a pod of the chart's DaemonSet (``python3 -m runtimeproxy_installer``) with the node's root directory at
 /host, and uses Python's own library alone. One step is one file:
 
-``wanted``   what the chart asks for
+``wanted``   what the chart requests
 ``node``     the node's files and commands
 ``journal``  what was there before a change, so that it can be undone, also by a later run
 ``tree``     the archive: its digest, its place on the node, its units

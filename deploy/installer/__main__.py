@@ -1,4 +1,4 @@
-"""The pod's process: do the work once, tell the node how it went, and stay.
+"""The pod's process: do the work once, report the node how it went, and stay.
 
 Owns the annotations, and when a work that failed is tried again.
 Must not know: the steps.
@@ -37,9 +37,9 @@ STATES: Mapping[type[Exception], str] = {
 }
 """The state of a node by how the work ended; each but the second is done again by the next pod."""
 WAIT_SECONDS = 30.0
-"""Between two looks for a free place; each node takes some more or less, so that a thousand do not ask at once."""
+"""Between two looks for a free place; each node takes some more or less, so that a thousand do not query at once."""
 REPORT_CHECKS = 20
-"""After so many looks a node says anew whom it waits for: each time is a write of its node."""
+"""After so many looks a node says again whom it waits for: each time is a write of its node."""
 RENEW_SECONDS = 60.0
 LONGEST = 400
 """Longest reason in an annotation, in characters."""
@@ -65,7 +65,7 @@ class Installer:
         self._places = Places(api, namespace, wants.pool, wants.parallel, name)
 
     def once(self) -> bool:
-        """Do the work, unless it was rolled back before; tell how it went; return whether the node is as wanted.
+        """Do the work, unless it was rolled back before; report how it went; return whether the node is as wanted.
 
         Raises ApiError if the API server cannot be reached, or has no lease yet, before anything was done.
         """
@@ -111,7 +111,7 @@ class Installer:
     def _place(self) -> None:
         """Wait until this node may change; a place that it has is renewed.
 
-        Behind its first change a node goes on without the API server.
+        After its first change a node goes on without the API server.
         """
         try:
             if self._places.renew():
@@ -178,7 +178,7 @@ def log(text: str) -> None:
 
 def stop(number: int, frame: FrameType | None) -> None:
     """End the work as if it had failed: what is half done is undone within the pod's grace period."""
-    raise Stopped(f"the pod was told to end by {signal.Signals(number).name}")
+    raise Stopped(f"the pod was requested to end by {signal.Signals(number).name}")
 
 
 def main() -> int:

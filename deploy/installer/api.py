@@ -2,7 +2,7 @@
 
 Owns the requests and the pod's credentials.
 Must not know: what annotations and leases are for.
-Invariant: no token is ever told.
+Invariant: no token is ever reported.
 """
 
 import json
@@ -21,7 +21,7 @@ Object = dict[str, Any]
 
 
 class ApiError(Exception):
-    """The API server cannot be reached, or does not do what it is asked."""
+    """The API server cannot be reached, or does not do what was requested."""
 
 
 class Api:

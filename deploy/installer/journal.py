@@ -50,9 +50,9 @@ class Journal:
     def undo(self) -> set[str]:
         """Bring all files of the journal back as they were; return their places. Raises OSError.
 
-        The journal stays open until ``done``: whoever is cut off before has not restarted what reads these files.
+        The journal stays open until ``done``: a run that is cut off before has not restarted what reads these files.
         """
-        for place, file in reversed(self._before.items()):  # a directory that was made behind the files in it
+        for place, file in reversed(self._before.items()):  # a directory after its files
             if file is None:
                 self._node.remove(place)
             elif self._node.file(place) != file:

@@ -30,7 +30,7 @@ RESTART_SECONDS = 60.0
 TIMER = "runtimeproxy-kubelet-back"
 TIMER_SECONDS = int(2 * RESTART_SECONDS + WATCH_SECONDS)
 MODES = {"containerd": "Containerd", "cri-o": "Containerd", "docker": "Docker"}
-"""The proxy's mode, by the beginning of the runtime's version that the kubelet tells its node."""
+"""The proxy's mode, by the beginning of the runtime's version that the kubelet reports for its node."""
 CONFIGS = {"cri-o": {"remote-runtime-service-endpoint": "/var/run/crio/crio.sock"}}
 """Keys of the proxy's configuration whose default is another runtime's."""
 HEAD = "# The node-installer of runtimeproxy wrote this, and takes it away again.\n"
@@ -86,7 +86,7 @@ class DropIn:
         return (self._node.text(self.place) or "").startswith(HEAD)
 
     def text(self) -> str:
-        """Return the drop-in: the unit's own command with the flags behind it. Raises Failed, Refused."""
+        """Return the drop-in: the unit's own command with the flags after it. Raises Failed, Refused."""
         return f"{HEAD}[Service]\nExecStart=\nExecStart={self._command()} {self._flags}\n"
 
     def _command(self) -> str:

@@ -22,14 +22,14 @@ ENTER = ("nsenter", "--target=1", "--mount", "--", "env", "--ignore-environment"
 SECONDS = 90.0
 """How long a command may take: longer than a unit of the node may take to stop."""
 LONGEST = 200
-"""Longest part of a command's output that is told."""
+"""Longest part of a command's output that is reported."""
 _LINKS = 40
 """Through how many links a path may lead, as in Linux."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file's text, mode and owner, -1 for whoever writes it; or a link, whose text is where it leads."""
+    """A file's text, mode and owner, -1 for the process that writes it; or a link, whose text is where it leads."""
 
     text: str
     mode: int

@@ -27,7 +27,7 @@ class Places:
     ) -> None:
         self._api = api
         self._namespace = namespace
-        # Drawn by the node's name: always the same, so that a node that begins anew finds the place that it had.
+        # Drawn by the node's name: always the same, so that a node that begins again finds the place that it had.
         numbers = random.Random(holder).sample(range(count), min(FEW, count))
         self._names = [f"{pool}-{number}" for number in sorted(numbers)]
         self._holder = holder
@@ -40,7 +40,7 @@ class Places:
     def take(self) -> str:
         """Take one of this node's few places; return "" if it has one now, else who has them."""
         holders = []
-        # A node that begins anew takes the place that it had.
+        # A node that begins again takes the place that it had.
         leases = {name: self._api.lease(self._namespace, name) for name in self._names}
         for name in sorted(leases, key=lambda name: _holder(leases[name]) != self._holder):
             lease = leases[name]

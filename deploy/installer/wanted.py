@@ -1,4 +1,4 @@
-"""What the chart asks for: the file wanted.json of its ConfigMap.
+"""What the chart requests: the file wanted.json of its ConfigMap.
 
 Owns the file's keys.
 Must not know: how any of it is done.

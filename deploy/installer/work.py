@@ -1,7 +1,7 @@
 """The order of the work on a node: look, unpack, wait for a place, install, start, verify, then the kubelet; and back.
 
 Owns what is done before what, and what a failure undoes.
-Must not know: how a place is held, how anything is told.
+Must not know: how a place is held, how anything is reported.
 Invariant: nothing of the node is changed but /opt/runtimeproxy before all that can be looked at is good; the kubelet is
 the last to be pointed at the proxy and the first to be taken off it.
 """
@@ -33,9 +33,9 @@ GOOD_BEFORE = ("runtime", "registrations", "cgroup")
 
 
 class Work:
-    """The work on one node, told by ``kubelet`` and ``wanted``.
+    """The work on one node, reported by ``kubelet`` and ``wanted``.
 
-    ``place`` is called before the first change of the node, and returns when this node may change. ``ready`` asks
+    ``place`` is called before the first change of the node, and returns when this node may change. ``ready`` queries
     whether the node is ready.
     """
 

@@ -3,7 +3,7 @@ root=${DPKG_ROOT:-} # dpkg sets it where it installs into a directory
 tree=$root/usr/lib/runtimeproxy
 registrations=$root/etc/runtime/hookserver.d
 
-tell() {
+report() {
     printf 'runtimeproxy: %s\n' "$@" >&2
 }
 
@@ -19,7 +19,7 @@ serves() {
 # still runs.
 check_tree() {
     if ! found=$("$tree/bin/runtimeproxy" config check 2>&1); then
-        tell "$found" "version @VERSION@ would not start, so nothing is restarted: a proxy that runs, runs on." \
+        report "$found" "version @VERSION@ would not start, so nothing is restarted: a proxy that runs, runs on." \
             "Correct what is named, then configure the package again, or install the earlier version."
         return 1
     fi
@@ -28,14 +28,14 @@ check_tree() {
 # Hook servers go on with the old version: a restart would refuse creates while their policy is Fail.
 tell_of_hook_servers() {
     if systemctl --quiet is-active 'runtimeproxy-hooks@*.service'; then
-        tell "hook servers still run the earlier version: systemctl restart 'runtimeproxy-hooks@*.service'"
+        report "hook servers still run the earlier version: systemctl restart 'runtimeproxy-hooks@*.service'"
     fi
 }
 
 # After a restart, where $1 says whether it served before.
 require_service() {
     if [ "$1" = yes ] && ! serves; then
-        tell "version @VERSION@ does not start: journalctl -u runtimeproxy.service says why. Clients wait at the socket." \
+        report "version @VERSION@ does not start: journalctl -u runtimeproxy.service says why. Clients wait at the socket." \
             "Install the earlier version again."
         return 1
     fi
@@ -43,16 +43,16 @@ require_service() {
 
 tell_next_step() {
     if serves; then
-        tell "the proxy runs and listens, and nothing uses it yet. The next step:" \
+        report "the proxy runs and listens, and nothing uses it yet. The next step:" \
             "    runtimeproxy kubelet-args --kube-version=VERSION" \
             "prints what points a kubelet at it, and the way back. /etc/runtimeproxy/config.yaml configures it."
     else
-        tell "the proxy does not run: systemctl status runtimeproxy.service says why"
+        report "the proxy does not run: systemctl status runtimeproxy.service says why"
     fi
 }
 
 tell_not_started() {
-    tell "systemd does not run here, so nothing was started: it starts the proxy when it boots this system." \
+    report "systemd does not run here, so nothing was started: it starts the proxy when it boots this system." \
         "Without systemd, start it by hand: /usr/bin/koord-runtime-proxy"
 }
 
@@ -61,7 +61,7 @@ refuse_while_used() {
         return 0
     fi
     if ! found=$("$tree/bin/runtimeproxy" in-use --no-headers 2>&1); then
-        tell "$found" "it is not removed while somebody uses it: this node would not be ready any more." \
+        report "$found" "it is not removed while somebody uses it: this node would not be ready any more." \
             "Lead the kubelet or cri-dockerd past it first, and restart that; this prints how:" \
             "    runtimeproxy kubelet-args --kube-version=VERSION" \
             "To remove it all the same, set FORCE_RUNTIMEPROXY_REMOVAL=1 in the environment."
@@ -94,6 +94,6 @@ remove_all() {
     rm -f "$root"/etc/systemd/system/*.wants/runtimeproxy-hooks@*.service
     rmdir "$registrations" "$root/etc/runtime" 2>/dev/null || true
     if getent group runtimeproxy-metrics >/dev/null; then
-        groupdel runtimeproxy-metrics || tell "the group runtimeproxy-metrics stays: it is a user's own"
+        groupdel runtimeproxy-metrics || report "the group runtimeproxy-metrics stays: it is a user's own"
     fi
 }

@@ -48,7 +48,7 @@ def _of_process(pid: int) -> tuple[dict[str, str], dict[str, str]]:
         )
     except OSError:  # it has ended meanwhile, as in a crash loop
         return {}, {}
-    # In the tree a program is "-c CODE", behind the loader and its flags.
+    # In the tree a program is "-c CODE", after the loader and its flags.
     given = iter(words[words.index("-c") + 2 : -1] if "-c" in words else [])
     flags = {}
     for word in given:

@@ -17,10 +17,10 @@ END
     case $found in
     0) ;;
     3)
-        tell "version @VERSION@ would not start with this configuration, so it is not installed." \
+        report "version @VERSION@ would not start with this configuration, so it is not installed." \
             "Correct it, and install again. The installed version is as it was, and runs on."
         return 1
         ;;
-    *) tell "the configuration could not be checked beforehand (exit code $found)" ;;
+    *) report "the configuration could not be checked beforehand (exit code $found)" ;;
     esac
 }

@@ -87,7 +87,7 @@ class CallTimes:
     """The moments of one intercepted call on the metrics' clock, in seconds; None if it was not reached. From held to
     released the proxy and the Pre hooks work, from released to answered the runtime, from answered to done the Post
     hooks. Within these, ``turn`` is the wait for an earlier call of its subject, ``hooks`` and ``post`` that for the
-    hooks, ``asking`` that for the runtime before the release."""
+    hooks, ``querying`` that for the runtime before the release."""
 
     operation: str
     held: float

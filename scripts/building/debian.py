@@ -30,9 +30,9 @@ LIBRARIES: Mapping[str, Sequence[str]] = {
     "libuuid1": ("libuuid.so.1",),
     "zlib1g": ("libz.so.1",),
 }
-"""The shared libraries of each package, by the names that programs ask for."""
+"""The shared libraries of each package, by the names that programs request."""
 CONTROL = "control"
-"""The file beside an unpacked package's own that says what it is."""
+"""The file next to an unpacked package's own that says what it is."""
 LOADER = "ld-linux-x86-64.so.2"
 PYTHON = ("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib")
 COMMON_LICENCES = "base-files", "usr/share/common-licenses"
@@ -68,7 +68,7 @@ def unpack(work: Path, root: Path) -> list[Part]:
 
 
 def fetch(folder: Path, packages: Sequence[str]) -> list[tuple[Part, Path]]:
-    """Fetch and unpack packages; return each as a part without files, with the directory of its files, all beside each
+    """Fetch and unpack packages; return each as a part without files, with the directory of its files, all next to each
     other. Raises BuildError."""
     found = []
     for package in _download(folder, packages):

@@ -85,7 +85,7 @@ def build(work: Path, dist: Path) -> list[Path]:
 
 
 def _base(work: Path) -> Path:
-    """Return the directory of the lower layer: what is of Debian beside the tree, and who the users are."""
+    """Return the directory of the lower layer: what is of Debian next to the tree, and who the users are."""
     root = work / "base"
     found = debian.fetch(work / "base-debs", list(TAKEN))
     for part, folder in found:

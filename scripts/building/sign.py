@@ -19,7 +19,7 @@ def check_key(key: Path, checkout: Path) -> None:
 
 
 def sign(file: Path, key: Path, comment: str) -> None:
-    """Write a file's signature next to it. minisign asks for the key's password on the terminal. Raises BuildError."""
+    """Write a file's signature next to it. minisign reads the key's password on the terminal. Raises BuildError."""
     command: list[str | Path] = ["minisign", "-S", "-s", key, "-m", file, "-t", comment]
     try:
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)

@@ -6,7 +6,7 @@ Its layout::
     libexec/  the loader, by the name of each program, which is the process's name, too
     lib/      libraries, python3 (which needs the loader), python3.11/ with dist-packages/
     share/    licences, units, parts.json (what all came from), sbom/ (the same in CycloneDX's form)
-    BUILD     what ``runtimeproxy version`` tells
+    BUILD     what ``runtimeproxy version`` reports
 
 Invariant: it works wherever it is put, and nothing in it is from the machine that built it.
 """

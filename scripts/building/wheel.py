@@ -21,7 +21,7 @@ def made(work: Path) -> Path:
 
 
 def build_sdist(work: Path, dist: Path) -> list[Path]:
-    """Build the source distribution, packed anew: setuptools keeps the machine's times and owner."""
+    """Build the source distribution, packed again: setuptools keeps the machine's times and owner."""
     file = _call(work, "build_sdist")
     name = file.name.removesuffix(".tar.gz")
     with tarfile.open(file) as tar:

@@ -145,7 +145,7 @@ def test_program_finds_its_tree(archive: Path, tmp_path: Path, way: str) -> None
     assert f"runtimeproxy {VERSION} (commit " in said("sh", "-c", f"{script} --version", cwd=tmp_path)
 
 
-def test_link_without_readlink_is_told(archive: Path, tmp_path: Path) -> None:
+def test_link_without_readlink_is_reported(archive: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(archive / "bin/runtimeproxy")
     done = subprocess.run([tmp_path / "link"], env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
@@ -164,7 +164,7 @@ os.execve(sys.argv[2], sys.argv[2:], os.environ | {"LISTEN_PID": own, "LISTEN_FD
 
 
 def test_listener_watchdog_and_main_process_are_the_programs_own(archive: Path, tmp_path: Path) -> None:
-    """The proxy takes the socket that LISTEN_PID gives to it, and tells systemd of itself as its main process."""
+    """The proxy takes the socket that LISTEN_PID gives to it, and notifies systemd of itself as its main process."""
     with contextlib.ExitStack() as stack:
         notified, held = (stack.enter_context(socket.socket(socket.AF_UNIX, kind)) for kind in (2, 1))
         notified.bind(str(tmp_path / "notify"))

@@ -95,7 +95,7 @@ def test_configuration_holds_all_defaults_and_sets_none(package: Path, archive: 
     assert re.sub(r"^#(?=[a-z])", "", text, flags=re.MULTILINE).endswith(re.sub("^#(?=[a-z])", "", default, flags=re.M))
 
 
-def test_control_asks_for_no_python_and_names_the_configuration(package: Path, tmp_path: Path) -> None:
+def test_control_requires_no_python_and_names_the_configuration(package: Path, tmp_path: Path) -> None:
     subprocess.run(["dpkg-deb", "--control", package, tmp_path / "control"], check=True)
     fields = dict(field(tmp_path / "control/control"))
     assert (fields["Version"], fields["Architecture"]) == (f"{VERSION}-1", "amd64")

@@ -106,11 +106,11 @@ CASES = {
     "a bad configuration stops the upgrade": Case(
         "preinst", "upgrade 1.0", BAD, 1, "bad key|9.8.7 would not start|runs on", "!debhelper"
     ),
-    "a check that cannot run is told and left to the tree": Case(
+    "a check that cannot run is reported and left to the tree": Case(
         "preinst", "upgrade 1.0", {"PYTHON": "exit 127"}, 0, "could not be checked beforehand", "debhelper"
     ),
     "a first installation has nothing to check by": Case("preinst", "install", BAD, 0, "", "!python3;debhelper"),
-    "a first installation tells the next step": Case(
+    "a first installation names the next step": Case(
         "postinst",
         "configure",
         {"SYSTEMCTL": SERVES},
@@ -118,13 +118,13 @@ CASES = {
         "nothing uses it yet|kubelet-args",
         "systemd-sysusers runtimeproxy.conf;runtimeproxy config check;debhelper",
     ),
-    "a proxy that does not start at first is told": Case(
+    "a proxy that does not start at first is reported": Case(
         "postinst", "configure", {"SYSTEMCTL": STOPPED}, 0, "does not run", "debhelper"
     ),
     "a tree that does not work restarts nothing": Case(
         "postinst", "configure 1.0", {"PROGRAM": "echo no; exit 1"}, 1, "no\n|nothing is restarted", "!debhelper"
     ),
-    "an upgrade tells of hook servers of the old version": Case(
+    "an upgrade names hook servers of the old version": Case(
         "postinst", "configure 1.0", {"SYSTEMCTL": SERVES}, 0, "hook servers still run the earlier", "debhelper"
     ),
     "a version that does not start is an error": Case(
@@ -156,7 +156,7 @@ CASES = {
     "a removal stops hook servers before the proxy": Case(
         "prerm", "remove", {}, 0, "", "runtimeproxy in-use;systemctl stop runtimeproxy-hooks@*.service;debhelper"
     ),
-    "an upgrade asks nobody whether it may": Case("prerm", "upgrade 2.0", {}, 0, "", "!runtimeproxy;debhelper"),
+    "an upgrade queries nobody whether it may": Case("prerm", "upgrade 2.0", {}, 0, "", "!runtimeproxy;debhelper"),
     "a removal keeps the group": Case("postrm", "remove", {}, 0, "", "debhelper;!groupdel"),
     "a purge removes the group": Case("postrm", "purge", {}, 0, "", "debhelper;groupdel runtimeproxy-metrics"),
     "a purge may find no group": Case("postrm", "purge", {"GETENT": "exit 2"}, 0, "", "!groupdel"),
@@ -177,7 +177,7 @@ def test_scripts(node: Node, case: Case) -> None:
     assert [call for call in wanted if call[0] == "!" and any(line.startswith(call[1:]) for line in ran.calls)] == []
 
 
-def test_without_systemd_nothing_is_asked_of_it(node: Node) -> None:
+def test_without_systemd_nothing_is_queried(node: Node) -> None:
     (node.root / "run/systemd/system").rmdir()
     for name, arguments in (("preinst", "upgrade 1"), ("postinst", "configure 1"), ("prerm", "remove")):
         ran = node.run(name, arguments.split(), {})

@@ -144,7 +144,7 @@ async def test_call_continues_without_a_disabled_plugin(desk: Desk, policy: Fail
     assert desk.counted("a", Reason.DISABLED) == (1, 1)
     assert desk.metrics.total("hook_fail_closed") == 0
     assert caplog.messages == [
-        f"hook server 'a' at PreCreateContainer: disabled: as told (policy {policy.value}), for {REQUEST.name}"
+        f"hook server 'a' at PreCreateContainer: disabled: as reported (policy {policy.value}), for {REQUEST.name}"
     ]
 
 

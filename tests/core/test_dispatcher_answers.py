@@ -57,7 +57,7 @@ class Server:
             raise HookError("a", point.name, Reason.BAD_ANSWER, str(error)) from None
 
     def changed(self) -> dict[str, object] | None:
-        """Ask the server; return what is set, None if the answer cannot be parsed.
+        """Call the server; return what is set, None if the answer cannot be parsed.
 
         The names are those of ``Adjustment.owners``.
         """

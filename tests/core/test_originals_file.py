@@ -90,7 +90,7 @@ async def test_replaced_values_are_read_by_the_next_process(path: Path) -> None:
         assert not path.exists(), "the answer goes first"
         await kept(path, QUOTAS)
         assert path.parent.stat().st_mode & 0o777 == 0o700
-        await until(lambda: first.metrics.gauges.get(("originals_kept", ())) == 1, "it is told")
+        await until(lambda: first.metrics.gauges.get(("originals_kept", ())) == 1, "it is notified")
     async with Process(path) as second:
         assert second.store.ids_of_originals() == {"c1"}
         record = second.store.read_container(SCALED)
@@ -231,7 +231,7 @@ async def test_failed_write_is_retried(path: Path, monkeypatch: pytest.MonkeyPat
             await process.failed(2)
             process.commit("c3")
         await ids_of_originals(path, "c2", "c3")
-        await until(lambda: len(caplog.messages) == 2, "it is told")
+        await until(lambda: len(caplog.messages) == 2, "it is notified")
     failed = f"{path}: cannot be written (No space left on device): it is not written; see --originals-dir"
     assert caplog.messages == [failed, f"{path} is written again"]
 

@@ -342,7 +342,7 @@ def test_a8_plain_data_pass_up_to_other_frames() -> None:
             Raw(0, 1, 3, CALL[5:]),
         ],
     ],
-    ids=["headers", "DATA behind those that pass"],
+    ids=["headers", "DATA after those that pass"],
 )
 def test_reserved_bit_of_a_stream_id_hides_nothing(frames: list[peer.Frame]) -> None:
     play = peer.greeted()

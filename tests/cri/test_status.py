@@ -91,7 +91,7 @@ def pod(info: object, notified: cri.PodSandboxStatus = POD_STATUS) -> PodInfo:
 
 
 def container(info: object, notified: cri.LinuxContainerResources | None = None) -> ContainerInfo:
-    """Read a container's status in the same way; ``told``: the resources next to the verbose part."""
+    """Read a container's status in the same way; ``reported``: the resources next to the verbose part."""
     text = info if isinstance(info, str) else json.dumps(info)
     response = cri.ContainerStatusResponse(status=CONTAINER_STATUS, info={"info": text})
     if notified is not None:

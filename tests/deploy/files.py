@@ -59,7 +59,7 @@ def labels(query: str) -> set[str]:
 
 
 def table_name(metric: str) -> str:
-    """Return a metric's name without what a histogram's series have behind it."""
+    """Return a metric's name without what a histogram's series append."""
     return re.sub(r"_(bucket|sum|count)\Z", "", metric)
 
 

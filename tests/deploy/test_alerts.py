@@ -42,7 +42,7 @@ def on(node: int, series: Series) -> list[dict[str, str]]:
 def judged(
     folder: Path, series: list[dict[str, str]], expression: str, at: str, expected: list[Any], step: str
 ) -> None:
-    """Check what an expression is behind the rules."""
+    """Check what an expression is after the rules."""
     test = {
         "rule_files": [str(path) for path in RULES],
         "evaluation_interval": step,
@@ -111,7 +111,7 @@ ROWS: list[tuple[str, int, str, Series, bool]] = [
     ("InvalidFile", 6, "since four minutes", {FILES: "0 0 1x20"}, False),
     ("FailingOpen", 20, "the first time", {OPEN: "_x15 1x20"}, True),
     ("FailingOpen", 20, "once more", {OPEN: "7x15 8x20"}, True),
-    ("FailingOpen", 20, "behind a restart", {OPEN: "7x15 1x20"}, True),
+    ("FailingOpen", 20, "after a restart", {OPEN: "7x15 1x20"}, True),
     ("FailingOpen", 20, "before", {OPEN: "7x30"}, False),
     ("FailingOpen", 20, "it refuses", {CLOSED: "_x15 1x20"}, False),
     ("RefusedByPolicy", 20, "the first time", {CLOSED: "_x15 1x20"}, True),
@@ -148,7 +148,7 @@ def fired(alert: str, minute: int, fires: bool) -> tuple[str, str, list[Any]]:
 
 
 @pytest.mark.parametrize(("failing", "fires"), [(3, True), (2, False)])
-def test_hook_server_that_fails_widely_is_told(tmp_path: Path, failing: int, fires: bool) -> None:
+def test_hook_server_that_fails_widely_is_reported(tmp_path: Path, failing: int, fires: bool) -> None:
     """Of 40 nodes: 5 % is not more than 5 %."""
     series = [entry for node in range(40) for entry in on(node, {TIMEOUT: "2x40"})]
     for node in range(failing):
@@ -157,7 +157,7 @@ def test_hook_server_that_fails_widely_is_told(tmp_path: Path, failing: int, fir
 
 
 @pytest.mark.parametrize(("versions", "hours", "fires"), [(3, 25, True), (3, 23, False), (2, 25, False)])
-def test_many_versions_are_told(tmp_path: Path, versions: int, hours: int, fires: bool) -> None:
+def test_many_versions_are_reported(tmp_path: Path, versions: int, hours: int, fires: bool) -> None:
     build = 'runtimeproxy_build_info{{version="1.{}", python="3.11", runtime="{}"}}'
     modes = ("docker", "containerd")
     series = [

@@ -102,7 +102,7 @@ def test_the_proxy_is_never_a_pod() -> None:
 
 
 @pytest.mark.parametrize("name", [*INSTALLERS, *HOOK_SERVERS, EXPORTER])
-def test_pods_stay_and_ask_for_what_they_use(name: str) -> None:
+def test_pods_stay_and_request_what_they_use(name: str) -> None:
     pod = daemon_sets()[name]["spec"]["template"]["spec"]
     assert pod["priorityClassName"] == "system-node-critical"
     assert pod["tolerations"]
@@ -139,7 +139,7 @@ RIGHTS: dict[str, tuple[set[str], bool, list[str]]] = {
         ["SYS_PTRACE"],
     ),
 }
-"""The node's directories beside the proxy's two, the node's processes, and the capabilities of each hook server."""
+"""The node's directories next to the proxy's two, the node's processes, and the capabilities of each hook server."""
 
 
 @pytest.mark.parametrize("name", HOOK_SERVERS)
@@ -171,7 +171,7 @@ def test_the_exporter_sees_the_metrics_directory_alone() -> None:
     assert "--listen=[::]:9654" in container["command"]
 
 
-def test_the_pod_monitor_asks_the_exporters_port_with_tls() -> None:
+def test_pod_monitor_scrapes_the_exporters_port_with_tls() -> None:
     monitor = of_kind("PodMonitor", "exporter")["runtimeproxy-exporter"]["spec"]
     template = daemon_sets()[EXPORTER]["spec"]["template"]
     assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
@@ -267,7 +267,7 @@ def test_a_pod_registers_its_hook_server(name: str, file: str, stays: bool, tmp_
     folder.mkdir()
     content = registrations()[f"runtimeproxy-hook-{name}"]
     volume(laid, content, "..1")
-    for _ in range(2):  # a pod that begins anew
+    for _ in range(2):  # a pod that begins again
         ran(begin, begin["command"], places)
     assert directory.read(str(folder)) == {file: content}
     volume(laid, changed := content.replace(b"Create", b"Start"), "..2")

@@ -111,7 +111,7 @@ def test_a_bad_value_is_refused(place: str) -> None:
         "an own one alone",
     ],
 )
-def test_what_belongs_together_is_asked_for(over: dict[str, Any]) -> None:
+def test_incomplete_values_are_refused(over: dict[str, Any]) -> None:
     assert faults(merged(merged(DEFAULTS, given("installer")), over)) != []
 
 

@@ -31,7 +31,7 @@ OF_THE_PROCESS = {
     "process_resident_memory_bytes",
     "process_start_time_seconds",
 }
-"""What prometheus_client tells of a process."""
+"""What prometheus_client reports of a process."""
 KNOWN = {row.shown for row in METRICS.values()} | OF_PROMETHEUS | OF_THE_PROCESS | set(RECORDED)
 LABELS = {label for row in METRICS.values() for label in row.labels} | {"job", "instance", "le"}
 UNIT = (DEPLOY / "systemd" / "runtimeproxy-export.service").read_text()

@@ -63,7 +63,7 @@ async def keep_calling(caller: Caller) -> None:
 
 @asynccontextmanager
 async def program(*command: str, **more: Any) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a program; end it behind the block."""
+    """Run a program; end it after the block."""
     process = await asyncio.create_subprocess_exec(*command, **{"stderr": subprocess.PIPE, **more})
     try:
         yield process
@@ -167,7 +167,7 @@ def queried(target: str) -> dict[str, str]:
     return found
 
 
-async def test_every_query_has_data_and_alerts_tell_what_is_so(tmp_path: Path) -> None:
+async def test_every_query_has_data_and_the_right_alerts_fire(tmp_path: Path) -> None:
     async with scraped(tmp_path) as (running, target):
         without = queried(target)
         with suppress(TimeoutError):

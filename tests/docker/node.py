@@ -86,7 +86,7 @@ class Node:
     cgroup_driver: str = "cgroupfs"
     away: bool = False
     synced: bool = False
-    """True to also read the daemon's state, beside the calls."""
+    """True to also read the daemon's state, next to the calls."""
     follows: bool = True
     """True to follow the daemon's events from the start; its cgroup driver is known then."""
     prefix: str = "/v1.41"

@@ -74,13 +74,13 @@ async def test_head_may_come_byte_by_byte_and_nothing_is_sent_before(client: soc
 
 
 @pytest.mark.parametrize("sent", [PING, PING[:-1]])
-async def test_client_that_half_closed_gets_an_answer_if_it_asked(client: socket.socket, sent: bytes) -> None:
+async def test_half_closed_client_gets_the_answer_to_its_request(client: socket.socket, sent: bytes) -> None:
     client.send(sent)
     client.shutdown(socket.SHUT_WR)
     assert bool(await answered(client)) is (sent == PING)
 
 
-async def test_client_may_send_on_behind_the_answer_and_nothing_is_kept(client: socket.socket) -> None:
+async def test_bytes_after_the_answer_are_not_retained(client: socket.socket) -> None:
     assert error(await answered(client, PING))[0] == 502
     data = b"x" * 5_000_000
     tracemalloc.start()

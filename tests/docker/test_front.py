@@ -1,4 +1,4 @@
-"""The Docker front: which requests it holds, which hook servers it asks, what passes (relay-rules B10), clients that
+"""The Docker front: which requests it holds, which hook servers it calls, what passes (relay-rules B10), clients that
 leave, HTTP/2 (relay-rules B4).
 """
 
@@ -145,7 +145,7 @@ async def test_unknown_container_is_read_only_for_a_plugin_of_its_points(
     assert node.store.counts() == (1, 1)
 
 
-async def test_nobody_is_asked_about_a_remove_or_what_does_not_exist(node: Node) -> None:
+async def test_no_hook_is_called_for_a_remove_or_unknown_subject(node: Node) -> None:
     pod_id, container_id = await node.made()
     node.forget()
     node.plugins.add("a", policy=FAIL, points=tuple(name for name in ALL_POINTS if "PostStop" not in name))
@@ -222,7 +222,7 @@ async def test_refusal_of_unreadable_create_names_its_call(node: Node, kind: byt
     assert (event["kind"], event["operation"], event["hook"]) == ("refused", operation, f"Pre{operation}")
 
 
-async def test_daemons_state_is_read_behind_its_events_and_swept(node: Node, tmp_path: Path) -> None:
+async def test_daemons_state_is_read_after_its_events_and_swept(node: Node, tmp_path: Path) -> None:
     pod_id, container_id = await node.made()
     (tmp_path / "later").mkdir()
     later = Node(tmp_path / "later", synced=True)
@@ -411,7 +411,7 @@ async def test_daemon_whose_backlog_is_full_at_the_release_is_502(node: Node) ->
 
 
 @unfollowed
-async def test_daemon_that_says_nothing_sensible_of_itself_is_asked_again(node: Node) -> None:
+async def test_daemon_with_invalid_info_is_queried_again(node: Node) -> None:
     node.dockerd.inject("GET /info", Injection(raw=NO_OBJECT, times=2))
     await node.follow()
     assert node.dockerd.counts["GET /info"] == 3

@@ -107,7 +107,7 @@ async def accepted(node: Node) -> Client:
 
 
 @on_node({}, {"away": True})
-async def test_client_that_has_not_asked_yet_has_a_moment(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_new_client_may_still_send_its_first_request(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "NOTICE_SECONDS", NEVER_SECONDS)
     early, silent = await accepted(node), await accepted(node)
     stop = stopping(node)

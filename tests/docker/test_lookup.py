@@ -74,7 +74,7 @@ ENGINES = [{"cgroup_driver": "systemd"}, {"api": "1.52", "minimum": "1.44"}]
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=["systemd", "an oldest API that is new"])
-async def test_pod_and_its_container_are_read_as_they_were_asked_for(tmp_path: Path, engine: dict[str, str]) -> None:
+async def test_pod_and_its_container_are_read_as_they_were_requested(tmp_path: Path, engine: dict[str, str]) -> None:
     async with FakeDockerd(str(tmp_path / "docker.sock"), **engine) as dockerd:
         rig = Rig(dockerd)
         pod = replace(REPORTED_POD, id=rig.pod_id, cgroup_parent=rig.parent)
@@ -91,7 +91,7 @@ async def test_pod_and_its_container_are_read_as_they_were_asked_for(tmp_path: P
         await rig.backend.close()
 
 
-async def test_what_the_store_knows_stands(rig: Rig) -> None:
+async def test_what_the_store_has_is_not_changed(rig: Rig) -> None:
     pod = PodRecord(PodInfo(id=rig.pod_id, name="original"), PodInfo(id=rig.pod_id, name="effective"))
     rig.store.commit(Subject(pod))
     assert await rig.lookup.container(rig.pod_id[:12]) == Subject(pod)
@@ -164,7 +164,7 @@ async def test_memories_of_images_and_plain_containers_are_bounded(rig: Rig, mon
     assert [rig.lookup.is_plain(container_id) for container_id in plain] == [False, True, True]
 
 
-async def test_b10_plain_is_remembered_by_full_id_and_nothing_more_is_asked(rig: Rig) -> None:
+async def test_b10_plain_container_is_cached_by_its_full_id(rig: Rig) -> None:
     rig.dockerd.inject(INFO, Injection(status=500))
     rig.dockerd.inject(IMAGE, Injection(status=500))
     plain = rig.create("plain", PLAIN_BODY)
@@ -185,7 +185,7 @@ async def test_inspect_without_labels_is_no_pods(rig: Rig, body: bytes) -> None:
     assert (rig.lookup.is_plain(rig.container_id), rig.lookup.is_plain("a-name")) == (True, False)
 
 
-async def test_driver_is_asked_for_once_unless_it_is_learnt_anew(rig: Rig) -> None:
+async def test_driver_is_queried_once_until_it_changes(rig: Rig) -> None:
     assert rig.lookup.driver is None
     for _ in range(2):
         assert await rig.lookup.known_driver() is Driver.CGROUPFS

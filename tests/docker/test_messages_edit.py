@@ -176,7 +176,7 @@ def test_fields_that_a_create_cannot_carry_or_spells_otherwise() -> None:
         assert differing_in_create(changes) == ((), respelt)
 
 
-# What a create asks for, what hooks set, and what the daemon gets. A container without swap stays without it.
+# What a create requests, what hooks set, and what the daemon gets. A container without swap stays without it.
 CREATES = [((1, 1), (2, None), (2, 2)), ((2, 2), (1, None), (1, 1)), ((0, 0), (1, None), (1, 1))]
 # Without a swap limit in the create the daemon's default, or unlimited swap, stays.
 CREATES += [((1, 0), (2, None), (2, 0)), ((1, -1), (2, None), (2, -1)), ((0, -1), (2, None), (2, -1))]
@@ -263,7 +263,7 @@ def test_what_a_hook_clears_is_taken_out_of_an_update(present: Resources, left_o
     assert update == Update(body, {"cpuset_cpus": "", "cpu_shares": 0}, left_out)
 
 
-# What an update asks for, what the container has, what hooks set, and the swap limit that the daemon gets.
+# What an update requests, what the container has, what hooks set, and the swap limit that the daemon gets.
 # A container without swap stays without it, whether the request says so or the container has no swap.
 UPDATES = [((0, 0), (1, 1), (2, None), 2), ((0, 0), (2, 2), (1, None), 1), ((3, 0), (1, 1), (2, None), 2)]
 UPDATES += [((3, 3), (1, 9), (2, None), 2), ((0, 0), (0, 0), (1, None), 1), ((0, 1), (1, 9), (2, None), 2)]

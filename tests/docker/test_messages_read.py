@@ -63,13 +63,13 @@ def of_host(key: str, value: object, resources: Resources | None) -> Case:
 
 
 PODS: dict[str, Case] = {
-    "as dockershim asks": ({}, POD_NAME, {}),
+    "as dockershim requests": ({}, POD_NAME, {}),
     "a name of seven parts": ({}, POD_NAME + "_0a1b2c3d", {}),
     "no name": ({}, "", {"attempt": 0}),
     "another name": ({}, "web", {"attempt": 0}),
     "a name without a number": ({}, "k8s_POD_web-0_shop_uid_x", {"attempt": 0}),
     "labels are the better source": ({}, "k8s_POD_a_b_c_7", {"attempt": 7}),
-    "without the kubelet's labels the name tells": (
+    "without the kubelet's labels the name reports": (
         without(POD_BODY, "io.kubernetes.pod."),
         POD_NAME,
         {"labels": {key: value for key, value in REPORTED_POD.labels.items() if key not in KUBELETS}},
@@ -107,16 +107,16 @@ def with_env(env: object, envs: dict[str, str]) -> Case:
 
 
 CONTAINERS: dict[str, Case] = {
-    "as dockershim asks": ({}, CONTAINER_NAME, {}),
+    "as dockershim requests": ({}, CONTAINER_NAME, {}),
     "what is not read may be anything": ({"Cmd": 5, "cMD": {}, "Unknown": [1e300, None, "\ud800"]}, CONTAINER_NAME, {}),
     "keys of labels are exact": ({"Labels/IO.kubernetes.docker.type": "podsandbox"}, CONTAINER_NAME, {}),
-    "the name tells the attempt": restarted("5", 2, CONTAINER_NAME),
+    "the name reports the attempt": restarted("5", 2, CONTAINER_NAME),
     "else the restarts do": restarted("7", 7),
     "the largest attempt": restarted("4294967295", 2**32 - 1),
     **{f"no attempt: {count[:10]!r}": restarted(count, 0) for count in ("4294967296", "-1", "x", "", "9" * 5000)},
     "nothing says the attempt": (without(CONTAINER_BODY, "annotation."), "", {"attempt": 0, "annotations": {}}),
-    "the name tells the name": (NAMELESS, CONTAINER_NAME, {}),
-    "nothing tells the name": (NAMELESS, "", {"name": ""}),
+    "the name has the name": (NAMELESS, CONTAINER_NAME, {}),
+    "nothing has the name": (NAMELESS, "", {"name": ""}),
     "no envs": with_env(None, {}),
     "an empty list of envs": with_env([], {}),
     "envs without a key or a value": with_env(["BARE", None, "", "=", "=no key", "E=", "F=1=2"], {"E": "", "F": "1=2"}),
@@ -217,7 +217,7 @@ def test_unreadable_value(path: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["Labels", "Env", "HostConfig", "CgroupParent", "Memory", "CpusetMems", "app"])
-def test_key_that_is_read_stands_once(key: str) -> None:
+def test_key_that_is_read_occurs_once(key: str) -> None:
     """For some repeated keys Go merges the values, for others the last wins; keys of labels are case-sensitive."""
     text = json.dumps(changed(CONTAINER_BODY, {"Labels/app": "web"}))
     for twin in (key, key.upper(), key.replace("s", "\u017f")) if key != "app" else (key,):

@@ -1,4 +1,4 @@
-"""Parsing inspect gives what the create asked for, once dockerd's additions are removed.
+"""Parsing inspect gives what the create requested, once dockerd's additions are removed.
 
 ``inspected`` adds to a create what dockerd does (moby's daemon/commit.go and daemon/daemon_unix.go).
 """
@@ -71,7 +71,7 @@ def read_inspect(reply: bytes | dict[str, Any], image: bytes | None, *default_ru
 
 
 def queried(create: Mapping[str, Any], name: str) -> Requested:
-    """Return what a create asks for, with the id that it got."""
+    """Return what a create requests, with the id that it got."""
     value = read_create(json.dumps(create).encode(), name)
     if isinstance(value, RequestedPod):
         return replace(value, pod=replace(value.pod, id=ID))
@@ -93,7 +93,7 @@ def container_of(reply: dict[str, Any], shipped: bytes | None = None) -> Contain
 
 CREATES: dict[str, tuple[str, dict[str, object]]] = {
     "a pod": ("pod", {}),
-    "a pod that asks for nothing": ("pod", {"HostConfig": None}),
+    "a pod that requests nothing": ("pod", {"HostConfig": None}),
     "a runtime": ("pod", {"HostConfig/Runtime": "kata"}),
     "a limit of the sandbox": ("pod", {"HostConfig/Memory": 2**30}),
     "a quota of the sandbox": ("pod", {"HostConfig/CpuQuota": 50000}),
@@ -219,7 +219,7 @@ def test_part_of_a_wrong_type_is_unknown_by_itself(path: str, value: object) -> 
 
 @pytest.mark.parametrize("host", [{}, {"CgroupParent": None}, {"CgroupParent": 5}, None, []])
 @pytest.mark.parametrize(("create", "name"), NAMES.values(), ids=NAMES)
-def test_cgroup_parent_that_is_not_told_is_not_empty(create: dict[str, Any], name: str, host: object) -> None:
+def test_cgroup_parent_that_is_not_reported_is_not_empty(create: dict[str, Any], name: str, host: object) -> None:
     value = read_inspect({**inspected(create, name), "HostConfig": host}, image())
     assert value is not None
     assert value.cgroup_parent is None

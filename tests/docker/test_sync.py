@@ -159,7 +159,7 @@ async def test_destroyed_is_forgotten(of: str, left: set[str]) -> None:
 
 @pytest.mark.parametrize(("of", "left"), DROPPED)
 @virtual_time
-async def test_updated_by_others_is_read_anew(of: str, left: set[str]) -> None:
+async def test_updated_by_others_is_read_again(of: str, left: set[str]) -> None:
     async with following() as rig:
         await rig.notified(updated(of))
     assert (rig.known, rig.gone, rig.metrics.counted("updates_of_others")) == (left - {of}, [], 1)
@@ -185,7 +185,7 @@ async def test_own_updates_change_nothing_each_once() -> None:
 async def test_other_actions_leave_the_store() -> None:
     async with following() as rig:
         await rig.notified(Event("rename", CONTAINER, 1), Event("rename", PLAIN, 1))
-        assert rig.gone == [CONTAINER, PLAIN], "a name says what is remembered beside the Store"
+        assert rig.gone == [CONTAINER, PLAIN], "a name says what is remembered next to the Store"
         for action in ("create", "start", "die", "kill", "oom", "restart", "prune", ""):
             await rig.notified(Event(action, CONTAINER, 1), Event(action, POD, 1))
     assert (rig.known, rig.gone) == (ALL, [CONTAINER, PLAIN])
@@ -245,7 +245,7 @@ async def test_connect_that_the_front_cannot_use_is_tried_again(caplog: pytest.L
 
 
 @virtual_time
-async def test_fault_of_our_own_is_counted_and_tells_no_value(caplog: pytest.LogCaptureFixture) -> None:
+async def test_fault_of_our_own_is_counted_and_reports_no_value(caplog: pytest.LogCaptureFixture) -> None:
     async with following(faults=[ValueError("canary-4711")]) as rig:
         await asyncio.sleep(10)
     assert rig.metrics.counted("internal_errors", operation="events") == 1

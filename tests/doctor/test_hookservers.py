@@ -112,7 +112,7 @@ async def test_failing_hook_server_is_judged_by_its_policy(
             await stack.enter_async_context(HookServer(endpoint, default=hookanswers.BY_NAME[answer]()))
         (finding,) = await called(made)
     assert (finding.verdict.value, bool(finding.do), finding.why.endswith(words)) == (verdict, verdict != "ok", True)
-    assert "failed as told" not in finding.why, "the hook server's own text is not repeated"
+    assert "failed as requested" not in finding.why, "the hook server's own text is not repeated"
 
 
 async def test_slow_answer_is_a_warning(made: Made, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:

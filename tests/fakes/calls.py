@@ -26,10 +26,10 @@ class FakeCall(HeldCall):
 
     operation: Operation
     known: fields.Subject | None = SUBJECT
-    """What the request and the Store tell."""
+    """What the request and the Store report."""
     known_error: Exception | None = None
     read: fields.Subject | Exception | None = None
-    """What the runtime tells of an unknown subject, after ``read_seconds``."""
+    """What the runtime reports of an unknown subject, after ``read_seconds``."""
     made: fields.ContainerRecord | Exception | None = None
     """What the runtime reports of what a create's answer names, after ``read_seconds``."""
     repeats: bool = False
@@ -54,7 +54,7 @@ class FakeCall(HeldCall):
     lives: Life | Exception | None = None
     """What the runtime reports of the state of each container."""
     fates: list[Reply | Exception] = field(default_factory=list)
-    """The runtime's answers each time it is asked for the outcome of the call; the last one is repeated."""
+    """The runtime's answers each time the outcome of the call is queried; the last one is repeated."""
     state: CallState = CallState.HOLDING
     steps: list[tuple[float, str]] = field(default_factory=list)
     released_with: tuple[fields.Subject | None, fields.Adjustment] | None = None

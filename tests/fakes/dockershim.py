@@ -206,7 +206,7 @@ class Dockershim:
     def run_pod_sandbox(self, name: str, uid: str, *, oom_score_adj: int = SANDBOX_OOM_SCORE_ADJ, **config: Any) -> str:
         """Run a pod sandbox with the fields of a Pod; return its id. ``cgroup_parent`` is a full path.
 
-        If a machine cannot set a negative ``oom_score_adj`` give 0: the shim itself always asks for -998.
+        If a machine cannot set a negative ``oom_score_adj`` give 0: the shim itself always requests -998.
         """
         pod = Pod(name, uid, **config)
         driver = self.cgroup_driver

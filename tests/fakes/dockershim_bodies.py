@@ -118,7 +118,7 @@ def sandbox_body(pod: Pod, image: str, driver: str, oom_score_adj: int = SANDBOX
 
 
 def container_body(pod: Pod, container: Container, sandbox_id: str, driver: str, runtime: str = "") -> dict[str, Any]:
-    """Return the create body of a container; ``runtime`` is the sandbox's, "" if the shim does not ask for it."""
+    """Return the create body of a container; ``runtime`` is the sandbox's, "" if the shim does not request it."""
     own = {
         "io.kubernetes.container.logpath": log_path(pod, container),
         "io.kubernetes.container.name": container.name,

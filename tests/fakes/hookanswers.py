@@ -153,7 +153,7 @@ BY_NAME: dict[str, Callable[[], Answer]] = {
     "garbage": garbage,
     "huge": huge,
     "refuse": lambda: status(grpc.StatusCode.PERMISSION_DENIED, "refused by the fake hook server"),
-    "fail": lambda: status(grpc.StatusCode.INTERNAL, "failed as told"),
+    "fail": lambda: status(grpc.StatusCode.INTERNAL, "failed as requested"),
     "unimplemented": lambda: status(grpc.StatusCode.UNIMPLEMENTED, "no such hook"),
 }
 """The answers that the command line can name."""

@@ -1,4 +1,4 @@
-"""Plugins for tests of the core: clients that answer as they are told, without any socket.
+"""Plugins for tests of the core: clients that answer as they are set, without any socket.
 
 As with the real client, a call raises nothing but HookError and ends by its timeout.
 """
@@ -69,7 +69,7 @@ class FakeClient:
             case HookAnswer():
                 return self.behaviour
             case Reason():
-                raise HookError(self.name, point.name, self.behaviour, "as told")
+                raise HookError(self.name, point.name, self.behaviour, "as reported")
             case Exception():
                 raise self.behaviour
         return self.behaviour(request)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Boots a machine, and ends it when standard input ends: also after kill -9 of whoever holds the other end.
+# Boots a machine, and ends it when standard input ends: also after kill -9 of the process that holds the other end.
 #   boot.sh NAME TREE BESIDE WORK [SOURCE:PLACE ...]
 # NAME is its cgroup in each hierarchy, with NAME-outer beside it for what enters the machine, TREE its read-only root, BESIDE "" or the directory whose files are seen in /usr
 # where TREE has none, WORK an empty directory, then read-only bind mounts.
@@ -70,7 +70,7 @@ inside() {
     pivot_root . mnt
     echo "$pid"
     exec >/dev/null 2>&1 </dev/null
-    # systemd leaves it to whoever starts it in a container to share the mounts: credentials and the kubelet need it.
+    # systemd leaves it to the program that starts it in a container to share the mounts: credentials and the kubelet need it.
     exec env -i container=machine PATH=/usr/sbin:/usr/bin LANG=C.UTF-8 chroot . \
         sh -c 'umount -l /mnt && mount --make-rshared / && exec /lib/systemd/systemd --unit=multi-user.target'
 }

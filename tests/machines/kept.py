@@ -10,7 +10,7 @@ from pathlib import Path
 def kept(name: str, make: Callable[[Path], Path]) -> Path:
     """Return the kept directory of a name; nobody may write to it.
 
-    If there is none, ``make`` is given an empty directory, and returns what to keep of it. Whoever asks meanwhile, also
+    If there is none, ``make`` is given an empty directory, and returns what to keep of it. Any caller meanwhile, also
     in another process, waits.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "runtimeproxy")

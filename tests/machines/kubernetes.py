@@ -213,7 +213,7 @@ class Cluster:
         return self.machine.run(*words, input=input, check=check, env=env, seconds=COMMAND_SECONDS)
 
     def json(self, *arguments: str) -> Any:
-        """Return what ``kubectl get`` tells."""
+        """Return what ``kubectl get`` reports."""
         return json.loads(self.kubectl("get", "--output=json", *arguments))
 
     def ready(self) -> str:

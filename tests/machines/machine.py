@@ -147,7 +147,7 @@ class Machine:
         target.chmod(mode)
 
     def show(self, unit: str, name: str) -> str:
-        """Return a property of a unit, as ``systemctl show`` tells it."""
+        """Return a property of a unit, as ``systemctl show`` reports it."""
         return self.run("systemctl", "show", "--value", f"--property={name}", unit).strip()
 
     def journal(self, unit: str) -> str:
@@ -163,7 +163,7 @@ class Machine:
             time.sleep(LOOK_SECONDS)
 
     def _enter(self, *namespaces: str) -> list[str]:
-        # Into cgroups beside its own first: nsenter changes what is seen of them, not where the process is.
+        # Into cgroups next to its own first: nsenter changes what is seen of them, not where the process is.
         groups = " ".join(f"{path}/cgroup.procs" for path in self._cgroups())
         into = f'for group in {groups}; do echo $$ >"$group"; done; exec "$@"'
         return ["sh", "-c", into, "sh", "nsenter", "--target", str(self.pid), *namespaces, "--"]

@@ -35,7 +35,7 @@ def codename() -> str:
 
 
 def debian(suite: str | None = None, packages: Sequence[str] = ("systemd",)) -> Path:
-    """Return a minbase tree of a release (this machine's unless told) with some packages; nobody may write to it.
+    """Return a minbase tree of a release (this machine's unless given) with some packages; nobody may write to it.
 
     The first call makes it, which takes about a minute and the network; tests that run at the same time wait for it.
     Raises TreeError.

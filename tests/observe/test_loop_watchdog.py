@@ -126,7 +126,7 @@ def test_line_has_a_bounded_number_of_places() -> None:
 
 
 def test_loop_that_works_without_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs each callback that it is asked for, long before the limit."""
+    """It runs each callback that it is given, long before the limit."""
     monkeypatch.setattr(loop_watchdog, "STALL_SECONDS", 10 * PATIENCE)
     wait_for_turn, waited = LoopWatchdog._wait_for_turn, list[LoopWatchdog]()
 

@@ -17,7 +17,7 @@ def test_files_that_end_with_json_and_are_not_hidden_are_read_whole(tmp_path: Pa
     for name, content in (contents | dict.fromkeys(others, b"x")).items():
         (tmp_path / name).write_bytes(content)
     assert directory.read(str(tmp_path)) == contents
-    # A listing never contains ".a.json": it stands for a file that is missing in a listing taken during a rename.
+    # A listing never contains ".a.json": it means a file that is missing in a listing taken during a rename.
     assert directory.read(str(tmp_path), {".a.json"}) == contents | {".a.json": b"x"}
 
 

@@ -35,7 +35,7 @@ def get(*fields: str) -> bytes:
 
 
 def repeated(name: str, values: str) -> bytes:
-    """Build a request with a field for each value; | stands between them."""
+    """Build a request with a field for each value; | is between them."""
     return get(*(f"{name}: {value}" for value in values.split("|")))
 
 

@@ -287,7 +287,7 @@ def test_bytes_pass_unread_up_to_the_end(body: Body, sizes: list[int], passed: l
 def test_chunks_pass_unread_if_they_begin_in_the_plain_way(
     read: bytes, offered: bytes, passes: bool, following: bytes, cuts: list[int]
 ) -> None:
-    """The buffer behind the offered bytes contains those of an earlier read; what does not pass is read as usual."""
+    """The buffer after the offered bytes contains those of an earlier read; what does not pass is read as usual."""
     body = ChunkedBody()
     body.feed(read)
     assert body.passes(bytearray(offered + b"\r\n0\r\n\r\n"), len(offered)) is passes

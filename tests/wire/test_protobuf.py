@@ -160,7 +160,7 @@ NESTED = {9: varint_field(1), 8: message_field({9: varint_field(2), 8: message_f
 
 SCALARS: dict[str, tuple[bytes, dict[int, Edit], bytes]] = {
     "new at the end": (b"", number(5), b"\x10\x05"),
-    "new behind others": (UNKNOWN, number(-1), UNKNOWN + b"\x10" + b"\xff" * 9 + b"\x01"),
+    "new after others": (UNKNOWN, number(-1), UNKNOWN + b"\x10" + b"\xff" * 9 + b"\x01"),
     "in place": (b"\x10\x01\x18\x02", number(5), b"\x10\x05\x18\x02"),
     "last counts": (b"\x10\x01\x18\x02\x10\x03", number(5), b"\x10\x01\x18\x02\x10\x05"),
     "zero removes all": (b"\x10\x01\x18\x02\x10\x03", number(0), b"\x18\x02"),
@@ -182,7 +182,7 @@ MESSAGES = {
 ENTRIES = {
     "first": (b"", {"k": "v"}, KV),
     "sorted": (UNKNOWN, {"b": "2", "a": "1"}, UNKNOWN + A1 + B2),
-    "behind the last one": (Z0 + UNKNOWN + Y0 + UNKNOWN, {"k": "v"}, Z0 + UNKNOWN + Y0 + KV + UNKNOWN),
+    "after the last one": (Z0 + UNKNOWN + Y0 + UNKNOWN, {"k": "v"}, Z0 + UNKNOWN + Y0 + KV + UNKNOWN),
     "the last of one key": (K1 + Z0 + K2 + Y0, {"k": "v"}, K1 + Z0 + KV + Y0),
     "changed and added": (K1, {"k": "2", "l": "3"}, K2 + L3),
     "no key is the empty key": (b"\x4a\x03\x12\x011", {"": "2"}, b"\x4a\x03\x12\x012"),
@@ -198,7 +198,7 @@ UNCHANGED: dict[str, tuple[bytes, dict[int, Edit]]] = {
     "nothing to set": (b"", {**number(0), **text(""), 8: message_field({}), **texts({})}),
     "empty ones stand": (b"\x10\x00\x32\x00", number(0) | text("")),
     "long encodings": (b"\x10\x85\x00\x32\x81\x00a", number(5) | text("a")),
-    "last one stands": (b"\x10\x01\x10\x05", number(5)),
+    "last one counts": (b"\x10\x01\x10\x05", number(5)),
     "negative": (b"\x10" + b"\xff" * 9 + b"\x01", number(-1)),
     "above 63 bits": (b"\x10" + b"\xff" * 9 + b"\x7f", number(2**64 - 1)),
     "empty message is not made": (b"\x48\x01", {8: message_field({1: string_field("")})}),

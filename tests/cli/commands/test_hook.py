@@ -65,7 +65,7 @@ def test_every_point_can_be_called_with_the_example(hook: Run, echoing: Path, po
     code, out, err = hook("call", echoing, point)
     assert (code, err) == (0, "")
     assert yaml.safe_load(out) == {"applied": {}}
-    assert "not told" not in out
+    assert "not reported" not in out
 
 
 def test_example_can_be_printed_changed_and_sent(hook: Run, echoing: Path, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ async def test_bench_prints_figures_and_sets_the_exit_code(hook: Run, tmp_path: 
         server.default = answer
         code, out, err = await bench()
     assert (code, err) == (1, "")
-    assert out.splitlines()[-1] == "  4 x INTERNAL: failed as told"
+    assert out.splitlines()[-1] == "  4 x INTERNAL: failed as requested"
 
 
 def test_new_writes_a_folder_and_says_where(hook: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

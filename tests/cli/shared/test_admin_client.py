@@ -41,7 +41,7 @@ def test_broken_configuration_leads_to_the_flag(run: Run, tmp_path: Path) -> Non
         socket_path({"admin-endpoint": "x"}, {})
 
 
-def test_proxy_without_an_admin_endpoint_is_none_to_ask() -> None:
+def test_proxy_without_an_admin_endpoint_is_not_queried() -> None:
     with pytest.raises(NoProxy, match="the proxy has no admin endpoint: --admin-endpoint is none"):
         AdminClient(None).call("hooks")
 

@@ -106,7 +106,7 @@ async def test_update_is_parsed_whole_first(node: Node, operation: Operation, ta
 async def test_refusal_names_plugin_point_and_reason(node: Node, reason: Reason, code: int) -> None:
     node.plugins.add("koordlet", reason, policy=FAIL)
     held = await node.do(RUN_POD)
-    text = f"RunPodSandbox refused: hook server 'koordlet' at PreRunPodSandbox: {reason.value}: as told"
+    text = f"RunPodSandbox refused: hook server 'koordlet' at PreRunPodSandbox: {reason.value}: as reported"
     assert (held.refused, held.released) == ([(code, f"runtimeproxy: {text}")], [])
 
 
@@ -449,7 +449,7 @@ async def test_oom_score_of_an_update_is_not_what_the_container_has(node: Node) 
     node.plugins.add("a", points=("PreUpdateContainerResources",))
     await node.do(UPDATE, update(cpu_shares=2, oom_score_adj=900))
     assert node.notified().resources == replace(REQUESTED, cpu_shares=2, oom_score_adj=900), (
-        "it is what the kubelet asks for"
+        "it is what the kubelet requests"
     )
     assert node.record.original.resources == node.record.effective.resources == replace(REQUESTED, cpu_shares=2)
 

@@ -1,4 +1,4 @@
-"""The pod: what stands on the node afterwards, who goes first, what is tried again, and its own process."""
+"""The pod: what is on the node afterwards, who goes first, what is tried again, and its own process."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ from tests.deploy.installer.fakes import NAMESPACE, POOL, SOCKET, Bench, Cluster
 
 
 class FakeWork:
-    """A work that takes a place and ends as it is told."""
+    """A work that takes a place and ends as it is set."""
 
     def __init__(self, ends: Any, place: Callable[[], None]) -> None:
         self.install = self.uninstall = lambda: self._ended(ends, place)
@@ -36,7 +36,7 @@ class FakeWork:
 
 
 class Pods:
-    """Pods of nodes of a cluster, whose works end as told."""
+    """Pods of nodes of a cluster, whose works end as set."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
@@ -160,9 +160,9 @@ def test_what_failed_before_is_tried_again_by_the_next_pod(ends: Exception, pods
     assert pods.once("n1", "0.2.0")
 
 
-def test_a_pod_that_is_told_to_end_leaves_its_place(pods: Pods, cluster: Cluster) -> None:
+def test_pod_that_is_stopped_releases_its_place(pods: Pods, cluster: Cluster) -> None:
     with pytest.raises(Stopped):
-        pods.once("n1", Stopped("the pod was told to end by SIGTERM"))
+        pods.once("n1", Stopped("the pod was requested to end by SIGTERM"))
     assert (cluster.annotations("n1")["state"], holder(cluster)) == ("Interrupted", "")
     assert pods.once("n1", "0.2.0")
 

@@ -1,6 +1,6 @@
 """The installer on a machine with a real systemd and containerd: its units, its drop-in, its way back.
 
-The kubelet is a unit of kubeadm's form whose program asks the runtime and serves /healthz.
+The kubelet is a unit of kubeadm's form whose program queries the runtime and serves /healthz.
 """
 
 from pathlib import Path

@@ -50,14 +50,14 @@ def test_several_places_are_for_several_nodes(api: Api) -> None:
     assert [of(api, name, 2).take() for name in ("n1", "n2", "n3")] == ["", "", "n1, n2"]
 
 
-def test_a_node_that_begins_anew_takes_its_own_place(api: Api) -> None:
+def test_restarted_node_takes_its_own_place(api: Api) -> None:
     assert [of(api, name, 2).take() for name in ("n1", "n2")] == ["", ""]
     again = of(api, "n2", 2)
     assert (again.take(), again.held) == ("", f"{POOL}-1")
 
 
 def test_a_node_looks_at_few_places_and_all_nodes_at_all(api: Api, cluster: Cluster) -> None:
-    """However many places a pool has, and again at its own ones when it begins anew."""
+    """However many places a pool has, and again at its own ones when it begins again."""
     names = [f"node-{number}" for number in range(200)]
     for name in names:
         of(api, name, 100).take()
@@ -107,7 +107,7 @@ def test_of_two_that_take_it_at_once_one_has_it(api: Api, cluster: Cluster, monk
     assert cluster.leases[f"{POOL}-0"]["spec"]["holderIdentity"] == "n1"
 
 
-def test_a_lease_that_is_not_there_is_told_and_never_made(api: Api, cluster: Cluster) -> None:
+def test_missing_lease_is_an_error_and_is_not_created(api: Api, cluster: Cluster) -> None:
     places = of(api, "n1")
     places.take()
     cluster.leases.clear()
@@ -125,21 +125,21 @@ def test_what_the_chart_gave_a_lease_stays(api: Api, cluster: Cluster) -> None:
     assert cluster.leases[f"{POOL}-0"]["metadata"] | {"resourceVersion": ""} == before
 
 
-def test_an_api_server_that_refuses_is_told_with_its_words(api: Api, cluster: Cluster) -> None:
+def test_refusal_of_the_api_server_is_reported_with_its_text(api: Api, cluster: Cluster) -> None:
     cluster.away = True
     for query in (lambda: api.node("n1"), lambda: api.lease(NAMESPACE, f"{POOL}-0"), lambda: of(api, "n1").take()):
         with pytest.raises(ApiError, match="the API server answers 503: not now"):
             query()
 
 
-def test_no_token_is_told(api: Api, tmp_path: Path) -> None:
+def test_no_token_is_in_an_error(api: Api, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("an-old-secret")
     with pytest.raises(ApiError, match="401: who are you") as caught:
         api.node("n1")
     assert "an-old-secret" not in str(caught.value)
 
 
-def test_an_api_server_that_is_away_is_told(tmp_path: Path) -> None:
+def test_unavailable_api_server_is_reported(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret")
     with Cluster().served() as url:
         pass

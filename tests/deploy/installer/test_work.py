@@ -197,7 +197,7 @@ def test_a_node_that_is_none_for_it_is_refused_unchanged(case: str, bench: Bench
     assert (bench.places, bench.node.restarts) == (0, 0)
 
 
-def test_a_newer_version_stays_unless_told(bench: Bench) -> None:
+def test_a_newer_version_stays_unless_allowed(bench: Bench) -> None:
     bench.sha256 = archive(bench.archives, "0.10.0")
     bench.install()
     before = bench.node.state()
@@ -294,7 +294,7 @@ def test_an_archive_that_is_none_leaves_no_tree(bench: Bench) -> None:
     assert (bench.node.trees(), bench.places) == ([], 0)
 
 
-def test_an_archive_that_is_never_unpacked_is_told(
+def test_an_archive_that_is_never_unpacked_is_reported(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bin").mkdir()
@@ -346,7 +346,7 @@ def test_half_installed_at_any_step_is_made_whole_by_the_next_run(tmp_path: Path
 @pytest.mark.slow  # forty installations
 @pytest.mark.parametrize("by", ["systemd", "the next run"])
 def test_killed_on_the_way_back_somebody_brings_the_kubelet_back(by: str, tmp_path: Path, fast_bench: Make) -> None:
-    """At each step behind the restart of a kubelet that is not well with the proxy."""
+    """At each step after the restart of a kubelet that is not well with the proxy."""
 
     def made(name: str) -> Bench:
         bench = fast_bench(tmp_path / name)

@@ -83,9 +83,9 @@ async def test_creates_are_changed_only_where_a_hook_set_it(node: Node) -> None:
 
 
 @on_node({"cgroup_driver": "systemd", "follows": False})
-async def test_pod_is_told_once_the_daemon_named_its_driver(node: Node) -> None:
+async def test_pod_is_reported_once_the_daemon_named_its_driver(node: Node) -> None:
     pod_id = await node.create_pod()
-    assert node.store.counts() == (0, 0), "nobody is asked for the driver where no plugin wants it"
+    assert node.store.counts() == (0, 0), "the driver is not queried where no plugin wants it"
     assert node.dockerd.requests("GET /info") == []
     node.plugins.add("a")
     await node.create_container(pod_id)
@@ -166,7 +166,7 @@ async def test_fields_docker_cannot_carry_are_left_out_and_named(node: Node, cap
         assert f"{operation}: Docker cannot set hugepage_limits, unified of a container: left out" in caplog.text
     assert CANARY not in caplog.text
     effective = node.container(container_id).effective.resources
-    assert effective == replace(REQUESTED, cpu_shares=2), "the record says what the daemon was asked for"
+    assert effective == replace(REQUESTED, cpu_shares=2), "the record says what the daemon was requested"
 
 
 async def test_daemons_own_rules_stand_in_the_record(node: Node) -> None:
@@ -202,7 +202,7 @@ async def test_parent_changed_for_the_pod_goes_into_its_containers(node: Node, r
     assert node.notified.pod.cgroup_parent == parent
 
 
-async def test_containers_create_tells_the_newest_parent_of_its_pod(node: Node) -> None:
+async def test_create_of_a_container_has_its_pods_newest_parent(node: Node) -> None:
     node.plugins.add("a", points=("PreCreateContainer",))
     pod_id = await node.create_pod()
     body = node.container_body(pod_id)
@@ -213,7 +213,7 @@ async def test_containers_create_tells_the_newest_parent_of_its_pod(node: Node) 
     assert node.pod_of(pod_id).effective.cgroup_parent == "/elsewhere"
 
 
-@pytest.mark.parametrize("known", ["not yet", "read", "read, and nobody is asked"])
+@pytest.mark.parametrize("known", ["not yet", "read", "read, and nothing is queried"])
 @on_each_driver
 async def test_parent_of_a_pod_that_another_proxy_hooked_is_the_daemons(node: Node, known: str) -> None:
     hooked = node.pod.cgroup_parent.replace("burstable", "besteffort")
@@ -225,14 +225,14 @@ async def test_parent_of_a_pod_that_another_proxy_hooked_is_the_daemons(node: No
         read = await node.front._lookup.pod(pod_id)
         assert read is not None
         node.store.commit(Subject(read))
-    if known == "read, and nobody is asked":
+    if known == "read, and nothing is queried":
         node.plugins.plugins.clear()
     container_id = await node.create_container(pod_id)
     assert node.host()["CgroupParent"] == pod_host
     pod = node.pod_of(pod_id)
     assert pod.effective.cgroup_parent == hooked
     if known == "not yet":
-        assert pod.original.cgroup_parent == node.pod.cgroup_parent, "as the container's create told"
+        assert pod.original.cgroup_parent == node.pod.cgroup_parent, "as the container's create reported"
     assert node.container(container_id).effective.cgroup_parent == ""
 
 

@@ -193,7 +193,7 @@ async def test_update_leaves_out_and_names_what_it_cannot_say(node: Node, caplog
     assert CANARY not in caplog.text
     effective = node.container(container_id).effective
     assert effective.resources == replace(REQUESTED, cpu_shares=2)
-    assert "n" not in effective.annotations, "the daemon was not told of it"
+    assert "n" not in effective.annotations, "the daemon was not notified of it"
 
 
 @pytest.mark.parametrize("registered", [True, False])
@@ -217,7 +217,7 @@ async def test_update_by_name_is_our_own_once_it_is_known_whose_it_is(node: Node
     name = node.dockerd.container(container_id).name
     assert (await node.act("update", name, {"CpuShares": 7})).status == 200
     await until(lambda: node.store.container(container_id) is None)
-    assert node.metrics.total("updates_of_others") == 1, "nobody is asked for a name where no plugin wants it"
+    assert node.metrics.total("updates_of_others") == 1, "no name is queried where no plugin wants it"
     node.plugins.add("a")
     assert (await node.act("update", name, {"CpuShares": 8})).status == 200
     await node.event("update", 2)
@@ -289,7 +289,7 @@ async def test_update_of_a_sandbox_leaves_its_containers_originals(node: Node, t
 
 
 @pytest.mark.parametrize("whose", ["somebody else's", "ours, without an answer"])
-async def test_update_beside_a_call_that_read_its_container_drops_it(node: Node, whose: str) -> None:
+async def test_update_during_a_call_that_read_its_container_drops_it(node: Node, whose: str) -> None:
     _, container_id = await node.made()
     node.forget()
     gated = node.plugins.gated("a", points=("PreStartContainer",))

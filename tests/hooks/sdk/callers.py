@@ -15,7 +15,7 @@ LONG_SECONDS = 20.0
 
 
 def request(do: str = "", **annotations: str) -> HookRequest:
-    """Return a request that tells the child's hooks what to do."""
+    """Return a request that has what the child's hooks must do."""
     pod = PodInfo(name="pod", namespace="ns", annotations={DO: do} | annotations)
     return HookRequest(pod, ContainerInfo(name="main"))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from runtimeproxy_hooks.sdk import ContainerContext, Hook, PodContext, main, reject
 
 DO = "do"
-BEGAN = "told to wait"
+BEGAN = "reported to wait"
 """Printed to stderr when a method begins to wait."""
 SECRET = "canary-4711"
 """Used in annotations and in texts of foreign exceptions, and must not be repeated anywhere."""
@@ -32,7 +32,7 @@ ACTIONS: Mapping[str, Callable[[ContainerContext], None]] = {
 
 
 class Obedient(Hook):
-    """Does what it is told, then sets a mark in the environment."""
+    """Does what is requested, then sets a mark in the environment."""
 
     def pre_create_container(self, container: ContainerContext) -> None:
         ACTIONS[container.pod.annotations.get(DO, "")](container)
@@ -40,7 +40,7 @@ class Obedient(Hook):
 
 
 class Dreamy(Hook):
-    """The same, on the event loop; what it is told to do may take a while."""
+    """The same, on the event loop; what is requested may take a while."""
 
     name = "dreamy"
     mark = "d"

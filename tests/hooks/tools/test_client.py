@@ -279,4 +279,4 @@ async def test_call_that_the_proxy_would_not_make_is_reported(tmp_path: Path) ->
     assert "# the proxy would not call: the registration file does not name PostStartContainer" in found.text
     assert "# the proxy ignores what is answered at this hook point" in found.text
     queried = await called(tmp_path, hookanswers.echo(), POST_START, points=frozenset({"PostStartContainer"}))
-    assert "would not ask" not in queried.text
+    assert "would not query" not in queried.text

@@ -1,4 +1,4 @@
-{{- /* The name of this release's objects. A pool of nodes is a release, so its name tells pools apart. */ -}}
+{{- /* The name of this release's objects. A pool of nodes is a release, so its name distinguishes pools. */ -}}
 {{- define "runtimeproxy.name" -}}
 {{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}
 {{- printf "%s-%s" .Release.Name .Chart.Name | trunc 40 | trimSuffix "-" }}{{ end }}
@@ -18,7 +18,7 @@ app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 {{- end }}
 
 {{- /*
-The label of pods that no hook server is asked about: the proxy's default. nodeInstaller.config cannot set another one:
+The label of pods that no hook server is called for: the proxy's default. nodeInstaller.config cannot set another one:
 pods and nodes do not change at the same moment, and an installer's pod with a label that its node does not know waits
 for a hook server that may be away for the same reason.
 */ -}}
@@ -52,7 +52,7 @@ What each of the project's hook servers needs: its hook points, and why its pod 
   cgroups: /sys/fs/cgroup of the node, "read" to find a container's processes, "write" to set what its answer cannot
   resctrl: /sys/fs/resctrl of the node, in which it makes groups and moves threads
   hostPID: it names processes by their numbers on the node
-  SYS_PTRACE: prctl(PR_SCHED_CORE) asks for it to give other processes a cookie
+  SYS_PTRACE: prctl(PR_SCHED_CORE) requests it to give other processes a cookie
   unconfined: AppArmor's usual profile denies other processes, and /sys/fs/resctrl
   state: a directory of the node that outlives its container
 */ -}}
