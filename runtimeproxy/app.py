@@ -338,8 +338,7 @@ class Proxy:
         """Finish the calls in progress, then stop everything.
 
         The drain lasts ``seconds`` at most and ends early when ``at_once`` is set. The parts that serve calls stop
-        after it: first the questions to the runtime about unanswered calls, then the front through which they are
-        asked.
+        after it: first the queries of unanswered calls, then the front that sends them.
         """
         self.draining = True
         self.metrics.gauge("draining", 1)

@@ -280,7 +280,7 @@ async def test_other_error_is_no_reason_to_try_another_version(
 
 async def test_pod_of_a_container_is_that_of_the_store(runtime: FakeRuntime, backend: Backend) -> None:
     store, (pod_id, container_id) = Store(), made(runtime)
-    known = PodRecord(PodInfo(id=pod_id, name="asked"), PodInfo(id=pod_id, name="hooked"))
+    known = PodRecord(PodInfo(id=pod_id, name="requested"), PodInfo(id=pod_id, name="hooked"))
     store.commit(Subject(known))
     subject = await CriState(backend, store).container(container_id)
     assert subject is not None

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 HIDDEN = "/containers/hidden/json"
-FOLLOWING = b"GET /containers/behind/json HTTP/1.1\r\nHost: h\r\n\r\n"
+FOLLOWING = b"GET /containers/next/json HTTP/1.1\r\nHost: h\r\n\r\n"
 SECRET = f"GET {HIDDEN} HTTP/1.1\r\nHost: h\r\n\r\n".encode()
 MIB = 1 << 20
 CRLF = b"\r\n"

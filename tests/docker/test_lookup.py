@@ -106,7 +106,7 @@ async def test_what_the_store_has_is_not_changed(rig: Rig) -> None:
 
 async def test_parent_that_differs_from_the_pods_is_the_containers_own(rig: Rig) -> None:
     hooked = PodInfo(id=rig.pod_id, cgroup_parent="/hooked")
-    rig.store.commit(Subject(PodRecord(replace(hooked, cgroup_parent="/asked"), hooked)))
+    rig.store.commit(Subject(PodRecord(replace(hooked, cgroup_parent="/requested"), hooked)))
     assert (await rig.container(rig.container_id)).cgroup_parent == PARENT
 
 

@@ -73,7 +73,7 @@ def wire(message: Message) -> bytes:
 
 
 class FakeFraming(CriHeld):
-    """Stands for the HTTP/2 stream of a held call; it answers a release at once with ``given`` unless that is None."""
+    """In place of the HTTP/2 stream of a held call; it answers a release immediately with ``given`` unless that is None."""
 
     answers = 0
 

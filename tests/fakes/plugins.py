@@ -80,7 +80,7 @@ class FakeClient:
 
 @dataclass(eq=False)
 class FakePlugins:
-    """The Plugins Manager's tables; ``asked`` is the record of all hook calls."""
+    """The Plugins Manager's tables; ``queried`` is the record of all hook calls."""
 
     plugins: list[Plugin] = field(default_factory=list)
     queried: list[Requested] = field(default_factory=list)
@@ -112,5 +112,5 @@ class FakePlugins:
         return any(self.plugins_for(point) for point in points)
 
     def notified(self) -> list[tuple[str, str]]:
-        """Return the plugins and points that were asked, in order."""
+        """Return the plugins and points that were called, in order."""
         return [(queried.plugin, queried.point) for queried in self.queried]

@@ -1,11 +1,11 @@
 #!/bin/sh
 # Boots a machine, and ends it when standard input ends: also after kill -9 of the process that holds the other end.
-#   boot.sh NAME TREE BESIDE WORK [SOURCE:PLACE ...]
-# NAME is its cgroup in each hierarchy, with NAME-outer beside it for what enters the machine, TREE its read-only root, BESIDE "" or the directory whose files are seen in /usr
+#   boot.sh NAME TREE OVERLAY WORK [SOURCE:PLACE ...]
+# NAME is its cgroup in each hierarchy, with NAME-outer next to it for what enters the machine, TREE its read-only root, OVERLAY "" or the directory whose files are seen in /usr
 # where TREE has none, WORK an empty directory, then read-only bind mounts.
 # Writes the id of the machine's process 1 to standard output. All mounts are in the machine's own namespace.
 set -eu
-name=$1 tree=$2 beside=$3 work=$4
+name=$1 tree=$2 overlay=$3 work=$4
 shift 4
 
 # Each cgroup mount of this machine, on v1, v2 and hybrid ones: type, options, place.
@@ -25,9 +25,9 @@ inside() {
     mount -t tmpfs -o mode=755 machine "$work"
     mkdir "$work/upper" "$work/work" "$work/root" "$work/lib"
     mount -t overlay -o "lowerdir=$tree,upperdir=$work/upper,workdir=$work/work" machine "$work/root"
-    if [ "$beside" ]; then
+    if [ "$overlay" ]; then
         mkdir "$work/programs" "$work/working"
-        mount -t overlay -o "lowerdir=$tree/usr:$beside,upperdir=$work/programs,workdir=$work/working" machine \
+        mount -t overlay -o "lowerdir=$tree/usr:$overlay,upperdir=$work/programs,workdir=$work/working" machine \
             "$work/root/usr"
         rm -f "$work/root/usr/sbin/policy-rc.d" # which has packages start nothing: a rule of this machine
     fi
@@ -78,7 +78,7 @@ inside() {
 case "${MACHINE_STAGE:-}" in
 outer) # In version 2 a cgroup with processes of its own gives those below it no controller: unshare must not stay.
     join "$name-outer"
-    MACHINE_STAGE=inside exec unshare --uts --ipc --net --pid --fork --kill-child "$0" "$name" "$tree" "$beside" \
+    MACHINE_STAGE=inside exec unshare --uts --ipc --net --pid --fork --kill-child "$0" "$name" "$tree" "$overlay" \
         "$work" "$@"
     ;;
 inside)
@@ -111,7 +111,7 @@ hierarchies | while read -r type _ place; do
 done
 (
     join "$name" # the root of what the machine sees
-    MACHINE_STAGE=outer exec unshare --mount --cgroup "$0" "$name" "$tree" "$beside" "$work" "$@" </dev/null
+    MACHINE_STAGE=outer exec unshare --mount --cgroup "$0" "$name" "$tree" "$overlay" "$work" "$@" </dev/null
 ) &
 machine=$!
 exec >/dev/null # so that its reader sees the machine's end

@@ -32,14 +32,14 @@ class Machine:
 
     ``tree`` is its root (tests.machines.tree.debian()), which is not written to: all that is written is in memory.
     ``work`` is an empty directory of the test's own. ``binds`` are paths in the machine with what is seen there of
-    this one, read-only. With ``beside`` this machine's /usr is there, too, where the tree's has nothing.
+    this one, read-only. With ``overlay`` this machine's /usr is there, too, where the tree's has nothing.
     """
 
     def __init__(
-        self, tree: Path, work: Path, binds: Mapping[str, Path] | None = None, *, sibling: bool = False
+        self, tree: Path, work: Path, binds: Mapping[str, Path] | None = None, *, overlay: bool = False
     ) -> None:
         self._tree = tree
-        self._sibling = "/usr" if sibling else ""
+        self._overlay = "/usr" if overlay else ""
         self._work = work
         self._binds = [f"{source}:{place}" for place, source in (binds or {}).items()]
         self.name = f"machine-{uuid.uuid4().hex[:8]}"
@@ -51,7 +51,7 @@ class Machine:
     def __enter__(self) -> Self:
         (self._work / "mount").mkdir(parents=True)
         command: list[str | Path]
-        command = [BOOT, self.name, self._tree, self._sibling, self._work / "mount", *self._binds]
+        command = [BOOT, self.name, self._tree, self._overlay, self._work / "mount", *self._binds]
         with self._log.open("wb") as log:
             # A session of its own: Ctrl-C ends the test, and that ends the machine.
             self._boot = subprocess.Popen(

@@ -47,7 +47,7 @@ _KILLS = "[Service]\nSystemCallErrorNumber=kill\n"
 @contextmanager
 def node(work: Path) -> Iterator[Machine]:
     """Boot a machine with engines and the units, which run; without the settings that it cannot provide."""
-    with Machine(debian(), work, BINDS, sibling=True) as machine:
+    with Machine(debian(), work, BINDS, overlay=True) as machine:
         for engine in ENGINES:
             fit(machine, engine, Path("/usr/lib/systemd/system", engine))
         for unit in SERVICES:

@@ -83,7 +83,7 @@ def test_rules_that_dockerd_is_milder_about_are_listed(dockerd: Dockerd) -> None
     """Also for who runs it; and each has a form that it accepts."""
     streams = {stream(form, target) for form in FORMS for target in TARGETS}
     refused = [(rule, data) for data in streams if (rule := follow(data).rule) is not None]
-    read = {rule for rule, data in refused if b"No such container: behind" in fetch(dockerd.socket, data)}
+    read = {rule for rule, data in refused if b"No such container: next" in fetch(dockerd.socket, data)}
     assert READ_BY_DOCKERD - SINCE_GO_1_20 <= read <= READ_BY_DOCKERD
     page = " ".join((ROOT / "docs/docker-mode.rst").read_text().split())
     assert [rule.text for rule in READ_BY_DOCKERD if f"- ``{rule.text}`` -" not in page] == []
