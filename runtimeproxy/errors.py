@@ -82,12 +82,12 @@ class HookError(RuntimeProxyError):
     the caller, while ``logged`` is the text without it.
     """
 
-    def __init__(self, plugin: str, hook: str, reason: Reason, detail: str = "", said: str = "") -> None:
+    def __init__(self, plugin: str, hook: str, reason: Reason, detail: str = "", peer_text: str = "") -> None:
         self.plugin = plugin
         self.hook = hook
         self.reason = reason
         self.detail = detail
-        self.said = said
+        self.peer_text = peer_text
         text = f"hook server {plugin!r} at {hook}: {reason.value}"
         self.logged = f"{text}: {detail}" if detail else text
-        super().__init__(f"{self.logged}: {said}" if said else self.logged)
+        super().__init__(f"{self.logged}: {peer_text}" if peer_text else self.logged)

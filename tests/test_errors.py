@@ -10,8 +10,8 @@ def test_runtime_that_is_unavailable_is_the_usual_error() -> None:
 
 
 @pytest.mark.parametrize(("detail", "logged"), [("", ""), ("2s are over", ": 2s are over")])
-@pytest.mark.parametrize(("said", "added"), [("", ""), ("PASSWORD=secret", ": PASSWORD=secret")])
-def test_hook_error_logs_no_words_of_others(detail: str, logged: str, said: str, added: str) -> None:
-    error = HookError("koordlet", "PreRunPodSandbox", Reason.DEADLINE, detail, said)
+@pytest.mark.parametrize(("text", "added"), [("", ""), ("PASSWORD=secret", ": PASSWORD=secret")])
+def test_hook_error_logs_no_words_of_others(detail: str, logged: str, text: str, added: str) -> None:
+    error = HookError("koordlet", "PreRunPodSandbox", Reason.DEADLINE, detail, text)
     assert error.logged == f"hook server 'koordlet' at PreRunPodSandbox: deadline{logged}"
     assert str(error) == error.logged + added

@@ -30,11 +30,11 @@ class NodeHook(Hook):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         if self.reads_settings:
-            said = "the node's settings, read again when they change (default: %(default)s)"
-            _share(parser, "--node-config", metavar="FILE", type=_node, default=str(DEFAULT_FILE), help=said)
+            help_text = "the node's settings, read again when they change (default: %(default)s)"
+            _share(parser, "--node-config", metavar="FILE", type=_node, default=str(DEFAULT_FILE), help=help_text)
         if self.reads_cgroups:
-            said = "where cgroups are mounted (default %(default)s)"
-            _share(parser, FLAG, metavar="DIR", type=Path, default=ROOT, help=said)
+            help_text = "where cgroups are mounted (default %(default)s)"
+            _share(parser, FLAG, metavar="DIR", type=Path, default=ROOT, help=help_text)
 
     def configure(self, arguments: argparse.Namespace) -> None:
         if self.reads_settings:

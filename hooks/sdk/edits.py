@@ -70,17 +70,17 @@ class Entries(MutableMapping[str, V], Generic[V]):
         self._kind: type[V] = kind
         self._name = name
         self._fixed = fixed
-        self.said: dict[str, V] = {}
+        self.set_entries: dict[str, V] = {}
         """The entries that were set, even to the value that was sent."""
 
     def __getitem__(self, key: str) -> V:
-        return self.said[key] if key in self.said else self._sent[key]
+        return self.set_entries[key] if key in self.set_entries else self._sent[key]
 
     def __setitem__(self, key: str, value: V) -> None:
         as_sent = isinstance(key, str) and key in self._sent and self._sent[key] == value
         if why := self._fixed or ("" if as_sent else self._refusal(key, value)):
             raise NotSayable(f"{self._name}: {why}")
-        self.said[key] = self._sent[key] if as_sent else value
+        self.set_entries[key] = self._sent[key] if as_sent else value
 
     def _refusal(self, key: object, value: object) -> str:
         """Return why an entry cannot be set; "" if it can."""
@@ -94,7 +94,7 @@ class Entries(MutableMapping[str, V], Generic[V]):
 
     def __iter__(self) -> Iterator[str]:
         yield from self._sent
-        yield from (key for key in self.said if key not in self._sent)
+        yield from (key for key in self.set_entries if key not in self._sent)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -102,7 +102,7 @@ class Entries(MutableMapping[str, V], Generic[V]):
     @property
     def value(self) -> dict[str, V]:
         """Return all entries, with those that were set; faster than ``dict`` of the map."""
-        return {**self._sent, **self.said}
+        return {**self._sent, **self.set_entries}
 
     def __repr__(self) -> str:
         return f"<{self._name}: {len(self)} entries>"  # never the values: they may be secret
@@ -257,14 +257,16 @@ class EditableResources(Sealed):
     def answer(self) -> Resources | None:
         """Return the message for the answer: None if nothing was set, else an echo; in an update only what was set. A
         cpuset is cleared only by an echo, in an update too."""
-        said = self._set | {name: each.said for name, each in vars(self).items() if name in MAP_FIELDS and each.said}
-        if not said:
+        set_entries = self._set | {
+            name: each.set_entries for name, each in vars(self).items() if name in MAP_FIELDS and each.set_entries
+        }
+        if not set_entries:
             return None
         if not self._repeating_counts or "" in self._set.values():
             return self.value
-        answer = Resources(**said)
+        answer = Resources(**set_entries)
         if is_echo(self._before, answer):  # all numbers are set, so it is an echo: keep the cpusets
-            return replace(answer, **{name: said.get(name, getattr(self._before, name)) for name in TEXT_FIELDS})
+            return replace(answer, **{name: set_entries.get(name, getattr(self._before, name)) for name in TEXT_FIELDS})
         return answer
 
     def __repr__(self) -> str:

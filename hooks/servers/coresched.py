@@ -101,8 +101,8 @@ class CoreSched(NodeHook):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         super().add_arguments(parser)
-        said = "where the groups' containers are kept over a restart (default: %(default)s)"
-        parser.add_argument("--core-sched-state", metavar="FILE", type=Path, default=STATE, help=said)
+        help_text = "where the groups' containers are kept over a restart (default: %(default)s)"
+        parser.add_argument("--core-sched-state", metavar="FILE", type=Path, default=STATE, help=help_text)
 
     def configure(self, arguments: argparse.Namespace) -> None:
         super().configure(arguments)

@@ -233,10 +233,10 @@ def _class_group(container: ContainerContext) -> str:
 
 def _wish(annotations: Mapping[str, str]) -> Wish | None:
     """Return a pod's own limits, None if it has none. Raises Malformed."""
-    said = read_json(annotations, RESCTRL, dict)
-    if said is None:
+    annotation = read_json(annotations, RESCTRL, dict)
+    if annotation is None:
         return None
-    cache, bandwidth = member(said, "llc", dict), member(said, "mb", dict)
+    cache, bandwidth = member(annotation, "llc", dict), member(annotation, "mb", dict)
     common = _range(member(cache, "schemata", dict)), member(member(bandwidth, "schemata", dict), "percent", int)
     ranges = {_cache_id(each): _needed(_range(each)) for each in member(cache, _PER_CACHE, Objects, [])}
     percents = {

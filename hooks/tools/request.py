@@ -159,6 +159,6 @@ def _differing(given: PodInfo | ContainerInfo, reached: PodInfo | ContainerInfo)
     for field in fields(given):
         # A container's own cgroup parent is sent in place of its pod's.
         own_parent = field.name == "cgroup_parent" and isinstance(given, ContainerInfo)
-        said = getattr(given, field.name)
-        if said and not own_parent and said != getattr(reached, field.name):
+        given_value = getattr(given, field.name)
+        if given_value and not own_parent and given_value != getattr(reached, field.name):
             yield field.name

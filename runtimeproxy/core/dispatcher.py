@@ -199,7 +199,9 @@ class Dispatcher:
         owners = set(adjustment.owners.values())
         for plugin in self._plugins.by_point.get(point.name, ()):
             if plugin.name in owners:
-                self._failed(call, plugin, HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, said=detail))
+                self._failed(
+                    call, plugin, HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, peer_text=detail)
+                )
 
     def _broke_rules(
         self, call: HeldCall, plugin: Plugin, point: HookPoint, broken: Sequence[merge.BrokenRule]

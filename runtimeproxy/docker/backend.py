@@ -260,10 +260,10 @@ def _event(line: bytes) -> Event | None:
     if not line.strip():
         return None
     try:
-        said: Any = json.loads(line)
+        document: Any = json.loads(line)
     except (ValueError, RecursionError):
         return UNREADABLE
-    match said:
+    match document:
         case {"Type": "container", "Action": str(action), "Actor": {"ID": str(id)}, "timeNano": int(time_ns)}:
             return Event(action, id, time_ns) if 0 < time_ns < _LAST_NS else UNREADABLE
         case {"Type": str(kind)} if kind != "container":

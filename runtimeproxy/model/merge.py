@@ -479,8 +479,8 @@ def differing(subject: Subject, requested: RequestedUpdate, adjustment: Adjustme
         if name in fields.MAP_FIELDS:
             requests, changes = requests or {}, changes or {}
             wanted, holds = {**wanted, **requests, **changes}, {**holds, **requests}  # type: ignore[dict-item]
-            said = [key for key in wanted if key in changes or f"{name}.{key}" in repeated]  # type: ignore[operator]
-            wanted = {key: wanted[key] for key in said if holds.get(key) != wanted[key]}
+            repeated_keys = [key for key in wanted if key in changes or f"{name}.{key}" in repeated]  # type: ignore[operator]
+            wanted = {key: wanted[key] for key in repeated_keys if holds.get(key) != wanted[key]}
             holds = {}
         else:
             holds = holds if requests is None else requests
@@ -490,16 +490,16 @@ def differing(subject: Subject, requested: RequestedUpdate, adjustment: Adjustme
     return found
 
 
-def updated(subject: Subject, said: EffectiveUpdate, adjustment: Adjustment) -> Subject:
+def updated(subject: Subject, update: EffectiveUpdate, adjustment: Adjustment) -> Subject:
     """Return the container after an update; ``adjustment`` says which plugins set what was added. The kubelet's values
     and the runtime's stay apart; a field that was released empty left the runtime's value as it was."""
-    before, requested = container_of(subject), named(said.requested.resources)
-    known, present, annotations = before.original, before.effective, said.requested.annotations
+    before, requested = container_of(subject), named(update.requested.resources)
+    known, present, annotations = before.original, before.effective, update.requested.annotations
     original = effective = _with(known, overlay(known.resources, requested), annotations)
-    if known is not present or said.put_in or said.annotations:
-        held = {name: value for name, value in fields.laid_over(requested, said.put_in).items() if value}
-        effective = _with(present, overlay(present.resources, held), {**annotations, **said.annotations})
+    if known is not present or update.put_in or update.annotations:
+        held = {name: value for name, value in fields.laid_over(requested, update.put_in).items() if value}
+        effective = _with(present, overlay(present.resources, held), {**annotations, **update.annotations})
     names = fields.flat({}, None, requested)
     owners = {name: plugin for name, plugin in before.owners if f"resources.{name}" not in names}
-    owned = _owners(owners, said.put_in, adjustment)
+    owned = _owners(owners, update.put_in, adjustment)
     return Subject(subject.pod, ContainerRecord(original, effective, owned, before.read))

@@ -156,12 +156,12 @@ class HookClient:
         if failure.kind is not Kind.STATUS and not (failure.kind is Kind.DEADLINE and soon):
             return HookError(self.plugin, point.name, _REASONS[failure.kind], failure.text)
         if failure.code == grpc.PERMISSION_DENIED:
-            return HookError(self.plugin, point.name, Reason.REFUSED, said=failure.text)
+            return HookError(self.plugin, point.name, Reason.REFUSED, peer_text=failure.text)
         if failure.code == grpc.UNIMPLEMENTED:
             text = "the server does not serve this hook point; take it out of the registration, or update the server"
             return HookError(self.plugin, point.name, Reason.UNIMPLEMENTED, text)
         status = f"gRPC status {failure.code}"
-        return HookError(self.plugin, point.name, Reason.ERROR_STATUS, status, said=failure.text)
+        return HookError(self.plugin, point.name, Reason.ERROR_STATUS, status, peer_text=failure.text)
 
     def abandon(self) -> None:
         """End the calls in flight, and make no more: each fails with the reason DISABLED. Their callers continue inside

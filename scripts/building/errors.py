@@ -16,6 +16,6 @@ def run(command: Sequence[str | Path], folder: Path | None = None) -> str:
     except FileNotFoundError as error:
         raise BuildError(f"{error.filename} is not installed: run scripts/install release") from error
     if done.returncode:
-        shown, said = " ".join(map(str, command[:4])), (done.stderr or done.stdout).decode(errors="replace")
-        raise BuildError(f"{shown} ... ended with {done.returncode}: {said.strip()[-2000:]}")
+        shown, text = " ".join(map(str, command[:4])), (done.stderr or done.stdout).decode(errors="replace")
+        raise BuildError(f"{shown} ... ended with {done.returncode}: {text.strip()[-2000:]}")
     return done.stdout.decode()

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.release]  # a chroot needs root
 PINS = dict(re.findall(r"^([\w.-]+)==(\S+) ", (ROOT / "deploy/requirements.lock").read_text(), re.MULTILINE))
 
 
-def said(*command: str | Path, **more: object) -> str:
+def output_of(*command: str | Path, **more: object) -> str:
     done = subprocess.run(  # type: ignore[call-overload]
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60, **more
     )
@@ -46,7 +46,7 @@ def test_archive_is_unpacked_and_runs_where_there_are_only_sh_and_tar(release: P
     place.mkdir()
     script = f"cd '{place}' && tar -xzf {file} && runtimeproxy-{VERSION}/bin/runtimeproxy version -o json"
     shared = Path(os.path.commonpath([release, tmp_path]))
-    rows = json.loads(said(*inside(tree, tmp_path / "work", shared), "sh", "-c", script))
+    rows = json.loads(output_of(*inside(tree, tmp_path / "work", shared), "sh", "-c", script))
     reported = {row["name"]: row["version"] for row in rows}
     commit = subprocess.run(
         ["git", "-c", "safe.directory=*", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, check=True
@@ -76,7 +76,7 @@ def imported() -> set[str]:
 
 def test_everything_that_is_ever_imported_is_there(archive: Path) -> None:
     code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
-    assert said(archive / "bin/python3", "-I", "-c", code, *sorted(imported())) == ""
+    assert output_of(archive / "bin/python3", "-I", "-c", code, *sorted(imported())) == ""
 
 
 @pytest.mark.parametrize("front", [CRI, DOCKER], ids=lambda front: front.name)
@@ -142,7 +142,7 @@ WAYS = [
 @pytest.mark.parametrize("way", [script for _, script in WAYS], ids=[name for name, _ in WAYS])
 def test_program_finds_its_tree(archive: Path, tmp_path: Path, way: str) -> None:
     script = way.format(top=shlex.quote(str(archive)))
-    assert f"runtimeproxy {VERSION} (commit " in said("sh", "-c", f"{script} --version", cwd=tmp_path)
+    assert f"runtimeproxy {VERSION} (commit " in output_of("sh", "-c", f"{script} --version", cwd=tmp_path)
 
 
 def test_link_without_readlink_is_reported(archive: Path, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ async def test_call_continues_without_a_disabled_plugin(desk: Desk, policy: Fail
 @pytest.mark.parametrize("reason", [Reason.REFUSED, Reason.ERROR_STATUS])
 async def test_hook_servers_words_reach_the_caller_and_no_log(desk: Desk, reason: Reason, caplog: Log) -> None:
     def refuse(request: HookRequest) -> HookAnswer:
-        raise HookError("a", CREATE.name, reason, "status", said=f"not with {CANARY}")
+        raise HookError("a", CREATE.name, reason, "status", peer_text=f"not with {CANARY}")
 
     desk.plugins.add("a", refuse, policy=FAIL)
     with caplog.at_level(logging.DEBUG), pytest.raises(HookError, match=f"status: not with {CANARY}"):

@@ -180,11 +180,11 @@ def everything(point: HookPoint, body: bytes) -> dict[str, Any] | None:
         "resources.unified": resources.unified,
         "resources.hugepage_limits": {entry.page_size: entry.limit for entry in resources.hugepage_limits},
     }
-    said = {f"{name}.{key}": value for name, entries in maps.items() for key, value in entries.items()}
-    said |= {f"resources.{field.name}": value for field, value in resources.ListFields() if not field.is_repeated}
+    stated = {f"{name}.{key}": value for name, entries in maps.items() for key, value in entries.items()}
+    stated |= {f"resources.{field.name}": value for field, value in resources.ListFields() if not field.is_repeated}
     if parent := message.cgroup_parent if pod else message.pod_cgroup_parent:
-        said["cgroup_parent"] = parent
-    return {name: value for name, value in said.items() if SENT_VALUES.get(name) != value}
+        stated["cgroup_parent"] = parent
+    return {name: value for name, value in stated.items() if SENT_VALUES.get(name) != value}
 
 
 TOGETHER = ({"cpu_period", "cpu_quota"}, {"memory_limit_in_bytes", "memory_swap_limit_in_bytes"})

@@ -214,7 +214,7 @@ HOOKED = replace(CONTAINER, envs={"A": CANARY}, resources=Resources(cpuset_cpus=
 EARLIER = "envs.A (at an earlier call), resources.cpuset_cpus (b)"
 
 
-def said(caplog: Log) -> list[str]:
+def logged_fields(caplog: Log) -> list[str]:
     """Return what was said of refused calls."""
     assert CANARY not in caplog.text
     return [line.partition(" failed in the runtime; hook servers had set ")[2] for line in caplog.messages]
@@ -229,7 +229,7 @@ async def test_fields_set_are_named_with_their_hook_servers(
     core.plugins.add("a", HookAnswer(envs={"A": CANARY}))
     core.plugins.add("b", CPUS)
     await core.run(FakeCall(CREATE, reply=reply, fates=[UNANSWERED]))
-    assert said(caplog) == (["envs.A (a), resources.cpuset_cpus (b)"] if notified else [])
+    assert logged_fields(caplog) == (["envs.A (a), resources.cpuset_cpus (b)"] if notified else [])
     assert not notified or caplog.messages[0].startswith("CreateContainer of /web/main failed")
 
 
@@ -239,13 +239,13 @@ async def test_failed_start_is_logged_with_the_creates_fields(
 ) -> None:
     known = Subject(SUBJECT.pod, ContainerRecord(CONTAINER, HOOKED, (("cpuset_cpus", "b"),)))
     await core.run(FakeCall(operation, known, reply=REFUSED))
-    assert said(caplog) == notified
+    assert logged_fields(caplog) == notified
 
 
 async def test_number_of_fields_in_a_log_line_is_bounded(core: Core, caplog: Log) -> None:
     core.plugins.add("a", HookAnswer(envs={f"E{number:03d}": CANARY for number in range(FIELDS_SHOWN + 5)}))
     await core.run(FakeCall(CREATE, reply=REFUSED))
-    (line,) = said(caplog)
+    (line,) = logged_fields(caplog)
     assert line.count("(a)") == FIELDS_SHOWN
     assert line.endswith(", 5 more")
 

@@ -75,11 +75,11 @@ def core() -> Recorded:
 
 
 def refusing(request: HookRequest) -> HookAnswer:
-    raise HookError("a", "PreCreateContainer", Reason.REFUSED, "status", said=CANARY)
+    raise HookError("a", "PreCreateContainer", Reason.REFUSED, "status", peer_text=CANARY)
 
 
 def erring(request: HookRequest) -> HookAnswer:
-    raise HookError("a", "PreCreateContainer", Reason.ERROR_STATUS, "gRPC status 13", said=CANARY)
+    raise HookError("a", "PreCreateContainer", Reason.ERROR_STATUS, "gRPC status 13", peer_text=CANARY)
 
 
 def seconds(runtime: float, **parts: float) -> dict[str, float]:

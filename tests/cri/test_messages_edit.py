@@ -30,7 +30,7 @@ def changed(**resources: ResourceValue) -> Adjustment:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said", "left_out"),
+    ("changes", "stated", "left_out"),
     [
         ({}, {}, ()),
         ({"cpu_shares": 2, "oom_score_adj": 3}, {"cpu_shares": 2}, ("oom_score_adj",)),
@@ -39,8 +39,8 @@ def changed(**resources: ResourceValue) -> Adjustment:
         ({"cpuset_cpus": "0", "unified": {"a": "1"}}, {"cpuset_cpus": "0", "unified": {"a": "1"}}, ()),
     ],
 )
-def test_values_that_an_update_can_carry(changes: Changes, said: Changes, left_out: tuple[str, ...]) -> None:
-    assert messages.values_for_update(changes, Resources(cpuset_cpus="0-3", cpu_shares=7)) == (said, left_out)
+def test_values_that_an_update_can_carry(changes: Changes, stated: Changes, left_out: tuple[str, ...]) -> None:
+    assert messages.values_for_update(changes, Resources(cpuset_cpus="0-3", cpu_shares=7)) == (stated, left_out)
     assert messages.values_for_update({"cpuset_cpus": ""}, None) == ({"cpuset_cpus": ""}, ()), (
         "there is nothing to clear"
     )
@@ -70,8 +70,8 @@ def memory_and_swap(memory: int, swap: int) -> Resources:
 )
 def test_memory_and_swap_of_a_create(queried: tuple[int, int], changes: dict[str, int], made: tuple[int, int]) -> None:
     adjustment = Adjustment(resources={f"{name}_limit_in_bytes": value for name, value in changes.items()})
-    said = messages.values_for_create(adjustment, memory_and_swap(*queried))
-    assert overlay(memory_and_swap(*queried), said.resources) == memory_and_swap(*made)
+    stated = messages.values_for_create(adjustment, memory_and_swap(*queried))
+    assert overlay(memory_and_swap(*queried), stated.resources) == memory_and_swap(*made)
 
 
 @pytest.mark.parametrize("lifts", [True, False])
@@ -97,15 +97,16 @@ def test_memory_and_swap_of_an_update(
     queried: tuple[int, int], present: tuple[int, int], change: int, lifted: object, not_lifted: object, lifts: bool
 ) -> None:
     change_of = {"memory_limit_in_bytes": change}
-    said = messages.values_for_update(
+    stated = messages.values_for_update(
         change_of, memory_and_swap(*present), memory_and_swap(*queried), accepts_unlimited_memory=lifts
     )
     short = {
-        name.removesuffix("_limit_in_bytes").removeprefix("memory_"): said.resources[name] for name in said.resources
+        name.removesuffix("_limit_in_bytes").removeprefix("memory_"): stated.resources[name]
+        for name in stated.resources
     }
     assert short == (lifted if lifts else not_lifted)
     left_out = (change == -1 and not short) or (change == 0 and bool(present[0]))
-    assert said.left_out == (("memory_limit_in_bytes",) if left_out else ())
+    assert stated.left_out == (("memory_limit_in_bytes",) if left_out else ())
 
 
 @pytest.mark.parametrize(
@@ -248,7 +249,7 @@ def as_is(value: str | None, change: str | None) -> str | None:
     return value if change is None else change
 
 
-def said(resources: Resources | None, change: Mapping[str, ResourceValue] = {}) -> Resources:
+def stated(resources: Resources | None, change: Mapping[str, ResourceValue] = {}) -> Resources:
     """Return resources after a change, without a difference between unset and set to nothing."""
     return overlay(resources, change) or Resources()
 
@@ -260,21 +261,21 @@ def pod_with(message: bytes, change: Adjustment) -> object:
         labels={**pod.labels, **change.labels},
         annotations={**pod.annotations, **change.annotations},
         cgroup_parent=as_is(pod.cgroup_parent, change.cgroup_parent),
-        resources=said(pod.resources, change.resources),
+        resources=stated(pod.resources, change.resources),
     )
 
 
 def create_with(message: bytes, change: Adjustment) -> object:
     container, pod = messages.read_container(message)
     annotations, envs = {**container.annotations, **change.annotations}, {**container.envs, **change.envs}
-    resources = said(container.resources, change.resources)
+    resources = stated(container.resources, change.resources)
     parent = as_is("" if pod is None else pod.cgroup_parent, change.cgroup_parent)
     return replace(container, annotations=annotations, envs=envs, resources=resources), parent
 
 
 def update_with(message: bytes, change: Adjustment) -> object:
     container_id, resources, annotations = messages.read_update(message)
-    return container_id, said(resources, change.resources), {**annotations, **change.annotations}
+    return container_id, stated(resources, change.resources), {**annotations, **change.annotations}
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ HELD = [
 HELD += [("POST", f"/containers/{name}/start", of(Action.START, name), why) for why, name in split(AS_SPELT)]
 HELD += [("POST", f"/containers/{spelt}/stop", of(Action.STOP, name), "decoded") for spelt, name in DECODED.items()]
 HELD += [("DELETE", f"/containers/{name}", of(Action.REMOVE, name), why) for why, name in split(REMOVED)]
-HELD += [("POST", target, said, why) for why, (said, some) in CALLED.items() for target in some.split()]
+HELD += [("POST", target, stated, why) for why, (stated, some) in CALLED.items() for target in some.split()]
 
 PASSED = {
     "watched by its event": f"/containers/{ID}/kill /containers/{ID}/restart /containers/x/rename?name=y",

@@ -367,10 +367,10 @@ def test_any_update_is_valid(body: dict[str, Any], changes: dict[str, ResourceVa
     for name in changes.keys() & update.resources.keys() & set(update.left_out):
         assert not update.resources[name]
         assert getattr(held, name)
-    said = {RESOURCE_TABLE[name]: value for name, value in update.resources.items()}
-    cleared = {"NanoCpus": 0} if {"CpuQuota", "CpuPeriod"} & said.keys() and body.get("NanoCpus") else {}
-    assert after == body | said | cleared
-    assert all(value or body[key] for key, value in said.items())
+    stated = {RESOURCE_TABLE[name]: value for name, value in update.resources.items()}
+    cleared = {"NanoCpus": 0} if {"CpuQuota", "CpuPeriod"} & stated.keys() and body.get("NanoCpus") else {}
+    assert after == body | stated | cleared
+    assert all(value or body[key] for key, value in stated.items())
     assert list(after) == list(body) + [key for key in after if key not in body]
-    if said.get("Memory") and "memory_swap_limit_in_bytes" not in changes:
+    if stated.get("Memory") and "memory_swap_limit_in_bytes" not in changes:
         assert after["MemorySwap"] == -1 or after["MemorySwap"] >= after["Memory"]

@@ -86,8 +86,8 @@ async def test_docker_reports_api_versions_and_cgroup_driver(made: Made) -> None
     made.flags["backend-runtime-mode"] = "Docker"
     async with FakeDockerd(str(made.runtime), cgroup_driver="systemd") as fake:
         verdict, why = await looked(made)
-        said = f"API {fake.minimum} to {fake.api}, cgroup driver systemd, cgroup v1"
-        assert (verdict, why) == ("ok", f"{made.runtime}: dockerd {fake.engine.version}, {said}")
+        text = f"API {fake.minimum} to {fake.api}, cgroup driver systemd, cgroup v1"
+        assert (verdict, why) == ("ok", f"{made.runtime}: dockerd {fake.engine.version}, {text}")
 
 
 @pytest.mark.parametrize("look", [runtime.runtime, runtime.proxy])

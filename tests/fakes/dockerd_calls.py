@@ -289,8 +289,8 @@ async def logs(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None
         await exchange.begin()
         for line in past:
             await exchange.send(_spelt(container, line))
-        while (said := await output.get()) is not None:
-            await exchange.send(_spelt(container, said))
+        while (stated := await output.get()) is not None:
+            await exchange.send(_spelt(container, stated))
     await exchange.finish()
 
 
@@ -299,8 +299,8 @@ async def attach(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> No
     container = dockerd.state.find(reference)
     with output_of(dockerd, container) as output:
         await exchange.hijack()
-        while (said := await output.get()) is not None:
-            await exchange.write(_spelt(container, said))
+        while (stated := await output.get()) is not None:
+            await exchange.write(_spelt(container, stated))
     await exchange.half_close()
 
 

@@ -73,7 +73,7 @@ def wire(message: Message) -> bytes:
 
 
 class FakeFraming(CriHeld):
-    """In place of the HTTP/2 stream of a held call; it answers a release immediately with ``given`` unless that is None."""
+    """In place of the HTTP/2 stream of a held call; it answers a release with ``given``, unless that is None."""
 
     answers = 0
 

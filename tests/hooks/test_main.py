@@ -90,13 +90,13 @@ HELPS = [
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules.*:RuntimeWarning")
-@pytest.mark.parametrize(("module", "words", "said"), HELPS)
-def test_module_is_a_program_with_help(monkeypatch: Patch, capsys: Out, module: str, words: str, said: str) -> None:
+@pytest.mark.parametrize(("module", "words", "printed"), HELPS)
+def test_module_is_a_program_with_help(monkeypatch: Patch, capsys: Out, module: str, words: str, printed: str) -> None:
     monkeypatch.setattr(sys, "argv", [module, *words.split()])
     with pytest.raises(SystemExit) as exited:
         runpy.run_module(f"runtimeproxy_hooks.{module}", run_name="__main__")
     assert not exited.value.code
-    assert said in capsys.readouterr().out
+    assert printed in capsys.readouterr().out
 
 
 CGROUPS = {"batchresource", "coresched", "cpuset", "groupidentity", "rdt"}

@@ -98,10 +98,10 @@ RESOURCES: dict[str, tuple[Message, Message, Mapping[str, Any]]] = {
 """Resources sent, resources answered, fields changed."""
 
 
-@pytest.mark.parametrize(("sent", "said", "expected"), RESOURCES.values(), ids=RESOURCES)
+@pytest.mark.parametrize(("sent", "stated", "expected"), RESOURCES.values(), ids=RESOURCES)
 @pytest.mark.parametrize("point", [CREATE, START, UPDATE], ids=lambda point: str(point.name))
-def test_resources_of_an_answer(point: HookPoint, sent: Message, said: Message, expected: Mapping[str, Any]) -> None:
-    assert changes(point, querying(sent), HookAnswer(resources=said)).resources == expected
+def test_resources_of_an_answer(point: HookPoint, sent: Message, stated: Message, expected: Mapping[str, Any]) -> None:
+    assert changes(point, querying(sent), HookAnswer(resources=stated)).resources == expected
 
 
 ENTRIES = {"hugepage_limits.1GB", "hugepage_limits.2MB", "unified.memory.high"}
@@ -116,9 +116,9 @@ CONFIRMED: list[tuple[Message, set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("said", "confirmed"), CONFIRMED)
-def test_repeated_value_is_confirmed(said: Message, confirmed: set[str]) -> None:
-    change = changes(UPDATE, REQUEST, HookAnswer(resources=said))
+@pytest.mark.parametrize(("stated", "confirmed"), CONFIRMED)
+def test_repeated_value_is_confirmed(stated: Message, confirmed: set[str]) -> None:
+    change = changes(UPDATE, REQUEST, HookAnswer(resources=stated))
     assert change.confirmed == confirmed
     assert not confirmed & change.resources.keys()
 
@@ -128,8 +128,8 @@ def test_repeated_value_is_confirmed(said: Message, confirmed: set[str]) -> None
 def test_odd_value_is_taken_in_its_normal_form(name: str, odd: int | str, normal: int | str, echoed: bool) -> None:
     """If its normal form is empty it is not set: it clears nothing, and does not count as repeated."""
     sent, value = replace(SENT, cpuset_cpus="4"), {name: odd}
-    said = replace(sent, **value) if echoed else Resources(**value)  # type: ignore[arg-type]
-    change = changes(UPDATE, querying(sent), HookAnswer(resources=said))
+    stated = replace(sent, **value) if echoed else Resources(**value)  # type: ignore[arg-type]
+    change = changes(UPDATE, querying(sent), HookAnswer(resources=stated))
     assert change.resources == ({name: normal} if normal else {})
     assert name not in change.confirmed
     assert judged(change, REQUEST) == (change, ())
@@ -157,11 +157,11 @@ ENTRIES: list[tuple[Entries, Entries, Entries]] = [
 """Entries sent, entries answered, entries to set."""
 
 
-@pytest.mark.parametrize(("sent", "said", "expected"), ENTRIES)
-def test_map_entries_set_their_keys_and_delete_none(sent: Entries, said: Entries, expected: Entries) -> None:
+@pytest.mark.parametrize(("sent", "stated", "expected"), ENTRIES)
+def test_map_entries_set_their_keys_and_delete_none(sent: Entries, stated: Entries, expected: Entries) -> None:
     pod = HookRequest(replace(POD, labels=sent, annotations=sent))
     container = HookRequest(POD, replace(CONTAINER, annotations=sent, envs=sent))
-    answer = HookAnswer(labels=said, annotations=said, envs=said)
+    answer = HookAnswer(labels=stated, annotations=stated, envs=stated)
     assert changes(RUN_POD, pod, answer) == Adjustment(labels=expected, annotations=expected)
     assert changes(CREATE, container, answer) == Adjustment(annotations=expected, envs=expected)
 
@@ -174,18 +174,18 @@ PARENTS = [
 ]
 
 
-@pytest.mark.parametrize(("pods", "containers", "said", "expected"), PARENTS)
-def test_cgroup_parent_of_an_answer(pods: str, containers: str | None, said: str, expected: str | None) -> None:
+@pytest.mark.parametrize(("pods", "containers", "stated", "expected"), PARENTS)
+def test_cgroup_parent_of_an_answer(pods: str, containers: str | None, stated: str, expected: str | None) -> None:
     pod = replace(POD, cgroup_parent=pods)
     container = None if containers is None else replace(CONTAINER, cgroup_parent=containers)
     point = RUN_POD if container is None else CREATE
-    assert changes(point, HookRequest(pod, container), HookAnswer(cgroup_parent=said)).cgroup_parent == expected
+    assert changes(point, HookRequest(pod, container), HookAnswer(cgroup_parent=stated)).cgroup_parent == expected
 
 
 @pytest.mark.parametrize("point", HOOK_POINTS, ids=lambda point: str(point.name))
 def test_answer_changes_only_what_its_hook_point_applies_to(point: HookPoint) -> None:
-    said, resources = {"new": "1"}, Resources(cpu_shares=2, cpu_quota=50_000)
-    answer = HookAnswer(labels=said, annotations=said, envs=said, cgroup_parent="/new", resources=resources)
+    stated, resources = {"new": "1"}, Resources(cpu_shares=2, cpu_quota=50_000)
+    answer = HookAnswer(labels=stated, annotations=stated, envs=stated, cgroup_parent="/new", resources=resources)
     change = changes(point, POD_REQUEST if point.subject is SubjectKind.POD else REQUEST, answer)
     assert {part for part in Part if getattr(change, part.value) not in ({}, None)} == point.applies
     assert change.confirmed == ({"cpu_quota"} if Part.RESOURCES in point.applies else set())
@@ -215,11 +215,11 @@ def test_bad_value_names_its_field_and_rule_and_is_lost(field: str, answer: Hook
     assert not good
 
 
-@pytest.mark.parametrize("said", ["/pod2", "/pods.slice/pod2"])
-def test_cgroup_parent_is_a_slice_where_systemd_makes_the_cgroups(said: str) -> None:
+@pytest.mark.parametrize("stated", ["/pod2", "/pods.slice/pod2"])
+def test_cgroup_parent_is_a_slice_where_systemd_makes_the_cgroups(stated: str) -> None:
     request = HookRequest(replace(POD, cgroup_parent="/kubepods.slice/pod1.slice"))
     assert judged(difference(request, HookAnswer(cgroup_parent="/pod2.slice")), request)[1] == ()
-    good, (broken,) = judged(difference(request, HookAnswer(cgroup_parent=said)), request)
+    good, (broken,) = judged(difference(request, HookAnswer(cgroup_parent=stated)), request)
     assert str(broken).startswith("cgroup_parent: must be a .slice where one was sent")
     assert good.cgroup_parent is None
 

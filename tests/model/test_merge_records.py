@@ -166,10 +166,10 @@ PARENTS: dict[str, tuple[str, str, str | None, str | None]] = {
 }
 
 
-@pytest.mark.parametrize(("kubelets", "runs", "said", "put_in"), PARENTS.values(), ids=PARENTS)
-def test_parent_that_is_put_into_a_create(kubelets: str, runs: str, said: str | None, put_in: str | None) -> None:
+@pytest.mark.parametrize(("kubelets", "runs", "text", "put_in"), PARENTS.values(), ids=PARENTS)
+def test_parent_that_is_put_into_a_create(kubelets: str, runs: str, text: str | None, put_in: str | None) -> None:
     pod = PodRecord(replace(POD, cgroup_parent=kubelets), replace(POD, cgroup_parent=runs))
-    assert merge.parent_to_put_in(pod, Adjustment(cgroup_parent=said)) == put_in
+    assert merge.parent_to_put_in(pod, Adjustment(cgroup_parent=text)) == put_in
 
 
 HOOKED_POD = replace(POD, labels={"qos": "LS", "h": "1"}, annotations={"n": "1", "m": "2"}, cgroup_parent="/hooked")

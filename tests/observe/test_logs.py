@@ -92,10 +92,10 @@ def test_text_line_has(stderr: Stderr, log: Callable[[], None], line: str) -> No
 def test_json_line_is_an_object_with_the_same(stderr: Stderr) -> None:
     extra = {"call": "ab12-57"}
     (line,) = stderr.written("info", "json", lambda: OURS.warning('a "quoted" \n \x1b ä %s', "\udcff", extra=extra))
-    said = json.loads(line)
-    assert re.fullmatch(TIME, said.pop("time"))
+    text = json.loads(line)
+    assert re.fullmatch(TIME, text.pop("time"))
     message = 'a "quoted" \n \x1b ä \udcff'
-    assert said == {"level": "warning", "logger": "runtimeproxy.some.part", "message": message, **extra}
+    assert text == {"level": "warning", "logger": "runtimeproxy.some.part", "message": message, **extra}
 
 
 LEVELS = {

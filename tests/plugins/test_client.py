@@ -77,7 +77,7 @@ NOT_SERVED = "the server does not serve this hook point; take it out of the regi
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason", "detail", "said"),
+    ("answer", "reason", "detail", "peer_text"),
     [
         (hookanswers.status(Status.PERMISSION_DENIED, "not here"), Reason.REFUSED, "", "not here"),
         (hookanswers.status(Status.INTERNAL, "SECRET=canary"), Reason.ERROR_STATUS, "gRPC status 13", "SECRET=canary"),
@@ -89,15 +89,15 @@ NOT_SERVED = "the server does not serve this hook point; take it out of the regi
     ids=["refusal", "error status", "its own work is late", "method that it lacks", "no message", "too long"],
 )
 async def test_failed_answer_has_a_reason_and_its_text_is_never_logged(
-    client: HookClient, server: HookServer, answer: hookanswers.Answer, reason: Reason, detail: str, said: str
+    client: HookClient, server: HookServer, answer: hookanswers.Answer, reason: Reason, detail: str, peer_text: str
 ) -> None:
     server.default = answer
     error = await failing(client)
     assert error.reason is reason
     assert detail is None or error.detail == detail
-    assert said is None or error.said == said
+    assert peer_text is None or error.peer_text == peer_text
     assert "canary" not in error.logged
-    assert str(error) == error.logged + (f": {error.said}" if error.said else "")
+    assert str(error) == error.logged + (f": {error.peer_text}" if error.peer_text else "")
 
 
 @pytest.mark.parametrize(

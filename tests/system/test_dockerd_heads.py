@@ -144,7 +144,7 @@ def decided(dockerd: Dockerd, method: str, target: str) -> Decision:
     """Return dockerd's decision on a method and a target, as its error texts show it."""
     path, _, query = target.partition("?")
     probes = (f"{path}?t=zz&{query}", NO_JSON), (target, b"{}")
-    first, second = (said(dockerd, method, *probe).replace("Config cannot", "config cannot") for probe in probes)
+    first, second = (stated(dockerd, method, *probe).replace("Config cannot", "config cannot") for probe in probes)
     if refused := _VERSION.match(second):
         return Refused(refused[1])
     reference = second.partition("No such container: ")[2]
@@ -156,7 +156,7 @@ def decided(dockerd: Dockerd, method: str, target: str) -> Decision:
     return None
 
 
-def said(dockerd: Dockerd, method: str, target: str, body: bytes) -> str:
+def stated(dockerd: Dockerd, method: str, target: str, body: bytes) -> str:
     """Return the error text for a request, or any text if there is no error."""
     head = f"{method} {target} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     came = fetch(dockerd.socket, f"{head}\r\n\r\n".encode("latin-1") + body).partition(b"\r\n\r\n")[2]
@@ -236,5 +236,5 @@ def test_name_of_a_create_is_the_one_that_dockerd_reads(dockerd: Dockerd, query:
     target = f"/containers/create?{query}"
     decision = route("POST", target)
     assert decision is not None
-    text = said(dockerd, "POST", target, json.dumps({"Image": BUSYBOX}).encode())
+    text = stated(dockerd, "POST", target, json.dumps({"Image": BUSYBOX}).encode())
     assert text.startswith(f"Invalid container name ({decision.name}), ")

@@ -56,8 +56,8 @@ async def test_refusal_is_one_line_and_exit_code_1(hook: Run, tmp_path: Path, co
     """A server that fails is not measured."""
     socket, words = tmp_path / "x.sock", f"{CREATE}: refused (PERMISSION_DENIED): refused by the fake hook server"
     async with HookServer(str(socket), default=hookanswers.BY_NAME["refuse"]()):
-        said = await asyncio.to_thread(hook, command, socket, *point)
-    assert said == (1, "", f"runtimeproxy: error: {socket}: {words}\n")
+        printed = await asyncio.to_thread(hook, command, socket, *point)
+    assert printed == (1, "", f"runtimeproxy: error: {socket}: {words}\n")
 
 
 @pytest.mark.parametrize("point", [name(point.name) for point in HOOK_POINTS for name in (str, str.lower, str.upper)])
@@ -120,8 +120,8 @@ async def test_bench_prints_figures_and_sets_the_exit_code(hook: Run, tmp_path: 
 
 
 def test_new_writes_a_folder_and_says_where(hook: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "README.rst says how to test, try and install it\n"
-    assert hook("new", "gpu-env", "--directory", tmp_path) == (0, f"{tmp_path}/gpu_env: {said}", "")
+    printed = "README.rst says how to test, try and install it\n"
+    assert hook("new", "gpu-env", "--directory", tmp_path) == (0, f"{tmp_path}/gpu_env: {printed}", "")
     monkeypatch.chdir(tmp_path)
-    assert hook("new", "other") == (0, f"other: {said}", "")
+    assert hook("new", "other") == (0, f"other: {printed}", "")
     assert (tmp_path / "other" / "other.py").exists()

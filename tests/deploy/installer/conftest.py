@@ -25,8 +25,8 @@ def fast_bench(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Bench]:
 
     def made(folder: Path) -> Bench:
         bench = Bench(folder)
-        said = "the kubelet's /healthz answers 500"
-        monkeypatch.setattr(kubelet, "healthz", lambda port: "" if bench.node.kubelet_well else said)
+        text = "the kubelet's /healthz answers 500"
+        monkeypatch.setattr(kubelet, "healthz", lambda port: "" if bench.node.kubelet_well else text)
         return bench
 
     return made

@@ -108,7 +108,7 @@ class FakeNode(Node):
         self.now = 0.0
         self.kill_at = -1
         self.steps = 0
-        self.said: list[str] = []
+        self.calls_made: list[str] = []
 
     def step(self) -> None:
         if self.steps == self.kill_at:
@@ -127,7 +127,7 @@ class FakeNode(Node):
         words = " ".join(command)
         if "is-active" not in words:  # to be killed then is to be killed at the next step
             self.step()
-        self.said.append(words)
+        self.calls_made.append(words)
         if self.breaks(words):
             return 1, f"{command[0]}: no luck"
         if command[0].endswith("/bin/runtimeproxy"):

@@ -46,7 +46,7 @@ def test_a_kubelet_is_pointed_at_the_proxy_by_one_restart(bench: Bench) -> None:
     assert (bench.node.restarts, bench.node.kubelet, bench.node.timers) == (1, command, [])
     assert bench.node.now >= 60
     verbs = ("systemctl restart", "systemctl try-restart")
-    assert [words.removeprefix("systemctl ") for words in bench.node.said if words.startswith(verbs)] == [
+    assert [words.removeprefix("systemctl ") for words in bench.node.calls_made if words.startswith(verbs)] == [
         f"restart {SERVICE}",
         f"try-restart {tree.EXPORTER}",
         "restart kubelet.service",
@@ -69,8 +69,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize("case", COMMANDS)
 def test_the_nodes_own_command_is_kept(case: str, bench: Bench) -> None:
-    said, command = COMMANDS[case]
-    bench.node.kubelet_files = f"# /lib/systemd/system/kubelet.service\n[Service]\n{said}\n"
+    calls_made, command = COMMANDS[case]
+    bench.node.kubelet_files = f"# /lib/systemd/system/kubelet.service\n[Service]\n{calls_made}\n"
     if command:
         bench.install(configure_kubelet=True)
         assert f"\nExecStart={command} --container-runtime-endpoint={SOCKET}\n" in (bench.node.text(DROP_IN) or "")
@@ -84,10 +84,10 @@ def test_the_nodes_own_command_is_kept(case: str, bench: Bench) -> None:
 
 def test_installed_twice_changes_nothing_and_needs_no_place(bench: Bench) -> None:
     bench.install(configure_kubelet=True)
-    before, places, bench.node.said = bench.node.state(), bench.places, []
+    before, places, bench.node.calls_made = bench.node.state(), bench.places, []
     assert bench.install(configure_kubelet=True) == "0.2.0"
     assert (bench.node.state(), bench.places, bench.node.restarts) == (before, places, 1)
-    assert not [words for words in bench.node.said if words.split()[1] in ("restart", "start", "enable")]
+    assert not [words for words in bench.node.calls_made if words.split()[1] in ("restart", "start", "enable")]
 
 
 def test_an_upgrade_keeps_the_version_before_and_no_older_one(bench: Bench) -> None:
@@ -427,7 +427,7 @@ class Broken:
 @pytest.mark.slow  # forty installations
 def test_a_command_that_fails_at_any_step_ends_well_or_goes_back(tmp_path: Path, fast_bench: Make) -> None:
     """The node is as wanted or as before, and the error says so."""
-    step, ends, said = 0, list[str](), ""
+    step, ends, calls_made = 0, list[str](), ""
     while True:
         bench = fast_bench(tmp_path / str(step))
         broken = Broken(bench, step)
@@ -438,12 +438,12 @@ def test_a_command_that_fails_at_any_step_ends_well_or_goes_back(tmp_path: Path,
             good = SOCKET in bench.node.kubelet and SERVICE in bench.node.active_units
         except (RolledBack, Refused, Failed) as error:
             ends.append(type(error).__name__)
-            said = str(error)
+            calls_made = str(error)
             after = bench.node.state()
             good = all(after[key] == before[key] for key in ("files", "folders", "active", "kubelet"))
-        assert good, (step, ends[-1], bench.node.said)
+        assert good, (step, ends[-1], bench.node.calls_made)
         assert ends[-1] == "Installed" or any(
-            words in said for words in ("no luck", "not active", "no kubelet.service")
+            words in calls_made for words in ("no luck", "not active", "no kubelet.service")
         )
         assert ends[-1] != "Installed" or bench.node.timers == []  # it does what was done, once more
         assert bench.node.text(journal.PLACE) is None
@@ -456,10 +456,10 @@ def test_a_command_that_fails_at_any_step_ends_well_or_goes_back(tmp_path: Path,
 def test_the_way_back_is_the_way_there_in_reverse_order(bench: Bench) -> None:
     before = bench.node.state()
     bench.install(configure_kubelet=True)
-    bench.node.said = []
+    bench.node.calls_made = []
     bench.uninstall()
     changes = ("systemctl restart", "systemctl stop runtimeproxy-hooks", "systemctl disable")
-    assert [words.split(" --now")[0] for words in bench.node.said if words.startswith(changes)] == [
+    assert [words.split(" --now")[0] for words in bench.node.calls_made if words.startswith(changes)] == [
         "systemctl restart kubelet.service",
         "systemctl stop runtimeproxy-hooks@*.service",
         "systemctl disable",

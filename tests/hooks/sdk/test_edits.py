@@ -51,7 +51,7 @@ def test_map_contains_sent_and_set_entries() -> None:
     labels = entries(a="1", b="2")
     labels.update(b="3", c="")
     assert dict(labels) == {"a": "1", "b": "3", "c": ""}
-    assert (len(labels), labels.said, labels.get("d")) == (3, {"b": "3", "c": ""}, None)
+    assert (len(labels), labels.set_entries, labels.get("d")) == (3, {"b": "3", "c": ""}, None)
     with pytest.raises(KeyError):
         labels["d"]
 
@@ -91,7 +91,7 @@ def test_invalid_entry_is_refused_and_not_shown(kind: Any, key: Any, value: Any,
 def test_invalid_entry_of_the_kubelet_can_be_repeated() -> None:
     env = Environment({"A=B": "x\0", "": "y"}, str, "env")
     env.update(dict(env))
-    assert env.said == {"A=B": "x\0", "": "y"}
+    assert env.set_entries == {"A=B": "x\0", "": "y"}
 
 
 NOT_SET, NO_LIST = "must be a whole number, .*0 and None say 'not set'", "must be empty or a list of n and n-m"
