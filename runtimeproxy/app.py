@@ -145,7 +145,7 @@ async def _serve(config: Config, listeners: Mapping[str, Listener]) -> None:
         server.start()
     systemd.ready(loop)
     _log_listening(config, listener)
-    proxy.front.look()
+    proxy.front.inspect()
     _settle_memory()
     watch.start()
     try:
@@ -203,7 +203,7 @@ class Front(Protocol):
     async def start(self) -> None:
         """Called once before the first client: begin the background work."""
 
-    def look(self) -> None:
+    def inspect(self) -> None:
         """Called once the socket listens: log if nothing listens at the runtime's path."""
 
     def backend_fault(self) -> str:
@@ -237,7 +237,7 @@ class Signals:
         self.name = ""
         self._loop = loop
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._came, number)
+            loop.add_signal_handler(number, self._received, number)
         for number in (signal.SIGHUP, signal.SIGUSR2):
             loop.add_signal_handler(number, self._log_idle, number.name)
         loop.add_signal_handler(signal.SIGUSR1, lambda: self._log_figures(iter(metrics.figures())))
@@ -247,13 +247,13 @@ class Signals:
 
     def _log_figures(self, figures: Iterator[str]) -> None:
         """Log the metrics, FIGURES_AT_ONCE in an iteration of the event loop: calls do not wait for all of them."""
-        piece = list(islice(figures, FIGURES_AT_ONCE))
-        for figure in piece:
+        chunk = list(islice(figures, FIGURES_AT_ONCE))
+        for figure in chunk:
             log.info("%s", figure, extra=UNLIMITED)
-        if piece:
+        if chunk:
             self._loop.call_soon(self._log_figures, figures)
 
-    def _came(self, number: signal.Signals) -> None:
+    def _received(self, number: signal.Signals) -> None:
         if self.first.is_set():
             self.again.set()
         self.name = self.name or number.name

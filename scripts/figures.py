@@ -12,17 +12,17 @@ class Figure(NamedTuple):
     what: str
     found: str
     limit: str = ""
-    kept: bool | None = None
+    retained: bool | None = None
 
     @property
     def verdict(self) -> str:
-        if self.kept is None:
+        if self.retained is None:
             return "not judged" if self.limit else ""
-        return "ok" if self.kept else "MISSED"
+        return "ok" if self.retained else "MISSED"
 
     @property
     def missed(self) -> str:
-        return f"{self.what} is {self.found}, the limit is {self.limit}" if self.kept is False else ""
+        return f"{self.what} is {self.found}, the limit is {self.limit}" if self.retained is False else ""
 
 
 def at_most(what: str, found: float, bound: float, unit: str = "", *, digits: int = 2, judged: bool = True) -> Figure:

@@ -126,10 +126,10 @@ class Cgroups:
 
     @property
     def _hierarchies(self) -> Sequence[Path]:
-        self._seen = self._seen or self._look()  # an empty result is not cached: hierarchies may be mounted later
+        self._seen = self._seen or self._check()  # an empty result is not cached: hierarchies may be mounted later
         return self._seen
 
-    def _look(self) -> Sequence[Path]:
+    def _check(self) -> Sequence[Path]:
         if self.v2:
             return (self.root,)
         try:

@@ -277,10 +277,10 @@ class Node:
     def settings(self) -> Settings:
         """Return the file's present settings. If the file is bad, that is logged once and the last good settings stay.
         They also stay while the file is empty, because it is being written then."""
-        self.look()
+        self.inspect()
         return self._settings
 
-    def look(self) -> None:
+    def inspect(self) -> None:
         """Read the file if it has changed, and log which settings are in effect then."""
         if self.path is not None and _state(self.path) != self._seen:
             with self._lock:

@@ -39,7 +39,7 @@ class NodeHook(Hook):
     def configure(self, arguments: argparse.Namespace) -> None:
         if self.reads_settings:
             self.node = arguments.node_config
-            self.node.look()
+            self.node.inspect()
         if self.reads_cgroups:
             self.cgroups = Cgroups(arguments.cgroup_root)
 

@@ -84,10 +84,10 @@ class Wish:
             raise ValueError(f"a memory bandwidth is 1 to {_FULL} percent")
 
 
-def cache_mask(wanted: Range, cache: Cache) -> int:
+def cache_mask(desired: Range, cache: Cache) -> int:
     """Return the mask of a range: both ends rounded up to whole ways, as koordlet does. A mask narrower than the kernel
     accepts (95 to 100 % of 11 ways: empty) is extended downwards, then upwards."""
-    start, end = (_ceil(cache.ways * percentage, _FULL) for percentage in wanted)
+    start, end = (_ceil(cache.ways * percentage, _FULL) for percentage in desired)
     bits = max(cache.min_bits, 1)
     start = max(min(start, end - bits), 0)
     end = max(end, start + bits)

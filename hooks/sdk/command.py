@@ -130,12 +130,12 @@ def _serve(
         log.info("%s serves %s on %s, %s", name, points, arguments.endpoint, where)
         while True:
             try:
-                came = signals.get(timeout=LOOK_SECONDS)
+                arrived = signals.get(timeout=LOOK_SECONDS)
                 break
             except queue.Empty:
                 if registration:
-                    registration.look_after()
-        log.info("%s: ending", signal.Signals(came).name)
+                    registration.watch()
+        log.info("%s: ending", signal.Signals(arrived).name)
         if registration and arguments.failure_policy == FAIL and not arguments.unregister:
             registration.leave()
         elif registration:

@@ -100,7 +100,7 @@ class Registration:
             log.warning("%s was the registration of another hook server, at %s: nobody listens there", self.path, other)
         self._remove_older()  # only once the new file exists: under Fail no call may pass in between
 
-    def look_after(self) -> None:
+    def watch(self) -> None:
         """Write the file again if it was removed or changed. A problem is logged once, and tried again at the next
         call. A file that now belongs to another hook server is left to it as long as that one listens."""
         found = self._found()

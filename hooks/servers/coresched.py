@@ -141,8 +141,8 @@ class CoreSched(NodeHook):
         below = f"{pod.cgroup_parent.rstrip('/')}/"
         with self._groups_lock:
             groups = self._known()
-            kept = {name: self._without_gone(group, below) for name, group in groups.items()}
-            self._keep({name: group for name, group in kept.items() if group.members})
+            retained = {name: self._without_gone(group, below) for name, group in groups.items()}
+            self._keep({name: group for name, group in retained.items() if group.members})
 
     def _without_gone(self, group: Group, below: str = "") -> Group:
         members = [path for path in group.members if not path.startswith(below) or self.cgroups.pids(path)]

@@ -49,10 +49,10 @@ def _requested(quota: int, annotations: Mapping[str, str]) -> int:
     text = annotations.get(NORMALIZED)
     if text is None:
         return quota
-    kept = _QUOTAS.fullmatch(text)
-    if not kept:
+    matched = _QUOTAS.fullmatch(text)
+    if not matched:
         raise Malformed(f"annotation {NORMALIZED}", "must be two quotas in microseconds, REQUESTED:SCALED")
-    return int(kept[1]) if int(kept[2]) == quota else quota
+    return int(matched[1]) if int(matched[2]) == quota else quota
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ class Rdt(NodeHook):
 
     def pre_run_pod_sandbox(self, pod: PodContext) -> None:
         """Create the group of a pod that has the annotation. Raises Malformed."""
-        wish = _wish(pod.annotations) if self._look() else None
+        wish = _wish(pod.annotations) if self._check() else None
         if wish is None:
             return
         if unknown_ids(self._machine, wish):
@@ -132,7 +132,7 @@ class Rdt(NodeHook):
         except OSError as error:
             self._say("rmdir", error.errno, f"the group of a pod that has ended stays: {error.strerror}")
 
-    def _look(self) -> Machine:
+    def _check(self) -> Machine:
         """Return what the node can limit; if that was nothing so far, look again, as resctrl may be mounted by now."""
         if not self._machine:
             self._machine = self.resctrl.machine()
@@ -140,7 +140,7 @@ class Rdt(NodeHook):
 
     def _membership(self, container: ContainerContext) -> tuple[str, Wish | None]:
         """Return a container's group and its limits, None for no limits. Raises Malformed."""
-        if not self._look():
+        if not self._check():
             return "", None
         wish = _wish(container.pod.annotations)
         if wish is not None:

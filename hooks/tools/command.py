@@ -56,8 +56,8 @@ def _seconds(timeout: str | None, otherwise: float) -> float:
     return otherwise if timeout is None else parse_duration(timeout, "--timeout")
 
 
-def _print_example(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
-    if wanted:
+def _print_example(context: click.Context, parameter: click.Parameter, desired: bool) -> None:
+    if desired:
         from runtimeproxy_hooks.tools import request
 
         click.echo(request.example_text(), nl=False)
@@ -135,8 +135,8 @@ def verify_command(
 
     found = hook_client.find(server)
     seconds = _seconds(timeout, found.timeout_seconds)
-    kept = verify(TriedServer(found.endpoint, _request(file), points, seconds, restart_command), click.echo)
-    return 0 if kept else FAILED
+    passed = verify(TriedServer(found.endpoint, _request(file), points, seconds, restart_command), click.echo)
+    return 0 if passed else FAILED
 
 
 @click.command("bench", cls=_Command, epilog=_ARGUMENTS, short_help="Measure how fast a hook server answers.")

@@ -218,9 +218,9 @@ async def missing(subject: TriedServer, point: HookPoint) -> None:
 def _without_each_field(point: HookPoint, body: bytes) -> Iterator[tuple[str, bytes]]:
     found = list(protobuf.fields(body))
     for number, name in codec.request_fields(point).items():
-        kept = [body[field.start : field.end] for field in found if field.number != number]
-        if len(kept) < len(found):
-            yield name, b"".join(kept)
+        retained = [body[field.start : field.end] for field in found if field.number != number]
+        if len(retained) < len(found):
+            yield name, b"".join(retained)
 
 
 async def unknown_fields(subject: TriedServer, point: HookPoint) -> None:

@@ -71,10 +71,10 @@ async def _serves(subject: TriedServer) -> None:
 
 
 async def _plain(subject: TriedServer) -> None:
-    came = {point: subject.plain[point] for point in subject.served if point in subject.plain}
-    if not came:
+    arrived = {point: subject.plain[point] for point in subject.served if point in subject.plain}
+    if not arrived:
         raise Skipped(_NOWHERE)
-    bad = ((point, outcome) for point, outcome in came.items() if point not in subject.sound)
+    bad = ((point, outcome) for point, outcome in arrived.items() if point not in subject.sound)
     if faults := {point.name: outcome.words for point, outcome in bad if isinstance(outcome, Status)}:
         raise Broken(_summary(faults))
 
@@ -160,14 +160,14 @@ async def judge(
 ) -> list[Verdict]:
     """Return the verdicts on all rules, each passed to ``show`` as it is found; the subject must have been probed."""
     verdicts: list[Verdict] = []
-    gone_since = ""
+    absent_since = ""
     for rule in rules:
-        if gone_since and rule.calls:
-            verdict = Verdict(rule, Mark.SKIPPED, f"the server answers no more since {gone_since!r}")
+        if absent_since and rule.calls:
+            verdict = Verdict(rule, Mark.SKIPPED, f"the server answers no more since {absent_since!r}")
         else:
             verdict = await _judged(rule, subject)
             if rule.calls and (gone := await _gone(subject)):
-                gone_since = rule.name
+                absent_since = rule.name
                 words = f"{verdict.words}; " if verdict.mark is Mark.BROKEN else ""
                 verdict = Verdict(rule, Mark.BROKEN, f"{words}afterwards a plain request: {gone}")
         verdicts.append(verdict)

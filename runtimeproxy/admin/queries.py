@@ -133,7 +133,7 @@ class _Metrics:
 
     def parts(self, arguments: Mapping[str, Any]) -> Iterator[bytes]:
         if self._sources.clock() >= self._due:
-            self._readiness.look()
+            self._readiness.inspect()
             made = map(encoded, _series(self._sources.metrics))
             self._parts = chain([next(made)], made)  # an error of the first part, which reads /proc, is not shared
             self._due = self._sources.clock() + FRESH_SECONDS
@@ -146,8 +146,8 @@ def _series(metrics: Metrics) -> Iterator[Part]:
     name, labels and value, histograms by name, labels, the counts of their buckets, and the sum."""
     yield {"runtime": metrics.runtime, "process": _process(), "values": [], "histograms": []}
     values = iter([*metrics.counters.items(), *metrics.gauges.items()])
-    while piece := list(islice(values, SERIES_AT_ONCE)):
-        yield {"values": [(*key, value) for key, value in piece]}
+    while chunk := list(islice(values, SERIES_AT_ONCE)):
+        yield {"values": [(*key, value) for key, value in chunk]}
     histograms = iter([*metrics.histograms.items()])
     while found := list(islice(histograms, SERIES_AT_ONCE)):
         yield {"histograms": [(*key, histogram.counts, histogram.sum) for key, histogram in found]}
@@ -181,10 +181,10 @@ class _Readiness:
         self._checks: list[dict[str, str]] = []
 
     def parts(self, arguments: Mapping[str, Any]) -> Iterator[Part]:
-        self.look()
+        self.inspect()
         yield {"checks": self._checks}
 
-    def look(self) -> None:
+    def inspect(self) -> None:
         """Repeat the checks if they are old, and set the gauge of readiness."""
         now, disabled = self._sources.clock(), tuple(self._sources.manager.disabled)
         if now - self._looked >= LOOK_SECONDS or disabled != self._disabled:
@@ -236,7 +236,7 @@ def _hooks(sources: Sources, arguments: Mapping[str, Any]) -> Iterator[Part]:
         "invalid": [{"file": name, "reason": rejected[name]} for name in rejected],
         "masked": [name for name in manager.disabled if name not in shown],
     }
-    yield from _pieces("hooks", (_hook(sources, name, shown[name], sums) for name in shown))
+    yield from _chunks("hooks", (_hook(sources, name, shown[name], sums) for name in shown))
 
 
 def _registered(manager: Manager) -> dict[str, Plugin | Registration]:
@@ -348,24 +348,24 @@ def _store(store: Store, arguments: Mapping[str, Any]) -> Iterator[Part | bytes]
     page = found[:limit]
     pods = ((pod, store.containers_of(one)) for one in page if (pod := store.pod(one)) is not None)
     pod_rows = (records.pod_row(pod, [inside.effective.id for inside in containers]) for pod, containers in pods)
-    yield from _pieces("pods", pod_rows)
+    yield from _chunks("pods", pod_rows)
     containers = (container for one in page if (container := store.container(one)) is not None)
-    yield from _pieces("containers", map(records.container_row, containers))
+    yield from _chunks("containers", map(records.container_row, containers))
     yield {"next": page[-1] if len(found) > limit else None}
 
 
 def _selected(store: Store, pod: str, beginning: str) -> Iterator[list[str]]:
     """Yield in pieces the ids with a beginning, of these pods and their containers alone if ``pod`` is given."""
     pods, containers = store.snapshot()
-    wanted = set[str]()
-    for some_pods in _pieces_of(pods):
+    desired = set[str]()
+    for some_pods in _chunks_of(pods):
         infos = [record.effective for record in some_pods]
         ids = [info.id for info in infos if records.is_of_pod(pod, info.namespace, info.name, info.id)]
-        wanted.update(ids)
+        desired.update(ids)
         yield [one for one in ids if one.startswith(beginning)]
-    for some in _pieces_of(containers):
+    for some in _chunks_of(containers):
         found = [record.effective for record in some if record.effective.id.startswith(beginning)]
-        yield [info.id for info in found if info.pod_id in wanted or info.pod_id.startswith(pod)]
+        yield [info.id for info in found if info.pod_id in desired or info.pod_id.startswith(pod)]
 
 
 class _Events:
@@ -419,15 +419,15 @@ def _encoded(row: Row) -> tuple[Part, bytes]:
     return event, encoded(event)
 
 
-def _matches(event: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+def _matches(event: Mapping[str, Any], desired: Mapping[str, Any]) -> bool:
     """Return whether an event is one that ``pod``, ``hookServer`` and ``kind`` select. The name of a registration file
     selects its hook server."""
-    if wanted.get("kind") not in (None, event["kind"]):
+    if desired.get("kind") not in (None, event["kind"]):
         return False
     ids = [event.get(key, "") for key in ("podId", "containerId")]
-    if not records.is_of_pod(wanted.get("pod", ""), event.get("namespace"), event.get("pod"), *ids):
+    if not records.is_of_pod(desired.get("pod", ""), event.get("namespace"), event.get("pod"), *ids):
         return False
-    name = wanted.get("hookServer")
+    name = desired.get("hookServer")
     servers = {event.get("hookServer", ""), *(field["hookServer"] for field in event.get("fields", ()))}
     return name is None or not servers.isdisjoint({name, plugin_name(name)})
 
@@ -454,17 +454,17 @@ def _seconds(text: str) -> float:
 _T = TypeVar("_T")
 
 
-def _pieces_of(values: tuple[_T, ...]) -> Iterator[tuple[_T, ...]]:
+def _chunks_of(values: tuple[_T, ...]) -> Iterator[tuple[_T, ...]]:
     return (values[at : at + RECORDS_AT_ONCE] for at in range(0, len(values), RECORDS_AT_ONCE))
 
 
-def _pieces(key: str, rows: Iterable[Part]) -> Iterator[Part]:
+def _chunks(key: str, rows: Iterable[Part]) -> Iterator[Part]:
     """Yield rows under a key, as many at once as are made within ROW_SECONDS."""
-    piece: list[Part] = []
+    chunk: list[Part] = []
     began = time.monotonic()
     for row in rows:
-        piece.append(row)
+        chunk.append(row)
         if time.monotonic() - began >= ROW_SECONDS:
-            yield {key: piece}
-            piece, began = [], time.monotonic()
-    yield {key: piece}
+            yield {key: chunk}
+            chunk, began = [], time.monotonic()
+    yield {key: chunk}

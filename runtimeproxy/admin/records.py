@@ -59,7 +59,7 @@ def _values(info: PodInfo | ContainerInfo) -> dict[str, Any]:
     return set_fields(info) | flat({"envs": info.envs.decoded()}, None, {})
 
 
-def is_of_pod(wanted: str, namespace: str | None, name: str | None, *ids: str) -> bool:
+def is_of_pod(desired: str, namespace: str | None, name: str | None, *ids: str) -> bool:
     """Return whether ``wanted`` is a pod's NAME, NAMESPACE/NAME, or the beginning of one of the ids; "" is every
     pod's."""
-    return wanted in (name, f"{namespace}/{name}") or any(one.startswith(wanted) for one in ids)
+    return desired in (name, f"{namespace}/{name}") or any(one.startswith(desired) for one in ids)

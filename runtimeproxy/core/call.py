@@ -111,23 +111,23 @@ class read_once(Generic[_T]):  # a decorator, as property is
         self.__doc__ = read.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._kept_as = f"_{name} as read"
+        self._retained_as = f"_{name} as read"
 
     def __get__(self, instance: object, owner: object = None) -> _T:
         attributes = instance.__dict__
-        kept = attributes.get(self._kept_as, self)
-        if kept is self:
+        retained = attributes.get(self._retained_as, self)
+        if retained is self:
             try:
-                kept = self._read(instance)
+                retained = self._read(instance)
             except Unreadable as error:
-                kept = _Why(str(error))
-            attributes[self._kept_as] = kept
-        if isinstance(kept, _Why):
-            raise Unreadable(str(kept))
-        return kept  # type: ignore[no-any-return]
+                retained = _Why(str(error))
+            attributes[self._retained_as] = retained
+        if isinstance(retained, _Why):
+            raise Unreadable(str(retained))
+        return retained  # type: ignore[no-any-return]
 
     def __set__(self, instance: object, value: _T) -> None:
-        instance.__dict__[self._kept_as] = value
+        instance.__dict__[self._retained_as] = value
 
 
 class HeldCall(ABC):

@@ -118,9 +118,9 @@ class Lifecycle:
         try:
             # Find and call the Pre hooks. If there is no plugin to call, nothing to change and no earlier call to wait
             # for, the call is released first and decoded while the runtime works.
-            wanted = self._registered(call.hook_points)
-            call.must_reread_created = wanted and call.may_be_repeated()
-            passes = call.already_sent or (not wanted and not self._queue.queues and call.unedited(self.store))
+            desired = self._registered(call.hook_points)
+            call.must_reread_created = desired and call.may_be_repeated()
+            passes = call.already_sent or (not desired and not self._queue.queues and call.unedited(self.store))
             if not passes:
                 subject, call.adjustment = await self._hold(call, fiber)
 

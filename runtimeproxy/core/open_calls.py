@@ -123,8 +123,8 @@ class OpenCalls:
         return {subject for subject, _ in self._by_subject()}
 
     def running(self, operation: Operation, key: str) -> list[asyncio.Future[None]]:
-        wanted = key, operation
-        return [self.under_way[call] for subject, call in self._by_subject() if (subject, call.operation) == wanted]
+        desired = key, operation
+        return [self.under_way[call] for subject, call in self._by_subject() if (subject, call.operation) == desired]
 
     def unknown(self, operation: Operation, key: str) -> list[asyncio.Future[None]]:
         """Return a future for each call of an operation on a subject whose outcome is unknown, done when it is not."""

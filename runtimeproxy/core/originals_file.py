@@ -81,12 +81,12 @@ class File:
         """The rows of the file by id, as far as this process knows."""
         self._version: Version = None
 
-    def load(self, kept: dict[str, bytes]) -> None:
+    def load(self, retained: dict[str, bytes]) -> None:
         """Add the kept texts by id to ``kept``, as many as can be read."""
-        broken = self._read(kept)
+        broken = self._read(retained)
         if self._version is None:
-            kept |= _of_sqlite(self.path.removesuffix(".original-values") + ".originals", f"1 {self._owner}")
-            self._rows = {any_id: _row(any_id, text) for any_id, text in kept.items()}
+            retained |= _of_sqlite(self.path.removesuffix(".original-values") + ".originals", f"1 {self._owner}")
+            self._rows = {any_id: _row(any_id, text) for any_id, text in retained.items()}
         if broken:
             raise self._failure(BROKEN, f"{broken} of its rows are broken")
 
@@ -100,10 +100,10 @@ class File:
                 elif version != self._version:
                     self._read({})
                 rows = dict(self._rows)
-                for any_id, kept in subjects.items():
+                for any_id, retained in subjects.items():
                     rows.pop(any_id, None)
-                    if kept is not None:
-                        rows[any_id] = _row(any_id, form.write(kept))
+                    if retained is not None:
+                        rows[any_id] = _row(any_id, form.write(retained))
                 with suppress(Changed):
                     self._version = self._file.write(b"".join([self._head, *rows.values()]), over=self._version)
                     self._rows = rows
@@ -112,7 +112,7 @@ class File:
             raise self._meaning(error) from None
         raise Failed(UNUSABLE, "another process keeps replacing it")
 
-    def _read(self, kept: dict[str, bytes]) -> int:
+    def _read(self, retained: dict[str, bytes]) -> int:
         """Read the rows, and add their texts to ``kept``; return how many are broken."""
         try:
             content, self._version = self._file.read()
@@ -133,11 +133,11 @@ class File:
         broken = 0
         for line in lines:
             try:
-                any_id, kept_text = _parse(line)
+                any_id, retained_text = _parse(line)
             except ValueError:
                 broken += 1
             else:
-                self._rows[any_id], kept[any_id] = line, kept_text
+                self._rows[any_id], retained[any_id] = line, retained_text
         return broken
 
     def _meaning(self, error: StateError) -> Failed:
@@ -203,15 +203,15 @@ class Originals:
         """Load what earlier processes have kept into the Store, and write its changes from now on."""
         if self._file is None or not self._may_be_used(self._file):
             return
-        kept: dict[str, bytes] = {}
-        self._store.remembers = await self._done(partial(self._file.load, kept))
+        retained: dict[str, bytes] = {}
+        self._store.remembers = await self._done(partial(self._file.load, retained))
         if not self._store.remembers:
-            self._changed.update(kept)
-        self._store.keep(kept)
-        self._rows.update(kept)
+            self._changed.update(retained)
+        self._store.keep(retained)
+        self._rows.update(retained)
         self._store.on_change = self._note
-        if kept:
-            log.info("%s: loaded original values (pods and containers: %d)", self._file.path, len(kept))
+        if retained:
+            log.info("%s: loaded original values (pods and containers: %d)", self._file.path, len(retained))
         if self._changed:
             self._later(COLLECT_SECONDS)
 
@@ -265,9 +265,9 @@ class Originals:
         changed, self._changed = self._changed, set()
         subjects: dict[str, OriginalValues | None] = {}
         for number, any_id in enumerate(changed, 1):
-            kept = self._store.original_values(any_id)
-            if kept is not None or any_id in self._rows:
-                subjects[any_id] = kept
+            retained = self._store.original_values(any_id)
+            if retained is not None or any_id in self._rows:
+                subjects[any_id] = retained
             if number % SUBJECTS_AT_ONCE == 0:
                 await asyncio.sleep(0)
         if not subjects:
@@ -279,7 +279,7 @@ class Originals:
             return
         self._pause = max(COLLECT_SECONDS, REST * (loop.time() - began))
         self._rows.difference_update(subjects)
-        self._rows.update(any_id for any_id, kept in subjects.items() if kept is not None)
+        self._rows.update(any_id for any_id, retained in subjects.items() if retained is not None)
         self._metrics.gauge("originals_kept", len(self._rows))
         if self._complained:
             self._complained = False

@@ -33,7 +33,7 @@ class Snapshot(NamedTuple):
 class Watch:
     """Ids noted since the watch began; ``kept`` are those committed, with the pods of containers."""
 
-    kept: set[str] = field(default_factory=set)
+    retained: set[str] = field(default_factory=set)
     invalidated: set[str] = field(default_factory=set)
 
 
@@ -50,9 +50,9 @@ class Store:
         self.whole_container_id = partial(_whole, self._containers)
         self._of_pod: dict[str, dict[str, None]] = {}
         """The ids of the containers of each pod, oldest first; the pod itself may be unknown."""
-        self._kept: dict[str, bytes] = {}
+        self._retained: dict[str, bytes] = {}
         """Kept values as JSON, which takes a quarter of the memory: most are of containers that are not needed soon."""
-        self.keep: Callable[[Mapping[str, bytes]], None] = self._kept.update
+        self.keep: Callable[[Mapping[str, bytes]], None] = self._retained.update
         self.remembers = False
         """True if what hooks replaced in earlier processes is known: a value without a kept original is the
         kubelet's."""
@@ -75,14 +75,14 @@ class Store:
     def read_pod(self, info: PodInfo) -> PodRecord:
         """Return the record for what was read: the known one, else one made of it and the kept values."""
         known = self._pods.get(info.id)
-        if known is None and (kept := self.original_values(info.id)) is not None:
-            return restored_pod(info, kept)
+        if known is None and (retained := self.original_values(info.id)) is not None:
+            return restored_pod(info, retained)
         return known or PodRecord(info, info, read=not self.remembers)
 
     def read_container(self, info: ContainerInfo) -> ContainerRecord:
         known = self._containers.get(info.id)
-        if known is None and (kept := self.original_values(info.id)) is not None:
-            return restored_container(info, kept)
+        if known is None and (retained := self.original_values(info.id)) is not None:
+            return restored_container(info, retained)
         return known or ContainerRecord(info, info, read=True)
 
     def original_values(self, any_id: str) -> OriginalValues | None:
@@ -90,7 +90,7 @@ class Store:
         record = self._pods.get(any_id) or self._containers.get(any_id)
         if record is not None:
             return original_values_of(record)
-        text = self._kept.get(any_id)
+        text = self._retained.get(any_id)
         try:
             return None if text is None else form.read(text)
         except ValueError:
@@ -102,16 +102,16 @@ class Store:
         any_id, values = record.effective.id, original_values_of(record)
         if values is None or self.original_values(any_id) is not None or self._is_buried(any_id, released):
             return
-        self._kept[any_id] = form.write(values)
+        self._retained[any_id] = form.write(values)
         if self.on_change is not None:
             self.on_change(any_id)
 
     def ids_of_originals(self) -> set[str]:
         """Return the ids that have kept values without a record."""
-        return set(self._kept)
+        return set(self._retained)
 
     def _changed(self, any_id: str, *records: PodRecord | ContainerRecord | None) -> None:
-        hooked = self._kept.pop(any_id, None) is not None
+        hooked = self._retained.pop(any_id, None) is not None
         for record in records:
             hooked |= record is not None and record.original is not record.effective
         if hooked and self.on_change is not None:
@@ -143,7 +143,7 @@ class Store:
         if self._is_buried(pod_id, released):
             return
         for watch in self.watches:
-            watch.kept.add(pod_id)
+            watch.retained.add(pod_id)
         known = self._pods.get(pod_id)
         if known is record:
             return
@@ -161,7 +161,7 @@ class Store:
         if self._is_buried(container_id, released):
             return
         for watch in self.watches:
-            watch.kept.update((container_id, pod_id))
+            watch.retained.update((container_id, pod_id))
         known = self._containers.get(container_id)
         if known is record:
             return
@@ -174,10 +174,10 @@ class Store:
     def forget(self, any_id: str) -> None:
         """Drop the record of a container or a pod, to be re-read. A pod's containers stay. The kubelet's original
         values are kept where hooks replaced them: no runtime reports them."""
-        kept = self.original_values(any_id)
+        retained = self.original_values(any_id)
         self._drop(any_id)
-        if kept is not None:
-            self._kept[any_id] = form.write(kept)
+        if retained is not None:
+            self._retained[any_id] = form.write(retained)
 
     def drop(self, any_id: str) -> None:
         self._changed(any_id, *self._drop(any_id))

@@ -204,7 +204,7 @@ class Sync:
         """Drop records, except of calls under way and the pods of their containers."""
         under_way = self._lifecycle.open_calls.subjects()
         pods = {record.effective.pod_id for one in under_way if (record := self._store.container(one)) is not None}
-        for one in gone - watch.kept - under_way - pods:
+        for one in gone - watch.retained - under_way - pods:
             self._metrics.count("records_swept")
             self._dropped += 1
             self._store.drop(one)

@@ -332,8 +332,8 @@ class ImageConnection:
 
     def check(self) -> None:
         """Raise Excess if too much waits for the service: flow control limits only DATA, not headers and resets."""
-        kept = self._undialled_bytes if self._endpoint is None else self._endpoint.kept_bytes
-        if self.link.sender.overfull or kept > IMAGE_BYTES:
+        retained = self._undialled_bytes if self._endpoint is None else self._endpoint.retained_bytes
+        if self.link.sender.overfull or retained > IMAGE_BYTES:
             raise Excess("image_queue", "too much waits for the image service")
 
     def received(self, endpoint: Endpoint, data: bytes) -> None:

@@ -54,9 +54,9 @@ class CriHeld(HeldCall):
     _early: Sequence[Data | HeaderBlock] = ()
     _early_bytes = 0
     _reply_body: bytes | bytearray = b""
-    kept: Data | HeaderBlock | None = None
+    retained: Data | HeaderBlock | None = None
     """The frame that ends the runtime's answer, which waits for the Post hooks."""
-    _kept_reset = b""
+    _retained_reset = b""
 
     def __init__(
         self, owner: Streams, route: Route, stream: int, fields: Sequence[headers.Field], half_closed: bool
@@ -137,7 +137,7 @@ class CriHeld(HeldCall):
         self.owner.client_out.drop(self.stream)
         self.owner.runtime_out.drop(self.stream)
         self.owner.runtime_out.inject(frame)
-        self.kept = None
+        self.retained = None
         self.end_unanswered()
 
     def client_window(self, increment: int) -> None:
@@ -162,7 +162,7 @@ class CriHeld(HeldCall):
         if self.state is CallState.HOLDING:
             self._keep_early(part)
             return
-        self.kept = part
+        self.retained = part
         fields, reply = self.reply_fields, Reply(agreed=False)
         status = fields.get(b"grpc-status")
         if status == b"0" and fields.get(b":status", b"200") == b"200":
@@ -191,8 +191,8 @@ class CriHeld(HeldCall):
 
     def runtime_reset(self, frame: bytes) -> None:
         """Pass RST_STREAM at once, or after the complete answer that it follows (RFC 9113, 8.1)."""
-        if self.kept is not None:
-            self._kept_reset = frame
+        if self.retained is not None:
+            self._retained_reset = frame
             return
         self._flush_early()
         self.owner.client_out.drop(self.stream)
@@ -215,18 +215,18 @@ class CriHeld(HeldCall):
         runtime, late = self.owner.runtime_out, self._late_length
         end = self._half_closed and self._has_body and self._trailers is None
         if message is None and self._request:
-            pieces: tuple[bytes, ...] = (bytes(self._request),)
+            chunks: tuple[bytes, ...] = (bytes(self._request),)
         else:
             message = self._message if message is None else message
-            pieces = () if message is None else grpc.pieces(message)
+            chunks = () if message is None else grpc.chunks(message)
         self._request = b""
-        for piece in pieces[:-1]:
-            runtime.send_data(self.stream, piece, False, None, 0)
+        for chunk in chunks[:-1]:
+            runtime.send_data(self.stream, chunk, False, None, 0)
         source, charge = (self.shared.budget, self._counted) if self.problem else (None, 0)  # nothing reads it again
         self._counted -= charge
-        for piece in pieces[-1:]:
-            runtime.send_data(self.stream, piece, end and not late, source, charge)
-        if late or (end and not pieces):
+        for chunk in chunks[-1:]:
+            runtime.send_data(self.stream, chunk, end and not late, source, charge)
+        if late or (end and not chunks):
             runtime.send_data(self.stream, bytes(self._late), end, self.owner.client_out, late)
             self._credit_stream(late)
             self._late, self._late_length = b"", 0
@@ -250,20 +250,20 @@ class CriHeld(HeldCall):
 
     def answer(self) -> None:
         """Send the client the frame that was held back; from now on the stream passes unchanged."""
-        kept, self.kept = self.kept, None
-        if kept is None:
+        retained, self.retained = self.retained, None
+        if retained is None:
             return
         owner = self.owner
-        kept.send(owner.client_out, self.stream)
-        if self._kept_reset:
-            owner.client_out.send_frame(self.stream, self._kept_reset)
+        retained.send(owner.client_out, self.stream)
+        if self._retained_reset:
+            owner.client_out.send_frame(self.stream, self._retained_reset)
         owner.streams.pop(self.stream, None)
         owner.runtime_out.forget_window(self.stream)
         owner.wake()
 
     def end_unanswered(self) -> None:
         """End the call without the runtime's answer, unless that is complete. The stream passes from now on."""
-        if self.kept is not None:
+        if self.retained is not None:
             return
         if self.state is CallState.HOLDING:
             self.state = CallState.ENDED
@@ -289,8 +289,8 @@ def _reply_fields(block: bytes) -> Sequence[headers.Header]:
     return headers.find(headers.walk(block), REPLY_FIELDS, bounds.FIELD_BYTES)
 
 
-def _joined(kept: bytes | bytearray, more: bytes) -> bytes | bytearray:
-    joined = kept if isinstance(kept, bytearray) else bytearray(kept)
+def _joined(retained: bytes | bytearray, more: bytes) -> bytes | bytearray:
+    joined = retained if isinstance(retained, bytearray) else bytearray(retained)
     joined += more
     return joined
 
@@ -330,7 +330,7 @@ class Reader(Streams):
 
     @property
     def keeps_answers(self) -> bool:
-        return any(held.kept for held in self.held)
+        return any(held.retained for held in self.held)
 
     def pipe(self, data: bytes) -> None:
         """Pass a client's bytes from ``data`` on, and the runtime's, unread (relay-rules A14)."""
@@ -358,7 +358,7 @@ class Reader(Streams):
             self.client_out.send_frame(stream, _no_answer(stream, how is not _UNANSWERED))
         self.open.clear()
         for held in self.held:
-            if not held.kept:
+            if not held.retained:
                 begun = held.state is CallState.RELEASED and bool(held.reply_fields)
                 self.client_out.send_frame(held.stream, _no_answer(held.stream, begun))
 

@@ -196,9 +196,9 @@ class Backend:
         import aiohttp
 
         if method not in self._sessions:
-            kept: dict[str, Any] = {"keepalive_timeout": KEPT_SECONDS} if method == "GET" else {"force_close": True}
+            options: dict[str, Any] = {"keepalive_timeout": KEPT_SECONDS} if method == "GET" else {"force_close": True}
             self._sessions[method] = aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(self._endpoint, limit=0, **kept),
+                connector=aiohttp.UnixConnector(self._endpoint, limit=0, **options),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(),
                 # Newer daemons have several formats of the event stream and choose by Accept.

@@ -260,7 +260,7 @@ class DockerHeld(Exchange, HeldCall):
         self.reply_head: ResponseHead | None = None
         self._reply_body: bytearray | None = bytearray()
         """The body of the daemon's answer, as it came; None once the answer is too long to be kept."""
-        self.kept = bytearray()
+        self.retained = bytearray()
 
     @abstractmethod
     def identify(self) -> bool:
@@ -367,14 +367,14 @@ class DockerHeld(Exchange, HeldCall):
 
     def collect_reply(self, part: bytes) -> bytes:
         """Keep a part of the answer's body; of an answer above REPLY_LIMIT return all but one byte, to send now."""
-        self.kept += part
-        if self._reply_body is not None and len(self.kept) <= REPLY_LIMIT:
+        self.retained += part
+        if self._reply_body is not None and len(self.retained) <= REPLY_LIMIT:
             self._reply_body += part
             return b""
         self._reply_body = None
-        going = bytes(self.kept[:-1])
-        del self.kept[:-1]
-        return going
+        sendable = bytes(self.retained[:-1])
+        del self.retained[:-1]
+        return sendable
 
     def reply_whole(self) -> None:
         """Called when the whole answer has come: settle the call; an answer that was too long has no message."""
@@ -391,7 +391,7 @@ class DockerHeld(Exchange, HeldCall):
         reader = self._reader
         self._free()
         if reader.pending and reader.pending[0] is self and self.reply is not None:
-            reader.to_client.append(bytes(self.kept))
+            reader.to_client.append(bytes(self.retained))
             reader.done(self)
             reader.wake()
 

@@ -32,7 +32,7 @@ class Requests:
         self._reader = reader
         self._shared = reader.shared
         known = reader.shared.known
-        self._known_requests, self._known_bytes, self._counters = known.requests, known.longest, known.counters
+        self._cached_requests, self._cached_bytes, self._counters = known.requests, known.longest, known.counters
         self.rest = bytearray()
         self._seen = 0
         self.began = False
@@ -51,8 +51,8 @@ class Requests:
     def feed(self, data: bytes) -> None:
         reader = self._reader
         if (
-            len(data) <= self._known_bytes
-            and data in self._known_requests
+            len(data) <= self._cached_bytes
+            and data in self._cached_requests
             and self.body is None
             and self.blocked_by is None
             and not self.no_more
@@ -60,7 +60,7 @@ class Requests:
         ):
             self.began = True
             reader.to_daemon.append(data)
-            exchange = self._known_requests[data]
+            exchange = self._cached_requests[data]
             self._empty_lines = exchange.empty_lines
             self._counters[exchange.series] += 1
             reader.pending.append(exchange)
@@ -170,9 +170,9 @@ class Requests:
             self._counters[series] = self._counters.get(series, 0) + 1
             reader.pending.append(newest)
             known = route is None and self.body is None and not newest.may_tunnel
-            if known and len(head.raw) <= self._known_bytes:
+            if known and len(head.raw) <= self._cached_bytes:
                 newest.plain = True
-                self._known_requests.keep(head.raw, newest, len(head.raw))
+                self._cached_requests.keep(head.raw, newest, len(head.raw))
         self._empty_lines = self._newest.empty_lines
         if self.body is None:
             self._end_body()
@@ -289,7 +289,7 @@ class Answers:
     def __init__(self, reader: "Reader") -> None:
         self._reader = reader
         known = reader.shared.known
-        self._known_answers, self._known_bytes = known.answers, known.longest
+        self._cached_answers, self._cached_bytes = known.answers, known.longest
         self._rest = bytearray()
         self._seen = 0
         self.body: Body | None = None
@@ -310,8 +310,8 @@ class Answers:
         if (
             exchange is not None
             and exchange.plain
-            and len(data) <= self._known_bytes
-            and (data, exchange.method) in self._known_answers
+            and len(data) <= self._cached_bytes
+            and (data, exchange.method) in self._cached_answers
             and self.body is None
             and not self._rest
         ):
@@ -369,12 +369,12 @@ class Answers:
             if (
                 exchange.plain
                 and at == 0
-                and end + head.length == len(data) <= self._known_bytes
+                and end + head.length == len(data) <= self._cached_bytes
                 and head.framing in (Framing.EMPTY, Framing.SIZED)
                 and head.status >= 200
                 and not head.closes
             ):
-                self._known_answers.keep((data, exchange.method), None, len(data))
+                self._cached_answers.keep((data, exchange.method), None, len(data))
             self._begin(exchange, head)
         return end or at
 
@@ -389,7 +389,7 @@ class Answers:
         held = exchange if isinstance(exchange, DockerHeld) else None
         if held is not None:
             held.reply_head = head
-            held.kept += head.raw
+            held.retained += head.raw
         if tunnel:
             reader.to_client.append(head.raw)
             reader.become_tunnel()  # before the call continues: the client already gets this head

@@ -126,8 +126,8 @@ def read_state(reply: bytes) -> Life:
 def _own_labels(merged: Labels, shipped: Labels, name: str) -> dict[str, str]:
     """Remove the image's labels, but not the kubelet's of a container with dockershim's form of name: an image that was
     committed from a pod's container has them, too."""
-    kept = _KUBELETS if messages.parse_name(name) else ()
-    return {key: value for key, value in merged.items() if shipped.get(key) != value or key.startswith(kept)}
+    prefixes = _KUBELETS if messages.parse_name(name) else ()
+    return {key: value for key, value in merged.items() if shipped.get(key) != value or key.startswith(prefixes)}
 
 
 def _own_env(merged: Sequence[str], shipped: Sequence[str]) -> list[str]:

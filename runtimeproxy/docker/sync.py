@@ -99,7 +99,7 @@ class Lookup:
     async def listed(self) -> Listed:
         """Raises BackendError."""
         rows = await self._backend.pods_containers()
-        pods, containers = ([id for id, kind in rows if kind == wanted] for wanted in (POD_TYPE, CONTAINER_TYPE))
+        pods, containers = ([id for id, kind in rows if kind == desired] for desired in (POD_TYPE, CONTAINER_TYPE))
         return Listed(pods, containers)
 
     async def container(self, container_id: str) -> Subject | None:
@@ -190,7 +190,7 @@ class EventFollower:
         self._on_missed = on_missed
         self._wall_clock_ns = wall_clock_ns
         self._since_ns = 0
-        self._away = False
+        self._unavailable = False
         self._overdue: Counter[str] = Counter()
         """The expected updates from before the stream was lost: a daemon that restarted has lost their events."""
         self._meanings: dict[str, Callable[[str], None]] = {
@@ -239,8 +239,8 @@ class EventFollower:
                 failure = "backend_event_stream_losses"
                 await self._on_connected()
                 self._metrics.events.runtime_back("events")
-                if self._away:
-                    self._away = False
+                if self._unavailable:
+                    self._unavailable = False
                     log.info("the daemon's events are followed again")
                 self._on_missed()
                 dropping = asyncio.get_running_loop().call_later(REPLAY_SECONDS, self._drop_overdue)
@@ -257,8 +257,8 @@ class EventFollower:
                 dropping.cancel()
             self._overdue = Counter(self.expected_updates)
         self._metrics.count(failure)
-        if not self._away:
-            self._away = True
+        if not self._unavailable:
+            self._unavailable = True
             log.warning("the daemon's events cannot be followed (%s): trying again until they can", reason)
 
     def _drop_overdue(self) -> None:

@@ -146,7 +146,7 @@ def overlay(base: Resources | None, changes: Mapping[str, Any]) -> Resources | N
     return Resources(*values)
 
 
-def laid_over(values: Changes, changes: Mapping[str, Any]) -> dict[str, Any]:
+def overlaid(values: Changes, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Map fields are merged key by key."""
     made: dict[str, Any] = dict(values)
     for name, value in changes.items():

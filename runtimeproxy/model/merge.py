@@ -193,7 +193,7 @@ def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
         annotations={**earlier.annotations, **change.annotations},
         envs={**earlier.envs, **change.envs},
         cgroup_parent=earlier.cgroup_parent if change.cgroup_parent is None else change.cgroup_parent,
-        resources=fields.laid_over(earlier.resources, change.resources),
+        resources=fields.overlaid(earlier.resources, change.resources),
         confirmed=earlier.confirmed | change.confirmed,
         confirmers=earlier.confirmers | {(name, plugin) for name in change.confirmed},
         owners={**earlier.owners, **dict.fromkeys(values, plugin)},
@@ -326,9 +326,9 @@ def found(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
 def lacking(made: Subject, subject: Subject) -> frozenset[str]:
     """Return the fields of a create that its subject does not have as created, named as in ``Adjustment.owners``. A
     runtime may report the whole path of a slice, which systemd finds by the last part."""
-    wanted, reported = echo(hook_view(made)), echo(hook_view(subject))
-    names = frozenset(by_field(difference(hook_view(subject), wanted)))
-    requested, has = wanted.cgroup_parent or "", reported.cgroup_parent or ""
+    desired, reported = echo(hook_view(made)), echo(hook_view(subject))
+    names = frozenset(by_field(difference(hook_view(subject), desired)))
+    requested, has = desired.cgroup_parent or "", reported.cgroup_parent or ""
     same_slice = requested.endswith(fields.SLICE) and requested.rpartition("/")[2] == has.rpartition("/")[2]
     return names - {"cgroup_parent"} if same_slice else names
 
@@ -475,18 +475,18 @@ def differing(subject: Subject, requested: RequestedUpdate, adjustment: Adjustme
     found: dict[str, fields.ResourceValue] = {}
     for name in sorted({name.partition(".")[0] for name in (*adjustment.resources, *repeated)}):
         requests, changes = request.get(name), adjustment.resources.get(name)
-        wanted, holds = getattr(original, name), getattr(present, name)
+        desired, holds = getattr(original, name), getattr(present, name)
         if name in fields.MAP_FIELDS:
             requests, changes = requests or {}, changes or {}
-            wanted, holds = {**wanted, **requests, **changes}, {**holds, **requests}  # type: ignore[dict-item]
-            repeated_keys = [key for key in wanted if key in changes or f"{name}.{key}" in repeated]  # type: ignore[operator]
-            wanted = {key: wanted[key] for key in repeated_keys if holds.get(key) != wanted[key]}
+            desired, holds = {**desired, **requests, **changes}, {**holds, **requests}  # type: ignore[dict-item]
+            repeated_keys = [key for key in desired if key in changes or f"{name}.{key}" in repeated]  # type: ignore[operator]
+            desired = {key: desired[key] for key in repeated_keys if holds.get(key) != desired[key]}
             holds = {}
         else:
             holds = holds if requests is None else requests
-            wanted = changes if changes is not None else wanted if requests is None else requests
-        if wanted != holds:
-            found[name] = wanted
+            desired = changes if changes is not None else desired if requests is None else requests
+        if desired != holds:
+            found[name] = desired
     return found
 
 
@@ -497,7 +497,7 @@ def updated(subject: Subject, update: EffectiveUpdate, adjustment: Adjustment) -
     known, present, annotations = before.original, before.effective, update.requested.annotations
     original = effective = _with(known, overlay(known.resources, requested), annotations)
     if known is not present or update.put_in or update.annotations:
-        held = {name: value for name, value in fields.laid_over(requested, update.put_in).items() if value}
+        held = {name: value for name, value in fields.overlaid(requested, update.put_in).items() if value}
         effective = _with(present, overlay(present.resources, held), {**annotations, **update.annotations})
     names = fields.flat({}, None, requested)
     owners = {name: plugin for name, plugin in before.owners if f"resources.{name}" not in names}

@@ -54,33 +54,33 @@ def original_values_of(record: PodRecord | ContainerRecord) -> OriginalValues | 
     return OriginalValues(_name(record.effective), pairs, _of(pairs, owners))
 
 
-def restored_pod(info: PodInfo, kept: OriginalValues) -> PodRecord:
+def restored_pod(info: PodInfo, retained: OriginalValues) -> PodRecord:
     """Return the record of a pod that was read from the runtime, with the kept values restored."""
-    if kept.name != _name(info):
+    if retained.name != _name(info):
         return PodRecord(info, info, read=True)
-    original, effective, standing = _restored(info, kept)
-    unused = {f"resources.{name}": standing[f"resources.{name}"][0] for name, _ in _of(standing, kept.owners)}
+    original, effective, standing = _restored(info, retained)
+    unused = {f"resources.{name}": standing[f"resources.{name}"][0] for name, _ in _of(standing, retained.owners)}
     if not unused:
         return PodRecord(original, effective)
     return PodRecord(original, _with(effective, unused), reported=effective.resources)
 
 
-def restored_container(info: ContainerInfo, kept: OriginalValues) -> ContainerRecord:
+def restored_container(info: ContainerInfo, retained: OriginalValues) -> ContainerRecord:
     """Return the record of a container that was read from the runtime, with the kept values restored."""
-    if kept.name != _name(info):
+    if retained.name != _name(info):
         return ContainerRecord(info, info, read=True)
-    original, effective, standing = _restored(info, kept)
-    return ContainerRecord(original, effective, _of(standing, kept.owners), read=True)
+    original, effective, standing = _restored(info, retained)
+    return ContainerRecord(original, effective, _of(standing, retained.owners), read=True)
 
 
 _I = TypeVar("_I", PodInfo, ContainerInfo)
 
 
-def _restored(info: _I, kept: OriginalValues) -> tuple[_I, _I, Mapping[str, Pair]]:
+def _restored(info: _I, retained: OriginalValues) -> tuple[_I, _I, Mapping[str, Pair]]:
     """Return the original value, the effective value, and the kept pairs that still hold. What the runtime does not
     report is as the hook set it; if it reports another value, somebody else has set that since."""
     reported = set_fields(info)
-    standing = {name: pair for name, pair in kept.pairs.items() if reported.get(name) in (None, pair[1])}
+    standing = {name: pair for name, pair in retained.pairs.items() if reported.get(name) in (None, pair[1])}
     if not standing:
         return info, info, standing
     effective = _with(info, {name: hooked for name, (_, hooked) in standing.items() if reported.get(name) != hooked})
@@ -113,30 +113,30 @@ def _with(info: _I, values: Mapping[str, Value | None]) -> _I:
     return replace(info, **changed)
 
 
-def write(kept: OriginalValues) -> bytes:
-    return json.dumps([kept.name, kept.pairs, kept.owners], separators=(",", ":")).encode()
+def write(retained: OriginalValues) -> bytes:
+    return json.dumps([retained.name, retained.pairs, retained.owners], separators=(",", ":")).encode()
 
 
 def read(text: bytes) -> OriginalValues:
     """Parse the output of ``write``. Raises ValueError for anything else; the text says why, without values."""
     try:
         name, pairs, owners = json.loads(text)
-        kept = OriginalValues(
+        retained = OriginalValues(
             tuple(name),
             {field: (original, hooked) for field, (original, hooked) in pairs.items()},
             tuple((field, plugin) for field, plugin in owners),
         )
     except (ValueError, TypeError, AttributeError, RecursionError):  # no JSON, or of another shape
         raise ValueError("it is not a list of a name, pairs and owners") from None
-    if tuple(map(type, kept.name)) not in _NAMES:
+    if tuple(map(type, retained.name)) not in _NAMES:
         raise ValueError("it has no subject")
-    if not all(_is_value(field, value) for field, pair in kept.pairs.items() for value in pair):
+    if not all(_is_value(field, value) for field, pair in retained.pairs.items() for value in pair):
         raise ValueError("a field has a value that it cannot have")
-    if len(kept.name) == len(_NAMES[1]) and any(field.startswith("labels.") for field in kept.pairs):
+    if len(retained.name) == len(_NAMES[1]) and any(field.startswith("labels.") for field in retained.pairs):
         raise ValueError("a container has a label")
-    if not all(f"resources.{field}" in kept.pairs and type(plugin) is str for field, plugin in kept.owners):
+    if not all(f"resources.{field}" in retained.pairs and type(plugin) is str for field, plugin in retained.owners):
         raise ValueError("an owner owns nothing")
-    return kept
+    return retained
 
 
 def _is_value(field: str, value: object) -> bool:

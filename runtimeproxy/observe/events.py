@@ -138,14 +138,14 @@ class Events:
         joined = _BETWEEN.join(texts)
         if len(joined) > UNCUT or joined.count(_BETWEEN) >= len(texts):
             joined = _BETWEEN.join([each.replace(_BETWEEN, "")[:LONGEST_TEXT] for each in texts])
-        kept = joined.encode(errors="backslashreplace")
-        self.bytes += FIXED_BYTES + len(kept)
+        retained = joined.encode(errors="backslashreplace")
+        self.bytes += FIXED_BYTES + len(retained)
         ring = self._ring
         while self.bytes > MOST_BYTES or len(ring) >= MOST_EVENTS:
             self.bytes -= FIXED_BYTES + len(ring.popleft()[-1])
         self.last += 1
         parts = _SECONDS.pack(*seconds) if seconds else b""
-        ring.append((self.last, self.wall_clock(), kind, about.operation, hook, reason, parts, kept))
+        ring.append((self.last, self.wall_clock(), kind, about.operation, hook, reason, parts, retained))
 
     def runtime_lost(self, seen_by: str, reason: str, text: str = "") -> None:
         """Record that the runtime is lost, unless it is known to be; ``seen_by`` names who sees it."""
@@ -184,8 +184,8 @@ class Events:
 
 def shown(row: Row) -> dict[str, Any]:
     """Return an event as it is shown: a JSON object without the keys that do not apply."""
-    number, at, kind, operation, hook, reason, parts, kept = row
-    texts = kept.decode().split(_BETWEEN)
+    number, at, kind, operation, hook, reason, parts, retained = row
+    texts = retained.decode().split(_BETWEEN)
     pairs = texts[len(_NAMES) :]
     found = {
         "number": number,

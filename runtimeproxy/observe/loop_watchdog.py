@@ -44,9 +44,9 @@ class LoopWatchdog:
         self._resting: FrameType | None = None
         self._turned = threading.Event()
         self._stopped = False
-        self._going_on = threading.Lock()
+        self.log_and_continue = threading.Lock()
         """Held until the end: waiting for a lock costs less than for an event, which matters on an idle node."""
-        self._going_on.acquire()
+        self.log_and_continue.acquire()
         self._watcher = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
 
     def start(self) -> None:
@@ -60,13 +60,13 @@ class LoopWatchdog:
     def stop(self) -> None:
         if not self._stopped:
             self._stopped = True
-            self._going_on.release()
+            self.log_and_continue.release()
         self._turned.set()
         if self._watcher.is_alive():
             self._watcher.join()
 
     def _watch(self) -> None:
-        while not self._going_on.acquire(timeout=LOOK_SECONDS):
+        while not self.log_and_continue.acquire(timeout=LOOK_SECONDS):
             if self._frame() is not self._resting:
                 self._wait_for_turn()
 

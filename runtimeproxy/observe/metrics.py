@@ -147,11 +147,11 @@ class Metrics:
 
     def total(self, name: str, **labels: str) -> int:
         given = METRICS[name].given
-        wanted = {given.index(label): value for label, value in labels.items()}
+        desired = {given.index(label): value for label, value in labels.items()}
         return sum(
             count
             for (counter, values), count in self.counters.items()
-            if counter == name and all(values[at] == value for at, value in wanted.items())
+            if counter == name and all(values[at] == value for at, value in desired.items())
         )
 
     def figures(self) -> list[str]:

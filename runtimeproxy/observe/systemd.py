@@ -37,14 +37,14 @@ class SystemdNotifier:
         if self._beat_seconds:
             self._beat(loop)
         if self._address:
-            self._look(loop)
+            self._check(loop)
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timers["beat"] = loop.call_later(self._beat_seconds, self._beat, loop)
         self._send(ALIVE)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timers["status"] = loop.call_later(STATUS_SECONDS, self._look, loop)
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timers["status"] = loop.call_later(STATUS_SECONDS, self._check, loop)
         status = self._status()
         if status != self._sent_status and self._send(f"STATUS={status}".encode()):
             self._sent_status = status

@@ -67,10 +67,10 @@ class Reach:
         self._unchecked = iter(())
 
     def _check_some(self) -> None:
-        piece = list(islice(self._unchecked, AT_ONCE))
-        for plugin in piece:
+        chunk = list(islice(self._unchecked, AT_ONCE))
+        for plugin in chunk:
             self._check(plugin)
-        if len(piece) == AT_ONCE:
+        if len(chunk) == AT_ONCE:
             self._loop.call_soon(self._check_some)
 
     def _check(self, plugin: Plugin) -> None:

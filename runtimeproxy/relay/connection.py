@@ -169,10 +169,10 @@ class Endpoint:
     @property
     def slow(self) -> bool:
         """Return whether so much is queued that the other side should be paused."""
-        return self.kept_bytes > HIGH_WATER
+        return self.retained_bytes > HIGH_WATER
 
     @property
-    def kept_bytes(self) -> int:
+    def retained_bytes(self) -> int:
         """Return the memory that the queue takes: its bytes and the overhead of each piece."""
         return self.waiting + len(self._backlog) * PIECE_BYTES
 
@@ -211,7 +211,7 @@ class Endpoint:
             self.write(bytes(view[at : min(at + COPIED_BYTES, size)]))
 
     def _writable(self) -> None:
-        was_slow = self.kept_bytes > LOW_WATER
+        was_slow = self.retained_bytes > LOW_WATER
         while self._backlog:
             data, sent = self._backlog[0], 0
             try:
@@ -231,7 +231,7 @@ class Endpoint:
         if not self._backlog:
             self._loop.remove_writer(self._sock)
             self._finish_now()
-        if (was_slow and self.kept_bytes <= LOW_WATER) or not self._backlog:
+        if (was_slow and self.retained_bytes <= LOW_WATER) or not self._backlog:
             self._handler.drained(self)
 
     def _drop_backlog(self) -> None:

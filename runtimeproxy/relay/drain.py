@@ -84,10 +84,10 @@ class Drain:
     async def run(self, seconds: float, at_once: asyncio.Event) -> str:
         """Drain for ``seconds`` at most, and no longer than until ``at_once`` is set; return why it ended."""
         began = self._loop.time()
-        left = self._look(refusing=False)
+        left = self._check(refusing=False)
         log.info("draining for at most %s s; waiting for %s", seconds, self._reported(left) or "nothing")
         reason = await self._wait(began, began + seconds, at_once)
-        left = self._look(refusing=True)
+        left = self._check(refusing=True)
         counts = self._reported(left)
         cut_off = f"; cut off are {counts}" if counts else ""
         log.info("drained in %.2f s: %s%s", self._loop.time() - began, reason, cut_off)
@@ -106,7 +106,7 @@ class Drain:
             if at_once.is_set():
                 return "a second signal came"
             refusing = now - began >= NOTICE_SECONDS
-            left = self._look(refusing)
+            left = self._check(refusing)
             alone_since = math.inf if left.calls or self._tasks else min(alone_since, now)
             over = alone_since + (ANSWER_SECONDS if left.answers else 0.0)
             if now >= over and (refusing or not self._connections):
@@ -114,7 +114,7 @@ class Drain:
             await asyncio.sleep(LOOK_SECONDS)
         return "the time is over (--drain-timeout)"
 
-    def _look(self, refusing: bool) -> Unfinished:
+    def _check(self, refusing: bool) -> Unfinished:
         """Call ``drain`` of every connection, and return what is left."""
         for connection in tuple(self._connections):
             connection.drain(refusing)

@@ -69,9 +69,9 @@ class Deadlines:
     def _wait_until(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._timer_at = asyncio.get_running_loop().call_at(at, self._look), at
+        self._timer, self._timer_at = asyncio.get_running_loop().call_at(at, self._check), at
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Call back the deadlines that are due, and set the timer to the next one that is not cancelled."""
         now = asyncio.get_running_loop().time()
         self._timer, self._timer_at = None, inf

@@ -52,7 +52,7 @@ class FrontBase(ABC):
     def unreachable(self, client: socket.socket) -> None:
         """Called with a client whose backend is away: answer or close it."""
 
-    def look(self) -> None:
+    def inspect(self) -> None:
         """Log if nothing listens at the backend's path, before any client comes: the path may be wrong. A full backlog
         and a shortage in the proxy are not logged here; they are waited for when a client comes.
         """
@@ -82,7 +82,7 @@ class FrontBase(ABC):
             backend = dial_now(self.backend_endpoint)
         except OSError as error:
             if error.errno not in SCARCE:
-                self.away(client, error)
+                self.unavailable(client, error)
                 return
             backend = None
         if backend is None:
@@ -110,7 +110,7 @@ class FrontBase(ABC):
                 raise OSError(errno.EMFILE, lacking) from None
             raise
 
-    def away(self, client: socket.socket, error: OSError) -> None:
+    def unavailable(self, client: socket.socket, error: OSError) -> None:
         """Log that the backend is away, and end the client."""
         self.report_unavailable(error)
         self.unreachable(client)
@@ -152,8 +152,8 @@ class FrontBase(ABC):
     async def drain(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
         """Finish the calls in progress, for ``seconds`` at most and until ``at_once``, then close every connection."""
         self.metrics.events.add(EventKind.DRAIN, reason="begun")
-        why_over = await Drain(self.connections, self.tasks).run(seconds, at_once or asyncio.Event())
-        self.metrics.events.add(EventKind.DRAIN, reason="ended", text=why_over)
+        end_reason = await Drain(self.connections, self.tasks).run(seconds, at_once or asyncio.Event())
+        self.metrics.events.add(EventKind.DRAIN, reason="ended", text=end_reason)
         for connection in tuple(self.connections):
             connection.close()
         left = tuple(self.tasks)
@@ -177,7 +177,7 @@ class _Unpaired:
             backend = await self._front.dial()
         except OSError as error:
             self._front.connections.discard(self)
-            self._front.away(self._client, error)
+            self._front.unavailable(self._client, error)
         else:
             self._front.connections.discard(self)
             self._front.pair(self._client, backend)

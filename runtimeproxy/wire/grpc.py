@@ -41,7 +41,7 @@ def message(body: bytes, compressed: bool = False) -> bytes:
     return bytes((compressed,)) + len(body).to_bytes(4, "big") + body
 
 
-def pieces(body: bytes) -> tuple[bytes, ...]:
+def chunks(body: bytes) -> tuple[bytes, ...]:
     """Return the prefix and a message as the pieces to send in order: a long message is not copied."""
     prefix = b"\0" + len(body).to_bytes(4, "big")
     return (prefix + body,) if len(body) <= JOINED_BYTES else (prefix, body)

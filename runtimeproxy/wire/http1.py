@@ -369,9 +369,9 @@ def with_length(raw: bytes, length: int) -> bytes:
     """
     first, *fields = raw.removesuffix(b"\r\n\r\n").split(b"\r\n")
     framing = [place for place, line in enumerate(fields) if line.partition(b":")[0].lower() in _FRAMING_NAMES]
-    kept = [line for place, line in enumerate(fields) if place not in framing]
-    kept.insert(framing[0] if framing else len(kept), b"Content-Length: %d" % length)
-    return b"\r\n".join((first, *kept, b"", b""))
+    retained = [line for place, line in enumerate(fields) if place not in framing]
+    retained.insert(framing[0] if framing else len(retained), b"Content-Length: %d" % length)
+    return b"\r\n".join((first, *retained, b"", b""))
 
 
 def response(status: int, message: str, *, close: bool, method: str = "") -> bytes:

@@ -85,11 +85,11 @@ def read_members(owner: Object, table: Table) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     for name, (key, kind) in table.items():
-        wanted: type[Any] = Object if kind is dict else kind
+        desired: type[Any] = Object if kind is dict else kind
         value = owner.get(key)
         if value is None:
             value = kind()
-        elif type(value) is not wanted:
+        elif type(value) is not desired:
             raise _wrong_type(key)
         elif kind is str:
             value = value if value.isascii() else _SURROGATE.sub("\ufffd", value)
@@ -177,9 +177,9 @@ def rewrite(text: bytes, edit: Edit) -> bytes:
         parts: list[bytes | memoryview] = []
         at = first = 0
         for start, end, replacement in patches:
-            kept = first + (start - at if is_ascii else len(source[at:start].encode()))
-            parts += view[first:kept], replacement.encode()
-            first = kept + (end - start if is_ascii else len(source[start:end].encode()))
+            retained = first + (start - at if is_ascii else len(source[at:start].encode()))
+            parts += view[first:retained], replacement.encode()
+            first = retained + (end - start if is_ascii else len(source[start:end].encode()))
             at = end
         parts.append(view[first:])
         return b"".join(parts)
@@ -302,12 +302,12 @@ class Chosen:
 # -- changes ---------------------------------------------------------------------------------------------------------
 
 
-def _equal(found: Any, wanted: Value) -> bool:
+def _equal(found: Any, desired: Value) -> bool:
     """Return whether two JSON values are equal. 1 is neither 1.0 nor true; the order of members is ignored."""
     if isinstance(found, Object):
         members = dict(found)
-        return members == wanted and len(members) == len(found)
-    return type(found) is type(wanted) and bool(found == wanted)
+        return members == desired and len(members) == len(found)
+    return type(found) is type(desired) and bool(found == desired)
 
 
 def _text(value: Value) -> str:
@@ -353,8 +353,8 @@ def _others(names: frozenset[str]) -> Callable[[str, int], re.Match[str] | None]
     """
     space, text = r"[ \t\n\r]*+", r'[ !#-\[\]-~]*+"'
     value = rf'(?:"{text}|-?(?:0|[1-9][0-9]{{0,18}})|true|false|null)'
-    wanted = "|".join(map(re.escape, sorted(names)))
-    return re.compile(rf'(?:{space}"(?!(?i:{wanted})"){text}{space}:{space}{value}{space},){{1,{_AT_ONCE}}}').match
+    desired = "|".join(map(re.escape, sorted(names)))
+    return re.compile(rf'(?:{space}"(?!(?i:{desired})"){text}{space}:{space}{value}{space},){{1,{_AT_ONCE}}}').match
 
 
 _SPACES = " \t\n\r"

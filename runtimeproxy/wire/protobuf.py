@@ -129,8 +129,8 @@ def rewrite(message: bytes, edits: Mapping[int, Edit]) -> bytes:
     """Return the message with the edit of each field number applied; the same object if nothing changes. Raises
     WireError if the message, or a nested message that an edit has to parse, is malformed.
     """
-    pieces = _rewritten(message, 0, len(message), edits)
-    return b"".join(pieces) if pieces else message
+    chunks = _rewritten(message, 0, len(message), edits)
+    return b"".join(chunks) if chunks else message
 
 
 def _rewritten(message: bytes, at: int, end: int, edits: Mapping[int, Edit]) -> list[Piece]:
@@ -162,13 +162,13 @@ def message_field(edits: Mapping[int, Edit]) -> Edit:
     def edit(message: bytes, found: Found) -> Iterator[Patch]:
         parts = found.of_type(LENGTH_DELIMITED)
         if len(parts) == 1:
-            pieces = _rewritten(message, parts[0].value_start, parts[0].end, edits)
+            chunks = _rewritten(message, parts[0].value_start, parts[0].end, edits)
         else:
             payload = b"".join(_payload(message, part) for part in parts)
-            pieces = _rewritten(payload, 0, len(payload), edits)
-        if pieces:
+            chunks = _rewritten(payload, 0, len(payload), edits)
+        if chunks:
             yield from ((part.start, part.end, ()) for part in parts[:-1])
-            yield _place(found, parts, _length_delimited(found.number, pieces))
+            yield _place(found, parts, _length_delimited(found.number, chunks))
 
     return edit
 
@@ -190,8 +190,8 @@ def entries_field(values: Mapping[str, Edit]) -> Edit:
             if entry is None:
                 made = _rewritten(b"", 0, 0, {KEY: string_field(key), VALUE: values[key]})
                 added += _length_delimited(found.number, made)
-            elif pieces := _rewritten(message, entry.value_start, entry.end, {VALUE: values[key]}):
-                yield entry.start, entry.end, _length_delimited(found.number, pieces)
+            elif chunks := _rewritten(message, entry.value_start, entry.end, {VALUE: values[key]}):
+                yield entry.start, entry.end, _length_delimited(found.number, chunks)
         if added:
             at = entries[-1].end if entries else found.end
             yield at, at, added
@@ -199,15 +199,15 @@ def entries_field(values: Mapping[str, Edit]) -> Edit:
     return edit
 
 
-def _scalar(wire_type: int, wanted: _T, default: _T, read: Callable[[bytes, Field], _T], encoded: bytes) -> Edit:
+def _scalar(wire_type: int, desired: _T, default: _T, read: Callable[[bytes, Field], _T], encoded: bytes) -> Edit:
     """Return the edit of a singular scalar: of several occurrences only the effective last one is replaced."""
 
     def edit(message: bytes, found: Found) -> Iterator[Patch]:
         same = found.of_type(wire_type)
         current = read(message, same[-1]) if same else default
-        if current == wanted:
+        if current == desired:
             return
-        if wanted == default:
+        if desired == default:
             yield from ((field.start, field.end, ()) for field in same)
             return
         yield _place(found, same, (varint(found.number << 3 | wire_type), encoded))
@@ -221,12 +221,12 @@ def _place(found: Found, same: Sequence[Field], field: Sequence[Piece]) -> Patch
 
 
 def _patched(message: memoryview, at: int, end: int, patches: list[Patch]) -> list[Piece]:
-    pieces: list[Piece] = []
+    chunks: list[Piece] = []
     for start, following, replacement in sorted(patches, key=lambda patch: patch[:2]):
-        pieces += message[at:start], *replacement
+        chunks += message[at:start], *replacement
         at = following
-    pieces.append(message[at:end])
-    return pieces
+    chunks.append(message[at:end])
+    return chunks
 
 
 def _last_of(message: bytes, entries: Sequence[Field], key: bytes) -> Field | None:

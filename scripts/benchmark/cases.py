@@ -151,8 +151,8 @@ def by_median(name: str, found: Sequence[float], bound: float, *, least: bool = 
     """Return the median of the rounds compared with a limit, and the best round."""
     middle, best = median(found), max(found) if least else min(found)
     limit = f"{'at least' if least else 'at most'} {bound:.2f}"
-    kept = middle >= bound if least else middle <= bound
-    return Figure(name, f"{middle:.2f} (best round {best:.2f})", limit, kept if judged else None)
+    retained = middle >= bound if least else middle <= bound
+    return Figure(name, f"{middle:.2f} (best round {best:.2f})", limit, retained if judged else None)
 
 
 HEADER = (

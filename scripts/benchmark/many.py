@@ -86,8 +86,8 @@ def others_during(running: Served, count: int, hold: Hold, what: str, bound: flo
     for case in calls:
         here, there = (runs[case, at].percentile(99) for at in (True, False))
         shown = f"{here / there:.2f} ({here:,} us to {there:,} us)"
-        kept = here / there <= bound if share == 1 else None
-        figures.append(Figure(f"{case.name}: {what}", shown, f"{bound:.2f}", kept))
+        retained = here / there <= bound if share == 1 else None
+        figures.append(Figure(f"{case.name}: {what}", shown, f"{bound:.2f}", retained))
     return figures
 
 
@@ -160,9 +160,9 @@ def crowd(running: Served, name: str, method: str, calls: int, at_once: int, con
             run = load.run(max(int(calls * share) // CROWD_RUNS, at_once))
             ratios[way].append(max(run.microseconds) / median_low(run.microseconds))
     direct, through = median(ratios[DIRECT]), median(ratios[PROXY])
-    kept = through <= CROWD_RATIO if share == 1 else None
+    retained = through <= CROWD_RATIO if share == 1 else None
     shown = f"{through:.1f} (directly {direct:.1f})"
-    return Figure(f"{name}: the slowest to the median", shown, f"{CROWD_RATIO:.1f}", kept)
+    return Figure(f"{name}: the slowest to the median", shown, f"{CROWD_RATIO:.1f}", retained)
 
 
 @contextmanager

@@ -103,14 +103,14 @@ def _download(folder: Path, packages: Sequence[str]) -> list[Path]:
     """Fetch the packages that apt would install. Lists that are missing or old are fetched, for this build alone."""
     (folder / "unpacked").mkdir(parents=True)
     command = ["apt-get", "-q", "-o", "APT::Sandbox::User=", "-o", "Debug::NoLocking=1"]
-    wanted = [f"{package}:amd64" for package in packages]
+    desired = [f"{package}:amd64" for package in packages]
     try:
-        run([*command, "download", *wanted], folder)
+        run([*command, "download", *desired], folder)
     except BuildError:
         lists, cache = folder / "lists", folder / "cache"
         for directory in (lists / "partial", cache / "archives/partial"):
             directory.mkdir(parents=True)
         command += ["-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={cache}"]
         run([*command, "update"], folder)
-        run([*command, "download", *wanted], folder)
+        run([*command, "download", *desired], folder)
     return sorted(folder.glob("*.deb"))

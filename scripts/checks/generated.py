@@ -16,12 +16,12 @@ def parser(command: str, description: str) -> argparse.ArgumentParser:
     return made
 
 
-def write_or_compare(command: str, wanted: Mapping[Path, str], *, check: bool) -> int:
+def write_or_compare(command: str, desired: Mapping[Path, str], *, check: bool) -> int:
     """Write files, or with ``check`` say which of them ``command`` would change; return the exit code."""
-    changed = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    changed = [path for path, text in desired.items() if not path.exists() or path.read_text() != text]
     for path in changed:
         if check:
             print(f"{path} would change: run {command}", file=sys.stderr)
         else:
-            path.write_text(wanted[path])
+            path.write_text(desired[path])
     return int(check and bool(changed))

@@ -171,10 +171,10 @@ def test_scripts(node: Node, case: Case) -> None:
     assert ran.code == case.code, ran.reported
     assert [words for words in case.reported.split("|") if words not in ran.reported] == []
     assert ran.reported or not case.reported
-    wanted = case.calls.split(";")
+    desired = case.calls.split(";")
     made = iter(ran.calls)
-    assert [call for call in wanted if call[0] != "!" and not any(line.startswith(call) for line in made)] == []
-    assert [call for call in wanted if call[0] == "!" and any(line.startswith(call[1:]) for line in ran.calls)] == []
+    assert [call for call in desired if call[0] != "!" and not any(line.startswith(call) for line in made)] == []
+    assert [call for call in desired if call[0] == "!" and any(line.startswith(call[1:]) for line in ran.calls)] == []
 
 
 def test_without_systemd_nothing_is_queried(node: Node) -> None:

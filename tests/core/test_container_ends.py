@@ -91,7 +91,7 @@ async def test_pod_that_was_stopped_is_not_reported_again(core: Core) -> None:
     assert core.plugins.notified() == [END, POD_END]
 
 
-@pytest.mark.parametrize("stop", [{"runtime_seconds": 3.0}, {"reply": UNANSWERED, "fates": [UNANSWERED, GONE]}])
+@pytest.mark.parametrize("stop", [{"runtime_seconds": 3.0}, {"reply": UNANSWERED, "outcomes": [UNANSWERED, GONE]}])
 async def test_stop_that_ends_after_the_remove_is_not_reported_again(core: Core, stop: dict[str, Any]) -> None:
     core.plugins.add("a", points=("PostStopPodSandbox",))
     stops = core.start(call(STOP_POD, **stop))
@@ -197,15 +197,15 @@ async def test_pods_containers_are_reported_in_order(core: Core) -> None:
 
 
 @pytest.mark.parametrize("operation", [REMOVE, STOP_POD, REMOVE_POD])
-@pytest.mark.parametrize("fate", [GONE, NOT_DONE])
-async def test_end_owed_for_a_lost_answer_is_reported(core: Core, operation: Operation, fate: Reply) -> None:
+@pytest.mark.parametrize("final_reply", [GONE, NOT_DONE])
+async def test_end_owed_for_a_lost_answer_is_reported(core: Core, operation: Operation, final_reply: Reply) -> None:
     core.plugins.add("a", points=("PostStopContainer",))
-    lost = call(operation, None if fate is GONE else ENDED, reply=UNANSWERED, fates=[UNANSWERED, fate])
+    lost = call(operation, None if final_reply is GONE else ENDED, reply=UNANSWERED, outcomes=[UNANSWERED, final_reply])
     lost.removes_containers = True
     await core.run(lost)
     assert core.plugins.notified() == []
     await asyncio.sleep(1)
-    assert core.plugins.notified() == [END] * (fate is GONE)
+    assert core.plugins.notified() == [END] * (final_reply is GONE)
 
 
 @pytest.mark.parametrize("after", [0.5, 1.1])
@@ -225,11 +225,11 @@ async def test_end_without_a_call_is_reported_in_turn(core: Core, after: float) 
     assert core.plugins.notified().count(END) == 3, "once for each start"
 
 
-@pytest.mark.parametrize(("fate", "started"), [(DONE, True), (UNANSWERED, False)])
-async def test_end_of_a_lost_start_is_reported_after_the_start(core: Core, fate: Reply, started: bool) -> None:
+@pytest.mark.parametrize(("final_reply", "started"), [(DONE, True), (UNANSWERED, False)])
+async def test_end_of_a_lost_start_is_reported_after_the_start(core: Core, final_reply: Reply, started: bool) -> None:
     """dockerd may report the end before it answers whether the container was started."""
     core.plugins.add("a", points=("PostStartContainer", "PostStopContainer"))
-    await core.run(call(START, reply=UNANSWERED, fates=[UNANSWERED, fate]))
+    await core.run(call(START, reply=UNANSWERED, outcomes=[UNANSWERED, final_reply]))
     await ended(core)
     assert core.plugins.notified() == [("a", "PostStartContainer")] * started + [END]
 

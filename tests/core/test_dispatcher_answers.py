@@ -93,7 +93,7 @@ class Piece(NamedTuple):
     good: bool
 
 
-def pieces(field: str, good: st.SearchStrategy[Any], bad: st.SearchStrategy[Any]) -> st.SearchStrategy[Piece]:
+def chunks(field: str, good: st.SearchStrategy[Any], bad: st.SearchStrategy[Any]) -> st.SearchStrategy[Piece]:
     return good.map(lambda value: Piece(field, value, True)) | bad.map(lambda value: Piece(field, value, False))
 
 
@@ -105,13 +105,13 @@ ENTRY, NAMELESS = st.tuples(NAME, TEXT), st.tuples(st.just(""), TEXT)
 NO_NUL = st.tuples(NAME, TEXT.filter(lambda text: "\0" not in text))
 NO_ENV = st.tuples(st.sampled_from(["", "=", "A=B", "A\0"]), TEXT) | st.tuples(NAME, TEXT.map("\0".__add__))
 PIECES = [
-    pieces("envs", NO_NUL, NO_ENV),
-    *(pieces(name, ENTRY, NAMELESS) for name in ("labels", "annotations", "unified")),
-    pieces("hugepage_limits", st.tuples(NAME, numbers(1, 2**62)), st.tuples(st.just(""), numbers(1, 2**62))),
-    pieces("cgroup_parent", PATH, st.sampled_from(BAD_PATHS)),
-    *(pieces(name, st.sampled_from(good), st.sampled_from(BAD_FIELDS[name])) for name, good in GOOD_FIELDS.items()),
+    chunks("envs", NO_NUL, NO_ENV),
+    *(chunks(name, ENTRY, NAMELESS) for name in ("labels", "annotations", "unified")),
+    chunks("hugepage_limits", st.tuples(NAME, numbers(1, 2**62)), st.tuples(st.just(""), numbers(1, 2**62))),
+    chunks("cgroup_parent", PATH, st.sampled_from(BAD_PATHS)),
+    *(chunks(name, st.sampled_from(good), st.sampled_from(BAD_FIELDS[name])) for name, good in GOOD_FIELDS.items()),
 ]
-PARTS = st.lists(st.one_of(PIECES), max_size=6, unique_by=lambda piece: piece.field)
+PARTS = st.lists(st.one_of(PIECES), max_size=6, unique_by=lambda chunk: chunk.field)
 MAPS = {"envs", "labels", "annotations", "hugepage_limits", "unified"}
 MESSAGES: dict[HookPoint, Any] = {
     RUN_POD: api_pb2.PodSandboxHookResponse,

@@ -246,7 +246,7 @@ async def test_rejected_extra_update_is_the_failure_of_the_owners(
 async def test_extra_update_is_recorded_whatever_the_start_does(core: Core, reply: Reply) -> None:
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, points=AT_START)
-    await core.run(FakeCall(START, reply=reply, fates=[UNANSWERED]))
+    await core.run(FakeCall(START, reply=reply, outcomes=[UNANSWERED]))
     assert core.store.container("c1") == merge.prepared(SUBJECT, {"cpu_shares": 2}, NO_ADJUSTMENT).container
 
 
@@ -282,7 +282,7 @@ async def test_running_call_restores_no_forgotten_record(core: Core) -> None:
     assert core.store.counts() == (1, 0)
     with core.store.watch() as watch:
         await stop
-    assert (core.store.counts(), watch.kept) == ((1, 0), set())
+    assert (core.store.counts(), watch.retained) == ((1, 0), set())
     await other
     assert core.store.counts() == (1, 1), "a call of another container keeps what it has (the fake's are all c1)"
 
@@ -295,7 +295,7 @@ async def test_extra_update_during_a_lost_update_keeps_no_record(core: Core) -> 
     await lost
     with core.store.watch() as watch:
         await start
-    assert (core.store.counts(), watch.kept) == ((1, 0), set())
+    assert (core.store.counts(), watch.retained) == ((1, 0), set())
 
 
 @pytest.mark.filterwarnings("error")

@@ -60,7 +60,7 @@ async def test_nothing_is_committed_unless_the_runtime_agreed(
     core.store.commit(SUBJECT)
     before = core.store.snapshot()
     core.plugins.add("a", ENVS, points=POST_POINTS)
-    assert await core.run(FakeCall(operation, reply=reply, fates=[UNANSWERED, NOT_DONE])) == ["release", "answer"]
+    assert await core.run(FakeCall(operation, reply=reply, outcomes=[UNANSWERED, NOT_DONE])) == ["release", "answer"]
     assert core.times.outcome == outcome
     assert core.metrics.counted("calls", operation=operation.value, outcome=outcome) == 1
     await asyncio.sleep(300)
@@ -95,7 +95,7 @@ async def test_reply_is_sent_whatever_fails_after_it(
     core: Core, error: Exception, counter: str, notified: str, reply: Reply, caplog: Log
 ) -> None:
     """Also if the outcome is found out later."""
-    call = FakeCall(STOP, reply=reply, outcome_error=error, fates=[DONE])
+    call = FakeCall(STOP, reply=reply, outcome_error=error, outcomes=[DONE])
     assert await core.run(call) == ["release", "answer"]
     await asyncio.sleep(1)
     assert core.metrics.counted(counter, operation=STOP.value) == 1
@@ -152,12 +152,12 @@ async def test_commit_precedes_the_next_read(core: Core, notified: bool) -> None
         core.plugins.add("a", points=(STARTED,))
     known: list[bool] = []
 
-    def look() -> None:
+    def inspect() -> None:
         known.append(core.store.container("c1") is not None)
 
     def answered() -> None:
-        look()
-        asyncio.get_running_loop().call_soon(look)
+        inspect()
+        asyncio.get_running_loop().call_soon(inspect)
 
     call = FakeCall(START)
     call.notified = answered
@@ -228,7 +228,7 @@ async def test_fields_set_are_named_with_their_hook_servers(
 ) -> None:
     core.plugins.add("a", HookAnswer(envs={"A": CANARY}))
     core.plugins.add("b", CPUS)
-    await core.run(FakeCall(CREATE, reply=reply, fates=[UNANSWERED]))
+    await core.run(FakeCall(CREATE, reply=reply, outcomes=[UNANSWERED]))
     assert logged_fields(caplog) == (["envs.A (a), resources.cpuset_cpus (b)"] if notified else [])
     assert not notified or caplog.messages[0].startswith("CreateContainer of /web/main failed")
 
@@ -256,22 +256,22 @@ OWED: list[tuple[Operation, Subject, Reply, Left]] = [
 ]
 
 
-@pytest.mark.parametrize(("operation", "known", "fate", "left"), OWED)
+@pytest.mark.parametrize(("operation", "known", "final_reply", "left"), OWED)
 async def test_post_hook_is_called_after_lost_reply(
-    core: Core, operation: Operation, known: Subject, fate: Reply, left: Left
+    core: Core, operation: Operation, known: Subject, final_reply: Reply, left: Left
 ) -> None:
     """Then the subject is committed, or dropped if it is gone."""
     core.plugins.add("a", ENVS, points=POST_POINTS)
-    if fate is GONE:
+    if final_reply is GONE:
         core.store.commit(SUBJECT)
     before = core.store.counts()
     key = "p1" if known is POD_SUBJECT else "c1"
-    call = FakeCall(operation, known, key=key, reply=UNANSWERED, fates=[UNANSWERED, fate])
+    call = FakeCall(operation, known, key=key, reply=UNANSWERED, outcomes=[UNANSWERED, final_reply])
     await core.run(call)
     assert (core.times.outcome, core.store.counts(), core.plugins.notified()) == ("unsettled", before, [])
     await asyncio.sleep(1)
     assert core.store.counts() == left
-    its_container = [("a", STOPPED)] if (operation, fate) == (STOP_POD, GONE) else []
+    its_container = [("a", STOPPED)] if (operation, final_reply) == (STOP_POD, GONE) else []
     assert core.plugins.notified() == [*its_container, ("a", f"Post{operation.value}")]
     assert [step for _, step in call.steps].count("answer") == 1
 
@@ -396,7 +396,7 @@ async def test_lost_pod_with_hooks_changes_is_not_read_as_the_kubelets(
 
 async def test_late_start_keeps_no_record_lost_since(core: Core) -> None:
     core.plugins.add("a", points=(STARTED,))
-    await core.run(FakeCall(START, reply=UNANSWERED, fates=[UNANSWERED, DONE]))
+    await core.run(FakeCall(START, reply=UNANSWERED, outcomes=[UNANSWERED, DONE]))
     await core.run(FakeCall(UPDATE, reply=UNANSWERED, runtime_seconds=0.2))
     await asyncio.sleep(300)
     assert core.plugins.notified() == [("a", STARTED)]
@@ -406,7 +406,7 @@ async def test_late_start_keeps_no_record_lost_since(core: Core) -> None:
 @pytest.mark.parametrize(("operation", "notified"), [(STOP, ["a"]), (START, ["a", "a"])])
 async def test_repeated_stop_is_reported_once(core: Core, operation: Operation, notified: list[str]) -> None:
     core.plugins.add("a", points=(STOPPED, STARTED))
-    await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE]))
+    await core.run(FakeCall(STOP, reply=UNANSWERED, outcomes=[DONE]))
     again = core.start(FakeCall(operation, runtime_seconds=0.2))
     await asyncio.sleep(300)
     assert again.done()
@@ -415,7 +415,7 @@ async def test_repeated_stop_is_reported_once(core: Core, operation: Operation, 
 
 @pytest.mark.parametrize("known", [None, SUBJECT], ids=["unknown", "after the end"])
 async def test_unknown_call_is_not_settled_nor_any_after_the_end(core: Core, known: Subject | None) -> None:
-    call = FakeCall(STOP, known, reply=UNANSWERED, fates=[DONE])
+    call = FakeCall(STOP, known, reply=UNANSWERED, outcomes=[DONE])
     await core.run(call)
     if known is not None:
         await core.lifecycle.open_calls.stop()
@@ -425,7 +425,7 @@ async def test_unknown_call_is_not_settled_nor_any_after_the_end(core: Core, kno
 
 async def test_call_is_under_way_again_while_it_is_settled(core: Core) -> None:
     core.plugins.add("a", delay_seconds=1, points=(STOPPED,))
-    await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE]))
+    await core.run(FakeCall(STOP, reply=UNANSWERED, outcomes=[DONE]))
     under_way = []
     for seconds in (0, 0.5, 1):
         await asyncio.sleep(seconds)

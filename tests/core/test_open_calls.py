@@ -34,8 +34,8 @@ class Rig:
         self.unsettled = OpenCalls(self.metrics, most_calls)
         self.finished: list[tuple[float, str, Reply]] = []
 
-    def add(self, *fates: Reply | Exception, key: str = "c1", read_seconds: float = 0.0) -> FakeCall:
-        call = FakeCall(STOP, fates=list(fates), read_seconds=read_seconds)
+    def add(self, *outcomes: Reply | Exception, key: str = "c1", read_seconds: float = 0.0) -> FakeCall:
+        call = FakeCall(STOP, outcomes=list(outcomes), read_seconds=read_seconds)
 
         async def finish(reply: Reply) -> None:
             await asyncio.sleep(self.finish_seconds)
@@ -63,22 +63,22 @@ UNKNOWN: list[Fates] = [[UNANSWERED], [BackendError("away")], [Unreadable("half 
 QUESTIONS: list[tuple[Fates, float, Sequence[float], str]] = [
     ([UNANSWERED, UNANSWERED, DONE], 0, [0.1, 0.4, 0.9], "agreed"),
     *[([DONE], 0, [0.1], "agreed"), ([GONE], 0, [0.1], "agreed"), ([NOT_DONE], 0, [0.1], "failed")],
-    *[(fates, 0, QUERIED_AFTER_SECONDS, "given_up") for fates in UNKNOWN],
-    *[(fates, 5, [0.1, 10, 30, 60, 125], "given_up") for fates in UNKNOWN],
+    *[(outcomes, 0, QUERIED_AFTER_SECONDS, "given_up") for outcomes in UNKNOWN],
+    *[(outcomes, 5, [0.1, 10, 30, 60, 125], "given_up") for outcomes in UNKNOWN],
 ]
 
 
-@pytest.mark.parametrize(("fates", "read_seconds", "queried_after", "result"), QUESTIONS)
+@pytest.mark.parametrize(("outcomes", "read_seconds", "queried_after", "result"), QUESTIONS)
 async def test_runtime_is_queried_ever_more_rarely_until_it_answers(
-    rig: Rig, fates: Fates, read_seconds: float, queried_after: Sequence[float], result: str
+    rig: Rig, outcomes: Fates, read_seconds: float, queried_after: Sequence[float], result: str
 ) -> None:
     """Most are finished within a second of their end; a slow runtime is not queried again immediately."""
     await asyncio.sleep(5)
-    call = rig.add(*fates, read_seconds=read_seconds)
+    call = rig.add(*outcomes, read_seconds=read_seconds)
     assert rig.unsettled.calls() == [call]
     await asyncio.sleep(1000)
     assert [round(at - 5, 6) for at in queried(call)] == list(queried_after)
-    assert [reply for _, _, reply in rig.finished] == (fates[-1:] if result == "agreed" else [])
+    assert [reply for _, _, reply in rig.finished] == (outcomes[-1:] if result == "agreed" else [])
     assert (rig.unsettled.calls(), rig.counted(result)) == ([], 1)
     assert QUERIED_AFTER_SECONDS[-1] > 119, "dockershim gives a stop up after 119 s"
 

@@ -73,7 +73,7 @@ class Process:
         await until(lambda: self.failures("unusable") >= times, "it fails")
 
 
-async def kept(path: Path, expected: object) -> None:
+async def retained(path: Path, expected: object) -> None:
     await until(lambda: rows(path) == expected, "it is kept", lambda: str(rows(path)))
 
 
@@ -88,7 +88,7 @@ async def test_replaced_values_are_read_by_the_next_process(path: Path) -> None:
         first.commit("c1")
         await asyncio.sleep(0)
         assert not path.exists(), "the answer goes first"
-        await kept(path, QUOTAS)
+        await retained(path, QUOTAS)
         assert path.parent.stat().st_mode & 0o777 == 0o700
         await until(lambda: first.metrics.gauges.get(("originals_kept", ())) == 1, "it is notified")
     async with Process(path) as second:
@@ -129,22 +129,22 @@ async def test_row_is_removed_with_its_subject(path: Path, end: Callable[[Store]
     """Which changes of the Store are reported is tested in test_store.py."""
     async with Process(path) as process:
         process.commit("c1")
-        await kept(path, QUOTAS)
+        await retained(path, QUOTAS)
         if not later:
             end(process.store)
-            await kept(path, {})
+            await retained(path, {})
     async with Process(path) as process:
         if later:
             process.store.commit(Subject(PodRecord(POD, POD), process.store.read_container(SCALED)))
             end(process.store)
-            await kept(path, {})
+            await retained(path, {})
     assert rows(path) == {}
 
 
 async def test_two_processes_at_once_lose_nothing_of_each_other(path: Path) -> None:
     async with Process(path) as old:
         old.commit("c1")
-        await kept(path, QUOTAS)
+        await retained(path, QUOTAS)
         async with Process(path) as new:
             new.commit("c2")
             old.commit("c3")
@@ -223,7 +223,7 @@ async def test_failed_write_is_retried(path: Path, monkeypatch: pytest.MonkeyPat
     caplog.set_level(logging.INFO)
     async with Process(path) as process:
         process.commit("c1")
-        await kept(path, QUOTAS)
+        await retained(path, QUOTAS)
         with monkeypatch.context() as patch:
             patch.setattr(os, "rename", full)
             process.store.tombstone("c1")
@@ -257,7 +257,7 @@ async def test_write_is_tried_again_without_threads(path: Path, monkeypatch: pyt
         await process.originals.start()
         process.commit("c1")
         await process.failed(2)
-    await kept(path, QUOTAS)
+    await retained(path, QUOTAS)
     await process.originals.stop()
 
 

@@ -51,19 +51,19 @@ def file(tmp_path: Path) -> File:
 
 def tried(file: File) -> tuple[str, dict[str, OriginalValues]]:
     """Return the reason why a file cannot be loaded, "" if it can, and what can be read of it."""
-    kept: dict[str, bytes] = {}
+    retained: dict[str, bytes] = {}
     reason = ""
     try:
-        file.load(kept)
+        file.load(retained)
     except Failed as error:
         reason = error.reason
-    return reason, {one: form.read(text) for one, text in kept.items()}
+    return reason, {one: form.read(text) for one, text in retained.items()}
 
 
 def loaded(file: File) -> dict[str, OriginalValues]:
-    reason, kept = tried(file)
+    reason, retained = tried(file)
     assert reason == ""
-    return kept
+    return retained
 
 
 def unwritten(file: File) -> str:
@@ -108,7 +108,7 @@ def test_written_values_are_read(file: File) -> None:
     assert loaded(again) == SOME
     first, second, *_ = SOME
     again.write({first: None, second: some(0), "more": some(1), "nobody": None})
-    others = {one: kept for one, kept in SOME.items() if one != first}
+    others = {one: retained for one, retained in SOME.items() if one != first}
     assert loaded(file) == {**others, second: some(0), "more": some(1)}
 
 
@@ -204,10 +204,10 @@ def check_broken(file: File, data: bytes) -> None:
     """Check that damaged bytes give no wrong value, and that the file works afterwards."""
     Path(file.path).write_bytes(data)
     os.chmod(file.path, 0o600)
-    reason, kept = tried(file)
+    reason, retained = tried(file)
     assert reason in ("", BROKEN, FOREIGN)
     assert os.path.exists(file.path) == (not reason)
-    assert kept.items() <= SOME.items()
+    assert retained.items() <= SOME.items()
     file.write({"new": some(7)})
     assert loaded(file)["new"] == some(7)
     os.unlink(file.path)
@@ -272,8 +272,8 @@ def test_writer_that_is_killed_leaves_whole_transactions(file: File) -> None:
             time.sleep(pause.uniform(0, 0.05))
             process.send_signal(signal.SIGKILL)
             written = process.stdout.read().split()
-        kept = loaded(file)
-        assert len(kept) == 50
-        (found,) = {kept_one.name[1] for kept_one in kept.values()}
+        retained = loaded(file)
+        assert len(retained) == 50
+        (found,) = {kept_one.name[1] for kept_one in retained.values()}
         last = int(written[-1]) if written else 0
         assert found in (f"web-{last}", f"web-{last + 1}")

@@ -258,7 +258,7 @@ LOGGED: list[tuple[Behaviour, dict[str, Any]]] = [
     (ANSWER, {"key": Unreadable("cut")}),
     (ANSWER, {"edit_error": KeyError(CANARY)}),
     (ANSWER, {"operation": START, "prepare_error": BackendError(CANARY)}),
-    (ANSWER, {"operation": STOP, "reply": UNANSWERED, "fates": [KeyError("x")], "known": SUBJECT}),
+    (ANSWER, {"operation": STOP, "reply": UNANSWERED, "outcomes": [KeyError("x")], "known": SUBJECT}),
 ]
 
 

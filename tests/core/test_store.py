@@ -169,7 +169,7 @@ def test_watch_notes_commits_drops_and_invalidations(store: Store) -> None:
     store.invalidate("nobody watches yet")
     with suppress(KeyError), store.watch() as watch, store.watch() as other:
         assert store.watches
-        assert (watch.kept, watch.invalidated) == (set(), set())
+        assert (watch.retained, watch.invalidated) == (set(), set())
         store.commit(Subject(pod("p3")))
         store.commit(of("c1", "p1"))
         for one in ("p2", "nothing"):
@@ -178,7 +178,7 @@ def test_watch_notes_commits_drops_and_invalidations(store: Store) -> None:
         raise KeyError
     assert not store.watches
     store.commit(Subject(pod("p4")))
-    assert watch.kept == other.kept == {"p3", "c1", "p1"}, "with the pods of containers"
+    assert watch.retained == other.retained == {"p3", "c1", "p1"}, "with the pods of containers"
     assert watch.invalidated == other.invalidated == {"p2", "nothing", "changed"}
 
 
@@ -189,7 +189,7 @@ HOOKED = replace(REQUESTED, resources=Resources(cpu_quota=100))
 MOVED, SCALED = PodRecord(REQUESTED_POD, HOOKED_POD), ContainerRecord(REQUESTED, HOOKED, (("cpu_quota", "scaler"),))
 
 
-def kept(record: PodRecord | ContainerRecord) -> OriginalValues:
+def retained(record: PodRecord | ContainerRecord) -> OriginalValues:
     made = original_values_of(record)
     assert made is not None
     return made
@@ -214,7 +214,7 @@ def hooked(notified: list[str]) -> Store:
 
 def test_store_reports_records_that_hooks_changed(hooked: Store, notified: list[str]) -> None:
     assert notified == ["c9", "p9"]
-    assert (hooked.original_values("p9"), hooked.original_values("c9")) == (kept(MOVED), kept(SCALED))
+    assert (hooked.original_values("p9"), hooked.original_values("c9")) == (retained(MOVED), retained(SCALED))
     assert hooked.original_values("c8") is hooked.original_values("nobody") is None
     assert hooked.ids_of_originals() == set(), "it is in the records"
 
@@ -262,10 +262,10 @@ def test_originals_are_kept_without_a_record_unless_others_are(
     store = Store()
     store.on_change = notified.append if listens else None
     if earlier is not None:
-        store.keep({"c9": write(kept(earlier))})
+        store.keep({"c9": write(retained(earlier))})
     later = replace(SCALED, effective=replace(HOOKED, resources=Resources(cpu_quota=50)))
     store.keep_originals(later, 1)
-    assert store.original_values("c9") == kept(earlier or later)
+    assert store.original_values("c9") == retained(earlier or later)
     assert notified == ["c9"] * (listens and earlier is None)
 
 
@@ -290,10 +290,10 @@ def test_kept_values_go_with_a_dropped_or_buried_record(hooked: Store, notified:
 
 def test_earlier_process_kept_values_stay_until_the_record_is_known(notified: list[str]) -> None:
     store = Store()
-    store.keep({"p9": write(kept(MOVED)), "c9": write(kept(SCALED)), "c8": b"broken"})
+    store.keep({"p9": write(retained(MOVED)), "c9": write(retained(SCALED)), "c8": b"broken"})
     assert (store.ids_of_originals(), store.original_values("c8")) == ({"p9", "c9", "c8"}, None)
     store.drop("c8")
-    assert store.original_values("c9") == kept(SCALED)
+    assert store.original_values("c9") == retained(SCALED)
     assert store.read_pod(HOOKED_POD) == MOVED
     store.on_change = notified.append
     store.commit(Subject(PodRecord(REQUESTED_POD, REQUESTED_POD), store.read_container(HOOKED)))

@@ -268,8 +268,8 @@ async def test_kept_values_go_with_what_the_runtime_no_longer_has(hooked: bool) 
     """Also if no hook server is registered, no record is known, and there is no ``on_gone``."""
     rig = Synced("c1", hooked=hooked)
     rig.sync = Sync(rig.state, rig.lifecycle, rig.metrics)
-    kept = write(OriginalValues(("p1", "main", 0), {"cgroup_parent": (None, "/a")}))
-    rig.store.keep({"c1": kept, "c2": kept})
+    retained = write(OriginalValues(("p1", "main", 0), {"cgroup_parent": (None, "/a")}))
+    rig.store.keep({"c1": retained, "c2": retained})
     async with rig.running():
         await asyncio.sleep(0.5)
         assert rig.store.ids_of_originals() == ({"c1"} if not hooked else set())

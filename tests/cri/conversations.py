@@ -93,12 +93,12 @@ def data_units(body: bytes, sizes: Iterable[int], pad: int | None, end: bool) ->
     """Split a body into DATA frames; only the first one is padded."""
     for size in chain(sizes, repeat(FRAME_BYTES)):
         size -= 0 if pad is None else min(size, pad + 1)
-        piece, body = body[:size], body[size:]
+        chunk, body = body[:size], body[size:]
         flags = END_STREAM * (end and not body)
         if pad is None:
-            yield (Raw(DATA, flags, 0, piece),)
+            yield (Raw(DATA, flags, 0, chunk),)
         else:
-            yield (Raw(DATA, flags | PADDED, 0, bytes((pad,)) + piece + bytes(pad)),)
+            yield (Raw(DATA, flags | PADDED, 0, bytes((pad,)) + chunk + bytes(pad)),)
         pad = None
         if not body:
             return
@@ -317,8 +317,8 @@ Compare = Callable[[Call, Half, Half], None]
 """Compares what came of a call's request, the last argument, with what was sent."""
 
 
-def equal(call: Call, sent: Half, came: Half) -> None:
-    assert came == sent, call.method
+def equal(call: Call, sent: Half, arrived: Half) -> None:
+    assert arrived == sent, call.method
 
 
 class Stage:
@@ -338,15 +338,15 @@ class Stage:
         self.at_client.take(self.play.client.got_bytes())
 
     def _send(self, size: int) -> None:
-        piece = self.conversation.sent[self._sent : self._sent + size]
-        self._sent += len(piece)
-        self.play.client.sends(*[piece] * bool(piece))
+        chunk = self.conversation.sent[self._sent : self._sent + size]
+        self._sent += len(chunk)
+        self.play.client.sends(*[chunk] * bool(chunk))
 
     def _reply(self, size: int) -> None:
         end = min(self._replied + size, self.conversation.allowed(self.at_runtime.ended))
-        piece = self.conversation.replied[self._replied : end]
-        self._replied += len(piece)
-        self.play.runtime.sends(*[piece] * bool(piece))
+        chunk = self.conversation.replied[self._replied : end]
+        self._replied += len(chunk)
+        self.play.runtime.sends(*[chunk] * bool(chunk))
 
     def run(self, steps: list[Step]) -> None:
         for step in steps:
@@ -371,16 +371,16 @@ class Stage:
         """Check that each side got what the other sent; ``same`` compares a held call's request with what came."""
         conversation, play = self.conversation, self.play
         assert (self._sent, self._replied) == (len(conversation.sent), len(conversation.replied))
-        for frames, came, back, sender in (
+        for frames, arrived, back, sender in (
             (conversation.frames[0], self.at_runtime, self.at_client, play.reader.client_out),
             (conversation.frames[1], self.at_client, self.at_runtime, play.reader.runtime_out),
         ):
             last = [frame for ack in sender.acks for frame in split(ack)]
             assert acks([*back.frames, *last]) == acks([replace(frame, flags=1) for frame in frames])
-            assert passing(came.frames, conversation.held) == passing(frames, conversation.held)
+            assert passing(arrived.frames, conversation.held) == passing(frames, conversation.held)
             for stream in conversation.held:
-                compare = same if came is self.at_runtime else equal
-                compare(conversation.streams[stream], half(frames, stream), half(came.frames, stream))
+                compare = same if arrived is self.at_runtime else equal
+                compare(conversation.streams[stream], half(frames, stream), half(arrived.frames, stream))
         assert play.budget.count == 0
         assert not play.reader.held
 

@@ -75,10 +75,10 @@ IN = {"RunPodSandbox": rest.in_pod, "CreateContainer": rest.in_create, "UpdateCo
 CHANGEABLE = tuple(method for method in METHODS if method.name in IN)
 
 
-def only_named_fields_differ(call: talk.Call, sent: talk.Half, came: talk.Half) -> None:
-    if came != sent:
-        assert others(came) == others(sent)
-        rest.assert_rest_is_untouched(body(sent), body(came), IN[call.method.name](NAMED))
+def only_named_fields_differ(call: talk.Call, sent: talk.Half, arrived: talk.Half) -> None:
+    if arrived != sent:
+        assert others(arrived) == others(sent)
+        rest.assert_rest_is_untouched(body(sent), body(arrived), IN[call.method.name](NAMED))
 
 
 def others(half: talk.Half) -> tuple[list[tuple[int, bytes]], bool]:
@@ -96,9 +96,9 @@ def body(half: talk.Half) -> bytes:
 
 @pytest.mark.parametrize("method", CHANGEABLE, ids=repr)
 def test_answer_changes_a_call_on_the_wire(method: Method) -> None:
-    def check(call: talk.Call, sent: talk.Half, came: talk.Half) -> None:
-        assert came != sent
-        only_named_fields_differ(call, sent, came)
+    def check(call: talk.Call, sent: talk.Half, arrived: talk.Half) -> None:
+        assert arrived != sent
+        only_named_fields_differ(call, sent, arrived)
 
     with closing(talk.Core(CHANGES)) as core:
         stage = talk.Stage(talk.Conversation([talk.plain_call(method, *messages_of(method.name))]), core)

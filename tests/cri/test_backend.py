@@ -168,13 +168,13 @@ async def test_error_names_the_method_and_how_it_failed(
 
 @pytest.mark.parametrize("method", QUERIES)
 async def test_runtime_that_is_away_is_an_error_at_once(tmp_path: Path, method: str) -> None:
-    away, started = Backend(str(tmp_path / "nobody.sock")), time.monotonic()
+    unavailable, started = Backend(str(tmp_path / "nobody.sock")), time.monotonic()
     with pytest.raises(BackendError, match=method) as caught:
-        await QUERIES[method](away)
+        await QUERIES[method](unavailable)
     assert caught.value.kind is BackendFailure.UNAVAILABLE
     assert caught.value.not_done is (method == "UpdateContainerResources")
     assert time.monotonic() - started < STATUS_SECONDS / 2
-    await away.close()
+    await unavailable.close()
 
 
 async def test_update_is_sent_as_it_is_with_its_time(runtime: FakeRuntime, backend: Backend, version: str) -> None:

@@ -463,7 +463,7 @@ def test_a9_acks_are_outside_of_header_blocks(from_client: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "pieces",
+    "chunks",
     [
         [b"GET /info HTTP/1.1\r\n"],
         [b"P", b"R", b"UT / HTTP/1.1\r\n"],
@@ -471,16 +471,16 @@ def test_a9_acks_are_outside_of_header_blocks(from_client: bool) -> None:
         [peer.PREFACE[:7], peer.PREFACE[7:-1], b"x"],
     ],
 )
-def test_a14_client_without_preface_is_piped(pieces: list[bytes]) -> None:
+def test_a14_client_without_preface_is_piped(chunks: list[bytes]) -> None:
     play = peer.Play()
-    for piece in pieces:
-        play.reader.from_client.feed(piece)
+    for chunk in chunks:
+        play.reader.from_client.feed(chunk)
     play.act()
-    assert play.not_http2_bytes == pieces[-1:]
-    assert b"".join(play.reader.runtime_out.out) == b"".join(pieces[:-1])
-    play.reader.pipe(pieces[-1])
+    assert play.not_http2_bytes == chunks[-1:]
+    assert b"".join(play.reader.runtime_out.out) == b"".join(chunks[:-1])
+    play.reader.pipe(chunks[-1])
     more, answer = b"\0" * 40, b"HTTP/1.1 200 OK\r\n\r\n"
     play.reader.from_client.feed(more)
     play.reader.from_runtime.feed(answer)
-    assert b"".join(play.reader.runtime_out.out) == b"".join(pieces) + more
+    assert b"".join(play.reader.runtime_out.out) == b"".join(chunks) + more
     assert b"".join(play.reader.client_out.out) == answer

@@ -31,7 +31,7 @@ ANSWERING = peer.returns(*ANSWER)
 KEPT = [HOLD, RELEASE, ANSWERING, Step(runtime(END))]
 
 
-def pieces(message: bytes, size: int = 16_384) -> list[peer.Raw]:
+def chunks(message: bytes, size: int = 16_384) -> list[peer.Raw]:
     return [Data(1, message[at : at + size]) for at in range(0, len(message), size)]
 
 
@@ -69,7 +69,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
     # A4: the request half of a held stream is hop by hop
     "A4: the message is credited immediately, later DATA are not": [
         Step(
-            client(HEAD, *pieces(grpc(bytes(STEP - 5)))),
+            client(HEAD, *chunks(grpc(bytes(STEP - 5)))),
             to_client=[*[Credit(1, 16_384)] * 15, Credit(0, STEP), Credit(1, 16_384)],
             to_runtime=[HEAD],
             hooked=1,
@@ -94,12 +94,12 @@ CONVERSATIONS: dict[str, list[Step]] = {
     ],
     "A4: a release obeys windows and frame size, that credit is ours": [
         Step(peer.Greets(runtime=Settings(((4, 10), (5, 16_384))))),
-        Step(client(HEAD, *pieces(LARGE, 14_001)), to_client=[*[Credit(1, 14_001)] * 5], to_runtime=[HEAD], hooked=1),
+        Step(client(HEAD, *chunks(LARGE, 14_001)), to_client=[*[Credit(1, 14_001)] * 5], to_runtime=[HEAD], hooked=1),
         Step(peer.release, to_runtime=[Data(1, LARGE[:10])]),
         Step(runtime(Credit(1, 5)), to_runtime=[Data(1, LARGE[10:15])]),
         Step(runtime(Settings(((4, 20_010),))), to_client=[Settings(((4, 20_010), (1, 0)))]),
         Step(client(Ack()), to_runtime=[Ack(), Data(1, LARGE[15:16_399]), Data(1, LARGE[16_399:20_015])]),
-        Step(runtime(Credit(1, 2**20)), to_runtime=[*pieces(LARGE[20_015:65_535])]),
+        Step(runtime(Credit(1, 2**20)), to_runtime=[*chunks(LARGE[20_015:65_535])]),
         Step(runtime(Credit(0, 2**20)), to_runtime=[Data(1, LARGE[65_535:])]),
     ],
     "A4: the client's credit for the answer passes": [HOLD, peer.passes(Credit(1, 77))],
@@ -221,7 +221,7 @@ def test_message_is_read_and_leaves_whole(
     """Promise 10: a long request's bytes are counted once, and its decompressed message as well."""
     play = peer.Play().greet(runtime=Settings(((4, 2**24),)))
     play.runtime.sends(Credit(0, 2**24))
-    play.client.sends(Headers(1, fields), *pieces(body), Data(1, b"", end=True))
+    play.client.sends(Headers(1, fields), *chunks(body), Data(1, b"", end=True))
     assert play.call._message == read
     assert play.budget.count == len(body) + len(read) * (fields is PACKED)
     assert play.call.send_request(changed)

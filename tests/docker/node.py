@@ -84,7 +84,7 @@ class Node:
 
     folder: Path
     cgroup_driver: str = "cgroupfs"
-    away: bool = False
+    unavailable: bool = False
     synced: bool = False
     """True to also read the daemon's state, next to the calls."""
     follows: bool = True
@@ -101,7 +101,7 @@ class Node:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        if not self.away:
+        if not self.unavailable:
             await self.dockerd.start()
         self.store = Store()
         self.metrics = Metrics(loop.time)
@@ -114,7 +114,7 @@ class Node:
         self._listener = listen(str(self.folder / "proxy.sock"))
         self._acceptor = Acceptor(loop, self._listener.socket, self.front.accept)
         self._acceptor.start()
-        if self.follows and not self.away:
+        if self.follows and not self.unavailable:
             await self.follow()
         return self
 
@@ -223,12 +223,12 @@ class Node:
 
     # Results.
 
-    def came(self, route: str) -> bytes:
+    def arrived(self, route: str) -> bytes:
         """Return the body of the newest request on a route."""
         return bytes(self.dockerd.requests(route)[-1].body)
 
     def config(self) -> dict[str, Any]:
-        return dict(json.loads(self.came(CREATE)))
+        return dict(json.loads(self.arrived(CREATE)))
 
     def host(self) -> dict[str, Any]:
         """Return the HostConfig of the newest create that the daemon got."""
@@ -274,7 +274,7 @@ def on_node(*options: dict[str, Any]) -> pytest.MarkDecorator:
 
 
 on_each_driver = on_node({"cgroup_driver": "cgroupfs"}, {"cgroup_driver": "systemd"})
-away = on_node({"away": True})
+unavailable = on_node({"unavailable": True})
 unfollowed = on_node({"follows": False})
 
 

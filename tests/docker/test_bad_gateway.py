@@ -33,8 +33,8 @@ async def answered(client: socket.socket, sent: bytes = b"") -> bytes:
     async with asyncio.timeout(20):
         if sent:
             await loop.sock_sendall(client, sent)
-        while piece := await loop.sock_recv(client, 65536):
-            data += piece
+        while section := await loop.sock_recv(client, 65536):
+            data += section
     return data
 
 

@@ -15,7 +15,7 @@ from runtimeproxy.docker.parsers import PREFACE
 from runtimeproxy.model.fields import HookAnswer
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.docker.client import Client, chunked, request
-from tests.docker.node import CREATE, INSPECT, START, GatedClient, Node, away, id_of, unfollowed, written
+from tests.docker.node import CREATE, INSPECT, START, GatedClient, Node, id_of, unavailable, unfollowed, written
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_client import until
@@ -382,7 +382,7 @@ async def test_half_closed_connection_keeps_no_call_after_502(node: Node) -> Non
     assert not connection.reader.ready
 
 
-@away
+@unavailable
 async def test_daemon_that_is_missing_at_the_start(node: Node) -> None:
     await node.front.start()
     node.plugins.add("a")
@@ -439,7 +439,7 @@ async def test_http2_client_goes_round_the_hooks_or_away(node: Node, policy: Fai
     assert node.metrics.total("http2_tunnels") == 1
 
 
-@away
+@unavailable
 async def test_http2_client_is_closed_when_a_plugin_with_policy_fail_comes(node: Node) -> None:
     with socket.socket(socket.AF_UNIX) as daemon:
         daemon.bind(node.dockerd.socket_path)

@@ -7,7 +7,7 @@ import pytest
 from runtimeproxy.relay import drain
 from tests.docker.client import Client, request
 from tests.docker.messages import error
-from tests.docker.node import CREATE, Node, away, id_of, on_node, written
+from tests.docker.node import CREATE, Node, id_of, on_node, unavailable, written
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_client import until
 from tests.fakes.dockerd_wire import Injection
@@ -106,14 +106,14 @@ async def accepted(node: Node) -> Client:
     return client
 
 
-@on_node({}, {"away": True})
+@on_node({}, {"unavailable": True})
 async def test_new_client_may_still_send_its_first_request(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "NOTICE_SECONDS", NEVER_SECONDS)
     early, silent = await accepted(node), await accepted(node)
     stop = stopping(node)
     await asyncio.sleep(NOTICE_SECONDS / 6)
     early.send(PING)
-    assert (await early.answer("GET")).status == (502 if node.away else 200)
+    assert (await early.answer("GET")).status == (502 if node.unavailable else 200)
     monkeypatch.setattr(drain, "NOTICE_SECONDS", NOTICE_SECONDS)
     assert [await early.ended(), await silent.ended()] == [b"", b""]
     await stopped(stop)
@@ -139,7 +139,7 @@ async def test_half_sent_request_is_waited_for_if_its_rest_can_come(node: Node, 
 
 
 @pytest.mark.parametrize("half", [False, True])
-@away
+@unavailable
 async def test_without_a_daemon_a_sent_request_is_answered_and_a_half_waited_for(node: Node, half: bool) -> None:
     """The complete request is not yet read when the drain begins."""
     client = await accepted(node)

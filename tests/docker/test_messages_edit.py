@@ -131,10 +131,10 @@ def test_what_is_missing_is_made() -> None:
     adjustment = Adjustment(
         labels={"l": "1"}, annotations={"a": "2"}, envs={"E": "3"}, resources={"cpu_shares": 4, "oom_score_adj": 0}
     )
-    wanted = {"Labels": {"annotation.a": "2"}, "Env": ["E=3"], "HostConfig": {"CpuShares": 4, "CgroupParent": "p"}}
+    desired = {"Labels": {"annotation.a": "2"}, "Env": ["E=3"], "HostConfig": {"CpuShares": 4, "CgroupParent": "p"}}
     for body in (b"{}", b'{"labels":null,"ENV":null,"hostConfig":null}'):
         result = json.loads(edit_container(body, adjustment, "p"))
-        assert {key.lower(): value for key, value in result.items()} == {key.lower(): wanted[key] for key in wanted}
+        assert {key.lower(): value for key, value in result.items()} == {key.lower(): desired[key] for key in desired}
     assert edit_pod(b"{}", adjustment, None) == b'{"Labels":{"annotation.a":"2","l":"1"},"HostConfig":{"CpuShares":4}}'
 
 
@@ -235,8 +235,8 @@ def test_unreadable_body(problem: str) -> None:
 def test_update() -> None:
     changes = [('"CpuShares":256', '"CpuShares":1024'), ('"CpusetCpus":"0"', '"CpusetCpus":"2-3"'), *ALL_SET]
     resources = {name: ALL_RESOURCES[name] for name in RESOURCE_TABLE if name != "oom_score_adj"}
-    wanted = Update(replaced(UPDATE, *changes), resources, ("hugepage_limits", "oom_score_adj", "unified"))
-    assert edit_update(UPDATE.encode(), ALL_RESOURCES, NO_RESOURCES) == wanted
+    desired = Update(replaced(UPDATE, *changes), resources, ("hugepage_limits", "oom_score_adj", "unified"))
+    assert edit_update(UPDATE.encode(), ALL_RESOURCES, NO_RESOURCES) == desired
 
 
 NOTHING_NEW = [({"memory_limit_in_bytes": limit, "cpu_quota": 0}, ("memory_limit_in_bytes",)) for limit in (-1, 0)]
@@ -339,10 +339,10 @@ def unruled(host: Mapping[str, Any]) -> dict[str, Any]:
 @given(ANY_HOST, ANY_CHANGES)
 def test_any_create_keeps_the_daemons_rules(before: dict[str, Any], changes: dict[str, ResourceValue]) -> None:
     after = host_after(before, **changes)
-    wanted = before | {RESOURCE_TABLE[name]: value for name, value in changes.items() if name in RESOURCE_TABLE}
-    assert unruled(after) == unruled(wanted)
+    desired = before | {RESOURCE_TABLE[name]: value for name, value in changes.items() if name in RESOURCE_TABLE}
+    assert unruled(after) == unruled(desired)
     memory, swap = after.get("Memory", 0), after.get("MemorySwap", 0)
-    assert memory == max(wanted.get("Memory", 0), 0)
+    assert memory == max(desired.get("Memory", 0), 0)
     if "memory_swap_limit_in_bytes" in changes:
         assert swap == changes["memory_swap_limit_in_bytes"]
     elif "memory_limit_in_bytes" in changes:

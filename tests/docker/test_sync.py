@@ -216,7 +216,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
-def away(reason: str) -> tuple[str, str]:
+def unavailable(reason: str) -> tuple[str, str]:
     return "WARNING", f"the daemon's events cannot be followed ({reason}): trying again until they can"
 
 
@@ -230,7 +230,7 @@ async def test_stream_that_ends_is_followed_from_where_it_ended(caplog: pytest.L
     assert [since for _, since in rig.backend.queried] == [STARTED_NS] * 4 + [41_000_000_008]
     assert (rig.gone, rig.connects, rig.missed) == ([CONTAINER, POD], 2, 2)
     failed = [rig.metrics.counted(f"backend_event_{what}") for what in ("dial_failures", "stream_losses")]
-    assert (failed, logged(caplog)) == ([3, 1], [away("away"), BACK, away("gone"), BACK])
+    assert (failed, logged(caplog)) == ([3, 1], [unavailable("away"), BACK, unavailable("gone"), BACK])
     recorded = [(event["kind"], event.get("reason")) for event in shown_of(rig.metrics.events)]
     assert recorded == 2 * [("runtime_lost", "unavailable"), ("runtime_back", None)]
 
@@ -240,7 +240,7 @@ async def test_connect_that_the_front_cannot_use_is_tried_again(caplog: pytest.L
     faults = [BackendError("GET /info: why"), BackendError("GET /info: again")]
     async with following(faults=faults) as rig:
         await asyncio.sleep(10)
-    assert (rig.connects, rig.missed, logged(caplog)) == (3, 1, [away("GET /info: why"), BACK])
+    assert (rig.connects, rig.missed, logged(caplog)) == (3, 1, [unavailable("GET /info: why"), BACK])
     assert rig.metrics.counted("backend_event_stream_losses") == 2
 
 
@@ -250,7 +250,7 @@ async def test_fault_of_our_own_is_counted_and_reports_no_value(caplog: pytest.L
         await asyncio.sleep(10)
     assert rig.metrics.counted("internal_errors", operation="events") == 1
     error = ("ERROR", "internal error in following the daemon's events")
-    assert logged(caplog) == [error, away("internal error"), BACK]
+    assert logged(caplog) == [error, unavailable("internal error"), BACK]
     assert rig.metrics.events.last == 0, "the runtime is there"
 
 

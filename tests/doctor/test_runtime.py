@@ -19,8 +19,8 @@ CANARY = "canary-4711"
 V1, V1ALPHA2 = "/runtime.v1.RuntimeService/Version", "/runtime.v1alpha2.RuntimeService/Version"
 
 
-async def looked(made: Made, look: Callable[[Machine], Iterable[Finding]] = runtime.runtime) -> tuple[str, str]:
-    return await asyncio.to_thread(only, look, made)
+async def looked(made: Made, inspect: Callable[[Machine], Iterable[Finding]] = runtime.runtime) -> tuple[str, str]:
+    return await asyncio.to_thread(only, inspect, made)
 
 
 async def test_cri_versions_are_reported(made: Made) -> None:
@@ -90,16 +90,16 @@ async def test_docker_reports_api_versions_and_cgroup_driver(made: Made) -> None
         assert (verdict, why) == ("ok", f"{made.runtime}: dockerd {fake.engine.version}, {text}")
 
 
-@pytest.mark.parametrize("look", [runtime.runtime, runtime.proxy])
+@pytest.mark.parametrize("inspect", [runtime.runtime, runtime.proxy])
 @pytest.mark.parametrize(("given", "other"), [("Containerd", "Docker"), ("Docker", "Containerd")])
 async def test_mode_that_differs_from_the_flag_fails(
-    made: Made, look: Callable[[Machine], Iterable[Finding]], given: str, other: str
+    made: Made, inspect: Callable[[Machine], Iterable[Finding]], given: str, other: str
 ) -> None:
     made.flags["backend-runtime-mode"] = given
     made.proxy()
-    path, who = (made.ours, "the proxy") if look is runtime.proxy else (made.runtime, "the runtime")
+    path, who = (made.ours, "the proxy") if inspect is runtime.proxy else (made.runtime, "the runtime")
     async with FakeDockerd(str(path)) if other == "Docker" else FakeRuntime(str(path)):
-        finding = await looked(made, look)
+        finding = await looked(made, inspect)
     why = f"the modes differ: {who} at {path} answers in mode {other}, and --backend-runtime-mode is {given}"
     assert finding == ("failed", why)
 
@@ -120,12 +120,12 @@ async def test_wrong_answer_of_docker_is_reported_in_our_words(made: Made, answe
         assert await looked(made) == ("failed", f"{made.runtime}: {words}")
 
 
-@pytest.mark.parametrize("look", [runtime.runtime, runtime.proxy])
+@pytest.mark.parametrize("inspect", [runtime.runtime, runtime.proxy])
 async def test_socket_without_rights_is_unknown(
-    made: Made, look: Callable[[Machine], Iterable[Finding]], monkeypatch: pytest.MonkeyPatch
+    made: Made, inspect: Callable[[Machine], Iterable[Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "denied", lambda path: True)
-    verdict, why = await looked(made, look)
+    verdict, why = await looked(made, inspect)
     assert (verdict, why.endswith(".sock: Permission denied")) == ("unknown", True)
 
 

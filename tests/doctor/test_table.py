@@ -62,10 +62,10 @@ def test_check_that_hangs_is_a_warning_and_hides_no_other(made: Made) -> None:
 def test_checks_that_call_begin_when_the_others_have_looked(made: Made) -> None:
     order: list[str] = []
 
-    def look(name: str) -> Callable[[Machine], list[Finding]]:
+    def inspect(name: str) -> Callable[[Machine], list[Finding]]:
         return lambda machine: [ok(str(order.append(name)))]
 
-    checks = [Check("a", "", look("a"), calls=True), Check("b", "", look("b"))]
+    checks = [Check("a", "", inspect("a"), calls=True), Check("b", "", inspect("b"))]
     assert [check.id for check, _ in table.examine(made.machine, checks)] == ["a", "b"]
     assert order == ["b", "a"]
 

@@ -77,13 +77,13 @@ class Containerd(Engine):
 
         The pods created in the block are removed.
         """
-        kept = self._pods()
+        retained = self._pods()
         try:
             yield
         finally:
             if self._daemon is None:
                 self.launch()
-            self._remove_pods(keep=kept)
+            self._remove_pods(keep=retained)
 
     def stop(self) -> None:
         if self._runs:

@@ -18,8 +18,8 @@ SHIM_DIRECTORIES = (Path("/run/containerd/s"), Path("/run/containerd"))
 
 def processes(mark: str) -> set[int]:
     """Return the ids of all processes whose command line contains a text."""
-    wanted = mark.encode()
-    return {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and wanted in _cmdline(entry)}
+    desired = mark.encode()
+    return {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and desired in _cmdline(entry)}
 
 
 def end(find: Callable[[], set[int]]) -> None:

@@ -53,7 +53,7 @@ class FakeCall(HeldCall):
     outcome_error: Exception | None = None
     lives: Life | Exception | None = None
     """What the runtime reports of the state of each container."""
-    fates: list[Reply | Exception] = field(default_factory=list)
+    outcomes: list[Reply | Exception] = field(default_factory=list)
     """The runtime's answers each time the outcome of the call is queried; the last one is repeated."""
     state: CallState = CallState.HOLDING
     steps: list[tuple[float, str]] = field(default_factory=list)
@@ -176,7 +176,7 @@ class FakeCall(HeldCall):
     async def settle(self) -> Reply:
         self._step("settle")
         await asyncio.sleep(self.read_seconds)
-        fate = self.fates[0] if len(self.fates) == 1 else self.fates.pop(0)
-        if isinstance(fate, Exception):
-            raise fate
-        return fate
+        final_reply = self.outcomes[0] if len(self.outcomes) == 1 else self.outcomes.pop(0)
+        if isinstance(final_reply, Exception):
+            raise final_reply
+        return final_reply

@@ -248,7 +248,7 @@ async def build(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> Non
 
 async def load(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     """Begin the reply with the first piece of an archive: net/http's handlers cannot send and read at once."""
-    total = len(await exchange.piece())
+    total = len(await exchange.section())
     await exchange.begin(JSON, settle=False)
     total += len(await exchange.body())
     await exchange.send(go_json({"stream": f"Loaded {total} bytes\n"}))

@@ -29,9 +29,9 @@ def parse_filters(text: str) -> Filters:
     return {key: frozenset(values) for key, values in json.loads(text or "{}").items()}
 
 
-def labels_match(labels: Mapping[str, str], wanted: frozenset[str]) -> bool:
+def labels_match(labels: Mapping[str, str], desired: frozenset[str]) -> bool:
     """Return whether all of ``key`` and ``key=value`` are among the labels."""
-    pairs = (text.partition("=") for text in wanted)
+    pairs = (text.partition("=") for text in desired)
     return all(key in labels and (not equals or labels[key] == value) for key, equals, value in pairs)
 
 

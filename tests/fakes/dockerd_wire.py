@@ -252,7 +252,7 @@ class Exchange:
 
     # ---- the request's body
 
-    async def piece(self) -> bytes:
+    async def section(self) -> bytes:
         """Return the next bytes of the body, b"" at its end.
 
         Raises Refused if the body is cut or broken.
@@ -291,27 +291,27 @@ class Exchange:
         return line
 
     async def body(self) -> bytes:
-        pieces = []
-        while data := await self.piece():
-            pieces.append(data)
-        return b"".join(pieces)
+        chunks = []
+        while data := await self.section():
+            chunks.append(data)
+        return b"".join(chunks)
 
     async def _settle_body(self) -> None:
         """Read the unread rest of the body before a reply, so that the connection can be reused."""
         with suppress(Refused):
-            while await self.piece():
+            while await self.section():
                 pass
 
     # ---- the reply
 
-    async def write(self, *pieces: bytes) -> None:
+    async def write(self, *chunks: bytes) -> None:
         """Send bytes unchanged. Raises Cut."""
-        count = sum(map(len, pieces))
+        count = sum(map(len, chunks))
         if self.cut_after_bytes is not None and self._written + count >= self.cut_after_bytes:
-            self._writer.write(b"".join(pieces)[: self.cut_after_bytes - self._written])
+            self._writer.write(b"".join(chunks)[: self.cut_after_bytes - self._written])
             raise Cut
         self._written += count
-        self._writer.writelines(pieces)
+        self._writer.writelines(chunks)
         await self._writer.drain()
 
     async def reply(self, status: int, body: bytes = b"", *headers: Header) -> None:

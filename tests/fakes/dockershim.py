@@ -70,12 +70,12 @@ class DockerHttp:
     def __init__(self, socket_path: str, host: str) -> None:
         self._path = socket_path
         self._host = host
-        self._kept: UnixHttpConnection | None = None
+        self._retained: UnixHttpConnection | None = None
 
     def close(self) -> None:
-        if self._kept is not None:
-            self._kept.close()
-            self._kept = None
+        if self._retained is not None:
+            self._retained.close()
+            self._retained = None
 
     def call(self, method: str, target: str, body: Any = None) -> Any:
         """Make a call; return the reply's JSON, None if it has no body."""
@@ -109,11 +109,15 @@ class DockerHttp:
 
     def _connection(self) -> UnixHttpConnection:
         """Return the connection that is kept alive, a new one if the other side closed it."""
-        if self._kept is not None and self._kept.sock is not None and select.select([self._kept.sock], [], [], 0)[0]:
-            self._kept.close()
-        if self._kept is None or self._kept.sock is None:
-            self._kept = UnixHttpConnection(self._path, timeout=SHORT_CALL_SECONDS)
-        return self._kept
+        if (
+            self._retained is not None
+            and self._retained.sock is not None
+            and select.select([self._retained.sock], [], [], 0)[0]
+        ):
+            self._retained.close()
+        if self._retained is None or self._retained.sock is None:
+            self._retained = UnixHttpConnection(self._path, timeout=SHORT_CALL_SECONDS)
+        return self._retained
 
     def _send(
         self, connection: UnixHttpConnection, method: str, target: str, body: Any = None, headers: Headers = ()

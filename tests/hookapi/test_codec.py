@@ -143,10 +143,10 @@ def test_part_is_written_once_for_a_value() -> None:
     """And again for an equal one: values are cached by identity, not by equality."""
     pod, container = replace(POD), replace(CONTAINER)
     body = codec.encode(CONTAINER_POINT, HookRequest(pod, container))
-    kept = POD_PARTS[id(pod)], CONTAINER_PARTS[id(container)]
-    assert (kept[0][0] is pod, kept[1][0] is container, kept[0][1] + kept[1][1]) == (True, True, body)
+    retained = POD_PARTS[id(pod)], CONTAINER_PARTS[id(container)]
+    assert (retained[0][0] is pod, retained[1][0] is container, retained[0][1] + retained[1][1]) == (True, True, body)
     assert codec.encode(CONTAINER_POINT, HookRequest(pod, container)) == body
-    assert (POD_PARTS[id(pod)], CONTAINER_PARTS[id(container)]) == kept
+    assert (POD_PARTS[id(pod)], CONTAINER_PARTS[id(container)]) == retained
     message = container_message(container, replace(pod, uid="u-2"))
     assert (message.pod_meta.uid, message.container_meta.name) == ("u-2", "main")
     queried = replace(CONTAINER, id="")
@@ -240,8 +240,8 @@ def test_text_of_a_request_that_is_not_utf8_is_left_out() -> None:
     pod = PodInfo(name=ODD, uid="u", namespace="n", labels=ODD_MAP, annotations=ODD_MAP, cgroup_parent=ODD)
     container = ContainerInfo(id="c", name=ODD, annotations=ODD_MAP, envs=ODD_MAP, resources=ODD_RESOURCES)
     kept_pod = PodInfo(uid="u", namespace="n", labels=KEPT, annotations=KEPT)
-    kept = ContainerInfo(id="c", annotations=KEPT, envs=KEPT, resources=LEFT)
-    assert back(CONTAINER_POINT, HookRequest(pod, container)) == HookRequest(kept_pod, kept)
+    retained = ContainerInfo(id="c", annotations=KEPT, envs=KEPT, resources=LEFT)
+    assert back(CONTAINER_POINT, HookRequest(pod, container)) == HookRequest(kept_pod, retained)
 
 
 def test_text_of_an_answer_that_is_not_utf8_is_left_out() -> None:

@@ -25,13 +25,13 @@ def fit(machine: Machine, unit: str, file: Path) -> list[str]:
     if not _starts(machine, settings):
         dropped = [setting for setting in settings if not _starts(machine, [setting])]
         machine.write(f"/etc/systemd/system/{unit}.d/90-machine.conf", "\n".join(["[Service]", *map(_reset, dropped)]))
-        kept = [setting for setting in settings if setting not in dropped]
-        if not _starts(machine, kept):
+        retained = [setting for setting in settings if setting not in dropped]
+        if not _starts(machine, retained):
             raise MachineError(f"{unit} starts neither with its settings nor without {dropped}")
     notified = dict(zip(("OOMScoreAdjust", "LimitNOFILE"), machine.path(_REPORTED).read_text().split(), strict=True))
-    wanted = {name: value for name, _, value in (setting.partition("=") for setting in settings)}
-    passed_over = [name for name, value in notified.items() if wanted.get(name, "infinity") not in ("infinity", value)]
-    dropped += [f"{name}={wanted[name]}" for name in passed_over if f"{name}={wanted[name]}" not in dropped]
+    desired = {name: value for name, _, value in (setting.partition("=") for setting in settings)}
+    passed_over = [name for name, value in notified.items() if desired.get(name, "infinity") not in ("infinity", value)]
+    dropped += [f"{name}={desired[name]}" for name in passed_over if f"{name}={desired[name]}" not in dropped]
     if dropped:
         print(f"{unit}: this machine cannot give {', '.join(dropped)}")
     return dropped

@@ -16,8 +16,8 @@ from typing import Any
 from tests.engines import images
 from tests.engines.containerd import CONFIG
 from tests.machines.fitting import fit
-from tests.machines.kept import kept
 from tests.machines.machine import Machine, MachineError
+from tests.machines.retained import retained
 
 VERSION, ETCD, HELM = "1.34.4", "v3.6.14", "v3.19.5"
 """1.34 is the last release whose kubelet starts on a node with cgroup v1 unasked."""
@@ -114,7 +114,7 @@ def programs() -> Path:
 
     Raises MachineError if Go is missing, or cannot build them.
     """
-    return kept(f"kubernetes-{VERSION}-{ETCD}-{HELM}", _built)
+    return retained(f"kubernetes-{VERSION}-{ETCD}-{HELM}", _built)
 
 
 def _built(work: Path) -> Path:
@@ -141,8 +141,8 @@ def _source(work: Path, module: str, version: str) -> Path:
     """
     downloaded = json.loads(_go(work, "mod", "download", "-json", f"{module}@{version}"))
     source = work / module.partition("/")[0]
-    wanted = shutil.ignore_patterns("vendor", "go.work*", "test")
-    shutil.copytree(downloaded["Dir"], source, ignore=wanted, copy_function=shutil.copyfile)
+    desired = shutil.ignore_patterns("vendor", "go.work*", "test")
+    shutil.copytree(downloaded["Dir"], source, ignore=desired, copy_function=shutil.copyfile)
     subprocess.run(["chmod", "-R", "u+w", source], check=True)
     described = json.loads(_go(source, "mod", "edit", "-json"))
     unversioned = {required["Path"] for required in described["Require"] if required["Version"] == "v0.0.0"}

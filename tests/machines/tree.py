@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.machines.kept import kept
+from tests.machines.retained import retained
 
 MAKE_SECONDS = 280.0
 """A tree takes 25 to 60 s, half of them downloads."""
@@ -42,7 +42,7 @@ def debian(suite: str | None = None, packages: Sequence[str] = ("systemd",)) -> 
     """
     suite = suite or codename()
     digest = hashlib.sha256("\0".join([SCRIPT, *packages]).encode()).hexdigest()[:8]
-    return kept(f"{suite}-{digest}", lambda work: _made(work, suite, packages))
+    return retained(f"{suite}-{digest}", lambda work: _made(work, suite, packages))
 
 
 def _made(work: Path, suite: str, packages: Sequence[str]) -> Path:

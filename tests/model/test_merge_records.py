@@ -128,8 +128,8 @@ def test_container_may_have_a_slice_of_its_own(has: str, missing: set[str]) -> N
 
 
 def test_what_is_kept_of_an_unread_create_has_no_hooks_parent() -> None:
-    kept = merge.without_parent(Subject(PodRecord(POD, replace(HOOKED_POD, labels={"qos": "LS"}))))
-    assert kept == PodRecord(POD, replace(HOOKED_POD, cgroup_parent=POD.cgroup_parent, labels={"qos": "LS"}))
+    retained = merge.without_parent(Subject(PodRecord(POD, replace(HOOKED_POD, labels={"qos": "LS"}))))
+    assert retained == PodRecord(POD, replace(HOOKED_POD, cgroup_parent=POD.cgroup_parent, labels={"qos": "LS"}))
     assert merge.without_parent(MADE) is MADE.container
 
 
@@ -138,8 +138,8 @@ def test_what_is_kept_of_an_unread_create_has_no_hooks_parent() -> None:
 def test_resources_of_a_found_pod_are_those_in_force(reports: Resources | None, unused: dict[str, Any]) -> None:
     """CRI-O reports none; those that the runtime reports and does not use are not in force."""
     overhead = Resources(cpu_shares=1)
-    wanted = replace(POD, overhead=overhead, resources=REQUESTED)
-    made = merge.created_pod(Subject(PodRecord(wanted, wanted)), fields.NO_ADJUSTMENT, "p1", unused)
+    desired = replace(POD, overhead=overhead, resources=REQUESTED)
+    made = merge.created_pod(Subject(PodRecord(desired, desired)), fields.NO_ADJUSTMENT, "p1", unused)
     has = replace(made.pod.original, overhead=None, resources=reports)
     pod = merge.found(made, PodRecord(has, has, read=True)).pod
     assert pod.effective == replace(has, overhead=overhead, resources=REQUESTED if unused else reports or REQUESTED)

@@ -69,14 +69,14 @@ HOOKED_CONTAINER = replace(CONTAINER, annotations=HOOKED_NOTES, cgroup_parent="/
 OWNERS = (("cpu_quota", "scaler"), ("cpuset_cpus", "pinner"), ("unified.memory.high", "memory"))
 
 
-def kept(record: PodRecord | ContainerRecord) -> OriginalValues:
+def retained(record: PodRecord | ContainerRecord) -> OriginalValues:
     made = original_values_of(record)
     assert made is not None
     return made
 
 
-KEPT_POD = kept(PodRecord(POD, HOOKED_POD))
-KEPT_CONTAINER = kept(ContainerRecord(CONTAINER, HOOKED_CONTAINER, OWNERS))
+KEPT_POD = retained(PodRecord(POD, HOOKED_POD))
+KEPT_CONTAINER = retained(ContainerRecord(CONTAINER, HOOKED_CONTAINER, OWNERS))
 
 
 def test_record_is_restored_where_hooked_values_are_reported() -> None:
@@ -99,7 +99,7 @@ def test_value_that_somebody_else_changed_since_is_kept() -> None:
     assert restored_pod(notified, KEPT_POD) == PodRecord(original, notified)
     other = resources(cpu_quota=7, cpuset_cpus="0-3", unified={"memory.high": "3"}, cpu_shares=5)
     hooked = replace(CONTAINER, resources=HOOKED_LIMITS)
-    record = restored_container(other, kept(ContainerRecord(CONTAINER, hooked, OWNERS)))
+    record = restored_container(other, retained(ContainerRecord(CONTAINER, hooked, OWNERS)))
     queried = resources(cpu_quota=7, cpu_period=100_000, unified={"memory.high": "3"}, cpu_shares=5)
     assert (record, record.owners) == (ContainerRecord(queried, other), (("cpuset_cpus", "pinner"),))
 
@@ -130,16 +130,16 @@ def test_resources_a_runtime_does_not_use_stay_unused(
         replace(POD, resources=kubelets),
         REPORTED if kubelets else Resources(cpu_shares=2, unified={"a": "1"}),
     )
-    text = write(kept(PodRecord(pod, pod, reported=reported)))
+    text = write(retained(PodRecord(pod, pod, reported=reported)))
     again = restored_pod(replace(POD, resources=later), read(text))
     assert again.original.resources == again.effective.resources == in_force
     assert (again.reported is None) is (in_force == later)
-    assert again.reported is None or write(kept(again)) == text
+    assert again.reported is None or write(retained(again)) == text
 
 
 def test_resources_set_only_by_hooks_are_not_original() -> None:
     bare, hooked = replace(CONTAINER, resources=None), resources(cpu_quota=9, unified={"cpu.idle": "1"})
-    assert restored_container(hooked, kept(ContainerRecord(bare, hooked))) == ContainerRecord(bare, hooked)
+    assert restored_container(hooked, retained(ContainerRecord(bare, hooked))) == ContainerRecord(bare, hooked)
 
 
 @pytest.mark.parametrize("change", [{"namespace": "b"}, {"name": "b"}, {"uid": "b"}, {"attempt": 9}, {"pod_id": "b"}])
@@ -170,8 +170,8 @@ def test_any_subject_is_restored_from_its_text(queried: Any, hooked: Any, labels
     container = ContainerRecord(replace(CONTAINER, **queried), replace(CONTAINER, **hooked))
     again: PodRecord | ContainerRecord
     for record, restored in ((pod, restored_pod), (container, restored_container)):
-        kept = original_values_of(record)
-        again = record if kept is None else restored(record.effective, read(write(kept)))  # type: ignore[operator]
+        retained = original_values_of(record)
+        again = record if retained is None else restored(record.effective, read(write(retained)))  # type: ignore[operator]
         assert again.effective == record.effective
         assert (again.original.resources or Resources()) == queried["resources"]
         assert replace(again.original, resources=None) == replace(record.original, resources=None)
@@ -180,7 +180,7 @@ def test_any_subject_is_restored_from_its_text(queried: Any, hooked: Any, labels
 def test_text_has_all_pairs_and_only_their_owners() -> None:
     """Owners only of what was replaced."""
     record = ContainerRecord(CONTAINER, resources(cpu_quota=-1, cpu_period=100_000), OWNERS)
-    assert write(kept(record)) == (
+    assert write(retained(record)) == (
         b'[["p1","main",3],{"resources.cpu_quota":[200000,-1],"resources.unified.memory.high":["1",null]},'
         b'[["cpu_quota","scaler"],["unified.memory.high","memory"]]]'
     )

@@ -154,18 +154,18 @@ def test_stall_above_a_quarter_of_a_second_is_found_whenever_it_begins() -> None
 
 def test_loop_that_rests_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look just before or just after it becomes idle finds it busy."""
-    look, quiet = LoopWatchdog._frame, list[LoopWatchdog]()
+    inspect, quiet = LoopWatchdog._frame, list[LoopWatchdog]()
 
-    def looks(watch: LoopWatchdog) -> FrameType | None:
+    def checks(watch: LoopWatchdog) -> FrameType | None:
         quiet.append(watch)
-        return look(watch)
+        return inspect(watch)
 
     async def rest() -> None:
         async with asyncio.timeout(PATIENCE):
             while len(quiet) < LOOKS:
                 await asyncio.sleep(2 * LOOKS * loop_watchdog.LOOK_SECONDS)
 
-    monkeypatch.setattr(LoopWatchdog, "_frame", looks)
+    monkeypatch.setattr(LoopWatchdog, "_frame", checks)
     monkeypatch.setattr(LoopWatchdog, "_wait_for_turn", lambda watch: quiet.clear())
     watched(rest)
 

@@ -107,7 +107,9 @@ def test_only_the_first_hook_servers_have_their_names_in_labels(metrics: Metrics
         metrics.gauge("hook_breaker_open", 1.0, f"h{number}")
     found = {name: metrics.counted("hook_breaker_openings", hook_server=name) for name in ("h0", "h1", "h32", OTHER)}
     assert found == {"h0": 2, "h1": 1, "h32": 0, OTHER: 3}
-    counts = [len({key for key in kept if key[0].startswith("hook")}) for kept in (metrics.counters, metrics.gauges)]
+    counts = [
+        len({key for key in retained if key[0].startswith("hook")}) for retained in (metrics.counters, metrics.gauges)
+    ]
     assert (counts, len(metrics.histograms)) == ([2 * (HOOK_SERVERS + 1), HOOK_SERVERS + 1], HOOK_SERVERS + 1)
 
 

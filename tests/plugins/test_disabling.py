@@ -41,20 +41,20 @@ class FakeFile:
 
     path = "/state/a.json"
 
-    def __init__(self, **kept: Disabled) -> None:
-        self.kept: Mapping[str, Disabled] = kept
+    def __init__(self, **retained: Disabled) -> None:
+        self.retained: Mapping[str, Disabled] = retained
         self.fault: Exception | None = None
         self.begun = self.writes = 0
 
     def read(self) -> tuple[bytes, object]:
         if self.fault:
             raise self.fault
-        return written(self.kept), 1
+        return written(self.retained), 1
 
     def write(self, content: bytes) -> None:
         if self.fault:
             raise self.fault
-        self.kept = parse(content)
+        self.retained = parse(content)
         self.writes += 1
 
 
@@ -112,9 +112,9 @@ async def test_disabled_is_who_was_disabled_and_not_enabled(desk: Desk, log: Log
     assert desk.file
     assert await desk.disable("a") == ()
     assert await desk.disable("b") == ()
-    assert (desk.names, desk.file.kept) == (["a", "b"], desk.disabling.names)
+    assert (desk.names, desk.file.retained) == (["a", "b"], desk.disabling.names)
     assert await desk.disabling.enable("a") == ()
-    assert (desk.names, list(desk.file.kept)) == (["b"], ["b"])
+    assert (desk.names, list(desk.file.retained)) == (["b"], ["b"])
     assert desk.changed == [["a"], ["a", "b"], ["b"]]
     assert [(line.levelname, line.getMessage()) for line in log.records] == [
         *(
@@ -181,24 +181,24 @@ async def test_clock_that_is_set_moves_the_end(desk: Desk) -> None:
 
 @at_once
 async def test_next_start_knows_whom_to_leave_out_and_until_when(log: Log) -> None:
-    kept = FakeFile(
+    retained = FakeFile(
         a_over=Disabled("a", BY, BEGIN - 9, BEGIN - 1),
         a_over_too=Disabled("a", BY, BEGIN - 9, BEGIN),
         b_soon=Disabled("it", BY, BEGIN, BEGIN + 5),
         good=Disabled("gone", BY, BEGIN),
     )
-    desk = Desk(kept)
+    desk = Desk(retained)
     await desk.disabling.load()
     assert desk.names == ["b_soon", "good"]
     assert [line.getMessage() for line in log.records if line.levelname == "WARNING"][2:] == [
         f"hook server b_soon is disabled until 2001-09-09T01:46:45.000Z (by {BY}, since 2001-09-09T01:46:40.000Z): it",
         f"hook server good is disabled (by {BY}, since 2001-09-09T01:46:40.000Z): gone",
     ]
-    assert kept.writes == 0
+    assert retained.writes == 0
     await asyncio.sleep(6)
     assert desk.names == ["good"]
     await desk.disable("new")
-    assert list(kept.kept) == ["good", "new"], "what is over is not kept any longer"
+    assert list(retained.retained) == ["good", "new"], "what is over is not kept any longer"
 
 
 @at_once
@@ -328,7 +328,7 @@ async def test_file_that_does_not_answer_delays_neither_start_nor_answer(desk: D
     gate.set()
     async with asyncio.timeout(20):
         await asyncio.gather(*desk.disabling._writes)
-    assert (list(desk.file.kept), desk.disabling.fault) == (["a", "b"], "")
+    assert (list(desk.file.retained), desk.disabling.fault) == (["a", "b"], "")
 
 
 HOURS = Disabled("hangs since the update", "uid 0, pid 7", 1_000_000_000.25, 1_000_003_600.25)

@@ -127,8 +127,8 @@ async def test_more_changes_than_the_kernel_keeps_are_seen(folder: Path, watcher
     with no_descriptors():
         watcher.arm()
     watcher.arm()  # tries inotify again
-    kept = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
-    for number in range(min(kept, 50_000) // 2):  # each is more than two events
+    retained = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    for number in range(min(retained, 50_000) // 2):  # each is more than two events
         (folder / str(number)).touch()
     assert await seen(watcher)
     await settled(watcher)

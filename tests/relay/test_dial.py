@@ -37,10 +37,10 @@ def served(listener: socket.socket) -> Path:
 
 def fill_backlog(path: str) -> list[socket.socket]:
     """Connect until the listener's backlog is full."""
-    kept = []
+    retained = []
     while (sock := dial_now(path)) is not None:
-        kept.append(sock)
-    return kept
+        retained.append(sock)
+    return retained
 
 
 def scarce(number: int, times: int) -> Callable[[str], socket.socket | None]:
@@ -57,18 +57,18 @@ def scarce(number: int, times: int) -> Callable[[str], socket.socket | None]:
 
 async def test_full_backlog_is_waited_for(listener: socket.socket) -> None:
     path = listener.getsockname()
-    kept = fill_backlog(path)
+    retained = fill_backlog(path)
     with pytest.raises(TimeoutError):
         await dial(path, 0.03)
     waiting = asyncio.create_task(dial(path, LONG_SECONDS))
     await asyncio.sleep(0.03)
     assert not waiting.done()
-    kept += [listener.accept()[0] for _ in kept]
+    retained += [listener.accept()[0] for _ in retained]
     near = await waiting
     far, _ = listener.accept()
     near.sendall(b"x")
     assert far.recv(1) == b"x"
-    for sock in [*kept, near, far]:
+    for sock in [*retained, near, far]:
         sock.close()
 
 
@@ -138,7 +138,7 @@ def test_socket_of_our_own_in_a_directory_of_our_own_is_trusted(served: Path, ab
     assert made is not None
     with made:
         assert made.getpeername() == str(served)
-    kept = fill_backlog(str(served))
+    retained = fill_backlog(str(served))
     assert dial_trusted(str(served)) is None
-    for sock in kept:
+    for sock in retained:
         sock.close()

@@ -156,13 +156,13 @@ async def test_checks_of_the_backend_leave_no_connection(rig: Rig, caplog: pytes
     path = rig.front.backend_endpoint
     assert rig.front.backend_fault() == ""
     assert await read(rig.backend()) == b""
-    rig.front.look()
+    rig.front.inspect()
     assert await read(rig.backend()) == b""
     with no_descriptors():
         assert rig.front.backend_fault() == "", "the proxy itself lacks descriptors"
-        rig.front.look()
+        rig.front.inspect()
     rig.fill()
-    rig.front.look()
+    rig.front.inspect()
     assert rig.front.backend_fault() == f"{path}: its backlog is full"
     rig.listener.close()
     assert rig.front.backend_fault() == f"{path}: Connection refused"
@@ -172,7 +172,7 @@ async def test_checks_of_the_backend_leave_no_connection(rig: Rig, caplog: pytes
 async def test_reachable_backend_is_reported_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     path = rig.front.backend_endpoint
     rig.listener.close()
-    rig.front.look()
+    rig.front.inspect()
     Path(path).unlink()
     rig.listen(path)
     with caplog.at_level(logging.INFO):

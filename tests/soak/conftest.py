@@ -20,15 +20,15 @@ class Findings:
         self.full = os.environ.get(SHARE_VARIABLE) in ("1", "1.0")
         """Whether the counts are the full ones: growth over fewer calls is not judged."""
 
-    def note(self, what: str, found: object, limit: object = "", kept: bool = True) -> None:
+    def note(self, what: str, found: object, limit: object = "", retained: bool = True) -> None:
         line = f"{what}: {found}{f' (limit: {limit})' if limit != '' else ''}"
         with self._capsys.disabled():
             print(f"\n{line}", end="", flush=True)
-        if not kept:
+        if not retained:
             self.missed.append(line)
 
-    def equal(self, what: str, found: object, wanted: object) -> None:
-        self.note(what, found, wanted, found == wanted)
+    def equal(self, what: str, found: object, desired: object) -> None:
+        self.note(what, found, desired, found == desired)
 
 
 @pytest.fixture

@@ -273,11 +273,11 @@ class Life:
 
     def refuse_a_bad_configuration(self) -> None:
         """An upgrade that would not start is refused; then the old version has every file, and its process goes on."""
-        kept, first = self._machine.run("cat", CONFIGURATION), self._machine.show(UNIT, "MainPID")
-        self._machine.write(CONFIGURATION, f"{kept}\nhook-timeot: 3s\n")
+        retained, first = self._machine.run("cat", CONFIGURATION), self._machine.show(UNIT, "MainPID")
+        self._machine.write(CONFIGURATION, f"{retained}\nhook-timeot: 3s\n")
         printed = self._output(*self._form.change, f"/root/{self.newer}", fails=True)
         contains(printed, "unknown key 'hook-timeot'", "would not start", "runs on")
-        self._machine.write(CONFIGURATION, kept)
+        self._machine.write(CONFIGURATION, retained)
         assert self._machine.show(UNIT, "MainPID") == first
         self._verify(self._changed)
         assert self._machine.run(*self._form.query, PACKAGE) == f"installed {version_of(self.package)}"

@@ -63,8 +63,8 @@ def attach(client: docker.DockerClient) -> Any:
 def logs(client: docker.DockerClient) -> Any:
     box = running(client, ["sh", "-c", TALK])
     followed = b""
-    for piece in box.logs(stream=True, follow=True):
-        followed += piece
+    for section in box.logs(stream=True, follow=True):
+        followed += section
         if followed.endswith(b"3\n"):
             box.kill()
     assert followed == b"1\n2\n3\n"

@@ -34,13 +34,13 @@ def fetch(path: str, data: bytes) -> bytes:
             client.shutdown(socket.SHUT_WR)
         except (BrokenPipeError, ConnectionResetError):
             pass  # it has answered, and reads no further
-        came = b""
+        arrived = b""
         try:
             while part := client.recv(65536):
-                came += part
+                arrived += part
         except ConnectionResetError:
             pass  # a daemon that has not read all of it ends like this
-        return came
+        return arrived
 
 
 # ---- X2: the same message boundaries
@@ -159,8 +159,8 @@ def decided(dockerd: Dockerd, method: str, target: str) -> Decision:
 def stated(dockerd: Dockerd, method: str, target: str, body: bytes) -> str:
     """Return the error text for a request, or any text if there is no error."""
     head = f"{method} {target} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    came = fetch(dockerd.socket, f"{head}\r\n\r\n".encode("latin-1") + body).partition(b"\r\n\r\n")[2]
-    return str(json.loads(came).get("message")) if came.startswith(b"{") else came.decode()
+    arrived = fetch(dockerd.socket, f"{head}\r\n\r\n".encode("latin-1") + body).partition(b"\r\n\r\n")[2]
+    return str(json.loads(arrived).get("message")) if arrived.startswith(b"{") else arrived.decode()
 
 
 def agree(dockerd: Dockerd, method: str, target: str) -> Decision:

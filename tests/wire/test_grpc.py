@@ -25,9 +25,9 @@ def test_message_reads_back(body: bytes) -> None:
 @pytest.mark.parametrize("size", [0, 1, JOINED_BYTES, JOINED_BYTES + 1])
 def test_pieces_are_the_framed_message_and_a_long_one_is_not_copied(size: int) -> None:
     body = bytes(size)
-    pieces = grpc.pieces(body)
-    assert b"".join(pieces) == grpc.message(body)
-    assert (pieces[-1] is body) == (size > JOINED_BYTES)
+    chunks = grpc.chunks(body)
+    assert b"".join(chunks) == grpc.message(body)
+    assert (chunks[-1] is body) == (size > JOINED_BYTES)
 
 
 @pytest.mark.parametrize(

@@ -118,9 +118,9 @@ def test_short_heads_are_remembered_with_their_method_and_long_ones_not() -> Non
 def test_head_ends_alike_for_any_split(row: http1_forms.Response, before: bytes, after: bytes, cuts: list[int]) -> None:
     stream, whole = before + row.raw + after, len(before + row.raw)
     buffer, seen, at = bytearray(before), 0, len(before)
-    for piece in [*cuts, len(stream)]:
-        buffer += stream[at : at + piece]
-        at += piece
+    for chunk in [*cuts, len(stream)]:
+        buffer += stream[at : at + chunk]
+        at += chunk
         end = http1.head_end(buffer, len(before), seen)
         assert end == (whole if len(buffer) >= whole else 0)
         if end:
@@ -208,11 +208,11 @@ TRAILERS = st.lists(st.sampled_from([b"X-Sum: 1\r\n", b"Y:\r\n", b"Content-Lengt
 
 @st.composite
 def chunked(draw: st.DrawFn) -> tuple[bytes, bytes]:
-    pieces = draw(st.lists(st.binary(min_size=1, max_size=40), max_size=5))
+    chunks = draw(st.lists(st.binary(min_size=1, max_size=40), max_size=5))
     written = draw(st.sampled_from([b"%x", b"%X", b"%03x", b"%015X"]))
-    lines = [(written % len(piece)) + draw(EXTENSIONS) + b"\r\n" + piece + b"\r\n" for piece in pieces]
+    lines = [(written % len(chunk)) + draw(EXTENSIONS) + b"\r\n" + chunk + b"\r\n" for chunk in chunks]
     last = b"0" + draw(EXTENSIONS) + b"\r\n" + b"".join(draw(TRAILERS)) + b"\r\n"
-    return b"".join(lines) + last, b"".join(pieces)
+    return b"".join(lines) + last, b"".join(chunks)
 
 
 CUTS = st.lists(st.integers(1, 60), max_size=40)
@@ -222,10 +222,10 @@ def fed(body: Body, stream: bytes, cuts: list[int]) -> int:
     """Feed a stream in pieces; return where the body ended, or the length of the stream."""
     at = 0
     for cut in [*cuts, len(stream)]:
-        piece = stream[at : at + cut]
-        taken = body.feed(piece)
+        chunk = stream[at : at + cut]
+        taken = body.feed(chunk)
         at += taken
-        assert taken == len(piece) or body.done
+        assert taken == len(chunk) or body.done
         if body.done:
             break
     return at
@@ -301,8 +301,8 @@ def test_offering_pieces_first_changes_nothing(body: tuple[bytes, bytes], follow
     raw, at = body[0] + following, 0
     offered = ChunkedBody()
     for cut in [*cuts, len(raw)]:
-        piece = raw[at : at + cut]
-        at += len(piece) if offered.passes(bytearray(piece + raw), len(piece)) else offered.feed(piece)
+        chunk = raw[at : at + cut]
+        at += len(chunk) if offered.passes(bytearray(chunk + raw), len(chunk)) else offered.feed(chunk)
         if offered.done:
             break
     assert (at, offered.done) == (len(body[0]), True)
@@ -322,9 +322,9 @@ def test_chunked_body_is_followed_to_its_end(raw: bytes, payload: bytes, kind: t
 @given(chunked(), st.binary(max_size=10), CUTS)
 def test_chunked_body_ends_alike_for_any_split(body: tuple[bytes, bytes], following: bytes, cuts: list[int]) -> None:
     raw, payload = body
-    kept: list[bytes | bytearray] = []
-    assert fed(ChunkedBody(kept.append), raw + following, cuts) == len(raw)
-    assert b"".join(kept) == payload == http1.dechunk(raw)
+    retained: list[bytes | bytearray] = []
+    assert fed(ChunkedBody(retained.append), raw + following, cuts) == len(raw)
+    assert b"".join(retained) == payload == http1.dechunk(raw)
 
 
 @pytest.mark.parametrize(("raw", "rule"), REFUSED_CHUNKED, ids=lambda value: repr(value)[:40])

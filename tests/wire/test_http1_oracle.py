@@ -43,14 +43,14 @@ def ours(stream: bytes, method: str | None = None) -> Reading:
         if not end:
             return None
         read = http1.request_head(stream[:end]) if method is None else http1.response_head(stream[:end], method)
-        kept: list[bytes | bytearray] = []
+        retained: list[bytes | bytearray] = []
         body = http1.follow(read.framing, read.length)
-        body = http1.ChunkedBody(kept.append) if read.framing is Framing.CHUNKED else body
+        body = http1.ChunkedBody(retained.append) if read.framing is Framing.CHUNKED else body
         stop = body.feed(stream, end) if body else end
     except BadMessage as refusal:
         return refusal.rule
     whole = body is None or body.done or read.framing is Framing.UNTIL_CLOSE
-    payload = b"".join(kept) if read.framing is Framing.CHUNKED else stream[end:stop]
+    payload = b"".join(retained) if read.framing is Framing.CHUNKED else stream[end:stop]
     first = (read.method, read.target) if isinstance(read, RequestHead) else read.status
     return Message(first, read.fields, payload, stop if whole else -1)
 

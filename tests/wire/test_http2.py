@@ -137,13 +137,13 @@ FRAMES = st.lists(st.tuples(st.integers(0, 255), st.integers(0, 255), STREAMS, s
 
 @given(FRAMES, st.lists(st.integers(1, 40), max_size=30))
 def test_frames_are_whole_after_any_split_of_the_bytes(
-    frames: list[tuple[int, int, int, bytes]], pieces: list[int]
+    frames: list[tuple[int, int, int, bytes]], chunks: list[int]
 ) -> None:
     stream = b"".join(http2.frame(*frame) for frame in frames)
     buffer, found, at = http2.FrameBuffer(), [], 0
-    for piece in [*pieces, len(stream)]:
-        found += buffer.feed(stream[at : at + piece])
-        at += piece
+    for chunk in [*chunks, len(stream)]:
+        found += buffer.feed(stream[at : at + chunk])
+        at += chunk
     assert found == frames
 
 

@@ -345,18 +345,18 @@ def expected(text: str, edit: Edit) -> str | None:
 @given(VALUES, EDITS)
 @example('{"a":1,"k":2,"K":3}', Members({"k": Put(1)}))
 def test_document_is_read_and_edited_as_in_the_model(text: str, edit: Edit) -> None:
-    wanted, encoded = expected(text, edit), text.encode()
+    desired, encoded = expected(text, edit), text.encode()
     value = parse(encoded)
     assert plain(value) == plain(json.loads(text, object_pairs_hook=Object))
     if isinstance(value, Object) and len({key for key, _ in value}) == len(value):
         assert plain(list(value.map().values())) == plain([member for _, member in value])
-    if wanted is None:
+    if desired is None:
         with pytest.raises(WireError):
             rewrite(encoded, edit)
         return
     result = rewrite(encoded, edit)
-    assert repr(model(result.decode())) == wanted
-    assert (result is encoded) == (repr(model(text)) == wanted)
+    assert repr(model(result.decode())) == desired
+    assert (result is encoded) == (repr(model(text)) == desired)
 
 
 @pytest.mark.slow
@@ -368,19 +368,19 @@ def test_every_byte_outside_a_changed_value_stays(data: st.DataObject, exact: bo
         name: data.draw(st.integers(-9, 9) | TEXTS)
         for name in data.draw(st.sets(st.sampled_from(names)) if names else st.just(set()))
     }
-    before, wanted = "", ""
+    before, desired = "", ""
     for index, name in enumerate(names):
         head = data.draw(SPACE) + data.draw(spelt_texts(st.just(name))) + data.draw(SPACE) + ":" + data.draw(SPACE)
         head, value, tail = ("," if index else "") + head, data.draw(VALUES), data.draw(SPACE)
         changed = name in puts and repr(model(value)) != repr(puts[name])
         before += head + value + tail
-        wanted += head + (json.dumps(puts[name], ensure_ascii=False) if changed else value) + tail
+        desired += head + (json.dumps(puts[name], ensure_ascii=False) if changed else value) + tail
     around = [
         data.draw(SPACE) + '{"twice":1,"x":[]' + data.draw(SPACE) + ',"Twice":{"o":1},"o":',
         ',"y":1.50}' + data.draw(SPACE),
     ]
     edit = Members({"o": Members({name: Put(value) for name, value in puts.items()}, exact)})
-    assert rewrite(f"{{{before}}}".join(around).encode(), edit).decode() == f"{{{wanted}}}".join(around)
+    assert rewrite(f"{{{before}}}".join(around).encode(), edit).decode() == f"{{{desired}}}".join(around)
 
 
 @pytest.mark.slow

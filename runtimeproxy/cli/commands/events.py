@@ -73,14 +73,14 @@ def _print(
     """Print the remembered events, and more as they come; return the exit code. Raises NoProxy at the proxy's end."""
     first = parse_since(since)
 
-    def is_wanted(event: Event) -> bool:
+    def is_selected(event: Event) -> bool:
         is_early = isinstance(first, datetime) and "time" in event and datetime.fromisoformat(event["time"]) < first
         return not is_early and (kinds is None or event["kind"] in kinds)
 
     last = first if isinstance(first, int) else 0
     found = remembered(proxy, **query, since=last)
     last = number(found[-1]) if found else last
-    events = [event for event in found if is_wanted(event)]
+    events = [event for event in found if is_selected(event)]
     if not follow and output != TABLE:
         click.echo(structured_text(events, output))
         return 0
@@ -89,7 +89,7 @@ def _print(
         _print_lines(table, events[-LAST:] if follow and first is None else events, output)
         if follow:
             for event in proxy.follow(**query, since=last):
-                if number(event) > last and is_wanted(event):
+                if number(event) > last and is_selected(event):
                     _print_lines(table, [event], output)
             raise NoProxy("the proxy has ended")
     except KeyboardInterrupt:  # the way to end following

@@ -34,9 +34,9 @@ def status_command(proxy: AdminClient, output: str) -> int:
         status = _WORDS[found[0]["state"] if found else "ok"]
         names, reasons = ", ".join(check["name"] for check in found), "; ".join(check["reason"] for check in found)
     except RuntimeProxyError as error:
-        away = isinstance(error, NoProxy)
-        _print("no answer" if away else "not ready", str(error), (), output)
-        return NO_PROXY if away else FAILED
+        unavailable = isinstance(error, NoProxy)
+        _print("no answer" if unavailable else "not ready", str(error), (), output)
+        return NO_PROXY if unavailable else FAILED
     except (LookupError, TypeError):
         _print("no answer", "the answer to readyz cannot be read: is it a proxy of this version?", (), output)
         return NO_PROXY

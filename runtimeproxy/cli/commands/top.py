@@ -30,12 +30,12 @@ def top_command(proxy: AdminClient, once: bool) -> None:
     from rich.console import Console  # only this command needs it
 
     observer = _Observer(proxy)
-    first = observer.look()
+    first = observer.inspect()
     console = Console(highlight=False, legacy_windows=False)
     if not once and console.is_terminal and os.isatty(_KEYS) and not console.is_dumb_terminal:
         from runtimeproxy.cli.top.terminal import watch  # heavy: asyncio
 
-        watch(observer.look_again, first, console)
+        watch(observer.check_again_later, first, console)
         return
     from runtimeproxy.cli.top.screen import screen
 
@@ -54,7 +54,7 @@ class _Observer:
         self._since = 0
         self._errors: deque[Event] = deque(maxlen=_KEPT_ERRORS)
 
-    def look(self) -> Snapshot:
+    def inspect(self) -> Snapshot:
         """Raises what the client raises."""
         proxy = self._proxy.again()
         try:
@@ -72,9 +72,9 @@ class _Observer:
         self._last = replace(found, errors=tuple(self._errors))
         return self._last
 
-    def look_again(self) -> Snapshot:
+    def check_again_later(self) -> Snapshot:
         """Return what the proxy says now, or else what it said last and why it says nothing."""
         try:
-            return self.look()
+            return self.inspect()
         except (RuntimeProxyError, click.ClickException) as error:
             return replace(self._last, missing=str(error))

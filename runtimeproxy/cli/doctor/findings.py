@@ -38,7 +38,7 @@ class Check:
 
     id: str
     looks_at: str
-    look: Callable[[Machine], Iterable[Finding]]
+    inspect: Callable[[Machine], Iterable[Finding]]
     calls: bool = False
 
     @property

@@ -42,8 +42,8 @@ def proxy(machine: Machine) -> list[Finding]:
     path = machine.config.listen_endpoint
     if not denied(path) and machine.proxy() is None:
         return [unknown(f"no proxy serves {path}", "start it; no call was made, which could make systemd start it")]
-    look = "look at the check runtime first, then at the proxy's log"
-    versions = _call(path, machine.config.mode, "the proxy", f"no answer through {path}", look, look)
+    inspect = "look at the check runtime first, then at the proxy's log"
+    versions = _call(path, machine.config.mode, "the proxy", f"no answer through {path}", inspect, inspect)
     return [versions if isinstance(versions, Finding) else ok(f"the runtime answers through {path}")]
 
 

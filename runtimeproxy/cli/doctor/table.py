@@ -73,7 +73,7 @@ async def _run(checks: Sequence[Check], machine: Machine, seconds: float) -> dic
 
 def _findings(check: Check, machine: Machine) -> tuple[Finding, ...]:
     try:
-        return tuple(check.look(machine))
+        return tuple(check.inspect(machine))
     except OSError as error:
         place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         return (unknown(f"{place}{error.strerror or type(error).__name__}", AS_ROOT),)

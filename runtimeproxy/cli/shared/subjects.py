@@ -115,9 +115,9 @@ COLUMNS = ("time", "kind", "call", "detail")
 Event = Mapping[str, Any]
 
 
-def remembered(proxy: AdminClient, since: int = 0, **wanted: str | None) -> list[Event]:
+def remembered(proxy: AdminClient, since: int = 0, **desired: str | None) -> list[Event]:
     """Return the events after a number that the proxy still has, of those that ``wanted`` selects."""
-    events = proxy.call("events", since=since, limit=MOST_EVENTS, **wanted)["events"]
+    events = proxy.call("events", since=since, limit=MOST_EVENTS, **desired)["events"]
     return [event for event in events if number(event) > since]
 
 

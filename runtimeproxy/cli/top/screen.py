@@ -63,10 +63,10 @@ def _rows(view: View, lines: int | None, side_by_side: bool) -> tuple[int, int, 
     return operations, servers, rows - operations - servers, spaced
 
 
-def shared(lines: int, *wanted: int) -> list[int]:
+def shared(lines: int, *desired: int) -> list[int]:
     """Return how many lines each gets: what it wants, or as many as the others that get less than they want."""
-    given = [0] * len(wanted)
-    while lines > 0 and (short := [at for at, want in enumerate(wanted) if given[at] < want]):
+    given = [0] * len(desired)
+    while lines > 0 and (short := [at for at, want in enumerate(desired) if given[at] < want]):
         for at in short[:lines]:
             given[at] += 1
         lines -= len(short)

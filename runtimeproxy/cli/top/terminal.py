@@ -29,12 +29,12 @@ _RESIZED, _END = "resized", "end"
 _News = Snapshot | Exception | str
 
 
-def watch(look: Callable[[], Snapshot], first: Snapshot, console: Console) -> None:
+def watch(inspect: Callable[[], Snapshot], first: Snapshot, console: Console) -> None:
     """Draw frames until a key or a signal ends it; ``look`` returns what the proxy says, and may hang."""
-    asyncio.run(_watch(look, first, console))
+    asyncio.run(_watch(inspect, first, console))
 
 
-async def _watch(look: Callable[[], Snapshot], first: Snapshot, console: Console) -> None:
+async def _watch(inspect: Callable[[], Snapshot], first: Snapshot, console: Console) -> None:
     loop, news = asyncio.get_running_loop(), asyncio.Queue[_News]()
 
     def read_keys() -> None:
@@ -42,12 +42,12 @@ async def _watch(look: Callable[[], Snapshot], first: Snapshot, console: Console
         if not keys or _QUIT in keys.lower():
             news.put_nowait(_END)
 
-    async def look_each_second() -> None:
+    async def check_each_second() -> None:
         """Look in a thread: a proxy that hangs must not stop the keys."""
         try:
             while True:
                 await asyncio.sleep(SECONDS)
-                news.put_nowait(await run_in_daemon_thread(look))
+                news.put_nowait(await run_in_daemon_thread(inspect))
         except Exception as error:
             news.put_nowait(error)
 
@@ -57,7 +57,7 @@ async def _watch(look: Callable[[], Snapshot], first: Snapshot, console: Console
     seen: deque[Snapshot] = deque(maxlen=_INTERVALS + 1)
     with _keys_unechoed(_KEYS), Live(console=console, screen=True, auto_refresh=False) as live:
         loop.add_reader(_KEYS, read_keys)
-        looking = asyncio.create_task(look_each_second())
+        looking = asyncio.create_task(check_each_second())
         news.put_nowait(first)
         while (found := await news.get()) != _END:
             if isinstance(found, Exception):

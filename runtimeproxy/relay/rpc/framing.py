@@ -248,9 +248,9 @@ class Calls(ClientConnection):
         block = _request_head(path) + bytes((len(timeout),)) + timeout
         self.sender.stream_windows[stream] = 0
         self.out.append(http2.frame(http2.HEADERS, http2.END_HEADERS, stream, block))
-        *first, last = grpc.pieces(message)
-        for piece in first:
-            self.sender.send_data(stream, piece, False, None, 0)
+        *first, last = grpc.chunks(message)
+        for chunk in first:
+            self.sender.send_data(stream, chunk, False, None, 0)
         self.sender.send_data(stream, last, True, None, 0)
         return stream
 

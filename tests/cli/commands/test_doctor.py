@@ -153,9 +153,9 @@ def test_each_user_is_a_line_and_exit_code_1(run: Run, monkeypatch: pytest.Monke
 
 
 def test_what_cannot_be_looked_at_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(machine: Machine) -> Iterator[str]:
+    def unavailable(machine: Machine) -> Iterator[str]:
         raise OSError(0, "systemctl show does not answer")
 
-    monkeypatch.setattr(clients, "users", away)
+    monkeypatch.setattr(clients, "users", unavailable)
     code, out, err = run(*IN_USE)
     assert (code, out, "systemctl show does not answer" in err) == (1, "", True)

@@ -71,16 +71,16 @@ def test_without_a_terminal_one_plain_frame_is_printed(run: Run, tmp_path: Path,
 def test_events_are_read_on_and_again_after_a_restart(proxy: dict[str, Answer], tmp_path: Path) -> None:
     observer = top._Observer(AdminClient(f"{tmp_path}/admin.sock"))
     proxy["events"] = [{"number": 1, "kind": "refused"}, {"number": 2, "kind": "edited"}]
-    assert [event["number"] for event in observer.look().errors] == [1]
+    assert [event["number"] for event in observer.inspect().errors] == [1]
     proxy["events"] = [{"kind": "gap", "from": 3, "to": 4}, *({"number": n, "kind": "slow"} for n in range(5, 1500))]
-    assert len(observer.look().errors) == top._KEPT_ERRORS
-    assert [event["number"] for event in observer.look().errors][-1] == 1499
+    assert len(observer.inspect().errors) == top._KEPT_ERRORS
+    assert [event["number"] for event in observer.inspect().errors][-1] == 1499
     proxy["metrics"] = metrics(started=2000.0)
     proxy["events"] = [{"number": 1, "kind": "stall"}]
-    last = observer.look()
+    last = observer.inspect()
     assert [event["kind"] for event in last.errors] == ["stall"]
     proxy["hooks"] = BROKEN
-    after = observer.look_again()
+    after = observer.check_again_later()
     assert (after.samples, after.missing) == (last.samples, "it is broken")
 
 

@@ -56,10 +56,10 @@ async def test_creates_are_changed_only_where_a_hook_set_it(node: Node) -> None:
     node.plugins.add("a", of_pod, points=("PreRunPodSandbox",))
     body = written(node.pod_body()).replace(b'"Memory":0', b'"Memory":0,"New":[1e400, {}]')
     pod_id = id_of(await node.create("web", body))
-    wanted = json.loads(body)
-    wanted["Labels"] |= {"l": "1", "annotation.n": "2"}
-    wanted["HostConfig"] |= {"CgroupParent": "/hooked", "CpuQuota": 50_000}
-    assert node.config() == wanted
+    desired = json.loads(body)
+    desired["Labels"] |= {"l": "1", "annotation.n": "2"}
+    desired["HostConfig"] |= {"CgroupParent": "/hooked", "CpuQuota": 50_000}
+    assert node.config() == desired
     pod = node.pod_of(pod_id)
     assert pod.original == replace(REPORTED_POD, id=pod_id, attempt=0)
     labels, annotations = {**REPORTED_POD.labels, "l": "1"}, {"note": "pod", "n": "2"}
@@ -69,11 +69,11 @@ async def test_creates_are_changed_only_where_a_hook_set_it(node: Node) -> None:
     answer = HookAnswer({}, {"note": "hooked"}, {"B": "3", "C": "4"}, "/own", replace(limits, cpuset_cpus="1"))
     node.plugins.add("b", answer, points=("PreCreateContainer",))
     container_id = await node.create_container(pod_id)
-    wanted = node.container_body(pod_id)
-    wanted["Labels"]["annotation.note"] = "hooked"
-    wanted["Env"] = ["A=1", "B=3", "C=4"]
-    wanted["HostConfig"] |= {"CgroupParent": "/own", "CpuQuota": 50_000, "CpusetCpus": "1"}
-    assert node.config() == wanted
+    desired = node.container_body(pod_id)
+    desired["Labels"]["annotation.note"] = "hooked"
+    desired["Env"] = ["A=1", "B=3", "C=4"]
+    desired["HostConfig"] |= {"CgroupParent": "/own", "CpuQuota": 50_000, "CpusetCpus": "1"}
+    assert node.config() == desired
     container = node.container(container_id)
     assert container.original == replace(REPORTED, pod_id=pod_id, id=container_id)
     envs, resources = {"A": "1", "B": "3", "C": "4"}, replace(REQUESTED, cpu_quota=50_000, cpuset_cpus="1")
@@ -130,7 +130,7 @@ async def test_create_that_has_left_is_not_held_for_a_late_plugin(node: Node, mo
     monkeypatch.setattr(messages, "is_pods", registers)
     container_id = await node.create_container(pod_id)
     assert (node.points, len(node.dockerd.requests(CREATE))) == ([], 2)
-    assert node.came(CREATE) == written(node.container_body(pod_id))
+    assert node.arrived(CREATE) == written(node.container_body(pod_id))
     assert node.container(container_id).effective.envs == REPORTED.envs
     assert node.metrics.total("hook_failures") == 0
 
@@ -148,10 +148,10 @@ async def test_hook_that_answers_an_echo_changes_no_byte(node: Node) -> None:
 
     node.plugins.add("a", echo)
     pod_id = await node.create_pod()
-    assert node.came(CREATE) == written(node.pod_body())
+    assert node.arrived(CREATE) == written(node.pod_body())
     body = written(node.container_body(pod_id)).replace(b'"Env":["A=1","B=2"]', ENV)
     assert (await node.create("web", body)).status == 201
-    assert node.came(CREATE) == body
+    assert node.arrived(CREATE) == body
 
 
 async def test_fields_docker_cannot_carry_are_left_out_and_named(node: Node, caplog: pytest.LogCaptureFixture) -> None:
@@ -191,9 +191,9 @@ async def test_parent_changed_for_the_pod_goes_into_its_containers(node: Node, r
     if not registered:
         node.plugins.plugins.clear()
     container_id = await node.create_container(pod_id)
-    wanted = node.container_body(pod_id)
-    wanted["HostConfig"]["CgroupParent"] = in_docker
-    assert node.config() == wanted
+    desired = node.container_body(pod_id)
+    desired["HostConfig"]["CgroupParent"] = in_docker
+    assert node.config() == desired
     assert node.container(container_id).original.cgroup_parent == ""
     node.store.forget(container_id)
     node.plugins.add("b", points=("PostStopContainer",))
@@ -208,7 +208,7 @@ async def test_create_of_a_container_has_its_pods_newest_parent(node: Node) -> N
     body = node.container_body(pod_id)
     body["HostConfig"]["CgroupParent"] = "/elsewhere"
     container_id = id_of(await node.create("web", body))
-    assert node.came(CREATE) == written(body)
+    assert node.arrived(CREATE) == written(body)
     assert node.container(container_id).effective.cgroup_parent == ""
     assert node.pod_of(pod_id).effective.cgroup_parent == "/elsewhere"
 
@@ -244,5 +244,5 @@ async def test_container_of_no_pod_passes_without_hooks(node: Node, policy: Fail
     node.plugins.add("a", policy=policy)
     body = node.container_body(sandbox)
     assert (await node.create("web", body)).status == 201
-    assert node.came(CREATE) == written(body)
+    assert node.arrived(CREATE) == written(body)
     assert (node.points, node.store.counts()) == ([], (0, 0))

@@ -145,7 +145,7 @@ async def test_update_is_scaled_once_and_differs_only_where_it_must(node: Node) 
         assert node.reported_resources.cpu_shares == reported_shares
         if shares is not None:
             body = body.replace(b'"CpuShares":%d' % reported_shares, b'"CpuShares":' + shares)
-        assert node.came(UPDATE) == body
+        assert node.arrived(UPDATE) == body
     now = replace(REQUESTED, cpuset_cpus="0-3", memory_limit_in_bytes=128 * MIB, memory_swap_limit_in_bytes=128 * MIB)
     container = node.container(container_id)
     assert container.original.resources == now
@@ -185,7 +185,7 @@ async def test_update_leaves_out_and_names_what_it_cannot_say(node: Node, caplog
     node.plugins.add("a", answer, points=("PreUpdateContainerResources",))
     _, container_id = await node.made()
     assert (await node.act("update", container_id, b'{"cpuShares": 0}')).status == 200
-    assert node.came(UPDATE) == b'{"cpuShares": 2}'
+    assert node.arrived(UPDATE) == b'{"cpuShares": 2}'
     left_out = ("memory_limit_in_bytes", "oom_score_adj", "annotations")
     for field in left_out:
         assert node.metrics.counted("fields_left_out", operation="UpdateContainerResources", field=field) == 1
@@ -238,7 +238,7 @@ async def test_update_that_fails_or_cannot_be_read_is_not_expected(
     if registered:
         node.plugins.add("a")
     assert (await node.act("update", container_id, body, *lines)).status == status
-    assert node.came(UPDATE) == body
+    assert node.arrived(UPDATE) == body
     if status == 200:  # what it set is not known, so the container is read again when it is needed
         await until(lambda: node.store.container(container_id) is None)
         assert node.metrics.counted("calls_unreadable", operation="UpdateContainerResources") == 1

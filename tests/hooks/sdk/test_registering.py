@@ -60,7 +60,7 @@ def test_proxy_reads_what_is_written(policy: str, timeout: str | None, seconds: 
 def test_file_is_written_once_and_removed(file: Path, registration: Registration) -> None:
     assert (registration.path, file.read_bytes()) == (str(file), CONTENT)
     before = file.stat()
-    registration.look_after()
+    registration.watch()
     assert file.stat() == before
     assert os.listdir(file.parent) == ["a.json"]
     registration.remove()
@@ -125,8 +125,8 @@ def test_changed_file_is_rewritten_but_not_removed(
     registration.remove()
     assert os.path.lexists(file) == before
     assert not caplog.records
-    registration.look_after()
-    registration.look_after()
+    registration.watch()
+    registration.watch()
     assert (file.read_bytes(), file.is_symlink(), os.listdir(file.parent)) == (CONTENT, False, ["a.json"])
     assert caplog.messages == [f"{file} {words}: written again"]
 
@@ -134,7 +134,7 @@ def test_changed_file_is_rewritten_but_not_removed(
 def test_link_to_the_same_content_is_not_replaced(file: Path, registration: Registration) -> None:
     file.rename(file.parent / "real")
     file.symlink_to("real")
-    registration.look_after()
+    registration.watch()
     assert file.is_symlink()
 
 
@@ -143,9 +143,9 @@ def test_failed_rewrite_is_logged_once_and_repeated(file: Path, registration: Re
     for _ in range(2):  # a second problem is logged again
         file.mkdir()
         for _ in range(3):
-            registration.look_after()
+            registration.watch()
         file.rmdir()
-        registration.look_after()
+        registration.watch()
         assert file.read_bytes() == CONTENT
         file.unlink()
     words = f"cannot write {file} again: Is a directory; the proxy may not know this server until it can be"
@@ -184,13 +184,13 @@ def test_file_of_another_server_is_replaced_once_it_ended(
 def test_file_that_another_server_took_is_not_rewritten(file: Path, registration: Registration, caplog: Log) -> None:
     second = Neighbour(file)
     for _ in range(3):
-        registration.look_after()
+        registration.watch()
         assert file.read_text() == second.content
     taken = f"{file} is now the registration of another hook server, which listens on {second.path}"
     unknown = "the proxy does not know this one; start one of the two again with another --order"
     assert caplog.messages == [f"{taken}: {unknown}"]
     second.socket.close()
-    registration.look_after()
+    registration.watch()
     assert file.read_bytes() == CONTENT
     assert caplog.messages[1:] == [f"{file} was changed: written again"]
 

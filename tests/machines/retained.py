@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def kept(name: str, make: Callable[[Path], Path]) -> Path:
+def retained(name: str, make: Callable[[Path], Path]) -> Path:
     """Return the kept directory of a name; nobody may write to it.
 
     If there is none, ``make`` is given an empty directory, and returns what to keep of it. Any caller meanwhile, also
