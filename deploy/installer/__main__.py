@@ -1,4 +1,4 @@
-"""The pod's process: do the work once, report the node how it went, and stay.
+"""The pod's process: do the work once, report on the node how it went, and stay.
 
 Owns the annotations, and when a work that failed is tried again.
 Must not know: the steps.
@@ -37,7 +37,7 @@ STATES: Mapping[type[Exception], str] = {
 }
 """The state of a node by how the work ended; each but the second is done again by the next pod."""
 WAIT_SECONDS = 30.0
-"""Between two looks for a free place; each node takes some more or less, so that a thousand do not query at once."""
+"""Between two looks for a free place; each node takes some more or less, so that a thousand do not query at the same time."""
 REPORT_CHECKS = 20
 """After so many looks a node says again whom it waits for: each time is a write of its node."""
 RENEW_SECONDS = 60.0
