@@ -133,22 +133,22 @@ class Dispatcher:
             text = f"it keeps failing, and is tried again in {wait:.0f} s" if wait else "another call is trying it"
             raise HookError(plugin.name, point.name, Reason.BREAKER_OPEN, text)
         # If nothing else sets a result, the caller has left, which says nothing about the server.
-        arrived: Reason | None = Reason.INTERNAL
+        fault: Reason | None = Reason.INTERNAL
         code, began = LEFT, self._metrics.clock()
         try:
             answer = await plugin.client.call(point, request, seconds, peer)
-            arrived, code = None, OK
+            fault, code = None, OK
             return answer
         except HookError as error:
             code = error.reason.value
             if fair or error.reason is not Reason.DEADLINE:  # else it was given too little time
-                arrived = error.reason
-            if arrived is Reason.UNIMPLEMENTED:
+                fault = error.reason
+            if fault is Reason.UNIMPLEMENTED:
                 self._remember_unserved(plugin, point, peer.socket)
             raise
         finally:
             before = plugin.breaker.state
-            plugin.breaker.end(number, arrived, self._clock())
+            plugin.breaker.end(number, fault, self._clock())
             if plugin.breaker.state is not before and plugin in self._plugins.by_point.get(point.name, ()):
                 self._report_breaker(plugin, point, code)
             self._metrics.count("hook_calls", plugin.name, point.name, code)
@@ -199,9 +199,8 @@ class Dispatcher:
         owners = set(adjustment.owners.values())
         for plugin in self._plugins.by_point.get(point.name, ()):
             if plugin.name in owners:
-                self._failed(
-                    call, plugin, HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, peer_text=detail)
-                )
+                error = HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, peer_text=detail)
+                self._failed(call, plugin, error)
 
     def _broke_rules(
         self, call: HeldCall, plugin: Plugin, point: HookPoint, broken: Sequence[merge.BrokenRule]

@@ -44,9 +44,9 @@ class LoopWatchdog:
         self._resting: FrameType | None = None
         self._turned = threading.Event()
         self._stopped = False
-        self.log_and_continue = threading.Lock()
+        self._running = threading.Lock()
         """Held until the end: waiting for a lock costs less than for an event, which matters on an idle node."""
-        self.log_and_continue.acquire()
+        self._running.acquire()
         self._watcher = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
 
     def start(self) -> None:
@@ -60,13 +60,13 @@ class LoopWatchdog:
     def stop(self) -> None:
         if not self._stopped:
             self._stopped = True
-            self.log_and_continue.release()
+            self._running.release()
         self._turned.set()
         if self._watcher.is_alive():
             self._watcher.join()
 
     def _watch(self) -> None:
-        while not self.log_and_continue.acquire(timeout=LOOK_SECONDS):
+        while not self._running.acquire(timeout=LOOK_SECONDS):
             if self._frame() is not self._resting:
                 self._wait_for_turn()
 
