@@ -1,8 +1,9 @@
 """Many calls, and what they cost other calls: is any call refused or starved?
 
 The loads are creates whose hook server hangs (promise 5, fault matrix H3) or that the runtime does not answer (fault
-matrix B4), crowds of calls (S3, promise 11), lists of 16 MiB (S2, promise 10), and full nodes (S1, promise 13). A call
-that fails raises. Compared measurements alternate, so that other load on the machine affects both.
+matrix B4), crowds of calls (fault matrix S3, promise 11), lists of 16 MiB (fault matrix S2, promise 10), and full nodes
+(fault matrix S1, promise 13). A call that fails raises. Compared measurements alternate, so that other load on the
+machine affects both.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""One registration file: every key, every fault (hook-api, "Registration files"; fault matrix C4)."""
+"""One registration file: every key, every fault (hook-api, "Registration files"; fault matrix C2, C4)."""
 
 import json
 from collections.abc import Callable
