@@ -37,7 +37,7 @@ STATES: Mapping[type[Exception], str] = {
 }
 """The state of a node by how the work ended; each but the second is done again by the next pod."""
 WAIT_SECONDS = 30.0
-"""Between two looks for a free place; each node takes some more or less, so that a thousand do not query at the same time."""
+"""Between two checks for a free place; each node waits more or less, so that a thousand do not query together."""
 REPORT_CHECKS = 20
 """After so many looks a node says again whom it waits for: each time is a write of its node."""
 RENEW_SECONDS = 60.0
