@@ -228,6 +228,11 @@ async def test_gauge_of_an_open_breaker_ends_with_its_plugin(rig: Rig, change: s
     assert rig.gauges("hook_breaker_open") == ({} if change == "removed" else {"a": is_open})
 
 
+async def test_manager_that_was_not_started_can_be_stopped(rig: Rig) -> None:
+    await rig.manager.stop()
+    assert rig.names() == []
+
+
 async def test_stop_closes_all_clients_and_waits_for_those_in_use(rig: Rig) -> None:
     await rig.start("a", "b")
     rig.clients[0].idle.clear()

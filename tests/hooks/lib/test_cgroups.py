@@ -1,5 +1,7 @@
 """Cgroup files of both versions, on directory trees; tests/system/test_reference_engines.py uses the kernel's own."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -182,3 +184,47 @@ def test_next_hierarchy_is_listed_if_the_first_is_empty(v1: Cgroups) -> None:
     for name in ("cgroup.procs", "tasks", "c1/cgroup.procs", "c1/tasks"):
         (v1.root / CPU / name).write_text("0\n")
     assert (v1.pids(POD), v1.tids(POD)) == ([17, 18, 22], [23])
+
+
+def test_limit_is_lifted_once(cgroups: Cgroups) -> None:
+    name = "kubepods/podx/cpu.max" if cgroups.v2 else V1_FILES["cpu_quota"]
+    [file] = tree(cgroups.root, {name: "50000 20000\n" if cgroups.v2 else "50000\n"})
+    assert [cgroups.lift(POD, "cpu_quota") for _ in range(2)] == [True, False]
+    assert file.read_text() == ("max 20000\n" if cgroups.v2 else "-1\n")
+
+
+def test_link_to_nothing_or_to_itself_leads_nowhere(cgroups: Cgroups) -> None:
+    loop = shares_file(cgroups, "/loop").parent
+    shares_file(cgroups, "/dangling").parent.symlink_to("/not/there")
+    loop.symlink_to(loop)
+    with pytest.raises(Malformed, match=THROUGH_LINK):
+        shares_file(cgroups, "/dangling")
+    assert cgroups.pids("/loop") == []
+    with pytest.raises(OSError, match="symbolic links"):
+        cgroups.write("/loop", "cpu_shares", 2)
+
+
+def test_path_is_checked_without_a_free_descriptor(v1: Cgroups, monkeypatch: pytest.MonkeyPatch) -> None:
+    (v1.root / "cpu,cpuacct/link").symlink_to("/etc")
+
+    def too_many(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "open", too_many)
+    assert shares_file(v1).is_file()
+    with pytest.raises(Malformed, match=THROUGH_LINK):
+        shares_file(v1, "/link")
+
+
+def test_root_may_be_a_link(cgroups: Cgroups, tmp_path_factory: pytest.TempPathFactory) -> None:
+    link = tmp_path_factory.mktemp("links") / "root"
+    link.symlink_to(cgroups.root)
+    assert Cgroups(link).pids(POD) == cgroups.pids(POD) != []
+
+
+def test_removed_cgroup_has_no_processes(cgroups: Cgroups) -> None:
+    assert cgroups.pids("/kubepods/gone") == cgroups.tids("/kubepods/gone") == []
+    file = cgroups.file(f"{POD}/c1", "cpu", "cgroup.procs", "cgroup.procs")
+    file.unlink()
+    file.symlink_to("gone")  # listed, but missing when it is read
+    assert 20 not in cgroups.pids(POD)

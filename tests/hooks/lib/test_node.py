@@ -2,6 +2,7 @@
 
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -192,3 +193,31 @@ def test_config_map_is_followed_whatever_its_modification_time(tmp_path: Path) -
     (tmp_path / "new").symlink_to("2.5")
     (tmp_path / "new").rename(tmp_path / "..data")
     assert ratio(node) == 2.5
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path)])
+def test_file_that_is_not_regular_is_logged_once(tmp_path: Path, caplog: Log, make: Any) -> None:
+    make(tmp_path / "node.yaml")
+    node = Node(tmp_path / "node.yaml")
+    assert node.settings == node.settings == DEFAULTS
+    [message] = caplog.messages
+    assert str(tmp_path / "node.yaml") in message
+
+
+def test_threads_read_the_old_or_the_new_settings(tmp_path: Path) -> None:
+    file, steps = tmp_path / "node.yaml", range(2, 52)
+    file.write_text("cpu-normalization-ratio: 1")
+    node = Node(file)
+
+    def look() -> set[float]:
+        seen = set()
+        while (found := ratio(node)) != steps[-1]:
+            seen.add(found)
+        return seen
+
+    with ThreadPoolExecutor(4) as threads:
+        looking = [threads.submit(look) for _ in range(4)]
+        for number in steps:
+            (tmp_path / "new").write_text(f"cpu-normalization-ratio: {number}")
+            (tmp_path / "new").rename(file)
+        assert set().union(*(each.result(20) for each in looking)) <= {1.0, *map(float, steps)}

@@ -193,3 +193,51 @@ def test_requests_are_plain_mkdir_write_and_rmdir(tmp_path: Path) -> None:
     (tmp_path / "BE/tasks").touch()
     resctrl.move("BE", ME)
     assert (tmp_path / "BE/tasks").read_text() == f"{ME}\n"
+
+
+NO_RANGE = "a range goes from a lower to a higher percentage, both from 0 to 100$"
+
+
+NO_PERCENT = "a memory bandwidth is 1 to 100 percent$"
+
+
+NO_WISHES = [
+    *(({"l3": ends}, NO_RANGE) for ends in ((-1, 50), (0, 101), (50, 50), (60, 50), (100, 100), (0, 0))),
+    ({"l3": (0, 100), "l3_of": {0: (0, 50), 1: (60, 50)}}, NO_RANGE),
+    *(({"mb": percentage}, NO_PERCENT) for percentage in (0, -1, 101)),
+    ({"mb": 100, "mb_of": {0: 50, 1: 101}}, NO_PERCENT),
+]
+
+
+@pytest.mark.parametrize(("wish", "words"), NO_WISHES)
+def test_percentage_out_of_range_is_an_error(wish: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=f"^{words}"):
+        Wish(**wish)
+
+
+PARSED: list[tuple[str, dict[str, dict[int, str]]]] = [
+    ("    MB:0=2048;1=  16\n    L3:0=00ff;1=ffff\n", {"MB": {0: "2048", 1: "16"}, "L3": {0: "00ff", 1: "ffff"}}),
+    *(("L3:0=7ff;\n", {"L3": {0: "7ff"}}), ("L3:uninitialized\nMB:0=90\n", {"MB": {0: "90"}})),
+    ("no line\nL3:x=1;1=3\n", {"L3": {1: "3"}}),
+]
+
+
+@pytest.mark.parametrize(("text", "values"), PARSED)
+def test_schemata_are_parsed(text: str, values: dict[str, dict[int, str]]) -> None:
+    assert pure.parse_schemata(text) == values
+
+
+def test_mount_that_is_missing_or_cannot_be_read_limits_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert Resctrl(tmp_path).machine() == Resctrl(tmp_path / "nothing").machine() == Machine()
+    assert Resctrl(tmp_path / "file").machine() == Machine(notes=("it cannot be read: Not a directory",))
+
+
+def test_group_is_created_once_and_removed_once(resctrl: StandIn) -> None:
+    assert not resctrl.exists("LS")
+    assert resctrl.make("LS") is True
+    assert resctrl.exists("LS")
+    assert resctrl.make("LS") is False
+    resctrl.remove("LS")
+    assert not resctrl.exists("LS")
+    resctrl.remove("LS")

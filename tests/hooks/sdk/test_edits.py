@@ -256,3 +256,7 @@ WHOLE = replace(SENT, cpu_quota=-1, cpuset_cpus="7", **MAPS)
 def test_answer_is_an_echo_except_in_the_kubelets_update(more: Any, answer: Resources) -> None:
     resources = edited(SENT, *SET.items(), **more)
     assert (resources.answer, resources.value, resources.sent) == (answer, WHOLE, SENT)
+
+
+def test_value_without_an_edit_is_what_was_sent() -> None:
+    assert EditableResources(SENT).value is SENT
