@@ -1,7 +1,4 @@
-"""Conversations on one connection: what passes, is held, may close (relay-rules B1 to B4, B6 to B9, B11, C2, C5).
-
-``test_conversations`` has random ones; here are those whose effects it cannot compute.
-"""
+"""One connection, not at random: what passes, is held, may close (relay-rules B1 to B4, B6 to B9, B11, C2, C5)."""
 
 import weakref
 
