@@ -112,8 +112,9 @@ def missing_for_release() -> str:
     """Return why scripts/build cannot make a release on this machine; "" if it can."""
     if (system := _system()) != ("debian", RELEASE_BASE):
         return f"this is {' '.join(system)}, and a release has the packages of Debian {RELEASE_BASE}; run it there"
-    lacks_builder = not shutil.which("dpkg-buildpackage")
-    return missing_history() or ("not found: dpkg-buildpackage; apt-get install debhelper" if lacks_builder else "")
+    packages = {"dpkg-buildpackage": "debhelper", "help2man": "help2man"}
+    missing = [package for program, package in packages.items() if not shutil.which(program)]
+    return missing_history() or (f"not found: apt-get install {' '.join(missing)}" if missing else "")
 
 
 def missing_history() -> str:
