@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from runtimeproxy.docker import backend as module
-from runtimeproxy.docker.backend import ROWS_AT_ONCE, UNREADABLE, Backend, Event
+from runtimeproxy.docker.backend import CHECK_SECONDS, ROWS_AT_ONCE, UNREADABLE, Backend, Event
 from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.relay.dial import SCARCE_RETRY_SECONDS
 from tests.docker.client import PATIENCE_SECONDS
@@ -233,12 +233,14 @@ def test_full_backlog_is_waited_for(tmp_path: Path) -> None:
 
 async def test_close_fails_requests_and_allows_later_ones(daemon: FakeDockerd, backend: Backend) -> None:
     script(daemon, INSPECT, b"")
-    tasks = [asyncio.create_task(backend.inspect(ID)), asyncio.create_task(follow(backend))]
-    await until(lambda: len(daemon.received) == 2)
-    await backend.close()
-    for task in tasks:
-        with pytest.raises(BackendError):
-            await task
+    async with backend.events(["destroy"], 1) as events:
+        tasks = [asyncio.ensure_future(backend.inspect(ID)), asyncio.ensure_future(anext(events))]
+        await until(lambda: len(daemon.received) == 2)
+        await backend.close()
+        async with asyncio.timeout(CHECK_SECONDS / 2):  # not by the check of a quiet stream
+            for task in tasks:
+                with pytest.raises(BackendError):
+                    await task
     await until(lambda: not daemon.connections)
     assert await backend.info()
     await backend.close()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from runtimeproxy.core.call import MESSAGE_LIMIT, NO_ROOM, UNANSWERED, CallState, Reply, Unreadable
-from runtimeproxy.docker.exchange import KNOWN_BYTES, REPLY_LIMIT, DockerHeld, Known
+from runtimeproxy.docker.exchange import KNOWN_BYTES, REPLY_LIMIT, Action, DockerHeld, Known
 from runtimeproxy.wire import JOINED_BYTES, http1
 from tests.docker import messages as m
 from tests.docker.messages import CHUNKED, CLOSE, CREATE, CREATED, NOT_FOUND, OK, PING, START, STOP, answer, request
@@ -17,6 +17,7 @@ from tests.docker.peer import (
     converse,
     daemon,
     ends,
+    exchange,
     hold,
     on_held,
     passes,
@@ -255,6 +256,28 @@ def test_cached_messages_are_bounded() -> None:
         play.daemon.sends(answer(200, f"Date: {number:0400}", body=b"OK"))
     assert KNOWN_BYTES / 2 < play.known.requests.bytes <= KNOWN_BYTES
     assert KNOWN_BYTES / 2 < play.known.answers.bytes <= KNOWN_BYTES
+
+
+NOT_CACHED = {
+    "in chunks": (PING, answer(200, CHUNKED, body=None) + m.chunks(b"x")),
+    "the last one": (PING, answer(200, CLOSE, body=b"last")),
+    "long": (PING, answer(200, body=b"x" * 1024)),
+    "interim": (PING, m.EARLY),
+    "two in one read": (PING + PING, OK + OK),
+    "to a request that is not cached": (request("M" * 10_000, "/"), answer(404, "Some: field", body=b"x")),
+}
+
+
+@pytest.mark.parametrize(("sent", "replied"), NOT_CACHED.values(), ids=NOT_CACHED)
+def test_answer_is_not_cached(sent: bytes, replied: bytes) -> None:
+    assert converse([exchange(sent, replied)], holds=()).known.answers == {}
+
+
+def test_request_that_may_be_held_is_not_cached() -> None:
+    play = converse([exchange(START, m.NO_CONTENT)], holds=())
+    play.holds = frozenset(Action)
+    play.client.sends(START)
+    assert (play.effects(), play.call.route.action) == ((b"", b"", 1), Action.START)
 
 
 @pytest.mark.parametrize("longest", [1024, 0], ids=["cached", "read each time"])
