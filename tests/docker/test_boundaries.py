@@ -1,6 +1,7 @@
 """Where requests begin and end, compared with h11 on whole connections; huge heads (fault matrix X2)."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import h11
@@ -9,11 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.wire.http1 import Rule
-from tests.amounts import examples
+from tests.amounts import Amount, examples
+from tests.docker.client import Client
 from tests.docker.followed import Connection, follow, mutations
 from tests.docker.forms import FORMS, TARGETS, Form, stream
-from tests.docker.messages import EOF, ours
+from tests.docker.messages import EOF, ours, request
 from tests.docker.peer import Play
+from tests.fakes.dockerd import FakeDockerd
+from tests.system.proxy import ProxyInside, ProxyProcess
 from tests.wire.http1_forms import head
 from tests.wire.test_http1_oracle import BODY, NOISE, READ_BY_H11, SOME_LINES, WIDE, spoiled
 
@@ -126,3 +130,49 @@ def test_huge_head_is_refused_and_not_retained() -> None:
     play.client.sends(b"GET / HTTP/1.1\r\nX: ", *[b"x" * 65536] * 160)
     assert play.effects() == (ours(431, closes=True) + EOF, b"", 0)
     assert not play.reader.requests.rest
+
+
+SLOW_CONNECTIONS = Amount(50, 1000)
+PING = request("GET", "/_ping")
+
+
+async def test_slow_heads_delay_no_other_client(tmp_path: Path) -> None:
+    """After each byte of all slow connections a ping is answered; in the end the slow requests are answered, too."""
+    proxy = ProxyInside(tmp_path, backend_runtime_mode="Docker")
+    async with FakeDockerd(str(proxy.runtime)), proxy:
+        quick = await Client.connect(str(proxy.socket))
+        slow = [await Client.connect(str(proxy.socket)) for _ in range(SLOW_CONNECTIONS.now)]
+        for octet in PING:
+            for client in slow:
+                client.send(bytes((octet,)))
+            assert (await quick.fetch("GET", "/_ping")).body == b"OK"
+        for client in slow:
+            assert (await client.answer("GET")).body == b"OK"
+        for client in (quick, *slow):
+            await client.close()
+
+
+HUGE_HEAD_BYTES = 10 << 20
+MEMORY_BYTES = 6 << 20
+
+
+async def test_huge_head_is_refused_in_constant_memory(tmp_path: Path) -> None:
+    proxy = ProxyProcess(tmp_path, backend_runtime_mode="Docker")
+    async with FakeDockerd(str(proxy.runtime)), proxy:
+        client = await Client.connect(str(proxy.socket))
+        assert (await client.fetch("GET", "/_ping")).body == b"OK"
+        await client.close()
+        before = peak_bytes(proxy.pid)
+        for _ in range(5):
+            client = await Client.connect(str(proxy.socket))
+            client.send(PING.removesuffix(b"\r\n") + b"X: " + b"x" * HUGE_HEAD_BYTES)
+            answer = await client.answer()
+            assert (answer.status, answer.headers["connection"]) == (431, "close")
+            assert await client.ended() == b""
+            await client.close()
+        assert peak_bytes(proxy.pid) - before < MEMORY_BYTES
+
+
+def peak_bytes(pid: int) -> int:
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024
