@@ -128,12 +128,22 @@ class Endpoint:
             return
         except OSError:
             size = 0
+        if size and self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._loop.call_soon(self._read_on)
         if not size:
             self.pause()
             self._ended = True
             self._handler.ended(self)
         elif size < PASSING_BYTES or self._passes is None or not self._passes(self, octets, size):
             self._handler.received(self, bytes(self._buffer.view[:size]))
+
+    def _read_on(self) -> None:
+        """Register for reading again. The peer closed with unread bytes, which is POLLERR: uvloop calls the reader once
+        more and then polls no longer (its UVPoll._fatal_error), though more data and EOF wait. getsockopt(2) has
+        cleared the error."""
+        if self._reading:
+            self.pause()
+            self.resume()
 
     def discard(self) -> None:
         """Read and drop what has arrived: closing a socket with unread bytes sends the peer a reset instead of EOF."""

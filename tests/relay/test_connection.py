@@ -12,10 +12,11 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 import pytest
+import uvloop
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.relay import connection
-from runtimeproxy.relay.connection import HIGH_WATER, LOW_WATER, PIECE_BYTES, Connection, ReadBuffer
+from runtimeproxy.relay.connection import HIGH_WATER, LOW_WATER, PIECE_BYTES, Connection, Endpoint, ReadBuffer
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.eventloop import batch
 from runtimeproxy.relay.hangups import Hangups
@@ -506,3 +507,36 @@ async def test_client_with_unread_bytes_sees_the_answer_and_eof(rig: Rig) -> Non
     rig.backend.close()
     await rig.until("closed")
     assert await rig.read_to_end(rig.client) == len(b"no")
+
+
+class Reading:
+    """A handler that collects what an endpoint reads."""
+
+    def __init__(self) -> None:
+        self.received_bytes, self.is_ended = b"", False
+
+    def received(self, endpoint: Endpoint, data: bytes) -> None:
+        self.received_bytes += data
+
+    def ended(self, endpoint: Endpoint) -> None:
+        self.is_ended = True
+
+    def drained(self, endpoint: Endpoint) -> None: ...
+
+
+def test_peer_that_resets_is_read_to_end_on_uvloop() -> None:
+    """It closed with unread bytes: uvloop stops polling its socket after the first read (fault matrix B1)."""
+
+    async def run() -> None:
+        near, far = socket.socketpair()
+        far.send(b"last words")
+        near.send(b"unread")
+        far.close()
+        handler = Reading()
+        endpoint = Endpoint(asyncio.get_running_loop(), near, handler, ReadBuffer(4))
+        endpoint.resume()
+        await until(lambda: handler.is_ended)
+        endpoint.close()
+        assert handler.received_bytes == b"last words"
+
+    uvloop.run(run())
