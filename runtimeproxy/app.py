@@ -51,7 +51,7 @@ from runtimeproxy.settings.version import VERSION
 log = logging.getLogger(__name__)
 
 GAUGE_SECONDS = 1.0
-FIGURES_AT_ONCE = 50
+FIGURES_PER_ITERATION = 50
 """How many metrics are logged in one iteration of the event loop: a millisecond or two."""
 GARBAGE_OBJECTS = 2_000
 """How many new objects trigger a garbage collection of the youngest generation: about what a hundred ended connections
@@ -77,7 +77,7 @@ def run(config: Config) -> int:
 
 
 def _listen(config: Config, listeners: dict[str, Listener]) -> None:
-    """Add the sockets that were not handed over; the admin socket is root's alone, whatever --socket-mode says."""
+    """Add the sockets that were not handed over; the admin socket is root's alone, whatever --socket-mode is."""
     if MAIN not in listeners:
         listeners[MAIN] = listen(config.listen_endpoint, mode=config.socket_mode, group=config.socket_group)
     if ADMIN not in listeners and config.admin_endpoint:
@@ -150,7 +150,7 @@ async def _serve(config: Config, listeners: Mapping[str, Listener]) -> None:
     watch.start()
     try:
         await signals.first.wait()
-        log.info("%s: stopping; one more signal ends it at once", signals.name)
+        log.info("%s: stopping; one more signal ends it immediately", signals.name)
         systemd.stopping()
         await proxy.finish_answers(config.drain_timeout_seconds, signals.again)
         if listener.withdraw():
@@ -246,8 +246,8 @@ class Signals:
         log.info("%s: registration files are read as they change, and flags at the start only", name, extra=UNLIMITED)
 
     def _log_figures(self, figures: Iterator[str]) -> None:
-        """Log the metrics, FIGURES_AT_ONCE in an iteration of the event loop: calls do not wait for all of them."""
-        chunk = list(islice(figures, FIGURES_AT_ONCE))
+        """Log the metrics, FIGURES_PER_ITERATION at a time: calls do not wait for all of them."""
+        chunk = list(islice(figures, FIGURES_PER_ITERATION))
         for figure in chunk:
             log.info("%s", figure, extra=UNLIMITED)
         if chunk:
@@ -373,8 +373,8 @@ def _settle_memory() -> None:
 def _give_long_blocks_back() -> None:
     """Make glibc allocate long blocks with mmap, so that each returns to the kernel as soon as it is freed.
 
-    By default glibc raises the mmap threshold once the first such block is freed. It then keeps that memory for good,
-    in pieces that the next long message does not fit into.
+    By default glibc raises the mmap threshold once the first such block is freed. It then keeps that memory
+    permanently, in pieces that the next long message does not fit into.
     """
     with suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt

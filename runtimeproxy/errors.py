@@ -1,4 +1,4 @@
-"""Exceptions of the project; the class says which party was at fault.
+"""Exceptions of the project; the class names the party at fault.
 
 Invariant: a text never holds the value of an env, label or annotation.
 """
@@ -78,8 +78,8 @@ class Reason(Enum):
 class HookError(RuntimeProxyError):
     """One hook call failed: ``plugin`` at ``hook`` for ``reason``, with ``detail`` in the proxy's words.
 
-    ``said`` is the hook server's or the runtime's own text, which may repeat values: it is part of the error's text for
-    the caller, while ``logged`` is the text without it.
+    ``peer_text`` is the hook server's or the runtime's own text, which may repeat values: it is part of the error's
+    text for the caller, while ``logged`` is the text without it.
     """
 
     def __init__(self, plugin: str, hook: str, reason: Reason, detail: str = "", peer_text: str = "") -> None:

@@ -13,5 +13,5 @@ It runs in a pod of the chart's DaemonSet (``python3 -m runtimeproxy_installer``
 ``work``     the order of all that
 
 Invariant: whatever fails, a node has the proxy and the kubelet's configuration that it had before, or those that are
-wanted, and its annotations say which.
+wanted, and its annotations name it.
 """

@@ -39,14 +39,14 @@ STATES: Mapping[type[Exception], str] = {
 WAIT_SECONDS = 30.0
 """Between two checks for a free place; each node waits more or less, so that a thousand do not query together."""
 REPORT_CHECKS = 20
-"""After so many looks a node says again whom it waits for: each time is a write of its node."""
+"""After so many looks a node reports again whom it waits for: each time is a write of its node."""
 RENEW_SECONDS = 60.0
 LONGEST = 400
 """Longest reason in an annotation, in characters."""
 
 
 class Installer:
-    """The work of a pod: on the node ``name``, as ``wants`` says."""
+    """The work of a pod: on the node ``name``, as ``wants`` requests."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Installer:
     def _place(self) -> None:
         """Wait until this node may change; a place that it has is renewed.
 
-        After its first change a node goes on without the API server.
+        After its first change a node continues without the API server.
         """
         try:
             if self._places.renew():
@@ -149,7 +149,7 @@ class Installer:
         try:
             self._places.leave()
         except ApiError as error:
-            log(f"{error}: the place is free again when its time is over")
+            log(f"{error}: the place is free again when its time has expired")
 
     def _report(self, state: str, reason: str, version: str | None = "") -> None:
         """Annotate the node, and log. ``version`` is "" if it is not known to be another one, None if it is none."""

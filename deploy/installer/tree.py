@@ -2,7 +2,7 @@
 
 Owns the places of trees and units, and which tree the node runs.
 Must not know: when a unit is started.
-Invariant: a tree is whole or not there, its name says what it was made of, and its files never change.
+Invariant: a tree is whole or not there, its name identifies what it was made of, and its files never change.
 """
 
 import os

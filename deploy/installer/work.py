@@ -27,7 +27,7 @@ REGISTRATIONS = "/etc/runtime/hookserver.d"
 GROUP = "runtimeproxy-metrics"
 VERIFY_SECONDS = 30.0
 OWN_CHECKS = ("listening", "registrations_read", "runtime", "not_draining")
-"""The checks of /readyz that an installation answers for. A hook server that is away is none of them."""
+"""The checks of /readyz that an installation answers for. A hook server that is unavailable is none of them."""
 GOOD_BEFORE = ("runtime", "registrations", "cgroup")
 """The checks of doctor that must not fail before anything is changed."""
 
@@ -207,7 +207,7 @@ class Work:
         end = self._clock() + VERIFY_SECONDS
         while fault := self._fault():
             if self._clock() > end:
-                raise Failed(f"the proxy is not ready: {fault}; journalctl -u {tree.SERVICE} on the node says more")
+                raise Failed(f"the proxy is not ready: {fault}; journalctl -u {tree.SERVICE} on the node has more")
             self._sleep(1.0)
         for row in self._doctor():
             if row["check"] == "proxy" and row["verdict"] != "ok":
@@ -263,7 +263,7 @@ class Work:
         tree.link(self._node, "")
         service = f"{tree.UNITS}/{tree.SERVICE}"
         folders = {folder(file) for file in files} - {tree.UNITS}
-        # While the service's file is there, the next run goes on here.
+        # While the service's file is there, the next run continues here.
         for place in [*(files.keys() - {service}), *folders, service]:
             self._node.remove(place)
         self._node.run("systemctl", "daemon-reload")
@@ -299,7 +299,7 @@ class Work:
 
 
 class _collected(suppress):
-    """Adds what fails within it to a list, and goes on."""
+    """Adds what fails within it to a list, and continues."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__(Failed, OSError)

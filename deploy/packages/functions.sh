@@ -25,17 +25,17 @@ check_tree() {
     fi
 }
 
-# Hook servers go on with the old version: a restart would refuse creates while their policy is Fail.
+# Hook servers continue with the old version: a restart would refuse creates while their policy is Fail.
 tell_of_hook_servers() {
     if systemctl --quiet is-active 'runtimeproxy-hooks@*.service'; then
         report "hook servers still run the earlier version: systemctl restart 'runtimeproxy-hooks@*.service'"
     fi
 }
 
-# After a restart, where $1 says whether it served before.
+# After a restart, where $1 is whether it served before.
 require_service() {
     if [ "$1" = yes ] && ! serves; then
-        report "version @VERSION@ does not start: journalctl -u runtimeproxy.service says why. Clients wait at the socket." \
+        report "version @VERSION@ does not start: journalctl -u runtimeproxy.service shows why. Clients wait at the socket." \
             "Install the earlier version again."
         return 1
     fi
@@ -47,7 +47,7 @@ tell_next_step() {
             "    runtimeproxy kubelet-args --kube-version=VERSION" \
             "prints what points a kubelet at it, and the way back. /etc/runtimeproxy/config.yaml configures it."
     else
-        report "the proxy does not run: systemctl status runtimeproxy.service says why"
+        report "the proxy does not run: systemctl status runtimeproxy.service shows why"
     fi
 }
 

@@ -50,7 +50,7 @@ class NodeHook(Hook):
             if trouble in self._said:
                 return
             self._said.add(trouble)
-        logging.getLogger(type(self).__module__).warning(f"{text}; said once only", *values)
+        logging.getLogger(type(self).__module__).warning(f"{text}; logged once only", *values)
 
 
 def _node(text: str) -> Node:

@@ -55,7 +55,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a node can limit; false if nothing. ``notes`` say what exists but cannot be used, and why."""
+    """What a node can limit; false if nothing. ``notes`` have what exists but cannot be used, and why."""
 
     caches: Mapping[str, Cache] = field(default_factory=dict)
     bandwidth: Bandwidth | None = None

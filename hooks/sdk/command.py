@@ -45,12 +45,12 @@ def main(
     interceptors: "Sequence[grpc.ServerInterceptor]" = (),
     prepare: "Callable[[grpc.Server], object]" = lambda server: None,
 ) -> NoReturn:
-    """Serve ``hooks``, each call in this order, as the command line says, until SIGTERM or SIGINT.
+    """Serve ``hooks``, each call in this order, as the command line sets, until SIGTERM or SIGINT.
 
     ``name`` is the server's, in its files' names; the hooks' names joined by "-" if empty, cut where that is too long
     for the socket's path. ``interceptors`` see each call before the hooks do; ``prepare`` is given grpcio's server
     before it starts, for reflection or more services. Exits with code 0 after a clean end, 2 for a wrong command line,
-    1 if grpcio is missing or the socket or the file cannot be made: one line on stderr says why.
+    1 if grpcio is missing or the socket or the file cannot be made: one line on stderr has the reason.
     """
     name = name or server_name([hook_name(hook) for hook in hooks])
     made = parser(name)

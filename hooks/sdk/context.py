@@ -1,7 +1,8 @@
 """The argument of a hook's method: a pod or a container as the kubelet requests it, to read and to edit.
 
 Invariant: the answer is the whole request with the edits in it, an echo, which koord-runtime-proxy reads correctly,
-too. The resources are left out if none was set; at updates they contain only those that were set (``edits`` says why).
+too. The resources are left out if none was set; at updates they contain only those that were set (``edits`` has the
+reason).
 """
 
 from collections.abc import Mapping

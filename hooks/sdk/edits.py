@@ -1,6 +1,6 @@
 """Maps and resources that a hook edits, which record what was changed.
 
-Invariant: an edit that the protocol cannot express, or that the proxy would find bad, raises NotSayable at once and
+Invariant: an edit that the protocol cannot express, or that the proxy would find bad, raises NotSayable immediately and
 changes nothing; setting the value that was sent is never refused, however odd the kubelet's values are.
 """
 
@@ -63,7 +63,7 @@ _VALUES: Mapping[type, tuple[Callable[[object], bool], str]] = {
 
 
 class Entries(MutableMapping[str, V], Generic[V]):
-    """A map whose keys can be read and set; ``fixed`` says why nothing can be set, "" if it can."""
+    """A map whose keys can be read and set; ``fixed`` is why nothing can be set, "" if it can."""
 
     def __init__(self, sent: Mapping[str, V], kind: type[V], name: str, fixed: str = "") -> None:
         self._sent: Mapping[str, V] = sent
@@ -127,12 +127,12 @@ def _number_refusal(name: str, sent: Resources, value: object) -> str:
     row = ROWS[name]
     if _is_number(value) and (value == getattr(sent, name) or row.holds(tidy(name, value))):
         return ""
-    return f"must be a whole number, {row.rule}; 0 and None say 'not set' and can only be read"
+    return f"must be a whole number, {row.rule}; 0 and None mean 'not set' and can only be read"
 
 
 def _cpuset_refusal(name: str, sent: Resources, value: object) -> str:
     if not isinstance(value, str):
-        return "must be a text; None says 'not set' and can only be read, \"\" clears it"
+        return "must be a text; None means 'not set' and can only be read, \"\" clears it"
     if value == getattr(sent, name):
         return ""
     if value:
@@ -142,7 +142,7 @@ def _cpuset_refusal(name: str, sent: Resources, value: object) -> str:
     # of them are in the answer, for a number cannot be unset; but if none was sent the cpuset would stay.
     if any(getattr(sent, number) for number in NUMBER_FIELDS):
         return ""
-    return "cannot be cleared where the request has no number: \"\" says 'not set' there; name all the CPUs instead"
+    return "cannot be cleared where the request has no number: \"\" means 'not set' there; name all the CPUs instead"
 
 
 _REFUSALS: Mapping[str, Callable[[str, Resources, object], str]] = {
@@ -178,7 +178,7 @@ class _Field(Generic[V]):
 
 
 class EditableResources(Sealed):
-    """LinuxContainerResources; ``fixed`` says why nothing can be set, "" if it can.
+    """LinuxContainerResources; ``fixed`` is why nothing can be set, "" if it can.
 
     ``update``: they go to the runtime in an update, which can express less than a create. ``alone``: that update has
     nothing of the kubelet's. In the kubelet's own update, an answer that repeats a value withdraws this server's

@@ -11,7 +11,7 @@ class Rejected(Exception):
 
 
 class Malformed(ValueError):
-    """Part of the request cannot be read: ``what`` names it ("annotation NAME"), ``why`` says the rule."""
+    """Part of the request cannot be read: ``what`` names it ("annotation NAME"), ``why`` is the rule."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"{what}: {why}")
@@ -20,7 +20,8 @@ class Malformed(ValueError):
 
 
 class NotSayable(Exception):
-    """An edit that the hook protocol cannot carry, or that has no effect at this hook point; the text says why."""
+    """An edit that the hook protocol cannot carry, or that has no effect at this hook point; the text has the
+    reason."""
 
 
 def reject(text: str) -> NoReturn:

@@ -63,7 +63,7 @@ def parser(name: str) -> Parser:
         "--failure-policy",
         choices=POLICIES,
         default=IGNORE,
-        help="whether a pod starts all the same when this server fails or is away (default %(default)s)",
+        help="whether a pod starts all the same when this server fails or is unavailable (default %(default)s)",
     )
     made.add_argument(
         UNREGISTER_FLAG,

@@ -139,7 +139,7 @@ class Registration:
         if self._found() == self._content:
             log.warning(
                 "%s stays, for its policy is %s: calls are refused until this server is back; "
-                "to let them go on without it remove that file (with %s it is removed at the end)",
+                "to let them continue without it remove that file (with %s it is removed at the end)",
                 self.path,
                 FAIL,
                 UNREGISTER_FLAG,

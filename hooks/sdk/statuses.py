@@ -42,7 +42,7 @@ def status(error: BaseException, server: str, point: HookPoint, request: HookReq
         if isinstance(error, kind):
             text = str(error).encode(errors="replace").decode()
             return code, text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
-    return grpc.INTERNAL, f"{name} at {point.name} raised {type(error).__name__}; its log says where"
+    return grpc.INTERNAL, f"{name} at {point.name} raised {type(error).__name__}; its log shows where"
 
 
 def _called(frames: Sequence[_Frame]) -> tuple[Hook | None, Sequence[_Frame]]:

@@ -193,4 +193,4 @@ def new_command(name: str, directory: Path) -> None:
     from runtimeproxy_hooks.tools.new import new
 
     folder = new(name, directory)
-    click.echo(f"{folder}: README.rst says how to test, try and install it")
+    click.echo(f"{folder}: README.rst explains how to test, try and install it")

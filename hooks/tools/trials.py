@@ -38,7 +38,7 @@ from runtimeproxy_hooks.tools.request import at_point, encoded
 SAME_ANSWERS = 3
 """Calls on one connection; one more is made on another."""
 BIG_ENTRIES, BIG_ENTRY_BYTES = 16, 64 * 1024
-AT_ONCE = 32
+CONCURRENT = 32
 CONNECTIONS = 4
 CANCELLED_AFTER_SECONDS = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 RESTART_SECONDS = 10.0
@@ -77,18 +77,18 @@ Outcome = HookAnswer | Status
 PLAIN = frozenset({grpc.OK, grpc.PERMISSION_DENIED})
 """The good outcomes of a request that a kubelet could have caused: an answer, or a refusal by policy."""
 ODD = PLAIN | {grpc.INVALID_ARGUMENT, FAILED_PRECONDITION, grpc.UNIMPLEMENTED}
-"""The good outcomes of a request that lacks what every pod has: also a status that says so. UNKNOWN and INTERNAL, the
+"""The good outcomes of a request that lacks what every pod has: also a status for that. UNKNOWN and INTERNAL, the
 statuses of a handler that crashed, are not among them, nor is a broken connection."""
 NO_SUCH_METHOD = frozenset({grpc.UNIMPLEMENTED})
 """The good outcome of a call of a method that does not exist."""
 
 
 class Broken(Exception):
-    """A rule is broken; the text says how."""
+    """A rule is broken; the text explains how."""
 
 
 class Skipped(Exception):
-    """A rule cannot be checked; the text says why."""
+    """A rule cannot be checked; the text has the reason."""
 
 
 class Late(Exception):
@@ -101,7 +101,7 @@ def code(outcome: Outcome) -> int:
 
 
 def expect(outcome: Outcome, good: frozenset[int], after: str = "") -> None:
-    """Raise Broken unless an outcome is an answer or a good code; ``after`` says what came before the call."""
+    """Raise Broken unless an outcome is an answer or a good code; ``after`` describes what happened before the call."""
     if isinstance(outcome, Status) and outcome.code not in good:
         raise Broken(f"{after}: {outcome.words}" if after else outcome.words)
 
@@ -314,12 +314,12 @@ def with_others(sent: HookRequest, names: Sequence[str]) -> HookRequest:
     return replace(sent, container=replace(sent.container, resources=others))
 
 
-# -- many calls at once ----------------------------------------------------------------------------------------------
+# -- concurrent calls -------------------------------------------------------------------------------------------------
 
 
 async def concurrency(subject: TriedServer, point: HookPoint) -> None:
     """Call it about many pods one by one, then concurrently on several connections; each answer is about its own."""
-    bodies = [codec.encode(point, marked(subject.given, number)) for number in range(AT_ONCE)]
+    bodies = [codec.encode(point, marked(subject.given, number)) for number in range(CONCURRENT)]
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(subject.connection()) for _ in range(CONNECTIONS)]
         alone = [await subject.call(clients[0], point, body) for body in bodies]
@@ -331,14 +331,16 @@ async def concurrency(subject: TriedServer, point: HookPoint) -> None:
             _expect_own(number, outcome)
             if outcome != alone[number] and await subject.call(clients[0], point, bodies[number]) == alone[number]:
                 other = "an answer is another one than to the same request alone"
-                raise Broken(f"{AT_ONCE} calls at once: {outcome.words if isinstance(outcome, Status) else other}")
+                raise Broken(
+                    f"{CONCURRENT} concurrent calls: {outcome.words if isinstance(outcome, Status) else other}"
+                )
 
 
 def _expect_own(number: int, outcome: object) -> None:
     """Raise Broken if an answer contains the mark of another pod."""
     found = {int(mark) for mark in _MARK.findall(str(outcome))} if isinstance(outcome, HookAnswer) else set()
     if found - {number}:
-        raise Broken(f"{AT_ONCE} calls at once: the answer about one pod holds what another pod was sent")
+        raise Broken(f"{CONCURRENT} concurrent calls: the answer about one pod holds what another pod was sent")
 
 
 def marked(request: HookRequest, number: int) -> HookRequest:

@@ -87,7 +87,7 @@ async def _deadline(subject: TriedServer) -> None:
 _VALUES = "What an answer sets is valid: a bad field is lost, and under policy Fail the call with it."
 _ECHO = "An answer repeats all numbers of the resources that were sent, or none (at PreUpdateContainerResources any)."
 _MISSING = "A request without any one field is answered, or refused with a fitting status."
-_AT_ONCE = f"{trials.AT_ONCE} calls at once are answered, each for its own pod."
+_CONCURRENT = f"{trials.CONCURRENT} concurrent calls are answered, each for its own pod."
 _BROKEN = "After a connection broke in the middle of a call a new one is served."
 _RESTART = f"Within {trials.RESTART_SECONDS:g} s of a restart the socket answers again."
 
@@ -102,7 +102,7 @@ RULES: tuple[Rule, ...] = (
     Rule("unknown-fields", "Fields of a later protocol do not change the answer.", _each(trials.unknown_fields)),
     Rule("unknown-method", "A method that does not exist is UNIMPLEMENTED.", trials.unknown_method),
     Rule("big", "A request with 1 MiB of annotations is answered.", _each(trials.big)),
-    Rule("concurrency", _AT_ONCE, _each(trials.concurrency)),
+    Rule("concurrency", _CONCURRENT, _each(trials.concurrency)),
     Rule("cancelled", "A cancelled call harms no other call.", _each(trials.cancelled)),
     Rule("broken-connection", _BROKEN, _each(trials.broken_connection)),
     Rule("restart", _RESTART, trials.restart),

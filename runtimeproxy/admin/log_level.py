@@ -24,8 +24,8 @@ class LogLevel:
         self._back: asyncio.TimerHandle | None = None
 
     def change(self, level: str, seconds: float) -> str:
-        """Set a level at once, for so many seconds, instead of one set earlier; return the time at which the configured
-        one is back."""
+        """Set a level immediately, for so many seconds, instead of one set earlier; return the time at which the
+        configured one is back."""
         if self._back is not None:
             self._back.cancel()
         self._back = self._loop.call_later(seconds, self._fall_back)

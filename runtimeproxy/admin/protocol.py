@@ -14,7 +14,7 @@ Part = dict[str, Any]
 
 
 class Refused(Exception):
-    """A request that is not answered, with a status and a line that says what is wrong and what to do."""
+    """A request that is not answered, with a status and a line with what is wrong and what to do."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)

@@ -37,7 +37,7 @@ from runtimeproxy.settings.version import VERSION
 
 LOOK_SECONDS, FRESH_SECONDS = 1.0, 0.25
 """For how long answers share the checks of readyz, and the metrics."""
-RECORDS_AT_ONCE, SERIES_AT_ONCE, ROW_SECONDS = 500, 200, 0.0005
+RECORDS_PER_ITERATION, SERIES_PER_ITERATION, ROW_SECONDS = 500, 200, 0.0005
 """What one iteration of the loop reads and encodes at most: half a millisecond, or one row."""
 PAGE, LONGEST_PAGE, EVENTS = 100, 1000, 1000
 """How many records an answer has, unless another number is requested, and at most; and how many events."""
@@ -146,10 +146,10 @@ def _series(metrics: Metrics) -> Iterator[Part]:
     name, labels and value, histograms by name, labels, the counts of their buckets, and the sum."""
     yield {"runtime": metrics.runtime, "process": _process(), "values": [], "histograms": []}
     values = iter([*metrics.counters.items(), *metrics.gauges.items()])
-    while chunk := list(islice(values, SERIES_AT_ONCE)):
+    while chunk := list(islice(values, SERIES_PER_ITERATION)):
         yield {"values": [(*key, value) for key, value in chunk]}
     histograms = iter([*metrics.histograms.items()])
-    while found := list(islice(histograms, SERIES_AT_ONCE)):
+    while found := list(islice(histograms, SERIES_PER_ITERATION)):
         yield {"histograms": [(*key, histogram.counts, histogram.sum) for key, histogram in found]}
 
 
@@ -455,11 +455,11 @@ _T = TypeVar("_T")
 
 
 def _chunks_of(values: tuple[_T, ...]) -> Iterator[tuple[_T, ...]]:
-    return (values[at : at + RECORDS_AT_ONCE] for at in range(0, len(values), RECORDS_AT_ONCE))
+    return (values[at : at + RECORDS_PER_ITERATION] for at in range(0, len(values), RECORDS_PER_ITERATION))
 
 
 def _chunks(key: str, rows: Iterable[Part]) -> Iterator[Part]:
-    """Yield rows under a key, as many at once as are made within ROW_SECONDS."""
+    """Yield rows under a key, as many in a part as are made within ROW_SECONDS."""
     chunk: list[Part] = []
     began = time.monotonic()
     for row in rows:

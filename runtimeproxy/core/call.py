@@ -92,7 +92,7 @@ class Life(NamedTuple):
 
 
 class Unreadable(Exception):
-    """The held message cannot be read; the text says why, without values."""
+    """The held message cannot be read; the text has the reason, without values."""
 
 
 _T = TypeVar("_T")

@@ -132,7 +132,7 @@ class Dispatcher:
             wait = plugin.breaker.seconds_left(now)
             text = f"it keeps failing, and is tried again in {wait:.0f} s" if wait else "another call is trying it"
             raise HookError(plugin.name, point.name, Reason.BREAKER_OPEN, text)
-        # If nothing else sets a result, the caller has left, which says nothing about the server.
+        # If nothing else sets a result, the caller has left, which is no sign of a fault in the server.
         fault: Reason | None = Reason.INTERNAL
         code, began = LEFT, self._metrics.clock()
         try:
@@ -157,7 +157,7 @@ class Dispatcher:
     def _remember_unserved(self, plugin: Plugin, point: HookPoint, socket: object) -> None:
         now = plugin.client.peer()
         if now.socket != socket or plugin.unserved.get(point.name) == now.connection:
-            return  # another server has the socket now and has not said so, or it is known already
+            return  # another server has the socket now and has not registered, or it is known already
         plugin.unserved[point.name] = now.connection
         log.warning(
             "hook server %s does not serve %s although its registration lists it: take it out of runtime-hooks, or "

@@ -124,7 +124,7 @@ class Lifecycle:
             if not passes:
                 subject, call.adjustment = await self._hold(call, fiber)
 
-            # Release. A request that cannot be edited goes on unchanged, if the policies allow it (relay-rules C4).
+            # Release. A request that cannot be edited continues unchanged, if the policies allow it (relay-rules C4).
             times.released, call.number = self._metrics.clock(), self.store.moment()
             try:
                 call.release(subject, call.adjustment)
@@ -160,7 +160,7 @@ class Lifecycle:
             times.outcome = "refused"
             call.refuse(error)
         except asyncio.CancelledError:
-            pass  # kept with all its frames it takes megabytes where a thousand calls are cancelled at once
+            pass  # kept with all its frames it takes megabytes where a thousand calls are cancelled at the same time
         finally:
             self.running.discard(fiber)
             self.open_calls.end(call)

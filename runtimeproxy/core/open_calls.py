@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class Turn:
     """A position in the queue of a key.
 
-    If one in the middle gives up its position, the following ones do not pass those before it. It is small, without a
+    If one in the middle leaves its position, the following ones do not pass those before it. It is small, without a
     reference to its neighbours: each held call has one, and ten thousand calls may be about one container.
     """
 

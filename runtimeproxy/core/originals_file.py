@@ -35,7 +35,7 @@ RETRY_SECONDS = 2.0
 """Seconds between two tries to write a file that cannot be written."""
 TRIES = 50
 """How often a write is tried while another process writes."""
-SUBJECTS_AT_ONCE = 50
+SUBJECTS_PER_ITERATION = 50
 """After so many subjects the event loop gets control, while the rows to write are being determined."""
 
 NOT_OURS, FOREIGN, BROKEN, UNUSABLE = "not_ours", "foreign", "broken", "unusable"
@@ -268,7 +268,7 @@ class Originals:
             retained = self._store.original_values(any_id)
             if retained is not None or any_id in self._rows:
                 subjects[any_id] = retained
-            if number % SUBJECTS_AT_ONCE == 0:
+            if number % SUBJECTS_PER_ITERATION == 0:
                 await asyncio.sleep(0)
         if not subjects:
             return

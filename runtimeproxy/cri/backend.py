@@ -28,7 +28,7 @@ REPEATS_SECONDS = 300.0
 """Seconds after the start in which the runtime may still work on an earlier process's create: two minutes are the
 kubelet's deadline, the rest is for a runtime that is late."""
 REPLY_LIMIT = 16 * 2**20
-ITEMS_AT_ONCE = 200
+ITEMS_PER_ITERATION = 200
 """Items of a list that are read before the event loop may serve calls."""
 
 _BROKEN_OFF = frozenset({grpc.CANCELLED, grpc.UNAVAILABLE})
@@ -39,7 +39,7 @@ _REPEAT_ANSWERS = frozenset({"cri-o"})
 """The names of runtimes that finish a create whose caller has left, and answer the next one of its name with that
 (CRI-O's resourcestore); containerd and dockerd refuse a name that is taken."""
 _SAYS_NOTHING = _BROKEN_OFF | {grpc.DEADLINE_EXCEEDED, grpc.RESOURCE_EXHAUSTED, grpc.UNIMPLEMENTED}
-"""Statuses that say nothing of a single pod or container."""
+"""Statuses that concern no single pod or container."""
 _FAILURES = {
     grpc.UNAVAILABLE: BackendFailure.UNAVAILABLE,
     grpc.DEADLINE_EXCEEDED: BackendFailure.DEADLINE,
@@ -234,6 +234,6 @@ async def _ids(items: Iterator[PodInfo] | Iterator[ContainerInfo]) -> list[str]:
     ids: list[str] = []
     for item in items:
         ids.append(item.id)
-        if len(ids) % ITEMS_AT_ONCE == 0:
+        if len(ids) % ITEMS_PER_ITERATION == 0:
             await asyncio.sleep(0)
     return ids

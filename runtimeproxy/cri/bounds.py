@@ -1,7 +1,7 @@
 """The limits on what the proxy keeps of what a peer of a CRI connection sends.
 
-No legal use comes near a limit: one connection carries all probes of a node, and 1,000 streams at once (fault matrix
-S3). Floods of frames that cost no memory are not limited: only root and the socket's group can connect.
+No legal use comes near a limit: one connection carries all probes of a node, and 1,000 streams at the same time (fault
+matrix S3). Floods of frames that cost no memory are not limited: only root and the socket's group can connect.
 """
 
 from runtimeproxy.errors import WireError

@@ -1,4 +1,4 @@
-"""CRI's held calls: a class for each kind of operation; ``HeldCall`` says what each method is for.
+"""CRI's held calls: a class for each kind of operation; ``HeldCall`` documents each method.
 
 An unchanged message is released as exactly the bytes that came.
 """

@@ -188,7 +188,7 @@ _PING_BYTES = 8
 
 ALIVE_SECONDS = 1.0
 """Seconds of silence after which a peer may have hung, so that PINGs pass to it: keepalive PINGs come even later."""
-ACKS_AT_ONCE = 16
+ACKS_WAITING = 16
 """Most ACKs of the proxy's own that wait to be sent; grpc-go has at most one PING under way."""
 
 
@@ -444,7 +444,7 @@ class FrameRelay(ABC):
             sink.acknowledge()
         elif (
             source.heard - sink.heard < ALIVE_SECONDS
-            and len(source.acks) < ACKS_AT_ONCE
+            and len(source.acks) < ACKS_WAITING
             and not (source.passed or self._leaving or stream)
             and len(payload) == _PING_BYTES
         ):

@@ -85,7 +85,7 @@ class ImageStream:
         self._service.send_frame(self._stream, frames)
 
     def client_data(self, data: Data) -> None:
-        """Send DATA on as the image service's windows allow. The client's stream window is credited at once, its
+        """Send DATA on as the image service's windows allow. The client's stream window is credited immediately, its
         connection window only when the bytes have left: that bounds what waits."""
         self._half_closed |= data.end
         if self.ended:

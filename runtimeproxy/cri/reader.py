@@ -28,8 +28,8 @@ REPLY_FIELDS = frozenset({b":status", b"grpc-encoding", b"grpc-status"})
 
 _BROKEN_OFF = frozenset({b"1", b"4", b"14"})
 """gRPC statuses that leave the outcome unknown. CANCELLED and DEADLINE_EXCEEDED: containerd answers so by itself
-(relay-rules C1), and may go on with the call. UNAVAILABLE: gRPC's status where a connection ends; servers on its C core
-send it to a client that half-closes (run)."""
+(relay-rules C1), and may continue with the call. UNAVAILABLE: gRPC's status where a connection ends; servers on its C
+core send it to a client that half-closes (run)."""
 
 _UNIMPLEMENTED = b"12"
 
@@ -133,7 +133,7 @@ class CriHeld(HeldCall):
             self.client_data(END)
 
     def client_reset(self, frame: bytes) -> None:
-        """Pass RST_STREAM on at once and drop what waits of the stream."""
+        """Pass RST_STREAM on immediately and drop what waits of the stream."""
         self.owner.client_out.drop(self.stream)
         self.owner.runtime_out.drop(self.stream)
         self.owner.runtime_out.inject(frame)
@@ -190,7 +190,7 @@ class CriHeld(HeldCall):
             self.end_unanswered()
 
     def runtime_reset(self, frame: bytes) -> None:
-        """Pass RST_STREAM at once, or after the complete answer that it follows (RFC 9113, 8.1)."""
+        """Pass RST_STREAM immediately, or after the complete answer that it follows (RFC 9113, 8.1)."""
         if self.retained is not None:
             self._retained_reset = frame
             return
@@ -484,7 +484,7 @@ class FromClient(FrameRelay):
 
     def handle_request(self, block: HeaderBlock) -> None:
         reader, shared, stream = self._reader, self._reader.shared, block.stream
-        if stream > reader.last:  # REFUSED_STREAM says that the request was not processed
+        if stream > reader.last:  # REFUSED_STREAM means that the request was not processed
             reader.answer(stream, http2.rst_stream(stream, http2.REFUSED_STREAM))
             return
         try:

@@ -32,8 +32,8 @@ LIST_LIMIT = 64 * 2**20
 """The longest list, in bytes: 10,000 containers with their labels."""
 
 KEPT_SECONDS = 0.25
-"""Seconds for which an idle connection is kept for the next request: after a restart the whole node is read at once.
-aiohttp checks at this interval, so an idle connection is closed after at most twice the time."""
+"""Seconds for which an idle connection is kept for the next request: after a restart the whole node is read in one
+burst. aiohttp checks at this interval, so an idle connection is closed after at most twice the time."""
 CHECK_SECONDS = 5.0
 """Seconds between two checks whether a quiet event stream still has its connection."""
 
@@ -42,7 +42,7 @@ _LAST_NS = 2**63
 _ABSENT = frozenset({301, 404})
 """Statuses for what does not exist; 301 is the answer of dockerd's router to the names "." and "..", which are none."""
 
-ROWS_AT_ONCE = 200
+ROWS_PER_ITERATION = 200
 """Rows of a list that are read before the event loop may serve calls."""
 _DECODER = json.JSONDecoder()
 _LIST_BEGINS = re.compile(r"\s*\[\s*")
@@ -219,7 +219,7 @@ async def _rows(text: str) -> AsyncGenerator[Any, None]:
         row, end = _DECODER.raw_decode(text, end)
         yield row
         count += 1
-        if not count % ROWS_AT_ONCE:
+        if not count % ROWS_PER_ITERATION:
             await asyncio.sleep(0)
         end = _BETWEEN_ROWS.match(text, end).end()  # type: ignore[union-attr]  # matches the empty text, too
     if text[end + 1 :].strip():

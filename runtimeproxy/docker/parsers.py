@@ -46,7 +46,7 @@ class Requests:
         """How many may still come before the next request."""
         self._further = True
         self.end_waits = False
-        """True while the client's EOF waits for what came before it."""
+        """True while the client's EOF waits for the bytes before it."""
 
     def feed(self, data: bytes) -> None:
         reader = self._reader

@@ -249,7 +249,7 @@ class EventFollower:
         except BackendError as error:
             reason = str(error)
             self._metrics.events.runtime_lost("events", error.kind.value)
-        except Exception as error:  # a bug must not end the following for good; the error's text may have values
+        except Exception as error:  # a bug must not end the following permanently; the error's text may have values
             self._metrics.count("internal_errors", "events")
             log.error("internal error in following the daemon's events", exc_info=error)
         finally:

@@ -2,7 +2,7 @@
 
 Invariant: every field of a message that the model has is filled; text that is not UTF-8 is left out, never altered.
 
-A container's request is the concatenation of two parts: what it says of the pod, and what of the container. To a parser
+A container's request is the concatenation of two parts: the fields of the pod, and those of the container. To a parser
 that is one message (protobuf.dev, "Last One Wins"), and each part is encoded once per value.
 """
 
@@ -33,11 +33,11 @@ from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, SubjectKind
 from runtimeproxy.wire.cache import Cache
 
 POD_PARTS: Cache[int, tuple[PodInfo, bytes]] = Cache(1 << 20)
-"""What a container's hook message says of its pod, by the identity of the pod's value. The value is cached too, so that
+"""The pod's fields of a container's hook message, by the identity of the pod's value. The value is cached too, so that
 no other object can have its identity. All containers of a pod share one value until a call changes it."""
 
 CONTAINER_PARTS: Cache[int, tuple[ContainerInfo, bytes]] = Cache(1 << 18)
-"""What a hook message says of the container itself, by the identity of the container's value, in the same way. A start
+"""The container's own fields of a hook message, by the identity of the container's value, in the same way. A start
 sends one value twice; other calls send it once."""
 
 ANSWERS: Cache[tuple[SubjectKind, bytes], HookAnswer] = Cache(1 << 18)
@@ -160,7 +160,7 @@ def _read_pod_answer(body: bytes) -> HookAnswer:
 
 
 def _pod_part(pod: PodInfo) -> bytes:
-    """Encode what a container's request says of its pod; cached with the pod's value, which is about as large."""
+    """Encode the pod's fields of a container's request; cached with the pod's value, which is about as large."""
     try:
         message = api_pb2.ContainerResourceHookRequest(
             pod_meta=_pod_meta(pod),
@@ -177,8 +177,8 @@ def _pod_part(pod: PodInfo) -> bytes:
 
 
 def _container_part(container: ContainerInfo) -> bytes:
-    """Encode what a container's request says of the container. A cgroup parent of its own overrides the pod's by coming
-    later. It is not cached for a container without an id, whose value is used only once, in its create."""
+    """Encode the container's own fields of a container's request. A cgroup parent of its own overrides the pod's by
+    coming later. It is not cached for a container without an id, whose value is used only once, in its create."""
     envs = container.envs
     try:
         message = api_pb2.ContainerResourceHookRequest(

@@ -491,8 +491,8 @@ def differing(subject: Subject, requested: RequestedUpdate, adjustment: Adjustme
 
 
 def updated(subject: Subject, update: EffectiveUpdate, adjustment: Adjustment) -> Subject:
-    """Return the container after an update; ``adjustment`` says which plugins set what was added. The kubelet's values
-    and the runtime's stay apart; a field that was released empty left the runtime's value as it was."""
+    """Return the container after an update; ``adjustment`` has the plugins that set what was added. The kubelet's
+    values and the runtime's stay apart; a field that was released empty left the runtime's value as it was."""
     before, requested = container_of(subject), named(update.requested.resources)
     known, present, annotations = before.original, before.effective, update.requested.annotations
     original = effective = _with(known, overlay(known.resources, requested), annotations)

@@ -118,7 +118,7 @@ def write(retained: OriginalValues) -> bytes:
 
 
 def read(text: bytes) -> OriginalValues:
-    """Parse the output of ``write``. Raises ValueError for anything else; the text says why, without values."""
+    """Parse the output of ``write``. Raises ValueError for anything else; the text has the reason, without values."""
     try:
         name, pairs, owners = json.loads(text)
         retained = OriginalValues(

@@ -38,7 +38,7 @@ def rfc3339(seconds: float) -> str:
 
 
 class EventKind(Enum):
-    """Kind of an event; docs/operation.rst says what each one means."""
+    """Kind of an event; docs/operation.rst has the meaning of each."""
 
     EDITED = "edited"
     NO_EFFECT = "no_effect"

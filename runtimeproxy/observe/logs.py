@@ -57,7 +57,7 @@ def _handlers() -> list["LineHandler"]:
 
 
 class Limit:
-    """Admits at most one line of a kind per ``SECONDS_BETWEEN``; the next one says how many were left out."""
+    """Admits at most one line of a kind per ``SECONDS_BETWEEN``; the next one has the number of those left out."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

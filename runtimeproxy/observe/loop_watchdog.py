@@ -98,4 +98,4 @@ class LoopWatchdog:
         self._metrics.count("loop_stalls")
         self._metrics.gauge("loop_stalled_seconds", seconds)
         self._metrics.events.add(EventKind.STALL, text=f"{seconds:.2f} s at {place}")
-        log.warning("the event loop goes on after %.2f s", seconds)
+        log.warning("the event loop continues after %.2f s", seconds)

@@ -82,7 +82,7 @@ class Metric:
 
 _TABLE = """
 gauge build_info version python runtime: 1, with the versions as labels.
-gauge ready: 1 if calls are served as they should be: what /readyz said at the last look.
+gauge ready: 1 if calls are served as they should be: the state of /readyz at the last check.
 # Held calls.
 counter calls runtime operation outcome: Held calls that ended: the runtime agreed or failed, its answer never came
     (unsettled), the proxy refused the call, or the client left while it was held (ended).

@@ -1,7 +1,7 @@
 """Notify systemd of the process's state (sd_notify(3)): ready, alive, stopping, and the line of ``systemctl status``.
 
 Invariant: without a supervisor nothing is sent; one that does not read causes no delay. Notifying never raises, and
-needs no new descriptor after the first message, so it goes on when none is left (P8). The watchdog messages come from
+needs no new descriptor after the first message, so it continues when none is left (P8). The watchdog messages come from
 the event loop itself, so that a loop that hangs is restarted (fault matrix P7, X7).
 """
 

@@ -1,7 +1,7 @@
 """Call one hook server (hook-api, first table and "Failures"), and the breaker that suspends calls to one that fails.
 
 Invariant: whatever the hook server does, a call ends in an answer or a HookError by its deadline. The hook server's own
-text is only in the error for the caller (``said``), never in a log line.
+text is only in the error for the caller (``peer_text``), never in a log line.
 """
 
 import asyncio
@@ -61,7 +61,8 @@ class Breaker:
 
     def admit(self, server: Hashable, now: float) -> int | None:
         """Return the number of an attempt; None if calls are suspended. ``server`` must stay equal as
-        long as the same process has the socket: a new one is probed at once. An attempt must be ended by ``end``."""
+        long as the same process has the socket: a new one is probed immediately. An attempt must be ended by
+        ``end``."""
         if server != self._server:  # unless the breaker was closed, one call probes the new server first
             self._server, self._failures, self._openings = server, 0, 0
             self._become(BreakerState.CLOSED if self.state is BreakerState.CLOSED else BreakerState.HALF_OPEN)

@@ -119,7 +119,7 @@ def read(file: StateFile) -> dict[str, Disabled]:
 
 
 PATIENCE_SECONDS = 1.0
-"""Seconds that a read or write of the mask may take before the start, or the answer, goes on without it."""
+"""Seconds that a read or write of the mask may take before the start, or the answer, continues without it."""
 LOOK_SECONDS = 60.0
 """Most seconds between two looks for times that are over: the machine's clock may be set."""
 
@@ -197,12 +197,12 @@ class Disabling:
         self._end_times()
 
     def _end_times(self) -> None:
-        """Enable each hook server whose time is over, and look again when the next one may be."""
+        """Enable each hook server whose period has expired, and check again when the next one may be."""
         self.stop()
         now = self._wall()
         waits = {name: entry.until - now for name, entry in self.names.items() if entry.until is not None}
         if expired := [name for name, seconds in waits.items() if seconds <= 0]:
-            self._enable(expired, "the time is over that it was disabled for")
+            self._enable(expired, "disable period expired")
         elif waits:
             wait = min(LOOK_SECONDS, *waits.values())
             self._timer = asyncio.get_running_loop().call_later(wait, self._end_times)

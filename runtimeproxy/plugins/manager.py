@@ -56,7 +56,8 @@ class Plugin:
     client: HookClient
     breaker: Breaker = field(default_factory=Breaker)
     unserved: dict[str, int] = field(default_factory=dict)
-    """The hook points that the server said it does not serve, each with the number of the connection that said so."""
+    """The hook points that the server reported as not served, each with the number of the connection that reported
+    it."""
     bad_fields: set[str] = field(default_factory=set)
     """The names of the fields that it answered badly, each of which was logged."""
     last_error: LastError = field(default_factory=LastError)
@@ -269,7 +270,7 @@ class Manager:
         self.read = True
 
     def _complain(self, text: str) -> None:
-        """Log a problem of the directory itself once; "" means that it is over."""
+        """Log a problem of the directory itself once; "" means that it has ended."""
         if text and text != self.complaint:
             log.warning("%s", text, extra=UNLIMITED)
         self.complaint = text

@@ -1,7 +1,7 @@
 """Check every second which hook servers can be reached, whether or not there are calls for them.
 
 Invariant: a look at one plugin costs two stats, and a connect where no connection is open; no iteration of the loop
-looks at more than ``AT_ONCE`` of them.
+looks at more than ``PER_ITERATION`` of them.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 """Seconds between two looks. A plugin is absent once two looks in a row find it so: a hook server may register a moment
 before it listens, and the answer to a connection that a look has opened is seen by the next one."""
-AT_ONCE = 16
+PER_ITERATION = 16
 _EFFECTS = {
     FailurePolicy.IGNORE: "calls pass without it (policy Ignore)",
     FailurePolicy.FAIL: "its calls are refused (policy Fail)",
@@ -67,10 +67,10 @@ class Reach:
         self._unchecked = iter(())
 
     def _check_some(self) -> None:
-        chunk = list(islice(self._unchecked, AT_ONCE))
+        chunk = list(islice(self._unchecked, PER_ITERATION))
         for plugin in chunk:
             self._check(plugin)
-        if len(chunk) == AT_ONCE:
+        if len(chunk) == PER_ITERATION:
             self._loop.call_soon(self._check_some)
 
     def _check(self, plugin: Plugin) -> None:

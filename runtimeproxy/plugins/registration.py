@@ -33,7 +33,7 @@ class Members(tuple[tuple[str, Any], ...]):
 
 
 class FailurePolicy(Enum):
-    """What a failing Pre hook does to the call: FAIL refuses it, IGNORE lets it go on without the plugin."""
+    """What a failing Pre hook does to the call: FAIL refuses it, IGNORE lets it continue without the plugin."""
 
     FAIL = "Fail"
     IGNORE = "Ignore"
@@ -44,7 +44,7 @@ _POLICIES = {policy.value.lower(): policy for policy in FailurePolicy} | {"": Fa
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What one file says; ``name`` is the file's name, ``timeout_seconds`` is None where the file gives none."""
+    """The content of one file; ``name`` is the file's name, ``timeout_seconds`` is None where the file gives none."""
 
     name: str
     endpoint: str
@@ -129,7 +129,7 @@ def _shown(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableFile:
-    """A file that exists and whose content could not be read; ``reason`` says why, naming the file."""
+    """A file that exists and whose content could not be read; ``reason`` is the cause, naming the file."""
 
     reason: str
 
@@ -147,7 +147,7 @@ class ChangeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change to log; ``registration`` is the one in effect from now on, None if there is none. ``reason`` says why
+    """One change to log; ``registration`` is the one in effect from now on, None if there is none. ``reason`` is why
     content was rejected."""
 
     kind: ChangeKind

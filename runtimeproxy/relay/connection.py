@@ -265,7 +265,7 @@ class Endpoint:
                 self.broken = True
 
     def close(self) -> None:
-        """Close at once; what is queued is lost."""
+        """Close immediately; what is queued is lost."""
         if self.closed:
             return
         self.pause()
@@ -570,7 +570,7 @@ class Connection(ABC):
 
     def linger(self) -> None:
         """Close both sides after LINGER_SECONDS, or later, once everything was sent to the client. A client whose send
-        fails (EPIPE) may not read what came before; gRPC's does not. So it may still send until then.
+        fails (EPIPE) may not read earlier bytes; gRPC's does not. So it may still send until then.
         """
         self._loop.call_later(LINGER_SECONDS, self._close_if_delivered)
 

@@ -20,7 +20,7 @@ SCARCE_RETRY_SECONDS = 0.1
 
 
 class UntrustedSocket(RuntimeProxyError):
-    """Another user than root or the proxy's own could answer at a socket; the text says who and what to do."""
+    """Another user than root or the proxy's own could answer at a socket; the text names that user and the remedy."""
 
 
 def own_shortage(lacking: str) -> str:
@@ -37,7 +37,7 @@ def why(error: OSError) -> str:
 
 
 def dial_now(path: str) -> socket.socket | None:
-    """Connect at once and return the socket; None if the backlog is full. Raises OSError if nobody listens."""
+    """Connect without waiting and return the socket; None if the backlog is full. Raises OSError if nobody listens."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         sock.connect(path)

@@ -55,7 +55,7 @@ class Drainable(Protocol):
         """Called at the end: close the connection once the client has been sent what is queued. May be called again."""
 
     def close(self) -> None:
-        """Called to close the connection at once; what is queued is lost."""
+        """Called to close the connection immediately; what is queued is lost."""
 
 
 async def answers_ended(connections: AbstractSet[Drainable], seconds: float, at_once: asyncio.Event) -> None:
@@ -112,7 +112,7 @@ class Drain:
             if now >= over and (refusing or not self._connections):
                 return "every call is answered"
             await asyncio.sleep(LOOK_SECONDS)
-        return "the time is over (--drain-timeout)"
+        return "the drain timeout has expired (--drain-timeout)"
 
     def _check(self, refusing: bool) -> Unfinished:
         """Call ``drain`` of every connection, and return what is left."""

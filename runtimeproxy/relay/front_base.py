@@ -50,7 +50,7 @@ class FrontBase(ABC):
 
     @abstractmethod
     def unreachable(self, client: socket.socket) -> None:
-        """Called with a client whose backend is away: answer or close it."""
+        """Called with a client whose backend is unavailable: answer or close it."""
 
     def inspect(self) -> None:
         """Log if nothing listens at the backend's path, before any client comes: the path may be wrong. A full backlog
@@ -111,7 +111,7 @@ class FrontBase(ABC):
             raise
 
     def unavailable(self, client: socket.socket, error: OSError) -> None:
-        """Log that the backend is away, and end the client."""
+        """Log that the backend is unavailable, and end the client."""
         self.report_unavailable(error)
         self.unreachable(client)
 

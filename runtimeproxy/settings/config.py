@@ -33,7 +33,7 @@ GROUPS = ("socket_group", "metrics_group")
 ADMIN_SOCKET = "admin.sock"
 
 _VERSION = re.compile(r"v?([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})(?![0-9])")
-"""What a package adds to it, such as -1, says nothing about the options."""
+"""What a package adds to it, such as -1, does not change the options."""
 
 __all__ = [
     "Config",

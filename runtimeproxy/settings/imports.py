@@ -14,7 +14,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 def import_or_exit(name: str) -> ModuleType:
     """Import a module; an interrupt meanwhile ends the process immediately, without output. As an exception it could
-    become a traceback, or get lost in a callback of the import system, and the program would go on."""
+    become a traceback, or get lost in a callback of the import system, and the program would continue."""
     interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not in a shell's background job
     if interruptible:
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))

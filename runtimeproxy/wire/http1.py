@@ -83,7 +83,7 @@ class Rule(Enum):
 
 
 class BadMessage(WireError):
-    """A message breaks ``rule``; ``status`` is the HTTP status that says so. The text never holds a value."""
+    """A message breaks ``rule``; ``status`` is the HTTP status for that. The text never holds a value."""
 
     def __init__(self, rule: Rule) -> None:
         super().__init__(rule.text)
@@ -172,12 +172,12 @@ def head_end(buffer: bytes | bytearray, start: int = 0, seen: int = 0) -> int:
     return 0
 
 
-_AT_ONCE = re.compile(rb"\0|\r(?=[^\n])|(?<!\r)\n")  # refused before the end of the head is there
+_FATAL_BYTES = re.compile(rb"\0|\r(?=[^\n])|(?<!\r)\n")  # refused before the end of the head is there
 
 
 def _first_breach(raw: bytes | bytearray) -> Rule:
     """Return the rule that control characters break: of two, the one found first however the bytes are split."""
-    first = _AT_ONCE.search(raw)
+    first = _FATAL_BYTES.search(raw)
     return Rule.CONTROL if first is None or first[0] == b"\0" else Rule.LINE_END
 
 

@@ -357,7 +357,8 @@ class FlowControlledSender:
         self.stream_windows.pop(stream, None)
 
     def settings_announced(self, entries: list[tuple[int, int]]) -> None:
-        """Apply SETTINGS of the peer that another party acknowledges: what they lessen holds at once (relay-rules A4).
+        """Apply SETTINGS of the peer that another party acknowledges: what they lessen applies immediately (relay-rules
+        A4).
 
         What they raise holds after their ACK: gRPC's C core resets a stream whose DATA come before it (tried). Raises
         WireError as ``apply_settings`` does.
@@ -475,7 +476,7 @@ class FlowControlledSender:
             raise WireError("DATA above the connection window")
 
     def relayed(self, length: int) -> None:
-        """Count DATA that the peer sent and that leaves at once. Raises WireError above the connection window."""
+        """Count DATA that the peer sent and that is sent immediately. Raises WireError above the connection window."""
         self.outstanding += length
         if self.outstanding > PAIR_WINDOW:
             raise WireError("DATA above the connection window")

@@ -339,7 +339,7 @@ def _made_for_null(edit: Edit, text: str, at: int, patches: list[Patch]) -> int:
 # -- positions -------------------------------------------------------------------------------------------------------
 
 
-_AT_ONCE = 256
+_MATCHED_TOGETHER = 256
 """Most members that are matched in one step: for each one the matching keeps a place to backtrack to."""
 
 
@@ -354,7 +354,9 @@ def _others(names: frozenset[str]) -> Callable[[str, int], re.Match[str] | None]
     space, text = r"[ \t\n\r]*+", r'[ !#-\[\]-~]*+"'
     value = rf'(?:"{text}|-?(?:0|[1-9][0-9]{{0,18}})|true|false|null)'
     desired = "|".join(map(re.escape, sorted(names)))
-    return re.compile(rf'(?:{space}"(?!(?i:{desired})"){text}{space}:{space}{value}{space},){{1,{_AT_ONCE}}}').match
+    return re.compile(
+        rf'(?:{space}"(?!(?i:{desired})"){text}{space}:{space}{value}{space},){{1,{_MATCHED_TOGETHER}}}'
+    ).match
 
 
 _SPACES = " \t\n\r"
@@ -398,7 +400,7 @@ _scan = _DECODER.raw_decode
 
 
 def _no_json(error: Exception) -> WireError:
-    """Return an error that says what is wrong without quoting a value."""
+    """Return an error with what is wrong, without quoting a value."""
     match error:
         case json.JSONDecodeError():
             problem = f"{error.msg} at character {error.pos}"

@@ -137,7 +137,7 @@ def _clients(running: Served, condition: Condition, scrapes: list[int] | None = 
     socket, numbers = running.admin_socket(HOOKED), (str(condition.scrapers), str(condition.followers))
     command = [sys.executable, "-m", clients.__name__, str(socket), *numbers, *condition.requests]
     with program("clients", command, running.folder) as running_clients:
-        running_clients.wait_until_it_says(clients.READY)
+        running_clients.wait_until_it_prints(clients.READY)
         yield
     printed = counts(running_clients.output())
     if printed is None or printed["failed"]:
@@ -176,7 +176,7 @@ def _longest(proxy: Program) -> Longest:
     """Return the longest iteration since the previous call."""
     number = (counts(proxy.output()) or {"number": 0})["number"] + 1
     os.kill(proxy.process.pid, iterations.SHOW)
-    proxy.wait_until_it_says(json.dumps({"number": number})[:-1])
+    proxy.wait_until_it_prints(json.dumps({"number": number})[:-1])
     return {name: value / 1000 for name, value in (counts(proxy.output()) or {}).items()}
 
 

@@ -32,7 +32,7 @@ LIBRARIES: Mapping[str, Sequence[str]] = {
 }
 """The shared libraries of each package, by the names that programs request."""
 CONTROL = "control"
-"""The file next to an unpacked package's own that says what it is."""
+"""The file next to an unpacked package's own that describes it."""
 LOADER = "ld-linux-x86-64.so.2"
 PYTHON = ("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib")
 COMMON_LICENCES = "base-files", "usr/share/common-licenses"

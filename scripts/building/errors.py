@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class BuildError(Exception):
-    """A build cannot go on: what, why, what to do."""
+    """A build cannot continue: what, why, what to do."""
 
 
 def run(command: Sequence[str | Path], folder: Path | None = None) -> str:

@@ -56,7 +56,7 @@ _WORDS: Mapping[str, str] = {
     "mit license, apache software license": "MIT OR Apache-2.0",
     "python software foundation license": "PSF-2.0",
 }
-"""Words of older metadata, in small letters, for what newer ones say by SPDX expressions."""
+"""Words of older metadata, in small letters, for what newer ones express by SPDX expressions."""
 
 
 def of_wheel(metadata: PackageMetadata) -> str:

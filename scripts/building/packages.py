@@ -46,7 +46,7 @@ def build_deb(work: Path, dist: Path) -> list[Path]:
     (folder / "debian/copyright").write_text(copyright_text(work))
     maintainer = (folder / "debian/control").read_text().partition("Maintainer: ")[2].splitlines()[0]
     (folder / "debian/changelog").write_text(
-        f"runtimeproxy ({version}-1) stable; urgency=medium\n\n  * Version {version}; changelog.gz says what is new.\n"
+        f"runtimeproxy ({version}-1) stable; urgency=medium\n\n  * Version {version}; changelog.gz lists what is new.\n"
         f"\n -- {maintainer}  {formatdate(int(os.environ['SOURCE_DATE_EPOCH']))}\n"
     )
     run(["debian/rules", "binary", f"COMPRESSION={'none' if sources.is_dirty(work) else 'xz'}"], folder)

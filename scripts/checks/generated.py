@@ -17,7 +17,7 @@ def parser(command: str, description: str) -> argparse.ArgumentParser:
 
 
 def write_or_compare(command: str, desired: Mapping[Path, str], *, check: bool) -> int:
-    """Write files, or with ``check`` say which of them ``command`` would change; return the exit code."""
+    """Write files, or with ``check`` print which of them ``command`` would change; return the exit code."""
     changed = [path for path, text in desired.items() if not path.exists() or path.read_text() != text]
     for path in changed:
         if check:

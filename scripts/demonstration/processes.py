@@ -92,12 +92,12 @@ class Program(NamedTuple):
                 raise DemoError(f"{self.name} does not listen on {path}; its output ends: {self.output()[-1500:]}")
             time.sleep(LOOK_SECONDS)
 
-    def wait_until_it_says(self, text: str, seconds: float = START_SECONDS) -> None:
+    def wait_until_it_prints(self, text: str, seconds: float = START_SECONDS) -> None:
         """Wait until a text is in the program's output. Raises DemoError with the output's end."""
         deadline = time.monotonic() + seconds
         while text not in self.output():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise DemoError(f"{self.name} does not say {text!r}; its output ends: {self.output()[-1500:]}")
+                raise DemoError(f"{self.name} does not print {text!r}; its output ends: {self.output()[-1500:]}")
             time.sleep(10 * LOOK_SECONDS)
 
     def output(self) -> str:
@@ -228,7 +228,7 @@ def registrations(folder: Path) -> Path:
 
 def wait_for_registration(proxy: Program, plugin: str) -> None:
     """Wait until the proxy's log names a plugin. Raises DemoError."""
-    proxy.wait_until_it_says(plugin, REGISTRATION_SECONDS)
+    proxy.wait_until_it_prints(plugin, REGISTRATION_SECONDS)
 
 
 def _answers(path: Path) -> bool:

@@ -243,7 +243,7 @@ def test_page_begins_after_a_token_that_was_removed(shop: Proxy) -> None:
 
 @pytest.mark.parametrize("limit", [1, 3, 10, 11])
 def test_pages_have_each_id_once_in_order(proxy: Proxy, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    monkeypatch.setattr(queries, "RECORDS_AT_ONCE", 4)
+    monkeypatch.setattr(queries, "RECORDS_PER_ITERATION", 4)
     for number in random.Random(1).sample(range(10), 10):
         proxy.add(f"{number:02}")
     pages, after = list[list[str]](), ""

@@ -303,7 +303,7 @@ async def test_long_list_is_read_in_parts(state: CriState, backend: Backend, mon
     async def listed(*_: Any) -> Any:
         return iter([PodInfo(id=f"p{number}") for number in range(9)])
 
-    monkeypatch.setattr(backend_module, "ITEMS_AT_ONCE", 2)
+    monkeypatch.setattr(backend_module, "ITEMS_PER_ITERATION", 2)
     monkeypatch.setattr(backend, "pods", listed)
     monkeypatch.setattr(backend, "containers", listed)
     reading, turns = asyncio.ensure_future(state.listed()), 0

@@ -13,7 +13,7 @@ import pytest
 
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri import front as front_module
-from runtimeproxy.cri.frame_relay import ACKS_AT_ONCE
+from runtimeproxy.cri.frame_relay import ACKS_WAITING
 from runtimeproxy.cri.front import ACK_SECONDS, CriConnection
 from runtimeproxy.cri.reader import GONE, CriHeld
 from runtimeproxy.observe.metrics import Metrics
@@ -216,7 +216,7 @@ async def test_slow_peer_is_sent_no_acks(scene: Scene, writes: Writes, monkeypat
     monkeypatch.setattr(front_module, "ALIVE_SECONDS", 2 * ACK_SECONDS)
     slow = True
     monkeypatch.setattr(Connection, "slow", property(lambda _: (slow, False)))
-    pings = [Ping(b"%08d" % number) for number in range(ACKS_AT_ONCE + 1)]
+    pings = [Ping(b"%08d" % number) for number in range(ACKS_WAITING + 1)]
     assert await writes(scene.client, *pings, seconds=4 * ACK_SECONDS) == [[pings[-1]]], "the others wait"
     slow = False
     acks = [Ping(ping.body, ack=True) for ping in pings[:-1]]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.cri import frame_relay, routes
-from runtimeproxy.cri.frame_relay import ACKS_AT_ONCE, ALIVE_SECONDS
+from runtimeproxy.cri.frame_relay import ACKS_WAITING, ALIVE_SECONDS
 from runtimeproxy.cri.reader import AMBIGUOUS
 from runtimeproxy.cri.routes import HELD, Route
 from runtimeproxy.model.hookpoints import UNRECORDED
@@ -423,8 +423,8 @@ PINGS: dict[str, Moves] = {
         ("peer", [REQUESTED], [], [REQUESTED]),
     ],
     "of a flood a few ACKs wait and the rest passes": [
-        ("peer", FLOOD, [], FLOOD[ACKS_AT_ONCE:]),
-        ("other", ACKS[ACKS_AT_ONCE:], ACKS, []),
+        ("peer", FLOOD, [], FLOOD[ACKS_WAITING:]),
+        ("other", ACKS[ACKS_WAITING:], ACKS, []),
         ("peer", [REQUESTED], [], []),
     ],
 }

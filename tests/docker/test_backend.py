@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from runtimeproxy.docker import backend as module
-from runtimeproxy.docker.backend import CHECK_SECONDS, ROWS_AT_ONCE, UNREADABLE, Backend, Event
+from runtimeproxy.docker.backend import CHECK_SECONDS, ROWS_PER_ITERATION, UNREADABLE, Backend, Event
 from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.relay.dial import SCARCE_RETRY_SECONDS
 from tests.docker.client import PATIENCE_SECONDS
@@ -162,9 +162,9 @@ async def test_loop_serves_calls_while_a_long_list_is_read() -> None:
             await asyncio.sleep(0)
 
     counting = asyncio.ensure_future(count())
-    rows = [row async for row in module._rows(f"[{', '.join(['{}'] * 5 * ROWS_AT_ONCE)}]")]
+    rows = [row async for row in module._rows(f"[{', '.join(['{}'] * 5 * ROWS_PER_ITERATION)}]")]
     counting.cancel()
-    assert (len(rows), iterations) == (5 * ROWS_AT_ONCE, 5)
+    assert (len(rows), iterations) == (5 * ROWS_PER_ITERATION, 5)
 
 
 async def test_update_uses_a_connection_of_its_own_and_reads_share_one(daemon: FakeDockerd, backend: Backend) -> None:

@@ -139,9 +139,9 @@ def test_warning_is_logged_the_first_time_only(caplog: pytest.LogCaptureFixture)
     one.warn_once(("file", None), "100 % of it is gone")
     two.warn_once("file", "not there either")
     assert caplog.record_tuples == [
-        ("runtimeproxy_hooks.servers.groupidentity", logging.WARNING, "x is not there; said once only"),
-        ("runtimeproxy_hooks.servers.groupidentity", logging.WARNING, "100 % of it is gone; said once only"),
-        ("runtimeproxy_hooks.servers.cpuset", logging.WARNING, "not there either; said once only"),
+        ("runtimeproxy_hooks.servers.groupidentity", logging.WARNING, "x is not there; logged once only"),
+        ("runtimeproxy_hooks.servers.groupidentity", logging.WARNING, "100 % of it is gone; logged once only"),
+        ("runtimeproxy_hooks.servers.cpuset", logging.WARNING, "not there either; logged once only"),
     ]
 
 

@@ -107,7 +107,7 @@ def test_stall_is_counted_and_logged_by_its_place_without_values(
     (at,) = hangs(place)
     hangs_at, goes_on = lines[at : at + 2]
     assert run is asyncio.run or "runners.py" not in hangs_at, "what runs the loop is no part of the place"
-    assert re.fullmatch(r"the event loop goes on after \d+\.\d\d s", goes_on)
+    assert re.fullmatch(r"the event loop continues after \d+\.\d\d s", goes_on)
     stalls = [event for event in shown_of(metrics.events) if event["kind"] == "stall"]
     assert [event for event in stalls if re.match(rf"\d\.\d\d s at {re.escape(__file__)}:\d+ {place}", event["text"])]
     assert SECRET not in "".join(lines) + str(stalls)

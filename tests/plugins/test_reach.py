@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from runtimeproxy.observe.metrics import Metrics
-from runtimeproxy.plugins.reach import AT_ONCE, LOOK_SECONDS, Absence, Reach
+from runtimeproxy.plugins.reach import LOOK_SECONDS, PER_ITERATION, Absence, Reach
 from tests.fakes.clock import virtual_time
 from tests.fakes.plugins import FAIL, NOTHING, FakeClient, FakePlugins
 
@@ -93,17 +93,17 @@ async def test_plugin_that_is_no_longer_registered_is_forgotten() -> None:
 
 
 async def test_many_plugins_are_looked_at_in_several_turns() -> None:
-    names = [f"{number:03}" for number in range(2 * AT_ONCE + 1)]
+    names = [f"{number:03}" for number in range(2 * PER_ITERATION + 1)]
     watched = Watched(*names)
     watched.reach.start()
     for count in (1, 2):
-        assert len(watched.metrics.gauges) == count * AT_ONCE
+        assert len(watched.metrics.gauges) == count * PER_ITERATION
         await asyncio.sleep(0)
     assert len(watched.metrics.gauges) == len(names)
 
 
 async def test_stop_ends_the_checks() -> None:
-    watched = Watched(*[f"{number:03}" for number in range(AT_ONCE + 1)])
+    watched = Watched(*[f"{number:03}" for number in range(PER_ITERATION + 1)])
     watched.reach.start()
     watched.gone(*watched.clients)
     watched.reach.stop()

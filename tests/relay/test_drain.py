@@ -60,7 +60,7 @@ DRAINS: dict[str, tuple[list[dict[str, int]], dict[str, float], float, str]] = {
         3 + ANSWER_SECONDS,
         f"{ANSWERED}; cut off are answers that have begun: 1, connections: 2",
     ),
-    "limit": ([BUSY], {"limit": 3}, 3, f"the time is over (--drain-timeout); {CUT_CALL}"),
+    "limit": ([BUSY], {"limit": 3}, 3, f"the drain timeout has expired (--drain-timeout); {CUT_CALL}"),
     "signal": ([BUSY], {"signal": 3}, 3, f"a second signal came; {CUT_CALL}"),
     "client that stays": (
         [{"stays": True}],

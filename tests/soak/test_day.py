@@ -46,7 +46,7 @@ HOUR_SECONDS, HOURS = 3_600, 24
 PODS = 30
 """Running pods, each with a container."""
 STATUS_SECONDS, STREAM_SECONDS = 5, 10
-AT_ONCE = 8
+CONCURRENT = 8
 CANCEL_SECONDS = 0.005
 """The latest cancel of a remove: before, during or after the runtime's work."""
 
@@ -258,7 +258,7 @@ async def test_day_of_a_node_leaves_nothing(front: Front, findings: Findings, tm
                 for number in numbers:
                     await node.live(caller, number)
 
-            await together(*(earlier() for _ in range(AT_ONCE)))
+            await together(*(earlier() for _ in range(CONCURRENT)))
             for _ in range(PODS):
                 await start(caller)
         seconds = DAY_SECONDS.now

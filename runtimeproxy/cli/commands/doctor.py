@@ -21,8 +21,8 @@ from runtimeproxy.settings.options import FILE_OPTION, OPTIONS
 def doctor_command(output: str, no_headers: bool, **given: str | None) -> int:
     """Check the node around the proxy and report what is wrong, why, and what to do. Nothing is changed.
 
-    No proxy need run. Give it the flags that the proxy runs with: they say where to look. Each check waits 2 s at most.
-    A hook server is called for an invented pod. docs/troubleshooting.rst has a section on each check.
+    No proxy need run. Give it the flags that the proxy runs with: they show where to look. Each check waits 2 s at
+    most. A hook server is called for an invented pod. docs/troubleshooting.rst has a section on each check.
 
     The exit code is 1 if something is a warning or failed. What is unknown, as much is without root, and what is
     skipped, as it does not apply to this node, leave it at 0. The last line, on stderr, counts all of these.

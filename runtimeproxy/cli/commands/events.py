@@ -18,7 +18,7 @@ LAST = 10
 
 _follow_option = click.option("-f", "--follow", is_flag=True, help=f"Print the last {LAST}, then more as they come.")
 _since_option = click.option(
-    "--since", metavar="NUMBER|DURATION", help="Only what came after the event of this number, or in the last 10m."
+    "--since", metavar="NUMBER|DURATION", help="Only events after the event of this number, or in the last 10m."
 )
 _pod_option = click.option(
     "--pod",

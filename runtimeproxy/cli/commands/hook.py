@@ -82,8 +82,8 @@ def disable_command(
     That holds within half a second, over restarts of the proxy and however often the hook server registers again, until
     `hook enable NAME` or for the time given. Pods that are made meanwhile lack what the hook server would have set.
 
-    NAME is as `hook ls` shows it, or the name of the registration file. Under the policy Ignore calls go on without a
-    hook server that fails anyhow.
+    NAME is as `hook ls` shows it, or the name of the registration file. Under the policy Ignore calls continue without
+    a hook server that fails anyhow.
     """
     params = {"reason": reason, "for": duration, "unregistered": unregistered or None}
     answer = proxy.call("disable", name=_named(name), **params)

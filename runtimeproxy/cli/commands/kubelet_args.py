@@ -17,7 +17,7 @@ from runtimeproxy.settings.options import CRIO_SOCKET, CRIO_SUFFIX, FILE_OPTION,
 TEXT = "text"
 OLDEST = (1, 18)
 _DOCKERSHIM_ENDS = (1, 24)
-"""From this version on the kubelet speaks CRI only, and needs no flag that says so."""
+"""From this version on the kubelet speaks CRI only, and needs no flag for that."""
 _ANY = (1 << 30, 0)
 _VERSION = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:[.+-].*)?")
 _PLAIN_PATH = re.compile("[A-Za-z0-9/._+@-]+")
@@ -151,7 +151,7 @@ _DISTRIBUTION = re.compile(r"\+(k3s|rke2|k0s)|(-[0-9]+\+[0-9a-f]{14})")
 @click.option(
     "--distribution",
     type=click.Choice([*DISTRIBUTIONS]),
-    help="Where the kubelet has no unit of its own.  [default: what the version says, like v1.33.1+k3s1]",
+    help="Where the kubelet has no unit of its own.  [default: what the version implies, like v1.33.1+k3s1]",
 )
 @output_option(TEXT, JSON, YAML)
 def kubelet_args_command(

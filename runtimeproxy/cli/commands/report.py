@@ -131,11 +131,11 @@ SOURCES = (
     "--unit", default="runtimeproxy", metavar="UNIT", help="The proxy's systemd unit.  [default: runtimeproxy]"
 )
 def report_command(file: str, force: bool, unit: str, **given: str | None) -> int:
-    """Write a file to attach to an issue: what doctor finds, and what the running proxy says of itself.
+    """Write a file to attach to an issue: what doctor finds, and what the running proxy reports of itself.
 
     It has the configuration, metrics, events, hook servers, the names of pods, containers and changed fields, the last
-    lines of the journal, and versions; no value of a request. MANIFEST in it says what could not be got, and why: then
-    the exit code is 1. No proxy need run. Give it the flags that the proxy runs with: they say where to look.
+    lines of the journal, and versions; no value of a request. MANIFEST in it lists what could not be read, and why:
+    then the exit code is 1. No proxy need run. Give it the flags that the proxy runs with: they show where to look.
     """
     _check_place(file, force)
     node = _node(flags_given(given), unit)
@@ -148,7 +148,7 @@ def report_command(file: str, force: bool, unit: str, **given: str | None) -> in
 
 
 def _node(flags: Mapping[str, str], unit: str) -> Node:
-    """Return where to look. If only variables or the file are wrong, the flags and defaults say it."""
+    """Return where to look. If only variables or the file are wrong, the flags and defaults are used."""
     try:
         by_flags = config.load(flags, {}, None, "")
     except ConfigError as error:

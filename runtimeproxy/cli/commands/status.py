@@ -20,10 +20,10 @@ _ADVICE = " (see runtimeproxy doctor)"
 _WORDS = {"failed": "not ready", "degraded": "degraded", "ok": "ready"}
 
 
-@click.command("status", cls=ProxyCommand, short_help="Say in one line whether the proxy is well.")
+@click.command("status", cls=ProxyCommand, short_help="Show in one line whether the proxy is well.")
 @output_option()
 def status_command(proxy: AdminClient, output: str) -> int:
-    """Say in one line of at most 80 characters whether the proxy is well.
+    """Show in one line of at most 80 characters whether the proxy is well.
 
     The exit code is 0 if it is ready and nothing is degraded, 1 if it is not ready or degraded, and 3 if no proxy
     answers within two seconds. JSON and YAML have all checks.

@@ -73,7 +73,7 @@ class _Observer:
         return self._last
 
     def check_again_later(self) -> Snapshot:
-        """Return what the proxy says now, or else what it said last and why it says nothing."""
+        """Return the proxy's present answer, or else its last one and why there is none now."""
         try:
             return self.inspect()
         except (RuntimeProxyError, click.ClickException) as error:

@@ -1,4 +1,4 @@
-"""Verdicts, findings, which say what to do unless they are ok or skipped, and a row of the table of checks."""
+"""Verdicts, findings, which have what to do unless they are ok or skipped, and a row of the table of checks."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -112,10 +112,12 @@ async def _try(machine: Machine, entry: Registration) -> Finding:
             return ok(f"{entry.name}: {entry.endpoint} answered: it refuses the invented pod")
         to_do = _TO_DO.get(error.reason, _ELSE)
         if entry.policy is not FailurePolicy.FAIL:
-            return warning(f"{error.logged} (calls go on without it, policy Ignore)", to_do)
+            return warning(f"{error.logged} (calls continue without it, policy Ignore)", to_do)
         if machine.config.admin_endpoint:
             flags = f"--reason={error.reason.value}{_admin_flag(machine)}"
-            to_do += f"; until then `runtimeproxy hook disable {quote(entry.name)} {flags}` lets calls go on without it"
+            to_do += (
+                f"; until then `runtimeproxy hook disable {quote(entry.name)} {flags}` lets calls continue without it"
+            )
         return failed(f"{error.logged} (calls are refused, policy Fail)", to_do)
     finally:
         await client.close()

@@ -71,7 +71,7 @@ def reported_sockets(namespaces: Iterable[Path]) -> Iterator[UnixSocket]:
 
 
 def _opened(namespace: Path) -> socket.socket:
-    """Return a socket to the kernel that belongs to a network namespace, which the thread enters for good."""
+    """Return a socket to the kernel that belongs to a network namespace, which the thread enters permanently."""
     with namespace.open() as file:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(file.fileno(), _CLONE_NEWNET):

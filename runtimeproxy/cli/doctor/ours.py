@@ -80,7 +80,7 @@ def lock(machine: Machine) -> list[Finding]:
     if holder is None:
         return [ok(f"nobody holds {path}.lock")]
     if not listening:
-        to_do = "wait for its end: its log says what it waits for (docs/operation.rst, Stop)"
+        to_do = "wait for its end: its log shows what it waits for (docs/operation.rst, Stop)"
         return [warning(f"pid {holder} holds {path}.lock and does not listen", to_do)]
     if listening.isdisjoint(machine.open_sockets(holder)):
         to_do = f"stop pid {holder} if it is no proxy, or the program that took the socket's place"
@@ -101,7 +101,7 @@ def file_limits(machine: Machine) -> Iterator[Finding]:
     if limit is None or limit[1] == "unlimited":
         yield ok(f"the proxy (pid {pid}) has {count} files open, without a limit")
     elif count > FULL * int(limit[1]):
-        to_do = "raise LimitNOFILE= and restart; a log that names a peer's many connections says who uses them"
+        to_do = "raise LimitNOFILE= and restart; a log that names a peer's many connections shows who uses them"
         yield failed(f"the proxy (pid {pid}) has {count} of {limit[1]} files open", to_do)
     elif int(limit[1]) < FEW_FILES:
         yield warning(f"the proxy (pid {pid}) may open {limit[1]} files only", f"set LimitNOFILE={FEW_FILES} or more")

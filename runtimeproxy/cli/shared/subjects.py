@@ -81,7 +81,7 @@ def pod_name(pod: Record | None) -> str:
 
 def field_rows(record: Record, setters: Mapping[str, str] | None = None) -> list[dict[str, str | None]]:
     """Return what became of each field that the kubelet requested or that was sent to the runtime. ``setters`` are
-    the hook servers that set fields, for those of which the record does not say it."""
+    the hook servers that set fields, for those of which the record lacks it."""
     queried, sent, owners = set(record["asked"]), set(record["sent"]), {**(setters or {}), **record["owners"]}
     became = dict.fromkeys(record["changed"], "changed")
     became |= dict.fromkeys(queried - sent, "taken out") | dict.fromkeys(sent - queried, "added")
@@ -193,7 +193,7 @@ def _hook_servers(*, enabled: bool = True, disabled: bool = True) -> Completion:
 
 
 def _subjects(proxy: AdminClient, begun: str) -> Iterator[str]:
-    """Yield the pods; of a pod that is written out the containers; of an id that is begun those that go on so."""
+    """Yield the pods; of a pod that is written out the containers; of an id that is begun those that begin with it."""
     pods, containers = records(proxy)
     names = {pod["id"]: pod_name(pod) for pod in pods}
     yield from names.values()

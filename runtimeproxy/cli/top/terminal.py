@@ -30,7 +30,7 @@ _News = Snapshot | Exception | str
 
 
 def watch(inspect: Callable[[], Snapshot], first: Snapshot, console: Console) -> None:
-    """Draw frames until a key or a signal ends it; ``look`` returns what the proxy says, and may hang."""
+    """Draw frames until a key or a signal ends it; ``look`` returns the proxy's answer, and may hang."""
     asyncio.run(_watch(inspect, first, console))
 
 
@@ -72,7 +72,7 @@ async def _watch(inspect: Callable[[], Snapshot], first: Snapshot, console: Cons
 
 @contextmanager
 def _keys_unechoed(terminal: int) -> Iterator[None]:
-    """Have the terminal hand over each key at once and show none of them; Ctrl-Z is a key like others."""
+    """Have the terminal hand over each key immediately and show none of them; Ctrl-Z is a key like others."""
     before = termios.tcgetattr(terminal)
     tty.setcbreak(terminal)
     attributes = termios.tcgetattr(terminal)

@@ -1,7 +1,7 @@
 """A small unary gRPC client over a unix socket, for hook servers and for the proxy's own calls to the runtime.
 
 Its connection is dialled on demand, shared by all calls, and replaced when another socket is at the path.
-Invariant: a call ends by its deadline whatever the peer does. It is sent again only if the peer says that it did not
+Invariant: a call ends by its deadline whatever the peer does. It is sent again only if the peer reports that it did not
 process it; any other failure after a byte was written is left to the caller.
 """
 
@@ -45,7 +45,7 @@ _identity: Callable[[os.stat_result], _Identity] = attrgetter("st_dev", "st_ino"
 
 
 class Shortage(CallFailed):
-    """The proxy itself lacked a descriptor or memory for a connection, which says nothing about the peer."""
+    """The proxy itself lacked a descriptor or memory for a connection, which is no sign of a fault in the peer."""
 
     def __init__(self, lacking: str) -> None:
         super().__init__(grpc.UNAVAILABLE, own_shortage(lacking), Kind.UNREACHABLE)
@@ -103,7 +103,7 @@ class UnaryClient:
     def absence(self) -> str:
         """Return why no server is known to answer at the path; "" if one is. The next call uses the connection.
 
-        A connection that is made here is not answered yet. A shortage in the proxy says nothing about the server.
+        A connection that is made here is not answered yet. A shortage in the proxy is no sign of a fault in the server.
         """
         try:
             link = self._usable(asyncio.get_running_loop())
@@ -212,8 +212,8 @@ class UnaryClient:
         self._end_links()
 
     def abandon(self) -> None:
-        """Close the connections at once; calls in flight fail, and so does every call that waits for a connection, at
-        its next try, or that comes later."""
+        """Close the connections immediately; calls in flight fail, and so does every call that waits for a connection,
+        at its next try, or that comes later."""
         self._abandoned = True
         self._end_links()
 
@@ -289,7 +289,7 @@ class _Link:
             self._close()
 
     def end(self, failure: CallFailed) -> None:
-        """Close at once; calls in flight fail."""
+        """Close immediately; calls in flight fail."""
         calls, self.open = list(self.open.values()), {}
         self._close()
         for call in calls:

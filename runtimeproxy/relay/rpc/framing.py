@@ -16,7 +16,7 @@ from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.http2 import FlowControlledSender
 
 STREAMS_UNTIL_SETTINGS = 1
-"""Most streams that are open before the peer's SETTINGS say how many it takes."""
+"""Most streams that are open before the peer's SETTINGS set how many it accepts."""
 
 HEADER_LIMIT = 64 * 1024
 """Longest header block that is accepted, in bytes, including the heads of its frames."""
@@ -34,7 +34,7 @@ class Kind(Enum):
     """How a call failed."""
 
     UNREACHABLE = "unreachable"
-    """The peer never got the call, or says that it did not process it."""
+    """The peer never got the call, or reports that it did not process it."""
     DEADLINE = "deadline"
     BROKEN = "broken"
     """The reply breaks the protocol, is too long, or ends too early."""
@@ -53,7 +53,7 @@ class CallFailed(RuntimeProxyError):
 
 
 class Unprocessed(CallFailed):
-    """The peer says that it did not process a call, so it may be sent again (RFC 9113, 8.7)."""
+    """The peer reports that it did not process a call, so it may be sent again (RFC 9113, 8.7)."""
 
     def __init__(self) -> None:
         super().__init__(grpc.UNAVAILABLE, "the peer took no more calls on this connection", Kind.UNREACHABLE)
@@ -85,7 +85,7 @@ class ClientConnection(ABC):
     def __init__(self, settings: dict[int, int], streams_until_settings: int) -> None:
         self.sender = FlowControlledSender()
         self.stream_limit = streams_until_settings
-        """How many streams may be open, as the server's SETTINGS say."""
+        """How many streams may be open, as the server's SETTINGS allow."""
         self.closing = False
         """True once the peer takes no new streams."""
         self.greeted = False
@@ -302,7 +302,7 @@ class Calls(ClientConnection):
                 except WireError as error:
                     outcome = _broken(str(error))
             elif head.status == grpc.DEADLINE_EXCEEDED:
-                outcome = CallFailed(head.status, "the peer says that the time is over", Kind.DEADLINE)
+                outcome = CallFailed(head.status, "the peer reports that the deadline has expired", Kind.DEADLINE)
             else:
                 outcome = CallFailed(head.status, head.text, Kind.STATUS)
             self._end(stream, outcome, stream in self.sender.queues)

@@ -120,7 +120,7 @@ async def test_bench_prints_figures_and_sets_the_exit_code(hook: Run, tmp_path: 
 
 
 def test_new_writes_a_folder_and_says_where(hook: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = "README.rst says how to test, try and install it\n"
+    printed = "README.rst explains how to test, try and install it\n"
     assert hook("new", "gpu-env", "--directory", tmp_path) == (0, f"{tmp_path}/gpu_env: {printed}", "")
     monkeypatch.chdir(tmp_path)
     assert hook("new", "other") == (0, f"other: {printed}", "")

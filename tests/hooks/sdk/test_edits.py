@@ -94,7 +94,7 @@ def test_invalid_entry_of_the_kubelet_can_be_repeated() -> None:
     assert env.set_entries == {"A=B": "x\0", "": "y"}
 
 
-NOT_SET, NO_LIST = "must be a whole number, .*0 and None say 'not set'", "must be empty or a list of n and n-m"
+NOT_SET, NO_LIST = "must be a whole number, .*0 and None mean 'not set'", "must be empty or a list of n and n-m"
 NO_NUMBERS = (0, None, True, False, "1000", 1000.0, 2**63, -(2**63) - 1, CANARY)
 BAD_VALUES = [
     *((name, value, NOT_SET) for name in NUMBER_FIELDS for value in NO_NUMBERS),

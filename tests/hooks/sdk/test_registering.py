@@ -238,7 +238,7 @@ def test_file_under_fail_is_not_removed_and_logged(file: Path, registration: Reg
     registration.leave()
     assert file.read_bytes() == CONTENT
     stays = f"{file} stays, for its policy is Fail: calls are refused until this server is back"
-    advice = "to let them go on without it remove that file (with --unregister it is removed at the end)"
+    advice = "to let them continue without it remove that file (with --unregister it is removed at the end)"
     assert caplog.record_tuples == [("runtimeproxy_hooks.sdk.registering", logging.WARNING, f"{stays}; {advice}")]
 
 

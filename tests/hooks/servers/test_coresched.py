@@ -235,7 +235,7 @@ def test_state_that_cannot_be_written_is_logged_once(machine: Machine, caplog: L
     cookies = {machine.start(pid, BLUE) for pid in (11, 12, 13)}
     assert len(cookies) == 1
     assert caplog.messages[1:] == [
-        f"{machine.state} cannot be written, a restart will split groups: Is a directory; said once only"
+        f"{machine.state} cannot be written, a restart will split groups: Is a directory; logged once only"
     ]
 
 
@@ -300,7 +300,7 @@ def test_absent_cgroups_are_logged_once_and_found_later(machine: Machine, caplog
         machine.call_hook(12, BLUE)
         machine.stop_pod()
     absent = f"{machine.root} holds no cgroups: mount the node's there, or set --cgroup-root"
-    assert caplog.messages == [f"containers get no cookie: {absent}; said once only"]
+    assert caplog.messages == [f"containers get no cookie: {absent}; logged once only"]
     assert "/podp/c11" in machine.state.read_text()
     hidden.rename(machine.root)
     assert machine.start(12, BLUE) == cookie

@@ -88,7 +88,7 @@ def test_absent_cgroups_are_logged_once_and_pods_run(tmp_path: Path, caplog: Log
     for parent in (POD, BURSTABLE):
         assert not tester.pre_run_pod_sandbox(cgroup_parent=parent)
     absent = f"{tmp_path}/cgroup holds no cgroups: mount the node's there, or set --cgroup-root"
-    assert caplog.messages == [f"pods run without a group identity: {absent}; said once only"]
+    assert caplog.messages == [f"pods run without a group identity: {absent}; logged once only"]
 
 
 ADVICE = "run this server as root, with the node's cgroups mounted to be written"

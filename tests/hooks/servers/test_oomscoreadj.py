@@ -54,7 +54,7 @@ def test_score_of_zero_cannot_be_requested(annotations: dict[str, str], caplog: 
     assert not caplog.records
     for _ in range(2):
         assert not tester.pre_create_container(annotations=annotations, resources={"oom_score_adj": 968})
-    words = "an oom_score_adj of 0 cannot be requested on the wire, the kubelet's holds; said once only"
+    words = "an oom_score_adj of 0 cannot be requested on the wire, the kubelet's holds; logged once only"
     assert caplog.messages == [words]
 
 

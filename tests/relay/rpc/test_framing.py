@@ -237,7 +237,7 @@ FAILURES: list[tuple[bytes, int, Kind, str, list[Frame]]] = [
     (status(b"7", b"x" * 9000), 7, Kind.STATUS, "x" * 2048, []),
     (status(b"13"), 13, Kind.STATUS, "", []),
     *((status(unknown), 2, Kind.STATUS, "", []) for unknown in (b"17", b"x", b"-1", b"9" * 5000)),
-    (status(b"4", b"A=1"), 4, Kind.DEADLINE, "the peer says that the time is over", []),
+    (status(b"4", b"A=1"), 4, Kind.DEADLINE, "the peer reports that the deadline has expired", []),
     *((received, 13, Kind.BROKEN, NOT_ONE, []) for received in (status(b"0"), BEGUN + ENDED)),
     *((BEGUN + data(1, body) + ENDED, 13, Kind.BROKEN, NOT_ONE, []) for body in (REPLY * 2, REPLY[:-1])),
     (BEGUN + data(1, b"\1" + REPLY[1:]) + ENDED, 13, Kind.BROKEN, "gRPC message in an unknown compression", []),
