@@ -10,10 +10,9 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from statistics import median, median_low
 from threading import Event
 from typing import NamedTuple
@@ -32,14 +31,17 @@ PROXIES = (PROXY, HOOKED)
 
 # ---- other calls while creates wait
 
+WAITS = (
+    ("100 creates that a hook server holds", 100, 1.05, HOOKS, (signal.SIGSTOP, signal.SIGCONT)),
+    ("20 creates that the runtime does not answer", 20, 1.10, DIRECT, (signal.SIGUSR1, signal.SIGUSR2)),
+)
+"""What makes creates wait, and how many; the most p99 of a call meanwhile, relative to that at another proxy before
+the same runtime; the program that the two signals make wait and continue."""
 PERIODS = 4
 CALLS = {case: count for small, listed in cases.PASSING for case, count in ((small, 25_000), (listed, 10_000))}
 """The other calls of a period, to each proxy: enough for p99 to be known within some hundredths."""
 PORTION = 200
 """This many calls take less than a second: pauses of a shared machine are longer than the effect in question."""
-HUNG, SLOW = 100, 20
-HUNG_RATIO, SLOW_RATIO = 1.05, 1.10
-"""Most p99 of a call while others wait, relative to that at another proxy in front of the same runtime."""
 PATIENCE = 1200.0
 PATIENT = (f"--hook-timeout={PATIENCE}s", f"--hook-budget={PATIENCE}s")
 WAIT_SECONDS = 1.0
@@ -47,73 +49,58 @@ WAIT_SECONDS = 1.0
 SIGNAL_SECONDS = 0.2
 """The time that a busy program may take to act on a signal."""
 
-Hold = Callable[[], AbstractContextManager[object]]
 
-
-def hung(mode: str, share: float) -> list[Figure]:
-    """Measure other calls while creates wait for a hook server that hangs."""
-    names, point = (DIRECT, *PROXIES, HOOKS), ("PreCreateContainer",)
-    with served(
-        mode, names, runtime=[f"--list={MIB}"], hooked=PROXIES, points=point, policy="Fail", flags=PATIENT
-    ) as running:
-        hold = partial(signalled, running.programs[HOOKS].process.pid, signal.SIGSTOP, signal.SIGCONT)
-        what = f"p99 during {HUNG} held creates to that at another proxy"
-        return others_during(running, HUNG, hold, what, HUNG_RATIO, share)
-
-
-def slow(mode: str, share: float) -> list[Figure]:
-    """Measure other calls while creates wait for the runtime."""
-    with served(mode, (DIRECT, *PROXIES), runtime=[f"--list={MIB}"]) as running:
-        hold = partial(signalled, running.programs[DIRECT].process.pid, signal.SIGUSR1, signal.SIGUSR2)
-        what = f"p99 during {SLOW} creates that the runtime does not answer to that at another proxy"
-        return others_during(running, SLOW, hold, what, SLOW_RATIO, share)
-
-
-def others_during(running: Served, count: int, hold: Hold, what: str, bound: float, share: float) -> list[Figure]:
+def waiting(mode: str, share: float) -> list[Figure]:
     """Make creates wait at one proxy after the other; compare the other calls at that proxy with those at the other."""
-    mode, flags = running.mode, (f"--concurrency={count}", f"--connections={count}")
-    creates = {way: running.client(way, cases.CREATES[mode].method, *flags) for way in PROXIES}
-    calls = {case: max(int(number * share), 1) for case, number in CALLS.items() if case.mode == mode}
-    loads = {(case, way): running.client(way, case.method) for case in calls for way in PROXIES}
-    runs = {(case, here): Run() for case in calls for here in (True, False)}
-    for period in range(PERIODS):
-        with waiting(creates[PROXIES[period % 2]], count, hold):
-            for case, number in calls.items():
-                for portion, done in enumerate(range(0, number, PORTION)):
-                    for way in PROXIES[:: (1, -1)[portion % 2]]:
-                        part, at_it = min(PORTION, number - done), way == PROXIES[period % 2]
-                        runs[case, at_it] = runs[case, at_it].plus(loads[case, way].run(part))
-    figures = []
-    for case in calls:
-        here, there = (runs[case, at].percentile(99) for at in (True, False))
-        shown = f"{here / there:.2f} ({here:,} us to {there:,} us)"
-        retained = here / there <= bound if share == 1 else None
-        figures.append(Figure(f"{case.name}: {what}", shown, f"{bound:.2f}", retained))
+    figures, calls = [], {case: max(int(number * share), 1) for case, number in CALLS.items() if case.mode == mode}
+    for what, count, bound, program, signals in WAITS:
+        runs = {(case, at_it): Run() for case in calls for at_it in (True, False)}
+        with served(
+            mode,
+            (DIRECT, *PROXIES, HOOKS),
+            runtime=[f"--list={MIB}"],
+            hooked=PROXIES,
+            points=("PreCreateContainer",),
+            policy="Fail",
+            flags=PATIENT,
+        ) as running:
+            flags = (f"--concurrency={count}", f"--connections={count}")
+            creates = {way: running.client(way, cases.CREATES[mode].method, *flags) for way in PROXIES}
+            loads = {(case, way): running.client(way, case.method) for case in calls for way in PROXIES}
+            pid = running.programs[program].process.pid
+            for period in range(PERIODS):
+                with _held(creates[PROXIES[period % 2]], count, pid, *signals):
+                    for case, number in calls.items():
+                        for portion, done in enumerate(range(0, number, PORTION)):
+                            for way in PROXIES[:: (1, -1)[portion % 2]]:
+                                at_it = way == PROXIES[period % 2]
+                                part = loads[case, way].run(min(PORTION, number - done))
+                                runs[case, at_it] = runs[case, at_it].plus(part)
+        for case in calls:
+            here, there = (runs[case, at_it].percentile(99) for at_it in (True, False))
+            shown = f"{here / there:.2f} ({here:,} us to {there:,} us)"
+            retained = here / there <= bound if share == 1 else None
+            name = f"{case.name}: p99 during {what} to that at another proxy"
+            figures.append(Figure(name, shown, f"{bound:.2f}", retained))
     return figures
 
 
 @contextmanager
-def waiting(creates: Load, count: int, hold: Hold) -> Iterator[None]:
-    """Make creates wait until the end of the block. Raises DemoError if they did not, or if one fails."""
-    with hold():
+def _held(creates: Load, count: int, pid: int, at_begin: int, at_end: int) -> Iterator[None]:
+    """Make creates wait until the end of the block, by signals to a program. Raises DemoError if they did not wait, or
+    if one fails."""
+    os.kill(pid, at_begin)
+    try:
+        time.sleep(SIGNAL_SECONDS)
         creates.start(count)
         time.sleep(WAIT_SECONDS)
         began = time.monotonic()
         yield
         held = time.monotonic() - began
+    finally:
+        os.kill(pid, at_end)
     if min(creates.result().microseconds) < held * 1e6:
         raise DemoError("the creates did not wait, so nothing was measured during them")
-
-
-@contextmanager
-def signalled(program: int, at_begin: int, at_end: int) -> Iterator[None]:
-    """Send a program a signal, and another one at the end of the block."""
-    os.kill(program, at_begin)
-    try:
-        time.sleep(SIGNAL_SECONDS)
-        yield
-    finally:
-        os.kill(program, at_end)
 
 
 # ---- crowds, and long lists
@@ -245,7 +232,7 @@ def bench(rounds: int, share: float) -> tuple[list[Sequence[str]], list[Figure]]
     share *= rounds / ROUNDS
     figures = []
     for mode in cases.MODES:
-        for load in (hung, slow, crowded, full_nodes):
+        for load in (waiting, crowded, full_nodes):
             print(f"{NAME}, {mode}, {load.__name__}", flush=True)
             figures += [figure._replace(what=f"{mode}, {figure.what}") for figure in load(mode, share)]
     return [("figure", "found"), *((figure.what, figure.found) for figure in figures)], figures
