@@ -1,7 +1,7 @@
 """Random calls, framed in every way that HTTP/2 allows, interleaved and split anywhere, arrive unchanged."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, product, repeat, zip_longest
 
 from hypothesis import given, settings
@@ -68,11 +68,9 @@ def data(body: bytes, first: int, pad: int | None, end: bool) -> Iterator[Unit]:
         yield [Data(0, part, end and number == len(parts) - 1, None if number else pad)]
 
 
-@dataclass
 class Call:
-    path: bytes
-    request: list[Unit]
-    answer: list[Unit]
+    def __init__(self, path: bytes, request: list[Unit], answer: list[Unit]) -> None:
+        self.path, self.request, self.answer = path, request, answer
 
     def __repr__(self) -> str:
         return f"Call({self.path!r}, {self.request[0]}, {self.answer[-1]})"
