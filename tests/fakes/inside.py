@@ -133,14 +133,10 @@ def cgroup_file(name: str, resources: Resources) -> str:
 
 
 def run(command: Sequence[str], config: cri_pb2.ContainerConfig, resources: Resources) -> cri_pb2.ExecSyncResponse:
-    """Run ``cat`` of the environment or a cgroup file, ``echo`` or ``false``."""
+    """Run ``cat`` of the environment or a cgroup file."""
     match list(command):
         case ["cat", "/proc/1/environ"]:
             return cri_pb2.ExecSyncResponse(stdout=b"".join(entry + b"\0" for entry in _environment(config)))
         case ["cat", path] if content := cgroup_file(PurePosixPath(path).name, resources):
             return cri_pb2.ExecSyncResponse(stdout=content.encode() + b"\n")
-        case ["echo", *words]:
-            return cri_pb2.ExecSyncResponse(stdout=" ".join(words).encode() + b"\n")
-        case ["false"]:
-            return cri_pb2.ExecSyncResponse(exit_code=1)
     return cri_pb2.ExecSyncResponse(stderr=b"no such command in a fake container\n", exit_code=127)
