@@ -23,7 +23,6 @@ from tests.fakes.core import Parts
 UPDATE = Operation.UPDATE_CONTAINER_RESOURCES
 UNKNOWN_FIELD = b"\xfa\x3e\x03new"
 """Field 1007 of any message, which is unknown."""
-BROKEN = b"\x0a\xff"
 
 NAMES: dict[str, Any] = {"name": "web", "uid": "u-1", "namespace": "shop", "attempt": 1}
 POD_REQUEST = cri.RunPodSandboxRequest(
