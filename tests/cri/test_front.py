@@ -448,18 +448,6 @@ async def test_a10_image_queue_is_bounded(pulling: Scene, connected: bool, monke
     assert pulling.broken("client", "image_queue") == 1
 
 
-async def test_a10_calls_during_the_dial_keep_their_order(listener: socket.socket) -> None:
-    scene = Scene(listener.getsockname())
-    scene.client.send(wire(PREFACE, Settings(), Headers(1, PULL, end=True), Headers(3, PULL, end=True)))
-    await asyncio.sleep(0)
-    scene.client.send(Headers(5, PULL, end=True).wire())
-    await scene.accept(listener)
-    await scene.send(scene.images, Settings())
-    received = drained(scene.images).removeprefix(PREFACE)
-    assert [frame.stream for frame in peer.split(received) if frame.stream] == [1, 3, 5]
-    scene.close()
-
-
 async def test_a10_image_service_that_reads_nothing_is_not_read(pulling: Scene) -> None:
     sending = asyncio.ensure_future(pulling.loop.sock_sendall(pulling.images, PING.wire() * 100_000))
     await asyncio.sleep(0.3)

@@ -350,13 +350,6 @@ def test_a9_pings(moves: Moves, from_client: bool) -> None:
             assert (side.got_bytes() if isinstance(expected, bytes) else side.got()) == expected
 
 
-def test_a9_peer_counts_as_alive_for_a_second() -> None:
-    play = peer.greeted()
-    play.now = ALIVE_SECONDS - 0.001
-    play.client.sends(REQUESTED)
-    assert play.runtime.got() == []
-
-
 @pytest.mark.parametrize("from_client", [True, False], ids=["client", "runtime"])
 def test_a9_acks_are_outside_of_header_blocks(from_client: bool) -> None:
     asker, other = sides(peer.greeted(), from_client)

@@ -127,16 +127,6 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(runtime(Headers(1, REPLY), Data(1, b"early", pad=1))),
         Step(peer.release, to_client=[Headers(1, REPLY), Data(1, b"early", pad=1)], to_runtime=[WHOLE]),
     ],
-    "A6: DATA that wait for the release are credited at once": [
-        HOLD,
-        Step(runtime(*[FULL] * 16), to_runtime=[Credit(0, STEP)]),
-    ],
-    "A6: what waits for a client that cancels is dropped": [
-        HOLD,
-        RELEASE,
-        Step(runtime(*[FULL] * 5), to_client=[FULL, FULL, FULL, Data(1, bytes(16_383))]),
-        Step(client(CANCEL, Credit(0, 2**20)), to_runtime=[CANCEL]),
-    ],
     "A6: an answer obeys the client's window and is credited later": [
         HOLD,
         RELEASE,
@@ -248,18 +238,6 @@ def test_a4_process_holds_a_bounded_number_of_bytes() -> None:
     assert play.budget.count == 0
 
 
-def test_a4_unread_request_counts_until_it_has_left() -> None:
-    play = peer.greeted(process_limit=40)
-    play.runtime.sends(Settings(((4, 0),)))
-    play.client.sends(HEAD, Data(1, grpc(bytes(50))))
-    assert play.call.problem == NO_ROOM
-    assert play.call.send_request(None)
-    play.runtime.sends(Credit(1, 54))
-    assert play.budget.count == 55
-    play.runtime.sends(Credit(1, 1))
-    assert play.budget.count == 0
-
-
 def test_a4_inflated_message_is_counted() -> None:
     play = peer.greeted(process_limit=1_500)
     packed = grpc(gzip.compress(bytes(1_000)), 1)
@@ -303,13 +281,6 @@ def test_held_requests_count_no_more_when_the_client_is_gone() -> None:
     assert play.budget.count == 150
     play.reader.client_gone()
     assert play.budget.count == 0
-
-
-def test_late_bytes_are_not_kept_beyond_the_release() -> None:
-    play = peer.converse(HOLD_OPEN, Step(client(Data(1, b"another" * 1_000))))
-    assert play.call._late
-    assert play.call.send_request(None)
-    assert not play.call._late
 
 
 def test_a7_refusal_is_percent_encoded_and_final() -> None:
