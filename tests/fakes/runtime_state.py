@@ -144,10 +144,10 @@ class RuntimeState:
             finished = self._finished.pop(_create_key(method, request), None) if method in (RUN_POD, CREATE) else None
             reply = finished or self._methods[method](request, message)
         except Absent as absent:
-            failure = self.shape.absent_by_method.get(method, self.shape.absent)
-            if failure is None:
+            code = self.shape.absent_by_method.get(method, self.shape.absent)
+            if code is None:
                 return b""
-            raise Refused(failure.code, failure.details(absent.kind, absent.subject_id)) from None
+            raise Refused(code, f"{absent.kind} {absent.subject_id!r}: not found") from None
         if self.mangle is not None and isinstance(reply, Message):
             reply = self.mangle(method, reply)
         return reply if isinstance(reply, bytes) else bytes(reply.SerializeToString())
@@ -178,9 +178,8 @@ class RuntimeState:
         return _found(self.containers, request.container_id, "container")
 
     def _check(self, method: str, resources: cri_pb2.LinuxContainerResources, container_id: str) -> None:
-        for check in self.shape.refuses.get(method, ()):
-            if refusal := check(resources, container_id):
-                raise Refused(grpc.StatusCode.UNKNOWN, refusal)
+        if any(check(resources) for check in self.shape.refuses.get(method, ())):
+            raise Refused(grpc.StatusCode.UNKNOWN, f"invalid resources of container {container_id!r}")
 
     # ---- pods
 
@@ -214,7 +213,7 @@ class RuntimeState:
         if not request.verbose:
             return cri_pb2.PodSandboxStatusResponse(status=status)
         if shape.verbose_pod_fails is not None:
-            raise Refused(shape.verbose_pod_fails.code, shape.verbose_pod_fails.details("sandbox", pod.id))
+            raise Refused(shape.verbose_pod_fails, f"sandbox {pod.id!r}: not found")
         info = shape.pod_info and shape.pod_info(pod.id, pod.config, handler)
         return cri_pb2.PodSandboxStatusResponse(status=status, info=_info(info))
 
