@@ -1,6 +1,7 @@
 """What passes unchanged: header tables, paths, windows, DATA, SETTINGS, PINGs (relay-rules A1 to A4, A8, A9)."""
 
 import pytest
+from hpack import Encoder
 
 from runtimeproxy.cri import frame_relay, routes
 from runtimeproxy.cri.frame_relay import ACKS_AT_ONCE, ALIVE_SECONDS
@@ -156,6 +157,18 @@ def counted(play: peer.Play) -> dict[str, int]:
 
 
 EACH_STATE = pytest.mark.parametrize("acknowledged", [True, False])
+
+
+@pytest.mark.parametrize("from_client", [True, False], ids=["client", "runtime"])
+def test_a1_indexed_fields_before_the_ack_keep_their_values(from_client: bool) -> None:
+    """A peer indexes what it sends until it has the other side's SETTINGS (promise 4)."""
+    play, encoder = peer.Play(), Encoder()
+    sender, receiver = sides(play, from_client)
+    frames = [Headers(stream, (*peer.VERSION, (b"x-a", b"1"))) for stream in (1, 3)]
+    blocks = [peer.raw_headers(frame.stream, encoder.encode(frame.fields)) for frame in frames]
+    assert len(blocks[1]) < len(blocks[0]), "it is indexed"
+    sender.sends(*[peer.PREFACE] * from_client, Settings(), *blocks)
+    assert receiver.got()[-2:] == frames
 
 
 def test_a1_size_update_of_a_dropped_block_is_in_the_next_one() -> None:
