@@ -106,17 +106,6 @@ OPENING: dict[str, list[Step]] = {
         ),
         Step(runtime(Settings(((1, 100),)), Settings()), to_client=[PASSED, peer.OPENED, PASSED]),
     ],
-    "A9: no SETTINGS and no PING are ours": [
-        Step(
-            client(peer.PREFACE, Settings(((3, 100),)), Headers(1, peer.VERSION, end=True)),
-            to_runtime=[Settings(((3, 100), (1, 0))), peer.OPENED, Headers(1, peer.VERSION, end=True)],
-        ),
-        Step(
-            runtime(Settings(((3, 200),)), Ack(), Headers(1, peer.REPLY), END),
-            to_client=[Settings(((3, 200), (1, 0))), peer.OPENED, Ack(), Headers(1, peer.REPLY), END],
-        ),
-        peer.passes(Ack()),
-    ],
     "A9: a PING to a runtime that has not said a word passes": [
         Step(client(peer.PREFACE, Settings(), Ping(b"12345678")), to_runtime=[PASSED, peer.OPENED, Ping(b"12345678")])
     ],
@@ -318,10 +307,6 @@ def numbered(count: int, ack: bool = False) -> list[peer.Frame]:
 
 FLOOD, ACKS = numbered(100), numbered(100, ack=True)
 PINGS: dict[str, Moves] = {
-    "ACKs leave in the order of their PINGs": [
-        ("peer", FLOOD[:3], [], []),
-        ("other", [Credit(1, 1)], [Credit(1, 1), *ACKS[:3]], []),
-    ],
     "ACKs follow a frame that is cut through": [
         ("other", [LONG[:50]], LONG[:50], []),
         ("peer", [REQUESTED], [], []),
