@@ -124,19 +124,8 @@ def test_life_is_known_by_state_and_start_time(name: str, started_at: int, life:
 
 
 def test_pod() -> None:
-    assert pod(POD_INFO) == PodInfo(
-        id="p1",
-        name="web",
-        uid="u-1",
-        namespace="shop",
-        attempt=2,
-        runtime_handler="kata",
-        labels={"qos": "BE"},
-        annotations={"x": "y"},
-        cgroup_parent="/kubepods/besteffort/podu-1",
-        overhead=Resources(cpu_shares=5),
-        resources=Resources(cpu_quota=-1),
-    )
+    named = ("p1", "web", "u-1", "shop", 2, "kata", {"qos": "BE"}, {"x": "y"}, "/kubepods/besteffort/podu-1")
+    assert pod(POD_INFO) == PodInfo(*named, overhead=Resources(cpu_shares=5), resources=Resources(cpu_quota=-1))
 
 
 def in_group(path: str) -> dict[str, Any]:
@@ -186,16 +175,9 @@ def test_plain_status_is_used_without_a_document(text: str | None) -> None:
 
 
 def test_container() -> None:
-    assert container(CONTAINER_INFO) == ContainerInfo(
-        id="c1",
-        pod_id="p1",
-        name="main",
-        attempt=1,
-        annotations={"k": "v"},
-        resources=RUNS,
-        envs={"A": "2", "U": "é<&>😀", "EMPTY": ""},
-        cgroup_parent="/kubepods/besteffort/podu-1",
-    )
+    envs = {"A": "2", "U": "é<&>😀", "EMPTY": ""}
+    expected = ContainerInfo("c1", "p1", "main", 1, {"k": "v"}, RUNS, envs, "/kubepods/besteffort/podu-1")
+    assert container(CONTAINER_INFO) == expected
 
 
 def test_resources_of_the_status_come_before_those_of_the_spec() -> None:

@@ -4,6 +4,7 @@ The held stream and the runtime's status are fakes; messages are real ones.
 """
 
 import asyncio
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -47,12 +48,8 @@ CREATE, START = Operation.CREATE_CONTAINER, Operation.START_CONTAINER
 STOP, REMOVE = Operation.STOP_CONTAINER, Operation.REMOVE_CONTAINER
 UPDATE_POD = Operation.UPDATE_POD_SANDBOX_RESOURCES
 SHARES = HookAnswer(resources=Resources(cpu_shares=2))
+OTHER = replace(POD, id="p2")
 CREATED = {CREATE: {"config": CREATE_REQUEST.config}}
-OTHER_POD = PodRecord(replace(POD, id="p2"), replace(POD, id="p2"))
-
-
-def create_request() -> cri.CreateContainerRequest:
-    return cri.CreateContainerRequest.FromString(CREATE_REQUEST.SerializeToString())
 
 
 def update(container_id: str = "c1", **resources: Any) -> cri.UpdateContainerResourcesRequest:
@@ -123,7 +120,7 @@ async def test_refusal_names_plugin_point_and_reason(node: Node, reason: Reason,
 
 
 async def test_pods_and_containers_have_turns_of_their_own(node: Node) -> None:
-    other = create_request()
+    other = deepcopy(CREATE_REQUEST)
     other.config.metadata.name = "other"
     calls = [(CREATE, None), (CREATE, other), (RUN_POD, None), (UPDATE, None), (STOP, None), (STOP_POD, None)]
     keys = [node.held(operation, message).order_key() for operation, message in calls]
@@ -182,7 +179,7 @@ async def test_update_of_a_pod_is_kept_in_both_records_without_mixing_them(node:
 async def test_unimplemented_resize_reaches_hooks_by_the_next_create(node: Node) -> None:
     node.store.commit(Subject(PodRecord(POD, POD)))
     node.plugins.add("a")
-    request = create_request()
+    request = deepcopy(CREATE_REQUEST)
     request.sandbox_config.linux.resources.cpu_shares = 9
     await node.run(node.held(UPDATE_POD, given=Reply(agreed=False, no_op=True)))
     await node.do(CREATE, request)
@@ -192,7 +189,7 @@ async def test_unimplemented_resize_reaches_hooks_by_the_next_create(node: Node)
 
 
 async def test_create_is_edited_and_recorded_original_and_effective(node: Node) -> None:
-    request, noted = create_request(), replace(POD, annotations={"note": "new"})
+    request, noted = deepcopy(CREATE_REQUEST), replace(POD, annotations={"note": "new"})
     request.sandbox_config.annotations["note"] = "new"
     node.store.commit(Subject(PodRecord(POD, POD)))
     resources = Resources(cpuset_cpus="0-1")
@@ -235,7 +232,7 @@ async def test_pods_cgroup_parent_goes_into_its_containers(node: Node, points: t
     [
         pytest.param([], ["c1", "p1"], id="nothing"),
         pytest.param([Subject(PodRecord(POD, POD))], ["c1"], id="the pod"),
-        pytest.param([Subject(OTHER_POD, ContainerRecord(CONTAINER, CONTAINER))], ["p1"], id="it"),
+        pytest.param([Subject(PodRecord(OTHER, OTHER), ContainerRecord(CONTAINER, CONTAINER))], ["p1"], id="it"),
     ],
 )
 async def test_only_what_the_store_lacks_is_read(node: Node, known: list[Subject], queried: list[str]) -> None:
@@ -247,17 +244,6 @@ async def test_only_what_the_store_lacks_is_read(node: Node, known: list[Subject
     assert node.backend.queried == [("v1alpha2", any_id) for any_id in queried]
     assert node.plugins.queried[0].request == HookRequest(POD, CONTAINER)
     assert node.record == ContainerRecord(CONTAINER, CONTAINER)
-
-
-@pytest.mark.parametrize("operation", [CREATE, START, STOP_POD])
-@pytest.mark.parametrize("knows_container", [False, True])
-async def test_subject_unknown_to_the_runtime_has_no_hooks(
-    node: Node, operation: Operation, knows_container: bool
-) -> None:
-    node.plugins.add("a", policy=FAIL)
-    node.backend.known_containers = {"c1": CONTAINER} if knows_container else {}
-    held = await node.do(operation)
-    assert (held.released, node.plugins.notified(), node.store.counts()) == ([None], [], (0, 0))
 
 
 @pytest.mark.parametrize("ambiguous", [False, True])
@@ -409,11 +395,9 @@ async def test_update_is_edited_and_recorded_original_and_effective(node: Node) 
     [released] = (await node.do(UPDATE, request)).released
     seen = replace(REQUESTED, unified={"a": "1"})
     assert node.notified() == replace(CONTAINER, annotations={"old": "1", "new": "2"}, resources=seen)
-    request.linux.unified["b"] = request.annotations["hook"] = "2"
-    request.annotations["hook"] = "3"
-    assert changes(released, cri.UpdateContainerResourcesRequest) == cri.UpdateContainerResourcesRequest.FromString(
-        wire(request)
-    )
+    request.linux.unified["b"], request.annotations["hook"] = "2", "3"
+    request.MergeFromString(wire(cri.UpdateContainerResourcesRequest()))
+    assert changes(released, cri.UpdateContainerResourcesRequest) == request
     assert node.record.original.annotations == {"new": "2"}
     assert node.record.effective.annotations == {"old": "1", "new": "2", "hook": "3"}
     assert node.record.effective.resources == replace(REQUESTED, unified=resources.unified)
@@ -424,9 +408,8 @@ async def test_oom_score_of_an_update_is_not_what_the_container_has(node: Node) 
     node.know()
     node.plugins.add("a", points=("PreUpdateContainerResources",))
     await node.do(UPDATE, update(cpu_shares=2, oom_score_adj=900))
-    assert node.notified().resources == replace(REQUESTED, cpu_shares=2, oom_score_adj=900), (
-        "it is what the kubelet requests"
-    )
+    requested = replace(REQUESTED, cpu_shares=2, oom_score_adj=900)
+    assert node.notified().resources == requested, "it is what the kubelet requests"
     assert node.record.original.resources == node.record.effective.resources == replace(REQUESTED, cpu_shares=2)
 
 
