@@ -177,6 +177,7 @@ IN_LINUX = b"\x7a" + varint(len(EMPTY_PAGES)) + EMPTY_PAGES
         (read_container, b"\x0a\x01p" + b"\x12" + varint(len(IN_LINUX)) + IN_LINUX),
         (read_container, b"\x0a\x01p" + b"\x12\x00" * MANY),
         (read_container, b"\x0a\x01p" + EMPTY_ENVS + b"\x0f"),
+        (read_container, b"\x0f" * 2 * MANY),
         (read_pod, b"\x0a" + varint(2 * MANY) + b"\x32\x00" * MANY),
         (read_update, b"\x0a\x01c" + b"\x1a\x00" * MANY),
         (read_pod_update, b"\x0a\x01p\x12" + varint(2 * MANY) + b"\x42\x00" * MANY),

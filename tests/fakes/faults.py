@@ -95,6 +95,12 @@ class FaultRelay(Listener):
         for connection in self.connections:
             connection.close()
 
+    def reset(self) -> None:
+        """Close every open connection; a peer whose bytes are still unread here (``stop_reading``) gets ECONNRESET."""
+        for connection in self.connections:
+            if connection.task is not None:
+                connection.task.cancel()
+
     def cut_clients_after(self, more_bytes: int) -> None:
         """Drop each connection after so many more bytes toward the client than its busiest one has received."""
         sent = max((len(connection.to_client) for connection in self.connections if connection.is_open), default=0)

@@ -246,6 +246,13 @@ async def test_only_what_the_store_lacks_is_read(node: Node, known: list[Subject
     assert node.record == ContainerRecord(CONTAINER, CONTAINER)
 
 
+@pytest.mark.parametrize("operation", [CREATE, START, STOP_POD])
+async def test_subject_unknown_to_the_runtime_has_no_hooks(node: Node, operation: Operation) -> None:
+    node.plugins.add("a", policy=FAIL)
+    held = await node.do(operation)
+    assert (held.released, node.plugins.notified(), node.store.counts()) == ([None], [], (0, 0))
+
+
 @pytest.mark.parametrize("ambiguous", [False, True])
 @pytest.mark.parametrize(("operation", "counts"), [(UPDATE, (1, 1)), (STOP, (1, 1)), (START, (1, 1)), (REMOVE, (1, 0))])
 async def test_container_is_found_by_the_beginning_of_its_id(
