@@ -172,7 +172,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[list[Frame]]:
 async def test_frames_of_one_read_are_sent_in_one_write(scene: Scene, written: list[list[Frame]]) -> None:
     scene.on_call = lambda held: held.send_request(None)
     scene.answers = True
-    other = [replace(frame, stream=5) for frame in (*CREATED, *ANSWER)]
+    other: list[Frame] = [replace(frame, stream=5) for frame in (*CREATED, *ANSWER)]
     written.clear()
     await scene.send(scene.client, *CREATED, Headers(3, peer.VERSION), *other[:2])
     await scene.send(scene.runtime, Headers(3, REPLY), *ANSWER, *other[2:])

@@ -195,7 +195,8 @@ def test_a2_none_or_two_paths_pass_or_are_refused(fields: peer.Fields, acknowled
 @EACH_STATE
 @pytest.mark.parametrize("path", sorted(routes.RESTORES), ids=bytes.decode)
 def test_restore_passes_or_is_refused(path: bytes, acknowledged: bool) -> None:
-    play, queries = begun(acknowledged), [Headers(3, peer.request(path)), Data(3, CALL, end=True)]
+    play = begun(acknowledged)
+    queries: list[peer.Frame] = [Headers(3, peer.request(path)), Data(3, CALL, end=True)]
     play.client.sends(*queries)
     assert play.runtime.got() == queries
     play.restore_refused = "no"

@@ -264,7 +264,7 @@ async def test_container_is_found_by_the_beginning_of_its_id(
         node.know(container=replace(CONTAINER, id="c2"))
         node.backend.known_containers["c"] = CONTAINER
     node.plugins.add("a")
-    message = type(REQUESTS[operation])(container_id="c")
+    message: Any = type(REQUESTS[operation])(container_id="c")
     if operation is UPDATE:
         message.linux.memory_limit_in_bytes = 7
     held = await node.do(operation, message)
