@@ -6,7 +6,6 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -105,30 +104,3 @@ def codes_of_absent_ids(runtime: Runtime) -> None:
 
 async def test_absent_id_has_containerds_code(runtime: Runtime) -> None:
     await asyncio.to_thread(codes_of_absent_ids, runtime)
-
-
-def statuses(runtime: Runtime) -> list[Any]:
-    with cri.CriClient(runtime.path) as client:
-        pod_id, container_id = runtime.create(client)
-        client.start(container_id)
-        return [client.pod_status(pod_id), client.status(container_id)]
-
-
-@pytest.mark.engine
-async def test_verbose_status_is_like_containerds(fake: Runtime, real: Runtime) -> None:
-    """It has keys of containerd's."""
-    for ours, theirs in zip(*[await asyncio.to_thread(statuses, runtime) for runtime in (fake, real)], strict=True):
-        assert set(keys(json.loads(ours.info["info"]))) <= set(keys(json.loads(theirs.info["info"])))
-        shown, expected = ({field.name for field, _ in each.status.ListFields()} for each in (ours, theirs))
-        assert shown == expected
-
-
-def keys(document: Any, above: str = "") -> Iterator[str]:
-    """Yield the path of every value of a document; the elements of an array share one path."""
-    if isinstance(document, dict):
-        for key, value in document.items():
-            yield f"{above}.{key}"
-            yield from keys(value, f"{above}.{key}")
-    elif isinstance(document, list):
-        for value in document:
-            yield from keys(value, f"{above}[]")

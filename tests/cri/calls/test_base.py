@@ -381,18 +381,6 @@ async def test_container_is_reread_unless_its_update_was_not_done(
     assert node.metrics.counted("hook_failures", hook_server="a", hook="PreStartContainer", reason=why) == 1
 
 
-async def test_hook_that_scales_never_scales_twice(node: Node) -> None:
-    def halve(request: HookRequest) -> HookAnswer:
-        resources = (request.container and request.container.resources) or Resources()
-        return HookAnswer(resources=replace(resources, cpu_shares=resources.cpu_shares // 2))
-
-    node.store.commit(Subject(PodRecord(POD, POD)))
-    node.plugins.add("a", halve, points=("PreCreateContainer", "PreUpdateContainerResources"))
-    await node.do(CREATE)
-    assert (await node.do(UPDATE, update(memory_limit_in_bytes=2**20))).released == [None]
-    assert node.record.effective.resources == replace(REQUESTED, cpu_shares=512, memory_limit_in_bytes=2**20)
-
-
 async def test_update_is_edited_and_recorded_original_and_effective(node: Node) -> None:
     node.know(container=replace(CONTAINER, annotations={"old": "1"}), annotations={})
     resources = Resources(unified={"a": "1", "b": "2"})
