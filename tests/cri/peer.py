@@ -204,23 +204,20 @@ def shared_by_calls(clock: Callable[[], float], counters: dict[Key, int], image_
 class Play:
     """A connection's reader between two peers; ``settled``: the calls that have a reply, or ended without one."""
 
-    def __init__(
-        self, image_apart: bool = False, process_limit: int = PROCESS_LIMIT, shared: Shared | None = None
-    ) -> None:
+    def __init__(self, image_apart: bool = False, process_limit: int = PROCESS_LIMIT) -> None:
         self.may_pass = True
         self.restore_refused = ""
         self.unrecorded_pass = False
         self.budget = MemoryBudget(process_limit)
         self.now = 0.0
         self.counters: dict[Key, int] = {}
-        if shared is None:
-            shared = replace(
-                shared_by_calls(lambda: self.now, self.counters, image_apart),
-                budget=self.budget,
-                start_and_stop_pass=lambda: self.unrecorded_pass,
-                passes_ambiguous=lambda: self.may_pass,
-                restore_refusal=lambda: self.restore_refused,
-            )
+        shared = replace(
+            shared_by_calls(lambda: self.now, self.counters, image_apart),
+            budget=self.budget,
+            start_and_stop_pass=lambda: self.unrecorded_pass,
+            passes_ambiguous=lambda: self.may_pass,
+            restore_refusal=lambda: self.restore_refused,
+        )
         self.reader = Reader(shared, lambda: None)
         self._calls: list[CriHeld] = []
         self.settled: list[CriHeld] = []

@@ -163,7 +163,7 @@ async def scene(new: Scene) -> Scene:
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[list[Frame]]:
-    """The frames of each write, except those that a test has removed."""
+    """The frames of each write."""
     writes, write = list[list[Frame]](), Endpoint.write
     monkeypatch.setattr(Endpoint, "write", lambda end, data: (writes.append(read(data)), write(end, data))[1])
     return writes

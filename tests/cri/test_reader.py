@@ -24,7 +24,6 @@ KEPT = [HOLD, RELEASE, Step(runtime(END_3))]
 LAST_BLOCK = peer.block(peer.TRAILERS)
 LONG = Data(1, bytes(100)).wire()
 OURS = Reset(3, 8)
-PRIORITY, UNKNOWN = Raw(2, 0, 3, b"\0\0\0\0\x07"), Raw(0xFA, 0xFF, 3, b"a type that nobody knows")
 
 PASSING: dict[str, list[Step]] = {
     # A1: the first block after each ACK starts with a size update, all others are the same bytes
