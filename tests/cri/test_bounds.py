@@ -85,6 +85,7 @@ BROKEN: dict[str, tuple[list[Raw | bytes], str]] = {
     "RST_STREAM cut": ([Raw(3, 0, 1, b"123")], "too short"),
     "WINDOW_UPDATE of 0 cut": ([Raw(8, 0, 0, b"123")], "WINDOW_UPDATE of a wrong length"),
     "no credit": ([Credit(0, 0)], "WINDOW_UPDATE of 0"),
+    "too much credit": ([Credit(0, 2**31 - 1)], "above 2"),
     "SETTINGS out of range": ([Settings(((5, 100),))], "MAX_FRAME_SIZE"),
     "index above 61 after the ACK": ([peer.raw_headers(1, b"\xbe")], "dynamic table"),
     # 1 MiB of DATA waits, but for the 65,535 bytes that the runtime's window allows

@@ -78,6 +78,11 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(image(*[FULL] * 16, END, Reset(1, 0)), to_image=[Credit(0, 2**18 + 3)]),
     ],
     "a request that ended in trailers needs no reset": [*pull(REQUESTED, END), Step(image(END), to_client=[END])],
+    "a request that still waits when it is answered is reset": [
+        *pull(REQUESTED, settings=Settings(((4, 0),))),
+        Step(client(Data(1, b"waits", end=True))),
+        Step(image(END), to_client=[END], to_image=[CANCEL]),
+    ],
     "cancels go both ways": [
         *pull(REQUESTED),
         Step(client(CANCEL, Headers(3, PULL)), to_image=[CANCEL, Headers(3, PULL)]),
