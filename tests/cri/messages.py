@@ -1,10 +1,6 @@
-"""Every method of both CRI versions (kubernetes/cri-api: runtime.v1, and the last runtime.v1alpha2); random messages.
+"""Random CRI messages, with their fields in any order and number, with unknown fields among them."""
 
-A message has its fields in any order and number, with unknown fields among them.
-"""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -12,62 +8,10 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import strategies as st
 
 from runtimeproxy.model.fields import ResourceValue
+from runtimeproxy.wire.protobuf import LENGTH_DELIMITED, VARINT, varint
 from tests.fakes import cri_pb2
 
-RUNTIME = """
-    Version RunPodSandbox StopPodSandbox RemovePodSandbox PodSandboxStatus ListPodSandbox StreamPodSandboxes
-    CreateContainer StartContainer StopContainer RemoveContainer ListContainers StreamContainers ContainerStatus
-    UpdateContainerResources ReopenContainerLog ExecSync Exec Attach PortForward ContainerStats ListContainerStats
-    StreamContainerStats PodSandboxStats ListPodSandboxStats StreamPodSandboxStats UpdateRuntimeConfig Status
-    CheckpointContainer GetContainerEvents ListMetricDescriptors ListPodSandboxMetrics StreamPodSandboxMetrics
-    RuntimeConfig UpdatePodSandboxResources CheckpointPod RestorePod
-"""
-IMAGE = "ListImages StreamImages ImageStatus PullImage RemoveImage ImageFsInfo"
-ONLY_IN_V1 = """
-    StreamPodSandboxes StreamContainers StreamContainerStats StreamPodSandboxStats CheckpointContainer
-    GetContainerEvents ListMetricDescriptors ListPodSandboxMetrics StreamPodSandboxMetrics RuntimeConfig
-    UpdatePodSandboxResources StreamImages CheckpointPod RestorePod
-"""
-
-
-@dataclass(frozen=True)
-class Method:
-    """A CRI method; ``request`` and ``reply`` are None where the fakes do not declare the message: it passes unread."""
-
-    version: str
-    service: str
-    name: str
-    request: Descriptor | None
-    reply: Descriptor | None
-
-    @property
-    def path(self) -> bytes:
-        return f"/runtime.{self.version}.{self.service}/{self.name}".encode()
-
-    @property
-    def streams(self) -> bool:
-        return self.name == "GetContainerEvents" or self.name.startswith("Stream")
-
-    def __repr__(self) -> str:
-        return self.path.decode()
-
-
 DECLARED = cri_pb2.DESCRIPTOR.message_types_by_name
-
-
-def _method(version: str, service: str, name: str) -> Method:
-    return Method(version, service, name, DECLARED.get(f"{name}Request"), DECLARED.get(f"{name}Response"))
-
-
-METHODS = tuple(
-    _method(version, service, name)
-    for version, missing in (("v1", ""), ("v1alpha2", ONLY_IN_V1))
-    for service, names in (("RuntimeService", RUNTIME), ("ImageService", IMAGE))
-    for name in names.split()
-    if name not in missing.split()
-)
-
-VARINT, LENGTH_DELIMITED = 0, 2
 
 ODD = (
     b"\xa2\x06\x02\xff\xfe",  # field 100: not UTF-8
@@ -81,52 +25,31 @@ ODD = (
 )
 """Fields that no message has, or has with another type."""
 
-
-def varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes((*encoded, value))
-
-
-def length_delimited(payload: bytes) -> bytes:
-    return varint(len(payload)) + payload
-
-
-def tag(number: int, wire_type: int) -> bytes:
-    return varint(number << 3 | wire_type)
-
-
 NUMBERS = st.sampled_from((0, 1, 2, 127, 128, 100_000, 2**31, 2**63 - 1, 2**63, 2**64 - 1)).map(varint) | (
     st.sampled_from((b"\x80\x00", b"\x85\x80\x80\x00")) | st.integers(0, 2**64 - 1).map(varint)
 )
 """Values, also encoded in more bytes than needed."""
-IDS = {"pod_sandbox_id": (b"p1", b"p1", b"p2", b""), "container_id": (b"c1", b"c1", b"c2", b"")}
-"""A fake node has p1 and c1."""
-WORDS = (b"", b"a", b"A", b"B", b"2MB", b"0-3", b"io.kubernetes.pod.uid", b"/kubepods/pod1", "é".encode(), b"app")
+WORDS = (b"", b"a", b"A", b"2MB", b"0-3", b"/kubepods/pod1", "é".encode())
 TEXTS = st.sampled_from((*WORDS, *WORDS[1:], b"not UTF-8: \xff")) | st.text(max_size=6).map(str.encode)
 KEYS = st.sampled_from((b"a", b"A", b"2MB", b"")) | TEXTS
 """Few different keys, so that some occur twice."""
 OCTETS = st.sampled_from(WORDS) | st.binary(max_size=6)
 
 
-def _value(field: FieldDescriptor) -> st.SearchStrategy[bytes]:
-    if field.message_type is not None:
-        return fields_of(field.message_type)
-    if field.name in IDS:
-        return st.sampled_from(IDS[field.name])
-    if field.name in ("key", "page_size"):
-        return KEYS
-    return TEXTS if field.type == field.TYPE_STRING else OCTETS
+def length_delimited(payload: bytes) -> bytes:
+    return varint(len(payload)) + payload
 
 
 def _field(field: FieldDescriptor) -> st.SearchStrategy[bytes]:
     if field.message_type is None and field.type not in (field.TYPE_STRING, field.TYPE_BYTES):
-        head = tag(field.number, VARINT)
-        return NUMBERS.map(lambda number: head + number)
-    head = tag(field.number, LENGTH_DELIMITED)
-    return _value(field).map(lambda payload: head + length_delimited(payload))
+        return NUMBERS.map(lambda number: varint(field.number << 3 | VARINT) + number)
+    if field.message_type is not None:
+        values = fields_of(field.message_type)
+    elif field.name in ("key", "page_size"):
+        values = KEYS
+    else:
+        values = TEXTS if field.type == field.TYPE_STRING else OCTETS
+    return values.map(lambda payload: varint(field.number << 3 | LENGTH_DELIMITED) + length_delimited(payload))
 
 
 @cache
@@ -142,21 +65,13 @@ def fields_of(message: Descriptor) -> st.SearchStrategy[bytes]:
 
 
 SHORT_FIELDS = 3
-"""Most fields of a short type: map entries, requests with only an id, a create with its two configs."""
-
-BULK = tag(1000, LENGTH_DELIMITED) + length_delimited(bytes(range(251)) * 80)
-"""An unknown field, longer than a DATA frame may be."""
-TIMES: Sequence[int] = (*(1,) * 14, 2, 60)
-"""How often the fields are repeated: lists may be long."""
-TAILS = (*(b"",) * 7, BULK)
+"""Most fields of a short type: map entries, a create with its two configs."""
 
 
-def random_messages(descriptor: Descriptor | None) -> st.SearchStrategy[bytes]:
-    """Return messages of a type, most of them short; for None any bytes."""
-    fields = OCTETS if descriptor is None else fields_of(descriptor)
-    return st.builds(
-        lambda found, times, tail: found * times + tail, fields, st.sampled_from(TIMES), st.sampled_from(TAILS)
-    )
+def random_messages(name: str) -> st.SearchStrategy[bytes]:
+    """Return messages of a type; some of them repeat their fields."""
+    times = st.sampled_from((*(1,) * 14, 2, 60))
+    return st.builds(lambda found, number: found * number, fields_of(DECLARED[name]), times)
 
 
 ALL_RESOURCES: dict[str, ResourceValue] = {

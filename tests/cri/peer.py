@@ -134,12 +134,11 @@ def continuation(stream: int, fragment: bytes, whole: bool = True) -> bytes:
 
 
 def split(data: bytes) -> Iterator[Raw]:
-    at = 0
-    while at < len(data):
-        end = at + 9 + int.from_bytes(data[at : at + 3], "big")
+    while data:
+        end = 9 + int.from_bytes(data[:3], "big")
         assert end <= len(data), "the last frame is cut"
-        yield Raw(data[at + 3], data[at + 4], int.from_bytes(data[at + 5 : at + 9], "big"), data[at + 9 : end])
-        at = end
+        yield Raw(data[3], data[4], int.from_bytes(data[5:9], "big"), data[9:end])
+        data = data[end:]
 
 
 def content(frame: Raw) -> bytes:
@@ -163,7 +162,7 @@ class Side:
         self._feed(b"".join(frame if isinstance(frame, bytes) else frame.wire() for frame in frames))
 
     def got_bytes(self) -> bytes:
-        """Return the bytes received since the last call, with the pending ACKs, as the front sends them."""
+        """Return what was received since the last call, with the pending ACKs, as the front sends them."""
         if self._sender.out:
             self._sender.acknowledge()
         data = b"".join(self._sender.out)
@@ -205,23 +204,20 @@ def shared_by_calls(clock: Callable[[], float], counters: dict[Key, int], image_
 class Play:
     """A connection's reader between two peers; ``settled``: the calls that have a reply, or ended without one."""
 
-    def __init__(
-        self, image_apart: bool = False, process_limit: int = PROCESS_LIMIT, shared: Shared | None = None
-    ) -> None:
+    def __init__(self, image_apart: bool = False, process_limit: int = PROCESS_LIMIT) -> None:
         self.may_pass = True
         self.restore_refused = ""
         self.unrecorded_pass = False
         self.budget = MemoryBudget(process_limit)
         self.now = 0.0
         self.counters: dict[Key, int] = {}
-        if shared is None:
-            shared = replace(
-                shared_by_calls(lambda: self.now, self.counters, image_apart),
-                budget=self.budget,
-                start_and_stop_pass=lambda: self.unrecorded_pass,
-                passes_ambiguous=lambda: self.may_pass,
-                restore_refusal=lambda: self.restore_refused,
-            )
+        shared = replace(
+            shared_by_calls(lambda: self.now, self.counters, image_apart),
+            budget=self.budget,
+            start_and_stop_pass=lambda: self.unrecorded_pass,
+            passes_ambiguous=lambda: self.may_pass,
+            restore_refusal=lambda: self.restore_refused,
+        )
         self.reader = Reader(shared, lambda: None)
         self._calls: list[CriHeld] = []
         self.settled: list[CriHeld] = []
@@ -297,16 +293,11 @@ class Step(NamedTuple):
     hooked: int = 0
 
 
-def client(*frames: Frame | bytes) -> Act:
-    return lambda play: play.client.sends(*frames)
+def sending(side: str) -> Callable[..., Act]:
+    return lambda *frames: lambda play: getattr(play, side).sends(*frames)
 
 
-def runtime(*frames: Frame | bytes) -> Act:
-    return lambda play: play.runtime.sends(*frames)
-
-
-def image(*frames: Frame | bytes) -> Act:
-    return lambda play: play.image.sends(*frames)
+client, runtime, image = map(sending, ("client", "runtime", "image"))
 
 
 def passes(*frames: Frame) -> Step:

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +34,6 @@ QUERIES: dict[str, Callable[[Backend], Awaitable[object]]] = {
 }
 
 
-@pytest.fixture(params=["v1", "v1alpha2"])
-def version(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.fixture
 async def runtime(tmp_path: Path) -> AsyncIterator[FakeRuntime]:
     async with FakeRuntime(str(tmp_path / "runtime.sock")) as runtime:
@@ -51,6 +45,11 @@ async def backend(runtime: FakeRuntime) -> AsyncIterator[Backend]:
     backend = Backend(runtime.socket_path)
     yield backend
     await backend.close()
+
+
+@pytest.fixture
+def state(backend: Backend) -> CriState:
+    return CriState(backend, Store())
 
 
 def made(runtime: FakeRuntime) -> tuple[str, str]:
@@ -67,30 +66,20 @@ def made(runtime: FakeRuntime) -> tuple[str, str]:
     return pod_id, cri.CreateContainerResponse.FromString(reply).container_id
 
 
-async def test_pod_that_no_status_names_is_found_by_list(runtime: FakeRuntime, backend: Backend, version: str) -> None:
+async def test_pod_that_no_status_names_is_found_by_list(runtime: FakeRuntime, backend: Backend) -> None:
     pod_id, container_id = made(runtime)
     made(runtime)
     runtime.state.shape = NO_VERBOSE
-    container = await backend.container(version, container_id)
+    container = await backend.container("v1alpha2", container_id)
     assert container is not None
     assert (container.id, container.pod_id, container.name) == (container_id, pod_id, "main")
     listed = cri.ListContainersRequest.FromString(runtime.requests("ListContainers")[-1].message)
     assert (listed.filter.id, listed.filter.pod_sandbox_id) == (container_id, "")
-
-
-async def test_container_without_a_pod_cannot_be_read(runtime: FakeRuntime, backend: Backend) -> None:
-    _, container_id = made(runtime)
-    runtime.state.shape = NO_VERBOSE
     runtime.state.containers[container_id].pod_id = ""
     with pytest.raises(Unreadable, match="names the container's pod"):
         await backend.container("v1", container_id)
-
-
-async def test_container_that_is_gone_before_its_pod_is_known_is_none(runtime: FakeRuntime, backend: Backend) -> None:
-    _, container_id = made(runtime)
-    runtime.state.shape = NO_VERBOSE
     runtime.state.big_list = b""
-    assert await backend.container("v1", container_id) is None
+    assert await backend.container("v1", container_id) is None, "it is gone before its pod is known"
 
 
 async def test_unknown_subject_is_none(runtime: FakeRuntime, backend: Backend, state: CriState) -> None:
@@ -103,18 +92,14 @@ async def test_unknown_subject_is_none(runtime: FakeRuntime, backend: Backend, s
     assert await state.container(container_id) is None
 
 
-async def test_states_need_no_verbose_status(runtime: FakeRuntime, backend: Backend, version: str) -> None:
+async def test_states_need_no_verbose_status(runtime: FakeRuntime, backend: Backend) -> None:
     pod_id, container_id = made(runtime)
-    assert await backend.pod_state(version, pod_id) == api_pb2.SANDBOX_READY
-    assert await backend.container_state(version, container_id) == api_pb2.CONTAINER_CREATED
-    for method, request in (
-        ("StartContainer", cri.StartContainerRequest(container_id=container_id)),
-        ("StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=pod_id)),
-    ):
-        runtime.state.answer(version, method, request.SerializeToString())
-    # A stop of the pod ends its container.
-    assert await backend.pod_state(version, pod_id) == api_pb2.SANDBOX_NOTREADY
-    assert await backend.container_state(version, container_id) == api_pb2.CONTAINER_EXITED
+    assert await backend.pod_state("v1", pod_id) == api_pb2.SANDBOX_READY
+    assert await backend.container_state("v1", container_id) == api_pb2.CONTAINER_CREATED
+    stop = cri.StopPodSandboxRequest(pod_sandbox_id=pod_id).SerializeToString()
+    runtime.state.answer("v1", "StopPodSandbox", stop)
+    assert await backend.pod_state("v1alpha2", pod_id) == api_pb2.SANDBOX_NOTREADY
+    assert await backend.container_state("v1alpha2", container_id) == api_pb2.CONTAINER_EXITED
     [queried, _] = runtime.requests("PodSandboxStatus")
     assert not cri.PodSandboxStatusRequest.FromString(queried.message).verbose
 
@@ -145,66 +130,56 @@ async def test_plain_status_is_read_where_verbose_fails(runtime: FakeRuntime, ba
     assert [request.verbose for request in queried] == [True, False]
 
 
+AWAY = [(Code.UNAVAILABLE, BackendFailure.UNAVAILABLE), (None, BackendFailure.UNAVAILABLE)]
+FAILURES = [(Code.UNIMPLEMENTED, BackendFailure.UNIMPLEMENTED), (Code.CANCELLED, BackendFailure.OTHER), *AWAY]
+
+
 @pytest.mark.parametrize("method", QUERIES)
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [
-        (Code.UNAVAILABLE, BackendFailure.UNAVAILABLE),
-        (Code.UNIMPLEMENTED, BackendFailure.UNIMPLEMENTED),
-        (Code.RESOURCE_EXHAUSTED, BackendFailure.OTHER),
-        (Code.CANCELLED, BackendFailure.OTHER),
-    ],
-)
+@pytest.mark.parametrize(("code", "kind"), FAILURES)
 async def test_error_names_the_method_and_how_it_failed(
-    runtime: FakeRuntime, backend: Backend, method: str, code: Code, kind: BackendFailure
+    runtime: FakeRuntime, backend: Backend, method: str, code: Code | None, kind: BackendFailure
 ) -> None:
+    """Without delay, also where the runtime is away (None)."""
+    if code is None:
+        await runtime.stop()
+    started = time.monotonic()
     runtime.inject(method, Injection(code=code, details="task is gone"))
     with pytest.raises(BackendError, match=f"^{method}: ") as caught:
         await QUERIES[method](backend)
     assert caught.value.kind is kind
-    # Errors of reads are logged; the runtime's words must not be.
-    assert ("task is gone" in str(caught.value)) is (method == "UpdateContainerResources")
-
-
-@pytest.mark.parametrize("method", QUERIES)
-async def test_runtime_that_is_away_is_an_error_at_once(tmp_path: Path, method: str) -> None:
-    unavailable, started = Backend(str(tmp_path / "nobody.sock")), time.monotonic()
-    with pytest.raises(BackendError, match=method) as caught:
-        await QUERIES[method](unavailable)
-    assert caught.value.kind is BackendFailure.UNAVAILABLE
-    assert caught.value.not_done is (method == "UpdateContainerResources")
     assert time.monotonic() - started < STATUS_SECONDS / 2
-    await unavailable.close()
+    updates = method == "UpdateContainerResources"
+    if code is None:
+        assert caught.value.not_done is updates
+    else:  # errors of reads are logged; the runtime's words must not be
+        assert ("task is gone" in str(caught.value)) is updates
 
 
-async def test_update_is_sent_as_it_is_with_its_time(runtime: FakeRuntime, backend: Backend, version: str) -> None:
+async def test_update_is_sent_as_it_is_with_its_time(runtime: FakeRuntime, backend: Backend) -> None:
     _, container_id = made(runtime)
     request = messages.update_request(container_id, {"cpu_shares": 7, "cpu_quota": -1}, None)
-    await backend.update(version, request, 5.0)
+    await backend.update("v1alpha2", request, 5.0)
     received = runtime.received[-1]
-    assert received.path == f"/runtime.{version}.RuntimeService/UpdateContainerResources"
+    assert received.path == "/runtime.v1alpha2.RuntimeService/UpdateContainerResources"
     assert received.message == request
     assert received.deadline_seconds is not None
     assert 4.0 < received.deadline_seconds <= 5.0
 
 
 @pytest.mark.parametrize(
-    ("injected", "kind", "not_done"),
+    ("injection", "kind", "not_done"),
     [
-        (None, BackendFailure.OTHER, True),
-        (Injection(code=Code.UNKNOWN), BackendFailure.OTHER, True),
-        (Injection(code=Code.INVALID_ARGUMENT), BackendFailure.OTHER, True),
-        (Injection(code=Code.UNAVAILABLE), BackendFailure.UNAVAILABLE, False),
-        (Injection(code=Code.CANCELLED), BackendFailure.OTHER, False),
-        (Injection(code=Code.DEADLINE_EXCEEDED), BackendFailure.DEADLINE, False),
-        (Injection(delay_seconds=60), BackendFailure.DEADLINE, False),
+        ({}, BackendFailure.OTHER, True),
+        ({"code": Code.UNKNOWN}, BackendFailure.OTHER, True),
+        ({"code": Code.UNAVAILABLE}, BackendFailure.UNAVAILABLE, False),
+        ({"code": Code.CANCELLED}, BackendFailure.OTHER, False),
+        ({"delay_seconds": 60}, BackendFailure.DEADLINE, False),
     ],
 )
 async def test_refused_update_differs_from_an_unknown_outcome(
-    runtime: FakeRuntime, backend: Backend, injected: Injection | None, kind: BackendFailure, not_done: bool
+    runtime: FakeRuntime, backend: Backend, injection: dict[str, Any], kind: BackendFailure, not_done: bool
 ) -> None:
-    if injected is not None:
-        runtime.inject("UpdateContainerResources", injected)
+    runtime.inject("UpdateContainerResources", Injection(**injection))
     with pytest.raises(BackendError) as caught:
         await backend.update("v1", UPDATE, 0.5)
     assert (caught.value.kind, caught.value.not_done) == (kind, not_done)
@@ -225,67 +200,6 @@ async def test_runtime_is_known_by_its_name_and_version(runtime: FakeRuntime, ba
         until.add(backend.repeats_until)
     [end] = until
     assert (end - started >= REPEATS_SECONDS) is shape.repeats_answers
-
-
-@pytest.fixture
-def state(backend: Backend) -> CriState:
-    return CriState(backend, Store())
-
-
-def lacks(runtime: FakeRuntime, version: str | None) -> None:
-    """Make the runtime answer as containerd does for a CRI version that it lacks."""
-    for method in ("ListPodSandbox", "ListContainers", "PodSandboxStatus", "ContainerStatus", "Version"):
-        path = f"/runtime.{version}.RuntimeService/{method}"
-        runtime.inject(path, Injection(code=Code.UNIMPLEMENTED, details="unknown service"))
-
-
-def versions(runtime: FakeRuntime) -> set[str]:
-    """Return the CRI versions that answered, and forget the requests."""
-    paths = {received.path for received in runtime.received if received.path not in runtime.injections}
-    runtime.received.clear()
-    return {path.split(".")[1] for path in paths}
-
-
-@pytest.mark.parametrize(("lacking", "version"), [(None, "v1"), ("v1alpha2", "v1"), ("v1", "v1alpha2")])
-async def test_state_is_read_in_v1_else_in_v1alpha2(
-    runtime: FakeRuntime, state: CriState, lacking: str | None, version: str
-) -> None:
-    lacks(runtime, lacking)
-    (pod_id, container_id), (another_pod, another) = made(runtime), made(runtime)
-    assert await state.listed() == Listed([pod_id, another_pod], [container_id, another])
-    pod, subject = await state.pod(pod_id), await state.container(container_id)
-    assert pod is not None
-    assert pod.original is pod.effective
-    assert (pod.effective.id, pod.effective.cgroup_parent) == (pod_id, "/kube/u-1")
-    assert subject is not None
-    assert subject.container is not None
-    assert subject.pod == pod
-    assert (subject.container.effective.id, subject.container.effective.envs) == (container_id, {"A": "1"})
-    assert versions(runtime) == {version}
-    runtime.injections.clear()
-    await state.listed()
-    assert await state.pod(pod_id) is not None
-    assert versions(runtime) == {"v1"}, "it has learnt it"
-
-
-@pytest.mark.parametrize("method", ["ListPodSandbox", "ListContainers"])
-async def test_other_error_is_no_reason_to_try_another_version(
-    runtime: FakeRuntime, state: CriState, method: str
-) -> None:
-    runtime.inject(method, Injection(code=Code.INTERNAL, details="canary-4711"))
-    with pytest.raises(BackendError, match=f"{method}: gRPC status 13"):
-        await state.listed()
-    assert versions(runtime) == {"v1"}
-
-
-async def test_pod_of_a_container_is_that_of_the_store(runtime: FakeRuntime, backend: Backend) -> None:
-    store, (pod_id, container_id) = Store(), made(runtime)
-    known = PodRecord(PodInfo(id=pod_id, name="requested"), PodInfo(id=pod_id, name="hooked"))
-    store.commit(Subject(known))
-    subject = await CriState(backend, store).container(container_id)
-    assert subject is not None
-    assert subject.pod == known
-    assert runtime.requests("PodSandboxStatus") == []
 
 
 @pytest.mark.parametrize(("uid", "left"), [("u-1", (1, 1)), ("", (1, 1)), ("another's", (0, 0))])
@@ -314,12 +228,49 @@ async def test_long_list_is_read_in_parts(state: CriState, backend: Backend, mon
     assert turns >= 8
 
 
-@pytest.mark.parametrize(("missing", "expected"), [((), True), (("v1",), True), (("v1", "v1alpha2"), False)])
-async def test_runtime_with_a_version_serves_cri_and_is_read(
-    runtime: FakeRuntime, backend: Backend, state: CriState, missing: tuple[str, ...], expected: bool
+def lacks(runtime: FakeRuntime, version: str) -> None:
+    """Make the runtime answer as containerd does for a CRI version that it lacks."""
+    for method in ("ListPodSandbox", "ListContainers", "PodSandboxStatus", "ContainerStatus", "Version"):
+        path = f"/runtime.{version}.RuntimeService/{method}"
+        runtime.inject(path, Injection(code=Code.UNIMPLEMENTED, details="unknown service"))
+
+
+@pytest.mark.parametrize(("lacking", "version"), [("v1alpha2", "v1"), ("v1", "v1alpha2")])
+async def test_state_is_read_in_v1_else_in_v1alpha2(
+    runtime: FakeRuntime, backend: Backend, state: CriState, lacking: str, version: str
 ) -> None:
-    for version in missing:
-        lacks(runtime, version)
-    assert [await backend.serves_cri() for _ in range(2)] == [expected] * 2
-    with nullcontext() if expected else pytest.raises(BackendError):
+    def versions() -> set[str]:
+        paths = {received.path for received in runtime.received if received.path not in runtime.injections}
+        runtime.received.clear()
+        return {path.split(".")[1] for path in paths}
+
+    lacks(runtime, lacking)
+    assert [await backend.serves_cri() for _ in range(2)] == [True, True]
+    runtime.received.clear()
+    (pod_id, container_id), (another_pod, another) = made(runtime), made(runtime)
+    assert await state.listed() == Listed([pod_id, another_pod], [container_id, another])
+    pod, subject = await state.pod(pod_id), await state.container(container_id)
+    assert pod is not None
+    assert pod.original is pod.effective
+    assert (pod.effective.id, pod.effective.cgroup_parent) == (pod_id, "/kube/u-1")
+    assert subject is not None
+    assert subject.container is not None
+    assert subject.pod == pod
+    assert (subject.container.effective.id, subject.container.effective.envs) == (container_id, {"A": "1"})
+    assert versions() == {version}
+    runtime.injections.clear()
+    await state.listed()
+    assert await state.pod(pod_id) is not None
+    assert versions() == {"v1"}, "it has learnt it"
+
+
+async def test_runtime_without_a_version_serves_no_cri(runtime: FakeRuntime, backend: Backend, state: CriState) -> None:
+    runtime.inject("ListContainers", Injection(code=Code.INTERNAL, details="canary-4711"))
+    with pytest.raises(BackendError, match="ListContainers: gRPC status 13"):
+        await state.listed()
+    assert not any("v1alpha2" in received.path for received in runtime.received), "only UNIMPLEMENTED is a reason"
+    lacks(runtime, "v1")
+    lacks(runtime, "v1alpha2")
+    assert [await backend.serves_cri() for _ in range(2)] == [False, False]
+    with pytest.raises(BackendError):
         await state.listed()

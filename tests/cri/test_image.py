@@ -77,10 +77,6 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(client(*[FULL] * 16, END, CANCEL), to_client=[STEP]),
         Step(image(*[FULL] * 16, END, Reset(1, 0)), to_image=[Credit(0, 2**18 + 3)]),
     ],
-    "a request that ended in DATA needs no reset": [
-        *pull(REQUESTED, Data(1, b"x", True)),
-        Step(image(END), to_client=[END]),
-    ],
     "a request that ended in trailers needs no reset": [*pull(REQUESTED, END), Step(image(END), to_client=[END])],
     "a request that still waits when it is answered is reset": [
         *pull(REQUESTED, settings=Settings(((4, 0),))),
@@ -161,16 +157,6 @@ def test_a10_calls_are_unavailable_while_it_is_away(end: bool) -> None:
 def test_a10_runtime_has_no_say_in_an_image_stream(frame: peer.Frame) -> None:
     with pytest.raises(WireError, match="was not sent"):
         pulling().runtime.sends(frame)
-
-
-def test_refusal_waits_for_the_runtimes_first_settings() -> None:
-    play = peer.Play(image_apart=True)
-    play.client.sends(peer.PREFACE, Settings(), REQUESTED)
-    assert play.image.got() == [*GREETING, REQUESTED]
-    play.links[0].close()
-    assert play.client.got() == []
-    play.runtime.sends(Settings())
-    assert play.client.got()[1:] == [peer.OPENED, Headers(1, UNAVAILABLE, end=True), Reset(1, 0)]
 
 
 def test_a10_waiting_answer_outlives_the_memory_of_ended_streams(monkeypatch: pytest.MonkeyPatch) -> None:

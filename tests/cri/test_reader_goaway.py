@@ -38,11 +38,6 @@ CONVERSATIONS: dict[str, list[Step]] = {
         ),
         Step(runtime(GoAway(1, 2, b"why")), to_client=[Reset(3, REFUSED), GoAway(7, 2, b"why")]),
     ],
-    "above its last id a stream is refused as well": [
-        peer.passes(QUERY),
-        peer.returns(GoAway(1)),
-        Step(client(CREATED, Data(3, grpc(b"m"))), to_client=[Reset(3, REFUSED)]),
-    ],
     "headers of a stream below its last id do not let a later stream pass": [
         peer.passes(QUERY),
         peer.returns(GoAway(9)),
@@ -57,11 +52,6 @@ CONVERSATIONS: dict[str, list[Step]] = {
         peer.passes(QUERY_5),
         Step(LEAVES, to_client=[GoAway(5)]),
         Step(LEAVES),
-    ],
-    "a client without a request gets no GOAWAY at first": [
-        Step(drain(False)),
-        peer.passes(QUERY),
-        REQUESTS_CLOSE,
     ],
     "an image call counts as a request": [
         Step(drain(False)),
@@ -78,11 +68,6 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(drain(False), to_client=[GoAway(9)]),
         Step(LEAVES, to_client=[GoAway(3)]),
     ],
-    "ours stay at the runtime's": [
-        peer.passes(QUERY),
-        peer.returns(GoAway(1)),
-        Step(LEAVES, to_client=[GoAway(1), GoAway(1)]),
-    ],
     "the runtime's do not raise ours": [
         peer.passes(QUERY, QUERY_3),
         Step(LEAVES, to_client=[MOST, GoAway(3)]),
@@ -90,21 +75,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
         peer.returns(GoAway(3, 1)),
         peer.returns(GoAway(1, 2, b"x")),
     ],
-    "ACKs pass in a drain": [
-        Step(LEAVES, to_client=[MOST, GoAway(0)]),
-        Step(runtime(Settings()), to_client=[PASSED]),
-        peer.passes(Ack()),
-    ],
     # what comes and ends after it
-    "a block that passed before is refused too, trailers pass": [
-        peer.passes(QUERY, QUERY_3),
-        Step(LEAVES, to_client=[MOST, GoAway(3)]),
-        Step(
-            client(QUERY_5, Headers(7, peer.VERSION), END),
-            to_client=[Reset(5, REFUSED), Reset(7, REFUSED)],
-            to_runtime=[END],
-        ),
-    ],
     "what is swallowed is credited": [
         Step(LEAVES, to_client=[MOST, GoAway(0)]),
         Step(client(QUERY), to_client=[Reset(1, REFUSED)]),
@@ -134,16 +105,6 @@ def test_a11_goaway_of_ours_waits_for_the_first_settings() -> None:
     assert play.client.got() == []
     play.runtime.sends(Settings())
     assert play.client.got()[-2:] == [MOST, GoAway(0)]
-
-
-def test_a11_highest_image_stream_outlives_its_connection() -> None:
-    play = peer.greeted(image_apart=True)
-    play.client.sends(Headers(1, peer.PULL))
-    play.image.sends(Settings(), GoAway(1))
-    play.client.sends(PULLED, QUERY_5)
-    play.client.got()
-    play.runtime.sends(GoAway(1))
-    assert play.client.got() == [Reset(5, REFUSED), GoAway(3)]
 
 
 def test_a11_held_calls_above_the_last_id_end_with_their_hooks() -> None:
@@ -192,10 +153,6 @@ UNFINISHED: dict[str, list[tuple[peer.Act, tuple[int, int, int]]]] = {
         (client(QUERY, QUERY_3), (2, 0, 0)),
         (runtime(GoAway(1)), (1, 0, 0)),
     ],
-    "nor is the answer to what the client cancelled": [
-        (client(QUERY, Reset(1, CANCEL)), (0, 0, 0)),
-        (runtime(ANSWER), (0, 0, 0)),
-    ],
     "container events are a stream before the first of them and after": [
         (client(Headers(1, peer.VERSION, end=True), WATCHED), (1, 0, 1)),
         (runtime(ANSWER, END, Headers(3, peer.REPLY), Data(3, grpc(b"event"))), (0, 0, 1)),
@@ -209,7 +166,6 @@ UNFINISHED: dict[str, list[tuple[peer.Act, tuple[int, int, int]]]] = {
         (runtime(Headers(3, peer.REPLY), Headers(3, peer.TRAILERS, end=True)), (1, 0, 0)),
         (peer.answered, (0, 0, 0)),
     ],
-    "a refused call is finished": [(client(CREATED, BODY), (1, 0, 0)), (peer.refuse, (0, 0, 0))],
     "an answer that waits for the client's credit is a call": [
         (client(Headers(1, peer.VERSION, end=True), CREATED, BODY), (2, 0, 0)),
         (peer.release, (2, 0, 0)),
@@ -234,12 +190,3 @@ def test_unfinished(moves: list[tuple[peer.Act, tuple[int, int, int]]]) -> None:
     for act, counts in moves:
         act(play)
         assert play.reader.unfinished() == counts
-
-
-def test_unfinished_before_the_ack() -> None:
-    play = peer.Play()
-    play.client.sends(peer.PREFACE, Settings(), QUERY)
-    play.runtime.sends(Settings(), ANSWER)
-    assert play.reader.unfinished() == (0, 1, 0)
-    play.runtime.sends(END)
-    assert play.reader.unfinished() == (0, 0, 0)

@@ -1,11 +1,10 @@
 """Parsing statuses and lists, whatever a runtime answers; the JSON is containerd 1.6.20's, shortened."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import pytest
@@ -81,7 +80,6 @@ POD_STATUS = cri.PodSandboxStatus(
 CONTAINER_STATUS = cri.ContainerStatus(
     id="c1", metadata=cri.ContainerMetadata(name="main", attempt=1), labels={"l": "not read"}, annotations={"k": "v"}
 )
-READERS = (status.read_pod_status, status.read_container_status)
 
 
 def pod(info: object, notified: cri.PodSandboxStatus = POD_STATUS) -> PodInfo:
@@ -126,19 +124,34 @@ def test_life_is_known_by_state_and_start_time(name: str, started_at: int, life:
 
 
 def test_pod() -> None:
-    assert pod(POD_INFO) == PodInfo(
-        id="p1",
-        name="web",
-        uid="u-1",
-        namespace="shop",
-        attempt=2,
-        runtime_handler="kata",
-        labels={"qos": "BE"},
-        annotations={"x": "y"},
-        cgroup_parent="/kubepods/besteffort/podu-1",
-        overhead=Resources(cpu_shares=5),
-        resources=Resources(cpu_quota=-1),
-    )
+    named = ("p1", "web", "u-1", "shop", 2, "kata", {"qos": "BE"}, {"x": "y"}, "/kubepods/besteffort/podu-1")
+    assert pod(POD_INFO) == PodInfo(*named, overhead=Resources(cpu_shares=5), resources=Resources(cpu_quota=-1))
+
+
+def in_group(path: str) -> dict[str, Any]:
+    return {"runtimeSpec": {"linux": {"cgroupsPath": path}}}
+
+
+SLICES = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu_1.slice"
+
+
+@pytest.mark.parametrize(
+    ("info", "parent"),
+    [
+        (None, None),
+        ({"config": None, "runtimeSpec": None}, None),
+        ({"config": {"linux": {"cgroup_parent": 5}}}, None),
+        ({"config": {"linux": {"cgroup_parent": ""}}}, ""),
+        ({"config": None, **in_group("/kube/u-1/crio-p1")}, "/kube/u-1"),
+        (in_group("kubepods-burstable-podu_1.slice:crio:p1"), SLICES),
+        (in_group("system.slice:cri-containerd:p1"), "/system.slice"),
+        (in_group("/k8s.io/p1"), ""),
+        (in_group("/crio/crio-p1"), ""),
+    ],
+)
+def test_pod_and_container_of_a_runtime_that_reports_less(info: Any, parent: str | None) -> None:
+    assert pod(info) == replace(pod(POD_INFO), cgroup_parent=parent, overhead=None, resources=None)
+    assert container(info).cgroup_parent == (parent or "")
 
 
 def test_updated_resources_of_a_pod_precede_its_config() -> None:
@@ -146,34 +159,12 @@ def test_updated_resources_of_a_pod_precede_its_config() -> None:
     assert (pod(info).overhead, pod(info).resources) == (Resources(cpu_shares=6), Resources(cpu_quota=7))
 
 
-def in_group(path: str) -> dict[str, Any]:
-    return {"runtimeSpec": {"linux": {"cgroupsPath": path}}}
-
-
-@pytest.mark.parametrize(
-    ("info", "parent"),
-    [
-        ({}, None),
-        (None, None),
-        ({"config": None, "runtimeSpec": None}, None),
-        ({"config": {"linux": None}}, None),
-        ({"config": {"linux": {}}}, None),
-        ({"config": {"linux": {"cgroup_parent": 5}}}, None),
-        ({"config": {"linux": {"cgroup_parent": ""}}}, ""),
-        ({"config": None, **in_group("/kube/u-1/crio-p1")}, "/kube/u-1"),
-        (in_group("kube-u_1.slice:crio:p1"), "/kube.slice/kube-u_1.slice"),
-        ({"config": {}, **in_group("/k8s.io/p1")}, ""),
-        (in_group("/crio/crio-p1"), ""),
-    ],
-)
-def test_pod_of_a_runtime_that_reports_less(info: object, parent: str | None) -> None:
-    assert pod(info) == replace(pod(POD_INFO), cgroup_parent=parent, overhead=None, resources=None)
-
-
-def test_handler_of_cri_o_is_in_its_spec() -> None:
-    notified = cri.PodSandboxStatus(labels={"io.kubernetes.container.name": "POD", "a": "b"})
+def test_cri_o_reports_a_handler_and_envs_in_its_spec() -> None:
+    """It does not report which envs the image has."""
+    labels = cri.PodSandboxStatus(labels={"io.kubernetes.container.name": "POD", "a": "b"})
     info = {"runtimeSpec": {"annotations": {"io.kubernetes.cri-o.RuntimeHandler": "kata"}}}
-    assert pod(info, notified) == PodInfo("p1", runtime_handler="kata", labels={"a": "b"}, cgroup_parent=None)
+    assert pod(info, labels) == PodInfo("p1", runtime_handler="kata", labels={"a": "b"}, cgroup_parent=None)
+    assert container({"runtimeSpec": {"process": {"env": ["PATH=/bin", "A=1"]}}}).envs == {"PATH": "/bin", "A": "1"}
 
 
 @pytest.mark.parametrize("text", ["", "canary", "[" * 100_000, '{"pid": ' + "9" * 5000 + "}", "[]", "5", None])
@@ -184,22 +175,9 @@ def test_plain_status_is_used_without_a_document(text: str | None) -> None:
 
 
 def test_container() -> None:
-    assert container(CONTAINER_INFO) == ContainerInfo(
-        id="c1",
-        pod_id="p1",
-        name="main",
-        attempt=1,
-        annotations={"k": "v"},
-        resources=RUNS,
-        envs={"A": "2", "U": "é<&>😀", "EMPTY": ""},
-        cgroup_parent="/kubepods/besteffort/podu-1",
-    )
-
-
-def test_container_without_verbose_status() -> None:
-    response = cri.ContainerStatusResponse(status=CONTAINER_STATUS).SerializeToString()
-    expected = ContainerInfo(id="c1", name="main", attempt=1, annotations={"k": "v"})
-    assert status.read_container_status(response, "c1") == expected
+    envs = {"A": "2", "U": "é<&>😀", "EMPTY": ""}
+    expected = ContainerInfo("c1", "p1", "main", 1, {"k": "v"}, RUNS, envs, "/kubepods/besteffort/podu-1")
+    assert container(CONTAINER_INFO) == expected
 
 
 def test_resources_of_the_status_come_before_those_of_the_spec() -> None:
@@ -236,47 +214,20 @@ def test_effective_resources(queried: object, runs: object, expected: Resources 
 @pytest.mark.parametrize(
     ("given", "runs", "expected"),
     [
-        ([{"key": "A", "value": "1"}], [], {"A": "1"}),
         ([{"key": "A", "value": "1"}], ["A=nri=2"], {"A": "nri=2"}),
         ([{"key": "A"}], ["A"], {"A": ""}),
         ([{"key": "A", "value": "w6k="}], ["A=é"], {"A": "é"}),
-        ([{"key": "A", "value": "w6k="}], ["A=w6k="], {"A": "w6k="}),
         ([{"key": "A", "value": "/w=="}], ["A=\ufffd"], {}),
         ([{"key": "A", "value": "77+9"}], ["A=\ufffd"], {"A": "\ufffd"}),
-        ([{"key": "A", "value": "77+9!"}], ["A=\ufffd"], {}),
         ([{"key": "A", "value": "\ufffd"}], ["A=\ufffd"], {}),
         ([{"key": "\ufffd", "value": "1"}], ["\ufffd=1"], {}),
         ([{"key": "A", "value": "77+9"}, {"key": "A", "value": "/w=="}], ["A=\ufffd"], {}),
         ([], ["IMAGE=1"], {}),
-        (None, ["IMAGE=1"], {}),
         (5, ["IMAGE=1", "BAD=\ufffd", None, "NONE"], {"IMAGE": "1"}),
     ],
 )
 def test_envs(given: object, runs: list[str], expected: dict[str, str]) -> None:
     assert container({"config": {"envs": given}, "runtimeSpec": {"process": {"env": runs}}}).envs == expected
-
-
-def test_envs_without_a_config_are_those_that_run() -> None:
-    """CRI-O does so, and does not report which of them the image has."""
-    assert container({"runtimeSpec": {"process": {"env": ["PATH=/bin", "A=1"]}}}).envs == {"PATH": "/bin", "A": "1"}
-
-
-SLICES = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu_1.slice"
-
-
-@pytest.mark.parametrize(
-    ("path", "parent"),
-    [
-        ("/kubepods/burstable/podu/c1", "/kubepods/burstable/podu"),
-        ("/k8s.io/c1", ""),
-        ("/c1", ""),
-        ("", ""),
-        ("kubepods-burstable-podu_1.slice:cri-containerd:c1", SLICES),
-        ("system.slice:cri-containerd:c1", "/system.slice"),
-    ],
-)
-def test_cgroup_parent(path: str, parent: str) -> None:
-    assert container(in_group(path)).cgroup_parent == parent
 
 
 SPEC = "runtimeSpec.linux.resources"
@@ -286,65 +237,22 @@ PARTS: list[tuple[str, object, dict[str, Any]]] = [
     ("sandboxID", 5, {"pod_id": ""}),
     ("config.envs", 5, {"envs": {"PATH": "/bin", "HOSTNAME": "vm", **RUNNING_ENVS}}),
     ("config.envs", ["canary", {"key": "A", "value": 5}], {"envs": {"A": "2"}}),
-    ("config.linux.resources.memory_swap_limit_in_bytes", True, {}),
     ("config.linux.resources.unified", {"a": 1}, {}),
     ("runtimeSpec.process", [], {"resources": NO_SCORE, "envs": RUNNING_ENVS}),
     ("runtimeSpec.process.env", [None, "canary\udfff"], {}),
     ("runtimeSpec.process.oomScoreAdj", 1.5, {"resources": NO_SCORE}),
     (f"{SPEC}.cpu.shares", "canary", {"resources": replace(RUNS, cpu_shares=0)}),
     (f"{SPEC}.cpu.quota", 2**63, {"resources": replace(RUNS, cpu_quota=50000)}),
-    (f"{SPEC}.cpu.cpus", 1, {"resources": replace(RUNS, cpuset_cpus="0")}),
     (f"{SPEC}.hugepageLimits", [{"pageSize": "2MB", "limit": -1}], {"resources": NO_PAGES}),
     (f"{SPEC}.hugepageLimits", [{"limit": 1}, None], {"resources": NO_PAGES}),
     (f"{SPEC}.unified", {"\ud800": "x", "k": "v"}, {"resources": replace(RUNS, unified={"k": "v"})}),
     ("runtimeSpec.linux.cgroupsPath", "\ud800", {"cgroup_parent": ""}),
-    ("runtimeSpec.linux.cgroupsPath", None, {"cgroup_parent": ""}),
 ]
 
 
 @pytest.mark.parametrize(("path", "value", "unknown"), PARTS, ids=[f"{path}={value!r}" for path, value, _ in PARTS])
 def test_part_that_cannot_be_read_is_unknown_by_itself(path: str, value: object, unknown: dict[str, Any]) -> None:
     assert container(with_value(CONTAINER_INFO, path, value)) == replace(container(CONTAINER_INFO), **unknown)
-
-
-SURROGATES = [(r"\ud83d\ude00", "😀"), (r"\uD83D\uDE00", "😀"), (r"\\ud83d", r"\ud83d")]
-SURROGATES += [(half, "") for half in (r"\udc00", r"\uDC00", r"\ud83d", r"\uD83D canary")]
-
-
-@pytest.mark.parametrize(("text", "meant"), SURROGATES)
-def test_half_a_surrogate_pair_is_no_text(text: str, meant: str) -> None:
-    info = json.dumps({"config": {"envs": [{"key": "A", "value": "VALUE"}]}}).replace("VALUE", text)
-    assert container(info).envs == {"A": meant}
-
-
-@pytest.mark.parametrize("message", [b"", b"\x0a\x00", b"\x12\x00"])
-@pytest.mark.parametrize("read", READERS)
-def test_status_without_an_id_has_the_requested_one(read: Callable[[bytes, str], Any], message: bytes) -> None:
-    assert read(message, "queried").id == "queried"
-
-
-STATES = (status.read_pod_state, status.read_container_state, status.read_container_life)
-
-
-def named(read: Callable[[bytes, str], object]) -> Callable[[bytes], object]:
-    return lambda message: read(message, "queried")
-
-
-@pytest.mark.parametrize("read", [*STATES, *map(named, READERS)])
-def test_bytes_that_are_no_message_cannot_be_read(read: Callable[[bytes], object]) -> None:
-    with pytest.raises(Unreadable) as raised:
-        read(b"\x0a\x05canary")
-    assert "canary" not in str(raised.value)
-
-
-@settings(deadline=None)
-@given(st.binary(max_size=60), st.sampled_from(READERS))
-def test_any_bytes_are_read_or_unreadable(message: bytes, read: Callable[[bytes, str], Any]) -> None:
-    with suppress(Unreadable):
-        assert read(message, "queried").id
-    for listed in (status.pods, status.containers):
-        with suppress(Unreadable):
-            assert all(item.id for item in listed(message))
 
 
 JSON = st.recursive(
@@ -354,54 +262,61 @@ JSON = st.recursive(
 )
 
 
-def paths(document: dict[str, Any], above: str = "") -> list[str]:
-    """Return the path of every place in a document, in the form for with_value."""
-    inside = (paths(value, f"{above}{key}.") for key, value in document.items() if isinstance(value, dict))
-    return [*(above + key for key in document), *chain.from_iterable(inside)]
-
-
 @settings(deadline=None)
-@given(st.sampled_from([path for path in paths(CONTAINER_INFO) if "memory.high" not in path]), JSON)
-def test_any_value_anywhere_is_read(path: str, value: object) -> None:
+@given(st.sampled_from([path for path, *_ in PARTS]), JSON)
+def test_any_value_of_a_part_is_read(path: str, value: object) -> None:
     read = container(with_value(CONTAINER_INFO, path, value))
     assert (read.id, read.name, read.annotations) == ("c1", "main", {"k": "v"})
     codec.encode(hookpoints.BY_NAME["PreStartContainer"], HookRequest(PodInfo(), read))
 
 
-LISTED_POD = cri.PodSandbox(
-    id="p1",
-    metadata=cri.PodSandboxMetadata(name="web", uid="u-1", namespace="shop", attempt=3),
-    state=cri.SANDBOX_NOTREADY,
-    labels={"app": "web"},
-    annotations={"n": "1"},
-    runtime_handler="runc",
-)
-CONTAINER = cri.Container(
-    id="c1",
-    pod_sandbox_id="p1",
-    metadata=cri.ContainerMetadata(name="main", attempt=2),
-    state=cri.CONTAINER_EXITED,
-    labels={"app": "web"},
-)
-PODS = cri.ListPodSandboxResponse(items=[LISTED_POD, cri.PodSandbox(id="p2")]).SerializeToString()
-CONTAINERS = [CONTAINER, cri.Container(id="c2", pod_sandbox_id="p1")]
+def listed(items: Callable[[bytes], Iterator[Any]]) -> Callable[[bytes], object]:
+    return lambda message: [*items(message)]
 
 
-def test_pods_are_named_by_id_and_metadata() -> None:
-    found = [PodInfo("p1", "web", "u-1", "shop", 3), PodInfo("p2")]
-    unknown = b"\x12\x01x" + PODS + b"\x08\x07\xfa\x3e\x03new"
-    assert list(status.pods(PODS)) == list(status.pods(unknown)) == found
+LISTS = [listed(status.pods), listed(status.containers)]
+STATES = [status.read_pod_state, status.read_container_state, status.read_container_life]
+READERS: list[Callable[[bytes], Any]] = [
+    lambda message: status.read_pod_status(message, "queried"),
+    lambda message: status.read_container_status(message, "queried"),
+]
 
 
-def test_containers_are_named_by_id_pod_and_metadata() -> None:
-    found = list(status.containers(cri.ListContainersResponse(containers=CONTAINERS).SerializeToString()))
-    assert found == [ContainerInfo("c1", "p1", "main", 2), ContainerInfo("c2", "p1")]
-    assert list(status.pods(b"")) == list(status.containers(b"")) == []
+@pytest.mark.parametrize("message", [b"", b"\x0a\x00", b"\x12\x00"])
+@pytest.mark.parametrize("read", READERS)
+def test_status_without_an_id_has_the_requested_one(read: Callable[[bytes], Any], message: bytes) -> None:
+    assert read(message).id == "queried"
 
 
-def test_unused_text_need_not_be_utf_8() -> None:
-    item = CONTAINER.SerializeToString() + b"\x42\x08\x0a\x01k\x12\x03\xff\xfe\xfd"  # a label
-    assert [found.id for found in status.containers(b"\x0a" + bytes((len(item),)) + item)] == ["c1"]
+@pytest.mark.parametrize("read", [*STATES, *READERS, *LISTS])
+def test_bytes_that_are_no_message_cannot_be_read(read: Callable[[bytes], object]) -> None:
+    with pytest.raises(Unreadable) as raised:
+        read(b"\x0a\x05canary")
+    assert "canary" not in str(raised.value)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=60), st.sampled_from([*READERS, *LISTS]))
+def test_any_bytes_are_read_or_unreadable(message: bytes, read: Callable[[bytes], object]) -> None:
+    with suppress(Unreadable):
+        read(message)
+
+
+METADATA = {"name": "web", "uid": "u-1", "namespace": "shop", "attempt": 3}
+PODS = cri.ListPodSandboxResponse(
+    items=[cri.PodSandbox(id="p1", metadata=METADATA, labels={"app": "web"}), cri.PodSandbox(id="p2")]
+).SerializeToString()
+CONTAINER = cri.Container(id="c1", pod_sandbox_id="p1", metadata={"name": "main", "attempt": 2}).SerializeToString()
+NO_TEXT = b"\x42\x08\x0a\x01k\x12\x03\xff\xfe\xfd"
+"""A label that is not read."""
+
+
+def test_lists_name_their_items_by_id_and_metadata() -> None:
+    pods = [PodInfo("p1", "web", "u-1", "shop", 3), PodInfo("p2")]
+    assert [*status.pods(PODS)] == [*status.pods(b"\x12\x01x" + PODS + b"\x08\x07\xfa\x3e\x03new")] == pods
+    containers = b"\x0a" + bytes((len(CONTAINER + NO_TEXT),)) + CONTAINER + NO_TEXT
+    assert [*status.containers(containers)] == [ContainerInfo("c1", "p1", "main", 2)]
+    assert [*status.pods(b""), *status.containers(b"")] == []
 
 
 @pytest.mark.parametrize(
@@ -409,10 +324,10 @@ def test_unused_text_need_not_be_utf_8() -> None:
     [b"\x0a", b"\x0a\x05\x0a", b"\x0a\x02\x0a\x07", b"\x0a\x03\x0a\x01\xff", b"\x0a\x00"],
     ids=["cut", "an item is cut", "an id is cut", "an id is no text", "an item has no id"],
 )
-def test_list_that_cannot_be_read(message: bytes) -> None:
-    for read in (status.pods, status.containers):
-        with pytest.raises(Unreadable):
-            list(read(message))
+@pytest.mark.parametrize("read", LISTS)
+def test_list_that_cannot_be_read(read: Callable[[bytes], object], message: bytes) -> None:
+    with pytest.raises(Unreadable):
+        read(message)
 
 
 def test_list_item_is_parsed_when_it_is_needed() -> None:

@@ -18,17 +18,6 @@ Resources: TypeAlias = cri_pb2.LinuxContainerResources
 IMAGE_ENVIRONMENT = ("PATH=/bin", "HOSTNAME=fake")
 MAX_CPUS = "0-1"
 
-# Parts that the product does not read, of about the length of containerd's: parsing a status costs as much.
-_CAPABILITIES = {
-    key: [f"CAP_NUMBER_{number}" for number in range(14)] for key in ("bounding", "effective", "permitted")
-}
-_SANDBOXES = "/var/lib/containerd/io.containerd.grpc.v1.cri/sandboxes"
-_RUNTIME = {
-    "snapshotter": "overlayfs",
-    "runtimeType": "io.containerd.runc.v2",
-    "runtimeOptions": {"root": "/run/containerd/runc"},
-}
-
 
 def go_json(message: Message) -> Json:
     """Return a message as Go's encoding/json writes it: snake_case names, numbers as numbers, unset fields absent."""
@@ -49,18 +38,10 @@ def _single(value: Any) -> Any:
 
 
 def pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler: str) -> Json:
-    spec = _spec(
-        pod_id,
-        config.metadata,
-        {"container-type": "sandbox", "sandbox-log-directory": config.log_directory},
-        {"args": ["/pause"], "env": ["PATH=/bin"], "cwd": "/", "noNewPrivileges": True, "oomScoreAdj": 0},
-        {"cgroupsPath": f"{config.linux.cgroup_parent}/{pod_id}", "resources": {"cpu": {"shares": 2}}},
-    )
-    return {
-        **{"pid": 1, "processStatus": "running", "netNamespaceClosed": False, "image": "registry.k8s.io/pause:3.6"},
-        **{"snapshotKey": pod_id, "runtimeHandler": runtime_handler, **_RUNTIME},
-        **{"config": go_json(config), "runtimeSpec": spec, "cniResult": None},
-    }
+    linux = {"cgroupsPath": f"{config.linux.cgroup_parent}/{pod_id}", "resources": {"cpu": {"shares": 2}}}
+    names = {"container-type": "sandbox", "sandbox-log-directory": config.log_directory}
+    spec = _spec(pod_id, config.metadata, names, {"env": ["PATH=/bin"], "oomScoreAdj": 0}, linux)
+    return {"pid": 1, "runtimeHandler": runtime_handler, "config": go_json(config), "runtimeSpec": spec}
 
 
 def container_info(
@@ -79,30 +60,17 @@ def container_info(
         pod_id,
         request.sandbox_config.metadata,
         {"container-name": config.metadata.name, "container-type": "container", "image-name": config.image.image},
-        {"args": [*config.command, *config.args], "env": env, "cwd": "/", "oomScoreAdj": resources.oom_score_adj},
+        {"args": [*config.command, *config.args], "env": env, "oomScoreAdj": resources.oom_score_adj},
         {"cgroupsPath": cgroup_path, "resources": {"memory": {}, **_set(limits)}},
     )
-    return {
-        **{"sandboxID": pod_id, "pid": 1, "removing": False, "snapshotKey": container_id, **_RUNTIME},
-        **{"config": go_json(config), "runtimeSpec": spec},
-    }
+    return {"sandboxID": pod_id, "pid": 1, "config": go_json(config), "runtimeSpec": spec}
 
 
 def _spec(pod_id: str, pod: cri_pb2.PodSandboxMetadata, names: Mapping[str, str], process: Json, linux: Json) -> Json:
     of_pod = {"id": pod_id, "name": pod.name, "namespace": pod.namespace, "uid": pod.uid}
     named = {**names, **{f"sandbox-{key}": value for key, value in of_pod.items()}}
-    mounts = [
-        {"destination": f"/etc/{number}", "type": "bind", "source": f"{_SANDBOXES}/{pod_id}", "options": ["rw"]}
-        for number in range(8)
-    ]
-    return {
-        "ociVersion": "1.0.2-dev",
-        "process": {"user": {"uid": 0, "gid": 0}, **process, "capabilities": _CAPABILITIES},
-        "root": {"path": "rootfs"},
-        "mounts": mounts,
-        "annotations": {f"io.kubernetes.cri.{key}": value for key, value in named.items()},
-        "linux": {**linux, "namespaces": [{"type": kind} for kind in ("pid", "ipc", "mount")]},
-    }
+    annotations = {f"io.kubernetes.cri.{key}": value for key, value in named.items()}
+    return {"process": process, "annotations": annotations, "linux": linux}
 
 
 def _set(values: Mapping[str, Any]) -> Json:
@@ -133,14 +101,10 @@ def cgroup_file(name: str, resources: Resources) -> str:
 
 
 def run(command: Sequence[str], config: cri_pb2.ContainerConfig, resources: Resources) -> cri_pb2.ExecSyncResponse:
-    """Run ``cat`` of the environment or a cgroup file, ``echo`` or ``false``."""
+    """Run ``cat`` of the environment or a cgroup file."""
     match list(command):
         case ["cat", "/proc/1/environ"]:
             return cri_pb2.ExecSyncResponse(stdout=b"".join(entry + b"\0" for entry in _environment(config)))
         case ["cat", path] if content := cgroup_file(PurePosixPath(path).name, resources):
             return cri_pb2.ExecSyncResponse(stdout=content.encode() + b"\n")
-        case ["echo", *words]:
-            return cri_pb2.ExecSyncResponse(stdout=" ".join(words).encode() + b"\n")
-        case ["false"]:
-            return cri_pb2.ExecSyncResponse(exit_code=1)
     return cri_pb2.ExecSyncResponse(stderr=b"no such command in a fake container\n", exit_code=127)

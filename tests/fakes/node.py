@@ -23,7 +23,6 @@ from tests.fakes.core import Parts
 UPDATE = Operation.UPDATE_CONTAINER_RESOURCES
 UNKNOWN_FIELD = b"\xfa\x3e\x03new"
 """Field 1007 of any message, which is unknown."""
-BROKEN = b"\x0a\xff"
 
 NAMES: dict[str, Any] = {"name": "web", "uid": "u-1", "namespace": "shop", "attempt": 1}
 POD_REQUEST = cri.RunPodSandboxRequest(
@@ -47,6 +46,7 @@ POD = PodInfo(id="p1", **NAMES, runtime_handler="runc", labels={"qos": "BE"}, cg
 REQUESTED = Resources(cpu_shares=1024, cpuset_cpus="0-3")
 CONTAINER = ContainerInfo(id="c1", pod_id="p1", name="main", attempt=2, envs={"A": "1"}, resources=REQUESTED)
 
+USUAL = Reply(agreed=True, message=b"")
 REPLIES: dict[Operation, Message] = {
     Operation.RUN_POD_SANDBOX: cri.RunPodSandboxResponse(pod_sandbox_id="p1"),
     Operation.CREATE_CONTAINER: cri.CreateContainerResponse(container_id="c1"),
@@ -183,16 +183,17 @@ class Node(Parts):
         message: bytes | Message | None = None,
         version: str = "v1",
         timeout: bytes | None = None,
+        given: Reply | None = USUAL,
     ) -> Any:
         """Return a call of an operation, with the message or the usual one; ``timeout`` is its grpc-timeout."""
-        given = REPLIES.get(operation)
-        reply = Reply(agreed=True, message=b"" if given is None else given.SerializeToString())
+        if given is USUAL and operation in REPLIES:
+            given = Reply(agreed=True, message=REPLIES[operation].SerializeToString())
         chosen = REQUESTS[operation] if message is None else message
         message = wire(chosen) if isinstance(chosen, Message) else chosen
         fields = [] if timeout is None else headers.walk(headers.build([(b"grpc-timeout", timeout)]))
         kind: Any = type("FakeCall", (FakeFraming, KINDS[operation]), {})
         call = kind(Streams(self.shared(), lambda: None), Route(operation, version), 1, fields, True)
-        call.take(message, reply, self.lifecycle.proceed)
+        call.take(message, given, self.lifecycle.proceed)
         return call
 
     async def run(self, call: Any) -> Any:

@@ -18,7 +18,6 @@ from typing import Any
 import grpc
 import uvloop
 
-from tests.fakes import cri_pb2
 from tests.fakes.runtime_state import Refused, RuntimeState
 from tests.fakes.server import Server, grpc_server, stay
 
@@ -60,8 +59,7 @@ class Injection:
 class FakeRuntime(Server, grpc.GenericRpcHandler):
     """The server; a later one on the same socket may have its ``state``, as after a restart of the runtime.
 
-    ``keep_received`` bounds the record of requests (None: no bound); ``counts`` counts all by path. ``streamed`` is the
-    answer to each streamed list.
+    ``keep_received`` bounds the record of requests (None: no bound); ``counts`` counts all by path.
     """
 
     def __init__(self, socket_path: str, state: RuntimeState | None = None, keep_received: int | None = None) -> None:
@@ -70,9 +68,6 @@ class FakeRuntime(Server, grpc.GenericRpcHandler):
         self.received: deque[Received] = deque(maxlen=keep_received)
         self.counts: Counter[str] = Counter()
         self.injections: dict[str, Injection] = {}
-        self.streamed: list[bytes] = []
-        self._subscribers: set[asyncio.Queue[bytes]] = set()
-        self._subscribed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -90,17 +85,6 @@ class FakeRuntime(Server, grpc.GenericRpcHandler):
 
     def inject(self, method: str, injection: Injection) -> None:
         self.injections[method] = injection
-
-    async def wait_for_subscriber(self) -> None:
-        async with self._subscribed:
-            await self._subscribed.wait_for(lambda: self._subscribers)
-
-    def send_event(self, container_id: str, kind: cri_pb2.ContainerEventType = cri_pb2.CONTAINER_STARTED_EVENT) -> None:
-        """Send an event to every open stream of GetContainerEvents."""
-        event = cri_pb2.ContainerEventResponse(container_id=container_id, container_event_type=kind)
-        event.created_at = time.time_ns()
-        for subscriber in self._subscribers:
-            subscriber.put_nowait(event.SerializeToString())
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
         """Serve all methods alike: on the wire a unary call is a stream of one message."""
@@ -120,10 +104,9 @@ class FakeRuntime(Server, grpc.GenericRpcHandler):
                 continue
             await self._inject(received, context)
             if is_cri and method == "GetContainerEvents":
-                async for event in self._events(received, context):
-                    yield event
-            for part in self.streamed if is_cri and method.startswith("Stream") else (message,):
-                yield part
+                await context.send_initial_metadata(())  # a client may wait for them before it reads
+                await asyncio.Event().wait()
+            yield message
 
     async def _answer(self, version: str, received: Received, context: Context) -> bytes:
         try:
@@ -147,19 +130,6 @@ class FakeRuntime(Server, grpc.GenericRpcHandler):
             await injection.gate.wait()
         if injection.code is not None:
             await context.abort(injection.code, injection.details)
-
-    async def _events(self, received: Received, context: Context) -> AsyncIterator[bytes]:
-        subscriber: asyncio.Queue[bytes] = asyncio.Queue()
-        async with self._subscribed:
-            self._subscribers.add(subscriber)
-            self._subscribed.notify_all()
-        try:
-            await context.send_initial_metadata(())  # a client may wait for them before it reads
-            while True:
-                yield await subscriber.get()
-        finally:
-            received.cancelled = True
-            self._subscribers.discard(subscriber)
 
 
 async def alone() -> None:

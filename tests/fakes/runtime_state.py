@@ -110,27 +110,9 @@ class RuntimeState:
         self._finished: dict[tuple[str, str, bytes], Reply] = {}
         """The replies to creates whose callers had left, by what names them."""
         self._numbers = itertools.count(1)
-        self._methods: dict[str, Callable[[Any, bytes], Reply]] = {
-            "Status": lambda *_: cri_pb2.StatusResponse(status=cri_pb2.RuntimeStatus(conditions=READY)),
-            "ListImages": lambda *_: cri_pb2.ListImagesResponse(images=[IMAGE]),
-            RUN_POD: self._run_pod,
-            "StopPodSandbox": self._stop_pod,
-            "RemovePodSandbox": self._remove_pod,
-            "UpdatePodSandboxResources": self._update_pod,
-            "PodSandboxStatus": self._pod_status,
-            "ListPodSandbox": self._list_pods,
-            CREATE: self._create,
-            START: self._start,
-            UPDATE: self._update,
-            "StopContainer": self._stop,
-            "RemoveContainer": self._remove,
-            "ContainerStatus": self._container_status,
-            "ListContainers": self._list_containers,
-            "ExecSync": self._exec_sync,
-        }
 
     def has(self, method: str) -> bool:
-        return method == "Version" or method in self._methods
+        return method == "Version" or hasattr(self, f"_{method}")
 
     def answer(self, api_version: str, method: str, message: bytes) -> bytes:
         """Return the reply to a unary call. Raises Refused."""
@@ -142,12 +124,12 @@ class RuntimeState:
         try:
             request = getattr(cri_pb2, f"{method}Request", cri_pb2.VersionRequest).FromString(message)
             finished = self._finished.pop(_create_key(method, request), None) if method in (RUN_POD, CREATE) else None
-            reply = finished or self._methods[method](request, message)
+            reply = finished or getattr(self, f"_{method}")(request, message)
         except Absent as absent:
-            failure = self.shape.absent_by_method.get(method, self.shape.absent)
-            if failure is None:
+            code = self.shape.absent_by_method.get(method, self.shape.absent)
+            if code is None:
                 return b""
-            raise Refused(failure.code, failure.details(absent.kind, absent.subject_id)) from None
+            raise Refused(code, f"{absent.kind} {absent.subject_id!r}: not found") from None
         if self.mangle is not None and isinstance(reply, Message):
             reply = self.mangle(method, reply)
         return reply if isinstance(reply, bytes) else bytes(reply.SerializeToString())
@@ -158,7 +140,7 @@ class RuntimeState:
             request = getattr(cri_pb2, f"{method}Request").FromString(message)
             with suppress(Absent, Refused):
                 name = _create_key(method, request)
-                self._finished[name] = self._finished.get(name) or self._methods[method](request, message)
+                self._finished[name] = self._finished.get(name) or getattr(self, f"_{method}")(request, message)
 
     def fill_list(self, count: int, total_bytes: int) -> None:
         """Make ListContainers return ``count`` containers in about ``total_bytes`` bytes."""
@@ -178,18 +160,23 @@ class RuntimeState:
         return _found(self.containers, request.container_id, "container")
 
     def _check(self, method: str, resources: cri_pb2.LinuxContainerResources, container_id: str) -> None:
-        for check in self.shape.refuses.get(method, ()):
-            if refusal := check(resources, container_id):
-                raise Refused(grpc.StatusCode.UNKNOWN, refusal)
+        if any(check(resources) for check in self.shape.refuses.get(method, ())):
+            raise Refused(grpc.StatusCode.UNKNOWN, f"invalid resources of container {container_id!r}")
 
-    # ---- pods
+    # The methods have the names that CRI gives them.
 
-    def _run_pod(self, request: Any, message: bytes) -> Reply:
+    def _Status(self, request: Any, message: bytes) -> Reply:
+        return cri_pb2.StatusResponse(status=cri_pb2.RuntimeStatus(conditions=READY))
+
+    def _ListImages(self, request: Any, message: bytes) -> Reply:
+        return cri_pb2.ListImagesResponse(images=[IMAGE])
+
+    def _RunPodSandbox(self, request: Any, message: bytes) -> Reply:
         pod = Pod(self._new_id(), message, time.time_ns())
         self.pods[pod.id] = pod
         return cri_pb2.RunPodSandboxResponse(pod_sandbox_id=pod.id)
 
-    def _stop_pod(self, request: Any, message: bytes) -> Reply:
+    def _StopPodSandbox(self, request: Any, message: bytes) -> Reply:
         pod = self._pod(request)
         pod.state = cri_pb2.SANDBOX_NOTREADY
         for container in self.containers.values():
@@ -197,28 +184,28 @@ class RuntimeState:
                 container.state = cri_pb2.CONTAINER_EXITED
         return b""
 
-    def _remove_pod(self, request: Any, message: bytes) -> Reply:
+    def _RemovePodSandbox(self, request: Any, message: bytes) -> Reply:
         if self.pods.pop(pod_id := request.pod_sandbox_id, None) is None:
             raise Absent("sandbox", pod_id)
         self.containers = {key: value for key, value in self.containers.items() if value.pod_id != pod_id}
         return b""
 
-    def _update_pod(self, request: Any, message: bytes) -> Reply:
+    def _UpdatePodSandboxResources(self, request: Any, message: bytes) -> Reply:
         self._pod(request).updates.append(message)
         return b""
 
-    def _pod_status(self, request: Any, message: bytes) -> Reply:
+    def _PodSandboxStatus(self, request: Any, message: bytes) -> Reply:
         pod, shape = self._pod(request), self.shape
         handler = pod.run.runtime_handler
         status = cri_pb2.PodSandboxStatus(**self._pod_fields(pod), runtime_handler=shape.status_handler(handler))
         if not request.verbose:
             return cri_pb2.PodSandboxStatusResponse(status=status)
         if shape.verbose_pod_fails is not None:
-            raise Refused(shape.verbose_pod_fails.code, shape.verbose_pod_fails.details("sandbox", pod.id))
+            raise Refused(shape.verbose_pod_fails, f"sandbox {pod.id!r}: not found")
         info = shape.pod_info and shape.pod_info(pod.id, pod.config, handler)
         return cri_pb2.PodSandboxStatusResponse(status=status, info=_info(info))
 
-    def _list_pods(self, request: Any, message: bytes) -> Reply:
+    def _ListPodSandbox(self, request: Any, message: bytes) -> Reply:
         handler = self.shape.listed_handler
         return cri_pb2.ListPodSandboxResponse(
             items=[
@@ -234,7 +221,7 @@ class RuntimeState:
 
     # ---- containers
 
-    def _create(self, request: Any, message: bytes) -> Reply:
+    def _CreateContainer(self, request: Any, message: bytes) -> Reply:
         pod, new_id = self._pod(request), self._new_id()
         self._check(CREATE, request.config.linux.resources, new_id)
         config = pod.config if self.shape.own_parent else request.sandbox_config
@@ -242,7 +229,7 @@ class RuntimeState:
         self.containers[new_id] = Container(new_id, pod.id, message, time.time_ns(), self.shape, path)
         return cri_pb2.CreateContainerResponse(container_id=new_id)
 
-    def _start(self, request: Any, message: bytes) -> Reply:
+    def _StartContainer(self, request: Any, message: bytes) -> Reply:
         container = self._container(request)
         if container.state != cri_pb2.CONTAINER_CREATED:
             raise Refused(grpc.StatusCode.UNKNOWN, f"container {container.id!r} is not in created state")
@@ -250,22 +237,22 @@ class RuntimeState:
         container.state, container.started_at = cri_pb2.CONTAINER_RUNNING, time.time_ns()
         return b""
 
-    def _update(self, request: Any, message: bytes) -> Reply:
+    def _UpdateContainerResources(self, request: Any, message: bytes) -> Reply:
         container = self._container(request)
         self._check(UPDATE, request.linux, container.id)
         container.updates.append(message)
         return b""
 
-    def _stop(self, request: Any, message: bytes) -> Reply:
+    def _StopContainer(self, request: Any, message: bytes) -> Reply:
         self._container(request).state = cri_pb2.CONTAINER_EXITED
         return b""
 
-    def _remove(self, request: Any, message: bytes) -> Reply:
+    def _RemoveContainer(self, request: Any, message: bytes) -> Reply:
         if self.containers.pop(request.container_id, None) is None:
             raise Absent("container", request.container_id)
         return b""
 
-    def _container_status(self, request: Any, message: bytes) -> Reply:
+    def _ContainerStatus(self, request: Any, message: bytes) -> Reply:
         container = self._container(request)
         create = container.create
         status = cri_pb2.ContainerStatus(**_fields(container), image=create.config.image, image_ref=IMAGE_REFERENCE)
@@ -278,7 +265,7 @@ class RuntimeState:
         info = report and report(container.id, container.pod_id, create, container.resources, container.cgroup_path)
         return cri_pb2.ContainerStatusResponse(status=status, info=_info(info))
 
-    def _list_containers(self, request: Any, message: bytes) -> Reply:
+    def _ListContainers(self, request: Any, message: bytes) -> Reply:
         if self.big_list is not None:
             return self.big_list
         return cri_pb2.ListContainersResponse(
@@ -289,7 +276,7 @@ class RuntimeState:
             ]
         )
 
-    def _exec_sync(self, request: Any, message: bytes) -> Reply:
+    def _ExecSync(self, request: Any, message: bytes) -> Reply:
         container = self._container(request)
         if container.state != cri_pb2.CONTAINER_RUNNING:
             raise Refused(grpc.StatusCode.UNKNOWN, f"container {container.id!r} is not in running state")

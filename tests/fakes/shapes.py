@@ -18,8 +18,8 @@ from tests.fakes.inside import Json
 Resources: TypeAlias = cri_pb2.LinuxContainerResources
 ReportPod = Callable[[str, cri_pb2.PodSandboxConfig, str], Json]
 ReportContainer = Callable[[str, str, cri_pb2.CreateContainerRequest, Resources, str], Json]
-Check = Callable[[Resources, str], str]
-"""Called with the resources of a request and the container's id; returns why it is refused, "" if it is not."""
+Check = Callable[[Resources], bool]
+"""Called with the resources of a request; returns whether it is refused."""
 SetResources = Callable[[Resources], Resources]
 """Returns the resources that a runtime sets for those of a request."""
 
@@ -36,24 +36,13 @@ def empty(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """An error status; ``{kind}`` and ``{id}`` in the text are those of the requested subject."""
-
-    code: grpc.StatusCode
-    text: str
-
-    def details(self, kind: str, subject_id: str) -> str:
-        return self.text.format(kind=kind, id=subject_id)
-
-
-@dataclass(frozen=True, slots=True)
 class Shape:
     name: str
     runtime_name: str = "containerd"
     pod_info: ReportPod | None = inside.pod_info
     """Writes the verbose JSON of PodSandboxStatus; None if there is none."""
     container_info: ReportContainer | None = inside.container_info
-    verbose_pod_fails: Failure | None = None
+    verbose_pod_fails: grpc.StatusCode | None = None
     """How a verbose PodSandboxStatus fails although the pod exists and its plain status is answered."""
     reports_resources: bool = True
     """True if ContainerStatus has resources."""
@@ -62,9 +51,9 @@ class Shape:
     listed_handler: Callable[[str], str] = unchanged
     pod_labels: Mapping[str, str] = field(default_factory=dict)
     """The labels that are added to those of a pod that has any."""
-    absent: Failure = Failure(NOT_FOUND, "{kind} {id!r}: not found")
+    absent: grpc.StatusCode = NOT_FOUND
     """The answer for an id that does not exist."""
-    absent_by_method: Mapping[str, Failure | None] = field(default_factory=dict)
+    absent_by_method: Mapping[str, grpc.StatusCode | None] = field(default_factory=dict)
     """The answers of methods that differ from ``absent``; None if the method succeeds."""
     refuses: Mapping[str, Sequence[Check]] = field(default_factory=dict)
     """The checks by method; those of a start see the resources of the create."""
@@ -79,24 +68,13 @@ class Shape:
     internal/resourcestore)."""
 
 
-def swap_below_memory(text: str) -> Check:
-    """Refuse a swap limit below the memory limit."""
-
-    def check(resources: Resources, container_id: str) -> str:
-        limit, swap = resources.memory_limit_in_bytes, resources.memory_swap_limit_in_bytes
-        return text.format(id=container_id, limit=limit, swap=swap) if 0 < swap < limit else ""
-
-    return check
+def swap_below_memory(resources: Resources) -> bool:
+    return 0 < resources.memory_swap_limit_in_bytes < resources.memory_limit_in_bytes
 
 
-def memory_below(least: int, text: str) -> Check:
+def memory_below(least: int) -> Check:
     """Refuse a memory limit below ``least`` bytes, including -1 for "no limit"; 0 is not set."""
-
-    def check(resources: Resources, container_id: str) -> str:
-        limit = resources.memory_limit_in_bytes
-        return text.format(id=container_id, limit=limit) if limit and limit < least else ""
-
-    return check
+    return lambda resources: resources.memory_limit_in_bytes != 0 and resources.memory_limit_in_bytes < least
 
 
 def sets(*dropped: str, requested_swap: bool = False) -> SetResources:
@@ -118,9 +96,6 @@ def sets(*dropped: str, requested_swap: bool = False) -> SetResources:
 
 CRIO_POD_LABELS: Mapping[str, str] = {"io.kubernetes.container.name": "POD"}
 CRIO_LEAST_MEMORY_BYTES = 12 << 20
-CRIO_LOW_MEMORY = f"set memory limit {{limit}} too low; should be at least {CRIO_LEAST_MEMORY_BYTES} bytes"
-CRIO_LOW_SWAP = "memory swap limit ({swap}) cannot be lower than memory limit ({limit})"
-CRIO_NEGATIVE = "memory validation failed: invalid memory limit: {limit} bytes (cannot be negative)"
 
 
 def crio_cgroup_path(parent: str, subject_id: str) -> str:
@@ -161,9 +136,6 @@ def _crio_annotations(**values: str) -> dict[str, str]:
 # ---- cri-dockerd and containerd's shim sandboxer
 
 DOCKER_LEAST_MEMORY_BYTES = 6 << 20
-DOCKER_ABSENT = "Error response from daemon: No such container: {id}"
-DOCKER_LOW_MEMORY = "Error response from daemon: Minimum memory limit allowed is 6MB"
-DOCKER_UPDATE = 'failed to update container "{id}": '
 
 
 def docker_container_info(container_id: str, pod_id: str, *_: object) -> Json:
@@ -180,7 +152,7 @@ def shim_pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler
 # ---- the table
 
 _STOPS = dict.fromkeys(("StopPodSandbox", "RemovePodSandbox", "StopContainer"))
-_LOW_SWAP = (swap_below_memory("OCI runtime failed: memory+swap limit must be >= memory limit: unknown"),)
+_LOW_SWAP = (swap_below_memory,)
 
 CONTAINERD = Shape(
     "containerd",
@@ -195,19 +167,8 @@ CRIO = Shape(
     status_handler=empty,
     listed_handler=empty,
     pod_labels=CRIO_POD_LABELS,
-    absent=Failure(NOT_FOUND, 'could not find {kind} "{id}": ID starting with {id} not found: ID does not exist'),
-    absent_by_method={
-        **_STOPS,
-        CREATE: Failure(UNKNOWN, "specified sandbox not found: {id}: ID does not exist"),
-        UPDATE: Failure(UNKNOWN, "container with ID starting with {id} not found: ID does not exist"),
-    },
-    refuses={
-        CREATE: (
-            memory_below(CRIO_LEAST_MEMORY_BYTES, CRIO_LOW_MEMORY),
-            swap_below_memory(f"container {{id}} create failed because {CRIO_LOW_SWAP}"),
-        ),
-        UPDATE: (memory_below(0, CRIO_NEGATIVE),),
-    },
+    absent_by_method={**_STOPS, CREATE: UNKNOWN, UPDATE: UNKNOWN},
+    refuses={CREATE: (memory_below(CRIO_LEAST_MEMORY_BYTES), swap_below_memory), UPDATE: (memory_below(0),)},
     created=sets(requested_swap=True),
     updated=sets("oom_score_adj", "hugepage_limits", "unified"),
     cgroup_path=crio_cgroup_path,
@@ -222,32 +183,15 @@ CRI_DOCKERD = Shape(
     reports_resources=False,
     status_handler=lambda requested: requested or "runc",
     listed_handler=empty,
-    absent=Failure(UNKNOWN, DOCKER_ABSENT),
-    absent_by_method={
-        **_STOPS,
-        "StopContainer": Failure(NOT_FOUND, DOCKER_ABSENT),
-        UPDATE: Failure(UNKNOWN, DOCKER_UPDATE + DOCKER_ABSENT),
-    },
-    refuses={
-        CREATE: (memory_below(DOCKER_LEAST_MEMORY_BYTES, DOCKER_LOW_MEMORY),),
-        UPDATE: (memory_below(DOCKER_LEAST_MEMORY_BYTES, DOCKER_UPDATE + DOCKER_LOW_MEMORY),),
-    },
+    absent=UNKNOWN,
+    absent_by_method={**_STOPS, "StopContainer": NOT_FOUND},
+    refuses=dict.fromkeys((CREATE, UPDATE), (memory_below(DOCKER_LEAST_MEMORY_BYTES),)),
     created=sets("hugepage_limits", "unified"),
     updated=sets("hugepage_limits", "unified", "oom_score_adj"),
 )
 SHIM_SANDBOXER = replace(CONTAINERD, name="shim sandboxer", pod_info=shim_pod_info)
-SHIM_GONE = replace(
-    SHIM_SANDBOXER,
-    name="shim gone",
-    verbose_pod_fails=Failure(NOT_FOUND, "failed to query controller status: sandbox {id}: not found"),
-)
+SHIM_GONE = replace(SHIM_SANDBOXER, name="shim gone", verbose_pod_fails=NOT_FOUND)
 NO_VERBOSE = replace(CONTAINERD, name="no verbose", runtime_name="fake", pod_info=None, container_info=None)
-UNKNOWN_CODE = replace(
-    CONTAINERD,
-    name="unknown code",
-    runtime_name="fake",
-    absent=Failure(UNKNOWN, "no {kind} has the id {id}"),
-    absent_by_method={},
-)
+UNKNOWN_CODE = replace(CONTAINERD, name="unknown code", runtime_name="fake", absent=UNKNOWN, absent_by_method={})
 
 SHAPES = (CONTAINERD, CRIO, CRI_DOCKERD, SHIM_SANDBOXER, SHIM_GONE, NO_VERBOSE, UNKNOWN_CODE)
