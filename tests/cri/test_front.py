@@ -214,7 +214,7 @@ async def test_slow_peer_is_sent_no_acks(
     monkeypatch.setattr(front_module, "ALIVE_SECONDS", 2 * ACK_SECONDS)
     slow = True
     monkeypatch.setattr(Connection, "slow", property(lambda _: (slow, False)))
-    pings = [Ping(b"%08d" % number) for number in range(ACKS_AT_ONCE + 1)]
+    pings = [Ping(b"%08d" % number) for number in range(ACKS_WAITING + 1)]
     written.clear()
     await scene.send(scene.client, *pings)
     await asyncio.sleep(4 * ACK_SECONDS)
