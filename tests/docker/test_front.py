@@ -21,7 +21,6 @@ from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_client import until
 from tests.fakes.dockerd_wire import Injection
 from tests.fakes.plugins import ALL_POINTS, FAIL, IGNORE, NOTHING, Behaviour
-from tests.observe.events import shown_of
 from tests.relay.test_dial import fill_backlog
 
 AWAY = f"runtimeproxy: {DAEMON_AWAY}"
@@ -31,47 +30,42 @@ PLAIN_BODY = b'{ %b,"HostConfig":null, "hostconfig":null,"Env":["\\u0041=1"],"Ne
 NO_OBJECT = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"
 
 
-@pytest.mark.parametrize("prefix", ["", "/v1.12", "/v1.41"])
-async def test_seven_points_fire_on_their_calls(node: Node, prefix: str) -> None:
+SPELT = [("", "{0.id}"), ("/v1.12", "{0.id:.12}"), ("/v1.41", "{0.name}")]
+
+
+@pytest.mark.parametrize(("prefix", "spelt"), SPELT, ids=["full id", "prefix", "name"])
+async def test_seven_points_fire_on_their_calls(node: Node, prefix: str, spelt: str) -> None:
     node.prefix = prefix
     node.plugins.add("a")
     pod_id = await node.create_pod()
     assert node.points == ["PreRunPodSandbox"]
-    await node.act("start", pod_id)
-    assert node.points == [], "the start of a sandbox is a part of RunPodSandbox"
     container_id = await node.create_container(pod_id)
     assert node.points == ["PreCreateContainer"]
-    for action, made, body, points in (
-        ("start", container_id, None, ["PreStartContainer", "PostStartContainer"]),
-        ("update", container_id, {"CpuShares": 512}, ["PreUpdateContainerResources"]),
-        ("stop", container_id, None, ["PostStopContainer"]),
-        ("stop", pod_id, None, ["PostStopPodSandbox"]),
-    ):
-        await node.act(action, made, body)
-        assert node.points == points
-    assert [(await node.remove(made)).status for made in (container_id, pod_id)] == [204, 204]
-    assert (node.points, node.store.counts()) == ([], (0, 0))
-    assert not node.dockerd.requests(INSPECT), "all of it was known"
-    operations = "RunPodSandbox CreateContainer StartContainer UpdateContainerResources StopContainer StopPodSandbox"
-    called = [times.operation for times in node.metrics.calls]
-    assert called == [*operations.split(), "RemoveContainer", "RemovePodSandbox"]
-
-
-@pytest.mark.parametrize("spelt", ["{0.id}", "{0.id:.12}", "{0.name}"], ids=["full id", "prefix", "name"])
-async def test_any_reference_names_the_same_container(node: Node, spelt: str) -> None:
-    node.plugins.add("a")
-    pod_id, container_id = await node.made()
     container, pod = (spelt.format(node.dockerd.container(made)) for made in (container_id, pod_id))
-    for action, body in (("start", None), ("update", b"{}"), ("stop", None)):
-        assert (await node.act(action, container, body)).status in (200, 204)
-        assert node.dockerd.received[-1].target == f"{node.prefix}/containers/{container}/{action}"
-        assert (node.reported_container.id, node.notified.pod.id) == (container_id, pod_id)
-    assert node.points == list(ALL_POINTS[2:6])
-    await node.act("stop", pod)
-    assert (node.notified.pod.id, node.points) == (pod_id, ["PostStopPodSandbox"])
+    await node.act("start", pod)
+    assert node.points == [], "the start of a sandbox is a part of RunPodSandbox"
+    for action, made, body, points in (
+        ("start", container, None, ["PreStartContainer", "PostStartContainer"]),
+        ("update", container, {"CpuShares": 512}, ["PreUpdateContainerResources"]),
+        ("stop", container, None, ["PostStopContainer"]),
+        ("stop", pod, None, ["PostStopPodSandbox"]),
+    ):
+        assert (await node.act(action, made, body)).status in (200, 204)
+        assert node.dockerd.received[-1].target == f"{prefix}/containers/{made}/{action}"
+        assert (node.notified.pod.id, made == pod or node.reported_container.id) == (
+            pod_id,
+            made == pod or container_id,
+        )
+        assert node.points == points
     for made, left in ((container, (1, 0)), (pod, (0, 0))):
         assert (await node.remove(made)).status == 204
         await until(lambda left=left: node.store.counts() == left)  # type: ignore[misc]
+    assert node.points == []
+    assert bool(node.dockerd.requests(INSPECT)) is (container != container_id), "by its id all of it was known"
+    if container == container_id:
+        operations = "RunPodSandbox CreateContainer StartContainer UpdateContainerResources StopContainer"
+        operations += " StopPodSandbox RemoveContainer RemovePodSandbox"
+        assert [times.operation for times in node.metrics.calls] == operations.split()
 
 
 async def test_plain_containers_calls_pass_as_they_came(node: Node) -> None:
@@ -97,25 +91,6 @@ async def test_plain_containers_calls_pass_as_they_came(node: Node) -> None:
     counted = [node.metrics.counted("calls_passed", method=f"POST /containers/{path}") for path in passing]
     assert counted == [2, 0, 1, 1], "the start was held, as it was not known yet that the container is plain"
     assert (node.metrics.total("calls"), node.metrics.total("calls_passed")) == (1, 5)
-
-
-async def test_b10_plain_container_is_remembered_by_its_full_id_only(node: Node) -> None:
-    node.plugins.add("a")
-    plain_id = await node.plain()
-
-    async def queried(reference: str) -> int:
-        before = len(node.dockerd.requests(INSPECT))
-        await node.act("stop", reference)
-        return len(node.dockerd.requests(INSPECT)) - before
-
-    assert [await queried(reference) for reference in (plain_id, plain_id)] == [1, 0]
-    assert [await queried(reference) for reference in ("plain", "plain", plain_id[:12])] == [1, 1, 1]
-    await node.fetch("POST", f"/containers/{plain_id}/rename?name=other")
-    await node.event("rename")
-    assert [await queried(reference) for reference in (plain_id, plain_id)] == [1, 0]
-    await node.remove(plain_id)
-    await node.event("destroy")
-    assert [await queried(reference) for reference in (plain_id, plain_id)] == [1, 1], "it is gone: 404"
 
 
 REQUESTED = [
@@ -211,17 +186,6 @@ async def test_unreadable_create_passes_unless_a_plugin_says_fail(
         assert node.metrics.counted("calls_unreadable", operation="CreateContainer") == 1
 
 
-@pytest.mark.parametrize(("kind", "operation"), [(b"podsandbox", "RunPodSandbox"), (b"container", "CreateContainer")])
-async def test_refusal_of_unreadable_create_names_its_call(node: Node, kind: bytes, operation: str) -> None:
-    node.plugins.add("strict", policy=FAIL)
-    env_twice = b'{%b,"Env":[],"Env":[],"Labels":{"io.kubernetes.docker.type":"%b"}}' % (IMAGE, kind)
-    answer = await node.create("odd", env_twice)
-    assert answer.status == 500
-    assert f"{operation} refused: hook server 'strict' at Pre{operation}: unreadable: " in answer.message
-    (event,) = shown_of(node.metrics.events)
-    assert (event["kind"], event["operation"], event["hook"]) == ("refused", operation, f"Pre{operation}")
-
-
 async def test_daemons_state_is_read_after_its_events_and_swept(node: Node, tmp_path: Path) -> None:
     pod_id, container_id = await node.made()
     (tmp_path / "later").mkdir()
@@ -279,8 +243,7 @@ async def test_half_closed_client_is_answered_unless_it_leaves(node: Node, leave
 
 @pytest.mark.parametrize("of_pod", [True, False])
 async def test_create_without_a_daemon_is_502_and_only_a_pods_counts(node: Node, of_pod: bool) -> None:
-    plain = request("POST", "/containers/create?name=plain", b'{"Image":"busybox"}')
-    sent = create(node) if of_pod else plain
+    sent = create(node) if of_pod else request("POST", "/containers/create?name=plain", b'{"Image":"busybox"}')
     client = await node.sends(sent[:-1])
     await until(lambda: node.front.budget.count > 0)
     await node.dockerd.stop()
@@ -291,24 +254,19 @@ async def test_create_without_a_daemon_is_502_and_only_a_pods_counts(node: Node,
     assert node.metrics.counted("calls", operation="RunPodSandbox", outcome="failed") == of_pod
 
 
-async def test_malformed_create_is_counted_in_memory_until_answered(node: Node) -> None:
-    node.plugins.add("a")
-    injection = Injection(hang=True)
-    node.dockerd.inject(CREATE, injection)
-    body = b'{%b,"labels":{}}' % POD
-    client = await node.sends(request("POST", "/containers/create?name=odd", body))
-    await until(lambda: injection.hanging == 1)
-    assert node.front.budget.count == len(body)
-    injection.release()
-    await client.answer()
-    assert node.front.budget.count == 0
-
-
-async def test_client_that_leaves_inside_a_held_body_has_no_call(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("leaves", [True, False], ids=["leaves", "is parted by the drain"])
+async def test_client_inside_a_held_body_has_no_call(
+    node: Node, caplog: pytest.LogCaptureFixture, leaves: bool
+) -> None:
     """This is not an error: it does not count as a request that cannot be read."""
     node.plugins.add("a", policy=FAIL)
     client = await node.sends(create(node)[:-9])
     await until(lambda: node.front.budget.count > 0)
+    if not leaves:
+        (connection,) = node.front.connections
+        connection.part()
+        client.send(create(node)[-9:])
+        assert await client.ended() == b""
     client.abort()
     await until(lambda: not node.front.connections)
     assert (node.points, node.front.tasks, node.front.budget.count) == ([], set(), 0)
@@ -333,16 +291,29 @@ async def test_daemon_that_closes_in_a_hold_is_dialled_once_more(node: Node, cap
     assert made_on == started_on
 
 
-async def test_daemon_that_is_away_at_the_release_is_502(node: Node) -> None:
+@pytest.mark.parametrize("how", ["no socket", "a full backlog", "no socket, a client that half-closed"])
+async def test_daemon_that_is_away_at_the_release_is_502(node: Node, how: str) -> None:
     _, container_id = await node.made()
     hook, client = await held(node, request("POST", f"/containers/{container_id}/update", b'{"CpuShares":5}'))
+    (connection,) = node.front.connections
+    assert isinstance(connection, DockerConnection)
+    if "half-closed" in how:
+        await half_closed(node, client)
     await node.dockerd.stop()
-    hook.gate.set()
-    answer = await client.answer()
+    with socket.socket(socket.AF_UNIX) as full:
+        if how == "a full backlog":
+            full.bind(node.dockerd.socket_path)
+            full.listen(0)
+            waiting = fill_backlog(node.dockerd.socket_path)
+        hook.gate.set()
+        answer = await client.answer()
+        if how == "a full backlog":
+            for sock in waiting:
+                sock.close()
+            Path(node.dockerd.socket_path).unlink()
     assert (answer.status, answer.message, answer.headers["connection"]) == (502, AWAY, "close")
     assert await client.ended() == b""
-    assert node.metrics.total("backend_dial_failures") == 1
-    await until(lambda: not node.front.tasks)
+    await until(lambda: not node.front.tasks and not connection.reader.ready)
     await node.dockerd.start()
     await until(lambda: node.dockerd.watchers == 1)
     node.dockerd.state.update(container_id, {"CpuShares": 9})
@@ -357,31 +328,6 @@ async def test_pipelined_calls_that_are_refused_are_all_answered(node: Node) -> 
         assert (await client.answer()).status == 500
 
 
-async def test_client_inside_a_body_at_the_end_of_a_drain_makes_no_call(node: Node) -> None:
-    node.plugins.add("a")
-    client = await node.sends(create(node)[:-9])
-    await until(lambda: node.front.budget.count > 0)
-    (connection,) = node.front.connections
-    connection.part()
-    client.send(create(node)[-9:])
-    assert await client.ended() == b""
-    client.abort()
-    await until(lambda: not node.front.connections)
-    assert (node.points, node.front.tasks, node.front.budget.count) == ([], set(), 0)
-
-
-async def test_half_closed_connection_keeps_no_call_after_502(node: Node) -> None:
-    hook, client = await held(node)
-    await half_closed(node, client)
-    (connection,) = node.front.connections
-    assert isinstance(connection, DockerConnection)
-    await node.dockerd.stop()
-    hook.gate.set()
-    assert (await client.answer()).status == 502
-    await until(lambda: not (node.front.tasks or node.front.connections))
-    assert not connection.reader.ready
-
-
 @unavailable
 async def test_daemon_that_is_missing_at_the_start(node: Node) -> None:
     await node.front.start()
@@ -394,20 +340,6 @@ async def test_daemon_that_is_missing_at_the_start(node: Node) -> None:
     assert node.store.counts() == (1, 1)
     await node.act("stop", container_id)
     assert (node.notified.pod.id, node.notified.pod.cgroup_parent) == (pod_id, node.pod.cgroup_parent)
-
-
-async def test_daemon_whose_backlog_is_full_at_the_release_is_502(node: Node) -> None:
-    _, container_id = await node.made()
-    hook, client = await held(node, request("POST", f"/containers/{container_id}/start"))
-    await node.dockerd.stop()
-    with socket.socket(socket.AF_UNIX) as daemon:
-        daemon.bind(node.dockerd.socket_path)
-        daemon.listen(0)
-        waiting = fill_backlog(node.dockerd.socket_path)
-        hook.gate.set()
-        assert (await client.answer()).status == 502
-        for sock in waiting:
-            sock.close()
 
 
 @unfollowed
