@@ -2,13 +2,10 @@
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from runtimeproxy.core.call import Unreadable
 from runtimeproxy.docker import messages
@@ -26,13 +23,14 @@ from tests.docker.bodies import (
     CONTAINER_BODY,
     CONTAINER_NAME,
     KUBELETS,
+    NO_DOCUMENTS,
     PARENT,
     POD_BODY,
     POD_NAME,
     REPORTED,
     REPORTED_POD,
+    changed,
 )
-from tests.docker.documents import JSON, NO_DOCUMENTS, changed
 from tests.fakes.dockerd_shapes import RESOURCES, filled
 
 NO_LIMITS = filled(RESOURCES, {})
@@ -66,7 +64,6 @@ PODS: dict[str, Case] = {
     "as dockershim requests": ({}, POD_NAME, {}),
     "a name of seven parts": ({}, POD_NAME + "_0a1b2c3d", {}),
     "no name": ({}, "", {"attempt": 0}),
-    "another name": ({}, "web", {"attempt": 0}),
     "a name without a number": ({}, "k8s_POD_web-0_shop_uid_x", {"attempt": 0}),
     "labels are the better source": ({}, "k8s_POD_a_b_c_7", {"attempt": 7}),
     "without the kubelet's labels the name reports": (
@@ -78,9 +75,6 @@ PODS: dict[str, Case] = {
     # resources of a pod are those that not every pause container has
     "shares": of_host("CpuShares", 1024, Resources(cpu_shares=1024)),
     "an OOM score": of_host("OomScoreAdj", 5, Resources(oom_score_adj=5)),
-    "memory": of_host("Memory", 2**30, Resources(memory_limit_in_bytes=2**30)),
-    "no quota": of_host("CpuQuota", -1, Resources(cpu_quota=-1)),
-    "a cpuset": of_host("CpusetCpus", "0", Resources(cpuset_cpus="0")),
     "an OOM score of 0": of_host("OomScoreAdj", 0, None),
     "shares of null": of_host("CpuShares", None, None),
 }
@@ -117,6 +111,7 @@ CONTAINERS: dict[str, Case] = {
     "nothing says the attempt": (without(CONTAINER_BODY, "annotation."), "", {"attempt": 0, "annotations": {}}),
     "the name has the name": (NAMELESS, CONTAINER_NAME, {}),
     "nothing has the name": (NAMELESS, "", {"name": ""}),
+    "the last entry of a variable": with_env(["A=1", "B=1", "A=2"], {"A": "2", "B": "1"}),
     "no envs": with_env(None, {}),
     "an empty list of envs": with_env([], {}),
     "envs without a key or a value": with_env(["BARE", None, "", "=", "=no key", "E=", "F=1=2"], {"E": "", "F": "1=2"}),
@@ -153,13 +148,6 @@ def test_keys_are_found_as_go_finds_them() -> None:
     for key in ("Env", "Labels", "HostConfig", "CgroupParent", *RESOURCE_TABLE.values()):
         text = text.replace(f'"{key}"', f'"{key.swapcase()}"')
     assert messages.read_create(text.encode(), CONTAINER_NAME) == RequestedContainer(REPORTED, PARENT)
-
-
-@given(st.lists(st.tuples(st.text(min_size=1, max_size=3), st.text(max_size=3)), max_size=5))
-def test_last_entry_of_a_variable_counts(entries: list[tuple[str, str]]) -> None:
-    pairs = [(key.replace("=", "-"), value) for key, value in entries]
-    env = [f"{key}={value}" for key, value in pairs]
-    assert read_container(changed(CONTAINER_BODY, {"Env": env})).envs == dict(pairs)
 
 
 TYPE = "io.kubernetes.docker.type"
@@ -252,25 +240,6 @@ def test_unreadable_document(read: Reader, text: bytes) -> None:
     assert "canary" not in str(raised.value)
 
 
-@pytest.mark.parametrize("read", READERS)
-@given(body=st.binary(max_size=40))
-def test_arbitrary_bytes_are_read_or_unreadable(read: Reader, body: bytes) -> None:
-    with suppress(Unreadable):
-        assert not isinstance(read(body), RequestedPod | RequestedContainer)
-
-
-PATHS = ["Labels", "Env", "HostConfig", "Labels/io.kubernetes.docker.type", "Labels/io.kubernetes.sandbox.id"]
-PATHS += [f"HostConfig/{key}" for key in ("CgroupParent", "Runtime", *RESOURCE_TABLE.values())]
-
-
-@settings(deadline=None)
-@given(st.sampled_from([POD_BODY, CONTAINER_BODY]), st.sampled_from(PATHS), JSON)
-def test_any_value_anywhere_is_read_or_unreadable(body: dict[str, Any], path: str, value: object) -> None:
-    with suppress(Unreadable):
-        read = read_create(changed(body, {path: value}))
-        assert read is None or isinstance(read, RequestedPod | RequestedContainer)
-
-
 @pytest.mark.parametrize("value", [[[]] * 70_000, [""] * 70_000, dict.fromkeys(map(str, range(70_000)))])
 def test_body_of_too_many_values_is_not_read(value: object) -> None:
     body = json.dumps({**CONTAINER_BODY, "Mounts": value}).encode()
@@ -284,9 +253,9 @@ NAMES = {
     f"k8s_POD_web-0_default_{NAME_UID}_0": DockerName("POD", "web-0", "default", NAME_UID, 0),
     "k8s_a_b.c_d_e_4294967295": DockerName("a", "b.c", "d", "e", 2**32 - 1),
 }
-OTHER_NAMES = ["", "/", "web", "k8s", "K8S_a_b_c_d_0", "x_a_b_c_d_0", "//k8s_a_b_c_d_0", "/parent/k8s_a_b_c_d_0"]
-OTHER_NAMES += ["k8s_a_b_c_0", "k8s_a_b_c_d_0_e_f", "k8s_a_b_c_d_0_", "k8s__b_c_d_0", "k8s_a_b_c_d_", "k8s_a_b_c_d_x"]
-OTHER_NAMES += ["k8s_a_b_c_d_-1", "k8s_a_b_c_d_+1", "k8s_a_b_c_d_1.0", "k8s_a_b_c_d_٣", "k8s_a_b_c_d_4294967296"]
+OTHER_NAMES = ["", "/", "web", "K8S_a_b_c_d_0", "x_a_b_c_d_0", "//k8s_a_b_c_d_0", "/parent/k8s_a_b_c_d_0"]
+OTHER_NAMES += ["k8s_a_b_c_0", "k8s_a_b_c_d_0_e_f", "k8s_a_b_c_d_0_", "k8s__b_c_d_0", "k8s_a_b_c_d_", "k8s_a_b_c_d_-1"]
+OTHER_NAMES += ["k8s_a_b_c_d_+1", "k8s_a_b_c_d_1.0", "k8s_a_b_c_d_٣", "k8s_a_b_c_d_4294967296"]
 OTHER_NAMES += ["k8s_a_b_c_d_" + "9" * 5000, "k8s_a_b_c_d_0\n"]
 
 
@@ -294,8 +263,4 @@ def test_name_is_read_with_and_without_slash_and_suffix() -> None:
     for name, parts in NAMES.items():
         for spelt in (name, f"/{name}", f"{name}_0a1b2c3d", f"/{name}_0a1b2c3d"):
             assert parse_name(spelt) == parts
-
-
-@pytest.mark.parametrize("name", OTHER_NAMES)
-def test_other_name_is_none(name: str) -> None:
-    assert parse_name(name) is None
+    assert [parse_name(name) for name in OTHER_NAMES] == [None] * len(OTHER_NAMES)
