@@ -10,7 +10,6 @@ import json
 import re
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -36,16 +35,8 @@ def labels_match(labels: Mapping[str, str], desired: frozenset[str]) -> bool:
 
 
 def event_matches(event: Event, filters: Filters) -> bool:
-    actor = event["Actor"]
-    attributes = actor["Attributes"]
-    known: Mapping[str, set[str]] = {
-        "type": {event["Type"]},
-        "event": {event["Action"], event["Action"].partition(":")[0]},
-        "container": {actor["ID"], attributes.get("name", "")} if event["Type"] == "container" else set(),
-        "image": {attributes.get("image", actor["ID"])},
-    }
-    chosen = all(values & known[key] for key, values in filters.items() if key in known)
-    return chosen and labels_match(attributes, filters.get("label", frozenset()))
+    known = {"type": event["Type"], "event": event["Action"].partition(":")[0]}
+    return all(known[key] in values for key, values in filters.items() if key in known)
 
 
 class Events:
@@ -165,9 +156,6 @@ LISTED = json.loads("""{
 }""")
 """A container's inspect and its row in a list, with all fields in dockerd's order."""
 
-Output = tuple[int, bytes]
-"""Bytes that a container wrote: 1 for stdout or 2 for stderr, and the bytes."""
-
 
 def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ") if seconds else NEVER
@@ -204,17 +192,10 @@ class Container:
     exit_code: int = 0
     started: float = 0.0
     finished: float = 0.0
-    execs: list[str] = field(default_factory=list)
-    output: deque[Output] = field(default_factory=lambda: deque(maxlen=10_000))
-    listeners: set[Callable[[Output], None]] = field(default_factory=set)
 
     @property
     def running(self) -> bool:
         return self.status == "running"
-
-    @property
-    def tty(self) -> bool:
-        return bool(self.config["Tty"])
 
     @property
     def command(self) -> list[str]:
@@ -235,7 +216,7 @@ class Container:
         path, *arguments = self.command or [""]
         folder = f"/var/lib/docker/containers/{self.id}"
         names = {"Id": self.id, "Name": f"/{self.name}", "Image": self.image_id, "Created": _moment(self.created)}
-        life = {"State": self.state, "Path": path, "Args": arguments, "ExecIDs": list(self.execs) or None}
+        life = {"State": self.state, "Path": path, "Args": arguments}
         files = {f"{name}Path": f"{folder}/{name.lower()}" for name in ("ResolvConf", "Hostname", "Hosts", "Log")}
         return {**INSPECTED, **names, **life, **files, "HostConfig": self.host, "Config": self.config}
 
@@ -338,13 +319,6 @@ class DockerdState:
         attributes = {**container.labels, "image": image, "name": container.name, **more}
         self.events.emit("container", action, container.id, attributes, image)
 
-    def say(self, reference: str, data: bytes, stream: int = 1) -> None:
-        """Write bytes to a container's stdout (1) or stderr (2)."""
-        container = self.find(reference)
-        container.output.append((stream, data))
-        for listener in tuple(container.listeners):
-            listener((stream, data))
-
     def find(self, reference: str) -> Container:
         """Return a container by its id, its name, or a unique prefix of its id, in this order.
 
@@ -438,8 +412,6 @@ class DockerdState:
 
     def _destroy(self, container: Container) -> None:
         del self.containers[container.id], self._names[container.name]
-        for exec_id in container.execs:
-            del self.execs[exec_id]
         self._report(container, "destroy")
 
     # ---- execs
@@ -450,7 +422,6 @@ class DockerdState:
             raise Refused(HTTPStatus.CONFLICT, f"Container {container.id} is not running")
         made = Exec(secrets.token_hex(32), container, config)
         self.execs[made.id] = made
-        container.execs.append(made.id)
         self._report(container, f"exec_create: {' '.join(config['Cmd'])}", execID=made.id)
         return made
 
