@@ -158,7 +158,7 @@ async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> No
     if exchange.reader.at_eof():
         heard.put_nowait(None)
     try:
-        await exchange.stream(("Content-Type", dockerd.engine.event_type(exchange.head.get("Accept"))))
+        await exchange.stream(JSON)
         while (event := await heard.get()) is not None:
             if event_matches(event, filters):
                 await exchange.write(chunk(go_json(dockerd.engine.shown(EVENT, exchange.api, event))))

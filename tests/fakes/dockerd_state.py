@@ -198,36 +198,20 @@ class Container:
         return self.status == "running"
 
     @property
-    def command(self) -> list[str]:
-        return [*(self.config["Entrypoint"] or []), *(self.config["Cmd"] or [])]
-
-    @property
     def labels(self) -> dict[str, str]:
         return self.config["Labels"] or {}
 
-    @property
-    def state(self) -> Struct:
-        nothing = dict.fromkeys(("Paused", "Restarting", "OOMKilled", "Dead"), False)
-        process = {"Pid": 4711 if self.running else 0, "ExitCode": self.exit_code, "Error": ""}
-        times = {"StartedAt": _moment(self.started), "FinishedAt": _moment(self.finished)}
-        return {"Status": self.status, "Running": self.running, **nothing, **process, **times}
-
     def inspect(self) -> Struct:
-        path, *arguments = self.command or [""]
-        folder = f"/var/lib/docker/containers/{self.id}"
+        times = {"StartedAt": _moment(self.started), "FinishedAt": _moment(self.finished)}
+        process = {"Pid": 4711 if self.running else 0, "ExitCode": self.exit_code}
+        state = {"Status": self.status, "Running": self.running, **process, **times}
         names = {"Id": self.id, "Name": f"/{self.name}", "Image": self.image_id, "Created": _moment(self.created)}
-        life = {"State": self.state, "Path": path, "Args": arguments}
-        files = {f"{name}Path": f"{folder}/{name.lower()}" for name in ("ResolvConf", "Hostname", "Hosts", "Log")}
-        return {**INSPECTED, **names, **life, **files, "HostConfig": self.host, "Config": self.config}
+        return {**INSPECTED, **names, "State": state, "HostConfig": self.host, "Config": self.config}
 
     def listed(self) -> Struct:
-        seconds = int(time.time() - (self.started if self.running else self.finished))
-        exited = f"Exited ({self.exit_code}) {seconds} seconds ago"
-        status = {"created": "Created", "running": f"Up {seconds} seconds"}.get(self.status, exited)
         names = {"Id": self.id, "Names": [f"/{self.name}"], "Image": self.config["Image"], "ImageID": self.image_id}
-        config = {"Command": " ".join(self.command), "Labels": self.labels, "Created": int(self.created)}
         host = {"NetworkMode": self.host["NetworkMode"]}
-        return {**LISTED, **names, **config, "State": self.status, "Status": status, "HostConfig": host}
+        return {**LISTED, **names, "Labels": self.labels, "State": self.status, "HostConfig": host}
 
 
 CREATED = "2026-01-01T00:00:00Z"

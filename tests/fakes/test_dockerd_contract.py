@@ -14,7 +14,6 @@ import pytest
 from tests.docker.client import Answer, Client, request
 from tests.engines.dockerd import BUSYBOX, Dockerd
 from tests.fakes.dockerd import FakeDockerd, frame
-from tests.fakes.dockerd_client import Raw
 from tests.fakes.dockershim import CRI_DOCKERD, Dockershim
 
 MIB = 1 << 20
@@ -56,11 +55,11 @@ class Daemon:
     async def host(self, reference: str) -> dict[str, Any]:
         return dict((await self.fetch(f"GET /containers/{reference}/json")).json["HostConfig"])
 
-    async def send(self, call: str, *lines: str, body: bytes = b"") -> Raw:
-        """Send a request on a connection of its own, without reading its answer."""
-        raw = await Raw.connect(self.path)
-        raw.send(request(*call.split(" ", 1), body, *lines))
-        return raw
+    async def send(self, call: str, *lines: str, body: bytes = b"") -> tuple[Client, bytes]:
+        """Send a request on a connection of its own; return the connection, and the head of the answer."""
+        client = await Client.connect(self.path)
+        client.send(request(*call.split(" ", 1), body, *lines))
+        return client, await client.reader.readuntil(b"\r\n\r\n")
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.engine)])
@@ -179,15 +178,17 @@ async def test_container_is_found_listed_and_has_its_images_settings(daemon: Dae
 
 
 async def test_events_come_one_a_chunk_in_the_daemons_order(daemon: Daemon) -> None:
-    async with await daemon.send('GET /v1.41/events?filters={"type":{"container":true}}') as raw:
-        assert b"Transfer-Encoding: chunked" in await raw.head()
-        made = await daemon.running("c1", HostConfig={"NetworkMode": "none"})  # dockerd 26 renames in the network
-        for change in ("rename?name=c2", "update", "stop", "start", "stop"):
-            await daemon.fetch(f"POST /containers/{made}/{change}", {"CpuShares": 5} if change == "update" else None)
-        await daemon.fetch(f"DELETE /containers/{made}")
-        heard: list[Any] = []
-        while not heard or heard[-1]["Action"] != "destroy":
-            heard.append(json.loads(await raw.chunk()))
+    client, head = await daemon.send('GET /v1.41/events?filters={"type":{"container":true}}')
+    assert b"Transfer-Encoding: chunked" in head
+    made = await daemon.running("c1", HostConfig={"NetworkMode": "none"})  # dockerd 26 renames in the network
+    for change in ("rename?name=c2", "update", "stop", "start", "stop"):
+        await daemon.fetch(f"POST /containers/{made}/{change}", {"CpuShares": 5} if change == "update" else None)
+    await daemon.fetch(f"DELETE /containers/{made}")
+    heard: list[Any] = []
+    while not heard or heard[-1]["Action"] != "destroy":
+        size = int(await client.reader.readline(), 16)
+        heard.append(json.loads(await client.reader.readexactly(size + 2)))
+    client.abort()
     actions = "create start rename update kill die stop start kill die stop destroy"
     heard_actions = " ".join(event["Action"] for event in heard)
     assert heard_actions.replace("stop die", "die stop") == actions  # from dockerd 23 on either may come first
@@ -201,16 +202,16 @@ async def test_exec_carries_bytes_both_ways(daemon: Daemon, tty: bool) -> None:
     config = {"Cmd": ["cat"], "AttachStdin": True, "AttachStdout": True, "AttachStderr": True, "Tty": tty}
     command = str((await daemon.fetch("POST /containers/c1/exec", config)).json["Id"])
     body = json.dumps({"Detach": False, "Tty": tty}).encode()
-    async with await daemon.send(f"POST /v1.41/exec/{command}/start", *UPGRADE, body=body) as raw:
-        head = await raw.head()
-        assert head.startswith(b"HTTP/1.1 101 UPGRADED\r\nContent-Type: application/vnd.docker.raw-stream\r\n")
-        assert b"Content-Length" not in head
-        assert b"Transfer-Encoding" not in head
-        raw.send(b"hello\n")
-        assert (await raw.until(b"hello")).endswith(b"hello" if tty else frame(1, b"hello\n")[:-1])
-        raw.end()
-        await daemon.fetch("POST /containers/c1/stop")
-        await raw.rest()
+    client, head = await daemon.send(f"POST /v1.41/exec/{command}/start", *UPGRADE, body=body)
+    assert head.startswith(b"HTTP/1.1 101 UPGRADED\r\nContent-Type: application/vnd.docker.raw-stream\r\n")
+    assert b"Content-Length" not in head
+    assert b"Transfer-Encoding" not in head
+    client.send(b"hello\n")
+    assert (await client.reader.readuntil(b"hello")).endswith(b"hello" if tty else frame(1, b"hello\n")[:-1])
+    client.half_close()
+    await daemon.fetch("POST /containers/c1/stop")
+    await client.ended()
+    await client.close()
     shown = (await daemon.fetch(f"GET /exec/{command}/json")).json
     assert (shown["Running"], shown["ContainerID"]) == (False, made)
 
