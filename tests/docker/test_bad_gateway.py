@@ -15,7 +15,8 @@ from tests.fakes.dockerd_client import until
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[socket.socket]:
+async def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[socket.socket]:
+    monkeypatch.setattr(front, "WAIT_SECONDS", getattr(request, "param", front.WAIT_SECONDS))
     near, far = socket.socketpair()
     far.setblocking(False)
     connections: set[Drainable] = set()
@@ -39,8 +40,6 @@ async def answered(client: socket.socket, sent: bytes = b"") -> bytes:
 
 
 ANSWERED = {
-    "a request": (PING, 502),
-    "with a body": (CREATE, 502),
     "with half a body": (CREATE[:-3], 502),
     "two": (PING + PING, 502),
     "one that waits for 100": (request("POST", "/images/load", EXPECT, body=b"x" * 100_000), 502),
@@ -73,10 +72,14 @@ async def test_head_may_come_byte_by_byte_and_nothing_is_sent_before(client: soc
     assert answer.endswith(b"\r\n\r\n"), "the answer to HEAD has no body"
 
 
-@pytest.mark.parametrize("sent", [PING, PING[:-1]])
-async def test_half_closed_client_gets_the_answer_to_its_request(client: socket.socket, sent: bytes) -> None:
+@pytest.mark.parametrize(("client", "half_closes"), [(front.WAIT_SECONDS, True), (0.03, False)], indirect=["client"])
+@pytest.mark.parametrize("sent", [PING, PING[:-1], b""])
+async def test_client_that_stays_or_sends_no_more_is_closed(
+    client: socket.socket, half_closes: bool, sent: bytes
+) -> None:
     client.send(sent)
-    client.shutdown(socket.SHUT_WR)
+    if half_closes:
+        client.shutdown(socket.SHUT_WR)
     assert bool(await answered(client)) is (sent == PING)
 
 
@@ -89,14 +92,3 @@ async def test_bytes_after_the_answer_are_not_retained(client: socket.socket) ->
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
-
-
-@pytest.fixture
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "WAIT_SECONDS", 0.03)
-
-
-@pytest.mark.usefixtures("_short", "client")
-@pytest.mark.parametrize("sent", [PING, PING[:-1], b""])
-async def test_client_that_stays_is_closed_after_a_time(client: socket.socket, sent: bytes) -> None:
-    assert bool(await answered(client, sent)) is (sent == PING)
