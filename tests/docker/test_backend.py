@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from runtimeproxy.docker import backend as module
 from runtimeproxy.docker.backend import CHECK_SECONDS, ROWS_AT_ONCE, UNREADABLE, Backend, Event
@@ -196,6 +197,32 @@ async def test_requests_do_not_wait_for_each_other(daemon: FakeDockerd, backend:
     assert await backend.info()
     hang.release()
     assert await asyncio.gather(*waiting) == 100 * [b"{}"]
+
+
+def test_full_backlog_is_waited_for(tmp_path: Path) -> None:
+    """On uvloop, as the proxy runs: asyncio's own loop treats a full backlog as connected."""
+    path = str(tmp_path / "docker.sock")
+
+    async def request_info(listener: socket.socket) -> bytes:
+        loop, backend = asyncio.get_running_loop(), Backend(path)
+        listener.setblocking(False)
+        info = asyncio.create_task(backend.info())
+        await asyncio.sleep(SHORT_SECONDS)
+        assert not info.done()
+        accepted = [(await loop.sock_accept(listener))[0] for _ in range(2)]
+        await loop.sock_recv(accepted[1], 2**16)
+        await loop.sock_sendall(accepted[1], reply())
+        await info
+        await backend.close()
+        for connection in accepted:
+            connection.close()
+        return info.result()
+
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(path)
+        listener.listen(0)
+        first.connect(path)
+        assert uvloop.run(request_info(listener)) == b"{}"
 
 
 async def test_close_fails_requests_and_allows_later_ones(daemon: FakeDockerd, backend: Backend) -> None:

@@ -149,17 +149,12 @@ DROPPED = [(CONTAINER, {POD, OTHER_POD}), (OTHER_POD, {POD, CONTAINER}), (POD, {
 
 @pytest.mark.parametrize(("of", "left"), DROPPED)
 @virtual_time
-async def test_destroyed_is_forgotten(of: str, left: set[str]) -> None:
+async def test_destroyed_is_forgotten_and_updated_by_others_read_again(of: str, left: set[str]) -> None:
     async with following() as rig:
         rig.events.expect_update(of)
         await rig.notified(destroyed(of))
     assert (rig.known, rig.gone, rig.expected) == (left, [of], {})
     assert rig.metrics.counted("backend_events", action="destroy") == 1
-
-
-@pytest.mark.parametrize(("of", "left"), DROPPED)
-@virtual_time
-async def test_updated_by_others_is_read_again(of: str, left: set[str]) -> None:
     async with following() as rig:
         await rig.notified(updated(of))
     assert (rig.known, rig.gone, rig.metrics.counted("updates_of_others")) == (left - {of}, [], 1)
