@@ -27,7 +27,8 @@ from tests.fakes.dockershim_bodies import SANDBOX_OOM_SCORE_ADJ, Container, Pod,
 Headers = Iterable[tuple[str, str]]
 
 SHORT_CALL_SECONDS = 119.0
-HIJACKED = (("Connection", "Upgrade"), ("Content-Type", "application/json"), ("Upgrade", "tcp"))
+JSON = ("Content-Type", "application/json")
+HIJACKED = (("Connection", "Upgrade"), JSON, ("Upgrade", "tcp"))
 CONFLICT = re.compile(r"Conflict. (?:.)+ is already in use by container \"?([0-9a-z]+)\"?")
 UNVERSIONED_API = "1.24"
 EXEC_INSPECTIONS = 5
@@ -70,22 +71,25 @@ class DockerHttp:
     def __init__(self, socket_path: str, host: str) -> None:
         self._path = socket_path
         self._host = host
-        self._retained: UnixHttpConnection | None = None
+        self._retained = UnixHttpConnection(socket_path, timeout=SHORT_CALL_SECONDS)
 
     def close(self) -> None:
-        if self._retained is not None:
-            self._retained.close()
-            self._retained = None
+        self._retained.close()
 
     def call(self, method: str, target: str, body: Any = None) -> Any:
         """Make a call; return the reply's JSON, None if it has no body."""
-        headers = () if body is None else (("Content-Type", "application/json"),)
         try:
-            content = _checked(self._send(self._connection(), method, target, body, headers)).read()
+            content = _checked(self._send_short(method, target, body)).read()
         except (OSError, http.client.HTTPException):
             self.close()
             raise
         return json.loads(content) if content else None
+
+    def headers(self, method: str, target: str) -> http.client.HTTPMessage:
+        """Make a call; return the headers of the reply, whatever its status."""
+        response = self._send_short(method, target)
+        response.read()
+        return response.headers
 
     def frames(self, target: str) -> Generator[tuple[int, bytes]]:
         """GET on a connection of its own; yield the frames of the reply's body as they come, without a timeout."""
@@ -101,34 +105,19 @@ class DockerHttp:
             connection.sock.shutdown(socket.SHUT_WR)
             yield from _frames(response.fp)  # its buffer may contain bytes that came with the head
 
-    def headers(self, method: str, target: str) -> http.client.HTTPMessage:
-        """Make a call; return the headers of the reply, whatever its status."""
-        response = self._send(self._connection(), method, target)
-        response.read()
-        return response.headers
-
-    def _connection(self) -> UnixHttpConnection:
-        """Return the connection that is kept alive, a new one if the other side closed it."""
-        if (
-            self._retained is not None
-            and self._retained.sock is not None
-            and select.select([self._retained.sock], [], [], 0)[0]
-        ):
-            self._retained.close()
-        if self._retained is None or self._retained.sock is None:
-            self._retained = UnixHttpConnection(self._path, timeout=SHORT_CALL_SECONDS)
-        return self._retained
+    def _send_short(self, method: str, target: str, body: Any = None) -> http.client.HTTPResponse:
+        """Send a request on the connection that is kept alive, a new one if the other side closed it."""
+        if self._retained.sock is not None and select.select([self._retained.sock], [], [], 0)[0]:
+            self.close()
+        return self._send(self._retained, method, target, body, () if body is None else (JSON,))
 
     def _send(
         self, connection: UnixHttpConnection, method: str, target: str, body: Any = None, headers: Headers = ()
     ) -> http.client.HTTPResponse:
         content = b"" if body is None else go_json(body)
+        length = (("Content-Length", str(len(content))),) if method == "POST" else ()
         connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
-        connection.putheader("Host", self._host)
-        connection.putheader("User-Agent", "Go-http-client/1.1")
-        if method == "POST":
-            connection.putheader("Content-Length", str(len(content)))
-        for name, value in headers:
+        for name, value in (("Host", self._host), ("User-Agent", "Go-http-client/1.1"), *length, *headers):
             connection.putheader(name, value)
         connection.endheaders(content or None)
         return connection.getresponse()
@@ -173,14 +162,14 @@ class Dockershim:
         self._prefix: str | None = None
         self._driver: str | None = None
 
+    def close(self) -> None:
+        self._http.close()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *details: object) -> None:
         self.close()
-
-    def close(self) -> None:
-        self._http.close()
 
     # ---- the daemon
 
