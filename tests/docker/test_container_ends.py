@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.docker.node import INSPECT, Node
+from tests.docker.node import Node
 from tests.fakes.dockerd_client import until
-from tests.fakes.dockerd_wire import Injection
 
 END = "PostStopContainer"
 
@@ -48,35 +47,3 @@ async def test_container_that_runs_again_has_not_ended(node: Node) -> None:
     await node.event("restart")
     await node.act("stop", container_id)
     assert node.points == [END] * 2
-
-
-@pytest.mark.parametrize("removed_by_others", [True, False])
-async def test_end_is_reported_once_its_state_is_known(node: Node, removed_by_others: bool) -> None:
-    """A container that cannot be read may run again; of one that is removed, the record is dropped before the read."""
-    node.plugins.add("a", points=(END,))
-    _, container_id = await node.running()
-    if removed_by_others:
-        node.dockerd.state.remove(container_id, force=True)
-        await node.event("destroy")
-        await until(lambda: not node.front.tasks)
-    else:
-        node.dockerd.inject(INSPECT, Injection(status=500, message="no"))
-        await die(node, container_id)
-        assert node.points == []
-        await node.remove(container_id)
-    assert (node.points, node.store.container(container_id)) == ([END], None)
-
-
-async def test_ends_of_others_cost_one_question_each(node: Node) -> None:
-    pod_id, _ = await node.running()
-    plain_id = await node.plain()
-    await node.act("start", plain_id)
-    for _ in range(2):
-        await die(node, plain_id)
-    assert node.dockerd.requests(INSPECT) == [], "no hook server wants to know"
-    node.plugins.add("a", points=(END,))
-    for _ in range(2):
-        await die(node, plain_id)
-    assert len(node.dockerd.requests(INSPECT)) == 1
-    await die(node, pod_id)
-    assert (len(node.dockerd.requests(INSPECT)), node.points) == (1, [])

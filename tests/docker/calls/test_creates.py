@@ -5,49 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from runtimeproxy.docker import messages
-from runtimeproxy.errors import Reason
-from runtimeproxy.model.fields import HookAnswer, HookRequest, Resources, Subject
+from runtimeproxy.model.fields import HookAnswer, Resources, Subject
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.docker.bodies import ANNOTATIONS, REPORTED, REPORTED_POD, REQUESTED, SYSTEMD_PARENT
-from tests.docker.client import request
-from tests.docker.node import CREATE, START, UPDATE, Node, id_of, on_each_driver, on_node, written
+from tests.docker.node import CREATE, Node, id_of, on_each_driver, on_node, written
 from tests.fakes.dockerd_wire import Injection
 from tests.fakes.plugins import FAIL, IGNORE
 
 CANARY = "canary-4711"
-PRE = [
-    ("pod", "PreRunPodSandbox", "RunPodSandbox", CREATE),
-    ("container", "PreCreateContainer", "CreateContainer", CREATE),
-    ("start", "PreStartContainer", "StartContainer", START),
-    ("update", "PreUpdateContainerResources", "UpdateContainerResources", UPDATE),
-]
-
-
-@pytest.mark.parametrize("reason", [Reason.REFUSED, Reason.UNREACHABLE])
-@pytest.mark.parametrize(("action", "point", "operation", "route"), PRE)
-async def test_failed_hook_refuses_the_call_or_changes_no_byte(
-    node: Node, action: str, point: str, operation: str, route: str, reason: Reason
-) -> None:
-    pod_id, container_id = await node.made()
-    node.plugins.add("koordlet", reason, points=(point,))
-    raw = {
-        "pod": request("POST", "/containers/create?name=a-pod", written(node.pod_body())),
-        "container": request("POST", "/containers/create?name=a-container", written(node.container_body(pod_id))),
-        "start": request("POST", f"/containers/{container_id}/start"),
-        "update": request("POST", f"/containers/{container_id}/update", b'{ "cpuShares":7 }'),
-    }[action]
-    answer = await (await node.sends(raw)).answer()
-    received = [received.raw for received in node.dockerd.requests(route)]
-    if reason is Reason.REFUSED:
-        refusal = f"runtimeproxy: {operation} refused: hook server 'koordlet' at {point}: refused"
-        assert (answer.status, answer.message.startswith(refusal), raw in received) == (500, True, False)
-        assert node.metrics.counted("calls", operation=operation, outcome="refused") == 1
-        assert node.store.counts() == (1, 1)
-    else:
-        assert answer.status in (200, 201, 204)
-        assert received[-1] == raw
-        assert node.metrics.total("hook_fail_open") == 1
 
 
 async def test_creates_are_changed_only_where_a_hook_set_it(node: Node) -> None:
@@ -108,44 +73,6 @@ async def test_answer_without_an_id_of_its_own_is_not_kept(node: Node, body: byt
     has_id = container_id.encode() in body
     assert (node.store.counts(), node.store.pod(container_id)) == ((1, not has_id), None)
     assert node.metrics.counted("calls_unreadable", operation="RunPodSandbox") == (not has_id)
-
-
-async def test_create_that_has_left_is_not_held_for_a_late_plugin(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a registered hook server the front releases a create at once; the lifecycle runs it in a later step."""
-    pod_id = await node.create_pod()
-    is_pods = messages.is_pods
-
-    def registers(body: bytes) -> bool:
-        assert len(node.dockerd.requests(CREATE)) == 1, "the daemon has not read yet what it was just sent"
-        if not node.plugins.plugins:
-            node.plugins.add("late", HookAnswer(envs={"B": "3"}), policy=FAIL)
-        return is_pods(body)
-
-    monkeypatch.setattr(messages, "is_pods", registers)
-    container_id = await node.create_container(pod_id)
-    assert (node.points, len(node.dockerd.requests(CREATE))) == ([], 2)
-    assert node.arrived(CREATE) == written(node.container_body(pod_id))
-    assert node.container(container_id).effective.envs == REPORTED.envs
-    assert node.metrics.total("hook_failures") == 0
-
-
-ENV = rb'"Env":["A=1","BARE","=odd","A=2","RAW=\ud800","E="]'
-
-
-@on_each_driver
-async def test_hook_that_answers_an_echo_changes_no_byte(node: Node) -> None:
-    def echo(request: HookRequest) -> HookAnswer:
-        notified = request.container
-        if notified is None:
-            return HookAnswer(request.pod.labels, request.pod.annotations, {}, request.pod.cgroup_parent)
-        return HookAnswer({}, notified.annotations, notified.envs, request.pod.cgroup_parent, notified.resources)
-
-    node.plugins.add("a", echo)
-    pod_id = await node.create_pod()
-    assert node.arrived(CREATE) == written(node.pod_body())
-    body = written(node.container_body(pod_id)).replace(b'"Env":["A=1","B=2"]', ENV)
-    assert (await node.create("web", body)).status == 201
-    assert node.arrived(CREATE) == body
 
 
 async def test_record_has_what_the_daemon_was_sent(node: Node, caplog: pytest.LogCaptureFixture) -> None:
