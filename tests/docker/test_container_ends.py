@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.docker.node import Node
+from tests.docker.node import INSPECT, Node
 from tests.fakes.dockerd_client import until
+from tests.fakes.dockerd_wire import Injection
 
 END = "PostStopContainer"
 
@@ -40,6 +41,10 @@ async def test_container_that_runs_again_has_not_ended(node: Node) -> None:
     for status in ("restarting", "running"):
         await die(node, container_id, status)
         assert node.points == []
+    node.dockerd.inject(INSPECT, Injection(status=500, message="no"))
+    await die(node, container_id)
+    assert node.points == [], "it may run again"
+    node.dockerd.injections.clear()
     await die(node, container_id)
     container = node.dockerd.container(container_id)
     container.status = "running"

@@ -200,7 +200,7 @@ def test_unreadable_value(path: str) -> None:
     problem, values = WRONG[path]
     for value in values:
         with pytest.raises(Unreadable, match=problem) as raised:
-            read_create(changed(POD_BODY if problem == "Runtime" else CONTAINER_BODY, {path: value}))
+            read_create(changed(POD_BODY if problem in ("Runtime", "CpuQuota") else CONTAINER_BODY, {path: value}))
         assert "canary" not in str(raised.value)
 
 
