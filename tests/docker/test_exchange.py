@@ -8,7 +8,7 @@ from runtimeproxy.core.call import MESSAGE_LIMIT, NO_ROOM, UNANSWERED, CallState
 from runtimeproxy.docker.exchange import KNOWN_BYTES, REPLY_LIMIT, Action, DockerHeld, Known
 from runtimeproxy.wire import JOINED_BYTES, http1
 from tests.docker import messages as m
-from tests.docker.messages import CHUNKED, CLOSE, CREATE, CREATED, NOT_FOUND, OK, PING, START, STOP, answer, request
+from tests.docker.messages import CHUNKED, CREATE, CREATED, NOT_FOUND, OK, PING, START, STOP, answer, request
 from tests.docker.peer import (
     WAYS,
     Play,
@@ -243,21 +243,6 @@ def test_cached_messages_are_bounded() -> None:
         play.daemon.sends(answer(200, f"Date: {number:0400}", body=b"OK"))
     assert KNOWN_BYTES / 2 < play.known.requests.bytes <= KNOWN_BYTES
     assert KNOWN_BYTES / 2 < play.known.answers.bytes <= KNOWN_BYTES
-
-
-NOT_CACHED = {
-    "in chunks": (PING, answer(200, CHUNKED, body=None) + m.chunks(b"x")),
-    "the last one": (PING, answer(200, CLOSE, body=b"last")),
-    "long": (PING, answer(200, body=b"x" * 1024)),
-    "interim": (PING, m.EARLY),
-    "two in one read": (PING + PING, OK + OK),
-    "to a request that is not cached": (request("M" * 10_000, "/"), answer(404, "Some: field", body=b"x")),
-}
-
-
-@pytest.mark.parametrize(("sent", "replied"), NOT_CACHED.values(), ids=NOT_CACHED)
-def test_answer_is_not_cached(sent: bytes, replied: bytes) -> None:
-    assert converse([exchange(sent, replied)], holds=()).known.answers == {}
 
 
 def test_request_that_may_be_held_is_not_cached() -> None:

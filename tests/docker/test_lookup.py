@@ -17,7 +17,7 @@ from runtimeproxy.docker.messages import Driver
 from runtimeproxy.docker.sync import Lookup
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
-from tests.docker.bodies import CONTAINER, PARENT, POD, REPORTED_POD, REQUESTED, SYSTEMD_PARENT
+from tests.docker.bodies import CONTAINER, PARENT, POD, SYSTEMD_PARENT
 from tests.docker.node import INSPECT
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
@@ -67,27 +67,6 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     async with FakeDockerd(str(tmp_path / "docker.sock")) as dockerd:
         rig = Rig(dockerd)
         yield rig
-        await rig.backend.close()
-
-
-ENGINES = [{"cgroup_driver": "systemd"}, {"api": "1.52", "minimum": "1.44"}]
-
-
-@pytest.mark.parametrize("engine", ENGINES, ids=["systemd", "an oldest API that is new"])
-async def test_pod_and_its_container_are_read_as_they_were_requested(tmp_path: Path, engine: dict[str, str]) -> None:
-    async with FakeDockerd(str(tmp_path / "docker.sock"), **engine) as dockerd:
-        rig = Rig(dockerd)
-        pod = replace(REPORTED_POD, id=rig.pod_id, cgroup_parent=rig.parent)
-        assert await rig.lookup.read(rig.pod_id) == (rig.pod_id, Subject(PodRecord(pod, pod)))
-        found = await rig.lookup.container(rig.container_id)
-        assert found.pod == PodRecord(pod, pod)
-        assert found.container is not None
-        assert found.container.original is found.container.effective
-        read = found.container.effective
-        assert (read.id, read.pod_id, read.name, read.attempt) == (rig.container_id, rig.pod_id, "main", 2)
-        assert (read.envs, read.resources) == ({"A": "1", "B": "2"}, REQUESTED), "without the image's PATH"
-        assert (read.annotations["note"], read.cgroup_parent) == ("container", "")
-        assert rig.store.counts() == (0, 0), "what is read is kept by the call, if the daemon agrees to it"
         await rig.backend.close()
 
 

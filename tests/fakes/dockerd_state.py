@@ -66,8 +66,6 @@ OVERWRITTEN = (
 )
 """The fields that an update replaces if they are not zero; OomScoreAdj and CgroupParent are not among them."""
 
-_GO_TYPES = {bool: "bool", int: "int64", str: "string"}
-
 Values = Mapping[str, Any]
 
 
@@ -79,23 +77,6 @@ class Refused(Exception):
 
 def bad(message: str) -> Refused:
     return Refused(HTTPStatus.BAD_REQUEST, message)
-
-
-def check_types(body: Values) -> None:
-    """Refuse a value that Go could not put into its field, by the types in the tables; null is always accepted."""
-    host = body.get("HostConfig") or {}
-    if not isinstance(host, dict):
-        raise bad(f"json: cannot unmarshal {_go_type(host)} into Go value of type container.HostConfig")
-    for struct, table, values in (("ContainerConfigWrapper", CONFIG, body), ("HostConfig", HOST_CONFIG, host)):
-        for key, zero in table.items():
-            value = values.get(key)
-            if type(zero) in _GO_TYPES and value is not None and type(value) is not type(zero):
-                place = f"Go struct field {struct}.{key} of type {_GO_TYPES[type(zero)]}"
-                raise bad(f"json: cannot unmarshal {_go_type(value)} into {place}")
-
-
-def _go_type(value: Any) -> str:
-    return {bool: "bool", str: "string", int: "number", float: "number", list: "array"}.get(type(value), "object")
 
 
 def check(host: Values, *, systemd: bool, update: bool) -> None:
@@ -330,7 +311,6 @@ class DockerdState:
         return name.removeprefix("/")
 
     def create(self, name: str, request: bytes, body: dict[str, Any]) -> Container:
-        check_types(body)
         given = {key: value for key, value in (body.get("HostConfig") or {}).items() if value is not None}
         host = {key: given.get(key, zero) for key, zero in HOST_CONFIG.items()}
         check(host, systemd=self.cgroup_driver == SYSTEMD, update=False)
@@ -378,7 +358,6 @@ class DockerdState:
         """Change resources and restart policy. Raises Refused: 400, 404, or 409 if they do not go together."""
         update = {key: zero if body.get(key) is None else body[key] for key, zero in RESOURCES.items()}
         update["RestartPolicy"] = body.get("RestartPolicy") or HOST_CONFIG["RestartPolicy"]
-        check_types({"HostConfig": update})
         settings = {**HOST_CONFIG, **update}
         check(settings, systemd=self.cgroup_driver == SYSTEMD, update=True)
         container = self.find(reference)

@@ -20,12 +20,6 @@ MIB = 1 << 20
 UPGRADE = ("Connection: Upgrade", "Upgrade: tcp")
 SLEEPING = {"Image": BUSYBOX, "Cmd": ["sleep", "1000"], "StopSignal": "SIGKILL"}
 MISSING = "No such container: none"
-UNREADABLE = 500
-"""dockerd 20.10 has no special status for what cannot be parsed; later versions and the fake answer 400."""
-
-
-def statuses(status: int) -> tuple[int, ...]:
-    return (400, UNREADABLE) if status == UNREADABLE else (status,)
 
 
 class Daemon:
@@ -94,7 +88,6 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("GET /containers/none/json", None, 404, MISSING),
     ("POST /containers/create?name=c1", SLEEPING, 409, 'Conflict. The container name "/c1" is already in use'),
     ("POST /containers/create", {"Image": "none", "Cmd": ["a"]}, 404, "No such image: none:latest"),
-    ("POST /containers/create", {"Image": 1}, UNREADABLE, "json: cannot unmarshal number into Go struct field"),
     ("POST /containers/none/update", {}, 404, MISSING),
     ("POST /containers/c2/exec", {"Cmd": ["true"]}, 409, "Container "),
     ("POST /exec/abc/start", {"Detach": False}, 404, "No such exec instance: abc"),
@@ -107,8 +100,6 @@ HOSTS: list[tuple[Any, int, str]] = [
     ({"MemorySwap": 8 * MIB}, 400, "You should always set the Memory limit"),
     ({"NanoCpus": 1, "CpuPeriod": 1000}, 400, "Nano CPUs and CPU Period"),
     ({"CpusetCpus": "0-5000"}, 400, "Requested CPUs are not available - requested 0-5000, available: 0-"),
-    ({"Memory": "1"}, UNREADABLE, "json: cannot unmarshal string into Go struct field HostConfig"),
-    ([1], UNREADABLE, "json: cannot unmarshal array into Go"),
 ]
 REFUSED += [("POST /containers/create", {**SLEEPING, "HostConfig": host}, *why) for host, *why in HOSTS]
 
@@ -117,7 +108,7 @@ REFUSED += [("POST /containers/create", {**SLEEPING, "HostConfig": host}, *why) 
 async def test_refusal_has_the_daemons_words(daemon: Daemon, call: str, body: Any, status: int, message: str) -> None:
     made = {await daemon.running("c1"), await daemon.created("c2")}
     reply = await daemon.fetch(call, body)
-    assert reply.status in statuses(status)
+    assert reply.status == status
     assert message.casefold() in reply.message.casefold()
     assert {row["Id"] for row in (await daemon.fetch("GET /containers/json?all=1")).json} == made
 
