@@ -22,7 +22,6 @@ from tests.docker.node import INSPECT
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd import FakeDockerd
-from tests.fakes.dockerd_shapes import go_json
 from tests.fakes.dockerd_wire import Injection
 
 INFO, IMAGE = "GET /info", "GET /images/{ref}/json"
@@ -46,7 +45,7 @@ class Rig:
         self.container_id = self.create(bodies.container_name(pod, CONTAINER), body)
 
     def create(self, name: str, body: dict[str, Any]) -> str:
-        return self.dockerd.state.create(name, go_json(body), body).id
+        return self.dockerd.state.create(name, body).id
 
     def answers(self, route: str, body: bytes) -> None:
         raw = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)

@@ -77,16 +77,15 @@ def done(change: Callable[[DockerdState, Head, str], object]) -> Handler:
     return answer
 
 
-async def read_json(exchange: Exchange) -> tuple[bytes, dict[str, Any]]:
-    """Return a body of JSON, as it came and parsed. Raises Refused."""
+async def read_json(exchange: Exchange) -> dict[str, Any]:
+    """Return a body of JSON. Raises Refused."""
     if exchange.head.length != 0 and not exchange.head.get("Content-Type").startswith("application/json"):
         raise bad("Content-Type specified must be 'application/json'")
     raw = await exchange.body()
     try:
-        value = json.loads(raw)
+        return json.loads(raw) or {}
     except ValueError as error:
         raise bad("EOF" if not raw.strip() else f"invalid JSON: {error}") from error
-    return raw, value or {}
 
 
 async def ping(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
@@ -114,14 +113,12 @@ async def info(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None
 
 
 async def create(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    raw, body = await read_json(exchange)
-    container = dockerd.state.create(exchange.head.query.get("name", ""), raw, body)
+    container = dockerd.state.create(exchange.head.query.get("name", ""), await read_json(exchange))
     await exchange.json({"Id": container.id, "Warnings": []}, 201)
 
 
 async def update(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    _, body = await read_json(exchange)
-    dockerd.state.update(reference, body)
+    dockerd.state.update(reference, await read_json(exchange))
     await exchange.json({"Warnings": None})
 
 
@@ -145,7 +142,7 @@ async def image_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str
 
 
 async def list_images(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    await exchange.json([image.listed() for image in dockerd.state.images.by_name.values()])
+    await exchange.json([image.inspect() for image in dockerd.state.images.by_name.values()])
 
 
 async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
@@ -169,8 +166,8 @@ async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> No
 
 
 async def exec_create(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    _, body = await read_json(exchange)
-    await exchange.json({"Id": dockerd.state.exec_create(reference, body).id}, 201)
+    made = dockerd.state.exec_create(reference, await read_json(exchange))
+    await exchange.json({"Id": made.id}, 201)
 
 
 async def exec_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
@@ -179,7 +176,7 @@ async def exec_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str)
 
 async def exec_start(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     """Run a command: ``cat`` echoes its stdin; all others are those of the fake CRI runtime."""
-    _, body = await read_json(exchange)
+    body = await read_json(exchange)
     made = dockerd.state.exec_find(reference)
     dockerd.state.exec_start(made)
 

@@ -12,7 +12,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -124,22 +123,13 @@ def updated(stored: dict[str, Any], update: Values) -> dict[str, Any]:
     return {**stored, **changes}
 
 
-NEVER = "0001-01-01T00:00:00Z"
 INSPECTED = json.loads("""{
     "Id":"", "Created":"", "Path":"", "Args":[], "State":{}, "Image":"", "ResolvConfPath":"", "HostnamePath":"",
     "HostsPath":"", "LogPath":"", "Name":"", "RestartCount":0, "Driver":"vfs", "Platform":"linux", "MountLabel":"",
     "ProcessLabel":"", "AppArmorProfile":"", "ExecIDs":null, "HostConfig":{}, "GraphDriver":{"Data":null, "Name":"vfs"},
     "Mounts":[], "Config":{}, "NetworkSettings":{"Bridge":"", "Networks":{}}
 }""")
-LISTED = json.loads("""{
-    "Id":"", "Names":[], "Image":"", "ImageID":"", "Command":"", "Created":0, "Ports":[], "Labels":{}, "State":"",
-    "Status":"", "HostConfig":{"NetworkMode":""}, "NetworkSettings":{"Networks":{}}, "Mounts":[]
-}""")
-"""A container's inspect and its row in a list, with all fields in dockerd's order."""
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ") if seconds else NEVER
+"""A container's inspect, with all fields in dockerd's order."""
 
 
 @dataclass(slots=True, eq=False)
@@ -159,20 +149,14 @@ class Exec:
 
 @dataclass(slots=True, eq=False)
 class Container:
-    """A container; ``request`` is the body of its create as it came."""
-
     id: str
     name: str
     """The name without the leading slash."""
-    request: bytes
     config: dict[str, Any]
     host: dict[str, Any]
     image_id: str
-    created: float = field(default_factory=time.time)
     status: str = "created"
     exit_code: int = 0
-    started: float = 0.0
-    finished: float = 0.0
 
     @property
     def running(self) -> bool:
@@ -183,19 +167,15 @@ class Container:
         return self.config["Labels"] or {}
 
     def inspect(self) -> Struct:
-        times = {"StartedAt": _moment(self.started), "FinishedAt": _moment(self.finished)}
         process = {"Pid": 4711 if self.running else 0, "ExitCode": self.exit_code}
-        state = {"Status": self.status, "Running": self.running, **process, **times}
-        names = {"Id": self.id, "Name": f"/{self.name}", "Image": self.image_id, "Created": _moment(self.created)}
+        state = {"Status": self.status, "Running": self.running, **process}
+        names = {"Id": self.id, "Name": f"/{self.name}", "Image": self.image_id}
         return {**INSPECTED, **names, "State": state, "HostConfig": self.host, "Config": self.config}
 
     def listed(self) -> Struct:
-        names = {"Id": self.id, "Names": [f"/{self.name}"], "Image": self.config["Image"], "ImageID": self.image_id}
-        host = {"NetworkMode": self.host["NetworkMode"]}
-        return {**LISTED, **names, "Labels": self.labels, "State": self.status, "HostConfig": host}
+        return {"Id": self.id, "Names": [f"/{self.name}"], "Labels": self.labels, "State": self.status}
 
 
-CREATED = "2026-01-01T00:00:00Z"
 PATH, COMMAND = "PATH=/bin", ["/bin/sh"]
 """What every image sets."""
 
@@ -228,14 +208,7 @@ class Image:
 
     def inspect(self) -> Struct:
         config = {"Env": [PATH], "Cmd": COMMAND, "Labels": self.labels or None, "Entrypoint": None}
-        machine = {"Architecture": "amd64", "Os": "linux", "RootFS": {"Type": "layers", "Layers": []}}
-        names = {"Id": self.id, "RepoTags": [self.name], "RepoDigests": [], "Parent": "", "Created": CREATED}
-        return {**names, "Config": config, "Size": 1 << 20, **machine}
-
-    def listed(self) -> Struct:
-        names = {"Id": self.id, "RepoTags": [self.name], "RepoDigests": None, "ParentId": ""}
-        sizes = {"Containers": -1, "SharedSize": -1, "Size": 1 << 20, "VirtualSize": 1 << 20}
-        return {**names, "Created": 1767225600, "Labels": self.labels or None, **sizes}
+        return {"Id": self.id, "RepoTags": [self.name], "Parent": "", "Config": config}
 
 
 class Images:
@@ -310,7 +283,7 @@ class DockerdState:
             raise Refused(HTTPStatus.CONFLICT, f"Conflict. The container name {taken}. {advice}")
         return name.removeprefix("/")
 
-    def create(self, name: str, request: bytes, body: dict[str, Any]) -> Container:
+    def create(self, name: str, body: dict[str, Any]) -> Container:
         given = {key: value for key, value in (body.get("HostConfig") or {}).items() if value is not None}
         host = {key: given.get(key, zero) for key, zero in HOST_CONFIG.items()}
         check(host, systemd=self.cgroup_driver == SYSTEMD, update=False)
@@ -323,7 +296,7 @@ class DockerdState:
         new_id = secrets.token_hex(32)
         name = self._reserve(name or f"fake_{new_id[:12]}")
         config["Hostname"] = config["Hostname"] or new_id[:12]
-        container = Container(new_id, name, request, config, adapted(host), image.id if image else "")
+        container = Container(new_id, name, config, adapted(host), image.id if image else "")
         self.containers[new_id] = self._names[name] = container
         self._report(container, "create")
         return container
@@ -332,11 +305,11 @@ class DockerdState:
         container = self.find(reference)
         if container.running:
             raise Refused(HTTPStatus.NOT_MODIFIED, "")
-        container.status, container.started, container.exit_code = "running", time.time(), 0
+        container.status, container.exit_code = "running", 0
         self._report(container, "start")
 
     def exit(self, container: Container, exit_code: int) -> None:
-        container.status, container.finished, container.exit_code = "exited", time.time(), exit_code
+        container.status, container.exit_code = "exited", exit_code
         self._report(container, "die", exitCode=str(exit_code))
 
     def stop(self, reference: str) -> None:

@@ -222,7 +222,7 @@ RECORDED_UPDATE = (
 async def test_update_equals_the_recorded_one_of_cri_dockerd(tmp_path: Path) -> None:
     resources = {"cpu_shares": 256, "cpuset_cpus": "0"}
     async with FakeDockerd(str(tmp_path / "docker.sock")) as fake:
-        made = fake.state.create("c1", b"", SLEEPING)
+        made = fake.state.create("c1", SLEEPING)
 
         def update() -> None:
             with Dockershim(fake.socket_path, CRI_DOCKERD) as shim:
