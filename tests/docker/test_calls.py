@@ -59,10 +59,9 @@ async def test_pod_is_reported_once_the_daemon_named_its_driver(node: Node) -> N
     assert node.store.counts() == (0, 0), "the driver is not queried where no plugin wants it"
     assert node.dockerd.requests("GET /info") == []
     node.plugins.add("a")
-    await node.create_container(pod_id)
+    await node.create("other", node.pod_body())
     assert node.notified.pod.cgroup_parent == SYSTEMD_PARENT
-    await node.remove(pod_id)
-    await node.create_pod()
+    await node.create_container(pod_id)
     assert node.notified.pod.cgroup_parent == SYSTEMD_PARENT
     assert len(node.dockerd.requests("GET /info")) == 1
 

@@ -283,6 +283,14 @@ async def test_pipelined_calls_that_are_refused_are_all_answered(node: Node) -> 
         assert (await client.answer()).status == 500
 
 
+@unfollowed
+async def test_daemon_with_invalid_info_is_queried_again(node: Node) -> None:
+    node.dockerd.inject("GET /info", Injection(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", times=2))
+    await node.follow()
+    assert node.dockerd.counts["GET /info"] == 3
+    assert node.metrics.total("backend_event_stream_losses") == 2
+
+
 async def test_ambiguous_request_is_refused_and_counted(node: Node) -> None:
     client = await node.sends(
         b"POST /containers/create HTTP/1.1\r\nHost: d\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}"

@@ -1,4 +1,4 @@
-"""One connection, not at random: what passes, is held, may close (relay-rules B1 to B4, B6 to B9, B11, C2, C5)."""
+"""One connection: what passes, is held, may close (relay-rules B1 to B4, B6 to B9, B11, C2, C5; fault matrix X2)."""
 
 import weakref
 
@@ -96,6 +96,7 @@ PASSING: dict[str, list[Step]] = {
         daemon(OK[:9], OK[9:], to_client=OK),
         returns(b"HTTP/1.1 201 Words\r\nX: ", OK),
     ],
+    "an interim and a long answer pass": [exchange(PING, EARLY), returns(answer(200, body=b"x" * 2000)), passes(PING)],
     "a tunnel passes all bytes and the client's EOF": [
         exchange(ATTACH, SWITCHING + START),
         passes(START, b"\0"),
@@ -108,6 +109,13 @@ PASSING: dict[str, list[Step]] = {
     ],
     "a cached answer is for its method only": [exchange(HEAD, SEVEN), exchange(PING, SEVEN), returns(b"1234567")],
     "a bad beginning is refused before its head has ended": [client(b"GET / HTTP/1.1\r\n", b"X: \0", to_client=BAD)],
+    "a message of HTTP/1.0, and one without a body": [
+        exchange(head("GET /_ping HTTP/1.0", "Connection: keep-alive"), OK),
+        exchange(INFO, answer(304, "Content-Length: 7", body=None)),
+        exchange(HEAD, answer(404, CHUNKED, body=None)),
+        exchange(PING, head("HTTP/1.0 200 OK") + b"to the end"),
+        returns(b"\0"),
+    ],
     "a head that begins as HTTP/2 does": [
         client(*(head("PRI * HTTP/1.1", "Host: h").partition(b"\n")), to_daemon=head("PRI * HTTP/1.1", "Host: h"))
     ],
