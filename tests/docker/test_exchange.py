@@ -6,9 +6,9 @@ import pytest
 
 from runtimeproxy.core.call import MESSAGE_LIMIT, NO_ROOM, UNANSWERED, CallState, Reply, Unreadable
 from runtimeproxy.docker.exchange import KNOWN_BYTES, REPLY_LIMIT, Action, DockerHeld, Known
-from runtimeproxy.wire import JOINED_BYTES, http1
+from runtimeproxy.wire import http1
 from tests.docker import messages as m
-from tests.docker.messages import CHUNKED, CREATE, CREATED, NOT_FOUND, OK, PING, START, STOP, answer, request
+from tests.docker.messages import CHUNKED, CREATE, CREATED, OK, PING, START, STOP, answer, request
 from tests.docker.peer import (
     WAYS,
     Play,
@@ -20,7 +20,6 @@ from tests.docker.peer import (
     ends,
     exchange,
     hold,
-    on_held,
     passes,
     refuse,
     release,
@@ -124,19 +123,6 @@ def test_body_is_retained_only_after_earlier_answers(client_ends: bool) -> None:
         assert play.effects() == (OK, waiting + m.EOF * client_ends, 1)
 
 
-def test_b8_long_body_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    play = held(request("POST", TARGET, body=bytes(JOINED_BYTES + 1)), limit=2 * JOINED_BYTES)
-    top, body, out, written = play.call.head, play.call.body, play.reader.to_daemon, list[list[bytes]]()
-
-    def write() -> None:
-        written.append(list(out))
-        out.clear()
-
-    monkeypatch.setattr(play.reader, "wake", write)
-    play.call.send_request(None)
-    assert [[id(part) for part in parts] for parts in written] == [[id(top.raw)], [id(body)]]
-
-
 STATES: dict[CallState, Callable[[DockerHeld], object]] = {
     CallState.RELEASED: lambda call: call.send_request(None),
     CallState.REFUSED: lambda call: call.send_refusal(500, "no"),
@@ -176,11 +162,6 @@ def test_daemon_agrees_with_this_status(sent: bytes, status: int, agreed: bool) 
     assert play.client.got() == replied
 
 
-def _pass_on(call: DockerHeld) -> None:
-    call.is_plain = True
-    call.send_request(None)
-
-
 def long_answer(sent: bytes) -> list[Step]:
     """Return the steps of an answer that is too long to be retained: its last byte waits for the Post hooks."""
     return [
@@ -205,18 +186,6 @@ REPLIES: dict[str, tuple[list[Step], Reply | None]] = {
             *(answered(to_client=CREATED), answered(), passes(PING)),
         ],
         Reply(agreed=True, message=b'{"Id":"1","Warnings":[]}'),
-    ),
-    "an answer may be sent within the read that completes it": (  # like the answer to a create without a pod
-        [
-            on_held(_pass_on, client(CREATE + CREATE + PING), to_daemon=CREATE, held=1),
-            daemon(CREATED, to_client=CREATED, to_daemon=CREATE, held=1),
-            daemon(NOT_FOUND, to_client=NOT_FOUND, to_daemon=PING),
-        ],
-        Reply(agreed=False, message=NOT_FOUND.partition(b"\r\n\r\n")[2]),
-    ),
-    "B9: a request that could not be sent did nothing": (
-        [client(CREATE, held=1), ends("daemon"), release(to_client=m.ours(502, closes=True) + m.EOF)],
-        Reply(agreed=False, no_op=True),
     ),
 }
 

@@ -3,7 +3,6 @@
 Where the machine or version may differ, only what is common is asserted.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,11 +12,9 @@ import pytest
 
 from tests.docker.client import Answer, Client, request
 from tests.engines.dockerd import BUSYBOX, Dockerd
-from tests.fakes.dockerd import FakeDockerd, frame
-from tests.fakes.dockershim import CRI_DOCKERD, Dockershim
+from tests.fakes.dockerd import FakeDockerd
 
 MIB = 1 << 20
-UPGRADE = ("Connection: Upgrade", "Upgrade: tcp")
 SLEEPING = {"Image": BUSYBOX, "Cmd": ["sleep", "1000"], "StopSignal": "SIGKILL"}
 MISSING = "No such container: none"
 
@@ -185,52 +182,3 @@ async def test_events_come_one_a_chunk_in_the_daemons_order(daemon: Daemon) -> N
     assert heard_actions.replace("stop die", "die stop") == actions  # from dockerd 23 on either may come first
     assert {event["id"] for event in heard} == {made}
     assert heard[2]["Actor"]["Attributes"] == {"image": BUSYBOX, "name": "c2", "oldName": "/c1"}
-
-
-@pytest.mark.parametrize("tty", [False, True], ids=["multiplexed", "terminal"])
-async def test_exec_carries_bytes_both_ways(daemon: Daemon, tty: bool) -> None:
-    made = await daemon.running("c1")
-    config = {"Cmd": ["cat"], "AttachStdin": True, "AttachStdout": True, "AttachStderr": True, "Tty": tty}
-    command = str((await daemon.fetch("POST /containers/c1/exec", config)).json["Id"])
-    body = json.dumps({"Detach": False, "Tty": tty}).encode()
-    client, head = await daemon.send(f"POST /v1.41/exec/{command}/start", *UPGRADE, body=body)
-    assert head.startswith(b"HTTP/1.1 101 UPGRADED\r\nContent-Type: application/vnd.docker.raw-stream\r\n")
-    assert b"Content-Length" not in head
-    assert b"Transfer-Encoding" not in head
-    client.send(b"hello\n")
-    assert (await client.reader.readuntil(b"hello")).endswith(b"hello" if tty else frame(1, b"hello\n")[:-1])
-    client.half_close()
-    await daemon.fetch("POST /containers/c1/stop")
-    await client.ended()
-    await client.close()
-    shown = (await daemon.fetch(f"GET /exec/{command}/json")).json
-    assert (shown["Running"], shown["ContainerID"]) == (False, made)
-
-
-# ---- the kubelet's shim
-
-RECORDED_UPDATE = (
-    b'{"CpuShares":256,"Memory":0,"NanoCpus":0,"CgroupParent":"","BlkioWeight":0,"BlkioWeightDevice":null,'
-    b'"BlkioDeviceReadBps":null,"BlkioDeviceWriteBps":null,"BlkioDeviceReadIOps":null,"BlkioDeviceWriteIOps":null,'
-    b'"CpuPeriod":0,"CpuQuota":0,"CpuRealtimePeriod":0,"CpuRealtimeRuntime":0,"CpusetCpus":"0","CpusetMems":"",'
-    b'"Devices":null,"DeviceCgroupRules":null,"DeviceRequests":null,"MemoryReservation":0,"MemorySwap":0,'
-    b'"MemorySwappiness":null,"OomKillDisable":null,"PidsLimit":null,"Ulimits":null,"CpuCount":0,"CpuPercent":0,'
-    b'"IOMaximumIOps":0,"IOMaximumBandwidth":0,"RestartPolicy":{"Name":"","MaximumRetryCount":0}}\n'
-)
-
-
-async def test_update_equals_the_recorded_one_of_cri_dockerd(tmp_path: Path) -> None:
-    resources = {"cpu_shares": 256, "cpuset_cpus": "0"}
-    async with FakeDockerd(str(tmp_path / "docker.sock")) as fake:
-        made = fake.state.create("c1", SLEEPING)
-
-        def update() -> None:
-            with Dockershim(fake.socket_path, CRI_DOCKERD) as shim:
-                shim.update_container_resources(made.id, resources)
-
-        await asyncio.to_thread(update)
-        [received] = fake.requests("POST /containers/{ref}/update")
-    host = (("Host", "api.moby.localhost"), ("User-Agent", "Go-http-client/1.1"))
-    length = ("Content-Length", str(len(RECORDED_UPDATE)))
-    assert received.headers == (*host, length, ("Content-Type", "application/json"))
-    assert received.body == RECORDED_UPDATE
