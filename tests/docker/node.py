@@ -24,7 +24,7 @@ from runtimeproxy.relay.listener import listen
 from runtimeproxy.relay.rpc.connection import Peer
 from tests.docker.bodies import CONTAINER, POD, SYSTEMD_PARENT
 from tests.docker.client import Answer, Client
-from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
+from tests.engines.images import PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.dockerd_client import until
@@ -193,10 +193,6 @@ class Node:
             assert (await self.act("start", made)).status == 204
         self.plugins.queried.clear()
         return both
-
-    async def plain(self, name: str = "plain") -> str:
-        """Create a container without a pod; return its id."""
-        return id_of(await self.create(name, {"Image": BUSYBOX_IMAGE}))
 
     async def updated_by_others(self, container_id: str) -> int:
         """Update a container as another client of the daemon; return how many such updates were counted before."""

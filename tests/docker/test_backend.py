@@ -291,22 +291,19 @@ async def test_daemon_that_is_unavailable_is_an_error(tmp_path: Path, route: str
 
 @pytest.mark.parametrize("route", [INSPECT, EVENTS])
 async def test_missing_descriptors_are_waited_for(
-    daemon: FakeDockerd, route: str, monkeypatch: pytest.MonkeyPatch
+    daemon: FakeDockerd, backend: Backend, route: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SCARCE_RETRY_SECONDS", SCARCE_RETRY_SECONDS / 10)
-    backend, impatient = Backend(daemon.socket_path, seconds=PATIENCE_SECONDS), Backend(daemon.socket_path, seconds=0)
     script(daemon, route, reply(status=404))
     with no_descriptors():
-        text = "cannot connect: the proxy itself lacks what it needs: Too many open files"
         waiting = asyncio.create_task(REQUESTS[route](backend, PATIENCE_SECONDS))
         await asyncio.sleep(0.3 * SCARCE_RETRY_SECONDS)
         assert not waiting.done()
-        impatient._seconds = SHORT_SECONDS / 5
-        assert await failure(impatient, route) == (text, UNAVAILABLE)
+        text = "cannot connect: the proxy itself lacks what it needs: Too many open files"
+        backend._seconds = SHORT_SECONDS / 5
+        assert await failure(backend, route) == (text, UNAVAILABLE)
     await asyncio.gather(waiting, return_exceptions=True)
     assert len(daemon.received) == 1
-    await backend.close()
-    await impatient.close()
 
 
 HALF_REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + CANARY

@@ -3,17 +3,18 @@
 import asyncio
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from runtimeproxy.core import open_calls
 from runtimeproxy.core.call import NOT_DONE
-from runtimeproxy.docker.calls import DockerCall
 from runtimeproxy.docker.exchange import DockerHeld
 from runtimeproxy.model.fields import NO_ADJUSTMENT, HookAnswer, HookRequest, Resources, Subject
 from tests.docker.bodies import ANNOTATIONS, REPORTED, REPORTED_POD, REQUESTED, SYSTEMD_PARENT
 from tests.docker.client import request
 from tests.docker.node import CREATE, INSPECT, START, STOP, UPDATE, Node, id_of, on_each_driver, on_node, written
+from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes.dockerd_client import until
 from tests.fakes.dockerd_wire import Injection
 from tests.fakes.plugins import FAIL
@@ -141,7 +142,7 @@ async def test_parent_of_a_pod_that_another_proxy_hooked_is_the_daemons(node: No
 @pytest.mark.parametrize("sandbox", ["0" * 64, "plain"])
 async def test_container_of_no_pod_passes_without_hooks(node: Node, sandbox: str) -> None:
     if sandbox == "plain":
-        sandbox = await node.plain()
+        sandbox = id_of(await node.create("plain", {"Image": BUSYBOX_IMAGE}))
     node.plugins.add("a", policy=FAIL)
     body = node.container_body(sandbox)
     assert (await node.create("web", body)).status == 201
@@ -153,20 +154,6 @@ async def test_container_of_no_pod_passes_without_hooks(node: Node, sandbox: str
 
 
 REMOVE = "DELETE /containers/{ref}"
-
-
-def calls_made(node: Node) -> list[DockerCall]:
-    """Return a list that gets the calls the front starts from now on."""
-    made: list[DockerCall] = []
-    proceed = node.front.proceed
-
-    def watched(call: DockerHeld) -> None:
-        assert isinstance(call, DockerCall)
-        made.append(call)
-        proceed(call)
-
-    node.front.proceed = watched  # type: ignore[method-assign]
-    return made
 
 
 async def unanswered(node: Node, route: str, action: str, reference: str, body: bytes = b"", done: bool = True) -> None:
@@ -302,7 +289,13 @@ async def test_update_that_fails_or_cannot_be_read_is_not_expected(
 
 async def test_update_whose_call_has_ended_is_neither_sent_nor_expected(node: Node) -> None:
     _, container_id = await node.made()
-    hook, made = node.plugins.gated("a"), calls_made(node)
+    hook, made, proceed = node.plugins.gated("a"), list[Any](), node.front.proceed
+
+    def record(call: DockerHeld) -> None:
+        made.append(call)
+        proceed(call)
+
+    node.front.proceed = record  # type: ignore[method-assign]
     await node.sends(request("POST", f"/containers/{container_id}/update", b'{"CpuShares":7}'))
     await until(lambda: hook.waiting == 1)
     [call] = made

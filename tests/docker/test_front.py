@@ -14,7 +14,8 @@ from runtimeproxy.docker.front import DockerConnection
 from runtimeproxy.docker.parsers import PREFACE
 from runtimeproxy.model.fields import HookAnswer
 from runtimeproxy.plugins.registration import FailurePolicy
-from tests.docker.client import Client, chunked, request
+from tests.docker.client import Client, request
+from tests.docker.messages import chunks
 from tests.docker.node import CREATE, INSPECT, START, GatedClient, Node, id_of, unavailable, unfollowed, written
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import dockershim_bodies as bodies
@@ -75,7 +76,7 @@ async def test_plain_containers_calls_pass_as_they_came(node: Node) -> None:
         return answer.body and answer.json
 
     fields = ("Content-Type: application/json", "Transfer-Encoding: chunked")
-    await passed(request("POST", "/containers/create", b"", *fields) + chunked(PLAIN_BODY))
+    await passed(request("POST", "/containers/create", b"", *fields) + chunks(PLAIN_BODY[:7], PLAIN_BODY[7:]))
     made = await passed(request("POST", "/containers/create?name=plain&name=2", PLAIN_BODY, "X-Odd:   kept  "))
     for action, body in (("start", b""), ("update", b'{"CpuShares": 3, "cpushares": 4}'), ("stop", b"")):
         await passed(request("POST", f"/containers/{made['Id']}/{action}", body))
