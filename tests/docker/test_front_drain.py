@@ -92,8 +92,8 @@ async def accepted(node: Node) -> Client:
     return client
 
 
-HALF_SENT = [({}, sent, waits) for sent in (PING, UPLOAD) for waits in (True, False)]
-HALF_SENT += [({"unavailable": True}, PING, True)]
+HALF_SENT: list[tuple[dict[str, bool], bytes, bool]] = [({"unavailable": True}, PING, True)]
+HALF_SENT += [({}, sent, waits) for sent in (PING, UPLOAD) for waits in (True, False)]
 
 
 @pytest.mark.parametrize(("node", "sent", "waits"), HALF_SENT, indirect=["node"])

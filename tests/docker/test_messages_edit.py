@@ -210,13 +210,11 @@ UNREADABLE: dict[str, tuple[list[str], list[str]]] = {
     "the body is not a JSON object": (["[]", "null"], ["[]"]),
     "HostConfig is not a JSON object": (['{"HostConfig":[]}'], []),
     "HostConfig twice": (['{"HostConfig":{},"hostconfig":{}}'], []),
-    "Memory twice": (['{"HostConfig":{"Memory":1,"memory":1}}'], ['{"Memory":1,"memory":1}']),
     "CpuShares twice": (['{"HostConfig":{"CpuShares":1,"cpushares":1}}'], ['{"CpuShares":1,"cpushares":1}']),
     "Memory is not a whole number": (['{"HostConfig":{"Memory":"1"}}'], ['{"Memory":[]}']),
     "MemorySwap is not a whole number": ([f'{{"HostConfig":{{"MemorySwap":{swap}}}}}' for swap in ("1.0", "true")], []),
     "Env is not a list": (['{"Env":"A=1"}'], []),
     "Env twice": (['{"Env":[],"ENV":[]}'], []),
-    "another kind": (['{"Labels":[]}'], []),
     "annotation.a twice": (['{"Labels":{"annotation.a":"1","annotation.a":"1"}}'], []),
     "not JSON": (["{"], [""]),
 }
@@ -294,15 +292,6 @@ def test_swap_of_an_update(limits: Limits, present: Limits, change: Limits, swap
         alone = edit_update(b"{}", changes, held)
         assert json.loads(alone.body) == {key: value for key, value in after.items() if value}
         assert (alone.resources, alone.left_out) == (update.resources, update.left_out)
-
-
-def test_update_of_its_own_names_what_is_set() -> None:
-    present = Resources(memory_limit_in_bytes=GIB, memory_swap_limit_in_bytes=GIB, cpu_shares=2)
-    changes: dict[str, ResourceValue] = {"memory_limit_in_bytes": 7 * GIB, "cpuset_cpus": "1", "unified": {"a": "b"}}
-    update = edit_update(b"{}", changes, present)
-    assert update.body == b'{"Memory":7516192768,"CpusetCpus":"1","MemorySwap":7516192768}'
-    assert update.left_out == ("unified",)
-    assert edit_update(b"{}", {"unified": {"a": "b"}}, present) == Update(b"{}", {}, ("unified",))
 
 
 # Docker's form of a cgroup parent and CRI's, under systemd.

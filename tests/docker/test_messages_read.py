@@ -64,7 +64,6 @@ PODS: dict[str, Case] = {
     "as dockershim requests": ({}, POD_NAME, {}),
     "a name of seven parts": ({}, POD_NAME + "_0a1b2c3d", {}),
     "no name": ({}, "", {"attempt": 0}),
-    "a name without a number": ({}, "k8s_POD_web-0_shop_uid_x", {"attempt": 0}),
     "labels are the better source": ({}, "k8s_POD_a_b_c_7", {"attempt": 7}),
     "without the kubelet's labels the name reports": (
         without(POD_BODY, "io.kubernetes.pod."),
@@ -76,7 +75,6 @@ PODS: dict[str, Case] = {
     "shares": of_host("CpuShares", 1024, Resources(cpu_shares=1024)),
     "an OOM score": of_host("OomScoreAdj", 5, Resources(oom_score_adj=5)),
     "an OOM score of 0": of_host("OomScoreAdj", 0, None),
-    "shares of null": of_host("CpuShares", None, None),
 }
 
 
@@ -106,14 +104,12 @@ CONTAINERS: dict[str, Case] = {
     "keys of labels are exact": ({"Labels/IO.kubernetes.docker.type": "podsandbox"}, CONTAINER_NAME, {}),
     "the name reports the attempt": restarted("5", 2, CONTAINER_NAME),
     "else the restarts do": restarted("7", 7),
-    "the largest attempt": restarted("4294967295", 2**32 - 1),
     **{f"no attempt: {count[:10]!r}": restarted(count, 0) for count in ("4294967296", "-1", "x", "", "9" * 5000)},
     "nothing says the attempt": (without(CONTAINER_BODY, "annotation."), "", {"attempt": 0, "annotations": {}}),
     "the name has the name": (NAMELESS, CONTAINER_NAME, {}),
     "nothing has the name": (NAMELESS, "", {"name": ""}),
     "the last entry of a variable": with_env(["A=1", "B=1", "A=2"], {"A": "2", "B": "1"}),
     "no envs": with_env(None, {}),
-    "an empty list of envs": with_env([], {}),
     "envs without a key or a value": with_env(["BARE", None, "", "=", "=no key", "E=", "F=1=2"], {"E": "", "F": "1=2"}),
     "half a surrogate pair is what Go makes of it": with_env(
         ["A=\ud800", "B=\ud83d\ude00", "\udfff=c"], {"A": "\ufffd", "B": "\U0001f600", "\ufffd": "c"}
@@ -126,12 +122,9 @@ CONTAINERS: dict[str, Case] = {
 def test_container(changes: dict[str, Any], name: str, expected: dict[str, Any]) -> None:
     read = read_create(changed(CONTAINER_BODY, changes), name)
     assert read == RequestedContainer(replace(REPORTED, **expected), PARENT)
-
-
-@pytest.mark.parametrize("host", [None, {}, NO_LIMITS])
-def test_container_without_limits(host: object) -> None:
-    read = read_create(changed(CONTAINER_BODY, {"HostConfig": host}))
-    assert read == RequestedContainer(replace(REPORTED, resources=Resources()), "")
+    for host in (None, {}, NO_LIMITS):
+        read = read_create(changed(CONTAINER_BODY, {**changes, "HostConfig": host}), name)
+        assert read == RequestedContainer(replace(REPORTED, **expected, resources=Resources()), "")
 
 
 @pytest.mark.parametrize(("field", "key"), RESOURCE_TABLE.items())
@@ -171,9 +164,9 @@ def test_body_is_read_only_if_it_may_be_a_pods(body: bytes, expected: bool) -> N
     assert is_pods(body) is expected
 
 
-@pytest.mark.parametrize("reply", [b'{"Id":"c1","Warnings":[]}\n', b'{"id":"c1"}'])
-def test_created_id(reply: bytes) -> None:
-    assert messages.read_created_id(reply) == "c1"
+def test_created_id() -> None:
+    for reply in (b'{"Id":"c1","Warnings":[]}\n', b'{"id":"c1"}'):
+        assert messages.read_created_id(reply) == "c1"
     for wrong in (b"{}", b'{"Id":""}', b'{"Id":null}', b'{"Id":5}', b'{"message":"x"}'):
         with pytest.raises(Unreadable):
             messages.read_created_id(wrong)
@@ -214,18 +207,18 @@ def test_key_that_is_read_occurs_once(key: str) -> None:
             messages.read_create(twice.encode(), CONTAINER_NAME)
 
 
-@pytest.mark.parametrize(
-    ("body", "name", "kind"),
-    [
-        ({"Labels": {"io.kubernetes.docker.type": "podsandbox"}}, CONTAINER_NAME, "podsandbox"),
-        ({"Labels": {"io.kubernetes.docker.type": "container"}}, "odd", "container"),
-        ({"Labels": {}}, POD_NAME, "podsandbox"),
-        ({"Labels": 5}, CONTAINER_NAME, "container"),
-        ({"Labels": 5}, "odd", None),
-    ],
-)
-def test_kind_of_unreadable_is_that_of_label_or_name(body: dict[str, Any], name: str, kind: str | None) -> None:
-    assert messages.kind_of_unreadable(json.dumps(body).encode(), name) == kind
+KINDS = [
+    ({TYPE: "podsandbox"}, CONTAINER_NAME, "podsandbox"),
+    ({TYPE: "container"}, "odd", "container"),
+    ({}, POD_NAME, "podsandbox"),
+    (5, CONTAINER_NAME, "container"),
+    (5, "odd", None),
+]
+
+
+@pytest.mark.parametrize(("labels", "name", "kind"), KINDS)
+def test_kind_of_unreadable_is_that_of_label_or_name(labels: object, name: str, kind: str | None) -> None:
+    assert messages.kind_of_unreadable(json.dumps({"Labels": labels}).encode(), name) == kind
 
 
 Reader = Callable[[bytes], object]
@@ -240,7 +233,7 @@ def test_unreadable_document(read: Reader, text: bytes) -> None:
     assert "canary" not in str(raised.value)
 
 
-@pytest.mark.parametrize("value", [[[]] * 70_000, [""] * 70_000, dict.fromkeys(map(str, range(70_000)))])
+@pytest.mark.parametrize("value", [[[]] * 70_000, dict.fromkeys(map(str, range(70_000)))])
 def test_body_of_too_many_values_is_not_read(value: object) -> None:
     body = json.dumps({**CONTAINER_BODY, "Mounts": value}).encode()
     for read in READERS[:2]:

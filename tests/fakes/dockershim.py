@@ -15,13 +15,14 @@ import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 from urllib.parse import quote, urlencode
 
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_client import UnixHttpConnection
-from tests.fakes.dockerd_shapes import go_json
+from tests.fakes.dockerd_shapes import go_json, version_number
 from tests.fakes.dockershim_bodies import SANDBOX_OOM_SCORE_ADJ, Container, Pod, Values
 
 Headers = Iterable[tuple[str, str]]
@@ -34,8 +35,6 @@ UNVERSIONED_API = "1.24"
 EXEC_INSPECTIONS = 5
 EXEC_INSPECTION_PAUSE_SECONDS = 2.0
 SANDBOX_GRACE_SECONDS = 10
-
-__all__ = ["CRI_DOCKERD", "DOCKERSHIM", "DockerError", "Dockershim", "Generation"]
 
 
 class DockerError(Exception):
@@ -141,10 +140,6 @@ def _frames(stream: Any) -> Generator[tuple[int, bytes]]:
         yield number, stream.read(length)
 
 
-def _number(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
-
-
 class Dockershim:
     """A shim on a socket; names, numbers and resources are in CRI's terms. Every failed call raises DockerError.
 
@@ -159,8 +154,6 @@ class Dockershim:
         """The pods that were run, by sandbox id."""
         self._pause_image = pause_image
         self._http = DockerHttp(socket_path, generation.host)
-        self._prefix: str | None = None
-        self._driver: str | None = None
 
     def close(self) -> None:
         self._http.close()
@@ -173,26 +166,19 @@ class Dockershim:
 
     # ---- the daemon
 
-    @property
+    @cached_property
     def prefix(self) -> str:
-        """Return the prefix with the version for every path, negotiated by the first ping."""
-        if self._prefix is None:
-            method = "HEAD" if self.generation.pings_by_head else "GET"
-            offered = self._http.headers(method, "/_ping").get("Api-Version", UNVERSIONED_API)
-            self._prefix = f"/v{min(offered, self.generation.api, key=_number)}"
-        return self._prefix
+        """The prefix with the version for every path, negotiated by the first ping."""
+        method = "HEAD" if self.generation.pings_by_head else "GET"
+        offered = self._http.headers(method, "/_ping").get("Api-Version", UNVERSIONED_API)
+        return f"/v{min(offered, self.generation.api, key=version_number)}"
 
-    @property
+    @cached_property
     def cgroup_driver(self) -> str:
-        if self._driver is None:
-            self._driver = str(self.info()["CgroupDriver"])
-        return self._driver
+        return str(self._call("GET", "/info")["CgroupDriver"])
 
     def version(self) -> dict[str, Any]:
         return dict(self._call("GET", "/version"))
-
-    def info(self) -> dict[str, Any]:
-        return dict(self._call("GET", "/info"))
 
     # ---- pods
 
@@ -289,13 +275,10 @@ class Dockershim:
         output = {1: b"", 2: b""}
         for number, data in self._http.hijacked(f"{self.prefix}/exec/{exec_id}/start", {"Detach": False, "Tty": False}):
             output[number] += data
-        return self._exit_code(exec_id), output[1], output[2]
-
-    def _exit_code(self, exec_id: str) -> int:
         for _ in range(EXEC_INSPECTIONS):
             inspected = self._call("GET", f"/exec/{exec_id}/json")
             if not inspected["Running"]:
-                return int(inspected["ExitCode"])
+                return int(inspected["ExitCode"]), output[1], output[2]
             time.sleep(EXEC_INSPECTION_PAUSE_SECONDS)
         raise DockerError(http.client.OK, f"exec {exec_id} still runs although its output has ended")
 
