@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tests.amounts import Amount, examples
 from tests.docker.client import Client
 from tests.docker.followed import follow, mutations
-from tests.docker.messages import EOF, ours, request
-from tests.docker.peer import Play
+from tests.docker.messages import request
 from tests.fakes.dockerd import FakeDockerd
 from tests.system.proxy import ProxyInside, ProxyProcess
 
@@ -33,13 +32,6 @@ def test_any_cut_gives_the_same_requests(data: bytes, sizes: list[int]) -> None:
     assert (cut.rule, cut.inside, cut.targets) == (whole.rule, whole.inside, whole.targets)
     passed, sure = b"".join(cut.to_daemon), b"".join(whole.to_daemon)
     assert passed.startswith(sure) if whole.inside else passed == sure
-
-
-def test_huge_head_is_refused_and_not_retained() -> None:
-    play = Play(holds=())
-    play.client.sends(b"GET / HTTP/1.1\r\nX: ", *[b"x" * 65536] * 160)
-    assert play.effects() == (ours(431, closes=True) + EOF, b"", 0)
-    assert not play.reader.requests.rest
 
 
 SLOW_CONNECTIONS = Amount(50, 1000)

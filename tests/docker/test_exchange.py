@@ -224,14 +224,8 @@ def test_request_that_may_be_held_is_not_cached() -> None:
 @pytest.mark.parametrize("longest", [1024, 0], ids=["cached", "read each time"])
 def test_passing_request_is_counted_once_by_its_route(longest: int) -> None:
     play = Play(holds=(), known=Known(longest))
-    routes = {
-        "/v1.41/info": "/info",
-        "http://docker/version": "/version",
-        f"/containers/{m.ID}/top": "/containers/{id}/top",
-    }
-    for target in (*routes, "/x"):
-        for _ in range(3):
-            play.client.sends(request("GET", target))
-            play.daemon.sends(OK)
+    for target in ("/v1.41/info", "/v1.41/info", "http://docker/version", f"/containers/{m.ID}/top", "/x"):
+        play.client.sends(request("GET", target))
+        play.daemon.sends(OK)
     counted = {labels[0]: count for (name, labels), count in play.known.counters.items() if name == "calls_passed"}
-    assert counted == {**{f"GET {path}": 3 for path in routes.values()}, "other": 3}
+    assert counted == {"GET /info": 2, "GET /version": 1, "GET /containers/{id}/top": 1, "other": 1}
