@@ -267,9 +267,8 @@ KEPT_BODY_BYTES = 1 << 20
 class FakeDockerd(Listener):
     """The server; ``state`` may be given to a later server on the same socket, as after a restart of dockerd.
 
-    ``engine`` is the version of Docker Engine; ``api`` and ``minimum``, the range of API versions, default to the
-    engine's. ``keep_received`` bounds the record of requests (None keeps all), ``keep_body_bytes`` what is kept of each
-    body; ``counts`` counts them by route, without bound.
+    ``engine`` is the version of Docker Engine. ``keep_received`` bounds the record of requests (None keeps all),
+    ``keep_body_bytes`` what is kept of each body; ``counts`` counts them by route, without bound.
     """
 
     def __init__(
@@ -278,8 +277,6 @@ class FakeDockerd(Listener):
         state: DockerdState | None = None,
         *,
         engine: Engine = ENGINE_20,
-        api: str | None = None,
-        minimum: str | None = None,
         cgroup_driver: str = CGROUPFS,
         keep_received: int | None = None,
         keep_body_bytes: int = KEPT_BODY_BYTES,
@@ -287,7 +284,7 @@ class FakeDockerd(Listener):
         super().__init__(socket_path)
         self.state = state or DockerdState(cgroup_driver)
         self.engine = engine
-        self.api, self.minimum = api or engine.api, minimum or engine.minimum
+        self.api, self.minimum = engine.api, engine.minimum
         self.keep_body_bytes = keep_body_bytes
         self.received: deque[Received] = deque(maxlen=keep_received)
         self.counts: Counter[str] = Counter()

@@ -84,8 +84,6 @@ class Received:
     """As ``body``, with the framing."""
     cancelled: bool = False
     """The client had sent its last byte, or was gone, before the answer was complete."""
-    status: int = 0
-    """Of the final reply."""
 
     @property
     def target(self) -> str:
@@ -283,14 +281,13 @@ class Exchange:
         self._writer.writelines(chunks)
         await self._writer.drain()
 
-    async def _begin(self, status: int) -> None:
+    async def _settle(self) -> None:
         """Read the unread rest of the body before a reply, so that the connection can be reused."""
         with suppress(Refused):
             await self.body()
-        self.received.status = status
 
     async def reply(self, status: int, body: bytes = b"", *headers: Header) -> None:
-        await self._begin(status)
+        await self._settle()
         await self.write(*whole(self.head, status, body, [*self.common, *headers], self.keep_alive))
 
     async def json(self, value: object, status: int = HTTPStatus.OK) -> None:
@@ -298,12 +295,11 @@ class Exchange:
 
     async def stream(self, *headers: Header) -> None:
         """Send the head of a stream, whose pieces are chunks."""
-        await self._begin(HTTPStatus.OK)
+        await self._settle()
         await self.write(stream([*self.common, *headers], self.keep_alive))
 
     async def hijack(self) -> None:
         """Turn the connection into a stream in both directions, used by the handler."""
-        self.received.status = HTTPStatus.SWITCHING_PROTOCOLS
         self.keep_alive = False
         lines = [("Content-Type", RAW_STREAM), ("Connection", "Upgrade"), ("Upgrade", "tcp"), *sorted(self.common)]
         spelt = "".join(f"{key}: {value}\r\n" for key, value in lines)
