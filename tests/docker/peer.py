@@ -112,8 +112,6 @@ class Play:
             match self.reader.ready.popleft():
                 case DockerHeld() as call if call.reply is not None:
                     self.settled_calls.append(call)
-                    if call.is_plain:
-                        call.answer()
                 case DockerHeld() as call:
                     assert call not in self.calls, "reported twice"
                     self.calls.append(call)
