@@ -164,9 +164,7 @@ async def test_loop_serves_calls_while_a_long_list_is_read() -> None:
     assert (len(rows), iterations) == (5 * ROWS_AT_ONCE, 5)
 
 
-async def test_update_is_sent_once_on_its_own_connection_and_reads_share_one(
-    daemon: FakeDockerd, backend: Backend
-) -> None:
+async def test_update_has_its_own_connection_and_reads_share_one(daemon: FakeDockerd, backend: Backend) -> None:
     script(daemon, UPDATE, reply())
     script(daemon, INSPECT, reply())
     for _ in range(2):

@@ -117,7 +117,7 @@ async def test_half_sent_request_is_waited_for_if_its_rest_can_come(node: Node, 
 
 
 @unavailable
-async def test_request_that_is_not_yet_read_is_answered_without_a_daemon(node: Node) -> None:
+async def test_unread_request_is_answered_without_a_daemon(node: Node) -> None:
     client, silent = await accepted(node), await accepted(node)
     client.send(PING)
     stop = stopping(node)
