@@ -1,6 +1,7 @@
 """One connection: what passes, is held, may close (relay-rules B1 to B4, B6 to B9, B11, C2, C5; fault matrix X2)."""
 
 import weakref
+from typing import Any
 
 import pytest
 
@@ -166,11 +167,6 @@ PASSING: dict[str, list[Step]] = {
 }
 
 
-@pytest.mark.parametrize("steps", PASSING.values(), ids=PASSING)
-def test_passing(steps: list[Step]) -> None:
-    converse(steps, holds=())
-
-
 # Of a chunk that breaks, as much has passed as came in earlier reads: these are not cut. The daemon never has the whole
 # request: dockerd sees the end of the connection inside its body.
 BREAKING: dict[str, list[Step]] = {
@@ -193,11 +189,6 @@ BREAKING: dict[str, list[Step]] = {
         client(BROKEN_CHUNK, to_client=EOF),
     ],
 }
-
-
-@pytest.mark.parametrize("steps", BREAKING.values(), ids=BREAKING)
-def test_body_that_breaks_has_one_answer_at_most(steps: list[Step]) -> None:
-    converse(steps, WAYS, limit=1).leave()
 
 
 HELD: dict[str, list[Step]] = {
@@ -343,9 +334,14 @@ HELD: dict[str, list[Step]] = {
 }
 
 
-@pytest.mark.parametrize("steps", HELD.values(), ids=HELD)
-def test_held(steps: list[Step]) -> None:
-    converse(steps).leave()
+TABLES: list[tuple[dict[str, list[Step]], dict[str, Any]]] = [(PASSING, {"holds": ()}), (HELD, {})]
+TABLES += [(BREAKING, {"ways": WAYS, "limit": 1})]
+ROWS = {name: (steps, options) for table, options in TABLES for name, steps in table.items()}
+
+
+@pytest.mark.parametrize(("steps", "options"), ROWS.values(), ids=ROWS)
+def test_conversation(steps: list[Step], options: dict[str, Any]) -> None:
+    converse(steps, **options).leave()
 
 
 LONG_CREATE = request("POST", "/containers/create", body=b'{"Image":"i", "Cmd":[]}')
@@ -465,10 +461,7 @@ CLOSED: dict[str, tuple[list[Step], bool, Reply]] = {
 
 @pytest.mark.parametrize(("steps", "ended", "reply"), CLOSED.values(), ids=CLOSED)
 def test_reply_of_a_call_whose_client_or_daemon_closes(steps: list[Step], ended: bool, reply: Reply) -> None:
-    play = converse([client(START, held=1)])
-    for step in steps:
-        step.act(play)
-        assert play.effects() == step[1:4]
+    play = converse([client(START, held=1), *steps])
     play.act()
     play.call.connection_lost()
     play.act()
