@@ -123,12 +123,12 @@ async def test_parent_of_a_pod_that_another_proxy_hooked_is_the_daemons(node: No
 REMOVE = "DELETE /containers/{ref}"
 
 
-async def unanswered(node: Node, route: str, action: str, reference: str, body: bytes = b"", done: bool = True) -> None:
+async def unanswered(node: Node, route: str, action: str, reference: str, done: bool) -> None:
     """Send a call that the daemon carries out or not (``done``), and never answers."""
     node.dockerd.inject(route, Injection(raw=None if done else b"", cut_after_bytes=0, times=1))
     target = f"{node.prefix}/containers/{reference}"
-    sent = request("DELETE", f"{target}?force=1") if route == REMOVE else request("POST", f"{target}/{action}", body)
-    client = await node.sends(sent)
+    method, target = ("DELETE", f"{target}?force=1") if route == REMOVE else ("POST", f"{target}/{action}")
+    client = await node.sends(request(method, target))
     assert await client.ended() == b""
 
 

@@ -210,6 +210,7 @@ UNREADABLE: dict[str, tuple[list[str], list[str]]] = {
     "the body is not a JSON object": (["[]", "null"], ["[]"]),
     "HostConfig is not a JSON object": (['{"HostConfig":[]}'], []),
     "HostConfig twice": (['{"HostConfig":{},"hostconfig":{}}'], []),
+    "Memory twice": (['{"HostConfig":{"Memory":1,"memory":1}}'], ['{"Memory":1,"memory":1}']),
     "CpuShares twice": (['{"HostConfig":{"CpuShares":1,"cpushares":1}}'], ['{"CpuShares":1,"cpushares":1}']),
     "Memory is not a whole number": (['{"HostConfig":{"Memory":"1"}}'], ['{"Memory":[]}']),
     "MemorySwap is not a whole number": ([f'{{"HostConfig":{{"MemorySwap":{swap}}}}}' for swap in ("1.0", "true")], []),
