@@ -9,19 +9,16 @@ from typing import Any
 import pytest
 
 from runtimeproxy.core.call import Unreadable
-from runtimeproxy.core.store import Store
 from runtimeproxy.core.sync import Listed
 from runtimeproxy.docker import sync as module
-from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.messages import Driver
 from runtimeproxy.docker.sync import Lookup
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
-from tests.docker.bodies import CONTAINER, PARENT, POD, SYSTEMD_PARENT
-from tests.docker.node import INSPECT
-from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
+from tests.docker.bodies import CONTAINER, PARENT, POD
+from tests.docker.node import INSPECT, Node
+from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import dockershim_bodies as bodies
-from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.dockerd_wire import Injection
 
 INFO, IMAGE = "GET /info", "GET /images/{ref}/json"
@@ -29,23 +26,17 @@ PLAIN_BODY = {"Image": BUSYBOX_IMAGE}
 NOBODY = "f" * 64
 
 
-class Rig:
-    """A Lookup with a fake daemon that has a pod with a container."""
+class Rig(Node):
+    """A node that knows nothing; its daemon has a pod with a container."""
 
-    def __init__(self, dockerd: FakeDockerd) -> None:
-        self.dockerd = dockerd
-        self.store = Store()
-        self.backend = Backend(dockerd.socket_path)
-        self.lookup = Lookup(self.backend, self.store)
-        self.driver = dockerd.state.cgroup_driver
-        self.parent = SYSTEMD_PARENT if self.driver == "systemd" else PARENT
-        pod = replace(POD, cgroup_parent=self.parent)
-        self.pod_id = self.create(bodies.sandbox_name(pod), bodies.sandbox_body(pod, PAUSE_IMAGE, self.driver))
-        body = bodies.container_body(pod, CONTAINER, self.pod_id, self.driver)
-        self.container_id = self.create(bodies.container_name(pod, CONTAINER), body)
+    pod_id = container_id = ""
 
-    def create(self, name: str, body: dict[str, Any]) -> str:
+    def make(self, name: str, body: dict[str, Any]) -> str:
         return self.dockerd.state.create(name, body).id
+
+    @property
+    def lookup(self) -> Lookup:
+        return self.front._lookup
 
     def answers(self, route: str, body: bytes) -> None:
         raw = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
@@ -54,7 +45,7 @@ class Rig:
     def queried(self, route: str) -> int:
         return len(self.dockerd.requests(route))
 
-    async def container(self, reference: str) -> ContainerInfo:
+    async def read(self, reference: str) -> ContainerInfo:
         found = await self.lookup.container(reference)
         assert found is not None
         assert found.container is not None
@@ -63,10 +54,10 @@ class Rig:
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with FakeDockerd(str(tmp_path / "docker.sock")) as dockerd:
-        rig = Rig(dockerd)
+    async with Rig(tmp_path, follows=False) as rig:
+        rig.pod_id, rig.container_id = await rig.made()
+        rig.forget()
         yield rig
-        await rig.backend.close()
 
 
 async def test_what_the_store_has_is_not_changed(rig: Rig) -> None:
@@ -83,7 +74,7 @@ async def test_what_the_store_has_is_not_changed(rig: Rig) -> None:
     rig.store.forget(rig.container_id)
     hooked = PodInfo(id=rig.pod_id, cgroup_parent="/hooked")
     rig.store.commit(Subject(PodRecord(replace(hooked, cgroup_parent="/requested"), hooked)))
-    assert (await rig.container(rig.container_id)).cgroup_parent == PARENT, "it is the container's own"
+    assert (await rig.read(rig.container_id)).cgroup_parent == PARENT, "it is the container's own"
 
 
 @pytest.mark.parametrize("reference", ["nobody", NOBODY, ".."])
@@ -97,7 +88,7 @@ async def test_what_the_daemon_does_not_have_is_none(rig: Rig, reference: str) -
 
 async def test_pod_without_a_cgroup_parent_runs_where_its_container_does(rig: Rig) -> None:
     """An unknown parent is None; the empty one is the daemon's default."""
-    pod = json.loads((await rig.backend.inspect(rig.pod_id)) or b"")
+    pod = (await rig.fetch("GET", f"/containers/{rig.pod_id}/json")).json
     del pod["HostConfig"]["CgroupParent"]
     rig.answers(INSPECT, json.dumps(pod).encode())
     found = await rig.lookup.container(rig.pod_id)
@@ -108,20 +99,20 @@ async def test_pod_without_a_cgroup_parent_runs_where_its_container_does(rig: Ri
 
 
 async def test_pods_and_their_containers_are_listed_apart_and_nothing_else(rig: Rig) -> None:
-    rig.create("odd", {**PLAIN_BODY, "Labels": {"io.kubernetes.docker.type": "something else"}})
+    rig.make("odd", {**PLAIN_BODY, "Labels": {"io.kubernetes.docker.type": "something else"}})
     assert await rig.lookup.listed() == Listed([rig.pod_id], [rig.container_id])
 
 
 async def test_image_is_read_once_for_all_its_containers(rig: Rig) -> None:
     for number in range(3):
         body = bodies.container_body(POD, replace(CONTAINER, attempt=number + 5), rig.pod_id, "cgroupfs")
-        again = rig.create(f"again{number}", body)
-        assert (await rig.container(again)).envs == {"A": "1", "B": "2"}, "without the image's PATH"
+        again = rig.make(f"again{number}", body)
+        assert (await rig.read(again)).envs == {"A": "1", "B": "2"}, "without the image's PATH"
     assert rig.queried(IMAGE) == 2, "the container's image, and the sandbox's"
     rig.dockerd.state.images.by_name.clear()
     rig.lookup._images.clear()
     for _ in range(2):
-        assert (await rig.container(rig.container_id)).envs == {"A": "1", "B": "2", "PATH": "/bin"}
+        assert (await rig.read(rig.container_id)).envs == {"A": "1", "B": "2", "PATH": "/bin"}
     assert rig.queried(IMAGE) == 6
 
 
@@ -130,9 +121,9 @@ async def test_memories_of_images_and_plain_containers_are_bounded(rig: Rig, mon
     monkeypatch.setattr(module, "REMEMBERED", 2)
     for _ in range(2):
         assert await rig.lookup.pod(rig.pod_id) is not None
-        await rig.container(rig.container_id)
+        await rig.read(rig.container_id)
     assert rig.queried(IMAGE) > 2
-    plain = [rig.create(f"plain{number}", PLAIN_BODY) for number in range(3)]
+    plain = [rig.make(f"plain{number}", PLAIN_BODY) for number in range(3)]
     for container_id in plain:
         assert await rig.lookup.read(container_id) is None
     assert [rig.lookup.is_plain(container_id) for container_id in plain] == [False, True, True]
@@ -141,7 +132,7 @@ async def test_memories_of_images_and_plain_containers_are_bounded(rig: Rig, mon
 async def test_b10_plain_container_is_cached_by_its_full_id(rig: Rig) -> None:
     rig.dockerd.inject(INFO, Injection(status=500))
     rig.dockerd.inject(IMAGE, Injection(status=500))
-    plain = rig.create("plain", PLAIN_BODY)
+    plain = rig.make("plain", PLAIN_BODY)
     assert await rig.lookup.read("plain") is None
     assert (rig.lookup.is_plain(plain), rig.lookup.is_plain("plain")) == (True, False)
     assert (rig.queried(INFO), rig.queried(IMAGE)) == (0, 0)
