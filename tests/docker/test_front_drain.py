@@ -7,7 +7,7 @@ import pytest
 from runtimeproxy.relay import drain
 from tests.docker.client import Client, request
 from tests.docker.messages import error
-from tests.docker.node import CREATE, Node, id_of, unavailable, written
+from tests.docker.node import CREATE, Node, id_of, on_node, unavailable, written
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_client import until
 from tests.fakes.dockerd_wire import Injection
@@ -92,6 +92,19 @@ async def accepted(node: Node) -> Client:
     return client
 
 
+@on_node({}, {"unavailable": True})
+async def test_new_client_may_still_send_its_first_request(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "NOTICE_SECONDS", 1000.0)  # never in this test
+    early, silent = await accepted(node), await accepted(node)
+    stop = stopping(node)
+    await asyncio.sleep(NOTICE_SECONDS / 6)
+    early.send(PING)
+    assert (await early.answer("GET")).status == (502 if node.unavailable else 200)
+    monkeypatch.setattr(drain, "NOTICE_SECONDS", NOTICE_SECONDS)
+    assert [await early.ended(), await silent.ended()] == [b"", b""]
+    await stopped(stop)
+
+
 HALF_SENT: list[tuple[dict[str, bool], bytes, bool]] = [({"unavailable": True}, PING, True)]
 HALF_SENT += [({}, sent, waits) for sent in (PING, UPLOAD) for waits in (True, False)]
 
@@ -118,9 +131,8 @@ async def test_half_sent_request_is_waited_for_if_its_rest_can_come(node: Node, 
 
 @unavailable
 async def test_unread_request_is_answered_without_a_daemon(node: Node) -> None:
-    client, silent = await accepted(node), await accepted(node)
+    client = await accepted(node)
     client.send(PING)
     stop = stopping(node)
     assert error(await client.ended())[0] == 502
-    assert await silent.ended() == b""
     await stopped(stop)
