@@ -1,22 +1,39 @@
 """The Docker front: which requests it holds, which hook servers it calls, what passes (relay-rules B10), clients that
-leave, HTTP/2 (relay-rules B4).
+leave, HTTP/2 (relay-rules B4), drains, a daemon that is not reachable.
 """
 
+import asyncio
 import logging
 import socket
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runtimeproxy.docker import front
 from runtimeproxy.docker.exchange import DAEMON_AWAY
-from runtimeproxy.docker.front import DockerConnection
-from runtimeproxy.docker.parsers import PREFACE
+from runtimeproxy.docker.front import BadGateway, DockerConnection
 from runtimeproxy.model.fields import HookAnswer
 from runtimeproxy.plugins.registration import FailurePolicy
+from runtimeproxy.relay import drain
+from runtimeproxy.relay.drain import Drainable
+from tests.docker import messages as m
 from tests.docker.client import Client, request
-from tests.docker.messages import chunks
-from tests.docker.node import CREATE, INSPECT, START, GatedClient, Node, id_of, unavailable, unfollowed, written
+from tests.docker.messages import PING, chunks, error
+from tests.docker.node import (
+    CREATE,
+    INSPECT,
+    START,
+    GatedClient,
+    Node,
+    id_of,
+    on_node,
+    unavailable,
+    unfollowed,
+    written,
+)
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_client import until
@@ -299,7 +316,7 @@ async def test_ambiguous_request_is_refused_and_counted(node: Node) -> None:
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
 async def test_http2_client_goes_round_the_hooks_or_away(node: Node, policy: FailurePolicy) -> None:
     node.plugins.add("a", policy=policy, points=("PostStopPodSandbox",))
-    client = await node.sends(PREFACE + b"SM\r\n\r\n")
+    client = await node.sends(m.PREFACE)
     answer = await client.ended()  # the fake daemon speaks no HTTP/2
     assert (answer == b"") is (policy is FAIL)
     assert node.metrics.total("http2_tunnels") == 1
@@ -311,7 +328,7 @@ async def test_http2_client_is_closed_when_a_plugin_with_policy_fail_comes(node:
         daemon.bind(node.dockerd.socket_path)
         daemon.listen()  # it answers nothing, like a daemon that speaks HTTP/2
         http2, http1 = await node.client(), await node.client()
-        http2.send(PREFACE + b"SM\r\n\r\n")
+        http2.send(m.PREFACE)
         http1.send(request("GET", "/events"))
         await until(lambda: len(node.front.http2) == 1)
         for policy, left in ((IGNORE, 1), (FAIL, 0)):
@@ -320,3 +337,221 @@ async def test_http2_client_is_closed_when_a_plugin_with_policy_fail_comes(node:
             await until(lambda left=left: len(node.front.http2) == left)  # type: ignore[misc]
         assert await http2.ended() == b""
         await until(lambda: len(node.front.connections) == 1)
+
+
+# ---- how a connection ends: never between a request and its answer (promise 19)
+
+
+PING_ROUTE = "GET /_ping"
+UPLOAD = request("POST", "/build", b"x" * 100)
+NOTICE_SECONDS = 0.3
+LIMIT_SECONDS = 20.0
+QUICK_SECONDS = 10.0
+"""Seconds, far below the limit, also on a busy machine."""
+
+
+@pytest.fixture
+def _times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "NOTICE_SECONDS", NOTICE_SECONDS)
+    monkeypatch.setattr(drain, "ANSWER_SECONDS", 0.1)
+
+
+def drains(test: Callable[..., Any]) -> Any:
+    return pytest.mark.slow(pytest.mark.usefixtures("_times")(test))
+
+
+def stopping(node: Node) -> "asyncio.Task[None]":
+    return asyncio.create_task(node.stop(LIMIT_SECONDS))
+
+
+async def stopped(stop: "asyncio.Task[None]", *clients: Client) -> None:
+    """Wait until the front has stopped, which clients see as EOF, long before the limit."""
+    for client in clients:
+        await client.ended()
+    await asyncio.wait_for(stop, QUICK_SECONDS)
+
+
+async def used(node: Node) -> Client:
+    """Return a connection on which a request was answered."""
+    client = await node.client()
+    assert (await client.fetch("GET", "/_ping")).status == 200
+    return client
+
+
+@drains
+@pytest.mark.parametrize("queries", [False, True])
+async def test_kept_connection_ends_and_what_has_been_sent_is_answered(node: Node, queries: bool) -> None:
+    """The request is not yet read when the drain begins."""
+    client = await used(node)
+    stop = stopping(node)
+    client.send(PING * queries)
+    for _ in range(queries):
+        assert (await client.answer("GET")).status == 200
+    assert await client.ended() == b""
+    await stopped(stop)
+    await until(lambda: node.dockerd.connections == 0)
+
+
+@drains
+async def test_daemon_does_not_see_an_end_that_is_ours(node: Node) -> None:
+    """EOF by the drain might end a call at the daemon, whether it passes or was held."""
+    hang = node.dockerd.inject(PING_ROUTE, Injection(hang=True))
+    made = node.dockerd.inject(CREATE, Injection(hang=True))
+    hook = node.plugins.gated("a")
+    passing, holding = await node.client(), await node.client()
+    passing.send(PING)
+    holding.send(request("POST", f"/containers/create?name={bodies.sandbox_name(node.pod)}", written(node.pod_body())))
+    await until(lambda: hang.hanging == 1 and hook.waiting == 1)
+    stop = stopping(node)
+    await asyncio.sleep(0.05)
+    with pytest.raises(BrokenPipeError):  # a later request is not taken
+        passing.writer.get_extra_info("socket")._sock.send(PING)
+    hook.gate.set()
+    await until(lambda: made.hanging == 1)
+    await asyncio.sleep(0.05)
+    assert not any(received.cancelled for received in node.dockerd.received)
+    hang.release()
+    made.release()
+    assert (await passing.answer("GET")).status == 200
+    assert id_of(await holding.answer())
+    await stopped(stop)
+    assert node.store.counts() == (1, 0)
+
+
+async def accepted(node: Node) -> Client:
+    """Return a connection that has sent nothing yet."""
+    count, client = len(node.front.connections), await node.client()
+    await until(lambda: len(node.front.connections) > count)
+    return client
+
+
+@drains
+@on_node({}, {"unavailable": True})
+async def test_new_client_may_still_send_its_first_request(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "NOTICE_SECONDS", 1000.0)  # never in this test
+    early, silent = await accepted(node), await accepted(node)
+    stop = stopping(node)
+    await asyncio.sleep(NOTICE_SECONDS / 6)
+    early.send(PING)
+    assert (await early.answer("GET")).status == (502 if node.unavailable else 200)
+    monkeypatch.setattr(drain, "NOTICE_SECONDS", NOTICE_SECONDS)
+    assert [await early.ended(), await silent.ended()] == [b"", b""]
+    await stopped(stop)
+
+
+HALF_SENT: list[tuple[dict[str, bool], bytes, bool]] = [({"unavailable": True}, PING, True)]
+HALF_SENT += [({}, sent, waits) for sent in (PING, UPLOAD) for waits in (True, False)]
+
+
+@drains
+@pytest.mark.parametrize(("node", "sent", "waits"), HALF_SENT, indirect=["node"])
+async def test_half_sent_request_is_waited_for_if_its_rest_can_come(node: Node, sent: bytes, waits: bool) -> None:
+    """The rest cannot come where the first part comes just before a proxy with a daemon shuts down the reading side."""
+    client = await (accepted(node) if node.unavailable else used(node))
+    if waits:
+        client.send(sent[:-5])
+        await asyncio.sleep(0.02)
+    stop = stopping(node)
+    if waits:
+        await asyncio.sleep(2 * NOTICE_SECONDS)
+        assert not stop.done()
+        client.send(sent[-5:])
+        answer = await client.answer("GET" if sent is PING else "POST")
+        assert answer.status == 502 if node.unavailable else answer.status < 500
+    else:
+        client.send(sent[:-5])
+    await stopped(stop, client)
+    assert not node.front.connections
+
+
+@drains
+@unavailable
+async def test_unread_request_is_answered_without_a_daemon(node: Node) -> None:
+    client = await accepted(node)
+    client.send(PING)
+    stop = stopping(node)
+    assert error(await client.ended())[0] == 502
+    await stopped(stop)
+
+
+# ---- a daemon that is not reachable: 502, after a wait that is limited
+
+
+@pytest.fixture
+async def waiting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[socket.socket]:
+    monkeypatch.setattr(front, "WAIT_SECONDS", getattr(request, "param", front.WAIT_SECONDS))
+    near, far = socket.socketpair()
+    far.setblocking(False)
+    connections: set[Drainable] = set()
+    BadGateway(asyncio.get_running_loop(), near, connections)
+    assert len(connections) == 1
+    yield far
+    far.close()
+    await until(lambda: near.fileno() < 0)
+    assert not connections
+
+
+async def answered(waiting: socket.socket, sent: bytes = b"") -> bytes:
+    """Send bytes, and read until EOF."""
+    data, loop = b"", asyncio.get_running_loop()
+    async with asyncio.timeout(20):
+        if sent:
+            await loop.sock_sendall(waiting, sent)
+        while section := await loop.sock_recv(waiting, 65536):
+            data += section
+    return data
+
+
+ANSWERED = {
+    "with half a body": (m.CREATE[:-3], 502),
+    "two": (PING + PING, 502),
+    "one that waits for 100": (m.request("POST", "/images/load", m.EXPECT, body=b"x" * 100_000), 502),
+    "a bad head": (b"GET / nonsense\r\n\r\n", 400),
+    "a bad beginning": (b"\0", 400),
+    "HTTP/2": (m.PREFACE, 505),
+    "a head without end": (b"x" * (1 << 20), 431),
+}
+
+
+@pytest.mark.parametrize(("sent", "status"), ANSWERED.values(), ids=ANSWERED)
+async def test_request_is_answered_and_the_end_follows(waiting: socket.socket, sent: bytes, status: int) -> None:
+    notified, closes, body = error(await answered(waiting, sent))
+    assert (notified, closes) == (status, True)
+    if status == 502:
+        assert b"dockerd" in body
+        assert b"--remote-runtime-service-endpoint" in body
+
+
+async def test_head_may_come_byte_by_byte_and_nothing_is_sent_before(waiting: socket.socket) -> None:
+    head = m.request("HEAD", "/_ping")
+    for octet in head[:-1]:
+        waiting.send(bytes((octet,)))
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    with pytest.raises(BlockingIOError):
+        waiting.recv(1)
+    answer = await answered(waiting, head[-1:])
+    assert answer.startswith(b"HTTP/1.1 502 Bad Gateway\r\n")
+    assert answer.endswith(b"\r\n\r\n"), "the answer to HEAD has no body"
+
+
+@pytest.mark.parametrize(("waiting", "half_closes"), [(front.WAIT_SECONDS, True), (0.03, False)], indirect=["waiting"])
+@pytest.mark.parametrize("sent", [PING, PING[:-1], b""])
+async def test_client_that_stays_or_sends_no_more_is_closed(
+    waiting: socket.socket, half_closes: bool, sent: bytes
+) -> None:
+    waiting.send(sent)
+    if half_closes:
+        waiting.shutdown(socket.SHUT_WR)
+    assert bool(await answered(waiting)) is (sent == PING)
+
+
+async def test_bytes_after_the_answer_are_not_retained(waiting: socket.socket) -> None:
+    assert error(await answered(waiting, PING))[0] == 502
+    data = b"x" * 5_000_000
+    tracemalloc.start()
+    try:
+        await asyncio.get_running_loop().sock_sendall(waiting, data)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
