@@ -1,5 +1,9 @@
 """The complete create bodies that dockershim sends for a pod and its container, and the values to be read from them."""
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
 from runtimeproxy.model.fields import ContainerInfo, PodInfo, Resources
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as shim
@@ -51,3 +55,17 @@ REPORTED = ContainerInfo(
     pod_id=SANDBOX, name="main", attempt=2, annotations=ANNOTATIONS, resources=REQUESTED, envs={"A": "1", "B": "2"}
 )
 """The values of ``CONTAINER`` in a hook message."""
+NO_DOCUMENTS = [b"", b"canary", b"[]", b"null", b"5", b'"canary"', b"{} {}", b'{"a":"\xff"}', b"[" * 100_000]
+"""Bytes that are not a JSON object."""
+
+
+def changed(body: Mapping[str, Any], changes: Mapping[str, object]) -> dict[str, Any]:
+    """Return a copy of a body with other values at paths, whose keys are separated by slashes."""
+    copy: dict[str, Any] = json.loads(json.dumps(body))
+    for path, value in changes.items():
+        *parents, last = path.split("/")
+        inner = copy
+        for key in parents:
+            inner = inner[key]
+        inner[last] = value
+    return copy

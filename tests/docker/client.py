@@ -40,11 +40,6 @@ def request(method: str, target: str, body: bytes = b"", *lines: str) -> bytes:
     return "\r\n".join([*head, *lines, "", ""]).encode() + body
 
 
-def chunked(body: bytes, size: int = 7) -> bytes:
-    parts = [body[at : at + size] for at in range(0, len(body), size)]
-    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (*parts, b""))
-
-
 class Client:
     """One connection."""
 

@@ -6,23 +6,16 @@ Each request is answered when it is complete, so that nothing stays unread after
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, NamedTuple
+from itertools import accumulate, pairwise
+from typing import Any
 
 from hypothesis import strategies as st
 
 from runtimeproxy.core.call import MemoryBudget
 from runtimeproxy.docker.exchange import Exchange, Known, Shared
 from runtimeproxy.docker.parsers import Requests
-from runtimeproxy.wire import http1
-from runtimeproxy.wire.http1 import BadMessage, Framing, RequestHead, Rule
+from runtimeproxy.wire.http1 import BadMessage, Rule
 from tests.docker.forms import FORMS, SECRET, TARGETS, stream
-
-
-class Followed(NamedTuple):
-    head: RequestHead
-    body: bytes
-    """Without chunking, as far as it was received."""
 
 
 @dataclass
@@ -34,9 +27,7 @@ class Connection:
     """Why the connection was refused."""
     inside: bool = False
     """True if it was refused inside a body: an answer of the daemon may have begun then."""
-    http2: bool = False
-    ready: list[object] = field(default_factory=list)
-    _begun: list[tuple[Exchange, int]] = field(default_factory=list)
+    begun: list[Exchange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.shared = Shared(MemoryBudget(), Known(), {}, lambda route: False, bool)
@@ -45,28 +36,14 @@ class Connection:
         self._requests = Requests(reader)
 
     def feed(self, data: bytes, sizes: Iterable[int] = ()) -> None:
-        """Read bytes in parts of these sizes, and the rest in one."""
-        places = [0]
-        for size in sizes:
-            places.append(places[-1] + size)
-        for start, end in pairwise([*(place for place in places if place < len(data)), len(data)]):
+        """Read bytes in parts of these sizes, and the rest in one; answer each request."""
+        places = [place for place in accumulate(sizes, initial=0) if place < len(data)]
+        for start, end in pairwise([*places, len(data)]):
             self._requests.feed(data[start:end])
-            self._answer()
-
-    def _answer(self) -> None:
-        count = -1
-        while len(self._begun) > count and self.rule is None:
-            count = len(self._begun)
-            if self._begun:
-                self._requests.answered(self._begun[-1][0])
-
-    def followed(self) -> list[Followed]:
-        places = [place for _, place in self._begun] + [len(self.to_daemon) + 1]
-        return [
-            Followed(head, _payload(head, b"".join(self.to_daemon[start : end - 1])))
-            for (exchange, start), end in zip(self._begun, places[1:], strict=True)
-            if (head := exchange.head) is not None
-        ]
+            count = 0
+            while len(self.begun) > count and self.rule is None:
+                count = len(self.begun)
+                self._requests.answered(self.begun[-1])
 
     def cut(self, data: bytes) -> bool:
         """Return whether the last bytes were only the beginning of a head, which is not passed on."""
@@ -74,30 +51,21 @@ class Connection:
 
     @property
     def targets(self) -> list[str]:
-        return [exchange.head.target for exchange, _ in self._begun if exchange.head is not None]
+        return [exchange.head.target for exchange in self.begun if exchange.head is not None]
 
     # Called by ``Requests``
 
     tunnel = refused = finished = False
 
     def append(self, exchange: Exchange) -> None:
-        """Called on ``pending``: record where the request's body begins."""
-        self._begun.append((exchange, len(self.to_daemon)))
+        """Called on ``pending``."""
+        self.begun.append(exchange)
 
     def speaks_http2(self) -> bool:
-        self.http2 = True
         return True
 
     def unreadable(self, error: BadMessage, inside: Exchange | None) -> None:
         self.rule, self.inside = error.rule, inside is not None
-
-
-def _payload(head: RequestHead, raw: bytes) -> bytes:
-    if head.framing is not Framing.CHUNKED:
-        return raw
-    parts: list[bytes | bytearray] = []
-    http1.ChunkedBody(parts.append).feed(raw)
-    return b"".join(parts)
 
 
 def follow(data: bytes, sizes: Iterable[int] = ()) -> Connection:

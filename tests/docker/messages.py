@@ -49,7 +49,6 @@ CREATE = request("POST", "/v1.41/containers/create?name=box", "Content-Type: app
 START = request("POST", f"/v1.41/containers/{ID}/start")
 STOP = request("POST", f"/v1.41/containers/{ID}/stop?t=10", body=b"")
 ATTACH = request("POST", f"/v1.41/containers/{ID}/attach?stream=1", *UPGRADE)
-EXEC = request("POST", f"/v1.41/exec/{ID}/start", "Content-Type: application/json", body=b'{"Detach":false}')
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 EARLY = head("HTTP/1.1 103 Early Hints", "Link: x")

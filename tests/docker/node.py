@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pytest
@@ -25,7 +24,7 @@ from runtimeproxy.relay.listener import listen
 from runtimeproxy.relay.rpc.connection import Peer
 from tests.docker.bodies import CONTAINER, POD, SYSTEMD_PARENT
 from tests.docker.client import Answer, Client
-from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
+from tests.engines.images import PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.dockerd_client import until
@@ -80,7 +79,7 @@ class Plugins(FakePlugins):
 
 @dataclass(eq=False)
 class Node:
-    """A proxy in Docker mode; the daemon runs from the start unless ``bad_gateway``."""
+    """A proxy in Docker mode; the daemon runs from the start unless ``unavailable``."""
 
     folder: Path
     cgroup_driver: str = "cgroupfs"
@@ -91,19 +90,18 @@ class Node:
     """True to follow the daemon's events from the start; its cgroup driver is known then."""
     prefix: str = "/v1.41"
     """The version prefix of every path; "" for none. Engine 29 accepts versions from 1.44 on."""
-    plugins: Plugins = field(default_factory=Plugins)
     stopped: bool = False
 
     def __post_init__(self) -> None:
         self._clients: list[Client] = []
         self.dockerd = FakeDockerd(str(self.folder / "docker.sock"), cgroup_driver=self.cgroup_driver)
         self.pod = replace(POD, cgroup_parent=SYSTEMD_PARENT) if self.cgroup_driver == "systemd" else POD
+        self.plugins, self.store = Plugins(), Store()
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         if not self.unavailable:
             await self.dockerd.start()
-        self.store = Store()
         self.metrics = Metrics(loop.time)
         dispatcher = Dispatcher(self.plugins, self.metrics, loop.time, BUDGET_SECONDS)
         self.lifecycle = Lifecycle(self.store, dispatcher, self.metrics, ("skip", "true"), loop.time)
@@ -118,9 +116,7 @@ class Node:
             await self.follow()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *details: object) -> None:
         self._acceptor.stop()
         for client in self._clients:
             await client.close()
@@ -197,10 +193,6 @@ class Node:
             assert (await self.act("start", made)).status == 204
         self.plugins.queried.clear()
         return both
-
-    async def plain(self, name: str = "plain") -> str:
-        """Create a container without a pod; return its id."""
-        return id_of(await self.create(name, {"Image": BUSYBOX_IMAGE}))
 
     async def updated_by_others(self, container_id: str) -> int:
         """Update a container as another client of the daemon; return how many such updates were counted before."""

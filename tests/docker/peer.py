@@ -15,6 +15,7 @@ from runtimeproxy.docker.reader import Reader
 from runtimeproxy.wire.http1 import Send
 from tests.docker.messages import EOF, error, ours
 
+CUT_BYTES = 10_000
 _OURS = re.compile(rb'HTTP/1\.1 [^\r]+\r\n(?:[^\r]+\r\n)+\r\n\{"message": "[^"]*"\}\n')
 PlainHeld: Any = type("PlainHeld", (DockerHeld,), dict.fromkeys(DockerHeld.__abstractmethods__))
 
@@ -25,13 +26,17 @@ class Side:
 
     feed: Callable[[bytes], None]
     out: list[bytes]
+    octets: bool = False
+    """True to send a part of up to ``CUT_BYTES`` byte by byte."""
     buffer: bytes = b""
     ended: bool = False
     """True once it has seen EOF."""
 
     def sends(self, *parts: bytes) -> None:
         for part in filter(None, parts):
-            self.feed(part)
+            size = 1 if self.octets and len(part) <= CUT_BYTES else len(part)
+            for at in range(0, len(part), size):
+                self.feed(part[at : at + size])
 
     def take(self, data: bytes | bytearray) -> None:
         assert not (data and self.ended), "bytes follow the EOF"
@@ -61,6 +66,7 @@ class Play:
     limit: int = PROCESS_LIMIT
     known: Known = field(default_factory=Known)
     budget: MemoryBudget | None = None
+    octets: bool = False
     shared: bool = False
     """True to read into a buffer that is used again, and to offer bytes to pass from there."""
     http2_may_pass: bool = True
@@ -81,8 +87,8 @@ class Play:
         self.reader = Reader(
             Shared(self.memory, self.known, kinds, self._intercepts, self._admit_http2), self.wake, self._redial
         )
-        self.client = Side(self._of_client, self.reader.to_client)
-        self.daemon = Side(self._of_daemon, self.reader.to_daemon)
+        self.client = Side(self._of_client, self.reader.to_client, self.octets)
+        self.daemon = Side(self._of_daemon, self.reader.to_daemon, self.octets)
 
     def _intercepts(self, route: Route) -> bool:
         return route.action in self.holds
@@ -106,8 +112,6 @@ class Play:
             match self.reader.ready.popleft():
                 case DockerHeld() as call if call.reply is not None:
                     self.settled_calls.append(call)
-                    if call.is_plain:
-                        call.answer()
                 case DockerHeld() as call:
                     assert call not in self.calls, "reported twice"
                     self.calls.append(call)
@@ -256,13 +260,20 @@ def on_held(act: Callable[[DockerHeld], object], sends: Step, **effects: Any) ->
     return Step(do, **effects)
 
 
-def converse(steps: Iterable[Step], **options: Any) -> Play:
-    """Play the steps on a connection with a shared read buffer, then on one without; return the latter."""
+WAYS: tuple[dict[str, Any], ...] = ({"shared": True}, {"known": Known(longest=-1)}, {})
+CUT: tuple[dict[str, Any], ...] = ({"octets": True}, {"octets": True, "shared": True})
+
+
+def converse(steps: Iterable[Step], ways: Iterable[dict[str, Any]] = (*CUT, *WAYS), **options: Any) -> Play:
+    """Play the steps in each way, which must change no effect: byte by byte, in a shared read buffer, without a cache.
+
+    Return the last one, which has none of them.
+    """
     steps = tuple(steps)
-    for shared in (True, False):
-        play = Play(shared=shared, **options)
+    for way in ways:
+        play = Play(**options, **way)
         for number, step in enumerate(steps):
             step.act(play)
             effects = (*play.effects(), play.reading)
-            assert effects == step[1:], f"step {number}: {effects}"
+            assert effects == step[1:], f"step {number}, {way}: {effects}"
     return play

@@ -6,10 +6,11 @@ import pytest
 
 from runtimeproxy.core.call import MESSAGE_LIMIT, NO_ROOM, UNANSWERED, CallState, Reply, Unreadable
 from runtimeproxy.docker.exchange import KNOWN_BYTES, REPLY_LIMIT, Action, DockerHeld, Known
-from runtimeproxy.wire import JOINED_BYTES, http1
+from runtimeproxy.wire import http1
 from tests.docker import messages as m
-from tests.docker.messages import CHUNKED, CLOSE, CREATE, CREATED, NOT_FOUND, OK, PING, START, STOP, answer, request
+from tests.docker.messages import CHUNKED, CREATE, CREATED, OK, PING, START, STOP, answer, request
 from tests.docker.peer import (
+    WAYS,
     Play,
     Step,
     answered,
@@ -19,7 +20,6 @@ from tests.docker.peer import (
     ends,
     exchange,
     hold,
-    on_held,
     passes,
     refuse,
     release,
@@ -46,11 +46,7 @@ READABLE = [(CREATE, BODY), (IN_CHUNKS, BODY), (START, b""), (request("POST", TA
 @pytest.mark.parametrize(("sent", "body"), READABLE, ids=["sized", "in chunks", "no length", "no chunks"])
 def test_b8_request_is_read_and_released_wherever_it_is_cut(sent: bytes, body: bytes) -> None:
     """A chunked body is read without its chunking, and released with it; a changed one has a length."""
-    for place in range(1, len(sent) + 1):
-        play = converse([client(sent[:place], sent[place:] + PING, held=1)])
-        assert play.call.body == body
-        play.call.send_request(None)
-        assert play.daemon.got() == sent
+    assert converse([client(sent + PING, held=1), release(to_daemon=sent)]).call.body == body
     play = held(sent)
     play.call.send_request(b'{"new":1}')
     assert play.daemon.got() == http1.with_length(play.call.head.raw, 9) + b'{"new":1}'
@@ -111,7 +107,7 @@ def test_released_call_is_counted_until_its_answer_is_sent(body: bytes | None, i
 @pytest.mark.parametrize("client_ends", [False, True])
 def test_body_is_retained_only_after_earlier_answers(client_ends: bool) -> None:
     waiting = request("POST", "/containers/create", body=b"x" * 5_000)
-    for at in (1, 500, 4_999):
+    for at in (1, 4_999):
         play = converse([client(PING + waiting[:-at], to_daemon=PING)])
         assert play.memory.count == 0
         if not client_ends:
@@ -125,19 +121,6 @@ def test_body_is_retained_only_after_earlier_answers(client_ends: bool) -> None:
         assert play.call.body == b"x" * 5_000
         play.call.send_request(None)
         assert play.effects() == (OK, waiting + m.EOF * client_ends, 1)
-
-
-def test_b8_long_body_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    play = held(request("POST", TARGET, body=bytes(JOINED_BYTES + 1)), limit=2 * JOINED_BYTES)
-    top, body, out, written = play.call.head, play.call.body, play.reader.to_daemon, list[list[bytes]]()
-
-    def write() -> None:
-        written.append(list(out))
-        out.clear()
-
-    monkeypatch.setattr(play.reader, "wake", write)
-    play.call.send_request(None)
-    assert [[id(part) for part in parts] for parts in written] == [[id(top.raw)], [id(body)]]
 
 
 STATES: dict[CallState, Callable[[DockerHeld], object]] = {
@@ -162,16 +145,6 @@ def test_c1_only_the_first_transition_counts(state: CallState) -> None:
     assert (play.call.state, play.effects()) == (state, (b"", b"", 0))
 
 
-@pytest.mark.parametrize("sent", [CREATE, START, request("POST", TARGET, CLOSE, body=BODY)])
-def test_refusal_keeps_the_connection_unless_the_client_closes_it(sent: bytes) -> None:
-    play, closes = held(sent + PING), CLOSE.encode() in sent
-    play.call.send_refusal(500, "runtimeproxy: no")
-    assert m.error(play.client.got()) == (500, closes, b'{"message": "runtimeproxy: no"}\n')
-    assert (play.client.ended, play.daemon.got()) == (closes, b"" if closes else PING)
-    play.leave()
-    assert (play.call.reply, play.settled_calls) == (None, [])
-
-
 UPDATE = request("POST", f"/containers/{m.ID}/update", JSON, body=b'{"CpuShares":2}')
 REMOVE = request("DELETE", f"/containers/{m.ID}?force=1")
 AGREED = [(CREATE, 201, True), (CREATE, 409, False), (CREATE, 301, False), (UPDATE, 200, True), (UPDATE, 404, False)]
@@ -187,11 +160,6 @@ def test_daemon_agrees_with_this_status(sent: bytes, status: int, agreed: bool) 
     assert play.call.reply == Reply(agreed, body, no_op=not agreed and status == 304)
     play.call.answer()
     assert play.client.got() == replied
-
-
-def _pass_on(call: DockerHeld) -> None:
-    call.is_plain = True
-    call.send_request(None)
 
 
 def long_answer(sent: bytes) -> list[Step]:
@@ -219,18 +187,6 @@ REPLIES: dict[str, tuple[list[Step], Reply | None]] = {
         ],
         Reply(agreed=True, message=b'{"Id":"1","Warnings":[]}'),
     ),
-    "an answer may be sent within the read that completes it": (  # like the answer to a create without a pod
-        [
-            on_held(_pass_on, client(CREATE + CREATE + PING), to_daemon=CREATE, held=1),
-            daemon(CREATED, to_client=CREATED, to_daemon=CREATE, held=1),
-            daemon(NOT_FOUND, to_client=NOT_FOUND, to_daemon=PING),
-        ],
-        Reply(agreed=False, message=NOT_FOUND.partition(b"\r\n\r\n")[2]),
-    ),
-    "B9: a request that could not be sent did nothing": (
-        [client(CREATE, held=1), ends("daemon"), release(to_client=m.ours(502, closes=True) + m.EOF)],
-        Reply(agreed=False, no_op=True),
-    ),
 }
 
 
@@ -243,7 +199,7 @@ def test_call_without_room_that_is_refused_or_breaks_closes() -> None:
     refused = refuse(to_client=m.ours(500, closes=True) + m.EOF)
     assert converse([client(CREATE[:-1], held=1), refused, client(CREATE[-1:] + PING)], limit=5).call.reply is None
     broken = client(b"no chunk\r\n", to_client=m.ours(400, closes=True) + m.EOF)
-    assert converse([hold(IN_CHUNKS[:-12]), broken], limit=5).call.reply == UNANSWERED
+    assert converse([hold(IN_CHUNKS[:-12]), broken], WAYS, limit=5).call.reply == UNANSWERED
 
 
 def test_cached_messages_are_bounded() -> None:
@@ -258,21 +214,6 @@ def test_cached_messages_are_bounded() -> None:
     assert KNOWN_BYTES / 2 < play.known.answers.bytes <= KNOWN_BYTES
 
 
-NOT_CACHED = {
-    "in chunks": (PING, answer(200, CHUNKED, body=None) + m.chunks(b"x")),
-    "the last one": (PING, answer(200, CLOSE, body=b"last")),
-    "long": (PING, answer(200, body=b"x" * 1024)),
-    "interim": (PING, m.EARLY),
-    "two in one read": (PING + PING, OK + OK),
-    "to a request that is not cached": (request("M" * 10_000, "/"), answer(404, "Some: field", body=b"x")),
-}
-
-
-@pytest.mark.parametrize(("sent", "replied"), NOT_CACHED.values(), ids=NOT_CACHED)
-def test_answer_is_not_cached(sent: bytes, replied: bytes) -> None:
-    assert converse([exchange(sent, replied)], holds=()).known.answers == {}
-
-
 def test_request_that_may_be_held_is_not_cached() -> None:
     play = converse([exchange(START, m.NO_CONTENT)], holds=())
     play.holds = frozenset(Action)
@@ -283,14 +224,8 @@ def test_request_that_may_be_held_is_not_cached() -> None:
 @pytest.mark.parametrize("longest", [1024, 0], ids=["cached", "read each time"])
 def test_passing_request_is_counted_once_by_its_route(longest: int) -> None:
     play = Play(holds=(), known=Known(longest))
-    routes = {
-        "/v1.41/info": "/info",
-        "http://docker/version": "/version",
-        f"/containers/{m.ID}/top": "/containers/{id}/top",
-    }
-    for target in (*routes, "/x"):
-        for _ in range(3):
-            play.client.sends(request("GET", target))
-            play.daemon.sends(OK)
+    for target in ("/v1.41/info", "/v1.41/info", "http://docker/version", f"/containers/{m.ID}/top", "/x"):
+        play.client.sends(request("GET", target))
+        play.daemon.sends(OK)
     counted = {labels[0]: count for (name, labels), count in play.known.counters.items() if name == "calls_passed"}
-    assert counted == {**{f"GET {path}": 3 for path in routes.values()}, "other": 3}
+    assert counted == {"GET /info": 2, "GET /version": 1, "GET /containers/{id}/top": 1, "other": 1}

@@ -9,13 +9,20 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from runtimeproxy.docker.messages import RESOURCE_TABLE, Update, differing_in_create, edit_create, edit_update
+from runtimeproxy.docker.messages import (
+    RESOURCE_TABLE,
+    Driver,
+    Update,
+    differing_in_create,
+    driver,
+    edit_create,
+    edit_update,
+    to_cri,
+    to_docker,
+)
 from runtimeproxy.errors import WireError
-from runtimeproxy.model.fields import NO_ADJUSTMENT, NO_RESOURCES, RESOURCE_FIELDS, Adjustment, Resources, ResourceValue
-from tests.amounts import examples
+from runtimeproxy.model.fields import NO_ADJUSTMENT, NO_RESOURCES, Adjustment, Resources, ResourceValue
 
 GIB = 2**30
 
@@ -79,10 +86,6 @@ def in_bytes(limits: Limits) -> dict[str, ResourceValue]:
 
 def in_docker(limits: Limits) -> dict[str, ResourceValue]:
     return {RESOURCE_TABLE[name]: value for name, value in in_bytes(limits).items()}
-
-
-def test_table_names_fields_of_resources() -> None:
-    assert RESOURCE_TABLE.keys() == set(RESOURCE_FIELDS) - {"hugepage_limits", "unified"}
 
 
 def test_pod() -> None:
@@ -213,7 +216,6 @@ UNREADABLE: dict[str, tuple[list[str], list[str]]] = {
     "MemorySwap is not a whole number": ([f'{{"HostConfig":{{"MemorySwap":{swap}}}}}' for swap in ("1.0", "true")], []),
     "Env is not a list": (['{"Env":"A=1"}'], []),
     "Env twice": (['{"Env":[],"ENV":[]}'], []),
-    "another kind": (['{"Labels":[]}'], []),
     "annotation.a twice": (['{"Labels":{"annotation.a":"1","annotation.a":"1"}}'], []),
     "not JSON": (["{"], [""]),
 }
@@ -293,84 +295,25 @@ def test_swap_of_an_update(limits: Limits, present: Limits, change: Limits, swap
         assert (alone.resources, alone.left_out) == (update.resources, update.left_out)
 
 
-def test_update_of_its_own_names_what_is_set() -> None:
-    present = Resources(memory_limit_in_bytes=GIB, memory_swap_limit_in_bytes=GIB, cpu_shares=2)
-    changes: dict[str, ResourceValue] = {"memory_limit_in_bytes": 7 * GIB, "cpuset_cpus": "1", "unified": {"a": "b"}}
-    update = edit_update(b"{}", changes, present)
-    assert update.body == b'{"Memory":7516192768,"CpusetCpus":"1","MemorySwap":7516192768}'
-    assert update.left_out == ("unified",)
-    assert edit_update(b"{}", {"unified": {"a": "b"}}, present) == Update(b"{}", {}, ("unified",))
+# Docker's form of a cgroup parent and CRI's, under systemd.
+SLICES = [("", ""), ("-.slice", "/"), ("system.slice", "/system.slice"), ("a.slice.slice", "/a.slice.slice")]
+SLICES += [("kubepods-pod1.slice", "/kubepods.slice/kubepods-pod1.slice")]
+SLICES += [("my.app-x.y.slice", "/my.app.slice/my.app-x.y.slice")]
+# What is no slice is not changed.
+NO_SLICES = ["/kubepods.slice/kubepods-besteffort.slice", "/kubepods/besteffort/podu-1", "kubepods/a-b.slice", "/"]
+NO_SLICES += ["kubepods", "a-b", ".slice", "a--b.slice", "-a.slice", "a-.slice", "--.slice", "a-b.slice\n", "a-b.Slice"]
+# Docker's form is the last name.
+PATHS = ["/kubepods.slice/kubepods-pod1.slice/", "kubepods.slice/kubepods-pod1.slice", "kubepods-pod1.slice"]
+PATHS += ["/elsewhere.slice/kubepods-pod1.slice"]
 
 
-ANY_LIMIT = st.sampled_from([-1, 0, GIB, 2 * GIB, 3 * GIB])
-ANY_CHANGES: st.SearchStrategy[dict[str, ResourceValue]] = st.fixed_dictionaries(
-    {},
-    optional={
-        "cpu_shares": st.integers(0, 9),
-        "cpu_period": st.just(100_000),
-        "cpu_quota": st.sampled_from([-1, 1000]),
-        "memory_limit_in_bytes": ANY_LIMIT,
-        "memory_swap_limit_in_bytes": ANY_LIMIT,
-        "oom_score_adj": st.integers(-9, 9),
-        "cpuset_cpus": st.sampled_from(["", "0", "1-2"]),
-        "unified": st.just({"cpu.idle": "1"}),
-    },
-)
-ANY_HOST = st.fixed_dictionaries(
-    {"Binds": st.none(), "Big": st.just(10**30), "Deep": st.just([{"Env": None}, 1e3])},
-    optional={
-        "CpuShares": st.integers(0, 9),
-        "NanoCpus": st.integers(0, 1),
-        "Memory": st.sampled_from([0, GIB, 2 * GIB]),
-        "MemorySwap": ANY_LIMIT,
-        "CpusetCpus": st.sampled_from(["", "0"]),
-    },
-)
-RULED = {"Memory", "MemorySwap", "NanoCpus"}
-
-
-def unruled(host: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is set except memory, swap and NanoCpus, which change with others by the daemon's rules."""
-    return {key: value for key, value in host.items() if value and key not in RULED}
-
-
-@pytest.mark.slow
-@settings(max_examples=examples(300))
-@given(ANY_HOST, ANY_CHANGES)
-def test_any_create_keeps_the_daemons_rules(before: dict[str, Any], changes: dict[str, ResourceValue]) -> None:
-    after = host_after(before, **changes)
-    desired = before | {RESOURCE_TABLE[name]: value for name, value in changes.items() if name in RESOURCE_TABLE}
-    assert unruled(after) == unruled(desired)
-    memory, swap = after.get("Memory", 0), after.get("MemorySwap", 0)
-    assert memory == max(desired.get("Memory", 0), 0)
-    if "memory_swap_limit_in_bytes" in changes:
-        assert swap == changes["memory_swap_limit_in_bytes"]
-    elif "memory_limit_in_bytes" in changes:
-        assert swap <= 0 or swap >= memory > 0
-        assert (swap == memory) or before.get("MemorySwap", 0) != before.get("Memory", 0)
-    else:
-        assert swap == before.get("MemorySwap", 0)
-    assert not (after.get("NanoCpus") and {"cpu_quota", "cpu_period"} & changes.keys())
-
-
-@pytest.mark.slow
-@settings(max_examples=examples(300))
-@given(ANY_HOST, ANY_CHANGES, ANY_LIMIT.filter(lambda limit: limit >= 0), ANY_LIMIT)
-def test_any_update_is_valid(body: dict[str, Any], changes: dict[str, ResourceValue], memory: int, swap: int) -> None:
-    held = Resources(memory_limit_in_bytes=memory, memory_swap_limit_in_bytes=swap)
-    text = json.dumps(body).encode()
-    update = edit_update(text, changes, held)
-    after = json.loads(update.body)
-    for name in changes.keys() - update.resources.keys() - set(update.left_out):
-        assert changes[name] in (0, "", -1)
-        assert not getattr(held, name)
-    for name in changes.keys() & update.resources.keys() & set(update.left_out):
-        assert not update.resources[name]
-        assert getattr(held, name)
-    stated = {RESOURCE_TABLE[name]: value for name, value in update.resources.items()}
-    cleared = {"NanoCpus": 0} if {"CpuQuota", "CpuPeriod"} & stated.keys() and body.get("NanoCpus") else {}
-    assert after == body | stated | cleared
-    assert all(value or body[key] for key, value in stated.items())
-    assert list(after) == list(body) + [key for key in after if key not in body]
-    if stated.get("Memory") and "memory_swap_limit_in_bytes" not in changes:
-        assert after["MemorySwap"] == -1 or after["MemorySwap"] >= after["Memory"]
+def test_cgroup_parent() -> None:
+    for docker, cri in SLICES:
+        assert (to_cri(docker, Driver.SYSTEMD), to_docker(cri, Driver.SYSTEMD)) == (cri, docker)
+        for value in (docker, cri, "/kubepods/besteffort/podu-1"):
+            assert to_cri(value, Driver.CGROUPFS) == to_docker(value, Driver.CGROUPFS) == value
+    assert [to_cri(parent, Driver.SYSTEMD) for parent in NO_SLICES] == NO_SLICES
+    assert {to_docker(path, Driver.SYSTEMD) for path in PATHS} == {"kubepods-pod1.slice"}
+    assert to_docker("//", Driver.SYSTEMD) == "-.slice"
+    assert driver("systemd") is Driver.SYSTEMD
+    assert {driver(text) for text in ("cgroupfs", "none", "", "Systemd")} == {Driver.CGROUPFS}

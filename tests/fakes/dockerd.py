@@ -12,82 +12,229 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import json
 import re
 import socket
+import struct
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvloop
 
-from tests.fakes import dockerd_calls as calls
-from tests.fakes.dockerd_calls import Feed, Handler, done, flag, text
-from tests.fakes.dockerd_shapes import ENGINE_20, Engine, go_json, version_number
-from tests.fakes.dockerd_state import CGROUPFS, Container, DockerdState, Refused, bad
-from tests.fakes.dockerd_wire import JSON, Cut, Exchange, Head, Header, Injection, Reader, Received, parse
+from tests.fakes import inside
+from tests.fakes.cri_pb2 import ContainerConfig, KeyValue, LinuxContainerResources
+from tests.fakes.dockerd_shapes import ENGINE_20, EVENT, IMAGE, INSPECT, Engine, go_json, version_number
+from tests.fakes.dockerd_state import (
+    CGROUPFS,
+    KILLED,
+    Container,
+    DockerdState,
+    Event,
+    Refused,
+    bad,
+    event_matches,
+    labels_match,
+    parse_filters,
+)
+from tests.fakes.dockerd_wire import JSON, Cut, Exchange, Head, Header, Injection, Reader, Received, chunk, parse
+from tests.fakes.dockershim_bodies import SETTINGS
 from tests.fakes.server import Listener, stay
 
-REF = "{ref}"
+__all__ = ["DockerdState", "FakeDockerd", "Injection", "Received"]
+
+STDOUT, STDERR = 1, 2
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A row: ``cancels`` means that the daemon stops as soon as it sees that its client sends no more."""
-
-    key: str
-    """Method and path with ``{ref}`` for the reference, as FakeDockerd's injector takes it."""
-    handler: Handler
-    cancels: bool = False
+def frame(stream: int, data: bytes) -> bytes:
+    """Return bytes of stdout (1) or stderr (2) as a frame of a multiplexed stream."""
+    return struct.pack(">BxxxL", stream, len(data)) + data
 
 
-PING = Route("GET /_ping", calls.ping)
-NOT_FOUND = Route("not found", calls.not_found)
+# ---- the handlers of the routes
 
-ROUTES = (
-    Route("GET /containers/json", calls.list_containers),
-    Route("GET /containers/{ref}/json", calls.inspect),
-    Route("GET /containers/{ref}/logs", calls.logs, cancels=True),
-    Route("GET /exec/{ref}/json", calls.exec_inspect),
-    Route("POST /containers/create", calls.create),
-    Route("POST /containers/{ref}/start", done(204, lambda state, sent, ref: state.start(ref))),
-    Route("POST /containers/{ref}/stop", done(204, lambda state, sent, ref: state.stop(ref))),
-    Route("POST /containers/{ref}/resize", done(200, lambda state, sent, ref: state.find(ref))),
-    Route("POST /containers/{ref}/attach", calls.attach),
-    Route("POST /containers/{ref}/exec", calls.exec_create),
-    Route("POST /exec/{ref}/start", calls.exec_start),
-    Route("POST /exec/{ref}/resize", done(200, lambda state, sent, ref: state.exec_find(ref))),
-    Route("POST /containers/{ref}/rename", done(204, lambda state, sent, ref: state.rename(ref, text(sent, "name")))),
-    Route("POST /containers/{ref}/update", calls.update),
-    Route("DELETE /containers/{ref}", done(204, lambda state, sent, ref: state.remove(ref, flag(sent, "force")))),
-    Route("GET /images/json", calls.list_images),
-    Route("GET /images/{ref}/json", calls.image_inspect),
-    Route("POST /images/load", calls.load),
-    Route("POST /images/create", calls.pull, cancels=True),
-    Route("HEAD /_ping", calls.ping_head),
-    PING,
-    Route("GET /events", calls.events, cancels=True),
-    Route("GET /info", calls.info),
-    Route("GET /version", calls.version),
-    Route("POST /build", calls.build, cancels=True),
-)
+Handler = Callable[["FakeDockerd", Exchange, str], Awaitable[None]]
+
+INFO = {"ID": "FAKE:DOCKERD", "Driver": "vfs", "CgroupVersion": "1", "OSType": "linux", "DefaultRuntime": "runc"}
+PING_HEADERS = (("Cache-Control", "no-cache, no-store, must-revalidate"), ("Pragma", "no-cache"))
+EMPTY_PING = (("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", "0"))
 
 
-def _pattern(route: Route) -> re.Pattern[str]:
-    method, path = route.key.split(" ")
-    return re.compile(f"{method} (?:/v(?P<version>[0-9.]+))?{re.escape(path).replace(re.escape(REF), '(?P<ref>.*)')}")
+def done(change: Callable[[DockerdState, Head, str], object]) -> Handler:
+    """Return the handler of a call that changes the state and has an empty reply."""
+
+    async def answer(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+        change(dockerd.state, exchange.head, reference)
+        await exchange.reply(204)
+
+    return answer
+
+
+async def read_json(exchange: Exchange) -> dict[str, Any]:
+    """Return a body of JSON. Raises Refused."""
+    if exchange.head.length != 0 and not exchange.head.get("Content-Type").startswith("application/json"):
+        raise bad("Content-Type specified must be 'application/json'")
+    raw = await exchange.body()
+    try:
+        return json.loads(raw) or {}
+    except ValueError as error:
+        raise bad("EOF" if not raw.strip() else f"invalid JSON: {error}") from error
+
+
+async def ping(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    if exchange.head.method == "HEAD":
+        return await exchange.reply(200, b"", *PING_HEADERS, *dockerd.engine.ping, *EMPTY_PING)
+    return await exchange.reply(200, b"OK", *PING_HEADERS, *dockerd.engine.ping)
+
+
+async def not_found(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    raise Refused(HTTPStatus.NOT_FOUND, "page not found")
+
+
+async def version(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    engine = {"Version": dockerd.engine.version, "ApiVersion": dockerd.api, "MinAPIVersion": dockerd.minimum}
+    component = {"Name": "Engine", "Version": dockerd.engine.version, "Details": engine}
+    await exchange.json({"Platform": {"Name": ""}, "Components": [component], **engine, "Os": "linux", "Arch": "amd64"})
+
+
+async def info(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    await exchange.json({**INFO, "CgroupDriver": dockerd.state.cgroup_driver, "ServerVersion": dockerd.engine.version})
+
+
+async def create(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    container = dockerd.state.create(exchange.head.query.get("name", ""), await read_json(exchange))
+    await exchange.json({"Id": container.id, "Warnings": []}, 201)
+
+
+async def update(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    dockerd.state.update(reference, await read_json(exchange))
+    await exchange.json({"Warnings": None})
+
+
+async def inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    inspected = dockerd.state.find(reference).inspect()
+    await exchange.json(dockerd.engine.shown(INSPECT, exchange.api, inspected))
+
+
+async def list_containers(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    if dockerd.big_list is not None:
+        return await exchange.reply(200, dockerd.big_list, JSON)
+    labels = parse_filters(exchange.head.query.get("filters", "")).get("label", frozenset())
+    every = exchange.head.flag("all")
+    shown = [one for one in dockerd.state.each() if (every or one.running) and labels_match(one.labels, labels)]
+    return await exchange.json([one.listed() for one in shown])
+
+
+async def image_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    shown = dockerd.state.images.find(reference).inspect()
+    await exchange.json(dockerd.engine.shown(IMAGE, exchange.api, shown))
+
+
+async def list_images(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    await exchange.json([image.inspect() for image in dockerd.state.images.by_name.values()])
+
+
+async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    """Send each event as a chunk of its own until the client sends no more."""
+    filters = parse_filters(exchange.head.query.get("filters", ""))
+    heard: asyncio.Queue[Event | None] = asyncio.Queue()
+    unsubscribe = dockerd.state.events.subscribe(heard.put_nowait)
+    exchange.reader.on_end = lambda: heard.put_nowait(None)
+    dockerd.watchers += 1
+    if exchange.reader.at_eof():
+        heard.put_nowait(None)
+    try:
+        await exchange.stream(JSON)
+        while (event := await heard.get()) is not None:
+            if event_matches(event, filters):
+                await exchange.write(chunk(go_json(dockerd.engine.shown(EVENT, exchange.api, event))))
+        exchange.keep_alive = False
+    finally:
+        dockerd.watchers -= 1
+        unsubscribe()
+
+
+async def exec_create(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    made = dockerd.state.exec_create(reference, await read_json(exchange))
+    await exchange.json({"Id": made.id}, 201)
+
+
+async def exec_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    await exchange.json(dockerd.state.exec_find(reference).inspect())
+
+
+async def exec_start(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    """Run a command: ``cat`` echoes its stdin; all others are those of the fake CRI runtime."""
+    body = await read_json(exchange)
+    made = dockerd.state.exec_find(reference)
+    dockerd.state.exec_start(made)
+
+    async def write(stream: int, data: bytes) -> None:
+        if data:
+            await exchange.write(data if body.get("Tty") else frame(stream, data))
+
+    await exchange.hijack()
+    code = KILLED
+    try:
+        if made.config["Cmd"] == ["cat"]:
+            while data := await exchange.reader.read(1 << 18):
+                await write(STDOUT, data)
+            code = 0
+        else:
+            result = _run(made.config["Cmd"], made.container)
+            await write(STDOUT, result.stdout)
+            await write(STDERR, result.stderr)
+            code = result.exit_code
+    finally:
+        dockerd.state.exec_exit(made, code)
+    await exchange.half_close()
+
+
+def _run(command: list[str], container: Container) -> Any:
+    pairs = (entry.partition("=") for entry in container.config["Env"] or [])
+    envs = [KeyValue(key=key, value=value.encode(errors="replace")) for key, _, value in pairs]
+    resources = LinuxContainerResources(**{name: container.host[field] for name, field in SETTINGS.items()})
+    return inside.run(command, ContainerConfig(envs=envs), resources)
+
+
+ROUTES: dict[str, Handler] = {
+    "GET /containers/json": list_containers,
+    "GET /containers/{ref}/json": inspect,
+    "GET /exec/{ref}/json": exec_inspect,
+    "POST /containers/create": create,
+    "POST /containers/{ref}/start": done(lambda state, head, ref: state.start(ref)),
+    "POST /containers/{ref}/stop": done(lambda state, head, ref: state.stop(ref)),
+    "POST /containers/{ref}/exec": exec_create,
+    "POST /exec/{ref}/start": exec_start,
+    "POST /containers/{ref}/rename": done(lambda state, head, ref: state.rename(ref, head.query.get("name", ""))),
+    "POST /containers/{ref}/update": update,
+    "DELETE /containers/{ref}": done(lambda state, head, ref: state.remove(ref, head.flag("force"))),
+    "GET /images/json": list_images,
+    "GET /images/{ref}/json": image_inspect,
+    "HEAD /_ping": ping,
+    "GET /_ping": ping,
+    "GET /events": events,
+    "GET /info": info,
+    "GET /version": version,
+}
+"""Method and path with ``{ref}`` for the reference, as FakeDockerd's injector takes it, and the handler."""
+NOT_FOUND = "not found"
+
+
+def _pattern(route: str) -> re.Pattern[str]:
+    method, path = route.split(" ")
+    return re.compile(f"{method} (?:/v(?P<version>[0-9.]+))?{path.replace('{ref}', '(?P<ref>.*)')}")
 
 
 _PATTERNS = {route: _pattern(route) for route in ROUTES}
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """The router's decision; ``version`` is "" if the path has none."""
 
-    route: Route
+    route: str
     version: str = ""
     reference: str = ""
 
@@ -101,123 +248,19 @@ def match(head: Head) -> Match:
     return Match(NOT_FOUND)
 
 
+# ---- the server
+
 BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n400 Bad Request"
 """The answer to something that is not a head of HTTP/1."""
-
-
-class Service:
-    def __init__(self, dockerd: FakeDockerd) -> None:
-        self._dockerd = dockerd
-        server = ("Server", f"Docker/{dockerd.engine.version} (linux)")
-        self._versioned: tuple[Header, ...] = (("Api-Version", dockerd.api), ("Ostype", "linux"), server)
-        self._common: tuple[Header, ...] = (*self._versioned, ("Docker-Experimental", "false"))
-
-    async def serve(self, reader: Reader, writer: asyncio.StreamWriter, connection: int) -> None:
-        """Serve a connection until its end."""
-        try:
-            while await self._serve_request(reader, writer, connection):
-                pass
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError, Cut):
-            pass  # the client is gone, or a cut was injected
-        finally:
-            writer.close()
-
-    async def _serve_request(self, reader: Reader, writer: asyncio.StreamWriter, connection: int) -> bool:
-        """Serve one request; return whether the connection can carry another."""
-        try:
-            head = parse(await reader.readuntil(b"\r\n\r\n"))
-        except ValueError:
-            writer.write(BAD_REQUEST)
-            return False
-        found = match(head)
-        received = Received(head, found.route.key, connection, time.monotonic(), self._dockerd.keep_body_bytes)
-        self._dockerd.record(received)
-        reader.current = received
-        try:
-            return await self._exchange(Exchange(head, received, reader, writer), found)
-        finally:
-            reader.current = None
-
-    async def _exchange(self, exchange: Exchange, found: Match) -> bool:
-        injection = self._take_injection(found.route.key)
-        if injection is not None:
-            exchange.cut_after_bytes = injection.cut_after_bytes
-        work = self._answer(exchange, found, injection)
-        await (_until_client_ends(exchange, work) if found.route.cancels else work)
-        return exchange.keep_alive
-
-    def _take_injection(self, route: str) -> Injection | None:
-        injection = self._dockerd.injections.get(route)
-        if injection is None or injection.times == 0:
-            return None
-        if injection.times is not None:
-            injection.times -= 1
-        return injection
-
-    async def _answer(self, exchange: Exchange, found: Match, injection: Injection | None) -> None:
-        try:
-            if found.route is not NOT_FOUND:
-                exchange.common = self._versioned
-                self._check_version(found.version)
-                exchange.api = found.version or self._dockerd.api
-                exchange.common = self._common
-            if injection is not None:
-                await injection.wait()
-                if injection.raw is not None:
-                    exchange.keep_alive = True
-                    return await exchange.write(injection.raw)
-                if injection.status:
-                    raise Refused(HTTPStatus(injection.status), injection.message)
-            return await found.route.handler(self._dockerd, exchange, found.reference)
-        except Refused as refused:
-            await exchange.reply(refused.status, go_json({"message": refused.message}, html=False), JSON)
-
-    def _check_version(self, version: str) -> None:
-        least, most = self._dockerd.minimum, self._dockerd.api
-        if version and version_number(version) < version_number(least):
-            raise bad(f"client version {version} is too old. Minimum supported API version is {least}")
-        if version and version_number(version) > version_number(most):
-            raise bad(f"client version {version} is too new. Maximum supported API version is {most}")
-
-
-async def _until_client_ends(exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work of a call until its client sends no more, as net/http's context does."""
-    task = asyncio.create_task(work)
-    end = asyncio.create_task(_client_end(exchange))
-    try:
-        await asyncio.wait({task, end}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-            return
-        exchange.received.cancelled = True
-        exchange.keep_alive = False
-    finally:
-        end.cancel()
-        task.cancel()
-        await asyncio.gather(end, task, return_exceptions=True)
-    await exchange.finish()
-
-
-async def _client_end(exchange: Exchange) -> None:
-    await exchange.body_over.wait()  # before it, an end is a read error
-    await exchange.reader.ended.wait()
-
-
 KEPT_BODY_BYTES = 1 << 20
-
-__all__ = ["DockerdState", "FakeDockerd", "Feed", "Injection", "Received"]
 
 
 class FakeDockerd(Listener):
     """The server; ``state`` may be given to a later server on the same socket, as after a restart of dockerd.
 
-    ``engine`` is the version of Docker Engine; ``api`` and ``minimum``, the range of API versions, default to the
-    engine's. ``keep_received`` bounds the record of requests (None keeps all), ``keep_body_bytes`` what is kept of each
-    body; ``counts`` counts them by route, without bound.
+    ``engine`` is the version of Docker Engine. ``keep_received`` bounds the record of requests (None keeps all),
+    ``keep_body_bytes`` what is kept of each body; ``counts`` counts them by route, without bound.
     """
-
-    mangle: Callable[[Any], Any] | None = None
-    """Replaces the answer of an inspect, for a daemon that answers what none should."""
 
     def __init__(
         self,
@@ -225,8 +268,6 @@ class FakeDockerd(Listener):
         state: DockerdState | None = None,
         *,
         engine: Engine = ENGINE_20,
-        api: str | None = None,
-        minimum: str | None = None,
         cgroup_driver: str = CGROUPFS,
         keep_received: int | None = None,
         keep_body_bytes: int = KEPT_BODY_BYTES,
@@ -234,26 +275,23 @@ class FakeDockerd(Listener):
         super().__init__(socket_path)
         self.state = state or DockerdState(cgroup_driver)
         self.engine = engine
-        self.api, self.minimum = api or engine.api, minimum or engine.minimum
+        self.api, self.minimum = engine.api, engine.minimum
         self.keep_body_bytes = keep_body_bytes
         self.received: deque[Received] = deque(maxlen=keep_received)
         self.counts: Counter[str] = Counter()
-        self._accepted = 0
         self.watchers = 0
         """How many GET /events are open."""
         self.big_list: bytes | None = None
         """The answer of GET /containers/json in place of the containers; see ``fill_list``."""
-        self.feeds: dict[str, Feed] = {}
         self.injections: dict[str, Injection] = {}
+        self._accepted = 0
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter | socket.socket] = {}
         """The socket until it is a stream."""
-        self._service = Service(self)
+        server = ("Server", f"Docker/{engine.version} (linux)")
+        self._versioned: tuple[Header, ...] = (("Api-Version", self.api), ("Ostype", "linux"), server)
+        self._common: tuple[Header, ...] = (*self._versioned, ("Docker-Experimental", "false"))
 
-    # ---- start and stop
-
-    async def end(self) -> None:
-        self.drop_connections()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+    # ---- interface for tests
 
     @property
     def connections(self) -> int:
@@ -273,13 +311,8 @@ class FakeDockerd(Listener):
         for task in self._connections:
             task.cancel()
 
-    # ---- interface for tests
-
     def requests(self, route: str) -> list[Received]:
-        """Return the requests received on a route.
-
-        It is given as in ROUTES ("POST /containers/{ref}/start").
-        """
+        """Return the requests received on a route, which is a key of ROUTES."""
         self._known(route)
         return [received for received in self.received if received.route == route]
 
@@ -289,10 +322,10 @@ class FakeDockerd(Listener):
         self.injections[route] = injection
         return injection
 
-    def feed(self, route: str) -> Feed:
-        """Return the feed of the next POST /images/create or POST /build, which is sent its lines."""
-        self._known(route)
-        return self.feeds.setdefault(route, Feed())
+    @staticmethod
+    def _known(route: str) -> None:
+        if route not in ROUTES:
+            raise KeyError(f"no such route: {route!r}; ROUTES lists them")
 
     def container(self, reference: str) -> Container:
         return self.state.find(reference)
@@ -307,18 +340,22 @@ class FakeDockerd(Listener):
             container["Labels"] = {"padding": "x" * max(0, rest - len('"padding":""'))}
         self.big_list = go_json(listed)
 
-    @staticmethod
-    def _known(route: str) -> None:
-        if route not in {row.key for row in ROUTES}:
-            raise KeyError(f"no such route: {route!r}; ROUTES lists them")
-
     # ---- connections
+
+    async def end(self) -> None:
+        self.drop_connections()
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     def accepted(self, client: socket.socket) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(client, self._accepted))
         self._accepted += 1
         self._connections[task] = client
         task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        connection = self._connections.pop(task)
+        if isinstance(connection, socket.socket):
+            connection.close()  # the task was cancelled before it had a stream
 
     async def _serve(self, client: socket.socket, number: int) -> None:
         loop, reader = asyncio.get_running_loop(), Reader()
@@ -328,20 +365,64 @@ class FakeDockerd(Listener):
         assert task is not None
         self._connections[task] = writer
         try:
-            await self._service.serve(reader, writer, number)
+            while await self._serve_request(reader, writer, number):
+                pass
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError, Cut):
+            pass  # the client is gone, or a cut was injected
         except RuntimeError:
             if not transport.is_closing():
                 raise
             # raised by uvloop for a connection that is closed
+        finally:
+            writer.close()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        connection = self._connections.pop(task)
-        if isinstance(connection, socket.socket):
-            connection.close()  # the task was cancelled before it had a stream
-
-    def record(self, received: Received) -> None:
+    async def _serve_request(self, reader: Reader, writer: asyncio.StreamWriter, connection: int) -> bool:
+        """Serve one request; return whether the connection can carry another."""
+        try:
+            head = parse(await reader.readuntil(b"\r\n\r\n"))
+        except ValueError:
+            writer.write(BAD_REQUEST)
+            return False
+        found = match(head)
+        reader.current = received = Received(head, found.route, connection, time.monotonic(), self.keep_body_bytes)
         self.received.append(received)
         self.counts[received.route] += 1
+        exchange = Exchange(head, received, reader, writer)
+        try:
+            await self._answer(exchange, found)
+        except Refused as refused:
+            await exchange.reply(refused.status, go_json({"message": refused.message}, html=False), JSON)
+        finally:
+            reader.current = None
+        return exchange.keep_alive
+
+    async def _answer(self, exchange: Exchange, found: Match) -> None:
+        injection = self.injections.get(found.route)
+        if injection is not None and injection.times == 0:
+            injection = None
+        if injection is not None:
+            injection.times = injection.times and injection.times - 1
+            exchange.cut_after_bytes = injection.cut_after_bytes
+        if found.route == NOT_FOUND:
+            return await not_found(self, exchange, "")
+        exchange.common = self._versioned
+        self._check_version(found.version)
+        exchange.api = found.version or self.api
+        exchange.common = self._common
+        if injection is not None:
+            await injection.wait()
+            if injection.raw is not None:
+                exchange.keep_alive = True
+                return await exchange.write(injection.raw)
+            if injection.status:
+                raise Refused(HTTPStatus(injection.status), injection.message)
+        return await ROUTES[found.route](self, exchange, found.reference)
+
+    def _check_version(self, version: str) -> None:
+        if version and version_number(version) < version_number(self.minimum):
+            raise bad(f"client version {version} is too old. Minimum supported API version is {self.minimum}")
+        if version and version_number(version) > version_number(self.api):
+            raise bad(f"client version {version} is too new. Maximum supported API version is {self.api}")
 
 
 async def alone() -> None:

@@ -1,8 +1,8 @@
 """What Docker's API looks like, as data: its structs with Go's zero values, and how versions of Docker Engine differ.
 
 A Go client sends every field of the structs, whether it is set or not. 20.10 is the base of the engines; a change holds
-for the API version that a request names, not for the daemon's newest. All removed or changed fields are covered; of
-added ones there is one example. Sources: moby's api/docs/CHANGELOG.md, daemon/server/router/{container,image,system},
+for the API version that a request names, not for the daemon's newest. All removed or changed fields are covered, added
+ones are not. Sources: moby's api/docs/CHANGELOG.md, daemon/server/router/{container,image,system},
 daemon/server/middleware.
 """
 
@@ -93,8 +93,6 @@ class Engine:
     ping: Sequence[tuple[str, str]]
     """The headers of a ping's reply that describe the daemon."""
     changes: Sequence[Change] = ()
-    negotiates: bool = False
-    """True if the type of GET /events follows the client's Accept."""
 
     def shown(self, answer: str, api: str, struct: Struct) -> Struct:
         """Return an answer in the form for a request of an API version."""
@@ -104,16 +102,8 @@ class Engine:
                 struct = change.apply(struct)
         return struct
 
-    def event_type(self, accept: str) -> str:
-        """Return the Content-Type of GET /events."""
-        lines = self.negotiates and ("application/x-ndjson" in accept or "*/*" in accept)
-        return "application/x-ndjson" if lines else "application/json"
-
 
 # ---- what changed
-
-_SNAPSHOTTER = "overlayfs"
-_MANIFEST = {"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": "sha256:" + "1" * 64, "size": 1}
 
 
 def _without(struct: Struct, *names: str) -> Struct:
@@ -128,18 +118,9 @@ def _on_unified_hierarchy(inspected: Struct) -> Struct:
     return {**inspected, "HostConfig": host}
 
 
-def _on_snapshotter(inspected: Struct) -> Struct:
-    return {**inspected, "Driver": _SNAPSHOTTER, "GraphDriver": {"Data": None, "Name": _SNAPSHOTTER}}
-
-
-def _with_manifest(inspected: Struct) -> Struct:
-    return {**inspected, "ImageManifestDescriptor": _MANIFEST}
-
-
 def _without_old_parts(inspected: Struct) -> Struct:
     config = inspected["Config"] if inspected["Config"]["OnBuild"] else _without(inspected["Config"], "OnBuild")
-    more = {"Config": config, "Storage": {"RootFS": {"Snapshot": {"Name": _SNAPSHOTTER}}}}
-    return {**_without(inspected, "GraphDriver"), **more, "NetworkSettings": {"Networks": {}}}
+    return {**_without(inspected, "GraphDriver"), "Config": config, "NetworkSettings": {"Networks": {}}}
 
 
 def _without_empty_config(image: Struct) -> Struct:
@@ -154,8 +135,6 @@ def _without_old_names(event: Struct) -> Struct:
 
 _SINCE_20 = (Change(INSPECT, ALL, _on_unified_hierarchy),)
 _SINCE_28 = (
-    Change(INSPECT, ALL, _on_snapshotter),
-    Change(INSPECT, (1, 48), _with_manifest),
     Change(INSPECT, (1, 52), _without_old_parts),
     Change(IMAGE, (1, 52), _without_empty_config),
     Change(EVENT, (1, 52), _without_old_names),
@@ -164,6 +143,6 @@ _BUILDKIT = (("Builder-Version", "2"), ("Swarm", "inactive"))
 
 ENGINE_20 = Engine("20.10", "20.10.24", "1.41", "1.12", ())
 ENGINE_28 = Engine("28", "28.5.1", "1.51", "1.24", _BUILDKIT, _SINCE_20)
-ENGINE_29 = Engine("29", "29.0.0", "1.52", "1.44", _BUILDKIT, (*_SINCE_20, *_SINCE_28), negotiates=True)
+ENGINE_29 = Engine("29", "29.0.0", "1.52", "1.44", _BUILDKIT, (*_SINCE_20, *_SINCE_28))
 
 ENGINES = (ENGINE_20, ENGINE_28, ENGINE_29)

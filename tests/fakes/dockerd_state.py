@@ -10,10 +10,8 @@ import json
 import re
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -36,16 +34,8 @@ def labels_match(labels: Mapping[str, str], desired: frozenset[str]) -> bool:
 
 
 def event_matches(event: Event, filters: Filters) -> bool:
-    actor = event["Actor"]
-    attributes = actor["Attributes"]
-    known: Mapping[str, set[str]] = {
-        "type": {event["Type"]},
-        "event": {event["Action"], event["Action"].partition(":")[0]},
-        "container": {actor["ID"], attributes.get("name", "")} if event["Type"] == "container" else set(),
-        "image": {attributes.get("image", actor["ID"])},
-    }
-    chosen = all(values & known[key] for key, values in filters.items() if key in known)
-    return chosen and labels_match(attributes, filters.get("label", frozenset()))
+    known = {"type": event["Type"], "event": event["Action"].partition(":")[0]}
+    return all(known[key] in values for key, values in filters.items() if key in known)
 
 
 class Events:
@@ -75,8 +65,6 @@ OVERWRITTEN = (
 )
 """The fields that an update replaces if they are not zero; OomScoreAdj and CgroupParent are not among them."""
 
-_GO_TYPES = {bool: "bool", int: "int64", str: "string"}
-
 Values = Mapping[str, Any]
 
 
@@ -88,23 +76,6 @@ class Refused(Exception):
 
 def bad(message: str) -> Refused:
     return Refused(HTTPStatus.BAD_REQUEST, message)
-
-
-def check_types(body: Values) -> None:
-    """Refuse a value that Go could not put into its field, by the types in the tables; null is always accepted."""
-    host = body.get("HostConfig") or {}
-    if not isinstance(host, dict):
-        raise bad(f"json: cannot unmarshal {_go_type(host)} into Go value of type container.HostConfig")
-    for struct, table, values in (("ContainerConfigWrapper", CONFIG, body), ("HostConfig", HOST_CONFIG, host)):
-        for key, zero in table.items():
-            value = values.get(key)
-            if type(zero) in _GO_TYPES and value is not None and type(value) is not type(zero):
-                place = f"Go struct field {struct}.{key} of type {_GO_TYPES[type(zero)]}"
-                raise bad(f"json: cannot unmarshal {_go_type(value)} into {place}")
-
-
-def _go_type(value: Any) -> str:
-    return {bool: "bool", str: "string", int: "number", float: "number", list: "array"}.get(type(value), "object")
 
 
 def check(host: Values, *, systemd: bool, update: bool) -> None:
@@ -152,25 +123,13 @@ def updated(stored: dict[str, Any], update: Values) -> dict[str, Any]:
     return {**stored, **changes}
 
 
-NEVER = "0001-01-01T00:00:00Z"
 INSPECTED = json.loads("""{
     "Id":"", "Created":"", "Path":"", "Args":[], "State":{}, "Image":"", "ResolvConfPath":"", "HostnamePath":"",
     "HostsPath":"", "LogPath":"", "Name":"", "RestartCount":0, "Driver":"vfs", "Platform":"linux", "MountLabel":"",
     "ProcessLabel":"", "AppArmorProfile":"", "ExecIDs":null, "HostConfig":{}, "GraphDriver":{"Data":null, "Name":"vfs"},
     "Mounts":[], "Config":{}, "NetworkSettings":{"Bridge":"", "Networks":{}}
 }""")
-LISTED = json.loads("""{
-    "Id":"", "Names":[], "Image":"", "ImageID":"", "Command":"", "Created":0, "Ports":[], "Labels":{}, "State":"",
-    "Status":"", "HostConfig":{"NetworkMode":""}, "NetworkSettings":{"Networks":{}}, "Mounts":[]
-}""")
-"""A container's inspect and its row in a list, with all fields in dockerd's order."""
-
-Output = tuple[int, bytes]
-"""Bytes that a container wrote: 1 for stdout or 2 for stderr, and the bytes."""
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ") if seconds else NEVER
+"""A container's inspect, with all fields in dockerd's order."""
 
 
 @dataclass(slots=True, eq=False)
@@ -190,66 +149,33 @@ class Exec:
 
 @dataclass(slots=True, eq=False)
 class Container:
-    """A container; ``request`` is the body of its create as it came."""
-
     id: str
     name: str
     """The name without the leading slash."""
-    request: bytes
     config: dict[str, Any]
     host: dict[str, Any]
     image_id: str
-    created: float = field(default_factory=time.time)
     status: str = "created"
     exit_code: int = 0
-    started: float = 0.0
-    finished: float = 0.0
-    execs: list[str] = field(default_factory=list)
-    output: deque[Output] = field(default_factory=lambda: deque(maxlen=10_000))
-    listeners: set[Callable[[Output], None]] = field(default_factory=set)
 
     @property
     def running(self) -> bool:
         return self.status == "running"
 
     @property
-    def tty(self) -> bool:
-        return bool(self.config["Tty"])
-
-    @property
-    def command(self) -> list[str]:
-        return [*(self.config["Entrypoint"] or []), *(self.config["Cmd"] or [])]
-
-    @property
     def labels(self) -> dict[str, str]:
         return self.config["Labels"] or {}
 
-    @property
-    def state(self) -> Struct:
-        nothing = dict.fromkeys(("Paused", "Restarting", "OOMKilled", "Dead"), False)
-        process = {"Pid": 4711 if self.running else 0, "ExitCode": self.exit_code, "Error": ""}
-        times = {"StartedAt": _moment(self.started), "FinishedAt": _moment(self.finished)}
-        return {"Status": self.status, "Running": self.running, **nothing, **process, **times}
-
     def inspect(self) -> Struct:
-        path, *arguments = self.command or [""]
-        folder = f"/var/lib/docker/containers/{self.id}"
-        names = {"Id": self.id, "Name": f"/{self.name}", "Image": self.image_id, "Created": _moment(self.created)}
-        life = {"State": self.state, "Path": path, "Args": arguments, "ExecIDs": list(self.execs) or None}
-        files = {f"{name}Path": f"{folder}/{name.lower()}" for name in ("ResolvConf", "Hostname", "Hosts", "Log")}
-        return {**INSPECTED, **names, **life, **files, "HostConfig": self.host, "Config": self.config}
+        process = {"Pid": 4711 if self.running else 0, "ExitCode": self.exit_code}
+        state = {"Status": self.status, "Running": self.running, **process}
+        names = {"Id": self.id, "Name": f"/{self.name}", "Image": self.image_id}
+        return {**INSPECTED, **names, "State": state, "HostConfig": self.host, "Config": self.config}
 
     def listed(self) -> Struct:
-        seconds = int(time.time() - (self.started if self.running else self.finished))
-        exited = f"Exited ({self.exit_code}) {seconds} seconds ago"
-        status = {"created": "Created", "running": f"Up {seconds} seconds"}.get(self.status, exited)
-        names = {"Id": self.id, "Names": [f"/{self.name}"], "Image": self.config["Image"], "ImageID": self.image_id}
-        config = {"Command": " ".join(self.command), "Labels": self.labels, "Created": int(self.created)}
-        host = {"NetworkMode": self.host["NetworkMode"]}
-        return {**LISTED, **names, **config, "State": self.status, "Status": status, "HostConfig": host}
+        return {"Id": self.id, "Names": [f"/{self.name}"], "Labels": self.labels, "State": self.status}
 
 
-CREATED = "2026-01-01T00:00:00Z"
 PATH, COMMAND = "PATH=/bin", ["/bin/sh"]
 """What every image sets."""
 
@@ -282,14 +208,7 @@ class Image:
 
     def inspect(self) -> Struct:
         config = {"Env": [PATH], "Cmd": COMMAND, "Labels": self.labels or None, "Entrypoint": None}
-        machine = {"Architecture": "amd64", "Os": "linux", "RootFS": {"Type": "layers", "Layers": []}}
-        names = {"Id": self.id, "RepoTags": [self.name], "RepoDigests": [], "Parent": "", "Created": CREATED}
-        return {**names, "Config": config, "Size": 1 << 20, **machine}
-
-    def listed(self) -> Struct:
-        names = {"Id": self.id, "RepoTags": [self.name], "RepoDigests": None, "ParentId": ""}
-        sizes = {"Containers": -1, "SharedSize": -1, "Size": 1 << 20, "VirtualSize": 1 << 20}
-        return {**names, "Created": 1767225600, "Labels": self.labels or None, **sizes}
+        return {"Id": self.id, "RepoTags": [self.name], "Parent": "", "Config": config}
 
 
 class Images:
@@ -338,13 +257,6 @@ class DockerdState:
         attributes = {**container.labels, "image": image, "name": container.name, **more}
         self.events.emit("container", action, container.id, attributes, image)
 
-    def say(self, reference: str, data: bytes, stream: int = 1) -> None:
-        """Write bytes to a container's stdout (1) or stderr (2)."""
-        container = self.find(reference)
-        container.output.append((stream, data))
-        for listener in tuple(container.listeners):
-            listener((stream, data))
-
     def find(self, reference: str) -> Container:
         """Return a container by its id, its name, or a unique prefix of its id, in this order.
 
@@ -371,8 +283,7 @@ class DockerdState:
             raise Refused(HTTPStatus.CONFLICT, f"Conflict. The container name {taken}. {advice}")
         return name.removeprefix("/")
 
-    def create(self, name: str, request: bytes, body: dict[str, Any]) -> Container:
-        check_types(body)
+    def create(self, name: str, body: dict[str, Any]) -> Container:
         given = {key: value for key, value in (body.get("HostConfig") or {}).items() if value is not None}
         host = {key: given.get(key, zero) for key, zero in HOST_CONFIG.items()}
         check(host, systemd=self.cgroup_driver == SYSTEMD, update=False)
@@ -385,7 +296,7 @@ class DockerdState:
         new_id = secrets.token_hex(32)
         name = self._reserve(name or f"fake_{new_id[:12]}")
         config["Hostname"] = config["Hostname"] or new_id[:12]
-        container = Container(new_id, name, request, config, adapted(host), image.id if image else "")
+        container = Container(new_id, name, config, adapted(host), image.id if image else "")
         self.containers[new_id] = self._names[name] = container
         self._report(container, "create")
         return container
@@ -394,11 +305,11 @@ class DockerdState:
         container = self.find(reference)
         if container.running:
             raise Refused(HTTPStatus.NOT_MODIFIED, "")
-        container.status, container.started, container.exit_code = "running", time.time(), 0
+        container.status, container.exit_code = "running", 0
         self._report(container, "start")
 
     def exit(self, container: Container, exit_code: int) -> None:
-        container.status, container.finished, container.exit_code = "exited", time.time(), exit_code
+        container.status, container.exit_code = "exited", exit_code
         self._report(container, "die", exitCode=str(exit_code))
 
     def stop(self, reference: str) -> None:
@@ -420,7 +331,6 @@ class DockerdState:
         """Change resources and restart policy. Raises Refused: 400, 404, or 409 if they do not go together."""
         update = {key: zero if body.get(key) is None else body[key] for key, zero in RESOURCES.items()}
         update["RestartPolicy"] = body.get("RestartPolicy") or HOST_CONFIG["RestartPolicy"]
-        check_types({"HostConfig": update})
         settings = {**HOST_CONFIG, **update}
         check(settings, systemd=self.cgroup_driver == SYSTEMD, update=True)
         container = self.find(reference)
@@ -438,8 +348,6 @@ class DockerdState:
 
     def _destroy(self, container: Container) -> None:
         del self.containers[container.id], self._names[container.name]
-        for exec_id in container.execs:
-            del self.execs[exec_id]
         self._report(container, "destroy")
 
     # ---- execs
@@ -450,7 +358,6 @@ class DockerdState:
             raise Refused(HTTPStatus.CONFLICT, f"Container {container.id} is not running")
         made = Exec(secrets.token_hex(32), container, config)
         self.execs[made.id] = made
-        container.execs.append(made.id)
         self._report(container, f"exec_create: {' '.join(config['Cmd'])}", execID=made.id)
         return made
 

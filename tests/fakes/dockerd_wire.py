@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -30,10 +30,9 @@ class Head:
     raw: bytes
     method: str
     target: str
-    headers: tuple[tuple[str, str], ...]
+    headers: tuple[Header, ...]
     path: str
     """Decoded path."""
-    raw_query: str
     query: Mapping[str, str]
     length: int | None
     keep_alive: bool
@@ -41,6 +40,10 @@ class Head:
     def get(self, name: str) -> str:
         """Return the first value of a header, "" if it is absent; ``name`` in any case."""
         return next((value for key, value in self.headers if key.lower() == name.lower()), "")
+
+    def flag(self, name: str) -> bool:
+        """Return a boolean of the query as Docker reads it, false if it is absent."""
+        return self.query.get(name, "").lower() not in ("", "0", "no", "false", "none")
 
 
 @functools.lru_cache(maxsize=256)
@@ -52,15 +55,14 @@ def parse(raw: bytes) -> Head:
         raise ValueError(f"{version} is not served")
     headers = tuple((name, value.strip(" \t")) for name, value in (line.split(":", 1) for line in lines))
     named = {name.lower(): value for name, value in reversed(headers)}
-    path, _, raw_query = target.partition("?")
+    path, _, query = target.partition("?")
     return Head(
         raw=raw,
         method=method,
         target=target,
         headers=headers,
         path=unquote_to_bytes(path.encode("latin-1")).decode(errors="surrogateescape"),
-        raw_query=raw_query,
-        query=dict(reversed(parse_qsl(raw_query, keep_blank_values=True))),
+        query=dict(reversed(parse_qsl(query, keep_blank_values=True))),
         length=None if "transfer-encoding" in named else int(named.get("content-length", "0")),
         keep_alive="close" not in named.get("connection", "").lower(),
     )
@@ -70,7 +72,7 @@ def parse(raw: bytes) -> Head:
 class Received:
     head: Head
     route: str
-    """The row of dockerd.ROUTES, or "not found"."""
+    """The key of dockerd.ROUTES, or "not found"."""
     connection: int
     """Number of its connection, from 0 in order of accept."""
     at: float
@@ -80,16 +82,8 @@ class Received:
     """Without framing, as far as it was read; only its first ``keep_bytes``."""
     wire_body: bytearray = field(default_factory=bytearray)
     """As ``body``, with the framing."""
-    client_ended: bool = False
-    """The client had sent its last byte, or was gone, before the answer was complete."""
     cancelled: bool = False
-    """The daemon gave the call up because of that."""
-    status: int = 0
-    """Of the final reply."""
-
-    @property
-    def method(self) -> str:
-        return self.head.method
+    """The client had sent its last byte, or was gone, before the answer was complete."""
 
     @property
     def target(self) -> str:
@@ -113,9 +107,9 @@ class Received:
 class Injection:
     """The faults of a route's calls, in this order: a delay, a hang until ``release``, raw bytes, an error.
 
-    ``cut_after_bytes`` counts the reply's bytes: after so many the connection is closed (0: at once; the request is
-    carried out nevertheless). ``raw`` and an error are sent instead of carrying out the request. ``times`` calls are
-    affected; None means all.
+    ``cut_after_bytes`` counts the reply's bytes: after so many the connection is closed, although the request is
+    carried out. ``raw`` and an error are sent instead of carrying out the request. ``times`` calls are affected; None
+    means all.
     """
 
     delay_seconds: float = 0.0
@@ -203,9 +197,9 @@ class Reader(asyncio.StreamReader):
 
     def __init__(self) -> None:
         super().__init__(limit=MAX_HEAD_BYTES, loop=asyncio.get_running_loop())
-        self.ended = asyncio.Event()
         self.current: Received | None = None
         """The request whose reply is not complete."""
+        self.on_end: Callable[[], None] = lambda: None
 
     def feed_eof(self) -> None:
         super().feed_eof()
@@ -216,21 +210,16 @@ class Reader(asyncio.StreamReader):
         self._end()
 
     def _end(self) -> None:
-        self.ended.set()
         if self.current is not None:
-            self.current.client_ended = True
-
-    async def some(self, most: int = PIECE_BYTES) -> bytes:
-        """Return what is available, b"" at the end."""
-        return await self.read(most)
+            self.current.cancelled = True
+        self.on_end()
 
 
 class Exchange:
     """A handler's interface: the request, and the writer of its reply.
 
-    ``common`` are headers of every reply of a handler.
-
-    ``api`` is the API version that the request names, else the daemon's newest.
+    ``common`` are headers of every reply of a handler; ``api`` is the API version that the request names, else the
+    daemon's newest.
     """
 
     def __init__(self, head: Head, received: Received, reader: Reader, writer: asyncio.StreamWriter) -> None:
@@ -243,64 +232,42 @@ class Exchange:
         self.cut_after_bytes: int | None = None
         self._writer = writer
         self._written = 0
-        self._left = head.length or 0
-        self.body_over = asyncio.Event()
-        if head.length == 0:
-            self.body_over.set()
-        self._inside_chunk = False
-        self._chunking = False
+        self._read = False
 
     # ---- the request's body
 
-    async def section(self) -> bytes:
-        """Return the next bytes of the body, b"" at its end.
-
-        Raises Refused if the body is cut or broken.
-        """
+    async def body(self) -> bytes:
+        """Read the body. Raises Refused if it is cut or broken; empty if it was read before."""
+        parts = list[bytes]()
         try:
-            if self.head.length is None and self._left == 0 and not self.body_over.is_set():
-                await self._next_chunk()
-            return b"" if self.body_over.is_set() else await self._next_bytes()
+            if not self._read:
+                self._read = True
+                await (self._chunks(parts) if self.head.length is None else self._take(self.head.length, parts))
         except (asyncio.IncompleteReadError, ValueError) as error:
             self.keep_alive = False
-            self.body_over.set()
             raise bad("unexpected EOF") from error
+        return b"".join(parts)
 
-    async def _next_bytes(self) -> bytes:
-        data = await self.reader.some(min(self._left, PIECE_BYTES))
-        if not data:
-            raise asyncio.IncompleteReadError(b"", self._left)
-        self._left -= len(data)
-        self.received.keep(data, data)
-        if self._left == 0 and self.head.length is not None:
-            self.body_over.set()
-        return data
-
-    async def _next_chunk(self) -> None:
-        if self._inside_chunk:
+    async def _chunks(self, parts: list[bytes]) -> None:
+        while size := int((await self._line()).partition(b";")[0], 16):
+            await self._take(size, parts)
             await self._line()
-        self._inside_chunk = True
-        self._left = int((await self._line()).partition(b";")[0], 16)
-        while self._left == 0 and not self.body_over.is_set():
-            if await self._line() == CRLF:  # after the trailers
-                self.body_over.set()
+        while await self._line() != CRLF:
+            pass
+
+    async def _take(self, count: int, parts: list[bytes]) -> None:
+        while count:
+            data = await self.reader.read(min(count, PIECE_BYTES))
+            if not data:
+                raise asyncio.IncompleteReadError(b"", count)
+            self.received.keep(data, data)
+            parts.append(data)
+            count -= len(data)
 
     async def _line(self) -> bytes:
         line = await self.reader.readuntil(CRLF)
         self.received.keep(line)
         return line
-
-    async def body(self) -> bytes:
-        chunks = []
-        while data := await self.section():
-            chunks.append(data)
-        return b"".join(chunks)
-
-    async def _settle_body(self) -> None:
-        """Read the unread rest of the body before a reply, so that the connection can be reused."""
-        with suppress(Refused):
-            while await self.section():
-                pass
 
     # ---- the reply
 
@@ -314,36 +281,27 @@ class Exchange:
         self._writer.writelines(chunks)
         await self._writer.drain()
 
+    async def _settle(self) -> None:
+        """Read the unread rest of the body before a reply, so that the connection can be reused."""
+        with suppress(Refused):
+            await self.body()
+
     async def reply(self, status: int, body: bytes = b"", *headers: Header) -> None:
-        await self._settle_body()
-        self.received.status = status
+        await self._settle()
         await self.write(*whole(self.head, status, body, [*self.common, *headers], self.keep_alive))
 
     async def json(self, value: object, status: int = HTTPStatus.OK) -> None:
         await self.reply(status, go_json(value, html=False), JSON)
 
-    async def begin(self, *headers: Header, settle: bool = True) -> None:
-        """Send the head of a stream; without ``settle`` the rest of the request's body can be read after it."""
-        if settle:
-            await self._settle_body()
-        self.received.status = HTTPStatus.OK
-        self._chunking = True
+    async def stream(self, *headers: Header) -> None:
+        """Send the head of a stream, whose pieces are chunks."""
+        await self._settle()
         await self.write(stream([*self.common, *headers], self.keep_alive))
 
-    async def send(self, data: bytes) -> None:
-        """Send a piece of a stream, which must not be empty, as a chunk of its own."""
-        await self.write(chunk(data))
-
-    async def finish(self) -> None:
-        if self._chunking:
-            self._chunking = False
-            await self.write(chunk(b""))
-
-    async def hijack(self, *headers: Header) -> None:
+    async def hijack(self) -> None:
         """Turn the connection into a stream in both directions, used by the handler."""
-        self.received.status = HTTPStatus.SWITCHING_PROTOCOLS
         self.keep_alive = False
-        lines = [("Content-Type", RAW_STREAM), ("Connection", "Upgrade"), ("Upgrade", "tcp"), *sorted(headers)]
+        lines = [("Content-Type", RAW_STREAM), ("Connection", "Upgrade"), ("Upgrade", "tcp"), *sorted(self.common)]
         spelt = "".join(f"{key}: {value}\r\n" for key, value in lines)
         await self.write(f"HTTP/1.1 101 UPGRADED\r\n{spelt}\r\n".encode())
 
@@ -351,5 +309,5 @@ class Exchange:
         """Shut down writing, and read until the client does so, too: dockerd's end of a hijacked connection."""
         if self._writer.can_write_eof():
             self._writer.write_eof()
-        while await self.reader.some():
+        while await self.reader.read(PIECE_BYTES):
             pass

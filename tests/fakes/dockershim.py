@@ -15,26 +15,26 @@ import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 from urllib.parse import quote, urlencode
 
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_client import UnixHttpConnection
-from tests.fakes.dockerd_shapes import go_json
+from tests.fakes.dockerd_shapes import go_json, version_number
 from tests.fakes.dockershim_bodies import SANDBOX_OOM_SCORE_ADJ, Container, Pod, Values
 
 Headers = Iterable[tuple[str, str]]
 
 SHORT_CALL_SECONDS = 119.0
-HIJACKED = (("Connection", "Upgrade"), ("Content-Type", "application/json"), ("Upgrade", "tcp"))
+JSON = ("Content-Type", "application/json")
+HIJACKED = (("Connection", "Upgrade"), JSON, ("Upgrade", "tcp"))
 CONFLICT = re.compile(r"Conflict. (?:.)+ is already in use by container \"?([0-9a-z]+)\"?")
 UNVERSIONED_API = "1.24"
 EXEC_INSPECTIONS = 5
 EXEC_INSPECTION_PAUSE_SECONDS = 2.0
 SANDBOX_GRACE_SECONDS = 10
-
-__all__ = ["CRI_DOCKERD", "DOCKERSHIM", "DockerError", "Dockershim", "Generation"]
 
 
 class DockerError(Exception):
@@ -70,22 +70,25 @@ class DockerHttp:
     def __init__(self, socket_path: str, host: str) -> None:
         self._path = socket_path
         self._host = host
-        self._retained: UnixHttpConnection | None = None
+        self._retained = UnixHttpConnection(socket_path, timeout=SHORT_CALL_SECONDS)
 
     def close(self) -> None:
-        if self._retained is not None:
-            self._retained.close()
-            self._retained = None
+        self._retained.close()
 
     def call(self, method: str, target: str, body: Any = None) -> Any:
         """Make a call; return the reply's JSON, None if it has no body."""
-        headers = () if body is None else (("Content-Type", "application/json"),)
         try:
-            content = _checked(self._send(self._connection(), method, target, body, headers)).read()
+            content = _checked(self._send_short(method, target, body)).read()
         except (OSError, http.client.HTTPException):
             self.close()
             raise
         return json.loads(content) if content else None
+
+    def headers(self, method: str, target: str) -> http.client.HTTPMessage:
+        """Make a call; return the headers of the reply, whatever its status."""
+        response = self._send_short(method, target)
+        response.read()
+        return response.headers
 
     def frames(self, target: str) -> Generator[tuple[int, bytes]]:
         """GET on a connection of its own; yield the frames of the reply's body as they come, without a timeout."""
@@ -101,34 +104,19 @@ class DockerHttp:
             connection.sock.shutdown(socket.SHUT_WR)
             yield from _frames(response.fp)  # its buffer may contain bytes that came with the head
 
-    def headers(self, method: str, target: str) -> http.client.HTTPMessage:
-        """Make a call; return the headers of the reply, whatever its status."""
-        response = self._send(self._connection(), method, target)
-        response.read()
-        return response.headers
-
-    def _connection(self) -> UnixHttpConnection:
-        """Return the connection that is kept alive, a new one if the other side closed it."""
-        if (
-            self._retained is not None
-            and self._retained.sock is not None
-            and select.select([self._retained.sock], [], [], 0)[0]
-        ):
-            self._retained.close()
-        if self._retained is None or self._retained.sock is None:
-            self._retained = UnixHttpConnection(self._path, timeout=SHORT_CALL_SECONDS)
-        return self._retained
+    def _send_short(self, method: str, target: str, body: Any = None) -> http.client.HTTPResponse:
+        """Send a request on the connection that is kept alive, a new one if the other side closed it."""
+        if self._retained.sock is not None and select.select([self._retained.sock], [], [], 0)[0]:
+            self.close()
+        return self._send(self._retained, method, target, body, () if body is None else (JSON,))
 
     def _send(
         self, connection: UnixHttpConnection, method: str, target: str, body: Any = None, headers: Headers = ()
     ) -> http.client.HTTPResponse:
         content = b"" if body is None else go_json(body)
+        length = (("Content-Length", str(len(content))),) if method == "POST" else ()
         connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
-        connection.putheader("Host", self._host)
-        connection.putheader("User-Agent", "Go-http-client/1.1")
-        if method == "POST":
-            connection.putheader("Content-Length", str(len(content)))
-        for name, value in headers:
+        for name, value in (("Host", self._host), ("User-Agent", "Go-http-client/1.1"), *length, *headers):
             connection.putheader(name, value)
         connection.endheaders(content or None)
         return connection.getresponse()
@@ -152,10 +140,6 @@ def _frames(stream: Any) -> Generator[tuple[int, bytes]]:
         yield number, stream.read(length)
 
 
-def _number(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
-
-
 class Dockershim:
     """A shim on a socket; names, numbers and resources are in CRI's terms. Every failed call raises DockerError.
 
@@ -170,8 +154,9 @@ class Dockershim:
         """The pods that were run, by sandbox id."""
         self._pause_image = pause_image
         self._http = DockerHttp(socket_path, generation.host)
-        self._prefix: str | None = None
-        self._driver: str | None = None
+
+    def close(self) -> None:
+        self._http.close()
 
     def __enter__(self) -> Self:
         return self
@@ -179,31 +164,21 @@ class Dockershim:
     def __exit__(self, *details: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        self._http.close()
-
     # ---- the daemon
 
-    @property
+    @cached_property
     def prefix(self) -> str:
-        """Return the prefix with the version for every path, negotiated by the first ping."""
-        if self._prefix is None:
-            method = "HEAD" if self.generation.pings_by_head else "GET"
-            offered = self._http.headers(method, "/_ping").get("Api-Version", UNVERSIONED_API)
-            self._prefix = f"/v{min(offered, self.generation.api, key=_number)}"
-        return self._prefix
+        """The prefix with the version for every path, negotiated by the first ping."""
+        method = "HEAD" if self.generation.pings_by_head else "GET"
+        offered = self._http.headers(method, "/_ping").get("Api-Version", UNVERSIONED_API)
+        return f"/v{min(offered, self.generation.api, key=version_number)}"
 
-    @property
+    @cached_property
     def cgroup_driver(self) -> str:
-        if self._driver is None:
-            self._driver = str(self.info()["CgroupDriver"])
-        return self._driver
+        return str(self._call("GET", "/info")["CgroupDriver"])
 
     def version(self) -> dict[str, Any]:
         return dict(self._call("GET", "/version"))
-
-    def info(self) -> dict[str, Any]:
-        return dict(self._call("GET", "/info"))
 
     # ---- pods
 
@@ -300,13 +275,10 @@ class Dockershim:
         output = {1: b"", 2: b""}
         for number, data in self._http.hijacked(f"{self.prefix}/exec/{exec_id}/start", {"Detach": False, "Tty": False}):
             output[number] += data
-        return self._exit_code(exec_id), output[1], output[2]
-
-    def _exit_code(self, exec_id: str) -> int:
         for _ in range(EXEC_INSPECTIONS):
             inspected = self._call("GET", f"/exec/{exec_id}/json")
             if not inspected["Running"]:
-                return int(inspected["ExitCode"])
+                return int(inspected["ExitCode"]), output[1], output[2]
             time.sleep(EXEC_INSPECTION_PAUSE_SECONDS)
         raise DockerError(http.client.OK, f"exec {exec_id} still runs although its output has ended")
 

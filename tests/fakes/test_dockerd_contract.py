@@ -3,7 +3,6 @@
 Where the machine or version may differ, only what is common is asserted.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,20 +13,10 @@ import pytest
 from tests.docker.client import Answer, Client, request
 from tests.engines.dockerd import BUSYBOX, Dockerd
 from tests.fakes.dockerd import FakeDockerd
-from tests.fakes.dockerd_calls import frame
-from tests.fakes.dockerd_client import Raw
-from tests.fakes.dockershim import CRI_DOCKERD, Dockershim
 
 MIB = 1 << 20
-UPGRADE = ("Connection: Upgrade", "Upgrade: tcp")
 SLEEPING = {"Image": BUSYBOX, "Cmd": ["sleep", "1000"], "StopSignal": "SIGKILL"}
 MISSING = "No such container: none"
-UNREADABLE = 500
-"""dockerd 20.10 has no special status for what cannot be parsed; later versions and the fake answer 400."""
-
-
-def statuses(status: int) -> tuple[int, ...]:
-    return (400, UNREADABLE) if status == UNREADABLE else (status,)
 
 
 class Daemon:
@@ -57,11 +46,11 @@ class Daemon:
     async def host(self, reference: str) -> dict[str, Any]:
         return dict((await self.fetch(f"GET /containers/{reference}/json")).json["HostConfig"])
 
-    async def send(self, call: str, *lines: str, body: bytes = b"") -> Raw:
-        """Send a request on a connection of its own, without reading its answer."""
-        raw = await Raw.connect(self.path)
-        raw.send(request(*call.split(" ", 1), body, *lines))
-        return raw
+    async def send(self, call: str, *lines: str, body: bytes = b"") -> tuple[Client, bytes]:
+        """Send a request on a connection of its own; return the connection, and the head of the answer."""
+        client = await Client.connect(self.path)
+        client.send(request(*call.split(" ", 1), body, *lines))
+        return client, await client.reader.readuntil(b"\r\n\r\n")
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.engine)])
@@ -92,40 +81,22 @@ async def test_life_has_the_daemons_statuses(daemon: Daemon) -> None:
     assert answers == [204, 304, 409, 204, 304, 204, 204, 204, 404, 404]
 
 
-async def test_container_is_found_by_id_name_and_prefix(daemon: Daemon) -> None:
-    first = await daemon.created("k8s_a_b")
-    second = await daemon.created(first[:4])
-    for reference, found in (
-        *((way, first) for way in (first, "k8s_a_b", first[:20], "k8s%5Fa_b")),
-        (first[:4], second),
-    ):
-        assert (await daemon.fetch(f"GET /containers/{reference}/json")).json["Id"] == found
-
-
 REFUSED: list[tuple[str, Any, int, str]] = [
     ("GET /containers/none/json", None, 404, MISSING),
-    ("GET /containers/a/b/json", None, 404, "No such container: a/b"),
     ("POST /containers/create?name=c1", SLEEPING, 409, 'Conflict. The container name "/c1" is already in use'),
-    ("POST /containers/create?name=a%20b", SLEEPING, 400, "Invalid container name (a b), only [a-zA-Z0-9]["),
     ("POST /containers/create", {"Image": "none", "Cmd": ["a"]}, 404, "No such image: none:latest"),
-    ("POST /containers/create", {"Image": ""}, 400, "No command specified"),
-    ("POST /containers/create", {"Image": 1}, UNREADABLE, "json: cannot unmarshal number into Go struct field"),
     ("POST /containers/none/update", {}, 404, MISSING),
     ("POST /containers/c2/exec", {"Cmd": ["true"]}, 409, "Container "),
     ("POST /exec/abc/start", {"Detach": False}, 404, "No such exec instance: abc"),
     ("GET /v1.99/info", None, 400, "client version 1.99 is too new. Maximum supported API version is 1."),
     ("GET /v1.41/nothing", None, 404, "page not found"),
-    ("DELETE /info", None, 404, "page not found"),
 ]
 HOSTS: list[tuple[Any, int, str]] = [
     ({"Memory": 6 * MIB - 1}, 400, "Minimum memory limit allowed is 6MB"),
     ({"Memory": 8 * MIB, "MemorySwap": 7 * MIB}, 400, "Minimum memoryswap limit"),
     ({"MemorySwap": 8 * MIB}, 400, "You should always set the Memory limit"),
     ({"NanoCpus": 1, "CpuPeriod": 1000}, 400, "Nano CPUs and CPU Period"),
-    ({"NanoCpus": 1, "CpuQuota": 1000}, 400, "Nano CPUs and CPU Quota"),
     ({"CpusetCpus": "0-5000"}, 400, "Requested CPUs are not available - requested 0-5000, available: 0-"),
-    ({"Memory": "1"}, UNREADABLE, "json: cannot unmarshal string into Go struct field HostConfig"),
-    ([1], UNREADABLE, "json: cannot unmarshal array into Go"),
 ]
 REFUSED += [("POST /containers/create", {**SLEEPING, "HostConfig": host}, *why) for host, *why in HOSTS]
 
@@ -134,7 +105,7 @@ REFUSED += [("POST /containers/create", {**SLEEPING, "HostConfig": host}, *why) 
 async def test_refusal_has_the_daemons_words(daemon: Daemon, call: str, body: Any, status: int, message: str) -> None:
     made = {await daemon.running("c1"), await daemon.created("c2")}
     reply = await daemon.fetch(call, body)
-    assert reply.status in statuses(status)
+    assert reply.status == status
     assert message.casefold() in reply.message.casefold()
     assert {row["Id"] for row in (await daemon.fetch("GET /containers/json?all=1")).json} == made
 
@@ -167,24 +138,25 @@ async def test_update_changes_what_is_not_zero(daemon: Daemon) -> None:
     assert "Memory limit should be smaller than already set memoryswap limit" in reply.message
 
 
-async def test_list_is_filtered(daemon: Daemon) -> None:
-    first = await daemon.created("first", Labels={"kind": "pod", "n": "1"})
-    second = await daemon.running("second", Labels={"kind": "pod", "n": "2"})
-    for query, found in (
+async def test_container_is_found_listed_and_has_its_images_settings(daemon: Daemon) -> None:
+    first = await daemon.created("k8s_a_b", Env=["A=1", "A"], Labels={"a": "own", "kind": "pod"}, Cmd=None)
+    second = await daemon.running(first[:4], Labels={"kind": "pod"})
+    for reference, found in (
+        *((way, first) for way in (first, "k8s_a_b", first[:20], "k8s%5Fa_b")),
+        (first[:4], second),
+    ):
+        assert (await daemon.fetch(f"GET /containers/{reference}/json")).json["Id"] == found
+    for query, listed in (
         ("", [second]),
         ("all=1", [second, first]),
-        ('all=1&filters={"label":{"kind=pod":true,"n=1":true}}', [first]),
+        ('all=1&filters={"label":{"kind=pod":true,"a=own":true}}', [first]),
         ('all=1&filters={"label":["kind"]}', [second, first]),
     ):
-        assert [row["Id"] for row in (await daemon.fetch(f"GET /containers/json?{query}")).json] == found, query
-
-
-async def test_image_settings_go_into_a_container(daemon: Daemon) -> None:
-    made = await daemon.created("c1", Env=["A=1", "A"], Labels={"a": "own"}, Cmd=None)
-    shown = (await daemon.fetch(f"GET /containers/{made}/json")).json
+        assert [row["Id"] for row in (await daemon.fetch(f"GET /containers/json?{query}")).json] == listed, query
+    shown = (await daemon.fetch(f"GET /containers/{first}/json")).json
     config = shown["Config"]
-    assert (config["Env"], config["Labels"], config["Cmd"]) == (["A=1", "A", "PATH=/bin"], {"a": "own"}, ["/bin/sh"])
-    assert (shown["Name"], shown["State"]["Status"]) == ("/c1", "created")
+    assert (config["Env"], config["Labels"]["a"], config["Cmd"]) == (["A=1", "A", "PATH=/bin"], "own", ["/bin/sh"])
+    assert (shown["Name"], shown["State"]["Status"]) == ("/k8s_a_b", "created")
     for name in (BUSYBOX, f"docker.io/library/{BUSYBOX}", shown["Image"], shown["Image"][7:20]):
         image = (await daemon.fetch(f"GET /images/{name}/json")).json
         assert (image["Id"], image["RepoTags"]) == (shown["Image"], [BUSYBOX])
@@ -194,76 +166,19 @@ async def test_image_settings_go_into_a_container(daemon: Daemon) -> None:
 
 
 async def test_events_come_one_a_chunk_in_the_daemons_order(daemon: Daemon) -> None:
-    async with await daemon.send('GET /v1.41/events?filters={"type":{"container":true}}') as raw:
-        assert b"Transfer-Encoding: chunked" in await raw.head()
-        made = await daemon.running("c1", HostConfig={"NetworkMode": "none"})  # dockerd 26 renames in the network
-        for change in ("rename?name=c2", "update", "stop", "start", "stop"):
-            await daemon.fetch(f"POST /containers/{made}/{change}", {"CpuShares": 5} if change == "update" else None)
-        await daemon.fetch(f"DELETE /containers/{made}")
-        heard: list[Any] = []
-        while not heard or heard[-1]["Action"] != "destroy":
-            heard.append(json.loads(await raw.chunk()))
+    client, head = await daemon.send('GET /v1.41/events?filters={"type":{"container":true}}')
+    assert b"Transfer-Encoding: chunked" in head
+    made = await daemon.running("c1", HostConfig={"NetworkMode": "none"})  # dockerd 26 renames in the network
+    for change in ("rename?name=c2", "update", "stop", "start", "stop"):
+        await daemon.fetch(f"POST /containers/{made}/{change}", {"CpuShares": 5} if change == "update" else None)
+    await daemon.fetch(f"DELETE /containers/{made}")
+    heard: list[Any] = []
+    while not heard or heard[-1]["Action"] != "destroy":
+        size = int(await client.reader.readline(), 16)
+        heard.append(json.loads(await client.reader.readexactly(size + 2)))
+    client.abort()
     actions = "create start rename update kill die stop start kill die stop destroy"
     heard_actions = " ".join(event["Action"] for event in heard)
     assert heard_actions.replace("stop die", "die stop") == actions  # from dockerd 23 on either may come first
     assert {event["id"] for event in heard} == {made}
     assert heard[2]["Actor"]["Attributes"] == {"image": BUSYBOX, "name": "c2", "oldName": "/c1"}
-
-
-@pytest.mark.parametrize("tty", [False, True], ids=["multiplexed", "terminal"])
-async def test_exec_carries_bytes_both_ways(daemon: Daemon, tty: bool) -> None:
-    made = await daemon.running("c1")
-    config = {"Cmd": ["cat"], "AttachStdin": True, "AttachStdout": True, "AttachStderr": True, "Tty": tty}
-    command = str((await daemon.fetch("POST /containers/c1/exec", config)).json["Id"])
-    body = json.dumps({"Detach": False, "Tty": tty}).encode()
-    async with await daemon.send(f"POST /v1.41/exec/{command}/start", *UPGRADE, body=body) as raw:
-        head = await raw.head()
-        assert head.startswith(b"HTTP/1.1 101 UPGRADED\r\nContent-Type: application/vnd.docker.raw-stream\r\n")
-        assert b"Content-Length" not in head
-        assert b"Transfer-Encoding" not in head
-        raw.send(b"hello\n")
-        assert (await raw.until(b"hello")).endswith(b"hello" if tty else frame(1, b"hello\n")[:-1])
-        raw.end()
-        await daemon.fetch("POST /containers/c1/stop")
-        await raw.rest()
-    shown = (await daemon.fetch(f"GET /exec/{command}/json")).json
-    assert (shown["Running"], shown["ContainerID"]) == (False, made)
-
-
-CREATE = b"POST /containers/create HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\nConnection: close\r\n"
-STOP = b"POST /containers/x/stop HTTP/1.1\r\nHost: d\r\n"
-
-
-@pytest.fixture
-async def fake(tmp_path: Path) -> AsyncIterator[FakeDockerd]:
-    async with FakeDockerd(str(tmp_path / "docker.sock")) as made:
-        yield made
-
-
-# ---- the kubelet's shim
-
-RECORDED_UPDATE = (
-    b'{"CpuShares":256,"Memory":0,"NanoCpus":0,"CgroupParent":"","BlkioWeight":0,"BlkioWeightDevice":null,'
-    b'"BlkioDeviceReadBps":null,"BlkioDeviceWriteBps":null,"BlkioDeviceReadIOps":null,"BlkioDeviceWriteIOps":null,'
-    b'"CpuPeriod":0,"CpuQuota":0,"CpuRealtimePeriod":0,"CpuRealtimeRuntime":0,"CpusetCpus":"0","CpusetMems":"",'
-    b'"Devices":null,"DeviceCgroupRules":null,"DeviceRequests":null,"MemoryReservation":0,"MemorySwap":0,'
-    b'"MemorySwappiness":null,"OomKillDisable":null,"PidsLimit":null,"Ulimits":null,"CpuCount":0,"CpuPercent":0,'
-    b'"IOMaximumIOps":0,"IOMaximumBandwidth":0,"RestartPolicy":{"Name":"","MaximumRetryCount":0}}\n'
-)
-
-
-async def test_update_equals_the_recorded_one_of_cri_dockerd(tmp_path: Path) -> None:
-    resources = {"cpu_shares": 256, "cpuset_cpus": "0"}
-    async with FakeDockerd(str(tmp_path / "docker.sock")) as fake:
-        made = fake.state.create("c1", b"", SLEEPING)
-
-        def update() -> None:
-            with Dockershim(fake.socket_path, CRI_DOCKERD) as shim:
-                shim.update_container_resources(made.id, resources)
-
-        await asyncio.to_thread(update)
-        [received] = fake.requests("POST /containers/{ref}/update")
-    host = (("Host", "api.moby.localhost"), ("User-Agent", "Go-http-client/1.1"))
-    length = ("Content-Length", str(len(RECORDED_UPDATE)))
-    assert received.headers == (*host, length, ("Content-Type", "application/json"))
-    assert received.body == RECORDED_UPDATE

@@ -1,0 +1,563 @@
+"""Docker's calls through the whole core: creates, calls on existing containers, ends without a call, look-ups."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimeproxy.core import open_calls
+from runtimeproxy.core.call import NOT_DONE, Unreadable
+from runtimeproxy.core.sync import Listed
+from runtimeproxy.docker import sync as module
+from runtimeproxy.docker.exchange import DockerHeld
+from runtimeproxy.docker.messages import Driver
+from runtimeproxy.docker.sync import Lookup
+from runtimeproxy.errors import BackendError
+from runtimeproxy.model.fields import (
+    NO_ADJUSTMENT,
+    ContainerInfo,
+    ContainerRecord,
+    HookAnswer,
+    HookRequest,
+    PodInfo,
+    PodRecord,
+    Resources,
+    Subject,
+)
+from tests.docker.bodies import ANNOTATIONS, CONTAINER, PARENT, POD, REPORTED, REPORTED_POD, REQUESTED, SYSTEMD_PARENT
+from tests.docker.client import request
+from tests.docker.node import CREATE, INSPECT, START, STOP, UPDATE, Node, id_of, on_each_driver, on_node, written
+from tests.engines.images import BUSYBOX_IMAGE
+from tests.fakes import dockershim_bodies as bodies
+from tests.fakes.dockerd_client import until
+from tests.fakes.dockerd_wire import Injection
+from tests.fakes.plugins import FAIL
+
+CANARY = "canary-4711"
+
+
+async def test_creates_are_changed_only_where_a_hook_set_it(node: Node) -> None:
+    limits = Resources(cpu_quota=50_000)
+    of_pod = HookAnswer({"l": "1"}, {"n": "2"}, cgroup_parent="/hooked", resources=limits)
+    node.plugins.add("a", of_pod, points=("PreRunPodSandbox",))
+    body = written(node.pod_body()).replace(b'"Memory":0', b'"Memory":0,"New":[1e400, {}]')
+    pod_id = id_of(await node.create("web", body))
+    desired = json.loads(body)
+    desired["Labels"] |= {"l": "1", "annotation.n": "2"}
+    desired["HostConfig"] |= {"CgroupParent": "/hooked", "CpuQuota": 50_000}
+    assert node.config() == desired
+    pod = node.pod_of(pod_id)
+    assert pod.original == replace(REPORTED_POD, id=pod_id, attempt=0)
+    labels, annotations = {**REPORTED_POD.labels, "l": "1"}, {"note": "pod", "n": "2"}
+    changes = {"labels": labels, "annotations": annotations, "cgroup_parent": "/hooked", "resources": limits}
+    assert pod.effective == replace(pod.original, **changes)
+
+    answer = HookAnswer({}, {"note": "hooked"}, {"B": "3", "C": "4"}, "/own", replace(limits, cpuset_cpus="1"))
+    node.plugins.add("b", answer, points=("PreCreateContainer",))
+    container_id = await node.create_container(pod_id)
+    desired = node.container_body(pod_id)
+    desired["Labels"]["annotation.note"] = "hooked"
+    desired["Env"] = ["A=1", "B=3", "C=4"]
+    desired["HostConfig"] |= {"CgroupParent": "/own", "CpuQuota": 50_000, "CpusetCpus": "1"}
+    assert node.config() == desired
+    container = node.container(container_id)
+    assert container.original == replace(REPORTED, pod_id=pod_id, id=container_id)
+    envs, resources = {"A": "1", "B": "3", "C": "4"}, replace(REQUESTED, cpu_quota=50_000, cpuset_cpus="1")
+    changes = {"annotations": {**ANNOTATIONS, "note": "hooked"}, "envs": envs, "resources": resources}
+    assert container.effective == replace(container.original, cgroup_parent="/own", **changes)
+    assert node.pod_of(pod_id).effective.cgroup_parent == "/hooked"
+
+
+@on_node({"cgroup_driver": "systemd", "follows": False})
+async def test_pod_is_reported_once_the_daemon_named_its_driver(node: Node) -> None:
+    pod_id = await node.create_pod()
+    assert node.store.counts() == (0, 0), "the driver is not queried where no plugin wants it"
+    assert node.dockerd.requests("GET /info") == []
+    node.plugins.add("a")
+    await node.create("other", node.pod_body())
+    assert node.notified.pod.cgroup_parent == SYSTEMD_PARENT
+    await node.create_container(pod_id)
+    assert node.notified.pod.cgroup_parent == SYSTEMD_PARENT
+    assert len(node.dockerd.requests("GET /info")) == 1
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"Id":""}', b"[1]", b'{"Id":"%b"}'])
+async def test_answer_without_an_id_of_its_own_is_not_kept(node: Node, body: bytes) -> None:
+    """The last one is the id of a container."""
+    _, container_id = await node.made()
+    node.plugins.add("a")
+    body = body.replace(b"%b", container_id.encode())
+    reply = b"HTTP/1.1 201 Created\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    node.dockerd.inject(CREATE, Injection(raw=reply))
+    assert (await node.create("web", node.pod_body())).raw == reply
+    has_id = container_id.encode() in body
+    assert (node.store.counts(), node.store.pod(container_id)) == ((1, not has_id), None)
+    assert node.metrics.counted("calls_unreadable", operation="RunPodSandbox") == (not has_id)
+
+
+async def test_record_has_what_the_daemon_was_sent(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """Docker cannot carry all fields, and has rules of its own."""
+    unlimited = Resources(memory_limit_in_bytes=-1, unified={"memory.high": CANARY}, hugepage_limits={"2MB": 4711})
+    node.plugins.add("a", HookAnswer(resources=unlimited), points=("PreCreateContainer",))
+    container_id = await node.create_container(await node.create_pod())
+    assert (node.host()["Memory"], node.host()["MemorySwap"]) == (0, 0)
+    for field in ("hugepage_limits", "unified"):
+        assert node.metrics.counted("fields_left_out", operation="CreateContainer", field=field) == 1
+    assert "CreateContainer: Docker cannot set hugepage_limits, unified of a container: left out" in caplog.text
+    assert CANARY not in caplog.text
+    normalised = {"hook_server": "a", "field": "resources.memory_limit_in_bytes"}
+    assert node.metrics.counted("values_normalised", **normalised) == node.metrics.total("values_normalised") == 1
+    assert node.container(container_id).effective.resources == Resources(cpu_shares=1024, cpuset_cpus="0-1")
+
+
+@pytest.mark.parametrize("known", ["not yet", "read, and nothing is queried"])
+@on_each_driver
+async def test_parent_of_a_pod_that_another_proxy_hooked_is_the_daemons(node: Node, known: str) -> None:
+    hooked = node.pod.cgroup_parent.replace("burstable", "besteffort")
+    node.plugins.add("a", HookAnswer(cgroup_parent=hooked), points=("PreRunPodSandbox",))
+    pod_id = await node.create_pod()
+    pod_host = node.host()["CgroupParent"]
+    node.forget()
+    if known != "not yet":
+        read = await node.front._lookup.pod(pod_id)
+        assert read is not None
+        node.store.commit(Subject(read))
+        node.plugins.plugins.clear()
+    container_id = await node.create_container(pod_id)
+    assert node.host()["CgroupParent"] == pod_host
+    pod = node.pod_of(pod_id)
+    assert pod.effective.cgroup_parent == hooked
+    if known == "not yet":
+        assert pod.original.cgroup_parent == node.pod.cgroup_parent, "as the container's create reported"
+    assert node.container(container_id).effective.cgroup_parent == ""
+
+
+# ---- calls on existing containers
+
+
+REMOVE = "DELETE /containers/{ref}"
+
+
+async def unanswered(node: Node, route: str, action: str, reference: str, done: bool) -> None:
+    """Send a call that the daemon carries out or not (``done``), and never answers."""
+    node.dockerd.inject(route, Injection(raw=None if done else b"", cut_after_bytes=0, times=1))
+    target = f"{node.prefix}/containers/{reference}"
+    method, target = ("DELETE", f"{target}?force=1") if route == REMOVE else ("POST", f"{target}/{action}")
+    client = await node.sends(request(method, target))
+    assert await client.ended() == b""
+
+
+async def test_start_has_its_resources_set_by_an_update_of_ours(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    points = ("PreStartContainer", "PostStartContainer")
+    resources = Resources(cpuset_cpus="1", cpu_quota=20_000, oom_score_adj=5, unified={"cpu.idle": CANARY})
+    node.plugins.add("a", HookAnswer(resources=resources), points=points)
+    pod_id, container_id = await node.made()
+    known = HookRequest(node.pod_of(pod_id).effective, node.container(container_id).effective)
+    assert (await node.act("start", container_id)).status == 204
+    assert node.plugins.queried[0].request == known
+    assert node.points == list(points)
+    update, start = node.dockerd.requests(UPDATE)[0], node.dockerd.requests(START)[0]
+    assert json.loads(update.body) == {"CpuQuota": 20_000, "CpusetCpus": "1"}
+    assert update.at < start.at
+    await node.event("update")
+    assert node.metrics.total("updates_of_others") == 0
+    container = node.container(container_id)
+    assert container.original.resources == REQUESTED
+    assert container.effective.resources == replace(REQUESTED, cpuset_cpus="1", cpu_quota=20_000)
+    for field in ("oom_score_adj", "unified"):
+        assert node.metrics.counted("fields_left_out", operation="StartContainer", field=field) == 1
+    assert "StartContainer: Docker cannot set oom_score_adj, unified of a container: left out" in caplog.text
+    assert CANARY not in caplog.text
+    node.plugins.plugins.clear()
+    node.plugins.add("b", HookAnswer(resources=Resources(oom_score_adj=5)), points=points)
+    assert (await node.act("start", container_id)).status == 304
+    assert (node.points, len(node.dockerd.requests(UPDATE))) == (["PreStartContainer"], 1), "it sets nothing in Docker"
+    assert await node.updated_by_others(container_id) == 0
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_start_whose_update_fails_is_the_plugins_failure(node: Node, lost: bool) -> None:
+    _, container_id = await node.made()
+    resources = Resources(cpuset_cpus="0" if lost else "2000")  # the fake daemon has fewer
+    node.plugins.add("koordlet", HookAnswer(resources=resources), policy=FAIL, points=("PreStartContainer",))
+    if lost:  # it is done, but the answer never comes
+        node.dockerd.inject(UPDATE, Injection(cut_after_bytes=0))
+    answer = await node.act("start", container_id)
+    assert answer.status == 500
+    assert "StartContainer refused: hook server 'koordlet' at PreStartContainer: runtime_rejected" in answer.message
+    assert ("Requested CPUs are not available" in answer.message) is not lost
+    if not lost:
+        assert node.container(container_id).effective.resources == REQUESTED
+        assert await node.updated_by_others(container_id) == 0
+    assert (node.dockerd.requests(START), node.store.counts()) == ([], (1, 0))
+    assert not node.front._events.expected_updates
+
+
+def scaled(request: HookRequest) -> HookAnswer:
+    """Answer like a hook that scales: echo the whole request with half of its CPU shares."""
+    assert request.container
+    assert request.container.resources
+    resources = request.container.resources
+    return HookAnswer(
+        {}, request.container.annotations, resources=replace(resources, cpu_shares=resources.cpu_shares // 2)
+    )
+
+
+async def test_update_leaves_out_and_names_what_it_cannot_say(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    resources = Resources(memory_limit_in_bytes=-1, oom_score_adj=5, cpu_shares=2)
+    answer = HookAnswer(annotations={"n": CANARY}, resources=resources)
+    node.plugins.add("a", answer, points=("PreUpdateContainerResources",))
+    _, container_id = await node.made()
+    assert (await node.act("update", container_id, b'{"cpuShares": 0}')).status == 200
+    assert node.arrived(UPDATE) == b'{"cpuShares": 2}'
+    left_out = "memory_limit_in_bytes, oom_score_adj, annotations"
+    assert f"UpdateContainerResources: Docker cannot set {left_out} of a container: left out" in caplog.text
+    assert CANARY not in caplog.text
+    effective = node.container(container_id).effective
+    assert effective.resources == replace(REQUESTED, cpu_shares=2)
+    assert "n" not in effective.annotations, "the daemon was not notified of it"
+
+
+@pytest.mark.parametrize("registered", [True, False])
+async def test_update_keeps_the_record_unless_it_is_of_others(node: Node, registered: bool) -> None:
+    if registered:
+        node.plugins.add("a")
+    pod_id, container_id = await node.running()
+    assert (await node.act("update", container_id, {"CpuShares": 7})).status == 200
+    await node.event("update")
+    assert node.metrics.total("updates_of_others") == 0
+    assert node.container(container_id).original.resources == replace(REQUESTED, cpu_shares=7)
+    assert await node.updated_by_others(container_id) == 0
+    node.plugins.add("b")
+    await node.act("stop", container_id)
+    assert node.reported_resources == replace(REQUESTED, cpu_shares=4711)
+    assert node.notified.pod == node.pod_of(pod_id).effective
+
+
+NOT_EXPECTED = [(b"{", (), 400), (b'{"CpuShares":-1}', (), 400), (b'{"CpuShares":5,"cpushares":6}', (), 200)]
+NOT_EXPECTED += [(b'{"CpuShares":5}', ("Content-Encoding: gzip",), 200)]  # dockerd reads it as it is
+
+
+@pytest.mark.parametrize("registered", [True, False])
+@pytest.mark.parametrize(("body", "lines", "status"), NOT_EXPECTED)
+async def test_update_that_fails_or_cannot_be_read_is_not_expected(
+    node: Node, registered: bool, body: bytes, lines: tuple[str, ...], status: int
+) -> None:
+    _, container_id = await node.made()
+    if registered:
+        node.plugins.add("a")
+    assert (await node.act("update", container_id, body, *lines)).status == status
+    assert node.arrived(UPDATE) == body
+    if status == 200:  # what it set is not known, so the container is read again when it is needed
+        await until(lambda: node.store.container(container_id) is None)
+        assert node.metrics.counted("calls_unreadable", operation="UpdateContainerResources") == 1
+    else:
+        assert node.container(container_id).effective.resources == REQUESTED
+        assert await node.updated_by_others(container_id) == 0
+
+
+async def test_update_whose_call_has_ended_is_neither_sent_nor_expected(node: Node) -> None:
+    _, container_id = await node.made()
+    hook, made, proceed = node.plugins.gated("a"), list[Any](), node.front.proceed
+
+    def record(call: DockerHeld) -> None:
+        made.append(call)
+        proceed(call)
+
+    node.front.proceed = record  # type: ignore[method-assign]
+    await node.sends(request("POST", f"/containers/{container_id}/update", b'{"CpuShares":7}'))
+    await until(lambda: hook.waiting == 1)
+    [call] = made
+    call.connection_lost()
+    call.release(None, NO_ADJUSTMENT)
+    for connection in node.front.connections:
+        connection.act_on_ready()  # type: ignore[attr-defined]
+    assert (node.dockerd.requests(UPDATE), node.front._events.expected_updates) == ([], {})
+    assert await call.settle() == NOT_DONE
+    await until(lambda: hook.cancelled == 1)
+
+
+@pytest.mark.parametrize("through", ["the proxy", "the proxy, by name", "the daemon"])
+async def test_update_of_a_sandbox_calls_no_hook_and_is_read(node: Node, through: str) -> None:
+    """Its containers keep their originals: else a hook would scale its own result, which the daemon shows."""
+    node.plugins.add("a", scaled, policy=FAIL, points=("PreCreateContainer", "PreUpdateContainerResources"))
+    pod_id, container_id = await node.made()
+    if through == "the daemon":
+        node.dockerd.state.update(pod_id, {"CpuShares": 77})
+    else:
+        reference = node.dockerd.container(pod_id).name if "name" in through else pod_id
+        assert (await node.act("update", reference, {"CpuShares": 77})).status == 200
+    await until(lambda: node.store.pod(pod_id) is None)
+    assert node.points == []
+    assert (await node.act("update", container_id, {"CpusetCpus": "0"})).status == 200
+    assert node.reported_resources.cpu_shares == REQUESTED.cpu_shares
+    node.plugins.add("b", points=("PostStopPodSandbox",))
+    await node.act("stop", pod_id)
+    assert node.notified.pod.resources == Resources(cpu_shares=77)
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_stop_leaves_forgotten_what_is_updated_meanwhile(node: Node, known: bool) -> None:
+    """Also if only this call has read it, so that nothing in the Store was forgotten."""
+    _, container_id = await node.running()
+    if not known:
+        node.forget()
+    node.plugins.add("a")
+    stop = node.dockerd.inject(STOP, Injection(hang=True))
+    stopping = asyncio.create_task(node.act("stop", container_id))
+    await until(lambda: stop.hanging == 1)
+    node.dockerd.state.update(container_id, {"CpuShares": 4711})
+    await until(lambda: node.metrics.total("updates_of_others") == 1)
+    stop.release()
+    assert (await stopping).status == 204
+    assert (node.points, node.store.container(container_id)) == (["PostStopContainer"], None)
+
+
+@pytest.fixture
+def _settled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the proxy query the outcome of unanswered calls as fast as possible, and for long."""
+    monkeypatch.setattr(open_calls, "QUERIED_AFTER_SECONDS", [0.02 * times for times in range(1, 500)])
+
+
+LOST = [(START, "start", "PostStartContainer"), (REMOVE, "remove", "PostStopPodSandbox")]
+LOST += [(STOP, "stop", "PostStopContainer"), (STOP, "stop", "PostStopPodSandbox")]
+
+
+@pytest.mark.usefixtures("_settled_at_once")
+@pytest.mark.parametrize(("route", "action", "point"), LOST)
+@pytest.mark.parametrize("done", [True, False])
+async def test_lost_answer_owes_a_hook_once_done(node: Node, route: str, action: str, point: str, done: bool) -> None:
+    node.plugins.add("a", points=(point,))
+    pod_id, container_id = await (node.made() if action == "start" else node.running())
+    of_pod = point == "PostStopPodSandbox"
+    subject = pod_id if of_pod else container_id
+    known = HookRequest(node.pod_of(pod_id).effective, None if of_pod else node.container(container_id).effective)
+    await unanswered(node, route, action, subject, done=done)
+    if not done:
+        await until(lambda: len(node.dockerd.requests(INSPECT)) >= 3)
+        assert node.plugins.queried == []
+        getattr(node.dockerd.state, action)(subject, *[True] * (action == "remove"))
+    await until(lambda: bool(node.plugins.queried))
+    assert [(queried.point, queried.request) for queried in node.plugins.queried] == [(point, known)]
+
+
+@pytest.mark.usefixtures("_settled_at_once")
+@pytest.mark.parametrize(("route", "action", "points"), [(START, "start", []), (STOP, "stop", ["PostStopContainer"])])
+async def test_lost_answer_of_what_is_gone_was_a_stop(node: Node, route: str, action: str, points: list[str]) -> None:
+    node.plugins.add("a", points=("PostStartContainer", "PostStopContainer"))
+    _, container_id = await (node.running() if action == "stop" else node.made())
+    await unanswered(node, route, action, container_id, done=False)
+    node.dockerd.state.remove(container_id, force=True)
+    await until(lambda: node.metrics.total("unknown_outcomes") == 1 and len(node.plugins.queried) == len(points))
+    assert (node.points, node.store.counts()) == (points, (1, 0))
+
+
+# ---- PostStopContainer at dockerd's die event (hook-api, "Applied to")
+
+
+END = "PostStopContainer"
+
+
+async def die(node: Node, container_id: str, status: str = "exited") -> None:
+    """End a container's process; its restart policy may start it again."""
+    container = node.dockerd.container(container_id)
+    container.status = status
+    seen = node.metrics.counted("backend_events", action="die")
+    node.dockerd.state._report(container, "die", exitCode="137")
+    await node.event("die", seen + 1)
+    await until(lambda: not node.front.tasks)
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_container_that_dies_is_reported_once(node: Node, known: bool) -> None:
+    node.plugins.add("a", points=(END,))
+    pod_id, container_id = await node.running()
+    if not known:
+        node.forget()
+    await die(node, container_id)
+    assert (node.reported_container.id, node.notified.pod.id) == (container_id, pod_id)
+    await die(node, container_id)
+    for action, subject in (("stop", container_id), ("stop", pod_id)):
+        await node.act(action, subject)
+    await node.remove(container_id)
+    assert node.points == [END]
+
+
+async def test_container_that_runs_again_has_not_ended(node: Node) -> None:
+    """Its restart policy starts it; a restart by a client has an end of its own."""
+    node.plugins.add("a", points=(END,))
+    _, container_id = await node.running()
+    for status in ("restarting", "running"):
+        await die(node, container_id, status)
+        assert node.points == []
+    node.dockerd.inject(INSPECT, Injection(status=500, message="no"))
+    await die(node, container_id)
+    assert node.points == [], "it may run again"
+    node.dockerd.injections.clear()
+    await die(node, container_id)
+    container = node.dockerd.container(container_id)
+    container.status = "running"
+    node.dockerd.state._report(container, "restart")
+    await node.event("restart")
+    await node.act("stop", container_id)
+    assert node.points == [END] * 2
+
+
+# ---- the daemon's containers, read again; those without a pod are remembered (relay-rules B10)
+
+
+INFO, IMAGE = "GET /info", "GET /images/{ref}/json"
+PLAIN_BODY = {"Image": BUSYBOX_IMAGE}
+NOBODY = "f" * 64
+
+
+class Rig(Node):
+    """A node that knows nothing; its daemon has a pod with a container."""
+
+    pod_id = container_id = ""
+
+    def make(self, name: str, body: dict[str, Any]) -> str:
+        return self.dockerd.state.create(name, body).id
+
+    @property
+    def lookup(self) -> Lookup:
+        return self.front._lookup
+
+    def answers(self, route: str, body: bytes) -> None:
+        raw = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        self.dockerd.inject(route, Injection(raw=raw))
+
+    def queried(self, route: str) -> int:
+        return len(self.dockerd.requests(route))
+
+    async def read(self, reference: str) -> ContainerInfo:
+        found = await self.lookup.container(reference)
+        assert found is not None
+        assert found.container is not None
+        return found.container.effective
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with Rig(tmp_path, follows=False) as rig:
+        rig.pod_id, rig.container_id = await rig.made()
+        rig.forget()
+        yield rig
+
+
+async def test_what_the_store_has_is_not_changed(rig: Rig) -> None:
+    pod = PodRecord(PodInfo(id=rig.pod_id, name="original"), PodInfo(id=rig.pod_id, name="effective"))
+    rig.store.commit(Subject(pod))
+    assert await rig.lookup.container(rig.pod_id[:12]) == Subject(pod)
+    assert (await rig.lookup.container(rig.container_id)).pod == pod
+    info = ContainerInfo(id=rig.container_id, pod_id=rig.pod_id, name="known")
+    known = Subject(pod, ContainerRecord(info, info))
+    rig.store.commit(known)
+    assert await rig.lookup.container(rig.container_id[:12]) == rig.lookup.known(rig.container_id) == known
+    assert rig.lookup.known(rig.container_id[:12]) is None
+    assert rig.queried(INSPECT) == 3
+    rig.store.forget(rig.container_id)
+    hooked = PodInfo(id=rig.pod_id, cgroup_parent="/hooked")
+    rig.store.commit(Subject(PodRecord(replace(hooked, cgroup_parent="/requested"), hooked)))
+    assert (await rig.read(rig.container_id)).cgroup_parent == PARENT, "it is the container's own"
+
+
+@pytest.mark.parametrize("reference", ["nobody", NOBODY, ".."])
+async def test_what_the_daemon_does_not_have_is_none(rig: Rig, reference: str) -> None:
+    assert await rig.lookup.read(reference) is await rig.lookup.pod(reference) is None
+    del rig.dockerd.state.containers[rig.pod_id]
+    assert await rig.lookup.read(rig.container_id) is await rig.lookup.pod(rig.container_id) is None
+    assert not rig.lookup.is_plain(reference)
+    assert not rig.lookup.is_plain(rig.container_id)
+
+
+async def test_pod_without_a_cgroup_parent_runs_where_its_container_does(rig: Rig) -> None:
+    """An unknown parent is None; the empty one is the daemon's default."""
+    pod = (await rig.fetch("GET", f"/containers/{rig.pod_id}/json")).json
+    del pod["HostConfig"]["CgroupParent"]
+    rig.answers(INSPECT, json.dumps(pod).encode())
+    found = await rig.lookup.container(rig.pod_id)
+    assert found.pod.effective.cgroup_parent is None
+    rig.store.commit(found)
+    del rig.dockerd.injections[INSPECT]
+    assert (await rig.lookup.container(rig.container_id)).pod.effective.cgroup_parent == PARENT
+
+
+async def test_pods_and_their_containers_are_listed_apart_and_nothing_else(rig: Rig) -> None:
+    rig.make("odd", {**PLAIN_BODY, "Labels": {"io.kubernetes.docker.type": "something else"}})
+    assert await rig.lookup.listed() == Listed([rig.pod_id], [rig.container_id])
+
+
+async def test_image_is_read_once_for_all_its_containers(rig: Rig) -> None:
+    for number in range(3):
+        body = bodies.container_body(POD, replace(CONTAINER, attempt=number + 5), rig.pod_id, "cgroupfs")
+        again = rig.make(f"again{number}", body)
+        assert (await rig.read(again)).envs == {"A": "1", "B": "2"}, "without the image's PATH"
+    assert rig.queried(IMAGE) == 2, "the container's image, and the sandbox's"
+    rig.dockerd.state.images.by_name.clear()
+    rig.lookup._images.clear()
+    for _ in range(2):
+        assert (await rig.read(rig.container_id)).envs == {"A": "1", "B": "2", "PATH": "/bin"}
+    assert rig.queried(IMAGE) == 6
+
+
+async def test_memories_of_images_and_plain_containers_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IMAGES_REMEMBERED", 1)
+    monkeypatch.setattr(module, "REMEMBERED", 2)
+    for _ in range(2):
+        assert await rig.lookup.pod(rig.pod_id) is not None
+        await rig.read(rig.container_id)
+    assert rig.queried(IMAGE) > 2
+    plain = [rig.make(f"plain{number}", PLAIN_BODY) for number in range(3)]
+    for container_id in plain:
+        assert await rig.lookup.read(container_id) is None
+    assert [rig.lookup.is_plain(container_id) for container_id in plain] == [False, True, True]
+
+
+async def test_b10_plain_container_is_cached_by_its_full_id(rig: Rig) -> None:
+    rig.dockerd.inject(INFO, Injection(status=500))
+    rig.dockerd.inject(IMAGE, Injection(status=500))
+    plain = rig.make("plain", PLAIN_BODY)
+    assert await rig.lookup.read("plain") is None
+    assert (rig.lookup.is_plain(plain), rig.lookup.is_plain("plain")) == (True, False)
+    assert (rig.queried(INFO), rig.queried(IMAGE)) == (0, 0)
+    for _ in range(2):
+        rig.lookup.forget_plain(plain)
+        assert not rig.lookup.is_plain(plain)
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"Id":1}', b'{"Config":7,"n":"io.kubernetes.docker.type"}'])
+async def test_inspect_without_labels_is_no_pods(rig: Rig, body: bytes) -> None:
+    rig.answers(INSPECT, body)
+    assert await rig.lookup.read(rig.container_id) is None
+    with pytest.raises(Unreadable):
+        await rig.lookup.read("a-name")
+    assert (rig.lookup.is_plain(rig.container_id), rig.lookup.is_plain("a-name")) == (True, False)
+
+
+FAILING = [(INFO, b'{"CgroupDriver":1}', Unreadable), (INFO, None, BackendError), (INSPECT, None, BackendError)]
+
+
+@pytest.mark.parametrize(("route", "reply", "error"), FAILING)
+async def test_failing_daemon_is_an_error_and_queried_again(
+    rig: Rig, route: str, reply: bytes | None, error: type[Exception]
+) -> None:
+    if reply is not None:
+        rig.answers(route, reply)
+    else:
+        rig.dockerd.inject(route, Injection(status=500))
+    for fetch in (rig.lookup.read(rig.container_id), rig.lookup.read(rig.pod_id), rig.lookup.pod(rig.pod_id)):
+        with pytest.raises(error):
+            await fetch
+    assert rig.lookup.driver is None
+    rig.dockerd.injections.clear()
+    before = rig.queried(INFO)
+    for _ in range(2):
+        assert await rig.lookup.known_driver() is Driver.CGROUPFS
+    assert rig.queried(INFO) == before + 1
+    await rig.lookup.learn_driver()
+    assert rig.queried(INFO) == before + 2, "it is queried once until it changes"
