@@ -119,7 +119,7 @@ def mutated(answer: bytes, chance: random.Random) -> bytes:
 async def test_broken_answer_costs_its_own_call_only(front: Front, verb: str, tmp_path: Path) -> None:
     """The connection ends after the broken bytes; the next call is answered.
 
-    Which of the bytes reach the client: tests/docker/test_conversations.py and tests/cri.
+    Which of the bytes reach the client: tests/docker/test_reader.py and tests/cri.
     """
     proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
     async with runtime, FaultRelay(str(proxy.runtime), runtime.socket_path) as relay, proxy:
