@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from runtimeproxy.admin.protocol import Part, request
 from runtimeproxy.admin.server import Method, Server
-from tests.patience import SECONDS, read, until
+from tests.patience import SECONDS, read
 
 
 class Site:
@@ -35,17 +35,13 @@ class Site:
         await self.server.stop()
         self._listener.close()
 
-    def connect(self) -> socket.socket:
-        """Return a new connection, non-blocking."""
+    def connect(self, sent: bytes = b"") -> socket.socket:
+        """Return a new connection, non-blocking, on which octets were sent."""
         client = socket.socket(socket.AF_UNIX)
         client.connect(self.path)
         client.setblocking(False)
+        client.send(sent)
         return client
-
-    async def until_closed(self) -> None:
-        """Wait until the server has accepted a connection, and then until it has none."""
-        await until(lambda: self.server.clients)
-        await until(lambda: not self.server.clients)
 
     async def send(self, octets: bytes) -> list[dict[str, Any]]:
         """Send octets and shut down writing; return the lines that the server sends until it closes."""

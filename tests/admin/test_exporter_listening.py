@@ -16,10 +16,10 @@ import trustme
 from runtimeproxy.admin import exporter
 from runtimeproxy.admin.exporter import Place, Tls, TlsFiles
 from runtimeproxy.errors import ConfigError
-from tests.fakes.exporting import FIGURES, GET_METRICS, FakeProxy, exporting, fetch, reply
+from tests.admin.conftest import FIGURES, GET_METRICS, connected, exporting, fetch, reply
+from tests.docs import ROOT
+from tests.fakes.canned_admin import Server
 from tests.patience import SECONDS
-
-ROOT = Path(__file__).parents[2]
 
 
 class Authority:
@@ -65,10 +65,8 @@ STRANGERS: dict[str, Callable[[Authority], ssl.SSLContext | None]] = {
 
 @pytest.mark.filterwarnings("ignore:.*TLSv1_1 is deprecated")
 @pytest.mark.parametrize("stranger", STRANGERS)
-async def test_client_without_certificate_gets_nothing(
-    upstream: FakeProxy, authority: Authority, stranger: str
-) -> None:
-    async with exporting(upstream.path, Tls(authority.files)) as port:
+async def test_client_without_certificate_gets_nothing(upstream: Server, authority: Authority, stranger: str) -> None:
+    async with exporting(upstream.server_address, Tls(authority.files)) as port:
         answered = ""
         with suppress(OSError):
             answered = await fetch(port, GET_METRICS, STRANGERS[stranger](authority))
@@ -78,14 +76,12 @@ async def test_client_without_certificate_gets_nothing(
 
 
 async def served_certificate(port: int, context: ssl.SSLContext) -> bytes:
-    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="node.test")
-    found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    writer.close()
-    return bytes(found)
+    async with connected(port, "", context) as (_, writer):
+        return bytes(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
 
 
-async def test_renewed_certificates_are_served(upstream: FakeProxy, authority: Authority) -> None:
-    async with exporting(upstream.path, Tls(authority.files)) as port:
+async def test_renewed_certificates_are_served(upstream: Server, authority: Authority) -> None:
+    async with exporting(upstream.server_address, Tls(authority.files)) as port:
         before = await served_certificate(port, authority.client())
         key = Path(authority.files.key).read_bytes()
         Path(authority.files.key).write_bytes(b"half of it")
@@ -117,24 +113,20 @@ def test_tls_files_that_cannot_be_used_are_reported(
     assert words.format(path=path) in str(raised.value)
 
 
-ADDRESSES: dict[str, Place] = {
+ADDRESSES: dict[str, Place | None] = {
     "127.0.0.1:9654": ("127.0.0.1", 9654),
     "[::1]:9654": ("::1", 9654),
-    "0.0.0.0:0": ("0.0.0.0", 0),
-    "unix:/run/x.sock": "/run/x.sock",
     "unix:///run/x.sock": "/run/x.sock",
+    **dict.fromkeys(["unix:x.sock", "/run/x.sock", "localhost:9654", "::1:9654", "[127.0.0.1]:9654"]),
+    **dict.fromkeys(["127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", ":9654", ""]),
 }
-WRONG_ADDRESSES = ["unix:x.sock", "unix:", "/run/x.sock", "localhost:9654", "::1:9654", "[127.0.0.1]:9654"]
-WRONG_ADDRESSES += ["127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", ":9654", ""]
 
 
 @pytest.mark.parametrize(("text", "expected"), ADDRESSES.items())
-def test_listen_is_an_address_with_a_port_or_a_path(text: str, expected: Place) -> None:
-    assert exporter.place(text) == expected
-
-
-@pytest.mark.parametrize("text", WRONG_ADDRESSES)
-def test_wrong_listen_is_reported(text: str) -> None:
+def test_listen_is_an_address_with_a_port_or_a_path(text: str, expected: Place | None) -> None:
+    if expected:
+        assert exporter.place(text) == expected
+        return
     with pytest.raises(ConfigError, match=r"^--listen: .* is not an? (address with a port|unix socket)"):
         exporter.place(text)
 
@@ -143,18 +135,13 @@ LOOPBACK, REMOTE, NONE, ALL = ("127.0.0.1", 1), ("10.0.0.1", 1), (None, None, No
 STATE = "--listen: any user of the node could read the proxy's state there"
 TLS_FLAGS: list[tuple[Place, tuple[str | None, ...], bool, str]] = [
     (LOOPBACK, NONE, False, ""),
-    (("::1", 1), NONE, False, ""),
     (REMOTE, ALL, False, ""),
-    (LOOPBACK, ALL, False, ""),
     (REMOTE, NONE, False, "--listen: 10.0.0.1 is not a loopback address"),
     (("::", 1), NONE, False, "--listen: :: is not a loopback address"),
     (LOOPBACK, ("c", None, None), False, "TLS needs all of .*: --tls-key and --client-ca is missing"),
-    (REMOTE, ("c", "k", ""), False, "TLS needs all of .*: --client-ca is missing"),
     (LOOPBACK, NONE, True, STATE),
-    (REMOTE, NONE, True, STATE),
     (LOOPBACK, ("c", "k", None), True, "TLS needs all of .*: --client-ca is missing"),
     (LOOPBACK, ALL, True, ""),
-    ("/x.sock", NONE, False, ""),
     ("/x.sock", NONE, True, ""),
     ("/x.sock", ("c", None, None), True, "--listen: a unix socket has no TLS"),
 ]
@@ -173,10 +160,10 @@ def test_tls_is_needed_where_users_may_connect(
 
 
 @pytest.mark.slow
-async def test_program_serves_everything_on_a_unix_socket(upstream: FakeProxy, tmp_path: Path) -> None:
-    upstream.answer = reply({"hooks": []})
+async def test_program_serves_everything_on_a_unix_socket(upstream: Server, tmp_path: Path) -> None:
+    upstream.fault = reply({"hooks": []})
     path = tmp_path / "http" / "x.sock"
-    flags = [f"--admin-endpoint={upstream.path}", f"--listen=unix:{path}"]
+    flags = [f"--admin-endpoint={upstream.server_address!s}", f"--listen=unix:{path}"]
     command = [sys.executable, "-m", "runtimeproxy", "export", *flags]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=subprocess.PIPE)
     assert process.stderr is not None

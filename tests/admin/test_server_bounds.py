@@ -17,29 +17,24 @@ from tests.admin.site import Site, next_line, parts, rest
 from tests.patience import SECONDS, until
 
 OK = {"id": 1, "end": {"schemaVersion": 1}}
-NONE = request("none", {})
+NONE, ENDLESS, SILENT, THIRTY = (request(method, {}) for method in ("none", "endless", "silent", "thirty"))
 PART_SIZE = 10_000
+made = [0]
+"""The number of parts of endless answers."""
 
 
-class Endless:
-    """A method whose answer has no end; ``made`` counts its parts."""
-
-    def __init__(self) -> None:
-        self.made = 0
-
-    def parts(self, params: Mapping[str, Any]) -> Iterator[Part]:
-        while True:
-            self.made += 1
-            yield {"text": "n" * PART_SIZE}
+def endless(params: Mapping[str, Any]) -> Iterator[Part]:
+    while True:
+        made[0] += 1
+        yield {"text": "n" * PART_SIZE}
 
 
-def silent_method(params: Mapping[str, Any]) -> Iterator[Part | None]:
+def silent(params: Mapping[str, Any]) -> Iterator[Part | None]:
     while True:
         yield None
 
 
-ENDLESS = Endless()
-METHODS = {"none": parts(public=True), "endless": Method(ENDLESS.parts), "silent": Method(silent_method)}
+METHODS = {"none": parts(public=True), "endless": Method(endless), "silent": Method(silent)}
 
 
 @pytest.fixture
@@ -77,10 +72,8 @@ class Counter:
 
 STOPS = {
     "sends nothing": b"",
-    "within a line": NONE[:-5],
-    "after an answer": NONE,
     "within the next line": NONE + b"{",
-    "never reads": request("endless", {}),
+    "never reads": ENDLESS,
     "never reads errors": b"\n" * REQUEST_BYTES,
 }
 
@@ -92,23 +85,25 @@ async def test_client_that_stops_is_closed(
     monkeypatch.setattr(server, "SILENT_SECONDS", 0.05)
     with site.connect() as client:
         await asyncio.get_running_loop().sock_sendall(client, sent)
-        await site.until_closed()
+        await until(lambda: site.server.clients)
+        await until(lambda: not site.server.clients)
     assert await site.call("none") == [OK]
     assert caplog.records == []
 
 
-async def test_request_may_arrive_byte_by_byte(site: Site) -> None:
-    with site.connect() as client:
-        for octet in NONE:
-            client.send(bytes([octet]))
-            await asyncio.sleep(0)
-        assert await next_line(client) == OK
+@pytest.mark.parametrize("sent", [ENDLESS, SILENT])
+async def test_client_that_leaves_in_its_answer_is_closed(
+    site: Site, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with site.connect(sent):
+        await until(lambda: any(client.requested for client in site.server.clients))
+    await until(lambda: not site.server.clients)
+    assert caplog.records == []
 
 
 async def test_client_that_sends_a_line_slowly_is_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "SILENT_SECONDS", 0.2)
-    with site.connect() as client:
-        client.send(NONE)
+    with site.connect(NONE) as client:
         assert await next_line(client) == OK
         async with asyncio.timeout(SECONDS):
             with suppress(ConnectionError):
@@ -134,62 +129,36 @@ async def test_client_may_wait_long_for_its_answer(tmp_path: Path, monkeypatch: 
 
 
 async def test_unread_answer_costs_no_memory(site: Site) -> None:
-    ENDLESS.made = 0
-    with site.connect() as client:
-        client.send(request("endless", {}) * 3)
-        made = -1
-        while made != ENDLESS.made or not made:
-            made = ENDLESS.made
+    made[0], before = 0, -1
+    with site.connect(ENDLESS * 3):
+        while before != made[0] or not before:
+            before = made[0]
             for _ in range(50):
                 await asyncio.sleep(0)
         assert await site.call("none") == [OK]
-    assert 0 < ENDLESS.made * PART_SIZE < 1 << 20
+    assert 0 < made[0] * PART_SIZE < 1 << 20
 
 
-@pytest.mark.parametrize("newline", [b"", b"\n"])
-async def test_long_request_is_refused_and_costs_no_memory(site: Site, newline: bytes) -> None:
+async def test_long_request_is_refused_and_costs_no_memory(site: Site) -> None:
     with maximum(lambda: max((len(client.received) for client in site.server.clients), default=0)) as most:
-        found = await site.send(b"n" * (1 << 20) + newline)
+        found = await site.send(b"n" * (1 << 20))
     text = f"a request has {REQUEST_BYTES} bytes at most"
     assert found == [{"id": None, "error": {"status": 400, "text": text}}]
-    assert await site.call("none") == [OK]
     assert most[0] <= 2 * REQUEST_BYTES
-
-
-@pytest.mark.parametrize(("size", "refused"), [(REQUEST_BYTES, False), (REQUEST_BYTES + 1, True)])
-async def test_request_has_a_longest_line(site: Site, size: int, refused: bool) -> None:
-    (found,) = await site.send(line(id="", method="none")[:-1].ljust(size) + b"\n")
-    assert ("error" in found) is refused
-
-
-@pytest.mark.parametrize("method", ["endless", "silent"])
-async def test_client_that_leaves_in_its_answer_is_closed(
-    site: Site, method: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with site.connect() as client:
-        client.send(request(method, {}))
-        await until(lambda: any(client.requested for client in site.server.clients))
-    await until(lambda: not site.server.clients)
-    assert caplog.records == []
+    for size in (REQUEST_BYTES, REQUEST_BYTES + 1):
+        (answer,) = await site.send(line(id="", method="none")[:-1].ljust(size) + b"\n")
+        assert ("error" in answer) == (size > REQUEST_BYTES)
 
 
 # -- many clients ----------------------------------------------------------------------------------------------------
 
 
-async def test_hundred_clients_at_one_time_are_answered(site: Site) -> None:
-    with maximum(lambda: len(site.server.clients)) as most:
-        found = await asyncio.gather(*(site.call("none") for _ in range(100)))
-    assert found == [[OK]] * 100
-    assert 1 < most[0] <= CONNECTIONS
-
-
 async def test_silent_connections_lose_their_places(site: Site) -> None:
     with ExitStack() as stack:
-        used = stack.enter_context(site.connect())
-        used.send(NONE)
+        used = stack.enter_context(site.connect(NONE))
         assert await next_line(used) == OK
         for number in range(3 * CONNECTIONS):
-            stack.enter_context(site.connect()).send(b"{" if number % 2 else b"")
+            stack.enter_context(site.connect(b"{" if number % 2 else b""))
         assert await site.call("none") == [OK]
         assert len(site.server.clients) <= CONNECTIONS
         used.send(NONE)  # a connection that was used keeps its place
@@ -208,9 +177,8 @@ async def test_silent_connections_stay_while_places_are_free(site: Site, monkeyp
 
 async def test_client_waits_while_all_places_are_used(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
-        clients = [stack.enter_context(site.connect()) for _ in range(CONNECTIONS)]
+        clients = [stack.enter_context(site.connect(NONE)) for _ in range(CONNECTIONS)]
         for client in clients:
-            client.send(NONE)
             await next_line(client)
         monkeypatch.setattr(server, "REQUEST_SECONDS", 0.0)
         late = asyncio.create_task(site.call("none"))
@@ -237,9 +205,8 @@ async def test_lack_of_descriptors_pauses_accepting(site: Site, monkeypatch: pyt
 
 async def test_stop_closes_all_connections(site: Site) -> None:
     with ExitStack() as stack:
-        for number in range(2 * CONNECTIONS):
-            sent = (b"", b"{", request("silent", {}), request("endless", {}))[number % 4]
-            stack.enter_context(site.connect()).send(sent)
+        for sent in [b"", b"{", SILENT, ENDLESS] * (CONNECTIONS // 2):
+            stack.enter_context(site.connect(sent))
         await until(lambda: len(site.server.clients) == CONNECTIONS)
         await site.server.stop()
         assert not site.server.clients
@@ -259,33 +226,25 @@ async def test_stop_closes_a_connection_just_accepted(tmp_path: Path, iterations
 # -- the event loop --------------------------------------------------------------------------------------------------
 
 
-async def test_iteration_makes_one_part_of_all_clients(tmp_path: Path) -> None:
-    made, making = Counter(), asyncio.Lock()
+async def test_iteration_makes_one_part_of_all_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or it reads one request."""
+    done, making, read = Counter(), asyncio.Lock(), server._read
 
     def thirty(params: Mapping[str, Any]) -> Iterator[Part]:
         for _ in range(30):
-            made.total += 1
+            done.total += 1
             yield {}
 
+    def counted(octets: bytes) -> tuple[Any, str, Any]:
+        done.total += 1
+        return read(octets)
+
+    monkeypatch.setattr(server, "_read", counted)
     methods = {"thirty": Method(thirty, public=True)}
     async with (
         Site(tmp_path / "a", methods, making=making) as site,
         Site(tmp_path / "b", methods, making=making, public=True) as metrics,
     ):
-        with maximum(made.take) as most:
-            await asyncio.gather(*(each.call("thirty") for each in (site, metrics) for _ in range(10)))
-    assert (most, made.total) == ([1], 600)
-
-
-async def test_iteration_reads_one_request_of_all_clients(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, original = Counter(), server._read
-
-    def counted(octets: bytes) -> tuple[Any, str, Any]:
-        read.total += 1
-        return original(octets)
-
-    monkeypatch.setattr(server, "_read", counted)
-    with maximum(read.take) as most:
-        found = await asyncio.gather(*(site.send(b"\n" * 50) for _ in range(10)))
-    assert [len(each) for each in found] == [50] * 10
-    assert most == [1]
+        with maximum(done.take) as most:
+            await asyncio.gather(*(each.send(NONE * 50 + THIRTY) for each in (site, metrics) for _ in range(10)))
+    assert (most, done.total) == ([1], 20 * (50 + 1 + 30))

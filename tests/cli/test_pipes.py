@@ -14,7 +14,7 @@ from runtimeproxy import __main__ as programs
 from tests.cli.admin_answers import CANNED, EVENTS, POD_RECORD, STORE
 from tests.cli.conftest import Run
 from tests.docs import ROOT
-from tests.fakes.canned_admin import Handler, serving
+from tests.fakes.canned_admin import END, Handler, serving
 
 COMMANDS = ["config show --origin", "config default", "config check -o json", "version", "completion bash", "--help"]
 PROGRAMS = [("main", "config show -o yaml"), ("main", "version"), ("main", "--help")]
@@ -93,7 +93,7 @@ def follow_silently(handler: Handler) -> None:
     handler.part(events=[EVENTS[1]])
     if handler.params.get("follow"):
         handler.server.over.wait()
-    handler.end()
+    handler.wfile.write(END)
 
 
 @pytest.fixture

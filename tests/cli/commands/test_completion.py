@@ -19,7 +19,7 @@ from runtimeproxy.cli.shared import admin_client, subjects
 from tests.cli.admin_answers import CANNED, CONTAINER, POD
 from tests.cli.conftest import Run
 from tests.docs import ROOT
-from tests.fakes.canned_admin import Canned, hang_before_the_answer, hang_in_a_line, serving, speak_http
+from tests.fakes.canned_admin import HALF_A_LINE, HANG, SPEAK_HTTP, Canned, sending, serving
 
 READERS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
 """What reads a script without running it."""
@@ -90,10 +90,10 @@ def test_names_and_ids_are_offered(
 
 
 WITHOUT: dict[str, Canned] = {
-    "it hangs": {"hooks": hang_before_the_answer},
-    "it hangs in a line": {"hooks": hang_in_a_line},
+    "it hangs": {"hooks": HANG},
+    "it hangs in a line": {"hooks": sending(HALF_A_LINE, hang=True)},
     "it fails": {"hooks": Refused(500, "no")},
-    "it is no proxy": {"hooks": speak_http},
+    "it is no proxy": {"hooks": SPEAK_HTTP},
     "its form is another": {"hooks": {}},
 }
 
@@ -107,7 +107,7 @@ def test_proxy_that_does_not_answer_offers_nothing(run: Run, tmp_path: Path, can
 
 def test_shell_waits_no_longer_than_it_should(tmp_path: Path) -> None:
     """Time is the claim; an idle import takes longer than the wait, so it is measured within the process."""
-    with serving(tmp_path / "admin.sock", {"hooks": hang_before_the_answer}):
+    with serving(tmp_path / "admin.sock", {"hooks": HANG}):
         context = click.Context(click.Command("x"))
         context.params = {"admin_endpoint": f"{tmp_path}/admin.sock"}
         began = time.monotonic()

@@ -25,7 +25,7 @@ from runtimeproxy.observe.metrics import Metrics
 from tests.cli.admin_answers import checks, figures
 from tests.cli.conftest import Run
 from tests.docs import ROOT
-from tests.fakes.canned_admin import Answer, hang_before_the_answer, serving
+from tests.fakes.canned_admin import HANG, Answer, serving
 
 SECONDS = 30.0
 """How long a test waits for what must come."""
@@ -206,7 +206,7 @@ def test_frame_fits_the_terminal_when_that_is_resized(tmp_path: Path) -> None:
 def test_keys_are_taken_while_the_proxy_hangs(proxy: dict[str, Answer], tmp_path: Path) -> None:
     with terminal(tmp_path) as shown:
         shown.until("ERRORS, UTC")
-        proxy["metrics"] = hang_before_the_answer
+        proxy["metrics"] = HANG
         shown.until("no answer")
         shown.type("q")
         assert shown.ended() == 0
