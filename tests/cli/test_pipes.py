@@ -17,8 +17,7 @@ from tests.docs import ROOT
 from tests.fakes.canned_admin import END, Handler, serving
 
 COMMANDS = ["config show --origin", "config default", "config check -o json", "version", "completion bash", "--help"]
-PROGRAMS = [("main", "config show -o yaml"), ("main", "version"), ("main", "--help")]
-PROGRAMS += [("hooks", "--help"), ("hooks", "gpu --help"), ("hooks", "--version")]
+PROGRAMS = [("main", "config show -o yaml"), ("main", "--help"), ("hooks", "--help"), ("hooks", "gpu --help")]
 
 
 def start(program: str, arguments: str, then: str = "", **environ: str) -> subprocess.CompletedProcess[str]:

@@ -24,19 +24,18 @@ def show(run: Run) -> Run:
     return partial(run, "runtimeproxy", "config", "show", "-o", "json")
 
 
-WRONG = "hook-timeout: soon\nhook-budgt: 2s\nsocket-group: no-such\n"
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "x.yaml"
 
 
-def test_check_prints_all_errors_and_warnings(check: Run, tmp_path: Path) -> None:
-    file = tmp_path / "x.yaml"
-    file.write_text(WRONG)
+def test_check_prints_all_errors_and_warnings(check: Run, file: Path) -> None:
+    file.write_text("hook-timeout: 3s\n")
+    assert check(file) == check(RUNTIMEPROXY_CONFIG=str(file)) == (0, f"{file}: nothing is wrong\n", "")
+    assert check(file, "-o", "json") == (0, "[]\n", "")
+    file.write_text("hook-timeout: soon\nhook-budgt: 2s\nsocket-group: no-such\n")
     code, out, err = check(file, RUNTIMEPROXY_X="canary")
-    words = [
-        f"{file}: unknown key",
-        f"{file}: hook-timeout: 'soon'",
-        "--socket-group: there is no",
-        "RUNTIMEPROXY_X is",
-    ]
+    words = [f"{file}: unknown key", f"{file}: hook-timeout: 'soon'", "--socket-group: there is", "RUNTIMEPROXY_X is"]
     assert (code, err) == (1, "")
     head, *lines = out.splitlines()
     assert head.split() == ["SEVERITY", "FINDING"]
@@ -45,16 +44,7 @@ def test_check_prints_all_errors_and_warnings(check: Run, tmp_path: Path) -> Non
     assert "canary" not in out
 
 
-def test_check_of_what_is_right_says_so(check: Run, tmp_path: Path) -> None:
-    file = tmp_path / "x.yaml"
-    file.write_text("hook-timeout: 3s\n")
-    assert check(file) == (0, f"{file}: nothing is wrong\n", "")
-    assert check(file, "-o", "json") == (0, "[]\n", "")
-    assert check(RUNTIMEPROXY_CONFIG=str(file)) == (0, f"{file}: nothing is wrong\n", "")
-
-
-def test_check_for_a_version_reports_what_it_does_not_know(check: Run, tmp_path: Path) -> None:
-    file = tmp_path / "x.yaml"
+def test_check_for_a_version_reports_what_it_does_not_know(check: Run, file: Path) -> None:
     file.write_text("state-dir: /s\nsocket-mode: 9\n")
     flags = ("--for-version=0.1.0", "--metrics-group=0", "--no-headers")
     code, out, err = check(file, *flags, RUNTIMEPROXY_METRICS_ENDPOINT="/m/m")
@@ -65,19 +55,12 @@ def test_check_for_a_version_reports_what_it_does_not_know(check: Run, tmp_path:
         ["error", f"{file}:"],
         ["warning", "RUNTIMEPROXY_METRICS_ENDPOINT"],
     ]
-
-
-def test_check_for_what_is_no_version_is_wrong_use(check: Run, tmp_path: Path) -> None:
-    file = tmp_path / "x.yaml"
-    file.touch()
-    assert check(file, "--for-version=0.1.0") == (0, f"{file}: nothing is wrong\n", "")
     code, out, err = check(file, "--for-version=old")
     assert (code, out) == (2, "")
     assert err.startswith("runtimeproxy: error: --for-version: 'old' is not a version")
 
 
-def test_show_prints_each_key_with_its_origin(show: Run, tmp_path: Path) -> None:
-    file = tmp_path / "x.yaml"
+def test_show_prints_each_key_with_its_origin(show: Run, file: Path) -> None:
     file.write_text("hook-budget: 30s\n")
     code, out, err = show("--origin", f"--config={file}", "--log-level=debug", RUNTIMEPROXY_HOOK_TIMEOUT="3s")
     rows = {row["key"]: (row["value"], row["origin"]) for row in json.loads(out)}

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -40,64 +40,6 @@ def set_checks(monkeypatch: pytest.MonkeyPatch, *checks: Check) -> None:
     monkeypatch.setattr(table, "examine", examine)
 
 
-@pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the checks be two, of which one finds something in a file with a hostile name."""
-    set_checks(monkeypatch, check("a", ok("well")), check("long-id", failed("bad\x1b[2J\nname", "mend it")))
-
-
-@pytest.mark.usefixtures("found")
-def test_table_has_one_line_for_each_finding(run: Run) -> None:
-    lines = ["CHECK     VERDICT   WHY", "a         ok        well", "long-id   failed    bad?[2J?name -> mend it", ""]
-    assert run(*DOCTOR) == (1, "\n".join(lines), last_line(failed=1))
-    assert run(*DOCTOR, "--no-headers")[1].splitlines()[0] == "a         ok       well"
-
-
-@pytest.mark.usefixtures("found")
-def test_on_a_terminal_what_to_do_is_below_the_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_room", lambda taken: 11)
-    lines = ["a         ok       well", "long-id   failed   bad?[2J?name", f"{'':19}-> mend it"]
-    assert run(*DOCTOR, "--no-headers")[1].splitlines() == lines
-
-
-@pytest.mark.usefixtures("found")
-@pytest.mark.parametrize(("form", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
-def test_programs_get_the_whole_row(run: Run, form: str, read: object) -> None:
-    code, out, err = run(*DOCTOR, "-o", form)
-    assert (code, err) == (1, last_line(failed=1))
-    assert callable(read)
-    well, bad = read(out)
-    assert (well["verdict"], well["do"]) == ("ok", None)
-    assert bad == {
-        "check": "long-id",
-        "verdict": "failed",
-        "why": "bad?[2J?name",
-        "do": "mend it",
-        "doc": "docs/troubleshooting.rst#doctor-long-id",
-    }
-
-
-@pytest.mark.parametrize(("other", "exit_code"), [(ok("well"), 0), (warning("slow", "x"), 1)])
-def test_unknown_and_skipped_are_counted_and_no_finding(
-    run: Run, monkeypatch: pytest.MonkeyPatch, other: Finding, exit_code: int
-) -> None:
-    set_checks(
-        monkeypatch,
-        check("a", unknown("hidden", "x"), unknown("away", "x")),
-        check("b", skipped("no")),
-        check("c", other),
-    )
-    code, out, err = run(*DOCTOR, "-o", "json")
-    assert (code, err) == (exit_code, last_line(warning=exit_code, unknown=2, skipped=1))
-    assert [row["verdict"] for row in json.loads(out)] == ["unknown", "unknown", "skipped", other.verdict.value]
-
-
-def test_variable_that_is_ignored_is_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_checks(monkeypatch, check("a", ok("well")))
-    code, _, err = run(*DOCTOR, RUNTIMEPROXY_LISTEN="canary")
-    assert (code, err.startswith("warning: RUNTIMEPROXY_LISTEN is ignored"), err.count("\n")) == (0, True, 2)
-
-
 async def test_no_value_leaves(tmp_path: Path) -> None:
     """Variables, arguments, files and a hook server's error hold a canary; no form of the output does."""
     made, endpoint = Made(tmp_path), str(tmp_path / "hook.sock")
@@ -118,7 +60,45 @@ async def test_no_value_leaves(tmp_path: Path) -> None:
     assert CANARY not in repr(examined)
 
 
-def test_flags_say_where_to_look_and_no_proxy_is_needed(run: Run, tmp_path: Path) -> None:
+FINDINGS = [check("a", ok("well")), check("long-id", failed("bad\x1b[2J\nname", "mend it"))]
+"""One is about a file with a hostile name."""
+
+
+def test_table_has_one_line_for_each_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_checks(monkeypatch, *FINDINGS)
+    lines = ["CHECK     VERDICT   WHY", "a         ok        well", "long-id   failed    bad?[2J?name -> mend it", ""]
+    assert run(*DOCTOR) == (1, "\n".join(lines), last_line(failed=1))
+    monkeypatch.setattr(output, "_room", lambda taken: 11)
+    lines = ["a         ok       well", "long-id   failed   bad?[2J?name", f"{'':19}-> mend it"]
+    assert run(*DOCTOR, "--no-headers")[1].splitlines() == lines, "on a terminal"
+
+
+@pytest.mark.parametrize(("form", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_programs_get_the_whole_row(
+    run: Run, monkeypatch: pytest.MonkeyPatch, form: str, read: Callable[[str], list[dict[str, object]]]
+) -> None:
+    set_checks(monkeypatch, *FINDINGS)
+    code, out, err = run(*DOCTOR, "-o", form)
+    assert (code, err) == (1, last_line(failed=1))
+    well, bad = read(out)
+    assert (well["verdict"], well["do"]) == ("ok", None)
+    shown = {"check": "long-id", "verdict": "failed", "why": "bad?[2J?name", "do": "mend it"}
+    assert bad == {**shown, "doc": "docs/troubleshooting.rst#doctor-long-id"}
+
+
+@pytest.mark.parametrize(("other", "exit_code"), [(ok("well"), 0), (warning("slow", "x"), 1)])
+def test_unknown_and_skipped_are_counted_and_no_finding(
+    run: Run, monkeypatch: pytest.MonkeyPatch, other: Finding, exit_code: int
+) -> None:
+    hidden = check("a", unknown("hidden", "x"), unknown("away", "x"))
+    set_checks(monkeypatch, hidden, check("b", skipped("no")), check("c", other))
+    code, _, err = run(*DOCTOR, RUNTIMEPROXY_LISTEN="canary")
+    ignored, last = err.splitlines(keepends=True)
+    assert (code, last) == (exit_code, last_line(warning=exit_code, unknown=2, skipped=1))
+    assert ignored.startswith("warning: RUNTIMEPROXY_LISTEN is ignored")
+
+
+def test_flags_are_read_and_no_proxy_is_needed(run: Run, tmp_path: Path) -> None:
     made = Made(tmp_path)
     flags = (f"--koord-runtimeproxy-endpoint={made.ours}", f"--remote-runtime-service-endpoint={made.runtime}")
     code, out, err = run(*DOCTOR, *flags, "-o", "json", RUNTIMEPROXY_HOOKSERVER_CONFIG_DIR=str(made.registrations))
@@ -128,34 +108,23 @@ def test_flags_say_where_to_look_and_no_proxy_is_needed(run: Run, tmp_path: Path
     assert (verdicts["socket"], verdicts["runtime"], verdicts["registrations"]) == ("failed", "failed", "ok")
 
 
-IN_USE = ("runtimeproxy", "in-use", "--koord-runtimeproxy-endpoint=/x.sock")
+USERS = ["kubelet (pid 4) has 1 connection to /x.sock", "b\x1b"]
+IN_USE = [([], 0, "nobody uses /x.sock\n"), (USERS, 1, f"{USERS[0]}\nb?\n")]
 
 
-def set_users(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    def found(machine: Machine) -> Iterator[str]:
-        assert machine.config.listen_endpoint == "/x.sock"
-        yield from lines
+@pytest.mark.parametrize(("users", "exit_code", "shown"), IN_USE)
+def test_in_use_has_a_line_for_each_user(
+    run: Run, monkeypatch: pytest.MonkeyPatch, users: list[str], exit_code: int, shown: str
+) -> None:
+    in_use = ("runtimeproxy", "in-use", "--koord-runtimeproxy-endpoint=/x.sock")
+    monkeypatch.setattr(clients, "users", lambda machine: iter(users))
+    assert run(*in_use, "--no-headers") == (exit_code, shown, "")
+    code, out, _ = run(*in_use, "-o", "json")
+    assert (code, len(json.loads(out))) == (exit_code, len(users))
 
-    monkeypatch.setattr(clients, "users", found)
-
-
-def test_nobody_is_exit_code_0(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_users(monkeypatch)
-    assert run(*IN_USE) == (0, "nobody uses /x.sock\n", "")
-    assert run(*IN_USE, "-o", "json") == (0, "[]\n", "")
-
-
-def test_each_user_is_a_line_and_exit_code_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_users(monkeypatch, "kubelet (pid 4) has 1 connection to /x.sock", "b\x1b")
-    assert run(*IN_USE, "--no-headers") == (1, "kubelet (pid 4) has 1 connection to /x.sock\nb?\n", "")
-    code, out, _ = run(*IN_USE, "-o", "json")
-    assert (code, len(json.loads(out))) == (1, 2)
-
-
-def test_what_cannot_be_looked_at_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable(machine: Machine) -> Iterator[str]:
         raise OSError(0, "systemctl show does not answer")
 
     monkeypatch.setattr(clients, "users", unavailable)
-    code, out, err = run(*IN_USE)
+    code, out, err = run(*in_use)
     assert (code, out, "systemctl show does not answer" in err) == (1, "", True)

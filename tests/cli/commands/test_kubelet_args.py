@@ -21,9 +21,7 @@ def kubelet_args(run: Run) -> Run:
 
 FLAGS = [
     (["1.18"], "kubelet", REMOTE),
-    (["v1.23.17"], "kubelet", REMOTE),
     (["1.24"], "kubelet", [CRI]),
-    (["1.27.0-rc.1"], "kubelet", [CRI]),
     (["2.0"], "kubelet", [CRI]),
     (["1.23", IN_DOCKER_MODE], "kubelet", [DOCKER]),
     (["1.23", "--cri-dockerd"], "cri-docker", [DOCKER]),
@@ -42,46 +40,33 @@ def test_flags_follow_version_and_mode(kubelet_args: Run, arguments: list[str], 
     section, reset, command = found["dropIn"].splitlines()
     assert (section, reset, command.split()[-len(flags) :]) == ("[Service]", "ExecStart=", flags)
     assert found["file"] == f"/etc/systemd/system/{unit}.service.d/90-runtimeproxy.conf"
+    assert found["apply"] == ["systemctl daemon-reload", f"systemctl restart {unit}.service"]
+    assert found["back"] == [f"rm {found['file']}", *found["apply"]]
 
 
-def test_way_back_removes_the_drop_in_and_restarts(kubelet_args: Run) -> None:
-    reported = json.loads(kubelet_args("1.31", "-o", "json")[1])
-    assert reported["apply"] == ["systemctl daemon-reload", "systemctl restart kubelet.service"]
-    assert reported["back"] == [f"rm {reported['file']}", *reported["apply"]]
-
-
-CONTAINERD_OF = {
-    "k3s": "/run/k3s/containerd/containerd.sock",
-    "rke2": "/run/k3s/containerd/containerd.sock",
-    "k0s": "/run/k0s/containerd.sock",
-    "microk8s": "/var/snap/microk8s/common/run/containerd.sock",
-}
+RANCHER, K0S = "/run/k3s/containerd/containerd.sock", "/run/k0s/containerd.sock"
+MICROK8S = "/var/snap/microk8s/common/run/containerd.sock"
+KUBELITE = ("snap.microk8s.daemon-kubelite", "/var/snap/microk8s/current/args/kubelet", f"{CRI}\n", MICROK8S)
+K0S_DROP_IN = "/etc/systemd/system/k0sworker.service.d/90-runtimeproxy.conf"
+K0S_ARGUMENTS = f' "--kubelet-extra-args={CRI}"\n'
 KUBELET_ARG = f"kubelet-arg+:\n- {CRI[2:]}\n"
 DISTRIBUTIONS: list[tuple[list[str], str, str, str, str]] = [
-    (["v1.33.1+k3s1"], "k3s", "k3s", "/etc/rancher/k3s/config.yaml.d/90-runtimeproxy.yaml", KUBELET_ARG),
-    (["v1.33.1+rke2r1"], "rke2", "rke2-agent", "/etc/rancher/rke2/config.yaml.d/90-runtimeproxy.yaml", KUBELET_ARG),
-    (
-        ["v1.33.1+k0s.0"],
-        "k0s",
-        "k0sworker",
-        "/etc/systemd/system/k0sworker.service.d/90-runtimeproxy.conf",
-        f' "--kubelet-extra-args={CRI}"\n',
-    ),
-    *(
-        (version, "microk8s", "snap.microk8s.daemon-kubelite", "/var/snap/microk8s/current/args/kubelet", f"{CRI}\n")
-        for version in (["v1.22.2-3+9ad9ee77396805"], ["1.33.1", "--distribution=microk8s"])
-    ),
+    (["v1.33.1+k3s1"], "k3s", "/etc/rancher/k3s/config.yaml.d/90-runtimeproxy.yaml", KUBELET_ARG, RANCHER),
+    (["v1.33.1+rke2r1"], "rke2-agent", "/etc/rancher/rke2/config.yaml.d/90-runtimeproxy.yaml", KUBELET_ARG, RANCHER),
+    (["v1.33.1+k0s.0"], "k0sworker", K0S_DROP_IN, K0S_ARGUMENTS, K0S),
+    (["v1.22.2-3+9ad9ee77396805"], *KUBELITE),
+    (["1.33.1", "--distribution=microk8s"], *KUBELITE),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "name", "unit", "file", "content"), DISTRIBUTIONS)
+@pytest.mark.parametrize(("arguments", "unit", "file", "content", "containerd"), DISTRIBUTIONS)
 def test_distribution_gets_flags_in_its_own_file(
-    kubelet_args: Run, arguments: list[str], name: str, unit: str, file: str, content: str
+    kubelet_args: Run, arguments: list[str], unit: str, file: str, content: str, containerd: str
 ) -> None:
     found = json.loads(kubelet_args(*arguments, "-o", "json")[1])
     assert (found["unit"], found["file"]) == (f"{unit}.service", file)
     assert found["dropIn"].endswith(content)
-    assert found["proxy"][1:] == [f"--remote-runtime-service-endpoint={CONTAINERD_OF[name]}"]
+    assert found["proxy"][1:] == [f"--remote-runtime-service-endpoint={containerd}"]
     assert found["apply"][-1] == found["back"][-1] == f"systemctl restart {unit}.service"
     assert file in found["back"][0]
     assert "kubelet.service" not in json.dumps(found)

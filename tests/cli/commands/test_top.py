@@ -11,7 +11,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from runtimeproxy.admin.protocol import Refused
 from runtimeproxy.cli.commands import top
 from runtimeproxy.cli.shared.admin_client import AdminClient
 from runtimeproxy.observe.metrics import Metrics
-from tests.cli.admin_answers import checks, figures
+from tests.cli.admin_answers import UNREADY, checks, figures
 from tests.cli.conftest import Run
 from tests.docs import ROOT
 from tests.fakes.canned_admin import HANG, Answer, serving
@@ -55,12 +55,15 @@ def proxy(tmp_path: Path) -> Iterator[dict[str, Answer]]:
         yield canned
 
 
-@pytest.mark.usefixtures("proxy")
 @pytest.mark.parametrize("flags", [(), ("--once",)])
-def test_without_a_terminal_one_plain_frame_is_printed(run: Run, tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_without_a_terminal_one_plain_frame_is_printed(
+    run: Run, proxy: dict[str, Answer], tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    proxy["readyz"] = UNREADY
     code, out, err = run("runtimeproxy", "top", *flags, f"--admin-endpoint={tmp_path}/admin.sock")
     assert (code, err) == (0, "")
-    assert "runtimeproxy 0.9.0 Containerd   ready" in out
+    assert "runtimeproxy 0.9.0 Containerd   not ready" in out
+    assert "[-]runtime failed: nothing listens" in out
     assert "since its start" in out
     assert re.search(r"^CreateContainer +0\.0 +1 +- ", out, re.MULTILINE)
     assert re.search(r"^gpu +ok +Fail ", out, re.MULTILINE)
@@ -84,12 +87,8 @@ def test_events_are_read_on_and_again_after_a_restart(proxy: dict[str, Answer], 
     assert (after.samples, after.missing) == (last.samples, "it is broken")
 
 
-UNREADABLE: list[tuple[str, Answer]] = [
-    ("metrics", {}),
-    ("metrics", {**metrics(), "values": [["unheard_of", [], 1]]}),
-    ("hooks", {}),
-    ("readyz", {}),
-]
+UNREADABLE: list[tuple[str, Answer]] = [*((method, {}) for method in ("metrics", "hooks", "readyz"))]
+UNREADABLE += [("metrics", {**metrics(), "values": [["unheard_of", [], 1]]})]
 
 
 @pytest.mark.parametrize(("method", "answer"), UNREADABLE)
@@ -105,9 +104,9 @@ def test_answer_of_another_version_is_reported(
 class Terminal:
     """A program on a terminal of its own, as its only one."""
 
-    def __init__(self, path: Path, width: int, height: int) -> None:
+    def __init__(self, path: Path) -> None:
         self.master, self.slave = pty.openpty()
-        self.resize(width, height)
+        self.resize(80, 24)
         self.before = termios.tcgetattr(self.slave)
         self.read = ""
         environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
@@ -144,8 +143,8 @@ class Terminal:
 
 
 @contextmanager
-def terminal(path: Path, width: int = 80, height: int = 24) -> Iterator[Terminal]:
-    opened = Terminal(path, width, height)
+def terminal(path: Path) -> Iterator[Terminal]:
+    opened = Terminal(path)
     try:
         yield opened
     finally:
@@ -155,15 +154,11 @@ def terminal(path: Path, width: int = 80, height: int = 24) -> Iterator[Terminal
         os.close(opened.slave)
 
 
-def end_by_signal(number: int) -> object:
-    return lambda shown: os.kill(shown.process.pid, number)
-
-
-ENDS = {
+ENDS: dict[str, Callable[[Terminal], object]] = {
     "q": lambda shown: shown.type("q"),
     "Ctrl-C": lambda shown: shown.type("\x03"),
-    "SIGTERM": end_by_signal(signal.SIGTERM),
-    "SIGHUP": end_by_signal(signal.SIGHUP),
+    "SIGTERM": lambda shown: os.kill(shown.process.pid, signal.SIGTERM),
+    "SIGHUP": lambda shown: os.kill(shown.process.pid, signal.SIGHUP),
 }
 
 
@@ -180,32 +175,18 @@ def test_terminal_is_as_it_was_however_it_ends(tmp_path: Path, end: str) -> None
 
 
 @pytest.mark.slow
-def test_frames_follow_the_proxy(proxy: dict[str, Answer], tmp_path: Path) -> None:
+def test_frames_follow_the_proxy_and_the_size(proxy: dict[str, Answer], tmp_path: Path) -> None:
+    """Keys are taken while the proxy hangs, too."""
     with terminal(tmp_path) as shown:
         shown.until("since its start")
         proxy["metrics"] = metrics(failed=42)
         shown.until("42")
-        proxy["hooks"] = BROKEN
-        shown.until("it is broken")
-        shown.type("q")
-        assert shown.ended() == 0
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("proxy")
-def test_frame_fits_the_terminal_when_that_is_resized(tmp_path: Path) -> None:
-    with terminal(tmp_path) as shown:
-        shown.until("ERRORS, UTC")
         shown.resize(140, 30)
         shown.until("LAST ERROR")
         shown.resize(80, 24)
         assert "LAST ERROR" not in shown.until("ERRORS, UTC").rpartition("HOOK SERVER")[2]
-
-
-@pytest.mark.slow
-def test_keys_are_taken_while_the_proxy_hangs(proxy: dict[str, Answer], tmp_path: Path) -> None:
-    with terminal(tmp_path) as shown:
-        shown.until("ERRORS, UTC")
+        proxy["hooks"] = BROKEN
+        shown.until("it is broken")
         proxy["metrics"] = HANG
         shown.until("no answer")
         shown.type("q")

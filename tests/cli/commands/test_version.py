@@ -37,12 +37,9 @@ class Distribution:
         return self._noted if name == "direct_url.json" else None
 
 
-NOTED = [
-    ([], None),
-    ([Distribution(None)], None),
-    ([Distribution('{"url": "file:///secret", "dir_info": {}}')], None),
-    ([Distribution('{"url": "https://secret@x", "vcs_info": {"commit_id": "abc"}}')], "abc"),
-]
+URL = '{"url": "file:///secret", "dir_info": {}}'
+COMMIT = '{"url": "https://secret@x", "vcs_info": {"commit_id": "abc"}}'
+NOTED = [([], None), ([Distribution(None)], None), ([Distribution(URL)], None), ([Distribution(COMMIT)], "abc")]
 
 
 @pytest.mark.parametrize(("installed", "commit"), NOTED)

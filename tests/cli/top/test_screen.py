@@ -2,7 +2,6 @@
 
 import io
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from textwrap import indent
 from typing import Any
@@ -10,29 +9,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from runtimeproxy.cli.top.figures import (
-    Error,
-    HookServer,
-    Operation,
-    Snapshot,
-    View,
-    is_error,
-    readiness,
-    samples_of,
-    view,
-)
+from runtimeproxy.cli.top.figures import Error, HookServer, Operation, Snapshot, View, is_error, samples_of, view
 from runtimeproxy.cli.top.screen import duration, screen
 from runtimeproxy.observe.events import PARTS
 from runtimeproxy.observe.metrics import Metrics
-from tests.cli.admin_answers import checks, figures
+from tests.cli.admin_answers import figures
 from tests.docs import DOCS
 
 NOTHING = (None, None)
-OUTCOMES = {"agreed": 5, "failed": 0, "refused": 2, "unsettled": 0, "ended": 0}
+OUTCOMES = {"agreed": 0, "failed": 0, "refused": 0, "unsettled": 0, "ended": 0}
 EMPTY = View(
     *("0.9.0", "containerd", 20.0, None, True, [], 0, 0.0, 0.0, 0, 0, 0, [], dict.fromkeys(PARTS, NOTHING), [], [])
 )
-OPERATION = Operation("CreateContainer", 1.25, OUTCOMES, frozenset({"refused"}))
+OPERATION = Operation("CreateContainer", 1.25, {**OUTCOMES, "agreed": 5, "refused": 2}, frozenset({"refused"}))
 SERVER = HookServer("koordlet", "closed", "Ignore", 2.0, (0.002, 0.5), 3, last_error="PreStartContainer deadline")
 ERROR = ("16:01:02", "refused", "PreCreateContainer", "ns/pod/c", "gpu", "no GPU is left")
 
@@ -54,11 +43,8 @@ def lines(view: View, width: int = 80, height: int | None = 24) -> list[str]:
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-SIZES = [(80, 24), (80, 12), (119, 30), (120, 40), (155, 24), (156, 24), (200, 50)]
-
-
-@pytest.mark.parametrize(("width", "height"), SIZES)
-@pytest.mark.parametrize("counts", [(0, 0, 0), (8, 3, 50), (8, 30, 50), (12, 1, 1)])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 12), (119, 30), (155, 24), (156, 24), (200, 50)])
+@pytest.mark.parametrize("counts", [(0, 0, 0), (8, 30, 50)])
 def test_frame_is_no_larger_than_the_terminal(width: int, height: int, counts: tuple[int, int, int]) -> None:
     view = replace(full(*counts), ready=False, notes=["[-]runtime failed: " + "x" * 200] * 9, held=1, missing="away")
     found = lines(view, width, height)
@@ -67,15 +53,11 @@ def test_frame_is_no_larger_than_the_terminal(width: int, height: int, counts: t
 
 
 def test_what_is_left_out_is_counted_and_bad_hook_servers_stay() -> None:
-    view = full(12, 30, 50)
-    bad = replace(SERVER, name="bad", state="open")
-    found = lines(replace(view, hook_servers=[*view.hook_servers, bad]))
+    view = full(12, 30, 5)
+    found = lines(replace(view, hook_servers=[*view.hook_servers, replace(SERVER, name="bad", state="open")]))
     assert "\n".join(found).count("and ") == 2
     assert any(line.startswith("bad ") for line in found)
-
-
-def test_without_a_height_there_is_everything() -> None:
-    text = "\n".join(lines(full(12, 30, 5), height=None))
+    text = "\n".join(lines(view, height=None))
     assert all(name in text for name in ("Operation11", "server29", "error4"))
 
 
@@ -96,17 +78,15 @@ def test_wide_terminal_has_more_columns(width: int, there: list[str], not_there:
 
 def test_docs_show_a_frame_as_it_is() -> None:
     own, hooks = (0.000251, 0.0009), (0.00312, 0.0172)
-    parts = {**dict.fromkeys(PARTS, NOTHING), "own": own, "hooks": hooks, "runtime": (0.0891, 0.972)}
-    good = {**OUTCOMES, "agreed": 889, "refused": 0}
-    notes = ["[~]disabled_plugins degraded: disabled by hand: cpuset"]
     view = replace(
         EMPTY,
         **{"uptime": 88980.0, "interval": 10.0, "held": 1, "oldest": 0.0412, "passing": 13.7, "connections": 4},
-        **{"pods": 112, "containers": 187, "parts": parts, "notes": notes},
+        **{"pods": 112, "containers": 187, "notes": ["[~]disabled_plugins degraded: disabled by hand: cpuset"]},
+        parts={**dict.fromkeys(PARTS, NOTHING), "own": own, "hooks": hooks, "runtime": (0.0891, 0.972)},
         operations=[
-            replace(OPERATION, rate=0.4, outcomes={**good, "refused": 2, "failed": 1}),
-            Operation("RunPodSandbox", 0.2, {**good, "agreed": 431}),
-            Operation("StartContainer", 0.4, {**good, "agreed": 884, "ended": 3}),
+            replace(OPERATION, rate=0.4, outcomes={**OUTCOMES, "agreed": 889, "refused": 2, "failed": 1}),
+            Operation("RunPodSandbox", 0.2, {**OUTCOMES, "agreed": 431}),
+            Operation("StartContainer", 0.4, {**OUTCOMES, "agreed": 884, "ended": 3}),
         ],
         hook_servers=[
             HookServer("cpuset", "disabled", "Fail", 0.0, NOTHING, 12),
@@ -125,13 +105,12 @@ STATES = [
     (replace(EMPTY, notes=["[~]store degraded: y"]), "ready, degraded", "[~]store degraded: y"),
     (replace(EMPTY, ready=None), "ready unknown", ""),
     (replace(EMPTY, missing="it hangs"), "no answer, these figures are old", "it hangs"),
-    (replace(EMPTY, interval=10.0), "ready", "last 10 s"),
-    (replace(EMPTY, held=2, oldest=0.25), "ready", "held 2, oldest 250 ms"),
+    (replace(EMPTY, interval=10.0, held=2, oldest=0.25), "ready", "held 2, oldest 250 ms"),
 ]
 
 
 @pytest.mark.parametrize(("view", "state", "line"), STATES)
-def test_head_says_how_the_proxy_is(view: View, state: str, line: str) -> None:
+def test_head_has_the_state(view: View, state: str, line: str) -> None:
     found = lines(view)
     assert f"   {state}   " in found[0]
     assert any(line in each for each in found)
@@ -152,24 +131,15 @@ def test_no_name_controls_the_terminal() -> None:
     assert not any("\x1b" in line for line in found)
 
 
-DURATIONS = [
-    (None, "-"),
-    (0.0, "0 s"),
-    (0.000326, "0.326 ms"),
-    (0.0172, "17.2 ms"),
-    (0.9996, "1 s"),
-    (59.0, "59 s"),
-    (600.0, "10 min"),
-    (3 * 3600 + 120.0, "3 h 2 min"),
-    (49 * 3600.0, "2 d"),
-    (math.inf, ">10 s"),
-]
+DURATIONS = {None: "-", 0.0: "0 s", 0.000326: "0.326 ms", 0.0172: "17.2 ms", 0.9996: "1 s", 59.0: "59 s"}
+DURATIONS |= {600.0: "10 min", 3 * 3600 + 120.0: "3 h 2 min", 49 * 3600.0: "2 d", math.inf: ">10 s"}
 
 
-@pytest.mark.parametrize(("seconds", "text"), DURATIONS)
-def test_time_has_the_unit_that_suits_it(seconds: float | None, text: str) -> None:
-    assert duration(seconds) == text
+def test_time_has_the_unit_that_suits_it() -> None:
+    assert {seconds: duration(seconds) for seconds in DURATIONS} == DURATIONS
 
+
+# -- figures ---------------------------------------------------------------------------------------------------------
 
 START = 1000.0
 
@@ -183,24 +153,19 @@ def snapshot(found: Metrics, seconds: float, started: float | None = START, **mo
     return Snapshot(START + seconds, samples_of(figures(found, started)), **more)
 
 
-def outcomes(**given: int) -> Mapping[str, int]:
-    return {"agreed": 0, "failed": 0, "refused": 0, "unsettled": 0, "ended": 0, **given}
-
-
 def test_gauges_are_those_of_now() -> None:
     found = metrics()
     found.gauge("build_info", 1, "0.9.0", "3.11.2")
-    for name, value in {"held_calls": 3, "held_oldest_seconds": 1.5, "connections_open": 4}.items():
+    gauges = {"held_calls": 3, "held_oldest_seconds": 1.5, "connections_open": 4, "store_pods": 300}
+    for name, value in (gauges | {"store_containers": 900}).items():
         found.gauge(name, value)
-    found.gauge("store_pods", 300)
-    found.gauge("store_containers", 900)
     shown = view(None, snapshot(found, 1))
     assert (shown.version, shown.mode, shown.held, shown.oldest) == ("0.9.0", "Containerd", 3, 1.5)
     assert (shown.connections, shown.pods, shown.containers) == (4, 300, 900)
 
 
 def two_moments() -> tuple[Snapshot, Snapshot]:
-    """Return what is said 100 s and 104 s after the start; meanwhile there were four calls."""
+    """Return the figures of 100 s and 104 s after the start; meanwhile there were four calls."""
     found = metrics()
     found.count("calls", "CreateContainer", "refused")
     found.count("calls_passed", "Version")
@@ -218,37 +183,24 @@ def two_moments() -> tuple[Snapshot, Snapshot]:
 def test_rates_and_latencies_are_those_of_the_interval() -> None:
     shown = view(*two_moments())
     assert (shown.interval, shown.uptime, shown.passing) == (4.0, 104.0, 0.5)
-    created = outcomes(agreed=2, failed=1, refused=1, ended=1)
+    created = OUTCOMES | {"agreed": 2, "failed": 1, "refused": 1, "ended": 1}
     assert shown.operations == [
         Operation("CreateContainer", 1.0, created, frozenset({"failed"})),
-        Operation("StopContainer", 0.25, outcomes(agreed=1)),
+        Operation("StopContainer", 0.25, OUTCOMES | {"agreed": 1}),
     ]
     assert shown.parts["own"] == (pytest.approx(0.0035), pytest.approx(0.00497))
 
 
 def test_first_frame_is_about_all_the_time_since_the_start() -> None:
-    shown = view(None, two_moments()[1])
+    earlier, later = two_moments()
+    shown = view(None, later)
     assert (shown.interval, shown.passing) == (None, 3 / 104)
     assert [operation.rate for operation in shown.operations] == [5 / 104, 1 / 104]
     assert shown.operations[0].worse == frozenset()
-
-
-BEGUN_AGAIN = [
-    ("another process", snapshot(metrics(), 3, started=START + 2)),
-    ("a clock that went back", snapshot(metrics(), 90)),
-]
-
-
-@pytest.mark.parametrize("later", [row[1] for row in BEGUN_AGAIN], ids=[row[0] for row in BEGUN_AGAIN])
-def test_interval_does_not_reach_over(later: Snapshot) -> None:
-    assert view(two_moments()[0], later).interval is None
-
-
-def test_without_a_known_start_there_is_no_rate() -> None:
-    found = metrics()
-    found.count("calls", "CreateContainer", "agreed")
-    shown = view(None, snapshot(found, 9, started=None))
-    assert (shown.uptime, shown.passing, shown.operations[0].rate) == (None, None, None)
+    for other in (snapshot(metrics(), 3, started=START + 2), snapshot(metrics(), 90)):
+        assert view(earlier, other).interval is None, "another process, or a clock that went back"
+    shown = view(None, replace(later, samples=snapshot(metrics(), 9, started=None).samples))
+    assert (shown.uptime, shown.passing) == (None, None)
 
 
 def hook(name: str, **more: Any) -> dict[str, Any]:
@@ -291,28 +243,11 @@ EVENTS: list[tuple[dict[str, Any], Error]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("event", "error"), EVENTS, ids=["with all", "with an id", "reason that says no more", "reason"]
-)
+@pytest.mark.parametrize(("event", "error"), EVENTS)
 def test_error_has_what_the_event_has(event: dict[str, Any], error: Error) -> None:
     assert view(None, snapshot(metrics(), 1, errors=[event])).errors == [error]
 
 
-KINDS = [("refused", True), ("failed_open", True), ("plugin_disabled", True), ("edited", False), ("gap", False)]
-
-
-@pytest.mark.parametrize(("kind", "error"), KINDS)
-def test_events_are_errors_unless_they_are_good_news(kind: str, error: bool) -> None:
-    assert is_error({"kind": kind}) is error
-
-
-READY = [
-    ({}, True, []),
-    ({"breakers": "degraded: x"}, True, ["[~]breakers degraded: x"]),
-    ({"breakers": "degraded: x", "store": "failed: y"}, False, ["[-]store failed: y", "[~]breakers degraded: x"]),
-]
-
-
-@pytest.mark.parametrize(("others", "ready", "notes"), READY)
-def test_checks_that_did_not_pass_are_lines(others: dict[str, str], ready: bool, notes: list[str]) -> None:
-    assert readiness(checks(**others)["checks"]) == (ready, notes)
+def test_events_are_errors_unless_they_are_good_news() -> None:
+    kinds = ["refused", "failed_open", "plugin_disabled", "edited", "gap"]
+    assert [is_error({"kind": kind}) for kind in kinds] == [True, True, True, False, False]
