@@ -8,6 +8,7 @@ from runtimeproxy.cli.doctor.findings import Finding
 from runtimeproxy.cli.doctor.machine import Machine, UnixSocket
 from runtimeproxy.plugins.disabling import mask_file
 from runtimeproxy.settings import config
+from tests.fakes import registration
 
 KERNEL = "6.1.0-9-amd64"
 HEAD = "Num       RefCount Protocol Flags    Type St Inode Path"
@@ -63,6 +64,10 @@ class Made:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
+
+    def register(self, name: str, content: str) -> None:
+        self.registrations.mkdir(mode=0o755, exist_ok=True)
+        registration.write(self.registrations, name, content)
 
     def process(
         self, pid: int, *arguments: str, sockets: Sequence[int] = (), limit: str = "65536", network: str = "node"

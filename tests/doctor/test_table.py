@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -45,29 +45,24 @@ def test_check_that_raises_hides_no_other(made: Made, error: Exception, verdict:
     assert second == ok("well")
 
 
-def test_check_that_hangs_is_a_warning_and_hides_no_other(made: Made) -> None:
-    over = threading.Event()
+def test_check_that_hangs_hides_no_other(made: Made) -> None:
+    """Those that call begin when the others have ended."""
+    over, order = threading.Event(), list[str]()
 
     def hang(machine: Machine) -> list[Finding]:
+        order.append("a")
         over.wait()
         return []
 
-    checks = [Check("a", "a file", hang), Check("b", "", lambda machine: [ok("well")])]
+    def well(machine: Machine) -> list[Finding]:
+        order.append("b")
+        return [ok("well")]
+
+    checks = [Check("a", "a file", hang, calls=True), Check("b", "", well)]
     (_, first), (_, second) = table.examine(made.machine, checks, seconds=0.5)
     over.set()
     assert (first.verdict, first.why) == (Verdict.WARNING, "no answer within 0.5 s: a file")
-    assert second == ok("well")
-
-
-def test_checks_that_call_begin_when_the_others_have_looked(made: Made) -> None:
-    order: list[str] = []
-
-    def inspect(name: str) -> Callable[[Machine], list[Finding]]:
-        return lambda machine: [ok(str(order.append(name)))]
-
-    checks = [Check("a", "", inspect("a"), calls=True), Check("b", "", inspect("b"))]
-    assert [check.id for check, _ in table.examine(made.machine, checks)] == ["a", "b"]
-    assert order == ["b", "a"]
+    assert (second, order) == (ok("well"), ["b", "a"])
 
 
 def test_examination_of_a_made_machine_changes_nothing(made: Made) -> None:
