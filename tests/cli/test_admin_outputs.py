@@ -129,10 +129,6 @@ def numbered(count: int) -> list[dict[str, Any]]:
     return [{"number": n, "time": "2026-11-25T10:11:00Z", "kind": "sync"} for n in range(1, count + 1)]
 
 
-def test_all_pages_of_events_are_read(command: Run) -> None:
-    assert len(lines_of(command, "events --no-headers", events=numbered(1_100))) == 1_100
-
-
 @pytest.mark.parametrize(("span", "seen"), [("2h", 2), ("30m", 1), ("5s", 0)])
 def test_since_may_be_a_duration(command: Run, span: str, seen: int) -> None:
     times = [datetime.now(UTC) - timedelta(minutes=minutes) for minutes in (180, 60, 10)]
@@ -150,7 +146,8 @@ def test_following_prints_the_last_events_and_new_ones(command: Run) -> None:
 
 
 def test_followed_data_has_a_document_for_each_event(command: Run) -> None:
-    lines = command("hook trace -f -o json")[1].splitlines()
+    assert len(lines_of(command, "events --no-headers", events=numbered(1_100))) == 1_100, "all pages are read"
+    lines = command("hook trace -f -o json", events=EVENTS)[1].splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["gap", "edited", "edited", "failed_open", "refused"]
     documents = yaml.safe_load_all(command("events -f -o yaml")[1])
     assert [event["kind"] for event in documents] == [event["kind"] for event in EVENTS]
@@ -212,47 +209,41 @@ def test_ambiguous_text_lists_its_meanings(command: Run) -> None:
     assert len(lines_of(command, "store get 3f", store=store(exact))) == 1, "a name precedes the start of an id"
 
 
-@pytest.mark.parametrize("text", ["nope", "default/nope", "default/web-1/nope", "bank/web-1", "99"])
-@pytest.mark.parametrize("name", ["store get", "explain"])
-def test_unknown_subject_is_reported(command: Run, name: str, text: str) -> None:
+@pytest.mark.parametrize("text", ["nope", "default/web-1/nope", "bank/web-1", "99"])
+def test_unknown_subject_is_reported(command: Run, text: str) -> None:
     line = f"runtimeproxy: error: the proxy knows no pod or container {text!r}: `runtimeproxy store ls` lists them\n"
-    assert command(f"{name} {text}") == (1, "", line)
+    assert command(f"store get {text}") == command(f"explain {text}") == (1, "", line)
 
 
 CALL = {"number": 1, "time": "2026-11-25T10:11:00Z", "kind": "failed", **OF_POD, "container": "main"}
 
 
-def test_explain_shows_fields_without_effect(command: Run) -> None:
-    fields = {"kind": "no_effect", "fields": [{"field": "annotations.note", "hookServer": "gpu"}]}
-    own = {**CALL, **fields, "text": "sent, no effect in containerd", "containerId": CONTAINER_RECORD["id"]}
-    foreign = {**own, "containerId": "foreign", "text": "never shown"}
-    lines = lines_of(command, "explain 77ab", events=[own, foreign])
-    assert lines[7].split() == ["annotations.note", "sent,", "no", "effect", "in", "containerd", "gpu"]
-    assert not any("never shown" in line for line in lines)
-
-
-def test_explain_reports_what_is_unknown_of_a_read_record(command: Run) -> None:
-    unknown = 'Of a field "as requested" it is not known whether the kubelet requested it or a hook server set it.'
-    assert unknown not in lines_of(command, "explain web-1")
-    reported = {**STORE, "containers": [{**CONTAINER_RECORD, "read": True}]}
-    assert lines_of(command, "explain web-1", store=reported).count(unknown) == 1
-
-
 def test_explain_leaves_out_calls_of_namesakes(command: Run) -> None:
-    """A create that was refused has no id, so its name decides."""
+    """A create that was refused has no id, so its name decides. Fields without effect have their words."""
     ids = [{"containerId": "foreign"}, {}, {"podId": "foreign"}, {"containerId": CONTAINER_RECORD["id"]}]
-    events = [{**CALL, "call": f"c{at}", **more} for at, more in enumerate(ids)]
-    text = "\n".join(lines_of(command, "explain 77ab", events=events))
-    assert [at for at in range(4) if f" c{at} " in text] == [1, 3]
+    fields = {"kind": "no_effect", "fields": [{"field": "annotations.note", "hookServer": "gpu"}], "text": "no effect"}
+    events = [{**CALL, "call": f"c{at}", **more} for at, more in enumerate([*ids, {**ids[3], **fields}])]
+    lines = lines_of(command, "explain 77ab", events=events)
+    assert [at for at in range(4) if f" c{at} " in "\n".join(lines)] == [1, 3]
+    assert lines[7].split() == ["annotations.note", "no", "effect", "gpu"]
 
 
-def test_explain_of_a_removed_pod_has_its_events(command: Run) -> None:
-    refused = {**CALL, "kind": "refused", "call": "c9"}
-    lines = lines_of(command, "explain web-1", store={**STORE, "pods": [], "containers": []}, events=[refused])
-    assert lines[0].startswith("The proxy knows no such pod or container now")
-    assert lines[3].split()[:4] == ["11-25", "10:11:00", "refused", "c9"]
-    unchanged = lines_of(command, "explain web-1", store=STORE, events=[])
-    assert any(line.startswith("No hook server changed") for line in unchanged)
+UNKNOWN = 'Of a field "as requested" it is not known whether the kubelet requested it or a hook server set it.'
+READ = {**STORE, "containers": [{**CONTAINER_RECORD, "read": True}]}
+REMOVED = {**STORE, "pods": [], "containers": []}
+EXPLAINED = [
+    (READ, EVENTS, UNKNOWN),
+    (REMOVED, [{**CALL, "kind": "refused", "call": "c9"}], "The proxy knows no such pod or container now"),
+    (REMOVED, [{**CALL, "kind": "refused", "call": "c9"}], "11-25 10:11:00 refused c9"),
+    (STORE, [], "No hook server changed"),
+]
+
+
+@pytest.mark.parametrize(("store", "events", "words"), EXPLAINED)
+def test_explain_reports_what_is_not_known(command: Run, store: Any, events: Any, words: str) -> None:
+    found = [" ".join(line) for line in words_of(lines_of(command, "explain web-1", store=store, events=events))]
+    assert len([line for line in found if line.startswith(words)]) == 1
+    assert (UNKNOWN in found) == (words == UNKNOWN)
 
 
 # -- JSON, YAML and tables -------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -43,8 +43,7 @@ def set_checks(monkeypatch: pytest.MonkeyPatch, *checks: Check) -> None:
 async def test_no_value_leaves(tmp_path: Path) -> None:
     """Variables, arguments, files and a hook server's error hold a canary; no form of the output does."""
     made, endpoint = Made(tmp_path), str(tmp_path / "hook.sock")
-    made.registrations.mkdir(mode=0o755)
-    registration.write(made.registrations, "a.json", registration.text(endpoint))
+    made.register("a.json", registration.text(endpoint))
     made.process(40, "kubelet", "--config=/k.yaml", f"--node-labels={CANARY}")
     made.write("proc/40/environ", f"TOKEN={CANARY}\0")
     made.write("proc/40/root/k.yaml", f"containerRuntimeEndpoint: unix:///x.sock\nstaticPodURL: {CANARY}\n")
@@ -60,30 +59,19 @@ async def test_no_value_leaves(tmp_path: Path) -> None:
     assert CANARY not in repr(examined)
 
 
-FINDINGS = [check("a", ok("well")), check("long-id", failed("bad\x1b[2J\nname", "mend it"))]
-"""One is about a file with a hostile name."""
-
-
 def test_table_has_one_line_for_each_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_checks(monkeypatch, *FINDINGS)
+    """One is about a file with a hostile name."""
+    set_checks(monkeypatch, check("a", ok("well")), check("long-id", failed("bad\x1b[2J\nname", "mend it")))
     lines = ["CHECK     VERDICT   WHY", "a         ok        well", "long-id   failed    bad?[2J?name -> mend it", ""]
     assert run(*DOCTOR) == (1, "\n".join(lines), last_line(failed=1))
-    monkeypatch.setattr(output, "_room", lambda taken: 11)
-    lines = ["a         ok       well", "long-id   failed   bad?[2J?name", f"{'':19}-> mend it"]
-    assert run(*DOCTOR, "--no-headers")[1].splitlines() == lines, "on a terminal"
-
-
-@pytest.mark.parametrize(("form", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
-def test_programs_get_the_whole_row(
-    run: Run, monkeypatch: pytest.MonkeyPatch, form: str, read: Callable[[str], list[dict[str, object]]]
-) -> None:
-    set_checks(monkeypatch, *FINDINGS)
-    code, out, err = run(*DOCTOR, "-o", form)
-    assert (code, err) == (1, last_line(failed=1))
-    well, bad = read(out)
+    well, bad = json.loads(run(*DOCTOR, "-o", "json")[1])
+    assert [well, bad] == yaml.safe_load(run(*DOCTOR, "-o", "yaml")[1])
     assert (well["verdict"], well["do"]) == ("ok", None)
     shown = {"check": "long-id", "verdict": "failed", "why": "bad?[2J?name", "do": "mend it"}
     assert bad == {**shown, "doc": "docs/troubleshooting.rst#doctor-long-id"}
+    monkeypatch.setattr(output, "_room", lambda taken: 11)
+    lines = ["a         ok       well", "long-id   failed   bad?[2J?name", f"{'':19}-> mend it"]
+    assert run(*DOCTOR, "--no-headers")[1].splitlines() == lines, "on a terminal"
 
 
 @pytest.mark.parametrize(("other", "exit_code"), [(ok("well"), 0), (warning("slow", "x"), 1)])

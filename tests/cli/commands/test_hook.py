@@ -61,12 +61,10 @@ async def test_server_that_fails_is_one_line_and_exit_code_1(hook: Run, tmp_path
 @pytest.mark.parametrize("point", [*(point.name for point in HOOK_POINTS), CREATE.lower(), CREATE.upper()])
 def test_every_point_can_be_called_with_the_example(hook: Run, echoing: Path, point: str) -> None:
     code, out, err = hook("call", echoing, point)
-    assert (code, err) == (0, "")
-    assert yaml.safe_load(out) == {"applied": {}}
-    assert "not reported" not in out
+    assert (code, yaml.safe_load(out), "not reported" in out, err) == (0, {"applied": {}}, False, "")
 
 
-def test_example_can_be_printed_changed_and_sent(hook: Run, echoing: Path) -> None:
+def test_example_can_be_printed_and_sent(hook: Run, echoing: Path) -> None:
     code, example, err = hook("call", "--example")
     assert (code, err) == (0, "")
     code, out, _ = hook("call", f"unix://{echoing}", "PreRunPodSandbox", "-f", "-", stdin=example)

@@ -225,19 +225,13 @@ def test_hook_servers_have_their_own_figures() -> None:
     ]
 
 
+TIME = "2026-11-25T16:01:02.123Z"
+REFUSED = {"number": 7, "time": TIME, "kind": "refused", "operation": "CreateContainer", "hook": "PreCreateContainer"}
+REFUSED |= {"namespace": "a", "pod": "b", "container": "c", "hookServer": "gpu", "reason": "refused", "text": "no GPU"}
+SLOW = {"time": TIME, "kind": "slow", "operation": "StopContainer", "containerId": "0" * 64}
 EVENTS: list[tuple[dict[str, Any], Error]] = [
-    (
-        {
-            **{"number": 7, "time": "2026-11-25T16:01:02.123Z", "kind": "refused", "operation": "CreateContainer"},
-            **{"hook": "PreCreateContainer", "namespace": "a", "pod": "b", "container": "c", "hookServer": "gpu"},
-            **{"reason": "refused", "text": "no GPU"},
-        },
-        ("16:01:02", "refused", "PreCreateContainer", "a/b/c", "gpu", "no GPU"),
-    ),
-    (
-        {"time": "2026-11-25T16:01:02.123Z", "kind": "slow", "operation": "StopContainer", "containerId": "0" * 64},
-        ("16:01:02", "slow", "StopContainer", "0" * 12, "", ""),
-    ),
+    (REFUSED, ("16:01:02", "refused", "PreCreateContainer", "a/b/c", "gpu", "no GPU")),
+    (SLOW, ("16:01:02", "slow", "StopContainer", "0" * 12, "", "")),
     ({"kind": "refused", "reason": "refused"}, ("", "refused", "", "", "", "")),
     ({"kind": "runtime_lost", "reason": "unavailable"}, ("", "runtime_lost", "", "", "", "unavailable")),
 ]
