@@ -26,8 +26,6 @@ def checks(*states: str) -> dict[str, Any]:
     return {"checks": [{"name": f"c{at}", "state": each, "reason": ""} for at, each in enumerate(states)]}
 
 
-# -- pages -----------------------------------------------------------------------------------------------------------
-
 JSON, TEXT = "application/json", "text/plain; charset=utf-8"
 PASSED: list[tuple[str, dict[str, Any], Fault, str, str, str]] = [
     ("/metrics", {}, reply(), "200 OK", f"\n{FIGURES}", "text/plain; version=0.0.4; charset=utf-8"),
@@ -83,8 +81,6 @@ async def test_page_changes_nothing(upstream: Server) -> None:
                 assert (await fetch(port, f"{method} {path} HTTP/1.1")).startswith("HTTP/1.1 405 ")
     assert not upstream.requests
 
-
-# -- faults of the proxy ---------------------------------------------------------------------------------------------
 
 CLOSED = "it closed the connection: does the proxy run"
 UNREADABLE = "its answer cannot be read: is it a proxy of this version?"
@@ -142,9 +138,6 @@ async def test_failed_connection_to_the_proxy_is_reported(tmp_path: Path) -> Non
     assert answered.startswith("HTTP/1.1 502 ")
     do = "does the proxy run with this endpoint, and is this user in the group of --metrics-group?"
     assert f"No such file or directory: {do}" in answered
-
-
-# -- events ----------------------------------------------------------------------------------------------------------
 
 
 def events(*numbers: int) -> bytes:
@@ -205,9 +198,6 @@ async def test_followers_have_a_limit_until_one_leaves(upstream: Server) -> None
         while (answered := await fetch(port, "GET /events?follow HTTP/1.1")).startswith("HTTP/1.1 503 "):
             pass
         assert numbers(answered) == [1]
-
-
-# -- bounds of a connection ------------------------------------------------------------------------------------------
 
 
 async def test_endless_head_ends_the_connection(upstream: Server) -> None:

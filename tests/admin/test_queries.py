@@ -22,7 +22,7 @@ from runtimeproxy.admin.queries import LONGEST_PAGE
 from runtimeproxy.errors import Reason
 from runtimeproxy.observe import events
 from runtimeproxy.observe.events import MOST_EVENTS, MOST_FIELDS, About, EventKind
-from runtimeproxy.observe.metric_table import HOOK_SERVERS, ROWS, Kind
+from runtimeproxy.observe.metric_table import ROWS, Kind
 from runtimeproxy.plugins.reach import Absence
 from tests.admin.proxy import CANARY, Proxy
 from tests.fakes.plugins import FAIL
@@ -39,17 +39,14 @@ def proxy() -> Proxy:
 
 
 def test_state_is_checked_once_a_second_at_most(proxy: Proxy) -> None:
+    """The metric ready is the result of readyz."""
     for _ in range(10):
         proxy.call("readyz")
         proxy.now += 0.2
     assert proxy.runtime_checks == 2
-
-
-def test_metric_ready_is_the_result_of_readyz(proxy: Proxy) -> None:
     proxy.sync.filling = True  # degraded alone
     found = []
-    for fault in ("", "Connection refused", ""):
-        proxy.runtime_fault = fault
+    for proxy.runtime_fault in ("", "Connection refused", ""):
         proxy.now += 1
         found += [value for name, _, value in proxy.call("metrics")["values"] if name == "ready"]
     assert found == [1, 0, 1]
@@ -133,15 +130,6 @@ def test_hook_servers_have_their_own_figures_and_states(proxy: Proxy) -> None:
     ]
     assert answer["invalid"] == [{"file": "x.json", "reason": "x.json: not JSON (yet?)"}]
     assert answer["masked"] == []
-
-
-def test_hook_server_without_own_label_has_no_figures(proxy: Proxy) -> None:
-    for number in range(HOOK_SERVERS + 1):
-        proxy.manager.add(f"{number:02}")
-        proxy.metrics.count("hook_calls", f"{number:02}", "PreCreateContainer", "ok")
-    hooks = proxy.call("hooks")["hooks"]
-    assert [hook["calls"] for hook in hooks] == [1] * HOOK_SERVERS + [None]
-    assert hooks[-1]["failures"] is None
 
 
 async def test_disabled_hook_server_is_listed_with_reason(proxy: Proxy) -> None:

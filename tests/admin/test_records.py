@@ -58,17 +58,13 @@ def test_container_is_shown_by_its_fields_and_their_owners() -> None:
     }
 
 
-def test_unchanged_container_was_sent_as_requested() -> None:
+def test_decoded_environment_is_not_stored_and_a_long_one_not_read() -> None:
     envs = encoded(TEXTS)
     info = ContainerInfo("c1", "p1", "main", envs=envs)
     row = container_row(ContainerRecord(info, info))
     assert row["asked"] == row["sent"] == ["envs.HOME", "envs.TOKEN"]
-    assert (row["changed"], row["owners"], row["read"]) == ([], {}, False)
-    assert envs._texts is None, "the decoded environment is not stored"
-
-
-def test_long_environment_is_not_read() -> None:
+    assert (row["changed"], row["owners"], row["read"], envs._texts) == ([], {}, False, None)
     envs = encoded({"LONG": "x" * LONGEST_ENVS})
-    requested = ContainerInfo("c1", "p1", "main", envs=envs)
-    row = container_row(ContainerRecord(requested, replace(requested, envs=changed(envs, {"GPU": "0"}))))
+    info = replace(info, envs=envs)
+    row = container_row(ContainerRecord(info, replace(info, envs=changed(envs, {"GPU": "0"}))))
     assert (row["asked"], row["sent"], row["changed"]) == ([MANY], [MANY, "envs.GPU"], ["envs.GPU"])

@@ -72,8 +72,6 @@ def error(status: int, text: str) -> dict[str, Any]:
     return {"error": {"status": status, "text": text}}
 
 
-# -- answers ---------------------------------------------------------------------------------------------------------
-
 SIGNED = {"name": "a", "by": f"uid {os.geteuid()}, pid {os.getpid()}"}
 ANSWERS: list[tuple[str, dict[str, Any], list[Part], dict[str, Any]]] = [
     ("none", {}, [], {"end": END}),
@@ -113,8 +111,6 @@ async def test_connection_serves_requests_in_order(site: Site) -> None:
             assert await next_line(client) == {"id": number, "end": END}
     assert await site.send(b"") == []
 
-
-# -- errors ----------------------------------------------------------------------------------------------------------
 
 FORM = 'a request is a line like {"id": 1, "method": "hooks", "params": {}}'
 TAKES = "echo takes pod, limit"
@@ -167,9 +163,6 @@ async def test_error_inside_is_500_and_one_log_line(
     assert (record.getMessage(), record.levelno) == (f"the request {name} failed", logging.ERROR)
 
 
-# -- permissions -----------------------------------------------------------------------------------------------------
-
-
 async def test_public_socket_serves_public_methods_only(tmp_path: Path) -> None:
     methods = Proxy().methods
     refused = error(404, "no such method; there are metrics, livez, readyz")
@@ -206,9 +199,6 @@ async def test_unprivileged_user_is_served_on_public_socket_only(public: bool) -
             output = await asyncio.to_thread(subprocess.check_output, command, text=True, timeout=30)
     refused = error(403, "only root may use the admin endpoint")
     assert json.loads(output) == {"id": None, **({"part": {"checks": []}} if public else refused)}
-
-
-# -- the client's side -----------------------------------------------------------------------------------------------
 
 
 NO_ANSWERS = [

@@ -68,8 +68,6 @@ class Counter:
         return found
 
 
-# -- clients that stop, send too much or do not read -----------------------------------------------------------------
-
 STOPS = {
     "sends nothing": b"",
     "within the next line": NONE + b"{",
@@ -150,9 +148,6 @@ async def test_long_request_is_refused_and_costs_no_memory(site: Site) -> None:
         assert ("error" in answer) == (size > REQUEST_BYTES)
 
 
-# -- many clients ----------------------------------------------------------------------------------------------------
-
-
 async def test_silent_connections_lose_their_places(site: Site) -> None:
     with ExitStack() as stack:
         used = stack.enter_context(site.connect(NONE))
@@ -163,16 +158,6 @@ async def test_silent_connections_lose_their_places(site: Site) -> None:
         assert len(site.server.clients) <= CONNECTIONS
         used.send(NONE)  # a connection that was used keeps its place
         assert await next_line(used) == OK
-
-
-async def test_silent_connections_stay_while_places_are_free(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.0)
-    with ExitStack() as stack:
-        clients = [stack.enter_context(site.connect()) for _ in range(CONNECTIONS - 2)]
-        await until(lambda: len(site.server.clients) == CONNECTIONS - 2)
-        assert await site.call("none") == [OK]
-        clients[0].send(NONE)
-        assert await next_line(clients[0]) == OK
 
 
 async def test_client_waits_while_all_places_are_used(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,9 +206,6 @@ async def test_stop_closes_a_connection_just_accepted(tmp_path: Path, iterations
             await asyncio.sleep(0)
     with client:
         assert await rest(client) == []
-
-
-# -- the event loop --------------------------------------------------------------------------------------------------
 
 
 async def test_iteration_makes_one_part_of_all_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,9 +69,6 @@ def test_each_network_namespace_is_queried_once(made: Made) -> None:
     assert made.namespaces == [{"../../namespaces/node", "../../namespaces/pod"}]
 
 
-# -- where the kernel lists no peers ---------------------------------------------------------------------------------
-
-
 def test_connections_that_the_proxy_can_have_are_ok(made: Made) -> None:
     why = f"{made.runtime} has 0 connections, no more than the proxy's own"
     assert only(clients.past_the_proxy, made) == ("ok", why)
@@ -90,9 +87,6 @@ def test_connections_beyond_the_proxy_have_suspects(made: Made) -> None:
     made.process(52, "unheard-of", sockets=[302])
     why = f"2 or more of 3 connections to {made.runtime} go past the proxy (may be: kubelet pid 50)"
     assert only(clients.past_the_proxy, made) == ("warning", why)
-
-
-# -- users of the proxy ----------------------------------------------------------------------------------------------
 
 
 def users(made: Made) -> list[str]:

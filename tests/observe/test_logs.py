@@ -201,11 +201,10 @@ def test_second_configuration_replaces_the_first(stderr: Stderr) -> None:
     os.close(first.read_end)
     handler = first.configure()
     OURS.info("nobody reads this")
-    handler.close()
-    os.close(first.write_end)
-    assert handler.dropped == 1
     assert len(stderr.written("info", "text", lambda: OURS.info("only once"))) == 1
-    assert not [handler for handler in logging.getLogger().handlers if isinstance(handler, logs.LineHandler)]
+    assert handler.dropped == 1
+    os.close(first.write_end)
+    assert not [each for each in logging.getLogger().handlers if isinstance(each, logs.LineHandler)]
 
 
 # -- the level for a time --------------------------------------------------------------------------------------------

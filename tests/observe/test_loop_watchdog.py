@@ -5,7 +5,6 @@ import re
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from types import FrameType
 
 import pytest
 import uvloop
@@ -138,24 +137,6 @@ def test_loop_that_works_without_a_stall(monkeypatch: pytest.MonkeyPatch) -> Non
 
     assert watched(work).counted("loop_stalls") == 0
     assert not lines
-
-
-def test_loop_that_rests_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look just before or just after it becomes idle finds it busy."""
-    inspect, quiet = LoopWatchdog._frame, list[LoopWatchdog]()
-
-    def checks(watch: LoopWatchdog) -> FrameType | None:
-        quiet.append(watch)
-        return inspect(watch)
-
-    async def rest() -> None:
-        async with asyncio.timeout(PATIENCE):
-            while len(quiet) < LOOKS:
-                await asyncio.sleep(2 * LOOKS * loop_watchdog.LOOK_SECONDS)
-
-    monkeypatch.setattr(LoopWatchdog, "_frame", checks)
-    monkeypatch.setattr(LoopWatchdog, "_wait_for_turn", lambda watch: quiet.clear())
-    watched(rest)
 
 
 def test_watch_that_never_began_or_is_stopped_within_a_stall_ends() -> None:

@@ -47,6 +47,7 @@ NAMED = [
     ("hook trace --hook-server ", {"cpuset", "gpu", "gpu-copy", "koordlet", "rdt", "gone"}),
     ("events --pod ", {"default/web-1"}),
     ("store get default/web-1/", {"default/web-1/main"}),
+    ("store get ", {"default/web-1"}),
     (f"explain {POD[:4]}", {POD}),
     (f"explain {CONTAINER[:4]}", {CONTAINER}),
     ("explain nothing-like-it", set()),

@@ -62,22 +62,10 @@ async def test_server_that_fails_is_one_line_and_exit_code_1(hook: Run, tmp_path
 def test_every_point_can_be_called_with_the_example(hook: Run, echoing: Path, point: str) -> None:
     code, out, err = hook("call", echoing, point)
     assert (code, yaml.safe_load(out), "not reported" in out, err) == (0, {"applied": {}}, False, "")
-
-
-def test_example_can_be_printed_and_sent(hook: Run, echoing: Path) -> None:
-    code, example, err = hook("call", "--example")
-    assert (code, err) == (0, "")
-    code, out, _ = hook("call", f"unix://{echoing}", "PreRunPodSandbox", "-f", "-", stdin=example)
-    assert (code, "# not sent at this hook point: container\n" in out) == (0, True)
-
-
-async def test_bad_answer_is_printed_and_exit_code_1(hook: Run, tmp_path: Path) -> None:
-    socket = tmp_path / "bad.sock"
-    async with HookServer(str(socket), default=hookanswers.koordlet(cpu_period=5)):
-        code, out, err = await asyncio.to_thread(hook, "call", socket, CREATE)
-    rule = "resources.cpu_period: must be 0 (not set) or 1000..1000000 microseconds"
-    assert yaml.safe_load(out) == {"applied": {}, "dropped": {"resources": {"cpu_period": 5}}, "bad": [rule]}
-    assert (code, err) == (1, f"runtimeproxy: error: {socket}: {CREATE}: bad answer: {rule}\n")
+    example = hook("call", "--example")[1]
+    code, out, err = hook("call", f"unix://{echoing}", point, "-f", "-", stdin=example)
+    assert (code, yaml.safe_load(out), err) == (0, {"applied": {}}, "")
+    assert ("# not sent at this hook point: container\n" in out) == point.endswith("PodSandbox")
 
 
 def test_verify_prints_verdicts_and_sets_the_exit_code(hook: Run, echoing: Path) -> None:
@@ -109,9 +97,3 @@ async def test_bench_prints_figures_and_sets_the_exit_code(hook: Run, tmp_path: 
         code, out, err = await bench()
     assert (code, err) == (1, "")
     assert out.splitlines()[-1] == "  4 x INTERNAL: failed as requested"
-
-
-def test_new_writes_a_folder_and_reports_its_path(hook: Run, tmp_path: Path) -> None:
-    line = f"{tmp_path}/gpu_env: README.rst says how to test, try and install it\n"
-    assert hook("new", "gpu-env", "--directory", tmp_path) == (0, line, "")
-    assert (tmp_path / "gpu_env" / "gpu_env.py").exists()

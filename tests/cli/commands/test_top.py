@@ -37,6 +37,9 @@ def metrics(started: float = 1000.0, failed: int = 0) -> dict[str, Any]:
     """Return an answer to metrics."""
     found = Metrics(lambda: 0.0, "Containerd")
     found.gauge("build_info", 1, "0.9.0", "3.11.2")
+    gauges = {"held_calls": 3, "held_oldest_seconds": 4, "connections_open": 5, "store_pods": 6, "store_containers": 7}
+    for name, value in gauges.items():
+        found.gauge(name, value)
     found.count("calls", "CreateContainer", "agreed")
     for _ in range(failed):
         found.count("calls", "CreateContainer", "failed")
@@ -65,6 +68,7 @@ def test_without_a_terminal_one_plain_frame_is_printed(
     assert "runtimeproxy 0.9.0 Containerd   not ready" in out
     assert "[-]runtime failed: nothing listens" in out
     assert "since its start" in out
+    assert all(text in out for text in ("held 3, oldest 4 s", "connections 5", "pods 6", "containers 7")), out
     assert re.search(r"^CreateContainer +0\.0 +1 +- ", out, re.MULTILINE)
     assert re.search(r"^gpu +ok +Fail ", out, re.MULTILINE)
     assert "\x1b" not in out

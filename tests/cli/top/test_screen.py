@@ -153,17 +153,6 @@ def snapshot(found: Metrics, seconds: float, started: float | None = START, **mo
     return Snapshot(START + seconds, samples_of(figures(found, started)), **more)
 
 
-def test_gauges_are_those_of_now() -> None:
-    found = metrics()
-    found.gauge("build_info", 1, "0.9.0", "3.11.2")
-    gauges = {"held_calls": 3, "held_oldest_seconds": 1.5, "connections_open": 4, "store_pods": 300}
-    for name, value in (gauges | {"store_containers": 900}).items():
-        found.gauge(name, value)
-    shown = view(None, snapshot(found, 1))
-    assert (shown.version, shown.mode, shown.held, shown.oldest) == ("0.9.0", "Containerd", 3, 1.5)
-    assert (shown.connections, shown.pods, shown.containers) == (4, 300, 900)
-
-
 def two_moments() -> tuple[Snapshot, Snapshot]:
     """Return the figures of 100 s and 104 s after the start; meanwhile there were four calls."""
     found = metrics()
