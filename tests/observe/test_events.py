@@ -52,13 +52,6 @@ def test_an_event_is_read_with_all_that_is_known(events: Events) -> None:
     }
 
 
-@pytest.mark.parametrize(("since", "found"), [(0, [1, 2, 3]), (1, [2, 3]), (3, []), (4, [1, 2, 3])])
-def test_events_are_read_after_a_number(since: int, found: list[int]) -> None:
-    """A number that was not given yet is one of an earlier process."""
-    rows, gap = full(3).read(since)
-    assert ([row[0] for row in rows], gap) == (found, None)
-
-
 @pytest.mark.parametrize(("since", "gap"), [(0, (1, 7)), (6, (7, 7)), (7, None), (9, None)])
 def test_gap_is_reported_where_the_ring_has_lost_events(since: int, gap: tuple[int, int] | None) -> None:
     events = full(MOST_EVENTS + 7)

@@ -1,9 +1,7 @@
 """``runtimeproxy completion``: the script of each shell, and what the shells are answered."""
 
-import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,13 +15,10 @@ from runtimeproxy.cli.commands.table import PROGRAM, command_group
 from runtimeproxy.cli.shared import admin_client, subjects
 from tests.cli.admin_answers import CANNED, CONTAINER, POD
 from tests.cli.conftest import Run
-from tests.docs import ROOT
 from tests.fakes.canned_admin import HALF_A_LINE, HANG, SPEAK_HTTP, Canned, sending, serving
 
 READERS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
 """What reads a script without running it."""
-PRESSES = 50
-"""How often Tab is pressed: on a busy machine an answer may take longer than a shell waits."""
 
 
 @pytest.mark.parametrize("shell", INSTALL)
@@ -89,23 +84,3 @@ def test_shell_waits_no_longer_than_it_should(tmp_path: Path) -> None:
         began = time.monotonic()
         assert subjects.hook_servers(context, click.Argument(["name"]), "") == []
         assert subjects.SECONDS <= time.monotonic() - began < admin_client.SECONDS
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("line", "completed"), [("config ch", "check"), ("hook disable c", "cpuset")])
-def test_bash_completes_with_the_script(run: Run, tmp_path: Path, line: str, completed: str) -> None:
-    program = tmp_path / "runtimeproxy"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m runtimeproxy "$@"\n')
-    program.chmod(0o755)
-    words = f"COMP_WORDS=(runtimeproxy {line}) COMP_CWORD={len(line.split())}"
-    fetch = f'{words}; _runtimeproxy_completion runtimeproxy; echo "${{COMPREPLY[@]}}"'
-    script = run("runtimeproxy", "completion", "bash")[1]
-    variables = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    variables["RUNTIMEPROXY_ADMIN_ENDPOINT"] = f"{tmp_path}/admin.sock"
-    command = ["bash", "--norc", "-c", f"{script}\n{fetch}"]
-    with serving(tmp_path / "admin.sock", CANNED):
-        for _ in range(PRESSES):
-            done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True, timeout=60)
-            if done.stdout.strip():
-                break
-    assert (done.stdout, done.stderr) == (f"{completed}\n", "")
