@@ -160,20 +160,6 @@ async def test_silent_connections_lose_their_places(site: Site) -> None:
         assert await next_line(used) == OK
 
 
-async def test_client_waits_while_all_places_are_used(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ExitStack() as stack:
-        clients = [stack.enter_context(site.connect(NONE)) for _ in range(CONNECTIONS)]
-        for client in clients:
-            await next_line(client)
-        monkeypatch.setattr(server, "REQUEST_SECONDS", 0.0)
-        late = asyncio.create_task(site.call("none"))
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert not late.done()
-        clients[0].close()
-        assert await late == [OK]
-
-
 async def test_lack_of_descriptors_pauses_accepting(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "PAUSE_SECONDS", 0.01)
     errors, accept = [OSError(24, "Too many open files")] * 2, socket.socket.accept

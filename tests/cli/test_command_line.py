@@ -2,7 +2,6 @@
 
 import json
 import logging
-import platform
 import re
 import shlex
 import socket
@@ -10,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,8 +18,6 @@ import pytest
 from runtimeproxy.cli.shared.configuration import configuration
 from runtimeproxy.errors import BackendError, ConfigError
 from runtimeproxy.settings.config import Config
-from runtimeproxy.settings.options import OPTIONS
-from runtimeproxy.settings.version import VERSION
 from tests.cli.conftest import Run
 from tests.docs import ROOT
 
@@ -40,25 +36,6 @@ def raising(make: Callable[[], BaseException]) -> Callable[[Config], NoReturn]:
         raise make()
 
     return fail
-
-
-@BOTH
-def test_help_shows_every_flag_with_its_default(run: Run, command: tuple[str, ...]) -> None:
-    code, out, err = run(*command, "--help")
-    assert (code, err) == (0, "")
-    words = "".join(out.split())  # click breaks lines after hyphens inside words
-    for option in OPTIONS:
-        assert f"\n  {option.flag} {option.metavar}" in out
-        assert "".join(f"{option.help}[default:{option.shown_default}]".split()) in words
-    assert "RUNTIMEPROXY_" in out
-
-
-def test_version_and_commands_are_reported(run: Run) -> None:
-    for program in ("runtimeproxy", "koord-runtime-proxy"):
-        code, out, err = run(program, "--version")
-        assert (code, out.splitlines()[0], err) == (0, f"{program} {VERSION}", "")
-        assert f"Python {platform.python_version()}, aiohttp {metadata.version('aiohttp')}, " in out.splitlines()[1]
-    assert re.search(r"\n  run +Run the proxy\.\n", run("runtimeproxy", "--help")[1])
 
 
 LIGHT = ["--version", "--help", "run --help", "hook verify --help", "hook ls --help", "status --help", "doctor --help"]

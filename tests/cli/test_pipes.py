@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import runtimeproxy_hooks.__main__ as hosting
+from runtimeproxy import __main__ as programs
 from tests.cli.admin_answers import CANNED, EVENTS, POD_RECORD, STORE
 from tests.docs import ROOT
 from tests.fakes.canned_admin import END, Handler, serving
@@ -62,6 +64,14 @@ def test_interrupted_import_ends_program(tmp_path: Path, program: str, arguments
     (tmp_path / f"{module}.py").write_text(INTERRUPTING)
     done = start(program, arguments.format(tmp_path), PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_unhandled_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hosting, "run", interrupt)
+    assert programs.hooks() == 130
 
 
 def follow_silently(handler: Handler) -> None:

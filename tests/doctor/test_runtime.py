@@ -16,10 +16,11 @@ from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.runtime import FakeRuntime, Injection
 
 CANARY = "canary-4711"
+Inspect = Callable[[Machine], Iterable[Finding]]
 V1, V1ALPHA2 = "/runtime.v1.RuntimeService/Version", "/runtime.v1alpha2.RuntimeService/Version"
 
 
-async def looked(made: Made, inspect: Callable[[Machine], Iterable[Finding]] = runtime.runtime) -> tuple[str, str]:
+async def looked(made: Made, inspect: Inspect = runtime.runtime) -> tuple[str, str]:
     return await asyncio.to_thread(only, inspect, made)
 
 
@@ -46,17 +47,13 @@ async def test_cri_version_is_judged(
     assert (found[1].startswith(str(made.runtime)), "containerd" in found[1]) == (True, verdict != "failed")
 
 
-HANGING = [(runtime.runtime, mode, "") for mode in ("Containerd", "Docker")]
+HANGING = [(runtime.runtime, "Containerd", ""), (runtime.runtime, "Docker", "")]
 HANGING += [(runtime.proxy, "Containerd", "no answer through ")]
 
 
 @pytest.mark.parametrize(("check", "mode", "words"), HANGING)
 def test_socket_that_never_answers_fails_in_time(
-    made: Made,
-    check: Callable[[Machine], Iterable[Finding]],
-    mode: str,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
+    made: Made, check: Inspect, mode: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "CALL_SECONDS", 0.05)
     made.flags["backend-runtime-mode"] = mode
@@ -80,9 +77,7 @@ async def test_docker_reports_api_versions_and_cgroup_driver(made: Made) -> None
 
 @pytest.mark.parametrize("inspect", [runtime.runtime, runtime.proxy])
 @pytest.mark.parametrize(("given", "other"), [("Containerd", "Docker"), ("Docker", "Containerd")])
-async def test_mode_that_differs_from_the_flag_fails(
-    made: Made, inspect: Callable[[Machine], Iterable[Finding]], given: str, other: str
-) -> None:
+async def test_mode_that_differs_from_the_flag_fails(made: Made, inspect: Inspect, given: str, other: str) -> None:
     made.flags["backend-runtime-mode"] = given
     made.proxy()
     path, who = (made.ours, "the proxy") if inspect is runtime.proxy else (made.runtime, "the runtime")
@@ -92,12 +87,9 @@ async def test_mode_that_differs_from_the_flag_fails(
     assert finding == ("failed", why)
 
 
-WRONG = [
-    (reply(b"[]"), "its answer is not dockerd's"),
-    (reply(b"canary-4711"), "its answer is not dockerd's"),
-    (reply(b"{}", 500), "GET /version: status 500"),
-    (b"\x00\x01canary-4711\r\n\r\n", "its answer is not dockerd's"),
-]
+NOT_DOCKERD = "its answer is not dockerd's"
+WRONG = [(reply(b"canary-4711"), NOT_DOCKERD), (reply(b"{}", 500), "GET /version: status 500")]
+WRONG += [(reply(b"[]"), NOT_DOCKERD), (b"\x00\x01canary-4711\r\n\r\n", NOT_DOCKERD)]
 
 
 @pytest.mark.parametrize(("answer", "words"), WRONG)
@@ -109,9 +101,7 @@ async def test_wrong_answer_of_docker_is_reported_in_our_words(made: Made, answe
 
 
 @pytest.mark.parametrize("inspect", [runtime.runtime, runtime.proxy])
-async def test_socket_without_rights_is_unknown(
-    made: Made, inspect: Callable[[Machine], Iterable[Finding]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_socket_without_rights_is_unknown(made: Made, inspect: Inspect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "denied", lambda path: True)
     verdict, why = await looked(made, inspect)
     assert (verdict, why.endswith(".sock: Permission denied")) == ("unknown", True)

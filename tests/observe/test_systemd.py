@@ -83,14 +83,6 @@ async def test_watchdog_is_notified_to_the_end(systemd: Systemd, pid: dict[str, 
     assert systemd.received() == []
 
 
-async def test_nothing_is_sent_without_a_supervisor(tmp_path: Path) -> None:
-    for environ in ({}, {"WATCHDOG_USEC": BEAT_USEC}, {"NOTIFY_SOCKET": str(tmp_path / "nobody")}):
-        supervisor = SystemdNotifier(environ, str)
-        supervisor.ready(asyncio.get_running_loop())
-        supervisor.stopping()
-        supervisor.leave()
-
-
 async def test_beat_begins_once_there_is_a_descriptor(systemd: Systemd) -> None:
     supervisor = systemd.supervisor(WATCHDOG_USEC=BEAT_USEC)
     with no_descriptors():

@@ -4,6 +4,7 @@ import json
 from configparser import ConfigParser
 from importlib import metadata, resources
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,26 +26,18 @@ def test_every_library_that_the_proxy_needs_is_named() -> None:
     assert sorted([*needed, "grpcio"]) == list(LIBRARIES)
 
 
-class Distribution:
-    """An installed package whose metadata are the test's."""
-
-    version = "1"
-
-    def __init__(self, noted: str | None) -> None:
-        self._noted = noted
-
-    def read_text(self, name: str) -> str | None:
-        return self._noted if name == "direct_url.json" else None
+def distribution(noted: str | None) -> SimpleNamespace:
+    return SimpleNamespace(version="1", read_text={"direct_url.json": noted}.get)
 
 
 URL = '{"url": "file:///secret", "dir_info": {}}'
 COMMIT = '{"url": "https://secret@x", "vcs_info": {"commit_id": "abc"}}'
-NOTED = [([], None), ([Distribution(None)], None), ([Distribution(URL)], None), ([Distribution(COMMIT)], "abc")]
+NOTED = [([], None), ([distribution(None)], None), ([distribution(URL)], None), ([distribution(COMMIT)], "abc")]
 
 
 @pytest.mark.parametrize(("installed", "commit"), NOTED)
 def test_commit_is_reported_where_pip_noted_it(
-    run: Run, monkeypatch: pytest.MonkeyPatch, installed: list[Distribution], commit: str | None
+    run: Run, monkeypatch: pytest.MonkeyPatch, installed: list[SimpleNamespace], commit: str | None
 ) -> None:
     monkeypatch.setattr(metadata, "distributions", lambda name: installed)
     reported = versions(run)
