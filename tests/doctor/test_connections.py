@@ -70,8 +70,12 @@ def test_each_network_namespace_is_queried_once(made: Made) -> None:
 
 
 def test_connections_that_the_proxy_can_have_are_ok(made: Made) -> None:
-    why = f"{made.runtime} has 0 connections, no more than the proxy's own"
-    assert only(clients.past_the_proxy, made) == ("ok", why)
+    own = f"{made.runtime} has {{}} connections, no more than the proxy's own"
+    assert only(clients.past_the_proxy, made) == ("ok", own.format(0))
+    for inode in (101, 102, 103):
+        made.socket(inode, made.runtime)
+    made.proxy(ends=[201, 202, 203])
+    assert only(clients.past_the_proxy, made) == ("ok", own.format(3))
 
 
 def test_connections_beyond_the_proxy_have_suspects(made: Made) -> None:

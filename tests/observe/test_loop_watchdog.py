@@ -20,7 +20,6 @@ LIMIT = 0.1
 SURELY = 0.5
 """Longer than any stall that may be overlooked; on a busy machine a stall lasts until it is logged."""
 LOOKS = 8
-"""Consecutive looks of the watching thread."""
 PATIENCE = 10.0
 SECRET = "a value of somebody's environment"
 
@@ -110,7 +109,7 @@ def test_stall_is_counted_and_logged_by_its_place_without_values(
     assert metrics.gauges[("loop_stalled_seconds", ())] > LIMIT
     (at,) = hangs(place)
     hangs_at, goes_on = lines[at : at + 2]
-    assert len(hangs_at.split(" < ")) <= loop_watchdog.FRAMES_LOGGED
+    assert body is not stall or len(hangs_at.split(" < ")) == loop_watchdog.FRAMES_LOGGED
     assert run is asyncio.run or "runners.py" not in hangs_at, "what runs the loop is no part of the place"
     assert re.fullmatch(r"the event loop goes on after \d+\.\d\d s", goes_on)
     stalls = [event for event in shown_of(metrics.events) if event["kind"] == "stall"]

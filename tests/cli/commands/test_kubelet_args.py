@@ -74,10 +74,8 @@ def test_distribution_gets_flags_in_its_own_file(
 
 def test_k3s_with_docker_gets_the_endpoint_of_its_cri_dockerd(kubelet_args: Run) -> None:
     found = json.loads(kubelet_args("v1.33.1+k3s1", "--cri-dockerd", "-o", "json")[1])
-    assert (found["dropIn"], found["proxy"]) == (
-        f"container-runtime-endpoint: {SOCKET}\n",
-        ["--backend-runtime-mode=Docker"],
-    )
+    assert found["dropIn"] == f"container-runtime-endpoint: {SOCKET}\n"
+    assert found["proxy"] == ["--backend-runtime-mode=Docker"]
     assert json.loads(kubelet_args("v1.33.1+k0s", "--cri-dockerd", "-o", "json")[1])["unit"] == "cri-docker.service"
 
 

@@ -3,7 +3,6 @@
 import io
 import math
 from dataclasses import replace
-from textwrap import indent
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from runtimeproxy.cli.top.screen import duration, screen
 from runtimeproxy.observe.events import PARTS
 from runtimeproxy.observe.metrics import Metrics
 from tests.cli.admin_answers import figures
-from tests.docs import DOCS
 
 NOTHING = (None, None)
 OUTCOMES = {"agreed": 0, "failed": 0, "refused": 0, "unsettled": 0, "ended": 0}
@@ -61,30 +59,6 @@ def test_frame_has_what_there_is_room_for() -> None:
     assert all(name in low for name in ("Operation11", "server29", "error4"))
     columns = [("LAST ERROR" in text, "SUBJECT" in text) for text in (low, *wide)]
     assert columns == [(False, False), (True, True), (False, True), (True, True)]
-
-
-def test_docs_show_a_frame_as_it_is() -> None:
-    own, hooks = (0.000251, 0.0009), (0.00312, 0.0172)
-    view = replace(
-        EMPTY,
-        **{"uptime": 88980.0, "interval": 10.0, "held": 1, "oldest": 0.0412, "passing": 13.7, "connections": 4},
-        **{"pods": 112, "containers": 187, "notes": ["[~]disabled_plugins degraded: disabled by hand: cpuset"]},
-        parts={**dict.fromkeys(PARTS, NOTHING), "own": own, "hooks": hooks, "runtime": (0.0891, 0.972)},
-        operations=[
-            replace(OPERATION, rate=0.4, outcomes={**OUTCOMES, "agreed": 889, "refused": 2, "failed": 1}),
-            Operation("RunPodSandbox", 0.2, {**OUTCOMES, "agreed": 431}),
-            Operation("StartContainer", 0.4, {**OUTCOMES, "agreed": 884, "ended": 3}),
-        ],
-        hook_servers=[
-            HookServer("cpuset", "disabled", "Fail", 0.0, NOTHING, 12),
-            HookServer("koordlet", "closed", "Ignore", 1.0, hooks, 0),
-        ],
-        errors=[
-            ("16:01:02", "refused", "CreateContainer", "default/web-1/main", "cpuset", "deadline"),
-            ("15:58:40", "slow", "CreateContainer", "default/web-0/main", "", ""),
-        ],
-    )
-    assert indent("\n".join(lines(view)), "    ") in DOCS["commands"]
 
 
 STATES = [
