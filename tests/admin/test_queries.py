@@ -6,8 +6,10 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,15 +19,21 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtimeproxy.admin import queries
 from runtimeproxy.admin.exposition import exposition
+from runtimeproxy.admin.health import CHECKS, DEGRADED, FAILED, OK, PATIENCE_SECONDS, STALL_REPORTED_SECONDS
 from runtimeproxy.admin.protocol import Refused
 from runtimeproxy.admin.queries import LONGEST_PAGE
+from runtimeproxy.admin.records import LONGEST_ENVS, MANY, container_row, pod_row
 from runtimeproxy.errors import Reason
+from runtimeproxy.model import fields
+from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, Envs, PodInfo, PodRecord, Resources, changed
 from runtimeproxy.observe import events
 from runtimeproxy.observe.events import MOST_EVENTS, MOST_FIELDS, About, EventKind
+from runtimeproxy.observe.loop_watchdog import Stall
 from runtimeproxy.observe.metric_table import ROWS, Kind
+from runtimeproxy.plugins.disabling import Disabled
 from runtimeproxy.plugins.reach import Absence
 from tests.admin.proxy import CANARY, Proxy
-from tests.fakes.plugins import FAIL
+from tests.fakes.plugins import FAIL, IGNORE
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC).timestamp()
 
@@ -455,3 +463,130 @@ def test_followers_have_a_bound_and_free_their_places(proxy: Proxy) -> None:
     assert numbers(proxy.call("events")["events"]) == [1]
     del followers, follower
     assert next(follow(proxy)) == [1]
+
+
+NOW = 100.0
+SHORTLY = Absence(NOW - PATIENCE_SECONDS + 1, "/run/a.sock: No such file or directory")
+LONG = Absence(NOW - PATIENCE_SECONDS, "/run/a.sock: Connection refused")
+IGNORED = Absence(NOW - 3600, "user 7 listens on /run/b.sock")
+DISABLED = Disabled("hangs", "uid 0", 0.0, None)
+
+State = dict[str, Any]
+"""The attributes of Proxy that differ from a proxy without a fault; ``open`` names a plugin with an open breaker."""
+
+UNREACHABLE = "policy Fail and unreachable: a for 30 s"
+FAILING: list[tuple[State, str, str]] = [
+    ({"listening_fault": "the socket was removed"}, "listening", "the socket was removed"),
+    ({"manager.read": False}, "registrations_read", "the registration directory was not read yet"),
+    ({"manager.read": False, "manager.complaint": "/d hangs"}, "registrations_read", "/d hangs"),
+    ({"runtime_fault": "Connection refused"}, "runtime", "Connection refused"),
+    ({"sync.runtime_fault": "no answer"}, "runtime", "no answer"),
+    ({"draining": True}, "not_draining", "the proxy is stopping"),
+    ({"reach.absences": {"a": LONG}}, "fail_plugins", f"{UNREACHABLE} (/run/a.sock: Connection refused)"),
+]
+OFF = {"manager.disabled": dict.fromkeys("de", DISABLED), "manager.mask_fault": "/s is bad"}
+SHOWN: list[tuple[State, str, str]] = [
+    ({"manager.complaint": "/d cannot be read"}, "registrations_read", "/d cannot be read"),
+    ({"reach.absences": {"a": SHORTLY}}, "plugins", "unreachable: a (/run/a.sock: No such file or directory)"),
+    ({"open": "a"}, "breakers", "calls suspended, as they keep failing: a (tried again in 30 s)"),
+    (OFF, "disabled_plugins", "disabled by hand: d, e; /s is bad"),
+    ({"manager.rejected": dict.fromkeys("abcdefg", "")}, "invalid_files", "rejected: a, b, c, d, e and 2 more"),
+    ({"sync.filling": True}, "store", "the runtime's pods and containers are still being read"),
+    ({"watchdog.last_stall": Stall(NOW - STALL_REPORTED_SECONDS, 0.7213)}, "loop", "it hung for 0.72 s, 60 s ago"),
+]
+
+
+def checks(state: State) -> list[dict[str, str]]:
+    proxy = Proxy()
+    for name, policy in (("a", FAIL), ("b", IGNORE)):
+        proxy.manager.add(name, policy=policy)
+    for path, value in state.items():
+        part, _, name = path.rpartition(".")
+        if name == "open":
+            proxy.open_breaker(value)
+        else:
+            setattr(attrgetter(part)(proxy) if part else proxy, name, value)
+    assert proxy.now == NOW
+    return list(proxy.call("readyz")["checks"])
+
+
+@pytest.mark.parametrize(
+    ("state", "name", "reason", "expected"), [(*row, FAILED) for row in FAILING] + [(*row, DEGRADED) for row in SHOWN]
+)
+def test_fault_is_shown_by_its_own_check_alone(state: State, name: str, reason: str, expected: str) -> None:
+    found = checks(state)
+    assert [tuple(check.values()) for check in found if check["state"] != OK] == [(name, expected, reason)]
+    assert tuple(check["name"] for check in found) == CHECKS
+    assert all(not check["reason"] for check in found if check["state"] == OK)
+
+
+@pytest.mark.parametrize("state", [{}, {"watchdog.last_stall": Stall(NOW - STALL_REPORTED_SECONDS - 1, 0.3)}])
+def test_checks_are_ok_without_a_fault(state: State) -> None:
+    assert all(check["state"] == OK for check in checks(state))
+
+
+def test_each_unreachable_plugin_is_shown_once() -> None:
+    found = {check["name"]: check["reason"] for check in checks({"reach.absences": {"a": LONG, "b": IGNORED}})}
+    assert found["fail_plugins"].startswith(UNREACHABLE)
+    assert found["plugins"] == "unreachable: b (user 7 listens on /run/b.sock)"
+
+
+KUBELETS = Resources(cpu_quota=4711, cpuset_cpus=CANARY, unified={"memory.high": CANARY})
+HOOKS = Resources(cpu_quota=9999, cpuset_cpus=CANARY, unified={"memory.high": CANARY, "cpu.idle": CANARY})
+HOOKS = replace(HOOKS, memory_limit_in_bytes=8, memory_swap_limit_in_bytes=8)
+LIMITS = ["resources.memory_limit_in_bytes", "resources.memory_swap_limit_in_bytes"]
+
+POD = PodInfo("p1", "web", "uid-1", "shop", labels={"app": CANARY}, annotations={"note": CANARY}, cgroup_parent="/kube")
+TEXTS = {"TOKEN": CANARY, "HOME": CANARY}
+
+
+def encoded(values: Mapping[str, str]) -> Envs:
+    return Envs(json.dumps(values).encode(), lambda raw: dict(json.loads(raw)), fields.NO_CHANGES)
+
+
+def test_pod_is_shown_by_the_names_of_its_fields() -> None:
+    hooked = replace(POD, annotations={"note": CANARY, "gpu": CANARY}, cgroup_parent="")
+    assert pod_row(PodRecord(POD, hooked, read=True), ["c1", "c2"]) == {
+        "id": "p1",
+        "namespace": "shop",
+        "name": "web",
+        "uid": "uid-1",
+        "asked": ["annotations.note", "cgroup_parent", "labels.app"],
+        "sent": ["annotations.gpu", "annotations.note", "labels.app"],
+        "changed": ["annotations.gpu", "cgroup_parent"],
+        "owners": {},
+        "read": True,
+        "containers": ["c1", "c2"],
+    }
+
+
+def test_container_is_shown_by_its_fields_and_their_owners() -> None:
+    envs = encoded(TEXTS)
+    requested = ContainerInfo("c1", "p1", "main", 2, {"note": CANARY}, KUBELETS, envs)
+    sent = replace(requested, resources=HOOKS, envs=changed(envs, {"GPU": CANARY, "HOME": "x"}))
+    owners = (("cpu_quota", "batch"), ("memory_limit_in_bytes", "batch"))
+    kubelets = ["annotations.note", "envs.HOME", "envs.TOKEN", "resources.cpu_quota", "resources.cpuset_cpus"]
+    kubelets.append("resources.unified.memory.high")
+    assert container_row(ContainerRecord(requested, sent, owners, read=True)) == {
+        "id": "c1",
+        "podId": "p1",
+        "name": "main",
+        "attempt": 2,
+        "asked": kubelets,
+        "sent": sorted([*kubelets, "envs.GPU", *LIMITS, "resources.unified.cpu.idle"]),
+        "changed": ["envs.GPU", "envs.HOME", "resources.cpu_quota", *LIMITS, "resources.unified.cpu.idle"],
+        "owners": dict.fromkeys(["resources.cpu_quota", *LIMITS], "batch"),
+        "read": True,
+    }
+
+
+def test_decoded_environment_is_not_stored_and_a_long_one_not_read() -> None:
+    envs = encoded(TEXTS)
+    info = ContainerInfo("c1", "p1", "main", envs=envs)
+    row = container_row(ContainerRecord(info, info))
+    assert row["asked"] == row["sent"] == ["envs.HOME", "envs.TOKEN"]
+    assert (row["changed"], row["owners"], row["read"], envs._texts) == ([], {}, False, None)
+    envs = encoded({"LONG": "x" * LONGEST_ENVS})
+    info = replace(info, envs=envs)
+    row = container_row(ContainerRecord(info, replace(info, envs=changed(envs, {"GPU": "0"}))))
+    assert (row["asked"], row["sent"], row["changed"]) == ([MANY], [MANY, "envs.GPU"], ["envs.GPU"])
