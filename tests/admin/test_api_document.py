@@ -17,9 +17,8 @@ from runtimeproxy.observe import events
 from runtimeproxy.observe.events import About, EventKind
 from runtimeproxy.plugins.reach import Absence
 from runtimeproxy.settings.options import Mode
-from tests.admin.conftest import exporting, fetch
+from tests.admin.conftest import Site, exporting, fetch
 from tests.admin.proxy import Proxy
-from tests.admin.site import Site
 from tests.cli.admin_answers import CANNED, EVENTS
 from tests.fakes.plugins import FAIL
 

@@ -19,8 +19,8 @@ import pytest
 from runtimeproxy.admin import server
 from runtimeproxy.admin.protocol import PART_BYTES, REQUEST_BYTES, Answer, Part, Refused, line, request
 from runtimeproxy.admin.server import CONNECTIONS, Method, Query
+from tests.admin.conftest import Site, echo, next_line, parts, rest
 from tests.admin.proxy import Proxy
-from tests.admin.site import Site, echo, next_line, parts, rest
 from tests.patience import SECONDS, until
 
 END = {"schemaVersion": 1}
