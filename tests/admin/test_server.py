@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -304,21 +303,6 @@ async def test_client_that_sends_a_line_slowly_is_closed(site: Site, monkeypatch
                     client.send(b"{")
                     await asyncio.sleep(server.SILENT_SECONDS / 10)
         assert not site.server.clients
-
-
-async def test_client_may_wait_long_for_its_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "SILENT_SECONDS", 0.01)
-    monkeypatch.setattr(server, "POLL_SECONDS", 0.001)
-
-    def late(params: Mapping[str, Any]) -> Iterator[Part | None]:
-        due = asyncio.get_running_loop().time() + 0.05
-        for polls in count():
-            if polls >= 50 and asyncio.get_running_loop().time() >= due:
-                return
-            yield None
-
-    async with Site(tmp_path, {"late": Method(late)}) as site:
-        assert await site.call("late") == [OK]
 
 
 async def test_unread_answer_costs_no_memory(site: Site) -> None:

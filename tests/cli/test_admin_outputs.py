@@ -1,4 +1,4 @@
-"""The commands that call the proxy: their outputs for canned answers, which docs/commands.rst shows, and its failures."""
+"""The commands that call the proxy: outputs for canned answers, which docs/commands.rst shows, and its failures."""
 
 import errno
 import gc

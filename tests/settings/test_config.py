@@ -101,19 +101,16 @@ def test_endpoints_follow_the_mode_and_each_other(flags: dict[str, str], field: 
     assert getattr(config.load(flags, {}), field) == path
 
 
-MODE = {"backend-runtime-mode": "Docker"}
-IGNORED: list[tuple[Sources, str]] = [
-    ((MODE | {IMAGE: "/i"}, {}, None), f"--{IMAGE}"),
-    ((MODE, {IMAGE_VARIABLE: "?"}, None), IMAGE_VARIABLE),
-    ((MODE, {}, f"{IMAGE}: /i"), f"{FILE}: {IMAGE}"),
-]
-
-
-@pytest.mark.parametrize(("sources", "origin"), IGNORED)
-def test_docker_mode_ignores_an_image_endpoint_with_one_warning(sources: Sources, origin: str) -> None:
-    loaded = config.load(*sources, FILE)
-    assert loaded.image_endpoint == loaded.runtime_endpoint == DOCKER
-    assert loaded.warnings == (f"{origin} is ignored: Docker mode has no image endpoint",)
+def test_docker_mode_ignores_an_image_endpoint_with_one_warning() -> None:
+    mode = {"backend-runtime-mode": "Docker"}
+    for origin, sources in (
+        (f"--{IMAGE}", (mode | {IMAGE: "/i"}, {}, None)),
+        (IMAGE_VARIABLE, (mode, {IMAGE_VARIABLE: "?"}, None)),
+        (f"{FILE}: {IMAGE}", (mode, {}, f"{IMAGE}: /i")),
+    ):
+        loaded = config.load(*sources, FILE)
+        assert loaded.image_endpoint == loaded.runtime_endpoint == DOCKER
+        assert loaded.warnings == (f"{origin} is ignored: Docker mode has no image endpoint",)
 
 
 def test_misspelt_variable_is_warned_about_without_its_value() -> None:
