@@ -29,9 +29,9 @@ from tests.fakes.canned_admin import END, Handler, serving
 
 KOORD, RUN = ("koord-runtime-proxy",), ("runtimeproxy", "run")
 BOTH = pytest.mark.parametrize("command", [KOORD, RUN], ids=" ".join)
-HEAVY = ("grpc", "aiohttp", "uvloop", "google.protobuf", "yaml", "asyncio", "hpack", "rich", "prometheus_client")
-HEAVY += ("runtimeproxy.app", "runtimeproxy.cli.doctor")
-HEAVY += ("runtimeproxy_hooks.tools.client", "runtimeproxy_hooks.servers")
+HEAVY = ["grpc", "aiohttp", "uvloop", "google.protobuf", "yaml", "asyncio", "hpack", "rich", "prometheus_client"]
+HEAVY += ["runtimeproxy.app", "runtimeproxy.cli.doctor"]
+HEAVY += ["runtimeproxy_hooks.tools.client", "runtimeproxy_hooks.servers"]
 RUNTIME = "remote-runtime-service-endpoint"
 
 

@@ -11,7 +11,7 @@ from runtimeproxy.cli.doctor.findings import Finding
 from runtimeproxy.cli.doctor.machine import Machine, UnixSocket
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings.options import CRIO_SOCKET
-from tests.doctor.made import KERNEL, Made, only, verdicts
+from tests.doctor.conftest import KERNEL, Made, only, verdicts
 from tests.fakes import registration
 
 Make = Callable[[Made], object]

@@ -4,7 +4,7 @@ import pytest
 
 from runtimeproxy.cli.doctor import clients
 from runtimeproxy.cli.doctor.machine import Machine, UnixSocket
-from tests.doctor.made import Made, only, verdicts
+from tests.doctor.conftest import Made, only, verdicts
 
 CANARY = "canary-4711"
 OTHER = 50

@@ -15,7 +15,7 @@ import pytest
 from runtimeproxy.cli.doctor import machine
 from runtimeproxy.cli.doctor import machine as doctor_machine
 from runtimeproxy.cli.doctor.machine import Machine, Process, UnixSocket, at, denied, reported_sockets
-from tests.doctor.made import Made
+from tests.doctor.conftest import Made
 
 NOBODY = 65534
 FLAGS = [("--x=a", "a"), ("--x a", "a"), ("--x=a --x=b", "b"), ("--xy=a", None), ("--x", None), ("--x=", "")]

@@ -14,8 +14,7 @@ from runtimeproxy.cli.doctor.findings import Finding, Verdict
 from runtimeproxy.cli.doctor.machine import Machine
 from runtimeproxy.plugins.disabling import Disabled, written
 from tests.docker.daemon import Daemon, reply
-from tests.doctor.conftest import PATIENCE_SECONDS
-from tests.doctor.made import Made, only
+from tests.doctor.conftest import PATIENCE_SECONDS, Made, only
 from tests.fakes import hookanswers, registration
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.hookserver import HookServer

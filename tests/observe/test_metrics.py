@@ -159,7 +159,7 @@ def test_only_the_latest_calls_are_kept_each_held_when_it_came(metrics: Metrics)
     assert [times.held for times in metrics.calls] == list(range(1, RECENT_CALLS + 1))
 
 
-ALL = {"own": 20, "turn": 5, "hooks": 3, "runtime": 42, "post": 30}
+ALL: dict[str, float] = {"own": 20, "turn": 5, "hooks": 3, "runtime": 42, "post": 30}
 TIMES: dict[str, tuple[tuple[float | None, ...], dict[str, float], dict[str, float]]] = {
     "no hooks": ((2, 6, 7), {}, {"own": 3, "runtime": 4}),
     "all parts": ((20, 60, 100), {"turn": 5, "hooks": 3, "querying": 2, "post": 30}, ALL),

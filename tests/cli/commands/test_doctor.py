@@ -16,7 +16,7 @@ from runtimeproxy.cli.shared import output
 from runtimeproxy.errors import ConfigError
 from tests.cli.conftest import Run
 from tests.docs import DOCS
-from tests.doctor.made import Made
+from tests.doctor.conftest import Made
 
 CANARY = "canary-4711"
 DOCTOR = ("runtimeproxy", "doctor")
