@@ -77,7 +77,7 @@ def samples(lines: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     }
 
 
-def test_exposition_has_the_series_that_sigusr1_logs(proxy: Proxy) -> None:
+def test_exposition_has_all_series_that_sigusr1_logs(proxy: Proxy) -> None:
     """There are two series of each row with labels, and one of each row without; and Prometheus' process figures."""
     metrics, value = proxy.metrics, itertools.count(1)
     for row in ROWS:
@@ -580,7 +580,7 @@ def test_container_is_shown_by_its_fields_and_their_owners() -> None:
     }
 
 
-def test_decoded_environment_is_not_stored_and_a_long_one_not_read() -> None:
+def test_environment_is_not_kept_decoded_nor_read_when_long() -> None:
     envs = encoded(TEXTS)
     info = ContainerInfo("c1", "p1", "main", envs=envs)
     row = container_row(ContainerRecord(info, info))

@@ -297,19 +297,8 @@ def test_80_columns_are_enough_on_a_terminal(command: Run, monkeypatch: pytest.M
     assert [each for each in lines_of(command, line) if len(each) > 80] == []
 
 
-ROWS = [{"name": "a", "value": "1"}, {"name": "long", "value": None}]
-TABLES = [
-    (ROWS, ("name", "value"), False, "NAME   VALUE\na      1\nlong   -"),
-    (ROWS, ("name", "value"), True, "a      1\nlong   -"),
-    ([], ("name",), False, "NAME"),
-    ([], ("name",), True, ""),
-]
-
-
-@pytest.mark.parametrize(("rows", "columns", "no_headers", "text"), TABLES)
-def test_table_has_columns(rows: list[dict[str, Any]], columns: tuple[str, ...], no_headers: bool, text: str) -> None:
-    assert row_text(rows, columns, "table", no_headers) == text
-    assert json.loads(row_text(rows, columns[:1], "json", True)) == [{"name": row["name"]} for row in rows]
+def test_empty_table_has_its_head() -> None:
+    assert [row_text([], ("name",), "table", no_headers) for no_headers in (False, True)] == ["NAME", ""]
 
 
 TEXT = "one /a/path/that/is/long two three\nfour"
@@ -441,7 +430,7 @@ EVENT = b'{"part":{"events":[{"a":1}]}}\n'
 
 
 @pytest.mark.parametrize("answer", [sending(EVENT, b'{"b"'), sending(EVENT), sending(EVENT, END, hang=True)])
-def test_following_ends_with_the_proxy_or_its_answer(tmp_path: Path, answer: Fault) -> None:
+def test_following_ends_with_proxy_or_answer(tmp_path: Path, answer: Fault) -> None:
     with serving(tmp_path / "a", {}, answer):
         assert list(AdminClient(str(tmp_path / "a")).follow()) == [{"a": 1}]
 

@@ -120,7 +120,7 @@ class Made:
 
 
 def verdicts(findings: Iterable[Finding]) -> list[tuple[str, str]]:
-    """Return verdict and reason of each; a finding says what to do unless it is ok or was skipped."""
+    """Return verdict and reason of each; a finding has advice unless it is ok or was skipped."""
     found = list(findings)
     assert all(finding.do for finding in found if finding.verdict.value not in ("ok", "skipped"))
     return [(finding.verdict.value, finding.why) for finding in found]

@@ -16,7 +16,7 @@ def kernel(made: Made, *ends: int) -> list[UnixSocket]:
     return made.connections(made.runtime, *ends, others=made.connections(made.ours, END_AT_PROXY)[1:])
 
 
-def test_each_connected_process_is_a_finding(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_connected_process_is_one_finding(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that may not be seen is only counted; a connection that ends meanwhile is not reported."""
     made.kernel = [kernel(made, 201, 202, 203, 204, 205), kernel(made, 201, 202, 203, 204)]
     made.proxy(ends=[201, 202])

@@ -36,7 +36,7 @@ def test_processes_are_found_by_the_program_name(made: Made) -> None:
     assert made.machine.open_sockets(4711) == frozenset(), "a process that has ended has none"
 
 
-def test_stream_socket_is_found_by_a_link(made: Made, tmp_path: Path) -> None:
+def test_stream_socket_is_found_by_link(made: Made, tmp_path: Path) -> None:
     (tmp_path / "var").symlink_to(made.ours.parent)
     made.socket(9, tmp_path / "var" / made.ours.name, listening=True)
     assert made.machine.listeners(str(made.ours)) == {9}

@@ -53,7 +53,7 @@ def test_an_event_is_read_with_all_that_is_known(events: Events) -> None:
 
 
 @pytest.mark.parametrize(("since", "gap"), [(0, (1, 7)), (6, (7, 7)), (7, None), (9, None)])
-def test_gap_is_reported_where_the_ring_has_lost_events(since: int, gap: tuple[int, int] | None) -> None:
+def test_gap_is_reported_when_ring_has_lost_events(since: int, gap: tuple[int, int] | None) -> None:
     events = full(MOST_EVENTS + 7)
     assert (len(events), events.last) == (MOST_EVENTS, MOST_EVENTS + 7)
     rows, found = events.read(since)
@@ -68,7 +68,7 @@ def test_page_has_no_more_than_is_made_in_a_turn(length: int, read: int) -> None
 
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "\U0001f600" * 100_000], ids=["ascii", "wide"])
-def test_long_texts_are_cut_and_fields_beyond_the_bound_counted(events: Events, text: str) -> None:
+def test_long_texts_are_cut_and_fields_beyond_bound_counted(events: Events, text: str) -> None:
     fields = {f"envs.{number}{text}": text for number in range(MOST_FIELDS + 3)}
     events.add(EventKind.EDITED, About("CreateContainer", *[text] * 6), hook_server=text, fields=fields)
     (event,) = shown_of(events)

@@ -170,7 +170,7 @@ TIMES: dict[str, tuple[tuple[float | None, ...], dict[str, float], dict[str, flo
 
 
 @pytest.mark.parametrize("call", TIMES)
-def test_time_of_a_call_is_observed_by_part(call: str) -> None:
+def test_time_of_call_is_observed_by_part(call: str) -> None:
     moments, within, parts = TIMES[call]
     metrics = Metrics(lambda: 9)
     times = CallTimes("StopContainer", 0, *moments, "agreed", **within)

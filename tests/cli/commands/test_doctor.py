@@ -81,7 +81,7 @@ IN_USE = [([], 0, "nobody uses /x.sock\n"), (USERS, 1, f"{USERS[0]}\nb?\n")]
 
 
 @pytest.mark.parametrize(("users", "exit_code", "shown"), IN_USE)
-def test_in_use_has_a_line_for_each_user(
+def test_in_use_has_one_line_for_each_user(
     run: Run, monkeypatch: pytest.MonkeyPatch, users: list[str], exit_code: int, shown: str
 ) -> None:
     in_use = ("runtimeproxy", "in-use", "--koord-runtimeproxy-endpoint=/x.sock")

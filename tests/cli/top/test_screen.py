@@ -91,7 +91,7 @@ STATES = [
 
 
 @pytest.mark.parametrize(("view", "state", "line"), STATES)
-def test_head_has_the_state(view: View, state: str, line: str) -> None:
+def test_head_has_state(view: View, state: str, line: str) -> None:
     found = lines(view)
     assert f"   {state}   " in found[0]
     assert any(line in each for each in found)
@@ -363,7 +363,7 @@ def test_terminal_is_as_it_was_however_it_ends(tmp_path: Path, end: str) -> None
 
 
 @pytest.mark.slow
-def test_frames_follow_the_proxy_and_the_size(proxy: dict[str, Answer], tmp_path: Path) -> None:
+def test_frames_follow_proxy_and_size(proxy: dict[str, Answer], tmp_path: Path) -> None:
     """Keys are taken while the proxy hangs, too."""
     with terminal(tmp_path) as shown:
         shown.until("since its start")
