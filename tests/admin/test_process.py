@@ -16,6 +16,7 @@ import pytest
 from runtimeproxy.admin.protocol import Refused, request
 from tests.control import call
 from tests.system.proxy import ProxyProcess
+from tests.system.supervising import handed_over
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +58,16 @@ def test_daemon_serves_both_sockets_with_their_own_rights(
             client.sendall(octets)
     assert not proxy.admin.exists()
     assert not metrics.exists()
+
+
+def test_admin_socket_of_systemd_is_served_and_not_removed(tmp_path: Path) -> None:
+    given = tmp_path / "given.sock"
+    with handed_over(given) as handed:
+        given.chmod(0o600)
+        with ProxyProcess(tmp_path, **handed, environment={"LISTEN_FDNAMES": "admin"}) as proxy:
+            assert call(given, "livez") == WELL
+            assert not proxy.admin.exists()
+        assert given.exists()
 
 
 _CONNECT = """
