@@ -1,96 +1,89 @@
-"""The exporter between a fake of the proxy's sockets and clients: pages, refused requests, faults and bounds."""
+"""The exporter between a fake of the proxy's sockets and clients: pages, faults, bounds, TLS, and where it listens."""
 
 import asyncio
 import json
+import signal
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+import ssl
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from runtimeproxy.admin import exporter
-from runtimeproxy.admin.exporter import CONNECTIONS, FOLLOWERS, HEAD_BYTES, PAGES, PUBLIC, Exporter
+from runtimeproxy.admin.exporter import (
+    CONNECTIONS,
+    FOLLOWERS,
+    HEAD_BYTES,
+    PAGES,
+    PUBLIC,
+    Exporter,
+    Place,
+    Tls,
+    TlsFiles,
+)
 from runtimeproxy.admin.protocol import PART_BYTES, line
-from tests.fakes.exporting import END, FIGURES, GET_METRICS, METRICS, Answer, FakeProxy, exporting, fetch, reply, sent
+from runtimeproxy.errors import ConfigError
+from tests.admin.conftest import FIGURES, GET_METRICS, METRICS, connected, exporting, fetch, reply
+from tests.docs import ROOT
+from tests.fakes.canned_admin import END, HANG, Fault, Server, sending
 from tests.patience import SECONDS, until
 
 
-def error(status: int, text: str) -> Answer:
-    return sent(line(id=1, error={"status": status, "text": text}))
-
-
-def hang_after(*octets: bytes) -> Answer:
-    async def answer(writer: asyncio.StreamWriter) -> None:
-        writer.writelines(octets)
-        await asyncio.Event().wait()
-
-    return answer
+def error(status: int, text: str) -> bytes:
+    return line(id=1, error={"status": status, "text": text})
 
 
 def checks(*states: str) -> dict[str, Any]:
     return {"checks": [{"name": f"c{at}", "state": each, "reason": ""} for at, each in enumerate(states)]}
 
 
-def error_text(answer: str) -> str:
-    return str(json.loads(answer.partition("\r\n\r\n")[2])["error"])
-
-
-# -- pages -----------------------------------------------------------------------------------------------------------
-
-PASSED: list[tuple[str, tuple[str, dict[str, Any]], Answer, str, str]] = [
-    ("/metrics", ("metrics", {}), reply(), "200 OK", f"\n{FIGURES}"),
-    ("/livez", ("livez", {}), reply(checks("ok")), "200 OK", "\r\n\r\nok"),
-    ("/livez?verbose=1", ("livez", {}), reply(checks("ok")), "200 OK", "[+]c0 ok\nlivez check passed\n"),
-    ("/readyz?verbose", ("readyz", {}), reply(checks("degraded")), "200 OK", "[~]c0 degraded\nreadyz check passed\n"),
-    ("/readyz", ("readyz", {}), reply(checks("ok", "failed")), "503 ", "c0 ok\n[-]c1 failed\nreadyz check failed\n"),
-    ("/version", ("version", {}), reply({"pid": 7}), "200 OK", '{"pid":7,"schemaVersion":1}\n'),
-    ("/configz", ("configz", {}), reply({"options": [1]}, {"options": [2]}), "200 OK", '{"options":[1,2],'),
-    ("/hooks", ("hooks", {}), reply({"hooks": []}, {"hooks": ["a"]}), "200 OK", '{"hooks":["a"],'),
-    ("/store?pod=a&limit=7", ("store", {"pod": "a", "limit": 7}), reply({"next": ""}), "200 OK", '{"next":""'),
-    ("/store?limit=-1", ("store", {"limit": "-1"}), error(400, "limit is not"), "400 ", '"error":"limit is not"}\n'),
-    ("/hooks", ("hooks", {}), error(500, "an error in the proxy"), "500 ", '"error":"an error in the proxy"}\n'),
+JSON, TEXT = "application/json", "text/plain; charset=utf-8"
+PASSED: list[tuple[str, dict[str, Any], Fault, str, str, str]] = [
+    ("/metrics", {}, reply(), "200 OK", f"\n{FIGURES}", "text/plain; version=0.0.4; charset=utf-8"),
+    ("/livez", {}, reply(checks("ok")), "200 OK", "\r\n\r\nok", TEXT),
+    ("/readyz?verbose", {}, reply(checks("degraded")), "200 OK", "[~]c0 degraded\nreadyz check passed\n", TEXT),
+    ("/readyz", {}, reply(checks("ok", "failed")), "503 ", "c0 ok\n[-]c1 failed\nreadyz check failed\n", TEXT),
+    ("/configz", {}, reply({"options": [1]}, {"options": [2]}), "200 OK", '{"options":[1,2],', JSON),
+    ("/store?pod=a&limit=7", {"pod": "a", "limit": 7}, reply({"next": ""}), "200 OK", '{"next":""', JSON),
+    ("/store?limit=-1", {"limit": "-1"}, sending(error(400, "wrong")), "400 ", '"error":"wrong"}\n', JSON),
 ]
-TEXT, JSON = "text/plain; charset=utf-8", "application/json"
-TYPES = {"/metrics": "text/plain; version=0.0.4; charset=utf-8", "/livez": TEXT, "/readyz": TEXT}
-"""The content types of pages that are not JSON."""
 
 
-@pytest.mark.parametrize(
-    ("target", "request_", "answer", "status", "body"), PASSED, ids=[f"{row[0]} {row[3]}" for row in PASSED]
-)
+@pytest.mark.parametrize(("target", "params", "answer", "status", "body", "kind"), PASSED)
 async def test_page_is_the_answer_to_its_method(
-    upstream: FakeProxy, target: str, request_: tuple[str, dict[str, Any]], answer: Answer, status: str, body: str
+    upstream: Server, target: str, params: dict[str, Any], answer: Fault, status: str, body: str, kind: str
 ) -> None:
-    upstream.answer = answer
-    async with exporting(upstream.path, everything=True) as port:
+    upstream.fault = answer
+    async with exporting(upstream.server_address, everything=True) as port:
         answered = await fetch(port, f"GET {target} HTTP/1.1")
-    assert upstream.requests == [request_]
+    assert upstream.requests == [(target[1:].partition("?")[0], params)]
     assert answered.partition(" ")[2].startswith(status)
     assert body in answered
     assert "Connection: close\r\n" in answered
-    assert f"Content-Type: {TYPES.get(target.partition('?')[0], JSON)}" in answered
+    assert f"Content-Type: {kind}" in answered
 
 
 REFUSED = [
     *((f"GET {path} HTTP/1.1", "404") for path in ("/", "/metrics/", "//metrics", *(PAGES.keys() - {*PUBLIC}))),
-    ("POST /loglevel HTTP/1.1", "404"),
-    ("POST /metrics HTTP/1.1", "405"),
-    ("HEAD /readyz HTTP/1.1", "405"),
-    ("GET /metrics?secret=1 HTTP/1.1", "400"),
-    ("GET /readyz?follow HTTP/1.1", "400"),
-    *((head, "400") for head in ("secret", "secret /metrics HTTP/1.1", "GET /metrics secret")),
-    (f"{GET_METRICS}\r\nsecret", "400"),
+    *[("POST /loglevel HTTP/1.1", "404"), ("POST /metrics HTTP/1.1", "405"), ("HEAD /readyz HTTP/1.1", "405")],
+    *[("GET /metrics?secret=1 HTTP/1.1", "400"), ("GET /readyz?follow HTTP/1.1", "400")],
+    *((head, "400") for head in ("secret", "GET /metrics secret", f"{GET_METRICS}\r\nsecret")),
 ]
 
 
 @pytest.mark.parametrize(("request_line", "status"), sorted(REFUSED))
 async def test_refused_requests_do_not_reach_the_proxy(
-    upstream: FakeProxy, request_line: str, status: str, caplog: pytest.LogCaptureFixture
+    upstream: Server, request_line: str, status: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    async with exporting(upstream.path) as port:
+    async with exporting(upstream.server_address) as port:
         answered = await fetch(port, request_line)
     assert answered.split()[1] == status
     assert ("Allow: GET\r\n" in answered) == (status == "405")
@@ -99,89 +92,70 @@ async def test_refused_requests_do_not_reach_the_proxy(
     assert not upstream.requests
 
 
-async def test_page_changes_nothing(upstream: FakeProxy) -> None:
-    async with exporting(upstream.path, everything=True) as port:
+async def test_page_changes_nothing(upstream: Server) -> None:
+    async with exporting(upstream.server_address, everything=True) as port:
         for path in PAGES:
             for method in ("POST", "PUT", "DELETE"):
                 assert (await fetch(port, f"{method} {path} HTTP/1.1")).startswith("HTTP/1.1 405 ")
     assert not upstream.requests
 
 
-# -- faults of the proxy ---------------------------------------------------------------------------------------------
-
 CLOSED = "it closed the connection: does the proxy run"
 UNREADABLE = "its answer cannot be read: is it a proxy of this version?"
 LATE = "it did not answer within"
 PART = line(id=1, part=METRICS)
-FAULTS: dict[str, tuple[Answer, int, str]] = {
-    "closes": (sent(), 502, CLOSED),
-    "closes within a line": (sent(PART[:-9]), 502, CLOSED),
-    "closes within the answer": (sent(PART), 502, CLOSED),
-    "noise": (sent(b"\x00\xff\n"), 502, UNREADABLE),
-    "a deep line": (sent(b"[" * 100_000 + b"\n"), 502, UNREADABLE),
-    "a long line": (sent(b" " * 2 * PART_BYTES), 502, UNREADABLE),
-    "a long answer": (sent(*[line(id=1, part={"a": "a" * (PART_BYTES // 2)})] * 33), 502, UNREADABLE),
-    "another version": (sent(line(id=1, end={"schemaVersion": 2})), 502, UNREADABLE),
+FAULTS: dict[str, tuple[Fault, int, str]] = {
+    "closes within a line": (sending(PART[:-9]), 502, CLOSED),
+    "closes within the answer": (sending(PART), 502, CLOSED),
+    "noise": (sending(b"\x00\xff\n"), 502, UNREADABLE),
+    "a deep line": (sending(b"[" * 100_000 + b"\n"), 502, UNREADABLE),
+    "a long line": (sending(b" " * 2 * PART_BYTES), 502, UNREADABLE),
+    "a long answer": (sending(*[line(id=1, part={"a": "a" * (PART_BYTES // 2)})] * 33), 502, UNREADABLE),
     "no members": (reply({}), 502, UNREADABLE),
     "members of wrong types": (reply(METRICS | {"process": []}), 502, UNREADABLE),
     "null": (reply(dict.fromkeys([*METRICS, "checks", "events"])), 502, UNREADABLE),
-    "hangs": (hang_after(), 504, LATE),
-    "hangs within the answer": (hang_after(PART), 504, LATE),
+    "hangs": (HANG, 504, LATE),
+    "hangs within the answer": (sending(PART, hang=True), 504, LATE),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_fault_of_the_proxy_is_one_line(
-    upstream: FakeProxy, monkeypatch: pytest.MonkeyPatch, fault: str, caplog: pytest.LogCaptureFixture
+    upstream: Server, monkeypatch: pytest.MonkeyPatch, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    upstream.answer, status, why = FAULTS[fault]
+    """The fault and the recovery are logged, each once."""
+    caplog.set_level("INFO", "runtimeproxy.admin.exporter")
+    upstream.fault, status, why = FAULTS[fault]
     seconds = 0.05 if status == 504 else SECONDS
-    monkeypatch.setattr(Exporter._call, "__defaults__", (seconds,))
-    async with exporting(upstream.path) as port:
-        answered = await fetch(port, GET_METRICS)
-        upstream.answer = reply()
+    async with exporting(upstream.server_address) as port:
+        monkeypatch.setattr(Exporter._call, "__defaults__", (seconds,))
+        answered = [await fetch(port, GET_METRICS) for _ in range(2)]
+        upstream.fault = reply()
         monkeypatch.setattr(Exporter._call, "__defaults__", (SECONDS,))
-        assert FIGURES in await fetch(port, GET_METRICS)
-    assert answered.startswith(f"HTTP/1.1 {status} ")
-    assert error_text(answered).startswith(f"the proxy at {upstream.path}: {why}")
-    assert [record.levelname for record in caplog.records if record.exc_info] == []
+        assert all([FIGURES in await fetch(port, GET_METRICS) for _ in range(2)])
+    for each in answered:
+        assert each.startswith(f"HTTP/1.1 {status} ")
+        text = json.loads(each.partition("\r\n\r\n")[2])["error"]
+        assert text.startswith(f"the proxy at {upstream.server_address}: {why}")
+    assert [(record.levelname, record.exc_info) for record in caplog.records] == [("WARNING", None), ("INFO", None)]
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz"])
-async def test_hanging_proxy_fails_health_checks(
-    upstream: FakeProxy, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+async def test_hanging_proxy_fails_health_checks(upstream: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporter, "HEALTH_SECONDS", 0.05)
-    upstream.answer = hang_after()
-    async with exporting(upstream.path) as port:
-        answered = await fetch(port, f"GET {path} HTTP/1.1")
-    assert answered.startswith("HTTP/1.1 503 ")
-    assert "[-]loop failed: the proxy did not answer within 0.05 s: its event loop hangs\n" in answered
+    upstream.fault = HANG
+    async with exporting(upstream.server_address) as port:
+        for path in ("/livez", "/readyz"):
+            answered = await fetch(port, f"GET {path} HTTP/1.1")
+            assert answered.startswith("HTTP/1.1 503 ")
+            assert "[-]loop failed: the proxy did not answer within 0.05 s: its event loop hangs\n" in answered
 
 
-@pytest.mark.parametrize(("exists", "why"), [(False, "No such file or directory"), (True, "Connection refused")])
-async def test_failed_connection_to_the_proxy_is_reported(tmp_path: Path, exists: bool, why: str) -> None:
-    path = tmp_path / "metrics.sock"
-    if exists:
-        with socket.socket(socket.AF_UNIX) as unused:
-            unused.bind(str(path))
-    async with exporting(path) as port:
+async def test_failed_connection_to_the_proxy_is_reported(tmp_path: Path) -> None:
+    async with exporting(tmp_path / "metrics.sock") as port:
         answered = await fetch(port, GET_METRICS)
     assert answered.startswith("HTTP/1.1 502 ")
     do = "does the proxy run with this endpoint, and is this user in the group of --metrics-group?"
-    assert f"{why}: {do}" in answered
-
-
-async def test_fault_and_recovery_are_logged_once(upstream: FakeProxy, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "runtimeproxy.admin.exporter")
-    async with exporting(upstream.path) as port:
-        for answer in (sent(), sent(), reply(), reply()):
-            upstream.answer = answer
-            await fetch(port, GET_METRICS)
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-
-
-# -- events ----------------------------------------------------------------------------------------------------------
+    assert f"No such file or directory: {do}" in answered
 
 
 def events(*numbers: int) -> bytes:
@@ -193,9 +167,9 @@ def numbers(answered: str) -> list[int]:
     return [json.loads(text)["number"] for text in answered.splitlines() if text.startswith('{"number"')]
 
 
-async def test_events_of_all_parts_are_lines(upstream: FakeProxy) -> None:
-    upstream.answer = sent(events(), events(1, 2), line(id=1, part={}), events(3), END)
-    async with exporting(upstream.path, everything=True) as port:
+async def test_events_of_all_parts_are_lines(upstream: Server) -> None:
+    upstream.fault = sending(events(), events(1, 2), line(id=1, part={}), events(3), END)
+    async with exporting(upstream.server_address, everything=True) as port:
         answered = await fetch(port, "GET /events?since=7&limit=9&hookServer=a&kind=edited&pod=b&follow=0 HTTP/1.1")
     params = {"since": 7, "limit": 9, "hookServer": "a", "kind": "edited", "pod": "b", "follow": False}
     assert upstream.requests == [("events", params)]
@@ -204,74 +178,26 @@ async def test_events_of_all_parts_are_lines(upstream: FakeProxy) -> None:
     assert answered.endswith("\r\n0\r\n\r\n")
 
 
-WITHIN_EVENTS = {
-    "closes": sent(events(1)),
-    "noise": sent(events(1), b"noise\n"),
-    "null": reply({"events": [{"number": 1}]}, {"events": None}),
-    "error": sent(events(1), line(id=1, error={"status": 500, "text": "an error in the proxy"})),
-}
-
-
-@pytest.mark.parametrize("fault", WITHIN_EVENTS)
-async def test_fault_within_events_aborts_the_answer(upstream: FakeProxy, fault: str) -> None:
-    upstream.answer = WITHIN_EVENTS[fault]
-    async with exporting(upstream.path, everything=True) as port:
+@pytest.mark.parametrize("then", [b"", b"noise\n", line(id=1, part={"events": None}) + END, error(500, "broken")])
+async def test_fault_within_events_aborts_the_answer(upstream: Server, then: bytes) -> None:
+    upstream.fault = sending(events(1), then)
+    async with exporting(upstream.server_address, everything=True) as port:
         answered = await fetch(port, "GET /events HTTP/1.1")
     assert answered.startswith("HTTP/1.1 200 ")
     assert not answered.endswith("\r\n0\r\n\r\n")
 
 
-@asynccontextmanager
-async def connected(port: int, sent: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Connect a client, which sends a text."""
-    async with asyncio.timeout(SECONDS):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(sent.encode())
-        yield reader, writer
-        writer.close()
-
-
 FOLLOW = "GET /events?follow HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
-async def test_follower_has_no_time_limit(upstream: FakeProxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporter, "CONNECTION_SECONDS", 0.2)
-
-    async def late(writer: asyncio.StreamWriter) -> None:
-        writer.write(events(1))
-        await asyncio.sleep(2 * exporter.CONNECTION_SECONDS)
-        writer.writelines([events(2), END])
-
-    upstream.answer = late
-    async with exporting(upstream.path, everything=True) as port, connected(port, FOLLOW) as (reader, _):
-        assert numbers((await reader.read()).decode()) == [1, 2]
-
-
-async def test_follower_that_does_not_read_is_closed(upstream: FakeProxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporter, "CONNECTION_SECONDS", 0.2)
-    closed = asyncio.Event()
-    part = line(id=1, part={"events": [{"number": 1, "text": "n" * (PART_BYTES // 2)}]})
-
-    async def flood(writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
-            while True:
-                writer.write(part)
-                await writer.drain()
-        closed.set()
-
-    upstream.answer = flood
-    async with exporting(upstream.path, everything=True) as port, connected(port, FOLLOW):
-        await closed.wait()
-
-
-async def test_followers_have_a_limit_until_one_leaves(upstream: FakeProxy) -> None:
-    upstream.answer = hang_after(events(1))
-    async with exporting(upstream.path, everything=True) as port, AsyncExitStack() as stack:
+async def test_followers_have_a_limit_until_one_leaves(upstream: Server) -> None:
+    upstream.fault = sending(events(1), hang=True)
+    async with exporting(upstream.server_address, everything=True) as port, AsyncExitStack() as stack:
         for _ in range(FOLLOWERS):
             reader, writer = await stack.enter_async_context(connected(port, FOLLOW))
             await reader.readuntil(b'{"number":1}\n')
         assert (await fetch(port, "GET /events?follow=true HTTP/1.1")).startswith("HTTP/1.1 503 ")
-        upstream.answer = sent(events(1), END)
+        upstream.fault = sending(events(1), END)
         assert numbers(await fetch(port, "GET /events HTTP/1.1")) == [1]
         writer.close()
         while (answered := await fetch(port, "GET /events?follow HTTP/1.1")).startswith("HTTP/1.1 503 "):
@@ -279,31 +205,31 @@ async def test_followers_have_a_limit_until_one_leaves(upstream: FakeProxy) -> N
         assert numbers(answered) == [1]
 
 
-# -- bounds of a connection ------------------------------------------------------------------------------------------
-
-
-async def test_endless_head_ends_the_connection(upstream: FakeProxy) -> None:
+async def test_endless_head_ends_the_connection(upstream: Server) -> None:
     head = f"{GET_METRICS}\r\n" + "A: b\r\n" * HEAD_BYTES
-    async with exporting(upstream.path) as port, connected(port, head) as (reader, _):
+    async with exporting(upstream.server_address) as port, connected(port, head) as (reader, _):
         with suppress(ConnectionError):  # the exporter has unread data
             assert not await reader.read()
 
 
-@pytest.mark.parametrize("sent", [b"GET /store", b"GET /store HTTP/1.1\r\nHost: a\r\n\r\n"], ids=["head", "answer"])
-async def test_client_that_stops_is_closed(upstream: FakeProxy, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    """One sends half of a head, the other does not read an answer that is longer than all buffers."""
+STOPS = {"within a head": b"GET /store", "never reads": b"GET /store HTTP/1.1\r\nHost: a\r\n\r\n"}
+STOPS["never reads events"] = FOLLOW.encode()
+
+
+@pytest.mark.parametrize("sent", STOPS.values(), ids=STOPS)
+async def test_client_that_stops_is_closed(upstream: Server, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    """The answer is longer than all buffers."""
     monkeypatch.setattr(exporter, "CONNECTION_SECONDS", 0.2)
-    upstream.answer = reply(*[{"containers": ["x" * (PART_BYTES // 2)]}] * 20)
-    loop = asyncio.get_running_loop()
+    text = "x" * (PART_BYTES // 2)
+    upstream.fault = reply(*[{"containers": [text], "events": [{"text": text}]}] * 20)
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.setblocking(False)
-        await loop.sock_connect(client, listener.getsockname())
-        async with Exporter(str(upstream.path), everything=True) as running:
+        client.connect(listener.getsockname())
+        async with Exporter(str(upstream.server_address), everything=True) as running:
             accepted, _ = listener.accept()
             accepted.setblocking(False)
             running.accept(accepted)
-            await loop.sock_sendall(client, sent)
+            client.sendall(sent)
             await until(lambda: len(upstream.requests) == sent.count(b"Host"))
             assert running.clients
             await until(lambda: not running.clients)
@@ -318,9 +244,167 @@ async def test_client_accepted_at_the_end_is_closed(tmp_path: Path) -> None:
         assert ours.fileno() == -1
 
 
-async def test_one_connection_too_many_is_closed(upstream: FakeProxy) -> None:
-    async with exporting(upstream.path) as port, AsyncExitStack() as stack:
+async def test_one_connection_too_many_is_closed(upstream: Server) -> None:
+    async with exporting(upstream.server_address) as port, AsyncExitStack() as stack:
         for _ in range(CONNECTIONS):
             await stack.enter_async_context(connected(port, ""))
         async with connected(port, "") as (reader, _):
             assert not await reader.read()
+
+
+class Authority:
+    """A certificate authority, with its files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ca = trustme.CA()
+        self.files = TlsFiles(*(str(folder / name) for name in ("cert.pem", "key.pem", "ca.pem")))
+        self._ca.cert_pem.write_to_path(self.files.client_ca)
+        self.renew()
+
+    def renew(self) -> bytes:
+        """Write another certificate for the server, with its key; return its serial number in DER form."""
+        issued = self._ca.issue_cert("node.test")
+        issued.private_key_pem.write_to_path(self.files.key)
+        Path(self.files.cert).write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+        return ssl.PEM_cert_to_DER_cert(issued.cert_chain_pems[0].bytes().decode())
+
+    def client(self, certificate: bool = True) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.files.client_ca)
+        if certificate:
+            self._ca.issue_cert("prometheus.test").configure_cert(context)
+        return context
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def too_old(authority: Authority) -> ssl.SSLContext:
+    context = authority.client()
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    return context
+
+
+STRANGERS: dict[str, Callable[[Authority], ssl.SSLContext | None]] = {
+    "no TLS": lambda authority: None,
+    "no certificate": lambda authority: authority.client(certificate=False),
+    "TLS 1.1": too_old,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*TLSv1_1 is deprecated")
+@pytest.mark.parametrize("stranger", STRANGERS)
+async def test_client_without_certificate_gets_nothing(upstream: Server, authority: Authority, stranger: str) -> None:
+    async with exporting(upstream.server_address, Tls(authority.files)) as port:
+        answered = ""
+        with suppress(OSError):
+            answered = await fetch(port, GET_METRICS, STRANGERS[stranger](authority))
+        assert FIGURES in await fetch(port, GET_METRICS, authority.client())
+    assert not answered
+    assert len(upstream.requests) == 1
+
+
+async def served_certificate(port: int, context: ssl.SSLContext) -> bytes:
+    async with connected(port, "", context) as (_, writer):
+        return bytes(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
+
+
+async def test_renewed_certificates_are_served(upstream: Server, authority: Authority) -> None:
+    async with exporting(upstream.server_address, Tls(authority.files)) as port:
+        before = await served_certificate(port, authority.client())
+        key = Path(authority.files.key).read_bytes()
+        Path(authority.files.key).write_bytes(b"half of it")
+        assert await served_certificate(port, authority.client()) == before
+        Path(authority.files.key).write_bytes(key)
+        renewed = authority.renew()
+        assert renewed != before
+        assert await served_certificate(port, authority.client()) == renewed
+
+
+BROKEN = [
+    ("cert", None, "--tls-cert: {path} cannot be read (No such file or directory)"),
+    ("key", b"", "--tls-key {path} cannot be used together ("),
+    ("cert", b"nonsense", "--tls-cert {path} and --tls-key"),
+    ("client_ca", b"", "--client-ca: {path} cannot be used ("),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), BROKEN)
+def test_tls_files_that_cannot_be_used_are_reported(
+    authority: Authority, name: str, content: bytes | None, words: str
+) -> None:
+    path = Path(getattr(authority.files, name))
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError) as raised:
+        Tls(authority.files)
+    assert words.format(path=path) in str(raised.value)
+
+
+ADDRESSES: dict[str, Place | None] = {
+    "127.0.0.1:9654": ("127.0.0.1", 9654),
+    "[::1]:9654": ("::1", 9654),
+    "unix:///run/x.sock": "/run/x.sock",
+    **dict.fromkeys(["unix:x.sock", "/run/x.sock", "localhost:9654", "::1:9654", "[127.0.0.1]:9654"]),
+    **dict.fromkeys(["127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", ":9654", ""]),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), ADDRESSES.items())
+def test_listen_is_an_address_with_a_port_or_a_path(text: str, expected: Place | None) -> None:
+    if expected:
+        assert exporter.place(text) == expected
+        return
+    with pytest.raises(ConfigError, match=r"^--listen: .* is not an? (address with a port|unix socket)"):
+        exporter.place(text)
+
+
+LOOPBACK, REMOTE, NONE, ALL = ("127.0.0.1", 1), ("10.0.0.1", 1), (None, None, None), ("c", "k", "a")
+STATE = "--listen: any user of the node could read the proxy's state there"
+TLS_FLAGS: list[tuple[Place, tuple[str | None, ...], bool, str]] = [
+    (LOOPBACK, NONE, False, ""),
+    (REMOTE, ALL, False, ""),
+    (REMOTE, NONE, False, "--listen: 10.0.0.1 is not a loopback address"),
+    (("::", 1), NONE, False, "--listen: :: is not a loopback address"),
+    (LOOPBACK, ("c", None, None), False, "TLS needs all of .*: --tls-key and --client-ca is missing"),
+    (LOOPBACK, NONE, True, STATE),
+    (LOOPBACK, ("c", "k", None), True, "TLS needs all of .*: --client-ca is missing"),
+    (LOOPBACK, ALL, True, ""),
+    ("/x.sock", NONE, True, ""),
+    ("/x.sock", ("c", None, None), True, "--listen: a unix socket has no TLS"),
+]
+
+
+@pytest.mark.parametrize(("at", "files", "everything", "error"), TLS_FLAGS)
+def test_tls_is_needed_where_users_may_connect(
+    at: Place, files: tuple[str | None, ...], everything: bool, error: str
+) -> None:
+    if error:
+        with pytest.raises(ConfigError, match=error):
+            exporter.tls_files(at, *files, everything=everything)
+    else:
+        expected = TlsFiles(*map(str, files)) if files[0] else None
+        assert exporter.tls_files(at, *files, everything=everything) == expected
+
+
+@pytest.mark.slow
+async def test_program_serves_everything_on_a_unix_socket(upstream: Server, tmp_path: Path) -> None:
+    upstream.fault = reply({"hooks": []})
+    path = tmp_path / "http" / "x.sock"
+    flags = [f"--admin-endpoint={upstream.server_address!s}", f"--listen=unix:{path}"]
+    command = [sys.executable, "-m", "runtimeproxy", "export", *flags]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    async with asyncio.timeout(SECONDS):
+        assert f"listening on unix:{path}".encode() in await process.stderr.readline()
+        assert [stat.S_IMODE(each.stat().st_mode) for each in (path, path.parent)] == [0o600, 0o700]
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"GET /hooks HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b'{"hooks":[],"schemaVersion":1}\n' in await reader.read()
+        writer.close()
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+        assert b"Traceback" not in await process.stderr.read()
+    assert not path.exists()

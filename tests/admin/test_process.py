@@ -15,7 +15,8 @@ import pytest
 
 from runtimeproxy.admin.protocol import Refused, request
 from tests.control import call
-from tests.system.proxy import PROGRAM, ROOT, ProxyProcess, wait_until
+from tests.system.proxy import ProxyProcess
+from tests.system.supervising import handed_over
 
 pytestmark = pytest.mark.slow
 
@@ -23,9 +24,28 @@ NOBODY = 65534
 WELL = {"checks": [{"name": "loop", "state": "ok", "reason": ""}], "schemaVersion": 1}
 
 
-def test_daemon_serves_both_sockets_itself(tmp_path: Path) -> None:
+def rights(path: Path) -> tuple[int, int]:
+    """Return mode and group."""
+    return stat.S_IMODE(path.lstat().st_mode), path.lstat().st_gid
+
+
+GROUPS = [(None, 0o600, 0o700), ("12345" if os.geteuid() == 0 else str(os.getegid()), 0o660, 0o750)]
+
+
+@pytest.mark.parametrize(("group", "mode", "directory_mode"), GROUPS)
+def test_daemon_serves_both_sockets_with_their_own_rights(
+    tmp_path: Path, group: str | None, mode: int, directory_mode: int
+) -> None:
+    tmp_path.chmod(0o755)
     metrics = tmp_path / "m" / "metrics.sock"
-    with contextlib.ExitStack() as clients, ProxyProcess(tmp_path, metrics_endpoint=str(metrics)) as proxy:
+    flags: dict[str, Any] = {} if group is None else {"metrics_group": group}
+    flags |= {"socket_mode": "0666", "socket_group": str(os.getgid()), "metrics_endpoint": str(metrics)}
+    with contextlib.ExitStack() as clients, ProxyProcess(tmp_path, **flags) as proxy:
+        assert (rights(proxy.socket)[0], rights(proxy.admin)[0]) == (0o666, 0o600)
+        assert proxy.admin.lstat().st_uid == os.geteuid()
+        assert (rights(metrics)[0], rights(metrics.parent)[0]) == (mode, directory_mode)
+        if group is not None:
+            assert rights(metrics)[1] == rights(metrics.parent)[1] == int(group)
         assert call(proxy.admin, "livez") == call(metrics, "livez") == WELL
         assert ["connections_open", [], 0] in call(metrics, "metrics")["values"]
         with pytest.raises(Refused, match="no such method; there are metrics, livez, readyz"):
@@ -40,31 +60,14 @@ def test_daemon_serves_both_sockets_itself(tmp_path: Path) -> None:
     assert not metrics.exists()
 
 
-def rights(path: Path) -> tuple[int, int, int]:
-    found = path.lstat()
-    return stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid
-
-
-def test_admin_socket_is_the_owners_with_any_socket_mode(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    with ProxyProcess(tmp_path, socket_mode="0666", socket_group=str(os.getgid())) as proxy:
-        assert rights(proxy.socket)[0] == 0o666
-        assert rights(proxy.admin)[:2] == (0o600, os.geteuid())
-
-
-GROUPS = [(None, 0o600, 0o700), ("12345" if os.geteuid() == 0 else str(os.getegid()), 0o660, 0o750)]
-
-
-@pytest.mark.parametrize(("group", "mode", "directory_mode"), GROUPS)
-def test_metrics_socket_is_for_its_group_if_it_has_one(
-    tmp_path: Path, group: str | None, mode: int, directory_mode: int
-) -> None:
-    metrics = tmp_path / "m" / "metrics.sock"
-    more: dict[str, Any] = {} if group is None else {"metrics_group": group}
-    with ProxyProcess(tmp_path, metrics_endpoint=str(metrics), **more):
-        assert (rights(metrics)[0], rights(metrics.parent)[0]) == (mode, directory_mode)
-        if group is not None:
-            assert rights(metrics)[2] == rights(metrics.parent)[2] == int(group)
+def test_admin_socket_of_systemd_is_served_and_not_removed(tmp_path: Path) -> None:
+    given = tmp_path / "given.sock"
+    with handed_over(given) as handed:
+        given.chmod(0o600)
+        with ProxyProcess(tmp_path, **handed, environment={"LISTEN_FDNAMES": "admin"}) as proxy:
+            assert call(given, "livez") == WELL
+            assert not proxy.admin.exists()
+        assert given.exists()
 
 
 _CONNECT = """
@@ -77,13 +80,11 @@ print(socket.socket(socket.AF_UNIX).connect_ex(path))
 """
 
 
-def connected_as_nobody(path: Path, group: int = NOBODY) -> int:
-    """Return the error number of connecting as a user without rights, with a supplementary group."""
-    return int(subprocess.check_output([sys.executable, "-c", _CONNECT, str(path), str(group)], timeout=30))
-
-
 @pytest.mark.engine
 def test_metrics_socket_admits_its_group_only() -> None:
+    def connected_as_nobody(path: Path, group: int = NOBODY) -> int:
+        return int(subprocess.check_output([sys.executable, "-c", _CONNECT, str(path), str(group)], timeout=30))
+
     with tempfile.TemporaryDirectory() as folder:  # pytest's own directory is closed to users without rights
         os.chmod(folder, 0o755)
         metrics = Path(folder, "m", "metrics.sock")
@@ -93,52 +94,3 @@ def test_metrics_socket_admits_its_group_only() -> None:
             for path, group in ((proxy.admin, NOBODY), (proxy.admin, 12345), (metrics, NOBODY)):
                 assert connected_as_nobody(path, group) == errno.EACCES
             assert connected_as_nobody(metrics, 12345) == 0
-
-
-def test_endpoint_none_makes_no_socket(tmp_path: Path) -> None:
-    with ProxyProcess(tmp_path, admin_endpoint="none") as proxy:
-        assert [path.name for path in tmp_path.glob("*.sock")] == [proxy.socket.name]
-
-
-def test_second_proxy_needs_its_own_admin_socket(tmp_path: Path) -> None:
-    with ProxyProcess(tmp_path) as first:
-        second = ProxyProcess(tmp_path, koord_runtimeproxy_endpoint=str(tmp_path / "second.sock"))
-        second.launch()
-        second.wait_for_log(f"listens on {first.admin}, or still finishes calls and holds")
-        wait_until(lambda: second.ended, "the second proxy ends")
-        assert second.output().count("choose another --admin-endpoint") == 1
-        assert not (tmp_path / "second.sock").exists()
-        third = ProxyProcess(tmp_path, koord_runtimeproxy_endpoint=str(tmp_path / "second.sock"), admin_endpoint="none")
-        with third:
-            assert call(first.admin, "livez") == WELL
-
-
-SUPERVISED = 'exec 103<&"$1" 104<&"$2"; shift 2; exec 3<&103 4<&104 103<&- 104<&-; LISTEN_PID=$$ exec "$@"'
-
-
-def test_sockets_of_systemd_are_served_and_not_removed(tmp_path: Path) -> None:
-    with contextlib.ExitStack() as stack:
-        descriptors = []
-        for name in ("given-admin.sock", "given.sock"):
-            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-            listener.bind(str(tmp_path / name))
-            os.chmod(tmp_path / name, 0o600)
-            listener.listen()
-            listener.set_inheritable(True)
-            descriptors.append(listener.fileno())
-        program = ["bash", "-c", SUPERVISED, "supervisor", *map(str, descriptors), *PROGRAM]
-        environment = {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "admin:runtimeproxy"}
-        with ProxyProcess(tmp_path, program=program, pass_fds=descriptors, environment=environment) as proxy:
-            assert call(tmp_path / "given-admin.sock", "livez") == WELL
-            assert not proxy.admin.exists()
-            assert "listening on " + str(tmp_path / "given.sock") in proxy.output()
-        assert (tmp_path / "given-admin.sock").exists()
-
-
-def test_daemon_does_not_import_the_exporter() -> None:
-    program = (
-        "import sys, runtimeproxy.app, runtimeproxy.cri.front;"
-        "sys.exit(' '.join({'aiohttp', 'prometheus_client', 'runtimeproxy.admin.exporter'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.stderr.strip() == ""

@@ -1,29 +1,33 @@
-"""The control protocol on a socket: each form of a request, each error as one line without a value, and its client."""
+"""The control protocol on a socket: each form of a request, each error as one line without a value, and each bound."""
 
 import asyncio
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runtimeproxy.admin.protocol import PART_BYTES, REQUEST_BYTES, Answer, Part, Refused, join, line
-from runtimeproxy.admin.server import Method, Query
+from runtimeproxy.admin import server
+from runtimeproxy.admin.protocol import PART_BYTES, REQUEST_BYTES, Answer, Part, Refused, line, request
+from runtimeproxy.admin.server import CONNECTIONS, Method, Query
+from tests.admin.conftest import Site, echo, next_line, parts, rest
 from tests.admin.proxy import Proxy
-from tests.admin.site import Site, echo, next_line, parts
+from tests.patience import SECONDS, until
 
 END = {"schemaVersion": 1}
 NOBODY = 65534
 
 
 async def slowly(params: Mapping[str, Any]) -> AsyncIterator[Part]:
-    for number in range(3):
+    for number in range(2):
         await asyncio.sleep(0)
         yield {"numbers": [number]}
 
@@ -51,6 +55,24 @@ def number(value: Any) -> int:
     return value
 
 
+OK = {"id": 1, "end": END}
+NONE, ENDLESS, SILENT, THIRTY = (request(method, {}) for method in ("none", "endless", "silent", "thirty"))
+PART_SIZE = 10_000
+made = [0]
+"""The number of parts of endless answers."""
+
+
+def endless(params: Mapping[str, Any]) -> Iterator[Part]:
+    while True:
+        made[0] += 1
+        yield {"text": "n" * PART_SIZE}
+
+
+def silent(params: Mapping[str, Any]) -> Iterator[Part | None]:
+    while True:
+        yield None
+
+
 METHODS: dict[str, Method] = {
     "livez": parts({"checks": []}, public=True),
     "none": parts(),
@@ -58,6 +80,8 @@ METHODS: dict[str, Method] = {
     "slowly": Method(slowly),
     "echo": Method(echo, {"pod": str, "limit": number}, ("pod",)),
     "signed": Method(echo, {"name": str}, signed=True),
+    "endless": Method(endless),
+    "silent": Method(silent),
     "refusing": Method(raising(Refused(404, "there are a and b"))),
 }
 
@@ -72,35 +96,33 @@ def error(status: int, text: str) -> dict[str, Any]:
     return {"error": {"status": status, "text": text}}
 
 
-# -- answers ---------------------------------------------------------------------------------------------------------
-
-ANSWERS: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
-    ("none", {}, [{"end": END}]),
-    ("joined", {}, [{"part": {"rows": [1], "next": 5}}, {"part": {}}, {"part": {"rows": [2, 3], "next": None}}]),
-    ("slowly", {}, [{"part": {"numbers": [number]}} for number in range(3)]),
-    ("echo", {"pod": "a\n\ud800", "limit": 7}, [{"part": {"params": {"pod": "a\n\ud800", "limit": 7}}}]),
-    ("refusing", {}, [{"part": {"first": 1}}, error(404, "there are a and b")]),
+SIGNED = {"name": "a", "by": f"uid {os.geteuid()}, pid {os.getpid()}"}
+ANSWERS: list[tuple[str, dict[str, Any], list[Part], dict[str, Any]]] = [
+    ("none", {}, [], {"end": END}),
+    ("joined", {}, [{"rows": [1], "next": 5}, {}, {"rows": [2, 3], "next": None}], {"end": END}),
+    ("slowly", {}, [{"numbers": [0]}, {"numbers": [1]}], {"end": END}),
+    ("echo", {"pod": "a\n\ud800", "limit": 7}, [{"params": {"pod": "a\n\ud800", "limit": 7}}], {"end": END}),
+    ("signed", {"name": "a"}, [{"params": SIGNED}], {"end": END}),
+    ("refusing", {}, [{"first": 1}], error(404, "there are a and b")),
 ]
 
 
-@pytest.mark.parametrize(("method", "params", "answer"), ANSWERS)
+@pytest.mark.parametrize(("method", "params", "answer", "last"), ANSWERS)
 async def test_request_has_its_answer(
-    site: Site, method: str, params: dict[str, Any], answer: list[dict[str, Any]]
+    site: Site, method: str, params: dict[str, Any], answer: list[Part], last: dict[str, Any]
 ) -> None:
-    last = [] if answer[-1].keys() & {"end", "error"} else [{"end": END}]
-    assert await site.call(method, **params) == [{"id": 1, **each} for each in answer + last]
+    expected = [*({"part": part} for part in answer), last]
+    assert await site.call(method, **params) == [{"id": 1, **each} for each in expected]
 
 
-@pytest.mark.parametrize("number", [7, 0, -1, "a", "", "\ud800\n"])
-async def test_id_is_repeated_in_each_line(site: Site, number: int | str) -> None:
-    octets = [line(id=number, method=method) for method in ("joined", "refusing", "no")]
-    found = await site.send(b"".join([*octets, line(id=number, method="none", params=[])]))
-    assert [each["id"] for each in found] == [number] * (4 + 2 + 1 + 1)
+IDS = [*(({"id": number}, number) for number in (0, -1, "", "\ud800\n")), ({}, None), ({"id": [1]}, None)]
 
 
-@pytest.mark.parametrize("more", [{}, {"id": None}, {"id": [1]}, {"id": 1.5}, {"more": 1}])
-async def test_request_without_an_id_is_answered(site: Site, more: dict[str, Any]) -> None:
-    assert await site.send(line(method="none", **more)) == [{"id": None, "end": END}]
+@pytest.mark.parametrize(("given", "repeated"), [*IDS, ({"id": 1.5, "more": 1}, None)])
+async def test_id_is_repeated_in_each_line(site: Site, given: dict[str, Any], repeated: int | str | None) -> None:
+    octets = [line(method=method, **given) for method in ("joined", "refusing", "no")]
+    found = await site.send(b"".join([*octets, line(method="none", params=[], **given)]))
+    assert [each["id"] for each in found] == [repeated] * (4 + 2 + 1 + 1)
 
 
 async def test_connection_serves_requests_in_order(site: Site) -> None:
@@ -114,26 +136,20 @@ async def test_connection_serves_requests_in_order(site: Site) -> None:
     assert await site.send(b"") == []
 
 
-# -- errors ----------------------------------------------------------------------------------------------------------
-
 FORM = 'a request is a line like {"id": 1, "method": "hooks", "params": {}}'
 TAKES = "echo takes pod, limit"
 FORMLESS = [
-    *(b"\n", b"canary\n", b"GET /canary HTTP/1.1\n", b"\x16\x03\x01\xff\n", b"[" * 16_000 + b"\n", b'["canary"]\n'),
-    *(b'"canary"\n', b'{"method":"none","method":"canary"}', b'{"method":"echo","params":{"pod":"a","pod":"canary"}}'),
-    *(line(params={"pod": "canary"}), line(method=None), line(method=["canary"])),
+    *(b"\n", b"GET /canary HTTP/1.1\n", b"\x16\x03\x01\xff\n", b"[" * 16_000 + b"\n", b'["canary"]\n'),
+    *(b'{"method":"none","method":"canary"}', b'{"method":"echo","params":{"pod":"a","pod":"canary"}}'),
+    *(line(params={"pod": "canary"}), line(method=["canary"])),
 ]
 WRONG: list[tuple[bytes, int, str]] = [
     *((octets, 400, FORM) for octets in FORMLESS),
     (line(method="canary"), 404, f"no such method; there are {', '.join(METHODS)}"),
-    *(
-        (line(method="echo", params=params), 400, "echo: params is not a JSON object")
-        for params in (["canary"], "canary", None)
-    ),
+    *((line(method="echo", params=given), 400, "echo: params is not a JSON object") for given in (["canary"], None)),
     (line(method="echo", params={"pod": "a", "canary": "a"}), 400, f"unknown parameter: {TAKES}"),
     (line(method="none", params={"canary": 1}), 400, "unknown parameter: none takes no parameters"),
     (line(method="signed", params={"by": "canary"}), 400, "unknown parameter: signed takes name"),
-    (line(method="echo"), 400, f"pod is missing: {TAKES}"),
     (line(method="echo", params={"limit": 1}), 400, f"pod is missing: {TAKES}"),
     (line(method="echo", params={"pod": "a", "limit": "canary"}), 400, "limit is not a number"),
     (b"canary" * 3000, 400, f"a request has {REQUEST_BYTES} bytes at most"),
@@ -150,8 +166,7 @@ async def test_wrong_request_is_an_error_without_values(
 
 INSIDE: dict[str, Query] = {
     "early": raising_early,
-    "late": raising(ValueError("canary")),
-    "file": raising(FileNotFoundError(2, "canary")),
+    "late": raising(FileNotFoundError(2, "canary")),
     "time": raising(TimeoutError("canary")),
     "async": failing_slowly,
     "unserializable": lambda params: iter([{"canary": {1}}]),
@@ -172,9 +187,6 @@ async def test_error_inside_is_500_and_one_log_line(
     assert (record.getMessage(), record.levelno) == (f"the request {name} failed", logging.ERROR)
 
 
-# -- permissions -----------------------------------------------------------------------------------------------------
-
-
 async def test_public_socket_serves_public_methods_only(tmp_path: Path) -> None:
     methods = Proxy().methods
     refused = error(404, "no such method; there are metrics, livez, readyz")
@@ -182,11 +194,6 @@ async def test_public_socket_serves_public_methods_only(tmp_path: Path) -> None:
         for name in methods:
             last = {"end": END} if name in ("metrics", "livez", "readyz") else refused
             assert (await site.call(name))[-1] == {"id": 1, **last}
-
-
-async def test_signed_method_gets_the_client(site: Site) -> None:
-    found = await site.call("signed", name="a")
-    assert found[0]["part"]["params"] == {"name": "a", "by": f"uid {os.geteuid()}, pid {os.getpid()}"}
 
 
 _AS_NOBODY = f"""
@@ -218,30 +225,9 @@ async def test_unprivileged_user_is_served_on_public_socket_only(public: bool) -
     assert json.loads(output) == {"id": None, **({"part": {"checks": []}} if public else refused)}
 
 
-# -- the client's side -----------------------------------------------------------------------------------------------
-
-
-def test_answer_is_the_joined_parts_and_end() -> None:
-    answer, body, complete = Answer(), Part(), []
-    parts = [{"rows": [1], "next": 5, "text": "a"}, {}, {"rows": [2, 3], "next": None, "text": [4]}, {"new": [5]}]
-    for octets in [*(line(id=1, part=part) for part in parts), line(id=1, end=END)]:
-        join(body, answer.take(octets))
-        complete.append(answer.complete)
-    assert body == {"rows": [1, 2, 3], "next": None, "text": [4], "new": [5], "schemaVersion": 1}
-    assert complete == [False] * len(parts) + [True]
-
-
-@pytest.mark.parametrize("fields", [{"status": 404, "text": "there is none"}, {"status": 500}])
-def test_error_is_raised_with_its_status(fields: dict[str, Any]) -> None:
-    with pytest.raises(Refused) as raised:
-        Answer().take(line(id=1, error=fields))
-    assert (raised.value.status, raised.value.text) == (fields["status"], str(fields.get("text")))
-
-
 NO_ANSWERS = [
-    *[b"", b"HTTP/1.1 400 Bad Request\r\n", b"\xff\n", b"[]\n", b"1\n", b'"part"\n', b"{}\n"],
-    *[b'{"part": []}\n', b'{"part": 1}\n', b'{"end": null}\n', b'{"end": {}}\n', b'{"end": {"schemaVersion": 2}}\n'],
-    *[b'{"error": "no"}\n', b'{"error": {}}\n', b'{"error": {"status": "404"}}\n', b'{"error": {"status": true}}\n'],
+    *[b"", b"HTTP/1.1 400 Bad Request\r\n", b"\xff\n", b"[]\n", b"1\n", b"{}\n", b'{"part": []}\n', b'{"end": null}\n'],
+    *[b'{"end": {}}\n', b'{"end": {"schemaVersion": 2}}\n', b'{"error": "no"}\n', b'{"error": {"status": "404"}}\n'],
 ]
 
 
@@ -249,3 +235,163 @@ NO_ANSWERS = [
 def test_line_of_no_answer_is_a_value_error(octets: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         Answer().take(octets)
+
+
+@contextmanager
+def maximum(measure: Callable[[], int]) -> Iterator[list[int]]:
+    """Yield a list of one number, the maximum of a measure over the iterations of the event loop."""
+    loop, found = asyncio.get_running_loop(), [0]
+
+    def measure_again() -> None:
+        nonlocal handle
+        found[0] = max(found[0], measure())
+        handle = loop.call_soon(measure_again)
+
+    handle = loop.call_soon(measure_again)
+    yield found
+    handle.cancel()
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.total = self._taken = 0
+
+    def take(self) -> int:
+        """Return the count since the last call."""
+        found, self._taken = self.total - self._taken, self.total
+        return found
+
+
+STOPS = {
+    "sends nothing": b"",
+    "within the next line": NONE + b"{",
+    "never reads": ENDLESS,
+    "never reads errors": b"\n" * REQUEST_BYTES,
+}
+
+
+@pytest.mark.parametrize("sent", STOPS.values(), ids=STOPS)
+async def test_client_that_stops_is_closed(
+    site: Site, monkeypatch: pytest.MonkeyPatch, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "SILENT_SECONDS", 0.05)
+    with site.connect() as client:
+        await asyncio.get_running_loop().sock_sendall(client, sent)
+        await until(lambda: site.server.clients)
+        await until(lambda: not site.server.clients)
+    assert await site.call("none") == [OK]
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("sent", [ENDLESS, SILENT])
+async def test_client_that_leaves_in_its_answer_is_closed(
+    site: Site, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with site.connect(sent):
+        await until(lambda: any(client.requested for client in site.server.clients))
+    await until(lambda: not site.server.clients)
+    assert caplog.records == []
+
+
+async def test_client_that_sends_a_line_slowly_is_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SILENT_SECONDS", 0.2)
+    with site.connect(NONE) as client:
+        assert await next_line(client) == OK
+        async with asyncio.timeout(SECONDS):
+            with suppress(ConnectionError):
+                while True:
+                    client.send(b"{")
+                    await asyncio.sleep(server.SILENT_SECONDS / 10)
+        assert not site.server.clients
+
+
+async def test_unread_answer_costs_no_memory(site: Site) -> None:
+    made[0], before = 0, -1
+    with site.connect(ENDLESS * 3):
+        while before != made[0] or not before:
+            before = made[0]
+            for _ in range(50):
+                await asyncio.sleep(0)
+        assert await site.call("none") == [OK]
+    assert 0 < made[0] * PART_SIZE < 1 << 20
+
+
+async def test_long_request_is_refused_and_costs_no_memory(site: Site) -> None:
+    with maximum(lambda: max((len(client.received) for client in site.server.clients), default=0)) as most:
+        found = await site.send(b"n" * (1 << 20))
+    text = f"a request has {REQUEST_BYTES} bytes at most"
+    assert found == [{"id": None, "error": {"status": 400, "text": text}}]
+    assert most[0] <= 2 * REQUEST_BYTES
+    for size in (REQUEST_BYTES, REQUEST_BYTES + 1):
+        (answer,) = await site.send(line(id="", method="none")[:-1].ljust(size) + b"\n")
+        assert ("error" in answer) == (size > REQUEST_BYTES)
+
+
+async def test_silent_connections_lose_their_places(site: Site) -> None:
+    with ExitStack() as stack:
+        used = stack.enter_context(site.connect(NONE))
+        assert await next_line(used) == OK
+        for number in range(3 * CONNECTIONS):
+            stack.enter_context(site.connect(b"{" if number % 2 else b""))
+        assert await site.call("none") == [OK]
+        assert len(site.server.clients) <= CONNECTIONS
+        used.send(NONE)  # a connection that was used keeps its place
+        assert await next_line(used) == OK
+
+
+async def test_lack_of_descriptors_pauses_accepting(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "PAUSE_SECONDS", 0.01)
+    errors, accept = [OSError(24, "Too many open files")] * 2, socket.socket.accept
+
+    def failing(listener: socket.socket) -> tuple[socket.socket, object]:
+        if errors:
+            raise errors.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    assert [await site.call("none") for _ in range(3)] == [[OK]] * 3
+    assert not errors
+
+
+async def test_stop_closes_all_connections(site: Site) -> None:
+    with ExitStack() as stack:
+        for sent in [b"", b"{", SILENT, ENDLESS] * (CONNECTIONS // 2):
+            stack.enter_context(site.connect(sent))
+        await until(lambda: len(site.server.clients) == CONNECTIONS)
+        await site.server.stop()
+        assert not site.server.clients
+
+
+@pytest.mark.parametrize("iterations", range(6))
+async def test_stop_closes_a_connection_just_accepted(tmp_path: Path, iterations: int) -> None:
+    async with Site(tmp_path, METHODS) as site:
+        await asyncio.sleep(0)
+        client = site.connect()
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+    with client:
+        assert await rest(client) == []
+
+
+async def test_iteration_makes_one_part_of_all_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or it reads one request."""
+    done, making, read = Counter(), asyncio.Lock(), server._read
+
+    def thirty(params: Mapping[str, Any]) -> Iterator[Part]:
+        for _ in range(30):
+            done.total += 1
+            yield {}
+
+    def counted(octets: bytes) -> tuple[Any, str, Any]:
+        done.total += 1
+        return read(octets)
+
+    monkeypatch.setattr(server, "_read", counted)
+    methods = {"thirty": Method(thirty, public=True)}
+    async with (
+        Site(tmp_path / "a", methods, making=making) as site,
+        Site(tmp_path / "b", methods, making=making, public=True) as metrics,
+    ):
+        with maximum(done.take) as most:
+            await asyncio.gather(*(each.send(NONE * 50 + THIRTY) for each in (site, metrics) for _ in range(10)))
+    assert (most, done.total) == ([1], 20 * (50 + 1 + 30))

@@ -14,14 +14,9 @@ POD, CONTAINER = "3f2a11b09c22" + "0" * 52, "77ab" + "0" * 60
 
 def checks(**others: str) -> dict[str, Any]:
     """Return an answer to readyz: all checks are ok, but for those with a state and reason."""
-    given = {name: text.partition(": ") for name, text in others.items()}
-    return {
-        "schemaVersion": 1,
-        "checks": [
-            {"name": name, "state": given[name][0] if name in given else "ok", "reason": given.get(name, ("",))[-1]}
-            for name in CHECKS
-        ],
-    }
+    given = {name: others.get(name, "ok").partition(": ") for name in CHECKS}
+    found = [{"name": name, "state": state, "reason": reason} for name, (state, _, reason) in given.items()]
+    return {"schemaVersion": 1, "checks": found}
 
 
 def figures(metrics: Metrics, started: float | None) -> dict[str, Any]:
@@ -37,27 +32,14 @@ DEGRADED = checks(disabled_plugins=DISABLED, invalid_files="degraded: rejected: 
 UNREADY = checks(disabled_plugins=DISABLED, runtime="failed: nothing listens at /run/c.sock")
 
 CPUSET: dict[str, Any] = {
-    "name": "cpuset",
-    "endpoint": "/run/cpuset.sock",
-    "policy": "Fail",
-    "points": ["PreCreateContainer", "PreStartContainer"],
-    "sameSocketAs": [],
-    "timeoutSeconds": 2.0,
-    "state": "closed",
-    "disabled": None,
-    "unreachable": None,
-    "calls": 12,
-    "failures": 1,
-    "p50Seconds": 0.000412,
-    "p99Seconds": 0.021,
+    **{"name": "cpuset", "endpoint": "/run/cpuset.sock", "policy": "Fail"},
+    **{"points": ["PreCreateContainer", "PreStartContainer"], "sameSocketAs": [], "timeoutSeconds": 2.0},
+    **{"state": "closed", "disabled": None, "unreachable": None},
+    **{"calls": 12, "failures": 1, "p50Seconds": 0.000412, "p99Seconds": 0.021},
     "lastError": {"time": "2026-11-25T10:11:12.500Z", "hook": "PreCreateContainer", "reason": "deadline"},
 }
-MASK = {
-    "reason": "it hangs",
-    "by": "uid 0, pid 4711",
-    "since": "2026-11-25T10:20:00.000Z",
-    "until": "2026-11-25T11:20:00.000Z",
-}
+SINCE, UNTIL = "2026-11-25T10:20:00.000Z", "2026-11-25T11:20:00.000Z"
+MASK = {"reason": "it hangs", "by": "uid 0, pid 4711", "since": SINCE, "until": UNTIL}
 GPU = {**CPUSET, "name": "gpu", "policy": "Ignore", "state": "open", "calls": 0, "p50Seconds": None}
 GPU |= {"p99Seconds": None, "lastError": None, "points": ["PreCreateContainer"]}
 RDT = {**CPUSET, "name": "rdt", "state": "disabled", "disabled": MASK}
@@ -72,22 +54,13 @@ HOOKS = {
 }
 
 POD_RECORD: dict[str, Any] = {
-    "id": POD,
-    "namespace": "default",
-    "name": "web-1",
-    "uid": "u-1",
+    **{"id": POD, "namespace": "default", "name": "web-1", "uid": "u-1"},
     "asked": ["annotations.team", "cgroup_parent", "labels.app"],
     "sent": ["annotations.team", "cgroup_parent", "labels.app", "labels.tier"],
-    "changed": ["labels.tier"],
-    "owners": {},
-    "read": False,
-    "containers": [CONTAINER],
+    **{"changed": ["labels.tier"], "owners": {}, "read": False, "containers": [CONTAINER]},
 }
 CONTAINER_RECORD: dict[str, Any] = {
-    "id": CONTAINER,
-    "podId": POD,
-    "name": "main",
-    "attempt": 1,
+    **{"id": CONTAINER, "podId": POD, "name": "main", "attempt": 1},
     "asked": ["envs.HOME", "resources.cpu_shares", "resources.cpuset_mems"],
     "sent": ["envs.GPU", "envs.HOME", "resources.cpu_shares", "resources.cpuset_cpus"],
     "changed": ["envs.GPU", "resources.cpu_shares", "resources.cpuset_cpus", "resources.cpuset_mems"],
@@ -97,68 +70,38 @@ CONTAINER_RECORD: dict[str, Any] = {
 STORE: dict[str, Any] = {"schemaVersion": 1, "pods": [POD_RECORD], "containers": [CONTAINER_RECORD], "next": None}
 
 OF_POD: dict[str, Any] = {"namespace": "default", "pod": "web-1", "podId": POD}
+
+
+def event(number: int, time: str, kind: str, call: str = "", operation: str = "", **more: Any) -> dict[str, Any]:
+    """Return an event, of a call of the pod if there is one."""
+    of_call = {"call": call, "operation": operation, **OF_POD} if call else {}
+    return {"number": number, "time": f"2026-11-25T{time}Z", "kind": kind, **of_call, **more}
+
+
+def edited(hooks: float, runtime: float, **fields: str) -> dict[str, Any]:
+    """Return the fields of a call with who set each, and its seconds."""
+    changed = [{"field": name.replace("__", "."), "hookServer": server} for name, server in fields.items()]
+    return {"fields": changed, "seconds": {"own": 0.0004, "turn": 0.0, "hooks": hooks, "runtime": runtime, "post": 0.0}}
+
+
+OF_RUN = edited(0.001, 0.2, labels__tier="gpu")
+OF_CREATE = edited(0.002, 0.05, resources__cpu_shares="cpuset", resources__cpuset_cpus="cpuset", envs__GPU="gpu")
+OF_MAIN = {"container": "main", "containerId": CONTAINER, **OF_CREATE}
+FAILED_OPEN = {"container": "side", "hookServer": "cpuset", "hook": "PreCreateContainer", "reason": "deadline"}
 EVENTS: list[dict[str, Any]] = [
     {"kind": "gap", "from": 1, "to": 5},
-    {"number": 6, "time": "2026-11-25T10:11:00.000Z", "kind": "plugin_added", "hookServer": "cpuset"},
-    {
-        "number": 7,
-        "time": "2026-11-25T10:11:09.125Z",
-        "kind": "edited",
-        "call": "ab12-40",
-        "operation": "RunPodSandbox",
-        **OF_POD,
-        "fields": [{"field": "labels.tier", "hookServer": "gpu"}],
-        "seconds": {"own": 0.0004, "turn": 0.0, "hooks": 0.001, "runtime": 0.2, "post": 0.0},
-    },
-    {
-        "number": 8,
-        "time": "2026-11-25T10:11:10.250Z",
-        "kind": "edited",
-        "call": "ab12-41",
-        "operation": "CreateContainer",
-        **OF_POD,
-        "container": "main",
-        "containerId": CONTAINER,
-        "fields": [
-            {"field": "resources.cpu_shares", "hookServer": "cpuset"},
-            {"field": "resources.cpuset_cpus", "hookServer": "cpuset"},
-            {"field": "envs.GPU", "hookServer": "gpu"},
-        ],
-        "seconds": {"own": 0.0004, "turn": 0.0, "hooks": 0.002, "runtime": 0.05, "post": 0.0},
-    },
-    {
-        "number": 9,
-        "time": "2026-11-25T10:11:12.500Z",
-        "kind": "failed_open",
-        "call": "ab12-42",
-        "operation": "CreateContainer",
-        **OF_POD,
-        "container": "side",
-        "hookServer": "cpuset",
-        "hook": "PreCreateContainer",
-        "reason": "deadline",
-    },
-    {"number": 10, "time": "2026-11-25T10:12:00.000Z", "kind": "runtime_lost", "text": "/run/c.sock", "later": True},
-    {
-        "number": 11,
-        "time": "2026-11-25T10:12:30.000Z",
-        "kind": "refused",
-        "call": "ab12-43",
-        **OF_POD,
-        "operation": "CreateContainer",
-        "reason": "refused",
-        "later": True,
-    },
+    event(6, "10:11:00.000", "plugin_added", hookServer="cpuset"),
+    event(7, "10:11:09.125", "edited", "ab12-40", "RunPodSandbox", **OF_RUN),
+    event(8, "10:11:10.250", "edited", "ab12-41", "CreateContainer", **OF_MAIN),
+    event(9, "10:11:12.500", "failed_open", "ab12-42", "CreateContainer", **FAILED_OPEN),
+    event(10, "10:12:00.000", "runtime_lost", text="/run/c.sock", later=True),
+    event(11, "10:12:30.000", "refused", "ab12-43", "CreateContainer", reason="refused", later=True),
 ]
 
 CANNED: Canned = {
     "readyz": checks(),
     "version": {
-        "schemaVersion": 1,
-        "version": "1.0",
-        "python": "3.11.2",
-        "mode": "Containerd",
-        "pid": 7,
+        **{"schemaVersion": 1, "version": "1.0", "python": "3.11.2", "mode": "Containerd", "pid": 7},
         "startedAt": "2026-11-25T10:00:00.000Z",
     },
     "hooks": HOOKS,

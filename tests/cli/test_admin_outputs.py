@@ -1,36 +1,50 @@
-"""The outputs of the commands that call the proxy, for canned answers; docs/commands.rst shows the plain ones."""
+"""The commands that call the proxy: outputs for canned answers, which docs/commands.rst shows, and its failures."""
 
+import errno
+import gc
 import json
+import queue
 import re
 import shlex
+import signal
+import socket
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 import yaml
+from click import ClickException
 
-from runtimeproxy.admin.protocol import Refused
+from runtimeproxy.admin.protocol import PART_BYTES, Refused
 from runtimeproxy.cli.commands import status
-from runtimeproxy.cli.shared.output import row_text, structured_text
-from tests.cli.admin_answers import (
-    CANNED,
-    CONTAINER_RECORD,
-    DEGRADED,
-    EVENTS,
-    OF_POD,
-    POD,
-    POD_RECORD,
-    STORE,
-    UNREADY,
-    checks,
-)
+from runtimeproxy.cli.shared import admin_client
+from runtimeproxy.cli.shared.admin_client import AdminClient, NoProxy, socket_path
+from runtimeproxy.cli.shared.output import row_text
+from runtimeproxy.errors import ConfigError
+from tests.cli import admin_answers
+from tests.cli.admin_answers import CANNED, CONTAINER_RECORD, EVENTS, OF_POD, POD, POD_RECORD, STORE, checks
 from tests.cli.conftest import Run
 from tests.docs import DOCS
-from tests.fakes.canned_admin import Server, serving
+from tests.fakes import canned_admin
+from tests.fakes.canned_admin import (
+    A_PART,
+    END,
+    HALF_A_LINE,
+    HANG,
+    SPEAK_HTTP,
+    Fault,
+    Handler,
+    Server,
+    sending,
+    serving,
+)
 
 _SHOWN = re.compile(r"^    \$ runtimeproxy ([^|\n]+)\n((?:    (?!\$ ).*\n|\n(?=    (?!\$ )))*)", re.MULTILINE)
 SHOWN = {command: dedent(lines) for command, lines in _SHOWN.findall(DOCS["commands"])}
@@ -76,11 +90,10 @@ def test_output_is_the_one_in_the_docs(command: Run, line: str) -> None:
 
 UNREADABLE = "no answer: the answer to readyz cannot be read: is it a proxy of this version?"
 STATUSES = [
-    (DEGRADED, 1, "degraded (see runtimeproxy doctor): disabled_plugins, invalid_files: disabled..."),
-    (UNREADY, 1, "not ready (see runtimeproxy doctor): runtime, disabled_plugins: nothing liste..."),
+    (admin_answers.DEGRADED, 1, "degraded (see runtimeproxy doctor): disabled_plugins, invalid_files: disabled..."),
+    (admin_answers.UNREADY, 1, "not ready (see runtimeproxy doctor): runtime, disabled_plugins: nothing liste..."),
     (checks(runtime="failed: " + "é" * 200), 1, "not ready (see runtimeproxy doctor): runtime: " + "?" * 31 + "..."),
     (Refused(500, "the channel broke"), 1, "not ready: the channel broke"),
-    ({}, 3, UNREADABLE),
     ({"checks": [{"name": "loop"}]}, 3, UNREADABLE),
     ({"checks": [{"name": "loop", "state": "unheard of", "reason": ""}]}, 3, UNREADABLE),
     ({"checks": 5}, 3, UNREADABLE),
@@ -95,10 +108,9 @@ def test_status_is_one_line_of_at_most_80_characters(command: Run, answer: Any, 
 
 # -- hook servers and the log level ----------------------------------------------------------------------------------
 
-CHANGES = [
-    ("hook disable rdt --reason=hangs", "disable", {"name": "rdt", "reason": "hangs"}),
+CHANGES: list[tuple[str, str, dict[str, object]]] = [
     ("hook disable rdt --reason 'it hangs' --for 1h", "disable", {"name": "rdt", "reason": "it hangs", "for": "1h"}),
-    ("hook disable rdt.json --reason=x --unregistered", "disable", {"name": "rdt.json", "reason": "x"}),
+    ("hook disable rdt --reason=x --unregistered", "disable", {"name": "rdt", "reason": "x", "unregistered": True}),
     ("hook enable rdt.json", "enable", {"name": "rdt.json"}),
     ("log-level DEBUG --for 20m", "loglevel", {"level": "debug", "for": "20m"}),
 ]
@@ -107,18 +119,15 @@ CHANGES = [
 @pytest.mark.parametrize(("line", "method", "params"), CHANGES)
 def test_change_is_requested(command: Run, server: Server, line: str, method: str, params: dict[str, object]) -> None:
     assert len(lines_of(command, line)) == 1
-    assert server.requests == [(method, params | ({"unregistered": True} if "--unregistered" in line else {}))]
+    assert server.requests == [(method, params)]
 
 
 def test_disabling_prints_the_command_that_enables(command: Run, server: Server) -> None:
     flag = f"--admin-endpoint={server.server_address}"
     answer = {"name": "a/b c", "disabled": {"until": None}, "notes": ["it was not disabled"]}
     line = f"a/b c is disabled; back by: runtimeproxy hook enable 'a/b c' {flag}\n"
-    assert command(f"hook disable 'a/b c' --reason=x {flag}", disable=answer) == (
-        0,
-        line,
-        "note: it was not disabled\n",
-    )
+    note = "note: it was not disabled\n"
+    assert command(f"hook disable 'a/b c' --reason=x {flag}", disable=answer) == (0, line, note)
 
 
 # -- events ----------------------------------------------------------------------------------------------------------
@@ -130,7 +139,6 @@ LATER_LINES += ["11-25 10:12:30 refused ab12-43 CreateContainer default/web-1: r
 SELECTIONS = [
     ("events --no-headers --since=8", [EVENT_LINES[5]]),
     ("events --kind=failed_open", EVENT_LINES[:2] + EVENT_LINES[5:]),
-    ("hook trace", TRACE_LINES),
     ("hook trace --pod=web-1", TRACE_LINES),
     ("hook trace --hook-server=cpuset", TRACE_LINES[:2] + TRACE_LINES[3:]),
 ]
@@ -143,10 +151,6 @@ def test_selected_events_are_lines(command: Run, line: str, expected: list[str])
 
 def numbered(count: int) -> list[dict[str, Any]]:
     return [{"number": n, "time": "2026-11-25T10:11:00Z", "kind": "sync"} for n in range(1, count + 1)]
-
-
-def test_all_pages_of_events_are_read(command: Run) -> None:
-    assert len(lines_of(command, "events --no-headers", events=numbered(1_100))) == 1_100
 
 
 @pytest.mark.parametrize(("span", "seen"), [("2h", 2), ("30m", 1), ("5s", 0)])
@@ -166,7 +170,8 @@ def test_following_prints_the_last_events_and_new_ones(command: Run) -> None:
 
 
 def test_followed_data_has_a_document_for_each_event(command: Run) -> None:
-    lines = command("hook trace -f -o json")[1].splitlines()
+    assert len(lines_of(command, "events --no-headers", events=numbered(1_100))) == 1_100, "all pages are read"
+    lines = command("hook trace -f -o json", events=EVENTS)[1].splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["gap", "edited", "edited", "failed_open", "refused"]
     documents = yaml.safe_load_all(command("events -f -o yaml")[1])
     assert [event["kind"] for event in documents] == [event["kind"] for event in EVENTS]
@@ -206,99 +211,81 @@ def test_store_ls_has_containers_below_their_pods(command: Run) -> None:
     assert reported == {"pods": [POD_RECORD], "containers": [CONTAINER_RECORD]}
 
 
-@pytest.mark.parametrize("text", ["web-1", "default/web-1", "3f2a", POD])
-def test_store_get_has_the_fields_of_a_pod(command: Run, text: str) -> None:
-    assert [words[0] for words in words_of(lines_of(command, f"store get {text}"))] == POD_FIELDS
-
-
-@pytest.mark.parametrize("text", ["default/web-1/main", "77"])
-def test_store_get_shows_the_change_of_each_field(command: Run, text: str) -> None:
-    assert lines_of(command, f"store get {text}") == CONTAINER_LINES
-
-
-def test_exact_name_precedes_the_start_of_an_id(command: Run) -> None:
-    named = {**POD_RECORD, "id": "00", "name": "3f", "sent": [], "asked": []}
-    assert len(lines_of(command, "store get 3f", store=store(named))) == 1
+@pytest.mark.parametrize(
+    ("text", "lines"), [("web-1", 5), ("default/web-1", 5), ("3f2a", 5), ("default/web-1/main", 6), ("77", 6)]
+)
+def test_store_get_shows_the_change_of_each_field(command: Run, text: str, lines: int) -> None:
+    found = lines_of(command, f"store get {text}")
+    assert found == CONTAINER_LINES if lines == 6 else [line.split()[0] for line in found] == POD_FIELDS
 
 
 SECOND = {**POD_RECORD, "id": "3f2b" + "0" * 60}
 SEVERAL = "default/web-1 (3f2a11b09c220), default/web-1 (3f2b000000000)"
 
 
-@pytest.mark.parametrize("line", ["store get 3f", "explain web-1"])
-def test_ambiguous_text_lists_its_meanings(command: Run, line: str) -> None:
-    error = f"runtimeproxy: error: {line.split()[-1]!r} could mean {SEVERAL}: write more of one id\n"
-    assert command(line, store=store(SECOND)) == (2, "", error)
+def test_ambiguous_text_lists_its_meanings(command: Run) -> None:
+    for line in ("store get 3f", "explain web-1"):
+        error = f"runtimeproxy: error: {line.split()[-1]!r} could mean {SEVERAL}: write more of one id\n"
+        assert command(line, store=store(SECOND)) == (2, "", error)
     many = [{**SECOND, "id": f"3f2b{number}"} for number in range(8)]
     assert " and 4 more: write more of one id\n" in command(line, store=store(*many))[2]
+    exact = {**POD_RECORD, "id": "00", "name": "3f", "sent": [], "asked": []}
+    assert len(lines_of(command, "store get 3f", store=store(exact))) == 1, "a name precedes the start of an id"
 
 
-@pytest.mark.parametrize("text", ["nope", "default/nope", "default/web-1/nope", "bank/web-1", "99"])
-@pytest.mark.parametrize("name", ["store get", "explain"])
-def test_unknown_subject_is_reported(command: Run, name: str, text: str) -> None:
+@pytest.mark.parametrize("text", ["nope", "default/web-1/nope", "bank/web-1", "99"])
+def test_unknown_subject_is_reported(command: Run, text: str) -> None:
     line = f"runtimeproxy: error: the proxy knows no pod or container {text!r}: `runtimeproxy store ls` lists them\n"
-    assert command(f"{name} {text}") == (1, "", line)
+    assert command(f"store get {text}") == command(f"explain {text}") == (1, "", line)
 
 
 CALL = {"number": 1, "time": "2026-11-25T10:11:00Z", "kind": "failed", **OF_POD, "container": "main"}
 
 
-def test_explain_shows_fields_without_effect(command: Run) -> None:
-    fields = {"kind": "no_effect", "fields": [{"field": "annotations.note", "hookServer": "gpu"}]}
-    own = {**CALL, **fields, "text": "sent, no effect in containerd", "containerId": CONTAINER_RECORD["id"]}
-    foreign = {**own, "containerId": "foreign", "text": "never shown"}
-    lines = lines_of(command, "explain 77ab", events=[own, foreign])
-    assert lines[7].split() == ["annotations.note", "sent,", "no", "effect", "in", "containerd", "gpu"]
-    assert not any("never shown" in line for line in lines)
-
-
-def test_explain_reports_what_is_unknown_of_a_read_record(command: Run) -> None:
-    unknown = 'Of a field "as requested" it is not known whether the kubelet requested it or a hook server set it.'
-    assert unknown not in lines_of(command, "explain web-1")
-    reported = {**STORE, "containers": [{**CONTAINER_RECORD, "read": True}]}
-    assert lines_of(command, "explain web-1", store=reported).count(unknown) == 1
-
-
 def test_explain_leaves_out_calls_of_namesakes(command: Run) -> None:
-    """A create that was refused has no id, so its name decides."""
-    ids = {
-        "c1": {"containerId": "foreign"},
-        "c2": {},
-        "c3": {"podId": "foreign"},
-        "c4": {"containerId": CONTAINER_RECORD["id"]},
-    }
-    lines = lines_of(command, "explain 77ab", events=[{**CALL, "call": name, **more} for name, more in ids.items()])
-    assert [name for name in ids if any(f" {name} " in line for line in lines)] == ["c2", "c4"]
+    """A create that was refused has no id, so its name decides. Fields without effect have their words."""
+    ids = [{"containerId": "foreign"}, {}, {"podId": "foreign"}, {"containerId": CONTAINER_RECORD["id"]}]
+    fields = {"kind": "no_effect", "fields": [{"field": "annotations.note", "hookServer": "gpu"}], "text": "no effect"}
+    events = [{**CALL, "call": f"c{at}", **more} for at, more in enumerate([*ids, {**ids[3], **fields}])]
+    lines = lines_of(command, "explain 77ab", events=events)
+    assert [at for at in range(4) if f" c{at} " in "\n".join(lines)] == [1, 3]
+    assert lines[7].split() == ["annotations.note", "no", "effect", "gpu"]
 
 
-def test_explain_of_a_removed_pod_has_its_events(command: Run) -> None:
-    refused = {**CALL, "kind": "refused", "call": "c9"}
-    lines = lines_of(command, "explain web-1", store={**STORE, "pods": [], "containers": []}, events=[refused])
-    assert lines[0].startswith("The proxy knows no such pod or container now")
-    assert lines[3].split()[:4] == ["11-25", "10:11:00", "refused", "c9"]
-    unchanged = lines_of(command, "explain web-1", store=STORE, events=[])
-    assert any(line.startswith("No hook server changed") for line in unchanged)
+UNKNOWN = 'Of a field "as requested" it is not known whether the kubelet requested it or a hook server set it.'
+READ = {**STORE, "containers": [{**CONTAINER_RECORD, "read": True}]}
+REMOVED = {**STORE, "pods": [], "containers": []}
+EXPLAINED = [
+    (READ, EVENTS, UNKNOWN),
+    (REMOVED, [{**CALL, "kind": "refused", "call": "c9"}], "The proxy knows no such pod or container now"),
+    (REMOVED, [{**CALL, "kind": "refused", "call": "c9"}], "11-25 10:11:00 refused c9"),
+    (STORE, [], "No hook server changed"),
+]
+
+
+@pytest.mark.parametrize(("store", "events", "words"), EXPLAINED)
+def test_explain_reports_what_is_not_known(command: Run, store: Any, events: Any, words: str) -> None:
+    found = [" ".join(line) for line in words_of(lines_of(command, "explain web-1", store=store, events=events))]
+    assert len([line for line in found if line.startswith(words)]) == 1
+    assert (UNKNOWN in found) == (words == UNKNOWN)
 
 
 # -- JSON, YAML and tables -------------------------------------------------------------------------------------------
 
 OF_CONTAINER = [event for event in EVENTS if event["kind"] == "gap" or event.get("container") == "main"]
-DATA: list[tuple[str, dict[str, Any], Any]] = [
-    ("status", {"readyz": DEGRADED}, {"status": "degraded", "checks": DEGRADED["checks"]}),
-    ("hook ls", {}, CANNED["hooks"]),
-    ("events", {}, [event for event in EVENTS if "later" not in event]),
-    ("explain 77ab", {}, {"pod": POD_RECORD, "containers": [CONTAINER_RECORD], "events": OF_CONTAINER}),
+DATA: list[tuple[str, Any]] = [
+    ("status", {"status": "ready", "checks": checks()["checks"]}),
+    ("hook ls", CANNED["hooks"]),
+    ("events", [event for event in EVENTS if "later" not in event]),
+    ("explain 77ab", {"pod": POD_RECORD, "containers": [CONTAINER_RECORD], "events": OF_CONTAINER}),
 ]
 
 
 @pytest.mark.parametrize("form", ["json", "yaml"])
-@pytest.mark.parametrize(("line", "answers", "expected"), DATA)
-def test_data_is_the_proxys(command: Run, line: str, answers: dict[str, Any], expected: Any, form: str) -> None:
-    found = yaml.safe_load(command(f"{line} -o {form}", **answers)[1])
-    if isinstance(expected, dict):
-        assert found | expected == found
-    else:
-        assert found == expected
+@pytest.mark.parametrize(("line", "expected"), DATA)
+def test_data_is_the_proxys(command: Run, line: str, expected: Any, form: str) -> None:
+    found = yaml.safe_load(command(f"{line} -o {form}")[1])
+    assert (found | expected if isinstance(expected, dict) else expected) == found
 
 
 LINES = ["status", "hook ls", "hook trace", "events", "store ls", "store get web-1", "explain web-1", "log-level info"]
@@ -310,23 +297,8 @@ def test_80_columns_are_enough_on_a_terminal(command: Run, monkeypatch: pytest.M
     assert [each for each in lines_of(command, line) if len(each) > 80] == []
 
 
-ROWS = [{"name": "a", "value": "1"}, {"name": "long", "value": None}]
-TABLES = [
-    (ROWS, ("name", "value"), False, "NAME   VALUE\na      1\nlong   -"),
-    (ROWS, ("name", "value"), True, "a      1\nlong   -"),
-    ([], ("name",), False, "NAME"),
-    ([], ("name",), True, ""),
-]
-
-
-@pytest.mark.parametrize(("rows", "columns", "no_headers", "text"), TABLES)
-def test_table_has_columns(rows: list[dict[str, Any]], columns: tuple[str, ...], no_headers: bool, text: str) -> None:
-    assert row_text(rows, columns, "table", no_headers) == text
-
-
-def test_data_has_the_selected_columns() -> None:
-    assert json.loads(row_text(ROWS, ("value",), "json", True)) == [{"value": "1"}, {"value": None}]
-    assert structured_text({"a": "1\n2\n"}, "yaml") == "a: |\n  1\n  2", "lines are a literal block"
+def test_empty_table_has_its_head() -> None:
+    assert [row_text([], ("name",), "table", no_headers) for no_headers in (False, True)] == ["NAME", ""]
 
 
 TEXT = "one /a/path/that/is/long two three\nfour"
@@ -340,3 +312,168 @@ def test_last_column_is_wrapped_on_a_terminal(monkeypatch: pytest.MonkeyPatch, w
     first, *following = row_text([{"a": "x", "text": TEXT}], ("a", "text"), "table", True).splitlines()
     assert first == f"x   {lines[0]}"
     assert following == [f"    {line}" for line in lines[1:]]
+
+
+FLAG, VARIABLE, FILE = {"admin-endpoint": "unix:///flag"}, {"RUNTIMEPROXY_ADMIN_ENDPOINT": "/variable"}, "/file"
+PLACES: list[tuple[dict[str, str], dict[str, str], str, str]] = [
+    (FLAG, VARIABLE, f"admin-endpoint: {FILE}", "/flag"),
+    ({}, VARIABLE, f"admin-endpoint: {FILE}", "/variable"),
+    ({}, {}, f"admin-endpoint: {FILE}", "/file"),
+    ({}, {}, "", "/var/run/koord-runtimeproxy/admin.sock"),
+    (FLAG, {"RUNTIMEPROXY_HOOK_BUDGET": "soon"}, "no-such-key: 1", "/flag"),
+]
+
+
+@pytest.mark.parametrize(("flags", "environ", "text", "path"), PLACES)
+def test_socket_is_found_as_the_proxy_finds_it(
+    tmp_path: Path, flags: dict[str, str], environ: dict[str, str], text: str, path: str
+) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    assert socket_path({**flags, "config": str(tmp_path / "config.yaml")}, environ) == path
+
+
+def test_broken_configuration_leads_to_the_flag(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("no-such-key: 1")
+    code, out, err = run("runtimeproxy", "hook", "ls", f"--config={tmp_path}/config.yaml")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.endswith("(with --admin-endpoint=SOCKET no configuration is read)\n")
+    with pytest.raises(ConfigError, match="--admin-endpoint: 'x' is not a unix socket"):
+        socket_path({"admin-endpoint": "x"}, {})
+
+
+def test_proxy_without_an_admin_endpoint_is_not_queried() -> None:
+    with pytest.raises(NoProxy, match="the proxy has no admin endpoint: --admin-endpoint is none"):
+        AdminClient(None).call("hooks")
+
+
+# -- a command's line ------------------------------------------------------------------------------------------------
+
+COMMANDS = ["status", "hook trace", "hook trace -f", "hook disable rdt --reason=hangs --for=1h", "hook enable rdt"]
+COMMANDS += ["events", "events -f", "store ls", "store get default/web-1", "explain default/web-1", "log-level debug"]
+NOT_READ = "the answer cannot be read: is it a proxy of this version? ({})"
+BROKEN_OFF = "the proxy broke off within its answer: {}"
+NOBODY = "start the proxy, or correct --admin-endpoint: nothing listens at {}"
+Proxy = Callable[[Path], AbstractContextManager[object]]
+
+
+def with_fault(fault: Fault) -> Proxy:
+    return partial(serving, canned=CANNED, fault=fault)
+
+
+def refusing(status: int) -> Proxy:
+    return with_fault(lambda handler: handler.error(Refused(status, "so it is")))
+
+
+SITUATIONS: list[tuple[Proxy, str, int]] = [
+    (with_fault(sending()), "the proxy broke off before its answer: {}", 3),
+    (with_fault(sending(HALF_A_LINE)), BROKEN_OFF, 3),
+    (with_fault(sending(A_PART)), BROKEN_OFF, 3),
+    (with_fault(SPEAK_HTTP), NOT_READ, 3),
+    (with_fault(sending(b"{not json}\n")), NOT_READ, 3),
+    (nullcontext, NOBODY, 3),
+    (canned_admin.not_listening, NOBODY, 3),
+    (canned_admin.not_accepting, "the proxy takes no connection (waited 0.05 s): {}", 3),
+    *((refusing(status), "so it is", code) for status, code in ((400, 2), (403, 1), (409, 1), (500, 1), (503, 3))),
+]
+CASES = [("hook ls", *situation) for situation in SITUATIONS]
+CASES += [(command, with_fault(sending(A_PART)), BROKEN_OFF, 3) for command in COMMANDS]
+CASES += [(command, refusing(404), "so it is", 1) for command in COMMANDS if command != "status"]
+
+
+@pytest.mark.parametrize(("command", "proxy", "words", "code"), CASES)
+def test_proxy_that_fails_is_one_line(
+    run: Run, tmp_path: Path, command: str, proxy: Proxy, words: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of status is on stdout, and may be cut."""
+    path = tmp_path / "a"
+    if "waited" in words:
+        monkeypatch.setattr(admin_client, "SECONDS", 0.05)
+    with proxy(path):
+        found, out, err = run("runtimeproxy", *shlex.split(command), f"--admin-endpoint={path}")
+    line, other = (out, err) if command == "status" else (err, out)
+    assert (found, line.count("\n"), other) == (code, 1, "")
+    shown = line.strip().removeprefix("runtimeproxy: error: ").removeprefix("no answer: ").removesuffix("...")
+    assert words.format(path).startswith(shown)
+    assert not [left for left in gc.get_objects() if type(left) is admin_client._Lines and left.sock.fileno() >= 0]
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
+def test_no_rights_is_one_line(run: Run, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(self: socket.socket, address: object) -> None:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    line = "runtimeproxy: error: run as root: permission denied: /a\n"
+    assert run("runtimeproxy", "hook", "ls", "--admin-endpoint=/a") == (3, "", line)
+
+
+# -- the client ------------------------------------------------------------------------------------------------------
+
+
+def test_refusal_of_an_unread_request_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Handler, "handle", lambda handler: handler.error(Refused(400, "too much")))
+    with serving(tmp_path / "a", {}), pytest.raises(ClickException, match="too much"):
+        AdminClient(str(tmp_path / "a"), 20.0).call("loglevel", level="n" * (1 << 22))
+
+
+@pytest.mark.parametrize("octets", [b"[]\n", b"[" * 100_000 + b"\n", b"n" * (PART_BYTES + 65536)])
+@pytest.mark.parametrize("before", [b"", A_PART])
+def test_answer_of_another_form_cannot_be_read(tmp_path: Path, before: bytes, octets: bytes) -> None:
+    with serving(tmp_path / "a", {}, sending(before + octets)):
+        with pytest.raises(NoProxy, match="the answer cannot be read"):
+            AdminClient(str(tmp_path / "a")).call("hooks")
+        with pytest.raises(NoProxy, match="the answer cannot be read"):
+            list(AdminClient(str(tmp_path / "a")).follow())
+
+
+EVENT = b'{"part":{"events":[{"a":1}]}}\n'
+
+
+@pytest.mark.parametrize("answer", [sending(EVENT, b'{"b"'), sending(EVENT), sending(EVENT, END, hang=True)])
+def test_following_ends_with_proxy_or_answer(tmp_path: Path, answer: Fault) -> None:
+    with serving(tmp_path / "a", {}, answer):
+        assert list(AdminClient(str(tmp_path / "a")).follow()) == [{"a": 1}]
+
+
+def drip(handler: Handler) -> None:
+    """Send a line that never ends, some bytes at a time."""
+    handler.wfile.write(b"x")
+    while not handler.server.over.wait(0.02):
+        handler.wfile.write(b"x")
+
+
+LIMITS = [(drip, "hangs within its answer", 1.0, True), (HANG, "does not answer", 0.2, True)]
+LIMITS += [(sending(A_PART, hang=True), "hangs within its answer", 1.0, False)]
+"""With the seconds to wait (a line must begin on a busy machine too), and whether following has that limit."""
+
+
+@pytest.mark.parametrize(("fault", "words", "seconds", "following"), LIMITS)
+def test_time_limit_is_for_all_requests_together(
+    tmp_path: Path, fault: Fault, words: str, seconds: float, following: bool
+) -> None:
+    with serving(tmp_path / "a", {}, fault):
+        proxy = AdminClient(str(tmp_path / "a"), seconds)
+        for found in (words, "takes no connection"):
+            with pytest.raises(NoProxy, match=found):
+                proxy.call("hooks")
+        with pytest.raises(NoProxy, match=words):
+            list(proxy.again().follow()) if following else proxy.again().call("hooks")
+
+
+def test_interrupt_just_before_the_wait_ends_following(tmp_path: Path) -> None:
+    """A signal that another thread takes interrupts no wait of the main thread, like one just before the wait."""
+    ended: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def interrupt(handler: Handler) -> None:
+        handler.part()
+        handler.server.over.wait(0.05)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        ended.put(handler.server.over.wait(10))
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with serving(tmp_path / "a", {}, interrupt), pytest.raises(KeyboardInterrupt):
+            list(AdminClient(str(tmp_path / "a")).follow())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.get(timeout=20)  # the server's thread may be the later one

@@ -1,39 +1,37 @@
-"""``runtimeproxy run`` and ``koord-runtime-proxy`` from a user's view: outputs and exit codes."""
+"""Programs and commands from a user's view: outputs, exit codes, pipes, a full disk, interrupts, odd encodings."""
 
 import json
 import logging
-import platform
+import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
 import click
 import pytest
 
+import runtimeproxy_hooks.__main__ as hosting
+from runtimeproxy import __main__ as programs
 from runtimeproxy.cli.shared.configuration import configuration
 from runtimeproxy.errors import BackendError, ConfigError
 from runtimeproxy.settings.config import Config
-from runtimeproxy.settings.options import OPTIONS
-from runtimeproxy.settings.version import VERSION
+from tests.cli.admin_answers import CANNED, EVENTS, POD_RECORD, STORE
 from tests.cli.conftest import Run
+from tests.docs import ROOT
+from tests.fakes.canned_admin import END, Handler, serving
 
-ROOT = Path(__file__).parents[2]
 KOORD, RUN = ("koord-runtime-proxy",), ("runtimeproxy", "run")
 BOTH = pytest.mark.parametrize("command", [KOORD, RUN], ids=" ".join)
-HEAVY = ("grpc", "aiohttp", "uvloop", "google.protobuf", "yaml", "asyncio", "hpack", "rich", "prometheus_client")
-HEAVY += (
-    "runtimeproxy.app",
-    "runtimeproxy_hooks.tools.client",
-    "runtimeproxy_hooks.servers",
-    "runtimeproxy.cli.doctor",
-)
+HEAVY = ["grpc", "aiohttp", "uvloop", "google.protobuf", "yaml", "asyncio", "hpack", "rich", "prometheus_client"]
+HEAVY += ["runtimeproxy.app", "runtimeproxy.cli.doctor"]
+HEAVY += ["runtimeproxy_hooks.tools.client", "runtimeproxy_hooks.servers"]
 RUNTIME = "remote-runtime-service-endpoint"
 
 
@@ -46,28 +44,8 @@ def raising(make: Callable[[], BaseException]) -> Callable[[Config], NoReturn]:
     return fail
 
 
-@BOTH
-def test_help_shows_every_flag_with_its_default(run: Run, command: tuple[str, ...]) -> None:
-    code, out, err = run(*command, "--help")
-    assert (code, err) == (0, "")
-    words = "".join(out.split())  # click breaks lines after hyphens inside words
-    for option in OPTIONS:
-        assert f"\n  {option.flag} {option.metavar}" in out
-        assert "".join(f"{option.help}[default:{option.shown_default}]".split()) in words
-    assert "RUNTIMEPROXY_" in out
-
-
-def test_version_and_commands_are_reported(run: Run) -> None:
-    for program in ("runtimeproxy", "koord-runtime-proxy"):
-        code, out, err = run(program, "--version")
-        assert (code, out.splitlines()[0], err) == (0, f"{program} {VERSION}", "")
-        assert f"Python {platform.python_version()}, aiohttp {metadata.version('aiohttp')}, " in out.splitlines()[1]
-    assert re.search(r"\n  run +Run the proxy\.\n", run("runtimeproxy", "--help")[1])
-
-
-LIGHT = ["--version", "--help", "run --help", "hook --help", "hook verify --help", "hook ls --help", "status --help"]
-LIGHT += ["config check --help", "kubelet-args --help", "completion --help", "doctor --help", "version --help"]
-LIGHT += ["events --help", "explain --help", "in-use --help"]
+LIGHT = ["--version", "--help", "run --help", "hook verify --help", "hook ls --help", "status --help", "doctor --help"]
+LIGHT += ["config check --help", "kubelet-args --help", "completion --help", "version --help", "events --help"]
 IMPORTS = f"""
 import sys
 from runtimeproxy.cli import main
@@ -84,110 +62,58 @@ def test_help_and_version_import_nothing_heavy() -> None:
     assert reported == [f"heavy: {line}" for line in LIGHT]
 
 
-WRONG = [
-    ("koord-runtime-proxy --hook-timout=1s", "No such option"),
-    ("koord-runtime-proxy --hook-timeout", "Option '--hook-timeout' requires an argument."),
-    ("koord-runtime-proxy extra", "Got unexpected extra argument (extra)"),
-    ("koord-runtime-proxy --hook-timeout=soon", "--hook-timeout: 'soon' is not a duration"),
-    ("koord-runtime-proxy --socket-group=no-such", "--socket-group: there is no group 'no-such'; name another one or"),
-    (
-        "koord-runtime-proxy --socket-group=4294967295",
-        "--socket-group: '4294967295' is not a group's number: the highest",
-    ),
-    ("koord-runtime-proxy --config=/no/x.yaml", "/no/x.yaml: the configuration file cannot be read: No such file"),
-    ("koord-runtime-proxy --config=/", "/: the configuration file cannot be read: Is a directory"),
-    ("runtimeproxy", "Missing command. (runtimeproxy --help lists what there is)"),
-    ("runtimeproxy walk", "No such command 'walk'. (runtimeproxy --help lists what there is)"),
-    ("runtimeproxy hok ls", "No such command 'hok'. Did you mean 'hook'? (runtimeproxy --help lists what there is)"),
-    (
-        "runtimeproxy hook lss",
-        "No such command 'lss'. Did you mean 'ls'? (runtimeproxy hook --help lists what there is)",
-    ),
-    ("runtimeproxy run extra", "Got unexpected extra argument (extra) (runtimeproxy run --help lists what there is)"),
-]
-
-
-SINCE = ["soon", "-5", "1d", "²"]
-UNENDED = [
-    "run --config",
-    "doctor --config",
-    "kubelet-args --config",
-    "in-use --config",
-    "version -o",
-    "config check -o",
-    "config show -o",
-    "status --admin-endpoint",
-    "hook ls -o",
-    "events --since",
-]
-WRONG += [
-    (f"runtimeproxy {name} {flag}", f"Option '{flag}' requires an argument. (runtimeproxy {name} --help lists")
+HELP = "(runtimeproxy --help lists what there is)"
+WRONG = {
+    "koord-runtime-proxy --hook-timout=1s": "No such option",
+    "koord-runtime-proxy --hook-timeout": "Option '--hook-timeout' requires an argument.",
+    "koord-runtime-proxy extra": "Got unexpected extra argument (extra)",
+    "koord-runtime-proxy --hook-timeout=soon": "--hook-timeout: 'soon' is not a duration",
+    "koord-runtime-proxy --socket-group=no-such": "--socket-group: there is no group 'no-such'; name another one or",
+    "koord-runtime-proxy --config=/no/x.yaml": "/no/x.yaml: the configuration file cannot be read: No such file",
+    "runtimeproxy": f"Missing command. {HELP}",
+    "runtimeproxy hok ls": f"No such command 'hok'. Did you mean 'hook'? {HELP}",
+    "runtimeproxy hook lss": "No such command 'lss'. Did you mean 'ls'? (runtimeproxy hook --help lists what there is)",
+}
+UNENDED = ["run --config", "doctor --config", "kubelet-args --config", "in-use --config", "version -o", "hook ls -o"]
+UNENDED += ["config check -o", "config show -o", "status --admin-endpoint", "events --since"]
+WRONG |= {
+    f"runtimeproxy {name} {flag}": f"Option '{flag}' requires an argument. (runtimeproxy {name} --help lists"
     for name, flag in (line.rsplit(" ", 1) for line in UNENDED)
-]
-
-
-HOOK_WRONG = [
-    ("", "Missing command. (runtimeproxy hook --help lists what there is)"),
-    ("call /x", "Missing argument 'POINT'. (runtimeproxy hook call --help lists what there is)"),
-    ("call /x PreCreateContainr", "POINT: 'PreCreateContainr' is not a hook point; did you mean PreCreateContainer?"),
-    ("call /x ?", "POINT: '?' is not a hook point; there are PreRunPodSandbox, PreCreateContainer, PreSta"),
-    ("call x.sock PreCreateContainer", "SERVER: 'x.sock' is not a unix socket: write /path, unix:/path or"),
-    ("call /no/x.json PreCreateContainer", "/no/x.json: the registration file cannot be read: No such file"),
-    ("call /x PreCreateContainer -f /no/f", "/no/f: the request cannot be read: No such file"),
-    ("call /x PreCreateContainer -f -", "PreCreateContainer is about a container, and the request has"),
-    ("call /x PreCreateContainer --timeout=0", "--timeout: '0' is not a time limit: write one above zero"),
-    ("verify /x --point=x", "POINT: 'x' is not a hook point"),
-    ("verify /x --timeout=soon", "--timeout: 'soon' is not a duration"),
-    ("verify /x -f -", "PreCreateContainer is about a container"),
-    ("bench /x -n 0", "Invalid value for '-n' / '--calls': 0 is not in the range x>=1."),
-    ("bench /x --concurrency=0", "Invalid value for '--concurrency': 0 is not in the range x>=1."),
-    ("bench /x --point=PreRunPodSandbox -f /no/f", "/no/f: the request cannot be read"),
-    ("new 9", "NAME: '9' is not a name"),
-    ("new gpu --directory=/no", "/no/gpu cannot be made: No such file or directory"),
-    (f"new docs --directory={ROOT}", f"{ROOT}/docs is there already, and nothing is written over: take"),
-]
-KUBELET_WRONG = [
-    ("1.31 --cri-dockerd --backend-runtime-mode=containerd", "--cri-dockerd is for Docker mode"),
-    ("1.17", "--kube-version: '1.17' is too old: the proxy needs Kubernetes 1.18 or later"),
-    ("new", "--kube-version: 'new' is not a version: write one like 1.27 or v1.27.3"),
-    (
-        "1.24 --backend-runtime-mode=docker",
-        "--kube-version: from 1.24 on the kubelet has no dockershim",
-    ),
-    (
-        "1.23.1+k3s1 --backend-runtime-mode=docker",
-        "--kube-version: the dockershim of k3s cannot be",
-    ),
-    ("1.24 --koord-runtimeproxy-endpoint=/a%b", "--koord-runtimeproxy-endpoint: '/a%b' has characters that"),
-    ("1.24 --config=/no/x", "/no/x: the configuration file cannot be read"),
-    ("1.24 -o table", "Invalid value for '-o' / '--output'"),
-]
+}
 NAME = "Invalid value for NAME: write the name of a hook server, as runtimeproxy hook ls shows it"
-OTHERS_WRONG = [
-    ("export --listen=localhost:9654", "--listen: 'localhost:9654' is not an address with a port"),
-    ("export --listen=0.0.0.0:9654", "--listen: 0.0.0.0 is not a loopback address"),
-    ("export --admin-endpoint=/a.sock", "--listen: any user of the node could read the proxy's state there"),
-    ("export --admin-endpoint=a.sock --listen=unix:/x", "--admin-endpoint: 'a.sock' is not a unix socket"),
-    ("export --metrics-endpoint=metrics.sock", "--metrics-endpoint: 'metrics.sock' is not a unix socket"),
-    ("export --listen=0.0.0.0:1 --tls-cert=/no --tls-key=/no --client-ca=/no", "--tls-cert: /no cannot be read"),
-    ("doctor --hook-timeout=soon", "--hook-timeout: 'soon' is not a duration"),
-    ("doctor -o=xml", "Invalid value for '-o' / '--output'"),
-    ("doctor more", "Got unexpected extra argument (more)"),
-    ("completion tcsh", "Invalid value for"),
-    ("report", "Missing argument"),
-    ("report --hook-timeout=soon x.tar.gz", "--hook-timeout: 'soon' is not a duration"),
-    ("config check /no/x.yaml", "/no/x.yaml: the configuration file cannot be read: No such file or directory"),
-    ("config check ''", "FILE is empty: "),
-    ("config show --hook-timeout=soon", "--hook-timeout: 'soon' is not a duration"),
-    *((f"hook {each}", NAME) for each in ("disable '' --reason=x", "enable ''")),
-    *((f"events --since={each}", f"--since: '{each}' is neither an event's number nor a duration") for each in SINCE),
-]
-WRONG += [(f"runtimeproxy hook {each}", words) for each, words in HOOK_WRONG]
-WRONG += [(f"runtimeproxy kubelet-args --kube-version {each}", words) for each, words in KUBELET_WRONG]
-WRONG += [(f"runtimeproxy {each}", words) for each, words in OTHERS_WRONG]
+UNREAD = "the configuration file cannot be read: No such file"
+OF_COMMANDS = {
+    "hook call /x PreCreateContainr": "POINT: 'PreCreateContainr' is not a hook point; did you mean PreCreateCont",
+    "hook call x.sock PreCreateContainer": "SERVER: 'x.sock' is not a unix socket: write /path, unix:/path or",
+    "hook call /no/x.json PreCreateContainer": "/no/x.json: the registration file cannot be read: No such file",
+    "hook call /x PreCreateContainer -f /no/f": "/no/f: the request cannot be read: No such file",
+    "hook call /x PreCreateContainer -f -": "PreCreateContainer is about a container, and the request has",
+    "hook bench /x -n 0": "Invalid value for '-n' / '--calls': 0 is not in the range x>=1.",
+    f"hook new docs --directory={ROOT}": f"{ROOT}/docs is there already, and nothing is written over: take",
+    "hook disable '' --reason=x": NAME,
+    "kubelet-args --kube-version 1.31 --cri-dockerd --backend-runtime-mode=containerd": "--cri-dockerd is for Docker",
+    "kubelet-args --kube-version 1.17": "--kube-version: '1.17' is too old: the proxy needs Kubernetes 1.18 or later",
+    "kubelet-args --kube-version new": "--kube-version: 'new' is not a version: write one like 1.27 or v1.27.3",
+    "kubelet-args --kube-version 1.24 --backend-runtime-mode=docker": "--kube-version: from 1.24 on the kubelet has no",
+    "kubelet-args --kube-version 1.23.1+k3s1 --backend-runtime-mode=docker": "--kube-version: the dockershim of k3s",
+    "kubelet-args --kube-version 1.24 --koord-runtimeproxy-endpoint=/a%b": "--koord-runtimeproxy-endpoint: '/a%b' has",
+    "export --listen=localhost:9654": "--listen: 'localhost:9654' is not an address with a port",
+    "export --admin-endpoint=/a.sock": "--listen: any user of the node could read the proxy's state there",
+    "export --admin-endpoint=a.sock --listen=unix:/x": "--admin-endpoint: 'a.sock' is not a unix socket",
+    "export --metrics-endpoint=metrics.sock": "--metrics-endpoint: 'metrics.sock' is not a unix socket",
+    "export --listen=0.0.0.0:1 --tls-cert=/no --tls-key=/no --client-ca=/no": "--tls-cert: /no cannot be read",
+    "kubelet-args --kube-version 1.24 --config=/no/x": f"/no/x: {UNREAD}",
+    "report --hook-timeout=soon x.tar.gz": "--hook-timeout: 'soon' is not a duration",
+    "doctor --hook-timeout=soon": "--hook-timeout: 'soon' is not a duration",
+    "config check /no/x.yaml": f"/no/x.yaml: {UNREAD}",
+    "config check ''": "FILE is empty: ",
+    "config show --hook-timeout=soon": "--hook-timeout: 'soon' is not a duration",
+    **{f"events --since={each}": f"--since: '{each}' is neither an event's number" for each in ("soon", "-5", "²")},
+}
+WRONG |= {f"runtimeproxy {command}": words for command, words in OF_COMMANDS.items()}
 
 
-@pytest.mark.parametrize(("command", "words"), WRONG)
+@pytest.mark.parametrize(("command", "words"), WRONG.items())
 def test_wrong_command_line_is_one_line_and_exit_code_2(run: Run, command: str, words: str) -> None:
     code, out, err = run(*shlex.split(command))
     assert (code, out) == (2, "")
@@ -197,16 +123,15 @@ def test_wrong_command_line_is_one_line_and_exit_code_2(run: Run, command: str, 
 
 @BOTH
 def test_application_gets_the_configuration_and_gives_the_exit_code(run: Run, command: tuple[str, ...]) -> None:
-    given: list[Config] = []
-
     def note(config: Config) -> int:
-        given.append(config)
+        log = logging.getLogger("runtimeproxy.x")
+        log.debug("left out")
+        log.info("%s %s %s", config.runtime_endpoint, config.image_endpoint, config.hook_budget_seconds)
         return 7
 
-    flags = f"--{RUNTIME}=unix:///r", "--remote-image-service-endpoint", "/i"
-    assert run(*command, *flags, does=note, RUNTIMEPROXY_HOOK_BUDGET="3s") == (7, "", "")
-    assert [(config.runtime_endpoint, config.image_endpoint) for config in given] == [("/r", "/i")]
-    assert given[0].hook_budget_seconds == 3
+    flags = f"--{RUNTIME}=unix:///r", "--remote-image-service-endpoint", "/i", "--log-format=json"
+    code, out, err = run(*command, *flags, does=note, RUNTIMEPROXY_HOOK_BUDGET="3s")
+    assert (code, out, json.loads(err)["message"]) == (7, "", "/r /i 3.0")
 
 
 def test_warnings_of_the_configuration_are_logged_each(run: Run) -> None:
@@ -214,16 +139,6 @@ def test_warnings_of_the_configuration_are_logged_each(run: Run) -> None:
     names = [line.partition(": ")[2].split()[0] for line in err.splitlines()]
     assert (code, names) == (0, ["RUNTIMEPROXY_A", "RUNTIMEPROXY_B"])
     assert "canary" not in err
-
-
-def test_log_is_set_up_as_the_flags_say(run: Run) -> None:
-    def log(config: Config) -> int:
-        logging.getLogger("runtimeproxy.x").debug("here %d", 1)
-        return 0
-
-    _, _, err = run(*KOORD, "--log-level=debug", "--log-format=json", does=log)
-    assert '"level": "debug", "logger": "runtimeproxy.x", "message": "here 1"' in err
-    assert run(*KOORD, does=log) == (0, "", "")
 
 
 SURPRISE = rf"unexpected ValueError at {re.escape(__file__)}:\d+; --log-level=debug shows how it came there"
@@ -248,18 +163,13 @@ def test_failure_is_one_line_and_exit_code_1(run: Run, command: tuple[str, ...],
 
 @pytest.mark.parametrize(("error", "line"), [FAILURES[0], FAILURES[3]])
 def test_failure_is_a_line_of_a_json_log(run: Run, error: Make, line: str) -> None:
-    code, _, err = run(*KOORD, "--log-format=json", does=raising(error))
-    record = json.loads(err)
-    assert (code, record["level"], record["logger"]) == (1, "error", "runtimeproxy.cli.commands.run")
-    assert re.fullmatch(line, record["message"])
-
-
-def test_surprise_leaves_its_traceback_in_a_debug_log(run: Run) -> None:
-    code, _, err = run(*KOORD, "--log-level=debug", does=raising(FAILURES[3][0]))
-    assert code == 1
-    assert f"DEBUG runtimeproxy.cli.commands.run: Running failed: ValueError at {__file__}:" in err
+    """At debug level it has the traceback of a surprise before it."""
+    code, _, err = run(*KOORD, "--log-format=json", "--log-level=debug", does=raising(error))
+    *others, last = [json.loads(each) for each in err.splitlines()]
+    assert (code, last["level"], last["logger"]) == (1, "error", "runtimeproxy.cli.commands.run")
+    assert re.fullmatch(line, last["message"])
+    assert [each["message"][:14] for each in others] == ["Running failed"] * ("unexpected" in line)
     assert "canary" not in err
-    assert err.splitlines()[-1].startswith("koord-runtime-proxy: error: unexpected ValueError")
 
 
 def test_surprise_in_a_command_without_a_log_does_not_lead_to_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +185,7 @@ def test_interrupt_is_no_traceback(run: Run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed", [{0}, {1}, {2}, {0, 1, 2}], ids=str)
+@pytest.mark.parametrize("closed", [{0}, {2}, {0, 1, 2}], ids=str)
 def test_closed_standard_files_are_open_when_the_program_runs(tmp_path: Path, closed: set[int]) -> None:
     code = (
         "import os, sys; from runtimeproxy import app, cli;"
@@ -290,6 +200,13 @@ def test_closed_standard_files_are_open_when_the_program_runs(tmp_path: Path, cl
     assert seen == ["/dev/null" if fd in closed else "/dev/zero" for fd in range(3)]
 
 
+UNREADABLE: list[tuple[Callable[[Path], object], str]] = [
+    (lambda path: path.write_bytes(b"\xff"), "the configuration file cannot be read: it is not UTF-8 text"),
+    (lambda path: path.write_bytes(b"hook-timeot: 1"), "unknown key"),
+    (lambda path: path.symlink_to("nowhere"), "the configuration file cannot be read: No such file"),
+]
+
+
 def test_default_file_is_read_if_it_is_there_and_none_is_named(tmp_path: Path) -> None:
     default, named = tmp_path / "default.yaml", tmp_path / "named.yaml"
     assert configuration({}, {}, str(default)).hook_timeout_seconds == 2
@@ -299,22 +216,11 @@ def test_default_file_is_read_if_it_is_there_and_none_is_named(tmp_path: Path) -
     named.write_text("hook-timeout: 6s\n")
     loaded = configuration({}, {"RUNTIMEPROXY_CONFIG": str(named)}, str(default))
     assert (loaded.hook_timeout_seconds, loaded.log_level) == (6, "info")
-
-
-UNREADABLE: list[tuple[Callable[[Path], object], str]] = [
-    (lambda path: path.write_bytes(b"\xff"), "the configuration file cannot be read: it is not UTF-8 text"),
-    (lambda path: path.write_bytes(b"hook-timeot: 1"), "unknown key"),
-    (lambda path: path.symlink_to("nowhere"), "the configuration file cannot be read: No such file"),
-]
-
-
-@pytest.mark.parametrize(("make", "words"), UNREADABLE)
-def test_default_file_must_be_right(tmp_path: Path, make: Callable[[Path], object], words: str) -> None:
-    default = tmp_path / "config.yaml"
-    make(default)
-    with pytest.raises(ConfigError) as caught:
-        configuration({}, {}, str(default))
-    assert str(caught.value).startswith(f"{default}: {words}")
+    for make, words in UNREADABLE:
+        default.unlink()
+        make(default)
+        with pytest.raises(ConfigError, match=f"^{default}: {words}"):
+            configuration({}, {}, str(default))
 
 
 def test_port_that_is_in_use_is_reported(run: Run) -> None:
@@ -323,3 +229,109 @@ def test_port_that_is_in_use_is_reported(run: Run) -> None:
         code, out, err = run("runtimeproxy", "export", f"--listen=127.0.0.1:{port}")
     line = f"runtimeproxy: error: cannot listen on 127.0.0.1 port {port}: Address already in use"
     assert (code, out, err.startswith(line), err.count("\n")) == (1, "", True, 1)
+
+
+PROGRAMS = [("main", "config show -o yaml"), ("main", "--help"), ("hooks", "--help"), ("hooks", "gpu --help")]
+
+
+def start(program: str, arguments: str, then: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a program as the archive does, in a shell that redirects its output; the exit code is the program's."""
+    code = f"import sys; from runtimeproxy.__main__ import {program}; sys.exit({program}())"
+    # A shell's background job ignores SIGINT, and so would the program that it starts.
+    script = f'set -o pipefail; env --default-signal=INT "$0" -c "$1" {arguments} {then}'
+    path = f"{environ.pop('PYTHONPATH', '')}:{ROOT}"
+    return subprocess.run(
+        ["bash", "-c", script, sys.executable, code],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": path, "LC_ALL": "C", "TERM": "xterm-256color", **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "arguments"), PROGRAMS)
+def test_output_is_plain_whatever_reads_it(program: str, arguments: str) -> None:
+    done = start(program, arguments)
+    assert (done.returncode, done.stdout.isascii(), "\x1b" in done.stdout, done.stderr) == (0, True, False, "")
+    for unbuffered in ("", "1"):
+        assert start(program, arguments, "| exec 0<&-", PYTHONUNBUFFERED=unbuffered).stderr == ""
+    done = start(program, arguments, ">/dev/full")
+    assert done.returncode == 1
+    if program == "main":
+        assert done.stderr == "runtimeproxy: error: [Errno 28] No space left on device\n"
+
+
+INTERRUPTING = "import os, signal\nclass Lost:\n    def __del__(self): os.kill(os.getpid(), signal.SIGINT)\nLost()\n"
+"""A module that interrupts its import where an exception is lost, as in a callback of the import system."""
+INTERRUPTED = [
+    ("main", "version", "logging"),
+    ("main", "hook call", "difflib"),
+    ("koord_runtime_proxy", "--koord-runtimeproxy-endpoint={}/p.sock", "uvloop"),
+    ("hooks", "gpu --endpoint={0}/h.sock --register-dir={0}/r", "grpc"),
+]
+"""The program, its arguments, and the module at whose import it is interrupted."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "arguments", "module"), INTERRUPTED)
+def test_interrupted_import_ends_program(tmp_path: Path, program: str, arguments: str, module: str) -> None:
+    (tmp_path / f"{module}.py").write_text(INTERRUPTING)
+    done = start(program, arguments.format(tmp_path), PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_unhandled_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hosting, "run", interrupt)
+    assert programs.hooks() == 130
+
+
+def follow_silently(handler: Handler) -> None:
+    """Send one event, and a follower nothing more."""
+    handler.part(events=[EVENTS[1]])
+    if handler.params.get("follow"):
+        handler.server.over.wait()
+    handler.wfile.write(END)
+
+
+@pytest.fixture
+def admin_endpoint(tmp_path: Path) -> Iterator[str]:
+    """Run a proxy whose store has an odd name, and that has one event for each follower."""
+    odd = {**STORE, "pods": [{**POD_RECORD, "id": "00", "name": "名\x1b[31m\udc80"}], "containers": []}
+    with serving(tmp_path / "a", {**CANNED, "store": odd, "events": follow_silently}):
+        yield str(tmp_path / "a")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("encoding", "name"), [("utf-8", "名?[31m?"), ("latin-1", r"\u540d?[31m?")])
+def test_unprintable_name_is_escaped(admin_endpoint: str, encoding: str, name: str) -> None:
+    flag = f"--admin-endpoint={admin_endpoint}"
+    done = start("main", f"store ls --no-headers {flag}", PYTHONIOENCODING=encoding)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(f" default/{name}\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "code"), [("hook ls", 0), ("events -f", 1)])
+def test_command_ends_with_its_reader(admin_endpoint: str, command: str, code: int) -> None:
+    flag = f"--admin-endpoint={admin_endpoint}"
+    assert start("main", f"{command} {flag}", "| exec 0<&-").stderr == ""
+    done = start("main", f"{command} {flag}", "| head -n 2")
+    assert (done.returncode, done.stdout.count("\n"), done.stderr) == (code, 2, "")
+
+
+@pytest.mark.slow
+def test_interrupt_ends_following_silently(admin_endpoint: str) -> None:
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "runtimeproxy", "events", "-f", "--no-headers"]
+    with subprocess.Popen(
+        [*command, f"--admin-endpoint={admin_endpoint}"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert b"plugin_added" in process.stdout.readline()
+        os.kill(process.pid, signal.SIGINT)
+        out, errors = process.communicate(timeout=10)
+    assert (process.returncode, out, errors) == (130, b"", b"")

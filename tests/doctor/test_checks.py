@@ -11,7 +11,7 @@ from runtimeproxy.cli.doctor.findings import Finding
 from runtimeproxy.cli.doctor.machine import Machine, UnixSocket
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings.options import CRIO_SOCKET
-from tests.doctor.made import KERNEL, Made, only, verdicts
+from tests.doctor.conftest import KERNEL, Made, only, verdicts
 from tests.fakes import registration
 
 Make = Callable[[Made], object]
@@ -25,8 +25,7 @@ def all_of(*makes: Make) -> Make:
     return lambda made: [make(made) for make in makes]
 
 
-def nothing(made: Made) -> None:
-    """Leave the machine as it is."""
+nothing = all_of()
 
 
 def flag(name: str, value: str) -> Make:
@@ -91,18 +90,14 @@ SOCKETS: list[Case] = [
 ]
 SYSTEMD = all_of(Made.proxy, file("run/systemd/system/x", ""))
 SCOPE = "0::/user.slice/user-0.slice/session-1.scope\n"
+FULL = all_of(Made.proxy, file("proc/sys/fs/file-nr", "90\t0\t100\n"))
 PROCESS: list[Case] = [
     (ours.file_limits, nothing, "unknown", "no proxy runs"),
     (ours.file_limits, Made.proxy, "ok", "the proxy (pid 70) has 1 of 65536 files open"),
     (ours.file_limits, lambda made: made.proxy(limit="unlimited"), "ok", "has 1 files open, without a limit"),
     (ours.file_limits, lambda made: made.proxy(limit="1024"), "warning", "may open 1024 files only"),
     (ours.file_limits, lambda made: made.proxy(limit="5", ends=range(4)), "failed", "has 5 of 5 files open"),
-    (
-        ours.file_limits,
-        all_of(Made.proxy, file("proc/sys/fs/file-nr", "90\t0\t100\n")),
-        "warning",
-        "90 of the machine's 100 files",
-    ),
+    (ours.file_limits, FULL, "warning", "90 of the machine's 100 files"),
     (ours.unit, Made.proxy, "skipped", "systemd does not run here"),
     (ours.unit, file("run/systemd/system/x", ""), "unknown", "no proxy runs"),
     (ours.unit, all_of(SYSTEMD, file("proc/70/cgroup", SCOPE)), "warning", "(pid 70) runs in no systemd service"),
@@ -152,25 +147,16 @@ def cri_dockerd(made: Made) -> None:
     made.process(41, "/usr/bin/cri-dockerd", f"--docker-endpoint=unix://{made.runtime}")
 
 
+BOTH_WAYS = all_of(kubelet(BY_FLAG, BY_FILE), endpoint(f"root{FILE}", "{runtime}"))
 CLIENTS: list[Case] = [
     (clients.kubelet, kubelet(BY_FLAG), "ok", f"{CALLS}--container-runtime-endpoint"),
     (clients.kubelet, all_of(kubelet(BY_FILE), endpoint(f"root{FILE}")), "ok", f"{CALLS}{IN_FILE}{FILE}"),
-    (
-        clients.kubelet,
-        all_of(kubelet(BY_FLAG, BY_FILE), endpoint(f"root{FILE}", "{runtime}")),
-        "ok",
-        f"{CALLS}--container-runtime-endpoint",
-    ),
+    (clients.kubelet, BOTH_WAYS, "ok", f"{CALLS}--container-runtime-endpoint"),
     (clients.kubelet, DROP_IN, "ok", f"{CALLS}{IN_FILE}{DROP_INS}/20-b.conf"),
     (clients.kubelet, all_of(kubelet("--config=k.yaml"), endpoint("cwd/k.yaml")), "ok", f"{CALLS}{IN_FILE}k.yaml"),
     (clients.kubelet, nothing, "unknown", "no process named kubelet is seen here"),
     (clients.kubelet, kubelet(), "failed", "has no endpoint configured and uses its default, not the proxy"),
-    (
-        clients.kubelet,
-        kubelet("--container-runtime-endpoint={runtime}"),
-        "failed",
-        "that is the runtime itself, past the proxy",
-    ),
+    (clients.kubelet, kubelet("--container-runtime-endpoint={runtime}"), "failed", "runtime itself, past the proxy"),
     (clients.kubelet, kubelet("--container-runtime-endpoint=unix:///x.sock"), "failed", "that is no proxy"),
     (clients.kubelet, kubelet("--container-runtime-endpoint=tcp:x"), "failed", "'tcp:x' is not a unix socket"),
     (clients.kubelet, all_of(DOCKER, OWN_SHIM), "ok", ""),
@@ -188,7 +174,7 @@ def at_nri(name: str, endpoint: str, end: int, *, peers: bool = True) -> Make:
         nri = clients.NRI_SOCKET.replace("/var/run", "/run")
         made.kernel = [[UnixSocket(1201, False, True, nri, 201), UnixSocket(201, False, True, "", 1201)]] * peers
         made.process(50, "/koordlet", sockets=[end])
-        register(made, name, registration.text(endpoint))
+        made.register(name, registration.text(endpoint))
 
     return make
 
@@ -204,13 +190,8 @@ NRI: list[Case] = [
 # -- registrations ---------------------------------------------------------------------------------------------------
 
 
-def register(made: Made, name: str, content: str) -> None:
-    made.registrations.mkdir(mode=0o755, exist_ok=True)
-    registration.write(made.registrations, name, content)
-
-
 def registered(*contents: str) -> Make:
-    return lambda made: [register(made, f"{name}.json", text) for name, text in zip("ab", contents, strict=False)]
+    return lambda made: [made.register(f"{name}.json", text) for name, text in zip("ab", contents, strict=False)]
 
 
 def everybodys_directory(made: Made) -> None:
@@ -218,6 +199,7 @@ def everybodys_directory(made: Made) -> None:
     made.registrations.chmod(0o777)
 
 
+NO_POINT, ONE_POINT = (registration.text("/run/x.sock", [point]) for point in ("PreNothing", "PreCreateContainer"))
 TEXT = registration.text("/run/x.sock")
 TWICE = "a.json and b.json name the same socket, which is called once, by a.json, at PreCreateContainer"
 SKIP = all_of(flag("runtime-hook-server-key", "team/skip"), flag("runtime-hook-server-val", "yes"))
@@ -227,18 +209,8 @@ REGISTRATIONS: list[Case] = [
     (hookservers.registrations, registered(TEXT), "ok", "hookserver.d has 1 registration file"),
     (hookservers.registrations, registered("{"), "failed", "a.json: not JSON (yet?)"),
     (hookservers.registrations, registered('{"runtime-hooks": []}'), "failed", "a.json: remote-endpoint is missing"),
-    (
-        hookservers.registrations,
-        registered(registration.text("/run/x.sock", ["PreNothing"])),
-        "warning",
-        "unknown hook points are ignored: 'PreNothing'",
-    ),
-    (
-        hookservers.registrations,
-        registered(*[registration.text("/run/x.sock", ["PreCreateContainer"])] * 2),
-        "warning",
-        TWICE,
-    ),
+    (hookservers.registrations, registered(NO_POINT), "warning", "unknown hook points are ignored: 'PreNothing'"),
+    (hookservers.registrations, registered(ONE_POINT, ONE_POINT), "warning", TWICE),
     (hookservers.registrations, everybodys_directory, "failed", "can be written by everybody"),
     (hookservers.skip_label, SKIP, "ok", "pods with the label team/skip=yes are never handed"),
 ]
@@ -275,29 +247,24 @@ def test_kubelet_at_crio_must_call_a_socket_named_crio(made: Made, name: str) ->
     assert (f"unix://{made.ours.parent}/run/crio/crio.sock" in finding.do) is ("/" not in name)
 
 
-def test_kubelet_configuration_that_is_no_yaml_quotes_nothing(made: Made) -> None:
-    all_of(kubelet(BY_FILE), file(f"proc/40/root{FILE}", f"a: [{CANARY}\n"))(made)
-    with pytest.raises(ConfigError, match="not YAML that can be read") as raised:
-        list(clients.kubelet(made.machine))
-    assert CANARY not in str(raised.value)
-
-
 def test_what_to_do_names_the_flag(made: Made) -> None:
-    kubelet()(made)
+    all_of(kubelet(BY_FILE), file(f"proc/40/root{FILE}", "maxPods: 7\n"))(made)
     at_nri("koordlet.json", "/run/x.sock", 201)(made)
     (at_kubelet,), (at_koordlet,) = clients.kubelet(made.machine), clients.nri(made.machine)
     assert at_kubelet.do.startswith(f"set --container-runtime-endpoint=unix://{made.ours} and restart kubelet")
     assert "-enable-nri-runtime-hook=false" in at_koordlet.do
+    file(f"proc/40/root{FILE}", f"a: [{CANARY}\n")(made)
+    with pytest.raises(ConfigError, match="not YAML that can be read") as raised:
+        list(clients.kubelet(made.machine))
+    assert CANARY not in str(raised.value)
 
 
 GOOD = {"NeedDaemonReload": "no", "Type": "notify", "Restart": "always", "WatchdogUSec": "30s"}
 GOOD |= {"OOMScoreAdjust": "-999"}
 BAD = [("NeedDaemonReload", "yes"), ("Type", "simple"), ("Restart", "no"), ("WatchdogUSec", "0")]
 BAD += [("OOMScoreAdjust", "0"), ("", "")]
-CGROUPS = [
-    "0::/user.slice/user@0.service/app.slice/rp.service\n",
-    "2:cpu:/\n1:name=systemd:/system.slice/rp.service\n0::/\n",
-]
+CGROUPS = ["0::/user.slice/user@0.service/app.slice/rp.service\n"]
+CGROUPS += ["2:cpu:/\n1:name=systemd:/system.slice/rp.service\n0::/\n"]
 
 
 @pytest.mark.parametrize("cgroup", CGROUPS)
@@ -311,7 +278,7 @@ def test_unit_is_judged_by_its_settings_in_force(made: Made, cgroup: str, key: s
 
 
 def test_unreadable_registration_does_not_hide_the_next(made: Made) -> None:
-    register(made, "b.json", "{")
+    made.register("b.json", "{")
     (made.registrations / "a.json").mkdir()
     found = verdicts(hookservers.registrations(made.machine))
     assert [why.partition(":")[0] for _, why in found] == ["a.json", "b.json"]

@@ -1,80 +1,70 @@
-"""The doctor's calls to runtimes: the fakes, and what answers wrongly."""
+"""The doctor's calls to runtimes and hook servers: fakes, and what answers wrongly."""
 
 import asyncio
 import socket
 from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import grpc
 import pytest
 
-from runtimeproxy.cli.doctor import runtime
-from runtimeproxy.cli.doctor.findings import Finding
+from runtimeproxy.cli.doctor import hookservers, runtime
+from runtimeproxy.cli.doctor.findings import Finding, Verdict
 from runtimeproxy.cli.doctor.machine import Machine
+from runtimeproxy.plugins.disabling import Disabled, written
 from tests.docker.daemon import Daemon, reply
-from tests.doctor.made import Made, only
+from tests.doctor.conftest import PATIENCE_SECONDS, Made, only
+from tests.fakes import hookanswers, registration
 from tests.fakes.dockerd import FakeDockerd
+from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import FakeRuntime, Injection
 
 CANARY = "canary-4711"
+Inspect = Callable[[Machine], Iterable[Finding]]
 V1, V1ALPHA2 = "/runtime.v1.RuntimeService/Version", "/runtime.v1alpha2.RuntimeService/Version"
 
 
-async def looked(made: Made, inspect: Callable[[Machine], Iterable[Finding]] = runtime.runtime) -> tuple[str, str]:
+async def looked(made: Made, inspect: Inspect = runtime.runtime) -> tuple[str, str]:
     return await asyncio.to_thread(only, inspect, made)
 
 
-async def test_cri_versions_are_reported(made: Made) -> None:
-    async with FakeRuntime(str(made.runtime)):
-        verdict, why = await looked(made)
-    assert verdict == "ok"
-    assert why.startswith(f"{made.runtime}: containerd")
-    assert why.endswith(", CRI v1 and v1alpha2")
-
-
 UNKNOWN_METHOD = Injection(code=grpc.StatusCode.UNIMPLEMENTED)
+BROKEN = Injection(code=grpc.StatusCode.INTERNAL, details=CANARY)
 OFFERED = [
-    ((V1ALPHA2,), "ok", "CRI v1"),
-    ((V1,), "warning", "CRI v1alpha2 only"),
-    ((V1, V1ALPHA2), "failed", "speaks no CRI version"),
+    ((), UNKNOWN_METHOD, "ok", ", CRI v1 and v1alpha2"),
+    ((V1ALPHA2,), UNKNOWN_METHOD, "ok", "CRI v1"),
+    ((V1,), UNKNOWN_METHOD, "warning", "CRI v1alpha2 only"),
+    ((V1, V1ALPHA2), UNKNOWN_METHOD, "failed", "speaks no CRI version"),
+    (("Version",), BROKEN, "failed", ": gRPC status 13"),
 ]
 
 
-@pytest.mark.parametrize(("missing", "verdict", "words"), OFFERED)
-async def test_missing_cri_version_is_judged(made: Made, missing: tuple[str, ...], verdict: str, words: str) -> None:
+@pytest.mark.parametrize(("methods", "answer", "verdict", "words"), OFFERED)
+async def test_cri_version_is_judged(
+    made: Made, methods: tuple[str, ...], answer: Injection, verdict: str, words: str
+) -> None:
     async with FakeRuntime(str(made.runtime)) as fake:
-        for path in missing:
-            fake.inject(path, UNKNOWN_METHOD)
+        for path in methods:
+            fake.inject(path, answer)
         found = await looked(made)
     assert (found[0], found[1].endswith(words)) == (verdict, True)
+    assert (found[1].startswith(str(made.runtime)), "containerd" in found[1]) == (True, verdict != "failed")
 
 
-async def test_error_of_the_runtime_is_reported_without_its_text(made: Made) -> None:
-    async with FakeRuntime(str(made.runtime)) as fake:
-        fake.inject("Version", Injection(code=grpc.StatusCode.INTERNAL, details=CANARY))
-        assert await looked(made) == ("failed", f"{made.runtime}: gRPC status 13")
-
-
-@pytest.mark.parametrize("mode", ["Containerd", "Docker"])
-def test_runtime_that_is_away_fails(made: Made, mode: str) -> None:
-    made.flags["backend-runtime-mode"] = mode
-    assert only(runtime.runtime, made) == ("failed", f"{made.runtime}: No such file or directory")
-
-
-HANGING = [(runtime.runtime, mode, "") for mode in ("Containerd", "Docker")]
+HANGING = [(runtime.runtime, "Containerd", ""), (runtime.runtime, "Docker", "")]
 HANGING += [(runtime.proxy, "Containerd", "no answer through ")]
 
 
 @pytest.mark.parametrize(("check", "mode", "words"), HANGING)
 def test_socket_that_never_answers_fails_in_time(
-    made: Made,
-    check: Callable[[Machine], Iterable[Finding]],
-    mode: str,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
+    made: Made, check: Inspect, mode: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "CALL_SECONDS", 0.05)
     made.flags["backend-runtime-mode"] = mode
     made.proxy()
+    if check is runtime.runtime:
+        assert only(check, made) == ("failed", f"{made.runtime}: No such file or directory")
     path = str(made.ours if check is runtime.proxy else made.runtime)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -92,9 +82,7 @@ async def test_docker_reports_api_versions_and_cgroup_driver(made: Made) -> None
 
 @pytest.mark.parametrize("inspect", [runtime.runtime, runtime.proxy])
 @pytest.mark.parametrize(("given", "other"), [("Containerd", "Docker"), ("Docker", "Containerd")])
-async def test_mode_that_differs_from_the_flag_fails(
-    made: Made, inspect: Callable[[Machine], Iterable[Finding]], given: str, other: str
-) -> None:
+async def test_mode_that_differs_from_the_flag_fails(made: Made, inspect: Inspect, given: str, other: str) -> None:
     made.flags["backend-runtime-mode"] = given
     made.proxy()
     path, who = (made.ours, "the proxy") if inspect is runtime.proxy else (made.runtime, "the runtime")
@@ -104,12 +92,9 @@ async def test_mode_that_differs_from_the_flag_fails(
     assert finding == ("failed", why)
 
 
-WRONG = [
-    (reply(b"[]"), "its answer is not dockerd's"),
-    (reply(b"canary-4711"), "its answer is not dockerd's"),
-    (reply(b"{}", 500), "GET /version: status 500"),
-    (b"\x00\x01canary-4711\r\n\r\n", "its answer is not dockerd's"),
-]
+NOT_DOCKERD = "its answer is not dockerd's"
+WRONG = [(reply(b"canary-4711"), NOT_DOCKERD), (reply(b"{}", 500), "GET /version: status 500")]
+WRONG += [(reply(b"[]"), NOT_DOCKERD), (b"\x00\x01canary-4711\r\n\r\n", NOT_DOCKERD)]
 
 
 @pytest.mark.parametrize(("answer", "words"), WRONG)
@@ -121,23 +106,144 @@ async def test_wrong_answer_of_docker_is_reported_in_our_words(made: Made, answe
 
 
 @pytest.mark.parametrize("inspect", [runtime.runtime, runtime.proxy])
-async def test_socket_without_rights_is_unknown(
-    made: Made, inspect: Callable[[Machine], Iterable[Finding]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_socket_without_rights_is_unknown(made: Made, inspect: Inspect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "denied", lambda path: True)
     verdict, why = await looked(made, inspect)
     assert (verdict, why.endswith(".sock: Permission denied")) == ("unknown", True)
 
 
 async def test_proxy_is_called_on_its_own_socket(made: Made) -> None:
-    made.proxy()
-    async with FakeRuntime(str(made.ours)):
+    async with FakeRuntime(str(made.ours)) as fake:
+        assert (await looked(made, runtime.proxy))[0] == "unknown", "no proxy listens there"
+        assert not fake.received
+        made.proxy()
         assert await looked(made, runtime.proxy) == ("ok", f"the runtime answers through {made.ours}")
     verdict, why = await looked(made, runtime.proxy)
     assert (verdict, why.startswith(f"no answer through {made.ours}: ")) == ("failed", True)
 
 
-async def test_socket_without_a_proxy_is_not_called(made: Made) -> None:
-    async with FakeRuntime(str(made.ours)) as fake:
-        assert (await looked(made, runtime.proxy))[0] == "unknown"
-        assert not fake.received
+async def called(made: Made) -> list[Finding]:
+    return await asyncio.to_thread(lambda: list(hookservers.hook_servers(made.machine)))
+
+
+@pytest.fixture
+def endpoint(made: Made) -> str:
+    """Return a path for a hook server's socket in a directory that only root can write in."""
+    return str(made.ours.parent / "hook.sock")
+
+
+async def test_disabled_hook_server_is_reported_and_not_called(made: Made) -> None:
+    for name, path in (("a", "/run/other.sock"), ("b", "/run/nobody.sock"), ("copy", "unix:///run//other.sock")):
+        made.register(f"{name}.json", registration.text(path, policy="Fail"))
+    made.mask.write(written({"a": Disabled("it hangs", "uid 0, pid 1", 0.0)}))
+    disabled, copy, tried = await called(made)
+    assert copy.why == "copy is disabled with a, which names the same socket, and was not called"
+    assert "hook server 'b' at" in tried.why
+    assert (disabled.verdict, disabled.why) == (Verdict.WARNING, "a is disabled by hand (it hangs) and was not called")
+    assert (tried.verdict, "calls are refused" in tried.why) == (Verdict.FAILED, True)
+    flag = f"--admin-endpoint={made.machine.config.admin_endpoint}"
+    assert f"`runtimeproxy hook enable a {flag}`" in disabled.do
+    assert f"`runtimeproxy hook disable b --reason=unreachable {flag}`" in tried.do
+
+
+@pytest.mark.parametrize(("policy", "helps"), [("Fail", "/run/koord-runtimeproxy/admin.sock"), ("Ignore", "")])
+async def test_disabling_is_suggested_only_where_it_helps(made: Made, policy: str, helps: str) -> None:
+    made.register("a.json", registration.text("/run/nobody.sock", policy=policy))
+    for made.flags["admin-endpoint"] in ("/run/koord-runtimeproxy/admin.sock", "none"):
+        (finding,) = await called(made)
+        suggested = "`runtimeproxy hook disable a --reason=unreachable`" in finding.do
+        assert suggested == (made.flags["admin-endpoint"] == helps) == ("hook disable" in finding.do)
+
+
+async def test_mask_that_cannot_be_used_hides_no_hook_server(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.register("a.json", registration.text("/run/nobody.sock"))
+    made.mask.write(b"{")
+    mask, tried = await called(made)
+    assert (mask.verdict, mask.why.partition(":")[0]) == (Verdict.WARNING, f"{made.mask.path} is not JSON")
+    assert tried.why.startswith("hook server 'a' at ")
+    with monkeypatch.context() as without_rights:
+        without_rights.setattr(hookservers, "denied", lambda path: path == made.mask.path)
+        mask, tried = await called(made)
+        assert (mask.verdict, tried.why[:15]) == (Verdict.UNKNOWN, "hook server 'a'")
+    made.flags["state-dir"] = "none"
+    assert len(await called(made)) == 1
+
+
+POINTS = [
+    (registration.ALL_POINTS, "5s", "PreCreateContainer", 5.0),
+    (["PostStopContainer", "PreRunPodSandbox"], "60s", "PreRunPodSandbox", PATIENCE_SECONDS),
+]
+
+
+@pytest.mark.parametrize(("points", "given", "point", "longest"), POINTS)
+async def test_hook_server_is_called_once_at_a_pre_point(
+    made: Made, endpoint: str, points: list[str], given: str, point: str, longest: float
+) -> None:
+    made.register("a.json", registration.text(endpoint, points, timeout=given))
+    made.register("b.json", registration.text(f"{endpoint}.post", ["PostStopContainer"]))
+    assert (await called(made))[1].verdict.value == "warning"
+    async with HookServer(endpoint) as server, HookServer(f"{endpoint}.post") as post:
+        finding, other = await called(made)
+    assert (finding.verdict.value, other.verdict.value, post.calls) == ("ok", "ok", [])
+    assert finding.why.startswith(f"a: {endpoint} answered {point} in ")
+    (call,) = server.calls
+    assert call.point.name == point
+    assert call.deadline_seconds is not None
+    assert call.deadline_seconds <= longest
+
+
+ANSWERS = [("Ignore", "fail", "warning", ""), ("Fail", "fail", "failed", ""), ("Ignore", "", "warning", "")]
+ANSWERS += [("Fail", "", "failed", ""), ("Fail", "refuse", "ok", "it refuses the invented pod")]
+
+
+@pytest.mark.parametrize(("policy", "answer", "verdict", "words"), ANSWERS)
+async def test_failing_hook_server_is_judged_by_its_policy(
+    made: Made, endpoint: str, policy: str, answer: str, verdict: str, words: str
+) -> None:
+    made.register("a.json", registration.text(endpoint, policy=policy))
+    async with AsyncExitStack() as stack:
+        if answer:
+            await stack.enter_async_context(HookServer(endpoint, default=hookanswers.BY_NAME[answer]()))
+        (finding,) = await called(made)
+    assert (finding.verdict.value, bool(finding.do), finding.why.endswith(words)) == (verdict, verdict != "ok", True)
+    assert "failed as requested" not in finding.why, "the hook server's own text is not repeated"
+
+
+async def test_slow_answer_is_a_warning(made: Made, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.register("a.json", registration.text(endpoint, timeout="3s"))
+    times = iter([10.0, 12.0])
+    monkeypatch.setattr(hookservers, "perf_counter", lambda: next(times))
+    async with HookServer(endpoint):
+        (finding,) = await called(made)
+    assert finding.verdict.value == "warning"
+    assert finding.why.endswith("PreCreateContainer in 2000 ms, more than half of its time limit")
+
+
+async def test_hanging_hook_server_hides_no_other(made: Made, endpoint: str) -> None:
+    other = f"{endpoint}.2"
+    made.register("a.json", registration.text(endpoint, timeout="100ms"))
+    made.register("b.json", registration.text(other, timeout="60s"))
+    over = asyncio.Event()
+
+    async def hang(call: hookanswers.HookCall) -> bytes:
+        await over.wait()
+        return b""
+
+    async with HookServer(endpoint, default=hang), HookServer(other):
+        first, second = await called(made)
+        over.set()
+    assert (first.verdict.value, "deadline" in first.why, second.verdict.value) == ("warning", True, "ok")
+
+
+async def test_untrusted_socket_is_not_called(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wide").mkdir()
+    (tmp_path / "wide").chmod(0o777)
+    endpoint = str(tmp_path / "wide" / "hook.sock")
+    made.register("a.json", registration.text(endpoint))
+    async with HookServer(endpoint) as server:
+        (finding,) = await called(made)
+        assert (finding.verdict.value, "untrusted_socket" in finding.why) == ("warning", True)
+        monkeypatch.setattr(hookservers, "denied", lambda path: path == endpoint)
+        (finding,) = await called(made)
+        assert (finding.verdict.value, finding.why) == ("unknown", f"a: {endpoint}: Permission denied")
+        assert server.calls == []

@@ -17,6 +17,7 @@ Json = Mapping[str, Any]
 Answer = Json | Sequence[Json] | Refused | Callable[["Handler"], None]
 """An object, events, an error, or a way to fail."""
 Canned = Mapping[str, Answer]
+END = line(id=1, end={"schemaVersion": SCHEMA_VERSION})
 
 
 class Server(socketserver.ThreadingUnixStreamServer):
@@ -46,10 +47,7 @@ class Handler(socketserver.StreamRequestHandler):
             message = loads(octets)
             method, self.params = message["method"], message["params"]
             self.server.requests.append((method, self.params))
-            if self.server.fault is not None:
-                self.server.fault(self)
-                return
-            answer = self.server.canned.get(method, Refused(404, f"there is no {method}"))
+            answer = self.server.fault or self.server.canned.get(method, Refused(404, f"there is no {method}"))
             if callable(answer):
                 answer(self)
                 return
@@ -57,7 +55,7 @@ class Handler(socketserver.StreamRequestHandler):
                 self.error(answer)
             elif isinstance(answer, Mapping):
                 self.part(**(_selected(answer, self.params) if method == "store" else answer))
-                self.end()
+                self.wfile.write(END)
             else:
                 self.events(answer)
                 if self.params.get("follow"):
@@ -65,9 +63,6 @@ class Handler(socketserver.StreamRequestHandler):
 
     def part(self, **part: Any) -> None:
         self.wfile.write(line(id=1, part=part))
-
-    def end(self) -> None:
-        self.wfile.write(line(id=1, end={"schemaVersion": SCHEMA_VERSION}))
 
     def error(self, refused: Refused) -> None:
         self.wfile.write(line(id=1, error={"status": refused.status, "text": refused.text}))
@@ -83,7 +78,7 @@ class Handler(socketserver.StreamRequestHandler):
         for event in found[: self.params.get("limit", queries.EVENTS)]:
             self.part(events=[{name: value for name, value in event.items() if name != "later"}])
         if not follow:
-            self.end()
+            self.wfile.write(END)
 
 
 def _selected(store: Json, params: Json) -> Json:
@@ -102,38 +97,21 @@ def _selected(store: Json, params: Json) -> Json:
 Fault = Callable[[Handler], None]
 
 
-def hang_before_the_answer(handler: Handler) -> None:
-    handler.server.over.wait()
+def sending(*octets: bytes, hang: bool = False) -> Fault:
+    """Return a way to fail: send octets, then hang, or close the connection."""
+
+    def fault(handler: Handler) -> None:
+        for each in octets:
+            handler.wfile.write(each)
+        if hang:
+            handler.server.over.wait()
+
+    return fault
 
 
-def hang_in_a_line(handler: Handler) -> None:
-    handler.wfile.write(b'{"id":1,"part":{')
-    handler.server.over.wait()
-
-
-def hang_after_a_part(handler: Handler) -> None:
-    handler.part()
-    handler.server.over.wait()
-
-
-def cut_before_the_answer(handler: Handler) -> None:
-    """Return, which closes the connection."""
-
-
-def cut_in_a_line(handler: Handler) -> None:
-    handler.wfile.write(b'{"id":1,"part":{')
-
-
-def cut_after_a_part(handler: Handler) -> None:
-    handler.part()
-
-
-def speak_http(handler: Handler) -> None:
-    handler.wfile.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
-
-
-def answer_no_json(handler: Handler) -> None:
-    handler.wfile.write(b"{not json}\n")
+HALF_A_LINE, A_PART = b'{"id":1,"part":{', line(id=1, part={})
+HANG = sending(hang=True)
+SPEAK_HTTP = sending(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Logs: one line per record, never a value, never a wait."""
 
+import asyncio
 import json
 import logging
 import os
@@ -7,11 +8,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 
 import pytest
 
+from runtimeproxy.admin.log_level import LogLevel
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.observe import logs
+from tests.fakes.clock import virtual_time
 
 OURS = logging.getLogger("runtimeproxy.some.part")
 FOREIGN = logging.getLogger("somelibrary")
@@ -24,14 +28,18 @@ class Stderr:
     def __init__(self) -> None:
         self.read_end, self.write_end = os.pipe()
 
+    def configure(self, level: str = "info", format: str = "text") -> logs.LineHandler:
+        self.handler = logs.configure(level, format, self.write_end)
+        return self.handler
+
     def written(self, level: str, format: str, log: Callable[[], None]) -> list[str]:
         """Return the lines written by ``log``; the pipe is closed then."""
-        handler = logs.configure(level, format, self.write_end)
+        self.configure(level, format)
         log()
-        handler.close()
         return self.lines()
 
     def lines(self) -> list[str]:
+        self.handler.close()
         os.close(self.write_end)
         with os.fdopen(self.read_end, closefd=False) as stream:
             return stream.read().splitlines()
@@ -40,14 +48,9 @@ class Stderr:
 @pytest.fixture
 def stderr() -> Iterator[Stderr]:
     pipe = Stderr()
+    level = logging.getLogger(logs.OWN_LOGGER).level
     yield pipe
     os.close(pipe.read_end)
-
-
-@pytest.fixture(autouse=True)
-def _logging_stays_as_it_was() -> Iterator[None]:
-    level = logging.getLogger(logs.OWN_LOGGER).level
-    yield
     logging.getLogger(logs.OWN_LOGGER).setLevel(level)
 
 
@@ -63,22 +66,15 @@ def fail_with(error: Exception) -> None:
         OURS.error("it broke", exc_info=True)
 
 
+OURS_LINE = TIME + re.escape(r" INFO runtimeproxy.some.part: plugin a\ntwo\x1b[31m\udcff ä")
+ERROR_LINE = r".*it broke: ConfigError at .*test_logs\.py:\d+: --x: what to do"
 LINES: dict[str, tuple[Callable[[], None], str]] = {
-    "time, level, logger and message": (
-        lambda: OURS.info("plugin %s\ntwo\x1b[31m\udcff ä", "a"),
-        TIME + re.escape(r" INFO runtimeproxy.some.part: plugin a\ntwo\x1b[31m\udcff ä"),
-    ),
-    "an error of ours with its text": (
-        lambda: fail_with(ConfigError("--x: what to do")),
-        r".*it broke: ConfigError at .*test_logs\.py:\d+: --x: what to do",
-    ),
+    "time, level, logger and message": (lambda: OURS.info("plugin %s\ntwo\x1b[31m\udcff ä", "a"), OURS_LINE),
+    "an error of ours with its text": (lambda: fail_with(ConfigError("--x: what to do")), ERROR_LINE),
     "no error": (lambda: OURS.error("oops", exc_info=(None, None, None)), r".* runtimeproxy\.some\.part: oops"),
     "an error without a place": (lambda: OURS.error("oops", exc_info=ValueError("canary")), ".*: oops: ValueError"),
     "a foreign template": (lambda: FOREIGN.warning("decoded %s", "canary"), ".* somelibrary: decoded %s"),
-    "the call's id at its end": (
-        lambda: OURS.info("%s failed", "hook", extra={"call": "ab12-57"}),
-        r".*: hook failed call=ab12-57",
-    ),
+    "the call's id": (lambda: OURS.info("%s failed", "hook", extra={"call": "k1"}), r".*: hook failed call=k1"),
     "its first line": (lambda: FOREIGN.error("never retrieved\nValueError('canary')"), ".*: never retrieved"),
 }
 
@@ -89,32 +85,27 @@ def test_text_line_has(stderr: Stderr, log: Callable[[], None], line: str) -> No
     assert re.fullmatch(line, written)
 
 
-def test_json_line_is_an_object_with_the_same(stderr: Stderr) -> None:
-    extra = {"call": "ab12-57"}
-    (line,) = stderr.written("info", "json", lambda: OURS.warning('a "quoted" \n \x1b ä %s', "\udcff", extra=extra))
-    text = json.loads(line)
-    assert re.fullmatch(TIME, text.pop("time"))
-    message = 'a "quoted" \n \x1b ä \udcff'
-    assert text == {"level": "warning", "logger": "runtimeproxy.some.part", "message": message, **extra}
+LEVELS = ["debug", "info", "warning", "error"]
 
 
-LEVELS = {
-    "debug": ["debug", "info", "warning", "error", "foreign warning"],
-    "info": ["info", "warning", "error", "foreign warning"],
-    "warning": ["warning", "error", "foreign warning"],
-    "error": ["error"],
-}
+@pytest.mark.parametrize("level", LEVELS)
+def test_lines_below_the_level_are_left_out(stderr: Stderr, level: str) -> None:
+    """Those of libraries are left out below the level warning, too. The last line is JSON with the same."""
 
-
-@pytest.mark.parametrize(("level", "expected"), LEVELS.items())
-def test_lines_below_the_level_are_left_out(stderr: Stderr, level: str, expected: list[str]) -> None:
     def log() -> None:
         for each in LEVELS:
             OURS.log(logging.getLevelName(each.upper()), each)
-        for each in ("debug", "info", "warning"):
             FOREIGN.log(logging.getLevelName(each.upper()), f"foreign {each}")
+        OURS.error('a "quoted" \n \x1b ä %s', "\udcff", extra={"call": "ab12-57"})
 
-    assert [json.loads(line)["message"] for line in stderr.written(level, "json", log)] == expected
+    *found, last = [json.loads(line) for line in stderr.written(level, "json", log)]
+    shown = LEVELS[LEVELS.index(level) :]
+    assert [each["message"] for each in found if "foreign" not in each["message"]] == shown
+    foreign = [f"foreign {each}" for each in shown if each in ("warning", "error")]
+    assert [each["message"] for each in found if "foreign" in each["message"]] == foreign
+    assert re.fullmatch(TIME, last.pop("time"))
+    message = 'a "quoted" \n \x1b ä \udcff'
+    assert last == {"level": "error", "logger": "runtimeproxy.some.part", "message": message, "call": "ab12-57"}
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
@@ -130,11 +121,10 @@ def test_foreign_exception_is_reported_without_its_text(stderr: Stderr, level: s
 
 
 def test_template_that_does_not_fit_its_arguments_is_dropped(stderr: Stderr, capfd: pytest.CaptureFixture[str]) -> None:
-    handler = logs.configure("info", "text", stderr.write_end)
+    handler = stderr.configure()
     handler.handle(record("%d", "canary"))
     assert logs.dropped() == 1
-    handler.close()
-    assert (handler.dropped, stderr.lines(), capfd.readouterr().err) == (1, [], "")
+    assert (stderr.lines(), handler.dropped, capfd.readouterr().err) == ([], 1, "")
 
 
 def test_one_line_a_second_of_a_kind_counts_those_left_out() -> None:
@@ -147,12 +137,8 @@ def test_one_line_a_second_of_a_kind_counts_those_left_out() -> None:
     assert limit.admit(("a",)) == 3
     now = 2.0
     assert limit.admit(("a",)) == 0
-
-
-def test_kinds_that_the_limit_remembers_are_bounded() -> None:
-    limit = logs.Limit(lambda: 0.0)
     assert {limit.admit((str(number),)) for number in range(3000)} == {0}
-    assert (limit.admit(("2999",)), limit.admit(("0",))) == (None, 0)
+    assert (limit.admit(("2999",)), limit.admit(("0",))) == (None, 0), "it remembers a bounded number of kinds"
 
 
 FORMATS = [(logs.TextLines, "(4 more like this left out)"), (logs.JsonLines, '"left_out": 4')]
@@ -161,12 +147,11 @@ FORMATS = [(logs.TextLines, "(4 more like this left out)"), (logs.JsonLines, '"l
 @pytest.mark.parametrize(("formatter", "reported"), FORMATS)
 def test_line_counts_those_left_out(stderr: Stderr, formatter: Callable[..., logging.Formatter], reported: str) -> None:
     now = 0.0
-    handler = logs.LineHandler(stderr.write_end, formatter(), logs.Limit(lambda: now))
+    handler = stderr.handler = logs.LineHandler(stderr.write_end, formatter(), logs.Limit(lambda: now))
     for number in range(5):
         handler.handle(record("hook %d failed", number))
     now = 1.5
     handler.handle(record("hook %d failed", 9))
-    handler.close()
     first, second = stderr.lines()
     assert "hook 0 failed" in first
     assert "left" not in first
@@ -203,19 +188,54 @@ def test_stderr_that_nobody_reads_costs_lines_and_no_time(monkeypatch: pytest.Mo
     os.close(pipe.write_end)
 
 
-def test_broken_stderr_is_counted_and_nothing_else() -> None:
-    pipe = Stderr()
-    os.close(pipe.read_end)
-    handler = logs.configure("info", "text", pipe.write_end)
-    OURS.info("nobody hears this")
-    handler.close()
-    os.close(pipe.write_end)
-    assert handler.dropped == 1
-
-
 def test_second_configuration_replaces_the_first(stderr: Stderr) -> None:
+    """A stderr without a reader is counted and nothing else."""
     first = Stderr()
-    logs.configure("info", "text", first.write_end)
+    os.close(first.read_end)
+    handler = first.configure()
+    OURS.info("nobody reads this")
     assert len(stderr.written("info", "text", lambda: OURS.info("only once"))) == 1
-    assert first.lines() == []
-    assert not [handler for handler in logging.getLogger().handlers if isinstance(handler, logs.LineHandler)]
+    assert handler.dropped == 1
+    os.close(first.write_end)
+    assert not [each for each in logging.getLogger().handlers if isinstance(each, logs.LineHandler)]
+
+
+# -- the level for a time --------------------------------------------------------------------------------------------
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def log_level(configured: str) -> LogLevel:
+    logs.set_level(configured)
+    return LogLevel(asyncio.get_running_loop(), configured, NOW.timestamp)
+
+
+@virtual_time
+async def test_level_changes_immediately_and_is_restored(stderr: Stderr) -> None:
+    stderr.configure()
+    level = log_level("info")
+    level.change("error", 300.0)
+    until = level.change("debug", 600.0)
+    OURS.debug("shown")
+    await asyncio.sleep(599)
+    OURS.debug("shown too")
+    await asyncio.sleep(2)
+    OURS.debug("not shown")
+    assert until == "2026-01-02T03:14:05.000Z"
+    assert [line.partition(" ")[2] for line in stderr.lines()[1:]] == [
+        "WARNING runtimeproxy.admin.log_level: the log level is debug until 2026-01-02T03:14:05.000Z, then info again",
+        "DEBUG runtimeproxy.some.part: shown",
+        "DEBUG runtimeproxy.some.part: shown too",
+        "WARNING runtimeproxy.admin.log_level: the log level is info again, as configured",
+    ]
+
+
+@virtual_time
+async def test_change_is_reported_at_the_level_that_shows_more(stderr: Stderr) -> None:
+    stderr.configure()
+    log_level("error").change("info", 1.0)
+    await asyncio.sleep(2)
+    assert [line.partition(": ")[2] for line in stderr.lines()] == [
+        "the log level is info until 2026-01-02T03:04:06.000Z, then error again",
+        "the log level is error again, as configured",
+    ]

@@ -51,15 +51,11 @@ def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Systemd]
     made.socket.close()
 
 
-@pytest.mark.parametrize(
-    "watchdog",
-    [
-        {},
-        {"WATCHDOG_USEC": BEAT_USEC, "WATCHDOG_PID": "1"},
-        *({"WATCHDOG_USEC": interval} for interval in ("soon", "²", "0", "")),
-    ],
-    ids=str,
-)
+NO_BEAT = [{}, {"WATCHDOG_USEC": BEAT_USEC, "WATCHDOG_PID": "1"}]
+NO_BEAT += [{"WATCHDOG_USEC": interval} for interval in ("soon", "²", "0", "")]
+
+
+@pytest.mark.parametrize("watchdog", NO_BEAT, ids=str)
 async def test_ready_and_stopping_are_sent_and_no_needless_beat(systemd: Systemd, watchdog: dict[str, str]) -> None:
     supervisor = systemd.supervisor(**watchdog)
     assert systemd.received() == []
@@ -85,22 +81,6 @@ async def test_watchdog_is_notified_to_the_end(systemd: Systemd, pid: dict[str, 
     systemd.received()
     await asyncio.sleep(0.05)
     assert systemd.received() == []
-
-
-async def test_nothing_is_sent_without_a_supervisor(tmp_path: Path) -> None:
-    for environ in ({}, {"WATCHDOG_USEC": BEAT_USEC}, {"NOTIFY_SOCKET": str(tmp_path / "nobody")}):
-        supervisor = SystemdNotifier(environ, str)
-        supervisor.ready(asyncio.get_running_loop())
-        supervisor.stopping()
-        supervisor.leave()
-
-
-def test_supervisor_that_does_not_read_costs_nothing(systemd: Systemd) -> None:
-    supervisor = systemd.supervisor()
-    for _ in range(2000):  # far more than fits into a socket
-        supervisor.stopping()
-    assert 0 < len(systemd.received()) < 2000
-    supervisor.leave()
 
 
 async def test_beat_begins_once_there_is_a_descriptor(systemd: Systemd) -> None:
@@ -135,7 +115,8 @@ async def test_status_that_was_not_taken_is_sent_again(systemd: Systemd) -> None
     for _ in range(2000):  # far more than fits into a socket
         supervisor.stopping()
     supervisor.ready(asyncio.get_running_loop())
-    assert SERVING not in systemd.received()
+    found = systemd.received()
+    assert (0 < len(found) < 2000, SERVING in found) == (True, False)
     await asyncio.sleep(STATUS_SECONDS)
     assert systemd.received() == [SERVING]
     supervisor.leave()

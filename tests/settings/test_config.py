@@ -3,19 +3,18 @@
 What an earlier version does not know is fault matrix P10.
 """
 
-from dataclasses import FrozenInstanceError
-
 import pytest
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings import config
-from runtimeproxy.settings.config import Config, Mode, Setting
-from runtimeproxy.settings.options import OPTIONS, SETTINGS, Option
+from runtimeproxy.settings.config import Setting
+from runtimeproxy.settings.options import OPTIONS, SETTINGS, Mode, Option
 
 FILE = "/etc/x.yaml"
 IMAGE, IMAGE_VARIABLE = "remote-image-service-endpoint", "RUNTIMEPROXY_REMOTE_IMAGE_SERVICE_ENDPOINT"
 TIMEOUT, TIMEOUT_VARIABLE = "hook-timeout", "RUNTIMEPROXY_HOOK_TIMEOUT"
 RUNTIME, LISTEN = "remote-runtime-service-endpoint", "koord-runtimeproxy-endpoint"
+ADMIN, METRICS = "admin-endpoint", "metrics-endpoint"
 
 DEFAULT_LISTEN = "/var/run/koord-runtimeproxy/runtimeproxy.sock"
 CONTAINERD, DOCKER = "/var/run/containerd/containerd.sock", "/var/run/docker.sock"
@@ -44,16 +43,10 @@ VALUES: dict[str, tuple[object, str, object]] = {
 """The default of each option, and another text with its value."""
 
 
-def test_nothing_given_is_containerd_on_its_default_socket() -> None:
-    loaded = config.load({}, {})
-    assert loaded == Config(**{field: VALUES[option.name][0] for field, option in SETTINGS}, warnings=())
-    with pytest.raises(FrozenInstanceError):
-        loaded.socket_mode = 0o666  # type: ignore[misc]
-
-
 @pytest.mark.parametrize(("field", "option"), SETTINGS, ids=[option.name for _, option in SETTINGS])
 def test_each_option_is_read_from_flag_environment_and_file(field: str, option: Option) -> None:
-    _, text, value = VALUES[option.name]
+    default, text, value = VALUES[option.name]
+    assert getattr(config.load({}, {}), field) == default
     for loaded in (
         config.load({option.name: text}, {}),
         config.load({}, {option.variable: text}),
@@ -63,39 +56,25 @@ def test_each_option_is_read_from_flag_environment_and_file(field: str, option: 
         assert loaded.warnings == ()
 
 
-def test_flag_wins_over_the_environment_and_that_over_the_file() -> None:
-    text = f"{TIMEOUT}: 3s"
-    for flags, environ, seconds in (({TIMEOUT: "1s"}, {TIMEOUT_VARIABLE: "2s"}, 1), ({}, {TIMEOUT_VARIABLE: "2s"}, 2)):
-        assert config.load(flags, environ, text, FILE).hook_timeout_seconds == seconds
-
-
 FAULTS = [
     ("hook-timeout: x", "hook-timeout: 'x' is not a duration"),
-    ("hook-timeout: ''", "hook-timeout: '' is not a duration"),
     ("hook-timeout:", 'hook-timeout has no value: write one ("" for an empty one), or take it'),
-    ("runtime-hook-server-val:", "runtime-hook-server-val has no value: "),
-    (r'socket-group: "a\0"', "socket-group: 'a\\x00' has a control character"),
     (r'runtime-hook-server-val: "\ud800"', "runtime-hook-server-val: '\\ud800' has a"),
-    ("hook-timeouts: 1s", "unknown key 'hook-timeouts'; did you mean hook-timeout?"),
     ("hook_budget: 1s", "unknown key 'hook_budget'; did you mean hook-budget?"),
     ("zzz: 1", "unknown key 'zzz'; runtimeproxy config default lists them"),
     ("config: /a", "unknown key 'config'"),
 ]
 Sources = tuple[dict[str, str], dict[str, str], str | None]
 """Flags, environment and file."""
+APART_LINE = f"--metrics-endpoint is in the directory of --{LISTEN} (/l), where --metrics-group must not come"
 ERRORS: list[tuple[Sources, str]] = [
     (({TIMEOUT: "x"}, {}, None), "--hook-timeout: 'x' is not a duration"),
-    (({}, {TIMEOUT_VARIABLE: "x"}, None), f"{TIMEOUT_VARIABLE}: 'x' is not a duration"),
     (({}, {TIMEOUT_VARIABLE: ""}, None), f"{TIMEOUT_VARIABLE}: '' is not a duration"),
     (({}, {IMAGE_VARIABLE: "/a\n"}, None), f"{IMAGE_VARIABLE}: '/a\\n' has a control character"),
     *[(({}, {}, text), f"{FILE}: {fault}") for text, fault in FAULTS],
-    (
-        ({LISTEN: "/l/p", "metrics-endpoint": "/l/m", "metrics-group": "g", "admin-endpoint": "/a/a"}, {}, None),
-        f"--metrics-endpoint is in the directory of --{LISTEN} (/l), where --metrics-group must not come",
-    ),
+    (({LISTEN: "/l/p", METRICS: "/l/m", "metrics-group": "g", ADMIN: "/a/a"}, {}, None), APART_LINE),
     (({}, {}, "hook-budget: 1s\nhook-budget: 2s"), f"{FILE}:2: hook-budget: is there twice: remove one of them"),
     (({}, {}, "[]"), f"{FILE}:1: write 'key: value' lines here"),
-    (({}, {}, "socket-group: [a]"), f"{FILE}:1: socket-group: write one text, in quotes if it is JSON"),
 ]
 
 
@@ -108,31 +87,30 @@ def test_error_is_one_line_that_names_its_origin(sources: Sources, line: str) ->
 
 
 ENDPOINTS = [
-    ({"backend-runtime-mode": "DOCKER"}, DOCKER, DOCKER),
-    ({RUNTIME: "/r"}, "/r", "/r"),
-    ({RUNTIME: "/r", IMAGE: "unix:///i"}, "/r", "/i"),
+    ({"backend-runtime-mode": "DOCKER"}, "runtime_endpoint", DOCKER),
+    ({"backend-runtime-mode": "DOCKER"}, "image_endpoint", DOCKER),
+    ({RUNTIME: "/r"}, "image_endpoint", "/r"),
+    ({LISTEN: "/a/b.sock"}, "admin_endpoint", "/a/admin.sock"),
+    ({LISTEN: "/b.sock"}, "admin_endpoint", "/admin.sock"),
+    ({LISTEN: "/a/admin.sock", ADMIN: "none"}, "admin_endpoint", ""),
 ]
 
 
-@pytest.mark.parametrize(("flags", "runtime", "image"), ENDPOINTS)
-def test_endpoints_follow_the_mode_and_each_other(flags: dict[str, str], runtime: str, image: str) -> None:
-    loaded = config.load(flags, {})
-    assert (loaded.runtime_endpoint, loaded.image_endpoint) == (runtime, image)
+@pytest.mark.parametrize(("flags", "field", "path"), ENDPOINTS)
+def test_endpoints_follow_the_mode_and_each_other(flags: dict[str, str], field: str, path: str) -> None:
+    assert getattr(config.load(flags, {}), field) == path
 
 
-MODE = {"backend-runtime-mode": "Docker"}
-IGNORED: list[tuple[Sources, str]] = [
-    ((MODE | {IMAGE: "/i"}, {}, None), f"--{IMAGE}"),
-    ((MODE, {IMAGE_VARIABLE: "?"}, None), IMAGE_VARIABLE),
-    ((MODE, {}, f"{IMAGE}: /i"), f"{FILE}: {IMAGE}"),
-]
-
-
-@pytest.mark.parametrize(("sources", "origin"), IGNORED)
-def test_docker_mode_ignores_an_image_endpoint_with_one_warning(sources: Sources, origin: str) -> None:
-    loaded = config.load(*sources, FILE)
-    assert loaded.image_endpoint == loaded.runtime_endpoint == DOCKER
-    assert loaded.warnings == (f"{origin} is ignored: Docker mode has no image endpoint",)
+def test_docker_mode_ignores_an_image_endpoint_with_one_warning() -> None:
+    mode = {"backend-runtime-mode": "Docker"}
+    for origin, sources in (
+        (f"--{IMAGE}", (mode | {IMAGE: "/i"}, {}, None)),
+        (IMAGE_VARIABLE, (mode, {IMAGE_VARIABLE: "?"}, None)),
+        (f"{FILE}: {IMAGE}", (mode, {}, f"{IMAGE}: /i")),
+    ):
+        loaded = config.load(*sources, FILE)
+        assert loaded.image_endpoint == loaded.runtime_endpoint == DOCKER
+        assert loaded.warnings == (f"{origin} is ignored: Docker mode has no image endpoint",)
 
 
 def test_misspelt_variable_is_warned_about_without_its_value() -> None:
@@ -143,7 +121,6 @@ def test_misspelt_variable_is_warned_about_without_its_value() -> None:
     )
 
 
-ADMIN, METRICS = "admin-endpoint", "metrics-endpoint"
 SAME = [(LISTEN, RUNTIME), (LISTEN, IMAGE), (LISTEN, ADMIN), (ADMIN, RUNTIME), (ADMIN, IMAGE)]
 SAME += [(LISTEN, METRICS), (ADMIN, METRICS), (METRICS, RUNTIME)]
 
@@ -153,23 +130,6 @@ def test_proxy_that_would_dial_itself_or_listen_twice_is_refused(first: str, sec
     with pytest.raises(ConfigError) as caught:
         config.load({first: "/a", second: "unix:///a"}, {})
     assert str(caught.value) == f"--{first} and --{second} are the same socket: /a"
-
-
-@pytest.mark.parametrize(
-    ("flags", "path"),
-    [
-        ({LISTEN: "/a/b.sock"}, "/a/admin.sock"),
-        ({LISTEN: "/b.sock"}, "/admin.sock"),
-        ({LISTEN: "/a/b.sock", ADMIN: "unix:///c"}, "/c"),
-        ({LISTEN: "/a/b.sock", ADMIN: "None"}, ""),
-        ({LISTEN: "/a/admin.sock", ADMIN: "none"}, ""),
-    ],
-)
-def test_admin_socket_is_next_to_the_proxys_by_default(flags: dict[str, str], path: str) -> None:
-    assert config.load(flags, {}).admin_endpoint == path
-
-
-def test_admin_sockets_default_is_not_the_proxys_own_socket() -> None:
     with pytest.raises(ConfigError, match=f"--{LISTEN} and --{ADMIN} are the same socket: /a/admin.sock"):
         config.load({LISTEN: "/a/admin.sock"}, {})
 
@@ -178,25 +138,21 @@ APART = [
     ({METRICS: "/a/m.sock"}, ""),
     ({METRICS: "/b/m.sock", "metrics-group": "g"}, ""),
     ({METRICS: "none", "metrics-group": "g"}, ""),
-    ({METRICS: "/a/m.sock", "metrics-group": "g"}, LISTEN),
-    ({METRICS: "/link/m.sock", "metrics-group": "g"}, LISTEN),
-    ({METRICS: "/c/m.sock", "metrics-group": "g", ADMIN: "/c/admin.sock"}, ADMIN),
+    ({METRICS: "/link/m.sock", "metrics-group": "g"}, f"--{LISTEN} (/a)"),
+    ({METRICS: "/c/m.sock", "metrics-group": "g", ADMIN: "/c/admin.sock"}, f"--{ADMIN} (/c)"),
     ({METRICS: "/b/m.sock", "metrics-group": "g", ADMIN: "none"}, ""),
 ]
 
 
 @pytest.mark.parametrize(("flags", "other"), APART)
 def test_group_of_metrics_is_not_let_to_another_socket(flags: dict[str, str], other: str) -> None:
-    def load() -> Config:
-        return config.load({LISTEN: "/a/b.sock", **flags}, {}, real_path=lambda path: path.replace("/link", "/a"))
-
+    given: Sources = ({LISTEN: "/a/b.sock", **flags}, {}, None)
     if not other:
-        assert load().metrics_endpoint == flags[METRICS].replace("none", "")
+        assert config.load(*given).metrics_endpoint == flags[METRICS].replace("none", "")
         return
     with pytest.raises(ConfigError) as caught:
-        load()
-    folder = "/c" if other == ADMIN else "/a"
-    reported = f"--metrics-endpoint is in the directory of --{other} ({folder}), where --metrics-group must not come"
+        config.load(*given, real_path=lambda path: path.replace("/link", "/a"))
+    reported = f"--metrics-endpoint is in the directory of {other}, where --metrics-group must not come"
     assert str(caught.value) == f"{reported}: give it a directory of its own"
 
 
@@ -217,23 +173,10 @@ def test_file_is_named_by_flag_or_environment() -> None:
             config.file_named({}, {"RUNTIMEPROXY_CONFIG": text})
 
 
-DERIVED = {RUNTIME: CONTAINERD, IMAGE: CONTAINERD, "originals-dir": "/var/run/koord-runtimeproxy"} | {
-    "admin-endpoint": "/var/run/koord-runtimeproxy/admin.sock"
-}
-"""What is in force without a value, where the table of options only has words for it."""
-
-
-def test_each_default_is_shown_as_one_would_write_it() -> None:
-    shown = [Setting(o.name, o.default or DERIVED.get(o.name), "default") for o in OPTIONS]
-    assert list(config.load({}, {}).settings) == shown
-
-
 SHOWN: list[tuple[Sources, Setting]] = [
     (({TIMEOUT: "1000ms"}, {TIMEOUT_VARIABLE: "2s"}, f"{TIMEOUT}: 3s"), Setting(TIMEOUT, "1000ms", "flag")),
     (({}, {TIMEOUT_VARIABLE: "2s"}, f"{TIMEOUT}: 3s"), Setting(TIMEOUT, "2s", "environment")),
-    (({}, {}, f"{TIMEOUT}: 3s"), Setting(TIMEOUT, "3s", "file")),
     (({}, {}, "runtime-hook-server-val: ''"), Setting("runtime-hook-server-val", "", "file")),
-    (({RUNTIME: "/r"}, {}, None), Setting(IMAGE, "/r", "default")),
     (({"backend-runtime-mode": "docker", IMAGE: "/i"}, {}, None), Setting(IMAGE, DOCKER, "default")),
     (({LISTEN: "/a"}, {}, None), Setting("originals-dir", "/", "default")),
     (({}, {}, ""), Setting("config", FILE, "default")),
@@ -247,29 +190,19 @@ def test_setting_is_shown_with_its_value_and_origin(sources: Sources, setting: S
 
 
 SEVERAL = "hook-timeout: x\nhook_budget: 1s\nlog-level:\nsocket-mode: 9\nhook-timeout: 2s\nsocket-group: [a]\n[b]: c\n"
+SEVERAL_LINES = [
+    *[f"{FILE}: unknown key 'hook_budget'", f"{FILE}: log-level has no value", f"{FILE}:5: hook-timeout: is there"],
+    *[f"{FILE}:6: socket-group: write one text", f"{FILE}:7: a key is one text", f"{IMAGE_VARIABLE}: '?' is not a"],
+    *[f"{TIMEOUT_VARIABLE}: 'y' is not a duration", f"{FILE}: hook-timeout: 'x' is not a duration"],
+    f"{FILE}: socket-mode: '9' is not a file mode",
+]
+SAME_LINES = [f"--{LISTEN} and --{name} are the same" for name in (RUNTIME, IMAGE)]
 CHECKED: list[tuple[Sources, list[str]]] = [
     *[(sources, [line]) for sources, line in ERRORS if not sources[0]],
-    (
-        ({}, {TIMEOUT_VARIABLE: "y", IMAGE_VARIABLE: "?"}, SEVERAL),
-        [
-            f"{FILE}: unknown key 'hook_budget'",
-            f"{FILE}: log-level has no value",
-            f"{FILE}:5: hook-timeout: is there twice",
-            f"{FILE}:6: socket-group: write one text",
-            f"{FILE}:7: a key is one text",
-            f"{IMAGE_VARIABLE}: '?' is not a unix socket",
-            f"{TIMEOUT_VARIABLE}: 'y' is not a duration",
-            f"{FILE}: hook-timeout: 'x' is not a duration",
-            f"{FILE}: socket-mode: '9' is not a file mode",
-        ],
-    ),
+    (({}, {TIMEOUT_VARIABLE: "y", IMAGE_VARIABLE: "?"}, SEVERAL), SEVERAL_LINES),
     (({}, {TIMEOUT_VARIABLE: "1s"}, f"{TIMEOUT}: x"), [f"{FILE}: hook-timeout: 'x'"]),
     (({}, {}, "{"), [f"{FILE}: this is not YAML"]),
-    (({}, {}, f"{LISTEN}: /a\n{RUNTIME}: /a"), [f"--{LISTEN} and --{name} are the same" for name in (RUNTIME, IMAGE)]),
-    (
-        ({}, {}, f"{LISTEN}: /a\n{RUNTIME}: /a\nhook-timeout: x"),
-        [f"{FILE}: hook-timeout", f"--{LISTEN} and --{RUNTIME}", f"--{LISTEN} and --{IMAGE}"],
-    ),
+    (({}, {}, f"{LISTEN}: /a\n{RUNTIME}: /a\nhook-timeout: x"), [f"{FILE}: hook-timeout", *SAME_LINES]),
     # the default of a socket that is misspelt is not compared
     (({}, {}, f"{LISTEN}: a\n{RUNTIME}: {DEFAULT_LISTEN}"), [f"{FILE}: {LISTEN}: 'a' is not a unix socket"]),
     (({}, {}, "socket-group: none-such\nmetrics-group: x"), ["--socket-group: no", "--metrics-group: no"]),
@@ -298,10 +231,8 @@ UNKNOWN: list[tuple[str, Sources, list[str], list[str]]] = [
     ("0.1.0", ({"metrics-group": "x"}, {}, None), ["--metrics-group is unknown to version 0.1.0, which would not"], []),
     ("0.1.0", ({}, {"RUNTIMEPROXY_STATE_DIR": "/s"}, None), [], ["RUNTIMEPROXY_STATE_DIR is unknown to version 0.1.0"]),
     ("0.1.0", ({}, {}, "admin-endpoint: None"), [f"{FILE}: admin-endpoint: 'none' is unknown to version 0.1.0"], []),
-    ("0.1.0", ({}, {}, "admin-endpoint: /a\noriginals-dir: none"), [], []),
-    ("0.1.0", ({}, {}, "no-such: 1"), [], []),  # check reports it
+    ("0.1.0", ({}, {}, "admin-endpoint: /a\nno-such: 1"), [], []),  # check reports an unknown key
     ("v0.1.99-1", ({}, {}, NEW), [f"{FILE}: state-dir is unknown to version v0.1.99-1"], []),
-    ("0.2.0", ({}, {}, NEW), [], []),
     ("0.10.0", ({"metrics-group": "x"}, {}, NEW), [], []),
 ]
 
@@ -314,9 +245,76 @@ def test_what_an_earlier_version_does_not_know(
     assert [len(found.errors), len(found.warnings)] == [len(errors), len(warnings)]
     lines = zip((*found.errors, *found.warnings), (*errors, *warnings), strict=True)
     assert all(line.startswith(beginning) for line, beginning in lines)
+    for wrong in ("", "0.1", "0.1.x", "1.2.1234567890", "latest"):
+        with pytest.raises(ConfigError, match="is not a version: write one like"):
+            config.unknown_to(wrong, *sources, FILE)
 
 
-@pytest.mark.parametrize("version", ["", "0.1", "0.1.x", "1.2.1234567890", "latest"])
-def test_version_that_is_none_is_an_error(version: str) -> None:
-    with pytest.raises(ConfigError, match="is not a version: write one like"):
-        config.unknown_to(version, {}, {})
+BY_NAME = {option.name: option for option in OPTIONS}
+ENDPOINT, PAUSE, SIZE = "koord-runtimeproxy-endpoint", "drain-timeout", "hook-answer-limit"
+
+
+TIMES = [("2s", 2), ("500ms", 0.5), ("1m", 60), ("3", 3), ("1.5s", 1.5), (" 2s ", 2), ("0.25m", 15)]
+TEXTS: list[tuple[str, str, object]] = [
+    *[(ENDPOINT, f"{scheme}/run/a.sock", "/run/a.sock") for scheme in ("", "unix:", "unix://")],
+    *[(ENDPOINT, path, path) for path in ("/run/unix:/a.sock", "/" + "a" * 106)],
+    *[(name, text, seconds) for name in (TIMEOUT, PAUSE) for text, seconds in TIMES],
+    *[(PAUSE, "0s", 0), (SIZE, "4MiB", 4 << 20), (SIZE, "1024", 1024), (SIZE, " 64MiB ", 64 << 20)],
+    *[("backend-runtime-mode", "Docker", Mode.DOCKER), ("backend-runtime-mode", "containerD", Mode.CONTAINERD)],
+    *[("runtime-hook-server-key", "skip", "skip"), ("runtime-hook-server-val", "", "")],
+    *[("hookserver-config-dir", "/a/b", "/a/b"), ("originals-dir", "None", ""), ("config", "conf.yaml", "conf.yaml")],
+    *[("socket-mode", "0660", 0o660), ("socket-mode", "600", 0o600), ("socket-group", "kube", "kube")],
+    *[("socket-group", "4294967294", "4294967294"), ("log-level", "DEBUG", "debug"), ("log-format", "Json", "json")],
+    # bytes that are not UTF-8
+    *[("config", "/\udc80\udcff", "/\udc80\udcff"), ("admin-endpoint", "unix:/ä\udcff", "/ä\udcff")],
+]
+
+
+@pytest.mark.parametrize(("name", "text", "value"), TEXTS)
+def test_value_of_an_option(name: str, text: str, value: object) -> None:
+    assert BY_NAME[name].read(text, "--x") == value
+
+
+NO_ENDPOINTS = [
+    *["", "/", "run/a.sock", "unix:", "unix://", "unix:///", "unix:run/a.sock", "unix://run/a.sock", "/run/dir/"],
+    *["tcp://127.0.0.1:2375", "//./pipe/docker/", "npipe:////./pipe/docker", "unix:unix:/run/a.sock", "/run/a\0b"],
+    *[" /run/a.sock", "UNIX:/run/a.sock"],
+]
+NO_TIMES = ["", "s", "-1s", "1h", "1 s", "2s2s", "nan", "inf", "1e3", "1.", ".5", "9" * 10, "\uff11s"]
+NO_SIZES = ["", "0", "1023", "65MiB", "67108865", "4MB", "4 MiB", "4mib", "-1", "1.5MiB", "\uff1124"]
+NO_DURATION = "is not a duration: write one like 500ms, 2s, 1m, or a number of seconds"
+NO_NAME = "is not a name: write one without spaces around it, or leave it out"
+NO_GROUP = "is not a group's number: the highest is 4294967294"
+NO_PATH = "is not an absolute path: write one like /etc/runtime/hookserver.d"
+NO_MODE = "is not a file mode: write three octal digits, like 0600"
+TOO_LONG = "is too long: a socket's path has at most 107 bytes"
+BAD = [
+    *[(ENDPOINT, text, "is not a unix socket: write /path, unix:/path or unix:///path") for text in NO_ENDPOINTS],
+    *[(ENDPOINT, text, TOO_LONG) for text in ("/" + "a" * 107, "unix:///" + "ä" * 54)],
+    *[(name, text, NO_DURATION) for name in (TIMEOUT, PAUSE) for text in NO_TIMES],
+    (TIMEOUT, "0s", "is not a time limit: write one above zero, like 500ms, 2s or 1m"),
+    *[(SIZE, text, "is not a size from 1KiB to 64MiB: write one like 512KiB, 4MiB, or bytes") for text in NO_SIZES],
+    ("backend-runtime-mode", "cri-o", "is not a backend mode: write Containerd or Docker"),
+    *[("runtime-hook-server-key", "", NO_NAME), ("socket-group", " kube", NO_NAME)],
+    *[("socket-group", "4294967295", NO_GROUP), ("socket-group", "99999999999", NO_GROUP)],
+    *[("hookserver-config-dir", path, NO_PATH) for path in ("a/b", "/a\0")],
+    *[("originals-dir", "nowhere", NO_PATH), ("socket-mode", "384", NO_MODE), ("socket-mode", "04755", NO_MODE)],
+    ("log-level", "loud", "is not one of debug, info, warning, error"),
+    ("log-format", "xml", "is not one of text, json"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "rest"), BAD)
+def test_bad_value_is_one_line_that_says_what_to_write(name: str, text: str, rest: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        BY_NAME[name].parse(text, "--some-flag")
+    assert str(caught.value) == f"--some-flag: {text!r} {rest}"
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda o: o.name)
+def test_control_characters_are_refused_in_every_option(option: Option) -> None:
+    for text in ("/a\n", "/a\0", "\x1b", "\x7f", "/\ud800"):
+        with pytest.raises(
+            ConfigError, match=r"^--x: '.*' has a control character, .*, or half a character: take it out"
+        ):
+            option.read(text, "--x")

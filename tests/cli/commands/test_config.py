@@ -1,15 +1,20 @@
-"""``runtimeproxy config``: outputs and exit codes; what is wrong with which value is in tests/settings."""
+"""``runtimeproxy config`` and ``version``: outputs and exit codes; each wrong value is in tests/settings."""
 
 import json
+from configparser import ConfigParser
 from functools import partial
+from importlib import metadata, resources
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from runtimeproxy.settings import config
 from runtimeproxy.settings.options import OPTIONS, SETTINGS
+from runtimeproxy.settings.version import BUILD, LIBRARIES, VERSION
 from tests.cli.conftest import Run
+from tests.docs import ROOT
 
 
 @pytest.fixture
@@ -24,19 +29,18 @@ def show(run: Run) -> Run:
     return partial(run, "runtimeproxy", "config", "show", "-o", "json")
 
 
-WRONG = "hook-timeout: soon\nhook-budgt: 2s\nsocket-group: no-such\n"
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "x.yaml"
 
 
-def test_check_prints_all_errors_and_warnings(check: Run, tmp_path: Path) -> None:
-    file = tmp_path / "x.yaml"
-    file.write_text(WRONG)
+def test_check_prints_all_errors_and_warnings(check: Run, file: Path) -> None:
+    file.write_text("hook-timeout: 3s\n")
+    assert check(file) == check(RUNTIMEPROXY_CONFIG=str(file)) == (0, f"{file}: nothing is wrong\n", "")
+    assert check(file, "-o", "json") == (0, "[]\n", "")
+    file.write_text("hook-timeout: soon\nhook-budgt: 2s\nsocket-group: no-such\n")
     code, out, err = check(file, RUNTIMEPROXY_X="canary")
-    words = [
-        f"{file}: unknown key",
-        f"{file}: hook-timeout: 'soon'",
-        "--socket-group: there is no",
-        "RUNTIMEPROXY_X is",
-    ]
+    words = [f"{file}: unknown key", f"{file}: hook-timeout: 'soon'", "--socket-group: there is", "RUNTIMEPROXY_X is"]
     assert (code, err) == (1, "")
     head, *lines = out.splitlines()
     assert head.split() == ["SEVERITY", "FINDING"]
@@ -45,39 +49,24 @@ def test_check_prints_all_errors_and_warnings(check: Run, tmp_path: Path) -> Non
     assert "canary" not in out
 
 
-def test_check_of_what_is_right_says_so(check: Run, tmp_path: Path) -> None:
-    file = tmp_path / "x.yaml"
-    file.write_text("hook-timeout: 3s\n")
-    assert check(file) == (0, f"{file}: nothing is wrong\n", "")
-    assert check(file, "-o", "json") == (0, "[]\n", "")
-    assert check(RUNTIMEPROXY_CONFIG=str(file)) == (0, f"{file}: nothing is wrong\n", "")
-
-
-def test_check_for_a_version_reports_what_it_does_not_know(check: Run, tmp_path: Path) -> None:
-    file = tmp_path / "x.yaml"
+def test_check_for_a_version_reports_what_it_does_not_know(check: Run, file: Path) -> None:
     file.write_text("state-dir: /s\nsocket-mode: 9\n")
     flags = ("--for-version=0.1.0", "--metrics-group=0", "--no-headers")
     code, out, err = check(file, *flags, RUNTIMEPROXY_METRICS_ENDPOINT="/m/m")
     assert (code, err) == (1, "")
-    assert [line.split()[:2] for line in out.splitlines()] == [
-        ["error", f"{file}:"],
-        ["error", "--metrics-group"],
-        ["error", f"{file}:"],
-        ["warning", "RUNTIMEPROXY_METRICS_ENDPOINT"],
+    first = [" ".join(line.split()[:2]) for line in out.splitlines()]
+    assert first == [
+        f"error {file}:",
+        "error --metrics-group",
+        f"error {file}:",
+        "warning RUNTIMEPROXY_METRICS_ENDPOINT",
     ]
-
-
-def test_check_for_what_is_no_version_is_wrong_use(check: Run, tmp_path: Path) -> None:
-    file = tmp_path / "x.yaml"
-    file.touch()
-    assert check(file, "--for-version=0.1.0") == (0, f"{file}: nothing is wrong\n", "")
     code, out, err = check(file, "--for-version=old")
     assert (code, out) == (2, "")
     assert err.startswith("runtimeproxy: error: --for-version: 'old' is not a version")
 
 
-def test_show_prints_each_key_with_its_origin(show: Run, tmp_path: Path) -> None:
-    file = tmp_path / "x.yaml"
+def test_show_prints_each_key_with_its_origin(show: Run, file: Path) -> None:
     file.write_text("hook-budget: 30s\n")
     code, out, err = show("--origin", f"--config={file}", "--log-level=debug", RUNTIMEPROXY_HOOK_TIMEOUT="3s")
     rows = {row["key"]: (row["value"], row["origin"]) for row in json.loads(out)}
@@ -100,3 +89,44 @@ def test_default_is_a_file_that_changes_nothing(run: Run) -> None:
     assert list(yaml.safe_load(out)) == [option.name for _, option in SETTINGS if option.default is not None]
     for _, option in SETTINGS:
         assert f"\n# {option.help}\n{'' if option.default else '#'}{option.name}: " in out
+
+
+def versions(run: Run) -> dict[str, str | None]:
+    code, out, err = run("runtimeproxy", "version", "-o", "json")
+    assert (code, err) == (0, "")
+    return {row["name"]: row["version"] for row in json.loads(out)}
+
+
+def test_every_library_that_the_proxy_needs_is_named() -> None:
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    needed = [line.split(">=")[0] for line in setup["options"]["install_requires"].split()]
+    assert sorted([*needed, "grpcio"]) == list(LIBRARIES)
+
+
+def distribution(noted: str | None) -> SimpleNamespace:
+    return SimpleNamespace(version="1", read_text={"direct_url.json": noted}.get)
+
+
+URL = '{"url": "file:///secret", "dir_info": {}}'
+COMMIT = '{"url": "https://secret@x", "vcs_info": {"commit_id": "abc"}}'
+NOTED = [([], None), ([distribution(None)], None), ([distribution(URL)], None), ([distribution(COMMIT)], "abc")]
+
+
+@pytest.mark.parametrize(("installed", "commit"), NOTED)
+def test_commit_is_reported_where_pip_noted_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, installed: list[SimpleNamespace], commit: str | None
+) -> None:
+    monkeypatch.setattr(metadata, "distributions", lambda name: installed)
+    reported = versions(run)
+    assert reported["commit"] == commit
+    assert "secret" not in str(reported)
+
+
+def test_build_is_reported_as_its_file_says(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / BUILD).write_text("commit: abc-dirty\ndate: 2026-01-02T03:04:05Z\n")
+    monkeypatch.setattr(resources, "files", lambda package: tmp_path)
+    reported = versions(run)
+    assert (reported["commit"], reported["date"]) == ("abc-dirty", "2026-01-02T03:04:05Z")
+    first = run("runtimeproxy", "--version")[1].splitlines()[0]
+    assert first == f"runtimeproxy {VERSION} (commit abc-dirty, date 2026-01-02T03:04:05Z)"

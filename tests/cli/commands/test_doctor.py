@@ -1,23 +1,22 @@
 """``runtimeproxy doctor`` from a user's view: forms, exit codes, no secret."""
 
-import asyncio
 import json
+import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 import yaml
 
 from runtimeproxy.cli.doctor import clients, table
-from runtimeproxy.cli.doctor.findings import Check, Finding, failed, ok, skipped, unknown, warning
+from runtimeproxy.cli.doctor.findings import Check, Finding, Verdict, failed, ok, skipped, unknown, warning
 from runtimeproxy.cli.doctor.machine import Machine
 from runtimeproxy.cli.shared import output
+from runtimeproxy.errors import ConfigError
 from tests.cli.conftest import Run
-from tests.doctor.made import Made
-from tests.fakes import registration
-from tests.fakes.hookanswers import HookCall
-from tests.fakes.hookserver import HookServer
+from tests.docs import DOCS
+from tests.doctor.conftest import Made
 
 CANARY = "canary-4711"
 DOCTOR = ("runtimeproxy", "doctor")
@@ -40,85 +39,34 @@ def set_checks(monkeypatch: pytest.MonkeyPatch, *checks: Check) -> None:
     monkeypatch.setattr(table, "examine", examine)
 
 
-@pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the checks be two, of which one finds something in a file with a hostile name."""
+def test_table_has_one_line_for_each_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is about a file with a hostile name."""
     set_checks(monkeypatch, check("a", ok("well")), check("long-id", failed("bad\x1b[2J\nname", "mend it")))
-
-
-@pytest.mark.usefixtures("found")
-def test_table_has_one_line_for_each_finding(run: Run) -> None:
     lines = ["CHECK     VERDICT   WHY", "a         ok        well", "long-id   failed    bad?[2J?name -> mend it", ""]
     assert run(*DOCTOR) == (1, "\n".join(lines), last_line(failed=1))
-    assert run(*DOCTOR, "--no-headers")[1].splitlines()[0] == "a         ok       well"
-
-
-@pytest.mark.usefixtures("found")
-def test_on_a_terminal_what_to_do_is_below_the_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    well, bad = json.loads(run(*DOCTOR, "-o", "json")[1])
+    assert [well, bad] == yaml.safe_load(run(*DOCTOR, "-o", "yaml")[1])
+    assert (well["verdict"], well["do"]) == ("ok", None)
+    shown = {"check": "long-id", "verdict": "failed", "why": "bad?[2J?name", "do": "mend it"}
+    assert bad == {**shown, "doc": "docs/troubleshooting.rst#doctor-long-id"}
     monkeypatch.setattr(output, "_room", lambda taken: 11)
     lines = ["a         ok       well", "long-id   failed   bad?[2J?name", f"{'':19}-> mend it"]
-    assert run(*DOCTOR, "--no-headers")[1].splitlines() == lines
-
-
-@pytest.mark.usefixtures("found")
-@pytest.mark.parametrize(("form", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
-def test_programs_get_the_whole_row(run: Run, form: str, read: object) -> None:
-    code, out, err = run(*DOCTOR, "-o", form)
-    assert (code, err) == (1, last_line(failed=1))
-    assert callable(read)
-    well, bad = read(out)
-    assert (well["verdict"], well["do"]) == ("ok", None)
-    assert bad == {
-        "check": "long-id",
-        "verdict": "failed",
-        "why": "bad?[2J?name",
-        "do": "mend it",
-        "doc": "docs/troubleshooting.rst#doctor-long-id",
-    }
+    assert run(*DOCTOR, "--no-headers")[1].splitlines() == lines, "on a terminal"
 
 
 @pytest.mark.parametrize(("other", "exit_code"), [(ok("well"), 0), (warning("slow", "x"), 1)])
 def test_unknown_and_skipped_are_counted_and_no_finding(
     run: Run, monkeypatch: pytest.MonkeyPatch, other: Finding, exit_code: int
 ) -> None:
-    set_checks(
-        monkeypatch,
-        check("a", unknown("hidden", "x"), unknown("away", "x")),
-        check("b", skipped("no")),
-        check("c", other),
-    )
-    code, out, err = run(*DOCTOR, "-o", "json")
-    assert (code, err) == (exit_code, last_line(warning=exit_code, unknown=2, skipped=1))
-    assert [row["verdict"] for row in json.loads(out)] == ["unknown", "unknown", "skipped", other.verdict.value]
-
-
-def test_variable_that_is_ignored_is_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_checks(monkeypatch, check("a", ok("well")))
+    hidden = check("a", unknown("hidden", "x"), unknown("away", "x"))
+    set_checks(monkeypatch, hidden, check("b", skipped("no")), check("c", other))
     code, _, err = run(*DOCTOR, RUNTIMEPROXY_LISTEN="canary")
-    assert (code, err.startswith("warning: RUNTIMEPROXY_LISTEN is ignored"), err.count("\n")) == (0, True, 2)
+    ignored, last = err.splitlines(keepends=True)
+    assert (code, last) == (exit_code, last_line(warning=exit_code, unknown=2, skipped=1))
+    assert ignored.startswith("warning: RUNTIMEPROXY_LISTEN is ignored")
 
 
-async def test_no_value_leaves(tmp_path: Path) -> None:
-    """Variables, arguments, files and a hook server's error hold a canary; no form of the output does."""
-    made, endpoint = Made(tmp_path), str(tmp_path / "hook.sock")
-    made.registrations.mkdir(mode=0o755)
-    registration.write(made.registrations, "a.json", registration.text(endpoint))
-    made.process(40, "kubelet", "--config=/k.yaml", f"--node-labels={CANARY}")
-    made.write("proc/40/environ", f"TOKEN={CANARY}\0")
-    made.write("proc/40/root/k.yaml", f"containerRuntimeEndpoint: unix:///x.sock\nstaticPodURL: {CANARY}\n")
-
-    async def refuse(call: HookCall) -> bytes:
-        await call.context.abort(grpc.StatusCode.INTERNAL, CANARY)
-        raise AssertionError
-
-    async with HookServer(endpoint, default=refuse) as server:
-        examined = await asyncio.to_thread(lambda: list(table.examine(made.machine, seconds=20)))
-        assert server.calls
-    assert any("x.sock" in finding.why for _, finding in examined)
-    assert CANARY not in repr(examined)
-
-
-def test_flags_say_where_to_look_and_no_proxy_is_needed(run: Run, tmp_path: Path) -> None:
+def test_flags_are_read_and_no_proxy_is_needed(run: Run, tmp_path: Path) -> None:
     made = Made(tmp_path)
     flags = (f"--koord-runtimeproxy-endpoint={made.ours}", f"--remote-runtime-service-endpoint={made.runtime}")
     code, out, err = run(*DOCTOR, *flags, "-o", "json", RUNTIMEPROXY_HOOKSERVER_CONFIG_DIR=str(made.registrations))
@@ -128,34 +76,81 @@ def test_flags_say_where_to_look_and_no_proxy_is_needed(run: Run, tmp_path: Path
     assert (verdicts["socket"], verdicts["runtime"], verdicts["registrations"]) == ("failed", "failed", "ok")
 
 
-IN_USE = ("runtimeproxy", "in-use", "--koord-runtimeproxy-endpoint=/x.sock")
+USERS = ["kubelet (pid 4) has 1 connection to /x.sock", "b\x1b"]
+IN_USE = [([], 0, "nobody uses /x.sock\n"), (USERS, 1, f"{USERS[0]}\nb?\n")]
 
 
-def set_users(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    def found(machine: Machine) -> Iterator[str]:
-        assert machine.config.listen_endpoint == "/x.sock"
-        yield from lines
+@pytest.mark.parametrize(("users", "exit_code", "shown"), IN_USE)
+def test_in_use_has_one_line_for_each_user(
+    run: Run, monkeypatch: pytest.MonkeyPatch, users: list[str], exit_code: int, shown: str
+) -> None:
+    in_use = ("runtimeproxy", "in-use", "--koord-runtimeproxy-endpoint=/x.sock")
+    monkeypatch.setattr(clients, "users", lambda machine: iter(users))
+    assert run(*in_use, "--no-headers") == (exit_code, shown, "")
+    code, out, _ = run(*in_use, "-o", "json")
+    assert (code, len(json.loads(out))) == (exit_code, len(users))
 
-    monkeypatch.setattr(clients, "users", found)
-
-
-def test_nobody_is_exit_code_0(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_users(monkeypatch)
-    assert run(*IN_USE) == (0, "nobody uses /x.sock\n", "")
-    assert run(*IN_USE, "-o", "json") == (0, "[]\n", "")
-
-
-def test_each_user_is_a_line_and_exit_code_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_users(monkeypatch, "kubelet (pid 4) has 1 connection to /x.sock", "b\x1b")
-    assert run(*IN_USE, "--no-headers") == (1, "kubelet (pid 4) has 1 connection to /x.sock\nb?\n", "")
-    code, out, _ = run(*IN_USE, "-o", "json")
-    assert (code, len(json.loads(out))) == (1, 2)
-
-
-def test_what_cannot_be_looked_at_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable(machine: Machine) -> Iterator[str]:
         raise OSError(0, "systemctl show does not answer")
 
     monkeypatch.setattr(clients, "users", unavailable)
-    code, out, err = run(*IN_USE)
+    code, out, err = run(*in_use)
     assert (code, out, "systemctl show does not answer" in err) == (1, "", True)
+
+
+def test_each_check_has_its_section_in_the_documentation() -> None:
+    terms = re.findall(r"^_`doctor-([\w-]+)`\n    \w", DOCS["troubleshooting"], re.MULTILINE)
+    assert terms == [check.id for check in table.CHECKS]
+    assert table.CHECKS[0].place == "docs/troubleshooting.rst#doctor-socket"
+
+
+ERRORS: list[tuple[Exception, Verdict, str]] = [
+    (PermissionError(13, "Permission denied", "/proc/1/fd"), Verdict.UNKNOWN, "/proc/1/fd: Permission denied"),
+    (OSError(), Verdict.UNKNOWN, "OSError"),
+    (ConfigError("there is no group 'x'"), Verdict.WARNING, "there is no group 'x'"),
+    (ValueError(CANARY), Verdict.UNKNOWN, f"unexpected ValueError at {__file__}:"),
+]
+
+
+@pytest.mark.parametrize(("error", "verdict", "words"), ERRORS)
+def test_check_that_raises_hides_no_other(tmp_path: Path, error: Exception, verdict: Verdict, words: str) -> None:
+    def fail(machine: Machine) -> Iterator[Finding]:
+        yield ok("half")
+        raise error
+
+    def well(machine: Machine) -> list[Finding]:
+        return [ok("well")]
+
+    checks = [Check("a", "", fail), Check("b", "", well)]
+    (_, first), (_, second) = table.examine(Made(tmp_path).machine, checks)
+    assert (first.verdict, first.why.startswith(words), CANARY in first.why) == (verdict, True, False)
+    assert second == ok("well")
+
+
+def test_check_that_hangs_hides_no_other(tmp_path: Path) -> None:
+    """Those that call begin when the others have ended."""
+    over, order = threading.Event(), list[str]()
+
+    def hang(machine: Machine) -> list[Finding]:
+        order.append("a")
+        over.wait()
+        return []
+
+    def well(machine: Machine) -> list[Finding]:
+        order.append("b")
+        return [ok("well")]
+
+    checks = [Check("a", "a file", hang, calls=True), Check("b", "", well)]
+    (_, first), (_, second) = table.examine(Made(tmp_path).machine, checks, seconds=0.5)
+    over.set()
+    assert (first.verdict, first.why) == (Verdict.WARNING, "no answer within 0.5 s: a file")
+    assert (second, order) == (ok("well"), ["b", "a"])
+
+
+def test_examination_of_a_made_machine_changes_nothing(tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    made.proxy()
+    made.process(40, "kubelet")
+    before = {path: path.lstat().st_mtime_ns for path in made.root.parent.rglob("*")}
+    list(table.examine(made.machine))
+    assert {path: path.lstat().st_mtime_ns for path in made.root.parent.rglob("*")} == before

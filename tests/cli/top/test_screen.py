@@ -1,38 +1,45 @@
-"""How ``runtimeproxy top`` looks: what is there at which size, and that nothing controls the terminal."""
+"""``runtimeproxy top``: what is there at which size, what ends it, and that nothing controls the terminal."""
 
+import fcntl
 import io
 import math
-from collections.abc import Mapping
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from textwrap import indent
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from runtimeproxy.cli.top.figures import (
-    Error,
-    HookServer,
-    Operation,
-    Snapshot,
-    View,
-    is_error,
-    readiness,
-    samples_of,
-    view,
-)
+from runtimeproxy.admin.protocol import Refused
+from runtimeproxy.cli.commands import top
+from runtimeproxy.cli.shared.admin_client import AdminClient
+from runtimeproxy.cli.top.figures import Error, HookServer, Operation, Snapshot, View, samples_of, view
 from runtimeproxy.cli.top.screen import duration, screen
 from runtimeproxy.observe.events import PARTS
 from runtimeproxy.observe.metrics import Metrics
-from tests.cli.admin_answers import checks, figures
-from tests.docs import DOCS
+from tests.cli.admin_answers import UNREADY, checks, figures
+from tests.cli.conftest import Run
+from tests.docs import ROOT
+from tests.fakes.canned_admin import HANG, Answer, serving
 
 NOTHING = (None, None)
-OUTCOMES = {"agreed": 5, "failed": 0, "refused": 2, "unsettled": 0, "ended": 0}
+OUTCOMES = {"agreed": 0, "failed": 0, "refused": 0, "unsettled": 0, "ended": 0}
 EMPTY = View(
     *("0.9.0", "containerd", 20.0, None, True, [], 0, 0.0, 0.0, 0, 0, 0, [], dict.fromkeys(PARTS, NOTHING), [], [])
 )
-OPERATION = Operation("CreateContainer", 1.25, OUTCOMES, frozenset({"refused"}))
+OPERATION = Operation("CreateContainer", 1.25, {**OUTCOMES, "agreed": 5, "refused": 2}, frozenset({"refused"}))
 SERVER = HookServer("koordlet", "closed", "Ignore", 2.0, (0.002, 0.5), 3, last_error="PreStartContainer deadline")
 ERROR = ("16:01:02", "refused", "PreCreateContainer", "ns/pod/c", "gpu", "no GPU is left")
 
@@ -54,70 +61,24 @@ def lines(view: View, width: int = 80, height: int | None = 24) -> list[str]:
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-SIZES = [(80, 24), (80, 12), (119, 30), (120, 40), (155, 24), (156, 24), (200, 50)]
-
-
-@pytest.mark.parametrize(("width", "height"), SIZES)
-@pytest.mark.parametrize("counts", [(0, 0, 0), (8, 3, 50), (8, 30, 50), (12, 1, 1)])
-def test_frame_is_no_larger_than_the_terminal(width: int, height: int, counts: tuple[int, int, int]) -> None:
-    view = replace(full(*counts), ready=False, notes=["[-]runtime failed: " + "x" * 200] * 9, held=1, missing="away")
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 12), (119, 30), (155, 24), (156, 24), (200, 50)])
+def test_frame_is_no_larger_than_the_terminal(width: int, height: int) -> None:
+    view = replace(full(8, 30, 50), ready=False, notes=["[-]runtime failed: " + "x" * 200] * 9, held=1, missing="away")
     found = lines(view, width, height)
     assert max(map(len, found)) <= width
     assert len(found) <= max(height, 20)  # what is below 20 lines the terminal cuts
 
 
-def test_what_is_left_out_is_counted_and_bad_hook_servers_stay() -> None:
-    view = full(12, 30, 50)
-    bad = replace(SERVER, name="bad", state="open")
-    found = lines(replace(view, hook_servers=[*view.hook_servers, bad]))
+def test_frame_has_what_there_is_room_for() -> None:
+    """What is left out is counted, and bad hook servers stay."""
+    view = full(12, 30, 5)
+    found = lines(replace(view, hook_servers=[*view.hook_servers, replace(SERVER, name="bad", state="open")]))
     assert "\n".join(found).count("and ") == 2
     assert any(line.startswith("bad ") for line in found)
-
-
-def test_without_a_height_there_is_everything() -> None:
-    text = "\n".join(lines(full(12, 30, 5), height=None))
-    assert all(name in text for name in ("Operation11", "server29", "error4"))
-
-
-COLUMNS = [
-    (80, ["POLICY"], ["LAST ERROR", "SUBJECT"]),
-    (140, ["LAST ERROR", "SUBJECT", "PreStartContainer deadline"], []),
-    (160, ["SUBJECT"], ["LAST ERROR"]),
-    (200, ["POLICY", "LAST ERROR", "SUBJECT"], []),
-]
-
-
-@pytest.mark.parametrize(("width", "there", "not_there"), COLUMNS)
-def test_wide_terminal_has_more_columns(width: int, there: list[str], not_there: list[str]) -> None:
-    text = "\n".join(lines(full(1, 1, 1), width, 40))
-    assert [name for name in there if name not in text] == []
-    assert [name for name in not_there if name in text] == []
-
-
-def test_docs_show_a_frame_as_it_is() -> None:
-    own, hooks = (0.000251, 0.0009), (0.00312, 0.0172)
-    parts = {**dict.fromkeys(PARTS, NOTHING), "own": own, "hooks": hooks, "runtime": (0.0891, 0.972)}
-    good = {**OUTCOMES, "agreed": 889, "refused": 0}
-    notes = ["[~]disabled_plugins degraded: disabled by hand: cpuset"]
-    view = replace(
-        EMPTY,
-        **{"uptime": 88980.0, "interval": 10.0, "held": 1, "oldest": 0.0412, "passing": 13.7, "connections": 4},
-        **{"pods": 112, "containers": 187, "parts": parts, "notes": notes},
-        operations=[
-            replace(OPERATION, rate=0.4, outcomes={**good, "refused": 2, "failed": 1}),
-            Operation("RunPodSandbox", 0.2, {**good, "agreed": 431}),
-            Operation("StartContainer", 0.4, {**good, "agreed": 884, "ended": 3}),
-        ],
-        hook_servers=[
-            HookServer("cpuset", "disabled", "Fail", 0.0, NOTHING, 12),
-            HookServer("koordlet", "closed", "Ignore", 1.0, hooks, 0),
-        ],
-        errors=[
-            ("16:01:02", "refused", "CreateContainer", "default/web-1/main", "cpuset", "deadline"),
-            ("15:58:40", "slow", "CreateContainer", "default/web-0/main", "", ""),
-        ],
-    )
-    assert indent("\n".join(lines(view)), "    ") in DOCS["commands"]
+    low, *wide = ["\n".join(lines(view, width, None)) for width in (80, 140, 160, 200)]
+    assert all(name in low for name in ("Operation11", "server29", "error4"))
+    columns = [("LAST ERROR" in text, "SUBJECT" in text) for text in (low, *wide)]
+    assert columns == [(False, False), (True, True), (False, True), (True, True)]
 
 
 STATES = [
@@ -125,13 +86,12 @@ STATES = [
     (replace(EMPTY, notes=["[~]store degraded: y"]), "ready, degraded", "[~]store degraded: y"),
     (replace(EMPTY, ready=None), "ready unknown", ""),
     (replace(EMPTY, missing="it hangs"), "no answer, these figures are old", "it hangs"),
-    (replace(EMPTY, interval=10.0), "ready", "last 10 s"),
-    (replace(EMPTY, held=2, oldest=0.25), "ready", "held 2, oldest 250 ms"),
+    (replace(EMPTY, interval=10.0, held=2, oldest=0.25), "ready", "held 2, oldest 250 ms"),
 ]
 
 
 @pytest.mark.parametrize(("view", "state", "line"), STATES)
-def test_head_says_how_the_proxy_is(view: View, state: str, line: str) -> None:
+def test_head_has_state(view: View, state: str, line: str) -> None:
     found = lines(view)
     assert f"   {state}   " in found[0]
     assert any(line in each for each in found)
@@ -152,23 +112,12 @@ def test_no_name_controls_the_terminal() -> None:
     assert not any("\x1b" in line for line in found)
 
 
-DURATIONS = [
-    (None, "-"),
-    (0.0, "0 s"),
-    (0.000326, "0.326 ms"),
-    (0.0172, "17.2 ms"),
-    (0.9996, "1 s"),
-    (59.0, "59 s"),
-    (600.0, "10 min"),
-    (3 * 3600 + 120.0, "3 h 2 min"),
-    (49 * 3600.0, "2 d"),
-    (math.inf, ">10 s"),
-]
+DURATIONS = {None: "-", 0.0: "0 s", 0.000326: "0.326 ms", 0.0172: "17.2 ms", 0.9996: "1 s", 59.0: "59 s"}
+DURATIONS |= {600.0: "10 min", 3 * 3600 + 120.0: "3 h 2 min", 49 * 3600.0: "2 d", math.inf: ">10 s"}
 
 
-@pytest.mark.parametrize(("seconds", "text"), DURATIONS)
-def test_time_has_the_unit_that_suits_it(seconds: float | None, text: str) -> None:
-    assert duration(seconds) == text
+def test_time_has_the_unit_that_suits_it() -> None:
+    assert {seconds: duration(seconds) for seconds in DURATIONS} == DURATIONS
 
 
 START = 1000.0
@@ -183,24 +132,8 @@ def snapshot(found: Metrics, seconds: float, started: float | None = START, **mo
     return Snapshot(START + seconds, samples_of(figures(found, started)), **more)
 
 
-def outcomes(**given: int) -> Mapping[str, int]:
-    return {"agreed": 0, "failed": 0, "refused": 0, "unsettled": 0, "ended": 0, **given}
-
-
-def test_gauges_are_those_of_now() -> None:
-    found = metrics()
-    found.gauge("build_info", 1, "0.9.0", "3.11.2")
-    for name, value in {"held_calls": 3, "held_oldest_seconds": 1.5, "connections_open": 4}.items():
-        found.gauge(name, value)
-    found.gauge("store_pods", 300)
-    found.gauge("store_containers", 900)
-    shown = view(None, snapshot(found, 1))
-    assert (shown.version, shown.mode, shown.held, shown.oldest) == ("0.9.0", "Containerd", 3, 1.5)
-    assert (shown.connections, shown.pods, shown.containers) == (4, 300, 900)
-
-
 def two_moments() -> tuple[Snapshot, Snapshot]:
-    """Return what is said 100 s and 104 s after the start; meanwhile there were four calls."""
+    """Return the figures of 100 s and 104 s after the start; meanwhile there were four calls."""
     found = metrics()
     found.count("calls", "CreateContainer", "refused")
     found.count("calls_passed", "Version")
@@ -218,37 +151,24 @@ def two_moments() -> tuple[Snapshot, Snapshot]:
 def test_rates_and_latencies_are_those_of_the_interval() -> None:
     shown = view(*two_moments())
     assert (shown.interval, shown.uptime, shown.passing) == (4.0, 104.0, 0.5)
-    created = outcomes(agreed=2, failed=1, refused=1, ended=1)
+    created = OUTCOMES | {"agreed": 2, "failed": 1, "refused": 1, "ended": 1}
     assert shown.operations == [
         Operation("CreateContainer", 1.0, created, frozenset({"failed"})),
-        Operation("StopContainer", 0.25, outcomes(agreed=1)),
+        Operation("StopContainer", 0.25, OUTCOMES | {"agreed": 1}),
     ]
     assert shown.parts["own"] == (pytest.approx(0.0035), pytest.approx(0.00497))
 
 
 def test_first_frame_is_about_all_the_time_since_the_start() -> None:
-    shown = view(None, two_moments()[1])
+    earlier, later = two_moments()
+    shown = view(None, later)
     assert (shown.interval, shown.passing) == (None, 3 / 104)
     assert [operation.rate for operation in shown.operations] == [5 / 104, 1 / 104]
     assert shown.operations[0].worse == frozenset()
-
-
-BEGUN_AGAIN = [
-    ("another process", snapshot(metrics(), 3, started=START + 2)),
-    ("a clock that went back", snapshot(metrics(), 90)),
-]
-
-
-@pytest.mark.parametrize("later", [row[1] for row in BEGUN_AGAIN], ids=[row[0] for row in BEGUN_AGAIN])
-def test_interval_does_not_reach_over(later: Snapshot) -> None:
-    assert view(two_moments()[0], later).interval is None
-
-
-def test_without_a_known_start_there_is_no_rate() -> None:
-    found = metrics()
-    found.count("calls", "CreateContainer", "agreed")
-    shown = view(None, snapshot(found, 9, started=None))
-    assert (shown.uptime, shown.passing, shown.operations[0].rate) == (None, None, None)
+    for other in (snapshot(metrics(), 3, started=START + 2), snapshot(metrics(), 90)):
+        assert view(earlier, other).interval is None, "another process, or a clock that went back"
+    shown = view(None, replace(later, samples=snapshot(metrics(), 9, started=None).samples))
+    assert (shown.uptime, shown.passing) == (None, None)
 
 
 def hook(name: str, **more: Any) -> dict[str, Any]:
@@ -273,46 +193,189 @@ def test_hook_servers_have_their_own_figures() -> None:
     ]
 
 
+TIME = "2026-11-25T16:01:02.123Z"
+REFUSED = {"number": 7, "time": TIME, "kind": "refused", "operation": "CreateContainer", "hook": "PreCreateContainer"}
+REFUSED |= {"namespace": "a", "pod": "b", "container": "c", "hookServer": "gpu", "reason": "refused", "text": "no GPU"}
+SLOW = {"time": TIME, "kind": "slow", "operation": "StopContainer", "containerId": "0" * 64}
 EVENTS: list[tuple[dict[str, Any], Error]] = [
-    (
-        {
-            **{"number": 7, "time": "2026-11-25T16:01:02.123Z", "kind": "refused", "operation": "CreateContainer"},
-            **{"hook": "PreCreateContainer", "namespace": "a", "pod": "b", "container": "c", "hookServer": "gpu"},
-            **{"reason": "refused", "text": "no GPU"},
-        },
-        ("16:01:02", "refused", "PreCreateContainer", "a/b/c", "gpu", "no GPU"),
-    ),
-    (
-        {"time": "2026-11-25T16:01:02.123Z", "kind": "slow", "operation": "StopContainer", "containerId": "0" * 64},
-        ("16:01:02", "slow", "StopContainer", "0" * 12, "", ""),
-    ),
+    (REFUSED, ("16:01:02", "refused", "PreCreateContainer", "a/b/c", "gpu", "no GPU")),
+    (SLOW, ("16:01:02", "slow", "StopContainer", "0" * 12, "", "")),
     ({"kind": "refused", "reason": "refused"}, ("", "refused", "", "", "", "")),
     ({"kind": "runtime_lost", "reason": "unavailable"}, ("", "runtime_lost", "", "", "", "unavailable")),
 ]
 
 
-@pytest.mark.parametrize(
-    ("event", "error"), EVENTS, ids=["with all", "with an id", "reason that says no more", "reason"]
-)
+@pytest.mark.parametrize(("event", "error"), EVENTS)
 def test_error_has_what_the_event_has(event: dict[str, Any], error: Error) -> None:
     assert view(None, snapshot(metrics(), 1, errors=[event])).errors == [error]
 
 
-KINDS = [("refused", True), ("failed_open", True), ("plugin_disabled", True), ("edited", False), ("gap", False)]
+SECONDS = 30.0
+"""How long a test waits for what must come."""
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+ALTERNATE, MAIN = "\x1b[?1049h", "\x1b[?1049l"
 
 
-@pytest.mark.parametrize(("kind", "error"), KINDS)
-def test_events_are_errors_unless_they_are_good_news(kind: str, error: bool) -> None:
-    assert is_error({"kind": kind}) is error
+def answer_to_metrics(started: float = 1000.0, failed: int = 0) -> dict[str, Any]:
+    """Return an answer to metrics."""
+    found = Metrics(lambda: 0.0, "Containerd")
+    found.gauge("build_info", 1, "0.9.0", "3.11.2")
+    gauges = {"held_calls": 3, "held_oldest_seconds": 4, "connections_open": 5, "store_pods": 6, "store_containers": 7}
+    for name, value in gauges.items():
+        found.gauge(name, value)
+    found.count("calls", "CreateContainer", "agreed")
+    for _ in range(failed):
+        found.count("calls", "CreateContainer", "failed")
+    return figures(found, started)
 
 
-READY = [
-    ({}, True, []),
-    ({"breakers": "degraded: x"}, True, ["[~]breakers degraded: x"]),
-    ({"breakers": "degraded: x", "store": "failed: y"}, False, ["[-]store failed: y", "[~]breakers degraded: x"]),
-]
+BROKEN = Refused(500, "it is broken")
 
 
-@pytest.mark.parametrize(("others", "ready", "notes"), READY)
-def test_checks_that_did_not_pass_are_lines(others: dict[str, str], ready: bool, notes: list[str]) -> None:
-    assert readiness(checks(**others)["checks"]) == (ready, notes)
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[dict[str, Answer]]:
+    """Yield what a proxy answers by method, at admin.sock."""
+    hook = {"name": "gpu", "state": "closed", "policy": "Fail", "lastError": None}
+    canned: dict[str, Answer] = {"metrics": answer_to_metrics(), "hooks": {"hooks": [hook]}, "events": []}
+    canned["readyz"] = checks()
+    with serving(tmp_path / "admin.sock", canned):
+        yield canned
+
+
+@pytest.mark.parametrize("flags", [(), ("--once",)])
+def test_without_a_terminal_one_plain_frame_is_printed(
+    run: Run, proxy: dict[str, Answer], tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    proxy["readyz"] = UNREADY
+    code, out, err = run("runtimeproxy", "top", *flags, f"--admin-endpoint={tmp_path}/admin.sock")
+    assert (code, err) == (0, "")
+    assert "runtimeproxy 0.9.0 Containerd   not ready" in out
+    assert "[-]runtime failed: nothing listens" in out
+    assert "since its start" in out
+    assert all(text in out for text in ("held 3, oldest 4 s", "connections 5", "pods 6", "containers 7")), out
+    assert re.search(r"^CreateContainer +0\.0 +1 +- ", out, re.MULTILINE)
+    assert re.search(r"^gpu +ok +Fail ", out, re.MULTILINE)
+    assert "\x1b" not in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_events_are_read_on_and_again_after_a_restart(proxy: dict[str, Answer], tmp_path: Path) -> None:
+    observer = top._Observer(AdminClient(f"{tmp_path}/admin.sock"))
+    proxy["events"] = [{"number": 1, "kind": "refused"}, {"number": 2, "kind": "edited"}]
+    assert [event["number"] for event in observer.inspect().errors] == [1]
+    proxy["events"] = [{"kind": "gap", "from": 3, "to": 4}, *({"number": n, "kind": "slow"} for n in range(5, 1500))]
+    assert len(observer.inspect().errors) == top._KEPT_ERRORS
+    assert [event["number"] for event in observer.inspect().errors][-1] == 1499
+    proxy["metrics"] = answer_to_metrics(started=2000.0)
+    proxy["events"] = [{"number": 1, "kind": "stall"}]
+    last = observer.inspect()
+    assert [event["kind"] for event in last.errors] == ["stall"]
+    proxy["hooks"] = BROKEN
+    after = observer.check_again_later()
+    assert (after.samples, after.missing) == (last.samples, "it is broken")
+
+
+UNREADABLE: list[tuple[str, Answer]] = [*((method, {}) for method in ("metrics", "hooks", "readyz"))]
+UNREADABLE += [("metrics", {**answer_to_metrics(), "values": [["unheard_of", [], 1]]})]
+
+
+@pytest.mark.parametrize(("method", "answer"), UNREADABLE)
+def test_answer_of_another_version_is_reported(
+    run: Run, proxy: dict[str, Answer], tmp_path: Path, method: str, answer: Answer
+) -> None:
+    proxy[method] = answer
+    code, out, err = run("runtimeproxy", "top", f"--admin-endpoint={tmp_path}/admin.sock")
+    assert (code, out) == (1, "")
+    assert err == "runtimeproxy: error: the proxy's answer cannot be read: is it a proxy of this version?\n"
+
+
+class Terminal:
+    """A program on a terminal of its own, as its only one."""
+
+    def __init__(self, path: Path) -> None:
+        self.master, self.slave = pty.openpty()
+        self.resize(80, 24)
+        self.before = termios.tcgetattr(self.slave)
+        self.read = ""
+        environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", sys.executable, "-m", "runtimeproxy", "top", f"--admin-endpoint={path}/admin.sock"],
+            stdin=self.slave,
+            stdout=self.slave,
+            stderr=self.slave,
+            env={**environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)},
+        )
+
+    def resize(self, width: int, height: int) -> None:
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+
+    def type(self, keys: str) -> None:
+        os.write(self.master, keys.encode())
+
+    def until(self, text: str) -> str:
+        """Return what was written up to a text, without the escapes' and older output; what follows is kept."""
+        deadline = time.monotonic() + SECONDS
+        while text not in self.read:
+            if not select.select([self.master], [], [], deadline - time.monotonic())[0]:
+                pytest.fail(f"{text!r} did not come; the last output is {self.read[-2000:]!r}")
+            self.read += os.read(self.master, 65536).decode(errors="replace")
+        before, _, self.read = self.read.partition(text)
+        return _ESCAPES.sub("", before)
+
+    def ended(self) -> int:
+        """Return the exit code of the program, when it has left the terminal as it was."""
+        self.until(MAIN)
+        code = self.process.wait(SECONDS)
+        assert termios.tcgetattr(self.slave) == self.before
+        return code
+
+
+@contextmanager
+def terminal(path: Path) -> Iterator[Terminal]:
+    opened = Terminal(path)
+    try:
+        yield opened
+    finally:
+        opened.process.kill()
+        opened.process.wait()
+        os.close(opened.master)
+        os.close(opened.slave)
+
+
+ENDS: dict[str, Callable[[Terminal], object]] = {
+    "q": lambda shown: shown.type("q"),
+    "Ctrl-C": lambda shown: shown.type("\x03"),
+    "SIGTERM": lambda shown: os.kill(shown.process.pid, signal.SIGTERM),
+    "SIGHUP": lambda shown: os.kill(shown.process.pid, signal.SIGHUP),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("proxy")
+@pytest.mark.parametrize("end", ENDS)
+def test_terminal_is_as_it_was_however_it_ends(tmp_path: Path, end: str) -> None:
+    with terminal(tmp_path) as shown:
+        shown.until(ALTERNATE)
+        shown.until("ERRORS, UTC")
+        ENDS[end](shown)
+        assert shown.ended() == 0
+        assert "Traceback" not in shown.read
+
+
+@pytest.mark.slow
+def test_frames_follow_proxy_and_size(proxy: dict[str, Answer], tmp_path: Path) -> None:
+    """Keys are taken while the proxy hangs, too."""
+    with terminal(tmp_path) as shown:
+        shown.until("since its start")
+        proxy["metrics"] = answer_to_metrics(failed=42)
+        shown.until("42")
+        shown.resize(140, 30)
+        shown.until("LAST ERROR")
+        shown.resize(80, 24)
+        assert "LAST ERROR" not in shown.until("ERRORS, UTC").rpartition("HOOK SERVER")[2]
+        proxy["hooks"] = BROKEN
+        shown.until("it is broken")
+        proxy["metrics"] = HANG
+        shown.until("no answer")
+        shown.type("q")
+        assert shown.ended() == 0
