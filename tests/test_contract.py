@@ -96,25 +96,19 @@ class DockerKubelet:
 
 
 class Front(NamedTuple):
-    """A front, with its fake runtime and its kubelet."""
-
     name: str
-    mode: str
     runtime: Callable[[str], Any]
     kubelet: Callable[[str], CriKubelet | DockerKubelet]
-
-
-def _cri(version: str) -> Front:
-    return Front(f"CRI {version}", "Containerd", FakeRuntime, partial(CriKubelet, version=version))
+    mode: str = "Docker"
 
 
 def _docker(shim: str, generation: Generation, driver: str) -> Front:
     runtime, kubelet = partial(FakeDockerd, cgroup_driver=driver), partial(DockerKubelet, generation=generation)
-    return Front(f"Docker, {shim}, {driver}", "Docker", runtime, kubelet)
+    return Front(f"Docker, {shim}, {driver}", runtime, kubelet)
 
 
 FIRST, *OTHERS = (
-    *(_cri(version) for version in cri.VERSIONS),
+    *(Front(f"CRI {one}", FakeRuntime, partial(CriKubelet, version=one), "Containerd") for one in cri.VERSIONS),
     *(_docker("cri-dockerd", CRI_DOCKERD, driver) for driver in ("cgroupfs", "systemd")),
     _docker("dockershim", DOCKERSHIM, "cgroupfs"),
 )
@@ -130,27 +124,24 @@ DIFFERENCES = {
 }
 """The fields of the same pod that hook servers do not get alike, and why."""
 
-READ_DIFFERENCES = {False: {"container's cgroup_parent"}}
-READ_DIFFERENCES[True] = READ_DIFFERENCES[False] | {"pod's original labels and annotations"}
-"""The additional differences in a record that was read, without and with hooks' changes; hook servers get the same. A
+PARENT_READ, POD_READ = "container's cgroup_parent", "pod's original labels and annotations"
+"""Additional differences in a record that was read, the second one with hooks' changes; hook servers get the same. A
 container read from a CRI runtime has a parent even if that is its pod's; its create repeats the pod's labels."""
 
-CRI_ONLY = {Operation.UPDATE_POD_SANDBOX_RESOURCES: "dockershim has no such call, and Docker nothing to make of it"}
-"""Operations that one front does not have."""
+CRI_ONLY = {Operation.UPDATE_POD_SANDBOX_RESOURCES}
+"""dockershim has no such call, and Docker nothing to make of it."""
 
 REMOVES = {Operation.REMOVE_CONTAINER, Operation.REMOVE_POD_SANDBOX}
 """The Docker front does not hold the removal of unknown subjects: there is nothing to forget."""
 
 HOOKED_PARENT = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod6f1c.slice"
 
-
 Fields = dict[tuple[str, ...], Any]
 """Values by their path."""
 Forgets = Callable[[Store, str], None] | None
 
 
-@dataclass
-class Seen:
+class Seen(NamedTuple):
     """The effects of one step: the hook points with their messages, and the Store after it."""
 
     step: str
@@ -233,9 +224,9 @@ class Life:
 def reason(path: tuple[str, ...]) -> str:
     """Return which of the differences a field of a message or a record belongs to; "" if none."""
     if path[0] == "containers" and path[-1] == "cgroup_parent":
-        return "container's cgroup_parent"
+        return PARENT_READ
     if path[0] == "pods" and path[2] == "original" and path[-2] in ("labels", "annotations"):
-        return "pod's original labels and annotations"
+        return POD_READ
     if path[0] in ("resources", "pod_resources") or (path[0] == "pods" and "resources" in path):
         return "pod resources"
     if "overhead" in path:
@@ -277,10 +268,9 @@ CHANGES: Mapping[str, hookanswers.Answer] = {
 
 FIRST_LIVES: dict[tuple[bool, object], Life] = {}
 """The lifecycles on the first front so far: each is run once, whatever it is compared with."""
-ENDS = {"one proxy": None, "a new proxy each step": Store.drop, "and it has the kubelet's own values": Store.forget}
 
 
-@pytest.mark.parametrize("forgets", ENDS.values(), ids=ENDS.keys())
+@pytest.mark.parametrize("forgets", [None, Store.drop], ids=["one proxy", "a new proxy each step"])
 @pytest.mark.parametrize("answers", [{}, CHANGES], ids=["listens", "changes"])
 @pytest.mark.parametrize("front", OTHERS, ids=lambda front: front.name)
 async def test_every_front_reports_and_knows_the_same(
@@ -297,11 +287,10 @@ async def test_every_front_reports_and_knows_the_same(
             differing = differences(fields, others)
             assert not {path: both for path, both in differing.items() if not reason(path)}, one.step
             found |= {reason(path) for path in differing}
-    read = READ_DIFFERENCES[answers is CHANGES and forgets is not Store.forget]
-    expected = DIFFERENCES.keys() | (read if forgets else set())
+    expected = DIFFERENCES.keys() | ({PARENT_READ, *([POD_READ] if answers else [])} if forgets else set())
     assert found == (set() if front.mode == FIRST.mode else expected), "the lists of differences are true"
     assert {point for seen in second.seen for point in seen.points} == {point.name for point in HOOK_POINTS}
-    assert second.operations | (REMOVES if forgets else set()) == set(Operation) - CRI_ONLY.keys()
+    assert second.operations | (REMOVES if forgets else set()) == set(Operation) - CRI_ONLY
 
 
 @pytest.mark.parametrize("front", [FIRST, *OTHERS], ids=lambda front: front.name)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -113,12 +113,9 @@ def test_reported_values_replace_kept_ones_that_changed() -> None:
 
 LIMITED, REPORTED = Resources(cpu_shares=5, cpu_quota=7), Resources(cpu_shares=2, cpu_quota=7, unified={"a": "1"})
 OTHERS = Resources(cpu_shares=9, unified={"a": "9"})
-UNUSED: list[tuple[Resources | None, Resources | None, Resources | None]] = [
-    (LIMITED, REPORTED, LIMITED),
-    (LIMITED, None, Resources(cpu_shares=5)),
-    (None, REPORTED, Resources(cpu_quota=7)),
-    (None, OTHERS, OTHERS),
-]
+UNUSED: list[tuple[Resources | None, Resources | None, Resources | None]]
+UNUSED = [(LIMITED, REPORTED, LIMITED), (LIMITED, None, Resources(cpu_shares=5))]
+UNUSED += [(None, REPORTED, Resources(cpu_quota=7)), (None, OTHERS, OTHERS)]
 """The kubelet's resources, those that the runtime reports later, those in force then."""
 
 
@@ -126,10 +123,8 @@ UNUSED: list[tuple[Resources | None, Resources | None, Resources | None]] = [
 def test_resources_a_runtime_does_not_use_stay_unused(
     kubelets: Resources | None, later: Resources | None, in_force: Resources | None
 ) -> None:
-    pod, reported = (
-        replace(POD, resources=kubelets),
-        REPORTED if kubelets else Resources(cpu_shares=2, unified={"a": "1"}),
-    )
+    reported = REPORTED if kubelets else Resources(cpu_shares=2, unified={"a": "1"})
+    pod = replace(POD, resources=kubelets)
     text = write(retained(PodRecord(pod, pod, reported=reported)))
     again = restored_pod(replace(POD, resources=later), read(text))
     assert again.original.resources == again.effective.resources == in_force
@@ -144,15 +139,13 @@ def test_resources_set_only_by_hooks_are_not_original() -> None:
 
 @pytest.mark.parametrize("change", [{"namespace": "b"}, {"name": "b"}, {"uid": "b"}, {"attempt": 9}, {"pod_id": "b"}])
 def test_another_subject_with_the_id_gets_no_kept_value(change: Mapping[str, Any]) -> None:
-    record: PodRecord | ContainerRecord
-    for hooked in (HOOKED_POD, HOOKED_CONTAINER):
+    pods, containers = (HOOKED_POD, restored_pod, KEPT_POD), (HOOKED_CONTAINER, restored_container, KEPT_CONTAINER)
+    for hooked, restored, kept in cast("list[Any]", [pods, containers]):
         if change.keys() <= type(hooked).__dataclass_fields__.keys():
             other: Any = replace(hooked, **change)
-            of_pod = hooked is HOOKED_POD
-            record = restored_pod(other, KEPT_POD) if of_pod else restored_container(other, KEPT_CONTAINER)
-            assert record == type(record)(other, other)
-            assert record.read
-            assert of_pod or record.owners == ()  # type: ignore[union-attr]
+            record: Any = restored(other, kept)
+            assert (record, record.read) == (type(record)(other, other), True)
+            assert not getattr(record, "owners", ())
     assert restored_pod(HOOKED_POD, KEPT_CONTAINER).read
 
 
@@ -168,10 +161,9 @@ VALUES = st.fixed_dictionaries({"annotations": MAPS, "cgroup_parent": TEXTS, "re
 def test_any_subject_is_restored_from_its_text(queried: Any, hooked: Any, labels: Any) -> None:
     pod = PodRecord(replace(POD, labels=labels[0], **queried), replace(POD, labels=labels[1], **hooked))
     container = ContainerRecord(replace(CONTAINER, **queried), replace(CONTAINER, **hooked))
-    again: PodRecord | ContainerRecord
-    for record, restored in ((pod, restored_pod), (container, restored_container)):
+    for record, restored in cast("list[Any]", [(pod, restored_pod), (container, restored_container)]):
         retained = original_values_of(record)
-        again = record if retained is None else restored(record.effective, read(write(retained)))  # type: ignore[operator]
+        again = record if retained is None else restored(record.effective, read(write(retained)))
         assert again.effective == record.effective
         assert (again.original.resources or Resources()) == queried["resources"]
         assert replace(again.original, resources=None) == replace(record.original, resources=None)
