@@ -43,30 +43,24 @@ def waits(rig: Synced) -> list[float]:
 
 async def test_all_is_read_at_the_start_pods_before_containers() -> None:
     rig = Synced("p1", "p2", "c1", "c2", "c3")
-    rig.store.commit(container("c2", name="committed"))
-    async with rig.running():
-        await asyncio.sleep(0.5)
-    assert rig.known == {"p1", "p2", "c1", "c2", "c3"}
-    assert rig.state.reads == ["p2", "c1", "c3"], "what is known is not read"
-    assert rig.store.container("c1") == rig.state.containers["c1"].container  # type: ignore[union-attr]
-    assert (rig.metrics.counted("records_read"), syncs(rig, "complete")) == (3, 1)
-
-
-async def test_store_is_being_filled_until_all_is_read() -> None:
-    rig = Synced("p1")
     rig.state.list_seconds = 3.0
+    rig.store.commit(container("c2", name="committed"))
     async with rig.running():
         await asyncio.sleep(1)
         assert rig.sync.filling
         await asyncio.sleep(3)
         assert not rig.sync.filling
+    assert rig.known == {"p1", "p2", "c1", "c2", "c3"}
+    assert rig.state.reads == ["p2", "c1", "c3"], "what is known is not read"
+    assert rig.store.container("c1") == rig.state.containers["c1"].container  # type: ignore[union-attr]
+    assert (rig.metrics.counted("records_read"), syncs(rig, "complete")) == (3, 1)
     assert not Synced("p1", hooked=False).sync.filling
 
 
-@pytest.mark.parametrize(
-    ("error", "fault"),
-    [(AWAY, "(unavailable)"), (LATE, "(deadline)"), (ODD, ""), (NO_LIST, ""), (OUR_OWN, "")],
-)
+FAULTS: list[tuple[Exception, str]] = [(AWAY, "(unavailable)"), (LATE, "(deadline)")]
+
+
+@pytest.mark.parametrize(("error", "fault"), [*FAULTS, (ODD, ""), (NO_LIST, ""), (OUR_OWN, "")])
 async def test_runtimes_fault_is_known_until_it_answers(error: Exception, fault: str) -> None:
     async with Synced("p1").running() as rig:
         await asyncio.sleep(5)
@@ -131,7 +125,7 @@ async def test_nothing_is_read_but_swept_without_a_hook_server() -> None:
         assert len(rig.state.lists) == 2
 
 
-async def test_first_hook_server_brings_a_pass() -> None:
+async def test_first_hook_server_and_a_lost_create_bring_a_pass() -> None:
     async with Synced("p1", hooked=False).running() as rig:
         await asyncio.sleep(10)
         rig.plugins.add("a")
@@ -140,21 +134,16 @@ async def test_first_hook_server_brings_a_pass() -> None:
         rig.plugins.add("b")
         await asyncio.sleep(5)
         assert len(rig.state.lists) == 1
+        await rig.run(FakeCall(CREATE, reply=UNANSWERED))
+        rig.state.has("c2")
+        await asyncio.sleep(1.5)
+        assert rig.known == {"p1", "c2"}
         rig.plugins.plugins.clear()
         await asyncio.sleep(2)
         rig.state.has("p2")
         rig.plugins.add("c", points=("PreRunPodSandbox",))
         await asyncio.sleep(1.1)
-        assert rig.known == {"p1", "p2"}
-
-
-async def test_create_without_an_answer_brings_a_pass() -> None:
-    async with Synced("p1").running() as rig:
-        await asyncio.sleep(5)
-        await rig.run(FakeCall(Operation.CREATE_CONTAINER, reply=UNANSWERED))
-        rig.state.has("c2")
-        await asyncio.sleep(1.5)
-        assert rig.known == {"p1", "c2"}
+        assert rig.known == {"p1", "c2", "p2"}
 
 
 async def test_full_node_is_read_in_5_s_during_a_held_call() -> None:
@@ -208,13 +197,12 @@ async def test_record_committed_or_dropped_while_it_is_read_stays_so(one: str, a
     assert {info.effective.id: info.effective.name for info in (*records.pods, *records.containers)} == names
 
 
+CALLS = [(UPDATE, "c1", 0, 3), (UPDATE, "c1", 1.5, 0.2), (CREATE, "p1/read/0", 0, 3)]
+"""An update under way and one meanwhile, a create of the container and one of its pod."""
+
+
 @pytest.mark.parametrize(
-    ("operation", "key", "begins", "lasts"),
-    [
-        *[(UPDATE, "c1", 0, 3), (UPDATE, "c1", 1.5, 0.2)],
-        *[(CREATE, "p1/read/0", 0, 3), (RUN_POD, pod("p1", "read").effective.full_name, 1.1, 1.6)],
-    ],
-    ids=["under way", "meanwhile", "created", "in a pod that is created"],
+    ("operation", "key", "begins", "lasts"), [*CALLS, (RUN_POD, pod("p1", "read").effective.full_name, 1.1, 1.6)]
 )
 async def test_subject_of_a_call_is_left_to_a_soon_pass(
     operation: Operation, key: str, begins: float, lasts: float
@@ -237,15 +225,6 @@ async def test_unreadable_call_delays_no_pass() -> None:
         await rig.run(FakeCall(UPDATE, known_error=error, key=error, runtime_seconds=0.2))
         await asyncio.sleep(2)
         assert rig.known == {"p1", "c1"}
-
-
-async def test_records_of_what_the_runtime_lacks_are_swept() -> None:
-    async with Synced("p1", "c1", "c2", "p2").running() as rig:
-        await asyncio.sleep(1)
-        rig.state.lacks("p2", "c2")
-        await asyncio.sleep(PASS_SECONDS)
-        assert (rig.known, sorted(rig.gone)) == ({"p1", "c1"}, ["c2", "p2"])
-        assert rig.metrics.counted("records_swept") == 2
 
 
 async def test_record_committed_after_the_list_call_stays() -> None:
@@ -299,7 +278,7 @@ async def test_end_of_the_first_pass_is_noted(error: BackendError | None, second
         assert not rig.lifecycle.state_read.is_set()
 
 
-async def test_subject_of_a_call_is_not_swept_nor_is_its_pod() -> None:
+async def test_only_subjects_of_calls_and_their_pods_are_not_swept() -> None:
     rig = Synced("p9")
     for one in ("c1", "c2"):
         rig.store.commit(container(one, f"pod of {one}"))
@@ -308,7 +287,8 @@ async def test_subject_of_a_call_is_not_swept_nor_is_its_pod() -> None:
     await asyncio.sleep(0)
     async with rig.running():
         await asyncio.sleep(1)
-        assert rig.known == {"p9", "c1", "pod of c1", "p3"}
+        assert (rig.known, sorted(rig.gone)) == ({"p9", "c1", "pod of c1", "p3"}, ["c2", "pod of c2"])
+        assert rig.metrics.counted("records_swept") == 2
         await asyncio.gather(*stops)
         await asyncio.sleep(PASS_SECONDS)
         assert rig.known == {"p9"}
@@ -422,13 +402,12 @@ async def test_unreadable_subject_is_skipped_until_the_runtime_returns(
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("error", [ODD, AWAY])
-async def test_failed_subject_that_is_gone_is_forgotten(error: BackendError) -> None:
-    rig = Synced("p1", "c1")
-    rig.state.errors["c1"] = error
+async def test_failed_subject_that_is_gone_is_forgotten() -> None:
+    rig = Synced("p1", "c1", "c2")
+    rig.state.errors |= {"c1": ODD, "c2": AWAY}
     async with rig.running():
         await asyncio.sleep(1)
-        rig.state.lacks("c1")
+        rig.state.lacks("c1", "c2")
         await asyncio.sleep(PASS_SECONDS)
         assert rig.sync._passed_over == rig.sync._maybe_unavailable == set()
 
