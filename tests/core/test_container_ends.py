@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Life, Reply, Unreadable
-from runtimeproxy.errors import BackendError, Reason
+from runtimeproxy.errors import BackendError
 from runtimeproxy.model.fields import ContainerRecord, PodRecord, Subject
 from runtimeproxy.model.hookpoints import Operation
 from tests.fakes.calls import AGREED, CONTAINER, POD, SUBJECT, FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
-from tests.fakes.plugins import NOTHING
 
 pytestmark = virtual_time
 
@@ -84,10 +83,12 @@ async def test_pod_that_nobody_stopped_is_reported_at_its_remove(
     assert core.plugins.notified() == [END] * (removed and together) + [POD_END]
 
 
-async def test_pod_that_was_stopped_is_not_reported_again(core: Core) -> None:
+async def test_reported_end_is_not_reported_again(core: Core) -> None:
+    """dockerd 26 may report it only after its answer to the remove."""
     core.plugins.add("a")
-    for operation in (STOP, STOP_POD, REMOVE_POD):
+    for operation in (STOP, STOP_POD, REMOVE, REMOVE_POD):
         await core.run(call(operation))
+    await ended(core)
     assert core.plugins.notified() == [END, POD_END]
 
 
@@ -100,14 +101,6 @@ async def test_stop_that_ends_after_the_remove_is_not_reported_again(core: Core,
     await asyncio.sleep(5)
     await stops
     assert core.plugins.notified() == [POD_END]
-
-
-async def test_end_of_a_removed_container_is_not_reported_again(core: Core) -> None:
-    """dockerd 26 may report it only after its answer to the remove."""
-    core.plugins.add("a")
-    await core.run(call(REMOVE))
-    await ended(core)
-    assert core.plugins.notified() == [END]
 
 
 @pytest.mark.parametrize("operation", [STOP_POD, REMOVE_POD])
@@ -156,20 +149,6 @@ async def test_end_is_reported_only_if_the_runtime_agreed(core: Core, operation:
     ends.removes_containers = True
     await core.run(ends)
     assert core.plugins.notified() == [END] * reply.agreed
-
-
-async def test_end_is_repeated_for_plugins_that_do_not_know_it(core: Core) -> None:
-    core.plugins.add("a", points=("PostStopContainer",))
-    failing = core.plugins.add("failing", Reason.ERROR_STATUS, points=("PostStopContainer",))
-    await core.run(call(STOP))
-    await core.run(call(STOP))
-    assert [name for name, _ in core.plugins.notified()] == ["a", "failing", "failing"]
-    failing.behaviour = NOTHING
-    core.plugins.add("late", points=("PostStopContainer",))
-    core.plugins.queried.clear()
-    await core.run(call(STOP_POD))
-    await core.run(call(REMOVE))
-    assert [name for name, _ in core.plugins.notified()] == ["failing", "late"]
 
 
 async def test_end_of_a_skipped_pods_container_is_not_reported(core: Core) -> None:

@@ -120,16 +120,6 @@ def test_deadline_counts_if_a_third_was_left(
     assert desk.plugin.breaker.state is state
 
 
-def test_server_gets_the_time_left_and_no_call_without_any(desk: Desk) -> None:
-    desk.run_hook(seconds=0.5)
-    assert desk.client.seconds == 0.5
-    desk.run_hook()
-    assert desk.client.seconds == desk.plugin.timeout_seconds
-    for _ in range(2 * FAILURES_IN_A_ROW):
-        assert desk.run_hook(seconds=0) is Reason.DEADLINE
-    assert (desk.plugin.breaker.state, desk.metrics.total("hook_calls")) == (BreakerState.CLOSED, 2)
-
-
 @pytest.mark.parametrize(
     ("by", "code"),
     [
@@ -218,23 +208,18 @@ def test_unserved_point_is_logged_once_and_not_called_again(desk: Desk, log: pyt
     assert desk.plugin.breaker.state is BreakerState.CLOSED
 
 
-@pytest.mark.parametrize("there", [Peer("socket", 2), Peer("another socket", 2), Peer("socket", 0), Peer(None, 0)])
-def test_unserved_point_is_called_again_after_reconnect(desk: Desk, log: pytest.LogCaptureFixture, there: Peer) -> None:
+def test_unserved_point_is_called_again_after_reconnect(desk: Desk, log: pytest.LogCaptureFixture) -> None:
     desk.run_hook(Reason.UNIMPLEMENTED)
-    assert desk.run_hook() is Reason.UNIMPLEMENTED
-    desk.client.there = there
-    assert desk.run_hook() is None
-    desk.client.there = ONE_PEER
-    assert desk.run_hook() is Reason.UNIMPLEMENTED
+    for there in (Peer("socket", 2), Peer("another socket", 2), Peer("socket", 0), Peer(None, 0)):
+        assert desk.run_hook() is Reason.UNIMPLEMENTED
+        desk.client.there = there
+        assert desk.run_hook() is None
+        desk.client.there = ONE_PEER
     assert len(log.records) == 1
-
-
-def test_unserved_point_is_forgotten_with_the_server(desk: Desk, log: pytest.LogCaptureFixture) -> None:
-    first = desk.begin()
+    other = desk.begin(START)
     desk.client.there = Peer("another socket", 2)
-    end(first, HookError("a", CREATE.name, Reason.UNIMPLEMENTED))
-    assert log.records == []
-    assert desk.run_hook() is None
+    end(other, HookError("a", START.name, Reason.UNIMPLEMENTED))
+    assert (len(log.records), desk.run_hook(point=START)) == (1, None), "another server is there"
 
 
 def test_unserved_point_is_called_where_no_connection_stays(desk: Desk, log: pytest.LogCaptureFixture) -> None:

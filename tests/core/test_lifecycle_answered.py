@@ -101,17 +101,14 @@ async def test_reply_is_sent_whatever_fails_after_it(
     assert CANARY not in caplog.text
 
 
-@pytest.mark.parametrize(("delay", "deadline", "answer", "over"), [(100, 2.0, 1.5, 3), (1.5, 1.02, 1.01, 2.5)])
-async def test_answer_waits_at_most_half_of_the_callers_time(
-    core: Core, delay: float, deadline: float, answer: float, over: float
-) -> None:
+async def test_answer_waits_at_most_half_of_the_callers_time(core: Core) -> None:
     """A Post hook has its own time in addition (relay-rules C2)."""
-    core.plugins.add("a", delay_seconds=delay, points=(STARTED,))
-    call = FakeCall(START, deadline=deadline)
+    core.plugins.add("a", delay_seconds=100, points=(STARTED,))
+    call = FakeCall(START, deadline=2.0)
     await core.run(call)
-    assert (call.steps, call.over_at) == ([(0, "release"), (pytest.approx(answer), "answer")], over)
+    assert (call.steps, call.over_at) == ([(0, "release"), (pytest.approx(1.5), "answer")], 3)
     assert core.plugins.queried[0].timeout_seconds == 2.0
-    assert core.failures("a", STARTED, Reason.DEADLINE) == (over == 3)
+    assert core.failures("a", STARTED, Reason.DEADLINE) == 1
 
 
 @pytest.mark.parametrize(("deadline", "runtime_seconds", "answer"), [(2.5, 1.0, 2.0), (0.7, 0.5, 2.5)])
@@ -345,14 +342,6 @@ async def test_earlier_create_that_cannot_be_read_has_no_record(core: Core, made
     assert core.store.ids_of_originals() == {"c1"}
 
 
-async def test_unread_create_keeps_older_original_values(core: Core) -> None:
-    core.plugins.add("a", HookAnswer(annotations={"a": "256"}))
-    original, runs = (replace(CONTAINER, annotations={"a": value}) for value in ("1024", "512"))
-    core.store.commit(Subject(SUBJECT.pod, ContainerRecord(original, runs)))
-    await core.run(FakeCall(CREATE, Subject(SUBJECT.pod, ContainerRecord(original, original)), made=None))
-    assert core.store.read_container(runs).original == original
-
-
 async def test_unread_pod_keeps_no_cgroup_parent_of_a_hook(core: Core) -> None:
     """An earlier create, without the hook, may have made the pod."""
     original, sent = (replace(POD_SUBJECT.pod.original, cgroup_parent=parent) for parent in ("/kube", "/hooked"))
@@ -362,17 +351,6 @@ async def test_unread_pod_keeps_no_cgroup_parent_of_a_hook(core: Core) -> None:
     await core.run(FakeCall(RUN_POD, pod, made=None))
     reported = replace(original, cgroup_parent=None, labels={"h": "1"})
     assert core.store.read_pod(reported) == PodRecord(replace(reported, labels=original.labels), reported)
-
-
-@pytest.mark.parametrize("first", [UNANSWERED, AGREED])
-async def test_create_is_read_only_if_an_earlier_one_was_lost(core: Core, first: Reply) -> None:
-    """Neither without hook servers, nor if the earlier create was answered and what it made is gone."""
-    await core.run(FakeCall(CREATE, reply=first))
-    core.store.drop("c1")
-    if first is AGREED:
-        core.plugins.add("a", ENVS)
-    assert await core.run(FakeCall(CREATE, prepares=False)) == ["release", "answer"]
-    assert (core.store.container("c1") is None) is (first is UNANSWERED)
 
 
 PARENT = HookAnswer(cgroup_parent="/hooked")
@@ -424,19 +402,6 @@ async def test_calls_are_numbered_in_the_order_of_release(core: Core) -> None:
     for call in calls:
         await core.run(call)
     assert [call.number for call in calls] == [1, 2, 0, 3], "of a refused one nothing leaves"
-
-
-async def test_key_of_a_call_is_known_from_its_hold_to_its_answer(core: Core) -> None:
-    core.plugins.add("a", delay_seconds=1, points=("PreStartContainer", STARTED))
-    tasks = [core.start(FakeCall(START)), core.start(FakeCall(STOP, key="c2")), core.start(FakeCall(STOP, key="c2"))]
-    tasks.append(core.start(FakeCall(STOP, key=Unreadable("cut"))))
-    await asyncio.sleep(0)
-    assert core.lifecycle.open_calls.subjects() == {"c1", "c2"}
-    await asyncio.sleep(2.5)
-    assert core.lifecycle.open_calls.subjects() == {"c1"}
-    await asyncio.gather(*tasks)
-    assert core.now == 3
-    assert core.lifecycle.open_calls.subjects() == set()
 
 
 async def test_end_of_a_call_invalidates_concurrent_reads(core: Core) -> None:

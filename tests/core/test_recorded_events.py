@@ -86,25 +86,17 @@ def seconds(runtime: float, **parts: float) -> dict[str, float]:
     return dict.fromkeys(PARTS, 0.0) | {"runtime": runtime} | parts
 
 
-async def test_edited_call_has_its_fields_with_owners_and_its_parts(core: Recorded) -> None:
+@pytest.mark.parametrize("unused", [set(), {"envs.B"}, {*EDITED}], ids=["none", "one", "all"])
+async def test_edited_call_has_its_fields_with_and_without_effect(core: Recorded, unused: set[str]) -> None:
     core.plugins.add("a", ANSWER, delay_seconds=0.5)
-    call = core.call()
-    await core.run(call)
-    notified = {"kind": "edited", "call": call.call_id, "operation": "CreateContainer", **NAMES}
-    assert core.events() == [{**notified, "fields": EDITED, "seconds": seconds(0.25, hooks=0.5)}]
-
-
-@pytest.mark.parametrize("unused", [{"envs.B"}, {*EDITED}], ids=["one", "all"])
-async def test_fields_without_effect_are_an_event_of_their_own(core: Recorded, unused: set[str]) -> None:
-    core.plugins.add("a", ANSWER)
     call, why = core.call(), "sent, no effect in x"
     call.no_effect = ((why, frozenset(map(kind_of, unused)) | {"labels"}), ("left out", frozenset()))
     await core.run(call)
     common = {"call": call.call_id, "operation": "CreateContainer", **NAMES}
     used = {name: owner for name, owner in EDITED.items() if name not in unused}
-    edited = {**common, "kind": "edited", "fields": used, "seconds": seconds(0.25)}
+    edited = {**common, "kind": "edited", "fields": used, "seconds": seconds(0.25, hooks=0.5)}
     without = {**common, "kind": "no_effect", "fields": dict.fromkeys(unused, "a"), "text": why}
-    assert core.events() == [without, *([edited] if used else [])]
+    assert core.events() == [*([without] if unused else []), *([edited] if used else [])]
 
 
 BAD_FIELDS = {"reason": "bad_answer", "fields": {"cgroup_parent": "a", "resources.cpu_quota": "a"}}
@@ -182,22 +174,16 @@ async def test_event_of_a_failed_call_has_the_fields_set(core: Recorded) -> None
     assert core.events() == [{**notified, "call": core.times.id}]
 
 
-NO_EVENT = [
-    {},
-    {"reply": UNANSWERED},
-    {"reply": Reply(agreed=False, no_op=True)},
-    {"known": None},
-    {"known_error": Unreadable("cut")},
-]
+UNKNOWN: list[dict[str, Any]] = [{"known": None}, {"known_error": Unreadable("cut")}]
 
 
-@pytest.mark.parametrize("fields", NO_EVENT)
+@pytest.mark.parametrize("fields", [{}, {"reply": UNANSWERED}, {"reply": Reply(agreed=False, no_op=True)}, *UNKNOWN])
 async def test_unchanged_call_that_succeeds_is_no_event(core: Recorded, fields: dict[str, Any]) -> None:
     await core.run(core.call(**fields))
     assert core.events() == []
 
 
-@pytest.mark.parametrize("fields", [{"known": None}, {"known_error": Unreadable("cut")}])
+@pytest.mark.parametrize("fields", UNKNOWN)
 async def test_failed_call_without_a_subject_has_its_operation(core: Recorded, fields: dict[str, Any]) -> None:
     await core.run(core.call(reply=FAILED, **fields))
     (event,) = core.events()
