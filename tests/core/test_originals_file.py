@@ -139,16 +139,6 @@ def test_file_that_others_could_have_made_is_not_used(file: File) -> None:
     assert loaded(File(file.path, OURS)) == SOME
 
 
-def test_rows_are_written_again_when_the_file_is_removed(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.write({"a": some(1)})
-    File(file.path, OURS).write({"b": some(2)})
-    versions = iter([file._file.version()])
-    os.unlink(file.path)
-    monkeypatch.setattr(file._file, "version", lambda: next(versions, None))
-    file.write({"c": some(3)})
-    assert loaded(File(file.path, OURS)) == {"a": some(1), "c": some(3)}
-
-
 OTHER_FORMS = [
     b"\n",
     b'00000000 "a"\t[]\n',
@@ -175,25 +165,22 @@ def of_sqlite(path: Path, owner: str, *rows: tuple[object, ...]) -> None:
 
 
 def test_values_of_version_0_1_are_read_after_an_upgrade(file: File) -> None:
-    old = Path(file.path).with_name("a.originals")
-    text = form.write(some(1))
-    good = (b"good", text, crc32(text, crc32(b"good")))
-    of_sqlite(old, f"1 {OURS}", good, (b"bad", text, 7))
-    before = old.read_bytes()
-    assert loaded(file) == {"good": some(1)}
-    file.write({"more": some(2)})
-    assert loaded(File(file.path, OURS)) == {"good": some(1), "more": some(2)}
-    assert old.read_bytes() == before, "a downgrade finds it"
-
-
-def test_values_of_version_0_1_may_be_unusable(file: File) -> None:
+    """Whatever is in its file; a downgrade finds that."""
     old = Path(file.path).with_name("a.originals")
     for content in (b"", b"noise"):
         old.write_bytes(content)
         assert loaded(file) == {}
-    old.unlink()
+        old.unlink()
     of_sqlite(old, "1 another")
     assert loaded(file) == {}
+    old.unlink()
+    text = form.write(some(1))
+    of_sqlite(old, f"1 {OURS}", (b"good", text, crc32(text, crc32(b"good"))), (b"bad", text, 7))
+    before = old.read_bytes()
+    assert loaded(file) == {"good": some(1)}
+    file.write({"more": some(2)})
+    assert loaded(File(file.path, OURS)) == {"good": some(1), "more": some(2)}
+    assert old.read_bytes() == before
 
 
 def check_broken(file: File, data: bytes) -> None:
@@ -364,27 +351,27 @@ async def test_all_is_written_at_the_end(path: Path) -> None:
     assert len(rows(path)) == 240
 
 
-ENDS = {
-    "gone": lambda store: store.tombstone("c1"),
-    "set back": lambda store: store.commit(hooked(effective=CONTAINER)),
-}
-
-
-@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("gone", [True, False])
 @pytest.mark.parametrize("later", [False, True], ids=["same process", "next process"])
-async def test_row_is_removed_with_its_subject(path: Path, end: Callable[[Store], None], later: bool) -> None:
-    """Which changes of the Store are reported is tested in test_store.py."""
+async def test_row_is_removed_with_its_subject(path: Path, gone: bool, later: bool) -> None:
+    """Or when it is set back. Which changes of the Store are reported is tested in test_store.py."""
+
+    async def end(store: Store) -> None:
+        if gone:
+            store.tombstone("c1")
+        else:
+            store.commit(hooked(effective=CONTAINER))
+        await ids_of_originals(path)
+
     async with Process(path) as process:
         process.commit("c1")
         await ids_of_originals(path, "c1")
         if not later:
-            end(process.store)
-            await ids_of_originals(path)
+            await end(process.store)
     async with Process(path) as process:
         if later:
             process.store.commit(Subject(PodRecord(POD, POD), process.store.read_container(SCALED)))
-            end(process.store)
-            await ids_of_originals(path)
+            await end(process.store)
     assert rows(path) == {}
 
 
@@ -457,9 +444,8 @@ async def test_good_rows_of_a_broken_file_are_written_again(path: Path) -> None:
         process.commit("c1", "c2")
     path.write_bytes(path.read_bytes().replace(b"[200000,", b"[200001,", 1))
     async with Process(path) as process:
-        left = process.store.ids_of_originals()
-        assert len(left) == 1
-        await ids_of_originals(path, *left)
+        (left,) = process.store.ids_of_originals()
+        await ids_of_originals(path, left)
     assert process.failures("broken") == 1
 
 
@@ -495,26 +481,20 @@ async def test_file_damaged_in_use_is_rewritten_whole(path: Path, spoil: Callabl
 
 
 async def test_write_is_tried_again_without_threads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end it is lost."""
+
     def none(thread: threading.Thread) -> NoReturn:
         raise RuntimeError("can't start new thread")
 
-    process = Process(path)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", none)
+        async with Process(path) as process:
+            process.commit("c1")
+            await process.failed(2)
+        assert not path.exists()
+        process = Process(path)
         await process.originals.start()
         process.commit("c1")
         await process.failed(2)
     await ids_of_originals(path, "c1")
     await process.originals.stop()
-
-
-async def test_values_that_cannot_be_written_at_the_end_are_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> NoReturn:
-        raise Failed("unusable", "no")
-
-    monkeypatch.setattr(File, "write", fail)
-    async with Process(path) as process:
-        process.commit("c1")
-        await process.failed(1)
-    assert process.failures("unusable") == 2
-    assert not path.exists()

@@ -28,10 +28,10 @@ NOTES |= {"scheduling.koordinator.sh/resource-status": '{"cpuset": "0-NUMBER"}',
 PARENT = f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{UID}.slice"
 POD = {**NAMES, "id": ID, "labels": LABELS, "annotations": NOTES, "cgroup_parent": PARENT}
 
-MESSAGES = {"terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File"}
-KUBELETS = {"hash": "000NUMBER", "restartCount": "0", **MESSAGES}
+KUBELETS = {"hash": "000NUMBER", "restartCount": "0", "terminationMessagePath": "/dev/termination-log"}
 KUBELETS_NOTES = {f"io.kubernetes.container.{key}": value for key, value in KUBELETS.items()}
-KUBELETS_NOTES["io.kubernetes.pod.terminationGracePeriod"] = "30"
+KUBELETS_NOTES |= {"io.kubernetes.container.terminationMessagePolicy": "File"}
+KUBELETS_NOTES |= {"io.kubernetes.pod.terminationGracePeriod": "30"}
 ENVS = {"POD_NUMBER": "NUMBER"}
 for service in range(25):  # services of a namespace: each gives every container two variables
     ENVS |= {f"SERVICE_{service}_SERVICE_HOST": f"10.96.{service}.SPACE"}
