@@ -78,8 +78,6 @@ class CriKubelet(cri.CriClient):
 
 
 class DockerKubelet:
-    """A kubelet that uses a shim."""
-
     def __init__(self, socket: str, generation: Generation) -> None:
         shim = self._shim = Dockershim(socket, generation)
         self.start, self.stop, self.remove = shim.start_container, shim.stop_container, shim.remove_container
@@ -185,14 +183,9 @@ class Life:
     async def _steps(self, kubelet: CriKubelet | DockerKubelet) -> None:
         pod_id = await self._do("run pod", kubelet.run_pod)
         container_id = await self._do("create", kubelet.create, pod_id)
-        await self._do("start", kubelet.start, container_id)
-        await self._do("update", kubelet.update, container_id)
-        for again in ("", " again"):
-            await self._do(f"stop{again}", kubelet.stop, container_id)
-        for again in ("", " again"):
-            await self._do(f"stop pod{again}", kubelet.stop_pod, pod_id)
-        await self._do("remove", kubelet.remove, container_id)
-        await self._do("remove pod", kubelet.remove_pod, pod_id)
+        steps = [kubelet.start, kubelet.update, kubelet.stop, kubelet.stop, kubelet.stop_pod, kubelet.stop_pod]
+        for number, act in enumerate([*steps, kubelet.remove, kubelet.remove_pod]):
+            await self._do(f"step {number}", act, pod_id if "pod" in act.__name__ else container_id)
 
     async def _do(self, step: str, act: Callable[..., str | None], *arguments: str) -> str:
         """Do a step, record its effects, and return the id that it created, if any."""
@@ -212,13 +205,10 @@ class Life:
 
     def _fields(self, value: Any, path: tuple[str, ...] = ()) -> Fields:
         """Return the values of nested maps and lists by their paths, with a name for each id."""
-        if isinstance(value, Mapping):
-            items = [(str(key), inner) for key, inner in value.items()]
-        elif isinstance(value, list):
-            items = [(str(index), inner) for index, inner in enumerate(value)]
-        else:
+        if not isinstance(value, Mapping | list):
             return {path: self._names.get(value, value) if isinstance(value, str) else value}
-        return {place: leaf for key, inner in items for place, leaf in self._fields(inner, (*path, key)).items()}
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        return {place: leaf for key, one in items for place, leaf in self._fields(one, (*path, str(key))).items()}
 
 
 def reason(path: tuple[str, ...]) -> str:
@@ -246,20 +236,17 @@ def changed(response: Any) -> None:
     response.cgroup_parent = HOOKED_PARENT
 
 
-def halved(response: Any) -> None:
+def halved(response: Any, more: bool = False) -> None:
     response.container_resources.cpu_shares //= 2
-
-
-def halved_and_more(response: Any) -> None:
-    halved(response)
-    response.container_envs.update({"B": "2", "NEW": "3"})
-    response.container_annotations.update({"note": "changed"})
+    if more:
+        response.container_envs.update({"B": "2", "NEW": "3"})
+        response.container_annotations.update({"note": "changed"})
 
 
 AT_START = api_pb2.LinuxContainerResources(cpuset_cpus="1", cpu_quota=20_000)
 CHANGES: Mapping[str, hookanswers.Answer] = {
     "PreRunPodSandbox": hookanswers.echo(changed),
-    "PreCreateContainer": hookanswers.echo(halved_and_more),
+    "PreCreateContainer": hookanswers.echo(partial(halved, more=True)),
     "PreStartContainer": hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_resources=AT_START)),
     "PreUpdateContainerResources": hookanswers.echo(halved),
 }

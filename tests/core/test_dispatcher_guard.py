@@ -25,13 +25,10 @@ Attempt = Coroutine[Any, None, HookAnswer]
 class Client(FakeClient):
     """A hook server whose answer or error is sent into the attempt that called it."""
 
-    seconds = 0.0
-
     async def call(
         self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
     ) -> HookAnswer:
         assert peer == self.there
-        self.seconds = timeout_seconds
         await asyncio.sleep(0)
         return HookAnswer()
 

@@ -190,10 +190,8 @@ async def test_failed_hold_is_refused_or_released_unchanged(
 
 async def test_unreadable_subject_is_a_post_hooks_failure_too(core: Core) -> None:
     core.plugins.add("a", policy=FAIL)
-    call = FakeCall(STOP, known=None, read=BackendError("away"))
-    assert await core.run(call) == ["read", "release", "answer"]
-    assert core.failures("a", "PostStopContainer", Reason.UNREADABLE) == 1
-    assert core.fail_open() == 0
+    assert await core.run(FakeCall(STOP, known=None, read=BackendError("away"))) == ["read", "release", "answer"]
+    assert (core.failures("a", "PostStopContainer", Reason.UNREADABLE), core.fail_open()) == (1, 0)
 
 
 async def test_plugin_that_raises_anything_is_an_internal_error(core: Core) -> None:
@@ -293,10 +291,9 @@ async def test_hanging_hook_server_leaves_time_to_later_ones(
     assert core.metrics.total("hook_failures") == len(timeouts)
 
 
-READING = [(SUBJECT, 4, None, [6.0], 4), (None, 1000, 4.0, [], 2)]
-
-
-@pytest.mark.parametrize(("read", "seconds", "deadline", "timeouts", "released"), READING)
+@pytest.mark.parametrize(
+    ("read", "seconds", "deadline", "timeouts", "released"), [(SUBJECT, 4, None, [6.0], 4), (None, 1000, 4.0, [], 2)]
+)
 async def test_reading_the_subject_uses_the_same_budget(
     core: Core, read: Subject | None, seconds: float, deadline: float | None, timeouts: list[float], released: float
 ) -> None:
@@ -311,8 +308,7 @@ async def test_hold_ends_a_second_after_its_budget_whatever_happens(core: Core) 
     core.plugins.add("a", points=AT_START).call = lambda *_: asyncio.sleep(1000)  # type: ignore[assignment]
     call = FakeCall(START)
     await core.run(call)
-    assert call.steps[0] == (11, "release")
-    assert core.failures("a", "PreStartContainer", Reason.DEADLINE) == 1
+    assert (call.steps[0], core.failures("a", "PreStartContainer", Reason.DEADLINE)) == ((11, "release"), 1)
 
 
 @pytest.mark.parametrize(("deadline", "released"), [(None, 10.5), (8.0, 4.5)])

@@ -80,10 +80,10 @@ async def test_records_are_kept_until_remove(core: Core, operation: Operation, k
     assert core.store.counts() == left
 
 
-FAULTS = [
-    (KeyError(CANARY), "internal_errors", "internal error in {}: KeyError at "),
-    (Unreadable("no id"), "calls_unreadable", "{} cannot be read: no id"),
+FAULTS: list[tuple[Exception, str, str]] = [
+    (KeyError(CANARY), "internal_errors", "internal error in StopContainer: KeyError at ")
 ]
+FAULTS += [(Unreadable("no id"), "calls_unreadable", "StopContainer cannot be read: no id")]
 
 
 @pytest.mark.parametrize("reply", [AGREED, UNANSWERED])
@@ -97,7 +97,7 @@ async def test_reply_is_sent_whatever_fails_after_it(
     await asyncio.sleep(1)
     assert core.metrics.counted(counter, operation=STOP.value) == 1
     assert core.store.counts() == (0, 0)
-    assert notified.format(STOP.value) in caplog.text
+    assert notified in caplog.text
     assert CANARY not in caplog.text
 
 
@@ -126,7 +126,7 @@ async def test_reply_waits_for_earlier_post_hooks(
 
 
 async def test_create_is_answered_after_its_commit(core: Core) -> None:
-    hook = core.plugins.add("a", delay_seconds=9, timeout_seconds=9, points=("PreCreateContainer",))
+    core.plugins.add("a", delay_seconds=9, timeout_seconds=9, points=("PreCreateContainer",))
     held = core.start(FakeCall(CREATE))
     await asyncio.sleep(0.5)
     core.plugins.plugins.clear()
@@ -136,7 +136,6 @@ async def test_create_is_answered_after_its_commit(core: Core) -> None:
     await core.run(following)
     assert (following.steps[-1], known) == ((4.0, "answer"), [True])
     await held
-    assert hook.queried
 
 
 @pytest.mark.parametrize("notified", [False, True])
@@ -146,15 +145,13 @@ async def test_commit_precedes_the_next_read(core: Core, notified: bool) -> None
         core.plugins.add("a", points=(STARTED,))
     known: list[bool] = []
 
-    def inspect() -> None:
+    def inspect(again: bool) -> None:
         known.append(core.store.container("c1") is not None)
-
-    def answered() -> None:
-        inspect()
-        asyncio.get_running_loop().call_soon(inspect)
+        if again:
+            asyncio.get_running_loop().call_soon(inspect, False)
 
     call = FakeCall(START)
-    call.notified = answered
+    call.notified = lambda: inspect(True)
     await core.run(call)
     assert known == [notified, True]
 
@@ -385,7 +382,7 @@ async def test_repeated_stop_is_reported_once(core: Core, operation: Operation, 
     assert (len(core.plugins.notified()), core.lifecycle.open_calls.calls()) == (times, [])
 
 
-@pytest.mark.parametrize("known", [None, SUBJECT], ids=["unknown", "after the end"])
+@pytest.mark.parametrize("known", [None, SUBJECT])
 async def test_unknown_call_is_not_settled_nor_any_after_the_end(core: Core, known: Subject | None) -> None:
     call = FakeCall(STOP, known, reply=UNANSWERED, outcomes=[DONE])
     await core.run(call)
@@ -396,12 +393,11 @@ async def test_unknown_call_is_not_settled_nor_any_after_the_end(core: Core, kno
 
 
 async def test_calls_are_numbered_in_the_order_of_release(core: Core) -> None:
-    calls = [FakeCall(STOP), FakeCall(START), FakeCall(CREATE), FakeCall(STOP)]
-    core.plugins.add("a", points=("PreStartContainer",))
+    calls = [FakeCall(STOP), FakeCall(CREATE), FakeCall(STOP)]
     core.plugins.add("b", KeyError(CANARY), points=("PreCreateContainer",), policy=FAIL)
     for call in calls:
         await core.run(call)
-    assert [call.number for call in calls] == [1, 2, 0, 3], "of a refused one nothing leaves"
+    assert [call.number for call in calls] == [1, 0, 2], "of a refused one nothing leaves"
 
 
 async def test_end_of_a_call_invalidates_concurrent_reads(core: Core) -> None:

@@ -221,35 +221,20 @@ import sys
 from itertools import count
 sys.path.insert(0, {str(ROOT)!r})
 from tests.core.test_originals_file import OURS, some, File
-path, name, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
-file = File(path, OURS)
-for number in count() if not rounds else range(rounds):
-    file.write({{f"{{name}}-{{each}}": some(number) for each in range(50)}} | {{f"{{name}}-gone-{{number}}": None}})
+file = File(sys.argv[1], OURS)
+for number in count():
+    file.write({{f"a-{{each}}": some(number) for each in range(50)}} | {{f"gone-{{number}}": None}})
     print(number, flush=True)
 """
-
-
-def writer(file: File, name: str, rounds: int = 0) -> "subprocess.Popen[bytes]":
-    """Start a process that writes some rows repeatedly, each time with one number in all of them."""
-    command = [sys.executable, "-c", WRITER, file.path, name, str(rounds)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
-
-
-@pytest.mark.slow
-def test_two_processes_write_in_turn(file: File) -> None:
-    rounds = Amount(50, 1_000).now
-    both = [writer(file, name, rounds) for name in ("a", "b")]
-    for process in both:
-        process.communicate()
-    assert [process.returncode for process in both] == [0, 0]
-    assert loaded(file) == {f"{name}-{each}": some(rounds - 1) for name in ("a", "b") for each in range(50)}
+"""Writes some rows repeatedly, each time with one number in all of them."""
 
 
 @pytest.mark.slow
 def test_writer_that_is_killed_leaves_whole_transactions(file: File) -> None:
     pause = random.Random(0)
     for _ in range(KILLS.now):
-        with writer(file, "a") as process:
+        command = [sys.executable, "-c", WRITER, file.path]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
             assert process.stdout is not None
             process.stdout.readline()
             time.sleep(pause.uniform(0, 0.05))

@@ -73,16 +73,6 @@ async def test_runtimes_fault_is_known_until_it_answers(error: Exception, fault:
         assert rig.sync.runtime_fault == ""
 
 
-async def test_fault_is_forgotten_without_hook_servers() -> None:
-    async with Synced("p1").running() as rig:
-        rig.state.errors[LIST] = AWAY
-        await asyncio.sleep(5)
-        assert rig.sync.runtime_fault
-        rig.plugins.plugins.clear()
-        await asyncio.sleep(5)
-        assert rig.sync.runtime_fault == ""
-
-
 async def test_nothing_is_read_before_the_runtime_is_available() -> None:
     rig = Synced("p1")
     await rig.sync.stop()  # before it has started
