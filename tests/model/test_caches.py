@@ -27,16 +27,6 @@ def test_oldest_value_is_evicted_but_not_for_a_large_one() -> None:
     assert (list(cache), cache.bytes) == ([1, 2, 3, 4, 5, 6, 7, 8], ROOM)
 
 
-@settings(max_examples=examples())
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2 * ENTRY_BYTES)), max_size=60))
-def test_bytes_are_bounded_and_those_of_the_values(values: list[tuple[int, int]]) -> None:
-    cache: Cache[int, int] = Cache(ROOM)
-    for key, size in values:
-        cache.keep(key, size, size)
-        assert size > ENTRY_BYTES or cache[key] == size
-        assert cache.bytes == sum(size + ENTRY_BYTES for size in cache.values()) <= ROOM
-
-
 def test_all_caches_together_are_small() -> None:
     """They are a small part of the memory of a proxy with 100 records (45 MiB)."""
     found = [value for value in vars(codec).values() if isinstance(value, Cache)]

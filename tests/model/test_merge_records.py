@@ -34,15 +34,6 @@ HALVED = running(cpu_shares=512)
 """The container as it runs after a hook has halved its shares."""
 
 
-def test_hooked_fields_are_named_without_their_values() -> None:
-    resources = replace(REQUESTED, cpu_shares=5, unified={"a": "1"})
-    hooked = replace(CONTAINER, resources=resources, envs={"A": "2"}, annotations={"a": "1", "b": "2"})
-    known = Subject(subject().pod, ContainerRecord(CONTAINER, hooked, (("cpu_shares", "one"), ("unified.a", "two"))))
-    earlier = dict.fromkeys(["annotations.b", "envs.A"], "at an earlier call")
-    assert merge.hooked(known) == {**earlier, "resources.cpu_shares": "one", "resources.unified.a": "two"}
-    assert merge.hooked(subject()) == merge.hooked(Subject(subject().pod)) == {}
-
-
 def test_unused_resources_of_a_pod_are_known_as_reported() -> None:
     """As long as the pod is known, also by its containers: the runtime goes on reporting them."""
     pod = replace(POD, resources=Resources(cpu_quota=7))
@@ -320,6 +311,7 @@ def test_swap_limit_has_the_owner_of_the_memory_limit(swap: int, owned: bool) ->
     assert merge.owners_of(record) == owners
     known = Subject(subject().pod, record)
     assert merge.hooked(known) == {f"resources.{name}": owner for name, owner in owners.items()}
+    assert merge.hooked(Subject(known.pod)) == {}
     assert merge.differing(known, NOTHING, ECHO_BY_TWO) == {}
 
 
