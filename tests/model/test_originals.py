@@ -128,8 +128,8 @@ def test_resources_a_runtime_does_not_use_stay_unused(
     assert again.reported is None or write(retained(again)) == text
 
 
-def test_resources_set_only_by_hooks_are_not_original() -> None:
-    bare, hooked = replace(CONTAINER, resources=None), resources(cpu_quota=9, unified={"cpu.idle": "1"})
+def test_parts_set_only_by_hooks_are_not_original() -> None:
+    bare, hooked = replace(CONTAINER, resources=None, annotations={}), resources(cpu_quota=9, unified={"cpu.idle": "1"})
     assert restored_container(hooked, retained(ContainerRecord(bare, hooked))) == ContainerRecord(bare, hooked)
 
 
