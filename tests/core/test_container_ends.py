@@ -47,19 +47,13 @@ async def ended(core: Core, subject: Subject | None = SUBJECT) -> None:
     await core.lifecycle.ended("c1", read)
 
 
-LIVES: list[tuple[Life | Exception | None, bool, bool]] = [
-    (ENDED, True, True),
-    (RUNS, True, False),
-    (NEVER_RAN, False, False),
-    (None, True, True),
-]
-LIVES += [(BackendError("away"), True, False), (Unreadable("broken"), True, False)]
+Lives = Life | Exception | None
+LIVES: list[tuple[Lives, bool, bool]] = [(ENDED, True, True), (RUNS, True, False), (NEVER_RAN, False, False)]
+LIVES += [(None, True, True), (BackendError("away"), True, False), (Unreadable("broken"), True, False)]
 
 
 @pytest.mark.parametrize(("lives", "removed", "pod_stopped"), LIVES)
-async def test_container_that_ran_is_reported_once(
-    core: Core, lives: Life | Exception | None, removed: bool, pod_stopped: bool
-) -> None:
+async def test_container_that_ran_is_reported_once(core: Core, lives: Lives, removed: bool, pod_stopped: bool) -> None:
     """One whose state the runtime does not report may run until its remove; Docker's runs on without its sandbox."""
     core.plugins.add("a")
     await core.run(call(STOP_POD, lives))
@@ -71,7 +65,7 @@ async def test_container_that_ran_is_reported_once(
 
 @pytest.mark.parametrize(("lives", "removed"), [*((lives, removed) for lives, removed, _ in LIVES), (ENDED, None)])
 async def test_pod_that_nobody_stopped_is_reported_at_its_remove(
-    core: Core, lives: Life | Exception | None, removed: bool | None
+    core: Core, lives: Lives, removed: bool | None
 ) -> None:
     """CRI's RemovePodSandbox ends and removes the containers, too; dockerd's leaves them alone."""
     core.plugins.add("a")
