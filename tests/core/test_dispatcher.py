@@ -9,18 +9,7 @@ import pytest
 
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.model import fields
-from runtimeproxy.model.fields import (
-    NO_ADJUSTMENT,
-    Adjustment,
-    ContainerInfo,
-    ContainerRecord,
-    HookAnswer,
-    HookRequest,
-    PodInfo,
-    PodRecord,
-    Resources,
-    Subject,
-)
+from runtimeproxy.model.fields import Adjustment, HookAnswer, HookRequest, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.fakes.calls import FakeCall
@@ -31,7 +20,7 @@ from tests.fakes.plugins import FAIL, IGNORE
 pytestmark = virtual_time
 
 CREATE, START, STOPPED = (BY_NAME[name] for name in ("PreCreateContainer", "PreStartContainer", "PostStopContainer"))
-CONTAINER = ContainerInfo("c1", name="main", resources=Resources(cpu_shares=1024), envs={"A": "1"})
+CONTAINER = fields.ContainerInfo("c1", name="main", resources=Resources(cpu_shares=1024), envs={"A": "1"})
 REQUEST = HookRequest(PodInfo("p1", "web", namespace="n"), CONTAINER)
 OTHER_REQUEST = HookRequest(PodInfo("p2", "other", namespace="n"))
 CANARY = "canary-4711"
@@ -46,7 +35,7 @@ def call_about(request: HookRequest) -> FakeCall:
     """Return a call whose subject is found already."""
     call = FakeCall(CREATE.operation)
     container = request.container
-    known = None if container is None else ContainerRecord(container, container)
+    known = None if container is None else fields.ContainerRecord(container, container)
     call.found = Subject(PodRecord(request.pod, request.pod), known)
     return call
 
@@ -152,7 +141,7 @@ async def test_hook_servers_words_reach_the_caller_and_no_log(desk: Desk, caplog
 
 async def test_policy_applies_when_the_budget_is_used_up(desk: Desk) -> None:
     desk.plugins.add("a", SHARES)
-    assert await desk.before(seconds=0.0) is NO_ADJUSTMENT
+    assert await desk.before(seconds=0.0) is fields.NO_ADJUSTMENT
     assert desk.counted("a", Reason.DEADLINE) == (1, 1)
     desk.plugins.add("b", SHARES, policy=FAIL)
     with pytest.raises(HookError, match=r"'b' at PreCreateContainer: deadline: .*--hook-budget"):

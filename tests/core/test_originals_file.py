@@ -21,16 +21,7 @@ import pytest
 
 from runtimeproxy import files
 from runtimeproxy.core import originals_file
-from runtimeproxy.core.originals_file import (
-    BROKEN,
-    FOREIGN,
-    NOT_OURS,
-    Failed,
-    File,
-    Originals,
-    owner,
-    path_of,
-)
+from runtimeproxy.core.originals_file import BROKEN, FOREIGN, NOT_OURS, Failed, File, Originals, owner, path_of
 from runtimeproxy.core.store import Store
 from runtimeproxy.model import originals as form
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject

@@ -13,16 +13,8 @@ from runtimeproxy.core.call import UNANSWERED, Reply, Unreadable
 from runtimeproxy.core.lifecycle import SLOW_SECONDS
 from runtimeproxy.core.sync import PASS_SECONDS
 from runtimeproxy.errors import BackendError, BackendFailure, HookError, Reason
-from runtimeproxy.model.fields import (
-    ContainerInfo,
-    ContainerRecord,
-    HookAnswer,
-    PodInfo,
-    PodRecord,
-    Resources,
-    Subject,
-    kind_of,
-)
+from runtimeproxy.model import fields
+from runtimeproxy.model.fields import ContainerRecord, HookAnswer, PodInfo, PodRecord, Resources, Subject, kind_of
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.events import PARTS
 from runtimeproxy.observe.metrics import PROCESS, Metrics
@@ -40,7 +32,7 @@ RUN = Operation.RUN_POD_SANDBOX
 CANARY = "canary-4711"
 SECRETS = {"SECRET": CANARY}
 POD = PodInfo("p1", "web", "u1", "shop", labels=SECRETS, annotations=SECRETS)
-CONTAINER = ContainerInfo("c1", "p1", "main", annotations=SECRETS, envs=SECRETS)
+CONTAINER = fields.ContainerInfo("c1", "p1", "main", annotations=SECRETS, envs=SECRETS)
 SUBJECT = Subject(PodRecord(POD, POD), ContainerRecord(CONTAINER, CONTAINER))
 FAILED = Reply(agreed=False, message=CANARY.encode())
 NAMES = {"namespace": "shop", "pod": "web", "podId": "p1", "container": "main", "containerId": "c1"}

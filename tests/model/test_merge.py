@@ -13,20 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.model.fields import (
-    MAP_FIELDS,
-    NO_ADJUSTMENT,
-    NUMBER_FIELDS,
-    RESOURCE_FIELDS,
-    Adjustment,
-    Conflict,
-    ContainerInfo,
-    Envs,
-    HookAnswer,
-    HookRequest,
-    PodInfo,
-    Resources,
-)
+from runtimeproxy.model import fields
+from runtimeproxy.model.fields import Adjustment, Conflict, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Part, Stage, SubjectKind
 from runtimeproxy.model.merge import applied, combine, difference, echo, judged, limited
 from tests.merge_cases import BAD, GOOD, SENT, TIDY, of
@@ -52,7 +40,7 @@ def querying(resources: Message) -> HookRequest:
 
 
 def test_encoded_variables_are_compared_as_decoded_ones() -> None:
-    sent = HookRequest(POD, replace(CONTAINER, envs=Envs(b"PATH", lambda raw: ENVS, {})))
+    sent = HookRequest(POD, replace(CONTAINER, envs=fields.Envs(b"PATH", lambda raw: ENVS, {})))
     assert difference(sent, HookAnswer(envs={"PATH": "/bin"})).envs == {}
     assert difference(sent, HookAnswer(envs={"PATH": "", "N": "1"})).envs == {"PATH": "", "N": "1"}
 
@@ -94,7 +82,7 @@ def test_resources_of_an_answer(sent: Message, stated: Message, expected: Mappin
 
 ENTRIES = {"hugepage_limits.1GB", "hugepage_limits.2MB", "unified.memory.high"}
 NOT_SENT = {"oom_score_adj", "memory_swap_limit_in_bytes"}
-ALL_CONFIRMED = {*RESOURCE_FIELDS, *ENTRIES} - MAP_FIELDS - NOT_SENT
+ALL_CONFIRMED = {*fields.RESOURCE_FIELDS, *ENTRIES} - fields.MAP_FIELDS - NOT_SENT
 CONFIRMED: list[tuple[Message, set[str]]] = [
     *[(None, set()), (Resources(), set()), (SENT, ALL_CONFIRMED)],
     *[(Resources(cpu_quota=50_000), {"cpu_quota"}), (Resources(cpu_quota=50_001), set())],
@@ -226,7 +214,7 @@ def test_no_rule_holds_a_value() -> None:
 
 def added(*plugins: Adjustment) -> Adjustment:
     """Return the sum of plugins' changes; the plugins are called 1, 2 and so on."""
-    adjustment = NO_ADJUSTMENT
+    adjustment = fields.NO_ADJUSTMENT
     for number, change in enumerate(plugins, 1):
         adjustment = combine(adjustment, f"{number}", change)
     return adjustment
@@ -311,7 +299,7 @@ SOME_ENTRIES = st.dictionaries(st.sampled_from(["", "a", "b", "A=B"]), TEXT, max
 NUMBER = st.sampled_from([0, 0, -1, -2, 1, 1000])
 ANY_RESOURCES = st.none() | st.builds(
     Resources,
-    **dict.fromkeys(NUMBER_FIELDS, NUMBER),
+    **dict.fromkeys(fields.NUMBER_FIELDS, NUMBER),
     cpuset_cpus=st.sampled_from(["", "0", "1-0"]),
     cpuset_mems=st.sampled_from(["", "0"]),
     hugepage_limits=st.dictionaries(st.sampled_from(["2MB", "1GB"]), st.integers(0, 2)),
