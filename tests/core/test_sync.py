@@ -52,7 +52,7 @@ async def test_all_is_read_at_the_start_pods_before_containers() -> None:
         assert not rig.sync.filling
     assert rig.known == {"p1", "p2", "c1", "c2", "c3"}
     assert rig.state.reads == ["p2", "c1", "c3"], "what is known is not read"
-    assert rig.store.container("c1") == rig.state.containers["c1"].container  # type: ignore[union-attr]
+    assert rig.store.container("c1") == rig.state.containers["c1"].container
     assert (rig.metrics.counted("records_read"), syncs(rig, "complete")) == (3, 1)
     assert not Synced("p1", hooked=False).sync.filling
 

@@ -204,7 +204,7 @@ def test_partner_of_a_bad_field_is_dropped(bad: str) -> None:
 
 
 def test_no_rule_holds_a_value() -> None:
-    answers = [HookAnswer(**{name: {"": "s3cr3t"}}) for name in ("labels", "annotations")]
+    answers = [HookAnswer(labels={"": "s3cr3t"}), HookAnswer(annotations={"": "s3cr3t"})]
     answers += [HookAnswer(envs={"PASSWORD=s3cr3t": ""}), HookAnswer(envs={"PASSWORD": "s3cr3t\0"})]
     answers += [HookAnswer(cgroup_parent="s3cr3t"), of(cpuset_cpus="s3cr3t"), of(unified={"": "s3cr3t"})]
     for answer in [*answers, of(oom_score_adj=777_777)]:

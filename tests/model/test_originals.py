@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -136,7 +136,8 @@ def test_parts_set_only_by_hooks_are_not_original() -> None:
 @pytest.mark.parametrize("change", [{"namespace": "b"}, {"name": "b"}, {"uid": "b"}, {"attempt": 9}, {"pod_id": "b"}])
 def test_another_subject_with_the_id_gets_no_kept_value(change: Mapping[str, Any]) -> None:
     pods, containers = (HOOKED_POD, restored_pod, KEPT_POD), (HOOKED_CONTAINER, restored_container, KEPT_CONTAINER)
-    for hooked, restored, kept in cast("list[Any]", [pods, containers]):
+    cases: list[Any] = [pods, containers]
+    for hooked, restored, kept in cases:
         if change.keys() <= type(hooked).__dataclass_fields__.keys():
             other: Any = replace(hooked, **change)
             record: Any = restored(other, kept)
@@ -157,7 +158,8 @@ VALUES = st.fixed_dictionaries({"annotations": MAPS, "cgroup_parent": TEXTS, "re
 def test_any_subject_is_restored_from_its_text(queried: Any, hooked: Any, labels: Any) -> None:
     pod = PodRecord(replace(POD, labels=labels[0], **queried), replace(POD, labels=labels[1], **hooked))
     container = ContainerRecord(replace(CONTAINER, **queried), replace(CONTAINER, **hooked))
-    for record, restored in cast("list[Any]", [(pod, restored_pod), (container, restored_container)]):
+    cases: list[Any] = [(pod, restored_pod), (container, restored_container)]
+    for record, restored in cases:
         retained = original_values_of(record)
         again = record if retained is None else restored(record.effective, read(write(retained)))
         assert again.effective == record.effective
