@@ -145,5 +145,5 @@ def test_variables_equal_a_dict_of_them() -> None:
     assert (bool(first), bool(envs({})), bool(changed(envs({}), {"A": ""}))) == (True, False, True)
     assert {**first, **second} == {**one, **other, "A": "1", "B": "3"}
     assert [first.with_all_of([key]).get(key) for key in ("A", "B", "AB", "é")] == ["1", "3", "", None]
-    other_type: Any = 7
+    other_type: object = 7
     assert first != other_type
