@@ -49,7 +49,7 @@ def test_records_are_found_by_their_exact_id(store: Store) -> None:
     assert store.containers_of("p3") == ()
 
 
-def test_later_commit_replaces_a_record_unless_it_is_the_same(store: Store) -> None:
+def test_later_commit_replaces_record_unless_it_is_same(store: Store) -> None:
     known, owner = store.container("c2"), store.pod("p2")
     assert owner is not None
     store.commit(Subject(owner, known))

@@ -115,7 +115,7 @@ async def test_nothing_is_read_but_swept_without_a_hook_server() -> None:
         assert len(rig.state.lists) == 2
 
 
-async def test_first_hook_server_and_a_lost_create_bring_a_pass() -> None:
+async def test_first_hook_server_and_lost_create_bring_pass() -> None:
     async with Synced("p1", hooked=False).running() as rig:
         await asyncio.sleep(10)
         rig.plugins.add("a")

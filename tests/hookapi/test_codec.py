@@ -135,7 +135,7 @@ def test_part_is_written_once_for_a_value() -> None:
     assert id(queried) not in CONTAINER_PARTS, "it is yet to be created, and comes once"
 
 
-def test_unknown_messages_stay_unset_and_a_container_is_needed() -> None:
+def test_unknown_messages_stay_unset_without_values() -> None:
     assert set_fields(pod_message(PodInfo())) == {"pod_meta"}
     assert set_fields(container_message(ContainerInfo(), PodInfo())) == {"pod_meta", "container_meta"}
     assert container_message(ContainerInfo(cgroup_parent="/mine")).pod_cgroup_parent == "/mine"

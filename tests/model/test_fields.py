@@ -77,7 +77,6 @@ def test_nested_is_the_inverse_of_flat() -> None:
     assert fields.nested(fields.flat({}, None, {})) == {}
 
 
-Texts = dict[str, str]
 GIVEN = {"A": "1", "PATH": "/bin", "EMPTY": ""}
 
 
@@ -136,7 +135,7 @@ def test_repr_has_no_variable() -> None:
     assert repr(envs({"TOKEN": "s3cr3t"}, changes={"KEY": "canary"})) == "Envs(19 bytes, 1 changes)"
 
 
-def test_variables_equal_a_dict_of_them() -> None:
+def test_variables_equal_dict_of_them() -> None:
     one, other = {"A": "1", "AB": ""}, {"A": "2", "é": "1"}
     first, second = changed(envs(one), {"B": "3"}), changed(envs(other), {"A": "1", "B": "3"})
     assert first == one | {"B": "3"} != second == other | {"A": "1", "B": "3"}
