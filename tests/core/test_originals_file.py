@@ -174,37 +174,33 @@ def test_values_of_version_0_1_are_read_after_an_upgrade(file: File) -> None:
     assert old.read_bytes() == before
 
 
-def check_broken(file: File, data: bytes) -> None:
-    """Check that damaged bytes give no wrong value, and that the file works afterwards."""
-    Path(file.path).write_bytes(data)
-    os.chmod(file.path, 0o600)
-    reason, retained = tried(file)
-    assert reason in ("", BROKEN, FOREIGN)
-    assert os.path.exists(file.path) == (not reason)
-    assert retained.items() <= SOME.items()
-    file.write({"new": some(7)})
-    assert loaded(file)["new"] == some(7)
-    os.unlink(file.path)
-
-
-@pytest.mark.slow
-def test_file_that_is_cut_or_filled_with_noise(file: File) -> None:
-    """It is cut at each of its bytes in a soak."""
-    file.write(SOME)
-    data = Path(file.path).read_bytes()
-    step = Amount(97, 1)
-    for length in range(1, len(data), min(step.now, step.usual)):
-        check_broken(file, data[:length])
-    noise = random.Random(0)
+def damaged(data: bytes) -> Iterator[bytes]:
+    """Yield a file's bytes cut, at each of them in a soak, and partly or wholly replaced by noise."""
+    step, noise = Amount(97, 1), random.Random(0)
+    yield from (data[:length] for length in range(1, len(data), min(step.now, step.usual)))
     for _ in range(Amount(200, 20_000).now):
         broken = bytearray(data)
         for _ in range(noise.choice((1, 1, 3, 100))):
             broken[noise.randrange(len(data))] = noise.randrange(256)
         at, length = noise.randrange(len(data)), noise.choice((0, 0, 16, 5000))
         broken[at : at + length] = noise.randbytes(len(broken[at : at + length]))
-        check_broken(file, bytes(broken))
-    check_broken(file, noise.randbytes(len(data)))
-    check_broken(file, bytes(len(data)))
+        yield bytes(broken)
+    yield from (noise.randbytes(len(data)), bytes(len(data)))
+
+
+@pytest.mark.slow
+def test_damaged_file_gives_no_wrong_value_and_works_then(file: File) -> None:
+    file.write(SOME)
+    for content in damaged(Path(file.path).read_bytes()):
+        Path(file.path).write_bytes(content)
+        os.chmod(file.path, 0o600)
+        reason, retained = tried(file)
+        assert reason in ("", BROKEN, FOREIGN)
+        assert os.path.exists(file.path) == (not reason)
+        assert retained.items() <= SOME.items()
+        file.write({"new": some(7)})
+        assert loaded(file)["new"] == some(7)
+        os.unlink(file.path)
 
 
 WRITER = f"""
