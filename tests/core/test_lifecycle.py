@@ -238,7 +238,8 @@ async def test_container_is_reread_after_a_lost_extra_update(core: Core, fields:
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, points=AT_START)
     task = core.start(FakeCall(START, prepare_unsure=True, **fields))
-    await asyncio.sleep(1)
+    await asyncio.sleep(2)
+    assert task.done() == (fields is BROKE_OFF)
     task.cancel()
     await task
     assert core.store.counts() == (1, 0)
