@@ -231,7 +231,8 @@ def test_text_of_an_answer_that_is_not_utf8_is_left_out() -> None:
 
 def test_requests_and_answers_are_decoded_as_encoded() -> None:
     of_container = replace(POD, runtime_handler="", overhead=None)
-    assert back(POD_POINT, HookRequest(POD)) == HookRequest(POD)
+    for pod in (POD, replace(POD, resources=None), replace(POD, overhead=None)):
+        assert back(POD_POINT, HookRequest(pod)) == HookRequest(pod)
     assert back(CONTAINER_POINT, HookRequest(POD, CONTAINER)) == HookRequest(of_container, CONTAINER)
     assert answered(POD_POINT, ANSWER) == replace(ANSWER, envs={})
     assert answered(CONTAINER_POINT, ANSWER) == replace(ANSWER, labels={})
