@@ -233,6 +233,7 @@ def test_requests_and_answers_are_decoded_as_encoded() -> None:
     of_container = replace(POD, runtime_handler="", overhead=None)
     for pod in (POD, replace(POD, resources=None), replace(POD, overhead=None)):
         assert back(POD_POINT, HookRequest(pod)) == HookRequest(pod)
-    assert back(CONTAINER_POINT, HookRequest(POD, CONTAINER)) == HookRequest(of_container, CONTAINER)
+    for container in (CONTAINER, replace(CONTAINER, resources=None)):
+        assert back(CONTAINER_POINT, HookRequest(POD, container)) == HookRequest(of_container, container)
     assert answered(POD_POINT, ANSWER) == replace(ANSWER, envs={})
     assert answered(CONTAINER_POINT, ANSWER) == replace(ANSWER, labels={})
