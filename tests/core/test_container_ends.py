@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Life, Reply, Unreadable
-from runtimeproxy.errors import BackendError, Reason
+from runtimeproxy.errors import BackendError
 from runtimeproxy.model.fields import ContainerRecord, PodRecord, Subject
 from runtimeproxy.model.hookpoints import Operation
 from tests.fakes.calls import AGREED, CONTAINER, POD, SUBJECT, FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
-from tests.fakes.plugins import NOTHING
 
 pytestmark = virtual_time
 
@@ -48,20 +47,13 @@ async def ended(core: Core, subject: Subject | None = SUBJECT) -> None:
     await core.lifecycle.ended("c1", read)
 
 
-LIVES = [
-    (ENDED, True, True),
-    (RUNS, True, False),
-    (NEVER_RAN, False, False),
-    (None, True, True),
-    (BackendError("away"), True, False),
-    (Unreadable("broken"), True, False),
-]
+Lives = Life | Exception | None
+LIVES: list[tuple[Lives, bool, bool]] = [(ENDED, True, True), (RUNS, True, False), (NEVER_RAN, False, False)]
+LIVES += [(None, True, True), (BackendError("away"), True, False), (Unreadable("broken"), True, False)]
 
 
 @pytest.mark.parametrize(("lives", "removed", "pod_stopped"), LIVES)
-async def test_container_that_ran_is_reported_once(
-    core: Core, lives: Life | Exception | None, removed: bool, pod_stopped: bool
-) -> None:
+async def test_container_that_ran_is_reported_once(core: Core, lives: Lives, removed: bool, pod_stopped: bool) -> None:
     """One whose state the runtime does not report may run until its remove; Docker's runs on without its sandbox."""
     core.plugins.add("a")
     await core.run(call(STOP_POD, lives))
@@ -71,23 +63,24 @@ async def test_container_that_ran_is_reported_once(
     assert core.store.container("c1") is None
 
 
-@pytest.mark.parametrize("together", [True, False])
-@pytest.mark.parametrize(("lives", "removed", "pod_stopped"), LIVES)
+@pytest.mark.parametrize(("lives", "removed"), [*((lives, removed) for lives, removed, _ in LIVES), (ENDED, None)])
 async def test_pod_that_nobody_stopped_is_reported_at_its_remove(
-    core: Core, lives: Life | Exception | None, removed: bool, pod_stopped: bool, together: bool
+    core: Core, lives: Lives, removed: bool | None
 ) -> None:
     """CRI's RemovePodSandbox ends and removes the containers, too; dockerd's leaves them alone."""
     core.plugins.add("a")
     removes = call(REMOVE_POD, lives)
-    removes.removes_containers = together
+    removes.removes_containers = removed is not None
     await core.run(removes)
-    assert core.plugins.notified() == [END] * (removed and together) + [POD_END]
+    assert core.plugins.notified() == [END] * bool(removed) + [POD_END]
 
 
-async def test_pod_that_was_stopped_is_not_reported_again(core: Core) -> None:
+async def test_reported_end_is_not_reported_again(core: Core) -> None:
+    """dockerd 26 may report it only after its answer to the remove."""
     core.plugins.add("a")
-    for operation in (STOP, STOP_POD, REMOVE_POD):
+    for operation in (STOP, STOP_POD, REMOVE, REMOVE_POD):
         await core.run(call(operation))
+    await ended(core)
     assert core.plugins.notified() == [END, POD_END]
 
 
@@ -100,14 +93,6 @@ async def test_stop_that_ends_after_the_remove_is_not_reported_again(core: Core,
     await asyncio.sleep(5)
     await stops
     assert core.plugins.notified() == [POD_END]
-
-
-async def test_end_of_a_removed_container_is_not_reported_again(core: Core) -> None:
-    """dockerd 26 may report it only after its answer to the remove."""
-    core.plugins.add("a")
-    await core.run(call(REMOVE))
-    await ended(core)
-    assert core.plugins.notified() == [END]
 
 
 @pytest.mark.parametrize("operation", [STOP_POD, REMOVE_POD])
@@ -156,20 +141,6 @@ async def test_end_is_reported_only_if_the_runtime_agreed(core: Core, operation:
     ends.removes_containers = True
     await core.run(ends)
     assert core.plugins.notified() == [END] * reply.agreed
-
-
-async def test_end_is_repeated_for_plugins_that_do_not_know_it(core: Core) -> None:
-    core.plugins.add("a", points=("PostStopContainer",))
-    failing = core.plugins.add("failing", Reason.ERROR_STATUS, points=("PostStopContainer",))
-    await core.run(call(STOP))
-    await core.run(call(STOP))
-    assert [name for name, _ in core.plugins.notified()] == ["a", "failing", "failing"]
-    failing.behaviour = NOTHING
-    core.plugins.add("late", points=("PostStopContainer",))
-    core.plugins.queried.clear()
-    await core.run(call(STOP_POD))
-    await core.run(call(REMOVE))
-    assert [name for name, _ in core.plugins.notified()] == ["failing", "late"]
 
 
 async def test_end_of_a_skipped_pods_container_is_not_reported(core: Core) -> None:

@@ -13,17 +13,8 @@ from hypothesis import strategies as st
 from runtimeproxy.core.dispatcher import Dispatcher
 from runtimeproxy.errors import HookError, Reason, WireError
 from runtimeproxy.hookapi import api_pb2, codec
-from runtimeproxy.model.fields import (
-    NO_ADJUSTMENT,
-    RESOURCE_FIELDS,
-    Adjustment,
-    ContainerInfo,
-    HookAnswer,
-    HookRequest,
-    PodInfo,
-    Resources,
-    tidy,
-)
+from runtimeproxy.model import fields
+from runtimeproxy.model.fields import RESOURCE_FIELDS, Adjustment, HookAnswer, HookRequest, PodInfo, Resources, tidy
 from runtimeproxy.model.hookpoints import BY_NAME, HookPoint, SubjectKind
 from runtimeproxy.model.merge import by_field
 from runtimeproxy.observe.metrics import Metrics
@@ -36,7 +27,7 @@ RUN_POD, CREATE, START = (BY_NAME[name] for name in ("PreRunPodSandbox", "PreCre
 SENT = Resources(cpuset_cpus="0-3")
 """Resources without a number, so that no answer is an echo, and 0 or empty means nothing."""
 POD = PodInfo(uid="u", labels={"kept": "1"}, annotations={"kept": "1"}, cgroup_parent="/pod", resources=SENT)
-CONTAINER = ContainerInfo(annotations={"kept": "1"}, envs={"KEPT": "1"}, resources=SENT)
+CONTAINER = fields.ContainerInfo(annotations={"kept": "1"}, envs={"KEPT": "1"}, resources=SENT)
 SENT_VALUES = {**dict.fromkeys(("labels.kept", "annotations.kept", "envs.KEPT"), "1"), "cgroup_parent": "/pod"}
 SENT_VALUES["resources.cpuset_cpus"] = "0-3"
 
@@ -66,9 +57,9 @@ class Server:
         with pytest.raises(StopIteration) as end:  # in one step: nothing waits here
             dispatcher.before(FakeCall(self._point.operation), self._point, request, 10.0).send(None)
         adjustment: Adjustment = end.value.value
-        fields = by_field(adjustment)
-        assert adjustment.owners == dict.fromkeys(fields, "a")
-        return None if adjustment is NO_ADJUSTMENT else fields
+        found = by_field(adjustment)
+        assert adjustment.owners == dict.fromkeys(found, "a")
+        return None if adjustment is fields.NO_ADJUSTMENT else found
 
     def bad_fields(self) -> set[str]:
         """Return the names of the bad fields, each counted once; all together count as one failure."""

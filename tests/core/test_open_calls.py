@@ -1,16 +1,21 @@
-"""Starts and stops without an answer: when the runtime is queried about them, and what follows (relay-rules C3)."""
+"""Starts and stops without an answer: when the runtime is queried about them, and what follows (relay-rules C3).
+
+Turns keep the order within a key, and no turn waits longer than its time (relay-rules C6).
+"""
 
 import asyncio
 import logging
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
 
 from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Reply, Unreadable
-from runtimeproxy.core.open_calls import MOST_QUESTIONS, QUERIED_AFTER_SECONDS, OpenCalls
+from runtimeproxy.core.open_calls import MOST_QUESTIONS, QUERIED_AFTER_SECONDS, KeyedQueue, OpenCalls
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.relay.eventloop import Deadlines
 from tests.fakes.calls import FakeCall
 from tests.fakes.clock import virtual_time
 
@@ -64,7 +69,7 @@ QUESTIONS: list[tuple[Fates, float, Sequence[float], str]] = [
     ([UNANSWERED, UNANSWERED, DONE], 0, [0.1, 0.4, 0.9], "agreed"),
     *[([DONE], 0, [0.1], "agreed"), ([GONE], 0, [0.1], "agreed"), ([NOT_DONE], 0, [0.1], "failed")],
     *[(outcomes, 0, QUERIED_AFTER_SECONDS, "given_up") for outcomes in UNKNOWN],
-    *[(outcomes, 5, [0.1, 10, 30, 60, 125], "given_up") for outcomes in UNKNOWN],
+    ([UNANSWERED], 5, [0.1, 10, 30, 60, 125], "given_up"),
 ]
 
 
@@ -76,7 +81,9 @@ async def test_runtime_is_queried_ever_more_rarely_until_it_answers(
     await asyncio.sleep(5)
     call = rig.add(*outcomes, read_seconds=read_seconds)
     assert rig.unsettled.calls() == [call]
-    await asyncio.sleep(1000)
+    for _ in range(300):
+        await asyncio.sleep(1.05)
+        assert read_seconds or len(asyncio.all_tasks()) == 1, "no task waits between two queries"
     assert [round(at - 5, 6) for at in queried(call)] == list(queried_after)
     assert [reply for _, _, reply in rig.finished] == (outcomes[-1:] if result == "agreed" else [])
     assert (rig.unsettled.calls(), rig.counted(result)) == ([], 1)
@@ -93,13 +100,6 @@ async def test_running_call_for_the_same_subject_is_first(rig: Rig) -> None:
     await asyncio.sleep(300)
     assert (queried(call), queried(other)) == ([0.1, 0.4], [0.1])
     assert [key for _, key, _ in rig.finished] == ["c2", "c1"]
-
-
-async def test_no_task_waits_between_two_queries(rig: Rig) -> None:
-    rig.add(UNANSWERED)
-    for _ in range(100):
-        await asyncio.sleep(1.05)
-        assert len(asyncio.all_tasks()) == 1
 
 
 async def test_internal_error_ends_it_and_logs_no_value(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
@@ -144,10 +144,6 @@ async def test_oldest_of_too_many_is_abandoned() -> None:
     assert (rig.unsettled.calls(), rig.counted("given_up")) == (calls[2:], 2)
     await asyncio.sleep(300)
     assert [len(queried(call)) for call in calls] == [0, 0, 1, 1, 1]
-
-
-async def test_creates_are_bounded_and_forgotten_when_answered() -> None:
-    rig = Rig(most_calls=3)
     for number in range(5):
         rig.unsettled.add_create(f"p1/c{number}/0")
     rig.unsettled.answered("p1/c3/0", Operation.CREATE_CONTAINER)
@@ -186,3 +182,62 @@ async def test_nothing_is_left_or_accepted_after_the_stop(rig: Rig) -> None:
     await asyncio.sleep(300)
     assert [len(queried(call)) for call in (finishing, slow, waiting, late)] == [1, 1, 0, 0]
     assert (rig.finished, rig.counted("given_up")) == ([], 2)
+
+
+class Turns:
+    """Records who held which turn when."""
+
+    def __init__(self) -> None:
+        self.queue = KeyedQueue(Deadlines())
+        self.lines: list[tuple[float, str]] = []
+
+    def start(self, name: str, wait_seconds: float, hold_seconds: float) -> asyncio.Task[None]:
+        return asyncio.create_task(self._hold(name, wait_seconds, hold_seconds))
+
+    async def _hold(self, name: str, wait_seconds: float, hold_seconds: float) -> None:
+        turn = self.queue.take("c1")
+        try:
+            await self.queue.wait(turn, wait_seconds)
+            self.lines.append((now(), f"{name} in"))
+            await asyncio.sleep(hold_seconds)
+            self.lines.append((now(), f"{name} out"))
+        finally:
+            self.queue.leave(turn)
+
+
+@pytest.mark.parametrize(("wait_seconds", "begins"), [(2, 2), (0, 0)])
+async def test_waiter_whose_time_has_ended_goes_ahead(wait_seconds: float, begins: float) -> None:
+    turns = Turns()
+    await asyncio.gather(turns.start("a", 10, 5), turns.start("b", wait_seconds, 4))
+    assert turns.lines == sorted([(0, "a in"), (begins, "b in"), (begins + 4, "b out"), (5, "a out")])
+    assert not turns.queue.queues, "a key without waiters takes no memory"
+
+
+async def test_abandoned_turn_lets_no_other_pass() -> None:
+    turns = Turns()
+    first, impatient, leaving, last = (
+        turns.start(name, wait, hold) for name, wait, hold in (("a", 10, 5), ("b", 1, 1), ("c", 10, 1), ("d", 10, 1))
+    )
+    await asyncio.sleep(3)
+    leaving.cancel()
+    await asyncio.gather(first, impatient, leaving, last, return_exceptions=True)
+    assert turns.lines == [(0, "a in"), (1, "b in"), (2, "b out"), (5, "a out"), (5, "d in"), (6, "d out")]
+
+
+async def test_memory_of_waiters_is_linear() -> None:
+    """Ten thousand calls may be about one container; otherwise each would hold ten thousand places."""
+    turns = Turns()
+    tracemalloc.start()
+    try:
+        sizes = []
+        for _ in range(2):
+            before, _ = tracemalloc.get_traced_memory()
+            for _ in range(1_000):
+                turns.start("a", 10, 0)
+            await asyncio.sleep(0)
+            sizes.append(tracemalloc.get_traced_memory()[0] - before)
+    finally:
+        tracemalloc.stop()
+    assert sizes[1] < 1.5 * sizes[0]
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+    assert not turns.queue.queues

@@ -1,30 +1,243 @@
-"""The Store's original values get into the file and back; a failure is counted, and has no other effect."""
+"""The Store's original values get into the file and back; what is damaged is replaced, and a failure only counted."""
 
 import asyncio
 import logging
 import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
+from zlib import crc32
 
 import pytest
 
 from runtimeproxy import files
 from runtimeproxy.core import originals_file
-from runtimeproxy.core.originals_file import Failed, File, Originals
+from runtimeproxy.core.originals_file import BROKEN, FOREIGN, NOT_OURS, Failed, File, Originals, owner, path_of
 from runtimeproxy.core.store import Store
+from runtimeproxy.model import originals as form
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
+from runtimeproxy.model.originals import OriginalValues
 from runtimeproxy.observe.metrics import Metrics
+from tests.amounts import Amount
 from tests.system.keeping import on_tmpfs, rows
-from tests.system.proxy import until
+from tests.system.proxy import ROOT, until
+
+OURS = owner("Containerd", "/run/containerd.sock")
+LIFECYCLES = Amount(2_000, 100_000)
+KILLS = Amount(5, 500)
+
+
+def some(number: int, uid: str = "uid") -> OriginalValues:
+    """Return some values to keep of a pod."""
+    pairs = {"annotations.note": (None, f"{number}" * 20), "cgroup_parent": ("/kubepods/a", f"/kubepods/{number}")}
+    return OriginalValues(("shop", f"web-{number}", uid, 0), pairs)
+
+
+SOME = {f"{number:064x}": some(number) for number in range(40)}
+SOME |= {"\ud800": some(1), "'; DROP TABLE kept": some(2), "a\0b": some(3)}
+"""An id may be any text."""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> File:
+    tmp_path.chmod(0o700)
+    return File(str(tmp_path / "a.original-values"), OURS)
+
+
+def tried(file: File) -> tuple[str, dict[str, OriginalValues]]:
+    """Return the reason why a file cannot be loaded, "" if it can, and what can be read of it."""
+    retained: dict[str, bytes] = {}
+    reason = ""
+    try:
+        file.load(retained)
+    except Failed as error:
+        reason = error.reason
+    return reason, {one: form.read(text) for one, text in retained.items()}
+
+
+def loaded(file: File) -> dict[str, OriginalValues]:
+    reason, retained = tried(file)
+    assert reason == ""
+    return retained
+
+
+def check_again(file: File) -> None:
+    """Check that the next try finds nothing, and that what is written then is read."""
+    assert loaded(file) == {}
+    file.write({"new": some(7)})
+    assert loaded(file) == {"new": some(7)}
+
+
+def test_each_socket_has_a_file_of_its_own() -> None:
+    socket, other = "/run/rp/proxy.sock", "/run/rq/proxy.sock"
+    assert (path_of(None, socket), path_of("", socket)) == (f"{socket}.original-values", None)
+    found = path_of("/run/kept", socket), path_of("/run/kept/", other)
+    assert found == tuple(f"/run/kept/run-{one}-proxy.sock.original-values" for one in ("rp", "rq"))
+
+
+def test_file_is_of_one_boot_runtime_and_mode(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("/run/containerd.sock")
+    assert owner("Containerd", str(link)) == OURS
+    assert Path("/proc/sys/kernel/random/boot_id").read_text().strip() in OURS
+    assert OURS not in (owner("Docker", "/run/containerd.sock"), owner("Containerd", "/run/other.sock"))
+
+
+def test_written_values_are_read(file: File) -> None:
+    assert loaded(file) == {}
+    assert not os.path.exists(file.path)
+    file.write(SOME)
+    again = File(file.path, OURS)
+    assert loaded(again) == SOME
+    first, second, *_ = SOME
+    again.write({first: None, second: some(0), "more": some(1), "nobody": None})
+    others = {one: retained for one, retained in SOME.items() if one != first}
+    assert loaded(file) == {**others, second: some(0), "more": some(1)}
+    Path(file.path).write_bytes(b"")
+    check_again(file)
+
+
+def test_file_does_not_grow_over_lifecycles(file: File) -> None:
+    sizes = set()
+    for start in range(0, LIFECYCLES.now, 200):
+        batch = {f"{number:064x}": some(number) for number in range(start, start + 200)}
+        file.write(batch)
+        file.write(dict.fromkeys(batch))
+        sizes.add(os.stat(file.path).st_size)
+    assert (loaded(file), len(sizes)) == ({}, 1)
+    assert max(sizes) < 200
+
+
+def test_file_that_others_could_have_made_is_not_used(file: File) -> None:
+    """Which files those are: tests/test_files.py."""
+    path = Path(file.path)
+    file.write(SOME)
+    path.parent.chmod(0o777)
+    assert tried(File(file.path, OURS)) == (NOT_OURS, {})
+    with pytest.raises(Failed) as raised:
+        file.write(SOME)
+    assert raised.value.reason == NOT_OURS
+    path.parent.chmod(0o700)
+    assert loaded(File(file.path, OURS)) == SOME
+
+
+OTHER_FORMS = [
+    b"\n",
+    b'00000000 "a"\t[]\n',
+    b"aaaaaaaa 7\t[]\n",
+    b"00000000 " + b"[" * 100_000 + b"\t\n",
+    b"\xff\t[]\n",
+]
+
+
+@pytest.mark.parametrize("row", OTHER_FORMS, ids=range(5))
+def test_broken_row_is_lost_alone(file: File, row: bytes) -> None:
+    file.write(SOME)
+    with open(file.path, "ab") as opened:
+        opened.write(row)
+    assert tried(file) == (BROKEN, SOME)
+    check_again(file)
+
+
+def of_sqlite(path: Path, owner: str, *rows: tuple[object, ...]) -> None:
+    """Write the file of version 0.1."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as made:
+        made.execute("CREATE TABLE kept (id BLOB PRIMARY KEY, text BLOB, sum INTEGER) WITHOUT ROWID")
+        made.executemany("INSERT INTO kept VALUES (?, ?, ?)", [(b"", owner.encode(), 0), *rows])
+
+
+def test_values_of_version_0_1_are_read_after_an_upgrade(file: File) -> None:
+    """Whatever is in its file; a downgrade finds that."""
+    old = Path(file.path).with_name("a.originals")
+    for content in (b"", b"noise"):
+        old.write_bytes(content)
+        assert loaded(file) == {}
+        old.unlink()
+    of_sqlite(old, "1 another")
+    assert loaded(file) == {}
+    old.unlink()
+    text = form.write(some(1))
+    of_sqlite(old, f"1 {OURS}", (b"good", text, crc32(text, crc32(b"good"))), (b"bad", text, 7))
+    before = old.read_bytes()
+    assert loaded(file) == {"good": some(1)}
+    file.write({"more": some(2)})
+    assert loaded(File(file.path, OURS)) == {"good": some(1), "more": some(2)}
+    assert old.read_bytes() == before
+
+
+def damaged(data: bytes) -> Iterator[bytes]:
+    """Yield a file's bytes cut, at each of them in a soak, and partly or wholly replaced by noise."""
+    step, noise = Amount(97, 1), random.Random(0)
+    yield from (data[:length] for length in range(1, len(data), min(step.now, step.usual)))
+    for _ in range(Amount(200, 20_000).now):
+        broken = bytearray(data)
+        for _ in range(noise.choice((1, 1, 3, 100))):
+            broken[noise.randrange(len(data))] = noise.randrange(256)
+        at, length = noise.randrange(len(data)), noise.choice((0, 0, 16, 5000))
+        broken[at : at + length] = noise.randbytes(len(broken[at : at + length]))
+        yield bytes(broken)
+    yield from (noise.randbytes(len(data)), bytes(len(data)))
+
+
+@pytest.mark.slow
+def test_damaged_file_gives_no_wrong_value_and_works_then(file: File) -> None:
+    file.write(SOME)
+    for content in damaged(Path(file.path).read_bytes()):
+        Path(file.path).write_bytes(content)
+        os.chmod(file.path, 0o600)
+        reason, retained = tried(file)
+        assert reason in ("", BROKEN, FOREIGN)
+        assert os.path.exists(file.path) == (not reason)
+        assert retained.items() <= SOME.items()
+        file.write({"new": some(7)})
+        assert loaded(file)["new"] == some(7)
+        os.unlink(file.path)
+
+
+WRITER = f"""
+import sys
+from itertools import count
+sys.path.insert(0, {str(ROOT)!r})
+from tests.core.test_originals_file import OURS, some, File
+file = File(sys.argv[1], OURS)
+for number in count():
+    file.write({{f"a-{{each}}": some(number) for each in range(50)}} | {{f"gone-{{number}}": None}})
+    print(number, flush=True)
+"""
+"""Writes some rows repeatedly, each time with one number in all of them."""
+
+
+@pytest.mark.slow
+def test_writer_that_is_killed_leaves_whole_transactions(file: File) -> None:
+    pause = random.Random(0)
+    for _ in range(KILLS.now):
+        command = [sys.executable, "-c", WRITER, file.path]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(pause.uniform(0, 0.05))
+            process.send_signal(signal.SIGKILL)
+            written = process.stdout.read().split()
+        retained = loaded(file)
+        assert len(retained) == 50
+        (found,) = {kept_one.name[1] for kept_one in retained.values()}
+        last = int(written[-1]) if written else 0
+        assert found in (f"web-{last}", f"web-{last + 1}")
+
 
 POD = PodInfo("p1", "web", "uid", "shop", cgroup_parent="/kube")
 CONTAINER = ContainerInfo("c1", "p1", "main", resources=Resources(cpu_quota=200_000))
 SCALED = replace(CONTAINER, resources=Resources(cpu_quota=133_334))
 QUOTAS = {"c1": {"resources.cpu_quota": [200_000, 133_334]}}
-OWNER = "ours"
 Log = pytest.LogCaptureFixture
 
 
@@ -33,14 +246,10 @@ def hooked(container_id: str = "c1", effective: ContainerInfo = SCALED) -> Subje
     return Subject(PodRecord(POD, POD), ContainerRecord(original, replace(effective, id=container_id)))
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(originals_file, "RETRY_SECONDS", 0.05)
     monkeypatch.setattr(files, "LOCK_SECONDS", 0.1)
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
     with on_tmpfs() as folder:
         yield folder / "a.original-values"
 
@@ -48,7 +257,7 @@ def path() -> Iterator[Path]:
 class Process:
     """The part of a proxy that uses the file."""
 
-    def __init__(self, path: Path | None, owner: str = OWNER) -> None:
+    def __init__(self, path: Path | None, owner: str = OURS) -> None:
         self.store = Store()
         self.metrics = Metrics(asyncio.get_running_loop().time)
         self.file = None if path is None else File(str(path), owner)
@@ -69,12 +278,8 @@ class Process:
     def failures(self, reason: str) -> int:
         return self.metrics.counted("originals_failures", reason=reason)
 
-    async def failed(self, times: int = 1) -> None:
+    async def failed(self, times: int) -> None:
         await until(lambda: self.failures("unusable") >= times, "it fails")
-
-
-async def retained(path: Path, expected: object) -> None:
-    await until(lambda: rows(path) == expected, "it is kept", lambda: str(rows(path)))
 
 
 async def ids_of_originals(path: Path, *ids: str) -> None:
@@ -88,7 +293,8 @@ async def test_replaced_values_are_read_by_the_next_process(path: Path) -> None:
         first.commit("c1")
         await asyncio.sleep(0)
         assert not path.exists(), "the answer goes first"
-        await retained(path, QUOTAS)
+        await ids_of_originals(path, "c1")
+        assert rows(path) == QUOTAS
         assert path.parent.stat().st_mode & 0o777 == 0o700
         await until(lambda: first.metrics.gauges.get(("originals_kept", ())) == 1, "it is notified")
     async with Process(path) as second:
@@ -117,34 +323,34 @@ async def test_all_is_written_at_the_end(path: Path) -> None:
     assert len(rows(path)) == 240
 
 
-ENDS = {
-    "gone": lambda store: store.tombstone("c1"),
-    "set back": lambda store: store.commit(hooked(effective=CONTAINER)),
-}
-
-
-@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("gone", [True, False])
 @pytest.mark.parametrize("later", [False, True], ids=["same process", "next process"])
-async def test_row_is_removed_with_its_subject(path: Path, end: Callable[[Store], None], later: bool) -> None:
-    """Which changes of the Store are reported is tested in test_store.py."""
+async def test_row_is_removed_with_its_subject(path: Path, gone: bool, later: bool) -> None:
+    """Or when it is set back. Which changes of the Store are reported is tested in test_store.py."""
+
+    async def end(store: Store) -> None:
+        if gone:
+            store.tombstone("c1")
+        else:
+            store.commit(hooked(effective=CONTAINER))
+        await ids_of_originals(path)
+
     async with Process(path) as process:
         process.commit("c1")
-        await retained(path, QUOTAS)
+        await ids_of_originals(path, "c1")
         if not later:
-            end(process.store)
-            await retained(path, {})
+            await end(process.store)
     async with Process(path) as process:
         if later:
             process.store.commit(Subject(PodRecord(POD, POD), process.store.read_container(SCALED)))
-            end(process.store)
-            await retained(path, {})
+            await end(process.store)
     assert rows(path) == {}
 
 
 async def test_two_processes_at_once_lose_nothing_of_each_other(path: Path) -> None:
     async with Process(path) as old:
         old.commit("c1")
-        await retained(path, QUOTAS)
+        await ids_of_originals(path, "c1")
         async with Process(path) as new:
             new.commit("c2")
             old.commit("c3")
@@ -183,8 +389,8 @@ def noise(path: Path) -> None:
 
 
 USELESS: list[tuple[Callable[[Path], object], str, str, str]] = [
-    (noise, OWNER, "broken", "it is damaged"),
-    (lambda path: path.write_bytes(path.read_bytes()[:-1]), OWNER, "broken", "1 of its rows are broken"),
+    (noise, OURS, "broken", "it is damaged"),
+    (lambda path: path.write_bytes(path.read_bytes()[:-1]), OURS, "broken", "1 of its rows are broken"),
     (lambda path: None, "another's", "foreign", "it is of another runtime, boot or version"),
 ]
 
@@ -210,9 +416,8 @@ async def test_good_rows_of_a_broken_file_are_written_again(path: Path) -> None:
         process.commit("c1", "c2")
     path.write_bytes(path.read_bytes().replace(b"[200000,", b"[200001,", 1))
     async with Process(path) as process:
-        left = process.store.ids_of_originals()
-        assert len(left) == 1
-        await ids_of_originals(path, *left)
+        (left,) = process.store.ids_of_originals()
+        await ids_of_originals(path, left)
     assert process.failures("broken") == 1
 
 
@@ -223,7 +428,7 @@ async def test_failed_write_is_retried(path: Path, monkeypatch: pytest.MonkeyPat
     caplog.set_level(logging.INFO)
     async with Process(path) as process:
         process.commit("c1")
-        await retained(path, QUOTAS)
+        await ids_of_originals(path, "c1")
         with monkeypatch.context() as patch:
             patch.setattr(os, "rename", full)
             process.store.tombstone("c1")
@@ -248,26 +453,20 @@ async def test_file_damaged_in_use_is_rewritten_whole(path: Path, spoil: Callabl
 
 
 async def test_write_is_tried_again_without_threads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end it is lost."""
+
     def none(thread: threading.Thread) -> NoReturn:
         raise RuntimeError("can't start new thread")
 
-    process = Process(path)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", none)
+        async with Process(path) as process:
+            process.commit("c1")
+            await process.failed(2)
+        assert not path.exists()
+        process = Process(path)
         await process.originals.start()
         process.commit("c1")
         await process.failed(2)
-    await retained(path, QUOTAS)
+    await ids_of_originals(path, "c1")
     await process.originals.stop()
-
-
-async def test_values_that_cannot_be_written_at_the_end_are_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> NoReturn:
-        raise Failed("unusable", "no")
-
-    monkeypatch.setattr(File, "write", fail)
-    async with Process(path) as process:
-        process.commit("c1")
-        await process.failed()
-    assert process.failures("unusable") == 2
-    assert not path.exists()

@@ -13,17 +13,8 @@ from runtimeproxy.core.call import UNANSWERED, Reply, Unreadable
 from runtimeproxy.core.lifecycle import SLOW_SECONDS
 from runtimeproxy.core.sync import PASS_SECONDS
 from runtimeproxy.errors import BackendError, BackendFailure, HookError, Reason
-from runtimeproxy.model.fields import (
-    ContainerInfo,
-    ContainerRecord,
-    HookAnswer,
-    HookRequest,
-    PodInfo,
-    PodRecord,
-    Resources,
-    Subject,
-    kind_of,
-)
+from runtimeproxy.model import fields
+from runtimeproxy.model.fields import ContainerRecord, HookAnswer, PodInfo, PodRecord, Resources, Subject, kind_of
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.events import PARTS
 from runtimeproxy.observe.metrics import PROCESS, Metrics
@@ -41,7 +32,7 @@ RUN = Operation.RUN_POD_SANDBOX
 CANARY = "canary-4711"
 SECRETS = {"SECRET": CANARY}
 POD = PodInfo("p1", "web", "u1", "shop", labels=SECRETS, annotations=SECRETS)
-CONTAINER = ContainerInfo("c1", "p1", "main", annotations=SECRETS, envs=SECRETS)
+CONTAINER = fields.ContainerInfo("c1", "p1", "main", annotations=SECRETS, envs=SECRETS)
 SUBJECT = Subject(PodRecord(POD, POD), ContainerRecord(CONTAINER, CONTAINER))
 FAILED = Reply(agreed=False, message=CANARY.encode())
 NAMES = {"namespace": "shop", "pod": "web", "podId": "p1", "container": "main", "containerId": "c1"}
@@ -49,6 +40,7 @@ ANSWER = HookAnswer(annotations={"A": CANARY}, envs={"B": CANARY}, resources=Res
 CONTRADICTS = HookAnswer(envs={"B": CANARY + "2"})
 BAD = HookAnswer(cgroup_parent=CANARY, resources=Resources(cpu_quota=-7))
 EDITED = {"annotations.A": "a", "envs.B": "a", "resources.cpuset_cpus": "a"}
+FIELDS = ("cpuset_mems", "cpu_quota")
 AT_CREATE = {"hook": "PreCreateContainer"}
 
 
@@ -62,11 +54,11 @@ class Recorded(Core):
         """Return the events without number and time, their fields as a mapping."""
         found = shown_of(self.metrics.events)
         assert CANARY not in str(found)
-        notified = [{key: value for key, value in event.items() if key not in ("number", "time")} for event in found]
-        for event in notified:
+        for event in found:
+            del event["number"], event["time"]
             if "fields" in event:
                 event["fields"] = {entry["field"]: entry["hookServer"] for entry in event["fields"]}
-        return notified
+        return found
 
 
 @pytest.fixture
@@ -74,45 +66,33 @@ def core() -> Recorded:
     return Recorded()
 
 
-def refusing(request: HookRequest) -> HookAnswer:
-    raise HookError("a", "PreCreateContainer", Reason.REFUSED, "status", peer_text=CANARY)
-
-
-def erring(request: HookRequest) -> HookAnswer:
-    raise HookError("a", "PreCreateContainer", Reason.ERROR_STATUS, "gRPC status 13", peer_text=CANARY)
+def erring(reason: Reason) -> HookError:
+    return HookError("a", "PreCreateContainer", reason, "status", peer_text=CANARY)
 
 
 def seconds(runtime: float, **parts: float) -> dict[str, float]:
     return dict.fromkeys(PARTS, 0.0) | {"runtime": runtime} | parts
 
 
-async def test_edited_call_has_its_fields_with_owners_and_its_parts(core: Recorded) -> None:
+@pytest.mark.parametrize("unused", [set(), {"envs.B"}, {*EDITED}], ids=["none", "one", "all"])
+async def test_edited_call_has_its_fields_with_and_without_effect(core: Recorded, unused: set[str]) -> None:
     core.plugins.add("a", ANSWER, delay_seconds=0.5)
-    call = core.call()
-    await core.run(call)
-    notified = {"kind": "edited", "call": call.call_id, "operation": "CreateContainer", **NAMES}
-    assert core.events() == [{**notified, "fields": EDITED, "seconds": seconds(0.25, hooks=0.5)}]
-
-
-@pytest.mark.parametrize("unused", [{"envs.B"}, {*EDITED}], ids=["one", "all"])
-async def test_fields_without_effect_are_an_event_of_their_own(core: Recorded, unused: set[str]) -> None:
-    core.plugins.add("a", ANSWER)
     call, why = core.call(), "sent, no effect in x"
     call.no_effect = ((why, frozenset(map(kind_of, unused)) | {"labels"}), ("left out", frozenset()))
     await core.run(call)
     common = {"call": call.call_id, "operation": "CreateContainer", **NAMES}
     used = {name: owner for name, owner in EDITED.items() if name not in unused}
-    edited = {**common, "kind": "edited", "fields": used, "seconds": seconds(0.25)}
+    edited = {**common, "kind": "edited", "fields": used, "seconds": seconds(0.25, hooks=0.5)}
     without = {**common, "kind": "no_effect", "fields": dict.fromkeys(unused, "a"), "text": why}
-    assert core.events() == [without, *([edited] if used else [])]
+    assert core.events() == [*([without] if unused else []), *([edited] if used else [])]
 
 
 BAD_FIELDS = {"reason": "bad_answer", "fields": {"cgroup_parent": "a", "resources.cpu_quota": "a"}}
 Outcome = tuple[Behaviour, Any, str, dict[str, Any]]
 FAILURES: dict[str, Outcome] = {
-    "refused": (refusing, IGNORE, "refused", {"reason": "refused"}),
-    "failed closed": (erring, FAIL, "refused", {"reason": "error_status"}),
-    "failed open": (erring, IGNORE, "failed_open", {"reason": "error_status"}),
+    "refused": (erring(Reason.REFUSED), IGNORE, "refused", {"reason": "refused"}),
+    "failed closed": (erring(Reason.ERROR_STATUS), FAIL, "refused", {"reason": "error_status"}),
+    "failed open": (erring(Reason.ERROR_STATUS), IGNORE, "failed_open", {"reason": "error_status"}),
     "bad fields, closed": (BAD, FAIL, "refused", BAD_FIELDS),
     "bad fields, open": (BAD, IGNORE, "failed_open", BAD_FIELDS),
 }
@@ -133,11 +113,11 @@ async def test_failing_hook_server_is_an_event_and_its_last_error(
     assert (last.time, last.hook, last.reason) == (7.5, "PreCreateContainer", more["reason"])
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "fields"),
-    [(BAD, {}), (Reason.ERROR_STATUS, {}), (NOTHING, {"known": None, "read_seconds": 100.0})],
-    ids=["bad", "failed", "late"],
-)
+KEPT: list[tuple[Behaviour, dict[str, Any]]]
+KEPT = [(BAD, {}), (Reason.ERROR_STATUS, {}), (NOTHING, {"known": None, "read_seconds": 100.0})]
+
+
+@pytest.mark.parametrize(("behaviour", "fields"), KEPT, ids=["bad", "failed", "late"])
 async def test_refused_call_is_free_without_the_garbage_collector(
     core: Recorded, behaviour: Behaviour, fields: dict[str, Any]
 ) -> None:
@@ -182,22 +162,16 @@ async def test_event_of_a_failed_call_has_the_fields_set(core: Recorded) -> None
     assert core.events() == [{**notified, "call": core.times.id}]
 
 
-NO_EVENT = [
-    {},
-    {"reply": UNANSWERED},
-    {"reply": Reply(agreed=False, no_op=True)},
-    {"known": None},
-    {"known_error": Unreadable("cut")},
-]
+UNKNOWN: list[dict[str, Any]] = [{"known": None}, {"known_error": Unreadable("cut")}]
 
 
-@pytest.mark.parametrize("fields", NO_EVENT)
+@pytest.mark.parametrize("fields", [{}, {"reply": UNANSWERED}, {"reply": Reply(agreed=False, no_op=True)}, *UNKNOWN])
 async def test_unchanged_call_that_succeeds_is_no_event(core: Recorded, fields: dict[str, Any]) -> None:
     await core.run(core.call(**fields))
     assert core.events() == []
 
 
-@pytest.mark.parametrize("fields", [{"known": None}, {"known_error": Unreadable("cut")}])
+@pytest.mark.parametrize("fields", UNKNOWN)
 async def test_failed_call_without_a_subject_has_its_operation(core: Recorded, fields: dict[str, Any]) -> None:
     await core.run(core.call(reply=FAILED, **fields))
     (event,) = core.events()
@@ -247,12 +221,11 @@ async def test_each_held_call_has_an_id_of_its_own(core: Recorded) -> None:
     for call in calls:
         await core.run(call)
     assert [call.call_id for call in calls] == [f"{PROCESS}-{number}" for number in (1, 2, 3)]
-    assert len(PROCESS) == 4
-    assert Metrics(lambda: 0.0).call("StopContainer").id == f"{PROCESS}-1"
+    assert (len(PROCESS), Metrics(lambda: 0.0).call("StopContainer").id) == (4, f"{PROCESS}-1")
 
 
 LOGGED: list[tuple[Behaviour, dict[str, Any]]] = [
-    (erring, {}),
+    (erring(Reason.ERROR_STATUS), {}),
     (BAD, {}),
     (ANSWER, {"reply": FAILED}),
     (ANSWER, {"key": Unreadable("cut")}),
@@ -278,23 +251,14 @@ async def test_each_log_line_about_a_call_has_its_id(
     await core.lifecycle.open_calls.stop()
 
 
-NORMAL = [
-    (Resources(cpuset_cpus=" 0, 1"), ["cpuset_cpus"]),
-    (Resources(cpuset_mems="0,,1", cpu_quota=5), ["cpu_quota", "cpuset_mems"]),
-    (Resources(cpuset_cpus="0,1", cpu_quota=1000), []),
-]
-
-
-@pytest.mark.parametrize(("answered", "fields"), NORMAL)
-async def test_values_brought_to_their_normal_form_are_counted(
-    core: Recorded, answered: Resources, fields: list[str]
-) -> None:
-    core.plugins.add("a", HookAnswer(resources=answered))
+async def test_values_brought_to_their_normal_form_are_counted(core: Recorded) -> None:
+    core.plugins.add("a", HookAnswer(resources=Resources(cpuset_cpus="0,1", cpu_quota=1000)))
     await core.run(core.call())
-    counted = core.metrics.counters.items()
-    found = sorted(labels[1] for (name, labels), _ in counted if name == "values_normalised")
-    assert found == [f"resources.{name}" for name in fields]
-    assert core.metrics.total("values_normalised", hook_server="a") == len(fields)
+    assert core.metrics.total("values_normalised") == 0
+    core.plugins.add("b", HookAnswer(resources=Resources(cpuset_mems="0,,1", cpu_quota=5)))
+    await core.run(core.call())
+    counted = [core.metrics.counted("values_normalised", hook_server="b", field=f"resources.{name}") for name in FIELDS]
+    assert (counted, core.metrics.total("values_normalised")) == ([1, 1], 2)
 
 
 @pytest.mark.parametrize("kind", [BackendFailure.UNAVAILABLE, BackendFailure.DEADLINE, BackendFailure.OTHER])
@@ -309,6 +273,5 @@ async def test_runtime_is_lost_and_back_by_passes_that_fail(kind: BackendFailure
     found = shown_of(rig.metrics.events)
     assert CANARY not in str(found)
     notified = [(event["kind"], event.get("reason")) for event in found]
-    around = kind is not BackendFailure.OTHER
-    lost, back = [("runtime_lost", kind.value)] * around, [("runtime_back", None)] * around
-    assert notified == [("sync", kind.value), *lost, ("sync", "complete"), *back]
+    around = [("runtime_lost", kind.value), ("runtime_back", None)] if kind is not BackendFailure.OTHER else []
+    assert notified == [("sync", kind.value), *around[:1], ("sync", "complete"), *around[1:]]

@@ -19,24 +19,7 @@ pytestmark = pytest.mark.slow
 
 PODS, CONTAINERS_OF_EACH = 2_500, 3
 LIMIT_BYTES = 64 << 20
-UID, ID = "NUMBER-7a66-4aef-8c4a-3f2f0c0eNUMBER", "NUMBER".rjust(65, "0")
-NAMES = {"name": "web-7d9c5c8f9b-NUMBER", "namespace": "production", "uid": UID}
-LABELS = {"app": "web", "app.kubernetes.io/name": "web", "pod-template-hash": "7d9c5c8f9b"}
-LABELS |= {"koordinator.sh/qosClass": "BE"} | {f"io.kubernetes.pod.{key}": value for key, value in NAMES.items()}
-NOTES = {"kubernetes.io/config.source": "api", "kubernetes.io/config.seen": "2024-05-05T10:11:12.0000NUMBERZ"}
-NOTES |= {"scheduling.koordinator.sh/resource-status": '{"cpuset": "0-NUMBER"}', "note": "NUMBER" * 40}
-PARENT = f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{UID}.slice"
-POD = {**NAMES, "id": ID, "labels": LABELS, "annotations": NOTES, "cgroup_parent": PARENT}
-
-MESSAGES = {"terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File"}
-KUBELETS = {"hash": "000NUMBER", "restartCount": "0", **MESSAGES}
-KUBELETS_NOTES = {f"io.kubernetes.container.{key}": value for key, value in KUBELETS.items()}
-KUBELETS_NOTES["io.kubernetes.pod.terminationGracePeriod"] = "30"
-ENVS = {"POD_NUMBER": "NUMBER"}
-for service in range(25):  # services of a namespace: each gives every container two variables
-    ENVS |= {f"SERVICE_{service}_SERVICE_HOST": f"10.96.{service}.SPACE"}
-    ENVS |= {f"SERVICE_{service}_PORT": f"tcp://10.96.{service}.SPACE:8080"}
-CONTAINER = {"id": f"c{ID}", "name": "main", "annotations": KUBELETS_NOTES, "envs": ENVS, "cgroup_parent": PARENT}
+KUBELETS = {"terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File", "restartCount": "0"}
 
 
 @pytest.mark.parametrize("form", ["cri", "texts"])
@@ -49,21 +32,37 @@ def test_ten_thousand_records_of_a_crowded_namespace_are_within_64_mib(form: str
     assert 1 << 20 < grown < LIMIT_BYTES
 
 
-def numbered(template: str, number: int) -> Any:
-    """Return the values of a template for a pod or a container, in texts of its own."""
-    return json.loads(template.replace("NUMBER", f"{number:05}").replace("SPACE", f"{number % 9}"))
-
-
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def read(fields: dict[str, Any]) -> Any:
+def pod(number: int) -> dict[str, Any]:
+    n = f"{number:05}"
+    names = {"name": f"web-7d9c5c8f9b-{n}", "namespace": "production", "uid": f"{n}-7a66-4aef-8c4a-3f2f0c0e{n}"}
+    labels = {"app": "web", "app.kubernetes.io/name": "web", "pod-template-hash": "7d9c5c8f9b"}
+    labels |= {"koordinator.sh/qosClass": "BE"} | {f"io.kubernetes.pod.{key}": value for key, value in names.items()}
+    notes = {"kubernetes.io/config.source": "api", "kubernetes.io/config.seen": f"2024-05-05T10:11:12.0000{n}Z"}
+    notes |= {"scheduling.koordinator.sh/resource-status": f'{{"cpuset": "0-{n}"}}', "note": n * 40}
+    parent = f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{names['uid']}.slice"
+    return {**names, "id": n.rjust(64, "0"), "labels": labels, "annotations": notes, "cgroup_parent": parent}
+
+
+def container(number: int, parent: str) -> dict[str, Any]:
+    n, envs = f"{number:05}", {"POD_NUMBER": f"{number:05}"}
+    notes = {f"io.kubernetes.container.{key}": value for key, value in (KUBELETS | {"hash": f"000{n}"}).items()}
+    notes["io.kubernetes.pod.terminationGracePeriod"] = "30"
+    for service in range(25):  # services of a namespace: each gives every container two variables
+        address = f"10.96.{service}.{number % 9}"
+        envs |= {f"SERVICE_{service}_SERVICE_HOST": address, f"SERVICE_{service}_PORT": f"tcp://{address}:8080"}
+    return {"id": f"c{n.rjust(64, '0')}", "name": "main", "annotations": notes, "envs": envs, "cgroup_parent": parent}
+
+
+def encoded(envs: dict[str, str]) -> Any:
     """Return the variables as they are read from a create's request."""
     from runtimeproxy.cri import api_pb2, messages
 
     config = api_pb2.ContainerConfig()
-    for key, value in fields["envs"].items():
+    for key, value in envs.items():
         config.envs.add(key=key.encode(), value=value.encode())
     request = api_pb2.CreateContainerRequest(pod_sandbox_id="p1", config=config)
     return messages.read_container(request.SerializeToString())[0].envs
@@ -76,20 +75,19 @@ def fill(form: str) -> None:
     from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
     from runtimeproxy.model.fields import changed as changed_envs
 
-    pod_template, container_template = json.dumps(POD), json.dumps(CONTAINER)
     gc.collect()
     before = resident_bytes()
     store = Store()
     for number in range(PODS):
-        pod = PodInfo(**numbered(pod_template, number))
-        owner = PodRecord(pod, pod)
+        info = PodInfo(**json.loads(json.dumps(pod(number))))  # in texts of its own
+        owner = PodRecord(info, info)
         store.commit(Subject(owner))
         for each in range(CONTAINERS_OF_EACH * number, CONTAINERS_OF_EACH * (number + 1)):
             resources = Resources(cpu_shares=1024 + each, cpu_quota=50_000 + each, memory_limit_in_bytes=2**28 + each)
-            fields = numbered(container_template, each)
+            fields = json.loads(json.dumps(container(each, info.cgroup_parent or "")))
             if form == "cri":
-                fields["envs"] = read(fields)
-            queried = ContainerInfo(**fields, pod_id=pod.id, resources=resources)
+                fields["envs"] = encoded(fields["envs"])
+            queried = ContainerInfo(**fields, pod_id=info.id, resources=resources)
             changed = changed_envs(queried.envs, {"HOOK": f"{each}"})
             hooked = replace(queried, envs=changed, resources=replace(resources, cpu_shares=2))
             store.commit(Subject(owner, ContainerRecord(queried, hooked if each % 2 else queried)))

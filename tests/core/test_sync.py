@@ -43,30 +43,24 @@ def waits(rig: Synced) -> list[float]:
 
 async def test_all_is_read_at_the_start_pods_before_containers() -> None:
     rig = Synced("p1", "p2", "c1", "c2", "c3")
-    rig.store.commit(container("c2", name="committed"))
-    async with rig.running():
-        await asyncio.sleep(0.5)
-    assert rig.known == {"p1", "p2", "c1", "c2", "c3"}
-    assert rig.state.reads == ["p2", "c1", "c3"], "what is known is not read"
-    assert rig.store.container("c1") == rig.state.containers["c1"].container  # type: ignore[union-attr]
-    assert (rig.metrics.counted("records_read"), syncs(rig, "complete")) == (3, 1)
-
-
-async def test_store_is_being_filled_until_all_is_read() -> None:
-    rig = Synced("p1")
     rig.state.list_seconds = 3.0
+    rig.store.commit(container("c2", name="committed"))
     async with rig.running():
         await asyncio.sleep(1)
         assert rig.sync.filling
         await asyncio.sleep(3)
         assert not rig.sync.filling
+    assert rig.known == {"p1", "p2", "c1", "c2", "c3"}
+    assert rig.state.reads == ["p2", "c1", "c3"], "what is known is not read"
+    assert rig.store.container("c1") == rig.state.containers["c1"].container
+    assert (rig.metrics.counted("records_read"), syncs(rig, "complete")) == (3, 1)
     assert not Synced("p1", hooked=False).sync.filling
 
 
-@pytest.mark.parametrize(
-    ("error", "fault"),
-    [(AWAY, "(unavailable)"), (LATE, "(deadline)"), (ODD, ""), (NO_LIST, ""), (OUR_OWN, "")],
-)
+FAULTS: list[tuple[Exception, str]] = [(AWAY, "(unavailable)"), (LATE, "(deadline)")]
+
+
+@pytest.mark.parametrize(("error", "fault"), [*FAULTS, (ODD, ""), (NO_LIST, ""), (OUR_OWN, "")])
 async def test_runtimes_fault_is_known_until_it_answers(error: Exception, fault: str) -> None:
     async with Synced("p1").running() as rig:
         await asyncio.sleep(5)
@@ -76,16 +70,6 @@ async def test_runtimes_fault_is_known_until_it_answers(error: Exception, fault:
         assert rig.sync.runtime_fault == (fault and f"it did not answer when its state was read last {fault}")
         del rig.state.errors[LIST]
         await asyncio.sleep(2)
-        assert rig.sync.runtime_fault == ""
-
-
-async def test_fault_is_forgotten_without_hook_servers() -> None:
-    async with Synced("p1").running() as rig:
-        rig.state.errors[LIST] = AWAY
-        await asyncio.sleep(5)
-        assert rig.sync.runtime_fault
-        rig.plugins.plugins.clear()
-        await asyncio.sleep(5)
         assert rig.sync.runtime_fault == ""
 
 
@@ -131,7 +115,7 @@ async def test_nothing_is_read_but_swept_without_a_hook_server() -> None:
         assert len(rig.state.lists) == 2
 
 
-async def test_first_hook_server_brings_a_pass() -> None:
+async def test_first_hook_server_and_lost_create_bring_pass() -> None:
     async with Synced("p1", hooked=False).running() as rig:
         await asyncio.sleep(10)
         rig.plugins.add("a")
@@ -140,21 +124,16 @@ async def test_first_hook_server_brings_a_pass() -> None:
         rig.plugins.add("b")
         await asyncio.sleep(5)
         assert len(rig.state.lists) == 1
+        await rig.run(FakeCall(CREATE, reply=UNANSWERED))
+        rig.state.has("c2")
+        await asyncio.sleep(1.5)
+        assert rig.known == {"p1", "c2"}
         rig.plugins.plugins.clear()
         await asyncio.sleep(2)
         rig.state.has("p2")
         rig.plugins.add("c", points=("PreRunPodSandbox",))
         await asyncio.sleep(1.1)
-        assert rig.known == {"p1", "p2"}
-
-
-async def test_create_without_an_answer_brings_a_pass() -> None:
-    async with Synced("p1").running() as rig:
-        await asyncio.sleep(5)
-        await rig.run(FakeCall(Operation.CREATE_CONTAINER, reply=UNANSWERED))
-        rig.state.has("c2")
-        await asyncio.sleep(1.5)
-        assert rig.known == {"p1", "c2"}
+        assert rig.known == {"p1", "c2", "p2"}
 
 
 async def test_full_node_is_read_in_5_s_during_a_held_call() -> None:
@@ -208,13 +187,12 @@ async def test_record_committed_or_dropped_while_it_is_read_stays_so(one: str, a
     assert {info.effective.id: info.effective.name for info in (*records.pods, *records.containers)} == names
 
 
+CALLS = [(UPDATE, "c1", 0, 3), (UPDATE, "c1", 1.5, 0.2), (CREATE, "p1/read/0", 0, 3)]
+"""An update under way and one meanwhile, a create of the container and one of its pod."""
+
+
 @pytest.mark.parametrize(
-    ("operation", "key", "begins", "lasts"),
-    [
-        *[(UPDATE, "c1", 0, 3), (UPDATE, "c1", 1.5, 0.2)],
-        *[(CREATE, "p1/read/0", 0, 3), (RUN_POD, pod("p1", "read").effective.full_name, 1.1, 1.6)],
-    ],
-    ids=["under way", "meanwhile", "created", "in a pod that is created"],
+    ("operation", "key", "begins", "lasts"), [*CALLS, (RUN_POD, pod("p1", "read").effective.full_name, 1.1, 1.6)]
 )
 async def test_subject_of_a_call_is_left_to_a_soon_pass(
     operation: Operation, key: str, begins: float, lasts: float
@@ -228,24 +206,6 @@ async def test_subject_of_a_call_is_left_to_a_soon_pass(
         await asyncio.sleep(LEFT_SECONDS + 2)
         assert (rig.known, rig.state.reads) == ({"p1", "c1"}, ["p1", "c1", "c1"])
     await update
-
-
-async def test_unreadable_call_delays_no_pass() -> None:
-    error = Unreadable("cut")
-    async with unasked("p1", "c1").running() as rig:
-        await asyncio.sleep(0.5)
-        await rig.run(FakeCall(UPDATE, known_error=error, key=error, runtime_seconds=0.2))
-        await asyncio.sleep(2)
-        assert rig.known == {"p1", "c1"}
-
-
-async def test_records_of_what_the_runtime_lacks_are_swept() -> None:
-    async with Synced("p1", "c1", "c2", "p2").running() as rig:
-        await asyncio.sleep(1)
-        rig.state.lacks("p2", "c2")
-        await asyncio.sleep(PASS_SECONDS)
-        assert (rig.known, sorted(rig.gone)) == ({"p1", "c1"}, ["c2", "p2"])
-        assert rig.metrics.counted("records_swept") == 2
 
 
 async def test_record_committed_after_the_list_call_stays() -> None:
@@ -299,7 +259,7 @@ async def test_end_of_the_first_pass_is_noted(error: BackendError | None, second
         assert not rig.lifecycle.state_read.is_set()
 
 
-async def test_subject_of_a_call_is_not_swept_nor_is_its_pod() -> None:
+async def test_only_subjects_of_calls_and_their_pods_are_not_swept() -> None:
     rig = Synced("p9")
     for one in ("c1", "c2"):
         rig.store.commit(container(one, f"pod of {one}"))
@@ -308,28 +268,11 @@ async def test_subject_of_a_call_is_not_swept_nor_is_its_pod() -> None:
     await asyncio.sleep(0)
     async with rig.running():
         await asyncio.sleep(1)
-        assert rig.known == {"p9", "c1", "pod of c1", "p3"}
+        assert (rig.known, sorted(rig.gone)) == ({"p9", "c1", "pod of c1", "p3"}, ["c2", "pod of c2"])
+        assert rig.metrics.counted("records_swept") == 2
         await asyncio.gather(*stops)
         await asyncio.sleep(PASS_SECONDS)
         assert rig.known == {"p9"}
-
-
-@pytest.mark.parametrize("error", [AWAY, LATE])
-async def test_unavailable_runtime_is_tried_up_to_once_a_second(error: BackendError, caplog: Log) -> None:
-    """And nothing is logged: the first retry is soon again after a pass."""
-    rig = Synced("p1", "c1")
-    async with rig.running():
-        for times in (1, 2):
-            rig.state.queried.clear()
-            rig.state.errors[LIST] = error
-            rig.sync.soon()
-            await asyncio.sleep(5)
-            assert waits(rig)[:8] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
-            assert caplog.records == []
-            rig.state.errors.clear()
-            await asyncio.sleep(PASS_SECONDS - 10)
-            assert (rig.known, syncs(rig, "complete")) == ({"p1", "c1"}, times)
-    assert syncs(rig, "failed") >= 16
 
 
 async def test_returning_runtime_is_listed_at_most_once_a_second() -> None:
@@ -348,20 +291,6 @@ async def test_failed_read_cancels_only_the_other_reads() -> None:
         await asyncio.sleep(0.01)
         assert rig.sync._task is not None
         assert (rig.sync._task.cancelling(), syncs(rig, "failed")) == (0, 1)
-
-
-async def test_nothing_is_skipped_when_the_runtime_goes_away() -> None:
-    rig = Synced("p1", *(f"c{number}" for number in range(8)))
-    rig.state.read_seconds = 1
-    async with rig.running():
-        await asyncio.sleep(2.5)
-        rig.state.errors = dict.fromkeys((LIST, *rig.state.containers), AWAY)
-        await asyncio.sleep(5)
-        rig.state.errors.clear()
-        await asyncio.sleep(5)
-        assert rig.known == {"p1", *rig.state.containers}
-    assert rig.metrics.counted("records_unreadable") == 0
-    assert rig.sync._maybe_unavailable == set()
 
 
 @pytest.mark.parametrize("one", ["p2", "c3"])
@@ -422,43 +351,49 @@ async def test_unreadable_subject_is_skipped_until_the_runtime_returns(
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("error", [ODD, AWAY])
-async def test_failed_subject_that_is_gone_is_forgotten(error: BackendError) -> None:
-    rig = Synced("p1", "c1")
-    rig.state.errors["c1"] = error
+async def test_failed_subject_that_is_gone_is_forgotten() -> None:
+    rig = Synced("p1", "c1", "c2")
+    rig.state.errors |= {"c1": ODD, "c2": AWAY}
     async with rig.running():
         await asyncio.sleep(1)
-        rig.state.lacks("c1")
+        rig.state.lacks("c1", "c2")
         await asyncio.sleep(PASS_SECONDS)
         assert rig.sync._passed_over == rig.sync._maybe_unavailable == set()
 
 
-@pytest.mark.parametrize("error", [ODD, NO_LIST, OUR_OWN])
-async def test_failing_list_is_retried_up_to_once_a_minute(error: Exception, caplog: Log) -> None:
-    """It may be too long, and is work for both; that is logged once. A runtime that returns is listed immediately."""
+RETRIES = [(AWAY, 1.0), (LATE, 1.0), (ODD, PASS_SECONDS), (NO_LIST, PASS_SECONDS), (OUR_OWN, PASS_SECONDS)]
+
+
+@pytest.mark.parametrize(("error", "longest"), RETRIES)
+async def test_failing_list_is_retried_ever_more_rarely(error: Exception, longest: float, caplog: Log) -> None:
+    """Up to once a second while the runtime is away, which is not logged here, else up to once a minute.
+
+    A list that fails otherwise may be too long, and is work for both; that is logged once. A runtime that returns is
+    listed immediately, and the first retry is soon again after a pass.
+    """
     text = f"the runtime's state cannot be read ({error}): trying again, and what a call needs is read then"
-    rig = Synced("p1")
+    rig = Synced("p1", "c1")
     async with rig.running():
         for times in (1, 2):
             rig.state.queried.clear()
             rig.state.errors[LIST] = error
             rig.sync.soon()
             await asyncio.sleep(10 * PASS_SECONDS)
-            assert waits(rig)[0] == 0.05
-            assert all(later == min(2 * earlier, PASS_SECONDS) for earlier, later in pairwise(waits(rig)))
-            assert waits(rig)[-1] == PASS_SECONDS
-            assert error is OUR_OWN or caplog.messages == [text] * times
+            assert (waits(rig)[0], waits(rig)[-1]) == (0.05, longest)
+            assert all(later == min(2 * earlier, longest) for earlier, later in pairwise(waits(rig)))
+            assert error is OUR_OWN or caplog.messages == ([] if longest == 1 else [text] * times)
             rig.state.errors.clear()
-            rig.sync.soon()
-            await asyncio.sleep(SOONEST_SECONDS)
-            assert rig.known == {"p1"}
-    assert {record.levelname for record in caplog.records} == {"ERROR" if error is OUR_OWN else "WARNING"}
+            if longest > 1:
+                rig.sync.soon()
+            await asyncio.sleep(SOONEST_SECONDS + 0.5)
+            assert (rig.known, syncs(rig, "complete")) == ({"p1", "c1"}, times)
+    levels = {record.levelname for record in caplog.records}
+    assert levels == ({"ERROR"} if error is OUR_OWN else {"WARNING"} if longest > 1 else set())
 
 
-@pytest.mark.parametrize("where", [LIST, "c1"])
-async def test_internal_error_is_counted_and_ends_nothing(where: str, caplog: Log) -> None:
+async def test_internal_error_is_counted_and_ends_nothing(caplog: Log) -> None:
     rig = Synced("p1", "c1", "c2")
-    rig.state.errors[where] = OUR_OWN
+    rig.state.errors["c1"] = OUR_OWN
     async with rig.running():
         await asyncio.sleep(0.01)
         assert rig.metrics.counted("internal_errors", operation="sync") == 1

@@ -115,9 +115,3 @@ class Synced(Core):
     @property
     def known(self) -> set[str]:
         return self.store.ids()
-
-    def name(self, container_id: str) -> str:
-        """Return a container's name, which shows the source of its record."""
-        record = self.store.container(container_id)
-        assert record is not None
-        return record.effective.name

@@ -13,28 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.model.fields import (
-    MAP_FIELDS,
-    NO_ADJUSTMENT,
-    NUMBER_FIELDS,
-    RESOURCE_FIELDS,
-    Adjustment,
-    Conflict,
-    ContainerInfo,
-    Envs,
-    HookAnswer,
-    HookRequest,
-    PodInfo,
-    Resources,
-)
+from runtimeproxy.model import fields
+from runtimeproxy.model.fields import Adjustment, Conflict, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Part, Stage, SubjectKind
-from runtimeproxy.model.merge import applied, by_field, combine, difference, echo, judged, limited
+from runtimeproxy.model.merge import applied, combine, difference, echo, judged, limited
 from tests.merge_cases import BAD, GOOD, SENT, TIDY, of
 
 RUN_POD, CREATE, START = (BY_NAME[name] for name in ("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer"))
 UPDATE = BY_NAME["PreUpdateContainerResources"]
 
-Entries = Mapping[str, str]
 Message = Resources | None
 LABELS, NOTES, ENVS = {"app": "web"}, {"qos": "LS"}, {"PATH": "/bin", "EMPTY": ""}
 POD = PodInfo("p1", "web", labels=LABELS, annotations=NOTES, cgroup_parent="/kubepods/pod1", resources=SENT)
@@ -52,12 +39,10 @@ def querying(resources: Message) -> HookRequest:
     return HookRequest(POD, replace(CONTAINER, resources=resources))
 
 
-@pytest.mark.parametrize(
-    ("answered", "changed"), [({"PATH": "/bin"}, {}), ({"PATH": "", "N": "1"}, {"PATH": "", "N": "1"})]
-)
-def test_encoded_variables_are_compared_as_decoded_ones(answered: Entries, changed: Entries) -> None:
-    sent = HookRequest(POD, replace(CONTAINER, envs=Envs(b"PATH", lambda raw: ENVS, {})))
-    assert difference(sent, HookAnswer(envs=answered)).envs == changed
+def test_encoded_variables_are_compared_as_decoded_ones() -> None:
+    sent = HookRequest(POD, replace(CONTAINER, envs=fields.Envs(b"PATH", lambda raw: ENVS, {})))
+    assert difference(sent, HookAnswer(envs={"PATH": "/bin"})).envs == {}
+    assert difference(sent, HookAnswer(envs={"PATH": "", "N": "1"})).envs == {"PATH": "", "N": "1"}
 
 
 KEPT: dict[str, Any] = {"cpu_period": 100_000, "cpu_quota": 50_000, "cpu_shares": 512, "memory_limit_in_bytes": 2**30}
@@ -65,48 +50,39 @@ KEPT: dict[str, Any] = {"cpu_period": 100_000, "cpu_quota": 50_000, "cpu_shares"
 CPUSETS: dict[str, Any] = {"cpuset_cpus": "0-3", "cpuset_mems": "0"}
 RESOURCES: dict[str, tuple[Message, Message, Mapping[str, Any]]] = {
     "no message": (SENT, None, {}),
-    "no message on either side": (None, None, {}),
     "whole echo": (SENT, SENT, {}),
     "empty message": (SENT, Resources(), {}),
-    "empty message against none": (None, Resources(), {}),
     # partial: a number that was sent is missing
     "partial: one number": (SENT, Resources(cpu_quota=-1), {"cpu_quota": -1}),
     "partial: a number that was not sent": (SENT, Resources(oom_score_adj=-998), {"oom_score_adj": -998}),
     "partial: the same number": (SENT, Resources(cpu_quota=50_000), {}),
-    "partial: cpuset set": (SENT, Resources(cpuset_cpus="5"), {"cpuset_cpus": "5"}),
     "partial: cpuset not set stays": (SENT, Resources(cpu_shares=2), {"cpu_shares": 2}),
     "partial: three of four numbers": (SENT, Resources(**{**KEPT, "cpu_quota": 0}), {}),
     "partial: one huge page size": (SENT, Resources(hugepage_limits={"2MB": 1}), {"hugepage_limits": {"2MB": 1}}),
-    "partial: one huge page size as it was": (SENT, Resources(hugepage_limits={"2MB": 2**21}), {}),
     "partial: huge page size of 0": (SENT, Resources(hugepage_limits={"4MB": 0}), {"hugepage_limits": {"4MB": 0}}),
     "partial: one unified key": (SENT, Resources(unified={"io.max": "x"}), {"unified": {"io.max": "x"}}),
     # echo: every number that was sent is there
     "echo: changed number": (SENT, Resources(**{**KEPT, **CPUSETS, "cpu_quota": -1}), {"cpu_quota": -1}),
     "echo: memory unlimited": (SENT, replace(SENT, memory_limit_in_bytes=-1), {"memory_limit_in_bytes": -1}),
-    "echo: number that was 0": (SENT, replace(SENT, oom_score_adj=5), {"oom_score_adj": 5}),
-    "echo: cpuset cleared": (SENT, replace(SENT, cpuset_cpus=""), {"cpuset_cpus": ""}),
     "echo: both cpusets cleared": (SENT, Resources(**KEPT), {"cpuset_cpus": "", "cpuset_mems": ""}),
-    "echo: cpuset changed": (SENT, replace(SENT, cpuset_cpus="1"), {"cpuset_cpus": "1"}),
     "echo: map keys not named stay": (SENT, replace(SENT, hugepage_limits={}, unified={}), {}),
     "echo: map key changed": (SENT, replace(SENT, unified={"memory.high": "1"}), {"unified": {"memory.high": "1"}}),
     # nothing sent by which an echo is known: every answer is partial
     "no number sent: cpuset stays": (Resources(cpuset_cpus="0-3"), Resources(cpu_quota=-1), {"cpu_quota": -1}),
     "no number sent: empty answer": (Resources(cpuset_cpus="0-3"), Resources(), {}),
     "no message sent": (None, Resources(cpu_shares=1024), {"cpu_shares": 1024}),
-    "no message sent: cpuset": (None, Resources(cpuset_cpus="0"), {"cpuset_cpus": "0"}),
 }
 """Resources sent, resources answered, fields changed."""
 
 
 @pytest.mark.parametrize(("sent", "stated", "expected"), RESOURCES.values(), ids=RESOURCES)
-@pytest.mark.parametrize("point", [CREATE, START, UPDATE], ids=lambda point: str(point.name))
-def test_resources_of_an_answer(point: HookPoint, sent: Message, stated: Message, expected: Mapping[str, Any]) -> None:
-    assert changes(point, querying(sent), HookAnswer(resources=stated)).resources == expected
+def test_resources_of_an_answer(sent: Message, stated: Message, expected: Mapping[str, Any]) -> None:
+    assert changes(UPDATE, querying(sent), HookAnswer(resources=stated)).resources == expected
 
 
 ENTRIES = {"hugepage_limits.1GB", "hugepage_limits.2MB", "unified.memory.high"}
 NOT_SENT = {"oom_score_adj", "memory_swap_limit_in_bytes"}
-ALL_CONFIRMED = {*RESOURCE_FIELDS, *ENTRIES} - MAP_FIELDS - NOT_SENT
+ALL_CONFIRMED = {*fields.RESOURCE_FIELDS, *ENTRIES} - fields.MAP_FIELDS - NOT_SENT
 CONFIRMED: list[tuple[Message, set[str]]] = [
     *[(None, set()), (Resources(), set()), (SENT, ALL_CONFIRMED)],
     *[(Resources(cpu_quota=50_000), {"cpu_quota"}), (Resources(cpu_quota=50_001), set())],
@@ -123,42 +99,24 @@ def test_repeated_value_is_confirmed(stated: Message, confirmed: set[str]) -> No
     assert not confirmed & change.resources.keys()
 
 
-@pytest.mark.parametrize("echoed", [False, True], ids=["partial", "echo"])
 @pytest.mark.parametrize(("name", "odd", "normal"), TIDY)
-def test_odd_value_is_taken_in_its_normal_form(name: str, odd: int | str, normal: int | str, echoed: bool) -> None:
+def test_odd_value_is_taken_in_its_normal_form(name: str, odd: Any, normal: Any) -> None:
     """If its normal form is empty it is not set: it clears nothing, and does not count as repeated."""
-    sent, value = replace(SENT, cpuset_cpus="4"), {name: odd}
-    stated = replace(sent, **value) if echoed else Resources(**value)  # type: ignore[arg-type]
-    change = changes(UPDATE, querying(sent), HookAnswer(resources=stated))
-    assert change.resources == ({name: normal} if normal else {})
-    assert name not in change.confirmed
-    assert judged(change, REQUEST) == (change, ())
-
-
-@pytest.mark.parametrize(("name", "odd", "normal"), TIDY)
-def test_odd_value_may_repeat_what_was_sent(name: str, odd: int | str, normal: int | str) -> None:
-    for sent, confirmed in ((odd, {name}), (normal, {name} if normal else set())):
-        before, after = (Resources(**{name: value}) for value in (sent, odd))  # type: ignore[arg-type]
+    sent = replace(SENT, cpuset_cpus="4")
+    for stated in (Resources(**{name: odd}), replace(sent, **{name: odd})):
+        change = changes(UPDATE, querying(sent), HookAnswer(resources=stated))
+        assert change.resources == ({name: normal} if normal else {})
+        assert name not in change.confirmed
+        assert judged(change, REQUEST) == (change, ())
+    for repeated, confirmed in ((odd, {name}), (normal, {name} if normal else set())):
+        before, after = (Resources(**{name: value}) for value in (repeated, odd))
         change = changes(UPDATE, querying(before), HookAnswer(resources=after))
         assert (change.resources, change.confirmed) == ({}, confirmed)
 
 
-ENTRIES: list[tuple[Entries, Entries, Entries]] = [
-    ({}, {}, {}),
-    ({"a": "1"}, {}, {}),
-    ({"a": "1"}, {"a": "1"}, {}),
-    ({"a": "1"}, {"a": "2"}, {"a": "2"}),
-    ({"a": "1"}, {"a": ""}, {"a": ""}),
-    ({"a": "1"}, {"b": "1"}, {"b": "1"}),
-    ({"a": "1"}, {"b": ""}, {"b": ""}),
-    ({"a": ""}, {"a": ""}, {}),
-    ({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}, {"b": "3", "c": "4"}),
-]
-"""Entries sent, entries answered, entries to set."""
-
-
-@pytest.mark.parametrize(("sent", "stated", "expected"), ENTRIES)
-def test_map_entries_set_their_keys_and_delete_none(sent: Entries, stated: Entries, expected: Entries) -> None:
+def test_map_entries_set_their_keys_and_delete_none() -> None:
+    sent, stated = {"a": "1", "b": "2", "gone": "1", "e": ""}, {"a": "1", "b": "3", "c": "4", "d": "", "e": ""}
+    expected = {"b": "3", "c": "4", "d": ""}
     pod = HookRequest(replace(POD, labels=sent, annotations=sent))
     container = HookRequest(POD, replace(CONTAINER, annotations=sent, envs=sent))
     answer = HookAnswer(labels=stated, annotations=stated, envs=stated)
@@ -168,9 +126,8 @@ def test_map_entries_set_their_keys_and_delete_none(sent: Entries, stated: Entri
 
 PARENTS = [
     *[("/pod", None, "", None), ("/pod", None, "/pod", None), ("/pod", None, "/other", "/other")],
-    *[("", None, "/other", "/other"), ("/pod", "", "", None), ("/pod", "", "/pod", None)],
-    *[("/pod", "", "/other", "/other"), ("/pod", "/mine", "/mine", None)],
-    *[("/pod", "/mine", "/pod", "/pod"), ("/pod", "/mine", "", None)],
+    *[("", None, "/other", "/other"), ("/pod", "", "/pod", None), ("/pod", "", "/other", "/other")],
+    *[("/pod", "/mine", "/mine", None), ("/pod", "/mine", "/pod", "/pod"), ("/pod", "/mine", "", None)],
 ]
 
 
@@ -247,19 +204,17 @@ def test_partner_of_a_bad_field_is_dropped(bad: str) -> None:
 
 
 def test_no_rule_holds_a_value() -> None:
-    canary = "s3cr3t"
-    texts = [HookAnswer(labels={"": canary}), HookAnswer(annotations={"": canary}), HookAnswer(cgroup_parent=canary)]
-    envs = [HookAnswer(envs={f"PASSWORD={canary}": ""}), HookAnswer(envs={"PASSWORD": f"{canary}\0"})]
-    resources = [of(cpuset_cpus=canary), of(unified={"": canary}), of(oom_score_adj=777_777)]
-    for answer in [*texts, *envs, *resources]:
+    answers = [HookAnswer(labels={"": "s3cr3t"}), HookAnswer(annotations={"": "s3cr3t"})]
+    answers += [HookAnswer(envs={"PASSWORD=s3cr3t": ""}), HookAnswer(envs={"PASSWORD": "s3cr3t\0"})]
+    answers += [HookAnswer(cgroup_parent="s3cr3t"), of(cpuset_cpus="s3cr3t"), of(unified={"": "s3cr3t"})]
+    for answer in [*answers, of(oom_score_adj=777_777)]:
         _, (broken,) = judged(difference(PLAIN, answer), PLAIN)
-        assert canary not in str(broken)
-        assert "777777" not in str(broken)
+        assert not re.search("s3cr3t|777777", str(broken))
 
 
 def added(*plugins: Adjustment) -> Adjustment:
     """Return the sum of plugins' changes; the plugins are called 1, 2 and so on."""
-    adjustment = NO_ADJUSTMENT
+    adjustment = fields.NO_ADJUSTMENT
     for number, change in enumerate(plugins, 1):
         adjustment = combine(adjustment, f"{number}", change)
     return adjustment
@@ -283,34 +238,29 @@ def test_confirmed_fields_add_up_also_if_another_plugin_changed_them() -> None:
     assert both.conflicts == ()
 
 
-def says(cgroup_parent: str | None = None, **fields: Any) -> Adjustment:
-    return Adjustment(cgroup_parent=cgroup_parent, **fields)
-
-
 def sets(**resources: Any) -> Adjustment:
     return Adjustment(resources=resources)
 
 
 SIZES, OTHER_SIZES = {"2MB": 1, "1GB": 1}, {"2MB": 2, "4MB": 3}
 PAGES, OTHER_PAGES, ALL_PAGES = (sets(hugepage_limits=sizes) for sizes in (SIZES, OTHER_SIZES, SIZES | OTHER_SIZES))
-TWO_PARTS, OTHER_PARTS = says(labels={"a": "1"}, envs={"a": "1"}), says("/x", annotations={"a": "2"})
-CPUS_1, NO_CPUS = sets(cpuset_cpus="1"), sets(cpuset_cpus="")
-
+A, B, BOTH = {"a": "1"}, {"b": "2"}, {"a": "1", "b": "2"}
+TWO_PARTS, OTHER_PARTS = Adjustment(labels=A, envs=A), Adjustment(cgroup_parent="/x", annotations=B)
+PARENT = Adjustment(cgroup_parent="/a")
 MERGES: dict[str, tuple[Adjustment, Adjustment, Adjustment | None, tuple[str, ...]]] = {
-    "label": (says(labels={"a": "1"}), says(labels={"a": "2"}), None, ("labels.a",)),
-    "annotation": (says(annotations={"a": "1"}), says(annotations={"a": ""}), None, ("annotations.a",)),
-    "env": (says(envs={"a": "1"}), says(envs={"a": "2"}), None, ("envs.a",)),
-    "same env": (says(envs={"a": "1"}), says(envs={"a": "1"}), None, ()),
-    "other env": (says(envs={"a": "1"}), says(envs={"b": "2"}), says(envs={"a": "1", "b": "2"}), ()),
-    "cgroup parent": (says("/a"), says("/b"), None, ("cgroup_parent",)),
-    "same cgroup parent": (says("/a"), says("/a"), None, ()),
+    "label": (Adjustment(labels=A), Adjustment(labels={"a": "2"}), None, ("labels.a",)),
+    "annotation": (Adjustment(annotations=A), Adjustment(annotations={"a": ""}), None, ("annotations.a",)),
+    "same env": (Adjustment(envs=A), Adjustment(envs=A), None, ()),
+    "other env": (Adjustment(envs=A), Adjustment(envs=B), Adjustment(envs=BOTH), ()),
+    "cgroup parent": (PARENT, Adjustment(cgroup_parent="/b"), None, ("cgroup_parent",)),
+    "same cgroup parent": (PARENT, PARENT, None, ()),
     "number": (sets(cpu_quota=-1, cpu_shares=2), sets(cpu_quota=1000, cpu_shares=2), None, ("resources.cpu_quota",)),
-    "cpuset cleared": (CPUS_1, NO_CPUS, None, ("resources.cpuset_cpus",)),
-    "cleared cpuset set": (NO_CPUS, CPUS_1, None, ("resources.cpuset_cpus",)),
+    "cpuset cleared": (sets(cpuset_cpus="1"), sets(cpuset_cpus=""), None, ("resources.cpuset_cpus",)),
     "huge pages key by key": (PAGES, OTHER_PAGES, ALL_PAGES, ("resources.hugepage_limits.2MB",)),
-    "unified": (sets(unified={"a": "1"}), sets(unified={"b": "2"}), sets(unified={"a": "1", "b": "2"}), ()),
-    "parts": (TWO_PARTS, OTHER_PARTS, says("/x", labels={"a": "1"}, envs={"a": "1"}, annotations={"a": "2"}), ()),
-    "nothing": (TWO_PARTS, says(), TWO_PARTS, ()),
+    "unified": (sets(unified=A), sets(unified=B), sets(unified=BOTH), ()),
+    "parts": (TWO_PARTS, OTHER_PARTS, Adjustment(A, B, A, "/x"), ()),
+    "parts in the other order": (OTHER_PARTS, TWO_PARTS, Adjustment(A, B, A, "/x"), ()),
+    "nothing": (TWO_PARTS, Adjustment(), TWO_PARTS, ()),
 }
 """What two plugins change, both together where that is not the second, fields in conflict."""
 
@@ -349,7 +299,7 @@ SOME_ENTRIES = st.dictionaries(st.sampled_from(["", "a", "b", "A=B"]), TEXT, max
 NUMBER = st.sampled_from([0, 0, -1, -2, 1, 1000])
 ANY_RESOURCES = st.none() | st.builds(
     Resources,
-    **dict.fromkeys(NUMBER_FIELDS, NUMBER),
+    **dict.fromkeys(fields.NUMBER_FIELDS, NUMBER),
     cpuset_cpus=st.sampled_from(["", "0", "1-0"]),
     cpuset_mems=st.sampled_from(["", "0"]),
     hugepage_limits=st.dictionaries(st.sampled_from(["2MB", "1GB"]), st.integers(0, 2)),
@@ -359,7 +309,6 @@ FIELDS: dict[str, Any] = {"annotations": SOME_ENTRIES, "cgroup_parent": st.sampl
 FIELDS |= {"resources": ANY_RESOURCES}
 PODS = st.builds(PodInfo, labels=SOME_ENTRIES, **FIELDS)
 CONTAINERS = st.builds(ContainerInfo, envs=SOME_ENTRIES, **FIELDS)
-ANSWERS = st.builds(HookAnswer, labels=SOME_ENTRIES, envs=SOME_ENTRIES, **FIELDS)
 QUESTIONS = st.one_of(
     st.tuples(st.just(RUN_POD), st.builds(HookRequest, PODS)),
     st.tuples(st.sampled_from([CREATE, START, UPDATE]), st.builds(HookRequest, PODS, CONTAINERS)),
@@ -374,26 +323,3 @@ def test_echo_changes_nothing_and_is_never_bad(question: Question) -> None:
     assert judged(difference(request, answer), request)[1] == ()
     assert not changes(point, request, answer)
     assert applied(request, changes(point, request, answer)) == request
-
-
-@given(QUESTIONS, st.tuples(ANSWERS, ANSWERS, ANSWERS))
-def test_changes_of_three_plugins_add_up(question: Question, answers: tuple[HookAnswer, ...]) -> None:
-    point, request = question
-    seen, made = request, []
-    for answer in answers:
-        before, change = seen, changes(point, seen, answer)
-        made.append(change)
-        seen = applied(before, change)
-        assert bool(change) is (seen != before)
-    assert applied(request, added(*made)) == seen
-
-
-@given(QUESTIONS, ANSWERS)
-def test_good_part_of_any_answer_breaks_no_rule(question: Question, answer: HookAnswer) -> None:
-    _, request = question
-    change = difference(request, answer)
-    good, broken = judged(change, request)
-    assert judged(good, request) == (good, ())
-    assert by_field(good).items() <= by_field(change).items()
-    assert good.confirmed <= change.confirmed
-    assert (good == change) is (not broken)

@@ -34,15 +34,6 @@ HALVED = running(cpu_shares=512)
 """The container as it runs after a hook has halved its shares."""
 
 
-def test_hooked_fields_are_named_without_their_values() -> None:
-    resources = replace(REQUESTED, cpu_shares=5, unified={"a": "1"})
-    hooked = replace(CONTAINER, resources=resources, envs={"A": "2"}, annotations={"a": "1", "b": "2"})
-    known = Subject(subject().pod, ContainerRecord(CONTAINER, hooked, (("cpu_shares", "one"), ("unified.a", "two"))))
-    earlier = dict.fromkeys(["annotations.b", "envs.A"], "at an earlier call")
-    assert merge.hooked(known) == {**earlier, "resources.cpu_shares": "one", "resources.unified.a": "two"}
-    assert merge.hooked(subject()) == merge.hooked(Subject(subject().pod)) == {}
-
-
 def test_unused_resources_of_a_pod_are_known_as_reported() -> None:
     """As long as the pod is known, also by its containers: the runtime goes on reporting them."""
     pod = replace(POD, resources=Resources(cpu_quota=7))
@@ -108,22 +99,23 @@ def test_pod_of_an_earlier_create_is_as_it_is_found(parent: str | None) -> None:
     assert not made.pod.read
 
 
-@pytest.mark.parametrize(
-    ("parent", "missing"),
-    [("/a-b.slice", set()), ("/c.slice/a-b.slice", set()), ("/a.slice/a-c.slice", PARENT), ("/a-b", PARENT)],
-)
-def test_slice_may_be_found_under_another_path(parent: str, missing: set[str]) -> None:
-    made = Subject(PodRecord(POD, replace(POD, cgroup_parent="/a.slice/a-b.slice")))
-    assert merge.lacking(made, Subject(PodRecord(POD, replace(POD, cgroup_parent=parent)))) == missing
+SLICES = [
+    *[("/a.slice/a-b.slice", "/a-b.slice", set()), ("/a.slice/a-b.slice", "/c.slice/a-b.slice", set())],
+    *[("/a.slice/a-b.slice", "/a.slice/a-c.slice", PARENT), ("/a.slice/a-b.slice", "/a-b", PARENT)],
+]
+
+
+@pytest.mark.parametrize(("requested", "has", "missing"), SLICES)
+def test_slice_may_be_found_under_another_path(requested: str, has: str, missing: set[str]) -> None:
+    made, found = (Subject(PodRecord(POD, at(parent))) for parent in (requested, has))
+    assert merge.lacking(made, found) == missing
 
 
 @pytest.mark.parametrize(("has", "missing"), [("", PARENT), ("/hook.slice/hook-a.slice", set())])
 def test_container_may_have_a_slice_of_its_own(has: str, missing: set[str]) -> None:
-    pod = PodRecord(POD, replace(POD, cgroup_parent="/kube.slice/kube-a.slice"))
-    made, found = (
-        Subject(pod, ContainerRecord(CONTAINER, replace(CONTAINER, cgroup_parent=parent)))
-        for parent in ("/hook-a.slice", has)
-    )
+    pod = PodRecord(POD, at("/kube.slice/kube-a.slice"))
+    own = (replace(CONTAINER, cgroup_parent=parent) for parent in ("/hook-a.slice", has))
+    made, found = (Subject(pod, ContainerRecord(CONTAINER, one)) for one in own)
     assert merge.lacking(made, found) == missing
 
 
@@ -157,18 +149,16 @@ def test_unhooked_record_is_one_object(adjustment: Adjustment) -> None:
     assert container.original == replace(running(cpu_shares=2), annotations={"a": "1", "n": "2"})
 
 
-PARENTS: dict[str, tuple[str, str, str | None, str | None]] = {
-    "nobody changed it": ("/kube", "/kube", None, None),
-    "the pod's hooks did": ("/kube", "/hooked", None, "/hooked"),
-    "this call's hooks did": ("/kube", "/kube", "/own", "/own"),
-    "this call's hooks come last": ("/kube", "/hooked", "/own", "/own"),
-    "the kubelet named none": ("", "/hooked", None, "/hooked"),
-}
+PARENTS = [
+    *[("/kube", "/kube", None, None), ("/kube", "/hooked", None, "/hooked"), ("/kube", "/kube", "/own", "/own")],
+    *[("/kube", "/hooked", "/own", "/own"), ("", "/hooked", None, "/hooked")],
+]
+"""The kubelet's and the pod's cgroup parent, the one that this call's hooks set, the one to put in."""
 
 
-@pytest.mark.parametrize(("kubelets", "runs", "text", "put_in"), PARENTS.values(), ids=PARENTS)
+@pytest.mark.parametrize(("kubelets", "runs", "text", "put_in"), PARENTS)
 def test_parent_that_is_put_into_a_create(kubelets: str, runs: str, text: str | None, put_in: str | None) -> None:
-    pod = PodRecord(replace(POD, cgroup_parent=kubelets), replace(POD, cgroup_parent=runs))
+    pod = PodRecord(at(kubelets), at(runs))
     assert merge.parent_to_put_in(pod, Adjustment(cgroup_parent=text)) == put_in
 
 
@@ -190,6 +180,7 @@ NEWEST, MOVED = replace(POD, labels={}, annotations={"n": "2"}), at("/new", labe
 UNDER_HOOKS = replace(HOOKED_POD, annotations={"n": "2", "m": "2"})
 NOT_NAMED = replace(HOOKED_POD, labels={"qos": "BE", "h": "1"})
 SMALL, LARGE = Resources(cpu_shares=100, cpu_quota=1000), Resources(cpu_shares=200, cpu_quota=2000)
+FIVE = of(replace(SMALL, cpu_shares=5))
 RESIZED = replace(POD, overhead=SMALL, resources=LARGE)
 """The pod after a resize: the newest sum, and an overhead."""
 IN_POD: dict[str, tuple[PodRecord, PodInfo | None, PodInfo, PodInfo]] = {
@@ -205,12 +196,7 @@ IN_POD: dict[str, tuple[PodRecord, PodInfo | None, PodInfo, PodInfo]] = {
     "read, and the node's cgroup driver is another one now": (AS_READ, SLICE, SLICE, SLICE),
     "newest resources": (PodRecord(of(SMALL), of(SMALL)), RESIZED, RESIZED, RESIZED),
     "newest resources after a restart": (PodRecord(of(SMALL), of(SMALL), read=True), RESIZED, RESIZED, RESIZED),
-    "newest resources under a hook's": (
-        PodRecord(of(SMALL), of(Resources(cpu_shares=5, cpu_quota=1000))),
-        of(LARGE),
-        of(LARGE),
-        of(Resources(cpu_shares=5, cpu_quota=2000)),
-    ),
+    "newest under a hook's": (PodRecord(of(SMALL), FIVE), of(LARGE), of(LARGE), of(replace(LARGE, cpu_shares=5))),
     "no resources": (PodRecord(of(SMALL), of(SMALL)), POD, of(SMALL), of(SMALL)),
     "the id is another pod's now": (AS_HOOKED, at("", uid="u-2"), OTHER_POD, OTHER_POD),
 }
@@ -237,12 +223,12 @@ def test_pod_runs_where_its_container_does(pods: str | None, containers: str, kn
     assert (read.pod.read, read.renewed) == (True, pods != known)
 
 
-@pytest.mark.parametrize("read", [True, False])
-def test_container_that_was_read_stays_so(read: bool) -> None:
-    known = Subject(subject().pod, replace(merge.container_of(subject()), read=read))
-    started = merge.prepared(known, {"cpu_shares": 2}, fields.NO_ADJUSTMENT)
-    updated = merge.updated(started, EffectiveUpdate(NOTHING), fields.NO_ADJUSTMENT)
-    assert [merge.container_of(made).read for made in (started, updated)] == [read, read]
+def test_container_that_was_read_stays_so() -> None:
+    for read in (True, False):
+        known = Subject(subject().pod, replace(merge.container_of(subject()), read=read))
+        started = merge.prepared(known, {"cpu_shares": 2}, fields.NO_ADJUSTMENT)
+        updated = merge.updated(started, EffectiveUpdate(NOTHING), fields.NO_ADJUSTMENT)
+        assert [merge.container_of(made).read for made in (started, updated)] == [read, read]
 
 
 def test_update_without_resources_of_a_container_without_any() -> None:
@@ -325,6 +311,7 @@ def test_swap_limit_has_the_owner_of_the_memory_limit(swap: int, owned: bool) ->
     assert merge.owners_of(record) == owners
     known = Subject(subject().pod, record)
     assert merge.hooked(known) == {f"resources.{name}": owner for name, owner in owners.items()}
+    assert merge.hooked(Subject(known.pod)) == {}
     assert merge.differing(known, NOTHING, ECHO_BY_TWO) == {}
 
 

@@ -9,25 +9,18 @@ from runtimeproxy.model import no_effect
 from runtimeproxy.model.fields import Adjustment
 from runtimeproxy.model.hookpoints import Operation
 
-RUN, CREATE, UPDATE = (
-    Operation.RUN_POD_SANDBOX,
-    Operation.CREATE_CONTAINER,
-    Operation.UPDATE_CONTAINER_RESOURCES,
-)
+UPDATE = Operation.UPDATE_CONTAINER_RESOURCES
 UNIFIED = "resources.unified"
 
 
-@pytest.mark.parametrize(
-    ("version", "ignored"),
-    [("1.35.9", True), ("v1.9", True), ("1.36.0-dev", False), ("2.0", False), ("", False), ("main", False)],
-)
+VERSIONS = [("1.35.9", True), ("v1.9", True), ("1.36.0-dev", False), ("2.0", False), ("", False), ("main", False)]
+
+
+@pytest.mark.parametrize(("version", "ignored"), VERSIONS)
 def test_field_has_an_effect_from_a_version_on(version: str, ignored: bool) -> None:
-    """Also in a version that is unknown."""
+    """Also in a version or a runtime that is unknown."""
     assert (UNIFIED in no_effect.of_runtime("cri-o", version)[UPDATE]) is ignored
-
-
-def test_unknown_runtime_uses_all_fields() -> None:
-    assert no_effect.of_runtime("fake", "1.0.0") == {}
+    assert no_effect.of_runtime("fake", version) == {}
 
 
 MEMORY, SWAP = "memory_limit_in_bytes", "memory_swap_limit_in_bytes"

@@ -102,23 +102,16 @@ def test_value_that_somebody_else_changed_since_is_kept() -> None:
     record = restored_container(other, retained(ContainerRecord(CONTAINER, hooked, OWNERS)))
     queried = resources(cpu_quota=7, cpu_period=100_000, unified={"memory.high": "3"}, cpu_shares=5)
     assert (record, record.owners) == (ContainerRecord(queried, other), (("cpuset_cpus", "pinner"),))
-
-
-def test_reported_values_replace_kept_ones_that_changed() -> None:
-    notified = resources(cpu_quota=7)
-    record = restored_container(notified, OriginalValues(CONTAINER_NAME, {"resources.cpu_quota": (1, 9)}, OWNERS))
-    assert record.original is record.effective is notified
-    assert record.owners == ()
+    whole = restored_container(other, OriginalValues(CONTAINER_NAME, {"resources.cpu_quota": (1, 9)}, OWNERS))
+    assert whole.original is whole.effective is other
+    assert whole.owners == ()
 
 
 LIMITED, REPORTED = Resources(cpu_shares=5, cpu_quota=7), Resources(cpu_shares=2, cpu_quota=7, unified={"a": "1"})
 OTHERS = Resources(cpu_shares=9, unified={"a": "9"})
-UNUSED: list[tuple[Resources | None, Resources | None, Resources | None]] = [
-    (LIMITED, REPORTED, LIMITED),
-    (LIMITED, None, Resources(cpu_shares=5)),
-    (None, REPORTED, Resources(cpu_quota=7)),
-    (None, OTHERS, OTHERS),
-]
+UNUSED: list[tuple[Resources | None, Resources | None, Resources | None]]
+UNUSED = [(LIMITED, REPORTED, LIMITED), (LIMITED, None, Resources(cpu_shares=5))]
+UNUSED += [(None, REPORTED, Resources(cpu_quota=7)), (None, OTHERS, OTHERS)]
 """The kubelet's resources, those that the runtime reports later, those in force then."""
 
 
@@ -126,10 +119,8 @@ UNUSED: list[tuple[Resources | None, Resources | None, Resources | None]] = [
 def test_resources_a_runtime_does_not_use_stay_unused(
     kubelets: Resources | None, later: Resources | None, in_force: Resources | None
 ) -> None:
-    pod, reported = (
-        replace(POD, resources=kubelets),
-        REPORTED if kubelets else Resources(cpu_shares=2, unified={"a": "1"}),
-    )
+    reported = REPORTED if kubelets else Resources(cpu_shares=2, unified={"a": "1"})
+    pod = replace(POD, resources=kubelets)
     text = write(retained(PodRecord(pod, pod, reported=reported)))
     again = restored_pod(replace(POD, resources=later), read(text))
     assert again.original.resources == again.effective.resources == in_force
@@ -137,22 +128,21 @@ def test_resources_a_runtime_does_not_use_stay_unused(
     assert again.reported is None or write(retained(again)) == text
 
 
-def test_resources_set_only_by_hooks_are_not_original() -> None:
-    bare, hooked = replace(CONTAINER, resources=None), resources(cpu_quota=9, unified={"cpu.idle": "1"})
+def test_parts_set_only_by_hooks_are_not_original() -> None:
+    bare, hooked = replace(CONTAINER, resources=None, annotations={}), resources(cpu_quota=9, unified={"cpu.idle": "1"})
     assert restored_container(hooked, retained(ContainerRecord(bare, hooked))) == ContainerRecord(bare, hooked)
 
 
 @pytest.mark.parametrize("change", [{"namespace": "b"}, {"name": "b"}, {"uid": "b"}, {"attempt": 9}, {"pod_id": "b"}])
 def test_another_subject_with_the_id_gets_no_kept_value(change: Mapping[str, Any]) -> None:
-    record: PodRecord | ContainerRecord
-    for hooked in (HOOKED_POD, HOOKED_CONTAINER):
+    pods, containers = (HOOKED_POD, restored_pod, KEPT_POD), (HOOKED_CONTAINER, restored_container, KEPT_CONTAINER)
+    cases: list[Any] = [pods, containers]
+    for hooked, restored, kept in cases:
         if change.keys() <= type(hooked).__dataclass_fields__.keys():
             other: Any = replace(hooked, **change)
-            of_pod = hooked is HOOKED_POD
-            record = restored_pod(other, KEPT_POD) if of_pod else restored_container(other, KEPT_CONTAINER)
-            assert record == type(record)(other, other)
-            assert record.read
-            assert of_pod or record.owners == ()  # type: ignore[union-attr]
+            record: Any = restored(other, kept)
+            assert (record, record.read) == (type(record)(other, other), True)
+            assert not getattr(record, "owners", ())
     assert restored_pod(HOOKED_POD, KEPT_CONTAINER).read
 
 
@@ -168,10 +158,10 @@ VALUES = st.fixed_dictionaries({"annotations": MAPS, "cgroup_parent": TEXTS, "re
 def test_any_subject_is_restored_from_its_text(queried: Any, hooked: Any, labels: Any) -> None:
     pod = PodRecord(replace(POD, labels=labels[0], **queried), replace(POD, labels=labels[1], **hooked))
     container = ContainerRecord(replace(CONTAINER, **queried), replace(CONTAINER, **hooked))
-    again: PodRecord | ContainerRecord
-    for record, restored in ((pod, restored_pod), (container, restored_container)):
+    cases: list[Any] = [(pod, restored_pod), (container, restored_container)]
+    for record, restored in cases:
         retained = original_values_of(record)
-        again = record if retained is None else restored(record.effective, read(write(retained)))  # type: ignore[operator]
+        again = record if retained is None else restored(record.effective, read(write(retained)))
         assert again.effective == record.effective
         assert (again.original.resources or Resources()) == queried["resources"]
         assert replace(again.original, resources=None) == replace(record.original, resources=None)
