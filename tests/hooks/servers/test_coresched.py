@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class Kernel:
         self.refuses = 0  # the error number of every call, unless 0
         self.on_share: Callable[[int], None] = lambda pid: None
         self.calls = 0
-        self._created = 0
+        self._new = count(1001)
         self._thread = threading.local()
 
     def __call__(self, command: int, pid: int, scope: int) -> int:
@@ -45,21 +46,18 @@ class Kernel:
             raise OSError(self.refuses, os.strerror(self.refuses))
         if pid != ITSELF and pid not in self.cookies:
             raise ProcessLookupError(errno.ESRCH, "no such process")
-        if command in {GET, SHARE_FROM} and scope != THREAD:
-            raise OSError(errno.EINVAL, "the scope must be a thread")
-        assert command != SHARE_TO or scope == PROCESS, "not all threads of the process are included"
+        assert scope == (PROCESS if command == SHARE_TO else THREAD)
         own = getattr(self._thread, "cookie", 0)
         if command == GET:
             return self.cookies[pid] if pid else own
-        if command == CREATE:
-            assert pid == ITSELF
-            self._created += 1
-            self._thread.cookie = 1000 + self._created
-        elif command == SHARE_TO:
+        if command == SHARE_TO:
             self.cookies[pid] = own
             self.on_share(pid)
-        else:
+        elif command == SHARE_FROM:
             self._thread.cookie = self.cookies[pid]
+        else:
+            assert (command, pid) == (CREATE, ITSELF)
+            self._thread.cookie = next(self._new)
         return 0
 
 
@@ -111,14 +109,11 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-UNNAMED = {CORE_SCHED_GROUP: ""}
-DEFAULT, UNKNOWN = {CORE_SCHED_POLICY: ""}, {CORE_SCHED_POLICY: "unknown"}
+UNNAMED, DEFAULT, NONE = {CORE_SCHED_GROUP: ""}, {CORE_SCHED_POLICY: ""}, {CORE_SCHED_POLICY: "none"}
 PAIRS = (
-    *((BLUE, BLUE, "pq", True), (BLUE, RED, "pp", False)),
-    *((EXCLUSIVE, EXCLUSIVE, "pp", True), (EXCLUSIVE, EXCLUSIVE, "pq", False)),
-    *((EXCLUSIVE | BLUE, EXCLUSIVE | RED, "pp", True), (EXCLUSIVE | BLUE, BLUE, "pp", False)),
-    (EXCLUSIVE, {CORE_SCHED_GROUP: "p"}, "pq", False),  # another pod's uid as a group name does not match
-    *((UNNAMED, UNNAMED, "pq", True), (UNNAMED, BLUE, "pq", False), (BLUE | DEFAULT, BLUE | UNKNOWN, "pq", True)),
+    *((BLUE, BLUE | DEFAULT, "pq", True), (BLUE, RED, "pp", False), (UNNAMED, BLUE, "pq", False)),
+    *((EXCLUSIVE | BLUE, EXCLUSIVE | RED, "pp", True), (EXCLUSIVE, EXCLUSIVE, "pq", False)),
+    *((EXCLUSIVE | BLUE, BLUE, "pp", False), (EXCLUSIVE, {CORE_SCHED_GROUP: "p"}, "pq", False)),
 )
 
 
@@ -129,10 +124,7 @@ def test_group_shares_a_cookie(machine: Machine, one: Labels, two: Labels, uids:
     assert (cookies[0] == cookies[1]) == together
 
 
-NONE, SYSTEM = {CORE_SCHED_POLICY: "none"}, qos("SYSTEM")
-
-
-@pytest.mark.parametrize("labels", [{}, DEFAULT, NONE, BLUE | NONE, BLUE | SYSTEM, EXCLUSIVE | SYSTEM])
+@pytest.mark.parametrize("labels", [{}, DEFAULT, BLUE | NONE, EXCLUSIVE | qos("SYSTEM")])
 def test_pod_without_group_has_no_cookie(machine: Machine, labels: Labels) -> None:
     machine.processes("podp/c11", 11)
     machine.tester.post_start_container(labels=labels, uid="p", cgroup_parent="/podp", container_id="c11")
@@ -161,13 +153,6 @@ def test_every_process_of_a_container_has_the_cookie(machine: Machine) -> None:
 
 
 def test_process_that_is_forked_meanwhile_has_the_cookie(machine: Machine) -> None:
-    machine.processes("podp/c11", 11, 12)
-    machine.kernel.on_share = lambda pid: machine.processes("podp/c11", 11, 12, 13, 14) if pid == 12 else None
-    machine.call_hook(11, BLUE)
-    assert machine.kernel.cookies == dict.fromkeys((11, 12, 13, 14), machine.kernel.cookies[11])
-
-
-def test_container_that_always_forks_is_abandoned(machine: Machine) -> None:
     machine.processes("podp/c11", 11)
     machine.kernel.on_share = lambda pid: machine.processes("podp/c11", pid, pid + 1)
     machine.call_hook(11, BLUE)
@@ -182,16 +167,16 @@ def test_group_exists_as_long_as_one_of_its_containers(machine: Machine) -> None
     assert machine.start(13, BLUE) == first
     machine.end("podp/c12")
     machine.end("podp/c13")
-    assert machine.start(14, BLUE) not in {0, first}
+    machine.tester = HookTester(CoreSched(Cgroups(machine.root), None, machine.kernel))  # in memory only
+    assert machine.start(14, BLUE) == machine.start(15, BLUE) not in {0, first}
 
 
-@pytest.mark.parametrize("foreign", [0, 77])
-def test_foreign_cookie_is_not_copied_but_replaced(machine: Machine, foreign: int) -> None:
+def test_foreign_cookie_is_not_copied_but_replaced(machine: Machine) -> None:
     cookie = machine.start(11, BLUE)
-    machine.kernel.cookies |= {5: foreign, 12: 77}
+    machine.kernel.cookies |= {5: 77, 12: 77}
     machine.processes("podp/c11", 5, 11)
     assert machine.start(12, BLUE) == cookie
-    assert machine.kernel.cookies[5] == foreign
+    assert machine.kernel.cookies[5] == 77
 
 
 def test_concurrent_calls_create_one_group(machine: Machine) -> None:
@@ -212,8 +197,7 @@ def test_restart_splits_no_group_and_forgets_ended_containers(machine: Machine) 
 
 
 INVALID_STATES = (
-    *(b"", b"[]", b"\xff", b"[" * 100_000, b'{"a": 1}', b'{"a": {"cookie": 1}}', b'{"a": {"cookie": 1, "members": 1}}'),
-    *(b'{"a": {"cookie": "x", "members": []}}', b'{"a": {"cookie": 1e999, "members": []}}'),
+    *(b"", b"[]", b"\xff", b"[" * 100_000, b'{"a": {"cookie": 1}}', b'{"a": {"cookie": 1e999, "members": []}}'),
     b'{"a": {"cookie": 1, "members": ["../x"]}}',
 )
 
@@ -239,27 +223,18 @@ def test_state_that_cannot_be_written_is_logged_once(machine: Machine, caplog: L
     ]
 
 
-def test_groups_are_only_in_memory_without_a_file(machine: Machine) -> None:
-    machine.tester = HookTester(CoreSched(Cgroups(machine.root), None, machine.kernel))
-    assert machine.start(11, BLUE) == machine.start(12, BLUE) != 0
-    assert not machine.state.exists()
-
-
 def test_stopped_pod_is_forgotten(machine: Machine) -> None:
     machine.stop_pod("unknown")
     assert not machine.state.exists()
     machine.start(11, EXCLUSIVE)
-    cookie = machine.start(12, BLUE, uid="q")
+    machine.start(12, BLUE, uid="q")
     machine.end("podp/c11")
     machine.stop_pod("q")  # an old sandbox of the pod: its container runs, and only this pod is checked
     assert "podp" in machine.state.read_text()
     machine.stop_pod("p")
     assert "podp" not in machine.state.read_text()
-    assert machine.start(13, BLUE, uid="p") == cookie
-    machine.end("podp/c13")
     machine.end("podq/c12")
-    for uid in "pq":
-        machine.stop_pod(uid)
+    machine.stop_pod("q")
     assert machine.state.read_text() == "{}"
 
 
@@ -289,7 +264,6 @@ def test_container_without_processes_is_logged(machine: Machine, caplog: Log) ->
     for pid in (11, 12):
         machine.call_hook(pid, BLUE)
     assert caplog.messages == [f"default/web main gets no cookie: {coresched.UNSEEN}"] * 2
-    assert not machine.state.exists()
 
 
 def test_absent_cgroups_are_logged_once_and_found_later(machine: Machine, caplog: Log) -> None:
@@ -299,9 +273,8 @@ def test_absent_cgroups_are_logged_once_and_found_later(machine: Machine, caplog
     for _ in range(2):
         machine.call_hook(12, BLUE)
         machine.stop_pod()
-    absent = f"{machine.root} holds no cgroups: mount the node's there, or set --cgroup-root"
-    assert caplog.messages == [f"containers get no cookie: {absent}; said once only"]
-    assert "/podp/c11" in machine.state.read_text()
+    [message] = caplog.messages
+    assert message.startswith(f"containers get no cookie: {machine.root} holds no cgroups")
     hidden.rename(machine.root)
     assert machine.start(12, BLUE) == cookie
 
@@ -327,14 +300,12 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("call", "raw", "cookie"), CALLS)
-def test_prctl_has_the_kernels_arguments(
-    monkeypatch: pytest.MonkeyPatch, call: Any, raw: tuple[int, ...], cookie: int
-) -> None:
+def test_prctl_has_the_kernels_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coresched, "LIBC", libc := Libc())
-    assert coresched.sched_core(*call) == cookie
-    assert libc.call[: len(raw)] == raw
-    assert len(libc.call) == 5
+    for call, raw, cookie in CALLS:
+        assert coresched.sched_core(*call) == cookie
+        assert libc.call[: len(raw)] == raw
+        assert len(libc.call) == 5
     libc.answer = -1
     with pytest.raises(PermissionError, match=r"PR_SCHED_CORE: Operation not permitted; .* CAP_SYS_PTRACE"):
-        coresched.sched_core(*call)
+        coresched.sched_core(GET, 17, THREAD)
