@@ -37,7 +37,7 @@ def configured(hook: Any, *flags: str) -> Any:
     """Return the hook, configured with the flags as by ``main``."""
     parser = argparse.ArgumentParser()
     hook.add_arguments(parser)
-    hook.configure(parser.parse_args(flags))
+    hook.configure(parser.parse_known_args(flags)[0])
     return hook
 
 

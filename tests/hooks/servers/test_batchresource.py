@@ -35,12 +35,10 @@ def tester(tmp_path: Path) -> HookTester:
 
 
 AMOUNTS = [
-    *((amounts(cpu, cpu, memory), fields(512, 50_000, 2 * GIB)) for cpu, memory in (("500", "2Gi"), (500, 2 * GIB))),
+    (amounts("500", "500", "2Gi"), fields(512, 50_000, 2 * GIB)),
     (amounts("500m", "500m", "500m"), fields(2, 1000, 1)),  # rounded up
     (amounts(1.5, "2000.5", "1.5Gi"), fields(2, 200_100, 3 * GIB // 2)),
-    *((amounts(*none), fields(2, -1, -1)) for none in ((), (0, 0, 0), ("-1", "-1", "-1"))),
-    *((amounts("500"), fields(512, -1, -1)), (amounts(None, "500"), fields(2, 50_000, -1))),
-    (amounts(None, None, "16Gi"), fields(2, -1, 16 * GIB)),
+    *((amounts(*none), fields(2, -1, -1)) for none in ((0, 0, 0), ("-1", "-1", "-1"))),
     (amounts("1M", MAX_INT64, MAX_INT64), fields(262144, MAX_INT64, MAX_INT64)),
     *((empty, fields(2, -1, -1)) for empty in (None, {"requests": None, "limits": {}})),
     ({"requests": {BATCH_CPU.upper(): "500", "cpu": "1"}}, fields(2, -1, -1)),
@@ -56,13 +54,9 @@ def test_container_gets_the_annotations_amounts(tester: HookTester, main: Any, e
 
 HALF = amounts(500, 500, 100)
 SUMS = [
-    ([HALF], fields(512, 50_000, 100)),
     ([HALF, amounts("1k", "1k", "1Ki")], fields(1536, 150_000, 1124)),
-    ([amounts(1, 1, 1), amounts(1, 1, 1)], fields(2, 1000, 2)),
     ([amounts(1, 5, 1), amounts(2, 6, 1)], fields(3, 1100, 2)),
-    ([HALF, amounts(500, None, 100)], fields(1024, -1, 200)),
-    ([HALF, amounts(500, 500, "0")], fields(1024, 100_000, -1)),
-    *(([HALF, none], fields(512, -1, -1)) for none in (amounts(-200, -500, -100), {}, None)),
+    *(([HALF, none], fields(512, -1, -1)) for none in (amounts(-200, -500, -100), None)),
     ([amounts("1M", MAX_INT64, MAX_INT64), amounts("1M", 1, 1)], fields(262144, MAX_INT64, MAX_INT64)),
 ]
 
@@ -74,11 +68,9 @@ def test_pod_gets_the_sums(tester: HookTester, containers: list[Any], expected: 
 
 
 LISTED = spec(main=amounts(500, 500, 500))
-EMPTY = [annotation(EXTENDED_RESOURCE_SPEC, text) for text in ("", "null", "{}", '{"containers": null}')]
 UNCHANGED = [
-    *((qos(name), LISTED, "main") for name in ("LSE", "LSR", "LS", "SYSTEM", "", "be", "unknown")),
-    ({}, annotation(EXTENDED_RESOURCE_SPEC, "{"), "main"),
-    *((BE, annotations, "main") for annotations in ({}, spec(), *EMPTY)),
+    *((qos(name), LISTED, "main") for name in ("LSE", "LSR", "LS", "SYSTEM", "", "be")),
+    *((BE, annotations, "main") for annotations in ({}, spec(), annotation(EXTENDED_RESOURCE_SPEC, "null"))),
     *((BE, LISTED, container) for container in ("sidecar", "MAIN", "")),
 ]
 
@@ -125,6 +117,8 @@ def test_pods_cgroup_is_written_by_the_pods_hook_only(tester: HookTester, files:
     assert tester.pre_run_pod_sandbox(**CALL)
     assert [file.read_text() for file in files] == ["512\n", "50000\n", "500\n"]
     assert not caplog.records
+    assert tester.pre_run_pod_sandbox(labels=BE, annotations=LISTED, cgroup_parent="/kubepods/../..").resources
+    assert len(caplog.records) == 3
 
 
 def test_unnamed_container_lifts_its_pods_limits(tester: HookTester, files: list[Path], caplog: Log) -> None:
@@ -140,21 +134,13 @@ def test_unnamed_container_lifts_its_pods_limits(tester: HookTester, files: list
 
 def test_each_kind_of_failed_write_is_logged_once(tester: HookTester, files: list[Path], caplog: Log) -> None:
     shares, quota, memory = files
-    quota.unlink()
-    memory.unlink()
+    for file in (quota, memory):
+        file.unlink()
     memory.mkdir()
     for _ in range(2):
         assert tester.pre_run_pod_sandbox(**CALL).resources == fields(512, 50_000, 500)
-    assert shares.read_text() == "512\n"
-    assert not quota.exists()
+    assert (shares.read_text(), quota.exists()) == ("512\n", False)
     assert [message.split()[0] for message in caplog.messages] == ["cpu_quota", "memory_limit_in_bytes"]
     quota.mkdir()
     assert tester.pre_run_pod_sandbox(**CALL)
     assert len(caplog.records) == 3, "another kind of error is another line"
-
-
-def test_path_outside_the_pods_is_not_written(tester: HookTester, tmp_path: Path, caplog: Log) -> None:
-    [shares] = tree(tmp_path, {"cpu/cpu.shares": "old"})
-    assert tester.pre_run_pod_sandbox(labels=BE, annotations=LISTED, cgroup_parent="/kubepods/../..").resources
-    assert shares.read_text() == "old"
-    assert len(caplog.records) == 3

@@ -27,14 +27,13 @@ def at_both(tester: HookTester, **call: Any) -> Difference:
 
 
 NUMA = {"numaNodeResources": [{"node": 0, "resources": {"cpu": "4"}}]}
-SHARED = ("", "null", "{}", '{"cpuset": null}', '{"cpuset": ""}', NUMA)
 SCALED = [
-    *(("2", name, {}, 100_000, 50_000) for name in ("", "unknown", "LS")),
+    *(("2", name, {}, 100_000, 50_000) for name in ("unknown", "LS")),
     *(("2", name, {}, 100_000, None) for name in ("LSR", "LSE", "BE", "SYSTEM")),
-    *(("2", "LS", annotation(RESOURCE_STATUS, status), 100_000, 50_000) for status in SHARED),
-    *(("2", "", annotation(RESOURCE_STATUS, {key: "0-3"}), 100_000, None) for key in ("cpuset", "CPUSet")),
+    *(("2", "LS", annotation(RESOURCE_STATUS, status), 100_000, 50_000) for status in ("null", '{"cpuset": ""}', NUMA)),
+    ("2", "", annotation(RESOURCE_STATUS, {"CPUSet": "0-3"}), 100_000, None),
     *(("2", "", {}, quota, scaled) for quota, scaled in ((1999, 1000), (1000, None), (-1, None), (0, None))),
-    *((ratio, "", {}, 100_000, scaled) for ratio, scaled in (("3", 33_334), ("1", None), ("0.5", None))),
+    *((ratio, "", {}, 100_000, scaled) for ratio, scaled in (("3", 33_334), ("0.5", None))),
 ]
 
 

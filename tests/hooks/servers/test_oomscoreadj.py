@@ -1,29 +1,25 @@
 """oomscoreadj: which annotation applies, which values are accepted, and what is logged of invalid ones."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from runtimeproxy_hooks.lib.koordinator import OOM_SCORE_ADJ as POD
 from runtimeproxy_hooks.lib.koordinator import OOM_SCORE_ADJ_SPEC as SPEC
-from runtimeproxy_hooks.sdk import Malformed
 from runtimeproxy_hooks.sdk.testing import HookTester
-from runtimeproxy_hooks.servers.oomscoreadj import LEAST, MOST, OomScoreAdj, requested_score
-from tests.amounts import examples
+from runtimeproxy_hooks.servers.oomscoreadj import LEAST, MOST, OomScoreAdj
 
 Log = pytest.LogCaptureFixture
 
 REQUESTED = [
     *(({SPEC: '{"main": -500, "b": 200}'}, -500), ({SPEC: '{"main": 200}', POD: "100"}, 200)),
-    *(({SPEC: spec, POD: "100"}, 100) for spec in ('{"b": 200}', '{"MAIN": 200}', '{"b": null}', "{}", "null", "")),
-    *((none, None) for none in ({}, {POD: ""}, {SPEC: ""}, {SPEC: '{"b": 5}'})),
-    *(({POD: "+7"}, 7), ({POD: "00000007"}, 7), ({POD: "-" + "0" * 5000 + "5"}, -5)),
+    *(({SPEC: spec, POD: "100"}, 100) for spec in ('{"b": 200}', '{"MAIN": 200}', '{"b": null}', "null", "")),
+    *((none, None) for none in ({}, {POD: ""}, {SPEC: '{"b": 5}'})),
+    *(({POD: "+7"}, 7), ({POD: "-" + "0" * 5000 + "5"}, -5), ({POD: f"{LEAST}"}, LEAST), ({POD: f"{MOST}"}, MOST)),
 ]
 
 
 @pytest.mark.parametrize(("annotations", "value"), REQUESTED)
 def test_requested_score_is_set(annotations: dict[str, str], value: int | None, caplog: Log) -> None:
-    for before in (None, {}, {"oom_score_adj": 968, "cpu_shares": 2}):
+    for before in (None, {"oom_score_adj": 968, "cpu_shares": 2}):
         changed = HookTester(OomScoreAdj()).pre_create_container(annotations=annotations, resources=before)
         assert changed.resources == ({} if value is None else {"oom_score_adj": value})
     assert not caplog.records
@@ -31,9 +27,8 @@ def test_requested_score_is_set(annotations: dict[str, str], value: int | None, 
 
 MALFORMED = [
     *(({SPEC: text}, SPEC) for text in ("{", "[77123]", '{"main": 77123}', '{"main": 5, "b": "77123"}')),
-    *(({SPEC: text, POD: "100"}, SPEC) for text in ('{"main": 1001}', '{"main": "77123"}')),
-    *(({POD: text}, POD) for text in ("77123", "77123" * 2000, "100.0", "1e2", " 100", "1_0", "٣", "-")),
-    ({SPEC: '{"b": 5}', POD: "x77123"}, POD),
+    *(({POD: text}, POD) for text in (f"{LEAST - 1}", f"{MOST + 1}", "77123" * 2000, "1e2", " 100", "1_0", "٣", "-")),
+    *(({SPEC: '{"main": 1001}', POD: "100"}, SPEC), ({SPEC: '{"b": 5}', POD: "x77123"}, POD)),
 ]
 
 
@@ -51,23 +46,7 @@ def test_malformed_score_is_logged_without_the_value(annotations: dict[str, str]
 def test_score_of_zero_cannot_be_requested(annotations: dict[str, str], caplog: Log) -> None:
     tester = HookTester(OomScoreAdj())
     assert not tester.pre_create_container(annotations=annotations)  # it is 0, or the runtime's default, already
-    assert not caplog.records
     for _ in range(2):
         assert not tester.pre_create_container(annotations=annotations, resources={"oom_score_adj": 968})
     words = "an oom_score_adj of 0 cannot be requested on the wire, the kubelet's holds; said once only"
     assert caplog.messages == [words]
-
-
-NUMBERS = st.integers() | st.sampled_from([LEAST - 1, LEAST, MOST, MOST + 1])
-
-
-@given(NUMBERS, NUMBERS)
-@settings(max_examples=examples())
-def test_score_is_accepted_in_range_only(of_container: int, of_pod: int) -> None:
-    both = {SPEC: f'{{"main": {of_container}}}', POD: f"{of_pod}"}
-    for annotations, value in (({POD: f"{of_pod}"}, of_pod), (both, of_container)):
-        if LEAST <= value <= MOST:
-            assert requested_score(annotations, "main") == value
-        else:
-            with pytest.raises(Malformed):
-                requested_score(annotations, "main")
