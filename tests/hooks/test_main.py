@@ -23,7 +23,7 @@ from runtimeproxy_hooks.sdk.flags import parser, server_name
 from runtimeproxy_hooks.sdk.hook import hook_name
 from runtimeproxy_hooks.servers.cpuset import Cpuset
 from runtimeproxy_hooks.servers.groupidentity import GroupIdentity
-from tests.hooks.nodes import configured, node
+from tests.hooks.nodes import configured, tree
 from tests.hooks.sdk.processes import running
 
 Patch, Out = pytest.MonkeyPatch, pytest.CaptureFixture[str]
@@ -120,7 +120,7 @@ def test_hook_has_flags_for_what_it_looks_at(tmp_path: Path, name: str) -> None:
 
 def test_hooks_of_a_server_share_the_settings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    node(tmp_path, "system-cpuset: 0-1")
+    tree(tmp_path, {"node.yaml": "system-cpuset: 0-1"})
     hooks, parser = [Cpuset(), GroupIdentity()], argparse.ArgumentParser()
     for hook in hooks:
         hook.add_arguments(parser)

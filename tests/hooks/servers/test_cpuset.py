@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy_hooks.lib.cgroups import Cgroups
 from runtimeproxy_hooks.lib.koordinator import RESOURCE_STATUS
 from runtimeproxy_hooks.sdk import Malformed
 from runtimeproxy_hooks.sdk.testing import Difference, HookTester
-from runtimeproxy_hooks.servers.cpuset import Cpuset
-from tests.hooks.nodes import annotation, node, qos, rows, tree
+from tests.hooks.nodes import annotation, on_node, qos, rows, tree
 
 POOLS = """
 shared-pools: [{socket: 0, node: 0, cpuset: 0-3}, {socket: 0, node: 1, cpuset: "8-11,15"}]
@@ -20,14 +18,13 @@ be-shared-pools: [{socket: 0, node: 0, cpuset: 4-5}, {socket: 0, node: 1, cpuset
 """
 STATIC, GATE, SYSTEM = "kubelet-cpu-manager-policy: static\n", "be-cpu-manager: true\n", "system-cpuset: 0-1\n"
 KEEP_QUOTA = "unset-cpu-quota: false\n"
-EMPTY_POOL = 'shared-pools: [{node: 0, cpuset: ""}]'
 ONE_EMPTY_POOL = 'shared-pools: [{node: 0, cpuset: ""}, {node: 1, cpuset: 8-11}]'
 GUARANTEED, BURSTABLE, BEST_EFFORT = "/kubepods/podu", "/kubepods/burstable/podu", "/kubepods/besteffort/podu"
 SYSTEMD_BEST_EFFORT = "/kubepods.slice/kubepods-besteffort.slice/x.slice"
 SENT = {"cpu_shares": 1024, "cpu_quota": 200000, "cpuset_cpus": "0-15"}
 """A container as the kubelet's static policy requests it."""
 
-Make = Callable[[str], Cpuset]
+Make = Callable[[str], HookTester]
 
 
 def cpus(text: str) -> dict[str, Any]:
@@ -52,12 +49,11 @@ def batch_cpu(node: int, amount: Any) -> dict[str, str]:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    return lambda text: Cpuset(node(tmp_path, text), Cgroups(tmp_path))
+    return lambda text: on_node(tmp_path, "cpuset", text)
 
 
-def changed(hook: Cpuset, **call: Any) -> dict[str, Any]:
+def changed(tester: HookTester, **call: Any) -> dict[str, Any]:
     """Return the changed resources, the same at both hook points of containers; only they change."""
-    tester = HookTester(hook)
     created, updated = tester.pre_create_container(**call), tester.pre_update_container_resources(**call)
     assert created == updated == Difference(resources=created.resources)
     return created.resources
@@ -160,14 +156,14 @@ def test_pod_with_exclusive_cpus_has_no_quota(
     make: Make, tmp_path: Path, settings: str, annotations: Any, quota: str
 ) -> None:
     [file] = tree(tmp_path, {f"cpu{GUARANTEED}/cpu.cfs_quota_us": "200000\n"})
-    changed = HookTester(make(settings)).pre_run_pod_sandbox(annotations=annotations, cgroup_parent=GUARANTEED)
+    changed = make(settings).pre_run_pod_sandbox(annotations=annotations, cgroup_parent=GUARANTEED)
     assert changed.resources == ({"cpu_quota": -1} if quota == "-1" else NOTHING)
     assert file.read_text() == f"{quota}\n"
 
 
 @pytest.mark.parametrize("parent", [GUARANTEED, "/kubepods/../x"])
 def test_failed_write_of_the_quota_is_logged_only(make: Make, parent: str, caplog: pytest.LogCaptureFixture) -> None:
-    changed = HookTester(make("")).pre_run_pod_sandbox(annotations=EXCLUSIVE_STATUS, cgroup_parent=parent, pod="p")
+    changed = make("").pre_run_pod_sandbox(annotations=EXCLUSIVE_STATUS, cgroup_parent=parent, pod="p")
     assert changed == Difference(resources={"cpu_quota": -1})
     [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert line.startswith("default/p: the quota of the pod's cgroup stays as it is: ")
@@ -176,5 +172,5 @@ def test_failed_write_of_the_quota_is_logged_only(make: Make, parent: str, caplo
 @pytest.mark.parametrize("text", ["canary", "3-0", " "])
 def test_invalid_cpuset_is_malformed(make: Make, text: str) -> None:
     with pytest.raises(Malformed, match=f"annotation {RESOURCE_STATUS}: its cpuset cannot be used") as raised:
-        HookTester(make("")).pre_create_container(annotations=status({"cpuset": text}), resources=SENT)
+        make("").pre_create_container(annotations=status({"cpuset": text}), resources=SENT)
     assert "canary" not in str(raised.value)

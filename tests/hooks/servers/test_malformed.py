@@ -5,15 +5,13 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy_hooks.__main__ import load
 from runtimeproxy_hooks.lib import koordinator as keys
 from runtimeproxy_hooks.lib.koordinator import BATCH_CPU, BATCH_MEMORY, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
 from runtimeproxy_hooks.sdk import Malformed
-from runtimeproxy_hooks.sdk.testing import HookTester
 from runtimeproxy_hooks.servers.groupidentity import FILE
 from runtimeproxy_hooks.servers.rdt import Rdt
 from tests.fakes.resctrl import StandIn
-from tests.hooks.nodes import annotation, configured, node, qos, tree
+from tests.hooks.nodes import annotation, on_node, qos, tree
 
 RUN_POD, CREATE, UPDATE = "pre_run_pod_sandbox", "pre_create_container", "pre_update_container_resources"
 POD = "/kubepods/podx"
@@ -91,15 +89,13 @@ def test_malformed_annotation_is_an_error_without_its_value(
     tmp_path: Path, name: str, method: str, value: Any, why: str
 ) -> None:
     tree(tmp_path, dict.fromkeys(CGROUP, "old\n"))
-    node(tmp_path, SETTINGS)
-    hook: Any = Rdt(StandIn(tmp_path / "resctrl")) if name == "rdt" else load(name)
-    configured(hook, f"--node-config={tmp_path}/node.yaml", f"--cgroup-root={tmp_path}")
+    made = on_node(tmp_path, Rdt(StandIn(tmp_path / "resctrl")) if name == "rdt" else name, SETTINGS)
     before = {path: path.is_file() and path.read_text() for path in tmp_path.rglob("*")}
     labels = qos("BE" if name == "batchresource" else "LS") | {keys.GPU_ISOLATION_PROVIDER: "HAMi-core"}
     call = {"labels": labels, "cgroup_parent": POD, "resources": {"cpu_quota": 100_000}}
     key = METHODS[name][0]
     with pytest.raises(Malformed) as caught:
-        getattr(HookTester(hook), method)(**call, annotations=annotation(key, value))
+        getattr(made, method)(**call, annotations=annotation(key, value))
     text = str(caught.value)
     assert why in text
     assert not [secret for secret in ("canary", "61") if secret in text]
