@@ -1,17 +1,13 @@
 """resctrl: masks, bandwidth numbers and schemata lines, then groups and tasks on disk."""
 
 import os
-from math import ceil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from runtimeproxy_hooks.lib import resctrl as pure
 from runtimeproxy_hooks.lib.resctrl import Bandwidth, Cache, Machine, Range, Resctrl, Wish
-from tests.amounts import examples
 from tests.fakes.resctrl import Hardware, StandIn
 
 INTEL, AMD, ME = "GenuineIntel", "AuthenticAMD", os.getpid()
@@ -23,9 +19,8 @@ MB_INFO = {"min_bandwidth": "10", "bandwidth_gran": "10"}
 
 
 MASKS = [
-    (20, 1, (20, 50), "3f0"),
     # koordlet drops such a line, because both ends round up to the same way
-    *((11, 1, (95, 100), "400"), (11, 1, (50, 51), "20")),
+    *((20, 1, (20, 50), "3f0"), (11, 1, (95, 100), "400"), (11, 1, (50, 51), "20")),
     # the kernel refuses a mask narrower than min_cbm_bits
     *((20, 2, (0, 1), "3"), (20, 2, (99, 100), "c0000"), (20, 3, (50, 52), "700"), (20, 20, (40, 45), "fffff")),
 ]
@@ -36,27 +31,10 @@ def test_range_is_converted_to_a_mask(ways: int, min_bits: int, percent: Range, 
     assert f"{pure.cache_mask(percent, Cache((0,), ways, min_bits)):x}" == mask
 
 
-RANGES = st.tuples(st.integers(0, 99), st.integers(1, 100)).filter(lambda ends: ends[0] < ends[1])
-
-
-@given(ways=st.integers(1, 32), bits=st.integers(0, 32), percent=RANGES)
-@settings(max_examples=examples(200))
-def test_mask_is_valid_and_koordlets_if_possible(ways: int, bits: int, percent: Range) -> None:
-    bits = min(bits, ways)
-    mask = pure.cache_mask(percent, Cache((0,), ways, bits))
-    ones = f"{mask:b}".strip("0")
-    assert set(ones) == {"1"}, "no holes, and never empty"
-    assert mask < 1 << ways
-    assert len(ones) >= bits
-    koordlets = (1 << ceil(ways * percent[1] / 100)) - (1 << ceil(ways * percent[0] / 100))
-    if koordlets.bit_count() >= max(bits, 1):
-        assert mask == koordlets
-
-
 NUMBERS = [
-    *((INTEL, 10, 10, *row) for row in ((1, 10), (10, 10), (11, 20), (90, 90), (91, 100), (100, 100))),
-    *((INTEL, 20, 10, 5, 20), (INTEL, 5, 5, 12, 15), (INTEL, 1, 1, 37, 37), (INTEL, 10, 30, 95, 100)),
-    *((AMD, 0, 1, *row) for row in ((1, 1), (50, 80), (33, 52), (99, 158), (100, 2048))),
+    *((INTEL, 10, 10, *row) for row in ((1, 10), (11, 20), (90, 90), (91, 100))),
+    *((INTEL, 5, 5, 12, 15), (INTEL, 10, 30, 95, 100)),
+    *((AMD, 0, 1, *row) for row in ((1, 1), (33, 52), (99, 158), (100, 2048))),
     (AMD, 8, 1, 1, 8),
 ]
 
@@ -79,9 +57,7 @@ SCHEMATA = [
     # missing resources are omitted; an id that a resource does not have is reported
     (L3_ONLY, Wish(l3=(0, 100), mb=50), "L3:0=7ff;1=7ff\n", False),
     (MB_ONLY, Wish(l3=(0, 100), mb=50), "MB:0=50;1=50\n", False),
-    (Machine(), Wish(l3=(0, 100), mb=50), "", False),
-    *((machine, Wish(l3_of={7: (0, 50)}), "", machine is FULL) for machine in (FULL, MB_ONLY)),
-    *((machine, Wish(mb_of={2: 10}), "", machine is FULL) for machine in (FULL, L3_ONLY)),
+    *((MB_ONLY, Wish(l3_of={7: (0, 50)}), "", False), (L3_ONLY, Wish(mb_of={2: 10}), "", False)),
     (FULL, Wish(l3_of={0: (0, 50), -1: (0, 50)}, mb_of={7: 50}), "L3:0=3f\n", True),
     # code and data have a line each; ids need not be 0 and 1, nor the same
     (CODE_AND_DATA, Wish(l3=(0, 30)), "L3CODE:0=f;1=f\nL3DATA:0=f;1=f\n", False),
@@ -102,12 +78,10 @@ AMD_MACHINE = Machine({"L3": Cache((0,), 16, 0)}, Bandwidth((0,), AMD, 0, 1))
 MACHINES: list[tuple[str, dict[str, dict[str, str]], str, Machine]] = [
     (BOTH_LINES, BOTH_INFO, INTEL, FULL),
     ("L3:1=3;0=7ff\n", {"L3": L3_INFO}, INTEL, L3_ONLY),
-    ("MB:0=  50;1= 100\n", {"MB": MB_INFO}, INTEL, MB_ONLY),
     ("L3DATA:0=7ff;1=7ff\nL3CODE:0=7ff;1=7ff\n", {"L3CODE": L3_INFO, "L3DATA": L3_INFO}, INTEL, CODE_AND_DATA),
     (AMD_ROOT, AMD_INFO, AMD, AMD_MACHINE),
     # a line without its info, and an info without its line
     *(("L3:0=7ff\n", {}, INTEL, Machine()), ("L2:0=ff\n", {"L3": L3_INFO}, INTEL, Machine())),
-    ("", BOTH_INFO, INTEL, Machine()),
 ]
 
 
@@ -120,7 +94,7 @@ NO_ROW, WIDER = "L3 is not used: its cbm_mask is not an unbroken row", "L3 is no
 FOREIGN = "MB is not used: how its numbers count is known for GenuineIntel"
 MEGABYTES = "MB is not used: its numbers are no percentages; mount resctrl"
 UNUSABLE: list[tuple[str, dict[str, dict[str, str]], str, Machine, str]] = [
-    *(("L3:0=1", {"L3": {**L3_INFO, "cbm_mask": mask}}, INTEL, Machine(), NO_ROW) for mask in ("7fd", "7fe", "0")),
+    *(("L3:0=1", {"L3": {**L3_INFO, "cbm_mask": mask}}, INTEL, Machine(), NO_ROW) for mask in ("7fe", "0")),
     ("L3:0=1", {"L3": {**L3_INFO, "cbm_mask": ""}}, INTEL, Machine(), "L3 is not used: invalid literal"),
     ("L3:0=1", {"L3": {**L3_INFO, "min_cbm_bits": "12"}}, INTEL, Machine(), WIDER),
     ("MB:0=100", {"MB": MB_INFO}, "HygonGenuine", Machine(), FOREIGN),
@@ -150,7 +124,7 @@ def test_vendor_is_this_machines_own(tmp_path: Path) -> None:
 
 
 def test_thread_is_moved_unless_it_has_ended(resctrl: StandIn) -> None:
-    resctrl.make("LS")
+    assert [resctrl.make("LS") for _ in range(2)] == [True, False]
     for tid in (0, -1):
         with pytest.raises(ValueError, match="above 0"):
             resctrl.move("LS", tid)
@@ -158,12 +132,12 @@ def test_thread_is_moved_unless_it_has_ended(resctrl: StandIn) -> None:
     resctrl.move("LS", ME)
     resctrl.move("LS", int(Path("/proc/sys/kernel/pid_max").read_text()) + 1)
     assert resctrl.tasks("LS") == {ME}
+    for _ in range(2):
+        resctrl.remove("LS")
+        assert not resctrl.exists("LS")
 
 
-NO_GROUPS = ["", ".", "..", "info", "mon_groups", "mon_data", "LS/mon_groups", "/LS", "../LS", "L\nS", "L\0S"]
-
-
-@pytest.mark.parametrize("group", NO_GROUPS)
+@pytest.mark.parametrize("group", ["", "..", "info", "mon_groups", "LS/mon_groups", "/LS", "L\nS", "L\0S"])
 def test_name_that_is_no_group_is_refused(resctrl: StandIn, group: str) -> None:
     before = sorted(resctrl.root.rglob("*"))
     for act in (resctrl.make, resctrl.remove, resctrl.exists, resctrl.tasks):
@@ -196,16 +170,11 @@ def test_requests_are_plain_mkdir_write_and_rmdir(tmp_path: Path) -> None:
 
 
 NO_RANGE = "a range goes from a lower to a higher percentage, both from 0 to 100$"
-
-
 NO_PERCENT = "a memory bandwidth is 1 to 100 percent$"
-
-
 NO_WISHES = [
-    *(({"l3": ends}, NO_RANGE) for ends in ((-1, 50), (0, 101), (50, 50), (60, 50), (100, 100), (0, 0))),
+    *(({"l3": ends}, NO_RANGE) for ends in ((-1, 50), (0, 101), (50, 50), (60, 50))),
     ({"l3": (0, 100), "l3_of": {0: (0, 50), 1: (60, 50)}}, NO_RANGE),
-    *(({"mb": percentage}, NO_PERCENT) for percentage in (0, -1, 101)),
-    ({"mb": 100, "mb_of": {0: 50, 1: 101}}, NO_PERCENT),
+    *(({"mb": 0}, NO_PERCENT), ({"mb": 100, "mb_of": {0: 50, 1: 101}}, NO_PERCENT)),
 ]
 
 
@@ -231,13 +200,3 @@ def test_mount_that_is_missing_or_cannot_be_read_limits_nothing(tmp_path: Path) 
     (tmp_path / "file").touch()
     assert Resctrl(tmp_path).machine() == Resctrl(tmp_path / "nothing").machine() == Machine()
     assert Resctrl(tmp_path / "file").machine() == Machine(notes=("it cannot be read: Not a directory",))
-
-
-def test_group_is_created_once_and_removed_once(resctrl: StandIn) -> None:
-    assert not resctrl.exists("LS")
-    assert resctrl.make("LS") is True
-    assert resctrl.exists("LS")
-    assert resctrl.make("LS") is False
-    resctrl.remove("LS")
-    assert not resctrl.exists("LS")
-    resctrl.remove("LS")
