@@ -3,30 +3,24 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.model import merge
 from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
-from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS
+from runtimeproxy.model.hookpoints import BY_NAME
 from runtimeproxy.relay.rpc.connection import CallFailed, Kind
-from runtimeproxy.settings.options import OPTIONS
 from runtimeproxy_hooks.tools import client as hook_client
 from runtimeproxy_hooks.tools import request
 from runtimeproxy_hooks.tools.client import WARM_UP_CALLS, Figures, HookCallFailed, Server, bench, percentile
-from tests.amounts import examples
 from tests.fakes import hookanswers
 from tests.fakes.hookanswers import HookCall
 from tests.fakes.hookserver import HookServer
-from tests.hooks.tools.test_request import ENTRIES, REQUESTS, RESOURCES, TEXTS
 
 POINT = BY_NAME["PreCreateContainer"]
 BODY = request.encoded(POINT, request.example())
@@ -34,8 +28,10 @@ BODY = request.encoded(POINT, request.example())
 
 NAMED: list[tuple[dict[str, object], Server]] = [
     ({}, Server("/run/x.sock", 2.0, frozenset())),
-    ({"timeout": "500ms"}, Server("/run/x.sock", 0.5, frozenset())),
-    ({"runtime-hooks": ["PreStartContainer"]}, Server("/run/x.sock", 2.0, frozenset({"PreStartContainer"}))),
+    (
+        {"timeout": "500ms", "runtime-hooks": ["PreStartContainer"]},
+        Server("/run/x.sock", 0.5, frozenset({"PreStartContainer"})),
+    ),
 ]
 
 
@@ -69,6 +65,7 @@ def test_text_that_names_no_server_is_an_error(tmp_path: Path, text: str, words:
         (CallFailed(14, "the peer took no more", Kind.UNREACHABLE), "not reachable: the peer took no more"),
         (CallFailed(4, "no answer in time", Kind.DEADLINE), "no answer in time"),
         (CallFailed(13, "cut", Kind.BROKEN), "broken answer: cut"),
+        (CallFailed(16, "x", Kind.STATUS), "UNAUTHENTICATED: x"),
         (CallFailed(7, "not here", Kind.STATUS), "refused (PERMISSION_DENIED): not here"),
         (CallFailed(7, "", Kind.STATUS), "refused (PERMISSION_DENIED): without a text"),
         (CallFailed(12, "whatever", Kind.STATUS), "this hook point is not served (UNIMPLEMENTED)"),
@@ -79,19 +76,6 @@ def test_failure_has_words_that_are_safe_to_print(failure: CallFailed, words: st
     assert hook_client.words(failure) == words
 
 
-def test_every_status_has_its_name() -> None:
-    for status in grpc.StatusCode:
-        number, _ = status.value
-        if number not in (0, 7, 12):  # these have texts of their own, or are no failure
-            assert hook_client.words(CallFailed(number, "x", Kind.STATUS)) == f"{status.name}: x"
-
-
-def test_time_limit_is_the_proxys_own() -> None:
-    assert ("hook-timeout", f"{hook_client.DEFAULT_TIMEOUT_SECONDS:g}s") in {
-        (each.name, each.default) for each in OPTIONS
-    }
-
-
 async def test_answer_that_is_no_message_is_a_broken_one(tmp_path: Path) -> None:
     path = str(tmp_path / "hooks.sock")
     async with HookServer(path, default=hookanswers.garbage()), hook_client.connection(path) as client:
@@ -100,12 +84,9 @@ async def test_answer_that_is_no_message_is_a_broken_one(tmp_path: Path) -> None
     assert (caught.value.kind, caught.value.code) == (Kind.BROKEN, 13)
 
 
-RANKS = [(1, 99, 1), (2, 50, 1), (2, 51, 2), (2, 100, 2), (10, 90, 9), (10, 99, 10), (100, 99, 99), (101, 99, 100)]
-
-
-@pytest.mark.parametrize(("count", "percent", "value"), RANKS)
-def test_percentile_is_the_value_of_the_nearest_rank(count: int, percent: int, value: int) -> None:
-    assert percentile(list(range(1, count + 1)), percent) == value
+def test_percentile_is_the_value_of_the_nearest_rank() -> None:
+    for count, percent, value in ((1, 99, 1), (2, 50, 1), (2, 51, 2), (2, 100, 2), (10, 90, 9), (101, 99, 100)):
+        assert percentile(list(range(1, count + 1)), percent) == value
 
 
 def test_figures_are_shown_in_milliseconds() -> None:
@@ -121,27 +102,20 @@ async def measured(server: HookServer, **more: Any) -> Figures:
     return await asyncio.to_thread(bench, Server(server.socket_path), POINT, BODY, timeout_seconds=10.0, **more)
 
 
-@pytest.mark.parametrize("concurrency", [1, 7, 300])
-async def test_calls_are_made_after_a_warm_up(tmp_path: Path, concurrency: int) -> None:
-    async with HookServer(str(tmp_path / "hooks.sock")) as server:
-        figures = await measured(server, calls=150, concurrency=concurrency)
-        assert len(server.calls) == 1 + WARM_UP_CALLS + 150
-    assert (len(figures.seconds), figures.failures) == (150, Counter())
-
-
-async def test_calls_at_a_time_are_at_the_same_time(tmp_path: Path) -> None:
+async def test_calls_are_made_at_the_same_time_after_a_warm_up(tmp_path: Path) -> None:
     """Each call waits until three have come: one after the other they would all be late."""
     async with HookServer(str(tmp_path / "hooks.sock")) as server:
         barrier = asyncio.Barrier(3)
 
         async def answer(call: HookCall) -> bytes:
-            if len(server.calls) > 1:
+            if len(server.calls) > 1 + WARM_UP_CALLS:
                 await barrier.wait()
             return b""
 
         server.default = answer
-        figures = await measured(server, calls=3, concurrency=3)
-    assert (len(figures.seconds), figures.failures) == (3, Counter())
+        figures = await measured(server, calls=150, concurrency=3)
+        assert len(server.calls) == 1 + WARM_UP_CALLS + 150
+    assert (len(figures.seconds), figures.failures) == (150, Counter())
 
 
 async def test_failures_are_counted_by_their_reason(tmp_path: Path) -> None:
@@ -153,14 +127,11 @@ async def test_failures_are_counted_by_their_reason(tmp_path: Path) -> None:
 
         server.default = answer
         figures = await measured(server, calls=10, concurrency=1)
-    assert (len(figures.seconds), figures.failures) == (5, Counter({"INTERNAL: odd": 5}))
-
-
-async def test_server_that_fails_at_once_is_not_measured(tmp_path: Path) -> None:
-    async with HookServer(str(tmp_path / "hooks.sock"), default=hookanswers.BY_NAME["refuse"]()) as server:
-        with pytest.raises(HookCallFailed, match="PreCreateContainer: refused"):
+        server.default, made = fail, len(server.calls)
+        with pytest.raises(HookCallFailed, match="PreCreateContainer: INTERNAL: odd"):
             await measured(server, calls=10, concurrency=1)
-        assert len(server.calls) == 1
+        assert len(server.calls) == made + 1
+    assert (len(figures.seconds), figures.failures) == (5, Counter({"INTERNAL: odd": 5}))
 
 
 PRE_START, POST_START = BY_NAME["PreStartContainer"], BY_NAME["PostStartContainer"]
@@ -216,46 +187,14 @@ def test_changes_that_are_lost_are_shown_with_the_reason() -> None:
     assert shown(HookAnswer(envs={"A": "2"}, resources=resources), PRE_START) == SECTIONS
 
 
-@pytest.mark.parametrize("letter", ["k", "\n", "é", "\x80"])
-@pytest.mark.parametrize("length", [100, 102, 103, 511, 512, 1021, 1022, 1023, 1024, 1025, 5000])
+@pytest.mark.parametrize("letter", ["k", "\n", "\x80"])
+@pytest.mark.parametrize("length", [100, 1022, 1023, 1024, 5000])
 def test_key_of_any_length_is_shown_as_yaml(letter: str, length: int) -> None:
     envs = {letter * length: "1", "B": "2"}
+    text = shown(HookAnswer(envs=envs))
+    assert all(line.isprintable() for line in text.splitlines())
     for loader in (yaml.SafeLoader, yaml.CSafeLoader):
-        assert yaml.load(shown(HookAnswer(envs=envs)), loader) == {"applied": {"envs": envs}}
-
-
-MAPS = dict.fromkeys(("labels", "annotations", "envs"), ENTRIES)
-ANSWERS = st.builds(HookAnswer, **MAPS, cgroup_parent=TEXTS, resources=st.none() | RESOURCES)
-
-
-@given(st.sampled_from(HOOK_POINTS), REQUESTS, ANSWERS)
-@settings(max_examples=examples(50))
-def test_shown_yaml_is_on_plain_lines_and_as_the_proxy_does(
-    point: Any, queried: HookRequest, answer: HookAnswer
-) -> None:
-    change = merge.difference(queried, answer)
-    text = "\n".join(hook_client.answer_lines(point, queried, answer))
-    assert all(line.isprintable() for line in text.split("\n"))
-    read = yaml.safe_load(text)
-    good, broken = merge.judged(change, queried) if point.applies else (change, ())
-    assert read.get("bad", []) == list(map(str, broken))
-    applied, dropped, idle = (read.get(part, {}) for part in ("applied", "dropped", "without-effect"))
-    assert applied == _tree(merge.limited(point, good))
-    assert {*_leaves(applied), *_leaves(idle)} == {*_leaves(_tree(good))}
-    assert sorted([*_leaves(applied), *_leaves(idle), *_leaves(dropped)]) == sorted(_leaves(_tree(change)))
-
-
-def _leaves(tree: dict[str, Any], path: str = "") -> Iterator[str]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{path}/{key}")
-        else:
-            yield f"{path}/{key}={value}"
-
-
-def _tree(change: Any) -> dict[str, Any]:
-    parts = ("labels", "annotations", "envs", "cgroup_parent", "resources")
-    return {part: value for part in parts if (value := getattr(change, part)) not in (None, {})}
+        assert yaml.load(text, loader) == {"applied": {"envs": envs}}
 
 
 async def called(path: Path, answer: hookanswers.Answer, point: Any = POINT, **server: Any) -> hook_client.Called:
@@ -278,5 +217,3 @@ async def test_call_that_the_proxy_would_not_make_is_reported(tmp_path: Path) ->
     found = await called(tmp_path, hookanswers.echo(), POST_START, points=frozenset({"PreStartContainer"}))
     assert "# the proxy would not call: the registration file does not name PostStartContainer" in found.text
     assert "# the proxy ignores what is answered at this hook point" in found.text
-    queried = await called(tmp_path, hookanswers.echo(), POST_START, points=frozenset({"PostStartContainer"}))
-    assert "would not query" not in queried.text
