@@ -13,21 +13,18 @@ BEGAN = "reported to wait"
 """Printed to stderr when a method begins to wait."""
 SECRET = "canary-4711"
 """Used in annotations and in texts of foreign exceptions, and must not be repeated anywhere."""
-SLOW_SECONDS = 0.6
-"""Seconds of each of the two hooks: together more than the server still accepts calls, less than it lets them run."""
 
 
-def wait(seconds: float) -> None:
+def hang() -> None:
     print(BEGAN, file=sys.stderr, flush=True)
-    time.sleep(seconds)
+    time.sleep(3600)
 
 
 ACTIONS: Mapping[str, Callable[[ContainerContext], None]] = {
     "": lambda container: None,
     "refuse": lambda container: reject("not on my node"),
     "leave": lambda container: sys.exit(SECRET),
-    "slow": lambda container: wait(SLOW_SECONDS),
-    "hang": lambda container: wait(3600),
+    "hang": lambda container: hang(),
 }
 
 

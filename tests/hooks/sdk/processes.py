@@ -1,4 +1,4 @@
-"""Hook servers in processes of their own."""
+"""Hook servers in processes of their own, and calls of a server: by the proxy's client, and with the bare status."""
 
 import json
 import os
@@ -10,6 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
+
+from runtimeproxy.hookapi import codec
+from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo
+from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
+from runtimeproxy.plugins.client import HookClient
+from tests.hooks.sdk.child import DO
+
+CREATE = BY_NAME["PreCreateContainer"]
 LONG_SECONDS = 20.0
 ROOT = Path(__file__).parents[3]
 CHILD = ("-m", "tests.hooks.sdk.child")
@@ -36,12 +45,6 @@ class Process:
         """Return what the process wrote to stderr."""
         return self._log.read_text()
 
-    def wait_ready(self) -> "Process":
-        """Wait until it serves and has registered."""
-        eventually(lambda: " serves " in self.log or self.process.poll() is not None)
-        assert self.process.poll() is None, self.log
-        return self
-
     def end(self, number: int) -> int:
         """Send a signal and return the exit code."""
         self.process.send_signal(number)
@@ -54,10 +57,12 @@ class Process:
 
 @contextmanager
 def running(folder: Path, *flags: str, **more: Any) -> Iterator[Process]:
-    """Run a hook server; it is killed at the end if it has not ended by itself."""
+    """Run a hook server that has registered; it is killed at the end if it has not ended by itself."""
     made = Process(folder, *flags, **more)
     try:
-        yield made.wait_ready()
+        eventually(lambda: " serves " in made.log or made.process.poll() is not None)
+        assert made.process.poll() is None, made.log
+        yield made
     finally:
         made.process.kill()
         made.process.wait(LONG_SECONDS)
@@ -69,3 +74,35 @@ def eventually(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline, "it never came to hold"
         time.sleep(0.01)
+
+
+def request(do: str = "", **annotations: str) -> HookRequest:
+    """Return a request that has what the child's hooks must do."""
+    pod = PodInfo(name="pod", namespace="ns", annotations={DO: do} | annotations)
+    return HookRequest(pod, ContainerInfo(name="main"))
+
+
+async def call(path: str, queried: HookRequest, point: HookPoint = CREATE) -> HookAnswer:
+    """Make a call as the proxy does. Raises HookError."""
+    client = HookClient("plugin", path)
+    try:
+        return await client.call(point, queried, LONG_SECONDS)
+    finally:
+        await client.close()
+
+
+def bare(path: str, method: str, body: bytes, seconds: float = LONG_SECONDS) -> tuple[grpc.StatusCode, str]:
+    """Return status and text of one call."""
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        send: Any = channel.unary_unary(method)
+        try:
+            send(body, timeout=seconds, wait_for_ready=False)
+        except grpc.RpcError as error:
+            failed: Any = error
+            return failed.code(), failed.details()
+    return grpc.StatusCode.OK, ""
+
+
+def status(path: str, queried: HookRequest, seconds: float = LONG_SECONDS) -> tuple[grpc.StatusCode, str]:
+    """Return status and text of a call at PreCreateContainer."""
+    return bare(path, codec.PATHS[CREATE.name], codec.encode(CREATE, queried), seconds)

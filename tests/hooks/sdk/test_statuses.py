@@ -12,8 +12,8 @@ from runtimeproxy.wire import grpc
 from runtimeproxy_hooks.sdk import ContainerContext, Hook, Malformed, NotSayable, Rejected
 from runtimeproxy_hooks.sdk.hook import call_hooks
 from runtimeproxy_hooks.sdk.statuses import MAX_TEXT, status
-from tests.hooks.sdk.callers import CREATE, request
 from tests.hooks.sdk.child import SECRET
+from tests.hooks.sdk.processes import CREATE, request
 
 Log = pytest.LogCaptureFixture
 
