@@ -32,9 +32,7 @@ KNOWN = ", ".join(NAMES)
 
 
 SERVED = [
-    ("gpu", ["gpu"], "", ""),
     ("gpu cpuset --order 5 rdt", ["gpu", "cpuset"], "", "--order 5 rdt"),
-    ("cpuset gpu", ["cpuset", "gpu"], "", ""),
     ("all --help", NAMES, "all", "--help"),
 ]
 
@@ -57,16 +55,13 @@ def test_any_hooks_together_have_their_own_name_and_socket() -> None:
     assert len(servers) == len(together)
     for name in servers:
         assert len(os.fsencode(parser(name).parse_args([]).endpoint)) <= MAX_PATH_BYTES
-
-
-def test_server_name_is_cut_only_where_it_must_be() -> None:
-    assert server_name(NAMES[:6]) == "batchresource-coresched-cpunormalization-cpuset-gpu-groupidentity"
+    assert server_name(NAMES[:2]) == "batchresource-coresched"
     assert server_name(NAMES) == "batchres-coresche-cpunorma-cpuset-gpu-groupide-oomscore-rdt"
 
 
 UNNAMED, UNKNOWN = f"name the hooks to serve first: {KNOWN}, or all", f"there are {KNOWN}; all must be alone"
 WRONG = [
-    *((words, UNNAMED) for words in ([], ["--order=5"], ["--help", "gpu"])),
+    *((words, UNNAMED) for words in ([], ["--order=5"])),
     (["gpu", "all"], f"there is no hook 'all'; {UNKNOWN}"),
     (["gpu", "gppu"], "there is no hook 'gppu'; did you mean 'gpu'?"),
     (["gpu", "cpuset", "gpu"], "gpu is named twice"),

@@ -18,9 +18,8 @@ DEFAULTS = {
     **{"failure_policy": "Ignore", "unregister": False, "order": None, "timeout": None, "log_level": "info"},
 }
 FLAGS = [
-    *((f"--endpoint={scheme}/run/a.sock", {"endpoint": "/run/a.sock"}) for scheme in ("", "unix:", "unix://")),
-    *(("--register-dir=", {"register_dir": ""}), ("--timeout=1.5s", {"timeout": "1.5s"})),
-    *((f"--order={text}", {"order": number}) for text, number in (("0", 0), ("07", 7), ("99", 99))),
+    *(("--endpoint=unix:///run/a.sock", {"endpoint": "/run/a.sock"}), ("--register-dir=", {"register_dir": ""})),
+    *(("--timeout=1.5s", {"timeout": "1.5s"}), ("--order=07", {"order": 7})),
 ]
 
 
@@ -49,41 +48,31 @@ def restored_logging() -> Iterator[None]:
         loggers[0].removeHandler(handler)
 
 
-class Pointless(Hook):
-    """Has no method named like a hook point."""
-
-
-class Clashing(Obedient):
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--timeout")  # a flag of the SDK
-
-
 class Fileless(Obedient):
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--mark")
+
     def configure(self, arguments: argparse.Namespace) -> None:
         raise FileNotFoundError(2, "No such file or directory", "/nowhere")
 
 
-TWICE = "two hooks, or a hook and the SDK, have the same flag: argument --{0}: conflicting option string: --{0}; rename"
-NO_FILE_NAME = "cannot be in a file's name; use letters, digits, '.', '_' and '-'"
+TWICE = "two hooks, or a hook and the SDK, have the same flag: argument --mark: conflicting option string: --mark"
 WRONG_FLAGS = [
     ("--endpoint=a.sock", "--endpoint: 'a.sock' is not a unix socket: write /path, unix:/path or "),
     ("--failure-policy=fail", "argument --failure-policy: invalid choice: 'fail' (choose from "),
     ("--order=100", "argument --order: '100' is not a place: write a number from 0 to 99"),
-    ("--order=\u00b2", "argument --order: '\u00b2' is not a place: write a number from 0 to 99"),
     ("--timeout=0s", "--timeout: '0s' is not a time limit: write one above zero, like 500ms, 2s or 1m"),
-    ("--timeout=1h", "--timeout: '1h' is not a duration: write one like 500ms, 2s, 1m, or a number of seconds"),
     ("--log=debug", "unrecognized arguments: --log=debug; --help lists the flags"),
 ]
 ERRORS: list[tuple[list[Any], str, list[str], str]] = [
     *(([Obedient()], "", [flag], f"obedient: error: {line}") for flag, line in WRONG_FLAGS),
     ([Dreamy()], "", ["--mark=xy"], "dreamy: error: --mark: write one letter"),
     ([Fileless()], "", [], "fileless: error: [Errno 2] No such file or directory: '/nowhere'"),
-    ([Dreamy(), Dreamy()], "two", [], f"two: error: {TWICE.format('mark')}"),
-    ([Clashing()], "", [], f"clashing: error: {TWICE.format('timeout')}"),
+    ([Dreamy(), Fileless()], "two", [], f"two: error: {TWICE}"),
     ([], "", [], ": error: there is no hook to serve; give main one: main(MyHook())"),
     ([Dreamy], "", [], "dreamy: error: <class 'tests.hooks.sdk.child.Dreamy'> is not a hook; give main instances of "),
-    ([Pointless()], "", [], "pointless: error: Pointless has no method named like a hook point; there are pre_"),
-    *(([Obedient()], name, [], f"{name}: error: {name!r} {NO_FILE_NAME}") for name in ("a/b", ".a")),
+    ([Hook()], "", [], "hook: error: Hook has no method named like a hook point; there are pre_"),
+    *(([Obedient()], name, [], f"{name}: error: {name!r} cannot be in a file's name; ") for name in ("a/b", ".a")),
 ]
 
 
