@@ -3,10 +3,8 @@
 tests/fakes/resctrl.py simulates the kernel; tests/system/test_reference_engines.py starts real containers.
 """
 
-import errno
-import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,7 +20,7 @@ from runtimeproxy_hooks.sdk.testing import CONTAINER_ID, UID, HookTester
 from runtimeproxy_hooks.servers import rdt
 from runtimeproxy_hooks.servers.rdt import RDT_CLASS, ROUNDS, Rdt
 from tests.fakes.resctrl import Hardware, StandIn, until_gone
-from tests.hooks.nodes import annotation, configured, qos, rows
+from tests.hooks.nodes import annotation, on_node, qos, rows, tree
 
 Log, Patch = pytest.LogCaptureFixture, pytest.MonkeyPatch
 POD_GROUP = f"koordlet-{UID}"
@@ -35,19 +33,14 @@ SMALL_LINES, L3_FULL, MB_FULL = "L3:0=00f;1=00f\nMB:0= 20;1= 20\n", "L3:0=7ff;1=
 class Node:
     """A hook on a node with its settings, cgroups and resctrl in a directory of the test."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self.root = directory / "resctrl"
-        self.cgroup_root = directory / "cgroup"
-        self.cgroup_root.mkdir()
-        (self.cgroup_root / "cgroup.controllers").touch()  # version 2
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root = folder, folder / "resctrl"
         self.resctrl = StandIn(self.root)
+        tree(folder, {"cgroup.controllers": ""})  # version 2
 
     def hook(self, *flags: str, classes: Mapping[str, Any] | None = None, resctrl: Resctrl | None = None) -> HookTester:
-        config = self._directory / "node.yaml"
-        config.write_text(yaml.safe_dump({"rdt": dict(classes or {})}))
-        hook = Rdt(resctrl or self.resctrl)
-        return HookTester(configured(hook, f"--node-config={config}", f"--cgroup-root={self.cgroup_root}", *flags))
+        settings = yaml.safe_dump({"rdt": dict(classes or {})})
+        return on_node(self.folder, Rdt(resctrl or self.resctrl), settings, *flags)
 
     def schemata(self, group: str) -> str:
         return (self.root / group / "schemata").read_text()
@@ -57,18 +50,16 @@ class Node:
 
     def container(self, *tids: int) -> None:
         """Create the container's cgroup and list threads in it."""
-        directory = self.cgroup_root / f"kubepods/pod{UID}/{CONTAINER_ID}"
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "cgroup.threads").write_text("".join(f"{tid}\n" for tid in tids))
+        name = f"kubepods/pod{UID}/{CONTAINER_ID}/cgroup.threads"
+        tree(self.folder, {name: "".join(f"{tid}\n" for tid in tids)})
 
 
 class Watched(StandIn):
-    """A stand-in that records writes, acts before each of the first moves, and refuses requests as for non-root."""
+    """A stand-in that records writes, and acts before each of the first moves."""
 
-    def __init__(self, root: Path, *acts: Callable[[], object], refused: Sequence[str] = ()) -> None:
+    def __init__(self, root: Path, *acts: Callable[[], object]) -> None:
         super().__init__(root)
         self._acts = iter(acts)
-        self._refused = refused
         self.limited: list[str] = []
         self.moved: list[int] = []
 
@@ -80,23 +71,6 @@ class Watched(StandIn):
         next(self._acts, lambda: None)()
         self.moved.append(tid)
         super().move(group, tid)
-
-    def _check(self, request: str) -> None:
-        if request in self._refused:
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-
-    def _write(self, file: Path, text: str) -> None:
-        if file.exists():  # the kernel finds a file before it checks permissions
-            self._check(file.name)
-        super()._write(file, text)
-
-    def _rmdir(self, directory: Path) -> None:
-        self._check("rmdir")
-        super()._rmdir(directory)
-
-    def _mkdir(self, directory: Path) -> None:
-        self._check("mkdir")
-        super()._mkdir(directory)
 
 
 @contextmanager
@@ -341,7 +315,7 @@ REFUSALS = [
 def test_refusal_of_the_kernel_is_logged_once(
     node: Node, caplog: Log, refused: str, methods: str, groups: list[str], words: str
 ) -> None:
-    tester = node.hook(resctrl=Watched(node.root, refused=refused.split()))
+    tester = node.hook(resctrl=StandIn(node.root, refused=refused.split()))
     with threads(1) as tids:
         node.container(*tids)
         for method in 2 * methods.split():
@@ -353,14 +327,14 @@ def test_refusal_of_the_kernel_is_logged_once(
 
 def test_class_retains_its_limits_when_new_ones_are_refused(node: Node) -> None:
     node.hook(classes={"LS": {"enable": True, "mb": 50}}).pre_create_container(labels=qos("LS"))
-    tester = node.hook(classes={"LS": {"enable": True, "mb": 70}}, resctrl=Watched(node.root, refused=["schemata"]))
+    tester = node.hook(classes={"LS": {"enable": True, "mb": 70}}, resctrl=StandIn(node.root, refused=["schemata"]))
     assert tester.pre_create_container(labels=qos("LS")).annotations == {RDT_CLASS: "LS"}
     assert node.schemata("LS") == f"{L3_FULL}MB:0= 50;1= 50\n"
 
 
 @pytest.mark.parametrize("refused", [[], ["schemata"]])
 def test_group_that_another_thread_creates_is_used(node: Node, monkeypatch: Patch, refused: list[str]) -> None:
-    resctrl = Watched(node.root, refused=refused)
+    resctrl = StandIn(node.root, refused=refused)
     make = resctrl.make
     monkeypatch.setattr(resctrl, "make", lambda group: make(group) and make(group))
     changed = node.hook(resctrl=resctrl).pre_create_container(**OWN_LIMITS)
