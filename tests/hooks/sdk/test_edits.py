@@ -4,26 +4,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from runtimeproxy.model.fields import (
     MAP_FIELDS,
-    NO_RESOURCES,
     NUMBER_FIELDS,
-    RESOURCE_FIELDS,
     TEXT_FIELDS,
     ContainerInfo,
     HookAnswer,
     HookRequest,
     PodInfo,
     Resources,
-    tidy,
 )
 from runtimeproxy.model.merge import difference, judged
 from runtimeproxy_hooks.sdk.edits import EditableResources, Entries, Environment
 from runtimeproxy_hooks.sdk.errors import NotSayable
-from tests.amounts import examples
 from tests.hooks.nodes import rows
 from tests.merge_cases import SENT, TIDY
 
@@ -138,57 +132,35 @@ def test_repr_of_resources_has_no_map() -> None:
     assert repr(EditableResources(None)) == "<resources: nothing set>"
 
 
-Edit = tuple[str, Any]
-SAMPLES = st.sampled_from([-1000, -1, 1, 500, 1000, 100_000])
-FIELDS = {
-    **dict.fromkeys(NUMBER_FIELDS, SAMPLES),
-    **dict.fromkeys(CPUSETS, st.sampled_from(["", "0", "0-3"])),
-    "hugepage_limits": st.dictionaries(st.sampled_from(["2MB", "1GB"]), st.integers(0, 2)),
-    "unified": st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(["", "1"])),
-}
-MESSAGES = st.none() | st.fixed_dictionaries({}, optional=FIELDS).map(lambda values: Resources(**values))
-EDITS = st.lists(st.sampled_from(RESOURCE_FIELDS).flatmap(lambda name: st.tuples(st.just(name), FIELDS[name])))
+NEW: dict[str, Any] = {"cpu_quota": -1, "cpuset_mems": "0", "unified": {"a": "1"}}
+BEFORE = {"memory.high": "max"}
+CHANGES: list[tuple[str, Resources | None, list[tuple[str, Any]], dict[str, Any]]] = [
+    ("nothing was sent", None, [*NEW.items()], NEW),
+    ("as sent", SENT, [("cpu_quota", SENT.cpu_quota), ("cpuset_cpus", SENT.cpuset_cpus), ("unified", BEFORE)], {}),
+    (
+        "set back",
+        SENT,
+        [("cpu_quota", -1), ("cpu_quota", 50_000), ("unified", {"memory.high": "1"}), ("unified", BEFORE)],
+        {},
+    ),
+    (
+        "entries",
+        SENT,
+        [("unified", {**BEFORE, "b": ""}), ("hugepage_limits", {"2MB": 0})],
+        {"unified": {"b": ""}, "hugepage_limits": {"2MB": 0}},
+    ),
+]
 
 
-def apply(resources: EditableResources, edits: list[Edit]) -> dict[str, Any]:
-    """Apply the edits that are possible; return the last value of each field."""
-    done: dict[str, Any] = {}
-    for name, value in edits:
-        try:
-            if name in MAP_FIELDS:
-                getattr(resources, name).update(value)
-                done[name] = {**done.get(name, {}), **value}
-            else:
-                resources.set(name, value)
-                done[name] = value if value == getattr(resources.sent, name, None) else tidy(name, value)
-        except NotSayable:
-            continue
-    return {name: value for name, value in done.items() if value != {}}
-
-
-def changes(sent: Resources, done: dict[str, Any]) -> dict[str, Any]:
-    """Return the edits that differ from what was sent."""
-    changed: dict[str, Any] = {}
-    for name, value in done.items():
-        before = getattr(sent, name)
-        if name in MAP_FIELDS:
-            value = {key: entry for key, entry in value.items() if key not in before or before[key] != entry}
-            changed |= {name: value} if value else {}
-        elif value != before:
-            changed[name] = value
-    return changed
-
-
-@settings(max_examples=examples(400))
-@given(MESSAGES, EDITS, st.booleans(), st.booleans())
-@example(Resources(cpu_quota=1000, cpuset_cpus="0"), [("cpu_quota", 500), ("cpu_quota", 1000)], True, False)
-def test_answer_changes_what_was_set_only(sent: Resources | None, edits: list[Edit], update: bool, alone: bool) -> None:
-    resources = EditableResources(sent, update=update, alone=update and alone)
-    done = apply(resources, edits)
+@pytest.mark.parametrize("more", [{}, {"update": True}, {"update": True, "alone": True}], ids=str)
+@pytest.mark.parametrize(("sent", "edits", "changed"), rows(CHANGES))
+def test_answer_changes_what_was_set_only(
+    sent: Resources | None, edits: list[tuple[str, Any]], changed: dict[str, Any], more: Any
+) -> None:
     request = HookRequest(PodInfo(), ContainerInfo(resources=sent))
-    change = difference(request, HookAnswer(resources=resources.answer))
+    change = difference(request, HookAnswer(resources=edited(sent, *edits, **more).answer))
     assert judged(change, request)[1] == ()
-    assert change.resources == changes(sent or NO_RESOURCES, done)
+    assert change.resources == changed
 
 
 SET = {"cpu_quota": -1, "cpu_shares": SENT.cpu_shares, "cpuset_cpus": "7"}

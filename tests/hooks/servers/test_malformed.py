@@ -73,12 +73,15 @@ MALFORMED = {
     "rdt": [
         *(("{", "not JSON"), ({"llc": []}, "llc must be a JSON object")),
         *((resctrl("llc", range=ends), "two whole percentages") for ends in ([61], [0, 61.5], [False, True])),
-        (resctrl("llc", range=[61, 61]), "from a lower to a higher percentage"),
+        *(
+            (resctrl("llc", range=ends), "from a lower to a higher percentage")
+            for ends in ([61, 61], [-1, 61], [0, 161])
+        ),
         (resctrl("llc", 61), "schemataPerCache must be a list of JSON objects"),
         *((resctrl("llc", entry), "needs cacheID") for entry in (None, {"range": [0, 61]})),
         *((resctrl(name, {"cacheID": 0}), "and range (llc) or percent (mb)") for name in ("llc", "mb")),
         (resctrl("mb", percent="61"), "percent must be a whole number"),
-        (resctrl("mb", {"cacheID": 0, "percent": 161}), "1 to 100 percent"),
+        *((resctrl("mb", {"cacheID": 0, "percent": each}), "1 to 100 percent") for each in (161, 0)),
     ],
 }
 ROWS = [(name, method, *row) for name, (_, methods) in METHODS.items() for method in methods for row in MALFORMED[name]]

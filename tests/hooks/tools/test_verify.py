@@ -12,9 +12,9 @@ import pytest
 from runtimeproxy.hookapi import codec
 from runtimeproxy.model import merge
 from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
-from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
+from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
 from runtimeproxy_hooks.tools import request, trials, verify
-from runtimeproxy_hooks.tools.trials import Broken, Late, Skipped, TriedServer
+from runtimeproxy_hooks.tools.trials import Broken, Skipped, TriedServer
 from runtimeproxy_hooks.tools.verify import RULES, Mark, Rule, Verdict, judge
 from tests.fakes import hookanswers
 from tests.fakes.broken_hookservers import BROKEN, GOOD, LATE_SECONDS, Made, Tried, answering
@@ -54,6 +54,9 @@ async def test_broken_server_breaks_its_own_rules_only(tmp_path: Path, tried: Tr
     points = TWO_POINTS if tried.timeout_seconds > LATE_SECONDS else TWO_POINTS[1:]  # a server that hangs does so once
     found = await verdicts(tmp_path, tried.made, points, timeout_seconds=tried.timeout_seconds)
     assert marked(found, Mark.BROKEN) == {tried.breaks}, found
+    if tried.breaks in ("serves", "plain"):
+        others = {"serves", "unknown-method", "restart", "deadline", tried.breaks}
+        assert {rule for rule, verdict in found.items() if verdict.words == NOWHERE} == found.keys() - others
     assert list(found) == [rule.name for rule in RULES]
     assert {each.breaks for each in BROKEN.values()} | {"restart"} == found.keys(), "a rule has no server"
 
@@ -64,26 +67,6 @@ async def test_good_server_keeps_every_rule(tmp_path: Path, made: Made) -> None:
     assert marked(found, Mark.BROKEN) == set()
     refused = {"values", "echo"} if "refused" in found["values"].words else set()
     assert marked(found, Mark.SKIPPED) == {"restart"} | refused
-
-
-TRIED = [
-    ("all", GOOD["an echo"], (), HOOK_POINTS),
-    ("one", one_point, (), TWO_POINTS[1:]),
-    ("named", GOOD["an echo"], TWO_POINTS[:1], TWO_POINTS[:1]),
-    ("others where no named one is served", one_point, TWO_POINTS[:1], TWO_POINTS[1:]),
-]
-
-
-@pytest.mark.parametrize(("made", "named", "served"), rows(TRIED))
-async def test_named_points_or_all_served_are_tried(tmp_path: Path, made: Made, named: Points, served: Points) -> None:
-    tried: set[HookPoint] = set()
-
-    async def note(subject: TriedServer) -> None:
-        tried.update(subject.sound)
-
-    found = await verdicts(tmp_path, made, named, tried=(*RULES, Rule("note", "It is noted.", note)))
-    assert marked(found, Mark.BROKEN) == ({"serves"} if set(named) - set(served) else set())
-    assert tried == set(served)
 
 
 NUMBERS = "cpu_period, cpu_quota, cpu_shares, memory_limit_in_bytes, memory_swap_limit_in_bytes"
@@ -109,13 +92,6 @@ async def test_verdict_says_what_broke_the_rule(tmp_path: Path, made: Made, seco
     assert {name: verdict.words for name, verdict in found.items()} == words
 
 
-@pytest.mark.parametrize("name", ["serves no hook point", "fails", "hangs"])
-async def test_other_rules_are_skipped_where_no_plain_request_is_answered(tmp_path: Path, name: str) -> None:
-    found = await verdicts(tmp_path, BROKEN[name].made, timeout_seconds=0.2 if name == "hangs" else 10.0)
-    tried = {"serves", "unknown-method", "restart", "deadline", *(["plain"] if name == "fails" else [])}
-    assert {rule for rule, verdict in found.items() if verdict.words == NOWHERE} == found.keys() - tried
-
-
 async def test_server_that_is_gone_is_blamed_once(tmp_path: Path) -> None:
     found = await verdicts(tmp_path, BROKEN["dies of an empty request"].made)
     assert found["empty"].words.endswith(f"; {ENDED}")
@@ -138,17 +114,15 @@ async def test_server_that_hangs_after_a_rule_is_reported(tmp_path: Path) -> Non
     assert found["harm"] == Verdict(rule, Mark.BROKEN, "afterwards a plain request: no answer in time")
 
 
-BAD, SKIP = Broken("a"), Skipped("s")
-ENDS: list[tuple[list[Exception | None], Exception | None]] = [
-    ([None, Broken("a"), Broken("b")], Broken("Two: a (and at Three)")),
-    ([SKIP, None, None], SKIP),
-    *(([SKIP, BAD, None], Broken("Two: a")), ([Late("l"), BAD, None], Late("l"))),
-    ([BAD, Late("l"), BAD], Broken("One: a")),
+ENDS: list[tuple[list[Exception | None], str]] = [
+    ([None, Broken("a"), Broken("b")], "Two: a (and at Three)"),
+    ([Skipped("s"), Broken("a"), None], "Two: a"),
+    ([Skipped("s"), None, None], "s"),
 ]
 
 
-@pytest.mark.parametrize(("ends", "raised"), ENDS, ids=str)
-async def test_rule_is_broken_if_one_point_breaks_it(ends: list[Exception | None], raised: Exception) -> None:
+@pytest.mark.parametrize(("ends", "words"), ENDS, ids=str)
+async def test_rule_is_broken_if_one_point_breaks_it(ends: list[Exception | None], words: str) -> None:
     points = {replace(TWO_POINTS[0], name=name): end for name, end in zip(("One", "Two", "Three"), ends, strict=True)}
 
     async def trial(subject: Any, point: Any) -> None:
@@ -156,9 +130,9 @@ async def test_rule_is_broken_if_one_point_breaks_it(ends: list[Exception | None
             raise end
 
     subject: Any = SimpleNamespace(sound=tuple(points))
-    with pytest.raises((Broken, Skipped, Late)) as caught:
+    with pytest.raises((Broken, Skipped)) as caught:
         await verify._each(trial)(subject)
-    assert repr(caught.value) == repr(raised)
+    assert str(caught.value) == words
 
 
 RESTART = tuple(rule for rule in RULES if rule.name == "restart")
@@ -239,11 +213,9 @@ def resources(**fields: Any) -> HookAnswer:
 
 
 MIXTURES = [
-    ("nothing", HookAnswer(), [], []),
     ("an echo", merge.echo(SENT), [], []),
     ("changes and unsent fields only", resources(cpu_quota=-1, cpu_period=1000), [], []),
     ("an echo with a changed number", resources(cpu_quota=-1, cpu_shares=7), [], []),
-    ("one entry of two", HookAnswer(labels={"b": "2"}), [], []),
     ("one number of two, and a new one", resources(cpu_shares=7, cpu_period=1000), ["cpu_shares"], ["cpu_quota"]),
 ]
 
