@@ -21,6 +21,7 @@ from tests.hooks.sdk.child import DO
 CREATE = BY_NAME["PreCreateContainer"]
 LONG_SECONDS = 20.0
 ROOT = Path(__file__).parents[3]
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 CHILD = ("-m", "tests.hooks.sdk.child")
 
 
@@ -93,7 +94,7 @@ async def call(path: str, queried: HookRequest, point: HookPoint = CREATE) -> Ho
 
 def bare(path: str, method: str, body: bytes, seconds: float = LONG_SECONDS) -> tuple[grpc.StatusCode, str]:
     """Return status and text of one call."""
-    with grpc.insecure_channel(f"unix:{path}") as channel:
+    with grpc.insecure_channel(f"unix:{path}", options=UNLIMITED) as channel:
         send: Any = channel.unary_unary(method)
         try:
             send(body, timeout=seconds, wait_for_ready=False)
