@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,8 +129,7 @@ def test_group_shares_a_cookie(machine: Machine, one: Labels, two: Labels, uids:
 def test_pod_without_group_has_no_cookie(machine: Machine, labels: Labels) -> None:
     machine.processes("podp/c11", 11)
     machine.tester.post_start_container(labels=labels, uid="p", cgroup_parent="/podp", container_id="c11")
-    assert machine.kernel.calls == 0
-    assert not machine.state.exists()
+    assert (machine.kernel.calls, machine.state.exists()) == (0, False)
 
 
 @pytest.mark.parametrize("call", [{"cgroup_parent": "/.."}, {"container_id": "a/b"}, {"labels": EXCLUSIVE, "uid": ""}])
@@ -150,49 +150,31 @@ def test_every_process_of_a_container_has_the_cookie(machine: Machine) -> None:
     assert cookies == {11: cookies[13], 13: cookies[13], 14: 0}
     cookies.pop(11)  # a member that is still listed
     assert machine.start(15, BLUE) == cookies[13] != 0
-
-
-def test_process_that_is_forked_meanwhile_has_the_cookie(machine: Machine) -> None:
-    machine.processes("podp/c11", 11)
-    machine.kernel.on_share = lambda pid: machine.processes("podp/c11", pid, pid + 1)
-    machine.call_hook(11, BLUE)
-    assert machine.kernel.cookies[11] == machine.kernel.cookies[11 + coresched.ROUNDS - 1] != 0
-    assert machine.kernel.cookies[11 + coresched.ROUNDS] == 0
+    machine.kernel.on_share = lambda pid: machine.processes("podp/c20", pid, pid + 1)  # it always forks
+    assert machine.start(20, BLUE) == cookies[20 + coresched.ROUNDS - 1] == cookies[13]
+    assert cookies[20 + coresched.ROUNDS] == 0
 
 
 def test_group_exists_as_long_as_one_of_its_containers(machine: Machine) -> None:
     first = machine.start(11, BLUE)
+    machine.kernel.cookies |= {5: 77, 12: 77}  # of others: not copied from a member, but replaced
+    machine.processes("podp/c11", 5, 11)
     assert machine.start(12, BLUE) == first
-    machine.end("podp/c11")
-    assert machine.start(13, BLUE) == first
-    machine.end("podp/c12")
-    machine.end("podp/c13")
+    assert machine.kernel.cookies[5] == 77
+    for path in ("podp/c11", "podp/c12"):
+        machine.end(path)
     machine.tester = HookTester(CoreSched(Cgroups(machine.root), None, machine.kernel))  # in memory only
     assert machine.start(14, BLUE) == machine.start(15, BLUE) not in {0, first}
 
 
-def test_foreign_cookie_is_not_copied_but_replaced(machine: Machine) -> None:
-    cookie = machine.start(11, BLUE)
-    machine.kernel.cookies |= {5: 77, 12: 77}
-    machine.processes("podp/c11", 5, 11)
-    assert machine.start(12, BLUE) == cookie
-    assert machine.kernel.cookies[5] == 77
-
-
-def test_concurrent_calls_create_one_group(machine: Machine) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        cookies = list(threads.map(lambda pid: machine.start(pid, BLUE, uid=str(pid)), range(100, 116)))
-    assert len(set(cookies)) == 1
-    machine.start_server()
-    assert machine.start(99, BLUE) == cookies[0]
-
-
 def test_restart_splits_no_group_and_forgets_ended_containers(machine: Machine) -> None:
     machine.start(10, EXCLUSIVE, uid="r")
-    cookies = machine.start(11, BLUE), machine.start(12, EXCLUSIVE)
+    with ThreadPoolExecutor(8) as threads:
+        cookies = set(threads.map(lambda pid: machine.start(pid, BLUE, uid=str(pid)), range(100, 116)))
+    exclusive = machine.start(12, EXCLUSIVE)
     machine.end("podr/c10")
     machine.start_server()
-    assert (machine.start(13, BLUE, uid="q"), machine.start(14, EXCLUSIVE)) == cookies
+    assert ({machine.start(13, BLUE, uid="q")}, machine.start(14, EXCLUSIVE)) == (cookies, exclusive)
     assert "podr" not in machine.state.read_text()
 
 
@@ -216,11 +198,9 @@ def test_invalid_state_is_logged_and_replaced(machine: Machine, content: bytes, 
 
 def test_state_that_cannot_be_written_is_logged_once(machine: Machine, caplog: Log) -> None:
     machine.state.mkdir(parents=True)
-    cookies = {machine.start(pid, BLUE) for pid in (11, 12, 13)}
-    assert len(cookies) == 1
-    assert caplog.messages[1:] == [
-        f"{machine.state} cannot be written, a restart will split groups: Is a directory; said once only"
-    ]
+    assert len({machine.start(pid, BLUE) for pid in (11, 12, 13)}) == 1
+    [_, message] = caplog.messages
+    assert message.startswith(f"{machine.state} cannot be written, a restart will split groups: Is a directory")
 
 
 def test_stopped_pod_is_forgotten(machine: Machine) -> None:
@@ -248,64 +228,55 @@ def test_refusal_fails_the_call_and_shows_no_name(machine: Machine, caplog: Log)
     assert "secret-group" not in machine.state.read_text()
 
 
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENODEV])
-def test_kernel_without_core_scheduling_is_logged_once(machine: Machine, number: int, caplog: Log) -> None:
-    machine.kernel.refuses = number
-    for pid in (11, 12):
-        assert machine.start(pid, BLUE) == 0
-    machine.stop_pod()
+def test_machine_without_core_scheduling_is_logged_once(machine: Machine, caplog: Log) -> None:
+    for number in (errno.EINVAL, errno.ENODEV):
+        machine.kernel.refuses = number
+        assert machine.start(11, BLUE) == 0
+        machine.stop_pod()
     [message] = caplog.messages
     assert message.startswith("pods run without core scheduling, this kernel or machine has none: ")
 
 
-def test_container_without_processes_is_logged(machine: Machine, caplog: Log) -> None:
+def test_absent_processes_are_logged_and_found_later(machine: Machine, caplog: Log) -> None:
     caplog.set_level(logging.INFO)
     machine.processes("podp/c11")
     for pid in (11, 12):
         machine.call_hook(pid, BLUE)
     assert caplog.messages == [f"default/web main gets no cookie: {coresched.UNSEEN}"] * 2
-
-
-def test_absent_cgroups_are_logged_once_and_found_later(machine: Machine, caplog: Log) -> None:
     cookie = machine.start(11, BLUE)
     hidden = machine.root.rename(machine.root.with_name("hidden"))
     machine.start_server()
     for _ in range(2):
         machine.call_hook(12, BLUE)
         machine.stop_pod()
-    [message] = caplog.messages
+    [message] = caplog.messages[2:]
     assert message.startswith(f"containers get no cookie: {machine.root} holds no cgroups")
     hidden.rename(machine.root)
     assert machine.start(12, BLUE) == cookie
 
 
-class Libc:
-    """Records its arguments, and answers as libc does."""
-
-    answer = 0
-
-    def prctl(self, option: int, *arguments: ctypes.c_ulong) -> int:
-        self.call = (option, *(each.value for each in arguments))
-        if self.call[1] == GET:
-            ctypes.c_uint64.from_address(self.call[4]).value = 0xFEDCBA9876543210
-        ctypes.set_errno(errno.EPERM)
-        return self.answer
-
-
 CALLS = [
-    ((CREATE, ITSELF, THREAD), (62, 1, 0, 0, 0), 0),
-    ((SHARE_TO, 17, PROCESS), (62, 2, 17, 1, 0), 0),
-    ((SHARE_FROM, 17, THREAD), (62, 3, 17, 0, 0), 0),
-    ((GET, 17, THREAD), (62, 0, 17, 0), 0xFEDCBA9876543210),
+    ((CREATE, ITSELF, THREAD), (62, 1, 0, 0, 0)),
+    ((SHARE_TO, 17, PROCESS), (62, 2, 17, 1, 0)),
+    ((SHARE_FROM, 17, THREAD), (62, 3, 17, 0, 0)),
+    ((GET, 17, THREAD), (62, 0, 17, 0)),
 ]
 
 
 def test_prctl_has_the_kernels_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coresched, "LIBC", libc := Libc())
-    for call, raw, cookie in CALLS:
-        assert coresched.sched_core(*call) == cookie
-        assert libc.call[: len(raw)] == raw
-        assert len(libc.call) == 5
-    libc.answer = -1
+    def prctl(option: int, *arguments: ctypes.c_ulong) -> int:
+        made.append((option, *(each.value for each in arguments)))
+        if made[-1][1] == GET:
+            ctypes.c_uint64.from_address(made[-1][4]).value = 0xFEDCBA9876543210
+        ctypes.set_errno(errno.EPERM)
+        return -1 if len(made) > len(CALLS) else 0
+
+    made: list[tuple[int, ...]] = []
+    monkeypatch.setattr(coresched, "LIBC", SimpleNamespace(prctl=prctl))
+    cookies = [coresched.sched_core(*call) for call, _ in CALLS]
+    assert cookies == [0, 0, 0, 0xFEDCBA9876543210]
+    assert [(each[: len(raw)], len(each)) for each, (_, raw) in zip(made, CALLS, strict=True)] == [
+        (raw, 5) for _, raw in CALLS
+    ]
     with pytest.raises(PermissionError, match=r"PR_SCHED_CORE: Operation not permitted; .* CAP_SYS_PTRACE"):
         coresched.sched_core(GET, 17, THREAD)
