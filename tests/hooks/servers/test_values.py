@@ -1,6 +1,8 @@
-"""The values of batchresource, cpunormalization, gpu, groupidentity and oomscoreadj, and what each of them logs."""
+"""The values of the hooks that set resources, variables or a pod's group identity, and what each of them logs."""
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ def serve(tmp_path: Path) -> Serve:
 def at_both(hook: HookTester, **call: Any) -> Difference:
     """Return what is changed at an update of a container; a create changes the same resources."""
     created, updated = hook.pre_create_container(**call), hook.pre_update_container_resources(**call)
-    assert created.resources == updated.resources
+    assert replace(created, annotations={}) == updated
     return updated
 
 
@@ -192,6 +194,145 @@ def test_foreign_quota_annotation_is_an_error_where_read(serve: Serve, text: str
     assert not hook.pre_update_container_resources(resources={"cpu_shares": 512}, **call)
     created = hook.pre_create_container(resources={"cpu_quota": 50_000}, **call)
     assert created.annotations == {NORMALIZED: "50000:25000"}
+
+
+# cpuset
+
+POOLS = """
+shared-pools: [{socket: 0, node: 0, cpuset: 0-3}, {socket: 0, node: 1, cpuset: "8-11,15"}]
+be-shared-pools: [{socket: 0, node: 0, cpuset: 4-5}, {socket: 0, node: 1, cpuset: 12-13}]
+"""
+STATIC, GATE, SYSTEM = "kubelet-cpu-manager-policy: static\n", "be-cpu-manager: true\n", "system-cpuset: 0-1\n"
+KEEP_QUOTA = "unset-cpu-quota: false\n"
+ONE_EMPTY_POOL = 'shared-pools: [{node: 0, cpuset: ""}, {node: 1, cpuset: 8-11}]'
+SENT = {"cpu_shares": 1024, "cpu_quota": 200000, "cpuset_cpus": "0-15"}
+"""A container as the kubelet's static policy requests it."""
+
+
+def cpus(text: str) -> dict[str, Any]:
+    return {"cpuset_cpus": text}
+
+
+ALL, POOL_0, POOL_1, CLEARED, NOTHING = cpus("0-3,8-11,15"), cpus("0-3"), cpus("8-11,15"), cpus(""), dict[str, Any]()
+EXCLUSIVE = {**cpus("4-7,9"), "cpu_quota": -1}
+
+
+def status(value: Any) -> dict[str, str]:
+    return annotation(keys.RESOURCE_STATUS, value)
+
+
+def numa(*nodes: int, **resources: Any) -> dict[str, str]:
+    return status({"numaNodeResources": [{"node": node, "resources": resources} for node in nodes]})
+
+
+EXCLUSIVE_CPUS = [
+    ("no settings", {"cpuset": "4-7,9"}, "", EXCLUSIVE),
+    ("overrides pools", {"cpuset": "4-7,9"}, POOLS + STATIC + SYSTEM, EXCLUSIVE),
+    ("quota is unchanged", {"cpuset": "4-7,9"}, KEEP_QUOTA, cpus("4-7,9")),
+    ("key case, verbatim", {"CPUSet": "1,1,0-0"}, "", {**cpus("1,1,0-0"), "cpu_quota": -1}),
+    ("overrides NUMA nodes", {"cpuset": "4-7,9", "numaNodeResources": [{"resources": {"cpu": "4"}}]}, POOLS, EXCLUSIVE),
+]
+
+
+@pytest.mark.parametrize(("value", "settings", "resources"), rows(EXCLUSIVE_CPUS))
+def test_cpuset_of_the_annotation_is_set(serve: Serve, value: Any, settings: str, resources: Any) -> None:
+    for name, sent in (("LSR", None), ("BE", {}), ("SYSTEM", SENT)):
+        call = {"annotations": status(value), "labels": qos(name), "cgroup_parent": POD}
+        assert at_both(serve("cpuset", settings), **call, resources=sent).resources == resources
+    assert (
+        at_both(serve("cpuset", settings), **call, resources={**SENT, **resources}) == NO_DIFFERENCE
+    )  # it is set already
+
+
+SECOND_HAS_CPU = status({"numaNodeResources": [{"node": 1}, {"node": 0, "resources": {"cpu": 4}}]})
+NODE_IN_OTHER_CASE = status({"NUMANodeResources": [{"Node": 1, "RESOURCES": {"cpu": 4}}]})
+NO_NODE = status({"cpuset": "", "numaNodeResources": [{"resources": {"cpu": 4}}]})
+BE_POOLS_ALONE = "be-shared-pools: [{node: 0, cpuset: 4-5}]"
+RULES = [
+    # Without settings nothing is set.
+    ("no rule, BE: not even cleared", "", "BE", BEST_EFFORT, {}, NOTHING),
+    ("unrelated settings, NUMA", GATE + KEEP_QUOTA, "", POD, numa(0, cpu=1), NOTHING),
+    # 1. NUMA nodes with CPUs.
+    ("hardly any cpu", POOLS, "LS", BURSTABLE, numa(0, cpu="1n"), POOL_0),
+    ("cpu 0", POOLS, "LS", BURSTABLE, numa(0, cpu="0", memory="1Gi"), ALL),
+    ("batch-cpu", POOLS, "LS", BURSTABLE, numa(1, **{BATCH_CPU: "500"}), POOL_1),
+    ("batch-cpu not above 0", POOLS, "LS", BURSTABLE, numa(1, **{BATCH_CPU: -1}), ALL),
+    ("one entry with cpu counts all nodes", POOLS + SYSTEM, "SYSTEM", BURSTABLE, SECOND_HAS_CPU, ALL),
+    ("key case", POOLS, "LS", BURSTABLE, NODE_IN_OTHER_CASE, POOL_1),
+    ("no node is node 0, as in Go", POOLS, "LS", BURSTABLE, NO_NODE, POOL_0),
+    ("before static and best effort", POOLS + STATIC, "", BEST_EFFORT, numa(1, cpu=-4), POOL_1),
+    ("a node without a pool", POOLS, "LS", BURSTABLE, numa(7, cpu=4), CLEARED),
+    ("a pool without CPUs", ONE_EMPTY_POOL, "LS", BURSTABLE, numa(0, 1, cpu=4), cpus("8-11")),
+    ("no pools", STATIC, "LS", BURSTABLE, numa(0, cpu=4), NOTHING),
+    ("BE with the gate, two nodes", POOLS + GATE, "BE", BURSTABLE, numa(0, 1, cpu=4), cpus("4-5,12-13")),
+    ("BE, no pools", STATIC + GATE, "BE", BURSTABLE, numa(0, cpu=4), CLEARED),
+    ("BE pools alone are a rule", BE_POOLS_ALONE, "BE", BEST_EFFORT, {}, CLEARED),
+    ("BE without the gate: the last rule", POOLS, "BE", BURSTABLE, numa(1, cpu=4), ALL),
+    # 2. SYSTEM.
+    ("SYSTEM before best effort", SYSTEM, "SYSTEM", BEST_EFFORT, {}, cpus("0-1")),
+    ("a system cpuset is for SYSTEM", SYSTEM, "LSR", POD, {}, NOTHING),
+    # 3. LS.
+    ("LS before static and best effort", POOLS + STATIC, "LS", BEST_EFFORT, status({"cpuset": ""}), ALL),
+    # 4. BestEffort.
+    ("best effort without a label", STATIC, "", BEST_EFFORT, {}, CLEARED),
+    # 5. Everything else.
+    ("static", POOLS + STATIC, "LSR", POD, {}, NOTHING),
+    ("no cgroup parent", POOLS, "LSE", "", {}, ALL),
+]
+
+
+@pytest.mark.parametrize(("settings", "name", "parent", "annotations", "resources"), rows(RULES))
+def test_first_matching_rule_determines_the_cpuset(
+    serve: Serve, settings: str, name: str, parent: str, annotations: dict[str, str], resources: dict[str, Any]
+) -> None:
+    call = {"labels": qos(name), "cgroup_parent": parent, "annotations": annotations}
+    assert at_both(serve("cpuset", settings), resources=SENT, **call) == Difference(resources=resources)
+
+
+def test_cpuset_that_cannot_be_cleared_is_logged_once(serve: Serve, caplog: Log) -> None:
+    hook = serve("cpuset", STATIC)
+    for _ in range(3):
+        assert at_both(hook, cgroup_parent=BEST_EFFORT, resources=cpus("0-15")) == NO_DIFFERENCE
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+    at_create, at_update = caplog.messages
+    assert "stays as it is: cpuset_cpus: cannot be cleared where the request has no number" in at_create
+    assert "stays as it is" in at_update
+    for sent, cleared in ((SENT, CLEARED), (None, NOTHING), ({"cpu_shares": 2}, NOTHING)):
+        assert at_both(hook, cgroup_parent=BEST_EFFORT, resources=sent).resources == cleared
+    assert len(caplog.records) == 2
+
+
+EXCLUSIVE_STATUS = status({"cpuset": "4-7"})
+QUOTAS = [
+    ("exclusive CPUs", POOLS, EXCLUSIVE_STATUS, "-1"),
+    ("unset-cpu-quota is off", KEEP_QUOTA, EXCLUSIVE_STATUS, "200000"),
+    ("shared CPUs", POOLS, numa(0, cpu=4), "200000"),
+]
+
+
+@pytest.mark.parametrize(("settings", "annotations", "quota"), rows(QUOTAS))
+def test_pod_with_exclusive_cpus_has_no_quota(
+    serve: Serve, tmp_path: Path, settings: str, annotations: Any, quota: str
+) -> None:
+    [file] = tree(tmp_path, {f"cpu{POD}/cpu.cfs_quota_us": "200000\n"})
+    changed = serve("cpuset", settings).pre_run_pod_sandbox(annotations=annotations, cgroup_parent=POD)
+    assert changed.resources == ({"cpu_quota": -1} if quota == "-1" else NOTHING)
+    assert file.read_text() == f"{quota}\n"
+
+
+@pytest.mark.parametrize("parent", [POD, "/kubepods/../x"])
+def test_failed_write_of_the_quota_is_logged_only(serve: Serve, parent: str, caplog: Log) -> None:
+    changed = serve("cpuset").pre_run_pod_sandbox(annotations=EXCLUSIVE_STATUS, cgroup_parent=parent, pod="p")
+    assert changed == Difference(resources={"cpu_quota": -1})
+    [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert line.startswith("default/p: the quota of the pod's cgroup stays as it is: ")
+
+
+def test_invalid_cpuset_is_malformed(serve: Serve) -> None:
+    for text in ("canary", "3-0", " "):
+        with pytest.raises(Malformed, match=f"annotation {keys.RESOURCE_STATUS}: its cpuset cannot be used") as raised:
+            serve("cpuset").pre_create_container(annotations=status({"cpuset": text}), resources=SENT)
+        assert "canary" not in str(raised.value)
 
 
 # gpu
