@@ -1,5 +1,9 @@
-"""Edits of maps and resources: what is accepted, what is refused and changes nothing, and the answer."""
+"""Edits of contexts, maps and resources: what each hook point accepts, what is refused and changes nothing, the answer.
 
+What a hook sees is tested in test_testing.py.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,31 +12,200 @@ import pytest
 from runtimeproxy.model.fields import (
     MAP_FIELDS,
     NUMBER_FIELDS,
+    RESOURCE_FIELDS,
     TEXT_FIELDS,
+    Adjustment,
     ContainerInfo,
     HookAnswer,
     HookRequest,
     PodInfo,
     Resources,
 )
-from runtimeproxy.model.merge import difference, judged
+from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Operation, Part, Stage, SubjectKind
+from runtimeproxy.model.merge import difference, echo, judged, limited
+from runtimeproxy_hooks.sdk.context import ContainerContext, PodContext
 from runtimeproxy_hooks.sdk.edits import EditableResources, Entries, Environment
 from runtimeproxy_hooks.sdk.errors import NotSayable
 from tests.hooks.nodes import rows
-from tests.merge_cases import SENT, TIDY
+from tests.merge_cases import BAD, SENT, TIDY
 
 CANARY = "canary-value"
-CPUSETS = sorted(TEXT_FIELDS)
+RUN_POD, CREATE = BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"]
+POINTS = pytest.mark.parametrize("point", HOOK_POINTS, ids=lambda point: str(point.name))
+
+ENTRIES = {"labels": {"app": "web"}, "annotations": {"note": CANARY}}
+MESSAGES = {"overhead": Resources(cpu_shares=7), "resources": Resources(cpu_shares=512)}
+POD = PodInfo(name="web", namespace="shop", cgroup_parent="/kubepods/podu-1", **ENTRIES, **MESSAGES)
+CONTAINER = ContainerInfo(
+    name="main", annotations={"hash": "1"}, resources=Resources(cpu_quota=50_000), envs={"A": CANARY}
+)
 
 
-def edited(sent: Resources | None, *edits: tuple[str, Any], **more: Any) -> EditableResources:
-    """Return resources after edits; those of a map are the entries to set."""
-    resources = EditableResources(sent, **more)
+def request_at(point: HookPoint) -> HookRequest:
+    return HookRequest(POD, CONTAINER if point.subject is SubjectKind.CONTAINER else None)
+
+
+KINDS: Mapping[SubjectKind, Any] = {SubjectKind.POD: PodContext, SubjectKind.CONTAINER: ContainerContext}
+
+
+def context_at(point: HookPoint) -> Any:
+    return KINDS[point.subject](point, request_at(point))
+
+
+def unedited(point: HookPoint) -> HookAnswer:
+    return replace(echo(request_at(point)), resources=None)
+
+
+@POINTS
+def test_repr_of_a_context_has_no_value(point: HookPoint) -> None:
+    context = context_at(point)
+    assert repr(context).startswith(f"<{point.name} of ")
+    assert "shop/web" in repr(context)
+    pod = context.pod if isinstance(context, ContainerContext) else context
+    everything = [context, pod, pod.labels, pod.annotations, context.annotations, getattr(context, "env", None)]
+    assert CANARY not in f"{everything} {everything!s}"
+
+
+Edit = Callable[[Any], None]
+NEW_PARENT = Adjustment(cgroup_parent="/new")
+EDITS: Mapping[Part, tuple[str, Edit, Adjustment]] = {
+    Part.LABELS: ("labels", lambda c: c.labels.update(new="1"), Adjustment(labels={"new": "1"})),
+    Part.ANNOTATIONS: ("annotations", lambda c: c.annotations.update(new="1"), Adjustment(annotations={"new": "1"})),
+    Part.ENVS: ("env", lambda c: c.env.update(NEW="1"), Adjustment(envs={"NEW": "1"})),
+    Part.CGROUP_PARENT: ("cgroup_parent", lambda c: setattr(c, "cgroup_parent", "/new"), NEW_PARENT),
+    Part.RESOURCES: ("cpu_shares", lambda c: c.resources.set("cpu_shares", 2), Adjustment(resources={"cpu_shares": 2})),
+}
+SUBJECTS_WITHOUT = {Part.LABELS: SubjectKind.CONTAINER, Part.ENVS: SubjectKind.POD}
+PARTS = [(point, part) for point in HOOK_POINTS for part in EDITS if SUBJECTS_WITHOUT.get(part) is not point.subject]
+
+
+@pytest.mark.parametrize(("point", "part"), PARTS, ids=lambda value: str(getattr(value, "name", value)))
+def test_part_can_be_edited_only_if_that_has_an_effect(point: HookPoint, part: Part) -> None:
+    name, edit, change = EDITS[part]
+    context = context_at(point)
+    parts = ", ".join(sorted(each.value for each in point.applies))
+    why = "can be changed any more" if point.stage is Stage.POST else f"can change {parts} only"
+    if part is Part.ANNOTATIONS and point.operation is Operation.UPDATE_CONTAINER_RESOURCES:
+        why = "no runtime uses annotations: set them at PreCreateContainer"
+    elif part in point.applies:
+        edit(context)
+        answered = difference(request_at(point), context.answer())
+        assert replace(limited(point, answered), confirmed=answered.confirmed) == answered
+        assert replace(answered, confirmed=frozenset()) == change
+        assert judged(answered, request_at(point))[1] == ()
+        return
+    with pytest.raises(NotSayable, match=rf"^{name}: .*{point.name} .*{why}$"):
+        edit(context)
+    assert context.answer() == unedited(point)
+
+
+AT_CREATE = "no runtime changes it once the container exists: set it at PreCreateContainer"
+CLEAR = "no runtime clears it once the container exists: clear it at PreCreateContainer, or name all the CPUs"
+OOM, CPUS, MEMS = ("oom_score_adj", 5), ("cpuset_cpus", ""), ("cpuset_mems", "")
+EXISTING = [
+    *((operation, *edit, "") for operation in ("RunPodSandbox", "CreateContainer") for edit in (OOM, CPUS, MEMS)),
+    *(
+        ("StartContainer", *OOM, AT_CREATE),
+        ("StartContainer", *CPUS, CLEAR),
+        ("UpdateContainerResources", *OOM, AT_CREATE),
+    ),
+    *(("UpdateContainerResources", *edit, "") for edit in (CPUS, MEMS)),
+]
+
+
+@pytest.mark.parametrize(("operation", "name", "value", "why"), EXISTING)
+def test_existing_container_accepts_fewer_edits(operation: str, name: str, value: Any, why: str) -> None:
+    point = BY_NAME[f"Pre{operation}"]
+    sent = Resources(cpu_quota=50_000, cpuset_cpus="0-3", cpuset_mems="0", oom_score_adj=-998)
+    request = HookRequest(replace(POD, resources=sent), replace(CONTAINER, resources=sent))
+    context = KINDS[point.subject](point, request)
+    if why:
+        with pytest.raises(NotSayable, match=f"^{name}: {why}$"):
+            context.resources.set(name, value)
+    else:
+        context.resources.set(name, value)
+    assert difference(request, context.answer()).resources == ({} if why else {name: value})
+
+
+def test_pod_of_a_container_and_overhead_are_read_only() -> None:
+    container = context_at(CREATE)
+    pod = container.pod
+    of_labels, of_annotations = (lambda: pod.labels.update(a="1")), (lambda: pod.annotations.update(a="1"))
+    for edit in (of_labels, of_annotations, pod.labels.popitem, lambda: pod.resources.set("cpu_shares", 2)):
+        with pytest.raises(NotSayable, match="cannot change its pod"):
+            edit()
+    with pytest.raises(AttributeError):
+        pod.name = "renamed"
+    assert container.answer() == unedited(CREATE)
+    with pytest.raises(NotSayable, match="overhead can only be read"):
+        context_at(RUN_POD).overhead.cpu_shares = 2
+
+
+@pytest.mark.parametrize("name", ["name", "labels", "resources", "cgroupparent"])
+@pytest.mark.parametrize("point", [RUN_POD, CREATE])
+def test_attributes_cannot_be_assigned(point: HookPoint, name: str) -> None:
+    context = context_at(point)
+    with pytest.raises(NotSayable, match=rf"^{name} cannot be assigned; cgroup_parent can, and maps entry by entry"):
+        setattr(context, name, {})
+    assert context.answer() == unedited(point)
+
+
+NO_PATH = r"must be (an absolute path|a text in UTF-8)"
+BAD_PARENTS = [
+    *(("/kubepods/podu-1", path, NO_PATH) for path in ("", None, "kubepods", "/kubepods/../x")),
+    ("/kubepods.slice/pod1.slice", "/pod1", r"must be a \.slice where one was sent"),
+]
+
+
+@pytest.mark.parametrize(("sent", "path", "why"), BAD_PARENTS)
+def test_bad_cgroup_parent_is_refused_unless_it_was_sent(sent: str, path: Any, why: str) -> None:
+    pod = PodContext(RUN_POD, HookRequest(replace(POD, cgroup_parent=sent)))
+    with pytest.raises(NotSayable, match=f"^cgroup_parent: {why}"):
+        pod.cgroup_parent = path
+    assert pod.cgroup_parent == sent
+    if path:
+        pod = PodContext(RUN_POD, HookRequest(replace(POD, cgroup_parent=path)))
+        pod.cgroup_parent = "/new"
+        pod.cgroup_parent = path
+        assert pod.answer().cgroup_parent == path
+
+
+def edit(resources: EditableResources, *edits: tuple[str, Any]) -> None:
+    """Edit resources; the value for a map is the entries to set."""
     for name, value in edits:
         if name in MAP_FIELDS:
             getattr(resources, name).update(value)
         else:
             resources.set(name, value)
+
+
+def repeat(answer: HookAnswer) -> None:
+    """Apply the edits of an answer to contexts without sent values."""
+    pod, container = PodContext(RUN_POD, HookRequest(PodInfo())), ContainerContext(CREATE, HookRequest(PodInfo()))
+    pod.labels.update(answer.labels)
+    container.annotations.update(answer.annotations)
+    container.env.update(answer.envs)
+    if answer.cgroup_parent:
+        container.cgroup_parent = answer.cgroup_parent
+    values = {name: getattr(answer.resources, name) for name in RESOURCE_FIELDS} if answer.resources else {}
+    edit(container.resources, *((name, value) for name, value in values.items() if value))
+
+
+@pytest.mark.parametrize(("field", "answer"), BAD, ids=[f"{n}-{field}" for n, (field, _) in enumerate(BAD)])
+def test_answer_that_the_proxy_refuses_cannot_be_edited(field: str, answer: HookAnswer) -> None:
+    name = field.removeprefix("resources.").replace("envs", "env")
+    with pytest.raises(NotSayable, match=rf"^{name}: "):
+        repeat(answer)
+
+
+# Maps and resources.
+
+CPUSETS = sorted(TEXT_FIELDS)
+
+
+def edited(sent: Resources | None, *edits: tuple[str, Any], **more: Any) -> EditableResources:
+    resources = EditableResources(sent, **more)
+    edit(resources, *edits)
     return resources
 
 
