@@ -41,19 +41,23 @@ def edit_everything(container: ContainerContext) -> None:
     container.resources.unified["new"] = "3"
 
 
-def test_difference_has_the_changes_only(hook_tester: type[HookTester]) -> None:
+def test_difference_has_the_changes_only_and_is_like_yaml(hook_tester: type[HookTester]) -> None:
     sent = {"cpu_quota": 50_000, "cpuset_cpus": "0-3", "unified": {"old": "1"}}
     changed = hook_tester(Everywhere(edit_everything)).pre_create_container(env={"OLD": "1"}, resources=sent)
     resources = {"cpu_shares": 2, "cpuset_cpus": "", "unified": {"new": "3"}}
     assert changed == Difference({"NEW": "1"}, {}, {"new": "2"}, resources, "/y")
     assert type(changed.env["NEW"]) is str, "it was not transmitted"
-
-
-def test_text_of_a_difference_is_like_yaml() -> None:
-    resources = {"cpu_quota": -1, "unified": {"memory.high": "max"}}
-    changed = Difference(env={"A": 'é"'}, resources=resources, cgroup_parent="/x")
-    lines = ["env:", '  A: "é\\""', "resources:", "  cpu_quota: -1", "  unified:", '    memory.high: "max"']
-    assert str(changed).splitlines() == [*lines, 'cgroup_parent: "/x"']
+    lines = [
+        "env:",
+        '  A: "é\\""',
+        "resources:",
+        "  cpu_shares: 2",
+        "  unified:",
+        '    new: "3"',
+        'cgroup_parent: "/y"',
+    ]
+    text = str(Difference(env={"A": 'é"'}, resources={"cpu_shares": 2, "unified": {"new": "3"}}, cgroup_parent="/y"))
+    assert text.splitlines() == lines
     assert str(Difference()) == "nothing is changed"
 
 
@@ -110,11 +114,8 @@ class Slow(Hook):
         container.env["WAITED"] = "1"
 
 
-async def test_async_method_is_awaited_in_an_async_test_too() -> None:
+async def test_async_method_is_awaited_in_an_async_test_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert HookTester(Slow()).pre_create_container().env == {"WAITED": "1"}
-
-
-def test_async_method_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(testing, "PATIENCE_SECONDS", 0.01)
     with pytest.raises(TimeoutError, match=r"did not end within 0\.01 s"):
         HookTester(Slow(asyncio.Event().wait)).pre_create_container()

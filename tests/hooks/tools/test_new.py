@@ -1,6 +1,5 @@
 """A new hook server: the folder is written once, its tests pass, and it serves without changes."""
 
-import errno
 import os
 import re
 import stat
@@ -32,11 +31,8 @@ def test_invalid_or_used_name_is_refused(tmp_path: Path, name: str, words: str) 
 
 
 def test_folder_is_removed_if_a_file_cannot_be_written(tmp_path: Path, monkeypatch: Patch) -> None:
-    def full(path: Path, text: str, **more: str) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(ConfigError, match=f"^{tmp_path}/gpu cannot be written: No space left on device; name a fold"):
+    monkeypatch.setattr(new, "files", lambda name: {"no folder/gpu.py": ""})
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/gpu cannot be written: No such file or directory; name a fold"):
         new.new("gpu", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
