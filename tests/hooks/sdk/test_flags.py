@@ -9,24 +9,9 @@ from typing import Any
 import pytest
 
 from runtimeproxy_hooks.sdk import Hook, main
-from runtimeproxy_hooks.sdk.flags import parser
 from tests.hooks.sdk.child import Dreamy, Obedient
 
 Out = pytest.CaptureFixture[str]
-DEFAULTS = {
-    **{"endpoint": "/var/run/runtimeproxy-hooks/gpu.sock", "register_dir": "/etc/runtime/hookserver.d"},
-    **{"failure_policy": "Ignore", "unregister": False, "order": None, "timeout": None, "log_level": "info"},
-}
-FLAGS = [
-    *(("--endpoint=unix:///run/a.sock", {"endpoint": "/run/a.sock"}), ("--register-dir=", {"register_dir": ""})),
-    *(("--timeout=1.5s", {"timeout": "1.5s"}), ("--order=07", {"order": 7})),
-]
-
-
-@pytest.mark.parametrize(("flag", "value"), FLAGS)
-def test_flag_overrides_its_default(flag: str, value: dict[str, object]) -> None:
-    assert vars(parser("gpu").parse_args([])) == DEFAULTS
-    assert vars(parser("gpu").parse_args([flag])) == DEFAULTS | value
 
 
 @pytest.fixture(autouse=True)

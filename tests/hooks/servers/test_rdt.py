@@ -176,36 +176,29 @@ def test_qos_class_of_a_pod_is_its_group(node: Node, name: str, cgroup_parent: s
     assert node.groups() == ([group] if group else [])
 
 
-@pytest.mark.parametrize("classes", [{}, {"LS": {"enable": False, "l3": [0, 50]}}, {"BE": {"enable": True}}])
+@pytest.mark.parametrize("classes", [{"LS": {"enable": False, "l3": [0, 50]}}, {"BE": {"enable": True}}])
 def test_class_that_is_not_enabled_is_not_used(node: Node, classes: dict[str, Any]) -> None:
     tester = node.hook(classes=classes)
-    node.resctrl.make("LS")
     with threads(1) as tids:
         node.container(*tids)
         assert not tester.pre_create_container(labels=qos("LS"))
         tester.post_start_container(labels=qos("LS"))
-    assert (node.schemata("LS"), (node.root / "LS/tasks").read_text()) == (L3_FULL + MB_FULL, "")
+    assert node.groups() == []
 
 
-def test_limits_of_a_class_are_written_when_settings_change(node: Node, tmp_path: Path) -> None:
+def test_limits_are_written_when_settings_change(node: Node, monkeypatch: Patch) -> None:
     resctrl = Watched(node.root)
     tester = node.hook(classes=EVERY_CLASS, resctrl=resctrl)
     for times, mb in ((1, 50), (2, 70)):
-        (tmp_path / "node.yaml").write_text(yaml.safe_dump({"rdt": {"LS": {"enable": True, "l3": [0, 50], "mb": mb}}}))
+        tree(node.folder, {"node.yaml": yaml.safe_dump({"rdt": {"LS": {"enable": True, "l3": [0, 50], "mb": mb}}})})
         for _ in range(2):
             tester.pre_create_container(labels=qos("LS"))
         assert resctrl.limited == ["LS"] * times
         assert node.schemata("LS") == f"L3:0=03f;1=03f\nMB:0= {mb};1= {mb}\n"
-
-
-def test_number_of_remembered_limits_is_bounded(node: Node, monkeypatch: Patch) -> None:
     monkeypatch.setattr(rdt, "MOST_WRITTEN", 1)
-    resctrl = Watched(node.root)
-    tester = node.hook(classes=EVERY_CLASS, resctrl=resctrl)
-    for _ in range(2):
-        for name in ("LS", "BE"):
-            assert tester.pre_create_container(labels=qos(name)).annotations == {RDT_CLASS: name}
-    assert resctrl.limited == ["LS", "BE"] * 2
+    for call in 2 * [OWN_LIMITS, {"labels": qos("LS")}]:
+        tester.pre_create_container(**call)
+    assert resctrl.limited[2:] == [POD_GROUP, "LS"] * 2
 
 
 def test_annotation_is_omitted_when_the_flag_is_set(node: Node) -> None:

@@ -17,7 +17,7 @@ from runtimeproxy.model.hookpoints import BY_NAME
 from runtimeproxy.relay.rpc.connection import CallFailed, Kind
 from runtimeproxy_hooks.tools import client as hook_client
 from runtimeproxy_hooks.tools import request
-from runtimeproxy_hooks.tools.client import WARM_UP_CALLS, Figures, HookCallFailed, Server, bench, percentile
+from runtimeproxy_hooks.tools.client import WARM_UP_CALLS, Figures, HookCallFailed, Server, bench
 from tests.fakes import hookanswers
 from tests.fakes.hookanswers import HookCall
 from tests.fakes.hookserver import HookServer
@@ -82,11 +82,6 @@ async def test_answer_that_is_no_message_is_a_broken_one(tmp_path: Path) -> None
         with pytest.raises(CallFailed) as caught:
             await hook_client.call_point(client, POINT, BODY, 10.0)
     assert (caught.value.kind, caught.value.code) == (Kind.BROKEN, 13)
-
-
-def test_percentile_is_the_value_of_the_nearest_rank() -> None:
-    for count, percent, value in ((1, 99, 1), (2, 50, 1), (2, 51, 2), (2, 100, 2), (10, 90, 9), (101, 99, 100)):
-        assert percentile(list(range(1, count + 1)), percent) == value
 
 
 def test_figures_are_shown_in_milliseconds() -> None:
@@ -188,13 +183,12 @@ def test_changes_that_are_lost_are_shown_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("letter", ["k", "\n", "\x80"])
-@pytest.mark.parametrize("length", [100, 1022, 1023, 1024, 5000])
-def test_key_of_any_length_is_shown_as_yaml(letter: str, length: int) -> None:
-    envs = {letter * length: "1", "B": "2"}
-    text = shown(HookAnswer(envs=envs))
-    assert all(line.isprintable() for line in text.splitlines())
-    for loader in (yaml.SafeLoader, yaml.CSafeLoader):
-        assert yaml.load(text, loader) == {"applied": {"envs": envs}}
+def test_key_of_any_length_is_shown_as_yaml(letter: str) -> None:
+    for length in (100, 1022, 1023, 1024, 5000):
+        envs = {letter * length: "1", "B": "2"}
+        text = shown(HookAnswer(envs=envs))
+        assert all(line.isprintable() for line in text.splitlines())
+        assert yaml.safe_load(text) == {"applied": {"envs": envs}}
 
 
 async def called(path: Path, answer: hookanswers.Answer, point: Any = POINT, **server: Any) -> hook_client.Called:

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.hookapi import codec
-from runtimeproxy.model import merge
-from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+from runtimeproxy.model.fields import HookRequest
 from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
 from runtimeproxy_hooks.tools import request, trials, verify
 from runtimeproxy_hooks.tools.trials import Broken, Skipped, TriedServer
@@ -200,43 +198,3 @@ async def test_table_has_each_rule_and_the_sums(
     assert [row.split()[0] for row in lines[1:-1]] == [rule.name for rule in RULES]
     assert lines[-1].startswith(last)
     assert good == ("0 failed" in lines[-1])
-
-
-# The numbers of the echo rule.
-
-QUOTA = Resources(cpu_quota=5000, cpu_shares=7, cpuset_cpus="0")
-SENT = HookRequest(PodInfo(labels={"a": "1", "b": "2"}, resources=QUOTA))
-
-
-def resources(**fields: Any) -> HookAnswer:
-    return HookAnswer(resources=Resources(**fields))
-
-
-MIXTURES = [
-    ("an echo", merge.echo(SENT), [], []),
-    ("changes and unsent fields only", resources(cpu_quota=-1, cpu_period=1000), [], []),
-    ("an echo with a changed number", resources(cpu_quota=-1, cpu_shares=7), [], []),
-    ("one number of two, and a new one", resources(cpu_shares=7, cpu_period=1000), ["cpu_shares"], ["cpu_quota"]),
-]
-
-
-@pytest.mark.parametrize(("answer", "repeated", "omitted"), rows(MIXTURES))
-@pytest.mark.parametrize("container", [None, ContainerInfo(resources=QUOTA)])
-def test_mixture_of_echo_and_changes_is_found(
-    answer: Any, repeated: list[str], omitted: list[str], container: Any
-) -> None:
-    assert trials.mixed(replace(SENT, container=container), answer) == (repeated, omitted)
-    without_numbers = HookRequest(PodInfo(), container and ContainerInfo())
-    assert trials.mixed(without_numbers, answer) == ([], [])
-
-
-@pytest.mark.parametrize("number", [1, -1, -1000, 2**63 - 1, -(2**63)])
-def test_changed_number_differs_from_the_one_sent(number: int) -> None:
-    given = HookRequest(PodInfo(resources=Resources(cpu_quota=number, cpu_shares=3)))
-    for each in (given, HookRequest(PodInfo(), ContainerInfo(resources=given.pod.resources))):
-        point = BY_NAME["PreStartContainer" if each.container else "PreRunPodSandbox"]
-        body = codec.encode(point, trials.with_others(each, ["cpu_quota"]))
-        changed = merge.echo(codec.decode_request(point, body))
-        assert changed.resources is not None
-        assert changed.resources.cpu_quota not in {0, number}
-        assert changed.resources == Resources(cpu_quota=changed.resources.cpu_quota, cpu_shares=3)
