@@ -1,33 +1,52 @@
-"""The project's hooks together: ``python -m runtimeproxy_hooks``, their shared flags, what they log only once."""
+"""Command lines: of the project's hooks together (``python -m runtimeproxy_hooks``), and of any hook server."""
 
 import argparse
 import logging
 import os
-import re
 import runpy
 import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain, combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runtimeproxy.relay.listener import MAX_PATH_BYTES
 from runtimeproxy.settings.version import VERSION
-from runtimeproxy_hooks import Hook
+from runtimeproxy_hooks import Hook, main
 from runtimeproxy_hooks import __main__ as hosting
-from runtimeproxy_hooks.lib.cgroups import ROOT
-from runtimeproxy_hooks.lib.node import DEFAULT_FILE
 from runtimeproxy_hooks.sdk.flags import parser, server_name
 from runtimeproxy_hooks.sdk.hook import hook_name
 from runtimeproxy_hooks.servers.cpuset import Cpuset
 from runtimeproxy_hooks.servers.groupidentity import GroupIdentity
 from tests.hooks.nodes import tree
-from tests.hooks.sdk.processes import running
+from tests.hooks.sdk.child import Dreamy, Obedient
 
 Patch, Out = pytest.MonkeyPatch, pytest.CaptureFixture[str]
 NAMES = sorted(hosting.HOOKS)
 KNOWN = ", ".join(NAMES)
+
+
+@pytest.fixture(autouse=True)
+def without_grpcio(monkeypatch: Patch) -> None:
+    """Ensure that no server can be started."""
+    monkeypatch.delitem(sys.modules, "runtimeproxy_hooks.sdk.serving", raising=False)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+
+
+@pytest.fixture(autouse=True)
+def restored_logging() -> Iterator[None]:
+    """Undo the log setup of ``main``."""
+    loggers = [logging.getLogger(name) for name in ("", "runtimeproxy_hooks", "tests")]
+    levels, handlers = [logger.level for logger in loggers], list(loggers[0].handlers)
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    for handler in set(loggers[0].handlers).difference(handlers):
+        loggers[0].removeHandler(handler)
 
 
 SERVED = [
@@ -58,27 +77,64 @@ def test_any_hooks_together_have_their_own_name_and_socket() -> None:
     assert server_name(NAMES) == "batchres-coresche-cpunorma-cpuset-gpu-groupide-oomscore-rdt"
 
 
+class Fileless(Obedient):
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--mark")
+
+    def configure(self, arguments: argparse.Namespace) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/nowhere")
+
+
 UNNAMED, UNKNOWN = f"name the hooks to serve first: {KNOWN}, or all", f"there are {KNOWN}; all must be alone"
-WRONG = [
-    *((words, UNNAMED) for words in ([], ["--order=5"])),
-    (["gpu", "all"], f"there is no hook 'all'; {UNKNOWN}"),
+WRONG_NAMES = [
+    *(([], UNNAMED), (["--order=5"], UNNAMED), (["gpu", "all"], f"there is no hook 'all'; {UNKNOWN}")),
     (["gpu", "gppu"], "there is no hook 'gppu'; did you mean 'gpu'?"),
     (["gpu", "cpuset", "gpu"], "gpu is named twice"),
 ]
+WRONG_FLAGS = [
+    ("--endpoint=a.sock", "--endpoint: 'a.sock' is not a unix socket: write /path, unix:/path or "),
+    ("--failure-policy=fail", "argument --failure-policy: invalid choice: 'fail' (choose from "),
+    ("--order=100", "argument --order: '100' is not a place: write a number from 0 to 99"),
+    ("--timeout=0s", "--timeout: '0s' is not a time limit: write one above zero, like 500ms, 2s or 1m"),
+    ("--log=debug", "unrecognized arguments: --log=debug; --help lists the flags"),
+]
+TWICE = "two hooks, or a hook and the SDK, have the same flag: argument --mark: conflicting option string: --mark"
+WRONG_HOOKS: list[tuple[list[Any], str, str]] = [
+    ([Fileless()], "", "fileless: error: [Errno 2] No such file or directory: '/nowhere'"),
+    ([Dreamy(), Fileless()], "two", f"two: error: {TWICE}"),
+    ([], "", ": error: there is no hook to serve; give main one: main(MyHook())"),
+    ([Dreamy], "", "dreamy: error: <class 'tests.hooks.sdk.child.Dreamy'> is not a hook; give main instances of "),
+    ([Hook()], "", "hook: error: Hook has no method named like a hook point; there are pre_"),
+    *(([Obedient()], name, f"{name}: error: {name!r} cannot be in a file's name; ") for name in ("a/b", ".a")),
+]
+WRONG: list[tuple[Callable[[], None], str]] = [
+    *((partial(hosting.run, words), f"runtimeproxy-hooks: error: {line}") for words, line in WRONG_NAMES),
+    *((partial(main, Obedient(), argv=[flag]), f"obedient: error: {line}") for flag, line in WRONG_FLAGS),
+    (partial(main, Dreamy(), argv=["--mark=xy"]), "dreamy: error: --mark: write one letter"),
+    *((partial(main, *hooks, name=name, argv=[]), line) for hooks, name, line in WRONG_HOOKS),
+]
 
 
-@pytest.mark.parametrize(("words", "line"), WRONG)
-def test_wrong_name_is_one_line(capsys: Out, words: list[str], line: str) -> None:
+@pytest.mark.parametrize(("run", "line"), WRONG, ids=[line for _, line in WRONG])
+def test_wrong_command_line_is_one_line(capsys: Out, run: Callable[[], None], line: str) -> None:
     with pytest.raises(SystemExit) as exited:
-        hosting.run(words)
+        run()
     assert exited.value.code == 2
-    assert capsys.readouterr().err == f"runtimeproxy-hooks: error: {line}\n"
+    error, empty = capsys.readouterr().err.split("\n")
+    assert not empty
+    assert error.startswith(line)
+
+
+def test_missing_grpcio_is_one_line_with_what_to_install(capsys: Out) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(Obedient(), argv=["--register-dir="])
+    assert exited.value.code == 1
+    words = "the Python package grpc is missing, which serves gRPC; install runtimeproxy with its extra: "
+    assert capsys.readouterr().err == f"obedient: error: {words}'runtimeproxy[hooks]'\n"
 
 
 HELPS = [
-    ("__main__", "-h", f"hooks: {KNOWN}\n"),
-    ("__main__", "--version", f"runtimeproxy-hooks {VERSION}"),
-    ("__main__", "all --help", "/all.sock"),
+    *(("__main__", "-h", f"hooks: {KNOWN}\n"), ("__main__", "--version", f"runtimeproxy-hooks {VERSION}")),
     *((f"servers.{name}", "--help", f"/{name}.sock") for name in NAMES),
 ]
 
@@ -91,22 +147,6 @@ def test_module_is_a_program_with_help(monkeypatch: Patch, capsys: Out, module: 
         runpy.run_module(f"runtimeproxy_hooks.{module}", run_name="__main__")
     assert not exited.value.code
     assert printed in capsys.readouterr().out
-
-
-CGROUPS = {"batchresource", "coresched", "cpuset", "groupidentity", "rdt"}
-SETTINGS = CGROUPS - {"coresched"} | {"cpunormalization"}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_hook_has_flags_for_what_it_looks_at(tmp_path: Path, name: str) -> None:
-    parser = argparse.ArgumentParser()
-    hosting.load(name).add_arguments(parser)
-    flags = vars(parser.parse_args([]))
-    settings, root = flags.get("node_config"), flags.get("cgroup_root")
-    assert (settings and settings.path, root) == (
-        DEFAULT_FILE if name in SETTINGS else None,
-        ROOT if name in CGROUPS else None,
-    )
 
 
 def test_hooks_of_a_server_share_the_settings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -130,12 +170,5 @@ def test_warning_is_logged_the_first_time_only(caplog: pytest.LogCaptureFixture)
     one.warn_once(("file", None), "100 % of it is gone")
     two.warn_once("file", "not there either")
     texts = ["x is not there", "100 % of it is gone", "not there either"]
-    assert caplog.messages == [f"{text}; said once only" for text in texts]
+    assert [message.partition(";")[0] for message in caplog.messages] == texts
     assert [record.name.rpartition(".")[2] for record in caplog.records] == ["groupidentity", "groupidentity", "cpuset"]
-
-
-async def test_hooks_lines_at_its_start_have_the_log_format(tmp_path: Path) -> None:
-    program = ("-m", "runtimeproxy_hooks", "rdt", f"--resctrl-root={tmp_path}")
-    with running(tmp_path, program=program, file="rdt.json") as server:
-        line = next(line for line in server.log.splitlines() if "rdt:" in line)
-    assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]{12}Z WARNING runtimeproxy_hooks.servers.rdt: no RDT on this node", line)
