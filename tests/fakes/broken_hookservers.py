@@ -86,6 +86,18 @@ def mixes_pods_up() -> Answer:
     return answer
 
 
+def takes_few_calls_at_once() -> Answer:
+    serving = asyncio.Semaphore(4)
+
+    async def answer(call: HookCall) -> bytes:
+        if serving.locked():
+            return await TOO_MUCH(call)
+        async with serving:
+            return await hookanswers.after(THINKS_SECONDS)(call)
+
+    return answer
+
+
 def forgets_a_number() -> Answer:
     """Return an answer that copies the resources field by field, without the newest field."""
     return hookanswers.echo(lambda response: resources(response).ClearField("oom_score_adj"))
@@ -216,6 +228,7 @@ BROKEN: dict[str, Tried] = {
     "answers any method": Tried(answers_any_method, "unknown-method"),
     "refuses big requests": breaking("big", lambda: where(lambda call: len(call.message) > 512 * 1024, TOO_MUCH)),
     "mixes pods up": breaking("concurrency", mixes_pods_up),
+    "takes few calls at once": breaking("concurrency", takes_few_calls_at_once),
     "is locked by a cancelled call": breaking("cancelled", breaks_when_cancelled),
     "dies of a broken connection": Tried(dies_of_a_broken_connection, "broken-connection"),
     "hangs": breaking("deadline", hookanswers.hang, timeout_seconds=0.2),

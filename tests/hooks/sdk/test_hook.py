@@ -83,7 +83,7 @@ def wrapper(self: Hook, container: ContainerContext) -> None: ...
 
 
 CALLABLE = [
-    *(lambda self, container, more=3: None, lambda self, *all, **more: None, bool),
+    *(lambda self, container, more=3: None, lambda self, *all, **more: None, repr, bool),
     *(staticmethod(lambda container: None), classmethod(lambda cls, container: None)),
     *(partialmethod(lambda self, more, container: None, "more"), lru_cache(lambda self, container: None)),
     wrapper,  # the callable itself counts, not what it wraps

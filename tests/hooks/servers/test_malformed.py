@@ -64,7 +64,7 @@ MALFORMED = {
         *((gpu(found), "") for found in (None, "canary", {})),
         *((gpu({name: HALF[name] for name in HALF if name != key}), "") for key in (GPU_MEMORY, GPU_MEMORY_RATIO)),
         (gpu({key.upper(): value for key, value in HALF.items()}), ""),
-        *((gpu({**HALF, key: "canary"}), "") for key in HALF),
+        *((gpu({**HALF, key: amount}), "") for key in HALF for amount in ("canary", True)),
     ],
     "groupidentity": [
         *(({"enable": enable, "groupIdentity": value}, "") for enable, value in ((True, 3), (True, -2), (False, 3))),

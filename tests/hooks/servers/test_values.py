@@ -468,6 +468,8 @@ def test_kernel_without_the_file_is_logged_once(serve: Serve, top: Path, caplog:
             assert not hook.pre_run_pod_sandbox(cgroup_parent=parent)
         assert len(caplog.messages) == messages
     assert f"this kernel's cgroups have no {FILE}" in caplog.text
+    with pytest.raises(Malformed, match="cgroup path"):
+        hook.pre_run_pod_sandbox(cgroup_parent="/kubepods/../../x")
     assert not list(top.rglob(FILE))
 
 

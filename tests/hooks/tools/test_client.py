@@ -1,4 +1,4 @@
-"""Finding a hook server; calling it once, with its changes shown as YAML; and often, for ``hook bench``."""
+"""Finding a hook server; requests as YAML; one call, with its changes shown as YAML; and many, for ``hook bench``."""
 
 import asyncio
 import json
@@ -11,9 +11,10 @@ import pytest
 import yaml
 
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.hookapi import codec
 from runtimeproxy.model import merge
 from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
-from runtimeproxy.model.hookpoints import BY_NAME
+from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, SubjectKind
 from runtimeproxy.relay.rpc.connection import CallFailed, Kind
 from runtimeproxy_hooks.tools import client as hook_client
 from runtimeproxy_hooks.tools import request
@@ -22,25 +23,19 @@ from tests.fakes import hookanswers
 from tests.fakes.hookanswers import HookCall
 from tests.fakes.hookserver import HookServer
 
-POINT = BY_NAME["PreCreateContainer"]
+PRE_RUN, POINT, PRE_START, POST_START = (
+    BY_NAME[name] for name in ("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer", "PostStartContainer")
+)
 BODY = request.encoded(POINT, request.example())
 
 
-NAMED: list[tuple[dict[str, object], Server]] = [
-    ({}, Server("/run/x.sock", 2.0, frozenset())),
-    (
-        {"timeout": "500ms", "runtime-hooks": ["PreStartContainer"]},
-        Server("/run/x.sock", 0.5, frozenset({"PreStartContainer"})),
-    ),
-]
-
-
-@pytest.mark.parametrize(("more", "server"), NAMED)
-def test_server_is_named_by_its_file_or_its_socket(tmp_path: Path, more: dict[str, object], server: Server) -> None:
-    file = tmp_path / "10-x.json"
-    file.write_text(json.dumps({"remote-endpoint": "unix:///run/x.sock", **more}))
-    assert hook_client.find(str(file)) == server
+def test_server_is_named_by_its_file_or_its_socket(tmp_path: Path) -> None:
     assert hook_client.find("unix:///run/x.sock") == Server("/run/x.sock")
+    file, entry = tmp_path / "10-x.json", {"remote-endpoint": "unix:///run/x.sock"}
+    file.write_text(json.dumps(entry))
+    assert hook_client.find(str(file)) == Server("/run/x.sock", 2.0, frozenset())
+    file.write_text(json.dumps({**entry, "timeout": "500ms", "runtime-hooks": ["PreStartContainer"]}))
+    assert hook_client.find(str(file)) == Server("/run/x.sock", 0.5, frozenset({"PreStartContainer"}))
 
 
 UNNAMED = [
@@ -129,7 +124,6 @@ async def test_failures_are_counted_by_their_reason(tmp_path: Path) -> None:
     assert (len(figures.seconds), figures.failures) == (5, Counter({"INTERNAL: odd": 5}))
 
 
-PRE_START, POST_START = BY_NAME["PreStartContainer"], BY_NAME["PostStartContainer"]
 RESOURCES_SENT = Resources(cpu_quota=50000, cpu_shares=2, cpuset_cpus="0-3", hugepage_limits={"2MB": 4096})
 ENTRIES_SENT: Any = {"envs": {"A": "1", "EMPTY": ""}, "annotations": {"n": "a\nb"}}
 SENT = HookRequest(PodInfo(cgroup_parent="/pod"), ContainerInfo(**ENTRIES_SENT, resources=RESOURCES_SENT))
@@ -169,17 +163,14 @@ bad:
 """
 
 
-def test_answer_is_shown_as_what_it_changes() -> None:
+def test_answer_is_shown_as_what_it_changes_and_what_is_lost() -> None:
     resources = Resources(cpu_quota=-1, cpu_shares=2, hugepage_limits={"2MB": 0, "1GB": 8192})
     envs = {"A": "2", "B": "x y", "EMPTY": "1", "on": "off"}
     answer = HookAnswer(envs=envs, annotations={"n": "c"}, cgroup_parent="/other", resources=resources)
     assert shown(answer) == CHANGED
     assert shown(merge.echo(SENT)) == shown(HookAnswer()) == "applied: {}\n"
-
-
-def test_changes_that_are_lost_are_shown_with_the_reason() -> None:
-    resources = Resources(cpu_period=5, cpu_shares=4)
-    assert shown(HookAnswer(envs={"A": "2"}, resources=resources), PRE_START) == SECTIONS
+    lost = HookAnswer(envs={"A": "2"}, resources=Resources(cpu_period=5, cpu_shares=4))
+    assert shown(lost, PRE_START) == SECTIONS
 
 
 @pytest.mark.parametrize("letter", ["k", "\n", "\x80"])
@@ -211,3 +202,77 @@ async def test_call_that_the_proxy_would_not_make_is_reported(tmp_path: Path) ->
     found = await called(tmp_path, hookanswers.echo(), POST_START, points=frozenset({"PreStartContainer"}))
     assert "# the proxy would not call: the registration file does not name PostStartContainer" in found.text
     assert "# the proxy ignores what is answered at this hook point" in found.text
+
+
+# Requests as YAML.
+
+EMPTY = HookRequest(PodInfo())
+
+
+def of_pod(**fields: Any) -> HookRequest:
+    return HookRequest(PodInfo(**fields))
+
+
+NUMBERS = "{cpu_quota: -1, cpuset_cpus: 0, hugepage_limits: {2MB: 18446744073709551615}, unified: {a: b}}"
+READ_NUMBERS = Resources(cpu_quota=-1, cpuset_cpus="0", hugepage_limits={"2MB": 2**64 - 1}, unified={"a": "b"})
+READ: list[tuple[str, HookRequest]] = [
+    *((text, EMPTY) for text in ("", "# nothing\n", "container:", "pod: {labels: , name: ~, attempt: null}")),
+    ("container: {envs: {A: '1'}}", HookRequest(PodInfo(), ContainerInfo(envs={"A": "1"}))),
+    ("pod: {name: web, uid: 0x1, attempt: 4294967295}", of_pod(name="web", uid="0x1", attempt=2**32 - 1)),
+    ("pod: {overhead: {}}", of_pod(overhead=Resources())),
+    (f"pod: {{resources: {NUMBERS}}}", of_pod(resources=READ_NUMBERS)),
+    ("pod: {labels: &same {a: b}, annotations: *same}", of_pod(labels={"a": "b"}, annotations={"a": "b"})),
+]
+
+
+@pytest.mark.parametrize(("text", "read"), READ, ids=[text for text, _ in READ])
+def test_request_is_parsed(text: str, read: HookRequest) -> None:
+    assert request.parse(text, "f") == read
+
+
+REFUSED = [
+    ("- pod", "f:1: write 'key: value' lines here"),
+    ("pod:\n  labls: {secret: canary}", "f:2: pod.labls: unknown key; did you mean labels?"),
+    ("pod:\n  id: canary", "f:2: pod.id: unknown key; did you mean uid?"),
+    ("container: {pod_id: canary}", "f:1: container.pod_id: unknown key; there are name, attempt, "),
+    ("pod: {annotations: {a: {b: canary}}}", "f:1: pod.annotations.a: write one text, in quotes if it is JSON"),
+    ("pod: {attempt: canary}", "f:1: pod.attempt: write a whole number, without a unit"),
+    ("pod: {attempt: 4294967296}", "f:1: pod.attempt: write a number from 0 to 4294967295"),
+    ("pod: {resources: {hugepage_limits: {2MB: -1}}}", "f:1: pod.resources.hugepage_limits.2MB: write a number from 0"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), REFUSED, ids=[text[:60] for text, _ in REFUSED])
+def test_error_has_line_and_key_but_no_value(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        request.parse(text, "f")
+    assert str(caught.value).startswith(words)
+    assert "canary" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_example_is_sent_completely_at_every_hook_point() -> None:
+    for point in HOOK_POINTS:
+        sent = request.at_point(point, request.example())
+        assert (sent.container is None) == (point.subject is SubjectKind.POD)
+        assert request.unsent(point, sent) == ()
+        assert request.encoded(point, sent) == codec.encode(point, sent)
+
+
+LOST = [
+    *((PRE_RUN, "pod: {overhead: {cpu_shares: 2}}", ()), (PRE_RUN, "container: {name: main}", ("container",))),
+    (POINT, "{pod: {cgroup_parent: /b}, container: {cgroup_parent: /a}}", ("pod.cgroup_parent",)),
+    (POINT, "container: {id: c1}", ("container.id",)),
+    (PRE_START, "{pod: {overhead: {}, runtime_handler: a}, container: {}}", ("pod.runtime_handler", "pod.overhead")),
+    (PRE_START, '{pod: {}, container: {envs: {A: "\\ud83d"}}}', ("container.envs",)),
+]
+
+
+@pytest.mark.parametrize(("point", "text", "lost"), LOST)
+def test_field_that_the_proxy_does_not_send_is_named(point: Any, text: str, lost: tuple[str, ...]) -> None:
+    assert request.unsent(point, request.parse(text, "f")) == lost
+
+
+def test_hook_point_of_a_container_needs_one() -> None:
+    with pytest.raises(ConfigError, match=r"PreStartContainer is about a container, and the request has none: add"):
+        request.encoded(PRE_START, EMPTY)

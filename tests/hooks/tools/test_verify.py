@@ -174,11 +174,16 @@ async def test_server_may_be_slow_after_a_restart(tmp_path: Path) -> None:
     assert (found["restart"].mark, found["restart"].words, starts) == (Mark.KEPT, RESTART[0].sentence, [])
 
 
-POD_ONLY = HookRequest(request.example().pod)
+POD = request.example().pod
+POD_ONLY, WITHOUT_HANDLER = HookRequest(POD), replace(request.example(), pod=replace(POD, runtime_handler=""))
+WITH_UPDATE, BOTH = (
+    (TWO_POINTS[0], BY_NAME["PreUpdateContainerResources"]),
+    "PreRunPodSandbox, PreUpdateContainerResources",
+)
 UNSERVED = "serves             FAIL  PreRunPodSandbox not served (UNIMPLEMENTED)\n"
 ONE_OF_TWO = "\n13 passed, 1 failed, 1 skipped"
 TABLES: list[tuple[str, Made, HookRequest, Points, str, str, str]] = [
-    ("good", GOOD["an echo"], POD_ONLY, TWO_POINTS[:1], "PreRunPodSandbox", "", "\n14 passed, 0 failed, 1 skipped"),
+    ("good", GOOD["an echo"], WITHOUT_HANDLER, WITH_UPDATE, BOTH, "", "\n14 passed, 0 failed, 1 skipped"),
     ("others are tried", one_point, request.example(), TWO_POINTS[:1], "PreCreateContainer", UNSERVED, ONE_OF_TWO),
     ("unfit for the others", one_point, POD_ONLY, TWO_POINTS[:1], "none of PreRunPodSandbox", UNSERVED, ""),
     ("nothing", BROKEN["serves no hook point"].made, request.example(), (), "no hook point", "", ""),
