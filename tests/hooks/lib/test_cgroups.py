@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy_hooks.lib.cgroups import SETTINGS, Cgroups, overwrite, weight
+from runtimeproxy_hooks.lib.cgroups import SETTINGS, Cgroups, overwrite
 from runtimeproxy_hooks.sdk import Malformed
 from tests.hooks.nodes import tree
 
@@ -66,7 +66,9 @@ def test_cgroups_that_are_mounted_later_are_found(tmp_path: Path) -> None:
 
 
 WRITTEN = [
-    ("cpu_shares", 1024, "100\n", "39"),
+    # runc's formula
+    *(("cpu_shares", shares, "100\n", weight) for shares, weight in ((2, "1"), (28, "1"), (29, "2"), (1024, "39"))),
+    *(("cpu_shares", shares, "100\n", weight) for shares, weight in ((262143, "9999"), (1 << 40, "10000"))),
     ("cpu_quota", 50000, "max 100000\n", "50000 100000"),
     ("cpu_quota", -1, "2000 20000\n", "max 20000"),
     ("cpu_quota", -1, "\n", "max 100000"),
@@ -87,22 +89,6 @@ def test_value_is_written_in_the_form_of_each_version(
     else:
         cgroups.write(POD, setting, value)
     assert file.read_text() == f"{in_version_2 if cgroups.v2 else value}\n"
-
-
-WEIGHTS = [(-1, 1), (28, 1), (29, 2), (262143, 9999), (1 << 40, 10000)]
-
-
-@pytest.mark.parametrize(("shares", "expected"), WEIGHTS)
-def test_weight_is_runcs_formula(shares: int, expected: int) -> None:
-    assert weight(shares) == expected
-
-
-def test_no_file_is_created(cgroups: Cgroups) -> None:
-    before = sorted(cgroups.root.rglob("*"))
-    for path in ("/kubepods/gone", f"{POD}/c1"):
-        with pytest.raises(FileNotFoundError):
-            cgroups.write(path, "cpu_shares", 2)
-    assert sorted(cgroups.root.rglob("*")) == before
 
 
 OUTSIDE = ("../x", "kubepods/podx", "/kubepods/../../etc", "/kubepods/..", "/kubepods\0/podx")
@@ -146,9 +132,8 @@ def test_link_to_nothing_or_to_itself_leads_nowhere(cgroups: Cgroups) -> None:
 
 @v1_only
 def test_linked_hierarchy_is_ignored(cgroups: Cgroups, tmp_path_factory: pytest.TempPathFactory) -> None:
-    outside = tmp_path_factory.mktemp("outside")
-    tree(outside, {"kubepods/podx/cgroup.procs": "99\n"})
-    (cgroups.root / "net_cls").symlink_to(outside)
+    [file] = tree(tmp_path_factory.mktemp("outside"), {"kubepods/podx/cgroup.procs": "99\n"})
+    (cgroups.root / "net_cls").symlink_to(file.parents[2])
     assert 99 not in cgroups.pids(POD)
     with pytest.raises(Malformed, match=THROUGH_LINK):
         cgroups.file(POD, "net_cls", "net_cls.classid", "none")
@@ -195,8 +180,13 @@ def test_next_hierarchy_is_listed_if_the_first_is_empty(cgroups: Cgroups) -> Non
     assert (cgroups.pids(POD), cgroups.tids(POD)) == ([17, 18, 22], [23])
 
 
-def test_removed_cgroup_has_no_processes(cgroups: Cgroups) -> None:
+def test_removed_cgroup_has_no_processes_or_new_files(cgroups: Cgroups) -> None:
+    before = sorted(cgroups.root.rglob("*"))
     assert cgroups.pids("/kubepods/gone") == cgroups.tids("/kubepods/gone") == []
+    for path in ("/kubepods/gone", f"{POD}/c1"):
+        with pytest.raises(FileNotFoundError):
+            cgroups.write(path, "cpu_shares", 2)
+    assert sorted(cgroups.root.rglob("*")) == before, "a file was created"
     file = cgroups.file(f"{POD}/c1", "cpu", "cgroup.procs", "cgroup.procs")
     file.unlink()
     file.symlink_to("gone")  # listed, but missing when it is read

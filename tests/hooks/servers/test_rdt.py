@@ -188,13 +188,15 @@ def test_class_that_is_not_enabled_is_not_used(node: Node, classes: dict[str, An
 
 def test_limits_are_written_when_settings_change(node: Node, monkeypatch: Patch) -> None:
     resctrl = Watched(node.root)
-    tester = node.hook(classes=EVERY_CLASS, resctrl=resctrl)
-    for times, mb in ((1, 50), (2, 70)):
+    tester = node.hook(resctrl=resctrl)
+    for times, mb, written in ((1, 50, 50), (2, 70, 70), (2, 90, 70)):
+        resctrl.refused = ["schemata"] if mb == 90 else []
         tree(node.folder, {"node.yaml": yaml.safe_dump({"rdt": {"LS": {"enable": True, "l3": [0, 50], "mb": mb}}})})
         for _ in range(2):
-            tester.pre_create_container(labels=qos("LS"))
+            assert tester.pre_create_container(labels=qos("LS")).annotations == {RDT_CLASS: "LS"}
         assert resctrl.limited == ["LS"] * times
-        assert node.schemata("LS") == f"L3:0=03f;1=03f\nMB:0= {mb};1= {mb}\n"
+        assert node.schemata("LS") == f"L3:0=03f;1=03f\nMB:0= {written};1= {written}\n"
+    resctrl.refused = []
     monkeypatch.setattr(rdt, "MOST_WRITTEN", 1)
     for call in 2 * [OWN_LIMITS, {"labels": qos("LS")}]:
         tester.pre_create_container(**call)
@@ -316,13 +318,6 @@ def test_refusal_of_the_kernel_is_logged_once(
     [message] = caplog.messages
     assert f"{words}: Operation not permitted" in message
     assert node.groups() == groups
-
-
-def test_class_retains_its_limits_when_new_ones_are_refused(node: Node) -> None:
-    node.hook(classes={"LS": {"enable": True, "mb": 50}}).pre_create_container(labels=qos("LS"))
-    tester = node.hook(classes={"LS": {"enable": True, "mb": 70}}, resctrl=StandIn(node.root, refused=["schemata"]))
-    assert tester.pre_create_container(labels=qos("LS")).annotations == {RDT_CLASS: "LS"}
-    assert node.schemata("LS") == f"{L3_FULL}MB:0= 50;1= 50\n"
 
 
 @pytest.mark.parametrize("refused", [[], ["schemata"]])

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from runtimeproxy.model.fields import HookRequest
 from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
 from runtimeproxy_hooks.tools import request, trials, verify
-from runtimeproxy_hooks.tools.trials import Broken, Skipped, TriedServer
+from runtimeproxy_hooks.tools.trials import TriedServer
 from runtimeproxy_hooks.tools.verify import RULES, Mark, Rule, Verdict, judge
 from tests.fakes import hookanswers
 from tests.fakes.broken_hookservers import BROKEN, GOOD, LATE_SECONDS, Made, Tried, answering
@@ -110,27 +109,6 @@ async def test_server_that_hangs_after_a_rule_is_reported(tmp_path: Path) -> Non
     rule = Rule("harm", "It survives.", harm)
     found = await verdicts(tmp_path, answering(answer), timeout_seconds=LATE_SECONDS, tried=(rule,))
     assert found["harm"] == Verdict(rule, Mark.BROKEN, "afterwards a plain request: no answer in time")
-
-
-ENDS: list[tuple[list[Exception | None], str]] = [
-    ([None, Broken("a"), Broken("b")], "Two: a (and at Three)"),
-    ([Skipped("s"), Broken("a"), None], "Two: a"),
-    ([Skipped("s"), None, None], "s"),
-]
-
-
-@pytest.mark.parametrize(("ends", "words"), ENDS, ids=str)
-async def test_rule_is_broken_if_one_point_breaks_it(ends: list[Exception | None], words: str) -> None:
-    points = {replace(TWO_POINTS[0], name=name): end for name, end in zip(("One", "Two", "Three"), ends, strict=True)}
-
-    async def trial(subject: Any, point: Any) -> None:
-        if end := points[point]:
-            raise end
-
-    subject: Any = SimpleNamespace(sound=tuple(points))
-    with pytest.raises((Broken, Skipped)) as caught:
-        await verify._each(trial)(subject)
-    assert str(caught.value) == words
 
 
 RESTART = tuple(rule for rule in RULES if rule.name == "restart")
