@@ -50,24 +50,19 @@ async def test_server_registers_serves_and_cleans_up(
     assert last.endswith(f" {number.name}: ending")
 
 
-def test_debug_log_has_calls_and_no_values(folder: Path) -> None:
-    with running(folder, "--log-level=debug", "--register-dir=") as server:
+def test_call_that_hangs_is_abandoned_and_no_value_is_logged(folder: Path) -> None:
+    with running(folder, "--log-level=debug", "--register-dir=") as server, ThreadPoolExecutor(1) as caller:
         status(str(server.socket), request(other=SECRET))
-        assert f" on {server.socket}, not registered\n" in server.log
-        assert not server.registrations.exists()
-        assert re.search(r" DEBUG \S+: PreCreateContainer: ns/pod/main in \d+\.\d{3} ms\n", server.log)
-        assert SECRET not in server.log
-        assert " asyncio: " not in server.log  # the debug lines of libraries may contain values
-
-
-def test_call_that_hangs_is_abandoned(folder: Path) -> None:
-    with running(folder) as server, ThreadPoolExecutor(1) as caller:
         waiting = caller.submit(status, str(server.socket), request("hang"))
         eventually(lambda: BEGAN in server.log)
         assert server.end(signal.SIGTERM) == 0
         assert waiting.result()[0] in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
+        assert (server.socket.exists(), server.registrations.exists()) == (False, False)
+        assert f" on {server.socket}, not registered\n" in server.log
+        assert re.search(r" DEBUG \S+: PreCreateContainer: ns/pod/main in \d+\.\d{3} ms\n", server.log)
         assert server.log.endswith("calls that did not end in time and are abandoned: 1\n")
-        assert not server.socket.exists()
+        assert SECRET not in server.log
+        assert " asyncio: " not in server.log  # the debug lines of libraries may contain values
 
 
 async def test_restart_after_a_kill_replaces_the_files(folder: Path) -> None:

@@ -27,7 +27,7 @@ POD_GROUP = f"koordlet-{UID}"
 EVERY_CLASS: Mapping[str, Any] = {name: {"enable": True} for name in ("LSR", "LS", "BE")}
 SMALL = {"llc": {"schemata": {"range": [0, 30]}}, "mb": {"schemata": {"percent": 20}}}
 OWN_LIMITS: dict[str, Any] = {"annotations": annotation(RESCTRL, SMALL)}
-SMALL_LINES, L3_FULL, MB_FULL = "L3:0=00f;1=00f\nMB:0= 20;1= 20\n", "L3:0=7ff;1=7ff\n", "MB:0=100;1=100\n"
+SMALL_LINES, MB_FULL = "L3:0=00f;1=00f\nMB:0= 20;1= 20\n", "MB:0=100;1=100\n"
 
 
 class Node:

@@ -14,7 +14,7 @@ from runtimeproxy_hooks.tools import request, trials, verify
 from runtimeproxy_hooks.tools.trials import TriedServer
 from runtimeproxy_hooks.tools.verify import RULES, Mark, Rule, Verdict, judge
 from tests.fakes import hookanswers
-from tests.fakes.broken_hookservers import BROKEN, GOOD, LATE_SECONDS, Made, Tried, answering
+from tests.fakes.broken_hookservers import BROKEN, GOOD, LATE_SECONDS, Made, answering
 from tests.fakes.hookserver import HookServer
 from tests.hooks.nodes import rows
 from tests.hooks.sdk.processes import eventually
@@ -46,47 +46,45 @@ def marked(found: dict[str, Verdict], mark: Mark) -> set[str]:
     return {name for name, verdict in found.items() if verdict.mark is mark}
 
 
-@pytest.mark.parametrize("tried", BROKEN.values(), ids=BROKEN)
-async def test_broken_server_breaks_its_own_rules_only(tmp_path: Path, tried: Tried) -> None:
+NUMBERS = "cpu_period, cpu_quota, cpu_shares, memory_limit_in_bytes, memory_swap_limit_in_bytes"
+BAD_PERIOD = "must be 0 (not set) or 1000..1000000 microseconds"
+LATE, SEE = f"no answer within {LATE_SECONDS:g} s", "no answer in time, see 'deadline'"
+LATE_TWICE = f"{LATE}: PreCreateContainer (empty), PreCreateContainer (missing)"
+WORDS = {
+    "sets a bad value": {"values": f"PreRunPodSandbox: resources.cpu_period: {BAD_PERIOD} (and at PreCreateContainer)"},
+    "forgets a number of its echo": {
+        "echo": f"PreCreateContainer: resources: {NUMBERS} repeated as sent, oom_score_adj left out"
+    },
+    "hangs": {"deadline": "no answer within 0.2 s: PreCreateContainer (a plain request)"},
+    "hangs without a cgroup parent": {"empty": SEE, "missing": SEE, "deadline": LATE_TWICE},
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_broken_server_breaks_its_own_rules_only(tmp_path: Path, name: str) -> None:
+    tried = BROKEN[name]
     points = TWO_POINTS if tried.timeout_seconds > LATE_SECONDS else TWO_POINTS[1:]  # a server that hangs does so once
     found = await verdicts(tmp_path, tried.made, points, timeout_seconds=tried.timeout_seconds)
-    assert marked(found, Mark.BROKEN) == {tried.breaks}, found
+    words = {rule: verdict.words for rule, verdict in found.items()}
+    assert marked(found, Mark.BROKEN) == {tried.breaks}, words
+    assert words | WORDS.get(name, {}) == words
     if tried.breaks in ("serves", "plain"):
         others = {"serves", "unknown-method", "restart", "deadline", tried.breaks}
-        assert {rule for rule, verdict in found.items() if verdict.words == NOWHERE} == found.keys() - others
+        assert {rule for rule, each in words.items() if each == NOWHERE} == found.keys() - others
     assert list(found) == [rule.name for rule in RULES]
     assert {each.breaks for each in BROKEN.values()} | {"restart"} == found.keys(), "a rule has no server"
 
 
-@pytest.mark.parametrize("made", GOOD.values(), ids=GOOD)
-async def test_good_server_keeps_every_rule(tmp_path: Path, made: Made) -> None:
-    found = await verdicts(tmp_path, made)
+@pytest.mark.parametrize("name", GOOD)
+async def test_good_server_keeps_every_rule(tmp_path: Path, name: str) -> None:
+    found = await verdicts(tmp_path, GOOD[name])
     assert marked(found, Mark.BROKEN) == set()
-    refused = {"values", "echo"} if "refused" in found["values"].words else set()
+    refused = {"values", "echo"} if name == "a refusal" else set()
     assert marked(found, Mark.SKIPPED) == {"restart"} | refused
+    assert {found[rule].words for rule in refused} <= {"the plain request is refused: give one that is not (-f)"}
 
 
-NUMBERS = "cpu_period, cpu_quota, cpu_shares, memory_limit_in_bytes, memory_swap_limit_in_bytes"
 ENDED = "afterwards a plain request: not reachable: No such file or directory"
-REFUSED = "the plain request is refused: give one that is not (-f)"
-BOTH_LATE = "PreRunPodSandbox (a plain request), PreCreateContainer (a plain request)"
-FORGETS, HANGS_ONCE = BROKEN["forgets a number of its echo"], BROKEN["hangs without a cgroup parent"]
-LATE, SEE = HANGS_ONCE.timeout_seconds, "no answer in time, see 'deadline'"
-LATE_TWICE = f"no answer within {LATE:g} s: PreRunPodSandbox (empty), PreRunPodSandbox (missing)"
-MIXTURE = f"PreCreateContainer: resources: {NUMBERS} repeated as sent, oom_score_adj left out"
-REPORTED: list[tuple[str, Made, float, dict[str, str]]] = [
-    ("mixture", FORGETS.made, 10.0, {"echo": MIXTURE}),
-    ("refusal", GOOD["a refusal"], 10.0, {"values": REFUSED, "echo": REFUSED}),
-    ("late", BROKEN["hangs"].made, 0.2, {"deadline": f"no answer within 0.2 s: {BOTH_LATE}"}),
-    ("late twice", HANGS_ONCE.made, LATE, {"empty": SEE, "missing": SEE, "deadline": LATE_TWICE}),
-]
-
-
-@pytest.mark.parametrize(("made", "seconds", "words"), rows(REPORTED))
-async def test_verdict_says_what_broke_the_rule(tmp_path: Path, made: Made, seconds: float, words: Any) -> None:
-    tried = [rule for rule in RULES if rule.name in words]
-    found = await verdicts(tmp_path, made, timeout_seconds=seconds, tried=tried)
-    assert {name: verdict.words for name, verdict in found.items()} == words
 
 
 async def test_server_that_is_gone_is_blamed_once(tmp_path: Path) -> None:
@@ -154,10 +152,8 @@ async def test_server_may_be_slow_after_a_restart(tmp_path: Path) -> None:
 
 POD = request.example().pod
 POD_ONLY, WITHOUT_HANDLER = HookRequest(POD), replace(request.example(), pod=replace(POD, runtime_handler=""))
-WITH_UPDATE, BOTH = (
-    (TWO_POINTS[0], BY_NAME["PreUpdateContainerResources"]),
-    "PreRunPodSandbox, PreUpdateContainerResources",
-)
+WITH_UPDATE = (TWO_POINTS[0], BY_NAME["PreUpdateContainerResources"])
+BOTH = "PreRunPodSandbox, PreUpdateContainerResources"
 UNSERVED = "serves             FAIL  PreRunPodSandbox not served (UNIMPLEMENTED)\n"
 ONE_OF_TWO = "\n13 passed, 1 failed, 1 skipped"
 TABLES: list[tuple[str, Made, HookRequest, Points, str, str, str]] = [
