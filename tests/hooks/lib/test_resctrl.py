@@ -18,36 +18,21 @@ L3_INFO = {"cbm_mask": "7ff", "min_cbm_bits": "1"}
 MB_INFO = {"min_bandwidth": "10", "bandwidth_gran": "10"}
 
 
-MASKS = [
-    # koordlet drops such a line, because both ends round up to the same way
-    *((20, 1, (20, 50), "3f0"), (11, 1, (95, 100), "400"), (11, 1, (50, 51), "20")),
-    # the kernel refuses a mask narrower than min_cbm_bits
-    *((20, 2, (0, 1), "3"), (20, 2, (99, 100), "c0000"), (20, 3, (50, 52), "700"), (20, 20, (40, 45), "fffff")),
-]
-
-
-@pytest.mark.parametrize(("ways", "min_bits", "percent", "mask"), MASKS)
-def test_range_is_converted_to_a_mask(ways: int, min_bits: int, percent: Range, mask: str) -> None:
-    assert f"{pure.cache_mask(percent, Cache((0,), ways, min_bits)):x}" == mask
-
-
-NUMBERS = [
-    *((INTEL, 10, 10, *row) for row in ((1, 10), (11, 20), (90, 90), (91, 100))),
-    *((INTEL, 5, 5, 12, 15), (INTEL, 10, 30, 95, 100)),
-    *((AMD, 0, 1, *row) for row in ((1, 1), (33, 52), (99, 158), (100, 2048))),
-    (AMD, 8, 1, 1, 8),
-]
-
-
-@pytest.mark.parametrize(("vendor", "minimum", "step", "percentage", "value"), NUMBERS)
-def test_percentage_is_converted_to_a_number(vendor: str, minimum: int, step: int, percentage: int, value: int) -> None:
-    assert pure.bandwidth_value(percentage, Bandwidth((0,), vendor, minimum, step)) == value
-
-
 FULL, MB_ONLY, L3_ONLY = Machine({"L3": L3}, MB), Machine({}, MB), Machine({"L3": L3})
 CODE_AND_DATA = Machine({"L3CODE": L3, "L3DATA": L3})
 OTHER_IDS = Machine({"L3": Cache((8, 16), 4, 1)}, Bandwidth((16,), AMD, 0, 1))
-SCHEMATA = [
+Limits = tuple[Machine, Wish, str, bool]
+
+
+def ways(count: int, min_bits: int, percent: Range, mask: str) -> Limits:
+    return Machine({"L3": Cache((0,), count, min_bits)}), Wish(l3=percent), f"L3:0={mask}\n", False
+
+
+def bandwidth(vendor: str, minimum: int, step: int, percent: int, value: int) -> Limits:
+    return Machine({}, Bandwidth((0,), vendor, minimum, step)), Wish(mb=percent), f"MB:0={value}\n", False
+
+
+SCHEMATA: list[Limits] = [
     (FULL, Wish(l3=(0, 100), mb=100), "L3:0=7ff;1=7ff\nMB:0=100;1=100\n", False),
     (FULL, Wish(), "", False),
     # only one cache id is written; the kernel does not change the others
@@ -56,12 +41,19 @@ SCHEMATA = [
     (FULL, Wish((20, 80), 20, {0: (20, 50)}, {1: 40}), "L3:0=38;1=1f8\nMB:0=20;1=40\n", False),
     # missing resources are omitted; an id that a resource does not have is reported
     (L3_ONLY, Wish(l3=(0, 100), mb=50), "L3:0=7ff;1=7ff\n", False),
-    (MB_ONLY, Wish(l3=(0, 100), mb=50), "MB:0=50;1=50\n", False),
     *((MB_ONLY, Wish(l3_of={7: (0, 50)}), "", False), (L3_ONLY, Wish(mb_of={2: 10}), "", False)),
     (FULL, Wish(l3_of={0: (0, 50), -1: (0, 50)}, mb_of={7: 50}), "L3:0=3f\n", True),
     # code and data have a line each; ids need not be 0 and 1, nor the same
     (CODE_AND_DATA, Wish(l3=(0, 30)), "L3CODE:0=f;1=f\nL3DATA:0=f;1=f\n", False),
     (OTHER_IDS, Wish(l3=(0, 50), mb=100), "L3:8=3;16=3\nMB:16=2048\n", False),
+    # koordlet drops such a line, because both ends round up to the same way
+    *(ways(11, 1, *row) for row in (((95, 100), "400"), ((50, 51), "20"))),
+    # the kernel refuses a mask narrower than min_cbm_bits
+    *(ways(20, 2, *row) for row in (((0, 1), "3"), ((99, 100), "c0000"))),
+    *(ways(20, *row) for row in ((3, (50, 52), "700"), (20, (40, 45), "fffff"))),
+    *(bandwidth(INTEL, 10, 10, *row) for row in ((1, 10), (11, 20), (90, 90), (91, 100))),
+    *(bandwidth(*row) for row in ((INTEL, 5, 5, 12, 15), (INTEL, 10, 30, 95, 100), (AMD, 8, 1, 1, 8))),
+    *(bandwidth(AMD, 0, 1, *row) for row in ((1, 1), (33, 52), (99, 158), (100, 2048))),
 ]
 
 

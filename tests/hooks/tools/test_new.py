@@ -84,10 +84,8 @@ def run(*command: str, folder: Path, **more: str) -> subprocess.CompletedProcess
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hook_tester", "container_context", "main", "ld_preload"])
 def test_name_does_not_collide_with_imports_or_variables(tmp_path: Path, name: str) -> None:
-    folder = new.new(name, tmp_path)
-    done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", folder=folder)
+    done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", folder=new.new(name, tmp_path))
     assert done.stdout.splitlines()[-1].startswith("2 passed in ")
-    assert f'"HOOK_{name.upper()}"' in (folder / f"{name}.py").read_text()
 
 
 @pytest.mark.slow
