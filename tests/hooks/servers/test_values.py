@@ -18,7 +18,7 @@ from runtimeproxy_hooks.servers.cpunormalization import NORMALIZED
 from runtimeproxy_hooks.servers.gpu import LIBRARY
 from runtimeproxy_hooks.servers.groupidentity import FILE
 from runtimeproxy_hooks.servers.oomscoreadj import LEAST, MOST
-from tests.hooks.nodes import annotation, on_node, qos, rows, tree
+from tests.hooks.nodes import annotation, on_node, qos, tree
 
 Log, Texts = pytest.LogCaptureFixture, dict[str, str]
 Serve = Callable[..., HookTester]
@@ -225,63 +225,55 @@ def numa(*nodes: int, **resources: Any) -> dict[str, str]:
     return status({"numaNodeResources": [{"node": node, "resources": resources} for node in nodes]})
 
 
-EXCLUSIVE_CPUS = [
-    ("no settings", {"cpuset": "4-7,9"}, "", EXCLUSIVE),
-    ("overrides pools", {"cpuset": "4-7,9"}, POOLS + STATIC + SYSTEM, EXCLUSIVE),
-    ("quota is unchanged", {"cpuset": "4-7,9"}, KEEP_QUOTA, cpus("4-7,9")),
-    ("key case, verbatim", {"CPUSet": "1,1,0-0"}, "", {**cpus("1,1,0-0"), "cpu_quota": -1}),
-    ("overrides NUMA nodes", {"cpuset": "4-7,9", "numaNodeResources": [{"resources": {"cpu": "4"}}]}, POOLS, EXCLUSIVE),
+OWN = {"cpuset": "4-7,9"}
+OWN_CPUS: list[tuple[Any, str, dict[str, Any]]] = [
+    *((OWN, "", EXCLUSIVE), (OWN, POOLS + STATIC + SYSTEM, EXCLUSIVE), (OWN, KEEP_QUOTA, cpus("4-7,9"))),
+    ({"CPUSet": "1,1,0-0"}, "", {**cpus("1,1,0-0"), "cpu_quota": -1}),
+    ({**OWN, "numaNodeResources": [{"resources": {"cpu": "4"}}]}, POOLS, EXCLUSIVE),
 ]
 
 
-@pytest.mark.parametrize(("value", "settings", "resources"), rows(EXCLUSIVE_CPUS))
-def test_cpuset_of_the_annotation_is_set(serve: Serve, value: Any, settings: str, resources: Any) -> None:
-    for name, sent in (("LSR", None), ("BE", {}), ("SYSTEM", SENT)):
+@pytest.mark.parametrize(("value", "settings", "resources"), OWN_CPUS)
+def test_cpuset_of_the_annotation_is_set(serve: Serve, value: Any, settings: str, resources: dict[str, Any]) -> None:
+    hook = serve("cpuset", settings)
+    as_set = ("SYSTEM", {**SENT, **resources}, {})
+    for name, sent, expected in (("LSR", None, resources), ("BE", {}, resources), ("SYSTEM", SENT, resources), as_set):
         call = {"annotations": status(value), "labels": qos(name), "cgroup_parent": POD}
-        assert at_both(serve("cpuset", settings), **call, resources=sent).resources == resources
-    assert (
-        at_both(serve("cpuset", settings), **call, resources={**SENT, **resources}) == NO_DIFFERENCE
-    )  # it is set already
+        assert at_both(hook, **call, resources=sent) == Difference(resources=expected)
 
 
 SECOND_HAS_CPU = status({"numaNodeResources": [{"node": 1}, {"node": 0, "resources": {"cpu": 4}}]})
 NODE_IN_OTHER_CASE = status({"NUMANodeResources": [{"Node": 1, "RESOURCES": {"cpu": 4}}]})
 NO_NODE = status({"cpuset": "", "numaNodeResources": [{"resources": {"cpu": 4}}]})
-BE_POOLS_ALONE = "be-shared-pools: [{node: 0, cpuset: 4-5}]"
+ON_NODES = [
+    *((numa(0, cpu="1n"), POOL_0), (numa(0, cpu="0", memory="1Gi"), ALL), (numa(7, cpu=4), CLEARED)),
+    *((numa(1, **{BATCH_CPU: "500"}), POOL_1), (numa(1, **{BATCH_CPU: -1}), ALL)),
+    *((NODE_IN_OTHER_CASE, POOL_1), (NO_NODE, POOL_0)),  # as in Go
+]
 RULES = [
-    # Without settings nothing is set.
-    ("no rule, BE: not even cleared", "", "BE", BEST_EFFORT, {}, NOTHING),
-    ("unrelated settings, NUMA", GATE + KEEP_QUOTA, "", POD, numa(0, cpu=1), NOTHING),
-    # 1. NUMA nodes with CPUs.
-    ("hardly any cpu", POOLS, "LS", BURSTABLE, numa(0, cpu="1n"), POOL_0),
-    ("cpu 0", POOLS, "LS", BURSTABLE, numa(0, cpu="0", memory="1Gi"), ALL),
-    ("batch-cpu", POOLS, "LS", BURSTABLE, numa(1, **{BATCH_CPU: "500"}), POOL_1),
-    ("batch-cpu not above 0", POOLS, "LS", BURSTABLE, numa(1, **{BATCH_CPU: -1}), ALL),
-    ("one entry with cpu counts all nodes", POOLS + SYSTEM, "SYSTEM", BURSTABLE, SECOND_HAS_CPU, ALL),
-    ("key case", POOLS, "LS", BURSTABLE, NODE_IN_OTHER_CASE, POOL_1),
-    ("no node is node 0, as in Go", POOLS, "LS", BURSTABLE, NO_NODE, POOL_0),
-    ("before static and best effort", POOLS + STATIC, "", BEST_EFFORT, numa(1, cpu=-4), POOL_1),
-    ("a node without a pool", POOLS, "LS", BURSTABLE, numa(7, cpu=4), CLEARED),
-    ("a pool without CPUs", ONE_EMPTY_POOL, "LS", BURSTABLE, numa(0, 1, cpu=4), cpus("8-11")),
-    ("no pools", STATIC, "LS", BURSTABLE, numa(0, cpu=4), NOTHING),
-    ("BE with the gate, two nodes", POOLS + GATE, "BE", BURSTABLE, numa(0, 1, cpu=4), cpus("4-5,12-13")),
-    ("BE, no pools", STATIC + GATE, "BE", BURSTABLE, numa(0, cpu=4), CLEARED),
-    ("BE pools alone are a rule", BE_POOLS_ALONE, "BE", BEST_EFFORT, {}, CLEARED),
-    ("BE without the gate: the last rule", POOLS, "BE", BURSTABLE, numa(1, cpu=4), ALL),
-    # 2. SYSTEM.
-    ("SYSTEM before best effort", SYSTEM, "SYSTEM", BEST_EFFORT, {}, cpus("0-1")),
-    ("a system cpuset is for SYSTEM", SYSTEM, "LSR", POD, {}, NOTHING),
-    # 3. LS.
-    ("LS before static and best effort", POOLS + STATIC, "LS", BEST_EFFORT, status({"cpuset": ""}), ALL),
-    # 4. BestEffort.
-    ("best effort without a label", STATIC, "", BEST_EFFORT, {}, CLEARED),
+    # Without settings nothing is set, nor cleared.
+    *(("", "BE", BEST_EFFORT, {}, NOTHING), (GATE + KEEP_QUOTA, "", POD, numa(0, cpu=1), NOTHING)),
+    # 1. NUMA nodes with CPUs; one entry with CPUs counts all nodes. A pool may have no CPUs, or there may be none.
+    *((POOLS, "LS", BURSTABLE, given, resources) for given, resources in ON_NODES),
+    (POOLS + SYSTEM, "SYSTEM", BURSTABLE, SECOND_HAS_CPU, ALL),
+    (POOLS + STATIC, "", BEST_EFFORT, numa(1, cpu=-4), POOL_1),
+    (ONE_EMPTY_POOL, "LS", BURSTABLE, numa(0, 1, cpu=4), cpus("8-11")),
+    (STATIC, "LS", BURSTABLE, numa(0, cpu=4), NOTHING),
+    # BE has pools of its own with the gate; without it the next rule holds.
+    (POOLS + GATE, "BE", BURSTABLE, numa(0, 1, cpu=4), cpus("4-5,12-13")),
+    (STATIC + GATE, "BE", BURSTABLE, numa(0, cpu=4), CLEARED),
+    ("be-shared-pools: [{node: 0, cpuset: 4-5}]", "BE", BEST_EFFORT, {}, CLEARED),
+    (POOLS, "BE", BURSTABLE, numa(1, cpu=4), ALL),
+    # 2. SYSTEM. 3. LS. 4. BestEffort.
+    *((SYSTEM, "SYSTEM", BEST_EFFORT, {}, cpus("0-1")), (SYSTEM, "LSR", POD, {}, NOTHING)),
+    (POOLS + STATIC, "LS", BEST_EFFORT, status({"cpuset": ""}), ALL),
+    (STATIC, "", BEST_EFFORT, {}, CLEARED),
     # 5. Everything else.
-    ("static", POOLS + STATIC, "LSR", POD, {}, NOTHING),
-    ("no cgroup parent", POOLS, "LSE", "", {}, ALL),
+    *((POOLS + STATIC, "LSR", POD, {}, NOTHING), (POOLS, "LSE", "", {}, ALL)),
 ]
 
 
-@pytest.mark.parametrize(("settings", "name", "parent", "annotations", "resources"), rows(RULES))
+@pytest.mark.parametrize(("settings", "name", "parent", "annotations", "resources"), RULES)
 def test_first_matching_rule_determines_the_cpuset(
     serve: Serve, settings: str, name: str, parent: str, annotations: dict[str, str], resources: dict[str, Any]
 ) -> None:
@@ -302,27 +294,22 @@ def test_cpuset_that_cannot_be_cleared_is_logged_once(serve: Serve, caplog: Log)
     assert len(caplog.records) == 2
 
 
-EXCLUSIVE_STATUS = status({"cpuset": "4-7"})
-QUOTAS = [
-    ("exclusive CPUs", POOLS, EXCLUSIVE_STATUS, "-1"),
-    ("unset-cpu-quota is off", KEEP_QUOTA, EXCLUSIVE_STATUS, "200000"),
-    ("shared CPUs", POOLS, numa(0, cpu=4), "200000"),
-]
-
-
-@pytest.mark.parametrize(("settings", "annotations", "quota"), rows(QUOTAS))
+@pytest.mark.parametrize(
+    ("settings", "annotations", "exclusive"),
+    [(POOLS, status(OWN), True), (KEEP_QUOTA, status(OWN), False), (POOLS, numa(0, cpu=4), False)],
+)
 def test_pod_with_exclusive_cpus_has_no_quota(
-    serve: Serve, tmp_path: Path, settings: str, annotations: Any, quota: str
+    serve: Serve, tmp_path: Path, settings: str, annotations: Texts, exclusive: bool
 ) -> None:
     [file] = tree(tmp_path, {f"cpu{POD}/cpu.cfs_quota_us": "200000\n"})
     changed = serve("cpuset", settings).pre_run_pod_sandbox(annotations=annotations, cgroup_parent=POD)
-    assert changed.resources == ({"cpu_quota": -1} if quota == "-1" else NOTHING)
-    assert file.read_text() == f"{quota}\n"
+    assert changed.resources == ({"cpu_quota": -1} if exclusive else {})
+    assert file.read_text() == ("-1\n" if exclusive else "200000\n")
 
 
 @pytest.mark.parametrize("parent", [POD, "/kubepods/../x"])
 def test_failed_write_of_the_quota_is_logged_only(serve: Serve, parent: str, caplog: Log) -> None:
-    changed = serve("cpuset").pre_run_pod_sandbox(annotations=EXCLUSIVE_STATUS, cgroup_parent=parent, pod="p")
+    changed = serve("cpuset").pre_run_pod_sandbox(annotations=status(OWN), cgroup_parent=parent, pod="p")
     assert changed == Difference(resources={"cpu_quota": -1})
     [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert line.startswith("default/p: the quota of the pod's cgroup stays as it is: ")
@@ -362,39 +349,34 @@ def visible(minors: str) -> Texts:
 
 ONE = visible("0")
 SHARED = {**ONE, LIMIT: str(16 << 30), SM_LIMIT: "50", "LD_PRELOAD": LIBRARY}
-VISIBLE = [
-    ("no annotations", {}, {}),
-    ("no GPU", annotation(keys.DEVICE_ALLOCATED, {"rdma": [{"minor": 1}], "gpu": None}), {}),
-    ("gpu list empty", gpus(), {}),
-    ("device types are keys of a map: exact", annotation(keys.DEVICE_ALLOCATED, {"GPU": [{"minor": 1}]}), {}),
-    ("minors in the list's order", gpus({"minor": 3}, gpu(**SHARE), {"Minor": 11}), visible("3,0,11")),
+VISIBLE: list[tuple[Texts, Texts]] = [
+    *(({}, {}), (gpus(), {}), (annotation(keys.DEVICE_ALLOCATED, {"rdma": [{"minor": 1}], "gpu": None}), {})),
+    (annotation(keys.DEVICE_ALLOCATED, {"GPU": [{"minor": 1}]}), {}),  # a type of devices is a key of a map: exact
+    (gpus({"minor": 3}, gpu(**SHARE), {"Minor": 11}), visible("3,0,11")),  # in the list's order
 ]
 
 
-@pytest.mark.parametrize(("annotations", "env"), rows(VISIBLE))
+@pytest.mark.parametrize(("annotations", "env"), VISIBLE)
 def test_visible_devices_are_the_minors(serve: Serve, annotations: Texts, env: Texts) -> None:
     for provider in ("", "hami-core", "a"):  # the label's value must match exactly
-        changed = serve("gpu").pre_create_container(
-            annotations=annotations, labels={keys.GPU_ISOLATION_PROVIDER: provider}
-        )
-        assert changed == Difference(env=env)
+        labels = {keys.GPU_ISOLATION_PROVIDER: provider}
+        assert serve("gpu").pre_create_container(annotations=annotations, labels=labels) == Difference(env=env)
 
 
-SHARES = [
-    ("numbers as numbers", {CORE: 50, MEMORY: 16 << 30, RATIO: 5e1}, SHARED),
-    ("rounded up", {**SHARE, MEMORY: "1500m", CORE: 0.5}, {**SHARED, LIMIT: "2", SM_LIMIT: "1"}),
-    ("gpu-core absent", without(CORE), without(SM_LIMIT, SHARED)),
-    ("gpu-core 0 is not absent", {**SHARE, CORE: "0"}, {**SHARED, SM_LIMIT: "0"}),
-    ("ratio 99", {**SHARE, RATIO: "99"}, SHARED),
-    ("ratio rounded up to 100", {**SHARE, RATIO: "99.5"}, ONE),
-    ("a whole GPU needs no gpu-memory", {RATIO: 100}, ONE),
-    ("deprecated names", {OLD_CORE: "50", OLD_MEMORY: "16Gi", OLD_RATIO: "50"}, SHARED),
-    ("new names override", {**SHARE, OLD_CORE: "1", OLD_MEMORY: "1", OLD_RATIO: "100"}, SHARED),
-    ("null is missing", {**SHARE, MEMORY: None, OLD_MEMORY: "16Gi"}, SHARED),
+SHARES: list[tuple[dict[str, Any], Texts]] = [
+    ({CORE: 50, MEMORY: 16 << 30, RATIO: 5e1}, SHARED),
+    ({**SHARE, MEMORY: "1500m", CORE: 0.5}, {**SHARED, LIMIT: "2", SM_LIMIT: "1"}),  # rounded up
+    *((without(CORE), without(SM_LIMIT, SHARED)), ({**SHARE, CORE: "0"}, {**SHARED, SM_LIMIT: "0"})),
+    # a whole GPU has no limits, and needs no amount of memory
+    *(({**SHARE, RATIO: "99"}, SHARED), ({**SHARE, RATIO: "99.5"}, ONE), ({RATIO: 100}, ONE)),
+    # deprecated names, which the new ones override
+    ({OLD_CORE: "50", OLD_MEMORY: "16Gi", OLD_RATIO: "50"}, SHARED),
+    ({**SHARE, OLD_CORE: "1", OLD_MEMORY: "1", OLD_RATIO: "100"}, SHARED),
+    ({**SHARE, MEMORY: None, OLD_MEMORY: "16Gi"}, SHARED),
 ]
 
 
-@pytest.mark.parametrize(("resources", "env"), rows(SHARES))
+@pytest.mark.parametrize(("resources", "env"), SHARES)
 def test_hami_core_has_the_share_of_the_first_device(serve: Serve, resources: dict[str, Any], env: Texts) -> None:
     annotations = gpus(gpu(**resources), {"minor": 7, "resources": {RATIO: "100"}})
     sent = {**visible("all"), "LD_PRELOAD": "/mine.so", "PATH": "/bin"}
