@@ -47,8 +47,7 @@ def serve(path: str) -> Iterator[Serve]:
     """Return a function that starts a server of hooks and returns its socket's path; it is stopped at the end."""
     servers: list[HookServer] = []
     yield lambda *hooks: servers.append(started(path, *hooks)) or path
-    for server in servers:
-        assert server.stop(0) == 0
+    assert [server.stop(0) for server in servers] == [0] * len(servers)
 
 
 class Controlled(Hook):
