@@ -93,7 +93,7 @@ def test_socket_that_cannot_be_removed_stays_with_a_warning(
     assert caplog.messages == [stays]
     path.unlink()
     with pytest.raises(ConfigError, match=r"cannot listen on .*: File exists"):  # the lock was released
-        place(str(path), lambda bound: serve(bound) or path.touch())  # type: ignore[func-returns-value]
+        place(str(path), lambda bound: serve(bound) or path.touch())
     assert path.is_file(), "a file that appears meanwhile was removed"
 
 
