@@ -114,16 +114,6 @@ def always_the_same() -> Answer:
     return answer
 
 
-def forgets_entries() -> Answer:
-    """Return an answer that repeats only one of the annotations sent, which is as good as none."""
-
-    def forget(response: Any) -> None:
-        for key in sorted(annotations(response))[1:]:
-            del annotations(response)[key]
-
-    return hookanswers.echo(forget)
-
-
 def counts() -> Answer:
     answered: list[None] = []
 
@@ -241,7 +231,6 @@ BROKEN: dict[str, Tried] = {
 GOOD: dict[str, Made] = {
     "an empty answer": answering(hookanswers.empty()),
     "an echo": answering(hookanswers.echo()),
-    "an echo of some entries": answering(forgets_entries()),
     "numbers of its own that may be those that are sent": answering(always_the_same()),
     "a refusal": answering(hookanswers.BY_NAME["refuse"]()),
 }

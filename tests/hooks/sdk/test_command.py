@@ -18,13 +18,6 @@ pytestmark = pytest.mark.slow
 POINTS = ["PreCreateContainer", "PostStopPodSandbox"]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "run"
-    path.mkdir(mode=0o700)
-    return path
-
-
 FLAGS = ("--order=7", "--failure-policy=Fail", "--timeout=500ms", "--mark=x", "--unregister")
 LIVES: list[tuple[signal.Signals, tuple[str, ...], str, dict[str, str], str]] = [
     (signal.SIGTERM, (), "obedient-dreamy.json", {"failure-policy": "Ignore"}, "od"),
@@ -34,9 +27,9 @@ LIVES: list[tuple[signal.Signals, tuple[str, ...], str, dict[str, str], str]] = 
 
 @pytest.mark.parametrize(("number", "flags", "file", "entry", "marks"), LIVES)
 async def test_server_registers_serves_and_cleans_up(
-    folder: Path, number: signal.Signals, flags: tuple[str, ...], file: str, entry: dict[str, str], marks: str
+    tmp_path: Path, number: signal.Signals, flags: tuple[str, ...], file: str, entry: dict[str, str], marks: str
 ) -> None:
-    with running(folder, *flags, file=file) as server:
+    with running(tmp_path, *flags, file=file) as server:
         assert server.registered() == {"remote-endpoint": str(server.socket), "runtime-hooks": POINTS, **entry}
         assert stat.S_IMODE(server.socket.lstat().st_mode) == 0o600
         assert (await call(str(server.socket), request())).envs == {"MARKS": marks}
@@ -50,8 +43,8 @@ async def test_server_registers_serves_and_cleans_up(
     assert last.endswith(f" {number.name}: ending")
 
 
-def test_call_that_hangs_is_abandoned_and_no_value_is_logged(folder: Path) -> None:
-    with running(folder, "--log-level=debug", "--register-dir=") as server, ThreadPoolExecutor(1) as caller:
+def test_call_that_hangs_is_abandoned_and_no_value_is_logged(tmp_path: Path) -> None:
+    with running(tmp_path, "--log-level=debug", "--register-dir=") as server, ThreadPoolExecutor(1) as caller:
         status(str(server.socket), request(other=SECRET))
         waiting = caller.submit(status, str(server.socket), request("hang"))
         eventually(lambda: BEGAN in server.log)
@@ -65,28 +58,30 @@ def test_call_that_hangs_is_abandoned_and_no_value_is_logged(folder: Path) -> No
         assert " asyncio: " not in server.log  # the debug lines of libraries may contain values
 
 
-async def test_restart_after_a_kill_replaces_the_files(folder: Path) -> None:
-    with running(folder) as server:
+async def test_restart_after_a_kill_replaces_the_files(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
         assert server.end(signal.SIGKILL) == -signal.SIGKILL
         assert server.socket.is_socket()
         assert server.file.exists()
-    with running(folder, "--order=7", file="07-obedient-dreamy.json") as server:
+    with running(tmp_path, "--order=7", file="07-obedient-dreamy.json") as server:
         assert (await call(str(server.socket), request())).envs == {"MARKS": "od"}
         assert os.listdir(server.registrations) == ["07-obedient-dreamy.json"]
-        assert f" WARNING runtimeproxy_hooks.sdk.registering: {folder}/hookserver.d/obedient-dreamy.json " in server.log
+        assert (
+            f" WARNING runtimeproxy_hooks.sdk.registering: {tmp_path}/hookserver.d/obedient-dreamy.json " in server.log
+        )
         assert server.end(signal.SIGTERM) == 0
         assert not server.socket.exists()
         assert os.listdir(server.registrations) == []
 
 
-def test_file_is_rewritten_until_sigterm_and_stays_under_fail(folder: Path) -> None:
-    with running(folder, "--failure-policy=Fail") as server:
+def test_file_is_rewritten_until_sigterm_and_stays_under_fail(tmp_path: Path) -> None:
+    with running(tmp_path, "--failure-policy=Fail") as server:
         server.file.write_bytes(b"{}")
         eventually(lambda: f"{server.file} was changed: written again" in server.log)
         assert server.end(signal.SIGTERM) == 0
         assert server.registered()["failure-policy"] == "Fail"
         assert f"{server.file} stays, for its policy is Fail: calls are refused until" in server.log
-    with running(folder) as server:
+    with running(tmp_path) as server:
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: "ending" in server.log and not server.file.exists())
         server.file.write_bytes(b"foreign")
@@ -95,10 +90,10 @@ def test_file_is_rewritten_until_sigterm_and_stays_under_fail(folder: Path) -> N
         assert server.file.read_bytes() == b"foreign"
 
 
-def test_failed_registration_leaves_no_socket(folder: Path) -> None:
-    (folder / "hookserver.d").write_text("no directory")
-    server = Process(folder)
+def test_failed_registration_leaves_no_socket(tmp_path: Path) -> None:
+    (tmp_path / "hookserver.d").write_text("no directory")
+    server = Process(tmp_path)
     assert server.process.wait(LONG_SECONDS) == 1
-    words = f"cannot write {folder}/hookserver.d/obedient-dreamy.json: File exists"
+    words = f"cannot write {tmp_path}/hookserver.d/obedient-dreamy.json: File exists"
     assert server.log == f"obedient-dreamy: error: {words}; check the directory or set --register-dir\n"
-    assert not (folder / "a.sock").exists()
+    assert not (tmp_path / "a.sock").exists()

@@ -82,13 +82,6 @@ def run(*command: str, folder: Path, **more: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["hook_tester", "container_context", "main", "ld_preload"])
-def test_name_does_not_collide_with_imports_or_variables(tmp_path: Path, name: str) -> None:
-    done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", folder=new.new(name, tmp_path))
-    assert done.stdout.splitlines()[-1].startswith("2 passed in ")
-
-
-@pytest.mark.slow
 def test_commands_of_the_readme_work(tmp_path: Path) -> None:
     """The first block serves, the second calls, verifies and measures."""
     folder = new.new("gpu-env", tmp_path)
