@@ -86,7 +86,7 @@ def mixes_pods_up() -> Answer:
     return answer
 
 
-def takes_few_calls_at_once() -> Answer:
+def takes_few_calls() -> Answer:
     serving = asyncio.Semaphore(4)
 
     async def answer(call: HookCall) -> bytes:
@@ -218,7 +218,7 @@ BROKEN: dict[str, Tried] = {
     "answers any method": Tried(answers_any_method, "unknown-method"),
     "refuses big requests": breaking("big", lambda: where(lambda call: len(call.message) > 512 * 1024, TOO_MUCH)),
     "mixes pods up": breaking("concurrency", mixes_pods_up),
-    "takes few calls at once": breaking("concurrency", takes_few_calls_at_once),
+    "takes few calls": breaking("concurrency", takes_few_calls),
     "is locked by a cancelled call": breaking("cancelled", breaks_when_cancelled),
     "dies of a broken connection": Tried(dies_of_a_broken_connection, "broken-connection"),
     "hangs": breaking("deadline", hookanswers.hang, timeout_seconds=0.2),
