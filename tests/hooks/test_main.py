@@ -23,7 +23,7 @@ from runtimeproxy_hooks.sdk.hook import hook_name
 from runtimeproxy_hooks.servers.cpuset import Cpuset
 from runtimeproxy_hooks.servers.groupidentity import GroupIdentity
 from tests.hooks.nodes import tree
-from tests.hooks.sdk.child import Dreamy, Obedient
+from tests.hooks.sdk.processes import Dreamy, Obedient
 
 Patch, Out = pytest.MonkeyPatch, pytest.CaptureFixture[str]
 NAMES = sorted(hosting.HOOKS)
@@ -103,7 +103,7 @@ WRONG_HOOKS: list[tuple[list[Any], str, str]] = [
     ([Fileless()], "", "fileless: error: [Errno 2] No such file or directory: '/nowhere'"),
     ([Dreamy(), Fileless()], "two", f"two: error: {TWICE}"),
     ([], "", ": error: there is no hook to serve; give main one: main(MyHook())"),
-    ([Dreamy], "", "dreamy: error: <class 'tests.hooks.sdk.child.Dreamy'> is not a hook; give main instances of "),
+    ([Dreamy], "", "dreamy: error: <class 'tests.hooks.sdk.processes.Dreamy'> is not a hook; give main instances of "),
     ([Hook()], "", "hook: error: Hook has no method named like a hook point; there are pre_"),
     *(([Obedient()], name, f"{name}: error: {name!r} cannot be in a file's name; ") for name in ("a/b", ".a")),
 ]

@@ -1,5 +1,6 @@
 """A hook server as a process: its flags, its file, signals, kills, and a start that fails."""
 
+import json
 import os
 import re
 import signal
@@ -10,8 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.hooks.sdk.child import BEGAN, SECRET
-from tests.hooks.sdk.processes import LONG_SECONDS, Process, call, eventually, request, running, status
+from tests.hooks.sdk.processes import BEGAN, LONG_SECONDS, SECRET, Process, call, eventually, request, running, status
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,11 @@ async def test_server_registers_serves_and_cleans_up(
     tmp_path: Path, number: signal.Signals, flags: tuple[str, ...], file: str, entry: dict[str, str], marks: str
 ) -> None:
     with running(tmp_path, *flags, file=file) as server:
-        assert server.registered() == {"remote-endpoint": str(server.socket), "runtime-hooks": POINTS, **entry}
+        assert json.loads(server.file.read_text()) == {
+            "remote-endpoint": str(server.socket),
+            "runtime-hooks": POINTS,
+            **entry,
+        }
         assert stat.S_IMODE(server.socket.lstat().st_mode) == 0o600
         assert (await call(str(server.socket), request())).envs == {"MARKS": marks}
         assert server.end(number) == 0
@@ -79,7 +83,7 @@ def test_file_is_rewritten_until_sigterm_and_stays_under_fail(tmp_path: Path) ->
         server.file.write_bytes(b"{}")
         eventually(lambda: f"{server.file} was changed: written again" in server.log)
         assert server.end(signal.SIGTERM) == 0
-        assert server.registered()["failure-policy"] == "Fail"
+        assert json.loads(server.file.read_text())["failure-policy"] == "Fail"
         assert f"{server.file} stays, for its policy is Fail: calls are refused until" in server.log
     with running(tmp_path) as server:
         server.process.send_signal(signal.SIGTERM)

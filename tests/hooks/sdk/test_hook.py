@@ -14,8 +14,7 @@ from runtimeproxy.wire import grpc
 from runtimeproxy_hooks.sdk import ContainerContext, Hook, Malformed, NotSayable, Rejected
 from runtimeproxy_hooks.sdk.hook import call_hooks
 from runtimeproxy_hooks.sdk.statuses import MAX_TEXT, status
-from tests.hooks.sdk.child import SECRET
-from tests.hooks.sdk.processes import CREATE, request
+from tests.hooks.sdk.processes import CREATE, SECRET, request
 
 Log = pytest.LogCaptureFixture
 START = BY_NAME["PreStartContainer"]

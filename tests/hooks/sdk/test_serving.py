@@ -21,8 +21,18 @@ from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, Po
 from runtimeproxy.model.hookpoints import BY_NAME
 from runtimeproxy_hooks.sdk import ContainerContext, Hook
 from runtimeproxy_hooks.sdk.serving import BackgroundLoop, HookServer
-from tests.hooks.sdk.child import SECRET, Dreamy, Obedient
-from tests.hooks.sdk.processes import CREATE, LONG_SECONDS, bare, call, eventually, request, status
+from tests.hooks.sdk.processes import (
+    CREATE,
+    LONG_SECONDS,
+    SECRET,
+    Dreamy,
+    Obedient,
+    bare,
+    call,
+    eventually,
+    request,
+    status,
+)
 
 METHOD = codec.PATHS[CREATE.name]
 OK = (grpc.StatusCode.OK, "")
