@@ -6,7 +6,6 @@ import os
 import runpy
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain, combinations
 from pathlib import Path
@@ -161,13 +160,3 @@ def test_hooks_of_a_server_share_the_settings(tmp_path: Path, caplog: pytest.Log
     assert caplog.messages == [f"{tmp_path}/node.yaml: the node's settings are taken"], "at the start, and once"
     assert hooks[0].node is hooks[1].node
     assert hooks[0].node.settings.system_cpuset == "0-1"
-
-
-def test_warning_is_logged_the_first_time_only(caplog: pytest.LogCaptureFixture) -> None:
-    one, two = GroupIdentity(), Cpuset()
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda number: one.warn_once("file", "%s is not there", "x"), range(200)))
-    one.warn_once(("file", None), "100 % of it is gone")
-    two.warn_once("file", "not there either")
-    texts = ["x is not there", "100 % of it is gone", "not there either"]
-    assert [message.partition(";")[0] for message in caplog.messages] == texts

@@ -176,16 +176,6 @@ def test_qos_class_of_a_pod_is_its_group(node: Node, name: str, cgroup_parent: s
     assert node.groups() == ([group] if group else [])
 
 
-@pytest.mark.parametrize("classes", [{"LS": {"enable": False, "l3": [0, 50]}}, {"BE": {"enable": True}}])
-def test_class_that_is_not_enabled_is_not_used(node: Node, classes: dict[str, Any]) -> None:
-    tester = node.hook(classes=classes)
-    with threads(1) as tids:
-        node.container(*tids)
-        assert not tester.pre_create_container(labels=qos("LS"))
-        tester.post_start_container(labels=qos("LS"))
-    assert node.groups() == []
-
-
 def test_limits_are_written_when_settings_change(node: Node, monkeypatch: Patch) -> None:
     resctrl = Watched(node.root)
     tester = node.hook(resctrl=resctrl)
@@ -196,6 +186,9 @@ def test_limits_are_written_when_settings_change(node: Node, monkeypatch: Patch)
             assert tester.pre_create_container(labels=qos("LS")).annotations == {RDT_CLASS: "LS"}
         assert resctrl.limited == ["LS"] * times
         assert node.schemata("LS") == f"L3:0=03f;1=03f\nMB:0= {written};1= {written}\n"
+    tree(node.folder, {"node.yaml": yaml.safe_dump({"rdt": {"LS": {"enable": False}, "BE": {"enable": True}}})})
+    assert not tester.pre_create_container(labels=qos("LS"))
+    tree(node.folder, {"node.yaml": yaml.safe_dump({"rdt": {"LS": {"enable": True}}})})
     resctrl.refused = []
     monkeypatch.setattr(rdt, "MOST_WRITTEN", 1)
     for call in 2 * [OWN_LIMITS, {"labels": qos("LS")}]:

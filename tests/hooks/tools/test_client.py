@@ -251,6 +251,8 @@ def test_example_is_sent_completely_at_every_hook_point() -> None:
         assert (sent.container is None) == (point.subject is SubjectKind.POD)
         assert request.unsent(point, sent) == ()
         assert request.encoded(point, sent) == codec.encode(point, sent)
+    with pytest.raises(ConfigError, match=r"PreStartContainer is about a container, and the request has none: add"):
+        request.encoded(PRE_START, EMPTY)
 
 
 LOST = [
@@ -265,8 +267,3 @@ LOST = [
 @pytest.mark.parametrize(("point", "text", "lost"), LOST)
 def test_field_that_the_proxy_does_not_send_is_named(point: Any, text: str, lost: tuple[str, ...]) -> None:
     assert request.unsent(point, request.parse(text, "f")) == lost
-
-
-def test_hook_point_of_a_container_needs_one() -> None:
-    with pytest.raises(ConfigError, match=r"PreStartContainer is about a container, and the request has none: add"):
-        request.encoded(PRE_START, EMPTY)

@@ -54,23 +54,17 @@ def test_folder_has_all_files_and_is_writable_by_its_owner_only(tmp_path: Path, 
     assert entry.endpoint == "/var/run/runtimeproxy-hooks/gpu_env.sock"
 
 
-PLAIN, QUOTED = "/opt/runtimeproxy/bin/python", "/a b/100%/python3"
-PYTHONS = [
-    (PLAIN, PLAIN, PLAIN, "yes"),
-    (QUOTED, f"'{QUOTED}'", "'/a b/100%%/python3'", "yes"),
-    (*3 * ("/home/me/venv/bin/python",), "read-only"),
-]
-
-
-@pytest.mark.parametrize(("python", "word", "in_unit", "protect_home"), PYTHONS)
-def test_files_name_this_python(monkeypatch: Patch, python: str, word: str, in_unit: str, protect_home: str) -> None:
+def test_files_name_this_python(monkeypatch: Patch) -> None:
+    python, home = "/a b/100%/python3", "/home/me/venv/bin/python"
     monkeypatch.setattr(sys, "executable", python)
-    files = new.files("gpu")
+    word, in_unit, files = f"'{python}'", "'/a b/100%%/python3'", new.files("gpu")
     assert f"\nExecStart={in_unit} /usr/local/lib/gpu/gpu.py " in files["gpu.service"]
-    assert f"\nProtectHome={protect_home}\n" in files["gpu.service"]
+    assert "\nProtectHome=yes\n" in files["gpu.service"]
     for command in (f"{word} -m pytest``", f"{word} -m pip install pytest``", f"    {word} gpu.py --endpoint"):
         assert command in files["README.rst"]
     assert not [name for name, text in files.items() if "python3" in text.replace(word, "").replace(in_unit, "")]
+    monkeypatch.setattr(sys, "executable", home)
+    assert "\nProtectHome=read-only\n" in new.files("gpu")["gpu.service"]
 
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(processes.ROOT)}
