@@ -38,8 +38,7 @@ from runtimeproxy_hooks.sdk.hook import METHODS
 from tests import outputs
 from tests.docs import CODE, DOCS, HOOKS, ROOT, code_blocks, table, tables
 from tests.documents import PAGES, blocks, parsed
-from tests.hooks.sdk import callers
-from tests.hooks.sdk.processes import running
+from tests.hooks.sdk import processes
 from tests.system.blast import BY_POLICY, DISABLE, KINDS, MOVE, REFUSAL, REPLACE
 
 SOCKET = "/var/run/koord-runtimeproxy/runtimeproxy.sock"
@@ -176,10 +175,10 @@ def test_hooks_guide_shows_the_tester_as_it_works(tmp_path: Path) -> None:
 def test_hooks_guide_shows_interceptor_and_reflection_as_they_work(tmp_path: Path) -> None:
     program = tmp_path / "hello.py"
     program.write_text(code_blocks("python")[2])
-    with running(tmp_path, program=(str(program),), file="hello.json") as server:
+    with processes.running(tmp_path, program=(str(program),), file="hello.json") as server:
         with grpc.insecure_channel(f"unix:{server.socket}") as channel:
             assert codec.SERVICE in ProtoReflectionDescriptorDatabase(channel).get_services()
-        assert callers.status(str(server.socket), callers.request()) == (grpc.StatusCode.OK, "")
+        assert processes.status(str(server.socket), processes.request()) == (grpc.StatusCode.OK, "")
         assert server.end(signal.SIGTERM) == 0
 
 

@@ -4,20 +4,22 @@ Production code has no branch for it. A StandIn is a Resctrl whose three request
 simulated; all other code is that of a real node.
 
 One thing differs from the kernel, where a new thread of a process in a group is in that group, too. Here the tasks
-files list only what was written, until the thread ends; the root's lists only what was moved back to it.
+files list only what was written, until the thread ends.
 """
 
 import errno
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from runtimeproxy_hooks.lib.resctrl import LAST_STATUS, SCHEMATA, TASKS, Resctrl, parse_schemata
 
+CLOSIDS = 4
+"""Number of classes of service; the root has one of them."""
 LEAST_BANDWIDTH, MOST_BANDWIDTH, BANDWIDTH_STEP = 10, 100, 10
 """The values of MB, in percent as Intel has them."""
 
@@ -26,39 +28,35 @@ LEAST_BANDWIDTH, MOST_BANDWIDTH, BANDWIDTH_STEP = 10, 100, 10
 class Hardware:
     """The simulated machine; a resource without ids does not exist on it."""
 
-    closids: int = 4
-    """Number of classes of service; the root has one of them."""
     l3_ids: tuple[int, ...] = (0, 1)
     cbm_mask: int = 0x7FF
-    min_cbm_bits: int = 1
     mb_ids: tuple[int, ...] = (0, 1)
 
-    @property
-    def l3_names(self) -> tuple[str, ...]:
-        return ("L3",) if self.l3_ids else ()
-
-    def full(self) -> dict[str, dict[int, int]]:
+    def full(self) -> dict[str, dict[int, str]]:
         """Return the values of a group without limits, by resource and cache id."""
-        limits = {name: dict.fromkeys(self.l3_ids, self.cbm_mask) for name in self.l3_names}
-        return limits | ({"MB": dict.fromkeys(self.mb_ids, MOST_BANDWIDTH)} if self.mb_ids else {})
-
-    def info(self) -> dict[str, Mapping[str, str]]:
-        mask = {"cbm_mask": f"{self.cbm_mask:x}", "min_cbm_bits": str(self.min_cbm_bits)}
-        bandwidth = {"min_bandwidth": str(LEAST_BANDWIDTH), "bandwidth_gran": str(BANDWIDTH_STEP)}
-        files = dict.fromkeys(self.l3_names, mask) | ({"MB": bandwidth} if self.mb_ids else {})
-        return {name: {**texts, "num_closids": str(self.closids)} for name, texts in files.items()}
+        values = {"L3": (self.l3_ids, f"{self.cbm_mask:03x}"), "MB": (self.mb_ids, f"{MOST_BANDWIDTH:3}")}
+        return {name: dict.fromkeys(ids, value) for name, (ids, value) in values.items() if ids}
 
 
 class StandIn(Resctrl):
-    """A Resctrl on a directory tree; what is in the tree already (created by another StandIn) stays."""
+    """A Resctrl on a directory tree; what is in the tree already (created by another StandIn) stays.
 
-    def __init__(self, root: Path, hardware: Hardware | None = None) -> None:
+    The requests in ``refused`` (mkdir, rmdir, schemata, tasks) fail, as they do without the rights.
+    """
+
+    def __init__(self, root: Path, hardware: Hardware | None = None, refused: Collection[str] = ()) -> None:
         super().__init__(root)
         self.hardware = hardware or Hardware()
+        self.refused = refused
         self._lock = threading.RLock()
-        self._writers = {SCHEMATA: self._limit, TASKS: self._assign}
         if not (root / "info").exists():
-            self._lay_out()
+            info = {"L3": {"cbm_mask": f"{self.hardware.cbm_mask:x}", "min_cbm_bits": "1"}}
+            info["MB"] = {"min_bandwidth": str(LEAST_BANDWIDTH), "bandwidth_gran": str(BANDWIDTH_STEP)}
+            for name in self.hardware.full():
+                (root / "info" / name).mkdir(parents=True)
+                for file, text in info[name].items():
+                    _show(root / "info" / name / file, f"{text}\n")
+            self._lay_group(root)
 
     def tasks(self, group: str) -> frozenset[int]:
         """Return the ids of the threads in a group, without those that have ended."""
@@ -67,19 +65,8 @@ class StandIn(Resctrl):
             self._show_tasks(directory, [tid for tid in _listed(directory) if _is_alive(tid)])
             return super().tasks(group)
 
-    def _lay_out(self) -> None:
-        for name, files in self.hardware.info().items():
-            directory = self.root / "info" / name
-            directory.mkdir(parents=True)
-            for file, text in files.items():
-                _show(directory / file, f"{text}\n")
-        (self.root / "info").mkdir(parents=True, exist_ok=True)
-        _show(self.root / LAST_STATUS, "ok\n")
-        self._lay_group(self.root)
-
     def _lay_group(self, directory: Path) -> None:
-        full = self.hardware.full()
-        if full:  # a machine that only monitors has no schemata files
+        if full := self.hardware.full():  # a machine that only monitors has no schemata files
             self._show_limits(directory, full)
         self._show_tasks(directory, [])
 
@@ -87,87 +74,75 @@ class StandIn(Resctrl):
 
     def _mkdir(self, directory: Path) -> None:
         with self._lock:
+            self._check("mkdir")
             if directory.exists():
                 self._refuse(errno.EEXIST, "")
-            if len(list(self._groups())) >= self.hardware.closids:
+            if len(self._groups()) + 1 >= CLOSIDS:
                 self._refuse(errno.ENOSPC, "Out of CLOSIDs")
             directory.mkdir()
             self._lay_group(directory)
-            self._agree()
 
     def _rmdir(self, directory: Path) -> None:
         with self._lock:
+            self._check("rmdir")
             if not directory.exists():
                 self._refuse(errno.ENOENT, "")
-            self._show_tasks(self.root, [*_listed(self.root), *_listed(directory)])
             for file in directory.iterdir():
                 file.unlink()
             directory.rmdir()
-            self._agree()
 
     def _write(self, file: Path, text: str) -> None:
         with self._lock:
-            if not file.exists():
+            if not file.exists():  # the kernel finds a file before it checks permissions
                 self._refuse(errno.ENOENT, "")
-            self._writers[file.name](file.parent, text)
-            self._agree()
+            self._check(file.name)
+            write = self._limit if file.name == SCHEMATA else self._assign
+            write(file.parent, text)
 
     def _vendor(self) -> str:
         return "GenuineIntel"
 
-    def _groups(self) -> Iterator[Path]:
-        """Yield the directories of all groups: the root is one."""
-        yield self.root
-        yield from (each for each in self.root.iterdir() if (each / TASKS).exists())
+    def _groups(self) -> list[Path]:
+        return [each for each in self.root.iterdir() if (each / TASKS).exists()]
 
     def _limit(self, directory: Path, text: str) -> None:
-        limits = {
-            name: {each: int(value, 10 if name == "MB" else 16) for each, value in values.items()}
-            for name, values in parse_schemata((directory / SCHEMATA).read_text()).items()
-        }
+        limits = parse_schemata((directory / SCHEMATA).read_text())
         *lines, rest = text.split("\n")
         try:
             if not lines or rest:
                 raise ValueError("the last line has no end")
-            for name, values in (line.strip().split(":") for line in lines):
-                limits[name].update(self._values(name, values, limits[name]))
+            for name, values in (line.split(":") for line in lines):
+                for each, value in (pair.split("=") for pair in values.split(";")):
+                    if int(each) not in limits[name]:
+                        raise ValueError(f"no domain {each}")
+                    limits[name][int(each)] = self._bandwidth(value) if name == "MB" else self._mask(value)
         except (KeyError, ValueError) as error:
             self._refuse(errno.EINVAL, str(error))
         self._show_limits(directory, limits)
 
-    def _values(self, name: str, text: str, known: Mapping[int, int]) -> dict[int, int]:
-        """Return the value for each cache id. Raises ValueError, and KeyError for an unknown id."""
-        read = self._bandwidth if name == "MB" else self._mask
-        pairs = (pair.split("=") for pair in text.removesuffix(";").split(";"))
-        values = {int(each): read(value) for each, value in pairs}
-        if unknown := values.keys() - known.keys():
-            raise KeyError(f"no domain {min(unknown)}")
-        return values
-
-    def _mask(self, text: str) -> int:
+    def _mask(self, text: str) -> str:
         mask = int(text, 16)
-        if not 0 < mask <= self.hardware.cbm_mask:
-            raise ValueError("Mask out of range")
-        ones = mask // (mask & -mask)
-        if ones & (ones + 1) or ones.bit_length() < self.hardware.min_cbm_bits:
-            raise ValueError(f"The mask {mask:x} has non-consecutive or too few 1-bits")
-        return mask
+        if not 0 < mask <= self.hardware.cbm_mask or "0" in f"{mask:b}".strip("0"):
+            raise ValueError(f"Mask {text} out of range, or with non-consecutive 1-bits")
+        return f"{mask:03x}"
 
-    def _bandwidth(self, text: str) -> int:
+    def _bandwidth(self, text: str) -> str:
         value = int(text)
         if not LEAST_BANDWIDTH <= value <= MOST_BANDWIDTH:
             raise ValueError(f"MB value {value} out of range [{LEAST_BANDWIDTH},{MOST_BANDWIDTH}]")
-        return -(-value // BANDWIDTH_STEP) * BANDWIDTH_STEP
+        return f"{-(-value // BANDWIDTH_STEP) * BANDWIDTH_STEP:3}"
 
     def _assign(self, directory: Path, text: str) -> None:
         tid = int(text) or threading.get_native_id()  # the kernel takes 0 for the writing thread
         if not _is_alive(tid):
             self._refuse(errno.ESRCH, f"No task {tid}")
         for group in self._groups():
-            listed = _listed(group)
-            if tid in listed and group != directory:
-                self._show_tasks(group, [each for each in listed if each != tid])
+            self._show_tasks(group, [each for each in _listed(group) if each != tid])
         self._show_tasks(directory, [*_listed(directory), tid])
+
+    def _check(self, request: str) -> None:
+        if request in self.refused:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     # The content of the files.
 
@@ -175,26 +150,17 @@ class StandIn(Resctrl):
         _show(self.root / LAST_STATUS, f"{text}\n")
         raise OSError(number, os.strerror(number))
 
-    def _agree(self) -> None:
-        _show(self.root / LAST_STATUS, "ok\n")
+    def _show_limits(self, directory: Path, limits: Mapping[str, Mapping[int, str]]) -> None:
+        lines = {name: ";".join(f"{each}={value}" for each, value in values.items()) for name, values in limits.items()}
+        _show(directory / SCHEMATA, "".join(f"{name}:{values}\n" for name, values in lines.items()))
 
-    def _show_limits(self, directory: Path, limits: Mapping[str, Mapping[int, int]]) -> None:
-        longest = max(len(name) for name in limits)
-        lines = (f"{name:>{longest}}:{self._values_shown(name, values)}\n" for name, values in limits.items())
-        _show(directory / SCHEMATA, "".join(lines))
-
-    def _values_shown(self, name: str, values: Mapping[int, int]) -> str:
-        """Return values as the kernel shows them: masks with leading zeros, numbers with blanks."""
-        width = max(len(f"{self.hardware.cbm_mask:x}"), len(str(MOST_BANDWIDTH)))
-        form = str(width) if name == "MB" else f"0{width}x"
-        return ";".join(f"{each}={value:{form}}" for each, value in values.items())
-
-    def _show_tasks(self, directory: Path, tids: list[int]) -> None:
+    def _show_tasks(self, directory: Path, tids: Iterable[int]) -> None:
         _show(directory / TASKS, "".join(f"{tid}\n" for tid in sorted(set(tids))))
 
 
 def _show(file: Path, text: str) -> None:
     """Replace a file atomically: another process never reads half of it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f".{file.name}")
     new.write_text(text)
     new.replace(file)

@@ -8,20 +8,14 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy_hooks.__main__ import load
 from runtimeproxy_hooks.lib.koordinator import QOS_CLASS
-from runtimeproxy_hooks.lib.node import Node
+from runtimeproxy_hooks.sdk.testing import HookTester
 
 
 def rows(table: Sequence[tuple[Any, ...]]) -> list[Any]:
     """Return the rows of a table for ``parametrize``: the first field of each is its id."""
     return [pytest.param(*fields, id=claim) for claim, *fields in table]
-
-
-def node(folder: Path, settings: str) -> Node:
-    """Write the node's settings into node.yaml, and return their Node."""
-    file = folder / "node.yaml"
-    file.write_text(settings)
-    return Node(file)
 
 
 def tree(root: Path, files: dict[str, str]) -> list[Path]:
@@ -34,11 +28,18 @@ def tree(root: Path, files: dict[str, str]) -> list[Path]:
 
 
 def configured(hook: Any, *flags: str) -> Any:
-    """Return the hook, configured with the flags as by ``main``."""
+    """Return the hook, configured with those of the flags that it has."""
     parser = argparse.ArgumentParser()
     hook.add_arguments(parser)
-    hook.configure(parser.parse_args(flags))
+    hook.configure(parser.parse_known_args(flags)[0])
     return hook
+
+
+def on_node(folder: Path, hook: Any, settings: str = "", *flags: str) -> HookTester:
+    """Return the tester of a hook, or of one by its name, on a node with settings; its cgroups are in the folder."""
+    [file] = tree(folder, {"node.yaml": settings})
+    found = load(hook) if isinstance(hook, str) else hook
+    return HookTester(configured(found, f"--node-config={file}", f"--cgroup-root={folder}", *flags))
 
 
 def qos(name: str) -> dict[str, str]:

@@ -1,12 +1,12 @@
-"""The project's hooks together: ``python -m runtimeproxy_hooks``, their shared flags, what they log only once."""
+"""Command lines: of the project's hooks together (``python -m runtimeproxy_hooks``), and of any hook server."""
 
 import argparse
 import logging
 import os
-import re
 import runpy
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
@@ -15,26 +15,41 @@ import pytest
 
 from runtimeproxy.relay.listener import MAX_PATH_BYTES
 from runtimeproxy.settings.version import VERSION
-from runtimeproxy_hooks import Hook
+from runtimeproxy_hooks import Hook, main
 from runtimeproxy_hooks import __main__ as hosting
-from runtimeproxy_hooks.lib.cgroups import ROOT
-from runtimeproxy_hooks.lib.node import DEFAULT_FILE
 from runtimeproxy_hooks.sdk.flags import parser, server_name
 from runtimeproxy_hooks.sdk.hook import hook_name
 from runtimeproxy_hooks.servers.cpuset import Cpuset
 from runtimeproxy_hooks.servers.groupidentity import GroupIdentity
-from tests.hooks.nodes import configured, node
-from tests.hooks.sdk.processes import running
+from tests.hooks.nodes import tree
+from tests.hooks.sdk.processes import Dreamy, Obedient
 
 Patch, Out = pytest.MonkeyPatch, pytest.CaptureFixture[str]
 NAMES = sorted(hosting.HOOKS)
 KNOWN = ", ".join(NAMES)
 
 
+@pytest.fixture(autouse=True)
+def without_grpcio(monkeypatch: Patch) -> None:
+    """Ensure that no server can be started."""
+    monkeypatch.delitem(sys.modules, "runtimeproxy_hooks.sdk.serving", raising=False)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+
+
+@pytest.fixture(autouse=True)
+def restored_logging() -> Iterator[None]:
+    """Undo the log setup of ``main``."""
+    loggers = [logging.getLogger(name) for name in ("", "runtimeproxy_hooks", "tests")]
+    levels, handlers = [logger.level for logger in loggers], list(loggers[0].handlers)
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    for handler in set(loggers[0].handlers).difference(handlers):
+        loggers[0].removeHandler(handler)
+
+
 SERVED = [
-    ("gpu", ["gpu"], "", ""),
     ("gpu cpuset --order 5 rdt", ["gpu", "cpuset"], "", "--order 5 rdt"),
-    ("cpuset gpu", ["cpuset", "gpu"], "", ""),
     ("all --help", NAMES, "all", "--help"),
 ]
 
@@ -57,34 +72,68 @@ def test_any_hooks_together_have_their_own_name_and_socket() -> None:
     assert len(servers) == len(together)
     for name in servers:
         assert len(os.fsencode(parser(name).parse_args([]).endpoint)) <= MAX_PATH_BYTES
-
-
-def test_server_name_is_cut_only_where_it_must_be() -> None:
-    assert server_name(NAMES[:6]) == "batchresource-coresched-cpunormalization-cpuset-gpu-groupidentity"
+    assert server_name(NAMES[:2]) == "batchresource-coresched"
     assert server_name(NAMES) == "batchres-coresche-cpunorma-cpuset-gpu-groupide-oomscore-rdt"
 
 
+class Fileless(Obedient):
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--mark")
+
+    def configure(self, arguments: argparse.Namespace) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/nowhere")
+
+
 UNNAMED, UNKNOWN = f"name the hooks to serve first: {KNOWN}, or all", f"there are {KNOWN}; all must be alone"
-WRONG = [
-    *((words, UNNAMED) for words in ([], ["--order=5"], ["--help", "gpu"])),
-    (["gpu", "all"], f"there is no hook 'all'; {UNKNOWN}"),
+WRONG_NAMES = [
+    *(([], UNNAMED), (["--order=5"], UNNAMED), (["gpu", "all"], f"there is no hook 'all'; {UNKNOWN}")),
     (["gpu", "gppu"], "there is no hook 'gppu'; did you mean 'gpu'?"),
     (["gpu", "cpuset", "gpu"], "gpu is named twice"),
 ]
+WRONG_FLAGS = [
+    ("--endpoint=a.sock", "--endpoint: 'a.sock' is not a unix socket: write /path, unix:/path or "),
+    ("--failure-policy=fail", "argument --failure-policy: invalid choice: 'fail' (choose from "),
+    ("--order=100", "argument --order: '100' is not a place: write a number from 0 to 99"),
+    ("--timeout=0s", "--timeout: '0s' is not a time limit: write one above zero, like 500ms, 2s or 1m"),
+    ("--log=debug", "unrecognized arguments: --log=debug; --help lists the flags"),
+]
+TWICE = "two hooks, or a hook and the SDK, have the same flag: argument --mark: conflicting option string: --mark"
+WRONG_HOOKS: list[tuple[list[Any], str, str]] = [
+    ([Fileless()], "", "fileless: error: [Errno 2] No such file or directory: '/nowhere'"),
+    ([Dreamy(), Fileless()], "two", f"two: error: {TWICE}"),
+    ([], "", ": error: there is no hook to serve; give main one: main(MyHook())"),
+    ([Dreamy], "", "dreamy: error: <class 'tests.hooks.sdk.processes.Dreamy'> is not a hook; give main instances of "),
+    ([Hook()], "", "hook: error: Hook has no method named like a hook point; there are pre_"),
+    *(([Obedient()], name, f"{name}: error: {name!r} cannot be in a file's name; ") for name in ("a/b", ".a")),
+]
+WRONG: list[tuple[Callable[[], None], str]] = [
+    *((partial(hosting.run, words), f"runtimeproxy-hooks: error: {line}") for words, line in WRONG_NAMES),
+    *((partial(main, Obedient(), argv=[flag]), f"obedient: error: {line}") for flag, line in WRONG_FLAGS),
+    (partial(main, Dreamy(), argv=["--mark=xy"]), "dreamy: error: --mark: write one letter"),
+    *((partial(main, *hooks, name=name, argv=[]), line) for hooks, name, line in WRONG_HOOKS),
+]
 
 
-@pytest.mark.parametrize(("words", "line"), WRONG)
-def test_wrong_name_is_one_line(capsys: Out, words: list[str], line: str) -> None:
+@pytest.mark.parametrize(("run", "line"), WRONG, ids=[line for _, line in WRONG])
+def test_wrong_command_line_is_one_line(capsys: Out, run: Callable[[], None], line: str) -> None:
     with pytest.raises(SystemExit) as exited:
-        hosting.run(words)
+        run()
     assert exited.value.code == 2
-    assert capsys.readouterr().err == f"runtimeproxy-hooks: error: {line}\n"
+    error, empty = capsys.readouterr().err.split("\n")
+    assert not empty
+    assert error.startswith(line)
+
+
+def test_missing_grpcio_is_one_line_with_what_to_install(capsys: Out) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(Obedient(), argv=["--register-dir="])
+    assert exited.value.code == 1
+    words = "the Python package grpc is missing, which serves gRPC; install runtimeproxy with its extra: "
+    assert capsys.readouterr().err == f"obedient: error: {words}'runtimeproxy[hooks]'\n"
 
 
 HELPS = [
-    ("__main__", "-h", f"hooks: {KNOWN}\n"),
-    ("__main__", "--version", f"runtimeproxy-hooks {VERSION}"),
-    ("__main__", "all --help", "/all.sock"),
+    *(("__main__", "-h", f"hooks: {KNOWN}\n"), ("__main__", "--version", f"runtimeproxy-hooks {VERSION}")),
     *((f"servers.{name}", "--help", f"/{name}.sock") for name in NAMES),
 ]
 
@@ -99,28 +148,9 @@ def test_module_is_a_program_with_help(monkeypatch: Patch, capsys: Out, module: 
     assert printed in capsys.readouterr().out
 
 
-CGROUPS = {"batchresource", "coresched", "cpuset", "groupidentity", "rdt"}
-SETTINGS = CGROUPS - {"coresched"} | {"cpunormalization"}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_hook_has_flags_for_what_it_looks_at(tmp_path: Path, name: str) -> None:
-    hook: Any = hosting.load(name)
-    parser = argparse.ArgumentParser()
-    hook.add_arguments(parser)
-    flags = vars(parser.parse_args([]))
-    assert ("node_config" in flags, "cgroup_root" in flags) == (name in SETTINGS, name in CGROUPS)
-    if name in SETTINGS:
-        assert flags["node_config"].path == DEFAULT_FILE
-        assert configured(hook, f"--node-config={tmp_path}/x").node.path == tmp_path / "x"
-    if name in CGROUPS:
-        assert flags["cgroup_root"] == ROOT
-        assert configured(hook, f"--cgroup-root={tmp_path}").cgroups.root == tmp_path
-
-
 def test_hooks_of_a_server_share_the_settings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    node(tmp_path, "system-cpuset: 0-1")
+    tree(tmp_path, {"node.yaml": "system-cpuset: 0-1"})
     hooks, parser = [Cpuset(), GroupIdentity()], argparse.ArgumentParser()
     for hook in hooks:
         hook.add_arguments(parser)
@@ -130,23 +160,3 @@ def test_hooks_of_a_server_share_the_settings(tmp_path: Path, caplog: pytest.Log
     assert caplog.messages == [f"{tmp_path}/node.yaml: the node's settings are taken"], "at the start, and once"
     assert hooks[0].node is hooks[1].node
     assert hooks[0].node.settings.system_cpuset == "0-1"
-
-
-def test_warning_is_logged_the_first_time_only(caplog: pytest.LogCaptureFixture) -> None:
-    one, two = GroupIdentity(), Cpuset()
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda number: one.warn_once("file", "%s is not there", "x"), range(200)))
-    one.warn_once(("file", None), "100 % of it is gone")
-    two.warn_once("file", "not there either")
-    assert caplog.record_tuples == [
-        ("runtimeproxy_hooks.servers.groupidentity", logging.WARNING, "x is not there; logged once only"),
-        ("runtimeproxy_hooks.servers.groupidentity", logging.WARNING, "100 % of it is gone; logged once only"),
-        ("runtimeproxy_hooks.servers.cpuset", logging.WARNING, "not there either; logged once only"),
-    ]
-
-
-async def test_hooks_lines_at_its_start_have_the_log_format(tmp_path: Path) -> None:
-    program = ("-m", "runtimeproxy_hooks", "rdt", f"--resctrl-root={tmp_path}")
-    with running(tmp_path, program=program, file="rdt.json") as server:
-        line = next(line for line in server.log.splitlines() if "rdt:" in line)
-    assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]{12}Z WARNING runtimeproxy_hooks.servers.rdt: no RDT on this node", line)

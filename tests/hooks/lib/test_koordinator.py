@@ -1,17 +1,13 @@
 """Koordinator's JSON and quantities by Go's rules; the formulas are shown by the tests of the hooks that use them."""
 
 import json
-from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from runtimeproxy_hooks.lib import koordinator
 from runtimeproxy_hooks.lib.koordinator import DEVICE_ALLOCATED, MAX_INT64, Objects, member, milli, quantity, read_json
 from runtimeproxy_hooks.sdk import Malformed
-from tests.amounts import examples
 
 KINDS = {
     **{dict: "a JSON object", list: "a list", Objects: "a list of JSON objects", str: "a text", float: "a number"},
@@ -30,8 +26,7 @@ def read_member(text: str, kind: Any) -> Any:
 
 INVALID_JSON = (
     *("{", " ", SECRET, f'{{"{SECRET}": 1,}}', f"{{'{SECRET}': 1}}", '{"a": 1} {}', '\ufeff{"a": 1}', '{"a": "\x00"}'),
-    *('{"a": "\\x"}', "NaN", '{"a": Infinity}', '{"a": -Infinity}', '{"a": 1e999}', "-1e999999999", "1" * 5000),
-    *("[" * 200_000, '{"a":' * 200_000),
+    *("NaN", '{"a": -Infinity}', '{"a": 1e999}', "1" * 5000, "[" * 200_000, '{"a":' * 200_000),
 )
 
 
@@ -43,12 +38,12 @@ def test_invalid_json_is_malformed_and_not_shown(text: str) -> None:
     assert len(str(caught.value)) < 200
 
 
-@pytest.mark.parametrize("text", ["[]", '"x"', "1", "1.5", "true", "false"])
-def test_json_that_is_no_object_is_malformed(text: str) -> None:
-    with pytest.raises(Malformed, match=r"^annotation .*: the value must be a JSON object$"):
-        read(text, dict)
-    with pytest.raises(Malformed, match=r"^what should hold gpu: must be a JSON object$"):
-        member(read(text), "gpu", list)
+def test_json_that_is_no_object_is_malformed() -> None:
+    for text in ("[]", '"x"', "1.5", "true"):
+        with pytest.raises(Malformed, match=r"^annotation .*: the value must be a JSON object$"):
+            read(text, dict)
+        with pytest.raises(Malformed, match=r"^what should hold gpu: must be a JSON object$"):
+            member(read(text), "gpu", list)
     assert read("null", dict) is None
 
 
@@ -65,7 +60,7 @@ def test_error_of_a_cached_text_names_its_annotation(spaces: int) -> None:
 
 
 def test_number_of_cached_texts_is_bounded() -> None:
-    for number in range(1000):
+    for number in range(100):
         assert read_json({"key": f"[{number}]"}, "key") == [number]
     assert koordinator._read.cache_info().currsize == koordinator._READ_TEXTS
 
@@ -73,11 +68,10 @@ def test_number_of_cached_texts_is_bounded() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        *(('{"busID": "a"}', "a"), ('{"BUSid": "a"}', "a"), ('{"bu\u017fID": "a"}', "a"), ('{"busID": ""}', "")),
+        *(('{"BUSid": "a"}', "a"), ('{"bu\u017fID": "a"}', "a"), ('{"busID": ""}', "")),
         *(('{"busID": "a", "BUSID": "b"}', "b"), ('{"busID": "a", "BUSID": "b", "busID": "c"}', "c")),
-        *(('{"BUSID": "b", "busID": "a"}', "a"), ('{"BUSID": "a", "busid": "b"}', "b")),
-        *(('{"busID": null, "busid": "b"}', "b"), ('{"busid": "b", "BUSID": null}', "b")),
-        *((text, "default") for text in ('{"busID": null}', '{"b": 1}', "{}", "null", "")),
+        *(('{"BUSID": "b", "busID": "a"}', "a"), ('{"busid": "b", "BUSID": null}', "b")),
+        *((text, "default") for text in ('{"busID": null}', '{"b": 1}', "null", "")),
     ],
 )
 def test_member_is_found_as_go_finds_it(text: str, expected: str) -> None:
@@ -87,12 +81,9 @@ def test_member_is_found_as_go_finds_it(text: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("text", "kinds"),
     [
-        *(("{}", {dict}), ("true", {bool}), ("false", {bool})),
-        *((text, {list, Objects}) for text in ("[]", "[{}]", "[null]", '[{"b": 1}, null]')),
-        *((text, {list}) for text in ("[1]", '["x"]', "[{}, []]")),
-        *(('"x"', {str}), ('"\\ud83d\\ude00"', {str}), ('"\\ud800"', set()), ('"x\\udfff"', set())),
-        *(("0", {int, float}), ("-1", {int, float}), (str(MAX_INT64), {int, float})),
-        *((str(MAX_INT64 + 1), {float}), ("1.0", {float}), ("1e3", {float})),
+        *(("{}", {dict}), ("true", {bool}), ("[]", {list, Objects}), ('[{"b": 1}, null]', {list, Objects})),
+        *(("[{}, []]", {list}), ('"\\ud83d\\ude00"', {str}), ('"x\\udfff"', set()), ("-1", {int, float})),
+        *((str(MAX_INT64), {int, float}), (str(MAX_INT64 + 1), {float}), ("1e3", {float})),
     ],
 )
 def test_member_is_of_its_kind_or_malformed(text: str, kinds: set[type]) -> None:
@@ -105,13 +96,14 @@ def test_member_is_of_its_kind_or_malformed(text: str, kinds: set[type]) -> None
 
 
 QUANTITIES = [
-    *((0, 0, 0), (50, 50, 50_000), (-3, -3, -3000), (True + 1, 2, 2000), ("0", 0, 0), ("50", 50, 50_000)),
-    *(("+5", 5, 5000), (" 5\n", 5, 5000), ("007", 7, 7000), ("1.", 1, 1000), (".5", 1, 500), ("-0", 0, 0)),
-    *(("500m", 1, 500), ("0.1m", 1, 1), ("1n", 1, 1), ("-0.1m", -1, -1), ("-1.5", -2, -1500), ("5e-1", 1, 500)),
-    *((text, 1000, 1_000_000) for text in ("1e3", "1E3", "1e+3", "1e0000003", "1k")),
-    *(("16Gi", 16 << 30, 16000 << 30), ("9007199254740993", 9007199254740993, 9007199254740993000)),
+    *((0, 0, 0), (-3, -3, -3000), (True + 1, 2, 2000), ("+5", 5, 5000), (" 5\n", 5, 5000), ("007", 7, 7000)),
+    *(("1.", 1, 1000), (".5", 1, 500), ("500m", 1, 500), ("0.1m", 1, 1), ("-0.1m", -1, -1), ("-1.5", -2, -1500)),
+    *((f"1{unit}", 1, least) for unit, least in (("n", 1), ("u", 1), ("m", 1), ("", 1000), ("e-3", 1))),
+    *((f"1{unit}", 1000**n, 1000 ** (n + 1)) for n, unit in enumerate("kMGTP", 1)),
+    *((f"1{unit}i", 1024**n, 1024**n * 1000) for n, unit in enumerate("KMGTP", 1)),
+    *((text, 1000, 1_000_000) for text in ("1e3", "1E3", "1e+3", "1e0000003")),
+    *(("9007199254740993", 9007199254740993, 9007199254740993000), ("0." + "0" * 61 + "1", 1, 1)),
     *(("0e999999999", 0, 0), ("0e-999999999", 0, 0), ("1e-999999999", 1, 1), ("-1e-999999999", -1, -1)),
-    ("0." + "0" * 61 + "1", 1, 1),
     # A number of JSON keeps its text: a double cannot represent these.
     *((read("9007199254740993.0"), 9007199254740993, 9007199254740993000), (read("1.5"), 2, 1500)),
     (read("0.1000000000000000055511151231257827"), 1, 101),
@@ -123,17 +115,16 @@ def test_quantity_is_exact_and_rounded_up(value: Any, whole: int, thousandths: i
     assert (quantity(value, "x"), milli(value, "x")) == (whole, thousandths)
 
 
-BEYOND = r"^gpu-memory: beyond 64 bits"
-NO_QUANTITY = r"^gpu-memory: not a quantity"
-TOO_GREAT = [2**63, -(2**63), "9223372036854775808", "8Ei", "10E", "1e19", "-1e19", "1e999999999", f"{MAX_INT64}.1"]
+TOO_GREAT = [2**63, -(2**63), "9223372036854775808", "8Ei", "-10E", "1e19", "1e999999999", f"{MAX_INT64}.1"]
 NO_QUANTITIES = [
-    *("", " ", "-", "+", ".", "Gi", "m", "e3", "1e", "1e+", "1 Gi", "1gi", "1K", "1mi", "1ki", "1Kim", "1e3Ki"),
-    *("1_000", "1" * 65, "1,5", "1.2.3", "--1", "0x10", "1/2", "inf", "nan", "\u0663", "1\n1", SECRET),
-    *("1e" + "9" * 63, 10**70, float("nan"), float("inf"), True, False, None, [], {}, [1], {"a": 1}),
+    *("", " ", "-", ".", "Gi", "m", "e3", "1e", "1e+", "1 Gi", "1gi", "1K", "1Kim", "1e3Ki", "1_000", "1" * 65, "1,5"),
+    *("1.2.3", "--1", "0x10", "1/2", "inf", "\u0663", "1\n1", SECRET, "1e" + "9" * 63, 10**70, float("nan"), True),
+    *(None, [], {"a": 1}),
 ]
-
-
-MALFORMED = [*((value, BEYOND) for value in TOO_GREAT), *((value, NO_QUANTITY) for value in NO_QUANTITIES)]
+MALFORMED = [
+    *((value, r"^gpu-memory: beyond 64 bits") for value in TOO_GREAT),
+    *((value, r"^gpu-memory: not a quantity") for value in NO_QUANTITIES),
+]
 
 
 @pytest.mark.parametrize(("value", "words"), MALFORMED)
@@ -142,32 +133,3 @@ def test_malformed_quantity_is_an_error_and_not_shown(value: Any, words: str) ->
         with pytest.raises(Malformed, match=words) as caught:
             reads(value, "gpu-memory")
         assert SECRET not in str(caught.value)
-
-
-UNITS = {suffix: Fraction(1000) ** power for power, suffix in enumerate(("n", "u", "m", "", *"kMGTPE"), -3)}
-UNITS |= {f"{suffix}i": Fraction(1024) ** power for power, suffix in enumerate("KMGTPE", 1)}
-UNITS |= {"e-3": Fraction(1, 1000), "E+2": Fraction(100)}
-
-
-@settings(max_examples=examples())
-@given(number=st.decimals(-(10**15), 10**15, allow_nan=False, places=6), suffix=st.sampled_from(sorted(UNITS)))
-def test_quantity_is_the_least_whole_number_that_reaches_it(number: Any, suffix: str) -> None:
-    text = f"{number:f}{suffix}"
-    for reads, times in ((quantity, 1), (milli, 1000)):
-        exact = abs(Fraction(number) * UNITS[suffix]) * times
-        if exact > MAX_INT64:
-            with pytest.raises(Malformed):
-                reads(text, "x")
-        else:
-            assert 0 <= abs(reads(text, "x")) - exact < 1
-            assert reads(text, "x") * number >= 0
-
-
-@settings(max_examples=examples())
-@given(text=st.text() | st.text(alphabet='{}[]":,0123456789eE+-.\\utruefalsn \n'))
-def test_any_annotation_is_read_or_malformed(text: str) -> None:
-    try:
-        value = read(text)
-    except Malformed:
-        return
-    assert value == (json.loads(text) if text else None)

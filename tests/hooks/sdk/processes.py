@@ -1,18 +1,81 @@
-"""Hook servers in processes of their own."""
+"""Hook servers in processes of their own, and calls of a server: by the proxy's client, and with the bare status.
 
-import json
+Run alone, it is a hook server whose hooks do what the pod's annotation DO says.
+"""
+
+import argparse
+import asyncio
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
+
+from runtimeproxy.hookapi import codec
+from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo
+from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
+from runtimeproxy.plugins.client import HookClient
+from runtimeproxy_hooks.sdk import ContainerContext, Hook, PodContext, main, reject
+
+CREATE = BY_NAME["PreCreateContainer"]
 LONG_SECONDS = 20.0
 ROOT = Path(__file__).parents[3]
-CHILD = ("-m", "tests.hooks.sdk.child")
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+CHILD = ("-m", "tests.hooks.sdk.processes")
+DO = "do"
+BEGAN = "reported to wait"
+"""Printed to stderr when a method begins to wait."""
+SECRET = "canary-4711"
+"""Used in annotations and in texts of foreign exceptions, and must not be repeated anywhere."""
+
+
+def hang() -> None:
+    print(BEGAN, file=sys.stderr, flush=True)
+    time.sleep(3600)
+
+
+ACTIONS: Mapping[str, Callable[[ContainerContext], None]] = {
+    "": lambda container: None,
+    "refuse": lambda container: reject("not on my node"),
+    "leave": lambda container: sys.exit(SECRET),
+    "hang": lambda container: hang(),
+}
+
+
+class Obedient(Hook):
+    """Does what is requested, then sets a mark in the environment."""
+
+    def pre_create_container(self, container: ContainerContext) -> None:
+        ACTIONS[container.pod.annotations.get(DO, "")](container)
+        container.env["MARKS"] = container.env.get("MARKS", "") + "o"
+
+
+class Dreamy(Hook):
+    """The same, on the event loop; what is requested may take a while."""
+
+    name = "dreamy"
+    mark = "d"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--mark", default="d")
+
+    def configure(self, arguments: argparse.Namespace) -> None:
+        if len(arguments.mark) != 1:
+            raise ValueError("--mark: write\none letter")
+        self.mark = arguments.mark
+
+    async def pre_create_container(self, container: ContainerContext) -> None:
+        await asyncio.sleep(0.001)
+        ACTIONS[container.pod.annotations.get(DO, "")](container)
+        container.env["MARKS"] = container.env.get("MARKS", "") + self.mark
+
+    async def post_stop_pod_sandbox(self, pod: PodContext) -> None:
+        await asyncio.sleep(0.001)
 
 
 class Process:
@@ -36,28 +99,20 @@ class Process:
         """Return what the process wrote to stderr."""
         return self._log.read_text()
 
-    def wait_ready(self) -> "Process":
-        """Wait until it serves and has registered."""
-        eventually(lambda: " serves " in self.log or self.process.poll() is not None)
-        assert self.process.poll() is None, self.log
-        return self
-
     def end(self, number: int) -> int:
         """Send a signal and return the exit code."""
         self.process.send_signal(number)
         return self.process.wait(LONG_SECONDS)
 
-    def registered(self) -> dict[str, object]:
-        """Return the content of the registration file."""
-        return dict(json.loads(self.file.read_text()))
-
 
 @contextmanager
 def running(folder: Path, *flags: str, **more: Any) -> Iterator[Process]:
-    """Run a hook server; it is killed at the end if it has not ended by itself."""
+    """Run a hook server that has registered; it is killed at the end if it has not ended by itself."""
     made = Process(folder, *flags, **more)
     try:
-        yield made.wait_ready()
+        eventually(lambda: " serves " in made.log or made.process.poll() is not None)
+        assert made.process.poll() is None, made.log
+        yield made
     finally:
         made.process.kill()
         made.process.wait(LONG_SECONDS)
@@ -69,3 +124,39 @@ def eventually(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline, "it never came to hold"
         time.sleep(0.01)
+
+
+def request(do: str = "", **annotations: str) -> HookRequest:
+    """Return a request that has what the child's hooks must do."""
+    pod = PodInfo(name="pod", namespace="ns", annotations={DO: do} | annotations)
+    return HookRequest(pod, ContainerInfo(name="main"))
+
+
+async def call(path: str, queried: HookRequest, point: HookPoint = CREATE) -> HookAnswer:
+    """Make a call as the proxy does. Raises HookError."""
+    client = HookClient("plugin", path)
+    try:
+        return await client.call(point, queried, LONG_SECONDS)
+    finally:
+        await client.close()
+
+
+def bare(path: str, method: str, body: bytes, seconds: float = LONG_SECONDS) -> tuple[grpc.StatusCode, str]:
+    """Return status and text of one call."""
+    with grpc.insecure_channel(f"unix:{path}", options=UNLIMITED) as channel:
+        send: Any = channel.unary_unary(method)
+        try:
+            send(body, timeout=seconds, wait_for_ready=False)
+        except grpc.RpcError as error:
+            failed: Any = error
+            return failed.code(), failed.details()
+    return grpc.StatusCode.OK, ""
+
+
+def status(path: str, queried: HookRequest, seconds: float = LONG_SECONDS) -> tuple[grpc.StatusCode, str]:
+    """Return status and text of a call at PreCreateContainer."""
+    return bare(path, codec.PATHS[CREATE.name], codec.encode(CREATE, queried), seconds)
+
+
+if __name__ == "__main__":
+    main(Obedient(), Dreamy())

@@ -1,6 +1,8 @@
-"""The base class of a hook: which methods are hook points, which names are mistakes, and the order of several hooks."""
+"""Classes of hooks: which methods are hook points, which names are mistakes; and the result of an exception."""
 
-from collections.abc import AsyncIterator, Awaitable, Iterator
+import logging
+from collections.abc import AsyncIterator, Awaitable
+from concurrent.futures import CancelledError
 from functools import lru_cache, partialmethod, wraps
 from typing import Any
 
@@ -8,11 +10,14 @@ import pytest
 
 from runtimeproxy.model.fields import ContainerInfo, HookRequest, PodInfo
 from runtimeproxy.model.hookpoints import BY_NAME
-from runtimeproxy_hooks.sdk.context import ContainerContext
-from runtimeproxy_hooks.sdk.errors import Rejected, reject
-from runtimeproxy_hooks.sdk.hook import Hook, call_hooks
+from runtimeproxy.wire import grpc
+from runtimeproxy_hooks.sdk import ContainerContext, Hook, Malformed, NotSayable, Rejected
+from runtimeproxy_hooks.sdk.hook import call_hooks
+from runtimeproxy_hooks.sdk.statuses import MAX_TEXT, status
+from tests.hooks.sdk.processes import CREATE, SECRET, request
 
-CREATE, START = BY_NAME["PreCreateContainer"], BY_NAME["PreStartContainer"]
+Log = pytest.LogCaptureFixture
+START = BY_NAME["PreStartContainer"]
 REQUEST = HookRequest(PodInfo(), ContainerInfo())
 
 
@@ -35,25 +40,16 @@ MISSPELT = {
 }
 
 
-@pytest.mark.parametrize("kind", [lambda method: method, staticmethod, classmethod], ids=["plain", "static", "class"])
 @pytest.mark.parametrize(("name", "meant"), MISSPELT.items())
-def test_misspelt_method_is_an_error_of_the_class(name: str, meant: str, kind: Any) -> None:
+def test_misspelt_method_is_an_error_of_the_class(name: str, meant: str) -> None:
     hint = rf", did you mean {meant}\?" if meant else ":"
     words = rf"^New\.{name} is not a hook point{hint} There are pre_run_.*post_stop_pod_sandbox\. Give a method"
-    with pytest.raises(TypeError, match=words):
-        new_class(**{name: kind(lambda *_: None)})
+    for kind in (lambda method: method, staticmethod):
+        with pytest.raises(TypeError, match=words):
+            new_class(**{name: kind(lambda *_: None)})
 
 
-@pytest.mark.parametrize("name", ["prepare", "postpone", "_pre_create_container", "create_container"])
-def test_unrelated_methods_and_values_are_accepted(name: str) -> None:
-    assert new_class(**{name: lambda self: None}, post_url="/x")().points == ()
-
-
-def sync_generator(self: Hook, container: ContainerContext) -> Iterator[None]:
-    yield
-
-
-async def async_generator(self: Hook, container: ContainerContext) -> AsyncIterator[None]:
+async def generator(self: Hook, container: ContainerContext) -> AsyncIterator[None]:
     yield
 
 
@@ -64,7 +60,7 @@ WRONG_PARAMETERS = (
     staticmethod(lambda self, container: None),
 )
 UNFIT = [
-    *((value, NO_METHOD) for value in ("x", property(lambda self: None), sync_generator, async_generator)),
+    *((value, NO_METHOD) for value in ("x", property(lambda self: None), generator)),
     *((value, ONE_PARAMETER) for value in WRONG_PARAMETERS),
 ]
 
@@ -97,23 +93,72 @@ def test_methods_of_all_parents_are_hook_points() -> None:
     parent = new_class(pre_create_container=lambda self, container: None, pre_start_container=repr)
     assert names(new_class(mixin, parent)()) == ["PreRunPodSandbox", "PreCreateContainer", "PreStartContainer"]
     assert names(new_class(parent, pre_create_container=None)()) == ["PreStartContainer"]  # None removes a hook point
+    assert new_class(prepare=repr, postpone=repr, _pre_create_container=repr, post_url="/x")().points == ()
     with pytest.raises(TypeError, match=r"^New\.pre_run_pod is not a hook point"):
         new_class(type("Mixin", (), {"pre_run_pod": lambda self, pod: None}), Hook)
 
 
-def test_arguments_of_the_class_statement_reach_all_parents() -> None:
-    class Tagged:
-        def __init_subclass__(cls, tag: str, **more: Any) -> None:
-            super().__init_subclass__(**more)
-            cls.tag = tag
+class Raising(Hook):
+    name = "raising"
 
-    class Mixed(Hook, Tagged, tag="x"): ...
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
 
-    assert Mixed.tag == "x"
+    def pre_create_container(self, container: ContainerContext) -> None:
+        raise self.error
 
 
-def test_no_hook_is_called_after_one_that_raised() -> None:
-    refusing = new_class(pre_create_container=lambda self, container: reject("not today"))()
+class Deleting(Hook):
+    def pre_create_container(self, container: ContainerContext) -> None:
+        del container.env["A"]  # the SDK raises
+
+
+def status_of(*hooks: Hook) -> tuple[int, str]:
+    """Return the status of what the hooks raise."""
+    try:
+        call_hooks(hooks, CREATE, request(), unused)
+    except BaseException as error:
+        return status(error, "server", CREATE, request())
+    raise AssertionError("nothing was raised")
+
+
+def internal(name: str, hook: str = "raising") -> tuple[int, str]:
+    return grpc.INTERNAL, f"{hook} at PreCreateContainer raised {name}; its log says where"
+
+
+MALFORMED = Malformed("annotation A", "must be JSON")
+INVALID = (grpc.INVALID_ARGUMENT, "annotation A: must be JSON")
+TEXTS = [("x" * MAX_TEXT, "x" * MAX_TEXT), ("x" * (MAX_TEXT + 1), "x" * (MAX_TEXT - 1) + "…"), ("a\udc80b", "a?b")]
+STATUSES = [
+    *((Rejected(text), (grpc.PERMISSION_DENIED, sent), "INFO", " rejected ns/pod/main") for text, sent in TEXTS),
+    (MALFORMED, INVALID, "WARNING", ": cannot read annotation A of ns/pod/main: must be JSON"),
+    (NotSayable("0 is no value"), internal("NotSayable"), "ERROR", ": at {}: 0 is no value"),
+    (KeyError(SECRET), internal("KeyError"), "ERROR", ": KeyError at {} for ns/pod/main"),
+    (SystemExit(SECRET), internal("SystemExit"), "ERROR", ": SystemExit at {} for ns/pod/main"),
+    (CancelledError(), internal("CancelledError"), "WARNING", ": cut off, for the caller waits no longer: ns/pod/main"),
+]
+
+
+@pytest.mark.parametrize(("error", "expected", "level", "line"), STATUSES)
+def test_error_has_its_status_and_line(caplog: Log, error: BaseException, expected: Any, level: str, line: str) -> None:
+    caplog.set_level(logging.INFO)
     after = new_class(pre_create_container=lambda self, container: pytest.fail("it was called"))()
-    with pytest.raises(Rejected, match=r"^not today$"):
-        call_hooks([refusing, after], CREATE, REQUEST, unused)
+    assert status_of(Hook(), Raising(error), after) == expected
+    [record] = caplog.records
+    place = f"{__file__}:{Raising.pre_create_container.__code__.co_firstlineno + 1}"
+    assert record.levelname == level
+    assert record.getMessage() == f"raising at PreCreateContainer{line.format(place)}"
+
+
+def test_place_is_in_the_hooks_module_and_its_log_has_no_text(caplog: Log) -> None:
+    caplog.set_level(logging.DEBUG)
+    for hook in (Deleting(), Raising(KeyError(SECRET))):
+        status_of(hook)
+        assert f" at {__file__}:{type(hook).pre_create_container.__code__.co_firstlineno + 1}" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR", "DEBUG"]
+    assert "raise self.error" in caplog.messages[2]
+    with pytest.raises(OverflowError) as raised:
+        raise OverflowError(SECRET)
+    assert status(raised.value, "server", CREATE, request()) == internal("OverflowError", "server")
+    assert f"server at PreCreateContainer: OverflowError at {__file__}:" in caplog.text
+    assert SECRET not in caplog.text

@@ -1,65 +1,52 @@
-"""Finding a hook server; calling it once, with its changes shown as YAML; and often, for ``hook bench``."""
+"""Finding a hook server; requests as YAML; one call, with its changes shown as YAML; and many, for ``hook bench``."""
 
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.hookapi import codec
 from runtimeproxy.model import merge
 from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
-from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS
+from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, SubjectKind
 from runtimeproxy.relay.rpc.connection import CallFailed, Kind
-from runtimeproxy.settings.options import OPTIONS
 from runtimeproxy_hooks.tools import client as hook_client
 from runtimeproxy_hooks.tools import request
-from runtimeproxy_hooks.tools.client import WARM_UP_CALLS, Figures, HookCallFailed, Server, bench, percentile
-from tests.amounts import examples
+from runtimeproxy_hooks.tools.client import WARM_UP_CALLS, Figures, HookCallFailed, Server, bench
 from tests.fakes import hookanswers
 from tests.fakes.hookanswers import HookCall
 from tests.fakes.hookserver import HookServer
-from tests.hooks.tools.test_request import ENTRIES, REQUESTS, RESOURCES, TEXTS
 
-POINT = BY_NAME["PreCreateContainer"]
+PRE_RUN, POINT, PRE_START, POST_START = (
+    BY_NAME[name] for name in ("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer", "PostStartContainer")
+)
 BODY = request.encoded(POINT, request.example())
 
 
-NAMED: list[tuple[dict[str, object], Server]] = [
-    ({}, Server("/run/x.sock", 2.0, frozenset())),
-    ({"timeout": "500ms"}, Server("/run/x.sock", 0.5, frozenset())),
-    ({"runtime-hooks": ["PreStartContainer"]}, Server("/run/x.sock", 2.0, frozenset({"PreStartContainer"}))),
-]
-
-
-@pytest.mark.parametrize(("more", "server"), NAMED)
-def test_server_is_named_by_its_file_or_its_socket(tmp_path: Path, more: dict[str, object], server: Server) -> None:
-    file = tmp_path / "10-x.json"
-    file.write_text(json.dumps({"remote-endpoint": "unix:///run/x.sock", **more}))
-    assert hook_client.find(str(file)) == server
+def test_server_is_named_by_its_file_or_its_socket(tmp_path: Path) -> None:
     assert hook_client.find("unix:///run/x.sock") == Server("/run/x.sock")
+    file, entry = tmp_path / "10-x.json", {"remote-endpoint": "unix:///run/x.sock"}
+    file.write_text(json.dumps(entry))
+    assert hook_client.find(str(file)) == Server("/run/x.sock", 2.0, frozenset())
+    file.write_text(json.dumps({**entry, "timeout": "500ms", "runtime-hooks": ["PreStartContainer"]}))
+    assert hook_client.find(str(file)) == Server("/run/x.sock", 0.5, frozenset({"PreStartContainer"}))
 
 
-UNNAMED = [
-    ("x.sock", "SERVER: 'x.sock' is not a unix socket"),
-    ("{}/x.json", "{}/x.json: remote-endpoint is missing"),
-    ("{}/y.json", "{}/y.json: the registration file cannot be read: No such file"),
-]
-
-
-@pytest.mark.parametrize(("text", "words"), UNNAMED)
-def test_text_that_names_no_server_is_an_error(tmp_path: Path, text: str, words: str) -> None:
-    (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(ConfigError) as caught:
-        hook_client.find(text.format(tmp_path))
-    assert str(caught.value).startswith(words.format(tmp_path))
+def test_text_that_names_no_server_is_an_error(tmp_path: Path) -> None:
+    (file := tmp_path / "x.json").write_text("{}")
+    for name, words in (
+        ("x.sock", "SERVER: 'x.sock' is not a unix socket"),
+        (file, f"{file}: remote-endpoint is missing"),
+        (tmp_path / "y.json", f"{tmp_path}/y.json: the registration file cannot be read: No such file"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{words}"):
+            hook_client.find(str(name))
 
 
 @pytest.mark.parametrize(
@@ -69,6 +56,7 @@ def test_text_that_names_no_server_is_an_error(tmp_path: Path, text: str, words:
         (CallFailed(14, "the peer took no more", Kind.UNREACHABLE), "not reachable: the peer took no more"),
         (CallFailed(4, "no answer in time", Kind.DEADLINE), "no answer in time"),
         (CallFailed(13, "cut", Kind.BROKEN), "broken answer: cut"),
+        (CallFailed(16, "x", Kind.STATUS), "UNAUTHENTICATED: x"),
         (CallFailed(7, "not here", Kind.STATUS), "refused (PERMISSION_DENIED): not here"),
         (CallFailed(7, "", Kind.STATUS), "refused (PERMISSION_DENIED): without a text"),
         (CallFailed(12, "whatever", Kind.STATUS), "this hook point is not served (UNIMPLEMENTED)"),
@@ -79,33 +67,12 @@ def test_failure_has_words_that_are_safe_to_print(failure: CallFailed, words: st
     assert hook_client.words(failure) == words
 
 
-def test_every_status_has_its_name() -> None:
-    for status in grpc.StatusCode:
-        number, _ = status.value
-        if number not in (0, 7, 12):  # these have texts of their own, or are no failure
-            assert hook_client.words(CallFailed(number, "x", Kind.STATUS)) == f"{status.name}: x"
-
-
-def test_time_limit_is_the_proxys_own() -> None:
-    assert ("hook-timeout", f"{hook_client.DEFAULT_TIMEOUT_SECONDS:g}s") in {
-        (each.name, each.default) for each in OPTIONS
-    }
-
-
 async def test_answer_that_is_no_message_is_a_broken_one(tmp_path: Path) -> None:
     path = str(tmp_path / "hooks.sock")
     async with HookServer(path, default=hookanswers.garbage()), hook_client.connection(path) as client:
         with pytest.raises(CallFailed) as caught:
             await hook_client.call_point(client, POINT, BODY, 10.0)
     assert (caught.value.kind, caught.value.code) == (Kind.BROKEN, 13)
-
-
-RANKS = [(1, 99, 1), (2, 50, 1), (2, 51, 2), (2, 100, 2), (10, 90, 9), (10, 99, 10), (100, 99, 99), (101, 99, 100)]
-
-
-@pytest.mark.parametrize(("count", "percent", "value"), RANKS)
-def test_percentile_is_the_value_of_the_nearest_rank(count: int, percent: int, value: int) -> None:
-    assert percentile(list(range(1, count + 1)), percent) == value
 
 
 def test_figures_are_shown_in_milliseconds() -> None:
@@ -121,27 +88,20 @@ async def measured(server: HookServer, **more: Any) -> Figures:
     return await asyncio.to_thread(bench, Server(server.socket_path), POINT, BODY, timeout_seconds=10.0, **more)
 
 
-@pytest.mark.parametrize("concurrency", [1, 7, 300])
-async def test_calls_are_made_after_a_warm_up(tmp_path: Path, concurrency: int) -> None:
-    async with HookServer(str(tmp_path / "hooks.sock")) as server:
-        figures = await measured(server, calls=150, concurrency=concurrency)
-        assert len(server.calls) == 1 + WARM_UP_CALLS + 150
-    assert (len(figures.seconds), figures.failures) == (150, Counter())
-
-
-async def test_calls_at_a_time_are_at_the_same_time(tmp_path: Path) -> None:
+async def test_calls_are_made_at_the_same_time_after_a_warm_up(tmp_path: Path) -> None:
     """Each call waits until three have come: one after the other they would all be late."""
     async with HookServer(str(tmp_path / "hooks.sock")) as server:
         barrier = asyncio.Barrier(3)
 
         async def answer(call: HookCall) -> bytes:
-            if len(server.calls) > 1:
+            if len(server.calls) > 1 + WARM_UP_CALLS:
                 await barrier.wait()
             return b""
 
         server.default = answer
-        figures = await measured(server, calls=3, concurrency=3)
-    assert (len(figures.seconds), figures.failures) == (3, Counter())
+        figures = await measured(server, calls=150, concurrency=3)
+        assert len(server.calls) == 1 + WARM_UP_CALLS + 150
+    assert (len(figures.seconds), figures.failures) == (150, Counter())
 
 
 async def test_failures_are_counted_by_their_reason(tmp_path: Path) -> None:
@@ -153,17 +113,13 @@ async def test_failures_are_counted_by_their_reason(tmp_path: Path) -> None:
 
         server.default = answer
         figures = await measured(server, calls=10, concurrency=1)
+        server.default, made = fail, len(server.calls)
+        with pytest.raises(HookCallFailed, match="PreCreateContainer: INTERNAL: odd"):
+            await measured(server, calls=10, concurrency=1)
+        assert len(server.calls) == made + 1
     assert (len(figures.seconds), figures.failures) == (5, Counter({"INTERNAL: odd": 5}))
 
 
-async def test_server_that_fails_at_once_is_not_measured(tmp_path: Path) -> None:
-    async with HookServer(str(tmp_path / "hooks.sock"), default=hookanswers.BY_NAME["refuse"]()) as server:
-        with pytest.raises(HookCallFailed, match="PreCreateContainer: refused"):
-            await measured(server, calls=10, concurrency=1)
-        assert len(server.calls) == 1
-
-
-PRE_START, POST_START = BY_NAME["PreStartContainer"], BY_NAME["PostStartContainer"]
 RESOURCES_SENT = Resources(cpu_quota=50000, cpu_shares=2, cpuset_cpus="0-3", hugepage_limits={"2MB": 4096})
 ENTRIES_SENT: Any = {"envs": {"A": "1", "EMPTY": ""}, "annotations": {"n": "a\nb"}}
 SENT = HookRequest(PodInfo(cgroup_parent="/pod"), ContainerInfo(**ENTRIES_SENT, resources=RESOURCES_SENT))
@@ -203,80 +159,111 @@ bad:
 """
 
 
-def test_answer_is_shown_as_what_it_changes() -> None:
+def test_answer_is_shown_as_what_it_changes_and_what_is_lost() -> None:
     resources = Resources(cpu_quota=-1, cpu_shares=2, hugepage_limits={"2MB": 0, "1GB": 8192})
     envs = {"A": "2", "B": "x y", "EMPTY": "1", "on": "off"}
     answer = HookAnswer(envs=envs, annotations={"n": "c"}, cgroup_parent="/other", resources=resources)
     assert shown(answer) == CHANGED
     assert shown(merge.echo(SENT)) == shown(HookAnswer()) == "applied: {}\n"
+    lost = HookAnswer(envs={"A": "2"}, resources=Resources(cpu_period=5, cpu_shares=4))
+    assert shown(lost, PRE_START) == SECTIONS
 
 
-def test_changes_that_are_lost_are_shown_with_the_reason() -> None:
-    resources = Resources(cpu_period=5, cpu_shares=4)
-    assert shown(HookAnswer(envs={"A": "2"}, resources=resources), PRE_START) == SECTIONS
-
-
-@pytest.mark.parametrize("letter", ["k", "\n", "é", "\x80"])
-@pytest.mark.parametrize("length", [100, 102, 103, 511, 512, 1021, 1022, 1023, 1024, 1025, 5000])
-def test_key_of_any_length_is_shown_as_yaml(letter: str, length: int) -> None:
-    envs = {letter * length: "1", "B": "2"}
-    for loader in (yaml.SafeLoader, yaml.CSafeLoader):
-        assert yaml.load(shown(HookAnswer(envs=envs)), loader) == {"applied": {"envs": envs}}
-
-
-MAPS = dict.fromkeys(("labels", "annotations", "envs"), ENTRIES)
-ANSWERS = st.builds(HookAnswer, **MAPS, cgroup_parent=TEXTS, resources=st.none() | RESOURCES)
-
-
-@given(st.sampled_from(HOOK_POINTS), REQUESTS, ANSWERS)
-@settings(max_examples=examples(50))
-def test_shown_yaml_is_on_plain_lines_and_as_the_proxy_does(
-    point: Any, queried: HookRequest, answer: HookAnswer
-) -> None:
-    change = merge.difference(queried, answer)
-    text = "\n".join(hook_client.answer_lines(point, queried, answer))
-    assert all(line.isprintable() for line in text.split("\n"))
-    read = yaml.safe_load(text)
-    good, broken = merge.judged(change, queried) if point.applies else (change, ())
-    assert read.get("bad", []) == list(map(str, broken))
-    applied, dropped, idle = (read.get(part, {}) for part in ("applied", "dropped", "without-effect"))
-    assert applied == _tree(merge.limited(point, good))
-    assert {*_leaves(applied), *_leaves(idle)} == {*_leaves(_tree(good))}
-    assert sorted([*_leaves(applied), *_leaves(idle), *_leaves(dropped)]) == sorted(_leaves(_tree(change)))
-
-
-def _leaves(tree: dict[str, Any], path: str = "") -> Iterator[str]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{path}/{key}")
-        else:
-            yield f"{path}/{key}={value}"
-
-
-def _tree(change: Any) -> dict[str, Any]:
-    parts = ("labels", "annotations", "envs", "cgroup_parent", "resources")
-    return {part: value for part in parts if (value := getattr(change, part)) not in (None, {})}
+@pytest.mark.parametrize("letter", ["k", "\n", "\x80"])
+def test_key_of_any_length_is_shown_as_yaml(letter: str) -> None:
+    for length in (100, 1022, 1023, 1024, 5000):
+        envs = {letter * length: "1", "B": "2"}
+        text = shown(HookAnswer(envs=envs))
+        assert all(line.isprintable() for line in text.splitlines())
+        assert yaml.safe_load(text) == {"applied": {"envs": envs}}
 
 
 async def called(path: Path, answer: hookanswers.Answer, point: Any = POINT, **server: Any) -> hook_client.Called:
     """Call a server with the example request, as the command does: in a thread with an event loop of its own."""
-    async with HookServer(str(path / "hooks.sock"), default=answer):
-        named = Server(str(path / "hooks.sock"), **server)
+    async with HookServer(str(path), default=answer):
+        named = Server(str(path), **server)
         return await asyncio.to_thread(hook_client.call, named, point, request.example(), 10.0)
 
 
 async def test_call_shows_the_request_and_its_changes(tmp_path: Path) -> None:
-    found = await called(tmp_path, hookanswers.koordlet(cpu_quota=-1))
-    heads = [line for line in found.text.splitlines() if line.startswith("#")]
-    assert heads[0].startswith(f"# PreCreateContainer at {tmp_path}/hooks.sock answered in ")
-    assert heads[1:] == ["# not sent at this hook point: pod.runtime_handler, pod.overhead, container.id"]
+    found = await called(tmp_path / "hooks.sock", hookanswers.koordlet(cpu_quota=-1))
+    first, *heads = [line for line in found.text.splitlines() if line.startswith("#")]
+    assert first.startswith(f"# PreCreateContainer at {tmp_path}/hooks.sock answered in ")
+    assert heads == ["# not sent at this hook point: pod.runtime_handler, pod.overhead, container.id"]
     assert yaml.safe_load(found.text) == {"applied": {"resources": {"cpu_quota": -1}}}
     assert found.faults == ()
-
-
-async def test_call_that_the_proxy_would_not_make_is_reported(tmp_path: Path) -> None:
-    found = await called(tmp_path, hookanswers.echo(), POST_START, points=frozenset({"PreStartContainer"}))
+    points = frozenset({"PreStartContainer"})
+    found = await called(tmp_path / "hooks.sock", hookanswers.echo(), POST_START, points=points)
     assert "# the proxy would not call: the registration file does not name PostStartContainer" in found.text
     assert "# the proxy ignores what is answered at this hook point" in found.text
-    queried = await called(tmp_path, hookanswers.echo(), POST_START, points=frozenset({"PostStartContainer"}))
-    assert "would not query" not in queried.text
+
+
+# Requests as YAML.
+
+EMPTY = HookRequest(PodInfo())
+
+
+def of_pod(**fields: Any) -> HookRequest:
+    return HookRequest(PodInfo(**fields))
+
+
+NUMBERS = "{cpu_quota: -1, cpuset_cpus: 0, hugepage_limits: {2MB: 18446744073709551615}, unified: {a: b}}"
+READ_NUMBERS = Resources(cpu_quota=-1, cpuset_cpus="0", hugepage_limits={"2MB": 2**64 - 1}, unified={"a": "b"})
+READ: list[tuple[str, HookRequest]] = [
+    *((text, EMPTY) for text in ("", "# nothing\n", "container:", "pod: {labels: , name: ~, attempt: null}")),
+    ("container: {envs: {A: '1'}}", HookRequest(PodInfo(), ContainerInfo(envs={"A": "1"}))),
+    ("pod: {name: web, uid: 0x1, attempt: 4294967295}", of_pod(name="web", uid="0x1", attempt=2**32 - 1)),
+    ("pod: {overhead: {}}", of_pod(overhead=Resources())),
+    (f"pod: {{resources: {NUMBERS}}}", of_pod(resources=READ_NUMBERS)),
+    ("pod: {labels: &same {a: b}, annotations: *same}", of_pod(labels={"a": "b"}, annotations={"a": "b"})),
+]
+
+
+@pytest.mark.parametrize(("text", "read"), READ, ids=[text for text, _ in READ])
+def test_request_is_parsed(text: str, read: HookRequest) -> None:
+    assert request.parse(text, "f") == read
+
+
+REFUSED = [
+    ("- pod", "f:1: write 'key: value' lines here"),
+    ("pod:\n  labls: {secret: canary}", "f:2: pod.labls: unknown key; did you mean labels?"),
+    ("pod:\n  id: canary", "f:2: pod.id: unknown key; did you mean uid?"),
+    ("container: {pod_id: canary}", "f:1: container.pod_id: unknown key; there are name, attempt, "),
+    ("pod: {annotations: {a: {b: canary}}}", "f:1: pod.annotations.a: write one text, in quotes if it is JSON"),
+    ("pod: {attempt: canary}", "f:1: pod.attempt: write a whole number, without a unit"),
+    ("pod: {attempt: 4294967296}", "f:1: pod.attempt: write a number from 0 to 4294967295"),
+    ("pod: {resources: {hugepage_limits: {2MB: -1}}}", "f:1: pod.resources.hugepage_limits.2MB: write a number from 0"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), REFUSED, ids=[text[:60] for text, _ in REFUSED])
+def test_error_has_line_and_key_but_no_value(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        request.parse(text, "f")
+    assert str(caught.value).startswith(words)
+    assert "canary" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_example_is_sent_completely_at_every_hook_point() -> None:
+    for point in HOOK_POINTS:
+        sent = request.at_point(point, request.example())
+        assert (sent.container is None) == (point.subject is SubjectKind.POD)
+        assert request.unsent(point, sent) == ()
+        assert request.encoded(point, sent) == codec.encode(point, sent)
+    with pytest.raises(ConfigError, match=r"PreStartContainer is about a container, and the request has none: add"):
+        request.encoded(PRE_START, EMPTY)
+
+
+LOST = [
+    *((PRE_RUN, "pod: {overhead: {cpu_shares: 2}}", ()), (PRE_RUN, "container: {name: main}", ("container",))),
+    (POINT, "{pod: {cgroup_parent: /b}, container: {cgroup_parent: /a}}", ("pod.cgroup_parent",)),
+    (POINT, "container: {id: c1}", ("container.id",)),
+    (PRE_START, "{pod: {overhead: {}, runtime_handler: a}, container: {}}", ("pod.runtime_handler", "pod.overhead")),
+    (PRE_START, '{pod: {}, container: {envs: {A: "\\ud83d"}}}', ("container.envs",)),
+]
+
+
+@pytest.mark.parametrize(("point", "text", "lost"), LOST)
+def test_field_that_the_proxy_does_not_send_is_named(point: Any, text: str, lost: tuple[str, ...]) -> None:
+    assert request.unsent(point, request.parse(text, "f")) == lost
