@@ -75,9 +75,9 @@ class Killed(BaseException):
 class FakeNode(Node):
     """A node in a directory.
 
-    ``kubelet`` is its kubelet's command, ``kubelet_files`` what ``systemctl cat`` prints of it. ``kill_at`` is the number
-    of the command or write at which the installer is killed, ``fail_at`` that of the command that fails. ``bad`` returns
-    whether a kubelet with this command is unwell, ``failing`` is the home of the proxy that does not listen.
+    ``kubelet`` is its kubelet's command, ``kubelet_files`` what ``systemctl cat`` prints of it. The installer is killed
+    at the command or write ``kill_at``, the command ``fail_at`` fails. ``bad`` returns whether a kubelet with this
+    command is unwell, ``failing`` is the home of the proxy that does not listen.
     """
 
     def __init__(self, root: Path) -> None:
