@@ -1,10 +1,10 @@
 """values.schema.json takes the five sets and refuses what is wrong; the admission policies, by their expressions."""
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import celpy
+import celpy.adapter
 import jsonschema
 import pytest
 import yaml
@@ -32,7 +32,7 @@ EXAMPLES: dict[str, str] = {
 
 def merged(default: Any, over: Any) -> Any:
     """Return values as helm merges them: maps key by key, everything else replaced."""
-    if isinstance(default, Mapping) and isinstance(over, Mapping):
+    if isinstance(default, dict) and isinstance(over, dict):
         return {key: merged(default.get(key), over[key]) if key in over else default[key] for key in default | over}
     return over
 
@@ -118,7 +118,7 @@ USER = "system:serviceaccount:kube-system:runtimeproxy-installer"
 def value_of(expression: str, bound: dict[str, Any]) -> bool:
     environment = celpy.Environment()
     program = environment.program(environment.compile(expression))
-    return bool(program.evaluate({name: celpy.json_to_cel(value) for name, value in bound.items()}))
+    return bool(program.evaluate({name: celpy.adapter.json_to_cel(value) for name, value in bound.items()}))
 
 
 def allowed(name: str, **bound: Any) -> bool:

@@ -17,8 +17,7 @@ from tests.docs import ROOT
 from tests.documents import Block, block, blocks
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.runtime import FakeRuntime
-from tests.machines.fitting import fit
-from tests.machines.machine import Machine
+from tests.machines.machine import Machine, fit
 from tests.machines.tree import debian
 from tests.soak import MARKS
 from tests.soak.conftest import Findings

@@ -79,7 +79,7 @@ def work(node: Machine, folder: Path, version: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(kubelet, "healthz", lambda port: healthz(node))
     monkeypatch.setattr(kubelet, "WATCH_SECONDS", 2.0)
     monkeypatch.setattr(kubelet, "WELL_SECONDS", 0.5)
-    here = Node(node.root, (*node._enter("--all"), *ENTER[ENTER.index("env") :]))
+    here = Node(node.root, (*node.enter(), *ENTER[ENTER.index("env") :]))
     wants = wanted(sha256, healthz_port=10248, **changed)
     reported = Kubelet("v1.31.2", "Containerd", ready=True)
     return Work(here, wants, reported, lambda: None, lambda: True, archives=folder)
