@@ -13,10 +13,8 @@ NEWER = "99.0.0"
 
 def built(folder: Path, artefacts: Sequence[str], version: str = "") -> Path:
     """Build artefacts of the last commit, of another version if one is given; return their directory."""
-    source, git = (
-        folder / "checkout",
-        ("git", "-c", "safe.directory=*", "-c", "user.name=soak", "-c", "user.email=soak"),
-    )
+    source = folder / "checkout"
+    git = ("git", "-c", "safe.directory=*", "-c", "user.name=soak", "-c", "user.email=soak")
     subprocess.run([*git, "clone", "-q", ROOT, source], check=True)
     if version:
         file = source / "runtimeproxy/settings/version.py"

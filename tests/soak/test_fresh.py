@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -30,8 +30,8 @@ from tests.soak.conftest import Findings
 pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]
 
 CHECKOUT = "/srv/runtimeproxy"
-README, INSTALL, VENV = "README.rst", "docs/install.rst", "python3 -m venv /opt/runtimeproxy-venv"
-"""The blocks that install from source, which are run in the first tree."""
+VENV = "python3 -m venv /opt/runtimeproxy-venv"
+"""The first line of the blocks that install from source, which are run in the first tree."""
 WHEEL = f"""\
 cd {CHECKOUT}
 /opt/runtimeproxy-venv/bin/pip wheel --quiet --no-deps --use-pep517 --wheel-dir /root .
@@ -72,25 +72,22 @@ USER = "scripts/install && rm -rf .venv && useradd --create-home new && chown -R
 
 class Environment(NamedTuple):
     """A row. Shell text, run by root in the checkout: ``prepare`` once before, ``within`` before each command, in its
-    namespaces. ``prefix`` is put before the commands. A command that is ``refused`` must fail with that text."""
+    namespaces. ``prefix`` is put before the commands. ``python`` is the version of a Python of this machine to use as
+    $PYTHON. A command that is ``refused`` must fail with that text. With ``engines`` real engines must run."""
 
     name: str
     suite: str = "bookworm"
-    prepare: str = ""
-    within: str = ""
+    prepare: str = ":"
+    within: str = ":"
     prefix: str = ""
     python: str = ""
-    """A Python of this machine, by its version, to use as $PYTHON."""
     in_docker: bool = False
     refused: str = ""
     engines: bool = False
-    """Whether real engines must run."""
-    sources: bool = False
-    """Whether the documents' ways to install from source are run, too."""
 
 
 ENVIRONMENTS = (
-    Environment("Debian 12, root", prefix="env RUNTIMEPROXY_REQUIRE_ENGINES=1", engines=True, sources=True),
+    Environment("Debian 12, root", prefix="env RUNTIMEPROXY_REQUIRE_ENGINES=1", engines=True),
     Environment("a container, docker run", in_docker=True),
     Environment("root without six capabilities", prefix=WITHOUT),
     Environment("root without CAP_NET_ADMIN", prefix="setpriv --bounding-set -net_admin"),
@@ -108,37 +105,33 @@ ENVIRONMENTS = (
 )
 
 
-@pytest.fixture
-def tree() -> Iterator[Path]:
-    """Yield a place for a tree: not below /tmp, which may be in memory; with all packages the tree has 2 GB."""
-    with TemporaryDirectory(prefix="fresh-", dir=debian(packages=()).parent) as folder:
-        yield Path(folder, "tree")
-
-
 @pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda environment: environment.name)
-def test_readme_works_in_environment(environment: Environment, findings: Findings, tree: Path) -> None:
+def test_readme_works_in_environment(environment: Environment, findings: Findings) -> None:
     """Run scripts/demo, and scripts/test whole in a full soak, else only its fast set."""
     python = python_home(environment.python)
     if environment.python and not python:
         findings.note(f"not run, as this machine has no Python {environment.python}", environment.name)
         return
-    subprocess.run(["cp", "-a", debian(environment.suite, packages=()), tree], check=True)  # devices, too
-    subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, f"{tree}{CHECKOUT}"], check=True)
     commands = ["scripts/demo", "scripts/test" if findings.full else "scripts/test --fast"]
-    if environment.sources:
-        scripts = block(README, VENV).text, f"{WHEEL}\n{block(INSTALL, VENV).text}"
+    if environment is ENVIRONMENTS[0]:
+        scripts = block("README.rst", VENV).text, f"{WHEEL}\n{block('docs/install.rst', VENV).text}"
         commands += [f"sh -exc {shlex.quote(script)}" for script in scripts]
-    variables = variables_for(tree, python)
-    with entered(environment, tree, variables) as enter:
-        if environment.prepare:
+    # Not below /tmp, which may be in memory; with all packages the tree has 2 GB.
+    base = debian(environment.suite, packages=())
+    with TemporaryDirectory(prefix="fresh-", dir=base.parent) as folder:
+        tree = Path(folder, "tree")
+        subprocess.run(["cp", "-a", base, tree], check=True)  # devices, too
+        subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, f"{tree}{CHECKOUT}"], check=True)
+        variables = variables_for(tree, python)
+        with entered(environment, tree, python, variables) as enter:
             run([*enter, environment.prepare], variables)
-        for command in commands:
-            line = f"{environment.within or ':'}; {environment.prefix} {command}; {LISTED}"
-            start = time.monotonic()
-            code, output = run([*enter, line], variables)
-            check(environment, code, output)
-            tests = [line.strip("= ") for line in output.splitlines() if re.match(r"=+ .* in [\d.]+s", line)]
-            findings.note(command.splitlines()[-1], f"{time.monotonic() - start:.0f} s; {'; '.join(tests)}")
+            for command in commands:
+                start = time.monotonic()
+                line = f"{environment.within}; {environment.prefix} {command}; {LISTED}"
+                code, output = run([*enter, line], variables)
+                check(environment, code, output)
+                tests = [line.strip("= ") for line in output.splitlines() if re.match(r"=+ .* in [\d.]+s", line)]
+                findings.note(command.splitlines()[-1], f"{time.monotonic() - start:.0f} s; {'; '.join(tests)}")
 
 
 def check(environment: Environment, code: int, output: str) -> None:
@@ -151,11 +144,13 @@ def check(environment: Environment, code: int, output: str) -> None:
 
 
 @contextmanager
-def entered(environment: Environment, tree: Path, variables: Mapping[str, str]) -> Iterator[Sequence[str]]:
+def entered(
+    environment: Environment, tree: Path, python: str, variables: Mapping[str, str]
+) -> Iterator[Sequence[str | Path]]:
     """Yield the command line that runs shell text, which follows, in the tree."""
     if not environment.in_docker:
         namespaces = ["unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child"]
-        yield [*namespaces, "sh", "-c", SCRIPT, "sh", str(tree), python_home(environment.python), CHECKOUT]
+        yield [*namespaces, "sh", "-c", SCRIPT, "sh", tree, python, CHECKOUT]
         return
     with Dockerd() as engine:
         docker = [DOCKER, "--host", f"unix://{engine.socket}"]
@@ -166,19 +161,11 @@ def entered(environment: Environment, tree: Path, variables: Mapping[str, str]) 
         yield [*docker, "exec", f"--workdir={CHECKOUT}", *passed, "fresh", "sh", "-c"]
 
 
-def run(command: Sequence[str], variables: Mapping[str, str]) -> tuple[int, str]:
+def run(command: Sequence[str | Path], variables: Mapping[str, str]) -> tuple[int, str]:
     """Run a command; return its exit code and its output."""
-    done = subprocess.run(
-        command,
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    return done.returncode, done.stdout
+    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, env=variables, text=True, errors="replace", check=False, **pipes)
+    return done.returncode, str(done.stdout)
 
 
 def python_home(version: str) -> str:
