@@ -468,15 +468,3 @@ def test_path_stays_below_root(links: dict[str, str], place: str, found: str | N
         (tmp_path / link).symlink_to(target)
     with nullcontext() if found else pytest.raises(OSError, match="Too many levels"):
         assert Node(tmp_path).path(place) == tmp_path / (found or "")
-
-
-def test_node_with_linked_opt_is_installed_and_undone(bench: Bench, tmp_path: Path) -> None:
-    """Nothing is put where the link leads here."""
-    here = tmp_path / "elsewhere"
-    (bench.node.root / "opt").symlink_to(here)
-    bench.install(configure_kubelet=True)
-    folder = bench.node.root / str(here).lstrip("/") / "runtimeproxy"
-    assert [file.exists() for file in folder.glob("*/bin/runtimeproxy")] == [True]
-    assert f"{bench.home}/bin/" in (bench.node.text(f"{tree.UNITS}/{SERVICE}") or "")
-    bench.uninstall()
-    assert (folder.parent.exists(), folder.exists(), here.exists()) == (True, False, False)
