@@ -72,19 +72,25 @@ class Killed(BaseException):
     """The installer was killed: nothing that it does any more has an effect."""
 
 
-class FakeNode(Node):
-    """A node in a directory.
+class Bench(Node):
+    """A node in a directory, an archive, and the work on it with a clock of its own.
 
     ``kubelet`` is its kubelet's command, ``kubelet_files`` what ``systemctl cat`` prints of it. The installer is killed
     at the command or write ``kill_at``, the command ``fail_at`` fails. ``bad`` returns whether a kubelet with this
     command is unwell, ``failing`` is the home of the proxy that does not listen.
     """
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(root, ())
-        for folder in ("run/systemd/system", "etc/systemd/system", "usr/local/bin"):
-            (root / folder).mkdir(parents=True)
-        (root / "etc/group").write_text("root:x:0:\n")
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(folder / "host", ())
+        for made in ("run/systemd/system", "etc/systemd/system", "usr/local/bin"):
+            (self.root / made).mkdir(parents=True)
+        (self.root / "etc/group").write_text("root:x:0:\n")
+        self.archives = folder / "archives"
+        self.sha256 = archive(self.archives)
+        self.reported = Kubelet("v1.31.2", "Containerd", ready=True)
+        self.ready: Callable[[], bool] = lambda: True
+        self.places: list[None] = []
+        self.place: Callable[[], None] = lambda: self.places.append(None)
         self.active_units = {"kubelet.service"}
         self.kubelet, self.kubelet_files = "/usr/bin/kubelet", KUBEADM
         self.timers: list[str] = []
@@ -94,6 +100,28 @@ class FakeNode(Node):
         self.failing = ""
         self.doctor: dict[str, str] = {}
         self.now = 0.0
+        monkeypatch.setattr(kubelet, "healthz", lambda port: "" if self.kubelet_well else "/healthz answers 500")
+
+    def release(self, version: str, **units: str) -> None:
+        """Have another archive."""
+        self.sha256 = archive(self.archives, version, None, **units)
+
+    @property
+    def home(self) -> str:
+        """Where the archive's tree is."""
+        [file] = self.archives.iterdir()
+        return f"{tree.TREES}/{file.name.split('_')[1]}-{self.sha256[:12]}"
+
+    def work(self, **changed: Any) -> Work:
+        wants, clock = wanted(self.sha256, **changed), lambda: self.now
+        seams: Any = {"archives": self.archives, "sleep": self.sleep, "clock": clock}
+        return Work(self, wants, self.reported, self.place, lambda: self.ready(), **seams)
+
+    def install(self, **changed: Any) -> str:
+        return self.work(**changed).install()
+
+    def uninstall(self) -> None:
+        self.work(action="uninstall").uninstall()
 
     def step(self) -> None:
         if self.steps == self.kill_at:
@@ -212,41 +240,6 @@ class FakeNode(Node):
             case "in-use", *_:
                 return (1, f"kubelet calls {SOCKET}\n") if SOCKET in self.kubelet else (0, "[]")
         raise AssertionError(words)
-
-
-class Bench:
-    """A node, an archive, and the work on it with a clock of its own."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.node = FakeNode(folder / "host")
-        self.archives = folder / "archives"
-        self.sha256 = archive(self.archives)
-        self.reported = Kubelet("v1.31.2", "Containerd", ready=True)
-        self.ready: Callable[[], bool] = lambda: True
-        self.places: list[None] = []
-        self.place: Callable[[], None] = lambda: self.places.append(None)
-        monkeypatch.setattr(kubelet, "healthz", lambda port: "" if self.node.kubelet_well else "/healthz answers 500")
-
-    def release(self, version: str, **units: str) -> None:
-        """Have another archive."""
-        self.sha256 = archive(self.archives, version, None, **units)
-
-    @property
-    def home(self) -> str:
-        """Where the archive's tree is."""
-        [file] = self.archives.iterdir()
-        return f"{tree.TREES}/{file.name.split('_')[1]}-{self.sha256[:12]}"
-
-    def work(self, **changed: Any) -> Work:
-        wants, clock = wanted(self.sha256, **changed), lambda: self.node.now
-        seams: Any = {"archives": self.archives, "sleep": self.node.sleep, "clock": clock}
-        return Work(self.node, wants, self.reported, self.place, lambda: self.ready(), **seams)
-
-    def install(self, **changed: Any) -> str:
-        return self.work(**changed).install()
-
-    def uninstall(self) -> None:
-        self.work(action="uninstall").uninstall()
 
 
 @contextmanager

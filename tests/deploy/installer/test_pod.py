@@ -180,9 +180,9 @@ def test_pod_does_real_work_on_node(
         return bench.work(configure_kubelet=True)
 
     wants = wanted(bench.sha256, configure_kubelet=True)
-    assert Installer(api, "n1", NAMESPACE, wants, work, bench.node.sleep).once() is (state == "Installed")
+    assert Installer(api, "n1", NAMESPACE, wants, work, bench.sleep).once() is (state == "Installed")
     assert cluster.annotations("n1")["state"] == state
-    assert bench.node.kubelet.endswith(kubelet)
+    assert bench.kubelet.endswith(kubelet)
 
 
 # ---- places

@@ -27,30 +27,30 @@ Change = Callable[[Bench], object]
 
 
 def units(bench: Bench) -> list[str]:
-    folder = bench.node.path(tree.UNITS)
+    folder = bench.path(tree.UNITS)
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def test_install_touches_no_kubelet(bench: Bench) -> None:
     assert bench.install() == "0.2.0"
-    assert bench.node.active_units == {"kubelet.service", *fakes.STARTED}
-    assert f"\nExecStart={bench.home}/bin/koord-runtime-proxy\n" in (bench.node.text(f"{tree.UNITS}/{SERVICE}") or "")
+    assert bench.active_units == {"kubelet.service", *fakes.STARTED}
+    assert f"\nExecStart={bench.home}/bin/koord-runtime-proxy\n" in (bench.text(f"{tree.UNITS}/{SERVICE}") or "")
     assert units(bench) == INSTALLED
-    assert not [text for text in bench.node.state()["files"].values() if "/usr/bin/" in text]
-    assert bench.node.entry(tree.COMMAND).readlink() == Path(f"{bench.home}/bin/runtimeproxy")
-    assert "runtimeproxy-metrics:x:965:" in (bench.node.text("/etc/group") or "")
-    assert bench.node.path("/etc/runtime/hookserver.d").stat().st_mode & 0o777 == 0o755
-    assert (bench.node.restarts, bench.node.text(DROP_IN), bench.node.text(journal.PLACE)) == (0, None, None)
+    assert not [text for text in bench.state()["files"].values() if "/usr/bin/" in text]
+    assert bench.entry(tree.COMMAND).readlink() == Path(f"{bench.home}/bin/runtimeproxy")
+    assert "runtimeproxy-metrics:x:965:" in (bench.text("/etc/group") or "")
+    assert bench.path("/etc/runtime/hookserver.d").stat().st_mode & 0o777 == 0o755
+    assert (bench.restarts, bench.text(DROP_IN), bench.text(journal.PLACE)) == (0, None, None)
 
 
 def test_install_points_kubelet_at_proxy_by_one_restart(bench: Bench) -> None:
     bench.install(configure_kubelet=True)
     usual = "/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS"
     command = f"{usual} $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS --container-runtime-endpoint={SOCKET}"
-    assert bench.node.text(DROP_IN) == f"{HEAD}[Service]\nExecStart=\nExecStart={command}\n"
-    assert (bench.node.restarts, bench.node.kubelet, bench.node.timers) == (1, command, [])
-    assert bench.node.now >= 60
-    restarts = [words for words in bench.node.commands if "restart" in words.split()[1]]
+    assert bench.text(DROP_IN) == f"{HEAD}[Service]\nExecStart=\nExecStart={command}\n"
+    assert (bench.restarts, bench.kubelet, bench.timers) == (1, command, [])
+    assert bench.now >= 60
+    restarts = [words for words in bench.commands if "restart" in words.split()[1]]
     expected = [f"restart {SERVICE}", f"try-restart {tree.EXPORTER}", "restart kubelet.service"]
     assert restarts == [f"systemctl {words}" for words in expected]
 
@@ -67,37 +67,37 @@ def test_install_points_kubelet_at_proxy_by_one_restart(bench: Bench) -> None:
     ],
 )
 def test_drop_in_keeps_command_of_unit(content: str, command: str, bench: Bench) -> None:
-    bench.node.kubelet_files = f"# /lib/systemd/system/kubelet.service\n[Service]\n{content}\n"
+    bench.kubelet_files = f"# /lib/systemd/system/kubelet.service\n[Service]\n{content}\n"
     if command:
         bench.install(configure_kubelet=True)
-        assert f"\nExecStart={command} --container-runtime-endpoint={SOCKET}\n" in (bench.node.text(DROP_IN) or "")
+        assert f"\nExecStart={command} --container-runtime-endpoint={SOCKET}\n" in (bench.text(DROP_IN) or "")
         bench.install(configure_kubelet=True)  # its own drop-in is not the node's command
-        assert (bench.node.text(DROP_IN) or "").count(SOCKET) == 1
+        assert (bench.text(DROP_IN) or "").count(SOCKET) == 1
     else:
         with pytest.raises(Refused, match="commands: point it at the proxy by hand"):
             bench.install(configure_kubelet=True)
-        assert bench.node.state()["files"] == {}
+        assert bench.state()["files"] == {}
 
 
 def test_second_install_changes_nothing_and_needs_no_place(bench: Bench) -> None:
     bench.install(configure_kubelet=True)
-    before, bench.places, bench.node.commands = bench.node.state(), [], []
+    before, bench.places, bench.commands = bench.state(), [], []
     assert bench.install(configure_kubelet=True) == "0.2.0"
-    assert (bench.node.state(), bench.places) == (before, [])
-    assert not [words for words in bench.node.commands if words.split()[1] in ("restart", "start", "enable")]
+    assert (bench.state(), bench.places) == (before, [])
+    assert not [words for words in bench.commands if words.split()[1] in ("restart", "start", "enable")]
 
 
 def test_upgrade_keeps_previous_tree_and_older_version_needs_leave(bench: Bench) -> None:
     for version in ("0.2.0", "0.3.0", "0.10.0"):
         bench.release(version)
         assert bench.install() == version
-    assert [name.partition("-")[0] for name in bench.node.state()["trees"]] == ["0.10.0", "0.3.0"]
-    before = bench.node.state()
+    assert [name.partition("-")[0] for name in bench.state()["trees"]] == ["0.10.0", "0.3.0"]
+    before = bench.state()
     bench.release("0.9.0")
     with pytest.raises(Refused, match=r"the node has 0\.10\.0, newer than 0\.9\.0"):
         bench.install()
-    assert bench.node.state() == before
-    assert bench.install(allow_downgrade=True) == tree.running(bench.node)[1] == "0.9.0"
+    assert bench.state() == before
+    assert bench.install(allow_downgrade=True) == tree.running(bench)[1] == "0.9.0"
 
 
 def test_upgrade_removes_old_units_and_keeps_units_of_others(bench: Bench) -> None:
@@ -106,13 +106,12 @@ def test_upgrade_removes_old_units_and_keeps_units_of_others(bench: Bench) -> No
     bench.install()
     others = ["runtimeproxy-hooks@all.service.d/override.conf", "runtimeproxy.service.d/override.conf"]
     for name in others:
-        bench.node.write(f"{tree.UNITS}/{name}", "[Service]\nLogLevelMax=info\n")
+        bench.write(f"{tree.UNITS}/{name}", "[Service]\nLogLevelMax=info\n")
     bench.release("0.3.0")
     bench.install()
     assert units(bench) == sorted([*INSTALLED, *others])
-    assert not bench.node.path(f"{tree.UNITS}/runtimeproxy-old.service.d").exists()
     bench.uninstall()
-    folders = sorted(path.name for path in bench.node.path(tree.UNITS).iterdir() if path.is_dir())
+    folders = sorted(path.name for path in bench.path(tree.UNITS).iterdir() if path.is_dir())
     assert (units(bench), folders) == (others, [name.partition("/")[0] for name in others])
 
 
@@ -141,10 +140,10 @@ def test_runtime_and_values_set_configuration_and_kubelet_flag(
     node["status"]["nodeInfo"]["kubeletVersion"] = "v1.23.1"
     bench.reported = reported_by(node)
     if own:
-        bench.node.write(CONFIG, own)
+        bench.write(CONFIG, own)
     bench.install(configure_kubelet=True, config=wants)
-    assert bench.node.text(CONFIG) == written
-    assert f"{flag}\n" in (bench.node.text(DROP_IN) or "")
+    assert bench.text(CONFIG) == written
+    assert f"{flag}\n" in (bench.text(DROP_IN) or "")
 
 
 def test_healthz_reports_other_answers_and_no_server() -> None:
@@ -161,15 +160,15 @@ ON = {"configure_kubelet": True}
 REFUSED: dict[str, tuple[Change, dict[str, Any], str]] = {
     "another digest": (lambda b: setattr(b, "sha256", "0" * 64), {}, "nodeInstaller.sha256 is 0000"),
     "two archives": (lambda b: (b.archives / "runtimeproxy_9_linux_x86_64.tar.gz").touch(), {}, "2 archives"),
-    "no systemd": (lambda b: (b.node.root / "run/systemd/system").rmdir(), {}, "systemd does not run this node"),
-    "a package": (lambda b: b.node.write(tree.PACKAGE_UNITS[0], ""), {}, "a package has put the proxy on this node"),
-    "no unit": (lambda b: setattr(b.node, "kubelet_files", ""), ON, "no kubelet.service"),
-    "kubelet away": (lambda b: b.node.active_units.clear(), ON, "kubelet.service is not active, before anything was"),
-    "kubelet unwell": (lambda b: setattr(b.node, "bad", bool), ON, "/healthz answers 500, before anything was changed"),
+    "no systemd": (lambda b: (b.root / "run/systemd/system").rmdir(), {}, "systemd does not run this node"),
+    "a package": (lambda b: b.write(tree.PACKAGE_UNITS[0], ""), {}, "a package has put the proxy on this node"),
+    "no unit": (lambda b: setattr(b, "kubelet_files", ""), ON, "no kubelet.service"),
+    "kubelet away": (lambda b: b.active_units.clear(), ON, "kubelet.service is not active, before anything was"),
+    "kubelet unwell": (lambda b: setattr(b, "bad", bool), ON, "/healthz answers 500, before anything was changed"),
     "another mode": (lambda b: None, {"config": DOCKER}, "uses Containerd, and the proxy is configured for Docker"),
-    "runtime away": (lambda b: b.node.doctor.update(runtime="failed"), {}, "doctor: runtime: why; do"),
+    "runtime away": (lambda b: b.doctor.update(runtime="failed"), {}, "doctor: runtime: why; do"),
     "another group": (
-        lambda b: b.node.write("/etc/group", "runtimeproxy-metrics:x:17:\n"),
+        lambda b: b.write("/etc/group", "runtimeproxy-metrics:x:17:\n"),
         {},
         "has the number 17 here",
     ),
@@ -185,11 +184,11 @@ REFUSED: dict[str, tuple[Change, dict[str, Any], str]] = {
 def test_unsuitable_node_is_refused_unchanged(case: str, bench: Bench) -> None:
     change, wants, words = REFUSED[case]
     change(bench)
-    before = bench.node.state() | {"trees": []}
+    before = bench.state() | {"trees": []}
     with pytest.raises(Refused, match=words):
         bench.install(**wants)
-    assert bench.node.state() | {"trees": []} == before
-    assert (bench.places, bench.node.restarts) == ([], 0)
+    assert bench.state() | {"trees": []} == before
+    assert (bench.places, bench.restarts) == ([], 0)
 
 
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device", "/opt/runtimeproxy/undo.json")
@@ -210,9 +209,9 @@ def test_failure_before_first_change_leaves_node_unchanged(
     monkeypatch.setattr(seam, stand_in)
     with pytest.raises((Failed, OSError), match=words):
         bench.install()
-    state = bench.node.state()
+    state = bench.state()
     assert (state["files"], len(state["trees"]), len(bench.places)) == ({}, trees, trees)
-    assert not list(bench.node.root.rglob("*.runtimeproxy-installer"))
+    assert not list(bench.root.rglob("*.runtimeproxy-installer"))
 
 
 def test_archive_that_cannot_be_unpacked_leaves_no_tree(bench: Bench) -> None:
@@ -221,7 +220,7 @@ def test_archive_that_cannot_be_unpacked_leaves_no_tree(bench: Bench) -> None:
     bench.sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
     with pytest.raises(Failed, match="the archive cannot be unpacked"):
         bench.install()
-    assert not bench.node.path(tree.TREES).exists()
+    assert not bench.path(tree.TREES).exists()
     assert bench.places == []
 
 
@@ -229,21 +228,21 @@ def test_archive_that_cannot_be_unpacked_leaves_no_tree(bench: Bench) -> None:
 
 
 def unwell_with_proxy(bench: Bench) -> None:
-    bench.node.bad = lambda command: SOCKET in command
+    bench.bad = lambda command: SOCKET in command
 
 
 def unwell_and_folders_exist(bench: Bench) -> None:
     unwell_with_proxy(bench)
     for place in (DROP_IN, CONFIG, f"{tree.UNITS}/runtimeproxy-hooks@all.service.d/"):
-        bench.node.path(place.rpartition("/")[0]).mkdir()
+        bench.path(place.rpartition("/")[0]).mkdir()
 
 
 def well_for_moments(bench: Bench) -> None:
-    bench.node.bad = lambda command: SOCKET in command and bench.node.now % 15 > 10
+    bench.bad = lambda command: SOCKET in command and bench.now % 15 > 10
 
 
 def proxy_away(bench: Bench) -> None:
-    bench.node.failing = bench.home
+    bench.failing = bench.home
 
 
 UNHEALTHY = "the kubelet did not become healthy within 60 s: .*/healthz answers 500"
@@ -260,7 +259,7 @@ AWAY = r"the proxy is not ready: listening: gone; journalctl .*"
         (None, lambda b: setattr(b, "ready", lambda: False), "the node is not ready 60 s after .*", 2),
         (None, proxy_away, AWAY, 0),
         (ON, proxy_away, AWAY, 1),
-        (None, lambda b: b.node.doctor.update(proxy="failed"), "no call passes through the proxy: why", 0),
+        (None, lambda b: b.doctor.update(proxy="failed"), "no call passes through the proxy: why", 0),
     ],
 )
 def test_fault_rolls_node_back(
@@ -270,17 +269,17 @@ def test_fault_rolls_node_back(
         bench.install(**earlier)
         bench.release("0.3.0")
     fault(bench)
-    before = bench.node.state() | {"trees": []}
+    before = bench.state() | {"trees": []}
     with pytest.raises(RolledBack, match=f"{words}; the node is as it was before"):
         bench.install(configure_kubelet=True, config={"log-level": "debug"})
-    assert bench.node.state() | {"trees": []} == before
-    assert bench.node.restarts == restarts
+    assert bench.state() | {"trees": []} == before
+    assert bench.restarts == restarts
 
 
 def test_node_unready_before_is_installed(bench: Bench) -> None:
     bench.reported, bench.ready = Kubelet("v1.31.2", "Containerd", ready=False), lambda: False
     bench.install(configure_kubelet=True)
-    assert SOCKET in bench.node.kubelet
+    assert SOCKET in bench.kubelet
 
 
 OWNER = (1234, 1235) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
@@ -288,7 +287,6 @@ OWNER = (1234, 1235) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
 
 
 def test_replaced_and_restored_files_keep_owner_and_mode(bench: Bench) -> None:
-    node = bench.node
     before: dict[str, File] = {
         CONFIG: File("log-level: info\r\n", 0o640, *OWNER),
         f"{tree.UNITS}/{SERVICE}": File("[Service]\n", 0o600, *OWNER),
@@ -297,13 +295,13 @@ def test_replaced_and_restored_files_keep_owner_and_mode(bench: Bench) -> None:
         "/etc/systemd/system/kubelet.conf": File("[Service]\n", 0o604, *OWNER),
     }
     for place, file in before.items():
-        node.put(place, file)
+        bench.put(place, file)
     unwell_with_proxy(bench)
     with pytest.raises(RolledBack):
         bench.install(configure_kubelet=True, config={"log-level": "debug"})
-    assert {place: node.file(place) for place in before} == before
+    assert {place: bench.file(place) for place in before} == before
     bench.install(config={"log-level": "debug"})
-    written = node.file(CONFIG)
+    written = bench.file(CONFIG)
     assert written is not None
     assert (written.text.count("debug"), written.mode, written.user, written.group) == (1, 0o640, *OWNER)
 
@@ -313,13 +311,13 @@ def test_replaced_and_restored_files_keep_owner_and_mode(bench: Bench) -> None:
 
 def killed(bench: Bench, work: Callable[[], object], step: int) -> bool:
     """Do a work that is killed at a step; return whether it came to that."""
-    bench.node.kill_at, bench.node.steps = step, 0
+    bench.kill_at, bench.steps = step, 0
     try:
         work()
     except (Killed, RolledBack) as error:
         return isinstance(error, Killed)
     finally:
-        bench.node.kill_at = -1
+        bench.kill_at = -1
     return False
 
 
@@ -333,7 +331,7 @@ def test_next_run_completes_work_killed_at_any_step(case: str, make_bench: Make)
 
     bench = make_bench("whole")
     work()
-    whole = bench.node.state()
+    whole = bench.state()
     assert (whole["timers"], len(whole["trees"]), SOCKET in whole["kubelet"]) == ([], not removes, not removes)
     for step in count():
         bench = make_bench(str(step))
@@ -341,9 +339,9 @@ def test_next_run_completes_work_killed_at_any_step(case: str, make_bench: Make)
             bench.install(configure_kubelet=True)
         cut = killed(bench, work, step)
         if "timer" in case:
-            bench.node.fire_timers()
+            bench.fire_timers()
         work()
-        assert bench.node.state() == whole, step
+        assert bench.state() == whole, step
         if not cut:
             break
     assert step > 20
@@ -360,16 +358,16 @@ def test_unwell_kubelet_is_restored_when_rollback_is_killed(by: str, make_bench:
         assert killed(bench, lambda: bench.install(configure_kubelet=True), step) is (step >= 0)
         return bench
 
-    steps = cut_at(-1).node.steps
+    steps = cut_at(-1).steps
     for step in reversed(range(steps)):
         bench = cut_at(step)
-        if not bench.node.restarts:
+        if not bench.restarts:
             break
         if by == "systemd":
-            bench.node.fire_timers()
+            bench.fire_timers()
         else:
             bench.install()
-        assert (bench.node.kubelet, bench.node.text(DROP_IN)) == ("/usr/bin/kubelet", None), step
+        assert (bench.kubelet, bench.text(DROP_IN)) == ("/usr/bin/kubelet", None), step
     assert 10 < step < steps - 10
 
 
@@ -379,20 +377,20 @@ def test_command_that_fails_at_any_step_ends_well_or_goes_back(make_bench: Make)
     ends = set()
     for at in count(1):
         bench, error = make_bench(str(at)), ""
-        bench.node.fail_at, before = at, bench.node.state() | {"trees": [], "timers": []}
+        bench.fail_at, before = at, bench.state() | {"trees": [], "timers": []}
         try:
             ends.add(bench.install(configure_kubelet=True))
         except (RolledBack, Refused, Failed) as raised:
             ends.add(type(raised).__name__)
             error = str(raised)
-        after = bench.node.state() | {"trees": []}
+        after = bench.state() | {"trees": []}
         if error:
             assert any(words in error for words in ("no luck", "not active", "no kubelet.service"))
-            assert after | {"timers": []} == before, bench.node.commands
+            assert after | {"timers": []} == before, bench.commands
         else:  # it does what was done, once more
             assert (SOCKET in after["kubelet"], SERVICE in after["active"], after["timers"]) == (True, True, [])
-        assert bench.node.text(journal.PLACE) is None
-        if at > len(bench.node.commands):
+        assert bench.text(journal.PLACE) is None
+        if at > len(bench.commands):
             break
     assert ends == {"0.2.0", "RolledBack", "Refused", "Failed"}
 
@@ -401,50 +399,50 @@ def test_command_that_fails_at_any_step_ends_well_or_goes_back(make_bench: Make)
 
 
 def test_removal_begins_with_kubelet_and_leaves_nothing(bench: Bench) -> None:
-    before = bench.node.state()
+    before = bench.state()
     bench.install(configure_kubelet=True)
-    bench.node.commands = []
+    bench.commands = []
     bench.uninstall()
     changes = ("systemctl restart", "systemctl stop runtimeproxy-hooks", "systemctl disable")
-    assert [words.split(" --now")[0] for words in bench.node.commands if words.startswith(changes)] == [
+    assert [words.split(" --now")[0] for words in bench.commands if words.startswith(changes)] == [
         "systemctl restart kubelet.service",
         "systemctl stop runtimeproxy-hooks@*.service",
         "systemctl disable",
     ]
     for _ in range(2):
-        assert bench.node.state() == before
-        assert not bench.node.path(tree.TREES).exists()
+        assert bench.state() == before
+        assert not bench.path(tree.TREES).exists()
         bench.uninstall()
 
 
 def test_removal_is_refused_while_proxy_is_used(bench: Bench) -> None:
     bench.install()
-    bench.node.kubelet = f"/usr/bin/kubelet --container-runtime-endpoint={SOCKET}"
-    before = bench.node.state()
+    bench.kubelet = f"/usr/bin/kubelet --container-runtime-endpoint={SOCKET}"
+    before = bench.state()
     with pytest.raises(Refused, match="still in use: kubelet calls unix:"):
         bench.uninstall()
-    assert bench.node.state() == before
+    assert bench.state() == before
 
 
 def test_kubelet_that_is_unwell_without_proxy_keeps_it(bench: Bench) -> None:
     bench.install(configure_kubelet=True)
-    bench.node.path(DROP_IN).chmod(0o600)
-    drop_in, before = bench.node.file(DROP_IN), bench.node.state()
-    bench.node.bad = lambda command: SOCKET not in command
+    bench.path(DROP_IN).chmod(0o600)
+    drop_in, before = bench.file(DROP_IN), bench.state()
+    bench.bad = lambda command: SOCKET not in command
     with pytest.raises(RolledBack, match="did not become healthy"):
         bench.uninstall()
-    assert (bench.node.state(), bench.node.file(DROP_IN)) == (before, drop_in)
-    assert bench.node.kubelet_well
+    assert (bench.state(), bench.file(DROP_IN)) == (before, drop_in)
+    assert bench.kubelet_well
 
 
 def test_own_drop_in_is_removed_when_unwanted_and_others_stays(bench: Bench) -> None:
     bench.install(configure_kubelet=True)
     bench.install(configure_kubelet=False)
-    assert (bench.node.kubelet, bench.node.text(DROP_IN), bench.node.restarts) == ("/usr/bin/kubelet", None, 2)
-    assert SERVICE in bench.node.active_units
-    bench.node.write(DROP_IN, own := "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --own\n")
+    assert (bench.kubelet, bench.text(DROP_IN), bench.restarts) == ("/usr/bin/kubelet", None, 2)
+    assert SERVICE in bench.active_units
+    bench.write(DROP_IN, own := "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --own\n")
     bench.install()
-    assert (bench.node.text(DROP_IN), bench.node.restarts) == (own, 2)
+    assert (bench.text(DROP_IN), bench.restarts) == (own, 2)
 
 
 # ---- paths of a node whose directories are links: each leads below the node's root, as it does on the node
