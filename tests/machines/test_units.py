@@ -31,10 +31,9 @@ ROUND = 100
 PARENT = "/kubepods/besteffort/pod-of-units"
 LABELS = {"koordinator.sh/qosClass": "BE"}
 BATCH = {"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": str(64 << 20)}
+SPEC = {"containers": {"main": {"requests": BATCH, "limits": BATCH}}}
 ANNOTATIONS = {
-    "node.koordinator.sh/extended-resource-spec": json.dumps(
-        {"containers": {"main": {"requests": BATCH, "limits": BATCH}}}
-    ),
+    "node.koordinator.sh/extended-resource-spec": json.dumps(SPEC),
     "scheduling.koordinator.sh/device-allocated": '{"gpu": [{"minor": 3, "resources": {}}]}',
 }
 SHARES = 512
