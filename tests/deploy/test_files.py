@@ -58,13 +58,6 @@ def test_unit_runs_exporter_with_flags_that_exist() -> None:
         assert exporter.place(dict(flag.split("=", 1) for flag in flags)["--listen"])[1] == 9654
 
 
-@pytest.mark.parametrize("file", ["debian/rules", "rpm/runtimeproxy.spec"])
-def test_upgrade_of_package_restarts_exporter(file: str) -> None:
-    """An exporter of another version may not understand the proxy that is restarted."""
-    restart = r"^.*(?:--restart-after-upgrade|try-restart\b.*) runtimeproxy-export\.service\b"
-    assert re.search(restart, (DEPLOY / file).read_text(), re.MULTILINE)
-
-
 def test_node_problem_detector_runs_status_and_waits_longer() -> None:
     plugin: Any = json.loads((DEPLOY / "node-problem-detector" / "runtimeproxy.json").read_text())
     (condition,), (rule,) = plugin["conditions"], plugin["rules"]

@@ -29,8 +29,7 @@ from tests.machines.machine import Machine
 from tests.machines.node import SOCKET
 from tests.machines.tree import debian
 from tests.soak import MARKS
-from tests.soak.built import NEWER, built
-from tests.soak.conftest import Findings, contains
+from tests.soak.conftest import NEWER, Findings, built, contains
 
 pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]
 
@@ -72,7 +71,6 @@ def test_chart_is_rolled_out_and_removed(findings: Findings, tmp_path: Path) -> 
         rollout.resize_scaled_pod()
         rollout.scrape()
         rollout.limit_who_may_skip()
-        rollout.limit_installer_to_its_node()
         rollout.upgrade_and_downgrade()
         rollout.remove()
 
@@ -222,27 +220,6 @@ class Rollout:
         self._cluster.shell(*apply, input=json.dumps(skips))
         contains(self._documented("kubectl get pods -A"), "skips", INSTALLER)
         self._cluster.kubectl("delete", "pod", "skips", f"--namespace={NAMESPACE}", "--grace-period=1")
-
-    def limit_installer_to_its_node(self) -> None:
-        other = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "other"}}
-        self._cluster.kubectl("apply", "-f", "-", input=json.dumps(other))
-        [pod] = self._pods("node-installer")
-        create = ("create", "token", INSTALLER, f"--namespace={NAMESPACE}")
-        bound = ("--bound-object-kind=Pod", f"--bound-object-name={pod['metadata']['name']}")
-        of_pod, of_nobody = self._cluster.kubectl(*create, *bound).strip(), self._cluster.kubectl(*create).strip()
-        # --kubeconfig: the administrator's token would win.
-        server = ["--kubeconfig=/dev/null", f"--server=https://{kubernetes.SERVICE}"]
-        server.append("--certificate-authority=/etc/kubernetes/pki/apiserver.crt")
-        for token, node, kind, words in (
-            (of_pod, NODE, "annotations", "patched"),
-            (of_pod, "other", "annotations", "changes the node of its own pod only"),
-            (of_pod, NODE, "labels", "changes annotations only"),
-            (of_nobody, NODE, "annotations", "changes the node of its own pod only"),
-        ):
-            patch = json.dumps({"metadata": {kind: {"a": "b"}}})
-            command = ["patch", "node", node, "--type=merge", f"--patch={patch}", f"--token={token}"]
-            contains(self._cluster.kubectl(*command, *server, check=False), words)
-        self._cluster.kubectl("delete", "node", "other")
 
     def upgrade_and_downgrade(self) -> None:
         """A configuration that names no runtime, and an older version, change nothing unless it is allowed."""

@@ -25,8 +25,7 @@ from tests.machines import node
 from tests.machines.machine import Machine, fit
 from tests.machines.tree import debian
 from tests.soak import MARKS
-from tests.soak.built import NEWER, built
-from tests.soak.conftest import Findings, contains
+from tests.soak.conftest import NEWER, Findings, built, contains
 from tests.system import clients
 from tests.system.cri_front import METHODS, CriCaller
 from tests.system.fronts import SECONDS, Failed
