@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import trustme
 
 from hooks.tools import new
 from tests.amounts import CALLS_OF_THE_UNIT
 from tests.docs import DOCS, tables
 from tests.engines import cgroups, cri
 from tests.machines.machine import Machine, fit
-from tests.machines.node import SERVICES, SOCKET, SOCKETS, load_images, make_cgroup, program
+from tests.machines.node import SERVICES, SOCKET, SOCKETS, UNITS, load_images, make_cgroup, program
 from tests.system.real import Kubelet
 
 pytestmark = [pytest.mark.engine, pytest.mark.trees, pytest.mark.slow]
@@ -113,9 +114,9 @@ def test_admin_and_exporter_answer_with_figures_of_process(node: Machine) -> Non
 
 
 @contextmanager
-def drop_in(node: Machine, text: str) -> Iterator[None]:
-    """Give the proxy's unit a drop-in for the block."""
-    file = "/run/systemd/system/runtimeproxy.service.d/of-the-test.conf"
+def drop_in(node: Machine, text: str, unit: str = "runtimeproxy.service") -> Iterator[None]:
+    """Give a unit a drop-in for the block."""
+    file = f"/run/systemd/system/{unit}.d/of-the-test.conf"
     node.write(file, f"[Service]\n{text}")
     node.run("systemctl", "daemon-reload")
     try:
@@ -123,6 +124,30 @@ def drop_in(node: Machine, text: str) -> Iterator[None]:
     finally:
         node.run("rm", file)
         node.run("systemctl", "daemon-reload")
+
+
+def test_exporter_serves_tls_with_lines_of_its_unit(node: Machine) -> None:
+    """The unit's file has them as a comment."""
+    unit, folder, authority = "runtimeproxy-export.service", node.path("/etc/runtimeproxy") / "exporter", trustme.CA()
+    lines = "\n".join(re.findall("^#   (.*)", (UNITS / unit).read_text(), re.MULTILINE)).replace("10.0.0.1", "0.0.0.0")
+    folder.mkdir(mode=0o700, parents=True)
+    server, client = authority.issue_cert("127.0.0.1"), authority.issue_cert("prometheus")
+    authority.cert_pem.write_to_path(folder / "client-ca.pem")
+    server.private_key_pem.write_to_path(folder / "key.pem")
+    server.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    client.private_key_and_cert_chain_pem.write_to_path(folder / "client.pem")
+
+    def status(*certificate: str) -> str:
+        curl = ("curl", "--silent", "--max-time", "10", "--write-out", "%{http_code}", "--output", "/dev/null")
+        server = ("--cacert", "/etc/runtimeproxy/exporter/client-ca.pem", "https://127.0.0.1:9654/metrics")
+        return node.run(*curl, *server, *certificate, check=False)
+
+    with drop_in(node, f"IPAddressDeny=\nIPAddressAllow=\nExecStart=\n{lines}\n", unit):
+        node.run("systemctl", "restart", unit)
+        mine = ("--cert", "/etc/runtimeproxy/exporter/client.pem")
+        node.until(lambda: status(*mine) == "200", "a scrape with a certificate")
+        assert status() == "000"
+    node.run("systemctl", "restart", unit)
 
 
 def test_loop_that_hangs_is_restarted_while_its_clients_wait(node: Machine) -> None:
