@@ -22,7 +22,7 @@ from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.system.cri_front import CRI
 from tests.system.fronts import Caller, Failed
-from tests.system.proxy import ROOT, WAIT_SECONDS, ProxyProcess
+from tests.system.proxy import ROOT, ProxyProcess
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -72,16 +72,6 @@ async def program(*command: str, **more: Any) -> AsyncIterator[asyncio.subproces
 
 
 @asynccontextmanager
-async def exporter(endpoint: Path) -> AsyncIterator[str]:
-    """Run the exporter; yield its address."""
-    command = [sys.executable, "-m", "runtimeproxy", "export", "--listen=127.0.0.1:0", f"--metrics-endpoint={endpoint}"]
-    async with program(*command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}) as process:
-        assert process.stderr is not None
-        line = (await process.stderr.readline()).decode()
-        yield line.partition("listening on http://")[2].split()[0]
-
-
-@asynccontextmanager
 async def prometheus(folder: Path, target: str) -> AsyncIterator[Callable[..., Any]]:
     """Run Debian's Prometheus with the rules, all intervals a second; yield a function that queries its API."""
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -106,15 +96,6 @@ async def prometheus(folder: Path, target: str) -> AsyncIterator[Callable[..., A
                 assert reported["status"] == "success", reported
                 return reported["data"]
 
-        async def ready() -> bool:
-            with suppress(aiohttp.ClientError):
-                async with session.get("/-/ready") as answer:
-                    return answer.status == 200
-            return False
-
-        async with asyncio.timeout(WAIT_SECONDS):
-            while not await ready():
-                await asyncio.sleep(0.05)
         yield query
 
 
@@ -141,16 +122,23 @@ async def test_every_query_has_data_and_right_alerts_fire(tmp_path: Path) -> Non
             proxy.register(f"{name}.json", path, [point], policy=policy)
         await stack.enter_async_context(proxy)
         caller = await stack.enter_async_context(CRI.caller(proxy.socket))
-        target = await stack.enter_async_context(exporter(endpoint))
+        command = ["runtimeproxy", "export", "--listen=127.0.0.1:0", f"--metrics-endpoint={endpoint}"]
+        started = program(sys.executable, "-m", *command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+        errors = (await stack.enter_async_context(started)).stderr
+        assert errors is not None
+        target = (await errors.readline()).decode().partition("listening on http://")[2].split()[0]
         query = await stack.enter_async_context(prometheus(tmp_path, target))
         load, without = asyncio.create_task(keep_calling(caller)), queried(target)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVER):
                     while without:
-                        found = {place: (await query("query", query=each))["result"] for place, each in without.items()}
-                        without = {place: each for place, each in without.items() if not found[place]}
                         await asyncio.sleep(0.5)
+                        with suppress(aiohttp.ClientConnectionError):  # while Prometheus starts
+                            results = {
+                                place: (await query("query", query=each))["result"] for place, each in without.items()
+                            }
+                            without = {place: each for place, each in without.items() if not results[place]}
             assert without == {}
             alerts = {alert["labels"]["alertname"]: alert for alert in (await query("alerts"))["alerts"]}
             assert not load.done(), load.exception()
