@@ -193,7 +193,7 @@ def series_of(row: Metric, node: int) -> list[tuple[str, str]]:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("nodes", [6, 12])
-def test_fleet_is_in_at_most_200_series_and_rules_are_well_formed(tmp_path: Path, nodes: int) -> None:
+def test_fleet_is_in_at_most_200_series_and_rules_are_valid(tmp_path: Path, nodes: int) -> None:
     """Three hook servers, three versions, both modes, and everything goes wrong on every node."""
     assert promtool("check", "rules", *RULES).count("SUCCESS") == len(RULES)
     series = [entry for node in range(nodes) for row in METRICS.values() for entry in series_of(row, node)]

@@ -94,7 +94,7 @@ def test_manifests_are_valid_in_each_version(version: str, schemas: None) -> Non
         assert kubernetes_validate.validate(found, version, strict=True) == version
 
 
-def test_pods_are_not_the_proxy_stay_and_request_what_they_use() -> None:
+def test_pods_never_run_proxy_and_request_resources() -> None:
     assert daemon_sets().keys() == {*INSTALLERS, *RIGHTS, EXPORTER}
     for name, found in daemon_sets().items():
         pod = found["spec"]["template"]["spec"]
@@ -135,7 +135,7 @@ def test_hook_server_has_two_directories_and_what_it_needs(name: str) -> None:
         assert not rights.get("privileged", False)
 
 
-def test_exporter_sees_metrics_directory_alone_and_is_scraped_with_tls() -> None:
+def test_exporter_sees_metrics_directory_and_is_scraped_by_tls() -> None:
     template = daemon_sets()[EXPORTER]["spec"]["template"]
     pod = template["spec"]
     assert host_paths(EXPORTER) == {"/var/run/koord-runtimeproxy-metrics": True}

@@ -15,26 +15,25 @@ from http import HTTPStatus
 from pathlib import Path
 from statistics import linear_regression
 
-import grpc
+import pytest
 
 from runtimeproxy.cli.shared import subjects
 from runtimeproxy.cli.shared.admin_client import AdminClient
 from runtimeproxy.core import sync
 from tests.amounts import Amount
-from tests.fakes import dockerd, hookanswers, runtime
+from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.soak import MARKS
 from tests.soak.conftest import Findings
-from tests.system.cri_front import METHODS, CriRuntime
-from tests.system.docker_front import ROUTES, DockerRuntime
-from tests.system.fronts import Caller, Failed, Front, Stream
+from tests.system.cri_front import CriRuntime
+from tests.system.docker_front import DockerRuntime
+from tests.system.fronts import Caller, Failed, Front, Runtime, Stream
 from tests.system.hostile import Process
 from tests.system.proxy import WAIT_SECONDS, ProxyProcess
 
 pytestmark = MARKS
 
-Fake = CriRuntime | DockerRuntime
-RUNTIMES: Mapping[str, Callable[..., Fake]] = {"cri": CriRuntime, "docker": DockerRuntime}
+RUNTIMES: Mapping[str, Callable[..., Runtime]] = {"cri": CriRuntime, "docker": DockerRuntime}
 
 DAY_SECONDS = Amount(120, 86_400)
 """Seconds of the node's day. In each one a pod lives from its create to its remove, and all pods are listed."""
@@ -66,10 +65,8 @@ class Node:
 
     front: Front
     proxy: ProxyProcess
-    fake: Fake
+    fake: Runtime
     outside: Caller
-    refusals: runtime.Injection | dockerd.Injection
-    """Refuses as many stops as its ``times``."""
     chance: random.Random = field(default_factory=lambda: random.Random(0))
     seconds: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -140,16 +137,7 @@ async def running(front: Front, folder: Path) -> AsyncIterator[Node]:
         proxy,
         front.caller(fake.socket_path) as outside,
     ):
-        yield Node(front, proxy, fake, outside, refuse_stops(fake))
-
-
-def refuse_stops(fake: Fake) -> runtime.Injection | dockerd.Injection:
-    """Inject refusals of stops, none of them due yet."""
-    if isinstance(fake, CriRuntime):
-        refusals = runtime.Injection(code=grpc.StatusCode.UNKNOWN, details=REFUSED, times=0)
-        fake.inject(METHODS["stop"], refusals)
-        return refusals
-    return fake.inject(ROUTES["stop"], dockerd.Injection(status=500, message=REFUSED, times=0))
+        yield Node(front, proxy, fake, outside)
 
 
 # ---- a pod's life and its ends
@@ -185,7 +173,10 @@ async def end_well(node: Node, caller: Caller, pod_id: str, container_id: str) -
 
 
 async def end_with_a_refused_stop(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
-    node.refusals.times = (node.refusals.times or 0) + 1
+    node.fake.set_fault("stop", text=REFUSED)
+    with pytest.raises(Failed, match=REFUSED):
+        await caller.act("stop", container_id)
+    node.fake.set_fault("stop")
     await end_well(node, caller, pod_id, container_id)
 
 
@@ -261,7 +252,6 @@ def check(node: Node, before: tuple[int, set[str]], after: tuple[int, set[str]],
     findings.equal("ids that only the Store or the runtime has", (before[1], after[1]), (set(), set()))
     for what, count in node.counts.items():
         findings.note(what, f"{count:,}")
-    assert node.refusals.times == 0
     ends = {f"pods that ended {how}" for how in ("well", *(how for how, _ in ENDS.values()))}
     assert node.counts.keys() >= {"list", "ping", "lines of a stream"} | ends
     hangs = [line for line in node.proxy.output().splitlines() if "the event loop hangs" in line]

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from runtimeproxy.cli.shared.admin_client import AdminClient
@@ -27,8 +26,8 @@ from tests.machines.tree import debian
 from tests.soak import MARKS
 from tests.soak.conftest import NEWER, Findings, built, contains
 from tests.system import clients
-from tests.system.cri_front import METHODS, CriCaller
-from tests.system.fronts import SECONDS, Failed
+from tests.system.cri_front import CriCaller
+from tests.system.fronts import Failed
 from tests.system.patient import PatientDocker
 
 pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]
@@ -140,12 +139,6 @@ class _PatientCri(CriCaller):
     def __init__(self, socket: Path) -> None:
         super().__init__(socket)
         self._client = clients.Client(socket, **BACKOFF)
-
-    async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes:
-        try:
-            return bytes(await self._client.call(METHODS[verb], request, timeout=seconds))
-        except grpc.aio.AioRpcError as error:
-            raise Failed(error.code(), str(error.details())) from None
 
 
 class _PatientDocker(PatientDocker):

@@ -121,7 +121,7 @@ def test_node_that_waits_names_holder_and_writes_seldom(pods: Pods, cluster: Clu
     assert looks == ["n1 changes first"] * turn + [f"n{turn + 2} changes first"] * turn
 
 
-def test_work_that_was_rolled_back_is_not_repeated_but_keeps_place(pods: Pods, cluster: Cluster) -> None:
+def test_rolled_back_work_is_not_repeated_and_keeps_place(pods: Pods, cluster: Cluster) -> None:
     """Until its annotation is removed. Without a lease it is tried again, or the next node would fail in that way."""
     pods.once("n1", RolledBack("bad"))
     cluster.leases.clear()
@@ -219,7 +219,7 @@ def test_node_looks_at_few_places_and_all_nodes_at_all(api: Api, cluster: Cluste
     assert (len(cluster.queried), len(set(cluster.queried))) == (10 * places.FEW, places.FEW)
 
 
-def test_place_of_lost_node_is_free_after_a_time(api: Api) -> None:
+def test_place_of_lost_node_becomes_free(api: Api) -> None:
     now = 0.0
     gone, waiting = of(api, "n1"), of(api, "n2", clock=lambda: now)
     gone.take()
@@ -246,7 +246,7 @@ def test_one_of_two_nodes_takes_place_in_race(api: Api, cluster: Cluster, monkey
     assert (second.take(), second.held, holder(cluster)) == ("another node", None, "n1")
 
 
-def test_missing_lease_is_an_error_and_is_not_created(api: Api, cluster: Cluster) -> None:
+def test_missing_lease_is_reported_and_not_created(api: Api, cluster: Cluster) -> None:
     held = of(api, "n1")
     held.take()
     cluster.leases.clear()
@@ -289,7 +289,7 @@ def test_fingerprint_changes_with_values_but_not_with_places() -> None:
 
 
 @pytest.mark.slow  # it starts the program
-def test_program_needs_python_alone_and_reports_why_it_cannot_work(tmp_path: Path) -> None:
+def test_program_needs_python_alone_and_reports_missing_file(tmp_path: Path) -> None:
     (tmp_path / "runtimeproxy_installer").symlink_to(Path(runtimeproxy_installer.__file__).parent)
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path), "NODE_NAME": "n1"}
     command = [sys.executable, "-S", "-m", "runtimeproxy_installer"]  # without installed packages

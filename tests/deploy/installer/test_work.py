@@ -85,7 +85,7 @@ def test_second_install_changes_nothing_and_needs_no_place(bench: Bench) -> None
     assert not [words for words in bench.commands if words.split()[1] in ("restart", "start", "enable")]
 
 
-def test_upgrade_keeps_previous_tree_and_older_version_needs_leave(bench: Bench) -> None:
+def test_upgrade_keeps_previous_tree_and_refuses_older_version(bench: Bench) -> None:
     for version in ("0.2.0", "0.3.0", "0.10.0"):
         bench.release(version)
         assert bench.install() == version
