@@ -38,10 +38,17 @@ def test_sets_are_taken_and_missing_digests_are_not_guessed() -> None:
 
 
 def test_keys_of_configuration_are_those_of_proxy() -> None:
-    keys = SCHEMA["properties"]["nodeInstaller"]["properties"]["config"]["properties"]
-    defaults = {option.name: option.default for option in OPTIONS}
-    assert len(keys) > 10
-    values = {key: defaults[key] or "/run/containerd/containerd.sock" for key in keys}
+    pairs = (
+        "backend-runtime-mode=Docker remote-runtime-service-endpoint=unix:///run/containerd/containerd.sock "
+        "remote-image-service-endpoint=/run/containerd/containerd.sock hook-timeout=500ms hook-budget=5s "
+        "hook-answer-limit=8MiB drain-timeout=1m originals-dir=none state-dir=/var/lib/other log-level=debug "
+        "log-format=json"
+    )
+    values = dict(pair.split("=") for pair in pairs.split())
+    assert values.keys() == SCHEMA["properties"]["nodeInstaller"]["properties"]["config"]["properties"].keys()
+    options = {option.name: option for option in OPTIONS}
+    for key, value in values.items():
+        options[key].parse(value, key)
     assert faults(merged(given("installer"), {"nodeInstaller": {"config": values}})) == []
 
 
@@ -59,6 +66,7 @@ def server(**changed: Any) -> dict[str, Any]:
         {"nodeInstaler": {}},
         {"image": {"repository": "Registry.example.com/runtimeproxy:0.2.0"}},
         {"image": {"digest": "sha256:1234"}},
+        {"image": {"tag": "1"}},
         {"nodeInstaller": {"action": "remove"}},
         {"nodeInstaller": {"sha256": "sha256:" + "0" * 64}},
         {"nodeInstaller": {"configureKubelet": "true"}},
@@ -74,6 +82,7 @@ def server(**changed: Any) -> dict[str, Any]:
         server(order=100),
         server(timeout="2 seconds"),
         server(privileged=True),
+        server(image={"repository": "registry.example.com/a"}),
         {"hookServers": [{"name": "own", "command": ["a"], "hookPoints": ["PreCreateContainer"]}]},
         {"hookServers": [{"name": "own", "image": {"repository": "a", "digest": "sha256:" + "0" * 64}}]},
         {"hookServerPods": {"kubeletDir": "var/lib/kubelet"}},
