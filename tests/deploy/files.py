@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -61,11 +60,3 @@ def labels(query: str) -> set[str]:
 def table_name(metric: str) -> str:
     """Return a metric's name without what a histogram's series append."""
     return re.sub(r"_(bucket|sum|count)\Z", "", metric)
-
-
-def rule_files(folder: Path, seconds: int) -> list[Path]:
-    """Copy the rules, each group with this interval."""
-    copies = [folder / path.name for path in RULES]
-    for path, copy in zip(RULES, copies, strict=True):
-        copy.write_text(re.sub(r"interval: \w+", f"interval: {seconds}s", path.read_text()))
-    return copies

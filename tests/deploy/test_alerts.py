@@ -1,5 +1,9 @@
-"""The rules under promtool: each alert fires when it should, and does not just before; a fleet stays in few series."""
+"""The rules under promtool: each alert fires when it should, and does not just before; a fleet stays in few series.
 
+The gates of docs/fleets.rst hold for a pool that is well, and find one that is not.
+"""
+
+import re
 import subprocess
 from itertools import product
 from pathlib import Path
@@ -11,75 +15,71 @@ import yaml
 from runtimeproxy.errors import Reason
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.metric_table import METRICS, Kind, Metric
-from tests.deploy.files import ALERTS, GROUPS, RULES
-
-pytestmark = pytest.mark.engine
+from tests.deploy.files import ALERTS, GROUPS, RECORDED, RULES, metrics, table_name
+from tests.docs import DOCS
 
 Series = dict[str, str]
-"""Values in promtool's notation, by the series without the labels of the node; n{at} is the node's number."""
+"""Values in promtool's notation, by the series without the labels of the node."""
 
 
-def promtool(*arguments: str) -> str:
-    """Run promtool, which scripts/install provides; return what it says."""
+def promtool(*arguments: str | Path) -> str:
+    """Run promtool, which scripts/install provides; return what it prints."""
     ended = subprocess.run(["promtool", *arguments], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
 
-def test_rules_are_well_formed() -> None:
-    assert promtool("check", "rules", *map(str, RULES)).count("SUCCESS") == len(RULES)
+def check(folder: Path, tests: list[dict[str, Any]], step: str, **rules: Any) -> None:
+    """Run promtool's tests."""
+    path = folder / "test.yaml"
+    path.write_text(yaml.safe_dump({"evaluation_interval": step, "tests": tests} | rules))
+    promtool("test", "rules", path)
 
 
-def on(node: int, series: Series) -> list[dict[str, str]]:
+def case(series: list[tuple[str, str]], step: str, at: str, counts: dict[str, int]) -> dict[str, Any]:
+    """Return a test that counts what some queries return."""
+    queries = [
+        {"expr": query, "eval_time": at, "exp_samples": [{"labels": "{}", "value": count}] if count else []}
+        for query, count in counts.items()
+    ]
+    given = [{"series": name, "values": values} for name, values in series]
+    return {"interval": step, "input_series": given, "promql_expr_test": queries}
+
+
+def judge(folder: Path, series: list[tuple[str, str]], query: str, count: int, minute: int) -> None:
+    """Check what a query returns after the rules."""
+    step, order = "10m" if minute > 60 else "1m", [group["name"] for group in GROUPS]
+    tests = [case(series, step, f"{minute}m", {query: int(count)})]
+    check(folder, tests, step, rule_files=[str(path) for path in RULES], group_eval_order=order)
+
+
+def firing(alert: str) -> str:
+    return f'count(ALERTS{{alertname="RuntimeProxy{alert}", alertstate="firing"}})'
+
+
+def on(node: int, series: Series) -> list[tuple[str, str]]:
     """Return the series of one node, as promtool reads them."""
     at = f'job="runtimeproxy", instance="n{node}"'
     return [
-        {"series": f"{name.removesuffix('}')}{', ' if '{' in name else '{'}{at}}}", "values": values}
-        for name, values in series.items()
+        (f"{name.removesuffix('}')}{', ' if '{' in name else '{'}{at}}}", values) for name, values in series.items()
     ]
 
 
-def judged(
-    folder: Path, series: list[dict[str, str]], expression: str, at: str, expected: list[Any], step: str
-) -> None:
-    """Check what an expression is after the rules."""
-    test = {
-        "rule_files": [str(path) for path in RULES],
-        "evaluation_interval": step,
-        "group_eval_order": [group["name"] for group in GROUPS],
-        "tests": [
-            {
-                "interval": step,
-                "input_series": series,
-                "promql_expr_test": [{"expr": expression, "eval_time": at, "exp_samples": expected}],
-            }
-        ],
-    }
-    path = folder / "test.yaml"
-    path.write_text(yaml.safe_dump(test))
-    promtool("test", "rules", str(path))
-
-
-def buckets(name: str, below: str, above: str, *bounds: str) -> Series:
+def buckets(name: str, below: str, *bounds: str) -> Series:
     """Return a histogram with two bounds: ``below`` values of a hundred are within the first one."""
-    return {
-        f'runtimeproxy_{name}, le="{bounds[0]}"}}': f"0+{below}x40",
-        f'runtimeproxy_{name}, le="{bounds[1]}"}}': f"0+{above}x40",
-        f'runtimeproxy_{name}, le="+Inf"}}': f"0+{above}x40",
-    }
+    rows = zip((*bounds, "+Inf"), (below, "100", "100"), strict=True)
+    return {f'runtimeproxy_{name}, le="{bound}"}}': f"0+{number}x40" for bound, number in rows}
 
 
 OWN = 'call_duration_seconds_bucket{runtime="docker", operation="CreateContainer", part="own"'
-TURN = OWN.replace("own", "turn")
 HOOK = 'hook_call_duration_seconds_bucket{hook_server="gpu"'
 FAILED = 'hook_server="gpu", hook="PreCreateContainer", reason="deadline"'
-LOST = 'hook_server="gpu", hook="PreCreateContainer"'
 OPEN, CLOSED = (f"runtimeproxy_hook_fail_{how}_total{{{FAILED}}}" for how in ("open", "closed"))
-CONFLICTS = f"runtimeproxy_hook_conflicts_total{{{LOST}}}"
-TIMEOUT = 'runtimeproxy_hook_timeout_seconds{hook_server="gpu"}'
-BREAKER = 'runtimeproxy_hook_breaker_open{hook_server="gpu"}'
-UNREACHABLE = 'runtimeproxy_hook_unreachable{hook_server="gpu"}'
-DISABLED = 'runtimeproxy_hook_disabled{hook_server="gpu"}'
+CONFLICTS = 'runtimeproxy_hook_conflicts_total{hook_server="gpu", hook="PreCreateContainer"}'
+TIMEOUT, BREAKER, UNREACHABLE, DISABLED = (
+    f'runtimeproxy_hook_{name}{{hook_server="gpu"}}'
+    for name in ("timeout_seconds", "breaker_open", "unreachable", "disabled")
+)
 DIALS, STALLS = "runtimeproxy_backend_dial_failures_total", "runtimeproxy_loop_stalls_total"
 LOG_LINES, STARTED = "runtimeproxy_log_lines_dropped_total", "process_start_time_seconds"
 FILES, HELD = "runtimeproxy_config_invalid_files", "runtimeproxy_held_oldest_seconds"
@@ -98,9 +98,9 @@ ROWS: list[tuple[str, int, str, Series, bool]] = [
     ("RestartLoop", 25, "three starts before", {STARTED: "1 1 2 3 4x30"}, False),
     ("Stalls", 8, "four", {STALLS: "0 1 2 3 4x20"}, True),
     ("Stalls", 8, "two", {STALLS: "0 0 1 2x20"}, False),
-    ("OwnTimeHigh", 30, "two of a hundred are slow", buckets(OWN, "98", "100", "0.005", "0.02"), True),
-    ("OwnTimeHigh", 30, "none is slow", buckets(OWN, "100", "100", "0.005", "0.02"), False),
-    ("OwnTimeHigh", 30, "what waits is slow", buckets(TURN, "0", "100", "0.005", "0.02"), False),
+    ("OwnTimeHigh", 30, "two of a hundred are slow", buckets(OWN, "98", "0.005", "0.02"), True),
+    ("OwnTimeHigh", 30, "none is slow", buckets(OWN, "100", "0.005", "0.02"), False),
+    ("OwnTimeHigh", 30, "what waits is slow", buckets(OWN.replace("own", "turn"), "0", "0.005", "0.02"), False),
     ("CallHeldLong", 2, "31 s", {HELD: "0 5 31"}, True),
     ("CallHeldLong", 2, "30 s", {HELD: "0 5 30"}, False),
     ("DescriptorsShort", 10, "81 of 100", {OPEN_FILES: "81x20", FILE_LIMIT: "100x20"}, True),
@@ -121,9 +121,9 @@ ROWS: list[tuple[str, int, str, Series, bool]] = [
     ("BreakerOpen", 20, "before", {BREAKER: "0 0 0 1 0x20"}, False),
     ("HookUnreachable", 8, "for minutes", {UNREACHABLE: "0 0 1x20"}, True),
     ("HookUnreachable", 8, "restarted in between", {UNREACHABLE: "1x5 0 1x20"}, False),
-    ("HookSlow", 30, "beyond half of 2 s", {**buckets(HOOK, "90", "100", "0.5", "2.0"), TIMEOUT: "2x40"}, True),
-    ("HookSlow", 30, "within half of 2 s", {**buckets(HOOK, "100", "100", "0.5", "2.0"), TIMEOUT: "2x40"}, False),
-    ("HookSlow", 30, "within half of 10 s", {**buckets(HOOK, "90", "100", "0.5", "2.0"), TIMEOUT: "10x40"}, False),
+    ("HookSlow", 30, "beyond half of 2 s", {**buckets(HOOK, "90", "0.5", "2.0"), TIMEOUT: "2x40"}, True),
+    ("HookSlow", 30, "within half of 2 s", {**buckets(HOOK, "100", "0.5", "2.0"), TIMEOUT: "2x40"}, False),
+    ("HookSlow", 30, "within half of 10 s", {**buckets(HOOK, "90", "0.5", "2.0"), TIMEOUT: "10x40"}, False),
     ("Conflict", 20, "the first time", {CONFLICTS: "_x15 1x20"}, True),
     ("Conflict", 20, "once more", {CONFLICTS: "7x15 8x20"}, True),
     ("Conflict", 20, "before", {CONFLICTS: "7x30"}, False),
@@ -133,39 +133,31 @@ ROWS: list[tuple[str, int, str, Series, bool]] = [
 ]
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(("alert", "minute", "what", "series", "fires"), ROWS, ids=[f"{r[0]} {r[2]}" for r in ROWS])
 def test_alert_fires_when_it_should(
     tmp_path: Path, alert: str, minute: int, what: str, series: Series, fires: bool
 ) -> None:
-    step = "10m" if minute > 60 else "1m"
-    judged(tmp_path, on(0, series), *fired(alert, minute, fires), step)
+    judge(tmp_path, on(0, series), firing(alert), fires, minute)
 
 
-def fired(alert: str, minute: int, fires: bool) -> tuple[str, str, list[Any]]:
-    """Return the expression that counts the firing alerts, the time, and the samples that are expected."""
-    expression = f'count(ALERTS{{alertname="RuntimeProxy{alert}", alertstate="firing"}})'
-    return expression, f"{minute}m", [{"labels": "{}", "value": 1}] if fires else []
-
-
+@pytest.mark.engine
 @pytest.mark.parametrize(("failing", "fires"), [(3, True), (2, False)])
 def test_hook_server_that_fails_widely_is_reported(tmp_path: Path, failing: int, fires: bool) -> None:
     """Of 40 nodes: 5 % is not more than 5 %."""
     series = [entry for node in range(40) for entry in on(node, {TIMEOUT: "2x40"})]
     for node in range(failing):
         series += on(node, {f"runtimeproxy_hook_failures_total{{{FAILED}}}": "_x5 1+1x40"})
-    judged(tmp_path, series, *fired("HookServerFailingWidely", 15, fires), "1m")
+    judge(tmp_path, series, firing("HookServerFailingWidely"), fires, 15)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(("versions", "hours", "fires"), [(3, 25, True), (3, 23, False), (2, 25, False)])
 def test_many_versions_are_reported(tmp_path: Path, versions: int, hours: int, fires: bool) -> None:
     build = 'runtimeproxy_build_info{{version="1.{}", python="3.11", runtime="{}"}}'
-    modes = ("docker", "containerd")
-    series = [
-        entry
-        for node, (version, mode) in enumerate(product(range(versions), modes))
-        for entry in on(node, {build.format(version, mode): "1x200"})
-    ]
-    judged(tmp_path, series, *fired("ManyVersions", hours * 60, fires), "10m")
+    nodes = enumerate(product(range(versions), ("docker", "containerd")))
+    series = [entry for node, (version, mode) in nodes for entry in on(node, {build.format(version, mode): "1x200"})]
+    judge(tmp_path, series, firing("ManyVersions"), fires, hours * 60)
 
 
 def test_every_alert_is_shown_to_fire_and_not_to_fire() -> None:
@@ -184,28 +176,96 @@ VALUES = {
     "python": ["3.11"],
     "le": ["0.1", "+Inf"],
 }
-"""The values of labels, two where nothing is said here."""
+"""The values of labels, two where nothing is here."""
 
 
-def series_of(row: Metric, node: int) -> list[dict[str, str]]:
+def series_of(row: Metric, node: int) -> list[tuple[str, str]]:
     """Return all series that a node may have of a metric."""
-    own = {"version": [f"1.{node % 3}"], "runtime": [("docker", "containerd")[node // 3 % 2]]}
+    known = VALUES | {"version": [f"1.{node % 3}"], "runtime": [("docker", "containerd")[node // 3 % 2]]}
     suffix, le = ("_bucket", ("le",)) if row.kind is Kind.HISTOGRAM else ("", ())
-    known = {**VALUES, **own}
     labels = (*row.labels, *le)
-    found: list[dict[str, str]] = []
+    found: list[tuple[str, str]] = []
     for values in product(*(known.get(label, ["a", "b"]) for label in labels)):
         pairs = ", ".join(f'{label}="{value}"' for label, value in zip(labels, values, strict=True))
         found += on(node, {f"{row.shown}{suffix}{{{pairs}}}" if pairs else row.shown: "0+1x12"})
     return found
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("nodes", [6, 12])
-def test_fleet_is_in_at_most_200_series(tmp_path: Path, nodes: int) -> None:
+def test_fleet_is_in_at_most_200_series_and_rules_are_valid(tmp_path: Path, nodes: int) -> None:
     """Three hook servers, three versions, both modes, and everything goes wrong on every node."""
+    assert promtool("check", "rules", *RULES).count("SUCCESS") == len(RULES)
     series = [entry for node in range(nodes) for row in METRICS.values() for entry in series_of(row, node)]
     process = dict.fromkeys(("up", STARTED, OPEN_FILES, FILE_LIMIT), "1x12")
     series += [entry for node in range(nodes) for entry in on(node, process)]
     counted = 'count({__name__=~".+:.+"})'
-    expression = f"(150 < {counted}) <= 200"
-    judged(tmp_path, series, f"({expression}) * 0", "11m", [{"labels": "{}", "value": 0}], "1m")
+    judge(tmp_path, series, f"((150 < {counted}) <= 200) * 0 + 1", 1, 11)
+
+
+# ---- the gates
+
+GATES = re.findall(r"^   [^|\n]+ \| ``(.+)``$", DOCS["fleets"].partition("\nRoll back\n")[0], re.MULTILINE)
+"""The queries of the page."""
+NODE = 'job="runtimeproxy", instance="n1"'
+SERVER = f'{NODE}, hook_server="cpuset"'
+CALLS, OWN_TIME = "version_outcome:runtimeproxy_calls:rate5m", "version:runtimeproxy_call_own_seconds:p99_5m"
+DURATION = "runtimeproxy_hook_call_duration_seconds_bucket"
+STEADY = "1+0x320"
+"""Five minutes each: longer than the day that gates look back."""
+FIRST = "_x316 1+0x4"
+"""A counter with labels comes into being with its first event."""
+WELL = {
+    f'runtimeproxy_build_info{{{NODE}, version="2"}}': STEADY,
+    f"up{{{NODE}}}": STEADY,
+    f"runtimeproxy_ready{{{NODE}}}": STEADY,
+    f"process_start_time_seconds{{{NODE}}}": "3+0x300 4+0x20",
+    f'{CALLS}{{version="2", outcome="agreed"}}': "5+0x320",
+    f'{CALLS}{{version="1", outcome="agreed"}}': "5+0x320",
+    f'{OWN_TIME}{{version="2"}}': "0.001+0x320",
+    f"runtimeproxy_hook_timeout_seconds{{{SERVER}}}": "2+0x320",
+    f"runtimeproxy_hook_breaker_open{{{SERVER}}}": "0+0x320",
+    f'runtimeproxy_hook_failures_total{{{SERVER}, reason="deadline"}}': "7+0x320",
+    f'runtimeproxy_hook_fields_changed_total{{{SERVER}, field="envs"}}': "0+5x320",
+    f'{DURATION}{{{SERVER}, le="0.1"}}': "0+5x320",
+    f'{DURATION}{{{SERVER}, le="+Inf"}}': "0+5x320",
+}
+CRITICAL = 'alertname="RuntimeProxyDown", severity="critical", alertstate="firing"'
+BAD: list[tuple[str, str]] = [
+    (f'runtimeproxy_build_info{{{NODE}, version="1"}}', STEADY),
+    (f"up{{{NODE}}}", "0+0x320"),
+    (f"runtimeproxy_ready{{{NODE}}}", "0+0x320"),
+    (f"process_start_time_seconds{{{NODE}}}", "3+0x314 4 5+0x6"),
+    (f'runtimeproxy_internal_errors_total{{{NODE}, operation="x"}}', FIRST),
+    (f'{OWN_TIME}{{version="2"}}', "0.02+0x320"),
+    (f'{CALLS}{{version="2", outcome="refused"}}', "0.1+0x320"),
+    (f"ALERTS{{{NODE}, {CRITICAL}}}", STEADY),
+    (f"runtimeproxy_hook_timeout_seconds{{{SERVER}}}", "_x320"),
+    (f'runtimeproxy_hook_failures_total{{{SERVER}, reason="unreachable"}}', FIRST),
+    (f'runtimeproxy_hook_refusals_total{{{SERVER}, hook="x"}}', FIRST),
+    (f"runtimeproxy_hook_breaker_open{{{SERVER}}}", STEADY),
+    (f'{DURATION}{{{SERVER}, le="0.1"}}', "0+0x320"),
+    (f'runtimeproxy_calls_total{{{NODE}, outcome="failed", operation="x"}}', "_x280 0+150x40"),
+    (f'runtimeproxy_hook_fields_changed_total{{{SERVER}, field="labels"}}', FIRST),
+]
+"""The series by which each gate, in the page's order, must see what is wrong, in place of or next to what is well."""
+
+
+@pytest.mark.parametrize("query", GATES)
+def test_gate_queries_metrics_that_exist(query: str) -> None:
+    known = {row.shown for row in METRICS.values()} | RECORDED.keys() | {"up", "ALERTS", STARTED}
+    assert metrics(query)
+    assert {table_name(name) for name in metrics(query)} <= known
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_gates_hold_for_healthy_pool_and_find_faults(tmp_path: Path) -> None:
+    every = [f"count({query})" for query in GATES]
+    for text, value in {"POOL": "n.*", '"NEW"': '"2"', '"OLD"': '"1"', '"NAME"': '"cpuset"'}.items():
+        every = [query.replace(text, value) for query in every]
+    well = WELL | {f'{DURATION}{{{SERVER}, le="10"}}': "0+5x320"}
+    tests = [case([*well.items()], "5m", "1595m", dict.fromkeys(every, 0))]
+    for query, (series, values) in zip(every, BAD, strict=True):
+        tests.append(case([*(well | {series: values}).items()], "5m", "1595m", {query: 1}))
+    check(tmp_path, tests, "5m")

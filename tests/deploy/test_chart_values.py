@@ -1,123 +1,190 @@
-"""values.schema.json: the five sets are taken, what is wrong is refused, the proxy's own keys and forms are known."""
+"""values.schema.json takes the five sets and refuses what is wrong; the admission policies, by their expressions."""
 
-import copy
+import json
 from typing import Any
 
+import celpy
+import celpy.adapter
 import jsonschema
 import pytest
+import yaml
 
 from runtimeproxy.settings.options import OPTIONS
-from tests.deploy.charts import DEFAULTS, SCHEMA, SETS, given, merged
+from tests.deploy.charts import CHART, SETS, SKIP_LABEL, of_kind
 
-VALIDATOR = jsonschema.Draft7Validator(SCHEMA)
-CONFIG = SCHEMA["properties"]["nodeInstaller"]["properties"]["config"]["properties"]
-EXAMPLES: dict[str, str] = {
-    "backend-runtime-mode": "Docker",
-    "remote-runtime-service-endpoint": "unix:///run/containerd/containerd.sock",
-    "remote-image-service-endpoint": "/run/containerd/containerd.sock",
-    "hook-timeout": "500ms",
-    "hook-budget": "5s",
-    "hook-answer-limit": "8MiB",
-    "drain-timeout": "1m",
-    "originals-dir": "none",
-    "state-dir": "/var/lib/other",
-    "log-level": "debug",
-    "log-format": "json",
-}
-DIGEST = "sha256:" + "0" * 64
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 
 
-def faults(values: dict[str, Any]) -> list[str]:
-    return [f"{'.'.join(map(str, error.path))}: {error.message}" for error in VALIDATOR.iter_errors(values)]
+def merged(default: Any, over: Any) -> Any:
+    """Return values as helm merges them: maps key by key, everything else replaced."""
+    if isinstance(default, dict) and isinstance(over, dict):
+        return {key: merged(default.get(key), over[key]) if key in over else default[key] for key in default | over}
+    return over
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_sets_of_values_are_taken(name: str) -> None:
-    assert faults(merged(DEFAULTS, given(name))) == []
+def given(name: str) -> Any:
+    """Return a set of values with the chart's own."""
+    return merged(DEFAULTS, yaml.safe_load((CHART / f"ci/{name}-values.yaml").read_text()))
 
 
-def test_what_must_be_given_is_not_guessed() -> None:
-    places = {fault.partition(":")[0] for fault in faults(DEFAULTS)}
-    assert places == {"image.repository", "image.digest", "nodeInstaller.sha256"}
+def faults(values: Any) -> list[str]:
+    return [".".join(map(str, error.path)) for error in jsonschema.Draft7Validator(SCHEMA).iter_errors(values)]
 
 
-BAD: dict[str, Any] = {
-    "nodeInstaler": {},
-    "image.tag": "1",
-    "image.repository": "Registry.example.com/runtimeproxy:0.2.0",
-    "image.digest": "sha256:1234",
-    "image.pullPolicy": "Sometimes",
-    "image.pullSecrets": ["a b"],
-    "metricsGroupId": 0,
-    "nodeInstaller.action": "remove",
-    "nodeInstaller.sha256": "sha256:" + "0" * 64,
-    "nodeInstaller.configureKubelet": "true",
-    "nodeInstaller.healthzPort": 70000,
-    "nodeInstaller.parallel": 0,
-    "nodeInstaller.config.hook-timeot": "1s",
-    "nodeInstaller.config.hook-timeout": 1,
-    "nodeInstaller.config.remote-runtime-service-endpoint": "tcp://127.0.0.1:2375",
-    "nodeInstaller.config.koord-runtimeproxy-endpoint": "/elsewhere.sock",
-    # The policy guards one label, which is on the chart's own pods.
-    "nodeInstaller.config.runtime-hook-server-key": "team/skip",
-    "nodeInstaller.config.runtime-hook-server-val": "yes",
-    "nodeInstaller.nodeSelector": {"pool": True},
-    "nodeInstaller.tolerations": [{"operator": "Exists", "key": "a", "affect": "NoSchedule"}],
-    "nodeInstaller.resources": {"requests": {"memory": "lots"}},
-    "hookServers": [{"hooks": ["cpuset"]}],
-    "hookServers.0.name": "Has_Underscores",
-    "hookServers.0.hooks": ["cpusets"],
-    "hookServers.0.command": ["python"],
-    "hookServers.0.hookPoints": ["PreCreate"],
-    "hookServers.0.failurePolicy": "fail",
-    "hookServers.0.order": 100,
-    "hookServers.0.timeout": "2 seconds",
-    "hookServers.0.image": {"repository": "registry.example.com/a"},
-    "hookServers.0.privileged": True,
-    "hookServerPods.kubeletDir": "var/lib/kubelet",
-    "exporter.listen": "10.0.0.1",
-    "exporter.port": "9654",
-    "exporter.podMonitor.interval": "often",
-    "policy.skipLabelNamespaces": ["Kube_System"],
-}
+def test_sets_are_taken_and_missing_digests_are_not_guessed() -> None:
+    assert [name for name in SETS if faults(given(name))] == []
+    assert {*faults(DEFAULTS)} == {"image.repository", "image.digest", "nodeInstaller.sha256"}
 
 
-@pytest.mark.parametrize("place", BAD)
-def test_a_bad_value_is_refused(place: str) -> None:
-    values = copy.deepcopy(
-        merged(merged(DEFAULTS, given("installer")), {"hookServers": [{"name": "a", "hooks": ["gpu"]}]})
+def test_keys_of_configuration_are_those_of_proxy() -> None:
+    pairs = (
+        "backend-runtime-mode=Docker remote-runtime-service-endpoint=unix:///run/containerd/containerd.sock "
+        "remote-image-service-endpoint=/run/containerd/containerd.sock hook-timeout=500ms hook-budget=5s "
+        "hook-answer-limit=8MiB drain-timeout=1m originals-dir=none state-dir=/var/lib/other log-level=debug "
+        "log-format=json"
     )
-    assert faults(values) == []
-    *folders, last = place.split(".")
-    node: Any = values
-    for folder in folders:
-        node = node[int(folder)] if isinstance(node, list) else node[folder]
-    node[last] = BAD[place]
-    assert faults(values) != []
+    values = dict(pair.split("=") for pair in pairs.split())
+    assert values.keys() == SCHEMA["properties"]["nodeInstaller"]["properties"]["config"]["properties"].keys()
+    options = {option.name: option for option in OPTIONS}
+    for key, value in values.items():
+        options[key].parse(value, key)
+    assert faults(merged(given("installer"), {"nodeInstaller": {"config": values}})) == []
+
+
+def config(key: str, value: str) -> dict[str, Any]:
+    return {"nodeInstaller": {"config": {key: value}}}
+
+
+def server(**changed: Any) -> dict[str, Any]:
+    return {"hookServers": [{"name": "a", "hooks": ["gpu"]} | changed]}
 
 
 @pytest.mark.parametrize(
     "over",
     [
+        {"nodeInstaler": {}},
+        {"image": {"repository": "Registry.example.com/runtimeproxy:0.2.0"}},
+        {"image": {"digest": "sha256:1234"}},
+        {"image": {"tag": "1"}},
+        {"nodeInstaller": {"action": "remove"}},
+        {"nodeInstaller": {"sha256": "sha256:" + "0" * 64}},
+        {"nodeInstaller": {"configureKubelet": "true"}},
+        {"nodeInstaller": {"healthzPort": 70000}},
+        config("hook-timeot", "1s"),
+        config("remote-runtime-service-endpoint", "tcp://127.0.0.1:2375"),
+        config("koord-runtimeproxy-endpoint", "/elsewhere.sock"),
+        # The policy guards one label, which is on the chart's own pods.
+        config("runtime-hook-server-key", "team/skip"),
+        config("runtime-hook-server-val", "yes"),
+        server(hooks=["cpusets"]),
+        server(failurePolicy="fail"),
+        server(order=100),
+        server(timeout="2 seconds"),
+        server(privileged=True),
+        server(image={"repository": "registry.example.com/a"}),
+        {"hookServers": [{"name": "own", "command": ["a"], "hookPoints": ["PreCreateContainer"]}]},
+        {"hookServers": [{"name": "own", "image": {"repository": "a", "digest": "sha256:" + "0" * 64}}]},
+        {"hookServerPods": {"kubeletDir": "var/lib/kubelet"}},
+        {"exporter": {"listen": "10.0.0.1"}},
         {"exporter": {"enabled": True}},
         {"exporter": {"podMonitor": {"enabled": True}}},
-        {"hookServers": [{"name": "own", "command": ["a"], "hookPoints": ["PreCreateContainer"]}]},
-        {"hookServers": [{"name": "own", "image": {"repository": "a", "digest": DIGEST}}]},
+        {"policy": {"skipLabelNamespaces": ["Kube_System"]}},
     ],
-    ids=[
-        "an exporter without a certificate",
-        "a monitor without one",
-        "an own one without an image",
-        "an own one alone",
+    ids=json.dumps,
+)
+def test_wrong_or_incomplete_values_are_refused(over: dict[str, Any]) -> None:
+    assert faults(merged(given("installer"), server())) == []
+    assert faults(merged(given("installer"), over)) != []
+
+
+# ---- the admission policies: which pod may skip hook servers, which node the installer may change
+
+SKIP, INSTALLER = "kube-system-runtimeproxy-skip-label", "kube-system-runtimeproxy-installer"
+USER = "system:serviceaccount:kube-system:runtimeproxy-installer"
+
+
+def value_of(expression: str, bound: dict[str, Any]) -> bool:
+    environment = celpy.Environment()
+    program = environment.program(environment.compile(expression))
+    return bool(program.evaluate({name: celpy.adapter.json_to_cel(value) for name, value in bound.items()}))
+
+
+def allowed(name: str, **bound: Any) -> bool:
+    """Return whether an API server would let a request pass: its conditions do not match, or all validations hold."""
+    policy = of_kind("ValidatingAdmissionPolicy", "kubelet")[name]["spec"]
+    if not all(value_of(condition["expression"], bound) for condition in policy.get("matchConditions", ())):
+        return True
+    bound["variables"] = {v["name"]: value_of(v["expression"], bound) for v in policy.get("variables", ())}
+    return all(value_of(validation["expression"], bound) for validation in policy["validations"])
+
+
+def pod(labels: dict[str, str] | None) -> dict[str, Any]:
+    return {"metadata": {"name": "web"} if labels is None else {"name": "web", "labels": labels}}
+
+
+PLAIN, SKIPS, OTHER = {"app": "web"}, {"app": "web", SKIP_LABEL: "true"}, {SKIP_LABEL: "false"}
+
+
+@pytest.mark.tool("helm")
+@pytest.mark.parametrize(
+    ("namespace", "labels", "before", "passes"),
+    [
+        ("default", None, None, True),
+        ("default", PLAIN, None, True),
+        ("default", SKIPS, None, False),
+        ("default", OTHER, None, True),
+        ("kube-system-2", SKIPS, None, False),
+        ("kube-system", SKIPS, None, True),
+        ("koordinator-system", SKIPS, None, True),
+        ("default", SKIPS, PLAIN, False),
+        ("default", SKIPS, {}, False),
+        ("default", SKIPS, SKIPS, True),
+        ("default", SKIPS, OTHER, False),
+        ("default", PLAIN, SKIPS, True),
+        ("koordinator-system", SKIPS, PLAIN, True),
     ],
 )
-def test_incomplete_values_are_refused(over: dict[str, Any]) -> None:
-    assert faults(merged(merged(DEFAULTS, given("installer")), over)) != []
+def test_skip_label_is_for_named_namespaces(
+    namespace: str, labels: dict[str, str] | None, before: dict[str, str] | None, passes: bool
+) -> None:
+    old = None if before is None else pod(before)
+    request = {"namespace": namespace, "operation": "CREATE" if old is None else "UPDATE"}
+    assert allowed(SKIP, object=pod(labels), oldObject=old, request=request) is passes
 
 
-@pytest.mark.parametrize("key", CONFIG)
-def test_keys_of_the_configuration_are_the_proxys(key: str) -> None:
-    [option] = [option for option in OPTIONS if option.name == key]
-    option.parse(EXAMPLES[key], key)
-    values = merged(merged(DEFAULTS, given("installer")), {"nodeInstaller": {"config": {key: EXAMPLES[key]}}})
-    assert faults(values) == []
+def node(**changed: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "n1", "labels": {"pool": "a"}}, "spec": {"podCIDR": "10.0.0.0/24"}} | changed
+
+
+ANNOTATED, LABELLED = ({"name": "n1", "labels": {"pool": pool}, "annotations": {"a": "b"}} for pool in "ab")
+
+
+@pytest.mark.tool("helm")
+@pytest.mark.parametrize(
+    ("user", "at", "changed", "passes"),
+    [
+        (USER, ["n1"], node(metadata=ANNOTATED), True),
+        (USER, ["n2"], node(metadata=ANNOTATED), False),
+        (USER, None, node(), False),
+        (USER, ["n1"], node(metadata=LABELLED), False),
+        (USER, ["n1"], node(spec={"taints": [{"key": "a"}]}), False),
+        ("system:node:n2", None, node(metadata=LABELLED), True),
+    ],
+)
+def test_installer_annotates_its_own_node(user: str, at: list[str] | None, changed: Any, passes: bool) -> None:
+    extra = {"authentication.kubernetes.io/node-name": at} if at else {}
+    request = {"userInfo": {"username": user, "extra": extra}}
+    assert allowed(INSTALLER, request=request, object=changed, oldObject=node()) is passes
+
+
+@pytest.mark.tool("helm")
+def test_policies_are_in_force_where_cluster_has_them() -> None:
+    policies = of_kind("ValidatingAdmissionPolicy", "kubelet")
+    bindings = of_kind("ValidatingAdmissionPolicyBinding", "kubelet")
+    assert policies.keys() == {SKIP, INSTALLER}
+    for policy, found in policies.items():
+        assert bindings[policy]["spec"] == {"policyName": policy, "validationActions": ["Deny"]}
+        assert found["spec"]["failurePolicy"] == "Fail"
+    assert of_kind("ValidatingAdmissionPolicy", "kubelet", "-before-1.30") == {}
+    assert of_kind("DaemonSet", "kubelet", "-before-1.30").keys() == of_kind("DaemonSet", "kubelet").keys()

@@ -1,89 +1,64 @@
-"""What deploy/ names is there: metrics, labels, runbooks, units, the commands that units and plugins run."""
+"""What deploy/ names is there: metrics, runbooks, commands; units have what they need and no right without a reason."""
 
 import json
 import re
 import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from hooks.__main__ import ALL, HOOKS
 from runtimeproxy.admin import exporter
-from runtimeproxy.cli.commands.export import export_command
-from runtimeproxy.observe.metric_table import METRICS
-from tests.deploy.files import (
-    ALERTS,
-    DEPLOY,
-    RECORDED,
-    labels,
-    metrics,
-    queries,
-    table_name,
-)
-from tests.docs import DOCS
+from runtimeproxy.cli.commands.export import METRICS_ENDPOINT, export_command
+from runtimeproxy.observe.metric_table import METRICS as METRIC_TABLE
+from runtimeproxy.relay.listener import ADMIN, BACKLOG, MAIN, METRICS
+from runtimeproxy.settings.options import CRIO_SUFFIX, OPTIONS, parse_duration
+from tests.deploy.files import ALERTS, DEPLOY, RECORDED, labels, metrics, queries, table_name
+from tests.docs import DOCS, tables
 
 QUERIES = dict(queries())
-OF_PROMETHEUS = {"up"}
-OF_THE_PROCESS = {
-    "process_cpu_seconds_total",
-    "process_max_fds",
-    "process_open_fds",
-    "process_resident_memory_bytes",
-    "process_start_time_seconds",
-}
-"""What prometheus_client reports of a process."""
-KNOWN = {row.shown for row in METRICS.values()} | OF_PROMETHEUS | OF_THE_PROCESS | set(RECORDED)
-LABELS = {label for row in METRICS.values() for label in row.labels} | {"job", "instance", "le"}
-UNIT = (DEPLOY / "systemd" / "runtimeproxy-export.service").read_text()
+KNOWN = {row.shown for row in METRIC_TABLE.values()} | RECORDED.keys() | {"up", "process_cpu_seconds_total"}
+KNOWN |= {f"process_{name}" for name in ("max_fds", "open_fds", "resident_memory_bytes", "start_time_seconds")}
+LABELS = {label for row in METRIC_TABLE.values() for label in row.labels} | {"job", "instance", "le"}
 
 
-def test_queries_name_metrics_and_labels_that_there_are() -> None:
+def test_queries_name_metrics_and_labels_that_exist() -> None:
     for place, query in QUERIES.items():
         named = metrics(query)
         assert named, place
         assert {table_name(name) if table_name(name) in KNOWN else name for name in named} <= KNOWN, place
         assert labels(query) <= LABELS, place
+        assert named <= RECORDED.keys() or not place.startswith("fleet.json")  # it reads recorded series alone
 
 
-def test_alerts_have_a_severity_a_summary_and_a_runbook_that_is_there() -> None:
+def test_alerts_have_severity_summary_and_runbook() -> None:
+    anchors = set()
     for alert, rule in ALERTS.items():
         assert rule["labels"]["severity"] in ("critical", "warning"), alert
         assert rule["annotations"]["summary"].endswith("."), alert
         page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
         assert page == "docs/troubleshooting.rst", alert
         assert f"\n.. _{anchor}:\n\n{alert}\n{'~' * len(alert)}\n" in DOCS["troubleshooting"]
-
-
-def test_every_runbook_belongs_to_an_alert() -> None:
-    anchors = {rule["annotations"]["runbook_url"].partition("#")[2] for rule in ALERTS.values()}
+        anchors.add(anchor)
     assert anchors == set(re.findall(r"^\.\. _(alert-.*):$", DOCS["troubleshooting"], re.MULTILINE))
     assert set(re.findall(r"(alert-[a-z-]+)_\b", DOCS["troubleshooting"])) <= anchors
 
 
-def test_dashboard_of_the_fleet_reads_recorded_series_alone() -> None:
-    fleet = [query for place, query in QUERIES.items() if place.startswith("fleet.json")]
-    assert set().union(*map(metrics, fleet)) <= set(RECORDED)
-
-
-def test_unit_runs_the_exporter_with_flags_that_there_are() -> None:
-    commands = re.findall(r"ExecStart=(.+?[^\\])\n", UNIT.replace("\\\n#", ""))
+def test_unit_runs_exporter_with_flags_that_exist() -> None:
+    unit = (DEPLOY / "systemd" / "runtimeproxy-export.service").read_text()
+    commands = re.findall(r"ExecStart=(.+?[^\\])\n", unit.replace("\\\n#", ""))
     assert len(commands) == 2
     for command in commands:
         program, name, *flags = shlex.split(command)
         assert (program, name) == ("/usr/bin/runtimeproxy", "export")
         export_command.make_context("export", flags.copy())
-        listen = dict(flag.split("=", 1) for flag in flags)["--listen"]
-        assert exporter.place(listen)[1] == 9654
+        assert exporter.place(dict(flag.split("=", 1) for flag in flags)["--listen"])[1] == 9654
 
 
-@pytest.mark.parametrize("file", ["debian/rules", "rpm/runtimeproxy.spec"])
-def test_upgrade_of_a_package_restarts_the_exporter(file: str) -> None:
-    """An exporter of another version may not understand the proxy that is restarted."""
-    restart = r"^.*(?:--restart-after-upgrade|try-restart\b.*) runtimeproxy-export\.service\b"
-    assert re.search(restart, (DEPLOY / file).read_text(), re.MULTILINE)
-
-
-def test_node_problem_detector_runs_status_and_waits_longer_than_it() -> None:
+def test_node_problem_detector_runs_status_and_waits_longer() -> None:
     plugin: Any = json.loads((DEPLOY / "node-problem-detector" / "runtimeproxy.json").read_text())
     (condition,), (rule,) = plugin["conditions"], plugin["rules"]
     assert (rule["type"], rule["condition"]) == ("permanent", condition["type"])
@@ -92,12 +67,123 @@ def test_node_problem_detector_runs_status_and_waits_longer_than_it() -> None:
     assert plugin["pluginConfig"]["max_output_length"] == 80
 
 
-def test_scrapes_are_of_the_job_and_the_port_of_the_rules() -> None:
+def test_scrapes_have_job_and_port_of_rules() -> None:
     scrape = yaml.safe_load((DEPLOY / "prometheus" / "scrape.yaml").read_text())["scrape_configs"][0]
     monitor = yaml.safe_load((DEPLOY / "prometheus" / "podmonitor.yaml").read_text())
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    assert monitor["kind"] == "PodMonitor"
-    assert scrape["job_name"] == "runtimeproxy"
+    assert (monitor["kind"], scrape["job_name"]) == ("PodMonitor", "runtimeproxy")
     assert {"targetLabel": "job", "replacement": "runtimeproxy"} in endpoint["relabelings"]
     assert scrape["relabel_configs"][0]["replacement"] == "$1:9654"
     assert {scrape["scheme"], endpoint["scheme"]} == {"https"}
+
+
+# ---- the units
+
+Settings = Mapping[str, Sequence[str]]
+UNITS = DEPLOY / "systemd"
+
+
+def settings(path: Path) -> Settings:
+    """Return the values of each setting of a unit's file, in their order."""
+    found: dict[str, list[str]] = {}
+    for line in path.read_text().splitlines():
+        if line and line[0] not in "#[":
+            name, _, value = line.partition("=")
+            found.setdefault(name, []).append(value)
+    return found
+
+
+PROXY, HOOK_SERVERS, EXPORTER = (settings(UNITS / f"runtimeproxy{name}.service") for name in ("", "-hooks@", "-export"))
+DEFAULTS = {option.name: option.default or "" for option in OPTIONS}
+
+
+def test_proxy_has_what_it_needs_of_systemd() -> None:
+    expected = {
+        "Requires": "runtimeproxy.socket",
+        "Before": "kubelet.service cri-docker.service",
+        "StartLimitIntervalSec": "0",
+        "Type": "notify",
+        "Sockets": "runtimeproxy.socket runtimeproxy-admin.socket runtimeproxy-metrics.socket",
+        "Restart": "always",
+        "RestartSec": "100ms",
+        "WatchdogSec": "10s",
+        "RuntimeDirectoryPreserve": "yes",
+        "LimitNOFILE": "1048576",
+        "OOMScoreAdjust": "-999",
+        "LimitCORE": "0",
+        "UMask": "0077",
+        "CapabilityBoundingSet": "",
+        "PrivateNetwork": "yes",
+        "RestrictAddressFamilies": "AF_UNIX",
+        "ProtectSystem": "strict",
+        "MemoryDenyWriteExecute": "yes",
+        "ProcSubset": "pid",
+    }
+    assert {name: PROXY[name] for name in expected} == {name: [value] for name, value in expected.items()}
+    runtimes = ["containerd.service", "crio.service", "docker.service"]  # none of which it starts
+    assert " ".join(PROXY["After"]).split() == [*PROXY["Sockets"][0].split(), *runtimes]
+    assert "Wants" not in PROXY
+    drain = parse_duration(DEFAULTS["drain-timeout"], "")  # during which it is not killed
+    assert parse_duration(PROXY["TimeoutStopSec"][0], "") > 2 * drain + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "path", "mode", "folder"),
+    [
+        (MAIN, "", DEFAULTS["koord-runtimeproxy-endpoint"], "0600", "0700"),
+        (ADMIN, "-admin", "/var/run/koord-runtimeproxy/admin.sock", "0600", "0700"),
+        (METRICS, "-metrics", METRICS_ENDPOINT, "0660", "0755"),
+    ],
+)
+def test_socket_is_where_programs_look_for_it(name: str, file: str, path: str, mode: str, folder: str) -> None:
+    socket = settings(UNITS / f"runtimeproxy{file}.socket")
+    assert socket["ListenStream"] == [path.removeprefix("/var")]  # systemd warns of /var/run
+    assert (socket["SocketMode"], socket["DirectoryMode"]) == ([mode], [folder])
+    assert (socket["FileDescriptorName"], socket["Service"]) == ([name], ["runtimeproxy.service"])
+    assert (socket["Backlog"], socket["TriggerLimitIntervalSec"]) == ([str(BACKLOG)], ["0"])
+    if name == MAIN:
+        assert socket["Symlinks"] == [f"/run/koord-runtimeproxy/{CRIO_SUFFIX}"]
+    if name == METRICS:
+        assert socket["SocketGroup"] == EXPORTER["SupplementaryGroups"] == ["runtimeproxy-metrics"]
+        assert re.search(r"^g\s+runtimeproxy-metrics\s", (UNITS / "runtimeproxy.sysusers").read_text(), re.MULTILINE)
+
+
+def test_no_unit_removes_directory_of_metrics_socket() -> None:
+    """An exporter's pod has the directory mounted: another one at its place would not be seen there."""
+    folder = Path(METRICS_ENDPOINT).parent.name
+    for file in UNITS.rglob("*.*"):
+        found = settings(file) if file.is_file() else {}
+        assert folder not in " ".join(found.get("RuntimeDirectory", ())).split(), file
+        assert "RemoveOnStop" not in found, file
+
+
+def test_hook_servers_and_exporter_are_as_closed_as_proxy() -> None:
+    sandbox = r"(?:Private|Protect|Proc|Restrict(?!AddressFamilies)|NoNew|Lock|Memory(?!Max)|SystemCallA|SystemCallE).+"
+    proxy, hook_servers, export = (
+        {name: values for name, values in unit.items() if re.fullmatch(sandbox, name)}
+        for unit in (PROXY, HOOK_SERVERS, EXPORTER)
+    )
+    assert len(proxy) > 15
+    assert proxy == hook_servers == export | {"PrivateNetwork": ["yes"]}
+    assert "PrivateNetwork" not in export
+    usual = ["@system-service", "~@privileged @resources"]  # calls of services without power
+    assert [unit["SystemCallFilter"] for unit in (PROXY, HOOK_SERVERS, EXPORTER)] == [usual] * 3
+
+
+DROP_INS = {
+    folder.name.removesuffix(".d"): [
+        line for line in (folder / "50-rights.conf").read_text().splitlines() if line and line[0] not in "#["
+    ]
+    for folder in UNITS.glob("*.service.d")
+}
+
+
+@pytest.mark.parametrize("unit", sorted(DROP_INS))
+def test_right_of_hook_server_has_reason(unit: str) -> None:
+    assert unit.removeprefix("runtimeproxy-hooks@").removesuffix(".service") in {*HOOKS, ALL}
+    if unit == f"runtimeproxy-hooks@{ALL}.service":
+        assert set(DROP_INS[unit]) == {line for other in DROP_INS if other != unit for line in DROP_INS[other]}
+    else:
+        rows = [(units, setting) for table in tables(DOCS["security"], "Why") for units, setting, _ in table]
+        reasons = {setting.strip("`") for units, setting in rows if f"``{unit}``" in units}
+        assert set(DROP_INS[unit]) == reasons

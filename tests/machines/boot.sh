@@ -45,9 +45,7 @@ inside() {
     done
     mount -t tmpfs -o mode=755 dev dev
     mkdir dev/pts dev/shm dev/mqueue
-    for node in null:3 zero:5 full:7 random:8 urandom:9; do
-        mknod -m 666 "dev/${node%:*}" c 1 "${node#*:}"
-    done
+    for node in null:3 zero:5 full:7 random:8 urandom:9; do mknod -m 666 "dev/${node%:*}" c 1 "${node#*:}"; done
     mknod -m 666 dev/tty c 5 0
     mount -t devpts -o newinstance,ptmxmode=666,mode=620,gid=5 devpts dev/pts
     ln -s pts/ptmx dev/ptmx

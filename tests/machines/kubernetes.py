@@ -9,15 +9,14 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.engines import images
 from tests.engines.containerd import CONFIG
-from tests.machines.fitting import fit
-from tests.machines.machine import Machine, MachineError
-from tests.machines.retained import retained
+from tests.machines.machine import Machine, MachineError, fit
+from tests.machines.tree import retained
 
 VERSION, ETCD, HELM = "1.34.4", "v3.6.14", "v3.19.5"
 """1.34 is the last release whose kubelet starts on a node with cgroup v1 unasked."""
@@ -90,23 +89,23 @@ ln -s {PROGRAMS}/kubectl {PROGRAMS}/helm /usr/local/bin
 REGISTRY = "localhost:5000"
 """A registry without users, on the node."""
 _OWN_REGISTRY = f'[[registry]]\nlocation = "{REGISTRY}"\ninsecure = true\n'
-UNITS: Mapping[str, str] = {
-    "etcd": "etcd --data-dir=/var/lib/etcd --unsafe-no-fsync",
-    "kube-apiserver": "kube-apiserver --etcd-servers=http://127.0.0.1:2379 --allow-privileged=true"
+UNITS = {
+    "etcd": "--data-dir=/var/lib/etcd --unsafe-no-fsync",
+    "kube-apiserver": "--etcd-servers=http://127.0.0.1:2379 --allow-privileged=true"
     f" --advertise-address={ADDRESS} --secure-port=443 --cert-dir=/etc/kubernetes/pki"
     " --service-cluster-ip-range=10.96.0.0/16 --service-account-issuer=https://kubernetes.default.svc"
     " --service-account-key-file=/etc/kubernetes/accounts.key"
     " --service-account-signing-key-file=/etc/kubernetes/accounts.key"
     " --token-auth-file=/etc/kubernetes/tokens.csv --authorization-mode=Node,RBAC"
     " --enable-admission-plugins=NodeRestriction --kubelet-preferred-address-types=InternalIP",
-    "kube-controller-manager": "kube-controller-manager --kubeconfig=/etc/kubernetes/admin.conf --leader-elect=false"
+    "kube-controller-manager": "--kubeconfig=/etc/kubernetes/admin.conf --leader-elect=false"
     " --service-account-private-key-file=/etc/kubernetes/accounts.key"
     " --root-ca-file=/etc/kubernetes/pki/apiserver.crt --use-service-account-credentials",
-    "kube-scheduler": "kube-scheduler --kubeconfig=/etc/kubernetes/admin.conf --leader-elect=false",
-    "kubelet": "kubelet --config=/etc/kubernetes/kubelet.yaml --kubeconfig=/etc/kubernetes/kubelet.conf"
+    "kube-scheduler": "--kubeconfig=/etc/kubernetes/admin.conf --leader-elect=false",
+    "kubelet": "--config=/etc/kubernetes/kubelet.yaml --kubeconfig=/etc/kubernetes/kubelet.conf"
     f" --node-ip={ADDRESS} --hostname-override={NODE}",
 }
-"""The programs' command lines by unit, in the order in which they start."""
+"""The programs' flags by unit, which has the program's name, in the order in which they start."""
 
 
 def programs() -> Path:
@@ -125,10 +124,8 @@ def _built(work: Path) -> Path:
     _go(etcd, "build", "-mod=mod", "-ldflags=-s -w", "-o", programs / "etcd", ".")
     source = _source(work, "k8s.io/kubernetes", f"v{VERSION}")
     major, minor, _ = VERSION.split(".")
-    notified = {"gitVersion": f"v{VERSION}", "gitMajor": major, "gitMinor": minor}
-    flags = " ".join(
-        ["-s -w", *(f"-X k8s.io/component-base/version.{name}={value}" for name, value in notified.items())]
-    )
+    about = {"gitVersion": f"v{VERSION}", "gitMajor": major, "gitMinor": minor}
+    flags = "-s -w " + " ".join(f"-X k8s.io/component-base/version.{name}={value}" for name, value in about.items())
     _go(source, "build", "-mod=mod", f"-ldflags={flags}", "-o", programs, *(f"./cmd/{name}" for name in COMMANDS))
     return programs
 
@@ -153,15 +150,9 @@ def _source(work: Path, module: str, version: str) -> Path:
 
 
 def _go(folder: Path, *arguments: str | Path, **env: str) -> str:
+    env = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", **env}
     try:
-        done = subprocess.run(
-            ["go", *arguments],
-            cwd=folder,
-            env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", **env},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = subprocess.run(["go", *arguments], cwd=folder, env=env, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise MachineError("there is no go, which builds Kubernetes: install Go 1.24 or newer") from None
     if done.returncode:
@@ -183,24 +174,21 @@ class Cluster:
         machine.write("/etc/hosts", "127.0.0.1 localhost\n")
         machine.write("/etc/containers/registries.conf.d/local.conf", _OWN_REGISTRY)
         machine.run("sh", "-ec", _PREPARE)
-        self._start_containerd()
-        for unit, command in UNITS.items():
-            head = f"[Service]\nExecStart={PROGRAMS}/{command}\nRestart=always\nRestartSec=1\nSyslogIdentifier={unit}\n"
-            machine.write(f"/etc/systemd/system/{unit}.service", head)
+        text = CONFIG.format(base="/var/lib/containerd", socket=CONTAINERD, pause=images.PAUSE_IMAGE)
+        machine.write("/etc/containerd/config.toml", text.replace("/var/lib/containerd/cni", "/etc/cni/net.d"))
+        fit(machine, "containerd.service", machine.path("/lib/systemd/system/containerd.service"))
+        machine.run("systemctl", "restart", "containerd.service")
+        machine.path("/root/images.tar").write_bytes(images.archive(Path("/usr/bin/busybox")))
+        machine.run("ctr", "--namespace=k8s.io", "images", "import", "--snapshotter=native", "/root/images.tar")
+        for unit, flags in UNITS.items():
+            text = f"[Service]\nExecStart={PROGRAMS}/{unit} {flags}\nRestart=always\nRestartSec=1\n"
+            machine.write(f"/etc/systemd/system/{unit}.service", text)
         machine.run("systemctl", "daemon-reload")
         machine.run("systemctl", "start", *UNITS)
         self.until(lambda: self.kubectl("get", "--raw=/readyz", check=False) == "ok", "the API server")
         self.until(lambda: self.ready() == "True", "the node")
         account = ("get", "serviceaccount", "default")  # which pods need
         self.until(lambda: "Error" not in self.kubectl(*account, check=False), "the service account of pods")
-
-    def _start_containerd(self) -> None:
-        text = CONFIG.format(base="/var/lib/containerd", socket=CONTAINERD, pause=images.PAUSE_IMAGE)
-        self.machine.write("/etc/containerd/config.toml", text.replace("/var/lib/containerd/cni", "/etc/cni/net.d"))
-        fit(self.machine, "containerd.service", self.machine.path("/lib/systemd/system/containerd.service"))
-        self.machine.run("systemctl", "restart", "containerd.service")
-        self.machine.path("/root/images.tar").write_bytes(images.archive(Path("/usr/bin/busybox")))
-        self.machine.run(*("ctr", "--namespace=k8s.io", "images", "import", "--snapshotter=native", "/root/images.tar"))
 
     def kubectl(self, *arguments: str, input: str | None = None, check: bool = True) -> str:
         """Run kubectl as the cluster's administrator; return what it writes. Raises MachineError if it fails."""

@@ -5,13 +5,13 @@ read-only, cgroups and engines work. Nothing of it outlives the ``with`` block, 
 """
 
 import os
+import re
 import select
 import shutil
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -94,7 +94,7 @@ class Machine:
         # timeout: nsenter's end would not be its child's.
         inner = ["timeout", "--signal=KILL", f"{seconds:.0f}", *map(str, command)]
         done = subprocess.run(
-            [*self._enter("--all"), *inner],
+            [*self.enter(), *inner],
             input=input or "",
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -108,18 +108,6 @@ class Machine:
             what = " ".join(map(str, command))
             raise MachineError(f"{what}: exit code {done.returncode}; it wrote: {done.stdout[-4000:]}")
         return done.stdout
-
-    def popen(self, *command: str | Path, namespaces: Sequence[str] = ("--all",)) -> subprocess.Popen[bytes]:
-        """Start a command in the machine; the caller ends it.
-
-        With ``namespaces=["--net"]`` it is a program of this machine in that one's network.
-        """
-        return subprocess.Popen(
-            [*self._enter(*namespaces), *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
 
     def path(self, inside: str | Path) -> Path:
         """Return where this machine sees a path of that one; unix sockets there can be connected to."""
@@ -162,17 +150,53 @@ class Machine:
                 raise MachineError(f"waited {seconds:.0f} s for {what}")
             time.sleep(LOOK_SECONDS)
 
-    def _enter(self, *namespaces: str) -> list[str]:
+    def enter(self) -> list[str]:
+        """Return the beginning of a command that runs in the machine."""
         # Into cgroups next to its own first: nsenter changes what is seen of them, not where the process is.
-        groups = " ".join(f"{path}/cgroup.procs" for path in self._cgroups())
+        mounts = (line.partition(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines())
+        tops = [Path(mounted.split()[4]) for mounted, _, kind in mounts if kind.startswith("cgroup")]
+        groups = " ".join(f"{top}/{self.name}-outer/cgroup.procs" for top in tops)
         into = f'for group in {groups}; do echo $$ >"$group"; done; exec "$@"'
-        return ["sh", "-c", into, "sh", "nsenter", "--target", str(self.pid), *namespaces, "--"]
+        return ["sh", "-c", into, "sh", "nsenter", "--target", str(self.pid), "--all", "--"]
 
-    def _cgroups(self) -> list[Path]:
-        found = []
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            mounted, _, kind = line.partition(" - ")
-            with suppress(IndexError):
-                if kind.startswith("cgroup"):
-                    found.append(Path(mounted.split()[4], f"{self.name}-outer"))
-        return found
+
+NEEDS_THE_HOST = re.compile(
+    r"(?:Private|Protect|Proc|Restrict|Limit|Device|IPAddress|Memory|SystemCall|OOM|Capability|NoNew|Lock)\w*=.+"
+)
+"""Settings that the kernel or the host's rights may refuse."""
+
+
+def fit(machine: Machine, unit: str, file: Path) -> None:
+    """Write a drop-in that resets the settings of a unit's file which this machine cannot give; print them.
+
+    Those that systemd itself passes over where it may not give them need no drop-in, and are printed, too. The unit's
+    program is not started. Raises MachineError if the settings fail together and none fails alone.
+    """
+
+    def starts(settings: list[str]) -> bool:
+        head = ["[Service]", "Type=oneshot", "StandardOutput=truncate:/run/probe"]
+        head.append("ExecStart=/bin/sh -c 'cat /proc/self/oom_score_adj; ulimit -n'")
+        machine.write("/run/systemd/system/probe.service", "\n".join([*head, *settings, ""]))
+        machine.run("systemctl", "daemon-reload")
+        machine.run("systemctl", "start", "probe.service", check=False)
+        return machine.show("probe.service", "Result") == "success"
+
+    settings = [line for line in file.read_text().splitlines() if NEEDS_THE_HOST.fullmatch(line)]
+    dropped: list[str] = []
+    if not starts(settings):
+        dropped = [setting for setting in settings if not starts([setting])]
+        machine.write(f"/etc/systemd/system/{unit}.d/90-machine.conf", "\n".join(["[Service]", *map(_reset, dropped)]))
+        if not starts([setting for setting in settings if setting not in dropped]):
+            raise MachineError(f"{unit} starts neither with its settings nor without {dropped}")
+    given = zip(("OOMScoreAdjust", "LimitNOFILE"), machine.path("/run/probe").read_text().split(), strict=True)
+    desired = dict(setting.split("=", 1) for setting in settings)
+    lacking = [
+        f"{name}={desired[name]}" for name, value in given if desired.get(name, "infinity") not in ("infinity", value)
+    ]
+    if missing := sorted({*dropped, *lacking}):
+        print(f"{unit}: this machine cannot give {', '.join(missing)}")
+
+
+def _reset(setting: str) -> str:
+    name, _, value = setting.partition("=")
+    return f"{name}={'no' if value in ('yes', 'strict', 'invisible') else '0' if value.lstrip('-').isdigit() else ''}"

@@ -5,7 +5,7 @@ A system call that a unit does not allow ends the process here, while the unit a
 
 import site
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,8 +13,7 @@ from tests.docs import ROOT
 from tests.documents import block
 from tests.engines import images
 from tests.engines.containerd import CONFIG
-from tests.machines.fitting import fit
-from tests.machines.machine import Machine
+from tests.machines.machine import Machine, fit
 from tests.machines.tree import debian
 
 UNITS = ROOT / "deploy" / "systemd"
@@ -23,11 +22,8 @@ SOCKETS = ("runtimeproxy.socket", "runtimeproxy-admin.socket", "runtimeproxy-met
 ENGINES = ("containerd.service", "docker.service")
 SOCKET = "/run/koord-runtimeproxy/runtimeproxy.sock"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
-PROGRAMS: Mapping[str, str] = {
-    "runtimeproxy": "runtimeproxy.__main__:main",
-    "koord-runtime-proxy": "runtimeproxy.__main__:koord_runtime_proxy",
-    "runtimeproxy-hooks": "runtimeproxy.__main__:hooks",
-}
+PROGRAMS = {"runtimeproxy": "main", "koord-runtime-proxy": "koord_runtime_proxy", "runtimeproxy-hooks": "hooks"}
+"""The programs, by the functions of runtimeproxy.__main__."""
 PREFIX, OURS, PACKAGES = "/opt/python", "/opt/program", "/opt/packages"
 """Directories of the Python that runs the tests, our code, and the packages that it needs."""
 PYTHON = f"{PREFIX}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
@@ -38,10 +34,7 @@ BINDS = {
     f"{OURS}/runtimeproxy_hooks": ROOT / "hooks",
 }
 
-_DOCKER = """
-{"bridge": "none", "iptables": false, "ip6tables": false, "exec-opts": ["native.cgroupdriver=cgroupfs"]}
-"""
-_KILLS = "[Service]\nSystemCallErrorNumber=kill\n"
+_DOCKER = '{"bridge": "none", "iptables": false, "ip6tables": false, "exec-opts": ["native.cgroupdriver=cgroupfs"]}'
 
 
 @contextmanager
@@ -51,7 +44,7 @@ def node(work: Path) -> Iterator[Machine]:
         for engine in ENGINES:
             fit(machine, engine, Path("/usr/lib/systemd/system", engine))
         for unit in SERVICES:
-            machine.write(f"/etc/systemd/system/{unit}.d/91-kills.conf", _KILLS)
+            machine.write(f"/etc/systemd/system/{unit}.d/91-kills.conf", "[Service]\nSystemCallErrorNumber=kill\n")
             fit(machine, unit, UNITS / unit)
         configure_engines(machine)
         machine.run("groupadd", "--system", "docker")  # its package would do it
@@ -67,12 +60,11 @@ def node(work: Path) -> Iterator[Machine]:
         yield machine
 
 
-def program(main: str = "") -> str:
-    """Return the text of a program that runs ``main``, or of a Python that has our packages."""
-    module, _, function = main.partition(":")
-    code = f"-c 'import sys; from {module} import {function} as main; sys.exit(main())'" if main else ""
+def program(function: str = "") -> str:
+    """Return the text of a program that runs a function of ours, or of a Python that has our packages."""
+    run = f"-c 'import sys; from runtimeproxy.__main__ import {function} as main; sys.exit(main())'"
     paths = f"PYTHONPATH={OURS}:{PACKAGES} LD_LIBRARY_PATH={PREFIX}/lib"
-    return f'#!/bin/sh\n{paths} exec {PYTHON} {code} "$@"\n'
+    return f'#!/bin/sh\n{paths} exec {PYTHON} {run if function else ""} "$@"\n'
 
 
 def configure_engines(machine: Machine) -> None:

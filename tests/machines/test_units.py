@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,15 +18,13 @@ from hooks.tools import new
 from tests.amounts import CALLS_OF_THE_UNIT
 from tests.docs import DOCS, tables
 from tests.engines import cgroups, cri
-from tests.machines.fitting import fit
-from tests.machines.machine import Machine
+from tests.machines.machine import Machine, fit
 from tests.machines.node import SERVICES, SOCKET, SOCKETS, UNITS, load_images, make_cgroup, program
 from tests.system.real import Kubelet
 
 pytestmark = [pytest.mark.engine, pytest.mark.trees, pytest.mark.slow]
 
 HOOKS = ("runtimeproxy-hooks@batchresource.service", r"runtimeproxy-hooks@gpu\x20oomscoreadj.service")
-EXPORTER = "http://127.0.0.1:9654"
 LOOKS = 89
 """Calls that only look, for each 11 that make and remove a pod with a container."""
 ROUND = 100
@@ -34,10 +32,9 @@ ROUND = 100
 PARENT = "/kubepods/besteffort/pod-of-units"
 LABELS = {"koordinator.sh/qosClass": "BE"}
 BATCH = {"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": str(64 << 20)}
+SPEC = {"containers": {"main": {"requests": BATCH, "limits": BATCH}}}
 ANNOTATIONS = {
-    "node.koordinator.sh/extended-resource-spec": json.dumps(
-        {"containers": {"main": {"requests": BATCH, "limits": BATCH}}}
-    ),
+    "node.koordinator.sh/extended-resource-spec": json.dumps(SPEC),
     "scheduling.koordinator.sh/device-allocated": '{"gpu": [{"minor": 3, "resources": {}}]}',
 }
 SHARES = 512
@@ -50,11 +47,9 @@ def node(machine: Machine) -> Iterator[Machine]:
     machine.run("systemctl", "enable", "--now", "runtimeproxy-export.service", *HOOKS)
     load_images(machine)
     yield machine
-    journal = machine.run("journalctl", "--no-pager", "--output=cat", "--unit=runtimeproxy*")
-    assert not re.findall(r".*(?:status=31/SYS|exit code -31|core-dump|[Tt]raceback).*", journal)
-    assert {unit: machine.show(unit, "NRestarts") for unit in ("runtimeproxy.service", *HOOKS)} == dict.fromkeys(
-        ("runtimeproxy.service", *HOOKS), "0"
-    )
+    messages = machine.run("journalctl", "--no-pager", "--output=cat", "--unit=runtimeproxy*")
+    assert not re.findall(r".*(?:status=31/SYS|exit code -31|core-dump|[Tt]raceback).*", messages)
+    assert [machine.show(unit, "NRestarts") for unit in ("runtimeproxy.service", *HOOKS)] == ["0"] * 3
 
 
 def serve(node: Machine, mode: str) -> str:
@@ -70,7 +65,7 @@ CLIENTS: dict[str, Callable[[str], Any]] = {"Containerd": cri.CriClient, "Docker
 
 
 @pytest.mark.parametrize("mode", CLIENTS)
-def test_pods_get_what_hook_servers_set_and_the_engine_may_restart(node: Machine, mode: str) -> None:
+def test_pods_get_what_hook_servers_set_and_engine_may_restart(node: Machine, mode: str) -> None:
     with CLIENTS[mode](serve(node, mode)) as client:
         for turn in range(max(CALLS_OF_THE_UNIT.now // ROUND, 1)):
             live(node, client, f"turn-{turn}")
@@ -109,66 +104,63 @@ def answers(client: Any) -> bool:
     return True
 
 
-def test_admin_and_exporter_answer_with_the_processes_figures(node: Machine) -> None:
+def test_admin_and_exporter_answer_with_figures_of_process(node: Machine) -> None:
     serve(node, "Containerd")
-    with node.popen("curl", "--silent", "--max-time", "10", f"{EXPORTER}/metrics", namespaces=["--net"]) as queried:
-        metrics = queried.communicate()[0].decode()
+    metrics = node.run("curl", "--silent", "--max-time", "10", "http://127.0.0.1:9654/metrics")
     names = {line.split("{")[0].split(" ")[0] for line in metrics.splitlines()}
     assert {"runtimeproxy_build_info", "process_start_time_seconds", "process_open_fds"} <= names
     found = json.loads(node.run("sh", "-c", "runtimeproxy doctor --output=json 2>/dev/null || true"))
     assert [each["verdict"] for each in found if each["check"] == "unit"] == ["ok"]
 
 
-def test_exporter_serves_tls_with_the_lines_of_its_units_comment(node: Machine, tmp_path: Path) -> None:
-    unit = (UNITS / "runtimeproxy-export.service").read_text()
-    lines = "\n".join(re.findall("^#   (.*)", unit, re.MULTILINE)).replace("10.0.0.1", "0.0.0.0")
-    authority, folder = trustme.CA(), node.path("/etc/runtimeproxy") / "exporter"
-    server, client = authority.issue_cert("127.0.0.1"), tmp_path / "client.pem"
+@contextmanager
+def drop_in(node: Machine, text: str, unit: str = "runtimeproxy.service") -> Iterator[None]:
+    """Give a unit a drop-in for the block."""
+    file = f"/run/systemd/system/{unit}.d/of-the-test.conf"
+    node.write(file, f"[Service]\n{text}")
+    node.run("systemctl", "daemon-reload")
+    try:
+        yield
+    finally:
+        node.run("rm", file)
+        node.run("systemctl", "daemon-reload")
+
+
+def test_exporter_serves_tls_with_lines_of_its_unit(node: Machine) -> None:
+    """The unit's file has them as a comment."""
+    unit, folder, authority = "runtimeproxy-export.service", node.path("/etc/runtimeproxy") / "exporter", trustme.CA()
+    lines = "\n".join(re.findall("^#   (.*)", (UNITS / unit).read_text(), re.MULTILINE)).replace("10.0.0.1", "0.0.0.0")
     folder.mkdir(mode=0o700, parents=True)
+    server, client = authority.issue_cert("127.0.0.1"), authority.issue_cert("prometheus")
     authority.cert_pem.write_to_path(folder / "client-ca.pem")
     server.private_key_pem.write_to_path(folder / "key.pem")
     server.cert_chain_pems[0].write_to_path(folder / "cert.pem")
-    authority.issue_cert("prometheus").private_key_and_cert_chain_pem.write_to_path(client)
-    drop_in = "/run/systemd/system/runtimeproxy-export.service.d/tls.conf"
-    curl = ("curl", "--silent", "--max-time", "10", "--write-out", "%{http_code}", "--output", "/dev/null")
-    fetch = (*curl, "--cacert", folder / "client-ca.pem", "https://127.0.0.1:9654/metrics")
+    client.private_key_and_cert_chain_pem.write_to_path(folder / "client.pem")
 
-    def status(*certificate: str | Path) -> bytes:
-        with node.popen(*fetch, *certificate, namespaces=["--net"]) as queried:
-            return queried.communicate()[0]
+    def status(*certificate: str) -> str:
+        curl = ("curl", "--silent", "--max-time", "10", "--write-out", "%{http_code}", "--output", "/dev/null")
+        server = ("--cacert", "/etc/runtimeproxy/exporter/client-ca.pem", "https://127.0.0.1:9654/metrics")
+        return node.run(*curl, *server, *certificate, check=False)
 
-    node.write(drop_in, f"[Service]\nIPAddressDeny=\nIPAddressAllow=\nExecStart=\n{lines}\n")
-    try:
-        node.run("systemctl", "daemon-reload")
-        node.run("systemctl", "restart", "runtimeproxy-export.service")
-        node.until(lambda: status("--cert", client) == b"200", "a scrape with a certificate")
-        assert status() == b"000"
-    finally:
-        node.path(drop_in).unlink()
-        node.run("systemctl", "daemon-reload")
-        node.run("systemctl", "restart", "runtimeproxy-export.service")
-
-
-def test_socket_has_the_link_by_which_kubelets_recognise_crio(node: Machine) -> None:
-    linked = node.run("readlink", "-f", "/run/koord-runtimeproxy/run/crio/crio.sock")
-    assert linked == "/run/koord-runtimeproxy/runtimeproxy.sock\n"
+    with drop_in(node, f"IPAddressDeny=\nIPAddressAllow=\nExecStart=\n{lines}\n", unit):
+        node.run("systemctl", "restart", unit)
+        mine = ("--cert", "/etc/runtimeproxy/exporter/client.pem")
+        node.until(lambda: status(*mine) == "200", "a scrape with a certificate")
+        assert status() == "000"
+    node.run("systemctl", "restart", unit)
 
 
 def test_loop_that_hangs_is_restarted_while_its_clients_wait(node: Machine) -> None:
-    drop_in = "/run/systemd/system/runtimeproxy.service.d/sooner.conf"
-    node.write(drop_in, "[Service]\nWatchdogSec=3s\n")  # the usual time is for scripts/soak
-    serve(node, "Containerd")
-    try:
+    with drop_in(node, "WatchdogSec=3s\n"):  # the usual time is for scripts/soak
+        serve(node, "Containerd")
         node.run("systemctl", "kill", "--kill-whom=main", "--signal=STOP", "runtimeproxy.service")
         with cri.CriClient(str(node.path(SOCKET))) as client:
             assert client.version().runtime_name == "containerd"
-        assert "Failed with result 'watchdog'" in node.journal("runtimeproxy.service")
-    finally:
-        node.path(drop_in).unlink()
-        serve(node, "Containerd")
+        assert "Failed with result 'watchdog'" in journal(node)
+    serve(node, "Containerd")
 
 
-LACKING = """[Service]
+LACKING = """\
 ExecStart=
 ExecStart=/usr/bin/our-python -c "import sys; sys.modules['uvloop'] = None; \
     from runtimeproxy.cli import koord_runtime_proxy as main; sys.exit(main())"
@@ -176,27 +168,25 @@ ExecStart=/usr/bin/our-python -c "import sys; sys.modules['uvloop'] = None; \
 """The proxy without one of its libraries."""
 
 
-def test_crash_loop_keeps_the_socket(node: Machine) -> None:
+def test_crash_loop_keeps_socket(node: Machine) -> None:
     serve(node, "Containerd")
-    drop_in = "/run/systemd/system/runtimeproxy.service.d/lacking.conf"
     node.write("/usr/bin/our-python", program(), mode=0o755)
-    node.write(drop_in, LACKING)
-    node.run("systemctl", "daemon-reload")
-    node.run("systemctl", "restart", "--no-block", "runtimeproxy.service")
     with ThreadPoolExecutor() as threads, cri.CriClient(str(node.path(SOCKET))) as client:
-        try:
+        with drop_in(node, LACKING):
+            node.run("systemctl", "restart", "--no-block", "runtimeproxy.service")
             node.until(lambda: int(node.show("runtimeproxy.service", "NRestarts")) >= 3, "it cannot start")
             answer = threads.submit(client.version)
             assert node.show("runtimeproxy.socket", "ActiveState") == "active"
-            assert "the library uvloop cannot be loaded" in node.journal("runtimeproxy.service")
+            assert "the library uvloop cannot be loaded" in journal(node)
             assert not answer.done()
-        finally:
-            node.path(drop_in).unlink()
-            node.run("systemctl", "daemon-reload")
         assert answer.result().runtime_name == "containerd"
     serving = re.compile(r"serving, \d+ hook servers?")
     node.until(lambda: serving.fullmatch(node.show("runtimeproxy.service", "StatusText")), "its state is reported")
     serve(node, "Containerd")
+
+
+def journal(node: Machine) -> str:
+    return node.journal("runtimeproxy.service")
 
 
 # ---- how closed they are
@@ -215,20 +205,18 @@ def analysed(machine: Machine, unit: str) -> tuple[float, set[str]]:
 
 
 @pytest.mark.parametrize("unit", EXPOSED)
-def test_unit_is_closed_but_for_what_the_page_on_security_gives_a_reason(machine: Machine, unit: str) -> None:
+def test_unit_is_closed_but_for_documented_reasons(machine: Machine, unit: str) -> None:
     level, loosened = analysed(machine, unit)
     assert level < EXPOSED[unit]
     assert loosened == {setting for units, setting in REASONS if "all" in units or unit.replace("@x", "@") in units}
 
 
-def test_systemd_finds_no_fault_in_the_units(machine: Machine) -> None:
+def test_systemd_finds_no_fault_in_units(machine: Machine) -> None:
     units = [*SOCKETS, *(unit.replace("@", "@cpuset") for unit in SERVICES), r"runtimeproxy-hooks@all.service"]
     assert machine.run("systemd-analyze", "verify", *units) == ""
 
 
-def test_new_hook_server_has_a_unit_that_is_as_closed_and_serves(
-    node: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_hook_server_has_closed_unit_and_serves(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/usr/local/bin/python-of-hooks")
     node.write(sys.executable, program(), mode=0o755)
     for name, text in new.files("pinning").items():

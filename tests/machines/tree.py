@@ -1,15 +1,16 @@
-"""Root file systems of Debian with nothing but what debootstrap gives, made once and kept.
+"""Root file systems of Debian with nothing but what debootstrap gives, named after what is in them.
 
-They are named after what is in them; machines.machine writes to a copy.
+Like all that takes long to make they are kept below $XDG_CACHE_HOME/runtimeproxy (~/.cache) from the first use on.
 """
 
+import fcntl
 import hashlib
+import os
 import platform
+import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from tests.machines.retained import retained
 
 MAKE_SECONDS = 280.0
 """A tree takes 25 to 60 s, half of them downloads."""
@@ -29,18 +30,13 @@ class TreeError(Exception):
     """A tree could not be made; the text has debootstrap's last lines."""
 
 
-def codename() -> str:
-    """Return the name of this machine's Debian release, as ``bookworm``."""
-    return platform.freedesktop_os_release()["VERSION_CODENAME"]
-
-
 def debian(suite: str | None = None, packages: Sequence[str] = ("systemd",)) -> Path:
     """Return a minbase tree of a release (this machine's unless given) with some packages; nobody may write to it.
 
     The first call makes it, which takes about a minute and the network; tests that run at the same time wait for it.
     Raises TreeError.
     """
-    suite = suite or codename()
+    suite = suite or platform.freedesktop_os_release()["VERSION_CODENAME"]
     digest = hashlib.sha256("\0".join([SCRIPT, *packages]).encode()).hexdigest()[:8]
     return retained(f"{suite}-{digest}", lambda work: _made(work, suite, packages))
 
@@ -56,3 +52,24 @@ def _made(work: Path, suite: str, packages: Sequence[str]) -> Path:
     if done.returncode:
         raise TreeError(f"debootstrap {suite} failed; its last lines: {(done.stdout + done.stderr)[-1500:]}")
     return work / "tree"
+
+
+def retained(name: str, make: Callable[[Path], Path]) -> Path:
+    """Return the kept directory of a name; nobody may write to it.
+
+    If there is none, ``make`` is given an empty directory, and returns what to keep of it. Any caller meanwhile, also
+    in another process, waits.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "runtimeproxy")
+    cache.mkdir(parents=True, exist_ok=True)
+    found, work = cache / name, cache / f".{name}"
+    with (cache / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not found.exists():
+            shutil.rmtree(work, ignore_errors=True)  # of one that was killed
+            work.mkdir()
+            try:
+                make(work).rename(found)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+    return found

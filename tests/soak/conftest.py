@@ -1,14 +1,22 @@
-"""What soak tests have in common: a front, and the findings, which are printed with their limits."""
+"""What soak tests have in common: a front, artefacts, and the findings, which are printed with their limits."""
 
 import os
-from collections.abc import Iterator
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from tests.amounts import SHARE_VARIABLE
+from tests.docs import ROOT
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Front
+
+NEWER = "99.0.0"
+"""A newer version, which has all else of this one."""
 
 
 class Findings:
@@ -47,3 +55,18 @@ def front(request: pytest.FixtureRequest) -> Front:
 def contains(printed: str, *words: str) -> None:
     """Fail unless an output has all these words."""
     assert [word for word in words if word not in printed] == [], printed[-2000:]
+
+
+def built(folder: Path, artefacts: Sequence[str], version: str = "") -> Path:
+    """Build artefacts of the last commit, of another version if one is given; return their directory."""
+    source = folder / "checkout"
+    git = ("git", "-c", "safe.directory=*", "-c", "user.name=soak", "-c", "user.email=soak")
+    subprocess.run([*git, "clone", "-q", ROOT, source], check=True)
+    if version:
+        file = source / "runtimeproxy/settings/version.py"
+        file.write_text(re.sub(r'^VERSION = ".*"$', f'VERSION = "{version}"', file.read_text(), flags=re.MULTILINE))
+        subprocess.run([*git, "-C", source, "commit", "-qam", version], check=True)
+    command = [sys.executable, "-m", "scripts.building", f"--dist={folder / 'dist'}", *artefacts]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return folder / "dist"

@@ -36,23 +36,19 @@ def run_module(name: str, *, before: Sequence[str] = (), cwd: Path = ROOT, umask
     return str(done.stdout)
 
 
-def test_second_build_has_the_same_bytes(findings: Findings, tmp_path: Path) -> None:
+def test_second_build_has_same_bytes(findings: Findings, tmp_path: Path) -> None:
     """The builds differ in directory, umask, time zone and hour."""
-    first = checksums(tmp_path / "one", umask=0o022)
-    abroad = {"TZ": "Asia/Tokyo", "LANG": "de_DE.UTF-8"}
-    second = checksums(tmp_path / "another place", before=["faketime", "-f", "+1h"], umask=0o077, **abroad)
-    findings.note("files of a release", len(first))
-    assert first == second
-
-
-def checksums(place: Path, *, umask: int, before: Sequence[str] = (), **environ: str) -> Sequence[str]:
-    """Build the last commit in a clone; return the lines of the checksums."""
-    temporary, clone = place.with_name(f"{place.name.split()[0]}-tmp"), place / "checkout"
-    temporary.mkdir()
-    subprocess.run(["git", "-c", "safe.directory=*", "clone", "-q", ROOT, clone], check=True)
-    environ |= {"PYTHONPATH": str(clone), "TMPDIR": str(temporary)}
-    run_module("scripts.building", before=before, cwd=clone, umask=umask, **environ)
-    return (clone / "dist" / "checksums.txt").read_text().splitlines()
+    sums = []
+    abroad: dict[str, Any] = {"TZ": "Asia/Tokyo", "LANG": "de_DE.UTF-8", "before": ["faketime", "-f", "+1h"]}
+    for name, umask, how in (("one", 0o022, {}), ("another place", 0o077, abroad)):
+        clone, temporary = tmp_path / name / "checkout", tmp_path / f"{name.split()[0]}-tmp"
+        temporary.mkdir()
+        subprocess.run(["git", "-c", "safe.directory=*", "clone", "-q", ROOT, clone], check=True)
+        how |= {"PYTHONPATH": str(clone), "TMPDIR": str(temporary)}
+        run_module("scripts.building", cwd=clone, umask=umask, **how)
+        sums.append((clone / "dist" / "checksums.txt").read_text().splitlines())
+    findings.note("files of a release", len(sums[0]))
+    assert sums[0] == sums[1]
 
 
 @pytest.mark.parametrize("suite", ["bullseye", "bookworm", "trixie"])
@@ -67,19 +63,14 @@ def test_archive_runs_without_python(suite: str, release: Path, findings: Findin
     (tmp_path / "tmp").mkdir()
     output = run_module("scripts.demonstration", DEMO_PROGRAMS=str(programs), TMPDIR=str(tmp_path / "tmp"))
     assert sum(line.startswith("OK: ") for line in output.splitlines()) == 2
-    seconds = median(start_seconds(tmp_path / "starts", [str(programs / "koord-runtime-proxy")]))
-    fast = seconds <= START_SECONDS
-    findings.note(f"seconds from start to first answer, median of {STARTS}", f"{seconds:.2f}", START_SECONDS, fast)
-
-
-def start_seconds(folder: Path, program: Sequence[str]) -> Sequence[float]:
-    """Start a proxy several times before a fake runtime; return the seconds to each one's first answer."""
     seconds = []
     for _ in range(STARTS):
-        proxy = CRI.process(folder, program=program, log_level="info")
+        proxy = CRI.process(tmp_path / "starts", program=[str(programs / "koord-runtime-proxy")], log_level="info")
         with serving(CriRuntime(str(proxy.runtime))):
             began = time.perf_counter()
             with proxy, CriClient(str(proxy.socket)) as client:
                 client.version()
                 seconds.append(time.perf_counter() - began)
-    return seconds
+    found = median(seconds)
+    what = f"seconds from start to first answer, median of {STARTS}"
+    findings.note(what, f"{found:.2f}", START_SECONDS, found <= START_SECONDS)

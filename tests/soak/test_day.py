@@ -6,35 +6,34 @@ Fault matrix S9, X7. Memory and open files are read from the kernel, for a proxy
 import asyncio
 import gc
 import random
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from statistics import linear_regression
-from typing import Any
 
-import grpc
+import pytest
 
 from runtimeproxy.cli.shared import subjects
 from runtimeproxy.cli.shared.admin_client import AdminClient
 from runtimeproxy.core import sync
 from tests.amounts import Amount
-from tests.fakes import dockerd, hookanswers, runtime
+from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.soak import MARKS
 from tests.soak.conftest import Findings
-from tests.system.cri_front import METHODS, CriRuntime
-from tests.system.docker_front import ROUTES, DockerRuntime
-from tests.system.fronts import Caller, Failed, Front, Stream
+from tests.system.cri_front import CriRuntime
+from tests.system.docker_front import DockerRuntime
+from tests.system.fronts import Caller, Failed, Front, Runtime, Stream
 from tests.system.hostile import Process
 from tests.system.proxy import WAIT_SECONDS, ProxyProcess
 
 pytestmark = MARKS
 
-Fake = CriRuntime | DockerRuntime
-RUNTIMES: Mapping[str, Callable[..., Fake]] = {"cri": CriRuntime, "docker": DockerRuntime}
+RUNTIMES: Mapping[str, Callable[..., Runtime]] = {"cri": CriRuntime, "docker": DockerRuntime}
 
 DAY_SECONDS = Amount(120, 86_400)
 """Seconds of the node's day. In each one a pod lives from its create to its remove, and all pods are listed."""
@@ -46,17 +45,14 @@ HOUR_SECONDS, HOURS = 3_600, 24
 PODS = 30
 """Running pods, each with a container."""
 STATUS_SECONDS, STREAM_SECONDS = 5, 10
-CONCURRENT = 8
 CANCEL_SECONDS = 0.005
 """The latest cancel of a remove: before, during or after the runtime's work."""
-
 MIB = 1 << 20
 GROWTH_MIB = 1
 """Most growth in MiB after the warm-up: the rule allows it per hour, and here 23 hours share it."""
 DESCRIPTORS = 2
-"""Most difference in open descriptors after it."""
-READINGS, READING_SECONDS = 5, 0.1
-"""At rest the least of so many readings counts: a list of the runtime's state may be in progress at any of them."""
+"""Most difference in open descriptors after it. At rest the least of some readings counts: a list of the runtime's
+state may be in progress at any of them."""
 SETTLED_SECONDS = 30.0
 """Seconds beyond the time between two lists of the runtime's state within which the Store must be equal."""
 REFUSED = "refused as it was chosen to be"
@@ -69,39 +65,32 @@ class Node:
 
     front: Front
     proxy: ProxyProcess
-    fake: Fake
+    fake: Runtime
     outside: Caller
-    refusals: runtime.Injection | dockerd.Injection
-    """Refuses as many stops as its ``times``."""
     chance: random.Random = field(default_factory=lambda: random.Random(0))
     seconds: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     samples: list[tuple[float, int]] = field(default_factory=list)
     """Pairs of hours and resident bytes."""
 
-    def sample(self) -> None:
-        self.samples.append((self.seconds / HOUR_SECONDS, Process(self.proxy.pid).resident()))
-
     async def play(self, count: int) -> None:
-        """Play so many seconds of the day, each hour with new connections. Raises what the first failed call raises."""
+        """Play so many seconds of the day, each hour with new connections."""
         while count:
             async with self.front.caller(self.proxy.socket) as caller:
                 stream = await caller.open_stream()
                 for _ in range(min(count, HOUR_SECONDS)):
-                    await together(*self._calls(caller, stream))
+                    async with asyncio.TaskGroup() as group:
+                        group.create_task(self.live(caller, self.seconds))
+                        group.create_task(self._act(caller, "list"))
+                        if self.seconds % STATUS_SECONDS == 0:
+                            group.create_task(self._act(caller, "ping"))
+                        if self.seconds % STREAM_SECONDS == 0:
+                            group.create_task(self._echo(stream))
                     self.seconds += 1
                     count -= 1
                     if self.seconds % STREAM_SECONDS == 0:
-                        self.sample()
+                        self.samples.append((self.seconds / HOUR_SECONDS, Process(self.proxy.pid).resident()))
                 await stream.close()
-
-    def _calls(self, caller: Caller, stream: Stream) -> Iterator[Coroutine[Any, Any, None]]:
-        yield self.live(caller, self.seconds)
-        yield self._act(caller, "list")
-        if self.seconds % STATUS_SECONDS == 0:
-            yield self._act(caller, "ping")
-        if self.seconds % STREAM_SECONDS == 0:
-            yield self._echo(stream)
 
     async def _act(self, caller: Caller, verb: str) -> None:
         assert await caller.act(verb)
@@ -120,25 +109,22 @@ class Node:
 
     async def at_rest(self) -> tuple[int, set[str]]:
         """Wait until the Store has the runtime's ids; return the open descriptors, and the ids that one side lacks."""
-        admin, ids = (
-            AdminClient(str(self.proxy.admin), WAIT_SECONDS),
-            {*self.fake.pod_ids(), *self.fake.container_ids()},
-        )
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + sync.PASS_SECONDS + SETTLED_SECONDS
+        admin = AdminClient(str(self.proxy.admin), WAIT_SECONDS)
+        ids = {*self.fake.pod_ids(), *self.fake.container_ids()}
+        deadline = time.monotonic() + sync.PASS_SECONDS + SETTLED_SECONDS
         gc.collect()  # clients of grpcio close a connection only when their last call is collected
 
-        def stored() -> set[str]:
+        def differing() -> set[str]:
             pods, containers = subjects.records(admin.again())
-            return {record["id"] for record in (*pods, *containers)}
+            return {record["id"] for record in (*pods, *containers)} ^ ids
 
-        while (differing := await asyncio.to_thread(stored) ^ ids) and loop.time() < deadline:
-            await asyncio.sleep(READING_SECONDS)
+        while await asyncio.to_thread(differing) and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
         readings = []
-        for _ in range(READINGS):
-            await asyncio.sleep(READING_SECONDS)
+        for _ in range(5):
+            await asyncio.sleep(0.1)
             readings.append(Process(self.proxy.pid).descriptors())
-        return min(readings), differing
+        return min(readings), await asyncio.to_thread(differing)
 
 
 @asynccontextmanager
@@ -151,26 +137,7 @@ async def running(front: Front, folder: Path) -> AsyncIterator[Node]:
         proxy,
         front.caller(fake.socket_path) as outside,
     ):
-        yield Node(front, proxy, fake, outside, refuse_stops(fake))
-
-
-def refuse_stops(fake: Fake) -> runtime.Injection | dockerd.Injection:
-    """Inject refusals of stops, none of them due yet."""
-    if isinstance(fake, CriRuntime):
-        refusals = runtime.Injection(code=grpc.StatusCode.UNKNOWN, details=REFUSED, times=0)
-        fake.inject(METHODS["stop"], refusals)
-        return refusals
-    return fake.inject(ROUTES["stop"], dockerd.Injection(status=500, message=REFUSED, times=0))
-
-
-async def together(*calls: Coroutine[Any, Any, None]) -> None:
-    """Await calls made concurrently. Raises what the first one to fail raises; the others are cancelled."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for call in calls:
-                group.create_task(call)
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+        yield Node(front, proxy, fake, outside)
 
 
 # ---- a pod's life and its ends
@@ -206,7 +173,10 @@ async def end_well(node: Node, caller: Caller, pod_id: str, container_id: str) -
 
 
 async def end_with_a_refused_stop(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
-    node.refusals.times = (node.refusals.times or 0) + 1
+    node.fake.set_fault("stop", text=REFUSED)
+    with pytest.raises(Failed, match=REFUSED):
+        await caller.act("stop", container_id)
+    node.fake.set_fault("stop")
     await end_well(node, caller, pod_id, container_id)
 
 
@@ -249,7 +219,7 @@ ENDS: Mapping[int, tuple[str, End]] = {
 """By a pod's number in its cycle; all others end well."""
 
 
-async def test_day_of_a_node_leaves_nothing(front: Front, findings: Findings, tmp_path: Path) -> None:
+async def test_day_of_node_leaves_nothing(front: Front, findings: Findings, tmp_path: Path) -> None:
     async with running(front, tmp_path) as node:
         async with front.caller(node.proxy.socket) as caller:
             numbers = iter(range(EARLIER_PODS.now))
@@ -258,7 +228,9 @@ async def test_day_of_a_node_leaves_nothing(front: Front, findings: Findings, tm
                 for number in numbers:
                     await node.live(caller, number)
 
-            await together(*(earlier() for _ in range(CONCURRENT)))
+            async with asyncio.TaskGroup() as group:
+                for _ in range(8):
+                    group.create_task(earlier())
             for _ in range(PODS):
                 await start(caller)
         seconds = DAY_SECONDS.now
@@ -266,8 +238,7 @@ async def test_day_of_a_node_leaves_nothing(front: Front, findings: Findings, tm
         before = await node.at_rest()
         node.samples.clear()
         await node.play(seconds - seconds // HOURS)
-        after = await node.at_rest()
-        check(node, before, after, findings)
+        check(node, before, await node.at_rest(), findings)
 
 
 def check(node: Node, before: tuple[int, set[str]], after: tuple[int, set[str]], findings: Findings) -> None:
@@ -281,8 +252,7 @@ def check(node: Node, before: tuple[int, set[str]], after: tuple[int, set[str]],
     findings.equal("ids that only the Store or the runtime has", (before[1], after[1]), (set(), set()))
     for what, count in node.counts.items():
         findings.note(what, f"{count:,}")
-    assert node.refusals.times == 0
-    ends: Sequence[str] = ["well", *(how for how, _ in ENDS.values())]
-    assert node.counts.keys() >= {"list", "ping", "lines of a stream", *(f"pods that ended {how}" for how in ends)}
+    ends = {f"pods that ended {how}" for how in ("well", *(how for how, _ in ENDS.values()))}
+    assert node.counts.keys() >= {"list", "ping", "lines of a stream"} | ends
     hangs = [line for line in node.proxy.output().splitlines() if "the event loop hangs" in line]
     findings.note("hangs of the event loop", hangs, "none", not (findings.full and hangs))

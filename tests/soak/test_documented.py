@@ -7,18 +7,16 @@ stopped becomes a unit, and must print what shows that it works. The runtimes ar
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.docs import ROOT
-from tests.documents import Block, block, blocks
+from tests.documents import block, blocks
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.runtime import FakeRuntime
-from tests.machines.fitting import fit
-from tests.machines.machine import Machine
+from tests.machines.machine import Machine, fit
 from tests.machines.tree import debian
 from tests.soak import MARKS
 from tests.soak.conftest import Findings
@@ -27,8 +25,6 @@ from tests.system.node import serving
 pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]
 
 TREE = ("systemd", "curl", "socat")
-UNIT_FILES = ROOT / "deploy" / "systemd"
-SERVICES = ("runtimeproxy.service", "runtimeproxy-export.service")
 FAKES = {"containerd/containerd.sock": FakeRuntime, "docker/docker.sock": FakeDockerd}
 PLACEHOLDERS = {"<sock>": "/run/containerd/containerd.sock", "<docker sock>": "/run/docker/docker.sock"}
 LASTS = {
@@ -100,7 +96,6 @@ ORDER: tuple[Run | str, ...] = (
     Run(INSTALL, "runtimeproxy in-use"),
 )
 """The blocks in an order in which they work, and what has to be done between them."""
-RUN = [each for each in ORDER if isinstance(each, Run)]
 
 
 @pytest.fixture
@@ -116,8 +111,8 @@ def machine(release: Path, tmp_path: Path) -> Iterator[Machine]:
         machine = stack.enter_context(Machine(debian(packages=TREE), tmp_path / "machine", binds))
         machine.copy(release, "/root")
         machine.write("/etc/apt/apt.conf.d/90-no-terminal", 'APT::Get::Assume-Yes "true";\n')
-        for unit in SERVICES:
-            fit(machine, unit, UNIT_FILES / unit)
+        for unit in ("runtimeproxy.service", "runtimeproxy-export.service"):
+            fit(machine, unit, ROOT / "deploy/systemd" / unit)
         yield machine
 
 
@@ -130,32 +125,26 @@ def test_documented_commands_work(machine: Machine, findings: Findings) -> None:
         if isinstance(each, str):
             machine.run("sh", "-c", each)
             continue
-        shown = block(each.page, each.first)
-        running += run(machine, shown)
-        lines += len(shown.lines)
+        for line in block(each.page, each.first).lines:
+            running += run(machine, each.page, line)
+            lines += 1
         if running and not each.keep:
             machine.run("systemctl", "stop", *running)
             running.clear()
     findings.note("commands run as they are on their pages", lines)
 
 
-def run(machine: Machine, shown: Block) -> list[str]:
-    """Run the lines of a block; return the units of those that continue."""
-    units: list[str] = []
-    for line in shown.lines:
-        command = line
-        for placeholder, value in PLACEHOLDERS.items():
-            command = command.replace(placeholder, value)
-        if text := next((text for start, text in LASTS.items() if re.match(start, command)), None):
-            units.append(f"documented-{sum(line.encode())}.service")
-            machine.run("systemd-run", "--quiet", f"--unit={units[-1]}", "sh", "-c", f"cd /root && exec {command}")
-            machine.until(partial(is_in_journal, machine, units[-1], text), f"{text!r} of {line}")
-            continue
-        codes = next((codes for start, codes in CODES.items() if command.startswith(start)), (0,))
-        output = machine.run("sh", "-c", f'cd /root && {{ {command}\n}}; echo "exit code $?"', check=False)
-        assert int(output.rsplit(maxsplit=1)[-1]) in codes, f"{shown.page}: {line}: {output[-2000:]}"
-    return units
-
-
-def is_in_journal(machine: Machine, unit: str, text: str) -> bool:
-    return text in machine.journal(unit)
+def run(machine: Machine, page: str, line: str) -> list[str]:
+    """Run a line of a block; return its unit if it continues."""
+    command = line
+    for placeholder, value in PLACEHOLDERS.items():
+        command = command.replace(placeholder, value)
+    if text := next((text for start, text in LASTS.items() if re.match(start, command)), None):
+        unit = f"documented-{sum(line.encode())}.service"
+        machine.run("systemd-run", "--quiet", f"--unit={unit}", "sh", "-c", f"cd /root && exec {command}")
+        machine.until(lambda: text in machine.journal(unit), f"{text!r} of {line}")
+        return [unit]
+    codes = next((codes for start, codes in CODES.items() if command.startswith(start)), (0,))
+    output = machine.run("sh", "-c", f'cd /root && {{ {command}\n}}; echo "exit code $?"', check=False)
+    assert int(output.rsplit(maxsplit=1)[-1]) in codes, f"{page}: {line}: {output[-2000:]}"
+    return []

@@ -10,11 +10,10 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import grpc
 import pytest
 
 from runtimeproxy.cli.shared.admin_client import AdminClient
@@ -22,23 +21,22 @@ from tests.docker.client import Client
 from tests.engines import cri
 from tests.fakes.dockershim import CRI_DOCKERD, Dockershim
 from tests.machines import node
-from tests.machines.fitting import fit
-from tests.machines.machine import Machine
+from tests.machines.machine import Machine, fit
 from tests.machines.tree import debian
 from tests.soak import MARKS
-from tests.soak.built import NEWER, built
-from tests.soak.conftest import Findings, contains
+from tests.soak.conftest import NEWER, Findings, built, contains
 from tests.system import clients
-from tests.system.cri_front import METHODS, CriCaller
-from tests.system.fronts import SECONDS, Failed
+from tests.system.cri_front import CriCaller
+from tests.system.fronts import Failed
 from tests.system.patient import PatientDocker
 
 pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]
 
 PACKAGES = ("systemd", "containerd", "docker.io", "busybox-static", "rpm")
 PACKAGE, UNIT, EXPORTER = "runtimeproxy", "runtimeproxy.service", "runtimeproxy-export.service"
+UNITS = (UNIT, EXPORTER, "runtimeproxy-hooks@.service")
 PYTHON = "/usr/lib/runtimeproxy/bin/python3"
-ADMIN, METRICS = "/run/koord-runtimeproxy/admin.sock", "http://127.0.0.1:9654/metrics"
+METRICS = "http://127.0.0.1:9654/metrics"
 CONFIGURATION = "/etc/runtimeproxy/config.yaml"
 REGISTRATIONS = "/etc/runtime/hookserver.d"
 THEIRS = f"{REGISTRATIONS}/koordlet.json"
@@ -51,64 +49,41 @@ BACKOFF: dict[str, Any] = {
     "grpc.max_reconnect_backoff_ms": 3000,
 }
 """What the kubelet sets for its connection to the runtime: attempts after 100 ms to 3 s, with 5 s for each at least."""
-CHANGED_FILE = ["c", CONFIGURATION]
-"""What a verification prints after the flags about the configuration in Docker mode, which is not the package's own."""
 OF_OTHERS = (
     *("/proc", "/sys", "/dev", "/tmp", "/root", "/var/cache", "/var/log"),
     *("/var/lib/dpkg", "/var/lib/rpm", "/var/lib/systemd", "/var/lib/containerd", "/var/lib/docker"),
     *("/run/containerd", "/run/docker", "/run/log", "/run/systemd", "/run/udev"),
-    *(f"/etc/systemd/system/{unit}.d" for unit in ("runtimeproxy.service", EXPORTER, "runtimeproxy-hooks@.service")),
+    *(f"/etc/systemd/system/{unit}.d" for unit in UNITS),
 )
 """Places whose files are of the engines, of package managers, of systemd and of the test."""
-
-
-class Form(NamedTuple):
-    """The commands of a package manager; each is followed by a file or by the package's name."""
-
-    kind: str
-    install: Sequence[str]
-    change: Sequence[str]
-    """To a newer or an older version."""
-    verify: Sequence[str]
-    query: Sequence[str]
-    remove: Sequence[str]
-    purge: Sequence[Sequence[str]]
-    """All that is needed after a removal so that nothing of the package is left."""
-
-
-_RPM = ("rpm", "--force-debian")
-FORMS = DEB, RPM = (
-    Form(
-        "deb",
-        install=("dpkg", "-i"),
-        change=("dpkg", "-i"),
-        verify=("dpkg", "-V"),
-        query=("dpkg-query", "-W", "-f=${db:Status-Status} ${Version}"),
-        remove=("dpkg", "-r"),
-        purge=(("dpkg", "-P", PACKAGE),),
-    ),
-    Form(
-        "rpm",
-        install=(*_RPM, "--install", "--nodeps"),
-        change=(*_RPM, "--upgrade", "--oldpackage", "--nodeps"),
-        verify=(*_RPM, "--verify", "--nodeps", "--nomtime"),  # files that are written back have a new time
-        query=(*_RPM, "--query", "--queryformat=installed %{VERSION}-%{RELEASE}"),
-        remove=(*_RPM, "--erase"),
-        purge=(
-            ("rm", "-rf", "/etc/runtimeproxy", "/var/lib/runtimeproxy"),
-            ("rm", "-rf", "/run/koord-runtimeproxy", "/run/koord-runtimeproxy-metrics", "/run/runtimeproxy-hooks"),
-            ("groupdel", "runtimeproxy-metrics"),
-        ),
-    ),
-)
+FORMS: dict[str, dict[str, str]] = {
+    "deb": {
+        "install": "dpkg -i",
+        "change": "dpkg -i",
+        "verify": "dpkg -V",
+        "query": "dpkg-query -W '-f=${db:Status-Status} ${Version}'",
+        "remove": "dpkg -r",
+        "purge": f"dpkg -P {PACKAGE}",
+    },
+    "rpm": {
+        "install": "rpm --force-debian --install --nodeps",
+        "change": "rpm --force-debian --upgrade --oldpackage --nodeps",
+        "verify": "rpm --force-debian --verify --nodeps --nomtime",  # files that are written back have a new time
+        "query": "rpm --force-debian --query '--queryformat=installed %{VERSION}-%{RELEASE}'",
+        "remove": "rpm --force-debian --erase",
+        "purge": "rm -rf /etc/runtimeproxy /var/lib/runtimeproxy /run/koord-runtimeproxy /run/runtimeproxy-hooks"
+        " /run/koord-runtimeproxy-metrics && groupdel runtimeproxy-metrics",
+    },
+}
+"""The commands of package managers; the first five are followed by a file or by the package's name."""
 
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     """Build this version and a newer one; return the packages by kind."""
-    folder, kinds = tmp_path_factory.mktemp("packages"), [form.kind for form in FORMS]
-    dists = [built(folder / "this", kinds), built(folder / "newer", kinds, NEWER)]
-    return {kind: [package for dist in dists for package in dist.glob(f"*.{kind}")] for kind in kinds}
+    folder = tmp_path_factory.mktemp("packages")
+    dists = [built(folder / "this", [*FORMS]), built(folder / "newer", [*FORMS], NEWER)]
+    return {kind: [package for dist in dists for package in dist.glob(f"*.{kind}")] for kind in FORMS}
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +94,9 @@ def machine(packages: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFa
             machine.copy(package, f"/root/{package.name}")
         node.configure_engines(machine)
         files = {unit: machine.path(Path("/lib/systemd/system", unit)) for unit in node.ENGINES}
-        files |= {unit: node.UNITS / unit for unit in (UNIT, EXPORTER, "runtimeproxy-hooks@.service")}
+        files |= {unit: node.UNITS / unit for unit in UNITS}
         for unit, file in files.items():
-            print(f"{unit}: settings that this machine cannot give: {fit(machine, unit, file)}")
+            fit(machine, unit, file)
         for folder in ("/usr/share/licenses", "/usr/share/zsh/site-functions"):  # a system with rpm has them
             machine.write(f"{folder}/another", "")
         machine.run("systemctl", "restart", *node.ENGINES)
@@ -134,11 +109,11 @@ def test_lintian_finds_no_error(packages: dict[str, list[Path]]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["Containerd", "Docker"])
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.kind)
-def test_package_lives_without_a_failed_call(
-    form: Form, mode: str, machine: Machine, packages: dict[str, list[Path]], findings: Findings
+@pytest.mark.parametrize("form", FORMS)
+def test_package_lives_without_failed_call(
+    form: str, mode: str, machine: Machine, packages: dict[str, list[Path]], findings: Findings
 ) -> None:
-    life = Life(machine, mode, form, *packages[form.kind])
+    life = Life(machine, mode, form, *packages[form])
     before = life.files()
     life.install()
     socket = machine.path(node.SOCKET)
@@ -164,12 +139,6 @@ class _PatientCri(CriCaller):
     def __init__(self, socket: Path) -> None:
         super().__init__(socket)
         self._client = clients.Client(socket, **BACKOFF)
-
-    async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes:
-        try:
-            return bytes(await self._client.call(METHODS[verb], request, timeout=seconds))
-        except grpc.aio.AioRpcError as error:
-            raise Failed(error.code(), str(error.details())) from None
 
 
 class _PatientDocker(PatientDocker):
@@ -226,18 +195,16 @@ def version_of(package: str) -> str:
 class Life:
     """The life of a package in one mode; each method is a part of it."""
 
-    def __init__(self, machine: Machine, mode: str, form: Form, package: Path, newer: Path) -> None:
+    def __init__(self, machine: Machine, mode: str, form: str, package: Path, newer: Path) -> None:
         self._machine, self._mode, self._form = machine, mode, form
         self.package, self.newer = package.name, newer.name
-        self._changed = CHANGED_FILE if mode == "Docker" else []
 
     def install(self) -> None:
-        printed = self._output(*self._form.install, f"/root/{self.package}")
+        printed = self._run("install", f"/root/{self.package}")
         contains(printed, "the proxy runs and listens, and nothing uses it yet", "runtimeproxy kubelet-args")
-        self._verify([])
-        self._machine.write(
-            THEIRS, '{"remote-endpoint": "/run/koordlet/x.sock", "runtime-hooks": ["PreStartContainer"]}'
-        )
+        assert self._run("verify") == ""
+        theirs = '{"remote-endpoint": "/run/koordlet/x.sock", "runtime-hooks": ["PreStartContainer"]}'
+        self._machine.write(THEIRS, theirs)
         if self._mode == "Docker":
             self._machine.write(CONFIGURATION, "backend-runtime-mode: Docker\n")
             self._machine.run("systemctl", "restart", UNIT)
@@ -246,7 +213,7 @@ class Life:
 
     def run_pods(self, socket: str) -> None:
         """Run pods with a container each."""
-        names = [f"{self._form.kind}-{number}" for number in range(PODS)]  # those of the life before run on
+        names = [f"{self._form}-{number}" for number in range(PODS)]  # those of the life before run on
         parents = {name: f"/kubepods/uid-{name}" for name in names}
         if self._mode == "Docker":
             with Dockershim(socket, CRI_DOCKERD) as shim:
@@ -261,33 +228,23 @@ class Life:
                 client.start(client.create(client.run_pod(pod), container, pod))
 
     def change_version(self, package: str) -> None:
-        first, exporter = self._machine.show(UNIT, "MainPID"), self._machine.show(EXPORTER, "MainPID")
-        printed = self._output(*self._form.change, f"/root/{package}")
-        contains(printed, "hook servers still run the earlier version")
-        version = AdminClient(str(self._machine.path(ADMIN))).call("version")["version"]
-        assert version == version_of(package).partition("-")[0]
-        assert self._machine.show(UNIT, "MainPID") != first
-        assert self._machine.show(EXPORTER, "MainPID") != exporter
-        self._machine.until(self._is_scraped, "a scrape by the exporter")
-        self._verify(self._changed)
+        first, exporter = self._pid(), self._pid(EXPORTER)
+        contains(self._run("change", f"/root/{package}"), "hook servers still run the earlier version")
+        admin = AdminClient(str(self._machine.path("/run/koord-runtimeproxy/admin.sock")))
+        assert admin.call("version")["version"] == version_of(package).partition("-")[0]
+        assert self._pid() != first
+        assert self._pid(EXPORTER) != exporter
+        fetch = f"{PYTHON} -c 'import urllib.request; urllib.request.urlopen(\"{METRICS}\")' && echo yes || true"
+        self._machine.until(lambda: "yes" in self._machine.run("sh", "-c", fetch), "a scrape by the exporter")
+        self._verify_changed()
 
     def refuse_a_bad_configuration(self) -> None:
-        """An upgrade that would not start is refused; then the old version has every file, and its process goes on."""
-        retained, first = self._machine.run("cat", CONFIGURATION), self._machine.show(UNIT, "MainPID")
+        """An upgrade that would not start is refused; the old version has every file, and its process continues."""
+        retained = self._machine.run("cat", CONFIGURATION)
         self._machine.write(CONFIGURATION, f"{retained}\nhook-timeot: 3s\n")
-        printed = self._output(*self._form.change, f"/root/{self.newer}", fails=True)
-        contains(printed, "unknown key 'hook-timeot'", "would not start", "runs on")
+        self._refuse("change", f"/root/{self.newer}", "unknown key 'hook-timeot'", "would not start", "runs on")
         self._machine.write(CONFIGURATION, retained)
-        assert self._machine.show(UNIT, "MainPID") == first
-        self._verify(self._changed)
-        assert self._machine.run(*self._form.query, PACKAGE) == f"installed {version_of(self.package)}"
-
-    def _refuse_removal(self, words: str) -> None:
-        first = self._machine.show(UNIT, "MainPID")
-        printed = self._output(*self._form.remove, PACKAGE, fails=True)
-        contains(printed, words, "kubelet-args", "FORCE_RUNTIMEPROXY_REMOVAL=1")
-        assert self._machine.show(UNIT, "MainPID") == first
-        assert self._machine.run(*self._form.query, PACKAGE) == f"installed {version_of(self.package)}"
+        self._verify_changed()
 
     def refuse_removal_while_connected(self) -> None:
         """A client in the machine, because those of the calls are outside, where nobody in the machine sees them."""
@@ -295,41 +252,48 @@ class Life:
         self._machine.run("systemd-run", "--unit=connected", PYTHON, "-c", hold)
         uses = ("sh", "-c", "runtimeproxy in-use || true")
         self._machine.until(lambda: "has 1 connection to" in self._machine.run(*uses), "a connection")
-        self._refuse_removal("has 1 connection to")
+        self._refuse("remove", PACKAGE, "has 1 connection to", "kubelet-args", "FORCE_RUNTIMEPROXY_REMOVAL=1")
         self._machine.run("systemctl", "stop", "connected.service")
 
     def remove(self) -> None:
         """Remove it when the calls have ended: not while a kubelet that does not run is configured to use it."""
         self._machine.write(KUBELET, f"[Service]\nExecStart=/bin/kubelet --container-runtime-endpoint={node.SOCKET}\n")
         self._machine.run("systemctl", "daemon-reload")
-        self._refuse_removal("kubelet.service is configured to call it")
+        words = ("kubelet.service is configured to call it", "kubelet-args", "FORCE_RUNTIMEPROXY_REMOVAL=1")
+        self._refuse("remove", PACKAGE, *words)
         self._machine.run("rm", KUBELET)
         self._machine.run("systemctl", "daemon-reload")
-        self._output(*self._form.remove, PACKAGE)
+        self._run("remove")
         assert self._machine.run("sh", "-c", "systemctl list-units -q runtimeproxy*") == ""
         assert self._machine.run("ls", REGISTRATIONS).split() == [Path(THEIRS).name]
 
     def purge(self, before: set[str]) -> None:
-        for command in self._form.purge:
-            self._machine.run(*command)
-        left = sorted(self.files() - before)
-        assert left == ["/etc/runtime", REGISTRATIONS, THEIRS]
+        self._run("purge", "")
+        assert sorted(self.files() - before) == ["/etc/runtime", REGISTRATIONS, THEIRS]
         assert "runtimeproxy" not in self._machine.run("cat", "/etc/group")
         self._machine.run("rm", "-r", "/etc/runtime")
 
-    def _output(self, *command: str, fails: bool = False) -> str:
-        """Run a command without a terminal, and return its output; it must fail where it ``fails``."""
-        printed = self._machine.run("sh", "-c", '"$@" || echo "it failed"', "sh", *command)
-        assert ("it failed" in printed) == fails, printed
+    def _run(self, what: str, subject: str = PACKAGE, fails: bool | None = False) -> str:
+        """Run a command of the package manager without a terminal; return its output. None: it may fail."""
+        command = f'{FORMS[self._form][what]} {subject}; echo "exit code $?"'
+        printed, _, found = self._machine.run("sh", "-c", command).rpartition("exit code ")
+        assert fails in (None, int(found) != 0), printed
         return printed
 
-    def _verify(self, changed: list[str]) -> None:
-        printed = self._machine.run(*self._form.verify, PACKAGE, check=False)
-        assert printed.split()[1:] == changed
+    def _refuse(self, what: str, subject: str, *words: str) -> None:
+        """Run a command of the package manager that is refused; the installed version and its process stay."""
+        first = self._pid()
+        contains(self._run(what, subject, fails=True), *words)
+        assert self._pid() == first
+        assert self._run("query") == f"installed {version_of(self.package)}"
 
-    def _is_scraped(self) -> bool:
-        fetch = f"{PYTHON} -c 'import urllib.request; urllib.request.urlopen(\"{METRICS}\")' && echo yes || true"
-        return "yes" in self._machine.run("sh", "-c", fetch)
+    def _verify_changed(self) -> None:
+        """See that no file differs but the configuration of Docker mode, which is not the package's own."""
+        changed = ["c", CONFIGURATION] if self._mode == "Docker" else []
+        assert self._run("verify", fails=None).split()[1:] == changed
+
+    def _pid(self, unit: str = UNIT) -> str:
+        return self._machine.show(unit, "MainPID")
 
     def files(self) -> set[str]:
         """Return all paths of the machine but those of others."""

@@ -1,12 +1,12 @@
-"""A node to install on."""
+"""A node to install on, and an API server."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from runtimeproxy_installer import kubelet
-from tests.deploy.installer.fakes import Bench
+from runtimeproxy_installer.api import Api
+from tests.deploy.installer.fakes import Bench, Cluster, serving
 from tests.machines.conftest import machine
 
 __all__ = ["machine"]
@@ -14,27 +14,28 @@ __all__ = ["machine"]
 
 @pytest.fixture(autouse=True)
 def without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What others have written need not be on the disk before a test goes on."""
+    """What others have written need not be on the disk before a test continues."""
     monkeypatch.setattr("os.sync", lambda: None)
     monkeypatch.setattr("os.fsync", lambda file: None)
 
 
 @pytest.fixture
-def fast_bench(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Bench]:
-    """Return a function that makes a node whose /healthz is no server."""
-
-    def made(folder: Path) -> Bench:
-        bench = Bench(folder)
-        text = "the kubelet's /healthz answers 500"
-        monkeypatch.setattr(kubelet, "healthz", lambda port: "" if bench.node.kubelet_well else text)
-        return bench
-
-    return made
+def make_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Bench]:
+    return lambda name: Bench(tmp_path / name, monkeypatch)
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    """Return a node with a kubelet that serves /healthz, and an archive for it."""
-    made = Bench(tmp_path)
-    with made.healthz():
-        yield made
+def bench(make_bench: Callable[[str], Bench]) -> Bench:
+    return make_bench("node")
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster("n1", "n2", "n3")
+
+
+@pytest.fixture
+def api(cluster: Cluster, tmp_path: Path) -> Iterator[Api]:
+    (tmp_path / "token").write_text("secret\n")
+    with serving(cluster.answer) as port:
+        yield Api(f"http://127.0.0.1:{port}", tmp_path / "token", None)

@@ -19,13 +19,6 @@ from tests.machines.node import PYTHON
 
 pytestmark = [pytest.mark.engine, pytest.mark.trees]
 
-VARIABLES = {"LD_LIBRARY_PATH": "/opt/python/lib"}
-UNIT = """\
-[Service]
-ExecStart=
-ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS \\
-    $KUBELET_EXTRA_ARGS
-"""
 PROGRAM = f'#!/bin/sh\nLD_LIBRARY_PATH=/opt/python/lib exec {PYTHON} /usr/lib/kubelet.py "$@"\n'
 KUBELET = """\
 import os, socket, sys
@@ -45,17 +38,18 @@ class Handler(BaseHTTPRequestHandler):
 
 HTTPServer(("127.0.0.1", 10248), Handler).serve_forever()
 """
-QUERY = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:10248/healthz').status)"
 
 
 @pytest.fixture(scope="module")
 def node(machine: Machine) -> Machine:
     """Return a machine with a kubelet and containerd, and no package of ours."""
-    machine.run("sh", "-c", "rm -r /usr/lib/systemd/system/runtimeproxy*; groupdel runtimeproxy-metrics")
+    units = "/usr/lib/systemd/system"
+    machine.run("sh", "-c", f"rm -r {units}/runtimeproxy*; groupdel runtimeproxy-metrics")
     machine.write("/usr/lib/kubelet.py", KUBELET)
     machine.write("/usr/bin/kubelet", PROGRAM, 0o755)
-    machine.write("/usr/lib/systemd/system/kubelet.service", "[Service]\nExecStart=/usr/bin/kubelet\nRestart=always\n")
-    machine.write("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf", UNIT)
+    machine.write(f"{units}/kubelet.service", "[Service]\nExecStart=/usr/bin/kubelet\nRestart=always\n")
+    kubeadm = "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS \\\n    $KUBELET_EXTRA_ARGS\n"
+    machine.write(f"{units}/kubelet.service.d/10-kubeadm.conf", kubeadm)
     machine.run("systemctl", "daemon-reload")
     machine.run("systemctl", "start", "containerd.service", "kubelet.service")
     machine.until(lambda: healthz(machine) == "", "the kubelet")
@@ -63,77 +57,69 @@ def node(machine: Machine) -> Machine:
 
 
 def healthz(machine: Machine) -> str:
-    code = machine.run(PYTHON, "-c", QUERY, check=False, env=VARIABLES).strip()
-    return "" if code == "200" else f"it answers {code[-40:]}"
+    url = "http://127.0.0.1:10248/healthz"
+    code = machine.run("curl", "--silent", "--write-out", "%{http_code}", url, check=False)
+    return "" if code == "200" else f"it answers {code}"
 
 
-@pytest.fixture
-def folder(tmp_path: Path, node: Machine) -> Path:
-    """Return where the archive is: its programs are the machine's."""
-    return tmp_path / "archives"
-
-
-def work(node: Machine, folder: Path, version: str, monkeypatch: pytest.MonkeyPatch, **changed: Any) -> Work:
+def work(node: Machine, folder: Path, version: str, patch: pytest.MonkeyPatch, **changed: Any) -> Work:
     programs = {name: node.path(f"/usr/bin/{name}").read_text() for name in ("runtimeproxy", "koord-runtime-proxy")}
-    sha256 = archive(folder, version, programs)
-    monkeypatch.setattr(kubelet, "healthz", lambda port: healthz(node))
-    monkeypatch.setattr(kubelet, "WATCH_SECONDS", 2.0)
-    monkeypatch.setattr(kubelet, "WELL_SECONDS", 0.5)
-    here = Node(node.root, (*node._enter("--all"), *ENTER[ENTER.index("env") :]))
-    wants = wanted(sha256, healthz_port=10248, **changed)
+    wants = wanted(archive(folder, version, programs), healthz_port=10248, **changed)
+    patch.setattr(kubelet, "healthz", lambda port: healthz(node))
+    patch.setattr(kubelet, "WATCH_SECONDS", 2.0)
+    patch.setattr(kubelet, "WELL_SECONDS", 0.5)
+    here = Node(node.root, (*node.enter(), *ENTER[ENTER.index("env") :]))
     reported = Kubelet("v1.31.2", "Containerd", ready=True)
     return Work(here, wants, reported, lambda: None, lambda: True, archives=folder)
 
 
-def active(node: Machine, unit: str) -> bool:
-    return node.show(unit, "ActiveState") == "active"
-
-
-def queried(node: Machine) -> str:
+def command(node: Machine) -> str:
     """Return the command that the kubelet runs with."""
     pid = node.show("kubelet.service", "MainPID")
     return node.path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
 
-def home(node: Machine) -> str:
-    return tree.running(Node(node.root))[0]
+def processes(node: Machine) -> tuple[str, ...]:
+    units = (SERVICE, "kubelet.service", "containerd.service")
+    return (*(node.show(unit, "MainPID") for unit in units), node.show("runtimeproxy.socket", "ActiveEnterTimestamp"))
 
 
-def test_there_upgraded_and_away_again(node: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    containerd = node.show("containerd.service", "MainPID")
-    assert work(node, folder, "0.2.0", monkeypatch, configure_kubelet=True).install() == "0.2.0"
-    assert active(node, SERVICE)
+def is_clean(node: Machine) -> bool:
+    """Return whether the node has nothing of the proxy but its tree."""
+    assert "runtimeproxy" not in command(node)
+    assert healthz(node) == ""
+    assert not node.path(DROP_IN).exists()
+    assert {node.show(unit, "ActiveState") for unit in (SERVICE, "runtimeproxy.socket")} == {"inactive"}
+    assert node.run("find", "/etc/systemd/system", "/usr/local/bin", "-lname", "*runtimeproxy*") == ""
+    return "runtimeproxy" not in node.run("systemctl", "list-timers", "--all", "--no-legend")
+
+
+def test_install_upgrade_and_removal_on_real_systemd(
+    node: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert work(node, tmp_path, "0.2.0", monkeypatch, configure_kubelet=True).install() == "0.2.0"
+    assert node.show(SERVICE, "ActiveState") == "active"
     assert node.show("runtimeproxy-metrics.socket", "SocketGroup") == "runtimeproxy-metrics"
     assert node.run("/usr/local/bin/runtimeproxy", "status").startswith("ready")
-    assert "--container-runtime-endpoint=unix:///var/run/koord-runtimeproxy/runtimeproxy.sock" in queried(node)
-    first, proxy, pid = home(node), node.show(SERVICE, "MainPID"), node.show("kubelet.service", "MainPID")
-
-    socket = node.show("runtimeproxy.socket", "ActiveEnterTimestampMonotonic")
-    assert work(node, folder, "0.3.0", monkeypatch, configure_kubelet=True).install() == "0.3.0"
-    assert home(node) != first
-    assert node.show(SERVICE, "MainPID") != proxy
-    assert node.show("kubelet.service", "MainPID") == pid
-    assert node.show("runtimeproxy.socket", "ActiveEnterTimestampMonotonic") == socket
-
-    work(node, folder, "0.3.0", monkeypatch, action="uninstall").uninstall()
-    assert "runtimeproxy" not in queried(node)
-    assert not active(node, SERVICE)
-    assert not active(node, "runtimeproxy.socket")
+    assert "--container-runtime-endpoint=unix:///var/run/koord-runtimeproxy/runtimeproxy.sock" in command(node)
+    proxy, *others = processes(node)
+    assert work(node, tmp_path, "0.3.0", monkeypatch, configure_kubelet=True).install() == "0.3.0"
+    upgraded, *same = processes(node)
+    assert tree.running(Node(node.root))[1] == "0.3.0"
+    assert (upgraded != proxy, same) == (True, others)
+    work(node, tmp_path, "0.3.0", monkeypatch, action="uninstall").uninstall()
+    assert is_clean(node)
     assert node.run("ls", "-A", "/run/systemd/transient") == ""
     assert node.run("find", "/etc/systemd/system", "-type", "d", "-name", "*.d", "-empty") == ""
     assert not node.path(tree.TREES).exists()
-    assert node.run("find", "/etc/systemd/system", "/usr/local/bin", "-lname", "*runtimeproxy*") == ""
-    assert node.show("containerd.service", "MainPID") == containerd
+    assert processes(node)[2] == others[1]
 
 
-def test_a_kubelet_that_is_sick_with_it_goes_back(node: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kubelet_that_is_sick_with_proxy_gets_old_command(
+    node: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node.write("/etc/sick", "")
     with pytest.raises(RolledBack, match="did not become healthy"):
-        work(node, folder, "0.2.0", monkeypatch, configure_kubelet=True).install()
+        work(node, tmp_path, "0.2.0", monkeypatch, configure_kubelet=True).install()
     node.run("rm", "/etc/sick")
-    assert healthz(node) == ""
-    assert "runtimeproxy" not in queried(node)
-    assert not node.path(DROP_IN).exists()
-    assert not active(node, SERVICE)
-    assert not active(node, "runtimeproxy.socket")
-    assert node.run("systemctl", "list-timers", "--all", "--no-legend").count("runtimeproxy") == 0
+    assert is_clean(node)
