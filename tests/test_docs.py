@@ -40,7 +40,7 @@ from tests.docs import CODE, DOCS, HOOKS, ROOT, code_blocks, table, tables
 from tests.documents import PAGES, blocks, parsed
 from tests.hooks.sdk import callers
 from tests.hooks.sdk.processes import running
-from tests.system.blast import BY_POLICY, DISABLE, KINDS, MOVE, REFUSAL, REPLACE
+from tests.system.blast import BY_POLICY, KINDS, REFUSAL, WAYS_BACK
 
 SOCKET = "/var/run/koord-runtimeproxy/runtimeproxy.sock"
 
@@ -116,7 +116,7 @@ def test_fleets_says_what_each_bad_hook_server_costs() -> None:
             texts = [f"``{kind.reason.value}``"] if fails and kind.reason else [lost.value]
             texts += [f"``{check}``"] if (check := kind.checks.get(policy)) else []
             assert [text for text in texts if text not in row] == []
-    assert all(f"* **{way}**: " in page for way in (MOVE, DISABLE, REPLACE))
+    assert all(f"* **{way}**: " in page for way in WAYS_BACK)
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
-"""What each kind of bad hook server costs under each policy, how it shows, and the ways back.
+"""What each kind of bad hook server costs under each policy, and how it shows: docs/fleets.rst, "A bad hook server".
 
-The table of docs/fleets.rst, "A bad hook server": test_blast_radius.py tries each row, test_docs.py compares the page.
+test_policy_exact.py and test_engines_hooked.py try each row, test_docs.py compares the page.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,7 @@ from runtimeproxy.errors import Reason
 from runtimeproxy.observe.events import EventKind
 from runtimeproxy.plugins.registration import FailurePolicy
 
-BACK_SECONDS = 5.0
-"""Each way back has its effect within so many seconds, also on a busy machine."""
-MOVE, DISABLE, REPLACE = "move its file", "hook disable", "replace it"
+WAYS_BACK = ("move its file", "hook disable", "replace it")
 
 
 class Lost(Enum):
@@ -48,18 +46,12 @@ REFUSAL = Signs(EventKind.REFUSED, "hook_refusals")
 
 
 class Kind(NamedTuple):
-    """A kind of bad hook server; ``lost`` is by policy, and ``reason`` that of the failed hook calls.
-
-    ``waits``: each create waits for its timeout. ``opens``: the breaker opens after the fifth failure. ``checks``: the
-    check of ``status`` that is not ok, by policy.
-    """
+    """A kind of bad hook server; ``reason`` is that of the failed hook calls, ``checks`` the check of ``status``."""
 
     name: str
     does: str
     lost: Mapping[FailurePolicy, Lost]
     reason: Reason | None = None
-    waits: bool = False
-    opens: bool = False
     checks: Mapping[FailurePolicy, str] = {}
 
     def signs(self, policy: FailurePolicy) -> Signs:
@@ -72,25 +64,18 @@ BREAKERS = dict.fromkeys(FailurePolicy, "breakers")
 TIME, REFUSED, CONTAINER, VALUE = (
     dict.fromkeys(FailurePolicy, lost) for lost in (Lost.TIME, Lost.CALL, Lost.CONTAINER, Lost.VALUE)
 )
-
-_HUNG, _ABORTING = "accepts calls and never answers", "aborts the connection in each answer"
+GONE, FIELD = {IGNORE: "plugins", FAIL: "fail_plugins"}, {IGNORE: Lost.FIELD, FAIL: Lost.CALL}
 _BAD_FIELD = "sets a value that no runtime accepts, next to a good one"
 KINDS = (
-    Kind("hung", _HUNG, BY_POLICY, Reason.DEADLINE, waits=True, opens=True, checks=BREAKERS),
+    Kind("hung", "accepts calls and never answers", BY_POLICY, Reason.DEADLINE, BREAKERS),
     Kind("slow", "answers late, within its timeout", TIME),
-    Kind("breaking off", _ABORTING, BY_POLICY, Reason.BROKEN_ANSWER, opens=True, checks=BREAKERS),
+    Kind("breaking off", "aborts the connection in each answer", BY_POLICY, Reason.BROKEN_ANSWER, BREAKERS),
     Kind("crashing", "dies at each call and is started again", BY_POLICY, Reason.BROKEN_ANSWER),
-    Kind(
-        "vanished",
-        "is gone, and its registration file stays",
-        BY_POLICY,
-        Reason.UNREACHABLE,
-        checks={IGNORE: "plugins", FAIL: "fail_plugins"},
-    ),
+    Kind("vanished", "is gone, and its registration file stays", BY_POLICY, Reason.UNREACHABLE, GONE),
     Kind("wrong: no message", "answers what is no hook message", BY_POLICY, Reason.BAD_ANSWER),
     Kind("wrong: an error", "answers each call with a gRPC error", BY_POLICY, Reason.ERROR_STATUS),
     Kind("wrong: unserved", "does not serve a hook point of its file", BY_POLICY, Reason.UNIMPLEMENTED),
-    Kind("wrong: impossible", _BAD_FIELD, {IGNORE: Lost.FIELD, FAIL: Lost.CALL}, Reason.BAD_ANSWER),
+    Kind("wrong: impossible", _BAD_FIELD, FIELD, Reason.BAD_ANSWER),
     Kind("wrong: refusing", "refuses each call (PERMISSION_DENIED)", REFUSED, Reason.REFUSED),
     Kind("wrong: not here", "sets a value that this machine lacks, as a CPU", CONTAINER),
     Kind("wrong: unwanted", "sets a valid value that nobody wants", VALUE),

@@ -20,24 +20,17 @@ def of_container(
 ) -> api_pb2.ContainerResourceHookRequest:
     """Return the message of the container's hook points; before the create the runtime has given no id."""
     meta = container.metadata
-    has_resources = container.linux.HasField("resources")
     return api_pb2.ContainerResourceHookRequest(
         pod_meta=_pod_meta(pod),
         container_meta=api_pb2.ContainerMetadata(name=meta.name, attempt=meta.attempt, id=container_id),
         container_annotations=container.annotations,
-        container_resources=_resources(container.linux.resources) if has_resources else None,
+        container_resources=_resources(container.linux.resources),
         pod_resources=_resources(pod.linux.resources) if pod.linux.HasField("resources") else None,
         pod_annotations=pod.annotations,
         pod_labels=pod.labels,
         pod_cgroup_parent=pod.linux.cgroup_parent,
         container_envs={entry.key: entry.value.decode() for entry in container.envs},
     )
-
-
-def updated(container: ContainerConfig, queried: LinuxContainerResources) -> ContainerConfig:
-    changed = ContainerConfig.FromString(container.SerializeToString())
-    changed.linux.resources.MergeFrom(queried)
-    return changed
 
 
 def _pod_meta(pod: PodSandboxConfig) -> api_pb2.PodSandboxMetadata:

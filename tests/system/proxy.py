@@ -1,4 +1,7 @@
-"""The proxy under test, in a folder of its own: as a program, or inside the test if its parts are inspected."""
+"""The proxy under test, in a folder of its own: as a program, or inside the test if its parts are inspected.
+
+And fakes in threads of their own.
+"""
 
 import asyncio
 import os
@@ -6,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -199,6 +204,26 @@ class ProxyInside(Folder):
         self._listener.close()
         if kind is None:
             assert not self.metrics.total("internal_errors")
+
+
+@contextmanager
+def serving(server: Any) -> Iterator[Any]:
+    """Serve a fake in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="fake server")
+    thread.start()
+
+    def run(step: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(step, loop).result(WAIT_SECONDS)
+
+    try:
+        run(server.start())
+        yield server
+        run(server.stop())
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 def answers(path: Path) -> bool:

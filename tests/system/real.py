@@ -4,6 +4,8 @@ Pods and containers are given in CRI's terms, as far as a kubelet's values reach
 """
 
 import json
+import os
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,42 +16,96 @@ from typing import Any, ClassVar, Self
 import grpc
 import pytest
 
-from tests.engines import cri, docker_cli
-from tests.engines.docker_cli import Mask, Outcome
-from tests.fakes import cri_pb2, registration
-from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
-from tests.fakes.dockershim import CRI_DOCKERD, DOCKERSHIM, DockerError, Dockershim, Generation
+from runtimeproxy.hookapi import api_pb2
+from tests.engines import cgroups, cri, docker_cli
+from tests.fakes import hookanswers, registration
+from tests.fakes.cri_pb2 import ContainerConfig, HugepageLimit, LinuxContainerResources, PodSandboxConfig
+from tests.fakes.dockershim import CRI_DOCKERD, DockerError, Dockershim
 from tests.fakes.dockershim_bodies import Pod, Values
 from tests.fakes.hookserver import HookServer
-from tests.system import hook_requests, node
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Failed, Front
-from tests.system.node import LAST_LINE, names_and_values
-from tests.system.proxy import STATE_KNOWN, ProxyProcess, wait_until
+from tests.system.proxy import STATE_KNOWN, ProxyProcess, serving, wait_until
+
+MIB = 1 << 20
+CPU = str(min(os.sched_getaffinity(0)))
+PLUGIN = "tester"
+LAST_LINE = "first=done"
+
+
+def resources(**values: int | str) -> LinuxContainerResources:
+    return LinuxContainerResources(**values)  # type: ignore[arg-type]
+
+
+def resources_answer(**values: int | str) -> hookanswers.Answer:
+    """Return an answer with these resources and nothing else."""
+    set_there = api_pb2.LinuxContainerResources(**values)  # type: ignore[arg-type]
+    return hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_resources=set_there))
+
+
+def updated(container: ContainerConfig, requested: LinuxContainerResources) -> ContainerConfig:
+    changed = ContainerConfig.FromString(container.SerializeToString())
+    changed.linux.resources.MergeFrom(requested)
+    return changed
+
+
+# ---- what a container reports of itself
+
+
+def first_act() -> tuple[str, ...]:
+    """Return a command that first prints its environment and its cgroup files to its log."""
+    files = "; ".join(f"echo {setting}=$(cat {cgroups.inside_file(setting)})" for setting in cgroups.SETTINGS)
+    return ("/bin/sh", "-c", f"{files}; env; echo {LAST_LINE}; sleep 3600")
+
+
+def inside(client: Any, container_id: str, setting: str) -> cgroups.Value:
+    """Read a setting by ExecSync from the container's own cgroup files."""
+    return cgroups.parse(setting, client.exec_sync(container_id, "cat", cgroups.inside_file(setting)).stdout.decode())
+
+
+def assert_in_force(client: Any, container_id: str, parent: str, values: Values) -> None:
+    """Compare what the container sees, and what the host sees of it under this cgroup parent."""
+    expected = {setting: cgroups.expected(setting, value) for setting, value in values.items()}
+    assert {setting: inside(client, container_id, setting) for setting in values} == expected
+    assert {setting: cgroups.read(f"{parent}/{container_id}", setting) for setting in values} == expected
+
+
+def end(client: Any, pod_id: str, *container_ids: str) -> None:
+    """Stop and remove containers, then their pod, as a kubelet does."""
+    for container_id in container_ids:
+        client.stop(container_id)
+        client.remove(container_id)
+    client.stop_pod(pod_id)
+    client.remove_pod(pod_id)
+    assert pod_id not in [pod.id for pod in client.pods()]
+
+
+# ---- nodes
 
 
 @dataclass(frozen=True, slots=True)
 class _Real:
-    """A proxy, a hook server and an engine; the kubelet speaks a version of CRI, or is a generation of the shim."""
+    """A proxy, a hook server and an engine."""
 
     proxy: ProxyProcess
     hooks: HookServer
     engine: Any
-    speaks: Any
+    version: str = cri.V1
+    """The CRI version of the kubelet."""
 
     front: ClassVar[Front]
-    client_class: ClassVar[Any]
 
-    def client(self) -> Any:
-        return self.client_class(str(self.proxy.socket), self.speaks)
+    def client(self, socket: str = "") -> Any:
+        """Return a kubelet on the proxy, or on another socket."""
+        return cri.CriClient(socket or str(self.proxy.socket), self.version)
 
     def direct(self) -> Any:
-        return self.client_class(self.engine.socket, self.speaks)
+        return self.client(self.engine.socket)
 
     def register(self, points: Sequence[str] = registration.ALL_POINTS, **more: str) -> None:
         """Register the hook server as the plugin ``PLUGIN``; ``more`` as in ``registration.text``."""
-        self.proxy.register(f"{node.PLUGIN}.json", self.hooks.socket_path, points, **more)
+        self.proxy.register(f"{PLUGIN}.json", self.hooks.socket_path, points, **more)
 
     def take_calls(self) -> list[tuple[str, Any]]:
         """Return the hook points and messages of the calls since the last time, in order."""
@@ -66,31 +122,48 @@ class _Real:
             wait_until(lambda: STATE_KNOWN in self.proxy.output()[written:], "the state is read", self.proxy.output)
         self.take_calls()
 
-    def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
-        return self.pod_as_passed(node.rich_pod(self.engine, name))
-
     def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
-        return self.pod_as_passed(node.plain_pod(self.engine, name))
+        """Return a pod with nothing but a name, a cgroup parent and a log directory."""
+        uid = str(uuid.uuid4())
+        logs = str(self.engine.directory(f"logs/{uid}"))
+        return cri.pod_config(name, uid, cgroup_parent=self.engine.cgroup_parent(uid), log_directory=logs)
 
-    def rich_container(self, name: str = "main", **resources: int | str) -> ContainerConfig:
-        return self.container_as_passed(node.rich_container(name, **resources))
-
-    def plain_container(self, name: str = "main") -> ContainerConfig:
-        return self.container_as_passed(cri.container_config(name))
-
-    def pod_as_passed(self, pod: PodSandboxConfig) -> PodSandboxConfig:
-        """Return the part of a pod that reaches the engine."""
+    def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
+        """Return a pod with all fields that a kubelet may set."""
+        pod = self.plain_pod(name)
+        pod.metadata.attempt = 2
+        pod.labels.update({"app": "web", "koordinator.sh/qosClass": "BE"})
+        pod.annotations.update({"example.com/text": "line\nnext", "example.com/empty": ""})
+        pod.linux.overhead.CopyFrom(resources(cpu_shares=102, memory_limit_in_bytes=16 * MIB))
+        # containerd only stores a pod's resources, so the two maps need no special machine.
+        limits = resources(cpu_period=100000, cpu_quota=150000, cpu_shares=614, memory_limit_in_bytes=128 * MIB)
+        limits.hugepage_limits.append(HugepageLimit(page_size="2MB", limit=4 * MIB))
+        limits.unified["memory.high"] = "100000000"
+        pod.linux.resources.CopyFrom(limits)
         return pod
 
-    def container_as_passed(self, container: ContainerConfig) -> ContainerConfig:
-        return container
+    def rich_container(self, name: str = "main", **more: int | str) -> ContainerConfig:
+        """Return a container with all fields that a kubelet may set; ``more`` resources than the usual ones."""
+        usual: Values = {"cpu_period": 100000, "cpu_quota": 50000, "cpu_shares": 512, "memory_limit_in_bytes": 64 * MIB}
+        config = cri.container_config(
+            name,
+            command=first_act(),
+            envs=[("LEVEL", b"info"), ("SENTENCE", b"two words = three"), ("EMPTY", b"")],
+            resources=resources(**{**usual, **more}),
+            labels={"io.kubernetes.container.name": name},
+            annotations={"example.com/hash": "f00"},
+        )
+        config.metadata.attempt = 3
+        return config
 
     def sent(self, container: ContainerConfig) -> ContainerConfig:
         """Return a container as this kubelet sends it: dockershim adds a swap limit to each memory limit."""
         return container
 
-    def updated(self, container: ContainerConfig, requested: LinuxContainerResources) -> ContainerConfig:
-        return hook_requests.updated(container, requested)
+    def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
+        """Wait for all of the first lines that ``main`` prints; return them as names and values."""
+        wait_until(lambda: LAST_LINE in self.written(client, pod, container_id), "it has printed its first lines")
+        return dict(line.partition("=")[::2] for line in self.written(client, pod, container_id).splitlines())
 
     def failure(self, call: Callable[[], object]) -> Failed:
         """Make a call that must fail; return its failure."""
@@ -101,42 +174,23 @@ class _Real:
             return Failed(error.code(), str(error.details()))
         return Failed(error.status, error.message) if isinstance(error, DockerError) else Failed(None, str(error))
 
-    def run_to_end(self, client: Any, pod: PodSandboxConfig, container: ContainerConfig, resources: Any) -> Any:
-        """Run a pod with a container to its end; return the engine's report while it ran."""
-        pod_id = client.run_pod(pod)
-        container_id = client.create(pod_id, container, pod)
-        client.start(container_id)
-        client.update(container_id, resources)
-        report = self.inspected(client, pod_id, container_id)
-        node.end(client, pod_id, container_id)
-        return report
-
 
 class CriNode(_Real):
     """A node with a containerd."""
 
     front = CRI
-    client_class = cri.CriClient
 
-    def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
-        """Wait for all of the first lines that ``main`` prints; return them as names and values."""
-        return node.reported_by_first_act(pod)
-
-    def written(self, pod: PodSandboxConfig, container_id: str) -> str:
-        return Path(pod.log_directory, "main.log").read_text()
+    def written(self, client: Any, pod: PodSandboxConfig, container_id: str) -> str:
+        log = Path(pod.log_directory, "main.log")
+        lines = log.read_text().splitlines() if log.exists() else []
+        return "\n".join(line.split(" ", 3)[3] for line in lines)
 
     def pod_texts(self, client: Any, pod_id: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
         status = client.pod_status(pod_id).status
         return status.labels, status.annotations
 
-    def pod_shares(self, client: Any, pod_id: str) -> int:
-        return int(_info(client.pod_status(pod_id))["config"]["linux"]["resources"]["cpu_shares"])
-
     def annotations(self, client: Any, container_id: str) -> Mapping[str, str]:
         return dict(client.status(container_id).status.annotations)
-
-    def is_running(self, client: Any, container_id: str) -> bool:
-        return bool(client.status(container_id).status.state == cri_pb2.CONTAINER_RUNNING)
 
     def pids(self, client: Any, pod_id: str, container_id: str) -> tuple[int, int]:
         return _info(client.pod_status(pod_id))["pid"], _info(client.status(container_id))["pid"]
@@ -152,18 +206,13 @@ def _info(status: Any) -> Any:
     return json.loads(status.info["info"])
 
 
-# ---- dockershim
-
-
 class Kubelet:
-    """A client on a socket that makes pods from CRI's messages through dockershim."""
+    """A client on a socket that makes pods from CRI's messages through cri-dockerd's calls."""
 
-    def __init__(self, socket: str, generation: Generation = CRI_DOCKERD) -> None:
-        self.socket = socket
-        self.shim = shim = Dockershim(socket, generation)
-        self.version = shim.version
+    def __init__(self, socket: str) -> None:
+        self.shim = shim = Dockershim(socket, CRI_DOCKERD)
         self.stop_pod, self.remove_pod = shim.stop_pod_sandbox, shim.remove_pod_sandbox
-        self.start, self.remove = shim.start_container, shim.remove_container
+        self.start, self.remove, self.stop = shim.start_container, shim.remove_container, shim.stop_container
 
     def __enter__(self) -> Self:
         return self
@@ -171,17 +220,10 @@ class Kubelet:
     def __exit__(self, *details: object) -> None:
         self.shim.close()
 
-    def docker(self, *arguments: str, exit_code: int = 0) -> Outcome:
-        """Run a docker command on this socket, which must end with this exit code."""
-        outcome = docker_cli.run(self.socket, *arguments)
-        assert outcome.exit_code == exit_code, outcome
-        return outcome
-
     def run_pod(self, config: PodSandboxConfig) -> str:
         pod = _pod(config)
         return self.shim.run_pod_sandbox(
-            pod.name,
-            pod.uid,
+            *(pod.name, pod.uid),
             namespace=pod.namespace,
             attempt=pod.attempt,
             labels=pod.labels,
@@ -196,8 +238,7 @@ class Kubelet:
     def create(self, pod_id: str, config: ContainerConfig, pod: PodSandboxConfig) -> str:
         self.shim.pods[pod_id] = _pod(pod)
         return self.shim.create_container(
-            pod_id,
-            config.metadata.name,
+            *(pod_id, config.metadata.name),
             attempt=config.metadata.attempt,
             command=config.command,
             envs=[(entry.key, entry.value.decode()) for entry in config.envs],
@@ -206,126 +247,86 @@ class Kubelet:
             resources=_values(config.linux.resources),
         )
 
-    def update(self, container_id: str, resources: LinuxContainerResources) -> None:
-        self.shim.update_container_resources(container_id, _values(resources))
-
-    def stop(self, container_id: str, grace_seconds: int = 0) -> None:
-        self.shim.stop_container(container_id, grace_seconds)
+    def update(self, container_id: str, requested: LinuxContainerResources) -> None:
+        self.shim.update_container_resources(container_id, _values(requested))
 
     def exec_sync(self, container_id: str, *command: str) -> Any:
         """Run a command in a container; return its output and exit code."""
         exit_code, stdout, stderr = self.shim.exec_sync(container_id, command)
         return SimpleNamespace(stdout=stdout, stderr=stderr, exit_code=exit_code)
 
-    def host_config(self, container_id: str) -> dict[str, Any]:
-        return dict(self.shim.inspect(container_id)["HostConfig"])
-
-    def labels(self, container_id: str) -> dict[str, str]:
-        return dict(self.shim.inspect(container_id)["Config"]["Labels"])
-
-    def first_lines(self, container_id: str) -> dict[str, str]:
-        output = b""
-        for _, data in self.shim.logs(container_id, follow=True):
-            output += data
-            if f"{LAST_LINE}\n".encode() in output:
-                break
-        return names_and_values(output.decode().splitlines())
-
-    def inspected(self, *ids: str) -> list[str]:
-        text = json.dumps([self.shim.inspect(one) for one in ids], indent=1)
-        for number, one in enumerate(ids):
-            text = text.replace(one, f"<container {number}>")
-        pids = Mask("<pid>", r'"Pid": \d+')
-        return docker_cli.masked(text.encode(), (*docker_cli.DRAWN, pids)).splitlines()
-
 
 def _pod(config: PodSandboxConfig) -> Pod:
-    metadata = config.metadata
-    return Pod(
-        metadata.name,
-        metadata.uid,
-        metadata.namespace,
-        metadata.attempt,
-        dict(config.labels),
-        dict(config.annotations),
-        config.linux.cgroup_parent,
-    )
+    metadata, texts = config.metadata, (dict(config.labels), dict(config.annotations))
+    return Pod(metadata.name, metadata.uid, metadata.namespace, metadata.attempt, *texts, config.linux.cgroup_parent)
 
 
-def _values(resources: LinuxContainerResources) -> Values:
+def _values(given: LinuxContainerResources) -> Values:
     """Return the values that dockershim uses; it sets the swap limit itself."""
-    named = {field.name: value for field, value in resources.ListFields()}
+    named = {field.name: value for field, value in given.ListFields()}
     named.pop("memory_swap_limit_in_bytes", None)
     return named
 
 
-def _without_swap(container: ContainerConfig) -> ContainerConfig:
-    """Return a container with the swap limit that dockershim adds to its memory limit: no swap."""
-    changed = ContainerConfig.FromString(container.SerializeToString())
-    changed.linux.resources.memory_swap_limit_in_bytes = container.linux.resources.memory_limit_in_bytes
-    return changed
-
-
 class ShimNode(_Real):
-    """A node with a dockerd, whose kubelet uses dockershim."""
+    """A node with a dockerd, whose kubelet uses cri-dockerd."""
 
     front = DOCKER
-    client_class = Kubelet
 
-    def pod_as_passed(self, pod: PodSandboxConfig) -> PodSandboxConfig:
-        """Return a pod with dockershim's labels, and with neither overhead nor resources."""
-        passed = PodSandboxConfig.FromString(pod.SerializeToString())
-        for name in ("name", "namespace", "uid"):
-            passed.labels[f"io.kubernetes.pod.{name}"] = getattr(pod.metadata, name)
-        passed.linux.ClearField("overhead")
-        passed.linux.ClearField("resources")
-        return passed
+    def client(self, socket: str = "") -> Any:
+        return Kubelet(socket or str(self.proxy.socket))
 
-    def container_as_passed(self, container: ContainerConfig) -> ContainerConfig:
+    def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
+        """Return a pod with dockershim's labels."""
+        pod = super().plain_pod(name)
+        for key in ("name", "namespace", "uid"):
+            pod.labels[f"io.kubernetes.pod.{key}"] = getattr(pod.metadata, key)
+        return pod
+
+    def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
+        """Return a pod with neither overhead nor resources, which dockershim drops."""
+        pod = super().rich_pod(name)
+        pod.linux.ClearField("overhead")
+        pod.linux.ClearField("resources")
+        return pod
+
+    def rich_container(self, name: str = "main", **more: int | str) -> ContainerConfig:
         """Return a container with the annotations that dockershim adds."""
-        passed = _without_swap(container)
-        added = {"hash": "d464c1e4", "restartCount": str(container.metadata.attempt)}
+        config = self.sent(super().rich_container(name, **more))
+        added = {"hash": "d464c1e4", "restartCount": str(config.metadata.attempt)}
         added |= {"terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File"}
-        passed.annotations.update({f"io.kubernetes.container.{name}": text for name, text in added.items()})
-        passed.annotations["io.kubernetes.pod.terminationGracePeriod"] = "30"
-        return passed
+        config.annotations.update({f"io.kubernetes.container.{key}": text for key, text in added.items()})
+        config.annotations["io.kubernetes.pod.terminationGracePeriod"] = "30"
+        return config
 
     def sent(self, container: ContainerConfig) -> ContainerConfig:
-        return _without_swap(container)
+        """Return a container with the swap limit that dockershim adds to its memory limit: no swap."""
+        limit = container.linux.resources.memory_limit_in_bytes
+        return updated(container, resources(memory_swap_limit_in_bytes=limit))
 
-    def updated(self, container: ContainerConfig, requested: LinuxContainerResources) -> ContainerConfig:
-        changed = hook_requests.updated(container, requested)
-        moves = self.speaks.moves_swap and requested.memory_limit_in_bytes
-        return _without_swap(changed) if moves else changed
-
-    def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
-        return dict(client.first_lines(container_id))
-
-    def written(self, pod: PodSandboxConfig, container_id: str) -> str:
-        return str(self.engine.request("GET", f"/containers/{container_id}/logs?stdout=1").decode())
+    def written(self, client: Any, pod: PodSandboxConfig, container_id: str) -> str:
+        return b"".join(data for _, data in client.shim.logs(container_id)).decode()
 
     def pod_texts(self, client: Any, pod_id: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        labels = client.labels(pod_id)
-        del labels["io.kubernetes.container.name"], labels["io.kubernetes.docker.type"]
-        annotations = self.annotations(client, pod_id)
-        return {key: value for key, value in labels.items() if not key.startswith("annotation.")}, annotations
-
-    def pod_shares(self, client: Any, pod_id: str) -> int:
-        return int(client.host_config(pod_id)["CpuShares"])
+        labels = client.shim.inspect(pod_id)["Config"]["Labels"]
+        own = ("annotation.", "io.kubernetes.container.name", "io.kubernetes.docker.type")
+        kept = {key: value for key, value in labels.items() if not key.startswith(own)}
+        return kept, self.annotations(client, pod_id)
 
     def annotations(self, client: Any, container_id: str) -> Mapping[str, str]:
-        labels = client.labels(container_id).items()
+        labels = client.shim.inspect(container_id)["Config"]["Labels"].items()
         return {key.removeprefix("annotation."): value for key, value in labels if key.startswith("annotation.")}
-
-    def is_running(self, client: Any, container_id: str) -> bool:
-        return bool(client.shim.inspect(container_id)["State"]["Running"])
 
     def pids(self, client: Any, pod_id: str, container_id: str) -> tuple[int, int]:
         pod, container = (client.shim.inspect(one)["State"]["Pid"] for one in (pod_id, container_id))
         return pod, container
 
     def inspected(self, client: Any, pod_id: str, container_id: str) -> Any:
-        return client.inspected(pod_id, container_id)
+        ids = (pod_id, container_id)
+        text = json.dumps([client.shim.inspect(one) for one in ids], indent=1)
+        for one in ids:
+            text = text.replace(one, "<container>")
+        return docker_cli.masked(text.encode(), {**docker_cli.DRAWN, r'"Pid": \d+': "<pid>"}).splitlines()
 
 
 RealNode = CriNode | ShimNode
@@ -338,13 +339,12 @@ class Kind:
     name: str
     engine: str
     node: type[RealNode]
-    speaks: Any
+    version: str = cri.V1
 
 
-CONTAINERD = Kind("containerd", "containerd", CriNode, cri.V1)
-DOCKERD = Kind("dockerd", "dockerd", ShimNode, CRI_DOCKERD)
+CONTAINERD = Kind("containerd", "containerd", CriNode)
+DOCKERD = Kind("dockerd", "dockerd", ShimNode)
 OLD_CRI = Kind("containerd-v1alpha2", "containerd", CriNode, cri.V1ALPHA2)
-OLD_SHIM = Kind("dockerd-dockershim", "dockerd", ShimNode, DOCKERSHIM)
 
 
 def on(*kinds: Kind) -> pytest.MarkDecorator:
@@ -353,24 +353,14 @@ def on(*kinds: Kind) -> pytest.MarkDecorator:
 
 @contextmanager
 def running(
-    kind: Kind,
-    engine: Any,
-    folder: Path,
-    prepare: Callable[[RealNode], None] = _Real.register,
-    *,
-    runtime: str = "",
-    **flags: str,
+    kind: Kind, engine: Any, folder: Path, prepare: Callable[[RealNode], None] = _Real.register, **flags: str
 ) -> Iterator[RealNode]:
-    """Run a hook server, then ``prepare``, and then a proxy before an engine or before another ``runtime`` socket.
-
-    At the end what was created is removed.
-    """
-    endpoint = runtime or engine.socket
+    """Run a hook server, then ``prepare``, and then a proxy before an engine; at the end its pods are removed."""
     if kind.node is CriNode:
-        flags = {"remote_image_service_endpoint": endpoint, **flags}
-    proxy = kind.node.front.process(folder / "proxy", remote_runtime_service_endpoint=endpoint, **flags)
-    with engine.restored(), node.serving(HookServer(str(folder / "hooks.sock"))) as hooks:
-        made = kind.node(proxy, hooks, engine, kind.speaks)
+        flags = {"remote_image_service_endpoint": engine.socket, **flags}
+    proxy = kind.node.front.process(folder / "proxy", remote_runtime_service_endpoint=engine.socket, **flags)
+    with engine.restored(), serving(HookServer(str(folder / "hooks.sock"))) as hooks:
+        made = kind.node(proxy, hooks, engine, kind.version)
         prepare(made)
         with proxy:
             yield made

@@ -1,6 +1,6 @@
 """Silence ends nothing, however long it lasts (promise 12, fault matrix B4 and S8).
 
-Ends, tunnels, and clients that do not read: tests/relay/test_connection.py, test_dockerd_streams.
+Ends, tunnels, and clients that do not read: tests/relay/test_connection.py, test_dockerd_clients.
 """
 
 import asyncio
