@@ -6,7 +6,7 @@ Pods and containers are given in CRI's terms, as far as a kubelet's values reach
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,12 +42,6 @@ def resources_answer(**values: int | str) -> hookanswers.Answer:
     """Return an answer with these resources and nothing else."""
     set_there = api_pb2.LinuxContainerResources(**values)  # type: ignore[arg-type]
     return hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_resources=set_there))
-
-
-def updated(container: ContainerConfig, requested: LinuxContainerResources) -> ContainerConfig:
-    changed = ContainerConfig.FromString(container.SerializeToString())
-    changed.linux.resources.MergeFrom(requested)
-    return changed
 
 
 # ---- what a container reports of itself
@@ -113,6 +107,9 @@ class _Real:
         self.hooks.calls.clear()
         return calls
 
+    def points(self) -> list[str]:
+        return [point for point, _ in self.take_calls()]
+
     def restart(self, *, wait_for_state: bool = False) -> None:
         """Kill the proxy and start it again; with ``wait_for_state``, wait until it has read the runtime's state."""
         self.proxy.kill()
@@ -156,10 +153,6 @@ class _Real:
         config.metadata.attempt = 3
         return config
 
-    def sent(self, container: ContainerConfig) -> ContainerConfig:
-        """Return a container as this kubelet sends it: dockershim adds a swap limit to each memory limit."""
-        return container
-
     def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
         """Wait for all of the first lines that ``main`` prints; return them as names and values."""
         wait_until(lambda: LAST_LINE in self.written(client, pod, container_id), "it has printed its first lines")
@@ -184,13 +177,6 @@ class CriNode(_Real):
         log = Path(pod.log_directory, "main.log")
         lines = log.read_text().splitlines() if log.exists() else []
         return "\n".join(line.split(" ", 3)[3] for line in lines)
-
-    def pod_texts(self, client: Any, pod_id: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        status = client.pod_status(pod_id).status
-        return status.labels, status.annotations
-
-    def annotations(self, client: Any, container_id: str) -> Mapping[str, str]:
-        return dict(client.status(container_id).status.annotations)
 
     def pids(self, client: Any, pod_id: str, container_id: str) -> tuple[int, int]:
         return _info(client.pod_status(pod_id))["pid"], _info(client.status(container_id))["pid"]
@@ -276,46 +262,8 @@ class ShimNode(_Real):
     def client(self, socket: str = "") -> Any:
         return Kubelet(socket or str(self.proxy.socket))
 
-    def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
-        """Return a pod with dockershim's labels."""
-        pod = super().plain_pod(name)
-        for key in ("name", "namespace", "uid"):
-            pod.labels[f"io.kubernetes.pod.{key}"] = getattr(pod.metadata, key)
-        return pod
-
-    def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
-        """Return a pod with neither overhead nor resources, which dockershim drops."""
-        pod = super().rich_pod(name)
-        pod.linux.ClearField("overhead")
-        pod.linux.ClearField("resources")
-        return pod
-
-    def rich_container(self, name: str = "main", **more: int | str) -> ContainerConfig:
-        """Return a container with the annotations that dockershim adds."""
-        config = self.sent(super().rich_container(name, **more))
-        added = {"hash": "d464c1e4", "restartCount": str(config.metadata.attempt)}
-        added |= {"terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File"}
-        config.annotations.update({f"io.kubernetes.container.{key}": text for key, text in added.items()})
-        config.annotations["io.kubernetes.pod.terminationGracePeriod"] = "30"
-        return config
-
-    def sent(self, container: ContainerConfig) -> ContainerConfig:
-        """Return a container with the swap limit that dockershim adds to its memory limit: no swap."""
-        limit = container.linux.resources.memory_limit_in_bytes
-        return updated(container, resources(memory_swap_limit_in_bytes=limit))
-
     def written(self, client: Any, pod: PodSandboxConfig, container_id: str) -> str:
         return b"".join(data for _, data in client.shim.logs(container_id)).decode()
-
-    def pod_texts(self, client: Any, pod_id: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        labels = client.shim.inspect(pod_id)["Config"]["Labels"]
-        own = ("annotation.", "io.kubernetes.container.name", "io.kubernetes.docker.type")
-        kept = {key: value for key, value in labels.items() if not key.startswith(own)}
-        return kept, self.annotations(client, pod_id)
-
-    def annotations(self, client: Any, container_id: str) -> Mapping[str, str]:
-        labels = client.shim.inspect(container_id)["Config"]["Labels"].items()
-        return {key.removeprefix("annotation."): value for key, value in labels if key.startswith("annotation.")}
 
     def pids(self, client: Any, pod_id: str, container_id: str) -> tuple[int, int]:
         pod, container = (client.shim.inspect(one)["State"]["Pid"] for one in (pod_id, container_id))
