@@ -6,10 +6,14 @@ That is fault matrix X4, promise 16. Answers to wrong requests: tests/admin.
 import asyncio
 import json
 import logging
+import os
 import re
+import shlex
+import subprocess
 import sys
 import tarfile
 from collections.abc import Awaitable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,10 +30,9 @@ from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import hookanswers, registration
 from tests.fakes.dockershim_bodies import Container, Pod
 from tests.fakes.hookserver import HookServer
-from tests.system import commands
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import PARENT, Caller, Failed, Front, Runtime
-from tests.system.proxy import PROGRAM, ProxyProcess
+from tests.system.proxy import PROGRAM, ROOT, ProxyProcess
 
 pytestmark = pytest.mark.slow
 
@@ -96,7 +99,6 @@ class Calls:
             await self.hooks.start()
         self.hooks.default = hookanswers.empty()
         await self.caller.call_unheld(CANARY)
-        await self._rejected_update()
         await self._failing_calls()
         assert {call.point.name for call in self.hooks.calls} == set(registration.ALL_POINTS)
         assert sum(CANARY.encode() in call.message for call in self.hooks.calls) > len(ANSWERS)
@@ -105,26 +107,20 @@ class Calls:
         pod_id = await self._tried(self.caller.run_pod(pod(f"pod-{name.replace(' ', '-')}"))) or "unknown"
         container_id = await self._tried(self.caller.create(pod_id, CONTAINER)) or "unknown"
         await self._tried(self.caller.update(container_id, annotations={"secret": CANARY}))
-        for verb in ("start", "stop", "remove"):
-            await self._tried(self.caller.act(verb, container_id))
-        for verb in ("stop_pod", "remove_pod"):
-            await self._tried(self.caller.act(verb, pod_id))
-
-    async def _rejected_update(self) -> None:
-        """Make the runtime reject the extra update of PreStartContainer with a text of its own."""
-        container_id = await self.caller.create(await self.caller.run_pod(pod("rejected")), CONTAINER)
-        self.hooks.on("PreStartContainer", hookanswers.reply(RESPONSE(container_resources={"cpu_shares": 77})))
-        before = len(self.hooks.calls)
-        self.runtime.set_fault("update", text=WORDS)
-        await self._tried(self.caller.act("start", container_id))
-        assert self.hooks.calls[before].point.name == "PreStartContainer"
-        self.hooks.answers.clear()
-        self.runtime.set_fault("update")
+        for verb in ("start", "stop", "remove", "stop_pod", "remove_pod"):
+            await self._tried(self.caller.act(verb, pod_id if verb.endswith("pod") else container_id))
 
     async def _failing_calls(self) -> None:
-        """Make calls that cannot be read, and calls that the runtime answers with an error text of its own."""
+        """Make calls that the runtime answers with a text of its own, an extra update of a start too; broken ones."""
         caller, runtime = self.caller, self.runtime
         container_id = await caller.create(await caller.run_pod(pod("failing")), CONTAINER)
+        self.hooks.on("PreStartContainer", hookanswers.reply(RESPONSE(container_resources={"cpu_shares": 77})))
+        before = len(self.hooks.calls)
+        runtime.set_fault("update", text=WORDS)
+        await self._tried(caller.act("start", container_id))
+        assert self.hooks.calls[before].point.name == "PreStartContainer"
+        self.hooks.answers.clear()
+        runtime.set_fault("update")
         verbs = ("run_pod", "create", "update", "start")
         for verb in verbs:
             await self._tried(caller.send(verb, caller.broken_request(verb, CANARY.encode())))
@@ -185,6 +181,19 @@ COMMANDS = [
 NEEDED = {"name": "plugin", "reason": "x", "level": "info"}
 
 
+def started(proxy: ProxyProcess, command: str, **more: Any) -> "subprocess.Popen[str]":
+    """Start a command that finds the proxy by the variables of the environment; the journal is its log."""
+    journal = proxy.path / "journalctl"
+    journal.write_text(f"#!/bin/sh\nexec cat {proxy.log}\n")
+    journal.chmod(0o755)
+    given = (word.removeprefix("--").split("=", 1) for word in proxy.command if word.startswith("--"))
+    flags = {f"RUNTIMEPROXY_{name.upper().replace('-', '_')}": value for name, value in given}
+    environment = {"PATH": f"{proxy.path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "LANG": "C", "TERM": "xterm"}
+    words = [sys.executable, "-m", "runtimeproxy", *shlex.split(command)]
+    more |= {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(words, env=environment | flags, cwd=proxy.path, **more)
+
+
 async def test_no_admin_answer_command_or_report_holds_a_value(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
@@ -196,8 +205,13 @@ async def test_no_admin_answer_command_or_report_holds_a_value(
     program = (sys.executable, "-X", "importtime", *PROGRAM[1:])  # a line for each module, on stderr
     proxy = front.process(tmp_path, program=program, log_format="json" if front is DOCKER else "text")
     proxy.register("plugin.json", hooks.socket_path, timeout="500ms")
-    async with proxy, front.caller(proxy.socket) as caller:
-        with commands.following(proxy, "events -f -o json", "hook trace -f -o json") as followed:
+    followed = tmp_path / "followed"
+    with followed.open("w") as out, ExitStack() as stack:
+        async with proxy, front.caller(proxy.socket) as caller:
+            following = [started(proxy, f"{command} -f -o json", stdout=out) for command in ("events", "hook trace")]
+            for each in following:
+                stack.enter_context(each)
+                stack.callback(each.kill)
             made = Calls(caller, runtime, hooks)
             while made.count < Amount(100, 10_000).now:
                 await made.make_all()
@@ -205,7 +219,8 @@ async def test_no_admin_answer_command_or_report_holds_a_value(
             pod_id = await caller.run_pod(pod("seen"))
             container_id = await caller.create(pod_id, CONTAINER)
             shown = await asyncio.to_thread(everything, proxy, "seen", container_id)
-        shown |= {"followed": followed.read_text(), "log": proxy.output()}
+            assert [each.args for each in following if each.poll() is not None] == [], followed.read_text()
+    shown |= {"followed": followed.read_text(), "log": proxy.output()}
     for name in ("hook trace -o json", "explain {container}", "events.ndjson", "store.json", "followed"):
         assert "envs" in shown[name], name
     assert [name for name, text in shown.items() if CANARY in text or WORDS in text] == []
@@ -218,7 +233,11 @@ async def test_no_admin_answer_command_or_report_holds_a_value(
 def everything(proxy: ProxyProcess, pod_name: str, container_id: str) -> dict[str, str]:
     """Return what commands print, the report's files and the admin endpoint's answers."""
     names = {"pod": pod_name, "container": container_id[:12], "folder": str(proxy.path)}
-    shown = {each: commands.output(proxy, each.format(**names)) for each in COMMANDS}
+    shown = {}
+    for command in COMMANDS:
+        with started(proxy, command.format(**names), stdout=subprocess.PIPE) as running:
+            shown[command] = running.communicate(timeout=60)[0]
+            assert shown[command], command
     with tarfile.open(proxy.path / "r.gz") as archive:
         files = [(Path(one.name).name, archive.extractfile(one)) for one in archive.getmembers()]
         shown |= {name: file.read().decode() for name, file in files if file is not None}

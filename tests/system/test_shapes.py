@@ -1,56 +1,41 @@
 """On each shape of a runtime the kubelet's values are in force, and hook servers get what the runtime can report.
 
 Every request is compared byte for byte with what reached the runtime; the policy is Fail, so none may be refused. What
-a shape cannot report or does not accept is in the tables. For what does not exist the runtime's own answer arrives, and
-no hook server is called (relay-rules C4).
+a shape cannot report or does not accept is in the tables.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.fakes import hookanswers
-from tests.fakes.registration import ALL_POINTS
 from tests.system.cri_front import CRI_SHAPES
-from tests.system.fronts import CONTAINER, PARENT, POD, SKIP, Caller, Failed, Front
+from tests.system.fronts import CONTAINER, PARENT, POD, SKIP, Failed, Front
 from tests.system.shaped import EVERY, ShapedNode
 
 SLICE_PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-poduid.slice"
-
-# ---- what no hook server changes
-
-SKIPPED = replace(POD, name="skipped", labels=SKIP)
 PODS = {
     "plain": (POD, PARENT),
-    "skipped": (SKIPPED, PARENT),
+    "skipped": (replace(POD, name="skipped", labels=SKIP), PARENT),
     "moved": (replace(POD, name="moved"), SLICE_PARENT),
-    "skipped and moved": (SKIPPED, SLICE_PARENT),
 }
 """The pod as it is run, and the cgroup parent that the kubelet sets in its containers' creates."""
-HOOKS: dict[str, tuple[hookanswers.Answer | None, Sequence[str]]] = {
-    "koordlet": (hookanswers.koordlet(), ALL_POINTS),
-    "none": (None, ALL_POINTS),
-    "silent": (hookanswers.empty(), ALL_POINTS),
-    "silent at an end": (hookanswers.empty(), ["PostStopContainer"]),
-    "silent at pods": (hookanswers.empty(), ["PreRunPodSandbox"]),
-}
-"""Hook servers that change nothing, and their points."""
-
-
-async def passes(node: ShapedNode, verb: str, request: bytes) -> None:
-    assert (await node.passed(verb, request))[1] == request
 
 
 @EVERY
 @pytest.mark.parametrize(
-    "hooks", [name if name == "koordlet" else pytest.param(name, marks=pytest.mark.slow) for name in HOOKS]
+    "answer", [hookanswers.koordlet(), pytest.param(None, marks=pytest.mark.slow)], ids=["koordlet", "none"]
 )
-async def test_quiet_hook_server_changes_nothing(front: Front, hooks: str, tmp_path: Path) -> None:
+async def test_quiet_hook_server_changes_nothing(
+    front: Front, answer: hookanswers.Answer | None, tmp_path: Path
+) -> None:
     """The kubelet's cgroup parent is in force, also a new one that it sets after a restart."""
-    default, points = HOOKS[hooks]
-    async with ShapedNode(front, tmp_path, default, points=points) as node:
+    async with ShapedNode(front, tmp_path, answer) as node:
+
+        async def passes(verb: str, request: bytes) -> None:
+            assert (await node.passed(verb, request))[1] == request
+
         pods, before = {}, {}
         for kind, (pod, parent) in PODS.items():
             pods[kind] = await node.caller.run_pod(pod)
@@ -62,34 +47,29 @@ async def test_quiet_hook_server_changes_nothing(front: Front, hooks: str, tmp_p
             for kind, pod_id in pods.items():
                 new = await node.created(pod_id)
                 for container_id in (new, before[kind]) if restarted else (new,):
-                    await passes(node, "start", node.caller.request("start", container_id))
-                    await passes(node, "update", node.caller.update_request(container_id, {"cpu_shares": 5}, {}))
+                    await passes("start", node.caller.request("start", container_id))
+                    await passes("update", node.caller.update_request(container_id, {"cpu_shares": 5}, {}))
         for kind, pod_id in pods.items():
-            await passes(node, "stop", node.caller.request("stop", before[kind]))
-            await passes(node, "stop_pod", node.caller.request("stop_pod", pod_id))
-
-
-# ---- what does not exist, and the runtime answers
-
-
-async def outcome(caller: Caller, verb: str, request: bytes) -> object:
-    """Return a caller's result of a request: the error, or None."""
-    try:
-        await caller.send(verb, request)
-    except Failed as failed:
-        return failed.status, failed.text
-    return None
+            await passes("stop", node.caller.request("stop", before[kind]))
+            await passes("stop_pod", node.caller.request("stop_pod", pod_id))
 
 
 @EVERY
 async def test_absent_subject_gets_the_runtimes_own_answer(front: Front, tmp_path: Path) -> None:
+    """No hook server is called (relay-rules C4)."""
     async with ShapedNode(front, tmp_path) as node, node.new_caller(node.runtime.socket_path) as direct:
         verbs = ("start", "update", "stop", "remove", "stop_pod", "remove_pod")
         requests = [(verb, node.caller.request(verb, "f" * 64)) for verb in verbs]
         if front in CRI_SHAPES:  # dockerd creates a container without a sandbox
             requests.append(("create", node.caller.create_request("f" * 64)))
         for verb, request in requests:
-            assert await outcome(node.caller, verb, request) == await outcome(direct, verb, request), verb
+            answers = []
+            for caller in (node.caller, direct):
+                try:
+                    answers.append(await caller.send(verb, request) and None)
+                except Failed as failed:
+                    answers.append((failed.status, failed.text))
+            assert answers[0] == answers[1], verb
         assert node.hooks.calls == []
         total = node.inside.metrics.total
         assert (total("hook_failures"), total("calls_unreadable"), total("calls", outcome="refused")) == (0, 0, 0)

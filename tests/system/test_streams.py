@@ -5,35 +5,18 @@ Ends, tunnels, and clients that do not read: tests/relay/test_connection.py, tes
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.docker import client as docker_client
 from tests.system.fronts import Front, Runtime
-from tests.system.hostile import Process
-from tests.system.proxy import ProxyProcess, until, wait_until
+from tests.system.proxy import until
 
 pytestmark = pytest.mark.slow
 
 DAY_SECONDS = 24 * 3600
-OWN_CONNECTIONS = 4
-"""Most connections that the proxy may have open to the daemon for itself."""
-
-
-@contextmanager
-def serving(folder: Path, runtime: str = "") -> Iterator[ProxyProcess]:
-    """Run a proxy for the daemon at the socket ``runtime``, else at the folder's own, now or later."""
-    endpoint = runtime or str(folder / "runtime.sock")
-    with ProxyProcess(
-        folder, backend_runtime_mode="Docker", remote_runtime_service_endpoint=endpoint, log_level="info"
-    ) as proxy:
-        process = Process(proxy.pid)
-        before = process.descriptors()
-        yield proxy
-        wait_until(lambda: process.descriptors() <= before + OWN_CONNECTIONS, "every connection is closed")
 
 
 async def test_calls_streams_and_idle_connections_outlive_a_day(
@@ -43,11 +26,8 @@ async def test_calls_streams_and_idle_connections_outlive_a_day(
     real, passed, due = time.monotonic, 0.0, list[bool]()
     monkeypatch.setattr(time, "monotonic", lambda: real() + passed)
     monkeypatch.setattr(docker_client, "PATIENCE_SECONDS", 2 * DAY_SECONDS)
-    async with (
-        front.inside(tmp_path) as proxy,
-        front.caller(proxy.socket) as caller,
-        front.caller(proxy.socket) as idle,
-    ):
+    inside: Any = front.inside(tmp_path)
+    async with inside as proxy, front.caller(proxy.socket) as caller, front.caller(proxy.socket) as idle:
         await idle.act("ping")
         stream = await caller.open_stream()
         await stream.write(b"one")
@@ -58,7 +38,7 @@ async def test_calls_streams_and_idle_connections_outlive_a_day(
         requests = {"list": caller.request("list"), "create": caller.create_request(pod_id)}
         calls = [asyncio.ensure_future(caller.send(*request, 2 * DAY_SECONDS)) for request in requests.items()]
         await until(lambda: all(runtime.arrived(verb) for verb in requests), "the calls have arrived")
-        connections = set(proxy.app.front.connections)  # type: ignore[attr-defined]
+        connections = set(proxy.app.front.connections)
         assert len(connections) >= 2
         asyncio.get_running_loop().call_later(DAY_SECONDS, due.append, True)
         for _ in range(25):
@@ -69,4 +49,4 @@ async def test_calls_streams_and_idle_connections_outlive_a_day(
         await stream.write(b"two")
         assert await stream.read() == b"two"
         await idle.act("ping")
-        assert proxy.app.front.connections == connections  # type: ignore[attr-defined]
+        assert proxy.app.front.connections == connections
