@@ -109,7 +109,7 @@ def test_changes_of_hooks_hold_and_are_in_later_calls(node: RealNode, client: An
 
 @on(CONTAINERD, DOCKERD)
 def test_value_that_the_machine_lacks_costs_the_container(node: RealNode, client: Any) -> None:
-    """containerd fails its start, dockerd its create: blast.py, "not here"."""
+    """containerd fails its start, dockerd its create (docs/fleets.rst)."""
     node.hooks.on("PreCreateContainer", resources_answer(cpuset_cpus="1000"))
     pod = node.plain_pod()
     pod_id = client.run_pod(pod)

@@ -6,6 +6,7 @@ includes a socket that another user could have made (fault matrix X6).
 
 import asyncio
 import random
+import re
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,18 +18,16 @@ from typing import Any
 import grpc
 import pytest
 
-from runtimeproxy.errors import Reason
 from runtimeproxy.hookapi import api_pb2
 from runtimeproxy.observe.events import shown
 from runtimeproxy.observe.metric_table import METRICS, Key
-from runtimeproxy.plugins.registration import FailurePolicy
 from tests.amounts import HOOK_FAILURES
 from tests.deploy.files import ALERTS, metrics
+from tests.docs import DOCS
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import FakeRuntime
 from tests.observe.events import shown_of
-from tests.system import blast
 from tests.system.clients import Client
 from tests.system.fronts import Failed, Front, Runtime
 from tests.system.proxy import ProxyInside
@@ -98,51 +97,61 @@ def plant(text: str) -> Callable[[Any], None]:
 BAD_CPUSET = api_pb2.ContainerResourceHookResponse(container_resources={"cpuset_cpus": "3-1"})
 BAD_FIELD = ("hook_bad_fields", ("early", "resources.cpuset_cpus"))
 CONFLICT = ("hook_conflicts", ("early", POINT))
-KINDS = {kind.name: kind for kind in blast.KINDS}
-UNTRUSTED = blast.Kind("untrusted", "listens where any user may", blast.BY_POLICY, Reason.UNTRUSTED_SOCKET)
+REFUSING, PAGE = "wrong: refusing", DOCS["fleets"]
+REASONS = dict(re.findall(r"^   \*\*([^*]+)\*\*: [^|]* \| ``(\w+)`` \|", PAGE, re.MULTILINE))
+REASONS |= {REFUSING: "refused", "another user's": "untrusted_socket"}
+"""The kinds of hook servers that fail, and the reason that is counted."""
+SIGNS = dict(re.findall(r"^   ``(\w+)`` \| [^|]+ \| event ``(.*)$", PAGE, re.MULTILINE))
+SIGNS[REFUSING] = re.findall(rf"{REFUSING}\*\*: .* \| event ``(.*)", PAGE)[0]
+"""The event, the metric and the alert of a failure, as the page has them: by policy, and that of a refusal."""
 
 
 @dataclass(frozen=True)
 class Injection:
-    """What the hook server ``early`` does at a create: how, the counted code, and other series; None is good."""
+    """What the hook server ``early`` does at a create: its kind, how, the counted code, and other series."""
 
-    kind: blast.Kind | None
+    kind: str
     does: Failing
     code: str = ""
     more: tuple[Key, ...] = ()
 
-    def is_refused(self, policy: FailurePolicy) -> bool:
-        return self.kind is not None and self.kind.lost[policy] is blast.Lost.CALL
+    def is_refused(self, policy: str) -> bool:
+        return self.kind == REFUSING or (self.kind in REASONS and policy == "Fail")
 
-    def counted(self, policy: FailurePolicy) -> Iterator[Key]:
+    def signs(self, policy: str) -> tuple[str, str]:
+        """Return the event and the name of the metric's row of a failure."""
+        event, metric, _ = re.split(r"``; (?:``)?", SIGNS[REFUSING if self.kind == REFUSING else policy])
+        return event, next(name for name, row in METRICS.items() if row.shown == metric)
+
+    def counted(self, policy: str) -> Iterator[Key]:
         """Yield the series that a create counts once each."""
-        refused, reason = self.is_refused(policy), self.kind.reason if self.kind else None
+        refused, reason = self.is_refused(policy), REASONS.get(self.kind, "")
         yield "calls", (OPERATION, "refused" if refused else "agreed")
-        yield "hook_calls", ("early", POINT, self.code or (reason.value if reason else "ok"))
-        if self.kind is not None and reason is not None:
-            yield "hook_failures", ("early", POINT, reason.value)
-            yield self.kind.signs(policy).metric, ("early", POINT, reason.value)[: 2 if reason is Reason.REFUSED else 3]
+        yield "hook_calls", ("early", POINT, self.code or reason or "ok")
+        if reason:
+            yield "hook_failures", ("early", POINT, reason)
+            yield self.signs(policy)[1], ("early", POINT, reason)[: 2 if self.kind == REFUSING else 3]
         yield from self.more
         if not refused:
             yield "hook_calls", ("late", POINT, "ok")
             yield "hook_fields_changed", ("late", "envs")
 
 
-GOOD = Injection(None, answering(hookanswers.empty()))
-SLOW = Injection(KINDS["hung"], answering(hookanswers.hang()))
+GOOD = Injection("good", answering(hookanswers.empty()))
+SLOW = Injection("hung", answering(hookanswers.hang()))
 FAST = (
     GOOD,
-    Injection(KINDS["slow"], answering(hookanswers.after(0.1))),
-    Injection(KINDS["breaking off"], crashing),
-    *(Injection(KINDS["vanished"], gone) for gone in (unavailable, dead)),
-    Injection(KINDS["wrong: no message"], answering(hookanswers.garbage())),
-    Injection(KINDS["wrong: no message"], answering(hookanswers.raw(b"\x1a\x02\xff\xfe"))),
-    Injection(KINDS["wrong: no message"], answering(hookanswers.huge())),
-    *(Injection(KINDS["wrong: an error"], status(name)) for name in ("INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED")),
-    Injection(KINDS["wrong: impossible"], answering(hookanswers.reply(BAD_CPUSET)), "ok", (BAD_FIELD,)),
-    Injection(KINDS["wrong: refusing"], status("PERMISSION_DENIED")),
-    Injection(KINDS["wrong: unwanted"], answering(hookanswers.echo(plant("early"))), more=(CONFLICT,)),
-    Injection(UNTRUSTED, writable_by_all),
+    Injection("slow", answering(hookanswers.after(0.1))),
+    Injection("breaking off", crashing),
+    *(Injection("vanished", gone) for gone in (unavailable, dead)),
+    Injection("wrong: no message", answering(hookanswers.garbage())),
+    Injection("wrong: no message", answering(hookanswers.raw(b"\x1a\x02\xff\xfe"))),
+    Injection("wrong: no message", answering(hookanswers.huge())),
+    *(Injection("wrong: an error", status(name)) for name in ("INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED")),
+    Injection("wrong: impossible", answering(hookanswers.reply(BAD_CPUSET)), "ok", (BAD_FIELD,)),
+    Injection(REFUSING, status("PERMISSION_DENIED")),
+    Injection("wrong: unwanted", answering(hookanswers.echo(plant("early"))), more=(CONFLICT,)),
+    Injection("another user's", writable_by_all),
 )
 COUNTED = ("calls", "hook_", "config_reloads", "fields_left_out", "internal_errors")
 """The counters of which every series is expected: their names, or how these begin."""
@@ -153,19 +162,19 @@ def counters(proxy: ProxyInside) -> Counter[Key]:
     return +Counter({key: n for key, n in found.items() if key[0].startswith(COUNTED) and key[0] != "calls_passed"})
 
 
-@pytest.mark.parametrize("policy", FailurePolicy, ids=str)
+@pytest.mark.parametrize("policy", ["Fail", "Ignore"])
 async def test_failure_ends_as_the_policy_says_and_is_counted(
-    front: Front, tmp_path: Path, runtime: Runtime, policy: FailurePolicy
+    front: Front, tmp_path: Path, runtime: Runtime, policy: str
 ) -> None:
     """A good answer follows each failure, so the breaker stays closed."""
-    chance = random.Random(policy.value)
+    chance = random.Random(policy)
     injections = [*FAST, SLOW, *chance.choices(FAST, k=HOOK_FAILURES.now - len(FAST) - 1)]
     chance.shuffle(injections)
     early = HookServer(str(tmp_path / "early.sock"), faulty=True, keep_calls=False)
     late = HookServer(str(tmp_path / "late.sock"), default=hookanswers.echo(plant("late")), keep_calls=False)
     inside = front.inside(tmp_path)
     # What a busy machine delays must not count as a deadline.
-    inside.register("early.json", early.socket_path, [POINT], policy=policy.value, timeout="4s")
+    inside.register("early.json", early.socket_path, [POINT], policy=policy, timeout="4s")
     inside.register("late.json", late.socket_path, [POINT])
     expected = Counter[Key]({("config_reloads", ("ok",)): 2, ("calls", ("RunPodSandbox", "agreed")): 1})
     async with early, late, inside as proxy, front.caller(proxy.socket) as caller:
@@ -174,19 +183,18 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
         async def create(injection: Injection) -> None:
             """Create a container, and check the outcome of the call and its event."""
             expected.update(injection.counted(policy))
-            kind, before = injection.kind, proxy.metrics.events.last
+            before = proxy.metrics.events.last
             if not injection.is_refused(policy):
                 await caller.create(pod_id)
             else:
                 with pytest.raises(Failed) as raised:
                     await caller.create(pod_id)
-                is_refusal = kind is KINDS["wrong: refusing"]
-                assert raised.value.status == (front.refused if is_refusal else front.failed)
+                assert raised.value.status == (front.refused if injection.kind == REFUSING else front.failed)
                 assert f"hook server 'early' at {POINT}: " in raised.value.text
-            if kind is not None and kind.reason is not None:
+            if reason := REASONS.get(injection.kind):
                 found = [shown(row) for row in proxy.metrics.events.read(before)[0]]
                 events = [(event["kind"], event["reason"]) for event in found if event.get("hookServer") == "early"]
-                assert events == [(kind.signs(policy).event.value, kind.reason.value)]
+                assert events == [(injection.signs(policy)[0], reason)]
 
         for injection in injections:
             with injection.does(early):
@@ -205,10 +213,12 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
     assert len(runtime.arrived("create")) == agreed
 
 
-def test_each_kind_of_bad_server_names_an_existing_alert() -> None:
-    for signs in (*blast.SIGNS.values(), blast.REFUSAL):
-        metric = METRICS[signs.metric].shown
-        assert not signs.alert or any(name.startswith(metric) for name in metrics(ALERTS[signs.alert]["expr"]))
+def test_page_has_each_kind_and_names_existing_alerts() -> None:
+    assert {each.kind for each in (*FAST, SLOW)} >= {*REASONS} - {"crashing", "wrong: unserved"}
+    for event, metric, alert in (re.split(r"``; (?:``)?", signs) for signs in SIGNS.values()):
+        assert event in {"failed_open", "refused"}
+        named = list(metrics(ALERTS[alert]["expr"])) if alert in ALERTS else []
+        assert (metric in named) == (alert != "no alert")
 
 
 RESTORES = [("PreRunPodSandbox", "Fail", True), ("PreStartContainer", "Fail", False)]
