@@ -13,7 +13,7 @@ from runtimeproxy.docker.exchange import Action, Route, route
 from runtimeproxy.wire.http1 import Rule
 from tests.amounts import examples
 from tests.docker.followed import OURS, answers, check_refused, follow, mutations
-from tests.docker.forms import FOLLOWING, FORMS, HIDDEN, SECRET, TARGETS, Form, post, stream
+from tests.docker.forms import FORMS, HIDDEN, TARGETS, Form, stream
 from tests.docker.test_exchange_routes import HELD, ID, PASSING
 from tests.engines.dockerd import BUSYBOX, Dockerd
 from tests.system.proxy import ROOT
@@ -89,24 +89,8 @@ def test_rules_that_dockerd_is_milder_about_are_listed(dockerd: Dockerd) -> None
     assert [rule.text for rule in READ_BY_DOCKERD if f"- ``{rule.text}`` -" not in page] == []
 
 
-KILLED, CREATED, STOPPED = TARGETS
-LATER = {
-    "the body of a create that is refused unread, and a cut": post(
-        CREATED, f"Content-Length: {len(SECRET)}", "Expect: 100-continue", body=SECRET + FOLLOWING + b"\r\n"
-    ),
-    "a trailer that is refused, and a cut": post(
-        CREATED, "Transfer-Encoding: chunked", "Trailer: Content-Length", body=b"0\r\n\r\n"
-    )
-    + FOLLOWING.replace(b"Host: h", b"Host:\r\n"),
-    "a second request whose answer begins like that to the hidden one": post(
-        STOPPED, "Transfer-Encoding: Chunked", body=b"0\r\n\r\n" + SECRET.replace(b"hidden", b"hidden:") + FOLLOWING
-    ),
-}
-"""Forms that once were found by chance."""
-
-
 @settings(max_examples=examples())
-@given(st.sampled_from([*LATER.values()]) | mutations())
+@given(mutations())
 def test_changed_forms_too(dockerd: Dockerd, between: str, data: bytes) -> None:
     compare(dockerd, between, data)
 

@@ -1,10 +1,11 @@
 """Hook servers with real engines: their changes hold from the first instruction on, and failures cost what they may.
 
-Fault matrix H12. Each front's calls, field by field, with fakes: tests/test_contract.py. An unmodified koordlet
-registers, and echoes (hook-api, "Registration files").
+Fault matrix B1, B3 and H12, promise 8. Each front's calls, field by field, with fakes: tests/test_contract.py. An
+unmodified koordlet registers, and echoes (hook-api, "Registration files").
 """
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.fakes import hookanswers, registration
 from tests.fakes.dockershim_bodies import Values
 from tests.fakes.hookanswers import Answer, reply
 from tests.system.fronts import SKIP
+from tests.system.proxy import WAIT_SECONDS, answers, wait_until
 from tests.system.real import (
     CONTAINERD,
     CPU,
@@ -36,6 +38,14 @@ from tests.system.real import (
 
 pytestmark = pytest.mark.engine
 
+GRACE_SECONDS = 3600
+READY, SIGNALLED = "ready", "got a signal"
+DEAF = f"""
+trap 'trap "exit 0" TERM; echo {SIGNALLED}' TERM
+sleep {GRACE_SECONDS} & echo {READY}
+while :; do wait; done
+"""
+"""Handles a stop's signal, prints that, and continues. A second one ends it: dockerd ends containers at its start."""
 EVERY = on(CONTAINERD, OLD_CRI, DOCKERD)
 AT_CREATE: Values = {"cpu_shares": 300, "cpu_quota": 20000, "cpuset_cpus": CPU, "memory_limit_in_bytes": 48 * MIB}
 CREATED: Values = {"cpu_period": 100000, **AT_CREATE}
@@ -55,7 +65,7 @@ def sent(message: Any) -> Values:
 
 @EVERY
 def test_changes_of_hooks_hold_and_are_in_later_calls(node: RealNode, client: Any) -> None:
-    """The hook server acts at every Pre point; it sets another cgroup parent for a new pod.
+    """The hook server acts at every Pre point (hook-api, "What is sent"); it sets another cgroup parent for a new pod.
 
     A proxy that was killed and restarted reads all of it from the engine, and does not affect the container.
     """
@@ -164,3 +174,42 @@ def test_pod_runs_as_without_a_hook_server(
         if not policy:
             assert node.points() == list(KOORDLETS)
             assert registration.KOORDLET_EXTRA_POINT in node.proxy.output(), "the unknown point has its warning"
+
+
+@pytest.mark.slow
+@on(CONTAINERD, DOCKERD)
+def test_killed_engine_changes_no_hook_call(node: RealNode) -> None:
+    """A stop is in progress. The container outlives containerd, and ends with dockerd.
+
+    If the proxy notices its end before the next stop, the hook server is called then.
+    """
+    outlives = node.front.name == "cri"
+    pod, container = node.rich_pod(), node.rich_container()
+    container.command[:] = ("/bin/sh", "-c", DEAF)
+    with node.client() as client, ThreadPoolExecutor(1) as caller:
+        pod_id = client.run_pod(pod)
+        container_id = client.create(pod_id, container, pod)
+        client.start(container_id)
+        wait_until(lambda: READY in node.written(client, pod, container_id), "the container runs")
+        pids = node.pids(client, pod_id, container_id)
+        node.take_calls()
+        stop = caller.submit(client.stop, container_id, GRACE_SECONDS)
+        wait_until(lambda: SIGNALLED in node.written(client, pod, container_id), "the engine stops it")
+        node.engine.kill()
+        try:
+            assert node.failure(lambda: stop.result(WAIT_SECONDS)).status == node.front.lost
+            assert answers(node.proxy.socket)
+        finally:
+            node.engine.launch()
+    with node.client() as client:  # the first calls, without retries
+        if outlives:
+            assert node.pids(client, pod_id, container_id) == pids
+            assert node.points() == [], "it was not stopped"
+            client.update(container_id, resources(cpu_quota=40_000))
+            assert node.points() == ["PreUpdateContainerResources"]
+        end(client, pod_id, container_id)
+    *stops, (pod_stop, _) = node.take_calls()
+    ends = [(point, message.container_meta.id) for point, message in stops]
+    stopped = ("PostStopContainer", container_id)
+    assert ends == [stopped] or (not outlives and ends == 2 * [stopped])
+    assert pod_stop == "PostStopPodSandbox"
