@@ -9,7 +9,7 @@ import socket
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tests.fakes import hookanswers
 from tests.fakes.faults import full_backlog
 from tests.fakes.hookserver import HookServer
 from tests.fakes.server import StreamServer
-from tests.system.fronts import POD, SKIP, Front, Runtime
+from tests.system.fronts import POD, SKIP, Caller, Front, Runtime
 from tests.system.hostile import Process
 from tests.system.times import in_time
 
@@ -30,14 +30,12 @@ pytestmark = pytest.mark.slow
 
 POINT = "PreCreateContainer"
 TIMEOUT_SECONDS = 0.2
-LATE_SECONDS = 0.100
-Behaving = Callable[[str], AbstractAsyncContextManager[Any]]
-"""Does something at the socket's path."""
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "hooks.sock")
+async def seconds_of_a_create(caller: Caller, pod_id: str) -> float:
+    begun = time.monotonic()
+    await caller.create(pod_id)
+    return time.monotonic() - begun
 
 
 @asynccontextmanager
@@ -61,23 +59,19 @@ async def stopped(path: str) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("hanging", [silent, full_backlog, stopped])
 async def test_hook_that_hangs_costs_its_timeout(
-    front: Front, tmp_path: Path, runtime: Runtime, path: str, hanging: Behaving, monkeypatch: pytest.MonkeyPatch
+    front: Front, tmp_path: Path, runtime: Runtime, hanging: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hook_client, "FAILURES_IN_A_ROW", 10**9)  # the breaker stays closed
-    inside = front.inside(tmp_path)
+    inside, path = front.inside(tmp_path), str(tmp_path / "hooks.sock")
     inside.register("hangs.json", path, [POINT], timeout=f"{TIMEOUT_SECONDS}s")
     async with hanging(path), inside as proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
 
-        async def late() -> float:
-            begun = time.monotonic()
-            await caller.create(pod_id)
-            return time.monotonic() - begun - TIMEOUT_SECONDS
-
         async def some_together() -> Sequence[float]:
-            return await asyncio.gather(*(late() for _ in range(5)))
+            took = await asyncio.gather(*(seconds_of_a_create(caller, pod_id) for _ in range(5)))
+            return [seconds - TIMEOUT_SECONDS for seconds in took]
 
-        await in_time(LATE_SECONDS, HANGS, some_together)
+        await in_time(0.100, HANGS, some_together)
         passed = proxy.metrics.counted("hook_fail_open", hook_server="hangs", hook=POINT, reason="deadline")
     assert passed == len(runtime.arrived("create")) >= HANGS.now
 
@@ -92,10 +86,10 @@ COSTS = {
 
 @pytest.mark.parametrize("why", COSTS)
 async def test_hook_server_that_is_not_called_costs_little(
-    front: Front, tmp_path: Path, runtime: Runtime, path: str, why: str
+    front: Front, tmp_path: Path, runtime: Runtime, why: str
 ) -> None:
     """Compared with the creates of a pod that skips it."""
-    seconds, line = COSTS[why]
+    path, (seconds, line) = str(tmp_path / "hooks.sock"), COSTS[why]
     hooks, proxy = HookServer(path, default=hookanswers.hang()), front.process(tmp_path)
     proxy.register("bad.json", path, [POINT], timeout="20ms")
     if why == "down":
@@ -105,12 +99,7 @@ async def test_hook_server_that_is_not_called_costs_little(
         hooked, skipped = await caller.run_pod(), await caller.run_pod(replace(POD, labels=SKIP))
 
         async def median_of_creates(pod_id: str, calls: int = 40) -> float:
-            took = []
-            for _ in range(calls):
-                begun = time.monotonic()
-                await caller.create(pod_id)
-                took.append(time.monotonic() - begun)
-            return statistics.median(took)
+            return statistics.median([await seconds_of_a_create(caller, pod_id) for _ in range(calls)])
 
         async def more() -> list[float]:
             usual = await median_of_creates(skipped)
@@ -122,11 +111,10 @@ async def test_hook_server_that_is_not_called_costs_little(
     assert line in proxy.output()
 
 
-@pytest.mark.parametrize(("limit", "cap"), [("4MiB", 4 << 20), ("2MiB", 2 << 20)])
 async def test_huge_answer_costs_at_most_three_times_the_limit(
-    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, limit: str, cap: int
+    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
-    proxy = front.process(tmp_path, hook_answer_limit=limit)
+    cap, proxy = 2 << 20, front.process(tmp_path, hook_answer_limit="2MiB")
     proxy.register("huge.json", hooks.socket_path, [POINT])
     async with proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
