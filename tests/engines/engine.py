@@ -38,10 +38,7 @@ class Engine(ABC):
 
     def __enter__(self) -> Self:
         try:
-            if missing := probe.missing_programs(self._name):
-                raise EngineError(missing)
-            self.launch()
-            self.load_images()
+            self.start()
         except BaseException:
             self.stop()
             raise
@@ -49,6 +46,13 @@ class Engine(ABC):
 
     def __exit__(self, *details: object) -> None:
         self.stop()
+
+    def start(self) -> None:
+        """Start the daemon, with everything that tests use. Raises EngineError."""
+        if missing := probe.missing_programs(self._name):
+            raise EngineError(missing)
+        self.launch()
+        self.load_images()
 
     @abstractmethod
     def launch(self) -> None:
