@@ -56,15 +56,14 @@ async def test_no_call_is_unhooked_while_its_file_is_swapped(
 
     At the end the file is broken, then its directory is replaced, then both hook servers at their sockets.
     """
-    first, second = (HookServer(str(tmp_path / f"{name}.sock"), default=HOOKED) for name in ("first", "second"))
-    inside, end = front.inside(tmp_path), asyncio.Event()
-    contents = cycle((server.socket_path, float(seconds)) for server in (first, second) for seconds in (20, 21))
-    numbers, rounds = count(), count()
+    servers = [HookServer(str(tmp_path / f"{name}.sock"), default=HOOKED) for name in ("first", "second")]
+    contents = cycle((server.socket_path, float(seconds)) for server in servers for seconds in (20, 21))
+    inside, numbers, rounds, end = front.inside(tmp_path), count(), count(), asyncio.Event()
 
-    def swapped() -> tuple[str, float]:
+    def swapped() -> list[tuple[str, float]]:
         endpoint, seconds = next(contents)
         swap(inside.registrations, next(numbers), registration.text(endpoint, [POINT], timeout=f"{seconds}s"))
-        return endpoint, seconds
+        return [(endpoint, seconds)]
 
     def registered() -> list[tuple[str, float]]:
         return [(plugin.endpoint, plugin.timeout_seconds) for plugin in inside.app.manager.plugins_for(BY_NAME[POINT])]
@@ -73,18 +72,18 @@ async def test_no_call_is_unhooked_while_its_file_is_swapped(
         if next(rounds) % 2:
             swapped()  # the next one follows immediately
         begun, expected = time.monotonic(), swapped()
-        await until(lambda: registered() == [expected], "it has effect")
+        await until(lambda: registered() == expected, "it has effect")
         return [time.monotonic() - begun]
 
     async def create_until_the_end() -> int:
-        made = 0
-        while not end.is_set() or not made:
+        for made in count(1):
             await caller.create(pod_id)
-            made += 1
-        return made
+            if end.is_set():
+                return made
+        return 0
 
     swapped()
-    async with first, second, inside as proxy, front.caller(proxy.socket) as caller:
+    async with servers[0], servers[1], inside as proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
         async with asyncio.TaskGroup() as load:
             creating = [load.create_task(create_until_the_end()) for _ in range(4)]
@@ -99,9 +98,9 @@ async def test_no_call_is_unhooked_while_its_file_is_swapped(
             assert registered() == expected
         proxy.registrations.rename(tmp_path / "aside")
         proxy.registrations.mkdir()
-        expected = [swapped()]
+        expected = swapped()
         await until(lambda: registered() == expected, "the new directory is read")
-        for server in (first, second):
+        for server in servers:
             await server.stop()
             await server.start()
         begun = time.monotonic()
@@ -109,7 +108,6 @@ async def test_no_call_is_unhooked_while_its_file_is_swapped(
         assert time.monotonic() - begun < FEW_TIMES * 0.1
         assert proxy.metrics.total("hook_failures") == 0
     creates = runtime.arrived("create")
-    assert len(first.calls) + len(second.calls) == len(creates) == 1 + sum(task.result() for task in creating)
+    assert sum(len(server.calls) for server in servers) == len(creates) == 1 + sum(task.result() for task in creating)
     assert all(b"HOOKED" in request for request in creates)
-    assert first.calls
-    assert second.calls
+    assert all(server.calls for server in servers)
