@@ -113,9 +113,9 @@ class ShapedNode:
         reply = await self.caller.send(verb, request)
         return reply, self.runtime.arrived(verb)[-1]
 
-    async def created(self, pod_id: str, **changes: Any) -> str:
+    async def created(self, pod_id: str) -> str:
         """Create a container, and check that its request was passed unchanged; return its id."""
-        request = self.caller.create_request(pod_id, **changes)
+        request = self.caller.create_request(pod_id)
         reply, released = await self.passed("create", request)
         assert released == request
         return self.caller.id_in("create", reply)
