@@ -8,10 +8,10 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import grpc
 import pytest
@@ -25,8 +25,8 @@ from tests.fakes.dockershim_bodies import Pod, Values
 from tests.fakes.hookserver import HookServer
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
-from tests.system.fronts import Failed, Front
-from tests.system.proxy import STATE_KNOWN, ProxyProcess, serving, wait_until
+from tests.system.fronts import Front
+from tests.system.proxy import ProxyProcess, serving, wait_until
 
 MIB = 1 << 20
 CPU = str(min(os.sched_getaffinity(0)))
@@ -53,15 +53,17 @@ def first_act() -> tuple[str, ...]:
     return ("/bin/sh", "-c", f"{files}; env; echo {LAST_LINE}; sleep 3600")
 
 
-def inside(client: Any, container_id: str, setting: str) -> cgroups.Value:
-    """Read a setting by ExecSync from the container's own cgroup files."""
-    return cgroups.parse(setting, client.exec_sync(container_id, "cat", cgroups.inside_file(setting)).stdout.decode())
+def printed(client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
+    """Wait for all of the first lines that ``main`` prints; return them as names and values."""
+    wait_until(lambda: LAST_LINE in client.written(pod, container_id), "it has printed its first lines")
+    return dict(line.partition("=")[::2] for line in client.written(pod, container_id).splitlines())
 
 
 def assert_in_force(client: Any, container_id: str, parent: str, values: Values) -> None:
-    """Compare what the container sees, and what the host sees of it under this cgroup parent."""
+    """Compare what the container sees in its cgroup files, and what the host sees of it under this cgroup parent."""
     expected = {setting: cgroups.expected(setting, value) for setting, value in values.items()}
-    assert {setting: inside(client, container_id, setting) for setting in values} == expected
+    files = {setting: client.exec_sync(container_id, "cat", cgroups.inside_file(setting)).stdout for setting in values}
+    assert {setting: cgroups.parse(setting, file.decode()) for setting, file in files.items()} == expected
     assert {setting: cgroups.read(f"{parent}/{container_id}", setting) for setting in values} == expected
 
 
@@ -75,127 +77,35 @@ def end(client: Any, pod_id: str, *container_ids: str) -> None:
     assert pod_id not in [pod.id for pod in client.pods()]
 
 
-# ---- nodes
+# ---- kubelets
 
 
-@dataclass(frozen=True, slots=True)
-class _Real:
-    """A proxy, a hook server and an engine."""
+class CriKubelet(cri.CriClient):
+    """A kubelet of a node with a containerd."""
 
-    proxy: ProxyProcess
-    hooks: HookServer
-    engine: Any
-    version: str = cri.V1
-    """The CRI version of the kubelet."""
-
-    front: ClassVar[Front]
-
-    def client(self, socket: str = "") -> Any:
-        """Return a kubelet on the proxy, or on another socket."""
-        return cri.CriClient(socket or str(self.proxy.socket), self.version)
-
-    def direct(self) -> Any:
-        return self.client(self.engine.socket)
-
-    def register(self, points: Sequence[str] = registration.ALL_POINTS, **more: str) -> None:
-        """Register the hook server as the plugin ``PLUGIN``; ``more`` as in ``registration.text``."""
-        self.proxy.register(f"{PLUGIN}.json", self.hooks.socket_path, points, **more)
-
-    def take_calls(self) -> list[tuple[str, Any]]:
-        """Return the hook points and messages of the calls since the last time, in order."""
-        calls = [(call.point.name, call.request) for call in self.hooks.calls]
-        self.hooks.calls.clear()
-        return calls
-
-    def points(self) -> list[str]:
-        return [point for point, _ in self.take_calls()]
-
-    def restart(self, *, wait_for_state: bool = False) -> None:
-        """Kill the proxy and start it again; with ``wait_for_state``, wait until it has read the runtime's state."""
-        self.proxy.kill()
-        written = len(self.proxy.output())
-        self.proxy.start()
-        if wait_for_state:
-            wait_until(lambda: STATE_KNOWN in self.proxy.output()[written:], "the state is read", self.proxy.output)
-        self.take_calls()
-
-    def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
-        """Return a pod with nothing but a name, a cgroup parent and a log directory."""
-        uid = str(uuid.uuid4())
-        logs = str(self.engine.directory(f"logs/{uid}"))
-        return cri.pod_config(name, uid, cgroup_parent=self.engine.cgroup_parent(uid), log_directory=logs)
-
-    def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
-        """Return a pod with all fields that a kubelet may set."""
-        pod = self.plain_pod(name)
-        pod.metadata.attempt = 2
-        pod.labels.update({"app": "web", "koordinator.sh/qosClass": "BE"})
-        pod.annotations.update({"example.com/text": "line\nnext", "example.com/empty": ""})
-        pod.linux.overhead.CopyFrom(resources(cpu_shares=102, memory_limit_in_bytes=16 * MIB))
-        # containerd only stores a pod's resources, so the two maps need no special machine.
-        limits = resources(cpu_period=100000, cpu_quota=150000, cpu_shares=614, memory_limit_in_bytes=128 * MIB)
-        limits.hugepage_limits.append(HugepageLimit(page_size="2MB", limit=4 * MIB))
-        limits.unified["memory.high"] = "100000000"
-        pod.linux.resources.CopyFrom(limits)
-        return pod
-
-    def rich_container(self, name: str = "main", **more: int | str) -> ContainerConfig:
-        """Return a container with all fields that a kubelet may set; ``more`` resources than the usual ones."""
-        usual: Values = {"cpu_period": 100000, "cpu_quota": 50000, "cpu_shares": 512, "memory_limit_in_bytes": 64 * MIB}
-        config = cri.container_config(
-            name,
-            command=first_act(),
-            envs=[("LEVEL", b"info"), ("SENTENCE", b"two words = three"), ("EMPTY", b"")],
-            resources=resources(**{**usual, **more}),
-            labels={"io.kubernetes.container.name": name},
-            annotations={"example.com/hash": "f00"},
-        )
-        config.metadata.attempt = 3
-        return config
-
-    def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
-        """Wait for all of the first lines that ``main`` prints; return them as names and values."""
-        wait_until(lambda: LAST_LINE in self.written(client, pod, container_id), "it has printed its first lines")
-        return dict(line.partition("=")[::2] for line in self.written(client, pod, container_id).splitlines())
-
-    def failure(self, call: Callable[[], object]) -> Failed:
-        """Make a call that must fail; return its failure."""
-        with pytest.raises((grpc.RpcError, DockerError, ConnectionError)) as caught:
-            call()
-        error: Any = caught.value
-        if isinstance(error, grpc.RpcError):
-            return Failed(error.code(), str(error.details()))
-        return Failed(error.status, error.message) if isinstance(error, DockerError) else Failed(None, str(error))
-
-
-class CriNode(_Real):
-    """A node with a containerd."""
-
-    front = CRI
-
-    def written(self, client: Any, pod: PodSandboxConfig, container_id: str) -> str:
+    def written(self, pod: PodSandboxConfig, container_id: str) -> str:
         log = Path(pod.log_directory, "main.log")
         lines = log.read_text().splitlines() if log.exists() else []
         return "\n".join(line.split(" ", 3)[3] for line in lines)
 
-    def pids(self, client: Any, pod_id: str, container_id: str) -> tuple[int, int]:
-        return _info(client.pod_status(pod_id))["pid"], _info(client.status(container_id))["pid"]
+    def infos(self, pod_id: str, container_id: str) -> tuple[Any, Any]:
+        pod, container = self.pod_status(pod_id), self.status(container_id)
+        return json.loads(pod.info["info"]), json.loads(container.info["info"])
 
-    def inspected(self, client: Any, pod_id: str, container_id: str) -> Any:
+    def pids(self, pod_id: str, container_id: str) -> list[int]:
+        return [info["pid"] for info in self.infos(pod_id, container_id)]
+
+    def inspected(self, pod_id: str, container_id: str) -> Any:
         """Return the engine's report, without the values that differ between two equal requests."""
-        pod, container = _info(client.pod_status(pod_id)), _info(client.status(container_id))
+        pod, container = self.infos(pod_id, container_id)
         spec = container["runtimeSpec"]
         return pod["config"], container["config"], spec["linux"]["resources"], spec["process"]["env"]
-
-
-def _info(status: Any) -> Any:
-    return json.loads(status.info["info"])
 
 
 class Kubelet:
     """A client on a socket that makes pods from CRI's messages through cri-dockerd's calls."""
 
-    def __init__(self, socket: str) -> None:
+    def __init__(self, socket: str, version: str = "") -> None:
         self.shim = shim = Dockershim(socket, CRI_DOCKERD)
         self.stop_pod, self.remove_pod = shim.stop_pod_sandbox, shim.remove_pod_sandbox
         self.start, self.remove, self.stop = shim.start_container, shim.remove_container, shim.stop_container
@@ -207,16 +117,8 @@ class Kubelet:
         self.shim.close()
 
     def run_pod(self, config: PodSandboxConfig) -> str:
-        pod = _pod(config)
-        return self.shim.run_pod_sandbox(
-            *(pod.name, pod.uid),
-            namespace=pod.namespace,
-            attempt=pod.attempt,
-            labels=pod.labels,
-            annotations=pod.annotations,
-            cgroup_parent=pod.cgroup_parent,
-            oom_score_adj=0,  # a machine may lack CAP_SYS_RESOURCE
-        )
+        # A machine may lack CAP_SYS_RESOURCE.
+        return self.shim.run_pod_sandbox(**asdict(_pod(config)), oom_score_adj=0)
 
     def pods(self) -> list[Any]:
         return [SimpleNamespace(id=pod["Id"]) for pod in self.shim.list_pod_sandboxes()]
@@ -241,6 +143,18 @@ class Kubelet:
         exit_code, stdout, stderr = self.shim.exec_sync(container_id, command)
         return SimpleNamespace(stdout=stdout, stderr=stderr, exit_code=exit_code)
 
+    def written(self, pod: PodSandboxConfig, container_id: str) -> str:
+        return b"".join(data for _, data in self.shim.logs(container_id)).decode()
+
+    def pids(self, *ids: str) -> list[int]:
+        return [self.shim.inspect(one)["State"]["Pid"] for one in ids]
+
+    def inspected(self, *ids: str) -> Any:
+        text = json.dumps([self.shim.inspect(one) for one in ids], indent=1)
+        for one in ids:
+            text = text.replace(one, "<container>")
+        return docker_cli.masked(text.encode(), {**docker_cli.DRAWN, r'"Pid": \d+': "<pid>"}).splitlines()
+
 
 def _pod(config: PodSandboxConfig) -> Pod:
     metadata, texts = config.metadata, (dict(config.labels), dict(config.annotations))
@@ -249,50 +163,100 @@ def _pod(config: PodSandboxConfig) -> Pod:
 
 def _values(given: LinuxContainerResources) -> Values:
     """Return the values that dockershim uses; it sets the swap limit itself."""
-    named = {field.name: value for field, value in given.ListFields()}
-    named.pop("memory_swap_limit_in_bytes", None)
-    return named
+    return {field.name: value for field, value in given.ListFields()}
 
 
-class ShimNode(_Real):
-    """A node with a dockerd, whose kubelet uses cri-dockerd."""
-
-    front = DOCKER
-
-    def client(self, socket: str = "") -> Any:
-        return Kubelet(socket or str(self.proxy.socket))
-
-    def written(self, client: Any, pod: PodSandboxConfig, container_id: str) -> str:
-        return b"".join(data for _, data in client.shim.logs(container_id)).decode()
-
-    def pids(self, client: Any, pod_id: str, container_id: str) -> tuple[int, int]:
-        pod, container = (client.shim.inspect(one)["State"]["Pid"] for one in (pod_id, container_id))
-        return pod, container
-
-    def inspected(self, client: Any, pod_id: str, container_id: str) -> Any:
-        ids = (pod_id, container_id)
-        text = json.dumps([client.shim.inspect(one) for one in ids], indent=1)
-        for one in ids:
-            text = text.replace(one, "<container>")
-        return docker_cli.masked(text.encode(), {**docker_cli.DRAWN, r'"Pid": \d+': "<pid>"}).splitlines()
-
-
-RealNode = CriNode | ShimNode
+# ---- nodes
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of node; ``engine`` is the fixture of the whole session."""
+    """A kind of node; ``engine`` is the fixture of the whole session, ``version`` that of the kubelet's CRI."""
 
     name: str
     engine: str
-    node: type[RealNode]
+    front: Front
+    kubelet: Callable[..., Any]
     version: str = cri.V1
 
 
-CONTAINERD = Kind("containerd", "containerd", CriNode)
-DOCKERD = Kind("dockerd", "dockerd", ShimNode)
-OLD_CRI = Kind("containerd-v1alpha2", "containerd", CriNode, cri.V1ALPHA2)
+CONTAINERD = Kind("containerd", "containerd", CRI, CriKubelet)
+DOCKERD = Kind("dockerd", "dockerd", DOCKER, Kubelet)
+OLD_CRI = Kind("containerd-v1alpha2", "containerd", CRI, CriKubelet, cri.V1ALPHA2)
+
+
+@dataclass(frozen=True, slots=True)
+class RealNode:
+    """A proxy, a hook server and an engine."""
+
+    kind: Kind
+    proxy: ProxyProcess
+    hooks: HookServer
+    engine: Any
+
+    @property
+    def front(self) -> Front:
+        return self.kind.front
+
+    def client(self) -> Any:
+        return self.kind.kubelet(str(self.proxy.socket), self.kind.version)
+
+    def direct(self) -> Any:
+        return self.kind.kubelet(self.engine.socket, self.kind.version)
+
+    def register(self, points: Sequence[str] = registration.ALL_POINTS, **more: str) -> None:
+        """Register the hook server as the plugin ``PLUGIN``; ``more`` as in ``registration.text``."""
+        self.proxy.register(f"{PLUGIN}.json", self.hooks.socket_path, points, **more)
+
+    def take_calls(self) -> list[tuple[str, Any]]:
+        """Return the hook points and messages of the calls since the last time, in order."""
+        calls = [(call.point.name, call.request) for call in self.hooks.calls]
+        self.hooks.calls.clear()
+        return calls
+
+    def points(self) -> list[str]:
+        return [point for point, _ in self.take_calls()]
+
+    def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
+        """Return a pod with nothing but a name, a cgroup parent and a log directory."""
+        uid = str(uuid.uuid4())
+        logs = str(self.engine.directory(f"logs/{uid}"))
+        return cri.pod_config(name, uid, cgroup_parent=self.engine.cgroup_parent(uid), log_directory=logs)
+
+    def rich_pod(self) -> PodSandboxConfig:
+        """Return a pod with all fields that a kubelet may set."""
+        pod = self.plain_pod("rich")
+        pod.metadata.attempt = 2
+        pod.labels.update({"app": "web", "koordinator.sh/qosClass": "BE"})
+        pod.annotations.update({"example.com/text": "line\nnext", "example.com/empty": ""})
+        pod.linux.overhead.CopyFrom(resources(cpu_shares=102, memory_limit_in_bytes=16 * MIB))
+        # containerd only stores a pod's resources, so the two maps need no special machine.
+        limits = resources(cpu_period=100000, cpu_quota=150000, cpu_shares=614, memory_limit_in_bytes=128 * MIB)
+        limits.hugepage_limits.append(HugepageLimit(page_size="2MB", limit=4 * MIB))
+        limits.unified["memory.high"] = "100000000"
+        pod.linux.resources.CopyFrom(limits)
+        return pod
+
+    def rich_container(self, **more: int | str) -> ContainerConfig:
+        """Return a container with all fields that a kubelet may set; ``more`` resources than the usual ones."""
+        usual: Values = {"cpu_period": 100000, "cpu_quota": 50000, "cpu_shares": 512, "memory_limit_in_bytes": 64 * MIB}
+        config = cri.container_config(
+            "main",
+            command=first_act(),
+            envs=[("LEVEL", b"info"), ("SENTENCE", b"two words = three"), ("EMPTY", b"")],
+            resources=resources(**{**usual, **more}),
+            labels={"io.kubernetes.container.name": "main"},
+            annotations={"example.com/hash": "f00"},
+        )
+        config.metadata.attempt = 3
+        return config
+
+    def failure(self, call: Callable[[], object]) -> object:
+        """Make a call that must fail; return its status."""
+        with pytest.raises((grpc.RpcError, DockerError, ConnectionError)) as caught:
+            call()
+        error: Any = caught.value
+        return error.code() if isinstance(error, grpc.RpcError) else getattr(error, "status", None)
 
 
 def on(*kinds: Kind) -> pytest.MarkDecorator:
@@ -301,14 +265,14 @@ def on(*kinds: Kind) -> pytest.MarkDecorator:
 
 @contextmanager
 def running(
-    kind: Kind, engine: Any, folder: Path, prepare: Callable[[RealNode], None] = _Real.register, **flags: str
+    kind: Kind, engine: Any, folder: Path, prepare: Callable[[RealNode], None] = RealNode.register, **flags: str
 ) -> Iterator[RealNode]:
     """Run a hook server, then ``prepare``, and then a proxy before an engine; at the end its pods are removed."""
-    if kind.node is CriNode:
+    if kind.front is CRI:
         flags = {"remote_image_service_endpoint": engine.socket, **flags}
-    proxy = kind.node.front.process(folder / "proxy", remote_runtime_service_endpoint=engine.socket, **flags)
+    proxy = kind.front.process(folder / "proxy", remote_runtime_service_endpoint=engine.socket, **flags)
     with engine.restored(), serving(HookServer(str(folder / "hooks.sock"))) as hooks:
-        made = kind.node(proxy, hooks, engine, kind.version)
+        made = RealNode(kind, proxy, hooks, engine)
         prepare(made)
         with proxy:
             yield made

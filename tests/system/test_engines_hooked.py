@@ -31,6 +31,7 @@ from tests.system.real import (
     assert_in_force,
     end,
     on,
+    printed,
     resources,
     resources_answer,
     running,
@@ -95,7 +96,7 @@ def test_changes_of_hooks_hold_and_are_in_later_calls(node: RealNode, client: An
     assert sent(create) == {field.name: value for field, value in container.linux.resources.ListFields()}
     assert (sent(start), start.container_meta.id) == (CREATED, container_id)
     assert (sent(started), started.container_annotations["hook.example/container"]) == (STARTED, "added")
-    first = node.first_act(client, pod, container_id)
+    first = printed(client, pod, container_id)
     for setting, value in STARTED.items():
         assert cgroups.parse(setting, first[setting]) == cgroups.expected(setting, value), setting
     assert {name: first.get(name) for name in ENVIRONMENT} == ENVIRONMENT
@@ -107,9 +108,10 @@ def test_changes_of_hooks_hold_and_are_in_later_calls(node: RealNode, client: An
     assert sent(update) == {**sent(create), **KUBELETS_UPDATE}
     assert_in_force(client, container_id, parent, UPDATED)
 
-    pids = node.pids(client, pod_id, container_id)
-    node.restart()
-    assert node.pids(client, pod_id, container_id) == pids
+    pids = client.pids(pod_id, container_id)
+    node.proxy.kill()
+    node.proxy.start()
+    assert client.pids(pod_id, container_id) == pids
     end(client, pod_id, container_id)
     (point, stop), (last, for_stop) = node.take_calls()
     assert (point, sent(stop), stop.pod_cgroup_parent) == ("PostStopContainer", UPDATED, parent)
@@ -168,7 +170,7 @@ def test_pod_runs_as_without_a_hook_server(
                 container_id = each.create(pod_id, container, pod)
                 each.start(container_id)
                 each.update(container_id, resources(cpu_shares=99))
-                reports.append(node.inspected(each, pod_id, container_id))
+                reports.append(each.inspected(pod_id, container_id))
                 end(each, pod_id, container_id)
         assert reports[0] == reports[1]
         if not policy:
@@ -190,20 +192,20 @@ def test_killed_engine_changes_no_hook_call(node: RealNode) -> None:
         pod_id = client.run_pod(pod)
         container_id = client.create(pod_id, container, pod)
         client.start(container_id)
-        wait_until(lambda: READY in node.written(client, pod, container_id), "the container runs")
-        pids = node.pids(client, pod_id, container_id)
+        wait_until(lambda: READY in client.written(pod, container_id), "the container runs")
+        pids = client.pids(pod_id, container_id)
         node.take_calls()
         stop = caller.submit(client.stop, container_id, GRACE_SECONDS)
-        wait_until(lambda: SIGNALLED in node.written(client, pod, container_id), "the engine stops it")
+        wait_until(lambda: SIGNALLED in client.written(pod, container_id), "the engine stops it")
         node.engine.kill()
         try:
-            assert node.failure(lambda: stop.result(WAIT_SECONDS)).status == node.front.lost
+            assert node.failure(lambda: stop.result(WAIT_SECONDS)) == node.front.lost
             assert answers(node.proxy.socket)
         finally:
             node.engine.launch()
     with node.client() as client:  # the first calls, without retries
         if outlives:
-            assert node.pids(client, pod_id, container_id) == pids
+            assert client.pids(pod_id, container_id) == pids
             assert node.points() == [], "it was not stopped"
             client.update(container_id, resources(cpu_quota=40_000))
             assert node.points() == ["PreUpdateContainerResources"]
