@@ -170,8 +170,9 @@ def _failed(error: grpc.aio.AioRpcError) -> Failed:
 
 
 def _pod_config(pod: Pod) -> cri_pb2.PodSandboxConfig:
-    texts = {"labels": pod.labels, "annotations": pod.annotations}
-    config = cri.pod_config(pod.name, pod.uid, cgroup_parent=pod.cgroup_parent, **texts)
+    config = cri.pod_config(
+        pod.name, pod.uid, cgroup_parent=pod.cgroup_parent, labels=pod.labels, annotations=pod.annotations
+    )
     config.metadata.attempt = pod.attempt
     return config
 
@@ -192,7 +193,7 @@ def _container_config(container: Container) -> cri_pb2.ContainerConfig:
 
 
 def _resources(values: Values) -> cri_pb2.LinuxContainerResources:
-    return cri_pb2.LinuxContainerResources(**values)  # type: ignore[arg-type]
+    return cri_pb2.LinuxContainerResources(**values)
 
 
 @asynccontextmanager
@@ -213,7 +214,7 @@ async def sent(
                 if stream == 1 and kind == peer.DATA:
                     data += payload
                 elif stream == 1 and kind == peer.HEADERS:
-                    found = dict(decoder.decode(bytes(payload)))
+                    found: dict[Any, Any] = dict(decoder.decode(bytes(payload)))
                     if flags & peer.END_STREAM:
                         assert found.get("grpc-status") == "0", found
                         return bytes(data[5:])

@@ -57,7 +57,7 @@ class Stream(Protocol):
     async def close(self) -> None: ...
 
 
-class Caller:
+class Caller(Protocol):
     """A kubelet's side of a socket; concurrent calls do not wait for one another.
 
     Verbs are run_pod, create, start, update, stop, remove, stop_pod, remove_pod, pod_status, ping, list and images.

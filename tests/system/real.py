@@ -35,7 +35,7 @@ LAST_LINE = "first=done"
 
 
 def resources(**values: int | str) -> LinuxContainerResources:
-    return LinuxContainerResources(**values)  # type: ignore[arg-type]
+    return LinuxContainerResources(**values)
 
 
 def resources_answer(**values: int | str) -> hookanswers.Answer:

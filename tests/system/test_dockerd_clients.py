@@ -31,9 +31,9 @@ DOCKERFILE = f"FROM {BUSYBOX}\nCOPY file /copied\nRUN cat /copied > /built; echo
 # late, because a client that follows a log that ends with its last line may miss that line.
 CHATTER = "for i in 1 2 3; do echo out $i; echo err $i >&2; sleep 0.3; done; sleep 1"
 RUN, CREATED = ["run", "--name", "box"], [BUSYBOX, "sh", "-c"]
-SLEEPING = ([*RUN, "-d", *CREATED, "exec sleep 1000"], 0, "", {})
 Step = tuple[Sequence[str], int, str, Mapping[str, Any]]
 """The words of a docker command, its exit code, a part of its masked output, and how it is run."""
+SLEEPING: Step = ([*RUN, "-d", *CREATED, "exec sleep 1000"], 0, "", {})
 SCENARIOS: dict[str, Sequence[Step]] = {
     "run -it": [([*RUN, "-it", *CREATED, f"{ANSWER}; exit 3"], 3, "got a word", {"typed": (b"ready", b"a word\n")})],
     "run -it, detached by keys": [

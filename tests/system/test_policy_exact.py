@@ -234,11 +234,12 @@ async def test_restored_pod_passes_unless_it_had_to_be_hooked(
     if point:
         inside.register("a.json", tmp_path / "hooks.sock", [point], policy=policy)
     async with FakeRuntime(str(inside.runtime)) as runtime, inside as proxy, Client(proxy.socket) as client:
-        (answer,) = await asyncio.gather(client.call("RestorePod", b"request"), return_exceptions=True)
+        answers: Any = await asyncio.gather(client.call("RestorePod", b"request"), return_exceptions=True)
         assert [received.message for received in runtime.requests("RestorePod")] == [b"request"] * (not is_refused)
         event = next(event for event in shown_of(proxy.metrics.events) if event.get("operation") == "RestorePod")
         total = proxy.metrics.counted
         assert total("calls_passed", method="RestorePod") == (not is_refused)
+    (answer,) = answers
     if is_refused:
         assert (answer.code(), f"'a' at {point}: unhooked: " in answer.details()) == (
             grpc.StatusCode.UNIMPLEMENTED,

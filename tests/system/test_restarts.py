@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
 
 @pytest.fixture(params=["own socket", "supervisor's socket"])
 def proxy(request: pytest.FixtureRequest, front: Front, tmp_path: Path) -> Iterator[ProxyProcess]:
-    handing = handed_over(tmp_path / "proxy.sock") if request.param == "supervisor's socket" else nullcontext({})
+    handing: Any = handed_over(tmp_path / "proxy.sock") if request.param == "supervisor's socket" else nullcontext({})
     with handing as handed:
         yield front.process(tmp_path, **handed, drain_timeout=f"{DRAIN_SECONDS}s")
 
@@ -126,12 +127,14 @@ async def test_second_starts_under_load_disturb_no_call(
 ) -> None:
     proxy = front.process(tmp_path)
     proxy.register("slow.json", hooks.socket_path, POINTS)
-    load, more = Load(front, proxy), {"capture_output": True, "text": True, "env": proxy.environment}
+    load, command = Load(front, proxy), [*proxy.command, "--log-level=info"]
     async with proxy, load.going_on():
         inode = proxy.socket.stat().st_ino
         for _ in range(SECOND_STARTS.now):
             await load.each_kind_is_answered()
-            second = await asyncio.to_thread(subprocess.run, [*proxy.command, "--log-level=info"], **more)
+            second = await asyncio.to_thread(
+                lambda: subprocess.run(command, capture_output=True, text=True, env=proxy.environment, check=False)
+            )
             (line,) = second.stderr.splitlines()
             assert (second.returncode, f"pid {proxy.pid}" in line, str(proxy.socket) in line) == (1, True, True), line
         await load.each_kind_is_answered()
