@@ -64,9 +64,11 @@ class Caller(Protocol):
     Every failed call raises Failed; a call that is cancelled, or late, is cancelled as the front's clients do it.
     """
 
+    pods: dict[str, Pod]
+    """The pods that were run, by id: a container's create repeats its pod."""
+
     def __init__(self) -> None:
-        self.pods: dict[str, Pod] = {}
-        """The pods that were run, by id: a container's create repeats its pod."""
+        self.pods = {}
 
     async def __aenter__(self) -> Self:
         return self
