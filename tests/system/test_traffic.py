@@ -1,10 +1,13 @@
-"""Long messages: 16 MiB arrive, 64 MiB too, and cost a few times their length (fault matrix S2, promise 10).
+"""Long messages, many calls, and silence: all arrives, and costs a few times its length.
 
-And very many calls at the same time: none fails (fault matrix S3).
+Fault matrix S2, S3, S8 and B4, promises 10 and 12. Ends, tunnels, and clients that do not read:
+tests/relay/test_connection.py, test_dockerd_clients.
 """
 
 import asyncio
 import re
+import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +16,16 @@ from typing import Any
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
+from tests.amounts import CALLS_OF_A_CLIENT
+from tests.docker import client as docker_client
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
+from tests.fakes.runtime import FakeRuntime
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import CONTAINER, Caller, Front, Runtime
 from tests.system.hostile import Process
-from tests.system.proxy import ProxyProcess
+from tests.system.proxy import ProxyProcess, until
 
 pytestmark = pytest.mark.slow
 
@@ -116,3 +122,57 @@ async def test_crowd_of_calls_is_answered(
         assert len(set(answers)) == (1 if verb == "ping" else count)
         assert len(runtime.arrived(verb)) >= count
     assert "broke the protocol" not in proxy.output()
+
+
+DAY_SECONDS = 24 * 3600
+
+
+async def test_calls_streams_and_idle_connections_outlive_a_day(
+    front: Front, tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A timer that is set again each time fires in every hour."""
+    real, passed, due = time.monotonic, 0.0, list[bool]()
+    monkeypatch.setattr(time, "monotonic", lambda: real() + passed)
+    monkeypatch.setattr(docker_client, "PATIENCE_SECONDS", 2 * DAY_SECONDS)
+    inside: Any = front.inside(tmp_path)
+    async with inside as proxy, front.caller(proxy.socket) as caller, front.caller(proxy.socket) as idle:
+        await idle.act("ping")
+        stream = await caller.open_stream()
+        await stream.write(b"one")
+        assert await stream.read() == b"one"
+        pod_id = await caller.run_pod()
+        for verb in ("list", "create"):
+            runtime.set_fault(verb, delay_seconds=DAY_SECONDS)
+        requests = {"list": caller.request("list"), "create": caller.create_request(pod_id)}
+        calls = [asyncio.ensure_future(caller.send(*request, 2 * DAY_SECONDS)) for request in requests.items()]
+        await until(lambda: all(runtime.arrived(verb) for verb in requests), "the calls have arrived")
+        connections = set(proxy.app.front.connections)
+        assert len(connections) >= 2
+        asyncio.get_running_loop().call_later(DAY_SECONDS, due.append, True)
+        for _ in range(25):
+            passed += 3600
+            await asyncio.sleep(0.02)  # of real time, for what is due in an hour
+        assert due, "the loop has another clock"
+        await asyncio.gather(*calls)
+        await stream.write(b"two")
+        assert await stream.read() == b"two"
+        await idle.act("ping")
+        assert proxy.app.front.connections == connections
+
+
+CALLS = CALLS_OF_A_CLIENT.now
+METHOD = "/runtime.v1.RuntimeService/Version"
+
+
+@pytest.mark.tool("h2load")
+async def test_each_call_of_h2load_reaches_the_runtime_once(tmp_path: Path) -> None:
+    body = tmp_path / "body"
+    body.write_bytes(bytes(5))
+    headers = ["--header=content-type: application/grpc", "--header=te: trailers"]
+    size = [f"--requests={CALLS}", "--clients=1", "--max-concurrent-streams=20", f"--data={body}"]
+    async with FakeRuntime(str(tmp_path / "runtime.sock"), keep_received=0) as runtime:
+        async with ProxyProcess(tmp_path) as proxy:
+            command = ["h2load", *size, *headers, f"--base-uri=unix:{proxy.socket}", f"http://localhost{METHOD}"]
+            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=300)
+        assert runtime.counts == {METHOD: CALLS}
+    assert f"{CALLS} succeeded, 0 failed" in done.stdout, done.stdout + done.stderr
