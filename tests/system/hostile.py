@@ -1,8 +1,6 @@
 """Peers that break the protocol, and never end a connection for what they read; and the cost of an attack."""
 
 import asyncio
-import select
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -13,7 +11,6 @@ from tests.cri import peer
 TARGET_STREAM = 2
 """The stream that starts the runtime's flood: no sane client opens it."""
 READ_BYTES = 1 << 16
-END_SECONDS = 30.0
 PING, CREDIT = 0x6, 0x8
 
 
@@ -60,35 +57,25 @@ def answer(stream: int) -> Sequence[peer.Frame]:
 
 @asynccontextmanager
 async def hostile_client(path: Path) -> AsyncIterator[Callable[[Iterable[bytes]], Awaitable[None]]]:
-    """Connect, exchange SETTINGS and read all; yield a function that sends until the connection ends.
-
-    It uses a plain socket: asyncio's streams lose unread bytes when a write fails.
-    """
-    loop = asyncio.get_running_loop()
-
-    async def read() -> None:
-        with suppress(OSError):
-            while await loop.sock_recv(sock, READ_BYTES):
-                pass
+    """Connect, exchange SETTINGS and read all; yield a function that sends until the connection ends."""
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.write(peer.PREFACE + peer.Settings().wire() + peer.Ack().wire())
+    await reader.read(1)  # the runtime's SETTINGS, or the end
+    reading = asyncio.ensure_future(reader.read())
 
     async def send(parts: Iterable[bytes]) -> None:
         with suppress(OSError):
             for part in parts:
                 if reading.done():
                     break
-                await loop.sock_sendall(sock, part)
+                writer.write(part)
+                await writer.drain()
 
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.setblocking(False)
-        await loop.sock_connect(sock, str(path))
-        await loop.sock_sendall(sock, peer.PREFACE + peer.Settings().wire() + peer.Ack().wire())
-        await asyncio.to_thread(select.select, [sock], [], [], END_SECONDS)  # the runtime's SETTINGS, or the end
-        reading = asyncio.ensure_future(read())
-        try:
-            yield send
-        finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+    try:
+        yield send
+    finally:
+        writer.transport.abort()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 def joined(frames: Iterable[bytes]) -> Iterator[bytes]:
