@@ -28,7 +28,7 @@ from runtimeproxy.model import no_effect
 from runtimeproxy.model.fields import RESOURCE_FIELDS
 from runtimeproxy.model.hookpoints import HOOK_POINTS, Part
 from runtimeproxy.observe.events import EventKind
-from runtimeproxy.observe.metric_table import HOOK_SERVER_SERIES, HOOK_SERVERS, METRICS, OTHER, ROWS, SECONDS
+from runtimeproxy.observe.metric_table import HOOK_SERVER_SERIES, HOOK_SERVERS, OTHER, ROWS, SECONDS
 from runtimeproxy.settings.options import FILE_OPTION, FIRST_VERSION, OPTIONS, Option
 from runtimeproxy.settings.version import VERSION
 from runtimeproxy_hooks import __main__ as hooks_main
@@ -38,8 +38,8 @@ from runtimeproxy_hooks.sdk.hook import METHODS
 from tests import outputs
 from tests.docs import CODE, DOCS, HOOKS, ROOT, code_blocks, table, tables
 from tests.documents import PAGES, blocks, parsed
-from tests.hooks.sdk import processes
-from tests.system.blast import BY_POLICY, DISABLE, KINDS, MOVE, REFUSAL, REPLACE
+from tests.hooks.sdk import callers
+from tests.hooks.sdk.processes import running
 
 SOCKET = "/var/run/koord-runtimeproxy/runtimeproxy.sock"
 
@@ -97,25 +97,6 @@ def test_page_of_the_kubelet_has_its_flags() -> None:
     assert table(DOCS["kubelet"], "By version") == reported
     rows = [[name, f"``{d.unit}``", f"``{d.file}``", f"``{d.runtime}``"] for name, d in DISTRIBUTIONS.items()]
     assert [row[:4] for row in table(DOCS["kubelet"], "k3s, RKE2, k0s, MicroK8s")] == rows
-
-
-def test_fleets_says_what_each_bad_hook_server_costs() -> None:
-    page = DOCS["fleets"]
-    for kind in KINDS:
-        [row] = re.findall(rf"^   \*\*{re.escape(kind.name)}\*\*: (.*)", page, re.MULTILINE)
-        assert row.startswith(kind.does), row
-        for policy, lost in kind.lost.items():
-            signs = kind.signs(policy)
-            failure = f"``{policy.value}`` | {BY_POLICY[policy].value} | "
-            fails = kind.reason and signs is not REFUSAL
-            seen = page.partition(failure)[2].partition("\n")[0] if fails else row
-            shown = f"event ``{signs.event.value}``; ``{METRICS[signs.metric].shown}"
-            assert shown in seen, kind.name
-            assert seen.endswith(f"; {signs.alert or 'no alert'}"), kind.name
-            texts = [f"``{kind.reason.value}``"] if fails and kind.reason else [lost.value]
-            texts += [f"``{check}``"] if (check := kind.checks.get(policy)) else []
-            assert [text for text in texts if text not in row] == []
-    assert all(f"* **{way}**: " in page for way in (MOVE, DISABLE, REPLACE))
 
 
 @pytest.mark.slow

@@ -6,8 +6,9 @@ Values are given in CRI's terms (shares, microseconds, bytes, -1 for unlimited),
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path("/sys/fs/cgroup")
 REMOVE_SECONDS = 5.0
@@ -31,8 +32,7 @@ def weight(shares: int) -> int:
     return 1 + (shares - 2) * 9999 // 262142
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """The place of one number of a container: v1 controller and file, v2 file, and how to read each."""
 
     controller: str
@@ -93,39 +93,26 @@ def processes(cgroup: str) -> set[int]:
     """Return the ids of all processes in a cgroup and below it."""
     found: set[int] = set()
     for directory in directories(cgroup):
-        for below, _, files in os.walk(directory):
-            if "cgroup.procs" in files:
-                found.update(_pids(Path(below, "cgroup.procs")))
+        for below, _, _ in os.walk(directory):
+            with suppress(OSError):  # the cgroup was removed meanwhile, when its processes had ended
+                found.update(map(int, Path(below, "cgroup.procs").read_text().split()))
     return found
-
-
-def _pids(file: Path) -> list[int]:
-    try:
-        return [int(pid) for pid in file.read_text().split()]
-    except OSError:
-        return []  # the cgroup was removed meanwhile, when its processes had ended
 
 
 def remove(cgroup: str) -> None:
     """Remove a cgroup and all below it, deepest first; the processes must be gone.
 
-    Raises OSError if a cgroup stays busy.
+    Raises OSError if a cgroup stays busy: the kernel keeps it so for a moment after its last process.
     """
+    deadline = time.monotonic() + REMOVE_SECONDS
     for directory in directories(cgroup):
         for below, _, _ in os.walk(directory, topdown=False):
-            _remove_empty(Path(below))
-
-
-def _remove_empty(directory: Path) -> None:
-    deadline = time.monotonic() + REMOVE_SECONDS
-    while True:
-        try:
-            directory.rmdir()
-            return
-        except FileNotFoundError:
-            return  # the runtime was faster
-        except OSError:
-            # The kernel keeps a cgroup busy for a moment after its last process.
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
+            while os.path.exists(below):
+                try:
+                    os.rmdir(below)
+                except FileNotFoundError:
+                    break  # the runtime was faster
+                except OSError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.02)

@@ -1,7 +1,4 @@
-"""A private containerd: its own root, state, socket, images and cgroups; nothing of another engine is touched.
-
-Everything is found by this engine's own directory or cgroup prefix, and ended by process id.
-"""
+"""A private containerd: its own root, state, socket, images and cgroups; nothing of another engine is touched."""
 
 import os
 import shutil
@@ -10,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
 
 import grpc
 
@@ -59,14 +55,7 @@ class Containerd(Engine):
     def __init__(self) -> None:
         super().__init__("containerd", "kubepods", leftovers.SHIM_DIRECTORIES)
 
-    def start(self) -> Self:
-        self._require_programs()
-        self.launch()
-        self._import_images()
-        return self
-
     def launch(self) -> None:
-        """Start the daemon and wait until CRI answers; also after its end, which containers and shims outlive."""
         config = self.base / "config.toml"
         config.write_text(CONFIG.format(base=self.base, socket=self.socket, pause=images.PAUSE_IMAGE))
         self._run(["containerd", "--config", str(config)], self._answers)
@@ -86,52 +75,34 @@ class Containerd(Engine):
             self._remove_pods(keep=retained)
 
     def stop(self) -> None:
-        if self._runs:
+        if self.runs:
             self._remove_pods(keep=set())
-        self.terminate()
-        self._sweep(self._leftovers, self.base / "state")
+        mark = f"-address\0{self.socket}\0"
+        self._end(lambda: leftovers.processes(mark) | cgroups.processes(self.cgroup_prefix), self.base / "state")
 
-    def ctr(self, *arguments: str, socket: str | None = None) -> str:
-        """Run ctr against this engine, or against ``socket``; return its output.
-
-        Raises EngineError with ctr's error text.
-        """
-        command = ["ctr", "--address", socket or self.socket, "--namespace", "k8s.io", *arguments]
-        done = subprocess.run(
-            command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
-        )
-        if done.returncode:
-            raise EngineError(f"ctr {arguments[0]} failed with exit code {done.returncode}: {done.stderr.strip()}")
-        return done.stdout
-
-    def _answers(self) -> bool:
-        if not os.path.exists(self.socket):
-            return False
-        with CriClient(self.socket) as client:
-            try:
-                client.pods()  # unlike the version, answered only once the existing pods are loaded
-            except grpc.RpcError:
-                return False
-        return True
-
-    def _import_images(self) -> None:
+    def load_images(self) -> None:
         busybox = shutil.which("busybox")
         assert busybox is not None
         archive = self.base / "images.tar"
         archive.write_bytes(images.archive(Path(busybox)))
-        self.ctr("images", "import", "--snapshotter", "native", str(archive))
-        self._wait_for_images()
-
-    def _wait_for_images(self) -> None:
+        command = ["ctr", "--address", self.socket, "--namespace", "k8s.io", "images", "import"]
+        command += ["--snapshotter", "native", str(archive)]
+        done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            raise EngineError(f"ctr failed with exit code {done.returncode}: {done.stderr.strip()}")
         # CRI learns by an event, a moment later, of images that were imported without it.
         deadline = time.monotonic() + START_SECONDS
         with CriClient(self.socket) as client:
-            while time.monotonic() < deadline:
-                known = {tag for image in client.images() for tag in image.repo_tags}
-                if known.issuperset(images.IMAGES):
-                    return
+            while not {tag for image in client.images() for tag in image.repo_tags}.issuperset(images.IMAGES):
+                if time.monotonic() > deadline:
+                    raise EngineError(f"containerd does not list the imported images after {START_SECONDS:.0f} s")
                 time.sleep(0.05)
-        raise EngineError(f"containerd does not list the imported images after {START_SECONDS:.0f} s")
+
+    def _answers(self) -> bool:
+        try:
+            return os.path.exists(self.socket) and self._pods() is not None  # answered once the pods are loaded
+        except grpc.RpcError:
+            return False
 
     def _pods(self) -> set[str]:
         with CriClient(self.socket) as client:
@@ -145,6 +116,3 @@ class Containerd(Engine):
                     client.remove_pod(pod_id)
                 except grpc.RpcError:
                     continue  # what CRI cannot end is ended below by process id
-
-    def _leftovers(self) -> set[int]:
-        return leftovers.processes(f"-address\0{self.socket}\0") | cgroups.processes(self.cgroup_prefix)

@@ -3,8 +3,8 @@
 Pods use the host's network, so they need no CNI and have neither hostname nor sysctls.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import grpc
 from google.protobuf.message import Message
@@ -19,8 +19,6 @@ MAX_MESSAGE_BYTES = 64 << 20
 IMAGE_METHODS = frozenset({"ListImages", "StreamImages", "ImageStatus", "PullImage", "RemoveImage", "ImageFsInfo"})
 
 HOST_NETWORK = {"network": cri_pb2.NODE, "pid": cri_pb2.CONTAINER}
-_REPLIES: Mapping[str, str] = {"GetContainerEvents": "ContainerEventResponse"}
-"""Methods whose reply is not named after them."""
 
 
 def pod_config(
@@ -87,91 +85,70 @@ class CriClient:
         service = "ImageService" if method in IMAGE_METHODS else "RuntimeService"
         return f"/{self._version}.{service}/{method}"
 
-    def call(self, method: str, request: Message, timeout_seconds: float | None = None) -> Any:
+    def call(self, method: str, request: Message) -> Any:
+        reply: type[Message] = getattr(cri_pb2, f"{method}Response")
         call = self._channel.unary_unary(
-            self.path(method), request_serializer=_serialize, response_deserializer=_reply(method).FromString
+            self.path(method), request_serializer=_serialize, response_deserializer=reply.FromString
         )
-        return call(request, timeout=timeout_seconds or self._timeout_seconds)
+        return call(request, timeout=self._timeout_seconds)
 
-    def stream(self, method: str, request: Message) -> Iterator[Any]:
-        """Call a server-streaming method; return its replies as they come (with ``cancel()``, as in grpcio)."""
-        call = self._channel.unary_stream(
-            self.path(method), request_serializer=_serialize, response_deserializer=_reply(method).FromString
-        )
-        return call(request)
+    def _do(self, method: str, **fields: Any) -> Any:
+        return self.call(method, getattr(cri_pb2, f"{method}Request")(**fields))
 
-    # ---- pods
+    def version(self) -> Any:
+        return self._do("Version")
 
-    def version(self) -> cri_pb2.VersionResponse:
-        return cast("cri_pb2.VersionResponse", self.call("Version", cri_pb2.VersionRequest()))
+    # ---- pods; a status is verbose
 
     def run_pod(self, config: cri_pb2.PodSandboxConfig) -> str:
-        return str(self.call("RunPodSandbox", cri_pb2.RunPodSandboxRequest(config=config)).pod_sandbox_id)
+        return str(self._do("RunPodSandbox", config=config).pod_sandbox_id)
 
-    def pod_status(self, pod_id: str) -> cri_pb2.PodSandboxStatusResponse:
-        """Return the verbose status."""
-        request = cri_pb2.PodSandboxStatusRequest(pod_sandbox_id=pod_id, verbose=True)
-        return cast("cri_pb2.PodSandboxStatusResponse", self.call("PodSandboxStatus", request))
+    def pod_status(self, pod_id: str) -> Any:
+        return self._do("PodSandboxStatus", pod_sandbox_id=pod_id, verbose=True)
 
     def pods(self) -> list[cri_pb2.PodSandbox]:
-        return list(self.call("ListPodSandbox", cri_pb2.ListPodSandboxRequest()).items)
+        return list(self._do("ListPodSandbox").items)
 
     def stop_pod(self, pod_id: str) -> None:
-        self.call("StopPodSandbox", cri_pb2.StopPodSandboxRequest(pod_sandbox_id=pod_id))
+        self._do("StopPodSandbox", pod_sandbox_id=pod_id)
 
     def remove_pod(self, pod_id: str) -> None:
-        self.call("RemovePodSandbox", cri_pb2.RemovePodSandboxRequest(pod_sandbox_id=pod_id))
+        self._do("RemovePodSandbox", pod_sandbox_id=pod_id)
 
     # ---- containers
 
     def create(self, pod_id: str, config: cri_pb2.ContainerConfig, pod: cri_pb2.PodSandboxConfig) -> str:
-        request = cri_pb2.CreateContainerRequest(pod_sandbox_id=pod_id, config=config, sandbox_config=pod)
-        return str(self.call("CreateContainer", request).container_id)
+        return str(self._do("CreateContainer", pod_sandbox_id=pod_id, config=config, sandbox_config=pod).container_id)
 
     def start(self, container_id: str) -> None:
-        self.call("StartContainer", cri_pb2.StartContainerRequest(container_id=container_id))
+        self._do("StartContainer", container_id=container_id)
 
     def update(self, container_id: str, resources: cri_pb2.LinuxContainerResources) -> None:
-        request = cri_pb2.UpdateContainerResourcesRequest(container_id=container_id, linux=resources)
-        self.call("UpdateContainerResources", request)
+        self._do("UpdateContainerResources", container_id=container_id, linux=resources)
 
     def stop(self, container_id: str, grace_seconds: int = 0) -> None:
-        self.call("StopContainer", cri_pb2.StopContainerRequest(container_id=container_id, timeout=grace_seconds))
+        self._do("StopContainer", container_id=container_id, timeout=grace_seconds)
 
     def remove(self, container_id: str) -> None:
-        self.call("RemoveContainer", cri_pb2.RemoveContainerRequest(container_id=container_id))
+        self._do("RemoveContainer", container_id=container_id)
 
     def containers(self) -> list[cri_pb2.Container]:
-        return list(self.call("ListContainers", cri_pb2.ListContainersRequest()).containers)
+        return list(self._do("ListContainers").containers)
 
-    def status(self, container_id: str) -> cri_pb2.ContainerStatusResponse:
-        """Return the verbose status."""
-        request = cri_pb2.ContainerStatusRequest(container_id=container_id, verbose=True)
-        return cast("cri_pb2.ContainerStatusResponse", self.call("ContainerStatus", request))
+    def status(self, container_id: str) -> Any:
+        return self._do("ContainerStatus", container_id=container_id, verbose=True)
 
-    def exec_sync(self, container_id: str, *command: str, timeout_seconds: int = 20) -> cri_pb2.ExecSyncResponse:
-        request = cri_pb2.ExecSyncRequest(container_id=container_id, cmd=command, timeout=timeout_seconds)
-        return cast("cri_pb2.ExecSyncResponse", self.call("ExecSync", request))
+    def exec_sync(self, container_id: str, *command: str) -> Any:
+        return self._do("ExecSync", container_id=container_id, cmd=command, timeout=20)
 
     def environment(self, container_id: str) -> dict[str, bytes]:
         # The main process' own, not that of an exec: the two differ if a runtime gives an exec another one.
         lines = self.exec_sync(container_id, "cat", "/proc/1/environ").stdout.split(b"\0")
         return {key.decode(): value for key, _, value in (line.partition(b"=") for line in lines if line)}
 
-    def exec_url(self, container_id: str, *command: str) -> str:
-        request = cri_pb2.ExecRequest(container_id=container_id, cmd=command, stdout=True, stderr=True)
-        return str(self.call("Exec", request).url)
-
-    # ---- images
-
     def images(self) -> list[cri_pb2.Image]:
-        return list(self.call("ListImages", cri_pb2.ListImagesRequest()).images)
+        return list(self._do("ListImages").images)
 
 
 def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
-
-
-def _reply(method: str) -> type[Message]:
-    reply: type[Message] = getattr(cri_pb2, _REPLIES.get(method, f"{method}Response"))
-    return reply

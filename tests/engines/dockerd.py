@@ -1,7 +1,4 @@
-"""A private dockerd: its own root, state, socket, containerd, images and cgroups; no other engine is touched.
-
-Everything is found by this engine's own folder or cgroup prefix, and ended by process id.
-"""
+"""A private dockerd: its own root, state, socket, containerd, images and cgroups; no other engine is touched."""
 
 import json
 import shutil
@@ -10,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tests.engines import cgroups, images, leftovers
 from tests.engines.engine import Engine, EngineError
@@ -29,45 +26,39 @@ class Dockerd(Engine):
     def __init__(self) -> None:
         super().__init__("dockerd", "docker", DIRECTORIES)
 
-    def start(self) -> Self:
-        self._require_programs()
-        self.launch()
+    def load_images(self) -> None:
         busybox = shutil.which("busybox", path=PATH)
         assert busybox is not None
         self.request("POST", "/images/load", images.archive(Path(busybox)))
-        return self
 
     def launch(self) -> None:
-        """Start the daemon and wait until it answers; what it keeps on disk outlives its end."""
         config = self.base / "daemon.json"
         config.write_text(json.dumps(self._config()))
         # Without the machine's proxy variables, which dockerd would use for its registries.
         self._run([DOCKERD, "--config-file", str(config)], self._answers, {"PATH": PATH})
 
     def kill(self) -> None:
-        """Kill the daemon (SIGKILL); its containers live on until the next ``launch`` or ``stop``."""
         super().kill()
         # Its containerd ends with it. Until process 1 has reaped that one, dockerd takes it for alive by its pid.
         (self.base / "exec/containerd/containerd.pid").unlink(missing_ok=True)
 
     def stop(self) -> None:
-        if self._runs:
+        if self.runs:
             self._remove_containers(keep=set())  # otherwise SIGTERM would wait for each one that ignores it
-        self.terminate()
-        self._sweep(self.processes, self.base / "exec/containerd/daemon")
 
-    def processes(self) -> set[int]:
-        """Return the ids of the daemon, its containerd, the shims, and all processes in containers."""
-        # The folder exec is in their command lines, but in no client's.
-        own = {self._daemon.pid} if self._daemon is not None and self._runs else set()
-        return leftovers.processes(f"{self.base}/exec") | cgroups.processes(self.cgroup_prefix) | own
+        def processes() -> set[int]:
+            """Return the ids of its containerd, the shims, and all processes in containers."""
+            # The folder exec is in their command lines, but in no client's.
+            return leftovers.processes(f"{self.base}/exec") | cgroups.processes(self.cgroup_prefix)
 
-    def request(self, method: str, path: str, body: bytes = b"", socket: str | None = None) -> bytes:
-        """Send one request to this engine, or to ``socket``; return the body of its answer.
+        self._end(processes, self.base / "exec/containerd/daemon")
+
+    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
+        """Send one request; return the body of its answer.
 
         Raises EngineError with the daemon's error text, OSError if it does not listen.
         """
-        connection = UnixHttpConnection(socket or self.socket, timeout=REQUEST_SECONDS)
+        connection = UnixHttpConnection(self.socket, timeout=REQUEST_SECONDS)
         try:
             headers = {"Host": "docker"} | ({"Content-Type": "application/json"} if body else {})
             connection.request(method, path, body or None, headers)

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,19 +55,6 @@ def remove_shim_sockets(state: Path) -> None:
     """
     for address in state.glob("io.containerd.runtime.v2.task/*/*/address"):
         Path(address.read_text().strip().removeprefix("unix://")).unlink(missing_ok=True)
-
-
-class NewDirectories:
-    """Directories outside of an engine's folder that it creates if they do not exist, deepest first."""
-
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self._new = [path for path in paths if not path.exists()]
-
-    def remove(self) -> None:
-        """Remove those that did not exist before, unless they contain something else by now."""
-        for path in self._new:
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
 
 
 def _cmdline(process: Path) -> bytes:

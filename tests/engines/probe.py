@@ -5,6 +5,7 @@ standard library: scripts/install runs it before anything is installed.
 """
 
 import ctypes
+import errno
 import fcntl
 import os
 import platform
@@ -16,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -55,15 +55,12 @@ CAPABILITIES: Mapping[str, int] = {
 
 _CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
 _MS_REC_PRIVATE = 0x4000 | 0x40000
+_MNT_DETACH = 2
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 
 RELEASE_BASE = "12"
 """The version of Debian whose Python is in a release (scripts/building/debian.py)."""
-
-
-class Missing(Exception):
-    """A right is missing; the text names it."""
 
 
 @cache
@@ -132,65 +129,45 @@ def _system() -> tuple[str, str]:
     return release["ID"], release.get("VERSION_ID", "")
 
 
-def _capabilities() -> None:
+def _attempts(folder: Path) -> Iterator[str]:
+    """Do what the engines do; yield what fails if the next step raises OSError. ``folder`` is empty."""
     lines = Path("/proc/self/status").read_text().splitlines()
     effective = int(next(line.split()[1] for line in lines if line.startswith("CapEff:")), 16)
     for name, bit in CAPABILITIES.items():
-        if not effective >> bit & 1:
-            raise Missing(f"no {name}")
-
-
-def _cgroups() -> None:
-    """Make and remove a cgroup in each hierarchy; in version 2 enable the controllers that a container needs."""
+        yield f"no {name}"
+        _check(effective >> bit & 1)
+    yield "no cgroup hierarchy"
     mounts = [line.partition(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     hierarchies = [Path(mounted.split()[4]) for mounted, _, kind in mounts if kind.startswith("cgroup")]
-    if not hierarchies:
-        raise Missing("no cgroup hierarchy is mounted")
+    _check(hierarchies)
     for hierarchy in hierarchies:
+        yield f"cannot create a cgroup in {hierarchy}"
         group = hierarchy / f"runtimeproxy-probe-{os.getpid()}"
-        with _attempt(f"cannot create a cgroup in {hierarchy}"):
-            group.mkdir()
-            group.rmdir()
+        group.mkdir()
+        group.rmdir()
     unified = Path("/sys/fs/cgroup")
     if (unified / "cgroup.controllers").exists():
         # EBUSY where the root has processes of its own, as in a container: cgroups(7), "no internal processes".
-        with _attempt(f"cannot enable controllers in {unified}"):
-            (unified / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in _CONTROLLERS))
-
-
-def _mounts() -> None:
-    """Mount a file system in a new mount namespace, and open a device in it."""
-    with tempfile.TemporaryDirectory(prefix="rp-probe-") as folder:
-        with _attempt("cannot create a mount namespace"):
-            _call("unshare", _CLONE_NEWNS)
-        with _attempt("cannot mount a file system"):
-            _call("mount", b"none", b"/", None, _MS_REC_PRIVATE, None)
-            _call("mount", b"none", folder.encode(), b"tmpfs", 0, None)
-        try:
-            with _attempt("cannot create a device"):
-                os.mknod(f"{folder}/null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
-                Path(folder, "null").write_bytes(b"")
-        finally:
-            _call("umount2", folder.encode(), 0)
-
-
-def _network() -> None:
-    """Set the loopback of a new network namespace up: netdevice(7)."""
-    with _attempt("cannot create a network namespace"):
-        _call("unshare", _CLONE_NEWNET)
-    with (
-        _attempt("cannot set up a network interface"),
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket,
-    ):
+        yield f"cannot enable controllers in {unified}"
+        (unified / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in _CONTROLLERS))
+    yield "cannot create a mount namespace"
+    _call("unshare", _CLONE_NEWNS)
+    yield "cannot mount a file system"
+    _call("mount", b"none", b"/", None, _MS_REC_PRIVATE, None)
+    _call("mount", b"none", bytes(folder), b"tmpfs", 0, None)
+    yield "cannot create a device"
+    os.mknod(folder / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    (folder / "null").write_bytes(b"")
+    yield "cannot create a network namespace"
+    _call("unshare", _CLONE_NEWNET)
+    yield "cannot set up a network interface"  # its loopback: netdevice(7)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
 
 
-@contextmanager
-def _attempt(failure: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise Missing(f"{failure}: {error.strerror}") from error
+def _check(given: object) -> None:
+    if not given:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
 
 def _call(function: str, *arguments: object) -> None:
@@ -202,12 +179,17 @@ def _call(function: str, *arguments: object) -> None:
 
 def main() -> int:
     """Print the first missing right; return the exit code."""
+    failure, folder = "", Path(tempfile.mkdtemp(prefix="rp-probe-"))
     try:
-        for attempt in (_capabilities, _cgroups, _mounts, _network):
-            attempt()
-    except Missing as missing:
-        print(missing)
+        for attempted in _attempts(folder):
+            failure = attempted
+    except OSError as error:
+        print(f"{failure}: {error.strerror}")
         return 1
+    finally:
+        if folder.is_mount():
+            _call("umount2", bytes(folder), _MNT_DETACH)
+        folder.rmdir()
     return 0
 
 

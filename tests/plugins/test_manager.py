@@ -1,6 +1,6 @@
 """The Plugins Manager on a real directory: which hook servers are called, by which client, and what is logged.
 
-Swapped, replaced and hostile files: tests/system/test_plugins.py.
+Swapped, replaced and hostile files: tests/system/test_hook_servers.py.
 """
 
 import asyncio

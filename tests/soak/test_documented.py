@@ -20,7 +20,7 @@ from tests.machines.machine import Machine, fit
 from tests.machines.tree import debian
 from tests.soak import MARKS
 from tests.soak.conftest import Findings
-from tests.system.node import serving
+from tests.system.proxy import serving
 
 pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]
 

@@ -8,14 +8,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
-import h2.config
-import h2.connection
-import h2.events
+from hpack import Decoder
 
-from runtimeproxy.wire import http2
 from runtimeproxy.wire.http2 import FrameBuffer
+from tests.cri import peer
 from tests.engines import cri
 from tests.fakes import cri_pb2
 from tests.fakes.dockershim_bodies import Container, Pod, Values
@@ -76,8 +75,7 @@ class CriRuntime(FakeRuntime):
 
     def long_list(self, count: int, total_bytes: int) -> bytes:
         self.state.fill_list(count, total_bytes)
-        assert self.state.big_list is not None
-        return self.state.big_list
+        return self.state.big_list or b""
 
 
 def _is_the_proxys(received: Received) -> bool:
@@ -89,9 +87,7 @@ class _Stream:
 
     def __init__(self, client: Client) -> None:
         self._call = client.both("/an.unknown.Service/Chat")
-
-    async def write(self, data: bytes) -> None:
-        await self._call.write(data)
+        self.write = self._call.write
 
     async def read(self) -> bytes:
         try:
@@ -104,16 +100,19 @@ class _Stream:
 
 
 class CriCaller(Caller):
-    def __init__(self, socket: Path | str) -> None:
+    """A kubelet that speaks CRI; ``options`` are those of its channel, ``of_calls`` those of each call."""
+
+    def __init__(self, socket: Path | str, **options: Any) -> None:
         super().__init__()
-        self._client = Client(socket)
+        self.of_calls: Mapping[str, Any] = {}
+        self._client = Client(socket, **options)
 
     async def close(self) -> None:
         await self._client.channel.close()
 
     async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes:
         try:
-            return bytes(await self._client.call(METHODS[verb], request, timeout=seconds))
+            return bytes(await self._client.call(METHODS[verb], request, timeout=seconds, **self.of_calls))
         except grpc.aio.AioRpcError as error:
             raise _failed(error) from None
 
@@ -186,48 +185,39 @@ def _container_config(container: Container) -> cri_pb2.ContainerConfig:
         labels=container.labels,
         annotations=container.annotations,
         image=container.image,
+        resources=_resources(container.resources) if container.resources else None,
     )
-    if container.resources:
-        config.linux.resources.CopyFrom(_resources(container.resources))
     config.metadata.attempt = container.attempt
     config.args.extend(container.args)
     return config
 
 
 def _resources(values: Values) -> cri_pb2.LinuxContainerResources:
-    return cri_pb2.LinuxContainerResources(**values)  # type: ignore[arg-type]
+    return cri_pb2.LinuxContainerResources(**values)
 
 
 @asynccontextmanager
 async def sent(
     socket: Path | str, verb: str = "ping", request: bytes | None = None
 ) -> AsyncIterator[asyncio.Future[bytes]]:
-    """Send a short request on a connection of its own, with Python's h2 as the client."""
+    """Send a request on a connection of its own, in frames that are made by hand."""
     service = "ImageService" if METHODS[verb] in cri.IMAGE_METHODS else "RuntimeService"
-    method = [(":method", "POST"), (":scheme", "http"), (":path", f"/{cri.V1}.{service}/{METHODS[verb]}")]
-    fields = [(":authority", "localhost"), ("content-type", "application/grpc"), ("te", "trailers")]
+    fields = peer.request(f"/{cri.V1}.{service}/{METHODS[verb]}".encode(), (b"te", b"trailers"))
+    frames = (peer.Settings(), peer.Headers(1, fields), peer.Data(1, peer.grpc(request or b""), end=True))
     reader, writer = await asyncio.open_unix_connection(str(socket))
-    client = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
-    client.initiate_connection()
-    client.send_headers(1, method + fields)
-    client.send_data(1, b"\0" + len(request or b"").to_bytes(4, "big") + (request or b""), end_stream=True)
-    writer.write(client.data_to_send())
+    writer.write(peer.PREFACE + b"".join(frame.wire() for frame in frames))
 
     async def message() -> bytes:
-        frames, data, found = FrameBuffer(), bytearray(), dict[str, str]()
+        buffer, decoder, data = FrameBuffer(), Decoder(), bytearray()
         while received := await reader.read(65536):
-            for kind, flags, stream, payload in frames.feed(received):
-                # h2 accepts nothing more after a GOAWAY, but open streams continue (RFC 9113, 6.8).
-                events = client.receive_data(http2.frame(kind, flags, stream, payload)) if kind != http2.GOAWAY else []
-                for event in events:
-                    if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
-                        found.update(dict(event.headers))
-                    elif isinstance(event, h2.events.DataReceived):
-                        data += event.data
-                    elif isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
+            for kind, flags, stream, payload in buffer.feed(received):
+                if stream == 1 and kind == peer.DATA:
+                    data += payload
+                elif stream == 1 and kind == peer.HEADERS:
+                    found: dict[Any, Any] = dict(decoder.decode(bytes(payload)))
+                    if flags & peer.END_STREAM:
                         assert found.get("grpc-status") == "0", found
                         return bytes(data[5:])
-            writer.write(client.data_to_send())
         raise ConnectionError("the connection has ended")
 
     try:

@@ -5,7 +5,7 @@ A request is its head and body; one of a caller has the API's version in its pat
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Any
 from tests.docker.client import Answer, Client, request
 from tests.engines.images import PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
-from tests.fakes.dockerd import FakeDockerd, Injection, Received
+from tests.fakes.dockerd import FakeDockerd, Injection
 from tests.fakes.dockerd_shapes import ENGINES, Engine, go_json
 from tests.fakes.dockershim_bodies import Container, Pod, Values
 from tests.system.fronts import POD, SECONDS, Caller, Failed, Front, answering
@@ -46,19 +46,21 @@ class DockerRuntime(FakeDockerd):
     def __init__(self, socket_path: str, **more: Any) -> None:
         super().__init__(socket_path, keep_body_bytes=32 << 20, **more)
 
-    def _of_callers(self) -> list[Received]:
-        return [received for received in self.received if received.target.startswith("/v")]
-
-    def _is(self, received: Received, verb: str) -> bool:
-        of_pod = POD_NAME in received.target or any(pod_id in received.target for pod_id in self.pod_ids())
-        return received.route == ROUTES[verb] and of_pod == verb.endswith(("_pod", "pod_status"))
+    def _of_callers(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the verb and the bytes of each request of a caller."""
+        for received in self.received:
+            if received.target.startswith("/v"):
+                of_pod = POD_NAME in received.target or any(pod_id in received.target for pod_id in self.pod_ids())
+                for verb, route in ROUTES.items():
+                    if route == received.route and of_pod == verb.endswith(("_pod", "pod_status")):
+                        yield verb, received.raw
+                        break
 
     def verbs(self) -> list[str]:
-        found = (next((verb for verb in ROUTES if self._is(received, verb)), "") for received in self._of_callers())
-        return [verb for verb in found if verb]
+        return [verb for verb, _ in self._of_callers()]
 
     def arrived(self, verb: str) -> list[bytes]:
-        return [received.raw for received in self._of_callers() if self._is(received, verb)]
+        return [raw for found, raw in self._of_callers() if found == verb]
 
     def set_fault(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None:
         status = 500 if text else 0
@@ -86,27 +88,22 @@ class DockerRuntime(FakeDockerd):
 
     def long_list(self, count: int, total_bytes: int) -> bytes:
         self.fill_list(count, total_bytes)
-        assert self.big_list is not None
-        return self.big_list
+        return self.big_list or b""
 
 
 class _Stream:
     """An exec of ``cat`` on a terminal: raw bytes both ways."""
 
     def __init__(self, client: Client) -> None:
-        self._client = client
+        self._client, self.close = client, client.close
 
     async def write(self, data: bytes) -> None:
         self._client.send(data)
 
     async def read(self) -> bytes:
-        data = await self._client.reader.read(1 << 16)
-        if not data:
-            raise Failed(None, ENDED)
-        return data
-
-    async def close(self) -> None:
-        await self._client.close()
+        if data := await self._client.reader.read(1 << 16):
+            return data
+        raise Failed(None, ENDED)
 
 
 class DockerCaller(Caller):

@@ -57,16 +57,18 @@ class Stream(Protocol):
     async def close(self) -> None: ...
 
 
-class Caller:
+class Caller(Protocol):
     """A kubelet's side of a socket; concurrent calls do not wait for one another.
 
     Verbs are run_pod, create, start, update, stop, remove, stop_pod, remove_pod, pod_status, ping, list and images.
     Every failed call raises Failed; a call that is cancelled, or late, is cancelled as the front's clients do it.
     """
 
+    pods: dict[str, Pod]
+    """The pods that were run, by id: a container's create repeats its pod."""
+
     def __init__(self) -> None:
-        self.pods: dict[str, Pod] = {}
-        """The pods that were run, by id: a container's create repeats its pod."""
+        self.pods = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -74,23 +76,18 @@ class Caller:
     async def __aexit__(self, *details: object) -> None:
         await self.close()
 
+    # Of each front. A container of a pod that this caller did not run is like one of ``POD``; an update's annotations
+    # are left out where the front has no place for them; ``request`` contains only the subject of a call; a broken one
+    # cannot be read, and contains a text; ``id_in`` is that in a reply to run_pod, create or pod_status.
+
     async def close(self) -> None: ...
-
-    async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes:
-        """Send a request, valid or not; return the reply's message."""
-
-    # Requests: a container of a pod that this caller did not run is like one of ``POD``; an update's annotations are
-    # left out where the front has no place for them; ``request`` contains only the subject of a call; a broken one
-    # cannot be read, and contains a text.
-
+    async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes: ...
     def pod_request(self, pod: Pod) -> bytes: ...
     def container_request(self, pod_id: str, container: Container) -> bytes: ...
     def update_request(self, container_id: str, resources: Values, annotations: Mapping[str, str]) -> bytes: ...
     def request(self, verb: str, subject_id: str = "") -> bytes: ...
     def broken_request(self, verb: str, text: bytes) -> bytes: ...
-    def id_in(self, verb: str, reply: bytes) -> str:
-        """Return the id in a reply to run_pod, create or pod_status."""
-
+    def id_in(self, verb: str, reply: bytes) -> str: ...
     async def open_stream(self) -> Stream: ...
     async def call_unheld(self, secret: str) -> None:
         """Make calls that are not held, with a secret wherever a value is possible; they may fail."""
@@ -117,28 +114,14 @@ class Caller:
         return await self.send(verb, self.request(verb, subject_id))
 
 
-class Runtime(Protocol):
-    """Interface of a fake runtime for tests; requests of the proxy's own are left out.
+Runtime = Any
+"""A fake runtime; requests of the proxy's own are left out of what it shows.
 
-    ``verbs`` are the callers' requests, ``arrived`` those of a verb as bytes, both in order. ``set_fault`` delays a
-    verb's calls from now on, or answers them with an error of this text. ``reads`` counts the single pods and
-    containers that the proxy has read by itself. ``vanish`` removes one without any call or event. ``envs`` is the
-    environment of the last create. ``long_list`` makes the list of containers so long, and returns the reply's message.
-    """
-
-    socket_path: str
-
-    async def __aenter__(self) -> Self: ...
-    async def __aexit__(self, kind: Any, error: Any, at: Any, /) -> None: ...
-    def verbs(self) -> list[str]: ...
-    def arrived(self, verb: str) -> list[bytes]: ...
-    def set_fault(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None: ...
-    def pod_ids(self) -> list[str]: ...
-    def container_ids(self) -> list[str]: ...
-    def reads(self) -> int: ...
-    def vanish(self, subject_id: str) -> None: ...
-    def envs(self) -> list[tuple[str, str]]: ...
-    def long_list(self, count: int, total_bytes: int) -> bytes: ...
+``verbs`` are the callers' requests, ``arrived`` those of a verb as bytes, both in order. ``set_fault`` delays a verb's
+calls from now on, or answers them with an error of this text. ``reads`` counts the single pods and containers that the
+proxy has read by itself. ``vanish`` removes one without any call or event. ``envs`` is the environment of the last
+create. ``long_list`` makes the list of containers so long, and returns the reply's message.
+"""
 
 
 @dataclass(frozen=True, slots=True)

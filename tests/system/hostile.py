@@ -1,26 +1,17 @@
 """Peers that break the protocol, and never end a connection for what they read; and the cost of an attack."""
 
 import asyncio
-import select
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from runtimeproxy.wire.http2 import FrameBuffer
 from tests.cri import peer
-from tests.fakes.server import StreamServer
 
 TARGET_STREAM = 2
 """The stream that starts the runtime's flood: no sane client opens it."""
 READ_BYTES = 1 << 16
-END_SECONDS = 30.0
-_DATA, _HEADERS, _PING, _CREDIT = 0x0, 0x1, 0x6, 0x8
-
-
-def answer(stream: int, message: bytes = b"") -> bytes:
-    begun = peer.Headers(stream, peer.REPLY), peer.Data(stream, peer.grpc(message))
-    return b"".join(frame.wire() for frame in (*begun, peer.Headers(stream, peer.TRAILERS, end=True)))
+PING, CREDIT = 0x6, 0x8
 
 
 class HostileRuntime:
@@ -29,25 +20,9 @@ class HostileRuntime:
     A stream whose credit is 0 is reset (RFC 9113, 6.9).
     """
 
-    def __init__(self, socket: Path) -> None:
-        self.flood: Iterable[bytes] = ()
-        self._socket = socket
-        self._tasks: set[asyncio.Task[None]] = set()
+    flood: Iterable[bytes] = ()
 
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator["HostileRuntime"]:
-        try:
-            async with StreamServer(self._socket, self._accept):
-                yield self
-        finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._tasks.add(asyncio.ensure_future(self._serve(reader, writer)))
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         frames = FrameBuffer(1 << 24)
         try:
             await reader.readexactly(len(peer.PREFACE))
@@ -55,8 +30,17 @@ class HostileRuntime:
             while data := await reader.read(READ_BYTES):
                 length = 0
                 for kind, flags, stream, payload in frames.feed(data):
-                    length += len(payload) if kind == _DATA else 0
-                    await self._take(writer, kind, flags, stream, bytes(payload))
+                    length += len(payload) if kind == peer.DATA else 0
+                    if kind == peer.HEADERS and stream == TARGET_STREAM:
+                        for part in self.flood:
+                            writer.write(part)
+                            await writer.drain()
+                    elif kind in (peer.DATA, peer.HEADERS) and flags & peer.END_STREAM:
+                        writer.write(b"".join(frame.wire() for frame in answer(stream)))
+                    elif kind == CREDIT and stream and payload == bytes(4):
+                        writer.write(peer.Reset(stream, 1).wire())
+                    elif kind == PING and not flags & peer.ACK:
+                        writer.write(peer.Ping(bytes(8), ack=True).wire())
                 if length:
                     writer.write(peer.Credit(0, length).wire())
                 await writer.drain()
@@ -65,50 +49,33 @@ class HostileRuntime:
         finally:
             writer.close()
 
-    async def _take(self, writer: asyncio.StreamWriter, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind == _HEADERS and stream == TARGET_STREAM:
-            for part in self.flood:
-                writer.write(part)
-                await writer.drain()
-        elif kind in (_DATA, _HEADERS) and flags & 0x1:
-            writer.write(answer(stream))
-        elif kind == _CREDIT and stream and payload == bytes(4):
-            writer.write(peer.Reset(stream, 1).wire())
-        elif kind == _PING and not flags & 0x1:
-            writer.write(peer.Ping(bytes(8), ack=True).wire())
+
+def answer(stream: int) -> Sequence[peer.Frame]:
+    begun = peer.Headers(stream, peer.REPLY), peer.Data(stream, peer.grpc(b""))
+    return (*begun, peer.Headers(stream, peer.TRAILERS, end=True))
 
 
 @asynccontextmanager
 async def hostile_client(path: Path) -> AsyncIterator[Callable[[Iterable[bytes]], Awaitable[None]]]:
-    """Connect, exchange SETTINGS and read all; yield a function that sends until the connection ends.
-
-    It uses a plain socket: asyncio's streams lose unread bytes when a write fails.
-    """
-    loop = asyncio.get_running_loop()
-
-    async def read() -> None:
-        with suppress(OSError):
-            while await loop.sock_recv(sock, READ_BYTES):
-                pass
+    """Connect, exchange SETTINGS and read all; yield a function that sends until the connection ends."""
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.write(peer.PREFACE + peer.Settings().wire() + peer.Ack().wire())
+    await reader.read(1)  # the runtime's SETTINGS, or the end
+    reading = asyncio.ensure_future(reader.read())
 
     async def send(parts: Iterable[bytes]) -> None:
         with suppress(OSError):
             for part in parts:
                 if reading.done():
                     break
-                await loop.sock_sendall(sock, part)
+                writer.write(part)
+                await writer.drain()
 
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.setblocking(False)
-        await loop.sock_connect(sock, str(path))
-        await loop.sock_sendall(sock, peer.PREFACE + peer.Settings().wire() + peer.Ack().wire())
-        await asyncio.to_thread(select.select, [sock], [], [], END_SECONDS)  # the runtime's SETTINGS, or the end
-        reading = asyncio.ensure_future(read())
-        try:
-            yield send
-        finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+    try:
+        yield send
+    finally:
+        writer.transport.abort()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 def joined(frames: Iterable[bytes]) -> Iterator[bytes]:

@@ -31,10 +31,3 @@ def rows(file: Path) -> dict[str, dict[str, Any]]:
         return {}
     found = (line[9:].split(b"\t") for line in file.read_bytes().splitlines()[1:])
     return {json.loads(any_id): json.loads(text)[1] for any_id, text in found}
-
-
-def scale(response: Any) -> None:
-    """Scale a quota as koordlet does where CPUs are 1.5 times as fast."""
-    quota = response.container_resources.cpu_quota
-    if quota > 0:
-        response.container_resources.cpu_quota = -(-quota * 2 // 3)

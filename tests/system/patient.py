@@ -10,8 +10,7 @@ from typing import Any
 import grpc
 
 from tests.docker.client import Answer, Client
-from tests.system import clients
-from tests.system.cri_front import CRI, METHODS, CriCaller
+from tests.system.cri_front import CRI, CriCaller
 from tests.system.docker_front import DOCKER, DockerCaller
 from tests.system.fronts import SECONDS, Failed
 
@@ -22,14 +21,8 @@ class PatientCri(CriCaller):
     """grpcio retries what GOAWAY or REFUSED_STREAM marks as not processed, and waits for a connection."""
 
     def __init__(self, socket: Path | str) -> None:
-        super().__init__(socket)
-        self._client = clients.Client(socket, **BACKOFF)
-
-    async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes:
-        try:
-            return bytes(await self._client.call(METHODS[verb], request, timeout=seconds, wait_for_ready=True))
-        except grpc.aio.AioRpcError as error:
-            raise Failed(error.code(), str(error.details())) from None
+        super().__init__(socket, **BACKOFF)
+        self.of_calls = {"wait_for_ready": True}
 
     async def follow(self) -> None:
         stream = self._client.stream("GetContainerEvents", b"", wait_for_ready=True)

@@ -1,4 +1,7 @@
-"""The proxy under test, in a folder of its own: as a program, or inside the test if its parts are inspected."""
+"""The proxy under test, in a folder of its own: as a program, or inside the test if its parts are inspected.
+
+And fakes in threads of their own.
+"""
 
 import asyncio
 import os
@@ -6,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,41 +65,11 @@ class Folder:
         return registration.write(self.registrations, name, registration.text(str(endpoint), points, **more))
 
 
-class Program:
-    """A program whose output is added to a log over all its starts."""
+class ProxyProcess(Folder):
+    """The proxy as a program, whose output is added to a log over all its starts.
 
-    command: list[str]
-    log: Path
-    process: subprocess.Popen[bytes] | None = None
-
-    def launch(self, **more: Any) -> None:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **more)
-
-    @property
-    def ended(self) -> bool:
-        return self.process is None or self.process.poll() is not None
-
-    def kill(self) -> None:
-        """Kill the process, as the kernel does when memory is exhausted (SIGKILL): its files stay."""
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-        self.process = None
-
-    def output(self) -> str:
-        return self.log.read_text(errors="replace") if self.log.exists() else ""
-
-    def faults(self) -> list[str]:
-        """Return the log lines about a fault of the program's own."""
-        signs = ("Traceback", " ERROR ", "internal error")
-        return [line for line in self.output().splitlines() if any(sign in line for sign in signs)]
-
-
-class ProxyProcess(Folder, Program):
-    """The proxy as a program; use with ``with``, or with ``async with`` if the test's own loop serves it.
-
-    ``flags`` are those of the command line with _ for -. ``program`` is the command before them.
+    Use with ``with``, or with ``async with`` if the test's own loop serves it. ``flags`` are those of the command line
+    with _ for -. ``program`` is the command before them.
     """
 
     def __init__(
@@ -107,6 +82,7 @@ class ProxyProcess(Folder, Program):
         **flags: str,
     ) -> None:
         super().__init__(folder)
+        self.process: subprocess.Popen[bytes] | None = None
         self.command = [*program, *(f"--{name}={value}" for name, value in self.flags(**flags).items())]
         self._pass_fds = pass_fds
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("RUNTIMEPROXY_")}
@@ -145,8 +121,24 @@ class ProxyProcess(Folder, Program):
         wait_until(lambda: self.ended or self.output().count(LISTENING) >= count, "the proxy listens", self.output)
         assert not self.ended, f"the proxy ended immediately: {self.output()}"
 
-    def launch(self, **more: Any) -> None:
-        super().launch(env=self.environment, cwd=self.path, pass_fds=self._pass_fds, **more)
+    def launch(self) -> None:
+        more: Any = {"env": self.environment, "cwd": self.path, "pass_fds": self._pass_fds}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **more)
+
+    @property
+    def ended(self) -> bool:
+        return self.process is None or self.process.poll() is not None
+
+    def kill(self) -> None:
+        """Kill the process, as the kernel does when memory is exhausted (SIGKILL): its files stay."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def stop(self) -> None:
         self._end(checked=True)
@@ -167,7 +159,9 @@ class ProxyProcess(Folder, Program):
     def check(self, code: int, expected: int = 0) -> None:
         """Check the exit code and that the log shows no fault."""
         assert code == expected, f"exit code {code}: {self.output()[-4000:]}"
-        assert not self.faults(), self.faults()
+        signs = ("Traceback", " ERROR ", "internal error")
+        faults = [line for line in self.output().splitlines() if any(sign in line for sign in signs)]
+        assert not faults, faults
 
     def wait_for_log(self, text: str, count: int = 1) -> None:
         wait_until(lambda: self.output().count(text) >= count, f"the log contains {text!r}", self.output)
@@ -199,6 +193,26 @@ class ProxyInside(Folder):
         self._listener.close()
         if kind is None:
             assert not self.metrics.total("internal_errors")
+
+
+@contextmanager
+def serving(server: Any) -> Iterator[Any]:
+    """Serve a fake in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="fake server")
+    thread.start()
+
+    def run(step: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(step, loop).result(WAIT_SECONDS)
+
+    try:
+        run(server.start())
+        yield server
+        run(server.stop())
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 def answers(path: Path) -> bool:

@@ -4,166 +4,111 @@ Pods and containers are given in CRI's terms, as far as a kubelet's values reach
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import grpc
 import pytest
 
-from tests.engines import cri, docker_cli
-from tests.engines.docker_cli import Mask, Outcome
-from tests.fakes import cri_pb2, registration
-from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
-from tests.fakes.dockershim import CRI_DOCKERD, DOCKERSHIM, DockerError, Dockershim, Generation
+from runtimeproxy.hookapi import api_pb2
+from tests.engines import cgroups, cri, docker_cli
+from tests.fakes import hookanswers, registration
+from tests.fakes.cri_pb2 import ContainerConfig, HugepageLimit, LinuxContainerResources, PodSandboxConfig
+from tests.fakes.dockershim import CRI_DOCKERD, DockerError, Dockershim
 from tests.fakes.dockershim_bodies import Pod, Values
 from tests.fakes.hookserver import HookServer
-from tests.system import hook_requests, node
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
-from tests.system.fronts import Failed, Front
-from tests.system.node import LAST_LINE, names_and_values
-from tests.system.proxy import STATE_KNOWN, ProxyProcess, wait_until
+from tests.system.fronts import Front
+from tests.system.proxy import ProxyProcess, serving, wait_until
+
+MIB = 1 << 20
+CPU = str(min(os.sched_getaffinity(0)))
+PLUGIN = "tester"
+LAST_LINE = "first=done"
 
 
-@dataclass(frozen=True, slots=True)
-class _Real:
-    """A proxy, a hook server and an engine; the kubelet speaks a version of CRI, or is a generation of the shim."""
-
-    proxy: ProxyProcess
-    hooks: HookServer
-    engine: Any
-    speaks: Any
-
-    front: ClassVar[Front]
-    client_class: ClassVar[Any]
-
-    def client(self) -> Any:
-        return self.client_class(str(self.proxy.socket), self.speaks)
-
-    def direct(self) -> Any:
-        return self.client_class(self.engine.socket, self.speaks)
-
-    def register(self, points: Sequence[str] = registration.ALL_POINTS, **more: str) -> None:
-        """Register the hook server as the plugin ``PLUGIN``; ``more`` as in ``registration.text``."""
-        self.proxy.register(f"{node.PLUGIN}.json", self.hooks.socket_path, points, **more)
-
-    def take_calls(self) -> list[tuple[str, Any]]:
-        """Return the hook points and messages of the calls since the last time, in order."""
-        calls = [(call.point.name, call.request) for call in self.hooks.calls]
-        self.hooks.calls.clear()
-        return calls
-
-    def restart(self, *, wait_for_state: bool = False) -> None:
-        """Kill the proxy and start it again; with ``wait_for_state``, wait until it has read the runtime's state."""
-        self.proxy.kill()
-        written = len(self.proxy.output())
-        self.proxy.start()
-        if wait_for_state:
-            wait_until(lambda: STATE_KNOWN in self.proxy.output()[written:], "the state is read", self.proxy.output)
-        self.take_calls()
-
-    def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
-        return self.pod_as_passed(node.rich_pod(self.engine, name))
-
-    def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
-        return self.pod_as_passed(node.plain_pod(self.engine, name))
-
-    def rich_container(self, name: str = "main", **resources: int | str) -> ContainerConfig:
-        return self.container_as_passed(node.rich_container(name, **resources))
-
-    def plain_container(self, name: str = "main") -> ContainerConfig:
-        return self.container_as_passed(cri.container_config(name))
-
-    def pod_as_passed(self, pod: PodSandboxConfig) -> PodSandboxConfig:
-        """Return the part of a pod that reaches the engine."""
-        return pod
-
-    def container_as_passed(self, container: ContainerConfig) -> ContainerConfig:
-        return container
-
-    def sent(self, container: ContainerConfig) -> ContainerConfig:
-        """Return a container as this kubelet sends it: dockershim adds a swap limit to each memory limit."""
-        return container
-
-    def updated(self, container: ContainerConfig, requested: LinuxContainerResources) -> ContainerConfig:
-        return hook_requests.updated(container, requested)
-
-    def failure(self, call: Callable[[], object]) -> Failed:
-        """Make a call that must fail; return its failure."""
-        with pytest.raises((grpc.RpcError, DockerError, ConnectionError)) as caught:
-            call()
-        error: Any = caught.value
-        if isinstance(error, grpc.RpcError):
-            return Failed(error.code(), str(error.details()))
-        return Failed(error.status, error.message) if isinstance(error, DockerError) else Failed(None, str(error))
-
-    def run_to_end(self, client: Any, pod: PodSandboxConfig, container: ContainerConfig, resources: Any) -> Any:
-        """Run a pod with a container to its end; return the engine's report while it ran."""
-        pod_id = client.run_pod(pod)
-        container_id = client.create(pod_id, container, pod)
-        client.start(container_id)
-        client.update(container_id, resources)
-        report = self.inspected(client, pod_id, container_id)
-        node.end(client, pod_id, container_id)
-        return report
+def resources(**values: int | str) -> LinuxContainerResources:
+    return LinuxContainerResources(**values)
 
 
-class CriNode(_Real):
-    """A node with a containerd."""
+def resources_answer(**values: int | str) -> hookanswers.Answer:
+    """Return an answer with these resources and nothing else."""
+    set_there = api_pb2.LinuxContainerResources(**values)  # type: ignore[arg-type]
+    return hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_resources=set_there))
 
-    front = CRI
-    client_class = cri.CriClient
 
-    def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
-        """Wait for all of the first lines that ``main`` prints; return them as names and values."""
-        return node.reported_by_first_act(pod)
+# ---- what a container reports of itself
+
+
+def first_act() -> tuple[str, ...]:
+    """Return a command that first prints its environment and its cgroup files to its log."""
+    files = "; ".join(f"echo {setting}=$(cat {cgroups.inside_file(setting)})" for setting in cgroups.SETTINGS)
+    return ("/bin/sh", "-c", f"{files}; env; echo {LAST_LINE}; sleep 3600")
+
+
+def printed(client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
+    """Wait for all of the first lines that ``main`` prints; return them as names and values."""
+    wait_until(lambda: LAST_LINE in client.written(pod, container_id), "it has printed its first lines")
+    return dict(line.partition("=")[::2] for line in client.written(pod, container_id).splitlines())
+
+
+def assert_in_force(client: Any, container_id: str, parent: str, values: Values) -> None:
+    """Compare what the container sees in its cgroup files, and what the host sees of it under this cgroup parent."""
+    expected = {setting: cgroups.expected(setting, value) for setting, value in values.items()}
+    files = {setting: client.exec_sync(container_id, "cat", cgroups.inside_file(setting)).stdout for setting in values}
+    assert {setting: cgroups.parse(setting, file.decode()) for setting, file in files.items()} == expected
+    assert {setting: cgroups.read(f"{parent}/{container_id}", setting) for setting in values} == expected
+
+
+def end(client: Any, pod_id: str, *container_ids: str) -> None:
+    """Stop and remove containers, then their pod, as a kubelet does."""
+    for container_id in container_ids:
+        client.stop(container_id)
+        client.remove(container_id)
+    client.stop_pod(pod_id)
+    client.remove_pod(pod_id)
+    assert pod_id not in [pod.id for pod in client.pods()]
+
+
+# ---- kubelets
+
+
+class CriKubelet(cri.CriClient):
+    """A kubelet of a node with a containerd."""
 
     def written(self, pod: PodSandboxConfig, container_id: str) -> str:
-        return Path(pod.log_directory, "main.log").read_text()
+        log = Path(pod.log_directory, "main.log")
+        lines = log.read_text().splitlines() if log.exists() else []
+        return "\n".join(line.split(" ", 3)[3] for line in lines)
 
-    def pod_texts(self, client: Any, pod_id: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        status = client.pod_status(pod_id).status
-        return status.labels, status.annotations
+    def infos(self, pod_id: str, container_id: str) -> tuple[Any, Any]:
+        pod, container = self.pod_status(pod_id), self.status(container_id)
+        return json.loads(pod.info["info"]), json.loads(container.info["info"])
 
-    def pod_shares(self, client: Any, pod_id: str) -> int:
-        return int(_info(client.pod_status(pod_id))["config"]["linux"]["resources"]["cpu_shares"])
+    def pids(self, pod_id: str, container_id: str) -> list[int]:
+        return [info["pid"] for info in self.infos(pod_id, container_id)]
 
-    def annotations(self, client: Any, container_id: str) -> Mapping[str, str]:
-        return dict(client.status(container_id).status.annotations)
-
-    def is_running(self, client: Any, container_id: str) -> bool:
-        return bool(client.status(container_id).status.state == cri_pb2.CONTAINER_RUNNING)
-
-    def pids(self, client: Any, pod_id: str, container_id: str) -> tuple[int, int]:
-        return _info(client.pod_status(pod_id))["pid"], _info(client.status(container_id))["pid"]
-
-    def inspected(self, client: Any, pod_id: str, container_id: str) -> Any:
+    def inspected(self, pod_id: str, container_id: str) -> Any:
         """Return the engine's report, without the values that differ between two equal requests."""
-        pod, container = _info(client.pod_status(pod_id)), _info(client.status(container_id))
+        pod, container = self.infos(pod_id, container_id)
         spec = container["runtimeSpec"]
         return pod["config"], container["config"], spec["linux"]["resources"], spec["process"]["env"]
 
 
-def _info(status: Any) -> Any:
-    return json.loads(status.info["info"])
-
-
-# ---- dockershim
-
-
 class Kubelet:
-    """A client on a socket that makes pods from CRI's messages through dockershim."""
+    """A client on a socket that makes pods from CRI's messages through cri-dockerd's calls."""
 
-    def __init__(self, socket: str, generation: Generation = CRI_DOCKERD) -> None:
-        self.socket = socket
-        self.shim = shim = Dockershim(socket, generation)
-        self.version = shim.version
+    def __init__(self, socket: str, version: str = "") -> None:
+        self.shim = shim = Dockershim(socket, CRI_DOCKERD)
         self.stop_pod, self.remove_pod = shim.stop_pod_sandbox, shim.remove_pod_sandbox
-        self.start, self.remove = shim.start_container, shim.remove_container
+        self.start, self.remove, self.stop = shim.start_container, shim.remove_container, shim.stop_container
 
     def __enter__(self) -> Self:
         return self
@@ -171,24 +116,9 @@ class Kubelet:
     def __exit__(self, *details: object) -> None:
         self.shim.close()
 
-    def docker(self, *arguments: str, exit_code: int = 0) -> Outcome:
-        """Run a docker command on this socket, which must end with this exit code."""
-        outcome = docker_cli.run(self.socket, *arguments)
-        assert outcome.exit_code == exit_code, outcome
-        return outcome
-
     def run_pod(self, config: PodSandboxConfig) -> str:
-        pod = _pod(config)
-        return self.shim.run_pod_sandbox(
-            pod.name,
-            pod.uid,
-            namespace=pod.namespace,
-            attempt=pod.attempt,
-            labels=pod.labels,
-            annotations=pod.annotations,
-            cgroup_parent=pod.cgroup_parent,
-            oom_score_adj=0,  # a machine may lack CAP_SYS_RESOURCE
-        )
+        # A machine may lack CAP_SYS_RESOURCE.
+        return self.shim.run_pod_sandbox(**asdict(_pod(config)), oom_score_adj=0)
 
     def pods(self) -> list[Any]:
         return [SimpleNamespace(id=pod["Id"]) for pod in self.shim.list_pod_sandboxes()]
@@ -196,8 +126,7 @@ class Kubelet:
     def create(self, pod_id: str, config: ContainerConfig, pod: PodSandboxConfig) -> str:
         self.shim.pods[pod_id] = _pod(pod)
         return self.shim.create_container(
-            pod_id,
-            config.metadata.name,
+            *(pod_id, config.metadata.name),
             attempt=config.metadata.attempt,
             command=config.command,
             envs=[(entry.key, entry.value.decode()) for entry in config.envs],
@@ -206,145 +135,128 @@ class Kubelet:
             resources=_values(config.linux.resources),
         )
 
-    def update(self, container_id: str, resources: LinuxContainerResources) -> None:
-        self.shim.update_container_resources(container_id, _values(resources))
-
-    def stop(self, container_id: str, grace_seconds: int = 0) -> None:
-        self.shim.stop_container(container_id, grace_seconds)
+    def update(self, container_id: str, requested: LinuxContainerResources) -> None:
+        self.shim.update_container_resources(container_id, _values(requested))
 
     def exec_sync(self, container_id: str, *command: str) -> Any:
         """Run a command in a container; return its output and exit code."""
         exit_code, stdout, stderr = self.shim.exec_sync(container_id, command)
         return SimpleNamespace(stdout=stdout, stderr=stderr, exit_code=exit_code)
 
-    def host_config(self, container_id: str) -> dict[str, Any]:
-        return dict(self.shim.inspect(container_id)["HostConfig"])
+    def written(self, pod: PodSandboxConfig, container_id: str) -> str:
+        return b"".join(data for _, data in self.shim.logs(container_id)).decode()
 
-    def labels(self, container_id: str) -> dict[str, str]:
-        return dict(self.shim.inspect(container_id)["Config"]["Labels"])
+    def pids(self, *ids: str) -> list[int]:
+        return [self.shim.inspect(one)["State"]["Pid"] for one in ids]
 
-    def first_lines(self, container_id: str) -> dict[str, str]:
-        output = b""
-        for _, data in self.shim.logs(container_id, follow=True):
-            output += data
-            if f"{LAST_LINE}\n".encode() in output:
-                break
-        return names_and_values(output.decode().splitlines())
-
-    def inspected(self, *ids: str) -> list[str]:
+    def inspected(self, *ids: str) -> Any:
         text = json.dumps([self.shim.inspect(one) for one in ids], indent=1)
-        for number, one in enumerate(ids):
-            text = text.replace(one, f"<container {number}>")
-        pids = Mask("<pid>", r'"Pid": \d+')
-        return docker_cli.masked(text.encode(), (*docker_cli.DRAWN, pids)).splitlines()
+        for one in ids:
+            text = text.replace(one, "<container>")
+        return docker_cli.masked(text.encode(), {**docker_cli.DRAWN, r'"Pid": \d+': "<pid>"}).splitlines()
 
 
 def _pod(config: PodSandboxConfig) -> Pod:
-    metadata = config.metadata
-    return Pod(
-        metadata.name,
-        metadata.uid,
-        metadata.namespace,
-        metadata.attempt,
-        dict(config.labels),
-        dict(config.annotations),
-        config.linux.cgroup_parent,
-    )
+    metadata, texts = config.metadata, (dict(config.labels), dict(config.annotations))
+    return Pod(metadata.name, metadata.uid, metadata.namespace, metadata.attempt, *texts, config.linux.cgroup_parent)
 
 
-def _values(resources: LinuxContainerResources) -> Values:
+def _values(given: LinuxContainerResources) -> Values:
     """Return the values that dockershim uses; it sets the swap limit itself."""
-    named = {field.name: value for field, value in resources.ListFields()}
-    named.pop("memory_swap_limit_in_bytes", None)
-    return named
+    return {field.name: value for field, value in given.ListFields()}
 
 
-def _without_swap(container: ContainerConfig) -> ContainerConfig:
-    """Return a container with the swap limit that dockershim adds to its memory limit: no swap."""
-    changed = ContainerConfig.FromString(container.SerializeToString())
-    changed.linux.resources.memory_swap_limit_in_bytes = container.linux.resources.memory_limit_in_bytes
-    return changed
-
-
-class ShimNode(_Real):
-    """A node with a dockerd, whose kubelet uses dockershim."""
-
-    front = DOCKER
-    client_class = Kubelet
-
-    def pod_as_passed(self, pod: PodSandboxConfig) -> PodSandboxConfig:
-        """Return a pod with dockershim's labels, and with neither overhead nor resources."""
-        passed = PodSandboxConfig.FromString(pod.SerializeToString())
-        for name in ("name", "namespace", "uid"):
-            passed.labels[f"io.kubernetes.pod.{name}"] = getattr(pod.metadata, name)
-        passed.linux.ClearField("overhead")
-        passed.linux.ClearField("resources")
-        return passed
-
-    def container_as_passed(self, container: ContainerConfig) -> ContainerConfig:
-        """Return a container with the annotations that dockershim adds."""
-        passed = _without_swap(container)
-        added = {"hash": "d464c1e4", "restartCount": str(container.metadata.attempt)}
-        added |= {"terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File"}
-        passed.annotations.update({f"io.kubernetes.container.{name}": text for name, text in added.items()})
-        passed.annotations["io.kubernetes.pod.terminationGracePeriod"] = "30"
-        return passed
-
-    def sent(self, container: ContainerConfig) -> ContainerConfig:
-        return _without_swap(container)
-
-    def updated(self, container: ContainerConfig, requested: LinuxContainerResources) -> ContainerConfig:
-        changed = hook_requests.updated(container, requested)
-        moves = self.speaks.moves_swap and requested.memory_limit_in_bytes
-        return _without_swap(changed) if moves else changed
-
-    def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
-        return dict(client.first_lines(container_id))
-
-    def written(self, pod: PodSandboxConfig, container_id: str) -> str:
-        return str(self.engine.request("GET", f"/containers/{container_id}/logs?stdout=1").decode())
-
-    def pod_texts(self, client: Any, pod_id: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        labels = client.labels(pod_id)
-        del labels["io.kubernetes.container.name"], labels["io.kubernetes.docker.type"]
-        annotations = self.annotations(client, pod_id)
-        return {key: value for key, value in labels.items() if not key.startswith("annotation.")}, annotations
-
-    def pod_shares(self, client: Any, pod_id: str) -> int:
-        return int(client.host_config(pod_id)["CpuShares"])
-
-    def annotations(self, client: Any, container_id: str) -> Mapping[str, str]:
-        labels = client.labels(container_id).items()
-        return {key.removeprefix("annotation."): value for key, value in labels if key.startswith("annotation.")}
-
-    def is_running(self, client: Any, container_id: str) -> bool:
-        return bool(client.shim.inspect(container_id)["State"]["Running"])
-
-    def pids(self, client: Any, pod_id: str, container_id: str) -> tuple[int, int]:
-        pod, container = (client.shim.inspect(one)["State"]["Pid"] for one in (pod_id, container_id))
-        return pod, container
-
-    def inspected(self, client: Any, pod_id: str, container_id: str) -> Any:
-        return client.inspected(pod_id, container_id)
-
-
-RealNode = CriNode | ShimNode
+# ---- nodes
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of node; ``engine`` is the fixture of the whole session."""
+    """A kind of node; ``engine`` is the fixture of the whole session, ``version`` that of the kubelet's CRI."""
 
     name: str
     engine: str
-    node: type[RealNode]
-    speaks: Any
+    front: Front
+    kubelet: Callable[..., Any]
+    version: str = cri.V1
 
 
-CONTAINERD = Kind("containerd", "containerd", CriNode, cri.V1)
-DOCKERD = Kind("dockerd", "dockerd", ShimNode, CRI_DOCKERD)
-OLD_CRI = Kind("containerd-v1alpha2", "containerd", CriNode, cri.V1ALPHA2)
-OLD_SHIM = Kind("dockerd-dockershim", "dockerd", ShimNode, DOCKERSHIM)
+CONTAINERD = Kind("containerd", "containerd", CRI, CriKubelet)
+DOCKERD = Kind("dockerd", "dockerd", DOCKER, Kubelet)
+OLD_CRI = Kind("containerd-v1alpha2", "containerd", CRI, CriKubelet, cri.V1ALPHA2)
+
+
+@dataclass(frozen=True, slots=True)
+class RealNode:
+    """A proxy, a hook server and an engine."""
+
+    kind: Kind
+    proxy: ProxyProcess
+    hooks: HookServer
+    engine: Any
+
+    @property
+    def front(self) -> Front:
+        return self.kind.front
+
+    def client(self) -> Any:
+        return self.kind.kubelet(str(self.proxy.socket), self.kind.version)
+
+    def direct(self) -> Any:
+        return self.kind.kubelet(self.engine.socket, self.kind.version)
+
+    def register(self, points: Sequence[str] = registration.ALL_POINTS, **more: str) -> None:
+        """Register the hook server as the plugin ``PLUGIN``; ``more`` as in ``registration.text``."""
+        self.proxy.register(f"{PLUGIN}.json", self.hooks.socket_path, points, **more)
+
+    def take_calls(self) -> list[tuple[str, Any]]:
+        """Return the hook points and messages of the calls since the last time, in order."""
+        calls = [(call.point.name, call.request) for call in self.hooks.calls]
+        self.hooks.calls.clear()
+        return calls
+
+    def points(self) -> list[str]:
+        return [point for point, _ in self.take_calls()]
+
+    def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
+        """Return a pod with nothing but a name, a cgroup parent and a log directory."""
+        uid = str(uuid.uuid4())
+        logs = str(self.engine.directory(f"logs/{uid}"))
+        return cri.pod_config(name, uid, cgroup_parent=self.engine.cgroup_parent(uid), log_directory=logs)
+
+    def rich_pod(self) -> PodSandboxConfig:
+        """Return a pod with all fields that a kubelet may set."""
+        pod = self.plain_pod("rich")
+        pod.metadata.attempt = 2
+        pod.labels.update({"app": "web", "koordinator.sh/qosClass": "BE"})
+        pod.annotations.update({"example.com/text": "line\nnext", "example.com/empty": ""})
+        pod.linux.overhead.CopyFrom(resources(cpu_shares=102, memory_limit_in_bytes=16 * MIB))
+        # containerd only stores a pod's resources, so the two maps need no special machine.
+        limits = resources(cpu_period=100000, cpu_quota=150000, cpu_shares=614, memory_limit_in_bytes=128 * MIB)
+        limits.hugepage_limits.append(HugepageLimit(page_size="2MB", limit=4 * MIB))
+        limits.unified["memory.high"] = "100000000"
+        pod.linux.resources.CopyFrom(limits)
+        return pod
+
+    def rich_container(self, **more: int | str) -> ContainerConfig:
+        """Return a container with all fields that a kubelet may set; ``more`` resources than the usual ones."""
+        usual: Values = {"cpu_period": 100000, "cpu_quota": 50000, "cpu_shares": 512, "memory_limit_in_bytes": 64 * MIB}
+        config = cri.container_config(
+            "main",
+            command=first_act(),
+            envs=[("LEVEL", b"info"), ("SENTENCE", b"two words = three"), ("EMPTY", b"")],
+            resources=resources(**{**usual, **more}),
+            labels={"io.kubernetes.container.name": "main"},
+            annotations={"example.com/hash": "f00"},
+        )
+        config.metadata.attempt = 3
+        return config
+
+    def failure(self, call: Callable[[], object]) -> object:
+        """Make a call that must fail; return its status."""
+        with pytest.raises((grpc.RpcError, DockerError, ConnectionError)) as caught:
+            call()
+        error: Any = caught.value
+        return error.code() if isinstance(error, grpc.RpcError) else getattr(error, "status", None)
 
 
 def on(*kinds: Kind) -> pytest.MarkDecorator:
@@ -353,24 +265,14 @@ def on(*kinds: Kind) -> pytest.MarkDecorator:
 
 @contextmanager
 def running(
-    kind: Kind,
-    engine: Any,
-    folder: Path,
-    prepare: Callable[[RealNode], None] = _Real.register,
-    *,
-    runtime: str = "",
-    **flags: str,
+    kind: Kind, engine: Any, folder: Path, prepare: Callable[[RealNode], None] = RealNode.register, **flags: str
 ) -> Iterator[RealNode]:
-    """Run a hook server, then ``prepare``, and then a proxy before an engine or before another ``runtime`` socket.
-
-    At the end what was created is removed.
-    """
-    endpoint = runtime or engine.socket
-    if kind.node is CriNode:
-        flags = {"remote_image_service_endpoint": endpoint, **flags}
-    proxy = kind.node.front.process(folder / "proxy", remote_runtime_service_endpoint=endpoint, **flags)
-    with engine.restored(), node.serving(HookServer(str(folder / "hooks.sock"))) as hooks:
-        made = kind.node(proxy, hooks, engine, kind.speaks)
+    """Run a hook server, then ``prepare``, and then a proxy before an engine; at the end its pods are removed."""
+    if kind.front is CRI:
+        flags = {"remote_image_service_endpoint": engine.socket, **flags}
+    proxy = kind.front.process(folder / "proxy", remote_runtime_service_endpoint=engine.socket, **flags)
+    with engine.restored(), serving(HookServer(str(folder / "hooks.sock"))) as hooks:
+        made = RealNode(kind, proxy, hooks, engine)
         prepare(made)
         with proxy:
             yield made

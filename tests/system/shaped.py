@@ -98,24 +98,24 @@ class ShapedNode:
         assert isinstance(self.proxy, ProxyInside)
         return self.proxy
 
-    @property
-    def is_known(self) -> bool:
-        """Return whether the runtime's state has been read since the last start."""
-        if isinstance(self.proxy, ProxyProcess):
-            return STATE_KNOWN in self.proxy.output()[self._written :]
-        return self.inside.metrics.counted("syncs", result="complete") > 0
-
     async def known(self) -> None:
-        await until(lambda: self.is_known, "the state is known")
+        """Wait until the runtime's state has been read since the last start."""
+
+        def is_known() -> bool:
+            if isinstance(self.proxy, ProxyProcess):
+                return STATE_KNOWN in self.proxy.output()[self._written :]
+            return self.proxy.metrics.counted("syncs", result="complete") > 0
+
+        await until(is_known, "the state is known")
 
     async def passed(self, verb: str, request: bytes) -> tuple[bytes, bytes]:
         """Send a request; return the reply, and the request as it reached the runtime."""
         reply = await self.caller.send(verb, request)
         return reply, self.runtime.arrived(verb)[-1]
 
-    async def created(self, pod_id: str, **changes: Any) -> str:
+    async def created(self, pod_id: str) -> str:
         """Create a container, and check that its request was passed unchanged; return its id."""
-        request = self.caller.create_request(pod_id, **changes)
+        request = self.caller.create_request(pod_id)
         reply, released = await self.passed("create", request)
         assert released == request
         return self.caller.id_in("create", reply)

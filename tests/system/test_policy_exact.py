@@ -1,10 +1,12 @@
 """The policy is exact (promise 2): a failed hook call ends as its policy requires, and every counter is true.
 
-Each outcome is counted once, with its reason. That includes a socket that another user could have made (fault matrix
-X6).
+Each outcome is counted once, with its reason, and is one event: the rows of docs/fleets.rst, "A bad hook server". That
+includes a socket that another user could have made (fault matrix X6).
 """
 
+import asyncio
 import random
+import re
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,8 +19,11 @@ import grpc
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
-from runtimeproxy.observe.metric_table import Key
+from runtimeproxy.observe.events import shown
+from runtimeproxy.observe.metric_table import METRICS, Key
 from tests.amounts import HOOK_FAILURES
+from tests.deploy.files import ALERTS, metrics
+from tests.docs import DOCS
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import FakeRuntime
@@ -42,6 +47,10 @@ def answering(answer: hookanswers.Answer) -> Failing:
         hooks.default = hookanswers.empty()
 
     return failing
+
+
+def status(name: str) -> Failing:
+    return answering(hookanswers.status(grpc.StatusCode[name], "no"))
 
 
 @contextmanager
@@ -85,57 +94,64 @@ def plant(text: str) -> Callable[[Any], None]:
     return change
 
 
+BAD_CPUSET = api_pb2.ContainerResourceHookResponse(container_resources={"cpuset_cpus": "3-1"})
+BAD_FIELD = ("hook_bad_fields", ("early", "resources.cpuset_cpus"))
+CONFLICT = ("hook_conflicts", ("early", POINT))
+REFUSING, PAGE = "wrong: refusing", DOCS["fleets"]
+REASONS = dict(re.findall(r"^   \*\*([^*]+)\*\*: [^|]* \| ``(\w+)`` \|", PAGE, re.MULTILINE))
+REASONS |= {REFUSING: "refused", "another user's": "untrusted_socket"}
+"""The kinds of hook servers that fail, and the reason that is counted."""
+SIGNS = dict(re.findall(r"^   ``(\w+)`` \| [^|]+ \| event ``(.*)$", PAGE, re.MULTILINE))
+SIGNS[REFUSING] = re.findall(rf"{REFUSING}\*\*: .* \| event ``(.*)", PAGE)[0]
+"""The event, the metric and the alert of a failure, as the page has them: by policy, and that of a refusal."""
+
+
 @dataclass(frozen=True)
 class Injection:
-    """What the hook server ``early`` does at a create: the code and the reason that are counted, and other series."""
+    """What the hook server ``early`` does at a create: its kind, how, the counted code, and other series."""
 
+    kind: str
     does: Failing
-    code: str = "ok"
-    reason: str = ""
+    code: str = ""
     more: tuple[Key, ...] = ()
-    is_slow: bool = False
 
     def is_refused(self, policy: str) -> bool:
-        return self.reason == REFUSED or bool(self.reason and policy == "Fail")
+        return self.kind == REFUSING or (self.kind in REASONS and policy == "Fail")
+
+    def signs(self, policy: str) -> tuple[str, str]:
+        """Return the event and the name of the metric's row of a failure."""
+        event, metric, _ = re.split(r"``; (?:``)?", SIGNS[REFUSING if self.kind == REFUSING else policy])
+        return event, next(name for name, row in METRICS.items() if row.shown == metric)
 
     def counted(self, policy: str) -> Iterator[Key]:
         """Yield the series that a create counts once each."""
-        refused = self.is_refused(policy)
+        refused, reason = self.is_refused(policy), REASONS.get(self.kind, "")
         yield "calls", (OPERATION, "refused" if refused else "agreed")
-        yield "hook_calls", ("early", POINT, self.code)
-        if self.reason:
-            yield "hook_failures", ("early", POINT, self.reason)
-        if self.reason == REFUSED:
-            yield "hook_refusals", ("early", POINT)
-        elif self.reason:
-            yield f"hook_fail_{'open' if policy == 'Ignore' else 'closed'}", ("early", POINT, self.reason)
+        yield "hook_calls", ("early", POINT, self.code or reason or "ok")
+        if reason:
+            yield "hook_failures", ("early", POINT, reason)
+            yield self.signs(policy)[1], ("early", POINT, reason)[: 2 if self.kind == REFUSING else 3]
         yield from self.more
         if not refused:
             yield "hook_calls", ("late", POINT, "ok")
             yield "hook_fields_changed", ("late", "envs")
 
 
-REFUSED = "refused"
-BAD_CPUSET = api_pb2.ContainerResourceHookResponse(container_resources={"cpuset_cpus": "3-1"})
-BAD_FIELD = ("hook_bad_fields", ("early", "resources.cpuset_cpus"))
-BAD_ANSWERS = (hookanswers.garbage(), hookanswers.raw(b"\x1a\x02\xff\xfe"), hookanswers.huge())
-ERRORS = ("INTERNAL", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
-GOOD = Injection(answering(hookanswers.empty()))
-INJECTIONS = (
+GOOD = Injection("good", answering(hookanswers.empty()))
+SLOW = Injection("hung", answering(hookanswers.hang()))
+FAST = (
     GOOD,
-    Injection(crashing, "broken_answer", "broken_answer"),
-    Injection(answering(hookanswers.echo(plant("early"))), more=(("hook_conflicts", ("early", POINT)),)),
-    Injection(answering(hookanswers.status(grpc.StatusCode.PERMISSION_DENIED)), REFUSED, REFUSED),
-    Injection(answering(hookanswers.hang()), "deadline", "deadline", is_slow=True),
-    Injection(unavailable, "unreachable", "unreachable"),
-    Injection(dead, "unreachable", "unreachable"),
-    Injection(writable_by_all, "untrusted_socket", "untrusted_socket"),
-    *(Injection(answering(answer), "bad_answer", "bad_answer") for answer in BAD_ANSWERS),
-    *(
-        Injection(answering(hookanswers.status(grpc.StatusCode[name], "no")), "error_status", "error_status")
-        for name in ERRORS
-    ),
-    Injection(answering(hookanswers.reply(BAD_CPUSET)), "ok", "bad_answer", (BAD_FIELD,)),
+    Injection("slow", answering(hookanswers.after(0.1))),
+    Injection("breaking off", crashing),
+    *(Injection("vanished", gone) for gone in (unavailable, dead)),
+    Injection("wrong: no message", answering(hookanswers.garbage())),
+    Injection("wrong: no message", answering(hookanswers.raw(b"\x1a\x02\xff\xfe"))),
+    Injection("wrong: no message", answering(hookanswers.huge())),
+    *(Injection("wrong: an error", status(name)) for name in ("INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED")),
+    Injection("wrong: impossible", answering(hookanswers.reply(BAD_CPUSET)), "ok", (BAD_FIELD,)),
+    Injection(REFUSING, status("PERMISSION_DENIED")),
+    Injection("wrong: unwanted", answering(hookanswers.echo(plant("early"))), more=(CONFLICT,)),
+    Injection("another user's", writable_by_all),
 )
 COUNTED = ("calls", "hook_", "config_reloads", "fields_left_out", "internal_errors")
 """The counters of which every series is expected: their names, or how these begin."""
@@ -152,8 +168,7 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
 ) -> None:
     """A good answer follows each failure, so the breaker stays closed."""
     chance = random.Random(policy)
-    fast = [each for each in INJECTIONS if not each.is_slow]
-    injections = [*INJECTIONS, *chance.choices(fast, k=HOOK_FAILURES.now - len(INJECTIONS))]
+    injections = [*FAST, SLOW, *chance.choices(FAST, k=HOOK_FAILURES.now - len(FAST) - 1)]
     chance.shuffle(injections)
     early = HookServer(str(tmp_path / "early.sock"), faulty=True, keep_calls=False)
     late = HookServer(str(tmp_path / "late.sock"), default=hookanswers.echo(plant("late")), keep_calls=False)
@@ -166,14 +181,20 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
         pod_id = await caller.run_pod()
 
         async def create(injection: Injection) -> None:
-            """Create a container, and check the outcome of the call."""
+            """Create a container, and check the outcome of the call and its event."""
+            expected.update(injection.counted(policy))
+            before = proxy.metrics.events.last
             if not injection.is_refused(policy):
                 await caller.create(pod_id)
-                return
-            with pytest.raises(Failed) as raised:
-                await caller.create(pod_id)
-            assert raised.value.status == (front.refused if injection.reason == REFUSED else front.failed)
-            assert f"hook server 'early' at {POINT}: " in raised.value.text
+            else:
+                with pytest.raises(Failed) as raised:
+                    await caller.create(pod_id)
+                assert raised.value.status == (front.refused if injection.kind == REFUSING else front.failed)
+                assert f"hook server 'early' at {POINT}: " in raised.value.text
+            if reason := REASONS.get(injection.kind):
+                found = [shown(row) for row in proxy.metrics.events.read(before)[0]]
+                events = [(event["kind"], event["reason"]) for event in found if event.get("hookServer") == "early"]
+                assert events == [(injection.signs(policy)[0], reason)]
 
         for injection in injections:
             with injection.does(early):
@@ -182,8 +203,6 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
             # Drop the bytes of connections that have ended: some answers are long.
             early.faults.connections = [one for one in early.faults.connections if one.is_open]
             await create(GOOD)
-            for injected in (injection, GOOD):
-                expected.update(injected.counted(policy))
         assert counters(proxy) == +expected
         for server in ("early", "late"):
             calls = sum(n for (name, labels), n in expected.items() if (name, labels[0]) == ("hook_calls", server))
@@ -194,16 +213,19 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
     assert len(runtime.arrived("create")) == agreed
 
 
-@pytest.mark.parametrize(
-    ("point", "policy", "is_refused"),
-    [
-        ("PreRunPodSandbox", "Fail", True),
-        ("PreCreateContainer", "Fail", True),
-        ("PreStartContainer", "Fail", False),
-        ("PreCreateContainer", "Ignore", False),
-        ("", "", False),
-    ],
-)
+def test_page_has_each_kind_and_names_existing_alerts() -> None:
+    assert {each.kind for each in (*FAST, SLOW)} >= {*REASONS} - {"crashing", "wrong: unserved"}
+    for event, metric, alert in (re.split(r"``; (?:``)?", signs) for signs in SIGNS.values()):
+        assert event in {"failed_open", "refused"}
+        named = list(metrics(ALERTS[alert]["expr"])) if alert in ALERTS else []
+        assert (metric in named) == (alert != "no alert")
+
+
+RESTORES = [("PreRunPodSandbox", "Fail", True), ("PreStartContainer", "Fail", False)]
+RESTORES += [("PreCreateContainer", "Ignore", False), ("", "", False)]
+
+
+@pytest.mark.parametrize(("point", "policy", "is_refused"), RESTORES)
 async def test_restored_pod_passes_unless_it_had_to_be_hooked(
     tmp_path: Path, point: str, policy: str, is_refused: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -212,20 +234,21 @@ async def test_restored_pod_passes_unless_it_had_to_be_hooked(
     if point:
         inside.register("a.json", tmp_path / "hooks.sock", [point], policy=policy)
     async with FakeRuntime(str(inside.runtime)) as runtime, inside as proxy, Client(proxy.socket) as client:
-        if is_refused:
-            with pytest.raises(grpc.aio.AioRpcError, match=f"'a' at {point}: unhooked: ") as raised:
-                await client.call("RestorePod", b"request")
-            assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        else:
-            assert await client.call("RestorePod", b"request") == b"request"
+        answers: Any = await asyncio.gather(client.call("RestorePod", b"request"), return_exceptions=True)
         assert [received.message for received in runtime.requests("RestorePod")] == [b"request"] * (not is_refused)
         event = next(event for event in shown_of(proxy.metrics.events) if event.get("operation") == "RestorePod")
         total = proxy.metrics.counted
         assert total("calls_passed", method="RestorePod") == (not is_refused)
+    (answer,) = answers
     if is_refused:
+        assert (answer.code(), f"'a' at {point}: unhooked: " in answer.details()) == (
+            grpc.StatusCode.UNIMPLEMENTED,
+            True,
+        )
         found = (event["kind"], event["hookServer"], event["hook"], event["reason"])
         assert found == ("refused", "a", point, "unhooked")
         assert total("hook_fail_closed", hook_server="a", hook=point, reason="unhooked") == 1
     else:
+        assert answer == b"request"
         assert (event["kind"], event["text"]) == ("unhooked", "passed without hooks")
         assert ("RestorePod passed without hooks" in caplog.text) == bool(point)

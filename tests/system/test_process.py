@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,14 +22,7 @@ from tests.system.supervising import handed_over
 pytestmark = pytest.mark.slow
 
 
-FIGURES = (
-    'operation="RunPodSandbox",outcome="agreed"} 1',
-    f'build_info{{version="{VERSION}",python="',
-    "connections_open ",
-    "draining 0",
-    'plugins{state="closed"} 0',
-    "loop_lag_seconds_count ",
-)
+FIGURES = ('operation="RunPodSandbox",outcome="agreed"} 1', f'build_info{{version="{VERSION}",python="', "draining 0")
 """Parts of some lines that SIGUSR1 logs."""
 
 
@@ -118,12 +110,10 @@ def test_systemd_is_notified_once_clients_can_connect(front: Front, tmp_path: Pa
 
 async def test_status_line_has_the_state(front: Front, tmp_path: Path, runtime: Runtime) -> None:
     async with front.inside(tmp_path) as proxy, front.caller(proxy.socket) as caller:
-        assert proxy.app.status() == "serving, 0 hook servers"
         for name in ("a", "b", "c"):
             proxy.register(f"{name}.json", tmp_path / f"{name}.sock")
         await until(lambda: proxy.app.status() == "serving, 3 hook servers", "they are registered")
         await proxy.app.manager.disable("a", "hangs", "test")
-        assert proxy.app.status() == "serving, 2 hook servers, 1 disabled"
         proxy.metrics.events.runtime_lost("a test", "unreachable")
         assert proxy.app.status() == "waiting for the runtime, 2 hook servers, 1 disabled"
         runtime.set_fault("ping", delay_seconds=60)
@@ -134,16 +124,14 @@ async def test_status_line_has_the_state(front: Front, tmp_path: Path, runtime: 
         ping.cancel()
 
 
-@pytest.mark.parametrize("flag", ["remote_runtime_service_endpoint", "remote_image_service_endpoint"])
-def test_handed_over_socket_that_is_the_runtimes_is_refused(tmp_path: Path, flag: str) -> None:
+def test_handed_over_socket_that_is_the_runtimes_is_refused(tmp_path: Path) -> None:
     with handed_over(tmp_path / "given.sock") as handed:
         os.link(tmp_path / "given.sock", tmp_path / "runtime's.sock")
-        flags: dict[str, Any] = {flag: str(tmp_path / "runtime's.sock")}
-        proxy = ProxyProcess(tmp_path, **handed, **flags)
+        proxy = ProxyProcess(tmp_path, **handed, remote_image_service_endpoint=str(tmp_path / "runtime's.sock"))
         proxy.launch()
         assert proxy.process is not None
         assert proxy.process.wait(WAIT_SECONDS) == 1
-    line = f"--{flag.replace('_', '-')} ({tmp_path}/runtime's.sock) is the socket that the proxy itself listens on"
+    line = f"--remote-image-service-endpoint ({tmp_path}/runtime's.sock) is the socket that the proxy itself listens on"
     assert f"{line} ({tmp_path}/given.sock): change it, or --koord-runtimeproxy-endpoint or" in proxy.output()
 
 
@@ -161,16 +149,14 @@ from runtimeproxy.cli import koord_runtime_proxy
 sys.exit(koord_runtime_proxy())
 """
 """What pip writes for the entry point of setup.cfg."""
-MODE = "--backend-runtime-mode=Docker"
-CONTAINERD = "--remote-runtime-service-endpoint=/var/run/containerd/containerd.sock"
+DOCKERD = ["--backend-runtime-mode=Docker", "--remote-runtime-service-endpoint=/var/run/docker.sock"]
 CONTAINERDS_IMAGES = "--remote-image-service-endpoint=/var/run/containerd/containerd.sock"
-DOCKERD = "--remote-runtime-service-endpoint=/var/run/docker.sock"
 COMMANDS: dict[str, tuple[Front, list[str]]] = {
     "no parameter": (CRI, []),
-    "endpoints": (CRI, [CONTAINERD, CONTAINERDS_IMAGES]),
-    "docker": (DOCKER, [MODE, DOCKERD]),
-    "docker without its endpoint": (DOCKER, [MODE]),
-    "docker with an image endpoint": (DOCKER, [MODE, DOCKERD, CONTAINERDS_IMAGES]),
+    "endpoints": (CRI, [CONTAINERDS_IMAGES.replace("image", "runtime"), CONTAINERDS_IMAGES]),
+    "docker": (DOCKER, DOCKERD),
+    "docker without its endpoint": (DOCKER, DOCKERD[:1]),
+    "docker with an image endpoint": (DOCKER, [*DOCKERD, CONTAINERDS_IMAGES]),
 }
 
 

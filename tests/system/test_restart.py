@@ -1,11 +1,11 @@
 """The proxy ends and is started again: it has the state from before.
 
-That is fault matrix P1, P2 and promise 7. ``memory`` is a directory on tmpfs for --originals-dir.
+That is fault matrix P1, P2 and promise 7.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from runtimeproxy.hookapi import api_pb2
 from tests.amounts import LOST_CREATES, RESTARTED_PODS
 from tests.fakes import hookanswers
-from tests.system.fronts import CONTAINER, POD, Caller, Failed, Front
+from tests.system.fronts import CONTAINER, POD, Failed, Front
 from tests.system.keeping import file_of, on_tmpfs, rows
 from tests.system.proxy import ProxyProcess, until
 from tests.system.shaped import ShapedNode
@@ -44,74 +44,56 @@ def program(front: Front, folder: Path, **more: Any) -> ShapedNode:
     return ShapedNode(front, folder, answers=CHANGES, program=True, **more)
 
 
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    with on_tmpfs() as folder:
-        yield folder
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """A pod with a running container, and a container in another pod that does not run."""
-
-    pod_id: str
-    started: str
-    waiting: str
-    number: int
-
-    @classmethod
-    async def begin(cls, caller: Caller, waiting_pod: str, number: int) -> "Life":
-        pod_id = await caller.run_pod(replace(POD, name=f"pod-{number}", labels={"number": f"{number}"}))
-        container = replace(CONTAINER, name=f"container-{number}")
-        started, waiting = await caller.create(pod_id, container), await caller.create(waiting_pod, container)
-        await caller.act("start", started)
-        return cls(pod_id, started, waiting, number)
-
-    async def hook_calls(self, node: ShapedNode) -> Sequence[tuple[str, Any]]:
-        """Make every call that can be repeated; return the hook calls."""
-        await node.caller.update(self.started, {"cpu_quota": 30_000 + self.number})
-        await node.caller.act("stop", self.started)
-        await node.caller.act("stop_pod", self.pod_id)
-        return node.notified()
+async def hook_calls(node: ShapedNode, number: int, pod_id: str, started: str) -> Sequence[tuple[str, Any]]:
+    """Make every call about a pod and its running container that can be repeated; return the hook calls."""
+    await node.caller.update(started, {"cpu_quota": 30_000 + number})
+    await node.caller.act("stop", started)
+    await node.caller.act("stop_pod", pod_id)
+    return node.notified()
 
 
 @pytest.mark.parametrize(
     ("kill", "has_file"), [(True, False), (True, True), (False, True)], ids=["kill", "kill-file", "stop-file"]
 )
 async def test_hook_messages_after_a_restart_equal_those_before(
-    front: Front, tmp_path: Path, memory: Path, kill: bool, has_file: bool
+    front: Front, tmp_path: Path, kill: bool, has_file: bool
 ) -> None:
     """A start is made before it, too: the runtime refuses that one, or there could be no other after it."""
-    async with program(front, tmp_path, originals_dir=str(memory) if has_file else "none") as node:
-        file = file_of(memory, node.proxy.socket)
-        waiting_pod = await node.caller.run_pod(replace(POD, name="waiting"))
-        lives = [await Life.begin(node.caller, waiting_pod, number) for number in range(RESTARTED_PODS.now)]
-        node.notified()
-        node.runtime.set_fault("start", text="not yet")
-        starts = []
-        for life in lives:
-            with pytest.raises(Failed, match="not yet"):
-                await node.caller.act("start", life.waiting)
-            ((_, start),) = node.notified()
-            starts.append(start)
-        node.runtime.set_fault("start")
-        before = [await life.hook_calls(node) for life in lives]
-        if has_file:
-            ids = {waiting_pod, *(one for life in lives for one in (life.pod_id, life.started, life.waiting))}
-            await until(lambda: rows(file).keys() == ids, "the values are stored", lambda: str(rows(file)))
-        await node.restart(kill=kill)
-        await node.known()
-        reads = node.runtime.reads()
-        assert reads >= 3 * len(lives)
-        for life, start, messages in zip(lives, starts, before, strict=True):
-            await node.caller.act("start", life.waiting)
-            assert node.notified() == [("PreStartContainer", start), ("PostStartContainer", start)]
-            assert await life.hook_calls(node) == (messages if has_file else without_originals(messages))
-        assert node.runtime.reads() == reads, "no call had to read the runtime's state"
-        points = [point for point, _ in before[0]]
-        assert points == ["PreUpdateContainerResources", "PostStopContainer", "PostStopPodSandbox"]
-        _, example = before[0][1]
-        assert (example.container_envs["B"], example.container_resources.cpu_shares) == ("hooked", HOOKED_SHARES)
+    with on_tmpfs() as memory:
+        async with program(front, tmp_path, originals_dir=str(memory) if has_file else "none") as node:
+            file, caller = file_of(memory, node.proxy.socket), node.caller
+            waiting_pod = await caller.run_pod(replace(POD, name="waiting"))
+            lives, waiting, starts = [], [], []
+            for number in range(RESTARTED_PODS.now):
+                pod_id = await caller.run_pod(replace(POD, name=f"pod-{number}", labels={"number": f"{number}"}))
+                container = replace(CONTAINER, name=f"container-{number}")
+                lives.append((number, pod_id, await caller.create(pod_id, container)))
+                waiting.append(await caller.create(waiting_pod, container))
+                await caller.act("start", lives[-1][-1])
+            node.notified()
+            node.runtime.set_fault("start", text="not yet")
+            for container_id in waiting:
+                with pytest.raises(Failed, match="not yet"):
+                    await caller.act("start", container_id)
+                starts += [start for _, start in node.notified()]
+            node.runtime.set_fault("start")
+            before = [await hook_calls(node, *life) for life in lives]
+            if has_file:
+                ids = {waiting_pod, *waiting, *(one for _, *life in lives for one in life)}
+                await until(lambda: rows(file).keys() == ids, "the values are stored", lambda: str(rows(file)))
+            await node.restart(kill=kill)
+            await node.known()
+            reads = node.runtime.reads()
+            assert reads >= 3 * len(lives)
+            for life, container_id, start, messages in zip(lives, waiting, starts, before, strict=True):
+                await node.caller.act("start", container_id)
+                assert node.notified() == [("PreStartContainer", start), ("PostStartContainer", start)]
+                assert await hook_calls(node, *life) == (messages if has_file else without_originals(messages))
+            assert node.runtime.reads() == reads, "no call had to read the runtime's state"
+            points = [point for point, _ in before[0]]
+            assert points == ["PreUpdateContainerResources", "PostStopContainer", "PostStopPodSandbox"]
+            _, example = before[0][1]
+            assert (example.container_envs["B"], example.container_resources.cpu_shares) == ("hooked", HOOKED_SHARES)
 
 
 def without_originals(messages: Sequence[tuple[str, Any]]) -> Sequence[tuple[str, Any]]:

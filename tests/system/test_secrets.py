@@ -6,11 +6,14 @@ That is fault matrix X4, promise 16. Answers to wrong requests: tests/admin.
 import asyncio
 import json
 import logging
+import os
 import re
+import shlex
+import subprocess
 import sys
 import tarfile
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -26,10 +29,9 @@ from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import hookanswers, registration
 from tests.fakes.dockershim_bodies import Container, Pod
 from tests.fakes.hookserver import HookServer
-from tests.system import commands
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import PARENT, Caller, Failed, Front, Runtime
-from tests.system.proxy import PROGRAM, ProxyProcess
+from tests.system.proxy import PROGRAM, ROOT, ProxyProcess
 
 pytestmark = pytest.mark.slow
 
@@ -74,76 +76,56 @@ ANSWERS: dict[str, hookanswers.Answer] = {
 }
 
 
-@dataclass
-class Calls:
-    """Makes calls with the canary wherever a value is possible; collects the texts of their errors."""
+async def make_all(caller: Caller, runtime: Runtime, hooks: HookServer, at_least: int) -> list[str]:
+    """Make every held call with every answer of the hook server, and calls that fail in other ways.
 
-    caller: Caller
-    runtime: Runtime
-    hooks: HookServer
-    count: int = 0
-    texts: list[str] = field(default_factory=list)
+    Return the texts of the calls' errors. A server that failed too often is not called for a while, so each answer is
+    that of a new one.
+    """
+    texts: list[str] = []
+    made = 0
 
-    async def make_all(self) -> None:
-        """Make every held call with every answer of the hook server, and calls that fail in other ways.
-
-        A server that failed too often is not called for a while, so each answer is that of a new one.
-        """
-        for name, answer in ANSWERS.items():
-            self.hooks.default = answer
-            await self._life_of_a_pod(name)
-            await self.hooks.stop()
-            await self.hooks.start()
-        self.hooks.default = hookanswers.empty()
-        await self.caller.call_unheld(CANARY)
-        await self._rejected_update()
-        await self._failing_calls()
-        assert {call.point.name for call in self.hooks.calls} == set(registration.ALL_POINTS)
-        assert sum(CANARY.encode() in call.message for call in self.hooks.calls) > len(ANSWERS)
-
-    async def _life_of_a_pod(self, name: str) -> None:
-        pod_id = await self._tried(self.caller.run_pod(pod(f"pod-{name.replace(' ', '-')}"))) or "unknown"
-        container_id = await self._tried(self.caller.create(pod_id, CONTAINER)) or "unknown"
-        await self._tried(self.caller.update(container_id, annotations={"secret": CANARY}))
-        for verb in ("start", "stop", "remove"):
-            await self._tried(self.caller.act(verb, container_id))
-        for verb in ("stop_pod", "remove_pod"):
-            await self._tried(self.caller.act(verb, pod_id))
-
-    async def _rejected_update(self) -> None:
-        """Make the runtime reject the extra update of PreStartContainer with a text of its own."""
-        container_id = await self.caller.create(await self.caller.run_pod(pod("rejected")), CONTAINER)
-        self.hooks.on("PreStartContainer", hookanswers.reply(RESPONSE(container_resources={"cpu_shares": 77})))
-        before = len(self.hooks.calls)
-        self.runtime.set_fault("update", text=WORDS)
-        await self._tried(self.caller.act("start", container_id))
-        assert self.hooks.calls[before].point.name == "PreStartContainer"
-        self.hooks.answers.clear()
-        self.runtime.set_fault("update")
-
-    async def _failing_calls(self) -> None:
-        """Make calls that cannot be read, and calls that the runtime answers with an error text of its own."""
-        caller, runtime = self.caller, self.runtime
-        container_id = await caller.create(await caller.run_pod(pod("failing")), CONTAINER)
-        verbs = ("run_pod", "create", "update", "start")
-        for verb in verbs:
-            await self._tried(caller.send(verb, caller.broken_request(verb, CANARY.encode())))
-            runtime.set_fault(verb, text=WORDS)
-        await self._tried(caller.run_pod(pod("other")))
-        await self._tried(caller.create("unknown", CONTAINER))
-        await self._tried(caller.update(container_id))
-        await self._tried(caller.act("start", container_id))
-        for verb in verbs:
-            runtime.set_fault(verb)
-
-    async def _tried(self, call: Awaitable[object]) -> str:
+    async def tried(call: Awaitable[object]) -> str:
         """Return a call's id; "" if it failed."""
-        self.count += 1
+        nonlocal made
+        made += 1
         try:
             return str(await call)
         except Failed as error:
-            self.texts.append(error.text)
+            texts.append(error.text)
             return ""
+
+    while made < at_least:
+        for name, hooks.default in ANSWERS.items():
+            pod_id = await tried(caller.run_pod(pod(f"pod-{name.replace(' ', '-')}"))) or "unknown"
+            container_id = await tried(caller.create(pod_id, CONTAINER)) or "unknown"
+            await tried(caller.update(container_id, annotations={"secret": CANARY}))
+            for verb in ("start", "stop", "remove", "stop_pod", "remove_pod"):
+                await tried(caller.act(verb, pod_id if verb.endswith("pod") else container_id))
+            await hooks.stop()
+            await hooks.start()
+        hooks.default = hookanswers.empty()
+        await caller.call_unheld(CANARY)
+        container_id = await caller.create(await caller.run_pod(pod("failing")), CONTAINER)
+        # The runtime answers with a text of its own, first the extra update of a start; others cannot be read.
+        hooks.on("PreStartContainer", hookanswers.reply(RESPONSE(container_resources={"cpu_shares": 77})))
+        runtime.set_fault("update", text=WORDS)
+        await tried(caller.act("start", container_id))
+        hooks.answers.clear()
+        runtime.set_fault("update")
+        verbs = ("run_pod", "create", "update", "start")
+        for verb in verbs:
+            await tried(caller.send(verb, caller.broken_request(verb, CANARY.encode())))
+            runtime.set_fault(verb, text=WORDS)
+        await tried(caller.run_pod(pod("other")))
+        await tried(caller.create("unknown", CONTAINER))
+        await tried(caller.update(container_id))
+        await tried(caller.act("start", container_id))
+        for verb in verbs:
+            runtime.set_fault(verb)
+    assert {call.point.name for call in hooks.calls} == set(registration.ALL_POINTS)
+    assert sum(CANARY.encode() in call.message for call in hooks.calls) > len(ANSWERS)
+    return texts
 
 
 @pytest.mark.parametrize("policy", ["Ignore", "Fail"])
@@ -155,22 +137,20 @@ async def test_no_line_figure_or_error_text_holds_a_value(
     proxy = front.inside(tmp_path)
     proxy.register("plugin.json", hooks.socket_path, timeout=TIMEOUT, policy=policy)
     async with proxy, front.caller(proxy.socket) as caller:
-        made = Calls(caller, runtime, hooks)
-        while made.count < Amount(100, 10_000).now:
+        for _ in range(0, Amount(100, 10_000).now, 100):
             caplog.clear()
             failed, bad = (proxy.metrics.total(name) for name in ("hook_failures", "hook_bad_fields"))
-            await made.make_all()
+            texts = await make_all(caller, runtime, hooks, 100)
             failed, bad = proxy.metrics.total("hook_failures") - failed, proxy.metrics.total("hook_bad_fields") - bad
             assert failed > len(ANSWERS)
             logged_before = bad - caplog.text.count("this is logged once for this field") if policy == "Ignore" else 0
             assert caplog.text.count("'plugin'") == failed - logged_before
             assert not any(secret in caplog.text for secret in SECRETS)
+            ours = "".join(text for text in texts if text.startswith("runtimeproxy: "))
+            assert (WORDS in ours, CANARY in ours) == (True, False), "the hook server's text reaches the caller"
         figures = f"{proxy.metrics.counters} {proxy.metrics.gauges} {proxy.metrics.calls}"
     assert "'plugin'" in figures
     assert not any(secret in figures for secret in SECRETS)
-    ours = [text for text in made.texts if text.startswith("runtimeproxy: ")]
-    assert any(WORDS in text for text in ours), "the hook server's text reaches the caller"
-    assert CANARY not in "".join(ours)
 
 
 COMMANDS = [
@@ -185,6 +165,19 @@ COMMANDS = [
 NEEDED = {"name": "plugin", "reason": "x", "level": "info"}
 
 
+def started(proxy: ProxyProcess, command: str, **more: Any) -> "subprocess.Popen[str]":
+    """Start a command that finds the proxy by the variables of the environment; the journal is its log."""
+    journal = proxy.path / "journalctl"
+    journal.write_text(f"#!/bin/sh\nexec cat {proxy.log}\n")
+    journal.chmod(0o755)
+    given = (word.removeprefix("--").split("=", 1) for word in proxy.command if word.startswith("--"))
+    flags = {f"RUNTIMEPROXY_{name.upper().replace('-', '_')}": value for name, value in given}
+    environment = {"PATH": f"{proxy.path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "LANG": "C", "TERM": "xterm"}
+    words = [sys.executable, "-m", "runtimeproxy", *shlex.split(command)]
+    more |= {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(words, env=environment | flags, cwd=proxy.path, **more)
+
+
 async def test_no_admin_answer_command_or_report_holds_a_value(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
@@ -196,16 +189,20 @@ async def test_no_admin_answer_command_or_report_holds_a_value(
     program = (sys.executable, "-X", "importtime", *PROGRAM[1:])  # a line for each module, on stderr
     proxy = front.process(tmp_path, program=program, log_format="json" if front is DOCKER else "text")
     proxy.register("plugin.json", hooks.socket_path, timeout="500ms")
-    async with proxy, front.caller(proxy.socket) as caller:
-        with commands.following(proxy, "events -f -o json", "hook trace -f -o json") as followed:
-            made = Calls(caller, runtime, hooks)
-            while made.count < Amount(100, 10_000).now:
-                await made.make_all()
+    followed = tmp_path / "followed"
+    with followed.open("w") as out, ExitStack() as stack:
+        async with proxy, front.caller(proxy.socket) as caller:
+            following = [started(proxy, f"{command} -f -o json", stdout=out) for command in ("events", "hook trace")]
+            for each in following:
+                stack.enter_context(each)
+                stack.callback(each.kill)
+            await make_all(caller, runtime, hooks, Amount(100, 10_000).now)
             hooks.default = hookanswers.echo(plant)
             pod_id = await caller.run_pod(pod("seen"))
             container_id = await caller.create(pod_id, CONTAINER)
             shown = await asyncio.to_thread(everything, proxy, "seen", container_id)
-        shown |= {"followed": followed.read_text(), "log": proxy.output()}
+            assert [each.args for each in following if each.poll() is not None] == [], followed.read_text()
+    shown |= {"followed": followed.read_text(), "log": proxy.output()}
     for name in ("hook trace -o json", "explain {container}", "events.ndjson", "store.json", "followed"):
         assert "envs" in shown[name], name
     assert [name for name, text in shown.items() if CANARY in text or WORDS in text] == []
@@ -218,7 +215,11 @@ async def test_no_admin_answer_command_or_report_holds_a_value(
 def everything(proxy: ProxyProcess, pod_name: str, container_id: str) -> dict[str, str]:
     """Return what commands print, the report's files and the admin endpoint's answers."""
     names = {"pod": pod_name, "container": container_id[:12], "folder": str(proxy.path)}
-    shown = {each: commands.output(proxy, each.format(**names)) for each in COMMANDS}
+    shown = {}
+    for command in COMMANDS:
+        with started(proxy, command.format(**names), stdout=subprocess.PIPE) as running:
+            shown[command] = running.communicate(timeout=60)[0]
+            assert shown[command], command
     with tarfile.open(proxy.path / "r.gz") as archive:
         files = [(Path(one.name).name, archive.extractfile(one)) for one in archive.getmembers()]
         shown |= {name: file.read().decode() for name, file in files if file is not None}

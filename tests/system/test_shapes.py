@@ -1,102 +1,28 @@
-"""On each shape of a runtime the kubelet's values are in force, and hook servers get what the runtime can report.
+"""On each shape of a runtime: what koordlet answers and what is sent then, and what a runtime can report.
 
-Every request is compared byte for byte with what reached the runtime; the policy is Fail, so none may be refused. What
-a shape cannot report or does not accept is in the tables. For what does not exist the runtime's own answer arrives, and
-no hook server is called (relay-rules C4).
+Requests are compared byte for byte with what reached the runtime; the policy is Fail, so none may be refused.
+docs/koordlet.rst has the same rows.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.fakes import hookanswers
-from tests.fakes.registration import ALL_POINTS
-from tests.system.cri_front import CRI_SHAPES
-from tests.system.fronts import CONTAINER, PARENT, POD, SKIP, Caller, Failed, Front
+from runtimeproxy.docker.messages import RESOURCE_TABLE
+from tests.docs import KOORDLET, table
+from tests.fakes import cri_pb2, hookanswers, registration
+from tests.fakes.dockershim_bodies import Values
+from tests.fakes.shapes import CONTAINERD, SHAPES
+from tests.system.cri_front import CRI, CRI_SHAPES
+from tests.system.fronts import CONTAINER, PARENT, POD, Failed, Front
 from tests.system.shaped import EVERY, ShapedNode
 
 SLICE_PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-poduid.slice"
-
-# ---- what no hook server changes
-
-SKIPPED = replace(POD, name="skipped", labels=SKIP)
-PODS = {
-    "plain": (POD, PARENT),
-    "skipped": (SKIPPED, PARENT),
-    "moved": (replace(POD, name="moved"), SLICE_PARENT),
-    "skipped and moved": (SKIPPED, SLICE_PARENT),
-}
-"""The pod as it is run, and the cgroup parent that the kubelet sets in its containers' creates."""
-HOOKS: dict[str, tuple[hookanswers.Answer | None, Sequence[str]]] = {
-    "koordlet": (hookanswers.koordlet(), ALL_POINTS),
-    "none": (None, ALL_POINTS),
-    "silent": (hookanswers.empty(), ALL_POINTS),
-    "silent at an end": (hookanswers.empty(), ["PostStopContainer"]),
-    "silent at pods": (hookanswers.empty(), ["PreRunPodSandbox"]),
-}
-"""Hook servers that change nothing, and their points."""
-
-
-async def passes(node: ShapedNode, verb: str, request: bytes) -> None:
-    assert (await node.passed(verb, request))[1] == request
-
-
-@EVERY
-@pytest.mark.parametrize(
-    "hooks", [name if name == "koordlet" else pytest.param(name, marks=pytest.mark.slow) for name in HOOKS]
-)
-async def test_quiet_hook_server_changes_nothing(front: Front, hooks: str, tmp_path: Path) -> None:
-    """The kubelet's cgroup parent is in force, also a new one that it sets after a restart."""
-    default, points = HOOKS[hooks]
-    async with ShapedNode(front, tmp_path, default, points=points) as node:
-        pods, before = {}, {}
-        for kind, (pod, parent) in PODS.items():
-            pods[kind] = await node.caller.run_pod(pod)
-            before[kind] = await node.created(pods[kind])
-            node.caller.pods[pods[kind]] = replace(node.caller.pods[pods[kind]], cgroup_parent=parent)
-        for restarted in (False, True):
-            if restarted:
-                await node.restart()
-            for kind, pod_id in pods.items():
-                new = await node.created(pod_id)
-                for container_id in (new, before[kind]) if restarted else (new,):
-                    await passes(node, "start", node.caller.request("start", container_id))
-                    await passes(node, "update", node.caller.update_request(container_id, {"cpu_shares": 5}, {}))
-        for kind, pod_id in pods.items():
-            await passes(node, "stop", node.caller.request("stop", before[kind]))
-            await passes(node, "stop_pod", node.caller.request("stop_pod", pod_id))
-
-
-# ---- what does not exist, and the runtime answers
-
-
-async def outcome(caller: Caller, verb: str, request: bytes) -> object:
-    """Return a caller's result of a request: the error, or None."""
-    try:
-        await caller.send(verb, request)
-    except Failed as failed:
-        return failed.status, failed.text
-    return None
-
-
-@EVERY
-async def test_absent_subject_gets_the_runtimes_own_answer(front: Front, tmp_path: Path) -> None:
-    async with ShapedNode(front, tmp_path) as node, node.new_caller(node.runtime.socket_path) as direct:
-        verbs = ("start", "update", "stop", "remove", "stop_pod", "remove_pod")
-        requests = [(verb, node.caller.request(verb, "f" * 64)) for verb in verbs]
-        if front in CRI_SHAPES:  # dockerd creates a container without a sandbox
-            requests.append(("create", node.caller.create_request("f" * 64)))
-        for verb, request in requests:
-            assert await outcome(node.caller, verb, request) == await outcome(direct, verb, request), verb
-        assert node.hooks.calls == []
-        total = node.inside.metrics.total
-        assert (total("hook_failures"), total("calls_unreadable"), total("calls", outcome="refused")) == (0, 0, 0)
-
-
-# ---- the content of hook calls
-
 REPORT_NO_PARENT = {"cri cri-dockerd", "cri no verbose"}
 """Their cgroup parent is unset until the kubelet sends it."""
 REPORT_CONTAINERS_PARENT = {"cri shim sandboxer", "cri shim gone"}
@@ -123,19 +49,23 @@ def parents(node: ShapedNode) -> set[str]:
 @EVERY
 @pytest.mark.parametrize("parent", [PARENT, SLICE_PARENT], ids=["cgroupfs", "systemd"])
 async def test_hook_calls_have_what_the_runtime_reports(front: Front, parent: str, tmp_path: Path) -> None:
-    async with ShapedNode(front, tmp_path) as node:
+    """Before and after a restart; the hook server echoes as koordlet."""
+    async with ShapedNode(front, tmp_path, hookanswers.koordlet()) as node:
+
+        async def passes(verb: str, request: bytes) -> None:
+            assert (await node.passed(verb, request))[1] == request
 
         async def end(*containers: str, pod: str) -> None:
             for one in containers:
-                await node.caller.update(one)
-                await node.caller.act("stop", one)
-            await node.caller.act("stop_pod", pod)
+                await passes("update", node.caller.update_request(one, {"cpu_shares": 512}, {}))
+                await passes("stop", node.caller.request("stop", one))
+            await passes("stop_pod", node.caller.request("stop_pod", pod))
 
         pod = replace(POD, cgroup_parent=parent)
         used, new, empty = [await node.caller.run_pod(replace(pod, name=name)) for name in ("used", "new", "empty")]
         node.notified()
-        in_used, in_new = [await node.caller.create(pod_id) for pod_id in (used, new)]
-        await node.caller.act("start", in_used)
+        in_used, in_new = [await node.created(pod_id) for pod_id in (used, new)]
+        await passes("start", node.caller.request("start", in_used))
         await end(in_used, pod=used)
         assert parents(node) == {parent}
 
@@ -152,7 +82,201 @@ async def test_hook_calls_have_what_the_runtime_reports(front: Front, parent: st
         found = {name: getattr(start.container_resources, name) for name in RESOURCES}
         expected = RESOURCES if front in CRI_SHAPES else {**RESOURCES, SWAP: RESOURCES["memory_limit_in_bytes"]}
         assert found == (dict.fromkeys(RESOURCES, 0) if front.name == "cri cri-dockerd" else expected)
-        created = await node.caller.create(new)
+        created = await node.created(new)
         await node.caller.act("start", created)
         await end(created, in_new, pod=new)
         assert parents(node) == {parent}, "a create repeats it"
+
+
+@EVERY
+async def test_absent_subject_gets_the_runtimes_own_answer(front: Front, tmp_path: Path) -> None:
+    """No hook server is called (relay-rules C4)."""
+    async with ShapedNode(front, tmp_path) as node, node.new_caller(node.runtime.socket_path) as direct:
+        for verb in ("start", "update", "stop", "remove", "stop_pod", "remove_pod"):
+            answers: list[object] = []
+            for caller in (node.caller, direct):
+                try:
+                    answers.append(await caller.send(verb, caller.request(verb, "f" * 64)))
+                except Failed as failed:
+                    answers.append((failed.status, failed.text))
+            assert answers[0] == answers[1], verb
+        assert node.hooks.calls == []
+        total = node.inside.metrics.total
+        assert (total("hook_failures"), total("calls_unreadable"), total("calls", outcome="refused")) == (0, 0, 0)
+
+
+RUN_POD, CREATE, UPDATE = "PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources"
+MIB = 1 << 20
+LS: Values = {"cpu_period": 100_000, "cpu_quota": 150_000, "cpu_shares": 1536, "memory_limit_in_bytes": 64 * MIB}
+"""What the kubelet requests for a pod with limits."""
+SMALL: Values = {"cpu_period": 100_000, "cpu_quota": 1000, "cpu_shares": 10}
+"""A limit of 10m, which the kubelet raises to the kernel's least quota."""
+BE: Values = {"cpu_period": 100_000, "cpu_shares": 2, "oom_score_adj": 1000}
+"""What it requests for one without limits."""
+GPU: Mapping[str, str] = {"NVIDIA_VISIBLE_DEVICES": "0"}
+HAMI: Mapping[str, str] = {
+    **GPU,
+    "CUDA_DEVICE_MEMORY_LIMIT": "17179869184",
+    "CUDA_DEVICE_SM_LIMIT": "50",
+    "LD_PRELOAD": "/usr/local/vgpu/libvgpu.so",
+}
+MONITORED: Mapping[str, str] = {**HAMI, "CUDA_DEVICE_MEMORY_SHARED_CACHE": "/usr/local/vgpu/pod-uid_main.cache"}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row: the kubelet's request, koordlet's answer, and what is sent to the runtime.
+
+    The answer is koordlet's echo of the request with ``sets`` and ``envs`` set in it, "" among the values. ``changes``
+    are the resources that differ from the kubelet's, 0 and "" for a field that is taken out; ``held`` is what the
+    container was created with, before an update. ``lifted`` replaces ``changes`` for runtimes that accept -1 in an
+    update.
+    """
+
+    name: str
+    point: str
+    queried: Values
+    sets: Values
+    changes: Values
+    envs: Mapping[str, str] = field(default_factory=dict)
+    held: Values = field(default_factory=dict)
+    lifted: Values | None = None
+
+    def answer(self, response: Any) -> None:
+        target = response.resources if self.point == RUN_POD else response.container_resources
+        for name, value in self.sets.items():
+            setattr(target, name, value)
+        if self.envs:
+            response.container_envs.update(self.envs)
+
+
+BATCH: Values = {"cpu_shares": 512, "cpu_quota": 50_000, "memory_limit_in_bytes": 64 * MIB}
+LARGER: Values = {**BATCH, "memory_limit_in_bytes": 96 * MIB}
+NO_LIMITS: Values = {"cpu_quota": -1, "memory_limit_in_bytes": -1}
+NO_QUOTA: Values = {"cpu_quota": -1}
+OWN_CPUS: Values = {"cpuset_cpus": "0-1", "cpu_quota": -1}
+ONE_CPU: Values = {"cpuset_cpus": "1"}
+NO_CPUSET: Values = {"cpuset_cpus": ""}
+LEAST: Values = {"cpu_quota": 1000}
+"""The kernel's least quota."""
+
+
+def cpus(text: str) -> Values:
+    return {"cpuset_cpus": text}
+
+
+def update(name: str, queried: Values, sets: Values, changes: Values, held: Values, **more: Values) -> Case:
+    return Case(f"update: {name}", UPDATE, queried, sets, changes, held=held, lifted=more.get("lifted"))
+
+
+CASES = (
+    # PreRunPodSandbox
+    Case("pod: nothing", RUN_POD, {}, {}, {}),
+    Case("pod: own CPUs", RUN_POD, {}, NO_QUOTA, NO_QUOTA),
+    Case("pod: batch limits", RUN_POD, {}, BATCH, BATCH),
+    Case("pod: batch without limits", RUN_POD, {}, {"cpu_shares": 512, **NO_LIMITS}, {"cpu_shares": 512, **NO_QUOTA}),
+    Case("pod: batch limit, scaled", RUN_POD, {}, {"cpu_quota": 834}, LEAST),
+    # PreCreateContainer
+    Case("nothing", CREATE, LS, {}, {}),
+    Case("own CPUs", CREATE, LS, OWN_CPUS, OWN_CPUS),
+    Case("own CPUs, quota kept", CREATE, LS, ONE_CPU, ONE_CPU),
+    Case("own CPUs, odd text", CREATE, LS, cpus(" 0 ,, 1,"), cpus("0,1")),
+    Case("shared pools", CREATE, LS, cpus("0,1"), cpus("0,1")),
+    Case("shared pools, the last empty", CREATE, LS, cpus("0-1,"), cpus("0-1")),
+    Case("shared pools, the first empty", CREATE, LS, cpus(",0-1"), cpus("0-1")),
+    Case("shared pools, all empty", CREATE, {**LS, **ONE_CPU}, cpus(","), {}),
+    Case("no pool", CREATE, {**LS, **ONE_CPU}, NO_CPUSET, NO_CPUSET),
+    Case("no class", CREATE, LS, cpus("0-1"), cpus("0-1")),
+    Case("no class, static CPU manager", CREATE, {**LS, **ONE_CPU}, {}, {}),
+    Case("best effort", CREATE, {**BE, **ONE_CPU}, NO_CPUSET, NO_CPUSET),
+    Case("best effort, pools of its NUMA nodes", CREATE, {**BE, **ONE_CPU}, cpus("0,1"), cpus("0,1")),
+    Case("system pod", CREATE, BE, cpus("0"), cpus("0")),
+    Case("batch limits", CREATE, BE, BATCH, BATCH),
+    Case("batch without limits", CREATE, BE, {"cpu_shares": 512, **NO_LIMITS}, {"cpu_shares": 512, **NO_QUOTA}),
+    Case("batch without limits, the kubelet's go", CREATE, LS, NO_LIMITS, {**NO_QUOTA, "memory_limit_in_bytes": 0}),
+    Case("batch, CPU suppressed by quota", CREATE, LS, NO_QUOTA, NO_QUOTA),
+    Case("normalized", CREATE, LS, {"cpu_quota": 125_000}, {"cpu_quota": 125_000}),
+    Case("normalized, below the kernel's least", CREATE, SMALL, {"cpu_quota": 834}, {}),
+    Case("normalized to a small one", CREATE, {**SMALL, "cpu_quota": 1100}, {"cpu_quota": 917}, LEAST),
+    Case("GPU", CREATE, LS, {}, {}, {"NVIDIA_VISIBLE_DEVICES": "0,1"}),
+    Case("GPU share by HAMi-core", CREATE, LS, {}, {}, HAMI),
+    Case("GPU share by HAMi-core, monitored", CREATE, LS, {}, {}, MONITORED),
+    Case("GPU, shared pools and a small quota", CREATE, SMALL, {"cpu_quota": 834, **cpus("0-1,")}, cpus("0-1"), GPU),
+    Case("RDMA", CREATE, LS, {}, {}),
+    Case("RDT", CREATE, LS, {}, {}),
+    # PreUpdateContainerResources
+    update("nothing", {"cpu_shares": 512}, {}, {}, LS),
+    update("own CPUs", cpus("0"), OWN_CPUS, OWN_CPUS, LS),
+    update("shared pools, the last empty", cpus("0"), cpus("0-1,"), cpus("0-1"), LS),
+    update("best effort", cpus("0"), NO_CPUSET, NO_CPUSET, BE),
+    update("batch without limits, none held", {"cpu_shares": 2}, NO_LIMITS, NO_QUOTA, BE),
+    update("batch without limits, one held", {"cpu_shares": 512}, NO_LIMITS, NO_QUOTA, LS, lifted=NO_LIMITS),
+    update("batch limits", {"cpu_shares": 2}, LARGER, LARGER, LS),
+    update("normalized, below the kernel's least", LEAST, {"cpu_quota": 834}, {}, SMALL),
+)
+
+
+PAUSE = {"cpu_shares": 2, "oom_score_adj": -998}
+"""What dockershim requests for each pod sandbox."""
+LIFTING = {f"cri {shape.name}" for shape in SHAPES if shape.runtime_name == CONTAINERD.runtime_name}
+"""The fronts with runtimes that accept -1 in an update."""
+POINTS = (RUN_POD, CREATE, UPDATE, registration.KOORDLET_EXTRA_POINT)
+VERBS = {RUN_POD: "run_pod", CREATE: "create", UPDATE: "update"}
+
+
+async def released(node: ShapedNode, case: Case) -> bytes:
+    """Make the case's call; return the request as the runtime got it."""
+    node.hooks.answers.clear()
+    if case.point != UPDATE:
+        node.hooks.on(case.point, hookanswers.echo(case.answer))
+    pod_id = await node.caller.run_pod()
+    if case.point != RUN_POD:
+        resources = case.held if case.point == UPDATE else case.queried
+        container_id = await node.caller.create(pod_id, replace(CONTAINER, envs=(("A", "1"),), resources=resources))
+        await node.caller.act("start", container_id)
+        if case.point == UPDATE:
+            node.hooks.on(case.point, hookanswers.echo(case.answer))
+            await node.caller.update(container_id, case.queried)
+    return node.runtime.arrived(VERBS[case.point])[-1]
+
+
+def in_cri(case: Case, message: bytes) -> dict[str, Any]:
+    """Return the resources that a CRI request sets."""
+    if case.point == UPDATE:
+        resources = cri_pb2.UpdateContainerResourcesRequest.FromString(message).linux
+    else:
+        kind = cri_pb2.RunPodSandboxRequest if case.point == RUN_POD else cri_pb2.CreateContainerRequest
+        resources = kind.FromString(message).config.linux.resources
+    return {field.name: value for field, value in resources.ListFields()}
+
+
+def in_docker(case: Case, message: bytes) -> dict[str, Any]:
+    """Return the resources that a Docker request sets, but for the swap limit, which equals the memory limit."""
+    body = json.loads(message.partition(b"\r\n\r\n")[2])
+    host = body if case.point == UPDATE else body["HostConfig"]
+    assert host["MemorySwap"] == host["Memory"], case.name
+    found = {name: host[key] for name, key in RESOURCE_TABLE.items() if host.get(key) and key != "MemorySwap"}
+    usual = PAUSE if case.point == RUN_POD else {}
+    return {name: value for name, value in found.items() if usual.get(name) != value}
+
+
+@EVERY
+async def test_released_resources_for_each_answer(front: Front, tmp_path: Path) -> None:
+    async with ShapedNode(front, tmp_path, hookanswers.echo(), points=POINTS) as node:
+        await node.known()
+        for case in CASES:
+            message = await released(node, case)
+            found = in_cri(case, message) if front.caller is CRI.caller else in_docker(case, message)
+            changes = case.lifted if front.name in LIFTING and case.lifted is not None else case.changes
+            assert found == {name: value for name, value in {**case.queried, **changes}.items() if value}, case.name
+            if case.point == CREATE:
+                assert dict(node.runtime.envs()) == {"A": "1", **case.envs}, case.name
+        assert not node.inside.metrics.total("hook_failures")
+        assert not node.inside.metrics.total("calls", outcome="refused")
+
+
+def test_document_has_the_same_rows_and_variables() -> None:
+    rows = [
+        (row[0], {*re.findall(r"``([A-Z][A-Z_]+)``", row[2])}) for row in table(KOORDLET, "What is sent to the runtime")
+    ]
+    assert rows == [(case.name, {*case.envs}) for case in CASES]

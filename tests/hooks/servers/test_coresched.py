@@ -1,6 +1,6 @@
 """coresched: which containers share a cookie, also over restarts, on a simulated kernel.
 
-tests/system/test_reference_engines.py uses this machine's kernel.
+tests/system/test_hook_programs.py uses this machine's kernel.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """rdt: a pod's group and its limits, moves of threads, and that no problem prevents a pod from starting.
 
-tests/fakes/resctrl.py simulates the kernel; tests/system/test_reference_engines.py starts real containers.
+The kernel is simulated by tests/fakes/resctrl.py; scripts/demo starts real containers.
 """
 
 import threading

@@ -1,0 +1,178 @@
+"""Long messages, many calls, and silence: all arrives, and costs a few times its length.
+
+Fault matrix S2, S3, S8 and B4, promises 10 and 12. Ends, tunnels, and clients that do not read:
+tests/relay/test_connection.py, test_dockerd_clients.
+"""
+
+import asyncio
+import re
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimeproxy.hookapi import api_pb2
+from tests.amounts import CALLS_OF_A_CLIENT
+from tests.docker import client as docker_client
+from tests.fakes import hookanswers
+from tests.fakes.hookserver import HookServer
+from tests.fakes.runtime import FakeRuntime
+from tests.system.cri_front import CRI
+from tests.system.docker_front import DOCKER
+from tests.system.fronts import CONTAINER, Caller, Front, Runtime
+from tests.system.hostile import Process
+from tests.system.proxy import ProxyProcess, until
+
+pytestmark = pytest.mark.slow
+
+MIB = 1 << 20
+PASSING_TIMES = HELD_TIMES = 3
+"""A message costs at most so many times its length. A held request without a hook call exists once for both reading and
+sending; once as parsed (protobuf's own copy, or the text of a JSON); and once as the texts of the record."""
+HOOKED_TIMES = 5
+"""The same request with a hook server: the record's texts and the request itself exist while protobuf has a copy of the
+hook message, writes a second one, and Python gets the third. An edit needs no more than that."""
+BUFFER_BYTES = 4 * MIB
+"""Memory for buffers and free blocks, independent of the length of a message."""
+
+
+async def sent(proxy: ProxyProcess, caller: Caller, verb: str, request: bytes, most_bytes: int) -> bytes:
+    """Send a request that may cost the proxy so much memory; return the reply."""
+    process = Process(proxy.pid)
+    before = process.start_peak()
+    reply = await caller.send(verb, request, seconds=120)
+    assert process.peak() - before <= most_bytes
+    return reply
+
+
+@pytest.mark.parametrize("mib", [16, 64])
+async def test_long_list_costs_at_most_three_times_its_length(
+    front: Front, runtime: Runtime, tmp_path: Path, mib: int
+) -> None:
+    listed = runtime.long_list(200, mib * MIB - 1024)
+    assert len(listed) > 0.99 * mib * MIB
+    async with front.process(tmp_path) as proxy, front.caller(proxy.socket) as caller:
+        await caller.act("ping")
+        assert await sent(proxy, caller, "list", caller.request("list"), PASSING_TIMES * len(listed)) == listed
+
+
+def crowded(front: Front, request: bytes) -> bytes:
+    """Return a create with millions of mounts, or of limits of huge pages."""
+    if front is DOCKER:
+        head, _, body = request.partition(b"\r\n\r\n")
+        body = body.rstrip().removesuffix(b"}") + b', "Mounts": [' + b"[]," * (4 * MIB // 3) + b"[]]}"
+        return re.sub(rb"(?<=Content-Length: )\d+", b"%d" % len(body), head) + b"\r\n\r\n" + body
+    message = b"\x42\x00" * (2 * MIB)
+    for tag in (0x0A, 0x7A, 0x12):
+        size = len(message)
+        message = bytes([tag, size & 127 | 128, size >> 7 & 127 | 128, size >> 14 & 127 | 128, size >> 21]) + message
+    return request + message
+
+
+TEXT = "x" * (16 * MIB - 16384)
+"""The limit of the kubelet and its runtimes is 16 MiB."""
+CHANGE = hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_annotations={"new": "1"}))
+NOTE = {"annotations": {"long": TEXT}}
+CREATES: Mapping[str, tuple[Any, hookanswers.Answer | None]] = {
+    "an annotation": (NOTE, None),
+    "an env": ({"envs": (("LONG", TEXT),)}, None),
+    "millions of fields": ({}, None),
+    "hooks change nothing": (NOTE, hookanswers.empty()),
+    "hooks change something": (NOTE, CHANGE),
+}
+"""The long part of a create. Of millions of fields only the bytes are read: as objects they take 25 times as much."""
+
+
+@pytest.mark.parametrize(("long", "answer"), CREATES.values(), ids=CREATES)
+async def test_long_create_costs_a_few_times_its_length(
+    front: Front, runtime: Runtime, tmp_path: Path, long: Any, answer: hookanswers.Answer | None
+) -> None:
+    proxy, hooks = front.process(tmp_path), HookServer(str(tmp_path / "hooks.sock"), default=answer)
+    if answer is not None:
+        proxy.register("hooks.json", hooks.socket_path, ["PreCreateContainer"], timeout="20s")
+    async with hooks, proxy, front.caller(proxy.socket) as caller:
+        pod = await caller.run_pod()
+        if answer is not None:
+            await caller.create(pod)
+        request = caller.create_request(pod, replace(CONTAINER, **long))
+        request = request if long else crowded(front, request)
+        most = (HELD_TIMES if answer is None else HOOKED_TIMES) * len(request) + BUFFER_BYTES
+        await sent(proxy, caller, "create", request, most)
+    assert (runtime.arrived("create")[-1] == request) == (answer is not CHANGE)
+    assert answer is None or len(hooks.calls[1].message) > len(TEXT)
+
+
+@pytest.mark.parametrize("verb", ["ping", "create"])
+async def test_crowd_of_calls_is_answered(
+    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, verb: str
+) -> None:
+    """1,000 streams of one connection, or in Docker mode 200 connections; a create calls a hook server."""
+    count = 1_000 if front is CRI else 200
+    proxy = front.process(tmp_path, log_level="info", hook_budget="60s")
+    proxy.register("hooks.json", hooks.socket_path, policy="Fail", timeout="60s")
+    async with proxy, front.caller(proxy.socket) as caller:
+        pod_id = await caller.run_pod()
+        runtime.set_fault(verb, delay_seconds=1.0)  # by then the runtime has all calls
+        calls = (caller.act("ping") if verb == "ping" else caller.create(pod_id) for _ in range(count))
+        answers = await asyncio.gather(*calls)
+        assert len(set(answers)) == (1 if verb == "ping" else count)
+        assert len(runtime.arrived(verb)) >= count
+    assert "broke the protocol" not in proxy.output()
+
+
+DAY_SECONDS = 24 * 3600
+
+
+async def test_calls_streams_and_idle_connections_outlive_a_day(
+    front: Front, tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A timer that is set again each time fires in every hour."""
+    real, passed, due = time.monotonic, 0.0, list[bool]()
+    monkeypatch.setattr(time, "monotonic", lambda: real() + passed)
+    monkeypatch.setattr(docker_client, "PATIENCE_SECONDS", 2 * DAY_SECONDS)
+    inside: Any = front.inside(tmp_path)
+    async with inside as proxy, front.caller(proxy.socket) as caller, front.caller(proxy.socket) as idle:
+        await idle.act("ping")
+        stream = await caller.open_stream()
+        await stream.write(b"one")
+        assert await stream.read() == b"one"
+        pod_id = await caller.run_pod()
+        for verb in ("list", "create"):
+            runtime.set_fault(verb, delay_seconds=DAY_SECONDS)
+        requests = {"list": caller.request("list"), "create": caller.create_request(pod_id)}
+        calls = [asyncio.ensure_future(caller.send(*request, 2 * DAY_SECONDS)) for request in requests.items()]
+        await until(lambda: all(runtime.arrived(verb) for verb in requests), "the calls have arrived")
+        connections = set(proxy.app.front.connections)
+        assert len(connections) >= 2
+        asyncio.get_running_loop().call_later(DAY_SECONDS, due.append, True)
+        for _ in range(25):
+            passed += 3600
+            await asyncio.sleep(0.02)  # of real time, for what is due in an hour
+        assert due, "the loop has another clock"
+        await asyncio.gather(*calls)
+        await stream.write(b"two")
+        assert await stream.read() == b"two"
+        await idle.act("ping")
+        assert proxy.app.front.connections == connections
+
+
+CALLS = CALLS_OF_A_CLIENT.now
+METHOD = "/runtime.v1.RuntimeService/Version"
+
+
+@pytest.mark.tool("h2load")
+async def test_each_call_of_h2load_reaches_the_runtime_once(tmp_path: Path) -> None:
+    body = tmp_path / "body"
+    body.write_bytes(bytes(5))
+    headers = ["--header=content-type: application/grpc", "--header=te: trailers"]
+    size = [f"--requests={CALLS}", "--clients=1", "--max-concurrent-streams=20", f"--data={body}"]
+    async with FakeRuntime(str(tmp_path / "runtime.sock"), keep_received=0) as runtime:
+        async with ProxyProcess(tmp_path) as proxy:
+            command = ["h2load", *size, *headers, f"--base-uri=unix:{proxy.socket}", f"http://localhost{METHOD}"]
+            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=300)
+        assert runtime.counts == {METHOD: CALLS}
+    assert f"{CALLS} succeeded, 0 failed" in done.stdout, done.stdout + done.stderr
