@@ -213,7 +213,7 @@ def test_map_contains_sent_and_set_entries_and_loses_none() -> None:
 
 NO_TEXT, NO_NUMBER = "the value of a must be a text in UTF-8", "the value of 2MB must be a whole number from 0"
 NO_KEY = "a key must not be empty and must not contain"
-NOT_SET, NO_LIST = "must be a whole number, .*0 and None say 'not set'", "must be empty or a list of n and n-m"
+NOT_SET, NO_LIST = "must be a whole number, .*0 and None mean 'not set'", "must be empty or a list of n and n-m"
 TEXTS, NUMBERS, VARIABLES = Entries({}, str, "map"), Entries({}, int, "map"), Environment({}, str, "map")
 INVALID = [
     *((TEXTS, key, "x", "a key must be a text") for key in ("\ud800", 3)),

@@ -123,7 +123,7 @@ def status_of(*hooks: Hook) -> tuple[int, str]:
 
 
 def internal(name: str, hook: str = "raising") -> tuple[int, str]:
-    return grpc.INTERNAL, f"{hook} at PreCreateContainer raised {name}; its log says where"
+    return grpc.INTERNAL, f"{hook} at PreCreateContainer raised {name}; its log shows where"
 
 
 MALFORMED = Malformed("annotation A", "must be JSON")

@@ -112,7 +112,7 @@ def test_exception_becomes_a_status_and_the_server_continues(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     path, name = serve(hook), type(hook).__name__.lower()
-    text = f"{name} at PreCreateContainer raised {raised}; its log says where"
+    text = f"{name} at PreCreateContainer raised {raised}; its log shows where"
     assert status(path, request("leave", other=SECRET)) == (grpc.StatusCode.INTERNAL, text)
     assert status(path, request("refuse")) == (grpc.StatusCode.PERMISSION_DENIED, "not on my node")
     assert status(path, request()) == OK
