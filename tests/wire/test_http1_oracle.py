@@ -15,7 +15,7 @@ from runtimeproxy.wire import http1
 from runtimeproxy.wire.http1 import BadMessage, Framing, RequestHead, Rule
 from tests.amounts import examples
 from tests.wire import http1_forms as forms
-from tests.wire.http1_forms import REQUESTS, Request, Response, get, head
+from tests.wire.http1_forms import get, head
 
 pytestmark = pytest.mark.slow
 
@@ -113,30 +113,6 @@ def compare(stream: bytes, method: str | None = None) -> tuple[Reading, Reading]
     elif isinstance(mine, Rule) and isinstance(other, Message) and other.end >= 0:
         assert mine in READ_BY_H11
     return mine, other
-
-
-FOLLOWING = b"GET /next HTTP/1.1\r\nHost: h\r\n\r\n"
-
-
-def body_of(row: Request | Response) -> bytes:
-    bodies = {Framing.SIZED: bytes(min(row.length, 5_000)), Framing.CHUNKED: b"5\r\nhello\r\n0\r\n\r\n"}
-    return bodies.get(row.framing, b"")
-
-
-OK_CHUNKED = head("HTTP/1.1 200 OK", "Transfer-Encoding: chunked")
-WHOLE: list[tuple[str | None, bytes]] = [
-    *((None, row.raw + body_of(row)) for row in REQUESTS if row.length <= 5_000),
-    *((row.method, row.raw + body_of(row)) for row in forms.RESPONSES if row.method != "CONNECT"),
-    *((None, get("Transfer-Encoding: chunked") + raw) for raw, _ in forms.CHUNKED),
-    *(("GET", OK_CHUNKED + raw) for raw, _ in forms.CHUNKED),
-]
-
-
-@pytest.mark.parametrize(("method", "message"), WHOLE, ids=lambda value: repr(value)[:60])
-def test_accepted_message_ends_where_it_ends_for_h11(method: str | None, message: bytes) -> None:
-    mine, _ = compare(message + FOLLOWING, method)
-    assert isinstance(mine, Message)
-    assert mine.end == len(message) or mine.body.endswith(FOLLOWING), "it goes on until the connection ends"
 
 
 LAST_CHUNK = b"0\r\n\r\n"
