@@ -178,32 +178,30 @@ async def test_changed_link_changes_which_sockets_are_the_same(rig: Rig, tmp_pat
 
 
 async def test_changed_registration_keeps_the_client_of_its_endpoint(rig: Rig) -> None:
+    changes: list[bool] = []
+    rig.manager.on_change = lambda: changes.append(rig.manager.fail_policy_registered(CREATE))
     await rig.start("a")
     (before,) = rig.manager.plugins_for(CREATE)
+    await rig.manager._scan()
+    rig.put("b", policy="Fail")
+    await rig.until_called("a", "b")
+    rig.remove("b")
+    await rig.until_called("a")
+    assert rig.manager.plugins_for(CREATE) == (before,)
+    assert changes == [False, True, False], "called for each change, and for nothing else"
     rig.put("a", policy="Fail", timeout="1s")
     await until(lambda: rig.manager.fail_policy_registered(CREATE))
     (after,) = rig.manager.plugins_for(CREATE)
     assert (after.client, after.timeout_seconds) == (before.client, 1.0)
     for state in ("breaker", "unserved", "bad_fields", "last_error"):
         assert getattr(after, state) is not getattr(before, state)
+    rig.clients[0].idle.clear()  # a call waits for an answer at the old endpoint
     rig.put("a", "/run/new.sock")
     await rig.until_at("/run/new.sock")
-    await until(lambda: [client.closed for client in rig.clients] == [1, 0])
-
-
-async def test_plugin_stays_the_same_while_other_files_change(rig: Rig) -> None:
-    changes: list[bool] = []
-    rig.manager.on_change = lambda: changes.append(rig.manager.fail_policy_registered(CREATE))
-    await rig.start("a")
-    before = rig.manager.plugins_for(CREATE)
-    await rig.manager._scan()
-    rig.put("a")
-    rig.put("b", policy="Fail")
-    await rig.until_called("a", "b")
-    rig.remove("b")
-    await rig.until_called("a")
-    assert rig.manager.plugins_for(CREATE) == before
-    assert changes == [False, True, False], "called for each change, and for nothing else"
+    await rig.disable("a")
+    assert [client.abandoned for client in rig.clients] == [True, False, True]
+    rig.clients[0].idle.set()
+    await until(lambda: [client.closed for client in rig.clients] == [1, 1, 1])
 
 
 @pytest.mark.parametrize("change", ["removed", "changed", "unchanged"])
@@ -228,12 +226,8 @@ async def test_gauge_of_an_open_breaker_ends_with_its_plugin(rig: Rig, change: s
     assert rig.gauges("hook_breaker_open") == ({} if change == "removed" else {"a": is_open})
 
 
-async def test_manager_that_was_not_started_can_be_stopped(rig: Rig) -> None:
-    await rig.manager.stop()
-    assert rig.names() == []
-
-
 async def test_stop_closes_all_clients_and_waits_for_those_in_use(rig: Rig) -> None:
+    await rig.manager.stop()  # it was not started
     await rig.start("a", "b")
     rig.clients[0].idle.clear()
     rig.remove("a")
@@ -422,7 +416,7 @@ async def test_disabling_covers_all_that_name_the_socket(rig: Rig, caplog: Log) 
 
 
 async def test_name_stays_disabled_whatever_its_file_does(rig: Rig, caplog: Log) -> None:
-    """Also if it is not registered yet."""
+    """Also if it is not registered yet, and in the next process."""
     caplog.set_level("INFO")
     await rig.start("a")
     note = f"it is not registered now: it will not be called once b.json is in {rig.folder}"
@@ -437,35 +431,16 @@ async def test_name_stays_disabled_whatever_its_file_does(rig: Rig, caplog: Log)
         await rig.until_masked()
     rig.put("b", "/run/new.sock")
     await rig.until_masked("b")
+    await rig.manager.stop()
+    rig.renew()
+    await rig.start()
+    assert (rig.names(), rig.manager.mask_fault) == (["a"], "")
     await rig.manager.enable("b")
     await rig.until_at("/run/a.sock", "/run/new.sock")
     removed = [line for line in caplog.messages if line.startswith("registration b.json removed")]
     assert removed == ["registration b.json removed"] * 2, "no call was refused without it"
     added = "endpoint /run/new.sock, policy Ignore, points PreCreateContainer; it is disabled"
     assert f"registration b.json added: {added}" in caplog.messages
-
-
-async def test_disabled_stays_disabled_in_the_next_process(rig: Rig) -> None:
-    await rig.start("a", "b")
-    await rig.disable("b")
-    for names in (["a"], ["a", "b"]):
-        await rig.manager.stop()
-        rig.renew()
-        await rig.start()
-        assert rig.names() == names
-        await rig.manager.enable("b")
-    assert rig.manager.mask_fault == ""
-
-
-async def test_old_clients_of_a_disabled_plugin_are_abandoned_too(rig: Rig) -> None:
-    """A call may wait for an answer at the endpoint that the file named before."""
-    await rig.start("a")
-    rig.clients[0].idle.clear()
-    rig.put("a", "/run/new.sock")
-    await rig.until_at("/run/new.sock")
-    await rig.disable("a")
-    assert [client.abandoned for client in rig.clients] == [True, True]
-    rig.clients[0].idle.set()
 
 
 async def test_gauges_show_disabled_plugins_and_timeouts(rig: Rig) -> None:
