@@ -162,21 +162,6 @@ async def test_socket_is_called_once_for_a_hook_point(
     await rig.until_called(*sorted(["b", repeated]))
 
 
-async def test_changed_link_changes_which_sockets_are_the_same(rig: Rig, tmp_path: Path) -> None:
-    (tmp_path / "current").symlink_to("v1")
-    rig.put("a", f"{tmp_path}/current/x.sock")
-    rig.put("b", f"{tmp_path}/v1/x.sock")
-    rig.renew(poll_seconds=0.01)
-    await rig.start()
-    plugins = rig.manager.plugins
-    assert rig.names() == ["a"]
-    for target, names in (("v2", ["a", "b"]), ("v1", ["a"])):
-        (tmp_path / "new").symlink_to(target)
-        (tmp_path / "new").rename(tmp_path / "current")
-        await rig.until_called(*names)
-    assert rig.manager.plugins == plugins
-
-
 async def test_changed_registration_keeps_the_client_of_its_endpoint(rig: Rig) -> None:
     changes: list[bool] = []
     rig.manager.on_change = lambda: changes.append(rig.manager.fail_policy_registered(CREATE))
@@ -356,25 +341,6 @@ async def test_directory_that_does_not_answer_delays_neither_start_nor_stop(
     async with asyncio.timeout(SECONDS):
         await rig.manager.stop()
     gate.set()
-
-
-async def test_disabled_plugin_is_in_no_table_until_it_is_enabled(rig: Rig) -> None:
-    tables: list[list[str]] = []
-    rig.manager.on_change = lambda: tables.append(rig.names())
-    rig.put("b", policy="Fail", points=(CREATE.name, START.name))
-    await rig.start("a", "c")
-    (a, _, c) = rig.manager.plugins_for(CREATE)
-    assert await rig.disable("b") == ()
-    assert rig.manager.plugins_for(CREATE) == (a, c)
-    assert (rig.manager.registered([START]), rig.manager.fail_policy_registered(CREATE)) == (False, False)
-    assert {name: entry.name for name, entry in rig.manager.masked.items()} == {"b": "b.json"}
-    assert rig.manager.disabled["b"].reason == "hangs"
-    assert [client.abandoned for client in rig.clients] == [False, True, False]
-    assert await rig.manager.enable("b") == ()
-    assert (rig.manager.registered([START]), rig.manager.fail_policy_registered(CREATE)) == (True, True)
-    assert (rig.manager.masked, rig.manager.disabled) == ({}, {})
-    assert rig.clients[3:] == [rig.manager.plugins_for(START)[0].client], "it has a new client"
-    assert tables == [["a", "b", "c"], ["a", "c"], ["a", "b", "c"]]
 
 
 async def test_disabling_covers_all_that_name_the_socket(rig: Rig, caplog: Log) -> None:

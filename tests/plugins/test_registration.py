@@ -12,7 +12,6 @@ from runtimeproxy.errors import ConfigError
 from runtimeproxy.model.hookpoints import HOOK_POINTS
 from runtimeproxy.plugins.registration import (
     MAX_BYTES,
-    Change,
     ChangeKind,
     Content,
     FailurePolicy,
@@ -199,21 +198,3 @@ def test_content_makes_this_change(contents: list[Content | None], kind: ChangeK
         assert bool(change.reason) == (kind is REJECTED)
     assert registry.registrations == (() if registration is None else (registration,))
     assert len(registry.rejected) == (contents[-1] in (HALF, b"", UNREADABLE))
-
-
-def test_whole_directory_at_once_in_the_order_of_the_names() -> None:
-    registry = Registry()
-    registry.replace({"keep.json": GOOD, "go.json": GOOD, "alter.json": GOOD, "9.json": GOOD})
-    changes = registry.replace(
-        {"new.json": GOOD, "B.json": GOOD, "10.json": GOOD, "alter.json": OTHER, "bad.json": HALF, "keep.json": GOOD}
-        | {"a.json": UNREADABLE}
-    )
-    assert [(change.name.removesuffix(".json"), change.kind) for change in changes] == [
-        *(("10", ADDED), ("9", REMOVED), ("B", ADDED), ("a", REJECTED), ("alter", CHANGED), ("bad", REJECTED)),
-        *(("go", REMOVED), ("new", ADDED)),
-    ]
-    registered = ["10.json", "B.json", "alter.json", "keep.json", "new.json"]
-    assert [entry.name for entry in registry.registrations] == registered
-    assert registry.names == {*registered, "a.json", "bad.json"}
-    assert changes[3] == Change(REJECTED, "a.json", None, UNREADABLE.reason)
-    assert "not JSON" in changes[5].reason

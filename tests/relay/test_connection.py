@@ -9,7 +9,6 @@ import socket
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 
 import pytest
 
@@ -17,7 +16,6 @@ from runtimeproxy.errors import WireError
 from runtimeproxy.relay import connection
 from runtimeproxy.relay.connection import HIGH_WATER, LOW_WATER, PIECE_BYTES, Connection, ReadBuffer
 from runtimeproxy.relay.drain import Unfinished
-from runtimeproxy.relay.eventloop import batch
 from runtimeproxy.relay.hangups import Hangups
 from runtimeproxy.wire.http1 import Send
 from tests.patience import read, until
@@ -219,20 +217,6 @@ async def test_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, mode
     assert (rig.pair.passed > 0, rig.pair.passed < len(data)) == (mode != "read", mode != "passing")
 
 
-async def test_event_of_a_follower_is_acted_on(rig: Rig) -> None:
-    acted: list[object] = []
-
-    def act(event: object) -> None:
-        acted.append(event)
-        if event == b"first":
-            batch.follows(partial(rig.pair.ready.append, b"second"))
-
-    rig.pair.act = act  # type: ignore[method-assign]
-    rig.pair.ready.append(b"first")
-    rig.pair.wake()
-    assert acted == [b"first", b"second"]
-
-
 async def test_early_answer_of_a_closed_backend_is_passed_on(rig: Rig) -> None:
     """Writing to the backend fails, and what it has sent is read (relay-rules C8)."""
     rig.backend.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -253,14 +237,6 @@ async def test_short_writes_count_for_more_than_their_bytes(rig: Rig) -> None:
         writes += 1
     assert writes * PIECE_BYTES <= HIGH_WATER
     assert endpoint.waiting - already == writes * len(b"a line\n")
-
-
-async def test_closed_endpoint_reports_no_hang_up(rig: Rig) -> None:
-    rig.pair._client.watch(rig.hangups, rig.pair.client_gone)
-    rig.pair._client.close()
-    rig.client.close()
-    await asyncio.sleep(0.02)
-    assert rig.pair.events == []
 
 
 async def test_end_waits_for_a_slow_client(rig: Rig) -> None:
@@ -403,24 +379,6 @@ async def test_connection_ends_when_both_sides_have_closed(rig: Rig) -> None:
     await rig.until("closed")
 
 
-@watching
-async def test_client_that_shut_down_reading_may_send(rig: Rig) -> None:
-    rig.client.shutdown(socket.SHUT_RD)
-    await send_until_refused(rig.backend)
-    await rig.relays()
-    assert rig.pair.events == []
-    rig.client.close()
-    await rig.until("closed")
-
-
-async def test_backend_is_read_without_a_watch_for_hang_ups(rig: Rig) -> None:
-    await rig.fill(rig.client)
-    rig.client.close()
-    for _ in range(64):
-        assert rig.backend.send(b"y" * 1024) == 1024
-        await asyncio.sleep(0.001)
-
-
 async def test_new_backend_replaces_one_that_ended(rig: Rig) -> None:
     """The client was paused because of the first one."""
     rig.pair.survives_backend = True
@@ -470,17 +428,6 @@ async def test_bytes_after_the_last_answer_are_dropped(rig: Rig) -> None:
     await asyncio.get_running_loop().sock_sendall(rig.client, b"z" * MIB)
     rig.client.shutdown(socket.SHUT_WR)
     await rig.until("closed")
-
-
-async def test_nothing_happens_after_the_end(rig: Rig) -> None:
-    rig.pair.close()
-    rig.pair.to_client.append(b"late")
-    pair = rig.pair
-    for call in (pair.close, pair.pass_client_eof, pair.half_close, pair.pass_backend_eof):
-        call()
-    pair.hold_client(False)
-    assert pair.events == ["closed"]
-    await rig.ended(rig.client)
 
 
 async def test_shut_client_loses_nothing_and_sends_no_more(rig: Rig) -> None:

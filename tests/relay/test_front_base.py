@@ -184,23 +184,6 @@ async def test_reachable_backend_is_reported_once(rig: Rig, caplog: pytest.LogCa
     assert rig.events() == [("runtime_lost", "unreachable", "Connection refused"), ("runtime_back", None, None)]
 
 
-@pytest.mark.parametrize("number", front_base.SCARCE)
-async def test_lack_of_descriptors_is_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setattr(front_base, "SCARCE_RETRY_SECONDS", 0.01)
-    fail_dials(monkeypatch, number, 3)
-    rig.client(b"request")
-    assert await read(await rig.backend_after(0)) == b"request"
-    assert rig.count("backend_dial_failures") == 0
-
-
-async def test_drain_closes_every_connection(rig: Rig) -> None:
-    client, backend = rig.client(), rig.backend()
-    await rig.front.drain(LONG_SECONDS)
-    assert rig.front.parted == 1
-    assert await read(client) == await read(backend) == b""
-    assert rig.events() == [("drain", "begun", None), ("drain", "ended", "every call is answered")]
-
-
 @pytest.mark.parametrize("lost", [False, True])
 async def test_drain_answers_a_request_that_is_not_paired(rig: Rig, lost: bool) -> None:
     queued = rig.fill()

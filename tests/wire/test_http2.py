@@ -56,24 +56,6 @@ def test_header_block_is_split_into_continuations(size: int, end: bool) -> None:
     assert ["END_STREAM" in frame.flags for frame in frames] == [end] + [False] * more
 
 
-def test_header_block_keeps_its_priority_and_loses_its_padding() -> None:
-    original = oracle.HeadersFrame(5, pattern(2 * LONGEST), pad_length=9, flags=["PADDED", "PRIORITY", "END_STREAM"])
-    original.depends_on, original.stream_weight, original.exclusive = 3, 200, True
-    framed = original.serialize()
-    prefix, fragment = http2.split_block(http2.HEADERS, framed[4], framed[http2.HEAD_BYTES :])
-    rebuilt = http2.block_frames(http2.HEADERS, framed[4], 5, prefix, fragment)
-    first, *_, last = (frame for frame, _ in parse(rebuilt))
-    assert (first.depends_on, first.stream_weight, first.exclusive) == (3, 200, True)
-    assert set(first.flags) == {"PRIORITY", "END_STREAM"}
-    assert first.data + last.data == pattern(2 * LONGEST)[: LONGEST - 5] + pattern(2 * LONGEST)[-5:]
-    assert first.body_len == LONGEST, "the priority counts toward the frame's length"
-
-
-@given(st.lists(st.tuples(st.integers(0, 2**16 - 1).filter(lambda i: i not in (4, 5)), CODES), max_size=8))
-def test_settings_read_back_in_order_with_doubles_and_unknown_ones(entries: list[tuple[int, int]]) -> None:
-    assert http2.read_settings(http2.settings_payload(entries)) == entries
-
-
 def test_settings_out_of_range_or_cut_are_refused() -> None:
     window, frame = http2.INITIAL_WINDOW_SIZE, http2.MAX_FRAME_SIZE
     allowed = [(window, 0), (window, 2**31 - 1), (frame, 16_384), (frame, 2**24 - 1)]
