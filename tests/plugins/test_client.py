@@ -159,6 +159,13 @@ async def test_call_that_is_sent_back_at_its_deadline_is_a_deadline(
         assert error.detail == "the server refused every try until the time was over"
 
 
+async def test_longer_answer_is_taken_where_that_is_allowed(server: HookServer, path: str) -> None:
+    server.default = hookanswers.huge(9 << 20)
+    client = HookClient("plugin", path, max_answer_bytes=10 << 20)
+    assert len((await fetch(client)).annotations["huge"]) == 9 << 20
+    await client.close()
+
+
 async def test_close_lets_calls_end_and_serves_late_callers(client: HookClient, server: HookServer) -> None:
     server.default = hookanswers.after(0.1)
     call = asyncio.create_task(fetch(client))

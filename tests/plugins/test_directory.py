@@ -108,3 +108,10 @@ def test_file_that_is_renamed_meanwhile_is_seen_under_its_new_name(
     (tmp_path / names[0]).write_bytes(b"x")
     renaming(tmp_path, monkeypatch, *names)
     assert directory.read(str(tmp_path), {names[0]}) == ({} if names[-1].startswith(".") else {names[-1]: b"x"})
+
+
+def test_file_that_is_renamed_again_and_again_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "0.json").write_bytes(b"x")
+    (tmp_path / "stays.json").write_bytes(b"y")
+    renaming(tmp_path, monkeypatch, *(f"{number}.json" for number in range(100)))
+    assert directory.read(str(tmp_path))["stays.json"] == b"y"

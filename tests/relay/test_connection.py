@@ -379,6 +379,14 @@ async def test_connection_ends_when_both_sides_have_closed(rig: Rig) -> None:
     await rig.until("closed")
 
 
+async def test_backend_is_read_without_a_watch_for_hang_ups(rig: Rig) -> None:
+    await rig.fill(rig.client)
+    rig.client.close()
+    for _ in range(64):
+        assert rig.backend.send(b"y" * 1024) == 1024
+        await asyncio.sleep(0.001)
+
+
 async def test_new_backend_replaces_one_that_ended(rig: Rig) -> None:
     """The client was paused because of the first one."""
     rig.pair.survives_backend = True

@@ -184,6 +184,14 @@ async def test_reachable_backend_is_reported_once(rig: Rig, caplog: pytest.LogCa
     assert rig.events() == [("runtime_lost", "unreachable", "Connection refused"), ("runtime_back", None, None)]
 
 
+async def test_lack_of_descriptors_is_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_base, "SCARCE_RETRY_SECONDS", 0.01)
+    fail_dials(monkeypatch, min(front_base.SCARCE), 3)
+    rig.client(b"request")
+    assert await read(await rig.backend_after(0)) == b"request"
+    assert rig.count("backend_dial_failures") == 0
+
+
 @pytest.mark.parametrize("lost", [False, True])
 async def test_drain_answers_a_request_that_is_not_paired(rig: Rig, lost: bool) -> None:
     queued = rig.fill()

@@ -208,7 +208,9 @@ def test_short_queued_data_of_one_source_is_merged() -> None:
 
 GOVERNED, PASSING = (1, 3), 5
 """Streams whose windows are hop by hop, and one whose window is not."""
-KINDS = ["data", "data", "trailers", "drop", "window", "stream window", "settings", "inject", "cut"]
+WHOLE = 3_000
+"""Bytes of a frame that is never split."""
+KINDS = ["data", "data", "whole", "trailers", "drop", "window", "stream window", "settings", "inject", "cut"]
 ACTIONS = st.tuples(st.sampled_from(KINDS), st.sampled_from((*GOVERNED, PASSING)), st.sampled_from([1, 3_000, 100_000]))
 REST = [("cut", 1, 0), *(("stream window", stream, 2**24) for stream in GOVERNED), ("window", 1, 2**24)]
 
@@ -234,6 +236,11 @@ class Peer:
                 self.left[stream] += payload
                 self.source.received(size)
                 self.sender.send_data(stream, payload, False, self.source, size)
+            case "whole" if stream in {PASSING} - self.ended and self.given - self.returned + WHOLE <= PAIR_WINDOW:
+                self.given += WHOLE
+                self.left[stream] += bytes(WHOLE)
+                self.source.received(WHOLE)
+                self.sender.send_frame(stream, http2.frame(http2.DATA, 0, stream, bytes(WHOLE)), WHOLE, self.source)
             case "trailers" if stream not in self.ended and size == 1:
                 self.ended.add(stream)
                 self.sender.send_frame(stream, http2.header_frames(stream, b"\x88", True))
@@ -244,8 +251,8 @@ class Peer:
             case "window":
                 self.window += size
                 self.sender.open_window(size)
-            case "stream window" if stream in self.windows:
-                self.windows[stream] += size
+            case "stream window":
+                self.windows |= {each: left + size for each, left in self.windows.items() if each == stream}
                 self.sender.open_stream_window(stream, size)
             case "settings":
                 self.windows = {each: left + size - self.initial for each, left in self.windows.items()}
@@ -273,8 +280,8 @@ class Peer:
                     assert self.windows[frame.stream_id] >= 0
         assert self.window == self.sender.window >= 0
         self.returned += sum(credited(self.source.out))
-        blocked = self.sender.cut_through or not self.window
         for stream, left in self.left.items():
+            blocked = self.sender.cut_through or self.window < (WHOLE if stream == PASSING else 1)
             assert not left or blocked or self.windows.get(stream, 1) <= 0, "DATA wait without a reason"
 
 

@@ -152,6 +152,7 @@ HALF, SECOND = '{"a": "\\ud800"}', Members({"l": Elements({1: "b"})})
 REFUSED: list[tuple[str, Edit, str]] = [
     *((HALF, edit, "not Unicode") for edit in (Members({"\ud800": Put(1)}), Members({"a": Put("\udfff")}))),
     *((text, SECOND, "without the element") for text in ("{}", '{"l": [ ]}', '{"l": ["a"]}', '{"l": null}')),
+    ("{}", Members({"o": SECOND}), "without the element"),
 ]
 
 

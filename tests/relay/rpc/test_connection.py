@@ -17,7 +17,7 @@ import pytest
 
 from runtimeproxy.relay.connection import Endpoint
 from runtimeproxy.relay.dial import SCARCE, UntrustedSocket
-from runtimeproxy.relay.eventloop import Fiber, batch
+from runtimeproxy.relay.eventloop import Fiber, Pending, batch
 from runtimeproxy.relay.rpc import connection as unary
 from runtimeproxy.relay.rpc.connection import CallFailed, Kind, Peer, Shortage, UnaryClient
 from runtimeproxy.wire import http2
@@ -259,6 +259,10 @@ async def test_cancel_keeps_the_connection_and_the_deadline_does_not(client: Una
     call.cancel()
     assert (await connection.next(http2.RST_STREAM))[2:] == (stream, b"\0\0\0\x08")
     assert call.cancelled()
+    (link,) = client.links
+    done: Pending[bytes] = Pending()
+    done.set_result(b"")
+    link.expire(done)
     await answered(client, server, connection)
     assert (await failing_soon(client)).kind is Kind.DEADLINE
     assert (await connection.next(http2.RST_STREAM))[2:] == (5, b"\0\0\0\x08")
