@@ -22,25 +22,14 @@ LONG_SECONDS = 60.0
 """A drain's limit that no test reaches."""
 
 
-class Connection(Copy):
-    front: "Front"
-
-    def unfinished(self) -> Unfinished:
-        return self.front.unfinished_of_each
-
-    def part(self) -> None:
-        self.front.parted += 1
-
-
 class Front(FrontBase):
     """A front that sends "unavailable" to a client without a backend."""
 
     unfinished_of_each = Unfinished()
-    parted = 0
 
     def paired(self, client: socket.socket, backend: socket.socket) -> Drainable:
-        made = Connection(client, backend, None)
-        made.front = self
+        made = Copy(client, backend, None)
+        made.unfinished = lambda: self.unfinished_of_each  # type: ignore[method-assign]
         return made
 
     def unreachable(self, client: socket.socket) -> None:
@@ -79,8 +68,7 @@ class Rig:
 
     def fill(self) -> int:
         """Fill the backend's backlog; return its number of connections."""
-        queued = fill_backlog(self.front.backend_endpoint)
-        self.sockets += queued
+        self.sockets += (queued := fill_backlog(self.front.backend_endpoint))
         return len(queued)
 
     async def backend_after(self, queued: int) -> socket.socket:
@@ -127,14 +115,14 @@ async def test_client_is_paired_when_the_backlog_has_room(rig: Rig, full: bool) 
     assert len(rig.front.connections) == 1
 
 
-@pytest.mark.parametrize(
-    ("fault", "why"),
-    [
-        ("no listener", "Connection refused"),
-        ("no descriptors", "the proxy itself lacks what it needs: scarce"),
-        ("full backlog", "it accepts no connection: its backlog stays full"),
-    ],
-)
+CAUSES = {
+    "no listener": "Connection refused",
+    "no descriptors": "the proxy itself lacks what it needs: scarce",
+    "full backlog": "it accepts no connection: its backlog stays full",
+}
+
+
+@pytest.mark.parametrize(("fault", "why"), CAUSES.items())
 async def test_unreachable_backend_is_reported_with_its_cause(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str, why: str
 ) -> None:
