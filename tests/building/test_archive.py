@@ -12,11 +12,7 @@ import pytest
 
 from runtimeproxy.settings.version import VERSION
 from tests.building.made import bare_tree, inside, libraries
-from tests.control import call
 from tests.docs import ROOT
-from tests.system.cri_front import CRI
-from tests.system.docker_front import DOCKER
-from tests.system.fronts import Front
 from tests.system.proxy import answers, wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.release]  # a chroot needs root
@@ -62,19 +58,6 @@ def imported() -> set[str]:
 def test_everything_that_is_ever_imported_is_there(archive: Path) -> None:
     code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
     assert output_of(archive / "bin/python3", "-I", "-c", code, *sorted(imported())) == ""
-
-
-@pytest.mark.parametrize("front", [CRI, DOCKER], ids=lambda front: front.name)
-async def test_proxy_serves_in_a_tree_without_anything(archive: Path, tmp_path: Path, front: Front) -> None:
-    shared = Path(os.path.commonpath([archive, tmp_path]))
-    command = inside(bare_tree(tmp_path / "tree"), tmp_path / "work", shared)
-    program = (*command, str(archive / "bin/koord-runtime-proxy"))
-    proxy = front.process(tmp_path, program=program)
-    async with front.runtime(str(proxy.runtime)) as runtime, proxy, front.caller(proxy.socket) as kubelet:
-        await kubelet.create(await kubelet.run_pod())
-        assert runtime.verbs()[-1] == "create"
-        answer = call(proxy.admin, "version")
-        assert (answer["version"], answer["pid"]) == (VERSION, proxy.pid)
 
 
 PROXY = "--koord-runtimeproxy-endpoint={0}/served --remote-runtime-service-endpoint={0}/none --admin-endpoint=none"

@@ -83,13 +83,6 @@ def test_broken_huffman_is_refused_where_it_is_read_only() -> None:
         headers.read(block)
 
 
-def test_latest_1024_huffman_strings_are_remembered() -> None:
-    texts = [huffman(f"/runtime.v1.RuntimeService/Method{number}".encode()) for number in range(1025)]
-    first, *_, last = (headers.unhuffman(text) for text in texts)
-    assert headers.unhuffman(texts[-1]) is last
-    assert headers.unhuffman(texts[0]) is not first, "1,024 later ones replaced it"
-
-
 WAYS = {
     **{"index 4": b"\x04", "index 5": b"\x05", "index 4, incremental": b"\x44", "index 5, never indexed": b"\x15"},
     "literal name": b"\x00" + string(b":path"),

@@ -4,8 +4,7 @@ import tracemalloc
 from collections.abc import Mapping
 
 import pytest
-from google.protobuf.message import DecodeError, Message
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.errors import WireError
@@ -19,7 +18,6 @@ UNKNOWN = b"\xa2\x06\x02\xff\xfe" + b"\xa8\x06\x01"
 """Fields 100 and 101 of messages that do not have them: bytes that are not UTF-8, and a number."""
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
-NUMBERS = st.sampled_from([1, 2, 3, 7, 15, 16, 99, 2**29 - 1])
 
 
 def long_varint(value: int, extra: int) -> bytes:
@@ -29,39 +27,11 @@ def long_varint(value: int, extra: int) -> bytes:
     return short if not padding else short[:-1] + bytes((short[-1] | 0x80,)) + b"\x80" * (padding - 1) + b"\0"
 
 
-@st.composite
-def raw_fields(draw: st.DrawFn, numbers: st.SearchStrategy[int] = NUMBERS, depth: int = 2) -> bytes:
-    """Return one valid field of any wire type, in any encoding of it."""
-    number, extra = draw(numbers), draw(st.integers(0, 3))
-    plain = (protobuf.VARINT, protobuf.FIXED64, protobuf.LENGTH_DELIMITED, protobuf.FIXED32)
-    wire_type = draw(st.sampled_from([*plain, *[protobuf.START_GROUP] * (depth > 0)]))
-    match wire_type:
-        case protobuf.VARINT:
-            value = long_varint(draw(INT64), extra)
-        case protobuf.LENGTH_DELIMITED:
-            payload = draw(st.binary(max_size=8))
-            value = long_varint(len(payload), min(extra, 2)) + payload
-        case protobuf.START_GROUP:
-            inner = draw(st.lists(raw_fields(numbers, depth - 1), max_size=2))
-            value = b"".join(inner) + varint(number << 3 | protobuf.END_GROUP)
-        case _:
-            value = draw(st.binary(min_size=8, max_size=8))[: 8 if wire_type == protobuf.FIXED64 else 4]
-    return varint(number << 3 | wire_type) + value
-
-
 def edited(message: bytes, edits: Mapping[int, Edit]) -> bytes:
     """Rewrite, and check that a second time changes nothing."""
     result = rewrite(message, edits)
     assert rewrite(result, edits) is result
     return result
-
-
-def readable(message: bytes, kind: type[Message] = Resources) -> bool:
-    try:
-        kind.FromString(message)
-    except DecodeError:
-        return False
-    return True
 
 
 MALFORMED = {
@@ -88,18 +58,6 @@ def test_groups_take_no_recursion_and_a_long_one_is_not_walked_through() -> None
         assert len(list(protobuf.fields(b"\x0b" + inside + b"\x0c"))) == 1
     with pytest.raises(WireError, match="group with too many fields"):
         list(protobuf.fields(b"\x0b" + b"\x08\x00" * most + b"\x0c"))
-
-
-@given(st.one_of(st.binary(max_size=40), st.lists(raw_fields(), max_size=4).map(b"".join)))
-@example(b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f")
-def test_message_that_the_parser_takes_is_taken(message: bytes) -> None:
-    """Except field number 0, which upb accepts and Go refuses."""
-    refused = ""
-    try:
-        list(protobuf.fields(message))
-    except WireError as error:
-        refused = str(error)
-    assert not refused or "out of range" in refused or not readable(message, cri_pb2.StopPodSandboxResponse)
 
 
 CONFIG = {2: {8: {}}}
@@ -256,8 +214,7 @@ def scattered(draw: st.DrawFn) -> bytes:
         INT64.map(lambda number: b"\x10" + long_varint(number, 2)),
         TEXTS.map(lambda text: Resources(cpuset_cpus=text).SerializeToString()),
         MAPS.map(lambda texts: Resources(unified=texts).SerializeToString()),
-        raw_fields(st.sampled_from([2, 6])).filter(readable),
-        raw_fields(st.integers(50, 60)),
+        st.sampled_from([UNKNOWN, b"\x12\x01a", b"\x30\x01", b"\x9b\x06\x0b\x0c\x9c\x06", b"\x99\x06" + bytes(8)]),
     )
     return b"".join(draw(st.lists(part, max_size=8)))
 

@@ -19,7 +19,7 @@ from runtimeproxy.relay.connection import Endpoint
 from runtimeproxy.relay.dial import SCARCE, UntrustedSocket
 from runtimeproxy.relay.eventloop import Fiber, Pending, batch
 from runtimeproxy.relay.rpc import connection as unary
-from runtimeproxy.relay.rpc.connection import CallFailed, Kind, Peer, Shortage, UnaryClient
+from runtimeproxy.relay.rpc.connection import CallFailed, Kind, Peer, Shortage, UnaryClient, Unprocessed
 from runtimeproxy.wire import http2
 from tests.fakes.descriptors import no_descriptors
 from tests.fakes.faults import full_backlog
@@ -313,6 +313,15 @@ async def test_unprocessed_call_is_sent_again(client: UnaryClient, server: Serve
     connection.send(answer(again, b"x"))
     assert await call == b"x"
     assert (again, server.accepted) == ((3, 1) if by == "reset" else (1, 2))
+
+
+async def test_call_that_is_refused_until_its_deadline_fails(
+    client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unary, "RETRY_SECONDS", LONG_SECONDS)
+    call, connection, stream = await queried(client, server)
+    connection.send(http2.rst_stream(stream, http2.REFUSED_STREAM))
+    assert isinstance(await failing(call), Unprocessed)
 
 
 async def test_calls_run_in_order_and_none_wakes_in_vain(client: UnaryClient, one_at_a_time: Server) -> None:
