@@ -57,7 +57,7 @@ class Copy(Connection):
         if self.passing:
             send(size)
             self.passed += size
-            return self.passing
+        return self.passing
 
     backend_passes = client_passes
 
