@@ -34,13 +34,13 @@ class Copy(Connection):
         self.events: list[str] = []
         self.survives_backend = self.delays_client_eof = False
         self.passing = False
-        """Whether large reads pass unchanged; ``passed`` counts their bytes."""
-        self.passed = 0
+        """Whether large reads pass unchanged; ``passed`` counts their bytes, ``acted`` the events that they cause."""
+        self.passed = self.acted = 0
         loop, outputs = asyncio.get_running_loop(), (self.to_client, self.to_backend)
         super().__init__(loop, client, backend, ReadBuffer(), outputs, deque(), hangups)
 
     def act(self, event: object) -> None:
-        """Do nothing."""
+        self.acted += 1
 
     def client_bytes(self, data: bytes) -> None:
         if data == b"nonsense":
@@ -57,6 +57,7 @@ class Copy(Connection):
         if self.passing:
             send(size)
             self.passed += size
+            self._ready.append("passed")
         return self.passing
 
     backend_passes = client_passes
@@ -180,6 +181,7 @@ async def test_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, mode
         received += await read(slow_socket, 300_000)
     await sending
     assert received == data, "the shared buffer is not overwritten"
+    assert (rig.pair.acted > 0) == (mode != "read")
     assert (rig.pair.passed > 0, rig.pair.passed < len(data)) == (mode != "read", mode != "passing")
 
 
@@ -250,6 +252,18 @@ async def test_each_side_of_a_tunnel_ends_by_itself(rig: Rig, first: str) -> Non
         assert await rig.stays_open()
         rig.client.shutdown(socket.SHUT_WR)
         await rig.ended(rig.backend)
+    await rig.until("closed")
+
+
+async def test_tunnel_closes_after_a_slow_backend_has_everything(rig: Rig) -> None:
+    rig.pair.survives_backend = True
+    rig.backend.shutdown(socket.SHUT_WR)
+    await rig.until("backend ended")
+    rig.pair.half_close()
+    sent = await rig.fill(rig.client)
+    rig.client.shutdown(socket.SHUT_WR)
+    assert await rig.stays_open()
+    assert await rig.read_to_end(rig.backend) == sent
     await rig.until("closed")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.relay.dial import UntrustedSocket, dial, dial_now, dial_trusted
+from tests.fakes.descriptors import no_descriptors
 
 LONG_SECONDS = 60.0
 """Most seconds to wait; far longer than immediate events take on a busy machine."""
@@ -128,6 +129,8 @@ def test_missing_listener_is_not_distrusted(served: Path) -> None:
     for path in (served.with_name("other.sock"), served.parent / "none" / "hooks.sock"):
         with pytest.raises(FileNotFoundError):
             dial_trusted(str(path))
+    with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
+        dial_trusted(str(served))
 
 
 @pytest.mark.parametrize("above", [0o755, 0o1777])
