@@ -44,36 +44,23 @@ class Connection:
         """Do nothing."""
 
 
-ANSWERED, STREAMS = "every call is answered", {"streams": 2}
+ANSWERED, STREAMS, BUSY = "every call is answered", {"streams": 2}, {"calls": 1, "tasks": 1, "stays": True}
 CUT_OFF = f"{ANSWERED}; cut off are streams: 2, connections: 2"
+CUT_ONE = f"{ANSWERED}; cut off are connections: 1"
+CUT_ANSWER = f"{ANSWERED}; cut off are answers that have begun: 1, connections: 2"
 CUT_CALL = "cut off are calls: 1, held calls at work: 1, connections: 1"
-BUSY = {"calls": 1, "tasks": 1, "stays": True}
+PARTED, LATE = NOTICE_SECONDS + PARTING_SECONDS, NOTICE_SECONDS + PARTING_SECONDS / 2
 DRAINS: dict[str, tuple[list[dict[str, int]], dict[str, float], float, str]] = {
     "no connection": ([], {}, 0, ANSWERED),
-    "idle client": ([{}], {}, NOTICE_SECONDS, f"{ANSWERED}; cut off are connections: 1"),
+    "idle client": ([{}], {}, NOTICE_SECONDS, CUT_ONE),
     "call": ([{"calls": 1}, STREAMS], {"finish": 0.9}, 0.9, CUT_OFF),
     "task": ([{"tasks": 1}, STREAMS], {"finish": 0.9}, 0.9, CUT_OFF),
     "answer": ([{"answers": 1}, STREAMS], {"finish": 0.9}, 0.9, CUT_OFF),
-    "endless answer, its time begins after the last call": (
-        [{"calls": 1}, {"answers": 1}],
-        {"finish": 3},
-        3 + ANSWER_SECONDS,
-        f"{ANSWERED}; cut off are answers that have begun: 1, connections: 2",
-    ),
+    "endless answer after a call": ([{"calls": 1}, {"answers": 1}], {"finish": 3}, 3 + ANSWER_SECONDS, CUT_ANSWER),
     "limit": ([BUSY], {"limit": 3}, 3, f"the time is over (--drain-timeout); {CUT_CALL}"),
     "signal": ([BUSY], {"signal": 3}, 3, f"a second signal came; {CUT_CALL}"),
-    "client that stays": (
-        [{"stays": True}],
-        {},
-        NOTICE_SECONDS + PARTING_SECONDS,
-        f"{ANSWERED}; cut off are connections: 1",
-    ),
-    "client that closes late": (
-        [{"stays": True}],
-        {"close": NOTICE_SECONDS + PARTING_SECONDS / 2},
-        NOTICE_SECONDS + PARTING_SECONDS / 2,
-        f"{ANSWERED}; cut off are connections: 1",
-    ),
+    "client that stays": ([{"stays": True}], {}, PARTED, CUT_ONE),
+    "client that closes late": ([{"stays": True}], {"close": LATE}, LATE, CUT_ONE),
 }
 """The unfinished work of each connection, what happens when, the seconds until the end, and its reason."""
 
