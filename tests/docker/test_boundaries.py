@@ -18,10 +18,12 @@ from tests.docker.messages import EOF, ours, request
 from tests.docker.peer import Play
 from tests.fakes.dockerd import FakeDockerd
 from tests.system.proxy import ProxyInside, ProxyProcess
-from tests.wire.http1_forms import head
-from tests.wire.test_http1_oracle import BODY, NOISE, READ_BY_H11, SOME_LINES, WIDE, spoiled
+from tests.wire.http1_forms import BODY, NOISE, READ_BY_H11, SOME_LINES, head, spoiled
 
 pytestmark = pytest.mark.slow
+
+WIDE = 8 << 20
+"""h11's limit of bytes; the proxy's own limits have tests of their own."""
 
 
 class Request(NamedTuple):

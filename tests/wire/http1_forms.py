@@ -7,6 +7,8 @@ known to send them.
 
 from typing import NamedTuple
 
+from hypothesis import strategies as st
+
 from runtimeproxy.wire.http1 import Framing, Rule
 
 
@@ -249,3 +251,27 @@ REFUSED_CHUNKED = [
     *breaking(Rule.TRAILER, b"0\r\nnocolon\r\n\r\n", b"0\r\nX: a\0\r\n\r\n", b"0\r\nGET / HTTP/1.1\r\n\r\n"),
     *breaking(Rule.TRAILER_BYTES, b"0\r\nX" + _LONGEST_TRAILER + b"\r\n", b"0\r\n" + b"X: 34567\r\n" * 7_000),
 ]
+
+READ_BY_H11 = {Rule.LINE_END, Rule.FOLDED, Rule.CONTROL, Rule.TARGET, Rule.VERSION, Rule.HOST, Rule.CONTENT_LENGTH}
+READ_BY_H11 |= {Rule.CODING_OF_1_0, Rule.TWO_FRAMINGS, Rule.EXPECT}
+READ_BY_H11 |= {Rule.CHUNK_SIZE, Rule.CHUNK_LINE_BYTES, Rule.TRAILER, Rule.TRAILER_BYTES}
+"""The rules of the list that h11 is milder about; a message that breaks another one is refused by both."""
+
+_LINES = ["Content-Length: 5", "content-length:05", "Content-Length: 0", "Content-Length: 5, 5", "Content-Length: +5"]
+_LINES += ["Transfer-Encoding: chunked", "Transfer-Encoding:\tCHUNKED ", "Transfer-Encoding: gzip, chunked"]
+_LINES += ["Connection: close", "Connection: Upgrade", "Upgrade: tcp", "Expect: 100-continue", "Expect: x", "Host: i"]
+_LINES += ["X: y", "X:", "X: \t\xe9 z\t", " folded", "X : y", "X", "Content-Length : 5", "X: a\rb", "X: a\nY: b"]
+_LINES += ["X: \0", "", "X: \x0b", "X: \x01", "Trailer: X"]
+_BODIES = [b"", b"hello", b"5\r\nhello\r\n0\r\n\r\n", b"5;x=y\r\nhello\r\n0\r\nX: y\r\n\r\n", b"0\r\n\r\n"]
+_BODIES += [b"5\nhello\n0\n\n", b"5 \r\nhello\r\n0\r\n\r\n", b"5\r\nhello0\r\n\r\n", b"0\r\n x\r\n\r\n"]
+_BODIES += [b"0\r\nX: y\n\r\n", b"+5\r\nhello\r\n0\r\n\r\n"]
+_OCTETS = st.sampled_from([*(bytes((octet,)) for octet in range(256)), b"\r\n", b""])
+SOME_LINES, BODY = st.lists(st.sampled_from(_LINES), max_size=3), st.sampled_from(_BODIES)
+NOISE = st.lists(st.tuples(st.integers(0, 150), _OCTETS), max_size=2)
+
+
+def spoiled(stream: bytes, noise: list[tuple[int, bytes]]) -> bytes:
+    """Return a stream with octets inserted; an empty one removes the octet at its place."""
+    for at, octets in noise:
+        stream = stream[:at] + octets + stream[at + (not octets) :]
+    return stream
