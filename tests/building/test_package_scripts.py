@@ -129,14 +129,12 @@ def test_without_systemd_nothing_is_queried(node: Node) -> None:
 
 
 CONFIGURATIONS = [
-    ("", [], 0, ""),
     ("hook-timeout: 3s\n", ["run", "--hook-budget=20s", "--log-level", "debug"], 0, ""),
     ("hook-timeot: 3s\nlog-level: loud\n", [], 1, "unknown key 'hook-timeot'|'loud' is not one of"),
     ("socket-group: no-such-group\n", [], 1, "there is no group 'no-such-group'"),
     ("[", [], 1, "config.yaml"),
     ("", ["--hook-timeout", "soon"], 1, "--hook-timeout: 'soon' is not a duration"),
-    ("", ["--hook-timeot=1s"], 1, "--hook-timeot: this version has no such flag"),
-    ("", ["run", "--backend-runtime-mode=Podman"], 1, "'Podman' is not a backend mode"),
+    ("", ["run", "--hook-timeot=1s"], 1, "--hook-timeot: this version has no such flag"),
 ]
 
 
