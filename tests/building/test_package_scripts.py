@@ -60,8 +60,8 @@ class Node:
         script.write_text(self.scripts[name])
         calls.write_text("")
         environ = {"PATH": f"{self.root}/stubs:{os.environ['PATH']}", "DPKG_ROOT": str(self.root), "CALLS": str(calls)}
-        command_line = ["sh", script, *arguments]
-        done = subprocess.run(command_line, env=environ | does, capture_output=True, text=True, check=False)
+        words = ["sh", str(script), *arguments]
+        done = subprocess.run(words, env=environ | does, capture_output=True, text=True, check=False)
         assert done.stdout == ""
         return Ran(done.returncode, done.stderr, calls.read_text().splitlines())
 
