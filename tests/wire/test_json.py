@@ -227,8 +227,8 @@ SPACE = st.text(" \t\n\r", max_size=2)
 KEYS = st.sampled_from(["a", "A", "b", "k", "K", KELVIN, "s", LONG_S, "ab", "é", "", '"', "\\", "\n"])
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=4) | st.sampled_from(["}", "]", ",", '":', "\u2028"])
 NUMBERS = st.from_regex(r"-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,3})?([eE][+-]?[0-9]{1,2})?", fullmatch=True)
-SPELT = TEXTS.map(json.dumps) | TEXTS.map(lambda text: json.dumps(text, ensure_ascii=False))
-SCALARS = NUMBERS | SPELT | st.sampled_from(["null", "true", "false"])
+QUOTED = TEXTS.map(json.dumps) | TEXTS.map(lambda text: json.dumps(text, ensure_ascii=False))
+SCALARS = NUMBERS | QUOTED | st.sampled_from(["null", "true", "false"])
 
 
 def joined(parts: list[str], around: str, space: str) -> str:
@@ -236,7 +236,7 @@ def joined(parts: list[str], around: str, space: str) -> str:
 
 
 def nested(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    members = st.lists(st.tuples(SPELT, SPACE, inner).map(lambda parts: "{}{}:{}".format(*parts)), max_size=4)
+    members = st.lists(st.tuples(QUOTED, SPACE, inner).map(lambda parts: "{}{}:{}".format(*parts)), max_size=4)
     return st.builds(joined, members, st.just("{}"), SPACE) | st.builds(joined, st.lists(inner), st.just("[]"), SPACE)
 
 
