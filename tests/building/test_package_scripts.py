@@ -168,7 +168,7 @@ def registered(node: Node, name: str, folder: str = "/var/run/runtimeproxy-hooks
     return node.write(f"etc/runtime/hookserver.d/{name}", content)
 
 
-def test_removal_takes_the_registrations_of_our_hook_servers(node: Node) -> None:
+def test_removal_takes_registrations_of_our_hook_servers(node: Node) -> None:
     ours = [registered(node, name) for name in ("cpuset.json", "10-cpuset-gpu.json", "all.json")]
     others = [registered(node, name) for name in ("koordlet.json", "cpuset-mine.json", "99-all-x.json")]
     others.append(registered(node, "gpu.json", "/run/else"))

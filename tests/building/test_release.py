@@ -39,7 +39,7 @@ def output_of(*command: str | Path, **more: object) -> str:
     return str(done.stdout)
 
 
-def test_archive_is_unpacked_and_runs_where_there_are_only_sh_and_tar(release: Path, tmp_path: Path) -> None:
+def test_archive_runs_where_there_are_only_sh_and_tar(release: Path, tmp_path: Path) -> None:
     (file,) = release.glob("*_linux_x86_64.tar.gz")
     tree, place = bare_tree(tmp_path / "tree"), tmp_path / "of its own"
     place.mkdir()
@@ -122,7 +122,7 @@ def package(release: Path) -> Path:
     return file
 
 
-def test_all_is_roots_and_programs_are_links_into_the_tree(package: Path) -> None:
+def test_files_are_roots_and_programs_are_links(package: Path) -> None:
     data = subprocess.run(["dpkg-deb", "--fsys-tarfile", package], capture_output=True, check=True).stdout
     with tarfile.open(fileobj=BytesIO(data)) as tar:
         entries = {entry.name.removeprefix("./"): entry for entry in tar}

@@ -1,4 +1,4 @@
-"""A build is made of the last commit's files, or its version says that it is not; equal sources give equal bytes.
+"""A build is made of the last commit's files, or its version ends with -dirty; equal sources give equal bytes.
 
 The pins of a release satisfy what setup.cfg requires, so the archive has what the wheel would be installed with.
 """

@@ -89,7 +89,7 @@ FAILURES: list[tuple[Exception, Reason, str, str]] = [
 
 
 @pytest.mark.parametrize(("failure", "reason", "detail", "peer_text"), FAILURES, ids=lambda value: str(value)[:40])
-async def test_failed_call_has_a_reason_and_its_text_is_never_logged(
+async def test_failed_call_has_reason_and_its_text_is_never_logged(
     client: HookClient, failure: Exception, reason: Reason, detail: str, peer_text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: object) -> bytes:

@@ -258,9 +258,7 @@ async def test_bad_file_disables_none_and_changes_are_in_force(
     assert desk.disabling.fault == ""
 
 
-async def test_file_that_does_not_answer_delays_neither_start_nor_answer(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_file_delays_neither_start_nor_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a mount whose server is gone."""
     monkeypatch.setattr(disabling, "PATIENCE_SECONDS", 0.05)
     desk.file.gate.clear()

@@ -56,7 +56,7 @@ def test_header_block_is_split_into_continuations(size: int, end: bool) -> None:
     assert ["END_STREAM" in frame.flags for frame in frames] == [end] + [False] * more
 
 
-def test_31_bits_are_read_without_the_reserved_one() -> None:
+def test_31_bits_are_read_without_reserved_one() -> None:
     assert http2.read_u32(b"x\xff\xff\xff\xff", 1) == 2**31 - 1
     with pytest.raises(WireError, match="too short"):
         http2.read_u32(b"x123", 1)

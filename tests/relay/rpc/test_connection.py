@@ -254,7 +254,7 @@ async def test_reset_at_the_deadline_is_the_deadline(
     assert (await failing(call)).kind is Kind.DEADLINE
 
 
-async def test_cancel_keeps_the_connection_and_the_deadline_does_not(client: UnaryClient, server: Server) -> None:
+async def test_cancel_keeps_connection_and_deadline_retires_it(client: UnaryClient, server: Server) -> None:
     call, connection, stream = await queried(client, server)
     call.cancel()
     assert (await connection.next(http2.RST_STREAM))[2:] == (stream, b"\0\0\0\x08")
