@@ -8,30 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.wire import http1
-from runtimeproxy.wire.http1 import (
-    FIELDS_LIMIT,
-    HEAD_LIMIT,
-    PASSING_CHUNKS,
-    BadMessage,
-    Body,
-    ChunkedBody,
-    EndlessBody,
-    Framing,
-    Rule,
-    SizedBody,
-)
-from tests.wire import http1_forms
-from tests.wire.http1_forms import (
-    CHUNKED,
-    REFUSED_CHUNKED,
-    REFUSED_REQUESTS,
-    REFUSED_RESPONSES,
-    REQUESTS,
-    RESPONSES,
-    breaking,
-    get,
-    head,
-)
+from runtimeproxy.wire.http1 import BadMessage, Body, ChunkedBody, EndlessBody, Framing, Rule, SizedBody
+from tests.wire import http1_forms as forms
+from tests.wire.http1_forms import breaking, get, head
 
 
 def refusal(read: Callable[..., object], *arguments: object) -> Rule:
@@ -41,8 +20,8 @@ def refusal(read: Callable[..., object], *arguments: object) -> Rule:
     return caught.value.rule
 
 
-@pytest.mark.parametrize("expected", REQUESTS, ids=lambda row: row.raw[:60])
-def test_request_is_read(expected: http1_forms.Request) -> None:
+@pytest.mark.parametrize("expected", forms.REQUESTS, ids=lambda row: row.raw[:60])
+def test_request_is_read(expected: forms.Request) -> None:
     read = http1.request_head(expected.raw)
     assert read.raw == expected.raw
     assert (read.framing, read.length) == (expected.framing, expected.length)
@@ -58,20 +37,20 @@ def test_fields_are_in_order_with_names_in_lower_case_and_bare_values(first: str
     assert [read.field(name) for name in ("host", "x-a", "date", "absent")] == ["h", "b  c", "", ""]
 
 
-@pytest.mark.parametrize(("raw", "rule"), REFUSED_REQUESTS)
+@pytest.mark.parametrize(("raw", "rule"), forms.REFUSED_REQUESTS)
 def test_request_is_refused(raw: bytes, rule: Rule) -> None:
     assert refusal(http1.request_head, raw) is rule
 
 
-@pytest.mark.parametrize("expected", RESPONSES, ids=lambda row: row.raw[:60] + row.method.encode())
-def test_response_is_read(expected: http1_forms.Response) -> None:
+@pytest.mark.parametrize("expected", forms.RESPONSES, ids=lambda row: row.raw[:60] + row.method.encode())
+def test_response_is_read(expected: forms.Response) -> None:
     read = http1.response_head(expected.raw, expected.method)
     assert read.raw == expected.raw
     assert (read.status, read.framing, read.length, read.closes) == expected[2:]
     assert read.version == (1, int(expected.raw[7:8]))
 
 
-@pytest.mark.parametrize(("raw", "rule"), REFUSED_RESPONSES)
+@pytest.mark.parametrize(("raw", "rule"), forms.REFUSED_RESPONSES)
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_response_is_refused(raw: bytes, rule: Rule, method: str) -> None:
     assert refusal(http1.response_head, raw, method) is rule
@@ -113,16 +92,16 @@ def test_bytes_that_cannot_become_a_head_are_refused_at_once(beginning: bytes, r
 
 
 def test_head_of_the_limits_is_read_and_a_longer_one_is_refused() -> None:
-    room = HEAD_LIMIT - len(get("X: "))
+    room = http1.HEAD_LIMIT - len(get("X: "))
     longest, longer = get("X: " + "x" * room), get("X: " + "x" * (room + 1))
     for before in (b"", b"12345"):
-        assert http1.head_end(before + longest + b"body", len(before)) == len(before) + HEAD_LIMIT
+        assert http1.head_end(before + longest + b"body", len(before)) == len(before) + http1.HEAD_LIMIT
         assert http1.head_end(before + longest[:-1], len(before)) == 0
         for octets in (longer, longer[:-1], longest[:-1] + b"x", longer + longer):
             assert refusal(http1.head_end, before + octets, len(before)) is Rule.HEAD_BYTES
     assert http1.request_head(longest).field("x") == "x" * room
-    many = [f"X-{number}: y" for number in range(FIELDS_LIMIT - 1)]
-    assert len(http1.request_head(get(*many)).fields) == FIELDS_LIMIT
+    many = [f"X-{number}: y" for number in range(http1.FIELDS_LIMIT - 1)]
+    assert len(http1.request_head(get(*many)).fields) == http1.FIELDS_LIMIT
     assert refusal(http1.request_head, get(*many, "X: y")) is Rule.FIELDS
 
 
@@ -217,8 +196,8 @@ def test_bytes_pass_unread_up_to_the_end(body: Body, sizes: list[int], passed: l
         (b"5\r\n12345", b"\r", False, b"\n0\r\n\r\n"),
         (b"5\r\n12345\r\n", b"3\r\nabc\r\n2\r\nde\r\n", True, b"0\r\n\r\n"),
         (b"5\r\n12345\r\n0\r\n", b"\r\n", False, b""),
-        (b"", b"1\r\nx\r\n" * PASSING_CHUNKS, True, b"0\r\n\r\n"),
-        (b"", b"1\r\nx\r\n" * (PASSING_CHUNKS + 1), False, b"0\r\n\r\n"),
+        (b"", b"1\r\nx\r\n" * http1.PASSING_CHUNKS, True, b"0\r\n\r\n"),
+        (b"", b"1\r\nx\r\n" * (http1.PASSING_CHUNKS + 1), False, b"0\r\n\r\n"),
     ],
 )
 @pytest.mark.parametrize("cuts", [[], [1] * 40])
@@ -235,7 +214,7 @@ def test_chunks_pass_unread_if_they_begin_in_the_plain_way(
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray])
-@pytest.mark.parametrize(("raw", "payload"), CHUNKED, ids=lambda octets: octets[:40])
+@pytest.mark.parametrize(("raw", "payload"), forms.CHUNKED, ids=lambda octets: octets[:40])
 def test_chunked_body_is_followed_to_its_end(raw: bytes, payload: bytes, kind: type[bytes] | type[bytearray]) -> None:
     body = ChunkedBody()
     assert (body.feed(kind(b"head" + raw + b"GET /"), 4), body.done) == (4 + len(raw), True)
@@ -260,7 +239,7 @@ def test_chunked_body_ends_alike_for_any_split(body: tuple[bytes, bytes], follow
     assert (at, offered.done) == (len(raw), True)
 
 
-@pytest.mark.parametrize(("raw", "rule"), REFUSED_CHUNKED, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize(("raw", "rule"), forms.REFUSED_CHUNKED, ids=lambda value: repr(value)[:40])
 def test_broken_chunked_body_is_refused_however_it_is_cut(raw: bytes, rule: Rule) -> None:
     for cuts in ([], [1] * len(raw), *([place] for place in range(1, len(raw)) if len(raw) <= SHORT)):
         assert refusal(fed, ChunkedBody(), raw, cuts) is rule
