@@ -15,18 +15,7 @@ import pytest
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.files import StateFile
 from runtimeproxy.plugins import disabling
-from runtimeproxy.plugins.disabling import (
-    MOST_NAMES,
-    Disabled,
-    Disabling,
-    MaskError,
-    check_name,
-    check_seconds,
-    mask_file,
-    parse,
-    read,
-    written,
-)
+from runtimeproxy.plugins.disabling import Disabled, Disabling, MaskError, parse, written
 from tests.fakes.clock import virtual_time
 
 BEGIN = 1_000_000_000.0
@@ -220,12 +209,12 @@ async def test_what_cannot_be_is_refused_and_changes_nothing(desk: Desk) -> None
 
 @at_once
 async def test_number_of_disabled_names_is_bounded(desk: Desk) -> None:
-    for number in range(MOST_NAMES):
+    for number in range(disabling.MOST_NAMES):
         await desk.disable(str(number))
     with pytest.raises(ConfigError, match="100 hook servers are disabled, which is the most: enable one first"):
         await desk.disable("more")
     await desk.disable("7", 60)
-    assert len(desk.names) == MOST_NAMES
+    assert len(desk.names) == disabling.MOST_NAMES
 
 
 FAULTS = [(MaskError("/state/a.json is bad"), "/state/a.json is bad"), (RuntimeError(), "no thread can be started")]
@@ -287,15 +276,15 @@ SHOWN = {
 @pytest.fixture
 def file(tmp_path: Path) -> StateFile:
     tmp_path.chmod(0o700)
-    return mask_file(str(tmp_path), "/run/a.sock")
+    return disabling.mask_file(str(tmp_path), "/run/a.sock")
 
 
 def test_what_was_written_is_read(file: StateFile, tmp_path: Path) -> None:
     assert file.path == str(tmp_path / "run-a.sock.disabled.json")
-    assert read(file) == {}
+    assert disabling.read(file) == {}
     for content in (BOTH, {"koordlet": PERMANENT}, {}):
         file.write(written(content))
-        assert read(file) == content
+        assert disabling.read(file) == content
     assert json.loads(written(BOTH)) == {"schemaVersion": 1, "disabled": {"gpu": SHOWN, "koordlet": PERMANENT.shown()}}
     assert PERMANENT.shown()["until"] is None
 
@@ -324,7 +313,7 @@ BAD = [
 def test_content_that_the_proxy_does_not_write_is_refused(file: StateFile, content: bytes, why: str) -> None:
     file.write(content)
     with pytest.raises(MaskError) as raised:
-        read(file)
+        disabling.read(file)
     assert str(raised.value) == f"{file.path} {why}"
 
 
@@ -333,12 +322,12 @@ def test_reason_name_and_time_have_bounds() -> None:
         with pytest.raises(ConfigError, match="reason: write 1 to 200 printable characters"):
             Disabled(text, "root", 0.0)
     for name in ("a", "ä b", "a" * 250, "ä" * 125, "a.json", "a..b"):
-        check_name(name)
+        disabling.check_name(name)
     for name in ("", " ", "a" * 251, "ä" * 126, "a\0", "\udc80", "../x", "/x", "x/", ".", "..", ".x"):
         with pytest.raises(ConfigError, match=r"no hook server can have this name: .* runtimeproxy hook ls shows"):
-            check_name(name)
+            disabling.check_name(name)
     for seconds in (1, 365 * 86400):
-        check_seconds(seconds)
+        disabling.check_seconds(seconds)
     for seconds in (0.9, -1, 365 * 86400 + 1, float("inf"), float("nan")):
         with pytest.raises(ConfigError, match=r"for: .* is not a time from 1 s to 365 days"):
-            check_seconds(seconds)
+            disabling.check_seconds(seconds)

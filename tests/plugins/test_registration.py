@@ -10,16 +10,8 @@ from hypothesis import strategies as st
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.model.hookpoints import HOOK_POINTS
-from runtimeproxy.plugins.registration import (
-    MAX_BYTES,
-    ChangeKind,
-    Content,
-    FailurePolicy,
-    Registration,
-    Registry,
-    UnreadableFile,
-    parse,
-)
+from runtimeproxy.plugins import registration as plugin_files
+from runtimeproxy.plugins.registration import ChangeKind, Content, FailurePolicy, Registration, Registry, parse
 from tests.amounts import examples
 
 SOCKET = "/run/plugin.sock"
@@ -116,7 +108,7 @@ BROKEN = [
     *((text, "not JSON") for text in (b"", b" \n", b'{"remote-endpoint": "/run/pl', b'{"remote-endpoint": "/a"}}')),
     *((b"\xff\xfe\x00\x01", "not UTF-8"), (bytes(range(128)), "not JSON")),
     *((b"[" * 100_000, "nesting too deep"), (b"9" * 5000, "a number too long")),
-    (b" " * (MAX_BYTES + 1), "longer than 1048576 bytes"),
+    (b" " * (plugin_files.MAX_BYTES + 1), "longer than 1048576 bytes"),
     *((text, "must be one JSON object") for text in (b"[]", b"null", b'"text"')),
     *((b"{}", "remote-endpoint is missing"), (b'{"remote-endpoint": null}', "remote-endpoint is missing")),
     (b'{"remote_endpoint": "/a"}', "remote-endpoint is missing"),
@@ -159,7 +151,7 @@ def test_unknown_keys_are_warned_about_once_and_order_means_nothing() -> None:
 GOOD, OTHER = (
     json.dumps({"remote-endpoint": endpoint, "runtime-hooks": [POINT]}).encode() for endpoint in ("/run/a", "/run/b")
 )
-RESPELT, HALF, UNREADABLE = GOOD + b"\n", GOOD[:20], UnreadableFile("a.json: permission denied")
+RESPELT, HALF, UNREADABLE = GOOD + b"\n", GOOD[:20], plugin_files.UnreadableFile("a.json: permission denied")
 ADDED, CHANGED, RESTORED = ChangeKind.ADDED, ChangeKind.CHANGED, ChangeKind.RESTORED
 REMOVED, REJECTED = ChangeKind.REMOVED, ChangeKind.REJECTED
 

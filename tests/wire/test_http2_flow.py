@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http2
-from runtimeproxy.wire.http2 import (
-    CREDIT_STEP,
-    MERGED_BYTES,
-    PAIR_WINDOW,
-    QUEUED_BYTES,
-    QUEUED_FRAMES,
-    FlowControlledSender,
-)
+from runtimeproxy.wire.http2 import CREDIT_STEP, MERGED_BYTES, PAIR_WINDOW, QUEUED_BYTES, FlowControlledSender
 from tests.amounts import examples
 from tests.wire.frames import credited, taken
 
@@ -101,12 +94,15 @@ def waiting_for_credit(*streams: int) -> FlowControlledSender:
 
 
 BOUNDS: dict[str, tuple[Callable[[FlowControlledSender, int], None], int]] = {
-    "frames of all streams": (lambda sender, number: sender.send_frame((1, 3)[number % 2], b""), QUEUED_FRAMES - 3),
+    "frames of all streams": (
+        lambda sender, number: sender.send_frame((1, 3)[number % 2], b""),
+        http2.QUEUED_FRAMES - 3,
+    ),
     "bytes without flow control": (
         lambda sender, number: sender.send_frame(3, bytes(QUEUED_BYTES // 4 if number < 4 else 1)),
         4,
     ),
-    "own frames": (lambda sender, _: sender.inject(PING), QUEUED_FRAMES),
+    "own frames": (lambda sender, _: sender.inject(PING), http2.QUEUED_FRAMES),
     "SETTINGS without their ACK": (lambda sender, _: sender.settings_announced([]), 100 - 1),
 }
 

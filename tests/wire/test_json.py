@@ -8,19 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.wire.json import (
-    Chosen,
-    Edit,
-    Elements,
-    Members,
-    Object,
-    Put,
-    fold,
-    has_more_tokens,
-    parse,
-    read_members,
-    rewrite,
-)
+from runtimeproxy.wire import json as editor
+from runtimeproxy.wire.json import Chosen, Edit, Elements, Members, Object, Put, fold, parse, rewrite
 from tests.amounts import examples
 
 LONG_S, KELVIN = "\u017f", "\u212a"
@@ -69,7 +58,7 @@ READ: list[tuple[type, str, object]] = [
 @pytest.mark.parametrize(("kind", "text", "expected"), READ)
 def test_members_are_read_by_their_types(kind: type, text: str, expected: object) -> None:
     owner = parse(f'{{"other": true, "MEMBER": {text}}}'.encode())
-    read = read_members(owner, {"value": ("Member", kind), "missing": ("Missing", kind)})
+    read = editor.read_members(owner, {"value": ("Member", kind), "missing": ("Missing", kind)})
     assert read == {"value": expected, "missing": kind()}
     assert type(read["value"]) is kind
 
@@ -90,7 +79,7 @@ UNFIT += [
 @pytest.mark.parametrize(("kind", "text"), UNFIT)
 def test_member_of_another_type_cannot_be_read(kind: type, text: str) -> None:
     with pytest.raises(WireError, match=r"wrong type in Member|out of range in Member|a key twice"):
-        read_members(parse(f'{{"Member": {text}}}'.encode()), {"value": ("Member", kind)})
+        editor.read_members(parse(f'{{"Member": {text}}}'.encode()), {"value": ("Member", kind)})
 
 
 BROKEN = [
@@ -144,8 +133,8 @@ TOKENS += [("[" + "1," * 50, 51), ("[" + " " * 50, 1), ('["' + "," * 50, 1), (r'
 
 @pytest.mark.parametrize(("text", "tokens"), TOKENS)
 def test_tokens_are_counted_outside_of_strings(text: str, tokens: int) -> None:
-    assert not has_more_tokens(text.encode(), tokens)
-    assert has_more_tokens(text.encode(), tokens - 1)
+    assert not editor.has_more_tokens(text.encode(), tokens)
+    assert editor.has_more_tokens(text.encode(), tokens - 1)
 
 
 HALF, SECOND = '{"a": "\\ud800"}', Members({"l": Elements({1: "b"})})
