@@ -1,7 +1,6 @@
 """The demo: it ends with OK only if every effect was found, and it leaves nothing on the machine."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -71,16 +70,6 @@ def test_demo_shows_modes_and_leaves_nothing(folder: Path, arguments: list[str],
     words = " ".join(output.split())
     assert words.count(f"{SCHEMATA} {SCHEMATA} ok") == len(titles)
     assert output.count("moved after the start") == (0 if fake else len(titles))
-
-
-@pytest.mark.parametrize("required", [False, True])
-def test_demo_falls_back_to_fakes_unless_engines_are_required(folder: Path, required: bool) -> None:
-    """Without the engines' programs in PATH, or the rights to run them."""
-    arguments = ["--mode=cri", *(["--engines"] if required else [])]
-    code, output = Demo(folder, *arguments, PATH=str(Path(sys.executable).parent)).end()
-    assert code == int(required), output
-    assert ("a FAKE one of the tests" in output, "FAILED: CRI mode: " in output) == (not required, required)
-    assert re.search("not found: containerd|; run it as root", output)
 
 
 def test_missing_effect_fails_the_demo(folder: Path, tmp_path: Path) -> None:
