@@ -4,8 +4,6 @@ import json
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.http1 import BadMessage, Body, ChunkedBody, EndlessBody, Framing, Rule, SizedBody
@@ -133,21 +131,6 @@ def test_own_answer_is_read_as_an_error_of_dockerd(status: int, close: bool) -> 
 SHORT = 200
 """Bodies are cut at every place up to this one."""
 
-EXTENSIONS = st.sampled_from([b"", b";a", b';a="b c"', b";"])
-TRAILERS = st.lists(st.sampled_from([b"X-Sum: 1\r\n", b"Y:\r\n", b"Content-Lengths: 9\r\n"]), max_size=3)
-
-
-@st.composite
-def chunked(draw: st.DrawFn) -> tuple[bytes, bytes]:
-    chunks = draw(st.lists(st.binary(min_size=1, max_size=40), max_size=5))
-    written = draw(st.sampled_from([b"%x", b"%X", b"%03x", b"%015X"]))
-    lines = [(written % len(chunk)) + draw(EXTENSIONS) + b"\r\n" + chunk + b"\r\n" for chunk in chunks]
-    last = b"0" + draw(EXTENSIONS) + b"\r\n" + b"".join(draw(TRAILERS)) + b"\r\n"
-    return b"".join(lines) + last, b"".join(chunks)
-
-
-CUTS = st.lists(st.integers(1, 60), max_size=40)
-
 
 def fed(body: Body, stream: bytes, cuts: list[int]) -> int:
     """Feed a stream in pieces; return where the body ended, or the length of the stream."""
@@ -222,21 +205,6 @@ def test_chunked_body_is_followed_to_its_end(raw: bytes, payload: bytes, kind: t
     assert http1.dechunk(kind(raw)) == payload
     for place in range(1, min(len(raw), SHORT)):
         assert fed(ChunkedBody(), raw + b"GET", [place]) == len(raw)
-
-
-@given(chunked(), st.binary(max_size=10), CUTS)
-def test_chunked_body_ends_alike_for_any_split(body: tuple[bytes, bytes], following: bytes, cuts: list[int]) -> None:
-    """Also if each part is first offered to pass unread."""
-    (raw, payload), retained = body, list[bytes | bytearray]()
-    assert fed(ChunkedBody(retained.append), raw + following, cuts) == len(raw)
-    assert b"".join(retained) == payload == http1.dechunk(raw)
-    offered, at, stream = ChunkedBody(), 0, raw + following
-    for cut in [*cuts, len(stream)]:
-        chunk = stream[at : at + cut]
-        at += len(chunk) if offered.passes(bytearray(chunk + stream), len(chunk)) else offered.feed(chunk)
-        if offered.done:
-            break
-    assert (at, offered.done) == (len(raw), True)
 
 
 @pytest.mark.parametrize(("raw", "rule"), forms.REFUSED_CHUNKED, ids=lambda value: repr(value)[:40])
