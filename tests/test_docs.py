@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import click
@@ -54,15 +53,11 @@ def test_registration_says_which_answers_count_at_each_hook_point() -> None:
         assert (rows[point.name] == "nothing") == (not point.applies)
 
 
-def test_operation_says_what_each_kind_of_event_means() -> None:
-    rows = table(DOCS["operation"], "Events and call ids")
-    assert [kind for kind, _ in rows] == [f"``{kind.value}``" for kind in EventKind]
-    assert all(meaning.endswith(".") for _, meaning in rows)
-
-
-def test_operation_says_what_each_health_check_means() -> None:
-    rows = table(DOCS["operation"], "Health")
-    assert [check for check, *_ in rows] == [f"``{name}``" for name in CHECKS]
+def test_operation_says_what_each_event_and_health_check_means() -> None:
+    for heading, names in (("Events and call ids", [kind.value for kind in EventKind]), ("Health", CHECKS)):
+        rows = table(DOCS["operation"], heading)
+        assert [row[0] for row in rows] == [f"``{name}``" for name in names]
+        assert all(row[-1].endswith(".") for row in rows)
 
 
 def option_entry(option: Option) -> str:
@@ -105,10 +100,12 @@ def test_commands_have_the_outputs_that_the_page_shows() -> None:
     assert outputs.renewed(DOCS["commands"]) == DOCS["commands"]
 
 
-def test_page_of_commands_names_each_of_them() -> None:
+def test_pages_name_each_command_and_hook_server() -> None:
     named = set(re.findall(r"``(?:runtimeproxy )?([a-z-]+)", DOCS["commands"]))
     assert named >= COMMANDS.keys()
     assert [[shell, f"``{command}``"] for shell, command in INSTALL.items()] == table(DOCS["commands"], "Completion")
+    rows = table(HOOKS, "The hook servers that come with it")
+    assert [name.strip("`") for name, _ in rows] == sorted(hooks_main.HOOKS)
 
 
 def test_hooks_guide_says_what_a_hook_sees_and_changes() -> None:
@@ -138,11 +135,6 @@ def test_page_of_koordlet_has_the_fields_without_effect() -> None:
     assert {f"``{name}``" for name in no_effect.PLAIN_HANDLERS if name} <= set(re.findall(r"``\w+``", DOCS["koordlet"]))
 
 
-def test_hooks_guide_names_every_hook_server_that_comes_with_it() -> None:
-    names = [name.strip("`") for name, _ in table(HOOKS, "The hook servers that come with it")]
-    assert names == sorted(hooks_main.HOOKS)
-
-
 @pytest.mark.slow  # it runs pytest
 def test_hooks_guide_shows_the_tester_as_it_works(tmp_path: Path) -> None:
     (tmp_path / "hello.py").write_text(CODE.replace("main(Hello())", 'if __name__ == "__main__":\n    main(Hello())'))
@@ -167,16 +159,6 @@ def test_hooks_guide_has_all_settings_of_the_node() -> None:
     settings = code_blocks("yaml")[1]
     assert node.parse(settings.encode(), "node.yaml").rdt["BE"].mb == 50
     assert set(yaml.safe_load(settings)) == {name.replace("_", "-") for name in node.Settings.__dataclass_fields__}
-
-
-@cache
-def help_of(*command: str) -> str:
-    return subprocess.run([sys.executable, "-m", *command, "--help"], capture_output=True, text=True, check=True).stdout
-
-
-@pytest.mark.parametrize("flag", sorted(set(re.findall(r"``(--[a-z-]+)", HOOKS))))
-def test_flag_of_the_hooks_guide_exists(flag: str) -> None:
-    assert flag in help_of("runtimeproxy_hooks", "all") + help_of("runtimeproxy", "run")
 
 
 def is_test(file: str, name: str) -> bool:

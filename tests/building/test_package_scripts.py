@@ -1,11 +1,11 @@
 """The scripts of the Debian package, and the shell that the RPM shares, run below a root of the test with stubs."""
 
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
@@ -18,13 +18,8 @@ pytestmark = pytest.mark.slow
 
 SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
 STUB = '#!/bin/sh\necho "${0##*/} $*" >>"$CALLS"\neval "${%s:-}"\n'
-STUBS = {
-    "systemctl": "SYSTEMCTL",
-    "systemd-sysusers": "SYSUSERS",
-    "getent": "GETENT",
-    "groupdel": "GROUPDEL",
-    "debhelper": "DEBHELPER",
-}
+STUBS = {name: name.upper().removeprefix("SYSTEMD-") for name in ("systemctl", "getent", "groupdel", "debhelper")}
+STUBS["systemd-sysusers"] = "SYSUSERS"
 TREE = {"runtimeproxy": "PROGRAM", "python3": "PYTHON"}
 SERVES, STOPPED = "exit 0", 'case "$*" in *is-active*) exit 3 ;; esac'
 STOPS_MEANWHILE = 'case "$*" in *is-active*) ! grep -q debhelper "$CALLS" ;; esac'
@@ -59,14 +54,14 @@ class Node:
                 (root / folder / name).chmod(0o755)
         (root / "run/systemd/system").mkdir(parents=True)
 
-    def run(self, name: str, arguments: Sequence[str], does: Mapping[str, str]) -> Ran:
+    def run(self, command: str, does: Mapping[str, str] = MappingProxyType({})) -> Ran:
+        name, *arguments = command.split()
         script, calls = self.root / name, self.root / "calls"
         script.write_text(self.scripts[name])
         calls.write_text("")
         environ = {"PATH": f"{self.root}/stubs:{os.environ['PATH']}", "DPKG_ROOT": str(self.root), "CALLS": str(calls)}
-        done = subprocess.run(
-            ["sh", script, *arguments], env=environ | does, capture_output=True, text=True, check=False
-        )
+        words = ["sh", str(script), *arguments]
+        done = subprocess.run(words, env=environ | does, capture_output=True, text=True, check=False)
         assert done.stdout == ""
         return Ran(done.returncode, done.stderr, calls.read_text().splitlines())
 
@@ -82,118 +77,64 @@ def node(tmp_path: Path, scripts: Mapping[str, str]) -> Node:
     return Node(tmp_path, scripts)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_script_is_shell_with_everything_put_in(scripts: Mapping[str, str], name: str) -> None:
-    assert re.findall(r"@[A-Z]+@", scripts[name]) == []
-    assert subprocess.run(["sh", "-n"], input=scripts[name], text=True, check=False).returncode == 0
-
-
-class Case(NamedTuple):
-    script: str
-    arguments: str
-    does: dict[str, str]
-    code: int
-    reported: str
-    calls: str
-    """Calls in this order, with others between them; a word with "!" must not be called."""
-
-
 BAD = {"PYTHON": "echo bad key; exit 3"}
-CASES = {
-    "an upgrade is checked by the installed Python": Case(
-        "preinst", "upgrade 1.0", {"SYSTEMCTL": "echo 77"}, 0, "", "systemctl show;python3 -I;debhelper"
-    ),
-    "a bad configuration stops the upgrade": Case(
-        "preinst", "upgrade 1.0", BAD, 1, "bad key|9.8.7 would not start|runs on", "!debhelper"
-    ),
-    "a check that cannot run is reported and left to the tree": Case(
-        "preinst", "upgrade 1.0", {"PYTHON": "exit 127"}, 0, "could not be checked beforehand", "debhelper"
-    ),
-    "a first installation has nothing to check by": Case("preinst", "install", BAD, 0, "", "!python3;debhelper"),
-    "a first installation names the next step": Case(
-        "postinst",
-        "configure",
-        {"SYSTEMCTL": SERVES},
-        0,
-        "nothing uses it yet|kubelet-args",
-        "systemd-sysusers runtimeproxy.conf;runtimeproxy config check;debhelper",
-    ),
-    "a proxy that does not start at first is reported": Case(
-        "postinst", "configure", {"SYSTEMCTL": STOPPED}, 0, "does not run", "debhelper"
-    ),
-    "a tree that does not work restarts nothing": Case(
-        "postinst", "configure 1.0", {"PROGRAM": "echo no; exit 1"}, 1, "no\n|nothing is restarted", "!debhelper"
-    ),
-    "an upgrade names hook servers of the old version": Case(
-        "postinst", "configure 1.0", {"SYSTEMCTL": SERVES}, 0, "hook servers still run the earlier", "debhelper"
-    ),
-    "a version that does not start is an error": Case(
-        "postinst", "configure 1.0", {"SYSTEMCTL": STOPS_MEANWHILE}, 1, "9.8.7 does not start", "debhelper"
-    ),
-    "a proxy that was stopped may stay so": Case(
-        "postinst", "configure 1.0", {"SYSTEMCTL": STOPPED}, 0, "", "debhelper"
-    ),
-    "what is taken back restarts nothing": Case("postinst", "abort-upgrade 1.0", {}, 0, "", "!debhelper;!systemctl"),
-    "a removal that is refused stops nothing": Case(
-        "prerm",
-        "remove",
-        {"PROGRAM": "echo kubelet is connected; exit 1"},
-        1,
-        "kubelet is connected|kubelet-args|FORCE_RUNTIMEPROXY_REMOVAL=1",
-        "runtimeproxy in-use;!systemctl;!debhelper",
-    ),
-    "a removal is refused where it cannot be looked": Case(
-        "prerm", "remove", {"PROGRAM": "exit 127"}, 1, "not removed", "!debhelper"
-    ),
-    "a removal may be forced": Case(
-        "prerm",
-        "remove",
-        {"PROGRAM": "exit 1", "FORCE_RUNTIMEPROXY_REMOVAL": "1"},
-        0,
-        "",
-        "!runtimeproxy;systemctl stop runtimeproxy-hooks@*.service;debhelper",
-    ),
-    "a removal stops hook servers before the proxy": Case(
-        "prerm", "remove", {}, 0, "", "runtimeproxy in-use;systemctl stop runtimeproxy-hooks@*.service;debhelper"
-    ),
-    "an upgrade queries nobody whether it may": Case("prerm", "upgrade 2.0", {}, 0, "", "!runtimeproxy;debhelper"),
-    "a removal keeps the group": Case("postrm", "remove", {}, 0, "", "debhelper;!groupdel"),
-    "a purge removes the group": Case("postrm", "purge", {}, 0, "", "debhelper;groupdel runtimeproxy-metrics"),
-    "a purge may find no group": Case("postrm", "purge", {"GETENT": "exit 2"}, 0, "", "!groupdel"),
+REFUSING, FORCED = {"PROGRAM": "echo kubelet is connected; exit 1"}, {"FORCE_RUNTIMEPROXY_REMOVAL": "1"}
+FORCE = "kubelet is connected|kubelet-args|FORCE_RUNTIMEPROXY_REMOVAL=1"
+STOPS = "systemctl stop runtimeproxy-hooks@*.service;debhelper"
+FIRST = "systemd-sysusers runtimeproxy.conf;runtimeproxy config check;debhelper"
+UPGRADE, CONFIGURE = "preinst upgrade 1.0", "postinst configure 1.0"
+CASES: dict[str, tuple[str, dict[str, str], int, str, str]] = {
+    "installed Python checks": (UPGRADE, {"SYSTEMCTL": "echo 77"}, 0, "", "systemctl show;python3 -I;debhelper"),
+    "bad configuration": (UPGRADE, BAD, 1, "bad key|9.8.7 would not start|runs on", "!debhelper"),
+    "check cannot run": (UPGRADE, {"PYTHON": "exit 127"}, 0, "could not be checked beforehand", "debhelper"),
+    "first installation checks nothing": ("preinst install", BAD, 0, "", "!python3;debhelper"),
+    "first installation": ("postinst configure", {"SYSTEMCTL": SERVES}, 0, "nothing uses it yet|kubelet-args", FIRST),
+    "first start fails": ("postinst configure", {"SYSTEMCTL": STOPPED}, 0, "does not run", "debhelper"),
+    "broken tree": (CONFIGURE, {"PROGRAM": "echo no; exit 1"}, 1, "no\n|nothing is restarted", "!debhelper"),
+    "old hook servers": (CONFIGURE, {"SYSTEMCTL": SERVES}, 0, "hook servers still run the earlier", "debhelper"),
+    "version that does not start": (CONFIGURE, {"SYSTEMCTL": STOPS_MEANWHILE}, 1, "9.8.7 does not start", "debhelper"),
+    "stopped proxy stays stopped": (CONFIGURE, {"SYSTEMCTL": STOPPED}, 0, "", "debhelper"),
+    "aborted upgrade restarts nothing": ("postinst abort-upgrade 1.0", {}, 0, "", "!debhelper;!systemctl"),
+    "refused removal": ("prerm remove", REFUSING, 1, FORCE, "runtimeproxy in-use;!systemctl;!debhelper"),
+    "removal without a look": ("prerm remove", {"PROGRAM": "exit 127"}, 1, "not removed", "!debhelper"),
+    "forced removal": ("prerm remove", REFUSING | FORCED, 0, "", f"!runtimeproxy;{STOPS}"),
+    "removal stops hook servers first": ("prerm remove", {}, 0, "", f"runtimeproxy in-use;{STOPS}"),
+    "upgrade is never refused": ("prerm upgrade 2.0", {}, 0, "", "!runtimeproxy;debhelper"),
+    "removal keeps the group": ("postrm remove", {}, 0, "", "debhelper;!groupdel"),
+    "purge": ("postrm purge", {}, 0, "", "debhelper;groupdel runtimeproxy-metrics"),
+    "purge without a group": ("postrm purge", {"GETENT": "exit 2"}, 0, "", "!groupdel"),
 }
+"""Command, what stubs do, exit code, what is reported, and the calls in their order ("!": is not called)."""
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_scripts(node: Node, case: Case) -> None:
-    if case.arguments == "install":
+@pytest.mark.parametrize(("command", "does", "code", "words", "calls"), CASES.values(), ids=CASES)
+def test_scripts(node: Node, command: str, does: dict[str, str], code: int, words: str, calls: str) -> None:
+    if command == "preinst install":
         (node.root / "usr/lib/runtimeproxy/bin/python3").unlink()
-    ran = node.run(case.script, case.arguments.split(), case.does)
-    assert ran.code == case.code, ran.reported
-    assert [words for words in case.reported.split("|") if words not in ran.reported] == []
-    assert ran.reported or not case.reported
-    desired = case.calls.split(";")
-    made = iter(ran.calls)
+    ran = node.run(command, does)
+    assert ran.code == code, ran.reported
+    assert [each for each in words.split("|") if each not in ran.reported] == []
+    assert ran.reported or not words
+    desired, made = calls.split(";"), iter(ran.calls)
     assert [call for call in desired if call[0] != "!" and not any(line.startswith(call) for line in made)] == []
     assert [call for call in desired if call[0] == "!" and any(line.startswith(call[1:]) for line in ran.calls)] == []
 
 
 def test_without_systemd_nothing_is_queried(node: Node) -> None:
     (node.root / "run/systemd/system").rmdir()
-    for name, arguments in (("preinst", "upgrade 1"), ("postinst", "configure 1"), ("prerm", "remove")):
-        ran = node.run(name, arguments.split(), {})
+    for command in (UPGRADE, CONFIGURE, "prerm remove"):
+        ran = node.run(command)
         assert (ran.code, [call for call in ran.calls if call.startswith("systemctl")]) == (0, [])
-        assert ("nothing was started" in ran.reported) == (name == "postinst")
+        assert ("nothing was started" in ran.reported) == (command is CONFIGURE)
 
 
 CONFIGURATIONS = [
-    ("", [], 0, ""),
     ("hook-timeout: 3s\n", ["run", "--hook-budget=20s", "--log-level", "debug"], 0, ""),
     ("hook-timeot: 3s\nlog-level: loud\n", [], 1, "unknown key 'hook-timeot'|'loud' is not one of"),
     ("socket-group: no-such-group\n", [], 1, "there is no group 'no-such-group'"),
     ("[", [], 1, "config.yaml"),
     ("", ["--hook-timeout", "soon"], 1, "--hook-timeout: 'soon' is not a duration"),
-    ("", ["--hook-timeot=1s"], 1, "--hook-timeot: this version has no such flag"),
-    ("", ["run", "--backend-runtime-mode=Podman"], 1, "'Podman' is not a backend mode"),
+    ("", ["run", "--hook-timeot=1s"], 1, "--hook-timeot: this version has no such flag"),
 ]
 
 
@@ -206,26 +147,10 @@ def test_check_needs_nothing_but_python(node: Node, text: str, flags: list[str],
         assert process.stdout is not None
         process.stdout.readline()  # it has its command line
         python = f'exec {sys.executable} -S "$@"'  # without what is installed
-        ran = node.run("preinst", ["upgrade", "1.0"], {"SYSTEMCTL": f"echo {process.pid}", "PYTHON": python})
+        ran = node.run(UPGRADE, {"SYSTEMCTL": f"echo {process.pid}", "PYTHON": python})
         process.communicate()
     assert (ran.code, [word for word in words.split("|") if word not in ran.reported]) == (code, []), ran.reported
     assert (ran.reported == "") == (code == 0)
-
-
-OURS = ["cpuset.json", "10-cpuset-gpu.json", "all.json"]
-OTHERS = ["koordlet.json", "cpuset-mine.json", "99-all-x.json"]
-
-
-def registered(node: Node, name: str, socket: str) -> Path:
-    return node.write(f"etc/runtime/hookserver.d/{name}", f'{{\n  "remote-endpoint": "{socket}"\n}}\n')
-
-
-def test_registrations_of_our_hook_servers_go_with_the_package(node: Node) -> None:
-    ours = [registered(node, name, f"/var/run/runtimeproxy-hooks/{name}.sock") for name in OURS]
-    others = [registered(node, name, f"/var/run/runtimeproxy-hooks/{name}.sock") for name in OTHERS]
-    others.append(registered(node, "gpu.json", "/run/else/gpu.sock"))
-    assert node.run("prerm", ["remove"], {}).code == 0
-    assert ([file for file in ours if file.exists()], [file for file in others if not file.exists()]) == ([], [])
 
 
 MADE = [
@@ -238,22 +163,32 @@ MADE = [
 ]
 
 
+def registered(node: Node, name: str, folder: str = "/var/run/runtimeproxy-hooks") -> Path:
+    content = f'{{\n  "remote-endpoint": "{folder}/{name}.sock"\n}}\n'
+    return node.write(f"etc/runtime/hookserver.d/{name}", content)
+
+
+def test_removal_takes_registrations_of_our_hook_servers(node: Node) -> None:
+    ours = [registered(node, name) for name in ("cpuset.json", "10-cpuset-gpu.json", "all.json")]
+    others = [registered(node, name) for name in ("koordlet.json", "cpuset-mine.json", "99-all-x.json")]
+    others.append(registered(node, "gpu.json", "/run/else"))
+    assert node.run("prerm remove").code == 0
+    assert ([file for file in ours if file.exists()], [file for file in others if not file.exists()]) == ([], [])
+
+
 def test_purge_leaves_registrations_of_others_alone(node: Node) -> None:
     made = [node.write(place) for place in MADE]
-    theirs = registered(node, "koordlet.json", "/var/run/koordlet/koordlet.sock")
-    assert node.run("postrm", ["purge"], {}).code == 0
+    theirs = registered(node, "koordlet.json", "/var/run/koordlet")
+    assert node.run("postrm purge").code == 0
     assert [path for path in made if path.exists()] == []
     assert [path for path in (node.root / "etc").rglob("*") if path.is_file()] == [theirs]
 
 
-def test_purge_leaves_the_sockets_of_others_hook_servers(node: Node) -> None:
-    registered(node, "mine.json", "/var/run/runtimeproxy-hooks/mine.sock")
-    socket = node.write("run/runtimeproxy-hooks/mine.sock")
-    assert node.run("postrm", ["purge"], {}).code == 0
-    assert socket.exists()
-
-
-def test_purge_leaves_no_empty_directory(node: Node) -> None:
+def test_purge_leaves_sockets_of_others_and_nothing_empty(node: Node) -> None:
     (node.root / "etc/runtime/hookserver.d").mkdir(parents=True)
-    assert node.run("postrm", ["purge"], {}).code == 0
+    assert node.run("postrm purge").code == 0
     assert list((node.root / "etc").iterdir()) == []
+    registered(node, "mine.json")
+    socket = node.write("run/runtimeproxy-hooks/mine.sock")
+    assert node.run("postrm purge").code == 0
+    assert socket.exists()

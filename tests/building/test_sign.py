@@ -43,15 +43,8 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "dist", folder / "key.pub"
 
 
-def test_signed_release_is_verified_by_the_public_key(signed: tuple[Path, Path]) -> None:
-    dist, public = signed
-    assert verified(dist, public)
-    command = ["minisign", "-Vm", dist / CHECKSUMS, "-p", public]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "Trusted comment: runtimeproxy " in shown
-
-
 def test_signature_of_another_key_is_refused(signed: tuple[Path, Path], tmp_path: Path) -> None:
+    assert verified(*signed)
     assert not verified(signed[0], new_key(tmp_path, "other").with_name("other.pub"))
 
 
@@ -65,15 +58,11 @@ def test_changed_file_or_checksum_is_found(signed: tuple[Path, Path], tmp_path: 
     assert not verified(dist, public)
 
 
-@pytest.mark.parametrize(
-    ("key", "words"),
-    [
-        ("none", "there is no key"),
-        (ROOT / "README.rst", "is in the checkout"),
-        ("no-key", "minisign could not sign with"),
-    ],
-    ids=["missing", "in the checkout", "no key"],
-)
+UNUSABLE = [("none", "there is no key"), (ROOT / "README.rst", "is in the checkout")]
+UNUSABLE += [("no-key", "minisign could not sign with")]
+
+
+@pytest.mark.parametrize(("key", "words"), UNUSABLE)
 def test_key_that_cannot_be_used_is_an_error(tmp_path: Path, key: str | Path, words: str) -> None:
     (tmp_path / "no-key").write_text("words")
     done = build(tmp_path / "dist", tmp_path / key)

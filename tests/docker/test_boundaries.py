@@ -15,12 +15,21 @@ from tests.docker.forms import FORMS, TARGETS, Form, stream
 from tests.docker.messages import request
 from tests.fakes.dockerd import FakeDockerd
 from tests.system.proxy import ProxyInside, ProxyProcess
-from tests.wire.test_http1_oracle import READ_BY_H11
+from tests.wire.http1_forms import BODY, NOISE, READ_BY_H11, SOME_LINES, head, spoiled
 
 pytestmark = pytest.mark.slow
 
-Requests = list[tuple[str, str]]
-"""The method and target of each request: each form has hidden requests, which show where its body ends."""
+WIDE = 8 << 20
+"""h11's limit of bytes; the proxy's own limits have tests of their own."""
+
+
+class Request(NamedTuple):
+    """A request as a parser finds it; Transfer-Encoding in lower case, as h11 returns it."""
+
+    method: str
+    target: str
+    fields: tuple[tuple[str, str], ...]
+    body: bytes
 
 
 def by_h11(data: bytes) -> tuple[Requests, str]:

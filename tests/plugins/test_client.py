@@ -2,21 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import grpc
 import pytest
 
-from runtimeproxy.errors import HookError, Reason
+from runtimeproxy.errors import HookError, Reason, WireError
 from runtimeproxy.hookapi import api_pb2
 from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME
 from runtimeproxy.plugins.client import HookClient
-from runtimeproxy.relay.rpc import connection as unary
+from runtimeproxy.relay.rpc.connection import CallFailed, Kind, Shortage, TooLong, Unprocessed
 from runtimeproxy.wire import http2
 from tests.fakes import hookanswers
-from tests.fakes.descriptors import no_descriptors
 from tests.fakes.faults import full_backlog
 from tests.fakes.hookserver import HookServer
 from tests.patience import until
@@ -72,32 +71,35 @@ async def test_hook_server_gets_the_request_and_answers(client: HookClient, serv
     assert answer == HookAnswer(annotations={"b": "2"}, envs={"E": "3"}, resources=Resources(cpu_shares=512))
 
 
-TOO_LONG = "the answer is longer than 4194304 bytes; let it answer less, or raise --hook-answer-limit"
+TOO_LONG = "the answer is longer than 7 bytes; let it answer less, or raise --hook-answer-limit"
 NOT_SERVED = "the server does not serve this hook point; take it out of the registration, or update the server"
+REFUSED = "the server refused every try until the time was over"
+FAILURES: list[tuple[Exception, Reason, str, str]] = [
+    (CallFailed(7, "not here", Kind.STATUS), Reason.REFUSED, "", "not here"),
+    (CallFailed(13, "SECRET=canary", Kind.STATUS), Reason.ERROR_STATUS, "gRPC status 13", "SECRET=canary"),
+    (CallFailed(12, "SECRET=canary", Kind.STATUS), Reason.UNIMPLEMENTED, NOT_SERVED, ""),
+    (CallFailed(4, "its own work", Kind.DEADLINE), Reason.ERROR_STATUS, "gRPC status 4", "its own work"),
+    (CallFailed(13, "the connection broke", Kind.BROKEN), Reason.BROKEN_ANSWER, "the connection broke", ""),
+    (CallFailed(14, "no such file", Kind.UNREACHABLE), Reason.UNREACHABLE, "no such file", ""),
+    (Shortage("too many files"), Reason.INTERNAL, "the proxy itself lacks what it needs: too many files", ""),
+    (TooLong(7), Reason.BAD_ANSWER, TOO_LONG, ""),
+    (Unprocessed(), Reason.DEADLINE, REFUSED, ""),
+    (WireError("no message"), Reason.BAD_ANSWER, "no message", ""),
+]
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason", "detail", "peer_text"),
-    [
-        (hookanswers.status(Status.PERMISSION_DENIED, "not here"), Reason.REFUSED, "", "not here"),
-        (hookanswers.status(Status.INTERNAL, "SECRET=canary"), Reason.ERROR_STATUS, "gRPC status 13", "SECRET=canary"),
-        (hookanswers.status(Status.DEADLINE_EXCEEDED, "A"), Reason.ERROR_STATUS, "gRPC status 4", None),
-        (hookanswers.status(Status.UNIMPLEMENTED, "SECRET=canary"), Reason.UNIMPLEMENTED, NOT_SERVED, ""),
-        (hookanswers.garbage(), Reason.BAD_ANSWER, None, ""),
-        (hookanswers.huge(), Reason.BAD_ANSWER, TOO_LONG, ""),
-    ],
-    ids=["refusal", "error status", "its own work is late", "method that it lacks", "no message", "too long"],
-)
-async def test_failed_answer_has_a_reason_and_its_text_is_never_logged(
-    client: HookClient, server: HookServer, answer: hookanswers.Answer, reason: Reason, detail: str, peer_text: str
+@pytest.mark.parametrize(("failure", "reason", "detail", "peer_text"), FAILURES, ids=lambda value: str(value)[:40])
+async def test_failed_call_has_reason_and_its_text_is_never_logged(
+    client: HookClient, failure: Exception, reason: Reason, detail: str, peer_text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.default = answer
+    async def fail(*_: object) -> bytes:
+        raise failure
+
+    monkeypatch.setattr(client._unary, "call", fail)
     error = await failing(client)
-    assert error.reason is reason
-    assert detail is None or error.detail == detail
-    assert peer_text is None or error.peer_text == peer_text
+    assert (error.reason, error.detail, error.peer_text) == (reason, detail, peer_text)
     assert "canary" not in error.logged
-    assert str(error) == error.logged + (f": {error.peer_text}" if error.peer_text else "")
+    assert str(error) == error.logged + (f": {peer_text}" if peer_text else "")
 
 
 @pytest.mark.parametrize(
@@ -107,23 +109,11 @@ async def test_late_answer_is_a_deadline(client: HookClient, server: HookServer,
     """A server that says of one pod that its own work was late, and says so soon, has answered."""
     server.default = late
     assert (await failing(client, 0.25)).reason is Reason.DEADLINE
+    server.default = hookanswers.garbage()
+    assert (await failing(client)).reason is Reason.BAD_ANSWER
+    server.default = server.crash_mid_answer()
+    assert (await failing(client)).reason is Reason.BROKEN_ANSWER
     server.default = hookanswers.empty()
-    assert await fetch(client) == HookAnswer()
-
-
-async def test_server_that_crashes_in_an_answer_or_is_not_there(client: HookClient, path: str) -> None:
-    error = await failing(client)
-    assert (error.reason, error.detail) == (Reason.UNREACHABLE, f"{path}: No such file or directory")
-    async with HookServer(path, faulty=True) as server:
-        server.default = server.crash_mid_answer()
-        assert (await failing(client)).reason is Reason.BROKEN_ANSWER
-
-
-async def test_want_of_descriptors_is_our_own_failure(client: HookClient, server: HookServer) -> None:
-    with no_descriptors():
-        error = await failing(client, 0.05)
-    lacking = "the proxy itself lacks what it needs: Too many open files"
-    assert (error.reason, error.detail) == (Reason.INTERNAL, lacking)
     assert await fetch(client) == HookAnswer()
 
 
@@ -144,19 +134,6 @@ async def test_socket_others_could_replace_is_not_dialled(client: HookClient, se
     assert (client.peer().socket, server.calls) == (None, [])
     folder.chmod(0o755)
     assert await fetch(client) == HookAnswer()
-
-
-async def test_call_that_is_sent_back_at_its_deadline_is_a_deadline(
-    client: HookClient, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(unary, "RETRY_SECONDS", LONG_SECONDS)
-    async with serve(path) as peer:
-        call = asyncio.ensure_future(failing(client))
-        connection = await peer.connection()
-        connection.send(http2.rst_stream(await connection.request(), http2.REFUSED_STREAM))
-        error = await call
-        assert error.reason is Reason.DEADLINE
-        assert error.detail == "the server refused every try until the time was over"
 
 
 async def test_longer_answer_is_taken_where_that_is_allowed(server: HookServer, path: str) -> None:
@@ -196,24 +173,7 @@ async def no_room(path: str) -> AsyncIterator[None]:
         yield
 
 
-@asynccontextmanager
-async def sends_all_back(path: str) -> AsyncIterator[None]:
-    async with serve(path) as peer:
-
-        async def send_back() -> None:
-            connection = await peer.connection()
-            with suppress(EOFError):
-                while True:
-                    connection.send(http2.rst_stream(await connection.request(), http2.REFUSED_STREAM))
-
-        sending = asyncio.create_task(send_back())
-        yield
-        sending.cancel()
-        with suppress(asyncio.CancelledError):
-            await sending
-
-
-@pytest.mark.parametrize("waiting", [full_backlog, no_room, sends_all_back])
+@pytest.mark.parametrize("waiting", [full_backlog, no_room])
 async def test_calls_that_wait_for_a_connection_or_their_turn_are_ended_too(
     client: HookClient, path: str, waiting: Callable[[str], AbstractAsyncContextManager[None]]
 ) -> None:

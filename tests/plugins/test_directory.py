@@ -59,9 +59,7 @@ def test_file_that_grows_is_read_up_to_the_limit(tmp_path: Path, monkeypatch: py
     # A file of /proc has more content than its size says, as one that grows while it is read.
     (tmp_path / "a.json").symlink_to("/proc/self/maps")
     monkeypatch.setattr(directory, "MAX_BYTES", 1000)
-    content = directory.read(str(tmp_path))["a.json"]
-    assert isinstance(content, bytes)
-    assert len(content) == 1001
+    assert len(bytes(directory.read(str(tmp_path))["a.json"])) == 1001  # type: ignore[arg-type]
 
 
 def test_fifo_that_takes_a_files_place_is_not_waited_for(tmp_path: Path) -> None:

@@ -10,18 +10,8 @@ from hypothesis import strategies as st
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.model.hookpoints import HOOK_POINTS
-from runtimeproxy.plugins.registration import (
-    MAX_BYTES,
-    Change,
-    ChangeKind,
-    Content,
-    FailurePolicy,
-    Registration,
-    Registry,
-    UnreadableFile,
-    parse,
-    plugin_name,
-)
+from runtimeproxy.plugins import registration as plugin_files
+from runtimeproxy.plugins.registration import ChangeKind, Content, FailurePolicy, Registration, Registry, parse
 from tests.amounts import examples
 
 SOCKET = "/run/plugin.sock"
@@ -60,9 +50,7 @@ def test_value_is_read(key: str, written: object, attribute: str, value: object)
     assert getattr(read(**{key: written}), attribute) == value
 
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner), max_leaves=4
-)
+VALUES = st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=4)
 KEYS = st.sampled_from(["remote-endpoint", "failure-policy", "runtime-hooks", "timeout"]) | st.text()
 CONTENTS = st.binary() | st.dictionaries(KEYS, VALUES).map(lambda entry: json.dumps(entry).encode())
 
@@ -102,11 +90,11 @@ def test_last_value_of_a_repeated_key_is_used(members: str, attribute: str, valu
     assert registration.warnings[0] == f"a.json: {words}: '{key}'"
 
 
-@pytest.mark.parametrize("hooks", [[], None, ["precreatecontainer"], ["PreCreateContainer "]])
-def test_file_without_a_known_point_is_warned_about(hooks: list[str] | None) -> None:
-    registration = read(runtime_hooks=hooks)
-    assert registration.points == frozenset()
-    assert registration.warnings[-1] == "a.json: runtime-hooks names no hook point, so this plugin is never called"
+def test_file_without_a_known_point_is_warned_about() -> None:
+    for hooks in ([], None, ["precreatecontainer"], ["PreCreateContainer "]):
+        registration = read(runtime_hooks=hooks)
+        assert registration.points == frozenset()
+        assert registration.warnings[-1] == "a.json: runtime-hooks names no hook point, so this plugin is never called"
 
 
 def test_warning_stays_short_and_printable() -> None:
@@ -116,44 +104,40 @@ def test_warning_stays_short_and_printable() -> None:
     assert warning.endswith("and 95 more")
 
 
-@pytest.mark.parametrize(
-    ("content", "cause"),
-    [
-        *((text, "not JSON") for text in (b"", b" \n", b'{"remote-endpoint": "/run/pl', b'{"remote-endpoint": "/a"}}')),
-        *((b"\xff\xfe\x00\x01", "not UTF-8"), (bytes(range(128)), "not JSON")),
-        *((b"[" * 100_000, "nesting too deep"), (b"9" * 5000, "a number too long")),
-        (b" " * (MAX_BYTES + 1), "longer than 1048576 bytes"),
-        *((text, "must be one JSON object") for text in (b"[]", b"null", b'"text"')),
-        *((b"{}", "remote-endpoint is missing"), (b'{"remote-endpoint": null}', "remote-endpoint is missing")),
-        (b'{"remote_endpoint": "/a"}', "remote-endpoint is missing"),
-    ],
-)
+BROKEN = [
+    *((text, "not JSON") for text in (b"", b" \n", b'{"remote-endpoint": "/run/pl', b'{"remote-endpoint": "/a"}}')),
+    *((b"\xff\xfe\x00\x01", "not UTF-8"), (bytes(range(128)), "not JSON")),
+    *((b"[" * 100_000, "nesting too deep"), (b"9" * 5000, "a number too long")),
+    (b" " * (plugin_files.MAX_BYTES + 1), "longer than 1048576 bytes"),
+    *((text, "must be one JSON object") for text in (b"[]", b"null", b'"text"')),
+    *((b"{}", "remote-endpoint is missing"), (b'{"remote-endpoint": null}', "remote-endpoint is missing")),
+    (b'{"remote_endpoint": "/a"}', "remote-endpoint is missing"),
+]
+
+
+@pytest.mark.parametrize(("content", "cause"), BROKEN, ids=lambda value: repr(value)[:30])
 def test_broken_files(content: bytes, cause: str) -> None:
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(ConfigError, match=f"^a.json: .*{cause}"):
         parse("a.json", content)
-    assert str(raised.value).startswith("a.json: ")
-    assert cause in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "cause"),
-    [
-        *(("remote-endpoint", value, "must be a text") for value in (7, ["/a"])),
-        *(("remote-endpoint", value, "is not a unix socket") for value in ("", "relative", "tcp://127.0.0.1:80")),
-        ("remote-endpoint", "/" + "a" * 107, "is too long"),
-        ("remote-endpoint", "/" + "a" * 100_000, "longer than 256 characters"),
-        *(("remote-endpoint", value, "cannot be printed") for value in ("/a\0b", "/a\ud800")),
-        *(("failure-policy", "Sometimes", "must be Fail or Ignore"), ("failure-policy", True, "must be a text")),
-        *(("runtime-hooks", value, "must be a list") for value in (POINT, {}, {POINT: 1}, [POINT, 7], [None])),
-        *(("timeout", 2, "must be a text"), ("timeout", "0s", "is not a time limit")),
-        *(("timeout", value, "is not a duration") for value in ("-1s", "soon")),
-    ],
-)
+BAD_VALUES: list[tuple[str, object, str]] = [
+    *(("remote-endpoint", value, "must be a text") for value in (7, ["/a"])),
+    *(("remote-endpoint", value, "is not a unix socket") for value in ("", "relative", "tcp://127.0.0.1:80")),
+    ("remote-endpoint", "/" + "a" * 107, "is too long"),
+    ("remote-endpoint", "/" + "a" * 100_000, "longer than 256 characters"),
+    *(("remote-endpoint", value, "cannot be printed") for value in ("/a\0b", "/a\ud800")),
+    *(("failure-policy", "Sometimes", "must be Fail or Ignore"), ("failure-policy", True, "must be a text")),
+    *(("runtime-hooks", value, "must be a list") for value in (POINT, {}, {POINT: 1}, [POINT, 7], [None])),
+    *(("timeout", 2, "must be a text"), ("timeout", "0s", "is not a time limit")),
+    *(("timeout", value, "is not a duration") for value in ("-1s", "soon")),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "cause"), BAD_VALUES)
 def test_broken_values(key: str, value: object, cause: str) -> None:
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(ConfigError, match=f"^a.json: {key}.*{cause}") as raised:
         read(**{key: value})
-    assert str(raised.value).startswith(f"a.json: {key}")
-    assert cause in str(raised.value)
     assert len(str(raised.value)) < 1000
 
 
@@ -164,19 +148,10 @@ def test_unknown_keys_are_warned_about_once_and_order_means_nothing() -> None:
     assert "a.json: unknown keys are ignored: 'alpha', 'zeta'" in registration.warnings
 
 
-@pytest.mark.parametrize(("file", "name"), [("koordlet.json", "koordlet"), ("a.json.json", "a.json")])
-def test_hook_server_has_the_name_of_its_file(file: str, name: str) -> None:
-    assert plugin_name(file) == name
-
-
-def content(endpoint: str) -> bytes:
-    return json.dumps({"remote-endpoint": endpoint, "runtime-hooks": ["PreCreateContainer"]}).encode()
-
-
-GOOD, OTHER = content("/run/a.sock"), content("/run/b.sock")
-RESPELT = GOOD + b"\n"
-HALF = GOOD[:20]
-UNREADABLE = UnreadableFile("a.json: permission denied")
+GOOD, OTHER = (
+    json.dumps({"remote-endpoint": endpoint, "runtime-hooks": [POINT]}).encode() for endpoint in ("/run/a", "/run/b")
+)
+RESPELT, HALF, UNREADABLE = GOOD + b"\n", GOOD[:20], plugin_files.UnreadableFile("a.json: permission denied")
 ADDED, CHANGED, RESTORED = ChangeKind.ADDED, ChangeKind.CHANGED, ChangeKind.RESTORED
 REMOVED, REJECTED = ChangeKind.REMOVED, ChangeKind.REJECTED
 
@@ -215,21 +190,3 @@ def test_content_makes_this_change(contents: list[Content | None], kind: ChangeK
         assert bool(change.reason) == (kind is REJECTED)
     assert registry.registrations == (() if registration is None else (registration,))
     assert len(registry.rejected) == (contents[-1] in (HALF, b"", UNREADABLE))
-
-
-def test_whole_directory_at_once_in_the_order_of_the_names() -> None:
-    registry = Registry()
-    registry.replace({"keep.json": GOOD, "go.json": GOOD, "alter.json": GOOD, "9.json": GOOD})
-    changes = registry.replace(
-        {"new.json": GOOD, "B.json": GOOD, "10.json": GOOD, "alter.json": OTHER, "bad.json": HALF, "keep.json": GOOD}
-        | {"a.json": UNREADABLE}
-    )
-    assert [(change.name.removesuffix(".json"), change.kind) for change in changes] == [
-        *(("10", ADDED), ("9", REMOVED), ("B", ADDED), ("a", REJECTED), ("alter", CHANGED), ("bad", REJECTED)),
-        *(("go", REMOVED), ("new", ADDED)),
-    ]
-    registered = ["10.json", "B.json", "alter.json", "keep.json", "new.json"]
-    assert [entry.name for entry in registry.registrations] == registered
-    assert registry.names == {*registered, "a.json", "bad.json"}
-    assert changes[3] == Change(REJECTED, "a.json", None, UNREADABLE.reason)
-    assert "not JSON" in changes[5].reason

@@ -7,12 +7,14 @@ import asyncio
 import os
 import re
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from runtimeproxy.relay.dial import UntrustedSocket, dial, dial_now, dial_trusted
+from tests.fakes.descriptors import no_descriptors
 
 LONG_SECONDS = 60.0
 """Most seconds to wait; far longer than immediate events take on a busy machine."""
@@ -77,22 +79,14 @@ as_root = pytest.mark.engine
 """Only root can give a file to another user."""
 
 
-def link(path: Path) -> None:
-    path.rename(path.with_name("real"))
-    path.symlink_to("real")
-
-
-def replace_by_a_file(path: Path) -> None:
-    path.unlink()
-    path.touch()
-
-
-FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "directory of all": (lambda path: path.parent.chmod(0o1777), "{folder} can be written by everybody, who could"),
-    "linked directory": (lambda path: link(path.parent), "{folder} is a link: register the socket by the path of its"),
-    "link": (link, "{path} is a link or no socket: register the path of the hook server's own socket"),
-    "file": (replace_by_a_file, "{path} is a link or no socket"),
-    "another user": (lambda path: os.chown(path, NOBODY, NOBODY), f"{{path}} belongs to user {NOBODY}: run the hook"),
+LINKED = "{folder} is a link: register the socket by the path of its"
+NO_SOCKET = "{path} is a link or no socket: register the path of the hook server's own socket"
+FAULTS = {
+    "directory of all": ("chmod 1777 .", "{folder} can be written by everybody, who could"),
+    "linked directory": ("cd ..; mv run real; ln -s real run", LINKED),
+    "link": ("mv l.sock real; ln -s real l.sock", NO_SOCKET),
+    "file": ("rm l.sock; touch l.sock", NO_SOCKET),
+    "another user": (f"chown {NOBODY}:{NOBODY} l.sock", f"{{path}} belongs to user {NOBODY}: run the hook"),
 }
 """Who else may be able to write in a directory is tested in test_listener.py."""
 
@@ -101,8 +95,8 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ("spoil", "text"),
     [pytest.param(*row, id=fault, marks=as_root if fault == "another user" else ()) for fault, row in FAULTS.items()],
 )
-def test_socket_that_others_could_make_is_not_dialled(served: Path, spoil: Callable[[Path], object], text: str) -> None:
-    spoil(served)
+def test_socket_that_others_could_make_is_not_dialled(served: Path, spoil: str, text: str) -> None:
+    subprocess.run(["sh", "-ec", spoil], cwd=served.parent, check=True)
     with pytest.raises(UntrustedSocket, match=re.escape(text.format(folder=served.parent, path=served))):
         dial_trusted(str(served))
 
@@ -128,6 +122,8 @@ def test_missing_listener_is_not_distrusted(served: Path) -> None:
     for path in (served.with_name("other.sock"), served.parent / "none" / "hooks.sock"):
         with pytest.raises(FileNotFoundError):
             dial_trusted(str(path))
+    with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
+        dial_trusted(str(served))
 
 
 @pytest.mark.parametrize("above", [0o755, 0o1777])

@@ -44,36 +44,23 @@ class Connection:
         """Do nothing."""
 
 
-ANSWERED, STREAMS = "every call is answered", {"streams": 2}
+ANSWERED, STREAMS, BUSY = "every call is answered", {"streams": 2}, {"calls": 1, "tasks": 1, "stays": True}
 CUT_OFF = f"{ANSWERED}; cut off are streams: 2, connections: 2"
+CUT_ONE = f"{ANSWERED}; cut off are connections: 1"
+CUT_ANSWER = f"{ANSWERED}; cut off are answers that have begun: 1, connections: 2"
 CUT_CALL = "cut off are calls: 1, held calls at work: 1, connections: 1"
-BUSY = {"calls": 1, "tasks": 1, "stays": True}
+PARTED, LATE = NOTICE_SECONDS + PARTING_SECONDS, NOTICE_SECONDS + PARTING_SECONDS / 2
 DRAINS: dict[str, tuple[list[dict[str, int]], dict[str, float], float, str]] = {
     "no connection": ([], {}, 0, ANSWERED),
-    "idle client": ([{}], {}, NOTICE_SECONDS, f"{ANSWERED}; cut off are connections: 1"),
+    "idle client": ([{}], {}, NOTICE_SECONDS, CUT_ONE),
     "call": ([{"calls": 1}, STREAMS], {"finish": 0.9}, 0.9, CUT_OFF),
     "task": ([{"tasks": 1}, STREAMS], {"finish": 0.9}, 0.9, CUT_OFF),
     "answer": ([{"answers": 1}, STREAMS], {"finish": 0.9}, 0.9, CUT_OFF),
-    "endless answer, its time begins after the last call": (
-        [{"calls": 1}, {"answers": 1}],
-        {"finish": 3},
-        3 + ANSWER_SECONDS,
-        f"{ANSWERED}; cut off are answers that have begun: 1, connections: 2",
-    ),
-    "limit": ([BUSY], {"limit": 3}, 3, f"the drain timeout has expired (--drain-timeout); {CUT_CALL}"),
+    "endless answer after a call": ([{"calls": 1}, {"answers": 1}], {"finish": 3}, 3 + ANSWER_SECONDS, CUT_ANSWER),
+    "limit": ([BUSY], {"limit": 3}, 3, f"the time is over (--drain-timeout); {CUT_CALL}"),
     "signal": ([BUSY], {"signal": 3}, 3, f"a second signal came; {CUT_CALL}"),
-    "client that stays": (
-        [{"stays": True}],
-        {},
-        NOTICE_SECONDS + PARTING_SECONDS,
-        f"{ANSWERED}; cut off are connections: 1",
-    ),
-    "client that closes late": (
-        [{"stays": True}],
-        {"close": NOTICE_SECONDS + PARTING_SECONDS / 2},
-        NOTICE_SECONDS + PARTING_SECONDS / 2,
-        f"{ANSWERED}; cut off are connections: 1",
-    ),
+    "client that stays": ([{"stays": True}], {}, PARTED, CUT_ONE),
+    "client that closes late": ([{"stays": True}], {"close": LATE}, LATE, CUT_ONE),
 }
 """The unfinished work of each connection, what happens when, the seconds until the end, and its reason."""
 
@@ -111,24 +98,15 @@ async def test_drain_ends(
 @virtual_time
 async def test_later_connection_is_drained_too() -> None:
     connections = set[Connection]()
-    Connection(connections, calls=1)
-    loop, late = asyncio.get_running_loop(), list[Connection]()
-
-    def reconnect() -> None:
-        connections.clear()
-        late.append(Connection(connections, calls=1))
-
-    loop.call_later(2, reconnect)
-    loop.call_later(5, lambda: late[0].finish())
+    first, loop = Connection(connections, calls=1), asyncio.get_running_loop()
+    late = Connection(connections, calls=1)
+    connections.remove(late)
+    loop.call_later(2, connections.remove, first)
+    loop.call_later(2, connections.add, late)
+    loop.call_later(5, late.finish)
     await Drain(connections, set()).run(60, asyncio.Event())
     assert loop.time() == pytest.approx(5, abs=LOOKS_SECONDS)
-    assert late[0].refused
-
-
-def test_unfinished_work_is_summed_and_true_if_there_is_any() -> None:
-    assert drain.total([Unfinished(1, 2, 3), Unfinished(10, 20, 30)]) == Unfinished(11, 22, 33)
-    assert [bool(Unfinished(**{kind: 1})) for kind in ("calls", "answers", "streams")] == [True] * 3
-    assert not drain.total([])
+    assert late.refused
 
 
 @virtual_time

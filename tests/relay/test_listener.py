@@ -14,7 +14,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,10 +38,6 @@ def folder(tmp_path: Path) -> Path:
 
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
-
-
-def access(path: Path) -> tuple[int, int]:
-    return mode_of(path), path.lstat().st_gid
 
 
 def talk(path: Path, listening: socket.socket) -> bytes:
@@ -100,8 +95,7 @@ def test_listener_replaces_a_stale_socket_and_removes_its_own(folder: Path) -> N
             assert not path.exists()
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o660, 0o666])
-@pytest.mark.parametrize("umask", [0, 0o022, 0o777])
+@pytest.mark.parametrize(("mode", "umask"), [(0o600, 0), (0o660, 0o022), (0o666, 0o777)])
 def test_mode_is_the_configured_one_whatever_the_umask(folder: Path, mode: int, umask: int) -> None:
     before = os.umask(umask)
     try:
@@ -188,11 +182,7 @@ OBSTACLES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "dangling link": ("a.sock", lambda path: path.symlink_to("nothing"), NO_SOCKET),
     "link to a socket": ("a.sock", lambda path: (bind(path.with_name("x")).close(), path.symlink_to("x")), NO_SOCKET),
     "another program": ("a.sock", listen_elsewhere, rf"process \(pid {os.getpid()}\) listens on"),
-    "another program, backlog full": (
-        "a.sock",
-        lambda path: listen_elsewhere(path, clients=1),
-        "another process listens on",
-    ),
+    "full backlog": ("a.sock", lambda path: listen_elsewhere(path, clients=1), "another process listens on"),
     "datagram socket": ("a.sock", lambda path: listen_elsewhere(path, socket.SOCK_DGRAM), "another process listens on"),
     "lock is a folder": ("a.sock.lock", Path.mkdir, NO_LOCK),
     "lock is a link": ("a.sock.lock", lambda path: path.symlink_to("nothing"), NO_LOCK),
@@ -220,17 +210,14 @@ def test_obstacle_is_named_and_not_touched(folder: Path, name: str, make: Callab
         sock.close()
 
 
-@pytest.mark.parametrize(
-    ("path", "group", "words"),
-    [
+def test_bad_setting_is_named() -> None:
+    for path, group, words in (
         ("a.sock", None, "is not an absolute path; set --admin-endpoint"),
         ("/run/" + "n" * 103, None, "is longer than 107 bytes"),
         ("/run/a.sock", "no-such-group", "no group 'no-such-group'"),
-    ],
-)
-def test_bad_setting_is_named(path: str, group: str | None, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        listen(path, group=group, flag="--admin-endpoint")
+    ):
+        with pytest.raises(ConfigError, match=words):
+            listen(path, group=group, flag="--admin-endpoint")
 
 
 GROUP = 12345 if os.geteuid() == 0 else os.getegid()
@@ -242,8 +229,8 @@ def test_group_may_enter_a_created_directory(tmp_path: Path) -> None:
     group = grp.getgrgid(os.getgid())
     for spelling in (group.gr_name, str(group.gr_gid)):
         listener = listen(str(tmp_path / spelling / "a.sock"), mode=0o660, group=spelling)
-        assert access(tmp_path / spelling / "a.sock") == (0o660, group.gr_gid)
-        assert access(tmp_path / spelling) == (0o750, group.gr_gid)
+        for path, its_mode in ((tmp_path / spelling / "a.sock", 0o660), (tmp_path / spelling, 0o750)):
+            assert (mode_of(path), path.lstat().st_gid) == (its_mode, group.gr_gid)
         listener.close()
 
 
@@ -268,53 +255,38 @@ def test_directory_that_the_group_cannot_enter_is_a_warning(
     os.chown(folder, -1, group)
     folder.chmod(mode)
     listen(str(folder / "a.sock"), mode=0o660, group=str(GROUP)).close()
-    assert access(folder) == (mode, group)
+    assert (mode_of(folder), folder.lstat().st_gid) == (mode, group)
     warning = f"group {GROUP} cannot enter {folder}, so it cannot use the socket: chgrp the directory to the group"
     lines = [(record.levelname, record.getMessage().startswith(warning)) for record in caplog.records]
     assert lines == ([("WARNING", True)] if (mode, group) in CANNOT else [])
 
 
-@pytest.mark.parametrize(
-    ("mode", "user", "group", "fault"),
-    [
-        *((0o700, 0, 0, ""), (0o755, os.geteuid(), 12345, ""), (0o755, 65534, 0, "belongs to user 65534")),
-        *((0o770, 0, 0, ""), (0o770, 0, 999, ""), (0o770, 0, 12345, "can be written by group 12345")),
-        *((0o777, 0, 0, "can be written by everybody"), (0o1777, 0, 0, "can be written by everybody")),
-    ],
-)
+FOLDERS = [(0o700, 0, 0, ""), (0o755, os.geteuid(), 12345, ""), (0o755, 65534, 0, "belongs to user 65534")]
+FOLDERS += [(0o770, 0, 0, ""), (0o770, 0, 999, ""), (0o770, 0, 12345, "can be written by group 12345")]
+FOLDERS += [(0o777, 0, 0, OPEN), (0o1777, 0, 0, OPEN)]
+
+
+@pytest.mark.parametrize(("mode", "user", "group", "fault"), FOLDERS)
 def test_directory_that_others_can_write_in_is_a_fault(mode: int, user: int, group: int, fault: str) -> None:
     found = os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, user, group, 0, 0, 0, 0))
     assert folder_fault(found, group_id=999) == fault
 
 
-def test_concurrent_starts_leave_the_first_listener(folder: Path) -> None:
-    made: list[Listener] = []
-    refused: list[ConfigError] = []
-    start = threading.Barrier(10)
+def test_concurrent_starts_leave_one_listener(folder: Path) -> None:
+    path = folder / "a.sock"
+    bind(path).close()
 
-    def attempt(_: int) -> None:
-        start.wait()
-        for _ in range(10):
-            try:
-                made.append(listen(str(folder / "a.sock")))
-            except ConfigError as error:
-                refused.append(error)
+    def attempt(_: int) -> Listener | None:
+        try:
+            return listen(str(path))
+        except ConfigError:
+            return None
 
     with ThreadPoolExecutor(10) as threads:
-        list(threads.map(attempt, range(10)))
-    (listener,) = made
-    before = (folder / "a.sock").lstat()
-    with pytest.raises(ConfigError) as later:
-        listen(listener.path)
-    assert str(later.value) == (
-        f"another runtimeproxy (pid {os.getpid()}) listens on {listener.path}, or still finishes calls and holds "
-        f"{listener.path}.lock; stop it and wait for its end, or choose another --koord-runtimeproxy-endpoint"
-    )
-    assert len(refused) == 99
+        (listener,) = filter(None, threads.map(attempt, range(100)))
     with pytest.raises(BlockingIOError):
         listener.socket.accept()  # the other starts did not even connect
-    assert (folder / "a.sock").lstat() == before
-    assert talk(folder / "a.sock", listener.socket) == b"hello"
+    assert talk(path, listener.socket) == b"hello"
     listener.close()
 
 
@@ -328,7 +300,8 @@ def test_withdrawn_socket_serves_earlier_clients_and_is_locked(folder: Path) -> 
             late.connect(path)
         listener.socket.accept()[0].close()
     assert listener.withdraw(), "it is repeatable"
-    with pytest.raises(ConfigError, match="another runtimeproxy"):
+    held = "or still finishes calls and holds .*; stop it and wait for its end, or choose another --koord-"
+    with pytest.raises(ConfigError, match=rf"another runtimeproxy \(pid {os.getpid()}\) listens on .*, {held}"):
         listen(path)
     listener.close()
     listen(path).close()
@@ -410,18 +383,9 @@ def systemd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Systemd]:
         yield made
 
 
-@pytest.mark.parametrize(
-    ("names", "order"),
-    [
-        ("", ["runtimeproxy"]),
-        ("runtimeproxy.socket", ["runtimeproxy"]),
-        ("admin", ["admin"]),
-        ("metrics:runtimeproxy:admin", ["metrics", "runtimeproxy", "admin"]),
-    ],
-)
-def test_inherited_sockets_serve_by_their_names_and_stay(
-    tmp_path: Path, systemd: Systemd, names: str, order: list[str]
-) -> None:
+@pytest.mark.parametrize("names", ["runtimeproxy.socket", "admin", "metrics:runtimeproxy:admin"])
+def test_inherited_sockets_serve_by_their_names_and_stay(tmp_path: Path, systemd: Systemd, names: str) -> None:
+    order = names.removesuffix(".socket").split(":")
     given = [systemd.listen(tmp_path / name) for name in order]
     found = systemd.hand_over(names, *given)
     assert list(found) == order
@@ -450,19 +414,18 @@ def test_inherited_sockets_need_their_names(tmp_path: Path, systemd: Systemd, na
     assert str(refused.value).startswith(problem)
 
 
-@pytest.mark.parametrize("kind", ["idle", "datagram", "internet", "file"])
-def test_inherited_descriptor_of_another_kind_is_refused(tmp_path: Path, systemd: Systemd, kind: str) -> None:
-    given: socket.socket | IO[str]
-    with contextlib.ExitStack() as stack:
-        if kind == "file":
-            given = stack.enter_context((tmp_path / "file").open("w"))
-        elif kind == "internet":
-            given = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        else:
-            idle = kind == "idle"
-            given = stack.enter_context(bind(tmp_path / "s", socket.SOCK_STREAM if idle else socket.SOCK_DGRAM))
-        with pytest.raises(ConfigError, match="is not a socket" if kind == "file" else "not a listening unix stream"):
-            systemd.hand_over("runtimeproxy.socket", given)
+def test_inherited_descriptor_of_another_kind_is_refused(tmp_path: Path, systemd: Systemd) -> None:
+    with (
+        bind(tmp_path / "idle") as idle,
+        bind(tmp_path / "datagram", socket.SOCK_DGRAM) as datagram,
+        socket.create_server(("127.0.0.1", 0)) as internet,
+        (tmp_path / "file").open("w") as file,
+    ):
+        for given in (idle, datagram, internet, file):
+            with pytest.raises(
+                ConfigError, match="is not a socket" if given is file else "not a listening unix stream"
+            ):
+                systemd.hand_over("runtimeproxy.socket", given)
 
 
 @pytest.mark.parametrize("mode", [0o660, 0o604])

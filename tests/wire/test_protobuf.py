@@ -4,8 +4,7 @@ import tracemalloc
 from collections.abc import Mapping
 
 import pytest
-from google.protobuf.message import DecodeError, Message
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.errors import WireError
@@ -13,14 +12,12 @@ from runtimeproxy.wire import protobuf
 from runtimeproxy.wire.protobuf import Edit, entries_field, message_field, rewrite, string_field, varint, varint_field
 from tests.fakes import cri_pb2
 
-Linux = cri_pb2.LinuxPodSandboxConfig
 Resources = cri_pb2.LinuxContainerResources
 
 UNKNOWN = b"\xa2\x06\x02\xff\xfe" + b"\xa8\x06\x01"
 """Fields 100 and 101 of messages that do not have them: bytes that are not UTF-8, and a number."""
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
-NUMBERS = st.sampled_from([1, 2, 3, 7, 15, 16, 99, 2**29 - 1])
 
 
 def long_varint(value: int, extra: int) -> bytes:
@@ -30,45 +27,11 @@ def long_varint(value: int, extra: int) -> bytes:
     return short if not padding else short[:-1] + bytes((short[-1] | 0x80,)) + b"\x80" * (padding - 1) + b"\0"
 
 
-@st.composite
-def raw_fields(draw: st.DrawFn, numbers: st.SearchStrategy[int] = NUMBERS, depth: int = 2) -> bytes:
-    """Return one valid field of any wire type, in any encoding of it."""
-    number, extra = draw(numbers), draw(st.integers(0, 3))
-    plain = (protobuf.VARINT, protobuf.FIXED64, protobuf.LENGTH_DELIMITED, protobuf.FIXED32)
-    wire_type = draw(st.sampled_from([*plain, *[protobuf.START_GROUP] * (depth > 0)]))
-    match wire_type:
-        case protobuf.VARINT:
-            value = long_varint(draw(INT64), extra)
-        case protobuf.LENGTH_DELIMITED:
-            payload = draw(st.binary(max_size=8))
-            value = long_varint(len(payload), min(extra, 2)) + payload
-        case protobuf.START_GROUP:
-            inner = draw(st.lists(raw_fields(numbers, depth - 1), max_size=2))
-            value = b"".join(inner) + varint(number << 3 | protobuf.END_GROUP)
-        case _:
-            value = draw(st.binary(min_size=8, max_size=8))[: 8 if wire_type == protobuf.FIXED64 else 4]
-    return varint(number << 3 | wire_type) + value
-
-
 def edited(message: bytes, edits: Mapping[int, Edit]) -> bytes:
     """Rewrite, and check that a second time changes nothing."""
     result = rewrite(message, edits)
     assert rewrite(result, edits) is result
     return result
-
-
-def readable(message: bytes, kind: type[Message] = Resources) -> bool:
-    try:
-        kind.FromString(message)
-    except DecodeError:
-        return False
-    return True
-
-
-@given(st.lists(raw_fields(), max_size=6))
-def test_fields_tile_the_message(parts: list[bytes]) -> None:
-    message = b"".join(parts)
-    assert [message[field.start : field.end] for field in protobuf.fields(message)] == parts
 
 
 MALFORMED = {
@@ -95,18 +58,6 @@ def test_groups_take_no_recursion_and_a_long_one_is_not_walked_through() -> None
         assert len(list(protobuf.fields(b"\x0b" + inside + b"\x0c"))) == 1
     with pytest.raises(WireError, match="group with too many fields"):
         list(protobuf.fields(b"\x0b" + b"\x08\x00" * most + b"\x0c"))
-
-
-@given(st.one_of(st.binary(max_size=40), st.lists(raw_fields(), max_size=4).map(b"".join)))
-@example(b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f")
-def test_message_that_the_parser_takes_is_taken(message: bytes) -> None:
-    """Except field number 0, which upb accepts and Go refuses."""
-    refused = ""
-    try:
-        list(protobuf.fields(message))
-    except WireError as error:
-        refused = str(error)
-    assert not refused or "out of range" in refused or not readable(message, cri_pb2.StopPodSandboxResponse)
 
 
 CONFIG = {2: {8: {}}}
@@ -227,17 +178,15 @@ def test_edit(before: bytes, edits: dict[int, Edit], after: bytes) -> None:
     assert (result is before) == (after == before)
 
 
-INSIDE = {"text": b"\x0a\x05a", "long tag": b"\xa2\x06\x05a", "number of four bytes": b"\x0d\x01\x02"}
-INSIDE |= {"number": b"\x10\x80", "tag": b"\x10\x01\x80", "group": b"\x13\x08"}
-
-
-@pytest.mark.parametrize("inside", INSIDE.values(), ids=INSIDE)
+@pytest.mark.parametrize(
+    "inside", [b"\x0a\x05a", b"\xa2\x06\x05a", b"\x0d\x01\x02", b"\x10\x80", b"\x10\x01\x80", b"\x13\x08"]
+)
 def test_field_longer_than_its_message_is_cut_short(inside: bytes) -> None:
-    following = b"\x48\x01\x14\x50\x01\x58\x01"
+    message = message_of(8, inside) + b"\x48\x01\x14\x50\x01\x58\x01"
     with pytest.raises(WireError):
-        rewrite(message_of(8, inside) + following, PARENT)
+        rewrite(message, PARENT)
     with pytest.raises(WireError):
-        protobuf.has_more_fields(message_of(8, inside) + following, 2, {8: {}})
+        protobuf.has_more_fields(message, 2, {8: {}})
 
 
 def test_rest_of_a_nested_message_is_copied_once() -> None:
@@ -255,8 +204,6 @@ def test_rest_of_a_nested_message_is_copied_once() -> None:
 
 TEXTS = st.text(max_size=4)
 MAPS = st.dictionaries(TEXTS, TEXTS, max_size=3)
-GARBAGE = st.lists(raw_fields(st.integers(50, 60)), max_size=2).map(b"".join)
-"""Valid fields that Resources does not declare."""
 
 
 @st.composite
@@ -267,47 +214,22 @@ def scattered(draw: st.DrawFn) -> bytes:
         INT64.map(lambda number: b"\x10" + long_varint(number, 2)),
         TEXTS.map(lambda text: Resources(cpuset_cpus=text).SerializeToString()),
         MAPS.map(lambda texts: Resources(unified=texts).SerializeToString()),
-        raw_fields(st.sampled_from([2, 6, 9])).filter(comparable),
-        GARBAGE,
+        st.sampled_from([UNKNOWN, b"\x12\x01a", b"\x30\x01", b"\x9b\x06\x0b\x0c\x9c\x06", b"\x99\x06" + bytes(8)]),
     )
     return b"".join(draw(st.lists(part, max_size=8)))
-
-
-def comparable(field: bytes) -> bool:
-    """Return False for a map entry with an unknown field: upb takes all of it for unknown, Go takes it for an entry."""
-    if not readable(field):
-        return False
-    [found] = protobuf.fields(field)
-    is_entry = (found.number, found.wire_type) == (9, protobuf.LENGTH_DELIMITED)
-    return not is_entry or bool(Resources.FromString(field).unified)
 
 
 @given(scattered(), INT64, TEXTS, MAPS)
 def test_edit_means_what_the_parser_reads(message: bytes, quota: int, cpus: str, unified: dict[str, str]) -> None:
     result = edited(message, number(quota) | text(cpus) | texts(unified))
     expected = Resources.FromString(message)
-    expected.cpu_quota, expected.cpuset_cpus = quota, cpus
     expected.unified.update(unified)
-    assert known(Resources.FromString(result)) == known(expected)
-    assert without(result, {2, 6, 9}) == without(message, {2, 6, 9})
+    found = Resources.FromString(result)
+    assert (found.cpu_quota, found.cpuset_cpus) == (quota, cpus)
+    assert dict(found.unified) == dict(expected.unified)
+    assert others(result) == others(message)
 
 
-@given(st.lists(scattered(), max_size=3), INT64)
-def test_message_in_parts_means_what_the_parser_reads(parts: list[bytes], quota: int) -> None:
-    message = UNKNOWN.join(b"\x2a" + varint(len(part)) + part for part in parts)
-    expected = Linux.FromString(message)
-    if quota or expected.resources.cpu_quota:
-        expected.resources.cpu_quota = quota
-    result = Linux.FromString(edited(message, {5: message_field(number(quota))}))
-    assert known(result.resources) == known(expected.resources)
-    assert result.HasField("resources") == expected.HasField("resources")
-
-
-def known(message: Resources) -> tuple[object, ...]:
-    return message.cpu_quota, message.cpuset_cpus, dict(message.unified)
-
-
-def without(message: bytes, numbers: set[int]) -> bytes:
-    return b"".join(
-        message[field.start : field.end] for field in protobuf.fields(message) if field.number not in numbers
-    )
+def others(message: bytes) -> list[bytes]:
+    known = (2, 6, 9)
+    return [message[field.start : field.end] for field in protobuf.fields(message) if field.number not in known]

@@ -1,4 +1,4 @@
-"""The unary client on real sockets: against grpcio's server, and against a scripted peer that makes every mistake.
+"""The unary client on real sockets, against a scripted peer that makes every mistake.
 
 The meaning of a call's frames is tested in tests/relay/rpc/test_framing.py. The lack of descriptors: fault matrix P8.
 """
@@ -10,23 +10,19 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
-import uvloop
 
 from runtimeproxy.relay.connection import Endpoint
 from runtimeproxy.relay.dial import SCARCE, UntrustedSocket
-from runtimeproxy.relay.eventloop import Fiber, batch
+from runtimeproxy.relay.eventloop import Fiber, Pending, batch
 from runtimeproxy.relay.rpc import connection as unary
-from runtimeproxy.relay.rpc.connection import CallFailed, Kind, Peer, Shortage, UnaryClient
+from runtimeproxy.relay.rpc.connection import CallFailed, Kind, Peer, Shortage, UnaryClient, Unprocessed
 from runtimeproxy.wire import http2
 from tests.fakes.descriptors import no_descriptors
 from tests.fakes.faults import full_backlog
-from tests.patience import until
 from tests.relay.peers import Connection, Server, answer, serve
 from tests.relay.test_dial import scarce
 
@@ -35,24 +31,6 @@ LONG_SECONDS = 10.0
 """Seconds of a deadline that no test waits for."""
 SHORT_SECONDS = 0.05
 PING = http2.frame(http2.PING, 0, 0, bytes(8))
-
-
-async def echo(message: bytes, context: Any) -> bytes:
-    await asyncio.sleep(0.005)
-    return message
-
-
-@asynccontextmanager
-async def grpc_server(
-    path: str, handler: Callable[[bytes, Any], Awaitable[bytes]] = echo, *options: tuple[str, int]
-) -> AsyncIterator[None]:
-    server = grpc.aio.server(options=options)
-    methods = {"Method": grpc.unary_unary_rpc_method_handler(handler)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("package.Service", methods),))
-    server.add_insecure_port(f"unix:{path}")
-    await server.start()
-    yield
-    await server.stop(None)
 
 
 @pytest.fixture
@@ -121,20 +99,6 @@ async def notified(connection: Connection) -> None:
     await connection.next(http2.PING)
 
 
-def test_client_works_on_uvloop(path: str) -> None:
-    async def scenario() -> None:
-        client = UnaryClient(path)
-        async with grpc_server(path):
-            assert await client.call(METHOD, b"x" * 300_000, LONG_SECONDS) == b"x" * 300_000
-            await client.close()
-        assert (await failing(client.call(METHOD, b"", LONG_SECONDS))).kind is Kind.UNREACHABLE
-        async with full_backlog(path):
-            assert (await failing_soon(client)).kind is Kind.DEADLINE
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(scenario())
-
-
 async def test_requests_ready_in_one_read_leave_in_one_write(
     client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,8 +111,8 @@ async def test_requests_ready_in_one_read_leave_in_one_write(
         write(end, data)
 
     async def call_twice() -> None:
-        await client.call(METHOD, b"", LONG_SECONDS)
-        await client.call(METHOD, b"", LONG_SECONDS)
+        for _ in range(2):
+            await client.call(METHOD, b"", LONG_SECONDS)
 
     monkeypatch.setattr(Endpoint, "write", count)
     fibers: list[Fiber[None]] = [Fiber(loop=asyncio.get_running_loop()) for _ in range(3)]
@@ -161,57 +125,22 @@ async def test_requests_ready_in_one_read_leave_in_one_write(
     assert requests == [len(fibers), len(fibers)]
 
 
-async def test_server_gets_the_deadline_and_the_cancel(path: str, client: UnaryClient) -> None:
-    left: list[float] = []
-    cancelled: list[bool] = []
-
-    async def hang(message: bytes, context: Any) -> bytes:
-        left.append(context.time_remaining())
-        try:
-            return bytes(await asyncio.Event().wait())
-        finally:
-            cancelled.append(True)
-
-    async with grpc_server(path, hang):
-        # A server silently drops calls whose deadline has passed on its side, so there is more time then.
-        for seconds in (0.3, 3.0, LONG_SECONDS):
-            begun = time.monotonic()
-            failed = await failing(client.call(METHOD, b"", seconds))
-            assert (failed.code, failed.kind) == (4, Kind.DEADLINE)
-            assert seconds - 0.01 < time.monotonic() - begun < seconds + LONG_SECONDS
-            if left and left[-1] > 0:
-                break
-        assert 0 < left[-1] <= seconds
-        await until(lambda: cancelled)
-
-
-async def test_calls_wait_for_the_servers_settings(path: str, client: UnaryClient) -> None:
-    """grpcio resets calls above its limit, with an error that does not say why."""
-    async with grpc_server(path, echo, ("grpc.max_concurrent_streams", 10)):
-        messages = [str(number).encode() * 1000 for number in range(60)]
-        assert await asyncio.gather(*(client.call(METHOD, each, LONG_SECONDS) for each in messages)) == messages
-        assert len(client.links) == 1
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0])
-async def test_call_without_time_left_dials_nobody(path: str, seconds: float) -> None:
+async def test_call_without_time_left_dials_nobody(path: str) -> None:
     client = UnaryClient(path, dialler=lambda path: pytest.fail("it was dialled"))
-    async with serve(path):
-        assert (await failing(client.call(METHOD, b"", seconds))).kind is Kind.DEADLINE
+    assert (await failing(client.call(METHOD, b"", 0.0))).kind is Kind.DEADLINE
 
 
-@pytest.mark.parametrize("reason", ["No such file or directory", "Connection refused"])
-async def test_missing_peer_fails_immediately(path: str, client: UnaryClient, reason: str) -> None:
-    if reason == "Connection refused":
-        with socket.socket(socket.AF_UNIX) as dead:
+async def test_missing_peer_fails_immediately(path: str, client: UnaryClient) -> None:
+    for reason in ("No such file or directory", "Connection refused"):
+        failed = await asyncio.wait_for(failing(client.call(METHOD, b"", LONG_SECONDS)), LONG_SECONDS / 2)
+        assert (failed.code, failed.kind, failed.text) == (14, Kind.UNREACHABLE, f"{path}: {reason}")
+        assert client.absence() == f"{path}: {reason}"
+        assert client.peer() == client.peer() == Peer(None, 0)
+        with socket.socket(socket.AF_UNIX) as dead, suppress(OSError):
             dead.bind(path)
-    failed = await asyncio.wait_for(failing(client.call(METHOD, b"", LONG_SECONDS)), LONG_SECONDS / 2)
-    assert (failed.code, failed.kind, failed.text) == (14, Kind.UNREACHABLE, f"{path}: {reason}")
-    assert client.peer() == client.peer() == Peer(None, 0)
 
 
 async def test_peer_changes_with_socket_and_connection(path: str, client: UnaryClient) -> None:
-    assert client.peer() == Peer(None, 0)
     async with serve(path) as server:
         first = client.peer()
         assert first.connection == 1
@@ -228,7 +157,6 @@ async def test_peer_changes_with_socket_and_connection(path: str, client: UnaryC
         assert second.socket not in (None, first.socket)
         assert second.connection == 3
         connection = await answered(client, server)
-        assert client.peer() == second
         call = start(client)
         await connection.request()
         connection.close()
@@ -239,14 +167,12 @@ async def test_peer_changes_with_socket_and_connection(path: str, client: UnaryC
         assert (await failing(call)).kind is Kind.UNREACHABLE, "and a later call dials again"
         await ended(connection)
         await answered(client, server)
-    assert client.peer() == Peer(None, 0)
 
 
 SILENT = "listens, but has not answered as a gRPC server"
 
 
 async def test_absence_of_a_server_is_seen_without_a_call(path: str, client: UnaryClient) -> None:
-    assert client.absence() == f"{path}: No such file or directory"
     async with serve(path) as server:
         assert client.absence() == f"{path}: {SILENT}"
         assert client.peer().connection == 1, "the look has left no connection"
@@ -257,14 +183,9 @@ async def test_absence_of_a_server_is_seen_without_a_call(path: str, client: Una
         connection.close()
         await failing(call)
         assert client.absence() == "", "the server answered an earlier connection"
-        connection = await server.connection()
         os.rename(path, f"{path}.away")
         assert client.absence() == f"{path}: No such file or directory"
         os.rename(f"{path}.away", path)
-        connection.close()
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(path)
-    assert client.absence() == f"{path}: Connection refused"
 
 
 async def test_absence_of_untrusted_and_full_servers(path: str, client: UnaryClient) -> None:
@@ -273,6 +194,7 @@ async def test_absence_of_untrusted_and_full_servers(path: str, client: UnaryCli
 
     async with full_backlog(path):
         assert client.absence() == f"{path}: {SILENT}"
+        assert (await failing_soon(client)).kind is Kind.DEADLINE
         assert UnaryClient(path, dialler=dialler).absence() == "user 7 listens there"
         with no_descriptors():
             assert client.absence() == "", "the proxy itself lacks descriptors"
@@ -322,14 +244,6 @@ async def test_lasting_shortage_is_the_proxys_own(client: UnaryClient, server: S
     assert client.peer() == Peer((there.socket[0], True), 0)  # type: ignore[index]
 
 
-async def test_deadline_resets_the_stream_and_retires_the_connection(client: UnaryClient, server: Server) -> None:
-    assert (await failing_soon(client)).kind is Kind.DEADLINE
-    first = await server.connection()
-    assert (await first.next(http2.RST_STREAM))[2:] == (1, b"\0\0\0\x08")
-    await ended(first)
-    await answered(client, server)
-
-
 async def test_reset_at_the_deadline_is_the_deadline(
     client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,12 +254,20 @@ async def test_reset_at_the_deadline_is_the_deadline(
     assert (await failing(call)).kind is Kind.DEADLINE
 
 
-async def test_cancel_resets_the_stream_and_keeps_the_connection(client: UnaryClient, server: Server) -> None:
+async def test_cancel_keeps_connection_and_deadline_retires_it(client: UnaryClient, server: Server) -> None:
     call, connection, stream = await queried(client, server)
     call.cancel()
     assert (await connection.next(http2.RST_STREAM))[2:] == (stream, b"\0\0\0\x08")
     assert call.cancelled()
+    (link,) = client.links
+    done: Pending[bytes] = Pending()
+    done.set_result(b"")
+    link.expire(done)
     await answered(client, server, connection)
+    assert (await failing_soon(client)).kind is Kind.DEADLINE
+    assert (await connection.next(http2.RST_STREAM))[2:] == (5, b"\0\0\0\x08")
+    await ended(connection)
+    await answered(client, server)
 
 
 async def test_peer_that_reads_nothing_costs_the_deadline_only(path: str, client: UnaryClient) -> None:
@@ -391,6 +313,15 @@ async def test_unprocessed_call_is_sent_again(client: UnaryClient, server: Serve
     connection.send(answer(again, b"x"))
     assert await call == b"x"
     assert (again, server.accepted) == ((3, 1) if by == "reset" else (1, 2))
+
+
+async def test_call_that_is_refused_until_its_deadline_fails(
+    client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unary, "RETRY_SECONDS", LONG_SECONDS)
+    call, connection, stream = await queried(client, server)
+    connection.send(http2.rst_stream(stream, http2.REFUSED_STREAM))
+    assert isinstance(await failing(call), Unprocessed)
 
 
 async def test_calls_run_in_order_and_none_wakes_in_vain(client: UnaryClient, one_at_a_time: Server) -> None:
@@ -445,16 +376,10 @@ async def test_cancelled_call_passes_its_position_on(client: UnaryClient, one_at
     assert link.calls.granted == 0
 
 
-def end_inside_a_frame(peer: Connection) -> None:
-    peer.send(http2.settings({}) + answer(1, b"x")[:-8])
-    peer.writer.write_eof()
-
-
 MISBEHAVIOUR: dict[str, Callable[[Connection], object]] = {
     "HTTP/1.1": lambda peer: peer.send(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"),
     "end at once": Connection.close,
     "half-close": lambda peer: peer.writer.write_eof(),
-    "end inside a frame": end_inside_a_frame,
     "garbage": lambda peer: peer.send(http2.settings({}) + http2.SETTINGS_ACK + http2.rst_stream(1, 2) + b"\xff" * 20),
 }
 

@@ -58,6 +58,11 @@ def failure(calls: Calls) -> CallFailed:
 
 
 def test_request_on_the_wire() -> None:
+    settings, window = http2.FrameBuffer().feed(b"".join(Calls(LIMIT).out).removeprefix(http2.PREFACE))
+    room = LIMIT + grpc.PREFIX_BYTES + http2.DEFAULT_FRAME_SIZE
+    push, table = (0x2, 0), (http2.HEADER_TABLE_SIZE, 0)
+    assert http2.read_settings(settings[3]) == [push, (http2.INITIAL_WINDOW_SIZE, room), table]
+    assert window == (http2.WINDOW_UPDATE, 0, 0, (2**20 - 65_535).to_bytes(4))
     calls = connected()
     assert calls.open(PATH, b"message", 1.5) == 1
     head, body = sent(calls)
@@ -73,14 +78,6 @@ def test_request_on_the_wire() -> None:
         (b"grpc-timeout", b"1500000u"),
     ]
     assert body == (http2.DATA, http2.END_STREAM, 1, grpc.message(b"message"))
-
-
-def test_connection_opens_with_preface_settings_and_window() -> None:
-    settings, window = http2.FrameBuffer().feed(b"".join(Calls(LIMIT).out).removeprefix(http2.PREFACE))
-    room = LIMIT + grpc.PREFIX_BYTES + http2.DEFAULT_FRAME_SIZE
-    push, table = (0x2, 0), (http2.HEADER_TABLE_SIZE, 0)
-    assert http2.read_settings(settings[3]) == [push, (http2.INITIAL_WINDOW_SIZE, room), table]
-    assert window == (http2.WINDOW_UPDATE, 0, 0, (2**20 - 65_535).to_bytes(4))
 
 
 def test_request_waits_for_the_peers_windows() -> None:
@@ -144,20 +141,17 @@ BROKEN = {
     "short ping": (http2.frame(http2.PING, 0, 0, b"short"), "PING frame whose length is not 8"),
     "long frame": (http2.frame(http2.DATA, 0, 1, bytes(http2.DEFAULT_FRAME_SIZE + 1)), "longer than the receiver"),
     "long reset": (http2.frame(http2.RST_STREAM, 0, 5, bytes(14)), "RST_STREAM frame whose length is not 4"),
+    "ack first": (http2.SETTINGS_ACK, "first frame is not SETTINGS"),
+    "ping first": (http2.frame(http2.PING, 0, 0, bytes(8)), "first frame is not SETTINGS"),
     "long update": (http2.frame(http2.WINDOW_UPDATE, 0, 5, bytes(5)), "length is not 4"),
 }
 
 
 @pytest.mark.parametrize(("received", "problem"), BROKEN.values(), ids=BROKEN)
 def test_server_that_breaks_the_protocol_is_named(received: bytes, problem: str) -> None:
+    calls = Calls(LIMIT) if "first frame" in problem else connected()
     with pytest.raises(WireError, match=problem):
-        connected().receive(received)
-
-
-@pytest.mark.parametrize("first", [http2.SETTINGS_ACK, http2.frame(http2.PING, 0, 0, bytes(8))])
-def test_first_frame_is_settings(first: bytes) -> None:
-    with pytest.raises(WireError, match="SETTINGS"):
-        Calls(LIMIT).receive(first)
+        calls.receive(received)
 
 
 def test_stream_ids_can_be_used_up() -> None:
