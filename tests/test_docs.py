@@ -37,8 +37,7 @@ from runtimeproxy_hooks.sdk.hook import METHODS
 from tests import outputs
 from tests.docs import CODE, DOCS, HOOKS, ROOT, code_blocks, table, tables
 from tests.documents import PAGES, blocks, parsed
-from tests.hooks.sdk import callers
-from tests.hooks.sdk.processes import running
+from tests.hooks.sdk import processes
 
 SOCKET = "/var/run/koord-runtimeproxy/runtimeproxy.sock"
 

@@ -19,17 +19,8 @@ from tests.wire.http1_forms import BODY, NOISE, READ_BY_H11, SOME_LINES, head, s
 
 pytestmark = pytest.mark.slow
 
-WIDE = 8 << 20
-"""h11's limit of bytes; the proxy's own limits have tests of their own."""
-
-
-class Request(NamedTuple):
-    """A request as a parser finds it; Transfer-Encoding in lower case, as h11 returns it."""
-
-    method: str
-    target: str
-    fields: tuple[tuple[str, str], ...]
-    body: bytes
+Requests = list[tuple[str, str]]
+"""The method and target of each request: each form has hidden requests, which show where its body ends."""
 
 
 def by_h11(data: bytes) -> tuple[Requests, str]:
@@ -79,9 +70,22 @@ def test_form_is_followed_as_h11_reads_it_or_is_on_the_list(form: Form) -> None:
         compare(stream(form, target))
 
 
+REQUEST_LINES = ["GET / HTTP/1.1", "POST /a%20b?c HTTP/1.1", "POST / HTTP/1.0", "OPTIONS * HTTP/1.1"]
+REQUEST_LINES += ["GET http://h/ HTTP/1.1", "GET / HTTP/1.2", "GET /% HTTP/1.1", "GET /\xe9 HTTP/1.1"]
+REQUEST_LINES += ["GET  / HTTP/1.1", "\r\nGET / HTTP/1.1", "GET /"]
+REQUESTS = st.builds(
+    lambda first, lines, body: head(first, "Host: h", *lines) + body, st.sampled_from(REQUEST_LINES), SOME_LINES, BODY
+)
+CONNECTIONS = st.builds(spoiled, st.lists(REQUESTS, min_size=1, max_size=4).map(b"".join), NOISE)
+
+
+@settings(max_examples=examples(1000))
+@given(CONNECTIONS)
+def test_generated_connection_is_read_as_by_h11(data: bytes) -> None:
+    compare(data)
+
+
 SIZES = st.lists(st.integers(1, 40) | st.integers(1, 400), max_size=30)
-
-
 TWO_BREACHES = b"\0GET / HTTP/1.1\r\nHost:\n\r\n"
 
 

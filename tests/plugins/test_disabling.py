@@ -149,7 +149,7 @@ async def test_time_ends_and_is_reported(desk: Desk, log: Log) -> None:
         assert desk.names == left
     await asyncio.sleep(86_400)
     assert desk.changed[4:] == [["hour", "good", "minute"], ["hour", "good"], ["good"]]
-    why = "the time is over that it was disabled for"
+    why = "disable period expired"
     assert log.messages == [f"hook server {name} is no longer disabled: {why}" for name in ("second", "minute", "hour")]
 
 

@@ -57,7 +57,7 @@ DRAINS: dict[str, tuple[list[dict[str, int]], dict[str, float], float, str]] = {
     "task": ([{"tasks": 1}, STREAMS], {"finish": 0.9}, 0.9, CUT_OFF),
     "answer": ([{"answers": 1}, STREAMS], {"finish": 0.9}, 0.9, CUT_OFF),
     "endless answer after a call": ([{"calls": 1}, {"answers": 1}], {"finish": 3}, 3 + ANSWER_SECONDS, CUT_ANSWER),
-    "limit": ([BUSY], {"limit": 3}, 3, f"the time is over (--drain-timeout); {CUT_CALL}"),
+    "limit": ([BUSY], {"limit": 3}, 3, f"the drain timeout has expired (--drain-timeout); {CUT_CALL}"),
     "signal": ([BUSY], {"signal": 3}, 3, f"a second signal came; {CUT_CALL}"),
     "client that stays": ([{"stays": True}], {}, PARTED, CUT_ONE),
     "client that closes late": ([{"stays": True}], {"close": LATE}, LATE, CUT_ONE),
