@@ -193,7 +193,9 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
                 assert f"hook server 'early' at {POINT}: " in raised.value.text
             if reason := REASONS.get(injection.kind):
                 found = [shown(row) for row in proxy.metrics.events.read(before)[0]]
-                events = [(each["kind"], each["reason"]) for each in found if each["kind"] in ("failed_open", "refused")]
+                events = [
+                    (each["kind"], each["reason"]) for each in found if each["kind"] in ("failed_open", "refused")
+                ]
                 assert events == [(injection.signs(policy)[0], reason)]
 
         for injection in injections:
