@@ -241,13 +241,13 @@ UNKNOWN: list[tuple[str, Sources, list[str], list[str]]] = [
 def test_what_an_earlier_version_does_not_know(
     version: str, sources: Sources, errors: list[str], warnings: list[str]
 ) -> None:
-    found = config.unknown_to(version, *sources, FILE)
+    found = config.unknown_to_version(version, *sources, FILE)
     assert [len(found.errors), len(found.warnings)] == [len(errors), len(warnings)]
     lines = zip((*found.errors, *found.warnings), (*errors, *warnings), strict=True)
     assert all(line.startswith(beginning) for line, beginning in lines)
     for wrong in ("", "0.1", "0.1.x", "1.2.1234567890", "latest"):
         with pytest.raises(ConfigError, match="is not a version: write one like"):
-            config.unknown_to(wrong, *sources, FILE)
+            config.unknown_to_version(wrong, *sources, FILE)
 
 
 BY_NAME = {option.name: option for option in OPTIONS}

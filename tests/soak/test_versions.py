@@ -72,7 +72,7 @@ def older_than(newer: Version, library: Path) -> Version:
     """Return how the version before is started: without the flags that it does not know."""
     named = {option.flag: option.name for option in OPTIONS}
     flags = [word.partition("=") for word in newer.command if word.partition("=")[0] in named]
-    unknown = config.unknown_to(BEFORE, {named[flag]: value for flag, _, value in flags}, {}).errors
+    unknown = config.unknown_to_version(BEFORE, {named[flag]: value for flag, _, value in flags}, {}).errors
     origins = {line.partition(" ")[0] for line in unknown}
     command = [word for word in newer.command if word.partition("=")[0] not in origins]
     return Version(BEFORE, command, {**newer.environment, "PYTHONPATH": str(library)})
