@@ -69,7 +69,7 @@ class Site:
     """A server on a unix socket in a folder."""
 
     def __init__(
-        self, folder: Path, methods: Mapping[str, Method], *, public: bool = False, making: asyncio.Lock | None = None
+        self, folder: Path, methods: Mapping[str, Method], *, public: bool = False, lock: asyncio.Lock | None = None
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.path = str(folder / "admin.sock")
@@ -77,7 +77,7 @@ class Site:
         self._listener.bind(self.path)
         self._listener.listen(4096)
         loop = asyncio.get_running_loop()
-        self.server = admin_server.Server(loop, self._listener, methods, making or asyncio.Lock(), private=not public)
+        self.server = admin_server.Server(loop, self._listener, methods, lock or asyncio.Lock(), private=not public)
 
     async def __aenter__(self) -> Self:
         self.server.start()

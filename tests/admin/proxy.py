@@ -96,7 +96,7 @@ class Proxy:
     def parts(self, name: str, **params: Any) -> Iterator[Part | None]:
         """Yield the parts of an answer as they are made. Raises Refused."""
         method = self.methods[name]
-        parts = method.query(method.checked(name, params))
+        parts = method.query(method.check_params(name, params))
         assert isinstance(parts, Iterator)
         for part in parts:
             yield json.loads(part or "{}") if isinstance(part, bytes) else part
@@ -111,7 +111,7 @@ class Proxy:
     async def switch(self, action: str, **params: Any) -> Part:
         """Return the answer of a method that changes hook servers, requested by uid 0."""
         method = self.methods[action]
-        parts = method.query(method.checked(action, params) | {"by": "uid 0"})
+        parts = method.query(method.check_params(action, params) | {"by": "uid 0"})
         assert isinstance(parts, AsyncIterator)
         (part,) = [part async for part in parts]
         return dict(json.loads(json.dumps(part)))

@@ -23,8 +23,8 @@ from runtimeproxy.admin.exporter import (
     HEAD_BYTES,
     PAGES,
     PUBLIC,
+    Address,
     Exporter,
-    Place,
     Tls,
     TlsFiles,
 )
@@ -343,7 +343,7 @@ def test_tls_files_that_cannot_be_used_are_reported(
     assert words.format(path=path) in str(raised.value)
 
 
-ADDRESSES: dict[str, Place | None] = {
+ADDRESSES: dict[str, Address | None] = {
     "127.0.0.1:9654": ("127.0.0.1", 9654),
     "[::1]:9654": ("::1", 9654),
     "unix:///run/x.sock": "/run/x.sock",
@@ -353,17 +353,17 @@ ADDRESSES: dict[str, Place | None] = {
 
 
 @pytest.mark.parametrize(("text", "expected"), ADDRESSES.items())
-def test_listen_is_an_address_with_a_port_or_a_path(text: str, expected: Place | None) -> None:
+def test_listen_is_an_address_with_a_port_or_a_path(text: str, expected: Address | None) -> None:
     if expected:
-        assert exporter.place(text) == expected
+        assert exporter.parse_address(text) == expected
         return
     with pytest.raises(ConfigError, match=r"^--listen: .* is not an? (address with a port|unix socket)"):
-        exporter.place(text)
+        exporter.parse_address(text)
 
 
 LOOPBACK, REMOTE, NONE, ALL = ("127.0.0.1", 1), ("10.0.0.1", 1), (None, None, None), ("c", "k", "a")
 STATE = "--listen: any user of the node could read the proxy's state there"
-TLS_FLAGS: list[tuple[Place, tuple[str | None, ...], bool, str]] = [
+TLS_FLAGS: list[tuple[Address, tuple[str | None, ...], bool, str]] = [
     (LOOPBACK, NONE, False, ""),
     (REMOTE, ALL, False, ""),
     (REMOTE, NONE, False, "--listen: 10.0.0.1 is not a loopback address"),
@@ -379,7 +379,7 @@ TLS_FLAGS: list[tuple[Place, tuple[str | None, ...], bool, str]] = [
 
 @pytest.mark.parametrize(("at", "files", "everything", "error"), TLS_FLAGS)
 def test_tls_is_needed_where_users_may_connect(
-    at: Place, files: tuple[str | None, ...], everything: bool, error: str
+    at: Address, files: tuple[str | None, ...], everything: bool, error: str
 ) -> None:
     if error:
         with pytest.raises(ConfigError, match=error):

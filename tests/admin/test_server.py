@@ -234,7 +234,7 @@ NO_ANSWERS = [
 @pytest.mark.parametrize("octets", NO_ANSWERS)
 def test_line_of_no_answer_is_a_value_error(octets: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
-        Answer().take(octets)
+        Answer().parse(octets)
 
 
 @contextmanager
@@ -254,12 +254,12 @@ def maximum(measure: Callable[[], int]) -> Iterator[list[int]]:
 
 class Counter:
     def __init__(self) -> None:
-        self.total = self._taken = 0
+        self.total = self._last = 0
 
-    def take(self) -> int:
+    def growth(self) -> int:
         """Return the count since the last call."""
-        found, self._taken = self.total - self._taken, self.total
-        return found
+        growth, self._last = self.total - self._last, self.total
+        return growth
 
 
 STOPS = {
@@ -375,7 +375,7 @@ async def test_stop_closes_a_connection_just_accepted(tmp_path: Path, iterations
 
 async def test_iteration_makes_one_part_of_all_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or it reads one request."""
-    done, making, read = Counter(), asyncio.Lock(), server._read
+    done, lock, read = Counter(), asyncio.Lock(), server._read
 
     def thirty(params: Mapping[str, Any]) -> Iterator[Part]:
         for _ in range(30):
@@ -389,9 +389,9 @@ async def test_iteration_makes_one_part_of_all_clients(tmp_path: Path, monkeypat
     monkeypatch.setattr(server, "_read", counted)
     methods = {"thirty": Method(thirty, public=True)}
     async with (
-        Site(tmp_path / "a", methods, making=making) as site,
-        Site(tmp_path / "b", methods, making=making, public=True) as metrics,
+        Site(tmp_path / "a", methods, lock=lock) as site,
+        Site(tmp_path / "b", methods, lock=lock, public=True) as metrics,
     ):
-        with maximum(done.take) as most:
+        with maximum(done.growth) as most:
             await asyncio.gather(*(each.send(NONE * 50 + THIRTY) for each in (site, metrics) for _ in range(10)))
     assert (most, done.total) == ([1], 20 * (50 + 1 + 30))

@@ -73,7 +73,7 @@ def test_unit_runs_the_exporter_with_flags_that_there_are() -> None:
         assert (program, name) == ("/usr/bin/runtimeproxy", "export")
         export_command.make_context("export", flags.copy())
         listen = dict(flag.split("=", 1) for flag in flags)["--listen"]
-        assert exporter.place(listen)[1] == 9654
+        assert exporter.parse_address(listen)[1] == 9654
 
 
 @pytest.mark.parametrize("file", ["debian/rules", "rpm/runtimeproxy.spec"])

@@ -104,7 +104,7 @@ def test_stall_is_counted_and_logged_by_its_place_without_values(
     body: Callable[[], Awaitable[object]], place: str, run: Callable[..., object]
 ) -> None:
     metrics = watched(body, run, stalls_seen=1)
-    assert STALL_SECONDS + loop_watchdog.LOOK_SECONDS < 0.25, "a stall is found at the first look within it"
+    assert STALL_SECONDS + loop_watchdog.CHECK_SECONDS < 0.25, "a stall is found at the first look within it"
     assert metrics.counted("loop_stalls") == stalls_reported()
     assert metrics.gauges[("loop_stalled_seconds", ())] > LIMIT
     (at,) = hangs(place)
@@ -120,13 +120,13 @@ def test_stall_is_counted_and_logged_by_its_place_without_values(
 def test_loop_that_works_without_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs each callback that it is given, long before the limit."""
     monkeypatch.setattr(loop_watchdog, "STALL_SECONDS", 10 * PATIENCE)
-    wait_for_turn, waited = LoopWatchdog._wait_for_turn, list[LoopWatchdog]()
+    check_iteration, waited = LoopWatchdog._check_iteration, list[LoopWatchdog]()
 
     def waits(watch: LoopWatchdog) -> None:
         waited.append(watch)
-        wait_for_turn(watch)
+        check_iteration(watch)
 
-    monkeypatch.setattr(LoopWatchdog, "_wait_for_turn", waits)
+    monkeypatch.setattr(LoopWatchdog, "_check_iteration", waits)
 
     async def work() -> None:
         async with asyncio.timeout(PATIENCE):

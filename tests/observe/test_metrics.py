@@ -20,7 +20,7 @@ from runtimeproxy.observe.metric_table import (
     HOOK_SERVER_SERIES,
     HOOK_SERVERS,
     METRICS,
-    OTHER,
+    OTHER_LABEL,
     ROWS,
     SECONDS,
     Histogram,
@@ -68,7 +68,7 @@ def test_counters_are_kept_for_each_set_of_labels(metrics: Metrics) -> None:
 
 REFUSED: list[tuple[str, tuple[object, ...]]] = [
     *[("count", ("unheard_of",)), ("count", ("held_calls",)), ("count", ("loop_stalls", "one label too many"))],
-    *[("counted_elsewhere", ("held_calls", 1)), ("gauge", ("calls", 1.0, "RunPodSandbox", "agreed"))],
+    *[("set_counter", ("held_calls", 1)), ("gauge", ("calls", 1.0, "RunPodSandbox", "agreed"))],
     *[("observe", ("held_calls", 1.0)), ("observe", ("loop_lag_seconds", 1.0, "one label too many"))],
 ]
 
@@ -87,8 +87,10 @@ def test_only_the_first_hook_servers_have_their_names_in_labels(metrics: Metrics
         metrics.count("hook_refusals", f"h{number}", "x")
         metrics.observe("hook_call_duration_seconds", 1.0, f"h{number}")
         metrics.gauge("hook_breaker_open", 1.0, f"h{number}")
-    found = {name: metrics.counted("hook_breaker_openings", hook_server=name) for name in ("h0", "h1", "h32", OTHER)}
-    assert found == {"h0": 2, "h1": 1, "h32": 0, OTHER: 3}
+    found = {
+        name: metrics.counted("hook_breaker_openings", hook_server=name) for name in ("h0", "h1", "h32", OTHER_LABEL)
+    }
+    assert found == {"h0": 2, "h1": 1, "h32": 0, OTHER_LABEL: 3}
     counts = [
         len({key for key in retained if key[0].startswith("hook")}) for retained in (metrics.counters, metrics.gauges)
     ]
@@ -148,7 +150,7 @@ def test_what_is_beyond_the_bound_is_counted_as_others(metrics: Metrics) -> None
         metrics.count("hook_bad_fields", "a", str(number))
     metrics.count("hook_bad_fields", "a", "0")
     assert metrics.counted("hook_bad_fields", hook_server="a", field="0") == 2
-    assert metrics.total("hook_bad_fields", hook_server=OTHER) == 2
+    assert metrics.total("hook_bad_fields", hook_server=OTHER_LABEL) == 2
     assert metrics.total("hook_bad_fields") == HOOK_SERVER_SERIES + 3
 
 
@@ -172,9 +174,9 @@ def test_only_the_latest_calls_are_kept_each_held_when_it_came(metrics: Metrics)
 ALL: dict[str, float] = {"own": 20, "turn": 5, "hooks": 3, "runtime": 42, "post": 30}
 TIMES: dict[str, tuple[tuple[float | None, ...], dict[str, float], dict[str, float]]] = {
     "no hooks": ((2, 6, 7), {}, {"own": 3, "runtime": 4}),
-    "all parts": ((20, 60, 100), {"turn": 5, "hooks": 3, "querying": 2, "post": 30}, ALL),
+    "all parts": ((20, 60, 100), {"queued": 5, "hooks": 3, "querying": 2, "post": 30}, ALL),
     "refused": ((None, None, None), {"hooks": 3}, {"own": 6, "hooks": 3}),
-    "ended": ((None, None, None), {"turn": 2, "querying": 4}, {"own": 3, "turn": 2, "runtime": 4}),
+    "ended": ((None, None, None), {"queued": 2, "querying": 4}, {"own": 3, "turn": 2, "runtime": 4}),
     "broken off": ((2, None, None), {}, {"own": 2, "runtime": 7}),
 }
 
@@ -184,14 +186,14 @@ def test_time_of_call_is_observed_by_part(call: str) -> None:
     moments, within, parts = TIMES[call]
     metrics = Metrics(lambda: 9)
     times = CallTimes("StopContainer", 0, *moments, "agreed", **within)
-    metrics.ended(times)
+    metrics.record_end(times)
     assert {labels[1]: histogram.sum for (_, labels), histogram in metrics.histograms.items()} == parts
     assert sum(parts.values()) == (times.done or 9)
     assert metrics.counted("calls", operation="StopContainer", outcome="agreed") == 1
 
 
 def test_fields_left_out_and_normalised_are_counted(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
-    metrics.left_out("StartContainer", ("a", "b"), by="Docker", call="ab12-1")
+    metrics.count_unsettable_fields("StartContainer", ("a", "b"), by="Docker", call="ab12-1")
     assert [metrics.counted("fields_left_out", operation="StartContainer", field=name) for name in "ab"] == [1, 1]
     assert metrics.total("fields_left_out") == 2
     assert caplog.messages == ["StartContainer: Docker cannot set a, b of a container: left out"]
@@ -202,7 +204,7 @@ def test_fields_left_out_and_normalised_are_counted(metrics: Metrics, caplog: py
 
 
 PACKAGE = Path(runtimeproxy.__file__).parent
-METHODS = {"count": (Kind.COUNTER, 1), "counted_elsewhere": (Kind.COUNTER, 2), "gauge": (Kind.GAUGE, 2)}
+METHODS = {"count": (Kind.COUNTER, 1), "set_counter": (Kind.COUNTER, 2), "gauge": (Kind.GAUGE, 2)}
 METHODS |= {"observe": (Kind.HISTOGRAM, 2)}
 """The methods that count, with the number of their arguments before the labels."""
 IN_VARIABLES = {"backend_event_dial_failures", "backend_event_stream_losses"}

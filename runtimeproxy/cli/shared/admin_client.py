@@ -91,17 +91,17 @@ class AdminClient:
         answer, body = Answer(), Part()
         with self._requested(method, params) as lines:
             while not answer.complete:
-                join(body, answer.take(lines.next(self._due)))
+                join(body, answer.parse(lines.next(self._due)))
         return body
 
     def follow(self, **params: Any) -> Iterator[dict[str, Any]]:
         """Yield the events to come until the proxy ends, without a time limit after the first line."""
         answer = Answer()
         with self._requested("events", {**params, "follow": True}) as lines:
-            yield from answer.take(lines.next(self._due)).get("events", ())
+            yield from answer.parse(lines.next(self._due)).get("events", ())
             with suppress(ConnectionError):
                 while not answer.complete:
-                    yield from answer.take(lines.next(None)).get("events", ())
+                    yield from answer.parse(lines.next(None)).get("events", ())
 
     @contextmanager
     def _requested(self, method: str, params: Mapping[str, Any]) -> Iterator["_Lines"]:
