@@ -457,7 +457,7 @@ def test_time_limit_is_for_all_requests_together(
             with pytest.raises(NoProxy, match=found):
                 proxy.call("hooks")
         with pytest.raises(NoProxy, match=words):
-            list(proxy.again().follow()) if following else proxy.again().call("hooks")
+            list(proxy.with_new_deadline().follow()) if following else proxy.with_new_deadline().call("hooks")
 
 
 def test_interrupt_just_before_the_wait_ends_following(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_each_connected_process_is_one_finding(made: Made, monkeypatch: pytest.M
         return opened(machine, pid)
 
     monkeypatch.setattr(Machine, "open_sockets", open_sockets)
-    assert sorted(verdicts(clients.past_the_proxy(made.machine))) == [
+    assert sorted(verdicts(clients.bypassing_clients(made.machine))) == [
         ("ok", f"the proxy (pid 70) has 2 connections to {made.runtime}"),
         ("unknown", f"1 connection to {made.runtime} of processes that cannot be seen here"),
         ("warning", f"crictl (pid 50) has 1 connection to {made.runtime}, past the proxy"),
@@ -45,7 +45,7 @@ CLIENTS = [
     ("crictl", [201, END_AT_PROXY], "warning", ", past the proxy", "/etc/crictl.yaml"),
     ("docker", [201], "warning", ", past the proxy", "DOCKER_HOST"),
     ("unheard-of", [201], "warning", ", past the proxy", "others may stay"),
-    *((name, [201], "ok", f": {why}", "") for name, why in clients.WELL.items() if name != "kubelet"),
+    *((name, [201], "ok", f": {why}", "") for name, why in clients.EXPECTED_CLIENTS.items() if name != "kubelet"),
 ]
 
 
@@ -55,7 +55,7 @@ def test_client_is_judged_by_its_name_and_its_other_connections(
 ) -> None:
     made.kernel = [kernel(made, 201)]
     made.process(OTHER, f"/usr/bin/{name}", sockets=sockets)
-    (finding,) = clients.past_the_proxy(made.machine)
+    (finding,) = clients.bypassing_clients(made.machine)
     why = f"{name} (pid 50) has 1 connection to {made.runtime}{words}"
     assert (finding.verdict.value, finding.why) == (verdict, why)
     assert to_do in finding.do
@@ -65,24 +65,24 @@ def test_each_network_namespace_is_queried_once(made: Made) -> None:
     made.kernel = [kernel(made)]
     for pid, network in ((1, "node"), (2, "node"), (3, "pod")):
         made.process(pid, "x", network=network)
-    assert only(clients.past_the_proxy, made) == ("ok", f"nobody is connected to {made.runtime}")
+    assert only(clients.bypassing_clients, made) == ("ok", f"nobody is connected to {made.runtime}")
     assert made.namespaces == [{"../../namespaces/node", "../../namespaces/pod"}]
 
 
 def test_connections_that_the_proxy_can_have_are_ok(made: Made) -> None:
     own = f"{made.runtime} has {{}} connections, no more than the proxy's own"
-    assert only(clients.past_the_proxy, made) == ("ok", own.format(0))
+    assert only(clients.bypassing_clients, made) == ("ok", own.format(0))
     for inode in (101, 102, 103):
         made.socket(inode, made.runtime)
     made.proxy(ends=[201, 202, 203])
-    assert only(clients.past_the_proxy, made) == ("ok", own.format(3))
+    assert only(clients.bypassing_clients, made) == ("ok", own.format(3))
 
 
 def test_connections_beyond_the_proxy_have_suspects(made: Made) -> None:
     made.socket(100, made.runtime, listening=True)
     for inode in (101, 102, 103):
         made.socket(inode, made.runtime)
-    assert only(clients.past_the_proxy, made)[1].endswith("(may be: no known client is seen)")
+    assert only(clients.bypassing_clients, made)[1].endswith("(may be: no known client is seen)")
     made.proxy(ends=[201])
     for inode in (301, 302):
         made.socket(inode)
@@ -90,7 +90,7 @@ def test_connections_beyond_the_proxy_have_suspects(made: Made) -> None:
     made.process(51, "crictl")
     made.process(52, "unheard-of", sockets=[302])
     why = f"2 or more of 3 connections to {made.runtime} go past the proxy (may be: kubelet pid 50)"
-    assert only(clients.past_the_proxy, made) == ("warning", why)
+    assert only(clients.bypassing_clients, made) == ("warning", why)
 
 
 def users(made: Made) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 
 from runtimeproxy.cli.doctor import machine
 from runtimeproxy.cli.doctor import machine as doctor_machine
-from runtimeproxy.cli.doctor.machine import Machine, Process, UnixSocket, at, denied, reported_sockets
+from runtimeproxy.cli.doctor.machine import Machine, Process, UnixSocket, is_denied, reported_sockets, sockets_at
 from tests.doctor.conftest import Made
 
 NOBODY = 65534
@@ -54,7 +54,7 @@ def test_this_machine_has_our_own_sockets_and_lock(made: Made) -> None:
         assert this.listeners(str(made.ours)) < this.open_sockets(os.getpid())
         accepted, _ = listener.accept()
         with accepted:
-            assert [found.connected for found in at(str(made.ours), this.sockets())].count(True) == 1
+            assert [found.connected for found in sockets_at(str(made.ours), this.sockets())].count(True) == 1
     with open(f"{made.ours}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert this.lock_holder() == os.getpid()
@@ -75,10 +75,10 @@ def test_socket_that_another_user_may_not_use_is_denied(made: Made) -> None:
         bound.bind(str(made.ours))
         made.ours.chmod(0o600)
     places = [str(made.ours), f"{made.ours}.absent", "/run/absent"]
-    assert [denied(place) for place in places] == [False, False, False]
+    assert [is_denied(place) for place in places] == [False, False, False]
     try:
         os.seteuid(NOBODY)
-        assert [denied(place) for place in places] == [True, True, False]
+        assert [is_denied(place) for place in places] == [True, True, False]
     finally:
         os.seteuid(0)
 
@@ -110,7 +110,9 @@ def test_clients_in_another_network_namespace_are_reported(tmp_path: Path) -> No
             accepted, _ = listener.accept()  # the kernel leaves out what nobody has accepted
             with accepted:
                 assert all(found.peer != number for found in reported_sockets([HERE]))
-                (found,) = at(path, reported_sockets([Path("/proc/absent/ns/net"), Path(f"/proc/{client.pid}/ns/net")]))
+                (found,) = sockets_at(
+                    path, reported_sockets([Path("/proc/absent/ns/net"), Path(f"/proc/{client.pid}/ns/net")])
+                )
                 assert (found.inode, found.peer) == (os.fstat(accepted.fileno()).st_ino, number)
             client.communicate(b"\n")
 
@@ -120,7 +122,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *datagrams: bytes) -> Iterator[Unix
     kernel, client = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     for datagram in datagrams:
         kernel.send(datagram)
-    monkeypatch.setattr(machine, "_opened", lambda namespace: client)
+    monkeypatch.setattr(machine, "_open_netlink", lambda namespace: client)
     with kernel:
         yield from reported_sockets([HERE])
 

@@ -107,7 +107,7 @@ async def test_wrong_answer_of_docker_is_reported_in_our_words(made: Made, answe
 
 @pytest.mark.parametrize("inspect", [runtime.runtime, runtime.proxy])
 async def test_socket_without_rights_is_unknown(made: Made, inspect: Inspect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "denied", lambda path: True)
+    monkeypatch.setattr(runtime, "is_denied", lambda path: True)
     verdict, why = await looked(made, inspect)
     assert (verdict, why.endswith(".sock: Permission denied")) == ("unknown", True)
 
@@ -162,7 +162,7 @@ async def test_mask_that_cannot_be_used_hides_no_hook_server(made: Made, monkeyp
     assert (mask.verdict, mask.why.partition(":")[0]) == (Verdict.WARNING, f"{made.mask.path} is not JSON")
     assert tried.why.startswith("hook server 'a' at ")
     with monkeypatch.context() as without_rights:
-        without_rights.setattr(hookservers, "denied", lambda path: path == made.mask.path)
+        without_rights.setattr(hookservers, "is_denied", lambda path: path == made.mask.path)
         mask, tried = await called(made)
         assert (mask.verdict, tried.why[:15]) == (Verdict.UNKNOWN, "hook server 'a'")
     made.flags["state-dir"] = "none"
@@ -243,7 +243,7 @@ async def test_untrusted_socket_is_not_called(made: Made, tmp_path: Path, monkey
     async with HookServer(endpoint) as server:
         (finding,) = await called(made)
         assert (finding.verdict.value, "untrusted_socket" in finding.why) == ("warning", True)
-        monkeypatch.setattr(hookservers, "denied", lambda path: path == endpoint)
+        monkeypatch.setattr(hookservers, "is_denied", lambda path: path == endpoint)
         (finding,) = await called(made)
         assert (finding.verdict.value, finding.why) == ("unknown", f"a: {endpoint}: Permission denied")
         assert server.calls == []

@@ -129,7 +129,7 @@ class Node:
         gc.collect()  # clients of grpcio close a connection only when their last call is collected
 
         def stored() -> set[str]:
-            pods, containers = subjects.records(admin.again())
+            pods, containers = subjects.records(admin.with_new_deadline())
             return {record["id"] for record in (*pods, *containers)}
 
         while (differing := await asyncio.to_thread(stored) ^ ids) and loop.time() < deadline:

@@ -107,7 +107,7 @@ async def test_versions_change_without_loss(front: Front, findings: Findings, li
                         client = AdminClient(str(proxy.admin), WAIT_SECONDS)
                         disabled += DISABLED in (await asyncio.to_thread(client.call, "hooks"))["masked"]
                         params = {"name": DISABLED, "reason": "a soak", "unregistered": True}
-                        await asyncio.to_thread(client.again().call, "disable", **params)
+                        await asyncio.to_thread(client.with_new_deadline().call, "disable", **params)
                 await load.each_kind_is_answered()
                 dialler.end = True
             await store_equals(node.runtime, proxy)

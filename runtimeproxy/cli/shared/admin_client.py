@@ -26,7 +26,7 @@ _STDOUT = 1
 _PAUSE_SECONDS = 0.01
 _RECEIVED_BYTES = 1 << 16
 _INTERRUPT_MILLISECONDS = 200
-"""How late an interrupt is seen that came just before a wait: Python looks for one before and after it."""
+"""Longest delay of an interrupt that arrives just before a wait: Python checks for one before and after it."""
 _ADMIN_OPTION = next(option for option in OPTIONS if option.field == "admin_endpoint")
 _FLAGS = (_ADMIN_OPTION, FILE_OPTION)
 _NOT_CONNECTED = {
@@ -39,7 +39,7 @@ _NOT_CONNECTED = {
 
 
 class NoProxy(RuntimeProxyError):
-    """No proxy answers the command; the text has what to do or what hangs first, and ends with the path."""
+    """No proxy answers the command; the text begins with the remedy or the fault, and ends with the path."""
 
 
 class ProxyCommand(Command):
@@ -82,7 +82,7 @@ class AdminClient:
         self._seconds = SECONDS if seconds is None else seconds
         self._due = time.monotonic() + self._seconds
 
-    def again(self) -> "AdminClient":
+    def with_new_deadline(self) -> "AdminClient":
         """Return a client of the same proxy, with a new time limit."""
         return AdminClient(self._path, self._seconds)
 
@@ -158,7 +158,7 @@ class _Lines:
     def send(self, octets: bytes, due: float) -> None:
         """Send all. Raises OSError."""
         self._limit(due)
-        with suppress(BrokenPipeError, ConnectionResetError):  # it may have refused already, and read no more
+        with suppress(BrokenPipeError, ConnectionResetError):  # the proxy may have refused already, and read no more
             self.sock.sendall(octets)
 
     def next(self, due: float | None) -> bytes:
@@ -181,7 +181,7 @@ class _Lines:
         return line
 
     def _wait_with_reader(self) -> None:
-        """Wait for bytes, and end the command if what reads its output goes, as ``head`` does."""
+        """Wait for bytes, and end the command if the reader of its output ends, as ``head`` does."""
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         poll.register(_STDOUT, 0)  # errors and hang-ups are always reported
@@ -191,7 +191,7 @@ class _Lines:
             raise click.exceptions.Exit(FAILED)
 
     def _limit(self, due: float | None) -> None:
-        left = None if due is None else due - time.monotonic()
-        if left is not None and left <= 0:
+        remaining = None if due is None else due - time.monotonic()
+        if remaining is not None and remaining <= 0:
             raise TimeoutError
-        self.sock.settimeout(left)
+        self.sock.settimeout(remaining)

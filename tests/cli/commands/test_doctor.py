@@ -49,7 +49,7 @@ def test_table_has_one_line_for_each_finding(run: Run, monkeypatch: pytest.Monke
     assert (well["verdict"], well["do"]) == ("ok", None)
     shown = {"check": "long-id", "verdict": "failed", "why": "bad?[2J?name", "do": "mend it"}
     assert bad == {**shown, "doc": "docs/troubleshooting.rst#doctor-long-id"}
-    monkeypatch.setattr(output, "_room", lambda taken: 11)
+    monkeypatch.setattr(output, "_remaining_columns", lambda taken: 11)
     lines = ["a         ok       well", "long-id   failed   bad?[2J?name", f"{'':19}-> mend it"]
     assert run(*DOCTOR, "--no-headers")[1].splitlines() == lines, "on a terminal"
 

@@ -264,14 +264,14 @@ def test_events_are_read_on_and_again_after_a_restart(proxy: dict[str, Answer], 
     proxy["events"] = [{"number": 1, "kind": "refused"}, {"number": 2, "kind": "edited"}]
     assert [event["number"] for event in observer.inspect().errors] == [1]
     proxy["events"] = [{"kind": "gap", "from": 3, "to": 4}, *({"number": n, "kind": "slow"} for n in range(5, 1500))]
-    assert len(observer.inspect().errors) == top._KEPT_ERRORS
+    assert len(observer.inspect().errors) == top._MOST_ERRORS
     assert [event["number"] for event in observer.inspect().errors][-1] == 1499
     proxy["metrics"] = answer_to_metrics(started=2000.0)
     proxy["events"] = [{"number": 1, "kind": "stall"}]
     last = observer.inspect()
     assert [event["kind"] for event in last.errors] == ["stall"]
     proxy["hooks"] = BROKEN
-    after = observer.check_again_later()
+    after = observer.inspect_or_last()
     assert (after.samples, after.missing) == (last.samples, "it is broken")
 
 

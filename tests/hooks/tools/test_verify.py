@@ -68,7 +68,7 @@ async def test_good_server_keeps_every_rule(tmp_path: Path, made: Made) -> None:
     assert marked(found, Mark.SKIPPED) == {"restart"} | refused
 
 
-TRIED = [
+CALLED_POINTS = [
     ("all", GOOD["an echo"], (), HOOK_POINTS),
     ("one", one_point, (), TWO_POINTS[1:]),
     ("named", GOOD["an echo"], TWO_POINTS[:1], TWO_POINTS[:1]),
@@ -76,7 +76,7 @@ TRIED = [
 ]
 
 
-@pytest.mark.parametrize(("made", "named", "served"), rows(TRIED))
+@pytest.mark.parametrize(("made", "named", "served"), rows(CALLED_POINTS))
 async def test_named_points_or_all_served_are_tried(tmp_path: Path, made: Made, named: Points, served: Points) -> None:
     tried: set[HookPoint] = set()
 
