@@ -322,9 +322,8 @@ class Proxy:
     def status(self) -> str:
         """Return the state in one line, for ``systemctl status``."""
         if self.draining:
-            pending = self.front.unfinished()
-            streams = pending.answers + pending.streams
-            return f"draining: {_counted(pending.calls, 'call')}, {_counted(streams, 'stream')}"
+            work = self.front.unfinished()
+            return f"draining: {_counted(work.calls, 'call')}, {_counted(work.answers + work.streams, 'stream')}"
         state = "waiting for the runtime" if self.metrics.events.runtime_is_lost else "serving"
         disabled = f", {len(self.manager.disabled)} disabled" if self.manager.disabled else ""
         return f"{state}, {_counted(len(self.manager.plugins), 'hook server')}{disabled}"

@@ -273,7 +273,8 @@ def _hook(
     """Return a hook server as JSON; ``plugin`` is None if it is not registered. Its metrics are None if they are
     counted under OTHER_LABEL."""
     own, manager = sources.metrics.is_shown(name), sources.manager
-    repeated = {point: other for (repeating, point), other in manager.repeated.items() if repeating == name}
+    repeated = {hook_point: server for (repeating, hook_point), server in manager.repeated.items() if repeating == name}
+    served = plugin.points - repeated.keys() if plugin else frozenset()
     times = sources.metrics.histograms.get(("hook_call_duration_seconds", (name,)))
     disabled = manager.disabled.get(name)
     state = "disabled" if disabled else None
@@ -291,7 +292,7 @@ def _hook(
         "name": name,
         "endpoint": plugin and plugin.endpoint,
         "policy": plugin and plugin.policy.value,
-        "points": [point.name for point in HOOK_POINTS if plugin and point.name in plugin.points - repeated.keys()],
+        "points": [hook_point.name for hook_point in HOOK_POINTS if hook_point.name in served],
         "sameSocketAs": sorted({*repeated.values(), *filter(None, [manager.disabled_with.get(name)])}),
         "timeoutSeconds": plugin and plugin.timeout_seconds,
         "state": state,

@@ -111,7 +111,7 @@ _ADVICE = {
     "crictl": "set runtime-endpoint in /etc/crictl.yaml to the proxy's socket; to look only, it may stay",
     "docker": "set DOCKER_HOST to the proxy's socket; to look only, it may stay",
 }
-_DEFAULT_ADVICE = "point programs that create or change pods and containers at the proxy's socket; others may stay"
+_MOVE_ADVICE = "point programs that create or change pods and containers at the proxy's socket; others may stay"
 _SUSPECTS = (*EXPECTED_CLIENTS, *_ADVICE, CRI_DOCKERD, "ctr", "nerdctl", "containerd", "node-problem-detector")
 """Programs that use a runtime's socket, listed if the kernel does not report the peers of connections."""
 
@@ -139,7 +139,7 @@ def bypassing_clients(machine: Machine) -> Iterator[Finding]:
             elif name in EXPECTED_CLIENTS:
                 yield ok(f"{name} {why}: {EXPECTED_CLIENTS[name]}")
             else:
-                yield warning(f"{name} {why}, past the proxy", _ADVICE.get(name, _DEFAULT_ADVICE))
+                yield warning(f"{name} {why}, past the proxy", _ADVICE.get(name, _MOVE_ADVICE))
     if not ends:
         yield ok(f"nobody is connected to {path}")
     if hidden := ends - seen:
@@ -190,8 +190,7 @@ def _count_connections(machine: Machine) -> Finding:
         return ok(f"{path} has {count_of(count)}, no more than the proxy's own")
     suspects = (p for p in machine.processes(*_SUSPECTS) if not ends.isdisjoint(machine.open_sockets(p.pid)))
     seen = ", ".join(sorted(f"{process.name} pid {process.pid}" for process in suspects)) or "no known client is seen"
-    why = f"{direct} or more of {count_of(count)} to {path} go past the proxy (may be: {seen})"
-    return warning(why, _DEFAULT_ADVICE)
+    return warning(f"{direct} or more of {count_of(count)} to {path} go past the proxy (may be: {seen})", _MOVE_ADVICE)
 
 
 UNITS = ("kubelet.service", "cri-docker.service")

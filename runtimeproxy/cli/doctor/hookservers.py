@@ -39,7 +39,7 @@ _ADVICE = {
     Reason.UNIMPLEMENTED: "take the hook point out of the registration file, or update the hook server",
     Reason.UNTRUSTED_SOCKET: "let only root, or the proxy's own user, own the socket and its directory",
 }
-_DEFAULT_ADVICE = "try `runtimeproxy hook verify` with its registration file, on a node that serves nobody"
+_VERIFY_ADVICE = "try `runtimeproxy hook verify` with its registration file, on a node that serves nobody"
 
 
 def registrations(machine: Machine) -> Iterator[Finding]:
@@ -110,7 +110,7 @@ async def _call_hook_server(machine: Machine, entry: Registration) -> Finding:
     except HookError as error:
         if error.reason is Reason.REFUSED:
             return ok(f"{entry.name}: {entry.endpoint} answered: it refuses the invented pod")
-        advice = _ADVICE.get(error.reason, _DEFAULT_ADVICE)
+        advice = _ADVICE.get(error.reason, _VERIFY_ADVICE)
         if entry.policy is not FailurePolicy.FAIL:
             return warning(f"{error.logged} (calls continue without it, policy Ignore)", advice)
         if machine.config.admin_endpoint:

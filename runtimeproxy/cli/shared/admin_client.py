@@ -139,7 +139,7 @@ class AdminClient:
 
 class _Lines:
     """A connection that is read by lines. No step ends later than ``due`` on the monotonic clock; without that limit it
-    waits as long as standard output has a reader."""
+    waits as long as standard output has a reader. All steps raise OSError."""
 
     def __init__(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -147,7 +147,6 @@ class _Lines:
         self._received = bytearray()
 
     def connect(self, path: str, due: float) -> None:
-        """Connect. Raises OSError."""
         while True:
             self._limit(due)
             try:
@@ -156,13 +155,12 @@ class _Lines:
                 time.sleep(_PAUSE_SECONDS)
 
     def send(self, octets: bytes, due: float) -> None:
-        """Send all. Raises OSError."""
         self._limit(due)
         with suppress(BrokenPipeError, ConnectionResetError):  # the proxy may have refused already, and read no more
             self.sock.sendall(octets)
 
     def next(self, due: float | None) -> bytes:
-        """Return the next line. Raises OSError, ValueError for a line that is too long."""
+        """Return the next line. Raises ValueError for a line that is too long."""
         searched = 0
         while (end := self._received.find(b"\n", searched)) < 0:
             searched = len(self._received)
