@@ -60,7 +60,7 @@ async def connected(
 
 
 async def fetch(port: int, request: str, context: ssl.SSLContext | None = None) -> str:
-    """Return all that comes for a request until the connection ends."""
+    """Return the bytes received for a request until the connection ends."""
     async with connected(port, f"{request}\r\nHost: node\r\nAuthorization: secret\r\n\r\n", context) as (reader, _):
         return (await reader.read()).decode()
 
@@ -102,14 +102,14 @@ class Site:
             with suppress(BrokenPipeError, ConnectionResetError):
                 await loop.sock_sendall(client, octets)
                 client.shutdown(socket.SHUT_WR)
-            return await rest(client)
+            return await remaining_lines(client)
 
     async def call(self, method: str, **params: Any) -> list[dict[str, Any]]:
         """Return the lines of the answer to one request."""
         return await self.send(request(method, params))
 
 
-async def rest(client: socket.socket) -> list[dict[str, Any]]:
+async def remaining_lines(client: socket.socket) -> list[dict[str, Any]]:
     """Return the lines that are received until the server closes."""
     received = bytearray()
     async with asyncio.timeout(SECONDS):
@@ -120,7 +120,7 @@ async def rest(client: socket.socket) -> list[dict[str, Any]]:
 
 
 async def next_line(client: socket.socket) -> dict[str, Any]:
-    """Return the next line of an answer, which nothing follows yet."""
+    """Return the next line of an answer; no bytes may follow it yet."""
     received = b""
     while not received.endswith(b"\n"):
         octets = await read(client)

@@ -1,4 +1,4 @@
-"""The events of a proxy, as they are shown."""
+"""The events of a proxy as JSON objects."""
 
 from typing import Any
 
