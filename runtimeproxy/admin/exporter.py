@@ -151,7 +151,7 @@ class Tls:
                 self._context = _context(self._files)
                 log.info("the TLS files were read again", extra=UNLIMITED)
             except ConfigError as error:
-                log.warning("%s; those that were read before serve until then", error, extra=UNLIMITED)
+                log.warning("%s; the previous files stay in use", error, extra=UNLIMITED)
         return self._context
 
 
@@ -401,7 +401,7 @@ def _params(request: web.BaseRequest) -> dict[str, Any]:
             shown = ", ".join(allowed) or "no parameters"
             raise Refused(protocol.BAD_REQUEST, f"unknown parameter: {request.path} takes {shown}")
         if name in params:
-            raise Refused(protocol.BAD_REQUEST, f"{name} is there twice")
+            raise Refused(protocol.BAD_REQUEST, f"{name} is given twice")
         params[name] = _CONVERTERS.get(name, str)(text)
     return params
 

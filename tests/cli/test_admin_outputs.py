@@ -351,7 +351,7 @@ def test_proxy_without_admin_endpoint_is_not_queried() -> None:
 COMMANDS = ["status", "hook trace", "hook trace -f", "hook disable rdt --reason=hangs --for=1h", "hook enable rdt"]
 COMMANDS += ["events", "events -f", "store ls", "store get default/web-1", "explain default/web-1", "log-level debug"]
 NOT_READ = "the answer cannot be read: is it a proxy of this version? ({})"
-BROKEN_OFF = "the proxy broke off within its answer: {}"
+CLOSED_EARLY = "the proxy closed the connection within its answer: {}"
 NOBODY = "start the proxy, or correct --admin-endpoint: nothing listens at {}"
 Proxy = Callable[[Path], AbstractContextManager[object]]
 
@@ -365,18 +365,18 @@ def refusing(status: int) -> Proxy:
 
 
 SITUATIONS: list[tuple[Proxy, str, int]] = [
-    (with_fault(sending()), "the proxy broke off before its answer: {}", 3),
-    (with_fault(sending(HALF_A_LINE)), BROKEN_OFF, 3),
-    (with_fault(sending(A_PART)), BROKEN_OFF, 3),
+    (with_fault(sending()), "the proxy closed the connection before its answer: {}", 3),
+    (with_fault(sending(HALF_A_LINE)), CLOSED_EARLY, 3),
+    (with_fault(sending(A_PART)), CLOSED_EARLY, 3),
     (with_fault(SPEAK_HTTP), NOT_READ, 3),
     (with_fault(sending(b"{not json}\n")), NOT_READ, 3),
     (nullcontext, NOBODY, 3),
     (canned_admin.not_listening, NOBODY, 3),
-    (canned_admin.not_accepting, "the proxy takes no connection (waited 0.05 s): {}", 3),
+    (canned_admin.not_accepting, "the proxy accepts no connection (waited 0.05 s): {}", 3),
     *((refusing(status), "so it is", code) for status, code in ((400, 2), (403, 1), (409, 1), (500, 1), (503, 3))),
 ]
 CASES = [("hook ls", *situation) for situation in SITUATIONS]
-CASES += [(command, with_fault(sending(A_PART)), BROKEN_OFF, 3) for command in COMMANDS]
+CASES += [(command, with_fault(sending(A_PART)), CLOSED_EARLY, 3) for command in COMMANDS]
 CASES += [(command, refusing(404), "so it is", 1) for command in COMMANDS if command != "status"]
 
 
@@ -453,7 +453,7 @@ def test_time_limit_covers_all_requests(
 ) -> None:
     with serving(tmp_path / "a", {}, fault):
         proxy = AdminClient(str(tmp_path / "a"), seconds)
-        for found in (words, "takes no connection"):
+        for found in (words, "accepts no connection"):
             with pytest.raises(NoProxy, match=found):
                 proxy.call("hooks")
         with pytest.raises(NoProxy, match=words):

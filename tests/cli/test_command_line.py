@@ -141,14 +141,14 @@ def test_each_configuration_warning_is_logged(run: Run) -> None:
     assert "canary" not in err
 
 
-SURPRISE = rf"unexpected ValueError at {re.escape(__file__)}:\d+; --log-level=debug shows how it came there"
+UNEXPECTED = rf"unexpected ValueError at {re.escape(__file__)}:\d+; --log-level=debug logs the traceback"
 Make = Callable[[], BaseException]
 LOST = "cannot be loaded: it is missing or damaged; install runtimeproxy again"
 FAILURES: list[tuple[Make, str]] = [
     (partial(ConfigError, "/run/x.sock: pid 7 listens there"), r"/run/x\.sock: pid 7 listens there"),
     (partial(BackendError, "two\nlines"), "two lines"),
     (partial(PermissionError, 13, "Permission denied", "/run/x"), r"\[Errno 13\] Permission denied: '/run/x'"),
-    (partial(ValueError, "canary"), SURPRISE),
+    (partial(ValueError, "canary"), UNEXPECTED),
     (partial(ImportError, "canary", name="uvloop"), f"the library uvloop {LOST}"),
 ]
 

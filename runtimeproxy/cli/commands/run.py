@@ -40,7 +40,7 @@ def _run(**given: str | None) -> int:
     except Exception as error:
         if not isinstance(error, ConfigError):
             _logger.debug("Running failed", exc_info=True)
-            error.add_note("--log-level=debug shows how it came there")
+            error.add_note("--log-level=debug logs the traceback")
         if settings.log_format != "json":
             raise
         _logger.error("%s", error_text(error))  # stderr is read as JSON

@@ -113,7 +113,7 @@ class AdminClient:
             try:
                 lines.connect(self._path, self._due)
             except TimeoutError:
-                raise NoProxy(f"the proxy takes no connection {self._waited()}: {self._path}") from None
+                raise NoProxy(f"the proxy accepts no connection {self._waited()}: {self._path}") from None
             except OSError as error:
                 words = _NOT_CONNECTED.get(error.errno or 0, f"{error.strerror}: {{}}")
                 raise NoProxy(words.format(self._path)) from None
@@ -123,11 +123,11 @@ class AdminClient:
             errors: Mapping[int, type[Exception]] = {BAD_REQUEST: click.ClickException, UNAVAILABLE: NoProxy}
             raise errors.get(refused.status, RuntimeProxyError)(refused.text) from None
         except TimeoutError:
-            hangs = "hangs within its answer" if lines.began else "took the connection and does not answer"
+            hangs = "hangs within its answer" if lines.began else "accepted the connection and does not answer"
             raise NoProxy(f"the proxy {hangs} {self._waited()}: {self._path}") from None
         except ConnectionError:
             stage = "within its answer" if lines.began else "before its answer"
-            raise NoProxy(f"the proxy broke off {stage}: {self._path}") from None
+            raise NoProxy(f"the proxy closed the connection {stage}: {self._path}") from None
         except (ValueError, LookupError, TypeError, RecursionError):
             raise NoProxy(f"the answer cannot be read: is it a proxy of this version? ({self._path})") from None
         finally:
