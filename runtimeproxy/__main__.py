@@ -1,8 +1,7 @@
 """The programs: ``runtimeproxy`` (also ``python -m runtimeproxy``), ``koord-runtime-proxy``, ``runtimeproxy-hooks``.
 
-Owns what becomes of an interrupt that a program does not handle, and of output that nobody reads.
-Must not know: what a program does.
-Invariant: importing this module is fast.
+Owns the handling of interrupts that a program does not handle, and of output without a reader. Must not know: what a
+program does. Invariant: importing this module is fast.
 """
 
 import os

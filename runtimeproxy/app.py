@@ -68,7 +68,7 @@ def run(config: Config) -> int:
     try:
         _listen(config, listeners)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # requests hold secrets (fault matrix X4)
-        _check_apart(config, listeners.values())
+        _check_dials_itself(config, listeners.values())
         uvloop.run(_serve(config, listeners))
     finally:
         for listener in listeners.values():
@@ -77,7 +77,7 @@ def run(config: Config) -> int:
 
 
 def _listen(config: Config, listeners: dict[str, Listener]) -> None:
-    """Add the sockets that were not handed over; the admin socket is root's alone, whatever --socket-mode is."""
+    """Add the sockets that were not handed over. Only root may use the admin socket, whatever --socket-mode is."""
     if MAIN not in listeners:
         listeners[MAIN] = listen(config.listen_endpoint, mode=config.socket_mode, group=config.socket_group)
     if ADMIN not in listeners and config.admin_endpoint:
@@ -92,31 +92,31 @@ def _listen(config: Config, listeners: dict[str, Listener]) -> None:
         )
 
 
-def _check_apart(config: Config, listeners: Iterable[Listener]) -> None:
+def _check_dials_itself(config: Config, listeners: Iterable[Listener]) -> None:
     """Raise ConfigError if a remote endpoint is one of the proxy's own sockets, however its path is spelt. Otherwise
     each connection would open another one to the proxy itself."""
-    ours = {_file(listener.path): listener.path for listener in listeners}
+    ours = {_file_id(listener.path): listener.path for listener in listeners}
     for flag, path in (
         ("--remote-runtime-service-endpoint", config.runtime_endpoint),
         ("--remote-image-service-endpoint", config.image_endpoint),
     ):
-        if (found := _file(path)) is not None and found in ours:
-            fault = f"{flag} ({path}) is the socket that the proxy itself listens on ({ours[found]})"
+        if (file_id := _file_id(path)) is not None and file_id in ours:
+            fault = f"{flag} ({path}) is the socket that the proxy itself listens on ({ours[file_id]})"
             raise ConfigError(f"{fault}: change it, or --koord-runtimeproxy-endpoint or the socket unit")
 
 
-def _file(path: str) -> tuple[int, int] | None:
+def _file_id(path: str) -> tuple[int, int] | None:
     """Return the device and inode that a path leads to, following links; None if nothing is there yet."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):  # ValueError: the abstract address of a socket unit begins with NUL
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _log_listening(config: Config, listener: Listener) -> None:
     log.info("listening on %s for the runtime at %s", listener.path, config.runtime_endpoint)
-    if listener.handed_over and _file(config.listen_endpoint) != _file(listener.path):
+    if listener.handed_over and _file_id(config.listen_endpoint) != _file_id(listener.path):
         log.warning(
             "the socket was handed over (LISTEN_FDS): the proxy does not listen on --koord-runtimeproxy-endpoint=%s",
             config.listen_endpoint,
@@ -135,9 +135,9 @@ async def _serve(config: Config, listeners: Mapping[str, Listener]) -> None:
     acceptor.start()
     watch = LoopWatchdog(loop, proxy.metrics)
     methods = queries.methods(_sources(config, proxy, listener, watch, LogLevel(loop, config.log_level)))
-    making = asyncio.Lock()
+    part_lock = asyncio.Lock()
     servers = [
-        Server(loop, listeners[name].socket, methods, making, private=name == ADMIN)
+        Server(loop, listeners[name].socket, methods, part_lock, private=name == ADMIN)
         for name in (ADMIN, METRICS)
         if name in listeners
     ]
@@ -146,7 +146,7 @@ async def _serve(config: Config, listeners: Mapping[str, Listener]) -> None:
     systemd.ready(loop)
     _log_listening(config, listener)
     proxy.front.inspect()
-    _settle_memory()
+    _tune_memory()
     watch.start()
     try:
         await signals.first.wait()
@@ -154,7 +154,7 @@ async def _serve(config: Config, listeners: Mapping[str, Listener]) -> None:
         systemd.stopping()
         await proxy.finish_answers(config.drain_timeout_seconds, signals.again)
         if listener.withdraw():
-            acceptor.accept()  # clients that have connected already are served; no new ones can come
+            acceptor.accept()  # clients that have connected already are served; no new ones can connect
         else:
             acceptor.stop()  # clients wait in the socket's backlog for the next process
         await proxy.stop(config.drain_timeout_seconds, signals.again)
@@ -207,18 +207,18 @@ class Front(Protocol):
         """Called once the socket listens: log if nothing listens at the runtime's path."""
 
     def backend_fault(self) -> str:
-        """Called for /readyz: return why the runtime takes no connection now, "" if it does."""
+        """Called for /readyz: return why the runtime accepts no connection now, "" if it does."""
 
     def unfinished(self) -> Unfinished:
-        """Called now and then: return what clients still wait for."""
+        """Called regularly: return the calls and streams that have not ended."""
 
     async def finish_answers(self, seconds: float, at_once: asyncio.Event) -> None:
-        """Called at shutdown, while clients are accepted: return once answers and tunnels that have begun end, after
-        ``seconds`` at most, and as soon as ``at_once`` is set."""
+        """Called at shutdown, while clients are accepted: return when begun answers and tunnels have ended, after
+        ``seconds``, or when ``at_once`` is set."""
 
     async def drain(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
         """Called after that: finish the calls in progress, then close the clients' connections. Return after
-        ``seconds`` at most, and as soon as ``at_once`` is set."""
+        ``seconds`` at most, or when ``at_once`` is set."""
 
     async def close(self) -> None:
         """Called after the drain: end the background work."""
@@ -296,7 +296,7 @@ class Proxy:
         )
 
     async def start(self) -> None:
-        """Load the kept values and the registration files, so that hook servers are called from the first call on."""
+        """Load the original values and the registration files: hook servers are called from the first call on."""
         await self.originals.start()
         await self.manager.start()
         await self.front.start()
@@ -306,7 +306,7 @@ class Proxy:
         self._measure(self.metrics.clock())
 
     def _measure(self, due: float) -> None:
-        """Set the gauges, and how late the event loop was to do so."""
+        """Set the gauges, and observe how late the event loop runs this timer."""
         self.metrics.observe("loop_lag_seconds", max(self.metrics.clock() - due, 0.0))
         held, oldest = self.lifecycle.holds()
         self.metrics.gauge("held_calls", held)
@@ -315,21 +315,21 @@ class Proxy:
         self.metrics.gauge("store_pods", pods)
         self.metrics.gauge("store_containers", containers)
         self.metrics.gauge("connections_open", len(self.front.connections))
-        self.metrics.counted_elsewhere("log_lines_dropped", logs.dropped())
+        self.metrics.set_counter("log_lines_dropped", logs.dropped())
         self.manager.measure()
         self._gauges = self._loop.call_later(GAUGE_SECONDS, self._measure, self.metrics.clock() + GAUGE_SECONDS)
 
     def status(self) -> str:
         """Return the state in one line, for ``systemctl status``."""
         if self.draining:
-            left = self.front.unfinished()
-            return f"draining: {_counted(left.calls, 'call')}, {_counted(left.answers + left.streams, 'stream')}"
+            work = self.front.unfinished()
+            return f"draining: {_counted(work.calls, 'call')}, {_counted(work.answers + work.streams, 'stream')}"
         state = "waiting for the runtime" if self.metrics.events.runtime_is_lost else "serving"
         disabled = f", {len(self.manager.disabled)} disabled" if self.manager.disabled else ""
         return f"{state}, {_counted(len(self.manager.plugins), 'hook server')}{disabled}"
 
     async def finish_answers(self, seconds: float, at_once: asyncio.Event) -> None:
-        """Serve on until answers and tunnels that have begun end, for ``seconds`` at most and until ``at_once``."""
+        """Serve until begun answers and tunnels have ended, for ``seconds`` at most, or until ``at_once`` is set."""
         self.draining = True
         self.metrics.gauge("draining", 1)
         await self.front.finish_answers(seconds, at_once)
@@ -362,19 +362,19 @@ def _originals_file(config: Config) -> File | None:
     return None if path is None else File(path, owner(config.mode.value, config.runtime_endpoint))
 
 
-def _settle_memory() -> None:
+def _tune_memory() -> None:
     """Exempt the objects made at start-up from garbage collection, and collect rarely: calls are paused less."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS)
-    _give_long_blocks_back()
+    _return_long_blocks()
 
 
-def _give_long_blocks_back() -> None:
+def _return_long_blocks() -> None:
     """Make glibc allocate long blocks with mmap, so that each returns to the kernel as soon as it is freed.
 
     By default glibc raises the mmap threshold once the first such block is freed. It then keeps that memory
-    permanently, in pieces that the next long message does not fit into.
+    permanently, in blocks that are too small for the next long message.
     """
     with suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt

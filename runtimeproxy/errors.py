@@ -22,13 +22,13 @@ class BackendFailure(Enum):
     """How a call to the container runtime failed, whatever protocol it speaks."""
 
     UNAVAILABLE = "unavailable"
-    """It could not be reached, or broke off."""
+    """It could not be reached, or closed the connection early."""
     DEADLINE = "deadline"
     """It did not answer in time."""
     UNIMPLEMENTED = "unimplemented"
     """It does not know the call."""
     OTHER = "other"
-    """It answered with an error, or with what cannot be used."""
+    """It answered with an error, or its answer cannot be used."""
 
 
 class BackendError(RuntimeProxyError):
@@ -48,11 +48,11 @@ class Reason(Enum):
     UNREACHABLE = "unreachable"
     """Nothing listens at the hook server's socket."""
     DEADLINE = "deadline"
-    """No answer came in time, whatever the hook server did instead."""
+    """No answer arrived in time."""
     BROKEN_ANSWER = "broken_answer"
-    """The connection or gRPC's framing broke, so that there is no complete answer."""
+    """The connection or gRPC's framing broke before the answer was complete."""
     BAD_ANSWER = "bad_answer"
-    """An answer came that is no hook message, is too long, or sets a field to a value that no runtime accepts."""
+    """The answer is not a hook message, is too long, or sets a field to a value that no runtime accepts."""
     ERROR_STATUS = "error_status"
     """The hook server answered with a gRPC status that has no reason of its own."""
     REFUSED = "refused"

@@ -18,7 +18,7 @@ def call(path: str | os.PathLike[str], method: str, **params: Any) -> dict[str, 
             octets = received.readline()
             if not octets:
                 raise ConnectionResetError("the proxy closed the connection")
-            join(body, answer.take(octets))
+            join(body, answer.parse(octets))
     return body
 
 

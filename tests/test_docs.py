@@ -27,7 +27,7 @@ from runtimeproxy.model import no_effect
 from runtimeproxy.model.fields import RESOURCE_FIELDS
 from runtimeproxy.model.hookpoints import HOOK_POINTS, Part
 from runtimeproxy.observe.events import EventKind
-from runtimeproxy.observe.metric_table import HOOK_SERVER_SERIES, HOOK_SERVERS, OTHER, ROWS, SECONDS
+from runtimeproxy.observe.metric_table import HOOK_SERVER_SERIES, HOOK_SERVERS, METRICS, OTHER_LABEL, ROWS, SECONDS
 from runtimeproxy.settings.options import FILE_OPTION, FIRST_VERSION, OPTIONS, Option
 from runtimeproxy.settings.version import VERSION
 from runtimeproxy_hooks import __main__ as hooks_main
@@ -82,7 +82,7 @@ def test_metrics_has_each_metric_and_the_limits() -> None:
     entries = [f"``{row.shown}`` ({row.kind.value}{labels[row]}) {row.help}" for row in ROWS]
     bounds = ", ".join(f"{bound:g}" for bound in SECONDS)
     assert page.endswith(f"all histograms end at {bounds} seconds and infinity. {' '.join(entries)}")
-    assert f"the first {HOOK_SERVERS} names of a process's life. All others together are ``{OTHER}``" in page
+    assert f"the first {HOOK_SERVERS} names of a process's life. All others together are ``{OTHER_LABEL}``" in page
     assert f"more than {HOOK_SERVER_SERIES:,} counters of hook servers" in page
 
 

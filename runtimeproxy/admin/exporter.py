@@ -35,17 +35,17 @@ CONNECTIONS = 16
 FOLLOWERS = 8
 HEAD_BYTES = 8 << 10
 ANSWER_BYTES = 16 << 20
-"""Longest answer of the proxy that is passed on: ten times what the largest one has."""
+"""Longest answer of the proxy that is forwarded: ten times the size of the largest one."""
 UPSTREAM_SECONDS = 2.0
 """Seconds that the proxy may take for a whole answer."""
 HEALTH_SECONDS = 1.0
 """Seconds that the proxy may take for its checks before its event loop counts as hanging."""
 CONNECTION_SECONDS = 10.0
-"""Seconds from a connection's start to its end, and that a client that follows may take to read an event: Prometheus
-waits as long unless configured otherwise."""
+"""Time limit of a connection, and of a following client's read of one event. It is Prometheus' default scrape
+timeout."""
 BAD_GATEWAY, GATEWAY_TIMEOUT = 502, 504
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What the answer of another program, or of a proxy of another version, may raise."""
+"""Exceptions that an answer of another program, or of another version of the proxy, may raise."""
 
 UNIX = "unix:"
 _ADDRESS = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<four>[^\[\]:]+)):(?P<port>[0-9]{1,5})")
@@ -61,12 +61,12 @@ PAGES: Mapping[str, tuple[str, ...]] = {
     "/store": ("pod", "id", "limit", "after"),
     "/events": ("since", "limit", "follow", "pod", "hookServer", "kind"),
 }
-"""What is served: the answer to the method of that name, with these parameters."""
+"""The served paths with their parameters: each returns the answer to the method of its name."""
 PUBLIC = ("/metrics", "/livez", "/readyz")
-"""What is served from the metrics socket."""
+"""The paths that are served from the metrics socket."""
 
 
-def _whole_number(text: str) -> int | str:
+def _integer(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else text
 
 
@@ -75,10 +75,10 @@ def _flag(text: str) -> bool | str:
 
 
 _CONVERTERS: Mapping[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("since", "limit"), _whole_number),
+    **dict.fromkeys(("since", "limit"), _integer),
     **dict.fromkeys(("verbose", "follow"), _flag),
 }
-"""How a parameter's text is converted, by its name. The daemon checks the value."""
+"""Converters of parameters' texts, by name. The daemon checks the values."""
 
 
 TLS_FLAGS = ("--tls-cert", "--tls-key", "--client-ca")
@@ -92,32 +92,32 @@ class TlsFiles(NamedTuple):
     client_ca: str
 
 
-Place = tuple[str, int] | str
-"""Where to listen: host and port, or the path of a unix socket."""
+Address = tuple[str, int] | str
+"""An address to listen on: host and port, or the path of a unix socket."""
 
 
-def place(text: str) -> Place:
-    """Return what ``127.0.0.1:9654``, ``[::1]:9654`` or ``unix:/run/x.sock`` means. Raises ConfigError for every other
-    spelling."""
+def parse_address(text: str) -> Address:
+    """Parse an address like ``127.0.0.1:9654``, ``[::1]:9654`` or ``unix:/run/x.sock``. Raises ConfigError for any
+    other form."""
     if text.startswith(UNIX):
         return parse_endpoint(text, "--listen")
-    found = _ADDRESS.fullmatch(text)
+    match = _ADDRESS.fullmatch(text)
     with suppress(ValueError):
-        if found and int(found["port"]) <= _HIGHEST_PORT:
-            host = ipaddress.IPv6Address(found["six"]) if found["six"] else ipaddress.IPv4Address(found["four"])
-            return str(host), int(found["port"])
+        if match and int(match["port"]) <= _HIGHEST_PORT:
+            host = ipaddress.IPv6Address(match["six"]) if match["six"] else ipaddress.IPv4Address(match["four"])
+            return str(host), int(match["port"])
     why = "is not an address with a port, and names are not looked up"
     raise ConfigError(f"--listen: {text!r} {why}: write one like 127.0.0.1:9654, [::1]:9654 or {UNIX}/run/x.sock")
 
 
 def tls_files(
-    at: Place, cert: str | None, key: str | None, client_ca: str | None, *, everything: bool = False
+    address: Address, cert: str | None, key: str | None, client_ca: str | None, *, everything: bool = False
 ) -> TlsFiles | None:
-    """Return the files of TLS, None if there are none. Raises ConfigError if some are missing, or where TLS is needed:
-    at an address that is not loopback, and with ``everything``, as any user of the node reaches a loopback address."""
+    """Return the TLS files, None if there are none. Raises ConfigError if some are missing, or if TLS is
+    required: off loopback, and with ``everything`` on loopback too, which any user of the node reaches."""
     flags = ", ".join(TLS_FLAGS)
     missing = [flag for flag, path in zip(TLS_FLAGS, (cert, key, client_ca), strict=True) if not path]
-    if isinstance(at, str):
+    if isinstance(address, str):
         if len(missing) < len(TLS_FLAGS):
             raise ConfigError(f"--listen: a unix socket has no TLS: leave out {flags}")
         return None
@@ -128,38 +128,38 @@ def tls_files(
     if everything:
         why = "any user of the node could read the proxy's state there"
         raise ConfigError(f"--listen: {why}: give {flags}, or listen on {UNIX}/PATH")
-    if not ipaddress.ip_address(at[0]).is_loopback:
+    if not ipaddress.ip_address(address[0]).is_loopback:
         why = "is not a loopback address, so any client that reaches it could read the metrics"
-        raise ConfigError(f"--listen: {at[0]} {why}: give {flags}, or listen on 127.0.0.1 or [::1]")
+        raise ConfigError(f"--listen: {address[0]} {why}: give {flags}, or listen on 127.0.0.1 or [::1]")
     return None
 
 
 class Tls:
-    """Mutual TLS from files. Renewed files are read before the next connection; until they fit together, those that
-    were read before serve. Raises ConfigError at the start if the files cannot be used."""
+    """Mutual TLS from files. Changed files are read again before the next connection. While they do not match, the
+    previous ones stay in use. Raises ConfigError if the initial files cannot be used."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        self._seen = [*map(_stamp, files)]
+        self._stamps = [*map(_stamp, files)]
         self._context = _context(files)
 
     def context(self) -> ssl.SSLContext:
         stamps = [*map(_stamp, self._files)]
-        if stamps != self._seen:
-            self._seen = stamps
+        if stamps != self._stamps:
+            self._stamps = stamps
             try:
                 self._context = _context(self._files)
                 log.info("the TLS files were read again", extra=UNLIMITED)
             except ConfigError as error:
-                log.warning("%s; those that were read before serve until then", error, extra=UNLIMITED)
+                log.warning("%s; the previous files stay in use", error, extra=UNLIMITED)
         return self._context
 
 
 def _stamp(path: str) -> tuple[int, int] | None:
-    """Return a file's inode and the time of its content's last change; None if it does not exist."""
+    """Return a file's inode and modification time; None if it does not exist."""
     with suppress(OSError):
-        found = os.stat(path)
-        return found.st_ino, found.st_mtime_ns
+        status = os.stat(path)
+        return status.st_ino, status.st_mtime_ns
     return None
 
 
@@ -187,9 +187,9 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
 
 
 class Connection(web.RequestHandler):
-    """A client's connection, which accepts HEAD_BYTES and no more; ``deadline`` ends it, and then ``ended`` is set."""
+    """A client's connection, which accepts at most HEAD_BYTES. ``deadline`` closes it; its end sets ``ended``."""
 
-    __slots__ = ("_room", "deadline", "ended")
+    __slots__ = ("_remaining_bytes", "deadline", "ended")
 
     def __init__(self, server: web.Server) -> None:
         super().__init__(
@@ -200,13 +200,13 @@ class Connection(web.RequestHandler):
             max_line_size=HEAD_BYTES,
             max_field_size=HEAD_BYTES,
         )
-        self._room = HEAD_BYTES
+        self._remaining_bytes = HEAD_BYTES
         self.ended = asyncio.Event()
         self.deadline = asyncio.timeout(CONNECTION_SECONDS)
 
     def data_received(self, data: bytes) -> None:
-        self._room -= len(data)
-        if self._room < 0:
+        self._remaining_bytes -= len(data)
+        if self._remaining_bytes < 0:
             self.force_close()
         else:
             super().data_received(data)
@@ -214,7 +214,7 @@ class Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Return an answer of one line. aiohttp's own, and its log, contain parts of the request."""
+        """Return an error of one line. aiohttp's own error and its log contain parts of the request."""
         text = "the request cannot be read"
         if status == protocol.INTERNAL_ERROR:
             text = "an error in the exporter; see its log"
@@ -231,8 +231,8 @@ class Connection(web.RequestHandler):
 
 
 class Exporter:
-    """Serves clients with what the proxy answers at ``endpoint``, its metrics socket; with ``everything`` that is its
-    admin socket, and all pages are served. Use with ``async with``."""
+    """Serves the proxy's answers over HTTP. ``endpoint`` is its metrics socket; with ``everything``, which serves all
+    pages, its admin socket. Use with ``async with``."""
 
     def __init__(self, endpoint: str, tls: Tls | None = None, *, everything: bool = False) -> None:
         self._endpoint = endpoint
@@ -240,7 +240,7 @@ class Exporter:
         self._pages = tuple(PAGES) if everything else PUBLIC
         self._server = web.Server(self._answer, handler_cancellation=True)
         self._followers = 0
-        self._complaint = ""
+        self._last_error = ""
         self.clients: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> "Exporter":
@@ -286,7 +286,7 @@ class Exporter:
         return answer
 
     async def _answer_page(self, request: web.BaseRequest, method: str) -> web.StreamResponse:
-        """Return the answer to a request of a page; 502 if the proxy gives none, 504 if it takes too long."""
+        """Return the response for a page: 502 if the proxy does not answer, 504 if it takes too long."""
         try:
             params = _params(request)
             if method in ("livez", "readyz"):
@@ -301,16 +301,16 @@ class Exporter:
         except Refused as refused:
             return _error(refused.status, refused.text)
         except TimeoutError:
-            return self._complained(GATEWAY_TIMEOUT, f"it did not answer within {UPSTREAM_SECONDS:g} s: does it hang?")
+            return self._proxy_error(GATEWAY_TIMEOUT, f"it did not answer within {UPSTREAM_SECONDS:g} s: does it hang?")
         except OSError as error:
             why = error.strerror or "it closed the connection"
             do = "does the proxy run with this endpoint, and is this user in the group of --metrics-group?"
-            return self._complained(BAD_GATEWAY, f"{why}: {do}")
+            return self._proxy_error(BAD_GATEWAY, f"{why}: {do}")
         except UNREADABLE:
-            return self._complained(BAD_GATEWAY, "its answer cannot be read: is it a proxy of this version?")
-        if self._complaint:
+            return self._proxy_error(BAD_GATEWAY, "its answer cannot be read: is it a proxy of this version?")
+        if self._last_error:
             log.info("the proxy answers at %s again", self._endpoint, extra=UNLIMITED)
-        self._complaint = ""
+        self._last_error = ""
         return answer
 
     async def _health(self, method: str, verbose: bool | str) -> web.Response:
@@ -326,7 +326,7 @@ class Exporter:
         return web.Response(text=text, status=200 if passed else protocol.UNAVAILABLE)
 
     async def _stream(self, request: web.BaseRequest, params: Mapping[str, Any]) -> web.StreamResponse:
-        """Send events as lines of JSON; abort if the client or the proxy leaves in between."""
+        """Send events as lines of JSON. Abort the response if the client or the proxy disconnects."""
         follow = params.get("follow") is True
         if follow and self._followers >= FOLLOWERS:
             raise Refused(
@@ -362,28 +362,28 @@ class Exporter:
         return body
 
     async def _parts(self, method: str, params: Mapping[str, Any]) -> AsyncGenerator[Part, None]:
-        """Yield the parts of the proxy's answer. Raises Refused, OSError, and UNREADABLE for what is no answer."""
+        """Yield the parts of the proxy's answer. Raises Refused, OSError, and UNREADABLE for an invalid answer."""
         reader, writer = await asyncio.open_unix_connection(self._endpoint, limit=PART_BYTES)
         try:
             writer.write(request(method, params))
-            answer, left = Answer(), ANSWER_BYTES
+            answer, remaining_bytes = Answer(), ANSWER_BYTES
             while not answer.complete:
                 line = await reader.readline()
-                left -= len(line)
-                if left < 0:
+                remaining_bytes -= len(line)
+                if remaining_bytes < 0:
                     raise ValueError
                 if not line.endswith(b"\n"):
                     raise ConnectionResetError
-                yield answer.take(line)
+                yield answer.parse(line)
         finally:
             writer.transport.abort()
 
-    def _complained(self, status: int, why: str) -> web.Response:
-        """Return an answer of one line; log it if it differs from the last one."""
+    def _proxy_error(self, status: int, why: str) -> web.Response:
+        """Return an error of one line; log it if it differs from the last one."""
         text = f"the proxy at {self._endpoint}: {why}"
-        if text != self._complaint:
+        if text != self._last_error:
             log.warning("%s", text, extra=UNLIMITED)
-        self._complaint = text
+        self._last_error = text
         return _error(status, text)
 
 
@@ -395,13 +395,13 @@ async def _write_events(response: web.StreamResponse, part: Part) -> None:
 
 
 def _params(request: web.BaseRequest) -> dict[str, Any]:
-    takes, params = PAGES[request.path], {}
+    allowed, params = PAGES[request.path], {}
     for name, text in request.query.items():
-        if name not in takes:
-            shown = ", ".join(takes) or "no parameters"
+        if name not in allowed:
+            shown = ", ".join(allowed) or "no parameters"
             raise Refused(protocol.BAD_REQUEST, f"unknown parameter: {request.path} takes {shown}")
         if name in params:
-            raise Refused(protocol.BAD_REQUEST, f"{name} is there twice")
+            raise Refused(protocol.BAD_REQUEST, f"{name} is given twice")
         params[name] = _CONVERTERS.get(name, str)(text)
     return params
 
@@ -424,11 +424,11 @@ def _tcp_listener(host: str, port: int) -> Listener:
         raise ConfigError(f"{wrong}; stop what listens there, or change --listen") from None
 
 
-async def _run(at: Place, endpoint: str, tls: Tls | None, everything: bool) -> None:
-    if isinstance(at, str):
-        listener, url = listen(at, flag="--listen"), f"{UNIX}{at}"
+async def _run(address: Address, endpoint: str, tls: Tls | None, everything: bool) -> None:
+    if isinstance(address, str):
+        listener, url = listen(address, flag="--listen"), f"{UNIX}{address}"
     else:
-        listener = _tcp_listener(*at)
+        listener = _tcp_listener(*address)
         host, port = listener.socket.getsockname()[:2]
         url = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
     listener.socket.setblocking(False)
@@ -450,7 +450,7 @@ async def _run(at: Place, endpoint: str, tls: Tls | None, everything: bool) -> N
         listener.close()
 
 
-def run(at: Place, endpoint: str, tls: Tls | None, *, everything: bool = False) -> int:
+def run(address: Address, endpoint: str, tls: Tls | None, *, everything: bool = False) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code. Raises ConfigError if it cannot listen."""
-    asyncio.run(_run(at, endpoint, tls, everything))
+    asyncio.run(_run(address, endpoint, tls, everything))
     return 0

@@ -1,9 +1,9 @@
-"""The checks of /livez and /readyz as they are shown."""
+"""The checks of /livez and /readyz: names, states and texts."""
 
 from collections.abc import Collection, Mapping
 from itertools import islice
 
-PATIENCE_SECONDS = 30.0
+UNREACHABLE_SECONDS = 30.0
 """For how many seconds a plugin with policy Fail may be unreachable before the proxy is not ready."""
 STALL_REPORTED_SECONDS = 60.0
 """For how many seconds after its end a stall of the event loop is reported."""
@@ -13,9 +13,9 @@ CHECKS = (
     *("listening", "registrations_read", "runtime", "not_draining", "fail_plugins"),
     *("plugins", "breakers", "disabled_plugins", "invalid_files", "store", "loop"),
 )
-"""The checks of /readyz, those that can fail first."""
+"""The checks of /readyz; those that can fail come first."""
 OK, FAILED, DEGRADED = "ok", "failed", "degraded"
-"""The states of a check: FAILED makes the whole fail; DEGRADED is shown only."""
+"""The states of a check: one FAILED check fails the request, DEGRADED is only shown."""
 _SIGNS = {OK: "[+]", FAILED: "[-]", DEGRADED: "[~]"}
 
 
@@ -25,7 +25,7 @@ def verdict(name: str, failed: str = "", degraded: str = "") -> dict[str, str]:
     return {"name": name, "state": state, "reason": failed or degraded}
 
 
-def named(why: str, names: Collection[str]) -> str:
+def reason_with_names(why: str, names: Collection[str]) -> str:
     """Return a reason with the first names that it is about; "" without a name."""
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return f"{why}: {', '.join(islice(names, _NAMES_SHOWN))}{more}" if names else ""

@@ -1,4 +1,4 @@
-"""Change the log level for a while; the configured level comes back without a further request."""
+"""Change the log level for a limited time; the configured level is restored without a further request."""
 
 import asyncio
 import logging
@@ -21,24 +21,24 @@ class LogLevel:
         self._loop = loop
         self._configured = configured
         self._wall_clock = wall_clock
-        self._back: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def change(self, level: str, seconds: float) -> str:
-        """Set a level immediately, for so many seconds, instead of one set earlier; return the time at which the
-        configured one is back."""
-        if self._back is not None:
-            self._back.cancel()
-        self._back = self._loop.call_later(seconds, self._fall_back)
+        """Set a level for so many seconds, which replaces an earlier change. Return the time at which the configured
+        level is restored."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self._restore)
         until = rfc3339(self._wall_clock() + seconds)
         _set(level, f"the log level is {level} until {until}, then {self._configured} again")
         return until
 
-    def _fall_back(self) -> None:
+    def _restore(self) -> None:
         _set(self._configured, f"the log level is {self._configured} again, as configured")
 
 
 def _set(level: str, text: str) -> None:
-    """Change the level and log it, at the one of both levels that shows more."""
+    """Change the level, and log that while the more verbose of both levels is set."""
     before = log.isEnabledFor(logging.WARNING)
     if before:
         log.warning("%s", text, extra=UNLIMITED)

@@ -14,7 +14,7 @@ Part = dict[str, Any]
 
 
 class Refused(Exception):
-    """A request that is not answered, with a status and a line with what is wrong and what to do."""
+    """A rejected request: an HTTP status, and a line with the fault and the remedy."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -23,12 +23,12 @@ class Refused(Exception):
 
 
 class Answer:
-    """Reads the lines of one answer; ``complete`` after the last one."""
+    """Parser of the lines of one answer; the last line sets ``complete``."""
 
     complete = False
 
-    def take(self, line: bytes) -> Part:
-        """Return what one line adds. Raises Refused for an error, and ValueError for what is no line of an answer."""
+    def parse(self, line: bytes) -> Part:
+        """Return the content of one line. Raises Refused for an error, and ValueError for an invalid line."""
         message = json.loads(line)
         error = message.get("error") if isinstance(message, dict) else {}
         if isinstance(error, dict):

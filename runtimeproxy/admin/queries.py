@@ -1,6 +1,6 @@
 """The methods of the control protocol (docs/control-protocol.rst).
 
-Invariants: no answer has a value of a request. Each part of an answer takes less than 2 ms to make.
+Invariants: no answer contains a value of a request. Each part of an answer takes less than 2 ms to make.
 """
 
 import os
@@ -23,7 +23,7 @@ from runtimeproxy.core.store import Store
 from runtimeproxy.core.sync import Sync
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.model.hookpoints import HOOK_POINTS
-from runtimeproxy.observe.events import MOST_EVENTS, EventKind, Events, Row, rfc3339, shown
+from runtimeproxy.observe.events import MOST_EVENTS, EventKind, Events, Row, event_object, rfc3339
 from runtimeproxy.observe.loop_watchdog import LoopWatchdog
 from runtimeproxy.observe.metric_table import SECONDS, Histogram, quantile
 from runtimeproxy.observe.metrics import Metrics
@@ -35,14 +35,14 @@ from runtimeproxy.settings.config import Setting
 from runtimeproxy.settings.options import LOG_LEVELS, parse_duration
 from runtimeproxy.settings.version import VERSION
 
-LOOK_SECONDS, FRESH_SECONDS = 1.0, 0.25
-"""For how long answers share the checks of readyz, and the metrics."""
+READINESS_SECONDS, METRICS_SECONDS = 1.0, 0.25
+"""How long the results of readyz's checks, and the metrics, are reused."""
 RECORDS_PER_ITERATION, SERIES_PER_ITERATION, ROW_SECONDS = 500, 200, 0.0005
-"""What one iteration of the loop reads and encodes at most: half a millisecond, or one row."""
+"""Limits of an iteration of the loop in records, series, and seconds for rows: half a millisecond, or one row."""
 PAGE, LONGEST_PAGE, EVENTS = 100, 1000, 1000
-"""How many records an answer has, unless another number is requested, and at most; and how many events."""
+"""Default and maximum number of records in an answer, and the default number of events."""
 FOLLOWERS = 16
-"""Most clients that follow: half of all connections, so that others get through."""
+"""Most clients that follow: half of all connections, so that other requests are served."""
 ENCODED_EVENTS = 256
 TEXT_CHARACTERS = 512
 NAMES = 20
@@ -75,7 +75,7 @@ def methods(sources: Sources) -> Mapping[str, Method]:
     version: Part = {"version": VERSION, "python": platform.python_version(), "mode": sources.mode}
     version |= {"pid": os.getpid(), "startedAt": rfc3339(time.time())}
     readiness = _Readiness(sources)
-    options = [{"key": each.key, "value": each.value, "origin": each.origin} for each in sources.settings]
+    options = [{"key": setting.key, "value": setting.value, "origin": setting.origin} for setting in sources.settings]
     page = {"pod": _text, "id": _text, "limit": _count(LONGEST_PAGE), "after": _text}
     events: dict[str, Callable[[Any], Any]] = {"since": _number, "limit": _count(MOST_EVENTS), "follow": _boolean}
     events |= {"pod": _text, "hookServer": _text, "kind": _kind}
@@ -95,7 +95,7 @@ def methods(sources: Sources) -> Mapping[str, Method]:
     }
 
 
-def _right(value: Any, is_right: bool, fault: str) -> Any:
+def _require(value: Any, is_right: bool, fault: str) -> Any:
     if not is_right:
         raise ValueError(fault)
     return value
@@ -103,27 +103,27 @@ def _right(value: Any, is_right: bool, fault: str) -> Any:
 
 def _text(value: Any) -> Any:
     is_text = isinstance(value, str) and len(value) <= TEXT_CHARACTERS and value.isprintable()
-    return _right(value, is_text, f"is not a text of at most {TEXT_CHARACTERS} characters")
+    return _require(value, is_text, f"is not a text of at most {TEXT_CHARACTERS} characters")
 
 
 def _number(value: Any) -> Any:
-    return _right(value, type(value) is int and 0 <= value < 1 << 53, "is not a number from 0")
+    return _require(value, type(value) is int and 0 <= value < 1 << 53, "is not a number from 0")
 
 
 def _count(most: int) -> Callable[[Any], Any]:
-    return lambda value: _right(value, 1 <= _number(value) <= most, f"is not from 1 to {most}")
+    return lambda value: _require(value, 1 <= _number(value) <= most, f"is not from 1 to {most}")
 
 
 def _kind(value: Any) -> Any:
-    return _right(value, value in KINDS, f"is not one of {', '.join(KINDS)}")
+    return _require(value, value in KINDS, f"is not one of {', '.join(KINDS)}")
 
 
 def _boolean(value: Any) -> Any:
-    return _right(value, isinstance(value, bool), "is not true or false")
+    return _require(value, isinstance(value, bool), "is not true or false")
 
 
 class _Metrics:
-    """Answers with all series. Requests within FRESH_SECONDS share the parts, each of which is encoded once."""
+    """Answers with all series. Requests within METRICS_SECONDS share the parts, each of which is encoded once."""
 
     def __init__(self, sources: Sources, readiness: "_Readiness") -> None:
         self._sources = sources
@@ -136,25 +136,25 @@ class _Metrics:
             self._readiness.inspect()
             made = map(encoded, _series(self._sources.metrics))
             self._parts = chain([next(made)], made)  # an error of the first part, which reads /proc, is not shared
-            self._due = self._sources.clock() + FRESH_SECONDS
+            self._due = self._sources.clock() + METRICS_SECONDS
         self._parts, parts = tee(self._parts)
         return parts
 
 
 def _series(metrics: Metrics) -> Iterator[Part]:
-    """Yield the value of the label runtime and the figures of the process, then all series: counters and gauges by
-    name, labels and value, histograms by name, labels, the counts of their buckets, and the sum."""
+    """Yield the label runtime and the metrics of the process, then all series. Counters and gauges have name, labels
+    and value, histograms have name, labels, bucket counts and sum."""
     yield {"runtime": metrics.runtime, "process": _process(), "values": [], "histograms": []}
     values = iter([*metrics.counters.items(), *metrics.gauges.items()])
     while chunk := list(islice(values, SERIES_PER_ITERATION)):
         yield {"values": [(*key, value) for key, value in chunk]}
     histograms = iter([*metrics.histograms.items()])
-    while found := list(islice(histograms, SERIES_PER_ITERATION)):
-        yield {"histograms": [(*key, histogram.counts, histogram.sum) for key, histogram in found]}
+    while series_chunk := list(islice(histograms, SERIES_PER_ITERATION)):
+        yield {"histograms": [(*key, histogram.counts, histogram.sum) for key, histogram in series_chunk]}
 
 
 def _process() -> dict[str, float]:
-    """Return the figures of this process by the names that Prometheus' clients use (proc(5))."""
+    """Return the metrics of this process under the names of Prometheus' client libraries (proc(5))."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     ticks = os.sysconf("SC_CLK_TCK")
@@ -171,12 +171,12 @@ def _process() -> dict[str, float]:
 
 
 class _Readiness:
-    """The checks of readyz, made once a second at most, however many clients request them, and when what is disabled
-    changed."""
+    """The checks of readyz. They run at most once a second for all clients, and when a hook server was disabled or
+    enabled."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._looked = -LOOK_SECONDS
+        self._checked_at = -READINESS_SECONDS
         self._disabled: tuple[str, ...] = ()
         self._checks: list[dict[str, str]] = []
 
@@ -185,10 +185,10 @@ class _Readiness:
         yield {"checks": self._checks}
 
     def inspect(self) -> None:
-        """Repeat the checks if they are old, and set the gauge of readiness."""
+        """Repeat the checks if their results are old, and set the gauge ``ready``."""
         now, disabled = self._sources.clock(), tuple(self._sources.manager.disabled)
-        if now - self._looked >= LOOK_SECONDS or disabled != self._disabled:
-            self._looked, self._disabled = now, disabled
+        if now - self._checked_at >= READINESS_SECONDS or disabled != self._disabled:
+            self._checked_at, self._disabled = now, disabled
             self._checks = _checks(self._sources, now)
             ready = all(check["state"] != health.FAILED for check in self._checks)
             self._sources.metrics.gauge("ready", float(ready))
@@ -199,14 +199,14 @@ def _checks(sources: Sources, now: float) -> list[dict[str, str]]:
     failing, unreachable, suspended = [], [], []
     for plugin in manager.plugins:
         absence = sources.reach.absences.get(plugin.name)
-        if absence and plugin.policy is FailurePolicy.FAIL and now - absence.since >= health.PATIENCE_SECONDS:
+        if absence and plugin.policy is FailurePolicy.FAIL and now - absence.since >= health.UNREACHABLE_SECONDS:
             failing.append(f"{plugin.name} for {now - absence.since:.0f} s ({absence.why})")
         elif absence:
             unreachable.append(f"{plugin.name} ({absence.why})")
         if plugin.breaker.state is BreakerState.OPEN:
             suspended.append(f"{plugin.name} (tried again in {plugin.breaker.seconds_left(now):.0f} s)")
     not_read = "" if manager.read else manager.complaint or "the registration directory was not read yet"
-    disabled = [health.named("disabled by hand", manager.disabled), manager.mask_fault]
+    disabled = [health.reason_with_names("disabled by hand", manager.disabled), manager.mask_fault]
     if stall and now - stall.ended > health.STALL_REPORTED_SECONDS:
         stall = None
     failed = {
@@ -214,14 +214,14 @@ def _checks(sources: Sources, now: float) -> list[dict[str, str]]:
         "registrations_read": not_read,
         "runtime": sources.runtime_fault() or sources.sync.runtime_fault,
         "not_draining": "the proxy is stopping" if sources.draining() else "",
-        "fail_plugins": health.named("policy Fail and unreachable", failing),
+        "fail_plugins": health.reason_with_names("policy Fail and unreachable", failing),
     }
     degraded = {
         "registrations_read": manager.complaint,
-        "plugins": health.named("unreachable", unreachable),
-        "breakers": health.named("calls suspended, as they keep failing", suspended),
+        "plugins": health.reason_with_names("unreachable", unreachable),
+        "breakers": health.reason_with_names("calls suspended, as they keep failing", suspended),
         "disabled_plugins": "; ".join(filter(None, disabled)),
-        "invalid_files": health.named("rejected", manager.rejected),
+        "invalid_files": health.reason_with_names("rejected", manager.rejected),
         "store": "the runtime's pods and containers are still being read" if sources.sync.filling else "",
         "loop": f"it hung for {stall.seconds:.2f} s, {now - stall.ended:.0f} s ago" if stall else "",
     }
@@ -241,22 +241,22 @@ def _hooks(sources: Sources, arguments: Mapping[str, Any]) -> Iterator[Part]:
 
 def _registered(manager: Manager) -> dict[str, Plugin | Registration]:
     """Return the registered hook servers by name, disabled or not, in the order of their files."""
-    found: dict[str, Plugin | Registration] = {plugin.name: plugin for plugin in manager.plugins}
-    found.update(manager.masked)
-    return {name: found[name] for name in sorted(found, key="{}.json".format)}
+    registered: dict[str, Plugin | Registration] = {plugin.name: plugin for plugin in manager.plugins}
+    registered.update(manager.masked)
+    return {name: registered[name] for name in sorted(registered, key="{}.json".format)}
 
 
 def _resolve(manager: Manager, text: str) -> str:
-    """Return the name of the hook server that a name or a file's name means, a registered or disabled one if any."""
+    """Return the hook server that a name or a file's name selects. A registered or disabled one has priority."""
     names = (text, plugin_name(text))
-    known = (name for group in (_registered(manager), manager.disabled) for name in names if name in group)
-    return next(known, names[1])
+    matches = (name for group in (_registered(manager), manager.disabled) for name in names if name in group)
+    return next(matches, names[1])
 
 
 def _listed(names: Iterable[str]) -> str:
-    found = ["".join(letter if letter.isprintable() else "?" for letter in name) for name in names]
-    more = f" and {len(found) - NAMES} more" if len(found) > NAMES else ""
-    return f"there are {', '.join(found[:NAMES])}{more}" if found else "there are none"
+    printable_names = ["".join(letter if letter.isprintable() else "?" for letter in name) for name in names]
+    more = f" and {len(printable_names) - NAMES} more" if len(printable_names) > NAMES else ""
+    return f"there are {', '.join(printable_names[:NAMES])}{more}" if printable_names else "there are none"
 
 
 def _by_hook_server(metrics: Metrics) -> dict[tuple[str, str], int]:
@@ -268,32 +268,33 @@ def _by_hook_server(metrics: Metrics) -> dict[tuple[str, str], int]:
 
 
 def _hook(
-    sources: Sources, name: str, known: Plugin | Registration | None, sums: Mapping[tuple[str, str], int]
+    sources: Sources, name: str, plugin: Plugin | Registration | None, sums: Mapping[tuple[str, str], int]
 ) -> Part:
-    """Return what is shown of a hook server; ``known`` is None for a name that is not registered. One whose figures are
-    counted with those of others has none."""
+    """Return a hook server as JSON; ``plugin`` is None if it is not registered. Its metrics are None if they are
+    counted under OTHER_LABEL."""
     own, manager = sources.metrics.is_shown(name), sources.manager
-    repeated = {point: other for (repeating, point), other in manager.repeated.items() if repeating == name}
+    repeated = {hook_point: server for (repeating, hook_point), server in manager.repeated.items() if repeating == name}
+    served = plugin.points - repeated.keys() if plugin else frozenset()
     times = sources.metrics.histograms.get(("hook_call_duration_seconds", (name,)))
     disabled = manager.disabled.get(name)
     state = "disabled" if disabled else None
     unreachable = last_error = None
-    if isinstance(known, Plugin):
+    if isinstance(plugin, Plugin):
         absence = sources.reach.absences.get(name)
-        state = "unreachable" if absence else known.breaker.state.value
+        state = "unreachable" if absence else plugin.breaker.state.value
         if absence:  # its time is on the loop's clock
             since = sources.metrics.events.wall_clock() - (sources.clock() - absence.since)
             unreachable = {"since": rfc3339(since), "reason": absence.why}
-        last = known.last_error
+        last = plugin.last_error
         if last.reason:
             last_error = {"time": rfc3339(last.time), "hook": last.hook, "reason": last.reason}
     return {
         "name": name,
-        "endpoint": known and known.endpoint,
-        "policy": known and known.policy.value,
-        "points": [point.name for point in HOOK_POINTS if known and point.name in known.points - repeated.keys()],
+        "endpoint": plugin and plugin.endpoint,
+        "policy": plugin and plugin.policy.value,
+        "points": [hook_point.name for hook_point in HOOK_POINTS if hook_point.name in served],
         "sameSocketAs": sorted({*repeated.values(), *filter(None, [manager.disabled_with.get(name)])}),
-        "timeoutSeconds": known and known.timeout_seconds,
+        "timeoutSeconds": plugin and plugin.timeout_seconds,
         "state": state,
         "disabled": disabled and disabled.shown(),
         "unreachable": unreachable,
@@ -307,8 +308,8 @@ def _hook(
 
 def _quantile(times: Histogram | None, share: float) -> float | None:
     """Return a quantile in seconds, at most the highest bound, as JSON has no infinity."""
-    found = None if times is None else quantile(SECONDS, times.counts, share)
-    return None if found is None else min(found, SECONDS[-1])
+    seconds = None if times is None else quantile(SECONDS, times.counts, share)
+    return None if seconds is None else min(seconds, SECONDS[-1])
 
 
 async def _disable(sources: Sources, arguments: Mapping[str, Any]) -> AsyncIterator[Part]:
@@ -327,81 +328,81 @@ async def _disable(sources: Sources, arguments: Mapping[str, Any]) -> AsyncItera
 
 async def _enable(sources: Sources, arguments: Mapping[str, Any]) -> AsyncIterator[Part]:
     manager, name = sources.manager, _resolve(sources.manager, arguments["name"])
-    known = dict.fromkeys([*_registered(manager), *manager.disabled])
-    if name not in known:
-        raise Refused(NOT_FOUND, f"no such hook server is registered or disabled: {_listed(known)}")
+    names = dict.fromkeys([*_registered(manager), *manager.disabled])
+    if name not in names:
+        raise Refused(NOT_FOUND, f"no such hook server is registered or disabled: {_listed(names)}")
     yield _switched(sources, name, await manager.enable(name))
 
 
 def _switched(sources: Sources, name: str, notes: tuple[str, ...]) -> Part:
-    known = _registered(sources.manager).get(name)
-    return {**_hook(sources, name, known, _by_hook_server(sources.metrics)), "notes": list(notes)}
+    plugin = _registered(sources.manager).get(name)
+    return {**_hook(sources, name, plugin, _by_hook_server(sources.metrics)), "notes": list(notes)}
 
 
 def _store(store: Store, arguments: Mapping[str, Any]) -> Iterator[Part | bytes]:
     after, limit = arguments.get("after", ""), arguments.get("limit", PAGE)
-    found: list[str] = []
+    ids: list[str] = []
     yield {"pods": [], "containers": []}
-    for ids in _selected(store, arguments.get("pod", ""), arguments.get("id", "")):
-        found = nsmallest(limit + 1, found + [one for one in ids if one > after])
+    for chunk in _selected(store, arguments.get("pod", ""), arguments.get("id", "")):
+        ids = nsmallest(limit + 1, ids + [record_id for record_id in chunk if record_id > after])
         yield b""
-    page = found[:limit]
-    pods = ((pod, store.containers_of(one)) for one in page if (pod := store.pod(one)) is not None)
+    page = ids[:limit]
+    pods = ((pod, store.containers_of(record_id)) for record_id in page if (pod := store.pod(record_id)) is not None)
     pod_rows = (records.pod_row(pod, [inside.effective.id for inside in containers]) for pod, containers in pods)
     yield from _chunks("pods", pod_rows)
-    containers = (container for one in page if (container := store.container(one)) is not None)
+    containers = (container for record_id in page if (container := store.container(record_id)) is not None)
     yield from _chunks("containers", map(records.container_row, containers))
-    yield {"next": page[-1] if len(found) > limit else None}
+    yield {"next": page[-1] if len(ids) > limit else None}
 
 
-def _selected(store: Store, pod: str, beginning: str) -> Iterator[list[str]]:
-    """Yield in pieces the ids with a beginning, of these pods and their containers alone if ``pod`` is given."""
+def _selected(store: Store, pod: str, prefix: str) -> Iterator[list[str]]:
+    """Yield in chunks the ids with a prefix; if ``pod`` is given, only those of matching pods and their containers."""
     pods, containers = store.snapshot()
-    desired = set[str]()
-    for some_pods in _chunks_of(pods):
-        infos = [record.effective for record in some_pods]
+    pod_ids = set[str]()
+    for pod_chunk in _chunks_of(pods):
+        infos = [record.effective for record in pod_chunk]
         ids = [info.id for info in infos if records.is_of_pod(pod, info.namespace, info.name, info.id)]
-        desired.update(ids)
-        yield [one for one in ids if one.startswith(beginning)]
-    for some in _chunks_of(containers):
-        found = [record.effective for record in some if record.effective.id.startswith(beginning)]
-        yield [info.id for info in found if info.pod_id in desired or info.pod_id.startswith(pod)]
+        pod_ids.update(ids)
+        yield [pod_id for pod_id in ids if pod_id.startswith(prefix)]
+    for container_chunk in _chunks_of(containers):
+        matches = [record.effective for record in container_chunk if record.effective.id.startswith(prefix)]
+        yield [info.id for info in matches if info.pod_id in pod_ids or info.pod_id.startswith(pod)]
 
 
 class _Events:
-    """Answers with the ring's events, and at most FOLLOWERS clients with those to come."""
+    """Answers with the ring's events; at most FOLLOWERS clients get new ones too."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
         self._followers = 0
 
     def parts(self, arguments: Mapping[str, Any]) -> Iterator[bytes | None]:
-        """Yield the wanted events after ``since``, in order; events that are no longer kept are reported as a gap.
-        ``follow`` continues with those to come. Raises Refused."""
+        """Yield the selected events after ``since`` in order, and a gap for dropped events. ``follow`` continues with
+        new events. Raises Refused."""
         follow = arguments.get("follow", False)
-        last, left = arguments.get("since", 0), arguments.get("limit", inf if follow else EVENTS)
+        last, remaining = arguments.get("since", 0), arguments.get("limit", inf if follow else EVENTS)
         if follow and self._followers >= FOLLOWERS:
             raise Refused(UNAVAILABLE, f"{FOLLOWERS} clients follow already; try again without follow, or later")
         self._followers += follow
         try:
             yield _EVENTS % b""
-            while left > 0:
+            while remaining > 0:
                 rows, gap = self._events.read(last)
-                found = []
+                encoded_events = []
                 if gap is not None:
                     last = gap[1]
-                    found.append(encoded({"kind": "gap", "from": gap[0], "to": last}))
+                    encoded_events.append(encoded({"kind": "gap", "from": gap[0], "to": last}))
                 began = time.monotonic()
                 for row in rows:
-                    if len(found) >= left or time.monotonic() - began >= ROW_SECONDS:
+                    if len(encoded_events) >= remaining or time.monotonic() - began >= ROW_SECONDS:
                         break
                     last = row[0]
                     event, octets = _encoded(row)
                     if _matches(event, arguments):
-                        found.append(octets)
-                left -= len(found)
-                if found:
-                    yield _EVENTS % b",".join(found)
+                        encoded_events.append(octets)
+                remaining -= len(encoded_events)
+                if encoded_events:
+                    yield _EVENTS % b",".join(encoded_events)
                 elif rows:
                     yield b""
                 elif follow:
@@ -414,20 +415,20 @@ class _Events:
 
 @lru_cache(ENCODED_EVENTS)
 def _encoded(row: Row) -> tuple[Part, bytes]:
-    """Return an event as it is shown, and its JSON: all clients that follow share them."""
-    event = shown(row)
+    """Return an event as an object and as JSON, which all clients that follow share."""
+    event = event_object(row)
     return event, encoded(event)
 
 
-def _matches(event: Mapping[str, Any], desired: Mapping[str, Any]) -> bool:
-    """Return whether an event is one that ``pod``, ``hookServer`` and ``kind`` select. The name of a registration file
-    selects its hook server."""
-    if desired.get("kind") not in (None, event["kind"]):
+def _matches(event: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
+    """Return whether ``pod``, ``hookServer`` and ``kind`` select an event. The name of a registration file selects its
+    hook server."""
+    if arguments.get("kind") not in (None, event["kind"]):
         return False
     ids = [event.get(key, "") for key in ("podId", "containerId")]
-    if not records.is_of_pod(desired.get("pod", ""), event.get("namespace"), event.get("pod"), *ids):
+    if not records.is_of_pod(arguments.get("pod", ""), event.get("namespace"), event.get("pod"), *ids):
         return False
-    name = desired.get("hookServer")
+    name = arguments.get("hookServer")
     servers = {event.get("hookServer", ""), *(field["hookServer"] for field in event.get("fields", ()))}
     return name is None or not servers.isdisjoint({name, plugin_name(name)})
 

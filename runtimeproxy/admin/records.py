@@ -1,4 +1,4 @@
-"""The Store's records as they are shown: names of fields, keys of maps, and who set them; no value of a field."""
+"""The Store's records in answers: names of fields, keys of maps and their owners; no value of a field."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, Envs, PodI
 from runtimeproxy.model.merge import owners_of
 
 LONGEST_ENVS = 64 * 1024
-"""Longest environment in bytes whose names are read: a longer one is only reported as present, which takes no time."""
-MANY = "envs.*"
+"""Longest environment in bytes whose names are decoded; of a longer one only its presence is reported."""
+UNREAD_ENVS = "envs.*"
 
 
 def pod_row(record: PodRecord, containers: list[str]) -> dict[str, Any]:
-    """Return what is shown of a pod; ``containers`` are the ids of its containers."""
+    """Return a pod as JSON; ``containers`` are the ids of its containers."""
     info = record.effective
     return {
         "id": info.id,
@@ -39,27 +39,26 @@ def container_row(record: ContainerRecord) -> dict[str, Any]:
 
 
 def _fields(original: PodInfo | ContainerInfo, effective: PodInfo | ContainerInfo) -> dict[str, list[str]]:
-    """Return the names of the fields that the kubelet set, that went to the runtime, and that differ between both."""
-    queried = _values(original)
+    """Return the names of the fields that the kubelet set, that the runtime received, and that differ between both."""
+    requested = _values(original)
     if effective is original:
-        return {"asked": sorted(queried), "sent": sorted(queried), "changed": []}
+        return {"asked": sorted(requested), "sent": sorted(requested), "changed": []}
     sent = _values(effective)
-    differing = [name for name in queried.keys() | sent.keys() if queried.get(name) != sent.get(name)]
-    return {"asked": sorted(queried), "sent": sorted(sent), "changed": sorted(differing)}
+    differing = [name for name in requested.keys() | sent.keys() if requested.get(name) != sent.get(name)]
+    return {"asked": sorted(requested), "sent": sorted(sent), "changed": sorted(differing)}
 
 
 def _values(info: PodInfo | ContainerInfo) -> dict[str, Any]:
-    """Return the values of the fields that are set, named as in ``Adjustment.owners``; they are not shown."""
+    """Return the values of the fields that are set, named as in ``Adjustment.owners``; no answer contains them."""
     if isinstance(info, PodInfo):
         return set_fields(info)
     if type(info.envs) is not Envs:
         return set_fields(info) | flat({"envs": info.envs}, None, {})
     if len(info.envs.raw) > LONGEST_ENVS:
-        return {MANY: None} | set_fields(info) | flat({"envs": info.envs.changes}, None, {})
+        return {UNREAD_ENVS: None} | set_fields(info) | flat({"envs": info.envs.changes}, None, {})
     return set_fields(info) | flat({"envs": info.envs.decoded()}, None, {})
 
 
-def is_of_pod(desired: str, namespace: str | None, name: str | None, *ids: str) -> bool:
-    """Return whether ``wanted`` is a pod's NAME, NAMESPACE/NAME, or the beginning of one of the ids; "" is every
-    pod's."""
-    return desired in (name, f"{namespace}/{name}") or any(one.startswith(desired) for one in ids)
+def is_of_pod(pod: str, namespace: str | None, name: str | None, *ids: str) -> bool:
+    """Return whether ``pod`` is NAME, NAMESPACE/NAME, or a prefix of one of the ids; "" matches every pod."""
+    return pod in (name, f"{namespace}/{name}") or any(pod_id.startswith(pod) for pod_id in ids)

@@ -1,7 +1,6 @@
 """Serve the control protocol on the admin and the metrics socket (docs/control-protocol.rst).
 
-Invariant: in one iteration of the event loop one request is read or one part of an answer is made, however many
-clients wait.
+Invariant: an iteration of the event loop reads one request or makes one part of an answer, however many clients wait.
 """
 
 import asyncio
@@ -22,55 +21,55 @@ from runtimeproxy.relay.hangups import has_hung_up
 log = logging.getLogger(__name__)
 
 CONNECTIONS = 32
-"""Most connections of one socket that are open; others wait in its backlog."""
+"""Most open connections of a socket; further ones wait in its backlog."""
 SILENT_SECONDS = 10.0
-"""How long a client may send nothing while no request of it is answered, how long a request may take from its first to
-its last byte, and how long a client may not read."""
+"""Time limit of a connection without a pending request, of a request from its first to its last byte, and of a client
+that does not read."""
 REQUEST_SECONDS = 0.1
-"""How long a connection keeps its place without a request while all places are taken."""
+"""How long a connection without a request stays open while the limit is reached."""
 PAUSE_SECONDS = 0.5
 
 POLL_SECONDS = 0.25
-"""How long an answer waits that has nothing to add yet."""
+"""How long an answer without a new part waits."""
 
 Query = Callable[[Mapping[str, Any]], Iterator[Part | bytes | None] | AsyncIterator[Part]]
-"""Makes the parts of an answer, each in less than 2 ms: an object, or its JSON; b"" for nothing yet, and None if more
-may follow after POLL_SECONDS. Raises Refused."""
+"""Makes the parts of an answer, each in less than 2 ms: an object or its JSON, b"" for an empty part, None to wait for
+POLL_SECONDS. Raises Refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What can be requested: ``takes`` are the parameters with the check of each, which raises ValueError; those in
-    ``needs`` must be given. ``public`` methods are served on the metrics socket too; ``signed`` ones are given who
-    requests it as the parameter ``by``."""
+    """A method of the protocol: ``parameters`` has the check of each parameter, which raises ValueError. ``public``
+    methods are served on the metrics socket too; ``signed`` ones receive the client's identity as the parameter
+    ``by``."""
 
     query: Query
-    takes: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    needs: tuple[str, ...] = ()
+    parameters: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
     public: bool = False
     signed: bool = False
 
-    def checked(self, name: str, given: Any) -> dict[str, Any]:
+    def check_params(self, name: str, given: Any) -> dict[str, Any]:
         """Return the parameters of a request. Raises Refused, without the request's values."""
         if not isinstance(given, dict):
             raise Refused(protocol.BAD_REQUEST, f"{name}: params is not a JSON object")
-        takes = f"{name} takes {', '.join(self.takes) or 'no parameters'}"
-        if given.keys() - self.takes.keys():
-            raise Refused(protocol.BAD_REQUEST, f"unknown parameter: {takes}")
-        if missing := [parameter for parameter in self.needs if parameter not in given]:
-            raise Refused(protocol.BAD_REQUEST, f"{missing[0]} is missing: {takes}")
-        checked = {}
+        accepted = f"{name} takes {', '.join(self.parameters) or 'no parameters'}"
+        if given.keys() - self.parameters.keys():
+            raise Refused(protocol.BAD_REQUEST, f"unknown parameter: {accepted}")
+        if missing := [parameter for parameter in self.required if parameter not in given]:
+            raise Refused(protocol.BAD_REQUEST, f"{missing[0]} is missing: {accepted}")
+        values = {}
         for parameter, value in given.items():
             try:
-                checked[parameter] = self.takes[parameter](value)
+                values[parameter] = self.parameters[parameter](value)
             except ValueError as error:
                 raise Refused(protocol.BAD_REQUEST, f"{parameter} {error}") from None
-        return checked
+        return values
 
 
 @dataclass(eq=False, slots=True)
 class Client:
-    """One connection. ``requested`` is whether a whole request came on it."""
+    """One connection; its first complete request sets ``requested``."""
 
     sock: socket.socket
     since: float
@@ -79,27 +78,27 @@ class Client:
     task: "asyncio.Task[None] | None" = None
 
 
-class _ClientGoneError(Exception):
-    """The client left, or does not read."""
+class _ClientClosedError(Exception):
+    """The client closed the connection, or does not read."""
 
 
 class Server:
-    """Serves methods on a listening socket. On a private socket, every method, and only to root and this process's own
-    user; on a public one the public methods, to all that can connect."""
+    """Serves methods on a listening socket. A private one serves all methods, but only to root and this process's own
+    user; a public one serves the public methods to any client."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         listener: socket.socket,
         methods: Mapping[str, Method],
-        making: asyncio.Lock,
+        part_lock: asyncio.Lock,
         *,
         private: bool,
     ) -> None:
         self._loop = loop
         self._listener = listener
-        self._methods = methods if private else {name: each for name, each in methods.items() if each.public}
-        self._making = making
+        self._methods = methods if private else {name: method for name, method in methods.items() if method.public}
+        self._part_lock = part_lock
         self._private = private
         self._paused: asyncio.TimerHandle | None = None
         self.clients: set[Client] = set()
@@ -120,7 +119,7 @@ class Server:
             await asyncio.wait(tasks)
 
     def _accept(self) -> None:
-        """Accept a connection. Without a place or a descriptor for it, pause."""
+        """Accept a connection; pause at the limit of connections or descriptors."""
         if len(self.clients) >= CONNECTIONS:
             self._pause(REQUEST_SECONDS)
             return
@@ -140,7 +139,7 @@ class Server:
         self._paused = self._loop.call_later(seconds, self._resume)
 
     def _resume(self) -> None:
-        """Accept again. While no place is free, connections without a request lose theirs."""
+        """Resume accepting. While the limit is reached, close connections without a request."""
         if self._paused is not None:
             self._paused.cancel()
             self._paused = None
@@ -164,11 +163,12 @@ class Server:
             while request := await self._request(client):
                 client.requested = True
                 await self._answer(client, request, f"uid {user}, pid {pid}")
-        except (OSError, _ClientGoneError):
+        except (OSError, _ClientClosedError):
             pass
 
     async def _request(self, client: Client) -> bytes:
-        """Return the next line, which may end with the stream; b"" at its end. Raises OSError and TimeoutError."""
+        """Return the next line, b"" at the end of the stream; the last one needs no line feed. Raises OSError and
+        TimeoutError."""
         received, due = client.received, self._loop.time() + SILENT_SECONDS
         while (end := received.find(b"\n")) < 0 and len(received) <= REQUEST_BYTES:
             async with asyncio.timeout_at(due):
@@ -191,13 +191,13 @@ class Server:
         number: Any = None
         name: Any = None
         try:
-            async with self._making:  # a client may send thousands of wrong requests at one time
+            async with self._part_lock:  # a client may send thousands of wrong requests at one time
                 await asyncio.sleep(0)
                 number, name, params = _read(request)
                 method = self._methods.get(name)
                 if method is None:
                     raise Refused(protocol.NOT_FOUND, f"no such method; there are {', '.join(self._methods)}")
-                parts = method.query(method.checked(name, params) | ({"by": by} if method.signed else {}))
+                parts = method.query(method.check_params(name, params) | ({"by": by} if method.signed else {}))
             if isinstance(parts, Iterator):
                 await self._send_parts(client, number, parts)
             else:
@@ -206,7 +206,7 @@ class Server:
             last = line(id=number, end={"schemaVersion": SCHEMA_VERSION})
         except Refused as refused:
             last = _error(number, refused.status, refused.text)
-        except _ClientGoneError:
+        except _ClientClosedError:
             raise
         except Exception:
             log.exception("the request %s failed", name, extra={"kind": name})
@@ -214,9 +214,9 @@ class Server:
         await self._send(client, last)
 
     async def _send_parts(self, client: Client, number: Any, parts: Iterator[Part | bytes | None]) -> None:
-        """Make and send each part in an iteration of the loop in which no other part is made."""
+        """Make and send the parts, each in an iteration of the loop without another part."""
         while True:
-            async with self._making:
+            async with self._part_lock:
                 await asyncio.sleep(0)
                 try:
                     part = next(parts)
@@ -228,7 +228,7 @@ class Server:
             elif part is not None:
                 continue
             elif has_hung_up(client.sock):
-                raise _ClientGoneError
+                raise _ClientClosedError
             else:
                 await asyncio.sleep(POLL_SECONDS)
 
@@ -240,26 +240,26 @@ class Server:
             async with asyncio.timeout(SILENT_SECONDS):
                 await self._loop.sock_sendall(client.sock, octets)
         except OSError:
-            raise _ClientGoneError from None
+            raise _ClientClosedError from None
 
 
 def _read(request: bytes) -> tuple[Any, str, Any]:
     """Return id, method and parameters of a request. Raises Refused."""
     try:
-        found = json.loads(request, object_pairs_hook=_object)
+        message = json.loads(request, object_pairs_hook=_object)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not isinstance(found.get("method"), str):
+        message = None
+    if not isinstance(message, dict) or not isinstance(message.get("method"), str):
         raise Refused(protocol.BAD_REQUEST, 'a request is a line like {"id": 1, "method": "hooks", "params": {}}')
-    number = found.get("id")
-    return number if isinstance(number, int | str) else None, found["method"], found.get("params", {})
+    number = message.get("id")
+    return number if isinstance(number, int | str) else None, message["method"], message.get("params", {})
 
 
 def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(members)
-    if len(found) < len(members):
+    values = dict(members)
+    if len(values) < len(members):
         raise ValueError("a name is there twice")
-    return found
+    return values
 
 
 def _error(number: Any, status: int, text: str) -> bytes:

@@ -14,7 +14,7 @@ import click
 from runtimeproxy.cli.commands.run import run_command
 from runtimeproxy.cli.commands.table import PROGRAM, command_group
 from runtimeproxy.cli.shared.admin_client import NoProxy
-from runtimeproxy.cli.shared.output import FAILED, INTERRUPTED, NO_PROXY, WRONG_USE, words
+from runtimeproxy.cli.shared.output import FAILED, INTERRUPTED, NO_PROXY, WRONG_USE, error_text
 
 
 def main() -> int:
@@ -26,7 +26,7 @@ def koord_runtime_proxy() -> int:
 
 
 def _guarded(command: click.Command, name: str) -> int:
-    """Return the command's exit code; whatever it raises becomes one line on stderr."""
+    """Run the command and return its exit code; an exception becomes one line on stderr."""
     _fill_standard_files()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # in some locales names cannot be written as they are
@@ -46,7 +46,7 @@ def _guarded(command: click.Command, name: str) -> int:
     except click.Abort:
         return _fail(name, "interrupted", INTERRUPTED)
     except Exception as error:
-        return _fail(name, words(error), FAILED)
+        return _fail(name, error_text(error), FAILED)
 
 
 def _show_version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -67,7 +67,7 @@ def _fill_standard_files() -> None:
 
 
 def _drop_unwritten_output() -> None:
-    """Lead standard output to /dev/null if it takes no more: else Python writes an error of its own when it ends."""
+    """Redirect standard output to /dev/null if it accepts no more: else Python writes an error of its own at exit."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -207,7 +207,7 @@ class HeldCall(ABC):
 
     def leave_out(self, names: Sequence[str], by: str, report: Callable[..., None]) -> None:
         """Note the fields that a hook server set and that ``by``, the API of the request, cannot set; ``report`` is
-        ``Metrics.left_out``."""
+        ``Metrics.count_unsettable_fields``."""
         if names:
             kinds = frozenset(name if name == "annotations" else f"resources.{name}" for name in names)
             self.no_effect += ((f"left out: {by} cannot set it", kinds),)

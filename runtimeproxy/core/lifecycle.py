@@ -172,7 +172,7 @@ class Lifecycle:
     def _ended(self, call: HeldCall) -> None:
         times = call.times
         times.operation = call.operation.value  # it may have been found out since
-        seconds = self._metrics.ended(times)
+        seconds = self._metrics.record_end(times)
         owners = {name: owner for name, owner in call.adjustment.owners.items() if name not in call.lacking}
         if times.outcome == "agreed" and owners:
             for owner, field in {(owner, kind_of(name)) for name, owner in owners.items()}:
@@ -212,7 +212,7 @@ class Lifecycle:
                     try:
                         await self._queue.wait(turn, end - self._clock())
                     finally:
-                        times.turn += self._metrics.clock() - began
+                        times.queued += self._metrics.clock() - began
                 subject = call.subject(self.store) or subject
                 if subject is None and self._registered(call.hook_points):
                     # Without Pre hooks, for the sake of Post hooks alone, reading may take all of the hold's time.
@@ -355,7 +355,7 @@ class Lifecycle:
                 # to keep the order.
                 began = self._metrics.clock()
                 await self._queue.wait(turn, self._budget(call) or self._budget_seconds)
-                call.times.turn += self._metrics.clock() - began
+                call.times.queued += self._metrics.clock() - began
             # Other calls of the same container may have been committed since this one was held.
             present = call.subject(self.store)
             if present is not None and call.operation is Operation.UPDATE_CONTAINER_RESOURCES:

@@ -173,7 +173,7 @@ class ContainerCall(CriCall):
             requested,
             accepts_unlimited_memory=self.shared.backend.accepts_unlimited_memory,
         )
-        self.leave_out(left_out, "an update", self.shared.metrics.left_out)
+        self.leave_out(left_out, "an update", self.shared.metrics.count_unsettable_fields)
         self.shared.metrics.normalised(fields.respelt(changes, values), adjustment.owners)
         return values
 

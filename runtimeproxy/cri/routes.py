@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from runtimeproxy.model.hookpoints import Operation
-from runtimeproxy.observe.metric_table import OTHER, Key
+from runtimeproxy.observe.metric_table import OTHER_LABEL, Key
 
 VERSIONS = ("v1", "v1alpha2")
 
@@ -46,7 +46,7 @@ PASSING: dict[bytes, Key] = {
     for method in methods
 }
 """The series that counts a path's passing calls; an Operation passes while no hook server is registered for it."""
-PASSING_OTHER: Key = ("calls_passed", (OTHER,))
+PASSING_OTHER: Key = ("calls_passed", (OTHER_LABEL,))
 
 RESTORES: frozenset[bytes] = frozenset(runtime_path(version, "RestorePod").encode() for version in VERSIONS)
 """The paths of the method that creates and starts a whole pod, so at no hook point."""

@@ -139,7 +139,7 @@ class CreateCall(DockerCall):
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Put the adjustment into Labels, Env and HostConfig, and the pod's cgroup parent where a hook changed it."""
         left_out, respelt = messages.differing_in_create(adjustment.resources)
-        self.leave_out(left_out, "Docker", self.shared.metrics.left_out)
+        self.leave_out(left_out, "Docker", self.shared.metrics.count_unsettable_fields)
         self.shared.metrics.normalised(respelt, adjustment.owners)
         of_pod, driver = subject.container is None, self.shared.lookup.driver
         path = adjustment.cgroup_parent if of_pod else merge.parent_to_put_in(subject.pod, adjustment)
@@ -262,7 +262,7 @@ class StartCall(ReferenceCall):
         failed update may have been applied all the same, the call is ``state_unknown`` from then on."""
         container = merge.container_of(subject).effective
         update = messages.edit_update(b"{}", adjustment.resources, container.resources or fields.NO_RESOURCES)
-        self.leave_out(update.left_out, "Docker", self.shared.metrics.left_out)
+        self.leave_out(update.left_out, "Docker", self.shared.metrics.count_unsettable_fields)
         self.shared.metrics.normalised(update.respelt, adjustment.owners)
         if not update.resources:
             return {}
@@ -301,7 +301,7 @@ class UpdateCall(ReferenceCall):
             adjustment = replace(adjustment, confirmed=adjustment.confirmed - {fields.SWAP})
         update = messages.edit_update(self.body, merge.differing(subject, self.update.requested, adjustment), effective)
         left_out = update.left_out + (("annotations",) if adjustment.annotations else ())
-        self.leave_out(left_out, "Docker", self.shared.metrics.left_out)
+        self.leave_out(left_out, "Docker", self.shared.metrics.count_unsettable_fields)
         self.shared.metrics.normalised(update.respelt, adjustment.owners)
         self.update = replace(self.update, put_in=update.resources)
         return None if update.body is self.body else update.body

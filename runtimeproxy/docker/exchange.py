@@ -17,7 +17,7 @@ from urllib.parse import unquote_to_bytes
 
 from runtimeproxy.core import call
 from runtimeproxy.core.call import CallState, HeldCall, MemoryBudget, Reply, Unreadable
-from runtimeproxy.observe.metric_table import OTHER, Key
+from runtimeproxy.observe.metric_table import OTHER_LABEL, Key
 from runtimeproxy.wire import JOINED_BYTES, http1
 from runtimeproxy.wire.cache import Cache
 from runtimeproxy.wire.http1 import Framing, RequestHead, ResponseHead
@@ -146,7 +146,7 @@ def _pattern(template: str) -> str:
 
 passing = re.compile("|".join(map(_pattern, _TEMPLATES))).match
 """Match "METHOD target" of a passing request; ``lastindex`` is the place of its series."""
-PASSING: tuple[Key, ...] = tuple(("calls_passed", (template,)) for template in (OTHER, *_TEMPLATES))
+PASSING: tuple[Key, ...] = tuple(("calls_passed", (template,)) for template in (OTHER_LABEL, *_TEMPLATES))
 """The series that count passing requests; the first one is that of a request without a match."""
 PASSING_CREATE = PASSING[1 + _TEMPLATES.index("POST /containers/create")]
 EVENTS = PASSING[1 + _TEMPLATES.index("GET /events")]

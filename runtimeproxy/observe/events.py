@@ -1,7 +1,7 @@
-"""The latest events: what happened to calls, hook servers, the runtime and the proxy itself; and how times are written.
+"""The latest events of calls, hook servers, the runtime and the proxy itself; and the format of times.
 
-Invariant: an event has names only (of pods, containers, hook servers, hook points, reasons, fields). No value of a
-request is in it, and no text of a hook server, of the runtime or of another library's exception.
+Invariant: an event has names only (of pods, containers, hook servers, hook points, reasons, fields). It contains no
+value of a request, and no text of a hook server, of the runtime or of another library's exception.
 """
 
 from collections import deque
@@ -15,19 +15,17 @@ from typing import Any, NamedTuple
 
 EPOCH = datetime.fromtimestamp(0, UTC)
 MOST_EVENTS, MOST_BYTES, FIXED_BYTES = 4096, 2 << 20, 352
-"""Most events, and most bytes of them: each is counted with its texts in UTF-8 and FIXED_BYTES, for the tuple, numbers,
-the objects' heads, its place in the ring."""
+"""Limits of the ring in events and bytes. An event has the bytes of its texts in UTF-8 and FIXED_BYTES, for the tuple,
+numbers, object headers and its slot in the ring."""
 PAGE, PAGE_BYTES = 100, 32 * 1024
-"""How many events one ``read`` returns at most: 0.2 ms, the JSON of them included. No event is added to so many bytes
-of texts."""
+"""Limits of one ``read``: events, and bytes of texts after which no event is added. With their JSON it takes 0.2 ms."""
 MOST_FIELDS = 32
-UNCUT, LONGEST_TEXT = 8192, 400
-"""If all texts of an event have more than UNCUT characters, each is cut to LONGEST_TEXT; a label's or annotation's
-whole key is shorter."""
+LONGEST_TEXTS, LONGEST_TEXT = 8192, 400
+"""If all texts of an event exceed LONGEST_TEXTS characters, each is cut to LONGEST_TEXT. A label's key is shorter."""
 PARTS = ("own", "turn", "hooks", "runtime", "post")
 """The parts of a call's time, in the order in which they are recorded."""
 _SECONDS = Struct(f"{len(PARTS)}d")
-_BETWEEN = "\0"
+_SEPARATOR = "\0"
 _NAMES = ("call", "namespace", "pod", "podId", "container", "containerId", "hookServer", "text")
 """The texts that are joined to one, in their order; the fields with their owners follow them."""
 
@@ -78,16 +76,16 @@ class About(NamedTuple):
 
 
 Row = tuple[int, float, EventKind, str, str, str, bytes, bytes]
-"""An event as it is kept: number, time in seconds since 1970, kind, operation, hook point, reason, the packed parts of
-the call's time, and all other texts."""
+"""A stored event: number, time in seconds since 1970, kind, operation, hook point, reason, the packed parts of the
+call's time, and all other texts."""
 
 
 @dataclass(slots=True, eq=False)
 class CallTimes:
-    """The moments of one intercepted call on the metrics' clock, in seconds; None if it was not reached. From held to
-    released the proxy and the Pre hooks work, from released to answered the runtime, from answered to done the Post
-    hooks. Within these, ``turn`` is the wait for an earlier call of its subject, ``hooks`` and ``post`` that for the
-    hooks, ``querying`` that for the runtime before the release."""
+    """Timestamps of one intercepted call in seconds on the metrics' clock; None if not reached. The proxy and the Pre
+    hooks run until ``released``, the runtime until ``answered``, the Post hooks until ``done``. The others are waits in
+    seconds: ``queued`` for an earlier call of the subject, ``hooks`` and ``post`` for hooks, ``querying`` for the
+    runtime before the release."""
 
     operation: str
     held: float
@@ -95,7 +93,7 @@ class CallTimes:
     answered: float | None = None
     done: float | None = None
     outcome: str = ""
-    turn: float = 0.0
+    queued: float = 0.0
     hooks: float = 0.0
     querying: float = 0.0
     post: float = 0.0
@@ -130,31 +128,32 @@ class Events:
         text: str = "",
     ) -> None:
         """Record an event. ``hook`` and ``reason`` are names from a table; ``fields`` maps names of fields to hook
-        servers, ``seconds`` are those of PARTS. The oldest events go as the ring is full."""
+        servers, ``seconds`` are those of PARTS. A full ring drops its oldest events."""
         if len(fields) > MOST_FIELDS:
             text = f"and {len(fields) - MOST_FIELDS} fields more"
         pairs = chain.from_iterable(islice(fields.items(), MOST_FIELDS))
         texts = (*about[1:], hook_server, text, *pairs)
-        joined = _BETWEEN.join(texts)
-        if len(joined) > UNCUT or joined.count(_BETWEEN) >= len(texts):
-            joined = _BETWEEN.join([each.replace(_BETWEEN, "")[:LONGEST_TEXT] for each in texts])
-        retained = joined.encode(errors="backslashreplace")
-        self.bytes += FIXED_BYTES + len(retained)
+        joined = _SEPARATOR.join(texts)
+        if len(joined) > LONGEST_TEXTS or joined.count(_SEPARATOR) >= len(texts):
+            joined = _SEPARATOR.join([text.replace(_SEPARATOR, "")[:LONGEST_TEXT] for text in texts])
+        packed = joined.encode(errors="backslashreplace")
+        self.bytes += FIXED_BYTES + len(packed)
         ring = self._ring
         while self.bytes > MOST_BYTES or len(ring) >= MOST_EVENTS:
             self.bytes -= FIXED_BYTES + len(ring.popleft()[-1])
         self.last += 1
         parts = _SECONDS.pack(*seconds) if seconds else b""
-        ring.append((self.last, self.wall_clock(), kind, about.operation, hook, reason, parts, retained))
+        ring.append((self.last, self.wall_clock(), kind, about.operation, hook, reason, parts, packed))
 
     def runtime_lost(self, seen_by: str, reason: str, text: str = "") -> None:
-        """Record that the runtime is lost, unless it is known to be; ``seen_by`` names who sees it."""
+        """Record that the runtime is lost, unless an observer has reported it; ``seen_by`` names the observer."""
         if not self._lost:
             self.add(EventKind.RUNTIME_LOST, reason=reason, text=text)
         self._lost.add(seen_by)
 
     def runtime_back(self, *seen_by: str) -> None:
-        """Record that the runtime is back, once nobody sees it lost any more; without a name it is back for all."""
+        """Record that the runtime is back when no observer reports its loss; without a name it is back for all
+        observers."""
         if self._lost:
             self._lost.difference_update(seen_by or tuple(self._lost))
             if not self._lost:
@@ -165,29 +164,28 @@ class Events:
         return bool(self._lost)
 
     def read(self, since: int = 0) -> tuple[list[Row], tuple[int, int] | None]:
-        """Return the next events after a number, at most PAGE, and the first and last number of events between these
-        and the number that are no longer kept, if any. A number that was not given yet is one of an earlier process:
-        everything is after it."""
+        """Return the next events after a number, at most PAGE, and the first and last number of dropped events before
+        them, if any. A number above ``last`` is of an earlier process: all events are after it."""
         if since > self.last:
             since = 0
         first = self.last - len(self._ring) + 1
         begin = max(since + 1, first)
-        found: list[Row] = []
-        room = PAGE_BYTES
+        rows: list[Row] = []
+        remaining_bytes = PAGE_BYTES
         for row in islice(self._ring, begin - first, begin - first + PAGE):
-            found.append(row)
-            room -= len(row[-1])
-            if room <= 0:
+            rows.append(row)
+            remaining_bytes -= len(row[-1])
+            if remaining_bytes <= 0:
                 break
-        return found, (since + 1, first - 1) if since + 1 < first else None
+        return rows, (since + 1, first - 1) if since + 1 < first else None
 
 
-def shown(row: Row) -> dict[str, Any]:
-    """Return an event as it is shown: a JSON object without the keys that do not apply."""
-    number, at, kind, operation, hook, reason, parts, retained = row
-    texts = retained.decode().split(_BETWEEN)
+def event_object(row: Row) -> dict[str, Any]:
+    """Return an event as a JSON object, without the keys that do not apply."""
+    number, at, kind, operation, hook, reason, parts, packed = row
+    texts = packed.decode().split(_SEPARATOR)
     pairs = texts[len(_NAMES) :]
-    found = {
+    event = {
         "number": number,
         "time": rfc3339(at),
         "kind": kind.value,
@@ -198,4 +196,4 @@ def shown(row: Row) -> dict[str, Any]:
         "fields": [{"field": field, "hookServer": owner} for field, owner in zip(pairs[::2], pairs[1::2], strict=True)],
         "seconds": dict(zip(PARTS, _SECONDS.unpack(parts), strict=True)) if parts else None,
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in event.items() if value}

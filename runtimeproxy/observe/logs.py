@@ -1,8 +1,8 @@
 """Log lines on stderr that never block a call and never contain a value.
 
-Invariants: a full or broken stderr loses lines, never time (they are dropped and counted). The text of an exception is
-written only if the class is the project's own, since others may quote the input that they failed on; lines of other
-libraries are cut to their template for the same reason.
+Invariants: a full or broken stderr drops lines, which are counted, and delays nothing. The text of an exception is
+written only if the class is the project's own: others may quote their input. Lines of other libraries are cut to their
+template for the same reason.
 """
 
 import json
@@ -24,8 +24,8 @@ LINES_WAITING = 4096
 SECONDS_BETWEEN = 1.0
 """Least seconds between two lines of a kind; lines at debug level are not limited."""
 UNLIMITED = {"limited": False}
-"""``extra`` of a line that is not rate-limited: of lines that report a state the last one must not be lost."""
-_KINDS_KNOWN = 1024
+"""``extra`` of a line that is not rate-limited: the last line that reports a state must not be lost."""
+_MOST_KINDS = 1024
 _CLOSE_SECONDS = 1.0
 
 
@@ -57,27 +57,27 @@ def _handlers() -> list["LineHandler"]:
 
 
 class Limit:
-    """Admits at most one line of a kind per ``SECONDS_BETWEEN``; the next one has the number of those left out."""
+    """Admits at most one line of a kind per ``SECONDS_BETWEEN``; the next one has the number of suppressed lines."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._kinds: dict[tuple[str, ...], tuple[float, int]] = {}
 
     def admit(self, kind: tuple[str, ...]) -> int | None:
-        """Return how many lines of this kind were left out before this one; None if this one is left out too."""
+        """Return how many lines of this kind were suppressed before this one; None if this one is suppressed too."""
         now = self._clock()
-        since, left_out = self._kinds.pop(kind, (-SECONDS_BETWEEN, 0))
+        since, suppressed = self._kinds.pop(kind, (-SECONDS_BETWEEN, 0))
         if since >= 0 and now - since < SECONDS_BETWEEN:
-            self._kinds[kind] = (since, left_out + 1)
+            self._kinds[kind] = (since, suppressed + 1)
             return None
-        if len(self._kinds) >= _KINDS_KNOWN:
+        if len(self._kinds) >= _MOST_KINDS:
             del self._kinds[next(iter(self._kinds))]
         self._kinds[kind] = (now, 0)
-        return left_out
+        return suppressed
 
 
 class LineHandler(logging.Handler):
-    """Formats in the caller's thread and writes in its own; ``dropped`` counts the lines that stderr did not take.
+    """Formats in the caller's thread and writes in its own; ``dropped`` counts the lines that stderr did not accept.
     ``extra={"kind": NAME}`` divides lines of one template into kinds, for instance one per plugin. ``extra=UNLIMITED``
     exempts a line from the limit. ``extra={"call": ID}`` puts the call's id into the line."""
 
@@ -95,10 +95,10 @@ class LineHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             if record.levelno > logging.DEBUG and getattr(record, "limited", True):
-                left_out = self._limit.admit((record.name, str(record.msg), str(getattr(record, "kind", ""))))
-                if left_out is None:
+                suppressed = self._limit.admit((record.name, str(record.msg), str(getattr(record, "kind", ""))))
+                if suppressed is None:
                     return
-                record.__dict__["left_out"] = left_out
+                record.__dict__["left_out"] = suppressed
             line = self.format(record) + "\n"
             self._lines.put_nowait(line.encode(errors="backslashreplace"))
         # A full queue, or a template that does not fit its arguments: logging's own report would show values.
@@ -117,7 +117,7 @@ class LineHandler(logging.Handler):
     def close(self) -> None:
         """Write the queued lines, for at most a second, and remove the handler from the root logger."""
         logging.getLogger().removeHandler(self)
-        with suppress(queue.Full):  # stderr takes nothing: the thread is a daemon and ends with the process
+        with suppress(queue.Full):  # stderr accepts nothing: the thread is a daemon and ends with the process
             self._lines.put(None, timeout=_CLOSE_SECONDS)
             self._writer.join(_CLOSE_SECONDS)
         super().close()
@@ -127,8 +127,8 @@ class Lines(logging.Formatter):
     show_tracebacks = False
 
     def parts(self, record: logging.LogRecord) -> dict[str, Any]:
-        """Of another library's line the message is only the first line of its template. The error is the exception's
-        class and place, with its text if the class is the project's. The traceback begins with the oldest call."""
+        """Another library's message is the first line of its template. The error is the exception's class and place,
+        with its text if the class is the project's. The traceback begins with the oldest call."""
         own = record.name.partition(".")[0] == OWN_LOGGER
         error = record.exc_info[1] if record.exc_info else None
         frames = traceback.extract_tb(error.__traceback__) if error else []
@@ -148,7 +148,7 @@ class Lines(logging.Formatter):
 
 
 class TextLines(Lines):
-    """``TIME LEVEL LOGGER: MESSAGE call=ID``, on one line whatever the message holds; a traceback follows indented."""
+    """``TIME LEVEL LOGGER: MESSAGE call=ID``, always on one line; a traceback follows indented."""
 
     def format(self, record: logging.LogRecord) -> str:
         parts = self.parts(record)
@@ -160,7 +160,7 @@ class TextLines(Lines):
 
 
 class JsonLines(Lines):
-    """One JSON object a line: the parts, of which time, level, logger and message are always in it."""
+    """One JSON object a line, which always has time, level, logger and message."""
 
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps({key: value for key, value in self.parts(record).items() if value or key == "message"})

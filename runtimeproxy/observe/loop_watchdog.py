@@ -3,8 +3,8 @@
 Invariant: a line names places in code, never values. An idle loop is not woken, and iterations cost nothing extra.
 
 An idle loop has no Python frame above the one that runs it. If the thread finds another frame, it schedules a callback
-on the loop: a loop that has not run it in time hangs. Each stall longer than the limit plus one look interval is
-logged, whenever it begins, and none shorter than the limit.
+on the loop: a loop that does not run it in time hangs. Each stall longer than the limit plus one check interval is
+logged, and none shorter than the limit.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from runtimeproxy.observe.metrics import Metrics
 log = logging.getLogger(__name__)
 
 STALL_SECONDS = 0.2
-LOOK_SECONDS = 0.04
-"""Seconds between two looks: with the limit below 0.25 s, with some ms of tolerance for a thread that is late."""
+CHECK_SECONDS = 0.04
+"""Interval of the checks. With the limit it is less than 0.25 s, which leaves some ms for a thread that is late."""
 FRAMES_LOGGED = 16
 
 
@@ -41,8 +41,8 @@ class LoopWatchdog:
         self._metrics = metrics
         self.last_stall: Stall | None = None
         self._thread_id = threading.get_ident()
-        self._resting: FrameType | None = None
-        self._turned = threading.Event()
+        self._idle_frame: FrameType | None = None
+        self._iterated = threading.Event()
         self._stopped = False
         self._running = threading.Lock()
         """Held until the end: waiting for a lock costs less than for an event, which matters on an idle node."""
@@ -54,41 +54,41 @@ class LoopWatchdog:
 
     def _begin(self) -> None:
         """Remember the frame that runs the loop, which is the caller of this callback, and start the thread."""
-        self._resting = sys._getframe().f_back
+        self._idle_frame = sys._getframe().f_back
         self._watcher.start()
 
     def stop(self) -> None:
         if not self._stopped:
             self._stopped = True
             self._running.release()
-        self._turned.set()
+        self._iterated.set()
         if self._watcher.is_alive():
             self._watcher.join()
 
     def _watch(self) -> None:
-        while not self._running.acquire(timeout=LOOK_SECONDS):
-            if self._frame() is not self._resting:
-                self._wait_for_turn()
+        while not self._running.acquire(timeout=CHECK_SECONDS):
+            if self._frame() is not self._idle_frame:
+                self._check_iteration()
 
     def _frame(self) -> FrameType | None:
         return sys._current_frames().get(self._thread_id)
 
-    def _wait_for_turn(self) -> None:
-        """Schedule a callback on the loop, and log where it hangs if it does not run it in time."""
+    def _check_iteration(self) -> None:
+        """Schedule a callback on the loop; log where the loop hangs if it does not run the callback in time."""
         began = time.monotonic()
-        self._turned.clear()
-        self._loop.call_soon_threadsafe(self._turned.set)
-        if self._turned.wait(STALL_SECONDS) or self._stopped:
+        self._iterated.clear()
+        self._loop.call_soon_threadsafe(self._iterated.set)
+        if self._iterated.wait(STALL_SECONDS) or self._stopped:
             return
         place = self._place()
         log.warning("the event loop hangs for more than %s s at %s", STALL_SECONDS, place)
-        self._turned.wait()
+        self._iterated.wait()
         if not self._stopped:
             self._loop.call_soon_threadsafe(self._ended, time.monotonic() - began, place)
 
     def _place(self) -> str:
         frame, places = self._frame(), list[str]()
-        while frame is not None and frame is not self._resting and len(places) < FRAMES_LOGGED:
+        while frame is not None and frame is not self._idle_frame and len(places) < FRAMES_LOGGED:
             places.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
             frame = frame.f_back
         return " < ".join(places)

@@ -1,4 +1,4 @@
-"""Histograms, and the table of metrics: one row per metric, for what counts and shows them, and for docs/metrics.rst.
+"""Histograms, and the table of metrics, with a row per metric for counting, output and docs/metrics.rst.
 
 Invariant: a label is a name from a table (operations, hook points, reasons, fields) or a hook server's name. No label
 is a pod's, namespace's, image's or container's, and none is a value of a request.
@@ -38,9 +38,9 @@ RUNTIME = "runtime"
 """A label that no call site gives: it is the same in the whole process."""
 HOOK_SERVER = "hook_server"
 """The first label that a call site gives, of each row that has it."""
-HOOK_SERVERS, HOOK_SERVER_SERIES, OTHER = 32, 1_200, "other"
-"""Most names of hook servers in labels, and most counters of hook servers, in a process's life; all others are counted
-with OTHER."""
+HOOK_SERVERS, HOOK_SERVER_SERIES, OTHER_LABEL = 32, 1_200, "other"
+"""Limits of hook servers' names in labels, and of their counters, for the life of a process. Further ones are counted
+under OTHER_LABEL."""
 
 
 class Kind(Enum):

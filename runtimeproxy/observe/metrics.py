@@ -1,7 +1,7 @@
 """The proxy's own metrics.
 
-Invariant: every series belongs to a row of the table. It is checked when it is counted for the first time, so that
-counting costs no more than a lookup afterwards; a test holds all call sites against the table.
+Invariant: every series belongs to a row of the table. The first count of a series checks this, and each later one costs
+a lookup. A test compares all call sites with the table.
 """
 
 import logging
@@ -18,7 +18,7 @@ from runtimeproxy.observe.metric_table import (
     HOOK_SERVER_SERIES,
     HOOK_SERVERS,
     METRICS,
-    OTHER,
+    OTHER_LABEL,
     ROWS,
     SECONDS,
     Histogram,
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 RECENT_CALLS = 256
 PROCESS = os.urandom(2).hex()
-"""The beginning of this process's call ids: the numbers after it begin with 1 in each process."""
+"""Prefix of this process's call ids: the numbers after it begin with 1 in each process."""
 
 
 class Metrics:
@@ -61,12 +61,12 @@ class Metrics:
         key = self._series(Kind.COUNTER, name, labels)
         if key not in self.counters and HOOK_SERVER in METRICS[name].labels:
             if self._hook_server_series == HOOK_SERVER_SERIES:
-                key = name, (OTHER, *labels[1:])
+                key = name, (OTHER_LABEL, *labels[1:])
             else:
                 self._hook_server_series += 1
         self.counters[key] = self.counters.get(key, 0) + 1
 
-    def counted_elsewhere(self, name: str, value: int, *labels: str) -> None:
+    def set_counter(self, name: str, value: int, *labels: str) -> None:
         self.counters[self._series(Kind.COUNTER, name, labels)] = value
 
     def gauge(self, name: str, value: float, *labels: str) -> None:
@@ -74,14 +74,14 @@ class Metrics:
 
     def observe(self, name: str, value: float, *labels: str) -> None:
         try:
-            found = self.histograms[name, labels]
+            histogram = self.histograms[name, labels]
         except KeyError:
-            found = self.histograms.setdefault(self._series(Kind.HISTOGRAM, name, labels), Histogram())
-        found.counts[bisect_left(SECONDS, value)] += 1
-        found.sum += value
+            histogram = self.histograms.setdefault(self._series(Kind.HISTOGRAM, name, labels), Histogram())
+        histogram.counts[bisect_left(SECONDS, value)] += 1
+        histogram.sum += value
 
     def _series(self, kind: Kind, name: str, labels: tuple[str, ...]) -> Key:
-        """Return the key of a series that the table has; a hook server beyond the first ones is OTHER."""
+        """Return the key of a series that the table has; a hook server above the limit is OTHER_LABEL."""
         row = METRICS.get(name)
         if row is None or row.kind is not kind or len(row.given) != len(labels):
             raise ValueError(f"{name} with {len(labels)} labels is not a {kind.value} of the table of metrics: add it")
@@ -89,15 +89,15 @@ class Metrics:
             return name, labels
         if len(self._hook_servers) < HOOK_SERVERS:
             self._hook_servers.add(labels[0])
-        return name, labels if labels[0] in self._hook_servers else (OTHER, *labels[1:])
+        return name, labels if labels[0] in self._hook_servers else (OTHER_LABEL, *labels[1:])
 
     def is_shown(self, hook_server: str) -> bool:
         """Return whether a hook server has its own name in labels, now or as soon as it is counted."""
         return hook_server in self._hook_servers or len(self._hook_servers) < HOOK_SERVERS
 
     def forget(self, hook_server: str) -> None:
-        """Drop the gauges of a hook server that is gone; those of OTHER, if it has no name of its own in labels."""
-        shown = hook_server if hook_server in self._hook_servers else OTHER
+        """Drop the gauges of a removed hook server, or those of OTHER_LABEL if its name is not in labels."""
+        shown = hook_server if hook_server in self._hook_servers else OTHER_LABEL
         for name, labels in tuple(self.gauges):
             if HOOK_SERVER in METRICS[name].labels and labels[0] == shown:
                 del self.gauges[name, labels]
@@ -115,11 +115,11 @@ class Metrics:
         runtime = times.querying
         if times.released is not None:
             runtime += (end if times.answered is None else times.answered) - times.released
-        own = end - times.held - times.turn - times.hooks - runtime - times.post
-        return own, times.turn, times.hooks, runtime, times.post
+        own = end - times.held - times.queued - times.hooks - runtime - times.post
+        return own, times.queued, times.hooks, runtime, times.post
 
-    def ended(self, times: CallTimes) -> tuple[float, ...]:
-        """Count a call that has its outcome, and its time by part; return the parts."""
+    def record_end(self, times: CallTimes) -> tuple[float, ...]:
+        """Count an ended call and its time by part; return the parts."""
         parts = self.parts(times)
         self.count("calls", times.operation, times.outcome)
         for part, seconds in zip(PARTS, parts, strict=True):
@@ -127,8 +127,8 @@ class Metrics:
                 self.observe("call_duration_seconds", seconds, times.operation, part)
         return parts
 
-    def left_out(self, operation: str, fields: Sequence[str], by: str, call: str) -> None:
-        """Count and log fields that a hook server set and that ``by``, the API of the request, has no means to set."""
+    def count_unsettable_fields(self, operation: str, fields: Sequence[str], by: str, call: str) -> None:
+        """Count and log fields that a hook server set and that ``by``, the API of the request, cannot set."""
         for field in fields:
             self.count("fields_left_out", operation, field)
         names = ", ".join(fields)
@@ -164,7 +164,7 @@ class Metrics:
             for bound, count in zip((*SECONDS, "+Inf"), below, strict=True):
                 lines[key[0]].append(self._line(key, count, "_bucket", le=str(bound)))
             lines[key[0]] += self._line(key, histogram.sum, "_sum"), self._line(key, below[-1], "_count")
-        return [line for found in lines.values() for line in found]
+        return [line for series in lines.values() for line in series]
 
     def _line(self, key: Key, value: float, suffix: str = "", **more: str) -> str:
         row, pairs = METRICS[key[0]], []

@@ -27,13 +27,13 @@ from runtimeproxy.settings.options import (
     parse_endpoint,
 )
 
-OUR_SOCKETS = ("listen_endpoint", "admin_endpoint", "metrics_endpoint")
+OWN_SOCKETS = ("listen_endpoint", "admin_endpoint", "metrics_endpoint")
 """The fields of the sockets that the proxy listens on."""
 GROUPS = ("socket_group", "metrics_group")
 ADMIN_SOCKET = "admin.sock"
 
 _VERSION = re.compile(r"v?([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})(?![0-9])")
-"""What a package adds to it, such as -1, does not change the options."""
+"""A package's suffix, such as -1, does not change the options."""
 
 __all__ = [
     "Config",
@@ -45,7 +45,7 @@ __all__ = [
     "load",
     "parse_duration",
     "parse_endpoint",
-    "unknown_to",
+    "unknown_to_version",
 ]
 
 
@@ -132,9 +132,9 @@ def load(
     socket. Raises ConfigError with one line that names the flag, the variable, or the file and its key.
     """
     sources = _sources(flags, environ, file_text, file_origin)
-    warnings = (*_unknown_variables(environ), *_without_image_endpoint(sources))
+    warnings = (*_unknown_variables(environ), *_drop_image_endpoint(sources))
     values = _values(sources)
-    for line in (*_same_sockets(values, real_path), *_in_reach_of_the_metrics_group(values, real_path)):
+    for line in (*_same_sockets(values, real_path), *_sockets_open_to_metrics_group(values, real_path)):
         raise ConfigError(line)
     return Config(
         **values, warnings=warnings, settings=_settings(sources, values, None if file_text is None else file_origin)
@@ -170,21 +170,21 @@ def check(
     ``find_group`` raises ConfigError for a group that does not exist, naming its flag."""
     faults: list[ConfigError] = []
     sources = (_from_flags(flags), _from_environment(environ), _from_file(file_text, file_origin, faults))
-    bad = _take_bad_values_out(sources, (MODE_OPTION,), faults)
-    warnings = (*_unknown_variables(environ), *_without_image_endpoint(sources))
-    bad |= _take_bad_values_out(sources, OPTIONS, faults)
+    invalid = _drop_invalid_values(sources, (MODE_OPTION,), faults)
+    warnings = (*_unknown_variables(environ), *_drop_image_endpoint(sources))
+    invalid |= _drop_invalid_values(sources, OPTIONS, faults)
     values = _values(sources)
     for name, option in SETTINGS:
         if name in GROUPS and values[name] is not None:
             with _added_to(faults):
                 find_group(values[name], option.flag)
     errors = [str(fault) for fault in faults]
-    if not bad & {MODE_OPTION, *_SOCKETS.values()}:  # else their defaults would be compared
-        errors += [*_same_sockets(values, real_path), *_in_reach_of_the_metrics_group(values, real_path)]
+    if not invalid & {MODE_OPTION, *_SOCKETS.values()}:  # else their defaults would be compared
+        errors += [*_same_sockets(values, real_path), *_sockets_open_to_metrics_group(values, real_path)]
     return Findings(tuple(errors), warnings)
 
 
-def unknown_to(
+def unknown_to_version(
     version: str,
     flags: Mapping[str, str],
     environ: Mapping[str, str],
@@ -192,22 +192,22 @@ def unknown_to(
     file_origin: str = "",
 ) -> Findings:
     """Return what an earlier version does not know of a configuration: it would not start with an error. Raises
-    ConfigError if ``version`` is none."""
+    ConfigError for an invalid version."""
     numbers = _numbers(version)
     faults: list[ConfigError] = []  # of the file, which ``check`` reports
-    found: dict[bool, list[str]] = {True: [], False: []}
+    lines: dict[bool, list[str]] = {True: [], False: []}
     for source in (_from_flags(flags), _from_environment(environ), _from_file(file_text, file_origin, faults)):
         for option in (option for option in OPTIONS if option.name in source):
             given = source[option.name]
             is_variable = given.kind == "environment"
             if _numbers(option.since) > numbers:
                 then = "would ignore it" if is_variable else "would not start: take it out"
-                found[not is_variable].append(f"{given.origin} is unknown to version {version}, which {then}")
+                lines[not is_variable].append(f"{given.origin} is unknown to version {version}, which {then}")
             elif given.text.lower() == "none" and _numbers(option.none_since) > numbers:
-                found[True].append(
+                lines[True].append(
                     f"{given.origin}: 'none' is unknown to version {version}, which would not start: take it out"
                 )
-    return Findings(tuple(found[True]), tuple(found[False]))
+    return Findings(tuple(lines[True]), tuple(lines[False]))
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -228,24 +228,24 @@ def _sources(
     return sources
 
 
-def _take_bad_values_out(
+def _drop_invalid_values(
     sources: tuple[_Source, ...], options: tuple[Option, ...], faults: list[ConfigError]
 ) -> set[Option]:
-    """Return the options with a value that cannot be read; the value is taken out, and its fault added."""
-    bad = set()
+    """Drop the values that cannot be parsed, add their faults, and return their options."""
+    invalid = set()
     for source in sources:
         for option in options:
             try:
                 _value(option, source.get(option.name))
             except ConfigError as fault:
                 faults.append(fault)
-                bad.add(option)
+                invalid.add(option)
                 del source[option.name]
-    return bad
+    return invalid
 
 
-def _without_image_endpoint(sources: tuple[_Source, ...]) -> tuple[str, ...]:
-    """Take the image endpoint out in Docker mode, and return a warning if there was one."""
+def _drop_image_endpoint(sources: tuple[_Source, ...]) -> tuple[str, ...]:
+    """Drop the image endpoint in Docker mode, and return a warning if there was one."""
     name = _SOCKETS["image_endpoint"].name
     given = _first(sources, name)
     if given is None or _value(MODE_OPTION, _first(sources, MODE_OPTION.name)) is not Mode.DOCKER:
@@ -283,11 +283,11 @@ def _from_environment(environ: Mapping[str, str]) -> _Source:
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
-    known = {option.variable.removeprefix(ENVIRONMENT_PREFIX) for option in OPTIONS}
+    suffixes = {option.variable.removeprefix(ENVIRONMENT_PREFIX) for option in OPTIONS}
     for name in sorted(environ):
-        rest = name.removeprefix(ENVIRONMENT_PREFIX)
-        if rest != name and rest not in known:
-            yield f"{name} is ignored: there is no such option{_nearest(rest, known, ENVIRONMENT_PREFIX)}"
+        suffix = name.removeprefix(ENVIRONMENT_PREFIX)
+        if suffix != name and suffix not in suffixes:
+            yield f"{name} is ignored: there is no such option{_nearest(suffix, suffixes, ENVIRONMENT_PREFIX)}"
 
 
 def _from_file(text: str | None, origin: str, faults: list[ConfigError]) -> _Source:
@@ -296,20 +296,20 @@ def _from_file(text: str | None, origin: str, faults: list[ConfigError]) -> _Sou
         return {}
     from runtimeproxy.settings import yamltext  # imported only if there is a file
 
-    known = {option.name for _, option in SETTINGS}
-    found: _Source = {}
+    keys = {option.name for _, option in SETTINGS}
+    source: _Source = {}
     place = yamltext.Place(origin)
     root = None
     with _added_to(faults):
         root = yamltext.compose(text, origin)
     for key, value in () if root is None else yamltext.pairs(root, place, faults):
         with _added_to(faults):
-            if key not in known:
-                raise ConfigError(f"{origin}: unknown key {key!r}{_nearest(key, known)}")
+            if key not in keys:
+                raise ConfigError(f"{origin}: unknown key {key!r}{_nearest(key, keys)}")
             if yamltext.is_nothing(value):
                 raise ConfigError(f'{origin}: {key} has no value: write one ("" for an empty one), or take it out')
-            found[key] = _Given(yamltext.scalar(value, place.inside(key)), f"{origin}: {key}", "file")
-    return found
+            source[key] = _Given(yamltext.scalar(value, place.inside(key)), f"{origin}: {key}", "file")
+    return source
 
 
 @contextmanager
@@ -320,8 +320,8 @@ def _added_to(faults: list[ConfigError]) -> Iterator[None]:
         faults.append(fault)
 
 
-def _nearest(name: str, known: set[str], prefix: str = "") -> str:
-    near = get_close_matches(name, sorted(known), n=1)
+def _nearest(name: str, candidates: set[str], prefix: str = "") -> str:
+    near = get_close_matches(name, sorted(candidates), n=1)
     return f"; did you mean {prefix}{near[0]}?" if near else "; runtimeproxy config default lists them"
 
 
@@ -330,23 +330,23 @@ _SOCKETS = {field: option for field, option in SETTINGS if field in SOCKETS}
 
 def _same_sockets(values: Mapping[str, Any], real_path: Callable[[str], str]) -> Iterator[str]:
     """Yield a line for each path on which the proxy would dial itself or listen twice."""
-    others = [name for name in SOCKETS if values[name]]
-    for ours in [name for name in OUR_SOCKETS if values[name]]:
-        others.remove(ours)
-        for other in others:
-            if real_path(values[other]) == real_path(values[ours]):
-                spelt = " = ".join(dict.fromkeys((values[ours], values[other])))
-                yield f"{SOCKETS[ours]} and {SOCKETS[other]} are the same socket: {spelt}"
+    later = [name for name in SOCKETS if values[name]]
+    for own_socket in [name for name in OWN_SOCKETS if values[name]]:
+        later.remove(own_socket)
+        for socket in later:
+            if real_path(values[socket]) == real_path(values[own_socket]):
+                spelt = " = ".join(dict.fromkeys((values[own_socket], values[socket])))
+                yield f"{SOCKETS[own_socket]} and {SOCKETS[socket]} are the same socket: {spelt}"
 
 
-def _in_reach_of_the_metrics_group(values: Mapping[str, Any], real_path: Callable[[str], str]) -> Iterator[str]:
-    """Yield a line for each other socket whose directory the group of the metrics socket would be let into."""
+def _sockets_open_to_metrics_group(values: Mapping[str, Any], real_path: Callable[[str], str]) -> Iterator[str]:
+    """Yield a line for each other socket in the directory that the metrics socket's group may enter."""
     if not values["metrics_endpoint"] or values["metrics_group"] is None:
         return
     folder = real_path(_folder(values["metrics_endpoint"]))
-    for other in OUR_SOCKETS:
-        if other != "metrics_endpoint" and values[other] and real_path(_folder(values[other])) == folder:
-            wrong = f"{SOCKETS['metrics_endpoint']} is in the directory of {SOCKETS[other]} ({folder})"
+    for socket in OWN_SOCKETS:
+        if socket != "metrics_endpoint" and values[socket] and real_path(_folder(values[socket])) == folder:
+            wrong = f"{SOCKETS['metrics_endpoint']} is in the directory of {SOCKETS[socket]} ({folder})"
             yield f"{wrong}, where --metrics-group must not come: give it a directory of its own"
 
 

@@ -1,4 +1,4 @@
-"""Import what is slow to import.
+"""Import slow modules.
 
 Invariant: importing this module is fast.
 """

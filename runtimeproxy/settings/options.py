@@ -145,7 +145,7 @@ class Option:
 
     ``default`` is spelt as the user would write it, None where it cannot be written as a value; ``default_words`` then
     describes it. ``field`` is None for the option that names the file itself, which cannot be set in that file.
-    ``since`` is the first version that knows the option, ``none_since`` the first one that takes ``none`` for it.
+    ``since`` is the first version that knows the option, ``none_since`` the first one that accepts ``none`` for it.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """The versions of the proxy and of what it runs on.
 
-Nothing is imported for it: versions are read from the metadata of the installed packages.
+No library is imported: versions are read from the metadata of the installed packages.
 """
 
 import os
@@ -23,11 +23,11 @@ LIBRARIES = (
     "rich",
     "uvloop",
 )
-"""What the proxy and its hook servers run on."""
+"""The libraries of the proxy and its hook servers."""
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions by name; None for what is not installed or not known."""
+    """Return the versions by name; None if not installed or unknown."""
     build = _build()
     own = {"runtimeproxy": VERSION, "commit": build.get("commit"), "date": build.get("date")}
     return own | {"python": platform.python_version(), "linux": os.uname().release} | _libraries()
@@ -52,7 +52,7 @@ def _installed(name: str) -> str | None:
 
 
 def _build() -> dict[str, str]:
-    """Return commit and date of a build by scripts/build, else the commit that pip noted at the install (PEP 610)."""
+    """Return commit and date of a build by scripts/build, else the commit that pip recorded (PEP 610)."""
     import json
     from importlib import metadata, resources
 
@@ -60,7 +60,7 @@ def _build() -> dict[str, str]:
     if file.is_file():
         return dict(line.split(": ", 1) for line in file.read_text().splitlines())
     for distribution in metadata.distributions(name="runtimeproxy"):
-        noted = json.loads(distribution.read_text("direct_url.json") or "{}")
-        if "vcs_info" in noted:
-            return {"commit": str(noted["vcs_info"]["commit_id"])}
+        metadata_record = json.loads(distribution.read_text("direct_url.json") or "{}")
+        if "vcs_info" in metadata_record:
+            return {"commit": str(metadata_record["vcs_info"]["commit_id"])}
     return {}

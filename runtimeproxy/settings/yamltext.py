@@ -1,4 +1,4 @@
-"""Strict reading of YAML written by people: mappings with unique keys, and scalars as the texts that were written.
+"""Strict reading of YAML written by people: mappings with unique keys, and scalars as the written texts.
 
 Invariant: every error is one line with the file, the line, the path of keys and what to do, and without any value.
 """

@@ -47,7 +47,7 @@ class Clients:
             writer.write(request(method, params))
             answer = Answer()
             while not answer.complete:
-                yield answer.take(await reader.readuntil(b"\n"))
+                yield answer.parse(await reader.readuntil(b"\n"))
         finally:
             writer.close()
 

@@ -60,7 +60,7 @@ async def connected(
 
 
 async def fetch(port: int, request: str, context: ssl.SSLContext | None = None) -> str:
-    """Return all that comes for a request until the connection ends."""
+    """Return the bytes received for a request until the connection ends."""
     async with connected(port, f"{request}\r\nHost: node\r\nAuthorization: secret\r\n\r\n", context) as (reader, _):
         return (await reader.read()).decode()
 
@@ -69,7 +69,7 @@ class Site:
     """A server on a unix socket in a folder."""
 
     def __init__(
-        self, folder: Path, methods: Mapping[str, Method], *, public: bool = False, making: asyncio.Lock | None = None
+        self, folder: Path, methods: Mapping[str, Method], *, public: bool = False, lock: asyncio.Lock | None = None
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.path = str(folder / "admin.sock")
@@ -77,7 +77,7 @@ class Site:
         self._listener.bind(self.path)
         self._listener.listen(4096)
         loop = asyncio.get_running_loop()
-        self.server = admin_server.Server(loop, self._listener, methods, making or asyncio.Lock(), private=not public)
+        self.server = admin_server.Server(loop, self._listener, methods, lock or asyncio.Lock(), private=not public)
 
     async def __aenter__(self) -> Self:
         self.server.start()
@@ -102,14 +102,14 @@ class Site:
             with suppress(BrokenPipeError, ConnectionResetError):
                 await loop.sock_sendall(client, octets)
                 client.shutdown(socket.SHUT_WR)
-            return await rest(client)
+            return await remaining_lines(client)
 
     async def call(self, method: str, **params: Any) -> list[dict[str, Any]]:
         """Return the lines of the answer to one request."""
         return await self.send(request(method, params))
 
 
-async def rest(client: socket.socket) -> list[dict[str, Any]]:
+async def remaining_lines(client: socket.socket) -> list[dict[str, Any]]:
     """Return the lines that are received until the server closes."""
     received = bytearray()
     async with asyncio.timeout(SECONDS):
@@ -120,7 +120,7 @@ async def rest(client: socket.socket) -> list[dict[str, Any]]:
 
 
 async def next_line(client: socket.socket) -> dict[str, Any]:
-    """Return the next line of an answer, which nothing follows yet."""
+    """Return the next line of an answer; no bytes may follow it yet."""
     received = b""
     while not received.endswith(b"\n"):
         octets = await read(client)

@@ -94,15 +94,15 @@ class Proxy:
         return self.runtime_fault
 
     def parts(self, name: str, **params: Any) -> Iterator[Part | None]:
-        """Yield the parts of an answer as they are made. Raises Refused."""
+        """Yield the parts of an answer. Raises Refused."""
         method = self.methods[name]
-        parts = method.query(method.checked(name, params))
+        parts = method.query(method.check_params(name, params))
         assert isinstance(parts, Iterator)
         for part in parts:
             yield json.loads(part or "{}") if isinstance(part, bytes) else part
 
     def call(self, name: str, **params: Any) -> Part:
-        """Return an answer as a client reads it."""
+        """Return a joined answer."""
         body: Part = {}
         for part in self.parts(name, **params):
             join(body, json.loads(json.dumps(part)))
@@ -111,7 +111,7 @@ class Proxy:
     async def switch(self, action: str, **params: Any) -> Part:
         """Return the answer of a method that changes hook servers, requested by uid 0."""
         method = self.methods[action]
-        parts = method.query(method.checked(action, params) | {"by": "uid 0"})
+        parts = method.query(method.check_params(action, params) | {"by": "uid 0"})
         assert isinstance(parts, AsyncIterator)
         (part,) = [part async for part in parts]
         return dict(json.loads(json.dumps(part)))
@@ -125,7 +125,7 @@ class Proxy:
     def faults(self) -> dict[str, tuple[str, str]]:
         """Return the checks of readyz that are not ok."""
         checks = self.call("readyz")["checks"]
-        return {each["name"]: (each["state"], each["reason"]) for each in checks if each["state"] != "ok"}
+        return {check["name"]: (check["state"], check["reason"]) for check in checks if check["state"] != "ok"}
 
     def add(self, pod_id: str, *container_ids: str, name: str = "web", namespace: str = "shop") -> None:
         """Store a pod with containers, each with a value in every field that can have one."""

@@ -29,22 +29,22 @@ CHECKER = Draft202012Validator.FORMAT_CHECKER
 
 def resolved(node: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what a node refers to, or the node."""
-    found = node
+    target = node
     for key in node.get("$ref", "").split("/")[1:]:
-        found = DOCUMENT[key] if found is node else found[key]
-    return found
+        target = DOCUMENT[key] if target is node else target[key]
+    return target
 
 
 def parameters(path: str) -> dict[str, Mapping[str, Any]]:
     """Return the schemas of a path's parameters by name."""
-    found = [resolved(parameter) for parameter in DOCUMENT["paths"][path]["get"].get("parameters", [])]
-    return {each["name"]: resolved(each["schema"]) for each in found if each["in"] == "query"}
+    schemas = [resolved(parameter) for parameter in DOCUMENT["paths"][path]["get"].get("parameters", [])]
+    return {schema["name"]: resolved(schema["schema"]) for schema in schemas if schema["in"] == "query"}
 
 
 def closed(node: Any) -> Any:
     """Return a schema in which no object has members that it does not list."""
     if isinstance(node, list):
-        return [closed(each) for each in node]
+        return [closed(child) for child in node]
     if not isinstance(node, dict):
         return node
     made = {key: [*value] if key == "allOf" else closed(value) for key, value in node.items()}
@@ -53,20 +53,20 @@ def closed(node: Any) -> Any:
 
 
 def faults(schema: str, value: object) -> list[str]:
-    """Return what is wrong with a value. A schema is closed at the top by the one that refers to it."""
-    schemas = {name: closed(each) for name, each in SCHEMAS.items()}
-    for each in schemas.values():
-        each.pop("unevaluatedProperties", None)
-    whole = {"$ref": f"#/components/schemas/{schema}", "unevaluatedProperties": False}
-    validator = Draft202012Validator({**whole, "components": {"schemas": schemas}}, format_checker=CHECKER)
+    """Return the faults of a value. A schema is closed at the top by the one that refers to it."""
+    schemas = {name: closed(closed_schema) for name, closed_schema in SCHEMAS.items()}
+    for closed_schema in schemas.values():
+        closed_schema.pop("unevaluatedProperties", None)
+    root = {"$ref": f"#/components/schemas/{schema}", "unevaluatedProperties": False}
+    validator = Draft202012Validator({**root, "components": {"schemas": schemas}}, format_checker=CHECKER)
     return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(value)]
 
 
-def test_document_has_the_exporters_paths_and_parameters() -> None:
+def test_document_lists_exporter_paths_and_parameters() -> None:
     assert {path: [*methods] for path, methods in DOCUMENT["paths"].items()} == {path: ["get"] for path in PAGES}
-    for path, takes in PAGES.items():
+    for path, params in PAGES.items():
         assert DOCUMENT["paths"][path]["get"]["operationId"] == path[1:]
-        assert tuple(parameters(path)) == takes
+        assert tuple(parameters(path)) == params
     assert SCHEMAS["Kind"]["enum"] == list(KINDS)
     assert SCHEMAS["Version"]["properties"]["mode"]["enum"] == [mode.value for mode in Mode]
 
@@ -84,7 +84,7 @@ def values(schema: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
 
 
 @pytest.mark.parametrize(("path", "name"), [(path, name) for path in PAGES for name in parameters(path)])
-async def test_parameter_has_its_bounds(tmp_path: Path, path: str, name: str) -> None:
+async def test_document_has_parameter_bounds(tmp_path: Path, path: str, name: str) -> None:
     tried = [*values(parameters(path)[name])]
     assert len(tried) > 1
     async with exporter(tmp_path, rich()) as get:
@@ -117,7 +117,7 @@ def rich() -> Proxy:
 
 @asynccontextmanager
 async def exporter(folder: Path, proxy: Proxy) -> AsyncIterator[Callable[[str], Awaitable[tuple[int, str]]]]:
-    """Run an exporter of everything before the admin socket of a proxy; yield what returns a page's status and body."""
+    """Run an exporter of all pages of a proxy; yield a function that returns a page's status and body."""
     async with Site(folder, proxy.methods) as site, exporting(site.path, everything=True) as port:
 
         async def get(target: str) -> tuple[int, str]:

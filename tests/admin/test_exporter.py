@@ -1,4 +1,4 @@
-"""The exporter between a fake of the proxy's sockets and clients: pages, faults, bounds, TLS, and where it listens."""
+"""The exporter with a fake of the proxy's sockets: pages, faults, limits, TLS and listening addresses."""
 
 import asyncio
 import json
@@ -23,8 +23,8 @@ from runtimeproxy.admin.exporter import (
     HEAD_BYTES,
     PAGES,
     PUBLIC,
+    Address,
     Exporter,
-    Place,
     Tls,
     TlsFiles,
 )
@@ -41,7 +41,7 @@ def error(status: int, text: str) -> bytes:
 
 
 def checks(*states: str) -> dict[str, Any]:
-    return {"checks": [{"name": f"c{at}", "state": each, "reason": ""} for at, each in enumerate(states)]}
+    return {"checks": [{"name": f"c{at}", "state": state, "reason": ""} for at, state in enumerate(states)]}
 
 
 JSON, TEXT = "application/json", "text/plain; charset=utf-8"
@@ -57,7 +57,7 @@ PASSED: list[tuple[str, dict[str, Any], Fault, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("target", "params", "answer", "status", "body", "kind"), PASSED)
-async def test_page_is_the_answer_to_its_method(
+async def test_page_returns_answer_of_its_method(
     upstream: Server, target: str, params: dict[str, Any], answer: Fault, status: str, body: str, kind: str
 ) -> None:
     upstream.fault = answer
@@ -79,7 +79,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("request_line", "status"), sorted(REFUSED))
-async def test_refused_requests_do_not_reach_the_proxy(
+async def test_refused_requests_do_not_reach_proxy(
     upstream: Server, request_line: str, status: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -92,7 +92,7 @@ async def test_refused_requests_do_not_reach_the_proxy(
     assert not upstream.requests
 
 
-async def test_page_changes_nothing(upstream: Server) -> None:
+async def test_page_refuses_all_methods_but_get(upstream: Server) -> None:
     async with exporting(upstream.server_address, everything=True) as port:
         for path in PAGES:
             for method in ("POST", "PUT", "DELETE"):
@@ -120,7 +120,7 @@ FAULTS: dict[str, tuple[Fault, int, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_fault_of_the_proxy_is_one_line(
+async def test_proxy_fault_is_one_line(
     upstream: Server, monkeypatch: pytest.MonkeyPatch, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The fault and the recovery are logged, each once."""
@@ -133,9 +133,9 @@ async def test_fault_of_the_proxy_is_one_line(
         upstream.fault = reply()
         monkeypatch.setattr(Exporter._call, "__defaults__", (SECONDS,))
         assert all([FIGURES in await fetch(port, GET_METRICS) for _ in range(2)])
-    for each in answered:
-        assert each.startswith(f"HTTP/1.1 {status} ")
-        text = json.loads(each.partition("\r\n\r\n")[2])["error"]
+    for state in answered:
+        assert state.startswith(f"HTTP/1.1 {status} ")
+        text = json.loads(state.partition("\r\n\r\n")[2])["error"]
         assert text.startswith(f"the proxy at {upstream.server_address}: {why}")
     assert [(record.levelname, record.exc_info) for record in caplog.records] == [("WARNING", None), ("INFO", None)]
 
@@ -150,7 +150,7 @@ async def test_hanging_proxy_fails_health_checks(upstream: Server, monkeypatch: 
             assert "[-]loop failed: the proxy did not answer within 0.05 s: its event loop hangs\n" in answered
 
 
-async def test_failed_connection_to_the_proxy_is_reported(tmp_path: Path) -> None:
+async def test_failed_connection_to_proxy_is_reported(tmp_path: Path) -> None:
     async with exporting(tmp_path / "metrics.sock") as port:
         answered = await fetch(port, GET_METRICS)
     assert answered.startswith("HTTP/1.1 502 ")
@@ -167,7 +167,7 @@ def numbers(answered: str) -> list[int]:
     return [json.loads(text)["number"] for text in answered.splitlines() if text.startswith('{"number"')]
 
 
-async def test_events_of_all_parts_are_lines(upstream: Server) -> None:
+async def test_events_of_all_parts_are_sent_as_lines(upstream: Server) -> None:
     upstream.fault = sending(events(), events(1, 2), line(id=1, part={}), events(3), END)
     async with exporting(upstream.server_address, everything=True) as port:
         answered = await fetch(port, "GET /events?since=7&limit=9&hookServer=a&kind=edited&pod=b&follow=0 HTTP/1.1")
@@ -179,7 +179,7 @@ async def test_events_of_all_parts_are_lines(upstream: Server) -> None:
 
 
 @pytest.mark.parametrize("then", [b"", b"noise\n", line(id=1, part={"events": None}) + END, error(500, "broken")])
-async def test_fault_within_events_aborts_the_answer(upstream: Server, then: bytes) -> None:
+async def test_fault_within_events_aborts_response(upstream: Server, then: bytes) -> None:
     upstream.fault = sending(events(1), then)
     async with exporting(upstream.server_address, everything=True) as port:
         answered = await fetch(port, "GET /events HTTP/1.1")
@@ -190,7 +190,7 @@ async def test_fault_within_events_aborts_the_answer(upstream: Server, then: byt
 FOLLOW = "GET /events?follow HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
-async def test_followers_have_a_limit_until_one_leaves(upstream: Server) -> None:
+async def test_followers_are_limited_until_one_leaves(upstream: Server) -> None:
     upstream.fault = sending(events(1), hang=True)
     async with exporting(upstream.server_address, everything=True) as port, AsyncExitStack() as stack:
         for _ in range(FOLLOWERS):
@@ -205,7 +205,7 @@ async def test_followers_have_a_limit_until_one_leaves(upstream: Server) -> None
         assert numbers(answered) == [1]
 
 
-async def test_endless_head_ends_the_connection(upstream: Server) -> None:
+async def test_endless_head_closes_connection(upstream: Server) -> None:
     head = f"{GET_METRICS}\r\n" + "A: b\r\n" * HEAD_BYTES
     async with exporting(upstream.server_address) as port, connected(port, head) as (reader, _):
         with suppress(ConnectionError):  # the exporter has unread data
@@ -217,7 +217,7 @@ STOPS["never reads events"] = FOLLOW.encode()
 
 
 @pytest.mark.parametrize("sent", STOPS.values(), ids=STOPS)
-async def test_client_that_stops_is_closed(upstream: Server, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+async def test_stalled_client_is_closed(upstream: Server, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     """The answer is longer than all buffers."""
     monkeypatch.setattr(exporter, "CONNECTION_SECONDS", 0.2)
     text = "x" * (PART_BYTES // 2)
@@ -235,7 +235,7 @@ async def test_client_that_stops_is_closed(upstream: Server, monkeypatch: pytest
             await until(lambda: not running.clients)
 
 
-async def test_client_accepted_at_the_end_is_closed(tmp_path: Path) -> None:
+async def test_client_accepted_at_exit_is_closed(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         async with Exporter(str(tmp_path / "metrics.sock"), None) as running:
@@ -244,7 +244,7 @@ async def test_client_accepted_at_the_end_is_closed(tmp_path: Path) -> None:
         assert ours.fileno() == -1
 
 
-async def test_one_connection_too_many_is_closed(upstream: Server) -> None:
+async def test_connection_above_limit_is_closed(upstream: Server) -> None:
     async with exporting(upstream.server_address) as port, AsyncExitStack() as stack:
         for _ in range(CONNECTIONS):
             await stack.enter_async_context(connected(port, ""))
@@ -331,9 +331,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("name", "content", "words"), BROKEN)
-def test_tls_files_that_cannot_be_used_are_reported(
-    authority: Authority, name: str, content: bytes | None, words: str
-) -> None:
+def test_unusable_tls_files_are_reported(authority: Authority, name: str, content: bytes | None, words: str) -> None:
     path = Path(getattr(authority.files, name))
     path.unlink()
     if content is not None:
@@ -343,7 +341,7 @@ def test_tls_files_that_cannot_be_used_are_reported(
     assert words.format(path=path) in str(raised.value)
 
 
-ADDRESSES: dict[str, Place | None] = {
+ADDRESSES: dict[str, Address | None] = {
     "127.0.0.1:9654": ("127.0.0.1", 9654),
     "[::1]:9654": ("::1", 9654),
     "unix:///run/x.sock": "/run/x.sock",
@@ -353,17 +351,17 @@ ADDRESSES: dict[str, Place | None] = {
 
 
 @pytest.mark.parametrize(("text", "expected"), ADDRESSES.items())
-def test_listen_is_an_address_with_a_port_or_a_path(text: str, expected: Place | None) -> None:
+def test_listen_accepts_address_with_port_or_path(text: str, expected: Address | None) -> None:
     if expected:
-        assert exporter.place(text) == expected
+        assert exporter.parse_address(text) == expected
         return
     with pytest.raises(ConfigError, match=r"^--listen: .* is not an? (address with a port|unix socket)"):
-        exporter.place(text)
+        exporter.parse_address(text)
 
 
 LOOPBACK, REMOTE, NONE, ALL = ("127.0.0.1", 1), ("10.0.0.1", 1), (None, None, None), ("c", "k", "a")
 STATE = "--listen: any user of the node could read the proxy's state there"
-TLS_FLAGS: list[tuple[Place, tuple[str | None, ...], bool, str]] = [
+TLS_FLAGS: list[tuple[Address, tuple[str | None, ...], bool, str]] = [
     (LOOPBACK, NONE, False, ""),
     (REMOTE, ALL, False, ""),
     (REMOTE, NONE, False, "--listen: 10.0.0.1 is not a loopback address"),
@@ -378,8 +376,8 @@ TLS_FLAGS: list[tuple[Place, tuple[str | None, ...], bool, str]] = [
 
 
 @pytest.mark.parametrize(("at", "files", "everything", "error"), TLS_FLAGS)
-def test_tls_is_needed_where_users_may_connect(
-    at: Place, files: tuple[str | None, ...], everything: bool, error: str
+def test_tls_is_required_where_users_may_connect(
+    at: Address, files: tuple[str | None, ...], everything: bool, error: str
 ) -> None:
     if error:
         with pytest.raises(ConfigError, match=error):
@@ -390,7 +388,7 @@ def test_tls_is_needed_where_users_may_connect(
 
 
 @pytest.mark.slow
-async def test_program_serves_everything_on_a_unix_socket(upstream: Server, tmp_path: Path) -> None:
+async def test_program_serves_all_pages_on_unix_socket(upstream: Server, tmp_path: Path) -> None:
     upstream.fault = reply({"hooks": []})
     path = tmp_path / "http" / "x.sock"
     flags = [f"--admin-endpoint={upstream.server_address!s}", f"--listen=unix:{path}"]
@@ -399,7 +397,7 @@ async def test_program_serves_everything_on_a_unix_socket(upstream: Server, tmp_
     assert process.stderr is not None
     async with asyncio.timeout(SECONDS):
         assert f"listening on unix:{path}".encode() in await process.stderr.readline()
-        assert [stat.S_IMODE(each.stat().st_mode) for each in (path, path.parent)] == [0o600, 0o700]
+        assert [stat.S_IMODE(state.stat().st_mode) for state in (path, path.parent)] == [0o600, 0o700]
         reader, writer = await asyncio.open_unix_connection(path)
         writer.write(b"GET /hooks HTTP/1.1\r\nHost: a\r\n\r\n")
         assert b'{"hooks":[],"schemaVersion":1}\n' in await reader.read()

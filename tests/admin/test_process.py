@@ -33,7 +33,7 @@ GROUPS = [(None, 0o600, 0o700), ("12345" if os.geteuid() == 0 else str(os.getegi
 
 
 @pytest.mark.parametrize(("group", "mode", "directory_mode"), GROUPS)
-def test_daemon_serves_both_sockets_with_their_own_rights(
+def test_daemon_serves_both_sockets_with_own_rights(
     tmp_path: Path, group: str | None, mode: int, directory_mode: int
 ) -> None:
     tmp_path.chmod(0o755)
@@ -60,7 +60,7 @@ def test_daemon_serves_both_sockets_with_their_own_rights(
     assert not metrics.exists()
 
 
-def test_admin_socket_of_systemd_is_served_and_not_removed(tmp_path: Path) -> None:
+def test_systemd_admin_socket_is_served_and_not_removed(tmp_path: Path) -> None:
     given = tmp_path / "given.sock"
     with handed_over(given) as handed:
         given.chmod(0o600)

@@ -19,10 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtimeproxy.admin import queries
 from runtimeproxy.admin.exposition import exposition
-from runtimeproxy.admin.health import CHECKS, DEGRADED, FAILED, OK, PATIENCE_SECONDS, STALL_REPORTED_SECONDS
+from runtimeproxy.admin.health import CHECKS, DEGRADED, FAILED, OK, STALL_REPORTED_SECONDS, UNREACHABLE_SECONDS
 from runtimeproxy.admin.protocol import Refused
 from runtimeproxy.admin.queries import LONGEST_PAGE
-from runtimeproxy.admin.records import LONGEST_ENVS, MANY, container_row, pod_row
+from runtimeproxy.admin.records import LONGEST_ENVS, UNREAD_ENVS, container_row, pod_row
 from runtimeproxy.errors import Reason
 from runtimeproxy.model import fields
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, Envs, PodInfo, PodRecord, Resources, changed
@@ -46,21 +46,21 @@ def proxy() -> Proxy:
 # -- health ----------------------------------------------------------------------------------------------------------
 
 
-def test_state_is_checked_once_a_second_at_most(proxy: Proxy) -> None:
+def test_state_is_checked_at_most_once_per_second(proxy: Proxy) -> None:
     """The metric ready is the result of readyz."""
     for _ in range(10):
         proxy.call("readyz")
         proxy.now += 0.2
     assert proxy.runtime_checks == 2
-    proxy.sync.filling = True  # degraded alone
-    found = []
+    proxy.sync.filling = True  # degraded only
+    values = []
     for proxy.runtime_fault in ("", "Connection refused", ""):
         proxy.now += 1
-        found += [value for name, _, value in proxy.call("metrics")["values"] if name == "ready"]
-    assert found == [1, 0, 1]
+        values += [value for name, _, value in proxy.call("metrics")["values"] if name == "ready"]
+    assert values == [1, 0, 1]
 
 
-def test_metrics_are_read_again_after_an_error(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_are_read_again_after_error(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(queries, "_process", lambda: os.listdir("/none"))
         with pytest.raises(OSError, match="No such file"):
@@ -77,14 +77,14 @@ def samples(lines: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     }
 
 
-def test_exposition_has_all_series_that_sigusr1_logs(proxy: Proxy) -> None:
-    """There are two series of each row with labels, and one of each row without; and Prometheus' process figures."""
+def test_exposition_has_all_series_logged_by_sigusr1(proxy: Proxy) -> None:
+    """Rows with labels have two series, others one. The metrics of the process are included."""
     metrics, value = proxy.metrics, itertools.count(1)
     for row in ROWS:
         for text in ("a", 'b"\\\n') if row.given else ("",):
             labels = [text] * len(row.given)
             if row.kind is Kind.COUNTER:
-                metrics.counted_elsewhere(row.name, next(value), *labels)
+                metrics.set_counter(row.name, next(value), *labels)
             elif row.kind is Kind.GAUGE:
                 metrics.gauge(row.name, next(value) / 8, *labels)
             else:
@@ -95,23 +95,23 @@ def test_exposition_has_all_series_that_sigusr1_logs(proxy: Proxy) -> None:
     assert 'runtime="containerd"' in text
     shown = {family.name: family for family in text_string_to_metric_families(text) if family.samples}
     for usual in ProcessCollector(registry=None).collect():
-        found = shown[usual.name]
-        assert (found.type, found.documentation) == (usual.type, usual.documentation)
-        assert found.samples[0].name == usual.samples[0].name
-        assert found.samples[0].value == pytest.approx(usual.samples[0].value, rel=0.2, abs=5)
+        family = shown[usual.name]
+        assert (family.type, family.documentation) == (usual.type, usual.documentation)
+        assert family.samples[0].name == usual.samples[0].name
+        assert family.samples[0].value == pytest.approx(usual.samples[0].value, rel=0.2, abs=5)
 
 
 # -- hooks -----------------------------------------------------------------------------------------------------------
 
 
 def test_hook_servers_have_their_own_figures_and_states(proxy: Proxy) -> None:
-    points = ("PreCreateContainer", "PreRunPodSandbox", "PreStartContainer")
+    names = ("PreCreateContainer", "PreRunPodSandbox", "PreStartContainer")
     for name in "abc":
-        proxy.manager.add(name, policy=FAIL, points=points, timeout_seconds=0.5)
+        proxy.manager.add(name, policy=FAIL, points=names, timeout_seconds=0.5)
     proxy.manager.repeated = {("a", "PreStartContainer"): "b", ("c", "PreRunPodSandbox"): "a"}
     proxy.manager.rejected = {"x.json": "x.json: not JSON (yet?)"}
-    for point, code in ((0, "ok"), (0, "ok"), (0, "deadline"), (1, "ok")):
-        proxy.metrics.count("hook_calls", "a", points[point], code)
+    for index, code in ((0, "ok"), (0, "ok"), (0, "deadline"), (1, "ok")):
+        proxy.metrics.count("hook_calls", "a", names[index], code)
     for name, code in (("a", "deadline"), ("a", "breaker_open"), ("b", "unreachable")):
         proxy.metrics.count("hook_failures", name, "PreCreateContainer", code)
     for _ in range(4):
@@ -122,7 +122,7 @@ def test_hook_servers_have_their_own_figures_and_states(proxy: Proxy) -> None:
     proxy.reach.absences["c"] = Absence(99.0, "gone")
     proxy.metrics.events.wall_clock = lambda: NOON
     answer = proxy.call("hooks")
-    first, *others = answer["hooks"]
+    first, *more = answer["hooks"]
     assert first.pop("p99Seconds") == pytest.approx(0.00497)
     assert first == {
         **{"name": "a", "endpoint": "/run/a.sock", "policy": "Fail", "timeoutSeconds": 0.5, "sameSocketAs": ["b"]},
@@ -132,7 +132,7 @@ def test_hook_servers_have_their_own_figures_and_states(proxy: Proxy) -> None:
     error = {"time": "2026-01-02T12:00:00.000Z", "hook": "PreCreateContainer", "reason": "deadline"}
     absence = {"since": "2026-01-02T11:59:59.000Z", "reason": "gone"}
     keys = ("name", "state", "calls", "failures", "p50Seconds", "p99Seconds", "lastError", "unreachable")
-    assert [tuple(hook[key] for key in keys) for hook in others] == [
+    assert [tuple(hook[key] for key in keys) for hook in more] == [
         ("b", "open", 0, 1, None, None, error, None),
         ("c", "unreachable", 0, 0, None, None, None, absence),
     ]
@@ -233,13 +233,13 @@ STORE_SELECTIONS: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("params", "found"), STORE_SELECTIONS)
-def test_store_returns_the_selected_records(shop: Proxy, params: dict[str, Any], found: list[str]) -> None:
+@pytest.mark.parametrize(("params", "expected"), STORE_SELECTIONS)
+def test_store_returns_selected_records(shop: Proxy, params: dict[str, Any], expected: list[str]) -> None:
     answer = shop.call("store", **params)
-    assert (ids(answer), answer["next"]) == (found, None)
+    assert (ids(answer), answer["next"]) == (expected, None)
 
 
-def test_record_removed_between_parts_or_pages_is_left_out(shop: Proxy) -> None:
+def test_record_removed_between_parts_is_omitted(shop: Proxy) -> None:
     answer = shop.call("store", limit=3)
     assert (sorted(ids(answer)), answer["next"]) == (["c1", "c3", "c4"], "c4")
     assert [row["podId"] for row in answer["containers"]] == ["p1", "p1", "p3"]
@@ -263,7 +263,7 @@ def test_pages_have_each_id_once_in_order(proxy: Proxy, monkeypatch: pytest.Monk
         answer = proxy.call("store", limit=limit, after=after)
         pages.append(ids(answer))
         after = answer["next"]
-    assert [one for page in pages for one in page] == [f"{number:02}" for number in range(10)]
+    assert [record_id for page in pages for record_id in page] == [f"{number:02}" for number in range(10)]
     assert [len(page) for page in pages[:-1]] == [limit] * (len(pages) - 1)
     assert pages[-1]
 
@@ -275,7 +275,7 @@ LEVELS = [({"level": "debug"}, "debug", 600.0), ({"level": "Error", "for": "1s"}
 
 
 @pytest.mark.parametrize(("params", "level", "seconds"), LEVELS)
-def test_log_level_is_set_for_a_time(proxy: Proxy, params: dict[str, str], level: str, seconds: float) -> None:
+def test_log_level_is_set_for_limited_time(proxy: Proxy, params: dict[str, str], level: str, seconds: float) -> None:
     assert proxy.call("loglevel", **params) == {"level": level, "until": "2026-01-02T00:00:00.000Z"}
     assert proxy.levels == [(level, seconds)]
 
@@ -297,7 +297,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("method", "params", "text"), WRONG, ids=str)
-async def test_wrong_parameter_is_refused_without_its_value(
+async def test_wrong_parameter_is_refused_without_value(
     proxy: Proxy, method: str, params: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(Refused) as raised:
@@ -332,7 +332,7 @@ READING: dict[str, dict[str, Any]] = {
 }
 
 
-def test_no_answer_has_a_value() -> None:
+def test_answers_contain_no_value() -> None:
     proxy = full(20, 3, 3)
     text = json.dumps([proxy.call(name, **params) for name, params in READING.items()])
     assert "envs.key" in text
@@ -352,7 +352,7 @@ CALLS = [*READING.items(), ("store", {"pod": "pod-1199"}), ("store", {"limit": L
 
 
 @pytest.mark.parametrize(("name", "params"), CALLS, ids=str)
-def test_each_part_is_made_by_few_calls(
+def test_each_part_takes_few_function_calls(
     largest: Proxy, monkeypatch: pytest.MonkeyPatch, name: str, params: dict[str, Any]
 ) -> None:
     """A busy machine does not change their number. Rows, which are made for a time, take 10 us here."""
@@ -408,10 +408,10 @@ EVENT_SELECTIONS: list[tuple[dict[str, Any], list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("params", "found"), EVENT_SELECTIONS)
-def test_events_after_a_number_are_in_order(proxy: Proxy, ring: int, params: dict[str, Any], found: list[Any]) -> None:
+@pytest.mark.parametrize(("params", "expected"), EVENT_SELECTIONS)
+def test_events_after_number_are_in_order(proxy: Proxy, ring: int, params: dict[str, Any], expected: list[Any]) -> None:
     add_events(proxy, ring + 60)
-    assert numbers(proxy.call("events", **params)["events"]) == found
+    assert numbers(proxy.call("events", **params)["events"]) == expected
 
 
 EVENT = About("CreateContainer", "k1", "shop", "web-0", "abc1", "main", "def2")
@@ -424,11 +424,11 @@ MATCHES: list[tuple[dict[str, str], bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("selected", "found"), MATCHES)
-def test_event_is_selected_by_pod_hook_server_and_kind(proxy: Proxy, selected: dict[str, str], found: bool) -> None:
+@pytest.mark.parametrize(("selected", "expected"), MATCHES)
+def test_event_is_selected_by_pod_hook_server_and_kind(proxy: Proxy, selected: dict[str, str], expected: bool) -> None:
     proxy.metrics.events.add(EventKind.EDITED, EVENT, fields={"resources.cpu_shares": "batch", "envs.A": "gpu"})
     proxy.metrics.events.add(EventKind.DRAIN)
-    assert numbers(proxy.call("events", **selected)["events"]) == [1] * found
+    assert numbers(proxy.call("events", **selected)["events"]) == [1] * expected
 
 
 def follow(proxy: Proxy, **params: Any) -> Iterator[list[Any]]:
@@ -452,7 +452,7 @@ def test_follower_gets_each_event_once_and_gaps(proxy: Proxy, ring: int) -> None
     assert [*found] == [(3, 5), *range(6, proxy.metrics.events.last + 1)]
 
 
-def test_followers_have_a_bound_and_free_their_places(proxy: Proxy) -> None:
+def test_followers_are_limited_and_release_their_places(proxy: Proxy) -> None:
     add_events(proxy, 1)
     followers = [follow(proxy) for _ in range(queries.FOLLOWERS)]
     for follower in followers:
@@ -466,8 +466,8 @@ def test_followers_have_a_bound_and_free_their_places(proxy: Proxy) -> None:
 
 
 NOW = 100.0
-SHORTLY = Absence(NOW - PATIENCE_SECONDS + 1, "/run/a.sock: No such file or directory")
-LONG = Absence(NOW - PATIENCE_SECONDS, "/run/a.sock: Connection refused")
+SHORTLY = Absence(NOW - UNREACHABLE_SECONDS + 1, "/run/a.sock: No such file or directory")
+LONG = Absence(NOW - UNREACHABLE_SECONDS, "/run/a.sock: Connection refused")
 IGNORED = Absence(NOW - 3600, "user 7 listens on /run/b.sock")
 DISABLED = Disabled("hangs", "uid 0", 0.0, None)
 
@@ -513,22 +513,22 @@ def checks(state: State) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("state", "name", "reason", "expected"), [(*row, FAILED) for row in FAILING] + [(*row, DEGRADED) for row in SHOWN]
 )
-def test_fault_is_shown_by_its_own_check_alone(state: State, name: str, reason: str, expected: str) -> None:
-    found = checks(state)
-    assert [tuple(check.values()) for check in found if check["state"] != OK] == [(name, expected, reason)]
-    assert tuple(check["name"] for check in found) == CHECKS
-    assert all(not check["reason"] for check in found if check["state"] == OK)
+def test_fault_fails_only_its_own_check(state: State, name: str, reason: str, expected: str) -> None:
+    results = checks(state)
+    assert [tuple(check.values()) for check in results if check["state"] != OK] == [(name, expected, reason)]
+    assert tuple(check["name"] for check in results) == CHECKS
+    assert all(not check["reason"] for check in results if check["state"] == OK)
 
 
 @pytest.mark.parametrize("state", [{}, {"watchdog.last_stall": Stall(NOW - STALL_REPORTED_SECONDS - 1, 0.3)}])
-def test_checks_are_ok_without_a_fault(state: State) -> None:
+def test_checks_are_ok_without_fault(state: State) -> None:
     assert all(check["state"] == OK for check in checks(state))
 
 
 def test_each_unreachable_plugin_is_shown_once() -> None:
-    found = {check["name"]: check["reason"] for check in checks({"reach.absences": {"a": LONG, "b": IGNORED}})}
-    assert found["fail_plugins"].startswith(UNREACHABLE)
-    assert found["plugins"] == "unreachable: b (user 7 listens on /run/b.sock)"
+    reasons = {check["name"]: check["reason"] for check in checks({"reach.absences": {"a": LONG, "b": IGNORED}})}
+    assert reasons["fail_plugins"].startswith(UNREACHABLE)
+    assert reasons["plugins"] == "unreachable: b (user 7 listens on /run/b.sock)"
 
 
 KUBELETS = Resources(cpu_quota=4711, cpuset_cpus=CANARY, unified={"memory.high": CANARY})
@@ -544,7 +544,7 @@ def encoded(values: Mapping[str, str]) -> Envs:
     return Envs(json.dumps(values).encode(), lambda raw: dict(json.loads(raw)), fields.NO_CHANGES)
 
 
-def test_pod_is_shown_by_the_names_of_its_fields() -> None:
+def test_pod_row_has_names_of_fields() -> None:
     hooked = replace(POD, annotations={"note": CANARY, "gpu": CANARY}, cgroup_parent="")
     assert pod_row(PodRecord(POD, hooked, read=True), ["c1", "c2"]) == {
         "id": "p1",
@@ -560,7 +560,7 @@ def test_pod_is_shown_by_the_names_of_its_fields() -> None:
     }
 
 
-def test_container_is_shown_by_its_fields_and_their_owners() -> None:
+def test_container_row_has_fields_and_owners() -> None:
     envs = encoded(TEXTS)
     requested = ContainerInfo("c1", "p1", "main", 2, {"note": CANARY}, KUBELETS, envs)
     sent = replace(requested, resources=HOOKS, envs=changed(envs, {"GPU": CANARY, "HOME": "x"}))
@@ -580,7 +580,7 @@ def test_container_is_shown_by_its_fields_and_their_owners() -> None:
     }
 
 
-def test_environment_is_not_kept_decoded_nor_read_when_long() -> None:
+def test_environment_is_not_cached_nor_decoded_when_long() -> None:
     envs = encoded(TEXTS)
     info = ContainerInfo("c1", "p1", "main", envs=envs)
     row = container_row(ContainerRecord(info, info))
@@ -589,4 +589,4 @@ def test_environment_is_not_kept_decoded_nor_read_when_long() -> None:
     envs = encoded({"LONG": "x" * LONGEST_ENVS})
     info = replace(info, envs=envs)
     row = container_row(ContainerRecord(info, replace(info, envs=changed(envs, {"GPU": "0"}))))
-    assert (row["asked"], row["sent"], row["changed"]) == ([MANY], [MANY, "envs.GPU"], ["envs.GPU"])
+    assert (row["asked"], row["sent"], row["changed"]) == ([UNREAD_ENVS], [UNREAD_ENVS, "envs.GPU"], ["envs.GPU"])

@@ -18,7 +18,7 @@ import pytest
 from runtimeproxy.admin import server
 from runtimeproxy.admin.protocol import PART_BYTES, REQUEST_BYTES, Answer, Part, Refused, line, request
 from runtimeproxy.admin.server import CONNECTIONS, Method, Query
-from tests.admin.conftest import Site, echo, next_line, parts, rest
+from tests.admin.conftest import Site, echo, next_line, parts, remaining_lines
 from tests.admin.proxy import Proxy
 from tests.patience import SECONDS, until
 
@@ -108,11 +108,11 @@ ANSWERS: list[tuple[str, dict[str, Any], list[Part], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("method", "params", "answer", "last"), ANSWERS)
-async def test_request_has_its_answer(
+async def test_request_returns_its_answer(
     site: Site, method: str, params: dict[str, Any], answer: list[Part], last: dict[str, Any]
 ) -> None:
     expected = [*({"part": part} for part in answer), last]
-    assert await site.call(method, **params) == [{"id": 1, **each} for each in expected]
+    assert await site.call(method, **params) == [{"id": 1, **reply} for reply in expected]
 
 
 IDS = [*(({"id": number}, number) for number in (0, -1, "", "\ud800\n")), ({}, None), ({"id": [1]}, None)]
@@ -121,14 +121,14 @@ IDS = [*(({"id": number}, number) for number in (0, -1, "", "\ud800\n")), ({}, N
 @pytest.mark.parametrize(("given", "repeated"), [*IDS, ({"id": 1.5, "more": 1}, None)])
 async def test_id_is_repeated_in_each_line(site: Site, given: dict[str, Any], repeated: int | str | None) -> None:
     octets = [line(method=method, **given) for method in ("joined", "refusing", "no")]
-    found = await site.send(b"".join([*octets, line(method="none", params=[], **given)]))
-    assert [each["id"] for each in found] == [repeated] * (4 + 2 + 1 + 1)
+    replies = await site.send(b"".join([*octets, line(method="none", params=[], **given)]))
+    assert [reply["id"] for reply in replies] == [repeated] * (4 + 2 + 1 + 1)
 
 
 async def test_connection_serves_requests_in_order(site: Site) -> None:
     octets = [line(id=number, method="slowly" if number % 2 else "none") for number in range(20)]
-    found = await site.send(b"".join(octets)[:-1])  # the last line needs no newline
-    assert [each["id"] for each in found if "end" in each] == [*range(20)]
+    replies = await site.send(b"".join(octets)[:-1])  # the last line needs no line feed
+    assert [reply["id"] for reply in replies if "end" in reply] == [*range(20)]
     with site.connect() as client:
         for number in range(3):  # each after the answer to the previous one
             client.send(line(id=number, method="none"))
@@ -137,7 +137,7 @@ async def test_connection_serves_requests_in_order(site: Site) -> None:
 
 
 FORM = 'a request is a line like {"id": 1, "method": "hooks", "params": {}}'
-TAKES = "echo takes pod, limit"
+ECHO_PARAMETERS = "echo takes pod, limit"
 FORMLESS = [
     *(b"\n", b"GET /canary HTTP/1.1\n", b"\x16\x03\x01\xff\n", b"[" * 16_000 + b"\n", b'["canary"]\n'),
     *(b'{"method":"none","method":"canary"}', b'{"method":"echo","params":{"pod":"a","pod":"canary"}}'),
@@ -147,17 +147,17 @@ WRONG: list[tuple[bytes, int, str]] = [
     *((octets, 400, FORM) for octets in FORMLESS),
     (line(method="canary"), 404, f"no such method; there are {', '.join(METHODS)}"),
     *((line(method="echo", params=given), 400, "echo: params is not a JSON object") for given in (["canary"], None)),
-    (line(method="echo", params={"pod": "a", "canary": "a"}), 400, f"unknown parameter: {TAKES}"),
+    (line(method="echo", params={"pod": "a", "canary": "a"}), 400, f"unknown parameter: {ECHO_PARAMETERS}"),
     (line(method="none", params={"canary": 1}), 400, "unknown parameter: none takes no parameters"),
     (line(method="signed", params={"by": "canary"}), 400, "unknown parameter: signed takes name"),
-    (line(method="echo", params={"limit": 1}), 400, f"pod is missing: {TAKES}"),
+    (line(method="echo", params={"limit": 1}), 400, f"pod is missing: {ECHO_PARAMETERS}"),
     (line(method="echo", params={"pod": "a", "limit": "canary"}), 400, "limit is not a number"),
     (b"canary" * 3000, 400, f"a request has {REQUEST_BYTES} bytes at most"),
 ]
 
 
 @pytest.mark.parametrize(("octets", "status", "text"), WRONG, ids=[str(octets[:50]) for octets, *_ in WRONG])
-async def test_wrong_request_is_an_error_without_values(
+async def test_wrong_request_returns_error_without_values(
     site: Site, octets: bytes, status: int, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert await site.send(octets) == [{"id": None, **error(status, text)}]
@@ -175,14 +175,14 @@ INSIDE: dict[str, Query] = {
 
 
 @pytest.mark.parametrize("name", INSIDE)
-async def test_error_inside_is_500_and_one_log_line(
+async def test_internal_error_returns_500_and_logs_one_line(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Site(tmp_path, {name: Method(INSIDE[name]), "none": parts()}) as site:
-        found = await site.send(line(method=name) + line(id=2, method="none"))
+        replies = await site.send(line(method=name) + line(id=2, method="none"))
     internal = error(500, f"{name}: an error in the proxy; see its log")
-    assert found[-2:] == [{"id": None, **internal}, {"id": 2, "end": END}]
-    assert "canary" not in json.dumps(found)
+    assert replies[-2:] == [{"id": None, **internal}, {"id": 2, "end": END}]
+    assert "canary" not in json.dumps(replies)
     (record,) = caplog.records
     assert (record.getMessage(), record.levelno) == (f"the request {name} failed", logging.ERROR)
 
@@ -232,34 +232,34 @@ NO_ANSWERS = [
 
 
 @pytest.mark.parametrize("octets", NO_ANSWERS)
-def test_line_of_no_answer_is_a_value_error(octets: bytes) -> None:
+def test_invalid_answer_line_raises_value_error(octets: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
-        Answer().take(octets)
+        Answer().parse(octets)
 
 
 @contextmanager
 def maximum(measure: Callable[[], int]) -> Iterator[list[int]]:
     """Yield a list of one number, the maximum of a measure over the iterations of the event loop."""
-    loop, found = asyncio.get_running_loop(), [0]
+    loop, highest = asyncio.get_running_loop(), [0]
 
     def measure_again() -> None:
         nonlocal handle
-        found[0] = max(found[0], measure())
+        highest[0] = max(highest[0], measure())
         handle = loop.call_soon(measure_again)
 
     handle = loop.call_soon(measure_again)
-    yield found
+    yield highest
     handle.cancel()
 
 
 class Counter:
     def __init__(self) -> None:
-        self.total = self._taken = 0
+        self.total = self._last = 0
 
-    def take(self) -> int:
+    def growth(self) -> int:
         """Return the count since the last call."""
-        found, self._taken = self.total - self._taken, self.total
-        return found
+        growth, self._last = self.total - self._last, self.total
+        return growth
 
 
 STOPS = {
@@ -271,7 +271,7 @@ STOPS = {
 
 
 @pytest.mark.parametrize("sent", STOPS.values(), ids=STOPS)
-async def test_client_that_stops_is_closed(
+async def test_stalled_client_is_closed(
     site: Site, monkeypatch: pytest.MonkeyPatch, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server, "SILENT_SECONDS", 0.05)
@@ -284,7 +284,7 @@ async def test_client_that_stops_is_closed(
 
 
 @pytest.mark.parametrize("sent", [ENDLESS, SILENT])
-async def test_client_that_leaves_in_its_answer_is_closed(
+async def test_client_disconnecting_within_answer_is_closed(
     site: Site, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with site.connect(sent):
@@ -293,7 +293,7 @@ async def test_client_that_leaves_in_its_answer_is_closed(
     assert caplog.records == []
 
 
-async def test_client_that_sends_a_line_slowly_is_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_sending_line_slowly_is_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "SILENT_SECONDS", 0.2)
     with site.connect(NONE) as client:
         assert await next_line(client) == OK
@@ -305,7 +305,7 @@ async def test_client_that_sends_a_line_slowly_is_closed(site: Site, monkeypatch
         assert not site.server.clients
 
 
-async def test_unread_answer_costs_no_memory(site: Site) -> None:
+async def test_unread_answer_is_not_buffered(site: Site) -> None:
     made[0], before = 0, -1
     with site.connect(ENDLESS * 3):
         while before != made[0] or not before:
@@ -316,11 +316,11 @@ async def test_unread_answer_costs_no_memory(site: Site) -> None:
     assert 0 < made[0] * PART_SIZE < 1 << 20
 
 
-async def test_long_request_is_refused_and_costs_no_memory(site: Site) -> None:
+async def test_long_request_is_refused_without_buffering(site: Site) -> None:
     with maximum(lambda: max((len(client.received) for client in site.server.clients), default=0)) as most:
-        found = await site.send(b"n" * (1 << 20))
+        replies = await site.send(b"n" * (1 << 20))
     text = f"a request has {REQUEST_BYTES} bytes at most"
-    assert found == [{"id": None, "error": {"status": 400, "text": text}}]
+    assert replies == [{"id": None, "error": {"status": 400, "text": text}}]
     assert most[0] <= 2 * REQUEST_BYTES
     for size in (REQUEST_BYTES, REQUEST_BYTES + 1):
         (answer,) = await site.send(line(id="", method="none")[:-1].ljust(size) + b"\n")
@@ -363,19 +363,19 @@ async def test_stop_closes_all_connections(site: Site) -> None:
 
 
 @pytest.mark.parametrize("iterations", range(6))
-async def test_stop_closes_a_connection_just_accepted(tmp_path: Path, iterations: int) -> None:
+async def test_stop_closes_connection_just_accepted(tmp_path: Path, iterations: int) -> None:
     async with Site(tmp_path, METHODS) as site:
         await asyncio.sleep(0)
         client = site.connect()
         for _ in range(iterations):
             await asyncio.sleep(0)
     with client:
-        assert await rest(client) == []
+        assert await remaining_lines(client) == []
 
 
-async def test_iteration_makes_one_part_of_all_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_iteration_makes_one_part_for_all_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or it reads one request."""
-    done, making, read = Counter(), asyncio.Lock(), server._read
+    done, lock, read = Counter(), asyncio.Lock(), server._read
 
     def thirty(params: Mapping[str, Any]) -> Iterator[Part]:
         for _ in range(30):
@@ -389,9 +389,9 @@ async def test_iteration_makes_one_part_of_all_clients(tmp_path: Path, monkeypat
     monkeypatch.setattr(server, "_read", counted)
     methods = {"thirty": Method(thirty, public=True)}
     async with (
-        Site(tmp_path / "a", methods, making=making) as site,
-        Site(tmp_path / "b", methods, making=making, public=True) as metrics,
+        Site(tmp_path / "a", methods, lock=lock) as site,
+        Site(tmp_path / "b", methods, lock=lock, public=True) as metrics,
     ):
-        with maximum(done.take) as most:
-            await asyncio.gather(*(each.send(NONE * 50 + THIRTY) for each in (site, metrics) for _ in range(10)))
+        with maximum(done.growth) as most:
+            await asyncio.gather(*(reply.send(NONE * 50 + THIRTY) for reply in (site, metrics) for _ in range(10)))
     assert (most, done.total) == ([1], 20 * (50 + 1 + 30))

@@ -12,11 +12,11 @@ from tests.fakes.canned_admin import Canned
 POD, CONTAINER = "3f2a11b09c22" + "0" * 52, "77ab" + "0" * 60
 
 
-def checks(**others: str) -> dict[str, Any]:
+def checks(**overrides: str) -> dict[str, Any]:
     """Return an answer to readyz: all checks are ok, but for those with a state and reason."""
-    given = {name: others.get(name, "ok").partition(": ") for name in CHECKS}
-    found = [{"name": name, "state": state, "reason": reason} for name, (state, _, reason) in given.items()]
-    return {"schemaVersion": 1, "checks": found}
+    given = {name: overrides.get(name, "ok").partition(": ") for name in CHECKS}
+    rows = [{"name": name, "state": state, "reason": reason} for name, (state, _, reason) in given.items()]
+    return {"schemaVersion": 1, "checks": rows}
 
 
 def figures(metrics: Metrics, started: float | None) -> dict[str, Any]:

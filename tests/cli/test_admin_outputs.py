@@ -82,7 +82,7 @@ def words_of(lines: Sequence[str]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("line", SHOWN)
-def test_output_is_the_one_in_the_docs(command: Run, line: str) -> None:
+def test_output_matches_docs(command: Run, line: str) -> None:
     assert command(line) == (0, SHOWN[line], "")
 
 
@@ -101,7 +101,7 @@ STATUSES = [
 
 
 @pytest.mark.parametrize(("answer", "code", "line"), STATUSES)
-def test_status_is_one_line_of_at_most_80_characters(command: Run, answer: Any, code: int, line: str) -> None:
+def test_status_line_has_at_most_80_characters(command: Run, answer: Any, code: int, line: str) -> None:
     assert command("status", readyz=answer) == (code, f"{line}\n", "")
     assert len(line) <= status.LONGEST
 
@@ -117,12 +117,12 @@ CHANGES: list[tuple[str, str, dict[str, object]]] = [
 
 
 @pytest.mark.parametrize(("line", "method", "params"), CHANGES)
-def test_change_is_requested(command: Run, server: Server, line: str, method: str, params: dict[str, object]) -> None:
+def test_change_sends_request(command: Run, server: Server, line: str, method: str, params: dict[str, object]) -> None:
     assert len(lines_of(command, line)) == 1
     assert server.requests == [(method, params)]
 
 
-def test_disabling_prints_the_command_that_enables(command: Run, server: Server) -> None:
+def test_disable_prints_enable_command(command: Run, server: Server) -> None:
     flag = f"--admin-endpoint={server.server_address}"
     answer = {"name": "a/b c", "disabled": {"until": None}, "notes": ["it was not disabled"]}
     line = f"a/b c is disabled; back by: runtimeproxy hook enable 'a/b c' {flag}\n"
@@ -145,7 +145,7 @@ SELECTIONS = [
 
 
 @pytest.mark.parametrize(("line", "expected"), SELECTIONS)
-def test_selected_events_are_lines(command: Run, line: str, expected: list[str]) -> None:
+def test_selected_events_are_printed_as_lines(command: Run, line: str, expected: list[str]) -> None:
     assert words_of(lines_of(command, line)) == words_of(expected)
 
 
@@ -154,13 +154,13 @@ def numbered(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("span", "seen"), [("2h", 2), ("30m", 1), ("5s", 0)])
-def test_since_may_be_a_duration(command: Run, span: str, seen: int) -> None:
+def test_since_accepts_duration(command: Run, span: str, seen: int) -> None:
     times = [datetime.now(UTC) - timedelta(minutes=minutes) for minutes in (180, 60, 10)]
     events = [{"number": n, "time": time.isoformat(), "kind": "sync"} for n, time in enumerate(times, 1)]
     assert len(lines_of(command, f"events --no-headers --since={span}", events=events)) == seen
 
 
-def test_following_prints_the_last_events_and_new_ones(command: Run) -> None:
+def test_follow_prints_last_and_new_events(command: Run) -> None:
     code, out, err = command("events -f")
     assert (code, err) == (3, "runtimeproxy: error: the proxy has ended\n")
     assert words_of(out.splitlines()) == words_of(EVENT_LINES + LATER_LINES)
@@ -169,7 +169,7 @@ def test_following_prints_the_last_events_and_new_ones(command: Run) -> None:
         assert len(out.splitlines()) == count
 
 
-def test_followed_data_has_a_document_for_each_event(command: Run) -> None:
+def test_followed_yaml_has_one_document_per_event(command: Run) -> None:
     assert len(lines_of(command, "events --no-headers", events=numbered(1_100))) == 1_100, "all pages are read"
     lines = command("hook trace -f -o json", events=EVENTS)[1].splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["gap", "edited", "edited", "failed_open", "refused"]
@@ -192,12 +192,12 @@ POD_FIELDS = ["FIELD", "annotations.team", "cgroup_parent", "labels.app", "label
 
 def store(*more: dict[str, Any]) -> dict[str, Any]:
     """Return the store with more pods and containers."""
-    pods = [one for one in more if "podId" not in one]
-    containers = [one for one in more if "podId" in one]
+    pods = [record for record in more if "podId" not in record]
+    containers = [record for record in more if "podId" in record]
     return {**STORE, "pods": [POD_RECORD, *pods], "containers": [CONTAINER_RECORD, *containers]}
 
 
-def test_store_ls_has_containers_below_their_pods(command: Run) -> None:
+def test_store_ls_lists_containers_below_pods(command: Run) -> None:
     second = {**POD_RECORD, "id": "00aa", "name": "b", "owners": {}}
     lone = {**CONTAINER_RECORD, "id": "00bb", "podId": "00cc", "owners": {}}
     assert words_of(lines_of(command, "store ls", store=store(second, lone))) == [
@@ -214,16 +214,16 @@ def test_store_ls_has_containers_below_their_pods(command: Run) -> None:
 @pytest.mark.parametrize(
     ("text", "lines"), [("web-1", 5), ("default/web-1", 5), ("3f2a", 5), ("default/web-1/main", 6), ("77", 6)]
 )
-def test_store_get_shows_the_change_of_each_field(command: Run, text: str, lines: int) -> None:
-    found = lines_of(command, f"store get {text}")
-    assert found == CONTAINER_LINES if lines == 6 else [line.split()[0] for line in found] == POD_FIELDS
+def test_store_get_shows_change_of_each_field(command: Run, text: str, lines: int) -> None:
+    printed = lines_of(command, f"store get {text}")
+    assert printed == CONTAINER_LINES if lines == 6 else [line.split()[0] for line in printed] == POD_FIELDS
 
 
 SECOND = {**POD_RECORD, "id": "3f2b" + "0" * 60}
 SEVERAL = "default/web-1 (3f2a11b09c220), default/web-1 (3f2b000000000)"
 
 
-def test_ambiguous_text_lists_its_meanings(command: Run) -> None:
+def test_ambiguous_subject_lists_matches(command: Run) -> None:
     for line in ("store get 3f", "explain web-1"):
         error = f"runtimeproxy: error: {line.split()[-1]!r} could mean {SEVERAL}: write more of one id\n"
         assert command(line, store=store(SECOND)) == (2, "", error)
@@ -242,8 +242,8 @@ def test_unknown_subject_is_reported(command: Run, text: str) -> None:
 CALL = {"number": 1, "time": "2026-11-25T10:11:00Z", "kind": "failed", **OF_POD, "container": "main"}
 
 
-def test_explain_leaves_out_calls_of_namesakes(command: Run) -> None:
-    """A create that was refused has no id, so its name decides. Fields without effect have their words."""
+def test_explain_omits_calls_of_same_named_records(command: Run) -> None:
+    """A refused create has no id, so its name decides. Fields without effect have a reason."""
     ids = [{"containerId": "foreign"}, {}, {"podId": "foreign"}, {"containerId": CONTAINER_RECORD["id"]}]
     fields = {"kind": "no_effect", "fields": [{"field": "annotations.note", "hookServer": "gpu"}], "text": "no effect"}
     events = [{**CALL, "call": f"c{at}", **more} for at, more in enumerate([*ids, {**ids[3], **fields}])]
@@ -264,10 +264,10 @@ EXPLAINED = [
 
 
 @pytest.mark.parametrize(("store", "events", "words"), EXPLAINED)
-def test_explain_reports_what_is_not_known(command: Run, store: Any, events: Any, words: str) -> None:
-    found = [" ".join(line) for line in words_of(lines_of(command, "explain web-1", store=store, events=events))]
-    assert len([line for line in found if line.startswith(words)]) == 1
-    assert (UNKNOWN in found) == (words == UNKNOWN)
+def test_explain_reports_unknown_facts(command: Run, store: Any, events: Any, words: str) -> None:
+    lines = [" ".join(line) for line in words_of(lines_of(command, "explain web-1", store=store, events=events))]
+    assert len([line for line in lines if line.startswith(words)]) == 1
+    assert (UNKNOWN in lines) == (words == UNKNOWN)
 
 
 # -- JSON, YAML and tables -------------------------------------------------------------------------------------------
@@ -283,21 +283,21 @@ DATA: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize("form", ["json", "yaml"])
 @pytest.mark.parametrize(("line", "expected"), DATA)
-def test_data_is_the_proxys(command: Run, line: str, expected: Any, form: str) -> None:
-    found = yaml.safe_load(command(f"{line} -o {form}")[1])
-    assert (found | expected if isinstance(expected, dict) else expected) == found
+def test_json_and_yaml_repeat_proxy_answer(command: Run, line: str, expected: Any, form: str) -> None:
+    data = yaml.safe_load(command(f"{line} -o {form}")[1])
+    assert (data | expected if isinstance(expected, dict) else expected) == data
 
 
 LINES = ["status", "hook ls", "hook trace", "events", "store ls", "store get web-1", "explain web-1", "log-level info"]
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_80_columns_are_enough_on_a_terminal(command: Run, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+def test_table_fits_80_columns_on_terminal(command: Run, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert [each for each in lines_of(command, line) if len(each) > 80] == []
 
 
-def test_empty_table_has_its_head() -> None:
+def test_empty_table_has_header() -> None:
     assert [row_text([], ("name",), "table", no_headers) for no_headers in (False, True)] == ["NAME", ""]
 
 
@@ -306,7 +306,7 @@ WRAPPED = [(40, TEXT.splitlines()), (10, ["one", "/a/path/that/is/long", "two th
 
 
 @pytest.mark.parametrize(("width", "lines"), WRAPPED)
-def test_last_column_is_wrapped_on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int, lines: list[str]) -> None:
+def test_last_column_is_wrapped_on_terminal(monkeypatch: pytest.MonkeyPatch, width: int, lines: list[str]) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     first, *following = row_text([{"a": "x", "text": TEXT}], ("a", "text"), "table", True).splitlines()
@@ -325,14 +325,14 @@ PLACES: list[tuple[dict[str, str], dict[str, str], str, str]] = [
 
 
 @pytest.mark.parametrize(("flags", "environ", "text", "path"), PLACES)
-def test_socket_is_found_as_the_proxy_finds_it(
+def test_command_finds_socket_by_proxy_configuration(
     tmp_path: Path, flags: dict[str, str], environ: dict[str, str], text: str, path: str
 ) -> None:
     (tmp_path / "config.yaml").write_text(text)
     assert socket_path({**flags, "config": str(tmp_path / "config.yaml")}, environ) == path
 
 
-def test_broken_configuration_leads_to_the_flag(run: Run, tmp_path: Path) -> None:
+def test_broken_configuration_error_names_flag(run: Run, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("no-such-key: 1")
     code, out, err = run("runtimeproxy", "hook", "ls", f"--config={tmp_path}/config.yaml")
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -341,7 +341,7 @@ def test_broken_configuration_leads_to_the_flag(run: Run, tmp_path: Path) -> Non
         socket_path({"admin-endpoint": "x"}, {})
 
 
-def test_proxy_without_an_admin_endpoint_is_not_queried() -> None:
+def test_proxy_without_admin_endpoint_is_not_queried() -> None:
     with pytest.raises(NoProxy, match="the proxy has no admin endpoint: --admin-endpoint is none"):
         AdminClient(None).call("hooks")
 
@@ -351,7 +351,7 @@ def test_proxy_without_an_admin_endpoint_is_not_queried() -> None:
 COMMANDS = ["status", "hook trace", "hook trace -f", "hook disable rdt --reason=hangs --for=1h", "hook enable rdt"]
 COMMANDS += ["events", "events -f", "store ls", "store get default/web-1", "explain default/web-1", "log-level debug"]
 NOT_READ = "the answer cannot be read: is it a proxy of this version? ({})"
-BROKEN_OFF = "the proxy broke off within its answer: {}"
+CLOSED_EARLY = "the proxy closed the connection within its answer: {}"
 NOBODY = "start the proxy, or correct --admin-endpoint: nothing listens at {}"
 Proxy = Callable[[Path], AbstractContextManager[object]]
 
@@ -365,40 +365,40 @@ def refusing(status: int) -> Proxy:
 
 
 SITUATIONS: list[tuple[Proxy, str, int]] = [
-    (with_fault(sending()), "the proxy broke off before its answer: {}", 3),
-    (with_fault(sending(HALF_A_LINE)), BROKEN_OFF, 3),
-    (with_fault(sending(A_PART)), BROKEN_OFF, 3),
+    (with_fault(sending()), "the proxy closed the connection before its answer: {}", 3),
+    (with_fault(sending(HALF_A_LINE)), CLOSED_EARLY, 3),
+    (with_fault(sending(A_PART)), CLOSED_EARLY, 3),
     (with_fault(SPEAK_HTTP), NOT_READ, 3),
     (with_fault(sending(b"{not json}\n")), NOT_READ, 3),
     (nullcontext, NOBODY, 3),
     (canned_admin.not_listening, NOBODY, 3),
-    (canned_admin.not_accepting, "the proxy takes no connection (waited 0.05 s): {}", 3),
+    (canned_admin.not_accepting, "the proxy accepts no connection (waited 0.05 s): {}", 3),
     *((refusing(status), "so it is", code) for status, code in ((400, 2), (403, 1), (409, 1), (500, 1), (503, 3))),
 ]
 CASES = [("hook ls", *situation) for situation in SITUATIONS]
-CASES += [(command, with_fault(sending(A_PART)), BROKEN_OFF, 3) for command in COMMANDS]
+CASES += [(command, with_fault(sending(A_PART)), CLOSED_EARLY, 3) for command in COMMANDS]
 CASES += [(command, refusing(404), "so it is", 1) for command in COMMANDS if command != "status"]
 
 
 @pytest.mark.parametrize(("command", "proxy", "words", "code"), CASES)
-def test_proxy_that_fails_is_one_line(
+def test_failing_proxy_is_reported_in_one_line(
     run: Run, tmp_path: Path, command: str, proxy: Proxy, words: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of status is on stdout, and may be cut."""
+    """The line of ``status`` is on stdout, and may be cut."""
     path = tmp_path / "a"
     if "waited" in words:
         monkeypatch.setattr(admin_client, "SECONDS", 0.05)
     with proxy(path):
-        found, out, err = run("runtimeproxy", *shlex.split(command), f"--admin-endpoint={path}")
-    line, other = (out, err) if command == "status" else (err, out)
-    assert (found, line.count("\n"), other) == (code, 1, "")
+        exit_code, out, err = run("runtimeproxy", *shlex.split(command), f"--admin-endpoint={path}")
+    line, empty = (out, err) if command == "status" else (err, out)
+    assert (exit_code, line.count("\n"), empty) == (code, 1, "")
     shown = line.strip().removeprefix("runtimeproxy: error: ").removeprefix("no answer: ").removesuffix("...")
     assert words.format(path).startswith(shown)
-    assert not [left for left in gc.get_objects() if type(left) is admin_client._Lines and left.sock.fileno() >= 0]
+    assert not [item for item in gc.get_objects() if type(item) is admin_client._Lines and item.sock.fileno() >= 0]
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
-def test_no_rights_is_one_line(run: Run, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_rights_are_reported_in_one_line(run: Run, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def connect(self: socket.socket, address: object) -> None:
         raise OSError(number, "no")
 
@@ -410,7 +410,7 @@ def test_no_rights_is_one_line(run: Run, number: int, monkeypatch: pytest.Monkey
 # -- the client ------------------------------------------------------------------------------------------------------
 
 
-def test_refusal_of_an_unread_request_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_is_raised_when_request_was_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Handler, "handle", lambda handler: handler.error(Refused(400, "too much")))
     with serving(tmp_path / "a", {}), pytest.raises(ClickException, match="too much"):
         AdminClient(str(tmp_path / "a"), 20.0).call("loglevel", level="n" * (1 << 22))
@@ -418,7 +418,7 @@ def test_refusal_of_an_unread_request_is_raised(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("octets", [b"[]\n", b"[" * 100_000 + b"\n", b"n" * (PART_BYTES + 65536)])
 @pytest.mark.parametrize("before", [b"", A_PART])
-def test_answer_of_another_form_cannot_be_read(tmp_path: Path, before: bytes, octets: bytes) -> None:
+def test_malformed_answer_is_reported_as_unreadable(tmp_path: Path, before: bytes, octets: bytes) -> None:
     with serving(tmp_path / "a", {}, sending(before + octets)):
         with pytest.raises(NoProxy, match="the answer cannot be read"):
             AdminClient(str(tmp_path / "a")).call("hooks")
@@ -430,7 +430,7 @@ EVENT = b'{"part":{"events":[{"a":1}]}}\n'
 
 
 @pytest.mark.parametrize("answer", [sending(EVENT, b'{"b"'), sending(EVENT), sending(EVENT, END, hang=True)])
-def test_following_ends_with_proxy_or_answer(tmp_path: Path, answer: Fault) -> None:
+def test_follow_ends_with_proxy_or_answer(tmp_path: Path, answer: Fault) -> None:
     with serving(tmp_path / "a", {}, answer):
         assert list(AdminClient(str(tmp_path / "a")).follow()) == [{"a": 1}]
 
@@ -444,24 +444,24 @@ def drip(handler: Handler) -> None:
 
 LIMITS = [(drip, "hangs within its answer", 1.0, True), (HANG, "does not answer", 0.2, True)]
 LIMITS += [(sending(A_PART, hang=True), "hangs within its answer", 1.0, False)]
-"""With the seconds to wait (a line must begin on a busy machine too), and whether following has that limit."""
+"""Faults with the seconds to wait, which suffice on a busy machine, and whether following has that limit."""
 
 
 @pytest.mark.parametrize(("fault", "words", "seconds", "following"), LIMITS)
-def test_time_limit_is_for_all_requests_together(
+def test_time_limit_covers_all_requests(
     tmp_path: Path, fault: Fault, words: str, seconds: float, following: bool
 ) -> None:
     with serving(tmp_path / "a", {}, fault):
         proxy = AdminClient(str(tmp_path / "a"), seconds)
-        for found in (words, "takes no connection"):
+        for found in (words, "accepts no connection"):
             with pytest.raises(NoProxy, match=found):
                 proxy.call("hooks")
         with pytest.raises(NoProxy, match=words):
-            list(proxy.again().follow()) if following else proxy.again().call("hooks")
+            list(proxy.with_new_deadline().follow()) if following else proxy.with_new_deadline().call("hooks")
 
 
-def test_interrupt_just_before_the_wait_ends_following(tmp_path: Path) -> None:
-    """A signal that another thread takes interrupts no wait of the main thread, like one just before the wait."""
+def test_interrupt_just_before_wait_ends_follow(tmp_path: Path) -> None:
+    """A signal that another thread handles interrupts no wait of the main thread, like one just before the wait."""
     ended: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def interrupt(handler: Handler) -> None:

@@ -114,7 +114,7 @@ WRONG |= {f"runtimeproxy {command}": words for command, words in OF_COMMANDS.ite
 
 
 @pytest.mark.parametrize(("command", "words"), WRONG.items())
-def test_wrong_command_line_is_one_line_and_exit_code_2(run: Run, command: str, words: str) -> None:
+def test_wrong_command_line_prints_one_line_and_exits_2(run: Run, command: str, words: str) -> None:
     code, out, err = run(*shlex.split(command))
     assert (code, out) == (2, "")
     assert err.startswith(f"{command.split()[0]}: error: {words}")
@@ -122,7 +122,7 @@ def test_wrong_command_line_is_one_line_and_exit_code_2(run: Run, command: str, 
 
 
 @BOTH
-def test_application_gets_the_configuration_and_gives_the_exit_code(run: Run, command: tuple[str, ...]) -> None:
+def test_run_passes_configuration_and_returns_exit_code(run: Run, command: tuple[str, ...]) -> None:
     def note(config: Config) -> int:
         log = logging.getLogger("runtimeproxy.x")
         log.debug("left out")
@@ -134,59 +134,59 @@ def test_application_gets_the_configuration_and_gives_the_exit_code(run: Run, co
     assert (code, out, json.loads(err)["message"]) == (7, "", "/r /i 3.0")
 
 
-def test_warnings_of_the_configuration_are_logged_each(run: Run) -> None:
+def test_each_configuration_warning_is_logged(run: Run) -> None:
     code, _, err = run(*KOORD, does=lambda config: 0, RUNTIMEPROXY_A="canary", RUNTIMEPROXY_B="canary")
     names = [line.partition(": ")[2].split()[0] for line in err.splitlines()]
     assert (code, names) == (0, ["RUNTIMEPROXY_A", "RUNTIMEPROXY_B"])
     assert "canary" not in err
 
 
-SURPRISE = rf"unexpected ValueError at {re.escape(__file__)}:\d+; --log-level=debug shows how it came there"
+UNEXPECTED = rf"unexpected ValueError at {re.escape(__file__)}:\d+; --log-level=debug logs the traceback"
 Make = Callable[[], BaseException]
 LOST = "cannot be loaded: it is missing or damaged; install runtimeproxy again"
 FAILURES: list[tuple[Make, str]] = [
     (partial(ConfigError, "/run/x.sock: pid 7 listens there"), r"/run/x\.sock: pid 7 listens there"),
     (partial(BackendError, "two\nlines"), "two lines"),
     (partial(PermissionError, 13, "Permission denied", "/run/x"), r"\[Errno 13\] Permission denied: '/run/x'"),
-    (partial(ValueError, "canary"), SURPRISE),
+    (partial(ValueError, "canary"), UNEXPECTED),
     (partial(ImportError, "canary", name="uvloop"), f"the library uvloop {LOST}"),
 ]
 
 
 @BOTH
 @pytest.mark.parametrize(("error", "line"), FAILURES)
-def test_failure_is_one_line_and_exit_code_1(run: Run, command: tuple[str, ...], error: Make, line: str) -> None:
+def test_failure_prints_one_line_and_exits_1(run: Run, command: tuple[str, ...], error: Make, line: str) -> None:
     code, out, err = run(*command, does=raising(error))
     assert (code, out) == (1, "")
     assert re.fullmatch(f"{command[0]}: error: {line}\n", err)
 
 
 @pytest.mark.parametrize(("error", "line"), [FAILURES[0], FAILURES[3]])
-def test_failure_is_a_line_of_a_json_log(run: Run, error: Make, line: str) -> None:
-    """At debug level it has the traceback of a surprise before it."""
+def test_failure_is_logged_as_json_when_format_is_json(run: Run, error: Make, line: str) -> None:
+    """At debug level the traceback of an unexpected error precedes it."""
     code, _, err = run(*KOORD, "--log-format=json", "--log-level=debug", does=raising(error))
-    *others, last = [json.loads(each) for each in err.splitlines()]
+    *earlier, last = [json.loads(entry) for entry in err.splitlines()]
     assert (code, last["level"], last["logger"]) == (1, "error", "runtimeproxy.cli.commands.run")
     assert re.fullmatch(line, last["message"])
-    assert [each["message"][:14] for each in others] == ["Running failed"] * ("unexpected" in line)
+    assert [entry["message"][:14] for entry in earlier] == ["Running failed"] * ("unexpected" in line)
     assert "canary" not in err
 
 
-def test_surprise_in_a_command_without_a_log_does_not_lead_to_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_prints_one_line_and_exits_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(click.Group, "invoke", lambda self, ctx: 1 / 0)
     code, _, err = run("runtimeproxy", "hook")
     assert code == 1
     assert re.fullmatch(r"runtimeproxy: error: unexpected ZeroDivisionError at .*:\d+\n", err)
 
 
-def test_interrupt_is_no_traceback(run: Run) -> None:
+def test_interrupt_prints_no_traceback(run: Run) -> None:
     code, _, err = run(*KOORD, does=raising(KeyboardInterrupt))
     assert (code, err.strip()) == (130, "koord-runtime-proxy: error: interrupted")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", [{0}, {2}, {0, 1, 2}], ids=str)
-def test_closed_standard_files_are_open_when_the_program_runs(tmp_path: Path, closed: set[int]) -> None:
+def test_closed_standard_files_are_opened_at_start(tmp_path: Path, closed: set[int]) -> None:
     code = (
         "import os, sys; from runtimeproxy import app, cli;"
         "files = lambda: [os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)];"
@@ -207,7 +207,7 @@ UNREADABLE: list[tuple[Callable[[Path], object], str]] = [
 ]
 
 
-def test_default_file_is_read_if_it_is_there_and_none_is_named(tmp_path: Path) -> None:
+def test_default_file_is_read_when_present_and_none_is_named(tmp_path: Path) -> None:
     default, named = tmp_path / "default.yaml", tmp_path / "named.yaml"
     assert configuration({}, {}, str(default)).hook_timeout_seconds == 2
     default.write_text("hook-timeout: 5s\nlog-level: debug\n")
@@ -223,7 +223,7 @@ def test_default_file_is_read_if_it_is_there_and_none_is_named(tmp_path: Path) -
             configuration({}, {}, str(default))
 
 
-def test_port_that_is_in_use_is_reported(run: Run) -> None:
+def test_used_port_is_reported(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
         code, out, err = run("runtimeproxy", "export", f"--listen=127.0.0.1:{port}")
@@ -252,7 +252,7 @@ def start(program: str, arguments: str, then: str = "", **environ: str) -> subpr
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "arguments"), PROGRAMS)
-def test_output_is_plain_whatever_reads_it(program: str, arguments: str) -> None:
+def test_output_is_plain_in_pipes_and_files(program: str, arguments: str) -> None:
     done = start(program, arguments)
     assert (done.returncode, done.stdout.isascii(), "\x1b" in done.stdout, done.stderr) == (0, True, False, "")
     for unbuffered in ("", "1"):
@@ -282,7 +282,7 @@ def test_interrupted_import_ends_program(tmp_path: Path, program: str, arguments
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_unhandled_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unhandled_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
@@ -317,7 +317,7 @@ def test_unprintable_name_is_escaped(admin_endpoint: str, encoding: str, name: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "code"), [("hook ls", 0), ("events -f", 1)])
-def test_command_ends_with_its_reader(admin_endpoint: str, command: str, code: int) -> None:
+def test_command_ends_when_reader_closes_pipe(admin_endpoint: str, command: str, code: int) -> None:
     flag = f"--admin-endpoint={admin_endpoint}"
     assert start("main", f"{command} {flag}", "| exec 0<&-").stderr == ""
     done = start("main", f"{command} {flag}", "| head -n 2")

@@ -355,7 +355,7 @@ async def test_calls_about_one_container_keep_their_order(core: Core) -> None:
     calls = [FakeCall(START), FakeCall(UPDATE), FakeCall(STOP), FakeCall(UPDATE, key="c2")]
     await asyncio.gather(*map(core.start, calls))
     assert [at for call in calls for at, step in call.steps if step == "release"] == [1, 2, 2, 1]
-    assert [times.turn for times in core.metrics.calls] == [0, 1, 2, 0]
+    assert [times.queued for times in core.metrics.calls] == [0, 1, 2, 0]
 
 
 async def test_call_by_another_name_waits_for_its_turn_once_it_is_known(core: Core) -> None:

@@ -55,7 +55,8 @@ def test_unit_runs_exporter_with_flags_that_exist() -> None:
         program, name, *flags = shlex.split(command)
         assert (program, name) == ("/usr/bin/runtimeproxy", "export")
         export_command.make_context("export", flags.copy())
-        assert exporter.place(dict(flag.split("=", 1) for flag in flags)["--listen"])[1] == 9654
+        listen = dict(flag.split("=", 1) for flag in flags)["--listen"]
+        assert exporter.parse_address(listen)[1] == 9654
 
 
 def test_node_problem_detector_runs_status_and_waits_longer() -> None:

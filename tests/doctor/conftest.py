@@ -94,18 +94,18 @@ class Made:
         self.sockets.append(f"0000000000000000: 00000002 00000000 {flags} 0001 {state} {inode:5} {path}".rstrip())
         self.write("proc/net/unix", "\n".join([HEAD, *self.sockets, ""]))
 
-    def connections(self, path: object, *ends: int, others: Sequence[UnixSocket] = ()) -> list[UnixSocket]:
+    def connections(self, path: object, *ends: int, more: Sequence[UnixSocket] = ()) -> list[UnixSocket]:
         """Return what the kernel lists if these are the clients' ends of the connections to a socket."""
         accepted = [UnixSocket(1000 + end, False, True, str(path), end) for end in ends]
         clients = [UnixSocket(end, False, True, "", 1000 + end) for end in ends]
-        return [UnixSocket(1, True, False, str(path)), *accepted, *clients, *others]
+        return [UnixSocket(1, True, False, str(path)), *accepted, *clients, *more]
 
     def lock(self, pid: int) -> None:
         """Make the lock next to the proxy's socket, held by a process."""
         path = Path(f"{self.ours}.lock")
         path.touch()
-        found = path.stat()
-        place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        status = path.stat()
+        place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
         self.write(
             "proc/locks", f"1: POSIX  ADVISORY  READ 9 00:01:2 0 EOF\n2: FLOCK  ADVISORY  WRITE {pid} {place} 0 EOF\n"
         )
@@ -121,9 +121,9 @@ class Made:
 
 def verdicts(findings: Iterable[Finding]) -> list[tuple[str, str]]:
     """Return verdict and reason of each; a finding has advice unless it is ok or was skipped."""
-    found = list(findings)
-    assert all(finding.do for finding in found if finding.verdict.value not in ("ok", "skipped"))
-    return [(finding.verdict.value, finding.why) for finding in found]
+    results = list(findings)
+    assert all(finding.do for finding in results if finding.verdict.value not in ("ok", "skipped"))
+    return [(finding.verdict.value, finding.why) for finding in results]
 
 
 def only(check: Callable[[Machine], Iterable[Finding]], made: Made) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from runtimeproxy.cli.doctor import clients, hookservers, ours, runtime
+from runtimeproxy.cli.doctor import clients, hookservers, proxy, runtime
 from runtimeproxy.cli.doctor.findings import Finding
 from runtimeproxy.cli.doctor.machine import Machine, UnixSocket
 from runtimeproxy.errors import ConfigError
@@ -70,40 +70,40 @@ def lock_of_another(made: Made) -> None:
 
 
 SOCKETS: list[Case] = [
-    (ours.socket_file, nothing, "failed", "{ours} is not there: no proxy listens"),
-    (ours.socket_file, lambda made: made.ours.touch(), "failed", "{ours} is not a socket"),
-    (ours.socket_file, bind, "failed", "{ours} is there and nobody listens on it"),
-    (ours.socket_file, listen, "ok", "{ours} listens, mode 0600"),
-    (ours.socket_file, lambda made: listen(made, 0o660), "warning", "has mode 0660, wider than --socket-mode 0600"),
-    (ours.socket_file, all_of(lambda made: listen(made, 0o660), flag("socket-mode", "0660")), "ok", "mode 0660"),
-    (ours.socket_file, all_of(listen, flag("socket-mode", "0660")), "ok", "mode 0600"),
-    (ours.directory, nothing, "ok", "can be written by no other user"),
-    (ours.directory, lambda made: made.ours.parent.chmod(0o777), "failed", "can be written by everybody, who could"),
-    (ours.directory, lambda made: made.ours.parent.rmdir(), "failed", "is not there"),
-    (ours.directory, as_a_link, "failed", "is a link or no directory"),
-    (ours.lock, nothing, "ok", "{ours}.lock is not there: no proxy ran here, or systemd made the socket"),
-    (ours.lock, lambda made: os.mkdir(f"{made.ours}.lock"), "failed", "{ours}.lock is not a regular file"),
-    (ours.lock, all_of(lambda made: made.lock(70), file("proc/locks", "")), "ok", "nobody holds {ours}.lock"),
-    (ours.lock, lambda made: made.lock(70), "warning", "pid 70 holds {ours}.lock and does not listen"),
-    (ours.lock, Made.proxy, "ok", "pid 70, which listens, holds {ours}.lock"),
-    (ours.lock, lock_of_another, "failed", "pid 71 holds {ours}.lock and another process listens on the socket"),
+    (proxy.socket_file, nothing, "failed", "{ours} is not there: no proxy listens"),
+    (proxy.socket_file, lambda made: made.ours.touch(), "failed", "{ours} is not a socket"),
+    (proxy.socket_file, bind, "failed", "{ours} is there and nobody listens on it"),
+    (proxy.socket_file, listen, "ok", "{ours} listens, mode 0600"),
+    (proxy.socket_file, lambda made: listen(made, 0o660), "warning", "has mode 0660, wider than --socket-mode 0600"),
+    (proxy.socket_file, all_of(lambda made: listen(made, 0o660), flag("socket-mode", "0660")), "ok", "mode 0660"),
+    (proxy.socket_file, all_of(listen, flag("socket-mode", "0660")), "ok", "mode 0600"),
+    (proxy.directory, nothing, "ok", "can be written by no other user"),
+    (proxy.directory, lambda made: made.ours.parent.chmod(0o777), "failed", "can be written by everybody, who could"),
+    (proxy.directory, lambda made: made.ours.parent.rmdir(), "failed", "is not there"),
+    (proxy.directory, as_a_link, "failed", "is a link or no directory"),
+    (proxy.lock, nothing, "ok", "{ours}.lock is not there: no proxy ran here, or systemd made the socket"),
+    (proxy.lock, lambda made: os.mkdir(f"{made.ours}.lock"), "failed", "{ours}.lock is not a regular file"),
+    (proxy.lock, all_of(lambda made: made.lock(70), file("proc/locks", "")), "ok", "nobody holds {ours}.lock"),
+    (proxy.lock, lambda made: made.lock(70), "warning", "pid 70 holds {ours}.lock and does not listen"),
+    (proxy.lock, Made.proxy, "ok", "pid 70, which listens, holds {ours}.lock"),
+    (proxy.lock, lock_of_another, "failed", "pid 71 holds {ours}.lock and another process listens on the socket"),
 ]
 SYSTEMD = all_of(Made.proxy, file("run/systemd/system/x", ""))
 SCOPE = "0::/user.slice/user-0.slice/session-1.scope\n"
 FULL = all_of(Made.proxy, file("proc/sys/fs/file-nr", "90\t0\t100\n"))
 PROCESS: list[Case] = [
-    (ours.file_limits, nothing, "unknown", "no proxy runs"),
-    (ours.file_limits, Made.proxy, "ok", "the proxy (pid 70) has 1 of 65536 files open"),
-    (ours.file_limits, lambda made: made.proxy(limit="unlimited"), "ok", "has 1 files open, without a limit"),
-    (ours.file_limits, lambda made: made.proxy(limit="1024"), "warning", "may open 1024 files only"),
-    (ours.file_limits, lambda made: made.proxy(limit="5", ends=range(4)), "failed", "has 5 of 5 files open"),
-    (ours.file_limits, FULL, "warning", "90 of the machine's 100 files"),
-    (ours.unit, Made.proxy, "skipped", "systemd does not run here"),
-    (ours.unit, file("run/systemd/system/x", ""), "unknown", "no proxy runs"),
-    (ours.unit, all_of(SYSTEMD, file("proc/70/cgroup", SCOPE)), "warning", "(pid 70) runs in no systemd service"),
-    (ours.versions, nothing, "ok", f"kernel {KERNEL}"),
-    (ours.versions, file("proc/sys/kernel/osrelease", "4.18.0"), "warning", "4.18.0"),
-    (ours.versions, file("proc/sys/kernel/osrelease", "odd"), "ok", "kernel odd"),
+    (proxy.file_limits, nothing, "unknown", "no proxy runs"),
+    (proxy.file_limits, Made.proxy, "ok", "the proxy (pid 70) has 1 of 65536 files open"),
+    (proxy.file_limits, lambda made: made.proxy(limit="unlimited"), "ok", "has 1 files open, without a limit"),
+    (proxy.file_limits, lambda made: made.proxy(limit="1024"), "warning", "may open 1024 files only"),
+    (proxy.file_limits, lambda made: made.proxy(limit="5", ends=range(4)), "failed", "has 5 of 5 files open"),
+    (proxy.file_limits, FULL, "warning", "90 of the machine's 100 files"),
+    (proxy.unit, Made.proxy, "skipped", "systemd does not run here"),
+    (proxy.unit, file("run/systemd/system/x", ""), "unknown", "no proxy runs"),
+    (proxy.unit, all_of(SYSTEMD, file("proc/70/cgroup", SCOPE)), "warning", "(pid 70) runs in no systemd service"),
+    (proxy.versions, nothing, "ok", f"kernel {KERNEL}"),
+    (proxy.versions, file("proc/sys/kernel/osrelease", "4.18.0"), "warning", "4.18.0"),
+    (proxy.versions, file("proc/sys/kernel/osrelease", "odd"), "ok", "kernel odd"),
 ]
 V1 = "tmpfs /sys/fs/cgroup tmpfs ro 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0"
 BOTH = "cgroup /c/cpu cgroup rw 0 0\ncgroup2 /c/unified cgroup2 rw 0 0"
@@ -199,7 +199,7 @@ def everybodys_directory(made: Made) -> None:
     made.registrations.chmod(0o777)
 
 
-NO_POINT, ONE_POINT = (registration.text("/run/x.sock", [point]) for point in ("PreNothing", "PreCreateContainer"))
+UNKNOWN, VALID = (registration.text("/run/x.sock", [name]) for name in ("PreNothing", "PreCreateContainer"))
 TEXT = registration.text("/run/x.sock")
 TWICE = "a.json and b.json name the same socket, which is called once, by a.json, at PreCreateContainer"
 SKIP = all_of(flag("runtime-hook-server-key", "team/skip"), flag("runtime-hook-server-val", "yes"))
@@ -209,8 +209,8 @@ REGISTRATIONS: list[Case] = [
     (hookservers.registrations, registered(TEXT), "ok", "hookserver.d has 1 registration file"),
     (hookservers.registrations, registered("{"), "failed", "a.json: not JSON (yet?)"),
     (hookservers.registrations, registered('{"runtime-hooks": []}'), "failed", "a.json: remote-endpoint is missing"),
-    (hookservers.registrations, registered(NO_POINT), "warning", "unknown hook points are ignored: 'PreNothing'"),
-    (hookservers.registrations, registered(ONE_POINT, ONE_POINT), "warning", TWICE),
+    (hookservers.registrations, registered(UNKNOWN), "warning", "unknown hook points are ignored: 'PreNothing'"),
+    (hookservers.registrations, registered(VALID, VALID), "warning", TWICE),
     (hookservers.registrations, everybodys_directory, "failed", "can be written by everybody"),
     (hookservers.skip_label, SKIP, "ok", "pods with the label team/skip=yes are never handed"),
 ]
@@ -219,24 +219,24 @@ IDS = [f"{check.__name__} {verdict} {words}" for check, _, verdict, words in CAS
 
 
 @pytest.mark.parametrize(("check", "make", "verdict", "words"), CASES, ids=IDS)
-def test_check_finds(
+def test_check_reports_finding(
     made: Made, check: Callable[[Machine], Iterable[Finding]], make: Make, verdict: str, words: str
 ) -> None:
     make(made)
-    found = verdicts(check(made.machine))
-    assert found[0][0] == verdict
-    assert words.format(ours=made.ours, runtime=made.runtime) in found[0][1]
-    assert CANARY not in str(found)
+    results = verdicts(check(made.machine))
+    assert results[0][0] == verdict
+    assert words.format(ours=made.ours, runtime=made.runtime) in results[0][1]
+    assert CANARY not in str(results)
 
 
 @pytest.mark.engine
-def test_socket_of_another_user_is_reported(made: Made) -> None:
+def test_socket_of_other_user_is_reported(made: Made) -> None:
     of_another_user(made)
-    assert only(ours.socket_file, made) == ("failed", f"{made.ours} belongs to user 12345")
+    assert only(proxy.socket_file, made) == ("failed", f"{made.ours} belongs to user 12345")
 
 
 @pytest.mark.parametrize("name", ["proxy.sock", "crio.sock", "run/crio/crio.sock"])
-def test_kubelet_at_crio_must_call_a_socket_named_crio(made: Made, name: str) -> None:
+def test_kubelet_at_crio_must_call_crio_named_socket(made: Made, name: str) -> None:
     made.runtime = made.runtime.parent / CRIO_SOCKET
     called = made.ours.with_name("named") / name
     called.parent.mkdir(parents=True)
@@ -247,7 +247,7 @@ def test_kubelet_at_crio_must_call_a_socket_named_crio(made: Made, name: str) ->
     assert (f"unix://{made.ours.parent}/run/crio/crio.sock" in finding.do) is ("/" not in name)
 
 
-def test_what_to_do_names_the_flag(made: Made) -> None:
+def test_advice_names_flag(made: Made) -> None:
     all_of(kubelet(BY_FILE), file(f"proc/40/root{FILE}", "maxPods: 7\n"))(made)
     at_nri("koordlet.json", "/run/x.sock", 201)(made)
     (at_kubelet,), (at_koordlet,) = clients.kubelet(made.machine), clients.nri(made.machine)
@@ -269,16 +269,16 @@ CGROUPS += ["2:cpu:/\n1:name=systemd:/system.slice/rp.service\n0::/\n"]
 
 @pytest.mark.parametrize("cgroup", CGROUPS)
 @pytest.mark.parametrize(("key", "value"), BAD)
-def test_unit_is_judged_by_its_settings_in_force(made: Made, cgroup: str, key: str, value: str) -> None:
+def test_unit_is_judged_by_effective_settings(made: Made, cgroup: str, key: str, value: str) -> None:
     all_of(SYSTEMD, file("proc/70/cgroup", cgroup))(made)
     made.unit = "".join(f"{name}={value if name == key else good}\n" for name, good in GOOD.items())
-    verdict, why = only(ours.unit, made)
+    verdict, why = only(proxy.unit, made)
     assert (verdict, why) == ("warning", f"rp.service has {key}={value}") if key else verdict == "ok"
     assert made.units == [["show", f"--property={','.join(GOOD)}", "--", "rp.service"]]
 
 
-def test_unreadable_registration_does_not_hide_the_next(made: Made) -> None:
+def test_unreadable_registration_does_not_hide_next_one(made: Made) -> None:
     made.register("b.json", "{")
     (made.registrations / "a.json").mkdir()
-    found = verdicts(hookservers.registrations(made.machine))
-    assert [why.partition(":")[0] for _, why in found] == ["a.json", "b.json"]
+    results = verdicts(hookservers.registrations(made.machine))
+    assert [why.partition(":")[0] for _, why in results] == ["a.json", "b.json"]

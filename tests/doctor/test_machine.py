@@ -14,7 +14,7 @@ import pytest
 
 from runtimeproxy.cli.doctor import machine
 from runtimeproxy.cli.doctor import machine as doctor_machine
-from runtimeproxy.cli.doctor.machine import Machine, Process, UnixSocket, at, denied, reported_sockets
+from runtimeproxy.cli.doctor.machine import Machine, Process, UnixSocket, is_denied, reported_sockets, sockets_at
 from tests.doctor.conftest import Made
 
 NOBODY = 65534
@@ -26,7 +26,7 @@ def test_flag_is_read_in_both_spellings(arguments: str, value: str | None) -> No
     assert Process(1, ("kubelet", *arguments.split())).flag("x") == value
 
 
-def test_processes_are_found_by_the_program_name(made: Made) -> None:
+def test_processes_are_found_by_program_name(made: Made) -> None:
     made.process(5, "/usr/bin/kubelet", "--x")
     made.process(6, "kubelet-helper")
     made.process(7)
@@ -44,7 +44,7 @@ def test_stream_socket_is_found_by_link(made: Made, tmp_path: Path) -> None:
     assert made.machine.sockets() == ()
 
 
-def test_this_machine_has_our_own_sockets_and_lock(made: Made) -> None:
+def test_real_machine_lists_own_sockets_and_lock(made: Made) -> None:
     this = Machine(made.machine.config)
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
         listener.bind(str(made.ours))
@@ -54,13 +54,13 @@ def test_this_machine_has_our_own_sockets_and_lock(made: Made) -> None:
         assert this.listeners(str(made.ours)) < this.open_sockets(os.getpid())
         accepted, _ = listener.accept()
         with accepted:
-            assert [found.connected for found in at(str(made.ours), this.sockets())].count(True) == 1
+            assert [found.connected for found in sockets_at(str(made.ours), this.sockets())].count(True) == 1
     with open(f"{made.ours}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert this.lock_holder() == os.getpid()
 
 
-def test_proxy_without_a_lock_listens_next_to_systemd(made: Made) -> None:
+def test_proxy_is_found_by_socket_when_systemd_made_it(made: Made) -> None:
     made.socket(9, made.ours, listening=True)
     made.process(1, "/sbin/init", sockets=[9])
     made.process(30, "other", sockets=[8])
@@ -70,20 +70,20 @@ def test_proxy_without_a_lock_listens_next_to_systemd(made: Made) -> None:
 
 
 @pytest.mark.engine
-def test_socket_that_another_user_may_not_use_is_denied(made: Made) -> None:
+def test_socket_is_denied_when_user_has_no_rights(made: Made) -> None:
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(made.ours))
         made.ours.chmod(0o600)
     places = [str(made.ours), f"{made.ours}.absent", "/run/absent"]
-    assert [denied(place) for place in places] == [False, False, False]
+    assert [is_denied(place) for place in places] == [False, False, False]
     try:
         os.seteuid(NOBODY)
-        assert [denied(place) for place in places] == [True, True, False]
+        assert [is_denied(place) for place in places] == [True, True, False]
     finally:
         os.seteuid(0)
 
 
-def test_systemctl_that_fails_is_an_error_without_a_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_failing_systemctl_raises_os_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "systemctl"
     program.write_text("#!/bin/sh\nexit 1\n")
     program.chmod(0o755)
@@ -97,7 +97,7 @@ ERROR, DONE = 2, 3
 
 
 @pytest.mark.engine
-def test_clients_in_another_network_namespace_are_reported(tmp_path: Path) -> None:
+def test_clients_in_other_network_namespace_are_reported(tmp_path: Path) -> None:
     path = str(tmp_path / "runtime.sock")
     code = "import os, socket, sys; s = socket.socket(1); s.connect(sys.argv[1]); print(os.fstat(s.fileno()).st_ino)"
     command = ["unshare", "--net", sys.executable, "-uc", f"{code}; input()", path]
@@ -107,10 +107,11 @@ def test_clients_in_another_network_namespace_are_reported(tmp_path: Path) -> No
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
             assert client.stdout is not None
             number = int(client.stdout.readline())
-            accepted, _ = listener.accept()  # the kernel leaves out what nobody has accepted
+            accepted, _ = listener.accept()  # the kernel omits connections that were not accepted
             with accepted:
                 assert all(found.peer != number for found in reported_sockets([HERE]))
-                (found,) = at(path, reported_sockets([Path("/proc/absent/ns/net"), Path(f"/proc/{client.pid}/ns/net")]))
+                namespaces = [Path("/proc/absent/ns/net"), Path(f"/proc/{client.pid}/ns/net")]
+                (found,) = sockets_at(path, reported_sockets(namespaces))
                 assert (found.inode, found.peer) == (os.fstat(accepted.fileno()).st_ino, number)
             client.communicate(b"\n")
 
@@ -120,7 +121,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *datagrams: bytes) -> Iterator[Unix
     kernel, client = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     for datagram in datagrams:
         kernel.send(datagram)
-    monkeypatch.setattr(machine, "_opened", lambda namespace: client)
+    monkeypatch.setattr(machine, "_open_netlink", lambda namespace: client)
     with kernel:
         yield from reported_sockets([HERE])
 
@@ -135,14 +136,14 @@ def answer(number: int, path: bytes, peer: int, kind: int = socket.SOCK_STREAM) 
     return message(20, struct.pack("=BBBBIII", 1, kind, 1, 0, number, 0, 0) + name + struct.pack("=HHI", 8, 2, peer))
 
 
-def test_answers_may_share_a_datagram_and_end_with_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = answer(6, b"/b.sock\0", 2, kind=socket.SOCK_DGRAM) + answer(7, b"\0abstract", 3)
-    found = answers(monkeypatch, answer(5, b"/a.sock\0", 1) + others, message(DONE, bytes(4)))
-    assert [(each.inode, each.path, each.peer) for each in found] == [(5, "/a.sock", 1), (7, "@abstract", 3)]
+def test_answers_may_share_datagram(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = answer(6, b"/b.sock\0", 2, kind=socket.SOCK_DGRAM) + answer(7, b"\0abstract", 3)
+    sockets = answers(monkeypatch, answer(5, b"/a.sock\0", 1) + shared, message(DONE, bytes(4)))
+    assert [(end.inode, end.path, end.peer) for end in sockets] == [(5, "/a.sock", 1), (7, "@abstract", 3)]
 
 
 @pytest.mark.parametrize("kind", [ERROR, DONE])
-def test_error_of_the_kernel_is_raised(monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
+def test_kernel_error_is_raised(monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
     with pytest.raises(OSError, match="No such file") as raised:
         list(answers(monkeypatch, answer(5, b"", 1), message(kind, struct.pack("=i", -errno.ENOENT))))
     assert raised.value.errno == errno.ENOENT

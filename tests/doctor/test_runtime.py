@@ -1,4 +1,4 @@
-"""The doctor's calls to runtimes and hook servers: fakes, and what answers wrongly."""
+"""The doctor's calls to runtimes and hook servers, to fakes and to peers with invalid answers."""
 
 import asyncio
 import socket
@@ -25,7 +25,7 @@ Inspect = Callable[[Machine], Iterable[Finding]]
 V1, V1ALPHA2 = "/runtime.v1.RuntimeService/Version", "/runtime.v1alpha2.RuntimeService/Version"
 
 
-async def looked(made: Made, inspect: Inspect = runtime.runtime) -> tuple[str, str]:
+async def inspected(made: Made, inspect: Inspect = runtime.runtime) -> tuple[str, str]:
     return await asyncio.to_thread(only, inspect, made)
 
 
@@ -47,7 +47,7 @@ async def test_cri_version_is_judged(
     async with FakeRuntime(str(made.runtime)) as fake:
         for path in methods:
             fake.inject(path, answer)
-        found = await looked(made)
+        found = await inspected(made)
     assert (found[0], found[1].endswith(words)) == (verdict, True)
     assert (found[1].startswith(str(made.runtime)), "containerd" in found[1]) == (True, verdict != "failed")
 
@@ -57,7 +57,7 @@ HANGING += [(runtime.proxy, "Containerd", "no answer through ")]
 
 
 @pytest.mark.parametrize(("check", "mode", "words"), HANGING)
-def test_socket_that_never_answers_fails_in_time(
+def test_silent_socket_fails_within_time_limit(
     made: Made, check: Inspect, mode: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "CALL_SECONDS", 0.05)
@@ -75,20 +75,20 @@ def test_socket_that_never_answers_fails_in_time(
 async def test_docker_reports_api_versions_and_cgroup_driver(made: Made) -> None:
     made.flags["backend-runtime-mode"] = "Docker"
     async with FakeDockerd(str(made.runtime), cgroup_driver="systemd") as fake:
-        verdict, why = await looked(made)
+        verdict, why = await inspected(made)
         text = f"API {fake.minimum} to {fake.api}, cgroup driver systemd, cgroup v1"
         assert (verdict, why) == ("ok", f"{made.runtime}: dockerd {fake.engine.version}, {text}")
 
 
 @pytest.mark.parametrize("inspect", [runtime.runtime, runtime.proxy])
-@pytest.mark.parametrize(("given", "other"), [("Containerd", "Docker"), ("Docker", "Containerd")])
-async def test_mode_that_differs_from_the_flag_fails(made: Made, inspect: Inspect, given: str, other: str) -> None:
+@pytest.mark.parametrize(("given", "actual"), [("Containerd", "Docker"), ("Docker", "Containerd")])
+async def test_mode_differing_from_flag_fails(made: Made, inspect: Inspect, given: str, actual: str) -> None:
     made.flags["backend-runtime-mode"] = given
     made.proxy()
     path, who = (made.ours, "the proxy") if inspect is runtime.proxy else (made.runtime, "the runtime")
-    async with FakeDockerd(str(path)) if other == "Docker" else FakeRuntime(str(path)):
-        finding = await looked(made, inspect)
-    why = f"the modes differ: {who} at {path} answers in mode {other}, and --backend-runtime-mode is {given}"
+    async with FakeDockerd(str(path)) if actual == "Docker" else FakeRuntime(str(path)):
+        finding = await inspected(made, inspect)
+    why = f"the modes differ: {who} at {path} answers in mode {actual}, and --backend-runtime-mode is {given}"
     assert finding == ("failed", why)
 
 
@@ -98,27 +98,27 @@ WRONG += [(reply(b"[]"), NOT_DOCKERD), (b"\x00\x01canary-4711\r\n\r\n", NOT_DOCK
 
 
 @pytest.mark.parametrize(("answer", "words"), WRONG)
-async def test_wrong_answer_of_docker_is_reported_in_our_words(made: Made, answer: bytes, words: str) -> None:
+async def test_wrong_docker_answer_is_reported_without_its_text(made: Made, answer: bytes, words: str) -> None:
     made.flags["backend-runtime-mode"] = "Docker"
     async with Daemon(str(made.runtime)) as daemon:
         daemon.script("/version", answer)
-        assert await looked(made) == ("failed", f"{made.runtime}: {words}")
+        assert await inspected(made) == ("failed", f"{made.runtime}: {words}")
 
 
 @pytest.mark.parametrize("inspect", [runtime.runtime, runtime.proxy])
 async def test_socket_without_rights_is_unknown(made: Made, inspect: Inspect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "denied", lambda path: True)
-    verdict, why = await looked(made, inspect)
+    monkeypatch.setattr(runtime, "is_denied", lambda path: True)
+    verdict, why = await inspected(made, inspect)
     assert (verdict, why.endswith(".sock: Permission denied")) == ("unknown", True)
 
 
 async def test_proxy_is_called_on_its_own_socket(made: Made) -> None:
     async with FakeRuntime(str(made.ours)) as fake:
-        assert (await looked(made, runtime.proxy))[0] == "unknown", "no proxy listens there"
+        assert (await inspected(made, runtime.proxy))[0] == "unknown", "no proxy listens there"
         assert not fake.received
         made.proxy()
-        assert await looked(made, runtime.proxy) == ("ok", f"the runtime answers through {made.ours}")
-    verdict, why = await looked(made, runtime.proxy)
+        assert await inspected(made, runtime.proxy) == ("ok", f"the runtime answers through {made.ours}")
+    verdict, why = await inspected(made, runtime.proxy)
     assert (verdict, why.startswith(f"no answer through {made.ours}: ")) == ("failed", True)
 
 
@@ -147,7 +147,7 @@ async def test_disabled_hook_server_is_reported_and_not_called(made: Made) -> No
 
 
 @pytest.mark.parametrize(("policy", "helps"), [("Fail", "/run/koord-runtimeproxy/admin.sock"), ("Ignore", "")])
-async def test_disabling_is_suggested_only_where_it_helps(made: Made, policy: str, helps: str) -> None:
+async def test_disabling_is_suggested_only_when_it_helps(made: Made, policy: str, helps: str) -> None:
     made.register("a.json", registration.text("/run/nobody.sock", policy=policy))
     for made.flags["admin-endpoint"] in ("/run/koord-runtimeproxy/admin.sock", "none"):
         (finding,) = await called(made)
@@ -155,39 +155,39 @@ async def test_disabling_is_suggested_only_where_it_helps(made: Made, policy: st
         assert suggested == (made.flags["admin-endpoint"] == helps) == ("hook disable" in finding.do)
 
 
-async def test_mask_that_cannot_be_used_hides_no_hook_server(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unusable_mask_hides_no_hook_server(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     made.register("a.json", registration.text("/run/nobody.sock"))
     made.mask.write(b"{")
     mask, tried = await called(made)
     assert (mask.verdict, mask.why.partition(":")[0]) == (Verdict.WARNING, f"{made.mask.path} is not JSON")
     assert tried.why.startswith("hook server 'a' at ")
     with monkeypatch.context() as without_rights:
-        without_rights.setattr(hookservers, "denied", lambda path: path == made.mask.path)
+        without_rights.setattr(hookservers, "is_denied", lambda path: path == made.mask.path)
         mask, tried = await called(made)
         assert (mask.verdict, tried.why[:15]) == (Verdict.UNKNOWN, "hook server 'a'")
     made.flags["state-dir"] = "none"
     assert len(await called(made)) == 1
 
 
-POINTS = [
+HOOK_POINT_CASES = [
     (registration.ALL_POINTS, "5s", "PreCreateContainer", 5.0),
     (["PostStopContainer", "PreRunPodSandbox"], "60s", "PreRunPodSandbox", PATIENCE_SECONDS),
 ]
 
 
-@pytest.mark.parametrize(("points", "given", "point", "longest"), POINTS)
-async def test_hook_server_is_called_once_at_a_pre_point(
-    made: Made, endpoint: str, points: list[str], given: str, point: str, longest: float
+@pytest.mark.parametrize(("hook_points", "given", "called_point", "longest"), HOOK_POINT_CASES)
+async def test_hook_server_is_called_once_at_pre_hook_point(
+    made: Made, endpoint: str, hook_points: list[str], given: str, called_point: str, longest: float
 ) -> None:
-    made.register("a.json", registration.text(endpoint, points, timeout=given))
+    made.register("a.json", registration.text(endpoint, hook_points, timeout=given))
     made.register("b.json", registration.text(f"{endpoint}.post", ["PostStopContainer"]))
     assert (await called(made))[1].verdict.value == "warning"
     async with HookServer(endpoint) as server, HookServer(f"{endpoint}.post") as post:
         finding, other = await called(made)
     assert (finding.verdict.value, other.verdict.value, post.calls) == ("ok", "ok", [])
-    assert finding.why.startswith(f"a: {endpoint} answered {point} in ")
+    assert finding.why.startswith(f"a: {endpoint} answered {called_point} in ")
     (call,) = server.calls
-    assert call.point.name == point
+    assert call.point.name == called_point
     assert call.deadline_seconds is not None
     assert call.deadline_seconds <= longest
 
@@ -197,7 +197,7 @@ ANSWERS += [("Fail", "", "failed", ""), ("Fail", "refuse", "ok", "it refuses the
 
 
 @pytest.mark.parametrize(("policy", "answer", "verdict", "words"), ANSWERS)
-async def test_failing_hook_server_is_judged_by_its_policy(
+async def test_failing_hook_server_is_judged_by_policy(
     made: Made, endpoint: str, policy: str, answer: str, verdict: str, words: str
 ) -> None:
     made.register("a.json", registration.text(endpoint, policy=policy))
@@ -209,7 +209,7 @@ async def test_failing_hook_server_is_judged_by_its_policy(
     assert "failed as requested" not in finding.why, "the hook server's own text is not repeated"
 
 
-async def test_slow_answer_is_a_warning(made: Made, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_answer_is_warning(made: Made, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made.register("a.json", registration.text(endpoint, timeout="3s"))
     times = iter([10.0, 12.0])
     monkeypatch.setattr(hookservers, "perf_counter", lambda: next(times))
@@ -219,17 +219,17 @@ async def test_slow_answer_is_a_warning(made: Made, endpoint: str, monkeypatch: 
     assert finding.why.endswith("PreCreateContainer in 2000 ms, more than half of its time limit")
 
 
-async def test_hanging_hook_server_hides_no_other(made: Made, endpoint: str) -> None:
-    other = f"{endpoint}.2"
+async def test_hanging_hook_server_does_not_stop_checks(made: Made, endpoint: str) -> None:
+    second_endpoint = f"{endpoint}.2"
     made.register("a.json", registration.text(endpoint, timeout="100ms"))
-    made.register("b.json", registration.text(other, timeout="60s"))
+    made.register("b.json", registration.text(second_endpoint, timeout="60s"))
     over = asyncio.Event()
 
     async def hang(call: hookanswers.HookCall) -> bytes:
         await over.wait()
         return b""
 
-    async with HookServer(endpoint, default=hang), HookServer(other):
+    async with HookServer(endpoint, default=hang), HookServer(second_endpoint):
         first, second = await called(made)
         over.set()
     assert (first.verdict.value, "deadline" in first.why, second.verdict.value) == ("warning", True, "ok")
@@ -243,7 +243,7 @@ async def test_untrusted_socket_is_not_called(made: Made, tmp_path: Path, monkey
     async with HookServer(endpoint) as server:
         (finding,) = await called(made)
         assert (finding.verdict.value, "untrusted_socket" in finding.why) == ("warning", True)
-        monkeypatch.setattr(hookservers, "denied", lambda path: path == endpoint)
+        monkeypatch.setattr(hookservers, "is_denied", lambda path: path == endpoint)
         (finding,) = await called(made)
         assert (finding.verdict.value, finding.why) == ("unknown", f"a: {endpoint}: Permission denied")
         assert server.calls == []

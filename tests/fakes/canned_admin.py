@@ -21,7 +21,7 @@ END = line(id=1, end={"schemaVersion": SCHEMA_VERSION})
 
 
 class Server(socketserver.ThreadingUnixStreamServer):
-    """Answers with ``canned``; ``fault`` is tried first. ``requests`` has the method and parameters of each."""
+    """Answers with ``canned``, or with ``fault`` if set. ``requests`` has the method and parameters of each request."""
 
     daemon_threads = True
 
@@ -73,9 +73,9 @@ class Handler(socketserver.StreamRequestHandler):
         follow = self.params.get("follow", False)
         following = [e for e in events if e.get("number", e.get("to")) > self.params.get("since", 0)]
         selected = [e for e in following if e["kind"] == "gap" or queries._matches(e, self.params)]
-        found = [e for e in selected if bool(e.get("later")) == follow]
+        sent = [e for e in selected if bool(e.get("later")) == follow]
         self.part(events=[])
-        for event in found[: self.params.get("limit", queries.EVENTS)]:
+        for event in sent[: self.params.get("limit", queries.EVENTS)]:
             self.part(events=[{name: value for name, value in event.items() if name != "later"}])
         if not follow:
             self.wfile.write(END)
@@ -86,9 +86,9 @@ def _selected(store: Json, params: Json) -> Json:
     pods, containers = store["pods"], store["containers"]
     if "pod" in params:
         pods = [pod for pod in pods if is_of_pod(params["pod"], pod["namespace"], pod["name"], pod["id"])]
-        containers = [one for one in containers if one["podId"] in [pod["id"] for pod in pods]]
+        containers = [container for container in containers if container["podId"] in [pod["id"] for pod in pods]]
     pods = [pod for pod in pods if pod["id"].startswith(params.get("id", ""))]
-    containers = [one for one in containers if one["id"].startswith(params.get("id", ""))]
+    containers = [container for container in containers if container["id"].startswith(params.get("id", ""))]
     at = int(params.get("after", 0))
     more = str(at + 1) if at + 1 < max(len(pods), len(containers)) else None
     return {**store, "pods": pods[at : at + 1], "containers": containers[at : at + 1], "next": more}
@@ -101,8 +101,8 @@ def sending(*octets: bytes, hang: bool = False) -> Fault:
     """Return a way to fail: send octets, then hang, or close the connection."""
 
     def fault(handler: Handler) -> None:
-        for each in octets:
-            handler.wfile.write(each)
+        for part in octets:
+            handler.wfile.write(part)
         if hang:
             handler.server.over.wait()
 

@@ -1,10 +1,10 @@
-"""The events of a proxy, as they are shown."""
+"""The events of a proxy as JSON objects."""
 
 from typing import Any
 
-from runtimeproxy.observe.events import Events, shown
+from runtimeproxy.observe.events import Events, event_object
 
 
 def shown_of(events: Events) -> list[dict[str, Any]]:
     """Return the first page of events."""
-    return [shown(row) for row in events.read()[0]]
+    return [event_object(row) for row in events.read()[0]]

@@ -1,4 +1,4 @@
-"""The ring of events: its numbers, its two bounds, and what is read of it."""
+"""The ring of events: its numbers, its two limits, and reading."""
 
 import json
 import tracemalloc
@@ -37,7 +37,7 @@ def full(count: int, text: str = "") -> Events:
     return events
 
 
-def test_an_event_is_read_with_all_that_is_known(events: Events) -> None:
+def test_event_is_read_with_all_fields(events: Events) -> None:
     fields = {"envs.A": "koordlet", "resources.cpu_quota": "gpu"}
     more: dict[str, Any] = {"hook": "PreCreateContainer", "reason": "deadline", "fields": fields, "seconds": SECONDS}
     events.add(EventKind.FAILED_OPEN, CREATE, hook_server="koordlet", text="some", **more)
@@ -53,16 +53,16 @@ def test_an_event_is_read_with_all_that_is_known(events: Events) -> None:
 
 
 @pytest.mark.parametrize(("since", "gap"), [(0, (1, 7)), (6, (7, 7)), (7, None), (9, None)])
-def test_gap_is_reported_when_ring_has_lost_events(since: int, gap: tuple[int, int] | None) -> None:
+def test_gap_is_reported_when_ring_dropped_events(since: int, gap: tuple[int, int] | None) -> None:
     events = full(MOST_EVENTS + 7)
     assert (len(events), events.last) == (MOST_EVENTS, MOST_EVENTS + 7)
-    rows, found = events.read(since)
-    assert (found, rows[0][0], len(rows)) == (gap, max(since, 7) + 1, PAGE)
+    rows, reported = events.read(since)
+    assert (reported, rows[0][0], len(rows)) == (gap, max(since, 7) + 1, PAGE)
 
 
 @pytest.mark.parametrize(("length", "read"), [(0, PAGE), (1_000, 33), (8_000, 5), (module.PAGE_BYTES, 81)])
-def test_page_has_no_more_than_is_made_in_a_turn(length: int, read: int) -> None:
-    """One event may exceed the bound; what is longer than UNCUT is cut."""
+def test_page_ends_after_byte_limit(length: int, read: int) -> None:
+    """One event may exceed the bound; a longer text than LONGEST_TEXTS is cut."""
     events = full(3 * PAGE, "x" * length)
     assert len(events.read()[0]) == read
 
@@ -78,7 +78,7 @@ def test_long_texts_are_cut_and_fields_beyond_bound_counted(events: Events, text
     assert events.bytes < MOST_BYTES / 8
 
 
-def test_text_that_cannot_be_kept_as_it_is_changes_no_other(events: Events) -> None:
+def test_separators_and_surrogates_in_texts_are_replaced(events: Events) -> None:
     events.add(EventKind.EDITED, About(namespace="a\0b\0", pod="\udc80", pod_id="p"), fields={"envs.\0": "x"})
     (event,) = shown_of(events)
     assert (event["namespace"], event["pod"], event["podId"]) == ("ab", r"\udc80", "p")
@@ -86,15 +86,15 @@ def test_text_that_cannot_be_kept_as_it_is_changes_no_other(events: Events) -> N
 
 
 @pytest.mark.parametrize("length", [1_000, 7_000])
-def test_the_oldest_events_go_where_the_bytes_are_used_up(length: int) -> None:
+def test_oldest_events_are_dropped_at_byte_limit(length: int) -> None:
     events = full(MOST_EVENTS, "x" * length)
     assert events.bytes == len(events) * (module.FIXED_BYTES + length + 7)
     assert MOST_BYTES - (module.FIXED_BYTES + length + 7) < events.bytes <= MOST_BYTES
     assert events.read()[0][0][0] == events.last - len(events) + 1
 
 
-def test_the_runtime_is_lost_once_and_back_once(events: Events) -> None:
-    """It is back once nobody sees it lost, or where somebody knows for all."""
+def test_runtime_is_lost_once_and_back_once(events: Events) -> None:
+    """It is back when no observer sees it lost, or when one reports it for all."""
     events.runtime_back("clients")
     for seen_by in ("clients", "passes", "clients"):
         events.runtime_lost(seen_by, "unavailable")
@@ -117,8 +117,8 @@ def test_the_runtime_is_lost_once_and_back_once(events: Events) -> None:
     ("count", "wide"),
     [(0, ""), *(pytest.param(*full, marks=pytest.mark.slow) for full in [(3, "ä"), (30, "\U0001f600")])],
 )
-def test_a_full_ring_takes_no_more_memory_than_it_counts(count: int, wide: str) -> None:
-    """All texts are made again for each event, as those of pods that are gone."""
+def test_full_ring_uses_no_more_memory_than_counted(count: int, wide: str) -> None:
+    """All texts are new for each event, as those of removed pods."""
     clock = iter(range(1_764_000_000, 1 << 40))
     events = Events(lambda: next(clock) + 0.5)
     tracemalloc.start()
@@ -126,7 +126,7 @@ def test_a_full_ring_takes_no_more_memory_than_it_counts(count: int, wide: str) 
         before, _ = tracemalloc.get_traced_memory()
         for number in range(2 * MOST_EVENTS):
             about = About("CreateContainer", f"ab12-{number}", "shop", f"web-{number}{wide}", f"{number:064}")
-            fields = {f"envs.{number}.{each}{wide}": f"{number}" for each in range(count)}
+            fields = {f"envs.{number}.{index}{wide}": f"{number}" for index in range(count)}
             events.add(EventKind.EDITED, about, fields=fields, seconds=(number + 0.1, 0.2, 0.3, 0.4, 0.5))
         held = tracemalloc.get_traced_memory()[0] - before
     finally:

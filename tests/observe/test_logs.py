@@ -80,7 +80,7 @@ LINES: dict[str, tuple[Callable[[], None], str]] = {
 
 
 @pytest.mark.parametrize(("log", "line"), LINES.values(), ids=LINES)
-def test_text_line_has(stderr: Stderr, log: Callable[[], None], line: str) -> None:
+def test_text_line_has_parts(stderr: Stderr, log: Callable[[], None], line: str) -> None:
     (written,) = stderr.written("info", "text", log)
     assert re.fullmatch(line, written)
 
@@ -89,20 +89,20 @@ LEVELS = ["debug", "info", "warning", "error"]
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_lines_below_the_level_are_left_out(stderr: Stderr, level: str) -> None:
-    """Those of libraries are left out below the level warning, too. The last line is JSON with the same."""
+def test_lines_below_level_are_dropped(stderr: Stderr, level: str) -> None:
+    """Libraries' lines below warning are dropped, too. The last line has the parts as JSON."""
 
     def log() -> None:
-        for each in LEVELS:
-            OURS.log(logging.getLevelName(each.upper()), each)
-            FOREIGN.log(logging.getLevelName(each.upper()), f"foreign {each}")
+        for name in LEVELS:
+            OURS.log(logging.getLevelName(name.upper()), name)
+            FOREIGN.log(logging.getLevelName(name.upper()), f"foreign {name}")
         OURS.error('a "quoted" \n \x1b ä %s', "\udcff", extra={"call": "ab12-57"})
 
-    *found, last = [json.loads(line) for line in stderr.written(level, "json", log)]
+    *entries, last = [json.loads(line) for line in stderr.written(level, "json", log)]
     shown = LEVELS[LEVELS.index(level) :]
-    assert [each["message"] for each in found if "foreign" not in each["message"]] == shown
-    foreign = [f"foreign {each}" for each in shown if each in ("warning", "error")]
-    assert [each["message"] for each in found if "foreign" in each["message"]] == foreign
+    assert [entry["message"] for entry in entries if "foreign" not in entry["message"]] == shown
+    foreign = [f"foreign {name}" for name in shown if name in ("warning", "error")]
+    assert [entry["message"] for entry in entries if "foreign" in entry["message"]] == foreign
     assert re.fullmatch(TIME, last.pop("time"))
     message = 'a "quoted" \n \x1b ä \udcff'
     assert last == {"level": "error", "logger": "runtimeproxy.some.part", "message": message, "call": "ab12-57"}
@@ -110,7 +110,7 @@ def test_lines_below_the_level_are_left_out(stderr: Stderr, level: str) -> None:
 
 @pytest.mark.parametrize("format", ["text", "json"])
 @pytest.mark.parametrize("level", ["debug", "info"])
-def test_foreign_exception_is_reported_without_its_text(stderr: Stderr, level: str, format: str) -> None:
+def test_foreign_exception_is_logged_without_text(stderr: Stderr, level: str, format: str) -> None:
     """With the traceback at debug level only."""
     lines = stderr.written(level, format, lambda: fail_with(ValueError("canary")))
     assert "canary" not in "\n".join(lines)
@@ -120,14 +120,14 @@ def test_foreign_exception_is_reported_without_its_text(stderr: Stderr, level: s
     assert all(re.fullmatch(r".*test_logs\.py:\d+ in fail_with: raise error", frame) for frame in traceback)
 
 
-def test_template_that_does_not_fit_its_arguments_is_dropped(stderr: Stderr, capfd: pytest.CaptureFixture[str]) -> None:
+def test_line_is_dropped_when_template_does_not_fit(stderr: Stderr, capfd: pytest.CaptureFixture[str]) -> None:
     handler = stderr.configure()
     handler.handle(record("%d", "canary"))
     assert logs.dropped() == 1
     assert (stderr.lines(), handler.dropped, capfd.readouterr().err) == ([], 1, "")
 
 
-def test_one_line_a_second_of_a_kind_counts_those_left_out() -> None:
+def test_limit_admits_one_line_per_kind_and_second() -> None:
     now = 0.0
     limit = logs.Limit(lambda: now)
     assert [limit.admit((kind,)) for kind in "aaba"] == [0, None, 0, None]
@@ -145,7 +145,7 @@ FORMATS = [(logs.TextLines, "(4 more like this left out)"), (logs.JsonLines, '"l
 
 
 @pytest.mark.parametrize(("formatter", "reported"), FORMATS)
-def test_line_counts_those_left_out(stderr: Stderr, formatter: Callable[..., logging.Formatter], reported: str) -> None:
+def test_line_counts_dropped_lines(stderr: Stderr, formatter: Callable[..., logging.Formatter], reported: str) -> None:
     now = 0.0
     handler = stderr.handler = logs.LineHandler(stderr.write_end, formatter(), logs.Limit(lambda: now))
     for number in range(5):
@@ -159,7 +159,7 @@ def test_line_counts_those_left_out(stderr: Stderr, formatter: Callable[..., log
     assert reported in second
 
 
-def test_lines_of_other_kinds_of_debug_and_unlimited_ones_are_all_written(stderr: Stderr) -> None:
+def test_debug_unlimited_and_other_kinds_are_not_limited(stderr: Stderr) -> None:
     def log() -> None:
         for name in ("a", "b", "b"):
             OURS.info("plugin %s", name, extra={"kind": name})
@@ -171,7 +171,7 @@ def test_lines_of_other_kinds_of_debug_and_unlimited_ones_are_all_written(stderr
     assert messages == [*first, *second, "debug b", "it is b"]
 
 
-def test_stderr_that_nobody_reads_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_stderr_drops_lines_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_CLOSE_SECONDS", 0.05)
     pipe = Stderr()
     handler = logs.LineHandler(pipe.write_end, logs.TextLines())
@@ -188,7 +188,7 @@ def test_stderr_that_nobody_reads_costs_lines_and_no_time(monkeypatch: pytest.Mo
     os.close(pipe.write_end)
 
 
-def test_second_configuration_replaces_the_first(stderr: Stderr) -> None:
+def test_second_configuration_replaces_first(stderr: Stderr) -> None:
     """A stderr without a reader is counted and nothing else."""
     first = Stderr()
     os.close(first.read_end)
@@ -197,7 +197,7 @@ def test_second_configuration_replaces_the_first(stderr: Stderr) -> None:
     assert len(stderr.written("info", "text", lambda: OURS.info("only once"))) == 1
     assert handler.dropped == 1
     os.close(first.write_end)
-    assert not [each for each in logging.getLogger().handlers if isinstance(each, logs.LineHandler)]
+    assert not [handler for handler in logging.getLogger().handlers if isinstance(handler, logs.LineHandler)]
 
 
 # -- the level for a time --------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ async def test_level_changes_immediately_and_is_restored(stderr: Stderr) -> None
 
 
 @virtual_time
-async def test_change_is_reported_at_the_level_that_shows_more(stderr: Stderr) -> None:
+async def test_level_change_is_logged_at_more_verbose_level(stderr: Stderr) -> None:
     stderr.configure()
     log_level("error").change("info", 1.0)
     await asyncio.sleep(2)

@@ -1,4 +1,4 @@
-"""Stalls of the event loop are logged with their place, and counted; what is not a stall is not (fault matrix X7)."""
+"""Stalls of the event loop are logged with their place and counted, other work is not (fault matrix X7)."""
 
 import asyncio
 import re
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 LIMIT = 0.1
 SURELY = 0.5
 """Longer than any stall that may be overlooked; on a busy machine a stall lasts until it is logged."""
-LOOKS = 8
+CHECKS = 8
 PATIENCE = 10.0
 SECRET = "a value of somebody's environment"
 
@@ -48,7 +48,7 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> None:
 def watched(
     body: Callable[[], Awaitable[object]], run: Callable[..., object] = uvloop.run, *, stalls_seen: int = 0
 ) -> Metrics:
-    """Run something on a watched loop, and wait until so many stalls were seen; return what was counted.
+    """Run a coroutine on a watched loop, and wait for so many stalls; return the metrics.
 
     A busy machine may add stalls of its own, at other places.
     """
@@ -100,45 +100,45 @@ async def stall_of_the_interpreter() -> None:
     ("body", "place"), [(stall, "stall_in_a_call"), (stall_of_the_interpreter, "stall_of_the_interpreter")]
 )
 @pytest.mark.parametrize("run", [uvloop.run, asyncio.run])
-def test_stall_is_counted_and_logged_by_its_place_without_values(
+def test_stall_is_counted_and_logged_with_place_without_values(
     body: Callable[[], Awaitable[object]], place: str, run: Callable[..., object]
 ) -> None:
     metrics = watched(body, run, stalls_seen=1)
-    assert STALL_SECONDS + loop_watchdog.LOOK_SECONDS < 0.25, "a stall is found at the first look within it"
+    assert STALL_SECONDS + loop_watchdog.CHECK_SECONDS < 0.25, "a stall is found at the first look within it"
     assert metrics.counted("loop_stalls") == stalls_reported()
     assert metrics.gauges[("loop_stalled_seconds", ())] > LIMIT
     (at,) = hangs(place)
-    hangs_at, goes_on = lines[at : at + 2]
+    hangs_at, continues = lines[at : at + 2]
     assert body is not stall or len(hangs_at.split(" < ")) == loop_watchdog.FRAMES_LOGGED
     assert run is asyncio.run or "runners.py" not in hangs_at, "what runs the loop is no part of the place"
-    assert re.fullmatch(r"the event loop continues after \d+\.\d\d s", goes_on)
+    assert re.fullmatch(r"the event loop continues after \d+\.\d\d s", continues)
     stalls = [event for event in shown_of(metrics.events) if event["kind"] == "stall"]
     assert [event for event in stalls if re.match(rf"\d\.\d\d s at {re.escape(__file__)}:\d+ {place}", event["text"])]
     assert SECRET not in "".join(lines) + str(stalls)
 
 
-def test_loop_that_works_without_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_loop_without_stall_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs each callback that it is given, long before the limit."""
     monkeypatch.setattr(loop_watchdog, "STALL_SECONDS", 10 * PATIENCE)
-    wait_for_turn, waited = LoopWatchdog._wait_for_turn, list[LoopWatchdog]()
+    check_iteration, waited = LoopWatchdog._check_iteration, list[LoopWatchdog]()
 
     def waits(watch: LoopWatchdog) -> None:
         waited.append(watch)
-        wait_for_turn(watch)
+        check_iteration(watch)
 
-    monkeypatch.setattr(LoopWatchdog, "_wait_for_turn", waits)
+    monkeypatch.setattr(LoopWatchdog, "_check_iteration", waits)
 
     async def work() -> None:
         async with asyncio.timeout(PATIENCE):
-            while len(waited) <= LOOKS:
-                time.sleep(0.002)  # the other thread looks meanwhile, and finds the loop busy
+            while len(waited) <= CHECKS:
+                time.sleep(0.002)  # the other thread checks meanwhile, and finds the loop busy
                 await asyncio.sleep(0)
 
     assert watched(work).counted("loop_stalls") == 0
     assert not lines
 
 
-def test_watch_that_never_began_or_is_stopped_within_a_stall_ends() -> None:
+def test_watchdog_stops_before_start_and_within_stall() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         LoopWatchdog(loop, Metrics(loop.time)).stop()

@@ -1,4 +1,4 @@
-"""Metrics return what was counted, and refuse what the table does not have."""
+"""Metrics return counted values, and refuse metrics that the table lacks."""
 
 import ast
 import math
@@ -20,7 +20,7 @@ from runtimeproxy.observe.metric_table import (
     HOOK_SERVER_SERIES,
     HOOK_SERVERS,
     METRICS,
-    OTHER,
+    OTHER_LABEL,
     ROWS,
     SECONDS,
     Histogram,
@@ -32,7 +32,7 @@ from runtimeproxy.observe.metrics import RECENT_CALLS, Metrics
 
 @pytest.fixture
 def metrics() -> Metrics:
-    """Its clock shows at each look one second more."""
+    """Each call of its clock returns one second more."""
     return Metrics(count().__next__, "docker")
 
 
@@ -42,7 +42,7 @@ def shown(metrics: Metrics, name: str) -> list[str]:
     return [line for line in lines if line.startswith(name)]
 
 
-def test_counters_are_kept_for_each_set_of_labels(metrics: Metrics) -> None:
+def test_counter_has_value_per_set_of_labels(metrics: Metrics) -> None:
     odd = 'b"\\\n'
     for hook_server in ("a", "a", odd):
         metrics.count("hook_refusals", hook_server, "x")
@@ -68,30 +68,30 @@ def test_counters_are_kept_for_each_set_of_labels(metrics: Metrics) -> None:
 
 REFUSED: list[tuple[str, tuple[object, ...]]] = [
     *[("count", ("unheard_of",)), ("count", ("held_calls",)), ("count", ("loop_stalls", "one label too many"))],
-    *[("counted_elsewhere", ("held_calls", 1)), ("gauge", ("calls", 1.0, "RunPodSandbox", "agreed"))],
+    *[("set_counter", ("held_calls", 1)), ("gauge", ("calls", 1.0, "RunPodSandbox", "agreed"))],
     *[("observe", ("held_calls", 1.0)), ("observe", ("loop_lag_seconds", 1.0, "one label too many"))],
 ]
 
 
 @pytest.mark.parametrize(("method", "arguments"), REFUSED)
-def test_what_the_table_does_not_have_is_refused(metrics: Metrics, method: str, arguments: tuple[object, ...]) -> None:
+def test_metric_missing_in_table_is_refused(metrics: Metrics, method: str, arguments: tuple[object, ...]) -> None:
     before = metrics.figures()
     with pytest.raises(ValueError, match=r"is not a \w+ of the table of metrics"):
         getattr(metrics, method)(*arguments)
     assert metrics.figures() == before
 
 
-def test_only_the_first_hook_servers_have_their_names_in_labels(metrics: Metrics) -> None:
+def test_only_first_hook_servers_have_names_in_labels(metrics: Metrics) -> None:
     for number in (*range(HOOK_SERVERS + 3), 0):
         metrics.count("hook_breaker_openings", f"h{number}")
         metrics.count("hook_refusals", f"h{number}", "x")
         metrics.observe("hook_call_duration_seconds", 1.0, f"h{number}")
         metrics.gauge("hook_breaker_open", 1.0, f"h{number}")
-    found = {name: metrics.counted("hook_breaker_openings", hook_server=name) for name in ("h0", "h1", "h32", OTHER)}
-    assert found == {"h0": 2, "h1": 1, "h32": 0, OTHER: 3}
-    counts = [
-        len({key for key in retained if key[0].startswith("hook")}) for retained in (metrics.counters, metrics.gauges)
-    ]
+    names = ("h0", "h1", "h32", OTHER_LABEL)
+    openings = {name: metrics.counted("hook_breaker_openings", hook_server=name) for name in names}
+    assert openings == {"h0": 2, "h1": 1, "h32": 0, OTHER_LABEL: 3}
+    tables = (metrics.counters, metrics.gauges)
+    counts = [len({key for key in table if key[0].startswith("hook")}) for table in tables]
     assert (counts, len(metrics.histograms)) == ([2 * (HOOK_SERVERS + 1), HOOK_SERVERS + 1], HOOK_SERVERS + 1)
     assert (metrics.is_shown("h0"), metrics.is_shown("later")) == (True, False)
     assert Metrics(lambda: 0.0).is_shown("later")
@@ -101,7 +101,7 @@ VALUES = {
     "operation": [operation.value for operation in Operation],
     "outcome": ["agreed", "failed"],
     "part": ["own", "hooks", "runtime", "post"],
-    "hook": [point.name for point in HOOK_POINTS],
+    "hook": [hook_point.name for hook_point in HOOK_POINTS],
     "method": [labels[0] for _, labels in (*docker_routes.PASSING, cri_routes.PASSING_OTHER)],
 }
 """The values of labels, where there are more than two."""
@@ -143,16 +143,16 @@ def test_number_of_series_is_bounded(values: dict[str, list[str]], most: int) ->
     assert most * 0.8 < len(metrics.figures()) <= most
 
 
-def test_what_is_beyond_the_bound_is_counted_as_others(metrics: Metrics) -> None:
+def test_series_above_limit_are_counted_as_other(metrics: Metrics) -> None:
     for number in range(HOOK_SERVER_SERIES + 2):
         metrics.count("hook_bad_fields", "a", str(number))
     metrics.count("hook_bad_fields", "a", "0")
     assert metrics.counted("hook_bad_fields", hook_server="a", field="0") == 2
-    assert metrics.total("hook_bad_fields", hook_server=OTHER) == 2
+    assert metrics.total("hook_bad_fields", hook_server=OTHER_LABEL) == 2
     assert metrics.total("hook_bad_fields") == HOOK_SERVER_SERIES + 3
 
 
-def test_gauges_of_a_hook_server_that_is_gone_vanish(metrics: Metrics) -> None:
+def test_gauges_of_removed_hook_server_are_dropped(metrics: Metrics) -> None:
     for name in "ab":
         metrics.gauge("hook_breaker_open", 1.0, name)
         metrics.count("hook_breaker_openings", name)
@@ -162,7 +162,7 @@ def test_gauges_of_a_hook_server_that_is_gone_vanish(metrics: Metrics) -> None:
     assert metrics.counted("hook_breaker_openings", hook_server="a") == 1
 
 
-def test_only_the_latest_calls_are_kept_each_held_when_it_came(metrics: Metrics) -> None:
+def test_latest_calls_are_recorded_with_time_of_arrival(metrics: Metrics) -> None:
     for _ in range(RECENT_CALLS + 1):
         times = metrics.call("StopContainer")
         assert (times.operation, times.released, times.answered, times.done) == ("StopContainer", None, None, None)
@@ -172,26 +172,26 @@ def test_only_the_latest_calls_are_kept_each_held_when_it_came(metrics: Metrics)
 ALL: dict[str, float] = {"own": 20, "turn": 5, "hooks": 3, "runtime": 42, "post": 30}
 TIMES: dict[str, tuple[tuple[float | None, ...], dict[str, float], dict[str, float]]] = {
     "no hooks": ((2, 6, 7), {}, {"own": 3, "runtime": 4}),
-    "all parts": ((20, 60, 100), {"turn": 5, "hooks": 3, "querying": 2, "post": 30}, ALL),
+    "all parts": ((20, 60, 100), {"queued": 5, "hooks": 3, "querying": 2, "post": 30}, ALL),
     "refused": ((None, None, None), {"hooks": 3}, {"own": 6, "hooks": 3}),
-    "ended": ((None, None, None), {"turn": 2, "querying": 4}, {"own": 3, "turn": 2, "runtime": 4}),
+    "ended": ((None, None, None), {"queued": 2, "querying": 4}, {"own": 3, "turn": 2, "runtime": 4}),
     "broken off": ((2, None, None), {}, {"own": 2, "runtime": 7}),
 }
 
 
 @pytest.mark.parametrize("call", TIMES)
-def test_time_of_call_is_observed_by_part(call: str) -> None:
+def test_call_time_is_observed_by_part(call: str) -> None:
     moments, within, parts = TIMES[call]
     metrics = Metrics(lambda: 9)
     times = CallTimes("StopContainer", 0, *moments, "agreed", **within)
-    metrics.ended(times)
+    metrics.record_end(times)
     assert {labels[1]: histogram.sum for (_, labels), histogram in metrics.histograms.items()} == parts
     assert sum(parts.values()) == (times.done or 9)
     assert metrics.counted("calls", operation="StopContainer", outcome="agreed") == 1
 
 
-def test_fields_left_out_and_normalised_are_counted(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
-    metrics.left_out("StartContainer", ("a", "b"), by="Docker", call="ab12-1")
+def test_unsettable_and_normalised_fields_are_counted(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
+    metrics.count_unsettable_fields("StartContainer", ("a", "b"), by="Docker", call="ab12-1")
     assert [metrics.counted("fields_left_out", operation="StartContainer", field=name) for name in "ab"] == [1, 1]
     assert metrics.total("fields_left_out") == 2
     assert caplog.messages == ["StartContainer: Docker cannot set a, b of a container: left out"]
@@ -202,13 +202,13 @@ def test_fields_left_out_and_normalised_are_counted(metrics: Metrics, caplog: py
 
 
 PACKAGE = Path(runtimeproxy.__file__).parent
-METHODS = {"count": (Kind.COUNTER, 1), "counted_elsewhere": (Kind.COUNTER, 2), "gauge": (Kind.GAUGE, 2)}
+METHODS = {"count": (Kind.COUNTER, 1), "set_counter": (Kind.COUNTER, 2), "gauge": (Kind.GAUGE, 2)}
 METHODS |= {"observe": (Kind.HISTOGRAM, 2)}
 """The methods that count, with the number of their arguments before the labels."""
 IN_VARIABLES = {"backend_event_dial_failures", "backend_event_stream_losses"}
 """Names that a call site has in a variable."""
 IN_TABLES = {"calls_passed"}
-"""Names whose series stand in a table of their own."""
+"""Names whose series are in a table of their own."""
 
 
 def call_sites() -> Iterator[tuple[str, str, str, int]]:
@@ -225,10 +225,10 @@ def call_sites() -> Iterator[tuple[str, str, str, int]]:
                 yield place, method, str(name.value) if isinstance(name, ast.Constant) else "", labels
 
 
-def test_call_sites_keep_to_the_table_and_every_row_has_one() -> None:
+def test_call_sites_match_table() -> None:
     counted = IN_VARIABLES | IN_TABLES
     for place, method, name, labels in call_sites():
-        rows = [METRICS[each] for each in ([name] if name else IN_VARIABLES)]
+        rows = [METRICS[row_name] for row_name in ([name] if name else IN_VARIABLES)]
         assert {(row.kind, len(row.given)) for row in rows} == {(METHODS[method][0], labels)}, place
         counted.update(row.name for row in rows)
     assert counted == set(METRICS)
@@ -241,9 +241,9 @@ QUANTILES: list[tuple[list[float], float, float | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("values", "share", "found"), QUANTILES)
-def test_quantile_is_read_off_the_buckets(values: list[float], share: float, found: float | None) -> None:
+@pytest.mark.parametrize(("values", "share", "expected"), QUANTILES)
+def test_quantile_is_computed_from_buckets(values: list[float], share: float, expected: float | None) -> None:
     histogram = Histogram()
     for value in values:
         histogram.counts[bisect_left(SECONDS, value)] += 1
-    assert quantile(SECONDS, histogram.counts, share) == (None if found is None else pytest.approx(found))
+    assert quantile(SECONDS, histogram.counts, share) == (None if expected is None else pytest.approx(expected))

@@ -27,12 +27,12 @@ class Systemd:
         self.socket.setblocking(False)
 
     def received(self) -> list[bytes]:
-        found = []
+        messages = []
         while True:
             try:
-                found.append(self.socket.recv(100))
+                messages.append(self.socket.recv(100))
             except BlockingIOError:
-                return found
+                return messages
 
     async def until_alive(self) -> None:
         assert await read(self.socket) == b"WATCHDOG=1"
@@ -56,7 +56,7 @@ NO_BEAT += [{"WATCHDOG_USEC": interval} for interval in ("soon", "²", "0", "")]
 
 
 @pytest.mark.parametrize("watchdog", NO_BEAT, ids=str)
-async def test_ready_and_stopping_are_sent_and_no_needless_beat(systemd: Systemd, watchdog: dict[str, str]) -> None:
+async def test_ready_and_stopping_are_sent_without_beat(systemd: Systemd, watchdog: dict[str, str]) -> None:
     supervisor = systemd.supervisor(**watchdog)
     assert systemd.received() == []
     supervisor.ready(asyncio.get_running_loop())
@@ -67,7 +67,7 @@ async def test_ready_and_stopping_are_sent_and_no_needless_beat(systemd: Systemd
 
 
 @pytest.mark.parametrize("pid", [{}, {"WATCHDOG_PID": str(os.getpid())}], ids=["anybody", "us"])
-async def test_watchdog_is_notified_to_the_end(systemd: Systemd, pid: dict[str, str]) -> None:
+async def test_watchdog_is_notified_until_exit(systemd: Systemd, pid: dict[str, str]) -> None:
     supervisor = systemd.supervisor(WATCHDOG_USEC=BEAT_USEC, **pid)
     supervisor.ready(asyncio.get_running_loop())
     assert systemd.received() == [b"READY=1", b"WATCHDOG=1", SERVING]
@@ -83,7 +83,7 @@ async def test_watchdog_is_notified_to_the_end(systemd: Systemd, pid: dict[str, 
     assert systemd.received() == []
 
 
-async def test_beat_begins_once_there_is_a_descriptor(systemd: Systemd) -> None:
+async def test_beat_begins_when_descriptor_is_available(systemd: Systemd) -> None:
     supervisor = systemd.supervisor(WATCHDOG_USEC=BEAT_USEC)
     with no_descriptors():
         supervisor.ready(asyncio.get_running_loop())
@@ -93,7 +93,7 @@ async def test_beat_begins_once_there_is_a_descriptor(systemd: Systemd) -> None:
 
 
 @virtual_time
-async def test_status_is_sent_when_it_has_changed(systemd: Systemd) -> None:
+async def test_status_is_sent_when_changed(systemd: Systemd) -> None:
     words = ["serving, 3 hook servers"]
     supervisor = systemd.supervisor(lambda: words[-1])
     supervisor.ready(asyncio.get_running_loop())
@@ -110,13 +110,13 @@ async def test_status_is_sent_when_it_has_changed(systemd: Systemd) -> None:
 
 
 @virtual_time
-async def test_status_that_was_not_taken_is_sent_again(systemd: Systemd) -> None:
+async def test_status_is_sent_again_when_not_accepted(systemd: Systemd) -> None:
     supervisor = systemd.supervisor()
-    for _ in range(2000):  # far more than fits into a socket
+    for _ in range(2000):  # far more than a socket's buffer
         supervisor.stopping()
     supervisor.ready(asyncio.get_running_loop())
-    found = systemd.received()
-    assert (0 < len(found) < 2000, SERVING in found) == (True, False)
+    messages = systemd.received()
+    assert (0 < len(messages) < 2000, SERVING in messages) == (True, False)
     await asyncio.sleep(STATUS_SECONDS)
     assert systemd.received() == [SERVING]
     supervisor.leave()

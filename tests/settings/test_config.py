@@ -79,7 +79,7 @@ ERRORS: list[tuple[Sources, str]] = [
 
 
 @pytest.mark.parametrize(("sources", "line"), ERRORS)
-def test_error_is_one_line_that_names_its_origin(sources: Sources, line: str) -> None:
+def test_error_is_one_line_naming_origin(sources: Sources, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config.load(*sources, FILE)
     assert str(caught.value).startswith(line)
@@ -97,11 +97,11 @@ ENDPOINTS = [
 
 
 @pytest.mark.parametrize(("flags", "field", "path"), ENDPOINTS)
-def test_endpoints_follow_the_mode_and_each_other(flags: dict[str, str], field: str, path: str) -> None:
+def test_default_endpoints_follow_mode_and_runtime(flags: dict[str, str], field: str, path: str) -> None:
     assert getattr(config.load(flags, {}), field) == path
 
 
-def test_docker_mode_ignores_an_image_endpoint_with_one_warning() -> None:
+def test_docker_mode_ignores_image_endpoint_with_warning() -> None:
     mode = {"backend-runtime-mode": "Docker"}
     for origin, sources in (
         (f"--{IMAGE}", (mode | {IMAGE: "/i"}, {}, None)),
@@ -113,7 +113,7 @@ def test_docker_mode_ignores_an_image_endpoint_with_one_warning() -> None:
         assert loaded.warnings == (f"{origin} is ignored: Docker mode has no image endpoint",)
 
 
-def test_misspelt_variable_is_warned_about_without_its_value() -> None:
+def test_misspelt_variable_is_warned_about_without_value() -> None:
     environ = {"RUNTIMEPROXY_HOOK_TIMOUT": "secret", "RUNTIMEPROXY_ZZ": "secret", "OTHER": "secret"}
     assert config.load({}, environ).warnings == (
         "RUNTIMEPROXY_HOOK_TIMOUT is ignored: there is no such option; did you mean RUNTIMEPROXY_HOOK_TIMEOUT?",
@@ -126,7 +126,7 @@ SAME += [(LISTEN, METRICS), (ADMIN, METRICS), (METRICS, RUNTIME)]
 
 
 @pytest.mark.parametrize(("first", "second"), SAME)
-def test_proxy_that_would_dial_itself_or_listen_twice_is_refused(first: str, second: str) -> None:
+def test_same_socket_for_two_options_is_refused(first: str, second: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config.load({first: "/a", second: "unix:///a"}, {})
     assert str(caught.value) == f"--{first} and --{second} are the same socket: /a"
@@ -144,19 +144,19 @@ APART = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "other"), APART)
-def test_group_of_metrics_is_not_let_to_another_socket(flags: dict[str, str], other: str) -> None:
+@pytest.mark.parametrize(("flags", "socket"), APART)
+def test_metrics_group_cannot_reach_other_socket(flags: dict[str, str], socket: str) -> None:
     given: Sources = ({LISTEN: "/a/b.sock", **flags}, {}, None)
-    if not other:
+    if not socket:
         assert config.load(*given).metrics_endpoint == flags[METRICS].replace("none", "")
         return
     with pytest.raises(ConfigError) as caught:
         config.load(*given, real_path=lambda path: path.replace("/link", "/a"))
-    reported = f"--metrics-endpoint is in the directory of {other}, where --metrics-group must not come"
+    reported = f"--metrics-endpoint is in the directory of {socket}, where --metrics-group must not come"
     assert str(caught.value) == f"{reported}: give it a directory of its own"
 
 
-def test_socket_is_the_same_however_it_is_spelt() -> None:
+def test_same_socket_is_found_in_every_spelling() -> None:
     flags = {LISTEN: "/run//a", RUNTIME: "/var/run/a"}
     assert config.load(flags, {}).listen_endpoint == "/run//a"
     with pytest.raises(ConfigError) as caught:
@@ -164,7 +164,7 @@ def test_socket_is_the_same_however_it_is_spelt() -> None:
     assert str(caught.value) == f"--{LISTEN} and --{RUNTIME} are the same socket: /run//a = /var/run/a"
 
 
-def test_file_is_named_by_flag_or_environment() -> None:
+def test_flag_or_environment_names_file() -> None:
     assert config.file_named({}, {}) is None
     assert config.file_named({}, {"RUNTIMEPROXY_CONFIG": "/e"}) == "/e"
     assert config.file_named({"config": "/f"}, {"RUNTIMEPROXY_CONFIG": "/e"}) == "/f"
@@ -185,7 +185,7 @@ SHOWN: list[tuple[Sources, Setting]] = [
 
 
 @pytest.mark.parametrize(("sources", "setting"), SHOWN)
-def test_setting_is_shown_with_its_value_and_origin(sources: Sources, setting: Setting) -> None:
+def test_setting_has_value_and_origin(sources: Sources, setting: Setting) -> None:
     assert setting in config.load(*sources, FILE).settings
 
 
@@ -218,9 +218,9 @@ def find_group(group: str, flag: str) -> None:
 
 
 @pytest.mark.parametrize(("sources", "lines"), CHECKED)
-def test_check_reports_all_errors_at_once(sources: Sources, lines: list[str]) -> None:
-    flags, *others = sources
-    errors = config.check(*others, FILE, find_group=find_group, flags=flags).errors
+def test_check_reports_all_errors(sources: Sources, lines: list[str]) -> None:
+    flags, *more = sources
+    errors = config.check(*more, FILE, find_group=find_group, flags=flags).errors
     assert len(errors) == len(lines)
     assert all(error.startswith(line) for error, line in zip(errors, lines, strict=True))
 
@@ -238,16 +238,16 @@ UNKNOWN: list[tuple[str, Sources, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("version", "sources", "errors", "warnings"), UNKNOWN)
-def test_what_an_earlier_version_does_not_know(
+def test_options_unknown_to_earlier_version_are_reported(
     version: str, sources: Sources, errors: list[str], warnings: list[str]
 ) -> None:
-    found = config.unknown_to(version, *sources, FILE)
-    assert [len(found.errors), len(found.warnings)] == [len(errors), len(warnings)]
-    lines = zip((*found.errors, *found.warnings), (*errors, *warnings), strict=True)
+    findings = config.unknown_to_version(version, *sources, FILE)
+    assert [len(findings.errors), len(findings.warnings)] == [len(errors), len(warnings)]
+    lines = zip((*findings.errors, *findings.warnings), (*errors, *warnings), strict=True)
     assert all(line.startswith(beginning) for line, beginning in lines)
     for wrong in ("", "0.1", "0.1.x", "1.2.1234567890", "latest"):
         with pytest.raises(ConfigError, match="is not a version: write one like"):
-            config.unknown_to(wrong, *sources, FILE)
+            config.unknown_to_version(wrong, *sources, FILE)
 
 
 BY_NAME = {option.name: option for option in OPTIONS}
@@ -271,7 +271,7 @@ TEXTS: list[tuple[str, str, object]] = [
 
 
 @pytest.mark.parametrize(("name", "text", "value"), TEXTS)
-def test_value_of_an_option(name: str, text: str, value: object) -> None:
+def test_option_value_is_parsed(name: str, text: str, value: object) -> None:
     assert BY_NAME[name].read(text, "--x") == value
 
 
@@ -304,15 +304,15 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "text", "rest"), BAD)
-def test_bad_value_is_one_line_that_says_what_to_write(name: str, text: str, rest: str) -> None:
+@pytest.mark.parametrize(("name", "text", "remedy"), BAD)
+def test_bad_value_error_names_remedy(name: str, text: str, remedy: str) -> None:
     with pytest.raises(ConfigError) as caught:
         BY_NAME[name].parse(text, "--some-flag")
-    assert str(caught.value) == f"--some-flag: {text!r} {rest}"
+    assert str(caught.value) == f"--some-flag: {text!r} {remedy}"
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda o: o.name)
-def test_control_characters_are_refused_in_every_option(option: Option) -> None:
+def test_every_option_refuses_control_characters(option: Option) -> None:
     for text in ("/a\n", "/a\0", "\x1b", "\x7f", "/\ud800"):
         with pytest.raises(
             ConfigError, match=r"^--x: '.*' has a control character, .*, or half a character: take it out"

@@ -1,4 +1,4 @@
-"""YAML written by people: what is accepted, and a line that says what to do for everything else."""
+"""YAML written by people: accepted forms, and an error with a remedy for all others."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def texts(text: str) -> dict[str, str]:
     return {key: scalar(value, place.inside(key)) for key, value in pairs(root, place)}
 
 
-def test_texts_are_taken_as_they_are_written() -> None:
+def test_scalars_are_read_as_written() -> None:
     written = "a: 0600\nb: yes\nc: 1e3\nd: null\ne: 2026-11-21\nf: ''\ng:\nh: &x ~\ni: *x\n"
     taken = {"a": "0600", "b": "yes", "c": "1e3", "d": "null", "e": "2026-11-21", "f": "", "g": "", "h": "~", "i": "~"}
     assert texts(written) == taken
@@ -41,7 +41,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("text", "line"), ERRORS)
-def test_error_is_one_line_with_place_and_remedy_but_no_value(text: str, line: str) -> None:
+def test_yaml_error_has_place_and_remedy_but_no_value(text: str, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         texts(text)
     assert str(caught.value) == line

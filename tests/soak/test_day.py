@@ -114,9 +114,9 @@ class Node:
         deadline = time.monotonic() + sync.PASS_SECONDS + SETTLED_SECONDS
         gc.collect()  # clients of grpcio close a connection only when their last call is collected
 
-        def differing() -> set[str]:
-            pods, containers = subjects.records(admin.again())
-            return {record["id"] for record in (*pods, *containers)} ^ ids
+        def stored() -> set[str]:
+            pods, containers = subjects.records(admin.with_new_deadline())
+            return {record["id"] for record in (*pods, *containers)}
 
         while await asyncio.to_thread(differing) and time.monotonic() < deadline:
             await asyncio.sleep(0.1)

@@ -67,7 +67,7 @@ def older_than(newer: Version, library: Path) -> Version:
     """Return how the version before is started: without the flags that it does not know."""
     named = {option.flag: option.name for option in OPTIONS}
     flags = [word.partition("=") for word in newer.command if word.partition("=")[0] in named]
-    unknown = config.unknown_to(BEFORE, {named[flag]: value for flag, _, value in flags}, {}).errors
+    unknown = config.unknown_to_version(BEFORE, {named[flag]: value for flag, _, value in flags}, {}).errors
     origins = {line.partition(" ")[0] for line in unknown}
     command = [word for word in newer.command if word.partition("=")[0] not in origins]
     return Version(BEFORE, command, {**newer.environment, "PYTHONPATH": str(library)})
@@ -102,7 +102,7 @@ async def test_versions_change_without_loss(front: Front, findings: Findings, li
                         client = AdminClient(str(proxy.admin), WAIT_SECONDS)
                         disabled += DISABLED in (await asyncio.to_thread(client.call, "hooks"))["masked"]
                         params = {"name": DISABLED, "reason": "a soak", "unregistered": True}
-                        await asyncio.to_thread(client.again().call, "disable", **params)
+                        await asyncio.to_thread(client.with_new_deadline().call, "disable", **params)
                 await load.each_kind_is_answered()
                 dialler.end = True
             await store_equals(node.runtime, proxy)

@@ -225,7 +225,7 @@ def everything(proxy: ProxyProcess, pod_name: str, container_id: str) -> dict[st
         shown |= {name: file.read().decode() for name, file in files if file is not None}
     for name, method in queries.methods(MagicMock()).items():
         more = {"follow": True, "limit": 1} if name == "events" else {}
-        params = {parameter: NEEDED[parameter] for parameter in method.needs} | more
+        params = {parameter: NEEDED[parameter] for parameter in method.required} | more
         found = control.lines(proxy.admin, json.dumps({"id": 1, "method": name, "params": params}).encode() + b"\n")
         assert "end" in found[-1], (name, found)
         shown[f"method {name}"] = json.dumps(found)

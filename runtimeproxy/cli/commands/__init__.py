@@ -1,1 +1,1 @@
-"""The commands, one file each; they do not know each other."""
+"""The commands, one file each; none imports another."""

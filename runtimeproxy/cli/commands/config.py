@@ -44,15 +44,15 @@ def _check(file: str | None, for_version: str | None, output: str, no_headers: b
     from runtimeproxy.relay.listener import group_id
 
     flags = flags_given(given)
-    found = [config.check(os.environ, text, path, os.path.realpath, group_id, flags)]
+    all_findings = [config.check(os.environ, text, path, os.path.realpath, group_id, flags)]
     if for_version is not None:
         try:
-            found.append(config.unknown_to(for_version, flags, os.environ, text, path))
+            all_findings.append(config.unknown_to_version(for_version, flags, os.environ, text, path))
         except ConfigError as error:
             raise click.UsageError(f"--for-version: {error}") from None
-    errors = [line for findings in found for line in findings.errors]
+    errors = [line for findings in all_findings for line in findings.errors]
     rows = [{"severity": "error", "finding": line} for line in errors]
-    rows += [{"severity": "warning", "finding": line} for findings in found for line in findings.warnings]
+    rows += [{"severity": "warning", "finding": line} for findings in all_findings for line in findings.warnings]
     if rows or output != TABLE:
         click.echo(row_text(rows, ("severity", "finding"), output, no_headers))
     else:

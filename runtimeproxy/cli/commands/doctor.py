@@ -1,7 +1,7 @@
 """``runtimeproxy doctor`` and ``runtimeproxy in-use``: what is wrong on the node, and who uses the proxy.
 
-Invariants: exit code 1 of ``doctor`` means that something was found; what is unknown or skipped is no finding. Exit
-code 0 of ``in-use`` means that everything could be read, and that nobody uses the proxy.
+Invariants: exit code 1 of ``doctor`` means a warning or failure; unknown and skipped checks do not count. Exit code 0
+of ``in-use`` means that everything could be read, and that nobody uses the proxy.
 """
 
 from collections import Counter
@@ -38,9 +38,9 @@ def doctor_command(output: str, no_headers: bool, **given: str | None) -> int:
     with_advice = [row | {"why": f"{row['why']}\n-> {row['do']}" if row["do"] else row["why"]} for row in rows]
     click.echo(row_text(with_advice, ("check", "verdict", "why"), output, no_headers, rows))
     verdicts = Counter(row["verdict"] for row in rows)
-    found = f"{verdicts['failed']} failed, {verdicts['warning']} warning{'' if verdicts['warning'] == 1 else 's'}"
+    summary = f"{verdicts['failed']} failed, {verdicts['warning']} warning{'' if verdicts['warning'] == 1 else 's'}"
     not_checked = f"{verdicts['unknown']} unknown, {verdicts['skipped']} skipped"
-    click.echo(f"runtimeproxy doctor: {found}; not checked: {not_checked}", err=True)
+    click.echo(f"runtimeproxy doctor: {summary}; not checked: {not_checked}", err=True)
     return FAILED if verdicts["warning"] or verdicts["failed"] else 0
 
 

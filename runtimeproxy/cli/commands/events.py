@@ -10,13 +10,13 @@ import click
 from runtimeproxy.cli.shared import subjects
 from runtimeproxy.cli.shared.admin_client import AdminClient, NoProxy, ProxyCommand
 from runtimeproxy.cli.shared.output import INTERRUPTED, JSON, TABLE, Table, parse_since, row_options, structured_text
-from runtimeproxy.cli.shared.subjects import COLUMNS, Event, number, remembered, row
+from runtimeproxy.cli.shared.subjects import COLUMNS, Event, number, recent_events, row
 
-CALLS = frozenset({"edited", "no_effect", "refused", "failed", "failed_open", "unhooked", "conflict", "slow"})
-LAST = 10
-"""How many earlier events are printed before the first one that is followed."""
+CALL_KINDS = frozenset({"edited", "no_effect", "refused", "failed", "failed_open", "unhooked", "conflict", "slow"})
+BACKLOG = 10
+"""How many earlier events are printed before the new ones."""
 
-_follow_option = click.option("-f", "--follow", is_flag=True, help=f"Print the last {LAST}, then more as they come.")
+_follow_option = click.option("-f", "--follow", is_flag=True, help=f"Print the last {BACKLOG}, then more as they come.")
 _since_option = click.option(
     "--since", metavar="NUMBER|DURATION", help="Only events after the event of this number, or in the last 10m."
 )
@@ -34,13 +34,13 @@ _pod_option = click.option(
 @click.option("--kind", metavar="KIND", help="Only events of this kind, like refused or breaker_open.")
 @_pod_option
 @row_options
-def events_command(proxy: AdminClient, kind: str | None, pod: str | None, **form: Any) -> int:
+def events_command(proxy: AdminClient, kind: str | None, pod: str | None, **options: Any) -> int:
     """Print the events that the proxy remembers, the oldest first.
 
     These are calls that were edited, refused or slow, or that a hook server failed; hook servers that came, changed or
     went; the runtime lost and back. CALL is the id that the log lines of the call have. Times are UTC.
     """
-    return _print(proxy, {"kind": kind, "pod": pod}, **form)
+    return _print(proxy, {"kind": kind, "pod": pod}, **options)
 
 
 @click.command("trace", cls=ProxyCommand, short_help="Print what hook servers did to calls.")
@@ -51,13 +51,13 @@ def events_command(proxy: AdminClient, kind: str | None, pod: str | None, **form
     "--hook-server", metavar="NAME", help="Only what this hook server did.", shell_complete=subjects.hook_servers
 )
 @row_options
-def trace_command(proxy: AdminClient, pod: str | None, hook_server: str | None, **form: Any) -> int:
+def trace_command(proxy: AdminClient, pod: str | None, hook_server: str | None, **options: Any) -> int:
     """Print the calls that hook servers changed, refused or failed, and those over a second; the oldest first.
 
     A call that no hook server changed is not remembered. CALL is the id that the log lines of the call have. Times are
     UTC.
     """
-    return _print(proxy, {"pod": pod, "hookServer": hook_server}, CALLS | {"gap"}, **form)
+    return _print(proxy, {"pod": pod, "hookServer": hook_server}, CALL_KINDS | {"gap"}, **options)
 
 
 def _print(
@@ -70,7 +70,7 @@ def _print(
     output: str,
     no_headers: bool,
 ) -> int:
-    """Print the remembered events, and more as they come; return the exit code. Raises NoProxy at the proxy's end."""
+    """Print the remembered events, and with ``follow`` new ones; return the exit code. Raises NoProxy."""
     first = parse_since(since)
 
     def is_selected(event: Event) -> bool:
@@ -78,15 +78,15 @@ def _print(
         return not is_early and (kinds is None or event["kind"] in kinds)
 
     last = first if isinstance(first, int) else 0
-    found = remembered(proxy, **query, since=last)
-    last = number(found[-1]) if found else last
-    events = [event for event in found if is_selected(event)]
+    events = recent_events(proxy, **query, since=last)
+    last = number(events[-1]) if events else last
+    events = [event for event in events if is_selected(event)]
     if not follow and output != TABLE:
         click.echo(structured_text(events, output))
         return 0
     table = Table(COLUMNS, no_headers)
     try:
-        _print_lines(table, events[-LAST:] if follow and first is None else events, output)
+        _print_lines(table, events[-BACKLOG:] if follow and first is None else events, output)
         if follow:
             for event in proxy.follow(**query, since=last):
                 if number(event) > last and is_selected(event):

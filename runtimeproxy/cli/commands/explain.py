@@ -25,48 +25,48 @@ def explain_command(proxy: AdminClient, subject: str, output: str) -> None:
     [NAMESPACE/]NAME, CONTAINER NAMESPACE/POD/NAME, and each the start of its id, if that is no other's.
     """
     started = proxy.call("version")["startedAt"]
-    found = subjects.find(proxy, subject)
+    match = subjects.find(proxy, subject)
     # By its name: events before its create have no id.
-    pod = subject if found is None or found.pod is None else subjects.pod_name(found.pod)
-    happened = [event for event in subjects.remembered(proxy, pod=pod) if _is_about(event, found)]
-    if found is None and not any(event["kind"] != "gap" for event in happened):
+    pod = subject if match is None or match.pod is None else subjects.pod_name(match.pod)
+    events = [event for event in subjects.recent_events(proxy, pod=pod) if _is_about(event, match)]
+    if match is None and not any(event["kind"] != "gap" for event in events):
         raise subjects.not_found(subject)
     if output == TABLE:
-        click.echo("\n".join(_lines(found, happened, started)))
+        click.echo("\n".join(_lines(match, events, started)))
     else:
-        click.echo(structured_text(_structure(found, happened, started), output))
+        click.echo(structured_text(_structure(match, events, started), output))
 
 
-def _is_about(event: Event, found: Subject | None) -> bool:
+def _is_about(event: Event, subject: Subject | None) -> bool:
     """Return whether an event is of this pod or container. A create that was refused has no id: its name decides."""
-    if found is None or event["kind"] == "gap":
+    if subject is None or event["kind"] == "gap":
         return True
-    record, pod = found.record, found.pod
+    record, pod = subject.record, subject.pod
     return (
-        found.is_pod
+        subject.is_pod
         or (event.get("container") == record["name"] and event.get("containerId", record["id"]) == record["id"])
     ) and (pod is None or event.get("podId", pod["id"]) == pod["id"])
 
 
-def _structure(found: Subject | None, happened: Sequence[Event], started: str) -> dict[str, Any]:
+def _structure(subject: Subject | None, events: Sequence[Event], started: str) -> dict[str, Any]:
     pod, containers = None, []
-    if found is not None:
-        pod, containers = found.pod, list(found.containers) if found.is_pod else [found.record]
-    return {"unknownBefore": started, "pod": pod, "containers": containers, "events": list(happened)}
+    if subject is not None:
+        pod, containers = subject.pod, list(subject.containers) if subject.is_pod else [subject.record]
+    return {"unknownBefore": started, "pod": pod, "containers": containers, "events": list(events)}
 
 
-def _lines(found: Subject | None, happened: Sequence[Event], started: str) -> Iterator[str]:
-    if found is None:
+def _lines(subject: Subject | None, events: Sequence[Event], started: str) -> Iterator[str]:
+    if subject is None:
         yield "The proxy knows no such pod or container now; this is what it remembers of one."
-    elif found.is_pod:
-        yield from _record_lines("Pod", found, happened)
-        for container in found.containers:
-            yield from _record_lines("Container", Subject(container, found.pod), happened)
+    elif subject.is_pod:
+        yield from _record_lines("Pod", subject, events)
+        for container in subject.containers:
+            yield from _record_lines("Container", Subject(container, subject.pod), events)
     else:
-        yield from _record_lines("Container", found, happened)
+        yield from _record_lines("Container", subject, events)
     yield ""
-    if happened:
-        rows: list[Mapping[str, str | None]] = [subjects.row(event) for event in happened]
+    if events:
+        rows: list[Mapping[str, str | None]] = [subjects.row(event) for event in events]
         yield row_text(rows, subjects.COLUMNS, TABLE, False)
     else:
         yield "No hook server changed, refused or failed a call of it, as far as is remembered."
@@ -74,22 +74,22 @@ def _lines(found: Subject | None, happened: Sequence[Event], started: str) -> It
     yield f"The proxy started at {started}. What happened before is unknown."
 
 
-def _record_lines(kind: str, subject: Subject, happened: Sequence[Event]) -> Iterator[str]:
+def _record_lines(kind: str, subject: Subject, events: Sequence[Event]) -> Iterator[str]:
     record = subject.record
     yield f"{kind} {subject.name}, id {record['id'][:ID_CHARACTERS]}"
-    edits = (event for event in happened if event["kind"] == "edited" and _is_of(event, record))
+    edits = (event for event in events if event["kind"] == "edited" and _is_of(event, record))
     setters = {field["field"]: field["hookServer"] for event in edits for field in event.get("fields", ())}
-    rows = [*field_rows(record, setters), *_unused_rows(record, happened)]
+    rows = [*field_rows(record, setters), *_unused_rows(record, events)]
     yield row_text(rows, FIELD_COLUMNS, TABLE, False)
     if record["read"]:
         yield _READ
 
 
-def _unused_rows(record: Record, happened: Sequence[Event]) -> list[dict[str, str | None]]:
-    """Return for each field that was set without effect why, and who set it last."""
+def _unused_rows(record: Record, events: Sequence[Event]) -> list[dict[str, str | None]]:
+    """Return for each field that was set without effect the reason, and the last hook server that set it."""
     rows = {
         field["field"]: {"field": field["field"], "sent": event["text"], "set by": field["hookServer"]}
-        for event in happened
+        for event in events
         if event["kind"] == "no_effect" and _is_of(event, record)
         for field in event["fields"]
     }
@@ -97,5 +97,5 @@ def _unused_rows(record: Record, happened: Sequence[Event]) -> list[dict[str, st
 
 
 def _is_of(event: Event, record: Record) -> bool:
-    """Return whether a call was about this very record, and not about another one of its name."""
+    """Return whether a call was about this record, and not about another one with its name."""
     return bool(record["id"] == event.get("containerId", None if "container" in event else event.get("podId")))

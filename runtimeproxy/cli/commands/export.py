@@ -53,8 +53,8 @@ def export_command(
     from runtimeproxy.admin import exporter  # heavy: aiohttp.web, prometheus_client
 
     try:
-        at = exporter.place(listen)
-        files = exporter.tls_files(at, tls_cert, tls_key, client_ca, everything=admin_endpoint is not None)
+        address = exporter.parse_address(listen)
+        files = exporter.tls_files(address, tls_cert, tls_key, client_ca, everything=admin_endpoint is not None)
         if admin_endpoint is None:
             path = parse_endpoint(metrics_endpoint, "--metrics-endpoint")
         else:
@@ -64,6 +64,6 @@ def export_command(
         raise click.ClickException(str(error)) from None
     handler = logs.configure("info", "text")
     try:
-        return exporter.run(at, path, tls, everything=admin_endpoint is not None)
+        return exporter.run(address, path, tls, everything=admin_endpoint is not None)
     finally:
         handler.close()

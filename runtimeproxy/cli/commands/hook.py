@@ -1,6 +1,6 @@
 """``runtimeproxy hook``: list, disable and enable the hook servers of the running proxy; tools of their authors.
 
-A name is sent as it was written: the proxy finds the hook server.
+A name is sent as it was written: the proxy resolves it.
 """
 
 import shlex
@@ -35,33 +35,33 @@ def ls_command(proxy: AdminClient, output: str, no_headers: bool) -> None:
 
 def rows(answer: Mapping[str, Any]) -> list[dict[str, str | None]]:
     """Return a row for each hook server, each file that cannot be used, and each disabled name without a file."""
-    found = [{**_NO_ROW, "#": str(number), **_row(hook)} for number, hook in enumerate(answer["hooks"], 1)]
-    for file, reason in ((each["file"], each["reason"]) for each in answer["invalid"]):
-        found.append({**_NO_ROW, "name": file, "state": "invalid", "detail": reason.removeprefix(f"{file}: ")})
-    found += [{**_NO_ROW, "name": name, "state": "disabled", "detail": "not registered"} for name in answer["masked"]]
-    return found
+    result = [{**_NO_ROW, "#": str(number), **_row(hook)} for number, hook in enumerate(answer["hooks"], 1)]
+    for file, reason in ((invalid["file"], invalid["reason"]) for invalid in answer["invalid"]):
+        result.append({**_NO_ROW, "name": file, "state": "invalid", "detail": reason.removeprefix(f"{file}: ")})
+    result += [{**_NO_ROW, "name": name, "state": "disabled", "detail": "not registered"} for name in answer["masked"]]
+    return result
 
 
 def _row(hook: Mapping[str, Any]) -> dict[str, str | None]:
-    others = hook["sameSocketAs"]
-    same_socket = [f"same socket as {' and '.join(others)}"] if others else []
+    same_socket_as = hook["sameSocketAs"]
+    same_socket = [f"same socket as {' and '.join(same_socket_as)}"] if same_socket_as else []
     return {
         "name": hook["name"],
         "policy": hook["policy"],
         "state": STATES.get(hook["state"], hook["state"]),
         "p50": _milliseconds(hook["p50Seconds"]),
         "p99": _milliseconds(hook["p99Seconds"]),
-        "detail": f"{_trouble(hook)}{', '.join([*hook['points'], *same_socket])}",
+        "detail": f"{_problem_text(hook)}{', '.join([*hook['points'], *same_socket])}",
     }
 
 
-def _trouble(hook: Mapping[str, Any]) -> str:
-    mask, absence, last = hook["disabled"], hook["unreachable"], hook["lastError"]
+def _problem_text(hook: Mapping[str, Any]) -> str:
+    mask, absence, last_error = hook["disabled"], hook["unreachable"], hook["lastError"]
     if mask:
         return f"{mask['reason']} (until {clock(mask['until'])}); " if mask["until"] else f"{mask['reason']}; "
     if absence:
         return f"since {clock(absence['since'])}: {absence['reason']}; "
-    return "" if last is None else f"{last['reason']} at {clock(last['time'])}; "
+    return "" if last_error is None else f"{last_error['reason']} at {clock(last_error['time'])}; "
 
 
 def _milliseconds(seconds: float | None) -> str | None:
@@ -86,7 +86,7 @@ def disable_command(
     a hook server that fails anyhow.
     """
     params = {"reason": reason, "for": duration, "unregistered": unregistered or None}
-    answer = proxy.call("disable", name=_named(name), **params)
+    answer = proxy.call("disable", name=_checked_name(name), **params)
     until = (answer.get("disabled") or {}).get("until")
     limit = f" until {until}; sooner" if until else "; back"
     command = f"runtimeproxy hook enable {shlex.quote(answer['name'])}{proxy.flags}"
@@ -98,18 +98,18 @@ def disable_command(
 @output_option()
 def enable_command(proxy: AdminClient, name: str, output: str) -> None:
     """Call the hook server NAME again, which was disabled. NAME may be the name of the registration file."""
-    answer = proxy.call("enable", name=_named(name))
+    answer = proxy.call("enable", name=_checked_name(name))
     _print(answer, output, f"{answer['name']} is enabled")
 
 
-def _named(name: str) -> str:
+def _checked_name(name: str) -> str:
     if not name:
         raise click.BadParameter("write the name of a hook server, as runtimeproxy hook ls shows it", param_hint="NAME")
     return name
 
 
 def _print(answer: dict[str, Any], output: str, line: str) -> None:
-    """Print what was done, and on stderr what the proxy adds, as that a restart would forget it."""
+    """Print the change, and on stderr the proxy's notes, for instance that a restart would forget it."""
     click.echo(line if output == TABLE else structured_text(answer, output))
     for note in answer.get("notes", ()):
         click.echo(f"note: {note}", err=True)

@@ -1,4 +1,4 @@
-"""``runtimeproxy kubelet-args``: what points a kubelet, or cri-dockerd, at the proxy, and the way back."""
+"""``runtimeproxy kubelet-args``: the flags that point a kubelet, or cri-dockerd, at the proxy, and the way back."""
 
 import os
 import re
@@ -18,7 +18,7 @@ TEXT = "text"
 OLDEST = (1, 18)
 _DOCKERSHIM_ENDS = (1, 24)
 """From this version on the kubelet speaks CRI only, and needs no flag for that."""
-_ANY = (1 << 30, 0)
+_NO_UPPER_LIMIT = (1 << 30, 0)
 _VERSION = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:[.+-].*)?")
 _PLAIN_PATH = re.compile("[A-Za-z0-9/._+@-]+")
 _FLAGS = tuple(
@@ -59,17 +59,17 @@ class Row:
 
 
 ROWS = (
-    Row("from 1.24 on", Mode.CONTAINERD, False, _DOCKERSHIM_ENDS, _ANY, *_KUBELET, (_CRI_FLAG,)),
+    Row("from 1.24 on", Mode.CONTAINERD, False, _DOCKERSHIM_ENDS, _NO_UPPER_LIMIT, *_KUBELET, (_CRI_FLAG,)),
     Row("before 1.24", Mode.CONTAINERD, False, OLDEST, _DOCKERSHIM_ENDS, *_KUBELET, (_REMOTE, _CRI_FLAG)),
     Row("with dockershim (Docker mode)", Mode.DOCKER, False, OLDEST, _DOCKERSHIM_ENDS, *_KUBELET, (_DOCKER_FLAG,)),
-    Row("with cri-dockerd (Docker mode)", Mode.DOCKER, True, OLDEST, _ANY, *_CRI_DOCKERD, (_DOCKER_FLAG,)),
+    Row("with cri-dockerd (Docker mode)", Mode.DOCKER, True, OLDEST, _NO_UPPER_LIMIT, *_CRI_DOCKERD, (_DOCKER_FLAG,)),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the flags of a unit are set: ``content`` makes the text of ``file`` of them. ``apply`` and ``back`` come
-    before the unit's restart. ``runtime`` is the socket of a distribution's containerd."""
+class FlagLocation:
+    """Where the flags of a unit are set: ``content`` returns the text of ``file`` with them. ``apply`` and ``back`` are
+    run before the unit's restart. ``runtime`` is the socket of a distribution's containerd."""
 
     runtime: str
     unit: str
@@ -80,16 +80,16 @@ class Place:
     notes: tuple[str, ...]
 
 
-def _drop_in(runtime: str, unit: str, command: Callable[[Sequence[str]], str], *notes: str) -> Place:
+def _drop_in(runtime: str, unit: str, command: Callable[[Sequence[str]], str], *notes: str) -> FlagLocation:
     file, reload = f"/etc/systemd/system/{unit}.d/90-runtimeproxy.conf", "systemctl daemon-reload"
-    return Place(
+    return FlagLocation(
         *(runtime, unit, file),
         lambda flags: f"[Service]\nExecStart=\nExecStart={command(flags)}\n",
         *((reload,), (f"rm {file}", reload), notes),
     )
 
 
-def _rancher(name: str, unit: str, note: str) -> Place:
+def _rancher(name: str, unit: str, note: str) -> FlagLocation:
     """Return k3s or RKE2. The YAML adds flags to those of other files (k3s docs, "Multiple Config Files")."""
     file = f"/etc/rancher/{name}/config.yaml.d/90-runtimeproxy.yaml"
     notes = (
@@ -98,7 +98,7 @@ def _rancher(name: str, unit: str, note: str) -> Place:
         "So does a later file with kubelet-arg without +. Before 1.21 only config.yaml itself is read.",
         f"{name}'s own container-runtime-endpoint will not do: {name} then starts no containerd.",
     )
-    return Place(
+    return FlagLocation(
         *("/run/k3s/containerd/containerd.sock", unit, file),
         lambda flags: "kubelet-arg+:\n" + "".join(f"- {flag.removeprefix('--')}\n" for flag in flags),
         *((), (f"rm {file}",), notes),
@@ -118,7 +118,7 @@ DISTRIBUTIONS = {  # of Kubernetes, without kubelet.service
         "add the flags to its --kubelet-extra-args. A controller with a worker has k0scontroller.service.",
         "--cri-socket will not do: k0s then starts no containerd.",
     ),
-    "microk8s": Place(
+    "microk8s": FlagLocation(
         "/var/snap/microk8s/common/run/containerd.sock",
         "snap.microk8s.daemon-kubelite.service",
         _MICROK8S_FILE,
@@ -137,7 +137,7 @@ DISTRIBUTIONS = {  # of Kubernetes, without kubelet.service
     ),
 }
 _DISTRIBUTION = re.compile(r"\+(k3s|rke2|k0s)|(-[0-9]+\+[0-9a-f]{14})")
-"""What a kubelet's version contains that is of a distribution; the second form is of MicroK8s up to 1.22."""
+"""The part of a kubelet's version that names the distribution; the second form is of MicroK8s up to 1.22."""
 
 
 @click.command(
@@ -168,8 +168,8 @@ def kubelet_args_command(
             raise ConfigError(f"--cri-dockerd is for Docker mode: take {MODE_OPTION.flag} out")
         version, row = _row_for(kube_version, Mode.DOCKER if cri_dockerd else settings.mode, cri_dockerd)
         socket, notes = _socket_for(version, row, settings)
-        if distribution is None and (found := _DISTRIBUTION.search(kube_version)):
-            distribution = found[1] or "microk8s"
+        if distribution is None and (match := _DISTRIBUTION.search(kube_version)):
+            distribution = match[1] or "microk8s"
         parts = _parts(distribution, row, row.flags_for(socket), notes)
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
@@ -178,10 +178,10 @@ def kubelet_args_command(
 
 def _row_for(text: str, mode: Mode, cri_dockerd: bool) -> tuple[tuple[int, int], Row]:
     """Return the version and the row of a kubelet. Raises ConfigError if there is none."""
-    found = _VERSION.fullmatch(text)
-    if found is None:
+    match = _VERSION.fullmatch(text)
+    if match is None:
         raise ConfigError(f"--kube-version: {text!r} is not a version: write one like 1.27 or v1.27.3")
-    version = int(found[1]), int(found[2])
+    version = int(match[1]), int(match[2])
     if version < OLDEST:
         raise ConfigError(f"--kube-version: {text!r} is too old: the proxy needs Kubernetes 1.18 or later")
     for row in ROWS:
@@ -212,35 +212,35 @@ def _socket_for(version: tuple[int, int], row: Row, settings: config.Config) -> 
 
 
 def _parts(distribution: str | None, row: Row, flags: list[str], notes: list[str]) -> Parts:
-    """Return what is printed. Raises ConfigError if the row cannot be had in the distribution."""
+    """Return the parts of the output. Raises ConfigError if the distribution does not support the row."""
     proxy = [f"{MODE_OPTION.flag}={row.mode.value}"]
     if distribution is None or (row.cri_dockerd and distribution != "k3s"):
-        place = _drop_in(
+        location = _drop_in(
             *("", row.unit, lambda flags: " ".join([row.command, *flags])),
             f"Compare with `systemctl cat {row.unit}`: if its last ExecStart= is another one, keep that",
             "and put the flags after it.",
         )
     elif row.cri_dockerd:
-        place = DISTRIBUTIONS[distribution]
+        location = DISTRIBUTIONS[distribution]
         note = "With `docker: true` this key of k3s is the endpoint of the cri-dockerd inside it."
         content = f"container-runtime-endpoint: {flags[-1].partition('=')[2]}\n"
-        place = replace(place, content=lambda flags: content, notes=(place.notes[0], note))
+        location = replace(location, content=lambda flags: content, notes=(location.notes[0], note))
     elif row.mode is Mode.DOCKER:
         why = f"the dockershim of {distribution} cannot be pointed at the proxy"
         raise ConfigError(f"--kube-version: {why}: use cri-dockerd")
     else:
-        place = DISTRIBUTIONS[distribution]
-        proxy.append(f"--remote-runtime-service-endpoint={place.runtime}")
-    restart = f"systemctl restart {place.unit}"
+        location = DISTRIBUTIONS[distribution]
+        proxy.append(f"--remote-runtime-service-endpoint={location.runtime}")
+    restart = f"systemctl restart {location.unit}"
     return {
         "proxy": proxy,
-        "unit": place.unit,
+        "unit": location.unit,
         "flags": flags,
-        "file": place.file,
-        "dropIn": place.content(flags),
-        "apply": [*(line.format(endpoint=flags[-1]) for line in place.apply), restart],
-        "back": [*place.back, restart],
-        "notes": [*place.notes, *notes],
+        "file": location.file,
+        "dropIn": location.content(flags),
+        "apply": [*(line.format(endpoint=flags[-1]) for line in location.apply), restart],
+        "back": [*location.back, restart],
+        "notes": [*location.notes, *notes],
     }
 
 

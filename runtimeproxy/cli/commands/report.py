@@ -1,6 +1,6 @@
-"""``runtimeproxy report``: one file with what one attaches to an issue.
+"""``runtimeproxy report``: write one file to attach to an issue.
 
-Invariant: a source that hangs stops no other one: after its time limit the manifest reports it.
+Invariant: a source that hangs does not stop the others: after its time limit the manifest reports it.
 """
 
 import json
@@ -25,8 +25,8 @@ from runtimeproxy.cli.shared import subjects
 from runtimeproxy.cli.shared.admin_client import AdminClient
 from runtimeproxy.cli.shared.configuration import configuration
 from runtimeproxy.cli.shared.flags import Command, flags_given, option_flags
-from runtimeproxy.cli.shared.output import FAILED, words
-from runtimeproxy.cli.shared.subjects import remembered
+from runtimeproxy.cli.shared.output import FAILED, error_text
+from runtimeproxy.cli.shared.subjects import recent_events
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings import config
 from runtimeproxy.settings.config import Config
@@ -45,7 +45,7 @@ _PAGE = 500
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Where to look; ``fault`` is what is wrong with the configuration, "" if nothing."""
+    """The node to read from; ``fault`` is the fault of the configuration, "" if none."""
 
     config: Config
     fault: str
@@ -118,7 +118,7 @@ SOURCES = (
     Source("versions.json", _versions),
     *(Source(f"{name}.json", _answer(name)) for name in ("version", "livez", "readyz", "configz", "hooks")),
     Source("metrics.txt", _metrics),
-    Source("events.ndjson", lambda node: "".join(json.dumps(event) + "\n" for event in remembered(node.proxy()))),
+    Source("events.ndjson", lambda node: "".join(json.dumps(event) + "\n" for event in recent_events(node.proxy()))),
     Source("store.json", _store),
     Source("journal.txt", _journal),
 )
@@ -137,18 +137,18 @@ def report_command(file: str, force: bool, unit: str, **given: str | None) -> in
     lines of the journal, and versions; no value of a request. MANIFEST in it lists what could not be read, and why:
     then the exit code is 1. No proxy need run. Give it the flags that the proxy runs with: they show where to look.
     """
-    _check_place(file, force)
+    _check_target(file, force)
     node = _node(flags_given(given), unit)
-    got, missing = collect(node)
-    _write(file, force, {MANIFEST: _manifest(got, missing), **got})
-    click.echo(f"{file} has {len(got)} of {len(SOURCES)} sources. Look through it before you attach it.")
+    texts, missing = collect(node)
+    _write(file, force, {MANIFEST: _manifest(texts, missing), **texts})
+    click.echo(f"{file} has {len(texts)} of {len(SOURCES)} sources. Look through it before you attach it.")
     for why in dict.fromkeys(missing.values()):
         click.echo(f"not got: {', '.join(name for name in missing if missing[name] == why)}: {why}")
     return FAILED if missing else 0
 
 
 def _node(flags: Mapping[str, str], unit: str) -> Node:
-    """Return where to look. If only variables or the file are wrong, the flags and defaults are used."""
+    """Return the node to read from. If only variables or the file are wrong, the flags and defaults are used."""
     try:
         by_flags = config.load(flags, {}, None, "")
     except ConfigError as error:
@@ -160,12 +160,12 @@ def _node(flags: Mapping[str, str], unit: str) -> Node:
 
 
 def collect(node: Node) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the texts of the sources, and why the others are missing, in the table's order."""
+    """Return the texts of the sources that could be read, and the reasons of the missing ones, in the table's order."""
     began = time.monotonic()
-    got, missing = {}, {}
-    for source, running in [(source, _begun(source, node)) for source in SOURCES]:
+    texts, missing = {}, {}
+    for source, running in [(source, _start_reading(source, node)) for source in SOURCES]:
         try:
-            got[source.name] = running.result(max(0.0, began + source.seconds - time.monotonic()))
+            texts[source.name] = running.result(max(0.0, began + source.seconds - time.monotonic()))
         except TimeoutError:
             missing[source.name] = f"no answer within {source.seconds:g} s"
         except click.ClickException as error:
@@ -173,12 +173,12 @@ def collect(node: Node) -> tuple[dict[str, str], dict[str, str]]:
         except OSError as error:
             missing[source.name] = error.strerror or type(error).__name__
         except Exception as error:
-            missing[source.name] = words(error)
-    return got, {name: " ".join(why.split()) for name, why in missing.items()}
+            missing[source.name] = error_text(error)
+    return texts, {name: " ".join(why.split()) for name, why in missing.items()}
 
 
-def _begun(source: Source, node: Node) -> "Future[str]":
-    """Begin to read a source in a thread that the end of the process does not wait for."""
+def _start_reading(source: Source, node: Node) -> "Future[str]":
+    """Read a source in a daemon thread."""
     future: Future[str] = Future()
 
     def read() -> None:
@@ -191,19 +191,19 @@ def _begun(source: Source, node: Node) -> "Future[str]":
     return future
 
 
-def _manifest(got: Mapping[str, str], missing: Mapping[str, str]) -> str:
+def _manifest(texts: Mapping[str, str], missing: Mapping[str, str]) -> str:
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     files = (
         f"not got  {source.name}: {missing[source.name]}"
         if source.name in missing
-        else f"got      {source.name}: {len(got[source.name].encode())} bytes"
+        else f"got      {source.name}: {len(texts[source.name].encode())} bytes"
         for source in SOURCES
     )
     return "\n".join([f"A report of runtimeproxy {VERSION}, {at}.", "", *files, ""])
 
 
-def _check_place(file: str, force: bool) -> None:
-    """Raise click.ClickException if the report cannot come there."""
+def _check_target(file: str, force: bool) -> None:
+    """Raise click.ClickException if the report cannot be written there."""
     folder = os.path.dirname(file) or "."
     if not os.path.isdir(folder):
         raise click.ClickException(f"{folder} is no directory: make it, or name another one")
@@ -228,11 +228,11 @@ def _write(file: str, force: bool, texts: Mapping[str, str]) -> None:
                 entry = tarfile.TarInfo(f"{FOLDER}/{name}")
                 entry.size, entry.mode, entry.mtime = len(body), 0o600, int(time.time())
                 archive.addfile(entry, BytesIO(body))
-        _check_place(file, force)
+        _check_target(file, force)
         if force:
             os.replace(temporary, file)
         else:
-            os.link(temporary, file)  # never in another file's place
+            os.link(temporary, file)  # fails if the file exists
     finally:
         with suppress(FileNotFoundError):
             os.unlink(temporary)

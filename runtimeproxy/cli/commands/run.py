@@ -6,7 +6,7 @@ import click
 
 from runtimeproxy.cli.shared.configuration import command_configuration
 from runtimeproxy.cli.shared.flags import Command, option_flags
-from runtimeproxy.cli.shared.output import FAILED, words
+from runtimeproxy.cli.shared.output import FAILED, error_text
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.observe import logs
 from runtimeproxy.settings.imports import import_or_exit
@@ -40,10 +40,10 @@ def _run(**given: str | None) -> int:
     except Exception as error:
         if not isinstance(error, ConfigError):
             _logger.debug("Running failed", exc_info=True)
-            error.add_note("--log-level=debug shows how it came there")
+            error.add_note("--log-level=debug logs the traceback")
         if settings.log_format != "json":
             raise
-        _logger.error("%s", words(error))  # stderr is read as JSON
+        _logger.error("%s", error_text(error))  # stderr is read as JSON
         return FAILED
     finally:
         handler.close()

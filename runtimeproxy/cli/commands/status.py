@@ -16,7 +16,7 @@ LONGEST = 80
 """Longest line in characters: what node-problem-detector reads of an output."""
 _CUT = "..."
 _ADVICE = " (see runtimeproxy doctor)"
-"""What precedes the reasons of checks if these are cut."""
+"""Text before the reasons of checks if these are cut."""
 _WORDS = {"failed": "not ready", "degraded": "degraded", "ok": "ready"}
 
 
@@ -30,9 +30,9 @@ def status_command(proxy: AdminClient, output: str) -> int:
     """
     try:
         checks = proxy.call("readyz")["checks"]
-        found = sorted((c for c in checks if c["state"] != "ok"), key=lambda check: check["state"] != "failed")
-        status = _WORDS[found[0]["state"] if found else "ok"]
-        names, reasons = ", ".join(check["name"] for check in found), "; ".join(check["reason"] for check in found)
+        not_ok = sorted((c for c in checks if c["state"] != "ok"), key=lambda check: check["state"] != "failed")
+        status = _WORDS[not_ok[0]["state"] if not_ok else "ok"]
+        names, reasons = ", ".join(check["name"] for check in not_ok), "; ".join(check["reason"] for check in not_ok)
     except RuntimeProxyError as error:
         unavailable = isinstance(error, NoProxy)
         _print("no answer" if unavailable else "not ready", str(error), (), output)
@@ -40,8 +40,8 @@ def status_command(proxy: AdminClient, output: str) -> int:
     except (LookupError, TypeError):
         _print("no answer", "the answer to readyz cannot be read: is it a proxy of this version?", (), output)
         return NO_PROXY
-    _print(status, f"{names}: {reasons}" if found else f"{len(checks)} checks passed", checks, output)
-    return FAILED if found else 0
+    _print(status, f"{names}: {reasons}" if not_ok else f"{len(checks)} checks passed", checks, output)
+    return FAILED if not_ok else 0
 
 
 def _print(status: str, text: str, checks: Sequence[Mapping[str, str]], output: str) -> None:

@@ -23,8 +23,8 @@ COLUMNS = ("id", "kind", "attempt", "set by", "name")
 def _ls(proxy: AdminClient, pod: str | None, output: str, no_headers: bool) -> None:
     """List the pods and containers that the proxy knows, with the hook servers that set containers' resources."""
     pods, containers = subjects.records(proxy, pod=pod)
-    whole = {"pods": pods, "containers": containers}
-    click.echo(row_text(_rows(pods, containers), COLUMNS, output, no_headers, whole))
+    data = {"pods": pods, "containers": containers}
+    click.echo(row_text(_rows(pods, containers), COLUMNS, output, no_headers, data))
 
 
 @click.command("get", cls=ProxyCommand, short_help="Show what became of the fields of a pod or container.")
@@ -36,10 +36,10 @@ def _get(proxy: AdminClient, subject: str, output: str, no_headers: bool) -> Non
     SET BY is known of containers' resources alone; `explain` has it from the events for all fields.
     POD is [NAMESPACE/]NAME, CONTAINER NAMESPACE/POD/NAME, and each the start of its id, if that is no other's.
     """
-    found = subjects.find(proxy, subject)
-    if found is None:
+    match = subjects.find(proxy, subject)
+    if match is None:
         raise subjects.not_found(subject)
-    click.echo(row_text(field_rows(found.record), FIELD_COLUMNS, output, no_headers, found.record))
+    click.echo(row_text(field_rows(match.record), FIELD_COLUMNS, output, no_headers, match.record))
 
 
 def _rows(pods: Sequence[Record], containers: Sequence[Record]) -> list[dict[str, str | None]]:

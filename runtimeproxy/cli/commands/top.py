@@ -1,4 +1,4 @@
-"""``runtimeproxy top``: what the proxy does, on a terminal each second, else one frame."""
+"""``runtimeproxy top``: show the proxy's activity, each second on a terminal, else one frame."""
 
 import os
 import time
@@ -8,11 +8,11 @@ from dataclasses import replace
 import click
 
 from runtimeproxy.cli.shared.admin_client import AdminClient, ProxyCommand
-from runtimeproxy.cli.shared.subjects import Event, number, remembered
+from runtimeproxy.cli.shared.subjects import Event, number, recent_events
 from runtimeproxy.cli.top.figures import Snapshot, is_error, samples_of, view
 from runtimeproxy.errors import RuntimeProxyError
 
-_KEPT_ERRORS = 200
+_MOST_ERRORS = 200
 _KEYS = 0
 
 
@@ -35,7 +35,7 @@ def top_command(proxy: AdminClient, once: bool) -> None:
     if not once and console.is_terminal and os.isatty(_KEYS) and not console.is_dumb_terminal:
         from runtimeproxy.cli.top.terminal import watch  # heavy: asyncio
 
-        watch(observer.check_again_later, first, console)
+        watch(observer.inspect_or_last, first, console)
         return
     from runtimeproxy.cli.top.screen import screen
 
@@ -52,28 +52,28 @@ class _Observer:
         self._proxy = proxy
         self._last = Snapshot(0.0, {})
         self._since = 0
-        self._errors: deque[Event] = deque(maxlen=_KEPT_ERRORS)
+        self._errors: deque[Event] = deque(maxlen=_MOST_ERRORS)
 
     def inspect(self) -> Snapshot:
         """Raises what the client raises."""
-        proxy = self._proxy.again()
+        proxy = self._proxy.with_new_deadline()
         try:
             samples = samples_of(proxy.call("metrics"))
-            found = Snapshot(time.time(), samples, proxy.call("hooks")["hooks"], proxy.call("readyz")["checks"])
-            if found.started != self._last.started:  # a new process counts its events from 1
+            snapshot = Snapshot(time.time(), samples, proxy.call("hooks")["hooks"], proxy.call("readyz")["checks"])
+            if snapshot.started != self._last.started:  # a new process counts its events from 1
                 self._since = 0
                 self._errors.clear()
-            for event in remembered(proxy, self._since):
+            for event in recent_events(proxy, self._since):
                 self._since = number(event)
                 if is_error(event):
                     self._errors.append(event)
         except (ValueError, LookupError, TypeError):
             raise RuntimeProxyError("the proxy's answer cannot be read: is it a proxy of this version?") from None
-        self._last = replace(found, errors=tuple(self._errors))
+        self._last = replace(snapshot, errors=tuple(self._errors))
         return self._last
 
-    def check_again_later(self) -> Snapshot:
-        """Return the proxy's present answer, or else its last one and why there is none now."""
+    def inspect_or_last(self) -> Snapshot:
+        """Return the proxy's present answer, or its last one and the reason why there is no present one."""
         try:
             return self.inspect()
         except (RuntimeProxyError, click.ClickException) as error:

@@ -1,4 +1,4 @@
-"""The clients of the proxy and of the runtime: how they are configured, and what they are connected to."""
+"""The clients of the proxy and of the runtime: their configuration and connections."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from runtimeproxy.cli.doctor.findings import AS_ROOT, Finding, failed, ok, skipped, unknown, warning
-from runtimeproxy.cli.doctor.machine import Machine, Process, UnixSocket, at, same
+from runtimeproxy.cli.doctor.machine import Machine, Process, UnixSocket, is_same_path, sockets_at
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.plugins import directory
 from runtimeproxy.settings.config import Mode, parse_endpoint
@@ -24,14 +24,15 @@ class Setting(NamedTuple):
 
 
 def kubelet(machine: Machine) -> Iterator[Finding]:
-    if machine.config.mode is Mode.DOCKER and any(machine.processes(CRI_DOCKERD)):
+    is_docker = machine.config.mode is Mode.DOCKER
+    if is_docker and any(machine.processes(CRI_DOCKERD)):
         yield skipped("the kubelet calls cri-dockerd, which the check cri-dockerd looks at")
         return
-    flag = "docker-endpoint" if machine.config.mode is Mode.DOCKER else "container-runtime-endpoint"
+    flag = "docker-endpoint" if is_docker else "container-runtime-endpoint"
     running = list(machine.processes(KUBELET))
     for process in running:
-        found = _flag(process, flag) or (None if machine.config.mode is Mode.DOCKER else _from_files(machine, process))
-        yield _judged(machine, process, found, flag)
+        setting = _flag(process, flag) or (None if is_docker else _from_files(machine, process))
+        yield _judge_endpoint(machine, process, setting, flag)
     if not running:
         yield unknown("no process named kubelet is seen here", "start it, or run doctor in the node's pid namespace")
 
@@ -40,29 +41,29 @@ def cri_dockerd(machine: Machine) -> list[Finding]:
     if machine.config.mode is not Mode.DOCKER:
         return [skipped("cri-dockerd belongs to Docker mode")]
     flag, running = "docker-endpoint", list(machine.processes(CRI_DOCKERD))
-    judged = [_judged(machine, process, _flag(process, flag), flag) for process in running]
+    judged = [_judge_endpoint(machine, process, _flag(process, flag), flag) for process in running]
     return judged or [ok("no cri-dockerd runs here")]
 
 
-def _judged(machine: Machine, process: Process, setting: Setting | None, flag: str) -> Finding:
-    who, ours = f"{process.name} (pid {process.pid})", machine.config.listen_endpoint
-    to_do = f"set --{flag}=unix://{ours} and restart {process.name}; see docs/kubelet.rst"
+def _judge_endpoint(machine: Machine, process: Process, setting: Setting | None, flag: str) -> Finding:
+    program, ours = f"{process.name} (pid {process.pid})", machine.config.listen_endpoint
+    advice = f"set --{flag}=unix://{ours} and restart {process.name}; see docs/kubelet.rst"
     if setting is None:
-        return failed(f"{who} has no endpoint configured and uses its default, not the proxy", to_do)
+        return failed(f"{program} has no endpoint configured and uses its default, not the proxy", advice)
     try:
         path = parse_endpoint(setting.endpoint, setting.origin)
     except ConfigError as error:
-        return failed(f"{who}: {error}", to_do)
-    where = f"{who} calls {path}, by {setting.origin}"
-    if same(path, ours):
+        return failed(f"{program}: {error}", advice)
+    where = f"{program} calls {path}, by {setting.origin}"
+    if is_same_path(path, ours):
         at_crio = flag == "container-runtime-endpoint" and machine.config.runtime_endpoint.endswith(CRIO_SOCKET)
         if at_crio and not path.endswith(CRIO_SUFFIX):
             why = f"{where}: it recognises CRI-O by the end {CRIO_SUFFIX}, and takes statistics in another way now"
             link = f"{os.path.dirname(ours)}/{CRIO_SUFFIX}"
             return warning(why, f"set --{flag}=unix://{link} and restart {process.name}; see docs/kubelet.rst, CRI-O")
         return ok(where)
-    past = "the runtime itself, past the proxy" if same(path, machine.config.runtime_endpoint) else "no proxy"
-    return failed(f"{where}: that is {past}", to_do)
+    target = "the runtime itself, past the proxy" if is_same_path(path, machine.config.runtime_endpoint) else "no proxy"
+    return failed(f"{where}: that is {target}", advice)
 
 
 def _flag(process: Process, name: str) -> Setting | None:
@@ -75,28 +76,28 @@ def _from_files(machine: Machine, process: Process) -> Setting | None:
     both (Kubernetes, "Kubelet Configuration Directory Merging"). Raises OSError and ConfigError."""
     files = [name for name in (process.flag("config"),) if name]
     if folder := process.flag("config-dir"):
-        seen = _seen_by(machine, process, folder)
-        files += [f"{folder}/{path.relative_to(seen)}" for path in sorted(seen.rglob("*.conf"))]
-    found = None
+        directory_path = _path_in_process(machine, process, folder)
+        files += [f"{folder}/{path.relative_to(directory_path)}" for path in sorted(directory_path.rglob("*.conf"))]
+    setting = None
     for name in files:
-        text = _seen_by(machine, process, name).read_text(errors="replace")
+        text = _path_in_process(machine, process, name).read_text(errors="replace")
         try:
             content: Any = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError):
             raise ConfigError(f"{name}: the kubelet's configuration is not YAML that can be read") from None
         value = content.get("containerRuntimeEndpoint") if isinstance(content, dict) else None
         if isinstance(value, str) and value:
-            found = Setting(value, f"containerRuntimeEndpoint in {name}")
-    return found
+            setting = Setting(value, f"containerRuntimeEndpoint in {name}")
+    return setting
 
 
-def _seen_by(machine: Machine, process: Process, path: str) -> Path:
+def _path_in_process(machine: Machine, process: Process, path: str) -> Path:
     """Return a path as the process sees it, in its own mount namespace and working directory."""
     base = "root" if os.path.isabs(path) else "cwd"
     return machine.path(f"proc/{process.pid}/{base}") / path.lstrip("/")
 
 
-WELL = {
+EXPECTED_CLIENTS = {
     KUBELET: "cAdvisor inside it reads there",
     "cadvisor": "it only reads",
     "koordlet": "it creates no containers",
@@ -106,22 +107,22 @@ WELL = {
 """Programs that may be connected to the runtime itself, and why."""
 KOORDLET, NRI_SOCKET = "koordlet", "/var/run/nri/nri.sock"
 _NO_NRI = "koordlet has the flag -enable-nri-runtime-hook=false (docs/koordlet.rst)"
-_TO_DO = {
+_ADVICE = {
     "crictl": "set runtime-endpoint in /etc/crictl.yaml to the proxy's socket; to look only, it may stay",
     "docker": "set DOCKER_HOST to the proxy's socket; to look only, it may stay",
 }
-_ELSE = "point programs that create or change pods and containers at the proxy's socket; others may stay"
-_SUSPECTS = (*WELL, *_TO_DO, CRI_DOCKERD, "ctr", "nerdctl", "containerd", "node-problem-detector")
-"""Programs that use a runtime's socket, for where it is not known which connection is whose."""
+_MOVE_ADVICE = "point programs that create or change pods and containers at the proxy's socket; others may stay"
+_SUSPECTS = (*EXPECTED_CLIENTS, *_ADVICE, CRI_DOCKERD, "ctr", "nerdctl", "containerd", "node-problem-detector")
+"""Programs that use a runtime's socket, listed if the kernel does not report the peers of connections."""
 
 
-def past_the_proxy(machine: Machine) -> Iterator[Finding]:
+def bypassing_clients(machine: Machine) -> Iterator[Finding]:
     """Report which processes are connected to the runtime's socket; where the kernel does not report it, count."""
     path = machine.config.runtime_endpoint
     try:
         sockets = machine.sockets_with_peers()
     except OSError:
-        yield _counted(machine)
+        yield _count_connections(machine)
         return
     ends, ends_at_proxy = client_ends(path, sockets), client_ends(machine.config.listen_endpoint, sockets)
     proxy, seen = machine.proxy(), set[int]()
@@ -135,14 +136,14 @@ def past_the_proxy(machine: Machine) -> Iterator[Finding]:
                 yield ok(f"the proxy {why}")
             elif name in (KUBELET, CRI_DOCKERD) and not ends_at_proxy & opened:
                 yield failed(f"{name} {why}, and none to the proxy", f"restart it when the check {name} is ok")
-            elif name in WELL:
-                yield ok(f"{name} {why}: {WELL[name]}")
+            elif name in EXPECTED_CLIENTS:
+                yield ok(f"{name} {why}: {EXPECTED_CLIENTS[name]}")
             else:
-                yield warning(f"{name} {why}, past the proxy", _TO_DO.get(name, _ELSE))
+                yield warning(f"{name} {why}, past the proxy", _ADVICE.get(name, _MOVE_ADVICE))
     if not ends:
         yield ok(f"nobody is connected to {path}")
     if hidden := ends - seen:
-        hidden &= client_ends(path, machine.sockets_with_peers())  # who has closed its end meanwhile is not hidden
+        hidden &= client_ends(path, machine.sockets_with_peers())  # an end that was closed meanwhile is not hidden
     if hidden:
         yield unknown(f"{count_of(len(hidden))} to {path} of processes that cannot be seen here", AS_ROOT)
 
@@ -157,12 +158,12 @@ def nri(machine: Machine) -> list[Finding]:
         return [unknown(f"the kernel does not report who is connected to {NRI_SOCKET}", f"make sure that {_NO_NRI}")]
     why = f"is registered here and connected to {NRI_SOCKET}, too: each of its hooks runs twice, and scales twice"
     pids = [process.pid for process in machine.processes(KOORDLET) if ends & machine.open_sockets(process.pid)]
-    found = [warning(f"{KOORDLET} (pid {pid}) {why}", f"see to it that {_NO_NRI}") for pid in pids]
-    return found or [ok(f"no {KOORDLET} is connected to {NRI_SOCKET}")]
+    findings = [warning(f"{KOORDLET} (pid {pid}) {why}", f"see to it that {_NO_NRI}") for pid in pids]
+    return findings or [ok(f"no {KOORDLET} is connected to {NRI_SOCKET}")]
 
 
 def sockets_of(machine: Machine, pid: int) -> frozenset[int]:
-    """Return the sockets that a process has open, none if it may not be looked at: then its ends are hidden ones."""
+    """Return the sockets that a process has open, none if it may not be read: its ends are then hidden."""
     try:
         return machine.open_sockets(pid)
     except PermissionError:
@@ -170,26 +171,26 @@ def sockets_of(machine: Machine, pid: int) -> frozenset[int]:
 
 
 def client_ends(path: str, sockets: Iterable[UnixSocket]) -> frozenset[int]:
-    return frozenset(found.peer for found in at(path, sockets) if found.peer)
+    return frozenset(connection.peer for connection in sockets_at(path, sockets) if connection.peer)
 
 
 def count_of(count: int, what: str = "connection") -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _counted(machine: Machine) -> Finding:
-    """Return how many connections the runtime has, and how many of these cannot be the proxy's: no more can be than it
-    has clients' ends, which have no path. /proc does not show which client belongs to which connection."""
+def _count_connections(machine: Machine) -> Finding:
+    """Count the runtime's connections, and those that cannot be the proxy's: it has at most as many as clients' ends,
+    which have no path. /proc does not show which client belongs to which connection."""
     path, sockets = machine.config.runtime_endpoint, machine.sockets()
-    count = sum(found.connected for found in at(path, sockets))
-    ends = frozenset(found.inode for found in sockets if found.connected and not found.path)
+    count = sum(connection.connected for connection in sockets_at(path, sockets))
+    ends = frozenset(connection.inode for connection in sockets if connection.connected and not connection.path)
     proxy = machine.proxy()
-    others = count - (0 if proxy is None else len(ends & machine.open_sockets(proxy)))
-    if others <= 0:
+    direct = count - (0 if proxy is None else len(ends & machine.open_sockets(proxy)))
+    if direct <= 0:
         return ok(f"{path} has {count_of(count)}, no more than the proxy's own")
     suspects = (p for p in machine.processes(*_SUSPECTS) if not ends.isdisjoint(machine.open_sockets(p.pid)))
-    who = ", ".join(sorted(f"{process.name} pid {process.pid}" for process in suspects)) or "no known client is seen"
-    return warning(f"{others} or more of {count_of(count)} to {path} go past the proxy (may be: {who})", _ELSE)
+    seen = ", ".join(sorted(f"{process.name} pid {process.pid}" for process in suspects)) or "no known client is seen"
+    return warning(f"{direct} or more of {count_of(count)} to {path} go past the proxy (may be: {seen})", _MOVE_ADVICE)
 
 
 UNITS = ("kubelet.service", "cri-docker.service")
@@ -219,7 +220,7 @@ def _connected(machine: Machine) -> Iterator[str]:
     try:
         ends = client_ends(path, machine.sockets_with_peers())
     except OSError:  # the kernel does not report peers
-        if count := sum(found.connected for found in at(path, machine.sockets())):
+        if count := sum(connection.connected for connection in sockets_at(path, machine.sockets())):
             yield f"{count_of(count)} to {path}; the kernel does not report whose"
         return
     for process in machine.processes():
@@ -227,7 +228,7 @@ def _connected(machine: Machine) -> Iterator[str]:
             yield f"{process.name} (pid {process.pid}) has {count_of(len(own))} to {path}"
             ends -= own
     if ends:
-        ends &= client_ends(path, machine.sockets_with_peers())  # who has closed its end meanwhile is not hidden
+        ends &= client_ends(path, machine.sockets_with_peers())  # an end that was closed meanwhile is not hidden
     if ends:
         yield f"{count_of(len(ends))} to {path} of processes that cannot be seen here"
 
@@ -246,6 +247,6 @@ def _configured(machine: Machine, unit: str) -> Iterator[str]:
 
 def _is_ours(machine: Machine, endpoint: str) -> bool:
     try:
-        return same(parse_endpoint(endpoint, ""), machine.config.listen_endpoint)
+        return is_same_path(parse_endpoint(endpoint, ""), machine.config.listen_endpoint)
     except ConfigError:
         return False

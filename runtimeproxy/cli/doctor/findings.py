@@ -1,4 +1,4 @@
-"""Verdicts, findings, which have what to do unless they are ok or skipped, and a row of the table of checks."""
+"""Verdicts, findings, and a row of the table of checks. A finding has advice unless it is ok or skipped."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ AS_ROOT = "run doctor as root, on the node itself"
 
 
 class Verdict(Enum):
-    """What a check found. WARNING: it costs something, or will. FAILED: it stops the proxy, or lets calls bypass it.
-    UNKNOWN: doctor could not look. SKIPPED: the check does not apply to this node."""
+    """The result of a check. WARNING: it costs something, or will. FAILED: it stops the proxy, or lets calls bypass it.
+    UNKNOWN: doctor could not check. SKIPPED: the check does not apply to this node."""
 
     OK = "ok"
     WARNING = "warning"
@@ -33,11 +33,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One row of the table; ``look`` may raise OSError or RuntimeProxyError, which becomes a finding. ``calls``: it
-    makes connections, which another check would take for somebody else's."""
+    """One row of the table; an OSError or RuntimeProxyError of ``inspect`` becomes a finding. ``calls``: it makes
+    connections, which another check would count as a client's."""
 
     id: str
-    looks_at: str
+    subject: str
     inspect: Callable[[Machine], Iterable[Finding]]
     calls: bool = False
 

@@ -1,4 +1,4 @@
-"""What the doctor reads of the machine: processes, units, files, and unix sockets in all network namespaces."""
+"""Readers of the machine's state for doctor: processes, units, files, and unix sockets in all network namespaces."""
 
 import ctypes
 import os
@@ -44,7 +44,7 @@ class UnixSocket(NamedTuple):
     peer: int = 0
 
 
-def listed(text: str) -> Iterator[UnixSocket]:
+def parse_proc_net_unix(text: str) -> Iterator[UnixSocket]:
     """Yield the sockets of the text of /proc/net/unix, without peers."""
     for row in (line.split(maxsplit=7) for line in text.splitlines()[1:]):
         if row[4] == _PROC_STREAM:
@@ -53,8 +53,8 @@ def listed(text: str) -> Iterator[UnixSocket]:
 
 
 def reported_sockets(namespaces: Iterable[Path]) -> Iterator[UnixSocket]:
-    """Yield the sockets of network namespaces, such as /proc/PID/ns/net, with their peers; a namespace that is gone is
-    left out. Source: sock_diag(7) and <linux/unix_diag.h>. Raises OSError."""
+    """Yield the sockets of network namespaces, such as /proc/PID/ns/net, with their peers; an ended namespace is left
+    out. Source: sock_diag(7) and <linux/unix_diag.h>. Raises OSError."""
     request = _UNIX_DIAG_REQ.pack(
         *(socket.AF_UNIX, 0, 0, 1 << _ESTABLISHED | 1 << _LISTEN, 0, _UDIAG_SHOW_NAME | _UDIAG_SHOW_PEER, 0, 0)
     )
@@ -62,7 +62,7 @@ def reported_sockets(namespaces: Iterable[Path]) -> Iterator[UnixSocket]:
     for namespace in namespaces:
         try:
             with ThreadPoolExecutor(1) as thread:
-                netlink = thread.submit(_opened, namespace).result()
+                netlink = thread.submit(_open_netlink, namespace).result()
         except (FileNotFoundError, ProcessLookupError):
             continue
         with netlink:
@@ -70,7 +70,7 @@ def reported_sockets(namespaces: Iterable[Path]) -> Iterator[UnixSocket]:
             yield from _answers(netlink)
 
 
-def _opened(namespace: Path) -> socket.socket:
+def _open_netlink(namespace: Path) -> socket.socket:
     """Return a socket to the kernel that belongs to a network namespace, which the thread enters permanently."""
     with namespace.open() as file:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -98,24 +98,24 @@ def _answers(netlink: socket.socket) -> Iterator[UnixSocket]:
 
 
 def _parts(data: bytes, head: struct.Struct) -> Iterator[tuple[int, bytes]]:
-    """Yield kind and body of each message or attribute; both begin with length and kind and end at four bytes."""
-    at = 0
-    while at < len(data):
-        length, kind, *_ = head.unpack_from(data, at)
-        yield kind, data[at + head.size : at + length]
-        at += length + 3 & ~3
+    """Yield kind and body of each message or attribute; both begin with length and kind, padded to 4 bytes."""
+    offset = 0
+    while offset < len(data):
+        length, kind, *_ = head.unpack_from(data, offset)
+        yield kind, data[offset + head.size : offset + length]
+        offset += length + 3 & ~3
 
 
-def at(path: str, sockets: Iterable[UnixSocket]) -> tuple[UnixSocket, ...]:
+def sockets_at(path: str, sockets: Iterable[UnixSocket]) -> tuple[UnixSocket, ...]:
     """Return the sockets of a path: that of the listener, and its ends of the connections."""
     names = {os.path.basename(path), os.path.basename(os.path.realpath(path))}
-    named = (found for found in sockets if os.path.basename(found.path) in names)
-    return tuple(found for found in named if same(found.path, path))
+    named = (unix_socket for unix_socket in sockets if os.path.basename(unix_socket.path) in names)
+    return tuple(unix_socket for unix_socket in named if is_same_path(unix_socket.path, path))
 
 
-def same(one: str, other: str) -> bool:
+def is_same_path(path: str, other_path: str) -> bool:
     """Return whether two paths lead to one place, as /run and /var/run do."""
-    return os.path.realpath(one) == os.path.realpath(other)
+    return os.path.realpath(path) == os.path.realpath(other_path)
 
 
 SYSTEMCTL_SECONDS = 1.5
@@ -131,13 +131,13 @@ class Process(NamedTuple):
 
     def flag(self, name: str) -> str | None:
         """Return the value of a flag, spelt ``--name=value`` or ``--name value``; of several the last; None if none."""
-        found = None
+        value = None
         for place, argument in enumerate(self.arguments):
             if argument.startswith(f"--{name}="):
-                found = argument.partition("=")[2]
+                value = argument.partition("=")[2]
             elif argument == f"--{name}" and place + 1 < len(self.arguments):
-                found = self.arguments[place + 1]
-        return found
+                value = self.arguments[place + 1]
+        return value
 
 
 def systemctl(arguments: Sequence[str]) -> str:
@@ -179,11 +179,11 @@ class Machine:
 
     def sockets(self) -> tuple[UnixSocket, ...]:
         """Return the unix stream sockets of this network namespace. Raises OSError."""
-        return tuple(listed(self.text("proc/net/unix")))
+        return tuple(parse_proc_net_unix(self.text("proc/net/unix")))
 
     def sockets_with_peers(self) -> tuple[UnixSocket, ...]:
-        """Return the unix stream sockets with their peers, of the network namespaces of all processes that may be
-        looked at. Raises OSError where the kernel does not report peers."""
+        """Return the unix stream sockets with their peers, of the network namespaces of all processes that may be read.
+        Raises OSError where the kernel does not report peers."""
         namespaces: dict[int, Path] = {}
         for process in self.processes():
             place = self.path(f"proc/{process.pid}/ns/net")
@@ -192,7 +192,7 @@ class Machine:
         return tuple(self.kernel(namespaces.values()))
 
     def listeners(self, path: str) -> frozenset[int]:
-        return frozenset(found.inode for found in at(path, self.sockets()) if found.listening)
+        return frozenset(unix_socket.inode for unix_socket in sockets_at(path, self.sockets()) if unix_socket.listening)
 
     def open_sockets(self, pid: int) -> frozenset[int]:
         """Return the inodes of the sockets that a process has open, none if it has ended. Raises OSError."""
@@ -207,15 +207,15 @@ class Machine:
         return frozenset(inodes)
 
     def lock_holder(self) -> int | None:
-        """Return the process that holds the lock next to the proxy's socket, None if nobody does, by /proc/locks: to
-        try the lock would stop a proxy that starts now. Raises OSError."""
+        """Return the process that holds the lock next to the proxy's socket, None if nobody does. It is read from
+        /proc/locks: trying the lock would stop a proxy that starts now. Raises OSError."""
         try:
-            found = os.stat(self.config.listen_endpoint + ".lock", follow_symlinks=False)
+            status = os.stat(self.config.listen_endpoint + ".lock", follow_symlinks=False)
         except FileNotFoundError:
             return None
-        place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        lock_id = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
         rows = (line.split() for line in self.text("proc/locks").splitlines())
-        return next((int(row[4]) for row in rows if row[1] == "FLOCK" and row[5] == place), None)
+        return next((int(row[4]) for row in rows if row[1] == "FLOCK" and row[5] == lock_id), None)
 
     def proxy(self) -> int | None:
         """Return the process that serves the proxy's socket; None if none is seen. It holds the lock; a socket that
@@ -223,12 +223,12 @@ class Machine:
         if (holder := self.lock_holder()) is not None:
             return holder
         listening = self.listeners(self.config.listen_endpoint)
-        others = (process.pid for process in self.processes() if process.pid != 1) if listening else ()
-        return next((pid for pid in others if not listening.isdisjoint(self.open_sockets(pid))), None)
+        pids = (process.pid for process in self.processes() if process.pid != 1) if listening else ()
+        return next((pid for pid in pids if not listening.isdisjoint(self.open_sockets(pid))), None)
 
 
-def denied(path: str) -> bool:
-    """Return whether there is a socket at a path, or may be, that this process has no right to connect to."""
+def is_denied(path: str) -> bool:
+    """Return whether this process has no right to connect to a socket at a path, or to check whether there is one."""
     try:
         os.stat(path)
     except OSError as error:

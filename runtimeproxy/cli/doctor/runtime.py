@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from typing import Any
 
 from runtimeproxy.cli.doctor.findings import AS_ROOT, CALL_SECONDS, CHECK_SECONDS, Finding, failed, ok, unknown, warning
-from runtimeproxy.cli.doctor.machine import Machine, denied
+from runtimeproxy.cli.doctor.machine import Machine, is_denied
 from runtimeproxy.cri.routes import VERSIONS, runtime_path
 from runtimeproxy.errors import BackendError, WireError
 from runtimeproxy.relay.rpc.connection import CallFailed, Kind, UnaryClient
@@ -40,17 +40,17 @@ def runtime(machine: Machine) -> Iterator[Finding]:
 
 def proxy(machine: Machine) -> list[Finding]:
     path = machine.config.listen_endpoint
-    if not denied(path) and machine.proxy() is None:
+    if not is_denied(path) and machine.proxy() is None:
         return [unknown(f"no proxy serves {path}", "start it; no call was made, which could make systemd start it")]
-    inspect = "look at the check runtime first, then at the proxy's log"
-    versions = _call(path, machine.config.mode, "the proxy", f"no answer through {path}", inspect, inspect)
+    advice = "look at the check runtime first, then at the proxy's log"
+    versions = _call(path, machine.config.mode, "the proxy", f"no answer through {path}", advice, advice)
     return [versions if isinstance(versions, Finding) else ok(f"the runtime answers through {path}")]
 
 
 def _call(path: str, mode: Mode, who: str, without_answer: str, enable: str, start: str) -> dict[str, str] | Finding:
     """Return the runtime's versions, or why it returned none: it speaks no CRI (what to do is ``enable``), does not
     answer (``start``), or answers in the other mode only."""
-    if denied(path):
+    if is_denied(path):
         return unknown(f"{path}: Permission denied", AS_ROOT)
     began = time.monotonic()
     try:
@@ -59,12 +59,12 @@ def _call(path: str, mode: Mode, who: str, without_answer: str, enable: str, sta
         fault = failed(f"{path} speaks no CRI version", enable)
     except BackendError as error:
         fault = failed(f"{without_answer}: {error}", start)
-    other = Mode.CONTAINERD if mode is Mode.DOCKER else Mode.DOCKER
+    actual = Mode.CONTAINERD if mode is Mode.DOCKER else Mode.DOCKER
     if time.monotonic() - began < CHECK_SECONDS - CALL_SECONDS:  # else that call would exceed the check's time limit
         with suppress(BackendError):
-            if _versions(path, other):
-                modes = f"{who} at {path} answers in mode {other.value}, and --backend-runtime-mode is {mode.value}"
-                return failed(f"the modes differ: {modes}", f"set --backend-runtime-mode={other.value}")
+            if _versions(path, actual):
+                modes = f"{who} at {path} answers in mode {actual.value}, and --backend-runtime-mode is {mode.value}"
+                return failed(f"the modes differ: {modes}", f"set --backend-runtime-mode={actual.value}")
     return fault
 
 

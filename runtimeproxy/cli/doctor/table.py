@@ -5,18 +5,18 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from runtimeproxy.cli.doctor import clients, hookservers, ours, runtime
+from runtimeproxy.cli.doctor import clients, hookservers, proxy, runtime
 from runtimeproxy.cli.doctor.findings import AS_ROOT, CHECK_SECONDS, Check, Finding, unknown, warning
 from runtimeproxy.cli.doctor.machine import Machine
-from runtimeproxy.cli.shared.output import printable, words
+from runtimeproxy.cli.shared.output import error_text, printable
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.relay.eventloop import run_in_daemon_thread
 from runtimeproxy.settings.config import Config
 
 CHECKS: tuple[Check, ...] = (
-    Check("socket", "the proxy's socket: kind, owner, mode, listener", ours.socket_file),
-    Check("directory", "who can write in the socket's directory", ours.directory),
-    Check("lock", "who holds the lock next to the socket", ours.lock),
+    Check("socket", "the proxy's socket: kind, owner, mode, listener", proxy.socket_file),
+    Check("directory", "who can write in the socket's directory", proxy.directory),
+    Check("lock", "who holds the lock next to the socket", proxy.lock),
     Check("proxy", "a call to the runtime through the proxy", runtime.proxy, calls=True),
     Check("runtime", "the runtime's CRI versions, or Docker's API and cgroup driver", runtime.runtime, calls=True),
     Check("cgroup", "the version of the cgroup tree", runtime.cgroup),
@@ -25,11 +25,11 @@ CHECKS: tuple[Check, ...] = (
     Check("skip-label", "the label of pods that no hook server sees", hookservers.skip_label),
     Check("kubelet", "the kubelet's endpoint: arguments, file, drop-ins", clients.kubelet),
     Check("cri-dockerd", "cri-dockerd's endpoint of dockerd", clients.cri_dockerd),
-    Check("clients", "who is connected to the runtime, past the proxy", clients.past_the_proxy),
+    Check("clients", "who is connected to the runtime, past the proxy", clients.bypassing_clients),
     Check("nri", "whether a registered koordlet is an NRI plugin of the runtime, too", clients.nri),
-    Check("file-limits", "open files of the proxy and of the machine", ours.file_limits),
-    Check("unit", "the settings of the proxy's systemd unit that are in force", ours.unit),
-    Check("versions", "the proxy, Python, libraries, kernel", ours.versions),
+    Check("file-limits", "open files of the proxy and of the machine", proxy.file_limits),
+    Check("unit", "the settings of the proxy's systemd unit that are in force", proxy.unit),
+    Check("versions", "the proxy, Python, libraries, kernel", proxy.versions),
 )
 
 
@@ -51,11 +51,11 @@ def examine(
     machine: Machine, checks: Sequence[Check] = CHECKS, seconds: float = CHECK_SECONDS
 ) -> Iterator[tuple[Check, Finding]]:
     """Run the checks that only read, then those that call, and yield all findings in the table's order."""
-    found: dict[Check, Sequence[Finding]] = {}
+    findings: dict[Check, Sequence[Finding]] = {}
     for calls in (False, True):
-        found |= asyncio.run(_run([check for check in checks if check.calls is calls], machine, seconds))
+        findings |= asyncio.run(_run([check for check in checks if check.calls is calls], machine, seconds))
     for check in checks:
-        for finding in found[check]:
+        for finding in findings[check]:
             yield check, finding
 
 
@@ -65,7 +65,7 @@ async def _run(checks: Sequence[Check], machine: Machine, seconds: float) -> dic
             async with asyncio.timeout(seconds):
                 return await run_in_daemon_thread(partial(_findings, check, machine))
         except TimeoutError:
-            hangs = f"no answer within {seconds:g} s: {check.looks_at}"
+            hangs = f"no answer within {seconds:g} s: {check.subject}"
             return [warning(hangs, "look for what hangs: a file system, a socket's owner, or the machine")]
 
     return dict(zip(checks, await asyncio.gather(*map(run, checks)), strict=True))
@@ -80,4 +80,4 @@ def _findings(check: Check, machine: Machine) -> tuple[Finding, ...]:
     except RuntimeProxyError as error:
         return (warning(str(error), "correct what it names"),)
     except Exception as error:
-        return (unknown(words(error), "report it, with this line"),)
+        return (unknown(error_text(error), "report it, with this line"),)

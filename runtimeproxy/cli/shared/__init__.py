@@ -1,1 +1,1 @@
-"""What commands share: flags, configuration, output, and the questions to the running proxy."""
+"""Shared by commands: flags, configuration, output, and requests to the running proxy."""

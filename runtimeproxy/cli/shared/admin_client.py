@@ -26,7 +26,7 @@ _STDOUT = 1
 _PAUSE_SECONDS = 0.01
 _RECEIVED_BYTES = 1 << 16
 _INTERRUPT_MILLISECONDS = 200
-"""How late an interrupt is seen that came just before a wait: Python looks for one before and after it."""
+"""Longest delay of an interrupt that arrives just before a wait: Python checks for one before and after it."""
 _ADMIN_OPTION = next(option for option in OPTIONS if option.field == "admin_endpoint")
 _FLAGS = (_ADMIN_OPTION, FILE_OPTION)
 _NOT_CONNECTED = {
@@ -39,7 +39,7 @@ _NOT_CONNECTED = {
 
 
 class NoProxy(RuntimeProxyError):
-    """No proxy answers the command; the text has what to do or what hangs first, and ends with the path."""
+    """No proxy answers the command; the text begins with the remedy or the fault, and ends with the path."""
 
 
 class ProxyCommand(Command):
@@ -82,7 +82,7 @@ class AdminClient:
         self._seconds = SECONDS if seconds is None else seconds
         self._due = time.monotonic() + self._seconds
 
-    def again(self) -> "AdminClient":
+    def with_new_deadline(self) -> "AdminClient":
         """Return a client of the same proxy, with a new time limit."""
         return AdminClient(self._path, self._seconds)
 
@@ -91,17 +91,17 @@ class AdminClient:
         answer, body = Answer(), Part()
         with self._requested(method, params) as lines:
             while not answer.complete:
-                join(body, answer.take(lines.next(self._due)))
+                join(body, answer.parse(lines.next(self._due)))
         return body
 
     def follow(self, **params: Any) -> Iterator[dict[str, Any]]:
         """Yield the events to come until the proxy ends, without a time limit after the first line."""
         answer = Answer()
         with self._requested("events", {**params, "follow": True}) as lines:
-            yield from answer.take(lines.next(self._due)).get("events", ())
+            yield from answer.parse(lines.next(self._due)).get("events", ())
             with suppress(ConnectionError):
                 while not answer.complete:
-                    yield from answer.take(lines.next(None)).get("events", ())
+                    yield from answer.parse(lines.next(None)).get("events", ())
 
     @contextmanager
     def _requested(self, method: str, params: Mapping[str, Any]) -> Iterator["_Lines"]:
@@ -113,7 +113,7 @@ class AdminClient:
             try:
                 lines.connect(self._path, self._due)
             except TimeoutError:
-                raise NoProxy(f"the proxy takes no connection {self._waited()}: {self._path}") from None
+                raise NoProxy(f"the proxy accepts no connection {self._waited()}: {self._path}") from None
             except OSError as error:
                 words = _NOT_CONNECTED.get(error.errno or 0, f"{error.strerror}: {{}}")
                 raise NoProxy(words.format(self._path)) from None
@@ -123,11 +123,11 @@ class AdminClient:
             errors: Mapping[int, type[Exception]] = {BAD_REQUEST: click.ClickException, UNAVAILABLE: NoProxy}
             raise errors.get(refused.status, RuntimeProxyError)(refused.text) from None
         except TimeoutError:
-            hangs = "hangs within its answer" if lines.began else "took the connection and does not answer"
+            hangs = "hangs within its answer" if lines.began else "accepted the connection and does not answer"
             raise NoProxy(f"the proxy {hangs} {self._waited()}: {self._path}") from None
         except ConnectionError:
             stage = "within its answer" if lines.began else "before its answer"
-            raise NoProxy(f"the proxy broke off {stage}: {self._path}") from None
+            raise NoProxy(f"the proxy closed the connection {stage}: {self._path}") from None
         except (ValueError, LookupError, TypeError, RecursionError):
             raise NoProxy(f"the answer cannot be read: is it a proxy of this version? ({self._path})") from None
         finally:
@@ -139,7 +139,7 @@ class AdminClient:
 
 class _Lines:
     """A connection that is read by lines. No step ends later than ``due`` on the monotonic clock; without that limit it
-    waits as long as standard output has a reader."""
+    waits as long as standard output has a reader. All steps raise OSError."""
 
     def __init__(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -147,7 +147,6 @@ class _Lines:
         self._received = bytearray()
 
     def connect(self, path: str, due: float) -> None:
-        """Connect. Raises OSError."""
         while True:
             self._limit(due)
             try:
@@ -156,13 +155,12 @@ class _Lines:
                 time.sleep(_PAUSE_SECONDS)
 
     def send(self, octets: bytes, due: float) -> None:
-        """Send all. Raises OSError."""
         self._limit(due)
-        with suppress(BrokenPipeError, ConnectionResetError):  # it may have refused already, and read no more
+        with suppress(BrokenPipeError, ConnectionResetError):  # the proxy may have refused already, and read no more
             self.sock.sendall(octets)
 
     def next(self, due: float | None) -> bytes:
-        """Return the next line. Raises OSError, ValueError for a line that is too long."""
+        """Return the next line. Raises ValueError for a line that is too long."""
         searched = 0
         while (end := self._received.find(b"\n", searched)) < 0:
             searched = len(self._received)
@@ -181,7 +179,7 @@ class _Lines:
         return line
 
     def _wait_with_reader(self) -> None:
-        """Wait for bytes, and end the command if what reads its output goes, as ``head`` does."""
+        """Wait for bytes, and end the command if the reader of its output ends, as ``head`` does."""
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         poll.register(_STDOUT, 0)  # errors and hang-ups are always reported
@@ -191,7 +189,7 @@ class _Lines:
             raise click.exceptions.Exit(FAILED)
 
     def _limit(self, due: float | None) -> None:
-        left = None if due is None else due - time.monotonic()
-        if left is not None and left <= 0:
+        remaining = None if due is None else due - time.monotonic()
+        if remaining is not None and remaining <= 0:
             raise TimeoutError
-        self.sock.settimeout(left)
+        self.sock.settimeout(remaining)

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class LazyGroup(click.Group):
-    """A group with its commands by name in ``places``, each as ``MODULE:VARIABLE``."""
+    """A group with its commands by name in ``import_paths``, each as ``MODULE:VARIABLE``."""
 
-    def __init__(self, name: str | None, places: Mapping[str, str], **attributes: Any) -> None:
+    def __init__(self, name: str | None, import_paths: Mapping[str, str], **attributes: Any) -> None:
         super().__init__(name, no_args_is_help=False, **attributes)
-        self.places = places
+        self.import_paths = import_paths
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.places)
+        return sorted(self.import_paths)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -29,14 +29,14 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:  # click suggests none of the commands that it has not loaded
-            raise click.NoSuchCommand(error.command_name, possibilities=self.places, ctx=ctx) from None
+            raise click.NoSuchCommand(error.command_name, possibilities=self.import_paths, ctx=ctx) from None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.places:
+        if cmd_name not in self.import_paths:
             return None
-        module, _, variable = self.places[cmd_name].partition(":")
-        found: click.Command = getattr(import_or_exit(module), variable)
-        return found
+        module, _, variable = self.import_paths[cmd_name].partition(":")
+        command: click.Command = getattr(import_or_exit(module), variable)
+        return command
 
 
 _PATHS = ("SOCKET", "DIR", "FILE")
@@ -44,7 +44,7 @@ _WORDS = {MODE_OPTION.name: tuple(mode.value for mode in Mode), "log-level": LOG
 
 
 class Command(click.Command):
-    """A command; whatever is wrong with its flags leads to its own help."""
+    """A command whose usage errors name its own help."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -67,14 +67,14 @@ def option_flags(options: Iterable[Option]) -> list[click.Parameter]:
 
 
 def complete_value(
-    option: Option, context: click.Context, parameter: click.Parameter, begun: str
+    option: Option, context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list["CompletionItem[str]"]:
     """Return what a shell offers for an option's value: its words, or that it is a path."""
     from click.shell_completion import CompletionItem
 
     if option.metavar in _PATHS:
-        return [CompletionItem(begun, type="file")]
-    return [CompletionItem(word) for word in _WORDS.get(option.name, ()) if word.startswith(begun)]
+        return [CompletionItem(incomplete, type="file")]
+    return [CompletionItem(word) for word in _WORDS.get(option.name, ()) if word.startswith(incomplete)]
 
 
 def flags_given(given: Mapping[str, str | None]) -> dict[str, str]:

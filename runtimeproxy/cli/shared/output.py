@@ -1,4 +1,4 @@
-"""What commands print and how they end: tables, JSON and YAML, times (UTC), errors, exit codes."""
+"""Output of commands: tables, JSON and YAML, times (UTC), errors, exit codes."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def parse_since(text: str | None) -> int | datetime | None:
     return datetime.now(UTC) - timedelta(**{_UNITS[span[2]]: int(span[1])})
 
 
-def words(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return the message about an error for the user. The text of a foreign exception may quote a value, so only its
     class and its place are shown."""
     if isinstance(error, RuntimeProxyError | OSError):
@@ -53,15 +53,15 @@ def words(error: Exception) -> str:
     return "; ".join([unexpected, *getattr(error, "__notes__", ())])
 
 
-def printable(text: str, also: str = "") -> str:
-    return "".join(letter if letter.isprintable() or letter in also else "?" for letter in text)
+def printable(text: str, allowed: str = "") -> str:
+    return "".join(letter if letter.isprintable() or letter in allowed else "?" for letter in text)
 
 
 TABLE, JSON, YAML = "table", "json", "yaml"
 NOT_SET = "-"
 _GAP = "   "
 _NARROWEST = 20
-"""The room that a table's last column has on the narrowest terminal."""
+"""Least width of a table's last column on a terminal."""
 
 _Command = Callable[..., int | None]
 
@@ -85,16 +85,16 @@ def row_options(command: _Command) -> _Command:
 
 
 def row_text(
-    rows: Sequence[Mapping[str, str | None]], columns: Sequence[str], output: str, no_headers: bool, whole: Any = None
+    rows: Sequence[Mapping[str, str | None]], columns: Sequence[str], output: str, no_headers: bool, data: Any = None
 ) -> str:
-    """Return a table of these columns, or as JSON or YAML ``whole`` or the rows; without the last line feed."""
+    """Return a table of these columns, or as JSON or YAML ``data`` or the rows; without the last line feed."""
     if output != TABLE:
-        return structured_text(whole or [{column: row[column] for column in columns} for row in rows], output)
+        return structured_text(data or [{column: row[column] for column in columns} for row in rows], output)
     return "\n".join(Table(columns, no_headers).lines(rows))
 
 
 class Table:
-    """A table whose rows may come in pieces: a column stays as wide as it was."""
+    """A table that may be printed in several calls: a column stays as wide as it was."""
 
     def __init__(self, columns: Sequence[str], no_headers: bool) -> None:
         self._columns = columns
@@ -107,7 +107,7 @@ class Table:
         self._head = []
         for row in cells:
             self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, row[:-1], strict=True)]
-        room = _room(sum(width + len(_GAP) for width in self._widths))
+        room = _remaining_columns(sum(width + len(_GAP) for width in self._widths))
         return (line for row in cells for line in _lines(row, self._widths, room))
 
 
@@ -115,9 +115,9 @@ def _cell(value: str | None) -> str:
     return NOT_SET if value is None else printable(str(value), "\n")
 
 
-def _room(taken: int) -> int | None:
-    """Return how many columns of the terminal are left; None if stdout is no terminal: a row is one line there."""
-    return max(shutil.get_terminal_size().columns - taken, _NARROWEST) if sys.stdout.isatty() else None
+def _remaining_columns(used: int) -> int | None:
+    """Return how many columns of the terminal remain; None if stdout is no terminal: a row is one line there."""
+    return max(shutil.get_terminal_size().columns - used, _NARROWEST) if sys.stdout.isatty() else None
 
 
 def _lines(row: Sequence[str], widths: Sequence[int], room: int | None) -> Iterator[str]:
@@ -131,7 +131,7 @@ def _lines(row: Sequence[str], widths: Sequence[int], room: int | None) -> Itera
 
 
 def _wrapped(text: str, room: int) -> list[str]:
-    """Return the lines of a text, none longer than the room unless by a single word, such as a path."""
+    """Return the lines of a text, none longer than the room except for a single long word, such as a path."""
     wrapped = (textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False) for line in text.splitlines())
     return [part for parts in wrapped for part in parts] or [""]
 

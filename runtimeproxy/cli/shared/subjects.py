@@ -61,14 +61,14 @@ def records(proxy: AdminClient, **query: Any) -> tuple[list[Record], list[Record
 
 
 def find(proxy: AdminClient, text: str) -> Subject | None:
-    """Return what is meant by ``[NAMESPACE/]POD``, ``NAMESPACE/POD/CONTAINER`` or the start of an id; None if nothing
-    is. Raises click.ClickException if it could mean several."""
-    found = list(_meant(proxy, text))
-    if len(found) > 1:
-        listed = ", ".join(f"{one.name} ({one.record['id'][:ID_CHARACTERS]})" for one in found[:_LISTED])
-        more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+    """Return the subject that ``[NAMESPACE/]POD``, ``NAMESPACE/POD/CONTAINER`` or the start of an id names; None
+    without a match. Raises click.ClickException for several matches."""
+    matches = list(_matching_subjects(proxy, text))
+    if len(matches) > 1:
+        listed = ", ".join(f"{subject.name} ({subject.record['id'][:ID_CHARACTERS]})" for subject in matches[:_LISTED])
+        more = f" and {len(matches) - _LISTED} more" if len(matches) > _LISTED else ""
         raise click.ClickException(f"{text!r} could mean {listed}{more}: write more of one id")
-    return found[0] if found else None
+    return matches[0] if matches else None
 
 
 def not_found(text: str) -> RuntimeProxyError:
@@ -80,34 +80,34 @@ def pod_name(pod: Record | None) -> str:
 
 
 def field_rows(record: Record, setters: Mapping[str, str] | None = None) -> list[dict[str, str | None]]:
-    """Return what became of each field that the kubelet requested or that was sent to the runtime. ``setters`` are
-    the hook servers that set fields, for those of which the record lacks it."""
-    queried, sent, owners = set(record["asked"]), set(record["sent"]), {**(setters or {}), **record["owners"]}
-    became = dict.fromkeys(record["changed"], "changed")
-    became |= dict.fromkeys(queried - sent, "taken out") | dict.fromkeys(sent - queried, "added")
+    """Return a row for each field that the kubelet requested or that was sent to the runtime. ``setters`` are the hook
+    servers that set fields whose owner the record lacks."""
+    requested, sent, owners = set(record["asked"]), set(record["sent"]), {**(setters or {}), **record["owners"]}
+    changes = dict.fromkeys(record["changed"], "changed")
+    changes |= dict.fromkeys(requested - sent, "taken out") | dict.fromkeys(sent - requested, "added")
     return [
-        {"field": name, "sent": became.get(name, "as requested"), "set by": owners.get(name)}
-        for name in sorted(queried | sent)
+        {"field": name, "sent": changes.get(name, "as requested"), "set by": owners.get(name)}
+        for name in sorted(requested | sent)
     ]
 
 
-def _meant(proxy: AdminClient, text: str) -> Iterator[Subject]:
+def _matching_subjects(proxy: AdminClient, text: str) -> Iterator[Subject]:
     parts = text.split("/")
     pods, containers = records(proxy, pod="/".join(parts[:2]))
     by_id = {pod["id"]: pod for pod in pods}
     if len(parts) > 2:
-        for one in containers:
-            if one["podId"] in by_id and one["name"] == "/".join(parts[2:]):
-                yield Subject(one, by_id[one["podId"]])
+        for container in containers:
+            if container["podId"] in by_id and container["name"] == "/".join(parts[2:]):
+                yield Subject(container, by_id[container["podId"]])
         return
     named = [pod for pod in pods if pod["name"] == parts[-1]]
     for pod in named or [pod for pod in pods if pod["id"].startswith(text)]:
-        yield Subject(pod, pod, [one for one in containers if one["podId"] == pod["id"]])
+        yield Subject(pod, pod, [container for container in containers if container["podId"] == pod["id"]])
     if not named:
-        for one in records(proxy, id=text)[1]:
-            if one["id"].startswith(text):
-                pods, _ = records(proxy, id=one["podId"])
-                yield Subject(one, next((pod for pod in pods if pod["id"] == one["podId"]), None))
+        for container in records(proxy, id=text)[1]:
+            if container["id"].startswith(text):
+                pods, _ = records(proxy, id=container["podId"])
+                yield Subject(container, next((pod for pod in pods if pod["id"] == container["podId"]), None))
 
 
 COLUMNS = ("time", "kind", "call", "detail")
@@ -115,9 +115,9 @@ COLUMNS = ("time", "kind", "call", "detail")
 Event = Mapping[str, Any]
 
 
-def remembered(proxy: AdminClient, since: int = 0, **desired: str | None) -> list[Event]:
-    """Return the events after a number that the proxy still has, of those that ``wanted`` selects."""
-    events = proxy.call("events", since=since, limit=MOST_EVENTS, **desired)["events"]
+def recent_events(proxy: AdminClient, since: int = 0, **filters: str | None) -> list[Event]:
+    """Return the events after a number that the proxy still has and that ``filters`` selects."""
+    events = proxy.call("events", since=since, limit=MOST_EVENTS, **filters)["events"]
     return [event for event in events if number(event) > since]
 
 
@@ -166,23 +166,23 @@ Completion = Callable[[click.Context, click.Parameter, str], "list[CompletionIte
 
 
 def _completion(names: Callable[[AdminClient, str], Iterable[str]]) -> Completion:
-    """Return a completion by the names that a function gets from the proxy for the text that was begun."""
+    """Return a completion by the names that a function gets from the proxy for the incomplete text."""
 
-    def complete(context: click.Context, parameter: click.Parameter, begun: str) -> "list[CompletionItem[str]]":
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> "list[CompletionItem[str]]":
         from click.shell_completion import CompletionItem
 
         try:
             flags = flags_given({name: context.params.get(name) for name in _FLAGS})
             proxy = AdminClient(socket_path(flags, os.environ), SECONDS)
-            return [CompletionItem(name) for name in sorted(names(proxy, begun)) if name.startswith(begun)]
-        except Exception:  # a line that is being typed is no place for an error
+            return [CompletionItem(name) for name in sorted(names(proxy, incomplete)) if name.startswith(incomplete)]
+        except Exception:  # completion must not print errors
             return []
 
     return complete
 
 
 def _hook_servers(*, enabled: bool = True, disabled: bool = True) -> Completion:
-    def names(proxy: AdminClient, begun: str) -> Iterator[str]:
+    def names(proxy: AdminClient, incomplete: str) -> Iterator[str]:
         answer = proxy.call("hooks")
         for hook in answer["hooks"]:
             if disabled if hook["state"] == "disabled" else enabled:
@@ -192,21 +192,21 @@ def _hook_servers(*, enabled: bool = True, disabled: bool = True) -> Completion:
     return _completion(names)
 
 
-def _subjects(proxy: AdminClient, begun: str) -> Iterator[str]:
-    """Yield the pods; of a pod that is written out the containers; of an id that is begun those that begin with it."""
+def _subjects(proxy: AdminClient, incomplete: str) -> Iterator[str]:
+    """Yield the pods, the containers of a pod that is complete in the text, and the ids if there is a text."""
     pods, containers = records(proxy)
     names = {pod["id"]: pod_name(pod) for pod in pods}
     yield from names.values()
     for container in containers:
         pod = names.get(container["podId"])
-        if pod is not None and begun.startswith(f"{pod}/"):
+        if pod is not None and incomplete.startswith(f"{pod}/"):
             yield f"{pod}/{container['name']}"
-    if begun:
+    if incomplete:
         yield from (record["id"] for record in (*pods, *containers))
 
 
 hook_servers = _hook_servers()
 enabled_hook_servers = _hook_servers(disabled=False)
 disabled_hook_servers = _hook_servers(enabled=False)
-pods = _completion(lambda proxy, begun: map(pod_name, records(proxy)[0]))
+pods = _completion(lambda proxy, incomplete: map(pod_name, records(proxy)[0]))
 pods_and_containers = _completion(_subjects)

@@ -28,8 +28,8 @@ GOOD_STATE = "closed"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The proxy's answers ``at`` seconds since 1970, with the latest ``errors``, oldest first. ``missing`` is why the
-    figures are older ones."""
+    """The proxy's answers ``at`` seconds since 1970, with the latest ``errors``, oldest first. ``missing`` is the
+    reason why they are older."""
 
     at: float
     samples: Samples
@@ -99,13 +99,13 @@ class View:
 
 
 def view(earlier: Snapshot | None, later: Snapshot) -> View:
-    """Return what is to be shown of the time between two moments; without an earlier one, since the start."""
+    """Return the view of the time between two snapshots; without an earlier one, since the start."""
     if earlier is not None and (earlier.started != later.started or earlier.at >= later.at):
         earlier = None
     before: Samples = {} if earlier is None else earlier.samples
     uptime = None if later.started is None else later.at - later.started
     seconds = uptime if earlier is None else later.at - earlier.at
-    _, build = _only(later, "build_info")
+    _, build = _single_value(later, "build_info")
     ready, notes = readiness(later.ready)
     return View(
         version=build.get("version", ""),
@@ -114,12 +114,12 @@ def view(earlier: Snapshot | None, later: Snapshot) -> View:
         interval=None if earlier is None else seconds,
         ready=ready,
         notes=notes,
-        held=int(_only(later, "held_calls")[0]),
-        oldest=_only(later, "held_oldest_seconds")[0],
-        passing=_rate(sum(_grown(before, later.samples, "calls_passed_total").values()), seconds),
-        connections=int(_only(later, "connections_open")[0]),
-        pods=int(_only(later, "store_pods")[0]),
-        containers=int(_only(later, "store_containers")[0]),
+        held=int(_single_value(later, "held_calls")[0]),
+        oldest=_single_value(later, "held_oldest_seconds")[0],
+        passing=_rate(sum(_increases(before, later.samples, "calls_passed_total").values()), seconds),
+        connections=int(_single_value(later, "connections_open")[0]),
+        pods=int(_single_value(later, "store_pods")[0]),
+        containers=int(_single_value(later, "store_containers")[0]),
         operations=_operations(before, later.samples, seconds),
         parts={part: _latency(before, later.samples, "call_duration_seconds", "part", part) for part in PARTS},
         hook_servers=[_hook_server(before, later.samples, seconds, hook) for hook in later.hooks],
@@ -141,13 +141,13 @@ def is_error(event: Mapping[str, Any]) -> bool:
 
 def _operations(before: Samples, now: Samples, seconds: float | None) -> list[Operation]:
     totals = _sums(now, "calls_total", "operation", "outcome")
-    grown = _grown(before, now, "calls_total", "operation", "outcome")
+    increases = _increases(before, now, "calls_total", "operation", "outcome")
     return [
         Operation(
             name,
-            _rate(sum(grown[name, outcome] for outcome in OUTCOMES), seconds),
+            _rate(sum(increases[name, outcome] for outcome in OUTCOMES), seconds),
             {outcome: int(totals[name, outcome]) for outcome in OUTCOMES},
-            frozenset(o for o in OUTCOMES if o not in GOOD_OUTCOMES and grown[name, o] and before),
+            frozenset(o for o in OUTCOMES if o not in GOOD_OUTCOMES and increases[name, o] and before),
         )
         for name in sorted({operation for operation, _ in totals})
     ]
@@ -160,10 +160,10 @@ def _hook_server(before: Samples, now: Samples, seconds: float | None, hook: Map
         name=name,
         state=str(hook["state"]),
         policy=str(hook["policy"]),
-        rate=_rate(_grown(before, now, "hook_calls_total", "hook_server")[(name,)], seconds),
+        rate=_rate(_increases(before, now, "hook_calls_total", "hook_server")[(name,)], seconds),
         latency=_latency(before, now, "hook_call_duration_seconds", "hook_server", name),
         failures=int(_sums(now, "hook_failures_total", "hook_server")[(name,)]),
-        worse=bool(before and _grown(before, now, "hook_failures_total", "hook_server")[(name,)]),
+        worse=bool(before and _increases(before, now, "hook_failures_total", "hook_server")[(name,)]),
         last_error=" ".join(str(last[key]) for key in ("hook", "reason") if last.get(key)),
     )
 
@@ -184,8 +184,8 @@ def _error(event: Mapping[str, Any]) -> Error:
 
 
 def _latency(before: Samples, now: Samples, name: str, label: str, value: str) -> Latency:
-    grown = _grown(before, now, f"{name}_bucket", label, "le")
-    cumulative = sorted((float(bound), count) for (found, bound), count in grown.items() if found == value)
+    increases = _increases(before, now, f"{name}_bucket", label, "le")
+    cumulative = sorted((float(bound), count) for (key, bound), count in increases.items() if key == value)
     bounds = [bound for bound, _ in cumulative[:-1]]
     counts = [count - below for (_, count), (_, below) in zip(cumulative, [(0.0, 0.0), *cumulative], strict=False)]
     return quantile(bounds, counts, 0.5), quantile(bounds, counts, 0.99)
@@ -195,7 +195,7 @@ def _rate(count: float, seconds: float | None) -> float | None:
     return count / seconds if seconds else None
 
 
-def _only(snapshot: Snapshot, name: str) -> tuple[float, Mapping[str, str]]:
+def _single_value(snapshot: Snapshot, name: str) -> tuple[float, Mapping[str, str]]:
     """Return the value and the labels of a metric with one series; 0 if it is missing."""
     return next(((value, labels) for labels, value in snapshot.samples.get(PREFIX + name, ())), (0.0, {}))
 
@@ -207,11 +207,11 @@ def _sums(samples: Samples, name: str, *labels: str) -> defaultdict[tuple[str, .
     return sums
 
 
-def _grown(before: Samples, now: Samples, name: str, *labels: str) -> defaultdict[tuple[str, ...], float]:
-    grown = _sums(now, name, *labels)
+def _increases(before: Samples, now: Samples, name: str, *labels: str) -> defaultdict[tuple[str, ...], float]:
+    increases = _sums(now, name, *labels)
     for key, value in _sums(before, name, *labels).items():
-        grown[key] -= value
-    return grown
+        increases[key] -= value
+    return increases
 
 
 def samples_of(answer: Mapping[str, Any]) -> Samples:

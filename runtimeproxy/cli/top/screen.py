@@ -1,4 +1,4 @@
-"""How ``runtimeproxy top`` looks: from the figures to rich's tables.
+"""The layout of ``runtimeproxy top``: from the figures to rich's tables.
 
 Invariant: a frame is no higher than the terminal, and no text of the proxy's can control the terminal.
 """
@@ -18,11 +18,11 @@ from runtimeproxy.observe.metric_table import SECONDS
 HEAD, TITLE, GOOD, MEDIUM, BAD, FAINT = "bold", "bold cyan", "green", "yellow", "bold red", "dim"
 NOTHING = Text("-", FAINT)
 _SIDE_BY_SIDE, _COLUMNS_OF_ERRORS, _POLICY, _LAST_ERROR = 156, 120, 80, 98
-"""The least width at which the hook servers are next to the operations, the subject of an error has columns of its own,
-and a hook server has a policy and a last error."""
-_LEFT, _BETWEEN = 76, 4
+"""Least widths: for hook servers next to the operations, for separate columns of an error's subject, for a hook
+server's policy and last error."""
+_LEFT_WIDTH, _BETWEEN = 76, 4
 _NOTES, _LEAST_ERRORS, _MOST_ERRORS = 3, 3, 20
-"""Lines of /readyz at most, and of errors; the last one where the terminal has no limit."""
+"""Most lines of /readyz, least lines of errors, and most of errors if the output has no height."""
 _LATENCY_LINES, _GAPS = 3, 4
 _LONGEST_NAME, _SHORTEST_NAME, _STATE, _KIND, _FIGURE = 24, 21, 8, 12, 8
 """Widths of columns; heads are filled up to them, else columns would move as figures come and go."""
@@ -36,12 +36,12 @@ def screen(view: View, width: int, height: int | None = None) -> RenderableType:
     operations, hook_servers, errors, spaced = _rows(view, None if height is None else height - len(head), side_by_side)
     gap: list[RenderableType] = [Text()] * spaced
     calls: list[RenderableType] = [_operations(view.operations, operations), *gap, _latency(view)]
-    servers = _hook_servers(view.hook_servers, hook_servers, width - (_LEFT + _BETWEEN) * side_by_side)
+    servers = _hook_servers(view.hook_servers, hook_servers, width - (_LEFT_WIDTH + _BETWEEN) * side_by_side)
     last = [*gap, _errors(view.errors, errors, width)]
     if not side_by_side:
         return Group(*head, *gap, *calls, *gap, servers, *last)
     grid = Table.grid(padding=(0, _BETWEEN, 0, 0), expand=True)
-    grid.add_column(width=_LEFT)
+    grid.add_column(width=_LEFT_WIDTH)
     grid.add_column(ratio=1)
     grid.add_row(Group(*calls), servers)
     return Group(*head, *gap, grid, *last)
@@ -59,14 +59,14 @@ def _rows(view: View, lines: int | None, side_by_side: bool) -> tuple[int, int, 
     rows = lines - _LATENCY_LINES - 3
     spaced = operations + servers + _LEAST_ERRORS <= rows - _GAPS
     rows -= _GAPS * spaced
-    operations, servers = shared(rows - _LEAST_ERRORS, operations, servers)
+    operations, servers = allocate_lines(rows - _LEAST_ERRORS, operations, servers)
     return operations, servers, rows - operations - servers, spaced
 
 
-def shared(lines: int, *desired: int) -> list[int]:
-    """Return how many lines each gets: what it wants, or as many as the others that get less than they want."""
+def allocate_lines(lines: int, *desired: int) -> list[int]:
+    """Return each part's number of lines: the desired one, or as many as the other parts that get fewer."""
     given = [0] * len(desired)
-    while lines > 0 and (short := [at for at, want in enumerate(desired) if given[at] < want]):
+    while lines > 0 and (short := [at for at, most in enumerate(desired) if given[at] < most]):
         for at in short[:lines]:
             given[at] += 1
         lines -= len(short)
@@ -123,7 +123,7 @@ def _head(view: View) -> list[RenderableType]:
 
 
 def _table(first: str, *more: str, last: str = "") -> Table:
-    """Return a table with a left column, columns of figures, and a last one that takes what is left."""
+    """Return a table with a left column, columns of figures, and a last one that fills the width."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=TITLE, expand=bool(last))
     table.add_column(first, no_wrap=True, overflow="ellipsis")
     for name in more:

@@ -18,19 +18,19 @@ from runtimeproxy.relay.eventloop import run_in_daemon_thread
 
 SECONDS = 1.0
 _INTERVALS = 10
-"""The seconds that rates and latencies are of; held calls are too few for one."""
+"""Seconds over which rates and latencies are computed; one second has too few held calls."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _QUIT = b"q"
 _KEYS = 0
 _NO_KEY = b"\0"
-"""What a control character of the terminal is set to if no key has it."""
+"""The value of a control character of the terminal that no key has."""
 
 _RESIZED, _END = "resized", "end"
 _News = Snapshot | Exception | str
 
 
 def watch(inspect: Callable[[], Snapshot], first: Snapshot, console: Console) -> None:
-    """Draw frames until a key or a signal ends it; ``look`` returns the proxy's answer, and may hang."""
+    """Draw frames until a key or a signal ends it; ``inspect`` returns the proxy's answer, and may hang."""
     asyncio.run(_watch(inspect, first, console))
 
 
@@ -42,8 +42,8 @@ async def _watch(inspect: Callable[[], Snapshot], first: Snapshot, console: Cons
         if not keys or _QUIT in keys.lower():
             news.put_nowait(_END)
 
-    async def check_each_second() -> None:
-        """Look in a thread: a proxy that hangs must not stop the keys."""
+    async def poll_each_second() -> None:
+        """Poll in a thread: a proxy that hangs must not stop the keys."""
         try:
             while True:
                 await asyncio.sleep(SECONDS)
@@ -57,17 +57,17 @@ async def _watch(inspect: Callable[[], Snapshot], first: Snapshot, console: Cons
     seen: deque[Snapshot] = deque(maxlen=_INTERVALS + 1)
     with _keys_unechoed(_KEYS), Live(console=console, screen=True, auto_refresh=False) as live:
         loop.add_reader(_KEYS, read_keys)
-        looking = asyncio.create_task(check_each_second())
+        poller = asyncio.create_task(poll_each_second())
         news.put_nowait(first)
-        while (found := await news.get()) != _END:
-            if isinstance(found, Exception):
-                raise found
-            if isinstance(found, Snapshot):
-                if found.missing:  # it has the figures of the last one
+        while (event := await news.get()) != _END:
+            if isinstance(event, Exception):
+                raise event
+            if isinstance(event, Snapshot):
+                if event.missing:  # it has the figures of the last one
                     seen.pop()
-                seen.append(found)
+                seen.append(event)
             live.update(screen(view(seen[0], seen[-1]), *console.size), refresh=True)
-        looking.cancel()
+        poller.cancel()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""``runtimeproxy completion``: the script of each shell, and what the shells are answered."""
+"""``runtimeproxy completion``: the script of each shell, and the offered words."""
 
 import shutil
 import subprocess
@@ -22,7 +22,7 @@ READERS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-
 
 
 @pytest.mark.parametrize("shell", INSTALL)
-def test_script_can_be_read_and_names_its_installation(run: Run, tmp_path: Path, shell: str) -> None:
+def test_script_is_valid_and_names_its_installation(run: Run, tmp_path: Path, shell: str) -> None:
     code, out, err = run("runtimeproxy", "completion", shell)
     assert (code, err) == (0, "")
     assert f"_RUNTIMEPROXY_COMPLETE={shell}_complete" in out
@@ -70,14 +70,14 @@ WITHOUT: dict[str, Canned] = {
 
 
 @pytest.mark.parametrize("canned", WITHOUT.values(), ids=WITHOUT)
-def test_proxy_that_does_not_answer_offers_nothing(run: Run, tmp_path: Path, canned: Canned) -> None:
+def test_completion_is_empty_when_proxy_does_not_answer(run: Run, tmp_path: Path, canned: Canned) -> None:
     words = {"_RUNTIMEPROXY_COMPLETE": "bash_complete", "COMP_WORDS": "runtimeproxy hook disable ", "COMP_CWORD": "3"}
     with serving(tmp_path / "admin.sock", canned), pytest.raises(SystemExit):
         run("runtimeproxy", **words, RUNTIMEPROXY_ADMIN_ENDPOINT=f"{tmp_path}/admin.sock")
 
 
-def test_shell_waits_no_longer_than_it_should(tmp_path: Path) -> None:
-    """Time is the claim; an idle import takes longer than the wait, so it is measured within the process."""
+def test_completion_ends_within_time_limit(tmp_path: Path) -> None:
+    """An import takes longer than the wait, so the time is measured within the process."""
     with serving(tmp_path / "admin.sock", {"hooks": HANG}):
         context = click.Context(click.Command("x"))
         context.params = {"admin_endpoint": f"{tmp_path}/admin.sock"}

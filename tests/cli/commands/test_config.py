@@ -19,13 +19,13 @@ from tests.docs import ROOT
 
 @pytest.fixture
 def check(run: Run) -> Run:
-    """Return what runs ``config check``."""
+    """Return a function that runs ``config check``."""
     return partial(run, "runtimeproxy", "config", "check")
 
 
 @pytest.fixture
 def show(run: Run) -> Run:
-    """Return what runs ``config show``, as JSON."""
+    """Return a function that runs ``config show`` as JSON."""
     return partial(run, "runtimeproxy", "config", "show", "-o", "json")
 
 
@@ -49,7 +49,7 @@ def test_check_prints_all_errors_and_warnings(check: Run, file: Path) -> None:
     assert "canary" not in out
 
 
-def test_check_for_a_version_reports_what_it_does_not_know(check: Run, file: Path) -> None:
+def test_check_reports_options_unknown_to_version(check: Run, file: Path) -> None:
     file.write_text("state-dir: /s\nsocket-mode: 9\n")
     flags = ("--for-version=0.1.0", "--metrics-group=0", "--no-headers")
     code, out, err = check(file, *flags, RUNTIMEPROXY_METRICS_ENDPOINT="/m/m")
@@ -76,13 +76,13 @@ def test_show_prints_each_key_with_its_origin(show: Run, file: Path) -> None:
     assert (rows["socket-group"], rows["config"]) == ((None, "default"), (str(file), "flag"))
 
 
-def test_show_warns_of_what_is_ignored(show: Run) -> None:
+def test_show_warns_of_ignored_settings(show: Run) -> None:
     code, out, err = show("--backend-runtime-mode=docker", "--remote-image-service-endpoint=/x")
     warning = "warning: --remote-image-service-endpoint is ignored: Docker mode has no image endpoint\n"
     assert (code, "/x" in out, err) == (0, False, warning)
 
 
-def test_default_is_a_file_that_changes_nothing(run: Run) -> None:
+def test_default_file_changes_no_setting(run: Run) -> None:
     code, out, err = run("runtimeproxy", "config", "default")
     assert (code, err) == (0, "")
     assert config.load({}, {}, out, "x") == config.load({}, {})
@@ -97,7 +97,7 @@ def versions(run: Run) -> dict[str, str | None]:
     return {row["name"]: row["version"] for row in json.loads(out)}
 
 
-def test_every_library_that_the_proxy_needs_is_named() -> None:
+def test_version_names_every_library() -> None:
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     needed = [line.split(">=")[0] for line in setup["options"]["install_requires"].split()]
@@ -114,7 +114,7 @@ NOTED = [([], None), ([distribution(None)], None), ([distribution(URL)], None), 
 
 
 @pytest.mark.parametrize(("installed", "commit"), NOTED)
-def test_commit_is_reported_where_pip_noted_it(
+def test_commit_is_reported_when_pip_recorded_it(
     run: Run, monkeypatch: pytest.MonkeyPatch, installed: list[SimpleNamespace], commit: str | None
 ) -> None:
     monkeypatch.setattr(metadata, "distributions", lambda name: installed)
@@ -123,7 +123,7 @@ def test_commit_is_reported_where_pip_noted_it(
     assert "secret" not in str(reported)
 
 
-def test_build_is_reported_as_its_file_says(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_build_is_read_from_its_file(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / BUILD).write_text("commit: abc-dirty\ndate: 2026-01-02T03:04:05Z\n")
     monkeypatch.setattr(resources, "files", lambda package: tmp_path)
     reported = versions(run)

@@ -39,8 +39,8 @@ def set_checks(monkeypatch: pytest.MonkeyPatch, *checks: Check) -> None:
     monkeypatch.setattr(table, "examine", examine)
 
 
-def test_table_has_one_line_for_each_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One is about a file with a hostile name."""
+def test_doctor_prints_one_line_per_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One finding is about a file with a hostile name."""
     set_checks(monkeypatch, check("a", ok("well")), check("long-id", failed("bad\x1b[2J\nname", "mend it")))
     lines = ["CHECK     VERDICT   WHY", "a         ok        well", "long-id   failed    bad?[2J?name -> mend it", ""]
     assert run(*DOCTOR) == (1, "\n".join(lines), last_line(failed=1))
@@ -49,24 +49,24 @@ def test_table_has_one_line_for_each_finding(run: Run, monkeypatch: pytest.Monke
     assert (well["verdict"], well["do"]) == ("ok", None)
     shown = {"check": "long-id", "verdict": "failed", "why": "bad?[2J?name", "do": "mend it"}
     assert bad == {**shown, "doc": "docs/troubleshooting.rst#doctor-long-id"}
-    monkeypatch.setattr(output, "_room", lambda taken: 11)
+    monkeypatch.setattr(output, "_remaining_columns", lambda taken: 11)
     lines = ["a         ok       well", "long-id   failed   bad?[2J?name", f"{'':19}-> mend it"]
     assert run(*DOCTOR, "--no-headers")[1].splitlines() == lines, "on a terminal"
 
 
-@pytest.mark.parametrize(("other", "exit_code"), [(ok("well"), 0), (warning("slow", "x"), 1)])
-def test_unknown_and_skipped_are_counted_and_no_finding(
-    run: Run, monkeypatch: pytest.MonkeyPatch, other: Finding, exit_code: int
+@pytest.mark.parametrize(("finding", "exit_code"), [(ok("well"), 0), (warning("slow", "x"), 1)])
+def test_unknown_and_skipped_do_not_change_exit_code(
+    run: Run, monkeypatch: pytest.MonkeyPatch, finding: Finding, exit_code: int
 ) -> None:
     hidden = check("a", unknown("hidden", "x"), unknown("away", "x"))
-    set_checks(monkeypatch, hidden, check("b", skipped("no")), check("c", other))
+    set_checks(monkeypatch, hidden, check("b", skipped("no")), check("c", finding))
     code, _, err = run(*DOCTOR, RUNTIMEPROXY_LISTEN="canary")
     ignored, last = err.splitlines(keepends=True)
     assert (code, last) == (exit_code, last_line(warning=exit_code, unknown=2, skipped=1))
     assert ignored.startswith("warning: RUNTIMEPROXY_LISTEN is ignored")
 
 
-def test_flags_are_read_and_no_proxy_is_needed(run: Run, tmp_path: Path) -> None:
+def test_doctor_reads_flags_and_needs_no_proxy(run: Run, tmp_path: Path) -> None:
     made = Made(tmp_path)
     flags = (f"--koord-runtimeproxy-endpoint={made.ours}", f"--remote-runtime-service-endpoint={made.runtime}")
     code, out, err = run(*DOCTOR, *flags, "-o", "json", RUNTIMEPROXY_HOOKSERVER_CONFIG_DIR=str(made.registrations))
@@ -81,7 +81,7 @@ IN_USE = [([], 0, "nobody uses /x.sock\n"), (USERS, 1, f"{USERS[0]}\nb?\n")]
 
 
 @pytest.mark.parametrize(("users", "exit_code", "shown"), IN_USE)
-def test_in_use_has_one_line_for_each_user(
+def test_in_use_prints_one_line_per_user(
     run: Run, monkeypatch: pytest.MonkeyPatch, users: list[str], exit_code: int, shown: str
 ) -> None:
     in_use = ("runtimeproxy", "in-use", "--koord-runtimeproxy-endpoint=/x.sock")
@@ -98,7 +98,7 @@ def test_in_use_has_one_line_for_each_user(
     assert (code, out, "systemctl show does not answer" in err) == (1, "", True)
 
 
-def test_each_check_has_its_section_in_the_documentation() -> None:
+def test_each_check_has_section_in_docs() -> None:
     terms = re.findall(r"^_`doctor-([\w-]+)`\n    \w", DOCS["troubleshooting"], re.MULTILINE)
     assert terms == [check.id for check in table.CHECKS]
     assert table.CHECKS[0].place == "docs/troubleshooting.rst#doctor-socket"
@@ -113,7 +113,7 @@ ERRORS: list[tuple[Exception, Verdict, str]] = [
 
 
 @pytest.mark.parametrize(("error", "verdict", "words"), ERRORS)
-def test_check_that_raises_hides_no_other(tmp_path: Path, error: Exception, verdict: Verdict, words: str) -> None:
+def test_raising_check_does_not_stop_checks(tmp_path: Path, error: Exception, verdict: Verdict, words: str) -> None:
     def fail(machine: Machine) -> Iterator[Finding]:
         yield ok("half")
         raise error
@@ -127,8 +127,8 @@ def test_check_that_raises_hides_no_other(tmp_path: Path, error: Exception, verd
     assert second == ok("well")
 
 
-def test_check_that_hangs_hides_no_other(tmp_path: Path) -> None:
-    """Those that call begin when the others have ended."""
+def test_hanging_check_does_not_stop_checks(tmp_path: Path) -> None:
+    """Checks that make calls begin when the others have ended."""
     over, order = threading.Event(), list[str]()
 
     def hang(machine: Machine) -> list[Finding]:
@@ -147,7 +147,7 @@ def test_check_that_hangs_hides_no_other(tmp_path: Path) -> None:
     assert (second, order) == (ok("well"), ["b", "a"])
 
 
-def test_examination_of_a_made_machine_changes_nothing(tmp_path: Path) -> None:
+def test_examination_changes_no_file(tmp_path: Path) -> None:
     made = Made(tmp_path)
     made.proxy()
     made.process(40, "kubelet")

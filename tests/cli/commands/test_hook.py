@@ -24,7 +24,7 @@ CREATE = "PreCreateContainer"
 
 @pytest.fixture
 def hook(run: Run) -> Run:
-    """Return what runs a command: exit code, output and errors come back."""
+    """Return a function that runs a command and returns exit code, output and errors."""
     return partial(run, "runtimeproxy", "hook")
 
 
@@ -42,15 +42,15 @@ def echoing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             process.terminate()
 
 
-AWAY = "not reachable: No such file or directory; is it running, and is this its socket?"
+UNREACHABLE = "not reachable: No such file or directory; is it running, and is this its socket?"
 REFUSED = "PreCreateContainer: refused (PERMISSION_DENIED): refused by the fake hook server"
 
 
 @pytest.mark.parametrize("command", ["call", "verify", "bench"])
-async def test_server_that_fails_is_one_line_and_exit_code_1(hook: Run, tmp_path: Path, command: str) -> None:
+async def test_failing_server_prints_one_line_and_exits_1(hook: Run, tmp_path: Path, command: str) -> None:
     socket = tmp_path / "x.sock"
     arguments = (command, socket, *([CREATE] if command == "call" else []))
-    line = f"runtimeproxy: error: {socket}: {'verify' if command == 'verify' else CREATE}: {AWAY}\n"
+    line = f"runtimeproxy: error: {socket}: {'verify' if command == 'verify' else CREATE}: {UNREACHABLE}\n"
     assert await asyncio.to_thread(hook, *arguments) == (1, "", line)
     if command != "verify":
         async with HookServer(str(socket), default=hookanswers.BY_NAME["refuse"]()):
@@ -58,17 +58,17 @@ async def test_server_that_fails_is_one_line_and_exit_code_1(hook: Run, tmp_path
         assert printed == (1, "", f"runtimeproxy: error: {socket}: {REFUSED}\n")
 
 
-@pytest.mark.parametrize("point", [*(point.name for point in HOOK_POINTS), CREATE.lower(), CREATE.upper()])
-def test_every_point_can_be_called_with_the_example(hook: Run, echoing: Path, point: str) -> None:
-    code, out, err = hook("call", echoing, point)
+@pytest.mark.parametrize("name", [*(hook_point.name for hook_point in HOOK_POINTS), CREATE.lower(), CREATE.upper()])
+def test_every_hook_point_accepts_example(hook: Run, echoing: Path, name: str) -> None:
+    code, out, err = hook("call", echoing, name)
     assert (code, yaml.safe_load(out), "not reported" in out, err) == (0, {"applied": {}}, False, "")
     example = hook("call", "--example")[1]
-    code, out, err = hook("call", f"unix://{echoing}", point, "-f", "-", stdin=example)
+    code, out, err = hook("call", f"unix://{echoing}", name, "-f", "-", stdin=example)
     assert (code, yaml.safe_load(out), err) == (0, {"applied": {}}, "")
-    assert ("# not sent at this hook point: container\n" in out) == point.endswith("PodSandbox")
+    assert ("# not sent at this hook point: container\n" in out) == name.endswith("PodSandbox")
 
 
-def test_verify_prints_verdicts_and_sets_the_exit_code(hook: Run, echoing: Path) -> None:
+def test_verify_prints_verdicts_and_sets_exit_code(hook: Run, echoing: Path) -> None:
     verify = partial(hook, "verify", echoing, "--timeout=10s", "--point=prestartcontainer")
     given = partial(verify, "-f", "-", stdin="container: {name: main}")
     code, out, err = given("--restart-command=true")
@@ -78,7 +78,7 @@ def test_verify_prints_verdicts_and_sets_the_exit_code(hook: Run, echoing: Path)
     assert "\nrestart            FAIL  the restart command ended with exit code 1\n" in out
 
 
-async def test_bench_prints_figures_and_sets_the_exit_code(hook: Run, tmp_path: Path) -> None:
+async def test_bench_prints_figures_and_sets_exit_code(hook: Run, tmp_path: Path) -> None:
     fail = hookanswers.BY_NAME["fail"]()
     async with HookServer(str(tmp_path / "x.sock")) as server:
         bench = partial(asyncio.to_thread, hook, "bench", server.socket_path, "-n", "5", "--concurrency=4")

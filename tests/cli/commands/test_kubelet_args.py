@@ -15,7 +15,7 @@ IN_DOCKER_MODE = "--backend-runtime-mode=docker"
 
 @pytest.fixture
 def kubelet_args(run: Run) -> Run:
-    """Return what runs the command."""
+    """Return a function that runs the command."""
     return partial(run, "runtimeproxy", "kubelet-args", "--kube-version")
 
 
@@ -34,14 +34,14 @@ FLAGS = [
 def test_flags_follow_version_and_mode(kubelet_args: Run, arguments: list[str], unit: str, flags: list[str]) -> None:
     """In the drop-in they come last: the last one of two equal flags is in force."""
     code, out, err = kubelet_args(*arguments, "-o", "json")
-    found = json.loads(out)
-    assert (code, err, found["unit"], found["flags"]) == (0, "", f"{unit}.service", flags)
-    assert found["proxy"] == [f"--backend-runtime-mode={'Docker' if DOCKER in flags else 'Containerd'}"]
-    section, reset, command = found["dropIn"].splitlines()
+    parts = json.loads(out)
+    assert (code, err, parts["unit"], parts["flags"]) == (0, "", f"{unit}.service", flags)
+    assert parts["proxy"] == [f"--backend-runtime-mode={'Docker' if DOCKER in flags else 'Containerd'}"]
+    section, reset, command = parts["dropIn"].splitlines()
     assert (section, reset, command.split()[-len(flags) :]) == ("[Service]", "ExecStart=", flags)
-    assert found["file"] == f"/etc/systemd/system/{unit}.service.d/90-runtimeproxy.conf"
-    assert found["apply"] == ["systemctl daemon-reload", f"systemctl restart {unit}.service"]
-    assert found["back"] == [f"rm {found['file']}", *found["apply"]]
+    assert parts["file"] == f"/etc/systemd/system/{unit}.service.d/90-runtimeproxy.conf"
+    assert parts["apply"] == ["systemctl daemon-reload", f"systemctl restart {unit}.service"]
+    assert parts["back"] == [f"rm {parts['file']}", *parts["apply"]]
 
 
 RANCHER, K0S = "/run/k3s/containerd/containerd.sock", "/run/k0s/containerd.sock"
@@ -60,22 +60,22 @@ DISTRIBUTIONS: list[tuple[list[str], str, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "unit", "file", "content", "containerd"), DISTRIBUTIONS)
-def test_distribution_gets_flags_in_its_own_file(
+def test_distribution_flags_are_in_its_own_file(
     kubelet_args: Run, arguments: list[str], unit: str, file: str, content: str, containerd: str
 ) -> None:
-    found = json.loads(kubelet_args(*arguments, "-o", "json")[1])
-    assert (found["unit"], found["file"]) == (f"{unit}.service", file)
-    assert found["dropIn"].endswith(content)
-    assert found["proxy"][1:] == [f"--remote-runtime-service-endpoint={containerd}"]
-    assert found["apply"][-1] == found["back"][-1] == f"systemctl restart {unit}.service"
-    assert file in found["back"][0]
-    assert "kubelet.service" not in json.dumps(found)
+    parts = json.loads(kubelet_args(*arguments, "-o", "json")[1])
+    assert (parts["unit"], parts["file"]) == (f"{unit}.service", file)
+    assert parts["dropIn"].endswith(content)
+    assert parts["proxy"][1:] == [f"--remote-runtime-service-endpoint={containerd}"]
+    assert parts["apply"][-1] == parts["back"][-1] == f"systemctl restart {unit}.service"
+    assert file in parts["back"][0]
+    assert "kubelet.service" not in json.dumps(parts)
 
 
-def test_k3s_with_docker_gets_the_endpoint_of_its_cri_dockerd(kubelet_args: Run) -> None:
-    found = json.loads(kubelet_args("v1.33.1+k3s1", "--cri-dockerd", "-o", "json")[1])
-    assert found["dropIn"] == f"container-runtime-endpoint: {SOCKET}\n"
-    assert found["proxy"] == ["--backend-runtime-mode=Docker"]
+def test_k3s_with_docker_sets_endpoint_of_its_cri_dockerd(kubelet_args: Run) -> None:
+    parts = json.loads(kubelet_args("v1.33.1+k3s1", "--cri-dockerd", "-o", "json")[1])
+    assert parts["dropIn"] == f"container-runtime-endpoint: {SOCKET}\n"
+    assert parts["proxy"] == ["--backend-runtime-mode=Docker"]
     assert json.loads(kubelet_args("v1.33.1+k0s", "--cri-dockerd", "-o", "json")[1])["unit"] == "cri-docker.service"
 
 
@@ -89,13 +89,13 @@ CRIO_SOCKETS: list[tuple[list[str], str, int]] = [
 
 
 @pytest.mark.parametrize(("arguments", "socket", "notes"), CRIO_SOCKETS)
-def test_kubelet_of_crio_calls_a_socket_named_crio(
+def test_kubelet_calls_crio_named_socket_when_runtime_is_crio(
     kubelet_args: Run, arguments: list[str], socket: str, notes: int
 ) -> None:
-    found = json.loads(kubelet_args(*arguments, "-o", "json")[1])
+    parts = json.loads(kubelet_args(*arguments, "-o", "json")[1])
     text = kubelet_args(*arguments)[1]
-    lines = [found["file"], *found["dropIn"].splitlines()]
-    lines += [line for key in ("proxy", "flags", "apply", "back", "notes") for line in found[key]]
+    lines = [parts["file"], *parts["dropIn"].splitlines()]
+    lines += [line for key in ("proxy", "flags", "apply", "back", "notes") for line in parts[key]]
     assert [line for line in lines if line not in text] == []
-    assert found["flags"][-1] == f"--container-runtime-endpoint=unix://{socket}"
-    assert len(found["notes"]) == 2 + notes
+    assert parts["flags"][-1] == f"--container-runtime-endpoint=unix://{socket}"
+    assert len(parts["notes"]) == 2 + notes

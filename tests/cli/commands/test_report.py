@@ -1,4 +1,4 @@
-"""``runtimeproxy report``: what is in the file, what is reported of what is not, and where it may come."""
+"""``runtimeproxy report``: the file's content, the manifest's list of missing sources, and the allowed paths."""
 
 import json
 import os
@@ -59,39 +59,39 @@ def write(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 def contents(path: Path) -> dict[str, str]:
     with tarfile.open(path) as archive:
-        found = {Path(entry.name): archive.extractfile(entry) for entry in archive}
-        assert {name.parent for name in found} == {Path(FOLDER)}
+        files = {Path(entry.name): archive.extractfile(entry) for entry in archive}
+        assert {name.parent for name in files} == {Path(FOLDER)}
         assert {(entry.mode, entry.uid, entry.uname) for entry in archive} == {(0o600, 0, "")}
-        return {name.name: file.read().decode() for name, file in found.items() if file}
+        return {name.name: file.read().decode() for name, file in files.items() if file}
 
 
 @pytest.mark.usefixtures("proxy")
-def test_report_has_what_every_source_says(write: Write, tmp_path: Path) -> None:
+def test_report_contains_every_source(write: Write, tmp_path: Path) -> None:
     code, out, err = write()
     path = tmp_path / "report.tar.gz"
     assert (code, out, err) == (0, f"{path} has 11 of 11 sources. Look through it before you attach it.\n", "")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    found = contents(path)
-    assert list(found) == [MANIFEST, *(source.name for source in SOURCES)]
-    assert "\nruntimeproxy_held_calls 3.0\n" in found["metrics.txt"]
-    assert (json.loads(found["readyz.json"]), found["journal.txt"]) == (UNREADY, "a line\n")
-    assert [json.loads(line) for line in found["events.ndjson"].splitlines()] == EVENTS
-    assert json.loads(found["store.json"]) == {"pods": RECORDS, "containers": RECORDS[:1]}  # one of each a page
-    assert {row["check"] for row in json.loads(found["doctor.json"])} >= {"socket", "runtime"}
-    assert {"distribution", "linux", "python"} <= json.loads(found["versions.json"]).keys()
-    assert found[MANIFEST].count("\ngot ") == len(SOURCES)
+    files = contents(path)
+    assert list(files) == [MANIFEST, *(source.name for source in SOURCES)]
+    assert "\nruntimeproxy_held_calls 3.0\n" in files["metrics.txt"]
+    assert (json.loads(files["readyz.json"]), files["journal.txt"]) == (UNREADY, "a line\n")
+    assert [json.loads(line) for line in files["events.ndjson"].splitlines()] == EVENTS
+    assert json.loads(files["store.json"]) == {"pods": RECORDS, "containers": RECORDS[:1]}  # one of each a page
+    assert {row["check"] for row in json.loads(files["doctor.json"])} >= {"socket", "runtime"}
+    assert {"distribution", "linux", "python"} <= json.loads(files["versions.json"]).keys()
+    assert files[MANIFEST].count("\ngot ") == len(SOURCES)
 
 
-def test_without_a_proxy_it_has_what_there_is(write: Write, tmp_path: Path) -> None:
+def test_report_lists_missing_sources_when_no_proxy_runs(write: Write, tmp_path: Path) -> None:
     code, out, err = write()
     assert (code, err) == (1, "")
     assert f"\nnot got: {', '.join(ADMIN)}: start the proxy" in out
-    found = contents(tmp_path / "report.tar.gz")
-    assert list(found) == [MANIFEST, "doctor.json", "versions.json", "journal.txt"]
-    assert all(f"\nnot got  {name}: start the proxy" in found[MANIFEST] for name in ADMIN)
+    files = contents(tmp_path / "report.tar.gz")
+    assert list(files) == [MANIFEST, "doctor.json", "versions.json", "journal.txt"]
+    assert all(f"\nnot got  {name}: start the proxy" in files[MANIFEST] for name in ADMIN)
 
 
-def test_source_that_fails_is_reported_without_a_value(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_source_is_reported_without_value(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(node: report.Node) -> str:
         threading.Event().wait()
         return ""
@@ -107,11 +107,11 @@ def test_source_that_fails_is_reported_without_a_value(write: Write, monkeypatch
     assert "not got: b.txt: unexpected ValueError at " in out
 
 
-OTHERS = JOURNAL.replace("runtimeproxy", "other")
+FOREIGN_JOURNAL = JOURNAL.replace("runtimeproxy", "other")
 JOURNALS = [
     ("#!/bin/sh\nexit 1\n", [], "journalctl does not answer (CalledProcessError)"),
-    (OTHERS, [], "the journal has no line of the unit runtimeproxy"),
-    (OTHERS, ["--unit=other"], ""),
+    (FOREIGN_JOURNAL, [], "the journal has no line of the unit runtimeproxy"),
+    (FOREIGN_JOURNAL, ["--unit=other"], ""),
     (None, [], "journalctl is not there"),
 ]
 
@@ -130,13 +130,13 @@ def test_journal_may_be_missing(
 
 
 @pytest.mark.usefixtures("proxy")
-def test_wrong_configuration_costs_the_doctor_only(write: Write, tmp_path: Path) -> None:
+def test_wrong_configuration_omits_only_doctor(write: Write, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("hook-timeot: 2s\n")
     code, out, _ = write(RUNTIMEPROXY_CONFIG=f"{tmp_path}/c.yaml")
     assert (code, f"not got: doctor.json: {tmp_path}/c.yaml: unknown key 'hook-timeot'" in out) == (1, True)
 
 
-def test_existing_file_is_replaced_with_force_only(write: Write, tmp_path: Path) -> None:
+def test_existing_file_is_replaced_only_with_force(write: Write, tmp_path: Path) -> None:
     path = tmp_path / "report.tar.gz"
     path.write_text("mine")
     path.chmod(0o644)
@@ -156,7 +156,7 @@ REFUSED: list[tuple[str, Callable[[Path], object], str]] = [
 
 
 @pytest.mark.parametrize(("file", "make", "why"), REFUSED)
-def test_report_comes_in_no_other_place(
+def test_report_refuses_unusable_path(
     write: Write, tmp_path: Path, file: str, make: Callable[[Path], object], why: str
 ) -> None:
     make(tmp_path / file)
@@ -166,9 +166,7 @@ def test_report_comes_in_no_other_place(
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_nothing_is_left_where_it_cannot_be_written(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_report_leaves_no_file(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*given: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 

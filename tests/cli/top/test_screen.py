@@ -1,4 +1,4 @@
-"""``runtimeproxy top``: what is there at which size, what ends it, and that nothing controls the terminal."""
+"""``runtimeproxy top``: the parts at each size, how it ends, and that no text controls the terminal."""
 
 import fcntl
 import io
@@ -62,19 +62,19 @@ def lines(view: View, width: int = 80, height: int | None = 24) -> list[str]:
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 12), (119, 30), (155, 24), (156, 24), (200, 50)])
-def test_frame_is_no_larger_than_the_terminal(width: int, height: int) -> None:
+def test_frame_fits_terminal(width: int, height: int) -> None:
     view = replace(full(8, 30, 50), ready=False, notes=["[-]runtime failed: " + "x" * 200] * 9, held=1, missing="away")
-    found = lines(view, width, height)
-    assert max(map(len, found)) <= width
-    assert len(found) <= max(height, 20)  # what is below 20 lines the terminal cuts
+    frame = lines(view, width, height)
+    assert max(map(len, frame)) <= width
+    assert len(frame) <= max(height, 20)  # the terminal cuts a frame of less than 20 lines
 
 
-def test_frame_has_what_there_is_room_for() -> None:
-    """What is left out is counted, and bad hook servers stay."""
+def test_frame_drops_parts_when_terminal_is_small() -> None:
+    """Omitted rows are counted, and bad hook servers stay."""
     view = full(12, 30, 5)
-    found = lines(replace(view, hook_servers=[*view.hook_servers, replace(SERVER, name="bad", state="open")]))
-    assert "\n".join(found).count("and ") == 2
-    assert any(line.startswith("bad ") for line in found)
+    frame = lines(replace(view, hook_servers=[*view.hook_servers, replace(SERVER, name="bad", state="open")]))
+    assert "\n".join(frame).count("and ") == 2
+    assert any(line.startswith("bad ") for line in frame)
     low, *wide = ["\n".join(lines(view, width, None)) for width in (80, 140, 160, 200)]
     assert all(name in low for name in ("Operation11", "server29", "error4"))
     columns = [("LAST ERROR" in text, "SUBJECT" in text) for text in (low, *wide)]
@@ -92,12 +92,12 @@ STATES = [
 
 @pytest.mark.parametrize(("view", "state", "line"), STATES)
 def test_head_has_state(view: View, state: str, line: str) -> None:
-    found = lines(view)
-    assert f"   {state}   " in found[0]
-    assert any(line in each for each in found)
+    frame = lines(view)
+    assert f"   {state}   " in frame[0]
+    assert any(line in text for text in frame)
 
 
-def test_no_name_controls_the_terminal() -> None:
+def test_names_cannot_control_terminal() -> None:
     evil = "\x1b[2J\n[red]x"
     view = replace(
         EMPTY,
@@ -107,16 +107,16 @@ def test_no_name_controls_the_terminal() -> None:
         errors=[(evil, evil, evil, evil, evil, evil)],
         missing=evil,
     )
-    found = lines(view, 200)
-    assert len([line for line in found if "?[2J?[red]x" in line]) == 4  # the operation is next to the hook server
-    assert not any("\x1b" in line for line in found)
+    frame = lines(view, 200)
+    assert len([line for line in frame if "?[2J?[red]x" in line]) == 4  # the operation is next to the hook server
+    assert not any("\x1b" in line for line in frame)
 
 
 DURATIONS = {None: "-", 0.0: "0 s", 0.000326: "0.326 ms", 0.0172: "17.2 ms", 0.9996: "1 s", 59.0: "59 s"}
 DURATIONS |= {600.0: "10 min", 3 * 3600 + 120.0: "3 h 2 min", 49 * 3600.0: "2 d", math.inf: ">10 s"}
 
 
-def test_time_has_the_unit_that_suits_it() -> None:
+def test_duration_uses_suitable_unit() -> None:
     assert {seconds: duration(seconds) for seconds in DURATIONS} == DURATIONS
 
 
@@ -127,28 +127,28 @@ def metrics() -> Metrics:
     return Metrics(lambda: 0.0, "Containerd")
 
 
-def snapshot(found: Metrics, seconds: float, started: float | None = START, **more: Any) -> Snapshot:
+def snapshot(recorded: Metrics, seconds: float, started: float | None = START, **more: Any) -> Snapshot:
     """Return what a proxy with these metrics answers so many seconds after its start."""
-    return Snapshot(START + seconds, samples_of(figures(found, started)), **more)
+    return Snapshot(START + seconds, samples_of(figures(recorded, started)), **more)
 
 
 def two_moments() -> tuple[Snapshot, Snapshot]:
     """Return the figures of 100 s and 104 s after the start; meanwhile there were four calls."""
-    found = metrics()
-    found.count("calls", "CreateContainer", "refused")
-    found.count("calls_passed", "Version")
-    found.observe("call_duration_seconds", 1.0, "CreateContainer", "own")
-    earlier = snapshot(found, 100)
+    recorded = metrics()
+    recorded.count("calls", "CreateContainer", "refused")
+    recorded.count("calls_passed", "Version")
+    recorded.observe("call_duration_seconds", 1.0, "CreateContainer", "own")
+    earlier = snapshot(recorded, 100)
     for outcome in ("agreed", "agreed", "failed", "ended"):
-        found.count("calls", "CreateContainer", outcome)
-        found.observe("call_duration_seconds", 0.004, "CreateContainer", "own")
-    found.count("calls", "StopContainer", "agreed")
-    found.count("calls_passed", "Version")
-    found.count("calls_passed", "Status")
-    return earlier, snapshot(found, 104)
+        recorded.count("calls", "CreateContainer", outcome)
+        recorded.observe("call_duration_seconds", 0.004, "CreateContainer", "own")
+    recorded.count("calls", "StopContainer", "agreed")
+    recorded.count("calls_passed", "Version")
+    recorded.count("calls_passed", "Status")
+    return earlier, snapshot(recorded, 104)
 
 
-def test_rates_and_latencies_are_those_of_the_interval() -> None:
+def test_rates_and_latencies_are_of_interval() -> None:
     shown = view(*two_moments())
     assert (shown.interval, shown.uptime, shown.passing) == (4.0, 104.0, 0.5)
     created = OUTCOMES | {"agreed": 2, "failed": 1, "refused": 1, "ended": 1}
@@ -159,7 +159,7 @@ def test_rates_and_latencies_are_those_of_the_interval() -> None:
     assert shown.parts["own"] == (pytest.approx(0.0035), pytest.approx(0.00497))
 
 
-def test_first_frame_is_about_all_the_time_since_the_start() -> None:
+def test_first_frame_covers_time_since_start() -> None:
     earlier, later = two_moments()
     shown = view(None, later)
     assert (shown.interval, shown.passing) == (None, 3 / 104)
@@ -176,17 +176,17 @@ def hook(name: str, **more: Any) -> dict[str, Any]:
 
 
 def test_hook_servers_have_their_own_figures() -> None:
-    found = metrics()
-    found.count("hook_failures", "a", "PreStartContainer", "deadline")
-    earlier = snapshot(found, 10)
+    recorded = metrics()
+    recorded.count("hook_failures", "a", "PreStartContainer", "deadline")
+    earlier = snapshot(recorded, 10)
     for name in ("a", "a", "b"):
-        found.count("hook_calls", name, "PreStartContainer", "ok")
-        found.observe("hook_call_duration_seconds", 20.0, name)
-    found.count("hook_failures", "b", "PreStartContainer", "deadline")
+        recorded.count("hook_calls", name, "PreStartContainer", "ok")
+        recorded.observe("hook_call_duration_seconds", 20.0, name)
+    recorded.count("hook_failures", "b", "PreStartContainer", "deadline")
     reported = {"time": "2026-11-25T16:00:00Z", "hook": "PreStartContainer", "reason": "deadline"}
     hooks = [hook("a"), hook("b", state="open", policy="Fail", lastError=reported), hook("new")]
     above = (math.inf, math.inf)
-    assert view(earlier, snapshot(found, 12, hooks=hooks)).hook_servers == [
+    assert view(earlier, snapshot(recorded, 12, hooks=hooks)).hook_servers == [
         HookServer("a", "closed", "Ignore", 1.0, above, 1),
         HookServer("b", "open", "Fail", 0.5, above, 1, worse=True, last_error="PreStartContainer deadline"),
         HookServer("new", "closed", "Ignore", 0.0, (None, None), 0),
@@ -206,27 +206,27 @@ EVENTS: list[tuple[dict[str, Any], Error]] = [
 
 
 @pytest.mark.parametrize(("event", "error"), EVENTS)
-def test_error_has_what_the_event_has(event: dict[str, Any], error: Error) -> None:
+def test_error_row_shows_event_fields(event: dict[str, Any], error: Error) -> None:
     assert view(None, snapshot(metrics(), 1, errors=[event])).errors == [error]
 
 
 SECONDS = 30.0
-"""How long a test waits for what must come."""
+"""How long a test waits for an expected output."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 ALTERNATE, MAIN = "\x1b[?1049h", "\x1b[?1049l"
 
 
 def answer_to_metrics(started: float = 1000.0, failed: int = 0) -> dict[str, Any]:
     """Return an answer to metrics."""
-    found = Metrics(lambda: 0.0, "Containerd")
-    found.gauge("build_info", 1, "0.9.0", "3.11.2")
+    recorded = Metrics(lambda: 0.0, "Containerd")
+    recorded.gauge("build_info", 1, "0.9.0", "3.11.2")
     gauges = {"held_calls": 3, "held_oldest_seconds": 4, "connections_open": 5, "store_pods": 6, "store_containers": 7}
     for name, value in gauges.items():
-        found.gauge(name, value)
-    found.count("calls", "CreateContainer", "agreed")
+        recorded.gauge(name, value)
+    recorded.count("calls", "CreateContainer", "agreed")
     for _ in range(failed):
-        found.count("calls", "CreateContainer", "failed")
-    return figures(found, started)
+        recorded.count("calls", "CreateContainer", "failed")
+    return figures(recorded, started)
 
 
 BROKEN = Refused(500, "it is broken")
@@ -243,7 +243,7 @@ def proxy(tmp_path: Path) -> Iterator[dict[str, Answer]]:
 
 
 @pytest.mark.parametrize("flags", [(), ("--once",)])
-def test_without_a_terminal_one_plain_frame_is_printed(
+def test_top_prints_one_plain_frame_when_stdout_is_no_terminal(
     run: Run, proxy: dict[str, Answer], tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     proxy["readyz"] = UNREADY
@@ -259,19 +259,19 @@ def test_without_a_terminal_one_plain_frame_is_printed(
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_events_are_read_on_and_again_after_a_restart(proxy: dict[str, Answer], tmp_path: Path) -> None:
+def test_events_are_read_once_and_again_after_restart(proxy: dict[str, Answer], tmp_path: Path) -> None:
     observer = top._Observer(AdminClient(f"{tmp_path}/admin.sock"))
     proxy["events"] = [{"number": 1, "kind": "refused"}, {"number": 2, "kind": "edited"}]
     assert [event["number"] for event in observer.inspect().errors] == [1]
     proxy["events"] = [{"kind": "gap", "from": 3, "to": 4}, *({"number": n, "kind": "slow"} for n in range(5, 1500))]
-    assert len(observer.inspect().errors) == top._KEPT_ERRORS
+    assert len(observer.inspect().errors) == top._MOST_ERRORS
     assert [event["number"] for event in observer.inspect().errors][-1] == 1499
     proxy["metrics"] = answer_to_metrics(started=2000.0)
     proxy["events"] = [{"number": 1, "kind": "stall"}]
     last = observer.inspect()
     assert [event["kind"] for event in last.errors] == ["stall"]
     proxy["hooks"] = BROKEN
-    after = observer.check_again_later()
+    after = observer.inspect_or_last()
     assert (after.samples, after.missing) == (last.samples, "it is broken")
 
 
@@ -280,7 +280,7 @@ UNREADABLE += [("metrics", {**answer_to_metrics(), "values": [["unheard_of", [],
 
 
 @pytest.mark.parametrize(("method", "answer"), UNREADABLE)
-def test_answer_of_another_version_is_reported(
+def test_top_reports_answer_of_other_version(
     run: Run, proxy: dict[str, Answer], tmp_path: Path, method: str, answer: Answer
 ) -> None:
     proxy[method] = answer
@@ -313,7 +313,7 @@ class Terminal:
         os.write(self.master, keys.encode())
 
     def until(self, text: str) -> str:
-        """Return what was written up to a text, without the escapes' and older output; what follows is kept."""
+        """Return the output up to a text, without escapes and older output; the following output is buffered."""
         deadline = time.monotonic() + SECONDS
         while text not in self.read:
             if not select.select([self.master], [], [], deadline - time.monotonic())[0]:
@@ -323,7 +323,7 @@ class Terminal:
         return _ESCAPES.sub("", before)
 
     def ended(self) -> int:
-        """Return the exit code of the program, when it has left the terminal as it was."""
+        """Return the program's exit code once it has restored the terminal."""
         self.until(MAIN)
         code = self.process.wait(SECONDS)
         assert termios.tcgetattr(self.slave) == self.before
@@ -353,7 +353,7 @@ ENDS: dict[str, Callable[[Terminal], object]] = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("proxy")
 @pytest.mark.parametrize("end", ENDS)
-def test_terminal_is_as_it_was_however_it_ends(tmp_path: Path, end: str) -> None:
+def test_terminal_is_restored_at_every_end(tmp_path: Path, end: str) -> None:
     with terminal(tmp_path) as shown:
         shown.until(ALTERNATE)
         shown.until("ERRORS, UTC")
@@ -363,8 +363,8 @@ def test_terminal_is_as_it_was_however_it_ends(tmp_path: Path, end: str) -> None
 
 
 @pytest.mark.slow
-def test_frames_follow_proxy_and_size(proxy: dict[str, Answer], tmp_path: Path) -> None:
-    """Keys are taken while the proxy hangs, too."""
+def test_frames_follow_proxy_and_terminal_size(proxy: dict[str, Answer], tmp_path: Path) -> None:
+    """Keys are handled while the proxy hangs, too."""
     with terminal(tmp_path) as shown:
         shown.until("since its start")
         proxy["metrics"] = answer_to_metrics(failed=42)

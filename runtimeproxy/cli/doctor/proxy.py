@@ -13,10 +13,10 @@ from runtimeproxy.files import folder_fault
 from runtimeproxy.relay.listener import group_id
 from runtimeproxy.settings.version import VERSION
 
-FEW_FILES = 4096
+LEAST_FILES = 4096
 """A limit of open files below which a node's connections may not fit: each takes two, a tunnel two more."""
-FULL = 0.8
-"""The share of a limit that is too much."""
+HIGH_SHARE = 0.8
+"""The share of a limit above which a check warns or fails."""
 OLDEST_KERNEL = (4, 19)
 _LIBRARIES = ("aiohttp", "protobuf", "uvloop")
 _START = "start the proxy, or give doctor the flags that the proxy runs with"
@@ -37,33 +37,33 @@ UNIT = {
 def socket_file(machine: Machine) -> list[Finding]:
     path, mode = machine.config.listen_endpoint, machine.config.socket_mode
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         return [failed(f"{path} is not there: no proxy listens", _START)]
-    rights = stat.S_IMODE(found.st_mode)
-    if not stat.S_ISSOCK(found.st_mode):
+    rights = stat.S_IMODE(status.st_mode)
+    if not stat.S_ISSOCK(status.st_mode):
         return [failed(f"{path} is not a socket", "remove it, or set --koord-runtimeproxy-endpoint to another path")]
     if not machine.listeners(path):
-        to_do = "start the proxy, which replaces the old socket, or give doctor the proxy's flags"
-        return [failed(f"{path} is there and nobody listens on it", to_do)]
-    if found.st_uid not in (0, os.geteuid()):
-        return [failed(f"{path} belongs to user {found.st_uid}", "stop the program that made it, and start the proxy")]
+        advice = "start the proxy, which replaces the old socket, or give doctor the proxy's flags"
+        return [failed(f"{path} is there and nobody listens on it", advice)]
+    if status.st_uid not in (0, os.geteuid()):
+        return [failed(f"{path} belongs to user {status.st_uid}", "stop the program that made it, and start the proxy")]
     if rights & ~mode:
-        to_do = "restart the proxy; where systemd makes the socket set SocketMode="
-        return [warning(f"{path} has mode {rights:04o}, wider than --socket-mode {mode:04o}", to_do)]
+        advice = "restart the proxy; where systemd makes the socket set SocketMode="
+        return [warning(f"{path} has mode {rights:04o}, wider than --socket-mode {mode:04o}", advice)]
     return [ok(f"{path} listens, mode {rights:04o}")]
 
 
 def directory(machine: Machine) -> list[Finding]:
     folder, group = os.path.dirname(machine.config.listen_endpoint), machine.config.socket_group
     try:
-        found = os.lstat(folder)
+        status = os.lstat(folder)
     except FileNotFoundError:
         return [failed(f"{folder} is not there", "start the proxy, which makes it, or give doctor the proxy's flags")]
-    if not stat.S_ISDIR(found.st_mode):
-        to_do = "set --koord-runtimeproxy-endpoint to a real directory's path"
-        return [failed(f"{folder} is a link or no directory", to_do)]
-    if fault := folder_fault(found, None if group is None else group_id(group)):
+    if not stat.S_ISDIR(status.st_mode):
+        advice = "set --koord-runtimeproxy-endpoint to a real directory's path"
+        return [failed(f"{folder} is a link or no directory", advice)]
+    if fault := folder_fault(status, None if group is None else group_id(group)):
         return [failed(f"{folder} {fault}, who could replace the socket", "chown it to root and chmod it to 0755")]
     return [ok(f"{folder} can be written by no other user")]
 
@@ -80,17 +80,17 @@ def lock(machine: Machine) -> list[Finding]:
     if holder is None:
         return [ok(f"nobody holds {path}.lock")]
     if not listening:
-        to_do = "wait for its end: its log shows what it waits for (docs/operation.rst, Stop)"
-        return [warning(f"pid {holder} holds {path}.lock and does not listen", to_do)]
+        advice = "wait for its end: its log shows what it waits for (docs/operation.rst, Stop)"
+        return [warning(f"pid {holder} holds {path}.lock and does not listen", advice)]
     if listening.isdisjoint(machine.open_sockets(holder)):
-        to_do = f"stop pid {holder} if it is no proxy, or the program that took the socket's place"
-        return [failed(f"pid {holder} holds {path}.lock and another process listens on the socket", to_do)]
+        advice = f"stop pid {holder} if it is no proxy, or the program that took the socket's place"
+        return [failed(f"pid {holder} holds {path}.lock and another process listens on the socket", advice)]
     return [ok(f"pid {holder}, which listens, holds {path}.lock")]
 
 
 def file_limits(machine: Machine) -> Iterator[Finding]:
     used, _, most = (int(number) for number in machine.text("proc/sys/fs/file-nr").split())
-    if used > FULL * most:
+    if used > HIGH_SHARE * most:
         yield warning(f"{used} of the machine's {most} files are open", "raise fs.file-max, or find who leaks them")
     pid = machine.proxy()
     if pid is None:
@@ -100,11 +100,11 @@ def file_limits(machine: Machine) -> Iterator[Finding]:
     count = len(os.listdir(machine.path(f"proc/{pid}/fd")))
     if limit is None or limit[1] == "unlimited":
         yield ok(f"the proxy (pid {pid}) has {count} files open, without a limit")
-    elif count > FULL * int(limit[1]):
-        to_do = "raise LimitNOFILE= and restart; a log that names a peer's many connections shows who uses them"
-        yield failed(f"the proxy (pid {pid}) has {count} of {limit[1]} files open", to_do)
-    elif int(limit[1]) < FEW_FILES:
-        yield warning(f"the proxy (pid {pid}) may open {limit[1]} files only", f"set LimitNOFILE={FEW_FILES} or more")
+    elif count > HIGH_SHARE * int(limit[1]):
+        advice = "raise LimitNOFILE= and restart; a log that names a peer's many connections shows who uses them"
+        yield failed(f"the proxy (pid {pid}) has {count} of {limit[1]} files open", advice)
+    elif int(limit[1]) < LEAST_FILES:
+        yield warning(f"the proxy (pid {pid}) may open {limit[1]} files only", f"set LimitNOFILE={LEAST_FILES} or more")
     else:
         yield ok(f"the proxy (pid {pid}) has {count} of {limit[1]} files open")
 
@@ -121,12 +121,12 @@ def unit(machine: Machine) -> list[Finding]:
     name = services[-1]
     lines = machine.systemctl(["show", f"--property={','.join(UNIT)}", "--", name]).splitlines()
     shown = dict(line.split("=", 1) for line in lines if "=" in line)
-    found = [
-        warning(f"{name} has {key}={shown[key]}", to_do)
-        for key, (good, to_do) in UNIT.items()
+    findings = [
+        warning(f"{name} has {key}={shown[key]}", advice)
+        for key, (good, advice) in UNIT.items()
         if key in shown and not re.fullmatch(good, shown[key])
     ]
-    return found or [ok(f"{name}: {', '.join(f'{key}={value}' for key, value in shown.items())}")]
+    return findings or [ok(f"{name}: {', '.join(f'{key}={value}' for key, value in shown.items())}")]
 
 
 def versions(machine: Machine) -> Iterator[Finding]:
