@@ -27,7 +27,7 @@ from runtimeproxy.model import no_effect
 from runtimeproxy.model.fields import RESOURCE_FIELDS
 from runtimeproxy.model.hookpoints import HOOK_POINTS, Part
 from runtimeproxy.observe.events import EventKind
-from runtimeproxy.observe.metric_table import HOOK_SERVER_SERIES, HOOK_SERVERS, METRICS, OTHER_LABEL, ROWS, SECONDS
+from runtimeproxy.observe.metric_table import HOOK_SERVER_SERIES, HOOK_SERVERS, OTHER_LABEL, ROWS, SECONDS
 from runtimeproxy.settings.options import FILE_OPTION, FIRST_VERSION, OPTIONS, Option
 from runtimeproxy.settings.version import VERSION
 from runtimeproxy_hooks import __main__ as hooks_main

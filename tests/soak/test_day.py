@@ -114,9 +114,9 @@ class Node:
         deadline = time.monotonic() + sync.PASS_SECONDS + SETTLED_SECONDS
         gc.collect()  # clients of grpcio close a connection only when their last call is collected
 
-        def stored() -> set[str]:
+        def differing() -> set[str]:
             pods, containers = subjects.records(admin.with_new_deadline())
-            return {record["id"] for record in (*pods, *containers)}
+            return {record["id"] for record in (*pods, *containers)} ^ ids
 
         while await asyncio.to_thread(differing) and time.monotonic() < deadline:
             await asyncio.sleep(0.1)

@@ -19,7 +19,7 @@ import grpc
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
-from runtimeproxy.observe.events import shown
+from runtimeproxy.observe.events import event_object
 from runtimeproxy.observe.metric_table import METRICS, Key
 from tests.amounts import HOOK_FAILURES
 from tests.deploy.files import ALERTS, metrics
@@ -192,7 +192,7 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
                 assert raised.value.status == (front.refused if injection.kind == REFUSING else front.failed)
                 assert f"hook server 'early' at {POINT}: " in raised.value.text
             if reason := REASONS.get(injection.kind):
-                found = [shown(row) for row in proxy.metrics.events.read(before)[0]]
+                found = [event_object(row) for row in proxy.metrics.events.read(before)[0]]
                 events = [
                     (each["kind"], each["reason"]) for each in found if each["kind"] in ("failed_open", "refused")
                 ]

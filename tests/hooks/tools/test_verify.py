@@ -86,27 +86,6 @@ async def test_good_server_keeps_every_rule(tmp_path: Path, name: str) -> None:
     assert {found[rule].words for rule in refused} <= {"the plain request is refused: give one that is not (-f)"}
 
 
-CALLED_POINTS = [
-    ("all", GOOD["an echo"], (), HOOK_POINTS),
-    ("one", one_point, (), TWO_POINTS[1:]),
-    ("named", GOOD["an echo"], TWO_POINTS[:1], TWO_POINTS[:1]),
-    ("others where no named one is served", one_point, TWO_POINTS[:1], TWO_POINTS[1:]),
-]
-
-
-@pytest.mark.parametrize(("made", "named", "served"), rows(CALLED_POINTS))
-async def test_named_points_or_all_served_are_tried(tmp_path: Path, made: Made, named: Points, served: Points) -> None:
-    tried: set[HookPoint] = set()
-
-    async def note(subject: TriedServer) -> None:
-        tried.update(subject.sound)
-
-    found = await verdicts(tmp_path, made, named, tried=(*RULES, Rule("note", "It is noted.", note)))
-    assert marked(found, Mark.BROKEN) == ({"serves"} if set(named) - set(served) else set())
-    assert tried == set(served)
-
-
-NUMBERS = "cpu_period, cpu_quota, cpu_shares, memory_limit_in_bytes, memory_swap_limit_in_bytes"
 ENDED = "afterwards a plain request: not reachable: No such file or directory"
 
 
