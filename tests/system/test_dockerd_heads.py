@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.docker.exchange import Action, Route, route
+from runtimeproxy.docker.exchange import Action, Route, find_route
 from runtimeproxy.wire.http1 import Rule
 from tests.amounts import examples
-from tests.docker.followed import OURS, answers, check_refused, follow, mutations
+from tests.docker.followed import PROXY_PREFIX, answers, check_refused, follow, mutations
 from tests.docker.forms import FOLLOWING, FORMS, HIDDEN, SECRET, TARGETS, Form, post, stream
 from tests.docker.test_exchange_routes import HELD, ID, PASSING
 from tests.engines.dockerd import BUSYBOX, Dockerd
@@ -65,7 +65,7 @@ def compare(dockerd: Dockerd, between: str, data: bytes) -> None:
         if through != direct and read.cut(data) and direct[-1].endswith(REFUSED_UNREAD):
             direct.pop()  # dockerd refuses the beginning of a head; the proxy ends the connection
         assert through == direct
-        assert not any(OURS in part for part in through)
+        assert not any(PROXY_PREFIX in part for part in through)
     else:
         check_refused(read, direct, through)
     # The answer names the requested container; a changed name begins like the hidden one.
@@ -166,7 +166,7 @@ def stated(dockerd: Dockerd, method: str, target: str, body: bytes) -> str:
 def agree(dockerd: Dockerd, method: str, target: str) -> Decision:
     """Check that dockerd routes a request as the proxy does; return its decision."""
     decision = decided(dockerd, method, target)
-    ours = route(method, target)
+    ours = find_route(method, target)
     if isinstance(decision, Refused):
         current = target.replace(decision.version, "1.41", 1)
         assert current != target
@@ -234,7 +234,7 @@ NAMES += ("name=\xc3\xa9\xff",)
 def test_name_of_a_create_is_the_one_that_dockerd_reads(dockerd: Dockerd, query: str) -> None:
     """dockerd's error contains a name that no container may have."""
     target = f"/containers/create?{query}"
-    decision = route("POST", target)
+    decision = find_route("POST", target)
     assert decision is not None
     text = stated(dockerd, "POST", target, json.dumps({"Image": BUSYBOX}).encode())
     assert text.startswith(f"Invalid container name ({decision.name}), ")
