@@ -271,7 +271,7 @@ def _parse_event(line: bytes) -> Event | None:
 
 
 def _error_message(reply: bytes) -> str:
-    """Return the message of an error reply, cut to _LONGEST_TEXT characters; "" if it has none."""
+    """Return the message of an error reply, cut to _MESSAGE_LIMIT characters; "" if it has none."""
     try:
         return str(json.loads(reply)["message"])[:_MESSAGE_LIMIT]
     except (ValueError, RecursionError, TypeError, KeyError):

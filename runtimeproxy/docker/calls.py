@@ -190,7 +190,7 @@ class ReferenceCall(DockerCall):
         self._id = ""
         self._was_stored = False
         self._changes_seen: int | None = None
-        """``EventFollower.changes`` when the daemon was queried for the subject; None if it was not."""
+        """``EventFollower.foreign_changes`` when the daemon was queried for the subject; None if it was not."""
 
     def identify(self) -> bool:
         stored = self.shared.lookup.stored(self._reference)

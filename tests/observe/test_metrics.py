@@ -118,7 +118,7 @@ VALUES = {
     "outcome": ["agreed", "failed"],
     "part": ["own", "hooks", "runtime", "post"],
     "hook": [point.name for point in HOOK_POINTS],
-    "method": [labels[0] for _, labels in (*docker_routes.PASSING_SERIES, cri_routes.PASSING_OTHER)],
+    "method": [labels[0] for _, labels in (*docker_routes.PASSING_SERIES, cri_routes.OTHER_SERIES)],
 }
 """The values of labels, where there are more than two."""
 USUAL = {"reason": ["deadline"], "code": ["ok"], "field": ["envs", "cgroup_parent", "resources.unified"]}
