@@ -40,7 +40,7 @@ class Data:
 
 @dataclass(slots=True)
 class HeaderBlock:
-    """A header block of one stream, complete once ``standalone`` is set."""
+    """A header block of one stream, complete once ``encoded`` is set."""
 
     blocks: headers.Blocks
     """The header compression of its direction."""
@@ -53,18 +53,18 @@ class HeaderBlock:
     size: int
     end: bool
     """True if END_STREAM is set: the block ends its half of the stream."""
-    standalone: bytes = b""
+    encoded: bytes = b""
     """The block re-encoded without references to the HPACK dynamic table."""
 
     def send(self, sink: FlowControlledSender, stream: int, source: FlowControlledSender | None = None) -> None:
         """Send the block on, as its own frames if nothing changes. A queued block may still be dropped, so it must not
         carry the table size update (relay-rules A1)."""
         if self.blocks.standalone:
-            block = self.standalone
+            block = self.encoded
         elif sink.congested or sink.cut_through:
-            block = headers.alone(self.standalone)
+            block = headers.alone(self.encoded)
         else:
-            block = self.blocks.mark(self.standalone)
+            block = self.blocks.mark(self.encoded)
         if b"".join(self.fragments) == block:
             frames = b"".join(self.originals)
         else:
@@ -380,13 +380,13 @@ class FrameRelay(ABC):
         self._block = None if self._any_legal else block
         if not self._any_legal:
             return
-        block.standalone = self.blocks.translate(b"".join(block.fragments))
+        block.encoded = self.blocks.translate(b"".join(block.fragments))
         handled = self.streams.get(stream)
         if block.kind == http2.PUSH_PROMISE:
             block.send(self.sink, stream)
         elif handled is not None:
             (handled.client_headers if self.from_client else handled.runtime_part)(block)
-        elif self.passes_block(stream, block.standalone, block.end):
+        elif self.passes_block(stream, block.encoded, block.end):
             block.send(self.sink, stream)
         else:
             self.handle_request(block)

@@ -80,7 +80,7 @@ class ImageStream:
         if self.ended:
             return
         self._half_closed |= block.end
-        frames = http2.header_frames(self._stream, headers.alone(block.standalone), block.end)
+        frames = http2.header_frames(self._stream, headers.alone(block.encoded), block.end)
         self._service.send_frame(self._stream, frames)
 
     def client_data(self, data: Data) -> None:

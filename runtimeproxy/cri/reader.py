@@ -125,7 +125,7 @@ class CriHeld(HeldCall):
         if self.state is CallState.RELEASED:
             block.send(self.owner.to_runtime, self.stream)
             return
-        if len(block.standalone) + len(block.originals) * bounds.OVERHEAD_BYTES > bounds.HELD_TRAILERS_BYTES:
+        if len(block.encoded) + len(block.originals) * bounds.OVERHEAD_BYTES > bounds.HELD_TRAILERS_BYTES:
             raise Excess("header_block", "trailers of a held call are too long")
         self._trailers = block
         if not self._is_complete:
@@ -150,7 +150,7 @@ class CriHeld(HeldCall):
     def runtime_part(self, part: Data | HeaderBlock) -> None:
         """Pass and copy a part of the reply. Retain the frame that ends it, and read the reply."""
         if isinstance(part, HeaderBlock):
-            self.reply_fields.update(_reply_fields(part.standalone))
+            self.reply_fields.update(_reply_fields(part.encoded))
         elif len(self._reply_body) <= bounds.REPLY_BYTES:
             self._reply_body = _append(self._reply_body, part.payload) if self._reply_body else part.payload
         if self.state is CallState.RELEASED and not part.end:
@@ -486,7 +486,7 @@ class FromClient(FrameRelay):
             reader.answer(stream, http2.rst_stream(stream, http2.REFUSED_STREAM))
             return
         try:
-            path = headers.path(headers.walk(block.standalone))
+            path = headers.path(headers.walk(block.encoded))
         except headers.AmbiguousPath:
             path = b""
             if not shared.passes_ambiguous():
