@@ -311,7 +311,7 @@ class StartCall(ContainerCall):
 
 
 class UpdateCall(ContainerCall):
-    """UpdateContainerResources: hooks see the kubelet's original values, the runtime gets what differs (hook-api)."""
+    """UpdateContainerResources: hooks see the kubelet's original values, the runtime gets the changes (hook-api)."""
 
     @read_once
     def update(self) -> EffectiveUpdate:

@@ -37,7 +37,7 @@ END = Data(b"", 0, True, b"")
 
 
 class CriHeld(HeldCall):
-    """A held call's stream. The request's headers have already gone to the runtime; its DATA waits."""
+    """A held call's stream. The request's headers were already sent to the runtime; its DATA waits."""
 
     # Defaults on the class, to save memory: most calls never set these.
     _message: bytes | None = None

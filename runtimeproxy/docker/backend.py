@@ -249,7 +249,7 @@ async def _read_part(route: str, response: "aiohttp.ClientResponse") -> bytes:
         with _as_backend_errors(route), suppress(TimeoutError):
             async with asyncio.timeout(CHECK_SECONDS):
                 return await response.content.readany()
-        # After a malformed chunk aiohttp closes the connection, but leaves the reader waiting for ever.
+        # After a malformed chunk aiohttp closes the connection, but its reader waits for ever.
         if response.connection is None or response.connection.closed:
             raise BackendError(f"{route}: the stream broke off")
 

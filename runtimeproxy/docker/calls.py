@@ -277,7 +277,7 @@ class StartCall(ReferenceCall):
 
 
 class UpdateCall(ReferenceCall):
-    """UpdateContainerResources: hooks see the kubelet's original values, the daemon gets what differs (hook-api)."""
+    """UpdateContainerResources: hooks see the kubelet's original values, the daemon gets the changes (hook-api)."""
 
     container_operation = Operation.UPDATE_CONTAINER_RESOURCES
     _expects_event = False

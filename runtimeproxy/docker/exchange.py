@@ -49,7 +49,7 @@ class Route:
 _VERSION = r"(?:/v[0-9.]+)?"
 _HELD = {
     "POST": re.compile(_VERSION + r"/containers/(?:create|(.*)/(start|stop|update))"),
-    # Deleting a checkpoint is a route of its own, registered before the container's.
+    # Deleting a checkpoint is a separate route, registered before the container's.
     "DELETE": re.compile(_VERSION + r"/containers/(?![^/]+/checkpoints/[^/]+\Z)(.+)"),
 }
 _UPGRADING = {

@@ -1,7 +1,7 @@
 """Split the bytes of both sides of one connection into the heads and bodies of requests and of answers.
 
 Invariants: parsing stops after a request that is held or may become a tunnel. The body of a held request is collected
-only once it is the first (relay-rules B3, B7). An answer passes as it comes; only a held call's is buffered.
+only once it is the first (relay-rules B3, B7). An answer passes immediately; only a held call's is buffered.
 """
 
 from typing import TYPE_CHECKING

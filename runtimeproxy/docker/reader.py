@@ -37,7 +37,7 @@ class Reader:
         self.daemon_bytes, self.backend_passes = self._answers.feed, self._answers.passes
 
     def awaited(self) -> Exchange | None:
-        """Return the request whose answer comes next; None if the daemon has none to answer."""
+        """Return the request whose answer is next; None if the daemon has none to answer."""
         first = self.pending[0] if self.pending else None
         if isinstance(first, DockerHeld) and (first.state is not CallState.RELEASED or first.reply is not None):
             return None

@@ -1,6 +1,6 @@
-"""Scripted peers for every side of a CRI pair; what is sent and what is expected are written in the same form.
+"""Scripted peers for every side of a CRI pair; sent and expected frames have the same form.
 
-Frames are built by hand and header blocks read with hpack, so that the proxy's code is not tested with itself.
+Frames are built by hand, and hpack reads header blocks, so that the proxy's code is not tested with itself.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -150,7 +150,7 @@ def content(frame: Raw) -> bytes:
 
 
 class Side:
-    """One peer: its bytes go into ``feed``, what the proxy sends it comes from ``sender``."""
+    """A peer: ``feed`` is called with its bytes; ``sender`` has the proxy's output to it."""
 
     def __init__(self, feed: Callable[[bytes], None], sender: FlowControlledSender, preface: bool) -> None:
         self.decoder = Decoder(max_header_list_size=2**24)
@@ -162,7 +162,7 @@ class Side:
         self._feed(b"".join(frame if isinstance(frame, bytes) else frame.wire() for frame in frames))
 
     def received_bytes(self) -> bytes:
-        """Return what was received since the last call, with the pending ACKs, as the front sends them."""
+        """Return the bytes received since the last call, with the pending ACKs, as the front sends them."""
         if self._sender.out:
             self._sender.acknowledge()
         data = b"".join(self._sender.out)
@@ -197,7 +197,7 @@ class Side:
 
 
 def shared_by_calls(clock: Callable[[], float], counters: dict[Key, int], separate_image: bool) -> Shared:
-    """Return what the connections of a front share; every call that can be held is held."""
+    """Return the shared state of a front's connections; every call that can be held is held."""
     return Shared(MemoryBudget(), clock, counters, KINDS, separate_image, lambda: False, lambda: True, str)
 
 
@@ -229,7 +229,7 @@ class Play:
         self._images: list[Side] = []
 
     def greet(self, client: Raw = SETTINGS, runtime: Raw = SETTINGS) -> "Play":
-        """Exchange SETTINGS and their ACKs, and drop what both sides got."""
+        """Exchange SETTINGS and their ACKs, and drop the bytes that both sides received."""
         self.client.sends(PREFACE, client)
         self.runtime.sends(runtime, Ack())
         self.client.sends(Ack())
@@ -244,7 +244,7 @@ class Play:
             self.act()
 
     def act(self) -> None:
-        """Record what the reader has read."""
+        """Record the events of the reader."""
         ready = self.reader.ready
         while ready:
             match ready.popleft():
@@ -284,7 +284,7 @@ Frames = bytes | Sequence[Frame]
 
 
 class Step(NamedTuple):
-    """An action and all its effects: what each side gets, and for how many calls hooks are called."""
+    """An action and all its effects: the frames to each side, and the number of calls whose hooks are called."""
 
     act: Act
     to_client: Frames = ()

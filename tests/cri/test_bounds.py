@@ -1,4 +1,4 @@
-"""A peer that breaks the protocol gets GOAWAY and its connection ends; what is kept of a peer is bounded.
+"""A peer that breaks the protocol gets GOAWAY and its connection ends; buffered data of a peer are bounded.
 
 relay-rules A1, A3, A8; fault matrix X1.
 """

@@ -120,7 +120,7 @@ class Scene:
         await self.run()
 
     def ended(self) -> bool:
-        """Read what the client has received, and return whether it sees EOF."""
+        """Read the client's received bytes, and return whether it sees EOF."""
         with suppress(BlockingIOError):
             while data := self.client.recv(1 << 20):
                 self.received += data

@@ -88,9 +88,7 @@ def test_update_memory_and_swap(
         (ALL_RESOURCES, None, overlay(None, ALL_RESOURCES)),
     ],
 )
-def test_update_request_has_only_changed_fields(
-    changes: Changes, base: Resources | None, expected: Resources | None
-) -> None:
+def test_update_request_is_partial(changes: Changes, base: Resources | None, expected: Resources | None) -> None:
     assert messages.read_update(messages.update_request("c1", changes, base)) == ("c1", expected, {})
 
 
@@ -178,7 +176,7 @@ class Kind:
     values: Callable[[Adjustment], Mapping[str, Any]]
 
     def reads(self, message: bytes) -> bool:
-        """Return whether a message can be read; one that cannot is never edited."""
+        """Return whether a message can be read; an unreadable message is never edited."""
         with suppress(Unreadable):
             self.read(message)
             return True
@@ -238,7 +236,7 @@ def put(message: Any, values: Mapping[str, Any]) -> None:
 @settings(deadline=None)
 @given(st.data(), ADJUSTMENTS)
 def test_edit_changes_only_given_fields(kind: Kind, appends: bool, data: st.DataObject, change: Adjustment) -> None:
-    """protobuf's parser (upb) is the oracle; it keeps unknown fields as they are."""
+    """protobuf's parser (upb) is the oracle; it retains unknown fields."""
     message = data.draw(random_messages(kind.type.DESCRIPTOR.name))
     assume(kind.reads(message))
     expected = kind.type.FromString(message)

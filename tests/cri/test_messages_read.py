@@ -1,4 +1,4 @@
-"""Parsing CRI requests. They are made from the fakes' messages with more fields: those not read must not matter."""
+"""Parsing CRI requests. They are made from the fakes' messages with more fields: unread fields must not matter."""
 
 from collections.abc import Callable
 from contextlib import suppress

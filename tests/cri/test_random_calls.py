@@ -173,7 +173,7 @@ def test_random_calls_arrive_unchanged(rounds: list[tuple[list[Call], list[int],
 
 
 def settle(play: peer.Play) -> None:
-    """Release what is held, and send the answers that wait."""
+    """Release the held requests, and send the waiting answers."""
     for call in play.calls:
         call.send_request(None)
     for call in play.settled:
@@ -184,5 +184,5 @@ def settle(play: peer.Play) -> None:
 
 
 def passing(frames: list[Raw], held: set[int]) -> list[Raw]:
-    """Return the frames that pass whatever happens to held calls."""
+    """Return the frames that do not depend on held calls."""
     return [frame for frame in frames if frame.stream not in held and (frame.kind, frame.stream) != (8, 0)]

@@ -1,4 +1,4 @@
-"""What passes unchanged: header tables, paths, windows, DATA, SETTINGS, PINGs (relay-rules A1 to A4, A8, A9)."""
+"""Frames that pass unchanged: header tables, paths, windows, DATA, SETTINGS, PINGs (relay-rules A1 to A4, A8, A9)."""
 
 import pytest
 from hpack import Encoder
@@ -149,7 +149,7 @@ EACH_STATE = pytest.mark.parametrize("acknowledged", [True, False])
 
 @pytest.mark.parametrize("from_client", [True, False], ids=["client", "runtime"])
 def test_a1_indexed_fields_before_ack_keep_their_values(from_client: bool) -> None:
-    """A peer indexes what it sends until it has the other side's SETTINGS (promise 4)."""
+    """A peer indexes header fields until it has the other side's SETTINGS (promise 4)."""
     play, encoder = peer.Play(), Encoder()
     sender, receiver = sides(play, from_client)
     frames = [Headers(stream, (*peer.VERSION, (b"x-a", b"1"))) for stream in (1, 3)]
@@ -215,9 +215,9 @@ def test_call_passes_or_is_held_by_path(path: bytes, acknowledged: bool) -> None
     """A call without a hook point is counted once by its method and may pass without hook servers (start and stop)."""
     play, fields = begin(acknowledged, separate_image=True), peer.request(path)
     play.start_and_stop_pass = True
-    for stream in (3, 5, 7):  # the later blocks are known
+    for stream in (3, 5, 7):  # the later blocks are cached
         play.client.sends(Headers(stream, fields), Data(stream, CALL, end=True))
-    play.client.sends(Headers(5, fields, end=True))  # trailers, whatever they contain
+    play.client.sends(Headers(5, fields, end=True))  # trailers, which may contain anything
     held = path in HELD and HELD[path].operation not in UNRECORDED
     method = path.decode().rpartition("/")[2] if path in routes.PASSING_SERIES else "other"
     assert counted(play) == ({} if held else {method: 3})
@@ -298,7 +298,7 @@ REQUESTED, ACKNOWLEDGED = Ping(b"12345678"), Ping(b"12345678", ack=True)
 ARRIVED = Ping(b"arrived?"), Ping(b"arrived?", ack=True)
 LAST = GoAway(2**31 - 1)
 PingSteps = list[tuple[str, list[peer.Frame | bytes], bytes | list[peer.Frame], bytes | list[peer.Frame]]]
-"""Who sends, the peer that sends the PINGs or the other one; what it sends; what the peer and the other one get."""
+"""The sender: the peer that sends the PINGs or the responder; its frames; the frames to pinger and responder."""
 
 
 def numbered(count: int, ack: bool = False) -> list[peer.Frame]:

@@ -1,4 +1,4 @@
-"""The end of a connection: GOAWAY, streams opened too late, what is not finished (relay-rules A11)."""
+"""The end of a connection: GOAWAY, streams opened too late, unfinished work (relay-rules A11)."""
 
 import pytest
 
@@ -75,7 +75,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
         peer.returns(GoAway(3, 1)),
         peer.returns(GoAway(1, 2, b"x")),
     ],
-    # what comes and ends after it
+    # streams that open or end after it
     "what is swallowed is credited": [
         Step(LEAVES, to_client=[MOST, GoAway(0)]),
         Step(client(QUERY), to_client=[Reset(1, REFUSED)]),

@@ -1,4 +1,4 @@
-"""Held calls: calls of hooks, what is sent and kept, how they end (relay-rules A4 to A7, A13, C1, C2, C5)."""
+"""Held calls: calls of hooks, sent and buffered data, their end (relay-rules A4 to A7, A13, C1, C2, C5)."""
 
 import gzip
 import weakref
@@ -145,7 +145,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(runtime(Headers(1, REPLY), *[FULL] * 16, END, Credit(1, 3), CANCEL), to_runtime=[Credit(0, STEP)]),
         Step(client(*[FULL] * 16, END, Credit(1, 4), CANCEL), to_client=[LATE_CREDIT]),
     ],
-    # C5: the runtime leaves
+    # C5: the runtime closes
     "C5: an answer that is kept outlives the runtime": [
         *RETAINED,
         Step(runtime_closed),
@@ -266,7 +266,7 @@ def test_a4_inflated_message_is_counted() -> None:
 
 
 def test_request_counts_until_call_is_freed() -> None:
-    """That is so whether it has left or waits for the runtime's credit: Post hooks may need it after the answer."""
+    """It may have been sent or wait for the runtime's credit: Post hooks may need it after the answer."""
     play = peer.greeted()
     play.runtime.sends(Settings(((4, 0),)))
     for stream in (1, 3, 5):

@@ -1,4 +1,4 @@
-"""Parsing statuses and lists, whatever a runtime answers; the JSON is containerd 1.6.20's, shortened."""
+"""Parsing statuses and lists of any runtime; the JSON is containerd 1.6.20's, shortened."""
 
 import json
 from collections.abc import Callable, Iterator

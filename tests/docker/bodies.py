@@ -42,7 +42,7 @@ REPORTED_POD = PodInfo(
 REQUESTED = Resources(
     cpu_shares=1024, memory_limit_in_bytes=64 * MIB, memory_swap_limit_in_bytes=64 * MIB, cpuset_cpus="0-1"
 )
-"""What the kubelet requests with ``CONTAINER``: dockershim adds the swap limit."""
+"""The kubelet's resources of ``CONTAINER``: dockershim adds the swap limit."""
 ANNOTATIONS = {
     "io.kubernetes.container.hash": "d464c1e4",
     "io.kubernetes.container.restartCount": "2",

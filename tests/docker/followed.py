@@ -1,6 +1,6 @@
-"""The requests that the proxy's parser finds in a client's bytes, or why it refuses them; no proxy runs.
+"""The requests that the proxy's parser reads from a client's bytes, or why it refuses them; no proxy runs.
 
-Each request is answered when it is complete, so that nothing stays unread after one that may upgrade.
+Each request is answered when it is complete, so that nothing stays unread after a request that may upgrade.
 """
 
 import re
@@ -20,7 +20,7 @@ from tests.docker.forms import FORMS, SECRET, TARGETS, stream
 
 @dataclass
 class Connection:
-    """Receives what ``Requests`` reads; nothing is held."""
+    """Receives the output of ``Requests``; nothing is held."""
 
     to_daemon: list[bytes] = field(default_factory=list)
     rule: Rule | None = None
@@ -36,7 +36,7 @@ class Connection:
         self._requests = Requests(reader)
 
     def feed(self, data: bytes, sizes: Iterable[int] = ()) -> None:
-        """Read bytes in parts of these sizes, and the rest in one; answer each request."""
+        """Read bytes in parts of these sizes, and the remaining bytes together; answer each request."""
         offsets = [offset for offset in accumulate(sizes, initial=0) if offset < len(data)]
         for start, end in pairwise([*offsets, len(data)]):
             self._requests.feed(data[start:end])
@@ -100,7 +100,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def answers(raw: bytes) -> list[bytes]:
-    """Return the final answers in what a daemon sent, with the same Date in all."""
+    """Return the final answers in a daemon's bytes, with the same Date in all."""
     return [part for part in _ANSWER.split(_DATE.sub(b"Date: now", raw)) if part not in (b"", _CONTINUE)]
 
 

@@ -13,7 +13,7 @@ N = b"%x" % len(SECRET)
 """The length of the hidden request in hexadecimal, as in a chunk's first line."""
 
 TARGETS = ("/containers/first/kill", "/containers/create?name=first", "/v1.41/containers/first/stop?t=0")
-"""Targets: one that passes, one that is held, one that may be held."""
+"""Targets of a request that passes, one that is held, one that may be held."""
 
 
 class Form(NamedTuple):
@@ -58,8 +58,8 @@ def one_chunk(line: bytes = N + CRLF, end: bytes = CRLF) -> bytes:
 
 def first_line(line: str) -> Callable[[str], bytes]:
     """Return a form with this request line, with @ for the target; its body is the hidden request."""
-    rest = f"\r\nHost: h\r\nContent-Length: {len(SECRET)}\r\n\r\n"
-    return lambda target: (line.replace("@", target) + rest).encode("latin-1") + SECRET
+    head_end = f"\r\nHost: h\r\nContent-Length: {len(SECRET)}\r\n\r\n"
+    return lambda target: (line.replace("@", target) + head_end).encode("latin-1") + SECRET
 
 
 def hosted(host: bytes) -> Callable[[str], bytes]:
@@ -84,7 +84,7 @@ def _with_end(ends: bytes) -> Callable[[str], bytes]:
 
 TE, CL = "Transfer-Encoding: chunked", "Content-Length: N"
 RIGHT_CL = f"Content-Length: {len(SECRET)}"
-OLD, KEPT = {"version": "HTTP/1.0"}, "Connection: keep-alive"
+OLD, KEEP_ALIVE = {"version": "HTTP/1.0"}, "Connection: keep-alive"
 
 LENGTHS = [" N| N", " N| M", " M| N", " N, N", " N, M", " N,", " N ; x", " +N", " -N", "", "| N", " N|", " 0xN", " N.0"]
 LENGTHS += [" NN", " \tN\t ", " 0N", " \xb2", " 1e2", " 9223372036854775807", " 9223372036854775808", " N N", "\x0bN"]
@@ -151,8 +151,8 @@ FORMS = (
     *map(lengths, LENGTHS),
     *map(coded, CODINGS),
     Form("TE in HTTP/1.0", post_form(TE, body=NO_CHUNKS + SECRET, **OLD)),
-    Form("TE in HTTP/1.0, kept alive", post_form(TE, KEPT, body=NO_CHUNKS + SECRET, **OLD)),
-    Form("TE and CL in HTTP/1.0", post_form(TE, RIGHT_CL, KEPT, body=SECRET, **OLD)),
+    Form("TE in HTTP/1.0, kept alive", post_form(TE, KEEP_ALIVE, body=NO_CHUNKS + SECRET, **OLD)),
+    Form("TE and CL in HTTP/1.0", post_form(TE, RIGHT_CL, KEEP_ALIVE, body=SECRET, **OLD)),
     # chunks
     *(Form(f"chunk {line!r}", chunked(one_chunk(line))) for line in SIZE_LINES),
     *(Form(f"after a chunk {end!r}", chunked(one_chunk(end=end))) for end in (b"\n", b"", b"xx\r\n")),

@@ -1,6 +1,6 @@
 """The Docker front between a raw client and a fake dockerd, in the test's event loop, with plugins without sockets.
 
-Every byte of a call passes real unix sockets; a node that ends leaves no task and has no fault of its own.
+Every byte of a call passes real unix sockets. A node must end without a task and without an internal error.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """A ``Reader`` without sockets between a scripted client and a scripted daemon, and the steps of their conversations.
 
 A step's keyword arguments are all its effects: the bytes that each side receives, how many calls are held then, and
-whether the proxy reads on from the client.
+whether the proxy continues to read from the client.
 """
 
 import re
@@ -16,13 +16,13 @@ from runtimeproxy.wire.http1 import Send
 from tests.docker.messages import EOF, error, proxy_answer
 
 CUT_BYTES = 10_000
-_PROXY_ANSWER = re.compile(rb'HTTP/1\.1 [^\r]+\r\n(?:[^\r]+\r\n)+\r\n\{"message": "[^"]*"\}\n')
+_ERROR = re.compile(rb'HTTP/1\.1 [^\r]+\r\n(?:[^\r]+\r\n)+\r\n\{"message": "[^"]*"\}\n')
 PlainHeld: Any = type("PlainHeld", (DockerHeld,), dict.fromkeys(DockerHeld.__abstractmethods__))
 
 
 @dataclass
 class Side:
-    """One peer: what it sends is given to ``feed``, what the proxy sends it is taken from ``out``."""
+    """A peer: ``feed`` is called with its bytes; ``out`` has the proxy's output to it."""
 
     feed: Callable[[bytes], None]
     out: list[bytes]
@@ -107,7 +107,7 @@ class Play:
         self.daemon.flush()
 
     def act(self) -> None:
-        """Do what the connection would do, and record the calls that it would start or resume."""
+        """Act as the connection, and record the calls that it would start or resume."""
         while self.reader.ready:
             match self.reader.ready.popleft():
                 case DockerHeld() as call if call.reply is not None:
@@ -162,12 +162,11 @@ class Play:
         return stays_open
 
     def effects(self) -> tuple[bytes, bytes, int]:
-        """Return what the client and the daemon received since the last call, and how many calls were held."""
+        """Return the bytes of client and daemon since the last call, and the number of newly held calls."""
         count, *ended = self._before
         self._before = len(self.calls), self.client.ended, self.daemon.ended
         client, daemon = (
-            _PROXY_ANSWER.sub(lambda match: proxy_answer(*error(match[0])[:2]), side.got())
-            + EOF * (side.ended and not before)
+            _ERROR.sub(lambda match: proxy_answer(*error(match[0])[:2]), side.got()) + EOF * (side.ended and not before)
             for side, before in zip((self.client, self.daemon), ended, strict=True)
         )
         return client, daemon, len(self.calls) - count
@@ -266,9 +265,9 @@ CUT_MODES: tuple[dict[str, Any], ...] = ({"octets": True}, {"octets": True, "sha
 
 
 def converse(steps: Iterable[Step], modes: Iterable[dict[str, Any]] = (*CUT_MODES, *MODES), **options: Any) -> Play:
-    """Play the steps in each way, which must change no effect: byte by byte, in a shared read buffer, without a cache.
+    """Play the steps in each mode, which must change no effect: byte by byte, in a shared read buffer, without a cache.
 
-    Return the last one, which has none of them.
+    Return the last play, which has none of them.
     """
     steps = tuple(steps)
     for mode in modes:

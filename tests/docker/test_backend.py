@@ -1,4 +1,4 @@
-"""The proxy's own requests to dockerd: what is sent, on which connections, what is accepted, and how they fail."""
+"""The proxy's own requests to dockerd: their bytes, connections, accepted replies, and failures."""
 
 import asyncio
 import json
@@ -121,9 +121,7 @@ REFERENCES += [("\udcff", "%FF"), ("a b?c=d#e&f", "a%20b%3Fc%3Dd%23e%26f"), ("a\
 
 
 @pytest.mark.parametrize(("reference", "target"), REFERENCES)
-async def test_reference_is_encoded_as_one_segment(
-    daemon: FakeDockerd, backend: Backend, reference: str, target: str
-) -> None:
+async def test_reference_is_one_segment(daemon: FakeDockerd, backend: Backend, reference: str, target: str) -> None:
     assert await backend.inspect(reference) is None
     assert only(daemon).target == f"/containers/{target}/json"
     assert [await backend.inspect(""), await backend.inspect("/"), await backend.image("")] == [None] * 3
@@ -244,7 +242,7 @@ async def test_close_fails_requests_and_allows_later_ones(daemon: FakeDockerd, b
 @pytest.mark.parametrize("route", [INSPECT, UPDATE, EVENTS])
 @limited
 async def test_cancel_leaves_no_task_and_connection(daemon: FakeDockerd, backend: Backend, route: str) -> None:
-    """At any moment; one connection may be kept for a moment for the next request."""
+    """At any moment; an idle connection may stay open briefly for the next request."""
     if route != EVENTS:
         script(daemon, route, reply(b"[]"))
     before = asyncio.all_tasks()

@@ -1,4 +1,4 @@
-"""Where requests begin and end, compared with h11, however they are cut; slow and huge heads (fault matrix X2)."""
+"""The boundaries of requests in any parts, compared with h11; slow and huge heads (fault matrix X2)."""
 
 from pathlib import Path
 
@@ -45,15 +45,14 @@ def by_h11(data: bytes) -> tuple[Requests, str]:
 
 
 def compare(data: bytes) -> None:
-    """Read with both parsers; check that the requests are equal, up to one that is refused by a rule of the list."""
+    """Read with both parsers; check that the requests are equal, up to a request that a rule of the list refuses."""
     read = follow(data)
     passed = b"".join(read.to_daemon)
-    if not data.startswith(passed):  # h11 refuses the empty lines that were left out
+    if not data.startswith(passed):  # h11 refuses the empty lines that were dropped
         data = passed
     expected, end = by_h11(data)
-    requests = [
-        (exchange.head.method, exchange.head.target) for exchange in read.exchanges if exchange.head is not None
-    ]
+    heads = (exchange.head for exchange in read.exchanges)
+    requests = [(head.method, head.target) for head in heads if head is not None]
     assert requests[: len(expected)] == expected[: len(requests)]
     if end == "closed":
         return

@@ -80,7 +80,7 @@ def test_all_held_requests_share_one_limit() -> None:
 
 
 def test_chunked_body_counts_twice_in_budget() -> None:
-    """It is retained with its chunks and without them; one that has no room is not dechunked further."""
+    """It is buffered with its chunking and without; a body above the budget is not dechunked further."""
     play = converse([client(IN_CHUNKS[:-2])])
     assert play.memory.count == 2 * (len(CHUNKS) - 2)
     top, chunk = request("POST", TARGET, CHUNKED), b"100\r\n" + b"x" * 256 + b"\r\n"
@@ -92,7 +92,7 @@ def test_chunked_body_counts_twice_in_budget() -> None:
 @pytest.mark.parametrize("body", [None, b"{}"], ids=["released", "changed"])
 @pytest.mark.parametrize("is_answered", [False, True])
 def test_released_call_counts_until_answer_is_sent(body: bytes | None, is_answered: bool) -> None:
-    """What was parsed from its request is retained until then."""
+    """The parsed values of its request are retained until then."""
     play = hold_call(CREATE)
     play.call.send_request(body)
     if is_answered:

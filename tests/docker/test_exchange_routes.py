@@ -1,4 +1,4 @@
-"""The routing decision. The tables were compared with gorilla/mux 1.8 on moby's routes; each row says why."""
+"""The routing decision. The tables were compared with gorilla/mux 1.8 on moby's routes; each row has its reason."""
 
 from collections.abc import Mapping
 

@@ -1,5 +1,5 @@
-"""The Docker front: which requests it holds, which hook servers it calls, what passes (relay-rules B10), clients that
-leave, HTTP/2 (relay-rules B4), drains, a daemon that is not reachable.
+"""The Docker front: held and passing requests (relay-rules B10), calls of hook servers, clients that disconnect, HTTP/2
+(relay-rules B4), drains, a daemon that is not reachable.
 """
 
 import asyncio
@@ -128,13 +128,10 @@ async def test_unknown_container_is_read_when_hooks_need_it(
 
 
 @pytest.mark.parametrize(
-    ("route", "hook_point", "called"),
-    [(INSPECT, "PreStartContainer", START), ("GET /info", "PreRunPodSandbox", CREATE)],
+    ("route", "hook", "called"), [(INSPECT, "PreStartContainer", START), ("GET /info", "PreRunPodSandbox", CREATE)]
 )
 @unfollowed
-async def test_call_is_refused_when_subject_cannot_be_read(
-    node: Node, route: str, hook_point: str, called: str
-) -> None:
+async def test_call_is_refused_when_subject_is_unreadable(node: Node, route: str, hook: str, called: str) -> None:
     _, container_id = await node.create_both()
     node.forget()
     node.plugins.add("koordlet", policy=FAIL)
@@ -142,7 +139,7 @@ async def test_call_is_refused_when_subject_cannot_be_read(
     before = len(node.dockerd.requests(called))
     answer = await (node.act("start", container_id) if called == START else node.create("web", node.pod_body()))
     assert (answer.status, node.dockerd.requests(called)[before:]) == (500, [])
-    assert f"refused: hook server 'koordlet' at {hook_point}: unreadable" in answer.message
+    assert f"refused: hook server 'koordlet' at {hook}: unreadable" in answer.message
     assert "canary" not in answer.message
     assert (node.points, node.store.counts()) == ([], (0, 0))
 
@@ -403,9 +400,7 @@ async def test_drain_sends_no_eof_to_daemon(node: Node) -> None:
     hook = node.plugins.gated("a")
     passing, holding = await node.client(), await node.client()
     passing.send(PING)
-    holding.send(
-        request("POST", f"/containers/create?name={bodies.sandbox_name(node.pod)}", encode_body(node.pod_body()))
-    )
+    holding.send(create(node))
     await until(lambda: hang.hanging == 1 and hook.waiting == 1)
     stop = start_stop(node)
     await asyncio.sleep(0.05)
@@ -451,7 +446,7 @@ HALF_SENT += [({}, sent, waits) for sent in (PING, UPLOAD) for waits in (True, F
 @drains
 @pytest.mark.parametrize(("node", "sent", "waits"), HALF_SENT, indirect=["node"])
 async def test_drain_waits_for_half_sent_request(node: Node, sent: bytes, waits: bool) -> None:
-    """The rest cannot come where the first part comes just before a proxy with a daemon shuts down the reading side."""
+    """No more bytes arrive if a proxy with a daemon shuts down the reading side just after the first part."""
     client = await (connect_silent(node) if node.unavailable else connect_used(node))
     if waits:
         client.send(sent[:-5])

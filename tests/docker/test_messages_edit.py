@@ -1,4 +1,4 @@
-"""Editing Docker's bodies: json.loads shows what changed, comparing bytes that nothing else did (relay-rules B8).
+"""Editing Docker's bodies: json.loads shows the changes, compared bytes show no others (relay-rules B8).
 
 Members keep their order, numbers their spelling.
 """
@@ -179,7 +179,7 @@ def test_unsupported_and_normalised_create_fields() -> None:
         assert check_create_fields(changes) == ((), normalised)
 
 
-# What a create requests, what hooks set, and what the daemon gets. A container without swap stays without it.
+# The limits of a create, of its hooks, and of the request to the daemon. A container without swap stays without it.
 CREATES = [((1, 1), (2, None), (2, 2)), ((2, 2), (1, None), (1, 1)), ((0, 0), (1, None), (1, 1))]
 # Without a swap limit in the create the daemon's default, or unlimited swap, stays.
 CREATES += [((1, 0), (2, None), (2, 0)), ((1, -1), (2, None), (2, -1)), ((0, -1), (2, None), (2, -1))]
@@ -265,8 +265,8 @@ def test_cleared_fields_are_removed_from_update(current: Resources, unsupported:
     assert update == Update(body, {"cpuset_cpus": "", "cpu_shares": 0}, unsupported)
 
 
-# What an update requests, what the container has, what hooks set, and the swap limit that the daemon gets.
-# A container without swap stays without it, whether the request says so or the container has no swap.
+# The limits of an update, of the container, and of hooks, and the swap limit that the daemon gets.
+# A container without swap stays without it, whether the request or the container has no swap.
 UPDATES = [((0, 0), (1, 1), (2, None), 2), ((0, 0), (2, 2), (1, None), 1), ((3, 0), (1, 1), (2, None), 2)]
 UPDATES += [((3, 3), (1, 9), (2, None), 2), ((0, 0), (0, 0), (1, None), 1), ((0, 1), (1, 9), (2, None), 2)]
 # A swap limit of its own is only moved where the daemon would refuse it.
@@ -299,7 +299,7 @@ def test_update_swap(limits: Limits, current: Limits, change: Limits, swap: int)
 SLICES = [("", ""), ("-.slice", "/"), ("system.slice", "/system.slice"), ("a.slice.slice", "/a.slice.slice")]
 SLICES += [("kubepods-pod1.slice", "/kubepods.slice/kubepods-pod1.slice")]
 SLICES += [("my.app-x.y.slice", "/my.app.slice/my.app-x.y.slice")]
-# What is no slice is not changed.
+# Other paths are not changed.
 NO_SLICES = ["/kubepods.slice/kubepods-besteffort.slice", "/kubepods/besteffort/podu-1", "kubepods/a-b.slice", "/"]
 NO_SLICES += ["kubepods", "a-b", ".slice", "a--b.slice", "-a.slice", "a-.slice", "--.slice", "a-b.slice\n", "a-b.Slice"]
 # Docker's form is the last name.

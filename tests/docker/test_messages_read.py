@@ -76,7 +76,7 @@ PODS: dict[str, Case] = {
         {"labels": {key: value for key, value in REPORTED_POD.labels.items() if key not in KUBELET_LABELS}},
     ),
     "a runtime": ({"HostConfig/Runtime": "kata"}, POD_NAME, {"runtime_handler": "kata"}),
-    # resources of a pod are those that not every pause container has
+    # a pod's resources are those that differ from every pause container's
     "shares": of_host("CpuShares", 1024, Resources(cpu_shares=1024)),
     "an OOM score": of_host("OomScoreAdj", 5, Resources(oom_score_adj=5)),
     "an OOM score of 0": of_host("OomScoreAdj", 0, None),
@@ -264,8 +264,8 @@ def test_name_is_read_with_and_without_slash_and_suffix() -> None:
     assert [parse_name(name) for name in OTHER_NAMES] == [None] * len(OTHER_NAMES)
 
 
-# ---- an inspect gives what the create requested, once dockerd's additions are removed
-# ``inspected`` adds to a create what dockerd does (moby's daemon/commit.go and daemon/daemon_unix.go).
+# ---- an inspect equals the create once dockerd's additions are removed
+# ``inspected`` adds dockerd's values to a create (moby's daemon/commit.go and daemon/daemon_unix.go).
 
 
 ID = "cd" * 32
@@ -317,7 +317,7 @@ def read_inspect(reply: bytes | dict[str, Any], image: bytes | None, *default_ru
 
 
 def created(create: Mapping[str, Any], name: str) -> Requested:
-    """Return what a create requests, with the id that it got."""
+    """Return the requested values of a create, with its id."""
     value = read_create(dict(create), name)
     if isinstance(value, RequestedPod):
         return replace(value, pod=replace(value.pod, id=ID))

@@ -1,4 +1,4 @@
-"""One connection: what passes, is held, may close (relay-rules B1 to B4, B6 to B9, B11, C2, C5; fault matrix X2)."""
+"""One connection: passing, held and closing messages (relay-rules B1 to B4, B6 to B9, B11, C2, C5; fault matrix X2)."""
 
 import weakref
 from typing import Any
@@ -167,7 +167,7 @@ PASSING: dict[str, list[Step]] = {
 }
 
 
-# Of a chunk that breaks, as much has passed as came in earlier reads: these are not cut. The daemon never has the whole
+# Of an invalid chunk the bytes of earlier reads have passed: these steps are not cut. The daemon never has the complete
 # request: dockerd sees the end of the connection inside its body.
 BREAKING: dict[str, list[Step]] = {
     "a held body that breaks after its answer": [
@@ -192,7 +192,7 @@ BREAKING: dict[str, list[Step]] = {
 
 
 HELD: dict[str, list[Step]] = {
-    # In its tunnel, without the unreadable bytes, the rest could be a request that was not checked.
+    # In its tunnel, without the unreadable bytes, the following bytes could be a request that was not checked.
     "after an unreadable request nothing passes into the tunnel of an earlier answer": [
         client(PING + b"1\r\n\0", to_daemon=PING),
         returns(HIJACKED),
@@ -258,7 +258,7 @@ HELD: dict[str, list[Step]] = {
         on_held(lambda call: call.send_request(None), refuse(), to_client=proxy_answer(500), to_daemon=STOP, held=1),
         settle(NO_CONTENT, to_daemon=CREATE + EOF, held=1),
     ],
-    "B1: EOF inside a held body passes after it": [  # otherwise the daemon would wait for the rest for ever
+    "B1: EOF inside a held body passes after it": [  # otherwise the daemon would wait for ever
         client(CREATE[:-3]),
         ends("client", held=1),
         release(to_daemon=CREATE[:-3] + EOF),
@@ -475,7 +475,7 @@ LOGS = request("GET", "/v1.41/containers/box/logs?follow=1")
 FOLLOWED = head("HTTP/1.1 200 OK", CHUNKED)
 
 UNFINISHED: dict[str, list[tuple[Step, tuple[int, int, int], bool]]] = {
-    # the steps, what is unfinished after them, and whether the client is inside no request
+    # the steps, the unfinished work after them, and whether the client is inside no request
     "pipelined requests": [
         (client(PING + LOGS + PING), (3, 0, 0), True),
         (daemon(OK + FOLLOWED), (1, 1, 0), True),

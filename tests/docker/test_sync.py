@@ -1,4 +1,4 @@
-"""The daemon's events keep the Store correct: what each means, and how the stream is followed across restarts."""
+"""The daemon's events keep the Store correct: the effect of each, and the stream across restarts."""
 
 import asyncio
 import logging
@@ -111,7 +111,7 @@ class Rig:
 
 @asynccontextmanager
 async def following(*fails: float, faults: Sequence[Exception] = ()) -> AsyncIterator[Rig]:
-    """Follow a daemon, whose first connects fail with the faults; check at the end that no task is left."""
+    """Follow a daemon, whose first connects fail with the faults; check at the end that no task remains."""
     rig, earlier_tasks = Rig(fails, faults), asyncio.all_tasks()
     task = asyncio.create_task(rig.events.run())
     yield rig
@@ -173,14 +173,14 @@ async def test_own_update_event_is_ignored_once() -> None:
         assert CONTAINER not in rig.stored_ids
         rig.events.expect_update(LATER)
         rig.events.forget_container(LATER)
-        assert (rig.removed, rig.expected) == ([LATER], {}), "of what a list no longer has none comes"
+        assert (rig.removed, rig.expected) == ([LATER], {}), "an object that is missing in a list sends no event"
 
 
 @virtual_time
 async def test_other_actions_do_not_change_store() -> None:
     async with following() as rig:
         await rig.emit(Event("rename", CONTAINER, 1), Event("rename", PLAIN, 1))
-        assert rig.removed == [CONTAINER, PLAIN], "a name says what is remembered next to the Store"
+        assert rig.removed == [CONTAINER, PLAIN], "a cache next to the Store may have the name"
         for action in ("create", "start", "die", "kill", "oom", "restart", "prune", ""):
             await rig.emit(Event(action, CONTAINER, 1), Event(action, POD, 1))
         await rig.emit(None)  # so it is cancelled in its wait for the next try
@@ -262,7 +262,7 @@ async def test_expectation_of_lost_update_event_expires(replayed: bool) -> None:
         if replayed:
             await rig.emit(updated(CONTAINER, 10))
         await asyncio.sleep(REPLAY_SECONDS + 1)
-        assert rig.expected == {CONTAINER: 1}, "the one of later"
+        assert rig.expected == {CONTAINER: 1}, "the update after the loss"
         for time, is_stored in ((20, True), (30, False)):
             await rig.emit(updated(CONTAINER, time))
             assert (CONTAINER in rig.stored_ids) is is_stored

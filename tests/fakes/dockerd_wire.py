@@ -1,6 +1,6 @@
 """The fake dockerd's HTTP: requests as received, faults to inject, and replies as Go's net/http writes them.
 
-A head is assumed to be valid; the order and case of its lines are kept. A reply has a body only where HTTP allows one,
+A head is assumed to be valid; the order and case of its lines stay. A reply has a body only where HTTP allows one,
 and Go's order of lines; nothing following the request's body is read.
 """
 

@@ -77,7 +77,7 @@ class Connection:
 
 
 class FaultRelay(Listener):
-    """Listens on ``listen`` and relays to ``backend``; ``connections`` has the ended ones too, in order of accept."""
+    """Listens on ``listen`` and relays to ``backend``; ``connections`` includes ended ones, in order of accept."""
 
     def __init__(self, listen: str, backend: str) -> None:
         super().__init__(listen)

@@ -1,4 +1,4 @@
-"""Servers on a socket in place of real ones, within a test or alone as a program."""
+"""Base classes of fake servers on a socket, within a test or as a program."""
 
 import asyncio
 import os

@@ -62,7 +62,7 @@ class Shape:
     cgroup_path: Callable[[str, str], str] = "{}/{}".format
     """The form of a container's cgroup, from its parent and its id."""
     own_parent: bool = False
-    """True if a container runs below its pod's parent, whatever its create has in sandbox_config."""
+    """True if a container runs below its pod's parent, regardless of sandbox_config in its create."""
     repeats_answers: bool = False
     """True if a create is finished after its caller has disconnected, and the next create with its name returns the
     result (CRI-O's internal/resourcestore)."""

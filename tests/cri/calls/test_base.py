@@ -1,6 +1,6 @@
 """CRI's calls through the whole core: hook requests, released messages and records, also without an answer.
 
-The held stream and the runtime's status are fakes; messages are real ones.
+The held stream and the runtime's status are fakes; messages are real.
 """
 
 import asyncio
@@ -294,7 +294,7 @@ async def test_pod_is_found_by_id_prefix(node: Node, operation: Operation, ambig
 
 @pytest.mark.parametrize(("grpc_timeout", "seconds"), [(None, UPDATE_SECONDS), (b"8S", 6.5)], ids=["none", "8 s"])
 async def test_start_sets_resources_by_extra_update(node: Node, grpc_timeout: bytes | None, seconds: float) -> None:
-    """The update has what is left of the caller's time."""
+    """The update's timeout is the remaining time of the caller's deadline."""
     node.know()
     answer = HookAnswer(resources=Resources(cpuset_cpus="1", cpu_quota=-1))
     node.plugins.add("a", answer, delay_seconds=1.5, points=("PreStartContainer",))
@@ -416,7 +416,7 @@ DONE_STATES = {
 
 @pytest.mark.parametrize(("operation", "state"), STATES)
 async def test_lost_call_outcome_is_read_from_state(node: Node, operation: Operation, state: int) -> None:
-    """Meanwhile its request, which may have 16 MiB, is not kept."""
+    """Meanwhile its request, which may have 16 MiB, is not in memory."""
     node.know()
     node.backend.known_pods["p1"], node.backend.known_containers["c1"] = POD, CONTAINER
     setattr(node.backend, "pod_is" if operation is STOP_POD else "container_is", state)
@@ -463,7 +463,7 @@ async def test_outcome_of_unsent_call_is_not_queried(node: Node, operation: Oper
 
 
 async def test_update_is_recorded_over_later_reread(node: Node) -> None:
-    """The fields that it names are kept, whether the rest was read before or after the update was done."""
+    """Its fields are recorded, whether the other fields were read before or after the update."""
     node.know()
     pending = node.held(UPDATE, update(cpu_shares=333), given=None)
     running = node.lifecycle.proceed(pending)
