@@ -300,7 +300,7 @@ _HANDLED = ENDLESS | RESTORES
 AMBIGUOUS = (
     "runtimeproxy: request whose method cannot be read, and a hook server with failure policy Fail is registered"
 )
-RUNTIME_CLOSED = "the runtime ended its connection before it answered"
+NO_ANSWER = "the runtime ended its connection before it answered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,8 +358,8 @@ class Reader(Streams):
         self.open_streams.clear()
         for held in self.held:
             if not held.retained:
-                begun = held.state is CallState.RELEASED and bool(held.reply_fields)
-                self.to_client.send_frame(held.stream, _no_answer(held.stream, begun))
+                has_begun = held.state is CallState.RELEASED and bool(held.reply_fields)
+                self.to_client.send_frame(held.stream, _no_answer(held.stream, has_begun))
 
     def closed(self) -> None:
         self.to_client.drop_all()
@@ -412,8 +412,8 @@ class Reader(Streams):
         return len(self.held) + count[_UNANSWERED] + len(waiting), count[_ANSWERING], count[StreamState.ENDLESS]
 
 
-def _no_answer(stream: int, begun: bool) -> bytes:
-    return http2.rst_stream(stream, http2.CANCEL) if begun else refusal(stream, grpc.UNAVAILABLE, RUNTIME_CLOSED, False)
+def _no_answer(stream: int, has_begun: bool) -> bytes:
+    return http2.rst_stream(stream, http2.CANCEL) if has_begun else refusal(stream, grpc.UNAVAILABLE, NO_ANSWER, False)
 
 
 class FromClient(FrameRelay):

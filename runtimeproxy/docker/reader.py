@@ -94,8 +94,8 @@ class Reader:
         if self.tunnel:
             return 0, 1, 0
         calls = len(self.pending) or int(not self.requests.is_complete)
-        begun = self._answers.body is not None
-        passing = int(begun and bool(self.pending) and not isinstance(self.pending[0], DockerHeld))
+        has_begun = self._answers.body is not None
+        passing = int(has_begun and bool(self.pending) and not isinstance(self.pending[0], DockerHeld))
         endless = passing if passing and self.pending[0].series == EVENTS else 0
         return calls - passing, passing - endless, endless
 
@@ -115,10 +115,10 @@ class Reader:
         self.ready.append(RefusedRequest(error.status, str(error)))
         if unfinished is not None:
             if isinstance(unfinished, DockerHeld):
-                begun = unfinished.reply_head is not None
+                has_begun = unfinished.reply_head is not None
             else:
-                begun = unfinished.answered or (self._answers.body is not None and unfinished is self.pending[0])
-            if begun:
+                has_begun = unfinished.answered or (self._answers.body is not None and unfinished is self.pending[0])
+            if has_begun:
                 self._finish()  # a second answer is not possible
                 return
             self.pending.remove(unfinished)

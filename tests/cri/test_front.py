@@ -15,7 +15,7 @@ from runtimeproxy.cri import bounds
 from runtimeproxy.cri import front as front_module
 from runtimeproxy.cri.frame_relay import ACKS_WAITING
 from runtimeproxy.cri.front import ACK_SECONDS, CriConnection
-from runtimeproxy.cri.reader import RUNTIME_CLOSED, CriHeld
+from runtimeproxy.cri.reader import NO_ANSWER, CriHeld
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay import connection
 from runtimeproxy.relay.connection import HIGH_WATER, Connection, Endpoint, ReadBuffer
@@ -312,7 +312,7 @@ async def test_c5_other_calls_end_when_runtime_closes(busy: Scene) -> None:
     assert len(busy.syncs) == 1, "the runtime's state may have changed when it is back"
     assert not busy.ended()
     assert set(read(busy.received)) == {
-        *(Headers(stream, peer.refusal(14, RUNTIME_CLOSED.encode()), end=True) for stream in (3, 11, 13)),
+        *(Headers(stream, peer.refusal(14, NO_ANSWER.encode()), end=True) for stream in (3, 11, 13)),
         *(Reset(stream, 0) for stream in (3, 11, 13)),
         *(Reset(stream, 8) for stream in (5, 9, 15)),
         *(GoAway(last, 0) for last in (2**31 - 1, 15)),

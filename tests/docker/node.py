@@ -189,8 +189,8 @@ class Node:
     async def running(self) -> tuple[str, str]:
         """Create a pod with a container and start both; return their ids, and forget the hook calls."""
         both = await self.create_both()
-        for made in both:
-            assert (await self.act("start", made)).status == 204
+        for created_id in both:
+            assert (await self.act("start", created_id)).status == 204
         self.plugins.queried.clear()
         return both
 

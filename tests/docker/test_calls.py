@@ -46,10 +46,10 @@ async def test_creates_are_changed_only_in_fields_set_by_hook(node: Node) -> Non
     node.plugins.add("a", pod_answer, points=("PreRunPodSandbox",))
     body = encode_body(node.pod_body()).replace(b'"Memory":0', b'"Memory":0,"New":[1e400, {}]')
     pod_id = id_of(await node.create("web", body))
-    desired = json.loads(body)
-    desired["Labels"] |= {"l": "1", "annotation.n": "2"}
-    desired["HostConfig"] |= {"CgroupParent": "/hooked", "CpuQuota": 50_000}
-    assert node.config() == desired
+    expected = json.loads(body)
+    expected["Labels"] |= {"l": "1", "annotation.n": "2"}
+    expected["HostConfig"] |= {"CgroupParent": "/hooked", "CpuQuota": 50_000}
+    assert node.config() == expected
     pod = node.pod_of(pod_id)
     assert pod.original == replace(REPORTED_POD, id=pod_id, attempt=0)
     labels, annotations = {**REPORTED_POD.labels, "l": "1"}, {"note": "pod", "n": "2"}
@@ -59,11 +59,11 @@ async def test_creates_are_changed_only_in_fields_set_by_hook(node: Node) -> Non
     answer = HookAnswer({}, {"note": "hooked"}, {"B": "3", "C": "4"}, "/own", replace(limits, cpuset_cpus="1"))
     node.plugins.add("b", answer, points=("PreCreateContainer",))
     container_id = await node.create_container(pod_id)
-    desired = node.container_body(pod_id)
-    desired["Labels"]["annotation.note"] = "hooked"
-    desired["Env"] = ["A=1", "B=3", "C=4"]
-    desired["HostConfig"] |= {"CgroupParent": "/own", "CpuQuota": 50_000, "CpusetCpus": "1"}
-    assert node.config() == desired
+    expected = node.container_body(pod_id)
+    expected["Labels"]["annotation.note"] = "hooked"
+    expected["Env"] = ["A=1", "B=3", "C=4"]
+    expected["HostConfig"] |= {"CgroupParent": "/own", "CpuQuota": 50_000, "CpusetCpus": "1"}
+    assert node.config() == expected
     container = node.container(container_id)
     assert container.original == replace(REPORTED, pod_id=pod_id, id=container_id)
     envs, resources = {"A": "1", "B": "3", "C": "4"}, replace(REQUESTED, cpu_quota=50_000, cpuset_cpus="1")

@@ -56,22 +56,22 @@ async def test_calls_run_their_hook_points(node: Node, prefix: str, spelling: st
     assert node.points == ["PreRunPodSandbox"]
     container_id = await node.create_container(pod_id)
     assert node.points == ["PreCreateContainer"]
-    container, pod = (spelling.format(node.dockerd.container(made)) for made in (container_id, pod_id))
+    container, pod = (spelling.format(node.dockerd.container(reference)) for reference in (container_id, pod_id))
     await node.act("start", pod)
     assert node.points == [], "the start of a sandbox is a part of RunPodSandbox"
-    for action, made, body, hook_points in (
+    for action, reference, body, hook_points in (
         ("start", container, None, ["PreStartContainer", "PostStartContainer"]),
         ("update", container, {"CpuShares": 512}, ["PreUpdateContainerResources"]),
         ("stop", container, None, ["PostStopContainer"]),
         ("stop", pod, None, ["PostStopPodSandbox"]),
     ):
-        assert (await node.act(action, made, body)).status in (200, 204)
-        assert node.dockerd.received[-1].target == f"{prefix}/containers/{made}/{action}"
+        assert (await node.act(action, reference, body)).status in (200, 204)
+        assert node.dockerd.received[-1].target == f"{prefix}/containers/{reference}/{action}"
         assert node.last_request.pod.id == pod_id
-        assert made == pod or node.reported_container.id == container_id
+        assert reference == pod or node.reported_container.id == container_id
         assert node.points == hook_points
-    for made, remaining in ((container, (1, 0)), (pod, (0, 0))):
-        assert (await node.remove(made)).status == 204
+    for reference, remaining in ((container, (1, 0)), (pod, (0, 0))):
+        assert (await node.remove(reference)).status == 204
         await until(lambda remaining=remaining: node.store.counts() == remaining)  # type: ignore[misc]
     assert node.points == []
     assert bool(node.dockerd.requests(INSPECT)) is (container != container_id), "by its id all of it was known"
@@ -94,10 +94,10 @@ async def test_calls_pass_unchanged_when_container_has_no_pod(node: Node) -> Non
 
     fields = ("Content-Type: application/json", "Transfer-Encoding: chunked")
     await passed(request("POST", "/containers/create", b"", *fields) + chunks(PLAIN_BODY[:7], PLAIN_BODY[7:]))
-    made = await passed(request("POST", "/containers/create?name=plain&name=2", PLAIN_BODY, "X-Odd:   kept  "))
+    created = await passed(request("POST", "/containers/create?name=plain&name=2", PLAIN_BODY, "X-Odd:   kept  "))
     for action, body in (("start", b""), ("update", b'{"CpuShares": 3, "cpushares": 4}'), ("stop", b"")):
-        await passed(request("POST", f"/containers/{made['Id']}/{action}", body))
-    assert (await client.fetch("DELETE", f"/containers/{made['Id']}")).status == 204
+        await passed(request("POST", f"/containers/{created['Id']}/{action}", body))
+    assert (await client.fetch("DELETE", f"/containers/{created['Id']}")).status == 204
     assert (node.points, node.store.counts()) == ([], (0, 0))
     assert not node.metrics.total("calls_unreadable")
     passing = ("create", "{id}/start", "{id}/update", "{id}/stop")
@@ -222,9 +222,9 @@ async def test_half_closed_client_is_answered_while_connected(node: Node, discon
         assert (node.dockerd.requests(CREATE), node.store.counts()) == ([], (0, 0))
     else:
         hook.gate.set()
-        made = id_of(await client.answer())
+        created = id_of(await client.answer())
         assert await client.ended() == b""
-        assert (node.pod_of(made).effective.id, hook.cancelled) == (made, 0)
+        assert (node.pod_of(created).effective.id, hook.cancelled) == (created, 0)
 
 
 async def test_call_does_not_exist_when_client_aborts_inside_body(node: Node, caplog: pytest.LogCaptureFixture) -> None:
@@ -248,10 +248,10 @@ async def test_daemon_is_redialled_when_it_closes_during_hold(node: Node, caplog
     await until(lambda: node.dockerd.connections == 1)  # that of the event stream, which is followed again
     node.front.report_unavailable(ConnectionRefusedError())
     hook.gate.set()
-    made = id_of(await client.answer())
+    created = id_of(await client.answer())
     assert f"container runtime at {node.dockerd.socket_path} is reachable again" in caplog.text
-    assert node.pod_of(made).effective.labels["l"] == "1"
-    assert (await client.fetch("POST", f"/containers/{made}/start")).status == 204
+    assert node.pod_of(created).effective.labels["l"] == "1"
+    assert (await client.fetch("POST", f"/containers/{created}/start")).status == 204
     made_on, started_on = (node.dockerd.requests(route)[-1].connection for route in (CREATE, START))
     assert made_on == started_on
 
@@ -396,7 +396,7 @@ async def test_drain_answers_sent_requests_on_idle_connection(node: Node, querie
 async def test_drain_sends_no_eof_to_daemon(node: Node) -> None:
     """EOF by the drain might end a call at the daemon, whether it passes or was held."""
     hang = node.dockerd.inject(PING_ROUTE, Injection(hang=True))
-    made = node.dockerd.inject(CREATE, Injection(hang=True))
+    created = node.dockerd.inject(CREATE, Injection(hang=True))
     hook = node.plugins.gated("a")
     passing, holding = await node.client(), await node.client()
     passing.send(PING)
@@ -407,11 +407,11 @@ async def test_drain_sends_no_eof_to_daemon(node: Node) -> None:
     with pytest.raises(BrokenPipeError):  # a later request is not taken
         passing.writer.get_extra_info("socket")._sock.send(PING)
     hook.gate.set()
-    await until(lambda: made.hanging == 1)
+    await until(lambda: created.hanging == 1)
     await asyncio.sleep(0.05)
     assert not any(received.cancelled for received in node.dockerd.received)
     hang.release()
-    made.release()
+    created.release()
     assert (await passing.answer("GET")).status == 200
     assert id_of(await holding.answer())
     await wait_stopped(stop)
@@ -480,14 +480,14 @@ async def test_drain_answers_unread_request_without_daemon(node: Node) -> None:
 @pytest.fixture
 async def waiting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[socket.socket]:
     monkeypatch.setattr(front, "WAIT_SECONDS", getattr(request, "param", front.WAIT_SECONDS))
-    near, far = socket.socketpair()
-    far.setblocking(False)
+    proxy_side, client_side = socket.socketpair()
+    client_side.setblocking(False)
     connections: set[Drainable] = set()
-    BadGateway(asyncio.get_running_loop(), near, connections)
+    BadGateway(asyncio.get_running_loop(), proxy_side, connections)
     assert len(connections) == 1
-    yield far
-    far.close()
-    await until(lambda: near.fileno() < 0)
+    yield client_side
+    client_side.close()
+    await until(lambda: proxy_side.fileno() < 0)
     assert not connections
 
 

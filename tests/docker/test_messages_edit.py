@@ -134,10 +134,10 @@ def test_missing_members_are_added() -> None:
     adjustment = Adjustment(
         labels={"l": "1"}, annotations={"a": "2"}, envs={"E": "3"}, resources={"cpu_shares": 4, "oom_score_adj": 0}
     )
-    desired = {"Labels": {"annotation.a": "2"}, "Env": ["E=3"], "HostConfig": {"CpuShares": 4, "CgroupParent": "p"}}
+    expected = {"Labels": {"annotation.a": "2"}, "Env": ["E=3"], "HostConfig": {"CpuShares": 4, "CgroupParent": "p"}}
     for body in (b"{}", b'{"labels":null,"ENV":null,"hostConfig":null}'):
         result = json.loads(edit_container(body, adjustment, "p"))
-        assert {key.lower(): value for key, value in result.items()} == {key.lower(): desired[key] for key in desired}
+        assert {key.lower(): value for key, value in result.items()} == {key.lower(): expected[key] for key in expected}
     assert edit_pod(b"{}", adjustment, None) == b'{"Labels":{"annotation.a":"2","l":"1"},"HostConfig":{"CpuShares":4}}'
 
 
@@ -237,8 +237,8 @@ def test_unreadable_body_raises(problem: str) -> None:
 def test_update_is_edited() -> None:
     changes = [('"CpuShares":256', '"CpuShares":1024'), ('"CpusetCpus":"0"', '"CpusetCpus":"2-3"'), *ALL_SET]
     resources = {name: ALL_RESOURCES[name] for name in RESOURCE_TABLE if name != "oom_score_adj"}
-    desired = Update(replaced(UPDATE, *changes), resources, ("hugepage_limits", "oom_score_adj", "unified"))
-    assert edit_update(UPDATE.encode(), ALL_RESOURCES, NO_RESOURCES) == desired
+    expected = Update(replaced(UPDATE, *changes), resources, ("hugepage_limits", "oom_score_adj", "unified"))
+    assert edit_update(UPDATE.encode(), ALL_RESOURCES, NO_RESOURCES) == expected
 
 
 NOTHING_NEW = [({"memory_limit_in_bytes": limit, "cpu_quota": 0}, ("memory_limit_in_bytes",)) for limit in (-1, 0)]

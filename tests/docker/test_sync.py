@@ -225,7 +225,7 @@ async def test_new_stream_continues_after_last_event(caplog: pytest.LogCaptureFi
         await rig.emit(Event("rename", POD, 42_000_000_000))
     assert [since for _, since in rig.backend.queried] == [STARTED_NS] * 4 + [41_000_000_008]
     assert (rig.removed, rig.connects, rig.missed) == ([CONTAINER, POD], 2, 2)
-    failed = [rig.metrics.counted(f"backend_event_{what}") for what in ("dial_failures", "stream_losses")]
+    failed = [rig.metrics.counted(f"backend_event_{failure}") for failure in ("dial_failures", "stream_losses")]
     assert (failed, logged(caplog)) == ([3, 1], [unavailable("away"), BACK, unavailable("gone"), BACK])
     recorded = [(event["kind"], event.get("reason")) for event in shown_of(rig.metrics.events)]
     assert recorded == 2 * [("runtime_lost", "unavailable"), ("runtime_back", None)]

@@ -27,9 +27,9 @@ def parse_filters(text: str) -> Filters:
     return {key: frozenset(values) for key, values in json.loads(text or "{}").items()}
 
 
-def labels_match(labels: Mapping[str, str], desired: frozenset[str]) -> bool:
+def labels_match(labels: Mapping[str, str], selectors: frozenset[str]) -> bool:
     """Return whether all of ``key`` and ``key=value`` are among the labels."""
-    pairs = (text.partition("=") for text in desired)
+    pairs = (text.partition("=") for text in selectors)
     return all(key in labels and (not equals or labels[key] == value) for key, equals, value in pairs)
 
 
