@@ -1,7 +1,7 @@
 """The CRI calls that the proxy itself makes: lists and status of pods and containers, PreStart's extra update.
 
-A pod or container that does not exist is the result None; everything else that fails is a BackendError. For
-``core.sync`` the state is read in v1 wherever the runtime has that (docs/architecture.rst).
+A pod or container that does not exist is None; any other failure is a BackendError. ``CriState`` reads the state for
+``core.sync`` in v1 if the runtime has that (docs/architecture.rst).
 """
 
 import asyncio
@@ -26,20 +26,20 @@ from runtimeproxy.wire import grpc
 STATUS_SECONDS = 10.0
 REPEATS_SECONDS = 300.0
 """Seconds after the start in which the runtime may still work on an earlier process's create: two minutes are the
-kubelet's deadline, the rest is for a runtime that is late."""
+kubelet's deadline, the remainder is for a slow runtime."""
 REPLY_LIMIT = 16 * 2**20
 ITEMS_PER_ITERATION = 200
 """Items of a list that are read before the event loop may serve calls."""
 
-_BROKEN_OFF = frozenset({grpc.CANCELLED, grpc.UNAVAILABLE})
-"""gRPC statuses that mean that the runtime was interrupted, not that it rejected the call."""
-_LIFT_MEMORY = frozenset({"containerd"})
-"""The names of runtimes that pass a memory limit of -1 on to runc; CRI-O and cri-dockerd reject it."""
-_REPEAT_ANSWERS = frozenset({"cri-o"})
-"""The names of runtimes that finish a create whose caller has left, and answer the next one of its name with that
-(CRI-O's resourcestore); containerd and dockerd refuse a name that is taken."""
-_SAYS_NOTHING = _BROKEN_OFF | {grpc.DEADLINE_EXCEEDED, grpc.RESOURCE_EXHAUSTED, grpc.UNIMPLEMENTED}
-"""Statuses that concern no single pod or container."""
+_INTERRUPTED = frozenset({grpc.CANCELLED, grpc.UNAVAILABLE})
+"""gRPC statuses of a runtime that was interrupted, and did not reject the call."""
+_ACCEPT_UNLIMITED = frozenset({"containerd"})
+"""Names of runtimes that pass a memory limit of -1 to runc; CRI-O and cri-dockerd reject it."""
+_REPEAT_CREATES = frozenset({"cri-o"})
+"""Names of runtimes that finish a create after its caller has disconnected, and return the result to the next create
+with its name (CRI-O's resourcestore). containerd and dockerd refuse a name that is in use."""
+_UNRELATED = _INTERRUPTED | {grpc.DEADLINE_EXCEEDED, grpc.RESOURCE_EXHAUSTED, grpc.UNIMPLEMENTED}
+"""Statuses that do not concern a single pod or container."""
 _FAILURES = {
     grpc.UNAVAILABLE: BackendFailure.UNAVAILABLE,
     grpc.DEADLINE_EXCEEDED: BackendFailure.DEADLINE,
@@ -62,31 +62,31 @@ class Backend:
         self._endpoint = endpoint
         self._client = UnaryClient(endpoint, max_reply_bytes=REPLY_LIMIT)
         self.accepts_unlimited_memory = False
-        """True once the runtime is known to accept -1 in an update as "no memory limit"."""
+        """True if the runtime accepts -1 in an update as "no memory limit"; False until that is known."""
         self.runtime_name = ""
         self.no_effect: Mapping[Operation, Fields] = {}
         self.repeats_until = 0.0
-        """Until when, on the event loop's clock, the runtime may answer a create with what a create of an earlier
-        process made."""
+        """Time on the event loop's clock until which the runtime may answer a create with the result of an earlier
+        process's create."""
         self._serves_cri = False
 
-    async def learn(self, version: str) -> None:
-        """Read the runtime's name and version, and set what follows from them; a failed call changes nothing."""
+    async def identify(self, version: str) -> None:
+        """Read the runtime's name and version, and set the attributes by them; a failed call changes nothing."""
         if reply := await self._version(version):
             self.runtime_name = reply.runtime_name
-            self.accepts_unlimited_memory = reply.runtime_name in _LIFT_MEMORY
+            self.accepts_unlimited_memory = reply.runtime_name in _ACCEPT_UNLIMITED
             self.no_effect = no_effect.of_runtime(reply.runtime_name, reply.runtime_version)
-            if reply.runtime_name in _REPEAT_ANSWERS and not self.repeats_until:
+            if reply.runtime_name in _REPEAT_CREATES and not self.repeats_until:
                 self.repeats_until = asyncio.get_running_loop().time() + REPEATS_SECONDS
 
     async def serves_cri(self) -> bool:
-        """Return whether the runtime answers Version, on a connection of its own, or has ever answered it here."""
+        """Return whether the runtime answers Version on a separate connection, or has answered it here before."""
         if not self._serves_cri:
-            apart = Backend(self._endpoint)
+            separate = Backend(self._endpoint)
             try:
-                replies = [await apart._version(version) for version in VERSIONS]
+                replies = [await separate._version(version) for version in VERSIONS]
             finally:
-                await apart.close()
+                await separate.close()
             self._serves_cri = any(reply and reply.runtime_name for reply in replies)
         return self._serves_cri
 
@@ -102,7 +102,7 @@ class Backend:
         return None if reply is None else status.read_pod_status(reply, pod_id)
 
     async def container(self, version: str, container_id: str) -> ContainerInfo | None:
-        """Read a container; ListContainers has its pod's id where the verbose ContainerStatus lacks it."""
+        """Read a container, with its pod's id from ListContainers if the verbose ContainerStatus lacks it."""
         reply = await self._status(version, _CONTAINER, container_id)
         if reply is None:
             return None
@@ -139,21 +139,21 @@ class Backend:
     async def _status(self, version: str, kind: _Kind, any_id: str, *, verbose: bool = True) -> bytes | None:
         """Read a status, verbose first, then plain; None if there is no such pod or container.
 
-        The runtime collects the verbose part from other sources, which may fail where the plain status does not:
-        containerd's sandbox controllers then answer NOT_FOUND for a pod that exists. Not every runtime answers
-        NOT_FOUND for a missing pod or container (cri-dockerd: UNKNOWN), so after another status a list decides."""
-        for verbosely in (True, False) if verbose else (False,):
+        The verbose part has other sources, which may fail alone: then containerd's sandbox controllers answer NOT_FOUND
+        for a pod that exists. Not every runtime answers NOT_FOUND for a missing pod or container (cri-dockerd:
+        UNKNOWN), so after another status a list decides."""
+        for is_verbose in (True, False) if verbose else (False,):
             try:
-                request = status.status_request(any_id, verbose=verbosely)
+                request = status.status_request(any_id, verbose=is_verbose)
                 return await self._client.call(runtime_path(version, kind.method), request, STATUS_SECONDS)
             except CallFailed as error:
-                if error.code in _SAYS_NOTHING:
-                    raise _failed(kind.method, error) from None
-                failed = error
-        if failed.code == grpc.NOT_FOUND:
+                if error.code in _UNRELATED:
+                    raise _backend_error(kind.method, error) from None
+                last_error = error
+        if last_error.code == grpc.NOT_FOUND:
             return None
         if any(item.id.startswith(any_id) for item in kind.listed(await self._list(version, kind, any_id))):
-            raise _failed(kind.method, failed)
+            raise _backend_error(kind.method, last_error)
         return None
 
     async def _list(self, version: str, kind: _Kind, any_id: str = "") -> bytes:
@@ -163,15 +163,15 @@ class Backend:
         try:
             return await self._client.call(runtime_path(version, method), request, STATUS_SECONDS)
         except CallFailed as error:
-            raise _failed(method, error) from None
+            raise _backend_error(method, error) from None
 
     async def update(self, version: str, request: bytes, seconds: float) -> None:
-        """Send an UpdateContainerResources of the proxy's own, with a timeout in seconds. Raises BackendError, whose
+        """Send the proxy's own UpdateContainerResources, with a timeout in seconds. Raises BackendError, whose
         ``not_done`` is True if the runtime certainly did not apply the update."""
         try:
             await self._client.call(runtime_path(version, "UpdateContainerResources"), request, seconds)
         except CallFailed as error:
-            rejected = error.kind is Kind.STATUS and error.code not in _BROKEN_OFF
+            rejected = error.kind is Kind.STATUS and error.code not in _INTERRUPTED
             not_done = rejected or error.kind is Kind.UNREACHABLE
             failure = _FAILURES.get(error.code, BackendFailure.OTHER)
             raise BackendError(f"UpdateContainerResources: {error}", failure, not_done=not_done) from None
@@ -180,8 +180,8 @@ class Backend:
         await self._client.close()
 
 
-def _failed(method: str, error: CallFailed) -> BackendError:
-    """Return the error of a call, without the runtime's words, which may repeat values: it is logged."""
+def _backend_error(method: str, error: CallFailed) -> BackendError:
+    """Return the error of a call for the log, without the runtime's text, which may repeat values."""
     reason = f"gRPC status {error.code}" if error.kind is Kind.STATUS else str(error)
     return BackendError(f"{method}: {reason}", _FAILURES.get(error.code, BackendFailure.OTHER))
 
@@ -193,7 +193,7 @@ class CriState:
         self._version = VERSIONS[0]
 
     async def listed(self) -> Listed:
-        """Return all ids, and learn the runtime's name and CRI version. Raises BackendError, Unreadable."""
+        """Return all ids, and identify the runtime and its CRI version. Raises BackendError, Unreadable."""
         try:
             return await self._listed(VERSIONS[0])
         except BackendError as error:
@@ -204,14 +204,14 @@ class CriState:
     async def _listed(self, version: str) -> Listed:
         pods = await self._backend.pods(version)
         self._version = version
-        await self._backend.learn(version)
-        return Listed(await _ids(self._without_lost(pods)), await _ids(await self._backend.containers(version)))
+        await self._backend.identify(version)
+        return Listed(await _ids(self._drop_lost(pods)), await _ids(await self._backend.containers(version)))
 
-    def _without_lost(self, pods: Iterator[PodInfo]) -> Iterator[PodInfo]:
-        """Yield the pods; drop each record, with its containers', whose id now has another uid: the state was lost."""
+    def _drop_lost(self, pods: Iterator[PodInfo]) -> Iterator[PodInfo]:
+        """Yield the pods. Drop each pod whose id now has another uid, with its containers: the state was lost."""
         for pod in pods:
-            known = self._store.pod(pod.id)
-            if known is not None and pod.uid and known.effective.uid not in ("", pod.uid):
+            stored = self._store.pod(pod.id)
+            if stored is not None and pod.uid and stored.effective.uid not in ("", pod.uid):
                 for container in self._store.containers_of(pod.id):
                     self._store.drop(container.effective.id)
                 self._store.drop(pod.id)
@@ -222,7 +222,7 @@ class CriState:
         return None if info is None else self._store.read_pod(info)
 
     async def container(self, container_id: str) -> Subject | None:
-        """Read a container, and its pod unless the Store has that. Raises BackendError, Unreadable."""
+        """Read a container, and its pod unless the Store has it. Raises BackendError, Unreadable."""
         info = await self._backend.container(self._version, container_id)
         if info is None:
             return None

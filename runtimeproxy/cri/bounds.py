@@ -1,7 +1,7 @@
-"""The limits on what the proxy keeps of what a peer of a CRI connection sends.
+"""Limits on the data of a peer of a CRI connection that the proxy buffers.
 
-No legal use comes near a limit: one connection carries all probes of a node, and 1,000 streams at the same time (fault
-matrix S3). Floods of frames that cost no memory are not limited: only root and the socket's group can connect.
+Legal use stays far below each limit: one connection carries all probes of a node, and 1,000 streams at the same time
+(fault matrix S3). Floods of frames without memory cost are not limited: only root and the socket's group can connect.
 """
 
 from runtimeproxy.errors import WireError
@@ -18,17 +18,17 @@ OPEN_STREAMS = 10_000
 HELD_TRAILERS_BYTES = 4_096
 """Longest trailers, in bytes, of a held request: no gRPC client sends any."""
 FIELD_BYTES = 64
-"""Bytes kept of each header field of a held call: no value that the proxy acts on is longer than 22 bytes."""
+"""Bytes stored of each header field of a held call: no value that the proxy acts on is longer than 22 bytes."""
 EARLY_BYTES = 1 << 20
-"""Bytes kept of an answer to a request that is still held: a server that answers so early sends only a status."""
+"""Bytes buffered of an answer to a request that is still held: a server that answers so early sends only a status."""
 REPLY_BYTES = 1 << 20
 """Longest answer to a held call that is read, in bytes: those of CRI contain an id."""
 IMAGE_STREAMS_UNTIL_SETTINGS = 1_000
 """Most streams to an image service that has not announced MAX_CONCURRENT_STREAMS yet: S3's number. grpc-go: 100."""
 UNREAD_BYTES = 4 << 20
 """Bytes of answers to a client's own frames that may wait while it reads nothing. Envoy: 10,000 queued frames."""
-PIECE_BYTES = 512
-"""What each waiting answer or frame counts in addition to its own bytes: the memory that keeping it takes."""
+OVERHEAD_BYTES = 512
+"""Memory in bytes of each waiting answer or frame in addition to its own bytes."""
 IMAGE_BYTES = 4 << 20
 """Bytes that may wait for an image service that reads nothing: the 1 MiB of DATA with credit, headers and resets."""
 
@@ -42,6 +42,6 @@ class Excess(WireError):
         self.code = code
 
 
-def verdict(error: WireError) -> tuple[str, int]:
-    """Return the label in metrics of a peer's error, and the HTTP/2 error code for it."""
+def classify(error: WireError) -> tuple[str, int]:
+    """Return the metric label of a peer's error, and its HTTP/2 error code."""
     return (error.kind, error.code) if isinstance(error, Excess) else ("protocol", http2.PROTOCOL_ERROR)

@@ -1,6 +1,6 @@
 """CRI's held calls: a class for each kind of operation; ``HeldCall`` documents each method.
 
-An unchanged message is released as exactly the bytes that came.
+An unchanged message is released as exactly the received bytes.
 """
 
 import logging
@@ -26,9 +26,9 @@ from runtimeproxy.wire import grpc
 
 log = logging.getLogger(__name__)
 
-READ_FIRST_BYTES = 1 << 20
-"""A longer message is parsed before it is released, since parsing it afterwards would keep the bytes queued for the
-runtime in memory together with every parsed form. A shorter one is parsed while the runtime works."""
+PARSE_FIRST_BYTES = 1 << 20
+"""A longer message is parsed before it is released: otherwise its queued bytes and its parsed forms would be in memory
+together. A shorter message is parsed while the runtime works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class CriCall(CriHeld):
 
     @read_once
     def id(self) -> str:
-        """The id in the request. Runtimes also accept the beginning of an id, as crictl's users type it; once the
-        subject is known this is the full id."""
+        """The id in the request. Runtimes also accept a prefix of an id, as crictl's users type it; once the subject
+        is known, this is the full id."""
         return messages.read_id(self.message)
 
     def order_key(self) -> str:
@@ -63,20 +63,20 @@ class CriCall(CriHeld):
         """Return the message to release: the same object if nothing changes."""
         return self.message
 
-    def used(self, sent: Adjustment, unused: Fields) -> Adjustment:
-        """Return the part of what was sent that the runtime uses; the rest is logged, and recorded with the call."""
-        used, lost = no_effect.used(sent, unused)
-        if lost:
+    def effective_part(self, sent: Adjustment, ignored_fields: Fields) -> Adjustment:
+        """Return the part of ``sent`` that the runtime uses; log the other fields, and record them with the call."""
+        used, ignored = no_effect.used(sent, ignored_fields)
+        if ignored:
             runtime = self.shared.backend.runtime_name
-            self.no_effect += ((f"sent, no effect in {runtime}", lost),)
-            operation, names = self.operation.value, ", ".join(sorted(lost))
+            self.no_effect += ((f"sent, no effect in {runtime}", ignored),)
+            operation, names = self.operation.value, ", ".join(sorted(ignored))
             extra = {"kind": (operation, names), "call": self.call_id}
             log.info("%s: %s: sent, no effect in %s", operation, names, runtime, extra=extra)
         return used
 
     def release(self, subject: Subject | None, adjustment: Adjustment) -> None:
         message = self._message if subject is None else self.edited(subject, adjustment)
-        if subject is None and message is not None and len(message) > READ_FIRST_BYTES:
+        if subject is None and message is not None and len(message) > PARSE_FIRST_BYTES:
             with suppress(Unreadable):
                 self.order_key()
         self.send_request(None if message is self._message else message)
@@ -87,12 +87,12 @@ class CriCall(CriHeld):
         self.send_refusal(code, f"runtimeproxy: {self.operation.value} refused: {error}")
 
     def release_buffers(self) -> None:
-        self.free()
-        if self.operation in hookpoints.UNRECORDED:  # it may wait for minutes until its unknown outcome is read
+        self.free_budget()
+        if self.operation in hookpoints.UNRECORDED:  # reading its unknown outcome may take minutes
             self._message = None
 
     async def read_pod(self, pod_id: str, store: Store) -> PodRecord | None:
-        """A record that the Store has under the full id takes precedence."""
+        """A record in the Store under the full id takes precedence."""
         info = await self.shared.backend.pod(self.version, pod_id)
         return None if info is None else store.read_pod(info)
 
@@ -160,20 +160,20 @@ class ContainerCall(CriCall):
         state = await self.shared.backend.container_state(self.version, self.id)
         if state is None:
             return call.NOT_DONE if starts else call.GONE
-        ran = state == api_pb2.CONTAINER_EXITED or (starts and state == api_pb2.CONTAINER_RUNNING)
-        return call.DONE if ran and self.operation is not Operation.REMOVE_CONTAINER else call.UNANSWERED
+        finished = state == api_pb2.CONTAINER_EXITED or (starts and state == api_pb2.CONTAINER_RUNNING)
+        return call.DONE if finished and self.operation is not Operation.REMOVE_CONTAINER else call.UNANSWERED
 
     def settable(
         self, changes: fields.Changes, subject: Subject, requested: Resources | None, adjustment: Adjustment
     ) -> fields.Changes:
-        """Return the changes that an update can carry, in its values; what it cannot set is reported."""
-        values, left_out = messages.values_for_update(
+        """Return the changes that an update can carry, in its values; report the fields that it cannot set."""
+        values, unsupported = messages.values_for_update(
             changes,
             merge.container_of(subject).effective.resources,
             requested,
             accepts_unlimited_memory=self.shared.backend.accepts_unlimited_memory,
         )
-        self.leave_out(left_out, "an update", self.shared.metrics.count_unsettable_fields)
+        self.leave_out(unsupported, "an update", self.shared.metrics.left_out)
         self.shared.metrics.normalised(fields.respelt(changes, values), adjustment.owners)
         return values
 
@@ -202,9 +202,9 @@ class RunPodCall(CriCall):
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         sent, pod_id = messages.values_for_create(adjustment, self.requested.resources), messages.read_id(reply.message)
-        unused = self.shared.backend.no_effect.get(self.operation)
-        if unused and sent.resources and self.requested.runtime_handler in no_effect.PLAIN_HANDLERS:
-            return merge.created_pod(subject, self.used(sent, unused), pod_id, sent.resources)
+        ignored = self.shared.backend.no_effect.get(self.operation)
+        if ignored and sent.resources and self.requested.runtime_handler in no_effect.PLAIN_HANDLERS:
+            return merge.created_pod(subject, self.effective_part(sent, ignored), pod_id, sent.resources)
         return merge.created_pod(subject, sent, pod_id)
 
     async def read_made(self, store: Store, made: Subject) -> PodRecord | None:
@@ -220,7 +220,7 @@ class CreateCall(CriCall):
 
     @read_once
     def requested(self) -> tuple[fields.ContainerInfo, fields.PodInfo | None]:
-        """The container, and what this request contains of its pod."""
+        """The container, and the fields of its pod in this request."""
         return messages.read_container(self.message)
 
     def order_key(self) -> str:
@@ -234,7 +234,7 @@ class CreateCall(CriCall):
             return None
         if self._subject is not None and self._pod is pod:
             return self._subject
-        if container.pod_id != pod.effective.id:  # the request has the beginning of the id
+        if container.pod_id != pod.effective.id:  # the request has a prefix of the id
             container = replace(container, pod_id=pod.effective.id)
             self.requested = container, requested_pod
         self._pod, self._subject = pod, merge.in_pod(pod, requested_pod, container)
@@ -256,8 +256,8 @@ class CreateCall(CriCall):
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         sent = messages.values_for_create(adjustment, self.requested[0].resources)
-        if sent and (unused := self.shared.backend.no_effect.get(self.operation)):
-            sent = self.used(sent, unused)
+        if sent and (ignored := self.shared.backend.no_effect.get(self.operation)):
+            sent = self.effective_part(sent, ignored)
         return merge.created_container(subject, sent, messages.read_id(reply.message))
 
     async def read_made(self, store: Store, made: Subject) -> ContainerRecord | None:
@@ -265,7 +265,7 @@ class CreateCall(CriCall):
 
 
 class UpdatePodCall(PodCall):
-    """UpdatePodSandboxResources: it has no hook point and is held only to update the pod's record."""
+    """UpdatePodSandboxResources has no hook point; it is held only to update the pod's record."""
 
     @read_once
     def requested(self) -> tuple[Resources | None, Resources | None]:
@@ -291,8 +291,8 @@ class StartCall(ContainerCall):
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, fields.ResourceValue]:
         """Update the created container, so that it starts with these resources (hook-api, PreStartContainer). If a
-        failed update may have been applied all the same, the call is ``state_unknown`` from then on."""
-        present = merge.container_of(subject).effective.resources
+        failed update may have been applied, the call is ``state_unknown`` from then on."""
+        current = merge.container_of(subject).effective.resources
         settable = self.settable(adjustment.resources, subject, None, adjustment)
         resources = {name: value for name, value in settable.items() if value}
         if not resources:
@@ -300,22 +300,22 @@ class StartCall(ContainerCall):
         seconds = call.UPDATE_SECONDS if self.deadline is None else self.deadline - self.shared.clock()
         if seconds <= 0:
             raise BackendError("no time is left of the caller's deadline", BackendFailure.DEADLINE, not_done=True)
-        request = messages.update_request(self.id, resources, present)
+        request = messages.update_request(self.id, resources, current)
         try:
             await self.shared.backend.update(self.version, request, seconds)
         except BaseException as error:
             self.state_unknown |= not (isinstance(error, BackendError) and error.not_done)
             raise
-        unused = self.shared.backend.no_effect.get(Operation.UPDATE_CONTAINER_RESOURCES)
-        return self.used(Adjustment(resources=resources), unused).resources if unused else resources
+        ignored = self.shared.backend.no_effect.get(Operation.UPDATE_CONTAINER_RESOURCES)
+        return self.effective_part(Adjustment(resources=resources), ignored).resources if ignored else resources
 
 
 class UpdateCall(ContainerCall):
-    """UpdateContainerResources: hooks see the kubelet's original values, the runtime gets what differs (hook-api)."""
+    """UpdateContainerResources: hooks see the kubelet's original values, the runtime gets the changes (hook-api)."""
 
     @read_once
     def update(self) -> EffectiveUpdate:
-        """What the request sets, and what ``edited`` added."""
+        """The values of the request and those that ``edited`` added."""
         return EffectiveUpdate(RequestedUpdate(*messages.read_update(self.message)))
 
     def order_key(self) -> str:
@@ -336,10 +336,10 @@ class UpdateCall(ContainerCall):
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         requested, put_in, added = self.update.requested, self.update.put_in, self.update.annotations
         resources, annotations = messages.without_fixed_fields(requested.resources), requested.annotations
-        if unused := self.shared.backend.no_effect.get(self.operation):
-            used = self.used(Adjustment(annotations=added, resources=put_in), unused)
+        if ignored := self.shared.backend.no_effect.get(self.operation):
+            used = self.effective_part(Adjustment(annotations=added, resources=put_in), ignored)
             put_in, added = used.resources, used.annotations
-            used, _ = no_effect.used(Adjustment(annotations=annotations, resources=fields.named(resources)), unused)
+            used, _ = no_effect.used(Adjustment(annotations=annotations, resources=fields.named(resources)), ignored)
             resources, annotations = Resources(**used.resources), used.annotations  # type: ignore[arg-type]
         requested = RequestedUpdate(requested.container_id, resources, annotations)
         return merge.updated(subject, EffectiveUpdate(requested, put_in, added), adjustment)

@@ -1,6 +1,6 @@
-"""Relay the frames of a CRI connection from one peer to the other and read them on the way, one object per direction.
+"""Relay and read the frames of a CRI connection, with one object per direction.
 
-Frames that the proxy need not handle leave as exactly the bytes that came, in order (relay-rules A1, A3, A8).
+Frames that the proxy need not handle are sent on unchanged and in order (relay-rules A1, A3, A8).
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from runtimeproxy.core.call import MemoryBudget
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri.bounds import Excess
-from runtimeproxy.cri.routes import PASSING_OTHER
+from runtimeproxy.cri.routes import OTHER_SERIES
 from runtimeproxy.errors import WireError
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.metric_table import Key
@@ -40,10 +40,10 @@ class Data:
 
 @dataclass(slots=True)
 class HeaderBlock:
-    """A header block of one stream, complete once ``alone`` is set."""
+    """A header block of one stream, complete once ``encoded`` is set."""
 
     blocks: headers.Blocks
-    """The header compression of the direction that it came in."""
+    """The header compression of its direction."""
     kind: int
     flags: int
     stream: int
@@ -53,18 +53,18 @@ class HeaderBlock:
     size: int
     end: bool
     """True if END_STREAM is set: the block ends its half of the stream."""
-    alone: bytes = b""
-    """The block re-encoded so that it does not depend on the HPACK dynamic table."""
+    encoded: bytes = b""
+    """The block re-encoded without references to the HPACK dynamic table."""
 
     def send(self, sink: FlowControlledSender, stream: int, source: FlowControlledSender | None = None) -> None:
-        """Send the block on, as its own frames if nothing changes. One that waits may still be dropped, so it must
-        not carry the table size update (relay-rules A1)."""
+        """Send the block on, as its own frames if nothing changes. A queued block may still be dropped, so it must not
+        carry the table size update (relay-rules A1)."""
         if self.blocks.standalone:
-            block = self.alone
+            block = self.encoded
         elif sink.congested or sink.cut_through:
-            block = headers.alone(self.alone)
+            block = headers.alone(self.encoded)
         else:
-            block = self.blocks.mark(self.alone)
+            block = self.blocks.mark(self.encoded)
         if b"".join(self.fragments) == block:
             frames = b"".join(self.originals)
         else:
@@ -73,7 +73,7 @@ class HeaderBlock:
 
 
 class Stream(Protocol):
-    """A stream that is held, answered by the proxy, or sent to the image endpoint; called with what a peer sent."""
+    """A stream that is held, answered by the proxy, or sent to the image endpoint; called with a peer's frames."""
 
     def client_headers(self, block: HeaderBlock) -> None: ...
     def client_data(self, data: Data) -> None: ...
@@ -94,17 +94,17 @@ def refusal(stream: int, code: int, text: str, half_closed: bool) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class LocallyAnsweredStream:
-    """A stream that the proxy answered itself: what either side still sends on it is dropped, its DATA credited."""
+    """A stream that the proxy answered itself: later frames of either side are dropped, and DATA are credited."""
 
-    client_out: FlowControlledSender
-    runtime_out: FlowControlledSender
+    to_client: FlowControlledSender
+    to_runtime: FlowControlledSender
 
     def client_data(self, data: Data) -> None:
-        self.client_out.credit(data.length)
+        self.to_client.credit(data.length)
 
     def runtime_part(self, part: Data | HeaderBlock) -> None:
         if isinstance(part, Data):
-            self.runtime_out.credit(part.length)
+            self.to_runtime.credit(part.length)
 
     def _drop(self, what: object) -> None: ...
 
@@ -112,10 +112,10 @@ class LocallyAnsweredStream:
 
 
 RETIRED_LIMIT = 1_000
-"""Ended streams that are remembered, so that late frames on them do not reach a peer that never got the stream."""
+"""Most ended streams that are stored, so that late frames on them do not reach a peer that never got the stream."""
 
 
-class Open(Enum):
+class StreamState(Enum):
     """The state of a passing stream."""
 
     UNANSWERED = "unanswered"
@@ -128,68 +128,68 @@ class Shared:
     budget: MemoryBudget
     clock: Callable[[], float]
     counters: MutableMapping[Key, int]
-    """The calls that passed, by their series; a series is there before ``FromClient.passed`` counts it."""
+    """The calls that passed, by their series; a series exists before ``FromClient.passed`` counts it."""
     kinds: Mapping[Operation, Callable[..., Any]]
-    image_apart: bool
+    separate_image: bool
     start_and_stop_pass: Callable[[], bool]
     passes_ambiguous: Callable[[], bool]
-    """Called for a request without exactly one :path: return whether it passes."""
+    """Return whether a request without exactly one :path passes."""
     restore_refusal: Callable[[], str]
-    """Called for a RestorePod: return why it is refused, "" if it passes."""
+    """Return why a RestorePod is refused, "" if it passes."""
 
 
 class Streams:
     def __init__(self, shared: Shared, wake: Callable[[], None]) -> None:
         self.shared = shared
         self.wake = wake
-        """Write what there is to send, outside of a read."""
-        self.client_out = FlowControlledSender()
-        self.runtime_out = FlowControlledSender()
+        """Write pending output, outside of a read."""
+        self.to_client = FlowControlledSender()
+        self.to_runtime = FlowControlledSender()
         self.streams: dict[int, Stream] = {}
-        self.open: dict[int, Open] = {}
-        self.highest = 0
-        """Highest stream that was sent to the runtime."""
+        self.open_streams: dict[int, StreamState] = {}
+        self.highest_stream = 0
+        """Highest stream id that was sent to the runtime."""
         self.ready: deque[object] = deque()
-        """What the connection has to act on after the read: held calls to start or to resume, and ``reader`` events."""
+        """Inputs of ``Connection.act`` after the read: held calls to start or to resume, and ``reader`` events."""
         self._retired: deque[int] = deque()
 
     def answer(self, stream: int, frames: bytes) -> None:
-        """Answer a request in the server's place, and drop what still comes on its stream."""
-        self.client_out.inject(frames)
-        self.runtime_out.forget_window(stream)
-        self.streams[stream] = LocallyAnsweredStream(self.client_out, self.runtime_out)
+        """Answer a request instead of the server, and drop later frames on its stream."""
+        self.to_client.inject(frames)
+        self.to_runtime.forget_window(stream)
+        self.streams[stream] = LocallyAnsweredStream(self.to_client, self.to_runtime)
         self.retire(stream)
 
     def retire(self, stream: int) -> None:
-        """Remember an ended stream until RETIRED_LIMIT others have ended and nothing of it waits for the client."""
+        """Store an ended stream until RETIRED_LIMIT others have ended and its queue to the client is empty."""
         self._retired.append(stream)
         if len(self._retired) > RETIRED_LIMIT:
             oldest = self._retired.popleft()
-            if oldest in self.client_out.queues:
+            if oldest in self.to_client.queues:
                 self._retired.append(oldest)
             else:
                 self.streams.pop(oldest, None)
-                self.client_out.forget_window(oldest)
+                self.to_client.forget_window(oldest)
 
 
-KNOWN_BLOCKS = 1_024
-KNOWN_BLOCK_BYTES = 512
-"""Longest header block, in bytes, that is remembered as passing; KNOWN_BLOCKS are the most in one direction."""
+PASSING_BLOCKS = 1_024
+PASSING_BLOCK_BYTES = 512
+"""Longest header block, in bytes, that is cached as passing; PASSING_BLOCKS are the most in one direction."""
 
 SHORT_DATA_BYTES = 1_024
-"""Unpadded DATA frames longer than this, in bytes, are relayed by a faster loop: long answers have many in a row."""
+"""A faster loop relays unpadded DATA frames longer than this, in bytes: long answers have many in a row."""
 
-_AROUND = http2.PADDED | http2.PRIORITY_FLAG
-_SHAPE = http2.END_HEADERS | _AROUND
+_PREFIX_FLAGS = http2.PADDED | http2.PRIORITY_FLAG
+_LAYOUT_FLAGS = http2.END_HEADERS | _PREFIX_FLAGS
 _HEAD_BYTES, _MAX_STREAM_ID = http2.HEAD_BYTES, http2.MAX_STREAM_ID  # local names, for speed: every frame needs them
 _DATA, _HEADERS, _END_HEADERS, _END_STREAM = http2.DATA, http2.HEADERS, http2.END_HEADERS, http2.END_STREAM
 _CONTINUATION, _USUAL_BYTES = http2.CONTINUATION, http2.DEFAULT_FRAME_SIZE  # every peer accepts frames of this size
 _PING_BYTES = 8
 
 ALIVE_SECONDS = 1.0
-"""Seconds of silence after which a peer may have hung, so that PINGs pass to it: keepalive PINGs come even later."""
+"""Seconds of silence after which a peer may have hung, so that PINGs pass to it: keepalive PINGs start even later."""
 ACKS_WAITING = 16
-"""Most ACKs of the proxy's own that wait to be sent; grpc-go has at most one PING under way."""
+"""Most of the proxy's own ACKs that wait to be sent; grpc-go has at most one PING under way."""
 
 
 class FrameRelay(ABC):
@@ -197,25 +197,25 @@ class FrameRelay(ABC):
 
     from_client: bool
     piped = False
-    unread = False
-    """True while ``opening`` handles the bytes: before the first frame, and if they are no HTTP/2."""
+    bypasses_frames = False
+    """True while ``bypass`` handles the bytes: before the first frame, and if they are not HTTP/2."""
 
     def __init__(self, reader: Streams, source: FlowControlledSender, sink: FlowControlledSender) -> None:
         self._reader = reader
         self._clock = reader.shared.clock
-        self._leaving = False
+        self._goaway_seen = False
         self.source = source
         self.sink = sink
         self.streams = reader.streams
         self.blocks = headers.Blocks()
-        self.known: dict[bytes, Key] = {}
-        """Header blocks that pass on any stream, each with the series that counts them."""
+        self.passing_blocks: dict[bytes, Key] = {}
+        """Header blocks that pass on any stream, each with its series."""
         self._buffer = bytearray()
-        self._need = _HEAD_BYTES
-        self._cut = 0
+        self._needed_bytes = _HEAD_BYTES
+        self._missing_bytes = 0
         self._block: HeaderBlock | None = None
         self._settings_seen = False
-        self._orderly = False
+        self._any_legal = False
         """True while any frame but CONTINUATION is legal: after the first SETTINGS, outside a header block."""
         self._handlers: dict[int, Callable[[int, int, bytes, bytes], None]] = {
             http2.DATA: self._data,
@@ -231,16 +231,16 @@ class FrameRelay(ABC):
 
     def feed(self, data: bytes) -> None:
         """Relay bytes of the source, split at any point. Raises WireError."""
-        if self.unread and not (data := self.opening(data)):
+        if self.bypasses_frames and not (data := self.bypass(data)):
             return
         self.source.heard = self._clock()
         if self._buffer:
             self._buffer += data
-            if len(self._buffer) < self._need:
+            if len(self._buffer) < self._needed_bytes:
                 return
             data, self._buffer = bytes(self._buffer), bytearray()
-        at, start = self._continue_cut(data) if self._cut else (0, 0)
-        end, need = len(data), _HEAD_BYTES
+        at, start = self._continue_frame(data) if self._missing_bytes else (0, 0)
+        end, needed = len(data), _HEAD_BYTES
         source, sink, streams, read_head = self.source, self.sink, self.streams, http2.read_head
         try:
             while at + _HEAD_BYTES <= end:
@@ -248,52 +248,52 @@ class FrameRelay(ABC):
                 stream &= _MAX_STREAM_ID
                 length = high << 8 | low
                 after = at + _HEAD_BYTES + length
-                nobodys = self._orderly and stream not in streams and not sink.queues and length <= sink.frame_limit
-                if nobodys and (following := self._passes(kind, flags, stream, data, after - length, after)):
+                passing = self._any_legal and stream not in streams and not sink.queues and length <= sink.frame_limit
+                if passing and (following := self._passes(kind, flags, stream, data, after - length, after)):
                     at = following
                     continue
-                if length > _USUAL_BYTES or kind == _CONTINUATION or not self._orderly:
+                if length > _USUAL_BYTES or kind == _CONTINUATION or not self._any_legal:
                     self._check_frame(kind, length)
                 if after > end:
-                    need = after - at
+                    needed = after - at
                     break
                 if start < at:
                     sink.out.append(data[start:at])
                 frame = data[at:after]
                 at = start = after
-                self._handlers.get(kind, self._other)(flags, stream, frame[_HEAD_BYTES:], frame)
+                self._handlers.get(kind, self._pass_frame)(flags, stream, frame[_HEAD_BYTES:], frame)
                 if sink.overfull or source.overfull:
                     raise Excess("queue", "too many frames wait for a peer's credit")
         finally:
-            # Also after a WireError: a complete answer that came before the illegal frame must not be lost.
+            # Also after a WireError: a complete answer before the illegal frame must not be lost.
             if start < at:
                 sink.out.append(data[start:at])
                 if at > end:
-                    self._cut = at - end
+                    self._missing_bytes = at - end
                     sink.cut_through = True
         if at < end:
-            self._need = need
+            self._needed_bytes = needed
             self._buffer += data[at:]
 
     def _relay_data(self, data: bytes, at: int) -> int:
         """Pass consecutive DATA frames without flags, counted in one sum; return where the next frame starts."""
         sink, streams, read_head = self.sink, self.streams, http2.read_head
-        last, limit, left = len(data) - _HEAD_BYTES, sink.frame_limit, sink.window
+        last, limit, room = len(data) - _HEAD_BYTES, sink.frame_limit, sink.window
         while at <= last:
             high, low, kind, flags, stream = read_head(data, at)
             length = high << 8 | low
-            if kind != _DATA or flags or not 0 < length <= limit or length > left or stream & _MAX_STREAM_ID in streams:
+            if kind != _DATA or flags or not 0 < length <= limit or length > room or stream & _MAX_STREAM_ID in streams:
                 break
-            left -= length
+            room -= length
             at += _HEAD_BYTES + length
-        self.source.relayed(sink.window - left)
-        sink.window = left
+        self.source.relayed(sink.window - room)
+        sink.window = room
         return at
 
-    def _continue_cut(self, data: bytes) -> tuple[int, int]:
-        """Return where the next frame starts, perhaps beyond the data, and where the bytes not yet sent start: 0, so
-        that the rest of the cut frame leaves in one slice with what follows it, unless other frames wait in between."""
-        at, self._cut = self._cut, 0
+    def _continue_frame(self, data: bytes) -> tuple[int, int]:
+        """Return the offsets of the next frame, perhaps beyond the data, and of the unsent bytes. The latter is 0, to
+        send the remainder of a cut frame in one slice with the following bytes, unless other frames wait in between."""
+        at, self._missing_bytes = self._missing_bytes, 0
         if at > len(data) or not self.sink.waiting:
             self.sink.cut_through = False
             return at, 0
@@ -313,7 +313,7 @@ class FrameRelay(ABC):
 
     def _passes(self, kind: int, flags: int, stream: int, data: bytes, at: int, after: int) -> int:
         """Return the offset after a frame that passes unchanged, or 0 if the frame needs its handler. DATA pass even
-        before the frame is complete, and DATA frames that follow may pass with it (relay-rules A3, A8)."""
+        before the frame is complete, and following DATA frames may pass with it (relay-rules A3, A8)."""
         if kind == _DATA:
             length = after - at
             if length > self.sink.window:
@@ -323,41 +323,41 @@ class FrameRelay(ABC):
             self.sink.window -= length
             self.source.relayed(length)
             if flags & _END_STREAM and not self.from_client:
-                self._reader.open.pop(stream, None)
+                self._reader.open_streams.pop(stream, None)
             return after
         if after > len(data):
             return 0
         if kind == _HEADERS:
-            if flags & _SHAPE != _END_HEADERS or not self.blocks.standalone:
+            if flags & _LAYOUT_FLAGS != _END_HEADERS or not self.blocks.standalone:
                 return 0
             block = data[at:after]
             end = bool(flags & _END_STREAM)
-            if block in self.known:
-                self.passed(stream, end, self.known[block])
+            if block in self.passing_blocks:
+                self.passed(stream, end, self.passing_blocks[block])
                 return after
             return after if len(block) <= bounds.BLOCK_BYTES and self.passes_block(stream, block, end) else 0
         return 0 if kind in self._handlers and (kind != http2.WINDOW_UPDATE or not stream or after - at != 4) else after
 
-    def remember(self, block: bytes, key: Key = PASSING_OTHER) -> None:
-        """Remember a header block that passes: peers repeat them, and decoding each one costs more than a lookup."""
-        if len(block) <= KNOWN_BLOCK_BYTES:
-            if len(self.known) == KNOWN_BLOCKS:
-                self.known.clear()
-            self.known[block] = key
+    def remember(self, block: bytes, key: Key = OTHER_SERIES) -> None:
+        """Cache a header block that passes: peers repeat them, and decoding a block costs more than a lookup."""
+        if len(block) <= PASSING_BLOCK_BYTES:
+            if len(self.passing_blocks) == PASSING_BLOCKS:
+                self.passing_blocks.clear()
+            self.passing_blocks[block] = key
 
-    def _other(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+    def _pass_frame(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         self.sink.out.append(frame)
 
     def _data(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         self.source.received(len(payload))
         end = bool(flags & _END_STREAM)
         data = Data(http2.unpad(payload, flags) if flags & http2.PADDED else payload, len(payload), end, frame)
-        special = self.streams.get(stream)
-        if special is not None:
-            (special.client_data if self.from_client else special.runtime_part)(data)
+        handled = self.streams.get(stream)
+        if handled is not None:
+            (handled.client_data if self.from_client else handled.runtime_part)(data)
             return
         if end and not self.from_client:  # a stream counts as open until the runtime ends it
-            self._reader.open.pop(stream, None)
+            self._reader.open_streams.pop(stream, None)
         data.send(self.sink, stream, self.source)
 
     def _block_frame(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
@@ -370,23 +370,23 @@ class FrameRelay(ABC):
             block.size += len(payload)
         else:
             prefix = b""
-            if kind != _HEADERS or flags & _AROUND:
+            if kind != _HEADERS or flags & _PREFIX_FLAGS:
                 prefix, payload = http2.split_block(kind, flags, payload)
             end = bool(flags & _END_STREAM)
             block = HeaderBlock(self.blocks, kind, flags, stream, prefix, [payload], [frame], len(payload), end)
         if block.size > bounds.BLOCK_BYTES or len(block.originals) > bounds.BLOCK_FRAMES:
             raise Excess("header_block", "header block is too long")
-        self._orderly = bool(flags & _END_HEADERS)
-        self._block = None if self._orderly else block
-        if not self._orderly:
+        self._any_legal = bool(flags & _END_HEADERS)
+        self._block = None if self._any_legal else block
+        if not self._any_legal:
             return
-        block.alone = self.blocks.translate(b"".join(block.fragments))
-        special = self.streams.get(stream)
+        block.encoded = self.blocks.translate(b"".join(block.fragments))
+        handled = self.streams.get(stream)
         if block.kind == http2.PUSH_PROMISE:
             block.send(self.sink, stream)
-        elif special is not None:
-            (special.client_headers if self.from_client else special.runtime_part)(block)
-        elif self.passes_block(stream, block.alone, block.end):
+        elif handled is not None:
+            (handled.client_headers if self.from_client else handled.runtime_part)(block)
+        elif self.passes_block(stream, block.encoded, block.end):
             block.send(self.sink, stream)
         else:
             self.handle_request(block)
@@ -404,7 +404,7 @@ class FrameRelay(ABC):
         entries = http2.read_settings(payload)
         passed = [entry for entry in entries if entry[0] != http2.HEADER_TABLE_SIZE] + [(http2.HEADER_TABLE_SIZE, 0)]
         self.sink.out.append(http2.frame(http2.SETTINGS, flags, stream, http2.settings_payload(passed)))
-        self._settings_seen = self._orderly = True
+        self._settings_seen = self._any_legal = True
         self.source.settings_announced(entries)
         self.settings(passed)
         self.sink.start()
@@ -416,18 +416,18 @@ class FrameRelay(ABC):
         if not stream:
             self.source.open_window(increment)
         elif stream in self.streams:
-            special = self.streams[stream]
-            (special.client_window if self.from_client else special.runtime_window)(increment)
-        else:  # it passes; it came here because frames of other streams wait for the peer's credit
+            handled = self.streams[stream]
+            (handled.client_window if self.from_client else handled.runtime_window)(increment)
+        else:  # it passes, but not faster: frames of other streams wait for the peer's credit
             self.sink.out.append(frame)
 
     def _reset(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         code = http2.read_u32(payload)
-        special = self.streams.get(stream)
-        if special is not None:
-            (special.client_reset if self.from_client else special.runtime_reset)(frame)
+        handled = self.streams.get(stream)
+        if handled is not None:
+            (handled.client_reset if self.from_client else handled.runtime_reset)(frame)
             return
-        self._reader.open.pop(stream, None)
+        self._reader.open_streams.pop(stream, None)
         self.source.drop(stream)
         if code == http2.NO_ERROR and stream in self.sink.queues:
             self.sink.send_frame(stream, frame)  # the complete answer before it must not be lost (RFC 9113, 8.1)
@@ -436,8 +436,8 @@ class FrameRelay(ABC):
             self.sink.out.append(frame)
 
     def _ping(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        """Acknowledge a PING in the place of a peer that sent bytes recently; else pass it on, as its ACK
-        (docs/architecture.rst, "PINGs"). ACKs leave in the order of their PINGs."""
+        """Acknowledge a PING instead of a peer that sent bytes recently; else pass the PING on, and later its ACK
+        (docs/architecture.rst, "PINGs"). ACKs are sent in the order of their PINGs."""
         source, sink = self.source, self.sink
         if flags & http2.ACK:
             sink.passed = max(sink.passed - 1, 0)
@@ -445,7 +445,7 @@ class FrameRelay(ABC):
         elif (
             source.heard - sink.heard < ALIVE_SECONDS
             and len(source.acks) < ACKS_WAITING
-            and not (source.passed or self._leaving or stream)
+            and not (source.passed or self._goaway_seen or stream)
             and len(payload) == _PING_BYTES
         ):
             source.acks.append(http2.frame(http2.PING, http2.ACK, 0, payload))
@@ -455,24 +455,24 @@ class FrameRelay(ABC):
         sink.out.append(frame)
 
     def _goaway(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        self._leaving = True
+        self._goaway_seen = True
         self.sink.out.append(frame)
 
-    def opening(self, data: bytes) -> bytes:
-        """Pass bytes that are not frames and return the rest."""
+    def bypass(self, data: bytes) -> bytes:
+        """Pass bytes that are not frames, and return the following bytes."""
         self.sink.out.append(data)
         return b""
 
     @abstractmethod
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
-        """Return whether headers or trailers of a stream that passes or is new pass unchanged. Raises WireError."""
+        """Return whether the headers or trailers of a new or passing stream pass unchanged. Raises WireError."""
 
     @abstractmethod
     def passed(self, stream: int, end: bool, key: Key) -> None:
-        """Called when a remembered header block has passed on a stream; ``end`` is its END_STREAM."""
+        """Called when a cached header block has passed on a stream; ``end`` is its END_STREAM."""
 
     def handle_request(self, block: HeaderBlock) -> None:  # noqa: B027
         """Called for a request that ``passes_block`` does not let pass: answer it, or send it on."""
 
     def settings(self, entries: list[tuple[int, int]]) -> None:  # noqa: B027
-        """Called with the entries of each SETTINGS frame as they were passed on."""
+        """Called with the entries of each SETTINGS frame that was passed on."""

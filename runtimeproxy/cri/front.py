@@ -1,6 +1,6 @@
 """The CRI front: it pairs each client connection with one to the runtime and gives held calls to the lifecycle.
 
-A client that leaves ends a call only while that is held (relay-rules C2).
+A client that closes its connection ends a call only while that is held (relay-rules C2).
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.sync import Sync
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri.backend import Backend, CriState
-from runtimeproxy.cri.bounds import IMAGE_BYTES, PIECE_BYTES, Excess, verdict
+from runtimeproxy.cri.bounds import IMAGE_BYTES, OVERHEAD_BYTES, Excess, classify
 from runtimeproxy.cri.calls import KINDS, CriShared
 from runtimeproxy.cri.frame_relay import ALIVE_SECONDS
 from runtimeproxy.cri.image import ImageLink
@@ -60,7 +60,7 @@ class CriFront(FrontBase):
             clock=loop.time,
             counters=metrics.counters,
             kinds=KINDS,
-            image_apart=image_endpoint != runtime_endpoint,
+            separate_image=image_endpoint != runtime_endpoint,
             start_and_stop_pass=lifecycle.start_and_stop_pass,
             passes_ambiguous=self.passes_ambiguous,
             restore_refusal=self.restore_refusal,
@@ -79,29 +79,28 @@ class CriFront(FrontBase):
         client.close()  # its gRPC library reconnects with its own backoff
 
     async def finish_answers(self, seconds: float, at_once: asyncio.Event) -> None:
-        """Wait for none: streams are container events, which have no end. Those of exec, attach and port-forward
-        bypass the proxy."""
+        """Return immediately: streams are endless container events, as exec, attach and port-forward bypass the
+        proxy."""
 
     async def close(self) -> None:
         await self.sync.stop()
         await self.backend.close()
 
     def passes_ambiguous(self) -> bool:
-        """Count a request without exactly one :path, and return whether it passes: not if any plugin has policy
-        Fail."""
+        """Count a request without exactly one :path. Return whether it passes, that is, no plugin has policy Fail."""
         self.metrics.count("requests_ambiguous")
-        return not any(self.manager.fail_policy_registered(point) for point in HOOK_POINTS)
+        return not any(self.manager.fail_policy_registered(hook_point) for hook_point in HOOK_POINTS)
 
     def restore_refusal(self) -> str:
-        """Record a RestorePod, which calls no hook server; return why it is refused, "" if it passes. A hook server of
-        policy Fail for the create of pods or containers refuses it."""
+        """Record a RestorePod, which calls no hook server; return why it is refused, "" if it passes. It is refused if
+        a hook server with policy Fail is registered for the create of pods or containers."""
         metrics = self.metrics
-        for point in (BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"]):
-            for plugin in self.manager.plugins_for(point):
+        for hook_point in (BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"]):
+            for plugin in self.manager.plugins_for(hook_point):
                 if plugin.policy is FailurePolicy.FAIL:
-                    why = "RestorePod would start a pod without calling it"
-                    error = HookError(plugin.name, point.name, Reason.UNHOOKED, why)
-                    name, hook, reason = plugin.name, point.name, error.reason.value
+                    detail = "RestorePod would start a pod without calling it"
+                    error = HookError(plugin.name, hook_point.name, Reason.UNHOOKED, detail)
+                    name, hook, reason = plugin.name, hook_point.name, error.reason.value
                     metrics.count("hook_fail_closed", name, hook, reason)
                     metrics.events.add(EventKind.REFUSED, RESTORE, hook_server=name, hook=hook, reason=reason)
                     log.warning("%s (policy %s)", error.logged, plugin.policy.value)
@@ -113,40 +112,40 @@ class CriFront(FrontBase):
 
 
 class CriConnection(Connection):
-    """One client's connection to the runtime, and those to the image service for it."""
+    """A client's connection to the runtime, with its connections to the image service."""
 
     def __init__(self, front: CriFront, client: socket.socket, backend: socket.socket) -> None:
         self.front = front
         self.images: set[ImageConnection] = set()
-        self._runtime_gone = False
-        self._leaving = False
+        self._runtime_closed = False
+        self._is_lingering = False
         self._piped = False
         self._unread_bytes = 0
-        """Sent in answer to the client's own frames while it reads nothing."""
+        """Bytes of answers to the client's own frames while it reads nothing."""
         self._acks: asyncio.TimerHandle | None = None
         self.reader = Reader(front.shared, self.wake)
-        to_client, to_runtime = self._senders = self.reader.client_out, self.reader.runtime_out
+        to_client, to_runtime = self._senders = self.reader.to_client, self.reader.to_runtime
         super().__init__(front.loop, client, backend, front.buffer, (to_client.out, to_runtime.out), self.reader.ready)
 
     def client_bytes(self, data: bytes) -> None:
-        answers = self.reader.client_out.out
-        before = len(answers)  # what the runtime sent may still be there
+        output = self.reader.to_client.out
+        before = len(output)  # bytes of the runtime may still be queued
         try:
             self.reader.from_client.feed(data)
             self._send_acks_along()
-            if len(answers) > before:  # DATA do not count: the client's credit bounds them
-                length = sum(len(frames) for frames in answers[before:] if frames[http2.TYPE_AT] != http2.DATA)
+            if len(output) > before:  # DATA do not count: the client's credit bounds them
+                length = sum(len(frames) for frames in output[before:] if frames[http2.TYPE_AT] != http2.DATA)
                 if length:
-                    self._unread_bytes = 0 if self.delivered else self._unread_bytes + length + PIECE_BYTES
+                    self._unread_bytes = 0 if self.delivered else self._unread_bytes + length + OVERHEAD_BYTES
                     if self._unread_bytes > bounds.UNREAD_BYTES:
                         raise Excess("unread", "it does not read the answers to its own frames")
             for image in self.images:
                 image.check()
         except WireError as error:
-            self._broken(error, "client")
+            self._close_broken(error, "client")
         for image in self.images:
             image.write()
-        if self._runtime_gone:  # the client gave credit for a kept answer, or ended its call
+        if self._runtime_closed:  # the client gave credit for a queued answer, or ended its call
             self.front.loop.call_soon(self.wake)
 
     def backend_bytes(self, data: bytes) -> None:
@@ -154,51 +153,51 @@ class CriConnection(Connection):
             self.reader.from_runtime.feed(data)
             self._send_acks_along()
         except WireError as error:
-            self._broken(error, "runtime", data)
-        for image in self.images:  # the end of a runtime's frame may have let an image answer leave
+            self._close_broken(error, "runtime", data)
+        for image in self.images:  # an image answer may have waited for the end of a runtime's frame
             image.write()
 
-    def _broken(self, error: WireError, side: str, data: bytes = b"") -> None:
+    def _close_broken(self, error: WireError, side: str, data: bytes = b"") -> None:
         """Count and log a peer's protocol error, send that peer GOAWAY, and close both connections of the pair."""
-        kind, code = verdict(error)
+        kind, code = classify(error)
         self.front.metrics.count("connections_broken", side, kind)
-        what = f"{error}; it speaks HTTP/1: is --backend-runtime-mode right?" if data.startswith(b"HTTP/1.") else error
-        log.warning("connection closed: the %s broke the protocol: %s", side, what, extra={"kind": (side, kind)})
-        self.reader.leave(side == "client", code, str(error))
+        text = f"{error}; it speaks HTTP/1: is --backend-runtime-mode right?" if data.startswith(b"HTTP/1.") else error
+        log.warning("connection closed: the %s broke the protocol: %s", side, text, extra={"kind": (side, kind)})
+        self.reader.send_goaway(side == "client", code, str(error))
         self.flush()
         self.close()
 
     def client_eof(self) -> bool:
-        """End the calls that are not yet released, and let the EOF pass."""
-        self.reader.client_gone()
+        """End the calls that are not yet released, and pass the EOF on."""
+        self.reader.client_closed()
         self.act_on_ready()
         return False
 
     def backend_eof(self) -> bool:
-        """Keep the client's connection while answers wait for Post hooks or for its credit (relay-rules C5). Its other
-        calls end, and new streams are refused, so that the client opens another connection."""
+        """Keep the client's connection open while answers wait for Post hooks or for its credit (relay-rules C5). Its
+        other calls end, and new streams are refused, so that the client opens another connection."""
         if self._piped:
             return False
         reader = self.reader
-        waits = reader.keeps_answers
+        waits = reader.has_waiting_answers
         if not self.client_ended:  # the runtime closed first: its state may change meanwhile
             self.front.sync.soon()
-            waits = waits or reader.client_out.congested
-        self._runtime_gone = waits and not reader.client_out.cut_through  # nothing may follow half a frame
-        if self._runtime_gone:
-            reader.answer_unanswered()
+            waits = waits or reader.to_client.congested
+        self._runtime_closed = waits and not reader.to_client.cut_through  # nothing may follow half a frame
+        if self._runtime_closed:
+            reader.fail_open_calls()
             reader.drain(refusing=True)
-        reader.runtime_gone()
+        reader.runtime_closed()
         self.act_on_ready()
-        if self._runtime_gone:
+        if self._runtime_closed:
             self.wake()
-        return self._runtime_gone
+        return self._runtime_closed
 
     def on_closed(self) -> None:
-        """Forget the connection. Calls that the runtime has answered still run to their end."""
+        """Forget the connection. Calls that the runtime has answered still complete."""
         if self._acks is not None:
             self._acks.cancel()
-        self.reader.runtime_gone()
+        self.reader.runtime_closed()
         self.act_on_ready()
         self.reader.closed()
         for image in list(self.images):
@@ -215,7 +214,7 @@ class CriConnection(Connection):
             self.part()
 
     def unfinished(self) -> Unfinished:
-        """Count the open streams; a pipe and bytes that wait for the client count as an answer that has begun."""
+        """Count the open streams. A pipe, or bytes that wait for the client, count as an answer that has begun."""
         if self._piped and not self._parted:
             return Unfinished(answers=1)
         if self._parted or self.client_ended:
@@ -239,15 +238,15 @@ class CriConnection(Connection):
                 self.images.add(image)
                 image.write()
                 self.front.keep(self.front.loop.create_task(image.dial()))
-            case NotHttp2(data):  # read no more until it is known whether its bytes may pass (relay-rules A14)
+            case NotHttp2(data):  # stop reading until it is known whether the bytes may pass (relay-rules A14)
                 self._piped = True
                 self.hold_client(True)
                 self.front.keep(self.front.loop.create_task(self._pipe(data)))
 
     async def _pipe(self, data: bytes) -> None:
-        """Pipe the client to a runtime that serves CRI: dockerd could be made to create containers, without hooks."""
+        """Pipe the client only to a runtime that serves CRI: dockerd would create containers without hooks."""
         if not await self.front.backend.serves_cri():
-            self._broken(Excess("preface", NO_HTTP2, http2.PROTOCOL_ERROR), "client")
+            self._close_broken(Excess("preface", NO_HTTP2, http2.PROTOCOL_ERROR), "client")
             return
         self.front.metrics.count("connections_piped")
         self.reader.pipe(data)
@@ -255,22 +254,22 @@ class CriConnection(Connection):
         self.flush()
 
     def wake(self) -> None:
-        """Write what waits: after the read, if one is in progress, and with the last call that the read made ready."""
+        """Write pending output; during a read, after the read and the last call that it made ready."""
         if self._reading or batch.defers(self.wake):
             return
         self._send_acks_along()
         self.flush()
         for image in self.images:
             image.write()
-        if self._runtime_gone and not self.reader.keeps_answers:  # the last answer has been sent
-            if not self._leaving:  # also limits the wait for a client that gives no credit
-                self._leaving = True
+        if self._runtime_closed and not self.reader.has_waiting_answers:  # the last answer has been sent
+            if not self._is_lingering:  # this also limits the wait for a client that gives no credit
+                self._is_lingering = True
                 self.linger()
-            if not self.reader.client_out.congested:
+            if not self.reader.to_client.congested:
                 self.part()
 
     def _send_acks_along(self) -> None:
-        """Send ACKs of PINGs with frames that leave anyway; where none do the ACKs wait for up to ACK_SECONDS."""
+        """Send ACKs of PINGs together with other frames; without other frames the ACKs wait for up to ACK_SECONDS."""
         for sender in self._senders:
             if sender.acks and sender.out:
                 sender.acknowledge()
@@ -278,7 +277,7 @@ class CriConnection(Connection):
                 self._acks = self.front.loop.call_later(ACK_SECONDS, self._acknowledge)
 
     def _acknowledge(self) -> None:
-        """Send the ACKs that still wait; those for a side that reads slowly are tried again after ALIVE_SECONDS."""
+        """Send the waiting ACKs; those for a side that reads slowly are retried after ALIVE_SECONDS."""
         self._acks = None
         for sender, slow in zip(self._senders, self.slow, strict=True):
             if not slow:
@@ -295,8 +294,8 @@ class ImageConnection:
         self._connection = connection
         self.link = link
         self._endpoint: Endpoint | None = None
-        self._undialled: list[bytes] = []
-        self._undialled_bytes = 0
+        self._queued: list[bytes] = []
+        self._queued_bytes = 0
         self._closed = False
 
     async def dial(self) -> None:
@@ -311,12 +310,12 @@ class ImageConnection:
             self._end()
             return
         if self._closed:
-            sock.close()  # the client left while we waited
+            sock.close()  # the client has closed its connection
             return
         self._endpoint = Endpoint(front.loop, sock, self, front.buffer)
         self._connection.attach(self._endpoint)
-        self._endpoint.write(b"".join(self._undialled))
-        self._undialled.clear()
+        self._endpoint.write(b"".join(self._queued))
+        self._queued.clear()
 
     def write(self) -> None:
         out = self.link.sender.out
@@ -325,14 +324,14 @@ class ImageConnection:
         frames = b"".join(out)
         out.clear()
         if self._endpoint is None:
-            self._undialled.append(frames)
-            self._undialled_bytes += len(frames) + PIECE_BYTES
+            self._queued.append(frames)
+            self._queued_bytes += len(frames) + OVERHEAD_BYTES
         else:
             self._endpoint.write(frames)
 
     def check(self) -> None:
-        """Raise Excess if too much waits for the service: flow control limits only DATA, not headers and resets."""
-        retained = self._undialled_bytes if self._endpoint is None else self._endpoint.retained_bytes
+        """Raise Excess if too many bytes are queued: flow control limits only DATA, not headers and resets."""
+        retained = self._queued_bytes if self._endpoint is None else self._endpoint.retained_bytes
         if self.link.sender.overfull or retained > IMAGE_BYTES:
             raise Excess("image_queue", "too much waits for the image service")
 
@@ -340,7 +339,7 @@ class ImageConnection:
         try:
             self.link.receive(data)
         except WireError as error:
-            self._connection.front.metrics.count("connections_broken", "image", verdict(error)[0])
+            self._connection.front.metrics.count("connections_broken", "image", classify(error)[0])
             log.warning("image connection closed: the image service broke the protocol: %s", error)
             self._end()
             return

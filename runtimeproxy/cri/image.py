@@ -1,5 +1,4 @@
-"""ImageService streams where --remote-image-service-endpoint differs: they use a second connection of the pair
-(relay-rules A10).
+"""ImageService streams on a second connection, if --remote-image-service-endpoint differs (relay-rules A10).
 
 Flow control is hop by hop for connection and streams. Without the image service its streams fail, and the client's
 connection stays open.
@@ -13,7 +12,7 @@ from runtimeproxy.errors import WireError
 from runtimeproxy.relay.rpc.framing import ClientConnection
 from runtimeproxy.wire import grpc, headers, http2
 
-AWAY = "the image endpoint is not reachable: check --remote-image-service-endpoint and its service"
+UNREACHABLE = "the image endpoint is not reachable: check --remote-image-service-endpoint and its service"
 
 
 class ImageLink(ClientConnection):
@@ -28,13 +27,13 @@ class ImageLink(ClientConnection):
         self.sender.inject(http2.settings(settings))
 
     def open(self, block: HeaderBlock) -> "ImageStream | None":
-        """Open a stream with a request's headers and return it; None if the service takes no more streams."""
+        """Open a stream with a request's headers and return it; None if the service accepts no more streams."""
         if len(self.streams) >= self.stream_limit:
             return None
         stream = ImageStream(self, block.stream)
         self.streams[block.stream] = stream
         self.sender.stream_windows[block.stream] = 0
-        self.owner.client_out.stream_windows[block.stream] = 0
+        self.owner.to_client.stream_windows[block.stream] = 0
         stream.client_headers(block)
         return stream
 
@@ -55,38 +54,38 @@ class ImageLink(ClientConnection):
 
     def goaway(self, last_stream: int) -> None:
         """Reset the streams above ``last_stream`` with REFUSED_STREAM: the service did not process them."""
-        for above in [number for number in self.streams if number > last_stream]:
-            self.streams[above].fail(http2.rst_stream(above, http2.REFUSED_STREAM))
+        for stream in [number for number in self.streams if number > last_stream]:
+            self.streams[stream].fail(http2.rst_stream(stream, http2.REFUSED_STREAM))
 
     def close(self) -> None:
-        """End all streams with UNAVAILABLE: the connection has ended, or could not be made."""
+        """End all streams with UNAVAILABLE: the connection has ended or failed."""
         self.closing = True
         for stream in list(self.streams.values()):
             stream.unavailable()
 
 
 class ImageStream:
-    """One ImageService call: it has the client's stream id on both connections; flow control is hop by hop."""
+    """One ImageService call, with the client's stream id on both connections."""
 
     def __init__(self, link: ImageLink, stream: int) -> None:
         self._link = link
-        self._client, self._service = link.owner.client_out, link.sender
+        self._client, self._service = link.owner.to_client, link.sender
         self._stream = stream
         self._half_closed = False
         self._answered = False
         self.ended = False
-        """True once nothing more is expected from the image service or sent to it."""
+        """True once the image service's stream has ended or was reset."""
 
     def client_headers(self, block: HeaderBlock) -> None:
         if self.ended:
             return
         self._half_closed |= block.end
-        frames = http2.header_frames(self._stream, headers.alone(block.alone), block.end)
+        frames = http2.header_frames(self._stream, headers.alone(block.encoded), block.end)
         self._service.send_frame(self._stream, frames)
 
     def client_data(self, data: Data) -> None:
         """Send DATA on as the image service's windows allow. The client's stream window is credited immediately, its
-        connection window only when the bytes have left: that bounds what waits."""
+        connection window only when the bytes were sent: that bounds the queued bytes."""
         self._half_closed |= data.end
         if self.ended:
             self._client.credit(data.length)
@@ -120,13 +119,13 @@ class ImageStream:
             self._service.inject(http2.window_update(self._stream, length))
 
     def _answer_complete(self) -> None:
-        """Forget the stream; reset it toward the service if the rest of the request has not left."""
+        """Forget the stream; reset it toward the service if the request was not sent completely."""
         if not self._half_closed or self._stream in self._service.queues:
             self._service.inject(http2.rst_stream(self._stream, http2.CANCEL))
         self._forget()
 
     def fail(self, frame: bytes) -> None:
-        """End the stream toward the client with ``frame``, ahead of what waits of it."""
+        """End the stream toward the client with ``frame``, and drop its queued frames."""
         self._client.drop(self._stream)
         self._client.inject(frame)
         self._forget()
@@ -136,7 +135,7 @@ class ImageStream:
         if self._answered:
             self.fail(http2.rst_stream(self._stream, http2.CANCEL))
         else:
-            self.fail(refusal(self._stream, grpc.UNAVAILABLE, AWAY, self._half_closed))
+            self.fail(refusal(self._stream, grpc.UNAVAILABLE, UNREACHABLE, self._half_closed))
 
     def _forget(self) -> None:
         self.ended = True

@@ -1,13 +1,13 @@
 """Read CRI requests into values of ``model``, and put an adjustment into the bytes of a request.
 
-runtime.v1 and runtime.v1alpha2 agree on all that is read and written.
-Reading raises nothing but ``Unreadable``, whose text has none of the bytes; editing raises WireError where a request is
-not protobuf. An edited request differs in the changed fields only, and without a change the result is the same object
+runtime.v1 and runtime.v1alpha2 agree on all fields that are read and written.
+Readers raise only ``Unreadable``, whose text has none of the bytes; editors raise WireError for a request that is not
+protobuf. An edited request differs in the changed fields only; without a change the result is the same object
 (hook-api, "What an answer means").
 
-Where that has the same meaning, a second message with only the changes is appended: gogo/protobuf, Go's, C++'s and
-Rust's parsers read the two as one (protobuf.dev, "Last One Wins"). A request is rewritten where a field is cleared (0
-and "" are not written), an entry of a list replaces one with its key, or a value or key may already be in the request.
+If the meaning is the same, a second message with only the changes is appended: gogo/protobuf, Go's, C++'s and Rust's
+parsers read the two as one (protobuf.dev, "Last One Wins"). A request is rewritten if a field is cleared (0 and "" are
+not written), an entry of a list replaces another with its key, or a value or key may already be in the request.
 """
 
 from collections.abc import Mapping
@@ -32,8 +32,8 @@ from runtimeproxy.wire.protobuf import Edit, Shape, entries_field, message_field
 _M = TypeVar("_M", bound=Message)
 
 SHORT_BYTES = 2 * FIELDS_LIMIT
-"""A message of up to so many bytes cannot have more than FIELDS_LIMIT fields, since the shortest field is a tag and a
-length. A longer one is not parsed into a second form, to save memory."""
+"""Longest message in bytes that cannot have more than FIELDS_LIMIT fields: the shortest field is a tag and a length. A
+longer message is not parsed into a second form, to save memory."""
 
 _WITHOUT_ID = "CRI message without an id"
 
@@ -47,9 +47,9 @@ def read_pod(message: bytes) -> PodInfo:
 
 
 def read_container(message: bytes) -> tuple[ContainerInfo, PodInfo | None]:
-    """Read a CreateContainerRequest: the container, which has no id yet, and what it repeats of its pod.
+    """Read a CreateContainerRequest: the container, which has no id yet, and the fields that it repeats of its pod.
 
-    The second is None if there is no sandbox config. Raises Unreadable. The envs of a short message stay encoded until
+    The pod is None if there is no sandbox config. Raises Unreadable. The envs of a short message stay encoded until
     they are needed."""
     request: Any
     envs: Mapping[str, str] | None = None
@@ -74,17 +74,17 @@ def read_container(message: bytes) -> tuple[ContainerInfo, PodInfo | None]:
         del request, config, metadata, linux  # so that decoding does not keep a long env in memory twice
         envs = decoded = dict[str, str]()
         for key, value in raw.items():
-            with suppress(UnicodeDecodeError):  # a hook message cannot contain what is not UTF-8
+            with suppress(UnicodeDecodeError):  # a hook message contains only UTF-8
                 decoded[key.decode()] = value.decode()
     return ContainerInfo("", pod_id, name, attempt, annotations, resources, envs), pod
 
 
 def read_id(message: bytes) -> str:
     """Read the id in field 1 of a request or response of any other method. Raises Unreadable, also if it is empty."""
-    found = _requested(api_pb2.Identified, message).id
-    if not found:
+    any_id = _requested(api_pb2.Identified, message).id
+    if not any_id:
         raise Unreadable(_WITHOUT_ID)
-    return found
+    return any_id
 
 
 def read_update(message: bytes) -> tuple[str, Resources | None, dict[str, str]]:
@@ -153,7 +153,7 @@ class SettableValues(NamedTuple):
     """The resources to put into an update, and the names of those that an update cannot set."""
 
     resources: Changes
-    left_out: tuple[str, ...]
+    unsupported: tuple[str, ...]
 
 
 def edit_pod(message: bytes, adjustment: Adjustment) -> bytes:
@@ -161,34 +161,34 @@ def edit_pod(message: bytes, adjustment: Adjustment) -> bytes:
         return message
     linux = {"cgroup_parent": adjustment.cgroup_parent, "resources": adjustment.resources}
     config = {"labels": adjustment.labels, "annotations": adjustment.annotations, "linux": linux}
-    more, values = api_pb2.RunPodSandboxRequest(), {"config": config}
-    if _can_append(message, more, values):
-        return message + more.SerializeToString()
-    return rewrite(message, _edits(more, values))
+    appended, values = api_pb2.RunPodSandboxRequest(), {"config": config}
+    if _can_append(message, appended, values):
+        return message + appended.SerializeToString()
+    return rewrite(message, _edits(appended, values))
 
 
 def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | None) -> bytes:
     """Put an adjustment into a CreateContainerRequest, and ``cgroup_parent`` into its pod's config, None to leave the
-    kubelet's. The adjustment's own parent is ignored, since it may also come from the pod's record."""
+    kubelet's. The adjustment's own parent is ignored, as ``cgroup_parent`` may be from the pod's record."""
     envs, annotations, resources = adjustment.envs, adjustment.annotations, adjustment.resources
     if not (envs or annotations or resources or cgroup_parent is not None):
         return message
     config = {"envs": envs, "annotations": annotations, "linux": {"resources": resources}}
     values = {"config": config, "sandbox_config": {"linux": {"cgroup_parent": cgroup_parent}}}
-    more = api_pb2.CreateContainerRequest()
-    if _can_append(message, more, values):
-        return message + more.SerializeToString()
-    return rewrite(message, _edits(more, values))
+    appended = api_pb2.CreateContainerRequest()
+    if _can_append(message, appended, values):
+        return message + appended.SerializeToString()
+    return rewrite(message, _edits(appended, values))
 
 
 def edit_update(message: bytes, resources: Changes, annotations: Mapping[str, str]) -> bytes:
     """Put values into an UpdateContainerResourcesRequest; 0 and "" leave a field unset."""
     if not (resources or annotations):
         return message
-    more, values = api_pb2.UpdateContainerResourcesRequest(), {"linux": resources, "annotations": annotations}
-    if _can_append(message, more, values):
-        return message + more.SerializeToString()
-    return rewrite(message, _edits(more, values))
+    appended, values = api_pb2.UpdateContainerResourcesRequest(), {"linux": resources, "annotations": annotations}
+    if _can_append(message, appended, values):
+        return message + appended.SerializeToString()
+    return rewrite(message, _edits(appended, values))
 
 
 def values_for_create(adjustment: Adjustment, requested: Resources | None) -> Adjustment:
@@ -196,8 +196,8 @@ def values_for_create(adjustment: Adjustment, requested: Resources | None) -> Ad
     changes with the memory limit."""
     if MEMORY not in adjustment.resources:
         return adjustment
-    changes, held = fields.in_create(adjustment.resources), requested or fields.NO_RESOURCES
-    swap = _swap(held.memory_limit_in_bytes, held.memory_swap_limit_in_bytes, changes[MEMORY])
+    changes, limits = fields.in_create(adjustment.resources), requested or fields.NO_RESOURCES
+    swap = _swap(limits.memory_limit_in_bytes, limits.memory_swap_limit_in_bytes, changes[MEMORY])
     return replace(adjustment, resources={**swap, **changes})
 
 
@@ -208,15 +208,15 @@ def values_for_update(
     *,
     accepts_unlimited_memory: bool = False,
 ) -> SettableValues:
-    """``present`` is what the container has, ``requested`` what the update requests by itself.
-    ``accepts_unlimited_memory``: the runtime accepts -1 as "no memory limit"; where the container has no limit anyhow,
-    0 means that to every runtime. A swap limit changes with the memory limit."""
-    held = present or fields.NO_RESOURCES
+    """``present`` are the container's resources, ``requested`` those of the update itself.
+    ``accepts_unlimited_memory``: the runtime accepts -1 as "no memory limit". For a container without a limit, 0 means
+    the same to every runtime. A swap limit changes with the memory limit."""
+    current = present or fields.NO_RESOURCES
     unlimited = fields.UNLIMITED if accepts_unlimited_memory else None
-    sent = fields.in_update(changes, 0 if held.memory_limit_in_bytes <= 0 else unlimited)
+    sent = fields.in_update(changes, 0 if current.memory_limit_in_bytes <= 0 else unlimited)
     if sent.get(MEMORY):
-        sent = {**_swap(*fields.limits_before(requested or fields.NO_RESOURCES, held), sent[MEMORY]), **sent}
-    return SettableValues(sent, fields.left_out(changes, sent, held))
+        sent = {**_swap(*fields.limits_before(requested or fields.NO_RESOURCES, current), sent[MEMORY]), **sent}
+    return SettableValues(sent, fields.left_out(changes, sent, current))
 
 
 def _swap(memory: int, swap: int, new_memory: fields.ResourceValue) -> Changes:
@@ -231,7 +231,7 @@ def without_fixed_fields(resources: Resources | None) -> Resources | None:
 
 
 def update_request(container_id: str, changes: Changes, base: Resources | None) -> bytes:
-    """Make an UpdateContainerResourcesRequest that has only the changed fields. ``base`` is what the container has: a
+    """Make an UpdateContainerResourcesRequest with only the changed fields. ``base`` are the container's resources: a
     map field is sent with all its entries, since a runtime may merge or replace it."""
     changed = fields.overlay(base, changes)
     values = {name: getattr(changed, name) for name in changes}
@@ -241,18 +241,18 @@ def update_request(container_id: str, changes: Changes, base: Resources | None) 
 # -- changes of a request, as values by field name; None changes nothing ----------------------------------------------
 
 
-def _can_append(message: bytes, more: Message, values: Mapping[str, Any]) -> bool:
-    """Put values into ``more``, which is to be appended to the message; return False if that must be rewritten.
+def _can_append(message: bytes, appended: Message, values: Mapping[str, Any]) -> bool:
+    """Put values into ``appended``, a suffix for the message; return False if the message must be rewritten.
 
-    A key or value that the message already has is searched for by its encoded bytes, which may also occur by chance:
+    A key or value in the message is found by its encoded bytes, which may also occur by chance:
     the request is then rewritten without need, which costs time but gives the same result."""
     for name, value in values.items():
         if isinstance(value, (int, str)):
-            if not value or type(more)(**{name: value}).SerializeToString() in message:
+            if not value or type(appended)(**{name: value}).SerializeToString() in message:
                 return False
-            setattr(more, name, value)
+            setattr(appended, name, value)
         elif value:
-            field: Any = getattr(more, name)
+            field: Any = getattr(appended, name)
             if isinstance(field, Message):
                 if not _can_append(message, field, value):
                     return False
@@ -269,19 +269,19 @@ def _can_append(message: bytes, more: Message, values: Mapping[str, Any]) -> boo
     return True
 
 
-def _edits(like: Message, values: Mapping[str, Any]) -> dict[int, Edit]:
-    """Return the edits that put values into the fields of a message of the type of ``like``. A map, and a list of
-    messages with a key, are edited by entry: the last one with a key counts."""
+def _edits(prototype: Message, values: Mapping[str, Any]) -> dict[int, Edit]:
+    """Return the edits that put values into the fields of a message of the type of ``prototype``. A map, and a list of
+    messages with a key, are edited by entry: the last entry with a key counts."""
     edits: dict[int, Edit] = {}
     for name, value in values.items():
-        field = like.DESCRIPTOR.fields_by_name[name]
+        field = prototype.DESCRIPTOR.fields_by_name[name]
         if isinstance(value, (int, str)):
             edits[field.number] = _scalar(value)
         elif not value:
             continue
         elif field.is_repeated:
             edits[field.number] = entries_field({key: _scalar(entry) for key, entry in value.items()})
-        elif inner := _edits(getattr(like, name), value):
+        elif inner := _edits(getattr(prototype, name), value):
             edits[field.number] = message_field(inner)
     return edits
 

@@ -1,4 +1,4 @@
-"""The gRPC paths of CRI v1 and v1alpha2: those that are held, and those that go to the image endpoint."""
+"""The gRPC paths of CRI v1 and v1alpha2: held calls, calls to the image endpoint, passing calls."""
 
 from dataclasses import dataclass
 
@@ -39,16 +39,16 @@ _METHODS = {
     "ImageService": _IMAGE_METHODS.split(),
 }
 
-PASSING: dict[bytes, Key] = {
+PASSING_SERIES: dict[bytes, Key] = {
     f"/runtime.{version}.{service}/{method}".encode(): ("calls_passed", (method,))
     for version in VERSIONS
     for service, methods in _METHODS.items()
     for method in methods
 }
-"""The series that counts a path's passing calls; an Operation passes while no hook server is registered for it."""
-PASSING_OTHER: Key = ("calls_passed", (OTHER_LABEL,))
+"""The series that counts the passing calls of a path; an Operation passes while no hook server is registered for it."""
+OTHER_SERIES: Key = ("calls_passed", (OTHER,))
 
 RESTORES: frozenset[bytes] = frozenset(runtime_path(version, "RestorePod").encode() for version in VERSIONS)
-"""The paths of the method that creates and starts a whole pod, so at no hook point."""
+"""The paths of the method that creates and starts a pod with its containers, without hook points."""
 ENDLESS: frozenset[bytes] = frozenset(runtime_path(version, "GetContainerEvents").encode() for version in VERSIONS)
-"""Paths of methods that stream without end; before the first event only the path shows that."""
+"""Paths of methods with an endless stream; before the first event only the path shows that."""

@@ -1,9 +1,9 @@
 """Lists and verbose statuses of CRI: make their requests, and parse the responses into values of ``model``.
 
-``info["info"]`` of a verbose status is JSON: containerd's has the config as it was created and the OCI runtime spec as
-it runs, CRI-O's the spec alone, others have none. A part that is missing, null, of a wrong type or not valid text
-counts as unknown; the other parts are still used. Readers raise nothing but ``Unreadable``, whose text has none of the
-bytes. An item of a list is parsed only when it is needed: a list of 16 MiB does not block the event loop.
+``info["info"]`` of a verbose status is JSON. containerd's has the requested config and the current OCI runtime spec,
+CRI-O's only the spec, others have none. A part that is missing, null, of a wrong type or not valid text counts as
+unknown; the other parts are still used. Readers raise only ``Unreadable``, whose text has none of the bytes. An item of
+a list is parsed only when it is needed: a list of 16 MiB does not block the event loop.
 JSON names: CRI's proto names (Go's encoding/json, containerd 1.6 to 2.x) and the OCI runtime spec, config-linux.
 """
 
@@ -29,7 +29,7 @@ ITEMS = 1
 
 
 def list_request(any_id: str = "") -> bytes:
-    """Make a ListPodSandboxRequest or ListContainersRequest for all, or for one."""
+    """Make a ListPodSandboxRequest or ListContainersRequest, for all items or for one id."""
     if not any_id:
         return b""
     return api_pb2.ListContainersRequest(filter=api_pb2.ContainerFilter(id=any_id)).SerializeToString()
@@ -84,12 +84,12 @@ _OCI_FIELDS: dict[tuple[str, ...], dict[str, str]] = {
 _INT64 = range(-(2**63), 2**63)
 _UINT64 = range(2**64)
 _NO_PARENT = frozenset({"/k8s.io", "/crio"})
-"""The cgroup parents that containerd and CRI-O use for a container whose pod names none."""
+"""The cgroup parents that containerd and CRI-O use for a container whose pod sets none."""
 _CRIO_LABEL = ("io.kubernetes.container.name", "POD")
 """The label that CRI-O adds to each pod."""
 _CRIO_HANDLER = "io.kubernetes.cri-o.RuntimeHandler"
-"""The annotation in CRI-O's runtime spec that has a pod's runtime handler: its status has none."""
-_REPLACED = "\ufffd"
+"""The annotation in CRI-O's runtime spec with a pod's runtime handler, which its status lacks."""
+_REPLACEMENT = "\ufffd"
 """U+FFFD, which Go's encoding/json writes for each byte that is not UTF-8."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -103,8 +103,8 @@ def read_container_state(message: bytes) -> api_pb2.ContainerState:
 
 
 def read_container_life(message: bytes) -> Life:
-    """Read whether a container was started and runs in a ContainerStatusResponse; one whose state is UNKNOWN may run.
-    containerd and CRI-O report one whose start failed as EXITED without a start time. Raises Unreadable."""
+    """Read a ContainerStatusResponse. A container in state UNKNOWN may run. containerd and CRI-O report a container
+    whose start failed as EXITED without a start time. Raises Unreadable."""
     status = decode(api_pb2.ContainerStatusResponse, message).status
     may_run = status.state not in (api_pb2.CONTAINER_CREATED, api_pb2.CONTAINER_EXITED)
     return Life(started=status.started_at > 0 or may_run, running=may_run)
@@ -113,9 +113,9 @@ def read_container_life(message: bytes) -> Life:
 def read_pod_status(message: bytes, pod_id: str) -> PodInfo:
     """``pod_id`` is used where the response repeats no id. Raises Unreadable.
 
-    The cgroup parent is that of the config, else that of the pause container. Resources are the last that
-    UpdatePodSandboxResources set, where the runtime has them in ``info`` (containerd 2), else those of the config; the
-    runtime spec is not used, since it describes the pause container."""
+    The cgroup parent is from the config, else from the pause container. Resources are from the last
+    UpdatePodSandboxResources where ``info`` has them (containerd 2), else from the config. The runtime spec is not used
+    for them, since it describes the pause container."""
     response = decode(api_pb2.PodSandboxStatusResponse, message)
     status = response.status
     info = _info(response.info)
@@ -137,8 +137,8 @@ def read_pod_status(message: bytes, pod_id: str) -> PodInfo:
 
 
 def read_container_status(message: bytes, container_id: str) -> ContainerInfo:
-    """``container_id`` is used where the response repeats no id, ``pod_id`` is "" where it does not name the pod. Each
-    resource field is the value in effect (from the status, else from the runtime spec), else the one in the config.
+    """``container_id`` is used where the response repeats no id; ``pod_id`` is "" where it lacks the pod. Each resource
+    field is the value in effect (from the status, else from the runtime spec), else the configured value.
     Raises Unreadable."""
     response = decode(api_pb2.ContainerStatusResponse, message)
     status = response.status
@@ -146,14 +146,14 @@ def read_container_status(message: bytes, container_id: str) -> ContainerInfo:
     config, spec = _object(info, "config"), _object(info, "runtimeSpec")
     configured = _resources(_object(config, "linux"), "resources")
     reported = status.resources
-    runs = resources_of(reported.linux) if reported.HasField("linux") else _spec_resources(spec)
+    running = resources_of(reported.linux) if reported.HasField("linux") else _spec_resources(spec)
     return ContainerInfo(
         id=status.id or container_id,
         pod_id=_text(info, "sandboxID") or "",
         name=status.metadata.name,
         attempt=status.metadata.attempt,
         annotations=dict(status.annotations),
-        resources=_effective(configured, runs),
+        resources=_effective(configured, running),
         envs=_envs(config.get("envs") or [] if config else None, _list(_object(spec, "process"), "env")),
         cgroup_parent=_cgroup_parent(spec) or "",
     )
@@ -175,19 +175,19 @@ def _spec_resources(spec: Json) -> Resources:
     values = {}
     for path, names in _OCI_FIELDS.items():
         owner = _object(spec, *path)
-        values.update({name: owner.get(theirs) for name, theirs in names.items()})
+        values.update({name: owner.get(oci_name) for name, oci_name in names.items()})
     return _from_json(values, page_size="pageSize")
 
 
 def _from_json(values: Json, page_size: str) -> Resources:
-    found = {name: read(values, name, page_size) for name, read in _RESOURCE_READERS.items() if name in values}
-    return Resources(**{name: value for name, value in found.items() if value is not None})
+    parsed = {name: read(values, name, page_size) for name, read in _RESOURCE_READERS.items() if name in values}
+    return Resources(**{name: value for name, value in parsed.items() if value is not None})
 
 
-def _effective(configured: Resources | None, runs: Resources) -> Resources | None:
-    """Return the resources in effect, ``runs``, over those of the config, which count where the machine lacks a field.
-    Where that sets no swap limit runtimes set one equal to the memory limit: it is returned as 0, "not set" in CRI."""
-    effective = overlay(configured, named(runs))
+def _effective(configured: Resources | None, running: Resources) -> Resources | None:
+    """Return the ``running`` resources over those of the config, which count where the machine lacks a field. If the
+    config sets no swap limit, runtimes set one equal to the memory limit; it is returned as 0, "not set" in CRI."""
+    effective = overlay(configured, named(running))
     if effective is None or (configured and configured.memory_swap_limit_in_bytes):
         return effective
     if effective.memory_swap_limit_in_bytes == effective.memory_limit_in_bytes:
@@ -195,38 +195,38 @@ def _effective(configured: Resources | None, runs: Resources) -> Resources | Non
     return effective
 
 
-def _envs(configured: object, running: Sequence[Any]) -> dict[str, str]:
-    """Return the variables that the create request set, with the values in effect. Those of the process, which include
-    the image's, are returned only without these. A variable with bytes that are not UTF-8 is left out."""
-    runs = dict(pair.partition("=")[::2] for pair in running if _is_text(pair) and "=" in pair)
+def _envs(configured: object, entries: Sequence[Any]) -> dict[str, str]:
+    """Return the variables of the create request with the values in effect. Without ``configured``, return those of the
+    process, which include the image's. A variable with bytes that are not UTF-8 is left out."""
+    running = dict(pair.partition("=")[::2] for pair in entries if _is_text(pair) and "=" in pair)
     if not isinstance(configured, list):
-        return {key: value for key, value in runs.items() if _REPLACED not in key + value}
+        return {key: value for key, value in running.items() if _REPLACEMENT not in key + value}
     envs: dict[str, str] = {}
     for entry in configured:
         key = _text(entry, "key") if isinstance(entry, dict) else None
         if not key:
             continue
-        given = _text(entry, "value") or ""
-        value = runs.get(key, given)
-        if _REPLACED not in key and (_REPLACED not in value or _is_base64_of(given, value)):
+        requested = _text(entry, "value") or ""
+        value = running.get(key, requested)
+        if _REPLACEMENT not in key and (_REPLACEMENT not in value or _is_base64_of(requested, value)):
             envs[key] = value
         else:
             envs.pop(key, None)
     return envs
 
 
-def _is_base64_of(given: str, value: str) -> bool:
-    """Return whether ``given`` is the base64 of ``value``, so that a U+FFFD in that was really set. A runtime whose CRI
-    has the value as bytes writes them to JSON in base64, without replacing any."""
+def _is_base64_of(requested: str, value: str) -> bool:
+    """Return whether ``requested`` is the base64 of ``value``, so that a U+FFFD in ``value`` was set by the request. A
+    runtime whose CRI has the value as bytes writes it to JSON in base64."""
     try:
-        return b64decode(given, validate=True) == value.encode()
+        return b64decode(requested, validate=True) == value.encode()
     except ValueError:
         return False
 
 
 def _cgroup_parent(spec: Json) -> str | None:
-    """Return the cgroup parent in CRI's form from "/parent/id" (cgroupfs) or "slice:prefix:id" (systemd). systemd's
-    slices are nested by their names: a-b.slice is inside a.slice (systemd.slice(5))."""
+    """Return the cgroup parent in CRI's form from "/parent/id" (cgroupfs) or "slice:prefix:id" (systemd). systemd
+    nests slices by name: a-b.slice is inside a.slice (systemd.slice(5))."""
     cgroups_path = _text(_object(spec, "linux"), "cgroupsPath")
     if not cgroups_path:
         return None

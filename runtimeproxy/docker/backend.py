@@ -1,10 +1,9 @@
 """The requests that the proxy itself sends to dockerd: inspect, image, info, list, events, PreStart's extra update.
 
-Only this file uses aiohttp, which is imported by ``load`` or the first request: CRI mode never loads it. What does not
-exist is the result None; everything else that fails is a BackendError, whose text has nothing of a reply, but for that
-of ``update``. An update uses a new connection, which cannot be stale, and is never sent twice; a read may be sent again
-where a kept connection turns out to have ended (RFC 9110, 9.2.2). Paths have no version prefix: any one version is
-rejected by some daemon (docs/docker-mode.rst, "Paths").
+Only this file uses aiohttp. ``load`` or the first request imports it, so CRI mode never loads it. An object that does
+not exist is None; any other failure is a BackendError. Only the error of ``update`` may quote a reply. An update uses a
+new connection, which cannot be stale, and is never sent twice. A read may be sent again if an idle connection has
+ended (RFC 9110, 9.2.2). Paths have no version prefix: some daemon rejects any version (docs/docker-mode.rst, "Paths").
 """
 
 import asyncio
@@ -31,22 +30,22 @@ REPLY_LIMIT = 16 * 2**20
 LIST_LIMIT = 64 * 2**20
 """The longest list, in bytes: 10,000 containers with their labels."""
 
-KEPT_SECONDS = 0.25
-"""Seconds for which an idle connection is kept for the next request: after a restart the whole node is read in one
-burst. aiohttp checks at this interval, so an idle connection is closed after at most twice the time."""
+IDLE_SECONDS = 0.25
+"""Seconds for which an idle connection stays open: after a restart the whole node is read in one burst. aiohttp checks
+at this interval, so an idle connection is closed after at most twice the time."""
 CHECK_SECONDS = 5.0
 """Seconds between two checks whether a quiet event stream still has its connection."""
 
-_LONGEST_TEXT = 1024
+_MESSAGE_LIMIT = 1024
 _LAST_NS = 2**63
 _ABSENT = frozenset({301, 404})
-"""Statuses for what does not exist; 301 is the answer of dockerd's router to the names "." and "..", which are none."""
+"""Statuses of an object that does not exist; dockerd's router answers the names "." and ".." with 301."""
 
 ROWS_PER_ITERATION = 200
 """Rows of a list that are read before the event loop may serve calls."""
 _DECODER = json.JSONDecoder()
-_LIST_BEGINS = re.compile(r"\s*\[\s*")
-_BETWEEN_ROWS = re.compile(r"\s*,?\s*")
+_LIST_START = re.compile(r"\s*\[\s*")
+_ROW_SEPARATOR = re.compile(r"\s*,?\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class Backend:
 
     @staticmethod
     def load() -> None:
-        """Import aiohttp now: the first request would, and delay the calls under way by a quarter of a second."""
+        """Import aiohttp now, as the import takes a quarter of a second and would delay calls later."""
         import aiohttp  # noqa: F401
         import yarl  # noqa: F401
 
@@ -90,7 +89,7 @@ class Backend:
         _, body = await self._query("GET /info", "/info", self._seconds, REPLY_LIMIT)
         return body
 
-    async def pods_containers(self) -> list[tuple[str, str]]:
+    async def list_containers(self) -> list[tuple[str, str]]:
         """List all pods' sandboxes and containers, running or not, as (full id, type label). Raises BackendError."""
         route = "GET /containers/json"
         path = f"/containers/json?all=1&filters={_filters(label=[TYPE_LABEL])}"
@@ -101,29 +100,29 @@ class Backend:
             raise BackendError(f"{route}: the reply is not a list of containers", BackendFailure.OTHER) from None
 
     async def update(self, container_id: str, body: bytes, seconds: float) -> None:
-        """Send an update once, with a timeout in seconds. Raises BackendError; if the daemon rejects the update, it has
-        the daemon's message, which may repeat values and must not be logged."""
+        """Send an update once, with a timeout in seconds. Raises BackendError. After a rejection the error has the
+        daemon's message, which may repeat values and must not be logged."""
         route = "POST /containers/{}/update"
         if seconds <= 0:
-            raise _late(route, seconds)
-        await self._query(route, f"/containers/{_quoted(container_id)}/update", seconds, REPLY_LIMIT, body)
+            raise _timeout_error(route, seconds)
+        await self._query(route, f"/containers/{_quote_segment(container_id)}/update", seconds, REPLY_LIMIT, body)
 
     @asynccontextmanager
     async def events(self, actions: Collection[str], since_ns: int) -> AsyncIterator[AsyncIterator[Event]]:
         """Open dockerd's stream of container events; it is open once the context is entered.
 
-        The daemon begins with the events that it remembers from ``since_ns`` on (nanoseconds since 1970; the last 256
-        events). It answers a moment before it subscribes to new ones, so none is lost only if ``since_ns`` is before
-        the request. A quiet stream has no timeout. Raises BackendError, from the iterator also when the stream ends."""
+        The daemon first replays its last 256 events from ``since_ns`` on (nanoseconds since 1970). It answers a moment
+        before it subscribes to new events, so none is lost only if ``since_ns`` is before the request. A quiet stream
+        has no timeout. Raises BackendError, also from the iterator when the stream ends."""
         route = "GET /events"
         since = f"{since_ns // 10**9}.{since_ns % 10**9:09d}"
         path = f"/events?since={since}&filters={_filters(type=['container'], event=actions)}"
-        with _failures(route, self._seconds):
+        with _as_backend_errors(route, self._seconds):
             async with asyncio.timeout(self._seconds):
                 response = await self._send("GET", path, self._seconds)
         try:
             if response.status != 200:
-                raise _rejected(route, response.status)
+                raise _status_error(route, response.status)
             async with aclosing(_events(route, response)) as events:
                 yield events
         finally:
@@ -138,7 +137,7 @@ class Backend:
             await session.close()
 
     async def _find(self, template: str, name: str) -> bytes | None:
-        route, path = f"GET {template}", template.format(_quoted(name))
+        route, path = f"GET {template}", template.format(_quote_segment(name))
         status, body = await self._query(route, path, self._seconds, REPLY_LIMIT, accepted=_ABSENT)
         return body if status == 200 else None
 
@@ -154,7 +153,7 @@ class Backend:
         """Return the reply's status, 200 or one of ``accepted``, and body. ``route`` is for error texts without values.
         Raises BackendError."""
         method = route.partition(" ")[0]
-        with _failures(route, seconds):
+        with _as_backend_errors(route, seconds):
             async with asyncio.timeout(seconds), await self._send(method, path, seconds, body) as response:
                 parts, length = [], 0
                 async for part in response.content.iter_any():
@@ -164,13 +163,13 @@ class Backend:
                     parts.append(part)
         status, reply = response.status, b"".join(parts)
         if status != 200 and status not in accepted:
-            raise _rejected(route, status, "" if body is None else _message(reply))
+            raise _status_error(route, status, "" if body is None else _error_message(reply))
         return status, reply
 
     async def _send(
         self, method: str, path: str, seconds: float, body: bytes | None = None
     ) -> "aiohttp.ClientResponse":
-        """Return the reply once its head has come. Connecting is tried again while the daemon's backlog is full, and
+        """Return the reply once its head was received. Connecting is retried while the daemon's backlog is full, and
         while the proxy lacks file descriptors, as long as another try still fits in ``seconds``."""
         import aiohttp
         from yarl import URL
@@ -180,7 +179,7 @@ class Backend:
         last_try = asyncio.get_running_loop().time() + seconds - SCARCE_RETRY_SECONDS
         while True:
             try:
-                reply = await self._opened(method).request(
+                reply = await self._session(method).request(
                     method, url, data=body, headers=headers, allow_redirects=False
                 )
                 self._replies.add(reply)
@@ -191,12 +190,12 @@ class Backend:
                     raise
             await asyncio.sleep(SCARCE_RETRY_SECONDS if scarce else RETRY_SECONDS)
 
-    def _opened(self, method: str) -> "aiohttp.ClientSession":
+    def _session(self, method: str) -> "aiohttp.ClientSession":
         """Return the session for a method. Its connections are not limited: the number of held calls bounds them."""
         import aiohttp
 
         if method not in self._sessions:
-            options: dict[str, Any] = {"keepalive_timeout": KEPT_SECONDS} if method == "GET" else {"force_close": True}
+            options: dict[str, Any] = {"keepalive_timeout": IDLE_SECONDS} if method == "GET" else {"force_close": True}
             self._sessions[method] = aiohttp.ClientSession(
                 connector=aiohttp.UnixConnector(self._endpoint, limit=0, **options),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -209,53 +208,53 @@ class Backend:
 
 
 async def _rows(text: str) -> AsyncGenerator[Any, None]:
-    """Yield the elements of a JSON list, letting the event loop serve calls in between: a full node's list takes long.
+    """Yield the elements of a JSON list. The event loop serves calls in between, as a full node's list takes long.
     Raises ValueError, and IndexError if the text ends inside the list."""
-    at, count = _LIST_BEGINS.match(text), 0
-    if at is None:
+    start, count = _LIST_START.match(text), 0
+    if start is None:
         raise ValueError("no list")
-    end = at.end()
+    end = start.end()
     while text[end] != "]":
         row, end = _DECODER.raw_decode(text, end)
         yield row
         count += 1
         if not count % ROWS_PER_ITERATION:
             await asyncio.sleep(0)
-        end = _BETWEEN_ROWS.match(text, end).end()  # type: ignore[union-attr]  # matches the empty text, too
+        end = _ROW_SEPARATOR.match(text, end).end()  # type: ignore[union-attr]  # matches the empty text, too
     if text[end + 1 :].strip():
         raise ValueError("more follows after the list")
 
 
 async def _events(route: str, response: "aiohttp.ClientResponse") -> AsyncGenerator[Event, None]:
-    begun: list[bytes] = []  # the parts of the line whose end has not come
+    line_parts: list[bytes] = []  # the parts of an incomplete line
     length = 0
-    while part := await _part(route, response):
-        first, *others = part.split(b"\n")
-        begun.append(first)
+    while part := await _read_part(route, response):
+        first, *lines = part.split(b"\n")
+        line_parts.append(first)
         length += len(first)
         if length > REPLY_LIMIT:
             raise BackendError(f"{route}: a line is longer than {REPLY_LIMIT} bytes", BackendFailure.OTHER)
-        if others:
-            for line in (b"".join(begun), *others[:-1]):
-                event = _event(line)
+        if lines:
+            for line in (b"".join(line_parts), *lines[:-1]):
+                event = _parse_event(line)
                 if event is not None:
                     yield event
-            begun, length = [others[-1]], len(others[-1])
+            line_parts, length = [lines[-1]], len(lines[-1])
     raise BackendError(f"{route}: the stream ended")
 
 
-async def _part(route: str, response: "aiohttp.ClientResponse") -> bytes:
+async def _read_part(route: str, response: "aiohttp.ClientResponse") -> bytes:
     """Return the next bytes of a stream, waiting without a limit; b"" at its end. Raises BackendError."""
     while True:
-        with _failures(route), suppress(TimeoutError):
+        with _as_backend_errors(route), suppress(TimeoutError):
             async with asyncio.timeout(CHECK_SECONDS):
                 return await response.content.readany()
-        # After a malformed chunk aiohttp closes the connection, but leaves the reader waiting for ever.
+        # After a malformed chunk aiohttp closes the connection, but its reader waits for ever.
         if response.connection is None or response.connection.closed:
             raise BackendError(f"{route}: the stream broke off")
 
 
-def _event(line: bytes) -> Event | None:
+def _parse_event(line: bytes) -> Event | None:
     """Parse a line of the event stream: None if it is empty or not about a container, UNREADABLE if it is invalid."""
     if not line.strip():
         return None
@@ -271,15 +270,15 @@ def _event(line: bytes) -> Event | None:
     return UNREADABLE
 
 
-def _message(reply: bytes) -> str:
-    """Return the message of an error reply, cut to _LONGEST_TEXT characters; "" if it has none."""
+def _error_message(reply: bytes) -> str:
+    """Return the message of an error reply, cut to _MESSAGE_LIMIT characters; "" if it has none."""
     try:
-        return str(json.loads(reply)["message"])[:_LONGEST_TEXT]
+        return str(json.loads(reply)["message"])[:_MESSAGE_LIMIT]
     except (ValueError, RecursionError, TypeError, KeyError):
         return ""
 
 
-def _quoted(name: str) -> str:
+def _quote_segment(name: str) -> str:
     """Percent-encode a reference as one path segment, keeping bytes that are not UTF-8."""
     return quote(name, safe="", errors="surrogateescape")
 
@@ -289,14 +288,14 @@ def _filters(**values: Collection[str]) -> str:
 
 
 @contextmanager
-def _failures(route: str, seconds: float = 0.0) -> Iterator[None]:
-    """Turn aiohttp's exceptions into BackendError, with only the name of their class: their text may quote a reply."""
+def _as_backend_errors(route: str, seconds: float = 0.0) -> Iterator[None]:
+    """Raise aiohttp's exceptions as BackendError, with only the name of their class: their text may quote a reply."""
     import aiohttp
 
     try:
         yield
     except TimeoutError:
-        raise _late(route, seconds) from None
+        raise _timeout_error(route, seconds) from None
     except aiohttp.ClientConnectorError as error:
         reason = error.os_error.strerror or type(error.os_error).__name__
         if error.os_error.errno in SCARCE:
@@ -306,10 +305,10 @@ def _failures(route: str, seconds: float = 0.0) -> Iterator[None]:
         raise BackendError(f"{route}: no whole answer ({type(error).__name__})") from None
 
 
-def _late(route: str, seconds: float) -> BackendError:
+def _timeout_error(route: str, seconds: float) -> BackendError:
     return BackendError(f"{route}: no answer in {max(seconds, 0.0):g} s", BackendFailure.DEADLINE)
 
 
-def _rejected(route: str, status: int, words: str = "") -> BackendError:
-    text = f"{route}: the daemon answered {status}{words and f': {words}'}"
+def _status_error(route: str, status: int, message: str = "") -> BackendError:
+    text = f"{route}: the daemon answered {status}{message and f': {message}'}"
     return BackendError(text, BackendFailure.OTHER, not_done=True)

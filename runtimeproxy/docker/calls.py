@@ -1,6 +1,6 @@
 """Docker's held calls: a class for creates and one for each action on an existing container.
 
-Invariant: an unchanged request is released as exactly the bytes that came. An update's event is expected only where the
+Invariant: an unchanged request is released as exactly the received bytes. An update's event is expected only where the
 record will have the update; otherwise the event causes the container to be read again.
 """
 
@@ -34,9 +34,9 @@ class DockerShared(Shared):
     lookup: Lookup
     events: EventFollower
     metrics: Metrics
-    creates_pass: Callable[[], bool]
+    passes_creates: Callable[[], bool]
     """Return whether no create calls a hook server or is edited."""
-    pods_fail: Callable[[], bool]
+    has_pod_fail_policy: Callable[[], bool]
     """Return whether a hook server with policy Fail is registered for the create of pods."""
 
 
@@ -59,7 +59,7 @@ class CreateCall(DockerCall):
 
     operation = Operation.CREATE_CONTAINER
     hook_points: tuple[HookPoint, ...] = ()
-    is_kind_known = True
+    has_kind = True
     """False if the request does not show whether it creates a pod sandbox or a container."""
     _requested: RequestedPod | RequestedContainer | None = None
     _unreadable = ""
@@ -67,26 +67,26 @@ class CreateCall(DockerCall):
     """The edited body; None if the request's own was released."""
 
     def identify(self) -> bool:
-        """Read the body, and set the operation by it. The create of a container that no pod has is plain. If no create
+        """Read the body, and set the operation by it. The create of a container without a pod is plain. If no create
         needs an edit, the request is sent on first: the daemon works while the body is parsed.
 
-        An unreadable body may not show what it creates. That counts as a pod if hook servers may refuse pods."""
+        An unreadable body may not show its kind. Then it counts as a pod if hook servers may refuse pods."""
         body = b""
         try:
             body = self.body
-            if self.shared.creates_pass():
+            if self.shared.passes_creates():
                 self.already_sent = self.send_request(None)
-            self._requested = messages.read_create(body, self.route.name) if messages.is_pods(body) else None
-            of_pod = isinstance(self._requested, RequestedPod)
+            self._requested = messages.read_create(body, self.route.name) if messages.may_belong_to_pod(body) else None
+            is_pod = isinstance(self._requested, RequestedPod)
             self.is_plain = self._requested is None
         except Unreadable as error:
             kind = messages.kind_of_unreadable(body, self.route.name)
-            self._unreadable, self.is_kind_known = str(error), kind is not None
-            of_pod = kind == POD_TYPE or (kind is None and self.shared.pods_fail())
+            self._unreadable, self.has_kind = str(error), kind is not None
+            is_pod = kind == POD_TYPE or (kind is None and self.shared.has_pod_fail_policy())
         if self.is_plain:
             self.send_request(None)
             return False
-        self.operation = Operation.RUN_POD_SANDBOX if of_pod else Operation.CREATE_CONTAINER
+        self.operation = Operation.RUN_POD_SANDBOX if is_pod else Operation.CREATE_CONTAINER
         self.hook_points = hookpoints.CONCERNED[self.operation]
         return True
 
@@ -98,20 +98,20 @@ class CreateCall(DockerCall):
         return self._requested
 
     def refuse(self, error: HookError) -> None:
-        """Answer as for other calls, but name neither operation nor hook point if the kind is not known."""
-        if self.is_kind_known:
+        """Answer as for other calls, but name neither operation nor hook point if the kind is unknown."""
+        if self.has_kind:
             super().refuse(error)
         else:
-            why = f"hook server {error.plugin!r}: {error.reason.value}: {error.detail}"
-            self.send_refusal(ERROR_STATUS, f"runtimeproxy: create refused: {why}")
+            reason = f"hook server {error.plugin!r}: {error.reason.value}: {error.detail}"
+            self.send_refusal(ERROR_STATUS, f"runtimeproxy: create refused: {reason}")
 
     def order_key(self) -> str:
         requested = self.requested  # it has no id yet
         return requested.pod.full_name if isinstance(requested, RequestedPod) else requested.container.full_name
 
     def subject(self, store: Store, pod: PodRecord | None = None) -> Subject | None:
-        """Return the pod described in the request, or the container in ``pod``, else in its pod from the Store; None if
-        dockerd's cgroup driver is not known, as the parent needs it, or the container's pod. Raises Unreadable."""
+        """Return the pod described in the request, or the container in ``pod``, else in its pod from the Store. None if
+        the container's pod is unknown, or dockerd's cgroup driver, which the parent needs. Raises Unreadable."""
         requested, driver = self.requested, self.shared.lookup.driver
         if driver is None:
             return None
@@ -121,14 +121,14 @@ class CreateCall(DockerCall):
             return Subject(PodRecord(info, info))
         pod = pod or store.pod(requested.container.pod_id)
         if pod is None:
-            return None  # of a pod the request repeats only the cgroup parent
+            return None  # the request repeats only the cgroup parent of its pod
         subject = merge.in_pod(pod, PodInfo(cgroup_parent=parent), requested.container)
         container = container_info(requested, subject.pod, driver)
         return replace(subject, container=ContainerRecord(container, container))
 
     async def read_subject(self, store: Store) -> Subject | None:
         requested, pod = self.requested, None
-        await self.shared.lookup.known_driver()
+        await self.shared.lookup.cached_driver()
         if isinstance(requested, RequestedContainer):
             pod = await self.shared.lookup.pod(requested.container.pod_id)
         return self.subject(store, pod)
@@ -138,35 +138,35 @@ class CreateCall(DockerCall):
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Put the adjustment into Labels, Env and HostConfig, and the pod's cgroup parent where a hook changed it."""
-        left_out, respelt = messages.differing_in_create(adjustment.resources)
-        self.leave_out(left_out, "Docker", self.shared.metrics.count_unsettable_fields)
-        self.shared.metrics.normalised(respelt, adjustment.owners)
-        of_pod, driver = subject.container is None, self.shared.lookup.driver
-        path = adjustment.cgroup_parent if of_pod else merge.parent_to_put_in(subject.pod, adjustment)
+        unsupported, normalised = messages.check_create_fields(adjustment.resources)
+        self.leave_out(unsupported, "Docker", self.shared.metrics.left_out)
+        self.shared.metrics.normalised(normalised, adjustment.owners)
+        is_pod, driver = subject.container is None, self.shared.lookup.driver
+        path = adjustment.cgroup_parent if is_pod else merge.parent_to_put_in(subject.pod, adjustment)
         parent = None if path is None or driver is None else messages.to_docker(path, driver)
-        body = messages.edit_create(self.body, adjustment, parent, of_pod=of_pod)
+        body = messages.edit_create(self.body, adjustment, parent, is_pod=is_pod)
         self._released = None if body is self.body else body
         return self._released
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Add the id that the daemon gave, and the resources that were sent: an edited body is parsed again, as an edit
-        also obeys dockerd's checks."""
-        made_id = messages.read_created_id(reply.message)
+        """Add the daemon's id and the sent resources. An edited body is parsed again, as an edit also obeys dockerd's
+        checks."""
+        created_id = messages.read_created_id(reply.message)
         sent = self.requested if self._released is None else messages.read_create(self._released, self.route.name)
         if isinstance(sent, RequestedPod):
-            pod = merge.created_pod(subject, adjustment, made_id).pod
+            pod = merge.created_pod(subject, adjustment, created_id).pod
             return Subject(PodRecord(pod.original, replace(pod.effective, resources=sent.pod.resources)))
         assert sent is not None
-        made = merge.created_container(subject, adjustment, made_id)
-        container = merge.container_of(made)
+        created = merge.created_container(subject, adjustment, created_id)
+        container = merge.container_of(created)
         effective = replace(container.effective, resources=sent.container.resources)
-        return replace(made, container=replace(container, effective=effective))
+        return replace(created, container=replace(container, effective=effective))
 
     async def read_made(self, store: Store, made: Subject) -> PodRecord | ContainerRecord | None:
         record = made.container or made.pod
         read = await self.shared.lookup.read(record.effective.id)
-        found = None if read is None else read[1].container or read[1].pod
-        return found if type(found) is type(record) else None
+        current = None if read is None else read[1].container or read[1].pod
+        return current if type(current) is type(record) else None
 
 
 class ReferenceCall(DockerCall):
@@ -174,53 +174,53 @@ class ReferenceCall(DockerCall):
 
     container_operation: Operation
     pod_operation: Operation | None = None
-    """None if such a call on a pod sandbox has no hook points and just passes."""
-    points: tuple[HookPoint, ...]
-    """The hook points for which the daemon is queried for what a reference names (relay-rules C4)."""
+    """None if such a call on a pod sandbox passes without hook points."""
+    lookup_hook_points: tuple[HookPoint, ...]
+    """The hook points for which the daemon is queried to resolve a reference (relay-rules C4)."""
 
     def __init_subclass__(cls) -> None:
-        of_pod = () if cls.pod_operation is None else hookpoints.CONCERNED[cls.pod_operation]
-        cls.points = hookpoints.CONCERNED[cls.container_operation] + of_pod
+        pod_hook_points = () if cls.pod_operation is None else hookpoints.CONCERNED[cls.pod_operation]
+        cls.lookup_hook_points = hookpoints.CONCERNED[cls.container_operation] + pod_hook_points
 
     def __init__(self, reader: Reader, head: RequestHead, route: Route) -> None:
         super().__init__(reader, head, route)
         self.operation = self.container_operation
-        self.hook_points = self.points
+        self.hook_points = self.lookup_hook_points
         self._reference = route.reference
         self._id = ""
-        self._found = False
+        self._was_stored = False
         self._changes_seen: int | None = None
-        """``EventFollower.changes`` when the daemon was queried for the subject; None if it was not."""
+        """``EventFollower.foreign_changes`` when the daemon was queried for the subject; None if it was not."""
 
     def identify(self) -> bool:
-        known = self.shared.lookup.known(self._reference)
-        if known is not None:
-            self._take(self._reference, known)
+        stored = self.shared.lookup.stored(self._reference)
+        if stored is not None:
+            self._set_subject(self._reference, stored)
         return True
 
     def order_key(self) -> str:
         return self._id or self._reference
 
     def subject(self, store: Store) -> Subject | None:
-        """Return the subject from the Store; None if it is not there. If a dockerd event has made the Store forget it
-        since the call found it, the call is ``state_unknown``."""
-        known = self.shared.lookup.known(self._id) if self._id else None
-        self.state_unknown |= self._found and known is None
-        # A subject that only this call has read is not in the Store to be forgotten, but may have changed as well.
-        self.state_unknown |= self._changes_seen not in (None, self.shared.events.changes)
-        self._found |= known is not None
-        return known
+        """Return the subject from the Store, or None. If a dockerd event has removed it from the Store since the call
+        read it, the call is ``state_unknown``."""
+        stored = self.shared.lookup.stored(self._id) if self._id else None
+        self.state_unknown |= self._was_stored and stored is None
+        # A subject that only this call has read is not in the Store, but may have changed as well.
+        self.state_unknown |= self._changes_seen not in (None, self.shared.events.foreign_changes)
+        self._was_stored |= stored is not None
+        return stored
 
     async def read_subject(self, store: Store) -> Subject | None:
-        self._changes_seen = self.shared.events.changes
-        found = await self.shared.lookup.read(self._reference)
-        if found is None:
+        self._changes_seen = self.shared.events.foreign_changes
+        result = await self.shared.lookup.read(self._reference)
+        if result is None:
             return None
-        self._found |= self.shared.lookup.known(found[0]) is not None
-        return self._take(*found)
+        self._was_stored |= self.shared.lookup.stored(result[0]) is not None
+        return self._set_subject(*result)
 
-    def _take(self, full_id: str, subject: Subject) -> Subject | None:
-        """Set the call's id and operation by its subject and return that; None if the call has no operation."""
+    def _set_subject(self, full_id: str, subject: Subject) -> Subject | None:
+        """Set the call's id and operation by its subject; return the subject, None if the call has no operation."""
         operation = self.pod_operation if subject.container is None else self.container_operation
         if operation is None:
             return None
@@ -259,32 +259,32 @@ class StartCall(ReferenceCall):
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, fields.ResourceValue]:
         """Update the created container, so that it starts with these resources (hook-api, PreStartContainer). If a
-        failed update may have been applied all the same, the call is ``state_unknown`` from then on."""
+        failed update may have been applied, the call is ``state_unknown`` from then on."""
         container = merge.container_of(subject).effective
         update = messages.edit_update(b"{}", adjustment.resources, container.resources or fields.NO_RESOURCES)
-        self.leave_out(update.left_out, "Docker", self.shared.metrics.count_unsettable_fields)
-        self.shared.metrics.normalised(update.respelt, adjustment.owners)
+        self.leave_out(update.unsupported, "Docker", self.shared.metrics.left_out)
+        self.shared.metrics.normalised(update.normalised, adjustment.owners)
         if not update.resources:
             return {}
         self.shared.events.expect_update(self._id)
         try:
             await self.shared.backend.update(self._id, update.body, call.UPDATE_SECONDS)
         except BaseException as error:
-            self.shared.events.no_update(self._id)
+            self.shared.events.cancel_update(self._id)
             self.state_unknown |= not (isinstance(error, BackendError) and error.not_done)
             raise
         return update.resources
 
 
 class UpdateCall(ReferenceCall):
-    """UpdateContainerResources: hooks see the kubelet's original values, the daemon gets what differs (hook-api)."""
+    """UpdateContainerResources: hooks see the kubelet's original values, the daemon gets the changes (hook-api)."""
 
     container_operation = Operation.UPDATE_CONTAINER_RESOURCES
-    _expecting = False
+    _expects_event = False
 
     @read_once
     def update(self) -> EffectiveUpdate:
-        """What the request sets, and what ``edited`` added; an update has no annotations. Raises Unreadable."""
+        """The values of the request and those that ``edited`` added; it has no annotations. Raises Unreadable."""
         return EffectiveUpdate(RequestedUpdate(self._reference, messages.read_update(self.body)))
 
     def order_key(self) -> str:
@@ -300,27 +300,27 @@ class UpdateCall(ReferenceCall):
         if fields.MEMORY in adjustment.resources:  # a swap limit that a hook only repeated changes with it
             adjustment = replace(adjustment, confirmed=adjustment.confirmed - {fields.SWAP})
         update = messages.edit_update(self.body, merge.differing(subject, self.update.requested, adjustment), effective)
-        left_out = update.left_out + (("annotations",) if adjustment.annotations else ())
-        self.leave_out(left_out, "Docker", self.shared.metrics.count_unsettable_fields)
-        self.shared.metrics.normalised(update.respelt, adjustment.owners)
+        unsupported = update.unsupported + (("annotations",) if adjustment.annotations else ())
+        self.leave_out(unsupported, "Docker", self.shared.metrics.left_out)
+        self.shared.metrics.normalised(update.normalised, adjustment.owners)
         self.update = replace(self.update, put_in=update.resources)
         return None if update.body is self.body else update.body
 
     def send_request(self, body: bytes | None) -> bool:
-        """Expect the daemon's event if the record will have the update, which it has if the container is known and the
-        request can be read."""
-        self._expecting = False
+        """Expect the daemon's event if the record will have the update: the container is in the Store and the request
+        can be read."""
+        self._expects_event = False
         if self.state is CallState.HOLDING:
             with suppress(Unreadable):
-                self._expecting = bool(self._id and self.update)
-        if self._expecting:
+                self._expects_event = bool(self._id and self.update)
+        if self._expects_event:
             self.shared.events.expect_update(self._id)
         return super().send_request(body)
 
     def answer(self) -> None:
-        if self._expecting and self.reply is not None and not self.reply.agreed:
-            self._expecting = False
-            self.shared.events.no_update(self._id)
+        if self._expects_event and self.reply is not None and not self.reply.agreed:
+            self._expects_event = False
+            self.shared.events.cancel_update(self._id)
         super().answer()
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:

@@ -1,6 +1,6 @@
 """The Docker front: it pairs each client connection with one to dockerd and gives held calls to the lifecycle.
 
-Invariant: the lifecycle runs each call: a client that leaves ends it only while the call is held (relay-rules C2).
+Invariant: the lifecycle runs each call. A client that closes ends its call only while that is held (relay-rules C2).
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from runtimeproxy.core.sync import Sync
 from runtimeproxy.docker import exchange
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.calls import BY_REFERENCE, CreateCall, DockerCall, DockerShared
-from runtimeproxy.docker.exchange import Action, DockerHeld, Known, ReaderEvent, RefusedRequest, Route
+from runtimeproxy.docker.exchange import Action, DockerHeld, MessageCaches, ReaderEvent, RefusedRequest, Route
 from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.sync import EventFollower, Lookup
 from runtimeproxy.errors import BackendError
@@ -59,16 +59,16 @@ class DockerFront(FrontBase):
             self._backend,
             lifecycle.store,
             metrics,
-            on_gone=self._lookup.forget_plain,
-            on_died=self._died,
+            on_removed=self._lookup.forget_plain,
+            on_died=self._on_died,
             on_restarted=lifecycle.began_again,
-            on_connected=self._learn,
+            on_connected=self._read_info,
             on_missed=lambda: self.sync.soon(),
         )
-        self.sync = Sync(self._lookup, lifecycle, metrics, on_gone=self._events.gone)
+        self.sync = Sync(self._lookup, lifecycle, metrics, on_gone=self._events.forget_container)
         self.shared = DockerShared(
             budget=self.budget,
-            known=Known(counters=metrics.counters),
+            caches=MessageCaches(counters=metrics.counters),
             kinds=_CALLS,
             intercepts=self.intercepts,
             admit_http2=self.admit_http2,
@@ -76,8 +76,8 @@ class DockerFront(FrontBase):
             lookup=self._lookup,
             events=self._events,
             metrics=metrics,
-            creates_pass=self._creates_pass,
-            pods_fail=partial(manager.fail_policy_registered, BY_NAME["PreRunPodSandbox"]),
+            passes_creates=self._passes_creates,
+            has_pod_fail_policy=partial(manager.fail_policy_registered, BY_NAME["PreRunPodSandbox"]),
         )
         self._following: asyncio.Task[None] | None = None
         self.http2: set[DockerConnection] = set()
@@ -89,10 +89,10 @@ class DockerFront(FrontBase):
         self.sync.start()
         self._following = self.loop.create_task(self._events.run())
 
-    async def _learn(self) -> None:
+    async def _read_info(self) -> None:
         """Read GET /info after each connect, since a restarted daemon may have other settings. Raises BackendError."""
         try:
-            await self._lookup.learn_driver()
+            await self._lookup.read_driver()
         except Unreadable as error:
             raise BackendError(f"GET /info: {error}") from None
 
@@ -114,17 +114,17 @@ class DockerFront(FrontBase):
         self.hangups.close()
         await self._backend.close()
 
-    def _died(self, container_id: str) -> None:
+    def _on_died(self, container_id: str) -> None:
         if self.lifecycle.owes_end(container_id) and not self._lookup.is_plain(container_id):
-            known = self._lookup.known(container_id)  # its record is dropped if it is removed with its end
-            ended = self.lifecycle.ended(container_id, partial(self._read_ended, container_id, known))
+            stored = self._lookup.stored(container_id)  # its record is dropped if it is removed with its end
+            ended = self.lifecycle.ended(container_id, partial(self._read_ended, container_id, stored))
             self.keep(self.loop.create_task(ended))
 
-    async def _read_ended(self, container_id: str, known: Subject | None) -> Subject | None:
-        """Return a pod's container that has ended; None if it is not one, if its restart policy starts it again, or if
-        the daemon does not report that: then its stop or its remove notifies the hook servers."""
+    async def _read_ended(self, container_id: str, stored: Subject | None) -> Subject | None:
+        """Return a pod's container that has ended. None if it belongs to no pod, if its restart policy starts it again,
+        or if the daemon does not answer: then its stop or remove notifies the hook servers."""
         try:
-            subject = known or await self._lookup.container(container_id)
+            subject = stored or await self._lookup.container(container_id)
             if subject is None or subject.container is None:
                 return None
             life = await self._lookup.life(container_id)
@@ -137,38 +137,38 @@ class DockerFront(FrontBase):
         return None
 
     def _end_http2(self) -> None:
-        if self.http2 and self._fails_anywhere():
+        if self.http2 and self._has_fail_policy():
             log.warning("connections that speak HTTP/2 are closed, as a plugin has policy Fail: %d", len(self.http2))
             for connection in tuple(self.http2):
                 connection.close()
 
     def intercepts(self, route: Route) -> bool:
-        """Hold a create, and a request that names a known or not yet known subject with hooks. A start or a stop is not
-        held while no hook server is registered and no call waits."""
+        """Hold a create, and a request on a stored subject or on one that may have hooks. A start or a stop is not held
+        while no hook server is registered and no call waits."""
         if route.action is Action.CREATE:
             return True
         kind, reference = BY_REFERENCE[route.action], route.reference
         if kind.container_operation in UNRECORDED and self.lifecycle.start_and_stop_pass():
             return False
-        known = self._lookup.known(reference)
-        if known is not None:
-            return known.container is not None or kind.pod_operation is not None
-        return not self._lookup.is_plain(reference) and self.manager.registered(kind.points)
+        stored = self._lookup.stored(reference)
+        if stored is not None:
+            return stored.container is not None or kind.pod_operation is not None
+        return not self._lookup.is_plain(reference) and self.manager.registered(kind.lookup_hook_points)
 
-    def _creates_pass(self) -> bool:
-        points = hookpoints.CONCERNED[Operation.CREATE_CONTAINER]  # those of pods, too: containers get their edits
-        return not (self.manager.registered(points) or self.lifecycle.store.changed_parents)
+    def _passes_creates(self) -> bool:
+        hook_points = hookpoints.CONCERNED[Operation.CREATE_CONTAINER]  # include those of pods: containers get edits
+        return not (self.manager.registered(hook_points) or self.lifecycle.store.changed_parents)
 
     def admit_http2(self) -> bool:
-        """Count a client that speaks HTTP/2; it passes unless a plugin has policy Fail (relay-rules B4)."""
+        """Count an HTTP/2 client; return whether it passes, that is, no plugin has policy Fail (relay-rules B4)."""
         self.metrics.count("http2_tunnels")
-        passes = not self._fails_anywhere()
+        passes = not self._has_fail_policy()
         consequence = "calls bypass the hook servers" if passes else "connection is closed, as a plugin has policy Fail"
         log.warning("a client speaks HTTP/2 to dockerd: its %s", consequence)
         return passes
 
-    def _fails_anywhere(self) -> bool:
-        return any(self.manager.fail_policy_registered(point) for point in HOOK_POINTS)
+    def _has_fail_policy(self) -> bool:
+        return any(self.manager.fail_policy_registered(hook_point) for hook_point in HOOK_POINTS)
 
     def proceed(self, call: DockerHeld) -> None:
         """Start a call whose request is complete, or continue it once it has its reply."""
@@ -178,7 +178,7 @@ class DockerFront(FrontBase):
             self.lifecycle.proceed(call)
         else:
             counters = self.metrics.counters
-            counters[exchange.PASSING_CREATE] = counters.get(exchange.PASSING_CREATE, 0) + 1
+            counters[exchange.CREATE_SERIES] = counters.get(exchange.CREATE_SERIES, 0) + 1
 
 
 class DockerConnection(Connection):
@@ -187,9 +187,9 @@ class DockerConnection(Connection):
     def __init__(self, front: DockerFront, client: socket.socket, backend: socket.socket) -> None:
         self._front = front
         self._finished = False
-        self._shut = False
-        self._end_is_ours = False
-        """True once EOF was read that ``drain`` caused, not the client, after complete requests."""
+        self._client_shut = False
+        self._eof_from_drain = False
+        """True once an EOF was read that ``drain`` caused, after complete requests."""
         reader = self.reader = Reader(front.shared, self.wake, self._redial)
         self.client_bytes, self.backend_bytes = reader.client_bytes, reader.daemon_bytes
         self.client_passes, self.backend_passes = reader.client_passes, reader.backend_passes
@@ -200,12 +200,12 @@ class DockerConnection(Connection):
         match event:
             case DockerHeld():
                 self._front.proceed(event)
-            case RefusedRequest(status, why):
+            case RefusedRequest(status, reason):
                 self._front.metrics.count("requests_refused")
-                log.warning("a request was answered %d: %s", status, why)
+                log.warning("a request was answered %d: %s", status, reason)
             case ReaderEvent.PAUSE | ReaderEvent.RESUME:
                 self.hold_client(event is ReaderEvent.PAUSE)
-            case ReaderEvent.PASS_CLIENT_EOF if not self._end_is_ours:
+            case ReaderEvent.PASS_CLIENT_EOF if not self._eof_from_drain:
                 self.pass_client_eof()
             case ReaderEvent.FINISH:
                 self._finished = True
@@ -215,25 +215,25 @@ class DockerConnection(Connection):
                 self._front.http2.add(self)
 
     def client_eof(self) -> bool:
-        """Return True if the EOF must wait for a held call. One that ``drain`` caused is not passed on at all: a daemon
+        """Return True if the EOF must wait for a held call. An EOF that ``drain`` caused is never passed on: a daemon
         may end the calls of a client that has sent EOF."""
-        self._end_is_ours = self._shut and self.reader.between_requests
+        self._eof_from_drain = self._client_shut and self.reader.between_requests
         waits = self.reader.client_ended()
         self.act_on_ready()
-        return waits or self._end_is_ours
+        return waits or self._eof_from_drain
 
     def client_gone(self) -> None:
         self.reader.stop()
         self.act_on_ready()
 
     def backend_eof(self) -> bool:
-        """Return True for the rest of a tunnel, a held call, and an answer not sent yet (relay-rules B9, C5)."""
+        """Return True while a tunnel, a held call or an unsent answer remains (relay-rules B9, C5)."""
         if self.reader.tunnel:
             self.half_close()
             return True
-        stays = self.reader.daemon_ended()
+        stays_open = self.reader.daemon_ended()
         self.act_on_ready()
-        return stays or self._finished
+        return stays_open or self._finished
 
     def on_closed(self) -> None:
         self.client_gone()
@@ -257,20 +257,20 @@ class DockerConnection(Connection):
         super().part()
 
     def drain(self, refusing: bool) -> None:
-        """Accept no more requests once the client is inside none, and part when all are answered. A client that has
-        sent no request since it connected may still do so until ``refusing``."""
-        if not self._shut and self.reader.between_requests and (refusing or self.reader.requests.began):
-            self._shut = True
+        """Accept no more requests once the client is between requests, and part when all are answered. A client that
+        has sent no request yet may still do so until ``refusing``."""
+        if not self._client_shut and self.reader.between_requests and (refusing or self.reader.requests.has_started):
+            self._client_shut = True
             self.shut_client()
-        if self._shut and not self.unfinished():
+        if self._client_shut and not self.unfinished():
             self.part()
 
     def unfinished(self) -> Unfinished:
-        """Count also requests that may be among unread bytes, and as an answer bytes that wait for a slow client."""
+        """Also count requests that unread bytes may contain, and bytes that wait for a slow client as an answer."""
         if self._parted:
             return Unfinished()
         calls, answers, streams = self.reader.unfinished()
-        unread = self._shut and not self.client_ended
+        unread = self._client_shut and not self.client_ended
         return Unfinished(calls or int(unread), answers or int(not self.delivered), streams)
 
 
@@ -299,7 +299,7 @@ class BadGateway:
             if not end:
                 return
             method = http1.request_head(bytes(self._head[:end])).method
-            answer = http1.response(502, f"runtimeproxy: {exchange.DAEMON_AWAY}", close=True, method=method)
+            answer = http1.response(502, f"runtimeproxy: {exchange.DAEMON_UNAVAILABLE}", close=True, method=method)
         except BadMessage as error:
             answer = http1.response(error.status, f"runtimeproxy: {error}", close=True)
         self._answered = True
@@ -313,13 +313,13 @@ class BadGateway:
         """Do nothing: the answer is short."""
 
     def drain(self, refusing: bool) -> None:
-        """With ``refusing``, stop a client that has begun no request; bytes that it has sent are read."""
+        """With ``refusing``, stop reading from a client that has begun no request; sent bytes are still read."""
         if refusing and not self._head and not self._shut:
             self._shut = True
             self._client.shutdown(socket.SHUT_RD)
 
     def unfinished(self) -> Unfinished:
-        """Return one call while a request has begun or may be among bytes not yet read, and is not answered."""
+        """Return one call while an unanswered request has begun or may be among unread bytes."""
         return Unfinished(calls=int(not self._answered and (self._shut or bool(self._head))))
 
     def part(self) -> None:

@@ -1,10 +1,10 @@
 """Read the bodies of Docker's requests into values of ``model``, and put an adjustment into a body.
 
-Reading raises nothing but ``Unreadable``, whose text has none of the bytes; editing raises WireError. An edited body
-differs in the changed members only, and without a change the result is the same object. The daemon's own checks hold
+Readers raise only ``Unreadable``, whose text has none of the bytes; editors raise WireError. An edited body differs
+only in the changed members; without a change the result is the same object. Edited values pass the daemon's checks
 (docs/docker-mode.rst, "Daemon checks"; moby's adaptContainerSettings, verifyPlatformContainerResources,
-UpdateContainer). What dockershim adds to the kubelet's values is removed: its labels, and each pause container's CPU
-shares and OOM score. Half a surrogate pair becomes U+FFFD, as in Go, so that a body equals what inspect shows later.
+UpdateContainer). Readers remove dockershim's own labels, and the CPU shares and OOM score of its pause containers.
+Half a surrogate pair becomes U+FFFD, as in Go, so that a body equals a later inspect.
 """
 
 import re
@@ -34,13 +34,13 @@ RESOURCE_TABLE: dict[str, str] = {
 }
 """Maps a field of ``Resources`` to its key in Docker's HostConfig; Docker's API has no other fields."""
 
-# The members that are read of a create, and of an inspected container.
+# The members that are read from a create and from an inspected container.
 LABELS: Table = {"labels": ("Labels", dict)}
-REST: Table = {"env": ("Env", list), "host": ("HostConfig", Object)}
+ENV_AND_HOST: Table = {"env": ("Env", list), "host": ("HostConfig", Object)}
 _PARENT: Table = {"parent": ("CgroupParent", str)}
 _RUNTIME: Table = {"runtime": ("Runtime", str)}
 _RESOURCES: Table = {name: (key, fields.ROWS[name].kind.type) for name, key in RESOURCE_TABLE.items()}
-_UPDATED: Table = {name: row for name, row in _RESOURCES.items() if fields.ROWS[name].in_updates}
+_UPDATE_RESOURCES: Table = {name: row for name, row in _RESOURCES.items() if fields.ROWS[name].in_updates}
 _ID: Table = {"id": ("Id", str)}
 
 LABEL_PREFIX = "annotation."  # before the key of a CRI annotation that dockershim makes a label
@@ -70,7 +70,7 @@ _SLICE = re.compile(r"([^-/]+(?:-[^-/]+)*)\.slice")
 
 
 def driver(text: str) -> Driver:
-    """Return the driver for a CgroupDriver text; any unknown one ("none") takes paths unchanged, like cgroupfs."""
+    """Return the driver for a CgroupDriver text; paths stay unchanged for any other text ("none"), as for cgroupfs."""
     return Driver.SYSTEMD if text == Driver.SYSTEMD.value else Driver.CGROUPFS
 
 
@@ -117,8 +117,8 @@ class RequestedContainer:
 
 @dataclass(frozen=True, slots=True)
 class DockerName:
-    """The name k8s_<container>_<pod>_<namespace>_<uid>_<attempt> (docs/docker-mode.rst, "Names and labels"), with one
-    more part after a conflict of names; a pod sandbox has POD for the container."""
+    """The name k8s_<container>_<pod>_<namespace>_<uid>_<attempt> (docs/docker-mode.rst, "Names and labels"). After a
+    conflict of names it has another part. The container of a pod sandbox is POD."""
 
     container: str
     pod: str
@@ -129,10 +129,10 @@ class DockerName:
 
 _NAME = re.compile(r"/?k8s_([^_]+)_([^_]+)_([^_]+)_([^_]+)_([0-9]{1,10})(?:_[^_]+)?")
 
-_OF_SANDBOX = "POD"
-_OF_PAUSE = {"cpu_shares": 2, "oom_score_adj": -998}
-_OF_DOCKERSHIM = frozenset({TYPE_LABEL, CONTAINER_NAME_LABEL, SANDBOX_LABEL, LOGPATH_LABEL})
-_RESTARTS = "io.kubernetes.container.restartCount"
+_SANDBOX_NAME = "POD"
+_DEFAULTS = {"cpu_shares": 2, "oom_score_adj": -998}
+_DOCKERSHIM_LABELS = frozenset({TYPE_LABEL, CONTAINER_NAME_LABEL, SANDBOX_LABEL, LOGPATH_LABEL})
+_RESTART_COUNT = "io.kubernetes.container.restartCount"
 
 _UINT32 = range(2**32)
 _DIGITS = re.compile(r"[0-9]{1,10}")
@@ -140,7 +140,7 @@ _TYPE_TEXT = TYPE_LABEL.encode()
 
 
 def reads_json(read: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorate a function so that WireError, of JSON that is invalid or ambiguous, becomes Unreadable."""
+    """Decorate a function to raise Unreadable for a WireError, that is, for invalid or ambiguous JSON."""
 
     @wraps(read)
     def reads(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -153,7 +153,7 @@ def reads_json(read: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def parse_name(name: str) -> DockerName | None:
-    """Parse a name, with or without the leading "/" that inspect shows; None if it has not dockershim's form."""
+    """Parse a name, with or without inspect's leading "/"; None if it has not dockershim's form."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -161,17 +161,17 @@ def parse_name(name: str) -> DockerName | None:
     return DockerName(container, pod, namespace, uid, int(attempt)) if int(attempt) in _UINT32 else None
 
 
-def is_pods(body: bytes) -> bool:
-    r"""Return whether a body may be that of a pod or its container: it has the type label, or a \u escape."""
+def may_belong_to_pod(body: bytes) -> bool:
+    r"""Return whether a body may be of a pod or its container: it has the type label, or a \u escape."""
     return _TYPE_TEXT in body or b"\\u" in body
 
 
 @reads_json
 def read_create(body: bytes, name: str) -> RequestedPod | RequestedContainer | None:
-    """Read a create; None if it belongs to no pod. ``name`` is the one in the request's query. Raises Unreadable."""
+    """Read a create; None if it belongs to no pod. ``name`` is from the request's query. Raises Unreadable."""
     config = document(body, of_request=True)
     labels = read_members(config, LABELS)["labels"]
-    return requested(name, labels, **read_members(config, REST)) if labels.get(TYPE_LABEL) in TYPES else None
+    return requested(name, labels, **read_members(config, ENV_AND_HOST)) if labels.get(TYPE_LABEL) in TYPES else None
 
 
 def kind_of_unreadable(body: bytes, name: str) -> str | None:
@@ -183,13 +183,13 @@ def kind_of_unreadable(body: bytes, name: str) -> str | None:
     parts = parse_name(name)
     if parts is None:
         return None
-    return POD_TYPE if parts.container == _OF_SANDBOX else CONTAINER_TYPE
+    return POD_TYPE if parts.container == _SANDBOX_NAME else CONTAINER_TYPE
 
 
 @reads_json
 def read_update(body: bytes) -> Resources:
     """Read the resources that an update sets; Docker's update has no OOM score. Raises Unreadable."""
-    return Resources(**read_members(document(body, of_request=True), _UPDATED))
+    return Resources(**read_members(document(body, of_request=True), _UPDATE_RESOURCES))
 
 
 @reads_json
@@ -199,7 +199,7 @@ def read_created_id(reply: bytes) -> str:
 
 
 def document(text: bytes, *, of_request: bool = False) -> Object:
-    """Parse an object. Raises WireError if it is none, Unreadable for a request of more than FIELDS_LIMIT tokens."""
+    """Parse a JSON object. Raises WireError, and Unreadable for a request of more than FIELDS_LIMIT tokens."""
     if of_request and json.has_more_tokens(text, FIELDS_LIMIT):
         raise Unreadable(TOO_MANY_FIELDS)
     value = json.parse(text)
@@ -217,8 +217,8 @@ def id_of(owner: Object) -> str:
 
 
 def requested(name: str, labels: Labels, env: Sequence[str], host: Object) -> RequestedPod | RequestedContainer:
-    """Return the pod or container with these labels of a create or an inspect. They take precedence over the name,
-    which alone has the attempt. Raises WireError, and Unreadable for a container whose labels lack its sandbox."""
+    """Return the pod or container with these labels. They take precedence over the name, but only that has the attempt.
+    Raises WireError, and Unreadable for a container whose labels lack its sandbox."""
     parent = read_members(host, _PARENT)["parent"]
     parts = parse_name(name)
     prefix = len(LABEL_PREFIX)
@@ -235,21 +235,21 @@ def requested(name: str, labels: Labels, env: Sequence[str], host: Object) -> Re
             labels={
                 key: value
                 for key, value in labels.items()
-                if key not in _OF_DOCKERSHIM and not key.startswith(LABEL_PREFIX)
+                if key not in _DOCKERSHIM_LABELS and not key.startswith(LABEL_PREFIX)
             },
             annotations=annotations,
-            resources=fields.overlay(None, {key: value for key, value in pause.items() if _OF_PAUSE.get(key) != value}),
+            resources=fields.overlay(None, {key: value for key, value in pause.items() if _DEFAULTS.get(key) != value}),
         )
         return RequestedPod(pod, parent)
     pod_id = labels.get(SANDBOX_LABEL)
     if not pod_id:
         raise Unreadable("container of a pod without the label of its sandbox's id")
-    restarts = annotations.get(_RESTARTS, "")
-    counted = int(restarts) if _DIGITS.fullmatch(restarts) else 0
+    restarts = annotations.get(_RESTART_COUNT, "")
+    restart_count = int(restarts) if _DIGITS.fullmatch(restarts) else 0
     container = ContainerInfo(
         pod_id=pod_id,
         name=labels.get(CONTAINER_NAME_LABEL, parts.container if parts else ""),
-        attempt=parts.attempt if parts else counted if counted in _UINT32 else 0,
+        attempt=parts.attempt if parts else restart_count if restart_count in _UINT32 else 0,
         annotations=annotations,
         resources=Resources(**read_members(host, _RESOURCES)),
         envs={key: value for key, equals, value in (entry.partition("=") for entry in env) if key and equals},
@@ -261,13 +261,13 @@ _OBJECT = re.compile(rb"[ \t\n\r]*\{").match
 _CPU_LIMITS = frozenset({"cpu_quota", "cpu_period"})
 
 
-def edit_create(body: bytes, adjustment: fields.Adjustment, cgroup_parent: str | None, *, of_pod: bool) -> bytes:
-    """Put an adjustment into a create: its labels into a pod's, its envs into a container's. ``cgroup_parent`` is in
-    the form of Docker's cgroup driver, None to leave the body's; the adjustment's own field is ignored."""
+def edit_create(body: bytes, adjustment: fields.Adjustment, cgroup_parent: str | None, *, is_pod: bool) -> bytes:
+    """Put an adjustment into a create; only a pod gets its labels, only a container its envs. ``cgroup_parent`` has the
+    form of Docker's cgroup driver, None to leave the body's; the adjustment's own field is ignored."""
     labels = {LABEL_PREFIX + key: value for key, value in adjustment.annotations.items()}
-    if of_pod:
+    if is_pod:
         labels = {**adjustment.labels, **labels}
-    envs, resources = {} if of_pod else adjustment.envs, adjustment.resources
+    envs, resources = {} if is_pod else adjustment.envs, adjustment.resources
     if not (labels or envs or resources or cgroup_parent is not None):
         return body
     if not _OBJECT(body):
@@ -284,43 +284,43 @@ def edit_create(body: bytes, adjustment: fields.Adjustment, cgroup_parent: str |
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An update to send, with the names of the fields that it cannot set, and of those that it has in other values. A
-    field put in as 0 or "" cancels the request's own value: the container keeps what it has."""
+    """An update to send, with the names of fields that it cannot set, and of those that it sets to equivalent values.
+    A field put in as 0 or "" cancels the request's own value: the container keeps its value."""
 
     body: bytes
     resources: Changes
-    left_out: tuple[str, ...]
-    respelt: tuple[str, ...] = ()
+    unsupported: tuple[str, ...]
+    normalised: tuple[str, ...] = ()
 
 
-def edit_update(body: bytes, changes: Changes, present: Resources) -> Update:
-    """Put resources into the body of an update; ``present`` is what the container has now. Raises WireError."""
+def edit_update(body: bytes, changes: Changes, current: Resources) -> Update:
+    """Put resources into the body of an update; ``current`` are the container's resources. Raises WireError."""
     if not changes:
         return Update(body, {}, ())
     document = json.parse(body)
     requested = _limits(document, "the body")
-    # 0 and "" leave a field unchanged, so an update cannot remove a memory limit; a container without one keeps none.
+    # 0 and "" leave a field unchanged, so an update cannot remove a memory limit, only repeat that there is none.
     # The daemon rejects a memory limit above the container's swap limit, so both are always set together.
-    known = {name: changes[name] for name in RESOURCE_TABLE if name in changes}
-    sent = fields.in_update(known, None if present.memory_limit_in_bytes else 0)
+    settable = {name: changes[name] for name in RESOURCE_TABLE if name in changes}
+    sent = fields.in_update(settable, None if current.memory_limit_in_bytes else 0)
     if sent.get(MEMORY) and not sent.get(SWAP):
-        memory, swap = fields.limits_before(requested, present)
+        memory, swap = fields.limits_before(requested, current)
         sent[SWAP] = fields.swap_for(memory, swap or 2 * memory, sent[MEMORY])  # the daemon's default in a create
     elif MEMORY in sent and requested.memory_limit_in_bytes:
         sent.setdefault(SWAP, 0)
     put_in = {name: value for name, value in sent.items() if value or document.get(RESOURCE_TABLE[name])}
     edited = json.rewrite(body, Members(_resource_edits(document, put_in))) if put_in else body
-    return Update(edited, put_in, fields.left_out(changes, sent, present), fields.respelt(changes, sent))
+    return Update(edited, put_in, fields.left_out(changes, sent, current), fields.respelt(changes, sent))
 
 
-def differing_in_create(changes: Changes) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the changed fields that a create cannot carry, and of those that it has in other values."""
+def check_create_fields(changes: Changes) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of changed fields that a create cannot set, and of those that it sets to equivalent values."""
     return tuple(sorted(changes.keys() - RESOURCE_TABLE.keys())), fields.respelt(changes, fields.in_create(changes))
 
 
-def _host_config(resources: Changes, cgroup_parent: str | None, found: Any) -> Members:
+def _host_config(resources: Changes, cgroup_parent: str | None, value: Any) -> Members:
     """Edit HostConfig. A swap limit changes with the memory limit."""
-    host = Object() if found is None else found
+    host = Object() if value is None else value
     limits = _limits(host, "HostConfig")
     sent = fields.in_create({name: resources[name] for name in RESOURCE_TABLE if name in resources})
     if MEMORY in sent and SWAP not in sent:
@@ -333,19 +333,19 @@ def _host_config(resources: Changes, cgroup_parent: str | None, found: Any) -> M
 
 
 def _envs(envs: Mapping[str, str], elements: Any) -> Elements:
-    """Set entries of Env. Of several with one key the last counts, also a bare key, which unsets the image's value."""
+    """Set entries of Env. The last entry with a key counts, also a bare key, which unsets the image's value."""
     if elements is None:
         elements = []
     if not isinstance(elements, list):
         raise WireError("Env is not a list")
-    places = {element.partition("=")[0]: index for index, element in enumerate(elements) if isinstance(element, str)}
-    changed = {places[key]: f"{key}={value}" for key, value in envs.items() if key in places}
-    added = [f"{key}={envs[key]}" for key in sorted(envs) if key not in places]
+    indices = {element.partition("=")[0]: index for index, element in enumerate(elements) if isinstance(element, str)}
+    changed = {indices[key]: f"{key}={value}" for key, value in envs.items() if key in indices}
+    added = [f"{key}={envs[key]}" for key in sorted(envs) if key not in indices]
     return Elements(changed, added)
 
 
 def _resource_edits(owner: Object, requested: Changes) -> dict[str, Edit]:
-    """Set resource fields, but no missing one to zero. A CPU quota or period clears NanoCpus, which excludes both."""
+    """Set resource fields, but no missing field to zero. A CPU quota or period clears NanoCpus, which excludes both."""
     values: dict[str, Any] = {RESOURCE_TABLE[name]: value for name, value in requested.items()}
     if _CPU_LIMITS & requested.keys():
         values["NanoCpus"] = 0
@@ -353,7 +353,7 @@ def _resource_edits(owner: Object, requested: Changes) -> dict[str, Edit]:
 
 
 def _limits(owner: Any, name: str) -> Resources:
-    """Return the memory and swap limits of the object ``name``, in bytes. Raises WireError if it has none to read."""
+    """Return the memory and swap limits of the object ``name``, in bytes. Raises WireError if they are not numbers."""
     if not isinstance(owner, Object):
         raise WireError(f"{name} is not a JSON object")
     limits = {}

@@ -1,7 +1,7 @@
 """Split the bytes of both sides of one connection into the heads and bodies of requests and of answers.
 
-Invariants: nothing is parsed after a request that is held or that may become a tunnel, and the body of a held request
-is not collected before its turn (relay-rules B3, B7). An answer passes as it comes; only a held call's is kept.
+Invariants: parsing stops after a request that is held or may become a tunnel. The body of a held request is collected
+only once it is the first (relay-rules B3, B7). An answer passes immediately; only a held call's is buffered.
 """
 
 from typing import TYPE_CHECKING
@@ -31,21 +31,21 @@ class Requests:
     def __init__(self, reader: "Reader") -> None:
         self._reader = reader
         self._shared = reader.shared
-        known = reader.shared.known
-        self._cached_requests, self._cached_bytes, self._counters = known.requests, known.longest, known.counters
-        self.rest = bytearray()
-        self._seen = 0
-        self.began = False
+        caches = reader.shared.caches
+        self._cached_requests, self._cached_bytes, self._counters = caches.requests, caches.max_bytes, caches.counters
+        self.unparsed = bytearray()
+        self._searched_bytes = 0
+        self.has_started = False
         self.body: Body | None = None
-        self._newest: Exchange | None = None
-        """The request whose body is being read, or the last one that was read."""
+        self._latest: Exchange | None = None
+        """The request whose body is being read, or the last request read."""
         self.collecting: DockerHeld | None = None
         self.blocked_by: Exchange | None = None
-        self.no_more = False
+        self.is_stopped = False
         self._empty_lines = 0
         """How many may still come before the next request."""
-        self._further = True
-        self.end_waits = False
+        self._may_read = True
+        self.eof_pending = False
         """True while the client's EOF waits for the bytes before it."""
 
     def feed(self, data: bytes) -> None:
@@ -55,26 +55,26 @@ class Requests:
             and data in self._cached_requests
             and self.body is None
             and self.blocked_by is None
-            and not self.no_more
-            and not self.rest
+            and not self.is_stopped
+            and not self.unparsed
         ):
-            self.began = True
+            self.has_started = True
             reader.to_daemon.append(data)
             exchange = self._cached_requests[data]
             self._empty_lines = exchange.empty_lines
             self._counters[exchange.series] += 1
             reader.pending.append(exchange)
-        elif self.no_more and self.body is None:
+        elif self.is_stopped and self.body is None:
             if reader.tunnel and not reader.refused and not reader.finished:
                 reader.to_daemon.append(data)
         elif self.blocked_by is not None:
-            self.rest += data
+            self.unparsed += data
             self._read_ahead()
-        elif not self.rest:
+        elif not self.unparsed:
             self._read(data)
         else:
-            self.rest += data
-            self._read_rest()
+            self.unparsed += data
+            self._read_unparsed()
 
     def passes(self, buffer: bytearray, size: int, send: Send) -> bool:
         """If the first ``size`` bytes all belong to a tunnel or to one body that passes, send them and return True."""
@@ -91,22 +91,22 @@ class Requests:
         return True
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether all received bytes were complete requests, and all of them are parsed."""
-        return self.body is None and not self.rest
+        return self.body is None and not self.unparsed
 
-    def _read_rest(self) -> None:
-        if self.body is None and self.began and not (self._empty_lines and self.rest.startswith(_EMPTY_LINE)):
+    def _read_unparsed(self) -> None:
+        if self.body is None and self.has_started and not (self._empty_lines and self.unparsed.startswith(_EMPTY_LINE)):
             try:
-                if not http1.head_end(self.rest, 0, self._seen):
-                    self._seen = len(self.rest)
+                if not http1.head_end(self.unparsed, 0, self._searched_bytes):
+                    self._searched_bytes = len(self.unparsed)
                     return
             except BadMessage as error:
-                self._give_up(error)
+                self._reject(error)
                 return
-        data = bytes(self.rest)
-        self.rest.clear()
-        self._seen = 0
+        data = bytes(self.unparsed)
+        self.unparsed.clear()
+        self._searched_bytes = 0
         self._read(data)
 
     def _read(self, data: bytes) -> None:
@@ -118,27 +118,27 @@ class Requests:
                     break
                 at = end
         except BadMessage as error:
-            self._give_up(error)
+            self._reject(error)
             return
         if at < size:
-            self.rest += data[at:]
+            self.unparsed += data[at:]
             if self.blocked_by is None:
-                self._seen = size - at
+                self._searched_bytes = size - at
             else:
                 self._read_ahead()
 
     def _read_head(self, data: bytes, at: int) -> int:
-        if self.no_more:
+        if self.is_stopped:
             return len(data)
-        if not self.began:
+        if not self.has_started:
             if PREFACE.startswith(data[: len(PREFACE)]):
                 if len(data) < len(PREFACE):
                     return at
-                self.no_more = True
-                if self._reader.speaks_http2():
+                self.is_stopped = True
+                if self._reader.handle_http2():
                     self._reader.to_daemon.append(data)
                 return len(data)
-            self.began = True
+            self.has_started = True
         if self._empty_lines and data.startswith(_EMPTY_LINE, at):
             self._empty_lines -= 1
             return at + len(_EMPTY_LINE)
@@ -149,31 +149,31 @@ class Requests:
 
     def _begin(self, head: RequestHead) -> None:
         reader = self._reader
-        route = exchange.route(head.method, head.target)
+        route = exchange.find_route(head.method, head.target)
         if route is not None and self._shared.intercepts(route):
-            held = self._newest = self._shared.kinds[route.action](reader, head, route)
-            self.body = follow(head.framing, head.length, held.keep)
+            held = self._latest = self._shared.kinds[route.action](reader, head, route)
+            self.body = follow(head.framing, head.length, held.add_payload)
             reader.pending.append(held)
             if self.body is not None:
                 self.collecting = held
                 if held is not reader.pending[0]:
-                    self.blocked_by = held  # hook servers cannot be called before its turn: no body is collected yet
+                    self.blocked_by = held  # hook servers are called for it only once it is the first
                 elif head.expects_continue:
                     self._continue(held)
         else:
             self.body = follow(head.framing, head.length)
-            newest = self._newest = Exchange(head, bool(head.upgrade) or exchange.may_upgrade(head.method, head.target))
+            passed = self._latest = Exchange(head, bool(head.upgrade) or exchange.may_upgrade(head.method, head.target))
             reader.to_daemon.append(head.raw)
             target = head.target if head.target[0] == "/" else exchange.without_authority(head.target)
-            found = exchange.passing(f"{head.method} {target}")
-            series = newest.series = exchange.PASSING[found.lastindex or 0 if found else 0]
+            match = exchange.match_passing(f"{head.method} {target}")
+            series = passed.series = exchange.PASSING_SERIES[match.lastindex or 0 if match else 0]
             self._counters[series] = self._counters.get(series, 0) + 1
-            reader.pending.append(newest)
-            known = route is None and self.body is None and not newest.may_tunnel
-            if known and len(head.raw) <= self._cached_bytes:
-                newest.plain = True
-                self._cached_requests.keep(head.raw, newest, len(head.raw))
-        self._empty_lines = self._newest.empty_lines
+            reader.pending.append(passed)
+            is_cacheable = route is None and self.body is None and not passed.may_tunnel
+            if is_cacheable and len(head.raw) <= self._cached_bytes:
+                passed.is_shared = True
+                self._cached_requests.keep(head.raw, passed, len(head.raw))
+        self._empty_lines = self._latest.empty_lines
         if self.body is None:
             self._end_body()
 
@@ -185,118 +185,118 @@ class Requests:
         if self.collecting is None:
             self._reader.to_daemon.append(part)
         elif not self.collecting.collect(part):
-            self._hold_up(self.collecting)
+            self._stop_at(self.collecting)
         if body.done:
             self._end_body()
         return end
 
     def _end_body(self) -> None:
-        """Report a held request that is complete, and stop parsing after one that must be answered first."""
+        """Report a complete held request, and stop parsing after a request that must be answered first."""
         self.body = None
-        newest = self._newest
-        assert newest is not None
-        if isinstance(newest, DockerHeld) and newest.state is CallState.HOLDING:
-            newest.request_whole()
-            self._hold_up(newest)
-        elif (newest.may_tunnel or isinstance(newest, DockerHeld)) and not newest.answered:
-            self.blocked_by = newest
+        request = self._latest
+        assert request is not None
+        if isinstance(request, DockerHeld) and request.state is CallState.HOLDING:
+            request.complete_request()
+            self._stop_at(request)
+        elif (request.may_tunnel or isinstance(request, DockerHeld)) and not request.answered:
+            self.blocked_by = request
 
     def _continue(self, held: DockerHeld) -> None:
         """Send 100 Continue, for which the client waits before the body of a held request (relay-rules B6)."""
         held.continued = True
         self._reader.to_client.append(http1.CONTINUE)
 
-    def _hold_up(self, held: DockerHeld) -> None:
-        """Stop parsing after a held request that is complete or of which no more is read. Its call runs once all
-        requests before it are answered (relay-rules B7)."""
+    def _stop_at(self, held: DockerHeld) -> None:
+        """Stop parsing after a held request that is complete or abandoned. Its call runs once all requests before it
+        are answered (relay-rules B7)."""
         self.collecting = None
         if self.blocked_by is None:
             self.blocked_by = held
             if held is self._reader.pending[0]:
                 self._reader.ready.append(held)
 
-    def _give_up(self, error: BadMessage) -> None:
-        inside = self._newest if self.body is not None else None
+    def _reject(self, error: BadMessage) -> None:
+        unfinished = self._latest if self.body is not None else None
         self.stop()
-        self._reader.unreadable(error, inside)
+        self._reader.refuse_unreadable(error, unfinished)
 
-    def turn(self, held: DockerHeld) -> None:
-        """Read the body of the request that waited for its turn, now that those before it are answered."""
+    def start_collecting(self, held: DockerHeld) -> None:
+        """Collect the body of a held request, now that all requests before it are answered."""
         if held.head.expects_continue:
             self._continue(held)
         self.blocked_by = None
-        self._go_on()
+        self._resume_parsing()
 
     def released(self) -> None:
-        """Continue after the held request was sent: with the rest of a body too long to be kept, or with the EOF."""
+        """Continue after the held request was sent: with the remainder of a body above the limit, or with the EOF."""
         if self.body is not None:
             self.blocked_by = None
-        self._go_on()
+        self._resume_parsing()
 
     def answered(self, exchange: Exchange) -> None:
-        """Forget a request that is answered, and continue parsing if that stopped it."""
-        if self._newest is exchange and self.body is None:
-            self._newest = None
+        """Forget an answered request, and resume parsing if it was blocked by that request."""
+        if self._latest is exchange and self.body is None:
+            self._latest = None
         if self.blocked_by is exchange:
             self.blocked_by = None
-            self._go_on()
+            self._resume_parsing()
 
-    def _go_on(self) -> None:
-        if self.blocked_by is None and self.rest:
-            self._read_rest()
+    def _resume_parsing(self) -> None:
+        if self.blocked_by is None and self.unparsed:
+            self._read_unparsed()
         self._read_ahead()
-        if self.end_waits:
-            self._cut()
-        if self.end_waits and not self._unsent:
-            self.end_waits = False
+        if self.eof_pending:
+            self._end_collecting()
+        if self.eof_pending and not self._has_unsent:
+            self.eof_pending = False
             self._reader.ready.append(ReaderEvent.PASS_CLIENT_EOF)
 
     def _read_ahead(self) -> None:
         """Resume reading from the client, or pause it while more than READ_AHEAD_BYTES wait unparsed."""
-        further = self.blocked_by is None or len(self.rest) <= READ_AHEAD_BYTES
-        if further != self._further:
-            self._further = further
-            self._reader.ready.append(ReaderEvent.RESUME if further else ReaderEvent.PAUSE)
+        may_read = self.blocked_by is None or len(self.unparsed) <= READ_AHEAD_BYTES
+        if may_read != self._may_read:
+            self._may_read = may_read
+            self._reader.ready.append(ReaderEvent.RESUME if may_read else ReaderEvent.PAUSE)
 
     def end(self) -> bool:
         """Return True at the client's EOF if it must wait for bytes before it (relay-rules B1). An incomplete head is
         dropped: no daemon acts on it."""
-        self._cut()
-        self.end_waits = self._unsent
-        return self.end_waits
+        self._end_collecting()
+        self.eof_pending = self._has_unsent
+        return self.eof_pending
 
-    def _cut(self) -> None:
+    def _end_collecting(self) -> None:
         if self.collecting is not None and self.blocked_by is None:
             self.collecting.problem = "the request ends inside its body"
             self.body = None
-            self._hold_up(self.collecting)
+            self._stop_at(self.collecting)
 
     @property
-    def _unsent(self) -> bool:
+    def _has_unsent(self) -> bool:
         first = self.blocked_by
         holding = isinstance(first, DockerHeld) and first.state is CallState.HOLDING
-        return holding or (first is not None and bool(self.rest))
+        return holding or (first is not None and bool(self.unparsed))
 
     def stop(self) -> bytes:
-        rest = bytes(self.rest)
-        self.rest.clear()
-        self.body = self.collecting = self.blocked_by = self._newest = None
-        self.no_more = True
-        return rest
+        unparsed = bytes(self.unparsed)
+        self.unparsed.clear()
+        self.body = self.collecting = self.blocked_by = self._latest = None
+        self.is_stopped = True
+        return unparsed
 
 
 class Answers:
     def __init__(self, reader: "Reader") -> None:
         self._reader = reader
-        known = reader.shared.known
-        self._cached_answers, self._cached_bytes = known.answers, known.longest
-        self._rest = bytearray()
-        self._seen = 0
+        caches = reader.shared.caches
+        self._cached_answers, self._cached_bytes = caches.answers, caches.max_bytes
+        self._unparsed = bytearray()
+        self._searched_bytes = 0
         self.body: Body | None = None
-        """The body of an answer that the client has got a part of."""
+        """The body of the answer whose head was sent."""
         self._head_bytes = 0
-        """Length in bytes of a head that waits to be sent with its body's first bytes, uncopied if both fill a read."""
-        self.no_more = False
+        """Bytes of a head that is sent together with the first bytes of its body, to avoid a copy."""
+        self.is_stopped = False
 
     def feed(self, data: bytes) -> None:
         """Read the daemon's bytes, split at any point. Raises WireError if they are not valid answers."""
@@ -304,27 +304,27 @@ class Answers:
         if reader.tunnel:
             reader.to_client.append(data)
             return
-        if self.no_more:
+        if self.is_stopped:
             return
         exchange = reader.awaited()
         if (
             exchange is not None
-            and exchange.plain
+            and exchange.is_shared
             and len(data) <= self._cached_bytes
             and (data, exchange.method) in self._cached_answers
             and self.body is None
-            and not self._rest
+            and not self._unparsed
         ):
             reader.to_client.append(data)
             reader.answered(exchange)
             return
-        if self._rest:
-            self._rest += data
-            if not http1.head_end(self._rest, 0, self._seen):
-                self._seen = len(self._rest)
+        if self._unparsed:
+            self._unparsed += data
+            if not http1.head_end(self._unparsed, 0, self._searched_bytes):
+                self._searched_bytes = len(self._unparsed)
                 return
-            data = bytes(self._rest)
-            self._rest.clear()
+            data = bytes(self._unparsed)
+            self._unparsed.clear()
         at, size = 0, len(data)
         while at < size:
             end = self._read_head(data, at) if self.body is None else self._read_body(data, at)
@@ -335,8 +335,8 @@ class Answers:
             reader.to_client.append(data[-self._head_bytes :])
             self._head_bytes = 0
         if at < size:
-            self._rest += data[at:]
-            self._seen = size - at
+            self._unparsed += data[at:]
+            self._searched_bytes = size - at
 
     def passes(self, buffer: bytearray, size: int, send: Send) -> bool:
         """If the first ``size`` bytes all belong to a tunnel or to one body that passes, send them and return True."""
@@ -355,19 +355,19 @@ class Answers:
     def _read_head(self, data: bytes, at: int) -> int:
         if self._reader.tunnel:
             self._reader.to_client.append(data[at:])
-        if self._reader.tunnel or self.no_more:
+        if self._reader.tunnel or self.is_stopped:
             return len(data)
         exchange = self._reader.awaited()
         if exchange is None:
-            raise WireError(f"an answer without a request{_another_protocol(data, at)}")
+            raise WireError(f"an answer without a request{_protocol_hint(data, at)}")
         try:
             end = http1.head_end(data, at)
         except WireError as error:
-            raise WireError(f"{error}{_another_protocol(data, at)}") from None
+            raise WireError(f"{error}{_protocol_hint(data, at)}") from None
         if end:
             head = http1.response_head(data[at:end], exchange.method)
             if (
-                exchange.plain
+                exchange.is_shared
                 and at == 0
                 and end + head.length == len(data) <= self._cached_bytes
                 and head.framing in (Framing.EMPTY, Framing.SIZED)
@@ -379,7 +379,7 @@ class Answers:
         return end or at
 
     def _begin(self, exchange: Exchange, head: ResponseHead) -> None:
-        """Pass an answer's head on, or keep it. After 101, and without framing, all bytes pass (relay-rules B2)."""
+        """Pass an answer's head on, or buffer it. After 101, and without framing, all bytes pass (relay-rules B2)."""
         reader = self._reader
         tunnel = head.status == _SWITCHING or head.framing is Framing.UNTIL_CLOSE
         if head.status < 200 and not tunnel:
@@ -394,10 +394,10 @@ class Answers:
             reader.to_client.append(head.raw)
             reader.become_tunnel()  # before the call continues: the client already gets this head
             if held is not None:
-                held.reply_whole()
+                held.complete_reply()
             return
         if head.closes:
-            reader.closes()
+            reader.close_after_answer()
         self.body = follow(head.framing, head.length)
         if self.body is None:
             if held is None:
@@ -422,7 +422,7 @@ class Answers:
         return end
 
 
-def _another_protocol(data: bytes, at: int) -> str:
+def _protocol_hint(data: bytes, at: int) -> str:
     """Return a hint for the error text if an HTTP/2 server's first frame is here: SETTINGS below 64 KiB on stream 0."""
     settings = data[at : at + 1] == b"\0" and data[at + 3 : at + 9] == b"\x04" + bytes(5)
     return "; it speaks HTTP/2: is --backend-runtime-mode right?" if settings else ""

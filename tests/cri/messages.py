@@ -58,10 +58,10 @@ def fields_of(message: Descriptor) -> st.SearchStrategy[bytes]:
 
     A map's entry gets no unknown fields: parsers do not agree on the meaning of such an entry.
     """
-    known = [_field(field) for field in message.fields]
+    fields = [_field(field) for field in message.fields]
     odd = [] if message.GetOptions().map_entry else [st.sampled_from(ODD)]
-    mixed = st.lists(st.one_of(*known, *odd), max_size=8).map(b"".join)
-    return mixed | st.tuples(*known).map(b"".join) if 0 < len(known) <= SHORT_FIELDS else mixed
+    mixed = st.lists(st.one_of(*fields, *odd), max_size=8).map(b"".join)
+    return mixed | st.tuples(*fields).map(b"".join) if 0 < len(fields) <= SHORT_FIELDS else mixed
 
 
 SHORT_FIELDS = 3

@@ -1,6 +1,6 @@
-"""Scripted peers for every side of a CRI pair; what is sent and what is expected are written in the same form.
+"""Scripted peers for every side of a CRI pair; sent and expected frames have the same form.
 
-Frames are built by hand and header blocks read with hpack, so that the proxy's code is not tested with itself.
+Frames are built by hand, and hpack reads header blocks, so that the proxy's code is not tested with itself.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -125,12 +125,12 @@ def Credit(stream: int, increment: int) -> Raw:
 OPENED = Credit(0, 2**20 - 65_535)
 
 
-def raw_headers(stream: int, fragment: bytes, end: bool = False, whole: bool = True) -> bytes:
-    return Raw(HEADERS, END_STREAM * end | END_HEADERS * whole, stream, fragment).wire()
+def raw_headers(stream: int, fragment: bytes, end: bool = False, end_headers: bool = True) -> bytes:
+    return Raw(HEADERS, END_STREAM * end | END_HEADERS * end_headers, stream, fragment).wire()
 
 
-def continuation(stream: int, fragment: bytes, whole: bool = True) -> bytes:
-    return Raw(CONTINUATION, END_HEADERS * whole, stream, fragment).wire()
+def continuation(stream: int, fragment: bytes, end_headers: bool = True) -> bytes:
+    return Raw(CONTINUATION, END_HEADERS * end_headers, stream, fragment).wire()
 
 
 def split(data: bytes) -> Iterator[Raw]:
@@ -150,7 +150,7 @@ def content(frame: Raw) -> bytes:
 
 
 class Side:
-    """One peer: its bytes go into ``feed``, what the proxy sends it comes from ``sender``."""
+    """A peer: ``feed`` is called with its bytes; ``sender`` has the proxy's output to it."""
 
     def __init__(self, feed: Callable[[bytes], None], sender: FlowControlledSender, preface: bool) -> None:
         self.decoder = Decoder(max_header_list_size=2**24)
@@ -161,8 +161,8 @@ class Side:
     def sends(self, *frames: Frame | bytes) -> None:
         self._feed(b"".join(frame if isinstance(frame, bytes) else frame.wire() for frame in frames))
 
-    def got_bytes(self) -> bytes:
-        """Return what was received since the last call, with the pending ACKs, as the front sends them."""
+    def received_bytes(self) -> bytes:
+        """Return the bytes received since the last call, with the pending ACKs, as the front sends them."""
         if self._sender.out:
             self._sender.acknowledge()
         data = b"".join(self._sender.out)
@@ -171,7 +171,7 @@ class Side:
 
     def got(self) -> list[Frame]:
         """Return the frames received since the last call; the preface must precede the first one."""
-        data = self.got_bytes()
+        data = self.received_bytes()
         if self._preface and data:
             assert data.startswith(PREFACE)
             data = data.removeprefix(PREFACE)
@@ -196,40 +196,40 @@ class Side:
         assert first is None, "a header block is cut"
 
 
-def shared_by_calls(clock: Callable[[], float], counters: dict[Key, int], image_apart: bool) -> Shared:
-    """Return what the connections of a front share; every call that can be held is held."""
-    return Shared(MemoryBudget(), clock, counters, KINDS, image_apart, lambda: False, lambda: True, str)
+def shared_by_calls(clock: Callable[[], float], counters: dict[Key, int], separate_image: bool) -> Shared:
+    """Return the shared state of a front's connections; every call that can be held is held."""
+    return Shared(MemoryBudget(), clock, counters, KINDS, separate_image, lambda: False, lambda: True, str)
 
 
 class Play:
     """A connection's reader between two peers; ``settled``: the calls that have a reply, or ended without one."""
 
-    def __init__(self, image_apart: bool = False, process_limit: int = PROCESS_LIMIT) -> None:
-        self.may_pass = True
-        self.restore_refused = ""
-        self.unrecorded_pass = False
+    def __init__(self, separate_image: bool = False, process_limit: int = PROCESS_LIMIT) -> None:
+        self.passes_ambiguous = True
+        self.restore_refusal = ""
+        self.start_and_stop_pass = False
         self.budget = MemoryBudget(process_limit)
         self.now = 0.0
         self.counters: dict[Key, int] = {}
         shared = replace(
-            shared_by_calls(lambda: self.now, self.counters, image_apart),
+            shared_by_calls(lambda: self.now, self.counters, separate_image),
             budget=self.budget,
-            start_and_stop_pass=lambda: self.unrecorded_pass,
-            passes_ambiguous=lambda: self.may_pass,
-            restore_refusal=lambda: self.restore_refused,
+            start_and_stop_pass=lambda: self.start_and_stop_pass,
+            passes_ambiguous=lambda: self.passes_ambiguous,
+            restore_refusal=lambda: self.restore_refusal,
         )
         self.reader = Reader(shared, lambda: None)
         self._calls: list[CriHeld] = []
         self.settled: list[CriHeld] = []
         self.links: list[ImageLink] = []
-        self.image_away = False
+        self.image_unavailable = False
         self.not_http2_bytes: list[bytes] = []
-        self.client = Side(partial(self._feed, self.reader.from_client), self.reader.client_out, preface=False)
-        self.runtime = Side(partial(self._feed, self.reader.from_runtime), self.reader.runtime_out, preface=True)
+        self.client = Side(partial(self._feed, self.reader.from_client), self.reader.to_client, preface=False)
+        self.runtime = Side(partial(self._feed, self.reader.from_runtime), self.reader.to_runtime, preface=True)
         self._images: list[Side] = []
 
     def greet(self, client: Raw = SETTINGS, runtime: Raw = SETTINGS) -> "Play":
-        """Exchange SETTINGS and their ACKs, and drop what both sides got."""
+        """Exchange SETTINGS and their ACKs, and drop the bytes that both sides received."""
         self.client.sends(PREFACE, client)
         self.runtime.sends(runtime, Ack())
         self.client.sends(Ack())
@@ -244,7 +244,7 @@ class Play:
             self.act()
 
     def act(self) -> None:
-        """Record what the reader has read."""
+        """Record the events of the reader."""
         ready = self.reader.ready
         while ready:
             match ready.popleft():
@@ -252,7 +252,7 @@ class Play:
                     (self._calls if call.reply is None else self.settled).append(call)
                 case ImageLink() as link:
                     self.links.append(link)
-                    if self.image_away:
+                    if self.image_unavailable:
                         link.close()
                 case NotHttp2(data):
                     self.not_http2_bytes.append(data)
@@ -275,8 +275,8 @@ class Play:
         return self._images[-1]
 
 
-def greeted(image_apart: bool = False, process_limit: int = PROCESS_LIMIT) -> Play:
-    return Play(image_apart, process_limit).greet()
+def greeted(separate_image: bool = False, process_limit: int = PROCESS_LIMIT) -> Play:
+    return Play(separate_image, process_limit).greet()
 
 
 Act = Callable[[Play], object]
@@ -284,7 +284,7 @@ Frames = bytes | Sequence[Frame]
 
 
 class Step(NamedTuple):
-    """An action and all its effects: what each side gets, and for how many calls hooks are called."""
+    """An action and all its effects: the frames to each side, and the number of calls whose hooks are called."""
 
     act: Act
     to_client: Frames = ()
@@ -345,7 +345,7 @@ def converse(*steps: Step, play: Play | None = None) -> Play:
             if name == "image" and not (expected or play.links):
                 continue
             side = getattr(play, name)
-            received = side.got_bytes() if isinstance(expected, bytes) else side.got()
+            received = side.received_bytes() if isinstance(expected, bytes) else side.got()
             assert received == (expected if isinstance(expected, bytes) else list(expected)), f"step {number}: {name}"
         assert len(play.calls) - before == step.hooked, f"step {number}: hooked calls"
     return play

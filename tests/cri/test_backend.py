@@ -52,7 +52,7 @@ def state(backend: Backend) -> CriState:
     return CriState(backend, Store())
 
 
-def made(runtime: FakeRuntime) -> tuple[str, str]:
+def create_both(runtime: FakeRuntime) -> tuple[str, str]:
     config = cri.PodSandboxConfig(
         metadata=cri.PodSandboxMetadata(name="web", uid="u-1", namespace="shop"),
         linux=cri.LinuxPodSandboxConfig(cgroup_parent="/kube/u-1"),
@@ -66,9 +66,9 @@ def made(runtime: FakeRuntime) -> tuple[str, str]:
     return pod_id, cri.CreateContainerResponse.FromString(reply).container_id
 
 
-async def test_pod_that_no_status_names_is_found_by_list(runtime: FakeRuntime, backend: Backend) -> None:
-    pod_id, container_id = made(runtime)
-    made(runtime)
+async def test_pod_of_container_is_found_by_list(runtime: FakeRuntime, backend: Backend) -> None:
+    pod_id, container_id = create_both(runtime)
+    create_both(runtime)
     runtime.state.shape = NO_VERBOSE
     container = await backend.container("v1alpha2", container_id)
     assert container is not None
@@ -86,14 +86,14 @@ async def test_unknown_subject_is_none(runtime: FakeRuntime, backend: Backend, s
     for read in (backend.pod, backend.container, backend.pod_state, backend.container_state, backend.container_life):
         assert await read("v1", "nobody") is None
     assert list(await backend.containers("v1")) == []
-    pod_id, container_id = made(runtime)
+    pod_id, container_id = create_both(runtime)
     assert await state.pod("nobody") is await state.container("nobody") is None
     del runtime.state.pods[pod_id]
     assert await state.container(container_id) is None
 
 
-async def test_states_need_no_verbose_status(runtime: FakeRuntime, backend: Backend) -> None:
-    pod_id, container_id = made(runtime)
+async def test_states_are_read_from_plain_status(runtime: FakeRuntime, backend: Backend) -> None:
+    pod_id, container_id = create_both(runtime)
     assert await backend.pod_state("v1", pod_id) == api_pb2.SANDBOX_READY
     assert await backend.container_state("v1", container_id) == api_pb2.CONTAINER_CREATED
     stop = cri.StopPodSandboxRequest(pod_sandbox_id=pod_id).SerializeToString()
@@ -105,38 +105,38 @@ async def test_states_need_no_verbose_status(runtime: FakeRuntime, backend: Back
 
 
 @pytest.mark.parametrize("code", [Code.UNKNOWN, Code.INTERNAL, Code.PERMISSION_DENIED])
-async def test_any_error_may_mean_a_missing_subject(runtime: FakeRuntime, backend: Backend, code: Code) -> None:
-    pod_id, container_id = made(runtime)
+async def test_missing_subject_is_none_after_any_error(runtime: FakeRuntime, backend: Backend, code: Code) -> None:
+    pod_id, container_id = create_both(runtime)
     for method in ("PodSandboxStatus", "ContainerStatus"):
         runtime.inject(method, Injection(code=code, details="No such container"))
     for missing in (backend.pod, backend.pod_state, backend.container, backend.container_state, backend.container_life):
         assert await missing("v1", "gone") is None
-    for fetch, there in ((backend.pod, pod_id), (backend.container, container_id), (backend.pod_state, pod_id[:7])):
+    for fetch, any_id in ((backend.pod, pod_id), (backend.container, container_id), (backend.pod_state, pod_id[:7])):
         with pytest.raises(BackendError) as caught:
-            await fetch("v1", there)
+            await fetch("v1", any_id)
         assert (caught.value.kind, f"gRPC status {code.value[0]}" in str(caught.value)) == (BackendFailure.OTHER, True)
 
 
 @pytest.mark.parametrize("code", [Code.NOT_FOUND, Code.UNKNOWN])
-async def test_plain_status_is_read_where_verbose_fails(runtime: FakeRuntime, backend: Backend, code: Code) -> None:
-    pod_id, container_id = made(runtime)
+async def test_plain_status_is_read_when_verbose_fails(runtime: FakeRuntime, backend: Backend, code: Code) -> None:
+    pod_id, container_id = create_both(runtime)
     for method in ("PodSandboxStatus", "ContainerStatus"):
         runtime.inject(method, Injection(code=code, times=1))
     pod, container = await backend.pod("v1", pod_id), await backend.container("v1", container_id)
     assert pod is not None
     assert container is not None
     assert (pod.name, pod.cgroup_parent, container.name, container.pod_id) == ("web", None, "main", pod_id)
-    queried = [cri.PodSandboxStatusRequest.FromString(it.message) for it in runtime.requests("PodSandboxStatus")]
+    queried = [cri.PodSandboxStatusRequest.FromString(call.message) for call in runtime.requests("PodSandboxStatus")]
     assert [request.verbose for request in queried] == [True, False]
 
 
-AWAY = [(Code.UNAVAILABLE, BackendFailure.UNAVAILABLE), (None, BackendFailure.UNAVAILABLE)]
-FAILURES = [(Code.UNIMPLEMENTED, BackendFailure.UNIMPLEMENTED), (Code.CANCELLED, BackendFailure.OTHER), *AWAY]
+UNAVAILABLE = [(Code.UNAVAILABLE, BackendFailure.UNAVAILABLE), (None, BackendFailure.UNAVAILABLE)]
+FAILURES = [(Code.UNIMPLEMENTED, BackendFailure.UNIMPLEMENTED), (Code.CANCELLED, BackendFailure.OTHER), *UNAVAILABLE]
 
 
 @pytest.mark.parametrize("method", QUERIES)
 @pytest.mark.parametrize(("code", "kind"), FAILURES)
-async def test_error_names_the_method_and_how_it_failed(
+async def test_error_names_method_and_failure(
     runtime: FakeRuntime, backend: Backend, method: str, code: Code | None, kind: BackendFailure
 ) -> None:
     """Without delay, also where the runtime is away (None)."""
@@ -155,8 +155,8 @@ async def test_error_names_the_method_and_how_it_failed(
         assert ("task is gone" in str(caught.value)) is updates
 
 
-async def test_update_is_sent_as_it_is_with_its_time(runtime: FakeRuntime, backend: Backend) -> None:
-    _, container_id = made(runtime)
+async def test_update_is_sent_unchanged_with_timeout(runtime: FakeRuntime, backend: Backend) -> None:
+    _, container_id = create_both(runtime)
     request = messages.update_request(container_id, {"cpu_shares": 7, "cpu_quota": -1}, None)
     await backend.update("v1alpha2", request, 5.0)
     received = runtime.received[-1]
@@ -176,7 +176,7 @@ async def test_update_is_sent_as_it_is_with_its_time(runtime: FakeRuntime, backe
         ({"delay_seconds": 60}, BackendFailure.DEADLINE, False),
     ],
 )
-async def test_refused_update_differs_from_an_unknown_outcome(
+async def test_update_error_shows_if_update_was_not_done(
     runtime: FakeRuntime, backend: Backend, injection: dict[str, Any], kind: BackendFailure, not_done: bool
 ) -> None:
     runtime.inject("UpdateContainerResources", Injection(**injection))
@@ -186,14 +186,14 @@ async def test_refused_update_differs_from_an_unknown_outcome(
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-async def test_runtime_is_known_by_its_name_and_version(runtime: FakeRuntime, backend: Backend, shape: Shape) -> None:
+async def test_runtime_is_identified_by_name_and_version(runtime: FakeRuntime, backend: Backend, shape: Shape) -> None:
     """Only CRI-O repeats answers; that ends when an earlier process's creates have certainly ended."""
     runtime.state.shape = shape
     assert (backend.accepts_unlimited_memory, backend.no_effect, backend.repeats_until) == (False, {}, 0.0)
     started, until = asyncio.get_running_loop().time(), set()
     for code in (None, None, Code.UNKNOWN):  # it keeps what it knows
         runtime.inject("Version", Injection(code=code))
-        await backend.learn("v1")
+        await backend.identify("v1")
         assert backend.runtime_name == shape.runtime_name
         assert backend.accepts_unlimited_memory is (shape.runtime_name == "containerd")
         assert backend.no_effect == no_effect.of_runtime(shape.runtime_name, "1.0.0")
@@ -202,15 +202,15 @@ async def test_runtime_is_known_by_its_name_and_version(runtime: FakeRuntime, ba
     assert (end - started >= REPEATS_SECONDS) is shape.repeats_answers
 
 
-@pytest.mark.parametrize(("uid", "left"), [("u-1", (1, 1)), ("", (1, 1)), ("another's", (0, 0))])
-async def test_pod_with_the_id_of_a_lost_one_takes_its_records_with_it(
-    runtime: FakeRuntime, backend: Backend, uid: str, left: tuple[int, int]
+@pytest.mark.parametrize(("uid", "remaining"), [("u-1", (1, 1)), ("", (1, 1)), ("another's", (0, 0))])
+async def test_records_are_dropped_when_pod_id_has_new_uid(
+    runtime: FakeRuntime, backend: Backend, uid: str, remaining: tuple[int, int]
 ) -> None:
-    store, (pod_id, container_id) = Store(), made(runtime)
+    store, (pod_id, container_id) = Store(), create_both(runtime)
     pod, container = PodInfo(id=pod_id, uid=uid), ContainerInfo(id=container_id, pod_id=pod_id)
     store.commit(Subject(PodRecord(pod, pod), ContainerRecord(container, container)))
     await CriState(backend, store).listed()
-    assert store.counts() == left
+    assert store.counts() == remaining
 
 
 async def test_long_list_is_read_in_parts(state: CriState, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,15 +220,15 @@ async def test_long_list_is_read_in_parts(state: CriState, backend: Backend, mon
     monkeypatch.setattr(backend_module, "ITEMS_PER_ITERATION", 2)
     monkeypatch.setattr(backend, "pods", listed)
     monkeypatch.setattr(backend, "containers", listed)
-    reading, turns = asyncio.ensure_future(state.listed()), 0
+    reading, iterations = asyncio.ensure_future(state.listed()), 0
     while not reading.done():
-        turns += 1
+        iterations += 1
         await asyncio.sleep(0)
     assert len(reading.result().pods) == 9
-    assert turns >= 8
+    assert iterations >= 8
 
 
-def lacks(runtime: FakeRuntime, version: str) -> None:
+def lack_version(runtime: FakeRuntime, version: str) -> None:
     """Make the runtime answer as containerd does for a CRI version that it lacks."""
     for method in ("ListPodSandbox", "ListContainers", "PodSandboxStatus", "ContainerStatus", "Version"):
         path = f"/runtime.{version}.RuntimeService/{method}"
@@ -244,10 +244,10 @@ async def test_state_is_read_in_v1_else_in_v1alpha2(
         runtime.received.clear()
         return {path.split(".")[1] for path in paths}
 
-    lacks(runtime, lacking)
+    lack_version(runtime, lacking)
     assert [await backend.serves_cri() for _ in range(2)] == [True, True]
     runtime.received.clear()
-    (pod_id, container_id), (another_pod, another) = made(runtime), made(runtime)
+    (pod_id, container_id), (another_pod, another) = create_both(runtime), create_both(runtime)
     assert await state.listed() == Listed([pod_id, another_pod], [container_id, another])
     pod, subject = await state.pod(pod_id), await state.container(container_id)
     assert pod is not None
@@ -264,13 +264,13 @@ async def test_state_is_read_in_v1_else_in_v1alpha2(
     assert versions() == {"v1"}, "it has learnt it"
 
 
-async def test_runtime_without_a_version_serves_no_cri(runtime: FakeRuntime, backend: Backend, state: CriState) -> None:
+async def test_runtime_without_version_serves_no_cri(runtime: FakeRuntime, backend: Backend, state: CriState) -> None:
     runtime.inject("ListContainers", Injection(code=Code.INTERNAL, details="canary-4711"))
     with pytest.raises(BackendError, match="ListContainers: gRPC status 13"):
         await state.listed()
     assert not any("v1alpha2" in received.path for received in runtime.received), "only UNIMPLEMENTED is a reason"
-    lacks(runtime, "v1")
-    lacks(runtime, "v1alpha2")
+    lack_version(runtime, "v1")
+    lack_version(runtime, "v1alpha2")
     assert [await backend.serves_cri() for _ in range(2)] == [False, False]
     with pytest.raises(BackendError):
         await state.listed()

@@ -1,4 +1,4 @@
-"""A peer that breaks the protocol gets GOAWAY and its connection ends; what is kept of a peer is bounded.
+"""A peer that breaks the protocol gets GOAWAY and its connection ends; buffered data of a peer are bounded.
 
 relay-rules A1, A3, A8; fault matrix X1.
 """
@@ -28,14 +28,14 @@ CREDIT_BYTES = 13
     [([False] * 3, False), ([False] * 4, True), ([False, False, False, True] * 3, False)],
     ids=["up to the limit", "beyond it", "read in between"],
 )
-async def test_answers_that_nobody_reads_end_the_connection(
+async def test_unread_answers_end_connection(
     monkeypatch: pytest.MonkeyPatch, delivered: list[bool], ended: bool
 ) -> None:
-    monkeypatch.setattr(bounds, "UNREAD_BYTES", 3 * (CREDIT_BYTES + bounds.PIECE_BYTES))
+    monkeypatch.setattr(bounds, "UNREAD_BYTES", 3 * (CREDIT_BYTES + bounds.OVERHEAD_BYTES))
     scene = await Scene().greet()
     await scene.send(scene.client, HELD)
-    for each in delivered:
-        monkeypatch.setattr(Connection, "delivered", each)
+    for is_delivered in delivered:
+        monkeypatch.setattr(Connection, "delivered", is_delivered)
         await scene.send(scene.client, Data(1, b"x"))
     broken = scene.metrics.counted("connections_broken", side="client", kind="unread")
     has_ended = scene.ended()
@@ -48,7 +48,7 @@ async def test_answers_that_nobody_reads_end_the_connection(
     [
         pytest.param(client(Headers(1, ((b"x", bytes(5_000)),), end=True)), "header_block", id="trailers"),
         pytest.param(
-            client(peer.raw_headers(1, b"\x82", whole=False), *[Raw(9, 0, 1)] * 10, Raw(9, 4, 1)),
+            client(peer.raw_headers(1, b"\x82", end_headers=False), *[Raw(9, 0, 1)] * 10, Raw(9, 4, 1)),
             "header_block",
             id="frames of trailers",
         ),
@@ -57,7 +57,7 @@ async def test_answers_that_nobody_reads_end_the_connection(
         pytest.param(runtime(*[Headers(1, peer.REPLY)] * 3_000), "early_reply", id="early headers"),
     ],
 )
-def test_bytes_kept_with_a_held_request_are_bounded(sends: peer.Act, kind: str) -> None:
+def test_buffered_bytes_of_held_request_are_bounded(sends: peer.Act, kind: str) -> None:
     play = peer.greeted()
     play.client.sends(HELD)
     with pytest.raises(Excess) as raised:
@@ -70,7 +70,7 @@ def frame_of(length: int, kind: int = 0xEE) -> bytes:
 
 
 BLOCK = peer.block(VERSION)
-CUT = peer.raw_headers(1, BLOCK, whole=False)
+CUT = peer.raw_headers(1, BLOCK, end_headers=False)
 PAD = b"\x00\x01a\x7f\xe1\x7f" + b"v" * 16_352  # one literal field of 16,358 bytes
 FULL = Data(1, bytes(16_384))
 
@@ -94,7 +94,7 @@ BROKEN: dict[str, tuple[list[Raw | bytes], str]] = {
 
 
 @pytest.mark.parametrize(("frames", "problem"), BROKEN.values(), ids=BROKEN)
-def test_peer_that_breaks_the_protocol_ends_the_connection(frames: list[Raw | bytes], problem: str) -> None:
+def test_protocol_error_ends_connection(frames: list[Raw | bytes], problem: str) -> None:
     with pytest.raises(WireError, match=problem):
         peer.greeted().client.sends(*frames)
 
@@ -108,7 +108,7 @@ def test_peer_that_breaks_the_protocol_ends_the_connection(frames: list[Raw | by
     ],
     ids=["ACK", "HEADERS", "DATA"],
 )
-def test_settings_follow_the_preface(frames: list[Raw | bytes]) -> None:
+def test_settings_must_follow_preface(frames: list[Raw | bytes]) -> None:
     with pytest.raises(WireError, match="not SETTINGS"):
         peer.Play().client.sends(*frames)
 
@@ -123,20 +123,20 @@ def test_settings_follow_the_preface(frames: list[Raw | bytes]) -> None:
     ],
     ids=["unknown", "HEADERS", "DATA", "DATA that the receiver does not take"],
 )
-def test_frame_is_not_collected_to_see_that_it_is_too_long(head: bytes, problem: str) -> None:
+def test_oversized_frame_is_refused_by_its_head(head: bytes, problem: str) -> None:
     play = peer.Play().greet(runtime=Settings(((5, 2**21),)))
     with pytest.raises(WireError, match=problem):
         play.client.sends(head)
 
 
-def test_frames_without_cost_wait_in_bounded_numbers() -> None:
+def test_queued_frames_without_data_are_bounded() -> None:
     play = peer.greeted()
     play.runtime.sends(*[FULL] * 4)
     with pytest.raises(WireError, match="too many frames wait"):
         play.runtime.sends(*[Headers(1, peer.TRAILERS)] * 16_384)
 
 
-def test_frames_before_a_broken_one_pass() -> None:
+def test_frames_before_invalid_frame_pass() -> None:
     play = peer.greeted()
     play.runtime.sends(Headers(3, peer.REPLY))
     play.client.got()
@@ -153,8 +153,8 @@ FRAMES = st.builds(
 
 
 @given(st.lists(st.tuples(FRAMES | st.binary(max_size=200), st.booleans()), max_size=20), st.booleans())
-def test_random_frames_raise_nothing_but_wire_errors(frames: list[tuple[Raw | bytes, bool]], image_apart: bool) -> None:
-    play = peer.greeted(image_apart)
+def test_random_frames_raise_only_wire_errors(frames: list[tuple[Raw | bytes, bool]], separate_image: bool) -> None:
+    play = peer.greeted(separate_image)
     play.client.sends(Headers(1, peer.CREATE))
     with suppress(WireError):
         for frame, from_client in frames:
@@ -166,13 +166,13 @@ def test_open_streams_are_bounded(fields: tuple[tuple[bytes, bytes], ...]) -> No
     play, fragment = peer.greeted(), peer.block(fields)
     for stream in range(1, 2 * bounds.OPEN_STREAMS, 2):
         play.client.sends(peer.raw_headers(stream, fragment))
-        play.runtime.got_bytes()
+        play.runtime.received_bytes()
     with pytest.raises(Excess) as raised:
         play.client.sends(peer.raw_headers(2 * bounds.OPEN_STREAMS + 1, fragment))
     assert raised.value.kind == "open_streams"
 
 
-def test_open_streams_are_bounded_before_the_ack(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_streams_are_bounded_before_settings_ack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtimeproxy.cri.reader.OPEN_STREAMS", 3)
     play = peer.Play()
     play.client.sends(peer.PREFACE, Settings(), *[Headers(stream, VERSION) for stream in (1, 3, 5)])
@@ -180,34 +180,34 @@ def test_open_streams_are_bounded_before_the_ack(monkeypatch: pytest.MonkeyPatch
         play.client.sends(Headers(7, VERSION))
 
 
-def test_image_streams_are_limited_until_its_settings() -> None:
-    play, last = peer.greeted(image_apart=True), 2 * bounds.IMAGE_STREAMS_UNTIL_SETTINGS + 1
+def test_image_streams_are_limited_before_settings() -> None:
+    play, last = peer.greeted(separate_image=True), 2 * bounds.IMAGE_STREAMS_UNTIL_SETTINGS + 1
     play.client.sends(*[Headers(stream, peer.PULL) for stream in range(1, last, 2)])
-    assert play.client.got_bytes() == b""
+    assert play.client.received_bytes() == b""
     play.client.sends(Headers(last, peer.PULL))
     assert play.client.got() == [Reset(last, 7)]
 
 
 @pytest.mark.parametrize(("faulty", "last"), [("client", 3), ("runtime", 0)])
-def test_faulty_peer_gets_the_last_stream_id(faulty: str, last: int) -> None:
+def test_goaway_to_faulty_peer_has_last_stream_id(faulty: str, last: int) -> None:
     """Image calls count."""
-    play = peer.greeted(image_apart=True)
+    play = peer.greeted(separate_image=True)
     play.client.sends(Headers(1, VERSION), Headers(3, peer.PULL))
     play.runtime.got()
-    play.reader.leave(faulty == "client", 0xB, "too much")
-    goaway, other = getattr(play, faulty), play.runtime if faulty == "client" else play.client
-    assert (goaway.got(), other.got()) == ([GoAway(last, 0xB, b"too much")], [])
+    play.reader.send_goaway(faulty == "client", 0xB, "too much")
+    goaway, other_peer = getattr(play, faulty), play.runtime if faulty == "client" else play.client
+    assert (goaway.got(), other_peer.got()) == ([GoAway(last, 0xB, b"too much")], [])
 
 
 def inside_data(play: peer.Play) -> None:
     play.greet()
     play.runtime.sends(Data(1, bytes(100)).wire()[:50])
-    play.client.got_bytes()
+    play.client.received_bytes()
 
 
 @pytest.mark.parametrize("prepare", [client(peer.PREFACE), inside_data], ids=["before SETTINGS", "inside DATA"])
-def test_no_goaway_where_no_frame_is_allowed(prepare: peer.Act) -> None:
+def test_goaway_is_not_sent_where_frames_are_illegal(prepare: peer.Act) -> None:
     play = peer.Play()
     prepare(play)
-    play.reader.leave(True, 1, "broken")
-    assert play.client.got_bytes() == b""
+    play.reader.send_goaway(True, 1, "broken")
+    assert play.client.received_bytes() == b""

@@ -15,7 +15,7 @@ from runtimeproxy.cri import bounds
 from runtimeproxy.cri import front as front_module
 from runtimeproxy.cri.frame_relay import ACKS_WAITING
 from runtimeproxy.cri.front import ACK_SECONDS, CriConnection
-from runtimeproxy.cri.reader import GONE, CriHeld
+from runtimeproxy.cri.reader import NO_ANSWER, CriHeld
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay import connection
 from runtimeproxy.relay.connection import HIGH_WATER, Connection, Endpoint, ReadBuffer
@@ -63,8 +63,8 @@ class Scene:
         self.calls: list[CriHeld] = []
         self.on_call: Callable[[CriHeld], object] = self.calls.append
         self.answers, self.is_cri = False, True
-        self.client, near = socket.socketpair()
-        self.runtime, far = socket.socketpair()
+        self.client, proxy_side = socket.socketpair()
+        self.runtime, runtime_side = socket.socketpair()
         self.sockets = [self.client, self.runtime]
         self.images: socket.socket
         self.tasks: list[asyncio.Task[None]] = []
@@ -82,7 +82,7 @@ class Scene:
             backend=SimpleNamespace(serves_cri=self._serves_cri),
             shared=peer.shared_by_calls(self.loop.time, self.metrics.counters, bool(images)),
         )
-        self.connection = CriConnection(self.front, near, far)
+        self.connection = CriConnection(self.front, proxy_side, runtime_side)
         self.front.connections.add(self.connection)
         self.received = b""
         for sock in self.sockets:
@@ -120,7 +120,7 @@ class Scene:
         await self.run()
 
     def ended(self) -> bool:
-        """Read what the client has received, and return whether it sees EOF."""
+        """Read the client's received bytes, and return whether it sees EOF."""
         with suppress(BlockingIOError):
             while data := self.client.recv(1 << 20):
                 self.received += data
@@ -132,7 +132,7 @@ class Scene:
         ended = self.ended()
         return any(frame.stream == stream and frame.flags & 1 for frame in peer.split(self.received)), ended
 
-    def broken(self, side: str, kind: str) -> int:
+    def count_broken(self, side: str, kind: str) -> int:
         return self.metrics.counted("connections_broken", side=side, kind=kind)
 
     async def accept(self, listener: socket.socket) -> None:
@@ -142,8 +142,8 @@ class Scene:
         await self.run()
 
     def close(self) -> None:
-        for one in tuple(self.front.connections):
-            one.close()
+        for pair in tuple(self.front.connections):
+            pair.close()
         for sock in self.sockets:
             sock.close()
 
@@ -172,15 +172,15 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[list[Frame]]:
 async def test_frames_of_one_read_are_sent_in_one_write(scene: Scene, written: list[list[Frame]]) -> None:
     scene.on_call = lambda held: held.send_request(None)
     scene.answers = True
-    other: list[Frame] = [replace(frame, stream=5) for frame in (*CREATED, *ANSWER)]
+    other_stream: list[Frame] = [replace(frame, stream=5) for frame in (*CREATED, *ANSWER)]
     written.clear()
-    await scene.send(scene.client, *CREATED, Headers(3, peer.VERSION), *other[:2])
-    await scene.send(scene.runtime, Headers(3, REPLY), *ANSWER, *other[2:])
-    created = [CREATED[0], Headers(3, peer.VERSION), other[0], CREATED[1], other[1]]
-    assert written == [created, [Headers(3, REPLY), *ANSWER[:2], *other[2:4], END, other[4]]]
+    await scene.send(scene.client, *CREATED, Headers(3, peer.VERSION), *other_stream[:2])
+    await scene.send(scene.runtime, Headers(3, REPLY), *ANSWER, *other_stream[2:])
+    created = [CREATED[0], Headers(3, peer.VERSION), other_stream[0], CREATED[1], other_stream[1]]
+    assert written == [created, [Headers(3, REPLY), *ANSWER[:2], *other_stream[2:4], END, other_stream[4]]]
 
 
-async def test_ack_is_sent_with_the_next_write(
+async def test_ack_is_sent_with_next_write(
     scene: Scene, written: list[list[Frame]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(front_module, "ACK_SECONDS", 100.0)
@@ -193,7 +193,7 @@ async def test_ack_is_sent_with_the_next_write(
     assert written == [[create[0], PONG, create[1]]]
 
 
-async def test_ack_is_sent_alone_after_a_moment(scene: Scene, written: list[list[Frame]]) -> None:
+async def test_ack_is_sent_alone_after_delay(scene: Scene, written: list[list[Frame]]) -> None:
     assert ACK_SECONDS <= 0.02
     written.clear()
     await scene.send(scene.client, PING)
@@ -236,7 +236,7 @@ async def congested(scene: Scene) -> Scene:
 
 
 @pytest.mark.parametrize("credit", [True, False], ids=["given", "missing"])
-async def test_c5_last_answer_waits_a_moment_for_credit(
+async def test_c5_last_answer_waits_limited_time_for_credit(
     congested: Scene, credit: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "LINGER_SECONDS", 20 if credit else 0.1)
@@ -258,7 +258,7 @@ async def test_c5_last_answer_waits_a_moment_for_credit(
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_c5_passing_answer_is_sent_before_the_end(congested: Scene, leaves: bool) -> None:
+async def test_c5_passing_answer_is_sent_before_eof(congested: Scene, leaves: bool) -> None:
     """The proxy gives the runtime more credit than the client gave, so the runtime may send all and close."""
     await congested.send(congested.runtime, Data(3, b"y" * 10_000), END_3)
     if leaves:
@@ -305,14 +305,14 @@ async def busy(scene: Scene) -> Scene:
     return scene
 
 
-async def test_c5_other_calls_end_immediately_with_the_runtime(busy: Scene) -> None:
+async def test_c5_other_calls_end_when_runtime_closes(busy: Scene) -> None:
     """Otherwise they would seem to be alive while a later hook hangs."""
     assert busy.syncs == []
     await busy.hang_up(busy.runtime)
     assert len(busy.syncs) == 1, "the runtime's state may have changed when it is back"
     assert not busy.ended()
     assert set(read(busy.received)) == {
-        *(Headers(stream, peer.refusal(14, GONE.encode()), end=True) for stream in (3, 11, 13)),
+        *(Headers(stream, peer.refusal(14, NO_ANSWER.encode()), end=True) for stream in (3, 11, 13)),
         *(Reset(stream, 0) for stream in (3, 11, 13)),
         *(Reset(stream, 8) for stream in (5, 9, 15)),
         *(GoAway(last, 0) for last in (2**31 - 1, 15)),
@@ -322,7 +322,7 @@ async def test_c5_other_calls_end_immediately_with_the_runtime(busy: Scene) -> N
 
 
 @pytest.mark.parametrize("first", ["end", "acks"])
-async def test_c5_connection_ends_inside_a_cut_frame(busy: Scene, first: str) -> None:
+async def test_c5_connection_ends_inside_cut_frame(busy: Scene, first: str) -> None:
     """A closed connection sends no ACKs, which would be tried every second."""
     await busy.send(busy.runtime, Data(5, bytes(1_000)).wire()[:-1])
     if first == "acks":
@@ -349,7 +349,7 @@ async def test_queued_runtime_bytes_do_not_count_as_unread(busy: Scene, unread: 
     assert busy.runtime.recv(1 << 16).count(PONG.wire()) == 2
 
 
-async def test_a11_calls_are_accepted_until_the_second_goaway(scene: Scene) -> None:
+async def test_a11_calls_are_accepted_until_second_goaway(scene: Scene) -> None:
     await scene.send(scene.client, Headers(1, peer.VERSION))
     for stream, refusing in ((3, False), (5, True)):
         scene.connection.drain(refusing)
@@ -360,7 +360,7 @@ async def test_a11_calls_are_accepted_until_the_second_goaway(scene: Scene) -> N
     assert [frame.stream for frame in accepted if frame.stream] == [1, 3]
 
 
-async def test_a11_drain_does_not_wait_for_a_client_that_left(scene: Scene) -> None:
+async def test_a11_drain_ignores_disconnected_client(scene: Scene) -> None:
     """Although the runtime has not closed its side."""
     await scene.send(scene.client, Headers(1, peer.VERSION, end=True))
     assert scene.connection.unfinished() == Unfinished(calls=1)
@@ -398,7 +398,7 @@ def credit(received: bytes) -> int:
     return sum(int.from_bytes(frame.body, "big") for frame in frames if (frame.kind, frame.stream) == (8, 0))
 
 
-async def test_a10_slow_client_stops_reads_of_images(pulling: Scene) -> None:
+async def test_a10_slow_client_pauses_image_reads(pulling: Scene) -> None:
     count = 160
 
     async def answer() -> None:
@@ -418,7 +418,7 @@ async def test_a10_slow_client_stops_reads_of_images(pulling: Scene) -> None:
     await asyncio.wait_for(answering, 20)
 
 
-async def test_a10_image_credit_waits_for_the_runtimes_frame(pulling: Scene) -> None:
+async def test_a10_image_credit_waits_for_frame_of_runtime(pulling: Scene) -> None:
     long = Data(3, b"y" * 16_000).wire()
     await pulling.send(pulling.runtime, Headers(3, REPLY), long[:-1_000])
     for _ in range(CREDIT_STEP // len(FULL.body)):
@@ -445,10 +445,10 @@ async def test_a10_image_queue_is_bounded(pulling: Scene, connected: bool, monke
                 await pulling.loop.sock_sendall(pulling.client, opened)
         await pulling.run()
     assert not pulling.connection.images
-    assert pulling.broken("client", "image_queue") == 1
+    assert pulling.count_broken("client", "image_queue") == 1
 
 
-async def test_a10_image_service_that_reads_nothing_is_not_read(pulling: Scene) -> None:
+async def test_a10_image_service_is_not_read_when_it_reads_nothing(pulling: Scene) -> None:
     sending = asyncio.ensure_future(pulling.loop.sock_sendall(pulling.images, PING.wire() * 100_000))
     await asyncio.sleep(0.3)
     [image] = pulling.connection.images
@@ -461,11 +461,11 @@ async def test_a10_image_service_that_reads_nothing_is_not_read(pulling: Scene) 
     await asyncio.wait_for(sending, 20)
 
 
-async def test_a10_image_service_that_breaks_the_protocol_is_closed(pulling: Scene) -> None:
+async def test_a10_image_connection_closes_after_protocol_error(pulling: Scene) -> None:
     await pulling.send(pulling.images, Data(1, b"").wire()[:3] + b"\x09" + bytes(5))
     drained(pulling.images)
     assert pulling.images.recv(1) == b""
-    assert pulling.broken("image", "protocol") == 1
+    assert pulling.count_broken("image", "protocol") == 1
 
 
 async def test_a10_missing_image_endpoint_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -477,7 +477,7 @@ async def test_a10_missing_image_endpoint_is_logged(tmp_path: Path, caplog: pyte
     scene.close()
 
 
-async def test_a10_client_that_leaves_during_the_dial_leaves_no_connection(tmp_path: Path) -> None:
+async def test_a10_image_dial_is_closed_when_client_disconnects(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "images.sock"))
         listener.listen(0)
@@ -527,5 +527,5 @@ async def test_a14_nothing_is_piped_without_cri(new: Scene, caplog: pytest.LogCa
     await new.send(new.client, HTTP_1)
     assert new.ended()
     assert new.runtime.recv(1 << 16) == b""
-    assert new.broken("client", "preface") == 1
+    assert new.count_broken("client", "preface") == 1
     assert "is --backend-runtime-mode right?" in caplog.text

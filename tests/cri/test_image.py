@@ -3,12 +3,12 @@
 import pytest
 
 from runtimeproxy.cri import frame_relay
-from runtimeproxy.cri.image import AWAY
+from runtimeproxy.cri.image import UNREACHABLE
 from runtimeproxy.errors import WireError
 from tests.cri import peer
 from tests.cri.peer import PULL, Ack, Credit, Data, GoAway, Headers, Reset, Settings, Step, client, image, runtime
 
-UNAVAILABLE = peer.refusal(14, AWAY.encode())
+UNAVAILABLE = peer.refusal(14, UNREACHABLE.encode())
 REQUESTED, REQUESTED_WHOLE = Headers(1, PULL), Headers(1, PULL, end=True)
 ANSWER, END, CANCEL = Headers(1, peer.REPLY), Headers(1, peer.TRAILERS, end=True), Reset(1, 8)
 FULL = Data(1, bytes(16_384))
@@ -120,8 +120,8 @@ CONVERSATIONS: dict[str, list[Step]] = {
 
 
 @pytest.mark.parametrize("steps", CONVERSATIONS.values(), ids=CONVERSATIONS)
-def test_a10(steps: list[Step]) -> None:
-    play = peer.Play(image_apart=True)
+def test_a10_image_conversation_has_these_effects(steps: list[Step]) -> None:
+    play = peer.Play(separate_image=True)
     if not isinstance(steps[0].act, peer.Greets):
         play.greet()
     peer.converse(*steps, play=play)
@@ -129,10 +129,10 @@ def test_a10(steps: list[Step]) -> None:
 
 
 def pulling(*frames: peer.Frame) -> peer.Play:
-    return peer.converse(*pull(REQUESTED, *frames), play=peer.greeted(image_apart=True))
+    return peer.converse(*pull(REQUESTED, *frames), play=peer.greeted(separate_image=True))
 
 
-def test_a10_goaway_refuses_streams_above_and_opens_a_new_link() -> None:
+def test_a10_goaway_refuses_later_streams_and_opens_new_link() -> None:
     play = pulling(Headers(3, PULL))
     first = play.image
     first.sends(GoAway(1))
@@ -145,23 +145,23 @@ def test_a10_goaway_refuses_streams_above_and_opens_a_new_link() -> None:
 
 
 @pytest.mark.parametrize("end", [True, False])
-def test_a10_calls_are_unavailable_while_it_is_away(end: bool) -> None:
-    play = peer.greeted(image_apart=True)
-    play.image_away = True
+def test_a10_calls_fail_while_image_service_is_unavailable(end: bool) -> None:
+    play = peer.greeted(separate_image=True)
+    play.image_unavailable = True
     play.client.sends(Headers(1, PULL, end=end), Headers(3, peer.VERSION))
     assert play.client.got() == [Headers(1, UNAVAILABLE, end=True)] + [Reset(1, 0)] * (not end)
     assert play.runtime.got() == [Headers(3, peer.VERSION)]
 
 
 @pytest.mark.parametrize("frame", [ANSWER, Data(1, b"x"), CANCEL], ids=repr)
-def test_a10_runtime_has_no_say_in_an_image_stream(frame: peer.Frame) -> None:
+def test_a10_runtime_frames_do_not_affect_image_streams(frame: peer.Frame) -> None:
     with pytest.raises(WireError, match="was not sent"):
         pulling().runtime.sends(frame)
 
 
-def test_a10_waiting_answer_outlives_the_memory_of_ended_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a10_queued_answer_outlives_stored_ended_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_relay, "RETIRED_LIMIT", 1)
-    play, streams = peer.Play(image_apart=True).greet(client=Settings(((4, 1),))), (1, 3, 5)
+    play, streams = peer.Play(separate_image=True).greet(client=Settings(((4, 1),))), (1, 3, 5)
     play.client.sends(*[Headers(stream, PULL, end=True) for stream in streams])
     play.image.sends(Settings(), *[Data(stream, b"ab", end=True) for stream in streams])
     assert play.client.got() == [Data(stream, b"a") for stream in streams]

@@ -24,7 +24,7 @@ UNKNOWN = b"\xa2\x06\x02\xff\xfe\xab\x06\xac\x06" + b"\x92\x3f\x81\x80\x00\x7f"
 
 
 @pytest.mark.parametrize(
-    ("changes", "stated", "left_out"),
+    ("changes", "stated", "unsupported"),
     [
         ({}, {}, ()),
         ({"cpu_shares": 2, "oom_score_adj": 3}, {"cpu_shares": 2}, ("oom_score_adj",)),
@@ -32,8 +32,8 @@ UNKNOWN = b"\xa2\x06\x02\xff\xfe\xab\x06\xac\x06" + b"\x92\x3f\x81\x80\x00\x7f"
         ({"cpuset_cpus": "0", "unified": {"a": "1"}}, {"cpuset_cpus": "0", "unified": {"a": "1"}}, ()),
     ],
 )
-def test_values_that_an_update_can_carry(changes: Changes, stated: Changes, left_out: tuple[str, ...]) -> None:
-    assert messages.values_for_update(changes, Resources(cpuset_cpus="0-3", cpu_shares=7)) == (stated, left_out)
+def test_update_values(changes: Changes, stated: Changes, unsupported: tuple[str, ...]) -> None:
+    assert messages.values_for_update(changes, Resources(cpuset_cpus="0-3", cpu_shares=7)) == (stated, unsupported)
     assert messages.values_for_update({"cpuset_cpus": ""}, None) == ({"cpuset_cpus": ""}, ()), "it has none"
 
 
@@ -50,9 +50,7 @@ def memory_and_swap(memory: int, swap: int) -> Resources:
         pytest.param((5, 5), {"memory_swap": -1}, (5, -1), id="a hook's swap limit alone"),
     ],
 )
-def test_memory_and_swap_of_a_create(
-    requested: tuple[int, int], changes: dict[str, int], made: tuple[int, int]
-) -> None:
+def test_create_memory_and_swap(requested: tuple[int, int], changes: dict[str, int], made: tuple[int, int]) -> None:
     adjustment = Adjustment(resources={f"{name}_limit_in_bytes": value for name, value in changes.items()})
     stated = messages.values_for_create(adjustment, memory_and_swap(*requested))
     assert overlay(memory_and_swap(*requested), stated.resources) == memory_and_swap(*made)
@@ -70,14 +68,14 @@ def test_memory_and_swap_of_a_create(
         pytest.param((0, 0), (5, 5), 0, True, (0, None), id="0 leaves what is"),
     ],
 )
-def test_memory_and_swap_of_an_update(
+def test_update_memory_and_swap(
     requested: tuple[int, int], present: tuple[int, int], change: int, lifts: bool, sent: tuple[int | None, int | None]
 ) -> None:
-    values, left_out = messages.values_for_update(
+    values, unsupported = messages.values_for_update(
         {MEMORY: change}, memory_and_swap(*present), memory_and_swap(*requested), accepts_unlimited_memory=lifts
     )
     assert (values.get(MEMORY), values.get(SWAP)) == sent
-    assert left_out == ((MEMORY,) if sent[0] is None or (change == 0 and present[0]) else ())
+    assert unsupported == ((MEMORY,) if sent[0] is None or (change == 0 and present[0]) else ())
 
 
 @pytest.mark.parametrize(
@@ -90,7 +88,7 @@ def test_memory_and_swap_of_an_update(
         (ALL_RESOURCES, None, overlay(None, ALL_RESOURCES)),
     ],
 )
-def test_update_request(changes: Changes, base: Resources | None, expected: Resources | None) -> None:
+def test_update_request_is_partial(changes: Changes, base: Resources | None, expected: Resources | None) -> None:
     assert messages.read_update(messages.update_request("c1", changes, base)) == ("c1", expected, {})
 
 
@@ -127,7 +125,7 @@ NEW = {"NEW": "1"}
         pytest.param(Adjustment(envs=NEW, resources={"cpu_shares": 512}), None, False, id="number that is there"),
     ],
 )
-def test_only_new_values_are_appended_to_the_message(adjustment: Adjustment, parent: str | None, appends: bool) -> None:
+def test_only_new_values_are_appended(adjustment: Adjustment, parent: str | None, appends: bool) -> None:
     result = messages.edit_container(CREATE, adjustment, parent)
     assert result.startswith(CREATE) is appends
     assert UNKNOWN in result
@@ -178,7 +176,7 @@ class Kind:
     values: Callable[[Adjustment], Mapping[str, Any]]
 
     def reads(self, message: bytes) -> bool:
-        """Return whether a message can be read; one that cannot is never edited."""
+        """Return whether a message can be read; an unreadable message is never edited."""
         with suppress(Unreadable):
             self.read(message)
             return True
@@ -223,8 +221,8 @@ def put(message: Any, values: Mapping[str, Any]) -> None:
             for key, entry in sorted(value.items()):
                 key, entry = (key.encode(), entry.encode()) if name == "envs" else (key, entry)
                 of_key, of_value = LISTS[name]
-                found = [each for each in field if getattr(each, of_key) == key] or [field.add(**{of_key: key})]
-                setattr(found[-1], of_value, entry)
+                items = [item for item in field if getattr(item, of_key) == key] or [field.add(**{of_key: key})]
+                setattr(items[-1], of_value, entry)
         elif isinstance(field, Message):
             put(field, value)
         elif isinstance(value, Mapping):
@@ -237,10 +235,8 @@ def put(message: Any, values: Mapping[str, Any]) -> None:
 @pytest.mark.parametrize("appends", [True, False])
 @settings(deadline=None)
 @given(st.data(), ADJUSTMENTS)
-def test_edit_means_the_change_and_leaves_the_rest(
-    kind: Kind, appends: bool, data: st.DataObject, change: Adjustment
-) -> None:
-    """protobuf's parser (upb) is the oracle; it keeps unknown fields as they are."""
+def test_edit_changes_only_given_fields(kind: Kind, appends: bool, data: st.DataObject, change: Adjustment) -> None:
+    """protobuf's parser (upb) is the oracle; it retains unknown fields."""
     message = data.draw(random_messages(kind.type.DESCRIPTOR.name))
     assume(kind.reads(message))
     expected = kind.type.FromString(message)
@@ -248,14 +244,14 @@ def test_edit_means_the_change_and_leaves_the_rest(
     with nullcontext() if appends else mock.patch.object(messages, "_can_append", return_value=False):
         result = kind.edit(message, change)
         assert kind.edit(result, change) is result
-    found = kind.type.FromString(result)
-    assert found.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
+    actual = kind.type.FromString(result)
+    assert actual.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
 
 
 @EACH_KIND
 @settings(deadline=None)
 @given(st.data())
-def test_echo_is_no_change_but_the_same_object(kind: Kind, data: st.DataObject) -> None:
+def test_unchanged_message_is_same_object(kind: Kind, data: st.DataObject) -> None:
     message = data.draw(random_messages(kind.type.DESCRIPTOR.name))
     assume(kind.reads(message))
     values: Any = kind.read(message)

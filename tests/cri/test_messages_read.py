@@ -1,4 +1,4 @@
-"""Parsing CRI requests. They are made from the fakes' messages with more fields: those not read must not matter."""
+"""Parsing CRI requests. They are made from the fakes' messages with more fields: unread fields must not matter."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -47,18 +47,18 @@ POD = PodInfo(
 
 SHARED = ("LinuxContainerResources", "HugepageLimit")
 """Messages of the hook protocol that CRI has, too."""
-OURS = {"Identified", "KeyValue"}
-AS_CAME = "WithEntries"
+DECLARED = {"Identified", "KeyValue"}
+RECEIVED = "WithEntries"
 """The suffix of the names of messages that keep the envs encoded."""
 
 
-@pytest.mark.parametrize("name", [*sorted({*api_pb2.DESCRIPTOR.message_types_by_name} - OURS), *SHARED])
-def test_declared_fields_have_the_numbers_and_types_of_the_fakes(name: str) -> None:
-    wide = getattr(cri, name.removesuffix(AS_CAME)).DESCRIPTOR.fields_by_name
+@pytest.mark.parametrize("name", [*sorted({*api_pb2.DESCRIPTOR.message_types_by_name} - DECLARED), *SHARED])
+def test_declared_fields_equal_those_of_fakes(name: str) -> None:
+    wide = getattr(cri, name.removesuffix(RECEIVED)).DESCRIPTOR.fields_by_name
     for field in getattr(hook_pb2 if name in SHARED else api_pb2, name).DESCRIPTOR.fields:
-        other, as_came = wide[field.name], (name, field.name) == (f"ContainerConfig{AS_CAME}", "envs")
+        other, received = wide[field.name], (name, field.name) == (f"ContainerConfig{RECEIVED}", "envs")
         assert (field.number, field.is_repeated) == (other.number, other.is_repeated)
-        assert field.type == (FieldDescriptor.TYPE_BYTES if as_came else other.type)
+        assert field.type == (FieldDescriptor.TYPE_BYTES if received else other.type)
 
 
 CONTAINER = cri.ContainerConfig(
@@ -94,7 +94,7 @@ UPDATE, UPDATE_POD = cri.UpdateContainerResourcesRequest, cri.UpdatePodSandboxRe
         (read_pod_update, UPDATE_POD(pod_sandbox_id="p1"), (None, None)),
     ],
 )
-def test_requests(read: Read, request_: Message, expected: object) -> None:
+def test_requests_are_read(read: Read, request_: Message, expected: object) -> None:
     assert read(request_.SerializeToString()) == expected
 
 
@@ -108,7 +108,7 @@ def created(*envs: bytes) -> ContainerInfo:
 
 
 PLAIN = env(b"\x0a\x01A\x12\x011"), env(b"\x0a\x01B"), env(b"\x12\x02\xc3\xa9\x0a\x01C"), env(b"")
-MEANT = {"A": "1", "B": "", "C": "é", "": ""}
+EXPECTED = {"A": "1", "B": "", "C": "é", "": ""}
 ODD_ENVS = {
     "a value that is not UTF-8": ([env(b"\x0a\x01Z\x12\x01\xff")], {}),
     "a key that is not UTF-8": ([env(b"\x0a\x01\xff\x12\x00")], {}),
@@ -123,16 +123,16 @@ ODD_ENVS = {
 def test_plain_envs_are_sent_as_received(entries: tuple[bytes, ...]) -> None:
     container = created(*entries)
     assert isinstance(container.envs, Envs)
-    assert container.envs == (MEANT if entries else {})
+    assert container.envs == (EXPECTED if entries else {})
     notified = codec.encode(PRE_CREATE, HookRequest(PodInfo(), container))
     assert all(b"\x4a" + entry[1:] in notified for entry in entries)
 
 
-@pytest.mark.parametrize(("odd", "means"), ODD_ENVS.values(), ids=ODD_ENVS)
-def test_odd_env_has_all_envs_parsed(odd: list[bytes], means: dict[str, str]) -> None:
+@pytest.mark.parametrize(("odd", "added"), ODD_ENVS.values(), ids=ODD_ENVS)
+def test_all_envs_are_parsed_when_any_is_odd(odd: list[bytes], added: dict[str, str]) -> None:
     container = created(*PLAIN, *odd)
     assert type(container.envs) is dict
-    assert container.envs == {**MEANT, **means}
+    assert container.envs == {**EXPECTED, **added}
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_odd_env_has_all_envs_parsed(odd: list[bytes], means: dict[str, str]) ->
         (read_pod_update, b"\x12\x02\x08", "UpdatePodSandboxResourcesRequest with a broken field"),
     ],
 )
-def test_unreadable(read: Read, message: bytes, problem: str) -> None:
+def test_unreadable_request_raises(read: Read, message: bytes, problem: str) -> None:
     with pytest.raises(Unreadable, match=problem) as raised:
         read(message)
     assert "canary" not in str(raised.value)
@@ -184,17 +184,17 @@ IN_LINUX = b"\x7a" + varint(len(EMPTY_PAGES)) + EMPTY_PAGES
         (read_id, b"\x0a\x01p" * MANY),
     ],
 )
-def test_request_of_too_many_fields_is_not_read(read: Read, message: bytes) -> None:
+def test_request_of_too_many_fields_raises(read: Read, message: bytes) -> None:
     with pytest.raises(Unreadable, match=r"request with more than 131072 fields|wire type"):
         read(message)
 
 
-def test_what_is_not_read_need_not_be_text() -> None:
+def test_unread_fields_need_no_valid_text() -> None:
     message = b"\x0a\x01p\x12\x05\x2a\x01\xff\x70\x01\xf2\x0f\x02\xff\xfe"  # working_dir and an unknown field
     assert read_container(message)[0] == ContainerInfo(pod_id="p")
 
 
-def test_long_request_of_few_fields_is_read() -> None:
+def test_long_request_with_few_fields_is_read() -> None:
     config = cri.ContainerConfig(envs=[cri.KeyValue(key=b"A", value=b"x" * 500_000)])
     container, _ = read_container(cri.CreateContainerRequest(pod_sandbox_id="p", config=config).SerializeToString())
     assert len(container.envs["A"]) == 500_000

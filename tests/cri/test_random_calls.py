@@ -33,10 +33,10 @@ from tests.cri.peer import (
 )
 
 FRAME_BYTES = 16_384
-PATHS = st.sampled_from([*routes.PASSING]) | st.sampled_from([*routes.HELD])
+PATHS = st.sampled_from([*routes.PASSING_SERIES]) | st.sampled_from([*routes.HELD])
 EXTRA: list[peer.Fields] = [(), ((b"te", b"trailers"), (b"grpc-timeout", b"30S")), ((b"x-twice", b"1"),) * 2]
 SHAPES = ("plain", "continued", "with priority", "padded")
-HOW = st.sampled_from([*product(EXTRA, SHAPES, (None, 0, 255))])
+VARIANTS = st.sampled_from([*product(EXTRA, SHAPES, (None, 0, 255))])
 """Extra header fields, the shape of the header block, padding of the first DATA."""
 BODIES = st.binary(max_size=40) | st.sampled_from([bytes(range(251)) * 80])
 REQUEST_ENDS = st.sampled_from(["with data", "late", "with trailers"])
@@ -76,36 +76,36 @@ class Call:
 
 @st.composite
 def calls(draw: st.DrawFn) -> Call:
-    path, (extra, shape, pad), end = draw(PATHS), draw(HOW), draw(REQUEST_ENDS)
+    path, (extra, shape, pad), end = draw(PATHS), draw(VARIANTS), draw(REQUEST_ENDS)
     body, first = grpc(draw(BODIES)), draw(st.integers(0, 40))
-    queried = [headers(request(path, *extra), shape), *data(body, first, pad, end == "with data")]
-    queried += {"late": [[Data(0, b"", True)]], "with trailers": [headers(((b"x", b"t"),), end=True)]}.get(end, [])
-    (extra, shape, pad), end, body = draw(HOW), draw(REPLY_ENDS), grpc(draw(BODIES))
+    sent = [headers(request(path, *extra), shape), *data(body, first, pad, end == "with data")]
+    sent += {"late": [[Data(0, b"", True)]], "with trailers": [headers(((b"x", b"t"),), end=True)]}.get(end, [])
+    (extra, shape, pad), end, body = draw(VARIANTS), draw(REPLY_ENDS), grpc(draw(BODIES))
     if end == "failed early":
-        return Call(path, queried, [headers(FAILED, end=True)])
-    answered = [headers((*REPLY, *extra), shape), *data(body, first, pad, end == "without trailers")]
+        return Call(path, sent, [headers(FAILED, end=True)])
+    replied = [headers((*REPLY, *extra), shape), *data(body, first, pad, end == "without trailers")]
     ends = {"reset": [Reset(0, 2)], "agreed": headers(TRAILERS, end=True), "failed": headers(FAILED[2:], end=True)}
-    return Call(path, queried, [*answered, *([ends[end]] if end in ends else [])])
+    return Call(path, sent, [*replied, *([ends[end]] if end in ends else [])])
 
 
-def mixed(queues: list[list[Unit]], order: list[int]) -> list[Raw]:
+def interleave(queues: list[list[Unit]], order: list[int]) -> list[Raw]:
     """Interleave units of several streams; a stream begins after the one before it has begun."""
-    left, units, begun = [[*reversed(queue)] for queue in queues], list[Unit](), 0
+    remaining, units, begun = [[*reversed(queue)] for queue in queues], list[Unit](), 0
     for pick in chain(order, repeat(0)):
-        ready = [at for at, queue in enumerate(left[: begun + 1]) if queue]
+        ready = [index for index, queue in enumerate(remaining[: begun + 1]) if queue]
         if not ready:
             return [*chain.from_iterable(units)]
-        at = ready[pick % len(ready)]
-        begun = max(begun, at + 1)
-        units.append(left[at].pop())
+        index = ready[pick % len(ready)]
+        begun = max(begun, index + 1)
+        units.append(remaining[index].pop())
     raise AssertionError
 
 
-def on(stream: int, units: list[Unit]) -> list[Unit]:
+def with_stream(stream: int, units: list[Unit]) -> list[Unit]:
     return [[replace(frame, stream=stream) for frame in unit] for unit in units]
 
 
-def pieces(frames: list[Raw], sizes: list[int]) -> Iterator[bytes]:
+def cut_frames(frames: list[Raw], sizes: list[int]) -> Iterator[bytes]:
     octets = b"".join(frame.wire() for frame in frames)
     for size in [*sizes, len(octets)]:
         yield octets[:size]
@@ -137,31 +137,32 @@ ROUNDS = st.lists(st.tuples(st.lists(calls(), min_size=1, max_size=4), ORDER, SI
 @given(ROUNDS, st.integers(1, 5))
 def test_random_calls_arrive_unchanged(rounds: list[tuple[list[Call], list[int], list[int]]], reads: int) -> None:
     """A round's answers come with the requests of the next one; after some reads the held calls are released."""
-    play, room = peer.Play(), (Settings(((4, 2**24),)), Credit(0, 2**30))
-    play.client.sends(peer.PREFACE, *room)
-    play.runtime.sends(*room, Ack())
+    play, credit = peer.Play(), (Settings(((4, 2**24),)), Credit(0, 2**30))
+    play.client.sends(peer.PREFACE, *credit)
+    play.runtime.sends(*credit, Ack())
     play.client.sends(Ack(), Headers(1, peer.VERSION, end=True))
     play.runtime.sends(Headers(1, REPLY, end=True))
     play.client.got(), play.runtime.got()
     streams = dict[int, Call]()
     queried, answered = list[list[Raw]](), [list[Raw]()]
-    for begun, order, _ in rounds:
-        opened = dict(enumerate(begun, len(streams) + 1))
+    for new_calls, order, _ in rounds:
+        opened = dict(enumerate(new_calls, len(streams) + 1))
         streams |= opened
-        for frames, way in ((queried, "request"), (answered, "answer")):
-            frames.append(mixed([on(2 * number + 1, getattr(call, way)) for number, call in opened.items()], order))
-    sizes = [*(each for *_, each in rounds), []]
+        for frames, direction in ((queried, "request"), (answered, "answer")):
+            units = [with_stream(2 * number + 1, getattr(call, direction)) for number, call in opened.items()]
+            frames.append(interleave(units, order))
+    sizes = [*(round_sizes for *_, round_sizes in rounds), []]
     sent = [*queried, []], answered
     at_runtime = at_client = b""
     for requests, answers, cuts in zip(*sent, sizes, strict=True):
-        both = zip_longest(pieces(requests, cuts), pieces(answers, cuts[::-1]), fillvalue=b"")
-        for at, (request_part, answer_part) in enumerate(both):
+        parts = zip_longest(cut_frames(requests, cuts), cut_frames(answers, cuts[::-1]), fillvalue=b"")
+        for number, (request_part, answer_part) in enumerate(parts):
             play.client.sends(request_part)
             play.runtime.sends(answer_part)
-            if at % reads == 0:
+            if number % reads == 0:
                 settle(play)
         settle(play)
-        at_runtime, at_client = at_runtime + play.runtime.got_bytes(), at_client + play.client.got_bytes()
+        at_runtime, at_client = at_runtime + play.runtime.received_bytes(), at_client + play.client.received_bytes()
     held = {2 * number + 1 for number, call in streams.items() if call.path in routes.HELD}
     for octets, frames in zip((at_runtime, at_client), sent, strict=True):
         arrived, expected = [*peer.split(octets)], [*chain.from_iterable(frames)]
@@ -172,16 +173,16 @@ def test_random_calls_arrive_unchanged(rounds: list[tuple[list[Call], list[int],
 
 
 def settle(play: peer.Play) -> None:
-    """Release what is held, and send the answers that wait."""
+    """Release the held requests, and send the waiting answers."""
     for call in play.calls:
         call.send_request(None)
     for call in play.settled:
         call.answer()
-        call.free()
+        call.free_budget()
     play.calls.clear()
     play.settled.clear()
 
 
 def passing(frames: list[Raw], held: set[int]) -> list[Raw]:
-    """Return the frames that pass whatever happens to held calls."""
+    """Return the frames that do not depend on held calls."""
     return [frame for frame in frames if frame.stream not in held and (frame.kind, frame.stream) != (8, 0)]

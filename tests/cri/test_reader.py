@@ -1,4 +1,4 @@
-"""What passes unchanged: header tables, paths, windows, DATA, SETTINGS, PINGs (relay-rules A1 to A4, A8, A9)."""
+"""Frames that pass unchanged: header tables, paths, windows, DATA, SETTINGS, PINGs (relay-rules A1 to A4, A8, A9)."""
 
 import pytest
 from hpack import Encoder
@@ -20,7 +20,7 @@ PASSED = Settings(((1, 0),))
 CALL = peer.grpc(b"m")
 HOLD = Step(client(Headers(3, peer.CREATE), Data(3, CALL, end=True)), to_runtime=[Headers(3, peer.CREATE)], hooked=1)
 RELEASE = Step(peer.release, to_runtime=[Data(3, CALL, end=True)])
-KEPT = [HOLD, RELEASE, Step(runtime(END_3))]
+RETAINED = [HOLD, RELEASE, Step(runtime(END_3))]
 LAST_BLOCK = peer.block(peer.TRAILERS)
 LONG = Data(1, bytes(100)).wire()
 OURS = Reset(3, 8)
@@ -39,7 +39,7 @@ PASSING: dict[str, list[Step]] = {
         Step(client(Ack(), peer.raw_headers(9, BLOCK)), to_runtime=Ack().wire() + peer.raw_headers(9, b"\x20" + BLOCK)),
     ],
     "A1: a size update again after a block that waits in a queue": [
-        *KEPT,
+        *RETAINED,
         Step(runtime(*[FULL] * 4), to_client=WINDOW),
         Step(peer.answered, to_client=peer.raw_headers(3, b"\x20" + LAST_BLOCK, end=True)),
         Step(client(Credit(0, 100_000)), to_client=[Data(1, b"\0")]),
@@ -112,12 +112,12 @@ OPENING: dict[str, list[Step]] = {
 
 
 @pytest.mark.parametrize("steps", PASSING.values(), ids=PASSING)
-def test_passing(steps: list[Step]) -> None:
+def test_passing_conversation_has_these_effects(steps: list[Step]) -> None:
     peer.converse(*steps)
 
 
 @pytest.mark.parametrize("steps", OPENING.values(), ids=OPENING)
-def test_opening(steps: list[Step]) -> None:
+def test_opening_conversation_has_these_effects(steps: list[Step]) -> None:
     peer.converse(*steps, play=peer.Play())
 
 
@@ -125,9 +125,9 @@ def sides(play: peer.Play, from_client: bool) -> tuple[peer.Side, peer.Side]:
     return (play.client, play.runtime) if from_client else (play.runtime, play.client)
 
 
-def begun(acknowledged: bool, image_apart: bool = False) -> peer.Play:
+def begin(acknowledged: bool, separate_image: bool = False) -> peer.Play:
     """Return a play; before the ACK of the client's SETTINGS, or after it and a request."""
-    play = peer.Play(image_apart)
+    play = peer.Play(separate_image)
     if acknowledged:
         play.greet().client.sends(Headers(1, peer.VERSION, end=True))
     else:
@@ -148,8 +148,8 @@ EACH_STATE = pytest.mark.parametrize("acknowledged", [True, False])
 
 
 @pytest.mark.parametrize("from_client", [True, False], ids=["client", "runtime"])
-def test_a1_indexed_fields_before_the_ack_keep_their_values(from_client: bool) -> None:
-    """A peer indexes what it sends until it has the other side's SETTINGS (promise 4)."""
+def test_a1_indexed_fields_before_ack_keep_their_values(from_client: bool) -> None:
+    """A peer indexes header fields until it has the other side's SETTINGS (promise 4)."""
     play, encoder = peer.Play(), Encoder()
     sender, receiver = sides(play, from_client)
     frames = [Headers(stream, (*peer.VERSION, (b"x-a", b"1"))) for stream in (1, 3)]
@@ -159,20 +159,20 @@ def test_a1_indexed_fields_before_the_ack_keep_their_values(from_client: bool) -
     assert receiver.got()[-2:] == frames
 
 
-def test_a1_size_update_of_a_dropped_block_is_in_the_next_one() -> None:
+def test_a1_size_update_of_dropped_block_is_in_next_block() -> None:
     play = peer.greeted()
-    play.may_pass = False
+    play.passes_ambiguous = False
     play.client.sends(peer.raw_headers(1, b"\x20\x83", end=True), Headers(3, peer.VERSION))
     play.runtime.decoder.max_allowed_table_size = 0
     assert play.runtime.got() == [Headers(3, peer.VERSION)]
 
 
-def test_a1_push_promises_are_blocks_too() -> None:
+def test_a1_push_promise_blocks_are_translated() -> None:
     play = peer.Play()
     pushes = Raw(5, 0x4, 1, b"\x00\x00\x00\x02" + b"\x40\x01a\x01b"), Raw(5, 0x4, 1, b"\x00\x00\x00\x04\xbe")
     play.runtime.sends(Settings(), *pushes)
     frames = [Raw(5, 0x4, 1, bytes((0, 0, 0, promised)) + b"\x00\x01a\x01b").wire() for promised in (2, 4)]
-    assert play.client.got_bytes().endswith(b"".join(frames))
+    assert play.client.received_bytes().endswith(b"".join(frames))
 
 
 @EACH_STATE
@@ -180,11 +180,11 @@ def test_a1_push_promises_are_blocks_too() -> None:
     "fields", [(*peer.VERSION, peer.VERSION[2]), (*peer.CREATE, peer.VERSION[2]), peer.VERSION[:2]], ids=repr
 )
 def test_a2_none_or_two_paths_pass_or_are_refused(fields: peer.Fields, acknowledged: bool) -> None:
-    play = begun(acknowledged)
+    play = begin(acknowledged)
     play.client.sends(Headers(3, fields))
     assert play.runtime.got() == [Headers(3, fields)]
     assert counted(play) == {"other": 1}
-    play.may_pass = False
+    play.passes_ambiguous = False
     play.client.sends(Headers(5, fields, end=True), Headers(7, fields), Data(7, b"dropped"))
     assert play.runtime.got() == []
     refusal = peer.refusal(13, AMBIGUOUS.encode())
@@ -194,58 +194,58 @@ def test_a2_none_or_two_paths_pass_or_are_refused(fields: peer.Fields, acknowled
 @EACH_STATE
 @pytest.mark.parametrize("path", sorted(routes.RESTORES), ids=bytes.decode)
 def test_restore_passes_or_is_refused(path: bytes, acknowledged: bool) -> None:
-    play = begun(acknowledged)
+    play = begin(acknowledged)
     queries: list[peer.Frame] = [Headers(3, peer.request(path)), Data(3, CALL, end=True)]
     play.client.sends(*queries)
     assert play.runtime.got() == queries
-    play.restore_refused = "no"
+    play.restore_refusal = "no"
     for stream in (5, 7):
         play.client.sends(Headers(stream, peer.request(path)), Data(stream, CALL, end=True))
         assert (play.runtime.got(), play.client.got()[0]) == ([], Headers(stream, peer.refusal(12, b"no"), end=True))
     assert counted(play) == {"RestorePod": 1}
 
 
-OTHERS = [b"/grpc.health.v1.Health/Check", b"/runtime.v2.RuntimeService/Version"]
-OTHERS += [b"/runtime.v1.ImageServiceOther/PullImage"]
+UNKNOWN_PATHS = [b"/grpc.health.v1.Health/Check", b"/runtime.v2.RuntimeService/Version"]
+UNKNOWN_PATHS += [b"/runtime.v1.ImageServiceOther/PullImage"]
 
 
 @EACH_STATE
-@pytest.mark.parametrize("path", [*routes.PASSING, *OTHERS], ids=bytes.decode)
-def test_call_passes_or_is_held_by_its_path(path: bytes, acknowledged: bool) -> None:
+@pytest.mark.parametrize("path", [*routes.PASSING_SERIES, *UNKNOWN_PATHS], ids=bytes.decode)
+def test_call_passes_or_is_held_by_path(path: bytes, acknowledged: bool) -> None:
     """A call without a hook point is counted once by its method and may pass without hook servers (start and stop)."""
-    play, fields = begun(acknowledged, image_apart=True), peer.request(path)
-    play.unrecorded_pass = True
-    for stream in (3, 5, 7):  # the later blocks are known
+    play, fields = begin(acknowledged, separate_image=True), peer.request(path)
+    play.start_and_stop_pass = True
+    for stream in (3, 5, 7):  # the later blocks are cached
         play.client.sends(Headers(stream, fields), Data(stream, CALL, end=True))
-    play.client.sends(Headers(5, fields, end=True))  # trailers, whatever they contain
+    play.client.sends(Headers(5, fields, end=True))  # trailers, which may contain anything
     held = path in HELD and HELD[path].operation not in UNRECORDED
-    method = path.decode().rpartition("/")[2] if path in routes.PASSING else "other"
+    method = path.decode().rpartition("/")[2] if path in routes.PASSING_SERIES else "other"
     assert counted(play) == ({} if held else {method: 3})
     assert [call.stream for call in play.calls] == [3, 5, 7] * held
     assert len(play.links) == (b".ImageService/" in path)
     assert (Data(3, CALL, end=True) in play.runtime.got()) is not (held or bool(play.links))
-    play.unrecorded_pass = False
+    play.start_and_stop_pass = False
     play.client.sends(Headers(9, fields), Data(9, CALL, end=True))
     assert [call.stream for call in play.calls][-1:] == [9] * (path in HELD)
 
 
 @pytest.mark.parametrize("end", [Data(1, b"", True), Data(1, b"12", True), Reset(1, 8), END], ids=repr)
 @pytest.mark.parametrize("congested", [True, False])
-def test_stream_is_open_until_the_runtime_ends_it(end: peer.Frame, congested: bool) -> None:
+def test_stream_is_open_until_runtime_ends_it(end: peer.Frame, congested: bool) -> None:
     play = peer.greeted()
     play.client.sends(Headers(1, peer.VERSION, end=True), Headers(3, peer.VERSION), Data(3, b"x", True))
     play.runtime.sends(Headers(1, peer.REPLY), Headers(3, peer.REPLY), *[Data(3, bytes(16_384))] * (4 * congested))
-    assert set(play.reader.open) == {1, 3}
+    assert set(play.reader.open_streams) == {1, 3}
     play.runtime.sends(end)
-    assert set(play.reader.open) == {3}
+    assert set(play.reader.open_streams) == {3}
     play.client.sends(Reset(3, 8))
-    assert not play.reader.open
+    assert not play.reader.open_streams
 
 
-def test_ended_streams_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_streams_are_stored_up_to_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_relay, "RETIRED_LIMIT", 2)
     play = peer.greeted()
-    play.may_pass = False
+    play.passes_ambiguous = False
     play.client.sends(*[Raw(1, 0x4, stream, b"\x83") for stream in (1, 3, 5)])
     play.client.sends(Reset(1, 8), Reset(3, 8))
     assert play.runtime.got() == [Reset(1, 8)]
@@ -260,13 +260,13 @@ def test_a8_plain_data_pass_up_to_other_frames() -> None:
     frames += [Data(1, b"e", True), Ping(b"between!", ack=True), Data(3, b"f"), Data(3, b"g" * 100)]
     sent = b"".join(frame.wire() for frame in frames)
     play.client.sends(sent[:-50])
-    assert play.runtime.got_bytes() == sent[:-50]
-    assert list(play.reader.open) == [1, 3]
-    assert play.reader.client_out.outstanding == 128, "padding counts, too"
-    assert play.reader.runtime_out.window == 65_535 - 128
+    assert play.runtime.received_bytes() == sent[:-50]
+    assert list(play.reader.open_streams) == [1, 3]
+    assert play.reader.to_client.outstanding == 128, "padding counts, too"
+    assert play.reader.to_runtime.window == 65_535 - 128
 
 
-def test_reserved_bit_of_a_stream_id_hides_nothing() -> None:
+def test_reserved_bit_of_stream_id_is_ignored() -> None:
     play, reserved = peer.greeted(), 0x8000_0003
     play.client.sends(QUERY, Raw(1, 0x4, reserved, peer.block(peer.CREATE)), Data(1, bytes(2_000)))
     play.client.sends(Raw(0, 0, reserved, CALL[:5]), Raw(0, 1, 3, CALL[5:]))
@@ -291,14 +291,14 @@ def test_a9_other_frames_pass_byte_by_byte(frame: peer.Frame) -> None:
     play = peer.greeted()
     play.client.sends(frame)
     play.runtime.sends(frame)
-    assert play.runtime.got_bytes() == play.client.got_bytes() == frame.wire()
+    assert play.runtime.received_bytes() == play.client.received_bytes() == frame.wire()
 
 
 REQUESTED, ACKNOWLEDGED = Ping(b"12345678"), Ping(b"12345678", ack=True)
 ARRIVED = Ping(b"arrived?"), Ping(b"arrived?", ack=True)
 LAST = GoAway(2**31 - 1)
-Moves = list[tuple[str, list[peer.Frame | bytes], bytes | list[peer.Frame], bytes | list[peer.Frame]]]
-"""Who sends, the peer that sends the PINGs or the other one; what it sends; what the peer and the other one get."""
+PingSteps = list[tuple[str, list[peer.Frame | bytes], bytes | list[peer.Frame], bytes | list[peer.Frame]]]
+"""The sender: the peer that sends the PINGs or the responder; its frames; the frames to pinger and responder."""
 
 
 def numbered(count: int, ack: bool = False) -> list[peer.Frame]:
@@ -306,7 +306,7 @@ def numbered(count: int, ack: bool = False) -> list[peer.Frame]:
 
 
 FLOOD, ACKS = numbered(100), numbered(100, ack=True)
-PINGS: dict[str, Moves] = {
+PINGS: dict[str, PingSteps] = {
     "ACKs follow a frame that is cut through": [
         ("other", [LONG[:50]], LONG[:50], []),
         ("peer", [REQUESTED], [], []),
@@ -336,28 +336,28 @@ PINGS: dict[str, Moves] = {
 
 
 @pytest.mark.parametrize("from_client", [True, False], ids=["client", "runtime"])
-@pytest.mark.parametrize("moves", PINGS.values(), ids=PINGS)
-def test_a9_pings(moves: Moves, from_client: bool) -> None:
+@pytest.mark.parametrize("steps", PINGS.values(), ids=PINGS)
+def test_a9_pings_are_acknowledged_or_pass(steps: PingSteps, from_client: bool) -> None:
     play = peer.converse(peer.passes(QUERY))
-    asker, other = sides(play, from_client)
-    for who, sent, at_peer, at_other in moves:
-        if who == "silence":
+    pinger, responder = sides(play, from_client)
+    for sender, sent, at_pinger, at_responder in steps:
+        if sender == "silence":
             play.now = ALIVE_SECONDS
-        (other if who == "other" else asker).sends(*sent)
-        for side, expected in ((asker, at_peer), (other, at_other)):
-            assert (side.got_bytes() if isinstance(expected, bytes) else side.got()) == expected
+        (responder if sender == "other" else pinger).sends(*sent)
+        for side, expected in ((pinger, at_pinger), (responder, at_responder)):
+            assert (side.received_bytes() if isinstance(expected, bytes) else side.got()) == expected
 
 
 @pytest.mark.parametrize("from_client", [True, False], ids=["client", "runtime"])
-def test_a9_acks_are_outside_of_header_blocks(from_client: bool) -> None:
-    asker, other = sides(peer.greeted(), from_client)
+def test_a9_acks_are_sent_outside_header_blocks(from_client: bool) -> None:
+    pinger, responder = sides(peer.greeted(), from_client)
     fields = peer.block(peer.REPLY) if from_client else BLOCK
-    other.sends(peer.raw_headers(1, fields[:3], whole=False))
-    asker.sends(REQUESTED)
-    other.sends(peer.continuation(1, fields[3:6], whole=False))
-    assert asker.got_bytes() == b""
-    other.sends(peer.continuation(1, fields[6:]))
-    assert [type(frame) for frame in asker.got()] == [Headers, Raw]
+    responder.sends(peer.raw_headers(1, fields[:3], end_headers=False))
+    pinger.sends(REQUESTED)
+    responder.sends(peer.continuation(1, fields[3:6], end_headers=False))
+    assert pinger.received_bytes() == b""
+    responder.sends(peer.continuation(1, fields[6:]))
+    assert [type(frame) for frame in pinger.got()] == [Headers, Raw]
 
 
 @pytest.mark.parametrize("chunks", [[b"P", b"R", b"UT / HTTP/1.1\r\n"], [peer.PREFACE[:7], peer.PREFACE[7:-1], b"x"]])
@@ -367,10 +367,10 @@ def test_a14_client_without_preface_is_piped(chunks: list[bytes]) -> None:
         play.reader.from_client.feed(chunk)
     play.act()
     assert play.not_http2_bytes == chunks[-1:]
-    assert b"".join(play.reader.runtime_out.out) == b"".join(chunks[:-1])
+    assert b"".join(play.reader.to_runtime.out) == b"".join(chunks[:-1])
     play.reader.pipe(chunks[-1])
     more, answer = b"\0" * 40, b"HTTP/1.1 200 OK\r\n\r\n"
     play.reader.from_client.feed(more)
     play.reader.from_runtime.feed(answer)
-    assert b"".join(play.reader.runtime_out.out) == b"".join(chunks) + more
-    assert b"".join(play.reader.client_out.out) == answer
+    assert b"".join(play.reader.to_runtime.out) == b"".join(chunks) + more
+    assert b"".join(play.reader.to_client.out) == answer

@@ -1,4 +1,4 @@
-"""The end of a connection: GOAWAY, streams opened too late, what is not finished (relay-rules A11)."""
+"""The end of a connection: GOAWAY, streams opened too late, unfinished work (relay-rules A11)."""
 
 import pytest
 
@@ -75,7 +75,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
         peer.returns(GoAway(3, 1)),
         peer.returns(GoAway(1, 2, b"x")),
     ],
-    # what comes and ends after it
+    # streams that open or end after it
     "what is swallowed is credited": [
         Step(LEAVES, to_client=[MOST, GoAway(0)]),
         Step(client(QUERY), to_client=[Reset(1, REFUSED)]),
@@ -94,11 +94,11 @@ CONVERSATIONS: dict[str, list[Step]] = {
 
 
 @pytest.mark.parametrize("steps", CONVERSATIONS.values(), ids=CONVERSATIONS)
-def test_a11(steps: list[Step]) -> None:
-    peer.converse(*steps, play=peer.greeted(image_apart=True))
+def test_a11_goaway_conversation_has_these_effects(steps: list[Step]) -> None:
+    peer.converse(*steps, play=peer.greeted(separate_image=True))
 
 
-def test_a11_goaway_of_ours_waits_for_the_first_settings() -> None:
+def test_a11_own_goaway_waits_for_first_settings() -> None:
     play = peer.Play()
     play.client.sends(peer.PREFACE, Settings())
     play.reader.drain(refusing=True)
@@ -107,8 +107,8 @@ def test_a11_goaway_of_ours_waits_for_the_first_settings() -> None:
     assert play.client.got()[-2:] == [MOST, GoAway(0)]
 
 
-def test_a11_held_calls_above_the_last_id_end_with_their_hooks() -> None:
-    play = peer.greeted(image_apart=True)
+def test_a11_goaway_ends_held_calls_above_last_id() -> None:
+    play = peer.greeted(separate_image=True)
     for stream in (1, 3):
         play.client.sends(Headers(stream, peer.CREATE), Data(stream, grpc(b"m"), end=True))
     play.client.sends(Headers(5, peer.PULL))
@@ -120,13 +120,13 @@ def test_a11_held_calls_above_the_last_id_end_with_their_hooks() -> None:
     assert play.settled[0].state is CallState.ENDED
 
 
-LATE = [peer.VERSION, peer.CREATE, peer.PULL, EVENTS, peer.VERSION[:2]]
+LATE_REQUESTS = [peer.VERSION, peer.CREATE, peer.PULL, EVENTS, peer.VERSION[:2]]
 
 
-@pytest.mark.parametrize("fields", LATE, ids=["passing", "held", "image", "endless", "ambiguous"])
+@pytest.mark.parametrize("fields", LATE_REQUESTS, ids=["passing", "held", "image", "endless", "ambiguous"])
 @pytest.mark.parametrize("acknowledged", [True, False])
-def test_a11_late_stream_is_refused_and_what_follows_is_swallowed(fields: peer.Fields, acknowledged: bool) -> None:
-    play = peer.greeted(image_apart=True) if acknowledged else peer.Play(image_apart=True)
+def test_a11_late_stream_is_refused_and_its_frames_dropped(fields: peer.Fields, acknowledged: bool) -> None:
+    play = peer.greeted(separate_image=True) if acknowledged else peer.Play(separate_image=True)
     if not acknowledged:
         play.client.sends(peer.PREFACE, Settings())
         play.runtime.sends(Settings())
@@ -184,9 +184,9 @@ UNFINISHED: dict[str, list[tuple[peer.Act, tuple[int, int, int]]]] = {
 }
 
 
-@pytest.mark.parametrize("moves", UNFINISHED.values(), ids=UNFINISHED)
-def test_unfinished(moves: list[tuple[peer.Act, tuple[int, int, int]]]) -> None:
-    play = peer.Play(image_apart=True) if isinstance(moves[0][0], peer.Greets) else peer.greeted(image_apart=True)
-    for act, counts in moves:
+@pytest.mark.parametrize("steps", UNFINISHED.values(), ids=UNFINISHED)
+def test_unfinished_work_is_counted(steps: list[tuple[peer.Act, tuple[int, int, int]]]) -> None:
+    play = peer.Play(separate_image=True) if isinstance(steps[0][0], peer.Greets) else peer.greeted(separate_image=True)
+    for act, counts in steps:
         act(play)
         assert play.reader.unfinished() == counts

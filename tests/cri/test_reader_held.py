@@ -1,4 +1,4 @@
-"""Held calls: calls of hooks, what is sent and kept, how they end (relay-rules A4 to A7, A13, C1, C2, C5)."""
+"""Held calls: calls of hooks, sent and buffered data, their end (relay-rules A4 to A7, A13, C1, C2, C5)."""
 
 import gzip
 import weakref
@@ -28,19 +28,19 @@ HOLD = Step(client(HEAD, WHOLE), to_runtime=[HEAD], hooked=1)
 HOLD_OPEN = Step(client(HEAD, OPEN), to_client=[CREDIT], to_runtime=[HEAD], hooked=1)
 RELEASE, RELEASE_OPEN = Step(peer.release, to_runtime=[WHOLE]), Step(peer.release, to_runtime=[OPEN])
 ANSWERING = peer.returns(*ANSWER)
-KEPT = [HOLD, RELEASE, ANSWERING, Step(runtime(END))]
+RETAINED = [HOLD, RELEASE, ANSWERING, Step(runtime(END))]
 
 
 def chunks(message: bytes, size: int = 16_384) -> list[peer.Raw]:
     return [Data(1, message[at : at + size]) for at in range(0, len(message), size)]
 
 
-def client_gone(play: peer.Play) -> None:
-    play.reader.client_gone()
+def client_closed(play: peer.Play) -> None:
+    play.reader.client_closed()
 
 
-def runtime_gone(play: peer.Play) -> None:
-    play.reader.runtime_gone()
+def runtime_closed(play: peer.Play) -> None:
+    play.reader.runtime_closed()
 
 
 LARGE = grpc(bytes(70_000))
@@ -112,7 +112,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
     ],
     # A6: answers
     "A6: an answer passes as it comes, and only its end is kept": [
-        *KEPT,
+        *RETAINED,
         Step(peer.answered, to_client=[END]),
         Step(peer.answered),
     ],
@@ -133,7 +133,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(runtime(*[FULL] * 16), to_client=[FULL, FULL, FULL, Data(1, bytes(16_383))]),
         Step(client(Credit(0, 2**20)), to_client=[Data(1, bytes(1)), *[FULL] * 12], to_runtime=[Credit(0, STEP)]),
     ],
-    "A6: nothing reaches a client that has cancelled": [*KEPT, peer.passes(CANCEL), Step(peer.answered)],
+    "A6: nothing reaches a client that has cancelled": [*RETAINED, peer.passes(CANCEL), Step(peer.answered)],
     # A7: refusals
     "A7: a refusal resets toward the runtime and answers the client": [
         HOLD,
@@ -145,17 +145,17 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(runtime(Headers(1, REPLY), *[FULL] * 16, END, Credit(1, 3), CANCEL), to_runtime=[Credit(0, STEP)]),
         Step(client(*[FULL] * 16, END, Credit(1, 4), CANCEL), to_client=[LATE_CREDIT]),
     ],
-    # C5: the runtime leaves
+    # C5: the runtime closes
     "C5: an answer that is kept outlives the runtime": [
-        *KEPT,
-        Step(runtime_gone),
+        *RETAINED,
+        Step(runtime_closed),
         Step(peer.answered, to_client=[END]),
     ],
 }
 
 
 @pytest.mark.parametrize("steps", CONVERSATIONS.values(), ids=CONVERSATIONS)
-def test_held(steps: list[Step]) -> None:
+def test_held_call_conversation_has_these_effects(steps: list[Step]) -> None:
     peer.converse(*steps)
 
 
@@ -198,7 +198,7 @@ PROTO = (*CREATE[:4], (b"content-type", b"application/grpc+proto"))
         pytest.param(PACKED, PACKED_LONG, LONG, None, PACKED_LONG, id="gzip, unchanged"),
     ],
 )
-def test_message_is_read_and_leaves_whole(
+def test_message_is_read_and_sent_complete(
     fields: peer.Fields, body: bytes, read: bytes, changed: bytes | None, leaves: bytes
 ) -> None:
     """Promise 10: a long request's bytes are counted once, and its decompressed message as well."""
@@ -213,7 +213,7 @@ def test_message_is_read_and_leaves_whole(
     assert [bool(frame.flags) for frame in data] == [False] * (len(data) - 1) + [True]
 
 
-def test_deadline_counts_from_the_headers() -> None:
+def test_deadline_counts_from_headers() -> None:
     play = peer.greeted()
     play.now = 3.0
     play.client.sends(Headers(1, (*CREATE, (b"grpc-timeout", b"5S"), (b"x-long", b"v" * 16_000))), Data(1, MESSAGE[:4]))
@@ -224,7 +224,7 @@ def test_deadline_counts_from_the_headers() -> None:
     assert play.call.deadline == 8.0
 
 
-def test_a4_process_holds_a_bounded_number_of_bytes() -> None:
+def test_a4_held_bytes_of_process_are_bounded() -> None:
     play = peer.greeted(process_limit=40)
     play.client.sends(HEAD, Data(1, grpc(bytes(30))), Headers(3, CREATE), Data(3, grpc(bytes(30))[:10]))
     first, second = play.calls
@@ -233,12 +233,12 @@ def test_a4_process_holds_a_bounded_number_of_bytes() -> None:
     first.send_request(None)
     play.runtime.sends(END)
     first.answer()
-    first.free()
+    first.free_budget()
     second.send_refusal(8, "full")
     assert play.budget.count == 0
 
 
-def test_a4_unread_request_counts_until_it_has_left() -> None:
+def test_a4_unreadable_request_counts_until_sent() -> None:
     play = peer.greeted(process_limit=40)
     play.runtime.sends(Settings(((4, 0),)))
     play.client.sends(HEAD, Data(1, grpc(bytes(50))))
@@ -260,13 +260,13 @@ def test_a4_inflated_message_is_counted() -> None:
     play.runtime.got()
     for call in play.calls:
         assert call.send_request(None)
-        call.free()
+        call.free_budget()
     assert play.runtime.got() == [Data(1, packed, end=True), Data(3, packed, end=True)]
     assert play.budget.count == 0
 
 
-def test_request_counts_until_its_call_is_over() -> None:
-    """That is so whether it has left or waits for the runtime's credit: Post hooks may need it after the answer."""
+def test_request_counts_until_call_is_freed() -> None:
+    """It may have been sent or wait for the runtime's credit: Post hooks may need it after the answer."""
     play = peer.greeted()
     play.runtime.sends(Settings(((4, 0),)))
     for stream in (1, 3, 5):
@@ -278,20 +278,20 @@ def test_request_counts_until_its_call_is_over() -> None:
     play.client.sends(Reset(3, 8))
     done.answer()
     assert play.budget.count == 300
-    done.free()
-    cancelled.free()
+    done.free_budget()
+    cancelled.free_budget()
     assert play.budget.count == 100
     play.reader.closed()
-    lost.free()
+    lost.free_budget()
     assert play.budget.count == 0
 
 
-def test_held_requests_count_no_more_when_the_client_is_gone() -> None:
+def test_held_requests_do_not_count_when_client_has_closed() -> None:
     play = peer.greeted()
     play.client.sends(HEAD, Data(1, grpc(bytes(95))[:50]))
     play.client.sends(Headers(3, CREATE), Data(3, grpc(bytes(95)), end=True))
     assert play.budget.count == 150
-    play.reader.client_gone()
+    play.reader.client_closed()
     assert play.budget.count == 0
 
 
@@ -308,7 +308,7 @@ def trailers(*fields: tuple[bytes, bytes]) -> Headers:
     return Headers(1, fields, end=True)
 
 
-def ending_at_once(*fields: tuple[bytes, bytes]) -> list[peer.Frame]:
+def trailers_only(*fields: tuple[bytes, bytes]) -> list[peer.Frame]:
     return [trailers(*REPLY, *fields)]
 
 
@@ -325,11 +325,11 @@ READ, FAILED = Reply(True, b"the reply"), Reply(False)
             Reply(True, b"r"),
             id="gzip",
         ),
-        pytest.param(ending_at_once(*peer.TRAILERS), FAILED, id="no message"),
-        pytest.param(ending_at_once((b"grpc-status", b"5")), FAILED, id="NOT_FOUND"),
-        pytest.param(ending_at_once((b"grpc-status", b"1")), UNANSWERED, id="CANCELLED"),
-        pytest.param(ending_at_once((b"grpc-status", b"4")), UNANSWERED, id="DEADLINE_EXCEEDED"),
-        pytest.param(ending_at_once((b"grpc-status", b"14")), UNANSWERED, id="UNAVAILABLE"),
+        pytest.param(trailers_only(*peer.TRAILERS), FAILED, id="no message"),
+        pytest.param(trailers_only((b"grpc-status", b"5")), FAILED, id="NOT_FOUND"),
+        pytest.param(trailers_only((b"grpc-status", b"1")), UNANSWERED, id="CANCELLED"),
+        pytest.param(trailers_only((b"grpc-status", b"4")), UNANSWERED, id="DEADLINE_EXCEEDED"),
+        pytest.param(trailers_only((b"grpc-status", b"14")), UNANSWERED, id="UNAVAILABLE"),
         pytest.param([*ANSWER, trailers((b"grpc-status", b"00"))], FAILED, id="status 00"),
         pytest.param([*ANSWER, trailers((b"x", b"y"))], FAILED, id="no status"),
         pytest.param([*ANSWER, Data(1, b"", end=True)], FAILED, id="no trailers"),
@@ -347,7 +347,7 @@ def test_a13_success_is_status_0_and_one_message(frames: list[peer.Frame], reply
     assert not play.reader.held
 
 
-def test_a13_answer_above_the_limit_passes_and_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a13_answer_above_limit_passes_unbuffered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "REPLY_BYTES", 100)
     play = peer.converse(HOLD, RELEASE)
     frames: list[peer.Frame] = [Headers(1, REPLY), Data(1, grpc(bytes(200))), Data(1, bytes(300))]
@@ -358,7 +358,7 @@ def test_a13_answer_above_the_limit_passes_and_is_not_kept(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("end", [END, Data(1, b"x", end=True), Reset(1, 2)], ids=repr)
-def test_c1_end_by_the_runtime_while_held_passes_and_cancels_the_hooks(end: peer.Frame) -> None:
+def test_c1_runtime_end_while_held_passes_and_ends_call(end: peer.Frame) -> None:
     play = peer.converse(HOLD_OPEN)
     call = play.call
     play.runtime.sends(Headers(1, REPLY), end)
@@ -374,45 +374,45 @@ def test_c1_end_by_the_runtime_while_held_passes_and_cancels_the_hooks(end: peer
 
 
 @pytest.mark.parametrize(
-    ("leave", "released", "reply"),
+    ("end", "released", "reply"),
     [
         pytest.param(client(CANCEL), False, UNANSWERED, id="A5: cancel of a held call"),
-        pytest.param(client_gone, False, UNANSWERED, id="C5: client gone from a held call"),
-        pytest.param(runtime_gone, False, UNANSWERED, id="C5: runtime gone from a held call"),
+        pytest.param(client_closed, False, UNANSWERED, id="C5: client gone from a held call"),
+        pytest.param(runtime_closed, False, UNANSWERED, id="C5: runtime gone from a held call"),
         pytest.param(client(CANCEL), True, UNANSWERED, id="C2: cancel of a released call"),
-        pytest.param(client_gone, True, None, id="C5: client gone from a released call"),
-        pytest.param(runtime_gone, True, UNANSWERED, id="C5: runtime gone from a released call"),
+        pytest.param(client_closed, True, None, id="C5: client gone from a released call"),
+        pytest.param(runtime_closed, True, UNANSWERED, id="C5: runtime gone from a released call"),
     ],
 )
-def test_only_a_held_call_ends_with_its_stream_or_connection(leave: peer.Act, released: bool, reply: Reply) -> None:
+def test_only_held_call_ends_with_stream_or_connection(end: peer.Act, released: bool, reply: Reply) -> None:
     play = peer.converse(HOLD, *[RELEASE, ANSWERING] * released)
-    leave(play)
+    end(play)
     assert play.call.state is (CallState.RELEASED if released else CallState.ENDED)
     assert (play.call.reply, play.settled) == (reply, [play.call] if reply else [])
-    assert not play.reader.keeps_answers
+    assert not play.reader.has_waiting_answers
 
 
-def is_answered(play: peer.Play) -> None:
+def answer_call(play: peer.Play) -> None:
     play.call.send_request(None)
     play.runtime.sends(*ANSWER, END)
     play.call.answer()
 
 
-@pytest.mark.parametrize("end", [peer.refuse, is_answered, client(CANCEL)], ids=["refused", "answered", "cancelled"])
-def test_call_is_free_without_the_garbage_collector(end: Callable[[peer.Play], None]) -> None:
+@pytest.mark.parametrize("end", [peer.refuse, answer_call, client(CANCEL)], ids=["refused", "answered", "cancelled"])
+def test_call_is_freed_without_garbage_collector(end: Callable[[peer.Play], None]) -> None:
     """Thousands of calls in reference cycles would wait for the garbage collector."""
     play = peer.converse(HOLD)
-    there = weakref.ref(play.call)
+    reference = weakref.ref(play.call)
     end(play)
     play.calls.clear()
     play.settled.clear()
-    assert there() is None
+    assert reference() is None
 
 
 @pytest.mark.parametrize(("method", "no_op"), [(b"UpdatePodSandboxResources", True), (b"RunPodSandbox", False)])
-def test_unimplemented_is_no_failure_of_a_pod_resize(method: bytes, no_op: bool) -> None:
+def test_unimplemented_pod_resize_is_no_failure(method: bytes, no_op: bool) -> None:
     """The kubelet ignores it: older runtimes do not have the call."""
     head = Headers(1, peer.request(b"/runtime.v1.RuntimeService/" + method))
     play = peer.converse(Step(client(head, WHOLE), to_runtime=[head], hooked=1), RELEASE)
-    play.runtime.sends(*ending_at_once((b"grpc-status", b"12")))
+    play.runtime.sends(*trailers_only((b"grpc-status", b"12")))
     assert play.call.reply == Reply(agreed=False, no_op=no_op)

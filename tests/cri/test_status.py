@@ -1,4 +1,4 @@
-"""Parsing statuses and lists, whatever a runtime answers; the JSON is containerd 1.6.20's, shortened."""
+"""Parsing statuses and lists of any runtime; the JSON is containerd 1.6.20's, shortened."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -59,7 +59,7 @@ CONTAINER_INFO: dict[str, Any] = {
         },
     },
 }
-RUNS = Resources(
+RUNNING = Resources(
     cpu_period=100000,
     cpu_quota=-1,
     cpu_shares=200,
@@ -82,18 +82,18 @@ CONTAINER_STATUS = cri.ContainerStatus(
 )
 
 
-def pod(info: object, notified: cri.PodSandboxStatus = POD_STATUS) -> PodInfo:
+def pod(info: object, reported: cri.PodSandboxStatus = POD_STATUS) -> PodInfo:
     """Read a pod's status with this document as its verbose part."""
-    response = cri.PodSandboxStatusResponse(status=notified, info={"info": json.dumps(info)})
+    response = cri.PodSandboxStatusResponse(status=reported, info={"info": json.dumps(info)})
     return status.read_pod_status(response.SerializeToString(), "p1")
 
 
-def container(info: object, notified: cri.LinuxContainerResources | None = None) -> ContainerInfo:
+def container(info: object, reported: cri.LinuxContainerResources | None = None) -> ContainerInfo:
     """Read a container's status in the same way; ``reported``: the resources next to the verbose part."""
     text = info if isinstance(info, str) else json.dumps(info)
     response = cri.ContainerStatusResponse(status=CONTAINER_STATUS, info={"info": text})
-    if notified is not None:
-        response.status.resources.linux.CopyFrom(notified)
+    if reported is not None:
+        response.status.resources.linux.CopyFrom(reported)
     return status.read_container_status(response.SerializeToString(), "c1")
 
 
@@ -118,12 +118,12 @@ def with_value(document: dict[str, Any], path: str, value: object) -> dict[str, 
         ("CONTAINER_UNKNOWN", 0, Life(started=True, running=True)),
     ],
 )
-def test_life_is_known_by_state_and_start_time(name: str, started_at: int, life: Life) -> None:
+def test_life_is_read_from_state_and_start_time(name: str, started_at: int, life: Life) -> None:
     response = cri.ContainerStatusResponse(status={"id": "c1", "state": name, "started_at": started_at})
     assert status.read_container_life(response.SerializeToString()) == life
 
 
-def test_pod() -> None:
+def test_pod_status_is_read() -> None:
     named = ("p1", "web", "u-1", "shop", 2, "kata", {"qos": "BE"}, {"x": "y"}, "/kubepods/besteffort/podu-1")
     assert pod(POD_INFO) == PodInfo(*named, overhead=Resources(cpu_shares=5), resources=Resources(cpu_quota=-1))
 
@@ -149,17 +149,17 @@ SLICES = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu_1.sli
         (in_group("/crio/crio-p1"), ""),
     ],
 )
-def test_pod_and_container_of_a_runtime_that_reports_less(info: Any, parent: str | None) -> None:
+def test_cgroup_parent_is_read_from_partial_status(info: Any, parent: str | None) -> None:
     assert pod(info) == replace(pod(POD_INFO), cgroup_parent=parent, overhead=None, resources=None)
     assert container(info).cgroup_parent == (parent or "")
 
 
-def test_updated_resources_of_a_pod_precede_its_config() -> None:
+def test_updated_pod_resources_precede_config() -> None:
     info = {**POD_INFO, "overhead": {"linux": {"cpu_shares": 6}}, "resources": {"linux": {"cpu_quota": 7}}}
     assert (pod(info).overhead, pod(info).resources) == (Resources(cpu_shares=6), Resources(cpu_quota=7))
 
 
-def test_cri_o_reports_a_handler_and_envs_in_its_spec() -> None:
+def test_handler_and_envs_of_crio_are_read_from_spec() -> None:
     """It does not report which envs the image has."""
     labels = cri.PodSandboxStatus(labels={"io.kubernetes.container.name": "POD", "a": "b"})
     info = {"runtimeSpec": {"annotations": {"io.kubernetes.cri-o.RuntimeHandler": "kata"}}}
@@ -168,24 +168,24 @@ def test_cri_o_reports_a_handler_and_envs_in_its_spec() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "canary", "[" * 100_000, '{"pid": ' + "9" * 5000 + "}", "[]", "5", None])
-def test_plain_status_is_used_without_a_document(text: str | None) -> None:
+def test_plain_status_is_used_without_document(text: str | None) -> None:
     info = {"other": "no JSON"} if text is None else {"info": text}
     message = cri.PodSandboxStatusResponse(status=POD_STATUS, info=info).SerializeToString()
     assert status.read_pod_status(message, "p1") == pod({})
 
 
-def test_container() -> None:
+def test_container_status_is_read() -> None:
     envs = {"A": "2", "U": "é<&>😀", "EMPTY": ""}
-    expected = ContainerInfo("c1", "p1", "main", 1, {"k": "v"}, RUNS, envs, "/kubepods/besteffort/podu-1")
+    expected = ContainerInfo("c1", "p1", "main", 1, {"k": "v"}, RUNNING, envs, "/kubepods/besteffort/podu-1")
     assert container(CONTAINER_INFO) == expected
 
 
-def test_resources_of_the_status_come_before_those_of_the_spec() -> None:
-    notified = cri.LinuxContainerResources(cpu_shares=300, memory_limit_in_bytes=9, memory_swap_limit_in_bytes=9)
-    queried = Resources(cpu_quota=50000, memory_limit_in_bytes=9, cpuset_cpus="0", cpu_shares=300)
-    assert container(CONTAINER_INFO, notified).resources == queried
-    unasked = container({}, notified).resources
-    assert unasked == Resources(cpu_shares=300, memory_limit_in_bytes=9), "a swap limit that was not requested"
+def test_status_resources_precede_spec() -> None:
+    reported = cri.LinuxContainerResources(cpu_shares=300, memory_limit_in_bytes=9, memory_swap_limit_in_bytes=9)
+    requested = Resources(cpu_quota=50000, memory_limit_in_bytes=9, cpuset_cpus="0", cpu_shares=300)
+    assert container(CONTAINER_INFO, reported).resources == requested
+    without_swap = container({}, reported).resources
+    assert without_swap == Resources(cpu_shares=300, memory_limit_in_bytes=9), "a swap limit that was not requested"
 
 
 def memory(limit: int, swap: int = 0, **more: Any) -> Resources:
@@ -196,7 +196,7 @@ PAGES = {"memory_limit_in_bytes": 5, "memory_swap_limit_in_bytes": 6, "hugepage_
 
 
 @pytest.mark.parametrize(
-    ("queried", "runs", "expected"),
+    ("requested", "running", "expected"),
     [
         pytest.param({}, {"limit": 5, "swap": 5}, memory(5), id="containerd's default"),
         pytest.param({"memory_swap_limit_in_bytes": 5}, {"limit": 5, "swap": 5}, memory(5, 5), id="requested"),
@@ -206,13 +206,13 @@ PAGES = {"memory_limit_in_bytes": 5, "memory_swap_limit_in_bytes": 6, "hugepage_
         pytest.param({}, {}, Resources(), id="nothing requested"),
     ],
 )
-def test_effective_resources(queried: object, runs: object, expected: Resources | None) -> None:
-    spec = {"linux": {"resources": {"memory": runs}}}
-    assert container({"config": {"linux": {"resources": queried}}, "runtimeSpec": spec}).resources == expected
+def test_effective_resources_are_read(requested: object, running: object, expected: Resources | None) -> None:
+    spec = {"linux": {"resources": {"memory": running}}}
+    assert container({"config": {"linux": {"resources": requested}}, "runtimeSpec": spec}).resources == expected
 
 
 @pytest.mark.parametrize(
-    ("given", "runs", "expected"),
+    ("requested", "running", "expected"),
     [
         ([{"key": "A", "value": "1"}], ["A=nri=2"], {"A": "nri=2"}),
         ([{"key": "A"}], ["A"], {"A": ""}),
@@ -226,13 +226,13 @@ def test_effective_resources(queried: object, runs: object, expected: Resources 
         (5, ["IMAGE=1", "BAD=\ufffd", None, "NONE"], {"IMAGE": "1"}),
     ],
 )
-def test_envs(given: object, runs: list[str], expected: dict[str, str]) -> None:
-    assert container({"config": {"envs": given}, "runtimeSpec": {"process": {"env": runs}}}).envs == expected
+def test_envs_are_read_from_config_and_spec(requested: object, running: list[str], expected: dict[str, str]) -> None:
+    assert container({"config": {"envs": requested}, "runtimeSpec": {"process": {"env": running}}}).envs == expected
 
 
 SPEC = "runtimeSpec.linux.resources"
 RUNNING_ENVS = {"A": "2", "U": "é<&>😀", "EMPTY": ""}
-NO_SCORE, NO_PAGES = replace(RUNS, oom_score_adj=0), replace(RUNS, hugepage_limits={})
+NO_SCORE, NO_PAGES = replace(RUNNING, oom_score_adj=0), replace(RUNNING, hugepage_limits={})
 PARTS: list[tuple[str, object, dict[str, Any]]] = [
     ("sandboxID", 5, {"pod_id": ""}),
     ("config.envs", 5, {"envs": {"PATH": "/bin", "HOSTNAME": "vm", **RUNNING_ENVS}}),
@@ -241,17 +241,17 @@ PARTS: list[tuple[str, object, dict[str, Any]]] = [
     ("runtimeSpec.process", [], {"resources": NO_SCORE, "envs": RUNNING_ENVS}),
     ("runtimeSpec.process.env", [None, "canary\udfff"], {}),
     ("runtimeSpec.process.oomScoreAdj", 1.5, {"resources": NO_SCORE}),
-    (f"{SPEC}.cpu.shares", "canary", {"resources": replace(RUNS, cpu_shares=0)}),
-    (f"{SPEC}.cpu.quota", 2**63, {"resources": replace(RUNS, cpu_quota=50000)}),
+    (f"{SPEC}.cpu.shares", "canary", {"resources": replace(RUNNING, cpu_shares=0)}),
+    (f"{SPEC}.cpu.quota", 2**63, {"resources": replace(RUNNING, cpu_quota=50000)}),
     (f"{SPEC}.hugepageLimits", [{"pageSize": "2MB", "limit": -1}], {"resources": NO_PAGES}),
     (f"{SPEC}.hugepageLimits", [{"limit": 1}, None], {"resources": NO_PAGES}),
-    (f"{SPEC}.unified", {"\ud800": "x", "k": "v"}, {"resources": replace(RUNS, unified={"k": "v"})}),
+    (f"{SPEC}.unified", {"\ud800": "x", "k": "v"}, {"resources": replace(RUNNING, unified={"k": "v"})}),
     ("runtimeSpec.linux.cgroupsPath", "\ud800", {"cgroup_parent": ""}),
 ]
 
 
 @pytest.mark.parametrize(("path", "value", "unknown"), PARTS, ids=[f"{path}={value!r}" for path, value, _ in PARTS])
-def test_part_that_cannot_be_read_is_unknown_by_itself(path: str, value: object, unknown: dict[str, Any]) -> None:
+def test_unreadable_part_is_unknown(path: str, value: object, unknown: dict[str, Any]) -> None:
     assert container(with_value(CONTAINER_INFO, path, value)) == replace(container(CONTAINER_INFO), **unknown)
 
 
@@ -264,7 +264,7 @@ JSON = st.recursive(
 
 @settings(deadline=None)
 @given(st.sampled_from([path for path, *_ in PARTS]), JSON)
-def test_any_value_of_a_part_is_read(path: str, value: object) -> None:
+def test_any_value_of_part_is_read(path: str, value: object) -> None:
     read = container(with_value(CONTAINER_INFO, path, value))
     assert (read.id, read.name, read.annotations) == ("c1", "main", {"k": "v"})
     codec.encode(hookpoints.BY_NAME["PreStartContainer"], HookRequest(PodInfo(), read))
@@ -277,19 +277,19 @@ def listed(items: Callable[[bytes], Iterator[Any]]) -> Callable[[bytes], object]
 LISTS = [listed(status.pods), listed(status.containers)]
 STATES = [status.read_pod_state, status.read_container_state, status.read_container_life]
 READERS: list[Callable[[bytes], Any]] = [
-    lambda message: status.read_pod_status(message, "queried"),
-    lambda message: status.read_container_status(message, "queried"),
+    lambda message: status.read_pod_status(message, "requested"),
+    lambda message: status.read_container_status(message, "requested"),
 ]
 
 
 @pytest.mark.parametrize("message", [b"", b"\x0a\x00", b"\x12\x00"])
 @pytest.mark.parametrize("read", READERS)
-def test_status_without_an_id_has_the_requested_one(read: Callable[[bytes], Any], message: bytes) -> None:
-    assert read(message).id == "queried"
+def test_status_without_id_has_requested_id(read: Callable[[bytes], Any], message: bytes) -> None:
+    assert read(message).id == "requested"
 
 
 @pytest.mark.parametrize("read", [*STATES, *READERS, *LISTS])
-def test_bytes_that_are_no_message_cannot_be_read(read: Callable[[bytes], object]) -> None:
+def test_invalid_message_raises(read: Callable[[bytes], object]) -> None:
     with pytest.raises(Unreadable) as raised:
         read(b"\x0a\x05canary")
     assert "canary" not in str(raised.value)
@@ -311,7 +311,7 @@ NO_TEXT = b"\x42\x08\x0a\x01k\x12\x03\xff\xfe\xfd"
 """A label that is not read."""
 
 
-def test_lists_name_their_items_by_id_and_metadata() -> None:
+def test_list_items_have_id_and_metadata() -> None:
     pods = [PodInfo("p1", "web", "u-1", "shop", 3), PodInfo("p2")]
     assert [*status.pods(PODS)] == [*status.pods(b"\x12\x01x" + PODS + b"\x08\x07\xfa\x3e\x03new")] == pods
     containers = b"\x0a" + bytes((len(CONTAINER + NO_TEXT),)) + CONTAINER + NO_TEXT
@@ -325,12 +325,12 @@ def test_lists_name_their_items_by_id_and_metadata() -> None:
     ids=["cut", "an item is cut", "an id is cut", "an id is no text", "an item has no id"],
 )
 @pytest.mark.parametrize("read", LISTS)
-def test_list_that_cannot_be_read(read: Callable[[bytes], object], message: bytes) -> None:
+def test_invalid_list_raises(read: Callable[[bytes], object], message: bytes) -> None:
     with pytest.raises(Unreadable):
         read(message)
 
 
-def test_list_item_is_parsed_when_it_is_needed() -> None:
+def test_list_item_is_parsed_when_needed() -> None:
     items = status.pods(PODS + b"\x0a\x05")
     assert [next(items).id, next(items).id] == ["p1", "p2"]
     with pytest.raises(Unreadable):

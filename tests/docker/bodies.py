@@ -27,14 +27,14 @@ POD_NAME, CONTAINER_NAME = shim.sandbox_name(POD), shim.container_name(POD, CONT
 POD_BODY = shim.sandbox_body(POD, PAUSE_IMAGE, "cgroupfs")
 CONTAINER_BODY = shim.container_body(POD, CONTAINER, SANDBOX, "cgroupfs")
 
-KUBELETS = {"io.kubernetes.pod.name": "web-0", "io.kubernetes.pod.namespace": "default"}
-KUBELETS["io.kubernetes.pod.uid"] = "6f1c7c9e"
+KUBELET_LABELS = {"io.kubernetes.pod.name": "web-0", "io.kubernetes.pod.namespace": "default"}
+KUBELET_LABELS["io.kubernetes.pod.uid"] = "6f1c7c9e"
 REPORTED_POD = PodInfo(
     name="web-0",
     uid="6f1c7c9e",
     namespace="default",
     attempt=1,
-    labels={"app": "web", **KUBELETS},
+    labels={"app": "web", **KUBELET_LABELS},
     annotations={"note": "pod"},
     cgroup_parent=PARENT,
 )
@@ -42,7 +42,7 @@ REPORTED_POD = PodInfo(
 REQUESTED = Resources(
     cpu_shares=1024, memory_limit_in_bytes=64 * MIB, memory_swap_limit_in_bytes=64 * MIB, cpuset_cpus="0-1"
 )
-"""What the kubelet requests with ``CONTAINER``: dockershim adds the swap limit."""
+"""The kubelet's resources of ``CONTAINER``: dockershim adds the swap limit."""
 ANNOTATIONS = {
     "io.kubernetes.container.hash": "d464c1e4",
     "io.kubernetes.container.restartCount": "2",

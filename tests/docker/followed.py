@@ -1,6 +1,6 @@
-"""The requests that the proxy's parser finds in a client's bytes, or why it refuses them; no proxy runs.
+"""The requests that the proxy's parser reads from a client's bytes, or why it refuses them; no proxy runs.
 
-Each request is answered when it is complete, so that nothing stays unread after one that may upgrade.
+Each request is answered when it is complete, so that nothing stays unread after a request that may upgrade.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from runtimeproxy.core.call import MemoryBudget
-from runtimeproxy.docker.exchange import Exchange, Known, Shared
+from runtimeproxy.docker.exchange import Exchange, MessageCaches, Shared
 from runtimeproxy.docker.parsers import Requests
 from runtimeproxy.wire.http1 import BadMessage, Rule
 from tests.docker.forms import FORMS, SECRET, TARGETS, stream
@@ -20,30 +20,30 @@ from tests.docker.forms import FORMS, SECRET, TARGETS, stream
 
 @dataclass
 class Connection:
-    """Receives what ``Requests`` reads; nothing is held."""
+    """Receives the output of ``Requests``; nothing is held."""
 
     to_daemon: list[bytes] = field(default_factory=list)
     rule: Rule | None = None
     """Why the connection was refused."""
-    inside: bool = False
+    unfinished: bool = False
     """True if it was refused inside a body: an answer of the daemon may have begun then."""
-    begun: list[Exchange] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.shared = Shared(MemoryBudget(), Known(), {}, lambda route: False, bool)
+        self.shared = Shared(MemoryBudget(), MessageCaches(), {}, lambda route: False, bool)
         reader: Any = self
         self.pending = reader
         self._requests = Requests(reader)
 
     def feed(self, data: bytes, sizes: Iterable[int] = ()) -> None:
-        """Read bytes in parts of these sizes, and the rest in one; answer each request."""
-        places = [place for place in accumulate(sizes, initial=0) if place < len(data)]
-        for start, end in pairwise([*places, len(data)]):
+        """Read bytes in parts of these sizes, and the remaining bytes together; answer each request."""
+        offsets = [offset for offset in accumulate(sizes, initial=0) if offset < len(data)]
+        for start, end in pairwise([*offsets, len(data)]):
             self._requests.feed(data[start:end])
             count = 0
-            while len(self.begun) > count and self.rule is None:
-                count = len(self.begun)
-                self._requests.answered(self.begun[-1])
+            while len(self.exchanges) > count and self.rule is None:
+                count = len(self.exchanges)
+                self._requests.answered(self.exchanges[-1])
 
     def cut(self, data: bytes) -> bool:
         """Return whether the last bytes were only the beginning of a head, which is not passed on."""
@@ -51,7 +51,7 @@ class Connection:
 
     @property
     def targets(self) -> list[str]:
-        return [exchange.head.target for exchange in self.begun if exchange.head is not None]
+        return [exchange.head.target for exchange in self.exchanges if exchange.head is not None]
 
     # Called by ``Requests``
 
@@ -59,13 +59,13 @@ class Connection:
 
     def append(self, exchange: Exchange) -> None:
         """Called on ``pending``."""
-        self.begun.append(exchange)
+        self.exchanges.append(exchange)
 
-    def speaks_http2(self) -> bool:
+    def handle_http2(self) -> bool:
         return True
 
-    def unreadable(self, error: BadMessage, inside: Exchange | None) -> None:
-        self.rule, self.inside = error.rule, inside is not None
+    def refuse_unreadable(self, error: BadMessage, unfinished: Exchange | None) -> None:
+        self.rule, self.unfinished = error.rule, unfinished is not None
 
 
 def follow(data: bytes, sizes: Iterable[int] = ()) -> Connection:
@@ -88,9 +88,9 @@ def mutations(draw: st.DrawFn) -> bytes:
     """Return the stream of a short form, with up to four changes."""
     changed = stream(draw(st.sampled_from(_SHORT)), draw(st.sampled_from(TARGETS)))
     for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, min(len(changed), 300)))
+        position = draw(st.integers(0, min(len(changed), 300)))
         added, removed = draw(st.just(b"") | st.sampled_from(PARTS)), draw(st.integers(0, 3))
-        changed = changed[:at] + added + changed[at + removed :]
+        changed = changed[:position] + added + changed[position + removed :]
     return changed
 
 
@@ -100,7 +100,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def answers(raw: bytes) -> list[bytes]:
-    """Return the final answers in what a daemon sent, with the same Date in all."""
+    """Return the final answers in a daemon's bytes, with the same Date in all."""
     return [part for part in _ANSWER.split(_DATE.sub(b"Date: now", raw)) if part not in (b"", _CONTINUE)]
 
 
@@ -108,7 +108,7 @@ def statuses(answered: list[bytes]) -> list[int]:
     return [int(part[9:12]) for part in answered]
 
 
-OURS = b"runtimeproxy: "
+PROXY_PREFIX = b"runtimeproxy: "
 
 
 def check_refused(read: Connection, direct: list[bytes], through: list[bytes]) -> None:
@@ -118,11 +118,11 @@ def check_refused(read: Connection, direct: list[bytes], through: list[bytes]) -
     """
     rule = read.rule
     assert rule is not None
-    if through and OURS in through[-1]:
-        *through, ours = through
-        assert OURS + rule.text.encode() in ours
-        assert statuses([ours]) == [rule.status]
-        assert b"\r\nConnection: close\r\n" in ours
-    elif not read.inside:
+    if through and PROXY_PREFIX in through[-1]:
+        *through, proxy_answer = through
+        assert PROXY_PREFIX + rule.text.encode() in proxy_answer
+        assert statuses([proxy_answer]) == [rule.status]
+        assert b"\r\nConnection: close\r\n" in proxy_answer
+    elif not read.unfinished:
         assert through == direct
     assert through == direct[: len(through)]

@@ -13,7 +13,7 @@ N = b"%x" % len(SECRET)
 """The length of the hidden request in hexadecimal, as in a chunk's first line."""
 
 TARGETS = ("/containers/first/kill", "/containers/create?name=first", "/v1.41/containers/first/stop?t=0")
-"""Targets: one that passes, one that is held, one that may be held."""
+"""Targets of a request that passes, one that is held, one that may be held."""
 
 
 class Form(NamedTuple):
@@ -25,18 +25,18 @@ def post(target: str, *fields: str, body: bytes = b"", version: str = "HTTP/1.1"
     return end.join((f"POST {target} {version}", "Host: h", *fields, "", "")).encode("latin-1") + body
 
 
-def posted(*fields: str, **more: Any) -> Callable[[str], bytes]:
+def post_form(*fields: str, **more: Any) -> Callable[[str], bytes]:
     return lambda target: post(target, *fields, **more)
 
 
 def sized(*fields: str, body: bytes = SECRET) -> Callable[[str], bytes]:
-    return posted(f"Content-Length: {len(body)}", *fields, body=body)
+    return post_form(f"Content-Length: {len(body)}", *fields, body=body)
 
 
 def lengths(values: str) -> Form:
     """Return a form with these Content-Lengths, separated by |: N is the right one, M is 0."""
     filled = values.replace("N", str(len(SECRET))).replace("M", "0").split("|")
-    return Form(f"CL {values}", posted(*(f"Content-Length:{one}" for one in filled), body=SECRET))
+    return Form(f"CL {values}", post_form(*(f"Content-Length:{one}" for one in filled), body=SECRET))
 
 
 def coded(values: str) -> Form:
@@ -45,11 +45,11 @@ def coded(values: str) -> Form:
     A parser that accepts chunked sees the hidden request after the last chunk.
     """
     fields = [f"Transfer-Encoding:{value}" for value in values.split("|")]
-    return Form(f"TE {values}", posted(*fields, body=NO_CHUNKS + SECRET))
+    return Form(f"TE {values}", post_form(*fields, body=NO_CHUNKS + SECRET))
 
 
 def chunked(body: bytes, *fields: str) -> Callable[[str], bytes]:
-    return posted("Transfer-Encoding: chunked", *fields, body=body)
+    return post_form("Transfer-Encoding: chunked", *fields, body=body)
 
 
 def one_chunk(line: bytes = N + CRLF, end: bytes = CRLF) -> bytes:
@@ -58,8 +58,8 @@ def one_chunk(line: bytes = N + CRLF, end: bytes = CRLF) -> bytes:
 
 def first_line(line: str) -> Callable[[str], bytes]:
     """Return a form with this request line, with @ for the target; its body is the hidden request."""
-    rest = f"\r\nHost: h\r\nContent-Length: {len(SECRET)}\r\n\r\n"
-    return lambda target: (line.replace("@", target) + rest).encode("latin-1") + SECRET
+    head_end = f"\r\nHost: h\r\nContent-Length: {len(SECRET)}\r\n\r\n"
+    return lambda target: (line.replace("@", target) + head_end).encode("latin-1") + SECRET
 
 
 def hosted(host: bytes) -> Callable[[str], bytes]:
@@ -75,7 +75,7 @@ def padded(size: int) -> Callable[[str], bytes]:
 
 
 def both(*fields: str, body: bytes = NO_CHUNKS + SECRET) -> Callable[[str], bytes]:
-    return posted(*(line.replace("N", str(len(body))) for line in fields), body=body)
+    return post_form(*(line.replace("N", str(len(body))) for line in fields), body=body)
 
 
 def _with_end(ends: bytes) -> Callable[[str], bytes]:
@@ -84,7 +84,7 @@ def _with_end(ends: bytes) -> Callable[[str], bytes]:
 
 TE, CL = "Transfer-Encoding: chunked", "Content-Length: N"
 RIGHT_CL = f"Content-Length: {len(SECRET)}"
-OLD, KEPT = {"version": "HTTP/1.0"}, "Connection: keep-alive"
+OLD, KEEP_ALIVE = {"version": "HTTP/1.0"}, "Connection: keep-alive"
 
 LENGTHS = [" N| N", " N| M", " M| N", " N, N", " N, M", " N,", " N ; x", " +N", " -N", "", "| N", " N|", " 0xN", " N.0"]
 LENGTHS += [" NN", " \tN\t ", " 0N", " \xb2", " 1e2", " 9223372036854775807", " 9223372036854775808", " N N", "\x0bN"]
@@ -142,7 +142,7 @@ FORMS = (
     Form("no body", post),
     Form("a length", sized()),
     Form("chunks", chunked(one_chunk())),
-    Form("no length, but a body", posted(body=SECRET)),
+    Form("no length, but a body", post_form(body=SECRET)),
     *(Form(f"the body of a {method}", with_method(method, sized())) for method in ("GET", "DELETE", "HEAD")),
     Form("a chunked body of a GET", with_method("GET", chunked(one_chunk()))),
     # framings
@@ -150,9 +150,9 @@ FORMS = (
     Form("CL of the chunks' head, and TE", both("Content-Length: 4", TE, body=one_chunk())),
     *map(lengths, LENGTHS),
     *map(coded, CODINGS),
-    Form("TE in HTTP/1.0", posted(TE, body=NO_CHUNKS + SECRET, **OLD)),
-    Form("TE in HTTP/1.0, kept alive", posted(TE, KEPT, body=NO_CHUNKS + SECRET, **OLD)),
-    Form("TE and CL in HTTP/1.0", posted(TE, RIGHT_CL, KEPT, body=SECRET, **OLD)),
+    Form("TE in HTTP/1.0", post_form(TE, body=NO_CHUNKS + SECRET, **OLD)),
+    Form("TE in HTTP/1.0, kept alive", post_form(TE, KEEP_ALIVE, body=NO_CHUNKS + SECRET, **OLD)),
+    Form("TE and CL in HTTP/1.0", post_form(TE, RIGHT_CL, KEEP_ALIVE, body=SECRET, **OLD)),
     # chunks
     *(Form(f"chunk {line!r}", chunked(one_chunk(line))) for line in SIZE_LINES),
     *(Form(f"after a chunk {end!r}", chunked(one_chunk(end=end))) for end in (b"\n", b"", b"xx\r\n")),
@@ -164,9 +164,9 @@ FORMS = (
     # lines and fields
     *(Form(f"field {line!r}", sized(line)) for line in FIELDS),
     Form("a folded first field", lambda target: post(target, " X: y").replace(b"Host: h\r\n", b"")),
-    Form("bare LF everywhere", posted(RIGHT_CL, body=SECRET, end="\n")),
-    Form("an early empty line of LFs", posted("X: a\n\n" + SECRET.decode() + "X: b")),
-    Form("a space before the colon of CL", posted(f"Content-Length : {len(SECRET)}", body=SECRET)),
+    Form("bare LF everywhere", post_form(RIGHT_CL, body=SECRET, end="\n")),
+    Form("an early empty line of LFs", post_form("X: a\n\n" + SECRET.decode() + "X: b")),
+    Form("a space before the colon of CL", post_form(f"Content-Length : {len(SECRET)}", body=SECRET)),
     Form("lower-case names", lambda target: post(target, RIGHT_CL.lower(), body=SECRET).replace(b"Host", b"host", 1)),
     Form("no Host", lambda target: sized()(target).replace(b"Host: h\r\n", b"", 1)),
     Form("no Host in HTTP/1.0", lambda target: first_line("POST @ HTTP/1.0")(target).replace(b"Host: h\r\n", b"", 1)),
@@ -181,8 +181,8 @@ FORMS = (
         "a request of HTTP/1.5 after a body",
         lambda target: chunked(b"0;x\r\n\r\n")(target) + SECRET.replace(b"HTTP/1.1", b"HTTP/1.5"),
     ),
-    Form("Expect without a body", posted("Expect: 100-continue")),
-    Form("Expect in HTTP/1.0", posted("Expect: 100-continue", "Content-Length: 1", body=b"x", **OLD)),
+    Form("Expect without a body", post_form("Expect: 100-continue")),
+    Form("Expect in HTTP/1.0", post_form("Expect: 100-continue", "Content-Length: 1", body=b"x", **OLD)),
     Form("HTTP/1.0 kept alive", first_line("POST @ HTTP/1.0\r\nConnection: keep-alive")),
     # sizes
     *(Form(f"{size} bytes of head", padded(size)) for size in (MIB, MIB + 4096, MIB + 4097, 2 * MIB)),

@@ -31,14 +31,14 @@ def chunks(*parts: bytes, trailers: tuple[str, ...] = ()) -> bytes:
 
 def error(data: bytes) -> tuple[int, bool, bytes]:
     """Parse an error by the proxy into status, whether it closes, and body; check its length and type."""
-    top, _, body = data.partition(b"\r\n\r\n")
-    status, *fields = top.decode().split("\r\n")
+    head, _, body = data.partition(b"\r\n\r\n")
+    status, *fields = head.decode().split("\r\n")
     assert f"Content-Length: {len(body)}" in fields
     assert "Content-Type: application/json" in fields
     return int(status.split()[1]), CLOSE in fields, body
 
 
-def ours(status: int, closes: bool = False) -> bytes:
+def proxy_answer(status: int, closes: bool = False) -> bytes:
     """Return the mark in a table for an answer of the proxy's own."""
     return b"<%d, close>" % status if closes else b"<%d>" % status
 

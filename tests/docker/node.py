@@ -1,6 +1,6 @@
 """The Docker front between a raw client and a fake dockerd, in the test's event loop, with plugins without sockets.
 
-Every byte of a call passes real unix sockets; a node that ends leaves no task and has no fault of its own.
+Every byte of a call passes real unix sockets. A node must end without a task and without an internal error.
 """
 
 import asyncio
@@ -159,7 +159,7 @@ class Node:
     async def fetch(self, method: str, target: str, body: Any = None, *lines: str) -> Answer:
         """Send one request on a new connection; ``body`` is bytes, or a value to encode as Go's JSON."""
         client = await self.client()
-        answer = await client.fetch(method, target, written(body), *lines)
+        answer = await client.fetch(method, target, encode_body(body), *lines)
         await client.close()
         return answer
 
@@ -179,7 +179,7 @@ class Node:
         name = bodies.container_name(self.pod, container)
         return id_of(await self.create(name, self.container_body(pod_id, container)))
 
-    async def made(self) -> tuple[str, str]:
+    async def create_both(self) -> tuple[str, str]:
         """Create a pod with a container; return their ids, and forget the hook calls."""
         pod_id = await self.create_pod()
         container_id = await self.create_container(pod_id)
@@ -188,13 +188,13 @@ class Node:
 
     async def running(self) -> tuple[str, str]:
         """Create a pod with a container and start both; return their ids, and forget the hook calls."""
-        both = await self.made()
-        for made in both:
-            assert (await self.act("start", made)).status == 204
+        both = await self.create_both()
+        for created_id in both:
+            assert (await self.act("start", created_id)).status == 204
         self.plugins.queried.clear()
         return both
 
-    async def updated_by_others(self, container_id: str) -> int:
+    async def update_externally(self, container_id: str) -> int:
         """Update a container as another client of the daemon; return how many such updates were counted before."""
         seen = self.metrics.total("updates_of_others")
         self.dockerd.state.update(container_id, {"CpuShares": 4711})
@@ -202,8 +202,8 @@ class Node:
         return seen
 
     def forget(self) -> None:
-        for one in self.store.ids():
-            self.store.forget(one)
+        for record_id in self.store.ids():
+            self.store.forget(record_id)
 
     # Bodies.
 
@@ -215,12 +215,12 @@ class Node:
 
     # Results.
 
-    def arrived(self, route: str) -> bytes:
+    def received_body(self, route: str) -> bytes:
         """Return the body of the newest request on a route."""
         return bytes(self.dockerd.requests(route)[-1].body)
 
     def config(self) -> dict[str, Any]:
-        return dict(json.loads(self.arrived(CREATE)))
+        return dict(json.loads(self.received_body(CREATE)))
 
     def host(self) -> dict[str, Any]:
         """Return the HostConfig of the newest create that the daemon got."""
@@ -234,12 +234,12 @@ class Node:
         return points
 
     @property
-    def notified(self) -> HookRequest:
+    def last_request(self) -> HookRequest:
         return self.plugins.queried[-1].request
 
     @property
     def reported_container(self) -> ContainerInfo:
-        container = self.notified.container
+        container = self.last_request.container
         assert container is not None
         return container
 
@@ -270,7 +270,7 @@ unavailable = on_node({"unavailable": True})
 unfollowed = on_node({"follows": False})
 
 
-def written(body: Any) -> bytes:
+def encode_body(body: Any) -> bytes:
     """Return bytes unchanged, b"" for None, and any other value as Go's JSON."""
     if body is None:
         return b""

@@ -1,7 +1,7 @@
 """A ``Reader`` without sockets between a scripted client and a scripted daemon, and the steps of their conversations.
 
 A step's keyword arguments are all its effects: the bytes that each side receives, how many calls are held then, and
-whether the proxy reads on from the client.
+whether the proxy continues to read from the client.
 """
 
 import re
@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from runtimeproxy.core.call import PROCESS_LIMIT, MemoryBudget
-from runtimeproxy.docker.exchange import Action, DockerHeld, Known, ReaderEvent, RefusedRequest, Route, Shared
+from runtimeproxy.docker.exchange import Action, DockerHeld, MessageCaches, ReaderEvent, RefusedRequest, Route, Shared
 from runtimeproxy.docker.reader import Reader
 from runtimeproxy.wire.http1 import Send
-from tests.docker.messages import EOF, error, ours
+from tests.docker.messages import EOF, error, proxy_answer
 
 CUT_BYTES = 10_000
-_OURS = re.compile(rb'HTTP/1\.1 [^\r]+\r\n(?:[^\r]+\r\n)+\r\n\{"message": "[^"]*"\}\n')
+_ERROR = re.compile(rb'HTTP/1\.1 [^\r]+\r\n(?:[^\r]+\r\n)+\r\n\{"message": "[^"]*"\}\n')
 PlainHeld: Any = type("PlainHeld", (DockerHeld,), dict.fromkeys(DockerHeld.__abstractmethods__))
 
 
 @dataclass
 class Side:
-    """One peer: what it sends is given to ``feed``, what the proxy sends it is taken from ``out``."""
+    """A peer: ``feed`` is called with its bytes; ``out`` has the proxy's output to it."""
 
     feed: Callable[[bytes], None]
     out: list[bytes]
@@ -38,12 +38,12 @@ class Side:
             for at in range(0, len(part), size):
                 self.feed(part[at : at + size])
 
-    def take(self, data: bytes | bytearray) -> None:
+    def receive(self, data: bytes | bytearray) -> None:
         assert not (data and self.ended), "bytes follow the EOF"
         self.buffer += data
 
     def flush(self) -> None:
-        self.take(b"".join(self.out))
+        self.receive(b"".join(self.out))
         self.out.clear()
 
     def got(self) -> bytes:
@@ -52,7 +52,7 @@ class Side:
         data, self.buffer = self.buffer, b""
         return data
 
-    def sees_end(self) -> None:
+    def receive_eof(self) -> None:
         assert not self.ended, "ended twice"
         self.flush()
         self.ended = True
@@ -64,7 +64,7 @@ class Play:
 
     holds: Container[Action] = frozenset(Action)
     limit: int = PROCESS_LIMIT
-    known: Known = field(default_factory=Known)
+    caches: MessageCaches = field(default_factory=MessageCaches)
     budget: MemoryBudget | None = None
     octets: bool = False
     shared: bool = False
@@ -85,10 +85,10 @@ class Play:
         self._before = (0, False, False)
         kinds = dict.fromkeys(Action, PlainHeld)
         self.reader = Reader(
-            Shared(self.memory, self.known, kinds, self._intercepts, self._admit_http2), self.wake, self._redial
+            Shared(self.memory, self.caches, kinds, self._intercepts, self._admit_http2), self.wake, self._redial
         )
-        self.client = Side(self._of_client, self.reader.to_client, self.octets)
-        self.daemon = Side(self._of_daemon, self.reader.to_daemon, self.octets)
+        self.client = Side(self._feed_client, self.reader.to_client, self.octets)
+        self.daemon = Side(self._feed_daemon, self.reader.to_daemon, self.octets)
 
     def _intercepts(self, route: Route) -> bool:
         return route.action in self.holds
@@ -107,7 +107,7 @@ class Play:
         self.daemon.flush()
 
     def act(self) -> None:
-        """Do what the connection would do, and record the calls that it would start or resume."""
+        """Act as the connection, and record the calls that it would start or resume."""
         while self.reader.ready:
             match self.reader.ready.popleft():
                 case DockerHeld() as call if call.reply is not None:
@@ -119,18 +119,18 @@ class Play:
                 case RefusedRequest() as refused:
                     self.refusals.append(refused)
                 case ReaderEvent.PASS_CLIENT_EOF:
-                    self.daemon.sees_end()
+                    self.daemon.receive_eof()
                 case ReaderEvent.FINISH:
-                    self.client.sees_end()
+                    self.client.receive_eof()
                 case ReaderEvent.PAUSE | ReaderEvent.RESUME as event:
                     self.reading = event is ReaderEvent.RESUME
 
-    def _of_client(self, data: bytes) -> None:
+    def _feed_client(self, data: bytes) -> None:
         if not self._passes(data, self.reader.client_passes, self.daemon):
             self.reader.client_bytes(data)
         self.act()
 
-    def _of_daemon(self, data: bytes) -> None:
+    def _feed_daemon(self, data: bytes) -> None:
         try:
             if not self._passes(data, self.reader.backend_passes, self.client):
                 self.reader.daemon_bytes(data)
@@ -140,7 +140,7 @@ class Play:
     def _passes(self, data: bytes, passes: Callable[[bytearray, int, Send], bool], target: Side) -> bool:
         """Offer bytes for passing as a pair does: only if nothing waits to be sent before them."""
         buffer = bytearray(data + b"0\r\n\r\nof an earlier read")
-        return self.shared and not target.out and passes(buffer, len(data), lambda size: target.take(buffer[:size]))
+        return self.shared and not target.out and passes(buffer, len(data), lambda size: target.receive(buffer[:size]))
 
     @property
     def call(self) -> DockerHeld:
@@ -151,27 +151,27 @@ class Play:
         waits = self.reader.client_ended()
         self.act()
         if not waits:
-            self.daemon.sees_end()
+            self.daemon.receive_eof()
 
     def daemon_ends(self) -> bool:
         """Play the daemon's EOF; return whether the client stays, else it sees EOF immediately."""
-        stays = self.reader.daemon_ended()
+        stays_open = self.reader.daemon_ended()
         self.act()
-        if not stays and not self.client.ended:
-            self.client.sees_end()
-        return stays
+        if not stays_open and not self.client.ended:
+            self.client.receive_eof()
+        return stays_open
 
     def effects(self) -> tuple[bytes, bytes, int]:
-        """Return what the client and the daemon received since the last call, and how many calls were held."""
+        """Return the bytes of client and daemon since the last call, and the number of newly held calls."""
         count, *ended = self._before
         self._before = len(self.calls), self.client.ended, self.daemon.ended
         client, daemon = (
-            _OURS.sub(lambda found: ours(*error(found[0])[:2]), side.got()) + EOF * (side.ended and not before)
+            _ERROR.sub(lambda match: proxy_answer(*error(match[0])[:2]), side.got()) + EOF * (side.ended and not before)
             for side, before in zip((self.client, self.daemon), ended, strict=True)
         )
         return client, daemon, len(self.calls) - count
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Close the client and end each call; check that no byte of a held request is retained then."""
         self.reader.stop()
         self.act()
@@ -245,7 +245,7 @@ def ends(side: str, **effects: Any) -> Step:
     return Step(Play.client_ends if side == "client" else Play.daemon_ends, **effects)
 
 
-def leaves(**effects: Any) -> Step:
+def disconnects(**effects: Any) -> Step:
     """The client closes its connection."""
     return Step(lambda play: play.reader.stop(), **effects)
 
@@ -260,20 +260,20 @@ def on_held(act: Callable[[DockerHeld], object], sends: Step, **effects: Any) ->
     return Step(do, **effects)
 
 
-WAYS: tuple[dict[str, Any], ...] = ({"shared": True}, {"known": Known(longest=-1)}, {})
-CUT: tuple[dict[str, Any], ...] = ({"octets": True}, {"octets": True, "shared": True})
+MODES: tuple[dict[str, Any], ...] = ({"shared": True}, {"caches": MessageCaches(max_bytes=-1)}, {})
+CUT_MODES: tuple[dict[str, Any], ...] = ({"octets": True}, {"octets": True, "shared": True})
 
 
-def converse(steps: Iterable[Step], ways: Iterable[dict[str, Any]] = (*CUT, *WAYS), **options: Any) -> Play:
-    """Play the steps in each way, which must change no effect: byte by byte, in a shared read buffer, without a cache.
+def converse(steps: Iterable[Step], modes: Iterable[dict[str, Any]] = (*CUT_MODES, *MODES), **options: Any) -> Play:
+    """Play the steps in each mode, which must change no effect: byte by byte, in a shared read buffer, without a cache.
 
-    Return the last one, which has none of them.
+    Return the last play, which has none of them.
     """
     steps = tuple(steps)
-    for way in ways:
-        play = Play(**options, **way)
+    for mode in modes:
+        play = Play(**options, **mode)
         for number, step in enumerate(steps):
             step.act(play)
             effects = (*play.effects(), play.reading)
-            assert effects == step[1:], f"step {number}, {way}: {effects}"
+            assert effects == step[1:], f"step {number}, {mode}: {effects}"
     return play

@@ -1,4 +1,4 @@
-"""The proxy's own requests to dockerd: what is sent, on which connections, what is accepted, and how they fail."""
+"""The proxy's own requests to dockerd: their bytes, connections, accepted replies, and failures."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ REQUESTS: dict[str, Send] = {
     INSPECT: lambda backend, _: backend.inspect(ID),
     IMAGE: lambda backend, _: backend.image("sha256:ff"),
     INFO: lambda backend, _: backend.info(),
-    LIST: lambda backend, _: backend.pods_containers(),
+    LIST: lambda backend, _: backend.list_containers(),
     UPDATE: lambda backend, seconds: backend.update(ID, BODY, seconds),
     EVENTS: follow,
 }
@@ -70,7 +70,7 @@ async def backend(daemon: FakeDockerd) -> AsyncIterator[Backend]:
 @pytest.fixture
 def _limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit replies and lines to 1,000 bytes, check streams often, and keep idle connections only for a moment."""
-    limits = {"REPLY_LIMIT": 1000, "LIST_LIMIT": 1000, "CHECK_SECONDS": SHORT_SECONDS, "KEPT_SECONDS": 0.001}
+    limits = {"REPLY_LIMIT": 1000, "LIST_LIMIT": 1000, "CHECK_SECONDS": SHORT_SECONDS, "IDLE_SECONDS": 0.001}
     for name, value in limits.items():
         monkeypatch.setattr(module, name, value)
 
@@ -100,7 +100,7 @@ def only(daemon: FakeDockerd) -> Received:
 
 
 @pytest.mark.slow
-def test_aiohttp_is_not_loaded_before_it_is_needed() -> None:
+def test_aiohttp_is_not_loaded_before_first_use() -> None:
     program = "import runtimeproxy.docker.sync, sys; sys.exit(bool({'aiohttp', 'yarl'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -121,7 +121,7 @@ REFERENCES += [("\udcff", "%FF"), ("a b?c=d#e&f", "a%20b%3Fc%3Dd%23e%26f"), ("a\
 
 
 @pytest.mark.parametrize(("reference", "target"), REFERENCES)
-async def test_reference_stays_one_segment(daemon: FakeDockerd, backend: Backend, reference: str, target: str) -> None:
+async def test_reference_is_one_segment(daemon: FakeDockerd, backend: Backend, reference: str, target: str) -> None:
     assert await backend.inspect(reference) is None
     assert only(daemon).target == f"/containers/{target}/json"
     assert [await backend.inspect(""), await backend.inspect("/"), await backend.image("")] == [None] * 3
@@ -139,17 +139,17 @@ LISTS = [b"[]", b" [ ]\n", b"[%b]" % ROW, b" [ %b , %b\n]\n" % (ROW, ROW)]
 
 
 @pytest.mark.parametrize("body", LISTS + NO_LISTS)
-async def test_list_is_read_in_any_spelling(daemon: FakeDockerd, backend: Backend, body: bytes) -> None:
+async def test_list_is_read_in_any_json_format(daemon: FakeDockerd, backend: Backend, body: bytes) -> None:
     script(daemon, LIST, reply(body))
     if body in LISTS:
-        assert await backend.pods_containers() == [("x", "container")] * body.count(b"Id")
+        assert await backend.list_containers() == [("x", "container")] * body.count(b"Id")
     else:
         assert await failure(backend, LIST) == ("the reply is not a list of containers", OTHER)
     query = only(daemon).head.query
     assert (query["all"], json.loads(query["filters"])) == ("1", {"label": {"io.kubernetes.docker.type": True}})
 
 
-async def test_loop_serves_calls_while_a_long_list_is_read() -> None:
+async def test_long_list_does_not_block_event_loop() -> None:
     iterations = 0
 
     async def count() -> None:
@@ -164,7 +164,7 @@ async def test_loop_serves_calls_while_a_long_list_is_read() -> None:
     assert (len(rows), iterations) == (5 * ROWS_PER_ITERATION, 5)
 
 
-async def test_update_has_its_own_connection_and_reads_share_one(daemon: FakeDockerd, backend: Backend) -> None:
+async def test_update_uses_new_connection_and_reads_share_one(daemon: FakeDockerd, backend: Backend) -> None:
     script(daemon, UPDATE, reply())
     script(daemon, INSPECT, reply())
     for _ in range(2):
@@ -181,7 +181,7 @@ async def test_update_has_its_own_connection_and_reads_share_one(daemon: FakeDoc
         assert len(daemon.received) == 1
 
 
-async def test_read_is_repeated_when_its_connection_had_ended(daemon: FakeDockerd, backend: Backend) -> None:
+async def test_read_is_repeated_when_connection_had_ended(daemon: FakeDockerd, backend: Backend) -> None:
     script(daemon, INFO, reply(), closes=True)  # without "Connection: close": the close is unexpected
     for _ in range(20):
         assert await backend.info() == b"{}"
@@ -242,7 +242,7 @@ async def test_close_fails_requests_and_allows_later_ones(daemon: FakeDockerd, b
 @pytest.mark.parametrize("route", [INSPECT, UPDATE, EVENTS])
 @limited
 async def test_cancel_leaves_no_task_and_connection(daemon: FakeDockerd, backend: Backend, route: str) -> None:
-    """At any moment; one connection may be kept for a moment for the next request."""
+    """At any moment; an idle connection may stay open briefly for the next request."""
     if route != EVENTS:
         script(daemon, route, reply(b"[]"))
     before = asyncio.all_tasks()
@@ -264,7 +264,7 @@ REJECTED += [(404, b'{"message": "none"}', "404: none")]
 
 
 @pytest.mark.parametrize(("status", "body", "text"), REJECTED)
-async def test_only_a_rejected_update_quotes_the_daemon(
+async def test_only_rejected_update_quotes_daemon(
     daemon: FakeDockerd, backend: Backend, status: int, body: bytes, text: str
 ) -> None:
     script(daemon, UPDATE, reply(body, status))
@@ -275,7 +275,7 @@ async def test_only_a_rejected_update_quotes_the_daemon(
 
 
 @every_request
-async def test_daemon_that_is_unavailable_is_an_error(tmp_path: Path, route: str) -> None:
+async def test_unavailable_daemon_raises(tmp_path: Path, route: str) -> None:
     path = tmp_path / "docker.sock"
     backend, too_long = Backend(str(path)), Backend("/" + 200 * "x")
     assert await failure(backend, route) == ("cannot connect: No such file or directory", UNAVAILABLE)
@@ -308,7 +308,7 @@ HALF_REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + CANARY
 
 
 @pytest.mark.parametrize(("route", "begun"), [*((route, b"") for route in REQUESTS), (INSPECT, HALF_REPLY)])
-async def test_reply_that_does_not_end_has_a_deadline(daemon: FakeDockerd, route: str, begun: bytes) -> None:
+async def test_reply_without_end_has_deadline(daemon: FakeDockerd, route: str, begun: bytes) -> None:
     backend = Backend(daemon.socket_path, seconds=0.1)
     script(daemon, route, begun)
     assert await failure(backend, route, 0.1) == ("no answer in 0.1 s", DEADLINE)
@@ -324,7 +324,7 @@ async def test_update_without_time_is_not_sent(daemon: FakeDockerd, backend: Bac
 
 @pytest.mark.parametrize("route", SHORT)
 @limited
-async def test_reply_above_the_limit_is_an_error(daemon: FakeDockerd, backend: Backend, route: str) -> None:
+async def test_reply_above_limit_raises(daemon: FakeDockerd, backend: Backend, route: str) -> None:
     body = (CANARY * 100)[:1001]
     for raw in (CHUNKED + chunk(body[:500]) + chunk(body[500:]), reply(body)):
         script(daemon, route, raw)
@@ -340,7 +340,7 @@ BROKEN += [b"HTTP/1.1 200 OK\r\nContent-Length: %b\r\n\r\n%b" % (length, CANARY)
 
 @every_request
 @pytest.mark.parametrize("raw", BROKEN)
-async def test_broken_reply_is_an_error(daemon: FakeDockerd, backend: Backend, route: str, raw: bytes) -> None:
+async def test_broken_reply_raises(daemon: FakeDockerd, backend: Backend, route: str, raw: bytes) -> None:
     script(daemon, route, raw, closes=True)
     assert (await failure(backend, route))[1] == UNAVAILABLE
 
@@ -363,7 +363,7 @@ async def events(daemon: FakeDockerd, backend: Backend) -> AsyncIterator[AsyncIt
         yield events
 
 
-async def test_events_are_read_in_order_however_they_are_cut(daemon: FakeDockerd, events: AsyncIterator[Event]) -> None:
+async def test_events_are_read_in_order_in_any_parts(daemon: FakeDockerd, events: AsyncIterator[Event]) -> None:
     daemon.send(chunk(event("rename", "c2", 6) + b"\n\r\n" + event("destroy", "net", Type="network")))
     daemon.send(chunk(event("health_status: healthy", "c3", 7)))
     assert await anext(events) == Event("rename", "c2", 6)
@@ -377,7 +377,7 @@ async def test_events_are_read_in_order_however_they_are_cut(daemon: FakeDockerd
 
 
 @limited
-async def test_quiet_stream_is_waited_on_beyond_the_limit(daemon: FakeDockerd, events: AsyncIterator[Event]) -> None:
+async def test_quiet_event_stream_has_no_timeout(daemon: FakeDockerd, events: AsyncIterator[Event]) -> None:
     quiet = asyncio.ensure_future(anext(events))
     await asyncio.sleep(3 * SHORT_SECONDS)
     assert not quiet.done()
@@ -392,7 +392,7 @@ LINES += [event("destroy", ID).replace(b'"timeNano"', b'"time"').strip()]
 LINES += [event("destroy", ID, at).strip() for at in (0, 2**63)]
 
 
-async def test_unreadable_line_ends_no_stream(daemon: FakeDockerd, events: AsyncIterator[Event]) -> None:
+async def test_unreadable_line_does_not_end_stream(daemon: FakeDockerd, events: AsyncIterator[Event]) -> None:
     for line in LINES:
         daemon.send(chunk(line + b"\n" + event("destroy", ID)))
         assert await anext(events) is UNREADABLE, line
@@ -400,7 +400,7 @@ async def test_unreadable_line_ends_no_stream(daemon: FakeDockerd, events: Async
 
 
 @limited
-async def test_line_above_the_limit_ends_the_stream(daemon: FakeDockerd, events: AsyncIterator[Event]) -> None:
+async def test_line_above_limit_ends_stream(daemon: FakeDockerd, events: AsyncIterator[Event]) -> None:
     daemon.send(chunk(999 * b"x" + b"\n" + 999 * b"x"))
     assert await anext(events) is UNREADABLE
     daemon.send(chunk(2 * b"x"))
@@ -414,7 +414,7 @@ ENDS += [(b"garbage\r\n", False, "the stream broke off$")]
 
 @pytest.mark.parametrize(("end", "closes", "why"), ENDS)
 @limited
-async def test_end_of_the_stream_is_an_error(
+async def test_end_of_event_stream_raises(
     daemon: FakeDockerd, backend: Backend, end: bytes, closes: bool, why: str
 ) -> None:
     script(daemon, EVENTS, CHUNKED + chunk(event("destroy", ID)) + end * closes, closes)

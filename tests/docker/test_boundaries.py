@@ -1,4 +1,4 @@
-"""Where requests begin and end, compared with h11, however they are cut; slow and huge heads (fault matrix X2)."""
+"""The boundaries of requests in any parts, compared with h11; slow and huge heads (fault matrix X2)."""
 
 from pathlib import Path
 
@@ -28,8 +28,8 @@ def by_h11(data: bytes) -> tuple[Requests, str]:
     peer, requests = h11.Connection(h11.SERVER, max_incomplete_event_size=8 << 20), Requests()
     peer.receive_data(data)
     try:
-        while isinstance(begun := peer.next_event(), h11.Request):
-            requests.append((bytes(begun.method).decode(), bytes(begun.target).decode("latin-1")))
+        while isinstance(request := peer.next_event(), h11.Request):
+            requests.append((bytes(request.method).decode(), bytes(request.target).decode("latin-1")))
             while isinstance(part := peer.next_event(), h11.Data):
                 pass
             if not isinstance(part, h11.EndOfMessage):
@@ -45,21 +45,22 @@ def by_h11(data: bytes) -> tuple[Requests, str]:
 
 
 def compare(data: bytes) -> None:
-    """Read with both parsers; check that the requests are equal, up to one that is refused by a rule of the list."""
+    """Read with both parsers; check that the requests are equal, up to a request that a rule of the list refuses."""
     read = follow(data)
     passed = b"".join(read.to_daemon)
-    if not data.startswith(passed):  # h11 refuses the empty lines that were left out
+    if not data.startswith(passed):  # h11 refuses the empty lines that were dropped
         data = passed
-    theirs, end = by_h11(data)
-    found = [(one.head.method, one.head.target) for one in read.begun if one.head is not None]
-    assert found[: len(theirs)] == theirs[: len(found)]
+    expected, end = by_h11(data)
+    heads = (exchange.head for exchange in read.exchanges)
+    requests = [(head.method, head.target) for head in heads if head is not None]
+    assert requests[: len(expected)] == expected[: len(requests)]
     if end == "closed":
         return
-    if len(theirs) < len(found):
-        assert not found[len(theirs)][1].isascii(), "h11 refuses a head that we accept"
+    if len(expected) < len(requests):
+        assert not requests[len(expected)][1].isascii(), "h11 refuses a head that we accept"
     elif read.rule is None:
         assert end == "" or read.cut(data), "h11 need not see the end of a head to refuse it"
-        assert len(theirs) == len(found)
+        assert len(expected) == len(requests)
     else:  # h11's own limit is high here
         assert end == "refused" or data is passed or read.rule in READ_BY_H11 | {Rule.HEAD_BYTES, Rule.FIELDS}
 
@@ -93,13 +94,13 @@ TWO_BREACHES = b"\0GET / HTTP/1.1\r\nHost:\n\r\n"
 @given(mutations(), SIZES)
 @example(TWO_BREACHES, [1])
 @example(TWO_BREACHES, [len(TWO_BREACHES) - 3])
-def test_any_cut_gives_the_same_requests_as_h11(data: bytes, sizes: list[int]) -> None:
+def test_any_cut_gives_same_requests_as_h11(data: bytes, sizes: list[int]) -> None:
     """Of a body that breaks a rule as much has passed as was received in earlier parts."""
     compare(data)
     whole, cut = follow(data), follow(data, sizes)
-    assert (cut.rule, cut.inside, cut.targets) == (whole.rule, whole.inside, whole.targets)
-    passed, sure = b"".join(cut.to_daemon), b"".join(whole.to_daemon)
-    assert passed.startswith(sure) if whole.inside else passed == sure
+    assert (cut.rule, cut.unfinished, cut.targets) == (whole.rule, whole.unfinished, whole.targets)
+    passed, minimum = b"".join(cut.to_daemon), b"".join(whole.to_daemon)
+    assert passed.startswith(minimum) if whole.unfinished else passed == minimum
 
 
 SLOW_CONNECTIONS = Amount(50, 1000)

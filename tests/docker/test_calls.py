@@ -30,7 +30,7 @@ from runtimeproxy.model.fields import (
 )
 from tests.docker.bodies import ANNOTATIONS, CONTAINER, PARENT, POD, REPORTED, REPORTED_POD, REQUESTED, SYSTEMD_PARENT
 from tests.docker.client import request
-from tests.docker.node import CREATE, INSPECT, START, STOP, UPDATE, Node, id_of, on_each_driver, on_node, written
+from tests.docker.node import CREATE, INSPECT, START, STOP, UPDATE, Node, encode_body, id_of, on_each_driver, on_node
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_client import until
@@ -40,16 +40,16 @@ from tests.fakes.plugins import FAIL
 CANARY = "canary-4711"
 
 
-async def test_creates_are_changed_only_where_a_hook_set_it(node: Node) -> None:
+async def test_creates_are_changed_only_in_fields_set_by_hook(node: Node) -> None:
     limits = Resources(cpu_quota=50_000)
-    of_pod = HookAnswer({"l": "1"}, {"n": "2"}, cgroup_parent="/hooked", resources=limits)
-    node.plugins.add("a", of_pod, points=("PreRunPodSandbox",))
-    body = written(node.pod_body()).replace(b'"Memory":0', b'"Memory":0,"New":[1e400, {}]')
+    pod_answer = HookAnswer({"l": "1"}, {"n": "2"}, cgroup_parent="/hooked", resources=limits)
+    node.plugins.add("a", pod_answer, points=("PreRunPodSandbox",))
+    body = encode_body(node.pod_body()).replace(b'"Memory":0', b'"Memory":0,"New":[1e400, {}]')
     pod_id = id_of(await node.create("web", body))
-    desired = json.loads(body)
-    desired["Labels"] |= {"l": "1", "annotation.n": "2"}
-    desired["HostConfig"] |= {"CgroupParent": "/hooked", "CpuQuota": 50_000}
-    assert node.config() == desired
+    expected = json.loads(body)
+    expected["Labels"] |= {"l": "1", "annotation.n": "2"}
+    expected["HostConfig"] |= {"CgroupParent": "/hooked", "CpuQuota": 50_000}
+    assert node.config() == expected
     pod = node.pod_of(pod_id)
     assert pod.original == replace(REPORTED_POD, id=pod_id, attempt=0)
     labels, annotations = {**REPORTED_POD.labels, "l": "1"}, {"note": "pod", "n": "2"}
@@ -59,11 +59,11 @@ async def test_creates_are_changed_only_where_a_hook_set_it(node: Node) -> None:
     answer = HookAnswer({}, {"note": "hooked"}, {"B": "3", "C": "4"}, "/own", replace(limits, cpuset_cpus="1"))
     node.plugins.add("b", answer, points=("PreCreateContainer",))
     container_id = await node.create_container(pod_id)
-    desired = node.container_body(pod_id)
-    desired["Labels"]["annotation.note"] = "hooked"
-    desired["Env"] = ["A=1", "B=3", "C=4"]
-    desired["HostConfig"] |= {"CgroupParent": "/own", "CpuQuota": 50_000, "CpusetCpus": "1"}
-    assert node.config() == desired
+    expected = node.container_body(pod_id)
+    expected["Labels"]["annotation.note"] = "hooked"
+    expected["Env"] = ["A=1", "B=3", "C=4"]
+    expected["HostConfig"] |= {"CgroupParent": "/own", "CpuQuota": 50_000, "CpusetCpus": "1"}
+    assert node.config() == expected
     container = node.container(container_id)
     assert container.original == replace(REPORTED, pod_id=pod_id, id=container_id)
     envs, resources = {"A": "1", "B": "3", "C": "4"}, replace(REQUESTED, cpu_quota=50_000, cpuset_cpus="1")
@@ -73,22 +73,22 @@ async def test_creates_are_changed_only_where_a_hook_set_it(node: Node) -> None:
 
 
 @on_node({"cgroup_driver": "systemd", "follows": False})
-async def test_pod_is_reported_once_the_daemon_named_its_driver(node: Node) -> None:
+async def test_driver_is_queried_once_when_hooks_need_it(node: Node) -> None:
     pod_id = await node.create_pod()
     assert node.store.counts() == (0, 0), "the driver is not queried where no plugin wants it"
     assert node.dockerd.requests("GET /info") == []
     node.plugins.add("a")
     await node.create("other", node.pod_body())
-    assert node.notified.pod.cgroup_parent == SYSTEMD_PARENT
+    assert node.last_request.pod.cgroup_parent == SYSTEMD_PARENT
     await node.create_container(pod_id)
-    assert node.notified.pod.cgroup_parent == SYSTEMD_PARENT
+    assert node.last_request.pod.cgroup_parent == SYSTEMD_PARENT
     assert len(node.dockerd.requests("GET /info")) == 1
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"Id":""}', b"[1]", b'{"Id":"%b"}'])
-async def test_answer_without_an_id_of_its_own_is_not_kept(node: Node, body: bytes) -> None:
+async def test_answer_without_new_id_makes_no_record(node: Node, body: bytes) -> None:
     """The last one is the id of a container."""
-    _, container_id = await node.made()
+    _, container_id = await node.create_both()
     node.plugins.add("a")
     body = body.replace(b"%b", container_id.encode())
     reply = b"HTTP/1.1 201 Created\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
@@ -99,8 +99,8 @@ async def test_answer_without_an_id_of_its_own_is_not_kept(node: Node, body: byt
     assert node.metrics.counted("calls_unreadable", operation="RunPodSandbox") == (not has_id)
 
 
-async def test_record_has_what_the_daemon_was_sent(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """Docker cannot carry all fields, and has rules of its own."""
+async def test_record_has_sent_resources(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """Docker cannot carry all fields, and applies its own rules."""
     unlimited = Resources(memory_limit_in_bytes=-1, unified={"memory.high": CANARY}, hugepage_limits={"2MB": 4711})
     node.plugins.add("a", HookAnswer(resources=unlimited), points=("PreCreateContainer",))
     container_id = await node.create_container(await node.create_pod())
@@ -114,15 +114,15 @@ async def test_record_has_what_the_daemon_was_sent(node: Node, caplog: pytest.Lo
     assert node.container(container_id).effective.resources == Resources(cpu_shares=1024, cpuset_cpus="0-1")
 
 
-@pytest.mark.parametrize("known", ["not yet", "read, and nothing is queried"])
+@pytest.mark.parametrize("stored", ["not yet", "read, and nothing is queried"])
 @on_each_driver
-async def test_parent_of_a_pod_that_another_proxy_hooked_is_the_daemons(node: Node, known: str) -> None:
+async def test_reread_pod_has_cgroup_parent_of_daemon(node: Node, stored: str) -> None:
     hooked = node.pod.cgroup_parent.replace("burstable", "besteffort")
     node.plugins.add("a", HookAnswer(cgroup_parent=hooked), points=("PreRunPodSandbox",))
     pod_id = await node.create_pod()
     pod_host = node.host()["CgroupParent"]
     node.forget()
-    if known != "not yet":
+    if stored != "not yet":
         read = await node.front._lookup.pod(pod_id)
         assert read is not None
         node.store.commit(Subject(read))
@@ -131,7 +131,7 @@ async def test_parent_of_a_pod_that_another_proxy_hooked_is_the_daemons(node: No
     assert node.host()["CgroupParent"] == pod_host
     pod = node.pod_of(pod_id)
     assert pod.effective.cgroup_parent == hooked
-    if known == "not yet":
+    if stored == "not yet":
         assert pod.original.cgroup_parent == node.pod.cgroup_parent, "as the container's create reported"
     assert node.container(container_id).effective.cgroup_parent == ""
 
@@ -142,7 +142,7 @@ async def test_parent_of_a_pod_that_another_proxy_hooked_is_the_daemons(node: No
 REMOVE = "DELETE /containers/{ref}"
 
 
-async def unanswered(node: Node, route: str, action: str, reference: str, done: bool) -> None:
+async def send_unanswered(node: Node, route: str, action: str, reference: str, done: bool) -> None:
     """Send a call that the daemon carries out or not (``done``), and never answers."""
     node.dockerd.inject(route, Injection(raw=None if done else b"", cut_after_bytes=0, times=1))
     target = f"{node.prefix}/containers/{reference}"
@@ -151,15 +151,15 @@ async def unanswered(node: Node, route: str, action: str, reference: str, done: 
     assert await client.ended() == b""
 
 
-async def test_start_has_its_resources_set_by_an_update_of_ours(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    points = ("PreStartContainer", "PostStartContainer")
+async def test_start_sets_resources_by_extra_update(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    hook_points = ("PreStartContainer", "PostStartContainer")
     resources = Resources(cpuset_cpus="1", cpu_quota=20_000, oom_score_adj=5, unified={"cpu.idle": CANARY})
-    node.plugins.add("a", HookAnswer(resources=resources), points=points)
-    pod_id, container_id = await node.made()
-    known = HookRequest(node.pod_of(pod_id).effective, node.container(container_id).effective)
+    node.plugins.add("a", HookAnswer(resources=resources), points=hook_points)
+    pod_id, container_id = await node.create_both()
+    expected = HookRequest(node.pod_of(pod_id).effective, node.container(container_id).effective)
     assert (await node.act("start", container_id)).status == 204
-    assert node.plugins.queried[0].request == known
-    assert node.points == list(points)
+    assert node.plugins.queried[0].request == expected
+    assert node.points == list(hook_points)
     update, start = node.dockerd.requests(UPDATE)[0], node.dockerd.requests(START)[0]
     assert json.loads(update.body) == {"CpuQuota": 20_000, "CpusetCpus": "1"}
     assert update.at < start.at
@@ -173,18 +173,18 @@ async def test_start_has_its_resources_set_by_an_update_of_ours(node: Node, capl
     assert "StartContainer: Docker cannot set oom_score_adj, unified of a container: left out" in caplog.text
     assert CANARY not in caplog.text
     node.plugins.plugins.clear()
-    node.plugins.add("b", HookAnswer(resources=Resources(oom_score_adj=5)), points=points)
+    node.plugins.add("b", HookAnswer(resources=Resources(oom_score_adj=5)), points=hook_points)
     assert (await node.act("start", container_id)).status == 304
     assert (node.points, len(node.dockerd.requests(UPDATE))) == (["PreStartContainer"], 1), "it sets nothing in Docker"
-    assert await node.updated_by_others(container_id) == 0
+    assert await node.update_externally(container_id) == 0
 
 
 @pytest.mark.parametrize("lost", [False, True])
-async def test_start_whose_update_fails_is_the_plugins_failure(node: Node, lost: bool) -> None:
-    _, container_id = await node.made()
+async def test_start_is_refused_when_extra_update_fails(node: Node, lost: bool) -> None:
+    _, container_id = await node.create_both()
     resources = Resources(cpuset_cpus="0" if lost else "2000")  # the fake daemon has fewer
     node.plugins.add("koordlet", HookAnswer(resources=resources), policy=FAIL, points=("PreStartContainer",))
-    if lost:  # it is done, but the answer never comes
+    if lost:  # it is done, but the answer is lost
         node.dockerd.inject(UPDATE, Injection(cut_after_bytes=0))
     answer = await node.act("start", container_id)
     assert answer.status == 500
@@ -192,12 +192,12 @@ async def test_start_whose_update_fails_is_the_plugins_failure(node: Node, lost:
     assert ("Requested CPUs are not available" in answer.message) is not lost
     if not lost:
         assert node.container(container_id).effective.resources == REQUESTED
-        assert await node.updated_by_others(container_id) == 0
+        assert await node.update_externally(container_id) == 0
     assert (node.dockerd.requests(START), node.store.counts()) == ([], (1, 0))
     assert not node.front._events.expected_updates
 
 
-def scaled(request: HookRequest) -> HookAnswer:
+def scale_shares(request: HookRequest) -> HookAnswer:
     """Answer like a hook that scales: echo the whole request with half of its CPU shares."""
     assert request.container
     assert request.container.resources
@@ -207,15 +207,15 @@ def scaled(request: HookRequest) -> HookAnswer:
     )
 
 
-async def test_update_leaves_out_and_names_what_it_cannot_say(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+async def test_update_leaves_out_unsupported_fields(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     resources = Resources(memory_limit_in_bytes=-1, oom_score_adj=5, cpu_shares=2)
     answer = HookAnswer(annotations={"n": CANARY}, resources=resources)
     node.plugins.add("a", answer, points=("PreUpdateContainerResources",))
-    _, container_id = await node.made()
+    _, container_id = await node.create_both()
     assert (await node.act("update", container_id, b'{"cpuShares": 0}')).status == 200
-    assert node.arrived(UPDATE) == b'{"cpuShares": 2}'
-    left_out = "memory_limit_in_bytes, oom_score_adj, annotations"
-    assert f"UpdateContainerResources: Docker cannot set {left_out} of a container: left out" in caplog.text
+    assert node.received_body(UPDATE) == b'{"cpuShares": 2}'
+    unsupported = "memory_limit_in_bytes, oom_score_adj, annotations"
+    assert f"UpdateContainerResources: Docker cannot set {unsupported} of a container: left out" in caplog.text
     assert CANARY not in caplog.text
     effective = node.container(container_id).effective
     assert effective.resources == replace(REQUESTED, cpu_shares=2)
@@ -223,7 +223,7 @@ async def test_update_leaves_out_and_names_what_it_cannot_say(node: Node, caplog
 
 
 @pytest.mark.parametrize("registered", [True, False])
-async def test_update_keeps_the_record_unless_it_is_of_others(node: Node, registered: bool) -> None:
+async def test_own_update_keeps_record_and_external_one_does_not(node: Node, registered: bool) -> None:
     if registered:
         node.plugins.add("a")
     pod_id, container_id = await node.running()
@@ -231,11 +231,11 @@ async def test_update_keeps_the_record_unless_it_is_of_others(node: Node, regist
     await node.event("update")
     assert node.metrics.total("updates_of_others") == 0
     assert node.container(container_id).original.resources == replace(REQUESTED, cpu_shares=7)
-    assert await node.updated_by_others(container_id) == 0
+    assert await node.update_externally(container_id) == 0
     node.plugins.add("b")
     await node.act("stop", container_id)
     assert node.reported_resources == replace(REQUESTED, cpu_shares=4711)
-    assert node.notified.pod == node.pod_of(pod_id).effective
+    assert node.last_request.pod == node.pod_of(pod_id).effective
 
 
 NOT_EXPECTED = [(b"{", (), 400), (b'{"CpuShares":-1}', (), 400), (b'{"CpuShares":5,"cpushares":6}', (), 200)]
@@ -244,34 +244,34 @@ NOT_EXPECTED += [(b'{"CpuShares":5}', ("Content-Encoding: gzip",), 200)]  # dock
 
 @pytest.mark.parametrize("registered", [True, False])
 @pytest.mark.parametrize(("body", "lines", "status"), NOT_EXPECTED)
-async def test_update_that_fails_or_cannot_be_read_is_not_expected(
+async def test_update_event_is_not_expected_when_update_fails(
     node: Node, registered: bool, body: bytes, lines: tuple[str, ...], status: int
 ) -> None:
-    _, container_id = await node.made()
+    _, container_id = await node.create_both()
     if registered:
         node.plugins.add("a")
     assert (await node.act("update", container_id, body, *lines)).status == status
-    assert node.arrived(UPDATE) == body
-    if status == 200:  # what it set is not known, so the container is read again when it is needed
+    assert node.received_body(UPDATE) == body
+    if status == 200:  # its values are unknown, so the container is read again when needed
         await until(lambda: node.store.container(container_id) is None)
         assert node.metrics.counted("calls_unreadable", operation="UpdateContainerResources") == 1
     else:
         assert node.container(container_id).effective.resources == REQUESTED
-        assert await node.updated_by_others(container_id) == 0
+        assert await node.update_externally(container_id) == 0
 
 
-async def test_update_whose_call_has_ended_is_neither_sent_nor_expected(node: Node) -> None:
-    _, container_id = await node.made()
-    hook, made, proceed = node.plugins.gated("a"), list[Any](), node.front.proceed
+async def test_update_is_not_sent_when_call_has_ended(node: Node) -> None:
+    _, container_id = await node.create_both()
+    hook, calls, proceed = node.plugins.gated("a"), list[Any](), node.front.proceed
 
     def record(call: DockerHeld) -> None:
-        made.append(call)
+        calls.append(call)
         proceed(call)
 
     node.front.proceed = record  # type: ignore[method-assign]
     await node.sends(request("POST", f"/containers/{container_id}/update", b'{"CpuShares":7}'))
     await until(lambda: hook.waiting == 1)
-    [call] = made
+    [call] = calls
     call.connection_lost()
     call.release(None, NO_ADJUSTMENT)
     for connection in node.front.connections:
@@ -282,10 +282,10 @@ async def test_update_whose_call_has_ended_is_neither_sent_nor_expected(node: No
 
 
 @pytest.mark.parametrize("through", ["the proxy", "the proxy, by name", "the daemon"])
-async def test_update_of_a_sandbox_calls_no_hook_and_is_read(node: Node, through: str) -> None:
+async def test_sandbox_update_calls_no_hook_and_is_reread(node: Node, through: str) -> None:
     """Its containers keep their originals: else a hook would scale its own result, which the daemon shows."""
-    node.plugins.add("a", scaled, policy=FAIL, points=("PreCreateContainer", "PreUpdateContainerResources"))
-    pod_id, container_id = await node.made()
+    node.plugins.add("a", scale_shares, policy=FAIL, points=("PreCreateContainer", "PreUpdateContainerResources"))
+    pod_id, container_id = await node.create_both()
     if through == "the daemon":
         node.dockerd.state.update(pod_id, {"CpuShares": 77})
     else:
@@ -297,14 +297,14 @@ async def test_update_of_a_sandbox_calls_no_hook_and_is_read(node: Node, through
     assert node.reported_resources.cpu_shares == REQUESTED.cpu_shares
     node.plugins.add("b", points=("PostStopPodSandbox",))
     await node.act("stop", pod_id)
-    assert node.notified.pod.resources == Resources(cpu_shares=77)
+    assert node.last_request.pod.resources == Resources(cpu_shares=77)
 
 
-@pytest.mark.parametrize("known", [True, False])
-async def test_stop_leaves_forgotten_what_is_updated_meanwhile(node: Node, known: bool) -> None:
+@pytest.mark.parametrize("stored", [True, False])
+async def test_stop_stores_no_record_after_external_update(node: Node, stored: bool) -> None:
     """Also if only this call has read it, so that nothing in the Store was forgotten."""
     _, container_id = await node.running()
-    if not known:
+    if not stored:
         node.forget()
     node.plugins.add("a")
     stop = node.dockerd.inject(STOP, Injection(hang=True))
@@ -318,7 +318,7 @@ async def test_stop_leaves_forgotten_what_is_updated_meanwhile(node: Node, known
 
 
 @pytest.fixture
-def _settled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _settled_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the proxy query the outcome of unanswered calls as fast as possible, and for long."""
     monkeypatch.setattr(open_calls, "QUERIED_AFTER_SECONDS", [0.02 * times for times in range(1, 500)])
 
@@ -327,33 +327,33 @@ LOST = [(START, "start", "PostStartContainer"), (REMOVE, "remove", "PostStopPodS
 LOST += [(STOP, "stop", "PostStopContainer"), (STOP, "stop", "PostStopPodSandbox")]
 
 
-@pytest.mark.usefixtures("_settled_at_once")
-@pytest.mark.parametrize(("route", "action", "point"), LOST)
+@pytest.mark.usefixtures("_settled_immediately")
+@pytest.mark.parametrize(("route", "action", "hook_point"), LOST)
 @pytest.mark.parametrize("done", [True, False])
-async def test_lost_answer_owes_a_hook_once_done(node: Node, route: str, action: str, point: str, done: bool) -> None:
-    node.plugins.add("a", points=(point,))
-    pod_id, container_id = await (node.made() if action == "start" else node.running())
-    of_pod = point == "PostStopPodSandbox"
-    subject = pod_id if of_pod else container_id
-    known = HookRequest(node.pod_of(pod_id).effective, None if of_pod else node.container(container_id).effective)
-    await unanswered(node, route, action, subject, done=done)
+async def test_lost_answer_runs_hook_if_done(node: Node, route: str, action: str, hook_point: str, done: bool) -> None:
+    node.plugins.add("a", points=(hook_point,))
+    pod_id, container_id = await (node.create_both() if action == "start" else node.running())
+    is_pod = hook_point == "PostStopPodSandbox"
+    subject = pod_id if is_pod else container_id
+    expected = HookRequest(node.pod_of(pod_id).effective, None if is_pod else node.container(container_id).effective)
+    await send_unanswered(node, route, action, subject, done=done)
     if not done:
         await until(lambda: len(node.dockerd.requests(INSPECT)) >= 3)
         assert node.plugins.queried == []
         getattr(node.dockerd.state, action)(subject, *[True] * (action == "remove"))
     await until(lambda: bool(node.plugins.queried))
-    assert [(queried.point, queried.request) for queried in node.plugins.queried] == [(point, known)]
+    assert [(queried.point, queried.request) for queried in node.plugins.queried] == [(hook_point, expected)]
 
 
-@pytest.mark.usefixtures("_settled_at_once")
-@pytest.mark.parametrize(("route", "action", "points"), [(START, "start", []), (STOP, "stop", ["PostStopContainer"])])
-async def test_lost_answer_of_what_is_gone_was_a_stop(node: Node, route: str, action: str, points: list[str]) -> None:
+@pytest.mark.usefixtures("_settled_immediately")
+@pytest.mark.parametrize(("route", "action", "called"), [(START, "start", []), (STOP, "stop", ["PostStopContainer"])])
+async def test_lost_answer_runs_stop_hook_if_removed(node: Node, route: str, action: str, called: list[str]) -> None:
     node.plugins.add("a", points=("PostStartContainer", "PostStopContainer"))
-    _, container_id = await (node.running() if action == "stop" else node.made())
-    await unanswered(node, route, action, container_id, done=False)
+    _, container_id = await (node.running() if action == "stop" else node.create_both())
+    await send_unanswered(node, route, action, container_id, done=False)
     node.dockerd.state.remove(container_id, force=True)
-    await until(lambda: node.metrics.total("unknown_outcomes") == 1 and len(node.plugins.queried) == len(points))
-    assert (node.points, node.store.counts()) == (points, (1, 0))
+    await until(lambda: node.metrics.total("unknown_outcomes") == 1 and len(node.plugins.queried) == len(called))
+    assert (node.points, node.store.counts()) == (called, (1, 0))
 
 
 # ---- PostStopContainer at dockerd's die event (hook-api, "Applied to")
@@ -372,14 +372,14 @@ async def die(node: Node, container_id: str, status: str = "exited") -> None:
     await until(lambda: not node.front.tasks)
 
 
-@pytest.mark.parametrize("known", [True, False])
-async def test_container_that_dies_is_reported_once(node: Node, known: bool) -> None:
+@pytest.mark.parametrize("stored", [True, False])
+async def test_container_end_is_reported_once(node: Node, stored: bool) -> None:
     node.plugins.add("a", points=(END,))
     pod_id, container_id = await node.running()
-    if not known:
+    if not stored:
         node.forget()
     await die(node, container_id)
-    assert (node.reported_container.id, node.notified.pod.id) == (container_id, pod_id)
+    assert (node.reported_container.id, node.last_request.pod.id) == (container_id, pod_id)
     await die(node, container_id)
     for action, subject in (("stop", container_id), ("stop", pod_id)):
         await node.act(action, subject)
@@ -387,8 +387,8 @@ async def test_container_that_dies_is_reported_once(node: Node, known: bool) -> 
     assert node.points == [END]
 
 
-async def test_container_that_runs_again_has_not_ended(node: Node) -> None:
-    """Its restart policy starts it; a restart by a client has an end of its own."""
+async def test_restarted_container_end_is_not_reported(node: Node) -> None:
+    """Its restart policy starts it; after a restart by a client it can end again."""
     node.plugins.add("a", points=(END,))
     _, container_id = await node.running()
     for status in ("restarting", "running"):
@@ -407,7 +407,7 @@ async def test_container_that_runs_again_has_not_ended(node: Node) -> None:
     assert node.points == [END] * 2
 
 
-# ---- the daemon's containers, read again; those without a pod are remembered (relay-rules B10)
+# ---- the daemon's containers, read again; containers without a pod are cached (relay-rules B10)
 
 
 INFO, IMAGE = "GET /info", "GET /images/{ref}/json"
@@ -416,7 +416,7 @@ NOBODY = "f" * 64
 
 
 class Rig(Node):
-    """A node that knows nothing; its daemon has a pod with a container."""
+    """A node with an empty Store; its daemon has a pod with a container."""
 
     pod_id = container_id = ""
 
@@ -435,30 +435,30 @@ class Rig(Node):
         return len(self.dockerd.requests(route))
 
     async def read(self, reference: str) -> ContainerInfo:
-        found = await self.lookup.container(reference)
-        assert found is not None
-        assert found.container is not None
-        return found.container.effective
+        subject = await self.lookup.container(reference)
+        assert subject is not None
+        assert subject.container is not None
+        return subject.container.effective
 
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     async with Rig(tmp_path, follows=False) as rig:
-        rig.pod_id, rig.container_id = await rig.made()
+        rig.pod_id, rig.container_id = await rig.create_both()
         rig.forget()
         yield rig
 
 
-async def test_what_the_store_has_is_not_changed(rig: Rig) -> None:
+async def test_lookup_prefers_stored_records(rig: Rig) -> None:
     pod = PodRecord(PodInfo(id=rig.pod_id, name="original"), PodInfo(id=rig.pod_id, name="effective"))
     rig.store.commit(Subject(pod))
     assert await rig.lookup.container(rig.pod_id[:12]) == Subject(pod)
     assert (await rig.lookup.container(rig.container_id)).pod == pod
     info = ContainerInfo(id=rig.container_id, pod_id=rig.pod_id, name="known")
-    known = Subject(pod, ContainerRecord(info, info))
-    rig.store.commit(known)
-    assert await rig.lookup.container(rig.container_id[:12]) == rig.lookup.known(rig.container_id) == known
-    assert rig.lookup.known(rig.container_id[:12]) is None
+    stored = Subject(pod, ContainerRecord(info, info))
+    rig.store.commit(stored)
+    assert await rig.lookup.container(rig.container_id[:12]) == rig.lookup.stored(rig.container_id) == stored
+    assert rig.lookup.stored(rig.container_id[:12]) is None
     assert rig.queried(INSPECT) == 3
     rig.store.forget(rig.container_id)
     hooked = PodInfo(id=rig.pod_id, cgroup_parent="/hooked")
@@ -467,7 +467,7 @@ async def test_what_the_store_has_is_not_changed(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("reference", ["nobody", NOBODY, ".."])
-async def test_what_the_daemon_does_not_have_is_none(rig: Rig, reference: str) -> None:
+async def test_lookup_returns_none_for_missing_object(rig: Rig, reference: str) -> None:
     assert await rig.lookup.read(reference) is await rig.lookup.pod(reference) is None
     del rig.dockerd.state.containers[rig.pod_id]
     assert await rig.lookup.read(rig.container_id) is await rig.lookup.pod(rig.container_id) is None
@@ -475,19 +475,19 @@ async def test_what_the_daemon_does_not_have_is_none(rig: Rig, reference: str) -
     assert not rig.lookup.is_plain(rig.container_id)
 
 
-async def test_pod_without_a_cgroup_parent_runs_where_its_container_does(rig: Rig) -> None:
+async def test_unknown_pod_parent_is_read_from_container(rig: Rig) -> None:
     """An unknown parent is None; the empty one is the daemon's default."""
     pod = (await rig.fetch("GET", f"/containers/{rig.pod_id}/json")).json
     del pod["HostConfig"]["CgroupParent"]
     rig.answers(INSPECT, json.dumps(pod).encode())
-    found = await rig.lookup.container(rig.pod_id)
-    assert found.pod.effective.cgroup_parent is None
-    rig.store.commit(found)
+    subject = await rig.lookup.container(rig.pod_id)
+    assert subject.pod.effective.cgroup_parent is None
+    rig.store.commit(subject)
     del rig.dockerd.injections[INSPECT]
     assert (await rig.lookup.container(rig.container_id)).pod.effective.cgroup_parent == PARENT
 
 
-async def test_pods_and_their_containers_are_listed_apart_and_nothing_else(rig: Rig) -> None:
+async def test_only_pods_and_their_containers_are_listed(rig: Rig) -> None:
     rig.make("odd", {**PLAIN_BODY, "Labels": {"io.kubernetes.docker.type": "something else"}})
     assert await rig.lookup.listed() == Listed([rig.pod_id], [rig.container_id])
 
@@ -505,9 +505,9 @@ async def test_image_is_read_once_for_all_its_containers(rig: Rig) -> None:
     assert rig.queried(IMAGE) == 6
 
 
-async def test_memories_of_images_and_plain_containers_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "IMAGES_REMEMBERED", 1)
-    monkeypatch.setattr(module, "REMEMBERED", 2)
+async def test_caches_of_images_and_plain_containers_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IMAGE_LIMIT", 1)
+    monkeypatch.setattr(module, "STANDALONE_LIMIT", 2)
     for _ in range(2):
         assert await rig.lookup.pod(rig.pod_id) is not None
         await rig.read(rig.container_id)
@@ -518,7 +518,7 @@ async def test_memories_of_images_and_plain_containers_are_bounded(rig: Rig, mon
     assert [rig.lookup.is_plain(container_id) for container_id in plain] == [False, True, True]
 
 
-async def test_b10_plain_container_is_cached_by_its_full_id(rig: Rig) -> None:
+async def test_b10_plain_container_is_cached_by_full_id(rig: Rig) -> None:
     rig.dockerd.inject(INFO, Injection(status=500))
     rig.dockerd.inject(IMAGE, Injection(status=500))
     plain = rig.make("plain", PLAIN_BODY)
@@ -531,7 +531,7 @@ async def test_b10_plain_container_is_cached_by_its_full_id(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"Id":1}', b'{"Config":7,"n":"io.kubernetes.docker.type"}'])
-async def test_inspect_without_labels_is_no_pods(rig: Rig, body: bytes) -> None:
+async def test_container_without_labels_is_plain(rig: Rig, body: bytes) -> None:
     rig.answers(INSPECT, body)
     assert await rig.lookup.read(rig.container_id) is None
     with pytest.raises(Unreadable):
@@ -543,7 +543,7 @@ FAILING = [(INFO, b'{"CgroupDriver":1}', Unreadable), (INFO, None, BackendError)
 
 
 @pytest.mark.parametrize(("route", "reply", "error"), FAILING)
-async def test_failing_daemon_is_an_error_and_queried_again(
+async def test_lookup_raises_and_retries_when_daemon_fails(
     rig: Rig, route: str, reply: bytes | None, error: type[Exception]
 ) -> None:
     if reply is not None:
@@ -557,7 +557,7 @@ async def test_failing_daemon_is_an_error_and_queried_again(
     rig.dockerd.injections.clear()
     before = rig.queried(INFO)
     for _ in range(2):
-        assert await rig.lookup.known_driver() is Driver.CGROUPFS
+        assert await rig.lookup.cached_driver() is Driver.CGROUPFS
     assert rig.queried(INFO) == before + 1
-    await rig.lookup.learn_driver()
+    await rig.lookup.read_driver()
     assert rig.queried(INFO) == before + 2, "it is queried once until it changes"

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from runtimeproxy.core.call import MESSAGE_LIMIT, NO_ROOM, UNANSWERED, CallState, Reply, Unreadable
-from runtimeproxy.docker.exchange import KNOWN_BYTES, REPLY_LIMIT, Action, DockerHeld, Known
+from runtimeproxy.docker.exchange import CACHE_BYTES, REPLY_LIMIT, Action, DockerHeld, MessageCaches
 from runtimeproxy.wire import http1
 from tests.docker import messages as m
 from tests.docker.messages import CHUNKED, CREATE, CREATED, OK, PING, START, STOP, answer, request
 from tests.docker.peer import (
-    WAYS,
+    MODES,
     Play,
     Step,
     answered,
@@ -35,7 +35,7 @@ LONG_CHUNKS = answer(201, CHUNKED, body=None) + m.chunks(bytes(REPLY_LIMIT), b"t
 ANSWER_IN_CHUNKS = answer(201, CHUNKED, body=None) + m.chunks(b'{"Id"', b':"1"}')
 
 
-def held(sent: bytes, *, limit: int = 1000) -> Play:
+def hold_call(sent: bytes, *, limit: int = 1000) -> Play:
     """Return a connection on which a call is held."""
     return converse([client(sent, held=1)], limit=limit)
 
@@ -44,10 +44,10 @@ READABLE = [(CREATE, BODY), (IN_CHUNKS, BODY), (START, b""), (request("POST", TA
 
 
 @pytest.mark.parametrize(("sent", "body"), READABLE, ids=["sized", "in chunks", "no length", "no chunks"])
-def test_b8_request_is_read_and_released_wherever_it_is_cut(sent: bytes, body: bytes) -> None:
+def test_b8_request_is_read_and_released_in_any_parts(sent: bytes, body: bytes) -> None:
     """A chunked body is read without its chunking, and released with it; a changed one has a length."""
     assert converse([client(sent + PING, held=1), release(to_daemon=sent)]).call.body == body
-    play = held(sent)
+    play = hold_call(sent)
     play.call.send_request(b'{"new":1}')
     assert play.daemon.got() == http1.with_length(play.call.head.raw, 9) + b'{"new":1}'
 
@@ -61,14 +61,14 @@ UNREADABLE: dict[str, list[Step]] = {
 
 
 @pytest.mark.parametrize("problem", UNREADABLE)
-def test_request_is_unreadable(problem: str) -> None:
+def test_body_of_unreadable_request_raises(problem: str) -> None:
     play = converse(UNREADABLE[problem])
     with pytest.raises(Unreadable, match=problem):
         _ = play.call.body
 
 
 def test_all_held_requests_share_one_limit() -> None:
-    first = held(CREATE, limit=2 * len(BODY) - 1)
+    first = hold_call(CREATE, limit=2 * len(BODY) - 1)
     second = Play(budget=first.memory)
     second.client.sends(CREATE[:-1])
     assert not second.calls
@@ -79,8 +79,8 @@ def test_all_held_requests_share_one_limit() -> None:
     assert first.memory.count == len(BODY), "nothing is retained of the one without room"
 
 
-def test_chunked_body_counts_twice_and_is_not_read_without_room() -> None:
-    """It is retained with its chunks and without them; one that has no room is not dechunked further."""
+def test_chunked_body_counts_twice_in_budget() -> None:
+    """It is buffered with its chunking and without; a body above the budget is not dechunked further."""
     play = converse([client(IN_CHUNKS[:-2])])
     assert play.memory.count == 2 * (len(CHUNKS) - 2)
     top, chunk = request("POST", TARGET, CHUNKED), b"100\r\n" + b"x" * 256 + b"\r\n"
@@ -91,9 +91,9 @@ def test_chunked_body_counts_twice_and_is_not_read_without_room() -> None:
 
 @pytest.mark.parametrize("body", [None, b"{}"], ids=["released", "changed"])
 @pytest.mark.parametrize("is_answered", [False, True])
-def test_released_call_is_counted_until_its_answer_is_sent(body: bytes | None, is_answered: bool) -> None:
-    """What was parsed from its request is retained until then."""
-    play = held(CREATE)
+def test_released_call_counts_until_answer_is_sent(body: bytes | None, is_answered: bool) -> None:
+    """The parsed values of its request are retained until then."""
+    play = hold_call(CREATE)
     play.call.send_request(body)
     if is_answered:
         play.daemon.sends(CREATED)
@@ -131,9 +131,9 @@ STATES: dict[CallState, Callable[[DockerHeld], object]] = {
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_c1_only_the_first_transition_counts(state: CallState) -> None:
-    assert held(CREATE).call.withdraw() == CREATE
-    play = held(CREATE)
+def test_c1_only_first_transition_counts(state: CallState) -> None:
+    assert hold_call(CREATE).call.withdraw() == CREATE
+    play = hold_call(CREATE)
     assert (play.call.state, play.memory.count) == (CallState.HOLDING, len(BODY))
     STATES[state](play.call)
     assert play.memory.count == (len(BODY) if state is CallState.RELEASED else 0)
@@ -153,7 +153,7 @@ AGREED += [(STOP, 404, True), (STOP, 500, False), (REMOVE, 204, True), (REMOVE, 
 
 
 @pytest.mark.parametrize(("sent", "status", "agreed"), AGREED)
-def test_daemon_agrees_with_this_status(sent: bytes, status: int, agreed: bool) -> None:
+def test_agreement_depends_on_action_and_status(sent: bytes, status: int, agreed: bool) -> None:
     body = b"" if status in (204, 304) else b"{}"
     replied = answer(status, body=body or None)
     play = converse([hold(sent), daemon(replied)])
@@ -191,27 +191,27 @@ REPLIES: dict[str, tuple[list[Step], Reply | None]] = {
 
 
 @pytest.mark.parametrize(("steps", "reply"), REPLIES.values(), ids=REPLIES)
-def test_reply_of_a_call(steps: list[Step], reply: Reply | None) -> None:
+def test_reply_is_retained_until_answered(steps: list[Step], reply: Reply | None) -> None:
     assert converse(steps, limit=1000).call.reply == reply
 
 
-def test_call_without_room_that_is_refused_or_breaks_closes() -> None:
-    refused = refuse(to_client=m.ours(500, closes=True) + m.EOF)
+def test_call_without_room_closes_when_refused_or_broken() -> None:
+    refused = refuse(to_client=m.proxy_answer(500, closes=True) + m.EOF)
     assert converse([client(CREATE[:-1], held=1), refused, client(CREATE[-1:] + PING)], limit=5).call.reply is None
-    broken = client(b"no chunk\r\n", to_client=m.ours(400, closes=True) + m.EOF)
-    assert converse([hold(IN_CHUNKS[:-12]), broken], WAYS, limit=5).call.reply == UNANSWERED
+    broken = client(b"no chunk\r\n", to_client=m.proxy_answer(400, closes=True) + m.EOF)
+    assert converse([hold(IN_CHUNKS[:-12]), broken], MODES, limit=5).call.reply == UNANSWERED
 
 
 def test_cached_messages_are_bounded() -> None:
     play = Play(holds=())
-    play.client.sends(request("GET", "/info", "X-Long: " + "x" * play.known.longest))
+    play.client.sends(request("GET", "/info", "X-Long: " + "x" * play.caches.max_bytes))
     play.daemon.sends(OK)
-    assert (play.known.requests, play.known.answers) == ({}, {})
-    for number in range(2 * KNOWN_BYTES // 1000):
+    assert (play.caches.requests, play.caches.answers) == ({}, {})
+    for number in range(2 * CACHE_BYTES // 1000):
         play.client.sends(request("GET", f"/info?{number:0400}"))
         play.daemon.sends(answer(200, f"Date: {number:0400}", body=b"OK"))
-    assert KNOWN_BYTES / 2 < play.known.requests.bytes <= KNOWN_BYTES
-    assert KNOWN_BYTES / 2 < play.known.answers.bytes <= KNOWN_BYTES
+    assert CACHE_BYTES / 2 < play.caches.requests.bytes <= CACHE_BYTES
+    assert CACHE_BYTES / 2 < play.caches.answers.bytes <= CACHE_BYTES
 
 
 def test_request_that_may_be_held_is_not_cached() -> None:
@@ -221,11 +221,11 @@ def test_request_that_may_be_held_is_not_cached() -> None:
     assert (play.effects(), play.call.route.action) == ((b"", b"", 1), Action.START)
 
 
-@pytest.mark.parametrize("longest", [1024, 0], ids=["cached", "read each time"])
-def test_passing_request_is_counted_once_by_its_route(longest: int) -> None:
-    play = Play(holds=(), known=Known(longest))
+@pytest.mark.parametrize("max_bytes", [1024, 0], ids=["cached", "read each time"])
+def test_passing_request_is_counted_by_route(max_bytes: int) -> None:
+    play = Play(holds=(), caches=MessageCaches(max_bytes))
     for target in ("/v1.41/info", "/v1.41/info", "http://docker/version", f"/containers/{m.ID}/top", "/x"):
         play.client.sends(request("GET", target))
         play.daemon.sends(OK)
-    counted = {labels[0]: count for (name, labels), count in play.known.counters.items() if name == "calls_passed"}
+    counted = {labels[0]: count for (name, labels), count in play.caches.counters.items() if name == "calls_passed"}
     assert counted == {"GET /info": 2, "GET /version": 1, "GET /containers/{id}/top": 1, "other": 1}

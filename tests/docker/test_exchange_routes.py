@@ -1,11 +1,11 @@
-"""The routing decision. The tables were compared with gorilla/mux 1.8 on moby's routes; each row says why."""
+"""The routing decision. The tables were compared with gorilla/mux 1.8 on moby's routes; each row has its reason."""
 
 from collections.abc import Mapping
 
 import pytest
 
 from runtimeproxy.docker import exchange
-from runtimeproxy.docker.exchange import Action, Route, may_upgrade, route
+from runtimeproxy.docker.exchange import Action, Route, find_route, may_upgrade
 
 ID = "53a2aab85aded907772e67854c6d1600abd22101b5c4f30eaee265dfea7636ff"
 CREATE = Route(Action.CREATE)
@@ -19,13 +19,13 @@ def of(action: Action, reference: str) -> Route:
     return Route(action, reference)
 
 
-def split(some: Mapping[str, str]) -> list[tuple[str, str]]:
+def split(table: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return each word of a table's texts, with its reason."""
-    return [(why, word) for why, words in some.items() for word in words.split()]
+    return [(why, word) for why, words in table.items() for word in words.split()]
 
 
 X = "x"
-AS_SPELT = {
+UNENCODED = {
     "the prefix of an id": "53a2aab",
     "a name may hold - . _ and slashes": "web-0.app_1 a/b",
     "only the last word counts": "start create x/stop x/create exec/x v1.41/containers/x",
@@ -76,10 +76,10 @@ HELD = [
     ("POST", "http://docker/v1.41/containers/create?name=a", created("a"), "a proxy's form"),
     ("POST", "/containers/create?name=\xc3\xa9+%C3%A9", created("é é"), "not ASCII, with and without escapes"),
 ]
-HELD += [("POST", f"/containers/{name}/start", of(Action.START, name), why) for why, name in split(AS_SPELT)]
+HELD += [("POST", f"/containers/{name}/start", of(Action.START, name), why) for why, name in split(UNENCODED)]
 HELD += [("POST", f"/containers/{spelt}/stop", of(Action.STOP, name), "decoded") for spelt, name in DECODED.items()]
 HELD += [("DELETE", f"/containers/{name}", of(Action.REMOVE, name), why) for why, name in split(REMOVED)]
-HELD += [("POST", target, stated, why) for why, (stated, some) in CALLED.items() for target in some.split()]
+HELD += [("POST", target, stated, why) for why, (stated, targets) in CALLED.items() for target in targets.split()]
 
 PASSED = {
     "watched by its event": f"/containers/{ID}/kill /containers/{ID}/restart /containers/x/rename?name=y",
@@ -121,8 +121,8 @@ NOT_COUNTED = f"""
 
 
 def counted_as(method: str, target: str) -> str:
-    found = exchange.passing(f"{method} {target}")
-    return exchange.PASSING[found.lastindex or 0 if found else 0][1][0]
+    match = exchange.match_passing(f"{method} {target}")
+    return exchange.PASSING_SERIES[match.lastindex or 0 if match else 0][1][0]
 
 
 ACTIONS = {
@@ -134,12 +134,12 @@ ACTIONS = {
 }
 
 
-def test_of_all_counted_routes_five_are_held() -> None:
+def test_only_five_counted_routes_are_held() -> None:
     """A request that passes is counted by its route."""
-    for _, (template, *_) in exchange.PASSING[1:]:
+    for _, (template, *_) in exchange.PASSING_SERIES[1:]:
         method, _, path = template.partition(" ")
-        decided = route(method, f"/v1.41{path}")
-        assert (decided.action if decided else None) is ACTIONS.get(template)
+        route = find_route(method, f"/v1.41{path}")
+        assert (route.action if route else None) is ACTIONS.get(template)
         path = path.replace("{id}", ID).replace("{name}", "docker.io/library/nginx:1@sha256:ab")
         for target in (path, f"/v1.41{path}", f"/v1.41{path}?a=/containers/json"):
             assert counted_as(method, target) == template
@@ -148,22 +148,22 @@ def test_of_all_counted_routes_five_are_held() -> None:
 
 
 @pytest.mark.parametrize(("method", "target", "expected", "why"), HELD)
-def test_held(method: str, target: str, expected: Route, why: str) -> None:
-    assert route(method, target) == expected, why
+def test_route_is_held(method: str, target: str, expected: Route, why: str) -> None:
+    assert find_route(method, target) == expected, why
     assert not may_upgrade(method, target)
     for other in ("GET", "HEAD", "PUT", "PATCH", "OPTIONS", "CONNECT", method.lower(), ""):
-        assert route(other, target) is None
+        assert find_route(other, target) is None
 
 
 @pytest.mark.parametrize(("method", "target", "why"), PASSING)
-def test_passing(method: str, target: str, why: str) -> None:
-    assert route(method, target) is None, why
+def test_route_passes(method: str, target: str, why: str) -> None:
+    assert find_route(method, target) is None, why
 
 
-def test_long_target_is_decided_alike() -> None:
+def test_long_target_is_routed_like_short_one() -> None:
     name = "n" * 100_000
-    assert route("POST", f"/containers/{name}/start") == of(Action.START, name)
-    assert route("POST", f"/containers/{name}/kill") is None
+    assert find_route("POST", f"/containers/{name}/start") == of(Action.START, name)
+    assert find_route("POST", f"/containers/{name}/kill") is None
     assert may_upgrade("POST", f"/containers/{name}/attach")
 
 
@@ -184,15 +184,15 @@ NO_UPGRADES = {
 
 
 @pytest.mark.parametrize("why", [*UPGRADES, *NO_UPGRADES])
-def test_may_upgrade(why: str) -> None:
-    for queried in UPGRADES.get(why, NO_UPGRADES.get(why, "")).split():
-        method, _, target = queried.partition(":")
-        assert may_upgrade(method, target) is (why in UPGRADES), queried
-        assert route(method, target) is None
+def test_route_may_upgrade(why: str) -> None:
+    for request in UPGRADES.get(why, NO_UPGRADES.get(why, "")).split():
+        method, _, target = request.partition(":")
+        assert may_upgrade(method, target) is (why in UPGRADES), request
+        assert find_route(method, target) is None
 
 
-def test_of_a_long_query_nothing_but_the_name_is_unescaped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_decodes_only_name_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     unescaped: list[str] = []
     monkeypatch.setattr(exchange, "unquote_to_bytes", lambda text: unescaped.append(text) or text)
-    assert route("POST", "/containers/create?" + "%61&" * 1_000 + "name=x") == created("x")
+    assert find_route("POST", "/containers/create?" + "%61&" * 1_000 + "name=x") == created("x")
     assert unescaped == [b"x"]

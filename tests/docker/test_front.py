@@ -1,5 +1,5 @@
-"""The Docker front: which requests it holds, which hook servers it calls, what passes (relay-rules B10), clients that
-leave, HTTP/2 (relay-rules B4), drains, a daemon that is not reachable.
+"""The Docker front: held and passing requests (relay-rules B10), calls of hook servers, clients that disconnect, HTTP/2
+(relay-rules B4), drains, a daemon that is not reachable.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.docker import front
-from runtimeproxy.docker.exchange import DAEMON_AWAY
+from runtimeproxy.docker.exchange import DAEMON_UNAVAILABLE
 from runtimeproxy.docker.front import BadGateway, DockerConnection
 from runtimeproxy.model.fields import HookAnswer
 from runtimeproxy.plugins.registration import FailurePolicy
@@ -28,11 +28,11 @@ from tests.docker.node import (
     START,
     GatedClient,
     Node,
+    encode_body,
     id_of,
     on_node,
     unavailable,
     unfollowed,
-    written,
 )
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import dockershim_bodies as bodies
@@ -41,38 +41,38 @@ from tests.fakes.dockerd_wire import Injection
 from tests.fakes.plugins import ALL_POINTS, FAIL, IGNORE, NOTHING, Behaviour
 from tests.relay.test_dial import fill_backlog
 
-AWAY = f"runtimeproxy: {DAEMON_AWAY}"
+UNAVAILABLE = f"runtimeproxy: {DAEMON_UNAVAILABLE}"
 IMAGE = b'"Image":"%b"' % BUSYBOX_IMAGE.encode()
 PLAIN_BODY = b'{ %b,"HostConfig":null, "hostconfig":null,"Env":["\\u0041=1"],"New":1e400 }' % IMAGE
 """A create without a pod, in an unusual spelling, so that a rewritten body would differ."""
-SPELT = [("", "{0.id}"), ("/v1.12", "{0.id:.12}"), ("/v1.41", "{0.name}")]
+SPELLINGS = [("", "{0.id}"), ("/v1.12", "{0.id:.12}"), ("/v1.41", "{0.name}")]
 
 
-@pytest.mark.parametrize(("prefix", "spelt"), SPELT, ids=["full id", "prefix", "name"])
-async def test_seven_points_fire_on_their_calls(node: Node, prefix: str, spelt: str) -> None:
+@pytest.mark.parametrize(("prefix", "spelling"), SPELLINGS, ids=["full id", "prefix", "name"])
+async def test_calls_run_their_hook_points(node: Node, prefix: str, spelling: str) -> None:
     node.prefix = prefix
     node.plugins.add("a")
     pod_id = await node.create_pod()
     assert node.points == ["PreRunPodSandbox"]
     container_id = await node.create_container(pod_id)
     assert node.points == ["PreCreateContainer"]
-    container, pod = (spelt.format(node.dockerd.container(made)) for made in (container_id, pod_id))
+    container, pod = (spelling.format(node.dockerd.container(reference)) for reference in (container_id, pod_id))
     await node.act("start", pod)
     assert node.points == [], "the start of a sandbox is a part of RunPodSandbox"
-    for action, made, body, points in (
+    for action, reference, body, hook_points in (
         ("start", container, None, ["PreStartContainer", "PostStartContainer"]),
         ("update", container, {"CpuShares": 512}, ["PreUpdateContainerResources"]),
         ("stop", container, None, ["PostStopContainer"]),
         ("stop", pod, None, ["PostStopPodSandbox"]),
     ):
-        assert (await node.act(action, made, body)).status in (200, 204)
-        assert node.dockerd.received[-1].target == f"{prefix}/containers/{made}/{action}"
-        assert node.notified.pod.id == pod_id
-        assert made == pod or node.reported_container.id == container_id
-        assert node.points == points
-    for made, left in ((container, (1, 0)), (pod, (0, 0))):
-        assert (await node.remove(made)).status == 204
-        await until(lambda left=left: node.store.counts() == left)  # type: ignore[misc]
+        assert (await node.act(action, reference, body)).status in (200, 204)
+        assert node.dockerd.received[-1].target == f"{prefix}/containers/{reference}/{action}"
+        assert node.last_request.pod.id == pod_id
+        assert reference == pod or node.reported_container.id == container_id
+        assert node.points == hook_points
+    for reference, remaining in ((container, (1, 0)), (pod, (0, 0))):
+        assert (await node.remove(reference)).status == 204
+        await until(lambda remaining=remaining: node.store.counts() == remaining)  # type: ignore[misc]
     assert node.points == []
     assert bool(node.dockerd.requests(INSPECT)) is (container != container_id), "by its id all of it was known"
     if container == container_id:
@@ -81,7 +81,7 @@ async def test_seven_points_fire_on_their_calls(node: Node, prefix: str, spelt: 
         assert [times.operation for times in node.metrics.calls] == operations.split()
 
 
-async def test_plain_containers_calls_pass_as_they_came(node: Node) -> None:
+async def test_calls_pass_unchanged_when_container_has_no_pod(node: Node) -> None:
     node.plugins.add("a", policy=FAIL)
     client = await node.client()
 
@@ -94,10 +94,10 @@ async def test_plain_containers_calls_pass_as_they_came(node: Node) -> None:
 
     fields = ("Content-Type: application/json", "Transfer-Encoding: chunked")
     await passed(request("POST", "/containers/create", b"", *fields) + chunks(PLAIN_BODY[:7], PLAIN_BODY[7:]))
-    made = await passed(request("POST", "/containers/create?name=plain&name=2", PLAIN_BODY, "X-Odd:   kept  "))
+    created = await passed(request("POST", "/containers/create?name=plain&name=2", PLAIN_BODY, "X-Odd:   kept  "))
     for action, body in (("start", b""), ("update", b'{"CpuShares": 3, "cpushares": 4}'), ("stop", b"")):
-        await passed(request("POST", f"/containers/{made['Id']}/{action}", body))
-    assert (await client.fetch("DELETE", f"/containers/{made['Id']}")).status == 204
+        await passed(request("POST", f"/containers/{created['Id']}/{action}", body))
+    assert (await client.fetch("DELETE", f"/containers/{created['Id']}")).status == 204
     assert (node.points, node.store.counts()) == ([], (0, 0))
     assert not node.metrics.total("calls_unreadable")
     passing = ("create", "{id}/start", "{id}/update", "{id}/stop")
@@ -113,14 +113,14 @@ REQUESTED = [
 ]
 
 
-@pytest.mark.parametrize(("action", "hook_points", "others"), REQUESTED)
-async def test_unknown_container_is_read_only_for_a_plugin_of_its_points(
-    node: Node, action: str, hook_points: tuple[str, ...], others: tuple[str, ...]
+@pytest.mark.parametrize(("action", "hook_points", "other_hook_points"), REQUESTED)
+async def test_unknown_container_is_read_when_hooks_need_it(
+    node: Node, action: str, hook_points: tuple[str, ...], other_hook_points: tuple[str, ...]
 ) -> None:
-    _, container_id = await node.made()
+    _, container_id = await node.create_both()
     node.forget()
-    for points, read in ((others, False), (hook_points, True)):
-        node.plugins.add("a", points=points)
+    for registered, read in ((other_hook_points, False), (hook_points, True)):
+        node.plugins.add("a", points=registered)
         await node.act(action, container_id, b"{}" if action == "update" else None)
         assert bool(node.dockerd.requests(INSPECT)) is read
         assert node.store.counts() == ((1, 1) if read else (0, 0))
@@ -128,18 +128,18 @@ async def test_unknown_container_is_read_only_for_a_plugin_of_its_points(
 
 
 @pytest.mark.parametrize(
-    ("route", "point", "called"), [(INSPECT, "PreStartContainer", START), ("GET /info", "PreRunPodSandbox", CREATE)]
+    ("route", "hook", "called"), [(INSPECT, "PreStartContainer", START), ("GET /info", "PreRunPodSandbox", CREATE)]
 )
 @unfollowed
-async def test_failed_reading_is_a_failure_of_the_hook_server(node: Node, route: str, point: str, called: str) -> None:
-    _, container_id = await node.made()
+async def test_call_is_refused_when_subject_is_unreadable(node: Node, route: str, hook: str, called: str) -> None:
+    _, container_id = await node.create_both()
     node.forget()
     node.plugins.add("koordlet", policy=FAIL)
     node.dockerd.inject(route, Injection(status=500, message="canary-4711"))
     before = len(node.dockerd.requests(called))
     answer = await (node.act("start", container_id) if called == START else node.create("web", node.pod_body()))
     assert (answer.status, node.dockerd.requests(called)[before:]) == (500, [])
-    assert f"refused: hook server 'koordlet' at {point}: unreadable" in answer.message
+    assert f"refused: hook server 'koordlet' at {hook}: unreadable" in answer.message
     assert "canary" not in answer.message
     assert (node.points, node.store.counts()) == ([], (0, 0))
 
@@ -152,18 +152,18 @@ UNREADABLE: dict[str, tuple[bytes, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("point", ["", *ALL_POINTS[:2]])
+@pytest.mark.parametrize("hook_point", ["", *ALL_POINTS[:2]])
 @pytest.mark.parametrize(("body", "lines"), UNREADABLE.values(), ids=UNREADABLE)
-async def test_unreadable_create_passes_unless_a_plugin_says_fail(
-    node: Node, body: bytes, lines: tuple[str, ...], point: str
+async def test_unreadable_create_passes_without_fail_policy(
+    node: Node, body: bytes, lines: tuple[str, ...], hook_point: str
 ) -> None:
     node.plugins.add("lenient")
-    node.plugins.add("strict", policy=FAIL, points=(point,) if point else ALL_POINTS[2:])
+    node.plugins.add("strict", policy=FAIL, points=(hook_point,) if hook_point else ALL_POINTS[2:])
     node.dockerd.keep_body_bytes = len(body)
     raw = request("POST", "/containers/create?name=odd", body, *lines)
     answer = await (await node.sends(raw)).answer()
     assert (node.points, node.store.counts()) == ([], (0, 0))
-    if point:
+    if hook_point:
         assert (answer.status, node.dockerd.requests(CREATE)) == (500, [])
         assert answer.message.startswith("runtimeproxy: create refused: hook server 'strict': unreadable: ")
     else:
@@ -172,8 +172,8 @@ async def test_unreadable_create_passes_unless_a_plugin_says_fail(
         assert node.metrics.counted("calls_unreadable", operation="CreateContainer") == 1
 
 
-async def test_daemons_state_is_read_after_its_events_and_swept(node: Node, tmp_path: Path) -> None:
-    pod_id, container_id = await node.made()
+async def test_store_is_loaded_after_events_are_open(node: Node, tmp_path: Path) -> None:
+    pod_id, container_id = await node.create_both()
     (tmp_path / "later").mkdir()
     later = Node(tmp_path / "later", synced=True)
     state = later.dockerd.state = node.dockerd.state
@@ -191,10 +191,10 @@ async def test_daemons_state_is_read_after_its_events_and_swept(node: Node, tmp_
 
 
 def create(node: Node) -> bytes:
-    return request("POST", f"/containers/create?name={bodies.sandbox_name(node.pod)}", written(node.pod_body()))
+    return request("POST", f"/containers/create?name={bodies.sandbox_name(node.pod)}", encode_body(node.pod_body()))
 
 
-async def held(node: Node, raw: bytes = b"", behaviour: Behaviour = NOTHING) -> tuple[GatedClient, Client]:
+async def hold_call(node: Node, raw: bytes = b"", behaviour: Behaviour = NOTHING) -> tuple[GatedClient, Client]:
     """Send a create, or other bytes; return the hook server that holds the call, and the client."""
     hook, client = node.plugins.gated("a", behaviour), await node.client()
     client.send(raw or create(node))
@@ -202,18 +202,18 @@ async def held(node: Node, raw: bytes = b"", behaviour: Behaviour = NOTHING) -> 
     return hook, client
 
 
-async def half_closed(node: Node, client: Client) -> None:
+async def half_close(node: Node, client: Client) -> None:
     """Half-close the only connection, and wait until its EOF has been read."""
     client.half_close()
     (connection,) = node.front.connections
     await until(lambda: connection.client_ended)
 
 
-@pytest.mark.parametrize("leaves", [True, False])
-async def test_half_closed_client_is_answered_unless_it_leaves(node: Node, leaves: bool) -> None:
-    hook, client = await held(node)
-    await half_closed(node, client)
-    if leaves:
+@pytest.mark.parametrize("disconnects", [True, False])
+async def test_half_closed_client_is_answered_while_connected(node: Node, disconnects: bool) -> None:
+    hook, client = await hold_call(node)
+    await half_close(node, client)
+    if disconnects:
         client.abort()
         await until(lambda: hook.cancelled == 1)
         await until(lambda: not node.front.tasks and not node.front.connections)
@@ -222,12 +222,12 @@ async def test_half_closed_client_is_answered_unless_it_leaves(node: Node, leave
         assert (node.dockerd.requests(CREATE), node.store.counts()) == ([], (0, 0))
     else:
         hook.gate.set()
-        made = id_of(await client.answer())
+        created = id_of(await client.answer())
         assert await client.ended() == b""
-        assert (node.pod_of(made).effective.id, hook.cancelled) == (made, 0)
+        assert (node.pod_of(created).effective.id, hook.cancelled) == (created, 0)
 
 
-async def test_client_that_leaves_inside_a_held_body_has_no_call(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+async def test_call_does_not_exist_when_client_aborts_inside_body(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     """This is not an error: it does not count as a request that cannot be read."""
     node.plugins.add("a", policy=FAIL)
     client = await node.sends(create(node)[:-9])
@@ -241,42 +241,42 @@ async def test_client_that_leaves_inside_a_held_body_has_no_call(node: Node, cap
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_daemon_that_closes_in_a_hold_is_dialled_once_more(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+async def test_daemon_is_redialled_when_it_closes_during_hold(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    hook, client = await held(node, behaviour=HookAnswer(labels={"l": "1"}))
+    hook, client = await hold_call(node, behaviour=HookAnswer(labels={"l": "1"}))
     node.dockerd.drop_connections()
     await until(lambda: node.dockerd.connections == 1)  # that of the event stream, which is followed again
     node.front.report_unavailable(ConnectionRefusedError())
     hook.gate.set()
-    made = id_of(await client.answer())
+    created = id_of(await client.answer())
     assert f"container runtime at {node.dockerd.socket_path} is reachable again" in caplog.text
-    assert node.pod_of(made).effective.labels["l"] == "1"
-    assert (await client.fetch("POST", f"/containers/{made}/start")).status == 204
+    assert node.pod_of(created).effective.labels["l"] == "1"
+    assert (await client.fetch("POST", f"/containers/{created}/start")).status == 204
     made_on, started_on = (node.dockerd.requests(route)[-1].connection for route in (CREATE, START))
     assert made_on == started_on
 
 
-@pytest.mark.parametrize("how", ["no socket", "a full backlog", "no socket, a client that half-closed"])
-async def test_daemon_that_is_away_at_the_release_is_502(node: Node, how: str) -> None:
-    _, container_id = await node.made()
-    hook, client = await held(node, request("POST", f"/containers/{container_id}/update", b'{"CpuShares":5}'))
+@pytest.mark.parametrize("failure", ["no socket", "a full backlog", "no socket, a client that half-closed"])
+async def test_release_is_answered_502_when_daemon_is_unavailable(node: Node, failure: str) -> None:
+    _, container_id = await node.create_both()
+    hook, client = await hold_call(node, request("POST", f"/containers/{container_id}/update", b'{"CpuShares":5}'))
     (connection,) = node.front.connections
     assert isinstance(connection, DockerConnection)
-    if "half-closed" in how:
-        await half_closed(node, client)
+    if "half-closed" in failure:
+        await half_close(node, client)
     await node.dockerd.stop()
     with socket.socket(socket.AF_UNIX) as full:
-        if how == "a full backlog":
+        if failure == "a full backlog":
             full.bind(node.dockerd.socket_path)
             full.listen(0)
             waiting = fill_backlog(node.dockerd.socket_path)
         hook.gate.set()
         answer = await client.answer()
-        if how == "a full backlog":
+        if failure == "a full backlog":
             for sock in waiting:
                 sock.close()
             Path(node.dockerd.socket_path).unlink()
-    assert (answer.status, answer.message, answer.headers["connection"]) == (502, AWAY, "close")
+    assert (answer.status, answer.message, answer.headers["connection"]) == (502, UNAVAILABLE, "close")
     assert await client.ended() == b""
     await until(lambda: not node.front.tasks and not connection.reader.ready)
     await node.dockerd.start()
@@ -286,7 +286,7 @@ async def test_daemon_that_is_away_at_the_release_is_502(node: Node, how: str) -
     assert node.metrics.total("updates_of_others") == 1
 
 
-async def test_pipelined_calls_that_are_refused_are_all_answered(node: Node) -> None:
+async def test_refused_pipelined_calls_are_all_answered(node: Node) -> None:
     node.plugins.add("a", policy=FAIL)
     client = await node.sends(request("POST", "/containers/create?name=odd", b"{", "Content-Encoding: gzip") * 500)
     for _ in range(500):
@@ -294,7 +294,7 @@ async def test_pipelined_calls_that_are_refused_are_all_answered(node: Node) -> 
 
 
 @unfollowed
-async def test_daemon_with_invalid_info_is_queried_again(node: Node) -> None:
+async def test_info_is_queried_again_when_invalid(node: Node) -> None:
     node.dockerd.inject("GET /info", Injection(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", times=2))
     await node.follow()
     assert node.dockerd.counts["GET /info"] == 3
@@ -314,7 +314,7 @@ async def test_ambiguous_request_is_refused_and_counted(node: Node) -> None:
 
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
-async def test_http2_client_goes_round_the_hooks_or_away(node: Node, policy: FailurePolicy) -> None:
+async def test_http2_client_bypasses_hooks_or_is_closed_by_policy(node: Node, policy: FailurePolicy) -> None:
     node.plugins.add("a", policy=policy, points=("PostStopPodSandbox",))
     client = await node.sends(m.PREFACE)
     answer = await client.ended()  # the fake daemon speaks no HTTP/2
@@ -323,7 +323,7 @@ async def test_http2_client_goes_round_the_hooks_or_away(node: Node, policy: Fai
 
 
 @unavailable
-async def test_http2_client_is_closed_when_a_plugin_with_policy_fail_comes(node: Node) -> None:
+async def test_http2_client_is_closed_when_fail_policy_is_added(node: Node) -> None:
     with socket.socket(socket.AF_UNIX) as daemon:
         daemon.bind(node.dockerd.socket_path)
         daemon.listen()  # it answers nothing, like a daemon that speaks HTTP/2
@@ -331,10 +331,10 @@ async def test_http2_client_is_closed_when_a_plugin_with_policy_fail_comes(node:
         http2.send(m.PREFACE)
         http1.send(request("GET", "/events"))
         await until(lambda: len(node.front.http2) == 1)
-        for policy, left in ((IGNORE, 1), (FAIL, 0)):
+        for policy, remaining in ((IGNORE, 1), (FAIL, 0)):
             node.plugins.add(policy.name, policy=policy)
             node.plugins.on_change()
-            await until(lambda left=left: len(node.front.http2) == left)  # type: ignore[misc]
+            await until(lambda remaining=remaining: len(node.front.http2) == remaining)  # type: ignore[misc]
         assert await http2.ended() == b""
         await until(lambda: len(node.front.connections) == 1)
 
@@ -360,18 +360,18 @@ def drains(test: Callable[..., Any]) -> Any:
     return pytest.mark.slow(pytest.mark.usefixtures("_times")(test))
 
 
-def stopping(node: Node) -> "asyncio.Task[None]":
+def start_stop(node: Node) -> "asyncio.Task[None]":
     return asyncio.create_task(node.stop(LIMIT_SECONDS))
 
 
-async def stopped(stop: "asyncio.Task[None]", *clients: Client) -> None:
+async def wait_stopped(stop: "asyncio.Task[None]", *clients: Client) -> None:
     """Wait until the front has stopped, which clients see as EOF, long before the limit."""
     for client in clients:
         await client.ended()
     await asyncio.wait_for(stop, QUICK_SECONDS)
 
 
-async def used(node: Node) -> Client:
+async def connect_used(node: Node) -> Client:
     """Return a connection on which a request was answered."""
     client = await node.client()
     assert (await client.fetch("GET", "/_ping")).status == 200
@@ -380,45 +380,45 @@ async def used(node: Node) -> Client:
 
 @drains
 @pytest.mark.parametrize("queries", [False, True])
-async def test_kept_connection_ends_and_what_has_been_sent_is_answered(node: Node, queries: bool) -> None:
+async def test_drain_answers_sent_requests_on_idle_connection(node: Node, queries: bool) -> None:
     """The request is not yet read when the drain begins."""
-    client = await used(node)
-    stop = stopping(node)
+    client = await connect_used(node)
+    stop = start_stop(node)
     client.send(PING * queries)
     for _ in range(queries):
         assert (await client.answer("GET")).status == 200
     assert await client.ended() == b""
-    await stopped(stop)
+    await wait_stopped(stop)
     await until(lambda: node.dockerd.connections == 0)
 
 
 @drains
-async def test_daemon_does_not_see_an_end_that_is_ours(node: Node) -> None:
+async def test_drain_sends_no_eof_to_daemon(node: Node) -> None:
     """EOF by the drain might end a call at the daemon, whether it passes or was held."""
     hang = node.dockerd.inject(PING_ROUTE, Injection(hang=True))
-    made = node.dockerd.inject(CREATE, Injection(hang=True))
+    created = node.dockerd.inject(CREATE, Injection(hang=True))
     hook = node.plugins.gated("a")
     passing, holding = await node.client(), await node.client()
     passing.send(PING)
-    holding.send(request("POST", f"/containers/create?name={bodies.sandbox_name(node.pod)}", written(node.pod_body())))
+    holding.send(create(node))
     await until(lambda: hang.hanging == 1 and hook.waiting == 1)
-    stop = stopping(node)
+    stop = start_stop(node)
     await asyncio.sleep(0.05)
     with pytest.raises(BrokenPipeError):  # a later request is not taken
         passing.writer.get_extra_info("socket")._sock.send(PING)
     hook.gate.set()
-    await until(lambda: made.hanging == 1)
+    await until(lambda: created.hanging == 1)
     await asyncio.sleep(0.05)
     assert not any(received.cancelled for received in node.dockerd.received)
     hang.release()
-    made.release()
+    created.release()
     assert (await passing.answer("GET")).status == 200
     assert id_of(await holding.answer())
-    await stopped(stop)
+    await wait_stopped(stop)
     assert node.store.counts() == (1, 0)
 
 
-async def accepted(node: Node) -> Client:
+async def connect_silent(node: Node) -> Client:
     """Return a connection that has sent nothing yet."""
     count, client = len(node.front.connections), await node.client()
     await until(lambda: len(node.front.connections) > count)
@@ -427,16 +427,16 @@ async def accepted(node: Node) -> Client:
 
 @drains
 @on_node({}, {"unavailable": True})
-async def test_new_client_may_still_send_its_first_request(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_drain_accepts_first_request_of_new_client(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "NOTICE_SECONDS", 1000.0)  # never in this test
-    early, silent = await accepted(node), await accepted(node)
-    stop = stopping(node)
+    early, silent = await connect_silent(node), await connect_silent(node)
+    stop = start_stop(node)
     await asyncio.sleep(NOTICE_SECONDS / 6)
     early.send(PING)
     assert (await early.answer("GET")).status == (502 if node.unavailable else 200)
     monkeypatch.setattr(drain, "NOTICE_SECONDS", NOTICE_SECONDS)
     assert [await early.ended(), await silent.ended()] == [b"", b""]
-    await stopped(stop)
+    await wait_stopped(stop)
 
 
 HALF_SENT: list[tuple[dict[str, bool], bytes, bool]] = [({"unavailable": True}, PING, True)]
@@ -445,13 +445,13 @@ HALF_SENT += [({}, sent, waits) for sent in (PING, UPLOAD) for waits in (True, F
 
 @drains
 @pytest.mark.parametrize(("node", "sent", "waits"), HALF_SENT, indirect=["node"])
-async def test_half_sent_request_is_waited_for_if_its_rest_can_come(node: Node, sent: bytes, waits: bool) -> None:
-    """The rest cannot come where the first part comes just before a proxy with a daemon shuts down the reading side."""
-    client = await (accepted(node) if node.unavailable else used(node))
+async def test_drain_waits_for_half_sent_request(node: Node, sent: bytes, waits: bool) -> None:
+    """No more bytes arrive if a proxy with a daemon shuts down the reading side just after the first part."""
+    client = await (connect_silent(node) if node.unavailable else connect_used(node))
     if waits:
         client.send(sent[:-5])
         await asyncio.sleep(0.02)
-    stop = stopping(node)
+    stop = start_stop(node)
     if waits:
         await asyncio.sleep(2 * NOTICE_SECONDS)
         assert not stop.done()
@@ -460,18 +460,18 @@ async def test_half_sent_request_is_waited_for_if_its_rest_can_come(node: Node, 
         assert answer.status == 502 if node.unavailable else answer.status < 500
     else:
         client.send(sent[:-5])
-    await stopped(stop, client)
+    await wait_stopped(stop, client)
     assert not node.front.connections
 
 
 @drains
 @unavailable
-async def test_unread_request_is_answered_without_a_daemon(node: Node) -> None:
-    client = await accepted(node)
+async def test_drain_answers_unread_request_without_daemon(node: Node) -> None:
+    client = await connect_silent(node)
     client.send(PING)
-    stop = stopping(node)
+    stop = start_stop(node)
     assert error(await client.ended())[0] == 502
-    await stopped(stop)
+    await wait_stopped(stop)
 
 
 # ---- a daemon that is not reachable: 502, after a wait that is limited
@@ -480,18 +480,18 @@ async def test_unread_request_is_answered_without_a_daemon(node: Node) -> None:
 @pytest.fixture
 async def waiting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[socket.socket]:
     monkeypatch.setattr(front, "WAIT_SECONDS", getattr(request, "param", front.WAIT_SECONDS))
-    near, far = socket.socketpair()
-    far.setblocking(False)
+    proxy_side, client_side = socket.socketpair()
+    client_side.setblocking(False)
     connections: set[Drainable] = set()
-    BadGateway(asyncio.get_running_loop(), near, connections)
+    BadGateway(asyncio.get_running_loop(), proxy_side, connections)
     assert len(connections) == 1
-    yield far
-    far.close()
-    await until(lambda: near.fileno() < 0)
+    yield client_side
+    client_side.close()
+    await until(lambda: proxy_side.fileno() < 0)
     assert not connections
 
 
-async def answered(waiting: socket.socket, sent: bytes = b"") -> bytes:
+async def exchange(waiting: socket.socket, sent: bytes = b"") -> bytes:
     """Send bytes, and read until EOF."""
     data, loop = b"", asyncio.get_running_loop()
     async with asyncio.timeout(20):
@@ -514,15 +514,15 @@ ANSWERED = {
 
 
 @pytest.mark.parametrize(("sent", "status"), ANSWERED.values(), ids=ANSWERED)
-async def test_request_is_answered_and_the_end_follows(waiting: socket.socket, sent: bytes, status: int) -> None:
-    notified, closes, body = error(await answered(waiting, sent))
+async def test_bad_gateway_answers_first_request_and_closes(waiting: socket.socket, sent: bytes, status: int) -> None:
+    notified, closes, body = error(await exchange(waiting, sent))
     assert (notified, closes) == (status, True)
     if status == 502:
         assert b"dockerd" in body
         assert b"--remote-runtime-service-endpoint" in body
 
 
-async def test_head_may_come_byte_by_byte_and_nothing_is_sent_before(waiting: socket.socket) -> None:
+async def test_bad_gateway_waits_for_complete_head(waiting: socket.socket) -> None:
     head = m.request("HEAD", "/_ping")
     for octet in head[:-1]:
         waiting.send(bytes((octet,)))
@@ -530,24 +530,22 @@ async def test_head_may_come_byte_by_byte_and_nothing_is_sent_before(waiting: so
     await asyncio.sleep(0.01)
     with pytest.raises(BlockingIOError):
         waiting.recv(1)
-    answer = await answered(waiting, head[-1:])
+    answer = await exchange(waiting, head[-1:])
     assert answer.startswith(b"HTTP/1.1 502 Bad Gateway\r\n")
     assert answer.endswith(b"\r\n\r\n"), "the answer to HEAD has no body"
 
 
 @pytest.mark.parametrize(("waiting", "half_closes"), [(front.WAIT_SECONDS, True), (0.03, False)], indirect=["waiting"])
 @pytest.mark.parametrize("sent", [PING, PING[:-1], b""])
-async def test_client_that_stays_or_sends_no_more_is_closed(
-    waiting: socket.socket, half_closes: bool, sent: bytes
-) -> None:
+async def test_bad_gateway_closes_idle_client(waiting: socket.socket, half_closes: bool, sent: bytes) -> None:
     waiting.send(sent)
     if half_closes:
         waiting.shutdown(socket.SHUT_WR)
-    assert bool(await answered(waiting)) is (sent == PING)
+    assert bool(await exchange(waiting)) is (sent == PING)
 
 
-async def test_bytes_after_the_answer_are_not_retained(waiting: socket.socket) -> None:
-    assert error(await answered(waiting, PING))[0] == 502
+async def test_bad_gateway_discards_bytes_after_answer(waiting: socket.socket) -> None:
+    assert error(await exchange(waiting, PING))[0] == 502
     data = b"x" * 5_000_000
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""Editing Docker's bodies: json.loads shows what changed, comparing bytes that nothing else did (relay-rules B8).
+"""Editing Docker's bodies: json.loads shows the changes, compared bytes show no others (relay-rules B8).
 
 Members keep their order, numbers their spelling.
 """
@@ -14,7 +14,7 @@ from runtimeproxy.docker.messages import (
     RESOURCE_TABLE,
     Driver,
     Update,
-    differing_in_create,
+    check_create_fields,
     driver,
     edit_create,
     edit_update,
@@ -26,7 +26,7 @@ from runtimeproxy.model.fields import NO_ADJUSTMENT, NO_RESOURCES, Adjustment, R
 
 GIB = 2**30
 
-edit_pod, edit_container = partial(edit_create, of_pod=True), partial(edit_create, of_pod=False)
+edit_pod, edit_container = partial(edit_create, is_pod=True), partial(edit_create, is_pod=False)
 
 POD = (
     '{"Hostname":"web-0","Env":null,"Image":"pause:1","Labels":{"annotation.a":"1","app":"web",'
@@ -88,7 +88,7 @@ def in_docker(limits: Limits) -> dict[str, ResourceValue]:
     return {RESOURCE_TABLE[name]: value for name, value in in_bytes(limits).items()}
 
 
-def test_pod() -> None:
+def test_pod_create_is_edited() -> None:
     labels, annotations = {"new": "é", "app": "web2"}, {"a": "2", "b": "3"}
     adjustment = Adjustment(labels, annotations, {"E": "no"}, "/not/looked/at", ALL_RESOURCES)
     assert edit_pod(POD.encode(), adjustment, "/kubepods/x") == replaced(
@@ -104,7 +104,7 @@ def test_pod() -> None:
     )
 
 
-def test_container() -> None:
+def test_container_create_is_edited() -> None:
     envs = {"Z": "1", "C": "", "A": "2", "BARE": "b", "B": "x=y"}
     resources: dict[str, ResourceValue] = {"cpuset_cpus": "", "oom_score_adj": 0, "cpu_quota": 20000}
     adjustment = Adjustment({"no": "label"}, {"n": "1"}, envs, None, resources)
@@ -125,23 +125,23 @@ ENVS += [(["K=1", None, "x"], ["K=v", None, "x"])]
 
 
 @pytest.mark.parametrize(("elements", "after"), ENVS)
-def test_envs(elements: list[str | None] | None, after: list[str | None]) -> None:
+def test_envs_are_set_by_key(elements: list[str | None] | None, after: list[str | None]) -> None:
     result = edit_container(json.dumps({"Env": elements}).encode(), Adjustment(envs={"K": "v"}), None)
     assert json.loads(result) == {"Env": after}
 
 
-def test_what_is_missing_is_made() -> None:
+def test_missing_members_are_added() -> None:
     adjustment = Adjustment(
         labels={"l": "1"}, annotations={"a": "2"}, envs={"E": "3"}, resources={"cpu_shares": 4, "oom_score_adj": 0}
     )
-    desired = {"Labels": {"annotation.a": "2"}, "Env": ["E=3"], "HostConfig": {"CpuShares": 4, "CgroupParent": "p"}}
+    expected = {"Labels": {"annotation.a": "2"}, "Env": ["E=3"], "HostConfig": {"CpuShares": 4, "CgroupParent": "p"}}
     for body in (b"{}", b'{"labels":null,"ENV":null,"hostConfig":null}'):
         result = json.loads(edit_container(body, adjustment, "p"))
-        assert {key.lower(): value for key, value in result.items()} == {key.lower(): desired[key] for key in desired}
+        assert {key.lower(): value for key, value in result.items()} == {key.lower(): expected[key] for key in expected}
     assert edit_pod(b"{}", adjustment, None) == b'{"Labels":{"annotation.a":"2","l":"1"},"HostConfig":{"CpuShares":4}}'
 
 
-def test_labels_are_a_map_and_fields_are_not() -> None:
+def test_label_keys_are_case_sensitive_and_field_names_are_not() -> None:
     body = (
         b'{"LABELS":{"Annotation.a":"0","annotation.A":"0"},'
         b'"hostconfig":{"CPUSHARE\xc5\xbf":1,"Cpuset\xe2\x84\xaa":""}}'
@@ -158,7 +158,7 @@ NO_CHANGES += [Adjustment(annotations={"io.kubernetes.container.hash": "d4"}, en
 NO_CHANGES += [adjusted(memory_limit_in_bytes=GIB, cpu_quota=50000, cpuset_cpus="0-1")]
 
 
-def test_no_change_is_the_same_object() -> None:
+def test_unchanged_create_is_same_object() -> None:
     """A zero that a missing member means is no change; without any change the body is not even read."""
     body = CONTAINER.encode()
     for adjustment in NO_CHANGES:
@@ -172,14 +172,14 @@ def test_no_change_is_the_same_object() -> None:
     assert edit_update(broken, {}, NO_RESOURCES) == Update(broken, {}, ())
 
 
-def test_fields_that_a_create_cannot_carry_or_spells_otherwise() -> None:
-    assert differing_in_create(ALL_RESOURCES) == (("hugepage_limits", "unified"), ())
-    for memory, respelt in ((-1, ("memory_limit_in_bytes",)), (0, ()), (GIB, ())):
+def test_unsupported_and_normalised_create_fields() -> None:
+    assert check_create_fields(ALL_RESOURCES) == (("hugepage_limits", "unified"), ())
+    for memory, normalised in ((-1, ("memory_limit_in_bytes",)), (0, ()), (GIB, ())):
         changes: dict[str, ResourceValue] = {"memory_limit_in_bytes": memory, "cpu_quota": -1, "cpuset_cpus": ""}
-        assert differing_in_create(changes) == ((), respelt)
+        assert check_create_fields(changes) == ((), normalised)
 
 
-# What a create requests, what hooks set, and what the daemon gets. A container without swap stays without it.
+# The limits of a create, of its hooks, and of the request to the daemon. A container without swap stays without it.
 CREATES = [((1, 1), (2, None), (2, 2)), ((2, 2), (1, None), (1, 1)), ((0, 0), (1, None), (1, 1))]
 # Without a swap limit in the create the daemon's default, or unlimited swap, stays.
 CREATES += [((1, 0), (2, None), (2, 0)), ((1, -1), (2, None), (2, -1)), ((0, -1), (2, None), (2, -1))]
@@ -192,13 +192,13 @@ CREATES += [((1, 1), (-1, 5), (0, 5)), ((1, 1), (2, 1), (2, 1)), ((1, 1), (2, -1
 CREATES += [((1, 1), (None, -1), (1, -1)), ((1, 1), (-5, None), (-5, -5))]
 
 
-@pytest.mark.parametrize(("queried", "changes", "expected"), CREATES)
-def test_memory_and_swap_of_a_create(queried: Limits, changes: Limits, expected: Limits) -> None:
-    assert host_after(in_docker(queried), **in_bytes(changes)) == in_docker(expected)
+@pytest.mark.parametrize(("requested", "changes", "expected"), CREATES)
+def test_create_memory_and_swap(requested: Limits, changes: Limits, expected: Limits) -> None:
+    assert host_after(in_docker(requested), **in_bytes(changes)) == in_docker(expected)
 
 
 @pytest.mark.parametrize("change", [{"cpu_quota": 20000}, {"cpu_quota": -1}, {"cpu_period": 50000}])
-def test_quota_and_period_take_the_place_of_nano_cpus(change: dict[str, ResourceValue]) -> None:
+def test_quota_and_period_replace_nano_cpus(change: dict[str, ResourceValue]) -> None:
     assert host_after({"NanoCpus": 1}, **change)["NanoCpus"] == 0
     assert "NanoCpus" not in host_after({}, **change)
     assert host_after({"nanocpus": 1}, cpu_shares=2)["nanocpus"] == 1
@@ -222,7 +222,7 @@ UNREADABLE: dict[str, tuple[list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("problem", UNREADABLE)
-def test_unreadable_body(problem: str) -> None:
+def test_unreadable_body_raises(problem: str) -> None:
     adjustment = Adjustment(annotations={"a": "s3cret"}, envs={"E": "s3cret"}, resources={"cpu_shares": 2})
     creates, updates = UNREADABLE[problem]
     for body in creates:
@@ -234,11 +234,11 @@ def test_unreadable_body(problem: str) -> None:
             edit_update(body.encode(), {"cpu_shares": 2}, NO_RESOURCES)
 
 
-def test_update() -> None:
+def test_update_is_edited() -> None:
     changes = [('"CpuShares":256', '"CpuShares":1024'), ('"CpusetCpus":"0"', '"CpusetCpus":"2-3"'), *ALL_SET]
     resources = {name: ALL_RESOURCES[name] for name in RESOURCE_TABLE if name != "oom_score_adj"}
-    desired = Update(replaced(UPDATE, *changes), resources, ("hugepage_limits", "oom_score_adj", "unified"))
-    assert edit_update(UPDATE.encode(), ALL_RESOURCES, NO_RESOURCES) == desired
+    expected = Update(replaced(UPDATE, *changes), resources, ("hugepage_limits", "oom_score_adj", "unified"))
+    assert edit_update(UPDATE.encode(), ALL_RESOURCES, NO_RESOURCES) == expected
 
 
 NOTHING_NEW = [({"memory_limit_in_bytes": limit, "cpu_quota": 0}, ("memory_limit_in_bytes",)) for limit in (-1, 0)]
@@ -246,27 +246,27 @@ NOTHING_NEW += [({"cpuset_mems": "", "oom_score_adj": 5}, ("cpuset_mems", "oom_s
 NOTHING_NEW += [({"unified": {}, "hugepage_limits": {"2MB": 1}}, ("hugepage_limits", "unified"))]
 
 
-@pytest.mark.parametrize(("changes", "left_out"), [*NOTHING_NEW, ({"cpu_shares": 256, "cpuset_cpus": "0"}, ())])
-def test_update_of_nothing_new_is_the_same_object(changes: dict[str, ResourceValue], left_out: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("changes", "unsupported"), [*NOTHING_NEW, ({"cpu_shares": 256, "cpuset_cpus": "0"}, ())])
+def test_unchanged_update_is_same_object(changes: dict[str, ResourceValue], unsupported: tuple[str, ...]) -> None:
     body = UPDATE.encode()
     update = edit_update(body, changes, Resources(memory_limit_in_bytes=GIB, cpuset_mems="1"))
     assert update.body is body
-    assert update.left_out == left_out
-    assert update.resources == {name: value for name, value in changes.items() if value and name not in left_out}
+    assert update.unsupported == unsupported
+    assert update.resources == {name: value for name, value in changes.items() if value and name not in unsupported}
 
 
-PRESENT = Resources(cpuset_cpus="1", cpu_shares=3)
+CURRENT = Resources(cpuset_cpus="1", cpu_shares=3)
 
 
-@pytest.mark.parametrize(("present", "left_out"), [(NO_RESOURCES, ()), (PRESENT, ("cpu_shares", "cpuset_cpus"))])
-def test_what_a_hook_clears_is_taken_out_of_an_update(present: Resources, left_out: tuple[str, ...]) -> None:
-    update = edit_update(UPDATE.encode(), {"cpuset_cpus": "", "cpu_shares": 0, "cpu_quota": 0}, present)
+@pytest.mark.parametrize(("current", "unsupported"), [(NO_RESOURCES, ()), (CURRENT, ("cpu_shares", "cpuset_cpus"))])
+def test_cleared_fields_are_removed_from_update(current: Resources, unsupported: tuple[str, ...]) -> None:
+    update = edit_update(UPDATE.encode(), {"cpuset_cpus": "", "cpu_shares": 0, "cpu_quota": 0}, current)
     body = replaced(UPDATE, ('"CpuShares":256', '"CpuShares":0'), ('"CpusetCpus":"0"', '"CpusetCpus":""'))
-    assert update == Update(body, {"cpuset_cpus": "", "cpu_shares": 0}, left_out)
+    assert update == Update(body, {"cpuset_cpus": "", "cpu_shares": 0}, unsupported)
 
 
-# What an update requests, what the container has, what hooks set, and the swap limit that the daemon gets.
-# A container without swap stays without it, whether the request says so or the container has no swap.
+# The limits of an update, of the container, and of hooks, and the swap limit that the daemon gets.
+# A container without swap stays without it, whether the request or the container has no swap.
 UPDATES = [((0, 0), (1, 1), (2, None), 2), ((0, 0), (2, 2), (1, None), 1), ((3, 0), (1, 1), (2, None), 2)]
 UPDATES += [((3, 3), (1, 9), (2, None), 2), ((0, 0), (0, 0), (1, None), 1), ((0, 1), (1, 9), (2, None), 2)]
 # A swap limit of its own is only moved where the daemon would refuse it.
@@ -280,26 +280,26 @@ UPDATES += [((0, 0), (1, 1), (-1, None), 0), ((1, 1), (1, 1), (-1, None), 1), ((
 UPDATES += [((1, 1), (2, 2), (0, None), 0), ((0, 1), (1, 2), (0, None), 1)]
 
 
-@pytest.mark.parametrize(("limits", "present", "change", "swap"), UPDATES)
-def test_swap_of_an_update(limits: Limits, present: Limits, change: Limits, swap: int) -> None:
-    queried, held, changes = in_docker(limits), Resources(**in_bytes(present)), in_bytes(change)
-    update = edit_update(json.dumps(queried).encode(), changes, held)
-    after = {"Memory": update.resources.get("memory_limit_in_bytes", queried["Memory"]), **in_docker((None, swap))}
+@pytest.mark.parametrize(("limits", "current", "change", "swap"), UPDATES)
+def test_update_swap(limits: Limits, current: Limits, change: Limits, swap: int) -> None:
+    requested, held, changes = in_docker(limits), Resources(**in_bytes(current)), in_bytes(change)
+    update = edit_update(json.dumps(requested).encode(), changes, held)
+    after = {"Memory": update.resources.get("memory_limit_in_bytes", requested["Memory"]), **in_docker((None, swap))}
     assert json.loads(update.body) == after
-    assert update.resources.get("memory_swap_limit_in_bytes", queried["MemorySwap"]) == after["MemorySwap"]
-    unlimited = change[0] == -1 and not present[0]
-    assert update.respelt == (("memory_limit_in_bytes",) if unlimited else ())
+    assert update.resources.get("memory_swap_limit_in_bytes", requested["MemorySwap"]) == after["MemorySwap"]
+    unlimited = change[0] == -1 and not current[0]
+    assert update.normalised == (("memory_limit_in_bytes",) if unlimited else ())
     if limits == (0, 0):
         alone = edit_update(b"{}", changes, held)
         assert json.loads(alone.body) == {key: value for key, value in after.items() if value}
-        assert (alone.resources, alone.left_out) == (update.resources, update.left_out)
+        assert (alone.resources, alone.unsupported) == (update.resources, update.unsupported)
 
 
 # Docker's form of a cgroup parent and CRI's, under systemd.
 SLICES = [("", ""), ("-.slice", "/"), ("system.slice", "/system.slice"), ("a.slice.slice", "/a.slice.slice")]
 SLICES += [("kubepods-pod1.slice", "/kubepods.slice/kubepods-pod1.slice")]
 SLICES += [("my.app-x.y.slice", "/my.app.slice/my.app-x.y.slice")]
-# What is no slice is not changed.
+# Other paths are not changed.
 NO_SLICES = ["/kubepods.slice/kubepods-besteffort.slice", "/kubepods/besteffort/podu-1", "kubepods/a-b.slice", "/"]
 NO_SLICES += ["kubepods", "a-b", ".slice", "a--b.slice", "-a.slice", "a-.slice", "--.slice", "a-b.slice\n", "a-b.Slice"]
 # Docker's form is the last name.
@@ -307,7 +307,7 @@ PATHS = ["/kubepods.slice/kubepods-pod1.slice/", "kubepods.slice/kubepods-pod1.s
 PATHS += ["/elsewhere.slice/kubepods-pod1.slice"]
 
 
-def test_cgroup_parent() -> None:
+def test_cgroup_parent_is_converted() -> None:
     for docker, cri in SLICES:
         assert (to_cri(docker, Driver.SYSTEMD), to_docker(cri, Driver.SYSTEMD)) == (cri, docker)
         for value in (docker, cri, "/kubepods/besteffort/podu-1"):

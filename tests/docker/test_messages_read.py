@@ -16,7 +16,7 @@ from runtimeproxy.docker.messages import (
     DockerName,
     RequestedContainer,
     RequestedPod,
-    is_pods,
+    may_belong_to_pod,
     parse_name,
     read_update,
 )
@@ -26,7 +26,7 @@ from runtimeproxy.wire.json import Object
 from tests.docker.bodies import (
     CONTAINER_BODY,
     CONTAINER_NAME,
-    KUBELETS,
+    KUBELET_LABELS,
     NO_DOCUMENTS,
     PARENT,
     POD_BODY,
@@ -52,9 +52,9 @@ def read_container(body: dict[str, Any]) -> ContainerInfo:
     return read.container
 
 
-def without(body: dict[str, Any], *left_out: str) -> dict[str, dict[str, str]]:
+def without(body: dict[str, Any], *prefixes: str) -> dict[str, dict[str, str]]:
     """Return a change of a body that removes the labels with these prefixes."""
-    return {"Labels": {key: value for key, value in body["Labels"].items() if not key.startswith(left_out)}}
+    return {"Labels": {key: value for key, value in body["Labels"].items() if not key.startswith(prefixes)}}
 
 
 Case = tuple[dict[str, Any], str, dict[str, Any]]
@@ -73,10 +73,10 @@ PODS: dict[str, Case] = {
     "without the kubelet's labels the name reports": (
         without(POD_BODY, "io.kubernetes.pod."),
         POD_NAME,
-        {"labels": {key: value for key, value in REPORTED_POD.labels.items() if key not in KUBELETS}},
+        {"labels": {key: value for key, value in REPORTED_POD.labels.items() if key not in KUBELET_LABELS}},
     ),
     "a runtime": ({"HostConfig/Runtime": "kata"}, POD_NAME, {"runtime_handler": "kata"}),
-    # resources of a pod are those that not every pause container has
+    # a pod's resources are those that differ from every pause container's
     "shares": of_host("CpuShares", 1024, Resources(cpu_shares=1024)),
     "an OOM score": of_host("OomScoreAdj", 5, Resources(oom_score_adj=5)),
     "an OOM score of 0": of_host("OomScoreAdj", 0, None),
@@ -84,7 +84,7 @@ PODS: dict[str, Case] = {
 
 
 @pytest.mark.parametrize(("changes", "name", "expected"), PODS.values(), ids=PODS)
-def test_pod(changes: dict[str, Any], name: str, expected: dict[str, Any]) -> None:
+def test_pod_create_is_read(changes: dict[str, Any], name: str, expected: dict[str, Any]) -> None:
     pod = replace(REPORTED_POD, cgroup_parent="", **expected)
     assert read_create(changed(POD_BODY, changes), name) == RequestedPod(pod, PARENT)
     assert read_create({"Labels": {TYPE: "podsandbox"}}, "") == RequestedPod(PodInfo(), "")
@@ -124,7 +124,7 @@ CONTAINERS: dict[str, Case] = {
 
 
 @pytest.mark.parametrize(("changes", "name", "expected"), CONTAINERS.values(), ids=CONTAINERS)
-def test_container(changes: dict[str, Any], name: str, expected: dict[str, Any]) -> None:
+def test_container_create_is_read(changes: dict[str, Any], name: str, expected: dict[str, Any]) -> None:
     read = read_create(changed(CONTAINER_BODY, changes), name)
     assert read == RequestedContainer(replace(REPORTED, **expected), PARENT)
     for host in (None, {}, NO_LIMITS):
@@ -141,7 +141,7 @@ def test_each_resource_has_its_key(field: str, key: str) -> None:
     assert read_update(json.dumps(host).encode()) == Resources(**of_update), "an update has no OOM score"
 
 
-def test_keys_are_found_as_go_finds_them() -> None:
+def test_keys_are_matched_case_insensitively_as_in_go() -> None:
     text = json.dumps(CONTAINER_BODY)
     for key in ("Env", "Labels", "HostConfig", "CgroupParent", *RESOURCE_TABLE.values()):
         text = text.replace(f'"{key}"', f'"{key.swapcase()}"')
@@ -152,7 +152,7 @@ TYPE = "io.kubernetes.docker.type"
 
 
 @pytest.mark.parametrize("labels", [None, {}, {"app": "web"}, {TYPE: "other"}, {TYPE: ""}])
-def test_create_of_something_else_is_none(labels: object) -> None:
+def test_create_without_pod_is_none(labels: object) -> None:
     assert read_create({**CONTAINER_BODY, "Env": "not read", "HostConfig": 5, "Labels": labels}) is None
     assert read_create({"Image": "busybox"}) is None
 
@@ -165,11 +165,11 @@ MAY_BE_PODS += [(b'{"Labels": {"IO.kubernetes.docker.type": "container"}}', Fals
 
 
 @pytest.mark.parametrize(("body", "expected"), MAY_BE_PODS)
-def test_body_is_read_only_if_it_may_be_a_pods(body: bytes, expected: bool) -> None:
-    assert is_pods(body) is expected
+def test_body_is_read_only_if_it_may_belong_to_pod(body: bytes, expected: bool) -> None:
+    assert may_belong_to_pod(body) is expected
 
 
-def test_created_id() -> None:
+def test_created_id_is_read() -> None:
     for reply in (b'{"Id":"c1","Warnings":[]}\n', b'{"id":"c1"}'):
         assert messages.read_created_id(reply) == "c1"
     for wrong in (b"{}", b'{"Id":""}', b'{"Id":null}', b'{"Id":5}', b'{"message":"x"}'):
@@ -194,7 +194,7 @@ WRONG: dict[str, tuple[str, list[object]]] = {
 
 
 @pytest.mark.parametrize("path", WRONG)
-def test_unreadable_value(path: str) -> None:
+def test_value_of_wrong_type_raises(path: str) -> None:
     problem, values = WRONG[path]
     for value in values:
         with pytest.raises(Unreadable, match=problem) as raised:
@@ -203,7 +203,7 @@ def test_unreadable_value(path: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["Labels", "Env", "HostConfig", "CgroupParent", "Memory", "CpusetMems", "app"])
-def test_key_that_is_read_occurs_once(key: str) -> None:
+def test_repeated_key_raises(key: str) -> None:
     """For some repeated keys Go merges the values, for others the last wins; keys of labels are case-sensitive."""
     text = json.dumps(changed(CONTAINER_BODY, {"Labels/app": "web"}))
     for twin in (key, key.upper(), key.replace("s", "\u017f")) if key != "app" else (key,):
@@ -222,7 +222,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("labels", "name", "kind"), KINDS)
-def test_kind_of_unreadable_is_that_of_label_or_name(labels: object, name: str, kind: str | None) -> None:
+def test_kind_of_unreadable_create_is_from_label_or_name(labels: object, name: str, kind: str | None) -> None:
     assert messages.kind_of_unreadable(json.dumps({"Labels": labels}).encode(), name) == kind
 
 
@@ -232,14 +232,14 @@ READERS = [lambda body: messages.read_create(body, CONTAINER_NAME), read_update,
 
 @pytest.mark.parametrize("read", READERS)
 @pytest.mark.parametrize("text", [*NO_DOCUMENTS, b"\xef\xbb\xbf{}"])
-def test_unreadable_document(read: Reader, text: bytes) -> None:
+def test_invalid_document_raises(read: Reader, text: bytes) -> None:
     with pytest.raises(Unreadable) as raised:
         read(text)
     assert "canary" not in str(raised.value)
 
 
 @pytest.mark.parametrize("value", [[[]] * 70_000, dict.fromkeys(map(str, range(70_000)))])
-def test_body_of_too_many_values_is_not_read(value: object) -> None:
+def test_body_of_too_many_values_raises(value: object) -> None:
     body = json.dumps({**CONTAINER_BODY, "Mounts": value}).encode()
     for read in READERS[:2]:
         with pytest.raises(Unreadable, match="request with more than 131072 fields"):
@@ -264,8 +264,8 @@ def test_name_is_read_with_and_without_slash_and_suffix() -> None:
     assert [parse_name(name) for name in OTHER_NAMES] == [None] * len(OTHER_NAMES)
 
 
-# ---- an inspect gives what the create requested, once dockerd's additions are removed
-# ``inspected`` adds to a create what dockerd does (moby's daemon/commit.go and daemon/daemon_unix.go).
+# ---- an inspect equals the create once dockerd's additions are removed
+# ``inspected`` adds dockerd's values to a create (moby's daemon/commit.go and daemon/daemon_unix.go).
 
 
 ID = "cd" * 32
@@ -278,14 +278,14 @@ def image(env: Sequence[str] | None = (PATH,), labels: Mapping[str, str] | None 
     return json.dumps({"Id": IMAGE_ID, "Config": {"Env": env and list(env), "Labels": labels}}).encode()
 
 
-def merged(own: Sequence[str], shipped: Sequence[str]) -> list[str]:
+def merge_env(own: Sequence[str], shipped: Sequence[str]) -> list[str]:
     """Return env entries with the image's added as dockerd does: all if there are none, else the first of new keys."""
     if not own:
         return list(shipped)
-    known, result = {entry.partition("=")[0] for entry in own}, list(own)
+    keys, result = {entry.partition("=")[0] for entry in own}, list(own)
     for entry in shipped:
-        if (key := entry.partition("=")[0]) not in known:
-            known.add(key)
+        if (key := entry.partition("=")[0]) not in keys:
+            keys.add(key)
             result.append(entry)
     return result
 
@@ -295,7 +295,7 @@ def inspected(
 ) -> dict[str, Any]:
     """Return dockerd's inspect of a created container; ``counts_swap``: the kernel accounts for swap."""
     config = json.loads(shipped)["Config"]
-    env = merged(create.get("Env") or [], config["Env"] or [])
+    env = merge_env(create.get("Env") or [], config["Env"] or [])
     labels = {**(config["Labels"] or {}), **(create.get("Labels") or {})}
     host = {"CgroupParent": "", "Memory": 0, "MemorySwap": 0, **(create.get("HostConfig") or {}), "ShmSize": 67108864}
     host["Runtime"] = host.get("Runtime") or "runc"
@@ -317,7 +317,7 @@ def read_inspect(reply: bytes | dict[str, Any], image: bytes | None, *default_ru
 
 
 def created(create: Mapping[str, Any], name: str) -> Requested:
-    """Return what a create requests, with the id that it got."""
+    """Return the requested values of a create, with its id."""
     value = read_create(dict(create), name)
     if isinstance(value, RequestedPod):
         return replace(value, pod=replace(value.pod, id=ID))
@@ -355,7 +355,7 @@ CREATES: dict[str, tuple[str, dict[str, object]]] = {
 
 @pytest.mark.parametrize(("kind", "changes"), CREATES.values(), ids=CREATES)
 @pytest.mark.parametrize("counts_swap", [True, False])
-def test_inspect_equals_the_create(kind: str, changes: dict[str, object], counts_swap: bool) -> None:
+def test_inspect_equals_create(kind: str, changes: dict[str, object], counts_swap: bool) -> None:
     create, name = KINDS_OF_CREATES[kind]
     body = changed(create, changes)
     assert read_inspect(inspected(body, name, counts_swap=counts_swap), image()) == created(body, name)
@@ -365,36 +365,36 @@ ENTRIES = st.lists(st.builds("".join, st.tuples(st.sampled_from("ABCD"), st.samp
 
 
 @given(ENTRIES, ENTRIES, st.booleans())
-def test_fewest_envs_that_make_the_list_are_its_own(own: list[str], shipped: list[str], of_this_image: bool) -> None:
+def test_requested_envs_are_fewest_possible(own: list[str], shipped: list[str], of_this_image: bool) -> None:
     """If this image cannot have led to the list, all entries but the image's are the container's own."""
-    found = merged(own, shipped) if of_this_image else own
-    possible = [found[:end] for end in range(len(found) + 1) if merged(found[:end], shipped) == found]
+    found = merge_env(own, shipped) if of_this_image else own
+    possible = [found[:end] for end in range(len(found) + 1) if merge_env(found[:end], shipped) == found]
     expected = possible[0] if possible else [entry for entry in found if entry not in shipped]
     reply = changed(inspected(CONTAINER_BODY, CONTAINER_NAME), {"Config/Env": found})
     body = changed(CONTAINER_BODY, {"Env": expected})
     assert read_inspect(reply, image(shipped)) == created(body, CONTAINER_NAME)
 
 
-class Looked(str):
+class CountedKey(str):
     """An entry that counts how often its key is read."""
 
     times = 0
 
     def partition(self, separator: str) -> tuple[str, str, str]:
-        Looked.times += 1
+        CountedKey.times += 1
         return super().partition(separator)
 
 
-def test_each_of_many_envs_over_an_images_is_looked_at_a_few_times() -> None:
-    own, shipped = ([Looked(f"A{number}={whose}") for number in range(1_000)] for whose in ("own", "shipped"))
+def test_many_envs_are_read_in_linear_time() -> None:
+    own, shipped = ([CountedKey(f"A{number}={whose}") for number in range(1_000)] for whose in ("own", "shipped"))
     config = Object((("Env", own), ("Labels", Object(tuple(CONTAINER_BODY["Labels"].items())))))
     read = status.read_inspect(Object((("Id", ID), ("Config", config))), ImageDefaults(env=shipped))
     assert isinstance(read, RequestedContainer)
     assert read.container.envs == {f"A{number}": "own" for number in range(1_000)}
-    assert len(own) <= Looked.times < 10 * (len(own) + len(shipped))
+    assert len(own) <= CountedKey.times < 10 * (len(own) + len(shipped))
 
 
-def test_without_the_image_all_is_kept() -> None:
+def test_all_values_are_returned_without_image() -> None:
     shipped = image([PATH], {"maintainer": "x"})
     bare = {**CONTAINER_BODY, "Env": None}
     assert container_of(inspected(bare, CONTAINER_NAME, shipped)).envs == {"PATH": PATH[5:]}
@@ -403,13 +403,13 @@ def test_without_the_image_all_is_kept() -> None:
         assert read_inspect(inspected(POD_BODY, POD_NAME), empty) == created(POD_BODY, POD_NAME)
 
 
-def test_labels_of_the_image_are_left_out_unless_they_are_overwritten() -> None:
+def test_image_labels_are_removed_unless_overwritten() -> None:
     shipped = image(None, {"app": "web", "maintainer": "x", "annotation.note": "other"})
     pod = pod_of(inspected(POD_BODY, POD_NAME, shipped), shipped)
-    assert (pod.labels, pod.annotations) == (KUBELETS, {"note": "pod"})
+    assert (pod.labels, pod.annotations) == (KUBELET_LABELS, {"note": "pod"})
 
 
-def test_container_of_an_image_that_was_committed_from_a_pods_container() -> None:
+def test_kubelet_labels_stay_when_image_has_them() -> None:
     """The image has the kubelet's labels, too: they count as the container's own if dockershim named it."""
     shipped = image(None, CONTAINER_BODY["Labels"])
     reply, plain = inspected(CONTAINER_BODY, CONTAINER_NAME, shipped), inspected({"Image": "x"}, "silly_name", shipped)
@@ -424,7 +424,7 @@ SWAPS += [(2**28, 2**28 + 1, 2**28 + 1, 2**28 + 1), (0, -1, -1, -1), (0, 0, 0, 0
 
 
 @pytest.mark.parametrize(("memory", "swap", "of_pod", "of_container"), SWAPS)
-def test_swap(memory: int, swap: int, of_pod: int, of_container: int) -> None:
+def test_requested_swap_is_restored(memory: int, swap: int, of_pod: int, of_container: int) -> None:
     limits = {"HostConfig/Memory": memory, "HostConfig/MemorySwap": swap, "HostConfig/CpuQuota": 1000}
     pod = pod_of(changed(inspected(POD_BODY, POD_NAME), limits)).resources
     container = container_of(changed(inspected(CONTAINER_BODY, CONTAINER_NAME), limits)).resources
@@ -437,27 +437,27 @@ RUNTIMES = [("runc", "runc", ""), ("kata", "runc", "kata"), ("runc", "kata", "ru
 
 
 @pytest.mark.parametrize(("runtime", "default", "handler"), [*RUNTIMES, ("", "runc", "")])
-def test_runtime_is_no_handler_if_it_is_the_default(runtime: str, default: str, handler: str) -> None:
+def test_default_runtime_is_no_handler(runtime: str, default: str, handler: str) -> None:
     reply = changed(inspected(POD_BODY, POD_NAME), {"HostConfig/Runtime": runtime})
     assert pod_of(reply, None, default).runtime_handler == handler
 
 
 @pytest.mark.parametrize("labels", [None, {}, {"io.kubernetes.docker.type": "x"}])
-def test_container_of_nobodys_pod_is_none(labels: object) -> None:
+def test_inspect_without_pod_is_none(labels: object) -> None:
     reply = {"Id": ID, "Name": f"/{CONTAINER_NAME}", "Image": IMAGE_ID, "Config": {"Labels": labels, "Env": "not read"}}
     assert read_inspect(reply, None) is None
 
 
 @pytest.mark.parametrize("host", [{}, {"CgroupParent": None}, {"CgroupParent": 5}, None, []])
 @pytest.mark.parametrize(("create", "name"), KINDS_OF_CREATES.values(), ids=KINDS_OF_CREATES)
-def test_cgroup_parent_that_is_not_reported_is_not_empty(create: dict[str, Any], name: str, host: object) -> None:
+def test_unreported_cgroup_parent_is_none(create: dict[str, Any], name: str, host: object) -> None:
     value = read_inspect({**inspected(create, name), "HostConfig": host}, image())
     assert value is not None
     assert value.cgroup_parent is None
 
 
 @pytest.mark.parametrize("path", ["Name", "Config/Env", "HostConfig", "HostConfig/Memory", "HostConfig/CpusetCpus"])
-def test_part_of_a_wrong_type_is_unknown_by_itself(path: str) -> None:
+def test_part_of_wrong_type_is_unknown(path: str) -> None:
     reply = inspected(CONTAINER_BODY, CONTAINER_NAME)
     reply["Config"]["Labels"]["annotation.other"] = {"canary": 1}
     absent, wrong = (read_inspect(changed(reply, {path: value}), image()) for value in (None, {"canary": 5}))
@@ -467,7 +467,7 @@ def test_part_of_a_wrong_type_is_unknown_by_itself(path: str) -> None:
 
 
 @pytest.mark.parametrize("absent", ["", None, 5])
-def test_missing_id_is_the_requested_one_and_of_a_pod_unreadable(absent: object) -> None:
+def test_missing_id_is_requested_id_except_of_pod(absent: object) -> None:
     assert status.parse_inspect(json.dumps({"Id": absent}).encode(), ID).get("Id") == ID
     reply = changed(inspected(CONTAINER_BODY, CONTAINER_NAME), {"Config/Labels/io.kubernetes.sandbox.id": absent})
     with pytest.raises(Unreadable, match="sandbox"):
@@ -475,7 +475,7 @@ def test_missing_id_is_the_requested_one_and_of_a_pod_unreadable(absent: object)
 
 
 @pytest.mark.parametrize("text", [*NO_DOCUMENTS, b'{"Config":{},"config":{}}'])
-def test_unreadable_inspect(text: bytes) -> None:
+def test_invalid_inspect_raises(text: bytes) -> None:
     for reply, shipped in ((text, image()), (inspected(POD_BODY, POD_NAME), text)):
         with pytest.raises(Unreadable) as raised:
             read_inspect(reply, shipped)
@@ -497,7 +497,7 @@ READ: list[tuple[Any, bytes, Any]] = [
 
 
 @pytest.mark.parametrize(("read", "reply", "expected"), READ)
-def test_life_of_a_container_and_daemons_word_on_itself(read: Any, reply: bytes, expected: Any) -> None:
+def test_state_and_info_are_read(read: Any, reply: bytes, expected: Any) -> None:
     if expected is None:
         with pytest.raises(Unreadable) as caught:
             read(reply)

@@ -1,4 +1,4 @@
-"""One connection: what passes, is held, may close (relay-rules B1 to B4, B6 to B9, B11, C2, C5; fault matrix X2)."""
+"""One connection: passing, held and closing messages (relay-rules B1 to B4, B6 to B9, B11, C2, C5; fault matrix X2)."""
 
 import weakref
 from typing import Any
@@ -31,21 +31,21 @@ from tests.docker.messages import (
     answer,
     chunks,
     head,
-    ours,
+    proxy_answer,
     request,
 )
 from tests.docker.peer import (
-    WAYS,
+    MODES,
     Play,
     Step,
     answered,
     client,
     converse,
     daemon,
+    disconnects,
     ends,
     exchange,
     hold,
-    leaves,
     on_held,
     passes,
     refuse,
@@ -66,7 +66,7 @@ LONG = answer(200, body=OK + OK)
 SEVEN = answer(200, "Content-Length: 7", body=None)
 LAST = answer(200, CLOSE, body=b"last")
 CONFLICT = answer(409, CLOSE, body=b"{}")
-BAD, AWAY, REFUSED = ours(400, closes=True) + EOF, ours(502, closes=True) + EOF, ours(500, closes=True) + EOF
+BAD, UNAVAILABLE, REFUSED = (proxy_answer(status, closes=True) + EOF for status in (400, 502, 500))
 
 LAST_START = request("POST", "/containers/box/start", CLOSE)
 UPLOAD = request("POST", "/images/load", body=b"i" * READ_AHEAD_BYTES)
@@ -117,7 +117,7 @@ PASSING: dict[str, list[Step]] = {
     ],
     "B4: HTTP/2 begins a connection only": [
         exchange(PING, OK),
-        client(PREFACE, to_client=ours(505, closes=True) + EOF),
+        client(PREFACE, to_client=proxy_answer(505, closes=True) + EOF),
     ],
     "B1: reading pauses and resumes around an upgrade": [
         client(ATTACH, LONG_STDIN, to_daemon=ATTACH, reads=False),
@@ -167,7 +167,7 @@ PASSING: dict[str, list[Step]] = {
 }
 
 
-# Of a chunk that breaks, as much has passed as came in earlier reads: these are not cut. The daemon never has the whole
+# Of an invalid chunk the bytes of earlier reads have passed: these steps are not cut. The daemon never has the complete
 # request: dockerd sees the end of the connection inside its body.
 BREAKING: dict[str, list[Step]] = {
     "a held body that breaks after its answer": [
@@ -192,7 +192,7 @@ BREAKING: dict[str, list[Step]] = {
 
 
 HELD: dict[str, list[Step]] = {
-    # In its tunnel, without the unreadable bytes, the rest could be a request that was not checked.
+    # In its tunnel, without the unreadable bytes, the following bytes could be a request that was not checked.
     "after an unreadable request nothing passes into the tunnel of an earlier answer": [
         client(PING + b"1\r\n\0", to_daemon=PING),
         returns(HIJACKED),
@@ -216,7 +216,7 @@ HELD: dict[str, list[Step]] = {
         client(PINGS[: -2 * len(PING)], PING, PING, to_daemon=PINGS),
         returns(OK),
         client(START, PING, held=1),
-        refuse(to_client=ours(500), to_daemon=PING),
+        refuse(to_client=proxy_answer(500), to_daemon=PING),
     ],
     "B2: an unframed answer to a held call passes as it comes": [
         hold(START),
@@ -255,10 +255,10 @@ HELD: dict[str, list[Step]] = {
     "B1: EOF waits for calls that continue within the read": [
         client(START + STOP + CREATE, held=1),
         ends("client"),
-        on_held(lambda call: call.send_request(None), refuse(), to_client=ours(500), to_daemon=STOP, held=1),
+        on_held(lambda call: call.send_request(None), refuse(), to_client=proxy_answer(500), to_daemon=STOP, held=1),
         settle(NO_CONTENT, to_daemon=CREATE + EOF, held=1),
     ],
-    "B1: EOF inside a held body passes after it": [  # otherwise the daemon would wait for the rest for ever
+    "B1: EOF inside a held body passes after it": [  # otherwise the daemon would wait for ever
         client(CREATE[:-3]),
         ends("client", held=1),
         release(to_daemon=CREATE[:-3] + EOF),
@@ -293,7 +293,7 @@ HELD: dict[str, list[Step]] = {
     "B9: a daemon that cannot be dialled is answered 502, which closes": [
         client(START + PING, held=1),
         ends("daemon"),
-        release(to_client=AWAY),
+        release(to_client=UNAVAILABLE),
         answered(),
         client(PING),
     ],
@@ -328,20 +328,20 @@ HELD: dict[str, list[Step]] = {
     ],
     "C2: a client that leaves ends all requests that wait": [
         client(PING + CREATE[:-3], to_daemon=PING),
-        leaves(),
+        disconnects(),
         daemon(OK),
     ],
 }
 
 
 TABLES: list[tuple[dict[str, list[Step]], dict[str, Any]]] = [(PASSING, {"holds": ()}), (HELD, {})]
-TABLES += [(BREAKING, {"ways": WAYS, "limit": 1})]
+TABLES += [(BREAKING, {"modes": MODES, "limit": 1})]
 ROWS = {name: (steps, options) for table, options in TABLES for name, steps in table.items()}
 
 
 @pytest.mark.parametrize(("steps", "options"), ROWS.values(), ids=ROWS)
-def test_conversation(steps: list[Step], options: dict[str, Any]) -> None:
-    converse(steps, **options).leave()
+def test_conversation_has_these_effects(steps: list[Step], options: dict[str, Any]) -> None:
+    converse(steps, **options).close()
 
 
 LONG_CREATE = request("POST", "/containers/create", body=b'{"Image":"i", "Cmd":[]}')
@@ -373,14 +373,14 @@ ABOVE_THE_LIMIT: dict[str, list[Step]] = {
 
 
 @pytest.mark.parametrize("steps", ABOVE_THE_LIMIT.values(), ids=ABOVE_THE_LIMIT)
-def test_held_body_above_the_limit_passes_as_it_came(steps: list[Step]) -> None:
+def test_held_body_above_limit_passes_unchanged(steps: list[Step]) -> None:
     play = converse(steps, limit=10)
     assert play.call.problem == NO_ROOM
-    play.leave()
+    play.close()
 
 
 @pytest.mark.parametrize("passes", [True, False])
-def test_b4_http2_is_a_tunnel_or_closed(passes: bool) -> None:
+def test_b4_http2_client_gets_tunnel_or_is_closed(passes: bool) -> None:
     sent, replied = PREFACE + b"\0\0\0\4\0", b"\0\0\0\4\1"
     tunnel = [client(sent, to_daemon=sent), returns(replied)]
     play = converse(tunnel if passes else [client(sent, to_client=EOF)], http2_may_pass=passes)
@@ -391,8 +391,8 @@ UNREADABLE = [(head("GET / HTTP/1.1", "Host: h", "Content-Length: +5"), 400), (h
 
 
 @pytest.mark.parametrize(("sent", "status"), UNREADABLE)
-def test_unreadable_request_is_answered_counted_and_the_last(sent: bytes, status: int) -> None:
-    play = converse([client(sent, PING, START, to_client=ours(status, closes=True) + EOF)], holds=())
+def test_unreadable_request_is_answered_and_closes(sent: bytes, status: int) -> None:
+    play = converse([client(sent, PING, START, to_client=proxy_answer(status, closes=True) + EOF)], holds=())
     assert [refusal.status for refusal in play.refusals] == [status]
 
 
@@ -414,7 +414,7 @@ REDIALLED: dict[str, tuple[int, list[Step]]] = {
 
 
 @pytest.mark.parametrize(("redials", "steps"), REDIALLED.values(), ids=REDIALLED)
-def test_b9_daemon_that_closes_is_dialled_once_more(redials: int, steps: list[Step]) -> None:
+def test_b9_daemon_is_redialled_once_when_it_closes(redials: int, steps: list[Step]) -> None:
     assert converse(steps, daemons=1).redials == redials
 
 
@@ -435,14 +435,14 @@ BROKEN: dict[str, tuple[list[Step], Step, str]] = {
 
 
 @pytest.mark.parametrize(("before", "broken", "message"), BROKEN.values(), ids=BROKEN)
-def test_invalid_answer_breaks_the_protocol(before: list[Step], broken: Step, message: str) -> None:
+def test_invalid_answer_raises_wire_error(before: list[Step], broken: Step, message: str) -> None:
     play = converse(before)
     with pytest.raises(WireError, match=message):
         broken.act(play)
     assert play.effects() == (b"", b"", 0)
 
 
-def test_answered_call_is_garbage() -> None:
+def test_answered_call_is_freed() -> None:
     play = converse([hold(CREATE), settle(CREATED)])
     call = weakref.ref(play.calls.pop())
     play.settled_calls.clear()
@@ -452,15 +452,15 @@ def test_answered_call_is_garbage() -> None:
 SENT = release(to_daemon=START)
 CLOSED: dict[str, tuple[list[Step], bool, Reply]] = {
     # whether the call ends, and its reply
-    "C2: before its release": ([leaves()], True, UNANSWERED),
-    "C2: before the answer": ([SENT, leaves(), daemon(NO_CONTENT)], False, UNANSWERED),
-    "C2: after the answer": ([SENT, daemon(NO_CONTENT), leaves(), answered()], False, Reply(agreed=True)),
+    "C2: before its release": ([disconnects()], True, UNANSWERED),
+    "C2: before the answer": ([SENT, disconnects(), daemon(NO_CONTENT)], False, UNANSWERED),
+    "C2: after the answer": ([SENT, daemon(NO_CONTENT), disconnects(), answered()], False, Reply(agreed=True)),
     "B9: the daemon, before the answer": ([SENT, ends("daemon", to_client=EOF)], False, UNANSWERED),
 }
 
 
 @pytest.mark.parametrize(("steps", "ended", "reply"), CLOSED.values(), ids=CLOSED)
-def test_reply_of_a_call_whose_client_or_daemon_closes(steps: list[Step], ended: bool, reply: Reply) -> None:
+def test_reply_when_client_or_daemon_closes(steps: list[Step], ended: bool, reply: Reply) -> None:
     play = converse([client(START, held=1), *steps])
     play.act()
     play.call.connection_lost()
@@ -475,7 +475,7 @@ LOGS = request("GET", "/v1.41/containers/box/logs?follow=1")
 FOLLOWED = head("HTTP/1.1 200 OK", CHUNKED)
 
 UNFINISHED: dict[str, list[tuple[Step, tuple[int, int, int], bool]]] = {
-    # the steps, what is unfinished after them, and whether the client is inside no request
+    # the steps, the unfinished work after them, and whether the client is inside no request
     "pipelined requests": [
         (client(PING + LOGS + PING), (3, 0, 0), True),
         (daemon(OK + FOLLOWED), (1, 1, 0), True),
@@ -493,14 +493,14 @@ UNFINISHED: dict[str, list[tuple[Step, tuple[int, int, int], bool]]] = {
         (daemon(CREATED[-3:]), A_CALL, True),
         (answered(), NOTHING, True),
     ],
-    "half a held request whose client has left": [(client(CREATE[:-3]), A_CALL, False), (leaves(), NOTHING, True)],
+    "half a held request whose client has left": [(client(CREATE[:-3]), A_CALL, False), (disconnects(), NOTHING, True)],
 }
 
 
 @pytest.mark.parametrize("steps", UNFINISHED.values(), ids=UNFINISHED)
-def test_unfinished_work(steps: list[tuple[Step, tuple[int, int, int], bool]]) -> None:
+def test_unfinished_work_is_counted(steps: list[tuple[Step, tuple[int, int, int], bool]]) -> None:
     play = Play()
     for number, (step, unfinished, between_requests) in enumerate(steps):
         step.act(play)
-        found = (play.reader.unfinished(), play.reader.between_requests)
-        assert found == (unfinished, between_requests), f"step {number}"
+        actual = (play.reader.unfinished(), play.reader.between_requests)
+        assert actual == (unfinished, between_requests), f"step {number}"

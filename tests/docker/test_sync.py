@@ -1,4 +1,4 @@
-"""The daemon's events keep the Store correct: what each means, and how the stream is followed across restarts."""
+"""The daemon's events keep the Store correct: the effect of each, and the stream across restarts."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ def container(container_id: str) -> Subject:
     return Subject(pod(POD), ContainerRecord(info, info))
 
 
-class Scripted(Backend):
+class ScriptedBackend(Backend):
     """A daemon whose stream fails after these seconds, once each, then has the events of a test, and ends with None."""
 
     def __init__(self, *fails: float) -> None:
@@ -41,7 +41,7 @@ class Scripted(Backend):
         self.queried: list[tuple[float, int]] = []
         """For each request of the events: when it was made, and its ``since_ns``."""
         self.actions: set[str] = set()
-        self.say: asyncio.Queue[Event | None] = asyncio.Queue()
+        self.stream: asyncio.Queue[Event | None] = asyncio.Queue()
         self._fails = list(fails)
 
     @asynccontextmanager
@@ -51,10 +51,10 @@ class Scripted(Backend):
         if self._fails:
             await asyncio.sleep(self._fails.pop(0))
             raise BackendError("away")
-        yield self._said()
+        yield self._stream()
 
-    async def _said(self) -> AsyncIterator[Event]:
-        while (event := await self.say.get()) is not None:
+    async def _stream(self) -> AsyncIterator[Event]:
+        while (event := await self.stream.get()) is not None:
             yield event
         raise BackendError("gone")
 
@@ -63,12 +63,12 @@ class Rig:
     """An EventFollower with a scripted daemon; the Store has two pods and a container."""
 
     def __init__(self, fails: Sequence[float], faults: Sequence[Exception]) -> None:
-        self.backend = Scripted(*fails)
+        self.backend = ScriptedBackend(*fails)
         self.store = Store()
         for subject in (Subject(pod(POD)), Subject(pod(OTHER_POD)), container(CONTAINER)):
             self.store.commit(subject)
         self.metrics = Metrics(asyncio.get_running_loop().time)
-        self.gone: list[str] = []
+        self.removed: list[str] = []
         self.ends: list[tuple[str, str]] = []
         """The calls of ``on_died`` and ``on_restarted``."""
         self.connects = self.missed = 0
@@ -78,7 +78,7 @@ class Rig:
             self.backend,
             self.store,
             self.metrics,
-            on_gone=self.gone.append,
+            on_removed=self.removed.append,
             on_died=lambda container_id: self.ends.append(("die", container_id)),
             on_restarted=lambda container_id: self.ends.append(("restart", container_id)),
             on_connected=self._connected,
@@ -94,15 +94,15 @@ class Rig:
     def _missed(self) -> None:
         self.missed += 1
 
-    async def notified(self, *events: Event | None) -> None:
+    async def emit(self, *events: Event | None) -> None:
         for event in events:
-            self.backend.say.put_nowait(event)
+            self.backend.stream.put_nowait(event)
         await asyncio.sleep(0.001)
 
     @property
-    def known(self) -> set[str]:
-        found = self.store.snapshot()
-        return {record.effective.id for record in found.pods} | {record.effective.id for record in found.containers}
+    def stored_ids(self) -> set[str]:
+        snapshot = self.store.snapshot()
+        return {record.effective.id for record in (*snapshot.pods, *snapshot.containers)}
 
     @property
     def expected(self) -> dict[str, int]:
@@ -111,15 +111,15 @@ class Rig:
 
 @asynccontextmanager
 async def following(*fails: float, faults: Sequence[Exception] = ()) -> AsyncIterator[Rig]:
-    """Follow a daemon, whose first connects fail with the faults; check at the end that no task is left."""
-    rig, others = Rig(fails, faults), asyncio.all_tasks()
+    """Follow a daemon, whose first connects fail with the faults; check at the end that no task remains."""
+    rig, earlier_tasks = Rig(fails, faults), asyncio.all_tasks()
     task = asyncio.create_task(rig.events.run())
     yield rig
     assert not task.done()
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-    assert asyncio.all_tasks() <= others
+    assert asyncio.all_tasks() <= earlier_tasks
 
 
 @pytest.fixture(autouse=True)
@@ -136,73 +136,73 @@ def updated(container_id: str, time_ns: int = 1) -> Event:
 
 
 @virtual_time
-async def test_quiet_stream_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_quiet_event_stream_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async with following() as rig:
         await asyncio.sleep(100)
     assert rig.backend.actions == {"destroy", "die", "rename", "restart", "update"}
     assert [since for _, since in rig.backend.queried] == [STARTED_NS]
-    assert (rig.known, rig.gone, rig.connects, rig.missed, caplog.records) == (ALL, [], 1, 1, [])
+    assert (rig.stored_ids, rig.removed, rig.connects, rig.missed, caplog.records) == (ALL, [], 1, 1, [])
 
 
 DROPPED = [(CONTAINER, {POD, OTHER_POD}), (OTHER_POD, {POD, CONTAINER}), (POD, {OTHER_POD, CONTAINER}), (PLAIN, ALL)]
 
 
-@pytest.mark.parametrize(("of", "left"), DROPPED)
+@pytest.mark.parametrize(("object_id", "remaining"), DROPPED)
 @virtual_time
-async def test_destroyed_is_forgotten_and_updated_by_others_read_again(of: str, left: set[str]) -> None:
+async def test_destroy_and_external_update_remove_record(object_id: str, remaining: set[str]) -> None:
     async with following() as rig:
-        rig.events.expect_update(of)
-        await rig.notified(destroyed(of))
-    assert (rig.known, rig.gone, rig.expected) == (left, [of], {})
+        rig.events.expect_update(object_id)
+        await rig.emit(destroyed(object_id))
+    assert (rig.stored_ids, rig.removed, rig.expected) == (remaining, [object_id], {})
     assert rig.metrics.counted("backend_events", action="destroy") == 1
     async with following() as rig:
-        await rig.notified(updated(of))
-    assert (rig.known, rig.gone, rig.metrics.counted("updates_of_others")) == (left - {of}, [], 1)
+        await rig.emit(updated(object_id))
+    assert (rig.stored_ids, rig.removed, rig.metrics.counted("updates_of_others")) == (remaining - {object_id}, [], 1)
 
 
 @virtual_time
-async def test_own_updates_change_nothing_each_once() -> None:
+async def test_own_update_event_is_ignored_once() -> None:
     async with following() as rig:
         for _ in range(3):
             rig.events.expect_update(CONTAINER)
-        rig.events.no_update(CONTAINER)
-        await rig.notified(updated(CONTAINER), updated(CONTAINER))
-        assert (rig.known, rig.expected) == (ALL, {})
-        rig.events.no_update(CONTAINER)  # once more than expected: the count stays 0
-        await rig.notified(updated(CONTAINER))
-        assert CONTAINER not in rig.known
+        rig.events.cancel_update(CONTAINER)
+        await rig.emit(updated(CONTAINER), updated(CONTAINER))
+        assert (rig.stored_ids, rig.expected) == (ALL, {})
+        rig.events.cancel_update(CONTAINER)  # once more than expected: the count stays 0
+        await rig.emit(updated(CONTAINER))
+        assert CONTAINER not in rig.stored_ids
         rig.events.expect_update(LATER)
-        rig.events.gone(LATER)
-        assert (rig.gone, rig.expected) == ([LATER], {}), "of what a list no longer has none comes"
+        rig.events.forget_container(LATER)
+        assert (rig.removed, rig.expected) == ([LATER], {}), "an object that is missing in a list sends no event"
 
 
 @virtual_time
-async def test_other_actions_leave_the_store() -> None:
+async def test_other_actions_do_not_change_store() -> None:
     async with following() as rig:
-        await rig.notified(Event("rename", CONTAINER, 1), Event("rename", PLAIN, 1))
-        assert rig.gone == [CONTAINER, PLAIN], "a name says what is remembered next to the Store"
+        await rig.emit(Event("rename", CONTAINER, 1), Event("rename", PLAIN, 1))
+        assert rig.removed == [CONTAINER, PLAIN], "a cache next to the Store may have the name"
         for action in ("create", "start", "die", "kill", "oom", "restart", "prune", ""):
-            await rig.notified(Event(action, CONTAINER, 1), Event(action, POD, 1))
-        await rig.notified(None)  # so it is cancelled in its wait for the next try
-    assert (rig.known, rig.gone) == (ALL, [CONTAINER, PLAIN])
-    assert rig.ends == [(action, of) for action in ("die", "restart") for of in (CONTAINER, POD)]
+            await rig.emit(Event(action, CONTAINER, 1), Event(action, POD, 1))
+        await rig.emit(None)  # so it is cancelled in its wait for the next try
+    assert (rig.stored_ids, rig.removed) == (ALL, [CONTAINER, PLAIN])
+    assert rig.ends == [(action, object_id) for action in ("die", "restart") for object_id in (CONTAINER, POD)]
 
 
 @virtual_time
-async def test_destroyed_does_not_come_back_with_a_call_under_way() -> None:
+async def test_destroyed_object_is_not_stored_by_pending_call() -> None:
     async with following() as rig:
-        await rig.notified(destroyed(LATER), destroyed(CONTAINER))
+        await rig.emit(destroyed(LATER), destroyed(CONTAINER))
     rig.store.commit(container(LATER))
     rig.store.commit(container(CONTAINER))
-    assert rig.known == {POD, OTHER_POD}
+    assert rig.stored_ids == {POD, OTHER_POD}
 
 
 @virtual_time
-async def test_unreadable_line_means_that_something_was_missed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unreadable_line_counts_as_missed_event(caplog: pytest.LogCaptureFixture) -> None:
     async with following() as rig:
-        await rig.notified(UNREADABLE, destroyed(OTHER_POD))
+        await rig.emit(UNREADABLE, destroyed(OTHER_POD))
     assert (rig.metrics.counted("backend_events_unreadable"), rig.missed, caplog.records) == (1, 2, [])
-    assert (rig.gone, len(rig.backend.queried)) == ([OTHER_POD], 1)
+    assert (rig.removed, len(rig.backend.queried)) == ([OTHER_POD], 1)
 
 
 BACK = ("INFO", "the daemon's events are followed again")
@@ -217,22 +217,22 @@ def unavailable(reason: str) -> tuple[str, str]:
 
 
 @virtual_time
-async def test_stream_that_ends_is_followed_from_where_it_ended(caplog: pytest.LogCaptureFixture) -> None:
+async def test_new_stream_continues_after_last_event(caplog: pytest.LogCaptureFixture) -> None:
     """Each loss and each reconnect is logged once."""
     async with following(0, 0, 0) as rig:
-        await rig.notified(Event("rename", CONTAINER, 41_000_000_007), None)
+        await rig.emit(Event("rename", CONTAINER, 41_000_000_007), None)
         await asyncio.sleep(10)
-        await rig.notified(Event("rename", POD, 42_000_000_000))
+        await rig.emit(Event("rename", POD, 42_000_000_000))
     assert [since for _, since in rig.backend.queried] == [STARTED_NS] * 4 + [41_000_000_008]
-    assert (rig.gone, rig.connects, rig.missed) == ([CONTAINER, POD], 2, 2)
-    failed = [rig.metrics.counted(f"backend_event_{what}") for what in ("dial_failures", "stream_losses")]
+    assert (rig.removed, rig.connects, rig.missed) == ([CONTAINER, POD], 2, 2)
+    failed = [rig.metrics.counted(f"backend_event_{failure}") for failure in ("dial_failures", "stream_losses")]
     assert (failed, logged(caplog)) == ([3, 1], [unavailable("away"), BACK, unavailable("gone"), BACK])
     recorded = [(event["kind"], event.get("reason")) for event in shown_of(rig.metrics.events)]
     assert recorded == 2 * [("runtime_lost", "unavailable"), ("runtime_back", None)]
 
 
 @virtual_time
-async def test_fault_of_our_own_is_counted_and_reports_no_value(caplog: pytest.LogCaptureFixture) -> None:
+async def test_internal_error_is_counted_without_values(caplog: pytest.LogCaptureFixture) -> None:
     async with following(faults=[ValueError("canary-4711")]) as rig:
         await asyncio.sleep(10)
     assert rig.metrics.counted("internal_errors", operation="events") == 1
@@ -242,7 +242,7 @@ async def test_fault_of_our_own_is_counted_and_reports_no_value(caplog: pytest.L
 
 
 @virtual_time
-async def test_daemon_that_is_away_is_tried_down_to_once_a_second() -> None:
+async def test_reconnect_delay_grows_to_one_second() -> None:
     async with following(0, 0, 0, 0, 0, 0, 0, 5.0, 0, 0, 0) as rig:
         await asyncio.sleep(20)
     waits = [round(later - earlier, 6) for (earlier, _), (later, _) in pairwise(rig.backend.queried)]
@@ -251,18 +251,18 @@ async def test_daemon_that_is_away_is_tried_down_to_once_a_second() -> None:
 
 @pytest.mark.parametrize("replayed", [False, True])
 @virtual_time
-async def test_update_whose_event_was_lost_is_not_expected_for_ever(replayed: bool) -> None:
+async def test_expectation_of_lost_update_event_expires(replayed: bool) -> None:
     async with following() as rig:
         await asyncio.sleep(1)
         for _ in range(2):
             rig.events.expect_update(CONTAINER)
-        await rig.notified(None)
+        await rig.emit(None)
         await asyncio.sleep(1)
         rig.events.expect_update(CONTAINER)
         if replayed:
-            await rig.notified(updated(CONTAINER, 10))
+            await rig.emit(updated(CONTAINER, 10))
         await asyncio.sleep(REPLAY_SECONDS + 1)
-        assert rig.expected == {CONTAINER: 1}, "the one of later"
-        for time, known in ((20, True), (30, False)):
-            await rig.notified(updated(CONTAINER, time))
-            assert (CONTAINER in rig.known) is known
+        assert rig.expected == {CONTAINER: 1}, "the update after the loss"
+        for time, is_stored in ((20, True), (30, False)):
+            await rig.emit(updated(CONTAINER, time))
+            assert (CONTAINER in rig.stored_ids) is is_stored

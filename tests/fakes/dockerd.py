@@ -1,8 +1,8 @@
 """A fake dockerd, 20.10 by default, on a unix socket: the part of its HTTP API that runtimes' clients use.
 
-Requests are recorded as they came; those of one connection are answered in order. It uses plain asyncio streams,
-because aiohttp's server can neither answer after a half-close nor send an unframed reply. The router matches a decoded
-path, as gorilla/mux does; a reference may contain slashes.
+Requests are recorded unchanged; those of one connection are answered in order. It uses plain asyncio streams, because
+aiohttp's server can neither answer after a half-close nor send an unframed reply. The router matches a decoded path, as
+gorilla/mux does; a reference may contain slashes.
 
 Run alone: ``python -m tests.fakes.dockerd --socket PATH``.
 """
@@ -34,14 +34,14 @@ from tests.fakes.dockerd_state import (
     DockerdState,
     Event,
     Refused,
-    bad,
+    bad_request,
     event_matches,
     labels_match,
     parse_filters,
 )
 from tests.fakes.dockerd_wire import JSON, Cut, Exchange, Head, Header, Injection, Reader, Received, chunk, parse
 from tests.fakes.dockershim_bodies import SETTINGS
-from tests.fakes.server import Listener, stay
+from tests.fakes.server import Listener, wait_for_signal
 
 __all__ = ["DockerdState", "FakeDockerd", "Injection", "Received"]
 
@@ -62,7 +62,7 @@ PING_HEADERS = (("Cache-Control", "no-cache, no-store, must-revalidate"), ("Prag
 EMPTY_PING = (("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", "0"))
 
 
-def done(change: Callable[[DockerdState, Head, str], object]) -> Handler:
+def no_body(change: Callable[[DockerdState, Head, str], object]) -> Handler:
     """Return the handler of a call that changes the state and has an empty reply."""
 
     async def answer(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
@@ -75,12 +75,12 @@ def done(change: Callable[[DockerdState, Head, str], object]) -> Handler:
 async def read_json(exchange: Exchange) -> dict[str, Any]:
     """Return a body of JSON. Raises Refused."""
     if exchange.head.length != 0 and not exchange.head.get("Content-Type").startswith("application/json"):
-        raise bad("Content-Type specified must be 'application/json'")
+        raise bad_request("Content-Type specified must be 'application/json'")
     raw = await exchange.body()
     try:
         return json.loads(raw) or {}
     except ValueError as error:
-        raise bad("EOF" if not raw.strip() else f"invalid JSON: {error}") from error
+        raise bad_request("EOF" if not raw.strip() else f"invalid JSON: {error}") from error
 
 
 async def ping(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
@@ -115,21 +115,21 @@ async def update(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> No
 
 async def inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     inspected = dockerd.state.find(reference).inspect()
-    await exchange.json(dockerd.engine.shown(INSPECT, exchange.api, inspected))
+    await exchange.json(dockerd.engine.render(INSPECT, exchange.api, inspected))
 
 
 async def list_containers(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     if dockerd.big_list is not None:
         return await exchange.reply(200, dockerd.big_list, JSON)
     labels = parse_filters(exchange.head.query.get("filters", "")).get("label", frozenset())
-    every = exchange.head.flag("all")
-    shown = [one for one in dockerd.state.each() if (every or one.running) and labels_match(one.labels, labels)]
-    return await exchange.json([one.listed() for one in shown])
+    all_states = exchange.head.flag("all")
+    listed = [found for found in dockerd.state.newest_first() if labels_match(found.labels, labels)]
+    return await exchange.json([found.listed() for found in listed if all_states or found.running])
 
 
 async def image_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     shown = dockerd.state.images.find(reference).inspect()
-    await exchange.json(dockerd.engine.shown(IMAGE, exchange.api, shown))
+    await exchange.json(dockerd.engine.render(IMAGE, exchange.api, shown))
 
 
 async def list_images(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
@@ -137,19 +137,19 @@ async def list_images(dockerd: FakeDockerd, exchange: Exchange, reference: str) 
 
 
 async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    """Send each event as a chunk of its own until the client sends no more."""
+    """Send each event as a separate chunk until the client's EOF."""
     filters = parse_filters(exchange.head.query.get("filters", ""))
-    heard: asyncio.Queue[Event | None] = asyncio.Queue()
-    unsubscribe = dockerd.state.events.subscribe(heard.put_nowait)
-    exchange.reader.on_end = lambda: heard.put_nowait(None)
+    queue: asyncio.Queue[Event | None] = asyncio.Queue()
+    unsubscribe = dockerd.state.events.subscribe(queue.put_nowait)
+    exchange.reader.on_end = lambda: queue.put_nowait(None)
     dockerd.watchers += 1
     if exchange.reader.at_eof():
-        heard.put_nowait(None)
+        queue.put_nowait(None)
     try:
         await exchange.stream(JSON)
-        while (event := await heard.get()) is not None:
+        while (event := await queue.get()) is not None:
             if event_matches(event, filters):
-                await exchange.write(chunk(go_json(dockerd.engine.shown(EVENT, exchange.api, event))))
+                await exchange.write(chunk(go_json(dockerd.engine.render(EVENT, exchange.api, event))))
         exchange.keep_alive = False
     finally:
         dockerd.watchers -= 1
@@ -157,8 +157,8 @@ async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> No
 
 
 async def exec_create(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    made = dockerd.state.exec_create(reference, await read_json(exchange))
-    await exchange.json({"Id": made.id}, 201)
+    process = dockerd.state.exec_create(reference, await read_json(exchange))
+    await exchange.json({"Id": process.id}, 201)
 
 
 async def exec_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
@@ -166,10 +166,10 @@ async def exec_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str)
 
 
 async def exec_start(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    """Run a command: ``cat`` echoes its stdin; all others are those of the fake CRI runtime."""
+    """Run a command: ``cat`` echoes its stdin; the other commands are those of the fake CRI runtime."""
     body = await read_json(exchange)
-    made = dockerd.state.exec_find(reference)
-    dockerd.state.exec_start(made)
+    process = dockerd.state.exec_find(reference)
+    dockerd.state.exec_start(process)
 
     async def write(stream: int, data: bytes) -> None:
         if data:
@@ -178,17 +178,17 @@ async def exec_start(dockerd: FakeDockerd, exchange: Exchange, reference: str) -
     await exchange.hijack()
     code = KILLED
     try:
-        if made.config["Cmd"] == ["cat"]:
+        if process.config["Cmd"] == ["cat"]:
             while data := await exchange.reader.read(1 << 18):
                 await write(STDOUT, data)
             code = 0
         else:
-            result = _run(made.config["Cmd"], made.container)
+            result = _run(process.config["Cmd"], process.container)
             await write(STDOUT, result.stdout)
             await write(STDERR, result.stderr)
             code = result.exit_code
     finally:
-        dockerd.state.exec_exit(made, code)
+        dockerd.state.exec_exit(process, code)
     await exchange.half_close()
 
 
@@ -204,13 +204,13 @@ ROUTES: dict[str, Handler] = {
     "GET /containers/{ref}/json": inspect,
     "GET /exec/{ref}/json": exec_inspect,
     "POST /containers/create": create,
-    "POST /containers/{ref}/start": done(lambda state, head, ref: state.start(ref)),
-    "POST /containers/{ref}/stop": done(lambda state, head, ref: state.stop(ref)),
+    "POST /containers/{ref}/start": no_body(lambda state, head, ref: state.start(ref)),
+    "POST /containers/{ref}/stop": no_body(lambda state, head, ref: state.stop(ref)),
     "POST /containers/{ref}/exec": exec_create,
     "POST /exec/{ref}/start": exec_start,
-    "POST /containers/{ref}/rename": done(lambda state, head, ref: state.rename(ref, head.query.get("name", ""))),
+    "POST /containers/{ref}/rename": no_body(lambda state, head, ref: state.rename(ref, head.query.get("name", ""))),
     "POST /containers/{ref}/update": update,
-    "DELETE /containers/{ref}": done(lambda state, head, ref: state.remove(ref, head.flag("force"))),
+    "DELETE /containers/{ref}": no_body(lambda state, head, ref: state.remove(ref, head.flag("force"))),
     "GET /images/json": list_images,
     "GET /images/{ref}/json": image_inspect,
     "HEAD /_ping": ping,
@@ -219,7 +219,7 @@ ROUTES: dict[str, Handler] = {
     "GET /info": info,
     "GET /version": version,
 }
-"""Method and path with ``{ref}`` for the reference, as FakeDockerd's injector takes it, and the handler."""
+"""Maps method and path, with ``{ref}`` for the reference, to the handler; ``FakeDockerd.inject`` uses the same keys."""
 NOT_FOUND = "not found"
 
 
@@ -242,8 +242,8 @@ class Match(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def match(head: Head) -> Match:
     for route, pattern in _PATTERNS.items():
-        if found := pattern.fullmatch(f"{head.method} {head.path}"):
-            parts = found.groupdict()
+        if matched := pattern.fullmatch(f"{head.method} {head.path}"):
+            parts = matched.groupdict()
             return Match(route, parts["version"] or "", parts.get("ref") or "")
     return Match(NOT_FOUND)
 
@@ -251,15 +251,15 @@ def match(head: Head) -> Match:
 # ---- the server
 
 BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n400 Bad Request"
-"""The answer to something that is not a head of HTTP/1."""
-KEPT_BODY_BYTES = 1 << 20
+"""The answer to an invalid HTTP/1 head."""
+RECORDED_BODY_BYTES = 1 << 20
 
 
 class FakeDockerd(Listener):
-    """The server; ``state`` may be given to a later server on the same socket, as after a restart of dockerd.
+    """The server; a later server on the same socket may use its ``state``, as after a restart of dockerd.
 
-    ``engine`` is the version of Docker Engine. ``keep_received`` bounds the record of requests (None keeps all),
-    ``keep_body_bytes`` what is kept of each body; ``counts`` counts them by route, without bound.
+    ``engine`` is the version of Docker Engine. ``keep_received`` bounds the recorded requests (None: no bound),
+    ``keep_body_bytes`` the recorded bytes of each body; ``counts`` counts all requests by route.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class FakeDockerd(Listener):
         engine: Engine = ENGINE_20,
         cgroup_driver: str = CGROUPFS,
         keep_received: int | None = None,
-        keep_body_bytes: int = KEPT_BODY_BYTES,
+        keep_body_bytes: int = RECORDED_BODY_BYTES,
     ) -> None:
         super().__init__(socket_path)
         self.state = state or DockerdState(cgroup_driver)
@@ -313,17 +313,17 @@ class FakeDockerd(Listener):
 
     def requests(self, route: str) -> list[Received]:
         """Return the requests received on a route, which is a key of ROUTES."""
-        self._known(route)
+        self._check_route(route)
         return [received for received in self.received if received.route == route]
 
     def inject(self, route: str, injection: Injection) -> Injection:
-        """Make a route's calls go wrong from now on, in place of what was injected before."""
-        self._known(route)
+        """Inject faults into a route's calls, instead of earlier ones."""
+        self._check_route(route)
         self.injections[route] = injection
         return injection
 
     @staticmethod
-    def _known(route: str) -> None:
+    def _check_route(route: str) -> None:
         if route not in ROUTES:
             raise KeyError(f"no such route: {route!r}; ROUTES lists them")
 
@@ -335,9 +335,9 @@ class FakeDockerd(Listener):
         life = {"Command": "sleep", "State": "running", "Status": "Up 1 second"}
         padding = {**life, "HostConfig": {"NetworkMode": "host"}}
         listed = [{"Id": f"{n:064x}", "Names": [f"/fake_{n}"], "Labels": {}, **padding} for n in range(count)]
-        rest = max(0, total_bytes - len(go_json(listed))) // max(1, count)
+        padding_bytes = max(0, total_bytes - len(go_json(listed))) // max(1, count)
         for container in listed:
-            container["Labels"] = {"padding": "x" * max(0, rest - len('"padding":""'))}
+            container["Labels"] = {"padding": "x" * max(0, padding_bytes - len('"padding":""'))}
         self.big_list = go_json(listed)
 
     # ---- connections
@@ -368,7 +368,7 @@ class FakeDockerd(Listener):
             while await self._serve_request(reader, writer, number):
                 pass
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError, Cut):
-            pass  # the client is gone, or a cut was injected
+            pass  # the client has closed, or a cut was injected
         except RuntimeError:
             if not transport.is_closing():
                 raise
@@ -383,31 +383,31 @@ class FakeDockerd(Listener):
         except ValueError:
             writer.write(BAD_REQUEST)
             return False
-        found = match(head)
-        reader.current = received = Received(head, found.route, connection, time.monotonic(), self.keep_body_bytes)
+        matched = match(head)
+        reader.current = received = Received(head, matched.route, connection, time.monotonic(), self.keep_body_bytes)
         self.received.append(received)
         self.counts[received.route] += 1
         exchange = Exchange(head, received, reader, writer)
         try:
-            await self._answer(exchange, found)
+            await self._answer(exchange, matched)
         except Refused as refused:
             await exchange.reply(refused.status, go_json({"message": refused.message}, html=False), JSON)
         finally:
             reader.current = None
         return exchange.keep_alive
 
-    async def _answer(self, exchange: Exchange, found: Match) -> None:
-        injection = self.injections.get(found.route)
+    async def _answer(self, exchange: Exchange, matched: Match) -> None:
+        injection = self.injections.get(matched.route)
         if injection is not None and injection.times == 0:
             injection = None
         if injection is not None:
             injection.times = injection.times and injection.times - 1
             exchange.cut_after_bytes = injection.cut_after_bytes
-        if found.route == NOT_FOUND:
+        if matched.route == NOT_FOUND:
             return await not_found(self, exchange, "")
         exchange.common = self._versioned
-        self._check_version(found.version)
-        exchange.api = found.version or self.api
+        self._check_version(matched.version)
+        exchange.api = matched.version or self.api
         exchange.common = self._common
         if injection is not None:
             await injection.wait()
@@ -416,21 +416,21 @@ class FakeDockerd(Listener):
                 return await exchange.write(injection.raw)
             if injection.status:
                 raise Refused(HTTPStatus(injection.status), injection.message)
-        return await ROUTES[found.route](self, exchange, found.reference)
+        return await ROUTES[matched.route](self, exchange, matched.reference)
 
     def _check_version(self, version: str) -> None:
         if version and version_number(version) < version_number(self.minimum):
-            raise bad(f"client version {version} is too old. Minimum supported API version is {self.minimum}")
+            raise bad_request(f"client version {version} is too old. Minimum supported API version is {self.minimum}")
         if version and version_number(version) > version_number(self.api):
-            raise bad(f"client version {version} is too new. Maximum supported API version is {self.api}")
+            raise bad_request(f"client version {version} is too new. Maximum supported API version is {self.api}")
 
 
-async def alone() -> None:
+async def main() -> None:
     parser = argparse.ArgumentParser(description="fake dockerd")
     parser.add_argument("--socket", required=True)
     async with FakeDockerd(parser.parse_args().socket, keep_received=0, keep_body_bytes=0) as dockerd:
-        await stay(f"fake dockerd {{}} listens on {dockerd.socket_path}")
+        await wait_for_signal(f"fake dockerd {{}} listens on {dockerd.socket_path}")
 
 
 if __name__ == "__main__":
-    uvloop.run(alone())
+    uvloop.run(main())

@@ -1,9 +1,8 @@
-"""What Docker's API looks like, as data: its structs with Go's zero values, and how versions of Docker Engine differ.
+"""The structs of Docker's API with Go's zero values, and the differences between versions of Docker Engine.
 
-A Go client sends every field of the structs, whether it is set or not. 20.10 is the base of the engines; a change holds
-for the API version that a request names, not for the daemon's newest. All removed or changed fields are covered, added
-ones are not. Sources: moby's api/docs/CHANGELOG.md, daemon/server/router/{container,image,system},
-daemon/server/middleware.
+A Go client sends every field of the structs, also unset ones. 20.10 is the base of the engines. A change depends on the
+API version of a request, not on the daemon's newest. Removed and changed fields are covered, added ones are not.
+Sources: moby's api/docs/CHANGELOG.md, daemon/server/router/{container,image,system}, daemon/server/middleware.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ ALL = (1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How an answer differs from API version ``since`` on."""
+    """A change of an answer from API version ``since`` on."""
 
     answer: str
     since: tuple[int, ...]
@@ -94,7 +93,7 @@ class Engine:
     """The headers of a ping's reply that describe the daemon."""
     changes: Sequence[Change] = ()
 
-    def shown(self, answer: str, api: str, struct: Struct) -> Struct:
+    def render(self, answer: str, api: str, struct: Struct) -> Struct:
         """Return an answer in the form for a request of an API version."""
         version = version_number(api)
         for change in self.changes:

@@ -27,15 +27,15 @@ def parse_filters(text: str) -> Filters:
     return {key: frozenset(values) for key, values in json.loads(text or "{}").items()}
 
 
-def labels_match(labels: Mapping[str, str], desired: frozenset[str]) -> bool:
+def labels_match(labels: Mapping[str, str], selectors: frozenset[str]) -> bool:
     """Return whether all of ``key`` and ``key=value`` are among the labels."""
-    pairs = (text.partition("=") for text in desired)
+    pairs = (text.partition("=") for text in selectors)
     return all(key in labels and (not equals or labels[key] == value) for key, equals, value in pairs)
 
 
 def event_matches(event: Event, filters: Filters) -> bool:
-    known = {"type": event["Type"], "event": event["Action"].partition(":")[0]}
-    return all(known[key] in values for key, values in filters.items() if key in known)
+    fields = {"type": event["Type"], "event": event["Action"].partition(":")[0]}
+    return all(fields[key] in values for key, values in filters.items() if key in fields)
 
 
 class Events:
@@ -57,9 +57,9 @@ class Events:
             subscriber(event)
 
 
-LEAST_MEMORY_BYTES = 6 << 20
+MIN_MEMORY_BYTES = 6 << 20
 CPUS = 1024
-OVERWRITTEN = (
+UPDATABLE = (
     *("BlkioWeight", "CpuShares", "NanoCpus", "CpuPeriod", "CpuQuota", "CpusetCpus", "CpusetMems"),
     *("Memory", "MemorySwap", "MemoryReservation"),
 )
@@ -74,17 +74,17 @@ class Refused(Exception):
     message: str
 
 
-def bad(message: str) -> Refused:
+def bad_request(message: str) -> Refused:
     return Refused(HTTPStatus.BAD_REQUEST, message)
 
 
 def check(host: Values, *, systemd: bool, update: bool) -> None:
-    """Refuse with status 400 a create or an update that is invalid, into which no proxy may turn a valid one."""
+    """Refuse an invalid create or update with status 400; no proxy may make a valid one invalid."""
     memory, swap, nano, parent = (host[name] for name in ("Memory", "MemorySwap", "NanoCpus", "CgroupParent"))
     cpuset = host["CpusetCpus"]
     slice_name = parent.rpartition(".slice")[0] if parent.endswith(".slice") else ""
     for refused, problem in (
-        (memory != 0 and memory < LEAST_MEMORY_BYTES, "Minimum memory limit allowed is 6MB"),
+        (memory != 0 and memory < MIN_MEMORY_BYTES, "Minimum memory limit allowed is 6MB"),
         (0 < swap < memory, "Minimum memoryswap limit should be larger than memory limit, see usage"),
         (memory == 0 < swap and not update, "You should always set the Memory limit when using Memoryswap limit"),
         (nano > 0 and host["CpuPeriod"] > 0, "Conflicting options: Nano CPUs and CPU Period cannot both be set"),
@@ -97,10 +97,10 @@ def check(host: Values, *, systemd: bool, update: bool) -> None:
         (systemd and parent and not slice_name, "cgroup-parent for systemd cgroup should be a valid slice"),
     ):
         if refused:
-            raise bad(problem)
+            raise bad_request(problem)
 
 
-def adapted(host: dict[str, Any]) -> dict[str, Any]:
+def with_defaults(host: dict[str, Any]) -> dict[str, Any]:
     """Return a create's HostConfig with the daemon's defaults."""
     modes = {"NetworkMode": "default", "IpcMode": "private", "CgroupnsMode": "host", "Runtime": "runc"}
     defaults = {**modes, "ShmSize": 64 << 20, "LogConfig": {"Type": "json-file", "Config": {}}}
@@ -110,20 +110,20 @@ def adapted(host: dict[str, Any]) -> dict[str, Any]:
     return {**host, **{name: value for name, value in defaults.items() if host[name] in empty}}
 
 
-def updated(stored: dict[str, Any], update: Values) -> dict[str, Any]:
+def apply_update(stored: dict[str, Any], update: Values) -> dict[str, Any]:
     """Return the stored HostConfig with an update applied.
 
     Raises Refused with status 409 if the two do not fit together.
     """
     if update["Memory"] > stored["MemorySwap"] and update["Memory"] != 0 and update["MemorySwap"] == 0:
         raise Refused(HTTPStatus.CONFLICT, "Memory limit should be smaller than already set memoryswap limit")
-    changes = {name: update[name] for name in OVERWRITTEN if update[name]}
+    changes = {name: update[name] for name in UPDATABLE if update[name]}
     if update["RestartPolicy"]["Name"]:
         changes["RestartPolicy"] = update["RestartPolicy"]
     return {**stored, **changes}
 
 
-INSPECTED = json.loads("""{
+INSPECT_TEMPLATE = json.loads("""{
     "Id":"", "Created":"", "Path":"", "Args":[], "State":{}, "Image":"", "ResolvConfPath":"", "HostnamePath":"",
     "HostsPath":"", "LogPath":"", "Name":"", "RestartCount":0, "Driver":"vfs", "Platform":"linux", "MountLabel":"",
     "ProcessLabel":"", "AppArmorProfile":"", "ExecIDs":null, "HostConfig":{}, "GraphDriver":{"Data":null, "Name":"vfs"},
@@ -170,17 +170,17 @@ class Container:
         process = {"Pid": 4711 if self.running else 0, "ExitCode": self.exit_code}
         state = {"Status": self.status, "Running": self.running, **process}
         names = {"Id": self.id, "Name": f"/{self.name}", "Image": self.image_id}
-        return {**INSPECTED, **names, "State": state, "HostConfig": self.host, "Config": self.config}
+        return {**INSPECT_TEMPLATE, **names, "State": state, "HostConfig": self.host, "Config": self.config}
 
     def listed(self) -> Struct:
         return {"Id": self.id, "Names": [f"/{self.name}"], "Labels": self.labels, "State": self.status}
 
 
 PATH, COMMAND = "PATH=/bin", ["/bin/sh"]
-"""What every image sets."""
+"""Settings of every image."""
 
 
-def familiar(reference: str) -> str:
+def normalise_name(reference: str) -> str:
     """Return a name as Docker shows it: without the default registry, with a tag."""
     for prefix in ("docker.io/library/", "docker.io/"):
         reference = reference.removeprefix(prefix)
@@ -198,8 +198,8 @@ class Image:
     def id(self) -> str:
         return "sha256:" + hashlib.sha256(self.name.encode()).hexdigest()
 
-    def inherited(self, config: dict[str, Any]) -> Struct:
-        """Return a container's config with what this image adds to it."""
+    def apply_to(self, config: dict[str, Any]) -> Struct:
+        """Return a container's config with the settings of this image."""
         env = config["Env"] or []
         has_path = any(entry.partition("=")[0] == "PATH" for entry in env)
         command = config["Cmd"] if config["Cmd"] or config["Entrypoint"] else COMMAND
@@ -218,19 +218,19 @@ class Images:
             self.add(name)
 
     def add(self, reference: str, labels: Mapping[str, str] | None = None) -> Image:
-        image = Image(familiar(reference), labels or {})
+        image = Image(normalise_name(reference), labels or {})
         self.by_name[image.name] = image
         return image
 
     def find(self, reference: str) -> Image:
-        name = familiar(reference)
+        name = normalise_name(reference)
         if name in self.by_name:
             return self.by_name[name]
         digits = reference.removeprefix("sha256:")
-        found = [image for image in self.by_name.values() if digits and image.id.startswith(f"sha256:{digits}")]
-        if len(found) != 1:
+        matches = [image for image in self.by_name.values() if digits and image.id.startswith(f"sha256:{digits}")]
+        if len(matches) != 1:
             raise Refused(HTTPStatus.NOT_FOUND, f"No such image: {name}")
-        return found[0]
+        return matches[0]
 
 
 CGROUPFS = "cgroupfs"
@@ -264,39 +264,39 @@ class DockerdState:
         """
         if reference in self.containers:
             return self.containers[reference]
-        if (named := self.named(reference)) is not None:
-            return named
-        found = [container for key, container in self.containers.items() if reference and key.startswith(reference)]
-        if len(found) != 1:
+        if (container := self.find_by_name(reference)) is not None:
+            return container
+        matches = [container for key, container in self.containers.items() if reference and key.startswith(reference)]
+        if len(matches) != 1:
             raise Refused(HTTPStatus.NOT_FOUND, f"No such container: {reference}")
-        return found[0]
+        return matches[0]
 
-    def named(self, name: str) -> Container | None:
+    def find_by_name(self, name: str) -> Container | None:
         return self._names.get(name.removeprefix("/"))
 
     def _reserve(self, name: str) -> str:
         if not VALID_NAME.fullmatch(name):
-            raise bad(f"Invalid container name ({name}), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
-        if (owner := self.named(name)) is not None:
-            taken = f'"/{owner.name}" is already in use by container "{owner.id}"'
+            raise bad_request(f"Invalid container name ({name}), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
+        if (owner := self.find_by_name(name)) is not None:
+            conflict = f'"/{owner.name}" is already in use by container "{owner.id}"'
             advice = "You have to remove (or rename) that container to be able to reuse that name."
-            raise Refused(HTTPStatus.CONFLICT, f"Conflict. The container name {taken}. {advice}")
+            raise Refused(HTTPStatus.CONFLICT, f"Conflict. The container name {conflict}. {advice}")
         return name.removeprefix("/")
 
     def create(self, name: str, body: dict[str, Any]) -> Container:
-        given = {key: value for key, value in (body.get("HostConfig") or {}).items() if value is not None}
-        host = {key: given.get(key, zero) for key, zero in HOST_CONFIG.items()}
+        requested = {key: value for key, value in (body.get("HostConfig") or {}).items() if value is not None}
+        host = {key: requested.get(key, zero) for key, zero in HOST_CONFIG.items()}
         check(host, systemd=self.cgroup_driver == SYSTEMD, update=False)
         config = {key: body.get(key, zero) for key, zero in CONFIG.items()}
         image = self.images.find(config["Image"]) if config["Image"] else None
         if image is not None:
-            config = image.inherited(config)
+            config = image.apply_to(config)
         if not config["Cmd"] and not config["Entrypoint"]:
-            raise bad("No command specified")
+            raise bad_request("No command specified")
         new_id = secrets.token_hex(32)
         name = self._reserve(name or f"fake_{new_id[:12]}")
         config["Hostname"] = config["Hostname"] or new_id[:12]
-        container = Container(new_id, name, config, adapted(host), image.id if image else "")
+        container = Container(new_id, name, config, with_defaults(host), image.id if image else "")
         self.containers[new_id] = self._names[name] = container
         self._report(container, "create")
         return container
@@ -328,13 +328,13 @@ class DockerdState:
         self._report(container, "rename", oldName=f"/{old_name}")
 
     def update(self, reference: str, body: dict[str, Any]) -> None:
-        """Change resources and restart policy. Raises Refused: 400, 404, or 409 if they do not go together."""
+        """Change resources and restart policy. Raises Refused: 400, 404, or 409 if they conflict."""
         update = {key: zero if body.get(key) is None else body[key] for key, zero in RESOURCES.items()}
         update["RestartPolicy"] = body.get("RestartPolicy") or HOST_CONFIG["RestartPolicy"]
         settings = {**HOST_CONFIG, **update}
         check(settings, systemd=self.cgroup_driver == SYSTEMD, update=True)
         container = self.find(reference)
-        container.host = updated(container.host, update)
+        container.host = apply_update(container.host, update)
         self._report(container, "update")
 
     def remove(self, reference: str, force: bool) -> None:
@@ -356,24 +356,24 @@ class DockerdState:
         container = self.find(reference)
         if not container.running:
             raise Refused(HTTPStatus.CONFLICT, f"Container {container.id} is not running")
-        made = Exec(secrets.token_hex(32), container, config)
-        self.execs[made.id] = made
-        self._report(container, f"exec_create: {' '.join(config['Cmd'])}", execID=made.id)
-        return made
+        process = Exec(secrets.token_hex(32), container, config)
+        self.execs[process.id] = process
+        self._report(container, f"exec_create: {' '.join(config['Cmd'])}", execID=process.id)
+        return process
 
     def exec_find(self, exec_id: str) -> Exec:
         if exec_id not in self.execs:
             raise Refused(HTTPStatus.NOT_FOUND, f"No such exec instance: {exec_id}")
         return self.execs[exec_id]
 
-    def exec_start(self, made: Exec) -> None:
-        made.running = True
-        self._report(made.container, f"exec_start: {' '.join(made.config['Cmd'])}", execID=made.id)
+    def exec_start(self, process: Exec) -> None:
+        process.running = True
+        self._report(process.container, f"exec_start: {' '.join(process.config['Cmd'])}", execID=process.id)
 
-    def exec_exit(self, made: Exec, exit_code: int) -> None:
-        made.running, made.exit_code = False, exit_code
-        self._report(made.container, "exec_die", execID=made.id, exitCode=str(exit_code))
+    def exec_exit(self, process: Exec, exit_code: int) -> None:
+        process.running, process.exit_code = False, exit_code
+        self._report(process.container, "exec_die", execID=process.id, exitCode=str(exit_code))
 
-    def each(self) -> Iterator[Container]:
+    def newest_first(self) -> Iterator[Container]:
         """Yield the containers, newest first as dockerd lists them."""
         return reversed(tuple(self.containers.values()))

@@ -1,6 +1,6 @@
 """The fake dockerd's HTTP: requests as received, faults to inject, and replies as Go's net/http writes them.
 
-A head is assumed to be valid; the order and case of its lines are kept. A reply has a body only where HTTP allows one,
+A head is assumed to be valid; the order and case of its lines stay. A reply has a body only where HTTP allows one,
 and Go's order of lines; nothing following the request's body is read.
 """
 
@@ -17,7 +17,7 @@ from http import HTTPStatus
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from tests.fakes.dockerd_shapes import go_json
-from tests.fakes.dockerd_state import Refused, bad
+from tests.fakes.dockerd_state import Refused, bad_request
 
 MAX_HEAD_BYTES = 1 << 20
 Header = tuple[str, str]
@@ -83,7 +83,7 @@ class Received:
     wire_body: bytearray = field(default_factory=bytearray)
     """As ``body``, with the framing."""
     cancelled: bool = False
-    """The client had sent its last byte, or was gone, before the answer was complete."""
+    """The client had half-closed or closed before the answer was complete."""
 
     @property
     def target(self) -> str:
@@ -97,7 +97,7 @@ class Received:
     def raw(self) -> bytes:
         return self.head.raw + bytes(self.wire_body)
 
-    def keep(self, wire: bytes, body: bytes = b"") -> None:
+    def record(self, wire: bytes, body: bytes = b"") -> None:
         if len(self.body) < self.keep_bytes or len(self.wire_body) < self.keep_bytes:
             self.wire_body += wire[: self.keep_bytes - len(self.wire_body)]
             self.body += body[: self.keep_bytes - len(self.body)]
@@ -107,9 +107,8 @@ class Received:
 class Injection:
     """The faults of a route's calls, in this order: a delay, a hang until ``release``, raw bytes, an error.
 
-    ``cut_after_bytes`` counts the reply's bytes: after so many the connection is closed, although the request is
-    carried out. ``raw`` and an error are sent instead of carrying out the request. ``times`` calls are affected; None
-    means all.
+    After ``cut_after_bytes`` bytes of the reply the connection is closed, although the request is carried out. ``raw``
+    and an error replace the request's execution. ``times`` is the number of affected calls; None means all.
     """
 
     delay_seconds: float = 0.0
@@ -147,11 +146,11 @@ CHUNKED = ("Transfer-Encoding", "chunked")
 CLOSE = ("Connection", "close")
 RAW_STREAM = "application/vnd.docker.raw-stream"
 CRLF = b"\r\n"
-PIECE_BYTES = 256 << 10
+READ_BYTES = 256 << 10
 
 
-def whole(head: Head, status: int, body: bytes, headers: Sequence[Header], keep_alive: bool = True) -> list[bytes]:
-    """Return a whole reply in pieces; a body without a type is plain text."""
+def encode(head: Head, status: int, body: bytes, headers: Sequence[Header], keep_alive: bool = True) -> list[bytes]:
+    """Return a complete reply in parts; a body without a type is plain text."""
     framing: list[Header] = []
     if status in BODYLESS:
         body, headers = b"", [header for header in headers if header != JSON]
@@ -179,8 +178,8 @@ def chunk(data: bytes) -> bytes:
 def _lines(status: int, headers: Iterable[Header], framing: Iterable[Header]) -> bytes:
     """Return a head in Go's order: the handler's headers sorted, the date, then the server's own."""
     lines = [*sorted(headers), ("Date", _date(int(time.time()))), *framing]
-    spelt = "".join(f"{key}: {value}\r\n" for key, value in lines)
-    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{spelt}\r\n".encode(errors="surrogateescape")
+    text = "".join(f"{key}: {value}\r\n" for key, value in lines)
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{text}\r\n".encode(errors="surrogateescape")
 
 
 @functools.lru_cache(maxsize=1)
@@ -242,31 +241,31 @@ class Exchange:
         try:
             if not self._read:
                 self._read = True
-                await (self._chunks(parts) if self.head.length is None else self._take(self.head.length, parts))
+                await (self._chunks(parts) if self.head.length is None else self._read_bytes(self.head.length, parts))
         except (asyncio.IncompleteReadError, ValueError) as error:
             self.keep_alive = False
-            raise bad("unexpected EOF") from error
+            raise bad_request("unexpected EOF") from error
         return b"".join(parts)
 
     async def _chunks(self, parts: list[bytes]) -> None:
         while size := int((await self._line()).partition(b";")[0], 16):
-            await self._take(size, parts)
+            await self._read_bytes(size, parts)
             await self._line()
         while await self._line() != CRLF:
             pass
 
-    async def _take(self, count: int, parts: list[bytes]) -> None:
+    async def _read_bytes(self, count: int, parts: list[bytes]) -> None:
         while count:
-            data = await self.reader.read(min(count, PIECE_BYTES))
+            data = await self.reader.read(min(count, READ_BYTES))
             if not data:
                 raise asyncio.IncompleteReadError(b"", count)
-            self.received.keep(data, data)
+            self.received.record(data, data)
             parts.append(data)
             count -= len(data)
 
     async def _line(self) -> bytes:
         line = await self.reader.readuntil(CRLF)
-        self.received.keep(line)
+        self.received.record(line)
         return line
 
     # ---- the reply
@@ -281,33 +280,33 @@ class Exchange:
         self._writer.writelines(chunks)
         await self._writer.drain()
 
-    async def _settle(self) -> None:
-        """Read the unread rest of the body before a reply, so that the connection can be reused."""
+    async def _read_remaining_body(self) -> None:
+        """Read the remaining body before a reply, so that the connection can be reused."""
         with suppress(Refused):
             await self.body()
 
     async def reply(self, status: int, body: bytes = b"", *headers: Header) -> None:
-        await self._settle()
-        await self.write(*whole(self.head, status, body, [*self.common, *headers], self.keep_alive))
+        await self._read_remaining_body()
+        await self.write(*encode(self.head, status, body, [*self.common, *headers], self.keep_alive))
 
     async def json(self, value: object, status: int = HTTPStatus.OK) -> None:
         await self.reply(status, go_json(value, html=False), JSON)
 
     async def stream(self, *headers: Header) -> None:
-        """Send the head of a stream, whose pieces are chunks."""
-        await self._settle()
+        """Send the head of a chunked stream."""
+        await self._read_remaining_body()
         await self.write(stream([*self.common, *headers], self.keep_alive))
 
     async def hijack(self) -> None:
         """Turn the connection into a stream in both directions, used by the handler."""
         self.keep_alive = False
         lines = [("Content-Type", RAW_STREAM), ("Connection", "Upgrade"), ("Upgrade", "tcp"), *sorted(self.common)]
-        spelt = "".join(f"{key}: {value}\r\n" for key, value in lines)
-        await self.write(f"HTTP/1.1 101 UPGRADED\r\n{spelt}\r\n".encode())
+        text = "".join(f"{key}: {value}\r\n" for key, value in lines)
+        await self.write(f"HTTP/1.1 101 UPGRADED\r\n{text}\r\n".encode())
 
     async def half_close(self) -> None:
-        """Shut down writing, and read until the client does so, too: dockerd's end of a hijacked connection."""
+        """Shut down writing, and read until the client's EOF, as dockerd ends a hijacked connection."""
         if self._writer.can_write_eof():
             self._writer.write_eof()
-        while await self.reader.read(PIECE_BYTES):
+        while await self.reader.read(READ_BYTES):
             pass

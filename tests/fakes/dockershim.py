@@ -1,6 +1,6 @@
-"""A client that creates pods on Docker as dockershim, and after it cri-dockerd, do: the same calls in the same order.
+"""A client that creates pods on Docker as dockershim and cri-dockerd do: the same calls in the same order.
 
-Every request is one that the shim would send, with the Go client's header lines, according to recorded requests.
+Every request equals the shim's, with the Go client's header lines, according to recorded requests.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DockerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The differences between the shims: the newest API version, the Host header, and three habits."""
+    """The differences between the shims: the newest API version, the Host header, and three options."""
 
     api: str
     host: str
@@ -70,10 +70,10 @@ class DockerHttp:
     def __init__(self, socket_path: str, host: str) -> None:
         self._path = socket_path
         self._host = host
-        self._retained = UnixHttpConnection(socket_path, timeout=SHORT_CALL_SECONDS)
+        self._keepalive = UnixHttpConnection(socket_path, timeout=SHORT_CALL_SECONDS)
 
     def close(self) -> None:
-        self._retained.close()
+        self._keepalive.close()
 
     def call(self, method: str, target: str, body: Any = None) -> Any:
         """Make a call; return the reply's JSON, None if it has no body."""
@@ -91,24 +91,24 @@ class DockerHttp:
         return response.headers
 
     def frames(self, target: str) -> Generator[tuple[int, bytes]]:
-        """GET on a connection of its own; yield the frames of the reply's body as they come, without a timeout."""
+        """GET on a separate connection; yield the frames of the reply's body as received, without a timeout."""
         with closing(UnixHttpConnection(self._path, timeout=None)) as connection:
             yield from _frames(_checked(self._send(connection, "GET", target)))
 
     def hijacked(self, target: str, body: Any) -> Generator[tuple[int, bytes]]:
-        """Request an upgrade on a connection of its own, without stdin; yield the frames of the output to its end."""
+        """Request an upgrade on a separate connection, without stdin; yield all frames of the output."""
         with closing(UnixHttpConnection(self._path, timeout=None)) as connection:
             response = self._send(connection, "POST", target, body, HIJACKED)
             if response.status != http.client.SWITCHING_PROTOCOLS:
                 raise DockerError(_checked(response).status, "unable to upgrade to tcp")
             connection.sock.shutdown(socket.SHUT_WR)
-            yield from _frames(response.fp)  # its buffer may contain bytes that came with the head
+            yield from _frames(response.fp)  # its buffer may contain bytes that followed the head
 
     def _send_short(self, method: str, target: str, body: Any = None) -> http.client.HTTPResponse:
-        """Send a request on the connection that is kept alive, a new one if the other side closed it."""
-        if self._retained.sock is not None and select.select([self._retained.sock], [], [], 0)[0]:
+        """Send a request on the keep-alive connection, or a new one if the other side closed it."""
+        if self._keepalive.sock is not None and select.select([self._keepalive.sock], [], [], 0)[0]:
             self.close()
-        return self._send(self._retained, method, target, body, () if body is None else (JSON,))
+        return self._send(self._keepalive, method, target, body, () if body is None else (JSON,))
 
     def _send(
         self, connection: UnixHttpConnection, method: str, target: str, body: Any = None, headers: Headers = ()
@@ -143,7 +143,7 @@ def _frames(stream: Any) -> Generator[tuple[int, bytes]]:
 class Dockershim:
     """A shim on a socket; names, numbers and resources are in CRI's terms. Every failed call raises DockerError.
 
-    It remembers the pods that it has run: a container's create repeats the pod's name and cgroup parent.
+    It stores the pods that it has run: a container's create repeats the pod's name and cgroup parent.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class Dockershim:
         raise DockerError(http.client.OK, f"exec {exec_id} still runs although its output has ended")
 
     def logs(self, container_id: str, *, follow: bool = False) -> Generator[tuple[int, bytes]]:
-        """Yield a container's output as it comes: 1 for stdout or 2 for stderr, and the bytes of a frame."""
+        """Yield a container's output as received: 1 for stdout or 2 for stderr, and the bytes of a frame."""
         query = urlencode({**({"follow": "1"} if follow else {}), "stderr": "1", "stdout": "1", "tail": ""})
         return self._http.frames(f"{self.prefix}/containers/{container_id}/logs?{query}")
 

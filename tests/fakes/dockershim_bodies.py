@@ -83,7 +83,7 @@ def pod_labels(pod: Pod) -> dict[str, str]:
 
 
 def kubelets_annotations(container: Container) -> dict[str, str]:
-    """Return what a kubelet adds to every container."""
+    """Return the annotations that a kubelet adds to every container."""
     return {
         "io.kubernetes.container.hash": "d464c1e4",
         "io.kubernetes.container.restartCount": str(container.attempt),

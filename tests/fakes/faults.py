@@ -1,4 +1,4 @@
-"""A relay between two unix sockets that injects faults: it stalls, cuts, half-closes, and records what passed.
+"""A relay between two unix sockets that injects faults: it stalls, cuts, half-closes, and records the bytes.
 
 Without a fault every byte and every half-close passes unchanged.
 """
@@ -28,8 +28,8 @@ async def full_backlog(path: str) -> AsyncIterator[socket.socket]:
 class Faults:
     """The faults of one direction; may be changed while connections are open.
 
-    ``cut_after_bytes`` counts a connection's bytes in this direction: after so many the connection is dropped, as it is
-    once ``mutate`` has changed what was read.
+    After ``cut_after_bytes`` bytes in this direction a connection is dropped; also once ``mutate`` has changed received
+    bytes.
     """
 
     cut_after_bytes: int | None = None
@@ -71,13 +71,13 @@ class Connection:
             self.task.cancel()
 
     def release(self, task: asyncio.Task[None]) -> None:
-        """Close the descriptors after the task's end, which may come before its first step."""
+        """Close the descriptors after the task's end, even if that is before its first step."""
         self.client.close()
         self.backend.close()
 
 
 class FaultRelay(Listener):
-    """Listens on ``listen`` and relays to ``backend``; ``connections`` has the ended ones too, in order of accept."""
+    """Listens on ``listen`` and relays to ``backend``; ``connections`` includes ended ones, in order of accept."""
 
     def __init__(self, listen: str, backend: str) -> None:
         super().__init__(listen)
@@ -88,7 +88,7 @@ class FaultRelay(Listener):
 
     async def end(self) -> None:
         self.cut()
-        await asyncio.gather(*(one.task for one in self.connections if one.task is not None), return_exceptions=True)
+        await asyncio.gather(*filter(None, (pair.task for pair in self.connections)), return_exceptions=True)
 
     def cut(self) -> None:
         """Drop every open connection; the peers see an end."""
@@ -102,7 +102,7 @@ class FaultRelay(Listener):
                 connection.task.cancel()
 
     def cut_clients_after(self, more_bytes: int) -> None:
-        """Drop each connection after so many more bytes toward the client than its busiest one has received."""
+        """Drop each connection once it sent the client ``more_bytes`` more than the busiest one has by now."""
         sent = max((len(connection.to_client) for connection in self.connections if connection.is_open), default=0)
         self.to_client.cut_after_bytes = sent + more_bytes
 
@@ -122,23 +122,23 @@ class FaultRelay(Listener):
 
     async def _relay(self, connection: Connection) -> None:
         try:
-            async with asyncio.TaskGroup() as both:
-                both.create_task(self._pump(connection, self.to_backend))
-                both.create_task(self._pump(connection, self.to_client))
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pump(connection, self.to_backend))
+                group.create_task(self._pump(connection, self.to_client))
         except* OSError:
-            pass  # one side is gone, so the other is closed with the end of this task
+            pass  # one side has closed, so the end of this task closes the other
 
     async def _pump(self, connection: Connection, faults: Faults) -> None:
         forward = faults is self.to_backend
         source, target = (connection.client, connection.backend)[:: 1 if forward else -1]
-        passed = connection.to_backend if forward else connection.to_client
+        recorded = connection.to_backend if forward else connection.to_client
         while data := await self._read(source, faults):
             sent = data if faults.mutate is None else faults.mutate(data)
             if faults.cut_after_bytes is not None:
-                sent = sent[: max(0, faults.cut_after_bytes - len(passed))]
+                sent = sent[: max(0, faults.cut_after_bytes - len(recorded))]
             await asyncio.get_running_loop().sock_sendall(target, sent)
-            passed += sent
-            if sent != data or (faults.cut_after_bytes is not None and len(passed) >= faults.cut_after_bytes):
+            recorded += sent
+            if sent != data or (faults.cut_after_bytes is not None and len(recorded) >= faults.cut_after_bytes):
                 raise ConnectionAbortedError("a fault was requested")
         connection.client_half_closed |= forward
         target.shutdown(socket.SHUT_WR)

@@ -18,7 +18,7 @@ from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS
 from tests.fakes import hookanswers
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookanswers import Answer, HookCall
-from tests.fakes.server import Server, grpc_server, stay
+from tests.fakes.server import Server, grpc_server, wait_for_signal
 
 _POINTS = {f"/runtime.v1alpha1.RuntimeHookService/{point.method}": point for point in HOOK_POINTS}
 
@@ -109,7 +109,7 @@ class HookServer(Server, grpc.GenericRpcHandler):
 
 async def alone(socket: str, answer: str) -> None:
     async with HookServer(socket, default=hookanswers.BY_NAME[answer](), keep_calls=False):
-        await stay(f"fake hook server {{}} listens on {socket}")
+        await wait_for_signal(f"fake hook server {{}} listens on {socket}")
 
 
 if __name__ == "__main__":

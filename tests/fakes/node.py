@@ -99,7 +99,7 @@ class FakeFraming(CriHeld):
     def answer(self) -> None:
         self.answers = 1  # however often it is called
 
-    def free(self) -> None:
+    def free_budget(self) -> None:
         assert self.answers, "what is counted of a request is counted until its call is over"
 
     def settle_with(self, reply: Reply) -> None:
@@ -169,7 +169,7 @@ class Node(Parts):
             clock=self.loop.time,
             counters={},
             kinds=KINDS,
-            image_apart=False,
+            separate_image=False,
             start_and_stop_pass=self.lifecycle.start_and_stop_pass,
             passes_ambiguous=lambda: True,
             restore_refusal=str,

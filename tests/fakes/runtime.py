@@ -19,7 +19,7 @@ import grpc
 import uvloop
 
 from tests.fakes.runtime_state import Refused, RuntimeState
-from tests.fakes.server import Server, grpc_server, stay
+from tests.fakes.server import Server, grpc_server, wait_for_signal
 
 API_VERSIONS = {"runtime.v1": "v1", "runtime.v1alpha2": "v1alpha2"}
 SERVICES = ("RuntimeService", "ImageService")
@@ -28,9 +28,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(slots=True)
 class Received:
-    """A request; ``deadline_seconds`` is the rest of the caller's deadline, ``at`` the time of ``time.monotonic``.
+    """A request; ``deadline_seconds`` remain of the caller's deadline, ``at`` is the time of ``time.monotonic``.
 
-    ``cancelled``: the caller left, or its deadline passed, before the answer.
+    ``cancelled``: the caller disconnected, or its deadline expired, before the answer.
     """
 
     path: str
@@ -116,7 +116,7 @@ class FakeRuntime(Server, grpc.GenericRpcHandler):
             await context.abort(refused.code, refused.details)
         except asyncio.CancelledError:
             received.cancelled = True
-            self.state.caller_left(received.method, received.message)
+            self.state.finish_abandoned(received.method, received.message)
             raise
 
     async def _inject(self, received: Received, context: Context) -> None:
@@ -132,12 +132,12 @@ class FakeRuntime(Server, grpc.GenericRpcHandler):
             await context.abort(injection.code, injection.details)
 
 
-async def alone() -> None:
+async def main() -> None:
     parser = argparse.ArgumentParser(description="fake CRI runtime")
     parser.add_argument("--socket", required=True)
     async with FakeRuntime(parser.parse_args().socket, keep_received=0) as runtime:
-        await stay(f"fake runtime {{}} listens on {runtime.socket_path}")
+        await wait_for_signal(f"fake runtime {{}} listens on {runtime.socket_path}")
 
 
 if __name__ == "__main__":
-    uvloop.run(alone())
+    uvloop.run(main())

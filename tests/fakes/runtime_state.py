@@ -1,6 +1,6 @@
 """The state and answers of a fake CRI runtime: pods and containers in memory, one function per method.
 
-A status shows the present state; if the shape shows a config, it is that of the create.
+A status shows the current state; a shape's config is that of the create.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class RuntimeState:
         self.big_list: bytes | None = None
         self.mangle: Callable[[str, Any], Reply] | None = None
         self._finished: dict[tuple[str, str, bytes], Reply] = {}
-        """The replies to creates whose callers had left, by what names them."""
+        """The replies to creates whose callers had disconnected, by method, pod id and metadata."""
         self._numbers = itertools.count(1)
 
     def has(self, method: str) -> bool:
@@ -134,8 +134,8 @@ class RuntimeState:
             reply = self.mangle(method, reply)
         return reply if isinstance(reply, bytes) else bytes(reply.SerializeToString())
 
-    def caller_left(self, method: str, message: bytes) -> None:
-        """Do what the runtime does with a call whose caller has left before the answer."""
+    def finish_abandoned(self, method: str, message: bytes) -> None:
+        """Finish a call whose caller has disconnected before the answer, if the runtime does so."""
         if self.shape.repeats_answers and method in (RUN_POD, CREATE):
             request = getattr(cri_pb2, f"{method}Request").FromString(message)
             with suppress(Absent, Refused):
@@ -144,20 +144,20 @@ class RuntimeState:
 
     def fill_list(self, count: int, total_bytes: int) -> None:
         """Make ListContainers return ``count`` containers in about ``total_bytes`` bytes."""
-        share = max(1, total_bytes // count)
+        container_bytes = max(1, total_bytes // count)
         listed = [cri_pb2.Container(id=f"{number:064x}", pod_sandbox_id=f"{number:064x}") for number in range(count)]
         for container in listed:
-            container.annotations["padding"] = "x" * max(0, share - container.ByteSize() - 20)
+            container.annotations["padding"] = "x" * max(0, container_bytes - container.ByteSize() - 20)
         self.big_list = cri_pb2.ListContainersResponse(containers=listed).SerializeToString()
 
     def _new_id(self) -> str:
         return hashlib.sha256(str(next(self._numbers)).encode()).hexdigest()
 
     def _pod(self, request: Any) -> Pod:
-        return _found(self.pods, request.pod_sandbox_id, "sandbox")
+        return _find(self.pods, request.pod_sandbox_id, "sandbox")
 
     def _container(self, request: Any) -> Container:
-        return _found(self.containers, request.container_id, "container")
+        return _find(self.containers, request.container_id, "container")
 
     def _check(self, method: str, resources: cri_pb2.LinuxContainerResources, container_id: str) -> None:
         if any(check(resources) for check in self.shape.refuses.get(method, ())):
@@ -270,9 +270,9 @@ class RuntimeState:
             return self.big_list
         return cri_pb2.ListContainersResponse(
             containers=[
-                cri_pb2.Container(**_fields(each), pod_sandbox_id=each.pod_id, image=each.config.image)
-                for each in self.containers.values()
-                if each.id.startswith(request.filter.id) and request.filter.pod_sandbox_id in ("", each.pod_id)
+                cri_pb2.Container(**_fields(found), pod_sandbox_id=found.pod_id, image=found.config.image)
+                for found in self.containers.values()
+                if found.id.startswith(request.filter.id) and request.filter.pod_sandbox_id in ("", found.pod_id)
             ]
         )
 
@@ -284,19 +284,19 @@ class RuntimeState:
 
 
 def _create_key(method: str, request: Any) -> tuple[str, str, bytes]:
-    """Return what names a create: the metadata, of a container together with its pod."""
+    """Return the key of a create: its metadata, and the pod's id of a container."""
     pod_id = request.pod_sandbox_id if method == CREATE else ""
     return method, pod_id, request.config.metadata.SerializeToString(deterministic=True)
 
 
-def _found(records: Mapping[str, Record], key: str, kind: str) -> Record:
+def _find(records: Mapping[str, Record], key: str, kind: str) -> Record:
     """Return a record by its id, or by a prefix if only one matches, as containerd does."""
     if key in records:
         return records[key]
-    found = [any_id for any_id in records if any_id.startswith(key)]
-    if len(found) != 1 or not key:
+    matches = [any_id for any_id in records if any_id.startswith(key)]
+    if len(matches) != 1 or not key:
         raise Absent(kind, key)
-    return records[found[0]]
+    return records[matches[0]]
 
 
 def _fields(record: Pod | Container) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Servers on a socket in place of real ones, within a test or alone as a program."""
+"""Base classes of fake servers on a socket, within a test or as a program."""
 
 import asyncio
 import os
@@ -69,16 +69,16 @@ class Listener(Server):
         try:
             client, _ = listener.accept()
         except BlockingIOError:
-            return  # the client has left
+            return  # the client has closed
         client.setblocking(False)
         self.accepted(client)
 
 
 async def stop_accepting(listener: socket.socket | TransportSocket) -> None:
-    """Have asyncio accept no more on a socket; return when the accepted connections are known to their owner.
+    """Stop asyncio from accepting on a socket; return when the owner has all accepted connections.
 
-    A close or a cancel loses those that are being accepted: they stay open until they are collected as garbage, and the
-    test that runs then fails.
+    A close or a cancel loses connections that are being accepted: they stay open until the garbage collector runs, and
+    fail the test that runs then.
     """
     asyncio.get_running_loop().remove_reader(listener)
     for _ in range(ACCEPT_ITERATIONS):
@@ -104,7 +104,7 @@ class StreamServer(Server):
 
 
 async def grpc_server(path: str, handlers: grpc.GenericRpcHandler) -> grpc.aio.Server:
-    options = [(f"grpc.max_{way}_message_length", MAX_MESSAGE_BYTES) for way in ("receive", "send")]
+    options = [(f"grpc.max_{direction}_message_length", MAX_MESSAGE_BYTES) for direction in ("receive", "send")]
     server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((handlers,))
     server.add_insecure_port(f"unix:{path}")
@@ -112,7 +112,7 @@ async def grpc_server(path: str, handlers: grpc.GenericRpcHandler) -> grpc.aio.S
     return server
 
 
-async def stay(text: str) -> None:
+async def wait_for_signal(text: str) -> None:
     """Print a text, with this process's id for ``{}``, and wait for SIGTERM or SIGINT."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""The shapes of container runtimes: what each reports of itself and its pods, which codes it returns, what it refuses.
+"""The shapes of container runtimes: their reports of runtime and pods, their status codes, the requests they refuse.
 
 A shape contains only the differences; CONTAINERD is the fake runtime's default. Sources: containerd's internal/cri,
 cri-o's server and internal/{factory,config/cgmgr}, Mirantis/cri-dockerd's core.
@@ -43,7 +43,7 @@ class Shape:
     """Writes the verbose JSON of PodSandboxStatus; None if there is none."""
     container_info: ReportContainer | None = inside.container_info
     verbose_pod_fails: grpc.StatusCode | None = None
-    """How a verbose PodSandboxStatus fails although the pod exists and its plain status is answered."""
+    """The status of a verbose PodSandboxStatus of an existing pod whose plain status is answered."""
     reports_resources: bool = True
     """True if ContainerStatus has resources."""
     status_handler: Callable[[str], str] = unchanged
@@ -62,22 +62,22 @@ class Shape:
     cgroup_path: Callable[[str, str], str] = "{}/{}".format
     """The form of a container's cgroup, from its parent and its id."""
     own_parent: bool = False
-    """True if a container runs below its pod's parent, whatever its create has in sandbox_config."""
+    """True if a container runs below its pod's parent, regardless of sandbox_config in its create."""
     repeats_answers: bool = False
-    """True if a create whose caller has left is finished, and the next one of its name returns what it made (CRI-O's
-    internal/resourcestore)."""
+    """True if a create is finished after its caller has disconnected, and the next create with its name returns the
+    result (CRI-O's internal/resourcestore)."""
 
 
 def swap_below_memory(resources: Resources) -> bool:
     return 0 < resources.memory_swap_limit_in_bytes < resources.memory_limit_in_bytes
 
 
-def memory_below(least: int) -> Check:
-    """Refuse a memory limit below ``least`` bytes, including -1 for "no limit"; 0 is not set."""
-    return lambda resources: resources.memory_limit_in_bytes != 0 and resources.memory_limit_in_bytes < least
+def memory_below(minimum: int) -> Check:
+    """Refuse a memory limit below ``minimum`` bytes, including -1 for "no limit"; 0 is not set."""
+    return lambda resources: resources.memory_limit_in_bytes != 0 and resources.memory_limit_in_bytes < minimum
 
 
-def sets(*dropped: str, requested_swap: bool = False) -> SetResources:
+def adapt_resources(*dropped: str, requested_swap: bool = False) -> SetResources:
     """Set all but ``dropped``, with swap equal to memory; with ``requested_swap`` only if no swap was requested."""
 
     def result(requested: Resources) -> Resources:
@@ -95,7 +95,7 @@ def sets(*dropped: str, requested_swap: bool = False) -> SetResources:
 # ---- CRI-O: a verbose status is little more than an OCI runtime spec; there is no config
 
 CRIO_POD_LABELS: Mapping[str, str] = {"io.kubernetes.container.name": "POD"}
-CRIO_LEAST_MEMORY_BYTES = 12 << 20
+CRIO_MIN_MEMORY_BYTES = 12 << 20
 
 
 def crio_cgroup_path(parent: str, subject_id: str) -> str:
@@ -125,8 +125,8 @@ def crio_container_info(
     annotations = {**request.sandbox_config.annotations, **config.annotations, **config.labels, **own}
     numbers = {key: getattr(resources, f"cpu_{key}") for key in ("shares", "quota", "period")}  # present even if zero
     linux = {**spec["linux"], "resources": {**set_resources, "cpu": {**set_resources.get("cpu", {}), **numbers}}}
-    runs = {**spec, "annotations": annotations, "linux": linux}
-    return {"sandboxID": pod_id, "pid": 1, "runtimeSpec": runs, "privileged": False}
+    running_spec = {**spec, "annotations": annotations, "linux": linux}
+    return {"sandboxID": pod_id, "pid": 1, "runtimeSpec": running_spec, "privileged": False}
 
 
 def _crio_annotations(**values: str) -> dict[str, str]:
@@ -135,7 +135,7 @@ def _crio_annotations(**values: str) -> dict[str, str]:
 
 # ---- cri-dockerd and containerd's shim sandboxer
 
-DOCKER_LEAST_MEMORY_BYTES = 6 << 20
+DOCKER_MIN_MEMORY_BYTES = 6 << 20
 
 
 def docker_container_info(container_id: str, pod_id: str, *_: object) -> Json:
@@ -151,7 +151,7 @@ def shim_pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler
 
 # ---- the table
 
-_STOPS = dict.fromkeys(("StopPodSandbox", "RemovePodSandbox", "StopContainer"))
+_IDEMPOTENT = dict.fromkeys(("StopPodSandbox", "RemovePodSandbox", "StopContainer"))
 _LOW_SWAP = (swap_below_memory,)
 
 CONTAINERD = Shape(
@@ -167,10 +167,10 @@ CRIO = Shape(
     status_handler=empty,
     listed_handler=empty,
     pod_labels=CRIO_POD_LABELS,
-    absent_by_method={**_STOPS, CREATE: UNKNOWN, UPDATE: UNKNOWN},
-    refuses={CREATE: (memory_below(CRIO_LEAST_MEMORY_BYTES), swap_below_memory), UPDATE: (memory_below(0),)},
-    created=sets(requested_swap=True),
-    updated=sets("oom_score_adj", "hugepage_limits", "unified"),
+    absent_by_method={**_IDEMPOTENT, CREATE: UNKNOWN, UPDATE: UNKNOWN},
+    refuses={CREATE: (memory_below(CRIO_MIN_MEMORY_BYTES), swap_below_memory), UPDATE: (memory_below(0),)},
+    created=adapt_resources(requested_swap=True),
+    updated=adapt_resources("oom_score_adj", "hugepage_limits", "unified"),
     cgroup_path=crio_cgroup_path,
     own_parent=True,
     repeats_answers=True,
@@ -184,14 +184,14 @@ CRI_DOCKERD = Shape(
     status_handler=lambda requested: requested or "runc",
     listed_handler=empty,
     absent=UNKNOWN,
-    absent_by_method={**_STOPS, "StopContainer": NOT_FOUND},
-    refuses=dict.fromkeys((CREATE, UPDATE), (memory_below(DOCKER_LEAST_MEMORY_BYTES),)),
-    created=sets("hugepage_limits", "unified"),
-    updated=sets("hugepage_limits", "unified", "oom_score_adj"),
+    absent_by_method={**_IDEMPOTENT, "StopContainer": NOT_FOUND},
+    refuses=dict.fromkeys((CREATE, UPDATE), (memory_below(DOCKER_MIN_MEMORY_BYTES),)),
+    created=adapt_resources("hugepage_limits", "unified"),
+    updated=adapt_resources("hugepage_limits", "unified", "oom_score_adj"),
 )
 SHIM_SANDBOXER = replace(CONTAINERD, name="shim sandboxer", pod_info=shim_pod_info)
-SHIM_GONE = replace(SHIM_SANDBOXER, name="shim gone", verbose_pod_fails=NOT_FOUND)
+SHIM_ENDED = replace(SHIM_SANDBOXER, name="shim gone", verbose_pod_fails=NOT_FOUND)
 NO_VERBOSE = replace(CONTAINERD, name="no verbose", runtime_name="fake", pod_info=None, container_info=None)
 UNKNOWN_CODE = replace(CONTAINERD, name="unknown code", runtime_name="fake", absent=UNKNOWN, absent_by_method={})
 
-SHAPES = (CONTAINERD, CRIO, CRI_DOCKERD, SHIM_SANDBOXER, SHIM_GONE, NO_VERBOSE, UNKNOWN_CODE)
+SHAPES = (CONTAINERD, CRIO, CRI_DOCKERD, SHIM_SANDBOXER, SHIM_ENDED, NO_VERBOSE, UNKNOWN_CODE)

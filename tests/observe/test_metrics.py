@@ -101,8 +101,8 @@ VALUES = {
     "operation": [operation.value for operation in Operation],
     "outcome": ["agreed", "failed"],
     "part": ["own", "hooks", "runtime", "post"],
-    "hook": [hook_point.name for hook_point in HOOK_POINTS],
-    "method": [labels[0] for _, labels in (*docker_routes.PASSING, cri_routes.PASSING_OTHER)],
+    "hook": [point.name for point in HOOK_POINTS],
+    "method": [labels[0] for _, labels in (*docker_routes.PASSING_SERIES, cri_routes.OTHER_SERIES)],
 }
 """The values of labels, where there are more than two."""
 USUAL = VALUES | {

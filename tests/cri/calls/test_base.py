@@ -1,6 +1,6 @@
 """CRI's calls through the whole core: hook requests, released messages and records, also without an answer.
 
-The held stream and the runtime's status are fakes; messages are real ones.
+The held stream and the runtime's status are fakes; messages are real.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ CREATE, START = Operation.CREATE_CONTAINER, Operation.START_CONTAINER
 STOP, REMOVE = Operation.STOP_CONTAINER, Operation.REMOVE_CONTAINER
 UPDATE_POD = Operation.UPDATE_POD_SANDBOX_RESOURCES
 SHARES = HookAnswer(resources=Resources(cpu_shares=2))
-OTHER = replace(POD, id="p2")
+POD_2 = replace(POD, id="p2")
 CREATED = {CREATE: {"config": CREATE_REQUEST.config}}
 
 
@@ -69,9 +69,9 @@ async def test_unchanged_call_is_released_as_received(node: Node, operation: Ope
 
 
 @pytest.mark.parametrize("long", [False, True])
-async def test_long_message_is_read_before_its_release(node: Node, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_message_is_read_before_release(node: Node, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A short one is parsed while the runtime works."""
-    monkeypatch.setattr(calls, "READ_FIRST_BYTES", len(wire(CREATE_REQUEST)) - long)
+    monkeypatch.setattr(calls, "PARSE_FIRST_BYTES", len(wire(CREATE_REQUEST)) - long)
     steps = list[str]()
     node.know()
     held = node.held(CREATE)
@@ -85,7 +85,7 @@ async def test_long_message_is_read_before_its_release(node: Node, long: bool, m
 @pytest.mark.parametrize(("message", "problem"), [(b"\x0a\xff", ""), (b"", ""), (None, "unknown compression")])
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
 @pytest.mark.parametrize("operation", list(Operation))
-async def test_unreadable_message_is_refused_under_fail_and_passes_else(
+async def test_unreadable_message_is_refused_only_by_fail_policy(
     node: Node, operation: Operation, policy: FailurePolicy, message: bytes | None, problem: str
 ) -> None:
     node.plugins.add("a", policy=policy)
@@ -102,7 +102,7 @@ async def test_unreadable_message_is_refused_under_fail_and_passes_else(
 @pytest.mark.parametrize(
     ("operation", "tail"), [(UPDATE, b"\x22\x04\x0a\x02\xff\xff"), (UPDATE_POD, b"\x1a\x03\x32\x01\xff")]
 )
-async def test_update_is_parsed_whole_first(node: Node, operation: Operation, tail: bytes) -> None:
+async def test_update_is_parsed_completely_first(node: Node, operation: Operation, tail: bytes) -> None:
     held = node.held(operation)
     held._message += tail
     with pytest.raises(Unreadable):
@@ -112,14 +112,14 @@ async def test_update_is_parsed_whole_first(node: Node, operation: Operation, ta
 @pytest.mark.parametrize(
     ("reason", "code"), [(Reason.REFUSED, grpc.PERMISSION_DENIED), (Reason.UNREACHABLE, grpc.INTERNAL)]
 )
-async def test_refusal_names_plugin_point_and_reason(node: Node, reason: Reason, code: int) -> None:
+async def test_refusal_names_hook_server_hook_point_and_reason(node: Node, reason: Reason, code: int) -> None:
     node.plugins.add("koordlet", reason, policy=FAIL)
     held = await node.do(RUN_POD)
     text = f"RunPodSandbox refused: hook server 'koordlet' at PreRunPodSandbox: {reason.value}: as reported"
     assert (held.refused, held.released) == ([(code, f"runtimeproxy: {text}")], [])
 
 
-async def test_pods_and_containers_have_turns_of_their_own(node: Node) -> None:
+async def test_pods_and_containers_have_separate_order_keys(node: Node) -> None:
     other = deepcopy(CREATE_REQUEST)
     other.config.metadata.name = "other"
     calls = [(CREATE, None), (CREATE, other), (RUN_POD, None), (UPDATE, None), (STOP, None), (STOP_POD, None)]
@@ -127,7 +127,7 @@ async def test_pods_and_containers_have_turns_of_their_own(node: Node) -> None:
     assert keys == ["p1/main/2", "p1/other/2", "shop/web/u-1/1", "c1", "c1", "p1"]
 
 
-async def test_pod_is_edited_and_recorded_original_and_effective(node: Node) -> None:
+async def test_pod_is_edited_and_recorded(node: Node) -> None:
     node.plugins.add("a", HookAnswer(labels={"l": "1"}, annotations={"n": "2"}, cgroup_parent="/hooked"))
     held = await node.do(RUN_POD)
     assert await held.read_subject(node.store) == held.subject(node.store), "the runtime does not know it yet"
@@ -143,7 +143,7 @@ async def test_pod_is_edited_and_recorded_original_and_effective(node: Node) -> 
 
 
 @pytest.mark.parametrize(("handler", "used"), [("", False), ("runc", False), ("kata-qemu", True)])
-async def test_runtime_handler_may_use_the_resources_of_a_pod(node: Node, handler: str, used: bool) -> None:
+async def test_pod_resources_are_effective_by_runtime_handler(node: Node, handler: str, used: bool) -> None:
     node.backend.no_effect = {RUN_POD: frozenset({"resources.cpu_shares"})}
     node.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=7)))
     request = cri.RunPodSandboxRequest.FromString(wire(POD_REQUEST))
@@ -153,13 +153,13 @@ async def test_runtime_handler_may_use_the_resources_of_a_pod(node: Node, handle
     assert [node.pod.effective.resources != node.pod.original.resources, node.pod.reported is None] == [used, used]
 
 
-async def test_pod_without_an_id_in_the_answer_is_not_kept_and_the_answer_goes(node: Node) -> None:
+async def test_answer_without_id_is_sent_and_makes_no_record(node: Node) -> None:
     held = await node.run(node.held(RUN_POD, given=Reply(agreed=True, message=b"")))
     assert (held.answers, node.store.counts()) == (1, (0, 0))
     assert node.metrics.counted("calls_unreadable", operation="RunPodSandbox") == 1
 
 
-async def test_update_of_a_pod_is_kept_in_both_records_without_mixing_them(node: Node) -> None:
+async def test_pod_update_changes_original_and_effective_record(node: Node) -> None:
     original, effective = (
         replace(POD, resources=Resources(cpu_shares=shares), overhead=Resources(cpu_shares=shares + 4))
         for shares in (1, 2)
@@ -188,7 +188,7 @@ async def test_unimplemented_resize_reaches_hooks_by_the_next_create(node: Node)
     assert not len(node.metrics.events)
 
 
-async def test_create_is_edited_and_recorded_original_and_effective(node: Node) -> None:
+async def test_create_is_edited_and_recorded(node: Node) -> None:
     request, noted = deepcopy(CREATE_REQUEST), replace(POD, annotations={"note": "new"})
     request.sandbox_config.annotations["note"] = "new"
     node.store.commit(Subject(PodRecord(POD, POD)))
@@ -210,34 +210,34 @@ async def test_create_is_edited_and_recorded_original_and_effective(node: Node) 
     assert node.pod == PodRecord(noted, noted)
 
 
-@pytest.mark.parametrize("leaves", [False, True], ids=["it stays", "it leaves"])
-@pytest.mark.parametrize("points", [("PreRunPodSandbox",), ("PreRunPodSandbox", "PreCreateContainer"), ()])
-async def test_pods_cgroup_parent_goes_into_its_containers(node: Node, points: tuple[str, ...], leaves: bool) -> None:
+@pytest.mark.parametrize("removed", [False, True], ids=["it stays", "it leaves"])
+@pytest.mark.parametrize("hook_points", [("PreRunPodSandbox",), ("PreRunPodSandbox", "PreCreateContainer"), ()])
+async def test_cgroup_parent_of_pod_is_put_into_containers(node: Node, hook_points: Any, removed: bool) -> None:
 
     def once(request: HookRequest) -> HookAnswer:
         return HookAnswer(cgroup_parent="/hooked" if request.container is None else "")
 
-    node.plugins.add("a", once, points=points)
+    node.plugins.add("a", once, points=hook_points)
     await node.do(RUN_POD)
-    if leaves:
+    if removed:
         node.plugins.plugins.clear()
     [released] = (await node.do(CREATE)).released
     expected = cri.CreateContainerRequest.FromString(wire(CREATE_REQUEST))
     expected.sandbox_config.linux.cgroup_parent = "/hooked"
-    assert (released and changes(released, cri.CreateContainerRequest)) == (expected if points else None)
+    assert (released and changes(released, cri.CreateContainerRequest)) == (expected if hook_points else None)
 
 
 @pytest.mark.parametrize(
-    ("known", "queried"),
+    ("stored", "queried"),
     [
         pytest.param([], ["c1", "p1"], id="nothing"),
         pytest.param([Subject(PodRecord(POD, POD))], ["c1"], id="the pod"),
-        pytest.param([Subject(PodRecord(OTHER, OTHER), ContainerRecord(CONTAINER, CONTAINER))], ["p1"], id="it"),
+        pytest.param([Subject(PodRecord(POD_2, POD_2), ContainerRecord(CONTAINER, CONTAINER))], ["p1"], id="it"),
     ],
 )
-async def test_only_what_the_store_lacks_is_read(node: Node, known: list[Subject], queried: list[str]) -> None:
+async def test_only_missing_records_are_read(node: Node, stored: list[Subject], queried: list[str]) -> None:
     node.plugins.add("a")
-    for subject in known:
+    for subject in stored:
         node.store.commit(subject)
     node.backend.known_pods["p1"], node.backend.known_containers["c1"] = POD, CONTAINER
     await node.run(node.held(STOP, version="v1alpha2"))
@@ -247,7 +247,7 @@ async def test_only_what_the_store_lacks_is_read(node: Node, known: list[Subject
 
 
 @pytest.mark.parametrize("operation", [CREATE, START, STOP_POD])
-async def test_subject_unknown_to_the_runtime_has_no_hooks(node: Node, operation: Operation) -> None:
+async def test_subject_unknown_to_runtime_has_no_hooks(node: Node, operation: Operation) -> None:
     node.plugins.add("a", policy=FAIL)
     held = await node.do(operation)
     assert (held.released, node.plugins.notified(), node.store.counts()) == ([None], [], (0, 0))
@@ -255,7 +255,7 @@ async def test_subject_unknown_to_the_runtime_has_no_hooks(node: Node, operation
 
 @pytest.mark.parametrize("ambiguous", [False, True])
 @pytest.mark.parametrize(("operation", "counts"), [(UPDATE, (1, 1)), (STOP, (1, 1)), (START, (1, 1)), (REMOVE, (1, 0))])
-async def test_container_is_found_by_the_beginning_of_its_id(
+async def test_container_is_found_by_id_prefix(
     node: Node, operation: Operation, counts: tuple[int, int], ambiguous: bool
 ) -> None:
     """As crictl's users name it; the runtime is queried only where that is ambiguous."""
@@ -277,7 +277,7 @@ async def test_container_is_found_by_the_beginning_of_its_id(
 
 @pytest.mark.parametrize("ambiguous", [False, True])
 @pytest.mark.parametrize("operation", [STOP_POD, REMOVE_POD, CREATE])
-async def test_pod_is_found_by_the_beginning_of_its_id(node: Node, operation: Operation, ambiguous: bool) -> None:
+async def test_pod_is_found_by_id_prefix(node: Node, operation: Operation, ambiguous: bool) -> None:
     parents = (replace(POD, cgroup_parent="/kubelets"), POD)
     node.store.commit(Subject(PodRecord(*parents)))
     if ambiguous:
@@ -293,10 +293,8 @@ async def test_pod_is_found_by_the_beginning_of_its_id(node: Node, operation: Op
 
 
 @pytest.mark.parametrize(("grpc_timeout", "seconds"), [(None, UPDATE_SECONDS), (b"8S", 6.5)], ids=["none", "8 s"])
-async def test_resources_of_a_start_are_set_before_and_recorded(
-    node: Node, grpc_timeout: bytes | None, seconds: float
-) -> None:
-    """The update has what is left of the caller's time."""
+async def test_start_sets_resources_by_extra_update(node: Node, grpc_timeout: bytes | None, seconds: float) -> None:
+    """The update's timeout is the remaining time of the caller's deadline."""
     node.know()
     answer = HookAnswer(resources=Resources(cpuset_cpus="1", cpu_quota=-1))
     node.plugins.add("a", answer, delay_seconds=1.5, points=("PreStartContainer",))
@@ -310,7 +308,7 @@ async def test_resources_of_a_start_are_set_before_and_recorded(
 
 
 @pytest.mark.parametrize("operation", [RUN_POD, CREATE, START, UPDATE])
-async def test_unlimited_memory_that_a_request_spells_0_is_counted(node: Node, operation: Operation) -> None:
+async def test_normalised_unlimited_memory_is_counted(node: Node, operation: Operation) -> None:
     if operation is not RUN_POD:
         node.know()
     node.plugins.add("a", HookAnswer(resources=Resources(memory_limit_in_bytes=-1, cpu_shares=5)))
@@ -323,7 +321,7 @@ async def test_unlimited_memory_that_a_request_spells_0_is_counted(node: Node, o
     ("operation", "message", "released"),
     [(START, None, None), (UPDATE, update(cpuset_cpus="1"), cri.LinuxContainerResources())],
 )
-async def test_impossible_changes_of_an_update_are_left_out(
+async def test_unsupported_update_changes_are_left_out(
     node: Node,
     operation: Operation,
     message: Message | None,
@@ -337,8 +335,8 @@ async def test_impossible_changes_of_an_update_are_left_out(
 
     node.know()
     node.plugins.add("a", impossible, points=("PreStartContainer", "PreUpdateContainerResources"))
-    [left] = (await node.do(operation, message)).released
-    assert (left and changes(left, cri.UpdateContainerResourcesRequest).linux) == released
+    [sent] = (await node.do(operation, message)).released
+    assert (sent and changes(sent, cri.UpdateContainerResourcesRequest).linux) == released
     assert node.backend.updates == []
     assert node.record.effective.resources == REQUESTED
     for field in ("cpuset_cpus", "oom_score_adj"):
@@ -351,7 +349,7 @@ async def test_impossible_changes_of_an_update_are_left_out(
     assert fields == {"resources.cpuset_cpus", "resources.oom_score_adj"}
 
 
-async def test_start_whose_caller_has_no_time_left_updates_nothing(node: Node) -> None:
+async def test_start_makes_no_update_after_deadline(node: Node) -> None:
     node.know()
     base = node.held(START, timeout=b"1S")
     subject = base.subject(node.store)
@@ -367,7 +365,7 @@ async def test_start_whose_caller_has_no_time_left_updates_nothing(node: Node) -
 @pytest.mark.parametrize(
     ("not_done", "state_unknown", "counts"), [(True, False, (1, 1)), (False, False, (1, 0)), (True, True, (1, 0))]
 )
-async def test_container_is_reread_unless_its_update_was_not_done(
+async def test_container_is_reread_when_update_may_be_done(
     node: Node, not_done: bool, state_unknown: bool, counts: tuple[int, int]
 ) -> None:
     node.know()
@@ -377,11 +375,11 @@ async def test_container_is_reread_unless_its_update_was_not_done(
     base.state_unknown = state_unknown  # as of an earlier call for the same container
     await node.lifecycle.proceed(base)
     assert node.store.counts() == counts
-    why = Reason.RUNTIME_REJECTED.value
-    assert node.metrics.counted("hook_failures", hook_server="a", hook="PreStartContainer", reason=why) == 1
+    reason = Reason.RUNTIME_REJECTED.value
+    assert node.metrics.counted("hook_failures", hook_server="a", hook="PreStartContainer", reason=reason) == 1
 
 
-async def test_update_is_edited_and_recorded_original_and_effective(node: Node) -> None:
+async def test_update_is_edited_and_recorded(node: Node) -> None:
     node.know(container=replace(CONTAINER, annotations={"old": "1"}), annotations={})
     resources = Resources(unified={"a": "1", "b": "2"})
     node.plugins.add("a", HookAnswer(annotations={"hook": "3"}, resources=resources))
@@ -398,7 +396,7 @@ async def test_update_is_edited_and_recorded_original_and_effective(node: Node) 
     assert node.record.effective.resources == replace(REQUESTED, unified=resources.unified)
 
 
-async def test_oom_score_of_an_update_is_not_what_the_container_has(node: Node) -> None:
+async def test_oom_score_of_update_is_not_recorded(node: Node) -> None:
     """As in real containerd, which accepts the update while the process keeps its score."""
     node.know()
     node.plugins.add("a", points=("PreUpdateContainerResources",))
@@ -408,17 +406,17 @@ async def test_oom_score_of_an_update_is_not_what_the_container_has(node: Node) 
     assert node.record.original.resources == node.record.effective.resources == replace(REQUESTED, cpu_shares=2)
 
 
-STATES = [(one, state) for one in (START, STOP) for state in api_pb2.ContainerState.values()]
+STATES = [(operation, state) for operation in (START, STOP) for state in api_pb2.ContainerState.values()]
 STATES += [(STOP_POD, state) for state in api_pb2.PodSandboxState.values()]
-DONE_IN = {
+DONE_STATES = {
     *((START, state) for state in (api_pb2.CONTAINER_RUNNING, api_pb2.CONTAINER_EXITED)),
     *((STOP, api_pb2.CONTAINER_EXITED), (STOP_POD, api_pb2.SANDBOX_NOTREADY)),
 }
 
 
 @pytest.mark.parametrize(("operation", "state"), STATES)
-async def test_state_shows_if_a_lost_call_was_done(node: Node, operation: Operation, state: int) -> None:
-    """Meanwhile its request, which may have 16 MiB, is not kept."""
+async def test_lost_call_outcome_is_read_from_state(node: Node, operation: Operation, state: int) -> None:
+    """Meanwhile its request, which may have 16 MiB, is not in memory."""
     node.know()
     node.backend.known_pods["p1"], node.backend.known_containers["c1"] = POD, CONTAINER
     setattr(node.backend, "pod_is" if operation is STOP_POD else "container_is", state)
@@ -427,15 +425,15 @@ async def test_state_shows_if_a_lost_call_was_done(node: Node, operation: Operat
     await asyncio.sleep(0.2)
     assert node.backend.queried == [("v1alpha2", "p1" if operation is STOP_POD else "c1")]
     done = node.metrics.counted("unknown_outcomes", operation=operation.value, result="agreed")
-    assert done == ((operation, state) in DONE_IN)
+    assert done == ((operation, state) in DONE_STATES)
 
 
 END, POD_END = ("a", "PostStopContainer"), ("a", "PostStopPodSandbox")
-GONE = [(START, []), (STOP, [END]), (STOP_POD, [END, POD_END]), (REMOVE, [END]), (REMOVE_POD, [END, POD_END])]
+REMOVED = [(START, []), (STOP, [END]), (STOP_POD, [END, POD_END]), (REMOVE, [END]), (REMOVE_POD, [END, POD_END])]
 
 
-@pytest.mark.parametrize(("operation", "called"), GONE)
-async def test_lost_end_is_reported_once_the_subject_is_gone(
+@pytest.mark.parametrize(("operation", "called"), REMOVED)
+async def test_lost_end_is_reported_when_subject_is_removed(
     node: Node, operation: Operation, called: list[tuple[str, str]]
 ) -> None:
     node.know()
@@ -454,7 +452,7 @@ async def test_lost_end_is_reported_once_the_subject_is_gone(
 
 
 @pytest.mark.parametrize("operation", [START, STOP, STOP_POD])
-async def test_unsent_call_is_not_queried(node: Node, operation: Operation) -> None:
+async def test_outcome_of_unsent_call_is_not_queried(node: Node, operation: Operation) -> None:
     node.know()
     held = node.held(operation)
     held.release = lambda *given: (held.end_stream(), type(held).release(held, *given))
@@ -464,13 +462,13 @@ async def test_unsent_call_is_not_queried(node: Node, operation: Operation) -> N
     assert node.metrics.counted("unknown_outcomes", operation=operation.value, result="failed") == 1
 
 
-async def test_update_is_recorded_over_a_read_after_a_lost_one(node: Node) -> None:
-    """The fields that it names are kept, whether the rest was read before or after the update was done."""
+async def test_update_is_recorded_over_later_reread(node: Node) -> None:
+    """Its fields are recorded, whether the other fields were read before or after the update."""
     node.know()
-    other = node.held(UPDATE, update(cpu_shares=333), given=None)
-    running = node.lifecycle.proceed(other)
+    pending = node.held(UPDATE, update(cpu_shares=333), given=None)
+    running = node.lifecycle.proceed(pending)
     await node.run(node.held(UPDATE, update(cpuset_cpus="4-5"), given=UNANSWERED))
     node.know(container=replace(CONTAINER, resources=replace(REQUESTED, cpuset_cpus="4-5")))
-    other.settle_with(DONE)
+    pending.settle_with(DONE)
     await running
     assert node.record.effective.resources == replace(REQUESTED, cpuset_cpus="4-5", cpu_shares=333)
