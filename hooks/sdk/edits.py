@@ -18,7 +18,7 @@ from runtimeproxy.model.fields import (
     TEXT_FIELDS,
     Resources,
     is_echo,
-    tidy,
+    normal_form,
 )
 from runtimeproxy.model.merge import env_rule, key_rule
 
@@ -125,7 +125,7 @@ def _is_number(value: object) -> TypeGuard[int]:
 
 def _number_refusal(name: str, sent: Resources, value: object) -> str:
     row = ROWS[name]
-    if _is_number(value) and (value == getattr(sent, name) or row.holds(tidy(name, value))):
+    if _is_number(value) and (value == getattr(sent, name) or row.is_valid(normal_form(name, value))):
         return ""
     return f"must be a whole number, {row.rule}; 0 and None mean 'not set' and can only be read"
 
@@ -137,7 +137,7 @@ def _cpuset_refusal(name: str, sent: Resources, value: object) -> str:
         return ""
     if value:
         row = ROWS[name]
-        return "" if (tidied := tidy(name, value)) and row.holds(tidied) else f"must be {row.rule}"
+        return "" if (tidied := normal_form(name, value)) and row.is_valid(tidied) else f"must be {row.rule}"
     # "" clears only in an echo, which is recognised by the numbers that were sent, whatever else the answer sets. All
     # of them are in the answer, for a number cannot be unset; but if none was sent the cpuset would stay.
     if any(getattr(sent, number) for number in NUMBER_FIELDS):
@@ -240,7 +240,7 @@ class EditableResources(Sealed):
         if why:
             raise NotSayable(f"{name}: {why}")
         if value or getattr(self._before, name):
-            self._set[name] = value if value == getattr(self._before, name) else tidy(name, value)
+            self._set[name] = value if value == getattr(self._before, name) else normal_form(name, value)
         else:  # the only cpuset to clear is one that a hook of this server has set
             self._set.pop(name, None)
 

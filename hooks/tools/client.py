@@ -166,7 +166,7 @@ def answer_lines(point: HookPoint, sent: HookRequest, answer: HookAnswer) -> Ite
     """Yield YAML lines that show what an answer changes of what was sent."""
     change = merge.difference(sent, answer)
     good, faults = _judged(point, sent, change)
-    effective = merge.limited(point, good)
+    effective = merge.applicable(point, good)
     echo = merge.echo(sent)
     before = {part: getattr(echo, part) for part in _PARTS} | {"resources": named(echo.resources)}
     sections = {
@@ -189,7 +189,7 @@ def _judged(point: HookPoint, sent: HookRequest, change: Adjustment) -> tuple[Ad
     """Return the good part of a change, and every rule that it breaks; at a Post point nothing is checked."""
     if point.stage is Stage.POST:
         return change, ()
-    good, broken = merge.judged(change, sent)
+    good, broken = merge.validated(change, sent)
     return good, tuple(map(str, broken))
 
 

@@ -191,7 +191,7 @@ class TriedServer:
 async def values(subject: TriedServer, point: HookPoint) -> None:
     """Check the answer to the plain request as the proxy does before it uses one."""
     sent = at_point(point, subject.given)
-    _, broken = merge.judged(merge.difference(sent, _answer(subject, point)), sent)
+    _, broken = merge.validated(merge.difference(sent, _answer(subject, point)), sent)
     if broken:
         raise Broken(str(broken[0]))
 

@@ -45,7 +45,7 @@ ANSWERS: Cache[tuple[SubjectKind, bytes], HookAnswer] = Cache(1 << 18)
 
 SERVICE = "runtime.v1alpha1.RuntimeHookService"
 
-PATHS = {point.name: f"/{SERVICE}/{point.method}" for point in HOOK_POINTS}
+PATHS = {hook_point.name: f"/{SERVICE}/{hook_point.method}" for hook_point in HOOK_POINTS}
 """The HTTP/2 path of the method that serves a hook point, by the point's name."""
 
 _GROWTH = 24
@@ -56,17 +56,17 @@ M = TypeVar("M", bound=Message)
 _V = TypeVar("_V", PodInfo, ContainerInfo, Resources, HookAnswer)
 
 
-def request_fields(point: HookPoint) -> dict[int, str]:
+def request_fields(hook_point: HookPoint) -> dict[int, str]:
     """Return the fields of a hook point's request: their names by their numbers."""
     kinds = (api_pb2.PodSandboxHookRequest, api_pb2.ContainerResourceHookRequest)
-    return {field.number: field.name for field in kinds[point.subject is SubjectKind.CONTAINER].DESCRIPTOR.fields}
+    return {field.number: field.name for field in kinds[hook_point.subject is SubjectKind.CONTAINER].DESCRIPTOR.fields}
 
 
-def encode(point: HookPoint, request: HookRequest) -> bytes:
+def encode(hook_point: HookPoint, request: HookRequest) -> bytes:
     """Return the encoded request for a hook point. Raises ValueError if the request has no container at a container's
     point, or a number that its field cannot hold."""
     pod, container = request.pod, request.container
-    if point.subject is SubjectKind.POD:
+    if hook_point.subject is SubjectKind.POD:
         return _pod_request(pod)
     if container is None:
         raise ValueError("the request of a container's hook point has no container")
@@ -74,25 +74,25 @@ def encode(point: HookPoint, request: HookRequest) -> bytes:
     return (_pod_part(pod) if of_pod is None else of_pod[1]) + (_container_part(container) if own is None else own[1])
 
 
-def decode(point: HookPoint, body: bytes) -> HookAnswer:
+def decode(hook_point: HookPoint, body: bytes) -> HookAnswer:
     """Return the decoded answer of a hook server. Raises WireError if it cannot be parsed. Equal bytes may give the
     same object, so its maps are read-only."""
-    key = point.subject, body
-    known = ANSWERS.get(key)
-    if known is None:
-        known = ANSWERS.keep(key, _frozen(_READ_ANSWER[point.subject](body)), _GROWTH * len(body))
-    return known
+    key = hook_point.subject, body
+    answer = ANSWERS.get(key)
+    if answer is None:
+        answer = ANSWERS.keep(key, _frozen(_READ_ANSWER[hook_point.subject](body)), _GROWTH * len(body))
+    return answer
 
 
-def decode_request(point: HookPoint, body: bytes) -> HookRequest:
+def decode_request(hook_point: HookPoint, body: bytes) -> HookRequest:
     """Return the decoded request, for the hook server's side. Raises WireError if it cannot be parsed."""
-    return _read_pod_request(body) if point.subject is SubjectKind.POD else _read_container_request(body)
+    return _read_pod_request(body) if hook_point.subject is SubjectKind.POD else _read_container_request(body)
 
 
-def encode_answer(point: HookPoint, answer: HookAnswer) -> bytes:
+def encode_answer(hook_point: HookPoint, answer: HookAnswer) -> bytes:
     """Return the encoded answer, for the hook server's side; parts that the point's message lacks are left out. Raises
     ValueError if a number is one that its field cannot hold."""
-    return _write_pod_answer(answer) if point.subject is SubjectKind.POD else _write_container_answer(answer)
+    return _write_pod_answer(answer) if hook_point.subject is SubjectKind.POD else _write_container_answer(answer)
 
 
 # -- pod -------------------------------------------------------------------------------------------------------------
@@ -206,10 +206,10 @@ def envs_of(entries: Sequence[bytes]) -> Envs | None:
     """
     raw = entries_pb2.ContainerEnvs(container_envs=entries).SerializeToString()
     try:
-        found = api_pb2.ContainerResourceHookRequest.FromString(raw).container_envs
+        envs = api_pb2.ContainerResourceHookRequest.FromString(raw).container_envs
     except DecodeError:
         return None
-    return Envs(raw, _read_envs, NO_CHANGES) if len(found) == len(entries) else None
+    return Envs(raw, _read_envs, NO_CHANGES) if len(envs) == len(entries) else None
 
 
 def _read_envs(raw: bytes) -> dict[str, str]:
@@ -293,13 +293,13 @@ def _resources(resources: Resources | None) -> dict[str, Any] | None:
     """Return a LinuxContainerResources as a message's constructor accepts it."""
     if resources is None:
         return None
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name in RESOURCE_FIELDS:
         if value := getattr(resources, name):
             if name in _LIMITS:
                 value = [{"page_size": page_size, "limit": limit} for page_size, limit in value.items()]
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def resources_of(message: Any) -> Resources:
@@ -316,10 +316,10 @@ def _limits_of(message: Any) -> dict[str, int]:
 
 def entries_of(entries: Mapping[str, str]) -> dict[str, str]:
     """Return a message's map as a dict; ``dict()`` would call three functions of the abstract base class per entry."""
-    found = {}
+    copied = {}
     for key in entries:
-        found[key] = entries[key]
-    return found
+        copied[key] = entries[key]
+    return copied
 
 
 _READ_MAP: Sequence[tuple[int, Callable[[Any], Any]]] = [

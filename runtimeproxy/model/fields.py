@@ -58,12 +58,12 @@ class Kind(Enum):
 class Row:
     """The rules of a field; a map's keys and entries have their own (``merge``).
 
-    ``holds`` tests a value in its normal form, which ``normal`` makes. A field of a ``group`` limits nothing, or
+    ``is_valid`` tests a value in its normal form, which ``normal`` makes. A field of a ``group`` limits nothing, or
     something else, without the others. ``in_updates``: an update can change the field.
     """
 
     kind: Kind
-    holds: Callable[[Any], bool] = lambda value: True
+    is_valid: Callable[[Any], bool] = lambda value: True
     rule: str = ""
     normal: Callable[[Any], Any] = lambda value: value
     group: str = ""
@@ -114,7 +114,7 @@ class Resources:
     memory_swap_limit_in_bytes: int = _field(Kind.NUMBER, *_BYTES, group="memory")
 
 
-ROWS: Mapping[str, Row] = {each.name: each.metadata["row"] for each in fields(Resources)}
+ROWS: Mapping[str, Row] = {member.name: member.metadata["row"] for member in fields(Resources)}
 RESOURCE_FIELDS = tuple(ROWS)
 MAP_FIELDS = frozenset(name for name, row in ROWS.items() if row.kind.is_map)
 TEXT_FIELDS = frozenset(name for name, row in ROWS.items() if row.kind is Kind.TEXT)
@@ -123,12 +123,12 @@ NUMBER_FIELDS = tuple(name for name, row in ROWS.items() if row.kind is Kind.NUM
 NO_RESOURCES = Resources()
 
 
-def together(name: str) -> set[str]:
+def grouped_fields(name: str) -> set[str]:
     group = ROWS[name].group
-    return {name} | {other for other, row in ROWS.items() if group and row.group == group}
+    return {name} | {member for member, row in ROWS.items() if group and row.group == group}
 
 
-def tidy(name: str, value: Value) -> Any:
+def normal_form(name: str, value: Value) -> Any:
     """Return the normal form; "" for a text without any item."""
     return ROWS[name].normal(value)
 
@@ -148,10 +148,10 @@ def overlay(base: Resources | None, changes: Mapping[str, Any]) -> Resources | N
 
 def overlaid(values: Changes, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Map fields are merged key by key."""
-    made: dict[str, Any] = dict(values)
+    merged: dict[str, Any] = dict(values)
     for name, value in changes.items():
-        made[name] = {**made.get(name, {}), **value} if name in MAP_FIELDS else value
-    return made
+        merged[name] = {**merged.get(name, {}), **value} if name in MAP_FIELDS else value
+    return merged
 
 
 def is_echo(sent: Resources, answered: Resources) -> bool:
@@ -173,19 +173,19 @@ def flat(
 ) -> dict[str, Value]:
     """Return single values by their names, as ``Adjustment.owners`` has them: "labels.KEY", "cgroup_parent",
     "resources.cpu_quota", "resources.unified.KEY". ``maps`` are the other parts by name: labels, annotations, envs."""
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for name, entries in maps.items():
         for key, entry in entries.items():
-            found[f"{name}.{key}"] = entry
+            values[f"{name}.{key}"] = entry
     if cgroup_parent is not None:
-        found["cgroup_parent"] = cgroup_parent
+        values["cgroup_parent"] = cgroup_parent
     for name, value in resources.items():
         if name in MAP_FIELDS:
             for key, entry in value.items():
-                found[f"resources.{name}.{key}"] = entry
+                values[f"resources.{name}.{key}"] = entry
         else:
-            found[f"resources.{name}"] = value
-    return found
+            values[f"resources.{name}"] = value
+    return values
 
 
 def nested(values: Mapping[str, Value]) -> dict[str, Any]:
@@ -194,17 +194,17 @@ def nested(values: Mapping[str, Value]) -> dict[str, Any]:
     for name, value in values.items():
         kind = kind_of(name)
         *owners, last = (*kind.split("."), name[len(kind) + 1 :]) if name != kind else kind.split(".")
-        place = parts
+        level = parts
         for owner in owners:
-            place = place.setdefault(owner, {})
-        place[last] = value
+            level = level.setdefault(owner, {})
+        level[last] = value
     return parts
 
 
 def kind_of(name: str) -> str:
     """Return the name of a value without a map's key: "envs", "resources.unified", "resources.cpu_quota"."""
-    part, _, rest = name.partition(".")
-    return f"{part}.{rest.partition('.')[0]}" if part == "resources" else part
+    part, _, remainder = name.partition(".")
+    return f"{part}.{remainder.partition('.')[0]}" if part == "resources" else part
 
 
 def in_create(changes: Changes) -> Changes:
@@ -316,7 +316,7 @@ class Envs(Mapping[str, str]):
         return len(self._read())
 
 
-def changed(envs: Mapping[str, str], changes: Mapping[str, str]) -> Mapping[str, str]:
+def changed_envs(envs: Mapping[str, str], changes: Mapping[str, str]) -> Mapping[str, str]:
     if type(envs) is Envs:
         return Envs(envs.raw, envs.read, {**envs.changes, **changes})
     return {**envs, **changes}

@@ -73,17 +73,17 @@ def _changed_resources(before: fields.Resources, after: fields.Resources) -> dic
     return {"resources": changes, "confirmed": frozenset(repeated), "normalised": tuple(normalised)}
 
 
-def limited(point: HookPoint, change: Adjustment) -> Adjustment:
-    for name in _WITHOUT_EFFECT[point.applies]:
+def applicable(hook_point: HookPoint, change: Adjustment) -> Adjustment:
+    for name in _WITHOUT_EFFECT[hook_point.applies]:
         if getattr(change, name):
-            return Adjustment(**{name: getattr(change, name) for part in point.applies for name in _FIELDS[part]})
+            return Adjustment(**{name: getattr(change, name) for part in hook_point.applies for name in _FIELDS[part]})
     return change
 
 
 _FIELDS = {part: (part.value,) for part in Part} | {Part.RESOURCES: ("resources", "confirmed", "normalised")}
 _WITHOUT_EFFECT: Mapping[frozenset[Part], tuple[str, ...]] = {
-    point.applies: tuple(field for part, names in _FIELDS.items() if part not in point.applies for field in names)
-    for point in HOOK_POINTS
+    row.applies: tuple(field for part, names in _FIELDS.items() if part not in row.applies for field in names)
+    for row in HOOK_POINTS
 }
 """The fields of an Adjustment without effect, by the set of parts that have an effect at a hook point."""
 
@@ -100,7 +100,7 @@ class BrokenRule:
         return f"{self.field}: {self.rule}"
 
 
-def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[BrokenRule, ...]]:
+def validated(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[BrokenRule, ...]]:
     """Return the good part of a change of ``sent``, and each rule that the rest breaks. A bad value removes its own
     field, and the fields that have no meaning without it; in a map only its own entry."""
     broken: list[BrokenRule] = []
@@ -113,7 +113,7 @@ def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[Bro
         broken.append(BrokenRule("cgroup_parent", rule))
         parent = None
     resources: dict[str, fields.ResourceValue] = {}
-    lost: set[str] = set()
+    dropped: set[str] = set()
     for name, value in change.resources.items():
         if name in fields.MAP_FIELDS:
             assert isinstance(value, Mapping)
@@ -121,15 +121,15 @@ def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[Bro
                 resources[name] = of_map
             continue
         row = fields.ROWS[name]
-        if row.holds(value):
+        if row.is_valid(value):
             resources[name] = value
         else:
             broken.append(BrokenRule(f"resources.{name}", f"must be {row.rule}"))
-            lost |= fields.together(name)
+            dropped |= fields.grouped_fields(name)
     if not broken:
         return change, ()
-    good["resources"] = {name: value for name, value in resources.items() if name not in lost}
-    good["confirmed"] = change.confirmed - lost
+    good["resources"] = {name: value for name, value in resources.items() if name not in dropped}
+    good["confirmed"] = change.confirmed - dropped
     return replace(change, cgroup_parent=parent, **good), tuple(dict.fromkeys(broken))
 
 
@@ -241,7 +241,7 @@ def adjusted_container(
         container.attempt,
         {**container.annotations, **adjustment.annotations} if adjustment.annotations else container.annotations,
         overlay(container.resources, adjustment.resources) if adjustment.resources else container.resources,
-        fields.changed(container.envs, adjustment.envs) if adjustment.envs else container.envs,
+        fields.changed_envs(container.envs, adjustment.envs) if adjustment.envs else container.envs,
         container.cgroup_parent if adjustment.cgroup_parent is None else adjustment.cgroup_parent,
     )
 
@@ -253,7 +253,7 @@ def hook_view(subject: Subject) -> HookRequest:
     return HookRequest(subject.pod.effective, None if subject.container is None else subject.container.effective)
 
 
-def hooked(subject: Subject) -> dict[str, str]:
+def hooked_fields(subject: Subject) -> dict[str, str]:
     """Return the fields in which a container differs from the kubelet's, as in ``Adjustment.owners``: with the plugin
     that set each, as far as the record has it."""
     if subject.container is None:
@@ -294,7 +294,7 @@ def created_container(subject: Subject, adjustment: Adjustment, container_id: st
     return Subject(subject.pod, ContainerRecord(original, effective, owners), subject.renewed)
 
 
-def found(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
+def as_reported(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
     """Return what a create's answer names as the runtime has it (``record``), with this create's original values.
 
     A pod's cgroup parent that the runtime does not report is unknown; overhead and resources that it does not report or
@@ -303,33 +303,33 @@ def found(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
     as set if the kubelet or this create sets both to one value.
     """
     if isinstance(record, PodRecord):
-        pod, has, unused = made.pod.original, record.effective, made.pod.reported is not None
-        if has.cgroup_parent is None:
+        pod, reported, unused = made.pod.original, record.effective, made.pod.reported is not None
+        if reported.cgroup_parent is None:
             pod = replace(pod, cgroup_parent=None)
-        resources = pod.resources if unused or has.resources is None else has.resources
-        in_force = replace(has, overhead=has.overhead or pod.overhead, resources=resources)
-        return Subject(PodRecord(pod, in_force, reported=has.resources if unused else None))
+        resources = pod.resources if unused or reported.resources is None else reported.resources
+        in_force = replace(reported, overhead=reported.overhead or pod.overhead, resources=resources)
+        return Subject(PodRecord(pod, in_force, reported=reported.resources if unused else None))
     sent, effective = container_of(made), record.effective
     if effective.resources is None:
         effective = replace(effective, resources=sent.original.resources)
-    runs, requested = effective.resources or fields.NO_RESOURCES, (sent.original.resources, sent.effective.resources)
-    without_swap = any(one and 0 < one.memory_swap_limit_in_bytes == one.memory_limit_in_bytes for one in requested)
-    if without_swap and runs.memory_limit_in_bytes and not runs.memory_swap_limit_in_bytes:
-        effective = _with(effective, replace(runs, memory_swap_limit_in_bytes=runs.memory_limit_in_bytes), {})
+    in_use, requested = effective.resources or fields.NO_RESOURCES, (sent.original.resources, sent.effective.resources)
+    without_swap = any(item and 0 < item.memory_swap_limit_in_bytes == item.memory_limit_in_bytes for item in requested)
+    if without_swap and in_use.memory_limit_in_bytes and not in_use.memory_swap_limit_in_bytes:
+        effective = _with(effective, replace(in_use, memory_swap_limit_in_bytes=in_use.memory_limit_in_bytes), {})
     envs = {key: value for key, value in effective.envs.items() if key not in sent.effective.envs}
     original = replace(sent.original, envs={**envs, **sent.original.envs})
-    without = lacking(made, Subject(made.pod, ContainerRecord(original, effective)))
-    owners = tuple((name, owner) for name, owner in sent.owners if f"resources.{name}" not in without)
+    missing = missing_fields(made, Subject(made.pod, ContainerRecord(original, effective)))
+    owners = tuple((name, owner) for name, owner in sent.owners if f"resources.{name}" not in missing)
     return Subject(made.pod, ContainerRecord(original, effective, owners), made.renewed)
 
 
-def lacking(made: Subject, subject: Subject) -> frozenset[str]:
+def missing_fields(made: Subject, subject: Subject) -> frozenset[str]:
     """Return the fields of a create that its subject does not have as created, named as in ``Adjustment.owners``. A
     runtime may report the whole path of a slice, which systemd finds by the last part."""
     desired, reported = echo(hook_view(made)), echo(hook_view(subject))
     names = frozenset(by_field(difference(hook_view(subject), desired)))
-    requested, has = desired.cgroup_parent or "", reported.cgroup_parent or ""
-    same_slice = requested.endswith(fields.SLICE) and requested.rpartition("/")[2] == has.rpartition("/")[2]
+    requested, actual = desired.cgroup_parent or "", reported.cgroup_parent or ""
+    same_slice = requested.endswith(fields.SLICE) and requested.rpartition("/")[2] == actual.rpartition("/")[2]
     return names - {"cgroup_parent"} if same_slice else names
 
 
@@ -352,26 +352,26 @@ def in_pod(pod: PodRecord, given: fields.PodInfo | None, container: fields.Conta
     made = ContainerRecord(container, container)
     if given is None:
         return Subject(pod, made)
-    known, present = pod.original, pod.effective
+    earlier, present = pod.original, pod.effective
     names = (given.name, given.uid, given.namespace)
-    if any(names) and names != (known.name, known.uid, known.namespace):
-        other = replace(given, id=present.id)
-        return Subject(PodRecord(other, other), made, renewed=True)
-    parent = given.cgroup_parent or known.cgroup_parent
-    labels, annotations = (given.labels, given.annotations) if any(names) else (known.labels, known.annotations)
-    overhead, resources = given.overhead or known.overhead, given.resources or known.resources
-    before = (known.cgroup_parent, known.labels, known.annotations, known.overhead, known.resources)
+    if any(names) and names != (earlier.name, earlier.uid, earlier.namespace):
+        new_pod = replace(given, id=present.id)
+        return Subject(PodRecord(new_pod, new_pod), made, renewed=True)
+    parent = given.cgroup_parent or earlier.cgroup_parent
+    labels, annotations = (given.labels, given.annotations) if any(names) else (earlier.labels, earlier.annotations)
+    overhead, resources = given.overhead or earlier.overhead, given.resources or earlier.resources
+    before = (earlier.cgroup_parent, earlier.labels, earlier.annotations, earlier.overhead, earlier.resources)
     if not pod.read and (parent, labels, annotations, overhead, resources) == before:
         return Subject(pod, made)
     original = replace(
-        known, cgroup_parent=parent, labels=labels, annotations=annotations, overhead=overhead, resources=resources
+        earlier, cgroup_parent=parent, labels=labels, annotations=annotations, overhead=overhead, resources=resources
     )
-    of_hooks = _of_hooks(pod.read, named(known.resources), named(present.resources), named(resources))
+    of_hooks = _from_hooks(pod.read, named(earlier.resources), named(present.resources), named(resources))
     effective = replace(
         present,
         cgroup_parent=present.cgroup_parent if _is_hooks_parent(pod, parent) else parent,
-        labels={**labels, **_of_hooks(pod.read, known.labels, present.labels, labels)},
-        annotations={**annotations, **_of_hooks(pod.read, known.annotations, present.annotations, annotations)},
+        labels={**labels, **_from_hooks(pod.read, earlier.labels, present.labels, labels)},
+        annotations={**annotations, **_from_hooks(pod.read, earlier.annotations, present.annotations, annotations)},
         overhead=overhead,
         resources=overlay(resources, of_hooks),
     )
@@ -388,11 +388,13 @@ def _is_hooks_parent(pod: PodRecord, given: str | None) -> bool:
     return present.endswith(fields.SLICE) == given.endswith(fields.SLICE)
 
 
-def _of_hooks(read: bool, known: Mapping[str, V], present: Mapping[str, V], given: Mapping[str, V]) -> dict[str, V]:
+def _from_hooks(
+    read: bool, original: Mapping[str, V], present: Mapping[str, V], given: Mapping[str, V]
+) -> dict[str, V]:
     """Return the entries that hooks have set; of a pod that was ``read``, those that the kubelet does not give."""
     if read:
         return {key: value for key, value in present.items() if key not in given}
-    return {key: value for key, value in present.items() if known.get(key) != value}
+    return {key: value for key, value in present.items() if original.get(key) != value}
 
 
 def subject_of_read(pod: PodRecord, container: ContainerRecord) -> Subject:
@@ -409,17 +411,17 @@ def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:
     call's hooks, else the one that the pod's hooks gave the pod."""
     if adjustment.cgroup_parent is not None:
         return adjustment.cgroup_parent
-    hooked = pod.effective.cgroup_parent != pod.original.cgroup_parent
-    return pod.effective.cgroup_parent if hooked else None
+    is_hooked = pod.effective.cgroup_parent != pod.original.cgroup_parent
+    return pod.effective.cgroup_parent if is_hooked else None
 
 
-def _owners(known: dict[str, str], set_now: fields.Changes, adjustment: Adjustment) -> tuple[tuple[str, str], ...]:
+def _owners(owners: dict[str, str], set_now: fields.Changes, adjustment: Adjustment) -> tuple[tuple[str, str], ...]:
     for field_name in fields.flat({}, None, set_now):
         name = field_name.removeprefix("resources.")
-        known.pop(name, None)
+        owners.pop(name, None)
         if owner := adjustment.owners.get(field_name):
-            known[name] = owner
-    return tuple(known.items())
+            owners[name] = owner
+    return tuple(owners.items())
 
 
 def prepared(subject: Subject, resources: fields.Changes, adjustment: Adjustment) -> Subject:
@@ -472,33 +474,33 @@ def differing(subject: Subject, requested: RequestedUpdate, adjustment: Adjustme
     }
     request, original = named(requested.resources), container.original.resources or fields.NO_RESOURCES
     present = container.effective.resources or fields.NO_RESOURCES
-    found: dict[str, fields.ResourceValue] = {}
+    differences: dict[str, fields.ResourceValue] = {}
     for name in sorted({name.partition(".")[0] for name in (*adjustment.resources, *repeated)}):
         requests, changes = request.get(name), adjustment.resources.get(name)
-        desired, holds = getattr(original, name), getattr(present, name)
+        desired, current = getattr(original, name), getattr(present, name)
         if name in fields.MAP_FIELDS:
             requests, changes = requests or {}, changes or {}
-            desired, holds = {**desired, **requests, **changes}, {**holds, **requests}  # type: ignore[dict-item]
+            desired, current = {**desired, **requests, **changes}, {**current, **requests}  # type: ignore[dict-item]
             repeated_keys = [key for key in desired if key in changes or f"{name}.{key}" in repeated]  # type: ignore[operator]
-            desired = {key: desired[key] for key in repeated_keys if holds.get(key) != desired[key]}
-            holds = {}
+            desired = {key: desired[key] for key in repeated_keys if current.get(key) != desired[key]}
+            current = {}
         else:
-            holds = holds if requests is None else requests
+            current = current if requests is None else requests
             desired = changes if changes is not None else desired if requests is None else requests
-        if desired != holds:
-            found[name] = desired
-    return found
+        if desired != current:
+            differences[name] = desired
+    return differences
 
 
 def updated(subject: Subject, update: EffectiveUpdate, adjustment: Adjustment) -> Subject:
     """Return the container after an update; ``adjustment`` has the plugins that set what was added. The kubelet's
     values and the runtime's stay apart; a field that was released empty left the runtime's value as it was."""
     before, requested = container_of(subject), named(update.requested.resources)
-    known, present, annotations = before.original, before.effective, update.requested.annotations
-    original = effective = _with(known, overlay(known.resources, requested), annotations)
-    if known is not present or update.put_in or update.annotations:
-        held = {name: value for name, value in fields.overlaid(requested, update.put_in).items() if value}
-        effective = _with(present, overlay(present.resources, held), {**annotations, **update.annotations})
+    base, present, annotations = before.original, before.effective, update.requested.annotations
+    original = effective = _with(base, overlay(base.resources, requested), annotations)
+    if base is not present or update.put_in or update.annotations:
+        in_force = {name: value for name, value in fields.overlaid(requested, update.put_in).items() if value}
+        effective = _with(present, overlay(present.resources, in_force), {**annotations, **update.annotations})
     names = fields.flat({}, None, requested)
     owners = {name: plugin for name, plugin in before.owners if f"resources.{name}" not in names}
     owned = _owners(owners, update.put_in, adjustment)

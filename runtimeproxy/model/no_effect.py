@@ -54,12 +54,12 @@ PLAIN_HANDLERS = frozenset({"", "crun", "nvidia", "runc"})
 def of_runtime(name: str, version: str) -> Mapping[Operation, Fields]:
     """Return the fields without effect by operation, for a runtime's name and version as it reports them."""
     numbers = re.match(r"v?(\d{1,9})\.(\d{1,9})", version)
-    known = (int(numbers[1]), int(numbers[2])) if numbers else None
-    found: dict[Operation, Fields] = {}
+    release = (int(numbers[1]), int(numbers[2])) if numbers else None
+    unused: dict[Operation, Fields] = {}
     for row in ROWS:
-        if row.runtime == name and (row.until is None or (known is not None and known < row.until)):
-            found[row.operation] = found.get(row.operation, frozenset()) | row.fields
-    return found
+        if row.runtime == name and (row.until is None or (release is not None and release < row.until)):
+            unused[row.operation] = unused.get(row.operation, frozenset()) | row.fields
+    return unused
 
 
 def used(sent: Adjustment, unused: Fields) -> tuple[Adjustment, Fields]:
@@ -73,6 +73,6 @@ def used(sent: Adjustment, unused: Fields) -> tuple[Adjustment, Fields]:
         cgroup_parent=None if "cgroup_parent" in unused else sent.cgroup_parent,
         resources=resources,
     )
-    lost = {f"resources.{name}" for name, value in sent.resources.items() if resources.get(name) != value}
-    lost |= {name for name in ("annotations", "cgroup_parent") if getattr(made, name) != getattr(sent, name)}
-    return made, frozenset(lost)
+    dropped = {f"resources.{name}" for name, value in sent.resources.items() if resources.get(name) != value}
+    dropped |= {name for name in ("annotations", "cgroup_parent") if getattr(made, name) != getattr(sent, name)}
+    return made, frozenset(dropped)

@@ -51,15 +51,15 @@ def original_values_of(record: PodRecord | ContainerRecord) -> OriginalValues | 
     owners = record.owners if isinstance(record, ContainerRecord) else ()
     if effective is not record.effective:
         owners = tuple((name.removeprefix("resources."), "") for name in pairs)
-    return OriginalValues(_name(record.effective), pairs, _of(pairs, owners))
+    return OriginalValues(_name(record.effective), pairs, _owners_of(pairs, owners))
 
 
 def restored_pod(info: PodInfo, retained: OriginalValues) -> PodRecord:
     """Return the record of a pod that was read from the runtime, with the kept values restored."""
     if retained.name != _name(info):
         return PodRecord(info, info, read=True)
-    original, effective, standing = _restored(info, retained)
-    unused = {f"resources.{name}": standing[f"resources.{name}"][0] for name, _ in _of(standing, retained.owners)}
+    original, effective, valid = _restored(info, retained)
+    unused = {f"resources.{name}": valid[f"resources.{name}"][0] for name, _ in _owners_of(valid, retained.owners)}
     if not unused:
         return PodRecord(original, effective)
     return PodRecord(original, _with(effective, unused), reported=effective.resources)
@@ -69,8 +69,8 @@ def restored_container(info: ContainerInfo, retained: OriginalValues) -> Contain
     """Return the record of a container that was read from the runtime, with the kept values restored."""
     if retained.name != _name(info):
         return ContainerRecord(info, info, read=True)
-    original, effective, standing = _restored(info, retained)
-    return ContainerRecord(original, effective, _of(standing, retained.owners), read=True)
+    original, effective, valid = _restored(info, retained)
+    return ContainerRecord(original, effective, _owners_of(valid, retained.owners), read=True)
 
 
 _I = TypeVar("_I", PodInfo, ContainerInfo)
@@ -80,14 +80,14 @@ def _restored(info: _I, retained: OriginalValues) -> tuple[_I, _I, Mapping[str, 
     """Return the original value, the effective value, and the kept pairs that still hold. What the runtime does not
     report is as the hook set it; if it reports another value, somebody else has set that since."""
     reported = set_fields(info)
-    standing = {name: pair for name, pair in retained.pairs.items() if reported.get(name) in (None, pair[1])}
-    if not standing:
-        return info, info, standing
-    effective = _with(info, {name: hooked for name, (_, hooked) in standing.items() if reported.get(name) != hooked})
-    return _with(effective, {name: original for name, (original, _) in standing.items()}), effective, standing
+    valid = {name: pair for name, pair in retained.pairs.items() if reported.get(name) in (None, pair[1])}
+    if not valid:
+        return info, info, valid
+    effective = _with(info, {name: hooked for name, (_, hooked) in valid.items() if reported.get(name) != hooked})
+    return _with(effective, {name: original for name, (original, _) in valid.items()}), effective, valid
 
 
-def _of(pairs: Mapping[str, Pair], owners: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+def _owners_of(pairs: Mapping[str, Pair], owners: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
     return tuple((name, plugin) for name, plugin in owners if f"resources.{name}" in pairs)
 
 

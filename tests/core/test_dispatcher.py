@@ -168,7 +168,7 @@ async def test_each_failure_is_logged_with_its_subject(desk: Desk, caplog: Log) 
     assert len({vars(record)["kind"] for record in caplog.records}) == 2, "neither is left out for the other's sake"
     desk.plugins.add("b")
     desk.plugins.add("other", policy=FAIL, points=(START.name,))
-    desk.dispatcher.failed(FakeCall(CREATE.operation), (CREATE,), Reason.UNREADABLE, "why")
+    desk.dispatcher.apply_policies(FakeCall(CREATE.operation), (CREATE,), Reason.UNREADABLE, "why")
     subjects = [line.partition(", for ")[2] for line in caplog.messages]
     assert subjects == ["n/web/main", "n/other", "one unknown", "one unknown"]
     assert desk.counted("a", Reason.UNREADABLE) == desk.counted("b", Reason.UNREADABLE) == (1, 1)

@@ -14,7 +14,7 @@ from runtimeproxy.core.dispatcher import Dispatcher
 from runtimeproxy.errors import HookError, Reason, WireError
 from runtimeproxy.hookapi import api_pb2, codec
 from runtimeproxy.model import fields
-from runtimeproxy.model.fields import RESOURCE_FIELDS, Adjustment, HookAnswer, HookRequest, PodInfo, Resources, tidy
+from runtimeproxy.model.fields import RESOURCE_FIELDS, Adjustment, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME, HookPoint, SubjectKind
 from runtimeproxy.model.merge import by_field
 from runtimeproxy.observe.metrics import Metrics
@@ -201,7 +201,7 @@ def test_all_of_an_answer_that_is_not_bad_is_applied(answer: Answer) -> None:
             is_bad = not key or (field == "envs" and ("=" in key or "\0" in f"{key}{value}"))
             assert not is_bad or field in bad
         else:
-            value = tidy(field, value) if field in RESOURCE_FIELDS else value
+            value = fields.normal_form(field, value) if field in RESOURCE_FIELDS else value
             is_bad = field in lost or value in ("", SENT_VALUES.get(name))
         without_effect = answer.point is START and not name.startswith("resources.")
         assert found.pop(name, None) == (None if is_bad or without_effect else value)

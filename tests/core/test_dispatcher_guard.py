@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.core.dispatcher import LEFT, OK, Dispatcher
+from runtimeproxy.core.dispatcher import ENDED, OK, Dispatcher
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.model.fields import HookAnswer, HookRequest, PodInfo
 from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
@@ -112,7 +112,7 @@ def test_deadline_counts_if_a_third_was_left(budget_seconds: float, left: float,
     assert desk.plugin.breaker.state is (BreakerState.OPEN if opens else BreakerState.CLOSED)
 
 
-CODES: list[tuple[BaseException | None, str]] = [(None, OK), (asyncio.CancelledError(), LEFT), (TimeoutError(), LEFT)]
+CODES: list[tuple[BaseException | None, str]] = [(None, OK), (asyncio.CancelledError(), ENDED), (TimeoutError(), ENDED)]
 CODES += [(HookError("a", CREATE.name, reason), reason.value) for reason in (Reason.DEADLINE, Reason.REFUSED)]
 
 

@@ -195,7 +195,7 @@ async def test_pod_stop_is_repeated_for_plugins_that_do_not_know_it(
     assert await called_for_stop(core) == ["late"]
     await core.run(FakeCall(RUN_POD, known=POD_SUBJECT, key="new"))
     assert await called_for_stop(core) == ["a", "failing", "late"], "a new pod has the id"
-    monkeypatch.setattr(dispatcher, "STOPPED", 1)
+    monkeypatch.setattr(dispatcher, "MAX_STOPPED", 1)
     notified = [bool(await called_for_stop(core, pod_id)) for pod_id in ("p1", "p2", "p2", "p1")]
     assert notified == [False, True, False, True]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Reply, Unreadable
-from runtimeproxy.core.open_calls import MOST_QUESTIONS, QUERIED_AFTER_SECONDS, KeyedQueue, OpenCalls
+from runtimeproxy.core.open_calls import MAX_QUERIES, QUERIED_AFTER_SECONDS, KeyedQueue, OpenCalls
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.metrics import Metrics
@@ -32,11 +32,11 @@ def now() -> float:
 class Rig:
     """Unsettled calls and those that were finished, with the time."""
 
-    def __init__(self, most_calls: int = 1000) -> None:
+    def __init__(self, max_calls: int = 1000) -> None:
         self.metrics = Metrics(now)
         self.finish_seconds = 0.0
         """How many seconds it takes until a call's turn comes."""
-        self.unsettled = OpenCalls(self.metrics, most_calls)
+        self.unsettled = OpenCalls(self.metrics, max_calls)
         self.finished: list[tuple[float, str, Reply]] = []
 
     def add(self, *outcomes: Reply | Exception, key: str = "c1", read_seconds: float = 0.0) -> FakeCall:
@@ -121,7 +121,7 @@ async def test_later_answer_to_the_same_call_settles_it(
     """Also while the runtime is queried about it."""
     call = rig.add(DONE, read_seconds=1)
     await asyncio.sleep(after)
-    rig.unsettled.answered(key, operation)
+    rig.unsettled.drop_repeated(key, operation)
     assert len(rig.unsettled.calls()) == left
     await asyncio.sleep(300)
     assert (len(queried(call)), len(rig.finished), rig.counted("repeated")) == (queries, left, 1 - left)
@@ -131,7 +131,7 @@ async def test_few_queries_run_at_one_time(rig: Rig) -> None:
     calls = {f"c{number}": rig.add(DONE, key=f"c{number}", read_seconds=1) for number in range(11)}
     await asyncio.sleep(1.5)
     settled = next(key for key, call in calls.items() if not queried(call))
-    rig.unsettled.answered(settled, STOP)  # while its question waits
+    rig.unsettled.drop_repeated(settled, STOP)  # while its question waits
     await asyncio.sleep(300)
     begun = sorted(at for call in calls.values() for at in queried(call))
     assert [round(at, 6) for at in begun] == [0.1] * 4 + [1.1] * 4 + [2.1] * 2
@@ -139,19 +139,19 @@ async def test_few_queries_run_at_one_time(rig: Rig) -> None:
 
 
 async def test_oldest_of_too_many_is_abandoned() -> None:
-    rig = Rig(most_calls=3)
+    rig = Rig(max_calls=3)
     calls = [rig.add(DONE, key=f"c{number}") for number in range(5)]
     assert (rig.unsettled.calls(), rig.counted("given_up")) == (calls[2:], 2)
     await asyncio.sleep(300)
     assert [len(queried(call)) for call in calls] == [0, 0, 1, 1, 1]
     for number in range(5):
         rig.unsettled.add_create(f"p1/c{number}/0")
-    rig.unsettled.answered("p1/c3/0", Operation.CREATE_CONTAINER)
+    rig.unsettled.drop_repeated("p1/c3/0", Operation.CREATE_CONTAINER)
     assert list(rig.unsettled.creates) == ["p1/c2/0", "p1/c4/0"]
 
 
 async def test_call_being_finished_is_not_abandoned() -> None:
-    rig = Rig(most_calls=1)
+    rig = Rig(max_calls=1)
     rig.finish_seconds = 1.0
     rig.add(DONE)
     await asyncio.sleep(0.5)
@@ -162,12 +162,12 @@ async def test_call_being_finished_is_not_abandoned() -> None:
 
 async def test_abandoned_call_waits_for_no_query() -> None:
     """The task of a question that waits for its turn refers to the call, and that to its request."""
-    rig = Rig(most_calls=2 * MOST_QUESTIONS)
+    rig = Rig(max_calls=2 * MAX_QUERIES)
     for _ in range(10):
-        for _ in range(MOST_QUESTIONS):
+        for _ in range(MAX_QUERIES):
             rig.add(UNANSWERED, key="c2", read_seconds=100)
         await asyncio.sleep(1)
-        assert len(asyncio.all_tasks()) <= 2 * MOST_QUESTIONS + 1
+        assert len(asyncio.all_tasks()) <= 2 * MAX_QUERIES + 1
     await rig.unsettled.stop()
 
 
@@ -195,14 +195,14 @@ class Turns:
         return asyncio.create_task(self._hold(name, wait_seconds, hold_seconds))
 
     async def _hold(self, name: str, wait_seconds: float, hold_seconds: float) -> None:
-        turn = self.queue.take("c1")
+        ticket = self.queue.enqueue("c1")
         try:
-            await self.queue.wait(turn, wait_seconds)
+            await self.queue.wait(ticket, wait_seconds)
             self.lines.append((now(), f"{name} in"))
             await asyncio.sleep(hold_seconds)
             self.lines.append((now(), f"{name} out"))
         finally:
-            self.queue.leave(turn)
+            self.queue.leave(ticket)
 
 
 @pytest.mark.parametrize(("wait_seconds", "begins"), [(2, 2), (0, 0)])

@@ -145,7 +145,7 @@ def test_id_with_a_tombstone_is_reused_by_a_later_call(store: Store) -> None:
 
 
 def test_number_of_tombstones_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BURIED", 2)
+    monkeypatch.setattr(module, "MAX_TOMBSTONES", 2)
     store = Store()
     for pod_id in ("p1", "p2", "p3"):
         store.tombstone(pod_id)

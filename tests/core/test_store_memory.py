@@ -72,8 +72,8 @@ def fill(form: str) -> None:
     """Fill a Store; print the number of its records and the memory they take."""
     import runtimeproxy.app  # noqa: F401 - what an idle proxy has loaded
     from runtimeproxy.core.store import Store
+    from runtimeproxy.model import fields as model
     from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
-    from runtimeproxy.model.fields import changed as changed_envs
 
     gc.collect()
     before = resident_bytes()
@@ -88,7 +88,7 @@ def fill(form: str) -> None:
             if form == "cri":
                 fields["envs"] = encoded(fields["envs"])
             queried = ContainerInfo(**fields, pod_id=info.id, resources=resources)
-            changed = changed_envs(queried.envs, {"HOOK": f"{each}"})
+            changed = model.changed_envs(queried.envs, {"HOOK": f"{each}"})
             hooked = replace(queried, envs=changed, resources=replace(resources, cpu_shares=2))
             store.commit(Subject(owner, ContainerRecord(queried, hooked if each % 2 else queried)))
     gc.collect()

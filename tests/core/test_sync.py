@@ -9,7 +9,7 @@ import pytest
 
 from runtimeproxy.core.call import UNANSWERED, Unreadable
 from runtimeproxy.core.store import Store
-from runtimeproxy.core.sync import LEFT_SECONDS, PASS_SECONDS, READERS, SOONEST_SECONDS, Sync
+from runtimeproxy.core.sync import INCOMPLETE_PASS_SECONDS, PASS_SECONDS, READERS, SOONEST_SECONDS, Sync
 from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.model.fields import Subject
 from runtimeproxy.model.hookpoints import Operation
@@ -23,7 +23,7 @@ pytestmark = virtual_time
 
 START, UPDATE, STOP = Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES, Operation.STOP_CONTAINER
 CREATE, RUN_POD = Operation.CREATE_CONTAINER, Operation.RUN_POD_SANDBOX
-AWAY = BackendError("nobody there")
+UNAVAILABLE = BackendError("nobody there")
 LATE = BackendError("no answer in 10 s", BackendFailure.DEADLINE)
 ODD = BackendError("it cannot say", BackendFailure.OTHER)
 NO_LIST = Unreadable("a list that is none")
@@ -57,7 +57,7 @@ async def test_all_is_read_at_the_start_pods_before_containers() -> None:
     assert not Synced("p1", hooked=False).sync.filling
 
 
-FAULTS: list[tuple[Exception, str]] = [(AWAY, "(unavailable)"), (LATE, "(deadline)")]
+FAULTS: list[tuple[Exception, str]] = [(UNAVAILABLE, "(unavailable)"), (LATE, "(deadline)")]
 
 
 @pytest.mark.parametrize(("error", "fault"), [*FAULTS, (ODD, ""), (NO_LIST, ""), (OUR_OWN, "")])
@@ -203,7 +203,7 @@ async def test_subject_of_a_call_is_left_to_a_soon_pass(
         update = rig.start(FakeCall(operation, known=None, key=key, runtime_seconds=lasts))
         await asyncio.sleep(2.7 - begins)
         assert (rig.known, syncs(rig, "complete")) == ({"p1"}, 1)
-        await asyncio.sleep(LEFT_SECONDS + 2)
+        await asyncio.sleep(INCOMPLETE_PASS_SECONDS + 2)
         assert (rig.known, rig.state.reads) == ({"p1", "c1"}, ["p1", "c1", "c1"])
     await update
 
@@ -239,7 +239,7 @@ async def test_kept_values_go_with_what_the_runtime_no_longer_has(hooked: bool) 
         assert rig.store.ids_of_originals() | rig.known == set()
 
 
-@pytest.mark.parametrize(("error", "seconds"), [(None, 2), (ODD, 0), (AWAY, 7)])
+@pytest.mark.parametrize(("error", "seconds"), [(None, 2), (ODD, 0), (UNAVAILABLE, 7)])
 async def test_end_of_the_first_pass_is_noted(error: BackendError | None, seconds: float) -> None:
     """A runtime that returns no list delays nothing; while it is away, nothing ends."""
     rig = Synced("p1", "c1", hooked=False)
@@ -286,7 +286,7 @@ async def test_returning_runtime_is_listed_at_most_once_a_second() -> None:
 async def test_failed_read_cancels_only_the_other_reads() -> None:
     """A cancel that is left over ends the sync at its next wait (Python 3.11.2), permanently and without notice."""
     rig = Synced("p1", "p2")
-    rig.state.errors["p1"] = AWAY
+    rig.state.errors["p1"] = UNAVAILABLE
     async with rig.running():
         await asyncio.sleep(0.01)
         assert rig.sync._task is not None
@@ -298,7 +298,7 @@ async def test_unavailable_subject_does_not_stop_other_reads(one: str) -> None:
     """At first the runtime itself may be away; the second time its list has succeeded in between."""
     rig = Synced("p1", "p2", *(f"c{number}" for number in range(20)))
     rig.state.read_seconds = 0.01
-    rig.state.errors[one] = AWAY
+    rig.state.errors[one] = UNAVAILABLE
     others = {*rig.state.pods, *rig.state.containers} - {one}
     async with rig.running():
         await asyncio.sleep(5)
@@ -309,7 +309,7 @@ async def test_unavailable_subject_does_not_stop_other_reads(one: str) -> None:
         rig.state.errors.clear()
         await asyncio.sleep(PASS_SECONDS + 2)
         assert rig.known == others | {one}
-        assert rig.sync._maybe_unavailable == set()
+        assert rig.sync._unavailable_ids == set()
 
 
 async def test_hanging_subject_does_not_stop_other_reads(caplog: Log) -> None:
@@ -353,15 +353,15 @@ async def test_unreadable_subject_is_skipped_until_the_runtime_returns(
 
 async def test_failed_subject_that_is_gone_is_forgotten() -> None:
     rig = Synced("p1", "c1", "c2")
-    rig.state.errors |= {"c1": ODD, "c2": AWAY}
+    rig.state.errors |= {"c1": ODD, "c2": UNAVAILABLE}
     async with rig.running():
         await asyncio.sleep(1)
         rig.state.lacks("c1", "c2")
         await asyncio.sleep(PASS_SECONDS)
-        assert rig.sync._passed_over == rig.sync._maybe_unavailable == set()
+        assert rig.sync._skipped_ids == rig.sync._unavailable_ids == set()
 
 
-RETRIES = [(AWAY, 1.0), (LATE, 1.0), (ODD, PASS_SECONDS), (NO_LIST, PASS_SECONDS), (OUR_OWN, PASS_SECONDS)]
+RETRIES = [(UNAVAILABLE, 1.0), (LATE, 1.0), (ODD, PASS_SECONDS), (NO_LIST, PASS_SECONDS), (OUR_OWN, PASS_SECONDS)]
 
 
 @pytest.mark.parametrize(("error", "longest"), RETRIES)
@@ -411,7 +411,7 @@ async def test_stop_at_any_moment_leaves_nothing(missing: str) -> None:
     for steps in range(40):
         rig = Synced("p1", "c1", "c2")
         if missing:
-            rig.state.errors[missing] = AWAY
+            rig.state.errors[missing] = UNAVAILABLE
         async with rig.running():
             for _ in range(steps):
                 await asyncio.sleep(0)

@@ -8,7 +8,7 @@ import pytest
 from runtimeproxy.errors import WireError
 from runtimeproxy.hookapi import api_pb2, codec
 from runtimeproxy.hookapi.codec import CONTAINER_PARTS, POD_PARTS
-from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources, changed
+from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources, changed_envs
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, SubjectKind
 from tests.docs import HOOK_API, table
 
@@ -104,11 +104,11 @@ def env(key: bytes, value: bytes) -> bytes:
 def test_envs_are_sent_as_received_with_later_changes() -> None:
     known = codec.envs_of([env(b"A", b"1"), env(b"B", b"2")])
     assert known is not None
-    container = replace(CONTAINER, envs=changed(known, {"B": "3", "C": "4"}))
+    container = replace(CONTAINER, envs=changed_envs(known, {"B": "3", "C": "4"}))
     message = container_message(container)
     assert dict(message.container_envs) == {"A": "1", "B": "3", "C": "4"}
     assert message.container_meta.name == "main"
-    odd = replace(container, envs=changed(known, {"B": ODD}), annotations={})
+    odd = replace(container, envs=changed_envs(known, {"B": ODD}), annotations={})
     assert dict(container_message(odd).container_envs) == {"A": "1"}
 
 

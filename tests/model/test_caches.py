@@ -88,7 +88,7 @@ def test_encoded_and_long_values_stay_as_they_are() -> None:
     for info in (container(envs), container({"A": long})):
         made = texts.container(ContainerRecord(info, info)).original.envs
         assert made is envs or made["A"] is long
-    assert long not in texts._known
+    assert long not in texts._texts
 
 
 def test_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,4 +98,4 @@ def test_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         info, owner = container({f"KEY_{number}": "x"}), pod({f"label-{number}": "x"})
         made = texts.container(ContainerRecord(info, info)) if number < 50 else texts.pod(PodRecord(owner, owner))
         assert made.effective == (info if number < 50 else owner)
-        assert len(texts._known) <= 20 + 16
+        assert len(texts._texts) <= 20 + 16

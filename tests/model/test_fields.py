@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.model import fields
-from runtimeproxy.model.fields import NO_CHANGES, ContainerInfo, Envs, PodInfo, Resources, changed
+from runtimeproxy.model.fields import NO_CHANGES, ContainerInfo, Envs, PodInfo, Resources, changed_envs
 
 
 def test_values_are_frozen() -> None:
@@ -49,7 +49,7 @@ assert change.resources == {"cpu_burst": 7, "files": {"b": "2"}}
 added = merge.combine(NO_ADJUSTMENT, "a", change)
 assert added.owners == {"resources.cpu_burst": "a", "resources.files.b": "a"}
 bad = merge.difference(request, HookAnswer(resources=Resources(cpu_burst=1001, cpu_quota=-1)))
-good, rules = merge.judged(bad, request)
+good, rules = merge.validated(bad, request)
 assert (good.resources, [rule.field for rule in rules]) == ({}, ["resources.cpu_burst"])
 hooked = merge.applied(request, added).container
 assert hooked.resources == Resources(cpu_burst=7, files={"a": "1", "b": "2"})
@@ -121,13 +121,13 @@ def test_variables_are_decoded_once() -> None:
 
 def test_change_leaves_the_earlier_variables() -> None:
     first = envs()
-    second = changed(first, {"A": "2", "B": "3"})
-    third = changed(second, {"B": ""})
+    second = changed_envs(first, {"A": "2", "B": "3"})
+    third = changed_envs(second, {"B": ""})
     assert (first, second, third) == (GIVEN, {**GIVEN, "A": "2", "B": "3"}, {**GIVEN, "A": "2", "B": ""})
     assert first == dict(reversed(GIVEN.items()))
     assert isinstance(third, Envs)
     assert third.raw is first.raw
-    assert changed({"A": "1"}, {"B": "2"}) == {"A": "1", "B": "2"}
+    assert changed_envs({"A": "1"}, {"B": "2"}) == {"A": "1", "B": "2"}
     assert deepcopy(first) is first
 
 
@@ -137,11 +137,11 @@ def test_repr_has_no_variable() -> None:
 
 def test_variables_equal_dict_of_them() -> None:
     one, other = {"A": "1", "AB": ""}, {"A": "2", "é": "1"}
-    first, second = changed(envs(one), {"B": "3"}), changed(envs(other), {"A": "1", "B": "3"})
+    first, second = changed_envs(envs(one), {"B": "3"}), changed_envs(envs(other), {"A": "1", "B": "3"})
     assert first == one | {"B": "3"} != second == other | {"A": "1", "B": "3"}
-    assert first == changed(envs(one | {"B": "2"}), {"B": "3"})
+    assert first == changed_envs(envs(one | {"B": "2"}), {"B": "3"})
     assert first != second
-    assert (bool(first), bool(envs({})), bool(changed(envs({}), {"A": ""}))) == (True, False, True)
+    assert (bool(first), bool(envs({})), bool(changed_envs(envs({}), {"A": ""}))) == (True, False, True)
     assert {**first, **second} == {**one, **other, "A": "1", "B": "3"}
     assert [first.with_all_of([key]).get(key) for key in ("A", "B", "AB", "é")] == ["1", "3", "", None]
     other_type: object = 7

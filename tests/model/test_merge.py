@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from runtimeproxy.model import fields
 from runtimeproxy.model.fields import Adjustment, Conflict, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Part, Stage, SubjectKind
-from runtimeproxy.model.merge import applied, combine, difference, echo, judged, limited
+from runtimeproxy.model.merge import applicable, applied, combine, difference, echo, validated
 from tests.merge_cases import BAD, GOOD, SENT, TIDY, of
 
 RUN_POD, CREATE, START = (BY_NAME[name] for name in ("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer"))
@@ -32,7 +32,7 @@ REQUESTS = pytest.mark.parametrize("sent", [POD_REQUEST, REQUEST], ids=["pod", "
 
 
 def changes(point: HookPoint, request: HookRequest, answer: HookAnswer) -> Adjustment:
-    return limited(point, difference(request, answer))
+    return applicable(point, difference(request, answer))
 
 
 def querying(resources: Message) -> HookRequest:
@@ -107,7 +107,7 @@ def test_odd_value_is_taken_in_its_normal_form(name: str, odd: Any, normal: Any)
         change = changes(UPDATE, querying(sent), HookAnswer(resources=stated))
         assert change.resources == ({name: normal} if normal else {})
         assert name not in change.confirmed
-        assert judged(change, REQUEST) == (change, ())
+        assert validated(change, REQUEST) == (change, ())
     for repeated, confirmed in ((odd, {name}), (normal, {name} if normal else set())):
         before, after = (Resources(**{name: value}) for value in (repeated, odd))
         change = changes(UPDATE, querying(before), HookAnswer(resources=after))
@@ -159,14 +159,14 @@ PARTNERS = {one: other for pair in TOGETHER for one, other in (pair, pair[::-1])
 @pytest.mark.parametrize("answer", GOOD, ids=repr)
 def test_good_answer_is_used_as_it_is(answer: HookAnswer, sent: HookRequest) -> None:
     change = difference(sent, answer)
-    assert judged(change, sent)[0] is change
-    assert judged(change, sent)[1] == ()
+    assert validated(change, sent)[0] is change
+    assert validated(change, sent)[1] == ()
 
 
 @REQUESTS
 @pytest.mark.parametrize(("field", "answer"), BAD, ids=BAD_IDS)
 def test_bad_value_names_its_field_and_rule_and_is_lost(field: str, answer: HookAnswer, sent: HookRequest) -> None:
-    good, (broken,) = judged(difference(sent, answer), sent)
+    good, (broken,) = validated(difference(sent, answer), sent)
     assert broken.field == field
     assert re.match(rf"{field}: .*must ", str(broken))
     assert not good
@@ -175,14 +175,14 @@ def test_bad_value_names_its_field_and_rule_and_is_lost(field: str, answer: Hook
 @pytest.mark.parametrize("stated", ["/pod2", "/pods.slice/pod2"])
 def test_cgroup_parent_is_a_slice_where_systemd_makes_the_cgroups(stated: str) -> None:
     request = HookRequest(replace(POD, cgroup_parent="/kubepods.slice/pod1.slice"))
-    assert judged(difference(request, HookAnswer(cgroup_parent="/pod2.slice")), request)[1] == ()
-    good, (broken,) = judged(difference(request, HookAnswer(cgroup_parent=stated)), request)
+    assert validated(difference(request, HookAnswer(cgroup_parent="/pod2.slice")), request)[1] == ()
+    good, (broken,) = validated(difference(request, HookAnswer(cgroup_parent=stated)), request)
     assert str(broken).startswith("cgroup_parent: must be a .slice where one was sent")
     assert good.cgroup_parent is None
 
 
 def after(change: Adjustment) -> tuple[Adjustment, list[str]]:
-    good, broken = judged(change, PLAIN)
+    good, broken = validated(change, PLAIN)
     return good, [rule.field for rule in broken]
 
 
@@ -208,7 +208,7 @@ def test_no_rule_holds_a_value() -> None:
     answers += [HookAnswer(envs={"PASSWORD=s3cr3t": ""}), HookAnswer(envs={"PASSWORD": "s3cr3t\0"})]
     answers += [HookAnswer(cgroup_parent="s3cr3t"), of(cpuset_cpus="s3cr3t"), of(unified={"": "s3cr3t"})]
     for answer in [*answers, of(oom_score_adj=777_777)]:
-        _, (broken,) = judged(difference(PLAIN, answer), PLAIN)
+        _, (broken,) = validated(difference(PLAIN, answer), PLAIN)
         assert not re.search("s3cr3t|777777", str(broken))
 
 
@@ -320,6 +320,6 @@ Question = tuple[HookPoint, HookRequest]
 def test_echo_changes_nothing_and_is_never_bad(question: Question) -> None:
     point, request = question
     answer = echo(request)
-    assert judged(difference(request, answer), request)[1] == ()
+    assert validated(difference(request, answer), request)[1] == ()
     assert not changes(point, request, answer)
     assert applied(request, changes(point, request, answer)) == request

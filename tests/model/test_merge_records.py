@@ -61,10 +61,10 @@ MADE = Subject(
 
 def test_container_of_an_earlier_create_is_as_it_is_found() -> None:
     has = replace(running(cpu_shares=512), envs={"A": "0", "PATH": "/bin"})
-    made = merge.found(MADE, ContainerRecord(has, has, read=True))
+    made = merge.as_reported(MADE, ContainerRecord(has, has, read=True))
     assert made.container == ContainerRecord(replace(CONTAINER, envs={"A": "1", "PATH": "/bin"}), has)
     assert merge.container_of(made).owners == (("cpu_shares", "two"),)
-    assert merge.lacking(MADE, made) == {"envs.A", "envs.B", "annotations.h", "resources.cpu_quota"}
+    assert merge.missing_fields(MADE, made) == {"envs.A", "envs.B", "annotations.h", "resources.cpu_quota"}
 
 
 def memory(limit: int, swap: int) -> ContainerInfo:
@@ -87,14 +87,14 @@ def test_resources_of_a_found_container_fill_what_is_not_reported(
     original: ContainerInfo, effective: ContainerInfo, has: ContainerInfo, made: ContainerInfo
 ) -> None:
     created = Subject(PodRecord(POD, POD), ContainerRecord(original, effective))
-    assert merge.found(created, ContainerRecord(has, has, read=True)).container == ContainerRecord(original, made)
+    assert merge.as_reported(created, ContainerRecord(has, has, read=True)).container == ContainerRecord(original, made)
 
 
 @pytest.mark.parametrize("parent", [None, "/kube/u-1", "/hooked"])
 def test_pod_of_an_earlier_create_is_as_it_is_found(parent: str | None) -> None:
     """Whether the kubelet's cgroup parent is that of a pod is unknown if it is not reported."""
     has = at(parent, id="p1", labels={"qos": "LS"})
-    made = merge.found(Subject(PodRecord(POD, HOOKED_POD)), PodRecord(has, has, read=True))
+    made = merge.as_reported(Subject(PodRecord(POD, HOOKED_POD)), PodRecord(has, has, read=True))
     assert made == Subject(PodRecord(POD if parent else UNKNOWN, has))
     assert not made.pod.read
 
@@ -108,7 +108,7 @@ SLICES = [
 @pytest.mark.parametrize(("requested", "has", "missing"), SLICES)
 def test_slice_may_be_found_under_another_path(requested: str, has: str, missing: set[str]) -> None:
     made, found = (Subject(PodRecord(POD, at(parent))) for parent in (requested, has))
-    assert merge.lacking(made, found) == missing
+    assert merge.missing_fields(made, found) == missing
 
 
 @pytest.mark.parametrize(("has", "missing"), [("", PARENT), ("/hook.slice/hook-a.slice", set())])
@@ -116,7 +116,7 @@ def test_container_may_have_a_slice_of_its_own(has: str, missing: set[str]) -> N
     pod = PodRecord(POD, at("/kube.slice/kube-a.slice"))
     own = (replace(CONTAINER, cgroup_parent=parent) for parent in ("/hook-a.slice", has))
     made, found = (Subject(pod, ContainerRecord(CONTAINER, one)) for one in own)
-    assert merge.lacking(made, found) == missing
+    assert merge.missing_fields(made, found) == missing
 
 
 def test_what_is_kept_of_an_unread_create_has_no_hooks_parent() -> None:
@@ -133,7 +133,7 @@ def test_resources_of_a_found_pod_are_those_in_force(reports: Resources | None, 
     desired = replace(POD, overhead=overhead, resources=REQUESTED)
     made = merge.created_pod(Subject(PodRecord(desired, desired)), fields.NO_ADJUSTMENT, "p1", unused)
     has = replace(made.pod.original, overhead=None, resources=reports)
-    pod = merge.found(made, PodRecord(has, has, read=True)).pod
+    pod = merge.as_reported(made, PodRecord(has, has, read=True)).pod
     assert pod.effective == replace(has, overhead=overhead, resources=REQUESTED if unused else reports or REQUESTED)
     assert pod.reported == (reports if unused else None)
 
@@ -310,8 +310,8 @@ def test_swap_limit_has_the_owner_of_the_memory_limit(swap: int, owned: bool) ->
     owners = {"memory_limit_in_bytes": "one"} | ({"memory_swap_limit_in_bytes": "one"} if owned else {})
     assert merge.owners_of(record) == owners
     known = Subject(subject().pod, record)
-    assert merge.hooked(known) == {f"resources.{name}": owner for name, owner in owners.items()}
-    assert merge.hooked(Subject(known.pod)) == {}
+    assert merge.hooked_fields(known) == {f"resources.{name}": owner for name, owner in owners.items()}
+    assert merge.hooked_fields(Subject(known.pod)) == {}
     assert merge.differing(known, NOTHING, ECHO_BY_TWO) == {}
 
 

@@ -17,7 +17,7 @@ from runtimeproxy.model.fields import (
     Resources,
 )
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Operation, Part, Stage, SubjectKind
-from runtimeproxy.model.merge import difference, echo, judged, limited
+from runtimeproxy.model.merge import applicable, difference, echo, validated
 from runtimeproxy_hooks.sdk.context import ContainerContext, PodContext
 from runtimeproxy_hooks.sdk.errors import NotSayable
 from tests.merge_cases import BAD, GOOD
@@ -51,8 +51,8 @@ def unedited(point: HookPoint) -> HookAnswer:
 def change_at(point: HookPoint, context: Any) -> Adjustment:
     """Return the proxy's change for the answer; all of it must have an effect."""
     change = difference(request_at(point), context.answer())
-    assert judged(change, request_at(point))[1] == ()
-    assert replace(limited(point, change), confirmed=change.confirmed) == change
+    assert validated(change, request_at(point))[1] == ()
+    assert replace(applicable(point, change), confirmed=change.confirmed) == change
     return replace(change, confirmed=frozenset())
 
 

@@ -20,9 +20,9 @@ from runtimeproxy.model.fields import (
     PodInfo,
     Resources,
     is_echo,
-    tidy,
+    normal_form,
 )
-from runtimeproxy.model.merge import difference, judged
+from runtimeproxy.model.merge import difference, validated
 from runtimeproxy_hooks.sdk.edits import EditableResources, Entries, Environment
 from runtimeproxy_hooks.sdk.errors import NotSayable
 from tests.amounts import examples
@@ -183,7 +183,7 @@ def apply(resources: EditableResources, edits: list[Edit]) -> dict[str, Any]:
                 done[name] = {**done.get(name, {}), **value}
             else:
                 resources.set(name, value)
-                done[name] = value if value == getattr(resources.sent, name, None) else tidy(name, value)
+                done[name] = value if value == getattr(resources.sent, name, None) else normal_form(name, value)
         except NotSayable:
             continue
     return {name: value for name, value in done.items() if value != {}}
@@ -206,7 +206,7 @@ def adjustment(sent: Resources | None, answer: Resources | None) -> Adjustment:
     """Return the proxy's change for an answer, which it must accept as a whole."""
     request = HookRequest(PodInfo(), ContainerInfo(resources=sent))
     change = difference(request, HookAnswer(resources=answer))
-    assert judged(change, request)[1] == ()
+    assert validated(change, request)[1] == ()
     return change
 
 

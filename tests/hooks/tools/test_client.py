@@ -237,10 +237,10 @@ def test_shown_yaml_is_on_plain_lines_and_as_the_proxy_does(
     text = "\n".join(hook_client.answer_lines(point, queried, answer))
     assert all(line.isprintable() for line in text.split("\n"))
     read = yaml.safe_load(text)
-    good, broken = merge.judged(change, queried) if point.applies else (change, ())
+    good, broken = merge.validated(change, queried) if point.applies else (change, ())
     assert read.get("bad", []) == list(map(str, broken))
     applied, dropped, idle = (read.get(part, {}) for part in ("applied", "dropped", "without-effect"))
-    assert applied == _tree(merge.limited(point, good))
+    assert applied == _tree(merge.applicable(point, good))
     assert {*_leaves(applied), *_leaves(idle)} == {*_leaves(_tree(good))}
     assert sorted([*_leaves(applied), *_leaves(idle), *_leaves(dropped)]) == sorted(_leaves(_tree(change)))
 
