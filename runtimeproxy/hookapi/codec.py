@@ -1,6 +1,6 @@
 """Convert the model's values to and from messages of runtime.v1alpha1; no other module does (hook-api, first table).
 
-Invariant: every field of a message that the model has is filled; text that is not UTF-8 is left out, never altered.
+Invariant: every message field that the model has is set; text that is not UTF-8 is omitted, never altered.
 
 A container's request is the concatenation of two parts: the fields of the pod, and those of the container. To a parser
 that is one message (protobuf.dev, "Last One Wins"), and each part is encoded once per value.
@@ -49,7 +49,7 @@ PATHS = {hook_point.name: f"/{SERVICE}/{hook_point.method}" for hook_point in HO
 """The HTTP/2 path of the method that serves a hook point, by the point's name."""
 
 _GROWTH = 24
-"""Most bytes of a decoded answer per encoded byte, as an estimate: an entry of a map has at least five bytes."""
+"""Estimated bytes of a decoded answer per encoded byte, at most: an entry of a map has at least five bytes."""
 
 M = TypeVar("M", bound=Message)
 
@@ -63,8 +63,8 @@ def request_fields(hook_point: HookPoint) -> dict[int, str]:
 
 
 def encode(hook_point: HookPoint, request: HookRequest) -> bytes:
-    """Return the encoded request for a hook point. Raises ValueError if the request has no container at a container's
-    point, or a number that its field cannot hold."""
+    """Return the encoded request for a hook point. Raises ValueError if the request lacks the container, or has a
+    number that its field cannot hold."""
     pod, container = request.pod, request.container
     if hook_point.subject is SubjectKind.POD:
         return _pod_request(pod)
@@ -90,8 +90,8 @@ def decode_request(hook_point: HookPoint, body: bytes) -> HookRequest:
 
 
 def encode_answer(hook_point: HookPoint, answer: HookAnswer) -> bytes:
-    """Return the encoded answer, for the hook server's side; parts that the point's message lacks are left out. Raises
-    ValueError if a number is one that its field cannot hold."""
+    """Return the encoded answer, for the hook server's side, without parts that the message lacks. Raises ValueError if
+    a field cannot hold its number."""
     return _write_pod_answer(answer) if hook_point.subject is SubjectKind.POD else _write_container_answer(answer)
 
 
@@ -177,8 +177,8 @@ def _pod_part(pod: PodInfo) -> bytes:
 
 
 def _container_part(container: ContainerInfo) -> bytes:
-    """Encode the container's own fields of a container's request. A cgroup parent of its own overrides the pod's by
-    coming later. It is not cached for a container without an id, whose value is used only once, in its create."""
+    """Encode the container's own fields of a container's request. Its own cgroup parent overrides the pod's because it
+    follows it. Not cached for a container without an id, whose value is used once, in its create."""
     envs = container.envs
     try:
         message = api_pb2.ContainerResourceHookRequest(
@@ -199,10 +199,10 @@ def _container_part(container: ContainerInfo) -> bytes:
 
 
 def envs_of(entries: Sequence[bytes]) -> Envs | None:
-    """Return the variables of a container, given as encoded entries of the field container_envs, without decoding them.
+    """Return the variables of a container from encoded entries of the field container_envs, without decoding them.
 
-    None if they cannot be passed to hook servers in this form: an entry is not UTF-8, for which Go refuses the whole
-    message, has an unknown field, or has the same key as another one.
+    None if hook servers cannot get them in this form: an entry is not UTF-8, for which Go refuses the message, has an
+    unknown field, or has the key of another entry.
     """
     raw = entries_pb2.ContainerEnvs(container_envs=entries).SerializeToString()
     try:
@@ -349,8 +349,8 @@ def _frozen(answer: HookAnswer) -> HookAnswer:
 
 
 def _encodable(value: _V) -> _V:
-    """Return a value without what cannot be encoded as UTF-8: such entries of maps are left out, such texts become "".
-    A replacement character would not do: an echo of "" means "no change", an echo of anything else would be one."""
+    """Return a value without text that cannot be encoded as UTF-8: such map entries are omitted, such texts become "".
+    A replacement character is no solution: an echo of "" means "no change", an echo of any other text is a change."""
     return replace(value, **{field.name: _of_text(getattr(value, field.name)) for field in fields(value)})
 
 

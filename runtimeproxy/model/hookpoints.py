@@ -1,4 +1,4 @@
-"""The table of hook points: operations, stages, and what an answer at each point may change (hook-api, "Applied to").
+"""The table of hook points: operations, stages, and the parts that an answer may change (hook-api, "Applied to").
 An operation has at most one Pre and one Post point."""
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Part(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HookPoint:
-    """One row; ``applies`` lists the parts of an answer that have an effect, the rest is ignored."""
+    """A row; ``applies`` lists the parts of an answer that have an effect."""
 
     name: str
     operation: Operation
@@ -87,8 +87,8 @@ CONTAINER_END = BY_NAME["PostStopContainer"]
 POD_END = BY_NAME["PostStopPodSandbox"]
 REMOVES = frozenset({Operation.REMOVE_CONTAINER, Operation.REMOVE_POD_SANDBOX})
 
-# What PreRunPodSandbox changed of the cgroup parent goes into the creates of the pod's containers (hook-api). What
-# ended without a stop of its own is reported with the pod's stop or the remove (hook-api).
+# PreRunPodSandbox's change of the cgroup parent is set in the creates of the pod's containers (hook-api). The pod's
+# stop or the remove reports the end of a subject that had no stop of its own (hook-api).
 _ALSO = {
     Operation.CREATE_CONTAINER: (BY_NAME["PreRunPodSandbox"],),
     Operation.STOP_POD_SANDBOX: (CONTAINER_END,),
@@ -100,7 +100,7 @@ CONCERNED: dict[Operation, tuple[HookPoint, ...]] = {
     operation: tuple(row for row in HOOK_POINTS if row.operation is operation) + _ALSO.get(operation, ())
     for operation in Operation
 }
-"""The hook points that an operation's subject has to be known for."""
+"""The hook points that need an operation's subject."""
 PRE: dict[Operation, tuple[HookPoint, ...]] = {
     operation: tuple(row for row in HOOK_POINTS if row.operation is operation and row.stage is Stage.PRE)
     for operation in Operation

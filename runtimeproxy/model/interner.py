@@ -1,6 +1,6 @@
-"""One copy of each text of records, which share most of theirs (docs/architecture.rst).
+"""One copy of each text of the records, most of which are shared (docs/architecture.rst).
 
-Invariant: a record from the interner equals the given one, and its table never exceeds its bound.
+Invariant: an interned record equals the given one, and the table never exceeds its bound.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, Envs, PodInfo, PodRecord
 
 TABLE_LIMIT = 16_384
-"""How many texts the table holds before it is cleared. A text that is cleared costs one more copy."""
+"""Number of texts above which the table is cleared. A cleared text costs one more copy."""
 LONGEST_TEXT = 256
 """Longest value that is shared, in characters; longer ones are rarely in two records."""
 
@@ -40,7 +40,7 @@ class StringInterner:
 
     def _pod(self, info: PodInfo, maps: _Maps) -> PodInfo:
         intern = self._texts.setdefault
-        return PodInfo(  # by position: keywords would take twice as long, and every create waits for it
+        return PodInfo(  # by position: keywords take twice as long, and every create waits for this
             intern(info.id, info.id),
             info.name,
             info.uid,

@@ -1,8 +1,8 @@
-"""What hook servers change: merge their answers into one Adjustment, and apply it to the records of pods and containers
+"""Merge the answers of hook servers into one Adjustment, and apply it to the records of pods and containers
 (hook-api, "What is sent" and "What an answer means").
 
-The SDK's edits and its tester use the rules for answers too (hooks/sdk).
-Invariant: an answer that repeats what was sent changes nothing and is never bad, however odd the kubelet's values are.
+The SDK's edits and its tester use the rules for answers, too (hooks/sdk).
+Invariant: an answer that repeats the request changes nothing and is never bad, even if the kubelet's values are odd.
 """
 
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ def _parent(request: HookRequest) -> str:
 
 
 def difference(request: HookRequest, answer: fields.HookAnswer) -> Adjustment:
-    """Return what an answer changes of the request; ``combine`` adds the owners, confirmers and conflicts. A key that
-    the answer lacks stays as it is."""
+    """Return the changes of an answer; ``combine`` adds the owners, confirmers and conflicts. A key that the answer
+    lacks is unchanged."""
     subject = request.container or request.pod
     values: dict[str, Any] = {}
     for name in _ENTRIES:
@@ -68,7 +68,7 @@ def _changed_resources(before: fields.Resources, after: fields.Resources) -> dic
                 normalised.append(name)
             if value and value == old:
                 repeated.append(name)
-            elif value:  # a text that is empty in its normal form is not set
+            elif value:  # a text with an empty normal form is not set
                 changes[name] = value
     return {"resources": changes, "confirmed": frozenset(repeated), "normalised": tuple(normalised)}
 
@@ -101,8 +101,8 @@ class BrokenRule:
 
 
 def validated(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[BrokenRule, ...]]:
-    """Return the good part of a change of ``sent``, and each rule that the rest breaks. A bad value removes its own
-    field, and the fields that have no meaning without it; in a map only its own entry."""
+    """Return the valid part of a change of ``sent``, and the rules that the other values break. A bad value removes its
+    field, and the fields that have no meaning without it; in a map only its entry."""
     broken: list[BrokenRule] = []
     good: dict[str, Any] = {}
     for name in _ENTRIES:
@@ -134,7 +134,7 @@ def validated(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[
 
 
 def _good_entries(field: str, entries: Mapping[str, Any], broken: list[BrokenRule]) -> dict[str, Any]:
-    """The rules that the other entries break are added to ``broken``."""
+    """Add the rules that the other entries break to ``broken``."""
     good: dict[str, Any] = {}
     for key, value in entries.items():
         if rule := env_rule(key, value) if field == "envs" else key_rule(key):
@@ -144,7 +144,7 @@ def _good_entries(field: str, entries: Mapping[str, Any], broken: list[BrokenRul
     return good
 
 
-# Each returns the rule that is broken; "" if none.
+# Each returns the broken rule, or "".
 
 
 def key_rule(key: str) -> str:
@@ -168,8 +168,8 @@ def parent_rule(path: str, sent: str) -> str:
 
 
 def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
-    """Add a plugin's changes to those of the plugins before it; where both set a field the later one wins and owns it.
-    If another plugin owns it with a different value, that is a conflict."""
+    """Add a plugin's changes to those of earlier plugins; if both set a field, the later plugin wins and owns it. Two
+    different values are a conflict."""
     values = by_field(change)
     if earlier is fields.NO_ADJUSTMENT:
         return Adjustment(
@@ -215,7 +215,7 @@ def applied(request: HookRequest, adjustment: Adjustment) -> HookRequest:
 
 
 def adjusted_pod(pod: fields.PodInfo, adjustment: Adjustment, pod_id: str) -> fields.PodInfo:
-    """Return a copy with another id. A part without a change stays the same object, so it is stored once."""
+    """Return a copy with another id. An unchanged part stays the same object, so that it is stored once."""
     return fields.PodInfo(
         pod_id,
         pod.name,
@@ -254,8 +254,8 @@ def hook_view(subject: Subject) -> HookRequest:
 
 
 def hooked_fields(subject: Subject) -> dict[str, str]:
-    """Return the fields in which a container differs from the kubelet's, as in ``Adjustment.owners``: with the plugin
-    that set each, as far as the record has it."""
+    """Return the fields of a container that differ from the kubelet's, with the plugin that set each, as far as
+    known. The names are those of ``Adjustment.owners``."""
     if subject.container is None:
         return {}
     owners = {f"resources.{name}": plugin for name, plugin in owners_of(subject.container).items()}
@@ -280,8 +280,8 @@ def owners_of(container: ContainerRecord) -> dict[str, str]:
 
 
 def created_pod(subject: Subject, adjustment: Adjustment, pod_id: str, unused: fields.Changes | None = None) -> Subject:
-    """Return the pod as it was created with the hooks' adjustment, under the id that the runtime gave. ``unused`` are
-    resources that were sent, too, and that the runtime reports without using them."""
+    """Return the pod as created with the hooks' adjustment, under the id that the runtime returned. ``unused`` are
+    resources that were also sent, and that the runtime reports without using them."""
     original = adjusted_pod(subject.pod.original, fields.NO_ADJUSTMENT, pod_id)
     effective = adjusted_pod(original, adjustment, pod_id) if adjustment or unused else original
     return Subject(PodRecord(original, effective, reported=overlay(original.resources, unused) if unused else None))
@@ -295,12 +295,12 @@ def created_container(subject: Subject, adjustment: Adjustment, container_id: st
 
 
 def as_reported(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
-    """Return what a create's answer names as the runtime has it (``record``), with this create's original values.
+    """Return the subject of a create as the runtime reports it (``record``), with this create's original values.
 
-    A pod's cgroup parent that the runtime does not report is unknown; overhead and resources that it does not report or
-    use are this create's. A variable that it reports and this create does not set counts as the kubelet's, as runtimes
-    also report those of the image. A swap limit that equals the memory limit may have been read as not set: it counts
-    as set if the kubelet or this create sets both to one value.
+    A pod's unreported cgroup parent is unknown; unreported or unused overhead and resources are this create's. A
+    reported variable that this create does not set counts as the kubelet's: runtimes also report those of the image. A
+    swap limit that equals the memory limit may be read as not set: it counts as set if the kubelet or this create sets
+    both to one value.
     """
     if isinstance(record, PodRecord):
         pod, reported, unused = made.pod.original, record.effective, made.pod.reported is not None
@@ -324,8 +324,8 @@ def as_reported(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
 
 
 def missing_fields(made: Subject, subject: Subject) -> frozenset[str]:
-    """Return the fields of a create that its subject does not have as created, named as in ``Adjustment.owners``. A
-    runtime may report the whole path of a slice, which systemd finds by the last part."""
+    """Return the fields of a create that its subject lacks, named as in ``Adjustment.owners``. A runtime may report the
+    full path of a slice, which systemd finds by the last part."""
     desired, reported = echo(hook_view(made)), echo(hook_view(subject))
     names = frozenset(by_field(difference(hook_view(subject), desired)))
     requested, actual = desired.cgroup_parent or "", reported.cgroup_parent or ""
@@ -334,7 +334,7 @@ def missing_fields(made: Subject, subject: Subject) -> frozenset[str]:
 
 
 def without_parent(made: Subject) -> PodRecord | ContainerRecord:
-    """Return what a create makes without a hook's cgroup parent for the pod: an earlier create may have made it."""
+    """Return a create's record without a hook's cgroup parent for the pod: an earlier create may have created it."""
     if made.container is not None:
         return made.container
     effective = replace(made.pod.effective, cgroup_parent=made.pod.original.cgroup_parent)
@@ -342,12 +342,12 @@ def without_parent(made: Subject) -> PodRecord | ContainerRecord:
 
 
 def in_pod(pod: PodRecord, given: fields.PodInfo | None, container: fields.ContainerInfo) -> Subject:
-    """Return the subject of a container's create, with the pod brought up to date by what the create repeats of it.
+    """Return the subject of a container's create, with the pod updated by the fields that the create repeats.
 
-    ``given`` has the kubelet's newest names, labels, annotations, cgroup parent, overhead and resources of the pod,
-    without names only the parent: they fill what is unknown and replace its earlier values, while values that hooks
-    have set stay. A cgroup parent "" counts as not given. If the names are those of another pod, the runtime has lost
-    its state and reuses the id: what is known of the old pod is dropped.
+    ``given`` has the kubelet's newest names, labels, annotations, cgroup parent, overhead and resources of the pod;
+    without names only the parent. They fill unknown fields and replace the kubelet's earlier values, not the hooks'. A
+    cgroup parent "" counts as not given. If the names are those of another pod, the runtime has lost its state and
+    reuses the id: the old pod's fields are dropped.
     """
     made = ContainerRecord(container, container)
     if given is None:
@@ -380,8 +380,8 @@ def in_pod(pod: PodRecord, given: fields.PodInfo | None, container: fields.Conta
 
 
 def _is_hooks_parent(pod: PodRecord, given: str | None) -> bool:
-    """Return whether a pod's cgroup parent was set by a hook; ``given`` is the kubelet's. For a pod that was read this
-    is unknown: it counts as a hook's, unless its form shows that the node's cgroup driver was changed."""
+    """Return whether a hook set a pod's cgroup parent; ``given`` is the kubelet's. For a pod that was read this is
+    unknown: it counts as a hook's, unless its form shows that the node's cgroup driver has changed."""
     present = pod.effective.cgroup_parent
     if not pod.read or not present or not given:
         return present != pod.original.cgroup_parent
@@ -391,14 +391,14 @@ def _is_hooks_parent(pod: PodRecord, given: str | None) -> bool:
 def _from_hooks(
     read: bool, original: Mapping[str, V], present: Mapping[str, V], given: Mapping[str, V]
 ) -> dict[str, V]:
-    """Return the entries that hooks have set; of a pod that was ``read``, those that the kubelet does not give."""
+    """Return the entries that hooks have set; of a pod that was ``read``, those that the kubelet does not set."""
     if read:
         return {key: value for key, value in present.items() if key not in given}
     return {key: value for key, value in present.items() if original.get(key) != value}
 
 
 def subject_of_read(pod: PodRecord, container: ContainerRecord) -> Subject:
-    """Return the subject of a container that was read; its cgroup parent replaces a pod's that is not reported."""
+    """Return the subject of a container that was read; its cgroup parent replaces the pod's unreported one."""
     parent = container.effective.cgroup_parent
     if pod.effective.cgroup_parent is not None or not parent:
         return Subject(pod, container)
@@ -407,8 +407,8 @@ def subject_of_read(pod: PodRecord, container: ContainerRecord) -> Subject:
 
 
 def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:
-    """Return the cgroup parent to put into a container's create; None leaves the kubelet's. It is the one of this
-    call's hooks, else the one that the pod's hooks gave the pod."""
+    """Return the cgroup parent to set in a container's create: that of this call's hooks, else that of the pod's hooks;
+    None leaves the kubelet's."""
     if adjustment.cgroup_parent is not None:
         return adjustment.cgroup_parent
     is_hooked = pod.effective.cgroup_parent != pod.original.cgroup_parent
@@ -441,7 +441,7 @@ def _with(
 
 @dataclass(frozen=True, slots=True)
 class RequestedUpdate:
-    """What an UpdateContainerResources requests; 0 and "" mean not set."""
+    """The fields of an UpdateContainerResources; 0 and "" mean not set."""
 
     container_id: str
     resources: fields.Resources | None
@@ -450,7 +450,7 @@ class RequestedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveUpdate:
-    """An update as it is sent: what its caller requested, and what was added for the hook servers."""
+    """An update as it is sent: the caller's request, and the fields added for the hook servers."""
 
     requested: RequestedUpdate
     put_in: fields.Changes = field(default_factory=dict)
@@ -465,8 +465,8 @@ def update_hook_request(subject: Subject, requested: RequestedUpdate) -> HookReq
 
 
 def differing(subject: Subject, requested: RequestedUpdate, adjustment: Adjustment) -> dict[str, fields.ResourceValue]:
-    """Return the fields whose result differs from what the runtime would hold after the unchanged request alone. A
-    plugin that repeats a value as sent thereby withdraws its own earlier change, but not one of another plugin."""
+    """Return the fields whose result differs from that of the unchanged request alone. A plugin that repeats a value as
+    sent thereby withdraws its own earlier change, but not that of another plugin."""
     container = container_of(subject)
     owners = owners_of(container)
     repeated = {
@@ -493,8 +493,8 @@ def differing(subject: Subject, requested: RequestedUpdate, adjustment: Adjustme
 
 
 def updated(subject: Subject, update: EffectiveUpdate, adjustment: Adjustment) -> Subject:
-    """Return the container after an update; ``adjustment`` has the plugins that set what was added. The kubelet's
-    values and the runtime's stay apart; a field that was released empty left the runtime's value as it was."""
+    """Return the container after an update; ``adjustment`` has the owners of the added fields. The kubelet's values and
+    the runtime's stay separate; a field that was sent empty left the runtime's value unchanged."""
     before, requested = container_of(subject), named(update.requested.resources)
     base, present, annotations = before.original, before.effective, update.requested.annotations
     original = effective = _with(base, overlay(base.resources, requested), annotations)

@@ -1,4 +1,4 @@
-"""What a runtime accepts in a request and does not use, by the name and version that its Version returns.
+"""The fields that a runtime accepts and does not use, by the name and version that its Version returns.
 
 A field counts as used unless the table has it, so an unknown runtime, version or runtime handler uses all fields.
 
@@ -52,7 +52,7 @@ PLAIN_HANDLERS = frozenset({"", "crun", "nvidia", "runc"})
 
 
 def of_runtime(name: str, version: str) -> Mapping[Operation, Fields]:
-    """Return the fields without effect by operation, for a runtime's name and version as it reports them."""
+    """Return the fields without effect by operation, for the name and version that a runtime reports."""
     numbers = re.match(r"v?(\d{1,9})\.(\d{1,9})", version)
     release = (int(numbers[1]), int(numbers[2])) if numbers else None
     unused: dict[Operation, Fields] = {}
@@ -63,7 +63,7 @@ def of_runtime(name: str, version: str) -> Mapping[Operation, Fields]:
 
 
 def used(sent: Adjustment, unused: Fields) -> tuple[Adjustment, Fields]:
-    """Return the part of what was sent that the runtime uses, and the names of the other fields."""
+    """Return the part of an adjustment that the runtime uses, and the names of the other fields."""
     resources = {name: value for name, value in sent.resources.items() if f"resources.{name}" not in unused}
     if MEMORY in resources and SWAP in sent.resources and SWAP not in resources:
         resources[SWAP] = resources[MEMORY]
