@@ -268,7 +268,7 @@ def test_limits_of_a_class_are_written_when_settings_change(node: Node, tmp_path
 
 
 def test_number_of_remembered_limits_is_bounded(node: Node, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(rdt, "MOST_WRITTEN", 1)
+    monkeypatch.setattr(rdt, "MAX_WRITTEN", 1)
     resctrl = Watched(node.root)
     tester = node.hook(classes=EVERY_CLASS, resctrl=resctrl)
     for _ in range(2):

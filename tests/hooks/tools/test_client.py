@@ -96,7 +96,7 @@ async def test_answer_that_is_no_message_is_a_broken_one(tmp_path: Path) -> None
     path = str(tmp_path / "hooks.sock")
     async with HookServer(path, default=hookanswers.garbage()), hook_client.connection(path) as client:
         with pytest.raises(CallFailed) as caught:
-            await hook_client.call_point(client, POINT, BODY, 10.0)
+            await hook_client.call_hook(client, POINT, BODY, 10.0)
     assert (caught.value.kind, caught.value.code) == (Kind.BROKEN, 13)
 
 

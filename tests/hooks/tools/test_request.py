@@ -107,7 +107,7 @@ def test_every_request_can_be_written(given: HookRequest) -> None:
 
 @pytest.mark.parametrize("point", HOOK_POINTS, ids=lambda point: point.name)
 def test_example_is_sent_completely_at_every_hook_point(point: Any) -> None:
-    sent = request.at_point(point, request.example())
+    sent = request.at_hook_point(point, request.example())
     assert sent.pod.name == request.example().pod.name
     assert (sent.container is None) == (point.subject is SubjectKind.POD)
     assert request.unsent(point, sent) == ()

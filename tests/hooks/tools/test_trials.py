@@ -63,7 +63,7 @@ def test_changed_number_differs_from_the_one_sent(number: int) -> None:
     given = HookRequest(PodInfo(resources=Resources(cpu_quota=number, cpu_shares=3)))
     for each in (given, HookRequest(PodInfo(), ContainerInfo(resources=given.pod.resources))):
         point = BY_NAME["PreStartContainer" if each.container else "PreRunPodSandbox"]
-        body = codec.encode(point, trials.with_others(each, ["cpu_quota"]))
+        body = codec.encode(point, trials.with_other_numbers(each, ["cpu_quota"]))
         changed = merge.echo(codec.decode_request(point, body))
         assert changed.resources is not None
         assert changed.resources.cpu_quota not in {0, number}

@@ -81,7 +81,7 @@ async def test_named_points_or_all_served_are_tried(tmp_path: Path, made: Made, 
     tried: set[HookPoint] = set()
 
     async def note(subject: TriedServer) -> None:
-        tried.update(subject.sound)
+        tried.update(subject.working)
 
     found = await verdicts(tmp_path, made, named, tried=(*RULES, Rule("note", "It is noted.", note)))
     assert marked(found, Mark.BROKEN) == ({"serves"} if set(named) - set(served) else set())
@@ -113,7 +113,7 @@ async def test_verdict_says_what_broke_the_rule(tmp_path: Path, made: Made, seco
 
 async def test_any_number_may_be_repeated_in_an_update(tmp_path: Path) -> None:
     found = await verdicts(tmp_path, FORGETS.made, [BY_NAME["PreUpdateContainerResources"]], tried=ECHO)
-    assert found["echo"].mark is Mark.KEPT
+    assert found["echo"].mark is Mark.PASSED
 
 
 async def test_refusal_of_other_numbers_skips_the_echo_rule(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ async def test_server_that_is_gone_is_blamed_once(tmp_path: Path) -> None:
     assert found["empty"].words.endswith(f"; {ENDED}")
     after = [rule.name for rule in RULES[RULES.index(found["empty"].rule) + 1 :]]
     assert {found[name].words for name in after[:-1]} == {"the server answers no more since 'empty'"}
-    assert (after[-1], found["deadline"].mark) == ("deadline", Mark.KEPT)
+    assert (after[-1], found["deadline"].mark) == ("deadline", Mark.PASSED)
 
 
 async def test_server_that_hangs_after_a_rule_is_reported(tmp_path: Path) -> None:
@@ -177,9 +177,9 @@ async def test_rule_is_broken_if_one_point_breaks_it(ends: list[Exception | None
         if end := points[point]:
             raise end
 
-    subject: Any = SimpleNamespace(sound=tuple(points))
+    subject: Any = SimpleNamespace(working=tuple(points))
     try:
-        await verify._each(trial)(subject)
+        await verify._per_point(trial)(subject)
         notified = None
     except (Broken, Skipped, Late) as error:
         notified = error
@@ -196,7 +196,7 @@ def has_ended(pid: str) -> bool:
 
 
 COMMANDS = [
-    ("answers again", "true", Mark.KEPT, RESTART[0].sentence),
+    ("answers again", "true", Mark.PASSED, RESTART[0].sentence),
     ("fails", "exit 3", Mark.BROKEN, "the restart command ended with exit code 3"),
     ("hangs, as does its child", "sleep 100 & echo $! > {pid}; wait", Mark.BROKEN, "waited 2 s for the command to end"),
     ("away", "rm {socket}", Mark.BROKEN, f"waited 2 s for an answer at PreRunPodSandbox; {ENDED}"),
@@ -225,7 +225,7 @@ async def test_server_may_be_slow_after_a_restart(tmp_path: Path) -> None:
 
     more: dict[str, Any] = {"points": TWO_POINTS[:1], "timeout_seconds": LATE_SECONDS / 2, "tried": RESTART}
     found = await verdicts(tmp_path, answering(answer), restart_command=f"touch {restarted}", **more)
-    assert found["restart"].mark is Mark.KEPT
+    assert found["restart"].mark is Mark.PASSED
     assert starts == []
 
 
