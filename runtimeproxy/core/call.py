@@ -58,15 +58,15 @@ class CallState(Enum):
 class Reply:
     """The runtime's answer to a call: ``agreed`` as hook-api defines it; ``message`` is its body where one was read.
 
-    ``answered`` is False if the call ended without the runtime's answer (cancel, deadline, lost connection). ``gone``:
-    the runtime no longer has the call's subject; only ``HeldCall.settle`` sets it. ``no_op``: the runtime did not
-    agree, but that is no failure: the work was already done, or the request could not be given to the runtime.
+    ``answered`` is False if the call ended without the runtime's answer (cancel, deadline, lost connection).
+    ``removed``: the runtime no longer has the call's subject; only ``HeldCall.settle`` sets it. ``no_op``: no failure
+    although the runtime did not agree: the work was already done, or the request could not be sent.
     """
 
     agreed: bool
     message: bytes = b""
     answered: bool = True
-    gone: bool = False
+    removed: bool = False
     no_op: bool = False
 
     @property
@@ -78,7 +78,7 @@ UNANSWERED = Reply(agreed=False, answered=False)
 
 # Results of ``HeldCall.settle``, in addition to UNANSWERED.
 DONE = Reply(agreed=True)
-GONE = Reply(agreed=True, gone=True)
+REMOVED = Reply(agreed=True, removed=True)
 """The call's subject no longer exists: runtimes agree to a stop and a remove of such a subject."""
 NOT_DONE = Reply(agreed=False)
 """The runtime has not carried the call out and never will."""
@@ -156,7 +156,7 @@ class HeldCall(ABC):
     times: CallTimes
     adjustment: Adjustment = NO_ADJUSTMENT
     """What the Pre hooks changed of the request that was released."""
-    found: Subject | None = None
+    last_subject: Subject | None = None
     """The subject as it was last found, for log lines and events."""
     no_effect: tuple[tuple[str, frozenset[str]], ...] = ()
     """Why fields that hook servers set have no effect, and these fields by their kinds (``fields.kind_of``)."""
@@ -166,18 +166,18 @@ class HeldCall(ABC):
     """The containers removed with their pod of whose end a hook server is not yet notified."""
     state_unknown: bool = False
     """True once the subject's state in the runtime is uncertain: its record is dropped, and re-read when needed."""
-    lacking: Collection[str] = ()
+    missing_fields: Collection[str] = ()
     """The fields of the adjustment, as in its ``owners``, that the runtime does not have although it agreed."""
 
     @property
     def subject_name(self) -> str:
         """Return the subject's name for log lines (``HookRequest.name``); "" if unknown."""
-        return "" if self.found is None else merge.hook_view(self.found).name
+        return "" if self.last_subject is None else merge.hook_view(self.last_subject).name
 
     def about(self) -> About:
         names: tuple[str, ...] = ()
-        if self.found is not None:
-            pod, container = self.found.pod.effective, self.found.container
+        if self.last_subject is not None:
+            pod, container = self.last_subject.pod.effective, self.last_subject.container
             names = (pod.namespace, pod.name, pod.id)
             if container is not None:
                 names += (container.effective.name, container.effective.id)
@@ -204,7 +204,7 @@ class HeldCall(ABC):
         unknown, ``state_unknown`` is set."""
         return {}
 
-    def leave_out(self, names: Sequence[str], by: str, report: Callable[..., None]) -> None:
+    def note_unsupported(self, names: Sequence[str], by: str, report: Callable[..., None]) -> None:
         """Note the fields that a hook server set and that ``by``, the API of the request, cannot set; ``report`` is
         ``Metrics.left_out``."""
         if names:

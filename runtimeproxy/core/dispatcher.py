@@ -94,7 +94,7 @@ class Dispatcher:
         if len(self._notified_of_stop) > MAX_STOPPED:
             del self._notified_of_stop[next(iter(self._notified_of_stop))]
 
-    def owes_end(self, hook_point: HookPoint, any_id: str) -> bool:
+    def has_pending_end(self, hook_point: HookPoint, any_id: str) -> bool:
         notified = self._notified_of_stop.get(any_id, ())
         return any(plugin.name not in notified for plugin in self._plugins.by_point.get(hook_point.name, ()))
 

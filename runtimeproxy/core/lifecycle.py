@@ -68,7 +68,7 @@ class Lifecycle:
         self.state_read.set()
         self._dispatcher = dispatcher
         self._registered = dispatcher.registered
-        self.began_again = dispatcher.forget_stop
+        self.forget_stop = dispatcher.forget_stop
         """Note that a container was started again without a call."""
         self._metrics = metrics
         self._budget_seconds = dispatcher.budget_seconds
@@ -172,7 +172,7 @@ class Lifecycle:
         times = call.times
         times.operation = call.operation.value  # read_subject may have set it
         seconds = self._metrics.ended(times)
-        owners = {name: owner for name, owner in call.adjustment.owners.items() if name not in call.lacking}
+        owners = {name: owner for name, owner in call.adjustment.owners.items() if name not in call.missing_fields}
         if times.outcome == "agreed" and owners:
             for owner, field in {(owner, kind_of(name)) for name, owner in owners.items()}:
                 self._metrics.count("hook_fields_changed", owner, field)
@@ -189,8 +189,8 @@ class Lifecycle:
 
     def _read(self, call: HeldCall) -> Subject | None:
         try:
-            call.found = call.subject(self.store)
-            return call.found
+            call.last_subject = call.subject(self.store)
+            return call.last_subject
         except Exception as error:
             self._log_error(call.operation, call.call_id, error)
         return None
@@ -217,7 +217,7 @@ class Lifecycle:
                     # For Post hooks alone, reading may use all of the hold's time.
                     seconds = end - self._clock() if self._registered(hookpoints.PRE[call.operation]) else None
                     subject = await self._in_task(call, partial(call.read_subject, self.store), seconds)
-                call.found = subject
+                call.last_subject = subject
                 if call.order_key() == ticket.key:
                     break
                 # The request named the subject in another way than other calls do: queue again under its id.
@@ -287,7 +287,7 @@ class Lifecycle:
             except TimeoutError:
                 self.waits_for_state = seconds < self._budget_seconds / 2  # a short wait shows nothing
         if call.operation is Operation.REMOVE_POD_SANDBOX:
-            if self._dispatcher.owes_end(hookpoints.POD_END, pod_id):
+            if self._dispatcher.has_pending_end(hookpoints.POD_END, pod_id):
                 call.end = hookpoints.POD_END
             if call.removes_containers:
                 pending = self._pending_ends(self.store.containers_of(pod_id))
@@ -363,11 +363,11 @@ class Lifecycle:
             result = call.outcome(present or subject, call.adjustment, reply)
             if call.operation in _CREATES:
                 result = await self._created_subject(call, result)
-            call.found, ended = result, call.ended
+            call.last_subject, ended = result, call.ended
             subject_id = (result.container or result.pod).effective.id
             if call.operation is Operation.STOP_POD_SANDBOX:
                 ended = self._pending_ends(self.store.containers_of(result.pod.effective.id))
-            if call.operation in hookpoints.REMOVES or reply.gone:
+            if call.operation in hookpoints.REMOVES or reply.removed:
                 self.store.tombstone(subject_id)
             elif not call.state_unknown:
                 self.store.commit(result, call.number)
@@ -395,7 +395,7 @@ class Lifecycle:
         self.store.forget(made_id)
         if made.renewed:
             self.store.commit(Subject(made.pod), call.number)
-        call.lacking, record = call.adjustment.owners, None
+        call.missing_fields, record = call.adjustment.owners, None
         try:
             if self.hooked:
                 seconds = self._budget(call) or self._budget_seconds
@@ -408,8 +408,8 @@ class Lifecycle:
         if record is None:
             return made
         subject = merge.as_reported(made, record)
-        call.lacking = merge.missing_fields(made, subject)
-        owners = {field: owner for field, owner in call.adjustment.owners.items() if field in call.lacking}
+        call.missing_fields = merge.missing_fields(made, subject)
+        owners = {field: owner for field, owner in call.adjustment.owners.items() if field in call.missing_fields}
         log_fields(MADE_EARLIER, call, call.operation.value, owners)
         return subject
 
@@ -443,9 +443,7 @@ class Lifecycle:
         await self._dispatcher.after(call_id, hook_point, merge.hook_view(subject), end)
 
     def _pending_ends(self, containers: Iterable[ContainerRecord]) -> list[ContainerRecord]:
-        return [
-            container for container in containers if self._dispatcher.owes_end(CONTAINER_END, container.effective.id)
-        ]
+        return [record for record in containers if self._dispatcher.has_pending_end(CONTAINER_END, record.effective.id)]
 
     async def _has_ended(self, call: HeldCall, container: ContainerRecord, end: float) -> bool:
         """Return whether a container was started, and has ended or is now removed. If the runtime does not answer by
@@ -458,10 +456,10 @@ class Lifecycle:
             return removes
         return life is None or (life.started and (removes or not life.running))
 
-    def owes_end(self, container_id: str) -> bool:
+    def has_pending_end(self, container_id: str) -> bool:
         """Return whether a hook server is not yet notified of a container's end, and no stop under way reports it."""
-        owed = self._dispatcher.owes_end(CONTAINER_END, container_id)
-        return owed and not self.open_calls.running(Operation.STOP_CONTAINER, container_id)
+        pending = self._dispatcher.has_pending_end(CONTAINER_END, container_id)
+        return pending and not self.open_calls.running(Operation.STOP_CONTAINER, container_id)
 
     async def ended(self, container_id: str, read: Callable[[], Awaitable[Subject | None]]) -> None:
         """Call the hook servers for a container that ended without a call. ``read`` returns it, or None if it runs

@@ -18,7 +18,7 @@ from runtimeproxy.model.originals import OriginalValues, original_values_of, res
 
 MAX_TOMBSTONES = 4096
 """Largest number of tombstones: far more than the calls under way at the destruction of their subject."""
-WHOLE_ID = 64
+FULL_ID_LENGTH = 64
 """Length of the full ids of containerd, CRI-O and dockerd: a text of this length is never the prefix of another id."""
 
 
@@ -46,8 +46,8 @@ class Store:
         self._containers: dict[str, ContainerRecord] = {}
         self.pod: Callable[[str], PodRecord | None] = self._pods.get
         self.container: Callable[[str], ContainerRecord | None] = self._containers.get
-        self.whole_pod_id = partial(_complete_id, self._pods)
-        self.whole_container_id = partial(_complete_id, self._containers)
+        self.full_pod_id = partial(_complete_id, self._pods)
+        self.full_container_id = partial(_complete_id, self._containers)
         self._of_pod: dict[str, dict[str, None]] = {}
         """The ids of the containers of each pod, oldest first; the pod itself may be unknown."""
         self._retained: dict[str, bytes] = {}
@@ -229,7 +229,7 @@ class Store:
 
 def _complete_id(ids: Iterable[str], beginning: str) -> str:
     """Return the only id that begins with this text; the text itself if none or several do."""
-    if len(beginning) >= WHOLE_ID:
+    if len(beginning) >= FULL_ID_LENGTH:
         return beginning
     matches = [any_id for any_id in ids if any_id.startswith(beginning)] if beginning else []
     return matches[0] if len(matches) == 1 else beginning

@@ -61,17 +61,17 @@ class Runtime(Protocol):
 
 
 class Sync:
-    """Follows one runtime for one Store; ``on_gone`` is called with each id that was dropped."""
+    """Follows one runtime for one Store; ``on_dropped`` is called with each id that was dropped."""
 
     def __init__(
-        self, runtime: Runtime, lifecycle: Lifecycle, metrics: Metrics, on_gone: Callable[[str], None] | None = None
+        self, runtime: Runtime, lifecycle: Lifecycle, metrics: Metrics, on_dropped: Callable[[str], None] | None = None
     ) -> None:
         self._runtime = runtime
         self._lifecycle = lifecycle
         lifecycle.on_lost = self.soon
         self._store = lifecycle.store
         self._metrics = metrics
-        self._on_dropped = on_gone
+        self._on_dropped = on_dropped
         self._requested = asyncio.Event()
         self._next = 0.0
         self._filled = False

@@ -139,10 +139,10 @@ class CreateCall(DockerCall):
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Put the adjustment into Labels, Env and HostConfig, and the pod's cgroup parent where a hook changed it."""
         left_out, respelt = messages.differing_in_create(adjustment.resources)
-        self.leave_out(left_out, "Docker", self.shared.metrics.left_out)
+        self.note_unsupported(left_out, "Docker", self.shared.metrics.left_out)
         self.shared.metrics.normalised(respelt, adjustment.owners)
         of_pod, driver = subject.container is None, self.shared.lookup.driver
-        path = adjustment.cgroup_parent if of_pod else merge.parent_to_put_in(subject.pod, adjustment)
+        path = adjustment.cgroup_parent if of_pod else merge.cgroup_parent_to_set(subject.pod, adjustment)
         parent = None if path is None or driver is None else messages.to_docker(path, driver)
         body = messages.edit_create(self.body, adjustment, parent, of_pod=of_pod)
         self._released = None if body is self.body else body
@@ -236,7 +236,7 @@ class ReferenceCall(DockerCall):
         starts = self.operation is Operation.START_CONTAINER
         life = await self.life(self._id)
         if life is None:
-            return call.NOT_DONE if starts else call.GONE
+            return call.NOT_DONE if starts else call.REMOVED
         done = life.started if starts else not life.running
         return call.DONE if done and self.operation not in REMOVES else call.UNANSWERED
 
@@ -262,7 +262,7 @@ class StartCall(ReferenceCall):
         failed update may have been applied all the same, the call is ``state_unknown`` from then on."""
         container = merge.container_of(subject).effective
         update = messages.edit_update(b"{}", adjustment.resources, container.resources or fields.NO_RESOURCES)
-        self.leave_out(update.left_out, "Docker", self.shared.metrics.left_out)
+        self.note_unsupported(update.left_out, "Docker", self.shared.metrics.left_out)
         self.shared.metrics.normalised(update.respelt, adjustment.owners)
         if not update.resources:
             return {}
@@ -301,9 +301,9 @@ class UpdateCall(ReferenceCall):
             adjustment = replace(adjustment, confirmed=adjustment.confirmed - {fields.SWAP})
         update = messages.edit_update(self.body, merge.differing(subject, self.update.requested, adjustment), effective)
         left_out = update.left_out + (("annotations",) if adjustment.annotations else ())
-        self.leave_out(left_out, "Docker", self.shared.metrics.left_out)
+        self.note_unsupported(left_out, "Docker", self.shared.metrics.left_out)
         self.shared.metrics.normalised(update.respelt, adjustment.owners)
-        self.update = replace(self.update, put_in=update.resources)
+        self.update = replace(self.update, added_resources=update.resources)
         return None if update.body is self.body else update.body
 
     def send_request(self, body: bytes | None) -> bool:

@@ -61,11 +61,11 @@ class DockerFront(FrontBase):
             metrics,
             on_gone=self._lookup.forget_plain,
             on_died=self._died,
-            on_restarted=lifecycle.began_again,
+            on_restarted=lifecycle.forget_stop,
             on_connected=self._learn,
             on_missed=lambda: self.sync.soon(),
         )
-        self.sync = Sync(self._lookup, lifecycle, metrics, on_gone=self._events.gone)
+        self.sync = Sync(self._lookup, lifecycle, metrics, on_dropped=self._events.gone)
         self.shared = DockerShared(
             budget=self.budget,
             known=Known(counters=metrics.counters),
@@ -115,7 +115,7 @@ class DockerFront(FrontBase):
         await self._backend.close()
 
     def _died(self, container_id: str) -> None:
-        if self.lifecycle.owes_end(container_id) and not self._lookup.is_plain(container_id):
+        if self.lifecycle.has_pending_end(container_id) and not self._lookup.is_plain(container_id):
             known = self._lookup.known(container_id)  # its record is dropped if it is removed with its end
             ended = self.lifecycle.ended(container_id, partial(self._read_ended, container_id, known))
             self.keep(self.loop.create_task(ended))

@@ -220,13 +220,13 @@ def in_update(changes: Changes, unlimited: int | None) -> dict[str, ResourceValu
     return {name: value for name, value in sent.items() if value is not None and ROWS[name].in_updates}
 
 
-def left_out(changes: Changes, sent: Changes, present: Resources) -> tuple[str, ...]:
+def unsupported_changes(changes: Changes, sent: Changes, present: Resources) -> tuple[str, ...]:
     """Return the changes that an update cannot make: it does not carry them, or has 0 or "" for them, which leaves the
     container's ``present`` value."""
     return tuple(sorted(name for name in changes if name not in sent or (not sent[name] and getattr(present, name))))
 
 
-def respelt(changes: Changes, sent: Changes) -> tuple[str, ...]:
+def converted(changes: Changes, sent: Changes) -> tuple[str, ...]:
     """Return the changes for which a request has another value with the same meaning."""
     return tuple(name for name, value in changes.items() if value and sent.get(name, value) != value)
 

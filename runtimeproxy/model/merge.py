@@ -406,7 +406,7 @@ def subject_of_read(pod: PodRecord, container: ContainerRecord) -> Subject:
     return Subject(PodRecord(original, effective, pod.read, pod.reported), container, renewed=True)
 
 
-def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:
+def cgroup_parent_to_set(pod: PodRecord, adjustment: Adjustment) -> str | None:
     """Return the cgroup parent to set in a container's create: that of this call's hooks, else that of the pod's hooks;
     None leaves the kubelet's."""
     if adjustment.cgroup_parent is not None:
@@ -453,7 +453,7 @@ class EffectiveUpdate:
     """An update as it is sent: the caller's request, and the fields added for the hook servers."""
 
     requested: RequestedUpdate
-    put_in: fields.Changes = field(default_factory=dict)
+    added_resources: fields.Changes = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -498,10 +498,10 @@ def updated(subject: Subject, update: EffectiveUpdate, adjustment: Adjustment) -
     before, requested = container_of(subject), named(update.requested.resources)
     base, present, annotations = before.original, before.effective, update.requested.annotations
     original = effective = _with(base, overlay(base.resources, requested), annotations)
-    if base is not present or update.put_in or update.annotations:
-        in_force = {name: value for name, value in fields.overlaid(requested, update.put_in).items() if value}
+    if base is not present or update.added_resources or update.annotations:
+        in_force = {name: value for name, value in fields.overlaid(requested, update.added_resources).items() if value}
         effective = _with(present, overlay(present.resources, in_force), {**annotations, **update.annotations})
     names = fields.flat({}, None, requested)
     owners = {name: plugin for name, plugin in before.owners if f"resources.{name}" not in names}
-    owned = _owners(owners, update.put_in, adjustment)
+    owned = _owners(owners, update.added_resources, adjustment)
     return Subject(subject.pod, ContainerRecord(original, effective, owned, before.read))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Life, Reply, Unreadable
+from runtimeproxy.core.call import DONE, NOT_DONE, REMOVED, UNANSWERED, Life, Reply, Unreadable
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model.fields import ContainerRecord, PodRecord, Subject
 from runtimeproxy.model.hookpoints import Operation
@@ -84,7 +84,7 @@ async def test_reported_end_is_not_reported_again(core: Core) -> None:
     assert core.plugins.notified() == [END, POD_END]
 
 
-@pytest.mark.parametrize("stop", [{"runtime_seconds": 3.0}, {"reply": UNANSWERED, "outcomes": [UNANSWERED, GONE]}])
+@pytest.mark.parametrize("stop", [{"runtime_seconds": 3.0}, {"reply": UNANSWERED, "outcomes": [UNANSWERED, REMOVED]}])
 async def test_stop_answered_after_remove_is_not_reported_again(core: Core, stop: dict[str, Any]) -> None:
     core.plugins.add("a", points=("PostStopPodSandbox",))
     stops = core.start(call(STOP_POD, **stop))
@@ -168,15 +168,17 @@ async def test_pod_stop_reports_containers_in_order(core: Core) -> None:
 
 
 @pytest.mark.parametrize("operation", [REMOVE, STOP_POD, REMOVE_POD])
-@pytest.mark.parametrize("final_reply", [GONE, NOT_DONE])
+@pytest.mark.parametrize("final_reply", [REMOVED, NOT_DONE])
 async def test_end_is_reported_after_lost_reply(core: Core, operation: Operation, final_reply: Reply) -> None:
     core.plugins.add("a", points=("PostStopContainer",))
-    lost = call(operation, None if final_reply is GONE else ENDED, reply=UNANSWERED, outcomes=[UNANSWERED, final_reply])
+    lost = call(
+        operation, None if final_reply is REMOVED else ENDED, reply=UNANSWERED, outcomes=[UNANSWERED, final_reply]
+    )
     lost.removes_containers = True
     await core.run(lost)
     assert core.plugins.notified() == []
     await asyncio.sleep(1)
-    assert core.plugins.notified() == [END] * (final_reply is GONE)
+    assert core.plugins.notified() == [END] * (final_reply is REMOVED)
 
 
 @pytest.mark.parametrize("after", [0.5, 1.1])
@@ -188,7 +190,7 @@ async def test_end_without_call_keeps_queue_order(core: Core, after: float) -> N
     await asyncio.gather(ended(core), ended(core), starts)
     await core.run(call(STOP))
     assert core.plugins.notified() == [("a", "PostStartContainer"), END]
-    core.lifecycle.began_again("c1")
+    core.lifecycle.forget_stop("c1")
     await ended(core, None)
     await ended(core)
     await core.run(call(START))
@@ -213,11 +215,11 @@ async def test_failed_report_of_end_is_internal_error(core: Core, caplog: Log) -
 
 
 async def test_no_end_is_pending_during_stop(core: Core) -> None:
-    assert not core.lifecycle.owes_end("c1")
+    assert not core.lifecycle.has_pending_end("c1")
     core.plugins.add("a", points=("PostStopContainer",))
     stops = core.start(call(STOP))
     await asyncio.sleep(0.5)
-    assert not core.lifecycle.owes_end("c1")
-    assert core.lifecycle.owes_end("c2")
+    assert not core.lifecycle.has_pending_end("c1")
+    assert core.lifecycle.has_pending_end("c2")
     await stops
-    assert not core.lifecycle.owes_end("c1")
+    assert not core.lifecycle.has_pending_end("c1")

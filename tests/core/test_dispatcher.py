@@ -33,7 +33,7 @@ def call_about(request: HookRequest) -> FakeCall:
     call = FakeCall(CREATE.operation)
     container = request.container
     record = None if container is None else fields.ContainerRecord(container, container)
-    call.found = Subject(PodRecord(request.pod, request.pod), record)
+    call.last_subject = Subject(PodRecord(request.pod, request.pod), record)
     return call
 
 

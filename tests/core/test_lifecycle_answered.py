@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.core import dispatcher
-from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Reply, Unreadable
+from runtimeproxy.core.call import DONE, NOT_DONE, REMOVED, UNANSWERED, Reply, Unreadable
 from runtimeproxy.core.dispatcher import FIELDS_SHOWN
 from runtimeproxy.errors import BackendError, Reason
 from runtimeproxy.model.fields import ContainerRecord, HookAnswer, PodRecord, Resources, Subject
@@ -235,7 +235,7 @@ async def test_number_of_fields_in_log_line_is_bounded(core: Core, caplog: Log) 
 
 LOST_REPLIES: list[tuple[Operation, Subject, Reply, Counts]] = [
     *[(START, SUBJECT, DONE, (1, 1)), (STOP_POD, POD_SUBJECT, DONE, (1, 0))],
-    *[(STOP, SUBJECT, GONE, (1, 0)), (STOP_POD, POD_SUBJECT, GONE, (0, 0))],
+    *[(STOP, SUBJECT, REMOVED, (1, 0)), (STOP_POD, POD_SUBJECT, REMOVED, (0, 0))],
 ]
 
 
@@ -245,7 +245,7 @@ async def test_post_hook_is_called_after_lost_reply(
 ) -> None:
     """Then the subject is committed, or dropped if it no longer exists; meanwhile the call is under way again."""
     core.plugins.add("a", ENVS, points=POST_POINTS, delay_seconds=0.5)
-    if final_reply is GONE:
+    if final_reply is REMOVED:
         core.store.commit(SUBJECT)
     before = core.store.counts()
     key = "p1" if subject is POD_SUBJECT else "c1"
@@ -257,7 +257,7 @@ async def test_post_hook_is_called_after_lost_reply(
     assert core.lifecycle.open_calls.subjects() == {key}
     await asyncio.sleep(1)
     assert (core.store.counts(), core.lifecycle.open_calls.subjects()) == (remaining, set())
-    its_container = [("a", STOPPED)] if (operation, final_reply) == (STOP_POD, GONE) else []
+    its_container = [("a", STOPPED)] if (operation, final_reply) == (STOP_POD, REMOVED) else []
     assert core.plugins.notified() == [*its_container, ("a", f"Post{operation.value}")]
     assert [step for _, step in call.steps].count("answer") == 1
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Reply, Unreadable
+from runtimeproxy.core.call import DONE, NOT_DONE, REMOVED, UNANSWERED, Reply, Unreadable
 from runtimeproxy.core.open_calls import MAX_QUERIES, QUERIED_AFTER_SECONDS, KeyedQueue, OpenCalls
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model.hookpoints import Operation
@@ -64,7 +64,7 @@ Outcomes = list[Reply | Exception]
 UNKNOWN: list[Outcomes] = [[UNANSWERED], [BackendError("away")], [Unreadable("half a list")]]
 QUERIES: list[tuple[Outcomes, float, Sequence[float], str]] = [
     ([UNANSWERED, UNANSWERED, DONE], 0, [0.1, 0.4, 0.9], "agreed"),
-    *[([DONE], 0, [0.1], "agreed"), ([GONE], 0, [0.1], "agreed"), ([NOT_DONE], 0, [0.1], "failed")],
+    *[([DONE], 0, [0.1], "agreed"), ([REMOVED], 0, [0.1], "agreed"), ([NOT_DONE], 0, [0.1], "failed")],
     *[(outcomes, 0, QUERIED_AFTER_SECONDS, "given_up") for outcomes in UNKNOWN],
     ([UNANSWERED], 5, [0.1, 10, 30, 60, 125], "given_up"),
 ]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from runtimeproxy.core import store as module
-from runtimeproxy.core.store import WHOLE_ID, Store
+from runtimeproxy.core.store import FULL_ID_LENGTH, Store
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.model.originals import OriginalValues, original_values_of, write
 
@@ -112,13 +112,13 @@ def test_full_id_is_found_by_unambiguous_prefix() -> None:
     for pod_id, container_id in (("pa1", "ca1"), ("pa2", "ca2"), ("pb", "cb")):
         store.commit(of(container_id, pod_id))
     full_ids = {"pb": "pb", "p": "p", "pa": "pa", "pa1": "pa1", "ca1": "ca1", "x": "x", "": ""}
-    assert {text: store.whole_pod_id(text) for text in full_ids} == full_ids
-    assert [store.whole_container_id(text) for text in ("c", "ca2", "pb")] == ["c", "ca2", "pb"]
+    assert {text: store.full_pod_id(text) for text in full_ids} == full_ids
+    assert [store.full_container_id(text) for text in ("c", "ca2", "pb")] == ["c", "ca2", "pb"]
     store.tombstone("pa2")
-    assert (store.whole_pod_id("pa"), store.whole_container_id("ca")) == ("pa1", "ca1")
-    longest = "a" * WHOLE_ID
+    assert (store.full_pod_id("pa"), store.full_container_id("ca")) == ("pa1", "ca1")
+    longest = "a" * FULL_ID_LENGTH
     store.commit(Subject(pod(f"{longest}b")))
-    assert (store.whole_pod_id(longest[1:]), store.whole_pod_id(longest)) == (f"{longest}b", longest)
+    assert (store.full_pod_id(longest[1:]), store.full_pod_id(longest)) == (f"{longest}b", longest)
 
 
 def test_record_with_tombstone_is_not_stored(store: Store) -> None:

@@ -225,7 +225,7 @@ async def test_record_committed_after_list_call_stays() -> None:
 
 @pytest.mark.parametrize("hooked", [True, False])
 async def test_originals_of_unlisted_subject_are_dropped(hooked: bool) -> None:
-    """Also if no hook server is registered, no record is known, and there is no ``on_gone``."""
+    """Also if no hook server is registered, no record is known, and there is no ``on_dropped``."""
     rig = Synced("c1", hooked=hooked)
     rig.sync = Sync(rig.state, rig.lifecycle, rig.metrics)
     retained = write(OriginalValues(("p1", "main", 0), {"cgroup_parent": (None, "/a")}))

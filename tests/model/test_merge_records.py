@@ -159,7 +159,7 @@ PARENTS = [
 @pytest.mark.parametrize(("kubelets", "runs", "text", "put_in"), PARENTS)
 def test_create_gets_cgroup_parent_of_hooks(kubelets: str, runs: str, text: str | None, put_in: str | None) -> None:
     pod = PodRecord(at(kubelets), at(runs))
-    assert merge.parent_to_put_in(pod, Adjustment(cgroup_parent=text)) == put_in
+    assert merge.cgroup_parent_to_set(pod, Adjustment(cgroup_parent=text)) == put_in
 
 
 HOOKED_POD = replace(POD, labels={"qos": "LS", "h": "1"}, annotations={"n": "1", "m": "2"}, cgroup_parent="/hooked")
