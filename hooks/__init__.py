@@ -1,7 +1,7 @@
-"""Hook servers that come with the project, and the SDK to write others; installed as ``runtimeproxy_hooks``.
+"""The project's hook servers, and the SDK to write others; installed as ``runtimeproxy_hooks``.
 
-They contain the policy; the proxy itself contains none and never imports this package. The folder's name differs from
-the package's, so its files import each other relatively.
+They contain the policy; the proxy contains none and never imports this package. The folder's name differs from the
+package's, so its files import each other relatively.
 """
 
 from .sdk import ContainerContext, Hook, Malformed, PodContext, Rejected, main, reject

@@ -46,18 +46,18 @@ def run(argv: Sequence[str] | None = None) -> NoReturn:
         sys.stderr.write(f"{PROGRAM}: error: {fault}\n")
         sys.exit(USE_ERROR)
     chosen, name = (sorted(HOOKS), ALL) if names == [ALL] else (names, "")
-    main(*(load(each) for each in chosen), name=name, argv=flags)
+    main(*(load(hook) for hook in chosen), name=name, argv=flags)
 
 
 def _fault(names: Sequence[str]) -> str:
-    known = ", ".join(sorted(HOOKS))
+    available = ", ".join(sorted(HOOKS))
     if not names:
-        return f"name the hooks to serve first: {known}, or {ALL}"
+        return f"name the hooks to serve first: {available}, or {ALL}"
     if names == [ALL]:
         return ""
     if unknown := [name for name in names if name not in HOOKS]:
         near = get_close_matches(unknown[0], HOOKS, 1)
-        suggestion = f"; did you mean {near[0]!r}?" if near else f"; there are {known}; {ALL} must be alone"
+        suggestion = f"; did you mean {near[0]!r}?" if near else f"; there are {available}; {ALL} must be alone"
         return f"there is no hook {unknown[0]!r}{suggestion}"
     if twice := [name for name in names if names.count(name) > 1]:
         return f"{twice[0]} is named twice"

@@ -1,7 +1,7 @@
-"""The contract of every front: the same pod, step by step, makes the same hook requests and the same records.
+"""The contract of all fronts: the same pod results in equal hook requests and records, step by step.
 
-A pod is run, changed and ended by a kubelet once through the CRI front and once through the Docker front. What may
-differ is listed in ``DIFFERENCES`` with the reason; everything else is equal, field by field.
+A kubelet runs, changes and ends a pod once through the CRI front and once through the Docker front. ``DIFFERENCES``
+lists the fields that may differ, with reasons; all other fields are equal.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ KUBELETS_LABELS = dockershim_bodies.pod_labels(POD)
 
 
 class CriKubelet(cri.CriClient):
-    """A kubelet that uses CRI, with all it knows."""
+    """A kubelet that uses CRI and sets every field."""
 
     pod = cri.pod_config(
         *(POD.name, POD.uid),
@@ -105,8 +105,8 @@ def _docker(shim: str, generation: Generation, driver: str) -> Front:
     return Front(f"Docker, {shim}, {driver}", runtime, kubelet)
 
 
-FIRST, *OTHERS = (
-    *(Front(f"CRI {one}", FakeRuntime, partial(CriKubelet, version=one), "Containerd") for one in cri.VERSIONS),
+FIRST, *FRONTS = (
+    *(Front(f"CRI {name}", FakeRuntime, partial(CriKubelet, version=name), "Containerd") for name in cri.VERSIONS),
     *(_docker("cri-dockerd", CRI_DOCKERD, driver) for driver in ("cgroupfs", "systemd")),
     _docker("dockershim", DOCKERSHIM, "cgroupfs"),
 )
@@ -120,17 +120,17 @@ DIFFERENCES = {
     "hugepage_limits": "dockershim drops them: Docker's API has no place for them",
     "unified": "dockershim drops it: Docker's API has no place for it",
 }
-"""The fields of the same pod that hook servers do not get alike, and why."""
+"""The fields that differ between fronts in hook requests for the same pod, and why."""
 
 PARENT_READ, POD_READ = "container's cgroup_parent", "pod's original labels and annotations"
 """Additional differences in a record that was read, the second one with hooks' changes; hook servers get the same. A
 container read from a CRI runtime has a parent even if that is its pod's; its create repeats the pod's labels."""
 
 CRI_ONLY = {Operation.UPDATE_POD_SANDBOX_RESOURCES}
-"""dockershim has no such call, and Docker nothing to make of it."""
+"""dockershim has no such call, and Docker no request for it."""
 
 REMOVES = {Operation.REMOVE_CONTAINER, Operation.REMOVE_POD_SANDBOX}
-"""The Docker front does not hold the removal of unknown subjects: there is nothing to forget."""
+"""The Docker front does not hold the removal of unknown subjects: they have no record."""
 
 HOOKED_PARENT = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod6f1c.slice"
 
@@ -143,9 +143,9 @@ class Seen(NamedTuple):
     """The effects of one step: the hook points with their messages, and the Store after it."""
 
     step: str
-    points: list[str]
+    hook_points: list[str]
     reported: list[Fields]
-    known: Fields
+    records: Fields
 
 
 @dataclass
@@ -176,8 +176,8 @@ class Life:
                 await self._steps(kubelet)
             finally:
                 kubelet.close()
-            agreed = {one: metrics.counted("calls", operation=one.value, outcome="agreed") for one in Operation}
-            self.operations.update(one for one, count in agreed.items() if count)
+            agreed = {op: metrics.counted("calls", operation=op.value, outcome="agreed") for op in Operation}
+            self.operations.update(op for op, count in agreed.items() if count)
         return self
 
     async def _steps(self, kubelet: CriKubelet | DockerKubelet) -> None:
@@ -191,16 +191,16 @@ class Life:
         """Do a step, record its effects, and return the id that it created, if any."""
         store = self._proxy.store
         if self.forgets is not None:
-            for one in store.ids():
-                self.forgets(store, one)
+            for any_id in store.ids():
+                self.forgets(store, any_id)
         self._hooks.calls.clear()
         made = await asyncio.to_thread(act, *arguments) or ""
         if made:
             self._names[made] = f"the id of {step}"
         calls = self._hooks.calls
-        known = {kind: [asdict(record) for record in of] for kind, of in store.snapshot()._asdict().items()}
+        records = {kind: [asdict(record) for record in of] for kind, of in store.snapshot()._asdict().items()}
         reported = [self._fields(MessageToDict(call.request, preserving_proto_field_name=True)) for call in calls]
-        self.seen.append(Seen(step, [call.point.name for call in calls], reported, self._fields(known)))
+        self.seen.append(Seen(step, [call.point.name for call in calls], reported, self._fields(records)))
         return made
 
     def _fields(self, value: Any, path: tuple[str, ...] = ()) -> Fields:
@@ -208,11 +208,11 @@ class Life:
         if not isinstance(value, Mapping | list):
             return {path: self._names.get(value, value) if isinstance(value, str) else value}
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        return {place: leaf for key, one in items for place, leaf in self._fields(one, (*path, str(key))).items()}
+        return {place: leaf for key, item in items for place, leaf in self._fields(item, (*path, str(key))).items()}
 
 
 def reason(path: tuple[str, ...]) -> str:
-    """Return which of the differences a field of a message or a record belongs to; "" if none."""
+    """Return the key in ``DIFFERENCES`` of a field of a message or a record; "" if none."""
     if path[0] == "containers" and path[-1] == "cgroup_parent":
         return PARENT_READ
     if path[0] == "pods" and path[2] == "original" and path[-2] in ("labels", "annotations"):
@@ -254,41 +254,41 @@ CHANGES: Mapping[str, hookanswers.Answer] = {
 
 
 FIRST_LIVES: dict[tuple[bool, object], Life] = {}
-"""The lifecycles on the first front so far: each is run once, whatever it is compared with."""
+"""The lifecycles on the first front: each is run once and compared with all other fronts."""
 
 
 @pytest.mark.parametrize("forgets", [None, Store.drop], ids=["one proxy", "a new proxy each step"])
 @pytest.mark.parametrize("answers", [{}, CHANGES], ids=["listens", "changes"])
-@pytest.mark.parametrize("front", OTHERS, ids=lambda front: front.name)
-async def test_every_front_reports_and_knows_the_same(
+@pytest.mark.parametrize("front", FRONTS, ids=lambda front: front.name)
+async def test_fronts_send_equal_requests_and_keep_equal_records(
     tmp_path: Path, front: Front, answers: Mapping[str, hookanswers.Answer], forgets: Forgets
 ) -> None:
     which = answers is CHANGES, forgets
     first = FIRST_LIVES.get(which) or await Life(FIRST, tmp_path / "first", answers, forgets).live()
     FIRST_LIVES[which] = first
     second = await Life(front, tmp_path / "second", answers, forgets).live()
-    found: set[str] = set()
-    for one, other in zip(first.seen, second.seen, strict=True):
-        assert (one.step, one.points) == (other.step, other.points)
-        for fields, others in ((one.known, other.known), *zip(one.reported, other.reported, strict=True)):
-            differing = differences(fields, others)
-            assert not {path: both for path, both in differing.items() if not reason(path)}, one.step
-            found |= {reason(path) for path in differing}
+    used: set[str] = set()
+    for step, other in zip(first.seen, second.seen, strict=True):
+        assert (step.step, step.hook_points) == (other.step, other.hook_points)
+        for pair in ((step.records, other.records), *zip(step.reported, other.reported, strict=True)):
+            differing = differences(*pair)
+            assert not {path: both for path, both in differing.items() if not reason(path)}, step.step
+            used |= {reason(path) for path in differing}
     expected = DIFFERENCES.keys() | ({PARENT_READ, *([POD_READ] if answers else [])} if forgets else set())
-    assert found == (set() if front.mode == FIRST.mode else expected), "the lists of differences are true"
-    assert {point for seen in second.seen for point in seen.points} == {point.name for point in HOOK_POINTS}
+    assert used == (set() if front.mode == FIRST.mode else expected), "the lists of differences are true"
+    assert {name for seen in second.seen for name in seen.hook_points} == {row.name for row in HOOK_POINTS}
     assert second.operations | (REMOVES if forgets else set()) == set(Operation) - CRI_ONLY
 
 
-@pytest.mark.parametrize("front", [FIRST, *OTHERS], ids=lambda front: front.name)
-async def test_new_proxy_with_the_kubelets_values_reports_the_same(tmp_path: Path, front: Front) -> None:
-    """All but dockershim's swap limit after its update, which does not contain it: an inspected container has none."""
-    one = await Life(front, tmp_path / "one", CHANGES, None).live()
-    new = await Life(front, tmp_path / "new", CHANGES, Store.forget).live()
-    for seen, again in zip(one.seen, new.seen, strict=True):
-        if not again.points and front.mode != FIRST.mode:
+@pytest.mark.parametrize("front", [FIRST, *FRONTS], ids=lambda front: front.name)
+async def test_new_proxy_with_original_values_sends_equal_requests(tmp_path: Path, front: Front) -> None:
+    """Except dockershim's swap limit after an update without it: an inspected container has none."""
+    life = await Life(front, tmp_path / "one", CHANGES, None).live()
+    new_life = await Life(front, tmp_path / "new", CHANGES, Store.forget).live()
+    for seen, again in zip(life.seen, new_life.seen, strict=True):
+        if not again.hook_points and front.mode != FIRST.mode:
             continue  # a remove, which the Docker front does not hold
-        assert (again.step, again.points) == (seen.step, seen.points)
-        for fields, others in zip(seen.reported, again.reported, strict=True):
-            differing = {path for path in differences(fields, others) if "memory_swap_limit_in_bytes" not in path}
+        assert (again.step, again.hook_points) == (seen.step, seen.hook_points)
+        for fields, new_fields in zip(seen.reported, again.reported, strict=True):
+            differing = {path for path in differences(fields, new_fields) if "memory_swap_limit_in_bytes" not in path}
             assert not differing, again.step

@@ -1,6 +1,6 @@
-"""The node's cgroup files, version 1 and 2: write settings there, and list the processes.
+"""The node's cgroup files, version 1 and 2: write settings, and list processes.
 
-Invariant: a path from a request never leads out of the hierarchy, and no file or directory is ever created.
+Invariant: no path from a request leads out of the hierarchy, and no file or directory is ever created.
 """
 
 import os
@@ -73,7 +73,7 @@ class Cgroups:
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = Path(os.path.realpath(root))
-        self._seen: Sequence[Path] = ()
+        self._mounted: Sequence[Path] = ()
 
     @property
     def v2(self) -> bool:
@@ -117,7 +117,7 @@ class Cgroups:
 
     def pids(self, path: str) -> list[int]:
         """Return the ids of all processes in a cgroup and below it; none if it no longer exists. A process in another
-        PID namespace, which this process cannot see, is left out."""
+        PID namespace, which this process cannot see, is omitted."""
         return self._ids(path, _PROCESSES)
 
     def tids(self, path: str) -> list[int]:
@@ -126,8 +126,8 @@ class Cgroups:
 
     @property
     def _hierarchies(self) -> Sequence[Path]:
-        self._seen = self._seen or self._check()  # an empty result is not cached: hierarchies may be mounted later
-        return self._seen
+        self._mounted = self._mounted or self._check()  # not cached if empty: hierarchies may be mounted later
+        return self._mounted
 
     def _check(self) -> Sequence[Path]:
         if self.v2:
@@ -136,16 +136,16 @@ class Cgroups:
             tops = sorted(self.root.iterdir())
         except OSError:
             return ()
-        # Links are only second names of a directory ("cpu,cpuacct").
+        # Links are second names of a directory ("cpu,cpuacct").
         return tuple(top for top in tops if top.is_dir() and not top.is_symlink())
 
     def _directories(self, path: str) -> Iterator[str]:
-        return (found for top in self._hierarchies if os.path.isdir(found := _inside(top, path)))
+        return (inside for top in self._hierarchies if os.path.isdir(inside := _inside(top, path)))
 
     def _ids(self, path: str, names: Sequence[str]) -> list[int]:
-        # A process is in every hierarchy of version 1: the first one with any lists all.
-        found = (_ids_below(directory, names) for directory in self._directories(path))
-        return sorted(next((ids for ids in found if ids), ()))
+        # A process is in every hierarchy of version 1: the first one with processes lists all.
+        listed = (_ids_below(directory, names) for directory in self._directories(path))
+        return sorted(next((ids for ids in listed if ids), ()))
 
 
 def _inside(top: Path, path: str) -> str:
@@ -159,7 +159,7 @@ def _inside(top: Path, path: str) -> str:
 
 
 def _resolved(path: str) -> str:
-    """Return the path with all links resolved by the kernel, which costs less than os.path's resolving link by link."""
+    """Return the path with all links resolved by the kernel, which is faster than os.path.realpath."""
     try:
         handle = os.open(path, os.O_PATH)
     except OSError:

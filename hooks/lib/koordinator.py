@@ -1,6 +1,6 @@
-"""Read what Koordinator writes into labels and annotations.
+"""Read Koordinator's labels and annotations.
 
-Invariant: any text is parsed in bounded time to a value or to Malformed, and no error shows the text.
+Invariant: any text is parsed in bounded time to a value or to Malformed, and no error contains the text.
 """
 
 import json
@@ -60,7 +60,7 @@ class KubeQos(StrEnum):
     BEST_EFFORT = "BestEffort"
 
 
-_QOS_CLASSES = {each.value: each for each in Qos}
+_QOS_CLASSES = {qos_class.value: qos_class for qos_class in Qos}
 CLASSES: Mapping[str, str] = {
     Qos.LSE: "LSR",
     Qos.LSR: "LSR",
@@ -70,7 +70,7 @@ CLASSES: Mapping[str, str] = {
     KubeQos.BURSTABLE: "LS",
     KubeQos.BEST_EFFORT: "BE",
 }
-"""The class in the node's settings that applies to a pod, by its QoS class or else by Kubernetes' own."""
+"""The class in the node's settings for a pod, by its QoS class or else by its Kubernetes QoS class."""
 _IN_CGROUP_PATHS = (("besteffort", KubeQos.BEST_EFFORT), ("burstable", KubeQos.BURSTABLE))
 
 
@@ -80,8 +80,8 @@ def qos(labels: Mapping[str, str]) -> Qos:
 
 
 def kube_qos(cgroup_parent: str) -> KubeQos:
-    """Return the Kubernetes QoS class in a pod's cgroup path, of either cgroup driver; none there means Guaranteed."""
-    return next((each for part, each in _IN_CGROUP_PATHS if part in cgroup_parent), KubeQos.GUARANTEED)
+    """Return the Kubernetes QoS class in a pod's cgroup path, of either cgroup driver; without one, Guaranteed."""
+    return next((kube_class for part, kube_class in _IN_CGROUP_PATHS if part in cgroup_parent), KubeQos.GUARANTEED)
 
 
 class _Object(dict[str, Any]):
@@ -123,7 +123,7 @@ _KINDS: Mapping[type, str] = {
 _Kinds = type | tuple[type, ...]
 _READ_TEXTS = 64
 _READ_CHARACTERS = 4096
-"""How many parsed texts up to this length are cached: a pod and its containers have the same annotations."""
+"""Number and length of cached parsed texts: a pod and its containers have the same annotations."""
 
 
 def read_json(annotations: Mapping[str, str], key: str, kind: _Kinds = tuple(_KINDS)) -> Any:
@@ -154,18 +154,18 @@ _read = lru_cache(_READ_TEXTS)(_decoded)
 
 @cache
 def _decoder(source: str) -> json.JSONDecoder:
-    """Return the JSON decoder for one annotation, cached: making one takes longer than parsing most texts."""
+    """Return the JSON decoder for one annotation, cached: creating it takes longer than parsing most texts."""
     return json.JSONDecoder(
         object_pairs_hook=partial(_object, source), parse_float=_Number, parse_constant=_not_a_number
     )
 
 
 def _object(source: str, pairs: list[tuple[str, Any]]) -> _Object:
-    found = _Object(pairs)
-    if len(found) < len(pairs):  # a key that occurs twice counts at its last place, as its value does
-        found = _Object((key, found[key]) for key in reversed(dict.fromkeys(key for key, _ in reversed(pairs))))
-    found.source = source
-    return found
+    made = _Object(pairs)
+    if len(made) < len(pairs):  # a key that occurs twice counts at its last place, as its value does
+        made = _Object((key, made[key]) for key in reversed(dict.fromkeys(key for key, _ in reversed(pairs))))
+    made.source = source
+    return made
 
 
 def _not_a_number(_: str) -> NoReturn:
@@ -181,36 +181,36 @@ def member(value: Any, name: str, kind: _Kinds, default: Any = None) -> Any:
     """
     if value is None:
         return default
-    folded, held = name.casefold(), _held(value, name)
-    for key in reversed(held):
-        if key.casefold() == folded and held[key] is not None:
-            return _checked(held[key], kind, value, name)
+    folded, members = name.casefold(), _members(value, name)
+    for key in reversed(members):
+        if key.casefold() == folded and members[key] is not None:
+            return _checked(members[key], kind, value, name)
     return default
 
 
 def entry(value: Any, key: str, kind: _Kinds, default: Any = None) -> Any:
     """Return a value of a JSON object like ``member``, but by exactly this key, as Go reads one of a map."""
-    found = None if value is None else _held(value, key).get(key)
-    return default if found is None else _checked(found, kind, value, key)
+    value_of_key = None if value is None else _members(value, key).get(key)
+    return default if value_of_key is None else _checked(value_of_key, kind, value, key)
 
 
-def _held(value: Any, name: str) -> dict[str, Any]:
+def _members(value: Any, name: str) -> dict[str, Any]:
     """Return the object that has a member; raise Malformed if ``value`` is not an object."""
     if not isinstance(value, dict):
         raise Malformed(f"what should hold {name}", f"must be {_KINDS[dict]}")
     return value
 
 
-def _checked(found: Any, kind: _Kinds, holder: Any, name: str) -> Any:
-    """Return what was found if it is of a kind, else raise Malformed; ``holder`` is the object or its source's name."""
+def _checked(value: Any, kind: _Kinds, holder: Any, name: str) -> Any:
+    """Return a value if it is of a kind, else raise Malformed; ``holder`` is its object or the name of its source."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    if not _is_one(found, kinds):
+    if not _has_kind(value, kinds):
         source = holder if isinstance(holder, str) else getattr(holder, "source", "a JSON object")
-        raise Malformed(source, f"{name} must be {' or '.join(_KINDS[each] for each in kinds)}")
-    return found
+        raise Malformed(source, f"{name} must be {' or '.join(_KINDS[item] for item in kinds)}")
+    return value
 
 
-def _is_one(value: Any, kinds: tuple[type, ...]) -> bool:
+def _has_kind(value: Any, kinds: tuple[type, ...]) -> bool:
     kind = type(value)
     if kind is bool:
         return bool in kinds
@@ -219,7 +219,7 @@ def _is_one(value: Any, kinds: tuple[type, ...]) -> bool:
     if kind is str:
         return str in kinds and is_text(value)  # JSON can contain a lone surrogate ("\\ud800")
     if kind is list and list not in kinds:
-        return Objects in kinds and all(each is None or isinstance(each, dict) for each in value)
+        return Objects in kinds and all(item is None or isinstance(item, dict) for item in value)
     return isinstance(value, kinds)
 
 
@@ -246,26 +246,26 @@ _SUFFIXES: Mapping[str, _Ratio] = {
 def quantity(value: Any, what: str) -> int:
     """Return a Kubernetes quantity, a JSON number or text ("500m", "1e3", "16Gi"), rounded up, away from 0. Raises
     Malformed, naming ``what``, if it is not a quantity or beyond 64 bits."""
-    return _whole(_ratio(value, what), 1, what)
+    return _rounded_up(_ratio(value, what), 1, what)
 
 
 def milli(value: Any, what: str) -> int:
     """Return a Kubernetes quantity in thousandths; otherwise like ``quantity``."""
-    return _whole(_ratio(value, what), 1000, what)
+    return _rounded_up(_ratio(value, what), 1000, what)
 
 
 def _ratio(value: Any, what: str) -> _Ratio:
     text = str(value).strip() if isinstance(value, (str, int, float)) else ""
-    found = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
-    if found is None:
+    matched = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
+    if matched is None:
         raise Malformed(what, f'not a quantity ("500m", "2", "16Gi") of at most {_LONGEST} characters')
-    number, exponent, suffix = found.groups()
-    whole, _, decimals = number.partition(".")
+    number, exponent, suffix = matched.groups()
+    integer, _, decimals = number.partition(".")
     times, parts = _power(10, min(max(int(exponent), -_FAR), _FAR)) if exponent else _SUFFIXES[suffix or ""]
-    return int(whole + decimals) * times, 10 ** len(decimals) * parts
+    return int(integer + decimals) * times, 10 ** len(decimals) * parts
 
 
-def _whole(ratio: _Ratio, times: int, what: str) -> int:
+def _rounded_up(ratio: _Ratio, times: int, what: str) -> int:
     amount, parts = ratio
     size = -(-abs(amount) * times // parts)
     if size > MAX_INT64:

@@ -23,7 +23,7 @@ from runtimeproxy.model.fields import LEAST_QUOTA, is_cpuset
 
 DEFAULT_FILE = Path("/etc/runtimeproxy/node.yaml")
 MAX_BYTES = 1024 * 1024
-"""Longest file that is accepted, in bytes."""
+"""Largest file that is accepted, in bytes."""
 
 _MAX_NAME = 64
 _MAX_DEPTH = 10
@@ -115,7 +115,7 @@ class Settings:
 
 
 _Rule = Callable[[Any, str], Any]
-"""Takes a value and the name of its key, returns the setting. Raises ConfigError with name and rule."""
+"""Returns the setting for a value and the name of its key. Raises ConfigError with name and rule."""
 
 
 def _flag(value: Any, name: str) -> bool:
@@ -130,13 +130,13 @@ def _ratio(value: Any, name: str) -> float:
     return float(value)
 
 
-def _is_whole(value: Any, least: int, most: int) -> bool:
+def _is_integer(value: Any, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
-def _whole(least: int, most: int) -> _Rule:
+def _integer(least: int, most: int) -> _Rule:
     def rule(value: Any, name: str) -> int:
-        if not _is_whole(value, least, most):
+        if not _is_integer(value, least, most):
             raise ConfigError(f"{name} must be a whole number from {least} to {most}")
         return int(value)
 
@@ -153,15 +153,15 @@ def _one_of(*words: str) -> _Rule:
 
 
 def _cpus(value: Any, name: str) -> str:
-    text = str(value) if _is_whole(value, 0, sys.maxsize) else value  # in YAML a single CPU is a number
+    text = str(value) if _is_integer(value, 0, sys.maxsize) else value  # in YAML a single CPU is a number
     if not isinstance(text, str) or not is_cpuset(text):
         raise ConfigError(f'{name} must be a list of CPUs, n and n-m with n <= m, like "0-3,8"')
     return text
 
 
 def _percents(value: Any, name: str) -> tuple[int, int]:
-    whole = isinstance(value, list) and len(value) == 2 and all(_is_whole(each, 0, 100) for each in value)
-    if not whole or value[0] >= value[1]:
+    is_pair = isinstance(value, list) and len(value) == 2 and all(_is_integer(item, 0, 100) for item in value)
+    if not is_pair or value[0] >= value[1]:
         raise ConfigError(f"{name} must be [start, end] in whole percent, 0 <= start < end <= 100")
     return value[0], value[1]
 
@@ -169,7 +169,7 @@ def _percents(value: Any, name: str) -> tuple[int, int]:
 def _pools(value: Any, name: str) -> tuple[Pool, ...]:
     if not isinstance(value, list):
         raise ConfigError(f"{name} must be a list of {', '.join(_POOL)}")
-    return tuple(Pool(**_record(_POOL, each, f"{name}[{index}]")) for index, each in enumerate(value))
+    return tuple(Pool(**_record(_POOL, item, f"{name}[{index}]")) for index, item in enumerate(value))
 
 
 def _rdt(value: Any, name: str) -> dict[str, RdtClass]:
@@ -181,10 +181,10 @@ def _group_identity(value: Any, name: str) -> GroupIdentities:
     return GroupIdentities(**_record(_GROUP_IDENTITY, value, name))
 
 
-_ID = _whole(0, 2**31 - 1)
-_BVT = _whole(-1, 2)
+_ID = _integer(0, 2**31 - 1)
+_BVT = _integer(-1, 2)
 _POOL: Mapping[str, _Rule] = {"socket": _ID, "node": _ID, "cpuset": _cpus}
-_RDT: Mapping[str, _Rule] = {"enable": _flag, "l3": _percents, "mb": _whole(1, 100)}
+_RDT: Mapping[str, _Rule] = {"enable": _flag, "l3": _percents, "mb": _integer(1, 100)}
 _GROUP_IDENTITY: Mapping[str, _Rule] = {"enable": _flag, "LSR": _BVT, "LS": _BVT, "BE": _BVT}
 _SETTINGS: Mapping[str, _Rule] = {
     "cpu-normalization-ratio": _ratio,
@@ -213,7 +213,7 @@ def _record(
     for key in value:
         if key not in rules:
             raise ConfigError(f"unknown key {_below(name, str(key)[:_MAX_NAME])!r}; {_nearest(str(key), rules)}")
-    return {renamed(key): rules[key](each, _below(name, key)) for key, each in value.items() if each is not None}
+    return {renamed(key): rules[key](item, _below(name, key)) for key, item in value.items() if item is not None}
 
 
 def _below(name: str, key: str) -> str:
@@ -258,8 +258,8 @@ def _check_depth(content: bytes) -> None:
 
 
 _State = tuple[int, ...] | str | None
-"""What shows that a file has changed; None if it does not exist, the error's text if it cannot be looked at."""
-_NOT_LOOKED = ""
+"""The version of a file, to detect changes; None if it does not exist, the error's text if stat failed."""
+_NOT_CHECKED = ""
 _DEFAULTS_HOLD = "the default settings hold"
 
 
@@ -269,40 +269,40 @@ class Node:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._settings = Settings()
-        self._holds = _DEFAULTS_HOLD
-        self._seen: _State = _NOT_LOOKED
+        self._in_effect = _DEFAULTS_HOLD
+        self._last_state: _State = _NOT_CHECKED
         self._lock = threading.Lock()
 
     @property
     def settings(self) -> Settings:
-        """Return the file's present settings. If the file is bad, that is logged once and the last good settings stay.
-        They also stay while the file is empty, because it is being written then."""
+        """Return the file's current settings. If the file is invalid, that is logged once and the last valid settings
+        stay. They also stay while the file is empty, because a process is writing it then."""
         self.inspect()
         return self._settings
 
     def inspect(self) -> None:
         """Read the file if it has changed, and log which settings are in effect then."""
-        if self.path is not None and _state(self.path) != self._seen:
+        if self.path is not None and _state(self.path) != self._last_state:
             with self._lock:
                 self._follow(self.path)
 
     def _follow(self, path: Path) -> None:
         state = _state(path)
-        if state == self._seen:
-            return  # another thread was faster, and may have read a later state
+        if state == self._last_state:
+            return  # another thread was faster
         try:
             if state is None:
-                self._settings, self._holds = Settings(), _DEFAULTS_HOLD
-                usual = path == DEFAULT_FILE and self._seen == _NOT_LOOKED  # most nodes have no file and need none
+                self._settings, self._in_effect = Settings(), _DEFAULTS_HOLD
+                usual = path == DEFAULT_FILE and self._last_state == _NOT_CHECKED  # most nodes need no file
                 _LOG.log(logging.INFO if usual else logging.WARNING, "%s is not there: %s", path, _DEFAULTS_HOLD)
             elif content := _content(path):
-                self._settings, self._holds = parse(content, str(path)), "the last good settings hold"
+                self._settings, self._in_effect = parse(content, str(path)), "the last good settings hold"
                 _LOG.info("%s: the node's settings are taken", path)
             else:  # a writer has truncated it
-                _LOG.info("%s is empty: %s", path, self._holds)
+                _LOG.info("%s is empty: %s", path, self._in_effect)
         except (OSError, ConfigError) as error:
-            _LOG.error("%s; %s", error, self._holds)
-        self._seen = state
+            _LOG.error("%s; %s", error, self._in_effect)
+        self._last_state = state
 
 
 def _state(path: Path) -> _State:

@@ -1,6 +1,6 @@
 """The common part of hooks that use the node: its settings, its cgroups, their flags, and warnings logged once.
 
-Invariant: without a command line the default settings and the usual root are used; each problem is warned of once.
+Invariant: without a command line the default settings and root are used; each problem is logged once.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from .node import DEFAULT_FILE, Node
 
 
 class NodeHook(Hook):
-    """A hook with the node's settings and cgroups; a test may give its own."""
+    """A hook with the node's settings and cgroups; a test may pass its own."""
 
     reads_settings: ClassVar[bool] = True
     reads_cgroups: ClassVar[bool] = True
@@ -26,7 +26,7 @@ class NodeHook(Hook):
         self.node = node or Node(None)
         self.cgroups = cgroups or Cgroups()
         self._lock = threading.Lock()
-        self._said: set[Hashable] = set()
+        self._warned: set[Hashable] = set()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         if self.reads_settings:
@@ -47,9 +47,9 @@ class NodeHook(Hook):
         """Log ``text`` with its ``values``, as ``logging`` does, only the first time for this ``trouble``. A problem of
         the node would be logged again with every pod. May be called in any thread."""
         with self._lock:
-            if trouble in self._said:
+            if trouble in self._warned:
                 return
-            self._said.add(trouble)
+            self._warned.add(trouble)
         logging.getLogger(type(self).__module__).warning(f"{text}; logged once only", *values)
 
 

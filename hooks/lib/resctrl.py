@@ -1,8 +1,7 @@
 """resctrl: the texts of its files, as pure functions, and its file system.
 
-Invariants: the kernel accepts what is made here: masks without gaps and of the required width, numbers in its steps,
-only cache ids that it has. Only groups directly under the root are created and removed; a file is never created; each
-id is one write().
+Invariants: the kernel accepts all values: masks without gaps and of the required width, numbers in its steps, existing
+cache ids. Only groups directly under the root are created and removed; a file is never created; each id is one write().
 """
 
 import os
@@ -55,7 +54,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a node can limit; false if nothing. ``notes`` have what exists but cannot be used, and why."""
+    """The resources that a node can limit; false if none. ``notes`` name unusable resources with the reason."""
 
     caches: Mapping[str, Cache] = field(default_factory=dict)
     bandwidth: Bandwidth | None = None
@@ -117,16 +116,16 @@ def _ceil(dividend: int, divisor: int) -> int:
 
 
 def schemata(machine: Machine, wish: Wish) -> str:
-    """Return the text to write to a group's schemata file; "" if nothing is limited. It contains only what is limited;
-    the kernel keeps the rest. Ids that the machine does not have are left out."""
+    """Return the text to write to a group's schemata file; "" without limits. It contains only limited resources; the
+    kernel keeps the others. Ids that the machine does not have are omitted."""
     values: dict[str, dict[int, str]] = {}
     for name, cache in machine.caches.items():
-        ranges = {each: wish.l3_of.get(each, wish.l3) for each in cache.ids}
-        values[name] = {each: f"{cache_mask(range_, cache):x}" for each, range_ in ranges.items() if range_ is not None}
+        ranges = {key: wish.l3_of.get(key, wish.l3) for key in cache.ids}
+        values[name] = {key: f"{cache_mask(range_, cache):x}" for key, range_ in ranges.items() if range_ is not None}
     if (bandwidth := machine.bandwidth) is not None:
-        percents = {each: wish.mb_of.get(each, wish.mb) for each in bandwidth.ids}
-        values[MB_NAME] = {each: str(bandwidth_value(mb, bandwidth)) for each, mb in percents.items() if mb is not None}
-    lines = {name: ";".join(f"{each}={value}" for each, value in ids.items()) for name, ids in values.items()}
+        percents = {key: wish.mb_of.get(key, wish.mb) for key in bandwidth.ids}
+        values[MB_NAME] = {key: str(bandwidth_value(mb, bandwidth)) for key, mb in percents.items() if mb is not None}
+    lines = {name: ";".join(f"{key}={value}" for key, value in ids.items()) for name, ids in values.items()}
     return "".join(f"{name}:{line}\n" for name, line in lines.items() if line)
 
 
@@ -138,20 +137,20 @@ def unknown_ids(machine: Machine, wish: Wish) -> bool:
 
 def parse_schemata(text: str) -> dict[str, dict[int, str]]:
     """Return the content of a schemata file: values by cache id by resource. Lines without ids ("L3:uninitialized")
-    have no values and are left out, whatever their resource."""
-    found: dict[str, dict[int, str]] = {}
+    have no values and are omitted."""
+    resources: dict[str, dict[int, str]] = {}
     for line in text.splitlines():
         name, _, values = line.partition(":")
         pairs = (pair.partition("=") for pair in values.split(";"))
-        ids = {int(each): value.strip() for each, equals, value in pairs if equals and each.strip().isdecimal()}
+        ids = {int(key): value.strip() for key, equals, value in pairs if equals and key.strip().isdecimal()}
         if ids:
-            found[name.strip()] = ids
-    return found
+            resources[name.strip()] = ids
+    return resources
 
 
 def machine_of(root_schemata: str, info: Mapping[str, Mapping[str, str]], vendor: str) -> Machine:
-    """Return what a node can limit, from its root schemata, the texts of INFO_FILES by resource, and the CPU's vendor.
-    A resource whose texts cannot be used is left out with a note."""
+    """Return the resources that a node can limit, from its root schemata, the texts of INFO_FILES by resource, and the
+    CPU's vendor. An unusable resource is omitted with a note."""
     lines = parse_schemata(root_schemata)
     caches: dict[str, Cache] = {}
     bandwidth, notes = None, []
@@ -196,7 +195,7 @@ class Resctrl:
         self.root = root
 
     def machine(self) -> Machine:
-        """Return what can be limited: nothing if resctrl is not mounted or only monitors."""
+        """Return the resources that can be limited: none if resctrl is not mounted or only monitors."""
         try:
             schemata = (self.root / SCHEMATA).read_text()
             return machine_of(schemata, dict(self._info()), self._vendor())
@@ -258,7 +257,7 @@ class Resctrl:
             except FileNotFoundError:
                 continue  # not on this machine, or monitoring only
 
-    # The three requests to the kernel, and the CPU's vendor. Overridden in tests.
+    # The three system calls, and the CPU's vendor. Overridden in tests.
 
     def _mkdir(self, directory: Path) -> None:
         directory.mkdir(0o755)

@@ -1,7 +1,7 @@
-"""The process of a hook server: flags, start, waiting, a clean end.
+"""The process of a hook server: flags, start, wait, clean end.
 
-Invariant: a clean end removes everything except, under policy Fail, the registration file, so that no call passes
-without the hooks during a restart. Otherwise, and with --unregister, the file exists only while the server listens.
+Invariant: a clean end removes the socket and the registration file. Under policy Fail without --unregister the file
+stays, so that no call bypasses the hooks during a restart. Otherwise it exists only while the server listens.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings.imports import import_or_exit
 
 from .flags import parser, server_name
-from .hook import METHODS, Hook, hook_name, points_of
+from .hook import METHODS, Hook, hook_name, hook_points_of
 from .registering import FAIL, Registration, entry, file_name
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SERVING_ERROR = 1
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 """Seconds between two checks of the registration file."""
-LEAVING_SECONDS = 0.5
-"""Seconds that calls are still accepted after the file was removed: the proxy may need so long to notice (hook-api)."""
+DEREGISTER_SECONDS = 0.5
+"""Seconds that calls are still accepted after the file was removed: the proxy may notice it so late (hook-api)."""
 GRACE_SECONDS = 1.0
-"""Seconds that the calls in flight are given to end after that."""
+"""Seconds that running calls then have to end."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -47,10 +47,10 @@ def main(
 ) -> NoReturn:
     """Serve ``hooks``, each call in this order, as the command line sets, until SIGTERM or SIGINT.
 
-    ``name`` is the server's, in its files' names; the hooks' names joined by "-" if empty, cut where that is too long
-    for the socket's path. ``interceptors`` see each call before the hooks do; ``prepare`` is given grpcio's server
-    before it starts, for reflection or more services. Exits with code 0 after a clean end, 2 for a wrong command line,
-    1 if grpcio is missing or the socket or the file cannot be made: one line on stderr has the reason.
+    ``name`` is the server's name in file names; if empty, the hooks' names joined by "-", cut to fit the socket's path.
+    ``interceptors`` get each call before the hooks; ``prepare`` is called with grpcio's server before it starts, for
+    reflection or more services. Exits with code 0 after a clean end, 2 for a wrong command line, 1 if grpcio is missing
+    or the socket or the file cannot be created: one line on stderr has the reason.
     """
     name = name or server_name([hook_name(hook) for hook in hooks])
     made = parser(name)
@@ -76,7 +76,7 @@ def main(
 
 
 def _fault(hooks: Sequence[Hook], name: str) -> str:
-    """Return what is wrong with the arguments of ``main``; "" if nothing is."""
+    """Return the error in the arguments of ``main``; "" if there is none."""
     for hook in hooks:
         if not isinstance(hook, Hook):
             return f"{hook!r} is not a hook; give main instances of subclasses of Hook: main(MyHook())"
@@ -118,32 +118,32 @@ def _serve(
         signal.signal(number, lambda number, _: signals.put(number))
     registration = None
     if arguments.register_dir:
-        content = entry(arguments.endpoint, points_of(hooks), arguments.failure_policy, arguments.timeout)
+        content = entry(arguments.endpoint, hook_points_of(hooks), arguments.failure_policy, arguments.timeout)
         registration = Registration(arguments.register_dir, file_name(name, arguments.order), content)
     server = HookServer(hooks, name, interceptors, prepare)
     try:
         server.start(arguments.endpoint)
         if registration:
             registration.write()
-        points = ", ".join(point.name for point in points_of(hooks))
+        names = ", ".join(hook_point.name for hook_point in hook_points_of(hooks))
         where = f"registered in {registration.path}" if registration else "not registered"
-        log.info("%s serves %s on %s, %s", name, points, arguments.endpoint, where)
+        log.info("%s serves %s on %s, %s", name, names, arguments.endpoint, where)
         while True:
             try:
-                arrived = signals.get(timeout=LOOK_SECONDS)
+                received = signals.get(timeout=CHECK_SECONDS)
                 break
             except queue.Empty:
                 if registration:
                     registration.watch()
-        log.info("%s: ending", signal.Signals(arrived).name)
+        log.info("%s: ending", signal.Signals(received).name)
         if registration and arguments.failure_policy == FAIL and not arguments.unregister:
             registration.leave()
         elif registration:
             registration.remove()
-            time.sleep(LEAVING_SECONDS)
+            time.sleep(DEREGISTER_SECONDS)
     finally:
-        left = server.stop(GRACE_SECONDS)
-    if left:  # end although calls still run: Python would wait for their threads, for ever if they hang
-        log.warning("calls that did not end in time and are abandoned: %d", left)
+        abandoned = server.stop(GRACE_SECONDS)
+    if abandoned:  # end without them: Python would wait for their threads, forever if they hang
+        log.warning("calls that did not end in time and are abandoned: %d", abandoned)
         logging.shutdown()
         os._exit(0)

@@ -1,8 +1,7 @@
 """The argument of a hook's method: a pod or a container as the kubelet requests it, to read and to edit.
 
-Invariant: the answer is the whole request with the edits in it, an echo, which koord-runtime-proxy reads correctly,
-too. The resources are left out if none was set; at updates they contain only those that were set (``edits`` has the
-reason).
+Invariant: the answer is the whole request with the edits, an echo, which koord-runtime-proxy reads correctly, too. The
+resources are omitted if none was set; at updates they contain only those that were set (see ``edits``).
 """
 
 from collections.abc import Mapping
@@ -18,8 +17,7 @@ from .edits import EditableResources, Entries, Environment, Sealed, is_text
 from .errors import NotSayable
 
 _UPDATES = frozenset({Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES})
-"""The operations that send resources to the runtime in an update, because the container exists. At a start that is an
-extra update."""
+"""The operations that send resources to the runtime in an update (at a start: an extra one)."""
 
 
 def in_no_runtime(operation: Operation) -> frozenset[str]:
@@ -30,16 +28,16 @@ def in_no_runtime(operation: Operation) -> frozenset[str]:
     return frozenset.intersection(*(table.get(operation, frozenset()) for table in tables))
 
 
-def _fixed(point: HookPoint, part: Part) -> str:
+def _fixed(hook_point: HookPoint, part: Part) -> str:
     """Return why a part cannot be edited at a hook point; "" if it can."""
-    if part in point.applies:
-        if part.value in in_no_runtime(point.operation):
-            return f"at {point.name} no runtime uses {part.value}: set them at PreCreateContainer"
+    if part in hook_point.applies:
+        if part.value in in_no_runtime(hook_point.operation):
+            return f"at {hook_point.name} no runtime uses {part.value}: set them at PreCreateContainer"
         return ""
-    if point.stage is Stage.POST:
-        return f"{point.name} comes after the runtime's answer: nothing can be changed any more"
-    parts = ", ".join(sorted(each.value for each in point.applies))
-    return f"at {point.name} a hook server can change {parts} only"
+    if hook_point.stage is Stage.POST:
+        return f"{hook_point.name} comes after the runtime's answer: nothing can be changed any more"
+    parts = ", ".join(sorted(item.value for item in hook_point.applies))
+    return f"at {hook_point.name} a hook server can change {parts} only"
 
 
 class _Context(Sealed):
@@ -47,16 +45,16 @@ class _Context(Sealed):
 
     _assignable = frozenset({"cgroup_parent"})
 
-    def __init__(self, point: HookPoint, sent_parent: str, resources: Resources | None) -> None:
-        self.hook_point: Final = point.name
+    def __init__(self, hook_point: HookPoint, sent_parent: str, resources: Resources | None) -> None:
+        self.hook_point: Final = hook_point.name
         """The name of the hook point, as in a registration file."""
-        self._parent_fixed = _fixed(point, Part.CGROUP_PARENT)
+        self._parent_fixed = _fixed(hook_point, Part.CGROUP_PARENT)
         self._sent_parent = self._parent = sent_parent
         self.resources: Final = EditableResources(
             resources,
-            _fixed(point, Part.RESOURCES),
-            update=point.operation in _UPDATES,
-            alone=point.operation is Operation.START_CONTAINER,
+            _fixed(hook_point, Part.RESOURCES),
+            update=hook_point.operation in _UPDATES,
+            alone=hook_point.operation is Operation.START_CONTAINER,
         )
 
     @property
@@ -76,17 +74,17 @@ class _Context(Sealed):
 class PodContext(_Context):
     """A pod sandbox, at the hook points of pods."""
 
-    def __init__(self, point: HookPoint, request: HookRequest) -> None:
+    def __init__(self, hook_point: HookPoint, request: HookRequest) -> None:
         pod = request.pod
-        super().__init__(point, pod.cgroup_parent or "", pod.resources)
+        super().__init__(hook_point, pod.cgroup_parent or "", pod.resources)
         self.name: Final = pod.name
         self.namespace: Final = pod.namespace
         self.uid: Final = pod.uid
         self.attempt: Final = pod.attempt
         self.runtime_handler: Final = pod.runtime_handler
         self.overhead: Final = EditableResources(pod.overhead, "the pod's overhead can only be read")
-        self.labels: Final = Entries(pod.labels, str, "labels", _fixed(point, Part.LABELS))
-        self.annotations: Final = Entries(pod.annotations, str, "annotations", _fixed(point, Part.ANNOTATIONS))
+        self.labels: Final = Entries(pod.labels, str, "labels", _fixed(hook_point, Part.LABELS))
+        self.annotations: Final = Entries(pod.annotations, str, "annotations", _fixed(hook_point, Part.ANNOTATIONS))
         self._sealed = True
 
     def __repr__(self) -> str:
@@ -117,9 +115,9 @@ class Pod:
 class ContainerContext(_Context):
     """A container and its pod, at the hook points of containers; ``id`` is "" at PreCreateContainer."""
 
-    def __init__(self, point: HookPoint, request: HookRequest) -> None:
+    def __init__(self, hook_point: HookPoint, request: HookRequest) -> None:
         pod, container = request.pod, request.container or ContainerInfo()
-        super().__init__(point, container.cgroup_parent or pod.cgroup_parent or "", container.resources)
+        super().__init__(hook_point, container.cgroup_parent or pod.cgroup_parent or "", container.resources)
         self.name: Final = container.name
         self.id: Final = container.id
         self.attempt: Final = container.attempt
@@ -133,8 +131,10 @@ class ContainerContext(_Context):
             annotations=Entries(pod.annotations, str, "annotations", fixed),
             resources=EditableResources(pod.resources, fixed),
         )
-        self.annotations: Final = Entries(container.annotations, str, "annotations", _fixed(point, Part.ANNOTATIONS))
-        self.env: Final = Environment(container.envs, str, "env", _fixed(point, Part.ENVS))
+        self.annotations: Final = Entries(
+            container.annotations, str, "annotations", _fixed(hook_point, Part.ANNOTATIONS)
+        )
+        self.env: Final = Environment(container.envs, str, "env", _fixed(hook_point, Part.ENVS))
         self._sealed = True
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
-"""Maps and resources that a hook edits, which record what was changed.
+"""Maps and resources that a hook edits, which record the changes.
 
-Invariant: an edit that the protocol cannot express, or that the proxy would find bad, raises NotSayable immediately and
-changes nothing; setting the value that was sent is never refused, however odd the kubelet's values are.
+Invariant: an edit that the protocol cannot express, or that breaks a rule of the proxy, raises NotSayable immediately
+and changes nothing. Setting the value that was sent is never refused, even if the kubelet's value is odd.
 """
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -18,7 +18,7 @@ from runtimeproxy.model.fields import (
     TEXT_FIELDS,
     Resources,
     is_echo,
-    tidy,
+    normal_form,
 )
 from runtimeproxy.model.merge import env_rule, key_rule
 
@@ -39,8 +39,8 @@ def is_text(value: object) -> TypeGuard[str]:
 
 
 class Sealed:
-    """Refuses to have attributes replaced or added: such an edit would be lost without notice. The ``__init__`` of a
-    subclass ends with ``self._sealed = True``; names that begin with "_" stay free."""
+    """Refuses to replace or add attributes: such an edit would have no effect. The ``__init__`` of a subclass ends with
+    ``self._sealed = True``; names that begin with "_" can be set."""
 
     _assignable: ClassVar[frozenset[str]] = frozenset()
     """The attributes that have a setter."""
@@ -63,7 +63,7 @@ _VALUES: Mapping[type, tuple[Callable[[object], bool], str]] = {
 
 
 class Entries(MutableMapping[str, V], Generic[V]):
-    """A map whose keys can be read and set; ``fixed`` is why nothing can be set, "" if it can."""
+    """A map whose keys can be read and set; ``fixed`` is why no key can be set, "" if keys can."""
 
     def __init__(self, sent: Mapping[str, V], kind: type[V], name: str, fixed: str = "") -> None:
         self._sent: Mapping[str, V] = sent
@@ -101,7 +101,7 @@ class Entries(MutableMapping[str, V], Generic[V]):
 
     @property
     def value(self) -> dict[str, V]:
-        """Return all entries, with those that were set; faster than ``dict`` of the map."""
+        """Return all entries, including those that were set; faster than ``dict`` of the map."""
         return {**self._sent, **self.set_entries}
 
     def __repr__(self) -> str:
@@ -125,7 +125,7 @@ def _is_number(value: object) -> TypeGuard[int]:
 
 def _number_refusal(name: str, sent: Resources, value: object) -> str:
     row = ROWS[name]
-    if _is_number(value) and (value == getattr(sent, name) or row.holds(tidy(name, value))):
+    if _is_number(value) and (value == getattr(sent, name) or row.is_valid(normal_form(name, value))):
         return ""
     return f"must be a whole number, {row.rule}; 0 and None mean 'not set' and can only be read"
 
@@ -137,9 +137,9 @@ def _cpuset_refusal(name: str, sent: Resources, value: object) -> str:
         return ""
     if value:
         row = ROWS[name]
-        return "" if (tidied := tidy(name, value)) and row.holds(tidied) else f"must be {row.rule}"
-    # "" clears only in an echo, which is recognised by the numbers that were sent, whatever else the answer sets. All
-    # of them are in the answer, for a number cannot be unset; but if none was sent the cpuset would stay.
+        return "" if (tidied := normal_form(name, value)) and row.is_valid(tidied) else f"must be {row.rule}"
+    # "" clears only in an echo, which the proxy recognises by the numbers that were sent. The answer has all of them,
+    # for a number cannot be unset; but if none was sent the cpuset would stay.
     if any(getattr(sent, number) for number in NUMBER_FIELDS):
         return ""
     return "cannot be cleared where the request has no number: \"\" means 'not set' there; name all the CPUs instead"
@@ -153,8 +153,8 @@ _REFUSALS: Mapping[str, Callable[[str, Resources, object], str]] = {
 
 
 def _update_refusal(name: str, sent: Resources, value: int | str, alone: bool) -> str:
-    """Return why an update cannot change a field to a value; "" if it can. A cpuset that the kubelet's own update sets
-    can be cleared in it; an update ``alone``, one of the proxy's own, has none."""
+    """Return why an update cannot change a field to a value; "" if it can. A cpuset that the kubelet's update sets can
+    be cleared in it; an update ``alone``, of the proxy itself, sets none."""
     if value == getattr(sent, name):
         return ""
     if not ROWS[name].in_updates:
@@ -178,11 +178,11 @@ class _Field(Generic[V]):
 
 
 class EditableResources(Sealed):
-    """LinuxContainerResources; ``fixed`` is why nothing can be set, "" if it can.
+    """LinuxContainerResources; ``fixed`` is why no field can be set, "" if fields can.
 
-    ``update``: they go to the runtime in an update, which can express less than a create. ``alone``: that update has
-    nothing of the kubelet's. In the kubelet's own update, an answer that repeats a value withdraws this server's
-    earlier change of it, so there the answer contains only what was set.
+    ``update``: the runtime gets them in an update, which can express less than a create. ``alone``: that update has no
+    values of the kubelet. In the kubelet's own update, a repeated value withdraws this server's earlier change of it,
+    so that answer contains only fields that were set.
     """
 
     _assignable = frozenset(_REFUSALS)
@@ -240,14 +240,14 @@ class EditableResources(Sealed):
         if why:
             raise NotSayable(f"{name}: {why}")
         if value or getattr(self._before, name):
-            self._set[name] = value if value == getattr(self._before, name) else tidy(name, value)
-        else:  # the only cpuset to clear is one that a hook of this server has set
+            self._set[name] = value if value == getattr(self._before, name) else normal_form(name, value)
+        else:  # it clears a cpuset that a hook of this server has set
             self._set.pop(name, None)
 
     @property
     def value(self) -> Resources:
-        """Return all fields, with those that were set."""
-        maps = {name: each.value for name, each in vars(self).items() if name in MAP_FIELDS}
+        """Return all fields, including those that were set."""
+        maps = {name: map_.value for name, map_ in vars(self).items() if name in MAP_FIELDS}
         if not self._set and not maps:
             return self._before
         sent = {name: getattr(self._before, name) for name in RESOURCE_FIELDS}
@@ -255,10 +255,10 @@ class EditableResources(Sealed):
 
     @property
     def answer(self) -> Resources | None:
-        """Return the message for the answer: None if nothing was set, else an echo; in an update only what was set. A
-        cpuset is cleared only by an echo, in an update too."""
+        """Return the message for the answer: None if no field was set, else an echo; in an update only fields that were
+        set. Only an echo clears a cpuset, in an update too."""
         set_entries = self._set | {
-            name: each.set_entries for name, each in vars(self).items() if name in MAP_FIELDS and each.set_entries
+            name: map_.set_entries for name, map_ in vars(self).items() if name in MAP_FIELDS and map_.set_entries
         }
         if not set_entries:
             return None

@@ -1,6 +1,6 @@
-"""Exceptions that a hook raises, and those that its mistakes raise.
+"""Exceptions that a hook raises, and those that its errors cause.
 
-Invariant: a text that the SDK itself makes never contains the value of an env, label or annotation.
+Invariant: no text of the SDK contains the value of an env, label or annotation.
 """
 
 from typing import NoReturn
@@ -20,8 +20,7 @@ class Malformed(ValueError):
 
 
 class NotSayable(Exception):
-    """An edit that the hook protocol cannot carry, or that has no effect at this hook point; the text has the
-    reason."""
+    """An edit that the hook protocol cannot express, or without effect at this hook point; the text has the reason."""
 
 
 def reject(text: str) -> NoReturn:

@@ -1,6 +1,6 @@
 """The base class of a hook: its methods are named like the hook points.
 
-Invariant: a hook is registered for exactly the points whose methods it has.
+Invariant: a hook is registered for exactly the hook points whose methods it has.
 """
 
 import argparse
@@ -16,13 +16,13 @@ from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, SubjectKind
 from .context import ContainerContext, PodContext
 
 
-def method_name(point: HookPoint) -> str:
+def method_name(hook_point: HookPoint) -> str:
     """Return the method name of a hook point: "PreCreateContainer" becomes ``pre_create_container``."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", point.name).lower()
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", hook_point.name).lower()
 
 
-METHODS: Mapping[str, HookPoint] = {method_name(point): point for point in HOOK_POINTS}
-_NAMES: Mapping[str, str] = {point.name: name for name, point in METHODS.items()}
+METHODS: Mapping[str, HookPoint] = {method_name(hook_point): hook_point for hook_point in HOOK_POINTS}
+_NAMES: Mapping[str, str] = {hook_point.name: name for name, hook_point in METHODS.items()}
 _CONTEXTS: Mapping[SubjectKind, Callable[[HookPoint, HookRequest], PodContext | ContainerContext]] = {
     SubjectKind.POD: PodContext,
     SubjectKind.CONTAINER: ContainerContext,
@@ -30,31 +30,31 @@ _CONTEXTS: Mapping[SubjectKind, Callable[[HookPoint, HookRequest], PodContext | 
 _PREFIXES = ("pre_", "post_")
 
 
-def _squeezed(name: str) -> str:
+def _normalised(name: str) -> str:
     return name.replace("_", "").lower().removesuffix("hook")
 
 
-_SQUEEZED = frozenset(map(_squeezed, METHODS))
+_NORMALISED = frozenset(map(_normalised, METHODS))
 
 
-def _mistake(cls: type, name: str) -> str:
-    """Return why an attribute that looks like a hook method would never be called; "" if it is fine. None in place of a
-    method is fine: that is how a subclass leaves out a hook point of its parent."""
+def _naming_error(cls: type, name: str) -> str:
+    """Return why an attribute that resembles a hook method would never be called; "" if it is valid. None in place of a
+    method is valid: so a subclass omits a hook point of its parent."""
     value = getattr(cls, name, None)
     if name in METHODS:
-        return "" if value is None else _unfit(cls, name, value)
-    if _squeezed(name) not in _SQUEEZED and not (name.startswith(_PREFIXES) and callable(value)):
+        return "" if value is None else _signature_error(cls, name, value)
+    if _normalised(name) not in _NORMALISED and not (name.startswith(_PREFIXES) and callable(value)):
         return ""
     nearest = difflib.get_close_matches(name.lower(), METHODS, 1)
     hint = f", did you mean {nearest[0]}?" if nearest else ":"
     return f"is not a hook point{hint} There are {', '.join(METHODS)}. Give a method of your own another name"
 
 
-def _unfit(cls: type, name: str, value: object) -> str:
+def _signature_error(cls: type, name: str, value: object) -> str:
     """Return why an attribute with a hook method's name cannot be called as one; "" if it can."""
     if not callable(value) or inspect.isgeneratorfunction(value) or inspect.isasyncgenfunction(value):
         return "must be a method, plain or async, and no generator"
-    # The callable itself counts, not what it wraps. Except for a function, what is called in the end is unknown.
+    # The callable itself counts, not the wrapped one. Only for a function the called code is known.
     declared = inspect.getattr_static(cls, name)
     if not inspect.isfunction(declared) and not isinstance(declared, staticmethod | classmethod):
         return ""
@@ -73,8 +73,8 @@ class Hook:
 
     ``pre_run_pod_sandbox`` and ``post_stop_pod_sandbox`` are called with a PodContext, ``pre_create_container``,
     ``pre_start_container``, ``post_start_container``, ``pre_update_container_resources`` and ``post_stop_container``
-    with a ContainerContext. What a method edits there is the answer; what it returns is ignored. Methods run in
-    threads, concurrently for different calls.
+    with a ContainerContext. The edits in it are the answer; the return value is ignored. Methods run in threads,
+    concurrently for different calls.
     """
 
     name = ""
@@ -83,14 +83,14 @@ class Hook:
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         for name in dir(cls):  # includes inherited attributes: not every parent is a Hook
-            why = "" if name.startswith("_") else _mistake(cls, name)
+            why = "" if name.startswith("_") else _naming_error(cls, name)
             if why:
                 raise TypeError(f"{cls.__name__}.{name} {why}")
 
     @property
     def points(self) -> tuple[HookPoint, ...]:
         """Return the hook points that this hook has a method for."""
-        return tuple(point for name, point in METHODS.items() if callable(getattr(self, name, None)))
+        return tuple(hook_point for name, hook_point in METHODS.items() if callable(getattr(self, name, None)))
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Called before the command line is parsed: add the hook's own flags; none by default."""
@@ -104,18 +104,18 @@ def hook_name(hook: Hook) -> str:
     return hook.name or type(hook).__name__.lower()
 
 
-def points_of(hooks: Sequence[Hook]) -> tuple[HookPoint, ...]:
-    """Return the hook points that any of the hooks has a method for, in the table's order."""
-    return tuple(point for point in HOOK_POINTS if any(point in hook.points for hook in hooks))
+def hook_points_of(hooks: Sequence[Hook]) -> tuple[HookPoint, ...]:
+    """Return the hook points for which any hook has a method, in the table's order."""
+    return tuple(hook_point for hook_point in HOOK_POINTS if any(hook_point in hook.points for hook in hooks))
 
 
 def call_hooks(
-    hooks: Sequence[Hook], point: HookPoint, request: HookRequest, wait: Callable[[Awaitable[None]], None]
+    hooks: Sequence[Hook], hook_point: HookPoint, request: HookRequest, wait: Callable[[Awaitable[None]], None]
 ) -> HookAnswer:
-    """Return the answer of several hooks: each sees the edits of the ones before it. ``wait`` runs an ``async`` method
-    to its end. Raises whatever a method raises; the hooks after it are not called then."""
-    context = _CONTEXTS[point.subject](point, request)
-    name = _NAMES[point.name]
+    """Return the answer of several hooks: each gets the edits of earlier ones. ``wait`` runs an ``async`` method to its
+    end. Raises the exception of a method, without calling later hooks."""
+    context = _CONTEXTS[hook_point.subject](hook_point, request)
+    name = _NAMES[hook_point.name]
     for hook in hooks:
         method = getattr(hook, name, None)
         if callable(method):

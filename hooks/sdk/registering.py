@@ -1,8 +1,8 @@
 """The registration file, which names the hook server's socket and its hook points.
 
-Invariants: the file is written atomically, and it is removed only if it still has the content written here; it is never
-taken from another hook server that listens. The writer owns the socket that the file names, so other files with that
-socket are left over and are removed.
+Invariants: the file is written atomically, and removed only if it still has the content written here. The file of
+another hook server that listens is never replaced. The writer owns the socket that the file names, so other files with
+that socket are stale and are removed.
 """
 
 import json
@@ -28,7 +28,7 @@ LAST_ORDER = 99
 """Two digits, because the proxy calls plugins in the order of their file names, in which 100 comes before 20."""
 
 _MAX_BYTES = 64 * 1024
-"""Most bytes that are read of an existing file."""
+"""Largest number of bytes that are read of an existing file."""
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _ANY_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -39,9 +39,10 @@ def file_name(name: str, order: int | None) -> str:
     return f"{name}.json" if order is None else f"{order:02d}-{name}.json"
 
 
-def entry(endpoint: str, points: Sequence[HookPoint], policy: str, timeout: str | None) -> bytes:
+def entry(endpoint: str, hook_points: Sequence[HookPoint], policy: str, timeout: str | None) -> bytes:
     """Return the file's content; ``timeout`` as the proxy reads it ("500ms"), None for the proxy's default."""
-    pairs = {"remote-endpoint": endpoint, "failure-policy": policy, "runtime-hooks": [point.name for point in points]}
+    names = [hook_point.name for hook_point in hook_points]
+    pairs = {"remote-endpoint": endpoint, "failure-policy": policy, "runtime-hooks": names}
     return (json.dumps(pairs | ({"timeout": timeout} if timeout else {}), indent=2) + "\n").encode()
 
 
@@ -54,7 +55,7 @@ def _endpoint(content: bytes) -> str:
         return ""
 
 
-def _read(path: str, most: int) -> bytes | None:
+def _read(path: str, max_bytes: int) -> bytes | None:
     """Return a file's content; None if it does not exist, b"" if it cannot be read."""
     try:
         file = os.open(path, _ANY_FILE)
@@ -63,7 +64,7 @@ def _read(path: str, most: int) -> bytes | None:
     except OSError:
         return b""
     try:
-        return os.read(file, most)
+        return os.read(file, max_bytes)
     except OSError:
         return b""
     finally:
@@ -79,15 +80,15 @@ class Registration:
         self._sibling = os.path.join(folder, f".{name}.new")
         self._content = content
         self._endpoint = _endpoint(content)
-        self._trouble = ""
+        self._last_trouble = ""
 
     def write(self) -> None:
         """Write the file, creating its directory if missing, and remove other files with this server's socket. Raises
         ConfigError with what to do if that fails, or if the file belongs to another hook server that listens."""
-        other = self._other(self._found())
-        if other and listens(other):
+        owner = self._other_endpoint(self._current_content())
+        if owner and listens(owner):
             raise ConfigError(
-                f"{self.path} is the registration of another hook server, which listens on {other}; stop that one, or "
+                f"{self.path} is the registration of another hook server, which listens on {owner}; stop that one, or "
                 f"remove the file if it has ended, or set {ORDER_FLAG} or {FLAG} so that this one has a file of its own"
             )
         try:
@@ -96,47 +97,47 @@ class Registration:
             raise ConfigError(
                 f"cannot write {self.path}: {error.strerror}; check the directory or set {FLAG}"
             ) from None
-        if other:
-            log.warning("%s was the registration of another hook server, at %s: nobody listens there", self.path, other)
+        if owner:
+            log.warning("%s was the registration of another hook server, at %s: nobody listens there", self.path, owner)
         self._remove_older()  # only once the new file exists: under Fail no call may pass in between
 
     def watch(self) -> None:
-        """Write the file again if it was removed or changed. A problem is logged once, and tried again at the next
-        call. A file that now belongs to another hook server is left to it as long as that one listens."""
-        found = self._found()
-        if found == self._content:
+        """Write the file again if it was removed or changed. A problem is logged once, and each call tries again. A
+        file that now belongs to another hook server is not replaced while that server listens."""
+        content = self._current_content()
+        if content == self._content:
             return
-        other = self._other(found)
-        if other and listens(other):
-            taken = f"{self.path} is now the registration of another hook server, which listens on {other}"
+        owner = self._other_endpoint(content)
+        if owner and listens(owner):
+            text = f"{self.path} is now the registration of another hook server, which listens on {owner}"
             self._report(
-                f"{taken}: the proxy does not know this one; start one of the two again with another {ORDER_FLAG}"
+                f"{text}: the proxy does not know this one; start one of the two again with another {ORDER_FLAG}"
             )
             return
         try:
             self._replace()
-            log.warning("%s %s: written again", self.path, "had vanished" if found is None else "was changed")
-            self._trouble = ""
+            log.warning("%s %s: written again", self.path, "had vanished" if content is None else "was changed")
+            self._last_trouble = ""
         except OSError as error:
             trouble = f"cannot write {self.path} again: {error.strerror}"
             self._report(f"{trouble}; the proxy may not know this server until it can be")
 
     def _report(self, trouble: str) -> None:
-        if trouble != self._trouble:
+        if trouble != self._last_trouble:
             log.error("%s", trouble)
-        self._trouble = trouble
+        self._last_trouble = trouble
 
     def remove(self) -> None:
         """Remove the file if it still has the content written here."""
         try:
-            if self._found() == self._content:
+            if self._current_content() == self._content:
                 os.unlink(self.path)
         except OSError as error:
             log.error("cannot remove %s: %s; remove it by hand", self.path, error.strerror)
 
     def leave(self) -> None:
-        """Keep the file if it still has the content written here, and log what that means."""
-        if self._found() == self._content:
+        """Keep the file, and log the effect if it still has the content written here."""
+        if self._current_content() == self._content:
             log.warning(
                 "%s stays, for its policy is %s: calls are refused until this server is back; "
                 "to let them continue without it remove that file (with %s it is removed at the end)",
@@ -148,8 +149,8 @@ class Registration:
     def _replace(self) -> None:
         for folder in (*reversed(Path(self._folder).parents), Path(self._folder)):
             folder.mkdir(mode=0o755, exist_ok=True)  # even under umask 0 only this user can write there
-        # A temporary file next to it, whose leading dot makes the proxy ignore it. One left by a killed process is
-        # removed, and a link is never followed.
+        # The proxy ignores the temporary file because of its leading dot. That of a killed process is removed, and a
+        # link is never followed.
         with suppress(FileNotFoundError):
             os.unlink(self._sibling)
         try:
@@ -162,7 +163,7 @@ class Registration:
             raise
 
     def _remove_older(self) -> None:
-        """Remove other files with this server's socket, left over from a start with another order that was killed."""
+        """Remove other files with this server's socket, from a killed process with another order."""
         try:
             with os.scandir(self._folder) as entries:
                 paths = [file.path for file in entries if file.name.endswith(".json") and not file.name.startswith(".")]
@@ -179,13 +180,13 @@ class Registration:
                 twice = "names this server's socket, too, so each call would be made twice, and cannot be removed"
                 log.error("%s %s: %s; remove it by hand", path, twice, error.strerror)
 
-    def _is_own(self, found: bytes | None) -> bool:
+    def _is_own(self, content: bytes | None) -> bool:
         """Return whether a file's content names this server's socket, whose path may be spelt differently."""
-        return os.path.realpath(_endpoint(found or b"")) == os.path.realpath(self._endpoint)
+        return os.path.realpath(_endpoint(content or b"")) == os.path.realpath(self._endpoint)
 
-    def _other(self, found: bytes | None) -> str:
-        """Return the socket of another hook server whose registration was found; "" if none, or this server's."""
-        return "" if self._is_own(found) else _endpoint(found or b"")
+    def _other_endpoint(self, content: bytes | None) -> str:
+        """Return the socket of another hook server in a registration; "" if none, or if it is this server's."""
+        return "" if self._is_own(content) else _endpoint(content or b"")
 
-    def _found(self) -> bytes | None:
+    def _current_content(self) -> bytes | None:
         return _read(self.path, max(len(self._content) + 1, _MAX_BYTES))

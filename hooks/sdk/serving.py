@@ -21,26 +21,26 @@ from runtimeproxy.errors import ConfigError, WireError
 from runtimeproxy.hookapi import codec
 from runtimeproxy.model.hookpoints import HookPoint
 
-from .hook import Hook, call_hooks, points_of
+from .hook import Hook, call_hooks, hook_points_of
 from .socket_path import FLAG, SocketPath, place
 from .statuses import status
 
 log = logging.getLogger(__name__)
 
 THREADS = 16
-"""Most calls that are served at the same time, ``async`` methods included; more calls wait."""
+"""Largest number of concurrent calls, ``async`` methods included; more calls wait."""
 MAX_MESSAGE_BYTES = 16 << 20
 
 _OPTIONS = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", MAX_MESSAGE_BYTES))
 _CODES: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 _LAST_CALLS_SECONDS = 0.1
-_LOOK_SECONDS = 0.005
+_POLL_SECONDS = 0.005
 
 
 class HookServer(grpc.GenericRpcHandler):
     """Serves the hook points that ``hooks`` have methods for, and the health service; ``name`` is used in log lines.
 
-    ``interceptors`` see each call first; ``prepare`` is called with grpcio's server before it starts, to add services.
+    ``interceptors`` get each call first; ``prepare`` is called with grpcio's server before it starts, to add services.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class HookServer(grpc.GenericRpcHandler):
         self._hooks = tuple(hooks)
         self._name = name
         self._handlers: Mapping[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            codec.PATHS[point.name]: grpc.unary_unary_rpc_method_handler(partial(self._serve, point))
-            for point in points_of(self._hooks)
+            codec.PATHS[hook_point.name]: grpc.unary_unary_rpc_method_handler(partial(self._serve, hook_point))
+            for hook_point in hook_points_of(self._hooks)
         }
         self._running: set[object] = set()
         """The calls being served: adding and discarding needs no lock."""
@@ -80,20 +80,20 @@ class HookServer(grpc.GenericRpcHandler):
         self._server.start()
 
     def stop(self, grace_seconds: float) -> int:
-        """Stop listening, cut calls off that do not end within ``grace_seconds``, and remove the socket. Returns how
-        many calls still run in their threads: their callers are cut off, but the threads cannot be stopped."""
+        """Stop listening, cancel calls that do not end within ``grace_seconds``, and remove the socket. Returns the
+        number of calls that still run in their threads: cancelled for the callers, but impossible to stop."""
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_seconds).wait()
         self._threads.shutdown(wait=False, cancel_futures=True)
         deadline = time.monotonic() + _LAST_CALLS_SECONDS
         while self._running and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
-        left = len(self._running)
+            time.sleep(_POLL_SECONDS)
+        running = len(self._running)
         if self._loop is not None:
             self._loop.close(_LAST_CALLS_SECONDS)
         if self._path is not None:
             self._path.close()
-        return left
+        return running
 
     # -- a call ------------------------------------------------------------------------------------------------------
 
@@ -101,23 +101,23 @@ class HookServer(grpc.GenericRpcHandler):
         """Return the handler of a path; None (UNIMPLEMENTED) if no hook has a method for it."""
         return self._handlers.get(details.method)
 
-    def _serve(self, point: HookPoint, body: bytes, context: grpc.ServicerContext) -> bytes:
+    def _serve(self, hook_point: HookPoint, body: bytes, context: grpc.ServicerContext) -> bytes:
         self._running.add(context)
         try:
             began = time.monotonic()
             try:
-                request = codec.decode_request(point, body)
+                request = codec.decode_request(hook_point, body)
             except WireError as error:
-                log.warning("%s was sent a %s", point.name, error)
+                log.warning("%s was sent a %s", hook_point.name, error)
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             try:
-                answer = call_hooks(self._hooks, point, request, partial(self._wait, context))
-                answered = codec.encode_answer(point, answer)
+                answer = call_hooks(self._hooks, hook_point, request, partial(self._wait, context))
+                answered = codec.encode_answer(hook_point, answer)
             except BaseException as error:  # SystemExit too: gRPC would leave the call without an answer
-                code, text = status(error, self._name, point, request)
+                code, text = status(error, self._name, hook_point, request)
                 context.abort(_CODES[code], text)
             if log.isEnabledFor(logging.DEBUG):
-                log.debug("%s: %s in %.3f ms", point.name, request.name, 1000 * (time.monotonic() - began))
+                log.debug("%s: %s in %.3f ms", hook_point.name, request.name, 1000 * (time.monotonic() - began))
             return answered
         finally:
             self._running.discard(context)
@@ -128,11 +128,11 @@ class HookServer(grpc.GenericRpcHandler):
                 self._loop = BackgroundLoop()
         running = self._loop.submit(awaitable)
 
-        def cut_off() -> None:
+        def cancel() -> None:
             running.cancel()
 
-        if not context.add_callback(cut_off):  # called when the call ends, also by its deadline or the stop
-            cut_off()
+        if not context.add_callback(cancel):  # called when the call ends, also by its deadline or the stop
+            cancel()
         running.result()
 
 
@@ -141,7 +141,7 @@ class BackgroundLoop:
 
     def __init__(self) -> None:
         self._ready: Future[asyncio.AbstractEventLoop] = Future()
-        self._waited_for: set[Future[None]] = set()
+        self._futures: set[Future[None]] = set()
         self._ended = False
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="hook-event-loop", daemon=True)
         self._thread.start()
@@ -150,27 +150,27 @@ class BackgroundLoop:
     async def _run(self) -> None:
         self._closing = asyncio.Event()
         self._ready.set_result(asyncio.get_running_loop())
-        await self._closing.wait()  # asyncio.run cancels what still runs then
+        await self._closing.wait()  # asyncio.run then cancels the running tasks
 
     def submit(self, awaitable: Awaitable[None]) -> Future[None]:
         """Run ``awaitable`` on the loop; the returned future can be waited for, and cancelled, from any thread."""
         finishing = _finish(awaitable)
-        finishing.send(None)  # begun, so that a cancel before the loop runs it closes the awaitable
+        finishing.send(None)  # started, so that a cancel before the loop runs it closes the awaitable
         future = asyncio.run_coroutine_threadsafe(finishing, self._loop)
-        self._waited_for.add(future)
-        future.add_done_callback(self._waited_for.discard)
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
         if self._ended:  # the loop may have ended before it received it
             future.cancel()
         return future
 
     def close(self, timeout_seconds: float) -> None:
-        """Cancel what runs and end the loop; wait at most this long for a method that blocks it. May be repeated."""
+        """Cancel the tasks and end the loop; wait at most this long for a method that blocks it. May be repeated."""
         with suppress(RuntimeError):  # it is closed already
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(timeout_seconds)
         self._ended = not self._thread.is_alive()
         if self._ended:
-            for future in tuple(self._waited_for):
+            for future in tuple(self._futures):
                 future.cancel()
 
 

@@ -1,7 +1,7 @@
-"""The path of the hook server's socket: it has one owner, and nothing else at the path is touched.
+"""The path of the hook server's socket: it has one owner, and no other file at the path is changed.
 
-Invariants: the code that makes the socket removes whatever is at its path before and after, so it never gets the real
-path; the socket has its mode and is served before it gets its real name.
+Invariants: gRPC removes any file at the path that it binds, before and after, so it never gets the real path. The
+socket has its mode and is served before it gets its real name.
 """
 
 import logging
@@ -21,7 +21,7 @@ _NARROW = 0o177
 
 
 class SocketPath:
-    """A path at which a socket was made here; ``lock`` is the file descriptor of the lock next to it."""
+    """The path of a socket created here; ``lock`` is the file descriptor of the lock next to it."""
 
     def __init__(self, path: str, lock: int) -> None:
         self.path = path
@@ -29,8 +29,8 @@ class SocketPath:
         self._made = identity(path)
 
     def close(self) -> None:
-        """Remove the socket if it is still the one made here, and release the lock. May be called again. A socket that
-        cannot be removed stays, which is logged."""
+        """Remove the socket if it is still the one created here, and release the lock. May be repeated. A socket that
+        cannot be removed is logged."""
         if self._lock is None:
             return
         if identity(self.path) == self._made:
@@ -48,11 +48,11 @@ def place(path: str, serve: Callable[[str], None]) -> SocketPath:
     """Create a socket by ``serve`` and link it to ``path``; the directory is created if missing.
 
     ``serve`` is called with a temporary path to bind and listen at, and returns when connections are accepted. Raises
-    ConfigError for everything that prevents using the path, with what to do, and what ``serve`` raises.
+    ConfigError with what to do if the path cannot be used, and the exceptions of ``serve``.
     """
     with claimed(path, flag=FLAG, owner="hook server") as (folder, lock):
-        # Named by the lock file's inode, so that no other server in the directory, in whatever PID namespace, has the
-        # same name; reached through /proc, so that the path is short whatever the directory is called.
+        # Named by the lock file's inode, so that no other server in the directory, in any PID namespace, has the same
+        # name; reached through /proc, so that the path is short for any directory.
         name = f".{os.fstat(lock).st_ino}.sock"
         try:
             before = os.umask(_NARROW)
@@ -75,5 +75,5 @@ def listens(path: str) -> bool:
         except (BlockingIOError, PermissionError):
             return True  # its backlog is full, or this user may not connect
         except (OSError, ValueError):
-            return False  # nothing is there, the socket is left over, or the path cannot be a socket's
+            return False  # there is no socket, nobody listens, or the path cannot be a socket's
     return True

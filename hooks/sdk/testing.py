@@ -1,6 +1,6 @@
-"""A tester for hooks, without sockets: give it the facts of a call, get what the hooks change.
+"""A tester for hooks, without sockets: it calls hooks with the fields of a request and returns their changes.
 
-Invariant: hooks see only what is transmitted, and a Difference is what the proxy would make of their answer.
+Invariant: hooks get only fields that are sent, and a Difference is the proxy's result for their answer.
 """
 
 import asyncio
@@ -16,20 +16,20 @@ from runtimeproxy.model.fields import NO_RESOURCES, RESOURCE_FIELDS, ContainerIn
 from runtimeproxy.model.hookpoints import HookPoint, SubjectKind
 from runtimeproxy.model.merge import difference
 
-from .hook import METHODS, Hook, call_hooks, method_name, points_of
+from .hook import METHODS, Hook, call_hooks, hook_points_of, method_name
 
 UID = "11111111-2222-4333-8444-555555555555"
 CONTAINER_ID = "c0ffee" * 10 + "0123"
 """The container's default id, at all points after create."""
 PATIENCE_SECONDS = 10.0
-"""Seconds that an ``async`` method may take."""
+"""Largest duration of an ``async`` method."""
 
 ResourceFields = Mapping[str, Any]
 """Values by the names of LinuxContainerResources' fields: {"cpu_shares": 2, "unified": {"memory.high": "max"}}."""
 
 
 class _Call(TypedDict, total=False):
-    """Facts that a test can give at each hook point; the others get defaults, are empty or are not sent."""
+    """Fields that a test can set at each hook point; others have defaults, are empty or are not sent."""
 
     labels: Mapping[str, str]
     """The pod's labels."""
@@ -44,14 +44,14 @@ class _Call(TypedDict, total=False):
 
 
 class PodCall(_Call, total=False):
-    """Facts that a test can give at the hook points of pods."""
+    """Fields that a test can set at the hook points of pods."""
 
     runtime_handler: str
     overhead: ResourceFields | None
 
 
 class ContainerCall(_Call, total=False):
-    """Facts that a test can give for a container's hook points; ``attempt`` and ``resources`` are the container's."""
+    """Fields that a test can set at a container's hook points; ``attempt`` and ``resources`` are the container's."""
 
     pod_attempt: int
     pod_resources: ResourceFields | None
@@ -63,7 +63,7 @@ class ContainerCall(_Call, total=False):
 
 @dataclass(frozen=True)
 class Difference:
-    """What hooks change: the keys that they set, the fields that they change; None for an unchanged cgroup parent.
+    """The changes of hooks: the keys that they set, the fields that they change; None for an unchanged cgroup parent.
 
     ``resources`` has field names of LinuxContainerResources; its maps contain changed entries only, and a cpuset of ""
     is cleared.
@@ -100,7 +100,7 @@ class HookTester:
     """Calls hooks in order, as their server would; the methods raise what a hook raises.
 
     Raises TypeError for an argument that is not a hook. The methods raise LookupError if no hook has such a method,
-    TypeError and ValueError for facts that cannot be sent, TimeoutError for an ``async`` method that does not end.
+    TypeError and ValueError for fields that cannot be sent, TimeoutError for an ``async`` method that does not end.
     """
 
     def __init__(self, *hooks: Hook) -> None:
@@ -139,13 +139,13 @@ class HookTester:
         return self._query("post_stop_container", call)
 
     def _query(self, method: str, call: Mapping[str, Any]) -> Difference:
-        point = METHODS[method]
-        if point not in points_of(self._hooks):
-            methods = ", ".join(map(method_name, points_of(self._hooks))) or "none at all"
+        hook_point = METHODS[method]
+        if hook_point not in hook_points_of(self._hooks):
+            methods = ", ".join(map(method_name, hook_points_of(self._hooks))) or "none at all"
             raise LookupError(f"no hook here has the method {method}; they have {methods}")
-        request = codec.decode_request(point, codec.encode(point, _request(point, call)))
-        answer = call_hooks(self._hooks, point, request, _finish)
-        change = difference(request, codec.decode(point, codec.encode_answer(point, answer)))
+        request = codec.decode_request(hook_point, codec.encode(hook_point, _request(hook_point, call)))
+        answer = call_hooks(self._hooks, hook_point, request, _finish)
+        change = difference(request, codec.decode(hook_point, codec.encode_answer(hook_point, answer)))
         return Difference(
             env={**change.envs},
             labels={**change.labels},
@@ -174,12 +174,12 @@ def _finish(waiting: Awaitable[None]) -> None:
 # -- the request -----------------------------------------------------------------------------------------------------
 
 
-def _request(point: HookPoint, call: Mapping[str, Any]) -> HookRequest:
-    of_pod = point.subject is SubjectKind.POD
-    known = get_type_hints(PodCall if of_pod else ContainerCall)
+def _request(hook_point: HookPoint, call: Mapping[str, Any]) -> HookRequest:
+    of_pod = hook_point.subject is SubjectKind.POD
+    allowed = get_type_hints(PodCall if of_pod else ContainerCall)
     for name in call:
-        if name not in known:
-            raise TypeError(f"{name} is nothing that is sent at {point.name}{_instead(name, known)}")
+        if name not in allowed:
+            raise TypeError(f"{name} is nothing that is sent at {hook_point.name}{_suggestion(name, allowed)}")
     call = {"uid": UID, **call}
     if of_pod:
         return HookRequest(_pod(call, attempt="attempt", resources="resources"))
@@ -210,19 +210,19 @@ def _pod(call: Mapping[str, Any], attempt: str, resources: str) -> PodInfo:
 
 
 def _resources(name: str, call: Mapping[str, Any]) -> Resources | None:
-    """Return a resources message; None, for one that is not sent, if the call has none."""
+    """Return a resources message; None, which is not sent, if the call has none."""
     fields: ResourceFields | None = call.get(name)
     if fields is None:
         return None
     for key, value in fields.items():
         if key not in RESOURCE_FIELDS:
-            raise ValueError(f"{name}: there is no field {key}{_instead(key, RESOURCE_FIELDS)}")
+            raise ValueError(f"{name}: there is no field {key}{_suggestion(key, RESOURCE_FIELDS)}")
         kind = type(getattr(NO_RESOURCES, key))
         if not isinstance(value, kind):
             raise TypeError(f"{name}: {key} is of type {kind.__name__}; leave it out for 'not set'")
     return Resources(**fields)
 
 
-def _instead(name: str, known: Iterable[str]) -> str:
-    nearest = difflib.get_close_matches(name, list(known), 1)
-    return f", did you mean {nearest[0]}?" if nearest else f"; there are {', '.join(known)}"
+def _suggestion(name: str, allowed: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(name, list(allowed), 1)
+    return f", did you mean {nearest[0]}?" if nearest else f"; there are {', '.join(allowed)}"

@@ -1,1 +1,1 @@
-"""The hook servers that come with the project, one file each."""
+"""The project's hook servers, one module each."""

@@ -33,7 +33,7 @@ _LIMITS = ("cpu_quota", "memory_limit_in_bytes")
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Requested milli cores, limits in milli cores and in bytes; 0 means not given."""
+    """Requested milli cores, limits in milli cores and in bytes; 0 means not set."""
 
     request: int
     cpu_limit: int
@@ -54,9 +54,8 @@ class BatchResource(NodeHook):
             self._change_pod(self.cgroups.write, pod.cgroup_parent, field, value)
 
     def pre_create_container(self, container: ContainerContext) -> None:
-        """Set what the annotation contains for this container. A container that it does not name stays as it is, and
-        the pod, whose limits are the sum of the named ones, has none from then on. Without that, version 1 would
-        refuse a quota above the pod's."""
+        """Set the annotation's values for this container. A container that it does not name is unchanged, and the
+        pod's limits, which are the sums of the named ones, are lifted: version 1 refuses a quota above the pod's."""
         containers = _containers(container.pod.labels, container.pod.annotations)
         if container.name in containers:
             for field, value in _fields(_batch(containers, container.name), self.node.settings).items():
@@ -69,7 +68,7 @@ class BatchResource(NodeHook):
     pre_update_container_resources = pre_create_container
 
     def _change_pod(self, change: Callable[..., bool | None], path: str, field: str, *value: int) -> bool | None:
-        """Return what ``change``, a method of the cgroups, returns; None with a warning if it fails."""
+        """Call ``change``, a method of the cgroups, and return its result; None with a warning if it fails."""
         try:
             return change(path, field, *value)
         except (OSError, Malformed) as error:
@@ -98,7 +97,7 @@ def _amount(values: Mapping[str, Any] | None, name: str) -> int:
 def _sum(batches: Iterable[_Batch]) -> _Batch:
     """Return a pod's amounts; it has a limit only if each of its containers has one."""
     requests, cpu_limits, memory_limits = zip(
-        *((each.request, each.cpu_limit, each.memory_limit) for each in batches), strict=True
+        *((batch.request, batch.cpu_limit, batch.memory_limit) for batch in batches), strict=True
     )
     return _Batch(
         request=sum(requests),
@@ -108,7 +107,7 @@ def _sum(batches: Iterable[_Batch]) -> _Batch:
 
 
 def _fields(batch: _Batch, settings: Settings) -> Mapping[str, int]:
-    # If the node throttles all best-effort pods together by a quota, quotas of their own would throttle them twice.
+    # If the node throttles all best-effort pods by one quota, their own quotas would throttle them twice.
     suppressed = settings.cpu_suppress_policy == "cfsQuota"
     return {
         "cpu_shares": cpu_shares(batch.request),

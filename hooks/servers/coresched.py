@@ -1,7 +1,6 @@
 """coresched: control which pods may run at the same time on the two threads of a CPU core.
 
-Invariant: no thread that outlives a call ever has a group's cookie, and no group has two cookies while a process of it
-lives.
+Invariant: no thread that outlives a call has a group's cookie. No group with a running process has two cookies.
 """
 
 import argparse
@@ -15,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ LOG = logging.getLogger(__name__)
 
 STATE = Path("/run/runtimeproxy/coresched.json")
 ROUNDS = 10
-"""How many times a container's processes are listed to find new ones; one that keeps forking is left then."""
+"""Largest number of lists of a container's processes; new processes of one that still forks are then ignored."""
 
 PR_SCHED_CORE = 62
 GET, CREATE, SHARE_TO, SHARE_FROM = range(4)
@@ -47,11 +46,11 @@ SchedCore = Callable[[int, int, int], int]
 
 
 def sched_core(command: int, pid: int, scope: int) -> int:
-    """Call prctl(PR_SCHED_CORE); nothing else in this hook accesses the kernel's cookies. Raises OSError:
-    ProcessLookupError for a process that has ended, PermissionError, NOT_SUPPORTED."""
+    """Call prctl(PR_SCHED_CORE), the only access to the kernel's cookies. Raises OSError: ProcessLookupError for a
+    process that has ended, PermissionError, NOT_SUPPORTED."""
     cookie = ctypes.c_uint64()
     address = ctypes.addressof(cookie) if command == GET else 0
-    arguments = [ctypes.c_ulong(each) for each in (command, pid, scope, address)]
+    arguments = [ctypes.c_ulong(number) for number in (command, pid, scope, address)]
     if LIBC.prctl(PR_SCHED_CORE, *arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl PR_SCHED_CORE: {os.strerror(number)}{_HINTS.get(number, '')}")
@@ -60,7 +59,7 @@ def sched_core(command: int, pid: int, scope: int) -> int:
 
 @dataclass(slots=True)
 class Group:
-    """The id of a group's cookie, and the cgroups of the containers that were given it."""
+    """The id of a group's cookie, and the cgroups of the containers that have it."""
 
     cookie: int = 0
     members: list[str] = field(default_factory=list)
@@ -69,21 +68,20 @@ class Group:
 class CoreSched(NodeHook):
     """Give the containers of a group one core scheduling cookie. Source of the rules: koordlet's CoreSched.
 
-    The label koordinator.sh/core-sched-group-id names a pod's group; koordinator.sh/core-sched-policy "exclusive" gives
-    the pod a group of its own, "none" takes it out of any, as does QoS SYSTEM. A pod without either label is left
-    alone: koordlet would decide by the node's strategy, which also adds "-expeller" to groups; neither is known here.
+    The label koordinator.sh/core-sched-group-id names a pod's group. With koordinator.sh/core-sched-policy "exclusive"
+    the pod has its own group; with "none", or QoS SYSTEM, it has no group. A pod without these labels is unchanged:
+    koordlet decides by the node's strategy, which also adds "-expeller" to groups; neither is known here.
 
-    A cookie exists as long as a task has it, so only the group's own processes keep it alive. For each call a thread is
-    started that takes the cookie from a process of the group, or creates a new one if none lives, shares it with the
-    container's processes, and ends. The containers of each group and the id of its cookie are stored in a file, under
-    hashes of the groups' names, so that a restarted hook server finds the group's processes. If that file cannot be
-    written, a restart splits groups that have several containers, which is logged. The id distinguishes a process of
-    the group from one with another cookie (containerd's own core scheduling, an exec).
+    A cookie exists as long as a task has it, so only the group's own processes keep it alive. Each call starts a
+    thread. It copies the cookie of a process of the group, or creates a new one if none runs, shares it with the
+    container's processes, and ends. A file has the containers of each group and the id of its cookie, under hashes of
+    the groups' names, so that a restarted hook server finds the group's processes. If that file cannot be written, a
+    restart splits groups that have several containers, which is logged. The id distinguishes a process of the group
+    from one with another cookie (containerd's own core scheduling, an exec).
 
-    Processes that start later inside the container inherit the cookie; a process put in from outside (exec) does not,
-    and this hook does not check again as koordlet does every ten seconds. The pause container has no cookie. A
-    container runs without one from its start until this hook: PostStartContainer is the first point at which it has
-    processes.
+    Processes that start later inside the container inherit the cookie. A process from outside (exec) does not, and this
+    hook does not check again as koordlet does every ten seconds. The pause container has no cookie. A container runs
+    without one from its start until this hook: PostStartContainer is the first hook point at which it has processes.
 
     Needs the node's PID namespace, and CAP_SYS_PTRACE or root.
     """
@@ -134,22 +132,22 @@ class CoreSched(NodeHook):
                 self.warn_once("kernel", text, error.strerror)
 
     def post_stop_pod_sandbox(self, pod: PodContext) -> None:
-        """Remove the pod's containers without processes from their groups. The kubelet stops an old sandbox again long
-        after the pod has a new one in the same cgroup, whose containers live."""
+        """Remove the pod's containers without processes from their groups. The kubelet stops an old sandbox again when
+        the pod already has a new one in the same cgroup, with running containers."""
         if self.cgroups.absent:
             return  # without cgroups it is unknown which containers have processes
         below = f"{pod.cgroup_parent.rstrip('/')}/"
         with self._groups_lock:
-            groups = self._known()
-            retained = {name: self._without_gone(group, below) for name, group in groups.items()}
-            self._keep({name: group for name, group in retained.items() if group.members})
+            groups = self._load()
+            retained = {name: self._without_ended(group, below) for name, group in groups.items()}
+            self._store({name: group for name, group in retained.items() if group.members})
 
-    def _without_gone(self, group: Group, below: str = "") -> Group:
+    def _without_ended(self, group: Group, below: str = "") -> Group:
         members = [path for path in group.members if not path.startswith(below) or self.cgroups.pids(path)]
         return Group(group.cookie, members)
 
     def _admit(self, path: str, name: str) -> None:
-        group = self._without_gone(self._known().get(name, Group()))
+        group = self._without_ended(self._load().get(name, Group()))
         given: Future[int] = Future()
 
         def hand_over() -> None:
@@ -163,12 +161,12 @@ class CoreSched(NodeHook):
         thread.join()  # it has ended, and no longer has the cookie
         group.cookie = given.result()
         group.members = sorted({*group.members, path})
-        self._keep({**self._known(), name: group})
+        self._store({**self._load(), name: group})
 
     def _share(self, group: Group, path: str) -> int:
         """Give a container's processes the group's cookie; return its id. Must run in a thread that ends soon."""
         members = (pid for member in group.members for pid in self.cgroups.pids(member))
-        if not any(self._take_from(pid, group.cookie) for pid in members):
+        if not any(self._copy_cookie(pid, group.cookie) for pid in members):
             self._prctl(CREATE, ITSELF, THREAD)
         done: set[int] = set()
         for _ in range(ROUNDS):
@@ -181,7 +179,7 @@ class CoreSched(NodeHook):
             done |= new
         return self._prctl(GET, ITSELF, THREAD)
 
-    def _take_from(self, pid: int, cookie: int) -> bool:
+    def _copy_cookie(self, pid: int, cookie: int) -> bool:
         """Copy the cookie of a process to this thread; return whether it is the group's."""
         try:
             self._prctl(SHARE_FROM, pid, THREAD)
@@ -189,13 +187,13 @@ class CoreSched(NodeHook):
             return False
         return self._prctl(GET, ITSELF, THREAD) == cookie
 
-    def _known(self) -> dict[str, Group]:
+    def _load(self) -> dict[str, Group]:
         if self._groups is not None:
             return self._groups
         self._groups = {}
         try:
             groups = parse(self._state.read_bytes()) if self._state else {}
-            self._groups = {name: self._without_gone(group) for name, group in groups.items()}
+            self._groups = {name: self._without_ended(group) for name, group in groups.items()}
         except FileNotFoundError:
             pass  # the first start on this node
         except (OSError, ValueError, RecursionError) as error:
@@ -203,13 +201,13 @@ class CoreSched(NodeHook):
             self.warn_once("read", text, self._state, error)
         return self._groups
 
-    def _keep(self, groups: dict[str, Group]) -> None:
+    def _store(self, groups: dict[str, Group]) -> None:
         if groups == self._groups:
             return
         self._groups = groups
         if self._state is None:
             return
-        content = json.dumps({name: {"cookie": each.cookie, "members": each.members} for name, each in groups.items()})
+        content = json.dumps({name: asdict(group) for name, group in groups.items()})
         temporary = self._state.with_name(f".{self._state.name}")
         try:
             self._state.parent.mkdir(parents=True, exist_ok=True)
@@ -241,7 +239,7 @@ def _hashed(kind: str, name: str) -> str:
 
 
 def parse(content: bytes) -> dict[str, Group]:
-    """Return the groups in the file's content. Raises ValueError if it is not what this hook writes."""
+    """Return the groups in the file's content. Raises ValueError for content that this hook does not write."""
     entries: Any = json.loads(content)
     try:
         return {name: _group(**entry) for name, entry in entries.items()}

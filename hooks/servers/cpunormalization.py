@@ -1,7 +1,7 @@
 """cpunormalization: scale CPU quotas by the speed of this node's CPUs, from the node's settings.
 
-Invariant: a quota that a create has scaled is never scaled again. A proxy normally sends the kubelet's quota; one that
-was started after the create sends the runtime's, which is recognised by the annotation.
+Invariant: a quota that a create has scaled is never scaled again. A proxy normally sends the kubelet's quota. A proxy
+that started after the create sends the runtime's, which the annotation shows.
 """
 
 import re
@@ -19,7 +19,7 @@ _QUOTAS = re.compile(r"([0-9]{1,19}):([0-9]{1,19})")
 
 
 class CpuNormalization(NodeHook):
-    """Scales the quota of containers that share CPUs. Pods are left alone: at their hook point no quota is known."""
+    """Scales the quota of containers that share CPUs. Pods are unchanged: at their hook point no quota is known."""
 
     reads_cgroups = False
 
@@ -45,7 +45,7 @@ def _shares_cpus(container: ContainerContext) -> bool:
 
 
 def _requested(quota: int, annotations: Mapping[str, str]) -> int:
-    """Return the original quota if this one is what the create scaled it to; else this one is the original."""
+    """Return the original quota if this one is the create's scaled quota; else this one is the original."""
     text = annotations.get(NORMALIZED)
     if text is None:
         return quota

@@ -37,7 +37,7 @@ class Cpuset(NodeHook):
     """Give containers their CPUs. Source of the rules: koordlet's CPUSetAllocator."""
 
     def pre_run_pod_sandbox(self, pod: PodContext) -> None:
-        """Remove the quota of a pod with CPUs of its own, in the answer and in its cgroup. Raises Malformed.
+        """Remove the quota of a pod with its own CPUs, in the answer and in its cgroup. Raises Malformed.
 
         The kubelet has already created that cgroup with its quota, and writes it itself, so the answer alone would have
         no effect. An error in writing is logged and does not stop the pod.
@@ -75,11 +75,11 @@ class Cpuset(NodeHook):
 
 
 def pool_cpus(settings: Settings, qos_class: Qos, kube_class: KubeQos, nodes: Collection[int]) -> str | None:
-    """Return the CPUs of a container whose pod has none of its own: "" clears what is set, None leaves it.
+    """Return the CPUs of a container whose pod has none of its own: "" clears the cpuset, None leaves it.
 
-    ``nodes`` are the NUMA nodes whose CPUs the pod was given. The first row that applies decides. One thing differs
-    from koordlet, which measures the pools, while here a person writes them down: if there are no shared pools at all,
-    they are unknown, and nothing is cleared for lack of them.
+    ``nodes`` are the NUMA nodes whose CPUs are allocated to the pod. The first row that applies decides. One difference
+    from koordlet, which measures the pools: here the settings name them. Without any shared pool they are unknown, and
+    no cpuset is cleared.
     """
     static = settings.kubelet_cpu_manager_policy == _STATIC
     if not (static or settings.shared_pools or settings.be_shared_pools or settings.system_cpuset):
@@ -98,22 +98,22 @@ def pool_cpus(settings: Settings, qos_class: Qos, kube_class: KubeQos, nodes: Co
 
 
 def _joined(pools: Collection[Pool], nodes: Collection[int] | None = None) -> str | None:
-    """Return the CPUs of some NUMA nodes' pools, or of all; "" if those have none, None if there are no pools."""
+    """Return the CPUs of the pools of some NUMA nodes, or of all; "" for pools without CPUs, None without pools."""
     chosen = (pool.cpuset for pool in pools if nodes is None or pool.node in nodes)
     return ",".join(filter(None, chosen)) if pools else None
 
 
 def _allocation(annotations: Mapping[str, str]) -> tuple[str, frozenset[int]]:
-    """Return the CPUs of a pod's own, "" for none, and the NUMA nodes of which it was given shared CPUs."""
+    """Return the pod's own CPUs, "" for none, and the NUMA nodes of its allocated shared CPUs."""
     status = read_json(annotations, RESOURCE_STATUS, dict)
     given = member(status, "numaNodeResources", Objects, [])
-    nodes = frozenset(member(each, "node", int, 0) for each in given)
-    with_cpus = [each for each in given if _has_cpus(each)]
+    nodes = frozenset(member(item, "node", int, 0) for item in given)
+    with_cpus = [item for item in given if _has_cpus(item)]
     return member(status, "cpuset", str, ""), nodes if with_cpus else frozenset()
 
 
 def _has_cpus(given: Any) -> bool:
-    """Return whether the resources given on a NUMA node include CPUs; they may be memory alone."""
+    """Return whether the resources allocated on a NUMA node include CPUs; they may be only memory."""
     resources = member(given, "resources", dict)
     return _milli(resources, _CPU) != 0 or _milli(resources, BATCH_CPU) > 0
 

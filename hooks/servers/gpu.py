@@ -1,14 +1,14 @@
 """gpu: give a container the GPUs of its pod, and its share of one, from Koordinator's device-allocated annotation.
 
 Invariant: all variables are set or none. An annotation that cannot be read raises Malformed. koordlet does the same
-with bad JSON, but keeps NVIDIA_VISIBLE_DEVICES if only the share cannot be read. With failure-policy Fail this hook is
-safer: nothing runs on a shared GPU without its limits. With Ignore it is less safe: the container starts with
-NVIDIA_VISIBLE_DEVICES as the image or the pod has it, which is "all" in CUDA images, so with other pods' GPUs, too.
-Register this hook with Fail.
+with bad JSON, but sets NVIDIA_VISIBLE_DEVICES if only the share cannot be read. With failure-policy Fail this hook is
+safer: no container runs on a shared GPU without limits. With Ignore it is less safe: the container starts with the
+NVIDIA_VISIBLE_DEVICES of the image or the pod, "all" in CUDA images, so with other pods' GPUs, too. Register this hook
+with Fail.
 
-The hook protocol has no mounts. The pod itself must mount what koordlet mounts through NRI: HAMi-core's library at the
-path in LD_PRELOAD, the lock directory /tmp/vgpulock, and a directory for the monitor's cache at the path in its
-variable. LD_PRELOAD of a file that the container does not have limits nothing.
+The hook protocol has no mounts. The pod itself must mount the paths that koordlet mounts through NRI: HAMi-core's
+library at the path in LD_PRELOAD, the lock directory /tmp/vgpulock, and a directory for the monitor's cache at the path
+in its variable. LD_PRELOAD of a missing file limits nothing.
 """
 
 import argparse
@@ -32,8 +32,8 @@ from ..sdk import ContainerContext, Hook, Malformed, main
 
 HAMI_CORE = "HAMi-core"
 LIBRARY = "/usr/local/vgpu/libvgpu.so"
-WHOLE = 100
-"""Percentage of a GPU's memory from which on the GPU is not shared, so that nothing is limited."""
+FULL_PERCENT = 100
+"""Percentage of a GPU's memory from which the GPU is not shared, so that no limit is set."""
 
 _ANNOTATION = f"annotation {DEVICE_ALLOCATED}"
 _DOMAIN, _OLD_DOMAIN = "koordinator.sh/", "kubernetes.io/"
@@ -73,7 +73,7 @@ class Gpu(Hook):
         if not devices:
             return
         minors = [member(device, "minor", int) for device in devices]
-        if None in minors:  # koordlet takes a missing one for 0, which may be another pod's GPU
+        if None in minors:  # koordlet reads a missing one as 0, which may be another pod's GPU
             raise Malformed(_ANNOTATION, "each gpu needs its minor number")
         variables = {"NVIDIA_VISIBLE_DEVICES": ",".join(map(str, minors))}
         if container.pod.labels.get(GPU_ISOLATION_PROVIDER) == HAMI_CORE:
@@ -83,8 +83,8 @@ class Gpu(Hook):
             container.env[name] = value
 
     def _share(self, container: ContainerContext, resources: Mapping[str, Any]) -> dict[str, str]:
-        """Return HAMi-core's variables; none for a whole GPU."""
-        if _needed(resources, GPU_MEMORY_RATIO) >= WHOLE:
+        """Return HAMi-core's variables; none for an unshared GPU."""
+        if _needed(resources, GPU_MEMORY_RATIO) >= FULL_PERCENT:
             return {}
         variables = {"CUDA_DEVICE_MEMORY_LIMIT": str(_needed(resources, GPU_MEMORY)), "LD_PRELOAD": self._library}
         core = _amount(resources, GPU_CORE)
@@ -110,7 +110,7 @@ def _needed(resources: Mapping[str, Any], name: str) -> int:
 
 
 def _amount(resources: Mapping[str, Any], name: str) -> int | None:
-    """Return an amount by its name, or else by its deprecated name, rounded up; None if it has neither."""
+    """Return an amount by its name or its deprecated name, rounded up; None without both."""
     for key in (name, name.replace(_DOMAIN, _OLD_DOMAIN)):
         value = entry(resources, key, (str, int, float))
         if value is not None:

@@ -33,7 +33,7 @@ class OomScoreAdj(NodeHook):
     reads_settings = reads_cgroups = False
 
     def pre_create_container(self, container: ContainerContext) -> None:
-        """Set the value that an annotation requests; one that cannot be read is logged and changes nothing."""
+        """Set the value of an annotation; an unreadable one is logged and changes nothing."""
         try:
             value = requested_score(container.pod.annotations, container.name)
         except Malformed as error:

@@ -1,11 +1,11 @@
-"""rdt: limit cache ways and memory bandwidth of a pod, by a resctrl group of its own or of its QoS class.
+"""rdt: limit cache ways and memory bandwidth of a pod, by its own resctrl group or that of its QoS class.
 
-Invariant: a node that cannot limit (no RDT, no free class, a kernel that refuses) never stops a pod; only an annotation
-that cannot be read is an error. A restarted server needs no state of its own: groups are found on disk.
+Invariant: a node that cannot limit (no RDT, no free class, a kernel that refuses) never stops a pod; only an unreadable
+annotation is an error. A restarted server needs no state: the groups are on disk.
 
-There are two ways into the group. Before the container starts: the annotation io.kubernetes.cri.rdt-class, by which
-containerd and CRI-O let runc join the group. After it: its threads are moved once the runtime has started it, which is
-the only way in Docker mode; until then it runs in its parent's group, and its cache contents of that time stay there.
+A container joins the group in one of two ways. Before its start: the annotation io.kubernetes.cri.rdt-class, by which
+containerd and CRI-O let runc join the group. After its start: this hook moves its threads, the only way in Docker mode.
+Until then it runs in its parent's group, and its cache contents of that time stay there.
 """
 
 import argparse
@@ -27,9 +27,9 @@ RDT_CLASS = "io.kubernetes.cri.rdt-class"
 """The container annotation that containerd and CRI-O read."""
 POD_PREFIX = "koordlet-"
 ROUNDS = 10
-"""How many times a container's threads are listed at most; one that starts a thread in each round is left then."""
-MOST_WRITTEN = 1024
-"""Of how many groups the last written limits are remembered: more than any machine has at a time."""
+"""Largest number of lists of a container's threads; new threads of later rounds are ignored."""
+MAX_WRITTEN = 1024
+"""Largest number of groups whose last limits are recorded: more than any machine has."""
 
 _T = TypeVar("_T")
 
@@ -67,7 +67,7 @@ class Rdt(NodeHook):
         )
 
     def configure(self, arguments: argparse.Namespace) -> None:
-        """Apply the flags, and log once what this node can limit."""
+        """Apply the flags, and log once which resources cannot be limited."""
         super().configure(arguments)
         self.resctrl = self._given or Resctrl(arguments.resctrl_root)
         self.annotate = arguments.rdt_class_annotation
@@ -96,8 +96,8 @@ class Rdt(NodeHook):
     def pre_create_container(self, container: ContainerContext) -> None:
         """Ensure that the container's group exists, and pass its name to the runtime. Raises Malformed.
 
-        A pod's group normally exists already, unless this server was away when the sandbox was created, or the group
-        was removed: a containerd with RDT removes groups that it does not know when it starts.
+        A pod's group normally exists already, unless this server was unavailable when the sandbox was created, or the
+        group was removed: a containerd with RDT removes unknown groups when it starts.
         """
         group, wish = self._membership(container)
         if wish is None:
@@ -106,8 +106,8 @@ class Rdt(NodeHook):
             container.annotations[RDT_CLASS] = group
 
     def post_start_container(self, container: ContainerContext) -> None:
-        """Move the container's threads into its group, unless the runtime has done so. The group is ensured once more:
-        a late second stop of a dead sandbox may have removed it while it was empty. Raises Malformed."""
+        """Move the container's threads into its group, unless the runtime has done so. The group is ensured again: a
+        late second stop of a dead sandbox may have removed it while it was empty. Raises Malformed."""
         group, wish = self._membership(container)
         if wish is None or not self._ensured(group, wish):
             return
@@ -115,25 +115,25 @@ class Rdt(NodeHook):
             path = self.cgroups.container(container.cgroup_parent, container.id)
             if path is None:
                 ended = "a container has ended already, or --cgroup-root does not have its cgroup"
-                self._say("cgroup", None, self.cgroups.absent or ended)
+                self._warn("cgroup", None, self.cgroups.absent or ended)
             else:
                 self._move(group, path)
         except OSError as error:
-            self._say("move", error.errno, f"threads of a container stay where they are: {error.strerror}")
+            self._warn("move", error.errno, f"threads of a container stay where they are: {error.strerror}")
 
     def post_stop_pod_sandbox(self, pod: PodContext) -> None:
-        """Remove the pod's group, unless threads are in it. The kubelet stops a dead sandbox once more before it
-        removes it, when the pod may already run in a new one."""
+        """Remove the pod's group, unless threads are in it. The kubelet stops a dead sandbox again before its removal,
+        when the pod may already run in a new one."""
         group = _pod_group(pod.uid)
         self._written.pop(group, None)
         try:
             if self.resctrl.exists(group) and not self.resctrl.tasks(group):
                 self.resctrl.remove(group)
         except OSError as error:
-            self._say("rmdir", error.errno, f"the group of a pod that has ended stays: {error.strerror}")
+            self._warn("rmdir", error.errno, f"the group of a pod that has ended stays: {error.strerror}")
 
     def _check(self) -> Machine:
-        """Return what the node can limit; if that was nothing so far, look again, as resctrl may be mounted by now."""
+        """Return the resources that the node can limit; if there were none, check again: resctrl may be mounted now."""
         if not self._machine:
             self._machine = self.resctrl.machine()
         return self._machine
@@ -152,12 +152,12 @@ class Rdt(NodeHook):
         return group, Wish(l3=settings.l3, mb=settings.mb)
 
     def _ensured(self, group: str, wish: Wish) -> bool:
-        """Ensure that a group exists with its limits; return whether it exists. Limits that were written are not
-        written again, as that interrupts the CPUs of a cache."""
+        """Ensure that a group exists with its limits; return whether it exists. Unchanged limits are not written again:
+        a write interrupts the CPUs of a cache."""
         return (self._written.get(group) == wish and self.resctrl.exists(group)) or self._limit(group, wish)
 
     def _limit(self, group: str, wish: Wish) -> bool:
-        """Write limits into a group, created if there are any to write; return whether the group exists."""
+        """Write limits, if any, into a group, and create it if missing; return whether the group exists."""
         lines = schemata(self._machine, wish)
         if not lines:
             return self.resctrl.exists(group)
@@ -166,24 +166,24 @@ class Rdt(NodeHook):
         except FileNotFoundError:
             return self._make(group, wish, lines)
         except OSError as error:
-            self._say_refused(error)
+            self._warn_refused(error)
         return True
 
     def _make(self, group: str, wish: Wish, lines: str) -> bool:
         """Create a group with limits; return whether it exists.
 
-        If its limits are refused it is removed again, because there are few classes. The kernel creates its files with
-        it, and another thread may have created it meanwhile.
+        If the kernel refuses its limits it is removed again, because there are few classes. The kernel creates the
+        group's files with it, and another thread may have created it meanwhile.
         """
         try:
             new = self.resctrl.make(group)
         except OSError as error:
-            self._say("mkdir", error.errno, f"no group can be made: {_NO_GROUP.get(error.errno, error.strerror)}")
+            self._warn("mkdir", error.errno, f"no group can be made: {_NO_GROUP.get(error.errno, error.strerror)}")
             return False
         try:
             self._write(group, wish, lines)
         except OSError as error:
-            self._say_refused(error)
+            self._warn_refused(error)
             if new:
                 with suppress(OSError):  # the refusal is logged, this error is not
                     self.resctrl.remove(group)
@@ -192,16 +192,16 @@ class Rdt(NodeHook):
     def _write(self, group: str, wish: Wish, lines: str) -> None:
         self._written.pop(group, None)
         self.resctrl.limit(group, lines)
-        if len(self._written) >= MOST_WRITTEN:
+        if len(self._written) >= MAX_WRITTEN:
             self._written.clear()  # most of these groups no longer exist
         self._written[group] = wish
 
-    def _say_refused(self, error: OSError) -> None:
+    def _warn_refused(self, error: OSError) -> None:
         why = ": ".join(filter(None, (error.strerror, self.resctrl.last_status())))
-        self._say("schemata", error.errno, f"limits are refused: {why}")
+        self._warn("schemata", error.errno, f"limits are refused: {why}")
 
     def _move(self, group: str, path: str) -> None:
-        """Move all threads of a cgroup, listing them until none is new; what a moved thread starts is in the group."""
+        """Move all threads of a cgroup, listing them until none is new; threads of a moved thread are in the group."""
         there = set(self.resctrl.tasks(group))
         for _ in range(ROUNDS):
             new = [tid for tid in self.cgroups.tids(path) if tid not in there]
@@ -210,9 +210,9 @@ class Rdt(NodeHook):
             for tid in new:
                 self.resctrl.move(group, tid)
             there.update(new)
-        self._say("rounds", None, f"new threads appeared in each of {ROUNDS} rounds; the last may be left out")
+        self._warn("rounds", None, f"new threads appeared in each of {ROUNDS} rounds; the last may be left out")
 
-    def _say(self, what: str, number: int | None, text: str) -> None:
+    def _warn(self, what: str, number: int | None, text: str) -> None:
         self.warn_once((what, number), "%s: %s. Pods run all the same", self.resctrl.root, text)
 
 
@@ -238,9 +238,9 @@ def _wish(annotations: Mapping[str, str]) -> Wish | None:
         return None
     cache, bandwidth = member(annotation, "llc", dict), member(annotation, "mb", dict)
     common = _range(member(cache, "schemata", dict)), member(member(bandwidth, "schemata", dict), "percent", int)
-    ranges = {_cache_id(each): _needed(_range(each)) for each in member(cache, _PER_CACHE, Objects, [])}
+    ranges = {_cache_id(item): _needed(_range(item)) for item in member(cache, _PER_CACHE, Objects, [])}
     percents = {
-        _cache_id(each): _needed(member(each, "percent", int)) for each in member(bandwidth, _PER_CACHE, Objects, [])
+        _cache_id(item): _needed(member(item, "percent", int)) for item in member(bandwidth, _PER_CACHE, Objects, [])
     }
     try:
         return Wish(*common, ranges, percents)

@@ -1,7 +1,7 @@
-"""Call one hook server as the proxy does: once, to show what its answer changes, or many times, to measure.
+"""Call one hook server as the proxy does: once, to show the changes of its answer, or many times, to measure.
 
-Invariants: a call ends in an answer or a CallFailed by its deadline. What is shown of an answer is YAML, whatever the
-answer contains. A measured call that failed counts as a failure and in no percentile.
+Invariants: a call ends in an answer or a CallFailed by its deadline. The output for any answer is YAML. A measured call
+that failed counts as a failure and in no percentile.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ Tree = Mapping[str, Any]
 
 
 class HookCallFailed(RuntimeProxyError):
-    """A hook server did not answer properly; the text names its socket, what was called and the reason."""
+    """A hook server did not answer properly; the text names its socket, the called method and the reason."""
 
     def __init__(self, endpoint: str, called: str, failure: CallFailed) -> None:
         hint = "; is it running, and is this its socket?" if failure.kind is Kind.UNREACHABLE else ""
@@ -92,7 +92,7 @@ def find(text: str) -> Server:
 
 @asynccontextmanager
 async def connection(endpoint: str) -> AsyncIterator[UnaryClient]:
-    """Yield a client of its own, whose connection is closed at the end."""
+    """Yield a new client, and close its connection at the end."""
     client = UnaryClient(endpoint)
     try:
         yield client
@@ -100,11 +100,11 @@ async def connection(endpoint: str) -> AsyncIterator[UnaryClient]:
         await client.close()
 
 
-async def call_point(client: UnaryClient, point: HookPoint, body: bytes, timeout_seconds: float) -> HookAnswer:
+async def call_hook(client: UnaryClient, hook_point: HookPoint, body: bytes, timeout_seconds: float) -> HookAnswer:
     """Send an encoded request to a hook point and return the answer. Raises CallFailed."""
-    answered = await client.call(codec.PATHS[point.name], body, timeout_seconds)
+    answered = await client.call(codec.PATHS[hook_point.name], body, timeout_seconds)
     try:
-        return codec.decode(point, answered)
+        return codec.decode(hook_point, answered)
     except WireError as error:
         raise CallFailed(grpc.INTERNAL, str(error), Kind.BROKEN) from None
 
@@ -126,53 +126,54 @@ def words(failure: CallFailed) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """The result of a call: ``text`` to show, and the rules that the answer breaks, empty if it is good."""
+    """The result of a call: ``text`` to show, and the rules that the answer breaks."""
 
     text: str
     faults: tuple[str, ...]
 
 
-def call(server: Server, point: HookPoint, given: HookRequest, timeout_seconds: float) -> Called:
+def call(server: Server, hook_point: HookPoint, given: HookRequest, timeout_seconds: float) -> Called:
     """Call a hook server at a hook point. Raises ConfigError if the request cannot be sent there, HookCallFailed if the
     server refuses or fails."""
-    body = request.encoded(point, given)
+    body = request.encoded(hook_point, given)
 
     async def timed() -> tuple[HookAnswer, float]:
         async with connection(server.endpoint) as client:
             began = time.perf_counter()
-            answer = await call_point(client, point, body, timeout_seconds)
+            answer = await call_hook(client, hook_point, body, timeout_seconds)
             return answer, time.perf_counter() - began
 
     try:
         answer, seconds = uvloop.run(timed())
     except CallFailed as failure:
-        raise HookCallFailed(server.endpoint, point.name, failure) from None
-    heads = [f"{point.name} at {server.endpoint} answered in {seconds * 1000:.1f} ms", *_remarks(server, point, given)]
-    sent = request.at_point(point, given)
-    _, faults = _judged(point, sent, merge.difference(sent, answer))
-    return Called("\n".join([*(f"# {head}" for head in heads), *answer_lines(point, sent, answer)]), faults)
+        raise HookCallFailed(server.endpoint, hook_point.name, failure) from None
+    answered = f"{hook_point.name} at {server.endpoint} answered in {seconds * 1000:.1f} ms"
+    heads = [answered, *_remarks(server, hook_point, given)]
+    sent = request.at_hook_point(hook_point, given)
+    _, faults = _validated(hook_point, sent, merge.difference(sent, answer))
+    return Called("\n".join([*(f"# {head}" for head in heads), *answer_lines(hook_point, sent, answer)]), faults)
 
 
-def _remarks(server: Server, point: HookPoint, given: HookRequest) -> Iterator[str]:
-    if server.points is not None and point.name not in server.points:
-        yield f"the proxy would not call: the registration file does not name {point.name}"
-    if lost := request.unsent(point, given):
+def _remarks(server: Server, hook_point: HookPoint, given: HookRequest) -> Iterator[str]:
+    if server.points is not None and hook_point.name not in server.points:
+        yield f"the proxy would not call: the registration file does not name {hook_point.name}"
+    if lost := request.unsent(hook_point, given):
         yield f"not sent at this hook point: {', '.join(lost)}"
-    if point.stage is Stage.POST:
+    if hook_point.stage is Stage.POST:
         yield "the proxy ignores what is answered at this hook point"
 
 
-def answer_lines(point: HookPoint, sent: HookRequest, answer: HookAnswer) -> Iterator[str]:
-    """Yield YAML lines that show what an answer changes of what was sent."""
+def answer_lines(hook_point: HookPoint, sent: HookRequest, answer: HookAnswer) -> Iterator[str]:
+    """Yield YAML lines that show the changes of an answer."""
     change = merge.difference(sent, answer)
-    good, faults = _judged(point, sent, change)
-    effective = merge.limited(point, good)
+    good, faults = _validated(hook_point, sent, change)
+    effective = merge.applicable(hook_point, good)
     echo = merge.echo(sent)
     before = {part: getattr(echo, part) for part in _PARTS} | {"resources": named(echo.resources)}
     sections = {
         APPLIED: _changes(effective),
-        DROPPED: _rest(_changes(change), _changes(good)),
-        WITHOUT_EFFECT: _rest(_changes(good), _changes(effective)),
+        DROPPED: _without(_changes(change), _changes(good)),
+        WITHOUT_EFFECT: _without(_changes(good), _changes(effective)),
     }
     for name, changes in sections.items():
         if changes:
@@ -185,22 +186,22 @@ def answer_lines(point: HookPoint, sent: HookRequest, answer: HookAnswer) -> Ite
         yield from (f"  - {_scalar(fault)}" for fault in faults)
 
 
-def _judged(point: HookPoint, sent: HookRequest, change: Adjustment) -> tuple[Adjustment, tuple[str, ...]]:
-    """Return the good part of a change, and every rule that it breaks; at a Post point nothing is checked."""
-    if point.stage is Stage.POST:
+def _validated(hook_point: HookPoint, sent: HookRequest, change: Adjustment) -> tuple[Adjustment, tuple[str, ...]]:
+    """Return the valid part of a change, and every rule that it breaks; a Post point has no rules."""
+    if hook_point.stage is Stage.POST:
         return change, ()
-    good, broken = merge.judged(change, sent)
+    good, broken = merge.validated(change, sent)
     return good, tuple(map(str, broken))
 
 
-def _rest(changes: Tree, taken: Tree) -> dict[str, Any]:
-    left: dict[str, Any] = {}
+def _without(changes: Tree, removed: Tree) -> dict[str, Any]:
+    remaining: dict[str, Any] = {}
     for key, value in changes.items():
         if not isinstance(value, Mapping):
-            left |= {} if key in taken else {key: value}
-        elif inner := _rest(value, taken.get(key, {})):
-            left[key] = inner
-    return left
+            remaining |= {} if key in removed else {key: value}
+        elif inner := _without(value, removed.get(key, {})):
+            remaining[key] = inner
+    return remaining
 
 
 def _changes(change: Adjustment) -> Tree:
@@ -220,7 +221,7 @@ def _lines(changes: Tree, before: Tree, depth: int) -> Iterator[str]:
 
 
 def _key(key: str) -> str:
-    # Only a key that YAML reads as a text is written without quotes: "on" and "null" would become something else.
+    # Only a key that YAML reads as a text is written without quotes: "on" and "null" are not.
     return key if _PLAIN_KEY.fullmatch(key) and yaml.safe_load(key) == key else _scalar(key)
 
 
@@ -256,40 +257,40 @@ class Figures:
 
 
 def percentile(ordered: Sequence[float], percent: int) -> float:
-    """Return the smallest value that at least so many percent of the ordered values do not exceed (nearest rank)."""
+    """Return the percentile of ordered values by the nearest-rank method."""
     return ordered[-(-len(ordered) * percent // 100) - 1]
 
 
 def bench(
-    server: Server, point: HookPoint, body: bytes, *, calls: int, concurrency: int, timeout_seconds: float
+    server: Server, hook_point: HookPoint, body: bytes, *, calls: int, concurrency: int, timeout_seconds: float
 ) -> Figures:
     """Make ``calls`` calls, ``concurrency`` of them at a time on one connection as the proxy does, after a warm-up.
     Raises HookCallFailed if the very first call fails."""
 
-    async def whole() -> Figures:
+    async def run() -> Figures:
         async with connection(server.endpoint) as client:
 
-            async def one() -> None:
-                await call_point(client, point, body, timeout_seconds)
+            async def call_once() -> None:
+                await call_hook(client, hook_point, body, timeout_seconds)
 
             try:
-                await one()
+                await call_once()
             except CallFailed as failure:
-                raise HookCallFailed(server.endpoint, point.name, failure) from None
-            await _many(one, min(calls, WARM_UP_CALLS), concurrency)
-            return await _many(one, calls, concurrency)
+                raise HookCallFailed(server.endpoint, hook_point.name, failure) from None
+            await _many(call_once, min(calls, WARM_UP_CALLS), concurrency)
+            return await _many(call_once, calls, concurrency)
 
-    return uvloop.run(whole())
+    return uvloop.run(run())
 
 
-async def _many(one: Callable[[], Awaitable[None]], count: int, concurrency: int) -> Figures:
-    figures, left = Figures(), iter(range(count))
+async def _many(call_once: Callable[[], Awaitable[None]], count: int, concurrency: int) -> Figures:
+    figures, numbers = Figures(), iter(range(count))
 
     async def call_repeatedly() -> None:
-        for _ in left:
+        for _ in numbers:
             began = time.perf_counter()
             try:
-                await one()
+                await call_once()
             except CallFailed as failure:
                 figures.failures[words(failure)] += 1
             else:

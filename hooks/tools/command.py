@@ -37,7 +37,7 @@ class _Command(click.Command):
             raise click.ClickException(str(error)) from None
 
 
-def _point(value: str) -> HookPoint:
+def _parse_hook_point(value: str) -> HookPoint:
     names = {name.lower(): name for name in BY_NAME}
     if value.lower() in names:
         return BY_NAME[names[value.lower()]]
@@ -86,7 +86,7 @@ _example_option = click.option(
 
 @click.command("call", cls=_Command, epilog=_ARGUMENTS, short_help="Call a hook server, show what its answer changes.")
 @_server_argument
-@click.argument("point", metavar="POINT", type=_point)
+@click.argument("point", metavar="POINT", type=_parse_hook_point)
 @_file_option
 @_timeout_option
 @_example_option
@@ -100,12 +100,12 @@ def call_command(server: str, point: HookPoint, file: str | None, timeout: str |
     from runtimeproxy_hooks.tools import client as hook_client
     from runtimeproxy_hooks.tools import request
 
-    found = hook_client.find(server)
-    given = request.at_point(point, request.example()) if file is None else request.read(file)
-    called = hook_client.call(found, point, given, _seconds(timeout, found.timeout_seconds))
+    hook_server = hook_client.find(server)
+    given = request.at_hook_point(point, request.example()) if file is None else request.read(file)
+    called = hook_client.call(hook_server, point, given, _seconds(timeout, hook_server.timeout_seconds))
     click.echo(called.text)
     if called.faults:
-        raise RuntimeProxyError(f"{found.endpoint}: {point.name}: bad answer: {called.faults[0]}")
+        raise RuntimeProxyError(f"{hook_server.endpoint}: {point.name}: bad answer: {called.faults[0]}")
 
 
 @click.command("verify", cls=_Command, epilog=_ARGUMENTS, short_help="Check a hook server by the protocol's rules.")
@@ -114,7 +114,7 @@ def call_command(server: str, point: HookPoint, file: str | None, timeout: str |
     "--point",
     "points",
     metavar="POINT",
-    type=_point,
+    type=_parse_hook_point,
     multiple=True,
     help="A hook point that must be served; again for more.  [default: all that are served]",
 )
@@ -133,9 +133,9 @@ def verify_command(
     from runtimeproxy_hooks.tools.trials import TriedServer
     from runtimeproxy_hooks.tools.verify import verify
 
-    found = hook_client.find(server)
-    seconds = _seconds(timeout, found.timeout_seconds)
-    passed = verify(TriedServer(found.endpoint, _request(file), points, seconds, restart_command), click.echo)
+    hook_server = hook_client.find(server)
+    seconds = _seconds(timeout, hook_server.timeout_seconds)
+    passed = verify(TriedServer(hook_server.endpoint, _request(file), points, seconds, restart_command), click.echo)
     return 0 if passed else FAILED
 
 
@@ -144,7 +144,7 @@ def verify_command(
 @click.option(
     "--point",
     metavar="POINT",
-    type=_point,
+    type=_parse_hook_point,
     default=DEFAULT_POINT,
     help=f"The hook point to call.  [default: {DEFAULT_POINT}]",
 )
@@ -170,11 +170,11 @@ def bench_command(
     from runtimeproxy_hooks.tools import client as hook_client
     from runtimeproxy_hooks.tools import request
 
-    found = hook_client.find(server)
+    hook_server = hook_client.find(server)
     body = request.encoded(point, _request(file))
-    seconds = _seconds(timeout, found.timeout_seconds)
-    figures = hook_client.bench(found, point, body, calls=calls, concurrency=concurrency, timeout_seconds=seconds)
-    click.echo(f"{calls} calls of {point.name} at {found.endpoint}, {concurrency} at a time")
+    seconds = _seconds(timeout, hook_server.timeout_seconds)
+    figures = hook_client.bench(hook_server, point, body, calls=calls, concurrency=concurrency, timeout_seconds=seconds)
+    click.echo(f"{calls} calls of {point.name} at {hook_server.endpoint}, {concurrency} at a time")
     click.echo("\n".join(figures.lines))
     return FAILED if figures.failures else 0
 

@@ -18,7 +18,7 @@ from string import Template
 from runtimeproxy.errors import ConfigError
 
 SOCKETS = "/var/run/runtimeproxy-hooks"
-"""Where hook servers made with the SDK listen by default."""
+"""The default directory for sockets of hook servers with the SDK."""
 
 _FILES: Mapping[str, str] = {
     "hook.py.template": "{name}.py",
@@ -27,10 +27,10 @@ _FILES: Mapping[str, str] = {
     "hook.json.template": "{name}.json",
     "README.rst.template": "README.rst",
 }
-"""The file that is made from each template."""
+"""The file name for each template."""
 
 _HOMES = ("/home/", "/root/", "/run/user/")
-"""What ProtectHome=yes hides, where a Python of the unit could not be."""
+"""The directories that ProtectHome=yes hides: the unit cannot use a Python there."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _MODE = 0o755
@@ -39,10 +39,10 @@ _LONGEST_NAME = 40  # the socket's path must not be longer than 107 bytes
 
 
 def new(name: str, directory: Path) -> Path:
-    """Write a folder of the hook's name into a directory and return it; dashes in the name become underscores.
+    """Write a folder with the hook's name into a directory and return it; dashes in the name become underscores.
 
-    Raises ConfigError for a name that is not possible for a module of its own, and if the folder exists or cannot be
-    completed; in the latter case nothing of it is left.
+    Raises ConfigError for an invalid module name, and if the folder exists or cannot be completed, after removing the
+    incomplete folder.
     """
     name = checked(name)
     folder = directory / name
@@ -57,7 +57,7 @@ def new(name: str, directory: Path) -> Path:
         for file, text in files(name).items():
             (folder / file).write_text(text, encoding="utf-8")
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)  # created here, so it contains nothing else
+        shutil.rmtree(folder, ignore_errors=True)  # created here, so it contains no other files
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; name a folder with --directory") from None
     return folder
 
@@ -77,7 +77,7 @@ def checked(name: str) -> str:
 
 def files(name: str) -> Mapping[str, str]:
     endpoint = f"{SOCKETS}/{name}.sock"
-    python = shlex.quote(sys.executable)  # the Python in which runtimeproxy, and so what the hook imports, is installed
+    python = shlex.quote(sys.executable)  # runtimeproxy and its dependencies are installed for this Python
     words = {
         "name": name,
         # With "Hook" and "HOOK_" no name collides with an import of the files (HookTester) or a variable with a meaning

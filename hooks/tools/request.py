@@ -1,6 +1,6 @@
-"""The request to a hook server, as YAML written by people.
+"""The request to a hook server, as YAML that a user writes.
 
-Invariant: every error names the line and the key and never a value; nothing that the user wrote is silently left out.
+Invariant: every error names the line and the key and never a value; no part of the user's text is silently omitted.
 """
 
 import sys
@@ -49,7 +49,7 @@ def example_text() -> str:
 
 
 def example() -> HookRequest:
-    """Return the request that is used if no file is named: maps with several entries, and numbers that are set."""
+    """Return the default request, with several entries in each map and all numbers set."""
     return parse(example_text(), _EXAMPLE)
 
 
@@ -60,20 +60,20 @@ def parse(text: str, origin: str) -> HookRequest:
     return HookRequest(values.get("pod", PodInfo()), values.get("container"))
 
 
-def _fields(node: yaml.Node, place: Place, known: Mapping[str, Reader]) -> dict[str, Any]:
+def _fields(node: yaml.Node, place: Place, readers: Mapping[str, Reader]) -> dict[str, Any]:
     """Return the values of a message's keys; a key without a value counts as absent. Raises ConfigError."""
     values: dict[str, Any] = {}
     for key, value in pairs(node, place):
-        if key not in known:
-            raise place.inside(key).fault(value, f"unknown key; {_nearest(key, known)}")
+        if key not in readers:
+            raise place.inside(key).fault(value, f"unknown key; {_nearest(key, readers)}")
         if value.tag != NULL:
-            values[key] = known[key](value, place.inside(key))
+            values[key] = readers[key](value, place.inside(key))
     return values
 
 
-def _nearest(key: str, known: Mapping[str, Reader]) -> str:
-    near = get_close_matches(key, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+def _nearest(key: str, readers: Mapping[str, Reader]) -> str:
+    near = get_close_matches(key, readers, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(readers)}"
 
 
 def _number(span: tuple[int, int]) -> Reader:
@@ -93,8 +93,8 @@ def _entries(reader: Reader) -> Reader:
     return lambda node, place: {key: reader(value, place.inside(key)) for key, value in pairs(node, place)}
 
 
-def _message(kind: type[PodInfo | ContainerInfo | Resources], known: Mapping[str, Reader]) -> Reader:
-    return lambda node, place: kind(**_fields(node, place, known))
+def _message(kind: type[PodInfo | ContainerInfo | Resources], readers: Mapping[str, Reader]) -> Reader:
+    return lambda node, place: kind(**_fields(node, place, readers))
 
 
 _READERS: Mapping[Kind, Reader] = {
@@ -126,39 +126,39 @@ _REQUEST: Mapping[str, Reader] = {"pod": _message(PodInfo, _POD), "container": _
 # -- sending ----------------------------------------------------------------------------------------------------------
 
 
-def at_point(point: HookPoint, request: HookRequest) -> HookRequest:
+def at_hook_point(hook_point: HookPoint, request: HookRequest) -> HookRequest:
     """Return the part of a request that the proxy sends at a hook point, as the hook server reads it. Raises
     ConfigError if the request has no container at a container's hook point."""
-    return codec.decode_request(point, encoded(point, request))
+    return codec.decode_request(hook_point, encoded(hook_point, request))
 
 
-def encoded(point: HookPoint, request: HookRequest) -> bytes:
-    """Return the encoded message of a request at a hook point. Raises ConfigError as ``at_point`` does."""
+def encoded(hook_point: HookPoint, request: HookRequest) -> bytes:
+    """Return the encoded message of a request at a hook point. Raises ConfigError as ``at_hook_point`` does."""
     container = request.container
-    if point.subject is SubjectKind.CONTAINER and container is None:
+    if hook_point.subject is SubjectKind.CONTAINER and container is None:
         raise ConfigError(
-            f"{point.name} is about a container, and the request has none: add 'container: {{name: main}}'"
+            f"{hook_point.name} is about a container, and the request has none: add 'container: {{name: main}}'"
         )
-    if container is not None and point.name == _BEFORE_CREATE:
+    if container is not None and hook_point.name == _BEFORE_CREATE:
         request = replace(request, container=replace(container, id=""))
-    return codec.encode(point, request)
+    return codec.encode(hook_point, request)
 
 
-def unsent(point: HookPoint, request: HookRequest) -> tuple[str, ...]:
+def unsent(hook_point: HookPoint, request: HookRequest) -> tuple[str, ...]:
     """Return the names of the fields of a request that the proxy does not send at a hook point."""
-    reached = at_point(point, request)
-    lost = [f"pod.{name}" for name in _differing(request.pod, reached.pod)]
+    received = at_hook_point(hook_point, request)
+    lost = [f"pod.{name}" for name in _differing(request.pod, received.pod)]
     if request.container is None:
         return tuple(lost)
-    if reached.container is None:
+    if received.container is None:
         return (*lost, "container")
-    return (*lost, *(f"container.{name}" for name in _differing(request.container, reached.container)))
+    return (*lost, *(f"container.{name}" for name in _differing(request.container, received.container)))
 
 
-def _differing(given: PodInfo | ContainerInfo, reached: PodInfo | ContainerInfo) -> Iterator[str]:
+def _differing(given: PodInfo | ContainerInfo, received: PodInfo | ContainerInfo) -> Iterator[str]:
     for field in fields(given):
         # A container's own cgroup parent is sent in place of its pod's.
         own_parent = field.name == "cgroup_parent" and isinstance(given, ContainerInfo)
         given_value = getattr(given, field.name)
-        if given_value and not own_parent and given_value != getattr(reached, field.name):
+        if given_value and not own_parent and given_value != getattr(received, field.name):
             yield field.name

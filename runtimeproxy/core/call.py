@@ -1,6 +1,6 @@
 """The interface of a held call, between a front and the core, and the memory of all held requests (relay-rules A4).
 
-Of HOLDING, RELEASED, REFUSED and ENDED only the first transition out of HOLDING counts (relay-rules C1).
+Only a call's first transition out of HOLDING counts (relay-rules C1).
 """
 
 from abc import ABC, abstractmethod
@@ -32,15 +32,15 @@ class MemoryBudget:
         return self.count <= self.limit
 
     def credit(self, length: int) -> None:
-        """Subtract bytes that are no longer kept; ``wire.http2`` calls it once DATA has been sent."""
+        """Subtract bytes that are no longer buffered; ``wire.http2`` calls it once it has sent the DATA."""
         self.count -= length
 
 
 MESSAGE_LIMIT = 16 * 2**20
-"""Longest request that is held, in bytes: containerd and the kubelet allow 16 MiB."""
+"""Largest request that is held, in bytes: containerd and the kubelet allow 16 MiB."""
 FIELDS_LIMIT = 1 << 17
-"""Most fields of a request that is decoded, since each becomes a Python object; in JSON strings, commas and opening
-brackets are counted. The environment variables that Kubernetes makes for 5,000 services stay below this number."""
+"""Largest number of fields of a decoded request, since each becomes a Python object; in JSON strings, commas and
+opening brackets count. The environment variables that Kubernetes sets for 5,000 services stay below it."""
 TOO_MANY_FIELDS = f"request with more than {FIELDS_LIMIT} fields"
 
 UPDATE_SECONDS = 10.0
@@ -58,15 +58,15 @@ class CallState(Enum):
 class Reply:
     """The runtime's answer to a call: ``agreed`` as hook-api defines it; ``message`` is its body where one was read.
 
-    ``answered`` is False if the call ended without the runtime's answer (cancel, deadline, lost connection). ``gone``:
-    the runtime no longer has the call's subject; only ``HeldCall.settle`` sets it. ``no_op``: the runtime did not
-    agree, but that is no failure: the work was already done, or the request could not be given to the runtime.
+    ``answered`` is False if the call ended without the runtime's answer (cancel, deadline, lost connection).
+    ``removed``: the runtime no longer has the call's subject; only ``HeldCall.settle`` sets it. ``no_op``: no failure
+    although the runtime did not agree: the work was already done, or the request could not be sent.
     """
 
     agreed: bool
     message: bytes = b""
     answered: bool = True
-    gone: bool = False
+    removed: bool = False
     no_op: bool = False
 
     @property
@@ -78,14 +78,14 @@ UNANSWERED = Reply(agreed=False, answered=False)
 
 # Results of ``HeldCall.settle``, in addition to UNANSWERED.
 DONE = Reply(agreed=True)
-GONE = Reply(agreed=True, gone=True)
+REMOVED = Reply(agreed=True, removed=True)
 """The call's subject no longer exists: runtimes agree to a stop and a remove of such a subject."""
 NOT_DONE = Reply(agreed=False)
 """The runtime has not carried the call out and never will."""
 
 
 class Life(NamedTuple):
-    """Whether a container was ever started, and whether it runs; one that has ended was started and does not run."""
+    """Whether a container was ever started, and whether it runs. An ended container was started and does not run."""
 
     started: bool
     running: bool
@@ -98,13 +98,12 @@ class Unreadable(Exception):
 _T = TypeVar("_T")
 
 
-class _Why(str):
+class _UnreadableText(str):
     """The text of an Unreadable: the exception would keep the frames that it passed through alive."""
 
 
 class read_once(Generic[_T]):  # a decorator, as property is
-    """A property that is read at the first access and then cached, as decoding a long message is slow. An Unreadable
-    raised by the read is raised again each time."""
+    """A property that caches the result of its first read, or its Unreadable: decoding a long message is slow."""
 
     def __init__(self, read: Callable[[Any], _T]) -> None:
         self._read = read
@@ -120,9 +119,9 @@ class read_once(Generic[_T]):  # a decorator, as property is
             try:
                 retained = self._read(instance)
             except Unreadable as error:
-                retained = _Why(str(error))
+                retained = _UnreadableText(str(error))
             attributes[self._retained_as] = retained
-        if isinstance(retained, _Why):
+        if isinstance(retained, _UnreadableText):
             raise Unreadable(str(retained))
         return retained  # type: ignore[no-any-return]
 
@@ -135,19 +134,19 @@ class HeldCall(ABC):
 
     state = CallState.HOLDING
     reply: Reply | None = None
-    """The runtime's reply once it is complete, UNANSWERED if none will come; None until then."""
+    """The runtime's complete reply, UNANSWERED if it will not send one; None until then."""
     operation: Operation
     """What the call does; where that depends on its subject, ``read_subject`` sets it."""
     hook_points: tuple[HookPoint, ...]
-    """The hook points that the call's subject has to be known for."""
+    """The hook points that need the call's subject."""
     deadline: float | None = None
     """The caller's deadline on the event loop's clock, in seconds; None if it gave none."""
     removes_containers: bool = False
     """True if the runtime ends and removes the containers of a pod together with it."""
     prepares: bool = False
-    """True if ``prepare`` may have to change something at the runtime before the request is released."""
+    """True if ``prepare`` may have to change the runtime's state before the release."""
     must_reread_created: bool = False
-    """True if ``read_made`` has to be called for a create's answer, since it ``may_be_repeated``."""
+    """True if a create's answer requires ``read_made``, since the create ``may_be_repeated``."""
     already_sent: bool = False
     """True if the front has already sent the request unchanged, because no hook server was to be called."""
     number: int = 0
@@ -157,28 +156,28 @@ class HeldCall(ABC):
     times: CallTimes
     adjustment: Adjustment = NO_ADJUSTMENT
     """What the Pre hooks changed of the request that was released."""
-    found: Subject | None = None
+    last_subject: Subject | None = None
     """The subject as it was last found, for log lines and events."""
     no_effect: tuple[tuple[str, frozenset[str]], ...] = ()
     """Why fields that hook servers set have no effect, and these fields by their kinds (``fields.kind_of``)."""
     end: HookPoint | None = None
-    """The hook point of the subject's end if this removes it, and some hook server is still to be notified."""
+    """The hook point of the subject's end, if this call removes the subject and a hook server is not yet notified."""
     ended: Sequence[ContainerRecord] = ()
-    """The containers that are removed with their pod, and of whose end some hook server is still to be notified."""
+    """The containers removed with their pod of whose end a hook server is not yet notified."""
     state_unknown: bool = False
-    """True once what the runtime holds of the subject is uncertain: its record is dropped, and read when needed."""
-    lacking: Collection[str] = ()
+    """True once the subject's state in the runtime is uncertain: its record is dropped, and re-read when needed."""
+    missing_fields: Collection[str] = ()
     """The fields of the adjustment, as in its ``owners``, that the runtime does not have although it agreed."""
 
     @property
     def subject_name(self) -> str:
         """Return the subject's name for log lines (``HookRequest.name``); "" if unknown."""
-        return "" if self.found is None else merge.hook_view(self.found).name
+        return "" if self.last_subject is None else merge.hook_view(self.last_subject).name
 
     def about(self) -> About:
         names: tuple[str, ...] = ()
-        if self.found is not None:
-            pod, container = self.found.pod.effective, self.found.container
+        if self.last_subject is not None:
+            pod, container = self.last_subject.pod.effective, self.last_subject.container
             names = (pod.namespace, pod.name, pod.id)
             if container is not None:
                 names += (container.effective.name, container.effective.id)
@@ -205,7 +204,7 @@ class HeldCall(ABC):
         unknown, ``state_unknown`` is set."""
         return {}
 
-    def leave_out(self, names: Sequence[str], by: str, report: Callable[..., None]) -> None:
+    def note_unsupported(self, names: Sequence[str], by: str, report: Callable[..., None]) -> None:
         """Note the fields that a hook server set and that ``by``, the API of the request, cannot set; ``report`` is
         ``Metrics.count_unsettable_fields``."""
         if names:
@@ -218,7 +217,7 @@ class HeldCall(ABC):
         return False
 
     def unedited(self, store: Store) -> bool:
-        """Return, without decoding the request, whether the Store surely changes nothing in it if no hook is called."""
+        """Return whether the Store changes nothing in the request if no hook is called, without decoding it."""
         return True
 
     @abstractmethod
@@ -255,6 +254,6 @@ class HeldCall(ABC):
 
     async def settle(self) -> Reply:
         """Query the outcome of a start, a stop or a remove that the runtime has not answered (relay-rules C3). Returns
-        what it would have answered by now: UNANSWERED if it has not done it, or not yet. Raises BackendError,
+        the answer to expect by now: UNANSWERED if the runtime has not carried it out yet. Raises BackendError,
         Unreadable."""
         return UNANSWERED

@@ -1,9 +1,8 @@
 """The course of an intercepted call, the same for all fronts: find the subject, call the Pre hooks, release, commit,
 call the Post hooks, answer.
 
-Invariant: a call is answered whatever happens; what the runtime agreed to is committed even if the client has gone
-(relay-rules C). If a call's answer never came, the runtime is queried for the outcome, or the record is re-read
-(relay-rules C3).
+Invariant: every call is answered. Each change that the runtime agreed to is committed, even if the client disconnects
+(relay-rules C). If the runtime never answers, the proxy queries the outcome or re-reads the record (relay-rules C3).
 """
 
 import asyncio
@@ -31,18 +30,18 @@ log = logging.getLogger(__name__)
 HOLD_GRACE_SECONDS = 1.0
 """A hold ends this many seconds after its budget at the latest (relay-rules C7)."""
 UPDATE_GRACE_SECONDS = 0.5
-"""PreStartContainer's extra update ends this many seconds after the budget, while the hold still lasts, so that the
-policies of the plugins that set its values can be applied (relay-rules C9)."""
+"""PreStartContainer's extra update ends this many seconds after the budget. The hold lasts longer, so that the policies
+of the plugins that set its values can be applied (relay-rules C9)."""
 LOST_SECONDS = 1.0
-"""How many seconds after a call without an answer the runtime is listed: by then it has mostly finished such a call."""
+"""Seconds from the end of an unanswered call to the next sync pass: by then the runtime has mostly completed it."""
 SLOW_SECONDS = 1.0
 """A call that takes longer, the runtime's time included, is recorded as an event."""
 
 _CREATES = frozenset({Operation.RUN_POD_SANDBOX, Operation.CREATE_CONTAINER})
 _ENDS = hookpoints.REMOVES | {Operation.STOP_POD_SANDBOX}
-"""Whatever these end without a stop of its own is reported with them."""
+"""These also report the end of containers and pods that had no stop of their own."""
 _MAY_END = frozenset({Operation.RUN_POD_SANDBOX, Operation.START_CONTAINER, Operation.REMOVE_POD_SANDBOX})
-"""After these a subject of the same id may end, perhaps again: a runtime that lost its state reuses the ids of pods."""
+"""After these a subject with the same id may end, again in a runtime that lost its state and reuses pod ids."""
 
 T = TypeVar("T")
 
@@ -65,11 +64,11 @@ class Lifecycle:
         self.state_read = asyncio.Event()
         """Set unless a hook server is registered for which the runtime's state is still being read."""
         self.waits_for_state = True
-        """False once a call has waited for that in vain, until the runtime is listed."""
+        """False once a wait for ``state_read`` has expired, until the next list."""
         self.state_read.set()
         self._dispatcher = dispatcher
         self._registered = dispatcher.registered
-        self.began_again = dispatcher.forget_stop
+        self.forget_stop = dispatcher.forget_stop
         """Note that a container was started again without a call."""
         self._metrics = metrics
         self._budget_seconds = dispatcher.budget_seconds
@@ -116,8 +115,8 @@ class Lifecycle:
         call.call_id = times.id
         subject: Subject | None = None
         try:
-            # Find and call the Pre hooks. If there is no plugin to call, nothing to change and no earlier call to wait
-            # for, the call is released first and decoded while the runtime works.
+            # Find the subject and call the Pre hooks. Without a plugin, a change and an earlier call to wait for, the
+            # call is released first and decoded while the runtime works.
             desired = self._registered(call.hook_points)
             call.must_reread_created = desired and call.may_be_repeated()
             passes = call.already_sent or (not desired and not self._queue.queues and call.unedited(self.store))
@@ -146,7 +145,7 @@ class Lifecycle:
             # answer goes first: the commit follows before any other call is processed.
             try:
                 alone = reply.agreed and not self._queue.queues
-                if call.operation in _CREATES:  # what it made may have to be read first
+                if call.operation in _CREATES:  # the created subject may have to be read first
                     alone &= not (call.must_reread_created or self.open_calls.creates)
                 if alone and subject is not None and not self._registered(hookpoints.POST[call.operation]):
                     call.answer()
@@ -160,20 +159,20 @@ class Lifecycle:
             times.outcome = "refused"
             call.refuse(error)
         except asyncio.CancelledError:
-            pass  # kept with all its frames it takes megabytes where a thousand calls are cancelled at the same time
+            pass  # its frames would retain megabytes if a thousand calls are cancelled at the same time
         finally:
             self.running.discard(fiber)
             self.open_calls.end(call)
             if times.outcome:
-                self._ended(call)
+                self._record_end(call)
             if call.state_unknown or self.store.watches:
                 self._forget_uncertain(call)
 
-    def _ended(self, call: HeldCall) -> None:
+    def _record_end(self, call: HeldCall) -> None:
         times = call.times
-        times.operation = call.operation.value  # it may have been found out since
-        seconds = self._metrics.record_end(times)
-        owners = {name: owner for name, owner in call.adjustment.owners.items() if name not in call.lacking}
+        times.operation = call.operation.value  # read_subject may have set it
+        seconds = self._metrics.ended(times)
+        owners = {name: owner for name, owner in call.adjustment.owners.items() if name not in call.missing_fields}
         if times.outcome == "agreed" and owners:
             for owner, field in {(owner, kind_of(name)) for name, owner in owners.items()}:
                 self._metrics.count("hook_fields_changed", owner, field)
@@ -190,8 +189,8 @@ class Lifecycle:
 
     def _read(self, call: HeldCall) -> Subject | None:
         try:
-            call.found = call.subject(self.store)
-            return call.found
+            call.last_subject = call.subject(self.store)
+            return call.last_subject
         except Exception as error:
             self._log_error(call.operation, call.call_id, error)
         return None
@@ -203,41 +202,41 @@ class Lifecycle:
         end = self._clock() + self._budget(call)
         backstop = self._deadlines.add(end + HOLD_GRACE_SECONDS, lambda: fiber.interrupt(TimeoutError()))
         subject: Subject | None = None
-        turn = None
+        ticket = None
         try:
-            turn = self._queue.take(call.order_key())
+            ticket = self._queue.enqueue(call.order_key())
             while True:
-                if turn.first is not None:
+                if ticket.first is not None:
                     began = self._metrics.clock()
                     try:
-                        await self._queue.wait(turn, end - self._clock())
+                        await self._queue.wait(ticket, end - self._clock())
                     finally:
                         times.queued += self._metrics.clock() - began
                 subject = call.subject(self.store) or subject
                 if subject is None and self._registered(call.hook_points):
-                    # Without Pre hooks, for the sake of Post hooks alone, reading may take all of the hold's time.
+                    # For Post hooks alone, reading may use all of the hold's time.
                     seconds = end - self._clock() if self._registered(hookpoints.PRE[call.operation]) else None
                     subject = await self._in_task(call, partial(call.read_subject, self.store), seconds)
-                call.found = subject
-                if call.order_key() == turn.key:
+                call.last_subject = subject
+                if call.order_key() == ticket.key:
                     break
                 # The request named the subject in another way than other calls do: queue again under its id.
-                self._queue.leave(turn)
-                turn = self._queue.take(call.order_key())
+                self._queue.leave(ticket)
+                ticket = self._queue.enqueue(call.order_key())
             if subject is None or subject.pod.effective.labels.get(self._skip_key) == self._skip_value:
                 return subject, NO_ADJUSTMENT
             if call.operation in _ENDS:
                 await self._find_ends(call, subject, end)
-            points = hookpoints.PRE[call.operation]
-            if not self._registered(points):
+            hook_points = hookpoints.PRE[call.operation]
+            if not self._registered(hook_points):
                 return subject, NO_ADJUSTMENT
             began = self._metrics.clock()
             try:
-                adjustment = await self._dispatcher.before(call, points[0], call.hook_request(subject), end)
+                adjustment = await self._dispatcher.before(call, hook_points[0], call.hook_request(subject), end)
             finally:
                 times.hooks = self._metrics.clock() - began
             if call.prepares and adjustment.resources:
-                adjustment = await self._prepared(call, points[0], subject, adjustment, end)
+                adjustment = await self._prepare(call, hook_points[0], subject, adjustment, end)
             return subject, adjustment
         except HookError:
             raise
@@ -248,8 +247,8 @@ class Lifecycle:
             times.outcome = "ended"
             raise
         finally:
-            if turn is not None:
-                self._queue.leave(turn)
+            if ticket is not None:
+                self._queue.leave(ticket)
             backstop.late = None
             self._holds.discard(times)
 
@@ -274,11 +273,11 @@ class Lifecycle:
         return answer[0]
 
     async def _find_ends(self, call: HeldCall, subject: Subject, end: float) -> None:
-        """Find whose end hook servers are to be notified of when the runtime has removed the subject. Of a pod all
-        containers have to be known, so after a start of the proxy the runtime's state has to be read first."""
+        """Set ``end`` and ``ended``, which are reported once the runtime has removed the subject. All containers of a
+        pod have to be known, so after a start of the proxy this waits until the runtime's state is read."""
         pod_id, container = subject.pod.effective.id, subject.container
         if container is not None:
-            if self._owed((container,)) and await self._has_ended(call, container, end):
+            if self._pending_ends((container,)) and await self._has_ended(call, container, end):
                 call.end = CONTAINER_END
             return
         if self.waits_for_state and not self.state_read.is_set() and self._registered((CONTAINER_END,)):
@@ -286,13 +285,13 @@ class Lifecycle:
             try:
                 await self._in_task(call, self.state_read.wait, seconds)
             except TimeoutError:
-                self.waits_for_state = seconds < self._budget_seconds / 2  # else that was long enough
+                self.waits_for_state = seconds < self._budget_seconds / 2  # a short wait shows nothing
         if call.operation is Operation.REMOVE_POD_SANDBOX:
-            if self._dispatcher.owes_end(hookpoints.POD_END, pod_id):
+            if self._dispatcher.has_pending_end(hookpoints.POD_END, pod_id):
                 call.end = hookpoints.POD_END
             if call.removes_containers:
-                owed = self._owed(self.store.containers_of(pod_id))
-                call.ended = [one for one in owed if await self._has_ended(call, one, end)]
+                pending = self._pending_ends(self.store.containers_of(pod_id))
+                call.ended = [record for record in pending if await self._has_ended(call, record, end)]
 
     def _budget(self, call: HeldCall) -> float:
         """Return the seconds for hook calls: the budget, but at most half of the time left to the caller's deadline."""
@@ -300,46 +299,46 @@ class Lifecycle:
             return self._budget_seconds
         return max(min(self._budget_seconds, (call.deadline - self._clock()) / 2), 0.0)
 
-    async def _prepared(
-        self, call: HeldCall, point: HookPoint, subject: Subject, adjustment: Adjustment, end: float
+    async def _prepare(
+        self, call: HeldCall, hook_point: HookPoint, subject: Subject, adjustment: Adjustment, end: float
     ) -> Adjustment:
-        """Prepare the runtime for an adjustment; a failure counts as that of the plugins owning it (relay-rules C9)."""
+        """Prepare the runtime for an adjustment; a failure counts for the plugins that own it (relay-rules C9)."""
         try:
             until = end + UPDATE_GRACE_SECONDS
-            held = await self._in_task(call, partial(call.prepare, subject, adjustment), until - self._clock())
+            resources = await self._in_task(call, partial(call.prepare, subject, adjustment), until - self._clock())
         except BackendError as error:
             why = str(error)
         except TimeoutError:
             why = "the runtime has not answered the extra update in time"
         else:
-            if held and not call.state_unknown:
-                known = merge.prepared(call.subject(self.store) or subject, held, adjustment)
-                self.store.commit(known, call.number)
+            if resources and not call.state_unknown:
+                updated = merge.prepared(call.subject(self.store) or subject, resources, adjustment)
+                self.store.commit(updated, call.number)
             return adjustment
-        self._dispatcher.rejected(call, point, adjustment, why)
+        self._dispatcher.apply_owner_policies(call, hook_point, adjustment, why)
         return NO_ADJUSTMENT
 
     async def _act_on_answer(self, call: HeldCall, subject: Subject | None, reply: Reply) -> None:
-        """Act on the runtime's answer, or arrange that a missing answer is followed up (relay-rules C3)."""
+        """Process the runtime's answer, or schedule queries for a missing one (relay-rules C3)."""
         try:
             if not reply.answered and call.operation in _CREATES:
                 self.open_calls.add_create(call.order_key())
             if reply.failed:
                 # A start fails for values of the create that the kernel does not accept.
                 starts = subject is not None and call.operation is Operation.START_CONTAINER
-                earlier = merge.hooked(subject) if subject is not None and starts else {}
+                earlier = merge.hooked_fields(subject) if subject is not None and starts else {}
                 owners, parts = {**earlier, **call.adjustment.owners}, self._metrics.parts(call.times)
                 self._metrics.events.add(EventKind.FAILED, call.about(), fields=owners, seconds=parts)
                 log_fields(FAILED_IN_RUNTIME, call, call.operation.value, owners)
             elif subject is None:
                 return
             elif reply.agreed:
-                await self._agreed(call, subject, reply)
+                await self._finish_agreed(call, subject, reply)
             elif not reply.answered:
                 if call.end or call.ended or call.operation in UNRECORDED:
-                    self.open_calls.add(call.order_key(), call, partial(self._settled, call, subject))
+                    self.open_calls.add(call.order_key(), call, partial(self._finish_settled, call, subject))
                 if call.operation not in UNRECORDED:  # the runtime may have carried it out, or not
-                    if call.operation not in _CREATES:  # what a create made has an id that was never received
+                    if call.operation not in _CREATES:  # the proxy never received the id of a created subject
                         call.state_unknown = True
                     elif call.adjustment and call.operation is Operation.RUN_POD_SANDBOX:
                         self.store.remembers = False  # a value that is read of a pod may be a hook's
@@ -347,111 +346,109 @@ class Lifecycle:
         except Exception as error:
             self._log_error(call.operation, call.call_id, error)
 
-    async def _agreed(self, call: HeldCall, subject: Subject, reply: Reply) -> None:
-        turn = self._queue.take(call.order_key())
+    async def _finish_agreed(self, call: HeldCall, subject: Subject, reply: Reply) -> None:
+        ticket = self._queue.enqueue(call.order_key())
         try:
-            if turn.first is not None:
+            if ticket.first is not None:
                 # The budget is 0 once the caller's deadline has passed: nobody waits for the answer, so there is time
                 # to keep the order.
                 began = self._metrics.clock()
-                await self._queue.wait(turn, self._budget(call) or self._budget_seconds)
-                call.times.queued += self._metrics.clock() - began
+                await self._queue.wait(ticket, self._budget(call) or self._budget_seconds)
+                call.times.turn += self._metrics.clock() - began
             # Other calls of the same container may have been committed since this one was held.
             present = call.subject(self.store)
             if present is not None and call.operation is Operation.UPDATE_CONTAINER_RESOURCES:
-                # What the update names holds, whether the rest was re-read before the update was done or after.
+                # The update's fields are certain, whether other fields were re-read before or after it.
                 call.state_unknown = False
-            known = call.outcome(present or subject, call.adjustment, reply)
+            result = call.outcome(present or subject, call.adjustment, reply)
             if call.operation in _CREATES:
-                known = await self._as_made(call, known)
-            call.found, ended = known, call.ended
-            known_id = (known.container or known.pod).effective.id
+                result = await self._created_subject(call, result)
+            call.last_subject, ended = result, call.ended
+            subject_id = (result.container or result.pod).effective.id
             if call.operation is Operation.STOP_POD_SANDBOX:
-                ended = self._owed(self.store.containers_of(known.pod.effective.id))
-            if call.operation in hookpoints.REMOVES or reply.gone:
-                self.store.tombstone(known_id)
+                ended = self._pending_ends(self.store.containers_of(result.pod.effective.id))
+            if call.operation in hookpoints.REMOVES or reply.removed:
+                self.store.tombstone(subject_id)
             elif not call.state_unknown:
-                self.store.commit(known, call.number)
-            self.open_calls.answered(turn.key, call.operation)
-            point, own = call.end, hookpoints.BY_CALL.get((call.operation, Stage.POST))
-            if point is None and own is not None and self._registered((own,)):
-                point = own
-            skips = known.pod.effective.labels.get(self._skip_key) == self._skip_value
-            if (point is not None or ended) and not skips:
-                await self._call_post_hooks(call, point, known, ended)
+                self.store.commit(result, call.number)
+            self.open_calls.drop_repeated(ticket.key, call.operation)
+            hook_point, post_point = call.end, hookpoints.BY_CALL.get((call.operation, Stage.POST))
+            if hook_point is None and post_point is not None and self._registered((post_point,)):
+                hook_point = post_point
+            is_skipped = result.pod.effective.labels.get(self._skip_key) == self._skip_value
+            if (hook_point is not None or ended) and not is_skipped:
+                await self._call_post_hooks(call, hook_point, result, ended)
             removes = call.operation is Operation.REMOVE_POD_SANDBOX
-            stops = removes and self.open_calls.unknown(Operation.STOP_POD_SANDBOX, turn.key)  # answered after this
+            stops = removes and self.open_calls.unsettled(Operation.STOP_POD_SANDBOX, ticket.key)  # answered after this
             if call.operation in _MAY_END and not stops:
-                self._dispatcher.forget_stop(known_id)
+                self._dispatcher.forget_stop(subject_id)
         finally:
-            self._queue.leave(turn)
+            self._queue.leave(ticket)
 
-    async def _as_made(self, call: HeldCall, made: Subject) -> Subject:
-        """Return what a create's answer names. If an earlier create of the same name may have made it, it is read from
-        the runtime (relay-rules C3) and ``call.lacking`` is set; if it cannot be read, the call is ``state_unknown``.
-        """
+    async def _created_subject(self, call: HeldCall, made: Subject) -> Subject:
+        """Return the subject that a create's answer names. If an earlier create of the same name may have made it, read
+        it from the runtime (relay-rules C3) and set ``call.lacking``; if that fails, the call is ``state_unknown``."""
         made_id = (made.container or made.pod).effective.id
-        known = self.store.pod(made_id) or self.store.container(made_id)
-        if known is None and not call.must_reread_created and call.order_key() not in self.open_calls.creates:
+        stored = self.store.pod(made_id) or self.store.container(made_id)
+        if stored is None and not call.must_reread_created and call.order_key() not in self.open_calls.creates:
             return made
         self.store.forget(made_id)
         if made.renewed:
             self.store.commit(Subject(made.pod), call.number)
-        call.lacking, found = call.adjustment.owners, None
+        call.missing_fields, record = call.adjustment.owners, None
         try:
             if self.hooked:
                 seconds = self._budget(call) or self._budget_seconds
                 with suppress(BackendError, TimeoutError, Unreadable):
-                    found = await self._in_task(call, partial(call.read_made, self.store, made), seconds)
+                    record = await self._in_task(call, partial(call.read_made, self.store, made), seconds)
         finally:
-            if found is None:
+            if record is None:
                 call.state_unknown = True
                 self.store.keep_originals(merge.without_parent(made), call.number)
-        if found is None:
+        if record is None:
             return made
-        subject = merge.found(made, found)
-        call.lacking = merge.lacking(made, subject)
-        owners = {field: owner for field, owner in call.adjustment.owners.items() if field in call.lacking}
+        subject = merge.as_reported(made, record)
+        call.missing_fields = merge.missing_fields(made, subject)
+        owners = {field: owner for field, owner in call.adjustment.owners.items() if field in call.missing_fields}
         log_fields(MADE_EARLIER, call, call.operation.value, owners)
         return subject
 
     async def _call_post_hooks(
-        self, call: HeldCall, point: HookPoint | None, known: Subject, ended: Sequence[ContainerRecord]
+        self, call: HeldCall, hook_point: HookPoint | None, subject: Subject, ended: Sequence[ContainerRecord]
     ) -> None:
-        """Call the Post hooks, first for the containers that ended, each point with the whole budget: they are called
-        even if no client waits any more (relay-rules C2). The answer waits for them until half of the time left to the
-        caller's deadline has passed."""
+        """Call the Post hooks, first for ended containers, each with the whole budget, also without a waiting client
+        (relay-rules C2). The answer waits for them, at most half of the time until the caller's deadline."""
         now, times = self._clock(), call.times
         began, querying = self._metrics.clock(), times.querying
-        latest = self._deadlines.add(now + self._budget(call), call.answer)
+        timer = self._deadlines.add(now + self._budget(call), call.answer)
         try:
-            if not call.ended:  # else it was found out before the remove
+            if not call.ended:  # else _find_ends has found them
                 end = now + self._budget_seconds
-                ended = [one for one in ended if await self._has_ended(call, one, end)]
+                ended = [container for container in ended if await self._has_ended(call, container, end)]
             for container in ended:
-                turn = self._queue.take(container.effective.id)
+                ticket = self._queue.enqueue(container.effective.id)
                 try:
-                    await self._queue.wait(turn, self._budget_seconds)
-                    await self._after(CONTAINER_END, Subject(known.pod, container), call.call_id)
+                    await self._queue.wait(ticket, self._budget_seconds)
+                    await self._after(CONTAINER_END, Subject(subject.pod, container), call.call_id)
                 finally:
-                    self._queue.leave(turn)
-            if point is not None:
-                await self._after(point, known, call.call_id)
+                    self._queue.leave(ticket)
+            if hook_point is not None:
+                await self._after(hook_point, subject, call.call_id)
         finally:
-            latest.late = None
+            timer.late = None
             times.post = self._metrics.clock() - began - (times.querying - querying)
 
-    async def _after(self, point: HookPoint, subject: Subject, call_id: str) -> None:
+    async def _after(self, hook_point: HookPoint, subject: Subject, call_id: str) -> None:
         end = self._clock() + self._budget_seconds
-        await self._dispatcher.after(call_id, point, merge.hook_view(subject), end)
+        await self._dispatcher.after(call_id, hook_point, merge.hook_view(subject), end)
 
-    def _owed(self, containers: Iterable[ContainerRecord]) -> list[ContainerRecord]:
-        return [one for one in containers if self._dispatcher.owes_end(CONTAINER_END, one.effective.id)]
+    def _pending_ends(self, containers: Iterable[ContainerRecord]) -> list[ContainerRecord]:
+        return [record for record in containers if self._dispatcher.has_pending_end(CONTAINER_END, record.effective.id)]
 
     async def _has_ended(self, call: HeldCall, container: ContainerRecord, end: float) -> bool:
-        """Return whether a container was started, and has ended or is now removed. Where the runtime does not report
-        that by ``end``, a removed one counts as started, because hook servers accept a repeated PostStopContainer; any
-        other may still run, and is reported with its remove."""
+        """Return whether a container was started, and has ended or is now removed. If the runtime does not answer by
+        ``end``, a removed container counts as started: hook servers accept a repeated PostStopContainer. Any other may
+        still run, and its remove reports it."""
         removes = call.operation in hookpoints.REMOVES
         try:
             life = await self._in_task(call, partial(call.life, container.effective.id), end - self._clock())
@@ -459,29 +456,29 @@ class Lifecycle:
             return removes
         return life is None or (life.started and (removes or not life.running))
 
-    def owes_end(self, container_id: str) -> bool:
-        """Return whether any hook server is to be called for a container that ended, and no stop will do that."""
-        owed = self._dispatcher.owes_end(CONTAINER_END, container_id)
-        return owed and not self.open_calls.running(Operation.STOP_CONTAINER, container_id)
+    def has_pending_end(self, container_id: str) -> bool:
+        """Return whether a hook server is not yet notified of a container's end, and no stop under way reports it."""
+        pending = self._dispatcher.has_pending_end(CONTAINER_END, container_id)
+        return pending and not self.open_calls.running(Operation.STOP_CONTAINER, container_id)
 
     async def ended(self, container_id: str, read: Callable[[], Awaitable[Subject | None]]) -> None:
         """Call the hook servers for a container that ended without a call. ``read`` returns it, or None if it runs
-        again: it is called when no outcome of a start is unknown, and a later start waits."""
-        while starts := self.open_calls.unknown(Operation.START_CONTAINER, container_id):
+        again. It is called once the outcome of each start is known; a later start waits."""
+        while starts := self.open_calls.unsettled(Operation.START_CONTAINER, container_id):
             await asyncio.wait(starts)
-        turn = self._queue.take(container_id)
+        ticket = self._queue.enqueue(container_id)
         try:
-            await self._queue.wait(turn, self._budget_seconds)
+            await self._queue.wait(ticket, self._budget_seconds)
             subject = await read()
             if subject is not None and subject.pod.effective.labels.get(self._skip_key) != self._skip_value:
                 await self._after(CONTAINER_END, subject, "")
         except Exception as error:
             self._log_error(Operation.STOP_CONTAINER, "", error)
         finally:
-            self._queue.leave(turn)
+            self._queue.leave(ticket)
 
-    async def _settled(self, call: HeldCall, subject: Subject, reply: Reply) -> None:
-        """Act on an outcome that was found out later; meanwhile the call counts as under way again."""
+    async def _finish_settled(self, call: HeldCall, subject: Subject, reply: Reply) -> None:
+        """Process an outcome that a query has returned; meanwhile the call counts as under way again."""
         task = asyncio.current_task()
         assert task is not None
         self.open_calls.under_way[call] = task
@@ -492,16 +489,16 @@ class Lifecycle:
         self._forget_uncertain(call)
 
     def _forget_uncertain(self, call: HeldCall) -> None:
-        """Forget the record of a call's subject if its state is unknown, and invalidate what is being read of it: that
-        may be older than the call."""
+        """Forget the record of a call's subject if its state is unknown, and invalidate current reads of it: they may
+        be older than the call."""
         with suppress(Unreadable):
             key = call.order_key()
             self.store.invalidate(key)
             if call.state_unknown:
                 self.store.forget(key)
-                for other in self.open_calls.calls():  # they hold the state from before
+                for open_call in self.open_calls.calls():  # they have the earlier state
                     with suppress(Unreadable):
-                        other.state_unknown |= other.order_key() == key
+                        open_call.state_unknown |= open_call.order_key() == key
 
     def _apply_policies(self, call: HeldCall, subject: Subject | None, error: Exception) -> None:
         """Apply the policies of the plugins that could not be called, because of an error before the release. Raises
@@ -517,13 +514,13 @@ class Lifecycle:
             case _:
                 self._log_error(call.operation, call.call_id, error)
                 reason, detail = Reason.INTERNAL, type(error).__name__
-        self._dispatcher.failed(call, hookpoints.PRE[call.operation], reason, detail)
+        self._dispatcher.apply_policies(call, hookpoints.PRE[call.operation], reason, detail)
         if subject is None:  # without a subject the Post hooks cannot be called either
-            self._dispatcher.failed(call, hookpoints.POST[call.operation], reason, detail)
+            self._dispatcher.apply_policies(call, hookpoints.POST[call.operation], reason, detail)
 
     def _log_error(self, operation: Operation, call_id: str, error: Exception) -> None:
-        """Count and log an error: that of an unreadable message by its text, which holds no values, one in the proxy
-        itself only by its class and place. The log record must not keep the error, and so the call."""
+        """Count and log an error: an Unreadable by its text, which has no values, any other by its class and place. The
+        log record must not keep the error alive, and with it the call."""
         name, extra = operation.value, {"call": call_id}
         if isinstance(error, Unreadable):
             self._metrics.count("calls_unreadable", name)

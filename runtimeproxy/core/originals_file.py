@@ -17,7 +17,7 @@ from zlib import crc32
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.files import Changed, NotOurs, StateError, StateFile, Version, is_in_memory
-from runtimeproxy.model import originals as form
+from runtimeproxy.model import originals
 from runtimeproxy.model.originals import OriginalValues
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay.eventloop import run_in_daemon_thread
@@ -26,17 +26,17 @@ log = logging.getLogger(__name__)
 
 FORMAT = 2
 MAX_BYTES = 64 << 20
-"""Longest file that is read, in bytes: ten times what 20,000 subjects take."""
+"""Largest file that is read, in bytes: ten times the size for 20,000 subjects."""
 COLLECT_SECONDS = 0.01
-"""How many seconds changes are collected for one write."""
-REST = 9
-"""A write is followed by a pause of so many times its duration: the thread takes a tenth of a core at most."""
+"""Seconds during which changes are collected for one write."""
+PAUSE_FACTOR = 9
+"""The pause after a write, in multiples of its duration: the thread uses at most a tenth of a core."""
 RETRY_SECONDS = 2.0
 """Seconds between two tries to write a file that cannot be written."""
 TRIES = 50
 """How often a write is tried while another process writes."""
 SUBJECTS_PER_ITERATION = 50
-"""After so many subjects the event loop gets control, while the rows to write are being determined."""
+"""Subjects whose rows are determined in one iteration of the event loop."""
 
 NOT_OURS, FOREIGN, BROKEN, UNUSABLE = "not_ours", "foreign", "broken", "unusable"
 """Why the file, or a part of it, cannot be used; the values are the metrics label."""
@@ -82,13 +82,13 @@ class File:
         self._version: Version = None
 
     def load(self, retained: dict[str, bytes]) -> None:
-        """Add the kept texts by id to ``kept``, as many as can be read."""
+        """Add the texts by id to ``retained``, as many as can be read."""
         broken = self._read(retained)
         if self._version is None:
-            retained |= _of_sqlite(self.path.removesuffix(".original-values") + ".originals", f"1 {self._owner}")
+            retained |= _read_sqlite(self.path.removesuffix(".original-values") + ".originals", f"1 {self._owner}")
             self._rows = {any_id: _row(any_id, text) for any_id, text in retained.items()}
         if broken:
-            raise self._failure(BROKEN, f"{broken} of its rows are broken")
+            raise self._delete_broken(BROKEN, f"{broken} of its rows are broken")
 
     def write(self, subjects: Mapping[str, OriginalValues | None]) -> None:
         """Write the values to keep of these subjects, and delete the rows of those with None."""
@@ -103,21 +103,21 @@ class File:
                 for any_id, retained in subjects.items():
                     rows.pop(any_id, None)
                     if retained is not None:
-                        rows[any_id] = _row(any_id, form.write(retained))
+                        rows[any_id] = _row(any_id, originals.write(retained))
                 with suppress(Changed):
                     self._version = self._file.write(b"".join([self._head, *rows.values()]), over=self._version)
                     self._rows = rows
                     return
         except StateError as error:
-            raise self._meaning(error) from None
+            raise self._failure_of(error) from None
         raise Failed(UNUSABLE, "another process keeps replacing it")
 
     def _read(self, retained: dict[str, bytes]) -> int:
-        """Read the rows, and add their texts to ``kept``; return how many are broken."""
+        """Read the rows, and add their texts to ``retained``; return how many are broken."""
         try:
             content, self._version = self._file.read()
         except StateError as error:
-            raise self._meaning(error) from None
+            raise self._failure_of(error) from None
         if self._version is None:
             return 0
         self._rows = {}
@@ -127,9 +127,9 @@ class File:
         try:
             any_id, _ = _parse(head)
         except ValueError:
-            raise self._failure(BROKEN, "it is damaged") from None
+            raise self._delete_broken(BROKEN, "it is damaged") from None
         if any_id or head != self._head:
-            raise self._failure(FOREIGN, "it is of another runtime, boot or version")
+            raise self._delete_broken(FOREIGN, "it is of another runtime, boot or version")
         broken = 0
         for line in lines:
             try:
@@ -140,11 +140,11 @@ class File:
                 self._rows[any_id], retained[any_id] = line, retained_text
         return broken
 
-    def _meaning(self, error: StateError) -> Failed:
+    def _failure_of(self, error: StateError) -> Failed:
         text = str(error).removeprefix(f"{self.path} ")
         return Failed(NOT_OURS if isinstance(error, NotOurs) else UNUSABLE, text)
 
-    def _failure(self, reason: str, text: str) -> Failed:
+    def _delete_broken(self, reason: str, text: str) -> Failed:
         """Delete the file."""
         with suppress(StateError):
             self._file.remove()
@@ -167,7 +167,7 @@ def _parse(row: bytes) -> tuple[str, bytes]:
     return str(json.loads(quoted)), text
 
 
-def _of_sqlite(path: str, owner: str) -> dict[str, bytes]:
+def _read_sqlite(path: str, owner: str) -> dict[str, bytes]:
     """Return the texts in the file of version 0.1, after an upgrade; it stays for a downgrade."""
     try:
         if not StateFile(path, MAX_BYTES, durable=False).read()[0]:
@@ -180,7 +180,7 @@ def _of_sqlite(path: str, owner: str) -> dict[str, bytes]:
         if rows.pop("", (b"", b""))[1] != owner.encode():
             return {}
         return {any_id: row[1] for any_id, row in rows.items() if row[2] == crc32(row[1], crc32(row[0]))}
-    except Exception:  # whatever is in it: an old file is used if it can be, and nothing depends on it
+    except Exception:  # it may contain anything, and nothing depends on it
         return {}
 
 
@@ -196,24 +196,24 @@ class Originals:
         self._changed: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._complained = False
+        self._is_failure_logged = False
         self._pause = COLLECT_SECONDS
 
     async def start(self) -> None:
-        """Load what earlier processes have kept into the Store, and write its changes from now on."""
+        """Load the values of earlier processes into the Store, and write its changes from now on."""
         if self._file is None or not self._may_be_used(self._file):
             return
         retained: dict[str, bytes] = {}
-        self._store.remembers = await self._done(partial(self._file.load, retained))
+        self._store.remembers = await self._run_in_thread(partial(self._file.load, retained))
         if not self._store.remembers:
             self._changed.update(retained)
         self._store.keep(retained)
         self._rows.update(retained)
-        self._store.on_change = self._note
+        self._store.on_change = self._mark_changed
         if retained:
             log.info("%s: loaded original values (pods and containers: %d)", self._file.path, len(retained))
         if self._changed:
-            self._later(COLLECT_SECONDS)
+            self._schedule(COLLECT_SECONDS)
 
     def _may_be_used(self, file: File) -> bool:
         """Return whether the file's directory is on tmpfs; the directory is created if it is missing."""
@@ -224,7 +224,7 @@ class Originals:
             if is_in_memory(folder):
                 return True
         except OSError as error:
-            self._failed(Failed(UNUSABLE, error.strerror or type(error).__name__))
+            self._report_failure(Failed(UNUSABLE, error.strerror or type(error).__name__))
             return False
         log.info("the kubelet's own values do not outlive this process: %s is not on tmpfs (--originals-dir)", folder)
         return False
@@ -240,25 +240,25 @@ class Originals:
         if self._changed:
             await self._write(self._file)
 
-    def _note(self, any_id: str) -> None:
-        """Mark an id as changed; what to keep of it is determined later, because a call waits for its answer now."""
+    def _mark_changed(self, any_id: str) -> None:
+        """Mark an id as changed. Its row is determined later, because a call waits for its answer now."""
         self._changed.add(any_id)
         if self._timer is None and self._task is None:
-            self._later(COLLECT_SECONDS)
+            self._schedule(COLLECT_SECONDS)
 
-    def _later(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._begin)
+    def _schedule(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._start_write)
 
-    def _begin(self) -> None:
+    def _start_write(self) -> None:
         assert self._file is not None
         self._timer = None
         self._task = asyncio.get_running_loop().create_task(self._write(self._file), name="originals")
-        self._task.add_done_callback(self._ended)
+        self._task.add_done_callback(self._end_write)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _end_write(self, task: asyncio.Task[None]) -> None:
         self._task = None
         if self._changed and self._store.on_change is not None:
-            self._later(RETRY_SECONDS if self._complained else self._pause)
+            self._schedule(RETRY_SECONDS if self._is_failure_logged else self._pause)
 
     async def _write(self, file: File) -> None:
         """Write what has changed; after a failure try again later with all rows that the file should have."""
@@ -274,34 +274,34 @@ class Originals:
             return
         loop = asyncio.get_running_loop()
         began = loop.time()
-        if not await self._done(partial(file.write, subjects)):
+        if not await self._run_in_thread(partial(file.write, subjects)):
             self._changed |= subjects.keys() | self._rows
             return
-        self._pause = max(COLLECT_SECONDS, REST * (loop.time() - began))
+        self._pause = max(COLLECT_SECONDS, PAUSE_FACTOR * (loop.time() - began))
         self._rows.difference_update(subjects)
         self._rows.update(any_id for any_id, retained in subjects.items() if retained is not None)
         self._metrics.gauge("originals_kept", len(self._rows))
-        if self._complained:
-            self._complained = False
+        if self._is_failure_logged:
+            self._is_failure_logged = False
             log.info("%s is written again", file.path)
 
-    async def _done(self, work: Callable[[], None]) -> bool:
+    async def _run_in_thread(self, work: Callable[[], None]) -> bool:
         """Run ``work`` in a thread; return whether it succeeded."""
         try:
             await run_in_daemon_thread(work)
         except Failed as error:
-            self._failed(error)
+            self._report_failure(error)
         except Exception as error:
             why = "no thread can be started" if isinstance(error, RuntimeError) else type(error).__name__
-            self._failed(Failed(UNUSABLE, why))
+            self._report_failure(Failed(UNUSABLE, why))
         else:
             return True
         return False
 
-    def _failed(self, error: Failed) -> None:
+    def _report_failure(self, error: Failed) -> None:
         """Count a failure, and log the first one: before the next restart nothing else shows it."""
         self._metrics.count("originals_failures", error.reason)
-        if not self._complained and self._file is not None:
-            self._complained = True
+        if not self._is_failure_logged and self._file is not None:
+            self._is_failure_logged = True
             what = "replaced" if error.reason in (FOREIGN, BROKEN) else "not written"
             log.warning("%s: %s: it is %s; see --originals-dir", self._file.path, error, what)

@@ -1,7 +1,7 @@
 """The Store: records of pods and containers by id, in memory, for stateless hook servers (docs/architecture.rst).
 
 Invariant: a subject with a tombstone never returns; its id does if a later call shows that the runtime uses it again.
-For one id there is a record or kept values, never both.
+For one id there is a record or retained original values, never both.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,14 +11,14 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
-from runtimeproxy.model import originals as form
+from runtimeproxy.model import originals
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from runtimeproxy.model.interner import StringInterner
 from runtimeproxy.model.originals import OriginalValues, original_values_of, restored_container, restored_pod
 
-BURIED = 4096
-"""How many tombstones are remembered: far more than there can be calls under way when their subject is destroyed."""
-WHOLE_ID = 64
+MAX_TOMBSTONES = 4096
+"""Largest number of tombstones: far more than the calls under way at the destruction of their subject."""
+FULL_ID_LENGTH = 64
 """Length of the full ids of containerd, CRI-O and dockerd: a text of this length is never the prefix of another id."""
 
 
@@ -31,7 +31,7 @@ class Snapshot(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """Ids noted since the watch began; ``kept`` are those committed, with the pods of containers."""
+    """Ids noted since the watch began; ``retained`` are those committed, with the pods of containers."""
 
     retained: set[str] = field(default_factory=set)
     invalidated: set[str] = field(default_factory=set)
@@ -46,16 +46,15 @@ class Store:
         self._containers: dict[str, ContainerRecord] = {}
         self.pod: Callable[[str], PodRecord | None] = self._pods.get
         self.container: Callable[[str], ContainerRecord | None] = self._containers.get
-        self.whole_pod_id = partial(_whole, self._pods)
-        self.whole_container_id = partial(_whole, self._containers)
+        self.full_pod_id = partial(_complete_id, self._pods)
+        self.full_container_id = partial(_complete_id, self._containers)
         self._of_pod: dict[str, dict[str, None]] = {}
         """The ids of the containers of each pod, oldest first; the pod itself may be unknown."""
         self._retained: dict[str, bytes] = {}
-        """Kept values as JSON, which takes a quarter of the memory: most are of containers that are not needed soon."""
+        """Original values without a record, as JSON: it takes a quarter of the memory, and few are needed soon."""
         self.keep: Callable[[Mapping[str, bytes]], None] = self._retained.update
         self.remembers = False
-        """True if what hooks replaced in earlier processes is known: a value without a kept original is the
-        kubelet's."""
+        """True if the originals of earlier processes are known: a value without an original is the kubelet's."""
         self.changed_parents: set[str] = set()
         """The ids of pods whose cgroup parent differs from the one that the kubelet requested, or may differ."""
         self._tombstones: dict[str, int] = {}
@@ -64,7 +63,7 @@ class Store:
         self.watches: list[Watch] = []
         self._interner = StringInterner()
         self.on_change: Callable[[str], object] | None = None
-        """Called with the id of a subject whose kept values may have changed."""
+        """Called with the id of a subject whose original values may have changed."""
 
     def containers_of(self, pod_id: str) -> tuple[ContainerRecord, ...]:
         return tuple(self._containers[container_id] for container_id in self._of_pod.get(pod_id, ()))
@@ -73,44 +72,44 @@ class Store:
         return self._pods.keys() | self._containers.keys()
 
     def read_pod(self, info: PodInfo) -> PodRecord:
-        """Return the record for what was read: the known one, else one made of it and the kept values."""
-        known = self._pods.get(info.id)
-        if known is None and (retained := self.original_values(info.id)) is not None:
+        """Return the stored record of a pod that was read, else one made of ``info`` and its original values."""
+        stored = self._pods.get(info.id)
+        if stored is None and (retained := self.original_values(info.id)) is not None:
             return restored_pod(info, retained)
-        return known or PodRecord(info, info, read=not self.remembers)
+        return stored or PodRecord(info, info, read=not self.remembers)
 
     def read_container(self, info: ContainerInfo) -> ContainerRecord:
-        known = self._containers.get(info.id)
-        if known is None and (retained := self.original_values(info.id)) is not None:
+        stored = self._containers.get(info.id)
+        if stored is None and (retained := self.original_values(info.id)) is not None:
             return restored_container(info, retained)
-        return known or ContainerRecord(info, info, read=True)
+        return stored or ContainerRecord(info, info, read=True)
 
     def original_values(self, any_id: str) -> OriginalValues | None:
-        """Return the original values to keep of an id, None without any: its record's, or those kept without one."""
+        """Return the original values of an id: its record's, else those retained without one; None without any."""
         record = self._pods.get(any_id) or self._containers.get(any_id)
         if record is not None:
             return original_values_of(record)
         text = self._retained.get(any_id)
         try:
-            return None if text is None else form.read(text)
+            return None if text is None else originals.read(text)
         except ValueError:
             return None
 
     def keep_originals(self, record: PodRecord | ContainerRecord, released: int) -> None:
-        """Keep the original values of a record that is not stored, unless others are kept for its id. A subject with a
+        """Retain the original values of a record that is not stored, unless its id has others. A subject with a
         tombstone is treated as in ``commit``."""
         any_id, values = record.effective.id, original_values_of(record)
-        if values is None or self.original_values(any_id) is not None or self._is_buried(any_id, released):
+        if values is None or self.original_values(any_id) is not None or self._has_tombstone(any_id, released):
             return
-        self._retained[any_id] = form.write(values)
+        self._retained[any_id] = originals.write(values)
         if self.on_change is not None:
             self.on_change(any_id)
 
     def ids_of_originals(self) -> set[str]:
-        """Return the ids that have kept values without a record."""
+        """Return the ids that have original values without a record."""
         return set(self._retained)
 
-    def _changed(self, any_id: str, *records: PodRecord | ContainerRecord | None) -> None:
+    def _report_change(self, any_id: str, *records: PodRecord | ContainerRecord | None) -> None:
         hooked = self._retained.pop(any_id, None) is not None
         for record in records:
             hooked |= record is not None and record.original is not record.effective
@@ -127,60 +126,60 @@ class Store:
         """
         pod_id = subject.pod.effective.id
         if subject.container is not None:
-            self._keep_container(subject.container, released)
+            self._store_container(subject.container, released)
         elif not pod_id:
             raise ValueError("a pod record without an id cannot be kept: commit it after the runtime gave the id")
         if pod_id and (subject.container is None or subject.renewed or pod_id not in self._pods):
-            self._keep_pod(pod_id, subject.pod, released)
+            self._store_pod(pod_id, subject.pod, released)
 
-    def _is_buried(self, any_id: str, released: int) -> bool:
-        buried = self._tombstones.get(any_id, 0) > released
-        if not buried:
+    def _has_tombstone(self, any_id: str, released: int) -> bool:
+        is_destroyed = self._tombstones.get(any_id, 0) > released
+        if not is_destroyed:
             self._tombstones.pop(any_id, None)
-        return buried
+        return is_destroyed
 
-    def _keep_pod(self, pod_id: str, record: PodRecord, released: int) -> None:
-        if self._is_buried(pod_id, released):
+    def _store_pod(self, pod_id: str, record: PodRecord, released: int) -> None:
+        if self._has_tombstone(pod_id, released):
             return
         for watch in self.watches:
             watch.retained.add(pod_id)
-        known = self._pods.get(pod_id)
-        if known is record:
+        stored = self._pods.get(pod_id)
+        if stored is record:
             return
         self._pods[pod_id] = self._interner.pod(record)
-        self._changed(pod_id, known, record)
+        self._report_change(pod_id, stored, record)
         parent = record.effective.cgroup_parent
         self.changed_parents.discard(pod_id)
         if parent != record.original.cgroup_parent or (record.read and parent):
             self.changed_parents.add(pod_id)
 
-    def _keep_container(self, record: ContainerRecord, released: int) -> None:
+    def _store_container(self, record: ContainerRecord, released: int) -> None:
         container_id, pod_id = record.effective.id, record.effective.pod_id
         if not container_id:
             raise ValueError("a container record without an id cannot be kept: commit it after the runtime gave the id")
-        if self._is_buried(container_id, released):
+        if self._has_tombstone(container_id, released):
             return
         for watch in self.watches:
             watch.retained.update((container_id, pod_id))
-        known = self._containers.get(container_id)
-        if known is record:
+        stored = self._containers.get(container_id)
+        if stored is record:
             return
-        if known is not None and known.effective.pod_id != pod_id:
-            self._leave_pod(known)
+        if stored is not None and stored.effective.pod_id != pod_id:
+            self._leave_pod(stored)
         self._containers[container_id] = self._interner.container(record)
-        self._changed(container_id, known, record)
+        self._report_change(container_id, stored, record)
         self._of_pod.setdefault(pod_id, {})[container_id] = None
 
     def forget(self, any_id: str) -> None:
         """Drop the record of a container or a pod, to be re-read. A pod's containers stay. The kubelet's original
-        values are kept where hooks replaced them: no runtime reports them."""
+        values are retained where hooks replaced them: no runtime reports them."""
         retained = self.original_values(any_id)
         self._drop(any_id)
         if retained is not None:
-            self._retained[any_id] = form.write(retained)
+            self._retained[any_id] = originals.write(retained)
 
     def drop(self, any_id: str) -> None:
-        self._changed(any_id, *self._drop(any_id))
+        self._report_change(any_id, *self._drop(any_id))
 
     def _drop(self, any_id: str) -> tuple[PodRecord | None, ContainerRecord | None]:
         self.invalidate(any_id)
@@ -197,7 +196,7 @@ class Store:
             self.tombstone(container_id)
         self.drop(any_id)
         self._tombstones[any_id] = self.moment()
-        if len(self._tombstones) > BURIED:
+        if len(self._tombstones) > MAX_TOMBSTONES:
             del self._tombstones[next(iter(self._tombstones))]
 
     def _leave_pod(self, record: ContainerRecord) -> None:
@@ -228,9 +227,9 @@ class Store:
         return len(self._pods), len(self._containers)
 
 
-def _whole(ids: Iterable[str], beginning: str) -> str:
+def _complete_id(ids: Iterable[str], beginning: str) -> str:
     """Return the only id that begins with this text; the text itself if none or several do."""
-    if len(beginning) >= WHOLE_ID:
+    if len(beginning) >= FULL_ID_LENGTH:
         return beginning
-    found = [any_id for any_id in ids if any_id.startswith(beginning)] if beginning else []
-    return found[0] if len(found) == 1 else beginning
+    matches = [any_id for any_id in ids if any_id.startswith(beginning)] if beginning else []
+    return matches[0] if len(matches) == 1 else beginning

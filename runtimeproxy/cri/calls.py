@@ -112,7 +112,7 @@ class PodCall(CriCall):
     def subject(self, store: Store) -> Subject | None:
         pod = store.pod(self.id)
         if pod is None:
-            self.id = store.whole_pod_id(self.id)
+            self.id = store.full_pod_id(self.id)
             pod = store.pod(self.id)
         return None if pod is None else Subject(pod)
 
@@ -128,7 +128,7 @@ class PodCall(CriCall):
             return call.NOT_DONE
         state = await self.shared.backend.pod_state(self.version, self.id)
         if state is None:
-            return call.GONE
+            return call.REMOVED
         stopped = state == api_pb2.SANDBOX_NOTREADY
         return call.DONE if stopped and self.operation is Operation.STOP_POD_SANDBOX else call.UNANSWERED
 
@@ -139,7 +139,7 @@ class ContainerCall(CriCall):
     def subject(self, store: Store) -> Subject | None:
         container = store.container(self.id)
         if container is None:
-            self.id = store.whole_container_id(self.id)
+            self.id = store.full_container_id(self.id)
             container = store.container(self.id)
         pod = None if container is None else store.pod(container.effective.pod_id)
         return None if pod is None else Subject(pod, container)
@@ -159,9 +159,9 @@ class ContainerCall(CriCall):
         starts = self.operation is Operation.START_CONTAINER
         state = await self.shared.backend.container_state(self.version, self.id)
         if state is None:
-            return call.NOT_DONE if starts else call.GONE
-        finished = state == api_pb2.CONTAINER_EXITED or (starts and state == api_pb2.CONTAINER_RUNNING)
-        return call.DONE if finished and self.operation is not Operation.REMOVE_CONTAINER else call.UNANSWERED
+            return call.NOT_DONE if starts else call.REMOVED
+        ran = state == api_pb2.CONTAINER_EXITED or (starts and state == api_pb2.CONTAINER_RUNNING)
+        return call.DONE if ran and self.operation is not Operation.REMOVE_CONTAINER else call.UNANSWERED
 
     def settable(
         self, changes: fields.Changes, subject: Subject, requested: Resources | None, adjustment: Adjustment
@@ -173,8 +173,8 @@ class ContainerCall(CriCall):
             requested,
             accepts_unlimited_memory=self.shared.backend.accepts_unlimited_memory,
         )
-        self.leave_out(unsupported, "an update", self.shared.metrics.left_out)
-        self.shared.metrics.normalised(fields.respelt(changes, values), adjustment.owners)
+        self.note_unsupported(left_out, "an update", self.shared.metrics.left_out)
+        self.shared.metrics.normalised(fields.converted(changes, values), adjustment.owners)
         return values
 
 
@@ -197,7 +197,7 @@ class RunPodCall(CriCall):
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         values = messages.values_for_create(adjustment, self.requested.resources)
         if values is not adjustment:
-            self.shared.metrics.normalised(fields.respelt(adjustment.resources, values.resources), adjustment.owners)
+            self.shared.metrics.normalised(fields.converted(adjustment.resources, values.resources), adjustment.owners)
         return messages.edit_pod(self.message, values)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
@@ -229,7 +229,7 @@ class CreateCall(CriCall):
     def subject(self, store: Store, pod: PodRecord | None = None) -> Subject | None:
         """Return the container in ``pod``, else in its pod from the Store, with the pod's full id."""
         container, requested_pod = self.requested
-        pod = pod or store.pod(container.pod_id) or store.pod(store.whole_pod_id(container.pod_id))
+        pod = pod or store.pod(container.pod_id) or store.pod(store.full_pod_id(container.pod_id))
         if pod is None:
             return None
         if self._subject is not None and self._pod is pod:
@@ -248,10 +248,10 @@ class CreateCall(CriCall):
         return not store.changed_parents
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
-        parent = merge.parent_to_put_in(subject.pod, adjustment)
+        parent = merge.cgroup_parent_to_set(subject.pod, adjustment)
         values = messages.values_for_create(adjustment, self.requested[0].resources)
         if values is not adjustment:
-            self.shared.metrics.normalised(fields.respelt(adjustment.resources, values.resources), adjustment.owners)
+            self.shared.metrics.normalised(fields.converted(adjustment.resources, values.resources), adjustment.owners)
         return messages.edit_container(self.message, values, parent)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
@@ -334,7 +334,7 @@ class UpdateCall(ContainerCall):
         return message
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        requested, put_in, added = self.update.requested, self.update.put_in, self.update.annotations
+        requested, put_in, added = self.update.requested, self.update.added_resources, self.update.annotations
         resources, annotations = messages.without_fixed_fields(requested.resources), requested.annotations
         if ignored := self.shared.backend.no_effect.get(self.operation):
             used = self.effective_part(Adjustment(annotations=added, resources=put_in), ignored)

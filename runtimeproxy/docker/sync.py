@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from runtimeproxy.core.call import Life
-from runtimeproxy.core.store import WHOLE_ID, Store
+from runtimeproxy.core.store import FULL_ID_LENGTH, Store
 from runtimeproxy.core.sync import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, Listed
 from runtimeproxy.docker import messages, status
 from runtimeproxy.docker.backend import UNREADABLE, Backend, Event
@@ -75,7 +75,7 @@ class Lookup:
         reply = await self._backend.inspect(reference)
         if reply is None:
             return None
-        inspected = status.parse_inspect(reply, reference if len(reference) == WHOLE_ID else "")
+        inspected = status.parse_inspect(reply, reference if len(reference) == FULL_ID_LENGTH else "")
         full_id = messages.id_of(inspected)
         stored = self.stored(full_id)
         if stored is not None:

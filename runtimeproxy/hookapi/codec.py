@@ -1,6 +1,6 @@
 """Convert the model's values to and from messages of runtime.v1alpha1; no other module does (hook-api, first table).
 
-Invariant: every field of a message that the model has is filled; text that is not UTF-8 is left out, never altered.
+Invariant: every message field that the model has is set; text that is not UTF-8 is omitted, never altered.
 
 A container's request is the concatenation of two parts: the fields of the pod, and those of the container. To a parser
 that is one message (protobuf.dev, "Last One Wins"), and each part is encoded once per value.
@@ -45,28 +45,28 @@ ANSWERS: Cache[tuple[SubjectKind, bytes], HookAnswer] = Cache(1 << 18)
 
 SERVICE = "runtime.v1alpha1.RuntimeHookService"
 
-PATHS = {point.name: f"/{SERVICE}/{point.method}" for point in HOOK_POINTS}
+PATHS = {hook_point.name: f"/{SERVICE}/{hook_point.method}" for hook_point in HOOK_POINTS}
 """The HTTP/2 path of the method that serves a hook point, by the point's name."""
 
 _GROWTH = 24
-"""Most bytes of a decoded answer per encoded byte, as an estimate: an entry of a map has at least five bytes."""
+"""Estimated bytes of a decoded answer per encoded byte, at most: an entry of a map has at least five bytes."""
 
 M = TypeVar("M", bound=Message)
 
 _V = TypeVar("_V", PodInfo, ContainerInfo, Resources, HookAnswer)
 
 
-def request_fields(point: HookPoint) -> dict[int, str]:
+def request_fields(hook_point: HookPoint) -> dict[int, str]:
     """Return the fields of a hook point's request: their names by their numbers."""
     kinds = (api_pb2.PodSandboxHookRequest, api_pb2.ContainerResourceHookRequest)
-    return {field.number: field.name for field in kinds[point.subject is SubjectKind.CONTAINER].DESCRIPTOR.fields}
+    return {field.number: field.name for field in kinds[hook_point.subject is SubjectKind.CONTAINER].DESCRIPTOR.fields}
 
 
-def encode(point: HookPoint, request: HookRequest) -> bytes:
-    """Return the encoded request for a hook point. Raises ValueError if the request has no container at a container's
-    point, or a number that its field cannot hold."""
+def encode(hook_point: HookPoint, request: HookRequest) -> bytes:
+    """Return the encoded request for a hook point. Raises ValueError if the request lacks the container, or has a
+    number that its field cannot hold."""
     pod, container = request.pod, request.container
-    if point.subject is SubjectKind.POD:
+    if hook_point.subject is SubjectKind.POD:
         return _pod_request(pod)
     if container is None:
         raise ValueError("the request of a container's hook point has no container")
@@ -74,25 +74,25 @@ def encode(point: HookPoint, request: HookRequest) -> bytes:
     return (_pod_part(pod) if of_pod is None else of_pod[1]) + (_container_part(container) if own is None else own[1])
 
 
-def decode(point: HookPoint, body: bytes) -> HookAnswer:
+def decode(hook_point: HookPoint, body: bytes) -> HookAnswer:
     """Return the decoded answer of a hook server. Raises WireError if it cannot be parsed. Equal bytes may give the
     same object, so its maps are read-only."""
-    key = point.subject, body
-    known = ANSWERS.get(key)
-    if known is None:
-        known = ANSWERS.keep(key, _frozen(_READ_ANSWER[point.subject](body)), _GROWTH * len(body))
-    return known
+    key = hook_point.subject, body
+    answer = ANSWERS.get(key)
+    if answer is None:
+        answer = ANSWERS.keep(key, _frozen(_READ_ANSWER[hook_point.subject](body)), _GROWTH * len(body))
+    return answer
 
 
-def decode_request(point: HookPoint, body: bytes) -> HookRequest:
+def decode_request(hook_point: HookPoint, body: bytes) -> HookRequest:
     """Return the decoded request, for the hook server's side. Raises WireError if it cannot be parsed."""
-    return _read_pod_request(body) if point.subject is SubjectKind.POD else _read_container_request(body)
+    return _read_pod_request(body) if hook_point.subject is SubjectKind.POD else _read_container_request(body)
 
 
-def encode_answer(point: HookPoint, answer: HookAnswer) -> bytes:
-    """Return the encoded answer, for the hook server's side; parts that the point's message lacks are left out. Raises
-    ValueError if a number is one that its field cannot hold."""
-    return _write_pod_answer(answer) if point.subject is SubjectKind.POD else _write_container_answer(answer)
+def encode_answer(hook_point: HookPoint, answer: HookAnswer) -> bytes:
+    """Return the encoded answer, for the hook server's side, without parts that the message lacks. Raises ValueError if
+    a field cannot hold its number."""
+    return _write_pod_answer(answer) if hook_point.subject is SubjectKind.POD else _write_container_answer(answer)
 
 
 # -- pod -------------------------------------------------------------------------------------------------------------
@@ -177,8 +177,8 @@ def _pod_part(pod: PodInfo) -> bytes:
 
 
 def _container_part(container: ContainerInfo) -> bytes:
-    """Encode the container's own fields of a container's request. A cgroup parent of its own overrides the pod's by
-    coming later. It is not cached for a container without an id, whose value is used only once, in its create."""
+    """Encode the container's own fields of a container's request. Its own cgroup parent overrides the pod's because it
+    follows it. Not cached for a container without an id, whose value is used once, in its create."""
     envs = container.envs
     try:
         message = api_pb2.ContainerResourceHookRequest(
@@ -199,17 +199,17 @@ def _container_part(container: ContainerInfo) -> bytes:
 
 
 def envs_of(entries: Sequence[bytes]) -> Envs | None:
-    """Return the variables of a container, given as encoded entries of the field container_envs, without decoding them.
+    """Return the variables of a container from encoded entries of the field container_envs, without decoding them.
 
-    None if they cannot be passed to hook servers in this form: an entry is not UTF-8, for which Go refuses the whole
-    message, has an unknown field, or has the same key as another one.
+    None if hook servers cannot get them in this form: an entry is not UTF-8, for which Go refuses the message, has an
+    unknown field, or has the key of another entry.
     """
     raw = entries_pb2.ContainerEnvs(container_envs=entries).SerializeToString()
     try:
-        found = api_pb2.ContainerResourceHookRequest.FromString(raw).container_envs
+        envs = api_pb2.ContainerResourceHookRequest.FromString(raw).container_envs
     except DecodeError:
         return None
-    return Envs(raw, _read_envs, NO_CHANGES) if len(found) == len(entries) else None
+    return Envs(raw, _read_envs, NO_CHANGES) if len(envs) == len(entries) else None
 
 
 def _read_envs(raw: bytes) -> dict[str, str]:
@@ -293,13 +293,13 @@ def _resources(resources: Resources | None) -> dict[str, Any] | None:
     """Return a LinuxContainerResources as a message's constructor accepts it."""
     if resources is None:
         return None
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name in RESOURCE_FIELDS:
         if value := getattr(resources, name):
             if name in _LIMITS:
                 value = [{"page_size": page_size, "limit": limit} for page_size, limit in value.items()]
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def resources_of(message: Any) -> Resources:
@@ -316,10 +316,10 @@ def _limits_of(message: Any) -> dict[str, int]:
 
 def entries_of(entries: Mapping[str, str]) -> dict[str, str]:
     """Return a message's map as a dict; ``dict()`` would call three functions of the abstract base class per entry."""
-    found = {}
+    copied = {}
     for key in entries:
-        found[key] = entries[key]
-    return found
+        copied[key] = entries[key]
+    return copied
 
 
 _READ_MAP: Sequence[tuple[int, Callable[[Any], Any]]] = [
@@ -349,8 +349,8 @@ def _frozen(answer: HookAnswer) -> HookAnswer:
 
 
 def _encodable(value: _V) -> _V:
-    """Return a value without what cannot be encoded as UTF-8: such entries of maps are left out, such texts become "".
-    A replacement character would not do: an echo of "" means "no change", an echo of anything else would be one."""
+    """Return a value without text that cannot be encoded as UTF-8: such map entries are omitted, such texts become "".
+    A replacement character is no solution: an echo of "" means "no change", an echo of any other text is a change."""
     return replace(value, **{field.name: _of_text(getattr(value, field.name)) for field in fields(value)})
 
 

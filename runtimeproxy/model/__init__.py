@@ -1,1 +1,1 @@
-"""The values that both fronts and the core share, and functions of them. No file here does I/O."""
+"""The values that both fronts and the core share, and functions on them. No module does I/O."""

@@ -19,15 +19,15 @@ Changes = Mapping[str, ResourceValue]
 MEMORY, SWAP = "memory_limit_in_bytes", "memory_swap_limit_in_bytes"
 UNLIMITED = -1
 HIGHEST_CPU = 8191
-"""The highest CPU or memory node that a cpuset may name: no kernel is built for more (NR_CPUS in Linux's
-arch/x86/Kconfig), and every runtime refuses a higher one."""
+"""The highest CPU or memory node in a cpuset: no kernel is built for more (NR_CPUS in Linux's arch/x86/Kconfig), and
+every runtime refuses a higher one."""
 LEAST_QUOTA = 1000
 """Least CPU quota in microseconds that the kernel accepts (min_cfs_quota_period in kernel/sched/core.c)."""
 
 _CPUSET_PARTS = re.compile(r"[^,\s]+", re.ASCII)
 """The kernel accepts any number of commas and blanks as a separator (lib/bitmap-str.c)."""
 _CPU_RANGE = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
-"""At most nine digits, to bound the work on a hostile text."""
+"""At most nine digits, to bound the time for a hostile text."""
 _CPUSET = re.compile(rf"{_CPU_RANGE}(?:,{_CPU_RANGE})*")
 _CPU_RANGES = re.compile(_CPU_RANGE)
 
@@ -40,7 +40,7 @@ def is_cpuset(text: str) -> bool:
 
 
 class Kind(Enum):
-    """What a field holds: ``type`` is that of its value, or of the entries of its map."""
+    """The kind of a field's value: ``type`` is the type of the value, or of the entries of a map."""
 
     __hash__ = object.__hash__
 
@@ -58,12 +58,12 @@ class Kind(Enum):
 class Row:
     """The rules of a field; a map's keys and entries have their own (``merge``).
 
-    ``holds`` tests a value in its normal form, which ``normal`` makes. A field of a ``group`` limits nothing, or
-    something else, without the others. ``in_updates``: an update can change the field.
+    ``is_valid`` tests a value in its normal form, which ``normal`` returns. A field of a ``group`` has no effect, or
+    another one, without the others. ``in_updates``: an update can change the field.
     """
 
     kind: Kind
-    holds: Callable[[Any], bool] = lambda value: True
+    is_valid: Callable[[Any], bool] = lambda value: True
     rule: str = ""
     normal: Callable[[Any], Any] = lambda value: value
     group: str = ""
@@ -114,7 +114,7 @@ class Resources:
     memory_swap_limit_in_bytes: int = _field(Kind.NUMBER, *_BYTES, group="memory")
 
 
-ROWS: Mapping[str, Row] = {each.name: each.metadata["row"] for each in fields(Resources)}
+ROWS: Mapping[str, Row] = {member.name: member.metadata["row"] for member in fields(Resources)}
 RESOURCE_FIELDS = tuple(ROWS)
 MAP_FIELDS = frozenset(name for name, row in ROWS.items() if row.kind.is_map)
 TEXT_FIELDS = frozenset(name for name, row in ROWS.items() if row.kind is Kind.TEXT)
@@ -123,12 +123,12 @@ NUMBER_FIELDS = tuple(name for name, row in ROWS.items() if row.kind is Kind.NUM
 NO_RESOURCES = Resources()
 
 
-def together(name: str) -> set[str]:
+def grouped_fields(name: str) -> set[str]:
     group = ROWS[name].group
-    return {name} | {other for other, row in ROWS.items() if group and row.group == group}
+    return {name} | {member for member, row in ROWS.items() if group and row.group == group}
 
 
-def tidy(name: str, value: Value) -> Any:
+def normal_form(name: str, value: Value) -> Any:
     """Return the normal form; "" for a text without any item."""
     return ROWS[name].normal(value)
 
@@ -148,15 +148,15 @@ def overlay(base: Resources | None, changes: Mapping[str, Any]) -> Resources | N
 
 def overlaid(values: Changes, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Map fields are merged key by key."""
-    made: dict[str, Any] = dict(values)
+    merged: dict[str, Any] = dict(values)
     for name, value in changes.items():
-        made[name] = {**made.get(name, {}), **value} if name in MAP_FIELDS else value
-    return made
+        merged[name] = {**merged.get(name, {}), **value} if name in MAP_FIELDS else value
+    return merged
 
 
 def is_echo(sent: Resources, answered: Resources) -> bool:
-    """Return whether an answer is a whole echo. proto3 has no field presence, so it is one if it repeats all numbers
-    that were sent, and any were."""
+    """Return whether an answer is a complete echo. proto3 has no field presence: an echo sets all numbers that were
+    sent, if there were any."""
     numbers = [name for name in NUMBER_FIELDS if getattr(sent, name)]
     return bool(numbers) and all(getattr(answered, name) for name in numbers)
 
@@ -171,40 +171,40 @@ def named(resources: Resources | None) -> dict[str, ResourceValue]:
 def flat(
     maps: Mapping[str, Mapping[str, str]], cgroup_parent: str | None, resources: Mapping[str, Any]
 ) -> dict[str, Value]:
-    """Return single values by their names, as ``Adjustment.owners`` has them: "labels.KEY", "cgroup_parent",
-    "resources.cpu_quota", "resources.unified.KEY". ``maps`` are the other parts by name: labels, annotations, envs."""
-    found: dict[str, Value] = {}
+    """Return single values by their names in ``Adjustment.owners``: "labels.KEY", "cgroup_parent",
+    "resources.cpu_quota", "resources.unified.KEY". ``maps`` are labels, annotations and envs by these names."""
+    values: dict[str, Value] = {}
     for name, entries in maps.items():
         for key, entry in entries.items():
-            found[f"{name}.{key}"] = entry
+            values[f"{name}.{key}"] = entry
     if cgroup_parent is not None:
-        found["cgroup_parent"] = cgroup_parent
+        values["cgroup_parent"] = cgroup_parent
     for name, value in resources.items():
         if name in MAP_FIELDS:
             for key, entry in value.items():
-                found[f"resources.{name}.{key}"] = entry
+                values[f"resources.{name}.{key}"] = entry
         else:
-            found[f"resources.{name}"] = value
-    return found
+            values[f"resources.{name}"] = value
+    return values
 
 
 def nested(values: Mapping[str, Value]) -> dict[str, Any]:
-    """Return the parts of which ``flat`` makes these values, by their names."""
+    """Return the arguments from which ``flat`` returns these values, by part."""
     parts: dict[str, Any] = {}
     for name, value in values.items():
         kind = kind_of(name)
         *owners, last = (*kind.split("."), name[len(kind) + 1 :]) if name != kind else kind.split(".")
-        place = parts
+        level = parts
         for owner in owners:
-            place = place.setdefault(owner, {})
-        place[last] = value
+            level = level.setdefault(owner, {})
+        level[last] = value
     return parts
 
 
 def kind_of(name: str) -> str:
     """Return the name of a value without a map's key: "envs", "resources.unified", "resources.cpu_quota"."""
-    part, _, rest = name.partition(".")
-    return f"{part}.{rest.partition('.')[0]}" if part == "resources" else part
+    part, _, remainder = name.partition(".")
+    return f"{part}.{remainder.partition('.')[0]}" if part == "resources" else part
 
 
 def in_create(changes: Changes) -> Changes:
@@ -220,20 +220,20 @@ def in_update(changes: Changes, unlimited: int | None) -> dict[str, ResourceValu
     return {name: value for name, value in sent.items() if value is not None and ROWS[name].in_updates}
 
 
-def left_out(changes: Changes, sent: Changes, present: Resources) -> tuple[str, ...]:
+def unsupported_changes(changes: Changes, sent: Changes, present: Resources) -> tuple[str, ...]:
     """Return the changes that an update cannot make: it does not carry them, or has 0 or "" for them, which leaves the
     container's ``present`` value."""
     return tuple(sorted(name for name in changes if name not in sent or (not sent[name] and getattr(present, name))))
 
 
-def respelt(changes: Changes, sent: Changes) -> tuple[str, ...]:
+def converted(changes: Changes, sent: Changes) -> tuple[str, ...]:
     """Return the changes for which a request has another value with the same meaning."""
     return tuple(name for name, value in changes.items() if value and sent.get(name, value) != value)
 
 
 def limits_before(requested: Resources, present: Resources) -> tuple[int, int]:
-    """Return the memory limit and the swap limit from which an update's new swap limit is computed: those that it
-    requests if it sets a swap limit, else those that the container has."""
+    """Return the memory limit and the swap limit from which to compute an update's new swap limit: the requested ones
+    if the update sets a swap limit, else those of the container."""
     if swap := requested.memory_swap_limit_in_bytes:
         return requested.memory_limit_in_bytes or present.memory_limit_in_bytes, swap
     return present.memory_limit_in_bytes, present.memory_swap_limit_in_bytes
@@ -242,8 +242,8 @@ def limits_before(requested: Resources, present: Resources) -> tuple[int, int]:
 def swap_for(memory: int, swap: int, new_memory: ResourceValue) -> int:
     """Return the swap limit (memory included) for a new memory limit, from the two limits as they were.
 
-    If they were equal there was no swap, and stays none, as the kubelet sets it. A swap limit is never below the memory
-    limit, which the kernel and the runtimes refuse, and is 0 if no memory limit is left (0).
+    Equal limits mean no swap, as the kubelet sets it, and stay equal. A swap limit is never below the memory limit,
+    which the kernel and the runtimes refuse, and is 0 if the new memory limit is 0.
     """
     assert isinstance(new_memory, int)
     if swap == memory:
@@ -259,10 +259,10 @@ NO_CHANGES: Mapping[str, str] = MappingProxyType({})
 
 
 class Envs(Mapping[str, str]):
-    """Encoded variables (``raw``), overridden by those that were set since (``changes``).
+    """Encoded variables (``raw``), overridden by later ``changes``.
 
-    ``read`` decodes ``raw``, which has each key as its UTF-8. ``with_all_of`` looks up some keys without decoding;
-    iteration decodes all variables once.
+    ``read`` decodes ``raw``, in which each key is UTF-8. ``with_all_of`` finds keys without decoding; iteration decodes
+    all variables once.
     """
 
     __slots__ = ("_texts", "changes", "raw", "read")
@@ -277,14 +277,14 @@ class Envs(Mapping[str, str]):
         return self  # it does not change
 
     def with_all_of(self, keys: Iterable[str]) -> Mapping[str, str]:
-        """Return variables among which are those with one of the keys; decodes nothing if ``raw`` has none of them."""
+        """Return at least the variables with one of the keys; decodes nothing if ``raw`` has none of the keys."""
         for key in keys:
             if key.encode(errors="surrogatepass") in self.raw:
                 return self.decoded()
         return self.changes
 
     def decoded(self) -> dict[str, str]:
-        """Return all variables, decoded and not kept: for readers of many values, once each."""
+        """Return all variables without caching them, for readers of many values."""
         return {**self.read(self.raw), **self.changes}
 
     def __bool__(self) -> bool:
@@ -292,7 +292,7 @@ class Envs(Mapping[str, str]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Envs):
-            if self.raw == other.raw:  # only the variables set since are compared
+            if self.raw == other.raw:  # compare only the later changes
                 keys = self.changes.keys() | other.changes.keys()
                 return self.with_all_of(keys) == other.with_all_of(keys)
             other = other.decoded()
@@ -316,20 +316,20 @@ class Envs(Mapping[str, str]):
         return len(self._read())
 
 
-def changed(envs: Mapping[str, str], changes: Mapping[str, str]) -> Mapping[str, str]:
+def changed_envs(envs: Mapping[str, str], changes: Mapping[str, str]) -> Mapping[str, str]:
     if type(envs) is Envs:
         return Envs(envs.raw, envs.read, {**envs.changes, **changes})
     return {**envs, **changes}
 
 
 SLICE = ".slice"
-"""The suffix of each cgroup parent where systemd manages the cgroups: any other one is refused there."""
+"""The suffix of each cgroup parent where systemd manages the cgroups, which refuses any other one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodInfo:
-    """What is known of a pod sandbox; ``id`` is "" until the runtime gave one. ``cgroup_parent`` is None where the
-    runtime does not report it; "" is the runtime's default. Hook servers get "" for both."""
+    """The known fields of a pod sandbox; ``id`` is "" until the runtime returned it. ``cgroup_parent`` is None where
+    the runtime does not report it; "" is the runtime's default. Hook servers get "" for both."""
 
     id: str = ""
     name: str = ""
@@ -351,8 +351,8 @@ class PodInfo:
 
 @dataclass(frozen=True, slots=True)
 class ContainerInfo:
-    """What is known of a container; ``id`` is "" until the runtime gave one. ``cgroup_parent`` is the parent that it
-    was created under; "" means its pod's."""
+    """The known fields of a container; ``id`` is "" until the runtime returned it. ``cgroup_parent`` is the parent at
+    its creation; "" means its pod's."""
 
     id: str = ""
     pod_id: str = ""
@@ -388,8 +388,8 @@ class ContainerRecord:
     """A container as the kubelet requested it and as it is after the hooks. ``owners`` pairs resource fields, of
     maps their entries ("unified.KEY"), with the plugins that set them, as far as known.
 
-    ``read``: the record was read from the runtime. Then what hooks replaced counts as requested, unless it was kept
-    (``originals``), as variables never are.
+    ``read``: the record was read from the runtime. Then a hook's value counts as requested, unless its original was
+    retained (``originals``); the originals of variables never are.
     """
 
     original: ContainerInfo
@@ -400,8 +400,8 @@ class ContainerRecord:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a call is about: a pod, or a container together with its pod. ``renewed``: the container's call has newer
-    knowledge of the pod than the Store."""
+    """The subject of a call: a pod, or a container together with its pod. ``renewed``: the container's call has newer
+    fields of the pod than the Store."""
 
     pod: PodRecord
     container: ContainerRecord | None = None
@@ -424,7 +424,7 @@ class HookRequest:
 
 @dataclass(frozen=True, slots=True)
 class HookAnswer:
-    """What a hook server answered; ``resources`` is None if the answer has no such message."""
+    """A hook server's answer; ``resources`` is None if it has no such message."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -444,13 +444,13 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """What all hook servers together changed.
+    """The changes of all hook servers together.
 
-    Maps hold only the entries to set, those of ``resources`` too. ``confirmed`` has the resource fields ("cpu_quota",
-    "unified.KEY") that an answer repeated as they were sent, which makes them the hook's result; ``confirmers`` pairs
-    these with plugins. ``owners`` maps "resources.cpu_quota", "resources.unified.KEY", "envs.NAME", "labels.KEY",
-    "annotations.KEY", "cgroup_parent" to plugin names. ``normalised`` names the resource fields of one answer that it
-    did not give in their normal form.
+    Maps have only the entries to set, those of ``resources`` too. ``confirmed`` has the resource fields ("cpu_quota",
+    "unified.KEY") that an answer repeated as sent, which makes them the hook's result. ``confirmers`` pairs these with
+    plugins. ``owners`` maps "resources.cpu_quota", "resources.unified.KEY", "envs.NAME", "labels.KEY",
+    "annotations.KEY", "cgroup_parent" to plugin names. ``normalised`` names the resource fields that an answer did not
+    have in normal form.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)

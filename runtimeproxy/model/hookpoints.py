@@ -1,4 +1,4 @@
-"""The table of hook points: operations, stages, and what an answer at each point may change (hook-api, "Applied to").
+"""The table of hook points: operations, stages, and the parts that an answer may change (hook-api, "Applied to").
 An operation has at most one Pre and one Post point."""
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Part(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HookPoint:
-    """One row; ``applies`` lists the parts of an answer that have an effect, the rest is ignored."""
+    """A row; ``applies`` lists the parts of an answer that have an effect."""
 
     name: str
     operation: Operation
@@ -60,35 +60,35 @@ class HookPoint:
         return self.name + "Hook"
 
 
-def _point(name: str, subject: SubjectKind, *applies: Part) -> HookPoint:
+def _hook_point(name: str, subject: SubjectKind, *applies: Part) -> HookPoint:
     stage = Stage.PRE if name.startswith(Stage.PRE.value) else Stage.POST
     return HookPoint(name, Operation(name.removeprefix(stage.value)), stage, subject, frozenset(applies))
 
 
 HOOK_POINTS: tuple[HookPoint, ...] = (
-    _point("PreRunPodSandbox", SubjectKind.POD, Part.LABELS, Part.ANNOTATIONS, Part.CGROUP_PARENT, Part.RESOURCES),
-    _point(
+    _hook_point("PreRunPodSandbox", SubjectKind.POD, Part.LABELS, Part.ANNOTATIONS, Part.CGROUP_PARENT, Part.RESOURCES),
+    _hook_point(
         "PreCreateContainer", SubjectKind.CONTAINER, Part.ANNOTATIONS, Part.RESOURCES, Part.ENVS, Part.CGROUP_PARENT
     ),
-    _point("PreStartContainer", SubjectKind.CONTAINER, Part.RESOURCES),
-    _point("PostStartContainer", SubjectKind.CONTAINER),
-    _point("PreUpdateContainerResources", SubjectKind.CONTAINER, Part.RESOURCES, Part.ANNOTATIONS),
-    _point("PostStopContainer", SubjectKind.CONTAINER),
-    _point("PostStopPodSandbox", SubjectKind.POD),
+    _hook_point("PreStartContainer", SubjectKind.CONTAINER, Part.RESOURCES),
+    _hook_point("PostStartContainer", SubjectKind.CONTAINER),
+    _hook_point("PreUpdateContainerResources", SubjectKind.CONTAINER, Part.RESOURCES, Part.ANNOTATIONS),
+    _hook_point("PostStopContainer", SubjectKind.CONTAINER),
+    _hook_point("PostStopPodSandbox", SubjectKind.POD),
 )
 
-BY_NAME: dict[str, HookPoint] = {point.name: point for point in HOOK_POINTS}
+BY_NAME: dict[str, HookPoint] = {row.name: row for row in HOOK_POINTS}
 
 UNRECORDED = frozenset({Operation.START_CONTAINER, Operation.STOP_CONTAINER, Operation.STOP_POD_SANDBOX})
 """The operations that change no record."""
-BY_CALL: dict[tuple[Operation, Stage], HookPoint] = {(point.operation, point.stage): point for point in HOOK_POINTS}
+BY_CALL: dict[tuple[Operation, Stage], HookPoint] = {(row.operation, row.stage): row for row in HOOK_POINTS}
 
 CONTAINER_END = BY_NAME["PostStopContainer"]
 POD_END = BY_NAME["PostStopPodSandbox"]
 REMOVES = frozenset({Operation.REMOVE_CONTAINER, Operation.REMOVE_POD_SANDBOX})
 
-# What PreRunPodSandbox changed of the cgroup parent goes into the creates of the pod's containers (hook-api). What
-# ended without a stop of its own is reported with the pod's stop or the remove (hook-api).
+# PreRunPodSandbox's change of the cgroup parent is set in the creates of the pod's containers (hook-api). The pod's
+# stop or the remove reports the end of a subject that had no stop of its own (hook-api).
 _ALSO = {
     Operation.CREATE_CONTAINER: (BY_NAME["PreRunPodSandbox"],),
     Operation.STOP_POD_SANDBOX: (CONTAINER_END,),
@@ -97,16 +97,15 @@ _ALSO = {
 }
 
 CONCERNED: dict[Operation, tuple[HookPoint, ...]] = {
-    operation: tuple(point for point in HOOK_POINTS if point.operation is operation) + _ALSO.get(operation, ())
+    operation: tuple(row for row in HOOK_POINTS if row.operation is operation) + _ALSO.get(operation, ())
     for operation in Operation
 }
-"""The hook points that an operation's subject has to be known for."""
+"""The hook points that need an operation's subject."""
 PRE: dict[Operation, tuple[HookPoint, ...]] = {
-    operation: tuple(point for point in HOOK_POINTS if point.operation is operation and point.stage is Stage.PRE)
+    operation: tuple(row for row in HOOK_POINTS if row.operation is operation and row.stage is Stage.PRE)
     for operation in Operation
 }
-
 POST: dict[Operation, tuple[HookPoint, ...]] = {
-    operation: tuple(point for point in points if point.stage is Stage.POST) for operation, points in CONCERNED.items()
+    operation: tuple(row for row in rows if row.stage is Stage.POST) for operation, rows in CONCERNED.items()
 }
 """The Post points that may be due once the runtime agreed to an operation."""

@@ -1,8 +1,8 @@
-"""What hook servers change: merge their answers into one Adjustment, and apply it to the records of pods and containers
+"""Merge the answers of hook servers into one Adjustment, and apply it to the records of pods and containers
 (hook-api, "What is sent" and "What an answer means").
 
-The SDK's edits and its tester use the rules for answers too (hooks/sdk).
-Invariant: an answer that repeats what was sent changes nothing and is never bad, however odd the kubelet's values are.
+The SDK's edits and its tester use the rules for answers, too (hooks/sdk).
+Invariant: an answer that repeats the request changes nothing and is never bad, even if the kubelet's values are odd.
 """
 
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ def _parent(request: HookRequest) -> str:
 
 
 def difference(request: HookRequest, answer: fields.HookAnswer) -> Adjustment:
-    """Return what an answer changes of the request; ``combine`` adds the owners, confirmers and conflicts. A key that
-    the answer lacks stays as it is."""
+    """Return the changes of an answer; ``combine`` adds the owners, confirmers and conflicts. A key that the answer
+    lacks is unchanged."""
     subject = request.container or request.pod
     values: dict[str, Any] = {}
     for name in _ENTRIES:
@@ -68,22 +68,22 @@ def _changed_resources(before: fields.Resources, after: fields.Resources) -> dic
                 normalised.append(name)
             if value and value == old:
                 repeated.append(name)
-            elif value:  # a text that is empty in its normal form is not set
+            elif value:  # a text with an empty normal form is not set
                 changes[name] = value
     return {"resources": changes, "confirmed": frozenset(repeated), "normalised": tuple(normalised)}
 
 
-def limited(point: HookPoint, change: Adjustment) -> Adjustment:
-    for name in _WITHOUT_EFFECT[point.applies]:
+def applicable(hook_point: HookPoint, change: Adjustment) -> Adjustment:
+    for name in _WITHOUT_EFFECT[hook_point.applies]:
         if getattr(change, name):
-            return Adjustment(**{name: getattr(change, name) for part in point.applies for name in _FIELDS[part]})
+            return Adjustment(**{name: getattr(change, name) for part in hook_point.applies for name in _FIELDS[part]})
     return change
 
 
 _FIELDS = {part: (part.value,) for part in Part} | {Part.RESOURCES: ("resources", "confirmed", "normalised")}
 _WITHOUT_EFFECT: Mapping[frozenset[Part], tuple[str, ...]] = {
-    point.applies: tuple(field for part, names in _FIELDS.items() if part not in point.applies for field in names)
-    for point in HOOK_POINTS
+    row.applies: tuple(field for part, names in _FIELDS.items() if part not in row.applies for field in names)
+    for row in HOOK_POINTS
 }
 """The fields of an Adjustment without effect, by the set of parts that have an effect at a hook point."""
 
@@ -100,9 +100,9 @@ class BrokenRule:
         return f"{self.field}: {self.rule}"
 
 
-def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[BrokenRule, ...]]:
-    """Return the good part of a change of ``sent``, and each rule that the rest breaks. A bad value removes its own
-    field, and the fields that have no meaning without it; in a map only its own entry."""
+def validated(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[BrokenRule, ...]]:
+    """Return the valid part of a change of ``sent``, and the rules that the other values break. A bad value removes its
+    field, and the fields that have no meaning without it; in a map only its entry."""
     broken: list[BrokenRule] = []
     good: dict[str, Any] = {}
     for name in _ENTRIES:
@@ -113,7 +113,7 @@ def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[Bro
         broken.append(BrokenRule("cgroup_parent", rule))
         parent = None
     resources: dict[str, fields.ResourceValue] = {}
-    lost: set[str] = set()
+    dropped: set[str] = set()
     for name, value in change.resources.items():
         if name in fields.MAP_FIELDS:
             assert isinstance(value, Mapping)
@@ -121,20 +121,20 @@ def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[Bro
                 resources[name] = of_map
             continue
         row = fields.ROWS[name]
-        if row.holds(value):
+        if row.is_valid(value):
             resources[name] = value
         else:
             broken.append(BrokenRule(f"resources.{name}", f"must be {row.rule}"))
-            lost |= fields.together(name)
+            dropped |= fields.grouped_fields(name)
     if not broken:
         return change, ()
-    good["resources"] = {name: value for name, value in resources.items() if name not in lost}
-    good["confirmed"] = change.confirmed - lost
+    good["resources"] = {name: value for name, value in resources.items() if name not in dropped}
+    good["confirmed"] = change.confirmed - dropped
     return replace(change, cgroup_parent=parent, **good), tuple(dict.fromkeys(broken))
 
 
 def _good_entries(field: str, entries: Mapping[str, Any], broken: list[BrokenRule]) -> dict[str, Any]:
-    """The rules that the other entries break are added to ``broken``."""
+    """Add the rules that the other entries break to ``broken``."""
     good: dict[str, Any] = {}
     for key, value in entries.items():
         if rule := env_rule(key, value) if field == "envs" else key_rule(key):
@@ -144,7 +144,7 @@ def _good_entries(field: str, entries: Mapping[str, Any], broken: list[BrokenRul
     return good
 
 
-# Each returns the rule that is broken; "" if none.
+# Each returns the broken rule, or "".
 
 
 def key_rule(key: str) -> str:
@@ -168,8 +168,8 @@ def parent_rule(path: str, sent: str) -> str:
 
 
 def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
-    """Add a plugin's changes to those of the plugins before it; where both set a field the later one wins and owns it.
-    If another plugin owns it with a different value, that is a conflict."""
+    """Add a plugin's changes to those of earlier plugins; if both set a field, the later plugin wins and owns it. Two
+    different values are a conflict."""
     values = by_field(change)
     if earlier is fields.NO_ADJUSTMENT:
         return Adjustment(
@@ -215,7 +215,7 @@ def applied(request: HookRequest, adjustment: Adjustment) -> HookRequest:
 
 
 def adjusted_pod(pod: fields.PodInfo, adjustment: Adjustment, pod_id: str) -> fields.PodInfo:
-    """Return a copy with another id. A part without a change stays the same object, so it is stored once."""
+    """Return a copy with another id. An unchanged part stays the same object, so that it is stored once."""
     return fields.PodInfo(
         pod_id,
         pod.name,
@@ -241,7 +241,7 @@ def adjusted_container(
         container.attempt,
         {**container.annotations, **adjustment.annotations} if adjustment.annotations else container.annotations,
         overlay(container.resources, adjustment.resources) if adjustment.resources else container.resources,
-        fields.changed(container.envs, adjustment.envs) if adjustment.envs else container.envs,
+        fields.changed_envs(container.envs, adjustment.envs) if adjustment.envs else container.envs,
         container.cgroup_parent if adjustment.cgroup_parent is None else adjustment.cgroup_parent,
     )
 
@@ -253,9 +253,9 @@ def hook_view(subject: Subject) -> HookRequest:
     return HookRequest(subject.pod.effective, None if subject.container is None else subject.container.effective)
 
 
-def hooked(subject: Subject) -> dict[str, str]:
-    """Return the fields in which a container differs from the kubelet's, as in ``Adjustment.owners``: with the plugin
-    that set each, as far as the record has it."""
+def hooked_fields(subject: Subject) -> dict[str, str]:
+    """Return the fields of a container that differ from the kubelet's, with the plugin that set each, as far as
+    known. The names are those of ``Adjustment.owners``."""
     if subject.container is None:
         return {}
     owners = {f"resources.{name}": plugin for name, plugin in owners_of(subject.container).items()}
@@ -280,8 +280,8 @@ def owners_of(container: ContainerRecord) -> dict[str, str]:
 
 
 def created_pod(subject: Subject, adjustment: Adjustment, pod_id: str, unused: fields.Changes | None = None) -> Subject:
-    """Return the pod as it was created with the hooks' adjustment, under the id that the runtime gave. ``unused`` are
-    resources that were sent, too, and that the runtime reports without using them."""
+    """Return the pod as created with the hooks' adjustment, under the id that the runtime returned. ``unused`` are
+    resources that were also sent, and that the runtime reports without using them."""
     original = adjusted_pod(subject.pod.original, fields.NO_ADJUSTMENT, pod_id)
     effective = adjusted_pod(original, adjustment, pod_id) if adjustment or unused else original
     return Subject(PodRecord(original, effective, reported=overlay(original.resources, unused) if unused else None))
@@ -294,47 +294,47 @@ def created_container(subject: Subject, adjustment: Adjustment, container_id: st
     return Subject(subject.pod, ContainerRecord(original, effective, owners), subject.renewed)
 
 
-def found(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
-    """Return what a create's answer names as the runtime has it (``record``), with this create's original values.
+def as_reported(made: Subject, record: PodRecord | ContainerRecord) -> Subject:
+    """Return the subject of a create as the runtime reports it (``record``), with this create's original values.
 
-    A pod's cgroup parent that the runtime does not report is unknown; overhead and resources that it does not report or
-    use are this create's. A variable that it reports and this create does not set counts as the kubelet's, as runtimes
-    also report those of the image. A swap limit that equals the memory limit may have been read as not set: it counts
-    as set if the kubelet or this create sets both to one value.
+    A pod's unreported cgroup parent is unknown; unreported or unused overhead and resources are this create's. A
+    reported variable that this create does not set counts as the kubelet's: runtimes also report those of the image. A
+    swap limit that equals the memory limit may be read as not set: it counts as set if the kubelet or this create sets
+    both to one value.
     """
     if isinstance(record, PodRecord):
-        pod, has, unused = made.pod.original, record.effective, made.pod.reported is not None
-        if has.cgroup_parent is None:
+        pod, reported, unused = made.pod.original, record.effective, made.pod.reported is not None
+        if reported.cgroup_parent is None:
             pod = replace(pod, cgroup_parent=None)
-        resources = pod.resources if unused or has.resources is None else has.resources
-        in_force = replace(has, overhead=has.overhead or pod.overhead, resources=resources)
-        return Subject(PodRecord(pod, in_force, reported=has.resources if unused else None))
+        resources = pod.resources if unused or reported.resources is None else reported.resources
+        in_force = replace(reported, overhead=reported.overhead or pod.overhead, resources=resources)
+        return Subject(PodRecord(pod, in_force, reported=reported.resources if unused else None))
     sent, effective = container_of(made), record.effective
     if effective.resources is None:
         effective = replace(effective, resources=sent.original.resources)
-    runs, requested = effective.resources or fields.NO_RESOURCES, (sent.original.resources, sent.effective.resources)
-    without_swap = any(one and 0 < one.memory_swap_limit_in_bytes == one.memory_limit_in_bytes for one in requested)
-    if without_swap and runs.memory_limit_in_bytes and not runs.memory_swap_limit_in_bytes:
-        effective = _with(effective, replace(runs, memory_swap_limit_in_bytes=runs.memory_limit_in_bytes), {})
+    in_use, requested = effective.resources or fields.NO_RESOURCES, (sent.original.resources, sent.effective.resources)
+    without_swap = any(item and 0 < item.memory_swap_limit_in_bytes == item.memory_limit_in_bytes for item in requested)
+    if without_swap and in_use.memory_limit_in_bytes and not in_use.memory_swap_limit_in_bytes:
+        effective = _with(effective, replace(in_use, memory_swap_limit_in_bytes=in_use.memory_limit_in_bytes), {})
     envs = {key: value for key, value in effective.envs.items() if key not in sent.effective.envs}
     original = replace(sent.original, envs={**envs, **sent.original.envs})
-    without = lacking(made, Subject(made.pod, ContainerRecord(original, effective)))
-    owners = tuple((name, owner) for name, owner in sent.owners if f"resources.{name}" not in without)
+    missing = missing_fields(made, Subject(made.pod, ContainerRecord(original, effective)))
+    owners = tuple((name, owner) for name, owner in sent.owners if f"resources.{name}" not in missing)
     return Subject(made.pod, ContainerRecord(original, effective, owners), made.renewed)
 
 
-def lacking(made: Subject, subject: Subject) -> frozenset[str]:
-    """Return the fields of a create that its subject does not have as created, named as in ``Adjustment.owners``. A
-    runtime may report the whole path of a slice, which systemd finds by the last part."""
+def missing_fields(made: Subject, subject: Subject) -> frozenset[str]:
+    """Return the fields of a create that its subject lacks, named as in ``Adjustment.owners``. A runtime may report the
+    full path of a slice, which systemd finds by the last part."""
     desired, reported = echo(hook_view(made)), echo(hook_view(subject))
     names = frozenset(by_field(difference(hook_view(subject), desired)))
-    requested, has = desired.cgroup_parent or "", reported.cgroup_parent or ""
-    same_slice = requested.endswith(fields.SLICE) and requested.rpartition("/")[2] == has.rpartition("/")[2]
+    requested, actual = desired.cgroup_parent or "", reported.cgroup_parent or ""
+    same_slice = requested.endswith(fields.SLICE) and requested.rpartition("/")[2] == actual.rpartition("/")[2]
     return names - {"cgroup_parent"} if same_slice else names
 
 
 def without_parent(made: Subject) -> PodRecord | ContainerRecord:
-    """Return what a create makes without a hook's cgroup parent for the pod: an earlier create may have made it."""
+    """Return a create's record without a hook's cgroup parent for the pod: an earlier create may have created it."""
     if made.container is not None:
         return made.container
     effective = replace(made.pod.effective, cgroup_parent=made.pod.original.cgroup_parent)
@@ -342,36 +342,36 @@ def without_parent(made: Subject) -> PodRecord | ContainerRecord:
 
 
 def in_pod(pod: PodRecord, given: fields.PodInfo | None, container: fields.ContainerInfo) -> Subject:
-    """Return the subject of a container's create, with the pod brought up to date by what the create repeats of it.
+    """Return the subject of a container's create, with the pod updated by the fields that the create repeats.
 
-    ``given`` has the kubelet's newest names, labels, annotations, cgroup parent, overhead and resources of the pod,
-    without names only the parent: they fill what is unknown and replace its earlier values, while values that hooks
-    have set stay. A cgroup parent "" counts as not given. If the names are those of another pod, the runtime has lost
-    its state and reuses the id: what is known of the old pod is dropped.
+    ``given`` has the kubelet's newest names, labels, annotations, cgroup parent, overhead and resources of the pod;
+    without names only the parent. They fill unknown fields and replace the kubelet's earlier values, not the hooks'. A
+    cgroup parent "" counts as not given. If the names are those of another pod, the runtime has lost its state and
+    reuses the id: the old pod's fields are dropped.
     """
     made = ContainerRecord(container, container)
     if given is None:
         return Subject(pod, made)
-    known, present = pod.original, pod.effective
+    earlier, present = pod.original, pod.effective
     names = (given.name, given.uid, given.namespace)
-    if any(names) and names != (known.name, known.uid, known.namespace):
-        other = replace(given, id=present.id)
-        return Subject(PodRecord(other, other), made, renewed=True)
-    parent = given.cgroup_parent or known.cgroup_parent
-    labels, annotations = (given.labels, given.annotations) if any(names) else (known.labels, known.annotations)
-    overhead, resources = given.overhead or known.overhead, given.resources or known.resources
-    before = (known.cgroup_parent, known.labels, known.annotations, known.overhead, known.resources)
+    if any(names) and names != (earlier.name, earlier.uid, earlier.namespace):
+        new_pod = replace(given, id=present.id)
+        return Subject(PodRecord(new_pod, new_pod), made, renewed=True)
+    parent = given.cgroup_parent or earlier.cgroup_parent
+    labels, annotations = (given.labels, given.annotations) if any(names) else (earlier.labels, earlier.annotations)
+    overhead, resources = given.overhead or earlier.overhead, given.resources or earlier.resources
+    before = (earlier.cgroup_parent, earlier.labels, earlier.annotations, earlier.overhead, earlier.resources)
     if not pod.read and (parent, labels, annotations, overhead, resources) == before:
         return Subject(pod, made)
     original = replace(
-        known, cgroup_parent=parent, labels=labels, annotations=annotations, overhead=overhead, resources=resources
+        earlier, cgroup_parent=parent, labels=labels, annotations=annotations, overhead=overhead, resources=resources
     )
-    of_hooks = _of_hooks(pod.read, named(known.resources), named(present.resources), named(resources))
+    of_hooks = _from_hooks(pod.read, named(earlier.resources), named(present.resources), named(resources))
     effective = replace(
         present,
         cgroup_parent=present.cgroup_parent if _is_hooks_parent(pod, parent) else parent,
-        labels={**labels, **_of_hooks(pod.read, known.labels, present.labels, labels)},
-        annotations={**annotations, **_of_hooks(pod.read, known.annotations, present.annotations, annotations)},
+        labels={**labels, **_from_hooks(pod.read, earlier.labels, present.labels, labels)},
+        annotations={**annotations, **_from_hooks(pod.read, earlier.annotations, present.annotations, annotations)},
         overhead=overhead,
         resources=overlay(resources, of_hooks),
     )
@@ -380,23 +380,25 @@ def in_pod(pod: PodRecord, given: fields.PodInfo | None, container: fields.Conta
 
 
 def _is_hooks_parent(pod: PodRecord, given: str | None) -> bool:
-    """Return whether a pod's cgroup parent was set by a hook; ``given`` is the kubelet's. For a pod that was read this
-    is unknown: it counts as a hook's, unless its form shows that the node's cgroup driver was changed."""
+    """Return whether a hook set a pod's cgroup parent; ``given`` is the kubelet's. For a pod that was read this is
+    unknown: it counts as a hook's, unless its form shows that the node's cgroup driver has changed."""
     present = pod.effective.cgroup_parent
     if not pod.read or not present or not given:
         return present != pod.original.cgroup_parent
     return present.endswith(fields.SLICE) == given.endswith(fields.SLICE)
 
 
-def _of_hooks(read: bool, known: Mapping[str, V], present: Mapping[str, V], given: Mapping[str, V]) -> dict[str, V]:
-    """Return the entries that hooks have set; of a pod that was ``read``, those that the kubelet does not give."""
+def _from_hooks(
+    read: bool, original: Mapping[str, V], present: Mapping[str, V], given: Mapping[str, V]
+) -> dict[str, V]:
+    """Return the entries that hooks have set; of a pod that was ``read``, those that the kubelet does not set."""
     if read:
         return {key: value for key, value in present.items() if key not in given}
-    return {key: value for key, value in present.items() if known.get(key) != value}
+    return {key: value for key, value in present.items() if original.get(key) != value}
 
 
 def subject_of_read(pod: PodRecord, container: ContainerRecord) -> Subject:
-    """Return the subject of a container that was read; its cgroup parent replaces a pod's that is not reported."""
+    """Return the subject of a container that was read; its cgroup parent replaces the pod's unreported one."""
     parent = container.effective.cgroup_parent
     if pod.effective.cgroup_parent is not None or not parent:
         return Subject(pod, container)
@@ -404,22 +406,22 @@ def subject_of_read(pod: PodRecord, container: ContainerRecord) -> Subject:
     return Subject(PodRecord(original, effective, pod.read, pod.reported), container, renewed=True)
 
 
-def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:
-    """Return the cgroup parent to put into a container's create; None leaves the kubelet's. It is the one of this
-    call's hooks, else the one that the pod's hooks gave the pod."""
+def cgroup_parent_to_set(pod: PodRecord, adjustment: Adjustment) -> str | None:
+    """Return the cgroup parent to set in a container's create: that of this call's hooks, else that of the pod's hooks;
+    None leaves the kubelet's."""
     if adjustment.cgroup_parent is not None:
         return adjustment.cgroup_parent
-    hooked = pod.effective.cgroup_parent != pod.original.cgroup_parent
-    return pod.effective.cgroup_parent if hooked else None
+    is_hooked = pod.effective.cgroup_parent != pod.original.cgroup_parent
+    return pod.effective.cgroup_parent if is_hooked else None
 
 
-def _owners(known: dict[str, str], set_now: fields.Changes, adjustment: Adjustment) -> tuple[tuple[str, str], ...]:
+def _owners(owners: dict[str, str], set_now: fields.Changes, adjustment: Adjustment) -> tuple[tuple[str, str], ...]:
     for field_name in fields.flat({}, None, set_now):
         name = field_name.removeprefix("resources.")
-        known.pop(name, None)
+        owners.pop(name, None)
         if owner := adjustment.owners.get(field_name):
-            known[name] = owner
-    return tuple(known.items())
+            owners[name] = owner
+    return tuple(owners.items())
 
 
 def prepared(subject: Subject, resources: fields.Changes, adjustment: Adjustment) -> Subject:
@@ -439,7 +441,7 @@ def _with(
 
 @dataclass(frozen=True, slots=True)
 class RequestedUpdate:
-    """What an UpdateContainerResources requests; 0 and "" mean not set."""
+    """The fields of an UpdateContainerResources; 0 and "" mean not set."""
 
     container_id: str
     resources: fields.Resources | None
@@ -448,10 +450,10 @@ class RequestedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveUpdate:
-    """An update as it is sent: what its caller requested, and what was added for the hook servers."""
+    """An update as it is sent: the caller's request, and the fields added for the hook servers."""
 
     requested: RequestedUpdate
-    put_in: fields.Changes = field(default_factory=dict)
+    added_resources: fields.Changes = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -463,8 +465,8 @@ def update_hook_request(subject: Subject, requested: RequestedUpdate) -> HookReq
 
 
 def differing(subject: Subject, requested: RequestedUpdate, adjustment: Adjustment) -> dict[str, fields.ResourceValue]:
-    """Return the fields whose result differs from what the runtime would hold after the unchanged request alone. A
-    plugin that repeats a value as sent thereby withdraws its own earlier change, but not one of another plugin."""
+    """Return the fields whose result differs from that of the unchanged request alone. A plugin that repeats a value as
+    sent thereby withdraws its own earlier change, but not that of another plugin."""
     container = container_of(subject)
     owners = owners_of(container)
     repeated = {
@@ -472,34 +474,34 @@ def differing(subject: Subject, requested: RequestedUpdate, adjustment: Adjustme
     }
     request, original = named(requested.resources), container.original.resources or fields.NO_RESOURCES
     present = container.effective.resources or fields.NO_RESOURCES
-    found: dict[str, fields.ResourceValue] = {}
+    differences: dict[str, fields.ResourceValue] = {}
     for name in sorted({name.partition(".")[0] for name in (*adjustment.resources, *repeated)}):
         requests, changes = request.get(name), adjustment.resources.get(name)
-        desired, holds = getattr(original, name), getattr(present, name)
+        desired, current = getattr(original, name), getattr(present, name)
         if name in fields.MAP_FIELDS:
             requests, changes = requests or {}, changes or {}
-            desired, holds = {**desired, **requests, **changes}, {**holds, **requests}  # type: ignore[dict-item]
+            desired, current = {**desired, **requests, **changes}, {**current, **requests}  # type: ignore[dict-item]
             repeated_keys = [key for key in desired if key in changes or f"{name}.{key}" in repeated]  # type: ignore[operator]
-            desired = {key: desired[key] for key in repeated_keys if holds.get(key) != desired[key]}
-            holds = {}
+            desired = {key: desired[key] for key in repeated_keys if current.get(key) != desired[key]}
+            current = {}
         else:
-            holds = holds if requests is None else requests
+            current = current if requests is None else requests
             desired = changes if changes is not None else desired if requests is None else requests
-        if desired != holds:
-            found[name] = desired
-    return found
+        if desired != current:
+            differences[name] = desired
+    return differences
 
 
 def updated(subject: Subject, update: EffectiveUpdate, adjustment: Adjustment) -> Subject:
-    """Return the container after an update; ``adjustment`` has the plugins that set what was added. The kubelet's
-    values and the runtime's stay apart; a field that was released empty left the runtime's value as it was."""
+    """Return the container after an update; ``adjustment`` has the owners of the added fields. The kubelet's values and
+    the runtime's stay separate; a field that was sent empty left the runtime's value unchanged."""
     before, requested = container_of(subject), named(update.requested.resources)
-    known, present, annotations = before.original, before.effective, update.requested.annotations
-    original = effective = _with(known, overlay(known.resources, requested), annotations)
-    if known is not present or update.put_in or update.annotations:
-        held = {name: value for name, value in fields.overlaid(requested, update.put_in).items() if value}
-        effective = _with(present, overlay(present.resources, held), {**annotations, **update.annotations})
+    base, present, annotations = before.original, before.effective, update.requested.annotations
+    original = effective = _with(base, overlay(base.resources, requested), annotations)
+    if base is not present or update.added_resources or update.annotations:
+        in_force = {name: value for name, value in fields.overlaid(requested, update.added_resources).items() if value}
+        effective = _with(present, overlay(present.resources, in_force), {**annotations, **update.annotations})
     names = fields.flat({}, None, requested)
     owners = {name: plugin for name, plugin in before.owners if f"resources.{name}" not in names}
-    owned = _owners(owners, update.put_in, adjustment)
+    owned = _owners(owners, update.added_resources, adjustment)
     return Subject(subject.pod, ContainerRecord(original, effective, owned, before.read))

@@ -1,4 +1,4 @@
-"""What a runtime accepts in a request and does not use, by the name and version that its Version returns.
+"""The fields that a runtime accepts and does not use, by the name and version that its Version returns.
 
 A field counts as used unless the table has it, so an unknown runtime, version or runtime handler uses all fields.
 
@@ -52,18 +52,18 @@ PLAIN_HANDLERS = frozenset({"", "crun", "nvidia", "runc"})
 
 
 def of_runtime(name: str, version: str) -> Mapping[Operation, Fields]:
-    """Return the fields without effect by operation, for a runtime's name and version as it reports them."""
+    """Return the fields without effect by operation, for the name and version that a runtime reports."""
     numbers = re.match(r"v?(\d{1,9})\.(\d{1,9})", version)
-    known = (int(numbers[1]), int(numbers[2])) if numbers else None
-    found: dict[Operation, Fields] = {}
+    release = (int(numbers[1]), int(numbers[2])) if numbers else None
+    unused: dict[Operation, Fields] = {}
     for row in ROWS:
-        if row.runtime == name and (row.until is None or (known is not None and known < row.until)):
-            found[row.operation] = found.get(row.operation, frozenset()) | row.fields
-    return found
+        if row.runtime == name and (row.until is None or (release is not None and release < row.until)):
+            unused[row.operation] = unused.get(row.operation, frozenset()) | row.fields
+    return unused
 
 
 def used(sent: Adjustment, unused: Fields) -> tuple[Adjustment, Fields]:
-    """Return the part of what was sent that the runtime uses, and the names of the other fields."""
+    """Return the part of an adjustment that the runtime uses, and the names of the other fields."""
     resources = {name: value for name, value in sent.resources.items() if f"resources.{name}" not in unused}
     if MEMORY in resources and SWAP in sent.resources and SWAP not in resources:
         resources[SWAP] = resources[MEMORY]
@@ -73,6 +73,6 @@ def used(sent: Adjustment, unused: Fields) -> tuple[Adjustment, Fields]:
         cgroup_parent=None if "cgroup_parent" in unused else sent.cgroup_parent,
         resources=resources,
     )
-    lost = {f"resources.{name}" for name, value in sent.resources.items() if resources.get(name) != value}
-    lost |= {name for name in ("annotations", "cgroup_parent") if getattr(made, name) != getattr(sent, name)}
-    return made, frozenset(lost)
+    dropped = {f"resources.{name}" for name, value in sent.resources.items() if resources.get(name) != value}
+    dropped |= {name for name in ("annotations", "cgroup_parent") if getattr(made, name) != getattr(sent, name)}
+    return made, frozenset(dropped)

@@ -1,7 +1,7 @@
 """The kubelet's original values of a pod or a container, where hooks replaced them: no runtime reports them.
 
-Invariant: an original value is restored only for the subject it was kept of, and only as long as the runtime does not
-report another value than the hook's. An environment value is never kept.
+Invariant: an original value is restored only for its own subject, and only while the runtime reports no value other
+than the hook's. The value of an environment variable is never retained.
 """
 
 import json
@@ -28,8 +28,8 @@ _TYPES: dict[str, tuple[type, bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class OriginalValues:
-    """``owners`` pairs resource fields with the plugins that set them, and of a pod those that the runtime reports
-    without using them with ""."""
+    """``owners`` pairs resource fields with the plugins that set them, or, of a pod, with "" if the runtime reports
+    them without using them."""
 
     name: Name
     pairs: Mapping[str, Pair] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class OriginalValues:
 
 
 def original_values_of(record: PodRecord | ContainerRecord) -> OriginalValues | None:
-    """None if hooks replaced nothing that can be kept."""
+    """None if hooks replaced nothing that can be retained."""
     effective = record.effective
     if isinstance(record, PodRecord) and record.reported is not None:
         effective = replace(record.effective, resources=record.reported)
@@ -51,43 +51,43 @@ def original_values_of(record: PodRecord | ContainerRecord) -> OriginalValues | 
     owners = record.owners if isinstance(record, ContainerRecord) else ()
     if effective is not record.effective:
         owners = tuple((name.removeprefix("resources."), "") for name in pairs)
-    return OriginalValues(_name(record.effective), pairs, _of(pairs, owners))
+    return OriginalValues(_name(record.effective), pairs, _owners_of(pairs, owners))
 
 
 def restored_pod(info: PodInfo, retained: OriginalValues) -> PodRecord:
-    """Return the record of a pod that was read from the runtime, with the kept values restored."""
+    """Return the record of a pod that was read from the runtime, with its original values restored."""
     if retained.name != _name(info):
         return PodRecord(info, info, read=True)
-    original, effective, standing = _restored(info, retained)
-    unused = {f"resources.{name}": standing[f"resources.{name}"][0] for name, _ in _of(standing, retained.owners)}
+    original, effective, valid = _restored(info, retained)
+    unused = {f"resources.{name}": valid[f"resources.{name}"][0] for name, _ in _owners_of(valid, retained.owners)}
     if not unused:
         return PodRecord(original, effective)
     return PodRecord(original, _with(effective, unused), reported=effective.resources)
 
 
 def restored_container(info: ContainerInfo, retained: OriginalValues) -> ContainerRecord:
-    """Return the record of a container that was read from the runtime, with the kept values restored."""
+    """Return the record of a container that was read from the runtime, with its original values restored."""
     if retained.name != _name(info):
         return ContainerRecord(info, info, read=True)
-    original, effective, standing = _restored(info, retained)
-    return ContainerRecord(original, effective, _of(standing, retained.owners), read=True)
+    original, effective, valid = _restored(info, retained)
+    return ContainerRecord(original, effective, _owners_of(valid, retained.owners), read=True)
 
 
 _I = TypeVar("_I", PodInfo, ContainerInfo)
 
 
 def _restored(info: _I, retained: OriginalValues) -> tuple[_I, _I, Mapping[str, Pair]]:
-    """Return the original value, the effective value, and the kept pairs that still hold. What the runtime does not
-    report is as the hook set it; if it reports another value, somebody else has set that since."""
+    """Return the original value, the effective value, and the pairs that are still valid. An unreported field has the
+    hook's value; if the runtime reports another value, another client has set it since."""
     reported = set_fields(info)
-    standing = {name: pair for name, pair in retained.pairs.items() if reported.get(name) in (None, pair[1])}
-    if not standing:
-        return info, info, standing
-    effective = _with(info, {name: hooked for name, (_, hooked) in standing.items() if reported.get(name) != hooked})
-    return _with(effective, {name: original for name, (original, _) in standing.items()}), effective, standing
+    valid = {name: pair for name, pair in retained.pairs.items() if reported.get(name) in (None, pair[1])}
+    if not valid:
+        return info, info, valid
+    effective = _with(info, {name: hooked for name, (_, hooked) in valid.items() if reported.get(name) != hooked})
+    return _with(effective, {name: original for name, (original, _) in valid.items()}), effective, valid
 
 
-def _of(pairs: Mapping[str, Pair], owners: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+def _owners_of(pairs: Mapping[str, Pair], owners: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
     return tuple((name, plugin) for name, plugin in owners if f"resources.{name}" in pairs)
 
 

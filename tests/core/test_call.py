@@ -1,4 +1,4 @@
-"""A held call: what is read once, what is left out of it, and the limit of the bytes that are held (relay-rules A4)."""
+"""A held call: properties that are read once, defaults, and the limit of held bytes (relay-rules A4)."""
 
 import pytest
 
@@ -24,8 +24,8 @@ class Message:
 
 
 def test_message_is_read_once() -> None:
-    message, other, broken = Message(), Message(), Message()
-    assert (message.id, message.id, message.reads, other.reads) == ("c1", "c1", 1, 0)
+    message, second, broken = Message(), Message(), Message()
+    assert (message.id, message.id, message.reads, second.reads) == ("c1", "c1", 1, 0)
     message.id = "c1-whole"
     assert (message.id, message.reads) == ("c1-whole", 1)
     assert vars(Message)["id"].__doc__ == "Return the id."
@@ -50,7 +50,7 @@ async def test_call_changes_nothing_by_default() -> None:
     assert await call.life("c1") is None
 
 
-def test_held_bytes_count_up_to_the_limit_until_they_are_freed() -> None:
+def test_memory_budget_refuses_bytes_above_limit() -> None:
     assert MemoryBudget().limit == PROCESS_LIMIT == 64 << 20
     budget = MemoryBudget(limit=30)
     assert [budget.add(20), budget.add(10), budget.add(1)] == [True, True, False]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Life, Reply, Unreadable
+from runtimeproxy.core.call import DONE, NOT_DONE, REMOVED, UNANSWERED, Life, Reply, Unreadable
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model.fields import ContainerRecord, PodRecord, Subject
 from runtimeproxy.model.hookpoints import Operation
@@ -53,8 +53,10 @@ LIVES += [(None, True, True), (BackendError("away"), True, False), (Unreadable("
 
 
 @pytest.mark.parametrize(("lives", "removed", "pod_stopped"), LIVES)
-async def test_container_that_ran_is_reported_once(core: Core, lives: Lives, removed: bool, pod_stopped: bool) -> None:
-    """One whose state the runtime does not report may run until its remove; Docker's runs on without its sandbox."""
+async def test_end_of_started_container_is_reported_once(
+    core: Core, lives: Lives, removed: bool, pod_stopped: bool
+) -> None:
+    """Without a reported state it may run until its remove; Docker's containers run on without their sandbox."""
     core.plugins.add("a")
     await core.run(call(STOP_POD, lives))
     assert core.plugins.notified() == [END] * pod_stopped + [POD_END], "the containers first"
@@ -64,9 +66,7 @@ async def test_container_that_ran_is_reported_once(core: Core, lives: Lives, rem
 
 
 @pytest.mark.parametrize(("lives", "removed"), [*((lives, removed) for lives, removed, _ in LIVES), (ENDED, None)])
-async def test_pod_that_nobody_stopped_is_reported_at_its_remove(
-    core: Core, lives: Lives, removed: bool | None
-) -> None:
+async def test_remove_reports_end_of_pod_without_stop(core: Core, lives: Lives, removed: bool | None) -> None:
     """CRI's RemovePodSandbox ends and removes the containers, too; dockerd's leaves them alone."""
     core.plugins.add("a")
     removes = call(REMOVE_POD, lives)
@@ -84,8 +84,8 @@ async def test_reported_end_is_not_reported_again(core: Core) -> None:
     assert core.plugins.notified() == [END, POD_END]
 
 
-@pytest.mark.parametrize("stop", [{"runtime_seconds": 3.0}, {"reply": UNANSWERED, "outcomes": [UNANSWERED, GONE]}])
-async def test_stop_that_ends_after_the_remove_is_not_reported_again(core: Core, stop: dict[str, Any]) -> None:
+@pytest.mark.parametrize("stop", [{"runtime_seconds": 3.0}, {"reply": UNANSWERED, "outcomes": [UNANSWERED, REMOVED]}])
+async def test_stop_answered_after_remove_is_not_reported_again(core: Core, stop: dict[str, Any]) -> None:
     core.plugins.add("a", points=("PostStopPodSandbox",))
     stops = core.start(call(STOP_POD, **stop))
     await asyncio.sleep(0.05)
@@ -97,7 +97,7 @@ async def test_stop_that_ends_after_the_remove_is_not_reported_again(core: Core,
 
 @pytest.mark.parametrize("operation", [STOP_POD, REMOVE_POD])
 @pytest.mark.parametrize("seconds", [0.5, 100])
-async def test_pods_end_waits_for_the_runtimes_state(core: Core, operation: Operation, seconds: float) -> None:
+async def test_pod_end_waits_for_runtime_state(core: Core, operation: Operation, seconds: float) -> None:
     """After a start of the proxy the pod's containers are still being read; the wait ends with the budget."""
     core.plugins.add("a", points=("PostStopContainer",))
     core.store.drop("c1")
@@ -113,19 +113,19 @@ async def test_pods_end_waits_for_the_runtimes_state(core: Core, operation: Oper
     assert ends.steps[0] == (min(seconds, 10.0), "release")
 
 
-async def test_runtime_whose_state_is_not_read_delays_one_end_only(core: Core) -> None:
+async def test_unread_runtime_state_delays_only_one_end(core: Core) -> None:
     """A call with a short deadline does not end the wait of the others."""
     core.plugins.add("a", points=("PostStopContainer",))
     core.lifecycle.state_read.clear()
     ends = [call(STOP_POD, deadline=2.0), call(STOP_POD), call(STOP_POD)]
-    for one in ends:
-        await core.run(one)
-    released = [one.steps[0] for one in ends]
+    for stop in ends:
+        await core.run(stop)
+    released = [stop.steps[0] for stop in ends]
     assert released == [(1.0, "release"), (12.0, "release"), (13.0, "release")], "the runtime takes a second"
 
 
 @pytest.mark.parametrize("operation", [REMOVE, STOP_POD])
-async def test_silent_runtime_delays_an_end_for_the_budget_only(core: Core, operation: Operation) -> None:
+async def test_silent_runtime_delays_end_at_most_by_budget(core: Core, operation: Operation) -> None:
     core.plugins.add("a", points=("PostStopContainer",))
     ended = call(operation, NEVER_RAN, read_seconds=100, deadline=4.0)
     await core.run(ended)
@@ -135,7 +135,7 @@ async def test_silent_runtime_delays_an_end_for_the_budget_only(core: Core, oper
 
 @pytest.mark.parametrize("operation", [STOP, STOP_POD, REMOVE, REMOVE_POD])
 @pytest.mark.parametrize("reply", [AGREED, REFUSED])
-async def test_end_is_reported_only_if_the_runtime_agreed(core: Core, operation: Operation, reply: Reply) -> None:
+async def test_end_is_reported_only_after_runtime_agreed(core: Core, operation: Operation, reply: Reply) -> None:
     core.plugins.add("a", points=("PostStopContainer",))
     ends = call(operation, reply=reply)
     ends.removes_containers = True
@@ -143,7 +143,7 @@ async def test_end_is_reported_only_if_the_runtime_agreed(core: Core, operation:
     assert core.plugins.notified() == [END] * reply.agreed
 
 
-async def test_end_of_a_skipped_pods_container_is_not_reported(core: Core) -> None:
+async def test_end_is_not_reported_for_skipped_pod(core: Core) -> None:
     core.plugins.add("a")
     pod = replace(POD, labels={"skip": "true"})
     skipped = Subject(PodRecord(pod, pod), SUBJECT.container)
@@ -154,13 +154,13 @@ async def test_end_of_a_skipped_pods_container_is_not_reported(core: Core) -> No
     assert core.plugins.notified() == []
 
 
-async def test_pods_containers_are_reported_in_order(core: Core) -> None:
+async def test_pod_stop_reports_containers_in_order(core: Core) -> None:
     """A hook server that hangs leaves the pod's own hook its time."""
     core.plugins.add("hangs", delay_seconds=100, points=("PostStopContainer",))
     core.plugins.add("a")
     for number in range(2, 9):
-        other = replace(CONTAINER, id=f"c{number}")
-        core.store.commit(Subject(SUBJECT.pod, ContainerRecord(other, other)))
+        container = replace(CONTAINER, id=f"c{number}")
+        core.store.commit(Subject(SUBJECT.pod, ContainerRecord(container, container)))
     await core.run(call(STOP_POD))
     notified = [queried.request.container for queried in core.plugins.queried if queried.plugin == "a"]
     assert [container and container.id for container in notified] == [*(f"c{number}" for number in range(1, 9)), None]
@@ -168,19 +168,21 @@ async def test_pods_containers_are_reported_in_order(core: Core) -> None:
 
 
 @pytest.mark.parametrize("operation", [REMOVE, STOP_POD, REMOVE_POD])
-@pytest.mark.parametrize("final_reply", [GONE, NOT_DONE])
-async def test_end_owed_for_a_lost_answer_is_reported(core: Core, operation: Operation, final_reply: Reply) -> None:
+@pytest.mark.parametrize("final_reply", [REMOVED, NOT_DONE])
+async def test_end_is_reported_after_lost_reply(core: Core, operation: Operation, final_reply: Reply) -> None:
     core.plugins.add("a", points=("PostStopContainer",))
-    lost = call(operation, None if final_reply is GONE else ENDED, reply=UNANSWERED, outcomes=[UNANSWERED, final_reply])
+    lost = call(
+        operation, None if final_reply is REMOVED else ENDED, reply=UNANSWERED, outcomes=[UNANSWERED, final_reply]
+    )
     lost.removes_containers = True
     await core.run(lost)
     assert core.plugins.notified() == []
     await asyncio.sleep(1)
-    assert core.plugins.notified() == [END] * (final_reply is GONE)
+    assert core.plugins.notified() == [END] * (final_reply is REMOVED)
 
 
 @pytest.mark.parametrize("after", [0.5, 1.1])
-async def test_end_without_a_call_is_reported_in_turn(core: Core, after: float) -> None:
+async def test_end_without_call_keeps_queue_order(core: Core, after: float) -> None:
     """The event of a container that ends immediately may precede the answer to its start."""
     core.plugins.add("a", delay_seconds=0.5, points=("PostStopContainer", "PostStartContainer"))
     starts = core.start(call(START))
@@ -188,7 +190,7 @@ async def test_end_without_a_call_is_reported_in_turn(core: Core, after: float) 
     await asyncio.gather(ended(core), ended(core), starts)
     await core.run(call(STOP))
     assert core.plugins.notified() == [("a", "PostStartContainer"), END]
-    core.lifecycle.began_again("c1")
+    core.lifecycle.forget_stop("c1")
     await ended(core, None)
     await ended(core)
     await core.run(call(START))
@@ -197,7 +199,7 @@ async def test_end_without_a_call_is_reported_in_turn(core: Core, after: float) 
 
 
 @pytest.mark.parametrize(("final_reply", "started"), [(DONE, True), (UNANSWERED, False)])
-async def test_end_of_a_lost_start_is_reported_after_the_start(core: Core, final_reply: Reply, started: bool) -> None:
+async def test_end_after_lost_start_is_reported_after_start(core: Core, final_reply: Reply, started: bool) -> None:
     """dockerd may report the end before it answers whether the container was started."""
     core.plugins.add("a", points=("PostStartContainer", "PostStopContainer"))
     await core.run(call(START, reply=UNANSWERED, outcomes=[UNANSWERED, final_reply]))
@@ -205,19 +207,19 @@ async def test_end_of_a_lost_start_is_reported_after_the_start(core: Core, final
     assert core.plugins.notified() == [("a", "PostStartContainer")] * started + [END]
 
 
-async def test_end_that_cannot_be_reported_is_an_internal_error(core: Core, caplog: Log) -> None:
+async def test_failed_report_of_end_is_internal_error(core: Core, caplog: Log) -> None:
     core.plugins.add("a", RuntimeError(CANARY), points=("PostStopContainer",))
     await ended(core)
     assert core.metrics.counted("internal_errors", operation="StopContainer") == 1
     assert CANARY not in caplog.text
 
 
-async def test_stop_under_way_reports_the_end_itself(core: Core) -> None:
-    assert not core.lifecycle.owes_end("c1")
+async def test_no_end_is_pending_during_stop(core: Core) -> None:
+    assert not core.lifecycle.has_pending_end("c1")
     core.plugins.add("a", points=("PostStopContainer",))
     stops = core.start(call(STOP))
     await asyncio.sleep(0.5)
-    assert not core.lifecycle.owes_end("c1")
-    assert core.lifecycle.owes_end("c2")
+    assert not core.lifecycle.has_pending_end("c1")
+    assert core.lifecycle.has_pending_end("c2")
     await stops
-    assert not core.lifecycle.owes_end("c1")
+    assert not core.lifecycle.has_pending_end("c1")

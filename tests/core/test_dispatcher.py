@@ -1,7 +1,4 @@
-"""The dispatcher calls all plugins in order, within the budget, and applies the policies to failures.
-
-That each bad field of an answer is dropped alone, and counted, is tested in test_dispatcher_answers.py.
-"""
+"""The dispatcher calls all plugins in order, within the budget, and applies the policies to failures."""
 
 import logging
 
@@ -22,7 +19,7 @@ pytestmark = virtual_time
 CREATE, START, STOPPED = (BY_NAME[name] for name in ("PreCreateContainer", "PreStartContainer", "PostStopContainer"))
 CONTAINER = fields.ContainerInfo("c1", name="main", resources=Resources(cpu_shares=1024), envs={"A": "1"})
 REQUEST = HookRequest(PodInfo("p1", "web", namespace="n"), CONTAINER)
-OTHER_REQUEST = HookRequest(PodInfo("p2", "other", namespace="n"))
+SECOND_REQUEST = HookRequest(PodInfo("p2", "other", namespace="n"))
 CANARY = "canary-4711"
 Log = pytest.LogCaptureFixture
 FAILURES = (Reason.UNREACHABLE, Reason.DEADLINE, Reason.BROKEN_ANSWER, Reason.ERROR_STATUS, Reason.UNIMPLEMENTED)
@@ -32,11 +29,11 @@ BAD_QUOTA = HookAnswer(envs=GPU, resources=Resources(cpu_period=100_000, cpu_quo
 
 
 def call_about(request: HookRequest) -> FakeCall:
-    """Return a call whose subject is found already."""
+    """Return a call with a known subject."""
     call = FakeCall(CREATE.operation)
     container = request.container
-    known = None if container is None else fields.ContainerRecord(container, container)
-    call.found = Subject(PodRecord(request.pod, request.pod), known)
+    record = None if container is None else fields.ContainerRecord(container, container)
+    call.last_subject = Subject(PodRecord(request.pod, request.pod), record)
     return call
 
 
@@ -46,9 +43,9 @@ class Desk(Core):
     async def before(self, request: HookRequest = REQUEST, seconds: float = 10.0) -> Adjustment:
         return await self.dispatcher.before(call_about(request), CREATE, request, self.now + seconds)
 
-    def counted(self, plugin: str, reason: Reason, point: HookPoint = CREATE) -> tuple[int, int]:
+    def counted(self, plugin: str, reason: Reason, hook_point: HookPoint = CREATE) -> tuple[int, int]:
         """Return the numbers of failures and of failures that fail open."""
-        labels = {"hook_server": plugin, "hook": point.name, "reason": reason.value}
+        labels = {"hook_server": plugin, "hook": hook_point.name, "reason": reason.value}
         return self.metrics.counted("hook_failures", **labels), self.metrics.counted("hook_fail_open", **labels)
 
     @property
@@ -63,7 +60,7 @@ def desk() -> Desk:
     return Desk()
 
 
-async def test_each_plugin_sees_what_the_earlier_ones_changed(desk: Desk) -> None:
+async def test_plugin_gets_changes_of_earlier_plugins(desk: Desk) -> None:
     desk.plugins.add("a", HookAnswer(envs={"A": "2", "B": "3"}))
     desk.plugins.add("b")
     desk.plugins.add("c", SHARES)
@@ -80,7 +77,7 @@ async def test_each_plugin_sees_what_the_earlier_ones_changed(desk: Desk) -> Non
     assert desk.metrics.total("hook_conflicts") == 0
 
 
-async def test_later_plugin_wins_a_conflict(desk: Desk, caplog: Log) -> None:
+async def test_later_plugin_wins_conflict(desk: Desk, caplog: Log) -> None:
     desk.plugins.add("a", HookAnswer(envs={"A": CANARY + "1"}))
     desk.plugins.add("b", HookAnswer(envs={"A": CANARY + "2"}))
     with caplog.at_level(logging.DEBUG):
@@ -91,7 +88,7 @@ async def test_later_plugin_wins_a_conflict(desk: Desk, caplog: Log) -> None:
     assert CANARY not in caplog.text
 
 
-async def test_other_plugins_are_called_after_a_failure_under_ignore(desk: Desk) -> None:
+async def test_later_plugins_are_called_after_failure_under_ignore(desk: Desk) -> None:
     desk.plugins.add("a", SHARES)
     for reason in FAILURES:
         desk.plugins.add(reason.value, reason)
@@ -106,7 +103,7 @@ REFUSALS = [*((reason, FAIL) for reason in (*FAILURES, Reason.REFUSED)), (Reason
 
 
 @pytest.mark.parametrize(("reason", "policy"), REFUSALS)
-async def test_call_is_refused_under_fail_or_by_a_refusal(desk: Desk, reason: Reason, policy: FailurePolicy) -> None:
+async def test_call_is_refused_under_fail_or_by_refusal(desk: Desk, reason: Reason, policy: FailurePolicy) -> None:
     desk.plugins.add("a", reason, policy=policy)
     desk.plugins.add("b")
     with pytest.raises(HookError) as caught:
@@ -120,7 +117,7 @@ async def test_call_is_refused_under_fail_or_by_a_refusal(desk: Desk, reason: Re
 
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
-async def test_call_continues_without_a_disabled_plugin(desk: Desk, policy: FailurePolicy, caplog: Log) -> None:
+async def test_call_continues_without_disabled_plugin(desk: Desk, policy: FailurePolicy, caplog: Log) -> None:
     desk.plugins.add("a", Reason.DISABLED, policy=policy)
     desk.plugins.add("b", SHARES)
     assert (await desk.before()).owners == {"resources.cpu_shares": "b"}
@@ -131,7 +128,7 @@ async def test_call_continues_without_a_disabled_plugin(desk: Desk, policy: Fail
     ]
 
 
-async def test_hook_servers_words_reach_the_caller_and_no_log(desk: Desk, caplog: Log) -> None:
+async def test_refusal_text_is_returned_but_not_logged(desk: Desk, caplog: Log) -> None:
     desk.plugins.add("a", HookError("a", CREATE.name, Reason.REFUSED, "status", peer_text=f"not with {CANARY}"))
     with caplog.at_level(logging.DEBUG), pytest.raises(HookError, match=f"status: not with {CANARY}"):
         await desk.before()
@@ -139,7 +136,7 @@ async def test_hook_servers_words_reach_the_caller_and_no_log(desk: Desk, caplog
     assert CANARY not in caplog.text
 
 
-async def test_policy_applies_when_the_budget_is_used_up(desk: Desk) -> None:
+async def test_policy_applies_when_budget_is_used_up(desk: Desk) -> None:
     desk.plugins.add("a", SHARES)
     assert await desk.before(seconds=0.0) is fields.NO_ADJUSTMENT
     assert desk.counted("a", Reason.DEADLINE) == (1, 1)
@@ -160,15 +157,15 @@ async def test_post_hooks_call_every_plugin_after_failures(desk: Desk) -> None:
     assert desk.totals == (1, 2, 0)
 
 
-async def test_each_failure_is_logged_with_its_subject(desk: Desk, caplog: Log) -> None:
-    """And counts for every plugin of the point where none can be called."""
+async def test_failure_is_logged_with_its_subject(desk: Desk, caplog: Log) -> None:
+    """A failure before the calls counts for every plugin of the hook point."""
     desk.plugins.add("a", Reason.UNREACHABLE)
     await desk.before()
-    await desk.before(OTHER_REQUEST)
+    await desk.before(SECOND_REQUEST)
     assert len({vars(record)["kind"] for record in caplog.records}) == 2, "neither is left out for the other's sake"
     desk.plugins.add("b")
     desk.plugins.add("other", policy=FAIL, points=(START.name,))
-    desk.dispatcher.failed(FakeCall(CREATE.operation), (CREATE,), Reason.UNREADABLE, "why")
+    desk.dispatcher.apply_policies(FakeCall(CREATE.operation), (CREATE,), Reason.UNREADABLE, "why")
     subjects = [line.partition(", for ")[2] for line in caplog.messages]
     assert subjects == ["n/web/main", "n/other", "one unknown", "one unknown"]
     assert desk.counted("a", Reason.UNREADABLE) == desk.counted("b", Reason.UNREADABLE) == (1, 1)
@@ -178,7 +175,7 @@ async def test_each_failure_is_logged_with_its_subject(desk: Desk, caplog: Log) 
 BAD_FIELD = "'a' at PreCreateContainer: bad_answer: resources.cpu_quota: must be -1 (unlimited), 0 (not set) or "
 
 
-async def test_next_plugin_sees_an_answer_without_its_bad_field(desk: Desk, caplog: Log) -> None:
+async def test_next_plugin_gets_answer_without_bad_field(desk: Desk, caplog: Log) -> None:
     desk.plugins.add("a", BAD_QUOTA)
     desk.plugins.add("b")
     adjustment = await desk.before()
@@ -207,8 +204,8 @@ async def test_bad_field_is_logged_once(desk: Desk, caplog: Log) -> None:
     assert len(caplog.messages) == 3
 
 
-async def test_bad_field_refuses_the_call_each_time_under_fail(desk: Desk, caplog: Log) -> None:
-    """And never opens the breaker."""
+async def test_bad_field_refuses_every_call_under_fail(desk: Desk, caplog: Log) -> None:
+    """It never opens the breaker."""
     desk.plugins.add("a", BAD_QUOTA, policy=FAIL)
     desk.plugins.add("b")
     for times in range(1, 8):

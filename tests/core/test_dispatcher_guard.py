@@ -1,4 +1,4 @@
-"""Which plugins are called: by the time left, the breaker, and the points not served; and what is logged of that."""
+"""Which plugins are called, by remaining time, breaker and unserved hook points, and the log lines for that."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.core.dispatcher import LEFT, OK, Dispatcher
+from runtimeproxy.core.dispatcher import ENDED, OK, Dispatcher
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.model.fields import HookAnswer, HookRequest, PodInfo
 from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
@@ -26,7 +26,7 @@ class Client(FakeClient):
     """A hook server whose answer or error is sent into the attempt that called it."""
 
     async def call(
-        self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
+        self, hook_point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
     ) -> HookAnswer:
         assert peer == self.there
         await asyncio.sleep(0)
@@ -45,21 +45,21 @@ class Desk:
         self.plugins.add("a", client=self.client)
         (self.plugin,) = self.plugins.plugins
 
-    def begin(self, point: HookPoint = CREATE, seconds: float = 10.0) -> Attempt:
+    def begin(self, hook_point: HookPoint = CREATE, seconds: float = 10.0) -> Attempt:
         """Run an attempt up to its answer. Raises HookError if the plugin is not called."""
-        attempt = self.dispatcher.attempt(self.plugin, point, HookRequest(PodInfo()), self.now + seconds)
+        attempt = self.dispatcher.attempt(self.plugin, hook_point, HookRequest(PodInfo()), self.now + seconds)
         attempt.send(None)
         return attempt
 
     def run_hook(
-        self, reason: Reason | None = None, *, point: HookPoint = CREATE, seconds: float = 10.0
+        self, reason: Reason | None = None, *, hook_point: HookPoint = CREATE, seconds: float = 10.0
     ) -> Reason | None:
         """Make an attempt with this result; return why it was not made, None if it was."""
         try:
-            attempt = self.begin(point, seconds)
+            attempt = self.begin(hook_point, seconds)
         except HookError as error:
             return error.reason
-        end(attempt, None if reason is None else HookError("a", point.name, reason, CANARY))
+        end(attempt, None if reason is None else HookError("a", hook_point.name, reason, CANARY))
         return None
 
     def open(self) -> None:
@@ -99,25 +99,24 @@ OPENS += [(1.0, 0.4, Reason.DEADLINE), (10.0, 0.1, Reason.BROKEN_ANSWER)]
 STAYS = [(10.0, 0.6, Reason.DEADLINE), (1.0, 0.3, Reason.DEADLINE), (10.0, 2.0, Reason.DISABLED)]
 
 
-@pytest.mark.parametrize(("budget_seconds", "left", "reason"), [*OPENS, *STAYS])
-def test_deadline_counts_if_a_third_was_left(budget_seconds: float, left: float, reason: Reason) -> None:
-    """A caller's short deadline, or the plugins before it, may have left a healthy server less.
-
-    The first of several has half of the budget, less the time for finding the subject.
-    """
+@pytest.mark.parametrize(("budget_seconds", "remaining", "reason"), [*OPENS, *STAYS])
+def test_deadline_is_breaker_failure_if_third_of_time_remained(
+    budget_seconds: float, remaining: float, reason: Reason
+) -> None:
+    """A short deadline or earlier plugins may leave a healthy server less; the first of several has about half."""
     desk = Desk(budget_seconds)
     for _ in range(FAILURES_IN_A_ROW):
-        assert desk.run_hook(reason, seconds=left) is None
-    opens = (budget_seconds, left, reason) in OPENS
+        assert desk.run_hook(reason, seconds=remaining) is None
+    opens = (budget_seconds, remaining, reason) in OPENS
     assert desk.plugin.breaker.state is (BreakerState.OPEN if opens else BreakerState.CLOSED)
 
 
-CODES: list[tuple[BaseException | None, str]] = [(None, OK), (asyncio.CancelledError(), LEFT), (TimeoutError(), LEFT)]
+CODES: list[tuple[BaseException | None, str]] = [(None, OK), (asyncio.CancelledError(), ENDED), (TimeoutError(), ENDED)]
 CODES += [(HookError("a", CREATE.name, reason), reason.value) for reason in (Reason.DEADLINE, Reason.REFUSED)]
 
 
 @pytest.mark.parametrize(("by", "code"), CODES, ids=str)
-def test_each_attempt_is_counted_by_its_result_and_time(desk: Desk, by: BaseException | None, code: str) -> None:
+def test_attempt_is_counted_by_result_and_duration(desk: Desk, by: BaseException | None, code: str) -> None:
     attempt = desk.begin()
     desk.now += 0.25
     end(attempt, by)
@@ -143,11 +142,13 @@ def test_breaker_changes_are_logged_counted_and_events(desk: Desk, log: pytest.L
     ]
     assert {vars(line)["kind"] for line in log.records} == {"a"}
     assert CANARY not in log.text
-    events = [(one["kind"], one["reason"], one["hookServer"], one["hook"]) for one in shown_of(desk.metrics.events)]
+    events = [
+        (event["kind"], event["reason"], event["hookServer"], event["hook"]) for event in shown_of(desk.metrics.events)
+    ]
     assert events == [("breaker_open", "deadline", "a", CREATE.name), ("breaker_closed", "ok", "a", CREATE.name)]
 
 
-def test_refused_attempt_names_the_time_of_the_next_trial(desk: Desk) -> None:
+def test_refused_attempt_reports_time_of_next_trial(desk: Desk) -> None:
     desk.open()
     desk.now += 18
     notified = r"'a' at PreCreateContainer: breaker_open: it keeps failing, .* tried again in 12 s"
@@ -162,7 +163,7 @@ def test_refused_attempt_names_the_time_of_the_next_trial(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, KeyError])
-def test_cancelled_attempt_leaves_the_breaker(desk: Desk, error: type[BaseException]) -> None:
+def test_cancelled_attempt_does_not_change_breaker(desk: Desk, error: type[BaseException]) -> None:
     desk.open()
     desk.now += OPEN_SECONDS
     for _ in range(3):
@@ -179,14 +180,14 @@ def test_removed_plugin_is_not_logged(desk: Desk, log: pytest.LogCaptureFixture)
 
 
 def test_unserved_point_is_logged_once_and_not_called_again(desk: Desk, log: pytest.LogCaptureFixture) -> None:
-    """However long that lasts (fault matrix H8 requires 30 s), and however many calls find it out at the same time."""
+    """For any duration (fault matrix H8 requires 30 s) and any number of concurrent calls."""
     first = desk.begin()
     assert desk.run_hook(Reason.UNIMPLEMENTED) is None
     end(first, HookError("a", CREATE.name, Reason.UNIMPLEMENTED))
     for _ in range(10):
         desk.now += 30
         assert desk.run_hook() is Reason.UNIMPLEMENTED
-        assert desk.run_hook(point=START) is None
+        assert desk.run_hook(hook_point=START) is None
     assert log.messages == [
         "hook server a does not serve PreCreateContainer although its registration lists it: take it out of "
         "runtime-hooks, or update the server; it is called again after it reconnects"
@@ -203,10 +204,10 @@ def test_unserved_point_is_called_again_after_reconnect(desk: Desk, log: pytest.
         assert desk.run_hook() is None
         desk.client.there = ONE_PEER
     assert len(log.records) == 1
-    other = desk.begin(START)
+    attempt = desk.begin(START)
     desk.client.there = Peer("another socket", 2)
-    end(other, HookError("a", START.name, Reason.UNIMPLEMENTED))
-    assert (len(log.records), desk.run_hook(point=START)) == (1, None), "another server is there"
+    end(attempt, HookError("a", START.name, Reason.UNIMPLEMENTED))
+    assert (len(log.records), desk.run_hook(hook_point=START)) == (1, None), "another server is there"
 
 
 def test_unserved_point_is_called_where_no_connection_stays(desk: Desk, log: pytest.LogCaptureFixture) -> None:
@@ -216,7 +217,7 @@ def test_unserved_point_is_called_where_no_connection_stays(desk: Desk, log: pyt
     assert len(log.records) == 1
 
 
-def test_disabled_plugin_is_not_called_by_an_earlier_call(desk: Desk) -> None:
+def test_plugin_disabled_during_call_is_not_called(desk: Desk) -> None:
     desk.client.abandoned = True
     assert desk.run_hook(seconds=0) is Reason.DISABLED
     assert desk.metrics.total("hook_calls") == 0

@@ -29,8 +29,8 @@ ENVS = HookAnswer(envs={"A": "1"})
 SHARES = HookAnswer(resources=Resources(cpu_shares=2))
 Fields = dict[str, Any]
 """Fields of a FakeCall that differ from the defaults."""
-PRE_POINTS = [point for point in HOOK_POINTS if point.stage is Stage.PRE]
-POST_POINTS = [point for point in HOOK_POINTS if point.stage is Stage.POST]
+PRE_POINTS = [hook_point for hook_point in HOOK_POINTS if hook_point.stage is Stage.PRE]
+POST_POINTS = [hook_point for hook_point in HOOK_POINTS if hook_point.stage is Stage.POST]
 
 
 @pytest.fixture
@@ -38,16 +38,16 @@ def core() -> Core:
     return Core()
 
 
-def call_for(point: HookPoint) -> FakeCall:
-    return FakeCall(point.operation, POD_SUBJECT if point.subject is SubjectKind.POD else SUBJECT)
+def call_for(hook_point: HookPoint) -> FakeCall:
+    return FakeCall(hook_point.operation, POD_SUBJECT if hook_point.subject is SubjectKind.POD else SUBJECT)
 
 
-@pytest.mark.parametrize("point", PRE_POINTS, ids=lambda point: point.name)
-async def test_change_of_a_pre_hook_is_released(core: Core, point: HookPoint) -> None:
-    core.plugins.add("a", SHARES, points=(point.name,), delay_seconds=0.5)
-    call = call_for(point)
+@pytest.mark.parametrize("hook_point", PRE_POINTS, ids=lambda hook_point: hook_point.name)
+async def test_pre_hook_change_is_released(core: Core, hook_point: HookPoint) -> None:
+    core.plugins.add("a", SHARES, points=(hook_point.name,), delay_seconds=0.5)
+    call = call_for(hook_point)
     assert await core.run(call) == ["prepare", "release", "answer"]
-    assert core.plugins.notified() == [("a", point.name)]
+    assert core.plugins.notified() == [("a", hook_point.name)]
     assert call.released_with is not None
     assert call.released_with[1].resources == {"cpu_shares": 2}
     assert call.changed_by is call.released_with[1]
@@ -55,27 +55,27 @@ async def test_change_of_a_pre_hook_is_released(core: Core, point: HookPoint) ->
     assert (core.times.hooks, core.times.querying, core.times.post) == (0.5, 0, 0)
     changed = {"hook_server": "a", "field": "resources.cpu_shares"}
     assert core.metrics.counted("hook_fields_changed", **changed) == core.metrics.total("hook_fields_changed") == 1
-    assert core.metrics.counted("calls", operation=point.operation.value, outcome="agreed") == 1
+    assert core.metrics.counted("calls", operation=hook_point.operation.value, outcome="agreed") == 1
 
 
-@pytest.mark.parametrize("point", POST_POINTS, ids=lambda point: point.name)
-async def test_post_hook_is_called_before_the_reply_is_sent(core: Core, point: HookPoint) -> None:
-    core.plugins.add("a", ENVS, points=(point.name,), delay_seconds=0.5)
-    call = call_for(point)
+@pytest.mark.parametrize("hook_point", POST_POINTS, ids=lambda hook_point: hook_point.name)
+async def test_post_hook_is_called_before_reply_is_sent(core: Core, hook_point: HookPoint) -> None:
+    core.plugins.add("a", ENVS, points=(hook_point.name,), delay_seconds=0.5)
+    call = call_for(hook_point)
     await core.run(call)
     assert call.steps == [(0, "release"), (1.5, "answer")]
     assert call.released_with == (call.known, NO_ADJUSTMENT)
     queried = core.plugins.queried[0]
-    assert (queried.point, queried.request.pod) == (point.name, POD)
-    assert queried.request.container == (CONTAINER if point.subject is SubjectKind.CONTAINER else None)
+    assert (queried.point, queried.request.pod) == (hook_point.name, POD)
+    assert queried.request.container == (CONTAINER if hook_point.subject is SubjectKind.CONTAINER else None)
     assert moments(core.times) == (0, 0, 1, 1.5)
     assert (core.times.hooks, core.times.post) == (0, 0.5)
     assert all(record.effective.envs == {} for record in core.store.snapshot().containers)
 
 
-@pytest.mark.parametrize(("operation", "untouched"), [*((one, True) for one in Operation), (CREATE, False)])
+@pytest.mark.parametrize(("operation", "untouched"), [*((value, True) for value in Operation), (CREATE, False)])
 async def test_no_call_waits_without_plugins(core: Core, operation: Operation, untouched: bool) -> None:
-    """A call is released before it is read, unless something from the Store is to be put in."""
+    """A call is released before it is read, unless the Store changes it."""
     call = FakeCall(operation, untouched=untouched)
     assert await core.run(call) == ["release", "answer"]
     assert call.released_with == (None if untouched else SUBJECT, NO_ADJUSTMENT)
@@ -108,7 +108,7 @@ UNKNOWN += [({"known_error": Unreadable("cut")}, "calls_unreadable"), ({"known_e
 
 
 @pytest.mark.parametrize(("fields", "counter"), UNKNOWN)
-async def test_unknown_call_passes_without_plugins(core: Core, fields: Fields, counter: str) -> None:
+async def test_call_of_unknown_subject_passes_without_plugins(core: Core, fields: Fields, counter: str) -> None:
     """So does a call that cannot be read."""
     call = FakeCall(START, **fields)
     assert await core.run(call) == ["release", "answer"]
@@ -117,7 +117,7 @@ async def test_unknown_call_passes_without_plugins(core: Core, fields: Fields, c
 
 
 @pytest.mark.parametrize(("label", "skipped"), [("true", True), ("True", False)])
-async def test_pod_with_the_skip_label_is_never_handed_to_hook_servers(core: Core, label: str, skipped: bool) -> None:
+async def test_pod_with_skip_label_gets_no_hook_calls(core: Core, label: str, skipped: bool) -> None:
     core.plugins.add("a", policy=FAIL)
     pod = PodInfo(id="p1", labels={"skip": label})
     await core.run(FakeCall(START, Subject(PodRecord(pod, pod), SUBJECT.container)))
@@ -132,16 +132,16 @@ READS = [
 ]
 
 
-@pytest.mark.parametrize(("point", "read", "queries", "notified", "left"), READS)
-async def test_runtime_is_queried_only_for_a_plugin_of_the_call(
-    core: Core, point: str, read: Subject | None, queries: list[str], notified: list[Any], left: tuple[int, int]
+@pytest.mark.parametrize(("hook_point", "read", "queries", "notified", "counts"), READS)
+async def test_subject_is_read_only_for_plugins_of_call(
+    core: Core, hook_point: str, read: Subject | None, queries: list[str], notified: list[Any], counts: tuple[int, int]
 ) -> None:
     """Without one, a call passes without hooks if the runtime does not know the subject."""
-    core.plugins.add("a", points=(point,), policy=FAIL)
+    core.plugins.add("a", points=(hook_point,), policy=FAIL)
     call = FakeCall(START, known=None, read=read)
     assert await core.run(call) == [*queries, "release", "answer"]
     assert call.released_with == (read if queries else None, NO_ADJUSTMENT)
-    assert (core.plugins.notified(), core.store.counts()) == (notified, left)
+    assert (core.plugins.notified(), core.store.counts()) == (notified, counts)
     assert core.metrics.total("hook_failures") == 0
 
 
@@ -188,13 +188,13 @@ async def test_failed_hold_is_refused_or_released_unchanged(
         assert core.now <= 11.0
 
 
-async def test_unreadable_subject_is_a_post_hooks_failure_too(core: Core) -> None:
+async def test_unreadable_subject_fails_post_hooks_too(core: Core) -> None:
     core.plugins.add("a", policy=FAIL)
     assert await core.run(FakeCall(STOP, known=None, read=BackendError("away"))) == ["read", "release", "answer"]
     assert (core.failures("a", "PostStopContainer", Reason.UNREADABLE), core.fail_open()) == (1, 0)
 
 
-async def test_plugin_that_raises_anything_is_an_internal_error(core: Core) -> None:
+async def test_plugin_exception_is_internal_error(core: Core) -> None:
     core.plugins.add("a", RuntimeError(CANARY), policy=FAIL, points=AT_START)
     call = FakeCall(START)
     assert await core.run(call) == ["refuse"]
@@ -207,7 +207,7 @@ OWNERS = [("fail", ["prepare", "refuse"]), ("ignore", ["prepare", "release", "an
 
 @pytest.mark.parametrize(("owner", "steps"), OWNERS)
 @pytest.mark.parametrize("fields", [BROKE_OFF, HANGS])
-async def test_rejected_extra_update_is_the_failure_of_the_owners(
+async def test_rejected_extra_update_fails_its_owners(
     core: Core, owner: str, steps: list[str], fields: Fields, caplog: pytest.LogCaptureFixture
 ) -> None:
     core.store.commit(SUBJECT)
@@ -225,7 +225,7 @@ async def test_rejected_extra_update_is_the_failure_of_the_owners(
 
 
 @pytest.mark.parametrize("reply", [AGREED, Reply(agreed=False), UNANSWERED])
-async def test_extra_update_is_recorded_whatever_the_start_does(core: Core, reply: Reply) -> None:
+async def test_extra_update_is_recorded_for_every_start_reply(core: Core, reply: Reply) -> None:
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, points=AT_START)
     await core.run(FakeCall(START, reply=reply, outcomes=[UNANSWERED]))
@@ -233,8 +233,8 @@ async def test_extra_update_is_recorded_whatever_the_start_does(core: Core, repl
 
 
 @pytest.mark.parametrize("fields", [BROKE_OFF, HANGS])
-async def test_container_is_reread_after_a_lost_extra_update(core: Core, fields: Fields) -> None:
-    """Also if its client leaves meanwhile."""
+async def test_container_is_reread_after_lost_extra_update(core: Core, fields: Fields) -> None:
+    """Also if its client disconnects meanwhile."""
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, points=AT_START)
     task = core.start(FakeCall(START, prepare_unsure=True, **fields))
@@ -245,7 +245,7 @@ async def test_container_is_reread_after_a_lost_extra_update(core: Core, fields:
     assert core.store.counts() == (1, 0)
 
 
-async def test_extra_update_during_a_lost_update_keeps_no_record(core: Core) -> None:
+async def test_extra_update_during_lost_update_leaves_no_record(core: Core) -> None:
     core.store.commit(SUBJECT)
     lost = core.start(FakeCall(UPDATE, reply=UNANSWERED, runtime_seconds=1))
     core.plugins.add("a", SHARES, points=AT_START)
@@ -257,7 +257,7 @@ async def test_extra_update_during_a_lost_update_keeps_no_record(core: Core) -> 
 
 
 @pytest.mark.filterwarnings("error")
-async def test_client_that_leaves_immediately_leaves_no_query(core: Core) -> None:
+async def test_immediate_cancel_leaves_no_query(core: Core) -> None:
     core.plugins.add("a")
     call = FakeCall(START, known=None)
     core.start(call).cancel()
@@ -276,36 +276,36 @@ TIMES: list[tuple[tuple[float, ...], float | None, list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("point", ["PreStartContainer", "PostStartContainer"])
+@pytest.mark.parametrize("hook_point", ["PreStartContainer", "PostStartContainer"])
 @pytest.mark.parametrize(("timeouts", "deadline", "seconds"), TIMES)
-async def test_hanging_hook_server_leaves_time_to_later_ones(
-    core: Core, timeouts: tuple[float, ...], deadline: float | None, seconds: list[Any], point: str
+async def test_hanging_hook_server_leaves_time_for_later_ones(
+    core: Core, timeouts: tuple[float, ...], deadline: float | None, seconds: list[Any], hook_point: str
 ) -> None:
     for number, timeout in enumerate(timeouts):
-        core.plugins.add(f"p{number}", delay_seconds=100, timeout_seconds=timeout, points=(point,))
+        core.plugins.add(f"p{number}", delay_seconds=100, timeout_seconds=timeout, points=(hook_point,))
     await core.run(FakeCall(START, deadline=deadline))
-    if point == "PostStartContainer" and deadline is not None:
+    if hook_point == "PostStartContainer" and deadline is not None:
         seconds = [min(timeout, 5) for timeout in timeouts]  # nobody waits longer, yet all are called
     given = [queried.timeout_seconds for queried in core.plugins.queried]
     assert given == seconds
-    assert core.times.released == (sum(given) if point == "PreStartContainer" else 0)
+    assert core.times.released == (sum(given) if hook_point == "PreStartContainer" else 0)
     assert core.metrics.total("hook_failures") == len(timeouts)
 
 
 @pytest.mark.parametrize(
     ("read", "seconds", "deadline", "timeouts", "released"), [(SUBJECT, 4, None, [6.0], 4), (None, 1000, 4.0, [], 2)]
 )
-async def test_reading_the_subject_uses_the_same_budget(
+async def test_reading_subject_uses_hook_budget(
     core: Core, read: Subject | None, seconds: float, deadline: float | None, timeouts: list[float], released: float
 ) -> None:
-    """It is cut off with the budget, in time for the runtime to answer."""
+    """The read ends with the budget, in time for the runtime to answer."""
     core.plugins.add("a", timeout_seconds=100, points=AT_START)
     await core.run(FakeCall(START, known=None, read=read, read_seconds=seconds, deadline=deadline))
     assert [queried.timeout_seconds for queried in core.plugins.queried] == timeouts
     assert core.times.released == core.times.querying == released
 
 
-async def test_hold_ends_a_second_after_its_budget_whatever_happens(core: Core) -> None:
+async def test_hold_ends_one_second_after_budget(core: Core) -> None:
     core.plugins.add("a", points=AT_START).call = lambda *_: asyncio.sleep(1000)  # type: ignore[assignment]
     call = FakeCall(START)
     await core.run(call)
@@ -313,14 +313,14 @@ async def test_hold_ends_a_second_after_its_budget_whatever_happens(core: Core) 
 
 
 @pytest.mark.parametrize(("deadline", "released"), [(None, 10.5), (8.0, 4.5)])
-async def test_extra_update_ends_before_the_hold_does(core: Core, deadline: float | None, released: float) -> None:
+async def test_extra_update_ends_before_hold(core: Core, deadline: float | None, released: float) -> None:
     core.plugins.add("a", SHARES, points=AT_START)
     call = FakeCall(START, prepare_seconds=1000, deadline=deadline)
     await core.run(call)
     assert call.steps[:2] == [(0, "prepare"), (released, "release")]
 
 
-async def test_number_and_age_of_holds_are_known(core: Core) -> None:
+async def test_holds_returns_count_and_oldest_age(core: Core) -> None:
     core.plugins.add("a", delay_seconds=2, points=AT_START)
     assert core.lifecycle.holds() == (0, 0.0)
     first = core.start(FakeCall(START, key="c1"))
@@ -349,7 +349,7 @@ async def test_call_that_ends_while_held_cancels_its_pre_hooks(core: Core) -> No
     assert core.times.held == 0.5
 
 
-async def test_calls_about_one_container_keep_their_order(core: Core) -> None:
+async def test_calls_of_one_container_keep_their_order(core: Core) -> None:
     """No plugin is called for a stop here, but it waits for earlier calls whose hooks are called."""
     core.plugins.add("a", delay_seconds=1, points=AT_START + AT_UPDATE)
     calls = [FakeCall(START), FakeCall(UPDATE), FakeCall(STOP), FakeCall(UPDATE, key="c2")]
@@ -358,7 +358,7 @@ async def test_calls_about_one_container_keep_their_order(core: Core) -> None:
     assert [times.queued for times in core.metrics.calls] == [0, 1, 2, 0]
 
 
-async def test_call_by_another_name_waits_for_its_turn_once_it_is_known(core: Core) -> None:
+async def test_call_by_name_is_queued_under_its_id_once_read(core: Core) -> None:
     core.plugins.add("a", delay_seconds=1, points=AT_UPDATE)
     first = core.start(FakeCall(UPDATE))
     named, following = (
@@ -370,8 +370,8 @@ async def test_call_by_another_name_waits_for_its_turn_once_it_is_known(core: Co
     assert following.steps[:2] == [(0.25, "read"), (3, "release")]
 
 
-async def test_no_call_waits_for_another_calls_runtime_answer(core: Core) -> None:
-    """And a commit keeps what other calls have committed meanwhile."""
+async def test_no_call_waits_for_runtime_reply_of_another_call(core: Core) -> None:
+    """A commit keeps what other calls have committed meanwhile."""
     core.store.commit(SUBJECT)
     core.plugins.add("a", HookAnswer(annotations={"A": "1"}))
     slow = core.start(FakeCall(STOP, runtime_seconds=100))
@@ -385,7 +385,7 @@ async def test_no_call_waits_for_another_calls_runtime_answer(core: Core) -> Non
     assert record.effective.annotations == {"A": "1"}
 
 
-async def test_wait_for_a_turn_ends_with_the_budget(core: Core) -> None:
+async def test_queue_wait_ends_with_budget(core: Core) -> None:
     core.plugins.add("a", delay_seconds=9, timeout_seconds=9, points=AT_START)
     core.plugins.add("b", points=AT_UPDATE)
     first = core.start(FakeCall(START))

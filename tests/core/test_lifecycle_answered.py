@@ -1,7 +1,4 @@
-"""The course of a call after the runtime's answer: commit, Post hooks, the answer, and what follows without one.
-
-The last is relay-rules C3.
-"""
+"""The course of a call after the runtime's answer: commit, Post hooks, the reply; and without one (relay-rules C3)."""
 
 import asyncio
 from dataclasses import replace
@@ -10,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.core import dispatcher
-from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Reply, Unreadable
+from runtimeproxy.core.call import DONE, NOT_DONE, REMOVED, UNANSWERED, Reply, Unreadable
 from runtimeproxy.core.dispatcher import FIELDS_SHOWN
 from runtimeproxy.errors import BackendError, Reason
 from runtimeproxy.model.fields import ContainerRecord, HookAnswer, PodRecord, Resources, Subject
@@ -27,7 +24,7 @@ CREATE, START, UPDATE = Operation.CREATE_CONTAINER, Operation.START_CONTAINER, O
 STOP, REMOVE = Operation.STOP_CONTAINER, Operation.REMOVE_CONTAINER
 RUN_POD, STOP_POD, REMOVE_POD = Operation.RUN_POD_SANDBOX, Operation.STOP_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX
 UPDATE_POD = Operation.UPDATE_POD_SANDBOX_RESOURCES
-POST_POINTS = tuple(point.name for point in HOOK_POINTS if point.stage is Stage.POST)
+POST_POINTS = tuple(hook_point.name for hook_point in HOOK_POINTS if hook_point.stage is Stage.POST)
 STARTED, STOPPED, POD_STOPPED = (f"Post{operation.value}" for operation in (START, STOP, STOP_POD))
 
 POD_SUBJECT = Subject(SUBJECT.pod)
@@ -36,7 +33,7 @@ CANARY = "canary-4711"
 Log = pytest.LogCaptureFixture
 ENVS = HookAnswer(envs={"A": "1"})
 
-Left = tuple[int, int]
+Counts = tuple[int, int]
 """The numbers of known pods and containers."""
 
 
@@ -50,10 +47,10 @@ NOT_AGREED += [(operation, UNANSWERED, "unsettled") for operation in (CREATE, ST
 
 
 @pytest.mark.parametrize(("operation", "reply", "outcome"), NOT_AGREED)
-async def test_nothing_is_committed_unless_the_runtime_agreed(
+async def test_nothing_is_committed_unless_runtime_agreed(
     core: Core, operation: Operation, reply: Reply, outcome: str
 ) -> None:
-    """Also if the runtime is queried later for the outcome, and has not done it."""
+    """Also if a later query returns that the runtime has not carried it out."""
     core.store.commit(SUBJECT)
     before = core.store.snapshot()
     core.plugins.add("a", ENVS, points=POST_POINTS)
@@ -65,19 +62,21 @@ async def test_nothing_is_committed_unless_the_runtime_agreed(
     assert core.store.snapshot() == before
 
 
-LEFT = [(REMOVE, SUBJECT, (1, 0)), (REMOVE_POD, POD_SUBJECT, (0, 0)), (STOP_POD, POD_SUBJECT, (1, 1))]
+COUNTS = [(REMOVE, SUBJECT, (1, 0)), (REMOVE_POD, POD_SUBJECT, (0, 0)), (STOP_POD, POD_SUBJECT, (1, 1))]
 
 
-@pytest.mark.parametrize(("operation", "known", "left"), LEFT)
-async def test_records_are_kept_until_remove(core: Core, operation: Operation, known: Subject, left: Left) -> None:
-    """An earlier call brings nothing back."""
+@pytest.mark.parametrize(("operation", "subject", "counts"), COUNTS)
+async def test_records_are_kept_until_remove(
+    core: Core, operation: Operation, subject: Subject, counts: Counts
+) -> None:
+    """An earlier call restores no record."""
     core.store.commit(SUBJECT)
     stop = core.start(FakeCall(STOP, runtime_seconds=5))
     await asyncio.sleep(1)
-    await core.run(FakeCall(operation, known))
-    assert core.store.counts() == left
+    await core.run(FakeCall(operation, subject))
+    assert core.store.counts() == counts
     await stop
-    assert core.store.counts() == left
+    assert core.store.counts() == counts
 
 
 FAULTS: list[tuple[Exception, str, str]] = [
@@ -88,10 +87,10 @@ FAULTS += [(KeyError(CANARY), "internal_errors", "internal error in StopContaine
 
 @pytest.mark.parametrize("reply", [AGREED, UNANSWERED])
 @pytest.mark.parametrize(("error", "counter", "notified"), FAULTS)
-async def test_reply_is_sent_whatever_fails_after_it(
+async def test_reply_is_sent_despite_later_failures(
     core: Core, error: Exception, counter: str, notified: str, reply: Reply, caplog: Log
 ) -> None:
-    """Also if the outcome is found out later."""
+    """Also if a later query returns the outcome."""
     call = FakeCall(STOP, reply=reply, outcome_error=error, outcomes=[DONE])
     assert await core.run(call) == ["release", "answer"]
     await asyncio.sleep(1)
@@ -101,7 +100,7 @@ async def test_reply_is_sent_whatever_fails_after_it(
     assert CANARY not in caplog.text
 
 
-async def test_answer_waits_at_most_half_of_the_callers_time(core: Core) -> None:
+async def test_reply_waits_at_most_half_of_caller_deadline(core: Core) -> None:
     """A Post hook has its own time in addition (relay-rules C2)."""
     core.plugins.add("a", delay_seconds=100, points=(STARTED,))
     call = FakeCall(START, deadline=2.0)
@@ -131,32 +130,32 @@ async def test_create_is_answered_after_its_commit(core: Core) -> None:
     await asyncio.sleep(0.5)
     core.plugins.plugins.clear()
     following = FakeCall(CREATE, deadline=4.5)
-    known: list[bool] = []
-    following.notified = lambda: known.append(core.store.container("c1") is not None)
+    committed: list[bool] = []
+    following.notified = lambda: committed.append(core.store.container("c1") is not None)
     await core.run(following)
-    assert (following.steps[-1], known) == ((4.0, "answer"), [True])
+    assert (following.steps[-1], committed) == ((4.0, "answer"), [True])
     await held
 
 
 @pytest.mark.parametrize("notified", [False, True])
-async def test_commit_precedes_the_next_read(core: Core, notified: bool) -> None:
+async def test_commit_precedes_next_read(core: Core, notified: bool) -> None:
     """If no Post hook is called the answer goes first, but the commit follows before anything else is processed."""
     if notified:
         core.plugins.add("a", points=(STARTED,))
-    known: list[bool] = []
+    committed: list[bool] = []
 
     def inspect(again: bool) -> None:
-        known.append(core.store.container("c1") is not None)
+        committed.append(core.store.container("c1") is not None)
         if again:
             asyncio.get_running_loop().call_soon(inspect, False)
 
     call = FakeCall(START)
     call.notified = lambda: inspect(True)
     await core.run(call)
-    assert known == [notified, True]
+    assert committed == [notified, True]
 
 
-async def test_time_of_post_hooks_begins_with_their_turn(core: Core) -> None:
+async def test_post_hook_budget_starts_at_head_of_queue(core: Core) -> None:
     core.plugins.add("a", delay_seconds=100, timeout_seconds=10, points=(STARTED,))
     core.plugins.add("b", points=(STOPPED,))
     first = core.start(FakeCall(START))
@@ -167,7 +166,7 @@ async def test_time_of_post_hooks_begins_with_their_turn(core: Core) -> None:
 
 
 @pytest.mark.parametrize("deadline", [2.0, 0.0, -1.0])
-async def test_subject_for_post_hooks_is_read_in_the_holds_time(core: Core, deadline: float) -> None:
+async def test_subject_for_post_hooks_is_read_during_hold(core: Core, deadline: float) -> None:
     core.plugins.add("a", points=(STOPPED,))
     await core.run(FakeCall(STOP, known=None, read=SUBJECT, read_seconds=0.9, deadline=deadline))
     assert len(core.plugins.queried) == 1
@@ -181,9 +180,7 @@ async def called_for_stop(core: Core, pod_id: str = "p1") -> list[str]:
     return [queried.plugin for queried in core.plugins.queried]
 
 
-async def test_pod_stop_is_repeated_for_plugins_that_do_not_know_it(
-    core: Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pod_stop_is_repeated_for_unnotified_plugins(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for the oldest of many stopped pods."""
     core.plugins.add("a")
     failing = core.plugins.add("failing", Reason.ERROR_STATUS, points=(POD_STOPPED,))
@@ -195,7 +192,7 @@ async def test_pod_stop_is_repeated_for_plugins_that_do_not_know_it(
     assert await called_for_stop(core) == ["late"]
     await core.run(FakeCall(RUN_POD, known=POD_SUBJECT, key="new"))
     assert await called_for_stop(core) == ["a", "failing", "late"], "a new pod has the id"
-    monkeypatch.setattr(dispatcher, "STOPPED", 1)
+    monkeypatch.setattr(dispatcher, "MAX_STOPPED", 1)
     notified = [bool(await called_for_stop(core, pod_id)) for pod_id in ("p1", "p2", "p2", "p1")]
     assert notified == [False, True, False, True]
 
@@ -205,15 +202,13 @@ EARLIER = "envs.A (at an earlier call), resources.cpuset_cpus (b)"
 
 
 def logged_fields(caplog: Log) -> list[str]:
-    """Return what was said of refused calls."""
+    """Return the fields in the log lines of refused calls."""
     assert CANARY not in caplog.text
     return [line.partition(" failed in the runtime; hook servers had set ")[2] for line in caplog.messages]
 
 
 @pytest.mark.parametrize(("reply", "notified"), [(REFUSED, True), (AGREED, False), (FAULTLESS, False)])
-async def test_fields_set_are_named_with_their_hook_servers(
-    core: Core, reply: Reply, notified: bool, caplog: Log
-) -> None:
+async def test_refused_create_is_logged_with_hook_fields(core: Core, reply: Reply, notified: bool, caplog: Log) -> None:
     core.plugins.add("a", HookAnswer(envs={"A": CANARY}))
     core.plugins.add("b", HookAnswer(resources=Resources(cpuset_cpus="77")))
     await core.run(FakeCall(CREATE, reply=reply))
@@ -222,15 +217,15 @@ async def test_fields_set_are_named_with_their_hook_servers(
 
 
 @pytest.mark.parametrize(("operation", "notified"), [(START, [EARLIER]), (STOP, [])])
-async def test_failed_start_is_logged_with_the_creates_fields(
+async def test_failed_start_is_logged_with_create_fields(
     core: Core, operation: Operation, notified: list[str], caplog: Log
 ) -> None:
-    known = Subject(SUBJECT.pod, ContainerRecord(CONTAINER, HOOKED, (("cpuset_cpus", "b"),)))
-    await core.run(FakeCall(operation, known, reply=REFUSED))
+    subject = Subject(SUBJECT.pod, ContainerRecord(CONTAINER, HOOKED, (("cpuset_cpus", "b"),)))
+    await core.run(FakeCall(operation, subject, reply=REFUSED))
     assert logged_fields(caplog) == notified
 
 
-async def test_number_of_fields_in_a_log_line_is_bounded(core: Core, caplog: Log) -> None:
+async def test_number_of_fields_in_log_line_is_bounded(core: Core, caplog: Log) -> None:
     core.plugins.add("a", HookAnswer(envs={f"E{number:03d}": CANARY for number in range(FIELDS_SHOWN + 5)}))
     await core.run(FakeCall(CREATE, reply=REFUSED))
     (line,) = logged_fields(caplog)
@@ -238,31 +233,31 @@ async def test_number_of_fields_in_a_log_line_is_bounded(core: Core, caplog: Log
     assert line.endswith(", 5 more")
 
 
-OWED: list[tuple[Operation, Subject, Reply, Left]] = [
+LOST_REPLIES: list[tuple[Operation, Subject, Reply, Counts]] = [
     *[(START, SUBJECT, DONE, (1, 1)), (STOP_POD, POD_SUBJECT, DONE, (1, 0))],
-    *[(STOP, SUBJECT, GONE, (1, 0)), (STOP_POD, POD_SUBJECT, GONE, (0, 0))],
+    *[(STOP, SUBJECT, REMOVED, (1, 0)), (STOP_POD, POD_SUBJECT, REMOVED, (0, 0))],
 ]
 
 
-@pytest.mark.parametrize(("operation", "known", "final_reply", "left"), OWED)
+@pytest.mark.parametrize(("operation", "subject", "final_reply", "remaining"), LOST_REPLIES)
 async def test_post_hook_is_called_after_lost_reply(
-    core: Core, operation: Operation, known: Subject, final_reply: Reply, left: Left
+    core: Core, operation: Operation, subject: Subject, final_reply: Reply, remaining: Counts
 ) -> None:
-    """Then the subject is committed, or dropped if it is gone; meanwhile the call is under way again."""
+    """Then the subject is committed, or dropped if it no longer exists; meanwhile the call is under way again."""
     core.plugins.add("a", ENVS, points=POST_POINTS, delay_seconds=0.5)
-    if final_reply is GONE:
+    if final_reply is REMOVED:
         core.store.commit(SUBJECT)
     before = core.store.counts()
-    key = "p1" if known is POD_SUBJECT else "c1"
-    call = FakeCall(operation, known, key=key, reply=UNANSWERED, outcomes=[UNANSWERED, final_reply])
+    key = "p1" if subject is POD_SUBJECT else "c1"
+    call = FakeCall(operation, subject, key=key, reply=UNANSWERED, outcomes=[UNANSWERED, final_reply])
     await core.run(call)
     assert (core.times.outcome, core.store.counts(), core.plugins.notified()) == ("unsettled", before, [])
     assert core.lifecycle.open_calls.subjects() == set()
     await asyncio.sleep(0.6)
     assert core.lifecycle.open_calls.subjects() == {key}
     await asyncio.sleep(1)
-    assert (core.store.counts(), core.lifecycle.open_calls.subjects()) == (left, set())
-    its_container = [("a", STOPPED)] if (operation, final_reply) == (STOP_POD, GONE) else []
+    assert (core.store.counts(), core.lifecycle.open_calls.subjects()) == (remaining, set())
+    its_container = [("a", STOPPED)] if (operation, final_reply) == (STOP_POD, REMOVED) else []
     assert core.plugins.notified() == [*its_container, ("a", f"Post{operation.value}")]
     assert [step for _, step in call.steps].count("answer") == 1
 
@@ -273,23 +268,23 @@ LOST = [
 ]
 
 
-@pytest.mark.parametrize(("operation", "known", "left"), LOST)
-async def test_lost_reply_has_the_subject_reread(
-    core: Core, operation: Operation, known: Subject, left: set[str]
+@pytest.mark.parametrize(("operation", "subject", "remaining"), LOST)
+async def test_lost_reply_causes_reread_of_subject(
+    core: Core, operation: Operation, subject: Subject, remaining: set[str]
 ) -> None:
     """A create's subject has an unknown id: another call for the same name keeps what it creates."""
     lists: list[float] = []
     core.lifecycle.on_lost = lambda: lists.append(core.now)
     core.store.commit(SUBJECT)
-    key = "p1" if known is POD_SUBJECT else "c1"
-    other = FakeCall(STOP, key=key, runtime_seconds=5)
-    running = core.start(other)
-    lost = FakeCall(operation, known, key=key, reply=UNANSWERED)
+    key = "p1" if subject is POD_SUBJECT else "c1"
+    concurrent = FakeCall(STOP, key=key, runtime_seconds=5)
+    running = core.start(concurrent)
+    lost = FakeCall(operation, subject, key=key, reply=UNANSWERED)
     with core.store.watch() as watch:
         await core.run(lost)
     assert core.times.outcome == "unsettled"
-    assert (core.store.ids(), watch.invalidated) == (left, {key})
-    assert other.state_unknown == (operation not in (RUN_POD, CREATE))
+    assert (core.store.ids(), watch.invalidated) == (remaining, {key})
+    assert concurrent.state_unknown == (operation not in (RUN_POD, CREATE))
     await asyncio.sleep(300)
     assert running.done()
     assert lists == [2.0], "a second after the call's end"
@@ -297,10 +292,10 @@ async def test_lost_reply_has_the_subject_reread(
     assert core.metrics.total("unknown_outcomes") == 0
 
 
-FOUND = replace(CONTAINER, envs={"A": "1"})
-READ_FOUND = ContainerRecord(FOUND, FOUND, read=True)
+REPORTED = replace(CONTAINER, envs={"A": "1"})
+READ_RECORD = ContainerRecord(REPORTED, REPORTED, read=True)
 HAS_A = HookAnswer(envs={"A": "1", "B": "2"})
-"""Sets one variable that ``FOUND`` has, and one that it lacks."""
+"""Sets one variable that ``REPORTED`` has, and one that it lacks."""
 READ_FIRST, ANSWERED_FIRST = ["release", "read", "answer"], ["release", "answer", "read"]
 
 
@@ -311,16 +306,16 @@ def edits(core: Core) -> list[str]:
 
 
 @pytest.mark.parametrize("earlier", ["lost", "lost, in an unknown pod", "known", "of an earlier process"])
-async def test_create_of_an_earlier_call_is_read(core: Core, earlier: str, caplog: Log) -> None:
+async def test_create_repeating_earlier_call_is_reread(core: Core, earlier: str, caplog: Log) -> None:
     core.plugins.add("a", HAS_A)
     if earlier.startswith("lost"):
         await core.run(FakeCall(CREATE, SUBJECT if earlier == "lost" else None, reply=UNANSWERED))
     elif earlier == "known":
         core.store.commit(SUBJECT)
     repeats = earlier == "of an earlier process"
-    again = FakeCall(CREATE, made=READ_FOUND, read_seconds=0.5, prepares=False, repeats=repeats)
+    again = FakeCall(CREATE, made=READ_RECORD, read_seconds=0.5, prepares=False, repeats=repeats)
     assert await core.run(again) == (ANSWERED_FIRST if earlier == "known" else READ_FIRST)
-    assert core.store.container("c1") == ContainerRecord(CONTAINER, FOUND)
+    assert core.store.container("c1") == ContainerRecord(CONTAINER, REPORTED)
     assert edits(core) == ["envs.A"]
     assert [line.partition(" without ")[2] for line in caplog.messages] == ["envs.B (a) that hook servers set"]
 
@@ -328,9 +323,9 @@ async def test_create_of_an_earlier_call_is_read(core: Core, earlier: str, caplo
 CANNOT_BE_READ = [None, BackendError("away"), Unreadable("cut"), KeyError(CANARY)]
 
 
-@pytest.mark.parametrize(("made", "seconds"), [*[(made, 0.0) for made in CANNOT_BE_READ], (READ_FOUND, 100.0)])
-async def test_earlier_create_that_cannot_be_read_has_no_record(core: Core, made: Any, seconds: float) -> None:
-    """The kubelet's values of what hooks have set are kept."""
+@pytest.mark.parametrize(("made", "seconds"), [*[(made, 0.0) for made in CANNOT_BE_READ], (READ_RECORD, 100.0)])
+async def test_unreadable_earlier_create_has_no_record(core: Core, made: Any, seconds: float) -> None:
+    """The kubelet's values of fields that hooks have set are retained."""
     core.plugins.add("a", HookAnswer(annotations={"a": "1"}))
     await core.run(FakeCall(CREATE, reply=UNANSWERED))
     again = FakeCall(CREATE, made=made, read_seconds=seconds, prepares=False)
@@ -339,7 +334,7 @@ async def test_earlier_create_that_cannot_be_read_has_no_record(core: Core, made
     assert core.store.ids_of_originals() == {"c1"}
 
 
-async def test_unread_pod_keeps_no_cgroup_parent_of_a_hook(core: Core) -> None:
+async def test_unread_pod_keeps_no_cgroup_parent_of_hook(core: Core) -> None:
     """An earlier create, without the hook, may have made the pod."""
     original, sent = (replace(POD_SUBJECT.pod.original, cgroup_parent=parent) for parent in ("/kube", "/hooked"))
     core.plugins.add("a", PARENT, points=("PreRunPodSandbox",))
@@ -355,7 +350,7 @@ LOST_PODS = [(RUN_POD, PARENT, False), (RUN_POD, HookAnswer(labels={"a": "1"}), 
 
 
 @pytest.mark.parametrize(("operation", "answer", "remembers"), [*LOST_PODS, (CREATE, PARENT, True)])
-async def test_lost_pod_with_hooks_changes_is_not_read_as_the_kubelets(
+async def test_lost_pod_with_hook_changes_is_marked_as_read(
     core: Core, operation: Operation, answer: HookAnswer, remembers: bool
 ) -> None:
     core.store.remembers = True
@@ -364,7 +359,7 @@ async def test_lost_pod_with_hooks_changes_is_not_read_as_the_kubelets(
     assert core.store.read_pod(SUBJECT.pod.effective).read is not remembers
 
 
-async def test_late_start_keeps_no_record_lost_since(core: Core) -> None:
+async def test_settled_start_restores_no_dropped_record(core: Core) -> None:
     core.plugins.add("a", points=(STARTED,))
     await core.run(FakeCall(START, reply=UNANSWERED, outcomes=[UNANSWERED, DONE]))
     await core.run(FakeCall(UPDATE, reply=UNANSWERED, runtime_seconds=0.2))
@@ -382,11 +377,11 @@ async def test_repeated_stop_is_reported_once(core: Core, operation: Operation, 
     assert (len(core.plugins.notified()), core.lifecycle.open_calls.calls()) == (times, [])
 
 
-@pytest.mark.parametrize("known", [None, SUBJECT])
-async def test_unknown_call_is_not_settled_nor_any_after_the_end(core: Core, known: Subject | None) -> None:
-    call = FakeCall(STOP, known, reply=UNANSWERED, outcomes=[DONE])
+@pytest.mark.parametrize("subject", [None, SUBJECT])
+async def test_no_query_for_unknown_subject_or_after_stop(core: Core, subject: Subject | None) -> None:
+    call = FakeCall(STOP, subject, reply=UNANSWERED, outcomes=[DONE])
     await core.run(call)
-    if known is not None:
+    if subject is not None:
         await core.lifecycle.open_calls.stop()
     await asyncio.sleep(300)
     assert [step for _, step in call.steps] == ["release", "answer"]
@@ -400,7 +395,7 @@ async def test_calls_are_numbered_in_the_order_of_release(core: Core) -> None:
     assert [call.number for call in calls] == [1, 0, 2], "of a refused one nothing leaves"
 
 
-async def test_end_of_a_call_invalidates_concurrent_reads(core: Core) -> None:
+async def test_call_end_invalidates_concurrent_reads(core: Core) -> None:
     with core.store.watch() as watch:
         await core.run(FakeCall(STOP, None, key="c7"))
         await core.run(FakeCall(STOP, None, key=Unreadable("cut")))

@@ -1,7 +1,4 @@
-"""Starts and stops without an answer: when the runtime is queried about them, and what follows (relay-rules C3).
-
-Turns keep the order within a key, and no turn waits longer than its time (relay-rules C6).
-"""
+"""Queries about starts and stops without an answer (relay-rules C3), and the queues of calls (relay-rules C6)."""
 
 import asyncio
 import logging
@@ -10,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from runtimeproxy.core.call import DONE, GONE, NOT_DONE, UNANSWERED, Reply, Unreadable
-from runtimeproxy.core.open_calls import MOST_QUESTIONS, QUERIED_AFTER_SECONDS, KeyedQueue, OpenCalls
+from runtimeproxy.core.call import DONE, NOT_DONE, REMOVED, UNANSWERED, Reply, Unreadable
+from runtimeproxy.core.open_calls import MAX_QUERIES, QUERIED_AFTER_SECONDS, KeyedQueue, OpenCalls
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.metrics import Metrics
@@ -32,11 +29,11 @@ def now() -> float:
 class Rig:
     """Unsettled calls and those that were finished, with the time."""
 
-    def __init__(self, most_calls: int = 1000) -> None:
+    def __init__(self, max_calls: int = 1000) -> None:
         self.metrics = Metrics(now)
         self.finish_seconds = 0.0
-        """How many seconds it takes until a call's turn comes."""
-        self.unsettled = OpenCalls(self.metrics, most_calls)
+        """Seconds until a finished call reaches the head of its queue."""
+        self.unsettled = OpenCalls(self.metrics, max_calls)
         self.finished: list[tuple[float, str, Reply]] = []
 
     def add(self, *outcomes: Reply | Exception, key: str = "c1", read_seconds: float = 0.0) -> FakeCall:
@@ -63,19 +60,19 @@ def queried(call: FakeCall) -> list[float]:
     return [at for at, _ in call.steps]
 
 
-Fates = list[Reply | Exception]
-UNKNOWN: list[Fates] = [[UNANSWERED], [BackendError("away")], [Unreadable("half a list")]]
-QUESTIONS: list[tuple[Fates, float, Sequence[float], str]] = [
+Outcomes = list[Reply | Exception]
+UNKNOWN: list[Outcomes] = [[UNANSWERED], [BackendError("away")], [Unreadable("half a list")]]
+QUERIES: list[tuple[Outcomes, float, Sequence[float], str]] = [
     ([UNANSWERED, UNANSWERED, DONE], 0, [0.1, 0.4, 0.9], "agreed"),
-    *[([DONE], 0, [0.1], "agreed"), ([GONE], 0, [0.1], "agreed"), ([NOT_DONE], 0, [0.1], "failed")],
+    *[([DONE], 0, [0.1], "agreed"), ([REMOVED], 0, [0.1], "agreed"), ([NOT_DONE], 0, [0.1], "failed")],
     *[(outcomes, 0, QUERIED_AFTER_SECONDS, "given_up") for outcomes in UNKNOWN],
     ([UNANSWERED], 5, [0.1, 10, 30, 60, 125], "given_up"),
 ]
 
 
-@pytest.mark.parametrize(("outcomes", "read_seconds", "queried_after", "result"), QUESTIONS)
-async def test_runtime_is_queried_ever_more_rarely_until_it_answers(
-    rig: Rig, outcomes: Fates, read_seconds: float, queried_after: Sequence[float], result: str
+@pytest.mark.parametrize(("outcomes", "read_seconds", "queried_after", "result"), QUERIES)
+async def test_runtime_is_queried_with_backoff_until_it_answers(
+    rig: Rig, outcomes: Outcomes, read_seconds: float, queried_after: Sequence[float], result: str
 ) -> None:
     """Most are finished within a second of their end; a slow runtime is not queried again immediately."""
     await asyncio.sleep(5)
@@ -90,19 +87,19 @@ async def test_runtime_is_queried_ever_more_rarely_until_it_answers(
     assert QUERIED_AFTER_SECONDS[-1] > 119, "dockershim gives a stop up after 119 s"
 
 
-async def test_running_call_for_the_same_subject_is_first(rig: Rig) -> None:
+async def test_settling_waits_for_running_call_of_same_subject(rig: Rig) -> None:
     for under_way in (FakeCall(STOP), FakeCall(STOP, key=Unreadable("cut")), FakeCall(START, key="c2")):
         rig.unsettled.under_way[under_way] = asyncio.get_running_loop().create_future()
-    call, other = rig.add(DONE), rig.add(DONE, key="c2")
+    call, second = rig.add(DONE), rig.add(DONE, key="c2")
     await asyncio.sleep(0.2)
     assert [key for _, key, _ in rig.finished] == ["c2"]
     rig.unsettled.under_way.clear()  # it failed
     await asyncio.sleep(300)
-    assert (queried(call), queried(other)) == ([0.1, 0.4], [0.1])
+    assert (queried(call), queried(second)) == ([0.1, 0.4], [0.1])
     assert [key for _, key, _ in rig.finished] == ["c2", "c1"]
 
 
-async def test_internal_error_ends_it_and_logs_no_value(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_internal_error_ends_queries_and_logs_no_value(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     call = rig.add(KeyError(CANARY))
     with caplog.at_level(logging.DEBUG):
         await asyncio.sleep(300)
@@ -114,44 +111,44 @@ async def test_internal_error_ends_it_and_logs_no_value(rig: Rig, caplog: pytest
 ANSWERED = [("c1", STOP, 0, 0, 0), ("c1", STOP, 0.5, 1, 0), ("c2", STOP, 0, 1, 1), ("c1", START, 0, 1, 1)]
 
 
-@pytest.mark.parametrize(("key", "operation", "after", "queries", "left"), ANSWERED)
-async def test_later_answer_to_the_same_call_settles_it(
-    rig: Rig, key: str, operation: Operation, after: float, queries: int, left: int
+@pytest.mark.parametrize(("key", "operation", "after", "queries", "remaining"), ANSWERED)
+async def test_later_reply_to_same_call_settles_it(
+    rig: Rig, key: str, operation: Operation, after: float, queries: int, remaining: int
 ) -> None:
     """Also while the runtime is queried about it."""
     call = rig.add(DONE, read_seconds=1)
     await asyncio.sleep(after)
-    rig.unsettled.answered(key, operation)
-    assert len(rig.unsettled.calls()) == left
+    rig.unsettled.drop_repeated(key, operation)
+    assert len(rig.unsettled.calls()) == remaining
     await asyncio.sleep(300)
-    assert (len(queried(call)), len(rig.finished), rig.counted("repeated")) == (queries, left, 1 - left)
+    assert (len(queried(call)), len(rig.finished), rig.counted("repeated")) == (queries, remaining, 1 - remaining)
 
 
 async def test_few_queries_run_at_one_time(rig: Rig) -> None:
     calls = {f"c{number}": rig.add(DONE, key=f"c{number}", read_seconds=1) for number in range(11)}
     await asyncio.sleep(1.5)
     settled = next(key for key, call in calls.items() if not queried(call))
-    rig.unsettled.answered(settled, STOP)  # while its question waits
+    rig.unsettled.drop_repeated(settled, STOP)  # while its query waits
     await asyncio.sleep(300)
     begun = sorted(at for call in calls.values() for at in queried(call))
     assert [round(at, 6) for at in begun] == [0.1] * 4 + [1.1] * 4 + [2.1] * 2
     assert {key for _, key, _ in rig.finished} == calls.keys() - {settled}
 
 
-async def test_oldest_of_too_many_is_abandoned() -> None:
-    rig = Rig(most_calls=3)
+async def test_oldest_call_is_abandoned_above_limit() -> None:
+    rig = Rig(max_calls=3)
     calls = [rig.add(DONE, key=f"c{number}") for number in range(5)]
     assert (rig.unsettled.calls(), rig.counted("given_up")) == (calls[2:], 2)
     await asyncio.sleep(300)
     assert [len(queried(call)) for call in calls] == [0, 0, 1, 1, 1]
     for number in range(5):
         rig.unsettled.add_create(f"p1/c{number}/0")
-    rig.unsettled.answered("p1/c3/0", Operation.CREATE_CONTAINER)
+    rig.unsettled.drop_repeated("p1/c3/0", Operation.CREATE_CONTAINER)
     assert list(rig.unsettled.creates) == ["p1/c2/0", "p1/c4/0"]
 
 
 async def test_call_being_finished_is_not_abandoned() -> None:
-    rig = Rig(most_calls=1)
+    rig = Rig(max_calls=1)
     rig.finish_seconds = 1.0
     rig.add(DONE)
     await asyncio.sleep(0.5)
@@ -161,17 +158,17 @@ async def test_call_being_finished_is_not_abandoned() -> None:
 
 
 async def test_abandoned_call_waits_for_no_query() -> None:
-    """The task of a question that waits for its turn refers to the call, and that to its request."""
-    rig = Rig(most_calls=2 * MOST_QUESTIONS)
+    """The task of a query that waits for a slot refers to the call, and the call to its request."""
+    rig = Rig(max_calls=2 * MAX_QUERIES)
     for _ in range(10):
-        for _ in range(MOST_QUESTIONS):
+        for _ in range(MAX_QUERIES):
             rig.add(UNANSWERED, key="c2", read_seconds=100)
         await asyncio.sleep(1)
-        assert len(asyncio.all_tasks()) <= 2 * MOST_QUESTIONS + 1
+        assert len(asyncio.all_tasks()) <= 2 * MAX_QUERIES + 1
     await rig.unsettled.stop()
 
 
-async def test_nothing_is_left_or_accepted_after_the_stop(rig: Rig) -> None:
+async def test_stop_ends_all_queries_and_accepts_no_calls(rig: Rig) -> None:
     rig.finish_seconds = 1.0
     finishing, slow = rig.add(DONE), rig.add(DONE, read_seconds=1)
     await asyncio.sleep(0.2)
@@ -184,8 +181,8 @@ async def test_nothing_is_left_or_accepted_after_the_stop(rig: Rig) -> None:
     assert (rig.finished, rig.counted("given_up")) == ([], 2)
 
 
-class Turns:
-    """Records who held which turn when."""
+class QueueLog:
+    """Records which call was at the head of the queue, and when."""
 
     def __init__(self) -> None:
         self.queue = KeyedQueue(Deadlines())
@@ -195,49 +192,49 @@ class Turns:
         return asyncio.create_task(self._hold(name, wait_seconds, hold_seconds))
 
     async def _hold(self, name: str, wait_seconds: float, hold_seconds: float) -> None:
-        turn = self.queue.take("c1")
+        ticket = self.queue.enqueue("c1")
         try:
-            await self.queue.wait(turn, wait_seconds)
+            await self.queue.wait(ticket, wait_seconds)
             self.lines.append((now(), f"{name} in"))
             await asyncio.sleep(hold_seconds)
             self.lines.append((now(), f"{name} out"))
         finally:
-            self.queue.leave(turn)
+            self.queue.leave(ticket)
 
 
 @pytest.mark.parametrize(("wait_seconds", "begins"), [(2, 2), (0, 0)])
-async def test_waiter_whose_time_has_ended_goes_ahead(wait_seconds: float, begins: float) -> None:
-    turns = Turns()
-    await asyncio.gather(turns.start("a", 10, 5), turns.start("b", wait_seconds, 4))
-    assert turns.lines == sorted([(0, "a in"), (begins, "b in"), (begins + 4, "b out"), (5, "a out")])
-    assert not turns.queue.queues, "a key without waiters takes no memory"
+async def test_expired_waiter_proceeds_before_its_position(wait_seconds: float, begins: float) -> None:
+    log = QueueLog()
+    await asyncio.gather(log.start("a", 10, 5), log.start("b", wait_seconds, 4))
+    assert log.lines == sorted([(0, "a in"), (begins, "b in"), (begins + 4, "b out"), (5, "a out")])
+    assert not log.queue.queues, "a key without waiters takes no memory"
 
 
-async def test_abandoned_turn_lets_no_other_pass() -> None:
-    turns = Turns()
+async def test_abandoned_ticket_does_not_let_later_ones_overtake() -> None:
+    log = QueueLog()
     first, impatient, leaving, last = (
-        turns.start(name, wait, hold) for name, wait, hold in (("a", 10, 5), ("b", 1, 1), ("c", 10, 1), ("d", 10, 1))
+        log.start(name, wait, hold) for name, wait, hold in (("a", 10, 5), ("b", 1, 1), ("c", 10, 1), ("d", 10, 1))
     )
     await asyncio.sleep(3)
     leaving.cancel()
     await asyncio.gather(first, impatient, leaving, last, return_exceptions=True)
-    assert turns.lines == [(0, "a in"), (1, "b in"), (2, "b out"), (5, "a out"), (5, "d in"), (6, "d out")]
+    assert log.lines == [(0, "a in"), (1, "b in"), (2, "b out"), (5, "a out"), (5, "d in"), (6, "d out")]
 
 
 async def test_memory_of_waiters_is_linear() -> None:
-    """Ten thousand calls may be about one container; otherwise each would hold ten thousand places."""
-    turns = Turns()
+    """Ten thousand calls may be about one container; no ticket refers to the others."""
+    log = QueueLog()
     tracemalloc.start()
     try:
         sizes = []
         for _ in range(2):
             before, _ = tracemalloc.get_traced_memory()
             for _ in range(1_000):
-                turns.start("a", 10, 0)
+                log.start("a", 10, 0)
             await asyncio.sleep(0)
             sizes.append(tracemalloc.get_traced_memory()[0] - before)
     finally:
         tracemalloc.stop()
     assert sizes[1] < 1.5 * sizes[0]
     await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
-    assert not turns.queue.queues
+    assert not log.queue.queues

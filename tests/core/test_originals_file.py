@@ -1,4 +1,4 @@
-"""The Store's original values get into the file and back; what is damaged is replaced, and a failure only counted."""
+"""The Store's original values are written to the file and read again; damage is repaired, and failures are counted."""
 
 import asyncio
 import logging
@@ -54,14 +54,14 @@ def file(tmp_path: Path) -> File:
 
 
 def tried(file: File) -> tuple[str, dict[str, OriginalValues]]:
-    """Return the reason why a file cannot be loaded, "" if it can, and what can be read of it."""
+    """Return the reason why a file cannot be loaded, "" if it can, and the values that can be read."""
     retained: dict[str, bytes] = {}
     reason = ""
     try:
         file.load(retained)
     except Failed as error:
         reason = error.reason
-    return reason, {one: form.read(text) for one, text in retained.items()}
+    return reason, {any_id: form.read(text) for any_id, text in retained.items()}
 
 
 def loaded(file: File) -> dict[str, OriginalValues]:
@@ -71,20 +71,20 @@ def loaded(file: File) -> dict[str, OriginalValues]:
 
 
 def check_again(file: File) -> None:
-    """Check that the next try finds nothing, and that what is written then is read."""
+    """Check that the next load returns nothing, and that values written then are read."""
     assert loaded(file) == {}
     file.write({"new": some(7)})
     assert loaded(file) == {"new": some(7)}
 
 
-def test_each_socket_has_a_file_of_its_own() -> None:
-    socket, other = "/run/rp/proxy.sock", "/run/rq/proxy.sock"
+def test_each_socket_has_its_own_file() -> None:
+    socket, second = "/run/rp/proxy.sock", "/run/rq/proxy.sock"
     assert (path_of(None, socket), path_of("", socket)) == (f"{socket}.original-values", None)
-    found = path_of("/run/kept", socket), path_of("/run/kept/", other)
-    assert found == tuple(f"/run/kept/run-{one}-proxy.sock.original-values" for one in ("rp", "rq"))
+    paths = path_of("/run/kept", socket), path_of("/run/kept/", second)
+    assert paths == tuple(f"/run/kept/run-{folder}-proxy.sock.original-values" for folder in ("rp", "rq"))
 
 
-def test_file_is_of_one_boot_runtime_and_mode(tmp_path: Path) -> None:
+def test_file_belongs_to_boot_runtime_and_mode(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to("/run/containerd.sock")
     assert owner("Containerd", str(link)) == OURS
@@ -100,8 +100,8 @@ def test_written_values_are_read(file: File) -> None:
     assert loaded(again) == SOME
     first, second, *_ = SOME
     again.write({first: None, second: some(0), "more": some(1), "nobody": None})
-    others = {one: retained for one, retained in SOME.items() if one != first}
-    assert loaded(file) == {**others, second: some(0), "more": some(1)}
+    remaining = {any_id: retained for any_id, retained in SOME.items() if any_id != first}
+    assert loaded(file) == {**remaining, second: some(0), "more": some(1)}
     Path(file.path).write_bytes(b"")
     check_again(file)
 
@@ -117,7 +117,7 @@ def test_file_does_not_grow_over_lifecycles(file: File) -> None:
     assert max(sizes) < 200
 
 
-def test_file_that_others_could_have_made_is_not_used(file: File) -> None:
+def test_file_writable_by_others_is_not_used(file: File) -> None:
     """Which files those are: tests/test_files.py."""
     path = Path(file.path)
     file.write(SOME)
@@ -130,7 +130,7 @@ def test_file_that_others_could_have_made_is_not_used(file: File) -> None:
     assert loaded(File(file.path, OURS)) == SOME
 
 
-OTHER_FORMS = [
+MALFORMED_ROWS = [
     b"\n",
     b'00000000 "a"\t[]\n',
     b"aaaaaaaa 7\t[]\n",
@@ -139,8 +139,8 @@ OTHER_FORMS = [
 ]
 
 
-@pytest.mark.parametrize("row", OTHER_FORMS, ids=range(5))
-def test_broken_row_is_lost_alone(file: File, row: bytes) -> None:
+@pytest.mark.parametrize("row", MALFORMED_ROWS, ids=range(5))
+def test_broken_row_loses_no_other_row(file: File, row: bytes) -> None:
     file.write(SOME)
     with open(file.path, "ab") as opened:
         opened.write(row)
@@ -155,8 +155,8 @@ def of_sqlite(path: Path, owner: str, *rows: tuple[object, ...]) -> None:
         made.executemany("INSERT INTO kept VALUES (?, ?, ?)", [(b"", owner.encode(), 0), *rows])
 
 
-def test_values_of_version_0_1_are_read_after_an_upgrade(file: File) -> None:
-    """Whatever is in its file; a downgrade finds that."""
+def test_values_of_version_0_1_are_read_after_upgrade(file: File) -> None:
+    """With any content of that file, which stays for a downgrade."""
     old = Path(file.path).with_name("a.originals")
     for content in (b"", b"noise"):
         old.write_bytes(content)
@@ -175,7 +175,7 @@ def test_values_of_version_0_1_are_read_after_an_upgrade(file: File) -> None:
 
 
 def damaged(data: bytes) -> Iterator[bytes]:
-    """Yield a file's bytes cut, at each of them in a soak, and partly or wholly replaced by noise."""
+    """Yield a file's bytes truncated (at each byte in a soak) and partly or completely replaced by noise."""
     step, noise = Amount(97, 1), random.Random(0)
     yield from (data[:length] for length in range(1, len(data), min(step.now, step.usual)))
     for _ in range(Amount(200, 20_000).now):
@@ -189,7 +189,7 @@ def damaged(data: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.slow
-def test_damaged_file_gives_no_wrong_value_and_works_then(file: File) -> None:
+def test_damaged_file_yields_no_wrong_value_and_is_rewritten(file: File) -> None:
     file.write(SOME)
     for content in damaged(Path(file.path).read_bytes()):
         Path(file.path).write_bytes(content)
@@ -217,7 +217,7 @@ for number in count():
 
 
 @pytest.mark.slow
-def test_writer_that_is_killed_leaves_whole_transactions(file: File) -> None:
+def test_killed_writer_leaves_complete_writes(file: File) -> None:
     pause = random.Random(0)
     for _ in range(KILLS.now):
         command = [sys.executable, "-c", WRITER, file.path]
@@ -229,9 +229,9 @@ def test_writer_that_is_killed_leaves_whole_transactions(file: File) -> None:
             written = process.stdout.read().split()
         retained = loaded(file)
         assert len(retained) == 50
-        (found,) = {kept_one.name[1] for kept_one in retained.values()}
+        (name,) = {values.name[1] for values in retained.values()}
         last = int(written[-1]) if written else 0
-        assert found in (f"web-{last}", f"web-{last + 1}")
+        assert name in (f"web-{last}", f"web-{last + 1}")
 
 
 POD = PodInfo("p1", "web", "uid", "shop", cgroup_parent="/kube")
@@ -272,8 +272,8 @@ class Process:
 
     def commit(self, *ids: str) -> None:
         """Commit containers in which hooks replaced something."""
-        for one in ids:
-            self.store.commit(hooked(one))
+        for any_id in ids:
+            self.store.commit(hooked(any_id))
 
     def failures(self, reason: str) -> int:
         return self.metrics.counted("originals_failures", reason=reason)
@@ -286,7 +286,7 @@ async def ids_of_originals(path: Path, *ids: str) -> None:
     await until(lambda: path.exists() and rows(path).keys() == {*ids}, "all are kept", lambda: str(rows(path)))
 
 
-async def test_replaced_values_are_read_by_the_next_process(path: Path) -> None:
+async def test_next_process_reads_replaced_values(path: Path) -> None:
     path = path.parent / "made" / "a"
     async with Process(path) as first:
         assert not first.store.read_pod(POD).read, "what is not kept is the kubelet's own"
@@ -308,14 +308,14 @@ async def test_replaced_values_are_read_by_the_next_process(path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"noise"], ids=["no file", "a broken file"])
-async def test_earlier_hooks_values_are_unknown_without_a_file(path: Path, content: bytes | None) -> None:
+async def test_earlier_hook_values_are_unknown_without_file(path: Path, content: bytes | None) -> None:
     if content is not None:
         path.write_bytes(content)
     async with Process(path if content is not None else None) as process:
         assert process.store.read_pod(POD).read
 
 
-async def test_all_is_written_at_the_end(path: Path) -> None:
+async def test_all_rows_are_written_at_stop(path: Path) -> None:
     async with Process(path) as process:
         process.commit(*(f"c{number}" for number in range(120)))
         await asyncio.sleep(originals_file.COLLECT_SECONDS)
@@ -323,13 +323,13 @@ async def test_all_is_written_at_the_end(path: Path) -> None:
     assert len(rows(path)) == 240
 
 
-@pytest.mark.parametrize("gone", [True, False])
+@pytest.mark.parametrize("destroyed", [True, False])
 @pytest.mark.parametrize("later", [False, True], ids=["same process", "next process"])
-async def test_row_is_removed_with_its_subject(path: Path, gone: bool, later: bool) -> None:
-    """Or when it is set back. Which changes of the Store are reported is tested in test_store.py."""
+async def test_row_is_removed_with_its_subject(path: Path, destroyed: bool, later: bool) -> None:
+    """Or when the kubelet's value is restored."""
 
     async def end(store: Store) -> None:
-        if gone:
+        if destroyed:
             store.tombstone("c1")
         else:
             store.commit(hooked(effective=CONTAINER))
@@ -347,7 +347,7 @@ async def test_row_is_removed_with_its_subject(path: Path, gone: bool, later: bo
     assert rows(path) == {}
 
 
-async def test_two_processes_at_once_lose_nothing_of_each_other(path: Path) -> None:
+async def test_concurrent_processes_keep_rows_of_each_other(path: Path) -> None:
     async with Process(path) as old:
         old.commit("c1")
         await ids_of_originals(path, "c1")
@@ -360,7 +360,7 @@ async def test_two_processes_at_once_lose_nothing_of_each_other(path: Path) -> N
     assert not old.metrics.total("originals_failures") + new.metrics.total("originals_failures")
 
 
-async def test_file_is_not_made_where_hooks_replace_nothing(path: Path) -> None:
+async def test_file_is_not_created_without_replaced_values(path: Path) -> None:
     async with Process(path) as process:
         for number in range(3):
             process.store.commit(hooked(f"c{number}", effective=replace(CONTAINER, envs={"A": "1"})))
@@ -411,13 +411,13 @@ async def test_useless_file_is_logged_once_and_replaced(
     assert caplog.messages == [f"{path}: {what}: it is replaced; see --originals-dir"]
 
 
-async def test_good_rows_of_a_broken_file_are_written_again(path: Path) -> None:
+async def test_valid_rows_of_broken_file_are_rewritten(path: Path) -> None:
     async with Process(path) as process:
         process.commit("c1", "c2")
     path.write_bytes(path.read_bytes().replace(b"[200000,", b"[200001,", 1))
     async with Process(path) as process:
-        (left,) = process.store.ids_of_originals()
-        await ids_of_originals(path, left)
+        (valid,) = process.store.ids_of_originals()
+        await ids_of_originals(path, valid)
     assert process.failures("broken") == 1
 
 
@@ -442,7 +442,7 @@ async def test_failed_write_is_retried(path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("spoil", "failures"), [(Path.unlink, 0), (noise, 1)])
-async def test_file_damaged_in_use_is_rewritten_whole(path: Path, spoil: Callable[[Path], Any], failures: int) -> None:
+async def test_file_damaged_in_use_is_rewritten(path: Path, spoil: Callable[[Path], Any], failures: int) -> None:
     async with Process(path) as process:
         process.commit("c1", "c2")
         await ids_of_originals(path, "c1", "c2")
@@ -452,8 +452,8 @@ async def test_file_damaged_in_use_is_rewritten_whole(path: Path, spoil: Callabl
         assert process.metrics.total("originals_failures") == failures
 
 
-async def test_write_is_tried_again_without_threads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the end it is lost."""
+async def test_write_is_retried_when_no_thread_starts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A last write without a thread is lost."""
 
     def none(thread: threading.Thread) -> NoReturn:
         raise RuntimeError("can't start new thread")

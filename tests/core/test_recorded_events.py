@@ -1,4 +1,4 @@
-"""What becomes of calls is recorded as events that have ids, names, reasons and fields, and no value."""
+"""The outcomes of calls are recorded as events that have ids, names, reasons and fields, and no value."""
 
 import asyncio
 import gc
@@ -52,13 +52,13 @@ class Recorded(Core):
 
     def events(self) -> list[dict[str, Any]]:
         """Return the events without number and time, their fields as a mapping."""
-        found = shown_of(self.metrics.events)
-        assert CANARY not in str(found)
-        for event in found:
+        shown = shown_of(self.metrics.events)
+        assert CANARY not in str(shown)
+        for event in shown:
             del event["number"], event["time"]
             if "fields" in event:
                 event["fields"] = {entry["field"]: entry["hookServer"] for entry in event["fields"]}
-        return found
+        return shown
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def seconds(runtime: float, **parts: float) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("unused", [set(), {"envs.B"}, {*EDITED}], ids=["none", "one", "all"])
-async def test_edited_call_has_its_fields_with_and_without_effect(core: Recorded, unused: set[str]) -> None:
+async def test_edited_event_separates_fields_without_effect(core: Recorded, unused: set[str]) -> None:
     core.plugins.add("a", ANSWER, delay_seconds=0.5)
     call, why = core.call(), "sent, no effect in x"
     call.no_effect = ((why, frozenset(map(kind_of, unused)) | {"labels"}), ("left out", frozenset()))
@@ -99,7 +99,7 @@ FAILURES: dict[str, Outcome] = {
 
 
 @pytest.mark.parametrize(("behaviour", "policy", "kind", "more"), FAILURES.values(), ids=FAILURES)
-async def test_failing_hook_server_is_an_event_and_its_last_error(
+async def test_hook_failure_is_event_and_last_error(
     core: Recorded, behaviour: Behaviour, policy: Any, kind: str, more: dict[str, Any]
 ) -> None:
     core.plugins.add("a", behaviour, policy=policy)
@@ -113,12 +113,12 @@ async def test_failing_hook_server_is_an_event_and_its_last_error(
     assert (last.time, last.hook, last.reason) == (7.5, "PreCreateContainer", more["reason"])
 
 
-KEPT: list[tuple[Behaviour, dict[str, Any]]]
-KEPT = [(BAD, {}), (Reason.ERROR_STATUS, {}), (NOTHING, {"known": None, "read_seconds": 100.0})]
+REFUSED_CALLS: list[tuple[Behaviour, dict[str, Any]]]
+REFUSED_CALLS = [(BAD, {}), (Reason.ERROR_STATUS, {}), (NOTHING, {"known": None, "read_seconds": 100.0})]
 
 
-@pytest.mark.parametrize(("behaviour", "fields"), KEPT, ids=["bad", "failed", "late"])
-async def test_refused_call_is_free_without_the_garbage_collector(
+@pytest.mark.parametrize(("behaviour", "fields"), REFUSED_CALLS, ids=["bad", "failed", "late"])
+async def test_refused_call_is_freed_without_garbage_collector(
     core: Recorded, behaviour: Behaviour, fields: dict[str, Any]
 ) -> None:
     """Neither its error nor its event keeps it."""
@@ -129,15 +129,15 @@ async def test_refused_call_is_free_without_the_garbage_collector(
         call = core.call(**fields)
         await core.run(call)
         call.refused_with = None
-        gone = weakref.ref(call)
+        reference = weakref.ref(call)
         del call
-        await asyncio.sleep(20)  # until the timers of its deadlines are over
-        assert gone() is None
+        await asyncio.sleep(20)  # until the timers of its deadlines have expired
+        assert reference() is None
     finally:
         gc.enable()
 
 
-async def test_post_hook_that_fails_is_only_the_last_error(core: Recorded) -> None:
+async def test_failed_post_hook_is_last_error_without_event(core: Recorded) -> None:
     core.plugins.add("a", Reason.UNREACHABLE, points=("PostStopContainer",), policy=FAIL)
     await core.run(core.call(STOP))
     assert core.events() == []
@@ -155,7 +155,7 @@ async def test_conflict_event_names_loser_and_winner(core: Recorded) -> None:
     assert edited["fields"] == {**EDITED, "envs.B": "b"}
 
 
-async def test_event_of_a_failed_call_has_the_fields_set(core: Recorded) -> None:
+async def test_failed_call_event_has_hook_fields(core: Recorded) -> None:
     core.plugins.add("a", ANSWER)
     await core.run(core.call(reply=FAILED))
     notified = {"kind": "failed", "operation": "CreateContainer", "fields": EDITED, "seconds": seconds(0.25), **NAMES}
@@ -166,13 +166,13 @@ UNKNOWN: list[dict[str, Any]] = [{"known": None}, {"known_error": Unreadable("cu
 
 
 @pytest.mark.parametrize("fields", [{}, {"reply": UNANSWERED}, {"reply": Reply(agreed=False, no_op=True)}, *UNKNOWN])
-async def test_unchanged_call_that_succeeds_is_no_event(core: Recorded, fields: dict[str, Any]) -> None:
+async def test_successful_unchanged_call_is_no_event(core: Recorded, fields: dict[str, Any]) -> None:
     await core.run(core.call(**fields))
     assert core.events() == []
 
 
 @pytest.mark.parametrize("fields", UNKNOWN)
-async def test_failed_call_without_a_subject_has_its_operation(core: Recorded, fields: dict[str, Any]) -> None:
+async def test_failed_call_event_without_subject_has_operation(core: Recorded, fields: dict[str, Any]) -> None:
     await core.run(core.call(reply=FAILED, **fields))
     (event,) = core.events()
     assert event.pop("seconds")
@@ -187,10 +187,10 @@ SLOW: list[tuple[dict[str, Any], str, dict[str, float]]] = [
 
 
 @pytest.mark.parametrize(("fields", "outcome", "parts"), SLOW)
-async def test_call_above_a_second_is_slow(
+async def test_call_above_one_second_is_slow_event(
     core: Recorded, fields: dict[str, Any], outcome: str, parts: dict[str, float]
 ) -> None:
-    """Also one that its client leaves while hook servers are called."""
+    """Also a call whose client disconnects while hook servers are called."""
     await core.run(core.call(runtime_seconds=SLOW_SECONDS))
     if outcome == "ended":
         core.plugins.add("a", delay_seconds=1.75)
@@ -203,7 +203,7 @@ async def test_call_above_a_second_is_slow(
     assert (event["kind"], event["reason"], event["seconds"]) == ("slow", outcome, parts)
 
 
-async def test_new_pods_id_is_known_when_its_call_is_recorded(core: Recorded) -> None:
+async def test_event_of_new_pod_has_its_id(core: Recorded) -> None:
     core.plugins.add("a", HookAnswer(labels={"L": CANARY}))
     pod = replace(POD, id="")
 
@@ -216,7 +216,7 @@ async def test_new_pods_id_is_known_when_its_call_is_recorded(core: Recorded) ->
     assert (event["kind"], event["podId"]) == ("edited", "p1")
 
 
-async def test_each_held_call_has_an_id_of_its_own(core: Recorded) -> None:
+async def test_each_held_call_has_its_own_id(core: Recorded) -> None:
     calls = [core.call() for _ in range(3)]
     for call in calls:
         await core.run(call)
@@ -236,7 +236,7 @@ LOGGED: list[tuple[Behaviour, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("behaviour", "fields"), LOGGED)
-async def test_each_log_line_about_a_call_has_its_id(
+async def test_log_lines_of_call_have_its_id(
     core: Recorded, behaviour: Behaviour, fields: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     core.plugins.add("a", behaviour)
@@ -251,7 +251,7 @@ async def test_each_log_line_about_a_call_has_its_id(
     await core.lifecycle.open_calls.stop()
 
 
-async def test_values_brought_to_their_normal_form_are_counted(core: Recorded) -> None:
+async def test_normalised_values_are_counted(core: Recorded) -> None:
     core.plugins.add("a", HookAnswer(resources=Resources(cpuset_cpus="0,1", cpu_quota=1000)))
     await core.run(core.call())
     assert core.metrics.total("values_normalised") == 0
@@ -262,16 +262,16 @@ async def test_values_brought_to_their_normal_form_are_counted(core: Recorded) -
 
 
 @pytest.mark.parametrize("kind", [BackendFailure.UNAVAILABLE, BackendFailure.DEADLINE, BackendFailure.OTHER])
-async def test_runtime_is_lost_and_back_by_passes_that_fail(kind: BackendFailure) -> None:
-    """A runtime that answers with an error is there."""
+async def test_failed_passes_are_runtime_lost_and_back_events(kind: BackendFailure) -> None:
+    """A runtime that answers with an error is available."""
     rig = Synced("p1")
     rig.state.errors[LIST] = BackendError(CANARY, kind)
     async with rig.running():
         await asyncio.sleep(3)
         rig.state.errors.clear()
         await asyncio.sleep(10 * PASS_SECONDS)
-    found = shown_of(rig.metrics.events)
-    assert CANARY not in str(found)
-    notified = [(event["kind"], event.get("reason")) for event in found]
+    shown = shown_of(rig.metrics.events)
+    assert CANARY not in str(shown)
+    notified = [(event["kind"], event.get("reason")) for event in shown]
     around = [("runtime_lost", kind.value), ("runtime_back", None)] if kind is not BackendFailure.OTHER else []
     assert notified == [("sync", kind.value), *around[:1], ("sync", "complete"), *around[1:]]

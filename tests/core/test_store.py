@@ -1,4 +1,4 @@
-"""The Store keeps what was committed under its id, and nothing else."""
+"""The Store returns the records that were committed, by their ids."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from runtimeproxy.core import store as module
-from runtimeproxy.core.store import WHOLE_ID, Store
+from runtimeproxy.core.store import FULL_ID_LENGTH, Store
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.model.originals import OriginalValues, original_values_of, write
 
@@ -39,7 +39,7 @@ def ids_of(store: Store, pod_id: str) -> list[str]:
     return [record.effective.id for record in store.containers_of(pod_id)]
 
 
-def test_records_are_found_by_their_exact_id(store: Store) -> None:
+def test_records_are_found_by_exact_id(store: Store) -> None:
     assert store.ids() == {"p1", "p2", "c1", "c2", "c3"}
     assert store.containers_of("p2") == (container("c2", "p2"), container("c3", "p2"))
     assert (store.pod("p1"), store.container("c1")) == (pod("p1"), container("c1", "p1"))
@@ -49,12 +49,12 @@ def test_records_are_found_by_their_exact_id(store: Store) -> None:
     assert store.containers_of("p3") == ()
 
 
-def test_later_commit_replaces_record_unless_it_is_same(store: Store) -> None:
-    known, owner = store.container("c2"), store.pod("p2")
+def test_later_commit_replaces_record_unless_identical(store: Store) -> None:
+    stored, owner = store.container("c2"), store.pod("p2")
     assert owner is not None
-    store.commit(Subject(owner, known))
+    store.commit(Subject(owner, stored))
     store.commit(Subject(owner))
-    assert (store.container("c2") is known, store.pod("p2") is owner) == (True, True)
+    assert (store.container("c2") is stored, store.pod("p2") is owner) == (True, True)
     store.commit(Subject(pod("p1", "renamed")))
     store.commit(Subject(pod("p1", "an older value"), container("c1", "p1", "other")))
     assert store.pod("p1") == pod("p1", "renamed"), "a container's commit leaves a known pod alone"
@@ -69,14 +69,14 @@ NO_ID = [
 
 
 @pytest.mark.parametrize(("subject", "text"), NO_ID)
-def test_record_without_an_id_is_refused_whole(store: Store, subject: Subject, text: str) -> None:
+def test_record_without_id_is_refused(store: Store, subject: Subject, text: str) -> None:
     before = store.snapshot()
     with pytest.raises(ValueError, match=text):
         store.commit(subject)
     assert store.snapshot() == before
 
 
-def test_id_is_forgotten_alone(store: Store) -> None:
+def test_forget_drops_no_other_record(store: Store) -> None:
     """A pod's containers stay: no runtime reports what the kubelet requested for them where a hook replaced it."""
     before = store.snapshot()
     store.forget("x")
@@ -87,57 +87,57 @@ def test_id_is_forgotten_alone(store: Store) -> None:
     assert [record.effective.id for record in before.pods + before.containers] == ["p1", "p2", "c1", "c2", "c3"]
 
 
-def test_container_that_changes_its_pod_is_in_the_new_one(store: Store) -> None:
+def test_container_with_new_pod_is_listed_under_it(store: Store) -> None:
     store.commit(Subject(pod(""), container("c2", "p1")))  # its pod could not be read
     assert (ids_of(store, "p1"), ids_of(store, "p2"), store.counts()) == (["c1", "c2"], ["c3"], (2, 3))
     store.tombstone("p2")
     assert store.counts() == (1, 2)
 
 
-def test_pod_that_a_hook_moved_is_known_as_moved(store: Store) -> None:
+def test_pod_with_changed_cgroup_parent_is_recorded(store: Store) -> None:
     queried = pod("p3")
     moved = PodRecord(queried.original, replace(queried.effective, cgroup_parent="/elsewhere"))
     info, plain = PodInfo("p3", cgroup_parent="/kube"), PodInfo("p3")
     read = PodRecord(info, info, read=True)  # unknown whether its cgroup parent was changed
-    known = [bool(store.changed_parents)]
+    changed = [bool(store.changed_parents)]
     for record in (moved, queried, read, PodRecord(plain, plain, read=True), moved):
         store.commit(Subject(record))
-        known.append(bool(store.changed_parents))
+        changed.append(bool(store.changed_parents))
     store.forget("p3")
-    assert [*known, bool(store.changed_parents)] == [False, True, False, True, False, True, False]
+    assert [*changed, bool(store.changed_parents)] == [False, True, False, True, False, True, False]
 
 
-def test_whole_id_is_found_by_an_unambiguous_prefix() -> None:
+def test_full_id_is_found_by_unambiguous_prefix() -> None:
     store = Store()
     for pod_id, container_id in (("pa1", "ca1"), ("pa2", "ca2"), ("pb", "cb")):
         store.commit(of(container_id, pod_id))
-    whole = {"pb": "pb", "p": "p", "pa": "pa", "pa1": "pa1", "ca1": "ca1", "x": "x", "": ""}
-    assert {text: store.whole_pod_id(text) for text in whole} == whole
-    assert [store.whole_container_id(text) for text in ("c", "ca2", "pb")] == ["c", "ca2", "pb"]
+    full_ids = {"pb": "pb", "p": "p", "pa": "pa", "pa1": "pa1", "ca1": "ca1", "x": "x", "": ""}
+    assert {text: store.full_pod_id(text) for text in full_ids} == full_ids
+    assert [store.full_container_id(text) for text in ("c", "ca2", "pb")] == ["c", "ca2", "pb"]
     store.tombstone("pa2")
-    assert (store.whole_pod_id("pa"), store.whole_container_id("ca")) == ("pa1", "ca1")
-    longest = "a" * WHOLE_ID
+    assert (store.full_pod_id("pa"), store.full_container_id("ca")) == ("pa1", "ca1")
+    longest = "a" * FULL_ID_LENGTH
     store.commit(Subject(pod(f"{longest}b")))
-    assert (store.whole_pod_id(longest[1:]), store.whole_pod_id(longest)) == (f"{longest}b", longest)
+    assert (store.full_pod_id(longest[1:]), store.full_pod_id(longest)) == (f"{longest}b", longest)
 
 
-def test_record_with_a_tombstone_is_not_stored(store: Store) -> None:
-    for one in ("c1", "unknown"):
-        store.tombstone(one)
+def test_record_with_tombstone_is_not_stored(store: Store) -> None:
+    for any_id in ("c1", "unknown"):
+        store.tombstone(any_id)
     store.tombstone("p2")
     assert store.ids() == {"p1"}, "a pod is buried with its containers"
-    known = [of(one, "p1") for one in ("c1", "unknown")] + [of(one, "p2") for one in ("c2", "c3")]
-    for subject in (*known, Subject(pod("p2")), Subject(pod("unknown"))):
+    destroyed = [of(any_id, "p1") for any_id in ("c1", "unknown")] + [of(any_id, "p2") for any_id in ("c2", "c3")]
+    for subject in (*destroyed, Subject(pod("p2")), Subject(pod("unknown"))):
         store.commit(subject)
     assert store.ids() == {"p1"}
     store.commit(of("c4", "p2"))
     assert (store.pod("p2"), store.container("c4")) == (None, container("c4", "p2"))
 
 
-def test_id_with_a_tombstone_is_reused_by_a_later_call(store: Store) -> None:
+def test_later_call_reuses_id_with_tombstone(store: Store) -> None:
     earlier = store.moment()
-    for one in ("p2", "c1"):
-        store.tombstone(one)
+    for any_id in ("p2", "c1"):
+        store.tombstone(any_id)
     store.commit(Subject(pod("p2")), earlier)
     assert store.pod("p2") is None
     store.commit(Subject(pod("p2"), container("c1", "p2")), store.moment())
@@ -145,7 +145,7 @@ def test_id_with_a_tombstone_is_reused_by_a_later_call(store: Store) -> None:
 
 
 def test_number_of_tombstones_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BURIED", 2)
+    monkeypatch.setattr(module, "MAX_TOMBSTONES", 2)
     store = Store()
     for pod_id in ("p1", "p2", "p3"):
         store.tombstone(pod_id)
@@ -155,21 +155,21 @@ def test_number_of_tombstones_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_watch_notes_commits_drops_and_invalidations(store: Store) -> None:
-    """For as long as its context lasts, whatever happens."""
+    """Until its context ends, also by an exception."""
     store.invalidate("nobody watches yet")
-    with suppress(KeyError), store.watch() as watch, store.watch() as other:
+    with suppress(KeyError), store.watch() as watch, store.watch() as second:
         assert store.watches
         assert (watch.retained, watch.invalidated) == (set(), set())
         store.commit(Subject(pod("p3")))
         store.commit(of("c1", "p1"))
-        for one in ("p2", "nothing"):
-            store.forget(one)
+        for any_id in ("p2", "nothing"):
+            store.forget(any_id)
         store.invalidate("changed")
         raise KeyError
     assert not store.watches
     store.commit(Subject(pod("p4")))
-    assert watch.retained == other.retained == {"p3", "c1", "p1"}, "with the pods of containers"
-    assert watch.invalidated == other.invalidated == {"p2", "nothing", "changed"}
+    assert watch.retained == second.retained == {"p3", "c1", "p1"}, "with the pods of containers"
+    assert watch.invalidated == second.invalidated == {"p2", "nothing", "changed"}
 
 
 REQUESTED_POD = PodInfo("p9", "web", labels={"app": "web"}, cgroup_parent="/kube")
@@ -223,15 +223,17 @@ CHANGES: list[tuple[Act, list[str]]] = [
 
 
 @pytest.mark.parametrize(("change", "expected"), CHANGES)
-def test_store_reports_what_else_to_keep(hooked: Store, notified: list[str], change: Act, expected: list[str]) -> None:
+def test_store_reports_changes_of_original_values(
+    hooked: Store, notified: list[str], change: Act, expected: list[str]
+) -> None:
     notified.clear()
     change(hooked)
     assert notified == expected
 
 
 def test_forgotten_record_is_restored_with_original_values(hooked: Store) -> None:
-    for one in ("p9", "c9", "c8"):
-        hooked.forget(one)
+    for any_id in ("p9", "c9", "c8"):
+        hooked.forget(any_id)
     assert (hooked.ids(), hooked.ids_of_originals()) == (set(), {"p9", "c9"})
     pod, container = hooked.read_pod(HOOKED_POD), hooked.read_container(HOOKED)
     assert (pod, pod.read, container, container.owners) == (MOVED, False, SCALED, SCALED.owners)
@@ -245,7 +247,7 @@ def test_forgotten_record_is_restored_with_original_values(hooked: Store) -> Non
 
 
 @pytest.mark.parametrize(("earlier", "listens"), [(None, True), (None, False), (SCALED, True)])
-def test_originals_are_kept_without_a_record_unless_others_are(
+def test_originals_are_kept_without_record_unless_present(
     notified: list[str], earlier: ContainerRecord | None, listens: bool
 ) -> None:
     store = Store()
@@ -259,16 +261,16 @@ def test_originals_are_kept_without_a_record_unless_others_are(
 
 
 @pytest.mark.parametrize(("record", "released"), [(ContainerRecord(REQUESTED, REQUESTED), 9), (SCALED, 0)])
-def test_no_originals_are_kept_of_what_no_hook_changed_or_is_gone(record: ContainerRecord, released: int) -> None:
+def test_originals_are_not_kept_if_unhooked_or_destroyed(record: ContainerRecord, released: int) -> None:
     store = Store()
     store.tombstone("c9")
     store.keep_originals(record, released)
     assert store.ids_of_originals() == set()
 
 
-def test_kept_values_go_with_a_dropped_or_buried_record(hooked: Store, notified: list[str]) -> None:
-    for one in ("p9", "c9"):
-        hooked.forget(one)
+def test_originals_are_dropped_with_record_or_by_tombstone(hooked: Store, notified: list[str]) -> None:
+    for any_id in ("p9", "c9"):
+        hooked.forget(any_id)
     notified.clear()
     hooked.drop("c9")
     hooked.tombstone("p9")
@@ -277,7 +279,7 @@ def test_kept_values_go_with_a_dropped_or_buried_record(hooked: Store, notified:
     assert (read, read.read) == (ContainerRecord(HOOKED, HOOKED), True)
 
 
-def test_earlier_process_kept_values_stay_until_the_record_is_known(notified: list[str]) -> None:
+def test_loaded_originals_stay_until_record_is_committed(notified: list[str]) -> None:
     store = Store()
     store.keep({"p9": write(retained(MOVED)), "c9": write(retained(SCALED)), "c8": b"broken"})
     assert (store.ids_of_originals(), store.original_values("c8")) == ({"p9", "c9", "c8"}, None)

@@ -1,4 +1,4 @@
-"""The Store follows the runtime next to the calls: what is read and dropped, and retries while the runtime is away."""
+"""The sync keeps the Store equal to the runtime: reads, drops, and retries while the runtime is unavailable."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ import pytest
 
 from runtimeproxy.core.call import UNANSWERED, Unreadable
 from runtimeproxy.core.store import Store
-from runtimeproxy.core.sync import LEFT_SECONDS, PASS_SECONDS, READERS, SOONEST_SECONDS, Sync
+from runtimeproxy.core.sync import INCOMPLETE_PASS_SECONDS, PASS_SECONDS, READERS, SOONEST_SECONDS, Sync
 from runtimeproxy.errors import BackendError, BackendFailure
 from runtimeproxy.model.fields import Subject
 from runtimeproxy.model.hookpoints import Operation
@@ -23,13 +23,13 @@ pytestmark = virtual_time
 
 START, UPDATE, STOP = Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES, Operation.STOP_CONTAINER
 CREATE, RUN_POD = Operation.CREATE_CONTAINER, Operation.RUN_POD_SANDBOX
-AWAY = BackendError("nobody there")
+UNAVAILABLE = BackendError("nobody there")
 LATE = BackendError("no answer in 10 s", BackendFailure.DEADLINE)
 ODD = BackendError("it cannot say", BackendFailure.OTHER)
 NO_LIST = Unreadable("a list that is none")
 OUR_OWN = KeyError("canary-4711")
 Log = pytest.LogCaptureFixture
-KNOWN = "the runtime's state is known (pods: 1, containers: {}, read: 1 in 0.0 s)"
+STATE_IS_READ = "the runtime's state is known (pods: 1, containers: {}, read: 1 in 0.0 s)"
 
 
 def syncs(rig: Synced, result: str) -> int:
@@ -41,7 +41,7 @@ def waits(rig: Synced) -> list[float]:
     return [round(later - earlier, 6) for earlier, later in pairwise(rig.state.lists)]
 
 
-async def test_all_is_read_at_the_start_pods_before_containers() -> None:
+async def test_sync_reads_pods_before_containers_at_start() -> None:
     rig = Synced("p1", "p2", "c1", "c2", "c3")
     rig.state.list_seconds = 3.0
     rig.store.commit(container("c2", name="committed"))
@@ -57,11 +57,11 @@ async def test_all_is_read_at_the_start_pods_before_containers() -> None:
     assert not Synced("p1", hooked=False).sync.filling
 
 
-FAULTS: list[tuple[Exception, str]] = [(AWAY, "(unavailable)"), (LATE, "(deadline)")]
+FAULTS: list[tuple[Exception, str]] = [(UNAVAILABLE, "(unavailable)"), (LATE, "(deadline)")]
 
 
 @pytest.mark.parametrize(("error", "fault"), [*FAULTS, (ODD, ""), (NO_LIST, ""), (OUR_OWN, "")])
-async def test_runtimes_fault_is_known_until_it_answers(error: Exception, fault: str) -> None:
+async def test_runtime_fault_is_reported_until_it_answers(error: Exception, fault: str) -> None:
     async with Synced("p1").running() as rig:
         await asyncio.sleep(5)
         assert rig.sync.runtime_fault == ""
@@ -73,7 +73,7 @@ async def test_runtimes_fault_is_known_until_it_answers(error: Exception, fault:
         assert rig.sync.runtime_fault == ""
 
 
-async def test_nothing_is_read_before_the_runtime_is_available() -> None:
+async def test_nothing_is_read_before_runtime_is_available() -> None:
     rig = Synced("p1")
     await rig.sync.stop()  # before it has started
     rig.sync.start()
@@ -85,7 +85,7 @@ async def test_nothing_is_read_before_the_runtime_is_available() -> None:
     await rig.sync.stop()
 
 
-async def test_pass_is_made_every_minute_and_logged_if_it_reads(caplog: Log) -> None:
+async def test_sync_pass_runs_every_minute_and_logs_reads(caplog: Log) -> None:
     assert PASS_SECONDS == 60
     caplog.set_level(logging.INFO)
     async with Synced("p1").running() as rig:
@@ -95,13 +95,13 @@ async def test_pass_is_made_every_minute_and_logged_if_it_reads(caplog: Log) -> 
     assert len(rig.state.lists) == 4
     assert all(PASS_SECONDS <= wait <= PASS_SECONDS + 1 for wait in waits(rig))
     assert rig.state.reads == ["p1", "c1"]
-    assert caplog.messages == [KNOWN.format(0), KNOWN.format(1)]
+    assert caplog.messages == [STATE_IS_READ.format(0), STATE_IS_READ.format(1)]
     events = [(event["kind"], event["reason"], event["text"]) for event in shown_of(rig.metrics.events)]
     assert events == [("sync", "complete", "records read: 1, dropped: 0")] * 2, "only passes that change anything"
     assert rig.metrics.gauges[("sync_seconds", ())] == 0.0
 
 
-async def test_nothing_is_read_but_swept_without_a_hook_server() -> None:
+async def test_sync_only_drops_records_without_hook_server() -> None:
     async with Synced("p1", "c1", hooked=False).running() as rig:
         await asyncio.sleep(1000)
         assert rig.state.queried == [], "nothing is known"
@@ -115,7 +115,7 @@ async def test_nothing_is_read_but_swept_without_a_hook_server() -> None:
         assert len(rig.state.lists) == 2
 
 
-async def test_first_hook_server_and_lost_create_bring_pass() -> None:
+async def test_first_hook_server_and_lost_create_trigger_pass() -> None:
     async with Synced("p1", hooked=False).running() as rig:
         await asyncio.sleep(10)
         rig.plugins.add("a")
@@ -136,7 +136,7 @@ async def test_first_hook_server_and_lost_create_bring_pass() -> None:
         assert rig.known == {"p1", "c2", "p2"}
 
 
-async def test_full_node_is_read_in_5_s_during_a_held_call() -> None:
+async def test_full_node_is_read_in_5_s_during_held_call() -> None:
     """Calls take precedence: while one is held each reader waits before each read."""
     pods, containers = 1_000, 3_000
     rig = Synced(*(f"p{number}" for number in range(pods)), *(f"c{number}" for number in range(containers)))
@@ -155,8 +155,8 @@ async def test_full_node_is_read_in_5_s_during_a_held_call() -> None:
     await held
 
 
-def unasked(*ids: str) -> Synced:
-    """Return a rig whose hook server is called for none of the calls below; a read takes a second."""
+def uncalled(*ids: str) -> Synced:
+    """Return a rig without hook calls for the calls below; a read takes a second."""
     rig = Synced(*ids, hooked=False)
     rig.plugins.add("a", points=("PreRunPodSandbox",))
     rig.state.read_seconds = 1
@@ -173,11 +173,11 @@ MEANWHILE: list[tuple[str, Act, dict[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("one", "act", "names"), MEANWHILE)
-async def test_record_committed_or_dropped_while_it_is_read_stays_so(one: str, act: Act, names: dict[str, str]) -> None:
-    rig = unasked("p1", "c1")
+@pytest.mark.parametrize(("any_id", "act", "names"), MEANWHILE)
+async def test_read_does_not_override_concurrent_commit_or_drop(any_id: str, act: Act, names: dict[str, str]) -> None:
+    rig = uncalled("p1", "c1")
     async with rig.running():
-        while rig.state.reads[-1:] != [one]:
+        while rig.state.reads[-1:] != [any_id]:
             await asyncio.sleep(0.1)
         await asyncio.sleep(0.5)
         act(rig.store)
@@ -194,25 +194,25 @@ CALLS = [(UPDATE, "c1", 0, 3), (UPDATE, "c1", 1.5, 0.2), (CREATE, "p1/read/0", 0
 @pytest.mark.parametrize(
     ("operation", "key", "begins", "lasts"), [*CALLS, (RUN_POD, pod("p1", "read").effective.full_name, 1.1, 1.6)]
 )
-async def test_subject_of_a_call_is_left_to_a_soon_pass(
+async def test_subject_of_running_call_is_read_by_next_pass(
     operation: Operation, key: str, begins: float, lasts: float
 ) -> None:
     """The status may be older than an update that passes while it is read; a create has yet to be answered."""
-    async with unasked("p1", "c1").running() as rig:
+    async with uncalled("p1", "c1").running() as rig:
         await asyncio.sleep(begins)
         update = rig.start(FakeCall(operation, known=None, key=key, runtime_seconds=lasts))
         await asyncio.sleep(2.7 - begins)
         assert (rig.known, syncs(rig, "complete")) == ({"p1"}, 1)
-        await asyncio.sleep(LEFT_SECONDS + 2)
+        await asyncio.sleep(INCOMPLETE_PASS_SECONDS + 2)
         assert (rig.known, rig.state.reads) == ({"p1", "c1"}, ["p1", "c1", "c1"])
     await update
 
 
-async def test_record_committed_after_the_list_call_stays() -> None:
-    """Also if it was known before: a runtime that answers about it has it."""
+async def test_record_committed_after_list_call_stays() -> None:
+    """Also if it had a record before: a commit shows that the runtime has it."""
     rig = Synced("p1")
-    for one in ("c1", "c2"):
-        rig.store.commit(container(one, f"pod of {one}"))
+    for any_id in ("c1", "c2"):
+        rig.store.commit(container(any_id, f"pod of {any_id}"))
     rig.state.list_seconds = 1
     async with rig.running():
         await asyncio.sleep(0.5)
@@ -224,8 +224,8 @@ async def test_record_committed_after_the_list_call_stays() -> None:
 
 
 @pytest.mark.parametrize("hooked", [True, False])
-async def test_kept_values_go_with_what_the_runtime_no_longer_has(hooked: bool) -> None:
-    """Also if no hook server is registered, no record is known, and there is no ``on_gone``."""
+async def test_originals_of_unlisted_subject_are_dropped(hooked: bool) -> None:
+    """Also if no hook server is registered, no record is known, and there is no ``on_dropped``."""
     rig = Synced("c1", hooked=hooked)
     rig.sync = Sync(rig.state, rig.lifecycle, rig.metrics)
     retained = write(OriginalValues(("p1", "main", 0), {"cgroup_parent": (None, "/a")}))
@@ -239,9 +239,9 @@ async def test_kept_values_go_with_what_the_runtime_no_longer_has(hooked: bool) 
         assert rig.store.ids_of_originals() | rig.known == set()
 
 
-@pytest.mark.parametrize(("error", "seconds"), [(None, 2), (ODD, 0), (AWAY, 7)])
-async def test_end_of_the_first_pass_is_noted(error: BackendError | None, seconds: float) -> None:
-    """A runtime that returns no list delays nothing; while it is away, nothing ends."""
+@pytest.mark.parametrize(("error", "seconds"), [(None, 2), (ODD, 0), (UNAVAILABLE, 7)])
+async def test_state_read_is_set_after_first_pass(error: BackendError | None, seconds: float) -> None:
+    """A runtime that returns no list delays nothing; while it is unavailable, no pass ends."""
     rig = Synced("p1", "c1", hooked=False)
     rig.state.read_seconds = 1
     if error is not None:
@@ -259,10 +259,10 @@ async def test_end_of_the_first_pass_is_noted(error: BackendError | None, second
         assert not rig.lifecycle.state_read.is_set()
 
 
-async def test_only_subjects_of_calls_and_their_pods_are_not_swept() -> None:
+async def test_subjects_of_calls_and_their_pods_are_not_dropped() -> None:
     rig = Synced("p9")
-    for one in ("c1", "c2"):
-        rig.store.commit(container(one, f"pod of {one}"))
+    for any_id in ("c1", "c2"):
+        rig.store.commit(container(any_id, f"pod of {any_id}"))
     rig.store.commit(Subject(pod("p3")))
     stops = [rig.start(FakeCall(STOP, key=key, known=None, runtime_seconds=3)) for key in ("c1", "p3")]
     await asyncio.sleep(0)
@@ -275,7 +275,7 @@ async def test_only_subjects_of_calls_and_their_pods_are_not_swept() -> None:
         assert rig.known == {"p9"}
 
 
-async def test_returning_runtime_is_listed_at_most_once_a_second() -> None:
+async def test_reconnecting_runtime_is_listed_once_per_second() -> None:
     async with Synced("p1").running() as rig:
         for _ in range(50):
             rig.sync.soon()
@@ -283,33 +283,33 @@ async def test_returning_runtime_is_listed_at_most_once_a_second() -> None:
     assert 4 <= len(rig.state.lists) <= 6
 
 
-async def test_failed_read_cancels_only_the_other_reads() -> None:
-    """A cancel that is left over ends the sync at its next wait (Python 3.11.2), permanently and without notice."""
+async def test_failed_read_cancels_only_parallel_reads() -> None:
+    """A remaining cancel request would end the sync at its next wait, permanently (Python 3.11.2)."""
     rig = Synced("p1", "p2")
-    rig.state.errors["p1"] = AWAY
+    rig.state.errors["p1"] = UNAVAILABLE
     async with rig.running():
         await asyncio.sleep(0.01)
         assert rig.sync._task is not None
         assert (rig.sync._task.cancelling(), syncs(rig, "failed")) == (0, 1)
 
 
-@pytest.mark.parametrize("one", ["p2", "c3"])
-async def test_unavailable_subject_does_not_stop_other_reads(one: str) -> None:
-    """At first the runtime itself may be away; the second time its list has succeeded in between."""
+@pytest.mark.parametrize("any_id", ["p2", "c3"])
+async def test_unavailable_subject_does_not_stop_other_reads(any_id: str) -> None:
+    """At first the runtime itself may be unavailable; the second time its list has succeeded in between."""
     rig = Synced("p1", "p2", *(f"c{number}" for number in range(20)))
     rig.state.read_seconds = 0.01
-    rig.state.errors[one] = AWAY
-    others = {*rig.state.pods, *rig.state.containers} - {one}
+    rig.state.errors[any_id] = UNAVAILABLE
+    readable = {*rig.state.pods, *rig.state.containers} - {any_id}
     async with rig.running():
         await asyncio.sleep(5)
-        assert rig.known == others
+        assert rig.known == readable
         await asyncio.sleep(10 * PASS_SECONDS)
-        assert (len(rig.state.lists), rig.state.reads.count(one)) == (12, 12), "one a minute after the first two"
+        assert (len(rig.state.lists), rig.state.reads.count(any_id)) == (12, 12), "one a minute after the first two"
         assert (syncs(rig, "failed"), rig.metrics.counted("records_unreadable")) == (1, 11)
         rig.state.errors.clear()
         await asyncio.sleep(PASS_SECONDS + 2)
-        assert rig.known == others | {one}
-        assert rig.sync._maybe_unavailable == set()
+        assert rig.known == readable | {any_id}
+        assert rig.sync._unavailable_ids == set()
 
 
 async def test_hanging_subject_does_not_stop_other_reads(caplog: Log) -> None:
@@ -328,22 +328,20 @@ async def test_hanging_subject_does_not_stop_other_reads(caplog: Log) -> None:
 
 
 @pytest.mark.parametrize("error", [ODD, Unreadable("half a status"), None])
-@pytest.mark.parametrize("one", ["p2", "c2"])
-async def test_unreadable_subject_is_skipped_until_the_runtime_returns(
-    one: str, error: Exception | None, caplog: Log
-) -> None:
-    """So is a subject that is gone by the time it is read."""
+@pytest.mark.parametrize("any_id", ["p2", "c2"])
+async def test_unreadable_subject_is_skipped_until_reconnect(any_id: str, error: Exception | None, caplog: Log) -> None:
+    """So is a subject that no longer exists when it is read."""
     rig = Synced("p1", "p2", "c1", "c2")
     if error is None:
-        (rig.state.pods if one == "p2" else rig.state.containers)[one] = None
+        (rig.state.pods if any_id == "p2" else rig.state.containers)[any_id] = None
     else:
-        rig.state.errors[one] = error
+        rig.state.errors[any_id] = error
     async with rig.running():
         await asyncio.sleep(3 * PASS_SECONDS)
-        assert rig.known == {"p1", "p2", "c1", "c2"} - {one}
-        assert rig.state.reads.count(one) == 1
+        assert rig.known == {"p1", "p2", "c1", "c2"} - {any_id}
+        assert rig.state.reads.count(any_id) == 1
         rig.state.errors.clear()
-        rig.state.has(one)
+        rig.state.has(any_id)
         rig.sync.soon()
         await asyncio.sleep(1.5)
         assert rig.known == {"p1", "p2", "c1", "c2"}
@@ -351,25 +349,25 @@ async def test_unreadable_subject_is_skipped_until_the_runtime_returns(
     assert caplog.records == []
 
 
-async def test_failed_subject_that_is_gone_is_forgotten() -> None:
+async def test_unreadable_id_is_forgotten_once_unlisted() -> None:
     rig = Synced("p1", "c1", "c2")
-    rig.state.errors |= {"c1": ODD, "c2": AWAY}
+    rig.state.errors |= {"c1": ODD, "c2": UNAVAILABLE}
     async with rig.running():
         await asyncio.sleep(1)
         rig.state.lacks("c1", "c2")
         await asyncio.sleep(PASS_SECONDS)
-        assert rig.sync._passed_over == rig.sync._maybe_unavailable == set()
+        assert rig.sync._skipped_ids == rig.sync._unavailable_ids == set()
 
 
-RETRIES = [(AWAY, 1.0), (LATE, 1.0), (ODD, PASS_SECONDS), (NO_LIST, PASS_SECONDS), (OUR_OWN, PASS_SECONDS)]
+RETRIES = [(UNAVAILABLE, 1.0), (LATE, 1.0), (ODD, PASS_SECONDS), (NO_LIST, PASS_SECONDS), (OUR_OWN, PASS_SECONDS)]
 
 
 @pytest.mark.parametrize(("error", "longest"), RETRIES)
-async def test_failing_list_is_retried_ever_more_rarely(error: Exception, longest: float, caplog: Log) -> None:
-    """Up to once a second while the runtime is away, which is not logged here, else up to once a minute.
+async def test_failing_list_is_retried_with_backoff(error: Exception, longest: float, caplog: Log) -> None:
+    """Up to once a second while the runtime is unavailable, which is not logged here, else up to once a minute.
 
-    A list that fails otherwise may be too long, and is work for both; that is logged once. A runtime that returns is
-    listed immediately, and the first retry is soon again after a pass.
+    Another failure may be a list that is too long, which costs both sides time; it is logged once. A runtime that
+    reconnects is listed immediately, and a completed pass resets the backoff.
     """
     text = f"the runtime's state cannot be read ({error}): trying again, and what a call needs is read then"
     rig = Synced("p1", "c1")
@@ -391,7 +389,7 @@ async def test_failing_list_is_retried_ever_more_rarely(error: Exception, longes
     assert levels == ({"ERROR"} if error is OUR_OWN else {"WARNING"} if longest > 1 else set())
 
 
-async def test_internal_error_is_counted_and_ends_nothing(caplog: Log) -> None:
+async def test_internal_error_is_counted_and_sync_continues(caplog: Log) -> None:
     rig = Synced("p1", "c1", "c2")
     rig.state.errors["c1"] = OUR_OWN
     async with rig.running():
@@ -406,12 +404,12 @@ async def test_internal_error_is_counted_and_ends_nothing(caplog: Log) -> None:
 
 
 @pytest.mark.parametrize("missing", ["", "p1", "c1"])
-async def test_stop_at_any_moment_leaves_nothing(missing: str) -> None:
-    """Also at the moment in which the runtime goes away."""
+async def test_sync_stop_leaves_no_tasks(missing: str) -> None:
+    """Also at the moment in which the runtime becomes unavailable."""
     for steps in range(40):
         rig = Synced("p1", "c1", "c2")
         if missing:
-            rig.state.errors[missing] = AWAY
+            rig.state.errors[missing] = UNAVAILABLE
         async with rig.running():
             for _ in range(steps):
                 await asyncio.sleep(0)

@@ -8,7 +8,7 @@ import pytest
 from runtimeproxy.errors import WireError
 from runtimeproxy.hookapi import api_pb2, codec
 from runtimeproxy.hookapi.codec import CONTAINER_PARTS, POD_PARTS
-from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources, changed
+from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources, changed_envs
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, SubjectKind
 from tests.docs import HOOK_API, table
 
@@ -64,22 +64,22 @@ def words(field: Any) -> str:
     return f"{'repeated ' * field.is_repeated}{kind.name} {field.name}"
 
 
-def test_messages_have_the_protocols_names_numbers_and_types() -> None:
+def test_messages_have_documented_names_numbers_and_types() -> None:
     kinds = api_pb2.DESCRIPTOR.message_types_by_name.items()
     assert {name: {str(field.number): words(field) for field in kind.fields} for name, kind in kinds} == FIELDS
-    for point, name in ((POD_POINT, "PodSandboxHookRequest"), (CONTAINER_POINT, "ContainerResourceHookRequest")):
-        assert codec.request_fields(point) == dict(enumerate(names(name), 1))
+    for hook_point, name in ((POD_POINT, "PodSandboxHookRequest"), (CONTAINER_POINT, "ContainerResourceHookRequest")):
+        assert codec.request_fields(hook_point) == dict(enumerate(names(name), 1))
     assert names("LinuxContainerResources") == list(Resources.__dataclass_fields__)
 
 
 def test_service_has_one_method_for_each_hook_point() -> None:
     service = api_pb2.DESCRIPTOR.services_by_name["RuntimeHookService"]
-    found = {method.name: (method.input_type.name, method.output_type.name) for method in service.methods}
+    methods = {method.name: (method.input_type.name, method.output_type.name) for method in service.methods}
     kinds = {SubjectKind.POD: "PodSandboxHook", SubjectKind.CONTAINER: "ContainerResourceHook"}
-    messages = {point: (f"{kinds[point.subject]}Request", f"{kinds[point.subject]}Response") for point in HOOK_POINTS}
-    assert found == {point.method: messages[point] for point in HOOK_POINTS}
-    for point in HOOK_POINTS:
-        assert codec.PATHS[point.name] == f"/runtime.v1alpha1.RuntimeHookService/{point.name}Hook"
+    messages = {row: (f"{kinds[row.subject]}Request", f"{kinds[row.subject]}Response") for row in HOOK_POINTS}
+    assert methods == {row.method: messages[row] for row in HOOK_POINTS}
+    for hook_point in HOOK_POINTS:
+        assert codec.PATHS[hook_point.name] == f"/runtime.v1alpha1.RuntimeHookService/{hook_point.name}Hook"
     assert service.full_name == codec.SERVICE
 
 
@@ -102,13 +102,13 @@ def env(key: bytes, value: bytes) -> bytes:
 
 
 def test_envs_are_sent_as_received_with_later_changes() -> None:
-    known = codec.envs_of([env(b"A", b"1"), env(b"B", b"2")])
-    assert known is not None
-    container = replace(CONTAINER, envs=changed(known, {"B": "3", "C": "4"}))
+    encoded = codec.envs_of([env(b"A", b"1"), env(b"B", b"2")])
+    assert encoded is not None
+    container = replace(CONTAINER, envs=changed_envs(encoded, {"B": "3", "C": "4"}))
     message = container_message(container)
     assert dict(message.container_envs) == {"A": "1", "B": "3", "C": "4"}
     assert message.container_meta.name == "main"
-    odd = replace(container, envs=changed(known, {"B": ODD}), annotations={})
+    odd = replace(container, envs=changed_envs(encoded, {"B": ODD}), annotations={})
     assert dict(container_message(odd).container_envs) == {"A": "1"}
 
 
@@ -120,8 +120,8 @@ def test_ambiguous_envs_are_not_sent_as_received(odd: bytes) -> None:
     assert codec.envs_of([env(b"A", b"1"), odd]) is None
 
 
-def test_part_is_written_once_for_a_value() -> None:
-    """And again for an equal one: values are cached by identity, not by equality."""
+def test_message_part_is_encoded_once_per_value() -> None:
+    """Again for an equal value: the cache is by identity, not by equality."""
     pod, container = replace(POD), replace(CONTAINER)
     body = codec.encode(CONTAINER_POINT, HookRequest(pod, container))
     retained = POD_PARTS[id(pod)], CONTAINER_PARTS[id(container)]
@@ -135,7 +135,7 @@ def test_part_is_written_once_for_a_value() -> None:
     assert id(queried) not in CONTAINER_PARTS, "it is yet to be created, and comes once"
 
 
-def test_unknown_messages_stay_unset_without_values() -> None:
+def test_absent_messages_stay_unset() -> None:
     assert set_fields(pod_message(PodInfo())) == {"pod_meta"}
     assert set_fields(container_message(ContainerInfo(), PodInfo())) == {"pod_meta", "container_meta"}
     assert container_message(ContainerInfo(cgroup_parent="/mine")).pod_cgroup_parent == "/mine"
@@ -156,25 +156,25 @@ BODIES = [
     # empty resources count as present, and unknown fields are skipped
     (POD_POINT, b"\x22\x00", HookAnswer(resources=Resources())),
     (CONTAINER_POINT, b"\x12\x00", HookAnswer(resources=Resources())),
-    *[(point, b"\x9a\x06\x03abc", HookAnswer()) for point in HOOK_POINTS],
+    *[(hook_point, b"\x9a\x06\x03abc", HookAnswer()) for hook_point in HOOK_POINTS],
 ]
 
 
-@pytest.mark.parametrize(("point", "body", "answer"), BODIES)
-def test_bytes_of_an_answer_are_read(point: HookPoint, body: bytes, answer: HookAnswer) -> None:
-    assert codec.decode(point, body) == answer
+@pytest.mark.parametrize(("hook_point", "body", "answer"), BODIES)
+def test_answer_bytes_are_decoded(hook_point: HookPoint, body: bytes, answer: HookAnswer) -> None:
+    assert codec.decode(hook_point, body) == answer
 
 
-@pytest.mark.parametrize("point", [POD_POINT, CONTAINER_POINT])
-def test_small_answer_is_cached_and_immutable(point: HookPoint) -> None:
-    answer = codec.decode(point, codec.encode_answer(point, ANSWER))
-    assert codec.decode(point, codec.encode_answer(point, ANSWER)) is answer
+@pytest.mark.parametrize("hook_point", [POD_POINT, CONTAINER_POINT])
+def test_small_answer_is_cached_and_immutable(hook_point: HookPoint) -> None:
+    answer = codec.decode(hook_point, codec.encode_answer(hook_point, ANSWER))
+    assert codec.decode(hook_point, codec.encode_answer(hook_point, ANSWER)) is answer
     limits: Any = answer.resources
     for entries in (answer.labels, answer.annotations, answer.envs, limits.hugepage_limits, limits.unified):
         with pytest.raises(TypeError, match="does not support item assignment"):
             entries["new"] = "1"  # type: ignore[index]
-    body = codec.encode_answer(point, replace(ANSWER, annotations={"long": "x" * 20_000}))
-    first, second = codec.decode(point, body), codec.decode(point, body)
+    body = codec.encode_answer(hook_point, replace(ANSWER, annotations={"long": "x" * 20_000}))
+    first, second = codec.decode(hook_point, body), codec.decode(hook_point, body)
     assert (first == second, first is second) == (True, False)
 
 
@@ -190,43 +190,43 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN)
-def test_broken_bytes_are_the_peers_fault(body: bytes) -> None:
-    for point in (POD_POINT, CONTAINER_POINT):
+def test_malformed_bytes_raise_wire_error(body: bytes) -> None:
+    for hook_point in (POD_POINT, CONTAINER_POINT):
         for read in (codec.decode, codec.decode_request):
             with pytest.raises(WireError, match=r"Hook(Request|Response) that is not a well-formed"):
-                read(point, body)
+                read(hook_point, body)
 
 
 ODD = b"\xff\xfe".decode("utf-8", "surrogateescape")
-ODD_MAP, KEPT = {"good": "1", "bad": ODD, ODD: "1"}, {"good": "1"}
+ODD_MAP, VALID_MAP = {"good": "1", "bad": ODD, ODD: "1"}, {"good": "1"}
 ODD_RESOURCES = Resources(cpu_shares=2, cpuset_cpus=ODD, hugepage_limits={"2MB": 1, ODD: 1}, unified=ODD_MAP)
-LEFT = Resources(cpu_shares=2, hugepage_limits={"2MB": 1}, unified=KEPT)
+ENCODABLE = Resources(cpu_shares=2, hugepage_limits={"2MB": 1}, unified=VALID_MAP)
 
 
-def back(point: HookPoint, request: HookRequest) -> HookRequest:
+def back(hook_point: HookPoint, request: HookRequest) -> HookRequest:
     """Return a request as the hook server reads it."""
-    return codec.decode_request(point, codec.encode(point, request))
+    return codec.decode_request(hook_point, codec.encode(hook_point, request))
 
 
-def answered(point: HookPoint, answer: HookAnswer) -> HookAnswer:
+def answered(hook_point: HookPoint, answer: HookAnswer) -> HookAnswer:
     """Return an answer as the proxy reads it."""
-    return codec.decode(point, codec.encode_answer(point, answer))
+    return codec.decode(hook_point, codec.encode_answer(hook_point, answer))
 
 
-def test_text_of_a_request_that_is_not_utf8_is_left_out() -> None:
+def test_request_omits_text_that_is_not_utf8() -> None:
     pod = PodInfo(name=ODD, runtime_handler=ODD, labels=ODD_MAP, cgroup_parent=None, overhead=ODD_RESOURCES)
-    assert back(POD_POINT, HookRequest(pod)) == HookRequest(PodInfo(labels=KEPT, overhead=LEFT))
+    assert back(POD_POINT, HookRequest(pod)) == HookRequest(PodInfo(labels=VALID_MAP, overhead=ENCODABLE))
     pod = PodInfo(name=ODD, uid="u", namespace="n", labels=ODD_MAP, annotations=ODD_MAP, cgroup_parent=ODD)
     container = ContainerInfo(id="c", name=ODD, annotations=ODD_MAP, envs=ODD_MAP, resources=ODD_RESOURCES)
-    kept_pod = PodInfo(uid="u", namespace="n", labels=KEPT, annotations=KEPT)
-    retained = ContainerInfo(id="c", annotations=KEPT, envs=KEPT, resources=LEFT)
-    assert back(CONTAINER_POINT, HookRequest(pod, container)) == HookRequest(kept_pod, retained)
+    expected_pod = PodInfo(uid="u", namespace="n", labels=VALID_MAP, annotations=VALID_MAP)
+    expected = ContainerInfo(id="c", annotations=VALID_MAP, envs=VALID_MAP, resources=ENCODABLE)
+    assert back(CONTAINER_POINT, HookRequest(pod, container)) == HookRequest(expected_pod, expected)
 
 
-def test_text_of_an_answer_that_is_not_utf8_is_left_out() -> None:
+def test_answer_omits_text_that_is_not_utf8() -> None:
     answer = HookAnswer(ODD_MAP, ODD_MAP, ODD_MAP, ODD, ODD_RESOURCES)
-    assert answered(POD_POINT, answer) == HookAnswer(KEPT, KEPT, {}, "", LEFT)
-    assert answered(CONTAINER_POINT, answer) == HookAnswer({}, KEPT, KEPT, "", LEFT)
+    assert answered(POD_POINT, answer) == HookAnswer(VALID_MAP, VALID_MAP, {}, "", ENCODABLE)
+    assert answered(CONTAINER_POINT, answer) == HookAnswer({}, VALID_MAP, VALID_MAP, "", ENCODABLE)
 
 
 def test_requests_and_answers_are_decoded_as_encoded() -> None:

@@ -1,4 +1,4 @@
-"""A cache never exceeds its limit. Records share their texts: the result equals the input, most texts exist once."""
+"""A cache never exceeds its limit. Interned records equal the given ones and share most texts."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ ROOM = 16 * ENTRY_BYTES
 """Room for eight values as large as an entry's overhead."""
 
 
-def test_oldest_value_is_evicted_but_not_for_a_large_one() -> None:
+def test_cache_evicts_oldest_but_not_for_large_value() -> None:
     cache: Cache[int, str] = Cache(ROOM)
     for number in range(9):
         assert cache.keep(number, f"{number}", ENTRY_BYTES) == cache.get(number) == f"{number}"
@@ -28,10 +28,10 @@ def test_oldest_value_is_evicted_but_not_for_a_large_one() -> None:
 
 
 def test_all_caches_together_are_small() -> None:
-    """They are a small part of the memory of a proxy with 100 records (45 MiB)."""
-    found = [value for value in vars(codec).values() if isinstance(value, Cache)]
-    assert len(found) == 3
-    assert sum(cache._most for cache in found) <= 2 << 20
+    """A proxy with 100 records takes 45 MiB."""
+    caches = [value for value in vars(codec).values() if isinstance(value, Cache)]
+    assert len(caches) == 3
+    assert sum(cache._most for cache in caches) <= 2 << 20
 
 
 def copied(values: Mapping[str, str]) -> dict[str, str]:
@@ -54,25 +54,25 @@ MAPS = st.dictionaries(st.text(max_size=9), st.text(max_size=LONGEST_TEXT + 9), 
 
 @settings(max_examples=examples())
 @given(st.lists(MAPS, min_size=4, max_size=4), st.lists(st.text(), min_size=4, max_size=4))
-def test_interned_record_equals_the_given_one(maps: list[dict[str, str]], words: list[str]) -> None:
+def test_interned_record_equals_given_record(maps: list[dict[str, str]], words: list[str]) -> None:
     texts = StringInterner()
-    one = ContainerInfo(words[0], words[1], words[2], 0, maps[0], None, maps[1], words[3])
-    other = replace(one, annotations=maps[2], envs=maps[3])
+    original = ContainerInfo(words[0], words[1], words[2], 0, maps[0], None, maps[1], words[3])
+    effective = replace(original, annotations=maps[2], envs=maps[3])
     given = PodInfo(words[0], words[1], words[2], words[3], 0, "", maps[0], maps[1], words[3])
     for read in (False, True):
-        container = texts.container(ContainerRecord(one, other, (), read))
-        assert (container, container.read) == (ContainerRecord(one, other), read)
+        container = texts.container(ContainerRecord(original, effective, (), read))
+        assert (container, container.read) == (ContainerRecord(original, effective), read)
         record = PodRecord(given, replace(given, labels=maps[2], overhead=None), read, Resources(2))
         made = texts.pod(record)
         assert (made, made.read, made.reported) == (record, read, record.reported)
 
 
-def test_texts_of_many_records_and_maps_of_one_are_shared() -> None:
+def test_records_share_texts_and_maps() -> None:
     texts, info, owner = StringInterner(), container(), pod()
-    first, second = (texts.container(ContainerRecord(one, one)).effective for one in (container(), container()))
+    first, second = (texts.container(ContainerRecord(item, item)).effective for item in (container(), container()))
     for name in ("annotations", "envs"):
-        (one,), (other,) = getattr(first, name).items(), getattr(second, name).items()
-        assert (one[0] is other[0], one[1] is other[1]) == (True, True)
+        (item,), (copy,) = getattr(first, name).items(), getattr(second, name).items()
+        assert (item[0] is copy[0], item[1] is copy[1]) == (True, True)
     assert first.pod_id is second.pod_id
     same, alike = texts.container(ContainerRecord(info, info)), texts.pod(PodRecord(owner, owner))
     assert (same.original is same.effective, alike.original is alike.effective) == (True, True)
@@ -82,13 +82,13 @@ def test_texts_of_many_records_and_maps_of_one_are_shared() -> None:
     assert moved.original.labels is moved.effective.labels
 
 
-def test_encoded_and_long_values_stay_as_they_are() -> None:
+def test_encoded_and_long_values_are_not_interned() -> None:
     envs, long = Envs(b"A=1", lambda raw: {}, {"HOOK": "1"}), "x" * (LONGEST_TEXT + 1)
     texts = StringInterner()
     for info in (container(envs), container({"A": long})):
         made = texts.container(ContainerRecord(info, info)).original.envs
         assert made is envs or made["A"] is long
-    assert long not in texts._known
+    assert long not in texts._texts
 
 
 def test_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,4 +98,4 @@ def test_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         info, owner = container({f"KEY_{number}": "x"}), pod({f"label-{number}": "x"})
         made = texts.container(ContainerRecord(info, info)) if number < 50 else texts.pod(PodRecord(owner, owner))
         assert made.effective == (info if number < 50 else owner)
-        assert len(texts._known) <= 20 + 16
+        assert len(texts._texts) <= 20 + 16

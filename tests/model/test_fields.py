@@ -1,8 +1,4 @@
-"""The values of the model are frozen, a resource field is one row, and encoded variables equal a dict of them.
-
-The rules of each field, its normal form and its name are tested in test_merge.py; the values that a request can carry
-in tests/cri/test_messages_edit.py.
-"""
+"""The values of the model are frozen, a resource field is one row, and encoded variables equal a dict of them."""
 
 import json
 import shutil
@@ -16,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.model import fields
-from runtimeproxy.model.fields import NO_CHANGES, ContainerInfo, Envs, PodInfo, Resources, changed
+from runtimeproxy.model.fields import NO_CHANGES, ContainerInfo, Envs, PodInfo, Resources, changed_envs
 
 
 def test_values_are_frozen() -> None:
@@ -30,7 +26,7 @@ SWAPS += [(5, 5, -1, -1), (5, 9, -1, -1), (5, 0, -1, 0), (5, 9, 10, 10), (5, 9, 
 
 
 @pytest.mark.parametrize(("memory", "swap", "new_memory", "new_swap"), SWAPS)
-def test_swap_limit_follows_a_new_memory_limit(memory: int, swap: int, new_memory: int, new_swap: int) -> None:
+def test_swap_limit_follows_new_memory_limit(memory: int, swap: int, new_memory: int, new_swap: int) -> None:
     assert fields.swap_for(memory, swap, new_memory) == new_swap
 
 
@@ -49,7 +45,7 @@ assert change.resources == {"cpu_burst": 7, "files": {"b": "2"}}
 added = merge.combine(NO_ADJUSTMENT, "a", change)
 assert added.owners == {"resources.cpu_burst": "a", "resources.files.b": "a"}
 bad = merge.difference(request, HookAnswer(resources=Resources(cpu_burst=1001, cpu_quota=-1)))
-good, rules = merge.judged(bad, request)
+good, rules = merge.validated(bad, request)
 assert (good.resources, [rule.field for rule in rules]) == ({}, ["resources.cpu_burst"])
 hooked = merge.applied(request, added).container
 assert hooked.resources == Resources(cpu_burst=7, files={"a": "1", "b": "2"})
@@ -60,7 +56,7 @@ assert originals.restored_container(hooked, kept) == record
 """
 
 
-def test_new_field_needs_only_a_row(tmp_path: Path) -> None:
+def test_new_field_needs_only_one_row(tmp_path: Path) -> None:
     """A number and a map are added to a copy of the model, which then handles them as any other field."""
     copied = tmp_path / "runtimeproxy"
     shutil.copytree(Path(fields.__file__).parents[1], copied, ignore=shutil.ignore_patterns("__pycache__"))
@@ -70,7 +66,7 @@ def test_new_field_needs_only_a_row(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", MODEL_WITH_IT], cwd=tmp_path, check=True)
 
 
-def test_nested_is_the_inverse_of_flat() -> None:
+def test_nested_is_inverse_of_flat() -> None:
     maps = {"labels": {"a.b": "1", "": "2"}, "annotations": {"resources.a": ""}}
     limits = {"cpu_quota": 7, "unified": {"a.b": "c"}}
     assert fields.nested(fields.flat(maps, "/x", limits)) == {**maps, "cgroup_parent": "/x", "resources": limits}
@@ -98,36 +94,36 @@ def envs(
     return Envs(raw, read or Reader(), changes)
 
 
-def test_variables_are_found_and_compared_undecoded() -> None:
+def test_envs_are_searched_and_compared_undecoded() -> None:
     read = Reader()
-    known = envs(read=read, changes={"SET": "1"})
-    assert (known.with_all_of(["NEW", "\udcff", "SET"]), read.times) == ({"SET": "1"}, 0)
-    assert (known.with_all_of(["NEW", "PATH"]), read.times) == ({**GIVEN, "SET": "1"}, 1)
-    one, equal, other = (envs(read=read, changes={"NEW": value}) for value in "112")
-    assert (one == equal, one != other, read.times) == (True, True, 1)
+    variables = envs(read=read, changes={"SET": "1"})
+    assert (variables.with_all_of(["NEW", "\udcff", "SET"]), read.times) == ({"SET": "1"}, 0)
+    assert (variables.with_all_of(["NEW", "PATH"]), read.times) == ({**GIVEN, "SET": "1"}, 1)
+    first, equal, different = (envs(read=read, changes={"NEW": value}) for value in "112")
+    assert (first == equal, first != different, read.times) == (True, True, 1)
 
 
-def test_variables_are_decoded_once() -> None:
+def test_envs_are_decoded_once() -> None:
     read = Reader()
-    known = envs(read=read, changes={"A": "2"})
+    variables = envs(read=read, changes={"A": "2"})
     expected = {**GIVEN, "A": "2"}
-    assert (dict(known), list(known), len(known)) == (expected, list(expected), 3)
-    assert list(known.values()) == list(expected.values())
-    assert (known["PATH"], known.get("NEW"), "NEW" in known) == ("/bin", None, False)
+    assert (dict(variables), list(variables), len(variables)) == (expected, list(expected), 3)
+    assert list(variables.values()) == list(expected.values())
+    assert (variables["PATH"], variables.get("NEW"), "NEW" in variables) == ("/bin", None, False)
     with pytest.raises(KeyError):
-        known["NEW"]
+        variables["NEW"]
     assert read.times == 1
 
 
-def test_change_leaves_the_earlier_variables() -> None:
+def test_changed_envs_leave_earlier_envs_unchanged() -> None:
     first = envs()
-    second = changed(first, {"A": "2", "B": "3"})
-    third = changed(second, {"B": ""})
+    second = changed_envs(first, {"A": "2", "B": "3"})
+    third = changed_envs(second, {"B": ""})
     assert (first, second, third) == (GIVEN, {**GIVEN, "A": "2", "B": "3"}, {**GIVEN, "A": "2", "B": ""})
     assert first == dict(reversed(GIVEN.items()))
     assert isinstance(third, Envs)
     assert third.raw is first.raw
-    assert changed({"A": "1"}, {"B": "2"}) == {"A": "1", "B": "2"}
+    assert changed_envs({"A": "1"}, {"B": "2"}) == {"A": "1", "B": "2"}
     assert deepcopy(first) is first
 
 
@@ -135,14 +131,14 @@ def test_repr_has_no_variable() -> None:
     assert repr(envs({"TOKEN": "s3cr3t"}, changes={"KEY": "canary"})) == "Envs(19 bytes, 1 changes)"
 
 
-def test_variables_equal_dict_of_them() -> None:
-    one, other = {"A": "1", "AB": ""}, {"A": "2", "é": "1"}
-    first, second = changed(envs(one), {"B": "3"}), changed(envs(other), {"A": "1", "B": "3"})
-    assert first == one | {"B": "3"} != second == other | {"A": "1", "B": "3"}
-    assert first == changed(envs(one | {"B": "2"}), {"B": "3"})
+def test_envs_equal_equivalent_dict() -> None:
+    base, different = {"A": "1", "AB": ""}, {"A": "2", "é": "1"}
+    first, second = changed_envs(envs(base), {"B": "3"}), changed_envs(envs(different), {"A": "1", "B": "3"})
+    assert first == base | {"B": "3"} != second == different | {"A": "1", "B": "3"}
+    assert first == changed_envs(envs(base | {"B": "2"}), {"B": "3"})
     assert first != second
-    assert (bool(first), bool(envs({})), bool(changed(envs({}), {"A": ""}))) == (True, False, True)
-    assert {**first, **second} == {**one, **other, "A": "1", "B": "3"}
+    assert (bool(first), bool(envs({})), bool(changed_envs(envs({}), {"A": ""}))) == (True, False, True)
+    assert {**first, **second} == {**base, **different, "A": "1", "B": "3"}
     assert [first.with_all_of([key]).get(key) for key in ("A", "B", "AB", "é")] == ["1", "3", "", None]
-    other_type: object = 7
-    assert first != other_type
+    number: object = 7
+    assert first != number

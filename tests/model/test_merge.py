@@ -1,7 +1,7 @@
-"""Answers of hook servers are judged and added up (hook-api, "What an answer means").
+"""Answers of hook servers are validated and combined (hook-api, "What an answer means").
 
-Two that set one field: hook-api, "Order and owners"; fault matrix H11. A bad value removes only its own field or entry:
-hook-api, "Normal forms and checks"; fault matrix H7, promise 3; of any answer: test_dispatcher_answers.py.
+Conflicts: hook-api, "Order and owners"; fault matrix H11. Bad values: hook-api, "Normal forms and checks"; fault matrix
+H7, promise 3.
 """
 
 import re
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from runtimeproxy.model import fields
 from runtimeproxy.model.fields import Adjustment, Conflict, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Part, Stage, SubjectKind
-from runtimeproxy.model.merge import applied, combine, difference, echo, judged, limited
+from runtimeproxy.model.merge import applicable, applied, combine, difference, echo, validated
 from tests.merge_cases import BAD, GOOD, SENT, TIDY, of
 
 RUN_POD, CREATE, START = (BY_NAME[name] for name in ("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer"))
@@ -31,21 +31,22 @@ PLAIN = HookRequest(PodInfo(cgroup_parent="/pod"), ContainerInfo())
 REQUESTS = pytest.mark.parametrize("sent", [POD_REQUEST, REQUEST], ids=["pod", "container"])
 
 
-def changes(point: HookPoint, request: HookRequest, answer: HookAnswer) -> Adjustment:
-    return limited(point, difference(request, answer))
+def changes(hook_point: HookPoint, request: HookRequest, answer: HookAnswer) -> Adjustment:
+    return applicable(hook_point, difference(request, answer))
 
 
 def querying(resources: Message) -> HookRequest:
     return HookRequest(POD, replace(CONTAINER, resources=resources))
 
 
-def test_encoded_variables_are_compared_as_decoded_ones() -> None:
+def test_encoded_envs_compare_like_decoded_envs() -> None:
     sent = HookRequest(POD, replace(CONTAINER, envs=fields.Envs(b"PATH", lambda raw: ENVS, {})))
     assert difference(sent, HookAnswer(envs={"PATH": "/bin"})).envs == {}
     assert difference(sent, HookAnswer(envs={"PATH": "", "N": "1"})).envs == {"PATH": "", "N": "1"}
 
 
-KEPT: dict[str, Any] = {"cpu_period": 100_000, "cpu_quota": 50_000, "cpu_shares": 512, "memory_limit_in_bytes": 2**30}
+NUMBERS: dict[str, Any] = {"cpu_period": 100_000, "cpu_quota": 50_000, "cpu_shares": 512}
+NUMBERS |= {"memory_limit_in_bytes": 2**30}
 """The numbers that SENT has: an answer with all of them is an echo."""
 CPUSETS: dict[str, Any] = {"cpuset_cpus": "0-3", "cpuset_mems": "0"}
 RESOURCES: dict[str, tuple[Message, Message, Mapping[str, Any]]] = {
@@ -57,14 +58,14 @@ RESOURCES: dict[str, tuple[Message, Message, Mapping[str, Any]]] = {
     "partial: a number that was not sent": (SENT, Resources(oom_score_adj=-998), {"oom_score_adj": -998}),
     "partial: the same number": (SENT, Resources(cpu_quota=50_000), {}),
     "partial: cpuset not set stays": (SENT, Resources(cpu_shares=2), {"cpu_shares": 2}),
-    "partial: three of four numbers": (SENT, Resources(**{**KEPT, "cpu_quota": 0}), {}),
+    "partial: three of four numbers": (SENT, Resources(**{**NUMBERS, "cpu_quota": 0}), {}),
     "partial: one huge page size": (SENT, Resources(hugepage_limits={"2MB": 1}), {"hugepage_limits": {"2MB": 1}}),
     "partial: huge page size of 0": (SENT, Resources(hugepage_limits={"4MB": 0}), {"hugepage_limits": {"4MB": 0}}),
     "partial: one unified key": (SENT, Resources(unified={"io.max": "x"}), {"unified": {"io.max": "x"}}),
     # echo: every number that was sent is there
-    "echo: changed number": (SENT, Resources(**{**KEPT, **CPUSETS, "cpu_quota": -1}), {"cpu_quota": -1}),
+    "echo: changed number": (SENT, Resources(**{**NUMBERS, **CPUSETS, "cpu_quota": -1}), {"cpu_quota": -1}),
     "echo: memory unlimited": (SENT, replace(SENT, memory_limit_in_bytes=-1), {"memory_limit_in_bytes": -1}),
-    "echo: both cpusets cleared": (SENT, Resources(**KEPT), {"cpuset_cpus": "", "cpuset_mems": ""}),
+    "echo: both cpusets cleared": (SENT, Resources(**NUMBERS), {"cpuset_cpus": "", "cpuset_mems": ""}),
     "echo: map keys not named stay": (SENT, replace(SENT, hugepage_limits={}, unified={}), {}),
     "echo: map key changed": (SENT, replace(SENT, unified={"memory.high": "1"}), {"unified": {"memory.high": "1"}}),
     # nothing sent by which an echo is known: every answer is partial
@@ -75,9 +76,9 @@ RESOURCES: dict[str, tuple[Message, Message, Mapping[str, Any]]] = {
 """Resources sent, resources answered, fields changed."""
 
 
-@pytest.mark.parametrize(("sent", "stated", "expected"), RESOURCES.values(), ids=RESOURCES)
-def test_resources_of_an_answer(sent: Message, stated: Message, expected: Mapping[str, Any]) -> None:
-    assert changes(UPDATE, querying(sent), HookAnswer(resources=stated)).resources == expected
+@pytest.mark.parametrize(("sent", "answered", "expected"), RESOURCES.values(), ids=RESOURCES)
+def test_answer_changes_resources_by_echo_rules(sent: Message, answered: Message, expected: Mapping[str, Any]) -> None:
+    assert changes(UPDATE, querying(sent), HookAnswer(resources=answered)).resources == expected
 
 
 ENTRIES = {"hugepage_limits.1GB", "hugepage_limits.2MB", "unified.memory.high"}
@@ -92,34 +93,34 @@ CONFIRMED: list[tuple[Message, set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("stated", "confirmed"), CONFIRMED)
-def test_repeated_value_is_confirmed(stated: Message, confirmed: set[str]) -> None:
-    change = changes(UPDATE, REQUEST, HookAnswer(resources=stated))
+@pytest.mark.parametrize(("answered", "confirmed"), CONFIRMED)
+def test_repeated_value_is_confirmed(answered: Message, confirmed: set[str]) -> None:
+    change = changes(UPDATE, REQUEST, HookAnswer(resources=answered))
     assert change.confirmed == confirmed
     assert not confirmed & change.resources.keys()
 
 
 @pytest.mark.parametrize(("name", "odd", "normal"), TIDY)
-def test_odd_value_is_taken_in_its_normal_form(name: str, odd: Any, normal: Any) -> None:
+def test_odd_value_is_applied_in_normal_form(name: str, odd: Any, normal: Any) -> None:
     """If its normal form is empty it is not set: it clears nothing, and does not count as repeated."""
     sent = replace(SENT, cpuset_cpus="4")
-    for stated in (Resources(**{name: odd}), replace(sent, **{name: odd})):
-        change = changes(UPDATE, querying(sent), HookAnswer(resources=stated))
+    for answered in (Resources(**{name: odd}), replace(sent, **{name: odd})):
+        change = changes(UPDATE, querying(sent), HookAnswer(resources=answered))
         assert change.resources == ({name: normal} if normal else {})
         assert name not in change.confirmed
-        assert judged(change, REQUEST) == (change, ())
+        assert validated(change, REQUEST) == (change, ())
     for repeated, confirmed in ((odd, {name}), (normal, {name} if normal else set())):
         before, after = (Resources(**{name: value}) for value in (repeated, odd))
         change = changes(UPDATE, querying(before), HookAnswer(resources=after))
         assert (change.resources, change.confirmed) == ({}, confirmed)
 
 
-def test_map_entries_set_their_keys_and_delete_none() -> None:
-    sent, stated = {"a": "1", "b": "2", "gone": "1", "e": ""}, {"a": "1", "b": "3", "c": "4", "d": "", "e": ""}
+def test_map_entries_set_keys_and_delete_none() -> None:
+    sent, answered = {"a": "1", "b": "2", "gone": "1", "e": ""}, {"a": "1", "b": "3", "c": "4", "d": "", "e": ""}
     expected = {"b": "3", "c": "4", "d": ""}
     pod = HookRequest(replace(POD, labels=sent, annotations=sent))
     container = HookRequest(POD, replace(CONTAINER, annotations=sent, envs=sent))
-    answer = HookAnswer(labels=stated, annotations=stated, envs=stated)
+    answer = HookAnswer(labels=answered, annotations=answered, envs=answered)
     assert changes(RUN_POD, pod, answer) == Adjustment(labels=expected, annotations=expected)
     assert changes(CREATE, container, answer) == Adjustment(annotations=expected, envs=expected)
 
@@ -131,84 +132,86 @@ PARENTS = [
 ]
 
 
-@pytest.mark.parametrize(("pods", "containers", "stated", "expected"), PARENTS)
-def test_cgroup_parent_of_an_answer(pods: str, containers: str | None, stated: str, expected: str | None) -> None:
+@pytest.mark.parametrize(("pods", "containers", "answered", "expected"), PARENTS)
+def test_answer_changes_cgroup_parent_if_different(
+    pods: str, containers: str | None, answered: str, expected: str | None
+) -> None:
     pod = replace(POD, cgroup_parent=pods)
     container = None if containers is None else replace(CONTAINER, cgroup_parent=containers)
-    point = RUN_POD if container is None else CREATE
-    assert changes(point, HookRequest(pod, container), HookAnswer(cgroup_parent=stated)).cgroup_parent == expected
+    hook_point, answer = RUN_POD if container is None else CREATE, HookAnswer(cgroup_parent=answered)
+    assert changes(hook_point, HookRequest(pod, container), answer).cgroup_parent == expected
 
 
-@pytest.mark.parametrize("point", HOOK_POINTS, ids=lambda point: str(point.name))
-def test_answer_changes_only_what_its_hook_point_applies_to(point: HookPoint) -> None:
-    stated, resources = {"new": "1"}, Resources(cpu_shares=2, cpu_quota=50_000)
-    answer = HookAnswer(labels=stated, annotations=stated, envs=stated, cgroup_parent="/new", resources=resources)
-    change = changes(point, POD_REQUEST if point.subject is SubjectKind.POD else REQUEST, answer)
-    assert {part for part in Part if getattr(change, part.value) not in ({}, None)} == point.applies
-    assert change.confirmed == ({"cpu_quota"} if Part.RESOURCES in point.applies else set())
-    assert bool(change) is (point.stage is Stage.PRE)
+@pytest.mark.parametrize("hook_point", HOOK_POINTS, ids=lambda hook_point: str(hook_point.name))
+def test_answer_changes_only_applicable_parts(hook_point: HookPoint) -> None:
+    answered, resources = {"new": "1"}, Resources(cpu_shares=2, cpu_quota=50_000)
+    answer = HookAnswer(labels=answered, annotations=answered, envs=answered, cgroup_parent="/new", resources=resources)
+    change = changes(hook_point, POD_REQUEST if hook_point.subject is SubjectKind.POD else REQUEST, answer)
+    assert {part for part in Part if getattr(change, part.value) not in ({}, None)} == hook_point.applies
+    assert change.confirmed == ({"cpu_quota"} if Part.RESOURCES in hook_point.applies else set())
+    assert bool(change) is (hook_point.stage is Stage.PRE)
     assert (change.owners, change.conflicts) == ({}, ())
 
 
 BAD_IDS = [f"{number}-{field}" for number, (field, _) in enumerate(BAD)]
 TOGETHER = [("cpu_period", "cpu_quota"), ("memory_limit_in_bytes", "memory_swap_limit_in_bytes")]
-PARTNERS = {one: other for pair in TOGETHER for one, other in (pair, pair[::-1])}
+PARTNERS = {field: partner for pair in TOGETHER for field, partner in (pair, pair[::-1])}
 
 
 @REQUESTS
 @pytest.mark.parametrize("answer", GOOD, ids=repr)
-def test_good_answer_is_used_as_it_is(answer: HookAnswer, sent: HookRequest) -> None:
+def test_valid_answer_is_unchanged(answer: HookAnswer, sent: HookRequest) -> None:
     change = difference(sent, answer)
-    assert judged(change, sent)[0] is change
-    assert judged(change, sent)[1] == ()
+    assert validated(change, sent)[0] is change
+    assert validated(change, sent)[1] == ()
 
 
 @REQUESTS
 @pytest.mark.parametrize(("field", "answer"), BAD, ids=BAD_IDS)
-def test_bad_value_names_its_field_and_rule_and_is_lost(field: str, answer: HookAnswer, sent: HookRequest) -> None:
-    good, (broken,) = judged(difference(sent, answer), sent)
+def test_bad_value_is_dropped_and_named_by_field_and_rule(field: str, answer: HookAnswer, sent: HookRequest) -> None:
+    good, (broken,) = validated(difference(sent, answer), sent)
     assert broken.field == field
     assert re.match(rf"{field}: .*must ", str(broken))
     assert not good
 
 
-@pytest.mark.parametrize("stated", ["/pod2", "/pods.slice/pod2"])
-def test_cgroup_parent_is_a_slice_where_systemd_makes_the_cgroups(stated: str) -> None:
+@pytest.mark.parametrize("answered", ["/pod2", "/pods.slice/pod2"])
+def test_cgroup_parent_must_be_slice_under_systemd(answered: str) -> None:
     request = HookRequest(replace(POD, cgroup_parent="/kubepods.slice/pod1.slice"))
-    assert judged(difference(request, HookAnswer(cgroup_parent="/pod2.slice")), request)[1] == ()
-    good, (broken,) = judged(difference(request, HookAnswer(cgroup_parent=stated)), request)
+    assert validated(difference(request, HookAnswer(cgroup_parent="/pod2.slice")), request)[1] == ()
+    good, (broken,) = validated(difference(request, HookAnswer(cgroup_parent=answered)), request)
     assert str(broken).startswith("cgroup_parent: must be a .slice where one was sent")
     assert good.cgroup_parent is None
 
 
 def after(change: Adjustment) -> tuple[Adjustment, list[str]]:
-    good, broken = judged(change, PLAIN)
+    good, broken = validated(change, PLAIN)
     return good, [rule.field for rule in broken]
 
 
-def test_bad_entry_is_dropped_alone_and_reported_once_a_rule() -> None:
+def test_bad_map_entry_is_dropped_and_each_rule_reported_once() -> None:
     pages, unified = {"": 1, "2MB": 9}, {"": "1", "cpu.weight": "9"}
     envs = {"A=B": "x", "C": "", "=": "y", "D": "\0"}
     change = Adjustment(envs=envs, resources={"hugepage_limits": pages, "unified": unified})
-    left = {"hugepage_limits": {"2MB": 9}, "unified": {"cpu.weight": "9"}}
+    remaining = {"hugepage_limits": {"2MB": 9}, "unified": {"cpu.weight": "9"}}
     fields = ["envs", "envs", "resources.hugepage_limits", "resources.unified"]
-    assert after(change) == (Adjustment(envs={"C": ""}, resources=left), fields)
+    assert after(change) == (Adjustment(envs={"C": ""}, resources=remaining), fields)
 
 
 @pytest.mark.parametrize("bad", PARTNERS)
-def test_partner_of_a_bad_field_is_dropped(bad: str) -> None:
+def test_partner_of_bad_field_is_dropped(bad: str) -> None:
     change = Adjustment(resources={bad: -7}, confirmed=frozenset({PARTNERS[bad], "cpu_shares"}))
     assert after(change) == (Adjustment(confirmed=frozenset({"cpu_shares"})), [f"resources.{bad}"])
     change = Adjustment(resources={bad: -7, PARTNERS[bad]: 1000, "cpu_shares": 5})
     assert after(change) == (Adjustment(resources={"cpu_shares": 5}), [f"resources.{bad}"])
 
 
-def test_no_rule_holds_a_value() -> None:
+def test_rule_texts_contain_no_value() -> None:
     answers = [HookAnswer(labels={"": "s3cr3t"}), HookAnswer(annotations={"": "s3cr3t"})]
     answers += [HookAnswer(envs={"PASSWORD=s3cr3t": ""}), HookAnswer(envs={"PASSWORD": "s3cr3t\0"})]
     answers += [HookAnswer(cgroup_parent="s3cr3t"), of(cpuset_cpus="s3cr3t"), of(unified={"": "s3cr3t"})]
     for answer in [*answers, of(oom_score_adj=777_777)]:
-        _, (broken,) = judged(difference(PLAIN, answer), PLAIN)
+        _, (broken,) = validated(difference(PLAIN, answer), PLAIN)
         assert not re.search("s3cr3t|777777", str(broken))
 
 
@@ -230,7 +233,7 @@ def test_owner_of_each_field_is_recorded() -> None:
     assert added(change) == replace(change, owners=dict.fromkeys(fields, "1"), confirmers=confirmers)
 
 
-def test_confirmed_fields_add_up_also_if_another_plugin_changed_them() -> None:
+def test_confirmed_fields_add_up_despite_later_changes() -> None:
     later = Adjustment(resources={"cpu_quota": -1}, confirmed=frozenset({"cpu_shares"}))
     both = added(Adjustment(confirmed=frozenset({"cpu_quota"})), later)
     assert (both.resources, both.confirmed) == ({"cpu_quota": -1}, {"cpu_quota", "cpu_shares"})
@@ -242,10 +245,10 @@ def sets(**resources: Any) -> Adjustment:
     return Adjustment(resources=resources)
 
 
-SIZES, OTHER_SIZES = {"2MB": 1, "1GB": 1}, {"2MB": 2, "4MB": 3}
-PAGES, OTHER_PAGES, ALL_PAGES = (sets(hugepage_limits=sizes) for sizes in (SIZES, OTHER_SIZES, SIZES | OTHER_SIZES))
+SIZES, LATER_SIZES = {"2MB": 1, "1GB": 1}, {"2MB": 2, "4MB": 3}
+PAGES, LATER_PAGES, ALL_PAGES = (sets(hugepage_limits=sizes) for sizes in (SIZES, LATER_SIZES, SIZES | LATER_SIZES))
 A, B, BOTH = {"a": "1"}, {"b": "2"}, {"a": "1", "b": "2"}
-TWO_PARTS, OTHER_PARTS = Adjustment(labels=A, envs=A), Adjustment(cgroup_parent="/x", annotations=B)
+TWO_PARTS, LATER_PARTS = Adjustment(labels=A, envs=A), Adjustment(cgroup_parent="/x", annotations=B)
 PARENT = Adjustment(cgroup_parent="/a")
 MERGES: dict[str, tuple[Adjustment, Adjustment, Adjustment | None, tuple[str, ...]]] = {
     "label": (Adjustment(labels=A), Adjustment(labels={"a": "2"}), None, ("labels.a",)),
@@ -256,13 +259,13 @@ MERGES: dict[str, tuple[Adjustment, Adjustment, Adjustment | None, tuple[str, ..
     "same cgroup parent": (PARENT, PARENT, None, ()),
     "number": (sets(cpu_quota=-1, cpu_shares=2), sets(cpu_quota=1000, cpu_shares=2), None, ("resources.cpu_quota",)),
     "cpuset cleared": (sets(cpuset_cpus="1"), sets(cpuset_cpus=""), None, ("resources.cpuset_cpus",)),
-    "huge pages key by key": (PAGES, OTHER_PAGES, ALL_PAGES, ("resources.hugepage_limits.2MB",)),
+    "huge pages key by key": (PAGES, LATER_PAGES, ALL_PAGES, ("resources.hugepage_limits.2MB",)),
     "unified": (sets(unified=A), sets(unified=B), sets(unified=BOTH), ()),
-    "parts": (TWO_PARTS, OTHER_PARTS, Adjustment(A, B, A, "/x"), ()),
-    "parts in the other order": (OTHER_PARTS, TWO_PARTS, Adjustment(A, B, A, "/x"), ()),
+    "parts": (TWO_PARTS, LATER_PARTS, Adjustment(A, B, A, "/x"), ()),
+    "parts in the other order": (LATER_PARTS, TWO_PARTS, Adjustment(A, B, A, "/x"), ()),
     "nothing": (TWO_PARTS, Adjustment(), TWO_PARTS, ()),
 }
-"""What two plugins change, both together where that is not the second, fields in conflict."""
+"""The changes of two plugins, their combination unless it equals the second, fields in conflict."""
 
 
 @pytest.mark.parametrize(("first", "second", "expected", "conflicts"), MERGES.values(), ids=MERGES)
@@ -275,14 +278,14 @@ def test_later_plugin_wins(
     assert all(both.owners[field] == "2" for field in conflicts)
 
 
-def test_three_plugins_on_one_field_are_two_conflicts_but_none_with_itself() -> None:
+def test_three_plugins_on_one_field_are_two_conflicts() -> None:
     three = added(*(Adjustment(envs={"E": value}) for value in "abc"))
     assert (three.envs, three.owners) == ({"E": "c"}, {"envs.E": "3"})
     assert three.conflicts == (Conflict("envs.E", "1", "2"), Conflict("envs.E", "2", "3"))
     assert combine(three, "3", Adjustment(envs={"E": "d"})).conflicts == three.conflicts
 
 
-def test_adjustment_is_applied_to_a_pod_or_to_a_container_alone() -> None:
+def test_adjustment_applies_to_pod_or_container_only() -> None:
     resources: dict[str, Any] = {"cpu_quota": -1, "cpuset_cpus": "", "unified": {"cpu.weight": "9"}}
     maps = {"labels": {"app": "2"}, "annotations": {"new": "1"}, "envs": {"NEW": "1"}}
     change = Adjustment(**maps, cgroup_parent="/x", resources=resources)
@@ -309,17 +312,17 @@ FIELDS: dict[str, Any] = {"annotations": SOME_ENTRIES, "cgroup_parent": st.sampl
 FIELDS |= {"resources": ANY_RESOURCES}
 PODS = st.builds(PodInfo, labels=SOME_ENTRIES, **FIELDS)
 CONTAINERS = st.builds(ContainerInfo, envs=SOME_ENTRIES, **FIELDS)
-QUESTIONS = st.one_of(
+CASES = st.one_of(
     st.tuples(st.just(RUN_POD), st.builds(HookRequest, PODS)),
     st.tuples(st.sampled_from([CREATE, START, UPDATE]), st.builds(HookRequest, PODS, CONTAINERS)),
 )
-Question = tuple[HookPoint, HookRequest]
+Case = tuple[HookPoint, HookRequest]
 
 
-@given(QUESTIONS)
-def test_echo_changes_nothing_and_is_never_bad(question: Question) -> None:
-    point, request = question
+@given(CASES)
+def test_echo_changes_nothing_and_is_never_bad(case: Case) -> None:
+    hook_point, request = case
     answer = echo(request)
-    assert judged(difference(request, answer), request)[1] == ()
-    assert not changes(point, request, answer)
-    assert applied(request, changes(point, request, answer)) == request
+    assert validated(difference(request, answer), request)[1] == ()
+    assert not changes(hook_point, request, answer)
+    assert applied(request, changes(hook_point, request, answer)) == request

@@ -1,4 +1,4 @@
-"""What a call makes of a record: the kubelet's values and the hooks' stay apart, whatever comes in which order."""
+"""The record after a call: the kubelet's values and the hooks' stay separate, in any order of calls."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -34,16 +34,16 @@ HALVED = running(cpu_shares=512)
 """The container as it runs after a hook has halved its shares."""
 
 
-def test_unused_resources_of_a_pod_are_known_as_reported() -> None:
-    """As long as the pod is known, also by its containers: the runtime goes on reporting them."""
+def test_unused_pod_resources_are_recorded_as_reported() -> None:
+    """Also after later creates of containers: the runtime continues to report them."""
     pod = replace(POD, resources=Resources(cpu_quota=7))
     made = merge.created_pod(Subject(PodRecord(pod, pod)), fields.NO_ADJUSTMENT, "p1", {"cpu_shares": 2}).pod
     in_new = merge.in_pod(made, at("/new"), CONTAINER).pod
     unknown = replace(made, effective=replace(made.effective, cgroup_parent=None))
     in_read = merge.subject_of_read(unknown, ContainerRecord(CONTAINER, replace(CONTAINER, cgroup_parent="/k"))).pod
-    for known in (made, in_new, in_read):
-        assert known.reported == Resources(cpu_quota=7, cpu_shares=2)
-        assert known.effective is not known.original, "it has values to keep"
+    for record in (made, in_new, in_read):
+        assert record.reported == Resources(cpu_quota=7, cpu_shares=2)
+        assert record.effective is not record.original, "it has values to keep"
     assert made.effective == replace(pod, id="p1")
 
 
@@ -59,12 +59,12 @@ MADE = Subject(
 """A container as a create requests it, with the changes of two hook servers."""
 
 
-def test_container_of_an_earlier_create_is_as_it_is_found() -> None:
+def test_repeated_create_has_reported_container() -> None:
     has = replace(running(cpu_shares=512), envs={"A": "0", "PATH": "/bin"})
-    made = merge.found(MADE, ContainerRecord(has, has, read=True))
+    made = merge.as_reported(MADE, ContainerRecord(has, has, read=True))
     assert made.container == ContainerRecord(replace(CONTAINER, envs={"A": "1", "PATH": "/bin"}), has)
     assert merge.container_of(made).owners == (("cpu_shares", "two"),)
-    assert merge.lacking(MADE, made) == {"envs.A", "envs.B", "annotations.h", "resources.cpu_quota"}
+    assert merge.missing_fields(MADE, made) == {"envs.A", "envs.B", "annotations.h", "resources.cpu_quota"}
 
 
 def memory(limit: int, swap: int) -> ContainerInfo:
@@ -72,7 +72,7 @@ def memory(limit: int, swap: int) -> ContainerInfo:
 
 
 SWAPS = [((8, 8), (9, 0), (9, 9)), ((8, 8), (9, 10), (9, 10)), ((8, 8), (0, 0), (0, 0)), ((0, 0), (9, 0), (9, 0))]
-FOUND = [
+REPORTED = [
     # A runtime's report of a swap limit that equals the memory limit is read as not set.
     *[(memory(*requested), memory(*requested), memory(*has), memory(*made)) for requested, has, made in SWAPS],
     *[(CONTAINER, memory(*requested), memory(*has), memory(*made)) for requested, has, made in SWAPS],
@@ -82,19 +82,19 @@ FOUND = [
 """A create's original and effective values, those that the runtime reports, those that are known then."""
 
 
-@pytest.mark.parametrize(("original", "effective", "has", "made"), FOUND)
-def test_resources_of_a_found_container_fill_what_is_not_reported(
+@pytest.mark.parametrize(("original", "effective", "has", "made"), REPORTED)
+def test_repeated_create_fills_unreported_resources(
     original: ContainerInfo, effective: ContainerInfo, has: ContainerInfo, made: ContainerInfo
 ) -> None:
     created = Subject(PodRecord(POD, POD), ContainerRecord(original, effective))
-    assert merge.found(created, ContainerRecord(has, has, read=True)).container == ContainerRecord(original, made)
+    assert merge.as_reported(created, ContainerRecord(has, has, read=True)).container == ContainerRecord(original, made)
 
 
 @pytest.mark.parametrize("parent", [None, "/kube/u-1", "/hooked"])
-def test_pod_of_an_earlier_create_is_as_it_is_found(parent: str | None) -> None:
+def test_repeated_create_has_reported_pod(parent: str | None) -> None:
     """Whether the kubelet's cgroup parent is that of a pod is unknown if it is not reported."""
     has = at(parent, id="p1", labels={"qos": "LS"})
-    made = merge.found(Subject(PodRecord(POD, HOOKED_POD)), PodRecord(has, has, read=True))
+    made = merge.as_reported(Subject(PodRecord(POD, HOOKED_POD)), PodRecord(has, has, read=True))
     assert made == Subject(PodRecord(POD if parent else UNKNOWN, has))
     assert not made.pod.read
 
@@ -106,20 +106,20 @@ SLICES = [
 
 
 @pytest.mark.parametrize(("requested", "has", "missing"), SLICES)
-def test_slice_may_be_found_under_another_path(requested: str, has: str, missing: set[str]) -> None:
-    made, found = (Subject(PodRecord(POD, at(parent))) for parent in (requested, has))
-    assert merge.lacking(made, found) == missing
+def test_slice_may_be_reported_with_another_path(requested: str, has: str, missing: set[str]) -> None:
+    made, reported = (Subject(PodRecord(POD, at(parent))) for parent in (requested, has))
+    assert merge.missing_fields(made, reported) == missing
 
 
 @pytest.mark.parametrize(("has", "missing"), [("", PARENT), ("/hook.slice/hook-a.slice", set())])
-def test_container_may_have_a_slice_of_its_own(has: str, missing: set[str]) -> None:
+def test_container_may_have_its_own_slice(has: str, missing: set[str]) -> None:
     pod = PodRecord(POD, at("/kube.slice/kube-a.slice"))
     own = (replace(CONTAINER, cgroup_parent=parent) for parent in ("/hook-a.slice", has))
-    made, found = (Subject(pod, ContainerRecord(CONTAINER, one)) for one in own)
-    assert merge.lacking(made, found) == missing
+    made, reported = (Subject(pod, ContainerRecord(CONTAINER, info)) for info in own)
+    assert merge.missing_fields(made, reported) == missing
 
 
-def test_what_is_kept_of_an_unread_create_has_no_hooks_parent() -> None:
+def test_unread_create_keeps_no_cgroup_parent_of_hook() -> None:
     retained = merge.without_parent(Subject(PodRecord(POD, replace(HOOKED_POD, labels={"qos": "LS"}))))
     assert retained == PodRecord(POD, replace(HOOKED_POD, cgroup_parent=POD.cgroup_parent, labels={"qos": "LS"}))
     assert merge.without_parent(MADE) is MADE.container
@@ -127,13 +127,13 @@ def test_what_is_kept_of_an_unread_create_has_no_hooks_parent() -> None:
 
 @pytest.mark.parametrize("reports", [None, Resources(cpu_shares=3), REQUESTED])
 @pytest.mark.parametrize("unused", [{}, {"cpu_shares": 3}])
-def test_resources_of_a_found_pod_are_those_in_force(reports: Resources | None, unused: dict[str, Any]) -> None:
+def test_repeated_pod_has_resources_in_force(reports: Resources | None, unused: dict[str, Any]) -> None:
     """CRI-O reports none; those that the runtime reports and does not use are not in force."""
     overhead = Resources(cpu_shares=1)
     desired = replace(POD, overhead=overhead, resources=REQUESTED)
     made = merge.created_pod(Subject(PodRecord(desired, desired)), fields.NO_ADJUSTMENT, "p1", unused)
     has = replace(made.pod.original, overhead=None, resources=reports)
-    pod = merge.found(made, PodRecord(has, has, read=True)).pod
+    pod = merge.as_reported(made, PodRecord(has, has, read=True)).pod
     assert pod.effective == replace(has, overhead=overhead, resources=REQUESTED if unused else reports or REQUESTED)
     assert pod.reported == (reports if unused else None)
 
@@ -153,13 +153,13 @@ PARENTS = [
     *[("/kube", "/kube", None, None), ("/kube", "/hooked", None, "/hooked"), ("/kube", "/kube", "/own", "/own")],
     *[("/kube", "/hooked", "/own", "/own"), ("", "/hooked", None, "/hooked")],
 ]
-"""The kubelet's and the pod's cgroup parent, the one that this call's hooks set, the one to put in."""
+"""The kubelet's and the pod's cgroup parent, that of this call's hooks, and the one to set."""
 
 
 @pytest.mark.parametrize(("kubelets", "runs", "text", "put_in"), PARENTS)
-def test_parent_that_is_put_into_a_create(kubelets: str, runs: str, text: str | None, put_in: str | None) -> None:
+def test_create_gets_cgroup_parent_of_hooks(kubelets: str, runs: str, text: str | None, put_in: str | None) -> None:
     pod = PodRecord(at(kubelets), at(runs))
-    assert merge.parent_to_put_in(pod, Adjustment(cgroup_parent=text)) == put_in
+    assert merge.cgroup_parent_to_set(pod, Adjustment(cgroup_parent=text)) == put_in
 
 
 HOOKED_POD = replace(POD, labels={"qos": "LS", "h": "1"}, annotations={"n": "1", "m": "2"}, cgroup_parent="/hooked")
@@ -175,7 +175,7 @@ def of(resources: Resources) -> PodInfo:
 
 AS_KUBELET, AS_HOOKED, AS_READ = PodRecord(POD, POD), PodRecord(POD, HOOKED_POD), PodRecord(POD, POD, read=True)
 UNKNOWN, SLICE = at(None), at("/kube.slice/u_1.slice")
-OTHER_POD = PodInfo("p1", "web", "u-2", labels={"qos": "BE"}, annotations={"n": "1"})
+REPLACING_POD = PodInfo("p1", "web", "u-2", labels={"qos": "BE"}, annotations={"n": "1"})
 NEWEST, MOVED = replace(POD, labels={}, annotations={"n": "2"}), at("/new", labels={"qos": "X"}, annotations={"n": "2"})
 UNDER_HOOKS = replace(HOOKED_POD, annotations={"n": "2", "m": "2"})
 NOT_NAMED = replace(HOOKED_POD, labels={"qos": "BE", "h": "1"})
@@ -198,14 +198,16 @@ IN_POD: dict[str, tuple[PodRecord, PodInfo | None, PodInfo, PodInfo]] = {
     "newest resources after a restart": (PodRecord(of(SMALL), of(SMALL), read=True), RESIZED, RESIZED, RESIZED),
     "newest under a hook's": (PodRecord(of(SMALL), FIVE), of(LARGE), of(LARGE), of(replace(LARGE, cpu_shares=5))),
     "no resources": (PodRecord(of(SMALL), of(SMALL)), POD, of(SMALL), of(SMALL)),
-    "the id is another pod's now": (AS_HOOKED, at("", uid="u-2"), OTHER_POD, OTHER_POD),
+    "the id is another pod's now": (AS_HOOKED, at("", uid="u-2"), REPLACING_POD, REPLACING_POD),
 }
 
 
 @pytest.mark.parametrize(("pod", "queried", "original", "effective"), IN_POD.values(), ids=IN_POD)
-def test_pod_of_a_new_container(pod: PodRecord, queried: PodInfo | None, original: PodInfo, effective: PodInfo) -> None:
-    known = PodRecord(replace(pod.original, id="p1"), replace(pod.effective, id="p1"), pod.read)
-    made = merge.in_pod(known, queried, CONTAINER)
+def test_pod_is_updated_by_create_of_container(
+    pod: PodRecord, queried: PodInfo | None, original: PodInfo, effective: PodInfo
+) -> None:
+    record = PodRecord(replace(pod.original, id="p1"), replace(pod.effective, id="p1"), pod.read)
+    made = merge.in_pod(record, queried, CONTAINER)
     assert (made.pod.original, made.pod.effective) == (replace(original, id="p1"), replace(effective, id="p1"))
     assert made.pod.read is (pod.read and not made.renewed)
     assert made.renewed is (pod.read or (original, effective) != (pod.original, pod.effective))
@@ -215,23 +217,25 @@ def test_pod_of_a_new_container(pod: PodRecord, queried: PodInfo | None, origina
 READ_PARENTS = [(None, "/kube", "/kube"), ("/hooked", "/kube", "/hooked"), ("", "/kube", ""), (None, "", None)]
 
 
-@pytest.mark.parametrize(("pods", "containers", "known"), READ_PARENTS)
-def test_pod_runs_where_its_container_does(pods: str | None, containers: str, known: str | None) -> None:
+@pytest.mark.parametrize(("pods", "containers", "expected"), READ_PARENTS)
+def test_read_container_sets_unreported_cgroup_parent_of_pod(
+    pods: str | None, containers: str, expected: str | None
+) -> None:
     pod, container = replace(POD, cgroup_parent=pods), replace(CONTAINER, cgroup_parent=containers)
     read = merge.subject_of_read(PodRecord(pod, pod, read=True), ContainerRecord(container, container))
-    assert (read.pod.original.cgroup_parent, read.pod.effective.cgroup_parent) == (known, known)
-    assert (read.pod.read, read.renewed) == (True, pods != known)
+    assert (read.pod.original.cgroup_parent, read.pod.effective.cgroup_parent) == (expected, expected)
+    assert (read.pod.read, read.renewed) == (True, pods != expected)
 
 
-def test_container_that_was_read_stays_so() -> None:
+def test_read_container_stays_marked_as_read() -> None:
     for read in (True, False):
-        known = Subject(subject().pod, replace(merge.container_of(subject()), read=read))
-        started = merge.prepared(known, {"cpu_shares": 2}, fields.NO_ADJUSTMENT)
+        container = Subject(subject().pod, replace(merge.container_of(subject()), read=read))
+        started = merge.prepared(container, {"cpu_shares": 2}, fields.NO_ADJUSTMENT)
         updated = merge.updated(started, EffectiveUpdate(NOTHING), fields.NO_ADJUSTMENT)
         assert [merge.container_of(made).read for made in (started, updated)] == [read, read]
 
 
-def test_update_without_resources_of_a_container_without_any() -> None:
+def test_empty_update_of_container_without_resources() -> None:
     bare = subject(BARE)
     assert merge.update_hook_request(bare, NOTHING) == merge.hook_view(bare)
     assert merge.differing(bare, NOTHING, fields.NO_ADJUSTMENT) == {}
@@ -259,21 +263,21 @@ DIFFERING: dict[str, tuple[ContainerInfo, Resources | None, Mapping[str, Any] | 
     "a cleared cpuset that is clear": (running(cpuset_cpus=""), None, CLEARED, {}),
     "entries of maps": (WITH_MAPS, Resources(unified={"b": "2"}), MAPS, {"unified": {"b": "3", "c": "4"}}),
 }
-"""How the container runs, what is requested, the changes in a whole echo (None: no answer), what differs."""
+"""The effective container, the request, the changes in a complete echo (None: no answer), the fields to add."""
 
 
 @pytest.mark.parametrize(("runs", "queried", "changes", "differs"), DIFFERING.values(), ids=DIFFERING)
-def test_only_what_the_runtime_would_not_hold_is_put_into_an_update(
+def test_update_adds_only_fields_that_differ_in_runtime(
     runs: ContainerInfo, queried: Resources | None, changes: Mapping[str, Any] | None, differs: Mapping[str, Any]
 ) -> None:
-    known, update = subject(effective=runs), RequestedUpdate("c1", queried)
-    notified = merge.update_hook_request(known, update)
+    container, update = subject(effective=runs), RequestedUpdate("c1", queried)
+    notified = merge.update_hook_request(container, update)
     assert notified.container is not None
     assert notified.container.resources is not None
     answer = fields.HookAnswer(resources=None if changes is None else replace(notified.container.resources, **changes))
-    found = merge.differing(known, update, difference(notified, answer))
-    assert found == differs
-    assert list(found) == sorted(found)
+    differing = merge.differing(container, update, difference(notified, answer))
+    assert differing == differs
+    assert list(differing) == sorted(differing)
 
 
 OF_KUBELET = running(unified={"a": "0", "b": "0"})
@@ -288,12 +292,12 @@ REPEATED = frozenset({"cpu_shares", "unified.a", "unified.b"})
 @pytest.mark.parametrize(
     ("confirmers", "taken_back"), [({"two"}, {}), ({"one"}, TAKEN_BACK), ({"one", "two"}, TAKEN_BACK)]
 )
-def test_plugin_that_repeats_withdraws_only_its_changes(confirmers: set[str], taken_back: Mapping[str, Any]) -> None:
+def test_repeated_value_withdraws_only_own_changes(confirmers: set[str], taken_back: Mapping[str, Any]) -> None:
     by = frozenset((field, name) for name in confirmers for field in REPEATED)
     assert merge.differing(OWNED, NOTHING, Adjustment(confirmed=REPEATED, confirmers=by)) == taken_back
 
 
-def test_changed_entry_of_a_map_leaves_the_others() -> None:
+def test_changed_map_entry_leaves_other_entries() -> None:
     assert merge.differing(OWNED, NOTHING, Adjustment(resources={"unified": {"b": "2"}})) == {"unified": {"b": "2"}}
 
 
@@ -304,18 +308,18 @@ ECHO_BY_TWO = Adjustment(
 
 
 @pytest.mark.parametrize(("swap", "owned"), [(200, True), (100, False)])
-def test_swap_limit_has_the_owner_of_the_memory_limit(swap: int, owned: bool) -> None:
+def test_swap_limit_has_owner_of_memory_limit(swap: int, owned: bool) -> None:
     limits = running(memory_limit_in_bytes=200, memory_swap_limit_in_bytes=swap)
     record = ContainerRecord(LIMITED, limits, (("memory_limit_in_bytes", "one"),))
     owners = {"memory_limit_in_bytes": "one"} | ({"memory_swap_limit_in_bytes": "one"} if owned else {})
     assert merge.owners_of(record) == owners
-    known = Subject(subject().pod, record)
-    assert merge.hooked(known) == {f"resources.{name}": owner for name, owner in owners.items()}
-    assert merge.hooked(Subject(known.pod)) == {}
-    assert merge.differing(known, NOTHING, ECHO_BY_TWO) == {}
+    container = Subject(subject().pod, record)
+    assert merge.hooked_fields(container) == {f"resources.{name}": owner for name, owner in owners.items()}
+    assert merge.hooked_fields(Subject(container.pod)) == {}
+    assert merge.differing(container, NOTHING, ECHO_BY_TWO) == {}
 
 
-def test_owners_of_what_a_container_has_follow_what_is_set() -> None:
+def test_container_owners_follow_set_fields() -> None:
     by_two = Adjustment(resources={"cpuset_cpus": "6"}, owners={"resources.cpuset_cpus": "two"})
     started = merge.prepared(OWNED, {"cpuset_cpus": "6"}, by_two)
     of_kubelet, taken_back = (

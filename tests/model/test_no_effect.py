@@ -1,4 +1,4 @@
-"""Which fields a runtime does not use: by its name, its version and the call; and what of a request it uses."""
+"""The fields that a runtime does not use, by its name, its version and the call; and the part that it uses."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ VERSIONS = [("1.35.9", True), ("v1.9", True), ("1.36.0-dev", False), ("2.0", Fal
 
 
 @pytest.mark.parametrize(("version", "ignored"), VERSIONS)
-def test_field_has_an_effect_from_a_version_on(version: str, ignored: bool) -> None:
+def test_field_has_effect_from_version(version: str, ignored: bool) -> None:
     """Also in a version or a runtime that is unknown."""
     assert (UNIFIED in no_effect.of_runtime("cri-o", version)[UPDATE]) is ignored
     assert no_effect.of_runtime("fake", version) == {}

@@ -1,4 +1,4 @@
-"""What hooks replaced of a record is found, and restored with what the runtime reports, for no other subject."""
+"""The original values of a record are found, and restored from a runtime's report, only for their own subject."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,7 +29,7 @@ def resources(**values: Any) -> ContainerInfo:
     return replace(CONTAINER, resources=Resources(**values))
 
 
-OTHER_LIMITS = Resources(cpu_quota=-1, cpuset_cpus="0-3", unified={"memory.high": "2", "cpu.idle": "1"})
+HOOK_LIMITS = Resources(cpu_quota=-1, cpuset_cpus="0-3", unified={"memory.high": "2", "cpu.idle": "1"})
 PAIRS: dict[str, Pair] = {
     **{"resources.cpu_period": (100_000, None), "resources.cpu_quota": (200_000, -1)},
     **{"resources.cpuset_cpus": (None, "0-3"), "resources.unified.cpu.idle": (None, "1")},
@@ -47,13 +47,15 @@ REPLACED: list[tuple[PodInfo | ContainerInfo, Mapping[str, Any], Mapping[str, Pa
     (POD, {"runtime_handler": "kata"}, None),
     (CONTAINER, {"annotations": {"note": "hooked"}}, {"annotations.note": ("kept", "hooked")}),
     (CONTAINER, {"cgroup_parent": "/k/q"}, {"cgroup_parent": (None, "/k/q")}),
-    (CONTAINER, {"resources": OTHER_LIMITS}, PAIRS),
+    (CONTAINER, {"resources": HOOK_LIMITS}, PAIRS),
     (CONTAINER, {"envs": {"SECRET": "2", "NEW": "3"}}, None),
 ]
 
 
 @pytest.mark.parametrize(("info", "hooked", "pairs"), REPLACED)
-def test_replaced_values_are_kept(info: Any, hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None) -> None:
+def test_replaced_values_are_original_values(
+    info: Any, hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None
+) -> None:
     record, name = (PodRecord, POD_NAME) if info is POD else (ContainerRecord, CONTAINER_NAME)
     assert original_values_of(record(info, replace(info, **hooked))) == (
         None if pairs is None else OriginalValues(name, pairs)
@@ -75,48 +77,48 @@ def retained(record: PodRecord | ContainerRecord) -> OriginalValues:
     return made
 
 
-KEPT_POD = retained(PodRecord(POD, HOOKED_POD))
-KEPT_CONTAINER = retained(ContainerRecord(CONTAINER, HOOKED_CONTAINER, OWNERS))
+POD_VALUES = retained(PodRecord(POD, HOOKED_POD))
+CONTAINER_VALUES = retained(ContainerRecord(CONTAINER, HOOKED_CONTAINER, OWNERS))
 
 
-def test_record_is_restored_where_hooked_values_are_reported() -> None:
-    pod, again = restored_pod(HOOKED_POD, KEPT_POD), restored_container(HOOKED_CONTAINER, KEPT_CONTAINER)
+def test_record_is_restored_if_hook_values_are_reported() -> None:
+    pod, again = restored_pod(HOOKED_POD, POD_VALUES), restored_container(HOOKED_CONTAINER, CONTAINER_VALUES)
     assert (pod, pod.read) == (PodRecord(POD, HOOKED_POD), False)
     assert (again, again.owners) == (ContainerRecord(CONTAINER, HOOKED_CONTAINER), OWNERS)
     assert again.read, "its variables are not kept"
 
 
-def test_unreported_value_is_as_it_was_set() -> None:
+def test_unreported_value_is_restored_as_set() -> None:
     notified = replace(HOOKED_POD, cgroup_parent=None, resources=None, annotations={}, labels={})
-    assert restored_pod(notified, KEPT_POD) == PodRecord(POD, HOOKED_POD)
+    assert restored_pod(notified, POD_VALUES) == PodRecord(POD, HOOKED_POD)
     partly = replace(HOOKED_CONTAINER, annotations={"more": "1"}, cgroup_parent="", resources=Resources(cpu_quota=-1))
-    assert restored_container(partly, KEPT_CONTAINER) == ContainerRecord(CONTAINER, HOOKED_CONTAINER)
+    assert restored_container(partly, CONTAINER_VALUES) == ContainerRecord(CONTAINER, HOOKED_CONTAINER)
 
 
-def test_value_that_somebody_else_changed_since_is_kept() -> None:
+def test_value_changed_by_another_client_is_kept() -> None:
     notified = replace(HOOKED_POD, labels={"app": "other", "new": "1"}, cgroup_parent="/else")
     original = replace(POD, labels={"app": "other"}, cgroup_parent="/else")
-    assert restored_pod(notified, KEPT_POD) == PodRecord(original, notified)
-    other = resources(cpu_quota=7, cpuset_cpus="0-3", unified={"memory.high": "3"}, cpu_shares=5)
+    assert restored_pod(notified, POD_VALUES) == PodRecord(original, notified)
+    reported = resources(cpu_quota=7, cpuset_cpus="0-3", unified={"memory.high": "3"}, cpu_shares=5)
     hooked = replace(CONTAINER, resources=HOOKED_LIMITS)
-    record = restored_container(other, retained(ContainerRecord(CONTAINER, hooked, OWNERS)))
+    record = restored_container(reported, retained(ContainerRecord(CONTAINER, hooked, OWNERS)))
     queried = resources(cpu_quota=7, cpu_period=100_000, unified={"memory.high": "3"}, cpu_shares=5)
-    assert (record, record.owners) == (ContainerRecord(queried, other), (("cpuset_cpus", "pinner"),))
-    whole = restored_container(other, OriginalValues(CONTAINER_NAME, {"resources.cpu_quota": (1, 9)}, OWNERS))
-    assert whole.original is whole.effective is other
-    assert whole.owners == ()
+    assert (record, record.owners) == (ContainerRecord(queried, reported), (("cpuset_cpus", "pinner"),))
+    unchanged = restored_container(reported, OriginalValues(CONTAINER_NAME, {"resources.cpu_quota": (1, 9)}, OWNERS))
+    assert unchanged.original is unchanged.effective is reported
+    assert unchanged.owners == ()
 
 
 LIMITED, REPORTED = Resources(cpu_shares=5, cpu_quota=7), Resources(cpu_shares=2, cpu_quota=7, unified={"a": "1"})
-OTHERS = Resources(cpu_shares=9, unified={"a": "9"})
+DIFFERENT = Resources(cpu_shares=9, unified={"a": "9"})
 UNUSED: list[tuple[Resources | None, Resources | None, Resources | None]]
 UNUSED = [(LIMITED, REPORTED, LIMITED), (LIMITED, None, Resources(cpu_shares=5))]
-UNUSED += [(None, REPORTED, Resources(cpu_quota=7)), (None, OTHERS, OTHERS)]
+UNUSED += [(None, REPORTED, Resources(cpu_quota=7)), (None, DIFFERENT, DIFFERENT)]
 """The kubelet's resources, those that the runtime reports later, those in force then."""
 
 
 @pytest.mark.parametrize(("kubelets", "later", "in_force"), UNUSED)
-def test_resources_a_runtime_does_not_use_stay_unused(
+def test_unused_resources_stay_unused_after_restore(
     kubelets: Resources | None, later: Resources | None, in_force: Resources | None
 ) -> None:
     reported = REPORTED if kubelets else Resources(cpu_shares=2, unified={"a": "1"})
@@ -134,16 +136,16 @@ def test_parts_set_only_by_hooks_are_not_original() -> None:
 
 
 @pytest.mark.parametrize("change", [{"namespace": "b"}, {"name": "b"}, {"uid": "b"}, {"attempt": 9}, {"pod_id": "b"}])
-def test_another_subject_with_the_id_gets_no_kept_value(change: Mapping[str, Any]) -> None:
-    pods, containers = (HOOKED_POD, restored_pod, KEPT_POD), (HOOKED_CONTAINER, restored_container, KEPT_CONTAINER)
+def test_reused_id_gets_no_original_values(change: Mapping[str, Any]) -> None:
+    pods, containers = (HOOKED_POD, restored_pod, POD_VALUES), (HOOKED_CONTAINER, restored_container, CONTAINER_VALUES)
     cases: list[Any] = [pods, containers]
-    for hooked, restored, kept in cases:
+    for hooked, restored, values in cases:
         if change.keys() <= type(hooked).__dataclass_fields__.keys():
-            other: Any = replace(hooked, **change)
-            record: Any = restored(other, kept)
-            assert (record, record.read) == (type(record)(other, other), True)
+            info: Any = replace(hooked, **change)
+            record: Any = restored(info, values)
+            assert (record, record.read) == (type(record)(info, info), True)
             assert not getattr(record, "owners", ())
-    assert restored_pod(HOOKED_POD, KEPT_CONTAINER).read
+    assert restored_pod(HOOKED_POD, CONTAINER_VALUES).read
 
 
 TEXTS = st.text("ab.\ud800\0\n", max_size=4)
@@ -155,7 +157,7 @@ VALUES = st.fixed_dictionaries({"annotations": MAPS, "cgroup_parent": TEXTS, "re
 
 
 @given(queried=VALUES, hooked=VALUES, labels=st.tuples(MAPS, MAPS))
-def test_any_subject_is_restored_from_its_text(queried: Any, hooked: Any, labels: Any) -> None:
+def test_any_record_is_restored_from_its_text(queried: Any, hooked: Any, labels: Any) -> None:
     pod = PodRecord(replace(POD, labels=labels[0], **queried), replace(POD, labels=labels[1], **hooked))
     container = ContainerRecord(replace(CONTAINER, **queried), replace(CONTAINER, **hooked))
     cases: list[Any] = [(pod, restored_pod), (container, restored_container)]
@@ -167,8 +169,7 @@ def test_any_subject_is_restored_from_its_text(queried: Any, hooked: Any, labels
         assert replace(again.original, resources=None) == replace(record.original, resources=None)
 
 
-def test_text_has_all_pairs_and_only_their_owners() -> None:
-    """Owners only of what was replaced."""
+def test_originals_text_has_pairs_and_their_owners() -> None:
     record = ContainerRecord(CONTAINER, resources(cpu_quota=-1, cpu_period=100_000), OWNERS)
     assert write(retained(record)) == (
         b'[["p1","main",3],{"resources.cpu_quota":[200000,-1],"resources.unified.memory.high":["1",null]},'
@@ -200,6 +201,6 @@ BROKEN: dict[str, list[bytes]] = {
 
 
 @pytest.mark.parametrize(("text", "why"), [(text, why) for why, texts in BROKEN.items() for text in texts])
-def test_other_text_is_broken(text: bytes, why: str) -> None:
+def test_malformed_originals_raise_value_error(text: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         read(text)

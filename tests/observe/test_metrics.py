@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import runtimeproxy
-from runtimeproxy.core.dispatcher import LEFT, OK
+from runtimeproxy.core.dispatcher import ENDED, OK
 from runtimeproxy.cri import routes as cri_routes
 from runtimeproxy.docker import exchange as docker_routes
 from runtimeproxy.errors import Reason
@@ -113,7 +113,7 @@ USUAL = VALUES | {
 }
 WORST = VALUES | {
     "reason": [reason.value for reason in Reason],
-    "code": [LEFT, OK, *(reason.value for reason in Reason)],
+    "code": [ENDED, OK, *(reason.value for reason in Reason)],
     "field": [f"resources.{number}" for number in range(20)],
     "hook_server": [f"h{number}" for number in range(40)],
 }
