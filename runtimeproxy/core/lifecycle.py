@@ -171,7 +171,7 @@ class Lifecycle:
     def _record_end(self, call: HeldCall) -> None:
         times = call.times
         times.operation = call.operation.value  # read_subject may have set it
-        seconds = self._metrics.ended(times)
+        seconds = self._metrics.record_end(times)
         owners = {name: owner for name, owner in call.adjustment.owners.items() if name not in call.missing_fields}
         if times.outcome == "agreed" and owners:
             for owner, field in {(owner, kind_of(name)) for name, owner in owners.items()}:
@@ -354,7 +354,7 @@ class Lifecycle:
                 # to keep the order.
                 began = self._metrics.clock()
                 await self._queue.wait(ticket, self._budget(call) or self._budget_seconds)
-                call.times.turn += self._metrics.clock() - began
+                call.times.queued += self._metrics.clock() - began
             # Other calls of the same container may have been committed since this one was held.
             present = call.subject(self.store)
             if present is not None and call.operation is Operation.UPDATE_CONTAINER_RESOURCES:

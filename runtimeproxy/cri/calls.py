@@ -160,8 +160,8 @@ class ContainerCall(CriCall):
         state = await self.shared.backend.container_state(self.version, self.id)
         if state is None:
             return call.NOT_DONE if starts else call.REMOVED
-        ran = state == api_pb2.CONTAINER_EXITED or (starts and state == api_pb2.CONTAINER_RUNNING)
-        return call.DONE if ran and self.operation is not Operation.REMOVE_CONTAINER else call.UNANSWERED
+        finished = state == api_pb2.CONTAINER_EXITED or (starts and state == api_pb2.CONTAINER_RUNNING)
+        return call.DONE if finished and self.operation is not Operation.REMOVE_CONTAINER else call.UNANSWERED
 
     def settable(
         self, changes: fields.Changes, subject: Subject, requested: Resources | None, adjustment: Adjustment
@@ -173,7 +173,7 @@ class ContainerCall(CriCall):
             requested,
             accepts_unlimited_memory=self.shared.backend.accepts_unlimited_memory,
         )
-        self.note_unsupported(left_out, "an update", self.shared.metrics.left_out)
+        self.note_unsupported(unsupported, "an update", self.shared.metrics.count_unsettable_fields)
         self.shared.metrics.normalised(fields.converted(changes, values), adjustment.owners)
         return values
 

@@ -215,8 +215,8 @@ def values_for_update(
     unlimited = fields.UNLIMITED if accepts_unlimited_memory else None
     sent = fields.in_update(changes, 0 if current.memory_limit_in_bytes <= 0 else unlimited)
     if sent.get(MEMORY):
-        sent = {**_swap(*fields.limits_before(requested or fields.NO_RESOURCES, held), sent[MEMORY]), **sent}
-    return SettableValues(sent, fields.unsupported_changes(changes, sent, held))
+        sent = {**_swap(*fields.limits_before(requested or fields.NO_RESOURCES, current), sent[MEMORY]), **sent}
+    return SettableValues(sent, fields.unsupported_changes(changes, sent, current))
 
 
 def _swap(memory: int, swap: int, new_memory: fields.ResourceValue) -> Changes:

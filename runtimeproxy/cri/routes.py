@@ -46,7 +46,7 @@ PASSING_SERIES: dict[bytes, Key] = {
     for method in methods
 }
 """The series that counts the passing calls of a path; an Operation passes while no hook server is registered for it."""
-OTHER_SERIES: Key = ("calls_passed", (OTHER,))
+OTHER_SERIES: Key = ("calls_passed", (OTHER_LABEL,))
 
 RESTORES: frozenset[bytes] = frozenset(runtime_path(version, "RestorePod").encode() for version in VERSIONS)
 """The paths of the method that creates and starts a pod with its containers, without hook points."""

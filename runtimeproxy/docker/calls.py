@@ -138,11 +138,11 @@ class CreateCall(DockerCall):
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Put the adjustment into Labels, Env and HostConfig, and the pod's cgroup parent where a hook changed it."""
-        left_out, respelt = messages.differing_in_create(adjustment.resources)
-        self.note_unsupported(left_out, "Docker", self.shared.metrics.left_out)
-        self.shared.metrics.normalised(respelt, adjustment.owners)
-        of_pod, driver = subject.container is None, self.shared.lookup.driver
-        path = adjustment.cgroup_parent if of_pod else merge.cgroup_parent_to_set(subject.pod, adjustment)
+        unsupported, normalised = messages.check_create_fields(adjustment.resources)
+        self.note_unsupported(unsupported, "Docker", self.shared.metrics.count_unsettable_fields)
+        self.shared.metrics.normalised(normalised, adjustment.owners)
+        is_pod, driver = subject.container is None, self.shared.lookup.driver
+        path = adjustment.cgroup_parent if is_pod else merge.cgroup_parent_to_set(subject.pod, adjustment)
         parent = None if path is None or driver is None else messages.to_docker(path, driver)
         body = messages.edit_create(self.body, adjustment, parent, is_pod=is_pod)
         self._released = None if body is self.body else body
@@ -262,8 +262,8 @@ class StartCall(ReferenceCall):
         failed update may have been applied, the call is ``state_unknown`` from then on."""
         container = merge.container_of(subject).effective
         update = messages.edit_update(b"{}", adjustment.resources, container.resources or fields.NO_RESOURCES)
-        self.note_unsupported(update.left_out, "Docker", self.shared.metrics.left_out)
-        self.shared.metrics.normalised(update.respelt, adjustment.owners)
+        self.note_unsupported(update.unsupported, "Docker", self.shared.metrics.count_unsettable_fields)
+        self.shared.metrics.normalised(update.normalised, adjustment.owners)
         if not update.resources:
             return {}
         self.shared.events.expect_update(self._id)
@@ -300,9 +300,9 @@ class UpdateCall(ReferenceCall):
         if fields.MEMORY in adjustment.resources:  # a swap limit that a hook only repeated changes with it
             adjustment = replace(adjustment, confirmed=adjustment.confirmed - {fields.SWAP})
         update = messages.edit_update(self.body, merge.differing(subject, self.update.requested, adjustment), effective)
-        left_out = update.left_out + (("annotations",) if adjustment.annotations else ())
-        self.note_unsupported(left_out, "Docker", self.shared.metrics.left_out)
-        self.shared.metrics.normalised(update.respelt, adjustment.owners)
+        unsupported = update.unsupported + (("annotations",) if adjustment.annotations else ())
+        self.note_unsupported(unsupported, "Docker", self.shared.metrics.count_unsettable_fields)
+        self.shared.metrics.normalised(update.normalised, adjustment.owners)
         self.update = replace(self.update, added_resources=update.resources)
         return None if update.body is self.body else update.body
 

@@ -146,7 +146,7 @@ def _pattern(template: str) -> str:
 
 match_passing = re.compile("|".join(map(_pattern, _TEMPLATES))).match
 """Match "METHOD target" of a passing request; ``lastindex`` is the index of its series."""
-PASSING_SERIES: tuple[Key, ...] = tuple(("calls_passed", (template,)) for template in (OTHER, *_TEMPLATES))
+PASSING_SERIES: tuple[Key, ...] = tuple(("calls_passed", (template,)) for template in (OTHER_LABEL, *_TEMPLATES))
 """The series that count passing requests; the first counts requests without a match."""
 CREATE_SERIES = PASSING_SERIES[1 + _TEMPLATES.index("POST /containers/create")]
 EVENTS = PASSING_SERIES[1 + _TEMPLATES.index("GET /events")]

@@ -59,13 +59,13 @@ class DockerFront(FrontBase):
             self._backend,
             lifecycle.store,
             metrics,
-            on_gone=self._lookup.forget_plain,
-            on_died=self._died,
+            on_removed=self._lookup.forget_plain,
+            on_died=self._on_died,
             on_restarted=lifecycle.forget_stop,
-            on_connected=self._learn,
+            on_connected=self._read_info,
             on_missed=lambda: self.sync.soon(),
         )
-        self.sync = Sync(self._lookup, lifecycle, metrics, on_dropped=self._events.gone)
+        self.sync = Sync(self._lookup, lifecycle, metrics, on_dropped=self._events.forget_container)
         self.shared = DockerShared(
             budget=self.budget,
             caches=MessageCaches(counters=metrics.counters),
@@ -114,10 +114,10 @@ class DockerFront(FrontBase):
         self.hangups.close()
         await self._backend.close()
 
-    def _died(self, container_id: str) -> None:
+    def _on_died(self, container_id: str) -> None:
         if self.lifecycle.has_pending_end(container_id) and not self._lookup.is_plain(container_id):
-            known = self._lookup.known(container_id)  # its record is dropped if it is removed with its end
-            ended = self.lifecycle.ended(container_id, partial(self._read_ended, container_id, known))
+            stored = self._lookup.stored(container_id)  # its record is dropped if it is removed with its end
+            ended = self.lifecycle.ended(container_id, partial(self._read_ended, container_id, stored))
             self.keep(self.loop.create_task(ended))
 
     async def _read_ended(self, container_id: str, stored: Subject | None) -> Subject | None:

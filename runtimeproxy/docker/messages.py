@@ -310,11 +310,11 @@ def edit_update(body: bytes, changes: Changes, current: Resources) -> Update:
         sent.setdefault(SWAP, 0)
     put_in = {name: value for name, value in sent.items() if value or document.get(RESOURCE_TABLE[name])}
     edited = json.rewrite(body, Members(_resource_edits(document, put_in))) if put_in else body
-    return Update(edited, put_in, fields.unsupported_changes(changes, sent, present), fields.converted(changes, sent))
+    return Update(edited, put_in, fields.unsupported_changes(changes, sent, current), fields.converted(changes, sent))
 
 
-def differing_in_create(changes: Changes) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the changed fields that a create cannot carry, and of those that it has in other values."""
+def check_create_fields(changes: Changes) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of changed fields that a create cannot set, and of those that it sets to equivalent values."""
     return tuple(sorted(changes.keys() - RESOURCE_TABLE.keys())), fields.converted(changes, fields.in_create(changes))
 
 

@@ -589,4 +589,4 @@ def test_environment_is_not_cached_nor_decoded_when_long() -> None:
     envs = encoded({"LONG": "x" * LONGEST_ENVS})
     info = replace(info, envs=envs)
     row = container_row(ContainerRecord(info, replace(info, envs=changed_envs(envs, {"GPU": "0"}))))
-    assert (row["asked"], row["sent"], row["changed"]) == ([MANY], [MANY, "envs.GPU"], ["envs.GPU"])
+    assert (row["asked"], row["sent"], row["changed"]) == ([UNREAD_ENVS], [UNREAD_ENVS, "envs.GPU"], ["envs.GPU"])

@@ -12,7 +12,7 @@ from runtimeproxy.docker.exchange import Action, Route, find_route
 from runtimeproxy.wire.http1 import Rule
 from tests.amounts import examples
 from tests.docker.followed import PROXY_PREFIX, answers, check_refused, follow, mutations
-from tests.docker.forms import FOLLOWING, FORMS, HIDDEN, SECRET, TARGETS, Form, post, stream
+from tests.docker.forms import FORMS, HIDDEN, TARGETS, Form, stream
 from tests.docker.test_exchange_routes import HELD, ID, PASSING
 from tests.engines.dockerd import BUSYBOX, Dockerd
 from tests.system.proxy import ROOT
@@ -134,17 +134,13 @@ def stated(dockerd: Dockerd, method: str, target: str, body: bytes) -> str:
     return str(json.loads(arrived).get("message")) if arrived.startswith(b"{") else arrived.decode()
 
 
-def agree(dockerd: Dockerd, method: str, target: str) -> Decision:
-    """Check that dockerd routes a request as the proxy does; return its decision."""
-    decision = decided(dockerd, method, target)
-    ours = find_route(method, target)
-    if isinstance(decision, Refused):
-        current = target.replace(decision.version, "1.41", 1)
-        assert current != target
-        assert decided(dockerd, method, current) == (ours and Route(ours.action, ours.reference))
-    else:
-        assert decision == (ours and Route(ours.action, ours.reference))
-    return decision
+def agree(dockerd: Dockerd, method: str, target: str) -> None:
+    """Check that dockerd routes a request as the proxy does."""
+    decision, ours = decided(dockerd, method, target), find_route(method, target)
+    if isinstance(decision, str):
+        assert decision in target
+        decision = decided(dockerd, method, target.replace(decision, "1.41", 1))
+    assert decision == (ours and Route(ours.action, ours.reference))
 
 
 UNASKED = {
@@ -165,7 +161,7 @@ def test_route_of_the_tables_is_dockerds(dockerd: Dockerd) -> None:
         agree(dockerd, method, target)
     for query in NAMES:
         target = f"/containers/create?{query}"
-        ours = route("POST", target)
+        ours = find_route("POST", target)
         assert ours is not None
         text = stated(dockerd, "POST", target, json.dumps({"Image": BUSYBOX}).encode())
         assert text.startswith(f"Invalid container name ({ours.name}), ")
@@ -204,17 +200,3 @@ def targets(draw: st.DrawFn) -> str:
 @given(st.sampled_from(("POST", "POST", "POST", "DELETE")), targets())
 def test_any_route_is_dockerds(dockerd: Dockerd, method: str, target: str) -> None:
     agree(dockerd, method, target)
-
-
-NAMES = ("name=a%20", "name=a+b", "name=%25&name=b", "na%6De=%C3%A9", "x&name=%FF", "name=%2Fa%2F", "Name=x&name=%2B")
-NAMES += ("name=\xc3\xa9\xff",)
-
-
-@pytest.mark.parametrize("query", NAMES)
-def test_name_of_a_create_is_the_one_that_dockerd_reads(dockerd: Dockerd, query: str) -> None:
-    """dockerd's error contains a name that no container may have."""
-    target = f"/containers/create?{query}"
-    decision = find_route("POST", target)
-    assert decision is not None
-    text = stated(dockerd, "POST", target, json.dumps({"Image": BUSYBOX}).encode())
-    assert text.startswith(f"Invalid container name ({decision.name}), ")

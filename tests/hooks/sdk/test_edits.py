@@ -23,7 +23,7 @@ from runtimeproxy.model.fields import (
     Resources,
 )
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Operation, Part, Stage, SubjectKind
-from runtimeproxy.model.merge import difference, echo, judged, limited
+from runtimeproxy.model.merge import applicable, difference, echo, validated
 from runtimeproxy_hooks.sdk.context import ContainerContext, PodContext
 from runtimeproxy_hooks.sdk.edits import EditableResources, Entries, Environment
 from runtimeproxy_hooks.sdk.errors import NotSayable
@@ -91,9 +91,9 @@ def test_part_can_be_edited_only_if_that_has_an_effect(point: HookPoint, part: P
     elif part in point.applies:
         edit(context)
         answered = difference(request_at(point), context.answer())
-        assert replace(limited(point, answered), confirmed=answered.confirmed) == answered
+        assert replace(applicable(point, answered), confirmed=answered.confirmed) == answered
         assert replace(answered, confirmed=frozenset()) == change
-        assert judged(answered, request_at(point))[1] == ()
+        assert validated(answered, request_at(point))[1] == ()
         return
     with pytest.raises(NotSayable, match=rf"^{name}: .*{point.name} .*{why}$"):
         edit(context)
@@ -286,7 +286,7 @@ def test_answer_changes_what_was_set_only(
 ) -> None:
     request = HookRequest(PodInfo(), ContainerInfo(resources=sent))
     change = difference(request, HookAnswer(resources=edited(sent, *edits, **more).answer))
-    assert judged(change, request)[1] == ()
+    assert validated(change, request)[1] == ()
     assert change.resources == changed
 
 

@@ -190,7 +190,7 @@ def test_limits_are_written_when_settings_change(node: Node, monkeypatch: Patch)
     assert not tester.pre_create_container(labels=qos("LS"))
     tree(node.folder, {"node.yaml": yaml.safe_dump({"rdt": {"LS": {"enable": True}}})})
     resctrl.refused = []
-    monkeypatch.setattr(rdt, "MOST_WRITTEN", 1)
+    monkeypatch.setattr(rdt, "MAX_WRITTEN", 1)
     for call in 2 * [OWN_LIMITS, {"labels": qos("LS")}]:
         tester.pre_create_container(**call)
     assert resctrl.limited[2:] == [POD_GROUP, "LS"] * 2
