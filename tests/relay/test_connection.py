@@ -15,7 +15,7 @@ import uvloop
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.relay import connection
-from runtimeproxy.relay.connection import HIGH_WATER, LOW_WATER, PIECE_BYTES, Connection, Endpoint, ReadBuffer
+from runtimeproxy.relay.connection import HIGH_WATER, LOW_WATER, QUEUE_ITEM_BYTES, Connection, Endpoint, ReadBuffer
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.hangups import Hangups
 from runtimeproxy.wire.http1 import Send
@@ -67,7 +67,7 @@ class Copy(Connection):
         self.events.append("client ended")
         return self.delays_client_eof
 
-    def client_gone(self) -> None:
+    def client_closed(self) -> None:
         self.events.append("client gone")
 
     def backend_eof(self) -> bool:
@@ -204,7 +204,7 @@ async def test_short_writes_count_for_more_than_their_bytes(rig: Rig) -> None:
     while not endpoint.slow:
         endpoint.write(b"a line\n")
         writes += 1
-    assert writes * PIECE_BYTES <= HIGH_WATER
+    assert writes * QUEUE_ITEM_BYTES <= HIGH_WATER
     assert endpoint.waiting - already == writes * len(b"a line\n")
 
 
@@ -269,25 +269,25 @@ async def test_tunnel_closes_after_a_slow_backend_has_everything(rig: Rig) -> No
 
 
 async def test_client_is_paused_while_held_or_backend_is_slow(rig: Rig) -> None:
-    rig.pair.hold_client(True)
+    rig.pair.pause_client(True)
     rig.client.send(b"z")
     await asyncio.sleep(0.02)
     with pytest.raises(BlockingIOError):
         rig.backend.recv(1)
-    rig.pair.hold_client(False)
+    rig.pair.pause_client(False)
     sent = 1 + await rig.fill(rig.client)
-    rig.pair.hold_client(True)
-    rig.pair.hold_client(False)
+    rig.pair.pause_client(True)
+    rig.pair.pause_client(False)
     await asyncio.sleep(0.02)
     with pytest.raises(BlockingIOError):
         rig.client.send(b"more")
-    rig.pair.hold_client(True)
+    rig.pair.pause_client(True)
     reading = asyncio.create_task(rig.read_to_end(rig.backend))
     await until(lambda: not rig.pair._backend.waiting)
     rig.client.shutdown(socket.SHUT_WR)
     await asyncio.sleep(0.02)
     assert not rig.pair.events, "its EOF follows bytes that are not read"
-    rig.pair.hold_client(False)
+    rig.pair.pause_client(False)
     assert await reading == sent
 
 
@@ -377,7 +377,7 @@ async def test_new_backend_replaces_one_that_ended(rig: Rig) -> None:
 async def test_client_sees_the_end_after_the_last_answer(rig: Rig) -> None:
     """What it still sends is dropped: a client that cannot send may never read the answer."""
     await rig.fill(rig.client)
-    rig.pair.hold_client(True)
+    rig.pair.pause_client(True)
     rig.pair.to_client.append(b"last answer")
     rig.pair.finish_client()
     await rig.ended(rig.client, b"last answer")
@@ -416,7 +416,7 @@ async def test_shut_client_loses_nothing_and_sends_no_more(rig: Rig) -> None:
 
 async def test_client_with_unread_bytes_sees_the_answer_and_eof(rig: Rig) -> None:
     """The backend has answered early and closed: no reset follows the answer (relay-rules C8)."""
-    rig.pair.hold_client(True)
+    rig.pair.pause_client(True)
     rig.client.send(b"z" * 100_000)
     rig.backend.send(b"no")
     rig.backend.close()

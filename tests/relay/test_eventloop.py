@@ -120,12 +120,12 @@ async def test_fiber_resumes_inside_its_awaitable() -> None:
 
 async def test_fiber_awaits_all_that_a_task_awaits() -> None:
     future = asyncio.get_running_loop().create_future()
-    made = [fiber(noted([], one)) for one in (asyncio.create_task(asyncio.sleep(0)), asyncio.sleep(0), future)]
-    assert not any(one.done() for one in made)
+    made = [fiber(noted([], item)) for item in (asyncio.create_task(asyncio.sleep(0)), asyncio.sleep(0), future)]
+    assert not any(item.done() for item in made)
     future.set_result(None)
     assert await asyncio.gather(*made) == ["ended"] * 3
     awaited = pending(), pending()
-    tasks = asyncio.gather(*(noted([], one) for one in awaited), return_exceptions=True)
+    tasks = asyncio.gather(*(noted([], item) for item in awaited), return_exceptions=True)
     await asyncio.sleep(0)
     awaited[0].set_result(1)
     awaited[1].set_exception(KeyError())

@@ -79,8 +79,8 @@ class Rig:
         return self.backend()
 
     def events(self) -> list[tuple[str | None, ...]]:
-        found = shown_of(self.front.metrics.events)
-        return [(event["kind"], event.get("reason"), event.get("text")) for event in found]
+        events = shown_of(self.front.metrics.events)
+        return [(event["kind"], event.get("reason"), event.get("text")) for event in events]
 
     def count(self, name: str) -> float:
         return self.front.metrics.total(name)
@@ -89,7 +89,7 @@ class Rig:
 @pytest.fixture
 async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     monkeypatch.setattr(drain, "NOTICE_SECONDS", 0.01)
-    monkeypatch.setattr(drain, "PARTING_SECONDS", 0.01)
+    monkeypatch.setattr(drain, "CLOSE_SECONDS", 0.01)
     made = Rig(str(tmp_path / "backend.sock"))
     yield made
     await made.front.drain(0)
@@ -199,8 +199,8 @@ async def test_drain_answers_a_request_that_is_not_paired(rig: Rig, lost: bool) 
     await asyncio.wait_for(draining, SECONDS)
 
 
-@pytest.mark.parametrize("leaves", [False, True])
-async def test_drain_does_not_wait_for_a_client_without_requests(rig: Rig, leaves: bool) -> None:
+@pytest.mark.parametrize("disconnects", [False, True])
+async def test_drain_does_not_wait_for_a_client_without_requests(rig: Rig, disconnects: bool) -> None:
     """No request is lost on its way either: the client's send fails."""
     rig.client(), rig.backend()
     (paired,) = rig.front.connections
@@ -208,18 +208,18 @@ async def test_drain_does_not_wait_for_a_client_without_requests(rig: Rig, leave
     rig.fill()
     client = rig.client()
     (unpaired,) = rig.front.connections - {paired}
-    if leaves:
+    if disconnects:
         client.close()
     draining = asyncio.create_task(rig.front.drain(LONG_SECONDS))
     await until(lambda: unpaired._shut)  # type: ignore[attr-defined]
-    if not leaves:
+    if not disconnects:
         with pytest.raises(BrokenPipeError):
             client.send(b"request")
     assert not draining.done()
     rig.front.unfinished_of_each = Unfinished()
     await asyncio.wait_for(draining, SECONDS)
     assert rig.front.connections == {paired}
-    assert leaves or await read(client) == b""
+    assert disconnects or await read(client) == b""
 
 
 async def test_drain_cancels_what_does_not_finish(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ async def test_drain_cancels_what_does_not_finish(rig: Rig, monkeypatch: pytest.
 
     endless, uncancelled = asyncio.create_task(asyncio.sleep(LONG_SECONDS)), asyncio.create_task(stubborn())
     for task in (endless, uncancelled):
-        rig.front.keep(task)
+        rig.front.add_task(task)
     await asyncio.sleep(0)
     await asyncio.wait_for(rig.front.drain(0.02), SECONDS)
     assert endless.cancelled()

@@ -64,13 +64,13 @@ async def test_peer_forgotten_by_another_callback_is_not_reported(hangups: Hangu
     """Both hang up within one iteration of the loop, and the first callback closes the second socket."""
     pairs = [socket.socketpair() for _ in range(2)]
 
-    def hung_up(other: socket.socket) -> None:
+    def hung_up(second: socket.socket) -> None:
         reported.append("one of both")
-        hangups.forget(other)
-        other.close()
+        hangups.forget(second)
+        second.close()
 
     for number, (near, _) in enumerate(pairs):
-        hangups.watch(near, lambda other=pairs[1 - number][0]: hung_up(other))  # type: ignore[misc]
+        hangups.watch(near, lambda second=pairs[1 - number][0]: hung_up(second))  # type: ignore[misc]
     for _, far in pairs:
         far.close()
     await settled(reported, "one of both")

@@ -197,15 +197,15 @@ PATHS = {"in": "in/a.sock", "above": "above/in/a.sock"}
 
 @pytest.mark.parametrize(("name", "make", "words"), OBSTACLES.values(), ids=OBSTACLES)
 def test_obstacle_is_named_and_not_touched(folder: Path, name: str, make: Callable[[Path], object], words: str) -> None:
-    def found() -> dict[Path, int]:
+    def inodes() -> dict[Path, int]:
         lock = folder / "a.sock.lock"
         return {path: path.lstat().st_ino for path in folder.rglob("*") if path != lock}
 
     sockets = make(folder / name)
-    before = found()
+    before = inodes()
     with pytest.raises(ConfigError, match=words):
         listen(str(folder / PATHS.get(name, "a.sock")))
-    assert found() == before
+    assert inodes() == before
     for sock in sockets if isinstance(sockets, list) else ():
         sock.close()
 
@@ -222,7 +222,7 @@ def test_bad_setting_is_named() -> None:
 
 GROUP = 12345 if os.geteuid() == 0 else os.getegid()
 """The socket's group; only root can set a group that it is not in, and the group need not exist."""
-OTHERS = [12346] if os.geteuid() == 0 else []
+OTHER_GROUPS = [12346] if os.geteuid() == 0 else []
 
 
 def test_group_may_enter_a_created_directory(tmp_path: Path) -> None:
@@ -244,8 +244,8 @@ def test_created_directories_are_ours_whatever_the_umask(folder: Path) -> None:
     assert [mode_of(folder / name) for name in ("x", "x/y", "x/y/z")] == [0o755, 0o755, 0o700]
 
 
-CAN_ENTER = [(0o710, GROUP), *((0o711, group) for group in OTHERS)]
-CANNOT = [(0o740, GROUP), (0o705, GROUP), *((0o750, group) for group in OTHERS)]
+CAN_ENTER = [(0o710, GROUP), *((0o711, group) for group in OTHER_GROUPS)]
+CANNOT = [(0o740, GROUP), (0o705, GROUP), *((0o750, group) for group in OTHER_GROUPS)]
 
 
 @pytest.mark.parametrize(("mode", "group"), CAN_ENTER + CANNOT)
@@ -268,8 +268,8 @@ FOLDERS += [(0o777, 0, 0, OPEN), (0o1777, 0, 0, OPEN)]
 
 @pytest.mark.parametrize(("mode", "user", "group", "fault"), FOLDERS)
 def test_directory_that_others_can_write_in_is_a_fault(mode: int, user: int, group: int, fault: str) -> None:
-    found = os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, user, group, 0, 0, 0, 0))
-    assert folder_fault(found, group_id=999) == fault
+    status = os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, user, group, 0, 0, 0, 0))
+    assert folder_fault(status, group_id=999) == fault
 
 
 def test_concurrent_starts_leave_one_listener(folder: Path) -> None:
@@ -361,11 +361,11 @@ class Systemd:
         return sock
 
     def hand_over(self, names: str, *given: socket.socket | IO[str]) -> dict[str, Listener]:
-        for at, each in enumerate(given):
-            assert fcntl.fcntl(each, fcntl.F_DUPFD, 500) == 500 + at
+        for at, descriptor in enumerate(given):
+            assert fcntl.fcntl(descriptor, fcntl.F_DUPFD, 500) == 500 + at
         environ = {"LISTEN_FDS": str(len(given)), "LISTEN_PID": str(os.getpid()), "LISTEN_FDNAMES": names, "OTHER": "1"}
         try:
-            found = inherited(environ)
+            listeners = inherited(environ)
         except ConfigError:
             for at in range(len(given)):
                 with contextlib.suppress(OSError):
@@ -373,7 +373,7 @@ class Systemd:
             raise
         finally:
             assert environ == {"OTHER": "1"}
-        return found
+        return listeners
 
 
 @pytest.fixture
@@ -387,9 +387,9 @@ def systemd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Systemd]:
 def test_inherited_sockets_serve_by_their_names_and_stay(tmp_path: Path, systemd: Systemd, names: str) -> None:
     order = names.removesuffix(".socket").split(":")
     given = [systemd.listen(tmp_path / name) for name in order]
-    found = systemd.hand_over(names, *given)
-    assert list(found) == order
-    for name, listener in found.items():
+    listeners = systemd.hand_over(names, *given)
+    assert list(listeners) == order
+    for name, listener in listeners.items():
         assert listener.path == str(tmp_path / name)
         assert not listener.socket.getblocking()
         assert not listener.socket.get_inheritable()
@@ -437,7 +437,7 @@ def test_inherited_admin_socket_that_others_may_use_is_refused(tmp_path: Path, s
 
 def test_variables_of_other_processes_are_removed() -> None:
     ours = str(os.getpid())
-    others = [{}, {"LISTEN_FDS": "1"}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_PID": ours}]
-    for environ in (*others, {"LISTEN_FDS": "0", "LISTEN_PID": ours}):
+    ignored = [{}, {"LISTEN_FDS": "1"}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_PID": ours}]
+    for environ in (*ignored, {"LISTEN_FDS": "0", "LISTEN_PID": ours}):
         assert inherited(environ) == {}
         assert environ == {}

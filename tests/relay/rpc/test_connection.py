@@ -335,7 +335,7 @@ async def test_calls_run_in_order_and_none_wakes_in_vain(client: UnaryClient, on
     for number, done in enumerate(calls):
         connection.send(answer(stream, b"x"))
         assert await done == b"x"
-        assert [each.done() for each in calls].count(True) == number + 1
+        assert [call.done() for call in calls].count(True) == number + 1
         if done is not calls[-1]:
             stream = await connection.request()
     assert (stream, one_at_a_time.accepted) == (11, 1)
