@@ -31,7 +31,7 @@ def test_all_caches_together_are_small() -> None:
     """They are a small part of the memory of a proxy with 100 records (45 MiB)."""
     found = [value for value in vars(codec).values() if isinstance(value, Cache)]
     assert len(found) == 3
-    assert sum(cache._most for cache in found) <= 2 << 20
+    assert sum(cache._max_bytes for cache in found) <= 2 << 20
 
 
 def copied(values: Mapping[str, str]) -> dict[str, str]:

@@ -137,9 +137,9 @@ def fed(body: Body, stream: bytes, cuts: list[int]) -> int:
     at = 0
     for cut in [*cuts, len(stream)]:
         chunk = stream[at : at + cut]
-        taken = body.feed(chunk)
-        at += taken
-        assert taken == len(chunk) or body.done
+        consumed = body.feed(chunk)
+        at += consumed
+        assert consumed == len(chunk) or body.done
         if body.done:
             break
     return at
@@ -203,13 +203,13 @@ def test_chunked_body_is_followed_to_its_end(raw: bytes, payload: bytes, kind: t
     assert (body.feed(kind(b"head" + raw + b"GET /"), 4), body.done) == (4 + len(raw), True)
     assert body.feed(b"GET /") == 0
     assert http1.dechunk(kind(raw)) == payload
-    for place in range(1, min(len(raw), SHORT)):
-        assert fed(ChunkedBody(), raw + b"GET", [place]) == len(raw)
+    for index in range(1, min(len(raw), SHORT)):
+        assert fed(ChunkedBody(), raw + b"GET", [index]) == len(raw)
 
 
 @pytest.mark.parametrize(("raw", "rule"), forms.REFUSED_CHUNKED, ids=lambda value: repr(value)[:40])
 def test_broken_chunked_body_is_refused_however_it_is_cut(raw: bytes, rule: Rule) -> None:
-    for cuts in ([], [1] * len(raw), *([place] for place in range(1, len(raw)) if len(raw) <= SHORT)):
+    for cuts in ([], [1] * len(raw), *([index] for index in range(1, len(raw)) if len(raw) <= SHORT)):
         assert refusal(fed, ChunkedBody(), raw, cuts) is rule
 
 

@@ -115,11 +115,11 @@ def test_frames_are_whole_after_any_split_of_the_bytes(
     frames: list[tuple[int, int, int, bytes]], chunks: list[int]
 ) -> None:
     stream = b"".join(http2.frame(*frame) for frame in frames)
-    buffer, found, at = http2.FrameBuffer(), [], 0
+    buffer, received, at = http2.FrameBuffer(), [], 0
     for chunk in [*chunks, len(stream)]:
-        found += buffer.feed(stream[at : at + chunk])
+        received += buffer.feed(stream[at : at + chunk])
         at += chunk
-    assert found == frames
+    assert received == frames
 
 
 @pytest.mark.parametrize(("buffer", "limit"), [(http2.FrameBuffer(20), 20), (http2.FrameBuffer(), 16_384)])

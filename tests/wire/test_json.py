@@ -23,9 +23,9 @@ def plain(value: Any) -> Any:
 
 
 def test_only_two_other_characters_fold_to_ascii_letters() -> None:
-    others = [chr(code) for code in range(128, 0x110000)]
-    folded = fold("\0".join(others)).split("\0")  # each by itself would take a second
-    twins = {character for character, to in zip(others, folded, strict=True) if to.isascii()}
+    characters = [chr(code) for code in range(128, 0x110000)]
+    folded = fold("\0".join(characters)).split("\0")  # each by itself would take a second
+    twins = {character for character, to in zip(characters, folded, strict=True) if to.isascii()}
     assert twins == {LONG_S, KELVIN}
 
 

@@ -224,12 +224,12 @@ def test_edit_means_what_the_parser_reads(message: bytes, quota: int, cpus: str,
     result = edited(message, number(quota) | text(cpus) | texts(unified))
     expected = Resources.FromString(message)
     expected.unified.update(unified)
-    found = Resources.FromString(result)
-    assert (found.cpu_quota, found.cpuset_cpus) == (quota, cpus)
-    assert dict(found.unified) == dict(expected.unified)
-    assert others(result) == others(message)
+    actual = Resources.FromString(result)
+    assert (actual.cpu_quota, actual.cpuset_cpus) == (quota, cpus)
+    assert dict(actual.unified) == dict(expected.unified)
+    assert unedited_fields(result) == unedited_fields(message)
 
 
-def others(message: bytes) -> list[bytes]:
-    known = (2, 6, 9)
-    return [message[field.start : field.end] for field in protobuf.fields(message) if field.number not in known]
+def unedited_fields(message: bytes) -> list[bytes]:
+    numbers = (2, 6, 9)
+    return [message[field.start : field.end] for field in protobuf.fields(message) if field.number not in numbers]
