@@ -43,10 +43,10 @@ class StateFile:
     """The file at a path, with mode 0600; the first write creates it and its directory. A write is atomic, and survives
     a crash of the machine if ``durable``. No method blocks for longer than the file system does, and LOCK_SECONDS."""
 
-    def __init__(self, path: str, longest: int, *, durable: bool) -> None:
+    def __init__(self, path: str, max_bytes: int, *, durable: bool) -> None:
         self.path = path
         self._folder, self._name = os.path.split(path)
-        self._longest = longest
+        self._max_bytes = max_bytes
         self._durable = durable
 
     def version(self) -> Version:
@@ -60,14 +60,14 @@ class StateFile:
         with self._failing("cannot be read"), suppress(FileNotFoundError), self._opened() as folder:
             file = os.open(self._name, _READ, dir_fd=folder)
             try:
-                found = os.fstat(file)
-                fault = folder_fault(found, None) if stat.S_ISREG(found.st_mode) else "is not a regular file"
-                if fault or found.st_nlink > 1:
+                status = os.fstat(file)
+                fault = folder_fault(status, None) if stat.S_ISREG(status.st_mode) else "is not a regular file"
+                if fault or status.st_nlink > 1:
                     raise NotOurs(fault or "has a second name")
-                if found.st_size > self._longest:
-                    raise StateError(f"is longer than {self._longest} bytes")
+                if status.st_size > self._max_bytes:
+                    raise StateError(f"is longer than {self._max_bytes} bytes")
                 with open(file, "rb", closefd=False) as content:
-                    return content.read(self._longest), _version(found)
+                    return content.read(self._max_bytes), _version(status)
             finally:
                 os.close(file)
         return b"", None
@@ -138,8 +138,8 @@ class StateFile:
             raise StateError(f"{self.path} {what} ({error.strerror})") from None
 
 
-def _version(found: os.stat_result) -> Version:
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+def _version(status: os.stat_result) -> Version:
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def make_folder(folder: str) -> bool:
@@ -154,32 +154,32 @@ def make_folder(folder: str) -> bool:
     return True
 
 
-def folder_fault(found: os.stat_result, group_id: int | None) -> str:
+def folder_fault(status: os.stat_result, group_id: int | None) -> str:
     """Return which other user or group can write to a directory or file; "" if none."""
-    if found.st_uid not in (0, os.geteuid()):
-        return f"belongs to user {found.st_uid}"
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_uid not in (0, os.geteuid()):
+        return f"belongs to user {status.st_uid}"
+    if status.st_mode & stat.S_IWOTH:
         return "can be written by everybody"
-    if found.st_mode & stat.S_IWGRP and found.st_gid not in (0, group_id):
-        return f"can be written by group {found.st_gid}"
+    if status.st_mode & stat.S_IWGRP and status.st_gid not in (0, group_id):
+        return f"can be written by group {status.st_gid}"
     return ""
 
 
 def is_in_memory(folder: str) -> bool:
     """Return whether a directory is on tmpfs or ramfs (statfs(2)). Raises OSError."""
-    found = ctypes.create_string_buffer(512)
-    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), found):
+    buffer = ctypes.create_string_buffer(512)
+    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), buffer):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return ctypes.c_uint32.from_buffer(found).value in _IN_MEMORY  # f_type comes first
+    return ctypes.c_uint32.from_buffer(buffer).value in _IN_MEMORY  # f_type comes first
 
 
 def identity(path: str) -> tuple[int, int] | None:
     """Return device and inode of the file at a path, without following links; None if there is none."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except (OSError, ValueError):  # ValueError: an abstract address begins with NUL
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def peer_credentials(sock: socket.socket) -> tuple[int, int, int]:

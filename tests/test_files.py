@@ -1,4 +1,4 @@
-"""State files: replaced as a whole, refused if another user could have written them; the checks of owners."""
+"""State files: replaced atomically, refused if another user could have written them; the checks of owners."""
 
 import fcntl
 import os
@@ -18,7 +18,7 @@ LONGEST = 1000
 
 @pytest.fixture
 def file(tmp_path: Path) -> StateFile:
-    """Return a file in a directory that is not there yet; no other user can write there, whatever the umask."""
+    """Return a file in a missing directory; no other user can write there, whatever the umask."""
     tmp_path.chmod(0o700)
     return StateFile(str(tmp_path / "state" / "proxy" / "a"), LONGEST, durable=True)
 
@@ -45,9 +45,9 @@ def test_state_file_and_directory_are_the_users_own(file: StateFile, umask: int)
         file.write(OLD)
     finally:
         os.umask(before)
-    found = Path(file.path)
-    assert [stat.S_IMODE(path.lstat().st_mode) for path in (found, found.parent)] == [0o600, 0o700]
-    assert {path.name for path in found.parent.iterdir()} == {found.name, ".a.lock"}
+    own = Path(file.path)
+    assert [stat.S_IMODE(path.lstat().st_mode) for path in (own, own.parent)] == [0o600, 0o700]
+    assert {path.name for path in own.parent.iterdir()} == {own.name, ".a.lock"}
 
 
 @pytest.mark.parametrize(("durable", "steps"), [(True, ["fsync", "rename", "fsync"]), (False, ["rename"])])
@@ -76,11 +76,11 @@ def test_reader_gets_the_old_content_or_the_new_one(
 def test_write_over_a_version_fails_if_that_was_replaced(file: StateFile) -> None:
     assert file.write(OLD, over=None) == file.version()
     version = file.version()
-    other = StateFile(file.path, LONGEST, durable=False)
-    other.write(NEW, over=version)
-    for known in (version, None):
+    second = StateFile(file.path, LONGEST, durable=False)
+    second.write(NEW, over=version)
+    for expected in (version, None):
         with pytest.raises(Changed, match="was replaced by another process"):
-            file.write(OLD, over=known)
+            file.write(OLD, over=expected)
     assert file.read()[0] == NEW
 
 
@@ -112,7 +112,7 @@ FOREIGN: list[tuple[str, str, bool]] = [
     ("chmod 777 .", "is in a directory that can be written by everybody", False),
     ("cd ..; mv proxy elsewhere; ln -s elsewhere proxy", "cannot be read (Not a directory)", False),
 ]
-"""What is done to the file -> why it is not believed, and whether the next write replaces it."""
+"""A change of the file -> why it is not trusted, and whether the next write replaces it."""
 ROOTS = [
     pytest.param("chmod 620 a; chgrp 12345 a", "can be written by group 12345", True, marks=pytest.mark.engine),
     pytest.param("chown 12345 a", "belongs to user 12345", True, marks=pytest.mark.engine),

@@ -204,8 +204,8 @@ def _checks(sources: Sources, now: float) -> list[dict[str, str]]:
         elif absence:
             unreachable.append(f"{plugin.name} ({absence.why})")
         if plugin.breaker.state is BreakerState.OPEN:
-            suspended.append(f"{plugin.name} (tried again in {plugin.breaker.seconds_left(now):.0f} s)")
-    not_read = "" if manager.read else manager.complaint or "the registration directory was not read yet"
+            suspended.append(f"{plugin.name} (tried again in {plugin.breaker.remaining_seconds(now):.0f} s)")
+    not_read = "" if manager.read else manager.directory_fault or "the registration directory was not read yet"
     disabled = [health.named("disabled by hand", manager.disabled), manager.mask_fault]
     if stall and now - stall.ended > health.STALL_REPORTED_SECONDS:
         stall = None
@@ -217,7 +217,7 @@ def _checks(sources: Sources, now: float) -> list[dict[str, str]]:
         "fail_plugins": health.named("policy Fail and unreachable", failing),
     }
     degraded = {
-        "registrations_read": manager.complaint,
+        "registrations_read": manager.directory_fault,
         "plugins": health.named("unreachable", unreachable),
         "breakers": health.named("calls suspended, as they keep failing", suspended),
         "disabled_plugins": "; ".join(filter(None, disabled)),

@@ -190,8 +190,7 @@ class _Unpaired:
             return False
 
     def drain(self, refusing: bool) -> None:
-        """If ``refusing``, shut down reading from a client that has sent nothing: later requests fail with EPIPE,
-        unsent."""
+        """If ``refusing``, stop reading from a client that has sent nothing: later requests fail with EPIPE."""
         if refusing and not self._shut and not self._has_requested():
             self._shut = True
             self._client.shutdown(socket.SHUT_RD)

@@ -106,7 +106,7 @@ async def test_failed_call_has_reason_and_its_text_is_never_logged(
     "late", [hookanswers.hang(), hookanswers.after(0.15, hookanswers.status(Status.DEADLINE_EXCEEDED))]
 )
 async def test_late_answer_is_a_deadline(client: HookClient, server: HookServer, late: hookanswers.Answer) -> None:
-    """A server that says of one pod that its own work was late, and says so soon, has answered."""
+    """An early DEADLINE_EXCEEDED is an answer: the server's own work for one pod was late."""
     server.default = late
     assert (await failing(client, 0.25)).reason is Reason.DEADLINE
     server.default = hookanswers.garbage()
@@ -168,7 +168,7 @@ async def test_abandoned_client_ends_its_calls_and_makes_no_more(client: HookCli
 
 @asynccontextmanager
 async def no_room(path: str) -> AsyncIterator[None]:
-    """Take one call at a time, and answer none."""
+    """Accept one call at a time, and answer none."""
     async with serve(path, {http2.MAX_CONCURRENT_STREAMS: 1}):
         yield
 

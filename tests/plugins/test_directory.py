@@ -1,4 +1,4 @@
-"""The registration directory, read once: which files count, and what cannot be read."""
+"""A single read of the registration directory: which files are registrations, and which are unreadable."""
 
 import os
 import socket
@@ -13,8 +13,8 @@ from tests.relay.test_listener import nobodys_folder
 
 def test_files_that_end_with_json_and_are_not_hidden_are_read_whole(tmp_path: Path) -> None:
     contents = {"a.json": b"", "a.b.json": os.urandom(MAX_BYTES), "c.json": b"\0\xff"}
-    others = ["..json", ".json", ".a.json", ".a.json.swp", "a.json~", "a.JSON", "a.yaml", "ajson"]
-    for name, content in (contents | dict.fromkeys(others, b"x")).items():
+    ignored = ["..json", ".json", ".a.json", ".a.json.swp", "a.json~", "a.JSON", "a.yaml", "ajson"]
+    for name, content in (contents | dict.fromkeys(ignored, b"x")).items():
         (tmp_path / name).write_bytes(content)
     assert directory.read(str(tmp_path)) == contents
     # A listing never contains ".a.json": it means a file that is missing in a listing taken during a rename.
@@ -56,7 +56,7 @@ def test_links_are_followed_and_nothing_is_opened_but_regular_files(tmp_path: Pa
 
 
 def test_file_that_grows_is_read_up_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A file of /proc has more content than its size says, as one that grows while it is read.
+    # A file of /proc is longer than its reported size, like one that grows while it is read.
     (tmp_path / "a.json").symlink_to("/proc/self/maps")
     monkeypatch.setattr(directory, "MAX_BYTES", 1000)
     assert len(bytes(directory.read(str(tmp_path))["a.json"])) == 1001  # type: ignore[arg-type]
@@ -64,12 +64,12 @@ def test_file_that_grows_is_read_up_to_the_limit(tmp_path: Path, monkeypatch: py
 
 def test_fifo_that_takes_a_files_place_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b"x")
-    found = (tmp_path / "a.json").stat()
+    status = (tmp_path / "a.json").stat()
     (tmp_path / "a.json").unlink()
     os.mkfifo(tmp_path / "a.json")
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
-        content = directory._regular(folder, "a.json", found)
+        content = directory._read_regular(folder, "a.json", status)
     finally:
         os.close(folder)
     assert content == UnreadableFile(f"a.json: {NO_FILE}")
@@ -88,13 +88,13 @@ def test_files_and_directories_without_permission() -> None:
 
 def renaming(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Rename the first name to the second one after the first listing, that to the third after the next, and so on."""
-    left, listdir = list(names), os.listdir
+    remaining, listdir = list(names), os.listdir
 
     def listed(path: int) -> list[str]:
-        found = listdir(path)
-        if len(left) > 1:
-            (folder / left.pop(0)).rename(folder / left[0])
-        return found
+        listing = listdir(path)
+        if len(remaining) > 1:
+            (folder / remaining.pop(0)).rename(folder / remaining[0])
+        return listing
 
     monkeypatch.setattr(os, "listdir", listed)
 

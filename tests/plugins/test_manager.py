@@ -87,11 +87,11 @@ class Rig:
     def remove(self, name: str) -> None:
         (self.folder / f"{name}.json").unlink()
 
-    def names(self, point: HookPoint = CREATE) -> list[str]:
-        return [plugin.name for plugin in self.manager.plugins_for(point)]
+    def names(self, hook_point: HookPoint = CREATE) -> list[str]:
+        return [plugin.name for plugin in self.manager.plugins_for(hook_point)]
 
-    async def until_called(self, *names: str, point: HookPoint = CREATE) -> None:
-        await until(lambda: self.names(point) == list(names))
+    async def until_called(self, *names: str, hook_point: HookPoint = CREATE) -> None:
+        await until(lambda: self.names(hook_point) == list(names))
 
     async def until_at(self, *endpoints: str) -> None:
         await until(lambda: [plugin.endpoint for plugin in self.manager.plugins_for(CREATE)] == list(endpoints))
@@ -108,8 +108,8 @@ class Rig:
 
     def events(self, *kinds: str) -> list[tuple[str, ...]]:
         """Return kind, hook server and text of the events."""
-        found = [event for event in shown_of(self.metrics.events) if not kinds or event["kind"] in kinds]
-        return [(event["kind"], event["hookServer"], event.get("text", "")) for event in found]
+        events = [event for event in shown_of(self.metrics.events) if not kinds or event["kind"] in kinds]
+        return [(event["kind"], event["hookServer"], event.get("text", "")) for event in events]
 
 
 @pytest.fixture
@@ -126,16 +126,17 @@ async def test_plugins_registered_before_the_start_serve_the_first_call(rig: Rig
     rig.put("b", policy="Fail", timeout="500ms")
     await rig.start("a", endpoint="unix:///run/other.sock", points=(CREATE.name, START.name))
     plugins = rig.manager.plugins_for(CREATE)
-    assert [(one.name, one.endpoint, one.policy.value, one.timeout_seconds) for one in plugins] == [
+    assert [(plugin.name, plugin.endpoint, plugin.policy.value, plugin.timeout_seconds) for plugin in plugins] == [
         ("a", "/run/other.sock", "Ignore", 2.0),
         ("b", "/run/b.sock", "Fail", 0.5),
     ]
     assert rig.manager.plugins_for(START) == plugins[:1]
-    assert [one.client for one in plugins] == rig.clients
+    assert [plugin.client for plugin in plugins] == rig.clients
     assert (rig.clients[0].plugin, rig.clients[0].endpoint) == ("a", "/run/other.sock")
     registered = [rig.manager.registered(points) for points in ([CREATE], [STOP, START], [STOP], [])]
     assert registered == [True, True, False, False]
-    assert [point.name for point in HOOK_POINTS if rig.manager.fail_policy_registered(point)] == [CREATE.name]
+    failing = [hook_point for hook_point in HOOK_POINTS if rig.manager.fail_policy_registered(hook_point)]
+    assert failing == [CREATE]
 
 
 @pytest.mark.parametrize(
@@ -208,9 +209,9 @@ async def test_each_change_of_a_file_is_in_the_log(rig: Rig, caplog: Log) -> Non
     registration.write(rig.folder, "a.json", json.dumps(entry))
     await rig.start()
     rig.put("a", "/run/y.sock", points=(START.name,))
-    await rig.until_called("a", point=START)
+    await rig.until_called("a", hook_point=START)
     rig.remove("a")
-    await rig.until_called(point=START)
+    await rig.until_called(hook_point=START)
     added = "endpoint /run/x.sock, policy Ignore, points PreCreateContainer"
     changed = "endpoint /run/y.sock, policy Ignore, points PreStartContainer"
     lines = [(line.getMessage(), vars(line).get("limited", True)) for line in caplog.records]
@@ -401,5 +402,5 @@ async def test_gauges_show_open_and_disabled_plugins_and_timeouts(rig: Rig) -> N
     await rig.until_called("b")
     assert rig.gauges("hook_breaker_open") == {"b": 0}
     kinds = ("plugin_disabled", "hangs"), ("plugin_enabled", "")
-    found = rig.events("plugin_disabled", "plugin_enabled")
-    assert found == [(kind, name, text) for kind, text in kinds for name in ("a", "unregistered")]
+    events = rig.events("plugin_disabled", "plugin_enabled")
+    assert events == [(kind, name, text) for kind, text in kinds for name in ("a", "unregistered")]

@@ -83,8 +83,8 @@ def test_keys_are_accepted_in_any_letter_case(spell: Callable[[str], str]) -> No
 def test_last_value_of_a_repeated_key_is_used(members: str, attribute: str, value: object) -> None:
     """As Go's encoding/json does (1.26) with the struct of koord-runtime-proxy, RuntimeHookConfig."""
     key = members.partition(":")[0].strip('"').lower()
-    other = f'"runtime-hooks": ["{POINT}"]' if attribute == "endpoint" else '"remote-endpoint": "/a"'
-    registration = parse("a.json", f"{{{other}, {members}}}".encode())
+    required = f'"runtime-hooks": ["{POINT}"]' if attribute == "endpoint" else '"remote-endpoint": "/a"'
+    registration = parse("a.json", f"{{{required}, {members}}}".encode())
     assert getattr(registration, attribute) == value
     words = "keys that occur more than once, of which the last value is used"
     assert registration.warnings[0] == f"a.json: {words}: '{key}'"
@@ -148,7 +148,7 @@ def test_unknown_keys_are_warned_about_once_and_order_means_nothing() -> None:
     assert "a.json: unknown keys are ignored: 'alpha', 'zeta'" in registration.warnings
 
 
-GOOD, OTHER = (
+GOOD, CHANGED_CONTENT = (
     json.dumps({"remote-endpoint": endpoint, "runtime-hooks": [POINT]}).encode() for endpoint in ("/run/a", "/run/b")
 )
 RESPELT, HALF, UNREADABLE = GOOD + b"\n", GOOD[:20], plugin_files.UnreadableFile("a.json: permission denied")
@@ -162,7 +162,7 @@ REMOVED, REJECTED = ChangeKind.REMOVED, ChangeKind.REJECTED
         ([GOOD], ADDED, GOOD),
         ([GOOD, GOOD], None, GOOD),
         ([GOOD, RESPELT], None, GOOD),
-        ([GOOD, OTHER], CHANGED, OTHER),
+        ([GOOD, CHANGED_CONTENT], CHANGED, CHANGED_CONTENT),
         ([GOOD, None], REMOVED, None),
         ([GOOD, None, None], None, None),
         ([GOOD, HALF], REJECTED, GOOD),
@@ -170,7 +170,7 @@ REMOVED, REJECTED = ChangeKind.REMOVED, ChangeKind.REJECTED
         ([HALF, b""], REJECTED, None),
         ([GOOD, HALF, GOOD], RESTORED, GOOD),
         ([GOOD, HALF, GOOD, RESPELT], None, GOOD),
-        ([GOOD, HALF, OTHER], CHANGED, OTHER),
+        ([GOOD, HALF, CHANGED_CONTENT], CHANGED, CHANGED_CONTENT),
         ([HALF, GOOD], ADDED, GOOD),
         ([HALF, None], None, None),
         ([HALF, None, HALF], REJECTED, None),

@@ -17,7 +17,7 @@ NEVER_SECONDS = 1000.0
 PATIENCE_SECONDS = 10.0
 """Seconds that a busy machine may take to see a change."""
 QUIET_SECONDS = 0.15
-"""After so many seconds without an event no more is expected."""
+"""Seconds without an event after which no more is expected."""
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ CHANGES = [
     *("rm -r hooks.d", "mv hooks.d old.d", "mv ../above ../moved"),
     "mkdir new.d; echo b > new.d/b.json; mv hooks.d old.d; mv new.d hooks.d",
 ]
-"""Each change is seen, and so is the next one."""
+"""The watcher sees each change and the next one."""
 MADE, A, NEXT = "mkdir -p above/hooks.d", "echo a > above/hooks.d/a.json", "echo next > above/hooks.d/next.json"
 AFTER_LINKS = [
     "echo a > first/a.json",
@@ -79,7 +79,7 @@ PLACES: dict[str, tuple[str, list[str], list[str]]] = {
     "a file that a link points to": (TO_NOTHING, ["echo x > elsewhere/other"], ["echo x > elsewhere/real"] * 2),
     "links in a ring": (RING, [], [NEXT]),
 }
-"""The initial state, the changes that are not seen then, and those that are, each by itself."""
+"""The initial state, the changes that are not seen, and those that are, one after another."""
 
 
 @pytest.mark.parametrize(("setup", "unseen", "changes"), PLACES.values(), ids=PLACES.keys())

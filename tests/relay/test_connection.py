@@ -1,6 +1,6 @@
-"""Two connections whose bytes flow into each other: order, half-close, back-pressure, and every way to end.
+"""A client and backend connection pair: order, half-close, back-pressure, and every way to end.
 
-The end by a hang-up, with another backend and after the last answer is relay-rules B1 and B9.
+For the end by a hang-up, with another backend and after the last answer, see relay-rules B1 and B9.
 """
 
 import asyncio
@@ -167,7 +167,7 @@ async def test_broken_protocol_ends_both_connections(rig: Rig, side: str) -> Non
 @pytest.mark.parametrize("mode", ["read", "passing", "alternating"])
 @pytest.mark.parametrize("slow", ["client", "backend"])
 async def test_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, mode: str) -> None:
-    """What waits stays bounded, and all bytes arrive in order once the slow side reads (fault matrix S7)."""
+    """Queued bytes stay bounded, and all bytes arrive in order once the slow side reads (fault matrix S7)."""
     rig.pair.passing = mode == "passing"
     fast_socket, slow_socket = (rig.backend, rig.client) if slow == "client" else (rig.client, rig.backend)
     data, received = array("I", range(2 * MIB)).tobytes(), bytearray()
@@ -187,7 +187,7 @@ async def test_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, mode
 
 
 async def test_early_answer_of_a_closed_backend_is_passed_on(rig: Rig) -> None:
-    """Writing to the backend fails, and what it has sent is read (relay-rules C8)."""
+    """Writing to the backend fails, and its earlier bytes are read (relay-rules C8)."""
     rig.backend.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
     rig.backend.close()
     for data in (b"more of the request", b"and more"):
@@ -236,7 +236,7 @@ async def test_delayed_eof_follows_buffered_bytes(rig: Rig) -> None:
 @watching
 @pytest.mark.parametrize("first", ["client", "backend", "backend closes"])
 async def test_each_side_of_a_tunnel_ends_by_itself(rig: Rig, first: str) -> None:
-    """A backend that closes its socket ends the client's side too, which need not notice that by itself."""
+    """A backend that closes its socket ends the client's side, too."""
     rig.pair.survives_backend = True
     if first == "client":
         rig.client.shutdown(socket.SHUT_WR)
@@ -375,7 +375,7 @@ async def test_new_backend_replaces_one_that_ended(rig: Rig) -> None:
 
 
 async def test_client_sees_the_end_after_the_last_answer(rig: Rig) -> None:
-    """What it still sends is dropped: a client that cannot send may never read the answer."""
+    """Its later bytes are dropped: a client that cannot send may never read the answer."""
     await rig.fill(rig.client)
     rig.pair.pause_client(True)
     rig.pair.to_client.append(b"last answer")

@@ -1,6 +1,6 @@
-"""Connecting: a full backlog is waited for, an absent listener fails at once (relay-rules A12).
+"""Connecting: a full backlog is waited for, an absent listener fails immediately (relay-rules A12).
 
-Also who may be at the other end of a hook server's socket (fault matrix X6).
+Also which users may serve a hook server's socket (fault matrix X6).
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def fill_backlog(path: str) -> list[socket.socket]:
 
 
 def scarce(number: int, times: int) -> Callable[[str], socket.socket | None]:
-    """Return a dialler that fails so many times for want of a resource."""
+    """Return a dialler that fails ``times`` times for lack of a resource."""
     failures = [OSError(number, "scarce")] * times
 
     def dialler(path: str) -> socket.socket | None:
@@ -88,7 +88,7 @@ FAULTS = {
     "file": ("rm l.sock; touch l.sock", NO_SOCKET),
     "another user": (f"chown {NOBODY}:{NOBODY} l.sock", f"{{path}} belongs to user {NOBODY}: run the hook"),
 }
-"""Who else may be able to write in a directory is tested in test_listener.py."""
+"""Directories that other users can write in are tested in test_listener.py."""
 
 
 @pytest.mark.parametrize(

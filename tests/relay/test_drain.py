@@ -1,4 +1,4 @@
-"""The drain of a front in virtual time: what is waited for, in which order, how long, and what is logged."""
+"""The drain of a front in virtual time: what it waits for, in which order, how long, and what it logs."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from runtimeproxy.relay.drain import ANSWER_SECONDS, CLOSE_SECONDS, NOTICE_SECON
 from tests.fakes.clock import virtual_time
 
 POLLS_SECONDS = 5 * drain.POLL_SECONDS
-"""Most seconds that a drain takes longer than the event that ends it."""
+"""Most seconds between the end of a drain and the event that ends it."""
 
 
 class Connection:

@@ -1,4 +1,4 @@
-"""What runs on the event loop: batches of calls, deadlines, fibers, and work in daemon threads."""
+"""Batches of calls, deadlines and fibers on the event loop, and work in daemon threads."""
 
 import asyncio
 import gc
@@ -115,7 +115,7 @@ async def test_fiber_resumes_inside_its_awaitable() -> None:
     assert steps[3:] == [2, "begun", KeyError]
     with pytest.raises(KeyError):
         await made
-    assert fiber(noted(steps, first)).result() == "ended", "a result that is set is not waited for"
+    assert fiber(noted(steps, first)).result() == "ended", "an available result is not waited for"
 
 
 async def test_fiber_awaits_all_that_a_task_awaits() -> None:

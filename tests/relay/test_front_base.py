@@ -1,4 +1,4 @@
-"""What all fronts do with clients: pair them immediately or later, or report an unavailable backend; the drain."""
+"""The base of all fronts: pairing clients immediately or later, reporting an unavailable backend, and the drain."""
 
 import asyncio
 import logging
@@ -201,7 +201,7 @@ async def test_drain_answers_a_request_that_is_not_paired(rig: Rig, lost: bool) 
 
 @pytest.mark.parametrize("disconnects", [False, True])
 async def test_drain_does_not_wait_for_a_client_without_requests(rig: Rig, disconnects: bool) -> None:
-    """No request is lost on its way either: the client's send fails."""
+    """No request is lost in flight: the client's send fails."""
     rig.client(), rig.backend()
     (paired,) = rig.front.connections
     rig.front.unfinished_of_each = Unfinished(calls=1)

@@ -1,4 +1,4 @@
-"""Which peers have closed their socket, on real socket pairs: a half-close does not count (relay-rules B1)."""
+"""Hang-ups on real socket pairs: a half-close is not one (relay-rules B1)."""
 
 import asyncio
 import socket
@@ -23,7 +23,7 @@ def reported() -> list[str]:
 
 
 async def settled(reported: list[str], *names: str) -> None:
-    """Wait until these are reported, and check that there are no others."""
+    """Wait until these hang-ups are reported, and check that no others are."""
     await until(lambda: reported == list(names))
     await asyncio.sleep(0.01)
     assert reported == list(names)

@@ -1,4 +1,4 @@
-"""The listening socket: one owner, the right mode at every moment, nothing else touched; systemd's sockets.
+"""The listening socket: one owner, its mode at every moment, untouched files of others; systemd's sockets.
 
 That is fault matrix P4, P6 and X5, promise 17.
 """
@@ -122,7 +122,7 @@ def test_mode_is_never_wider_even_between_two_system_calls(folder: Path, mode: i
     path, seen = folder / "a.sock", set[int]()
     command = ["strace", "-f", "-qq", "-e", f"trace={SLOWED_CALLS}", "-e", f"inject={SLOWED_CALLS}:delay_exit=50000"]
     command += [sys.executable, "-c", SLOW_START, str(path), oct(mode), str(os.getgid())]
-    for _ in range(5):  # a busy machine may not let us look between two system calls
+    for _ in range(5):  # on a busy machine no check may fall between two system calls
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             while process.poll() is None:
                 with contextlib.suppress(FileNotFoundError):
@@ -151,7 +151,7 @@ time.sleep(float(sys.argv[2]))
 def test_child_of_a_killed_proxy_is_waited_for(
     folder: Path, seconds: float, free: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has the socket until it notices the end of its parent."""
+    """It listens until it notices the end of its parent."""
     monkeypatch.setattr(listener_module, "ORPHAN_SECONDS", 20.0 if free else 0.1)
     command = [sys.executable, "-c", KILLED, str(folder / "a.sock"), str(seconds)]
     with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as killed:

@@ -212,7 +212,7 @@ FINAL_ACTIONS = [("cut", 1, 0), *(("stream window", stream, 2**24) for stream in
 
 
 class Peer:
-    """Gives the sender work and obeys RFC 9113 as its peer, frame by frame as they arrive."""
+    """Queues data at the sender, and checks each sent frame as a peer by RFC 9113."""
 
     def __init__(self) -> None:
         self.sender, self.source = started(), started()

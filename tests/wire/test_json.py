@@ -1,4 +1,4 @@
-"""The JSON editor; the stdlib's parser is the oracle of what a text means."""
+"""The JSON editor; the stdlib's parser is the oracle for the meaning of texts."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ def plain(value: Any) -> Any:
 
 def test_only_two_other_characters_fold_to_ascii_letters() -> None:
     characters = [chr(code) for code in range(128, 0x110000)]
-    folded = fold("\0".join(characters)).split("\0")  # each by itself would take a second
+    folded = fold("\0".join(characters)).split("\0")  # folding each one separately would take a second
     twins = {character for character, to in zip(characters, folded, strict=True) if to.isascii()}
     assert twins == {LONG_S, KELVIN}
 

@@ -101,11 +101,8 @@ class UnaryClient:
         return Peer((identity, identity == self._connected_to), self._connections if usable else 0)
 
     def absence(self) -> str:
-        """Return why no server is known to answer at the path; "" if one is.
-
-        The next call uses a connection that is made here, which is not answered yet. A shortage in the proxy is not a
-        fault of the server.
-        """
+        """Return why no server is known to answer at the path; "" if one is. The next call uses a connection that is
+        made here, which is not answered yet. A shortage in the proxy is not a fault of the server."""
         try:
             link = self._usable(asyncio.get_running_loop())
             if link is not None and link.calls.out:

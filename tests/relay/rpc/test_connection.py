@@ -1,4 +1,4 @@
-"""The unary client on real sockets, against a scripted peer that makes every mistake.
+"""The unary client on real sockets, against a scripted peer with every fault.
 
 The meaning of a call's frames is tested in tests/relay/rpc/test_framing.py. The lack of descriptors: fault matrix P8.
 """
@@ -81,20 +81,20 @@ async def answered(client: UnaryClient, server: Server, connection: Connection |
 
 
 async def queried(client: UnaryClient, server: Server) -> tuple[asyncio.Task[bytes], Connection, int]:
-    """Make a call on a new connection; once it has come, return it with the connection and its stream."""
+    """Make a call on a new connection; once it is received, return it with the connection and its stream."""
     call = start(client)
     connection = await server.connection()
     return call, connection, await connection.request()
 
 
 async def ended(connection: Connection) -> None:
-    """Wait for the end of a connection on which no more calls come."""
+    """Wait for the end of a connection without more calls."""
     with pytest.raises(EOFError):
         await connection.next(http2.HEADERS)
 
 
 async def notified(connection: Connection) -> None:
-    """Wait until the client has read what it was sent."""
+    """Wait until the client has read all sent bytes."""
     connection.send(PING)
     await connection.next(http2.PING)
 
@@ -175,7 +175,7 @@ SILENT = "listens, but has not answered as a gRPC server"
 async def test_absence_of_a_server_is_seen_without_a_call(path: str, client: UnaryClient) -> None:
     async with serve(path) as server:
         assert client.absence() == f"{path}: {SILENT}"
-        assert client.peer().connection == 1, "the look has left no connection"
+        assert client.peer().connection == 1, "the check has left no connection"
         connection = await answered(client, server)
         assert client.absence() == ""
         call = start(client)
@@ -331,7 +331,7 @@ async def test_calls_run_in_order_and_none_wakes_in_vain(client: UnaryClient, on
     calls = [first, *(start(client) for _ in range(5))]
     assert (await failing_soon(client)).kind is Kind.DEADLINE
     (link,) = client.links
-    link.room = None  # type: ignore[assignment,method-assign]  # who waits again would fail
+    link.room = None  # type: ignore[assignment,method-assign]  # a call that waits again would fail
     for number, done in enumerate(calls):
         connection.send(answer(stream, b"x"))
         assert await done == b"x"

@@ -1,4 +1,4 @@
-"""Unary calls on one connection, against a peer that is written out frame by frame."""
+"""Unary calls on one connection, against a peer that is scripted frame by frame."""
 
 import gzip
 
@@ -86,7 +86,7 @@ def test_request_waits_for_the_peers_windows() -> None:
     calls.receive(narrow)
     calls.out.clear()
     calls.open(PATH, message, 1.0)
-    calls.receive(wider + narrow)  # what is left once all is read counts
+    calls.receive(wider + narrow)  # the last SETTINGS of a read apply
     assert http2.DATA not in [kind for kind, *_ in sent(calls)]
     calls.receive(wider)
     parts = [frame for frame in sent(calls) if frame[0] == http2.DATA]
@@ -254,7 +254,7 @@ FAILURES: list[tuple[bytes, int, Kind, str, list[Frame]]] = [
         for notified in UNPROCESSED
     ),
 ]
-"""What is received, what it makes of the call, and what is sent then."""
+"""The received bytes, the failure of the call, and the sent frames."""
 
 
 @pytest.mark.parametrize(("received", "code", "kind", "text", "after"), FAILURES)
