@@ -31,7 +31,7 @@ def opened() -> Breaker:
 @pytest.mark.parametrize(
     ("reason", "more"), [*((reason, 5) for reason in CLOSING), *((reason, 1) for reason in NEUTRAL)]
 )
-def test_only_an_answer_ends_a_row_of_failures(reason: Reason | None, more: int) -> None:
+def test_consecutive_failures_are_reset_only_by_answer(reason: Reason | None, more: int) -> None:
     breaker = Breaker()
     for ended in [*[Reason.DEADLINE] * 4, reason, *[Reason.BROKEN_ANSWER] * more]:
         assert breaker.state is CLOSED
@@ -39,7 +39,7 @@ def test_only_an_answer_ends_a_row_of_failures(reason: Reason | None, more: int)
     assert breaker.state is OPEN
 
 
-def test_each_opening_is_longer_up_to_five_minutes() -> None:
+def test_openings_grow_up_to_five_minutes() -> None:
     breaker, now, waited = opened(), START, []
     for _ in range(12):
         waited.append(breaker.seconds)
@@ -106,7 +106,7 @@ OVERLAPPING: dict[str, tuple[Callable[[], Breaker], list[tuple[str, object, floa
 
 
 @pytest.mark.parametrize(("made", "steps"), OVERLAPPING.values(), ids=OVERLAPPING)
-def test_overlapping_attempts(made: Callable[[], Breaker], steps: list[tuple[str, object, float, object]]) -> None:
+def test_attempts_may_overlap(made: Callable[[], Breaker], steps: list[tuple[str, object, float, object]]) -> None:
     breaker, running = made(), []
     for action, what, now, expected in steps:
         if action == "admit":

@@ -102,7 +102,7 @@ def immediately(test: Callable[..., object]) -> Callable[..., object]:
 
 
 @immediately
-async def test_disabled_is_who_was_disabled_and_not_enabled(desk: Desk, log: Log) -> None:
+async def test_disabled_hook_server_is_retained_until_enabled(desk: Desk, log: Log) -> None:
     assert await desk.disable("a") == ()
     assert await desk.disable("b") == ()
     assert (desk.names, desk.file.retained) == (["a", "b"], desk.disabling.names)
@@ -120,7 +120,7 @@ async def test_disabled_is_who_was_disabled_and_not_enabled(desk: Desk, log: Log
 
 
 @immediately
-async def test_disabling_again_changes_reason_and_end_but_not_the_begin(desk: Desk) -> None:
+async def test_repeated_disable_changes_reason_and_end_only(desk: Desk) -> None:
     await desk.disable("a", 100)
     await asyncio.sleep(10)
     await desk.disable("a", None, "gone")
@@ -136,7 +136,7 @@ async def test_disabling_again_changes_reason_and_end_but_not_the_begin(desk: De
 
 
 @immediately
-async def test_time_ends_and_is_reported(desk: Desk, log: Log) -> None:
+async def test_expired_period_enables_and_is_logged(desk: Desk, log: Log) -> None:
     for name, seconds in (("hour", 3600), ("second", 1), ("good", None), ("minute", 60)):
         await desk.disable(name, seconds)
     log.clear()
@@ -154,7 +154,7 @@ async def test_time_ends_and_is_reported(desk: Desk, log: Log) -> None:
 
 
 @immediately
-async def test_clock_that_is_set_moves_the_end(desk: Desk) -> None:
+async def test_clock_change_moves_end_of_period(desk: Desk) -> None:
     await desk.disable("a", 3600)
     desk.set_by = 3500.0
     await asyncio.sleep(101)
@@ -168,7 +168,7 @@ async def test_clock_that_is_set_moves_the_end(desk: Desk) -> None:
 
 
 @immediately
-async def test_next_start_knows_whom_to_leave_out_and_until_when(log: Log) -> None:
+async def test_next_start_loads_unexpired_entries(log: Log) -> None:
     retained = FakeFile(
         a_over=Disabled("a", BY, BEGIN - 9, BEGIN - 1),
         a_over_too=Disabled("a", BY, BEGIN - 9, BEGIN),
@@ -190,7 +190,7 @@ async def test_next_start_knows_whom_to_leave_out_and_until_when(log: Log) -> No
 
 
 @immediately
-async def test_without_a_file_it_lasts_until_the_end_and_says_so() -> None:
+async def test_disable_without_file_lasts_until_restart() -> None:
     disabling = Disabling(None, lambda: None)
     await disabling.load()
     note = "a restart of the proxy enables it again: there is no file for it (--state-dir=none)"
@@ -200,7 +200,7 @@ async def test_without_a_file_it_lasts_until_the_end_and_says_so() -> None:
 
 
 @immediately
-async def test_what_cannot_be_is_refused_and_changes_nothing(desk: Desk) -> None:
+async def test_invalid_disable_is_refused_without_change(desk: Desk) -> None:
     for name, reason, seconds in (("", "hangs", None), ("a", "", None), ("a", "hangs", 0.5)):
         with pytest.raises(ConfigError, match=r"can have this name: |reason: |for: 0\.5 s is not a time"):
             await desk.disable(name, seconds, reason)
@@ -222,7 +222,7 @@ FAULTS = [(MaskError("/state/a.json is bad"), "/state/a.json is bad"), (RuntimeE
 
 @immediately
 @pytest.mark.parametrize(("fault", "reported"), FAULTS, ids=["bad", "no thread"])
-async def test_bad_file_disables_none_and_changes_are_in_force(
+async def test_bad_file_disables_none_and_accepts_changes(
     desk: Desk, log: Log, fault: Exception, reported: str
 ) -> None:
     desk.file.fault = fault
@@ -279,7 +279,7 @@ def file(tmp_path: Path) -> StateFile:
     return disabling.mask_file(str(tmp_path), "/run/a.sock")
 
 
-def test_what_was_written_is_read(file: StateFile, tmp_path: Path) -> None:
+def test_written_mask_is_read(file: StateFile, tmp_path: Path) -> None:
     assert file.path == str(tmp_path / "run-a.sock.disabled.json")
     assert disabling.read(file) == {}
     for content in (BOTH, {"koordlet": PERMANENT}, {}):
@@ -310,14 +310,14 @@ BAD = [
 
 
 @pytest.mark.parametrize(("content", "why"), BAD, ids=lambda value: repr(value)[:40])
-def test_content_that_the_proxy_does_not_write_is_refused(file: StateFile, content: bytes, why: str) -> None:
+def test_foreign_mask_content_is_refused(file: StateFile, content: bytes, why: str) -> None:
     file.write(content)
     with pytest.raises(MaskError) as raised:
         disabling.read(file)
     assert str(raised.value) == f"{file.path} {why}"
 
 
-def test_reason_name_and_time_have_bounds() -> None:
+def test_reason_name_and_seconds_are_bounded() -> None:
     for text in ("", " ", "a" * 201, "two\nlines", "\x1b[31m", "\ud800"):
         with pytest.raises(ConfigError, match="reason: write 1 to 200 printable characters"):
             Disabled(text, "root", 0.0)

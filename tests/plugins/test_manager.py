@@ -122,7 +122,7 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     await made.manager.stop()
 
 
-async def test_plugins_registered_before_the_start_serve_the_first_call(rig: Rig) -> None:
+async def test_plugins_registered_before_start_are_called(rig: Rig) -> None:
     rig.put("b", policy="Fail", timeout="500ms")
     await rig.start("a", endpoint="unix:///run/other.sock", points=(CREATE.name, START.name))
     plugins = rig.manager.plugins_for(CREATE)
@@ -142,7 +142,7 @@ async def test_plugins_registered_before_the_start_serve_the_first_call(rig: Rig
 @pytest.mark.parametrize(
     ("policies", "called", "repeated"), [(("Ignore", "Ignore"), "a", "c"), (("Ignore", "Fail"), "c", "a")]
 )
-async def test_socket_is_called_once_for_a_hook_point(
+async def test_shared_socket_is_called_once_per_hook_point(
     rig: Rig, caplog: Log, tmp_path: Path, policies: tuple[str, str], called: str, repeated: str
 ) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
@@ -162,7 +162,7 @@ async def test_socket_is_called_once_for_a_hook_point(
     await rig.until_called(*sorted(["b", repeated]))
 
 
-async def test_changed_registration_keeps_the_client_of_its_endpoint(rig: Rig) -> None:
+async def test_changed_registration_retains_client_of_endpoint(rig: Rig) -> None:
     changes: list[bool] = []
     rig.manager.on_change = lambda: changes.append(rig.manager.fail_policy_registered(CREATE))
     await rig.start("a")
@@ -189,7 +189,7 @@ async def test_changed_registration_keeps_the_client_of_its_endpoint(rig: Rig) -
     await until(lambda: [client.closed for client in rig.clients] == [1, 1, 1])
 
 
-async def test_stop_closes_all_clients_and_waits_for_those_in_use(rig: Rig) -> None:
+async def test_stop_closes_clients_and_waits_for_calls(rig: Rig) -> None:
     await rig.manager.stop()  # it was not started
     await rig.start("a", "b")
     rig.clients[0].idle.clear()
@@ -203,7 +203,7 @@ async def test_stop_closes_all_clients_and_waits_for_those_in_use(rig: Rig) -> N
     assert [client.closed for client in rig.clients] == [1, 1]
 
 
-async def test_each_change_of_a_file_is_in_the_log(rig: Rig, caplog: Log) -> None:
+async def test_file_changes_are_logged(rig: Rig, caplog: Log) -> None:
     caplog.set_level("INFO")
     entry = {"remote-endpoint": "/run/x.sock", "runtime-hooks": [CREATE.name, "Unheard"], "secret": "canary"}
     registration.write(rig.folder, "a.json", json.dumps(entry))
@@ -249,7 +249,7 @@ async def test_half_written_file_changes_nothing(rig: Rig, caplog: Log) -> None:
     assert len(rig.clients) == 1
 
 
-async def test_removal_of_a_fail_policy_is_warned_of(rig: Rig, caplog: Log) -> None:
+async def test_removal_of_fail_policy_is_warned_about(rig: Rig, caplog: Log) -> None:
     await rig.start("a", policy="Fail", points=(START.name, CREATE.name))
     rig.remove("a")
     await rig.until_called()
@@ -258,7 +258,7 @@ async def test_removal_of_a_fail_policy_is_warned_of(rig: Rig, caplog: Log) -> N
     assert (line.levelname, line.getMessage()) == ("WARNING", f"{had}PreCreateContainer, PreStartContainer")
 
 
-async def test_unreadable_directory_keeps_plugins(rig: Rig, caplog: Log, tmp_path: Path) -> None:
+async def test_unreadable_directory_retains_plugins(rig: Rig, caplog: Log, tmp_path: Path) -> None:
     """It is reported once each time."""
     await rig.start("a")
     for fault in range(2):
@@ -276,7 +276,7 @@ async def test_unreadable_directory_keeps_plugins(rig: Rig, caplog: Log, tmp_pat
 
 
 @pytest.mark.parametrize("step", ["arm", "changed", "make_client"])
-async def test_internal_error_ends_neither_start_nor_following(
+async def test_internal_error_does_not_end_start_or_watch(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: Log, step: str
 ) -> None:
     def fail(*_: object) -> None:
@@ -295,7 +295,7 @@ async def test_internal_error_ends_neither_start_nor_following(
 
 
 @pytest.mark.parametrize(("owner", "step"), [(Watcher, "arm"), (directory, "read")])
-async def test_directory_that_does_not_answer_delays_neither_start_nor_stop(
+async def test_hanging_directory_does_not_delay_start_or_stop(
     rig: Rig, caplog: Log, monkeypatch: pytest.MonkeyPatch, owner: object, step: str
 ) -> None:
     """As with a link into a mount that is gone."""
@@ -322,7 +322,7 @@ async def test_directory_that_does_not_answer_delays_neither_start_nor_stop(
     gate.set()
 
 
-async def test_disabling_covers_all_that_name_the_socket(rig: Rig, caplog: Log) -> None:
+async def test_disable_covers_hook_servers_of_same_socket(rig: Rig, caplog: Log) -> None:
     for name in ("a", "c"):
         rig.put(name, "/run/x.sock", policy="Fail")
     await rig.start("b")
@@ -345,7 +345,7 @@ async def test_disabling_covers_all_that_name_the_socket(rig: Rig, caplog: Log) 
     assert [name for _, name, _ in rig.events("plugin_enabled")] == ["c", "a"]
 
 
-async def test_name_stays_disabled_whatever_its_file_does(rig: Rig, caplog: Log) -> None:
+async def test_name_stays_disabled_when_its_file_changes(rig: Rig, caplog: Log) -> None:
     """Also if it is not registered yet, and in the next process."""
     caplog.set_level("INFO")
     await rig.start("a")

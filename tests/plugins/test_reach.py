@@ -39,7 +39,7 @@ class Watched:
         return dict(self.reach.absences)
 
 
-async def test_absence_counts_from_the_first_of_two_looks() -> None:
+async def test_absence_starts_at_first_of_two_failed_checks() -> None:
     watched = Watched("a", "b")
     watched.reach.start()
     assert await watched.after_check("a") == {}
@@ -72,7 +72,7 @@ async def test_absence_and_its_end_are_reported_once(caplog: pytest.LogCaptureFi
     assert watched.events() == [*lost, ("plugin_reachable", "b")]
 
 
-async def test_many_plugins_are_looked_at_in_several_turns() -> None:
+async def test_many_plugins_are_checked_in_batches() -> None:
     names = [f"{number:03}" for number in range(2 * PER_ITERATION + 1)]
     watched = Watched(*names)
     watched.reach.start()

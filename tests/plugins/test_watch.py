@@ -83,7 +83,7 @@ PLACES: dict[str, tuple[str, list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize(("setup", "unseen", "changes"), PLACES.values(), ids=PLACES.keys())
-async def test_change_that_matters_is_seen_and_no_other(
+async def test_only_relevant_changes_are_seen(
     tmp_path: Path, watcher: Watcher, setup: str, unseen: list[str], changes: list[str]
 ) -> None:
     do(tmp_path, setup)
@@ -98,7 +98,7 @@ async def test_change_that_matters_is_seen_and_no_other(
         await settled(watcher)
 
 
-async def test_more_changes_than_the_kernel_keeps_are_seen(folder: Path, watcher: Watcher) -> None:
+async def test_changes_above_kernel_queue_limit_are_seen(folder: Path, watcher: Watcher) -> None:
     folder.mkdir(parents=True)
     with no_descriptors():
         watcher.arm()

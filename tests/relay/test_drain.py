@@ -67,7 +67,7 @@ DRAINS: dict[str, tuple[list[dict[str, int]], dict[str, float], float, str]] = {
 
 @pytest.mark.parametrize(("work", "events", "seconds", "reason"), DRAINS.values(), ids=DRAINS)
 @virtual_time
-async def test_drain_ends(
+async def test_drain_ends_with_reason(
     caplog: pytest.LogCaptureFixture, work: list[dict[str, int]], events: dict[str, float], seconds: float, reason: str
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -110,7 +110,7 @@ async def test_later_connection_is_drained_too() -> None:
 
 
 @virtual_time
-async def test_begun_answers_are_waited_for_while_all_are_served() -> None:
+async def test_answers_in_progress_end_before_drain() -> None:
     """Calls, endless streams, and answers that begin later are not waited for."""
     loop, connections, signal = asyncio.get_running_loop(), set[Connection](), asyncio.Event()
     await answers_ended(connections, 60, signal)

@@ -29,7 +29,7 @@ async def settled(reported: list[str], *names: str) -> None:
     assert reported == list(names)
 
 
-async def test_full_close_is_reported_once_and_a_half_close_is_not(hangups: Hangups, reported: list[str]) -> None:
+async def test_close_is_reported_once_and_half_close_is_not(hangups: Hangups, reported: list[str]) -> None:
     near, far = socket.socketpair()
     with near:
         hangups.watch(near, lambda: reported.append("first"))
@@ -43,7 +43,7 @@ async def test_full_close_is_reported_once_and_a_half_close_is_not(hangups: Hang
         assert near.recv(20) == b"last words", "the bytes are not lost"
 
 
-async def test_reused_descriptor_is_another_socket(hangups: Hangups, reported: list[str]) -> None:
+async def test_reused_descriptor_is_watched_as_new_socket(hangups: Hangups, reported: list[str]) -> None:
     near, far = socket.socketpair()
     hangups.watch(near, lambda: reported.append("first"))
     for _ in range(2):
@@ -60,7 +60,7 @@ async def test_reused_descriptor_is_another_socket(hangups: Hangups, reported: l
         await settled(reported, "second")
 
 
-async def test_peer_forgotten_by_another_callback_is_not_reported(hangups: Hangups, reported: list[str]) -> None:
+async def test_peer_forgotten_by_earlier_callback_is_not_reported(hangups: Hangups, reported: list[str]) -> None:
     """Both hang up within one iteration of the loop, and the first callback closes the second socket."""
     pairs = [socket.socketpair() for _ in range(2)]
 

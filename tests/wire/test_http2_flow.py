@@ -54,7 +54,7 @@ def test_ping_acks_wait_for_other_frames() -> None:
     assert (len(sender.out), sender.waiting) == (3, False)
 
 
-def test_settings_reduce_immediately_and_raise_after_the_ack() -> None:
+def test_lower_settings_apply_immediately_and_higher_after_ack() -> None:
     sender = started()
     sender.stream_windows[1] = 0
     sender.send_data(1, bytes(100_000), True, None, 0)
@@ -74,7 +74,7 @@ def test_settings_reduce_immediately_and_raise_after_the_ack() -> None:
     assert (sender.initial_window, sender.widened) == (0, False)
 
 
-def test_streams_are_sent_in_turn() -> None:
+def test_streams_are_sent_round_robin() -> None:
     sender = started()
     sender.send_data(5, b"free", True, None, 0)
     sender.window = 0
@@ -126,7 +126,7 @@ def test_queued_frames_are_bounded(
 @pytest.mark.parametrize(
     "forget", [FlowControlledSender.drop, FlowControlledSender.forget_window, lambda sender, _: sender.drop_all()]
 )
-def test_sent_or_dropped_frames_no_longer_count(
+def test_sent_or_dropped_frames_are_not_counted(
     forget: Callable[[FlowControlledSender, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http2, "QUEUED_FRAMES", 100)
@@ -143,7 +143,7 @@ def test_sent_or_dropped_frames_no_longer_count(
 
 
 @pytest.mark.parametrize("increment", [1, 2**31 - 1])
-def test_no_window_grows_above_the_limit_of_the_rfc(increment: int) -> None:
+def test_window_above_limit_is_refused(increment: int) -> None:
     sender, most = started(), http2.MAX_WINDOW - http2.DEFAULT_WINDOW
     sender.stream_windows[1] = 0
     sender.open_window(most)
@@ -164,7 +164,7 @@ def test_no_window_grows_above_the_limit_of_the_rfc(increment: int) -> None:
         sender.open_window(0)
 
 
-def test_peer_may_use_its_window_to_the_last_byte() -> None:
+def test_peer_can_use_full_connection_window() -> None:
     sender = started()
     sender.received(PAIR_WINDOW)
     sender.credit(CREDIT_STEP)
