@@ -36,9 +36,9 @@ def is_registration(name: str) -> bool:
 
 def read(directory: str, previous_names: Iterable[str] = ()) -> dict[str, Content]:
     """Return the content of every registration file by name; a missing directory has none. Raises OSError.
-    ``previous_names`` are always looked up: a listing taken during a rename may lack a file that always existed. If new
-    names appeared during the read, all files are read again: a file that is renamed meanwhile would be missed under
-    both names."""
+    ``previous_names`` are always looked up: a listing during a rename may lack a file that always existed. If new names
+    appeared during the read, all files are read again: a file that is renamed meanwhile would be missed under both
+    names."""
     try:
         folder = os.open(directory, _DIRECTORY_FLAGS)
     except FileNotFoundError:
@@ -196,7 +196,7 @@ def _hops(path: str) -> Iterator[str]:
 
 
 def _with_first_link_resolved(path: str) -> str | None:
-    """Return None for a path without a link. ".." is kept, as a link may come before it."""
+    """Return None for a path without a link. ".." is not resolved, as a link may precede it."""
     folder, *names = "/", *path.split("/")[1:]
     for index, name in enumerate(names, start=1):
         current = os.path.join(folder, name)

@@ -110,7 +110,7 @@ def mask_file(state_dir: str, listen_endpoint: str) -> StateFile:
 
 
 def read(file: StateFile) -> dict[str, Disabled]:
-    """Return what is disabled: nothing without a file. Raises StateError."""
+    """Return the disabled hook servers: none without a file. Raises StateError."""
     content, version = file.read()
     try:
         return {} if version is None else parse(content)
@@ -220,7 +220,7 @@ class Disabling:
         return self.fault
 
     async def _write(self, file: StateFile) -> None:
-        """Write what is disabled now, after earlier writes."""
+        """Write the disabled hook servers, after earlier writes."""
         async with self._writing:
             try:
                 await run_in_daemon_thread(partial(file.write, encode(self.names)))

@@ -33,7 +33,7 @@ class Members(tuple[tuple[str, Any], ...]):
 
 
 class FailurePolicy(Enum):
-    """What a failing Pre hook does to the call: FAIL refuses it, IGNORE lets it continue without the plugin."""
+    """The effect of a failing Pre hook: FAIL refuses the call, IGNORE continues it without the plugin."""
 
     FAIL = "Fail"
     IGNORE = "Ignore"

@@ -325,7 +325,7 @@ class Connection(ABC):
         self._client.resume()
         self._backend.resume()
 
-    # What a subclass does.
+    # Methods of the subclass.
 
     @abstractmethod
     def act(self, event: object) -> None:
@@ -406,7 +406,7 @@ class Connection(ABC):
         self._acting = True
         try:
             while self._ready:
-                for event in batch.each(self._ready):
+                for event in batch.iterate(self._ready):
                     self.act(event)
         finally:
             self._acting = False

@@ -1,7 +1,7 @@
 """Drain a front: finish the calls of its clients, refuse new ones, and close streams last.
 
-Before it, ``answers_ended`` waits for answers in progress while clients are still served. Invariant: a drain ends
-within its time limit, whatever clients, hook servers and the runtime do.
+Before it, ``answers_ended`` waits for answers in progress while clients are still served.
+Invariant: a drain ends within its time limit, whatever clients, hook servers and the runtime do.
 """
 
 import asyncio

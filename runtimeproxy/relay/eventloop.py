@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 async def run_in_daemon_thread(work: Callable[[], T]) -> T:
-    """Run ``work`` in a thread of its own and return its result. Raises what it raises."""
+    """Run ``work`` in a thread of its own and return its result. Raises its exceptions."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -204,7 +204,7 @@ class Batch(threading.local):
             self._followers.append(resume)
         return self._resuming
 
-    def each(self, calls: deque[T]) -> Iterator[T]:
+    def iterate(self, calls: deque[T]) -> Iterator[T]:
         """Yield the calls of a read in order, for the caller to resume; their deferred writes follow the last one."""
         try:
             self._resuming = True

@@ -220,7 +220,7 @@ def _open_folder(folder: str, group_id: int | None, flag: str) -> int:
             os.fchmod(opened, 0o750)
         elif group_id is not None and not status.st_mode & (
             stat.S_IXGRP if status.st_gid == group_id else stat.S_IXOTH
-        ):  # an existing directory may belong to somebody else, so it is not changed
+        ):  # an existing directory may belong to another user, so it is not changed
             what = f"group {group_id} cannot enter {folder}, so it cannot use the socket"
             log.warning("%s: chgrp the directory to the group and chmod it to 0750, or set --socket-group", what)
     except BaseException:

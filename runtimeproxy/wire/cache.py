@@ -22,7 +22,7 @@ class Cache(dict[_K, _V]):
         self.bytes = 0
 
     def keep(self, key: _K, value: _V, value_bytes: int) -> _V:
-        """Cache a value of so many bytes if it is small enough; return it."""
+        """Cache a value of ``value_bytes`` bytes if it is small enough; return it."""
         size = value_bytes + ENTRY_BYTES
         if size <= self._max_bytes // 8:
             self.bytes += size - self._sizes.pop(key, 0)

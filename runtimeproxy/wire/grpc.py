@@ -48,8 +48,8 @@ def chunks(body: bytes) -> tuple[bytes, ...]:
 
 
 def missing(framed: bytes | bytearray, limit: int = MAX_MESSAGE_BYTES) -> int:
-    """Return how many bytes a framed message lacks: 0 if it is whole, negative if bytes follow it. Raises WireError if
-    its compressed flag is neither 0 nor 1, TooLong if it announces more than ``limit`` bytes.
+    """Return how many bytes a framed message lacks: 0 if it is complete, negative if bytes follow it. Raises WireError
+    if its compressed flag is neither 0 nor 1, TooLong if it announces more than ``limit`` bytes.
     """
     if len(framed) < PREFIX_BYTES:
         return PREFIX_BYTES - len(framed)
@@ -64,8 +64,8 @@ def missing(framed: bytes | bytearray, limit: int = MAX_MESSAGE_BYTES) -> int:
 def open_message(framed: bytes | bytearray, encoding: bytes, limit: int) -> bytes:
     """Return the decompressed body of exactly one framed message.
 
-    ``encoding`` is the header grpc-encoding (b"" if absent). Raises WireError if the bytes are not one whole message,
-    or if the compression is unknown; TooLong if the body would be longer than ``limit`` bytes.
+    ``encoding`` is the header grpc-encoding (b"" if absent). Raises WireError if the bytes are not one complete
+    message, or if the compression is unknown; TooLong if the body would be longer than ``limit`` bytes.
     """
     if missing(framed):
         raise WireError("not exactly one whole gRPC message")

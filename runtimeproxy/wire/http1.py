@@ -28,7 +28,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 class Rule(Enum):
     """The rules for messages, each with the status that answers a breach: the complete list of refused forms. Go
-    accepts the forms marked (Go) in one way or another; a relay cannot know that every recipient does so too.
+    accepts the forms marked (Go) in one way or another; other recipients may not.
     """
 
     HEAD_BYTES = 431, "a head has at most 1 MiB"
@@ -83,7 +83,7 @@ class Rule(Enum):
 
 
 class BadMessage(WireError):
-    """A message breaks ``rule``; ``status`` is the HTTP status for that. The text never holds a value."""
+    """A message breaks ``rule``; ``status`` is the HTTP status for that. The text never contains a value."""
 
     def __init__(self, rule: Rule) -> None:
         super().__init__(rule.text)
@@ -579,7 +579,7 @@ class ChunkedBody:
 
 
 def dechunk(raw: Octets) -> bytes:
-    """Return the payload of one whole chunked body. Raises BadMessage, also for bytes after it."""
+    """Return the payload of exactly one complete chunked body. Raises BadMessage, also for bytes after it."""
     payload: list[Octets] = []
     body = ChunkedBody(payload.append)
     if body.feed(raw) != len(raw) or not body.done:

@@ -74,7 +74,7 @@ class Object(tuple[tuple[str, Any], ...]):
 
 
 Table = Mapping[str, tuple[str, type[Any]]]
-"""The members to read: the name of each value, the member's key, and its type as ``read_members`` knows it."""
+"""The members to read: the name of each value, the member's key, and its type, one of those of ``read_members``."""
 
 
 def read_members(owner: Object, table: Table) -> dict[str, Any]:
@@ -398,7 +398,7 @@ _scan = _DECODER.raw_decode
 
 
 def _not_json(error: Exception) -> WireError:
-    """Return an error with what is wrong, without quoting a value."""
+    """Return an error with the problem, without quoting a value."""
     match error:
         case json.JSONDecodeError():
             problem = f"{error.msg} at character {error.pos}"

@@ -1,9 +1,9 @@
 """Protobuf on the wire: parse a message field by field, and rewrite some fields in place.
 
-Owns the encoding (protobuf.dev, "Encoding") and what a change of one field means for the bytes. Must not know: any
-message of CRI or of the hook protocol; callers give field numbers. Invariant: every byte outside a changed field is
-unchanged (unknown fields, order, long encodings, strings that are not UTF-8, unset messages), and without a change the
-result is the very same object (docs/architecture.rst).
+Owns the encoding (protobuf.dev, "Encoding") and the effect of a changed field on the bytes.
+Must not know: any message of CRI or of the hook protocol; callers give field numbers.
+Invariant: every byte outside a changed field is unchanged (unknown fields, order, long encodings, strings that are not
+UTF-8, unset messages), and without a change the result is the very same object (docs/architecture.rst).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

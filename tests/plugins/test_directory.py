@@ -17,7 +17,7 @@ def test_visible_json_files_are_read(tmp_path: Path) -> None:
     for name, content in (contents | dict.fromkeys(ignored, b"x")).items():
         (tmp_path / name).write_bytes(content)
     assert directory.read(str(tmp_path)) == contents
-    # A listing never contains ".a.json": it means a file that is missing in a listing taken during a rename.
+    # A listing never contains ".a.json": it represents a file that a listing during a rename lacks.
     assert directory.read(str(tmp_path), {".a.json"}) == contents | {".a.json": b"x"}
 
 

@@ -248,7 +248,7 @@ async def test_bad_file_disables_none_and_accepts_changes(
 
 
 async def test_silent_file_delays_neither_start_nor_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a mount whose server is gone."""
+    """As in a mount whose server is unavailable."""
     monkeypatch.setattr(disabling, "PATIENCE_SECONDS", 0.05)
     desk.file.gate.clear()
     await desk.disabling.load()

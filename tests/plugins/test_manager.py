@@ -298,7 +298,7 @@ async def test_internal_error_does_not_end_start_or_watch(
 async def test_hanging_directory_does_not_delay_start_or_stop(
     rig: Rig, caplog: Log, monkeypatch: pytest.MonkeyPatch, owner: object, step: str
 ) -> None:
-    """As with a link into a mount that is gone."""
+    """As with a link into a dead mount."""
     real, gate = getattr(owner, step), threading.Event()
 
     def wait(*arguments: object) -> object:

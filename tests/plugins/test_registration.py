@@ -25,7 +25,7 @@ def read(**entry: object) -> Registration:
 
 
 def test_file_of_koordlet_is_read() -> None:
-    names = [point.name for point in HOOK_POINTS]
+    names = [hook_point.name for hook_point in HOOK_POINTS]
     entry = {"remote-endpoint": SOCKET, "failure-policy": "Ignore", "runtime-hooks": [*names, "PreRemoveRunPodSandbox"]}
     registration = parse("koordlet.json", json.dumps(entry, indent="\t").encode())
     assert registration.points == frozenset(names)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 NEVER_SECONDS = 1000.0
 PATIENCE_SECONDS = 10.0
-"""Seconds that a busy machine may take to see a change."""
+"""Seconds in which a change is seen on a busy machine."""
 QUIET_SECONDS = 0.15
 """Seconds without an event after which no more is expected."""
 
@@ -72,7 +72,7 @@ RING = f"{MADE}; cd above/hooks.d; ln -s $PWD/b.json a.json; ln -s $PWD/a.json b
 PLACES: dict[str, tuple[str, list[str], list[str]]] = {
     **{change: (f"{MADE}; {A}", [], [f"cd above; {change}", f"{MADE}; {NEXT}"]) for change in CHANGES},
     "a missing directory": ("", [], ["mkdir above", "mkdir above/hooks.d", A]),
-    "a directory that comes and goes": ("", [], [MADE, "rm -r above"] * 5),
+    "a directory that is created and removed": ("", [], [MADE, "rm -r above"] * 5),
     "what happens elsewhere above": (MADE, ["echo x > above/other", "mkdir another"], [A]),
     "reading": (f"{MADE}; {A}", ["cat above/hooks.d/a.json; ls above/hooks.d"], [A]),
     "a directory that links lead to": ("mkdir first second above; ln -s $PWD/first above/hooks.d", [], AFTER_LINKS),

@@ -325,7 +325,7 @@ async def send_until_refused(sock: socket.socket) -> int:
 @pytest.mark.parametrize("bulk", [False, True], ids=["read", "passing"])
 @pytest.mark.parametrize("paused", [True, False])
 async def test_idle_backend_write_fails_when_client_closed(rig: Rig, paused: bool, bulk: bool) -> None:
-    """The client's bytes come first; without the proxy, the backend would see EPIPE."""
+    """The client's bytes precede the end; without the proxy, the backend would see EPIPE."""
     rig.pair.passing = bulk
     sent = await rig.fill(rig.client) if paused else 0
     sent += await rig.send_until_queued(rig.client)

@@ -25,7 +25,7 @@ def test_batch_defers_writes_and_then_followers() -> None:
             done.append(f"{next_name} later")
 
     writes = {socket: partial(done.append, f"write {socket}") for socket in "xy"}
-    for name, socket in batch.each(deque(["ax", "by", "cy"])):
+    for name, socket in batch.iterate(deque(["ax", "by", "cy"])):
         done.append(name)
         if not batch.defers(writes[socket]):
             writes[socket]()
@@ -40,7 +40,7 @@ def test_batch_writes_remain_when_call_raises() -> None:
     batch, done = Batch(), list[str]()
 
     def divide() -> None:
-        for call in batch.each(deque([1, 0, 1])):
+        for call in batch.iterate(deque([1, 0, 1])):
             batch.defers(partial(done.append, f"write of {1 / call:.0f}"))
 
     with pytest.raises(ZeroDivisionError):

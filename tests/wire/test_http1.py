@@ -129,11 +129,11 @@ def test_own_answer_has_form_of_dockerd_error(status: int, close: bool) -> None:
 
 
 SHORT = 200
-"""Bodies are cut at every place up to this one."""
+"""Bodies are split at every index up to this one."""
 
 
 def fed(body: Body, stream: bytes, cuts: list[int]) -> int:
-    """Feed a stream in pieces; return where the body ended, or the length of the stream."""
+    """Feed a stream in chunks; return where the body ended, or the length of the stream."""
     at = 0
     for cut in [*cuts, len(stream)]:
         chunk = stream[at : at + cut]

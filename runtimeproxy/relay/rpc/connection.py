@@ -1,8 +1,8 @@
 """A small unary gRPC client over a unix socket, for hook servers and for the proxy's own calls to the runtime.
 
-Its connection is dialled on demand, shared by all calls, and replaced when another socket is at the path.
-Invariant: a call ends by its deadline whatever the peer does. It is sent again only if the peer reports that it did not
-process it; any other failure after a byte was written is left to the caller.
+Its connection is dialled on demand, shared by all calls, and replaced when another socket is at the path. Invariant: a
+call ends by its deadline whatever the peer does. It is sent again only if the peer reports that it did not process it;
+any other failure after a byte was written is raised to the caller.
 """
 
 import asyncio
@@ -153,7 +153,7 @@ class UnaryClient:
             finally:
                 expiry.late = None
                 if stream in link.open or link.waiting or link.calls.closing:
-                    link.leave(stream)
+                    link.release(stream)
                 del call  # the error's traceback refers to this frame: each would keep the other alive
             link = None
             await asyncio.sleep(min(pause, remaining))
@@ -261,7 +261,7 @@ class _Link:
             expiry.late = None
         self.calls.granted -= 1
 
-    def leave(self, stream: int) -> None:
+    def release(self, stream: int) -> None:
         """Cancel the call of a stream if it has not ended, and let others use its room."""
         if self.open.pop(stream, None) is not None and not self._endpoint.closed:
             self.calls.cancel(stream)
@@ -340,7 +340,7 @@ class _Link:
         elif calls.acks and self._acks is None:
             self._acks = self._loop.call_later(ACK_SECONDS, self._flush_acks)
         ended, calls.ended = calls.ended, []
-        for stream, outcome in batch.each(deque(ended)) if ended else ():
+        for stream, outcome in batch.iterate(deque(ended)) if ended else ():
             call = self.open.pop(stream, None)
             if call is None or call.done():
                 continue

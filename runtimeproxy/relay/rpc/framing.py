@@ -194,7 +194,7 @@ class ClientConnection(ABC):
 
     @abstractmethod
     def block(self, stream: int, block: bytes, end: bool) -> None:
-        """Called for a whole header block, which must stand alone. Raises WireError."""
+        """Called for a complete header block, which must stand alone. Raises WireError."""
 
     @abstractmethod
     def reset(self, stream: int, code: int) -> None:

@@ -116,7 +116,7 @@ async def test_requests_of_one_read_are_sent_in_one_write(
 
     monkeypatch.setattr(Endpoint, "write", count)
     fibers: list[Fiber[None]] = [Fiber(loop=asyncio.get_running_loop()) for _ in range(3)]
-    for fiber in batch.each(deque(fibers)):
+    for fiber in batch.iterate(deque(fibers)):
         fiber.start(call_twice())
     for _ in range(2):
         streams = [await connection.request() for _ in fibers]
