@@ -1,4 +1,4 @@
-"""Checks that no other user made a file, directory or socket; the files that keep state across restarts."""
+"""Checks of the owners of files, directories and sockets, and files that retain state across restarts."""
 
 import ctypes
 import fcntl
@@ -15,7 +15,7 @@ from runtimeproxy.errors import RuntimeProxyError
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 LOCK_SECONDS = 1.0
-"""How long a write waits for that of another process."""
+"""Seconds that a write waits for the lock of another process."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -32,22 +32,21 @@ class StateError(RuntimeProxyError):
 
 
 class NotOurs(StateError):
-    """Another user could have written it: it must not be used."""
+    """Another user could have written the file: it must not be used."""
 
 
 class Changed(StateError):
-    """Another process has replaced it."""
+    """Another process has replaced the file."""
 
 
 class StateFile:
-    """The file at a path, with mode 0600; file and directory are made by the first write. Its content is always the old
-    one or the new one as a whole, and survives the end of the machine if ``durable``. No method blocks for longer than
-    the file system does, and LOCK_SECONDS."""
+    """The file at a path, with mode 0600; the first write creates it and its directory. A write is atomic, and survives
+    a crash of the machine if ``durable``. No method blocks for longer than the file system does, and LOCK_SECONDS."""
 
-    def __init__(self, path: str, longest: int, *, durable: bool) -> None:
+    def __init__(self, path: str, max_bytes: int, *, durable: bool) -> None:
         self.path = path
         self._folder, self._name = os.path.split(path)
-        self._longest = longest
+        self._max_bytes = max_bytes
         self._durable = durable
 
     def version(self) -> Version:
@@ -65,17 +64,17 @@ class StateFile:
                 fault = folder_fault(status, None) if stat.S_ISREG(status.st_mode) else "is not a regular file"
                 if fault or status.st_nlink > 1:
                     raise NotOurs(fault or "has a second name")
-                if status.st_size > self._longest:
-                    raise StateError(f"is longer than {self._longest} bytes")
+                if status.st_size > self._max_bytes:
+                    raise StateError(f"is longer than {self._max_bytes} bytes")
                 with open(file, "rb", closefd=False) as content:
-                    return content.read(self._longest), _version(status)
+                    return content.read(self._max_bytes), _version(status)
             finally:
                 os.close(file)
         return b"", None
 
     def write(self, content: bytes, *, over: Version | bool = True) -> Version:
-        """Replace the file, whatever is there, or only the version ``over``; return the new version. Raises Changed if
-        that was replaced, StateError if the content cannot be written."""
+        """Replace the file, or only its version ``over``; return the new version. Raises Changed if it has another
+        version, StateError if the content cannot be written."""
         with self._failing("cannot be written"):
             make_folder(self._folder)
             with self._opened() as folder, self._locked(folder):

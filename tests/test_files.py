@@ -1,4 +1,4 @@
-"""State files: replaced as a whole, refused if another user could have written them; the checks of owners."""
+"""State files: replaced atomically, refused if another user could have written them; the checks of owners."""
 
 import fcntl
 import os
@@ -18,12 +18,12 @@ LONGEST = 1000
 
 @pytest.fixture
 def file(tmp_path: Path) -> StateFile:
-    """Return a file in a directory that is not there yet; no other user can write there, whatever the umask."""
+    """Return a file in a missing directory; no other user can write there, whatever the umask."""
     tmp_path.chmod(0o700)
     return StateFile(str(tmp_path / "state" / "proxy" / "a"), LONGEST, durable=True)
 
 
-def test_state_file_has_what_was_written(file: StateFile) -> None:
+def test_state_file_contains_written_content(file: StateFile) -> None:
     assert file.read() == (b"", None)
     assert not Path(file.path).parent.exists(), "only a write makes it"
     for content in (OLD, NEW, b""):
@@ -35,7 +35,7 @@ def test_state_file_has_what_was_written(file: StateFile) -> None:
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o777])
-def test_state_file_and_directory_are_the_users_own(file: StateFile, umask: int) -> None:
+def test_state_file_and_directory_modes_are_private(file: StateFile, umask: int) -> None:
     Path(file.path).parent.parent.mkdir(mode=0o700)
     before = os.umask(umask)
     try:
@@ -45,13 +45,13 @@ def test_state_file_and_directory_are_the_users_own(file: StateFile, umask: int)
         file.write(OLD)
     finally:
         os.umask(before)
-    found = Path(file.path)
-    assert [stat.S_IMODE(path.lstat().st_mode) for path in (found, found.parent)] == [0o600, 0o700]
-    assert {path.name for path in found.parent.iterdir()} == {found.name, ".a.lock"}
+    own = Path(file.path)
+    assert [stat.S_IMODE(path.lstat().st_mode) for path in (own, own.parent)] == [0o600, 0o700]
+    assert {path.name for path in own.parent.iterdir()} == {own.name, ".a.lock"}
 
 
 @pytest.mark.parametrize(("durable", "steps"), [(True, ["fsync", "rename", "fsync"]), (False, ["rename"])])
-def test_reader_gets_the_old_content_or_the_new_one(
+def test_write_is_atomic_for_readers(
     tmp_path: Path, durable: bool, steps: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Durable content is on the disk before its name is."""
@@ -73,18 +73,18 @@ def test_reader_gets_the_old_content_or_the_new_one(
     assert file.read()[0] == NEW
 
 
-def test_write_over_a_version_fails_if_that_was_replaced(file: StateFile) -> None:
+def test_write_over_replaced_version_fails(file: StateFile) -> None:
     assert file.write(OLD, over=None) == file.version()
     version = file.version()
-    other = StateFile(file.path, LONGEST, durable=False)
-    other.write(NEW, over=version)
-    for known in (version, None):
+    second = StateFile(file.path, LONGEST, durable=False)
+    second.write(NEW, over=version)
+    for expected in (version, None):
         with pytest.raises(Changed, match="was replaced by another process"):
-            file.write(OLD, over=known)
+            file.write(OLD, over=expected)
     assert file.read()[0] == NEW
 
 
-def test_write_waits_for_another_process_for_a_second(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_waits_for_lock_of_other_process(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write(OLD)
     Path(file.path).with_name(".a.new").write_text("the rest of a write that was killed")
     monkeypatch.setattr(files, "LOCK_SECONDS", 0.05)
@@ -112,7 +112,7 @@ FOREIGN: list[tuple[str, str, bool]] = [
     ("chmod 777 .", "is in a directory that can be written by everybody", False),
     ("cd ..; mv proxy elsewhere; ln -s elsewhere proxy", "cannot be read (Not a directory)", False),
 ]
-"""What is done to the file -> why it is not believed, and whether the next write replaces it."""
+"""A change of the file -> why it is not trusted, and whether the next write replaces it."""
 ROOTS = [
     pytest.param("chmod 620 a; chgrp 12345 a", "can be written by group 12345", True, marks=pytest.mark.engine),
     pytest.param("chown 12345 a", "belongs to user 12345", True, marks=pytest.mark.engine),
@@ -135,7 +135,7 @@ def test_file_that_others_could_have_written_is_refused(file: StateFile, do: str
             file.write(NEW)
 
 
-def test_write_that_fails_says_why(tmp_path: Path) -> None:
+def test_failed_write_reports_cause(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, why in (
         (tmp_path / "file" / "a.json", "Not a directory"),
@@ -147,7 +147,7 @@ def test_write_that_fails_says_why(tmp_path: Path) -> None:
         assert str(raised.value) == f"{path} cannot be written ({why})"
 
 
-def test_full_disk_keeps_the_old_file(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_retains_old_content(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write(OLD)
 
     def full(fd: int) -> None:
@@ -162,7 +162,7 @@ def test_full_disk_keeps_the_old_file(file: StateFile, monkeypatch: pytest.Monke
     assert file.read()[0] == NEW
 
 
-def test_tmpfs_is_known() -> None:
+def test_tmpfs_is_detected() -> None:
     assert is_in_memory("/dev/shm")
     assert not is_in_memory("/proc")
     with pytest.raises(FileNotFoundError):

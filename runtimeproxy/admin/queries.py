@@ -205,7 +205,7 @@ def _checks(sources: Sources, now: float) -> list[dict[str, str]]:
             unreachable.append(f"{plugin.name} ({absence.why})")
         if plugin.breaker.state is BreakerState.OPEN:
             suspended.append(f"{plugin.name} (tried again in {plugin.breaker.seconds_left(now):.0f} s)")
-    not_read = "" if manager.read else manager.complaint or "the registration directory was not read yet"
+    not_read = "" if manager.read else manager.directory_fault or "the registration directory was not read yet"
     disabled = [health.reason_with_names("disabled by hand", manager.disabled), manager.mask_fault]
     if stall and now - stall.ended > health.STALL_REPORTED_SECONDS:
         stall = None
@@ -217,7 +217,7 @@ def _checks(sources: Sources, now: float) -> list[dict[str, str]]:
         "fail_plugins": health.reason_with_names("policy Fail and unreachable", failing),
     }
     degraded = {
-        "registrations_read": manager.complaint,
+        "registrations_read": manager.directory_fault,
         "plugins": health.reason_with_names("unreachable", unreachable),
         "breakers": health.reason_with_names("calls suspended, as they keep failing", suspended),
         "disabled_plugins": "; ".join(filter(None, disabled)),

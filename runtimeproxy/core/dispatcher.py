@@ -127,7 +127,7 @@ class Dispatcher:
             raise HookError(plugin.name, hook_point.name, Reason.UNIMPLEMENTED, text)
         number = plugin.breaker.admit(peer.socket, now)
         if number is None:
-            wait = plugin.breaker.seconds_left(now)
+            wait = plugin.breaker.remaining_seconds(now)
             text = f"it keeps failing, and is tried again in {wait:.0f} s" if wait else "another call is trying it"
             raise HookError(plugin.name, hook_point.name, Reason.BREAKER_OPEN, text)
         # These are kept if the held call is cancelled, which is no sign of a fault in the server.

@@ -233,7 +233,7 @@ class FrameRelay(ABC):
         """Relay bytes of the source, split at any point. Raises WireError."""
         if self.bypasses_frames and not (data := self.bypass(data)):
             return
-        self.source.heard = self._clock()
+        self.source.last_read_at = self._clock()
         if self._buffer:
             self._buffer += data
             if len(self._buffer) < self._needed_bytes:
@@ -443,7 +443,7 @@ class FrameRelay(ABC):
             sink.passed = max(sink.passed - 1, 0)
             sink.acknowledge()
         elif (
-            source.heard - sink.heard < ALIVE_SECONDS
+            source.last_read_at - sink.last_read_at < ALIVE_SECONDS
             and len(source.acks) < ACKS_WAITING
             and not (source.passed or self._goaway_seen or stream)
             and len(payload) == _PING_BYTES

@@ -24,7 +24,7 @@ from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.relay.connection import Connection, Endpoint
-from runtimeproxy.relay.dial import dial, why
+from runtimeproxy.relay.dial import dial, describe_error
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.eventloop import batch
 from runtimeproxy.relay.front_base import DIAL_SECONDS, FrontBase
@@ -237,11 +237,11 @@ class CriConnection(Connection):
                 image = ImageConnection(self, event)
                 self.images.add(image)
                 image.write()
-                self.front.keep(self.front.loop.create_task(image.dial()))
+                self.front.add_task(self.front.loop.create_task(image.dial()))
             case NotHttp2(data):  # stop reading until it is known whether the bytes may pass (relay-rules A14)
                 self._piped = True
-                self.hold_client(True)
-                self.front.keep(self.front.loop.create_task(self._pipe(data)))
+                self.pause_client(True)
+                self.front.add_task(self.front.loop.create_task(self._pipe(data)))
 
     async def _pipe(self, data: bytes) -> None:
         """Pipe the client only to a runtime that serves CRI: dockerd would create containers without hooks."""
@@ -250,7 +250,7 @@ class CriConnection(Connection):
             return
         self.front.metrics.count("connections_piped")
         self.reader.pipe(data)
-        self.hold_client(False)
+        self.pause_client(False)
         self.flush()
 
     def wake(self) -> None:
@@ -306,7 +306,7 @@ class ImageConnection:
         except OSError as error:
             front.metrics.count("image_dial_failures")
             text = "image endpoint %s is not reachable (%s): its calls get UNAVAILABLE"
-            log.warning(text, front.image_endpoint, why(error))
+            log.warning(text, front.image_endpoint, describe_error(error))
             self._end()
             return
         if self._closed:
@@ -351,7 +351,7 @@ class ImageConnection:
         self._end()
 
     def drained(self, endpoint: Endpoint) -> None:
-        self._connection.read_on(endpoint)
+        self._connection.resume_attached(endpoint)
 
     def _end(self) -> None:
         self.link.close()

@@ -283,7 +283,7 @@ class CriHeld(HeldCall):
         self._request, self._following, self._following_bytes = b"", b"", 0
 
 
-@headers.remembered
+@headers.cache_short_inputs
 def _reply_fields(block: bytes) -> Sequence[headers.Header]:
     return headers.find(headers.walk(block), REPLY_FIELDS, bounds.FIELD_BYTES)
 

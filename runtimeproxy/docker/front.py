@@ -118,7 +118,7 @@ class DockerFront(FrontBase):
         if self.lifecycle.has_pending_end(container_id) and not self._lookup.is_plain(container_id):
             stored = self._lookup.stored(container_id)  # its record is dropped if it is removed with its end
             ended = self.lifecycle.ended(container_id, partial(self._read_ended, container_id, stored))
-            self.keep(self.loop.create_task(ended))
+            self.add_task(self.loop.create_task(ended))
 
     async def _read_ended(self, container_id: str, stored: Subject | None) -> Subject | None:
         """Return a pod's container that has ended. None if it belongs to no pod, if its restart policy starts it again,
@@ -204,7 +204,7 @@ class DockerConnection(Connection):
                 self._front.metrics.count("requests_refused")
                 log.warning("a request was answered %d: %s", status, reason)
             case ReaderEvent.PAUSE | ReaderEvent.RESUME:
-                self.hold_client(event is ReaderEvent.PAUSE)
+                self.pause_client(event is ReaderEvent.PAUSE)
             case ReaderEvent.PASS_CLIENT_EOF if not self._eof_from_drain:
                 self.pass_client_eof()
             case ReaderEvent.FINISH:
@@ -222,7 +222,7 @@ class DockerConnection(Connection):
         self.act_on_ready()
         return waits or self._eof_from_drain
 
-    def client_gone(self) -> None:
+    def client_closed(self) -> None:
         self.reader.stop()
         self.act_on_ready()
 
@@ -236,7 +236,7 @@ class DockerConnection(Connection):
         return stays_open or self._finished
 
     def on_closed(self) -> None:
-        self.client_gone()
+        self.client_closed()
         self._front.connections.discard(self)
         self._front.http2.discard(self)
 
@@ -253,7 +253,7 @@ class DockerConnection(Connection):
         return True
 
     def part(self) -> None:
-        self.client_gone()
+        self.client_closed()
         super().part()
 
     def drain(self, refusing: bool) -> None:

@@ -1,4 +1,4 @@
-"""Call one hook server (hook-api, first table and "Failures"), and the breaker that suspends calls to one that fails.
+"""Call one hook server (hook-api, first table and "Failures"), and the breaker that suspends calls to a failing one.
 
 Invariant: whatever the hook server does, a call ends in an answer or a HookError by its deadline. The hook server's own
 text is only in the error for the caller (``peer_text``), never in a log line.
@@ -27,14 +27,14 @@ from runtimeproxy.wire import grpc
 
 FAILURES_IN_A_ROW = 5
 OPEN_SECONDS = 30.0
-"""Seconds that it is open the first time; n times as long at its n-th opening without a good answer in between."""
+"""Seconds of the first opening; the n-th opening without a good answer in between lasts n times as long."""
 LONGEST_SECONDS = 300.0
 
-_SICK = frozenset({Reason.DEADLINE, Reason.BROKEN_ANSWER})
-"""Failures that count: they cost time or a connection, whatever the call was about."""
-_WELL = frozenset({None, Reason.REFUSED, Reason.UNIMPLEMENTED, Reason.ERROR_STATUS, Reason.BAD_ANSWER})
-"""Results that close the breaker: any answer, since one about a single pod must not cost all others their hooks. The
-remaining reasons change nothing: a missing socket costs no time, and the next call looks again anyway."""
+_COUNTED_FAILURES = frozenset({Reason.DEADLINE, Reason.BROKEN_ANSWER})
+"""Failures that cost time or a connection, whatever the call was about."""
+_CLOSING_RESULTS = frozenset({None, Reason.REFUSED, Reason.UNIMPLEMENTED, Reason.ERROR_STATUS, Reason.BAD_ANSWER})
+"""Results that close the breaker: any answer, as the failure of one pod must not suspend the hooks of all others. Other
+reasons change nothing: a missing socket costs no time, and the next call checks it again."""
 
 
 class BreakerState(Enum):
@@ -51,13 +51,13 @@ class Breaker:
     def __init__(self) -> None:
         self.state = BreakerState.CLOSED
         self.seconds = 0.0
-        """How long it was opened for, the last time, in seconds."""
+        """Duration of the last opening in seconds."""
         self._until = 0.0
         self._failures = 0
         self._openings = 0
-        self._trying = False
+        self._is_probing = False
         self._server: Hashable = None
-        self._era = 0
+        self._generation = 0
 
     def admit(self, server: Hashable, now: float) -> int | None:
         """Return the number of an attempt; None if calls are suspended. ``server`` must stay equal as
@@ -65,38 +65,38 @@ class Breaker:
         ``end``."""
         if server != self._server:  # unless the breaker was closed, one call probes the new server first
             self._server, self._failures, self._openings = server, 0, 0
-            self._become(BreakerState.CLOSED if self.state is BreakerState.CLOSED else BreakerState.HALF_OPEN)
+            self._set_state(BreakerState.CLOSED if self.state is BreakerState.CLOSED else BreakerState.HALF_OPEN)
         if self.state is BreakerState.OPEN and now >= self._until:
-            self._become(BreakerState.HALF_OPEN)
-        if self.state is BreakerState.OPEN or self._trying:
+            self._set_state(BreakerState.HALF_OPEN)
+        if self.state is BreakerState.OPEN or self._is_probing:
             return None
-        self._trying = self.state is BreakerState.HALF_OPEN
-        return self._era
+        self._is_probing = self.state is BreakerState.HALF_OPEN
+        return self._generation
 
     def end(self, attempt: int, reason: Reason | None, now: float) -> None:
         """Record the result of an attempt: the reason of its failure, None for a good answer."""
-        if attempt != self._era:
+        if attempt != self._generation:
             return
-        self._trying = False
-        if reason in _WELL:
+        self._is_probing = False
+        if reason in _CLOSING_RESULTS:
             self._failures = self._openings = 0
             if self.state is not BreakerState.CLOSED:
-                self._become(BreakerState.CLOSED)
-        elif reason in _SICK:
+                self._set_state(BreakerState.CLOSED)
+        elif reason in _COUNTED_FAILURES:
             self._failures += 1
             if self.state is BreakerState.HALF_OPEN or self._failures == FAILURES_IN_A_ROW:
                 self._openings += 1
                 self.seconds = min(self._openings * OPEN_SECONDS, LONGEST_SECONDS)
                 self._until = now + self.seconds
-                self._become(BreakerState.OPEN)
+                self._set_state(BreakerState.OPEN)
 
-    def seconds_left(self, now: float) -> float:
+    def remaining_seconds(self, now: float) -> float:
         return max(self._until - now, 0.0) if self.state is BreakerState.OPEN else 0.0
 
-    def _become(self, state: BreakerState) -> None:
+    def _set_state(self, state: BreakerState) -> None:
         self.state = state
-        self._trying = False
-        self._era += 1
+        self._is_probing = False
+        self._generation += 1
 
 
 _REASONS = {
@@ -120,15 +120,16 @@ class HookClient:
         self._closed = False
 
     async def call(
-        self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
+        self, hook_point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
     ) -> HookAnswer:
-        """Call the hook server; ``peer`` is what was found at its socket just now. Raises HookError."""
+        """Call the hook server; ``peer`` is the present peer at its socket. Raises HookError."""
         self._in_flight += 1
         loop = asyncio.get_running_loop()
         half_time = loop.time() + timeout_seconds / 2
         try:
-            body = codec.encode(point, request)
-            return codec.decode(point, await self._unary.call(codec.PATHS[point.name], body, timeout_seconds, peer))
+            body = codec.encode(hook_point, request)
+            reply = await self._unary.call(codec.PATHS[hook_point.name], body, timeout_seconds, peer)
+            return codec.decode(hook_point, reply)
         except Shortage as shortage:
             reason, text = Reason.INTERNAL, shortage.text
         except TooLong as failure:
@@ -137,7 +138,7 @@ class HookClient:
             reason, text = Reason.DEADLINE, "the server refused every try until the time was over"
         except CallFailed as failure:
             if not self.abandoned:
-                raise self._error(point, failure, loop.time() < half_time) from None
+                raise self._error(hook_point, failure, loop.time() < half_time) from None
             reason, text = Reason.DISABLED, "it was disabled meanwhile"
         except UntrustedSocket as error:
             reason, text = Reason.UNTRUSTED_SOCKET, str(error)
@@ -149,20 +150,20 @@ class HookClient:
             self._in_flight -= 1
             if self._closed and not self._in_flight:
                 await self._unary.close()
-        raise HookError(self.plugin, point.name, reason, text)
+        raise HookError(self.plugin, hook_point.name, reason, text)
 
-    def _error(self, point: HookPoint, failure: CallFailed, soon: bool) -> HookError:
-        """Return the HookError for a failed call. A DEADLINE_EXCEEDED that came ``soon`` is treated like other error
+    def _error(self, hook_point: HookPoint, failure: CallFailed, is_early: bool) -> HookError:
+        """Return the HookError for a failed call. A DEADLINE_EXCEEDED that is early is treated like other error
         statuses: the server's own work was late, perhaps for one pod. The gRPC client limits the text's length."""
-        if failure.kind is not Kind.STATUS and not (failure.kind is Kind.DEADLINE and soon):
-            return HookError(self.plugin, point.name, _REASONS[failure.kind], failure.text)
+        if failure.kind is not Kind.STATUS and not (failure.kind is Kind.DEADLINE and is_early):
+            return HookError(self.plugin, hook_point.name, _REASONS[failure.kind], failure.text)
         if failure.code == grpc.PERMISSION_DENIED:
-            return HookError(self.plugin, point.name, Reason.REFUSED, peer_text=failure.text)
+            return HookError(self.plugin, hook_point.name, Reason.REFUSED, peer_text=failure.text)
         if failure.code == grpc.UNIMPLEMENTED:
             text = "the server does not serve this hook point; take it out of the registration, or update the server"
-            return HookError(self.plugin, point.name, Reason.UNIMPLEMENTED, text)
+            return HookError(self.plugin, hook_point.name, Reason.UNIMPLEMENTED, text)
         status = f"gRPC status {failure.code}"
-        return HookError(self.plugin, point.name, Reason.ERROR_STATUS, status, peer_text=failure.text)
+        return HookError(self.plugin, hook_point.name, Reason.ERROR_STATUS, status, peer_text=failure.text)
 
     def abandon(self) -> None:
         """End the calls in flight, and make no more: each fails with the reason DISABLED. Their callers continue inside
@@ -171,7 +172,7 @@ class HookClient:
         self._unary.abandon()
 
     async def close(self) -> None:
-        """Close the connection as soon as no call is in flight; a call that comes later is still made."""
+        """Close the connection as soon as no call is in flight; later calls are still made."""
         self._closed = True
         if not self._in_flight:
             await self._unary.close()

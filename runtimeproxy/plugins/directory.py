@@ -1,8 +1,8 @@
 """The registration directory: read its files, and wait until they may have changed (hook-api, "Registration files").
 
 Invariants: only regular files are opened, links followed, so that nothing in the directory can block or fill the proxy;
-a name is absent only if it is gone. Events are only hints: the caller renews the watches after every return and reads
-the directory after that, so that no change is missed in between.
+a name is absent only if its file does not exist. Events are only hints: the caller renews the watches after every
+return and reads the directory after that, so that no change is missed in between.
 """
 
 import asyncio
@@ -23,29 +23,29 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 10.0
 SETTLE_SECONDS = 0.02
 """Pause in seconds after the first event: a file that is truncated and written again is mostly seen once."""
-_LOOKS = 4
-"""How many times the files are read while new names keep appearing."""
+_MAX_READS = 4
+"""Most reads of the files while new names keep appearing."""
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # O_NONBLOCK: if a FIFO replaces the file between stat and open, opening it does not wait for a writer.
 _FILE_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-def counts(name: str) -> bool:
+def is_registration(name: str) -> bool:
     return name.endswith(".json") and not name.startswith(".")
 
 
-def read(directory: str, known: Iterable[str] = ()) -> dict[str, Content]:
+def read(directory: str, previous_names: Iterable[str] = ()) -> dict[str, Content]:
     """Return the content of every registration file by name; a missing directory has none. Raises OSError.
-    ``known`` are names read before, each looked up in any case: a listing taken during a rename may lack a file that
-    always existed. If new names appeared while the files were read, all are read again: a file that is renamed
-    meanwhile would be missed under both names."""
+    ``previous_names`` are always looked up: a listing during a rename may lack a file that always existed. If new names
+    appeared during the read, all files are read again: a file that is renamed meanwhile would be missed under both
+    names."""
     try:
         folder = os.open(directory, _DIRECTORY_FLAGS)
     except FileNotFoundError:
         return {}
     try:
-        names = _names(folder).union(known)
-        for _ in range(_LOOKS):
+        names = _names(folder).union(previous_names)
+        for _ in range(_MAX_READS):
             contents = {name: content for name in names if (content := _content(folder, name)) is not None}
             new = _names(folder) - names
             if not new:
@@ -57,13 +57,13 @@ def read(directory: str, known: Iterable[str] = ()) -> dict[str, Content]:
 
 
 def _names(folder: int) -> set[str]:
-    return {name for name in os.listdir(folder) if counts(name)}
+    return {name for name in os.listdir(folder) if is_registration(name)}
 
 
 def _content(folder: int, name: str) -> Content | None:
     """Return a file's content; None if it does not exist. A dangling link exists and is unreadable."""
     try:
-        return _regular(folder, name, os.stat(name, dir_fd=folder))
+        return _read_regular(folder, name, os.stat(name, dir_fd=folder))
     except OSError as error:
         try:
             os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -74,9 +74,9 @@ def _content(folder: int, name: str) -> Content | None:
         return UnreadableFile(f"{name}: cannot be read: {error.strerror}")
 
 
-def _regular(folder: int, name: str, found: os.stat_result) -> Content:
+def _read_regular(folder: int, name: str, status: os.stat_result) -> Content:
     small = "a registration is one small JSON file"
-    if stat.S_ISREG(found.st_mode):
+    if stat.S_ISREG(status.st_mode):
         file = os.open(name, _FILE_FLAGS, dir_fd=folder)
         try:
             opened = os.fstat(file)
@@ -90,12 +90,12 @@ def _regular(folder: int, name: str, found: os.stat_result) -> Content:
     return UnreadableFile(f"{name}: not a regular file; {small}")
 
 
-_MAX_FORGOTTEN = 1000
-_MOST_LINKS = 40
+_MAX_DISCARDED_EVENTS = 1000
+_MAX_LINKS = 40
 """Most links that are followed in a path, as in the kernel (path_resolution(7))."""
-_COMES_OR_GOES = Mask.CREATE | Mask.MOVE | Mask.DELETE | Mask.ATTRIB | Mask.DELETE_SELF | Mask.MOVE_SELF
+_ENTRY_EVENTS = Mask.CREATE | Mask.MOVE | Mask.DELETE | Mask.ATTRIB | Mask.DELETE_SELF | Mask.MOVE_SELF
 """The events that matter in a folder above the directory; other writes there must not wake the proxy."""
-_CHANGES = _COMES_OR_GOES | Mask.MODIFY | Mask.CLOSE_WRITE
+_CHANGES = _ENTRY_EVENTS | Mask.MODIFY | Mask.CLOSE_WRITE
 _EVERY_NAME = ""
 _MISSING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP})
 
@@ -111,20 +111,20 @@ class Watcher:
         self._warned = False
 
     def arm(self) -> None:
-        """Set the watches to the folders that the paths lead to now; may block for ever if one is in a dead mount."""
+        """Set the watches to the folders that the paths lead to now; may block forever if one is in a dead mount."""
         try:
             if self._inotify is None:
                 self._inotify = Inotify(sync_timeout=0)
                 os.set_blocking(self._inotify.fd, False)  # the library sets another flag's number
             watches: dict[Watch, set[str]] = defaultdict(set)
-            for folder, name, mask in _places(self._directory):
+            for folder, name, mask in _watched_entries(self._directory):
                 try:
                     watches[self._inotify.add_watch(folder, mask)].add(name)
                 except OSError as error:
                     if error.errno not in _MISSING:
                         raise
             for watch in self._names.keys() - watches.keys():
-                with suppress(OSError):  # the folder is gone, and its watch with it
+                with suppress(OSError):  # the folder was removed, and its watch with it
                     self._inotify.rm_watch(watch)
             self._names = dict(watches)
         except OSError as error:
@@ -147,8 +147,8 @@ class Watcher:
             pass  # the poll
         else:
             await asyncio.sleep(SETTLE_SECONDS)
-            # One read of the directory covers all queued events. What a busy writer adds meanwhile may stay queued.
-            for _ in range(_MAX_FORGOTTEN):
+            # One read of the directory covers all queued events. Later events of a busy writer may stay queued.
+            for _ in range(_MAX_DISCARDED_EVENTS):
                 if self._inotify is None or self._inotify.sync_get() is None:
                     break
 
@@ -167,16 +167,16 @@ class Watcher:
                 return
 
 
-def _places(directory: str) -> Iterator[tuple[str, str, Mask]]:
-    """Yield where a change matters as (folder, name in it, event mask); in the directory itself every name matters.
-    Folders come before what is in them, so that what appears while the watches are set is seen by the watch above. Of
-    two masks for one folder the later one holds (inotify_add_watch(2)), and the wider one comes later."""
+def _watched_entries(directory: str) -> Iterator[tuple[str, str, Mask]]:
+    """Yield where a change matters as (folder, name in it, event mask); in the directory itself every name matters. A
+    folder precedes its entries, so that its watch sees entries that appear while the watches are set. Of two masks for
+    one folder the later one holds (inotify_add_watch(2)), so the wider one is yielded later."""
     links = _links(directory)
     for path in (directory, *links):
         for hop in _hops(path):
             folder = "/"
             for name in hop.split("/")[1:]:
-                yield folder, name, _COMES_OR_GOES
+                yield folder, name, _ENTRY_EVENTS
                 folder = os.path.join(folder, name)
     yield directory, _EVERY_NAME, _CHANGES
     for link in links:
@@ -185,9 +185,9 @@ def _places(directory: str) -> Iterator[tuple[str, str, Mask]]:
 
 
 def _hops(path: str) -> Iterator[str]:
-    """Yield a path, and what it becomes by resolving link after link: each link may be changed to point elsewhere."""
+    """Yield a path, and its form after resolving each further link: each link may be changed to point elsewhere."""
     yield path
-    for _ in range(_MOST_LINKS):
+    for _ in range(_MAX_LINKS):
         resolved = _with_first_link_resolved(path)
         if resolved is None:
             return
@@ -196,21 +196,21 @@ def _hops(path: str) -> Iterator[str]:
 
 
 def _with_first_link_resolved(path: str) -> str | None:
-    """Return None for a path without a link. ".." is kept, as a link may come before it."""
+    """Return None for a path without a link. ".." is not resolved, as a link may precede it."""
     folder, *names = "/", *path.split("/")[1:]
-    for place, name in enumerate(names, start=1):
-        here = os.path.join(folder, name)
+    for index, name in enumerate(names, start=1):
+        current = os.path.join(folder, name)
         try:
-            target = os.readlink(here)
+            target = os.readlink(current)
         except OSError:
-            folder = os.path.dirname(folder) if name == ".." else here
+            folder = os.path.dirname(folder) if name == ".." else current
         else:
-            parts = os.path.join(folder, target, *names[place:]).split("/")
+            parts = os.path.join(folder, target, *names[index:]).split("/")
             return "/" + "/".join(part for part in parts if part not in ("", "."))
     return None
 
 
 def _links(directory: str) -> list[str]:
     with suppress(OSError), os.scandir(directory) as entries:
-        return [entry.path for entry in entries if counts(entry.name) and entry.is_symlink()]
+        return [entry.path for entry in entries if is_registration(entry.name) and entry.is_symlink()]
     return []

@@ -1,8 +1,8 @@
 """Which hook servers an operator has disabled, now and across restarts (docs/operation.rst).
 
 Invariants: a change is in force before the mask, the file with the disabled hook servers, is written, and stays in
-force if it cannot be. A mask that cannot be used disables no hook server, as anybody may have made it, and does not
-keep the proxy from starting.
+force if writing fails. An unusable mask disables no hook server, as any user may have made it, and does not prevent the
+proxy's start.
 """
 
 import asyncio
@@ -25,15 +25,15 @@ log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 1 << 20
-MOST_NAMES = 100
-LONGEST_NAME = 250
+MAX_NAMES = 100
+MAX_NAME_BYTES = 250
 """Most bytes of a hook server's name: a file's has 255 at most, .json included."""
-LONGEST_REASON, LONGEST_BY = 200, 100  # characters
-LONGEST_SECONDS = 365 * 86400
+MAX_REASON, MAX_BY = 200, 100  # characters
+MAX_SECONDS = 365 * 86400
 
 
 class MaskError(StateError):
-    """The file has another content than the proxy writes."""
+    """The file has content that the proxy does not write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class Disabled:
     until: float | None = None
 
     def __post_init__(self) -> None:
-        for what, text, longest in (("reason", self.reason, LONGEST_REASON), ("by", self.by, LONGEST_BY)):
-            if not isinstance(text, str) or not 1 <= len(text) <= longest or not text.isprintable() or not text.strip():
-                raise ConfigError(f"{what}: write 1 to {longest} printable characters")
+        for field, text, limit in (("reason", self.reason, MAX_REASON), ("by", self.by, MAX_BY)):
+            if not isinstance(text, str) or not 1 <= len(text) <= limit or not text.isprintable() or not text.strip():
+                raise ConfigError(f"{field}: write 1 to {limit} printable characters")
 
     def shown(self) -> dict[str, str | None]:
         until = None if self.until is None else rfc3339(self.until)
@@ -64,14 +64,14 @@ class Disabled:
 def check_name(name: str) -> None:
     """Raise ConfigError if no registration file can have this name, followed by .json, or if it could not be logged."""
     can_be_logged = name.isprintable() and name.strip()
-    if not can_be_logged or name.startswith(".") or "/" in name or len(name.encode()) > LONGEST_NAME:
-        form = f"at most {LONGEST_NAME} printable bytes, without a / and with no dot at the beginning"
+    if not can_be_logged or name.startswith(".") or "/" in name or len(name.encode()) > MAX_NAME_BYTES:
+        form = f"at most {MAX_NAME_BYTES} printable bytes, without a / and with no dot at the beginning"
         what = "write that of its registration file without .json, as runtimeproxy hook ls shows it"
         raise ConfigError(f"no hook server can have this name: {what}: {form}")
 
 
 def check_seconds(seconds: float) -> None:
-    if not 1 <= seconds <= LONGEST_SECONDS:
+    if not 1 <= seconds <= MAX_SECONDS:
         raise ConfigError(f"for: {seconds:g} s is not a time from 1 s to 365 days; leave it out for no end")
 
 
@@ -79,22 +79,22 @@ def _seconds(text: str) -> float:
     return (datetime.fromisoformat(text) - EPOCH).total_seconds()
 
 
-def written(disabled: Mapping[str, Disabled]) -> bytes:
+def encode(disabled: Mapping[str, Disabled]) -> bytes:
     entries = {name: entry.shown() for name, entry in sorted(disabled.items())}
     return json.dumps({"schemaVersion": SCHEMA_VERSION, "disabled": entries}, indent=2).encode() + b"\n"
 
 
 def parse(content: bytes) -> dict[str, Disabled]:
-    """Raises MaskError, whose text names nothing of the content."""
+    """Raises MaskError, whose text contains nothing of the content."""
     try:
-        whole = json.loads(content)
+        document = json.loads(content)
     except (ValueError, RecursionError):
         raise MaskError("is not JSON") from None
     try:
-        if whole["schemaVersion"] != SCHEMA_VERSION:
+        if document["schemaVersion"] != SCHEMA_VERSION:
             raise MaskError(f"does not have schemaVersion {SCHEMA_VERSION}")
         disabled = {}
-        for name, entry in whole["disabled"].items():
+        for name, entry in document["disabled"].items():
             check_name(name)
             until = None if entry.get("until") is None else _seconds(entry["until"])
             disabled[name] = Disabled(entry["reason"], entry["by"], _seconds(entry["since"]), until)
@@ -110,7 +110,7 @@ def mask_file(state_dir: str, listen_endpoint: str) -> StateFile:
 
 
 def read(file: StateFile) -> dict[str, Disabled]:
-    """Return what is disabled: nothing without a file. Raises StateError."""
+    """Return the disabled hook servers: none without a file. Raises StateError."""
     content, version = file.read()
     try:
         return {} if version is None else parse(content)
@@ -120,20 +120,20 @@ def read(file: StateFile) -> dict[str, Disabled]:
 
 PATIENCE_SECONDS = 1.0
 """Seconds that a read or write of the mask may take before the start, or the answer, continues without it."""
-LOOK_SECONDS = 60.0
-"""Most seconds between two looks for times that are over: the machine's clock may be set."""
+CHECK_SECONDS = 60.0
+"""Most seconds between two checks for expired periods: the machine's clock may be set."""
 
 
 class Disabling:
-    """The disabled hook servers; ``on_change`` is called when ``names`` has changed. ``file`` None: they are forgotten
-    at the proxy's end. ``wall`` returns the seconds since 1970."""
+    """The disabled hook servers; ``on_change`` is called when ``names`` has changed. ``file`` None: they are lost at
+    the proxy's end. ``wall`` returns the seconds since 1970."""
 
     def __init__(
         self, file: StateFile | None, on_change: Callable[[], None], wall: Callable[[], float] = time.time
     ) -> None:
         self.names: Mapping[str, Disabled] = {}
         self.fault = ""
-        """Why the mask could not be used the last time, "" if it could: one line, with what to do."""
+        """Why the mask could not be used the last time, "" if it could: one line, with the remedy."""
         self._file = file
         self._on_change = on_change
         self._wall = wall
@@ -161,16 +161,16 @@ class Disabling:
             self._timer.cancel()
 
     async def disable(self, name: str, reason: str, by: str, seconds: float | None = None) -> tuple[str, ...]:
-        """Disable a hook server, permanently or for so many seconds; return what else the operator should know.
-        Raises ConfigError for what cannot be."""
+        """Disable a hook server, permanently or for ``seconds``; return notes for the operator. Raises ConfigError for
+        invalid arguments and above MAX_NAMES."""
         check_name(name)
         if seconds is not None:
             check_seconds(seconds)
         now = self._wall()
         before = self.names.get(name)
         entry = Disabled(reason, by, before.since if before else now, None if seconds is None else now + seconds)
-        if before is None and len(self.names) >= MOST_NAMES:
-            raise ConfigError(f"{MOST_NAMES} hook servers are disabled, which is the most: enable one first")
+        if before is None and len(self.names) >= MAX_NAMES:
+            raise ConfigError(f"{MAX_NAMES} hook servers are disabled, which is the most: enable one first")
         self.names = {**self.names, name: entry}
         log.warning("hook server %s is disabled from now on%s", name, entry.details, extra=UNLIMITED)
         self._changed()
@@ -178,7 +178,7 @@ class Disabling:
         return (f"a restart of the proxy enables it again: {fault}",) if fault else ()
 
     async def enable(self, *names: str) -> tuple[str, ...]:
-        """Enable hook servers; return what else the operator should know."""
+        """Enable hook servers; return notes for the operator."""
         disabled = [name for name in names if name in self.names]
         if not disabled:
             return ("it was not disabled",)
@@ -194,9 +194,9 @@ class Disabling:
 
     def _changed(self) -> None:
         self._on_change()
-        self._end_times()
+        self._enable_expired()
 
-    def _end_times(self) -> None:
+    def _enable_expired(self) -> None:
         """Enable each hook server whose period has expired, and check again when the next one may be."""
         self.stop()
         now = self._wall()
@@ -204,8 +204,8 @@ class Disabling:
         if expired := [name for name, seconds in waits.items() if seconds <= 0]:
             self._enable(expired, "disable period expired")
         elif waits:
-            wait = min(LOOK_SECONDS, *waits.values())
-            self._timer = asyncio.get_running_loop().call_later(wait, self._end_times)
+            wait = min(CHECK_SECONDS, *waits.values())
+            self._timer = asyncio.get_running_loop().call_later(wait, self._enable_expired)
 
     async def _save(self) -> str:
         """Write the mask; return why that failed, "" if it did not or if there is no file."""
@@ -220,10 +220,10 @@ class Disabling:
         return self.fault
 
     async def _write(self, file: StateFile) -> None:
-        """Write what is disabled now, after earlier writes."""
+        """Write the disabled hook servers, after earlier writes."""
         async with self._writing:
             try:
-                await run_in_daemon_thread(partial(file.write, written(self.names)))
+                await run_in_daemon_thread(partial(file.write, encode(self.names)))
                 self.fault = ""
             except (StateError, RuntimeError) as error:
                 self.fault = _cause(error, file)

@@ -1,8 +1,8 @@
 """The Plugins Manager: which hook servers are called at a hook point now.
 
-Invariant: a plugin that a caller got stays usable to the end of its call; the tables for the next call are replaced as
-a whole. Nothing in the directory can end the task that follows it. A disabled hook server is in no table, whatever
-becomes of its file, and neither is one that names the same socket.
+Invariant: a plugin stays usable to the end of the call that got it; the tables for later calls are replaced together.
+Nothing in the directory can end the task that follows it. A disabled hook server is in no table, whatever happens to
+its file, and neither is one that names the same socket.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class LastError:
 @dataclass(frozen=True, slots=True, eq=False)
 class Plugin:
     """One registered hook server; ``name`` is its file's name without .json, ``points`` are names of hook points. The
-    object, with what is known of the server's failures, stays until its own registration changes."""
+    object, with the recorded failures of the server, stays until its own registration changes."""
 
     name: str
     endpoint: str
@@ -67,7 +67,7 @@ PATIENCE_SECONDS = 5.0
 """Seconds that a read of the directory may take before a warning is logged, and the start continues without it."""
 FAULT_SECONDS = 1.0
 """Seconds until the directory is read again after an error in the proxy itself."""
-_RESULTS = {  # what a change is counted with, and its event
+_RESULTS = {  # the result label of a change, and its event
     ChangeKind.ADDED: ("ok", EventKind.PLUGIN_ADDED),
     ChangeKind.CHANGED: ("ok", EventKind.PLUGIN_CHANGED),
     ChangeKind.RESTORED: ("ok", EventKind.PLUGIN_CHANGED),
@@ -78,7 +78,7 @@ _RESULTS = {  # what a change is counted with, and its event
 
 class Manager:
     """Follows a registration directory, which need not exist. ``client_factory`` makes the client for (plugin name,
-    socket path). ``mask`` is where disabled hook servers outlive the proxy, None for nowhere."""
+    socket path). ``mask`` is the file of disabled hook servers, None for no file."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Manager:
         self.rejected: Mapping[str, str] = self._registry.rejected
         self._disabling = Disabling(mask, self._mask_changed, metrics.events.wall_clock)
         self._clients: WeakSet[HookClient] = WeakSet()
-        """The clients that are in use: a call may still wait for one that no plugin has any more."""
+        """The clients in use: a call may still wait for one that no plugin has any more."""
         self._plugins: dict[str, Plugin] = {}
         self.by_point: dict[str, tuple[Plugin, ...]] = {}
         """The plugins of each hook point by its name, in file-name order, without points that have none."""
@@ -117,19 +117,19 @@ class Manager:
         """Those that are disabled with one of the same socket, each with its name."""
         self.on_change: Callable[[], None] | None = None
         self.read = False
-        self.complaint = ""
-        """Why the directory could not be read at the last look; "" if it could."""
+        self.directory_fault = ""
+        """Why the last scan could not read the directory; "" if it could."""
         self._task: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Read the mask and the directory, for which it waits at most PATIENCE_SECONDS, then follow the directory."""
         await self._disabling.load()
-        looked = asyncio.Event()
-        self._task = asyncio.create_task(self._follow(looked), name="plugins manager")
+        first_scan = asyncio.Event()
+        self._task = asyncio.create_task(self._follow(first_scan), name="plugins manager")
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_SECONDS):
-                await looked.wait()
+                await first_scan.wait()
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -147,14 +147,14 @@ class Manager:
         """Return the plugins that are called, in file-name order."""
         return tuple(self._plugins.values())
 
-    def plugins_for(self, point: HookPoint) -> tuple[Plugin, ...]:
-        return self.by_point.get(point.name, ())
+    def plugins_for(self, hook_point: HookPoint) -> tuple[Plugin, ...]:
+        return self.by_point.get(hook_point.name, ())
 
-    def registered(self, points: Iterable[HookPoint]) -> bool:
-        return any(point.name in self.by_point for point in points)
+    def registered(self, hook_points: Iterable[HookPoint]) -> bool:
+        return any(hook_point.name in self.by_point for hook_point in hook_points)
 
-    def fail_policy_registered(self, point: HookPoint) -> bool:
-        return point.name in self._fail_points
+    def fail_policy_registered(self, hook_point: HookPoint) -> bool:
+        return hook_point.name in self._fail_points
 
     @property
     def masked(self) -> Mapping[str, Registration]:
@@ -170,24 +170,24 @@ class Manager:
         return self._disabling.fault
 
     async def disable(self, name: str, reason: str, by: str, seconds: float | None = None) -> tuple[str, ...]:
-        """Stop calling a hook server, and all others that name its socket, permanently or for so many seconds,
-        registered or not; return what else the operator should know, in lines. Calls that wait for its answer continue
-        without it immediately, under both policies. ``reason`` and ``by``, the user, are logged. Raises ConfigError."""
+        """Stop calling a hook server, and all others that name its socket, permanently or for ``seconds``, registered
+        or not; return notes for the operator, in lines. Calls that wait for its answer continue without it immediately,
+        under both policies. ``reason`` and ``by``, the user, are logged. Raises ConfigError."""
         notes = await self._disabling.disable(name, reason, by, seconds)
         unknown = f"it is not registered now: it will not be called once {name}.json is in {self._folder}"
-        same = [f"{other} names the same socket: it is disabled, too" for other in self._same_socket(name)]
+        same = [f"{alias} names the same socket: it is disabled, too" for alias in self._aliases(name)]
         return (*([] if name in self.masked else [unknown]), *same, *notes)
 
     async def enable(self, name: str) -> tuple[str, ...]:
-        """Call a disabled hook server again from now on, and all others that name its socket; return what else the
-        operator should know, in lines."""
-        same = [other for other in self._same_socket(name) if other in self.disabled]
+        """Call a disabled hook server again from now on, and all others that name its socket; return notes for the
+        operator, in lines."""
+        same = [alias for alias in self._aliases(name) if alias in self.disabled]
         notes = await self._disabling.enable(name, *same)
-        return (*(f"{other} names the same socket: it is enabled, too" for other in same), *notes)
+        return (*(f"{alias} names the same socket: it is enabled, too" for alias in same), *notes)
 
-    def _same_socket(self, name: str) -> list[str]:
+    def _aliases(self, name: str) -> list[str]:
         socket = self._sockets.get(name)
-        return [other for other, its in self._sockets.items() if its == socket and other != name]
+        return [alias for alias, path in self._sockets.items() if path == socket and alias != name]
 
     def _mask_changed(self) -> None:
         self._rebuild()
@@ -196,10 +196,10 @@ class Manager:
     def _disable(self) -> None:
         names = self._disabling.names
         present = sockets_of(self._registry.registrations)
-        self._sockets = {name: its for name, its in self._sockets.items() if name in names} | present
+        self._sockets = {name: path for name, path in self._sockets.items() if name in names} | present
         before, before_with = self.disabled, self.disabled_with
         self.disabled_with = disabled_with(self._sockets, names)
-        self.disabled = {**names, **{name: names[other] for name, other in self.disabled_with.items()}}
+        self.disabled = {**names, **{name: names[cause] for name, cause in self.disabled_with.items()}}
         for name in {**before, **self.disabled}:
             if before.get(name) == self.disabled.get(name):
                 continue
@@ -226,22 +226,22 @@ class Manager:
         for state in BreakerState:
             self._metrics.gauge("plugins", states[state], state.value)
 
-    async def _follow(self, looked: asyncio.Event) -> None:
+    async def _follow(self, first_scan: asyncio.Event) -> None:
         while True:
             async with self._log_and_continue(), self._warn_if_slow():
                 await run_in_daemon_thread(self._watcher.arm)
             async with self._log_and_continue(), self._warn_if_slow():
                 await self._scan()
-            looked.set()
+            first_scan.set()
             async with self._log_and_continue():
                 await self._watcher.changed()
 
     @asynccontextmanager
     async def _warn_if_slow(self) -> AsyncIterator[None]:
-        """Log a warning if a look at the directory takes too long: no change is noticed until it has ended."""
+        """Log a warning if a scan of the directory takes too long: no change is noticed until it has ended."""
         why = "does not answer: is there a link into a mount that is gone? The plugins stay as they are"
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(PATIENCE_SECONDS, self._complain, f"{self._folder} {why}")
+        timer = loop.call_later(PATIENCE_SECONDS, self._report_fault, f"{self._folder} {why}")
         try:
             yield
         finally:
@@ -260,20 +260,20 @@ class Manager:
         try:
             contents = await run_in_daemon_thread(partial(directory.read, self._folder, self._registry.names))
         except OSError as error:
-            self._complain(f"{self._folder} cannot be read ({error.strerror}): the plugins stay as they are")
+            self._report_fault(f"{self._folder} cannot be read ({error.strerror}): the plugins stay as they are")
             return
-        self._complain("")
+        self._report_fault("")
         for change in self._registry.replace(contents):
             self._report(change)
         self._rebuild()
         self._metrics.gauge("config_invalid_files", len(self._registry.rejected))
         self.read = True
 
-    def _complain(self, text: str) -> None:
+    def _report_fault(self, text: str) -> None:
         """Log a problem of the directory itself once; "" means that it has ended."""
-        if text and text != self.complaint:
+        if text and text != self.directory_fault:
             log.warning("%s", text, extra=UNLIMITED)
-        self.complaint = text
+        self.directory_fault = text
 
     def _report(self, change: Change) -> None:
         result, kind = _RESULTS[change.kind]
@@ -302,7 +302,7 @@ class Manager:
                 log.warning("registration %s", warning, extra={"kind": warning})
 
     def _rebuild(self) -> None:
-        """Make the tables again if a registration that counts has changed, or a link on the way to its socket."""
+        """Rebuild the tables if an enabled registration has changed, or a link in the path of its socket."""
         self._disable()
         before = self._plugins
         enabled = tuple(entry for entry in self._registry.registrations if plugin_name(entry.name) not in self.disabled)
@@ -316,12 +316,12 @@ class Manager:
         }
         self._built, self.repeated = enabled, repeated
         plugins = self._plugins.values()
-        by_point: dict[str, tuple[Plugin, ...]] = {}
+        by_hook_point: dict[str, tuple[Plugin, ...]] = {}
         for plugin in plugins:
-            for point in plugin.points:
-                if (plugin.name, point) not in repeated:
-                    by_point[point] = (*by_point.get(point, ()), plugin)
-        self.by_point = by_point
+            for hook_point in plugin.points:
+                if (plugin.name, hook_point) not in repeated:
+                    by_hook_point[hook_point] = (*by_hook_point.get(hook_point, ()), plugin)
+        self.by_point = by_hook_point
         self._fail_points = frozenset().union(*(p.points for p in plugins if p.policy is FailurePolicy.FAIL))
         clients = {plugin.client for plugin in plugins}
         for plugin in before.values():
@@ -358,34 +358,34 @@ def sockets_of(registrations: Iterable[Registration]) -> dict[str, str]:
 def disabled_with(sockets: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
     """Return the hook servers that name the same socket as one of ``names``, each with that one."""
     first = {sockets[name]: name for name in sorted(names, reverse=True) if name in sockets}
-    return {name: first[its] for name, its in sockets.items() if its in first and name not in names}
+    return {name: first[path] for name, path in sockets.items() if path in first and name not in names}
 
 
 def repeated_calls(registrations: Collection[Registration]) -> dict[tuple[str, str], str]:
-    """Return the hook servers and hook points at which one is not called because another one names the same socket,
-    each with the name of that one: the first with policy Fail, or else the first."""
+    """Return the hook servers and hook points without a call, as another hook server names the same socket, each with
+    that one's name: the first with policy Fail, or else the first."""
     sockets = sockets_of(registrations)
     called: dict[tuple[str, str], str] = {}
     repeated: dict[tuple[str, str], str] = {}
     for entry in sorted(registrations, key=lambda entry: entry.policy is not FailurePolicy.FAIL):
         name = plugin_name(entry.name)
-        for point in entry.points:
-            first = called.setdefault((sockets[name], point), name)
+        for hook_point in entry.points:
+            first = called.setdefault((sockets[name], hook_point), name)
             if first != name:
-                repeated[name, point] = first
+                repeated[name, hook_point] = first
     return repeated
 
 
 def repetitions(repeated: Mapping[tuple[str, str], str]) -> tuple[str, ...]:
-    """Return a text for each two registration files of ``repeated_calls``."""
+    """Return a text for each pair of registration files in ``repeated_calls``."""
     points: dict[tuple[str, str], set[str]] = {}
-    for (name, point), first in repeated.items():
-        points.setdefault((f"{first}.json", f"{name}.json"), set()).add(point)
+    for (name, hook_point), first in repeated.items():
+        points.setdefault((f"{first}.json", f"{name}.json"), set()).add(hook_point)
     return tuple(
         f"{first} and {name} name the same socket, which is called once, by {first}, at {_names(points[first, name])}"
         for first, name in sorted(points)
     )
 
 
-def _names(points: Set[str]) -> str:
-    return ", ".join(point.name for point in HOOK_POINTS if point.name in points) or "none"
+def _names(hook_points: Set[str]) -> str:
+    return ", ".join(hook_point.name for hook_point in HOOK_POINTS if hook_point.name in hook_points) or "none"

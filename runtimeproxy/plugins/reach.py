@@ -1,7 +1,7 @@
 """Check every second which hook servers can be reached, whether or not there are calls for them.
 
-Invariant: a look at one plugin costs two stats, and a connect where no connection is open; no iteration of the loop
-looks at more than ``PER_ITERATION`` of them.
+Invariant: the check of a plugin costs two stats, and a connect if no connection is open; one iteration of the event
+loop checks at most ``PER_ITERATION`` plugins.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from runtimeproxy.plugins.registration import FailurePolicy
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
-"""Seconds between two looks. A plugin is absent once two looks in a row find it so: a hook server may register a moment
-before it listens, and the answer to a connection that a look has opened is seen by the next one."""
+CHECK_SECONDS = 1.0
+"""Seconds between two checks. A plugin is absent after two failed checks in a row: a hook server may register a moment
+before it listens, and the next check sees the answer on a connection that a check has opened."""
 PER_ITERATION = 16
 _EFFECTS = {
     FailurePolicy.IGNORE: "calls pass without it (policy Ignore)",
@@ -37,7 +37,7 @@ class Absence:
 
 
 class Reach:
-    """What is known of the plugins that ``plugins`` returns; only those that cannot be reached are in ``absences``."""
+    """Checks the plugins that ``plugins`` returns; ``absences`` contains those that cannot be reached."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, plugins: Callable[[], tuple[Plugin, ...]], metrics: Metrics
@@ -47,31 +47,31 @@ class Reach:
         self._plugins = plugins
         self._metrics = metrics
         self._absent_since: dict[HookClient, float] = {}
-        """The first look that did not reach a client, of those that the last look did not reach either."""
+        """When the first of the consecutive failed checks of each client was made."""
         self._unchecked: Iterator[Plugin] = iter(())
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Look at all plugins now and every LOOK_SECONDS, in pieces."""
-        self._timer = self._loop.call_later(LOOK_SECONDS, self.start)
+        """Check all plugins now and every CHECK_SECONDS, in batches."""
+        self._timer = self._loop.call_later(CHECK_SECONDS, self.start)
         plugins = self._plugins()
         names, clients = {plugin.name for plugin in plugins}, {plugin.client for plugin in plugins}
         self.absences = {name: absence for name, absence in self.absences.items() if name in names}
         self._absent_since = {client: since for client, since in self._absent_since.items() if client in clients}
         self._unchecked = iter(plugins)
-        self._check_some()
+        self._check_batch()
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._unchecked = iter(())
 
-    def _check_some(self) -> None:
-        chunk = list(islice(self._unchecked, PER_ITERATION))
-        for plugin in chunk:
+    def _check_batch(self) -> None:
+        batch = list(islice(self._unchecked, PER_ITERATION))
+        for plugin in batch:
             self._check(plugin)
-        if len(chunk) == PER_ITERATION:
-            self._loop.call_soon(self._check_some)
+        if len(batch) == PER_ITERATION:
+            self._loop.call_soon(self._check_batch)
 
     def _check(self, plugin: Plugin) -> None:
         why, now, absence = plugin.client.absence(), self._loop.time(), self.absences.get(plugin.name)

@@ -1,4 +1,4 @@
-"""Registrations: parse a file into a ``Registration``; keep what all files register (hook-api, "Registration files").
+"""Parse registration files, and retain the registrations of all files (hook-api, "Registration files").
 
 Invariants: files with the same content, in whatever order, give equal registrations. Content that cannot be used never
 removes the last good registration of its name; only the file's absence does.
@@ -33,7 +33,7 @@ class Members(tuple[tuple[str, Any], ...]):
 
 
 class FailurePolicy(Enum):
-    """What a failing Pre hook does to the call: FAIL refuses it, IGNORE lets it continue without the plugin."""
+    """The effect of a failing Pre hook: FAIL refuses the call, IGNORE continues it without the plugin."""
 
     FAIL = "Fail"
     IGNORE = "Ignore"
@@ -159,7 +159,7 @@ class Change:
 class Registry:
     def __init__(self) -> None:
         self._good: dict[str, Registration] = {}
-        self._seen: dict[str, Content] = {}
+        self._contents: dict[str, Content] = {}
         self.rejected: dict[str, str] = {}
         """The files whose present content is rejected, each with the reason."""
 
@@ -170,33 +170,33 @@ class Registry:
     @property
     def names(self) -> frozenset[str]:
         """Return the names of the files, good or not."""
-        return frozenset(self._seen)
+        return frozenset(self._contents)
 
     def replace(self, contents: Mapping[str, Content]) -> tuple[Change, ...]:
         """Replace the state by the directory's present contents; return the changes, in file-name order."""
-        names = sorted(self._seen.keys() | contents.keys())
+        names = sorted(self._contents.keys() | contents.keys())
         changes = (self.update(name, contents.get(name)) for name in names)
         return tuple(change for change in changes if change is not None)
 
     def update(self, name: str, content: Content | None) -> Change | None:
-        """Set the present content of one file, None if it is gone; return the change, None if there is none."""
+        """Set the present content of one file, None if it does not exist; return the change, None if there is none."""
         if content is None:
-            self._seen.pop(name, None)
+            self._contents.pop(name, None)
             self.rejected.pop(name, None)
             return Change(ChangeKind.REMOVED, name, None) if self._good.pop(name, None) is not None else None
-        if self._seen.get(name) == content:
+        if self._contents.get(name) == content:
             return None
-        self._seen[name] = content
-        before = self._good.get(name)
+        self._contents[name] = content
+        current = self._good.get(name)
         try:
             if isinstance(content, UnreadableFile):
                 raise ConfigError(content.reason)
             registration = parse(name, content)
         except ConfigError as error:
             self.rejected[name] = str(error)
-            return Change(ChangeKind.REJECTED, name, before, str(error))
-        kind = ChangeKind.ADDED if before is None else ChangeKind.CHANGED
-        if registration == before:
+            return Change(ChangeKind.REJECTED, name, current, str(error))
+        kind = ChangeKind.ADDED if current is None else ChangeKind.CHANGED
+        if registration == current:
             if name not in self.rejected:
                 return None
             kind = ChangeKind.RESTORED  # the operator waits for this log line

@@ -11,8 +11,8 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 0.1
-"""Several follow each other where the backlog is full of clients that have left: each takes descriptors until it is
-seen to be gone, and clients that wait for their places are to be served within 1 s."""
+"""Several pauses follow each other if the backlog is full of clients that have closed: each holds descriptors until its
+close is noticed. Clients that wait for their places must be served within 1 s."""
 BATCH = 64
 
 
@@ -37,7 +37,7 @@ class Acceptor:
             self._timer.cancel()
 
     def accept(self) -> None:
-        """Accept the connections that wait now, up to ``BATCH`` of them."""
+        """Accept the pending connections, up to ``BATCH`` of them."""
         for _ in range(BATCH):
             try:
                 client, _ = self._listener.accept()

@@ -1,8 +1,8 @@
-"""A client's connection and the proxy's own connection to the backend for it: their bytes flow into each other.
+"""A client connection paired with a backend connection: the bytes of each are relayed to the other.
 
-Invariants: a side that does not read stops reading from the other side; EOF is passed on after everything before it. A
-write error ends the writing direction only: what the peer sent before is still read and delivered. The event loops' own
-transports drop it, so plain sockets are used (relay-rules C8).
+Invariants: if one peer does not read, reading from the other one pauses; EOF is passed on after all earlier bytes. A
+write error ends the writing direction only: bytes that the peer sent before are still read and delivered. The event
+loops' transports drop those bytes, so plain sockets are used (relay-rules C8).
 """
 
 import asyncio
@@ -24,33 +24,32 @@ log = logging.getLogger(__name__)
 
 REQUEST_BYTES = 8 * 1024
 """Most bytes per read from a peer with short requests. Such a request costs more CPU than its bytes suggest, so the
-other connections get their turn soon."""
+limit keeps other connections responsive."""
 HIGH_WATER = 256 * 1024
-"""Bytes kept for a slow peer above which the other side is paused."""
+"""Queued bytes for a slow peer above which reading from the other peer pauses."""
 LOW_WATER = 64 * 1024
 SHARED_BYTES = 256 * 1000
-"""Size of a read buffer in bytes, above the kernel's default buffer of a unix socket, so that one read empties it: each
-further read wakes the peer, and its output the other one, which costs more than the bytes."""
-COPIED_BYTES = 120 * 1024
-"""Length in bytes of the pieces in which the shared buffer is copied if the socket does not take it all."""
+"""Size of a read buffer in bytes. It exceeds the kernel's default unix socket buffer, so one read empties the socket.
+Each further read would wake both peers, which costs more than copying the bytes."""
+CHUNK_BYTES = 120 * 1024
+"""Length in bytes of the chunks in which unsent bytes of the shared buffer are copied."""
 DISCARDED_READS = 4
-"""How many reads are discarded before a close: the socket's buffer, and what is sent meanwhile."""
+"""Most reads that are discarded before a close: the socket's buffer, and bytes sent meanwhile."""
 PASSING_BYTES = 16 * 1024
-"""Length in bytes from which on it pays to check whether data can pass unchanged."""
-PIECE_BYTES = 512
-"""Bytes of memory that a queued piece needs in addition to its data: a stream of short lines must not take more than a
-dense one."""
-KEPT_BYTES = 208 * 1024
-"""Send buffer in bytes that is requested of the kernel for a client. The kernel doubles it (socket(7)), so that the
-data of one read from the backend is written immediately. It is the kernel's default, and the most that an unprivileged
-process may request."""
+"""Shortest read, in bytes, that is checked for data that can pass unchanged."""
+QUEUE_ITEM_BYTES = 512
+"""Memory overhead of a queue item in bytes: a stream of short lines must not need more memory than a dense one."""
+CLIENT_SEND_BUFFER_BYTES = 208 * 1024
+"""Send buffer of a client in bytes (SO_SNDBUF). The kernel doubles it (socket(7)), so that the data of one read from
+the backend is written immediately. It is the kernel's default, and the most that an unprivileged process may
+request."""
 
 LINGER_SECONDS = 1.0
-"""How many seconds a client may still send after its last answer, so that it reads that before it sees the end."""
+"""Seconds that a client may still send after its last answer, so that it reads the answer before the end."""
 
 
 class ReadBuffer:
-    """The buffer that all endpoints of a thread read into in turn: what passes unchanged needs no memory of its own."""
+    """The read buffer that all endpoints of a thread share: data that passes unchanged is not copied."""
 
     def __init__(self, size: int = SHARED_BYTES) -> None:
         self.octets = bytearray(size)
@@ -58,7 +57,7 @@ class ReadBuffer:
 
 
 Passes = Callable[["Endpoint", bytearray, int], bool]
-"""Sends the first so many bytes of the buffer immediately and returns True, or returns False."""
+"""Sends the given number of bytes of the buffer immediately and returns True, or returns False."""
 
 
 class Handler(Protocol):
@@ -75,8 +74,8 @@ class Handler(Protocol):
 
 
 class Endpoint:
-    """A connected socket whose bytes go to a handler, at most ``most`` at a time (0: as many as ``buffer`` holds). A
-    large read is offered to ``passes`` first, if given.
+    """A connected socket whose bytes are passed to a handler, at most ``max_read_bytes`` at a time (0: the size of
+    ``buffer``). A large read is offered to ``passes`` first, if given.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class Endpoint:
         handler: Handler,
         buffer: ReadBuffer,
         passes: Passes | None = None,
-        most: int = 0,
+        max_read_bytes: int = 0,
     ) -> None:
         sock.setblocking(False)
         self._loop = loop
@@ -94,7 +93,7 @@ class Endpoint:
         self._handler = handler
         self._buffer = buffer
         self._passes = passes
-        self._most = most
+        self._max_read_bytes = max_read_bytes
         self._backlog: deque[bytes | memoryview] = deque()
         self.waiting = 0
         """Number of bytes queued for the peer."""
@@ -102,7 +101,7 @@ class Endpoint:
         self._ended = False
         self._finishing = False
         self.broken = False
-        """True once the peer takes no more: what is written is dropped."""
+        """True once writing has failed: later writes are dropped."""
         self._hangups: Hangups | None = None
         self.closed = False
 
@@ -123,13 +122,13 @@ class Endpoint:
     def _readable(self) -> None:
         octets = self._buffer.octets
         try:
-            size = self._sock.recv_into(octets, self._most)
+            size = self._sock.recv_into(octets, self._max_read_bytes)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             size = 0
         if size and self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._loop.call_soon(self._read_on)
+            self._loop.call_soon(self._reregister_reader)
         if not size:
             self.pause()
             self._ended = True
@@ -137,30 +136,29 @@ class Endpoint:
         elif size < PASSING_BYTES or self._passes is None or not self._passes(self, octets, size):
             self._handler.received(self, bytes(self._buffer.view[:size]))
 
-    def _read_on(self) -> None:
-        """Register for reading again. The peer closed with unread bytes, which is POLLERR: uvloop calls the reader once
-        more and then polls no longer (its UVPoll._fatal_error), though more data and EOF wait. getsockopt(2) has
-        cleared the error."""
+    def _reregister_reader(self) -> None:
+        """Register the reader again after POLLERR, which a peer causes by closing with unread bytes. uvloop then stops
+        polling (UVPoll._fatal_error), although data and EOF are pending. getsockopt(2) has cleared the error."""
         if self._reading:
             self.pause()
             self.resume()
 
     def discard(self) -> None:
-        """Read and drop what has arrived: closing a socket with unread bytes sends the peer a reset instead of EOF."""
+        """Drop received bytes: closing a socket with unread bytes sends the peer a reset instead of EOF."""
         try:
             for _ in range(DISCARDED_READS):
                 if self.closed or not self._sock.recv_into(self._buffer.octets):
                     return
         except OSError:
-            pass  # there is no more, or the peer has left
+            pass  # no more bytes, or the peer has closed
 
-    def refuse(self) -> None:
+    def shutdown_read(self) -> None:
         """Stop receiving: later writes of the peer fail with EPIPE, and its EOF is not reported."""
         if self._ended or self.closed:
             return
         self.pause()
         self._ended = True
-        with contextlib.suppress(OSError):  # the peer has left
+        with contextlib.suppress(OSError):  # the peer has closed
             self._sock.shutdown(socket.SHUT_RD)
 
     @property
@@ -178,19 +176,19 @@ class Endpoint:
 
     @property
     def slow(self) -> bool:
-        """Return whether so much is queued that the other side should be paused."""
+        """Return whether the queue is so long that reading from the other peer should pause."""
         return self.retained_bytes > HIGH_WATER
 
     @property
     def retained_bytes(self) -> int:
-        """Return the memory that the queue takes: its bytes and the overhead of each piece."""
-        return self.waiting + len(self._backlog) * PIECE_BYTES
+        """Return the memory of the queue: its bytes and the overhead of each item."""
+        return self.waiting + len(self._backlog) * QUEUE_ITEM_BYTES
 
     def write(self, data: bytes) -> None:
-        """Send bytes, immediately as far as the socket takes them; the rest is queued."""
+        """Send bytes; those that the socket does not accept now are queued."""
         if self.broken or self.closed:
             return
-        left: bytes | memoryview = data
+        unsent: bytes | memoryview = data
         if not self._backlog:
             sent = 0
             try:
@@ -202,13 +200,13 @@ class Endpoint:
                 return
             if sent == len(data):
                 return
-            left = memoryview(data)[sent:]
+            unsent = memoryview(data)[sent:]
             self._loop.add_writer(self._sock, self._writable)
-        self._backlog.append(left)
-        self.waiting += len(left)
+        self._backlog.append(unsent)
+        self.waiting += len(unsent)
 
     def write_shared(self, size: int) -> None:
-        """Send the first ``size`` bytes of the buffer; what the socket does not take is copied and queued."""
+        """Send the first ``size`` bytes of the buffer; those that the socket does not accept are copied and queued."""
         view, sent = self._buffer.view, 0
         if not (self._backlog or self.broken or self.closed):
             try:
@@ -217,8 +215,8 @@ class Endpoint:
                 pass
             except OSError:
                 self.broken = True
-        for at in range(sent, size, COPIED_BYTES):
-            self.write(bytes(view[at : min(at + COPIED_BYTES, size)]))
+        for offset in range(sent, size, CHUNK_BYTES):
+            self.write(bytes(view[offset : min(offset + CHUNK_BYTES, size)]))
 
     def _writable(self) -> None:
         was_slow = self.retained_bytes > LOW_WATER
@@ -265,7 +263,7 @@ class Endpoint:
                 self.broken = True
 
     def close(self) -> None:
-        """Close immediately; what is queued is lost."""
+        """Close immediately; queued bytes are lost."""
         if self.closed:
             return
         self.pause()
@@ -278,9 +276,8 @@ class Endpoint:
 
 
 class Connection(ABC):
-    """A client and the backend for it. A subclass reads their bytes into ``outputs``, the lists of what goes to the
-    client and to the backend, and lists in ``ready`` what ``act`` has to do after the read. The output of both leaves
-    in the same write.
+    """A client and its backend. A subclass parses their bytes, appends output to ``outputs`` (for the client, for the
+    backend) and events for ``act`` to ``ready``. After a read, each output is sent in one write.
     """
 
     client_bytes: Callable[[bytes], None]
@@ -288,8 +285,8 @@ class Connection(ABC):
     backend_bytes: Callable[[bytes], None]
     """Called with bytes from the backend. Raises WireError."""
     client_passes: Callable[[bytearray, int, Send], bool]
-    """Called with a large read from the client, the first so many bytes of a reused buffer, if ``bulk``: send all of it
-    by ``Send`` if it passes unchanged, or do nothing. Return whether it was sent."""
+    """Called with a large read from the client (a reused buffer and the size) if ``bulk``: send all of it by ``Send``
+    if it passes unchanged, or do nothing. Return whether it was sent."""
     backend_passes: Callable[[bytearray, int, Send], bool]
     """Called with a large read from the backend, in the same way."""
     bulk = False
@@ -307,19 +304,19 @@ class Connection(ABC):
         self._loop = loop
         self._buffer = buffer
         self._client_socket = client
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KEPT_BYTES)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CLIENT_SEND_BUFFER_BYTES)
         self._client = self._endpoint(client, 0 if self.bulk else REQUEST_BYTES)
         self._backend = self._endpoint(backend)  # its answers are long
         self._to_client, self._to_backend = outputs
         self._ready = ready
         self._hangups = hangups
-        self._others: list[Endpoint] = []
+        self._attached: list[Endpoint] = []
         self._backend_ended = False
         self._half_closed = False
         self.client_ended = False
         """True once the client's EOF was read."""
-        self._client_gone = False
-        self._client_held = False
+        self._client_closed = False
+        self._client_paused = False
         self._parted = False
         self._closed = False
         self._acting = False
@@ -328,20 +325,20 @@ class Connection(ABC):
         self._client.resume()
         self._backend.resume()
 
-    # What a subclass does.
+    # Methods of the subclass.
 
     @abstractmethod
     def act(self, event: object) -> None:
-        """Called after the read with what it found, in order."""
+        """Called after the read with each event, in order."""
 
     @abstractmethod
     def client_eof(self) -> bool:
-        """Called at the client's EOF. Return True if bytes for the backend are still to come; ``pass_client_eof`` must
-        follow.
+        """Called at the client's EOF. Return True if more bytes for the backend will follow; ``pass_client_eof`` must
+        be called then.
         """
 
-    def client_gone(self) -> None:  # noqa: B027
-        """Called if hang-ups are watched: the client closed its socket, perhaps before ``client_eof``."""
+    def client_closed(self) -> None:  # noqa: B027
+        """Called when the client has closed its socket, perhaps before ``client_eof``, if hang-ups are watched."""
 
     @abstractmethod
     def backend_eof(self) -> bool:
@@ -357,22 +354,22 @@ class Connection(ABC):
 
     @abstractmethod
     def unfinished(self) -> Unfinished:
-        """Called repeatedly: return what the client still waits for."""
+        """Called repeatedly: return the unfinished work of the client."""
 
     # Reading and writing.
 
-    def _endpoint(self, sock: socket.socket, most: int = 0) -> Endpoint:
-        return Endpoint(self._loop, sock, self, self._buffer, self._passes if self.bulk else None, most)
+    def _endpoint(self, sock: socket.socket, max_read_bytes: int = 0) -> Endpoint:
+        return Endpoint(self._loop, sock, self, self._buffer, self._passes if self.bulk else None, max_read_bytes)
 
     def _passes(self, endpoint: Endpoint, buffer: bytearray, size: int) -> bool:
-        """Send bytes that pass unchanged, unless others are queued before them."""
+        """Send bytes that pass unchanged, unless earlier output is pending."""
         if endpoint is self._client:
-            other, waiting, passes = self._backend, self._to_backend, self.client_passes
+            target, waiting, passes = self._backend, self._to_backend, self.client_passes
         else:
-            other, waiting, passes = self._client, self._to_client, self.backend_passes
-        if waiting or not passes(buffer, size, other.write_shared):
+            target, waiting, passes = self._client, self._to_client, self.backend_passes
+        if waiting or not passes(buffer, size, target.write_shared):
             return False
-        if other.slow:
+        if target.slow:
             endpoint.pause()
         if self._ready:
             self.act_on_ready()
@@ -380,7 +377,7 @@ class Connection(ABC):
         return True
 
     def received(self, endpoint: Endpoint, data: bytes) -> None:
-        """Read bytes, act on what was found, and write the output of both."""
+        """Parse bytes, handle the events, and write both outputs."""
         self._reading = True
         try:
             (self.client_bytes if endpoint is self._client else self.backend_bytes)(data)
@@ -396,110 +393,109 @@ class Connection(ABC):
         self.flush()
 
     def wake(self) -> None:
-        """Act on what was read and write what waits; during a read that is done after it."""
+        """Handle the events and write the outputs; during a read, this is done after it."""
         if not self._reading:
             self.act_on_ready()
             self.flush()
 
     def act_on_ready(self) -> None:
-        """Act on what was read, in order. What is found while acting follows; it is not acted on inside of that, or
-        thousands of pipelined requests would run nested in one another."""
+        """Handle the events in order. Events that are added meanwhile are handled after the present one: otherwise
+        thousands of pipelined requests would recurse."""
         if self._acting:
             return
         self._acting = True
         try:
             while self._ready:
-                for event in batch.each(self._ready):
+                for event in batch.iterate(self._ready):
                     self.act(event)
         finally:
             self._acting = False
 
     def flush(self) -> None:
-        """Write what waits for both sides."""
+        """Write the outputs for both sides."""
         if self._to_client:
             self._client.write(b"".join(self._to_client) if len(self._to_client) > 1 else self._to_client[0])
             self._to_client.clear()
             if self._client.waiting and self._client.slow:
                 self._backend.pause()
-                for other in self._others:
-                    other.pause()
+                for endpoint in self._attached:
+                    endpoint.pause()
         if self._to_backend:
             self._backend.write(b"".join(self._to_backend) if len(self._to_backend) > 1 else self._to_backend[0])
             self._to_backend.clear()
             if self._backend.waiting and self._backend.slow:
                 self._client.pause()
         if self._client.broken:
-            self._refuse_backend()
+            self._shutdown_backend_read()
 
-    def _refuse_backend(self) -> None:
-        """Shut down reading from the backend because the client takes no more.
+    def _shutdown_backend_read(self) -> None:
+        """Shut down reading from the backend because writing to the client has failed.
 
-        Without a proxy the backend's next write would fail, too. The client may have closed after sending bytes that
-        the backend does not take yet, and its EOF has to follow them. Until then nothing else would notify the backend
-        that nobody reads its answers. What the client has sent still goes to it.
+        Without a proxy, the backend's next write would fail, too. The client's earlier bytes are still sent to the
+        backend, followed by EOF. Until then, only a failing write shows the backend that nobody reads its answers.
         """
         if self._hangups is not None:
-            self._backend.refuse()
-            self._backend.watch(self._hangups, self._backend_hung_up)
+            self._backend.shutdown_read()
+            self._backend.watch(self._hangups, self._on_backend_hangup)
 
     def drained(self, endpoint: Endpoint) -> None:
-        """Continue reading the other side, as an endpoint's queue is short again."""
+        """Continue reading from the other side once an endpoint's queue is short again."""
         if self._closed:
             return
         if endpoint is self._client:
             if endpoint.broken:
-                self._refuse_backend()
+                self._shutdown_backend_read()
             self._backend.resume()
-            for other in self._others:
-                self.read_on(other)
-        elif not self._client_held:
+            for attached in self._attached:
+                self.resume_attached(attached)
+        elif not self._client_paused:
             self._client.resume()
         self._close_if_done()
 
     # Further connections whose answers go to the client.
 
-    def attach(self, other: Endpoint) -> None:
-        """Read another connection, whose answers go to the client, only while the client takes them."""
-        self._others.append(other)
-        self.read_on(other)
+    def attach(self, endpoint: Endpoint) -> None:
+        """Read another connection, whose answers are sent to the client, while the client is not slow."""
+        self._attached.append(endpoint)
+        self.resume_attached(endpoint)
 
-    def detach(self, other: Endpoint) -> None:
-        self._others.remove(other)
+    def detach(self, endpoint: Endpoint) -> None:
+        self._attached.remove(endpoint)
 
-    def read_on(self, other: Endpoint) -> None:
+    def resume_attached(self, endpoint: Endpoint) -> None:
         """Continue reading an attached connection, unless its own peer or the client is slow."""
-        if not other.slow and not self._client.slow:
-            other.resume()
+        if not endpoint.slow and not self._client.slow:
+            endpoint.resume()
 
-    def hold_client(self, hold: bool) -> None:
+    def pause_client(self, paused: bool) -> None:
         """Stop reading from the client, or continue."""
-        self._client_held = hold
-        if hold:
+        self._client_paused = paused
+        if paused:
             self._client.pause()
         elif not self._backend.slow:
             self._client.resume()
 
     def ended(self, endpoint: Endpoint) -> None:
-        """Pass EOF on in order; the EOF of a client that has closed its socket is no half-close (relay-rules B1)."""
+        """Pass EOF on in order; the EOF of a client that has closed its socket is not a half-close (relay-rules B1)."""
         if endpoint is self._client:
             self.client_ended = True
             if self._hangups is not None and self._client.hung_up:
-                self._hung_up()
+                self._on_client_hangup()
                 return
             if not self.client_eof():
                 self.pass_client_eof()
             if self._hangups is not None and not self._closed:
-                self._client.watch(self._hangups, self._hung_up)
+                self._client.watch(self._hangups, self._on_client_hangup)
         elif endpoint is self._backend and not self.backend_eof():
             self.pass_backend_eof()
 
-    def _hung_up(self) -> None:
-        self._client_gone = True
-        self.client_gone()
+    def _on_client_hangup(self) -> None:
+        self._client_closed = True
+        self.client_closed()
         self._close_if_done()
 
     def pass_client_eof(self) -> None:
-        """Pass the client's EOF on, after everything for the backend was given."""
+        """Pass the client's EOF on after all bytes for the backend."""
         self.flush()
         self._backend.finish()
         self._close_if_done()
@@ -510,16 +506,16 @@ class Connection(ABC):
         self.flush()
         self._client.finish()
         if self._hangups is not None:
-            self._backend.watch(self._hangups, self._backend_hung_up)
+            self._backend.watch(self._hangups, self._on_backend_hangup)
         self._close_if_done()
 
-    def _backend_hung_up(self) -> None:
-        """End the backend's side, as it has closed its socket: what the client still sends is lost."""
+    def _on_backend_hangup(self) -> None:
+        """End the backend's side, as it has closed its socket: later bytes of the client are lost."""
         self._backend_ended = True
         self._close_if_done()
 
     def pass_backend_eof(self) -> None:
-        """Pass the backend's EOF on and end the connection, after everything for the client was given."""
+        """Pass the backend's EOF on after all bytes for the client, and end the connection."""
         self._backend_ended = True
         self.flush()
         self._client.finish()
@@ -527,12 +523,12 @@ class Connection(ABC):
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        """Close both sides if nothing can flow any more. That is so if the backend has ended and everything was sent to
-        the client, if both sides have ended, or if the client is gone and everything was sent to the backend.
+        """Close both sides once no more bytes can be relayed. Either the backend has ended and everything was sent to
+        the client, or both sides have ended, or the client has closed and everything was sent to the backend.
         """
         sent, delivered = not self._backend.waiting, not self._client.waiting
         both_ended = self._half_closed and self.client_ended and sent
-        if (self._client_gone and sent) or (delivered and (self._backend_ended or both_ended)):
+        if (self._client_closed and sent) or (delivered and (self._backend_ended or both_ended)):
             self._client.discard()
             self.close()
 
@@ -541,29 +537,29 @@ class Connection(ABC):
         self._backend.close()
         self._backend = self._endpoint(backend)
         self._backend.resume()
-        self.hold_client(self._client_held)  # the client may have been paused because the first backend was slow
+        self.pause_client(self._client_paused)  # the client may have been paused because the first backend was slow
 
     def shut_client(self) -> None:
-        """Shut down reading from the client; what it has sent is still read, followed by EOF.
+        """Shut down reading from the client; bytes already sent are still read, followed by EOF.
 
-        Its later writes fail with EPIPE: on a unix socket no byte is lost in between (tried). This is the only safe way
-        to close a connection on which a request may be on its way.
+        Its later writes fail with EPIPE: on a unix socket no byte is lost in between (tested). This is the only safe
+        way to close a connection on which a request may be in flight.
         """
         self._client_socket.shutdown(socket.SHUT_RD)
 
     def finish_client(self) -> None:
-        """Shut down writing to the client after everything queued; what it still sends must be dropped. Both sides
-        close when the client has ended too.
+        """Shut down writing to the client after all queued bytes; the subclass must drop later bytes of the client.
+        Both sides close when the client has ended too.
         """
         self.flush()
         self._client.finish()
         self._backend.close()
         self._half_closed = True
-        self.hold_client(False)
+        self.pause_client(False)
         self._close_if_done()
 
     def part(self) -> None:
-        """Half-close toward the client after what was sent to it, and close once the client has closed."""
+        """Half-close toward the client after all queued bytes, and close once the client has closed."""
         if not self._parted:
             self._parted = True
             self.finish_client()
@@ -587,11 +583,11 @@ class Connection(ABC):
 
     @property
     def slow(self) -> tuple[bool, bool]:
-        """Return whether much is queued, for the client and for the backend."""
+        """Return whether the client and the backend are slow."""
         return self._client.slow, self._backend.slow
 
     def close(self) -> None:
-        """Close both sides immediately; what is queued is lost."""
+        """Close both sides immediately; queued bytes are lost."""
         if self._closed:
             return
         self._closed = True

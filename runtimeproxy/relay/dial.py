@@ -1,7 +1,7 @@
 """Connect to a unix socket.
 
-Invariant: a returned socket is connected. With a full backlog (EAGAIN) asyncio reports a connection that is none and
-uvloop raises, so plain sockets are used (relay-rules A12).
+Invariant: a returned socket is connected. With a full backlog (EAGAIN), asyncio reports an unconnected socket as
+connected and uvloop raises, so plain sockets are used (relay-rules A12).
 """
 
 import asyncio
@@ -15,21 +15,21 @@ from runtimeproxy.files import folder_fault, peer_credentials
 
 RETRY_SECONDS = 0.005
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Errors that do not concern the listener: the proxy lacks descriptors or memory, and tries again (fault matrix P8)."""
+"""Errors of the proxy itself: it lacks descriptors or memory, and retries (fault matrix P8)."""
 SCARCE_RETRY_SECONDS = 0.1
 
 
 class UntrustedSocket(RuntimeProxyError):
-    """Another user than root or the proxy's own could answer at a socket; the text names that user and the remedy."""
+    """A user other than root or the proxy's own could serve the socket; the text names that user and the remedy."""
 
 
 def own_shortage(lacking: str) -> str:
-    """Return the message that the proxy could not connect for want of ``lacking``, which is the system's own text."""
+    """Return the error text for a resource that the proxy lacks; ``lacking`` is the system's message."""
     return f"the proxy itself lacks what it needs: {lacking}"
 
 
-def why(error: OSError) -> str:
-    """Return why a connection could not be made; a shortage in the proxy is not blamed on the listener."""
+def describe_error(error: OSError) -> str:
+    """Return why connecting failed; a shortage in the proxy is not attributed to the listener."""
     if isinstance(error, TimeoutError):
         return "it accepts no connection: its backlog stays full"
     reason = error.strerror or type(error).__name__
@@ -63,11 +63,11 @@ async def dial(path: str, seconds: float) -> socket.socket:
 def dial_trusted(path: str) -> socket.socket | None:
     """Connect as ``dial_now`` does, if only root or the proxy's own user can have made the socket (fault matrix X6).
 
-    As for the proxy's own socket, its directory is checked; links are followed only above that. A sticky directory such
-    as /tmp is not enough: the first process there may put a socket, or a link to another one, in the server's place.
-    Raises OSError, UntrustedSocket.
+    The socket's directory is checked as that of the proxy's own socket; only links above it are followed. A sticky
+    directory such as /tmp is not enough: any process may create a socket or a link there before the server does. Raises
+    OSError, UntrustedSocket.
     """
-    _check_place(os.path.dirname(path), path)
+    _check_location(os.path.dirname(path), path)
     sock = dial_now(path)
     if sock is not None:
         try:
@@ -78,28 +78,28 @@ def dial_trusted(path: str) -> socket.socket | None:
     return sock
 
 
-def _check_place(folder: str, path: str) -> None:
-    found = os.lstat(folder)
-    if stat.S_ISLNK(found.st_mode):
+def _check_location(folder: str, path: str) -> None:
+    status = os.lstat(folder)
+    if stat.S_ISLNK(status.st_mode):
         raise UntrustedSocket(f"{folder} is a link: register the socket by the path of its real directory")
-    if fault := folder_fault(found, None):
+    if fault := folder_fault(status, None):
         raise UntrustedSocket(f"{folder} {fault}, who could replace the socket: chown it to root and chmod it to 0755")
-    found = os.lstat(path)
-    if not stat.S_ISSOCK(found.st_mode):
+    status = os.lstat(path)
+    if not stat.S_ISSOCK(status.st_mode):
         raise UntrustedSocket(f"{path} is a link or no socket: register the path of the hook server's own socket")
-    if not _ours(found.st_uid):
-        raise UntrustedSocket(f"{path} belongs to user {found.st_uid}: {_RUN_AS}")
+    if not _is_trusted_user(status.st_uid):
+        raise UntrustedSocket(f"{path} belongs to user {status.st_uid}: {_RUN_AS}")
 
 
 def _check_peer(sock: socket.socket, path: str) -> None:
     """Check the user who listens: another process than the file's owner may have called listen(2)."""
     _, uid, _ = peer_credentials(sock)
-    if not _ours(uid):
+    if not _is_trusted_user(uid):
         raise UntrustedSocket(f"user {uid} listens on {path}: {_RUN_AS}")
 
 
 _RUN_AS = "run the hook server as root, or as the proxy's own user"
 
 
-def _ours(uid: int) -> bool:
+def _is_trusted_user(uid: int) -> bool:
     return uid in (0, os.geteuid())

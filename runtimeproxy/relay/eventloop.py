@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 async def run_in_daemon_thread(work: Callable[[], T]) -> T:
-    """Run ``work`` in a thread of its own and return its result. Raises what it raises."""
+    """Run ``work`` in a thread of its own and return its result. Raises its exceptions."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -38,13 +38,13 @@ async def run_in_daemon_thread(work: Callable[[], T]) -> T:
     return await done
 
 
-Late = Callable[[], object]
+Callback = Callable[[], object]
 
 
 class Deadline:
     """A deadline; ``late`` is its callback. Setting that to None cancels the deadline."""
 
-    late: Late | None = None
+    late: Callback | None = None
 
 
 class Deadlines:
@@ -52,15 +52,15 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Deadline]] = []
-        """A heap, ordered by time and then by arrival; a cancelled deadline stays in it until its time has come."""
+        """A heap, ordered by time and then by arrival; a cancelled deadline stays in it until it is due."""
         self._numbers = count()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
 
-    def add(self, at: float, late: Late) -> Deadline:
-        """Call ``late`` at a time; return the deadline."""
+    def add(self, at: float, callback: Callback) -> Deadline:
+        """Call ``callback`` at a time; return the deadline."""
         deadline = Deadline()
-        deadline.late = late
+        deadline.late = callback
         heappush(self._due, (at, next(self._numbers), deadline))
         if at < self._timer_at:
             self._wait_until(at)
@@ -72,15 +72,15 @@ class Deadlines:
         self._timer, self._timer_at = asyncio.get_running_loop().call_at(at, self._check), at
 
     def _check(self) -> None:
-        """Call back the deadlines that are due, and set the timer to the next one that is not cancelled."""
+        """Call the deadlines that are due, and set the timer to the next one that is not cancelled."""
         now = asyncio.get_running_loop().time()
         self._timer, self._timer_at = None, inf
-        late: list[Deadline] = []
+        due: list[Deadline] = []
         while self._due and (self._due[0][0] <= now or self._due[0][2].late is None):
-            late.append(heappop(self._due)[2])
+            due.append(heappop(self._due)[2])
         if self._due:
             self._wait_until(self._due[0][0])
-        for deadline in late:
+        for deadline in due:
             if deadline.late is not None:  # an earlier callback may have cancelled it
                 deadline.late()
 
@@ -105,30 +105,30 @@ class Pending(asyncio.Future[T]):
 class Fiber(asyncio.Future[T]):
     """A coroutine that runs without a task; the fiber's result or error is that of the coroutine.
 
-    An error that was raised in the coroutine loses its traceback when the step ends. From Python 3.12 on, the frames in
-    it refer to the frame that resumed the coroutine, and that one to the error: a cycle, hence memory freed late.
+    An error loses its traceback when the step that raised it ends. From Python 3.12 on, a traceback refers to the frame
+    that resumed the coroutine, and that frame to the error: a cycle, which frees memory late.
     """
 
-    _go: Coroutine[Any, Any, T]
+    _coroutine: Coroutine[Any, Any, T]
     _awaited: asyncio.Future[Any] | None = None
-    _runs = False
-    _interrupted: BaseException | None = None
+    _is_running = False
+    _interruption: BaseException | None = None
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> None:
         """Run a coroutine until it waits for the first time."""
-        self._go = coroutine
+        self._coroutine = coroutine
         self.resume()
 
     def resume(self, awaited: "asyncio.Future[Any] | None" = None) -> None:
-        """Run until the coroutine waits again or ends; it receives the result or error of what it awaited. What it no
-        longer awaits, since it was interrupted in between, does not resume it."""
+        """Run until the coroutine waits again or ends; it receives the result or error of its awaitable. An awaitable
+        from before an interruption does not resume it."""
         if awaited is not None and awaited is not self._awaited:
             return
         del awaited  # it refers to its error
-        by, self._interrupted = self._interrupted, None
-        self._runs, self._awaited = True, None
+        interruption, self._interruption = self._interruption, None
+        self._is_running, self._awaited = True, None
         try:
-            waits_for = self._go.send(None) if by is None else self._go.throw(by)
+            waits_for = self._coroutine.send(None) if interruption is None else self._coroutine.throw(interruption)
         except StopIteration as end:
             self.set_result(end.value)
             return
@@ -139,9 +139,9 @@ class Fiber(asyncio.Future[T]):
             self.set_exception(error)
             return
         finally:
-            self._runs = False
-            if by is not None:
-                by.__traceback__ = None
+            self._is_running = False
+            if interruption is not None:
+                interruption.__traceback__ = None
         self._awaited = waits_for
         if waits_for is None:  # asyncio.sleep(0)
             self.get_loop().call_soon(self.resume)
@@ -151,17 +151,17 @@ class Fiber(asyncio.Future[T]):
                 waits_for.fiber = self
             else:
                 waits_for.add_done_callback(self.resume)
-        if self._interrupted is not None:
-            by, self._interrupted = self._interrupted, None
-            self.interrupt(by)
+        if self._interruption is not None:
+            interruption, self._interruption = self._interruption, None
+            self.interrupt(interruption)
 
-    def interrupt(self, by: BaseException) -> None:
-        """Cancel what the coroutine waits for and raise an error there; if it is running, where it waits next."""
+    def interrupt(self, error: BaseException) -> None:
+        """Cancel the awaitable and raise an error there; in a running coroutine, at its next await."""
         if self.done():
             return
-        self._interrupted = by
+        self._interruption = error
         awaited = self._awaited
-        if self._runs:
+        if self._is_running:
             return
         if isinstance(awaited, Pending):
             awaited.fiber = None
@@ -182,39 +182,38 @@ Action = Callable[[], None]
 
 
 class Batch(threading.local):
-    """The calls of the read that a thread handles."""
+    """The calls of the read that the current thread handles."""
 
     def __init__(self) -> None:
         self._resuming = False
-        self._more = False
+        self._has_more = False
         """True while another call of the read is still to be resumed."""
         self._writes: dict[Action, None] = {}
         self._followers: list[Action] = []
 
     def defers(self, write: Action) -> bool:
-        """Return whether a write has to wait; it is then called later, once even if it was deferred several times."""
-        if self._more:
+        """Return whether a write is deferred; it is then called once after the last call."""
+        if self._has_more:
             self._writes[write] = None
-        return self._more
+        return self._has_more
 
     def follows(self, resume: Action) -> bool:
-        """Return whether ``resume`` will be called after the calls of this read; False outside of them, and in such a
-        follower, so that a read does not last as long as there are calls that wait for one another."""
+        """Return whether ``resume`` is deferred until the calls of this read have run. It is not outside of a read, nor
+        in a deferred ``resume``: otherwise calls that wait for one another would prolong the read."""
         if self._resuming:
             self._followers.append(resume)
         return self._resuming
 
-    def each(self, calls: deque[T]) -> Iterator[T]:
-        """Return the calls of a read in order, for the caller to resume; their writes leave with those of the last one,
-        or right after it."""
+    def iterate(self, calls: deque[T]) -> Iterator[T]:
+        """Yield the calls of a read in order, for the caller to resume; their deferred writes follow the last one."""
         try:
             self._resuming = True
             while calls:
                 call = calls.popleft()
-                self._more = bool(calls)
+                self._has_more = bool(calls)
                 yield call
         finally:
-            self._resuming = self._more = False
+            self._resuming = self._has_more = False
             writes, self._writes = self._writes, {}
             followers, self._followers = self._followers, []
             for action in (*writes, *followers):

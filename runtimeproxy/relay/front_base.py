@@ -1,4 +1,4 @@
-"""What all fronts do with connections: pair each accepted client with a new connection to the backend.
+"""The base of all fronts: pair each accepted client with a new connection to the backend.
 
 Invariant: a client is paired, refused without a backend, or closed; nothing waits for another client's dial.
 """
@@ -13,15 +13,15 @@ from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.logs import UNLIMITED
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay.connection import ReadBuffer
-from runtimeproxy.relay.dial import SCARCE, SCARCE_RETRY_SECONDS, dial, dial_now, why
+from runtimeproxy.relay.dial import SCARCE, SCARCE_RETRY_SECONDS, describe_error, dial, dial_now
 from runtimeproxy.relay.drain import Drain, Drainable, Unfinished, total
 
 log = logging.getLogger(__name__)
 
 DIAL_SECONDS = 5.0
-"""How many seconds to wait while the runtime's backlog is full: the connect timeout of the kubelet's own client."""
+"""Seconds to wait while the runtime's backlog is full: the connect timeout of the kubelet's client."""
 CANCEL_SECONDS = 1.0
-"""How many seconds cancelled tasks are given to end."""
+"""Seconds that cancelled tasks have to end."""
 
 
 class FrontBase(ABC):
@@ -41,7 +41,7 @@ class FrontBase(ABC):
         self.buffer = ReadBuffer()
         """The read buffer of all connections: they share one event loop."""
         self.tasks = calls
-        """What must end before the front does: the calls, and tasks added by ``keep``."""
+        """The calls, and tasks added by ``add_task``: they end before the front does."""
         self._reported_unavailable = False
 
     @abstractmethod
@@ -53,8 +53,8 @@ class FrontBase(ABC):
         """Called with a client whose backend is unavailable: answer or close it."""
 
     def inspect(self) -> None:
-        """Log if nothing listens at the backend's path, before any client comes: the path may be wrong. A full backlog
-        and a shortage in the proxy are not logged here; they are waited for when a client comes.
+        """Log if nothing listens at the backend's path, before any client connects: the path may be wrong. A full
+        backlog and a shortage in the proxy are not logged here: ``dial`` waits for their end.
         """
         try:
             backend = dial_now(self.backend_endpoint)
@@ -66,11 +66,11 @@ class FrontBase(ABC):
                 backend.close()
 
     def backend_fault(self) -> str:
-        """Return why the backend takes no connection now; "" if it does, or if the proxy itself lacks something."""
+        """Return why the backend accepts no connection now; "" if it does, or if the proxy itself lacks a resource."""
         try:
             backend = dial_now(self.backend_endpoint)
         except OSError as error:
-            return "" if error.errno in SCARCE else f"{self.backend_endpoint}: {why(error)}"
+            return "" if error.errno in SCARCE else f"{self.backend_endpoint}: {describe_error(error)}"
         if backend is None:
             return f"{self.backend_endpoint}: its backlog is full"
         backend.close()
@@ -92,7 +92,7 @@ class FrontBase(ABC):
 
     async def dial(self) -> socket.socket:
         """Connect to the backend, for DIAL_SECONDS at most. It waits while the backend's backlog is full or the proxy
-        lacks a descriptor. Raises OSError; TimeoutError only if it is the backend that does not accept.
+        lacks a descriptor. Raises OSError; TimeoutError only if the backend does not accept.
         """
         lacking = ""
         try:
@@ -120,15 +120,15 @@ class FrontBase(ABC):
         self._reported_unavailable = True
         self.metrics.count("backend_dial_failures")
         if error.errno not in SCARCE:
-            self.metrics.events.runtime_lost("clients", "unreachable", why(error))
+            self.metrics.events.runtime_lost("clients", "unreachable", describe_error(error))
         log.warning(
             "container runtime at %s is not reachable (%s): check --remote-runtime-service-endpoint and the runtime",
             self.backend_endpoint,
-            why(error),
+            describe_error(error),
         )
 
     def report_reached(self) -> None:
-        """Log that the backend can be reached again, if it was logged to be away."""
+        """Log that the backend can be reached again, if it was logged as not reachable."""
         if self._reported_unavailable:
             self._reported_unavailable = False
             self.metrics.events.runtime_back("clients")
@@ -140,13 +140,13 @@ class FrontBase(ABC):
         self.metrics.count("connections")
         self.connections.add(self.paired(client, backend))
 
-    def keep(self, task: asyncio.Future[None]) -> None:
-        """Keep a task until it is done, so that the drain waits for it."""
+    def add_task(self, task: asyncio.Future[None]) -> None:
+        """Let the drain wait for a task."""
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     def unfinished(self) -> Unfinished:
-        """Return what all clients still wait for."""
+        """Return the unfinished work of all clients."""
         return total(connection.unfinished() for connection in self.connections)
 
     async def drain(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
@@ -156,11 +156,11 @@ class FrontBase(ABC):
         self.metrics.events.add(EventKind.DRAIN, reason="ended", text=end_reason)
         for connection in tuple(self.connections):
             connection.close()
-        left = tuple(self.tasks)
-        if left:
-            for task in left:
+        unfinished = tuple(self.tasks)
+        if unfinished:
+            for task in unfinished:
                 task.cancel()
-            await asyncio.wait(left, timeout=CANCEL_SECONDS)
+            await asyncio.wait(unfinished, timeout=CANCEL_SECONDS)
 
 
 class _Unpaired:
@@ -183,14 +183,14 @@ class _Unpaired:
             self._front.pair(self._client, backend)
 
     def _has_requested(self) -> bool:
-        """Return whether the client has sent anything, which is taken for part of a request."""
+        """Return whether the client has sent bytes, which count as part of a request."""
         try:
             return bool(self._client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except OSError:
             return False
 
     def drain(self, refusing: bool) -> None:
-        """From ``refusing`` on stop reading if the client has sent nothing: later requests fail with EPIPE, unsent."""
+        """If ``refusing``, stop reading from a client that has sent nothing: later requests fail with EPIPE."""
         if refusing and not self._shut and not self._has_requested():
             self._shut = True
             self._client.shutdown(socket.SHUT_RD)

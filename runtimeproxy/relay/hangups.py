@@ -14,14 +14,14 @@ def has_hung_up(sock: socket.socket) -> bool:
     """Return whether the peer of a connected unix socket has closed it. That is true as soon as its EOF can be read,
     and no earlier. A socket with both directions shut down counts as hung up too, whichever peer shut them.
     """
-    looked = select.poll()
-    looked.register(sock, 0)  # POLLHUP and POLLERR are always reported
-    return bool(looked.poll(0))
+    poller = select.poll()
+    poller.register(sock, 0)  # POLLHUP and POLLERR are always reported
+    return bool(poller.poll(0))
 
 
 class Hangups:
     """Watches connected unix sockets for hang-ups. POLLHUP is set when the peer has closed, not when it has only shut
-    down writing (tried).
+    down writing (tested).
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -36,7 +36,7 @@ class Hangups:
         self._callbacks[sock.fileno()] = notify
 
     def forget(self, sock: socket.socket) -> None:
-        """Stop watching a socket; one that is not watched is no error."""
+        """Stop watching a socket, if it is watched."""
         if self._callbacks.pop(sock.fileno(), None) is not None:
             self._epoll.unregister(sock)
 

@@ -1,8 +1,8 @@
-"""The listening socket: it has one owner, the configured permissions at most, and never replaces anything else.
+"""Listening sockets: created with one owner and the configured permissions at most, or handed over by systemd.
 
-Here are also the sockets that systemd hands over (LISTEN_FDS).
-Invariant: nothing is removed but a socket on which nobody listens, and at the end the very socket that was made here.
-The socket takes no connection before it has its final owner and mode. (Fault matrix P4, P5, P6, X5.)
+systemd hands sockets over as LISTEN_FDS describes (sd_listen_fds(3)).
+Invariants: only two sockets are ever removed: one without a listener, and at the end the one created here. A socket
+accepts no connection before it has its final owner and mode. (Fault matrix P4, P5, P6, X5.)
 """
 
 import errno
@@ -56,7 +56,7 @@ class Listener:
         return self._made is None
 
     def fault(self) -> str:
-        """Return why nobody can connect to the socket any more; "" if they can."""
+        """Return why clients can no longer connect to the socket; "" if they can."""
         if self.socket.fileno() < 0:
             return "the socket is closed"
         if self._file is None or identity(self.path) == self._file:
@@ -67,9 +67,9 @@ class Listener:
     def withdraw(self) -> bool:
         """Stop new connections by removing the socket if it is still the one made here. May be called again.
 
-        Connections that wait already can still be accepted. Returns False, and changes nothing, if the socket was
-        handed over: clients wait in it for the next process. A socket that cannot be removed stays and refuses
-        connections, which is logged: the rest of the shutdown must not depend on it.
+        Pending connections can still be accepted. Returns False, and changes nothing, if the socket was handed over:
+        clients wait in it for the next process. A socket that cannot be removed stays, refuses connections and is
+        logged, so that the shutdown can continue.
         """
         if self._made is not None and identity(self.path) == self._made:
             try:
@@ -94,8 +94,8 @@ class Listener:
 def inherited(environ: MutableMapping[str, str]) -> dict[str, Listener]:
     """Return the sockets that systemd handed over to this process, by name, and remove its variables.
 
-    A name is one of SOCKET_NAMES; a single socket with any other name is the first one. The path, the mode and the
-    removal of such sockets are systemd's. Raises ConfigError if a name or what was handed over is not as expected.
+    A name is one of SOCKET_NAMES; a single socket with any other name is the first one. systemd owns the path, the mode
+    and the removal of such sockets. Raises ConfigError for an unexpected name or descriptor.
     """
     pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
     names = environ.pop("LISTEN_FDNAMES", "").split(":")
@@ -132,7 +132,7 @@ def _handed_over(fd: int, name: str) -> Listener:
 
 
 def _mode(path: str) -> int:
-    """Return the permissions of a socket; all of them if it has no path, as anybody can connect to it then."""
+    """Return the permissions of a socket; 0777 if it has no path, as any process can connect to it then."""
     try:
         return stat.S_IMODE(os.lstat(path).st_mode)
     except (OSError, ValueError):  # ValueError: an abstract address begins with NUL
@@ -150,8 +150,8 @@ def listen(
     """Listen on ``path`` with permissions ``mode`` for ``group`` (name or number, None: the process's own).
 
     The socket's directory is created if missing: 0700, or 0750 with the group. If the group cannot enter an existing
-    directory, that is logged. ``flag`` sets the path and ``group_flag`` the group. Raises ConfigError for everything
-    that prevents listening, with what to do.
+    directory, that is logged. ``flag`` sets the path and ``group_flag`` the group. Raises ConfigError with the remedy
+    for everything that prevents listening.
     """
     number = None if group is None else group_id(group, group_flag)
     with claimed(path, flag=flag, group_id=number) as (folder, lock):
@@ -166,8 +166,8 @@ def claimed(
     """Reserve ``path`` for a new socket; yield the open directory and the open lock file.
 
     Nothing exists at ``path`` then. ``owner`` names the program in the error message for a second process. The caller
-    owns the lock and releases it by closing the file; if the body raises it is closed here. Raises ConfigError for
-    everything that prevents listening, with what to do, also for an OSError of the body.
+    owns the lock and releases it by closing the file; if the body raises it is closed here. Raises ConfigError with the
+    remedy for everything that prevents listening, also for an OSError of the body.
     """
     if not os.path.isabs(path):
         raise ConfigError(f"{path!r} is not an absolute path; set {flag} to one")
@@ -211,16 +211,16 @@ def _open_folder(folder: str, group_id: int | None, flag: str) -> int:
     except NotADirectoryError:
         raise ConfigError(f"{folder} is a link or no directory; set {flag} to a path in a real directory") from None
     try:
-        found = os.fstat(opened)
-        if fault := folder_fault(found, group_id):
+        status = os.fstat(opened)
+        if fault := folder_fault(status, group_id):
             wrong = f"{folder} {fault}, who could replace the socket"
             raise ConfigError(f"{wrong}: fix that, or set {flag} to another path")
         if group_id is not None and made:
             os.fchown(opened, -1, group_id)
             os.fchmod(opened, 0o750)
-        elif group_id is not None and not found.st_mode & (
-            stat.S_IXGRP if found.st_gid == group_id else stat.S_IXOTH
-        ):  # an existing directory may belong to somebody else, so it is not changed
+        elif group_id is not None and not status.st_mode & (
+            stat.S_IXGRP if status.st_gid == group_id else stat.S_IXOTH
+        ):  # an existing directory may belong to another user, so it is not changed
             what = f"group {group_id} cannot enter {folder}, so it cannot use the socket"
             log.warning("%s: chgrp the directory to the group and chmod it to 0750, or set --socket-group", what)
     except BaseException:
@@ -259,13 +259,13 @@ def _lock(folder: int, path: str, flag: str, owner: str) -> int:
 
 
 def _clear(folder: int, name: str, path: str, flag: str) -> None:
-    """Remove an existing socket at the path if nobody listens on it. A child of a proxy that was killed may still do so
-    for a moment; it ends by itself."""
+    """Remove an existing socket at the path if it has no listener. The child of a killed proxy may still listen for a
+    moment; it ends by itself."""
     try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(found.st_mode):
+    if not stat.S_ISSOCK(status.st_mode):
         raise ConfigError(f"{path} exists and is not a socket; remove it, or set {flag} to another path")
     until = time.monotonic() + ORPHAN_SECONDS
     while (pid := _listening(path)) is not None:

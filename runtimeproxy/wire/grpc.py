@@ -1,6 +1,6 @@
 """gRPC over HTTP/2: message framing, deadlines, status (the protocol's PROTOCOL-HTTP2 document).
 
-A message is whole when its prefix is satisfied, not when the stream ends (relay-rules A5).
+A message is complete when it has the length in its prefix, not when the stream ends (relay-rules A5).
 """
 
 import zlib
@@ -10,7 +10,7 @@ from runtimeproxy.errors import WireError
 from runtimeproxy.wire import JOINED_BYTES
 
 PREFIX_BYTES = 5
-LONGEST = 2**32 - 1
+MAX_MESSAGE_BYTES = 2**32 - 1
 """Greatest length that a prefix can announce."""
 
 OK = 0
@@ -42,14 +42,14 @@ def message(body: bytes, compressed: bool = False) -> bytes:
 
 
 def chunks(body: bytes) -> tuple[bytes, ...]:
-    """Return the prefix and a message as the pieces to send in order: a long message is not copied."""
+    """Return a message with its prefix as the chunks to send in order: a long message is not copied."""
     prefix = b"\0" + len(body).to_bytes(4, "big")
     return (prefix + body,) if len(body) <= JOINED_BYTES else (prefix, body)
 
 
-def missing(framed: bytes | bytearray, limit: int = LONGEST) -> int:
-    """Return how many bytes a framed message lacks: 0 if it is whole, negative if bytes follow it. Raises WireError if
-    its compressed flag is neither 0 nor 1, TooLong if it announces more than ``limit`` bytes.
+def missing(framed: bytes | bytearray, limit: int = MAX_MESSAGE_BYTES) -> int:
+    """Return how many bytes a framed message lacks: 0 if it is complete, negative if bytes follow it. Raises WireError
+    if its compressed flag is neither 0 nor 1, TooLong if it announces more than ``limit`` bytes.
     """
     if len(framed) < PREFIX_BYTES:
         return PREFIX_BYTES - len(framed)
@@ -64,8 +64,8 @@ def missing(framed: bytes | bytearray, limit: int = LONGEST) -> int:
 def open_message(framed: bytes | bytearray, encoding: bytes, limit: int) -> bytes:
     """Return the decompressed body of exactly one framed message.
 
-    ``encoding`` is the header grpc-encoding (b"" if absent). Raises WireError if the bytes are not one whole message,
-    or if the compression is unknown; TooLong if the body would be longer than ``limit`` bytes.
+    ``encoding`` is the header grpc-encoding (b"" if absent). Raises WireError if the bytes are not one complete
+    message, or if the compression is unknown; TooLong if the body would be longer than ``limit`` bytes.
     """
     if missing(framed):
         raise WireError("not exactly one whole gRPC message")

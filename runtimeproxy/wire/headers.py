@@ -1,4 +1,5 @@
-"""HPACK header blocks without a dynamic table (RFC 7541), as HEADER_TABLE_SIZE is 0 both ways (relay-rules A1, A2).
+"""HPACK header blocks without a dynamic table (RFC 7541), as HEADER_TABLE_SIZE is 0 in both directions (relay-rules A1,
+A2).
 
 The ``hpack`` package decodes blocks that still use a dynamic table; otherwise only its Huffman decoder is used.
 """
@@ -21,15 +22,15 @@ Each string is a pair: whether it is Huffman-coded, and its bytes."""
 T = TypeVar("T")
 
 SIZE_UPDATE_TO_ZERO = b"\x20"
-REMEMBERED_BYTES = 512
-REMEMBERED_PAIRS = 256
-"""Of how many blocks the decoded fields are cached: they take far more memory than the block."""
+CACHED_BYTES = 512
+CACHED_BLOCKS = 256
+"""Most blocks whose decoded fields are cached: fields take far more memory than their block."""
 FIELDS_LIMIT = 256
-"""Most fields of a block: to process a field of one byte costs 10,000 times what it costs its sender. Envoy: 100."""
+"""Most fields of a block: processing a field of one byte costs 10,000 times what sending it costs. Envoy: 100."""
 _SIZE_UPDATES = 2  # RFC 7541, 4.2
 
 _STATIC: tuple[Header, ...] = ((b"", b""), *HeaderTable.STATIC_TABLE)
-_STATIC_LAST = 61
+_LAST_STATIC_INDEX = 61
 _PATH = frozenset({b":path"})
 _STATIC_NAMES = {name: index for index, (name, _) in reversed(list(enumerate(_STATIC))) if index}
 
@@ -38,18 +39,18 @@ class AmbiguousPath(WireError):
     """A request has no :path, or two."""
 
 
-def remembered(function: Callable[[bytes], T], count: int = 1024) -> Callable[[bytes], T]:
+def cache_short_inputs(function: Callable[[bytes], T], count: int = 1024) -> Callable[[bytes], T]:
     """Cache the results for the latest short inputs: peers repeat theirs, and computing costs more than a look-up."""
     cached = lru_cache(maxsize=count)(function)
 
     @wraps(function)
     def call(octets: bytes) -> T:
-        return cached(octets) if len(octets) <= REMEMBERED_BYTES else function(octets)
+        return cached(octets) if len(octets) <= CACHED_BYTES else function(octets)
 
     return call
 
 
-@remembered
+@cache_short_inputs
 def unhuffman(encoded: bytes) -> bytes:
     """Return a decoded Huffman string. Raises WireError."""
     try:
@@ -58,20 +59,20 @@ def unhuffman(encoded: bytes) -> bytes:
         raise WireError("broken Huffman string in a header block") from None
 
 
-@remembered
+@cache_short_inputs
 def check(block: bytes) -> None:
     """Check that a block needs no dynamic table and its lengths are valid. Raises WireError."""
     walk(block)
 
 
 def path(fields: Sequence[Field]) -> bytes:
-    """Return the :path among a request's fields. If its first slash is missing it is added: grpc-go took both for the
-    same method (CVE-2026-33186). Raises AmbiguousPath if there is none or more than one, WireError if it is broken.
+    """Return the :path among a request's fields. A missing first slash is added: grpc-go routed both forms to the same
+    method (CVE-2026-33186). Raises AmbiguousPath if there is none or more than one, WireError if it is broken.
     """
-    found = find(fields, _PATH)
-    if len(found) != 1:
-        raise AmbiguousPath(f"request with {len(found)} :path headers")
-    value = found[0][1]
+    paths = find(fields, _PATH)
+    if len(paths) != 1:
+        raise AmbiguousPath(f"request with {len(paths)} :path headers")
+    value = paths[0][1]
     return value if value.startswith(b"/") else b"/" + value
 
 
@@ -79,7 +80,7 @@ def find(fields: Sequence[Field], names: Container[bytes] | None = None, limit: 
     """Return the (name, value) pairs of some names, or of all, in order, each value cut to ``limit`` bytes. Raises
     WireError if one of them is broken.
     """
-    found: list[Header] = []
+    headers: list[Header] = []
     for index, strings in fields:
         name, value = _STATIC[index]
         if len(strings) == 2:
@@ -91,8 +92,8 @@ def find(fields: Sequence[Field], names: Container[bytes] | None = None, limit: 
                 huffman, value = strings[-1]
                 if huffman:
                     value = unhuffman(value)
-            found.append((name, value[:limit]))
-    return found
+            headers.append((name, value[:limit]))
+    return headers
 
 
 def read(block: bytes) -> list[Header]:
@@ -100,21 +101,21 @@ def read(block: bytes) -> list[Header]:
     return list(_pairs(block))
 
 
-@partial(remembered, count=REMEMBERED_PAIRS)
+@partial(cache_short_inputs, count=CACHED_BLOCKS)
 def _pairs(block: bytes) -> tuple[Header, ...]:
     return tuple(find(walk(block)))
 
 
-@partial(remembered, count=REMEMBERED_PAIRS)
+@partial(cache_short_inputs, count=CACHED_BLOCKS)
 def walk(block: bytes) -> Sequence[Field]:
     """Return the encoded fields of a block. Raises WireError if it does not stand alone."""
     fields: list[Field] = []
-    at, end, left = 0, len(block), FIELDS_LIMIT
+    at, end, remaining = 0, len(block), FIELDS_LIMIT
     try:
         while at < end:
             byte = block[at]
-            left -= 1
-            if left < 0:
+            remaining -= 1
+            if remaining < 0:
                 raise WireError("header block has too many fields")
             if byte & 0xE0 == 0x20:
                 if fields:
@@ -125,7 +126,7 @@ def walk(block: bytes) -> Sequence[Field]:
                 continue
             mask = 0x7F if byte & 0x80 else 0x3F if byte & 0x40 else 0x0F
             index, at = (byte & mask, at + 1) if byte & mask < mask else _integer(block, at, mask)
-            if index > _STATIC_LAST or (byte & 0x80 and not index):
+            if index > _LAST_STATIC_INDEX or (byte & 0x80 and not index):
                 raise WireError("header block refers to a dynamic table that is not there")
             strings: list[tuple[bool, bytes]] = []
             for _ in range(0 if byte & 0x80 else 1 if index else 2):
@@ -175,17 +176,17 @@ def _plain(text: bytes) -> bytes:
 def _prefixed(value: int, mask: int, mark: int) -> bytes:
     if value < mask:
         return bytes((mark | value,))
-    out = bytearray((mark | mask,))
+    encoded = bytearray((mark | mask,))
     value -= mask
     while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    out.append(value)
-    return bytes(out)
+    encoded.append(value)
+    return bytes(encoded)
 
 
 class Blocks:
-    """The header blocks of one direction, translated to stand alone whatever the sender does (relay-rules A1).
+    """Translates the header blocks of one direction, so that they need no dynamic table (relay-rules A1).
 
     Until the sender acknowledged the table size of 0, each block is decoded in full and encoded again without indexing.
     After that, blocks pass unchanged, except for a size update put before the first one after each ACK.

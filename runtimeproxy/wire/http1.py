@@ -1,9 +1,9 @@
-"""HTTP/1.1 heads (RFC 9112, RFC 9110), parsed as strictly as a relay must that forwards them unchanged, and bodies that
-pass unchanged (RFC 9112, 6 and 7), of which only the ends are found.
+"""HTTP/1.1 heads (RFC 9112, RFC 9110), parsed strictly, as the relay forwards them unchanged, and the ends of bodies,
+which also pass unchanged (RFC 9112, 6 and 7).
 
 Invariants: Go's net/http, dockerd's server, either reads an accepted head in the same way, or refuses it and closes.
-What could be read in two ways is refused, never corrected (design, section 4). ``Rule`` lists all that is refused. Any
-split of the bytes gives the same end of a body; its follower keeps at most one unfinished line, never data.
+Ambiguous messages are refused, never corrected (design, section 4). ``Rule`` lists all refused forms. Any split of the
+bytes gives the same end of a body; its follower buffers at most one unfinished line, never data.
 """
 
 import json
@@ -28,7 +28,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 class Rule(Enum):
     """The rules for messages, each with the status that answers a breach: the complete list of refused forms. Go
-    accepts the forms marked (Go) in one way or another; a relay cannot know that every recipient does so too.
+    accepts the forms marked (Go) in one way or another; other recipients may not.
     """
 
     HEAD_BYTES = 431, "a head has at most 1 MiB"
@@ -55,9 +55,9 @@ class Rule(Enum):
     """(Go) Two equal ones; 19 digits and more; an empty one in versions before 1.21."""
     TRANSFER_CODING = 501, "the only Transfer-Encoding is chunked, once"
     CODING_OF_1_0 = 400, "there is no Transfer-Encoding in HTTP/1.0"
-    """(Go) It is overlooked."""
+    """(Go) It is ignored."""
     TWO_FRAMINGS = 400, "a message has a Content-Length or a Transfer-Encoding, not both"
-    """(Go) The first is overlooked."""
+    """(Go) The first is ignored."""
     EXPECT = 417, "the only Expect is 100-continue, once"
     """(Go) More than one; "100-continue" in a list; an empty one."""
     CHUNK_SIZE = 400, "a chunk begins with 1 to 15 hex digits, extensions without control characters, and CRLF"
@@ -83,7 +83,7 @@ class Rule(Enum):
 
 
 class BadMessage(WireError):
-    """A message breaks ``rule``; ``status`` is the HTTP status for that. The text never holds a value."""
+    """A message breaks ``rule``; ``status`` is the HTTP status for that. The text never contains a value."""
 
     def __init__(self, rule: Rule) -> None:
         super().__init__(rule.text)
@@ -109,7 +109,7 @@ class _Head:
     """The common part of request and response heads."""
 
     raw: bytes
-    """The head as it came, with its empty line."""
+    """The received head, with its empty line."""
     version: Version
     fields: Fields
     """Names in lower case; values as latin-1, without white space around them."""
@@ -121,8 +121,8 @@ class _Head:
 
     def field(self, name: str) -> str:
         """Return the first value of a name in lower case; "" if there is none."""
-        for found, value in self.fields:
-            if found == name:
+        for field_name, value in self.fields:
+            if field_name == name:
                 return value
         return ""
 
@@ -133,7 +133,7 @@ class RequestHead(_Head):
 
     method: str
     target: str
-    """The target as it came, as latin-1."""
+    """The received target, as latin-1."""
     upgrade: str
     """The value of Upgrade in lower case, "" if there is none; dockerd does not check that Connection names it."""
     expects_continue: bool
@@ -151,7 +151,7 @@ class ResponseHead(_Head):
 
 
 def head_end(buffer: bytes | bytearray, start: int = 0, seen: int = 0) -> int:
-    """Return the index after the empty line of the head that begins at ``start``; 0 if it has not come yet.
+    """Return the index after the empty line of the head that begins at ``start``; 0 if it was not received yet.
 
     Pass as ``seen`` the length that the buffer had in the last call: those bytes are not searched again. Raises
     BadMessage as soon as an unfinished head can no longer become valid in its control characters, line ends or length;
@@ -172,7 +172,7 @@ def head_end(buffer: bytes | bytearray, start: int = 0, seen: int = 0) -> int:
     return 0
 
 
-_FATAL_BYTES = re.compile(rb"\0|\r(?=[^\n])|(?<!\r)\n")  # refused before the end of the head is there
+_FATAL_BYTES = re.compile(rb"\0|\r(?=[^\n])|(?<!\r)\n")  # refused before the end of the head is received
 
 
 def _first_breach(raw: bytes | bytearray) -> Rule:
@@ -192,13 +192,13 @@ _BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _HOST = re.compile(r"[!$%&'()*+,\-.:;=\[\]_~0-9A-Za-z]*")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 
-_OF_REQUESTS = bytes(octet for octet in range(256) if octet == 0x09 or (octet >= 0x20 and octet != 0x7F))
-_OF_RESPONSES = bytes(octet for octet in range(256) if octet not in b"\0\r\n")
+_REQUEST_OCTETS = bytes(octet for octet in range(256) if octet == 0x09 or (octet >= 0x20 and octet != 0x7F))
+_RESPONSE_OCTETS = bytes(octet for octet in range(256) if octet not in b"\0\r\n")
 
 _VERSIONS = {"1.0": (1, 0), "1.1": (1, 1)}
 _HTTP_1_0 = (1, 0)
 
-_READ_HERE = frozenset({"connection", "content-length", "expect", "host", "transfer-encoding", "upgrade"})
+_PARSED_NAMES = frozenset({"connection", "content-length", "expect", "host", "transfer-encoding", "upgrade"})
 _USUAL_NAMES = {
     name: name.lower()
     for name in (
@@ -207,7 +207,7 @@ _USUAL_NAMES = {
         *("Upgrade", "User-Agent", "X-Registry-Auth", "X-Registry-Config"),
     )
 }
-_Found = dict[str, list[str]]
+_Values = dict[str, list[str]]
 
 
 def request_head(raw: bytes) -> RequestHead:
@@ -218,7 +218,7 @@ def request_head(raw: bytes) -> RequestHead:
 def _request(raw: bytes) -> RequestHead:
     if raw.count(b"\n") > FIELDS_LIMIT + 2:  # the first line and the empty one
         raise BadMessage(Rule.FIELDS)
-    lines = _lines(raw, _OF_REQUESTS)
+    lines = _lines(raw, _REQUEST_OCTETS)
     match = _REQUEST_LINE.fullmatch(lines[0])
     if match is None:
         raise BadMessage(Rule.REQUEST_LINE)
@@ -226,14 +226,14 @@ def _request(raw: bytes) -> RequestHead:
     if not _TARGET.fullmatch(target) or ("%" in target and _BROKEN_ESCAPE.search(target.partition("?")[0])):
         raise BadMessage(Rule.TARGET)
     version = _version(digits)
-    fields, found = _fields(lines)
-    hosts = found.get("host")
+    fields, values = _fields(lines)
+    hosts = values.get("host")
     if hosts is None:
         if version != _HTTP_1_0:
             raise BadMessage(Rule.HOST)
     elif len(hosts) > 1 or not _HOST.fullmatch(hosts[0]):
         raise BadMessage(Rule.HOST)
-    framing, length = _framing(found, version) or (Framing.EMPTY, 0)
+    framing, length = _framing(values, version) or (Framing.EMPTY, 0)
     return RequestHead(
         raw=raw,
         method=method,
@@ -242,9 +242,9 @@ def _request(raw: bytes) -> RequestHead:
         fields=fields,
         framing=framing,
         length=length,
-        upgrade=", ".join(found["upgrade"]).lower() if "upgrade" in found else "",
-        expects_continue=_expects(found, version) and (framing is Framing.CHUNKED or length > 0),
-        closes=_closes(found, version),
+        upgrade=", ".join(values["upgrade"]).lower() if "upgrade" in values else "",
+        expects_continue=_expects(values, version) and (framing is Framing.CHUNKED or length > 0),
+        closes=_closes(values, version),
     )
 
 
@@ -253,21 +253,21 @@ _cached_request = lru_cache(maxsize=1024)(_request)
 
 def response_head(raw: bytes, method: str) -> ResponseHead:
     """Parse the head of a response to a request with ``method``, including its empty line. Raises BadMessage. Framing
-    is checked as strictly as in requests; field values may contain anything that the daemon puts there.
+    is checked as strictly as in requests; field values are not checked.
     """
-    # Other methods have no influence on the answer; as cache keys a client could make any number of them.
+    # Other methods do not change the framing; as cache keys, a client could create any number of them.
     bodiless = method if method in ("HEAD", "CONNECT") else ""
     return _cached_response(raw, bodiless) if len(raw) <= CACHED_BYTES else _response(raw, bodiless)
 
 
 def _response(raw: bytes, method: str) -> ResponseHead:
-    lines = _lines(raw, _OF_RESPONSES)
+    lines = _lines(raw, _RESPONSE_OCTETS)
     match = _STATUS_LINE.fullmatch(lines[0])
     if match is None:
         raise BadMessage(Rule.STATUS_LINE)
     version, status = _version(match[1]), int(match[2])
-    fields, found = _fields(lines)
-    framing, length = _framing(found, version) or (Framing.UNTIL_CLOSE, 0)
+    fields, values = _fields(lines)
+    framing, length = _framing(values, version) or (Framing.UNTIL_CLOSE, 0)
     if method == "HEAD" or status < 200 or status in (204, 304):
         framing, length = Framing.EMPTY, 0
     elif method == "CONNECT" and status < 300:
@@ -279,7 +279,7 @@ def _response(raw: bytes, method: str) -> ResponseHead:
         fields=fields,
         framing=framing,
         length=length,
-        closes=_closes(found, version),
+        closes=_closes(values, version),
     )
 
 
@@ -290,8 +290,8 @@ _cached_response = lru_cache(maxsize=64)(_response)
 def _lines(raw: bytes, allowed: bytes) -> list[str]:
     """Return the lines of a head: the first one, the fields, and two empty ones. Raises BadMessage."""
     lines = raw.decode("latin-1").split("\r\n")
-    rest = raw.translate(None, allowed)
-    if rest != b"\r\n" * (len(lines) - 1):
+    line_ends = raw.translate(None, allowed)
+    if line_ends != b"\r\n" * (len(lines) - 1):
         raise BadMessage(_first_breach(raw))
     if lines[-2:] != ["", ""]:
         raise BadMessage(Rule.LINE_END)
@@ -305,10 +305,10 @@ def _version(digits: str) -> Version:
     return version
 
 
-def _fields(lines: list[str]) -> tuple[Fields, _Found]:
-    """Return the fields, and the values of those in ``_READ_HERE`` by name. Raises BadMessage."""
+def _fields(lines: list[str]) -> tuple[Fields, _Values]:
+    """Return the fields, and the values of those in ``_PARSED_NAMES`` by name. Raises BadMessage."""
     fields: list[tuple[str, str]] = []
-    found: _Found = {}
+    values: _Values = {}
     for line in lines[1:-2]:
         name, colon, value = line.partition(":")
         lowered = _USUAL_NAMES.get(name)
@@ -320,14 +320,14 @@ def _fields(lines: list[str]) -> tuple[Fields, _Found]:
             raise BadMessage(Rule.FIELD_NAME)
         value = value.strip(" \t")
         fields.append((lowered, value))
-        if lowered in _READ_HERE:
-            found.setdefault(lowered, []).append(value)
-    return tuple(fields), found
+        if lowered in _PARSED_NAMES:
+            values.setdefault(lowered, []).append(value)
+    return tuple(fields), values
 
 
-def _framing(found: _Found, version: Version) -> tuple[Framing, int] | None:
-    """Return the framing and length of the body that the fields give; None if they give none. Raises BadMessage."""
-    codings, lengths = found.get("transfer-encoding"), found.get("content-length")
+def _framing(values: _Values, version: Version) -> tuple[Framing, int] | None:
+    """Return the framing and length of the body as the fields set them; None if they set none. Raises BadMessage."""
+    codings, lengths = values.get("transfer-encoding"), values.get("content-length")
     if codings is None:
         if lengths is None:
             return None
@@ -343,9 +343,9 @@ def _framing(found: _Found, version: Version) -> tuple[Framing, int] | None:
     return Framing.CHUNKED, 0
 
 
-def _expects(found: _Found, version: Version) -> bool:
+def _expects(values: _Values, version: Version) -> bool:
     """Return whether 100 Continue is expected; HTTP/1.0 does not have it (RFC 9110, 10.1.1). Raises BadMessage."""
-    expected = found.get("expect")
+    expected = values.get("expect")
     if expected is None:
         return False
     if len(expected) > 1 or expected[0].lower() != "100-continue":
@@ -353,8 +353,8 @@ def _expects(found: _Found, version: Version) -> bool:
     return version != _HTTP_1_0
 
 
-def _closes(found: _Found, version: Version) -> bool:
-    options = {option.strip(" \t").lower() for value in found.get("connection", ()) for option in value.split(",")}
+def _closes(values: _Values, version: Version) -> bool:
+    options = {option.strip(" \t").lower() for value in values.get("connection", ()) for option in value.split(",")}
     return "close" in options or (version == _HTTP_1_0 and "keep-alive" not in options)
 
 
@@ -368,8 +368,8 @@ def with_length(raw: bytes, length: int) -> bytes:
     first line that gives or announces the framing, or is added at the end.
     """
     first, *fields = raw.removesuffix(b"\r\n\r\n").split(b"\r\n")
-    framing = [place for place, line in enumerate(fields) if line.partition(b":")[0].lower() in _FRAMING_NAMES]
-    retained = [line for place, line in enumerate(fields) if place not in framing]
+    framing = [index for index, line in enumerate(fields) if line.partition(b":")[0].lower() in _FRAMING_NAMES]
+    retained = [line for index, line in enumerate(fields) if index not in framing]
     retained.insert(framing[0] if framing else len(retained), b"Content-Length: %d" % length)
     return b"\r\n".join((first, *retained, b"", b""))
 
@@ -396,7 +396,7 @@ TRAILER_LIMIT = 64 << 10
 
 Octets = bytes | bytearray
 Send = Callable[[int], None]
-"""Sends so many bytes of the buffer that was just read into, before it returns."""
+"""Sends the given number of bytes of the present read buffer before it returns."""
 
 
 class Body(Protocol):
@@ -413,10 +413,11 @@ class Body(Protocol):
         """
 
 
-def follow(framing: Framing, length: int, keep: Callable[[Octets], object] | None = None) -> Body | None:
-    """Return a body's follower, None if it has no bytes. ``keep`` gets each piece of a chunked body's payload."""
+def follow(framing: Framing, length: int, collect: Callable[[Octets], object] | None = None) -> Body | None:
+    """Return a body's follower, None if it has no bytes. ``collect`` is called with each part of a chunked body's
+    payload."""
     if framing is Framing.CHUNKED:
-        return ChunkedBody(keep)
+        return ChunkedBody(collect)
     if framing is Framing.UNTIL_CLOSE:
         return EndlessBody()
     return SizedBody(length) if length else None
@@ -427,21 +428,21 @@ class SizedBody:
 
     def __init__(self, length: int) -> None:
         self.done = False
-        self._left = length
+        self._remaining = length
 
     def feed(self, data: Octets, at: int = 0) -> int:
         """Count the bytes that belong to the body."""
-        passed = min(self._left, len(data) - at)
-        self._left -= passed
-        self.done = not self._left
+        passed = min(self._remaining, len(data) - at)
+        self._remaining -= passed
+        self.done = not self._remaining
         return at + passed
 
     def passes(self, data: Octets, size: int) -> bool:
         """Count the bytes if all of them belong to the body."""
-        if size > self._left:
+        if size > self._remaining:
             return False
-        self._left -= size
-        self.done = not self._left
+        self._remaining -= size
+        self.done = not self._remaining
         return True
 
 
@@ -458,7 +459,7 @@ class EndlessBody:
 
 
 class _Line(Enum):
-    """The kind of the next line, where no data comes next."""
+    """The kind of the next line, if no data precedes it."""
 
     SIZE = "size"
     END = "end"
@@ -467,8 +468,8 @@ class _Line(Enum):
 
 
 PASSING_CHUNKS = 128
-"""Most chunks per read that may pass unchanged: checking more would keep other connections waiting too long. Go's
-clients and dockerd send about 4 to 32 KiB per chunk."""
+"""Most chunks per read that may pass unchanged: checking more would delay other connections too long. Go's clients and
+dockerd send about 4 to 32 KiB per chunk."""
 _END_OF_LINE = b"\r\n"
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t -~\x80-\xff]*)?\r\n")
 _PLAIN_NEXT_CHUNK = re.compile(rb"\r\n([0-9A-Fa-f]{1,15})\r\n")
@@ -477,9 +478,10 @@ _PLAIN_LINES = {
     _Line.END: _PLAIN_NEXT_CHUNK,
 }
 """The usual form in which a chunk begins, without extensions, by the kind of the next line."""
-_OF_HEADS = rb"(?i:connection|content-length|expect|host|transfer-encoding|upgrade)"
-"""Fields that must not be trailers (RFC 9110, 6.5.1): a recipient that merges them into the head frames by them."""
-_TRAILER_LINE = re.compile(rb"(?!" + _OF_HEADS + rb":)[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*\r\n")
+_HEAD_FIELDS = rb"(?i:connection|content-length|expect|host|transfer-encoding|upgrade)"
+"""Fields that must not be trailers (RFC 9110, 6.5.1): a recipient that merges them into the head would use them for
+framing."""
+_TRAILER_LINE = re.compile(rb"(?!" + _HEAD_FIELDS + rb":)[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*\r\n")
 _LIMITS = {
     _Line.SIZE: (SIZE_LINE_LIMIT, Rule.CHUNK_LINE_BYTES),
     _Line.END: (len(_END_OF_LINE), Rule.CHUNK_END),
@@ -488,67 +490,67 @@ _LIMITS = {
 
 
 class ChunkedBody:
-    """A chunked body, up to the empty line after its trailers; ``keep`` is called with each piece of the payload."""
+    """A chunked body, up to the empty line after its trailers; ``collect`` is called with each part of the payload."""
 
-    def __init__(self, keep: Callable[[Octets], object] | None = None) -> None:
+    def __init__(self, collect: Callable[[Octets], object] | None = None) -> None:
         self.done = False
-        self._keep = keep
-        self._left = 0
-        """How many bytes of the present chunk's data are still to come."""
-        self._next = _Line.SIZE
+        self._collect = collect
+        self._remaining = 0
+        """Bytes of the present chunk's data that were not received yet."""
+        self._next_line = _Line.SIZE
         self._line = bytearray()
-        """The beginning of a line whose end has not come yet."""
+        """The received beginning of an unfinished line."""
         self._trailer_bytes = 0
 
     def feed(self, data: Octets, at: int = 0) -> int:
-        """Follow the chunks; their data is not collected."""
+        """Follow the chunks; their data is not buffered."""
         while at < len(data) and not self.done:
-            at = self._pass_data(data, at) if self._left else self._take_line(data, at)
+            at = self._consume_data(data, at) if self._remaining else self._parse_line(data, at)
         return at
 
     def passes(self, data: Octets, size: int) -> bool:
         """Follow the chunks if each begins in the usual form. No line may be split at the start or the end of the
         bytes. At the end the CRLF after a chunk's data may be without the next chunk's size.
         """
-        at, left, line, chunks = 0, self._left, self._next, 0
+        at, remaining, line, chunks = 0, self._remaining, self._next_line, 0
         if self._line or line is _Line.TRAILER:
             return False
-        while at + left < size:
-            at += left
+        while at + remaining < size:
+            at += remaining
             chunks += 1
             match = _PLAIN_LINES[line].match(data, at, size) if chunks <= PASSING_CHUNKS else None
             if match is None:
                 if line is not _Line.END or data[at:size] != _END_OF_LINE:
                     return False
-                self._left, self._next = 0, _Line.SIZE
+                self._remaining, self._next_line = 0, _Line.SIZE
                 return True
-            at, left, line = match.end(), int(match[1], 16), _Line.END
-            if not left:
+            at, remaining, line = match.end(), int(match[1], 16), _Line.END
+            if not remaining:
                 self.done = data[at:size] == _END_OF_LINE
                 return self.done
-        self._left, self._next = at + left - size, line
+        self._remaining, self._next_line = at + remaining - size, line
         return True
 
-    def _pass_data(self, data: Octets, at: int) -> int:
-        end = min(at + self._left, len(data))
-        if self._keep is not None:
-            self._keep(data[at:end])
-        self._left -= end - at
+    def _consume_data(self, data: Octets, at: int) -> int:
+        end = min(at + self._remaining, len(data))
+        if self._collect is not None:
+            self._collect(data[at:end])
+        self._remaining -= end - at
         # The CRLF and the next chunk's size are parsed together in the usual form, else line by line.
-        match = None if self._left else _PLAIN_NEXT_CHUNK.match(data, end)
+        match = None if self._remaining else _PLAIN_NEXT_CHUNK.match(data, end)
         if match is None:
             return end
         self._begin_chunk(match[1])
         return match.end()
 
     def _begin_chunk(self, digits: bytes) -> None:
-        self._left = int(digits, 16)
+        self._remaining = int(digits, 16)
         # The last chunk has no data, so no CRLF follows any.
-        self._next = _Line.END if self._left else _Line.TRAILER
+        self._next_line = _Line.END if self._remaining else _Line.TRAILER
 
-    def _take_line(self, data: Octets, at: int) -> int:
-        """Process a line if its end has come, or keep its beginning. Return the index after it. Raises BadMessage."""
-        limit, rule = _LIMITS[self._next]
+    def _parse_line(self, data: Octets, at: int) -> int:
+        """Parse a line if it is complete, or buffer its beginning. Return the index after it. Raises BadMessage."""
+        limit, rule = _LIMITS[self._next_line]
         room = limit - self._trailer_bytes - len(self._line)
         end = data.find(b"\n", at, at + room) + 1
         if not end and len(data) - at >= room:
@@ -558,15 +560,15 @@ class ChunkedBody:
             return len(data)
         line = bytes(self._line)
         self._line.clear()
-        if self._next is _Line.SIZE:
+        if self._next_line is _Line.SIZE:
             match = _SIZE_LINE.fullmatch(line)
             if match is None:
                 raise BadMessage(Rule.CHUNK_SIZE)
             self._begin_chunk(match[1])
-        elif self._next is _Line.END:
+        elif self._next_line is _Line.END:
             if line != _END_OF_LINE:
                 raise BadMessage(Rule.CHUNK_END)
-            self._next = _Line.SIZE
+            self._next_line = _Line.SIZE
         elif line == _END_OF_LINE:
             self.done = True
         elif _TRAILER_LINE.fullmatch(line):
@@ -577,7 +579,7 @@ class ChunkedBody:
 
 
 def dechunk(raw: Octets) -> bytes:
-    """Return the payload of one whole chunked body. Raises BadMessage, also for bytes after it."""
+    """Return the payload of exactly one complete chunked body. Raises BadMessage, also for bytes after it."""
     payload: list[Octets] = []
     body = ChunkedBody(payload.append)
     if body.feed(raw) != len(raw) or not body.done:

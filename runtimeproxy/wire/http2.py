@@ -1,8 +1,8 @@
 """HTTP/2: frames and settings, and sending to one peer by its windows (RFC 9113, 4 to 6; relay-rules A3, A4, A8).
 
-Invariants: building and reading of frames are inverse. Bytes of one stream leave in the order in which they were given.
-Nothing is inserted into a frame that is cut through, nor before the first SETTINGS. No more DATA leaves than the peer's
-windows allow.
+Invariants: building and reading of frames are inverse. The bytes of one stream are sent in the order in which they were
+queued. Nothing is inserted into a frame that is cut through, nor before the first SETTINGS. DATA never exceeds the
+peer's windows.
 """
 
 from collections import OrderedDict, deque
@@ -156,8 +156,8 @@ def split_block(kind: int, flags: int, payload: bytes) -> tuple[bytes, bytes]:
 
 
 class FrameBuffer:
-    """Collects whole frames from any split of the bytes. For the proxy's own connections, which process frames one by
-    one; a relay cuts DATA through instead.
+    """Collects complete frames from any split of the bytes. For the proxy's own connections, which process frames one
+    by one; a relay cuts DATA through instead.
     """
 
     def __init__(self, limit: int = DEFAULT_FRAME_SIZE) -> None:
@@ -166,7 +166,7 @@ class FrameBuffer:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, int, int, bytes]]:
-        """Return the frames that are now whole as (type, flags, stream, payload). Raises WireError."""
+        """Return the frames that are now complete as (type, flags, stream, payload). Raises WireError."""
         self._buffer += data
         frames = []
         at, end = 0, len(self._buffer)
@@ -194,12 +194,12 @@ QUEUED_SETTINGS = 2_500
 QUEUED_BYTES = 4 << 20
 """Most bytes of queued frames without flow control: trailers and resets that follow their stream's DATA."""
 MERGED_BYTES = 4_096
-"""DATA payloads that wait one after the other are merged up to so many bytes. A client that opens no window may wait
-long; merged, what its credit allows stays within few frames."""
+"""Consecutive queued DATA payloads are merged up to this many bytes. A client may open no window for a long time;
+merging limits the queued frames that its credit allows."""
 
 
 class Source(Protocol):
-    """Interface of a giver of DATA, which gets the credit once the DATA have left or were dropped."""
+    """Interface of a source of DATA, which gets the credit once the DATA were sent or dropped."""
 
     def credit(self, length: int) -> None: ...
 
@@ -223,21 +223,21 @@ class FlowControlledSender:
         """True while a DATA frame is only partly written."""
         self.outstanding = 0
         """Bytes of DATA received from the peer and not yet credited back."""
-        self.heard = -inf
+        self.last_read_at = -inf
         """When bytes of the peer were read last, in seconds on the reader's clock."""
         self.acks: list[bytes] = []
         """The ACKs of the peer's PINGs, which wait to be sent together with other data."""
         self.passed = 0
-        """How many PINGs of the peer have passed and were not acknowledged yet."""
-        self._owed = 0
+        """Number of the peer's PINGs that were passed on and not acknowledged yet."""
+        self._pending_credit = 0
         self._started = False
-        self._between: list[bytes] = []
+        self._own_frames: list[bytes] = []
         self._queued_frames = 0
         self._queued_bytes = 0
         self.overfull = False
         """True once more is queued than allowed; the connection must be ended then."""
-        self.queues: OrderedDict[int, deque[_Waiting]] = OrderedDict()
-        """What waits for the peer's credit, by stream."""
+        self.queues: OrderedDict[int, deque[_QueueItem]] = OrderedDict()
+        """The items that wait for the peer's credit, by stream."""
         self.stream_windows: dict[int, int] = {}
         """The streams whose windows are hop by hop: the difference of each from INITIAL_WINDOW_SIZE, 0 to begin with.
         It may be negative."""
@@ -250,15 +250,15 @@ class FlowControlledSender:
         """Note that the first SETTINGS were sent to the peer: open the pair's window, and let other frames follow."""
         if not self._started:
             self._started = True
-            self._between.insert(0, window_update(0, PAIR_WINDOW - DEFAULT_WINDOW))
-            self._put_between()
+            self._own_frames.insert(0, window_update(0, PAIR_WINDOW - DEFAULT_WINDOW))
+            self._send_own_frames()
             self.drain()
 
     def inject(self, frames: bytes) -> None:
         """Send frames of the proxy's own at the next frame boundary, after the first SETTINGS."""
-        self._between.append(frames)
-        self._put_between()
-        if len(self._between) > QUEUED_FRAMES:
+        self._own_frames.append(frames)
+        self._send_own_frames()
+        if len(self._own_frames) > QUEUED_FRAMES:
             self.overfull = True
 
     def acknowledge(self) -> None:
@@ -271,18 +271,18 @@ class FlowControlledSender:
         """Note that the frame that was cut through is complete."""
         self.cut_through = False
         self.acknowledge()
-        self._put_between()
+        self._send_own_frames()
         self.drain()
 
-    def _put_between(self) -> None:
+    def _send_own_frames(self) -> None:
         if self._started and not self.cut_through:
-            self.out += self._between
-            self._between.clear()
+            self.out += self._own_frames
+            self._own_frames.clear()
 
     @property
     def waiting(self) -> bool:
         """Return whether anything is queued for the next frame boundary."""
-        return bool(self._between or self.queues or self.acks)
+        return bool(self._own_frames or self.queues or self.acks)
 
     @property
     def congested(self) -> bool:
@@ -290,39 +290,39 @@ class FlowControlledSender:
         return bool(self.queues)
 
     def send_data(self, stream: int, payload: bytes, end: bool, source: Source | None, charge: int) -> None:
-        """Send DATA as the windows allow, split as needed, or queue it after what waits of its stream. ``charge``
-        bytes are credited to ``source`` once the payload has left (None: they were credited before).
+        """Send DATA as the windows allow, split as needed, or queue it after the earlier items of its stream.
+        ``charge`` bytes are credited to ``source`` once the payload was sent (None: they were credited before).
         """
-        length, beyond = len(payload), self.stream_windows.get(stream)
+        length, offset = len(payload), self.stream_windows.get(stream)
         room = min(self.window, self.max_frame)
-        if beyond is not None:
-            room = min(room, self.initial_window + beyond)
+        if offset is not None:
+            room = min(room, self.initial_window + offset)
         if length > room or stream in self.queues or self.cut_through or not self._started:
-            waiting = _Waiting(memoryview(payload), end, False, charge, source)
-            if stream not in self.queues or not self.queues[stream][-1].merge(waiting):
-                self._append(stream, waiting)
+            item = _QueueItem(memoryview(payload), end, False, charge, source)
+            if stream not in self.queues or not self.queues[stream][-1].merge(item):
+                self._append(stream, item)
             return
         self.window -= length
-        if beyond is not None:
-            self.stream_windows[stream] = beyond - length
+        if offset is not None:
+            self.stream_windows[stream] = offset - length
         self.out.append(frame(DATA, END_STREAM if end else 0, stream, payload))
         if source is not None:
             source.credit(charge)
 
     def send_frame(self, stream: int, frames: bytes, cost: int = 0, source: Source | None = None) -> None:
-        """Send whole frames after what is queued of their stream; ``cost`` is their flow-controlled length."""
+        """Send complete frames after the queued items of their stream; ``cost`` is their flow-controlled length."""
         if cost > self.window or stream in self.queues or self.cut_through or not self._started:
-            self._append(stream, _Waiting(frames, False, True, cost, source))
+            self._append(stream, _QueueItem(frames, False, True, cost, source))
             return
         self.window -= cost
         self.out.append(frames)
         if source is not None:
             source.credit(cost)
 
-    def _append(self, stream: int, waiting: "_Waiting") -> None:
-        self.queues.setdefault(stream, deque()).append(waiting)
+    def _append(self, stream: int, item: "_QueueItem") -> None:
+        self.queues.setdefault(stream, deque()).append(item)
         self._queued_frames += 1
-        self._queued_bytes += waiting.free
+        self._queued_bytes += item.uncontrolled_bytes
         self._send_stream(stream)
         if self._queued_frames > QUEUED_FRAMES or self._queued_bytes > QUEUED_BYTES:
             self.overfull = True
@@ -332,35 +332,34 @@ class FlowControlledSender:
             pass
 
     def drop(self, stream: int) -> None:
-        """Drop what is queued of a stream that was reset, and credit it."""
-        for waiting in self.queues.pop(stream, ()):
-            self._gone(waiting)
+        """Drop the queued items of a stream that was reset, and credit them."""
+        for item in self.queues.pop(stream, ()):
+            self._release(item)
 
     def drop_all(self) -> None:
-        """Drop all queues and the ACKs that wait, as the connection has ended."""
+        """Drop all queues and the pending ACKs, as the connection has ended."""
         self.acks.clear()
         for stream in list(self.queues):
             self.drop(stream)
 
-    def _gone(self, waiting: "_Waiting") -> None:
+    def _release(self, item: "_QueueItem") -> None:
         self._queued_frames -= 1
-        self._queued_bytes -= waiting.free
-        if waiting.source is not None:
-            waiting.source.credit(waiting.charge)
+        self._queued_bytes -= item.uncontrolled_bytes
+        if item.source is not None:
+            item.source.credit(item.charge)
 
     # Windows given by the peer.
 
     def forget_window(self, stream: int) -> None:
-        """Forget the window of a stream that has ended, and what is queued of it."""
+        """Forget the window of a stream that has ended, and drop its queued items."""
         if stream in self.queues:
             self.drop(stream)
         self.stream_windows.pop(stream, None)
 
     def settings_announced(self, entries: list[tuple[int, int]]) -> None:
-        """Apply SETTINGS of the peer that another party acknowledges: what they lessen applies immediately (relay-rules
-        A4).
+        """Apply SETTINGS of the peer that another party acknowledges: lower values apply immediately (relay-rules A4).
 
-        What they raise holds after their ACK: gRPC's C core resets a stream whose DATA come before it (tried). Raises
+        Higher values apply after their ACK: gRPC's C core resets a stream whose DATA precede it (tested). Raises
         WireError as ``apply_settings`` does.
         """
         initial, max_frame = self._announced[-1]
@@ -373,20 +372,21 @@ class FlowControlledSender:
         self._announced.append((initial, max_frame))
         if len(self._announced) > QUEUED_SETTINGS:
             self.overfull = True
-        self._obey()
+        self._apply_announced()
 
     def settings_acknowledged(self) -> None:
-        """Note that the peer is sent the ACK of its oldest SETTINGS without one."""
+        """Note that the ACK of the peer's oldest unacknowledged SETTINGS is sent."""
         if len(self._announced) > 1:
             self._announced.popleft()
-            self._obey()
+            self._apply_announced()
 
-    def _obey(self) -> None:
+    def _apply_announced(self) -> None:
         initial, max_frame = map(min, zip(*self._announced, strict=True))
         self.apply_settings([(INITIAL_WINDOW_SIZE, initial), (MAX_FRAME_SIZE, max_frame)])
 
     def apply_settings(self, entries: list[tuple[int, int]]) -> None:
-        """Obey the peer's SETTINGS; ``catch_up`` sends what they allow. Raises WireError if a window exceeds 2^31-1."""
+        """Apply the peer's SETTINGS; ``catch_up`` sends the DATA that they allow. Raises WireError if a window exceeds
+        2^31-1."""
         for identifier, value in entries:
             if identifier == MAX_FRAME_SIZE:
                 self.max_frame = value
@@ -398,7 +398,7 @@ class FlowControlledSender:
         self.initial_window = initial
 
     def catch_up(self) -> None:
-        """Send what wider stream windows allow; due once all bytes read from the peer are processed."""
+        """Send the DATA that wider stream windows allow; due once all bytes read from the peer are processed."""
         self.widened = False
         for stream in [stream for stream in self.queues if stream in self.stream_windows]:
             self._send_stream(stream)
@@ -416,14 +416,14 @@ class FlowControlledSender:
     def open_stream_window(self, stream: int, increment: int) -> None:
         """Apply the peer's WINDOW_UPDATE on a stream that is hop by hop; others are ignored. Raises WireError."""
         if stream in self.stream_windows:
-            beyond = self.stream_windows[stream] + increment
-            if self.initial_window + beyond > MAX_WINDOW:
+            offset = self.stream_windows[stream] + increment
+            if self.initial_window + offset > MAX_WINDOW:
                 raise _too_wide()
-            self.stream_windows[stream] = beyond
+            self.stream_windows[stream] = offset
             self._send_stream(stream)
 
     def drain(self) -> None:
-        """Send what is queued, stream by stream in turn, as far as the windows allow."""
+        """Send queued items, one of each stream at a time, as far as the windows allow."""
         if self.cut_through or not self._started:
             return
         stuck = 0
@@ -437,24 +437,24 @@ class FlowControlledSender:
 
     def _send_next(self, stream: int) -> bool:
         queue = self.queues[stream]
-        waiting = queue[0]
-        if waiting.whole:
-            if waiting.charge > self.window:
+        item = queue[0]
+        if item.is_whole:
+            if item.charge > self.window:
                 return False
-            self.window -= waiting.charge
-            self.out.append(bytes(waiting.payload))
-        elif not self._send_part(stream, waiting):
+            self.window -= item.charge
+            self.out.append(bytes(item.payload))
+        elif not self._send_part(stream, item):
             return False
-        elif waiting.payload:
+        elif item.payload:
             return True
         queue.popleft()
-        self._gone(waiting)
+        self._release(item)
         if not queue:
             del self.queues[stream]
         return True
 
-    def _send_part(self, stream: int, waiting: "_Waiting") -> bool:
-        payload = waiting.payload
+    def _send_part(self, stream: int, item: "_QueueItem") -> bool:
+        payload = item.payload
         size = min(len(payload), self.window, self.max_frame)
         if stream in self.stream_windows:
             size = min(size, max(self.initial_window + self.stream_windows[stream], 0))
@@ -462,8 +462,8 @@ class FlowControlledSender:
         if payload and not size:
             return False
         self.window -= size
-        waiting.payload = payload[size:]
-        end = waiting.end and not waiting.payload
+        item.payload = payload[size:]
+        end = item.end and not item.payload
         self.out.append(frame(DATA, END_STREAM if end else 0, stream, bytes(payload[:size])))
         return True
 
@@ -480,42 +480,42 @@ class FlowControlledSender:
         self.outstanding += length
         if self.outstanding > PAIR_WINDOW:
             raise WireError("DATA above the connection window")
-        self._owed += length
-        if self._owed >= CREDIT_STEP:
-            self._pay()
+        self._pending_credit += length
+        if self._pending_credit >= CREDIT_STEP:
+            self._send_credit()
 
     def credit(self, length: int) -> None:
-        """Return credit for DATA that has left, was held or dropped, in steps of CREDIT_STEP."""
-        self._owed += length
-        if self._owed >= CREDIT_STEP:
-            self._pay()
+        """Return credit for DATA that was sent, retained or dropped, in steps of CREDIT_STEP."""
+        self._pending_credit += length
+        if self._pending_credit >= CREDIT_STEP:
+            self._send_credit()
 
-    def _pay(self) -> None:
-        self.inject(window_update(0, self._owed))
-        self.outstanding -= self._owed
-        self._owed = 0
+    def _send_credit(self) -> None:
+        self.inject(window_update(0, self._pending_credit))
+        self.outstanding -= self._pending_credit
+        self._pending_credit = 0
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """One item of a stream's queue: ``whole`` frames, or a payload that may be split."""
+class _QueueItem:
+    """An item of a stream's queue: complete frames (``is_whole``), or a payload that may be split."""
 
     payload: bytes | memoryview
-    """What has not left yet; a memoryview where it leaves in parts, so that the rest is never copied."""
+    """The unsent bytes; a memoryview if they are sent in parts, so that they are never copied."""
     end: bool
-    whole: bool
+    is_whole: bool
     charge: int
     source: Source | None
 
     @property
-    def free(self) -> int:
+    def uncontrolled_bytes(self) -> int:
         """Return the number of queued bytes without flow control."""
-        return len(self.payload) if self.whole and not self.charge else 0
+        return len(self.payload) if self.is_whole and not self.charge else 0
 
-    def merge(self, later: "_Waiting") -> bool:
+    def merge(self, later: "_QueueItem") -> bool:
         """Append a later item's payload and return True if both are short and of the same source; else return False."""
         size = len(self.payload) + len(later.payload)
-        if self.whole or self.end or self.source is not later.source or size > MERGED_BYTES:
+        if self.is_whole or self.end or self.source is not later.source or size > MERGED_BYTES:
             return False
         self.payload = memoryview(bytes(self.payload) + later.payload)
         self.end = later.end

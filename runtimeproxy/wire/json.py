@@ -1,8 +1,8 @@
 """JSON on the wire: parsed as Go's encoding/json does, and rewritten in place. Callers give the names of members.
 
-Invariant: every byte outside a changed value stays as it came (order, white space, escapes, big numbers, letter case of
-keys, duplicates that no edit touches), and without a change the result is the very same object (relay-rules B5). What
-could be read in two ways is refused, and no error's text holds a value.
+Invariant: every byte outside a changed value is unchanged (order, white space, escapes, big numbers, letter case of
+keys, duplicates that no edit touches), and without a change the result is the very same object (relay-rules B5).
+Ambiguous texts are refused, and no error's text contains a value.
 """
 
 import json
@@ -16,13 +16,13 @@ from typing import Any, Protocol, cast
 from runtimeproxy.errors import WireError
 
 Value = int | str | list[str] | dict[str, str]
-"""The values that can be put in."""
+"""The values that an edit can set."""
 
 Patch = tuple[int, int, str]
 """Start, end, and the replacement."""
 
-_TWICE = object()
-_BROKEN = (ValueError, RecursionError, IndexError)
+_REPEATED = object()
+_DECODER_ERRORS = (ValueError, RecursionError, IndexError)
 """The exceptions of Python's decoder: JSONDecodeError, UnicodeError and a number too long are ValueErrors. IndexError
 means that the text ended: the code indexes it without checking the length."""
 
@@ -36,18 +36,18 @@ def fold(key: str) -> str:
 
     Letter case is ignored, U+017F counts as s, U+212A as k.
 
-    Exact for the ASCII names that Docker has: a key folds to such a name if and only if Go takes it for that name.
+    Exact for the ASCII names that Docker has: a key folds to such a name if and only if Go treats it as that name.
     """
     return key.lower() if key.isascii() else key.replace("\u017f", "s").lower()
 
 
 class Object(tuple[tuple[str, Any], ...]):
-    """A JSON object: its members in order, equal keys kept."""
+    """A JSON object: its members in order, including repeated keys."""
 
     _folded: dict[str, Any] | None = None
 
     def __bool__(self) -> bool:
-        """Return True: an object without members is a value, too, and no zero that Go would read."""
+        """Return True: an object without members is a value, too, unlike a zero value of Go."""
         return True
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -59,10 +59,10 @@ class Object(tuple[tuple[str, Any], ...]):
             folded = self._folded = {}
             for key, member in self:
                 key = fold(key)
-                folded[key] = _TWICE if key in folded else member
+                folded[key] = _REPEATED if key in folded else member
         value = folded.get(fold(name))
-        if value is _TWICE:
-            raise _twice(name)
+        if value is _REPEATED:
+            raise _repeated_key(name)
         return default if value is None else value
 
     def map(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Object(tuple[tuple[str, Any], ...]):
 
 
 Table = Mapping[str, tuple[str, type[Any]]]
-"""The members to read: the name of each value, the member's key, and its type as ``read_members`` knows it."""
+"""The members to read: the name of each value, the member's key, and its type, one of those of ``read_members``."""
 
 
 def read_members(owner: Object, table: Table) -> dict[str, Any]:
@@ -128,8 +128,8 @@ def parse(text: bytes) -> Any:
     """
     try:
         return _DECODER.decode(text.decode())
-    except _BROKEN as error:
-        raise _no_json(error) from None
+    except _DECODER_ERRORS as error:
+        raise _not_json(error) from None
 
 
 def has_more_tokens(text: bytes, limit: int) -> bool:
@@ -156,7 +156,7 @@ class Edit(Protocol):
     def apply(self, text: str, at: int, patches: list[Patch]) -> int:
         """Called with the value's index: append its patches, in the order of the text; return the index of its end."""
 
-    def made(self) -> str:
+    def new_text(self) -> str:
         """Called where there is no value: return the text of a new one, "" for none."""
 
 
@@ -183,8 +183,8 @@ def rewrite(text: bytes, edit: Edit) -> bytes:
             at = end
         parts.append(view[first:])
         return b"".join(parts)
-    except _BROKEN as error:
-        raise _no_json(error) from None
+    except _DECODER_ERRORS as error:
+        raise _not_json(error) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +195,12 @@ class Put:
 
     def apply(self, text: str, at: int, patches: list[Patch]) -> int:
         """Replace the value unless it is equal."""
-        found, end = _scan(text, at)
-        if not _equal(found, self.value):
+        current, end = _scan(text, at)
+        if not _equal(current, self.value):
             patches.append((at, end, _text(self.value)))
         return end
 
-    def made(self) -> str:
+    def new_text(self) -> str:
         return _text(self.value)
 
 
@@ -216,17 +216,17 @@ class Members:
     def apply(self, text: str, at: int, patches: list[Patch]) -> int:
         """Edit the members that exist, and add the others."""
         if text[at] != "{":
-            return _made_for_null(self, text, at, patches)
+            return _replace_null(self, text, at, patches)
         exact = self.exact
         names = {name if exact else fold(name): name for name in self.edits}
         missing = dict(self.edits)
         last = at + 1
         if text[first := _space(text, last).end()] == "}":
             at = first
-        pass_others = None if exact else _others(frozenset(names))
+        skip_members = None if exact else _member_skipper(frozenset(names))
         while text[at] != "}":  # at the opening bracket or a comma
-            if pass_others and (others := pass_others(text, at + 1)):
-                at = others.end() - 1
+            if skip_members and (skipped := skip_members(text, at + 1)):
+                at = skipped.end() - 1
             key, value = _key(text, at + 1)
             name = names.get(key if exact else fold(key))
             if name is None:
@@ -234,12 +234,12 @@ class Members:
             elif name in missing:
                 last = missing.pop(name).apply(text, value, patches)
             else:
-                raise _twice(name)
+                raise _repeated_key(name)
             at = last if text[last] in ",}" else _delimiter(text, last, "}")
         _add(text, last, _member_texts(missing), patches)
         return at + 1
 
-    def made(self) -> str:
+    def new_text(self) -> str:
         """Return an object of the members that can be created."""
         members = _member_texts(self.edits)
         return "{" + ",".join(members) + "}" if members else ""
@@ -257,7 +257,7 @@ class Elements:
     def apply(self, text: str, at: int, patches: list[Patch]) -> int:
         """Edit the elements that exist, and add the new ones."""
         if text[at] != "[":
-            return _made_for_null(self, text, at, patches)
+            return _replace_null(self, text, at, patches)
         added = [_text(element) for element in self.added]
         if not self.changed:  # in one step, however many there are
             end = _scan(text, at)[1]
@@ -278,7 +278,7 @@ class Elements:
         _add(text, last, added, patches)
         return at + 1
 
-    def made(self) -> str:
+    def new_text(self) -> str:
         if self.changed:
             raise WireError("JSON list without the element to change")
         return _text(list(self.added)) if self.added else ""
@@ -294,20 +294,20 @@ class Chosen:
         """Edit the value by the edit that is chosen for it."""
         return self.choose(_scan(text, at)[0]).apply(text, at, patches)
 
-    def made(self) -> str:
+    def new_text(self) -> str:
         """Return the new text by the edit that is chosen for no value."""
-        return self.choose(None).made()
+        return self.choose(None).new_text()
 
 
 # -- changes ---------------------------------------------------------------------------------------------------------
 
 
-def _equal(found: Any, desired: Value) -> bool:
+def _equal(current: Any, desired: Value) -> bool:
     """Return whether two JSON values are equal. 1 is neither 1.0 nor true; the order of members is ignored."""
-    if isinstance(found, Object):
-        members = dict(found)
-        return members == desired and len(members) == len(found)
-    return type(found) is type(desired) and bool(found == desired)
+    if isinstance(current, Object):
+        members = dict(current)
+        return members == desired and len(members) == len(current)
+    return type(current) is type(desired) and bool(current == desired)
 
 
 def _text(value: Value) -> str:
@@ -316,7 +316,7 @@ def _text(value: Value) -> str:
 
 
 def _member_texts(edits: Mapping[str, Edit]) -> list[str]:
-    return [f"{_text(name)}:{value}" for name, edit in edits.items() if (value := edit.made())]
+    return [f"{_text(name)}:{value}" for name, edit in edits.items() if (value := edit.new_text())]
 
 
 def _add(text: str, last: int, items: list[str], patches: list[Patch]) -> None:
@@ -326,37 +326,35 @@ def _add(text: str, last: int, items: list[str], patches: list[Patch]) -> None:
         patches.append((last, last, ("" if first else ",") + ",".join(items)))
 
 
-def _made_for_null(edit: Edit, text: str, at: int, patches: list[Patch]) -> int:
-    """Replace null by a new object or list; raise WireError for any other value, which is not what the edit is for."""
-    found, end = _scan(text, at)
-    if found is not None:
+def _replace_null(edit: Edit, text: str, at: int, patches: list[Patch]) -> int:
+    """Replace null by a new object or list; raise WireError for any other value."""
+    current, end = _scan(text, at)
+    if current is not None:
         raise WireError("JSON value of another kind than Docker's API has there")
-    if made := edit.made():
-        patches.append((at, end, made))
+    if new_text := edit.new_text():
+        patches.append((at, end, new_text))
     return end
 
 
 # -- positions -------------------------------------------------------------------------------------------------------
 
 
-_MATCHED_TOGETHER = 256
-"""Most members that are matched in one step: for each one the matching keeps a place to backtrack to."""
+_MAX_SKIPPED = 256
+"""Most members that one match skips: the regular expression stores a position to backtrack to for each."""
 
 
 @lru_cache(maxsize=64)
-def _others(names: frozenset[str]) -> Callable[[str, int], re.Match[str] | None]:
+def _member_skipper(names: frozenset[str]) -> Callable[[str, int], re.Match[str] | None]:
     """Return a match function for runs of members with simple keys and values whose names are not in ``names``.
 
-    It skips most of an object in one step. Each member is matched with its comma, so that one member is left. The names
-    are those of Docker's API, hence few. Python before 3.11.5 mistakes groups that are possessive (gh-106052): only
-    single characters are repeated so here.
+    It skips most of an object in one step. Each member is matched with its comma, so the last member is not skipped.
+    The names are those of Docker's API, hence few. Python before 3.11.5 mismatches possessive groups (gh-106052), so
+    only single characters are repeated possessively.
     """
     space, text = r"[ \t\n\r]*+", r'[ !#-\[\]-~]*+"'
     value = rf'(?:"{text}|-?(?:0|[1-9][0-9]{{0,18}})|true|false|null)'
     desired = "|".join(map(re.escape, sorted(names)))
-    return re.compile(
-        rf'(?:{space}"(?!(?i:{desired})"){text}{space}:{space}{value}{space},){{1,{_MATCHED_TOGETHER}}}'
-    ).match
+    return re.compile(rf'(?:{space}"(?!(?i:{desired})"){text}{space}:{space}{value}{space},){{1,{_MAX_SKIPPED}}}').match
 
 
 _SPACES = " \t\n\r"
@@ -389,18 +387,18 @@ def _delimiter(text: str, at: int, close: str) -> int:
 # -- Python's decoder and its errors ---------------------------------------------------------------------------------
 
 
-def _no_constant(name: str) -> None:
+def _refuse_constant(name: str) -> None:
     raise json.JSONDecodeError("Expecting value", "", 0)
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-_DECODER = json.JSONDecoder(object_pairs_hook=Object, parse_constant=_no_constant)
+_DECODER = json.JSONDecoder(object_pairs_hook=Object, parse_constant=_refuse_constant)
 _scan = _DECODER.raw_decode
 """Return the value at an index and the index of its end."""
 
 
-def _no_json(error: Exception) -> WireError:
-    """Return an error with what is wrong, without quoting a value."""
+def _not_json(error: Exception) -> WireError:
+    """Return an error with the problem, without quoting a value."""
     match error:
         case json.JSONDecodeError():
             problem = f"{error.msg} at character {error.pos}"
@@ -419,5 +417,5 @@ def _wrong_type(key: str) -> WireError:
     return WireError(f"JSON document with a value of the wrong type in {key}")
 
 
-def _twice(name: str) -> WireError:
+def _repeated_key(name: str) -> WireError:
     return WireError(f"JSON object that has the key {name} twice")

@@ -1,9 +1,9 @@
 """Protobuf on the wire: parse a message field by field, and rewrite some fields in place.
 
-Owns the encoding (protobuf.dev, "Encoding") and what a change of one field means for the bytes.
+Owns the encoding (protobuf.dev, "Encoding") and the effect of a changed field on the bytes.
 Must not know: any message of CRI or of the hook protocol; callers give field numbers.
-Invariant: every byte outside a changed field stays as it came (unknown fields, order, long encodings, strings that are
-not UTF-8, unset messages), and without a change the result is the very same object (docs/architecture.rst).
+Invariant: every byte outside a changed field is unchanged (unknown fields, order, long encodings, strings that are not
+UTF-8, unset messages), and without a change the result is the very same object (docs/architecture.rst).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,14 +45,14 @@ class Field(NamedTuple):
     end: int
 
 
-Piece = bytes | memoryview
-"""Part of the output. Unchanged parts are views: a long message is copied only once, when all pieces are joined."""
+Chunk = bytes | memoryview
+"""Part of the output. Unchanged parts are views: a long message is copied only once, when all chunks are joined."""
 
-Patch = tuple[int, int, Sequence[Piece]]
+Patch = tuple[int, int, Sequence[Chunk]]
 """Start, end, and the replacement."""
 
 
-class Found(NamedTuple):
+class Occurrences(NamedTuple):
     """All occurrences of a field in a message, in order, and the end of that message."""
 
     number: int
@@ -60,11 +60,11 @@ class Found(NamedTuple):
     end: int
 
     def of_type(self, wire_type: int) -> list[Field]:
-        """Return the occurrences of a wire type: a parser takes any other type for an unknown field."""
+        """Return the occurrences of a wire type: a parser treats any other type as an unknown field."""
         return [field for field in self.fields if field.wire_type == wire_type]
 
 
-Edit = Callable[[bytes, Found], Iterator[Patch]]
+Edit = Callable[[bytes, Occurrences], Iterator[Patch]]
 """Makes the patches of one field, from the bytes that contain its message and the field's occurrences."""
 
 
@@ -82,22 +82,22 @@ def has_more_fields(message: bytes, limit: int, shape: Shape) -> bool:
     """
     if len(message) <= 2 * limit:
         return False  # no field is shorter than a tag and a length
-    return _left_of(limit, message, 0, len(message), shape) < 0
+    return _remaining_limit(limit, message, 0, len(message), shape) < 0
 
 
-def _left_of(limit: int, message: bytes, at: int, end: int, shape: Shape) -> int:
+def _remaining_limit(limit: int, message: bytes, at: int, end: int, shape: Shape) -> int:
     """Return the limit less the fields in a part of the message; if it is below 0, parsing stopped early."""
     for number, wire_type, _, value_start, value_end in _walk(message, at, end):
         limit -= 1 + (value_end - value_start) // 2 if wire_type == START_GROUP else 1
         if limit >= 0 and wire_type == LENGTH_DELIMITED and number in shape:
-            limit = _left_of(limit, message, value_start, value_end, shape[number])
+            limit = _remaining_limit(limit, message, value_start, value_end, shape[number])
         if limit < 0:
             break
     return limit
 
 
 def _walk(message: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield what ``fields`` does as plain tuples: most are skipped by the caller, so no Field is built."""
+    """Yield the fields as plain tuples: callers skip most of them, so no Field is built."""
     size = len(message) if end is None else end
     while at < size:
         tag = message[at]
@@ -116,12 +116,12 @@ def _walk(message: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple
 
 def varint(value: int) -> bytes:
     """Return an integer encoded as a varint of 64 bits; a negative one is its two's complement and takes 10 bytes."""
-    rest = value & _UINT64
+    remaining = value & _UINT64
     encoded = bytearray()
-    while rest > 0x7F:
-        encoded.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    encoded.append(rest)
+    while remaining > 0x7F:
+        encoded.append(remaining & 0x7F | 0x80)
+        remaining >>= 7
+    encoded.append(remaining)
     return bytes(encoded)
 
 
@@ -133,13 +133,15 @@ def rewrite(message: bytes, edits: Mapping[int, Edit]) -> bytes:
     return b"".join(chunks) if chunks else message
 
 
-def _rewritten(message: bytes, at: int, end: int, edits: Mapping[int, Edit]) -> list[Piece]:
-    """Return the pieces of the edited message in a part of the bytes; an empty list if nothing changes."""
-    found: dict[int, list[Field]] = {number: [] for number in edits}
+def _rewritten(message: bytes, at: int, end: int, edits: Mapping[int, Edit]) -> list[Chunk]:
+    """Return the chunks of the edited message in a part of the bytes; an empty list if nothing changes."""
+    by_number: dict[int, list[Field]] = {number: [] for number in edits}
     for field in _walk(message, at, end):
-        if field[0] in found:
-            found[field[0]].append(Field(*field))
-    patches = [patch for number, edit in edits.items() for patch in edit(message, Found(number, found[number], end))]
+        if field[0] in by_number:
+            by_number[field[0]].append(Field(*field))
+    patches = [
+        patch for number, edit in edits.items() for patch in edit(message, Occurrences(number, by_number[number], end))
+    ]
     return _patched(memoryview(message), at, end, patches) if patches else []
 
 
@@ -159,8 +161,8 @@ def message_field(edits: Mapping[int, Edit]) -> Edit:
     last one's place.
     """
 
-    def edit(message: bytes, found: Found) -> Iterator[Patch]:
-        parts = found.of_type(LENGTH_DELIMITED)
+    def edit(message: bytes, occurrences: Occurrences) -> Iterator[Patch]:
+        parts = occurrences.of_type(LENGTH_DELIMITED)
         if len(parts) == 1:
             chunks = _rewritten(message, parts[0].value_start, parts[0].end, edits)
         else:
@@ -168,7 +170,7 @@ def message_field(edits: Mapping[int, Edit]) -> Edit:
             chunks = _rewritten(payload, 0, len(payload), edits)
         if chunks:
             yield from ((part.start, part.end, ()) for part in parts[:-1])
-            yield _place(found, parts, _length_delimited(found.number, chunks))
+            yield _replace_last(occurrences, parts, _length_delimited(occurrences.number, chunks))
 
     return edit
 
@@ -182,18 +184,18 @@ def entries_field(values: Mapping[str, Edit]) -> Edit:
     field, in the order of their keys.
     """
 
-    def edit(message: bytes, found: Found) -> Iterator[Patch]:
-        entries = found.of_type(LENGTH_DELIMITED)
-        added: list[Piece] = []
+    def edit(message: bytes, occurrences: Occurrences) -> Iterator[Patch]:
+        entries = occurrences.of_type(LENGTH_DELIMITED)
+        added: list[Chunk] = []
         for key in sorted(values):
             entry = _last_of(message, entries, key.encode())
             if entry is None:
-                made = _rewritten(b"", 0, 0, {KEY: string_field(key), VALUE: values[key]})
-                added += _length_delimited(found.number, made)
+                new_entry = _rewritten(b"", 0, 0, {KEY: string_field(key), VALUE: values[key]})
+                added += _length_delimited(occurrences.number, new_entry)
             elif chunks := _rewritten(message, entry.value_start, entry.end, {VALUE: values[key]}):
-                yield entry.start, entry.end, _length_delimited(found.number, chunks)
+                yield entry.start, entry.end, _length_delimited(occurrences.number, chunks)
         if added:
-            at = entries[-1].end if entries else found.end
+            at = entries[-1].end if entries else occurrences.end
             yield at, at, added
 
     return edit
@@ -202,26 +204,26 @@ def entries_field(values: Mapping[str, Edit]) -> Edit:
 def _scalar(wire_type: int, desired: _T, default: _T, read: Callable[[bytes, Field], _T], encoded: bytes) -> Edit:
     """Return the edit of a singular scalar: of several occurrences only the effective last one is replaced."""
 
-    def edit(message: bytes, found: Found) -> Iterator[Patch]:
-        same = found.of_type(wire_type)
+    def edit(message: bytes, occurrences: Occurrences) -> Iterator[Patch]:
+        same = occurrences.of_type(wire_type)
         current = read(message, same[-1]) if same else default
         if current == desired:
             return
         if desired == default:
             yield from ((field.start, field.end, ()) for field in same)
             return
-        yield _place(found, same, (varint(found.number << 3 | wire_type), encoded))
+        yield _replace_last(occurrences, same, (varint(occurrences.number << 3 | wire_type), encoded))
 
     return edit
 
 
-def _place(found: Found, same: Sequence[Field], field: Sequence[Piece]) -> Patch:
+def _replace_last(occurrences: Occurrences, same: Sequence[Field], field: Sequence[Chunk]) -> Patch:
     """Return the patch that replaces the last occurrence of a field, or adds it at the end of the message."""
-    return (same[-1].start, same[-1].end, field) if same else (found.end, found.end, field)
+    return (same[-1].start, same[-1].end, field) if same else (occurrences.end, occurrences.end, field)
 
 
-def _patched(message: memoryview, at: int, end: int, patches: list[Patch]) -> list[Piece]:
-    chunks: list[Piece] = []
+def _patched(message: memoryview, at: int, end: int, patches: list[Patch]) -> list[Chunk]:
+    chunks: list[Chunk] = []
     for start, following, replacement in sorted(patches, key=lambda patch: patch[:2]):
         chunks += message[at:start], *replacement
         at = following
@@ -254,7 +256,7 @@ def _varint_value(message: bytes, field: Field) -> int:
     return _varint_at(message, field.value_start)[0]
 
 
-def _length_delimited(number: int, payload: Sequence[Piece]) -> list[Piece]:
+def _length_delimited(number: int, payload: Sequence[Chunk]) -> list[Chunk]:
     return [varint(number << 3 | LENGTH_DELIMITED), varint(sum(map(len, payload))), *payload]
 
 
@@ -284,10 +286,10 @@ def _span(message: bytes, number: int, wire_type: int, at: int) -> tuple[int, in
 
 def _group_end(message: bytes, number: int, at: int) -> int:
     """Return the index after the end of the group whose start tag is just before ``at``."""
-    open_groups, left = [number], GROUP_FIELDS
+    open_groups, remaining = [number], GROUP_FIELDS
     while open_groups:
-        left -= 1
-        if left < 0:
+        remaining -= 1
+        if remaining < 0:
             raise WireError("protobuf group with too many fields")
         inner, wire_type, at = _tag(message, at)
         if wire_type == START_GROUP:

@@ -27,7 +27,7 @@ class FakeManager(FakePlugins):
     """Plugins, and the state of the registration directory and the mask."""
 
     read: bool = True
-    complaint: str = ""
+    directory_fault: str = ""
     rejected: dict[str, str] = field(default_factory=dict)
     disabled: dict[str, Disabled] = field(default_factory=dict)
     disabled_with: dict[str, str] = field(default_factory=dict)

@@ -76,7 +76,7 @@ class Scene:
             lifecycle=SimpleNamespace(proceed=self._proceed),
             image_endpoint=images,
             connections=set(),
-            keep=self.tasks.append,
+            add_task=self.tasks.append,
             metrics=self.metrics,
             sync=SimpleNamespace(soon=lambda: self.syncs.append(self.loop.time())),
             backend=SimpleNamespace(serves_cri=self._serves_cri),

@@ -12,7 +12,7 @@ import pytest
 from runtimeproxy.cli.doctor import hookservers, runtime
 from runtimeproxy.cli.doctor.findings import Finding, Verdict
 from runtimeproxy.cli.doctor.machine import Machine
-from runtimeproxy.plugins.disabling import Disabled, written
+from runtimeproxy.plugins.disabling import Disabled, encode
 from tests.docker.daemon import Daemon, reply
 from tests.doctor.conftest import PATIENCE_SECONDS, Made, only
 from tests.fakes import hookanswers, registration
@@ -135,7 +135,7 @@ def endpoint(made: Made) -> str:
 async def test_disabled_hook_server_is_reported_and_not_called(made: Made) -> None:
     for name, path in (("a", "/run/other.sock"), ("b", "/run/nobody.sock"), ("copy", "unix:///run//other.sock")):
         made.register(f"{name}.json", registration.text(path, policy="Fail"))
-    made.mask.write(written({"a": Disabled("it hangs", "uid 0, pid 1", 0.0)}))
+    made.mask.write(encode({"a": Disabled("it hangs", "uid 0, pid 1", 0.0)}))
     disabled, copy, tried = await called(made)
     assert copy.why == "copy is disabled with a, which names the same socket, and was not called"
     assert "hook server 'b' at" in tried.why

@@ -31,7 +31,7 @@ def test_all_caches_together_are_small() -> None:
     """A proxy with 100 records takes 45 MiB."""
     caches = [value for value in vars(codec).values() if isinstance(value, Cache)]
     assert len(caches) == 3
-    assert sum(cache._most for cache in caches) <= 2 << 20
+    assert sum(cache._max_bytes for cache in caches) <= 2 << 20
 
 
 def copied(values: Mapping[str, str]) -> dict[str, str]:

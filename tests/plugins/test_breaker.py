@@ -7,9 +7,9 @@ import pytest
 from runtimeproxy.errors import Reason
 from runtimeproxy.plugins.client import Breaker, BreakerState
 
-SICK = (Reason.DEADLINE, Reason.BROKEN_ANSWER)
-WELL = (None, Reason.REFUSED, Reason.UNIMPLEMENTED, Reason.ERROR_STATUS, Reason.BAD_ANSWER)
-NOTHING = tuple(reason for reason in Reason if reason not in {*SICK, *WELL})
+COUNTED = (Reason.DEADLINE, Reason.BROKEN_ANSWER)
+CLOSING = (None, Reason.REFUSED, Reason.UNIMPLEMENTED, Reason.ERROR_STATUS, Reason.BAD_ANSWER)
+NEUTRAL = tuple(reason for reason in Reason if reason not in {*COUNTED, *CLOSING})
 START = 1000.0
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 
@@ -28,8 +28,10 @@ def opened() -> Breaker:
     return breaker
 
 
-@pytest.mark.parametrize(("reason", "more"), [*((reason, 5) for reason in WELL), *((reason, 1) for reason in NOTHING)])
-def test_only_an_answer_ends_a_row_of_failures(reason: Reason | None, more: int) -> None:
+@pytest.mark.parametrize(
+    ("reason", "more"), [*((reason, 5) for reason in CLOSING), *((reason, 1) for reason in NEUTRAL)]
+)
+def test_consecutive_failures_are_reset_only_by_answer(reason: Reason | None, more: int) -> None:
     breaker = Breaker()
     for ended in [*[Reason.DEADLINE] * 4, reason, *[Reason.BROKEN_ANSWER] * more]:
         assert breaker.state is CLOSED
@@ -37,19 +39,19 @@ def test_only_an_answer_ends_a_row_of_failures(reason: Reason | None, more: int)
     assert breaker.state is OPEN
 
 
-def test_each_opening_is_longer_up_to_five_minutes() -> None:
+def test_openings_grow_up_to_five_minutes() -> None:
     breaker, now, waited = opened(), START, []
     for _ in range(12):
         waited.append(breaker.seconds)
         now += breaker.seconds
-        assert (breaker.seconds_left(now - 1), attempt(breaker, None, now - 1)) == (1.0, False)
+        assert (breaker.remaining_seconds(now - 1), attempt(breaker, None, now - 1)) == (1.0, False)
         assert attempt(breaker, Reason.DEADLINE, now)
         assert not attempt(breaker, None, now)
     assert waited == [30, 60, 90, 120, 150, 180, 210, 240, 270, 300, 300, 300]
     assert attempt(breaker, None, now + 300)
     for _ in range(5):
         attempt(breaker, Reason.DEADLINE, now + 300)
-    assert (breaker.seconds, breaker.seconds_left(now + 301), breaker.seconds_left(now + 999)) == (30, 29, 0)
+    assert (breaker.seconds, breaker.remaining_seconds(now + 301), breaker.remaining_seconds(now + 999)) == (30, 29, 0)
 
 
 TRY = START + 30
@@ -59,9 +61,9 @@ OVERLAPPING: dict[str, tuple[Callable[[], Breaker], list[tuple[str, object, floa
         opened,
         [("admit", "a socket", TRY, True), ("admit", "a socket", TRY, False), ("end", FAILED, TRY, OPEN)],
     ),
-    "a trial that says nothing is followed by another": (
+    "a trial without a counted result is followed by another": (
         opened,
-        [("admit", "a socket", TRY, True), ("end", NOTHING[0], TRY, HALF_OPEN), ("admit", "a socket", TRY, True)],
+        [("admit", "a socket", TRY, True), ("end", NEUTRAL[0], TRY, HALF_OPEN), ("admit", "a socket", TRY, True)],
     ),
     "an answer to the trial closes it": (
         opened,
@@ -71,7 +73,7 @@ OVERLAPPING: dict[str, tuple[Callable[[], Breaker], list[tuple[str, object, floa
         opened,
         [("admit", "another", START, True), ("admit", "another", START, False), ("end", None, START, CLOSED)],
     ),
-    "attempts of the time before the opening do not count": (
+    "attempts from before the opening do not count": (
         Breaker,
         [
             *[("admit", "a socket", START, True)] * 7,
@@ -79,7 +81,7 @@ OVERLAPPING: dict[str, tuple[Callable[[], Breaker], list[tuple[str, object, floa
             ("admit", "a socket", START + 29, False),
         ],
     ),
-    "a late answer of that time does not close it": (
+    "a late answer to such an attempt does not close it": (
         Breaker,
         [*[("admit", "a socket", START, True)] * 6, *[("end", FAILED, START, None)] * 5, ("end", None, START, OPEN)],
     ),
@@ -100,11 +102,11 @@ OVERLAPPING: dict[str, tuple[Callable[[], Breaker], list[tuple[str, object, floa
         ],
     ),
 }
-"""What to do: admit an attempt at a server, or end the oldest one, at a time; whether it was admitted, or the state."""
+"""Each step: admit an attempt at a server, or end the oldest one, at a time; whether it was admitted, or the state."""
 
 
 @pytest.mark.parametrize(("made", "steps"), OVERLAPPING.values(), ids=OVERLAPPING)
-def test_overlapping_attempts(made: Callable[[], Breaker], steps: list[tuple[str, object, float, object]]) -> None:
+def test_attempts_may_overlap(made: Callable[[], Breaker], steps: list[tuple[str, object, float, object]]) -> None:
     breaker, running = made(), []
     for action, what, now, expected in steps:
         if action == "admit":

@@ -60,7 +60,7 @@ async def failing(client: HookClient, seconds: float = LONG_SECONDS) -> HookErro
     return raised.value
 
 
-async def test_hook_server_gets_the_request_and_answers(client: HookClient, server: HookServer) -> None:
+async def test_hook_server_receives_request_and_answers(client: HookClient, server: HookServer) -> None:
     """The requests of the other points are tested in tests/hookapi."""
     server.default = hookanswers.echo()
     answer = await fetch(client)
@@ -105,8 +105,8 @@ async def test_failed_call_has_reason_and_its_text_is_never_logged(
 @pytest.mark.parametrize(
     "late", [hookanswers.hang(), hookanswers.after(0.15, hookanswers.status(Status.DEADLINE_EXCEEDED))]
 )
-async def test_late_answer_is_a_deadline(client: HookClient, server: HookServer, late: hookanswers.Answer) -> None:
-    """A server that says of one pod that its own work was late, and says so soon, has answered."""
+async def test_late_answer_is_deadline(client: HookClient, server: HookServer, late: hookanswers.Answer) -> None:
+    """An early DEADLINE_EXCEEDED is an answer: the server's own work for one pod was late."""
     server.default = late
     assert (await failing(client, 0.25)).reason is Reason.DEADLINE
     server.default = hookanswers.garbage()
@@ -117,7 +117,7 @@ async def test_late_answer_is_a_deadline(client: HookClient, server: HookServer,
     assert await fetch(client) == HookAnswer()
 
 
-async def test_request_that_does_not_fit_into_the_message_is_ours(client: HookClient, server: HookServer) -> None:
+async def test_unencodable_request_is_internal_failure(client: HookClient, server: HookServer) -> None:
     odd = HookRequest(POD, ContainerInfo(resources=Resources(cpu_quota=2**63)))
     with pytest.raises(HookError) as raised:
         await client.call(POINT, odd, LONG_SECONDS)
@@ -136,14 +136,14 @@ async def test_socket_others_could_replace_is_not_dialled(client: HookClient, se
     assert await fetch(client) == HookAnswer()
 
 
-async def test_longer_answer_is_taken_where_that_is_allowed(server: HookServer, path: str) -> None:
+async def test_longer_answer_is_accepted_below_raised_limit(server: HookServer, path: str) -> None:
     server.default = hookanswers.huge(9 << 20)
     client = HookClient("plugin", path, max_answer_bytes=10 << 20)
     assert len((await fetch(client)).annotations["huge"]) == 9 << 20
     await client.close()
 
 
-async def test_close_lets_calls_end_and_serves_late_callers(client: HookClient, server: HookServer) -> None:
+async def test_close_waits_for_calls_and_serves_later_ones(client: HookClient, server: HookServer) -> None:
     server.default = hookanswers.after(0.1)
     call = asyncio.create_task(fetch(client))
     await server.wait_for_calls(POINT.name)
@@ -156,7 +156,7 @@ async def test_close_lets_calls_end_and_serves_late_callers(client: HookClient, 
     await until(lambda: all(connection.client_half_closed for connection in connections))
 
 
-async def test_abandoned_client_ends_its_calls_and_makes_no_more(client: HookClient, server: HookServer) -> None:
+async def test_abandoned_client_fails_present_and_later_calls(client: HookClient, server: HookServer) -> None:
     server.default = hookanswers.hang()
     calls = [asyncio.create_task(failing(client)) for _ in range(3)]
     await until(lambda: len(server.calls) == 3)
@@ -168,13 +168,13 @@ async def test_abandoned_client_ends_its_calls_and_makes_no_more(client: HookCli
 
 @asynccontextmanager
 async def no_room(path: str) -> AsyncIterator[None]:
-    """Take one call at a time, and answer none."""
+    """Accept one call at a time, and answer none."""
     async with serve(path, {http2.MAX_CONCURRENT_STREAMS: 1}):
         yield
 
 
 @pytest.mark.parametrize("waiting", [full_backlog, no_room])
-async def test_calls_that_wait_for_a_connection_or_their_turn_are_ended_too(
+async def test_abandoned_client_fails_waiting_calls(
     client: HookClient, path: str, waiting: Callable[[str], AbstractAsyncContextManager[None]]
 ) -> None:
     async with waiting(path):

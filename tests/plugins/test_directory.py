@@ -1,4 +1,4 @@
-"""The registration directory, read once: which files count, and what cannot be read."""
+"""A single read of the registration directory: which files are registrations, and which are unreadable."""
 
 import os
 import socket
@@ -11,18 +11,18 @@ from runtimeproxy.plugins.registration import MAX_BYTES, UnreadableFile
 from tests.relay.test_listener import nobodys_folder
 
 
-def test_files_that_end_with_json_and_are_not_hidden_are_read_whole(tmp_path: Path) -> None:
+def test_visible_json_files_are_read(tmp_path: Path) -> None:
     contents = {"a.json": b"", "a.b.json": os.urandom(MAX_BYTES), "c.json": b"\0\xff"}
-    others = ["..json", ".json", ".a.json", ".a.json.swp", "a.json~", "a.JSON", "a.yaml", "ajson"]
-    for name, content in (contents | dict.fromkeys(others, b"x")).items():
+    ignored = ["..json", ".json", ".a.json", ".a.json.swp", "a.json~", "a.JSON", "a.yaml", "ajson"]
+    for name, content in (contents | dict.fromkeys(ignored, b"x")).items():
         (tmp_path / name).write_bytes(content)
     assert directory.read(str(tmp_path)) == contents
-    # A listing never contains ".a.json": it means a file that is missing in a listing taken during a rename.
+    # A listing never contains ".a.json": it represents a file that a listing during a rename lacks.
     assert directory.read(str(tmp_path), {".a.json"}) == contents | {".a.json": b"x"}
 
 
 @pytest.mark.parametrize("folder", ["", "none"], ids=["file", "directory"])
-def test_known_name_that_is_gone_is_left_out(tmp_path: Path, folder: str) -> None:
+def test_removed_name_is_omitted(tmp_path: Path, folder: str) -> None:
     assert directory.read(str(tmp_path / folder), {"a.json"}) == {}
 
 
@@ -36,7 +36,7 @@ UNREADABLE = {
 }
 
 
-def test_links_are_followed_and_nothing_is_opened_but_regular_files(tmp_path: Path) -> None:
+def test_links_are_followed_to_regular_files_only(tmp_path: Path) -> None:
     folder = tmp_path / "d"
     folder.mkdir()
     (tmp_path / "link").symlink_to("d")
@@ -55,27 +55,27 @@ def test_links_are_followed_and_nothing_is_opened_but_regular_files(tmp_path: Pa
     assert contents == {name: UnreadableFile(f"{name}: {why}") for name, why in UNREADABLE.items()}
 
 
-def test_file_that_grows_is_read_up_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A file of /proc has more content than its size says, as one that grows while it is read.
+def test_growing_file_is_read_up_to_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A file of /proc is longer than its reported size, like one that grows while it is read.
     (tmp_path / "a.json").symlink_to("/proc/self/maps")
     monkeypatch.setattr(directory, "MAX_BYTES", 1000)
     assert len(bytes(directory.read(str(tmp_path))["a.json"])) == 1001  # type: ignore[arg-type]
 
 
-def test_fifo_that_takes_a_files_place_is_not_waited_for(tmp_path: Path) -> None:
+def test_read_does_not_block_when_fifo_replaces_file(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b"x")
-    found = (tmp_path / "a.json").stat()
+    status = (tmp_path / "a.json").stat()
     (tmp_path / "a.json").unlink()
     os.mkfifo(tmp_path / "a.json")
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
-        content = directory._regular(folder, "a.json", found)
+        content = directory._read_regular(folder, "a.json", status)
     finally:
         os.close(folder)
     assert content == UnreadableFile(f"a.json: {NO_FILE}")
 
 
-def test_files_and_directories_without_permission() -> None:
+def test_files_without_permission_are_unreadable() -> None:
     with nobodys_folder() as folder:
         (Path(folder) / "a.json").touch(0)
         contents = directory.read(folder)
@@ -88,19 +88,19 @@ def test_files_and_directories_without_permission() -> None:
 
 def renaming(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Rename the first name to the second one after the first listing, that to the third after the next, and so on."""
-    left, listdir = list(names), os.listdir
+    remaining, listdir = list(names), os.listdir
 
     def listed(path: int) -> list[str]:
-        found = listdir(path)
-        if len(left) > 1:
-            (folder / left.pop(0)).rename(folder / left[0])
-        return found
+        listing = listdir(path)
+        if len(remaining) > 1:
+            (folder / remaining.pop(0)).rename(folder / remaining[0])
+        return listing
 
     monkeypatch.setattr(os, "listdir", listed)
 
 
 @pytest.mark.parametrize("names", [("10.json", "20.json"), ("10.json", "20.json", "15.json"), ("a.json", ".a.json")])
-def test_file_that_is_renamed_meanwhile_is_seen_under_its_new_name(
+def test_file_renamed_during_read_has_new_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
 ) -> None:
     (tmp_path / names[0]).write_bytes(b"x")
@@ -108,7 +108,7 @@ def test_file_that_is_renamed_meanwhile_is_seen_under_its_new_name(
     assert directory.read(str(tmp_path), {names[0]}) == ({} if names[-1].startswith(".") else {names[-1]: b"x"})
 
 
-def test_file_that_is_renamed_again_and_again_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeatedly_renamed_file_does_not_block_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "0.json").write_bytes(b"x")
     (tmp_path / "stays.json").write_bytes(b"y")
     renaming(tmp_path, monkeypatch, *(f"{number}.json" for number in range(100)))

@@ -1,4 +1,4 @@
-"""Who is disabled until when, what is kept of it, what is reported: on a file of the test's own, in virtual time.
+"""Disabled hook servers: their periods, the mask and the reports, with a file of the test's own in virtual time.
 
 That is fault matrix H13.
 """
@@ -15,7 +15,7 @@ import pytest
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.files import StateFile
 from runtimeproxy.plugins import disabling
-from runtimeproxy.plugins.disabling import Disabled, Disabling, MaskError, parse, written
+from runtimeproxy.plugins.disabling import Disabled, Disabling, MaskError, encode, parse
 from tests.fakes.clock import virtual_time
 
 BEGIN = 1_000_000_000.0
@@ -41,7 +41,7 @@ class FakeFile:
         self.gate.wait()
         if self.fault:
             raise self.fault
-        return written(self.retained), 1
+        return encode(self.retained), 1
 
     def write(self, content: bytes) -> None:
         self.begun += 1
@@ -53,7 +53,7 @@ class FakeFile:
 
 
 class Desk:
-    """What is disabled, on a clock that may be set; ``changed`` are the names after each change."""
+    """The disabled hook servers, on a clock that may be set; ``changed`` are the names after each change."""
 
     def __init__(self, file: FakeFile) -> None:
         self.set_by = 0.0
@@ -96,13 +96,13 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disabling, "run_in_daemon_thread", run)
 
 
-def at_once(test: Callable[..., object]) -> Callable[..., object]:
-    """Run a test in virtual time, with a file that works at once."""
+def immediately(test: Callable[..., object]) -> Callable[..., object]:
+    """Run a test in virtual time, with a file that works immediately."""
     return virtual_time(pytest.mark.usefixtures("inline")(test))
 
 
-@at_once
-async def test_disabled_is_who_was_disabled_and_not_enabled(desk: Desk, log: Log) -> None:
+@immediately
+async def test_disabled_hook_server_is_retained_until_enabled(desk: Desk, log: Log) -> None:
     assert await desk.disable("a") == ()
     assert await desk.disable("b") == ()
     assert (desk.names, desk.file.retained) == (["a", "b"], desk.disabling.names)
@@ -119,8 +119,8 @@ async def test_disabled_is_who_was_disabled_and_not_enabled(desk: Desk, log: Log
     assert all(not vars(line)["limited"] for line in log.records)
 
 
-@at_once
-async def test_disabling_again_changes_reason_and_end_but_not_the_begin(desk: Desk) -> None:
+@immediately
+async def test_repeated_disable_changes_reason_and_end_only(desk: Desk) -> None:
     await desk.disable("a", 100)
     await asyncio.sleep(10)
     await desk.disable("a", None, "gone")
@@ -130,31 +130,31 @@ async def test_disabling_again_changes_reason_and_end_but_not_the_begin(desk: De
     await desk.disable("a", 5)
     desk.disabling.stop()
     await asyncio.sleep(1000)
-    assert desk.names == ["a"], "nobody looks after the stop"
+    assert desk.names == ["a"], "no check follows the stop"
     assert await desk.disabling.enable("b") == ("it was not disabled",)
     assert (len(desk.changed), desk.file.writes) == (3, 3)
 
 
-@at_once
-async def test_time_ends_and_is_reported(desk: Desk, log: Log) -> None:
+@immediately
+async def test_expired_period_enables_and_is_logged(desk: Desk, log: Log) -> None:
     for name, seconds in (("hour", 3600), ("second", 1), ("good", None), ("minute", 60)):
         await desk.disable(name, seconds)
     log.clear()
-    left = ["hour", "second", "good", "minute"]
+    disabled = ["hour", "second", "good", "minute"]
     for at, ended in ((1, "second"), (60, "minute"), (3600, "hour")):
         await asyncio.sleep(at - 0.1 - asyncio.get_running_loop().time())
-        assert desk.names == left
+        assert desk.names == disabled
         await asyncio.sleep(0.2)
-        left.remove(ended)
-        assert desk.names == left
+        disabled.remove(ended)
+        assert desk.names == disabled
     await asyncio.sleep(86_400)
     assert desk.changed[4:] == [["hour", "good", "minute"], ["hour", "good"], ["good"]]
     why = "disable period expired"
     assert log.messages == [f"hook server {name} is no longer disabled: {why}" for name in ("second", "minute", "hour")]
 
 
-@at_once
-async def test_clock_that_is_set_moves_the_end(desk: Desk) -> None:
+@immediately
+async def test_clock_change_moves_end_of_period(desk: Desk) -> None:
     await desk.disable("a", 3600)
     desk.set_by = 3500.0
     await asyncio.sleep(101)
@@ -167,8 +167,8 @@ async def test_clock_that_is_set_moves_the_end(desk: Desk) -> None:
     assert desk.names == []
 
 
-@at_once
-async def test_next_start_knows_whom_to_leave_out_and_until_when(log: Log) -> None:
+@immediately
+async def test_next_start_loads_unexpired_entries(log: Log) -> None:
     retained = FakeFile(
         a_over=Disabled("a", BY, BEGIN - 9, BEGIN - 1),
         a_over_too=Disabled("a", BY, BEGIN - 9, BEGIN),
@@ -186,11 +186,11 @@ async def test_next_start_knows_whom_to_leave_out_and_until_when(log: Log) -> No
     await asyncio.sleep(6)
     assert desk.names == ["good"]
     await desk.disable("new")
-    assert list(retained.retained) == ["good", "new"], "what is over is not kept any longer"
+    assert list(retained.retained) == ["good", "new"], "expired entries are not retained"
 
 
-@at_once
-async def test_without_a_file_it_lasts_until_the_end_and_says_so() -> None:
+@immediately
+async def test_disable_without_file_lasts_until_restart() -> None:
     disabling = Disabling(None, lambda: None)
     await disabling.load()
     note = "a restart of the proxy enables it again: there is no file for it (--state-dir=none)"
@@ -199,30 +199,30 @@ async def test_without_a_file_it_lasts_until_the_end_and_says_so() -> None:
     assert (disabling.names, disabling.fault) == ({}, "")
 
 
-@at_once
-async def test_what_cannot_be_is_refused_and_changes_nothing(desk: Desk) -> None:
+@immediately
+async def test_invalid_disable_is_refused_without_change(desk: Desk) -> None:
     for name, reason, seconds in (("", "hangs", None), ("a", "", None), ("a", "hangs", 0.5)):
         with pytest.raises(ConfigError, match=r"can have this name: |reason: |for: 0\.5 s is not a time"):
             await desk.disable(name, seconds, reason)
     assert (desk.names, desk.changed, desk.file.writes) == ([], [], 0)
 
 
-@at_once
+@immediately
 async def test_number_of_disabled_names_is_bounded(desk: Desk) -> None:
-    for number in range(disabling.MOST_NAMES):
+    for number in range(disabling.MAX_NAMES):
         await desk.disable(str(number))
     with pytest.raises(ConfigError, match="100 hook servers are disabled, which is the most: enable one first"):
         await desk.disable("more")
     await desk.disable("7", 60)
-    assert len(desk.names) == disabling.MOST_NAMES
+    assert len(desk.names) == disabling.MAX_NAMES
 
 
 FAULTS = [(MaskError("/state/a.json is bad"), "/state/a.json is bad"), (RuntimeError(), "no thread can be started")]
 
 
-@at_once
+@immediately
 @pytest.mark.parametrize(("fault", "reported"), FAULTS, ids=["bad", "no thread"])
-async def test_bad_file_disables_none_and_changes_are_in_force(
+async def test_bad_file_disables_none_and_accepts_changes(
     desk: Desk, log: Log, fault: Exception, reported: str
 ) -> None:
     desk.file.fault = fault
@@ -248,7 +248,7 @@ async def test_bad_file_disables_none_and_changes_are_in_force(
 
 
 async def test_silent_file_delays_neither_start_nor_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a mount whose server is gone."""
+    """As in a mount whose server is unavailable."""
     monkeypatch.setattr(disabling, "PATIENCE_SECONDS", 0.05)
     desk.file.gate.clear()
     await desk.disabling.load()
@@ -279,13 +279,13 @@ def file(tmp_path: Path) -> StateFile:
     return disabling.mask_file(str(tmp_path), "/run/a.sock")
 
 
-def test_what_was_written_is_read(file: StateFile, tmp_path: Path) -> None:
+def test_written_mask_is_read(file: StateFile, tmp_path: Path) -> None:
     assert file.path == str(tmp_path / "run-a.sock.disabled.json")
     assert disabling.read(file) == {}
     for content in (BOTH, {"koordlet": PERMANENT}, {}):
-        file.write(written(content))
+        file.write(encode(content))
         assert disabling.read(file) == content
-    assert json.loads(written(BOTH)) == {"schemaVersion": 1, "disabled": {"gpu": SHOWN, "koordlet": PERMANENT.shown()}}
+    assert json.loads(encode(BOTH)) == {"schemaVersion": 1, "disabled": {"gpu": SHOWN, "koordlet": PERMANENT.shown()}}
     assert PERMANENT.shown()["until"] is None
 
 
@@ -303,21 +303,21 @@ UNFORMED = [
     *(entry(by=0), entry(since="2001-09-09T01:46:40"), entry(until="tomorrow"), entry(until=7)),
 ]
 BAD = [
-    *((content, "is not JSON") for content in (b"", written(BOTH)[:50], b"\xff\x00", b"[" * 100_000)),
+    *((content, "is not JSON") for content in (b"", encode(BOTH)[:50], b"\xff\x00", b"[" * 100_000)),
     *((content, "does not have the form that the proxy writes") for content in UNFORMED),
     (of({}, 2), "does not have schemaVersion 1"),
 ]
 
 
 @pytest.mark.parametrize(("content", "why"), BAD, ids=lambda value: repr(value)[:40])
-def test_content_that_the_proxy_does_not_write_is_refused(file: StateFile, content: bytes, why: str) -> None:
+def test_foreign_mask_content_is_refused(file: StateFile, content: bytes, why: str) -> None:
     file.write(content)
     with pytest.raises(MaskError) as raised:
         disabling.read(file)
     assert str(raised.value) == f"{file.path} {why}"
 
 
-def test_reason_name_and_time_have_bounds() -> None:
+def test_reason_name_and_seconds_are_bounded() -> None:
     for text in ("", " ", "a" * 201, "two\nlines", "\x1b[31m", "\ud800"):
         with pytest.raises(ConfigError, match="reason: write 1 to 200 printable characters"):
             Disabled(text, "root", 0.0)

@@ -87,11 +87,11 @@ class Rig:
     def remove(self, name: str) -> None:
         (self.folder / f"{name}.json").unlink()
 
-    def names(self, point: HookPoint = CREATE) -> list[str]:
-        return [plugin.name for plugin in self.manager.plugins_for(point)]
+    def names(self, hook_point: HookPoint = CREATE) -> list[str]:
+        return [plugin.name for plugin in self.manager.plugins_for(hook_point)]
 
-    async def until_called(self, *names: str, point: HookPoint = CREATE) -> None:
-        await until(lambda: self.names(point) == list(names))
+    async def until_called(self, *names: str, hook_point: HookPoint = CREATE) -> None:
+        await until(lambda: self.names(hook_point) == list(names))
 
     async def until_at(self, *endpoints: str) -> None:
         await until(lambda: [plugin.endpoint for plugin in self.manager.plugins_for(CREATE)] == list(endpoints))
@@ -108,8 +108,8 @@ class Rig:
 
     def events(self, *kinds: str) -> list[tuple[str, ...]]:
         """Return kind, hook server and text of the events."""
-        found = [event for event in shown_of(self.metrics.events) if not kinds or event["kind"] in kinds]
-        return [(event["kind"], event["hookServer"], event.get("text", "")) for event in found]
+        events = [event for event in shown_of(self.metrics.events) if not kinds or event["kind"] in kinds]
+        return [(event["kind"], event["hookServer"], event.get("text", "")) for event in events]
 
 
 @pytest.fixture
@@ -122,26 +122,27 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     await made.manager.stop()
 
 
-async def test_plugins_registered_before_the_start_serve_the_first_call(rig: Rig) -> None:
+async def test_plugins_registered_before_start_are_called(rig: Rig) -> None:
     rig.put("b", policy="Fail", timeout="500ms")
     await rig.start("a", endpoint="unix:///run/other.sock", points=(CREATE.name, START.name))
     plugins = rig.manager.plugins_for(CREATE)
-    assert [(one.name, one.endpoint, one.policy.value, one.timeout_seconds) for one in plugins] == [
+    assert [(plugin.name, plugin.endpoint, plugin.policy.value, plugin.timeout_seconds) for plugin in plugins] == [
         ("a", "/run/other.sock", "Ignore", 2.0),
         ("b", "/run/b.sock", "Fail", 0.5),
     ]
     assert rig.manager.plugins_for(START) == plugins[:1]
-    assert [one.client for one in plugins] == rig.clients
+    assert [plugin.client for plugin in plugins] == rig.clients
     assert (rig.clients[0].plugin, rig.clients[0].endpoint) == ("a", "/run/other.sock")
     registered = [rig.manager.registered(points) for points in ([CREATE], [STOP, START], [STOP], [])]
     assert registered == [True, True, False, False]
-    assert [point.name for point in HOOK_POINTS if rig.manager.fail_policy_registered(point)] == [CREATE.name]
+    failing = [hook_point for hook_point in HOOK_POINTS if rig.manager.fail_policy_registered(hook_point)]
+    assert failing == [CREATE]
 
 
 @pytest.mark.parametrize(
     ("policies", "called", "repeated"), [(("Ignore", "Ignore"), "a", "c"), (("Ignore", "Fail"), "c", "a")]
 )
-async def test_socket_is_called_once_for_a_hook_point(
+async def test_shared_socket_is_called_once_per_hook_point(
     rig: Rig, caplog: Log, tmp_path: Path, policies: tuple[str, str], called: str, repeated: str
 ) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
@@ -161,7 +162,7 @@ async def test_socket_is_called_once_for_a_hook_point(
     await rig.until_called(*sorted(["b", repeated]))
 
 
-async def test_changed_registration_keeps_the_client_of_its_endpoint(rig: Rig) -> None:
+async def test_changed_registration_retains_client_of_endpoint(rig: Rig) -> None:
     changes: list[bool] = []
     rig.manager.on_change = lambda: changes.append(rig.manager.fail_policy_registered(CREATE))
     await rig.start("a")
@@ -188,7 +189,7 @@ async def test_changed_registration_keeps_the_client_of_its_endpoint(rig: Rig) -
     await until(lambda: [client.closed for client in rig.clients] == [1, 1, 1])
 
 
-async def test_stop_closes_all_clients_and_waits_for_those_in_use(rig: Rig) -> None:
+async def test_stop_closes_clients_and_waits_for_calls(rig: Rig) -> None:
     await rig.manager.stop()  # it was not started
     await rig.start("a", "b")
     rig.clients[0].idle.clear()
@@ -202,15 +203,15 @@ async def test_stop_closes_all_clients_and_waits_for_those_in_use(rig: Rig) -> N
     assert [client.closed for client in rig.clients] == [1, 1]
 
 
-async def test_each_change_of_a_file_is_in_the_log(rig: Rig, caplog: Log) -> None:
+async def test_file_changes_are_logged(rig: Rig, caplog: Log) -> None:
     caplog.set_level("INFO")
     entry = {"remote-endpoint": "/run/x.sock", "runtime-hooks": [CREATE.name, "Unheard"], "secret": "canary"}
     registration.write(rig.folder, "a.json", json.dumps(entry))
     await rig.start()
     rig.put("a", "/run/y.sock", points=(START.name,))
-    await rig.until_called("a", point=START)
+    await rig.until_called("a", hook_point=START)
     rig.remove("a")
-    await rig.until_called(point=START)
+    await rig.until_called(hook_point=START)
     added = "endpoint /run/x.sock, policy Ignore, points PreCreateContainer"
     changed = "endpoint /run/y.sock, policy Ignore, points PreStartContainer"
     lines = [(line.getMessage(), vars(line).get("limited", True)) for line in caplog.records]
@@ -248,7 +249,7 @@ async def test_half_written_file_changes_nothing(rig: Rig, caplog: Log) -> None:
     assert len(rig.clients) == 1
 
 
-async def test_removal_of_a_fail_policy_is_warned_of(rig: Rig, caplog: Log) -> None:
+async def test_removal_of_fail_policy_is_warned_about(rig: Rig, caplog: Log) -> None:
     await rig.start("a", policy="Fail", points=(START.name, CREATE.name))
     rig.remove("a")
     await rig.until_called()
@@ -257,7 +258,7 @@ async def test_removal_of_a_fail_policy_is_warned_of(rig: Rig, caplog: Log) -> N
     assert (line.levelname, line.getMessage()) == ("WARNING", f"{had}PreCreateContainer, PreStartContainer")
 
 
-async def test_unreadable_directory_keeps_plugins(rig: Rig, caplog: Log, tmp_path: Path) -> None:
+async def test_unreadable_directory_retains_plugins(rig: Rig, caplog: Log, tmp_path: Path) -> None:
     """It is reported once each time."""
     await rig.start("a")
     for fault in range(2):
@@ -275,7 +276,7 @@ async def test_unreadable_directory_keeps_plugins(rig: Rig, caplog: Log, tmp_pat
 
 
 @pytest.mark.parametrize("step", ["arm", "changed", "make_client"])
-async def test_internal_error_ends_neither_start_nor_following(
+async def test_internal_error_does_not_end_start_or_watch(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: Log, step: str
 ) -> None:
     def fail(*_: object) -> None:
@@ -294,10 +295,10 @@ async def test_internal_error_ends_neither_start_nor_following(
 
 
 @pytest.mark.parametrize(("owner", "step"), [(Watcher, "arm"), (directory, "read")])
-async def test_directory_that_does_not_answer_delays_neither_start_nor_stop(
+async def test_hanging_directory_does_not_delay_start_or_stop(
     rig: Rig, caplog: Log, monkeypatch: pytest.MonkeyPatch, owner: object, step: str
 ) -> None:
-    """As with a link into a mount that is gone."""
+    """As with a link into a dead mount."""
     real, gate = getattr(owner, step), threading.Event()
 
     def wait(*arguments: object) -> object:
@@ -321,7 +322,7 @@ async def test_directory_that_does_not_answer_delays_neither_start_nor_stop(
     gate.set()
 
 
-async def test_disabling_covers_all_that_name_the_socket(rig: Rig, caplog: Log) -> None:
+async def test_disable_covers_hook_servers_of_same_socket(rig: Rig, caplog: Log) -> None:
     for name in ("a", "c"):
         rig.put(name, "/run/x.sock", policy="Fail")
     await rig.start("b")
@@ -344,7 +345,7 @@ async def test_disabling_covers_all_that_name_the_socket(rig: Rig, caplog: Log) 
     assert [name for _, name, _ in rig.events("plugin_enabled")] == ["c", "a"]
 
 
-async def test_name_stays_disabled_whatever_its_file_does(rig: Rig, caplog: Log) -> None:
+async def test_name_stays_disabled_when_its_file_changes(rig: Rig, caplog: Log) -> None:
     """Also if it is not registered yet, and in the next process."""
     caplog.set_level("INFO")
     await rig.start("a")
@@ -401,5 +402,5 @@ async def test_gauges_show_open_and_disabled_plugins_and_timeouts(rig: Rig) -> N
     await rig.until_called("b")
     assert rig.gauges("hook_breaker_open") == {"b": 0}
     kinds = ("plugin_disabled", "hangs"), ("plugin_enabled", "")
-    found = rig.events("plugin_disabled", "plugin_enabled")
-    assert found == [(kind, name, text) for kind, text in kinds for name in ("a", "unregistered")]
+    events = rig.events("plugin_disabled", "plugin_enabled")
+    assert events == [(kind, name, text) for kind, text in kinds for name in ("a", "unregistered")]

@@ -24,8 +24,8 @@ def read(**entry: object) -> Registration:
     return parse("a.json", json.dumps({"remote-endpoint": SOCKET, "runtime-hooks": [POINT], **keys}).encode())
 
 
-def test_file_as_koordlet_writes_it_is_read() -> None:
-    names = [point.name for point in HOOK_POINTS]
+def test_file_of_koordlet_is_read() -> None:
+    names = [hook_point.name for hook_point in HOOK_POINTS]
     entry = {"remote-endpoint": SOCKET, "failure-policy": "Ignore", "runtime-hooks": [*names, "PreRemoveRunPodSandbox"]}
     registration = parse("koordlet.json", json.dumps(entry, indent="\t").encode())
     assert registration.points == frozenset(names)
@@ -46,7 +46,7 @@ def test_file_as_koordlet_writes_it_is_read() -> None:
         ("runtime-hooks", [POINT, POINT], "points", {POINT}),
     ],
 )
-def test_value_is_read(key: str, written: object, attribute: str, value: object) -> None:
+def test_valid_value_is_read(key: str, written: object, attribute: str, value: object) -> None:
     assert getattr(read(**{key: written}), attribute) == value
 
 
@@ -80,17 +80,17 @@ def test_keys_are_accepted_in_any_letter_case(spell: Callable[[str], str]) -> No
         (f'"runtime-hooks": ["{POINT}"], "Runtime-Hooks": null', "points", set()),
     ],
 )
-def test_last_value_of_a_repeated_key_is_used(members: str, attribute: str, value: object) -> None:
+def test_last_value_of_repeated_key_is_used(members: str, attribute: str, value: object) -> None:
     """As Go's encoding/json does (1.26) with the struct of koord-runtime-proxy, RuntimeHookConfig."""
     key = members.partition(":")[0].strip('"').lower()
-    other = f'"runtime-hooks": ["{POINT}"]' if attribute == "endpoint" else '"remote-endpoint": "/a"'
-    registration = parse("a.json", f"{{{other}, {members}}}".encode())
+    required = f'"runtime-hooks": ["{POINT}"]' if attribute == "endpoint" else '"remote-endpoint": "/a"'
+    registration = parse("a.json", f"{{{required}, {members}}}".encode())
     assert getattr(registration, attribute) == value
     words = "keys that occur more than once, of which the last value is used"
     assert registration.warnings[0] == f"a.json: {words}: '{key}'"
 
 
-def test_file_without_a_known_point_is_warned_about() -> None:
+def test_file_without_hook_point_is_warned_about() -> None:
     for hooks in ([], None, ["precreatecontainer"], ["PreCreateContainer "]):
         registration = read(runtime_hooks=hooks)
         assert registration.points == frozenset()
@@ -116,7 +116,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("content", "cause"), BROKEN, ids=lambda value: repr(value)[:30])
-def test_broken_files(content: bytes, cause: str) -> None:
+def test_broken_file_is_refused(content: bytes, cause: str) -> None:
     with pytest.raises(ConfigError, match=f"^a.json: .*{cause}"):
         parse("a.json", content)
 
@@ -135,20 +135,20 @@ BAD_VALUES: list[tuple[str, object, str]] = [
 
 
 @pytest.mark.parametrize(("key", "value", "cause"), BAD_VALUES)
-def test_broken_values(key: str, value: object, cause: str) -> None:
+def test_broken_value_is_refused(key: str, value: object, cause: str) -> None:
     with pytest.raises(ConfigError, match=f"^a.json: {key}.*{cause}") as raised:
         read(**{key: value})
     assert len(str(raised.value)) < 1000
 
 
-def test_unknown_keys_are_warned_about_once_and_order_means_nothing() -> None:
+def test_unknown_keys_are_warned_about_in_any_order() -> None:
     hooks = ["PreRunPodSandbox", "Unknown", POINT, "Other"]
     registration = read(zeta=1, runtime_hooks=hooks, alpha={"secret": "canary"})
     assert registration == read(alpha={"secret": "canary"}, runtime_hooks=hooks[::-1], zeta=1)
     assert "a.json: unknown keys are ignored: 'alpha', 'zeta'" in registration.warnings
 
 
-GOOD, OTHER = (
+GOOD, CHANGED_CONTENT = (
     json.dumps({"remote-endpoint": endpoint, "runtime-hooks": [POINT]}).encode() for endpoint in ("/run/a", "/run/b")
 )
 RESPELT, HALF, UNREADABLE = GOOD + b"\n", GOOD[:20], plugin_files.UnreadableFile("a.json: permission denied")
@@ -162,7 +162,7 @@ REMOVED, REJECTED = ChangeKind.REMOVED, ChangeKind.REJECTED
         ([GOOD], ADDED, GOOD),
         ([GOOD, GOOD], None, GOOD),
         ([GOOD, RESPELT], None, GOOD),
-        ([GOOD, OTHER], CHANGED, OTHER),
+        ([GOOD, CHANGED_CONTENT], CHANGED, CHANGED_CONTENT),
         ([GOOD, None], REMOVED, None),
         ([GOOD, None, None], None, None),
         ([GOOD, HALF], REJECTED, GOOD),
@@ -170,7 +170,7 @@ REMOVED, REJECTED = ChangeKind.REMOVED, ChangeKind.REJECTED
         ([HALF, b""], REJECTED, None),
         ([GOOD, HALF, GOOD], RESTORED, GOOD),
         ([GOOD, HALF, GOOD, RESPELT], None, GOOD),
-        ([GOOD, HALF, OTHER], CHANGED, OTHER),
+        ([GOOD, HALF, CHANGED_CONTENT], CHANGED, CHANGED_CONTENT),
         ([HALF, GOOD], ADDED, GOOD),
         ([HALF, None], None, None),
         ([HALF, None, HALF], REJECTED, None),
@@ -178,7 +178,7 @@ REMOVED, REJECTED = ChangeKind.REMOVED, ChangeKind.REJECTED
         ([GOOD, UNREADABLE, UNREADABLE], None, GOOD),
     ],
 )
-def test_content_makes_this_change(contents: list[Content | None], kind: ChangeKind | None, good: bytes | None) -> None:
+def test_update_returns_change(contents: list[Content | None], kind: ChangeKind | None, good: bytes | None) -> None:
     registry = Registry()
     change = [registry.update("a.json", what) for what in contents][-1]
     registration = None if good is None else parse("a.json", good)

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.slow
 
 NEVER_SECONDS = 1000.0
 PATIENCE_SECONDS = 10.0
-"""Seconds that a busy machine may take to see a change."""
+"""Seconds in which a change is seen on a busy machine."""
 QUIET_SECONDS = 0.15
-"""After so many seconds without an event no more is expected."""
+"""Seconds without an event after which no more is expected."""
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ CHANGES = [
     *("rm -r hooks.d", "mv hooks.d old.d", "mv ../above ../moved"),
     "mkdir new.d; echo b > new.d/b.json; mv hooks.d old.d; mv new.d hooks.d",
 ]
-"""Each change is seen, and so is the next one."""
+"""The watcher sees each change and the next one."""
 MADE, A, NEXT = "mkdir -p above/hooks.d", "echo a > above/hooks.d/a.json", "echo next > above/hooks.d/next.json"
 AFTER_LINKS = [
     "echo a > first/a.json",
@@ -72,18 +72,18 @@ RING = f"{MADE}; cd above/hooks.d; ln -s $PWD/b.json a.json; ln -s $PWD/a.json b
 PLACES: dict[str, tuple[str, list[str], list[str]]] = {
     **{change: (f"{MADE}; {A}", [], [f"cd above; {change}", f"{MADE}; {NEXT}"]) for change in CHANGES},
     "a missing directory": ("", [], ["mkdir above", "mkdir above/hooks.d", A]),
-    "a directory that comes and goes": ("", [], [MADE, "rm -r above"] * 5),
+    "a directory that is created and removed": ("", [], [MADE, "rm -r above"] * 5),
     "what happens elsewhere above": (MADE, ["echo x > above/other", "mkdir another"], [A]),
     "reading": (f"{MADE}; {A}", ["cat above/hooks.d/a.json; ls above/hooks.d"], [A]),
     "a directory that links lead to": ("mkdir first second above; ln -s $PWD/first above/hooks.d", [], AFTER_LINKS),
     "a file that a link points to": (TO_NOTHING, ["echo x > elsewhere/other"], ["echo x > elsewhere/real"] * 2),
     "links in a ring": (RING, [], [NEXT]),
 }
-"""The initial state, the changes that are not seen then, and those that are, each by itself."""
+"""The initial state, the changes that are not seen, and those that are, one after another."""
 
 
 @pytest.mark.parametrize(("setup", "unseen", "changes"), PLACES.values(), ids=PLACES.keys())
-async def test_change_that_matters_is_seen_and_no_other(
+async def test_only_relevant_changes_are_seen(
     tmp_path: Path, watcher: Watcher, setup: str, unseen: list[str], changes: list[str]
 ) -> None:
     do(tmp_path, setup)
@@ -98,7 +98,7 @@ async def test_change_that_matters_is_seen_and_no_other(
         await settled(watcher)
 
 
-async def test_more_changes_than_the_kernel_keeps_are_seen(folder: Path, watcher: Watcher) -> None:
+async def test_changes_above_kernel_queue_limit_are_seen(folder: Path, watcher: Watcher) -> None:
     folder.mkdir(parents=True)
     with no_descriptors():
         watcher.arm()

@@ -1,4 +1,4 @@
-"""A scripted HTTP/2 server on a unix socket: after its SETTINGS it does what a test says, frame by frame."""
+"""A scripted HTTP/2 server on a unix socket: after its SETTINGS, a test controls it frame by frame."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ class Connection:
                     return frame
             try:
                 data = await self._reader.read(2**16)
-            except ConnectionResetError:  # closed while bytes of ours were unread
+            except ConnectionResetError:  # closed with unread bytes of ours
                 data = b""
             if not data:
                 raise EOFError
@@ -69,7 +69,7 @@ class Server:
         self.accepted += 1
         connection = Connection(reader, writer)
         self.open.append(connection)
-        with suppress(EOFError):  # it left at once
+        with suppress(EOFError):  # it closed immediately
             if self._begins:
                 await connection.begin(self._settings)
             self._connections.put_nowait(connection)

@@ -37,7 +37,7 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         sock.close()
 
 
-async def test_connections_are_accepted_after_a_pause_per_failure(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_accept_pauses_after_each_shortage_of_descriptors(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     with no_descriptors():
         rig.acceptor.start()
         await until(lambda: len(caplog.records) == 2)
@@ -47,7 +47,7 @@ async def test_connections_are_accepted_after_a_pause_per_failure(rig: Rig, capl
     rig.acceptor.stop()
 
 
-async def test_stop_during_the_pause_accepts_no_more(rig: Rig) -> None:
+async def test_stop_during_pause_accepts_no_more(rig: Rig) -> None:
     with no_descriptors():
         rig.acceptor.accept()
     rig.acceptor.stop()
@@ -55,7 +55,7 @@ async def test_stop_during_the_pause_accepts_no_more(rig: Rig) -> None:
     assert not rig.accepted
 
 
-async def test_accept_takes_one_batch_of_waiting_clients(rig: Rig) -> None:
+async def test_accept_is_limited_to_one_batch(rig: Rig) -> None:
     counts = []
     for _ in range(3):
         rig.acceptor.accept()

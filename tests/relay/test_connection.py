@@ -1,6 +1,6 @@
-"""Two connections whose bytes flow into each other: order, half-close, back-pressure, and every way to end.
+"""A client and backend connection pair: order, half-close, back-pressure, and every way to end.
 
-The end by a hang-up, with another backend and after the last answer is relay-rules B1 and B9.
+For the end by a hang-up, with another backend and after the last answer, see relay-rules B1 and B9.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import uvloop
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.relay import connection
-from runtimeproxy.relay.connection import HIGH_WATER, LOW_WATER, PIECE_BYTES, Connection, Endpoint, ReadBuffer
+from runtimeproxy.relay.connection import HIGH_WATER, LOW_WATER, QUEUE_ITEM_BYTES, Connection, Endpoint, ReadBuffer
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.hangups import Hangups
 from runtimeproxy.wire.http1 import Send
@@ -67,7 +67,7 @@ class Copy(Connection):
         self.events.append("client ended")
         return self.delays_client_eof
 
-    def client_gone(self) -> None:
+    def client_closed(self) -> None:
         self.events.append("client gone")
 
     def backend_eof(self) -> bool:
@@ -166,8 +166,8 @@ async def test_broken_protocol_ends_both_connections(rig: Rig, side: str) -> Non
 
 @pytest.mark.parametrize("mode", ["read", "passing", "alternating"])
 @pytest.mark.parametrize("slow", ["client", "backend"])
-async def test_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, mode: str) -> None:
-    """What waits stays bounded, and all bytes arrive in order once the slow side reads (fault matrix S7)."""
+async def test_slow_side_pauses_reading_from_other_side(rig: Rig, slow: str, mode: str) -> None:
+    """Queued bytes stay bounded, and all bytes arrive in order once the slow side reads (fault matrix S7)."""
     rig.pair.passing = mode == "passing"
     fast_socket, slow_socket = (rig.backend, rig.client) if slow == "client" else (rig.client, rig.backend)
     data, received = array("I", range(2 * MIB)).tobytes(), bytearray()
@@ -186,8 +186,8 @@ async def test_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, mode
     assert (rig.pair.passed > 0, rig.pair.passed < len(data)) == (mode != "read", mode != "passing")
 
 
-async def test_early_answer_of_a_closed_backend_is_passed_on(rig: Rig) -> None:
-    """Writing to the backend fails, and what it has sent is read (relay-rules C8)."""
+async def test_early_answer_of_closed_backend_is_relayed(rig: Rig) -> None:
+    """Writing to the backend fails, and its earlier bytes are read (relay-rules C8)."""
     rig.backend.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
     rig.backend.close()
     for data in (b"more of the request", b"and more"):
@@ -195,7 +195,7 @@ async def test_early_answer_of_a_closed_backend_is_passed_on(rig: Rig) -> None:
     await rig.ended(rig.client, b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
-async def test_short_writes_count_for_more_than_their_bytes(rig: Rig) -> None:
+async def test_short_writes_count_with_memory_overhead(rig: Rig) -> None:
     """Each queued write costs some hundred bytes of memory."""
     endpoint, writes = rig.pair._client, 0
     while not endpoint.waiting:
@@ -204,11 +204,11 @@ async def test_short_writes_count_for_more_than_their_bytes(rig: Rig) -> None:
     while not endpoint.slow:
         endpoint.write(b"a line\n")
         writes += 1
-    assert writes * PIECE_BYTES <= HIGH_WATER
+    assert writes * QUEUE_ITEM_BYTES <= HIGH_WATER
     assert endpoint.waiting - already == writes * len(b"a line\n")
 
 
-async def test_end_waits_for_a_slow_client(rig: Rig) -> None:
+async def test_backend_eof_waits_for_slow_client(rig: Rig) -> None:
     sent = await rig.send_until_queued(rig.backend)
     rig.backend.close()
     await rig.until("backend ended")
@@ -235,8 +235,8 @@ async def test_delayed_eof_follows_buffered_bytes(rig: Rig) -> None:
 
 @watching
 @pytest.mark.parametrize("first", ["client", "backend", "backend closes"])
-async def test_each_side_of_a_tunnel_ends_by_itself(rig: Rig, first: str) -> None:
-    """A backend that closes its socket ends the client's side too, which need not notice that by itself."""
+async def test_tunnel_sides_end_independently(rig: Rig, first: str) -> None:
+    """A backend that closes its socket ends the client's side, too."""
     rig.pair.survives_backend = True
     if first == "client":
         rig.client.shutdown(socket.SHUT_WR)
@@ -256,7 +256,7 @@ async def test_each_side_of_a_tunnel_ends_by_itself(rig: Rig, first: str) -> Non
     await rig.until("closed")
 
 
-async def test_tunnel_closes_after_a_slow_backend_has_everything(rig: Rig) -> None:
+async def test_tunnel_closes_after_slow_backend_received_all_bytes(rig: Rig) -> None:
     rig.pair.survives_backend = True
     rig.backend.shutdown(socket.SHUT_WR)
     await rig.until("backend ended")
@@ -268,32 +268,32 @@ async def test_tunnel_closes_after_a_slow_backend_has_everything(rig: Rig) -> No
     await rig.until("closed")
 
 
-async def test_client_is_paused_while_held_or_backend_is_slow(rig: Rig) -> None:
-    rig.pair.hold_client(True)
+async def test_client_is_paused_on_request_or_when_backend_is_slow(rig: Rig) -> None:
+    rig.pair.pause_client(True)
     rig.client.send(b"z")
     await asyncio.sleep(0.02)
     with pytest.raises(BlockingIOError):
         rig.backend.recv(1)
-    rig.pair.hold_client(False)
+    rig.pair.pause_client(False)
     sent = 1 + await rig.fill(rig.client)
-    rig.pair.hold_client(True)
-    rig.pair.hold_client(False)
+    rig.pair.pause_client(True)
+    rig.pair.pause_client(False)
     await asyncio.sleep(0.02)
     with pytest.raises(BlockingIOError):
         rig.client.send(b"more")
-    rig.pair.hold_client(True)
+    rig.pair.pause_client(True)
     reading = asyncio.create_task(rig.read_to_end(rig.backend))
     await until(lambda: not rig.pair._backend.waiting)
     rig.client.shutdown(socket.SHUT_WR)
     await asyncio.sleep(0.02)
     assert not rig.pair.events, "its EOF follows bytes that are not read"
-    rig.pair.hold_client(False)
+    rig.pair.pause_client(False)
     assert await reading == sent
 
 
 @watching
 @pytest.mark.parametrize("half_closed", ["no", "EOF passed", "EOF delayed"])
-async def test_client_that_hangs_up_ends_the_backend(rig: Rig, half_closed: str) -> None:
+async def test_client_hangup_ends_backend(rig: Rig, half_closed: str) -> None:
     """The EOF of a hang-up is not that of a half-close: a request that it began does not count as one that was cut."""
     rig.pair.delays_client_eof = half_closed == "EOF delayed"
     rig.client.send(b"last request")
@@ -324,8 +324,8 @@ async def send_until_refused(sock: socket.socket) -> int:
 @watching
 @pytest.mark.parametrize("bulk", [False, True], ids=["read", "passing"])
 @pytest.mark.parametrize("paused", [True, False])
-async def test_idle_backend_notices_that_the_client_closed(rig: Rig, paused: bool, bulk: bool) -> None:
-    """The client's bytes come first; without the proxy, the backend would see EPIPE."""
+async def test_idle_backend_write_fails_when_client_closed(rig: Rig, paused: bool, bulk: bool) -> None:
+    """The client's bytes precede the end; without the proxy, the backend would see EPIPE."""
     rig.pair.passing = bulk
     sent = await rig.fill(rig.client) if paused else 0
     sent += await rig.send_until_queued(rig.client)
@@ -348,7 +348,7 @@ async def test_connection_ends_when_both_sides_have_closed(rig: Rig) -> None:
     await rig.until("closed")
 
 
-async def test_backend_is_read_without_a_watch_for_hang_ups(rig: Rig) -> None:
+async def test_backend_is_read_without_hangup_watch(rig: Rig) -> None:
     await rig.fill(rig.client)
     rig.client.close()
     for _ in range(64):
@@ -356,7 +356,7 @@ async def test_backend_is_read_without_a_watch_for_hang_ups(rig: Rig) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_new_backend_replaces_one_that_ended(rig: Rig) -> None:
+async def test_ended_backend_is_replaced(rig: Rig) -> None:
     """The client was paused because of the first one."""
     rig.pair.survives_backend = True
     await rig.fill(rig.client)
@@ -374,10 +374,10 @@ async def test_new_backend_replaces_one_that_ended(rig: Rig) -> None:
     first.close()
 
 
-async def test_client_sees_the_end_after_the_last_answer(rig: Rig) -> None:
-    """What it still sends is dropped: a client that cannot send may never read the answer."""
+async def test_finished_client_gets_eof_after_last_answer(rig: Rig) -> None:
+    """Its later bytes are dropped: a client that cannot send may never read the answer."""
     await rig.fill(rig.client)
-    rig.pair.hold_client(True)
+    rig.pair.pause_client(True)
     rig.pair.to_client.append(b"last answer")
     rig.pair.finish_client()
     await rig.ended(rig.client, b"last answer")
@@ -414,9 +414,9 @@ async def test_shut_client_loses_nothing_and_sends_no_more(rig: Rig) -> None:
     assert "closed" in rig.pair.events
 
 
-async def test_client_with_unread_bytes_sees_the_answer_and_eof(rig: Rig) -> None:
+async def test_client_with_unread_bytes_gets_answer_and_eof(rig: Rig) -> None:
     """The backend has answered early and closed: no reset follows the answer (relay-rules C8)."""
-    rig.pair.hold_client(True)
+    rig.pair.pause_client(True)
     rig.client.send(b"z" * 100_000)
     rig.backend.send(b"no")
     rig.backend.close()
@@ -439,7 +439,7 @@ class Reading:
     def drained(self, endpoint: Endpoint) -> None: ...
 
 
-def test_peer_that_resets_is_read_to_end_on_uvloop() -> None:
+def test_reset_peer_is_read_to_eof_on_uvloop() -> None:
     """It closed with unread bytes: uvloop stops polling its socket after the first read (fault matrix B1)."""
 
     async def run() -> None:

@@ -1,6 +1,6 @@
-"""Connecting: a full backlog is waited for, an absent listener fails at once (relay-rules A12).
+"""Connecting: a full backlog is waited for, an absent listener fails immediately (relay-rules A12).
 
-Also who may be at the other end of a hook server's socket (fault matrix X6).
+Also which users may serve a hook server's socket (fault matrix X6).
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def fill_backlog(path: str) -> list[socket.socket]:
 
 
 def scarce(number: int, times: int) -> Callable[[str], socket.socket | None]:
-    """Return a dialler that fails so many times for want of a resource."""
+    """Return a dialler that fails ``times`` times for lack of a resource."""
     failures = [OSError(number, "scarce")] * times
 
     def dialler(path: str) -> socket.socket | None:
@@ -88,14 +88,14 @@ FAULTS = {
     "file": ("rm l.sock; touch l.sock", NO_SOCKET),
     "another user": (f"chown {NOBODY}:{NOBODY} l.sock", f"{{path}} belongs to user {NOBODY}: run the hook"),
 }
-"""Who else may be able to write in a directory is tested in test_listener.py."""
+"""Directories that other users can write in are tested in test_listener.py."""
 
 
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [pytest.param(*row, id=fault, marks=as_root if fault == "another user" else ()) for fault, row in FAULTS.items()],
 )
-def test_socket_that_others_could_make_is_not_dialled(served: Path, spoil: str, text: str) -> None:
+def test_socket_that_others_can_replace_is_not_dialled(served: Path, spoil: str, text: str) -> None:
     subprocess.run(["sh", "-ec", spoil], cwd=served.parent, check=True)
     with pytest.raises(UntrustedSocket, match=re.escape(text.format(folder=served.parent, path=served))):
         dial_trusted(str(served))
@@ -118,7 +118,7 @@ def test_socket_of_root_with_another_listener_is_refused(tmp_path: Path) -> None
             assert accepted.recv(1) == b""
 
 
-def test_missing_listener_is_not_distrusted(served: Path) -> None:
+def test_missing_listener_raises_os_error(served: Path) -> None:
     for path in (served.with_name("other.sock"), served.parent / "none" / "hooks.sock"):
         with pytest.raises(FileNotFoundError):
             dial_trusted(str(path))
@@ -127,7 +127,7 @@ def test_missing_listener_is_not_distrusted(served: Path) -> None:
 
 
 @pytest.mark.parametrize("above", [0o755, 0o1777])
-def test_socket_of_our_own_in_a_directory_of_our_own_is_trusted(served: Path, above: int) -> None:
+def test_own_socket_in_own_directory_is_trusted(served: Path, above: int) -> None:
     """The mode of the directory above does not count. A full backlog is reported."""
     served.parent.parent.chmod(above)
     made = dial_trusted(str(served))

@@ -1,4 +1,4 @@
-"""The drain of a front in virtual time: what is waited for, in which order, how long, and what is logged."""
+"""The drain of a front in virtual time: what it waits for, in which order, how long, and what it logs."""
 
 import asyncio
 import logging
@@ -6,11 +6,11 @@ import logging
 import pytest
 
 from runtimeproxy.relay import drain
-from runtimeproxy.relay.drain import ANSWER_SECONDS, NOTICE_SECONDS, PARTING_SECONDS, Drain, Unfinished, answers_ended
+from runtimeproxy.relay.drain import ANSWER_SECONDS, CLOSE_SECONDS, NOTICE_SECONDS, Drain, Unfinished, answers_ended
 from tests.fakes.clock import virtual_time
 
-LOOKS_SECONDS = 5 * drain.LOOK_SECONDS
-"""Most seconds that a drain takes longer than the event that ends it."""
+POLLS_SECONDS = 5 * drain.POLL_SECONDS
+"""Most seconds between the end of a drain and the event that ends it."""
 
 
 class Connection:
@@ -49,7 +49,7 @@ CUT_OFF = f"{ANSWERED}; cut off are streams: 2, connections: 2"
 CUT_ONE = f"{ANSWERED}; cut off are connections: 1"
 CUT_ANSWER = f"{ANSWERED}; cut off are answers that have begun: 1, connections: 2"
 CUT_CALL = "cut off are calls: 1, held calls at work: 1, connections: 1"
-PARTED, LATE = NOTICE_SECONDS + PARTING_SECONDS, NOTICE_SECONDS + PARTING_SECONDS / 2
+PARTED, LATE = NOTICE_SECONDS + CLOSE_SECONDS, NOTICE_SECONDS + CLOSE_SECONDS / 2
 DRAINS: dict[str, tuple[list[dict[str, int]], dict[str, float], float, str]] = {
     "no connection": ([], {}, 0, ANSWERED),
     "idle client": ([{}], {}, NOTICE_SECONDS, CUT_ONE),
@@ -67,13 +67,13 @@ DRAINS: dict[str, tuple[list[dict[str, int]], dict[str, float], float, str]] = {
 
 @pytest.mark.parametrize(("work", "events", "seconds", "reason"), DRAINS.values(), ids=DRAINS)
 @virtual_time
-async def test_drain_ends(
+async def test_drain_ends_with_reason(
     caplog: pytest.LogCaptureFixture, work: list[dict[str, int]], events: dict[str, float], seconds: float, reason: str
 ) -> None:
     caplog.set_level(logging.INFO)
     loop, connections, signal = asyncio.get_running_loop(), set[Connection](), asyncio.Event()
-    tasks: set[object] = {"a held call" for each in work if "tasks" in each}
-    made = [Connection(connections, **{key: each[key] for key in each if key != "tasks"}) for each in work]
+    tasks: set[object] = {"a held call" for entry in work if "tasks" in entry}
+    made = [Connection(connections, **{key: entry[key] for key in entry if key != "tasks"}) for entry in work]
     limit = events.get("limit", 60.0)
     if "finish" in events:
         loop.call_later(events["finish"], made[0].finish)
@@ -83,7 +83,7 @@ async def test_drain_ends(
     if "close" in events:
         loop.call_later(events["close"], connections.clear)
     await Drain(connections, tasks).run(limit, signal)
-    assert seconds <= loop.time() + 1e-6 < seconds + LOOKS_SECONDS
+    assert seconds <= loop.time() + 1e-6 < seconds + POLLS_SECONDS
     first, last = caplog.messages
     assert first.startswith(f"draining for at most {limit} s; waiting for ")
     assert first.endswith("nothing") == (not work)
@@ -105,25 +105,25 @@ async def test_later_connection_is_drained_too() -> None:
     loop.call_later(2, connections.add, late)
     loop.call_later(5, late.finish)
     await Drain(connections, set()).run(60, asyncio.Event())
-    assert loop.time() == pytest.approx(5, abs=LOOKS_SECONDS)
+    assert loop.time() == pytest.approx(5, abs=POLLS_SECONDS)
     assert late.refused
 
 
 @virtual_time
-async def test_begun_answers_are_waited_for_while_all_are_served() -> None:
+async def test_answers_in_progress_end_before_drain() -> None:
     """Calls, endless streams, and answers that begin later are not waited for."""
     loop, connections, signal = asyncio.get_running_loop(), set[Connection](), asyncio.Event()
     await answers_ended(connections, 60, signal)
     assert loop.time() == 0
-    answer, gone = Connection(connections, answers=1), Connection(connections, answers=1)
+    answer, closed = Connection(connections, answers=1), Connection(connections, answers=1)
     Connection(connections, calls=1, streams=1)
-    loop.call_later(1, connections.discard, gone)
+    loop.call_later(1, connections.discard, closed)
     loop.call_later(2, lambda: Connection(connections, answers=1))
     loop.call_later(3, answer.finish)
     await answers_ended(connections, 60, signal)
-    assert loop.time() == pytest.approx(3, abs=LOOKS_SECONDS)
+    assert loop.time() == pytest.approx(3, abs=POLLS_SECONDS)
     assert not any(connection.refused for connection in connections)
     for _ in ("its time", "a signal"):
         await answers_ended(connections, 2, signal)
-        assert loop.time() == pytest.approx(5, abs=LOOKS_SECONDS)
+        assert loop.time() == pytest.approx(5, abs=POLLS_SECONDS)
         signal.set()

@@ -1,4 +1,4 @@
-"""What runs on the event loop: batches of calls, deadlines, fibers, and work in daemon threads."""
+"""Batches of calls, deadlines and fibers on the event loop, and work in daemon threads."""
 
 import asyncio
 import gc
@@ -16,7 +16,7 @@ from runtimeproxy.relay.eventloop import Batch, Deadline, Deadlines, Fiber, Pend
 from tests.fakes.clock import virtual_time
 
 
-def test_writes_follow_the_last_call_and_followers_the_writes() -> None:
+def test_batch_defers_writes_and_then_followers() -> None:
     batch, done = Batch(), list[str]()
 
     def follow(name: str, next_name: str) -> None:
@@ -25,7 +25,7 @@ def test_writes_follow_the_last_call_and_followers_the_writes() -> None:
             done.append(f"{next_name} later")
 
     writes = {socket: partial(done.append, f"write {socket}") for socket in "xy"}
-    for name, socket in batch.each(deque(["ax", "by", "cy"])):
+    for name, socket in batch.iterate(deque(["ax", "by", "cy"])):
         done.append(name)
         if not batch.defers(writes[socket]):
             writes[socket]()
@@ -36,11 +36,11 @@ def test_writes_follow_the_last_call_and_followers_the_writes() -> None:
     assert not batch.defers(writes["x"])
 
 
-def test_error_of_a_call_loses_no_write_of_others() -> None:
+def test_batch_writes_remain_when_call_raises() -> None:
     batch, done = Batch(), list[str]()
 
     def divide() -> None:
-        for call in batch.each(deque([1, 0, 1])):
+        for call in batch.iterate(deque([1, 0, 1])):
             batch.defers(partial(done.append, f"write of {1 / call:.0f}"))
 
     with pytest.raises(ZeroDivisionError):
@@ -50,7 +50,7 @@ def test_error_of_a_call_loses_no_write_of_others() -> None:
 
 
 @virtual_time
-async def test_deadlines_are_called_in_time_and_order_by_one_timer() -> None:
+async def test_deadlines_are_called_in_order_by_one_timer() -> None:
     """A cancelled one is not called, also if another callback cancels it, earlier or at the same time."""
     loop, deadlines, called = asyncio.get_running_loop(), Deadlines(), list[tuple[float, str]]()
 
@@ -115,17 +115,17 @@ async def test_fiber_resumes_inside_its_awaitable() -> None:
     assert steps[3:] == [2, "begun", KeyError]
     with pytest.raises(KeyError):
         await made
-    assert fiber(noted(steps, first)).result() == "ended", "a result that is set is not waited for"
+    assert fiber(noted(steps, first)).result() == "ended", "an available result is not waited for"
 
 
-async def test_fiber_awaits_all_that_a_task_awaits() -> None:
+async def test_fiber_awaits_same_awaitables_as_task() -> None:
     future = asyncio.get_running_loop().create_future()
-    made = [fiber(noted([], one)) for one in (asyncio.create_task(asyncio.sleep(0)), asyncio.sleep(0), future)]
-    assert not any(one.done() for one in made)
+    made = [fiber(noted([], item)) for item in (asyncio.create_task(asyncio.sleep(0)), asyncio.sleep(0), future)]
+    assert not any(item.done() for item in made)
     future.set_result(None)
     assert await asyncio.gather(*made) == ["ended"] * 3
     awaited = pending(), pending()
-    tasks = asyncio.gather(*(noted([], one) for one in awaited), return_exceptions=True)
+    tasks = asyncio.gather(*(noted([], item) for item in awaited), return_exceptions=True)
     await asyncio.sleep(0)
     awaited[0].set_result(1)
     awaited[1].set_exception(KeyError())
@@ -134,7 +134,7 @@ async def test_fiber_awaits_all_that_a_task_awaits() -> None:
 
 
 @pytest.mark.parametrize("error", [TimeoutError, asyncio.CancelledError])
-async def test_interruption_is_raised_where_a_fiber_waits(error: type[BaseException]) -> None:
+async def test_interruption_is_raised_at_await_of_fiber(error: type[BaseException]) -> None:
     steps, awaited = Steps(), pending()
     made = fiber(noted(steps, awaited))
     made.interrupt(error())
@@ -148,7 +148,7 @@ async def test_interruption_is_raised_where_a_fiber_waits(error: type[BaseExcept
 
 
 @virtual_time
-async def test_awaited_task_ends_before_the_fiber_is_interrupted() -> None:
+async def test_awaited_task_ends_before_fiber_is_interrupted() -> None:
     """The task that calls the runtime must handle its own cancellation first."""
     steps = Steps()
     made = fiber(noted(steps, asyncio.create_task(noted(steps, asyncio.sleep(60)))))
@@ -159,7 +159,7 @@ async def test_awaited_task_ends_before_the_fiber_is_interrupted() -> None:
     assert steps == ["begun", "begun", asyncio.CancelledError, TimeoutError]
 
 
-async def test_fiber_is_not_resumed_by_what_it_no_longer_awaits() -> None:
+async def test_fiber_ignores_awaitable_from_before_interruption() -> None:
     loop, faults = asyncio.get_running_loop(), []
     loop.set_exception_handler(lambda _, context: faults.append(context))
     done = loop.create_future()
@@ -170,7 +170,7 @@ async def test_fiber_is_not_resumed_by_what_it_no_longer_awaits() -> None:
     assert (type(interrupted.exception()), faults) == (KeyError, [])
 
 
-async def test_interruption_from_inside_is_raised_at_the_next_wait() -> None:
+async def test_interruption_from_inside_is_raised_at_next_await() -> None:
     steps = Steps()
     made: Fiber[Any] = Fiber(loop=asyncio.get_running_loop())
 
@@ -209,7 +209,7 @@ async def test_error_is_freed_when_its_fiber_ends(raised_by: str) -> None:
     assert freed() is None
 
 
-async def test_daemon_thread_returns_a_result_or_error() -> None:
+async def test_daemon_thread_returns_result_or_error() -> None:
     ran, gate, faults = threading.Event(), threading.Event(), list[object]()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: faults.append(context))
@@ -225,7 +225,7 @@ async def test_daemon_thread_returns_a_result_or_error() -> None:
     assert faults == [], "the end of abandoned work is not reported"
 
 
-def test_end_of_the_loop_waits_for_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_end_waits_for_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, faults = threading.Event(), list[object]()
     monkeypatch.setattr(threading, "excepthook", faults.append)
 

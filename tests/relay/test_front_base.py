@@ -1,4 +1,4 @@
-"""What all fronts do with clients: pair them immediately or later, or report an unavailable backend; the drain."""
+"""The base of all fronts: pairing clients immediately or later, reporting an unavailable backend, and the drain."""
 
 import asyncio
 import logging
@@ -79,8 +79,8 @@ class Rig:
         return self.backend()
 
     def events(self) -> list[tuple[str | None, ...]]:
-        found = shown_of(self.front.metrics.events)
-        return [(event["kind"], event.get("reason"), event.get("text")) for event in found]
+        events = shown_of(self.front.metrics.events)
+        return [(event["kind"], event.get("reason"), event.get("text")) for event in events]
 
     def count(self, name: str) -> float:
         return self.front.metrics.total(name)
@@ -89,7 +89,7 @@ class Rig:
 @pytest.fixture
 async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     monkeypatch.setattr(drain, "NOTICE_SECONDS", 0.01)
-    monkeypatch.setattr(drain, "PARTING_SECONDS", 0.01)
+    monkeypatch.setattr(drain, "CLOSE_SECONDS", 0.01)
     made = Rig(str(tmp_path / "backend.sock"))
     yield made
     await made.front.drain(0)
@@ -104,7 +104,7 @@ def fail_dials(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None
 
 
 @pytest.mark.parametrize("full", [False, True])
-async def test_client_is_paired_when_the_backlog_has_room(rig: Rig, full: bool) -> None:
+async def test_client_is_paired_when_backlog_has_room(rig: Rig, full: bool) -> None:
     queued = rig.fill() if full else 0
     client = rig.client(b"request")
     assert rig.count("connections") == (not full)
@@ -140,7 +140,7 @@ async def test_unreachable_backend_is_reported_with_its_cause(
     assert f"is not reachable ({why}): check --remote-runtime-service-endpoint" in line
 
 
-async def test_checks_of_the_backend_leave_no_connection(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_backend_checks_leave_no_connection(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     path = rig.front.backend_endpoint
     assert rig.front.backend_fault() == ""
     assert await read(rig.backend()) == b""
@@ -172,7 +172,7 @@ async def test_reachable_backend_is_reported_once(rig: Rig, caplog: pytest.LogCa
     assert rig.events() == [("runtime_lost", "unreachable", "Connection refused"), ("runtime_back", None, None)]
 
 
-async def test_lack_of_descriptors_is_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dial_waits_while_descriptors_are_short(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_base, "SCARCE_RETRY_SECONDS", 0.01)
     fail_dials(monkeypatch, min(front_base.SCARCE), 3)
     rig.client(b"request")
@@ -181,7 +181,7 @@ async def test_lack_of_descriptors_is_waited_for(rig: Rig, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("lost", [False, True])
-async def test_drain_answers_a_request_that_is_not_paired(rig: Rig, lost: bool) -> None:
+async def test_drain_answers_request_of_unpaired_client(rig: Rig, lost: bool) -> None:
     queued = rig.fill()
     client = rig.client(b"request")
     draining = asyncio.create_task(rig.front.drain(LONG_SECONDS))
@@ -199,30 +199,30 @@ async def test_drain_answers_a_request_that_is_not_paired(rig: Rig, lost: bool) 
     await asyncio.wait_for(draining, SECONDS)
 
 
-@pytest.mark.parametrize("leaves", [False, True])
-async def test_drain_does_not_wait_for_a_client_without_requests(rig: Rig, leaves: bool) -> None:
-    """No request is lost on its way either: the client's send fails."""
+@pytest.mark.parametrize("disconnects", [False, True])
+async def test_drain_does_not_wait_for_unpaired_client_without_request(rig: Rig, disconnects: bool) -> None:
+    """No request is lost in flight: the client's send fails."""
     rig.client(), rig.backend()
     (paired,) = rig.front.connections
     rig.front.unfinished_of_each = Unfinished(calls=1)
     rig.fill()
     client = rig.client()
     (unpaired,) = rig.front.connections - {paired}
-    if leaves:
+    if disconnects:
         client.close()
     draining = asyncio.create_task(rig.front.drain(LONG_SECONDS))
     await until(lambda: unpaired._shut)  # type: ignore[attr-defined]
-    if not leaves:
+    if not disconnects:
         with pytest.raises(BrokenPipeError):
             client.send(b"request")
     assert not draining.done()
     rig.front.unfinished_of_each = Unfinished()
     await asyncio.wait_for(draining, SECONDS)
     assert rig.front.connections == {paired}
-    assert leaves or await read(client) == b""
+    assert disconnects or await read(client) == b""
 
 
-async def test_drain_cancels_what_does_not_finish(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_drain_cancels_unfinished_tasks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_base, "CANCEL_SECONDS", 0.03)
     rig.fill()
     client, freed = rig.client(), asyncio.Event()
@@ -236,7 +236,7 @@ async def test_drain_cancels_what_does_not_finish(rig: Rig, monkeypatch: pytest.
 
     endless, uncancelled = asyncio.create_task(asyncio.sleep(LONG_SECONDS)), asyncio.create_task(stubborn())
     for task in (endless, uncancelled):
-        rig.front.keep(task)
+        rig.front.add_task(task)
     await asyncio.sleep(0)
     await asyncio.wait_for(rig.front.drain(0.02), SECONDS)
     assert endless.cancelled()

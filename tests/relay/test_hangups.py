@@ -1,4 +1,4 @@
-"""Which peers have closed their socket, on real socket pairs: a half-close does not count (relay-rules B1)."""
+"""Hang-ups on real socket pairs: a half-close is not one (relay-rules B1)."""
 
 import asyncio
 import socket
@@ -23,13 +23,13 @@ def reported() -> list[str]:
 
 
 async def settled(reported: list[str], *names: str) -> None:
-    """Wait until these are reported, and check that there are no others."""
+    """Wait until these hang-ups are reported, and check that no others are."""
     await until(lambda: reported == list(names))
     await asyncio.sleep(0.01)
     assert reported == list(names)
 
 
-async def test_full_close_is_reported_once_and_a_half_close_is_not(hangups: Hangups, reported: list[str]) -> None:
+async def test_close_is_reported_once_and_half_close_is_not(hangups: Hangups, reported: list[str]) -> None:
     near, far = socket.socketpair()
     with near:
         hangups.watch(near, lambda: reported.append("first"))
@@ -43,7 +43,7 @@ async def test_full_close_is_reported_once_and_a_half_close_is_not(hangups: Hang
         assert near.recv(20) == b"last words", "the bytes are not lost"
 
 
-async def test_reused_descriptor_is_another_socket(hangups: Hangups, reported: list[str]) -> None:
+async def test_reused_descriptor_is_watched_as_new_socket(hangups: Hangups, reported: list[str]) -> None:
     near, far = socket.socketpair()
     hangups.watch(near, lambda: reported.append("first"))
     for _ in range(2):
@@ -60,17 +60,17 @@ async def test_reused_descriptor_is_another_socket(hangups: Hangups, reported: l
         await settled(reported, "second")
 
 
-async def test_peer_forgotten_by_another_callback_is_not_reported(hangups: Hangups, reported: list[str]) -> None:
+async def test_peer_forgotten_by_earlier_callback_is_not_reported(hangups: Hangups, reported: list[str]) -> None:
     """Both hang up within one iteration of the loop, and the first callback closes the second socket."""
     pairs = [socket.socketpair() for _ in range(2)]
 
-    def hung_up(other: socket.socket) -> None:
+    def hung_up(second: socket.socket) -> None:
         reported.append("one of both")
-        hangups.forget(other)
-        other.close()
+        hangups.forget(second)
+        second.close()
 
     for number, (near, _) in enumerate(pairs):
-        hangups.watch(near, lambda other=pairs[1 - number][0]: hung_up(other))  # type: ignore[misc]
+        hangups.watch(near, lambda second=pairs[1 - number][0]: hung_up(second))  # type: ignore[misc]
     for _, far in pairs:
         far.close()
     await settled(reported, "one of both")

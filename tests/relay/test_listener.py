@@ -1,4 +1,4 @@
-"""The listening socket: one owner, the right mode at every moment, nothing else touched; systemd's sockets.
+"""The listening socket: one owner, its mode at every moment, untouched files of others; systemd's sockets.
 
 That is fault matrix P4, P6 and X5, promise 17.
 """
@@ -81,7 +81,7 @@ def nobodys_folder() -> Iterator[str]:
             os.seteuid(us)
 
 
-def test_listener_replaces_a_stale_socket_and_removes_its_own(folder: Path) -> None:
+def test_listener_replaces_stale_socket_and_removes_its_own(folder: Path) -> None:
     longest = folder / ("n" * (107 - len(os.fsencode(folder)) - 1))
     for path in (folder / "a.sock", longest):
         bind(path).close()  # as a killed process leaves it
@@ -96,7 +96,7 @@ def test_listener_replaces_a_stale_socket_and_removes_its_own(folder: Path) -> N
 
 
 @pytest.mark.parametrize(("mode", "umask"), [(0o600, 0), (0o660, 0o022), (0o666, 0o777)])
-def test_mode_is_the_configured_one_whatever_the_umask(folder: Path, mode: int, umask: int) -> None:
+def test_socket_mode_is_independent_of_umask(folder: Path, mode: int, umask: int) -> None:
     before = os.umask(umask)
     try:
         listener = listen(str(folder / "a.sock"), mode=mode)
@@ -118,11 +118,11 @@ listen(sys.argv[1], mode=int(sys.argv[2], 8), group=sys.argv[3]).close()
 @pytest.mark.slow
 @pytest.mark.tool("strace")
 @pytest.mark.parametrize("mode", [0o600, 0o660])
-def test_mode_is_never_wider_even_between_two_system_calls(folder: Path, mode: int) -> None:
+def test_socket_mode_is_never_wider_between_system_calls(folder: Path, mode: int) -> None:
     path, seen = folder / "a.sock", set[int]()
     command = ["strace", "-f", "-qq", "-e", f"trace={SLOWED_CALLS}", "-e", f"inject={SLOWED_CALLS}:delay_exit=50000"]
     command += [sys.executable, "-c", SLOW_START, str(path), oct(mode), str(os.getgid())]
-    for _ in range(5):  # a busy machine may not let us look between two system calls
+    for _ in range(5):  # on a busy machine no check may fall between two system calls
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             while process.poll() is None:
                 with contextlib.suppress(FileNotFoundError):
@@ -148,10 +148,10 @@ time.sleep(float(sys.argv[2]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "free"), [(0.3, True), (30.0, False)])
-def test_child_of_a_killed_proxy_is_waited_for(
+def test_start_waits_for_child_of_killed_proxy(
     folder: Path, seconds: float, free: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has the socket until it notices the end of its parent."""
+    """It listens until it notices the end of its parent."""
     monkeypatch.setattr(listener_module, "ORPHAN_SECONDS", 20.0 if free else 0.1)
     command = [sys.executable, "-c", KILLED, str(folder / "a.sock"), str(seconds)]
     with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as killed:
@@ -196,21 +196,21 @@ PATHS = {"in": "in/a.sock", "above": "above/in/a.sock"}
 
 
 @pytest.mark.parametrize(("name", "make", "words"), OBSTACLES.values(), ids=OBSTACLES)
-def test_obstacle_is_named_and_not_touched(folder: Path, name: str, make: Callable[[Path], object], words: str) -> None:
-    def found() -> dict[Path, int]:
+def test_obstacle_is_reported_and_stays(folder: Path, name: str, make: Callable[[Path], object], words: str) -> None:
+    def inodes() -> dict[Path, int]:
         lock = folder / "a.sock.lock"
         return {path: path.lstat().st_ino for path in folder.rglob("*") if path != lock}
 
     sockets = make(folder / name)
-    before = found()
+    before = inodes()
     with pytest.raises(ConfigError, match=words):
         listen(str(folder / PATHS.get(name, "a.sock")))
-    assert found() == before
+    assert inodes() == before
     for sock in sockets if isinstance(sockets, list) else ():
         sock.close()
 
 
-def test_bad_setting_is_named() -> None:
+def test_bad_setting_is_reported() -> None:
     for path, group, words in (
         ("a.sock", None, "is not an absolute path; set --admin-endpoint"),
         ("/run/" + "n" * 103, None, "is longer than 107 bytes"),
@@ -222,10 +222,10 @@ def test_bad_setting_is_named() -> None:
 
 GROUP = 12345 if os.geteuid() == 0 else os.getegid()
 """The socket's group; only root can set a group that it is not in, and the group need not exist."""
-OTHERS = [12346] if os.geteuid() == 0 else []
+OTHER_GROUPS = [12346] if os.geteuid() == 0 else []
 
 
-def test_group_may_enter_a_created_directory(tmp_path: Path) -> None:
+def test_group_can_enter_created_directory(tmp_path: Path) -> None:
     group = grp.getgrgid(os.getgid())
     for spelling in (group.gr_name, str(group.gr_gid)):
         listener = listen(str(tmp_path / spelling / "a.sock"), mode=0o660, group=spelling)
@@ -234,7 +234,7 @@ def test_group_may_enter_a_created_directory(tmp_path: Path) -> None:
         listener.close()
 
 
-def test_created_directories_are_ours_whatever_the_umask(folder: Path) -> None:
+def test_created_directory_modes_are_independent_of_umask(folder: Path) -> None:
     (folder / "link").symlink_to(".")
     before = os.umask(0)
     try:
@@ -244,12 +244,12 @@ def test_created_directories_are_ours_whatever_the_umask(folder: Path) -> None:
     assert [mode_of(folder / name) for name in ("x", "x/y", "x/y/z")] == [0o755, 0o755, 0o700]
 
 
-CAN_ENTER = [(0o710, GROUP), *((0o711, group) for group in OTHERS)]
-CANNOT = [(0o740, GROUP), (0o705, GROUP), *((0o750, group) for group in OTHERS)]
+CAN_ENTER = [(0o710, GROUP), *((0o711, group) for group in OTHER_GROUPS)]
+CANNOT = [(0o740, GROUP), (0o705, GROUP), *((0o750, group) for group in OTHER_GROUPS)]
 
 
 @pytest.mark.parametrize(("mode", "group"), CAN_ENTER + CANNOT)
-def test_directory_that_the_group_cannot_enter_is_a_warning(
+def test_directory_closed_to_group_is_logged(
     folder: Path, caplog: pytest.LogCaptureFixture, mode: int, group: int
 ) -> None:
     os.chown(folder, -1, group)
@@ -267,12 +267,12 @@ FOLDERS += [(0o777, 0, 0, OPEN), (0o1777, 0, 0, OPEN)]
 
 
 @pytest.mark.parametrize(("mode", "user", "group", "fault"), FOLDERS)
-def test_directory_that_others_can_write_in_is_a_fault(mode: int, user: int, group: int, fault: str) -> None:
-    found = os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, user, group, 0, 0, 0, 0))
-    assert folder_fault(found, group_id=999) == fault
+def test_directory_writable_for_others_is_refused(mode: int, user: int, group: int, fault: str) -> None:
+    status = os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, user, group, 0, 0, 0, 0))
+    assert folder_fault(status, group_id=999) == fault
 
 
-def test_concurrent_starts_leave_one_listener(folder: Path) -> None:
+def test_concurrent_starts_create_one_listener(folder: Path) -> None:
     path = folder / "a.sock"
     bind(path).close()
 
@@ -290,7 +290,7 @@ def test_concurrent_starts_leave_one_listener(folder: Path) -> None:
     listener.close()
 
 
-def test_withdrawn_socket_serves_earlier_clients_and_is_locked(folder: Path) -> None:
+def test_withdrawn_socket_serves_pending_clients_and_is_locked(folder: Path) -> None:
     path = str(folder / "a.sock")
     listener = listen(path)
     with socket.socket(socket.AF_UNIX) as early, socket.socket(socket.AF_UNIX) as late:
@@ -309,7 +309,7 @@ def test_withdrawn_socket_serves_earlier_clients_and_is_locked(folder: Path) -> 
 
 @pytest.mark.parametrize("handed_over", [False, True])
 @pytest.mark.parametrize("replaced_by", ["", "a file"])
-def test_listener_reports_and_spares_a_file_in_its_place(folder: Path, handed_over: bool, replaced_by: str) -> None:
+def test_listener_reports_and_keeps_replaced_socket(folder: Path, handed_over: bool, replaced_by: str) -> None:
     path = folder / "a.sock"
     listener = Listener(bind(path), str(path)) if handed_over else listen(str(path))
     assert listener.fault() == ""
@@ -361,11 +361,11 @@ class Systemd:
         return sock
 
     def hand_over(self, names: str, *given: socket.socket | IO[str]) -> dict[str, Listener]:
-        for at, each in enumerate(given):
-            assert fcntl.fcntl(each, fcntl.F_DUPFD, 500) == 500 + at
+        for at, descriptor in enumerate(given):
+            assert fcntl.fcntl(descriptor, fcntl.F_DUPFD, 500) == 500 + at
         environ = {"LISTEN_FDS": str(len(given)), "LISTEN_PID": str(os.getpid()), "LISTEN_FDNAMES": names, "OTHER": "1"}
         try:
-            found = inherited(environ)
+            listeners = inherited(environ)
         except ConfigError:
             for at in range(len(given)):
                 with contextlib.suppress(OSError):
@@ -373,7 +373,7 @@ class Systemd:
             raise
         finally:
             assert environ == {"OTHER": "1"}
-        return found
+        return listeners
 
 
 @pytest.fixture
@@ -384,12 +384,12 @@ def systemd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Systemd]:
 
 
 @pytest.mark.parametrize("names", ["runtimeproxy.socket", "admin", "metrics:runtimeproxy:admin"])
-def test_inherited_sockets_serve_by_their_names_and_stay(tmp_path: Path, systemd: Systemd, names: str) -> None:
+def test_inherited_sockets_are_used_by_name_and_remain(tmp_path: Path, systemd: Systemd, names: str) -> None:
     order = names.removesuffix(".socket").split(":")
     given = [systemd.listen(tmp_path / name) for name in order]
-    found = systemd.hand_over(names, *given)
-    assert list(found) == order
-    for name, listener in found.items():
+    listeners = systemd.hand_over(names, *given)
+    assert list(listeners) == order
+    for name, listener in listeners.items():
         assert listener.path == str(tmp_path / name)
         assert not listener.socket.getblocking()
         assert not listener.socket.get_inheritable()
@@ -408,7 +408,7 @@ REFUSED_NAMES = {
 
 
 @pytest.mark.parametrize(("names", "problem"), REFUSED_NAMES.items())
-def test_inherited_sockets_need_their_names(tmp_path: Path, systemd: Systemd, names: str, problem: str) -> None:
+def test_wrong_inherited_names_are_refused(tmp_path: Path, systemd: Systemd, names: str, problem: str) -> None:
     with pytest.raises(ConfigError) as refused:
         systemd.hand_over(names, *(systemd.listen(tmp_path / name) for name in "ab"))
     assert str(refused.value).startswith(problem)
@@ -429,15 +429,15 @@ def test_inherited_descriptor_of_another_kind_is_refused(tmp_path: Path, systemd
 
 
 @pytest.mark.parametrize("mode", [0o660, 0o604])
-def test_inherited_admin_socket_that_others_may_use_is_refused(tmp_path: Path, systemd: Systemd, mode: int) -> None:
+def test_inherited_admin_socket_with_wide_mode_is_refused(tmp_path: Path, systemd: Systemd, mode: int) -> None:
     with pytest.raises(ConfigError) as refused:
         systemd.hand_over("admin", systemd.listen(tmp_path / "0", mode))
     assert str(refused.value) == f"{tmp_path}/0 has the mode {mode:04o}: set SocketMode=0600 in the unit of admin"
 
 
-def test_variables_of_other_processes_are_removed() -> None:
+def test_listen_variables_of_other_processes_are_removed() -> None:
     ours = str(os.getpid())
-    others = [{}, {"LISTEN_FDS": "1"}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_PID": ours}]
-    for environ in (*others, {"LISTEN_FDS": "0", "LISTEN_PID": ours}):
+    ignored = [{}, {"LISTEN_FDS": "1"}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_PID": ours}]
+    for environ in (*ignored, {"LISTEN_FDS": "0", "LISTEN_PID": ours}):
         assert inherited(environ) == {}
         assert environ == {}

@@ -20,13 +20,13 @@ def parse(data: bytes) -> Iterator[tuple[Any, bytes]]:
         at = end
 
 
-def taken(out: list[bytes]) -> list[Any]:
+def clear_frames(out: list[bytes]) -> list[Any]:
     """Return the frames that are ready for the socket, and clear them."""
     frames = [frame for frame, _ in parse(b"".join(out))]
     out.clear()
     return frames
 
 
-def credited(out: list[bytes]) -> list[int]:
+def clear_credits(out: list[bytes]) -> list[int]:
     """Return the increment of each ready WINDOW_UPDATE on stream 0, and clear what is ready."""
-    return [frame.window_increment for frame in taken(out) if frame.stream_id == 0]
+    return [frame.window_increment for frame in clear_frames(out) if frame.stream_id == 0]

@@ -1,4 +1,4 @@
-"""Heads and chunked bodies of HTTP/1.1 in tables: what is accepted and how it is read, what is refused by which rule.
+"""Tables of HTTP/1.1 heads and chunked bodies: accepted ones with their values, refused ones with the broken rule.
 
 The heads of the docker CLI and of cri-dockerd are those of recorded traffic, with other ids, lengths and credentials,
 the framing last; those of the SDK for Python, curl, build sessions and websockets are written as these clients are
@@ -255,7 +255,7 @@ REFUSED_CHUNKED = [
 READ_BY_H11 = {Rule.LINE_END, Rule.FOLDED, Rule.CONTROL, Rule.TARGET, Rule.VERSION, Rule.HOST, Rule.CONTENT_LENGTH}
 READ_BY_H11 |= {Rule.CODING_OF_1_0, Rule.TWO_FRAMINGS, Rule.EXPECT}
 READ_BY_H11 |= {Rule.CHUNK_SIZE, Rule.CHUNK_LINE_BYTES, Rule.TRAILER, Rule.TRAILER_BYTES}
-"""The rules of the list that h11 is milder about; a message that breaks another one is refused by both."""
+"""The rules that h11 does not enforce; both refuse messages that break another one."""
 
 _LINES = ["Content-Length: 5", "content-length:05", "Content-Length: 0", "Content-Length: 5, 5", "Content-Length: +5"]
 _LINES += ["Transfer-Encoding: chunked", "Transfer-Encoding:\tCHUNKED ", "Transfer-Encoding: gzip, chunked"]

@@ -12,7 +12,7 @@ LIMIT = 1000
 
 
 @pytest.mark.parametrize("size", [0, 1, JOINED_BYTES, JOINED_BYTES + 1])
-def test_pieces_are_the_framed_message_and_a_long_one_is_not_copied(size: int) -> None:
+def test_chunks_join_to_message_without_copy_of_long_body(size: int) -> None:
     body = bytes(size)
     chunks = grpc.chunks(body)
     assert b"".join(chunks) == grpc.message(body)
@@ -22,7 +22,7 @@ def test_pieces_are_the_framed_message_and_a_long_one_is_not_copied(size: int) -
 @pytest.mark.parametrize(
     ("framed", "lacks"), [(b"", 5), (b"\0\0\0\0", 1), (b"\0\0\0\0\2", 2), (b"\1\0\0\0\2ab", 0), (b"\0\0\0\0\2ab!", -1)]
 )
-def test_missing_bytes_of_a_message_are_counted(framed: bytes, lacks: int) -> None:
+def test_missing_bytes_of_message_are_counted(framed: bytes, lacks: int) -> None:
     assert grpc.missing(framed) == grpc.missing(bytearray(framed), 2) == lacks
     with pytest.raises(grpc.TooLong, match="longer than the limit"):
         grpc.missing(b"\0\0\0\0\3", 2)
@@ -48,9 +48,7 @@ REFUSED: list[tuple[bytes, bytes, int, str]] = [
 
 
 @pytest.mark.parametrize(("framed", "encoding", "limit", "problem"), REFUSED, ids=lambda value: repr(value)[:40])
-def test_anything_but_one_message_within_the_limit_is_refused(
-    framed: bytes, encoding: bytes, limit: int, problem: str
-) -> None:
+def test_invalid_framed_message_is_refused(framed: bytes, encoding: bytes, limit: int, problem: str) -> None:
     with pytest.raises(WireError, match=problem):
         grpc.open_message(framed, encoding, limit)
 
@@ -60,7 +58,7 @@ READ += [(value, None) for value in (b"", b"S", b"10", b"10s", b"1.5S", b"-1S", 
 
 
 @pytest.mark.parametrize(("value", "seconds"), [*READ, (b"0S", 0), (b"123456789S", None)])
-def test_timeout_is_read_or_malformed(value: bytes, seconds: float | None) -> None:
+def test_timeout_header_is_parsed(value: bytes, seconds: float | None) -> None:
     assert grpc.read_timeout(value) == (seconds if seconds is None else pytest.approx(seconds))
 
 
@@ -69,7 +67,7 @@ WRITTEN += [(100_000.0, b"100000S"), (1e9, b"99999999S"), (0.0, b"1u"), (-3.0, b
 
 
 @pytest.mark.parametrize(("seconds", "value"), WRITTEN)
-def test_timeout_is_written_in_the_finest_unit_that_holds_it(seconds: float, value: bytes) -> None:
+def test_timeout_header_uses_finest_possible_unit(seconds: float, value: bytes) -> None:
     assert grpc.timeout(seconds) == value
 
 

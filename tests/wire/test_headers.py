@@ -49,7 +49,7 @@ def find_path(block: bytes) -> bytes:
 
 
 @given(MARKED, st.booleans(), st.booleans())
-def test_standalone_block_is_read_as_hpack_reads_it(fields: Marked, coded: bool, updated: bool) -> None:
+def test_standalone_block_is_read_like_hpack(fields: Marked, coded: bool, updated: bool) -> None:
     encoder = Encoder()
     encoder.header_table_size = 0
     block = encoder.encode(fields, huffman=coded)
@@ -76,7 +76,7 @@ def test_block_that_is_not_standalone_is_refused(problem: str, blocks: list[byte
         assert not isinstance(caught.value, AmbiguousPath)
 
 
-def test_broken_huffman_is_refused_where_it_is_read_only() -> None:
+def test_broken_huffman_is_refused_only_when_read() -> None:
     block = b"\x00" + string(b"n") + b"\x81\x00"
     headers.check(block)
     with pytest.raises(WireError, match="Huffman"):
@@ -99,7 +99,7 @@ PATHS = {
 
 
 @pytest.mark.parametrize(("block", "path"), PATHS.values(), ids=PATHS)
-def test_path_is_found_however_it_is_written(block: bytes, path: bytes) -> None:
+def test_path_is_found_in_every_encoding(block: bytes, path: bytes) -> None:
     around = b"\x20\x83" + block + b"\x00" + string(b"path", coded=True) + string(b"/other")
     assert find_path(around) == path
     with pytest.raises(AmbiguousPath, match="2 :path"):
@@ -107,13 +107,13 @@ def test_path_is_found_however_it_is_written(block: bytes, path: bytes) -> None:
 
 
 @pytest.mark.parametrize("path", [CALL[1:], b"", b"*"])
-def test_path_without_its_first_slash_is_the_one_with_it(path: bytes) -> None:
+def test_path_without_first_slash_gets_one(path: bytes) -> None:
     """As grpc-go accepted it (CVE-2026-33186)."""
     assert find_path(b"\x04" + string(path)) == b"/" + path
 
 
 @pytest.mark.parametrize("block", [b"", b"\x20", b"\x83\x86", b"\x00" + string(b":Path") + string(CALL)])
-def test_request_without_a_path_is_ambiguous(block: bytes) -> None:
+def test_request_without_path_is_ambiguous(block: bytes) -> None:
     with pytest.raises(AmbiguousPath, match="0 :path"):
         find_path(block)
 
@@ -124,7 +124,7 @@ LENGTHS = [0, 126, 127, 128, 254, 255, 127 + 128**2, 127 + 128**2 - 1]
 
 @given(st.lists(FIELDS, max_size=8))
 @example([(b"x" * min(size or 1, 255), b"v" * size) for size in LENGTHS])
-def test_own_block_is_read_by_a_peer_that_insists_on_the_size_update(fields: list[Header]) -> None:
+def test_built_block_is_read_by_strict_peer(fields: list[Header]) -> None:
     block = headers.build(fields)
     assert decode(block, strict=True) == fields == headers.read(block)
 
@@ -136,7 +136,7 @@ def acknowledged() -> Blocks:
 
 
 @given(st.lists(st.tuples(MARKED, st.none() | st.integers(0, 4096), st.booleans()), max_size=6))
-def test_before_the_ack_a_block_is_rebuilt_whatever_the_encoder_does(
+def test_block_before_ack_is_rebuilt_for_any_encoder(
     sent: list[tuple[Marked, int | None, bool]],
 ) -> None:
     blocks, encoder, oracle = Blocks(), Encoder(), Decoder()
@@ -156,7 +156,7 @@ BROKEN = [b"\x82\x20", b"\x3f\xe2\x1f", b"\xc0", b"\x00", b"\x04\x81\x00", b"\x0
 
 
 @pytest.mark.parametrize("block", [*BROKEN, b"\x3f", b"\x3f\xe1", b"\x20\x3f"])
-def test_before_the_ack_a_broken_block_is_refused(block: bytes) -> None:
+def test_broken_block_before_ack_is_refused(block: bytes) -> None:
     with pytest.raises(WireError, match="cannot be decoded"):
         Blocks().translate(block)
     with pytest.raises(HPACKDecodingError):
@@ -183,7 +183,7 @@ FIELD, UPDATE = (b"\x82", b"\x00\x01a\x01b"), b"\x20"
 
 
 @pytest.mark.parametrize(("make", "field"), [*product((acknowledged, Blocks), FIELD), (acknowledged, UPDATE)])
-def test_block_has_no_more_fields_than_the_limit(make: Callable[[], Blocks], field: bytes) -> None:
+def test_block_with_too_many_fields_is_refused(make: Callable[[], Blocks], field: bytes) -> None:
     blocks = make()
     assert blocks.translate(field * headers.FIELDS_LIMIT)
     with pytest.raises(WireError, match="too many fields"):
@@ -191,13 +191,13 @@ def test_block_has_no_more_fields_than_the_limit(make: Callable[[], Blocks], fie
 
 
 @pytest.mark.parametrize("updates", [b"\x20\x3f\xe1\x1f", b"\x3f\xe1\x1f"])
-def test_block_starts_with_two_size_updates_at_most(updates: bytes) -> None:
+def test_block_with_too_many_size_updates_is_refused(updates: bytes) -> None:
     assert Blocks().translate(updates + b"\x82") == b"\x02\x03GET"
     with pytest.raises(WireError, match="too many table size updates"):
         Blocks().translate(updates + b"\x20\x20" + b"\x82")
 
 
-def test_repeated_references_are_not_decoded_without_end() -> None:
+def test_decoding_of_repeated_references_is_bounded() -> None:
     blocks = Blocks()
     value = b"v" * 4_000
     blocks.translate(b"\x40\x01k\x7f\xa1\x1e" + value)

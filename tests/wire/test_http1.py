@@ -27,7 +27,7 @@ def test_request_is_read(expected: forms.Request) -> None:
 
 
 @pytest.mark.parametrize("first", ["GET / HTTP/1.1", "HTTP/1.1 200 OK"])
-def test_fields_are_in_order_with_names_in_lower_case_and_bare_values(first: str) -> None:
+def test_fields_are_ordered_lowercased_and_stripped(first: str) -> None:
     raw = head(first, "Host:  h\t", "x-A:\t b  c ", "DATE:", "X-a: \xe9\xa0", 'Content-Type: a;b="c: d"')
     read = http1.request_head(raw) if first[0] == "G" else http1.response_head(raw, "GET")
     fields = ("host", "h"), ("x-a", "b  c"), ("date", ""), ("x-a", "\xe9\xa0"), ("content-type", 'a;b="c: d"')
@@ -54,7 +54,7 @@ def test_response_is_refused(raw: bytes, rule: Rule, method: str) -> None:
     assert refusal(http1.response_head, raw, method) is rule
 
 
-def test_short_heads_are_remembered_with_their_method_and_long_ones_not() -> None:
+def test_only_short_heads_are_cached_with_method() -> None:
     for read in (http1.request_head, lambda octets: http1.response_head(octets, "GET")):
         start = get if read is http1.request_head else lambda *fields: head("HTTP/1.1 200 OK", *fields)
         size = http1.CACHED_BYTES - len(start("X: "))
@@ -74,7 +74,7 @@ BEGINNINGS += breaking(Rule.CONTROL, b"\0", b"\0\n", b"GET /\0", b"\x16\x03\x01\
 
 
 @pytest.mark.parametrize(("beginning", "rule"), BEGINNINGS)
-def test_bytes_that_cannot_become_a_head_are_refused_at_once(beginning: bytes, rule: Rule) -> None:
+def test_invalid_beginning_of_head_is_refused_immediately(beginning: bytes, rule: Rule) -> None:
     buffer, caught = bytearray(b"\r"), None
     for size in (len(beginning), *range(1, len(beginning) + 1)):
         buffer[1:] = beginning[:size]
@@ -89,7 +89,7 @@ def test_bytes_that_cannot_become_a_head_are_refused_at_once(beginning: bytes, r
     assert caught is rule
 
 
-def test_head_of_the_limits_is_read_and_a_longer_one_is_refused() -> None:
+def test_head_above_limits_is_refused() -> None:
     room = http1.HEAD_LIMIT - len(get("X: "))
     longest, longer = get("X: " + "x" * room), get("X: " + "x" * (room + 1))
     for before in (b"", b"12345"):
@@ -113,12 +113,12 @@ FRAMINGS += [(["TE: trailers", "Trailers: x"], ["TE: trailers", "Trailers: x", C
 
 
 @pytest.mark.parametrize(("fields", "changed"), FRAMINGS)
-def test_head_with_another_length_differs_in_its_framing_only(fields: list[str], changed: list[str]) -> None:
+def test_with_length_changes_only_framing(fields: list[str], changed: list[str]) -> None:
     assert http1.with_length(get(*fields), 70) == get(*changed)
 
 
 @pytest.mark.parametrize(("status", "close"), [(400, True), (500, False)])
-def test_own_answer_is_read_as_an_error_of_dockerd(status: int, close: bool) -> None:
+def test_own_answer_has_form_of_dockerd_error(status: int, close: bool) -> None:
     text = 'hook server "a": no\r\n\x00 é'
     answer = http1.response(status, text, close=close)
     end = http1.head_end(answer)
@@ -129,17 +129,17 @@ def test_own_answer_is_read_as_an_error_of_dockerd(status: int, close: bool) -> 
 
 
 SHORT = 200
-"""Bodies are cut at every place up to this one."""
+"""Bodies are split at every index up to this one."""
 
 
 def fed(body: Body, stream: bytes, cuts: list[int]) -> int:
-    """Feed a stream in pieces; return where the body ended, or the length of the stream."""
+    """Feed a stream in chunks; return where the body ended, or the length of the stream."""
     at = 0
     for cut in [*cuts, len(stream)]:
         chunk = stream[at : at + cut]
-        taken = body.feed(chunk)
-        at += taken
-        assert taken == len(chunk) or body.done
+        consumed = body.feed(chunk)
+        at += consumed
+        assert consumed == len(chunk) or body.done
         if body.done:
             break
     return at
@@ -156,7 +156,7 @@ UNREAD += [(SizedBody(5), [4], [True], False), (EndlessBody(), [2, 400], [True, 
 
 
 @pytest.mark.parametrize(("body", "sizes", "passed", "done"), UNREAD)
-def test_bytes_pass_unread_up_to_the_end(body: Body, sizes: list[int], passed: list[bool], done: bool) -> None:
+def test_bytes_pass_unread_up_to_end_of_body(body: Body, sizes: list[int], passed: list[bool], done: bool) -> None:
     assert [body.passes(bytes(500), size) for size in sizes] == passed
     assert body.done is done
     assert done or body.feed(b"abc", 2) == 3
@@ -184,7 +184,7 @@ def test_bytes_pass_unread_up_to_the_end(body: Body, sizes: list[int], passed: l
     ],
 )
 @pytest.mark.parametrize("cuts", [[], [1] * 40])
-def test_chunks_pass_unread_if_they_begin_in_the_plain_way(
+def test_chunks_pass_unread_when_in_plain_form(
     read: bytes, offered: bytes, passes: bool, following: bytes, cuts: list[int]
 ) -> None:
     """The buffer after the offered bytes contains those of an earlier read; what does not pass is read as usual."""
@@ -198,21 +198,21 @@ def test_chunks_pass_unread_if_they_begin_in_the_plain_way(
 
 @pytest.mark.parametrize("kind", [bytes, bytearray])
 @pytest.mark.parametrize(("raw", "payload"), forms.CHUNKED, ids=lambda octets: octets[:40])
-def test_chunked_body_is_followed_to_its_end(raw: bytes, payload: bytes, kind: type[bytes] | type[bytearray]) -> None:
+def test_chunked_body_end_is_found(raw: bytes, payload: bytes, kind: type[bytes] | type[bytearray]) -> None:
     body = ChunkedBody()
     assert (body.feed(kind(b"head" + raw + b"GET /"), 4), body.done) == (4 + len(raw), True)
     assert body.feed(b"GET /") == 0
     assert http1.dechunk(kind(raw)) == payload
-    for place in range(1, min(len(raw), SHORT)):
-        assert fed(ChunkedBody(), raw + b"GET", [place]) == len(raw)
+    for index in range(1, min(len(raw), SHORT)):
+        assert fed(ChunkedBody(), raw + b"GET", [index]) == len(raw)
 
 
 @pytest.mark.parametrize(("raw", "rule"), forms.REFUSED_CHUNKED, ids=lambda value: repr(value)[:40])
-def test_broken_chunked_body_is_refused_however_it_is_cut(raw: bytes, rule: Rule) -> None:
-    for cuts in ([], [1] * len(raw), *([place] for place in range(1, len(raw)) if len(raw) <= SHORT)):
+def test_broken_chunked_body_is_refused_for_any_split(raw: bytes, rule: Rule) -> None:
+    for cuts in ([], [1] * len(raw), *([index] for index in range(1, len(raw)) if len(raw) <= SHORT)):
         assert refusal(fed, ChunkedBody(), raw, cuts) is rule
 
 
 @pytest.mark.parametrize("raw", [b"", b"5", b"5\r", b"5\r\nhello", b"5\r\nhello\r\n", b"0\r\n\r", b"0\r\n\r\nx"])
-def test_only_a_whole_chunked_body_has_a_payload(raw: bytes) -> None:
+def test_incomplete_chunked_body_has_no_payload(raw: bytes) -> None:
     assert refusal(http1.dechunk, raw) is Rule.WHOLE_BODY

@@ -38,7 +38,7 @@ def pattern(size: int) -> bytes:
         (http2.SETTINGS_ACK, oracle.SettingsFrame(0, flags=["ACK"])),
     ],
 )
-def test_frames_are_built_as_hyperframe_builds_them(built: bytes, expected: oracle.Frame) -> None:
+def test_frames_are_built_like_hyperframe(built: bytes, expected: oracle.Frame) -> None:
     assert built == expected.serialize()
 
 
@@ -56,13 +56,13 @@ def test_header_block_is_split_into_continuations(size: int, end: bool) -> None:
     assert ["END_STREAM" in frame.flags for frame in frames] == [end] + [False] * more
 
 
-def test_31_bits_are_read_without_reserved_one() -> None:
+def test_u32_is_read_without_reserved_bit() -> None:
     assert http2.read_u32(b"x\xff\xff\xff\xff", 1) == 2**31 - 1
     with pytest.raises(WireError, match="too short"):
         http2.read_u32(b"x123", 1)
 
 
-def test_settings_out_of_range_or_cut_are_refused() -> None:
+def test_settings_out_of_range_or_truncated_are_refused() -> None:
     window, frame = http2.INITIAL_WINDOW_SIZE, http2.MAX_FRAME_SIZE
     allowed = [(window, 0), (window, 2**31 - 1), (frame, 16_384), (frame, 2**24 - 1)]
     assert http2.read_settings(http2.settings_payload(allowed)) == allowed
@@ -74,7 +74,7 @@ def test_settings_out_of_range_or_cut_are_refused() -> None:
 
 @pytest.mark.parametrize("padding", [None, 0, 9])
 @pytest.mark.parametrize("flags", [[], ["PRIORITY"], None], ids=["plain", "priority", "push promise"])
-def test_block_is_split_from_the_fields_around_it(padding: int | None, flags: list[str] | None) -> None:
+def test_header_block_is_split_from_other_fields(padding: int | None, flags: list[str] | None) -> None:
     make = oracle.PushPromiseFrame if flags is None else oracle.HeadersFrame
     padded = [] if padding is None else ["PADDED"]
     framed = make(1, data=b"block", pad_length=padding or 0, flags=[*(flags or []), *padded]).serialize()
@@ -84,7 +84,7 @@ def test_block_is_split_from_the_fields_around_it(padding: int | None, flags: li
 
 
 @given(st.binary(max_size=30), st.integers(0, 40))
-def test_padding_is_taken_off_as_hyperframe_takes_it(payload: bytes, padding: int) -> None:
+def test_padding_is_removed_like_hyperframe(payload: bytes, padding: int) -> None:
     framed = bytes((padding,)) + payload
     theirs = oracle.DataFrame(1, flags=["PADDED"])
     try:
@@ -111,19 +111,17 @@ FRAMES = st.lists(st.tuples(st.integers(0, 255), st.integers(0, 255), STREAMS, s
 
 
 @given(FRAMES, st.lists(st.integers(1, 40), max_size=30))
-def test_frames_are_whole_after_any_split_of_the_bytes(
-    frames: list[tuple[int, int, int, bytes]], chunks: list[int]
-) -> None:
+def test_frames_are_collected_from_any_split(frames: list[tuple[int, int, int, bytes]], chunks: list[int]) -> None:
     stream = b"".join(http2.frame(*frame) for frame in frames)
-    buffer, found, at = http2.FrameBuffer(), [], 0
+    buffer, received, at = http2.FrameBuffer(), [], 0
     for chunk in [*chunks, len(stream)]:
-        found += buffer.feed(stream[at : at + chunk])
+        received += buffer.feed(stream[at : at + chunk])
         at += chunk
-    assert found == frames
+    assert received == frames
 
 
 @pytest.mark.parametrize(("buffer", "limit"), [(http2.FrameBuffer(20), 20), (http2.FrameBuffer(), 16_384)])
-def test_frame_above_the_limit_is_refused_at_its_head(buffer: http2.FrameBuffer, limit: int) -> None:
+def test_frame_above_limit_is_refused_at_head(buffer: http2.FrameBuffer, limit: int) -> None:
     assert buffer.feed(http2.frame(http2.DATA, 0, 2**31 + 5, bytes(limit))) == [(http2.DATA, 0, 5, bytes(limit))]
     with pytest.raises(WireError, match="longer than the receiver allows"):
         buffer.feed(http2.frame(http2.DATA, 0, 1, bytes(limit + 1))[: http2.HEAD_BYTES])

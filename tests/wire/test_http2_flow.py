@@ -14,7 +14,7 @@ from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http2
 from runtimeproxy.wire.http2 import CREDIT_STEP, MERGED_BYTES, PAIR_WINDOW, QUEUED_BYTES, FlowControlledSender
 from tests.amounts import examples
-from tests.wire.frames import credited, taken
+from tests.wire.frames import clear_credits, clear_frames
 
 PING = http2.frame(http2.PING, 0, 0, b"injected")
 TRAILERS = http2.header_frames(1, b"\x88", True)
@@ -30,7 +30,7 @@ def started() -> FlowControlledSender:
 
 def data_of(sender: FlowControlledSender) -> list[tuple[int, int, bool]]:
     """Return (stream, length, END_STREAM) of each ready DATA frame, and clear what is ready."""
-    return [(frame.stream_id, len(frame.data), "END_STREAM" in frame.flags) for frame in taken(sender.out)]
+    return [(frame.stream_id, len(frame.data), "END_STREAM" in frame.flags) for frame in clear_frames(sender.out)]
 
 
 def test_ping_acks_wait_for_other_frames() -> None:
@@ -54,7 +54,7 @@ def test_ping_acks_wait_for_other_frames() -> None:
     assert (len(sender.out), sender.waiting) == (3, False)
 
 
-def test_settings_reduce_immediately_and_raise_after_the_ack() -> None:
+def test_lower_settings_apply_immediately_and_higher_after_ack() -> None:
     sender = started()
     sender.stream_windows[1] = 0
     sender.send_data(1, bytes(100_000), True, None, 0)
@@ -74,7 +74,7 @@ def test_settings_reduce_immediately_and_raise_after_the_ack() -> None:
     assert (sender.initial_window, sender.widened) == (0, False)
 
 
-def test_streams_are_sent_in_turn() -> None:
+def test_streams_are_sent_round_robin() -> None:
     sender = started()
     sender.send_data(5, b"free", True, None, 0)
     sender.window = 0
@@ -126,7 +126,7 @@ def test_queued_frames_are_bounded(
 @pytest.mark.parametrize(
     "forget", [FlowControlledSender.drop, FlowControlledSender.forget_window, lambda sender, _: sender.drop_all()]
 )
-def test_sent_or_dropped_frames_no_longer_count(
+def test_sent_or_dropped_frames_are_not_counted(
     forget: Callable[[FlowControlledSender, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http2, "QUEUED_FRAMES", 100)
@@ -143,7 +143,7 @@ def test_sent_or_dropped_frames_no_longer_count(
 
 
 @pytest.mark.parametrize("increment", [1, 2**31 - 1])
-def test_no_window_grows_above_the_limit_of_the_rfc(increment: int) -> None:
+def test_window_above_limit_is_refused(increment: int) -> None:
     sender, most = started(), http2.MAX_WINDOW - http2.DEFAULT_WINDOW
     sender.stream_windows[1] = 0
     sender.open_window(most)
@@ -164,7 +164,7 @@ def test_no_window_grows_above_the_limit_of_the_rfc(increment: int) -> None:
         sender.open_window(0)
 
 
-def test_peer_may_use_its_window_to_the_last_byte() -> None:
+def test_peer_can_use_full_connection_window() -> None:
     sender = started()
     sender.received(PAIR_WINDOW)
     sender.credit(CREDIT_STEP)
@@ -193,7 +193,7 @@ def test_short_queued_data_of_one_source_is_merged() -> None:
     assert data_of(sender) == [(1, 1, False), (3, MERGED_BYTES, False)]
     sender.open_window(100_000)
     assert data_of(sender) == [(1, MERGED_BYTES, False), (1, MERGED_BYTES, False), (1, 1, True)]
-    assert credited(source.out) == [CREDIT_STEP + 2 * MERGED_BYTES]
+    assert clear_credits(source.out) == [CREDIT_STEP + 2 * MERGED_BYTES]
     sender = waiting_for_credit(1)
     sender.send_data(1, b"of another source", False, source, 0)
     sender.send_frame(1, TRAILERS)
@@ -202,24 +202,24 @@ def test_short_queued_data_of_one_source_is_merged() -> None:
     assert len(sender.queues[1]) == 5
 
 
-GOVERNED, PASSING = (1, 3), 5
+WINDOWED, PASSING = (1, 3), 5
 """Streams whose windows are hop by hop, and one whose window is not."""
 WHOLE = 3_000
 """Bytes of a frame that is never split."""
 KINDS = ["data", "data", "whole", "trailers", "drop", "window", "stream window", "settings", "inject", "cut"]
-ACTIONS = st.tuples(st.sampled_from(KINDS), st.sampled_from((*GOVERNED, PASSING)), st.sampled_from([1, 3_000, 100_000]))
-REST = [("cut", 1, 0), *(("stream window", stream, 2**24) for stream in GOVERNED), ("window", 1, 2**24)]
+ACTIONS = st.tuples(st.sampled_from(KINDS), st.sampled_from((*WINDOWED, PASSING)), st.sampled_from([1, 3_000, 100_000]))
+FINAL_ACTIONS = [("cut", 1, 0), *(("stream window", stream, 2**24) for stream in WINDOWED), ("window", 1, 2**24)]
 
 
 class Peer:
-    """Gives the sender work and obeys RFC 9113 as its peer, frame by frame as they arrive."""
+    """Queues data at the sender, and checks each sent frame as a peer by RFC 9113."""
 
     def __init__(self) -> None:
         self.sender, self.source = started(), started()
-        self.sender.stream_windows.update(dict.fromkeys(GOVERNED, 0))
+        self.sender.stream_windows.update(dict.fromkeys(WINDOWED, 0))
         self.window = self.initial = self.sender.window
-        self.windows = dict.fromkeys(GOVERNED, self.initial)
-        self.left = {stream: bytearray() for stream in (*GOVERNED, PASSING)}
+        self.windows = dict.fromkeys(WINDOWED, self.initial)
+        self.expected = {stream: bytearray() for stream in (*WINDOWED, PASSING)}
         """The bytes of each stream that have not arrived."""
         self.ended: set[int] = set()
         self.pings = self.given = self.returned = 0
@@ -229,12 +229,12 @@ class Peer:
             case "data" if stream not in self.ended and self.given - self.returned + size <= PAIR_WINDOW:
                 payload = bytes((self.given + place) % 251 for place in range(size))
                 self.given += size
-                self.left[stream] += payload
+                self.expected[stream] += payload
                 self.source.received(size)
                 self.sender.send_data(stream, payload, False, self.source, size)
             case "whole" if stream in {PASSING} - self.ended and self.given - self.returned + WHOLE <= PAIR_WINDOW:
                 self.given += WHOLE
-                self.left[stream] += bytes(WHOLE)
+                self.expected[stream] += bytes(WHOLE)
                 self.source.received(WHOLE)
                 self.sender.send_frame(stream, http2.frame(http2.DATA, 0, stream, bytes(WHOLE)), WHOLE, self.source)
             case "trailers" if stream not in self.ended and size == 1:
@@ -242,16 +242,16 @@ class Peer:
                 self.sender.send_frame(stream, http2.header_frames(stream, b"\x88", True))
             case "drop" if size == 1:
                 self.ended.add(stream)
-                self.left[stream].clear()
+                self.expected[stream].clear()
                 self.sender.drop(stream)
             case "window":
                 self.window += size
                 self.sender.open_window(size)
             case "stream window":
-                self.windows |= {each: left + size for each, left in self.windows.items() if each == stream}
+                self.windows |= {id: window + size for id, window in self.windows.items() if id == stream}
                 self.sender.open_stream_window(stream, size)
             case "settings":
-                self.windows = {each: left + size - self.initial for each, left in self.windows.items()}
+                self.windows = {id: window + size - self.initial for id, window in self.windows.items()}
                 self.initial = size
                 self.sender.apply_settings([(http2.INITIAL_WINDOW_SIZE, size)])
                 self.sender.catch_up()
@@ -265,20 +265,20 @@ class Peer:
 
     def check(self) -> None:
         assert not self.sender.cut_through or not self.sender.out
-        for frame in taken(self.sender.out):
+        for frame in clear_frames(self.sender.out):
             self.pings -= isinstance(frame, PingFrame)
             if isinstance(frame, DataFrame):
-                assert self.left[frame.stream_id].startswith(frame.data)
-                del self.left[frame.stream_id][: len(frame.data)]
+                assert self.expected[frame.stream_id].startswith(frame.data)
+                del self.expected[frame.stream_id][: len(frame.data)]
                 self.window -= len(frame.data)
                 if frame.stream_id in self.windows:
                     self.windows[frame.stream_id] -= len(frame.data)
                     assert self.windows[frame.stream_id] >= 0
         assert self.window == self.sender.window >= 0
-        self.returned += sum(credited(self.source.out))
-        for stream, left in self.left.items():
+        self.returned += sum(clear_credits(self.source.out))
+        for stream, expected in self.expected.items():
             blocked = self.sender.cut_through or self.window < (WHOLE if stream == PASSING else 1)
-            assert not left or blocked or self.windows.get(stream, 1) <= 0, "DATA wait without a reason"
+            assert not expected or blocked or self.windows.get(stream, 1) <= 0, "DATA wait without a reason"
 
 
 @pytest.mark.slow
@@ -286,10 +286,10 @@ class Peer:
 @given(st.lists(ACTIONS, max_size=60))
 def test_data_arrive_in_order_within_windows(actions: list[tuple[str, int, int]]) -> None:
     peer = Peer()
-    for action in [*actions, *REST]:
+    for action in [*actions, *FINAL_ACTIONS]:
         peer.act(*action)
         peer.check()
-    assert not any(peer.left.values())
+    assert not any(peer.expected.values())
     assert (peer.sender.congested, peer.pings) == (False, 0)
     assert peer.returned + peer.source.outstanding == peer.given
     assert peer.source.outstanding < CREDIT_STEP

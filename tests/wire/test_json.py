@@ -1,4 +1,4 @@
-"""The JSON editor; the stdlib's parser is the oracle of what a text means."""
+"""The JSON editor; the stdlib's parser is the oracle for the meaning of texts."""
 
 import json
 from typing import Any
@@ -22,10 +22,10 @@ def plain(value: Any) -> Any:
     return [plain(element) for element in value] if isinstance(value, list) else value
 
 
-def test_only_two_other_characters_fold_to_ascii_letters() -> None:
-    others = [chr(code) for code in range(128, 0x110000)]
-    folded = fold("\0".join(others)).split("\0")  # each by itself would take a second
-    twins = {character for character, to in zip(others, folded, strict=True) if to.isascii()}
+def test_only_two_non_ascii_characters_fold_to_ascii() -> None:
+    characters = [chr(code) for code in range(128, 0x110000)]
+    folded = fold("\0".join(characters)).split("\0")  # folding each one separately would take a second
+    twins = {character for character, to in zip(characters, folded, strict=True) if to.isascii()}
     assert twins == {LONG_S, KELVIN}
 
 
@@ -119,7 +119,7 @@ SECRETS = ['{"Env":["s3cret"],}', '{"Env":["s3cret]}', '{"Env":"s3cret"}', '{"En
 
 
 @pytest.mark.parametrize("text", SECRETS)
-def test_errors_hold_no_value(text: str) -> None:
+def test_errors_contain_no_value(text: str) -> None:
     with pytest.raises(WireError) as caught:
         rewrite(text.encode(), Members({"env": Elements({})}))
     assert "s3cret" not in str(caught.value)
@@ -191,7 +191,7 @@ EDITED: list[tuple[str, Edit, str]] = [
 
 
 @pytest.mark.parametrize(("before", "edit", "after"), EDITED)
-def test_edit(before: str, edit: Edit, after: str) -> None:
+def test_edit_rewrites_json_text(before: str, edit: Edit, after: str) -> None:
     """What changes nothing gives the same object."""
     text = before.encode()
     result = rewrite(text, edit)
@@ -202,7 +202,7 @@ def test_edit(before: str, edit: Edit, after: str) -> None:
 
 @pytest.mark.parametrize("twin", ["Memory", "MEMORY", "\\u004demory"])
 @pytest.mark.parametrize("between", ["", '"x":1,', '"x":{},'])
-def test_key_to_edit_must_not_be_there_twice(twin: str, between: str) -> None:
+def test_repeated_key_to_edit_is_refused(twin: str, between: str) -> None:
     text = f'{{"Memory":7,{between}"{twin}":7}}'.encode()
     with pytest.raises(WireError, match="the key Memory twice"):
         rewrite(text, Members({"Memory": Put(7)}))
@@ -235,7 +235,7 @@ VALUES = st.recursive(SCALARS, nested, max_leaves=8)
 @pytest.mark.slow
 @settings(max_examples=examples(300))
 @given(st.data(), st.booleans())
-def test_every_byte_outside_a_changed_value_stays(data: st.DataObject, exact: bool) -> None:
+def test_bytes_outside_changed_values_are_unchanged(data: st.DataObject, exact: bool) -> None:
     """The stdlib's parser reads the same, before and after."""
     names = data.draw(st.lists(KEYS, max_size=4, unique_by=fold))
     puts = {name: data.draw(st.integers(-9, 9) | TEXTS) for name in names if data.draw(st.booleans())}

@@ -44,7 +44,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("problem", MALFORMED)
-def test_malformed(problem: str) -> None:
+def test_malformed_message_is_refused(problem: str) -> None:
     for message in MALFORMED[problem]:
         with pytest.raises(WireError, match=problem):
             list(protobuf.fields(message))
@@ -52,7 +52,7 @@ def test_malformed(problem: str) -> None:
             rewrite(UNKNOWN + message, {1: varint_field(7)})
 
 
-def test_groups_take_no_recursion_and_a_long_one_is_not_walked_through() -> None:
+def test_group_is_parsed_without_recursion_up_to_limit() -> None:
     most = protobuf.GROUP_FIELDS
     for inside in (b"\x08\x00" * (most - 1), b"\x0b" * (most // 2 - 1) + b"\x0c" * (most // 2 - 1)):
         assert len(list(protobuf.fields(b"\x0b" + inside + b"\x0c"))) == 1
@@ -75,12 +75,12 @@ COUNTED += [(b"\x10" + b"\x80" * 9 + b"\x00", 1), (b"\x0b" + b"\x08\x00" * 50 + 
 
 
 @pytest.mark.parametrize(("message", "fields"), COUNTED)
-def test_fields_are_counted_where_the_shape_has_messages(message: bytes, fields: int) -> None:
+def test_fields_are_counted_in_messages_of_shape(message: bytes, fields: int) -> None:
     assert not protobuf.has_more_fields(message, fields, CONFIG)
     assert protobuf.has_more_fields(message, fields - 1, CONFIG) is (len(message) > 2 * (fields - 1))
 
 
-def test_nothing_after_the_limit_is_read() -> None:
+def test_fields_after_limit_are_not_read() -> None:
     message = b"\x08\x00" * 50 + b"\x0f"
     assert protobuf.has_more_fields(message, 49, {})
     with pytest.raises(WireError):
@@ -171,7 +171,7 @@ EDITED = {
 
 
 @pytest.mark.parametrize(("before", "edits", "after"), EDITED.values(), ids=EDITED)
-def test_edit(before: bytes, edits: dict[int, Edit], after: bytes) -> None:
+def test_edit_rewrites_message(before: bytes, edits: dict[int, Edit], after: bytes) -> None:
     """What changes nothing gives the same object."""
     result = edited(before, edits)
     assert result == after
@@ -181,7 +181,7 @@ def test_edit(before: bytes, edits: dict[int, Edit], after: bytes) -> None:
 @pytest.mark.parametrize(
     "inside", [b"\x0a\x05a", b"\xa2\x06\x05a", b"\x0d\x01\x02", b"\x10\x80", b"\x10\x01\x80", b"\x13\x08"]
 )
-def test_field_longer_than_its_message_is_cut_short(inside: bytes) -> None:
+def test_field_longer_than_its_message_is_refused(inside: bytes) -> None:
     message = message_of(8, inside) + b"\x48\x01\x14\x50\x01\x58\x01"
     with pytest.raises(WireError):
         rewrite(message, PARENT)
@@ -189,7 +189,7 @@ def test_field_longer_than_its_message_is_cut_short(inside: bytes) -> None:
         protobuf.has_more_fields(message, 2, {8: {}})
 
 
-def test_rest_of_a_nested_message_is_copied_once() -> None:
+def test_nested_message_is_copied_once() -> None:
     message = message_of(8, message_of(8, message_of(1, bytes(4 << 20)) + b"\x10\x01"))
     edits = {8: message_field({8: message_field({2: varint_field(2), 9: entries_field({"k": string_field("v")})})})}
     tracemalloc.start()
@@ -220,16 +220,16 @@ def scattered(draw: st.DrawFn) -> bytes:
 
 
 @given(scattered(), INT64, TEXTS, MAPS)
-def test_edit_means_what_the_parser_reads(message: bytes, quota: int, cpus: str, unified: dict[str, str]) -> None:
+def test_edit_is_read_by_protobuf_parser(message: bytes, quota: int, cpus: str, unified: dict[str, str]) -> None:
     result = edited(message, number(quota) | text(cpus) | texts(unified))
     expected = Resources.FromString(message)
     expected.unified.update(unified)
-    found = Resources.FromString(result)
-    assert (found.cpu_quota, found.cpuset_cpus) == (quota, cpus)
-    assert dict(found.unified) == dict(expected.unified)
-    assert others(result) == others(message)
+    actual = Resources.FromString(result)
+    assert (actual.cpu_quota, actual.cpuset_cpus) == (quota, cpus)
+    assert dict(actual.unified) == dict(expected.unified)
+    assert unedited_fields(result) == unedited_fields(message)
 
 
-def others(message: bytes) -> list[bytes]:
-    known = (2, 6, 9)
-    return [message[field.start : field.end] for field in protobuf.fields(message) if field.number not in known]
+def unedited_fields(message: bytes) -> list[bytes]:
+    numbers = (2, 6, 9)
+    return [message[field.start : field.end] for field in protobuf.fields(message) if field.number not in numbers]

@@ -1,1 +1,1 @@
-"""The gRPC client for hook servers, and for the proxy's own questions to a CRI runtime."""
+"""The gRPC client for hook servers, and for the proxy's own calls to a CRI runtime."""

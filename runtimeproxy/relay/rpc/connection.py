@@ -1,8 +1,8 @@
 """A small unary gRPC client over a unix socket, for hook servers and for the proxy's own calls to the runtime.
 
-Its connection is dialled on demand, shared by all calls, and replaced when another socket is at the path.
-Invariant: a call ends by its deadline whatever the peer does. It is sent again only if the peer reports that it did not
-process it; any other failure after a byte was written is left to the caller.
+Its connection is dialled on demand, shared by all calls, and replaced when another socket is at the path. Invariant: a
+call ends by its deadline whatever the peer does. It is sent again only if the peer reports that it did not process it;
+any other failure after a byte was written is raised to the caller.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ __all__ = ["CallFailed", "Kind", "Peer", "Shortage", "TooLong", "UnaryClient", "
 MAX_REPLY_BYTES = 4 * 2**20
 
 ACK_SECONDS = 0.02
-"""Seconds that the answer to a peer's PING waits for other data to be sent with: each write wakes the peer."""
+"""Seconds that the ACK of a PING waits to be sent with other data: each write wakes the peer."""
 LONGEST_RETRY_SECONDS = 0.1
-"""Longest pause in seconds between tries of a call that the peer sends back; it doubles from RETRY_SECONDS on."""
+"""Longest pause in seconds before a refused call is retried; the pause doubles from RETRY_SECONDS on."""
 _AT_THE_DEADLINE_SECONDS = 0.005  # the peer has the deadline too, and may end the call a moment before our timer does
 
 _Identity = tuple[int, int, int]
-_identity: Callable[[os.stat_result], _Identity] = attrgetter("st_dev", "st_ino", "st_ctime_ns")
+_identify: Callable[[os.stat_result], _Identity] = attrgetter("st_dev", "st_ino", "st_ctime_ns")
 """Identify a socket: an inode number may be reused, but not with the same change time."""
 
 
@@ -84,14 +84,14 @@ class UnaryClient:
         self._connections = 0
         self._answered_by: _Identity | None = None
         """The last socket that sent SETTINGS, as far as ``_note_answer`` has seen it."""
-        self._lacking = ""
-        """The system's message of the last failed try to connect, if the proxy itself lacked something."""
+        self._shortage = ""
+        """The system's message of the last failed try to connect, if the proxy itself lacked a resource."""
         self._abandoned = False
 
     def peer(self) -> Peer:
         """Return the present peer at the path. A socket that was not connected to before is dialled without waiting."""
         try:
-            identity = _identity(os.stat(self._path))
+            identity = _identify(os.stat(self._path))
             if identity != self._connected_to:
                 self._dialled(asyncio.get_running_loop(), identity)
         except (OSError, UntrustedSocket):
@@ -101,16 +101,14 @@ class UnaryClient:
         return Peer((identity, identity == self._connected_to), self._connections if usable else 0)
 
     def absence(self) -> str:
-        """Return why no server is known to answer at the path; "" if one is. The next call uses the connection.
-
-        A connection that is made here is not answered yet. A shortage in the proxy is no sign of a fault in the server.
-        """
+        """Return why no server is known to answer at the path; "" if one is. The next call uses a connection that is
+        made here, which is not answered yet. A shortage in the proxy is not a fault of the server."""
         try:
             link = self._usable(asyncio.get_running_loop())
             if link is not None and link.calls.out:
                 link.flush()  # the preface: servers may wait for it with their SETTINGS, and close without it
             self._note_answer()
-            if self._lacking or _identity(os.stat(self._path)) == self._answered_by:
+            if self._shortage or _identify(os.stat(self._path)) == self._answered_by:
                 return ""
         except CallFailed as failure:
             return failure.text
@@ -125,8 +123,8 @@ class UnaryClient:
     async def call(self, method_path: str, message: bytes, timeout_seconds: float, peer: Peer | None = None) -> bytes:
         """Send a message to a method ("/package.Service/Method") and return the reply's message.
 
-        ``peer`` is the result of a ``peer()`` just now, so that it need not be repeated. Raises CallFailed, and what
-        the dialler raises in addition to OSError.
+        ``peer`` is a present result of ``peer()``, which is not called again then. Raises CallFailed, and what the
+        dialler raises in addition to OSError.
         """
         if timeout_seconds <= 0:
             raise _late()
@@ -145,8 +143,8 @@ class UnaryClient:
             try:
                 return await call
             except Unprocessed:
-                left = deadline - loop.time()
-                if left <= RETRY_SECONDS:
+                remaining = deadline - loop.time()
+                if remaining <= RETRY_SECONDS:
                     raise
             except CallFailed as failure:
                 if failure.kind is Kind.BROKEN and loop.time() > deadline - _AT_THE_DEADLINE_SECONDS:
@@ -155,21 +153,21 @@ class UnaryClient:
             finally:
                 expiry.late = None
                 if stream in link.open or link.waiting or link.calls.closing:
-                    link.leave(stream)
+                    link.release(stream)
                 del call  # the error's traceback refers to this frame: each would keep the other alive
             link = None
-            await asyncio.sleep(min(pause, left))
+            await asyncio.sleep(min(pause, remaining))
             pause = min(2 * pause, LONGEST_RETRY_SECONDS)
 
     def _usable(self, loop: asyncio.AbstractEventLoop) -> "_Link | None":
-        """Return a connection that takes a call now, a new one if necessary; None if that needs a wait. Raises
+        """Return a connection that accepts a call now, a new one if necessary; None if that needs a wait. Raises
         CallFailed if nobody listens, or the client was abandoned.
         """
         if self._abandoned:
             raise _closed()
-        self._lacking = ""
+        self._shortage = ""
         try:
-            identity = _identity(os.stat(self._path))
+            identity = _identify(os.stat(self._path))
             link = self._link
             if link is None or link.identity != identity or link.calls.closing:
                 link = self._dialled(loop, identity)
@@ -183,7 +181,7 @@ class UnaryClient:
         except OSError as error:
             if error.errno not in SCARCE:
                 raise
-            self._lacking = str(error.strerror)
+            self._shortage = str(error.strerror)
             return None
         if sock is None:
             return None
@@ -196,15 +194,15 @@ class UnaryClient:
         return self._link
 
     async def _usable_until(self, loop: asyncio.AbstractEventLoop, deadline: float) -> "_Link":
-        """Wait until the listener's backlog has room, there is a descriptor, and the peer takes one more call."""
+        """Wait until the listener's backlog has room, a descriptor is available, and the peer accepts one more call."""
         while (link := self._usable(loop)) is None:
-            left = deadline - loop.time()
-            if left <= 0:
-                raise Shortage(self._lacking) if self._lacking else _late()
+            remaining = deadline - loop.time()
+            if remaining <= 0:
+                raise Shortage(self._shortage) if self._shortage else _late()
             if self._link is not None and not self._link.calls.closing and not self._link.calls.room:
                 await self._link.room(deadline)
             else:
-                await asyncio.sleep(min(left, SCARCE_RETRY_SECONDS if self._lacking else RETRY_SECONDS))
+                await asyncio.sleep(min(remaining, SCARCE_RETRY_SECONDS if self._shortage else RETRY_SECONDS))
         return link
 
     async def close(self) -> None:
@@ -212,8 +210,8 @@ class UnaryClient:
         self._end_links()
 
     def abandon(self) -> None:
-        """Close the connections immediately; calls in flight fail, and so does every call that waits for a connection,
-        at its next try, or that comes later."""
+        """Close the connections immediately. Calls in flight and later calls fail; a call that waits for a connection
+        fails at its next try."""
         self._abandoned = True
         self._end_links()
 
@@ -257,13 +255,13 @@ class _Link:
         except asyncio.CancelledError:
             if not future.cancelled():
                 self.calls.granted -= 1
-                self._wake()  # the room goes to the next one
+                self._wake()  # the next call gets the room
             raise
         finally:
             expiry.late = None
         self.calls.granted -= 1
 
-    def leave(self, stream: int) -> None:
+    def release(self, stream: int) -> None:
         """Cancel the call of a stream if it has not ended, and let others use its room."""
         if self.open.pop(stream, None) is not None and not self._endpoint.closed:
             self.calls.cancel(stream)
@@ -303,7 +301,7 @@ class _Link:
         self._wake()
 
     def _wake(self) -> None:
-        """Wake as many waiting calls as there is room for, or all of them if the connection takes no more."""
+        """Wake as many waiting calls as there is room for, or all of them if the connection accepts no more."""
         while self.waiting and (self.calls.room or self.calls.closing):
             future = self.waiting.popleft()
             if not future.done():
@@ -311,7 +309,7 @@ class _Link:
                 future.set_result(None)
 
     def flush(self) -> None:
-        """Send what is queued, together with the answers to the peer's PINGs."""
+        """Send queued bytes, together with the ACKs of PINGs."""
         if batch.defers(self.flush):
             return
         if self.calls.acks:
@@ -342,7 +340,7 @@ class _Link:
         elif calls.acks and self._acks is None:
             self._acks = self._loop.call_later(ACK_SECONDS, self._flush_acks)
         ended, calls.ended = calls.ended, []
-        for stream, outcome in batch.each(deque(ended)) if ended else ():
+        for stream, outcome in batch.iterate(deque(ended)) if ended else ():
             call = self.open.pop(stream, None)
             if call is None or call.done():
                 continue
@@ -362,7 +360,7 @@ class _Link:
         self.end(CallFailed(grpc.UNAVAILABLE, "the peer closed the connection before it answered", Kind.BROKEN))
 
     def drained(self, endpoint: Endpoint) -> None:
-        """Continue reading, as the peer takes our bytes again."""
+        """Continue reading, as the peer reads our bytes again."""
         endpoint.resume()
 
 

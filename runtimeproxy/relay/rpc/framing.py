@@ -1,8 +1,8 @@
-"""HTTP/2 connections of the proxy's own and unary gRPC calls on them, the client's side (RFC 9113 and gRPC's
-PROTOCOL-HTTP2 document): requests become frames, frames become outcomes.
+"""The client side of unary gRPC calls on HTTP/2 connections of the proxy's own (RFC 9113 and gRPC's PROTOCOL-HTTP2
+document).
 
-Invariant: every call that was opened ends exactly once, by an outcome or by ``cancel``. What the peer can make the
-proxy keep is bounded: ``HEADER_LIMIT`` for a header block, the reply's limit for a body.
+Invariant: every opened call ends exactly once, by an outcome or by ``cancel``. Buffered data is bounded:
+``HEADER_LIMIT`` for a header block, the reply's limit for a body.
 """
 
 from abc import ABC, abstractmethod
@@ -76,18 +76,18 @@ def _broken(text: str, code: int = grpc.INTERNAL) -> CallFailed:
 class ClientConnection(ABC):
     """The client's end of an HTTP/2 connection of the proxy's own; ``sender.out`` collects the bytes for the server.
 
-    What the server can make the proxy keep is bounded; a server that breaks the protocol raises WireError.
+    Buffered data is bounded. Raises WireError if the server breaks the protocol.
     """
 
     waiting_acks = 0
-    """Most answers to the peer's PINGs that wait in ``sender.acks`` for other data to be sent with."""
+    """Most ACKs of PINGs that wait in ``sender.acks`` to be sent with other data."""
 
     def __init__(self, settings: dict[int, int], streams_until_settings: int) -> None:
         self.sender = FlowControlledSender()
         self.stream_limit = streams_until_settings
         """How many streams may be open, as the server's SETTINGS allow."""
         self.closing = False
-        """True once the peer takes no new streams."""
+        """True once the peer accepts no new streams."""
         self.greeted = False
         """True once the server's SETTINGS were received."""
         self._acknowledged = False
@@ -96,7 +96,7 @@ class ClientConnection(ABC):
         self._frames = http2.FrameBuffer(settings.get(http2.MAX_FRAME_SIZE, http2.DEFAULT_FRAME_SIZE))
         self._blocks = headers.Blocks()
         self._fragment: bytearray | None = None
-        """The part of an unfinished header block that has come, else None; the next three fields belong to it."""
+        """The received part of an unfinished header block, else None; the next three fields belong to it."""
         self._block_stream = self._block_bytes = 0
         self._block_ends = False
         self._handlers: dict[int, Callable[[int, int, bytes], None]] = {
@@ -194,7 +194,7 @@ class ClientConnection(ABC):
 
     @abstractmethod
     def block(self, stream: int, block: bytes, end: bool) -> None:
-        """Called for a whole header block, which must stand alone. Raises WireError."""
+        """Called for a complete header block, which must stand alone. Raises WireError."""
 
     @abstractmethod
     def reset(self, stream: int, code: int) -> None:
@@ -206,7 +206,7 @@ class ClientConnection(ABC):
 
 
 class _Call:
-    """The part of a reply that has come so far."""
+    """The received part of a reply."""
 
     body: bytes | bytearray = b""
     encoding = b""
@@ -214,7 +214,7 @@ class _Call:
 
 
 class Calls(ClientConnection):
-    """The calls of one connection. ``out`` collects bytes for the peer, ``acks`` the PING answers that may be sent a
+    """The calls of one connection. ``out`` collects bytes for the peer, ``acks`` the ACKs of PINGs that may be sent a
     little later, ``ended`` the outcomes by stream.
     """
 
@@ -355,7 +355,7 @@ def _request_head(path: str) -> bytes:
 @dataclass(frozen=True, slots=True)
 class _Head:
     """The relevant fields of a header block; ``status`` is None if it has no grpc-status. ``good``: it begins a reply.
-    ``informational``: the headers of the reply itself are still to come.
+    ``informational``: the reply's own headers will follow.
     """
 
     http_status: bytes
@@ -391,5 +391,5 @@ _cached_head = lru_cache(maxsize=256)(_read_head)
 
 
 def _status(value: bytes) -> int:
-    known = value.isdigit() and len(value) <= 2 and int(value) <= 16
-    return int(value) if known else grpc.UNKNOWN
+    is_valid = value.isdigit() and len(value) <= 2 and int(value) <= 16
+    return int(value) if is_valid else grpc.UNKNOWN

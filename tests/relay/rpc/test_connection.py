@@ -1,4 +1,4 @@
-"""The unary client on real sockets, against a scripted peer that makes every mistake.
+"""The unary client on real sockets, against a scripted peer with every fault.
 
 The meaning of a call's frames is tested in tests/relay/rpc/test_framing.py. The lack of descriptors: fault matrix P8.
 """
@@ -81,25 +81,25 @@ async def answered(client: UnaryClient, server: Server, connection: Connection |
 
 
 async def queried(client: UnaryClient, server: Server) -> tuple[asyncio.Task[bytes], Connection, int]:
-    """Make a call on a new connection; once it has come, return it with the connection and its stream."""
+    """Make a call on a new connection; once it is received, return it with the connection and its stream."""
     call = start(client)
     connection = await server.connection()
     return call, connection, await connection.request()
 
 
 async def ended(connection: Connection) -> None:
-    """Wait for the end of a connection on which no more calls come."""
+    """Wait for the end of a connection without more calls."""
     with pytest.raises(EOFError):
         await connection.next(http2.HEADERS)
 
 
 async def notified(connection: Connection) -> None:
-    """Wait until the client has read what it was sent."""
+    """Wait until the client has read all sent bytes."""
     connection.send(PING)
     await connection.next(http2.PING)
 
 
-async def test_requests_ready_in_one_read_leave_in_one_write(
+async def test_requests_of_one_read_are_sent_in_one_write(
     client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = await answered(client, server)
@@ -116,7 +116,7 @@ async def test_requests_ready_in_one_read_leave_in_one_write(
 
     monkeypatch.setattr(Endpoint, "write", count)
     fibers: list[Fiber[None]] = [Fiber(loop=asyncio.get_running_loop()) for _ in range(3)]
-    for fiber in batch.each(deque(fibers)):
+    for fiber in batch.iterate(deque(fibers)):
         fiber.start(call_twice())
     for _ in range(2):
         streams = [await connection.request() for _ in fibers]
@@ -125,7 +125,7 @@ async def test_requests_ready_in_one_read_leave_in_one_write(
     assert requests == [len(fibers), len(fibers)]
 
 
-async def test_call_without_time_left_dials_nobody(path: str) -> None:
+async def test_call_without_remaining_time_does_not_dial(path: str) -> None:
     client = UnaryClient(path, dialler=lambda path: pytest.fail("it was dialled"))
     assert (await failing(client.call(METHOD, b"", 0.0))).kind is Kind.DEADLINE
 
@@ -172,10 +172,10 @@ async def test_peer_changes_with_socket_and_connection(path: str, client: UnaryC
 SILENT = "listens, but has not answered as a gRPC server"
 
 
-async def test_absence_of_a_server_is_seen_without_a_call(path: str, client: UnaryClient) -> None:
+async def test_absence_of_server_is_reported_without_call(path: str, client: UnaryClient) -> None:
     async with serve(path) as server:
         assert client.absence() == f"{path}: {SILENT}"
-        assert client.peer().connection == 1, "the look has left no connection"
+        assert client.peer().connection == 1, "the check has left no connection"
         connection = await answered(client, server)
         assert client.absence() == ""
         call = start(client)
@@ -188,7 +188,7 @@ async def test_absence_of_a_server_is_seen_without_a_call(path: str, client: Una
         os.rename(f"{path}.away", path)
 
 
-async def test_absence_of_untrusted_and_full_servers(path: str, client: UnaryClient) -> None:
+async def test_absence_is_reported_for_untrusted_and_full_servers(path: str, client: UnaryClient) -> None:
     def dialler(path: str) -> socket.socket:
         raise UntrustedSocket("user 7 listens there")
 
@@ -200,7 +200,7 @@ async def test_absence_of_untrusted_and_full_servers(path: str, client: UnaryCli
             assert client.absence() == "", "the proxy itself lacks descriptors"
 
 
-async def test_replaced_socket_is_dialled_and_calls_end_where_they_began(path: str, client: UnaryClient) -> None:
+async def test_replaced_socket_is_dialled_and_earlier_calls_end(path: str, client: UnaryClient) -> None:
     async with serve(path) as old:
         earlier, first, stream = await queried(client, old)
         os.rename(path, path + ".old")
@@ -213,7 +213,7 @@ async def test_replaced_socket_is_dialled_and_calls_end_where_they_began(path: s
     os.unlink(path + ".old")
 
 
-async def test_ping_is_acknowledged_where_nothing_else_is_sent(client: UnaryClient, server: Server) -> None:
+async def test_ping_is_acknowledged_on_idle_connection(client: UnaryClient, server: Server) -> None:
     connection = await answered(client, server)
     for _ in range(2):
         await notified(connection)
@@ -231,7 +231,7 @@ async def test_shortage_is_waited_for(path: str, server: Server, number: int, mo
     await client.close()
 
 
-async def test_lasting_shortage_is_the_proxys_own(client: UnaryClient, server: Server) -> None:
+async def test_lasting_shortage_fails_call_with_own_error(client: UnaryClient, server: Server) -> None:
     with no_descriptors():
         there = client.peer()
         assert there.socket is not None
@@ -244,7 +244,7 @@ async def test_lasting_shortage_is_the_proxys_own(client: UnaryClient, server: S
     assert client.peer() == Peer((there.socket[0], True), 0)  # type: ignore[index]
 
 
-async def test_reset_at_the_deadline_is_the_deadline(
+async def test_reset_at_deadline_counts_as_deadline(
     client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As from a server whose own timer fires first."""
@@ -254,7 +254,7 @@ async def test_reset_at_the_deadline_is_the_deadline(
     assert (await failing(call)).kind is Kind.DEADLINE
 
 
-async def test_cancel_keeps_connection_and_deadline_retires_it(client: UnaryClient, server: Server) -> None:
+async def test_cancel_retains_connection_and_deadline_retires_it(client: UnaryClient, server: Server) -> None:
     call, connection, stream = await queried(client, server)
     call.cancel()
     assert (await connection.next(http2.RST_STREAM))[2:] == (stream, b"\0\0\0\x08")
@@ -270,7 +270,7 @@ async def test_cancel_keeps_connection_and_deadline_retires_it(client: UnaryClie
     await answered(client, server)
 
 
-async def test_peer_that_reads_nothing_costs_the_deadline_only(path: str, client: UnaryClient) -> None:
+async def test_calls_end_at_deadline_when_peer_does_not_read(path: str, client: UnaryClient) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(10)
@@ -280,7 +280,7 @@ async def test_peer_that_reads_nothing_costs_the_deadline_only(path: str, client
         assert time.monotonic() - begun < LONG_SECONDS, "each waits for its own deadline alone"
 
 
-async def test_peer_that_pings_and_never_reads_is_no_longer_read(client: UnaryClient, server: Server) -> None:
+async def test_reading_pauses_when_pinging_peer_does_not_read(client: UnaryClient, server: Server) -> None:
     pings = 100_000
     call = start(client)
     connection = await server.connection()
@@ -315,7 +315,7 @@ async def test_unprocessed_call_is_sent_again(client: UnaryClient, server: Serve
     assert (again, server.accepted) == ((3, 1) if by == "reset" else (1, 2))
 
 
-async def test_call_that_is_refused_until_its_deadline_fails(
+async def test_call_fails_when_refused_until_deadline(
     client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unary, "RETRY_SECONDS", LONG_SECONDS)
@@ -324,24 +324,24 @@ async def test_call_that_is_refused_until_its_deadline_fails(
     assert isinstance(await failing(call), Unprocessed)
 
 
-async def test_calls_run_in_order_and_none_wakes_in_vain(client: UnaryClient, one_at_a_time: Server) -> None:
+async def test_waiting_calls_run_in_order_without_spurious_wakeup(client: UnaryClient, one_at_a_time: Server) -> None:
     """If the peer accepts few at a time (RFC 9113, 5.1.2)."""
     first, connection, stream = await queried(client, one_at_a_time)
     await notified(connection)
     calls = [first, *(start(client) for _ in range(5))]
     assert (await failing_soon(client)).kind is Kind.DEADLINE
     (link,) = client.links
-    link.room = None  # type: ignore[assignment,method-assign]  # who waits again would fail
+    link.room = None  # type: ignore[assignment,method-assign]  # a call that waits again would fail
     for number, done in enumerate(calls):
         connection.send(answer(stream, b"x"))
         assert await done == b"x"
-        assert [each.done() for each in calls].count(True) == number + 1
+        assert [call.done() for call in calls].count(True) == number + 1
         if done is not calls[-1]:
             stream = await connection.request()
     assert (stream, one_at_a_time.accepted) == (11, 1)
 
 
-async def test_waiting_calls_continue_after_the_connection_ends(client: UnaryClient, one_at_a_time: Server) -> None:
+async def test_waiting_calls_continue_after_connection_ends(client: UnaryClient, one_at_a_time: Server) -> None:
     first, connection, _ = await queried(client, one_at_a_time)
     await notified(connection)
     waiting = start(client)
@@ -385,7 +385,7 @@ MISBEHAVIOUR: dict[str, Callable[[Connection], object]] = {
 
 
 @pytest.mark.parametrize("misbehave", MISBEHAVIOUR.values(), ids=MISBEHAVIOUR)
-async def test_broken_peer_fails_a_call_once_and_the_next_call_dials(
+async def test_broken_peer_fails_call_once_and_next_call_redials(
     path: str, client: UnaryClient, misbehave: Callable[[Connection], object]
 ) -> None:
     async with serve(path, begins=False) as server:

@@ -1,4 +1,4 @@
-"""Unary calls on one connection, against a peer that is written out frame by frame."""
+"""Unary calls on one connection, against a peer that is scripted frame by frame."""
 
 import gzip
 
@@ -57,7 +57,7 @@ def failure(calls: Calls) -> CallFailed:
     return result
 
 
-def test_request_on_the_wire() -> None:
+def test_request_has_expected_frames() -> None:
     settings, window = http2.FrameBuffer().feed(b"".join(Calls(LIMIT).out).removeprefix(http2.PREFACE))
     room = LIMIT + grpc.PREFIX_BYTES + http2.DEFAULT_FRAME_SIZE
     push, table = (0x2, 0), (http2.HEADER_TABLE_SIZE, 0)
@@ -80,13 +80,13 @@ def test_request_on_the_wire() -> None:
     assert body == (http2.DATA, http2.END_STREAM, 1, grpc.message(b"message"))
 
 
-def test_request_waits_for_the_peers_windows() -> None:
+def test_request_waits_for_peer_windows() -> None:
     calls, message = Calls(LIMIT), b"m" * (JOINED_BYTES + 1)
     narrow, wider = (http2.settings({http2.INITIAL_WINDOW_SIZE: size}) for size in (0, 10))
     calls.receive(narrow)
     calls.out.clear()
     calls.open(PATH, message, 1.0)
-    calls.receive(wider + narrow)  # what is left once all is read counts
+    calls.receive(wider + narrow)  # the last SETTINGS of a read apply
     assert http2.DATA not in [kind for kind, *_ in sent(calls)]
     calls.receive(wider)
     parts = [frame for frame in sent(calls) if frame[0] == http2.DATA]
@@ -97,7 +97,7 @@ def test_request_waits_for_the_peers_windows() -> None:
     assert [flags for _, flags, *_ in parts] == [0] * (len(parts) - 1) + [http2.END_STREAM]
 
 
-def test_settings_are_acknowledged_and_limit_the_streams() -> None:
+def test_settings_are_acknowledged_and_limit_streams() -> None:
     calls = Calls(LIMIT)
     assert calls.room == 1
     calls.open(PATH, b"", 1.0)
@@ -115,7 +115,7 @@ def test_settings_are_acknowledged_and_limit_the_streams() -> None:
         assert calls.room == room
 
 
-def test_header_blocks_are_joined_and_decoded_until_the_ack() -> None:
+def test_header_blocks_are_joined_and_decoded_until_ack() -> None:
     """The server's table is followed until it acknowledged the size of 0; later blocks stand alone."""
     calls, encoder = Calls(LIMIT), Encoder()
     streams = [calls.open(PATH, b"", 1.0) for _ in range(2)]
@@ -148,13 +148,13 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("received", "problem"), BROKEN.values(), ids=BROKEN)
-def test_server_that_breaks_the_protocol_is_named(received: bytes, problem: str) -> None:
+def test_protocol_error_of_server_is_raised(received: bytes, problem: str) -> None:
     calls = Calls(LIMIT) if "first frame" in problem else connected()
     with pytest.raises(WireError, match=problem):
         calls.receive(received)
 
 
-def test_stream_ids_can_be_used_up() -> None:
+def test_connection_closes_when_stream_ids_are_exhausted() -> None:
     calls = connected()
     calls._next_stream = http2.MAX_STREAM_ID - 2
     calls.open(PATH, b"", 1.0)
@@ -163,7 +163,7 @@ def test_stream_ids_can_be_used_up() -> None:
     assert calls.closing
 
 
-def test_cancel_resets_the_stream_once_and_drops_a_late_answer() -> None:
+def test_cancel_resets_stream_once_and_drops_late_answer() -> None:
     calls = connected(b"")
     calls.cancel(1)
     calls.cancel(1)
@@ -176,7 +176,7 @@ def test_cancel_resets_the_stream_once_and_drops_a_late_answer() -> None:
     assert [frame[0] for frame in sent(calls)] == [http2.WINDOW_UPDATE]
 
 
-def test_few_pings_wait_for_a_write_and_many_do_not() -> None:
+def test_ping_acks_are_delayed_up_to_limit() -> None:
     calls = connected()
     pings = [http2.frame(http2.PING, 0, 0, bytes([number] * 8)) for number in range(Calls.waiting_acks + 1)]
     acks = [http2.frame(http2.PING, http2.ACK, 0, ping[http2.HEAD_BYTES :]) for ping in pings]
@@ -187,7 +187,7 @@ def test_few_pings_wait_for_a_write_and_many_do_not() -> None:
 
 
 @pytest.mark.parametrize("length", [0, LIMIT, LIMIT + 1])
-def test_compressed_answer_has_the_limit_of_a_plain_one(length: int) -> None:
+def test_compressed_answer_has_limit_of_plain_answer(length: int) -> None:
     packed, calls = grpc.message(gzip.compress(b"x" * length), compressed=True), connected(b"")
     calls.receive(block(1, [*HEAD, (b"grpc-encoding", b"gzip")]) + data(1, packed) + block(1, GOOD_END, end=True))
     assert length > LIMIT or outcome(calls) == b"x" * length
@@ -195,7 +195,7 @@ def test_compressed_answer_has_the_limit_of_a_plain_one(length: int) -> None:
 
 
 @given(st.binary(max_size=LIMIT), st.lists(st.integers(1, 400)))
-def test_answer_is_the_same_for_any_split(message: bytes, cuts: list[int]) -> None:
+def test_answer_is_independent_of_split(message: bytes, cuts: list[int]) -> None:
     calls = connected(b"")
     framed = grpc.message(message)
     half = len(framed) // 2
@@ -254,11 +254,11 @@ FAILURES: list[tuple[bytes, int, Kind, str, list[Frame]]] = [
         for notified in UNPROCESSED
     ),
 ]
-"""What is received, what it makes of the call, and what is sent then."""
+"""The received bytes, the failure of the call, and the sent frames."""
 
 
 @pytest.mark.parametrize(("received", "code", "kind", "text", "after"), FAILURES)
-def test_failure(received: bytes, code: int, kind: Kind, text: str, after: list[Frame]) -> None:
+def test_failure_has_code_kind_and_text(received: bytes, code: int, kind: Kind, text: str, after: list[Frame]) -> None:
     calls = connected(b"")
     calls.receive(received)
     failed = failure(calls)
@@ -267,7 +267,7 @@ def test_failure(received: bytes, code: int, kind: Kind, text: str, after: list[
     assert isinstance(failed, TooLong) == (code == 8)
 
 
-def test_early_answer_cancels_the_rest_of_the_request() -> None:
+def test_early_answer_cancels_unsent_request() -> None:
     calls = connected(b"m" * 100_000)
     calls.receive(block(1, [*HEAD, (b"grpc-status", b"8")], end=True))
     assert failure(calls).code == 8
@@ -276,7 +276,7 @@ def test_early_answer_cancels_the_rest_of_the_request() -> None:
     assert calls.out == []
 
 
-def test_calls_end_in_any_order_and_later_ones_by_goaway() -> None:
+def test_calls_end_in_any_order_and_above_goaway_unprocessed() -> None:
     calls = connected(b"", b"", b"", b"")
     calls.receive(answer(5, b"5") + http2.goaway(3, 0) + answer(3, b"3") + answer(1, b"1"))
     assert calls.closing
@@ -290,7 +290,7 @@ FRAMES = st.builds(http2.frame, st.integers(0, 10), st.integers(0, 255), st.samp
 
 
 @given(st.lists(FRAMES, max_size=12))
-def test_call_ends_at_most_once_whatever_frames_come(frames: list[bytes]) -> None:
+def test_call_ends_at_most_once_for_any_frames(frames: list[bytes]) -> None:
     calls = connected()
     streams = {calls.open(PATH, b"", 1.0) for _ in range(2)}
     try:
