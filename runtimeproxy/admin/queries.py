@@ -204,7 +204,7 @@ def _checks(sources: Sources, now: float) -> list[dict[str, str]]:
         elif absence:
             unreachable.append(f"{plugin.name} ({absence.why})")
         if plugin.breaker.state is BreakerState.OPEN:
-            suspended.append(f"{plugin.name} (tried again in {plugin.breaker.seconds_left(now):.0f} s)")
+            suspended.append(f"{plugin.name} (tried again in {plugin.breaker.remaining_seconds(now):.0f} s)")
     not_read = "" if manager.read else manager.directory_fault or "the registration directory was not read yet"
     disabled = [health.reason_with_names("disabled by hand", manager.disabled), manager.mask_fault]
     if stall and now - stall.ended > health.STALL_REPORTED_SECONDS:

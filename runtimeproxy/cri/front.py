@@ -24,7 +24,7 @@ from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.relay.connection import Connection, Endpoint
-from runtimeproxy.relay.dial import dial, describe_error
+from runtimeproxy.relay.dial import describe_error, dial
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.eventloop import batch
 from runtimeproxy.relay.front_base import DIAL_SECONDS, FrontBase

@@ -478,7 +478,7 @@ UNREACHABLE = "policy Fail and unreachable: a for 30 s"
 FAILING: list[tuple[State, str, str]] = [
     ({"listening_fault": "the socket was removed"}, "listening", "the socket was removed"),
     ({"manager.read": False}, "registrations_read", "the registration directory was not read yet"),
-    ({"manager.read": False, "manager.complaint": "/d hangs"}, "registrations_read", "/d hangs"),
+    ({"manager.read": False, "manager.directory_fault": "/d hangs"}, "registrations_read", "/d hangs"),
     ({"runtime_fault": "Connection refused"}, "runtime", "Connection refused"),
     ({"sync.runtime_fault": "no answer"}, "runtime", "no answer"),
     ({"draining": True}, "not_draining", "the proxy is stopping"),
@@ -486,7 +486,7 @@ FAILING: list[tuple[State, str, str]] = [
 ]
 OFF = {"manager.disabled": dict.fromkeys("de", DISABLED), "manager.mask_fault": "/s is bad"}
 SHOWN: list[tuple[State, str, str]] = [
-    ({"manager.complaint": "/d cannot be read"}, "registrations_read", "/d cannot be read"),
+    ({"manager.directory_fault": "/d cannot be read"}, "registrations_read", "/d cannot be read"),
     ({"reach.absences": {"a": SHORTLY}}, "plugins", "unreachable: a (/run/a.sock: No such file or directory)"),
     ({"open": "a"}, "breakers", "calls suspended, as they keep failing: a (tried again in 30 s)"),
     (OFF, "disabled_plugins", "disabled by hand: d, e; /s is bad"),
