@@ -260,7 +260,7 @@ FIRST_LIVES: dict[tuple[bool, object], Life] = {}
 @pytest.mark.parametrize("forgets", [None, Store.drop], ids=["one proxy", "a new proxy each step"])
 @pytest.mark.parametrize("answers", [{}, CHANGES], ids=["listens", "changes"])
 @pytest.mark.parametrize("front", OTHERS, ids=lambda front: front.name)
-async def test_every_front_reports_and_knows_the_same(
+async def test_every_front_reports_and_stores_same(
     tmp_path: Path, front: Front, answers: Mapping[str, hookanswers.Answer], forgets: Forgets
 ) -> None:
     which = answers is CHANGES, forgets
@@ -281,7 +281,7 @@ async def test_every_front_reports_and_knows_the_same(
 
 
 @pytest.mark.parametrize("front", [FIRST, *OTHERS], ids=lambda front: front.name)
-async def test_new_proxy_with_the_kubelets_values_reports_the_same(tmp_path: Path, front: Front) -> None:
+async def test_new_proxy_with_kubelet_values_reports_same(tmp_path: Path, front: Front) -> None:
     """All but dockershim's swap limit after its update, which does not contain it: an inspected container has none."""
     one = await Life(front, tmp_path / "one", CHANGES, None).live()
     new = await Life(front, tmp_path / "new", CHANGES, Store.forget).live()

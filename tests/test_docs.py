@@ -42,7 +42,7 @@ from tests.hooks.sdk import processes
 SOCKET = "/var/run/koord-runtimeproxy/runtimeproxy.sock"
 
 
-def test_registration_says_which_answers_count_at_each_hook_point() -> None:
+def test_registration_lists_used_answers_at_each_hook_point() -> None:
     words = {Part.CGROUP_PARENT: "cgroup parent", Part.ENVS: "environment"}
     rows = dict(table(DOCS["registration"], "Hook points"))
     assert list(rows) == [point.name for point in HOOK_POINTS]
@@ -52,7 +52,7 @@ def test_registration_says_which_answers_count_at_each_hook_point() -> None:
         assert (rows[point.name] == "nothing") == (not point.applies)
 
 
-def test_operation_says_what_each_event_and_health_check_means() -> None:
+def test_operation_explains_each_event_and_health_check() -> None:
     for heading, names in (("Events and call ids", [kind.value for kind in EventKind]), ("Health", CHECKS)):
         rows = table(DOCS["operation"], heading)
         assert [row[0] for row in rows] == [f"``{name}``" for name in names]
@@ -76,7 +76,7 @@ def test_configuration_has_each_option() -> None:
     assert [option.name for option in OPTIONS if option_entry(option) not in page] == []
 
 
-def test_metrics_has_each_metric_and_the_limits() -> None:
+def test_metrics_has_each_metric_and_limits() -> None:
     page = " ".join(DOCS["metrics"].split())
     labels = {row: f"; {', '.join(row.labels)}" if row.labels else "" for row in ROWS}
     entries = [f"``{row.shown}`` ({row.kind.value}{labels[row]}) {row.help}" for row in ROWS]
@@ -86,7 +86,7 @@ def test_metrics_has_each_metric_and_the_limits() -> None:
     assert f"more than {HOOK_SERVER_SERIES:,} counters of hook servers" in page
 
 
-def test_page_of_the_kubelet_has_its_flags() -> None:
+def test_page_of_kubelet_has_its_flags() -> None:
     reported = [[r.kubelet, f"``{r.unit}``", f"``{' '.join(r.flags_for(SOCKET))}``"] for r in kubelet_args.ROWS]
     assert table(DOCS["kubelet"], "By version") == reported
     rows = [[name, f"``{d.unit}``", f"``{d.file}``", f"``{d.runtime}``"] for name, d in DISTRIBUTIONS.items()]
@@ -94,7 +94,7 @@ def test_page_of_the_kubelet_has_its_flags() -> None:
 
 
 @pytest.mark.slow
-def test_commands_have_the_outputs_that_the_page_shows() -> None:
+def test_commands_have_documented_output() -> None:
     """``python -m tests.outputs`` writes them."""
     assert outputs.renewed(DOCS["commands"]) == DOCS["commands"]
 
@@ -107,7 +107,7 @@ def test_pages_name_each_command_and_hook_server() -> None:
     assert [name.strip("`") for name, _ in rows] == sorted(hooks_main.HOOKS)
 
 
-def test_hooks_guide_says_what_a_hook_sees_and_changes() -> None:
+def test_hooks_guide_lists_readable_and_editable_fields() -> None:
     rows = table(HOOKS, "What a hook sees and changes")
     for point, (name, given, changes) in zip(HOOK_POINTS, rows, strict=True):
         assert name == point.name
@@ -121,7 +121,7 @@ def test_hooks_guide_says_what_a_hook_sees_and_changes() -> None:
     assert all(f"``{method}``" in HOOKS for method in METHODS)
 
 
-def test_page_of_koordlet_has_the_fields_without_effect() -> None:
+def test_page_of_koordlet_has_fields_without_effect() -> None:
     expected: dict[tuple[str, str], list[str]] = {}
     for row in no_effect.ROWS:
         names = {name.removeprefix("resources.") for name in row.fields}
@@ -135,7 +135,7 @@ def test_page_of_koordlet_has_the_fields_without_effect() -> None:
 
 
 @pytest.mark.slow  # it runs pytest
-def test_hooks_guide_shows_the_tester_as_it_works(tmp_path: Path) -> None:
+def test_hooks_guide_shows_working_test_example(tmp_path: Path) -> None:
     (tmp_path / "hello.py").write_text(CODE.replace("main(Hello())", 'if __name__ == "__main__":\n    main(Hello())'))
     (tmp_path / "test_hello.py").write_text(code_blocks("python")[1])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_hello.py"]
@@ -144,7 +144,7 @@ def test_hooks_guide_shows_the_tester_as_it_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # it starts a hook server
-def test_hooks_guide_shows_interceptor_and_reflection_as_they_work(tmp_path: Path) -> None:
+def test_hooks_guide_shows_working_interceptor_and_reflection(tmp_path: Path) -> None:
     program = tmp_path / "hello.py"
     program.write_text(code_blocks("python")[2])
     with processes.running(tmp_path, program=(str(program),), file="hello.json") as server:
@@ -154,7 +154,7 @@ def test_hooks_guide_shows_interceptor_and_reflection_as_they_work(tmp_path: Pat
         assert server.end(signal.SIGTERM) == 0
 
 
-def test_hooks_guide_has_all_settings_of_the_node() -> None:
+def test_hooks_guide_has_all_node_settings() -> None:
     settings = code_blocks("yaml")[1]
     assert node.parse(settings.encode(), "node.yaml").rdt["BE"].mb == 50
     assert set(yaml.safe_load(settings)) == {name.replace("_", "-") for name in node.Settings.__dataclass_fields__}
@@ -165,7 +165,7 @@ def is_test(file: str, name: str) -> bool:
     return path.exists() and re.search(rf"^(async )?def {name}\(", path.read_text(), re.MULTILINE) is not None
 
 
-def test_each_row_of_the_page_on_security_names_tests_that_there_are() -> None:
+def test_security_page_names_existing_tests() -> None:
     rows = [row for rows in tables(DOCS["security"], "Shown by") for row in rows]
     named = [(row, re.findall(r"``([\w/]+\.py)::(\w+)``", row[-1])) for row in rows]
     assert len(rows) > 30
@@ -198,7 +198,7 @@ PROGRAMS = {"runtimeproxy": command_group, "koord-runtime-proxy": run_command}
 COMMAND_LINE = re.compile(r"(runtimeproxy|koord-runtime-proxy)(?! --version| \d)\b")
 
 
-def test_command_lines_of_the_blocks_are_accepted() -> None:
+def test_command_lines_of_blocks_are_accepted() -> None:
     """By click: commands, flags and values."""
     found = {line for page in PAGES for each in blocks(page) if not each.language for line in each.lines}
     lines = sorted(filter(COMMAND_LINE.match, found))
@@ -214,7 +214,7 @@ def test_command_lines_of_the_blocks_are_accepted() -> None:
         command.make_context(path, words)
 
 
-def test_files_of_a_release_are_named_by_their_version() -> None:
+def test_release_files_are_named_by_their_version() -> None:
     built = re.compile(r"runtimeproxy[_-](\d+\.\d+\.\d+)")
     named = {(page, version) for page, text in PAGES.items() for version in built.findall(text)}
     assert {version for _, version in named} == {VERSION}

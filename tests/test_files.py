@@ -23,7 +23,7 @@ def file(tmp_path: Path) -> StateFile:
     return StateFile(str(tmp_path / "state" / "proxy" / "a"), LONGEST, durable=True)
 
 
-def test_state_file_has_what_was_written(file: StateFile) -> None:
+def test_state_file_has_written_content(file: StateFile) -> None:
     assert file.read() == (b"", None)
     assert not Path(file.path).parent.exists(), "only a write makes it"
     for content in (OLD, NEW, b""):
@@ -35,7 +35,7 @@ def test_state_file_has_what_was_written(file: StateFile) -> None:
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o777])
-def test_state_file_and_directory_are_the_users_own(file: StateFile, umask: int) -> None:
+def test_state_file_and_directory_belong_to_user(file: StateFile, umask: int) -> None:
     Path(file.path).parent.parent.mkdir(mode=0o700)
     before = os.umask(umask)
     try:
@@ -51,7 +51,7 @@ def test_state_file_and_directory_are_the_users_own(file: StateFile, umask: int)
 
 
 @pytest.mark.parametrize(("durable", "steps"), [(True, ["fsync", "rename", "fsync"]), (False, ["rename"])])
-def test_reader_gets_the_old_content_or_the_new_one(
+def test_reader_gets_old_or_new_content(
     tmp_path: Path, durable: bool, steps: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Durable content is on the disk before its name is."""
@@ -73,7 +73,7 @@ def test_reader_gets_the_old_content_or_the_new_one(
     assert file.read()[0] == NEW
 
 
-def test_write_over_a_version_fails_if_that_was_replaced(file: StateFile) -> None:
+def test_write_over_replaced_version_fails(file: StateFile) -> None:
     assert file.write(OLD, over=None) == file.version()
     version = file.version()
     other = StateFile(file.path, LONGEST, durable=False)
@@ -84,7 +84,7 @@ def test_write_over_a_version_fails_if_that_was_replaced(file: StateFile) -> Non
     assert file.read()[0] == NEW
 
 
-def test_write_waits_for_another_process_for_a_second(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_waits_for_other_process_up_to_limit(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write(OLD)
     Path(file.path).with_name(".a.new").write_text("the rest of a write that was killed")
     monkeypatch.setattr(files, "LOCK_SECONDS", 0.05)
@@ -120,7 +120,7 @@ ROOTS = [
 
 
 @pytest.mark.parametrize(("do", "why", "heals"), [*FOREIGN, *ROOTS])
-def test_file_that_others_could_have_written_is_refused(file: StateFile, do: str, why: str, heals: bool) -> None:
+def test_file_writable_by_others_is_refused(file: StateFile, do: str, why: str, heals: bool) -> None:
     file.write(OLD)
     subprocess.run(["sh", "-ec", do], cwd=Path(file.path).parent, check=True)
     with pytest.raises(StateError) as raised:
@@ -135,7 +135,7 @@ def test_file_that_others_could_have_written_is_refused(file: StateFile, do: str
             file.write(NEW)
 
 
-def test_write_that_fails_says_why(tmp_path: Path) -> None:
+def test_failed_write_reports_cause(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, why in (
         (tmp_path / "file" / "a.json", "Not a directory"),
@@ -147,7 +147,7 @@ def test_write_that_fails_says_why(tmp_path: Path) -> None:
         assert str(raised.value) == f"{path} cannot be written ({why})"
 
 
-def test_full_disk_keeps_the_old_file(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_old_file(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write(OLD)
 
     def full(fd: int) -> None:
@@ -162,7 +162,7 @@ def test_full_disk_keeps_the_old_file(file: StateFile, monkeypatch: pytest.Monke
     assert file.read()[0] == NEW
 
 
-def test_tmpfs_is_known() -> None:
+def test_tmpfs_is_detected() -> None:
     assert is_in_memory("/dev/shm")
     assert not is_in_memory("/proc")
     with pytest.raises(FileNotFoundError):

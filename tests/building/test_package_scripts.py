@@ -108,7 +108,9 @@ CASES: dict[str, tuple[str, dict[str, str], int, str, str]] = {
 
 
 @pytest.mark.parametrize(("command", "does", "code", "words", "calls"), CASES.values(), ids=CASES)
-def test_scripts(node: Node, command: str, does: dict[str, str], code: int, words: str, calls: str) -> None:
+def test_maintainer_scripts_run_expected_commands(
+    node: Node, command: str, does: dict[str, str], code: int, words: str, calls: str
+) -> None:
     if command == "preinst install":
         (node.root / "usr/lib/runtimeproxy/bin/python3").unlink()
     ran = node.run(command, does)
@@ -120,7 +122,7 @@ def test_scripts(node: Node, command: str, does: dict[str, str], code: int, word
     assert [call for call in desired if call[0] == "!" and any(line.startswith(call[1:]) for line in ran.calls)] == []
 
 
-def test_without_systemd_nothing_is_queried(node: Node) -> None:
+def test_scripts_query_no_socket_without_systemd(node: Node) -> None:
     (node.root / "run/systemd/system").rmdir()
     for command in (UPGRADE, CONFIGURE, "prerm remove"):
         ran = node.run(command)
@@ -139,7 +141,7 @@ CONFIGURATIONS = [
 
 
 @pytest.mark.parametrize(("text", "flags", "code", "words"), CONFIGURATIONS)
-def test_check_needs_nothing_but_python(node: Node, text: str, flags: list[str], code: int, words: str) -> None:
+def test_check_requires_only_python(node: Node, text: str, flags: list[str], code: int, words: str) -> None:
     """What runs has the form of the tree's process, and a variable that names the file."""
     environ = {"RUNTIMEPROXY_CONFIG": str(node.write("config.yaml", text)), "TOKEN": "canary-4711"}
     command = [sys.executable, "-I", "-c", "import sys; print(flush=True); sys.stdin.read()", *flags]
@@ -168,7 +170,7 @@ def registered(node: Node, name: str, folder: str = "/var/run/runtimeproxy-hooks
     return node.write(f"etc/runtime/hookserver.d/{name}", content)
 
 
-def test_removal_takes_registrations_of_our_hook_servers(node: Node) -> None:
+def test_removal_deletes_registrations_of_packaged_servers(node: Node) -> None:
     ours = [registered(node, name) for name in ("cpuset.json", "10-cpuset-gpu.json", "all.json")]
     others = [registered(node, name) for name in ("koordlet.json", "cpuset-mine.json", "99-all-x.json")]
     others.append(registered(node, "gpu.json", "/run/else"))
@@ -176,7 +178,7 @@ def test_removal_takes_registrations_of_our_hook_servers(node: Node) -> None:
     assert ([file for file in ours if file.exists()], [file for file in others if not file.exists()]) == ([], [])
 
 
-def test_purge_leaves_registrations_of_others_alone(node: Node) -> None:
+def test_purge_keeps_registrations_of_other_servers(node: Node) -> None:
     made = [node.write(place) for place in MADE]
     theirs = registered(node, "koordlet.json", "/var/run/koordlet")
     assert node.run("postrm purge").code == 0
@@ -184,7 +186,7 @@ def test_purge_leaves_registrations_of_others_alone(node: Node) -> None:
     assert [path for path in (node.root / "etc").rglob("*") if path.is_file()] == [theirs]
 
 
-def test_purge_leaves_sockets_of_others_and_nothing_empty(node: Node) -> None:
+def test_purge_keeps_foreign_sockets_and_no_empty_directory(node: Node) -> None:
     (node.root / "etc/runtime/hookserver.d").mkdir(parents=True)
     assert node.run("postrm purge").code == 0
     assert list((node.root / "etc").iterdir()) == []

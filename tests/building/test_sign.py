@@ -48,7 +48,7 @@ def test_signature_of_another_key_is_refused(signed: tuple[Path, Path], tmp_path
     assert not verified(signed[0], new_key(tmp_path, "other").with_name("other.pub"))
 
 
-def test_changed_file_or_checksum_is_found(signed: tuple[Path, Path], tmp_path: Path) -> None:
+def test_changed_file_or_checksum_is_refused(signed: tuple[Path, Path], tmp_path: Path) -> None:
     dist, public = shutil.copytree(signed[0], tmp_path / "dist"), signed[1]
     (chart,) = dist.glob("*.tgz")
     chart.write_text("another")
@@ -63,7 +63,7 @@ UNUSABLE += [("no-key", "minisign could not sign with")]
 
 
 @pytest.mark.parametrize(("key", "words"), UNUSABLE)
-def test_key_that_cannot_be_used_is_an_error(tmp_path: Path, key: str | Path, words: str) -> None:
+def test_unusable_key_is_error(tmp_path: Path, key: str | Path, words: str) -> None:
     (tmp_path / "no-key").write_text("words")
     done = build(tmp_path / "dist", tmp_path / key)
     assert (done.returncode, words in done.stderr) == (1, True), done.stderr

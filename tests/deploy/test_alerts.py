@@ -135,7 +135,7 @@ ROWS: list[tuple[str, int, str, Series, bool]] = [
 
 @pytest.mark.engine
 @pytest.mark.parametrize(("alert", "minute", "what", "series", "fires"), ROWS, ids=[f"{r[0]} {r[2]}" for r in ROWS])
-def test_alert_fires_when_it_should(
+def test_alert_fires_only_on_its_condition(
     tmp_path: Path, alert: str, minute: int, what: str, series: Series, fires: bool
 ) -> None:
     judge(tmp_path, on(0, series), firing(alert), fires, minute)
@@ -143,7 +143,7 @@ def test_alert_fires_when_it_should(
 
 @pytest.mark.engine
 @pytest.mark.parametrize(("failing", "fires"), [(3, True), (2, False)])
-def test_hook_server_that_fails_widely_is_reported(tmp_path: Path, failing: int, fires: bool) -> None:
+def test_hook_server_failing_on_many_nodes_is_reported(tmp_path: Path, failing: int, fires: bool) -> None:
     """Of 40 nodes: 5 % is not more than 5 %."""
     series = [entry for node in range(40) for entry in on(node, {TIMEOUT: "2x40"})]
     for node in range(failing):
@@ -160,7 +160,7 @@ def test_many_versions_are_reported(tmp_path: Path, versions: int, hours: int, f
     judge(tmp_path, series, firing("ManyVersions"), fires, hours * 60)
 
 
-def test_every_alert_is_shown_to_fire_and_not_to_fire() -> None:
+def test_every_alert_has_firing_and_silent_case() -> None:
     shown = {fires: {row[0] for row in ROWS if row[4] is fires} for fires in (True, False)}
     fleet = {"HookServerFailingWidely", "ManyVersions"}
     assert {f"RuntimeProxy{name}" for name in shown[True] | fleet} == set(ALERTS)
@@ -193,7 +193,7 @@ def series_of(row: Metric, node: int) -> list[tuple[str, str]]:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("nodes", [6, 12])
-def test_fleet_is_in_at_most_200_series_and_rules_are_valid(tmp_path: Path, nodes: int) -> None:
+def test_fleet_has_at_most_200_series_and_rules_are_valid(tmp_path: Path, nodes: int) -> None:
     """Three hook servers, three versions, both modes, and everything goes wrong on every node."""
     assert promtool("check", "rules", *RULES).count("SUCCESS") == len(RULES)
     series = [entry for node in range(nodes) for row in METRICS.values() for entry in series_of(row, node)]
@@ -260,7 +260,7 @@ def test_gate_queries_metrics_that_exist(query: str) -> None:
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_gates_hold_for_healthy_pool_and_find_faults(tmp_path: Path) -> None:
+def test_gates_pass_healthy_pool_and_fail_on_faults(tmp_path: Path) -> None:
     every = [f"count({query})" for query in GATES]
     for text, value in {"POOL": "n.*", '"NEW"': '"2"', '"OLD"': '"1"', '"NAME"': '"cpuset"'}.items():
         every = [query.replace(text, value) for query in every]

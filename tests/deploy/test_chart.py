@@ -75,7 +75,7 @@ def test_release_has_chart_and_its_manifests(release: Path, tmp_path: Path) -> N
         assert tuple(yaml.safe_load_all(text)) == documents(name, suffix)
 
 
-def test_chart_has_version_of_proxy_and_no_fault_for_helm() -> None:
+def test_chart_has_version_of_proxy_and_passes_helm_lint() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
     for name in SETS:
@@ -120,7 +120,7 @@ def test_skip_label_is_on_own_pods_and_in_one_place() -> None:
 
 
 @pytest.mark.parametrize("name", RIGHTS)
-def test_hook_server_has_two_directories_and_what_it_needs(name: str) -> None:
+def test_hook_server_mounts_two_directories_and_its_rights(name: str) -> None:
     pod = daemon_sets()[name]["spec"]["template"]["spec"]
     more, pids, capabilities = RIGHTS[name]
     assert host_paths(name).keys() == {"/var/run/runtimeproxy-hooks", "/etc/runtime/hookserver.d"} | more
@@ -135,7 +135,7 @@ def test_hook_server_has_two_directories_and_what_it_needs(name: str) -> None:
         assert not rights.get("privileged", False)
 
 
-def test_exporter_sees_metrics_directory_and_is_scraped_by_tls() -> None:
+def test_exporter_mounts_metrics_directory_and_serves_tls() -> None:
     template = daemon_sets()[EXPORTER]["spec"]["template"]
     pod = template["spec"]
     assert host_paths(EXPORTER) == {"/var/run/koord-runtimeproxy-metrics": True}
@@ -170,7 +170,7 @@ def test_installer_may_annotate_nodes_and_hold_its_places(name: str) -> None:
 
 
 @pytest.mark.parametrize("hook", sorted(HOOKS))
-def test_hooks_in_chart_have_their_points(hook: str) -> None:
+def test_registrations_of_chart_have_points_of_hooks(hook: str) -> None:
     text = (CHART / "templates/_helpers.tpl").read_text()
     [row] = re.findall(rf"^{hook}: (\{{.*\}})$", text, re.MULTILINE)
     assert yaml.safe_load(row)["points"] == [point.name for point in load(hook).points]

@@ -32,7 +32,7 @@ def faults(values: Any) -> list[str]:
     return [".".join(map(str, error.path)) for error in jsonschema.Draft7Validator(SCHEMA).iter_errors(values)]
 
 
-def test_sets_are_taken_and_missing_digests_are_not_guessed() -> None:
+def test_value_sets_are_valid_and_digests_are_required() -> None:
     assert [name for name in SETS if faults(given(name))] == []
     assert {*faults(DEFAULTS)} == {"image.repository", "image.digest", "nodeInstaller.sha256"}
 
@@ -179,7 +179,7 @@ def test_installer_annotates_its_own_node(user: str, at: list[str] | None, chang
 
 
 @pytest.mark.tool("helm")
-def test_policies_are_in_force_where_cluster_has_them() -> None:
+def test_policies_are_enforced_where_cluster_supports_them() -> None:
     policies = of_kind("ValidatingAdmissionPolicy", "kubelet")
     bindings = of_kind("ValidatingAdmissionPolicyBinding", "kubelet")
     assert policies.keys() == {SKIP, INSTALLER}

@@ -97,7 +97,7 @@ PROXY, HOOK_SERVERS, EXPORTER = (settings(UNITS / f"runtimeproxy{name}.service")
 DEFAULTS = {option.name: option.default or "" for option in OPTIONS}
 
 
-def test_proxy_has_what_it_needs_of_systemd() -> None:
+def test_proxy_unit_has_required_systemd_settings() -> None:
     expected = {
         "Requires": "runtimeproxy.socket",
         "Before": "kubelet.service cri-docker.service",
@@ -135,7 +135,7 @@ def test_proxy_has_what_it_needs_of_systemd() -> None:
         (METRICS, "-metrics", METRICS_ENDPOINT, "0660", "0755"),
     ],
 )
-def test_socket_is_where_programs_look_for_it(name: str, file: str, path: str, mode: str, folder: str) -> None:
+def test_socket_unit_has_path_that_programs_use(name: str, file: str, path: str, mode: str, folder: str) -> None:
     socket = settings(UNITS / f"runtimeproxy{file}.socket")
     assert socket["ListenStream"] == [path.removeprefix("/var")]  # systemd warns of /var/run
     assert (socket["SocketMode"], socket["DirectoryMode"]) == ([mode], [folder])
@@ -157,7 +157,7 @@ def test_no_unit_removes_directory_of_metrics_socket() -> None:
         assert "RemoveOnStop" not in found, file
 
 
-def test_hook_servers_and_exporter_are_as_closed_as_proxy() -> None:
+def test_hook_servers_and_exporter_are_sandboxed_as_proxy() -> None:
     sandbox = r"(?:Private|Protect|Proc|Restrict(?!AddressFamilies)|NoNew|Lock|Memory(?!Max)|SystemCallA|SystemCallE).+"
     proxy, hook_servers, export = (
         {name: values for name, values in unit.items() if re.fullmatch(sandbox, name)}
@@ -179,7 +179,7 @@ DROP_INS = {
 
 
 @pytest.mark.parametrize("unit", sorted(DROP_INS))
-def test_right_of_hook_server_has_reason(unit: str) -> None:
+def test_each_right_of_hook_server_has_documented_reason(unit: str) -> None:
     assert unit.removeprefix("runtimeproxy-hooks@").removesuffix(".service") in {*HOOKS, ALL}
     if unit == f"runtimeproxy-hooks@{ALL}.service":
         assert set(DROP_INS[unit]) == {line for other in DROP_INS if other != unit for line in DROP_INS[other]}

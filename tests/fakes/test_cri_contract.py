@@ -102,5 +102,5 @@ def codes_of_absent_ids(runtime: Runtime) -> None:
             assert code is (None if succeeds else grpc.StatusCode.NOT_FOUND), method
 
 
-async def test_absent_id_has_containerds_code(runtime: Runtime) -> None:
+async def test_absent_id_has_code_of_containerd(runtime: Runtime) -> None:
     await asyncio.to_thread(codes_of_absent_ids, runtime)

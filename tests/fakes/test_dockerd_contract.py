@@ -67,7 +67,7 @@ async def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 # ---- containers
 
 
-async def test_life_has_the_daemons_statuses(daemon: Daemon) -> None:
+async def test_life_cycle_has_statuses_of_dockerd(daemon: Daemon) -> None:
     made = await daemon.created("c1")
     answers = []
     for call in (
@@ -102,7 +102,7 @@ REFUSED += [("POST /containers/create", {**SLEEPING, "HostConfig": host}, *why) 
 
 
 @pytest.mark.parametrize(("call", "body", "status", "message"), REFUSED)
-async def test_refusal_has_the_daemons_words(daemon: Daemon, call: str, body: Any, status: int, message: str) -> None:
+async def test_error_has_text_of_dockerd(daemon: Daemon, call: str, body: Any, status: int, message: str) -> None:
     made = {await daemon.running("c1"), await daemon.created("c2")}
     reply = await daemon.fetch(call, body)
     assert reply.status == status
@@ -110,14 +110,14 @@ async def test_refusal_has_the_daemons_words(daemon: Daemon, call: str, body: An
     assert {row["Id"] for row in (await daemon.fetch("GET /containers/json?all=1")).json} == made
 
 
-async def test_unusual_values_are_taken_and_shown(daemon: Daemon) -> None:
+async def test_unusual_values_are_accepted_and_shown(daemon: Daemon) -> None:
     host = {"Memory": 8 * MIB, "CpuQuota": -1, "CgroupParent": daemon.parent, "CpusetCpus": "0-1"}
     made = await daemon.created("c1", HostConfig={**host, "Unknown": 1, "Devices": None, "OomScoreAdj": None})
     shown = await daemon.host(made)
     assert {**host, "MemorySwap": 16 * MIB, "ShmSize": 64 * MIB}.items() <= shown.items()
 
 
-async def test_update_changes_what_is_not_zero(daemon: Daemon) -> None:
+async def test_update_changes_only_nonzero_values(daemon: Daemon) -> None:
     host = {"Memory": 64 * MIB, "MemorySwap": 64 * MIB, "CpuShares": 512, "CpusetCpus": "0-1", "CpuQuota": 50000}
     made = await daemon.created("c1", HostConfig={**host, "CpuPeriod": 100_000, "CgroupParent": daemon.parent})
     update = f"POST /v1.41/containers/{made}/update"
@@ -138,7 +138,7 @@ async def test_update_changes_what_is_not_zero(daemon: Daemon) -> None:
     assert "Memory limit should be smaller than already set memoryswap limit" in reply.message
 
 
-async def test_container_is_found_listed_and_has_its_images_settings(daemon: Daemon) -> None:
+async def test_container_is_found_listed_and_has_image_settings(daemon: Daemon) -> None:
     first = await daemon.created("k8s_a_b", Env=["A=1", "A"], Labels={"a": "own", "kind": "pod"}, Cmd=None)
     second = await daemon.running(first[:4], Labels={"kind": "pod"})
     for reference, found in (
@@ -165,7 +165,7 @@ async def test_container_is_found_listed_and_has_its_images_settings(daemon: Dae
 # ---- streams
 
 
-async def test_events_come_one_a_chunk_in_the_daemons_order(daemon: Daemon) -> None:
+async def test_events_have_one_chunk_each_in_dockerd_order(daemon: Daemon) -> None:
     client, head = await daemon.send('GET /v1.41/events?filters={"type":{"container":true}}')
     assert b"Transfer-Encoding: chunked" in head
     made = await daemon.running("c1", HostConfig={"NetworkMode": "none"})  # dockerd 26 renames in the network

@@ -65,7 +65,7 @@ CLIENTS: dict[str, Callable[[str], Any]] = {"Containerd": cri.CriClient, "Docker
 
 
 @pytest.mark.parametrize("mode", CLIENTS)
-def test_pods_get_what_hook_servers_set_and_engine_may_restart(node: Machine, mode: str) -> None:
+def test_pods_get_hook_values_across_engine_restart(node: Machine, mode: str) -> None:
     with CLIENTS[mode](serve(node, mode)) as client:
         for turn in range(max(CALLS_OF_THE_UNIT.now // ROUND, 1)):
             live(node, client, f"turn-{turn}")
@@ -150,7 +150,7 @@ def test_exporter_serves_tls_with_lines_of_its_unit(node: Machine) -> None:
     node.run("systemctl", "restart", unit)
 
 
-def test_loop_that_hangs_is_restarted_while_its_clients_wait(node: Machine) -> None:
+def test_hanging_loop_is_restarted_while_clients_wait(node: Machine) -> None:
     with drop_in(node, "WatchdogSec=3s\n"):  # the usual time is for scripts/soak
         serve(node, "Containerd")
         node.run("systemctl", "kill", "--kill-whom=main", "--signal=STOP", "runtimeproxy.service")
@@ -168,7 +168,7 @@ ExecStart=/usr/bin/our-python -c "import sys; sys.modules['uvloop'] = None; \
 """The proxy without one of its libraries."""
 
 
-def test_crash_loop_keeps_socket(node: Machine) -> None:
+def test_socket_outlives_crash_loop(node: Machine) -> None:
     serve(node, "Containerd")
     node.write("/usr/bin/our-python", program(), mode=0o755)
     with ThreadPoolExecutor() as threads, cri.CriClient(str(node.path(SOCKET))) as client:
@@ -205,7 +205,7 @@ def analysed(machine: Machine, unit: str) -> tuple[float, set[str]]:
 
 
 @pytest.mark.parametrize("unit", EXPOSED)
-def test_unit_is_closed_but_for_documented_reasons(machine: Machine, unit: str) -> None:
+def test_unit_is_sandboxed_except_documented_rights(machine: Machine, unit: str) -> None:
     level, loosened = analysed(machine, unit)
     assert level < EXPOSED[unit]
     assert loosened == {setting for units, setting in REASONS if "all" in units or unit.replace("@x", "@") in units}
@@ -216,7 +216,7 @@ def test_systemd_finds_no_fault_in_units(machine: Machine) -> None:
     assert machine.run("systemd-analyze", "verify", *units) == ""
 
 
-def test_new_hook_server_has_closed_unit_and_serves(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_hook_server_has_sandboxed_unit_and_serves(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/usr/local/bin/python-of-hooks")
     node.write(sys.executable, program(), mode=0o755)
     for name, text in new.files("pinning").items():

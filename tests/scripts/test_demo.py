@@ -72,7 +72,7 @@ def test_demo_shows_modes_and_leaves_nothing(folder: Path, arguments: list[str],
     assert output.count("moved after the start") == (0 if fake else len(titles))
 
 
-def test_missing_effect_fails_the_demo(folder: Path, tmp_path: Path) -> None:
+def test_missing_effect_fails_demo(folder: Path, tmp_path: Path) -> None:
     """Here the hook servers run without the settings of the node, by which quotas are scaled."""
     for name in PROGRAMS:
         program = Path(sys.executable).with_name(name)

@@ -36,7 +36,7 @@ def run_module(name: str, *, before: Sequence[str] = (), cwd: Path = ROOT, umask
     return str(done.stdout)
 
 
-def test_second_build_has_same_bytes(findings: Findings, tmp_path: Path) -> None:
+def test_second_build_is_identical(findings: Findings, tmp_path: Path) -> None:
     """The builds differ in directory, umask, time zone and hour."""
     sums = []
     abroad: dict[str, Any] = {"TZ": "Asia/Tokyo", "LANG": "de_DE.UTF-8", "before": ["faketime", "-f", "+1h"]}

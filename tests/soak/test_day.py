@@ -219,7 +219,7 @@ ENDS: Mapping[int, tuple[str, End]] = {
 """By a pod's number in its cycle; all others end well."""
 
 
-async def test_day_of_node_leaves_nothing(front: Front, findings: Findings, tmp_path: Path) -> None:
+async def test_day_of_load_leaves_no_state_or_growth(front: Front, findings: Findings, tmp_path: Path) -> None:
     async with running(front, tmp_path) as node:
         async with front.caller(node.proxy.socket) as caller:
             numbers = iter(range(EARLIER_PODS.now))

@@ -97,7 +97,7 @@ ENVIRONMENTS = (
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda environment: environment.name)
-def test_readme_works_in_environment(environment: Environment, findings: Findings) -> None:
+def test_readme_commands_work_in_fresh_environment(environment: Environment, findings: Findings) -> None:
     """Run scripts/demo, and scripts/test whole in a full soak, else only its fast set."""
     commands = ["scripts/demo", "scripts/test" if findings.full else "scripts/test --fast"]
     if environment is ENVIRONMENTS[0]:

@@ -50,7 +50,7 @@ KOORDLET = """\
 """
 
 
-def test_migration_prints_output_of_page(machine: Machine, findings: Findings) -> None:
+def test_migration_prints_documented_output(machine: Machine, findings: Findings) -> None:
     prepare(machine, os.environ.get("KOORD_RUNTIME_PROXY", ""))
     page = PAGE.read_text()
     with Calls("Containerd", machine.path(SOCKET)) as calls:

@@ -110,7 +110,7 @@ def test_lintian_finds_no_error(packages: dict[str, list[Path]]) -> None:
 
 @pytest.mark.parametrize("mode", ["Containerd", "Docker"])
 @pytest.mark.parametrize("form", FORMS)
-def test_package_lives_without_failed_call(
+def test_package_life_cycle_fails_no_call(
     form: str, mode: str, machine: Machine, packages: dict[str, list[Path]], findings: Findings
 ) -> None:
     life = Life(machine, mode, form, *packages[form])

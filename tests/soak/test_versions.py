@@ -73,7 +73,7 @@ def older_than(newer: Version, library: Path) -> Version:
     return Version(BEFORE, command, {**newer.environment, "PYTHONPATH": str(library)})
 
 
-async def test_versions_change_without_loss(front: Front, findings: Findings, library: Path, tmp_path: Path) -> None:
+async def test_version_changes_lose_no_call(front: Front, findings: Findings, library: Path, tmp_path: Path) -> None:
     rounds = ROUNDS.now
     with handed_over(tmp_path / "proxy.sock") as handed, on_tmpfs() as memory:
         made = ShapedNode(front, tmp_path, answers=CHANGES, program=True)

@@ -32,7 +32,7 @@ DIAL_SECONDS = 0.05
 
 
 @pytest.mark.parametrize("end", [FaultRelay.cut, FaultRelay.reset], ids=["end", "reset"])
-async def test_calls_of_a_dead_runtime_fail_and_are_not_repeated(
+async def test_calls_to_dead_runtime_fail_and_are_not_retried(
     front: Front, tmp_path: Path, end: Callable[[FaultRelay], None]
 ) -> None:
     """A stream ends with them. The runtime is back immediately, so that a second try would reach it."""
@@ -64,7 +64,7 @@ async def test_calls_of_a_dead_runtime_fail_and_are_not_repeated(
     assert judged(took) < limit(took, 0.1), took
 
 
-async def test_proxy_listens_within_a_second_without_a_runtime(front: Front, tmp_path: Path) -> None:
+async def test_proxy_listens_within_second_without_runtime(front: Front, tmp_path: Path) -> None:
     proxy, took = front.process(tmp_path), []
     for _ in range(STARTS.now):
         begun = time.monotonic()
@@ -116,7 +116,7 @@ def mutated(answer: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("verb", ["ping", "create"], ids=["passing", "held"])
-async def test_broken_answer_costs_its_own_call_only(front: Front, verb: str, tmp_path: Path) -> None:
+async def test_broken_answer_fails_only_its_call(front: Front, verb: str, tmp_path: Path) -> None:
     """The connection ends after the broken bytes; the next call is answered.
 
     Which of the bytes reach the client: tests/docker/test_reader.py and tests/cri.
@@ -146,7 +146,7 @@ async def test_broken_answer_costs_its_own_call_only(front: Front, verb: str, tm
 
 
 @pytest.mark.parametrize(("other", "spoken"), [(DOCKER, "HTTP/1"), (CRI, "HTTP/2")], ids=["docker", "cri"])
-async def test_runtime_of_the_other_mode_leads_to_the_flag(tmp_path: Path, other: Front, spoken: str) -> None:
+async def test_runtime_of_other_mode_is_reported_with_flag(tmp_path: Path, other: Front, spoken: str) -> None:
     front = CRI if other is DOCKER else DOCKER
     line = f"the runtime broke the protocol: .*; it speaks {spoken}: is --backend-runtime-mode right\\?\n"
     async with (

@@ -74,7 +74,7 @@ ATTACKS: dict[str, Frames] = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 @pytest.mark.parametrize("side", ["client", "runtime"])
-async def test_attack_costs_little_and_no_other_call(side: str, name: str, tmp_path: Path) -> None:
+async def test_attack_costs_little_and_fails_no_other_call(side: str, name: str, tmp_path: Path) -> None:
     runtime, over = HostileRuntime(), asyncio.Event()
 
     async def calls_of_another() -> None:

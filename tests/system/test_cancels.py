@@ -133,7 +133,7 @@ async def test_cancel_arrives_at_hook_server_or_runtime(front: Front, runtime: R
         assert figure <= ARRIVES_SECONDS, f"{side}: {figure} s, the slowest took {sorted(seconds)[-5:]} s"
 
 
-async def test_everything_is_released_after_cancels(front: Front, runtime: Runtime, node: Any) -> None:
+async def test_all_resources_are_released_after_cancels(front: Front, runtime: Runtime, node: Any) -> None:
     proxy, hooks, caller = node
     await until(lambda: proxy.metrics.counted("syncs", result="complete") > 0, "the state is known")
     before = counts()
@@ -172,7 +172,7 @@ SMALL_SECONDS = 0.5
 
 
 @pytest.mark.parametrize("front", [CRI], ids=["cri"])
-async def test_time_of_a_hook_server_is_taken_off_the_deadline(
+async def test_hook_server_time_is_deducted_from_deadline(
     front: Front, tmp_path: Path, runtime: CriRuntime, hooks: HookServer
 ) -> None:
     """A call without a deadline has none."""

@@ -65,7 +65,7 @@ def events(client: docker.DockerClient) -> Any:
 @pytest.mark.filterwarnings("ignore:.* <http.client.HTTPResponse:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:unclosed .socket.socket .*family=1:ResourceWarning")
 @pytest.mark.parametrize("scenario", [exec_with_half_close, events])
-def test_docker_sdk_gets_the_same_through_the_proxy(
+def test_docker_sdk_gets_same_results_through_proxy(
     dockerd: Dockerd, between: str, scenario: Callable[[docker.DockerClient], Any]
 ) -> None:
     seen = []

@@ -129,9 +129,7 @@ def test_execs_give_all_of_their_output(between: str, box: str) -> None:
         assert {*pool.map(call, range(EXECS_OF_THE_CLI.now))} == {Outcome(3, b"out\n", b"err\n")}
 
 
-def test_silent_stream_carries_the_next_byte_until_its_end(
-    between: str, dockerd: Dockerd, box: str, tmp_path: Path
-) -> None:
+def test_idle_stream_carries_next_byte_until_its_end(between: str, dockerd: Dockerd, box: str, tmp_path: Path) -> None:
     """Each direction of an exec. When its client is killed, its stdin ends."""
     with started(between, tmp_path, "exec", "-i", box, "cat") as copying:
         for word in (b"one", b"two"):

@@ -74,11 +74,11 @@ def compare(dockerd: Dockerd, between: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name[:60])
-def test_form_is_read_as_dockerd_reads_it_or_refused(dockerd: Dockerd, between: str, form: Form, target: str) -> None:
+def test_request_form_is_parsed_as_dockerd_or_refused(dockerd: Dockerd, between: str, form: Form, target: str) -> None:
     compare(dockerd, between, stream(form, target))
 
 
-def test_rules_that_dockerd_is_milder_about_are_listed(dockerd: Dockerd) -> None:
+def test_milder_rules_of_dockerd_are_listed(dockerd: Dockerd) -> None:
     """Also for who runs it; and each has a form that it accepts."""
     streams = {stream(form, target) for form in FORMS for target in TARGETS}
     refused = [(rule, data) for data in streams if (rule := follow(data).rule) is not None]
@@ -90,7 +90,7 @@ def test_rules_that_dockerd_is_milder_about_are_listed(dockerd: Dockerd) -> None
 
 @settings(max_examples=examples())
 @given(mutations())
-def test_changed_forms_too(dockerd: Dockerd, between: str, data: bytes) -> None:
+def test_mutated_request_form_is_parsed_as_dockerd(dockerd: Dockerd, between: str, data: bytes) -> None:
     compare(dockerd, between, data)
 
 
@@ -155,7 +155,7 @@ NAMES = ["name=a%20", "name=a+b", "name=%25&name=b", "na%6De=%C3%A9", "x&name=%F
 NAMES += ["name=\xc3\xa9\xff"]
 
 
-def test_route_of_the_tables_is_dockerds(dockerd: Dockerd) -> None:
+def test_listed_route_is_matched_as_dockerd(dockerd: Dockerd) -> None:
     """dockerd's error contains the name of a create that no container may have."""
     for method, target in TABLE:
         agree(dockerd, method, target)
@@ -198,5 +198,5 @@ def targets(draw: st.DrawFn) -> str:
 
 @settings(max_examples=examples())
 @given(st.sampled_from(("POST", "POST", "POST", "DELETE")), targets())
-def test_any_route_is_dockerds(dockerd: Dockerd, method: str, target: str) -> None:
+def test_any_route_is_matched_as_dockerd(dockerd: Dockerd, method: str, target: str) -> None:
     agree(dockerd, method, target)

@@ -65,7 +65,7 @@ def sent(message: Any) -> Values:
 
 
 @EVERY
-def test_changes_of_hooks_hold_and_are_in_later_calls(node: RealNode, client: Any) -> None:
+def test_hook_changes_are_applied_and_in_later_calls(node: RealNode, client: Any) -> None:
     """The hook server acts at every Pre point (hook-api, "What is sent"); it sets another cgroup parent for a new pod.
 
     A proxy that was killed and restarted reads all of it from the engine, and does not affect the container.
@@ -120,7 +120,7 @@ def test_changes_of_hooks_hold_and_are_in_later_calls(node: RealNode, client: An
 
 
 @on(CONTAINERD, DOCKERD)
-def test_value_that_the_machine_lacks_costs_the_container(node: RealNode, client: Any) -> None:
+def test_unavailable_cpuset_fails_container(node: RealNode, client: Any) -> None:
     """containerd fails its start, dockerd its create (docs/fleets.rst)."""
     node.hooks.on("PreCreateContainer", resources_answer(cpuset_cpus="1000"))
     pod = node.plain_pod()
@@ -145,7 +145,7 @@ KOORDLETS = ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResour
 
 @EVERY
 @pytest.mark.parametrize(("answer", "policy"), QUIET.values(), ids=QUIET)
-def test_pod_runs_as_without_a_hook_server(
+def test_pod_runs_as_without_hook_server(
     kind: Kind, engine: Any, tmp_path: Path, answer: Answer | None, policy: str
 ) -> None:
     """Under Fail with the skip label, as for the hook server's own pod."""

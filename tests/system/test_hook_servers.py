@@ -67,7 +67,7 @@ async def stopped(path: str) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("hanging", [silent, full_backlog, stopped])
-async def test_hook_that_hangs_costs_its_timeout(
+async def test_hanging_hook_delays_call_by_its_timeout(
     front: Front, tmp_path: Path, runtime: Runtime, hanging: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hook_client, "FAILURES_IN_A_ROW", 10**9)  # the breaker stays closed
@@ -94,9 +94,7 @@ COSTS = {
 
 
 @pytest.mark.parametrize("why", COSTS)
-async def test_hook_server_that_is_not_called_costs_little(
-    front: Front, tmp_path: Path, runtime: Runtime, why: str
-) -> None:
+async def test_uncalled_hook_server_costs_little(front: Front, tmp_path: Path, runtime: Runtime, why: str) -> None:
     """Compared with the creates of a pod that skips it."""
     path, (seconds, line) = str(tmp_path / "hooks.sock"), COSTS[why]
     hooks, proxy = HookServer(path, default=hookanswers.hang()), front.process(tmp_path)
@@ -120,7 +118,7 @@ async def test_hook_server_that_is_not_called_costs_little(
     assert line in proxy.output()
 
 
-async def test_huge_answer_costs_at_most_three_times_the_limit(
+async def test_huge_answer_costs_at_most_three_times_limit(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
     cap, proxy = 2 << 20, front.process(tmp_path, hook_answer_limit="2MiB")
@@ -163,7 +161,7 @@ def link_swapped(folder: Path, number: int, content: str) -> None:
 
 
 @pytest.mark.parametrize("swap", [renamed_over, link_swapped])
-async def test_no_call_is_unhooked_while_its_file_is_swapped(
+async def test_no_call_is_unhooked_while_file_is_replaced(
     front: Front, tmp_path: Path, runtime: Runtime, swap: Callable[[Path, int, str], None]
 ) -> None:
     """Each text names the other of two hook servers, or another time for the same one.
@@ -227,9 +225,7 @@ async def test_no_call_is_unhooked_while_its_file_is_swapped(
     assert all(server.calls for server in servers)
 
 
-async def test_disabled_server_gets_no_call_after_kills_of_the_proxy(
-    front: Front, tmp_path: Path, runtime: Runtime
-) -> None:
+async def test_disabled_server_gets_no_call_after_proxy_kills(front: Front, tmp_path: Path, runtime: Runtime) -> None:
     """An operator disables it by the admin endpoint while it holds a create."""
     proxy, path = front.process(tmp_path), str(tmp_path / "hooks.sock")
 
@@ -270,7 +266,7 @@ def points(hooks: HookServer) -> list[str]:
     return [call.point.name for call in hooks.calls]
 
 
-async def test_label_of_a_container_or_its_image_skips_no_hook_server(
+async def test_label_of_container_or_image_skips_no_hook_server(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
     """Also after a restart, where dockerd reports the image's labels as the container's."""
@@ -287,7 +283,7 @@ async def test_label_of_a_container_or_its_image_skips_no_hook_server(
     assert points(hooks) == ["PreRunPodSandbox", "PreCreateContainer", *["PreUpdateContainerResources"] * 2]
 
 
-async def test_hook_server_may_label_a_pod_to_be_skipped_from_then_on(
+async def test_hook_server_label_skips_later_calls_of_pod(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
     """It is trusted as the runtime is: the other hook servers skip the pod, also those under Fail."""

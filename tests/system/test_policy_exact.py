@@ -163,7 +163,7 @@ def counters(proxy: ProxyInside) -> Counter[Key]:
 
 
 @pytest.mark.parametrize("policy", ["Fail", "Ignore"])
-async def test_failure_ends_as_the_policy_says_and_is_counted(
+async def test_failure_is_handled_by_policy_and_counted(
     front: Front, tmp_path: Path, runtime: Runtime, policy: str
 ) -> None:
     """A good answer follows each failure, so the breaker stays closed."""
@@ -215,7 +215,7 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
     assert len(runtime.arrived("create")) == agreed
 
 
-def test_page_has_each_kind_and_names_existing_alerts() -> None:
+def test_page_has_each_failure_and_names_existing_alerts() -> None:
     assert {each.kind for each in (*FAST, SLOW)} >= {*REASONS} - {"crashing", "wrong: unserved"}
     for event, metric, alert in (re.split(r"``; (?:``)?", signs) for signs in SIGNS.values()):
         assert event in {"failed_open", "refused"}
@@ -228,7 +228,7 @@ RESTORES += [("PreCreateContainer", "Ignore", False), ("", "", False)]
 
 
 @pytest.mark.parametrize(("point", "policy", "is_refused"), RESTORES)
-async def test_restored_pod_passes_unless_it_had_to_be_hooked(
+async def test_restored_pod_passes_unless_hook_was_required(
     tmp_path: Path, point: str, policy: str, is_refused: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """RestorePod creates and starts a whole pod in one call, at no hook point."""

@@ -55,9 +55,7 @@ async def hook_calls(node: ShapedNode, number: int, pod_id: str, started: str) -
 @pytest.mark.parametrize(
     ("kill", "has_file"), [(True, False), (True, True), (False, True)], ids=["kill", "kill-file", "stop-file"]
 )
-async def test_hook_messages_after_a_restart_equal_those_before(
-    front: Front, tmp_path: Path, kill: bool, has_file: bool
-) -> None:
+async def test_hook_messages_are_equal_after_restart(front: Front, tmp_path: Path, kill: bool, has_file: bool) -> None:
     """A start is made before it, too: the runtime refuses that one, or there could be no other after it."""
     with on_tmpfs() as memory:
         async with program(front, tmp_path, originals_dir=str(memory) if has_file else "none") as node:
@@ -104,7 +102,7 @@ def without_originals(messages: Sequence[tuple[str, Any]]) -> Sequence[tuple[str
     return messages
 
 
-async def test_create_whose_answer_a_kill_lost_is_known_after_it(front: Front, tmp_path: Path) -> None:
+async def test_create_with_lost_answer_is_in_store_after_kill(front: Front, tmp_path: Path) -> None:
     """The kubelet sees only an end of the connection; its repeated request succeeds."""
     async with program(front, tmp_path, between=True) as node:
         assert isinstance(node.proxy, ProxyProcess)

@@ -79,7 +79,7 @@ def waited_seconds(pid: int) -> float:
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
-async def test_kills_under_load_cost_only_the_calls_under_way(
+async def test_kills_under_load_fail_only_running_calls(
     front: Front,
     proxy: ProxyProcess,
     runtime: Runtime,
@@ -122,7 +122,7 @@ async def test_kills_under_load_cost_only_the_calls_under_way(
     assert (dialler.refused == 0) == (SUPERVISED in proxy.command), dialler.refused
 
 
-async def test_second_starts_under_load_disturb_no_call(
+async def test_second_starts_under_load_fail_no_call(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
     proxy = front.process(tmp_path)
@@ -154,7 +154,7 @@ RESTART_SECONDS = 0.1
 PATIENCE_SECONDS = CRASH_SECONDS.now + 60.0
 
 
-async def test_clients_of_a_crash_loop_are_answered_by_the_next_start(
+async def test_clients_of_crash_loop_are_answered_by_next_start(
     front: Front, tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A version that cannot start is started again and again; its supervisor has the socket."""

@@ -129,7 +129,7 @@ async def make_all(caller: Caller, runtime: Runtime, hooks: HookServer, at_least
 
 
 @pytest.mark.parametrize("policy", ["Ignore", "Fail"])
-async def test_no_line_figure_or_error_text_holds_a_value(
+async def test_no_log_line_metric_or_error_contains_value(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Every line is checked, also those that the log's rate limit would leave out."""
@@ -178,7 +178,7 @@ def started(proxy: ProxyProcess, command: str, **more: Any) -> "subprocess.Popen
     return subprocess.Popen(words, env=environment | flags, cwd=proxy.path, **more)
 
 
-async def test_no_admin_answer_command_or_report_holds_a_value(
+async def test_no_admin_answer_command_or_report_contains_value(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
     """Two commands follow all that happens, because the ring of events forgets.

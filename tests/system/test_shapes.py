@@ -48,7 +48,7 @@ def parents(node: ShapedNode) -> set[str]:
 
 @EVERY
 @pytest.mark.parametrize("parent", [PARENT, SLICE_PARENT], ids=["cgroupfs", "systemd"])
-async def test_hook_calls_have_what_the_runtime_reports(front: Front, parent: str, tmp_path: Path) -> None:
+async def test_hook_calls_have_values_that_runtime_reports(front: Front, parent: str, tmp_path: Path) -> None:
     """Before and after a restart; the hook server echoes as koordlet."""
     async with ShapedNode(front, tmp_path, hookanswers.koordlet()) as node:
 
@@ -89,7 +89,7 @@ async def test_hook_calls_have_what_the_runtime_reports(front: Front, parent: st
 
 
 @EVERY
-async def test_absent_subject_gets_the_runtimes_own_answer(front: Front, tmp_path: Path) -> None:
+async def test_absent_subject_gets_answer_of_runtime(front: Front, tmp_path: Path) -> None:
     """No hook server is called (relay-rules C4)."""
     async with ShapedNode(front, tmp_path) as node, node.new_caller(node.runtime.socket_path) as direct:
         for verb in ("start", "update", "stop", "remove", "stop_pod", "remove_pod"):
@@ -261,7 +261,7 @@ def in_docker(case: Case, message: bytes) -> dict[str, Any]:
 
 
 @EVERY
-async def test_released_resources_for_each_answer(front: Front, tmp_path: Path) -> None:
+async def test_released_resources_match_each_answer(front: Front, tmp_path: Path) -> None:
     async with ShapedNode(front, tmp_path, hookanswers.echo(), points=POINTS) as node:
         await node.known()
         for case in CASES:
@@ -275,7 +275,7 @@ async def test_released_resources_for_each_answer(front: Front, tmp_path: Path) 
         assert not node.inside.metrics.total("calls", outcome="refused")
 
 
-def test_document_has_the_same_rows_and_variables() -> None:
+def test_document_has_same_rows_and_variables() -> None:
     rows = [
         (row[0], {*re.findall(r"``([A-Z][A-Z_]+)``", row[2])}) for row in table(KOORDLET, "What is sent to the runtime")
     ]

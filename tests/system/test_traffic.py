@@ -88,7 +88,7 @@ CREATES: Mapping[str, tuple[Any, hookanswers.Answer | None]] = {
 
 
 @pytest.mark.parametrize(("long", "answer"), CREATES.values(), ids=CREATES)
-async def test_long_create_costs_a_few_times_its_length(
+async def test_long_create_costs_few_times_its_length(
     front: Front, runtime: Runtime, tmp_path: Path, long: Any, answer: hookanswers.Answer | None
 ) -> None:
     proxy, hooks = front.process(tmp_path), HookServer(str(tmp_path / "hooks.sock"), default=answer)
@@ -127,7 +127,7 @@ async def test_crowd_of_calls_is_answered(
 DAY_SECONDS = 24 * 3600
 
 
-async def test_calls_streams_and_idle_connections_outlive_a_day(
+async def test_calls_streams_and_idle_connections_outlive_day(
     front: Front, tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A timer that is set again each time fires in every hour."""
@@ -165,7 +165,7 @@ METHOD = "/runtime.v1.RuntimeService/Version"
 
 
 @pytest.mark.tool("h2load")
-async def test_each_call_of_h2load_reaches_the_runtime_once(tmp_path: Path) -> None:
+async def test_each_call_of_h2load_reaches_runtime_once(tmp_path: Path) -> None:
     body = tmp_path / "body"
     body.write_bytes(bytes(5))
     headers = ["--header=content-type: application/grpc", "--header=te: trailers"]

@@ -115,7 +115,7 @@ def test_install_upgrade_and_removal_on_real_systemd(
     assert processes(node)[2] == others[1]
 
 
-def test_kubelet_that_is_sick_with_proxy_gets_old_command(
+def test_unhealthy_kubelet_gets_old_command_back(
     node: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.write("/etc/sick", "")

@@ -72,7 +72,7 @@ NO_SPACE = OSError(28, "No space left on device", "/opt/a")
         (Stopped("by SIGTERM"), "Interrupted", "by SIGTERM", ""),
     ],
 )
-def test_end_of_work_is_reported_on_node(
+def test_result_of_work_is_reported_on_node(
     end: Any, state: str, reason: str | None, held_by: str, pods: Pods, cluster: Cluster
 ) -> None:
     if state == "Interrupted":
@@ -90,7 +90,7 @@ def test_end_of_work_is_reported_on_node(
     assert cluster.annotations("n1")["state"] == "Removed"
 
 
-def test_node_that_failed_stops_its_pool_until_other_values(pods: Pods, cluster: Cluster) -> None:
+def test_failed_node_stops_its_pool_until_values_change(pods: Pods, cluster: Cluster) -> None:
     pods.once("n1", RolledBack("bad"))
     looks = iter(range(3))
 
@@ -104,7 +104,7 @@ def test_node_that_failed_stops_its_pool_until_other_values(pods: Pods, cluster:
     assert (cluster.annotations("n1")["state"], cluster.annotations("n2")["state"]) == ("Installed", "Installed")
 
 
-def test_node_that_waits_names_holder_and_writes_seldom(pods: Pods, cluster: Cluster) -> None:
+def test_waiting_node_reports_holder_and_writes_rarely(pods: Pods, cluster: Cluster) -> None:
     """The holder is another one at each look."""
     pods.once("n1", Failed("broken"))
     looks: list[str] = []
@@ -121,7 +121,7 @@ def test_node_that_waits_names_holder_and_writes_seldom(pods: Pods, cluster: Clu
     assert looks == ["n1 changes first"] * turn + [f"n{turn + 2} changes first"] * turn
 
 
-def test_rolled_back_work_is_not_repeated_and_keeps_place(pods: Pods, cluster: Cluster) -> None:
+def test_rolled_back_work_is_not_repeated_and_holds_place(pods: Pods, cluster: Cluster) -> None:
     """Until its annotation is removed. Without a lease it is tried again, or the next node would fail in that way."""
     pods.once("n1", RolledBack("bad"))
     cluster.leases.clear()
@@ -192,7 +192,7 @@ def of(api: Api, name: str, count: int = 1, clock: Callable[[], float] = lambda:
     return Places(api, NAMESPACE, POOL, count, name, clock)
 
 
-def test_node_has_place_until_it_leaves(api: Api, cluster: Cluster) -> None:
+def test_node_holds_place_until_it_leaves(api: Api, cluster: Cluster) -> None:
     first, second = of(api, "n1"), of(api, "n2")
     assert (first.take(), second.take(), first.renew()) == ("", "n1", True)
     first.leave()
@@ -200,13 +200,13 @@ def test_node_has_place_until_it_leaves(api: Api, cluster: Cluster) -> None:
     assert "labels" in cluster.leases[f"{POOL}-0"]["metadata"]  # which the chart gave it
 
 
-def test_several_places_are_for_several_nodes(api: Api) -> None:
+def test_several_places_are_held_by_several_nodes(api: Api) -> None:
     assert [of(api, name, 2).take() for name in ("n1", "n2", "n3")] == ["", "", "n1, n2"]
     restarted = of(api, "n2", 2)
     assert (restarted.take(), restarted.held) == ("", f"{POOL}-1")
 
 
-def test_node_looks_at_few_places_and_all_nodes_at_all(api: Api, cluster: Cluster) -> None:
+def test_node_reads_few_places_and_all_nodes_read_all(api: Api, cluster: Cluster) -> None:
     names = [f"node-{number}" for number in range(200)]
     for name in names:
         of(api, name, 100).take()
@@ -233,7 +233,7 @@ def test_place_of_lost_node_becomes_free(api: Api) -> None:
     assert not gone.renew()
 
 
-def test_one_of_two_nodes_takes_place_in_race(api: Api, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_two_racing_nodes_gets_place(api: Api, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, read = of(api, "n1"), of(api, "n2"), api.lease
 
     def read_late(namespace: str, name: str) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def test_api_error_has_text_and_no_token(api: Api, tmp_path: Path) -> None:
 
 
 @pytest.mark.tool("helm")
-def test_file_of_chart_is_read(tmp_path: Path) -> None:
+def test_wanted_file_of_chart_is_read(tmp_path: Path) -> None:
     [config] = of_kind("ConfigMap", "kubelet").values()
     (tmp_path / "wanted.json").write_text(config["data"]["wanted.json"])
     wants = wanted_file.read(tmp_path / "wanted.json")
@@ -289,7 +289,7 @@ def test_fingerprint_changes_with_values_but_not_with_places() -> None:
 
 
 @pytest.mark.slow  # it starts the program
-def test_program_needs_python_alone_and_reports_missing_file(tmp_path: Path) -> None:
+def test_program_requires_only_python_and_reports_lost_file(tmp_path: Path) -> None:
     (tmp_path / "runtimeproxy_installer").symlink_to(Path(runtimeproxy_installer.__file__).parent)
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path), "NODE_NAME": "n1"}
     command = [sys.executable, "-S", "-m", "runtimeproxy_installer"]  # without installed packages

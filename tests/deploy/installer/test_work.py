@@ -29,7 +29,7 @@ def units(bench: Bench) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_install_touches_no_kubelet(bench: Bench) -> None:
+def test_install_leaves_kubelet_unchanged_by_default(bench: Bench) -> None:
     assert bench.install() == "0.2.0"
     assert bench.active_units == {"kubelet.service", *fakes.STARTED}
     assert f"\nExecStart={bench.home}/bin/koord-runtime-proxy\n" in (bench.text(f"{tree.UNITS}/{SERVICE}") or "")
@@ -64,7 +64,7 @@ def test_install_points_kubelet_at_proxy_by_one_restart(bench: Bench) -> None:
         ("Type=oneshot", ""),
     ],
 )
-def test_drop_in_keeps_command_of_unit(content: str, command: str, bench: Bench) -> None:
+def test_drop_in_preserves_command_of_unit(content: str, command: str, bench: Bench) -> None:
     bench.kubelet_files = f"# /lib/systemd/system/kubelet.service\n[Service]\n{content}\n"
     if command:
         bench.install(configure_kubelet=True)
@@ -144,7 +144,7 @@ def test_runtime_and_values_set_configuration_and_kubelet_flag(
     assert f"{flag}\n" in (bench.text(DROP_IN) or "")
 
 
-def test_healthz_reports_other_answers_and_no_server() -> None:
+def test_healthz_reports_bad_answers_and_no_server() -> None:
     for code, fault in ((200, ""), (500, "the kubelet's /healthz answers 500")):
         with serving(lambda *request, code=code: (code, {})) as port:
             assert healthz(port) == fault
@@ -252,7 +252,7 @@ AWAY = r"the proxy is not ready: listening: gone; journalctl .*"
         (None, lambda b: b.doctor.update(proxy="failed"), "no call passes through the proxy: why", 0),
     ],
 )
-def test_fault_rolls_node_back(
+def test_fault_rolls_back_node(
     earlier: dict[str, Any] | None, fault: Change, words: str, restarts: int, bench: Bench
 ) -> None:
     if earlier is not None:
@@ -339,7 +339,7 @@ def test_next_run_completes_work_killed_at_any_step(case: str, make_bench: Make)
 
 @pytest.mark.slow  # forty installations
 @pytest.mark.parametrize("by", ["systemd", "the next run"])
-def test_unwell_kubelet_is_restored_when_rollback_is_killed(by: str, make_bench: Make) -> None:
+def test_unhealthy_kubelet_is_restored_after_killed_rollback(by: str, make_bench: Make) -> None:
     """At each step after the restart of a kubelet that is not well with the proxy."""
 
     def cut_at(step: int) -> Bench:
@@ -362,7 +362,7 @@ def test_unwell_kubelet_is_restored_when_rollback_is_killed(by: str, make_bench:
 
 
 @pytest.mark.slow  # forty installations
-def test_command_that_fails_at_any_step_ends_well_or_goes_back(make_bench: Make) -> None:
+def test_failed_command_at_any_step_completes_or_rolls_back(make_bench: Make) -> None:
     """The node is as wanted or as before, and the error says so."""
     ends = set()
     for at in count(1):
@@ -388,7 +388,7 @@ def test_command_that_fails_at_any_step_ends_well_or_goes_back(make_bench: Make)
 # ---- removal
 
 
-def test_removal_begins_with_kubelet_and_leaves_nothing(bench: Bench) -> None:
+def test_removal_restores_kubelet_first_and_leaves_no_file(bench: Bench) -> None:
     before = bench.state()
     bench.install(configure_kubelet=True)
     bench.commands = []
@@ -414,7 +414,7 @@ def test_removal_is_refused_while_proxy_is_used(bench: Bench) -> None:
     assert bench.state() == before
 
 
-def test_kubelet_that_is_unwell_without_proxy_keeps_it(bench: Bench) -> None:
+def test_kubelet_unhealthy_without_proxy_keeps_proxy(bench: Bench) -> None:
     bench.install(configure_kubelet=True)
     bench.path(DROP_IN).chmod(0o600)
     drop_in, before = bench.file(DROP_IN), bench.state()
@@ -425,7 +425,7 @@ def test_kubelet_that_is_unwell_without_proxy_keeps_it(bench: Bench) -> None:
     assert bench.kubelet_well
 
 
-def test_own_drop_in_is_removed_when_unwanted_and_others_stays(bench: Bench) -> None:
+def test_own_drop_in_is_removed_and_foreign_one_stays(bench: Bench) -> None:
     bench.install(configure_kubelet=True)
     bench.install(configure_kubelet=False)
     assert (bench.kubelet, bench.text(DROP_IN), bench.restarts) == ("/usr/bin/kubelet", None, 2)

@@ -58,7 +58,7 @@ SCHEMATA: list[Limits] = [
 
 
 @pytest.mark.parametrize(("machine", "wish", "lines", "unknown"), SCHEMATA)
-def test_group_has_a_line_for_each_resource(machine: Machine, wish: Wish, lines: str, unknown: bool) -> None:
+def test_group_has_line_for_each_resource(machine: Machine, wish: Wish, lines: str, unknown: bool) -> None:
     assert pure.schemata(machine, wish) == lines
     assert pure.unknown_ids(machine, wish) is unknown
 
@@ -97,7 +97,7 @@ def resctrl(tmp_path: Path) -> StandIn:
     return StandIn(tmp_path / "resctrl")
 
 
-def test_vendor_is_this_machines_own(tmp_path: Path) -> None:
+def test_vendor_matches_cpuinfo(tmp_path: Path) -> None:
     StandIn(tmp_path, Hardware(l3_ids=()))
     cpuinfo = Path("/proc/cpuinfo").read_text()
     machine = Resctrl(tmp_path).machine()
@@ -120,7 +120,7 @@ def test_thread_is_moved_unless_it_has_ended(resctrl: StandIn) -> None:
 
 
 @pytest.mark.parametrize("group", ["", "..", "info", "mon_groups", "LS/mon_groups", "/LS", "L\nS", "L\0S"])
-def test_name_that_is_no_group_is_refused(resctrl: StandIn, group: str) -> None:
+def test_invalid_group_name_is_refused(resctrl: StandIn, group: str) -> None:
     before = sorted(resctrl.root.rglob("*"))
     for act in (resctrl.make, resctrl.remove, resctrl.exists, resctrl.tasks):
         with pytest.raises(ValueError, match="a group's name"):
@@ -163,7 +163,7 @@ def test_schemata_are_parsed(text: str, values: dict[str, dict[int, str]]) -> No
     assert pure.parse_schemata(text) == values
 
 
-def test_mount_that_is_missing_or_cannot_be_read_limits_nothing(tmp_path: Path) -> None:
+def test_missing_or_unreadable_mount_limits_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert Resctrl(tmp_path).machine() == Resctrl(tmp_path / "nothing").machine() == Machine()
     assert Resctrl(tmp_path / "file").machine() == Machine(notes=("it cannot be read: Not a directory",))

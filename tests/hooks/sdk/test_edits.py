@@ -58,7 +58,7 @@ def unedited(point: HookPoint) -> HookAnswer:
 
 
 @POINTS
-def test_repr_of_a_context_has_no_value(point: HookPoint) -> None:
+def test_repr_of_context_has_no_value(point: HookPoint) -> None:
     context = context_at(point)
     assert repr(context).startswith(f"<{point.name} of ")
     assert "shop/web" in repr(context)
@@ -81,7 +81,7 @@ PARTS = [(point, part) for point in HOOK_POINTS for part in EDITS if SUBJECTS_WI
 
 
 @pytest.mark.parametrize(("point", "part"), PARTS, ids=lambda value: str(getattr(value, "name", value)))
-def test_part_can_be_edited_only_if_that_has_an_effect(point: HookPoint, part: Part) -> None:
+def test_part_is_editable_only_where_edit_has_effect(point: HookPoint, part: Part) -> None:
     name, edit, change = EDITS[part]
     context = context_at(point)
     parts = ", ".join(sorted(each.value for each in point.applies))
@@ -118,7 +118,7 @@ def test_existing_container_accepts_fewer_edits(operation: str) -> None:
         assert difference(request, context.answer()).resources == ({} if why else {name: value})
 
 
-def test_pod_of_a_container_and_overhead_are_read_only() -> None:
+def test_pod_of_container_and_overhead_are_read_only() -> None:
     container = context_at(CREATE)
     pod = container.pod
     of_labels, of_annotations = (lambda: pod.labels.update(a="1")), (lambda: pod.annotations.update(a="1"))
@@ -183,7 +183,7 @@ def repeat(answer: HookAnswer) -> None:
 
 
 @pytest.mark.parametrize(("field", "answer"), BAD, ids=[f"{n}-{field}" for n, (field, _) in enumerate(BAD)])
-def test_answer_that_the_proxy_refuses_cannot_be_edited(field: str, answer: HookAnswer) -> None:
+def test_answer_that_proxy_refuses_cannot_be_edited(field: str, answer: HookAnswer) -> None:
     name = field.removeprefix("resources.").replace("envs", "env")
     with pytest.raises(NotSayable, match=rf"^{name}: "):
         repeat(answer)
@@ -240,7 +240,7 @@ def test_invalid_value_is_refused_and_not_shown(editable: Any, name: Any, value:
     assert not editable
 
 
-def test_odd_value_is_set_in_its_normal_form_or_as_it_was_sent() -> None:
+def test_odd_value_is_set_normalised_or_as_sent() -> None:
     assert edited(None, ("cpuset_cpus", " 0-3,,8")).answer == Resources(cpuset_cpus="0-3,8")
     for name, odd in (("cpu_quota", 5), ("cpu_shares", -3), ("cpuset_cpus", "0-3,"), ("cpuset_cpus", "3-1")):
         assert edited(Resources(**{name: odd}), (name, odd)).answer == Resources(**{name: odd})
@@ -250,7 +250,7 @@ def test_odd_value_is_set_in_its_normal_form_or_as_it_was_sent() -> None:
 
 
 @pytest.mark.parametrize("name", CPUSETS)
-def test_cpuset_can_be_cleared_if_a_number_was_sent(name: str) -> None:
+def test_cpuset_can_be_cleared_if_number_was_sent(name: str) -> None:
     for number in NUMBER_FIELDS:
         sent = Resources(**{name: "0-3", number: -1})
         resources = edited(sent, (name, ""))
@@ -281,7 +281,7 @@ CHANGES: list[tuple[str, Resources | None, list[tuple[str, Any]], dict[str, Any]
 
 @pytest.mark.parametrize("more", [{}, {"update": True}, {"update": True, "alone": True}], ids=str)
 @pytest.mark.parametrize(("sent", "edits", "changed"), rows(CHANGES))
-def test_answer_changes_what_was_set_only(
+def test_answer_contains_only_set_changes(
     sent: Resources | None, edits: list[tuple[str, Any]], changed: dict[str, Any], more: Any
 ) -> None:
     request = HookRequest(PodInfo(), ContainerInfo(resources=sent))
@@ -306,7 +306,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("more", "edits", "answer"), rows(ANSWERS))
-def test_answer_is_an_echo_except_in_the_kubelets_update(more: Any, edits: dict[str, Any], answer: Resources) -> None:
+def test_answer_is_echo_except_in_update_of_kubelet(more: Any, edits: dict[str, Any], answer: Resources) -> None:
     resources = edited(SENT, *edits.items(), **more)
     assert (resources.answer, resources.sent) == (answer, SENT)
     assert resources.value == (WHOLE if edits is SET else answer)

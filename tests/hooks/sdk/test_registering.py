@@ -38,14 +38,14 @@ def registration(file: Path) -> Registration:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_proxy_reads_what_is_written(policy: str) -> None:
+def test_proxy_reads_written_registration(policy: str) -> None:
     for order, timeout, name, seconds in ((None, None, "a.json", None), (7, "500ms", "07-a.json", 0.5)):
         read = proxy.parse(file_name("a", order), entry("/run/a.sock", HOOK_POINTS, policy, timeout))
         assert (read.name, read.endpoint, read.timeout_seconds) == (name, "/run/a.sock", seconds)
         assert (read.policy, read.points, read.warnings) == (proxy.FailurePolicy(policy), BY_NAME.keys(), ())
 
 
-def test_mode_of_created_directories_ignores_the_umask(tmp_path: Path) -> None:
+def test_mode_of_created_directories_ignores_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         Registration(str(tmp_path / "x" / "hooks.d"), "a.json", CONTENT).write()
@@ -123,9 +123,7 @@ def test_failed_rewrite_is_logged_once_and_repeated(file: Path, registration: Re
 
 
 @pytest.mark.parametrize("spelling", ["", "unix:", "unix://"])
-def test_file_of_another_server_is_replaced_once_it_ended(
-    file: Path, registration: Registration, caplog: Log, spelling: str
-) -> None:
+def test_file_of_ended_server_is_replaced(file: Path, registration: Registration, caplog: Log, spelling: str) -> None:
     path = f"{file.parent.parent}/second.sock"
     found = json.dumps({"Remote-Endpoint": spelling + path, "runtime-hooks": ["PreRunPodSandbox"]})  # as koordlet's
     file.write_text(found)

@@ -79,7 +79,7 @@ class Controlled(Hook):
             self.cancelled.set()
 
 
-async def test_answer_is_an_echo_with_the_edits_of_all_hooks(serve: Serve) -> None:
+async def test_answer_is_echo_with_edits_of_all_hooks(serve: Serve) -> None:
     class Edits(Hook):
         def pre_create_container(self, container: ContainerContext) -> None:
             container.resources.cpu_shares = 2
@@ -101,15 +101,13 @@ UNLOADED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("module", "unloaded"), UNLOADED)
-def test_sdk_imports_only_what_it_needs(module: str, unloaded: str) -> None:
+def test_sdk_imports_only_required_modules(module: str, unloaded: str) -> None:
     script = f"import sys, runtimeproxy_hooks.{module}; sys.exit(bool({set(unloaded.split())} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(("hook", "raised"), [(Obedient(), "SystemExit"), (Dreamy(), "RuntimeError")])
-def test_exception_becomes_a_status_and_the_server_continues(
-    serve: Serve, caplog: Log, hook: Hook, raised: str
-) -> None:
+def test_exception_becomes_status_and_server_continues(serve: Serve, caplog: Log, hook: Hook, raised: str) -> None:
     caplog.set_level(logging.DEBUG)
     path, name = serve(hook), type(hook).__name__.lower()
     text = f"{name} at PreCreateContainer raised {raised}; its log shows where"
@@ -154,7 +152,7 @@ def test_method_is_cancelled_when_its_call_ends(serve: Serve, caplog: Log) -> No
 
 
 @pytest.mark.slow
-def test_awaitable_is_cancelled_when_its_caller_has_gone(serve: Serve, caplog: Log) -> None:
+def test_awaitable_is_cancelled_when_caller_disconnects(serve: Serve, caplog: Log) -> None:
     began, gone = threading.Event(), threading.Event()
 
     class Late(Hook):
@@ -173,7 +171,7 @@ def test_awaitable_is_cancelled_when_its_caller_has_gone(serve: Serve, caplog: L
 
 
 @pytest.mark.parametrize("service", ["", codec.SERVICE])
-def test_health_watcher_is_notified_of_the_end(path: str, service: str) -> None:
+def test_health_watcher_is_notified_of_shutdown(path: str, service: str) -> None:
     server = started(path, Obedient())
     with grpc.insecure_channel(f"unix:{path}") as channel, ThreadPoolExecutor(1) as ending:
         health: Any = health_pb2_grpc.HealthStub(channel)
@@ -185,7 +183,7 @@ def test_health_watcher_is_notified_of_the_end(path: str, service: str) -> None:
         assert stopped.result() == 0
 
 
-def test_socket_that_cannot_be_bound_is_an_error(tmp_path: Path) -> None:
+def test_socket_that_cannot_be_bound_is_error(tmp_path: Path) -> None:
     server = HookServer([Obedient()], "server")
     (tmp_path / "a.sock.lock").touch()
     (tmp_path / f".{(tmp_path / 'a.sock.lock').stat().st_ino}.sock").mkdir()  # where the socket would be created

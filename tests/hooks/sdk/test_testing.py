@@ -41,7 +41,7 @@ def edit_everything(container: ContainerContext) -> None:
     container.resources.unified["new"] = "3"
 
 
-def test_difference_has_the_changes_only_and_is_like_yaml(hook_tester: type[HookTester]) -> None:
+def test_difference_has_only_changes_in_yaml_form(hook_tester: type[HookTester]) -> None:
     sent = {"cpu_quota": 50_000, "cpuset_cpus": "0-3", "unified": {"old": "1"}}
     changed = hook_tester(Everywhere(edit_everything)).pre_create_container(env={"OLD": "1"}, resources=sent)
     resources = {"cpu_shares": 2, "cpuset_cpus": "", "unified": {"new": "3"}}
@@ -75,7 +75,7 @@ def seen_of_container(each: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_hook_sees_what_is_sent_or_default_values(method: str) -> None:
+def test_hook_gets_sent_or_default_values(method: str) -> None:
     seen: list[Any] = []
     call = getattr(HookTester(Everywhere(seen.append)), method)
     is_pod = METHODS[method].subject is SubjectKind.POD
@@ -106,7 +106,7 @@ class Slow(Hook):
         container.env["WAITED"] = "1"
 
 
-async def test_async_method_is_awaited_in_an_async_test_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_async_method_is_awaited_in_async_test(monkeypatch: pytest.MonkeyPatch) -> None:
     assert HookTester(Slow()).pre_create_container().env == {"WAITED": "1"}
     monkeypatch.setattr(testing, "PATIENCE_SECONDS", 0.01)
     with pytest.raises(TimeoutError, match=r"did not end within 0\.01 s"):
@@ -115,7 +115,7 @@ async def test_async_method_is_awaited_in_an_async_test_too(monkeypatch: pytest.
 
 @pytest.mark.parametrize("error", [Rejected("no"), TimeoutError("its own")])
 @pytest.mark.parametrize("kind", [Slow, Everywhere])
-def test_error_of_a_hook_is_raised(error: Exception, kind: Callable[[Any], Hook]) -> None:
+def test_error_of_hook_is_raised(error: Exception, kind: Callable[[Any], Hook]) -> None:
     def fail(*_: object) -> Any:
         raise error
 
@@ -123,7 +123,7 @@ def test_error_of_a_hook_is_raised(error: Exception, kind: Callable[[Any], Hook]
         HookTester(kind(fail)).pre_create_container()
 
 
-def test_wrong_hook_or_hook_point_is_an_error() -> None:
+def test_wrong_hook_or_hook_point_is_error() -> None:
     for value in (Everywhere, None):
         with pytest.raises(TypeError, match=r"HookTester\(MyHook\(\)\)"):
             HookTester(Hook(), value)
@@ -144,7 +144,7 @@ BAD_CALLS = [
 
 
 @pytest.mark.parametrize(("method", "name", "value", "words"), BAD_CALLS)
-def test_argument_that_cannot_be_sent_is_an_error(method: str, name: str, value: Any, words: str) -> None:
+def test_argument_that_cannot_be_sent_is_error(method: str, name: str, value: Any, words: str) -> None:
     with pytest.raises(ValueError if "no field" in words else TypeError) as raised:
         getattr(HookTester(Everywhere(lambda context: None)), method)(**{name: value})
     assert str(raised.value).startswith(words)

@@ -119,7 +119,7 @@ PAIRS = (
 
 
 @pytest.mark.parametrize(("one", "two", "uids", "together"), PAIRS)
-def test_group_shares_a_cookie(machine: Machine, one: Labels, two: Labels, uids: str, together: bool) -> None:
+def test_group_shares_cookie(machine: Machine, one: Labels, two: Labels, uids: str, together: bool) -> None:
     cookies = machine.start(11, one, uids[0]), machine.start(12, two, uids[1])
     assert all(cookies)
     assert (cookies[0] == cookies[1]) == together
@@ -133,13 +133,13 @@ def test_pod_without_group_has_no_cookie(machine: Machine, labels: Labels) -> No
 
 
 @pytest.mark.parametrize("call", [{"cgroup_parent": "/.."}, {"container_id": "a/b"}, {"labels": EXCLUSIVE, "uid": ""}])
-def test_malformed_path_id_or_uid_is_an_error(machine: Machine, call: dict[str, Any]) -> None:
+def test_malformed_path_id_or_uid_is_error(machine: Machine, call: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
         machine.tester.post_start_container(**{"labels": BLUE, **call})
     assert machine.kernel.calls == 0
 
 
-def test_every_process_of_a_container_has_the_cookie(machine: Machine) -> None:
+def test_every_process_of_container_has_cookie(machine: Machine) -> None:
     machine.processes("podp/c11", 11, 12)
     machine.processes("podp/c11/inner", 13)
     machine.processes("podp/c14", 14)
@@ -218,7 +218,7 @@ def test_stopped_pod_is_forgotten(machine: Machine) -> None:
     assert machine.state.read_text() == "{}"
 
 
-def test_refusal_fails_the_call_and_shows_no_name(machine: Machine, caplog: Log) -> None:
+def test_refused_cookie_fails_call_and_shows_no_name(machine: Machine, caplog: Log) -> None:
     caplog.set_level(logging.DEBUG)
     machine.start(11, {CORE_SCHED_GROUP: "secret-group"})
     machine.kernel.refuses = errno.EPERM
@@ -263,7 +263,7 @@ CALLS = [
 ]
 
 
-def test_prctl_has_the_kernels_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prctl_has_arguments_of_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def prctl(option: int, *arguments: ctypes.c_ulong) -> int:
         made.append((option, *(each.value for each in arguments)))
         if made[-1][1] == GET:

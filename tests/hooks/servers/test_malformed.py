@@ -88,7 +88,7 @@ ROWS = [(name, method, *row) for name, (_, methods) in METHODS.items() for metho
 
 
 @pytest.mark.parametrize(("name", "method", "value", "why"), ROWS)
-def test_malformed_annotation_is_an_error_without_its_value(
+def test_malformed_annotation_is_error_without_value(
     tmp_path: Path, name: str, method: str, value: Any, why: str
 ) -> None:
     tree(tmp_path, dict.fromkeys(CGROUP, "old\n"))

@@ -29,7 +29,7 @@ PRE_RUN, POINT, PRE_START, POST_START = (
 BODY = request.encoded(POINT, request.example())
 
 
-def test_server_is_named_by_its_file_or_its_socket(tmp_path: Path) -> None:
+def test_server_is_selected_by_file_or_socket(tmp_path: Path) -> None:
     assert hook_client.find("unix:///run/x.sock") == Server("/run/x.sock")
     file, entry = tmp_path / "10-x.json", {"remote-endpoint": "unix:///run/x.sock"}
     file.write_text(json.dumps(entry))
@@ -38,7 +38,7 @@ def test_server_is_named_by_its_file_or_its_socket(tmp_path: Path) -> None:
     assert hook_client.find(str(file)) == Server("/run/x.sock", 0.5, frozenset({"PreStartContainer"}))
 
 
-def test_text_that_names_no_server_is_an_error(tmp_path: Path) -> None:
+def test_text_that_names_no_server_is_error(tmp_path: Path) -> None:
     (file := tmp_path / "x.json").write_text("{}")
     for name, words in (
         ("x.sock", "SERVER: 'x.sock' is not a unix socket"),
@@ -63,11 +63,11 @@ def test_text_that_names_no_server_is_an_error(tmp_path: Path) -> None:
         (CallFailed(2, "{text} \x1b[31mred\nline\x07", Kind.STATUS), "UNKNOWN: {text}  [31mred line"),
     ],
 )
-def test_failure_has_words_that_are_safe_to_print(failure: CallFailed, words: str) -> None:
+def test_failure_text_is_safe_to_print(failure: CallFailed, words: str) -> None:
     assert hook_client.words(failure) == words
 
 
-async def test_answer_that_is_no_message_is_a_broken_one(tmp_path: Path) -> None:
+async def test_undecodable_answer_is_reported_as_broken(tmp_path: Path) -> None:
     path = str(tmp_path / "hooks.sock")
     async with HookServer(path, default=hookanswers.garbage()), hook_client.connection(path) as client:
         with pytest.raises(CallFailed) as caught:
@@ -88,7 +88,7 @@ async def measured(server: HookServer, **more: Any) -> Figures:
     return await asyncio.to_thread(bench, Server(server.socket_path), POINT, BODY, timeout_seconds=10.0, **more)
 
 
-async def test_calls_are_made_at_the_same_time_after_a_warm_up(tmp_path: Path) -> None:
+async def test_calls_are_concurrent_after_warm_up(tmp_path: Path) -> None:
     """Each call waits until three have come: one after the other they would all be late."""
     async with HookServer(str(tmp_path / "hooks.sock")) as server:
         barrier = asyncio.Barrier(3)
@@ -159,7 +159,7 @@ bad:
 """
 
 
-def test_answer_is_shown_as_what_it_changes_and_what_is_lost() -> None:
+def test_answer_is_shown_as_changes_and_lost_entries() -> None:
     resources = Resources(cpu_quota=-1, cpu_shares=2, hugepage_limits={"2MB": 0, "1GB": 8192})
     envs = {"A": "2", "B": "x y", "EMPTY": "1", "on": "off"}
     answer = HookAnswer(envs=envs, annotations={"n": "c"}, cgroup_parent="/other", resources=resources)
@@ -185,7 +185,7 @@ async def called(path: Path, answer: hookanswers.Answer, point: Any = POINT, **s
         return await asyncio.to_thread(hook_client.call, named, point, request.example(), 10.0)
 
 
-async def test_call_shows_the_request_and_its_changes(tmp_path: Path) -> None:
+async def test_call_shows_request_and_its_changes(tmp_path: Path) -> None:
     found = await called(tmp_path / "hooks.sock", hookanswers.koordlet(cpu_quota=-1))
     first, *heads = [line for line in found.text.splitlines() if line.startswith("#")]
     assert first.startswith(f"# PreCreateContainer at {tmp_path}/hooks.sock answered in ")
@@ -265,5 +265,5 @@ LOST = [
 
 
 @pytest.mark.parametrize(("point", "text", "lost"), LOST)
-def test_field_that_the_proxy_does_not_send_is_named(point: Any, text: str, lost: tuple[str, ...]) -> None:
+def test_field_that_proxy_never_sends_is_reported(point: Any, text: str, lost: tuple[str, ...]) -> None:
     assert request.unsent(point, request.parse(text, "f")) == lost

@@ -63,7 +63,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-async def test_broken_server_breaks_its_own_rules_only(tmp_path: Path, name: str) -> None:
+async def test_broken_server_fails_only_expected_rules(tmp_path: Path, name: str) -> None:
     tried = BROKEN[name]
     points = TWO_POINTS if tried.timeout_seconds > LATE_SECONDS else TWO_POINTS[1:]  # a server that hangs does so once
     found = await verdicts(tmp_path, tried.made, points, timeout_seconds=tried.timeout_seconds)
@@ -78,7 +78,7 @@ async def test_broken_server_breaks_its_own_rules_only(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("name", GOOD)
-async def test_good_server_keeps_every_rule(tmp_path: Path, name: str) -> None:
+async def test_good_server_passes_every_rule(tmp_path: Path, name: str) -> None:
     found = await verdicts(tmp_path, GOOD[name])
     assert marked(found, Mark.BROKEN) == set()
     refused = {"values", "echo"} if name == "a refusal" else set()
@@ -89,7 +89,7 @@ async def test_good_server_keeps_every_rule(tmp_path: Path, name: str) -> None:
 ENDED = "afterwards a plain request: not reachable: No such file or directory"
 
 
-async def test_server_that_hangs_after_a_rule_is_reported(tmp_path: Path) -> None:
+async def test_server_that_hangs_after_rule_is_reported(tmp_path: Path) -> None:
     hanging: list[bool] = []
 
     async def answer(call: hookanswers.HookCall) -> bytes:
@@ -120,7 +120,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(("command", "mark", "words"), rows(COMMANDS))
-async def test_restart_is_tried_with_a_command(
+async def test_restart_is_tested_with_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, mark: Mark, words: str
 ) -> None:
     monkeypatch.setattr(trials, "RESTART_SECONDS", 2.0 if words.startswith("waited") else 10.0)
@@ -131,7 +131,7 @@ async def test_restart_is_tried_with_a_command(
         await asyncio.to_thread(eventually, lambda: has_ended(pid.read_text().strip()))
 
 
-async def test_server_may_be_slow_after_a_restart(tmp_path: Path) -> None:
+async def test_server_may_be_slow_after_restart(tmp_path: Path) -> None:
     """Two calls are late, two fail, then it answers."""
     restarted = tmp_path / "restarted"
     starts = [hookanswers.hang(), hookanswers.BY_NAME["fail"](), hookanswers.hang(), hookanswers.BY_NAME["fail"]()]
@@ -160,7 +160,7 @@ TABLES: list[tuple[str, Made, HookRequest, Points, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("made", "queried", "points", "serves", "first", "last"), rows(TABLES))
-async def test_table_has_each_rule_and_the_sums(
+async def test_table_has_each_rule_and_sums(
     tmp_path: Path, made: Made, queried: HookRequest, points: Points, serves: str, first: str, last: str
 ) -> None:
     lines: list[str] = []
