@@ -85,7 +85,7 @@ FIRST = "systemd-sysusers runtimeproxy.conf;runtimeproxy config check;debhelper"
 UPGRADE, CONFIGURE = "preinst upgrade 1.0", "postinst configure 1.0"
 CASES: dict[str, tuple[str, dict[str, str], int, str, str]] = {
     "installed Python checks": (UPGRADE, {"SYSTEMCTL": "echo 77"}, 0, "", "systemctl show;python3 -I;debhelper"),
-    "bad configuration": (UPGRADE, BAD, 1, "bad key|9.8.7 would not start|runs on", "!debhelper"),
+    "bad configuration": (UPGRADE, BAD, 1, "bad key|9.8.7 would not start|continues to run", "!debhelper"),
     "check cannot run": (UPGRADE, {"PYTHON": "exit 127"}, 0, "could not be checked beforehand", "debhelper"),
     "first installation checks nothing": ("preinst install", BAD, 0, "", "!python3;debhelper"),
     "first installation": ("postinst configure", {"SYSTEMCTL": SERVES}, 0, "nothing uses it yet|kubelet-args", FIRST),

@@ -242,7 +242,7 @@ class Life:
         """An upgrade that would not start is refused; the old version has every file, and its process continues."""
         retained = self._machine.run("cat", CONFIGURATION)
         self._machine.write(CONFIGURATION, f"{retained}\nhook-timeot: 3s\n")
-        self._refuse("change", f"/root/{self.newer}", "unknown key 'hook-timeot'", "would not start", "runs on")
+        self._refuse("change", f"/root/{self.newer}", "unknown key 'hook-timeot'", "would not start", "continues")
         self._machine.write(CONFIGURATION, retained)
         self._verify_changed()
 
