@@ -1,4 +1,4 @@
-"""The documents that tests compare with the program, and functions that find a table or a code block in one."""
+"""The documents that tests compare with the program, and functions that find their tables and code blocks."""
 
 import re
 import textwrap
@@ -31,8 +31,8 @@ def tables(document: str, last: str) -> list[list[list[str]]]:
     for body in re.split(r"^\.\. list-table::\n", document, flags=re.MULTILINE)[1:]:
         rows = re.split(r"^   \* - ", re.split(r"\n\n(?=\S)", body)[0], flags=re.MULTILINE)[1:]
         cells = [re.split(r"^     -", row, flags=re.MULTILINE) for row in rows]
-        head, *rest = [[" ".join(cell.split()) for cell in row] for row in cells]
-        found += [rest] if head[-1] == last else []
+        head, *body_rows = [[" ".join(cell.split()) for cell in row] for row in cells]
+        found += [body_rows] if head[-1] == last else []
     return found
 
 

@@ -105,7 +105,7 @@ def _docker(shim: str, generation: Generation, driver: str) -> Front:
     return Front(f"Docker, {shim}, {driver}", runtime, kubelet)
 
 
-FIRST, *OTHERS = (
+FIRST, *NEWER = (
     *(Front(f"CRI {one}", FakeRuntime, partial(CriKubelet, version=one), "Containerd") for one in cri.VERSIONS),
     *(_docker("cri-dockerd", CRI_DOCKERD, driver) for driver in ("cgroupfs", "systemd")),
     _docker("dockershim", DOCKERSHIM, "cgroupfs"),
@@ -145,7 +145,7 @@ class Seen(NamedTuple):
     step: str
     points: list[str]
     reported: list[Fields]
-    known: Fields
+    stored: Fields
 
 
 @dataclass
@@ -198,9 +198,9 @@ class Life:
         if made:
             self._names[made] = f"the id of {step}"
         calls = self._hooks.calls
-        known = {kind: [asdict(record) for record in of] for kind, of in store.snapshot()._asdict().items()}
+        stored = {kind: [asdict(record) for record in of] for kind, of in store.snapshot()._asdict().items()}
         reported = [self._fields(MessageToDict(call.request, preserving_proto_field_name=True)) for call in calls]
-        self.seen.append(Seen(step, [call.point.name for call in calls], reported, self._fields(known)))
+        self.seen.append(Seen(step, [call.point.name for call in calls], reported, self._fields(stored)))
         return made
 
     def _fields(self, value: Any, path: tuple[str, ...] = ()) -> Fields:
@@ -259,7 +259,7 @@ FIRST_LIVES: dict[tuple[bool, object], Life] = {}
 
 @pytest.mark.parametrize("forgets", [None, Store.drop], ids=["one proxy", "a new proxy each step"])
 @pytest.mark.parametrize("answers", [{}, CHANGES], ids=["listens", "changes"])
-@pytest.mark.parametrize("front", OTHERS, ids=lambda front: front.name)
+@pytest.mark.parametrize("front", NEWER, ids=lambda front: front.name)
 async def test_every_front_reports_and_stores_same(
     tmp_path: Path, front: Front, answers: Mapping[str, hookanswers.Answer], forgets: Forgets
 ) -> None:
@@ -268,11 +268,11 @@ async def test_every_front_reports_and_stores_same(
     FIRST_LIVES[which] = first
     second = await Life(front, tmp_path / "second", answers, forgets).live()
     found: set[str] = set()
-    for one, other in zip(first.seen, second.seen, strict=True):
-        assert (one.step, one.points) == (other.step, other.points)
-        for fields, others in ((one.known, other.known), *zip(one.reported, other.reported, strict=True)):
-            differing = differences(fields, others)
-            assert not {path: both for path, both in differing.items() if not reason(path)}, one.step
+    for old, new in zip(first.seen, second.seen, strict=True):
+        assert (old.step, old.points) == (new.step, new.points)
+        for old_fields, new_fields in ((old.stored, new.stored), *zip(old.reported, new.reported, strict=True)):
+            differing = differences(old_fields, new_fields)
+            assert not {path: both for path, both in differing.items() if not reason(path)}, old.step
             found |= {reason(path) for path in differing}
     expected = DIFFERENCES.keys() | ({PARENT_READ, *([POD_READ] if answers else [])} if forgets else set())
     assert found == (set() if front.mode == FIRST.mode else expected), "the lists of differences are true"
@@ -280,15 +280,15 @@ async def test_every_front_reports_and_stores_same(
     assert second.operations | (REMOVES if forgets else set()) == set(Operation) - CRI_ONLY
 
 
-@pytest.mark.parametrize("front", [FIRST, *OTHERS], ids=lambda front: front.name)
+@pytest.mark.parametrize("front", [FIRST, *NEWER], ids=lambda front: front.name)
 async def test_new_proxy_with_kubelet_values_reports_same(tmp_path: Path, front: Front) -> None:
     """All but dockershim's swap limit after its update, which does not contain it: an inspected container has none."""
     one = await Life(front, tmp_path / "one", CHANGES, None).live()
     new = await Life(front, tmp_path / "new", CHANGES, Store.forget).live()
-    for seen, again in zip(one.seen, new.seen, strict=True):
-        if not again.points and front.mode != FIRST.mode:
+    for seen, seen_again in zip(one.seen, new.seen, strict=True):
+        if not seen_again.points and front.mode != FIRST.mode:
             continue  # a remove, which the Docker front does not hold
-        assert (again.step, again.points) == (seen.step, seen.points)
-        for fields, others in zip(seen.reported, again.reported, strict=True):
-            differing = {path for path in differences(fields, others) if "memory_swap_limit_in_bytes" not in path}
-            assert not differing, again.step
+        assert (seen_again.step, seen_again.points) == (seen.step, seen.points)
+        for fields, fields_again in zip(seen.reported, seen_again.reported, strict=True):
+            differing = {path for path in differences(fields, fields_again) if "memory_swap_limit_in_bytes" not in path}
+            assert not differing, seen_again.step

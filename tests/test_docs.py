@@ -45,11 +45,11 @@ SOCKET = "/var/run/koord-runtimeproxy/runtimeproxy.sock"
 def test_registration_lists_used_answers_at_each_hook_point() -> None:
     words = {Part.CGROUP_PARENT: "cgroup parent", Part.ENVS: "environment"}
     rows = dict(table(DOCS["registration"], "Hook points"))
-    assert list(rows) == [point.name for point in HOOK_POINTS]
-    for point in HOOK_POINTS:
-        named = {part for part in Part if words.get(part, part.value) in rows[point.name]}
-        assert named == point.applies
-        assert (rows[point.name] == "nothing") == (not point.applies)
+    assert list(rows) == [hook_point.name for hook_point in HOOK_POINTS]
+    for hook_point in HOOK_POINTS:
+        named = {part for part in Part if words.get(part, part.value) in rows[hook_point.name]}
+        assert named == hook_point.applies
+        assert (rows[hook_point.name] == "nothing") == (not hook_point.applies)
 
 
 def test_operation_explains_each_event_and_health_check() -> None:
@@ -96,7 +96,7 @@ def test_page_of_kubelet_has_its_flags() -> None:
 @pytest.mark.slow
 def test_commands_have_documented_output() -> None:
     """``python -m tests.outputs`` writes them."""
-    assert outputs.renewed(DOCS["commands"]) == DOCS["commands"]
+    assert outputs.updated(DOCS["commands"]) == DOCS["commands"]
 
 
 def test_pages_name_each_command_and_hook_server() -> None:
@@ -109,14 +109,14 @@ def test_pages_name_each_command_and_hook_server() -> None:
 
 def test_hooks_guide_lists_readable_and_editable_fields() -> None:
     rows = table(HOOKS, "What a hook sees and changes")
-    for point, (name, given, changes) in zip(HOOK_POINTS, rows, strict=True):
-        assert name == point.name
-        assert given.startswith(f"the {point.subject.value}")
+    for hook_point, (name, given, changes) in zip(HOOK_POINTS, rows, strict=True):
+        assert name == hook_point.name
+        assert given.startswith(f"the {hook_point.subject.value}")
         named = {} if changes == "nothing" else set(changes.split(", "))
         assert set(named) == {
             "env" if part is Part.ENVS else part.value
-            for part in point.applies
-            if part.value not in in_no_runtime(point.operation)
+            for part in hook_point.applies
+            if part.value not in in_no_runtime(hook_point.operation)
         }
     assert all(f"``{method}``" in HOOKS for method in METHODS)
 

@@ -76,11 +76,11 @@ def test_reader_gets_old_or_new_content(
 def test_write_over_replaced_version_fails(file: StateFile) -> None:
     assert file.write(OLD, over=None) == file.version()
     version = file.version()
-    other = StateFile(file.path, LONGEST, durable=False)
-    other.write(NEW, over=version)
-    for known in (version, None):
+    second_file = StateFile(file.path, LONGEST, durable=False)
+    second_file.write(NEW, over=version)
+    for expected_version in (version, None):
         with pytest.raises(Changed, match="was replaced by another process"):
-            file.write(OLD, over=known)
+            file.write(OLD, over=expected_version)
     assert file.read()[0] == NEW
 
 

@@ -102,9 +102,9 @@ class DropIn:
                 "and leave nodeInstaller.configureKubelet false"
             )
         parts = re.split(r"(?m)^# (/\S+)$", text)
-        others = "\n".join(body for path, body in zip(parts[1::2], parts[2::2], strict=True) if path != self.path)
+        other_files = "\n".join(body for path, body in zip(parts[1::2], parts[2::2], strict=True) if path != self.path)
         commands: list[str] = []
-        for line in re.sub(r"\s*\\\n\s*", " ", others).splitlines():
+        for line in re.sub(r"\s*\\\n\s*", " ", other_files).splitlines():
             if match := re.fullmatch(r"\s*ExecStart\s*=\s*(.*?)\s*", line):
                 commands = [*commands, match[1]] if match[1] else []  # an empty one resets the list
         if len(commands) != 1:

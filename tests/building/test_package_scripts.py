@@ -1,4 +1,4 @@
-"""The scripts of the Debian package, and the shell that the RPM shares, run below a root of the test with stubs."""
+"""The scripts of the Debian package, and the shell that the RPM shares, run below a root of the test, with stubs."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ STOPS_MEANWHILE = 'case "$*" in *is-active*) ! grep -q debhelper "$CALLS" ;; esa
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the scripts with everything put in, their check made of the checkout."""
+    """Return the scripts with all insertions; their check is built from the checkout."""
     folder = tmp_path_factory.mktemp("packages")
     (folder / "runtimeproxy").symlink_to(ROOT / "runtimeproxy")
     (folder / "runtimeproxy_hooks").symlink_to(ROOT / "hooks")
@@ -43,7 +43,7 @@ class Ran(NamedTuple):
 
 
 class Node:
-    """A root with the package's programs as stubs; what a stub does is the shell in its variable."""
+    """A root with stubs of the package's programs. Each stub runs the shell code in its variable."""
 
     def __init__(self, root: Path, scripts: Mapping[str, str]) -> None:
         self.root, self.scripts = root, scripts
@@ -104,7 +104,7 @@ CASES: dict[str, tuple[str, dict[str, str], int, str, str]] = {
     "purge": ("postrm purge", {}, 0, "", "debhelper;groupdel runtimeproxy-metrics"),
     "purge without a group": ("postrm purge", {"GETENT": "exit 2"}, 0, "", "!groupdel"),
 }
-"""Command, what stubs do, exit code, what is reported, and the calls in their order ("!": is not called)."""
+"""Command, code of the stubs, exit code, reported texts, and the calls in order ("!": not called)."""
 
 
 @pytest.mark.parametrize(("command", "does", "code", "words", "calls"), CASES.values(), ids=CASES)
@@ -142,13 +142,13 @@ CONFIGURATIONS = [
 
 @pytest.mark.parametrize(("text", "flags", "code", "words"), CONFIGURATIONS)
 def test_check_requires_only_python(node: Node, text: str, flags: list[str], code: int, words: str) -> None:
-    """What runs has the form of the tree's process, and a variable that names the file."""
+    """The process has the command line of the tree's, and a variable that names the file."""
     environ = {"RUNTIMEPROXY_CONFIG": str(node.write("config.yaml", text)), "TOKEN": "canary-4711"}
     command = [sys.executable, "-I", "-c", "import sys; print(flush=True); sys.stdin.read()", *flags]
     with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        process.stdout.readline()  # it has its command line
-        python = f'exec {sys.executable} -S "$@"'  # without what is installed
+        process.stdout.readline()  # its command line is set
+        python = f'exec {sys.executable} -S "$@"'  # without installed packages
         ran = node.run(UPGRADE, {"SYSTEMCTL": f"echo {process.pid}", "PYTHON": python})
         process.communicate()
     assert (ran.code, [word for word in words.split("|") if word not in ran.reported]) == (code, []), ran.reported
@@ -171,11 +171,11 @@ def registered(node: Node, name: str, folder: str = "/var/run/runtimeproxy-hooks
 
 
 def test_removal_deletes_registrations_of_packaged_servers(node: Node) -> None:
-    ours = [registered(node, name) for name in ("cpuset.json", "10-cpuset-gpu.json", "all.json")]
-    others = [registered(node, name) for name in ("koordlet.json", "cpuset-mine.json", "99-all-x.json")]
-    others.append(registered(node, "gpu.json", "/run/else"))
+    packaged = [registered(node, name) for name in ("cpuset.json", "10-cpuset-gpu.json", "all.json")]
+    foreign = [registered(node, name) for name in ("koordlet.json", "cpuset-mine.json", "99-all-x.json")]
+    foreign.append(registered(node, "gpu.json", "/run/else"))
     assert node.run("prerm remove").code == 0
-    assert ([file for file in ours if file.exists()], [file for file in others if not file.exists()]) == ([], [])
+    assert ([file for file in packaged if file.exists()], [file for file in foreign if not file.exists()]) == ([], [])
 
 
 def test_purge_keeps_registrations_of_other_servers(node: Node) -> None:

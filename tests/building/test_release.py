@@ -1,6 +1,6 @@
 """The files of a release.
 
-The archive runs where there is nothing but a kernel, a shell and tar, as one process with its own name. The tree of the
+The archive needs only a kernel, a shell and tar, and runs as one process with its own name. The tree of the
 Debian package is the archive's. A bill of materials names each part of its artefact, with version, licence and hash.
 """
 
@@ -54,7 +54,7 @@ def test_archive_runs_with_only_sh_and_tar(release: Path, tmp_path: Path) -> Non
 
 
 def imported() -> set[str]:
-    """Return what the proxy and its hook servers import, some of it only when they need it."""
+    """Return all modules that the proxy and its hook servers import, also those imported late."""
     return {
         name
         for folder in ("runtimeproxy", "hooks")
@@ -78,7 +78,7 @@ RUNNING = {
     "runtimeproxy": ("runtimeproxy", f"run {PROXY}"),
     "runtimeproxy-hooks": ("runtimeproxy-ho", "gpu --endpoint={0}/served --register-dir={0}"),
 }
-"""What the kernel keeps of each program's name, 15 bytes, and arguments with which it serves at ``served``."""
+"""The program names as the kernel truncates them (15 bytes), and arguments to serve at ``served``."""
 
 
 @pytest.mark.parametrize("name", sorted(RUNNING))
@@ -151,7 +151,7 @@ def test_control_requires_no_python_and_lists_conffiles(package: Path, tmp_path:
     assert (fields["Version"], fields["Architecture"]) == (f"{VERSION}-1", "amd64")
     assert "python" not in fields["Depends"]
     assert (tmp_path / "control/conffiles").read_text() == "/etc/runtimeproxy/config.yaml\n"
-    # A socket that is restarted is closed for a moment.
+    # A restart closes the socket for a moment.
     assert re.findall(r"restart.*socket", (tmp_path / "control/postinst").read_text()) == []
 
 

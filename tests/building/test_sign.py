@@ -27,7 +27,7 @@ def build(dist: Path, key: Path) -> subprocess.CompletedProcess[str]:
 
 
 def verified(dist: Path, public: Path) -> bool:
-    """Return whether the commands of docs/release.rst find a directory to be as signed."""
+    """Return whether the commands of docs/release.rst accept a directory."""
     signature = ["minisign", "-Vm", CHECKSUMS, "-p", str(public)]
     files = ["sha256sum", "--check", "--strict", "--quiet", CHECKSUMS]
     done = [subprocess.run(command, cwd=dist, capture_output=True, check=False) for command in (signature, files)]

@@ -1,6 +1,6 @@
-"""A build is made of the last commit's files, or its version ends with -dirty; equal sources give equal bytes.
+"""A build contains the last commit's files, or its version ends with -dirty. Equal sources give equal bytes.
 
-The pins of a release satisfy what setup.cfg requires, so the archive has what the wheel would be installed with.
+The pins of a release satisfy setup.cfg, so the archive has the packages that pip would install with the wheel.
 """
 
 import os

@@ -181,11 +181,11 @@ VALUES = {
 
 def series_of(row: Metric, node: int) -> list[tuple[str, str]]:
     """Return all series that a node may have of a metric."""
-    known = VALUES | {"version": [f"1.{node % 3}"], "runtime": [("docker", "containerd")[node // 3 % 2]]}
+    label_values = VALUES | {"version": [f"1.{node % 3}"], "runtime": [("docker", "containerd")[node // 3 % 2]]}
     suffix, le = ("_bucket", ("le",)) if row.kind is Kind.HISTOGRAM else ("", ())
     labels = (*row.labels, *le)
     found: list[tuple[str, str]] = []
-    for values in product(*(known.get(label, ["a", "b"]) for label in labels)):
+    for values in product(*(label_values.get(label, ["a", "b"]) for label in labels)):
         pairs = ", ".join(f'{label}="{value}"' for label, value in zip(labels, values, strict=True))
         found += on(node, {f"{row.shown}{suffix}{{{pairs}}}" if pairs else row.shown: "0+1x12"})
     return found
@@ -253,9 +253,9 @@ BAD: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize("query", GATES)
 def test_gate_queries_metrics_that_exist(query: str) -> None:
-    known = {row.shown for row in METRICS.values()} | RECORDED.keys() | {"up", "ALERTS", STARTED}
+    metric_names = {row.shown for row in METRICS.values()} | RECORDED.keys() | {"up", "ALERTS", STARTED}
     assert metrics(query)
-    assert {table_name(name) for name in metrics(query)} <= known
+    assert {table_name(name) for name in metrics(query)} <= metric_names
 
 
 @pytest.mark.engine

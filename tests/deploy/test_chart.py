@@ -158,11 +158,11 @@ def test_installer_may_annotate_nodes_and_hold_its_places(name: str) -> None:
     [cluster] = of_kind("ClusterRole", name).values()
     [role] = of_kind("Role", name).values()
     [config] = of_kind("ConfigMap", name).values()
-    wanted, leases = json.loads(config["data"]["wanted.json"]), of_kind("Lease", name)
+    desired, leases = json.loads(config["data"]["wanted.json"]), of_kind("Lease", name)
     assert cluster["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}]
     [held] = role["rules"]
     assert (held["resources"], held["verbs"]) == (["leases"], ["get", "update"])
-    assert held["resourceNames"] == [f"{wanted['pool']}-{place}" for place in range(wanted["parallel"])]
+    assert held["resourceNames"] == [f"{desired['pool']}-{place}" for place in range(desired["parallel"])]
     assert list(leases) == held["resourceNames"]
     for lease in leases.values():
         assert lease.keys() == {"apiVersion", "kind", "metadata"}
@@ -173,7 +173,7 @@ def test_installer_may_annotate_nodes_and_hold_its_places(name: str) -> None:
 def test_registrations_of_chart_have_points_of_hooks(hook: str) -> None:
     text = (CHART / "templates/_helpers.tpl").read_text()
     [row] = re.findall(rf"^{hook}: (\{{.*\}})$", text, re.MULTILINE)
-    assert yaml.safe_load(row)["points"] == [point.name for point in load(hook).points]
+    assert yaml.safe_load(row)["points"] == [hook_point.name for hook_point in load(hook).points]
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert hook in schema["definitions"]["hookServer"]["properties"]["hooks"]["items"]["enum"]
 

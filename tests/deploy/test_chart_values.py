@@ -123,7 +123,7 @@ def pod(labels: dict[str, str] | None) -> dict[str, Any]:
     return {"metadata": {"name": "web"} if labels is None else {"name": "web", "labels": labels}}
 
 
-PLAIN, SKIPS, OTHER = {"app": "web"}, {"app": "web", SKIP_LABEL: "true"}, {SKIP_LABEL: "false"}
+PLAIN, SKIPS, NOT_SKIPPED = {"app": "web"}, {"app": "web", SKIP_LABEL: "true"}, {SKIP_LABEL: "false"}
 
 
 @pytest.mark.tool("helm")
@@ -133,14 +133,14 @@ PLAIN, SKIPS, OTHER = {"app": "web"}, {"app": "web", SKIP_LABEL: "true"}, {SKIP_
         ("default", None, None, True),
         ("default", PLAIN, None, True),
         ("default", SKIPS, None, False),
-        ("default", OTHER, None, True),
+        ("default", NOT_SKIPPED, None, True),
         ("kube-system-2", SKIPS, None, False),
         ("kube-system", SKIPS, None, True),
         ("koordinator-system", SKIPS, None, True),
         ("default", SKIPS, PLAIN, False),
         ("default", SKIPS, {}, False),
         ("default", SKIPS, SKIPS, True),
-        ("default", SKIPS, OTHER, False),
+        ("default", SKIPS, NOT_SKIPPED, False),
         ("default", PLAIN, SKIPS, True),
         ("koordinator-system", SKIPS, PLAIN, True),
     ],

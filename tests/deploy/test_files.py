@@ -20,8 +20,8 @@ from tests.deploy.files import ALERTS, DEPLOY, RECORDED, labels, metrics, querie
 from tests.docs import DOCS, tables
 
 QUERIES = dict(queries())
-KNOWN = {row.shown for row in METRIC_TABLE.values()} | RECORDED.keys() | {"up", "process_cpu_seconds_total"}
-KNOWN |= {f"process_{name}" for name in ("max_fds", "open_fds", "resident_memory_bytes", "start_time_seconds")}
+METRIC_NAMES = {row.shown for row in METRIC_TABLE.values()} | RECORDED.keys() | {"up", "process_cpu_seconds_total"}
+METRIC_NAMES |= {f"process_{name}" for name in ("max_fds", "open_fds", "resident_memory_bytes", "start_time_seconds")}
 LABELS = {label for row in METRIC_TABLE.values() for label in row.labels} | {"job", "instance", "le"}
 
 
@@ -29,7 +29,7 @@ def test_queries_name_metrics_and_labels_that_exist() -> None:
     for place, query in QUERIES.items():
         named = metrics(query)
         assert named, place
-        assert {table_name(name) if table_name(name) in KNOWN else name for name in named} <= KNOWN, place
+        assert {table_name(name) if table_name(name) in METRIC_NAMES else name for name in named} <= METRIC_NAMES, place
         assert labels(query) <= LABELS, place
         assert named <= RECORDED.keys() or not place.startswith("fleet.json")  # it reads recorded series alone
 
@@ -182,7 +182,7 @@ DROP_INS = {
 def test_each_right_of_hook_server_has_documented_reason(unit: str) -> None:
     assert unit.removeprefix("runtimeproxy-hooks@").removesuffix(".service") in {*HOOKS, ALL}
     if unit == f"runtimeproxy-hooks@{ALL}.service":
-        assert set(DROP_INS[unit]) == {line for other in DROP_INS if other != unit for line in DROP_INS[other]}
+        assert set(DROP_INS[unit]) == {line for drop_in in DROP_INS if drop_in != unit for line in DROP_INS[drop_in]}
     else:
         rows = [(units, setting) for table in tables(DOCS["security"], "Why") for units, setting, _ in table]
         reasons = {setting.strip("`") for units, setting in rows if f"``{unit}``" in units}

@@ -26,7 +26,7 @@ from tests.system.proxy import ROOT, ProxyProcess
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-EVER = 60.0
+QUERY_SECONDS = 60.0
 """Seconds that a query may take to have data: a rate needs two scrapes, a rule of a rule two evaluations more."""
 
 
@@ -115,11 +115,11 @@ async def test_every_query_has_data_and_right_alerts_fire(tmp_path: Path) -> Non
     proxy: ProxyProcess = CRI.process(tmp_path, metrics_endpoint=str(endpoint), log_level="info")
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(CRI.runtime(str(proxy.runtime)))
-        for name, point, answer, policy in SERVERS:
+        for name, hook_point, answer, policy in SERVERS:
             path = tmp_path / f"{name}.sock"
             if answer is not None:
                 await stack.enter_async_context(HookServer(str(path), default=answer, keep_calls=False))
-            proxy.register(f"{name}.json", path, [point], policy=policy)
+            proxy.register(f"{name}.json", path, [hook_point], policy=policy)
         await stack.enter_async_context(proxy)
         caller = await stack.enter_async_context(CRI.caller(proxy.socket))
         command = ["runtimeproxy", "export", "--listen=127.0.0.1:0", f"--metrics-endpoint={endpoint}"]
@@ -131,7 +131,7 @@ async def test_every_query_has_data_and_right_alerts_fire(tmp_path: Path) -> Non
         load, without = asyncio.create_task(keep_calling(caller)), queried(target)
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(EVER):
+                async with asyncio.timeout(QUERY_SECONDS):
                     while without:
                         await asyncio.sleep(0.5)
                         with suppress(aiohttp.ClientConnectionError):  # while Prometheus starts

@@ -47,20 +47,20 @@ def run(
 
 
 def _on_a_terminal(words: list[str], shown: bytes, keys: bytes) -> Outcome:
-    ours, theirs = pty.openpty()
+    master, slave = pty.openpty()
     output, deadline = b"", time.monotonic() + TIMEOUT_SECONDS
-    process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
-    os.close(theirs)
+    process = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+    os.close(slave)
     try:
-        while data := _read(ours, deadline, output):
+        while data := _read(master, deadline, output):
             if shown not in output and shown in output + data:
-                os.write(ours, keys)
+                os.write(master, keys)
             output += data
         return Outcome(process.wait(TIMEOUT_SECONDS), output)
     finally:
         process.kill()
         process.wait()
-        os.close(ours)
+        os.close(master)
 
 
 def _read(terminal: int, deadline: float, output: bytes) -> bytes:

@@ -76,13 +76,13 @@ class Dockerd(Engine):
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Remove at the end of the block the containers, image names, images and build caches created in it."""
-        containers, kept_images = set(self._containers()), set(self._images())
+        containers, initial_images = set(self._containers()), set(self._images())
         try:
             yield
         finally:
             self._remove_containers(containers)
             for reference in self._images():
-                if reference not in kept_images:
+                if reference not in initial_images:
                     self._delete(f"/images/{reference}?force=1")
             self.request("POST", "/build/prune?all=1")
 

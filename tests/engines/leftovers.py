@@ -40,12 +40,12 @@ def end(find: Callable[[], set[int]]) -> None:
 def mounts(base: Path) -> list[str]:
     """Return the mount points below a folder, oldest first."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return [point for line in lines if (point := line.split()[4]).startswith(f"{base}/")]
+    return [mount_point for line in lines if (mount_point := line.split()[4]).startswith(f"{base}/")]
 
 
 def unmount(base: Path) -> None:
-    for point in reversed(mounts(base)):
-        subprocess.run(["umount", "--lazy", point], check=True, stdin=subprocess.DEVNULL)
+    for mount_point in reversed(mounts(base)):
+        subprocess.run(["umount", "--lazy", mount_point], check=True, stdin=subprocess.DEVNULL)
 
 
 def remove_shim_sockets(state: Path) -> None:

@@ -25,7 +25,7 @@ Made = Callable[[str], AbstractAsyncContextManager[Any]]
 THINKS_SECONDS = 0.005
 HOLDS_SECONDS = 0.03
 """Seconds that a call holds a lock: a cancel comes within it, whenever in 50 ms a busy machine begins the call."""
-LOOK_SECONDS = 0.001
+POLL_SECONDS = 0.001
 LATE_SECONDS = 1.5
 """A server that answers in time does so within so many seconds, on a busy machine."""
 UNREADABLE = hookanswers.status(grpc.StatusCode.INVALID_ARGUMENT)
@@ -86,7 +86,7 @@ def mixes_pods_up() -> Answer:
     return answer
 
 
-def takes_few_calls() -> Answer:
+def limits_concurrent_calls() -> Answer:
     serving = asyncio.Semaphore(4)
 
     async def answer(call: HookCall) -> bytes:
@@ -167,7 +167,7 @@ async def dies_of_a_broken_connection(path: str) -> AsyncIterator[None]:
 
         async def die() -> None:
             while not any(each.task and each.task.done() and is_cut(each.to_backend) for each in relay.connections):
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
             await relay.stop()
 
         dying = asyncio.create_task(die())
@@ -218,7 +218,7 @@ BROKEN: dict[str, Tried] = {
     "answers any method": Tried(answers_any_method, "unknown-method"),
     "refuses big requests": breaking("big", lambda: where(lambda call: len(call.message) > 512 * 1024, TOO_MUCH)),
     "mixes pods up": breaking("concurrency", mixes_pods_up),
-    "takes few calls": breaking("concurrency", takes_few_calls),
+    "takes few calls": breaking("concurrency", limits_concurrent_calls),
     "is locked by a cancelled call": breaking("cancelled", breaks_when_cancelled),
     "dies of a broken connection": Tried(dies_of_a_broken_connection, "broken-connection"),
     "hangs": breaking("deadline", hookanswers.hang, timeout_seconds=0.2),

@@ -34,7 +34,7 @@ class FakeCall(HeldCall):
     """What the runtime reports of what a create's answer names, after ``read_seconds``."""
     repeats: bool = False
     """Whether its answer may name what a create of an earlier process made."""
-    whole_key: str = ""
+    full_key: str = ""
     """The new ``key`` after that, if it is not known before."""
     key: str | Exception = "c1"
     deadline: float | None = None
@@ -91,7 +91,7 @@ class FakeCall(HeldCall):
     async def read_subject(self, store: Store) -> fields.Subject | None:
         self._step("read")
         await asyncio.sleep(self.read_seconds)
-        self.key = self.whole_key or self.key
+        self.key = self.full_key or self.key
         if isinstance(self.read, Exception):
             raise self.read
         return self.read

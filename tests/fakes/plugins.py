@@ -15,7 +15,7 @@ from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.relay.rpc.connection import Peer
 
 FAIL, IGNORE = FailurePolicy.FAIL, FailurePolicy.IGNORE
-ALL_POINTS = tuple(point.name for point in HOOK_POINTS)
+ALL_POINTS = tuple(hook_point.name for hook_point in HOOK_POINTS)
 NOTHING = HookAnswer()
 
 ONE_PEER = Peer("socket", 1)
@@ -55,21 +55,21 @@ class FakeClient:
         return self.there
 
     async def call(
-        self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
+        self, hook_point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
     ) -> HookAnswer:
-        self.queried.append(Requested(self.name, point.name, request, timeout_seconds))
+        self.queried.append(Requested(self.name, hook_point.name, request, timeout_seconds))
         try:
             await asyncio.sleep(min(self.delay_seconds, timeout_seconds))
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
         if self.delay_seconds > timeout_seconds:
-            raise HookError(self.name, point.name, Reason.DEADLINE, "no answer in time")
+            raise HookError(self.name, hook_point.name, Reason.DEADLINE, "no answer in time")
         match self.behaviour:
             case HookAnswer():
                 return self.behaviour
             case Reason():
-                raise HookError(self.name, point.name, self.behaviour, "as reported")
+                raise HookError(self.name, hook_point.name, self.behaviour, "as reported")
             case Exception():
                 raise self.behaviour
         return self.behaviour(request)
@@ -103,13 +103,13 @@ class FakePlugins:
 
     @property
     def by_point(self) -> dict[str, tuple[Plugin, ...]]:
-        return {point.name: found for point in HOOK_POINTS if (found := self.plugins_for(point))}
+        return {hook_point.name: found for hook_point in HOOK_POINTS if (found := self.plugins_for(hook_point))}
 
-    def plugins_for(self, point: HookPoint) -> tuple[Plugin, ...]:
-        return tuple(plugin for plugin in self.plugins if point.name in plugin.points)
+    def plugins_for(self, hook_point: HookPoint) -> tuple[Plugin, ...]:
+        return tuple(plugin for plugin in self.plugins if hook_point.name in plugin.points)
 
     def registered(self, points: Iterable[HookPoint]) -> bool:
-        return any(self.plugins_for(point) for point in points)
+        return any(self.plugins_for(hook_point) for hook_point in points)
 
     def notified(self) -> list[tuple[str, str]]:
         """Return the plugins and points that were called, in order."""

@@ -107,9 +107,9 @@ class StandIn(Resctrl):
 
     def _limit(self, directory: Path, text: str) -> None:
         limits = parse_schemata((directory / SCHEMATA).read_text())
-        *lines, rest = text.split("\n")
+        *lines, unterminated = text.split("\n")
         try:
-            if not lines or rest:
+            if not lines or unterminated:
                 raise ValueError("the last line has no end")
             for name, values in (line.split(":") for line in lines):
                 for each, value in (pair.split("=") for pair in values.split(";")):
@@ -170,7 +170,7 @@ def _listed(directory: Path) -> list[int]:
     return [int(tid) for tid in (directory / TASKS).read_text().split()]
 
 
-def until_gone(tids: Iterable[int], seconds: float = 10.0) -> None:
+def wait_until_ended(tids: Iterable[int], seconds: float = 10.0) -> None:
     """Wait until threads no longer exist in the kernel: joining one waits for Python only. Raises TimeoutError."""
     end = time.monotonic() + seconds
     for tid in tids:

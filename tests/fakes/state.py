@@ -98,8 +98,8 @@ class Synced(Core):
             self.plugins.add("a")
         self.state = FakeState()
         self.state.has(*ids)
-        self.gone: list[str] = []
-        self.sync = Sync(self.state, self.lifecycle, self.metrics, self.gone.append)
+        self.removed_ids: list[str] = []
+        self.sync = Sync(self.state, self.lifecycle, self.metrics, self.removed_ids.append)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:

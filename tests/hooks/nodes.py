@@ -19,7 +19,7 @@ def rows(table: Sequence[tuple[Any, ...]]) -> list[Any]:
 
 
 def tree(root: Path, files: dict[str, str]) -> list[Path]:
-    """Write files under a directory, with the directories that they need."""
+    """Write files under a directory, and create their parents."""
     made = [root / name for name in files]
     for file, content in zip(made, files.values(), strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ def tree(root: Path, files: dict[str, str]) -> list[Path]:
 
 
 def configured(hook: Any, *flags: str) -> Any:
-    """Return the hook, configured with those of the flags that it has."""
+    """Return the hook, configured with the flags that it accepts."""
     parser = argparse.ArgumentParser()
     hook.add_arguments(parser)
     hook.configure(parser.parse_known_args(flags)[0])
@@ -36,7 +36,7 @@ def configured(hook: Any, *flags: str) -> Any:
 
 
 def on_node(folder: Path, hook: Any, settings: str = "", *flags: str) -> HookTester:
-    """Return the tester of a hook, or of one by its name, on a node with settings; its cgroups are in the folder."""
+    """Return the tester of a hook (or its name) on a node with settings; its cgroups are in the folder."""
     [file] = tree(folder, {"node.yaml": settings})
     found = load(hook) if isinstance(hook, str) else hook
     return HookTester(configured(found, f"--node-config={file}", f"--cgroup-root={folder}", *flags))

@@ -26,7 +26,7 @@ from tests.hooks.sdk.processes import Dreamy, Obedient
 
 Patch, Out = pytest.MonkeyPatch, pytest.CaptureFixture[str]
 NAMES = sorted(hosting.HOOKS)
-KNOWN = ", ".join(NAMES)
+HOOK_NAMES = ", ".join(NAMES)
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ class Fileless(Obedient):
         raise FileNotFoundError(2, "No such file or directory", "/nowhere")
 
 
-UNNAMED, UNKNOWN = f"name the hooks to serve first: {KNOWN}, or all", f"there are {KNOWN}; all must be alone"
+UNNAMED, UNKNOWN = f"name the hooks to serve first: {HOOK_NAMES}, or all", f"there are {HOOK_NAMES}; all must be alone"
 WRONG_NAMES = [
     *(([], UNNAMED), (["--order=5"], UNNAMED), (["gpu", "all"], f"there is no hook 'all'; {UNKNOWN}")),
     (["gpu", "gppu"], "there is no hook 'gppu'; did you mean 'gpu'?"),
@@ -133,7 +133,7 @@ def test_missing_grpcio_is_one_line_with_remedy(capsys: Out) -> None:
 
 
 HELPS = [
-    *(("__main__", "-h", f"hooks: {KNOWN}\n"), ("__main__", "--version", f"runtimeproxy-hooks {VERSION}")),
+    *(("__main__", "-h", f"hooks: {HOOK_NAMES}\n"), ("__main__", "--version", f"runtimeproxy-hooks {VERSION}")),
     *((f"servers.{name}", "--help", f"/{name}.sock") for name in NAMES),
 ]
 

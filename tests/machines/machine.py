@@ -17,7 +17,7 @@ from typing import Self
 
 SECONDS = 60.0
 """The longest wait for anything."""
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 BOOT = Path(__file__).with_name("boot.sh")
 STARTED = ("running", "degraded")
 """Answers of ``systemctl is-system-running`` after a boot; degraded: a unit of the tree failed."""
@@ -148,7 +148,7 @@ class Machine:
         while not condition():
             if time.monotonic() > deadline or not os.path.exists(self.root):
                 raise MachineError(f"waited {seconds:.0f} s for {what}")
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def enter(self) -> list[str]:
         """Return the beginning of a command that runs in the machine."""

@@ -24,14 +24,14 @@ SOCKET = "/run/koord-runtimeproxy/runtimeproxy.sock"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 PROGRAMS = {"runtimeproxy": "main", "koord-runtime-proxy": "koord_runtime_proxy", "runtimeproxy-hooks": "hooks"}
 """The programs, by the functions of runtimeproxy.__main__."""
-PREFIX, OURS, PACKAGES = "/opt/python", "/opt/program", "/opt/packages"
+PREFIX, PROGRAM_PATH, PACKAGES = "/opt/python", "/opt/program", "/opt/packages"
 """Directories of the Python that runs the tests, our code, and the packages that it needs."""
 PYTHON = f"{PREFIX}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
 BINDS = {
     PREFIX: Path(sys.base_prefix),
     PACKAGES: Path(site.getsitepackages()[0]),
-    f"{OURS}/runtimeproxy": ROOT / "runtimeproxy",
-    f"{OURS}/runtimeproxy_hooks": ROOT / "hooks",
+    f"{PROGRAM_PATH}/runtimeproxy": ROOT / "runtimeproxy",
+    f"{PROGRAM_PATH}/runtimeproxy_hooks": ROOT / "hooks",
 }
 
 _DOCKER = '{"bridge": "none", "iptables": false, "ip6tables": false, "exec-opts": ["native.cgroupdriver=cgroupfs"]}'
@@ -63,7 +63,7 @@ def node(work: Path) -> Iterator[Machine]:
 def program(function: str = "") -> str:
     """Return the text of a program that runs a function of ours, or of a Python that has our packages."""
     run = f"-c 'import sys; from runtimeproxy.__main__ import {function} as main; sys.exit(main())'"
-    paths = f"PYTHONPATH={OURS}:{PACKAGES} LD_LIBRARY_PATH={PREFIX}/lib"
+    paths = f"PYTHONPATH={PROGRAM_PATH}:{PACKAGES} LD_LIBRARY_PATH={PREFIX}/lib"
     return f'#!/bin/sh\n{paths} exec {PYTHON} {run if function else ""} "$@"\n'
 
 

@@ -25,7 +25,7 @@ from tests.system.real import Kubelet
 pytestmark = [pytest.mark.engine, pytest.mark.trees, pytest.mark.slow]
 
 HOOKS = ("runtimeproxy-hooks@batchresource.service", r"runtimeproxy-hooks@gpu\x20oomscoreadj.service")
-LOOKS = 89
+READS = 89
 """Calls that only look, for each 11 that make and remove a pod with a container."""
 ROUND = 100
 
@@ -67,8 +67,8 @@ CLIENTS: dict[str, Callable[[str], Any]] = {"Containerd": cri.CriClient, "Docker
 @pytest.mark.parametrize("mode", CLIENTS)
 def test_pods_get_hook_values_across_engine_restart(node: Machine, mode: str) -> None:
     with CLIENTS[mode](serve(node, mode)) as client:
-        for turn in range(max(CALLS_OF_THE_UNIT.now // ROUND, 1)):
-            live(node, client, f"turn-{turn}")
+        for cycle in range(max(CALLS_OF_THE_UNIT.now // ROUND, 1)):
+            live(node, client, f"turn-{cycle}")
         engine = {"Containerd": "containerd.service", "Docker": "docker.service"}[mode]
         node.run("systemctl", "restart", engine)
         node.until(lambda: answers(client), f"an answer after the restart of {engine}")
@@ -88,7 +88,7 @@ def live(node: Machine, client: Any, name: str) -> None:
     assert b"NVIDIA_VISIBLE_DEVICES=3\0" in output
     assert cgroups.parse("cpu_shares", output.rpartition(b"\0")[2].decode()) == cgroups.expected("cpu_shares", SHARES)
     assert cgroups.read(f"/{node.name}{parent}", "cpu_shares") == cgroups.expected("cpu_shares", SHARES)
-    for _ in range(LOOKS):
+    for _ in range(READS):
         assert pod_id in [each.id for each in client.pods()]
     client.stop(container_id)
     client.remove(container_id)
@@ -144,8 +144,8 @@ def test_exporter_serves_tls_with_lines_of_its_unit(node: Machine) -> None:
 
     with drop_in(node, f"IPAddressDeny=\nIPAddressAllow=\nExecStart=\n{lines}\n", unit):
         node.run("systemctl", "restart", unit)
-        mine = ("--cert", "/etc/runtimeproxy/exporter/client.pem")
-        node.until(lambda: status(*mine) == "200", "a scrape with a certificate")
+        credentials = ("--cert", "/etc/runtimeproxy/exporter/client.pem")
+        node.until(lambda: status(*credentials) == "200", "a scrape with a certificate")
         assert status() == "000"
     node.run("systemctl", "restart", unit)
 

@@ -64,7 +64,7 @@ def test_chart_is_rolled_out_and_removed(findings: Findings, tmp_path: Path) -> 
     with Machine(debian(packages=kubernetes.TREE), tmp_path / "machine", binds) as machine:
         rollout = Rollout(Cluster(machine), dist, newer, findings)
         rollout.install_next_to_a_pod()
-        rollout.recover_from_sick_kubelet_and_point_it_at_proxy()
+        rollout.recover_unhealthy_kubelet_and_configure_it()
         rollout.restart_proxy()
         rollout.add_hook_servers_and_exporter()
         rollout.run_hooked_pod()
@@ -110,7 +110,7 @@ class Rollout:
         self._wait_for("Installed")
         contains(self._machine.run("runtimeproxy", "in-use"), "nobody uses")
 
-    def recover_from_sick_kubelet_and_point_it_at_proxy(self) -> None:
+    def recover_unhealthy_kubelet_and_configure_it(self) -> None:
         """A kubelet that does not start with the proxy's drop-in gets its old configuration back, until it is tried
         again as the page has it."""
         self._machine.write(SICK, f"[Service]\nExecStartPre=/usr/bin/test ! -e {DROP_IN}\n")
@@ -193,12 +193,12 @@ class Rollout:
         self._cluster.kubectl("delete", "pod", "scaled", "--grace-period=1")
 
     def scrape(self) -> None:
-        mine = ("--cert", "prometheus.crt", "--key", "prometheus.key")
+        credentials = ("--cert", "prometheus.crt", "--key", "prometheus.key")
         self._findings.equal("status of a scrape without a certificate", self._scraped(), "000")
-        self._findings.equal("status of a scrape", self._scraped(*mine), "200")
+        self._findings.equal("status of a scrape", self._scraped(*credentials), "200")
         self._documented("kubectl delete pods")
         self._rolled_out(f"{NAME}-exporter")
-        self._findings.equal("status of a scrape of the next pod", self._scraped(*mine), "200")
+        self._findings.equal("status of a scrape of the next pod", self._scraped(*credentials), "200")
 
     def _scraped(self, *credentials: str) -> str:
         """Return the status of a scrape as the PodMonitor's Prometheus makes it; 000 if it had none."""
@@ -251,8 +251,8 @@ class Rollout:
         started = self._machine.show("kubelet.service", "ExecStart")
         self._findings.equal("times of the proxy in the kubelet's command", started.count("koord-runtimeproxy"), 0)
         places = f"/opt/runtimeproxy* /etc/systemd/system/*runtimeproxy* {DROP_INS}/*"
-        left = self._machine.run("sh", "-c", f"ls -d {places} 2>/dev/null || true")
-        self._findings.equal("files left on the node", left.split(), [])
+        leftovers = self._machine.run("sh", "-c", f"ls -d {places} 2>/dev/null || true")
+        self._findings.equal("files left on the node", leftovers.split(), [])
         kinds = "all,leases,configmaps,clusterroles,clusterrolebindings,validatingadmissionpolicies"
         everything = ("get", kinds, "--all-namespaces", "--output=name")
         self._cluster.until(lambda: RELEASE not in self._cluster.kubectl(*everything), "the cluster to have no part")

@@ -107,7 +107,7 @@ class Node:
         await end(self, caller, *await start(caller))
         self.counts[f"pods that ended {how}"] += 1
 
-    async def at_rest(self) -> tuple[int, set[str]]:
+    async def wait_until_settled(self) -> tuple[int, set[str]]:
         """Wait until the Store has the runtime's ids; return the open descriptors, and the ids that one side lacks."""
         admin = AdminClient(str(self.proxy.admin), WAIT_SECONDS)
         ids = {*self.fake.pod_ids(), *self.fake.container_ids()}
@@ -235,10 +235,10 @@ async def test_day_of_load_leaves_no_state_or_growth(front: Front, findings: Fin
                 await start(caller)
         seconds = DAY_SECONDS.now
         await node.play(seconds // HOURS)
-        before = await node.at_rest()
+        before = await node.wait_until_settled()
         node.samples.clear()
         await node.play(seconds - seconds // HOURS)
-        check(node, before, await node.at_rest(), findings)
+        check(node, before, await node.wait_until_settled(), findings)
 
 
 def check(node: Node, before: tuple[int, set[str]], after: tuple[int, set[str]], findings: Findings) -> None:

@@ -39,7 +39,7 @@ rm -r /opt/runtimeproxy-venv
 cd /root
 """
 CERTIFICATES = "/etc/ssl/certs/of-the-machine.crt"
-LEFT = "left in /tmp: "
+LEFTOVERS = "left in /tmp: "
 
 # What is mounted ends with the namespace, and what runs with its first process.
 SCRIPT = """
@@ -57,7 +57,7 @@ pivot_root . .outside
 exec chroot . sh -c 'umount -l /.outside && cd "$1" && eval "$2"' sh "$2" "$3" </dev/null
 """
 # pytest keeps the directories of its last runs, by user.
-LISTED = f'code=$?; ls /tmp | grep -v "^pytest-of-" | sed "s|^|{LEFT}|"; exit $code'
+LISTED = f'code=$?; ls /tmp | grep -v "^pytest-of-" | sed "s|^|{LEFTOVERS}|"; exit $code'
 
 WITHOUT = "setpriv --bounding-set -sys_admin,-net_admin,-sys_resource,-sys_ptrace,-mknod,-audit_write"
 READ_ONLY = 'for at in $(sed -n "s|^[^ ]* \\(/sys/fs/cgroup[^ ]*\\) .*|\\1|p" /proc/mounts); do'
@@ -126,7 +126,7 @@ def check(environment: Environment, code: int, output: str) -> None:
     if environment.refused:
         assert (code, environment.refused in output) == (1, True), output
         return
-    assert (code, LEFT in output) == (0, False), output
+    assert (code, LEFTOVERS in output) == (0, False), output
     assert not (environment.engines and "FAKE" in re.findall(r"Runtime: a (\w+)", output)), output
 
 

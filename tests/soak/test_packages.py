@@ -49,7 +49,7 @@ BACKOFF: dict[str, Any] = {
     "grpc.max_reconnect_backoff_ms": 3000,
 }
 """What the kubelet sets for its connection to the runtime: attempts after 100 ms to 3 s, with 5 s for each at least."""
-OF_OTHERS = (
+FOREIGN_PATHS = (
     *("/proc", "/sys", "/dev", "/tmp", "/root", "/var/cache", "/var/log"),
     *("/var/lib/dpkg", "/var/lib/rpm", "/var/lib/systemd", "/var/lib/containerd", "/var/lib/docker"),
     *("/run/containerd", "/run/docker", "/run/log", "/run/systemd", "/run/udev"),
@@ -297,8 +297,8 @@ class Life:
 
     def files(self) -> set[str]:
         """Return all paths of the machine but those of others."""
-        left_out = " -o ".join(f"-path {place}" for place in OF_OTHERS)
-        return set(self._machine.run("sh", "-c", f"find / \\( {left_out} \\) -prune -o -print").split("\n"))
+        excluded = " -o ".join(f"-path {place}" for place in FOREIGN_PATHS)
+        return set(self._machine.run("sh", "-c", f"find / \\( {excluded} \\) -prune -o -print").split("\n"))
 
     def processes(self) -> list[str]:
         """Return name, id and start of each process of the pods and their shims."""

@@ -88,22 +88,22 @@ async def test_version_changes_lose_no_call(front: Front, findings: Findings, li
             load, dialler = Load(front, proxy), Dialler(front, proxy.socket)
             own = {newer.name: 0, older.name: 0}
             answers, disabled = [], 0
-            async with load.going_on(), asyncio.TaskGroup() as group:
+            async with load.running(), asyncio.TaskGroup() as group:
                 group.create_task(dialler.fetch())
                 for number, version in enumerate([*rounds * [newer, older], newer]):
-                    await load.each_kind_is_answered()
+                    await load.wait_for_each_kind()
                     become(proxy, version)
-                    begun = time.monotonic()
+                    started_at = time.monotonic()
                     await node.restart(kill=False)
-                    answers.append(await dialler.answered() - begun)
-                    await node.known()
+                    answers.append(await dialler.answered() - started_at)
+                    await node.wait_until_loaded()
                     own[version.name] += await own_values(node, containers, number)
                     if version is newer:
                         client = AdminClient(str(proxy.admin), WAIT_SECONDS)
                         disabled += DISABLED in (await asyncio.to_thread(client.call, "hooks"))["masked"]
                         params = {"name": DISABLED, "reason": "a soak", "unregistered": True}
                         await asyncio.to_thread(client.again().call, "disable", **params)
-                await load.each_kind_is_answered()
+                await load.wait_for_each_kind()
                 dialler.end = True
             await store_equals(node.runtime, proxy)
     findings.equal("calls that were lost", load.lost, [])
@@ -124,5 +124,5 @@ async def own_values(node: ShapedNode, containers: Sequence[str], number: int) -
     node.notified()
     for container in containers:
         await node.caller.update(container, {"cpu_quota": 30_000 + number})
-    sent = {m.container_meta.id: m for point, m in node.notified() if point == "PreUpdateContainerResources"}
+    sent = {m.container_meta.id: m for hook_point, m in node.notified() if hook_point == "PreUpdateContainerResources"}
     return sum(sent[one].container_resources.cpu_shares == CONTAINER.resources["cpu_shares"] for one in containers)

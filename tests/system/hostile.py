@@ -51,8 +51,8 @@ class HostileRuntime:
 
 
 def answer(stream: int) -> Sequence[peer.Frame]:
-    begun = peer.Headers(stream, peer.REPLY), peer.Data(stream, peer.grpc(b""))
-    return (*begun, peer.Headers(stream, peer.TRAILERS, end=True))
+    response = peer.Headers(stream, peer.REPLY), peer.Data(stream, peer.grpc(b""))
+    return (*response, peer.Headers(stream, peer.TRAILERS, end=True))
 
 
 @asynccontextmanager

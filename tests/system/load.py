@@ -34,7 +34,7 @@ class Load:
         self._ending = False
 
     @asynccontextmanager
-    async def going_on(self) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[None]:
         """Make calls during the context; those made are answered at its end."""
         async with AsyncExitStack() as stack:
             for caller in self._callers:
@@ -74,7 +74,7 @@ class Load:
             await caller.follow()
             self.cuts += 1
 
-    async def each_kind_is_answered(self) -> None:
+    async def wait_for_each_kind(self) -> None:
         """Wait until every kind of call was answered from now on."""
         self.answered.clear()
         async with asyncio.timeout(WAIT_SECONDS):

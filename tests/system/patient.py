@@ -49,8 +49,8 @@ class PatientDocker(DockerCaller):
                         answer = await client.answer()
                         break
                 except (asyncio.IncompleteReadError, ConnectionError) as error:
-                    nothing_came = not getattr(error, "partial", b"")
-                    sent = not (nothing_came and data.startswith(b"GET "))
+                    no_bytes_received = not getattr(error, "partial", b"")
+                    sent = not (no_bytes_received and data.startswith(b"GET "))
                 client.abort()
                 if sent or not used_before:
                     raise Failed(None, f"the connection ended: {data[:60]!r}, used before: {used_before}")

@@ -28,7 +28,7 @@ PROGRAM = (sys.executable, "-m", "runtimeproxy", "run")
 WAIT_SECONDS = 20.0
 """Seconds to wait for what must happen, on a busy machine."""
 LISTENING = "listening on "
-STATE_KNOWN = "the runtime's state is known"
+STATE_LOADED = "the runtime's state is known"
 
 
 class Folder:

@@ -208,14 +208,14 @@ class RealNode:
         """Register the hook server as the plugin ``PLUGIN``; ``more`` as in ``registration.text``."""
         self.proxy.register(f"{PLUGIN}.json", self.hooks.socket_path, points, **more)
 
-    def take_calls(self) -> list[tuple[str, Any]]:
+    def pop_calls(self) -> list[tuple[str, Any]]:
         """Return the hook points and messages of the calls since the last time, in order."""
         calls = [(call.point.name, call.request) for call in self.hooks.calls]
         self.hooks.calls.clear()
         return calls
 
     def points(self) -> list[str]:
-        return [point for point, _ in self.take_calls()]
+        return [hook_point for hook_point, _ in self.pop_calls()]
 
     def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
         """Return a pod with nothing but a name, a cgroup parent and a log directory."""
@@ -297,7 +297,7 @@ def shared(kind: Kind, engine: Any, tmp_path_factory: pytest.TempPathFactory) ->
 def lent(shared: RealNode) -> Iterator[RealNode]:
     """Yield the node without chosen answers and recorded calls; at the end what was created is removed."""
     shared.hooks.answers.clear()
-    shared.take_calls()
+    shared.pop_calls()
     with shared.engine.restored():
         yield shared
 

@@ -17,7 +17,7 @@ from tests.fakes.hookserver import HookServer
 from tests.system.cri_front import CRI_SHAPES
 from tests.system.docker_front import DOCKER_ENGINES
 from tests.system.fronts import Caller, Front
-from tests.system.proxy import STATE_KNOWN, ProxyInside, ProxyProcess, until
+from tests.system.proxy import STATE_LOADED, ProxyInside, ProxyProcess, until
 
 SILENT = hookanswers.empty()
 FRONTS = (*CRI_SHAPES, *DOCKER_ENGINES)
@@ -98,15 +98,15 @@ class ShapedNode:
         assert isinstance(self.proxy, ProxyInside)
         return self.proxy
 
-    async def known(self) -> None:
+    async def wait_until_loaded(self) -> None:
         """Wait until the runtime's state has been read since the last start."""
 
-        def is_known() -> bool:
+        def is_loaded() -> bool:
             if isinstance(self.proxy, ProxyProcess):
-                return STATE_KNOWN in self.proxy.output()[self._written :]
+                return STATE_LOADED in self.proxy.output()[self._written :]
             return self.proxy.metrics.counted("syncs", result="complete") > 0
 
-        await until(is_known, "the state is known")
+        await until(is_loaded, "the state is known")
 
     async def passed(self, verb: str, request: bytes) -> tuple[bytes, bytes]:
         """Send a request; return the reply, and the request as it reached the runtime."""

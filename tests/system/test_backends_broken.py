@@ -55,10 +55,10 @@ async def test_calls_to_dead_runtime_fail_and_are_not_retried(
                 calls: list[Awaitable[object]] = [caller.send("create", requests[-1]), stream.read()]
                 waiting = [asyncio.ensure_future(call) for call in calls]
                 await until(lambda: arrivals(requests[-1]) > 0, "the create is at the runtime")
-                begun = time.monotonic()
+                started_at = time.monotonic()
                 end(relay)
                 ends = await asyncio.gather(*waiting, return_exceptions=True)
-                took.append(time.monotonic() - begun)
+                took.append(time.monotonic() - started_at)
                 assert [end.status for end in ends if isinstance(end, Failed)] == [front.lost] * 2, ends
         assert [arrivals(request) for request in requests] == [1] * KILLS.now
     assert judged(took) < limit(took, 0.1), took
@@ -67,9 +67,9 @@ async def test_calls_to_dead_runtime_fail_and_are_not_retried(
 async def test_proxy_listens_within_second_without_runtime(front: Front, tmp_path: Path) -> None:
     proxy, took = front.process(tmp_path), []
     for _ in range(STARTS.now):
-        begun = time.monotonic()
+        started_at = time.monotonic()
         async with proxy:
-            took.append(time.monotonic() - begun)
+            took.append(time.monotonic() - started_at)
     assert judged(took) < limit(took, 1.0), took
 
 
@@ -145,12 +145,12 @@ async def test_broken_answer_fails_only_its_call(front: Front, verb: str, tmp_pa
         await until(lambda: process.descriptors() <= before + 2, "every connection is closed")
 
 
-@pytest.mark.parametrize(("other", "spoken"), [(DOCKER, "HTTP/1"), (CRI, "HTTP/2")], ids=["docker", "cri"])
-async def test_runtime_of_other_mode_is_reported_with_flag(tmp_path: Path, other: Front, spoken: str) -> None:
-    front = CRI if other is DOCKER else DOCKER
+@pytest.mark.parametrize(("runtime_front", "spoken"), [(DOCKER, "HTTP/1"), (CRI, "HTTP/2")], ids=["docker", "cri"])
+async def test_runtime_of_other_mode_is_reported_with_flag(tmp_path: Path, runtime_front: Front, spoken: str) -> None:
+    front = CRI if runtime_front is DOCKER else DOCKER
     line = f"the runtime broke the protocol: .*; it speaks {spoken}: is --backend-runtime-mode right\\?\n"
     async with (
-        other.runtime(str(tmp_path / "runtime.sock")),
+        runtime_front.runtime(str(tmp_path / "runtime.sock")),
         front.process(tmp_path) as proxy,
         front.sent(proxy.socket),
     ):

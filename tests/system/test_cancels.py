@@ -52,17 +52,17 @@ def counts() -> dict[str, int]:
 
 def unreleased(front: Front, proxy: ProxyInside, runtime: Runtime, before: dict[str, int]) -> dict[str, object]:
     """Return what the proxy retains for calls, and where the Store differs from the runtime."""
-    ours: Any = proxy.app.front
-    lifecycle, readers = proxy.app.lifecycle, [connection.reader for connection in ours.connections]
+    proxy_front: Any = proxy.app.front
+    lifecycle, readers = proxy.app.lifecycle, [connection.reader for connection in proxy_front.connections]
     found = {
-        "held bytes": ours.budget.count,
-        "tasks of calls": len(ours.tasks),
+        "held bytes": proxy_front.budget.count,
+        "tasks of calls": len(proxy_front.tasks),
         "held calls": lifecycle.holds()[0],
         "open calls": lifecycle.open_calls.subjects(),
         "streams": [one for reader in readers if front is CRI for one in (*reader.streams, *reader.open)],
         "only in the Store or at the runtime": proxy.store.ids() ^ {*runtime.pod_ids(), *runtime.container_ids()},
         **{name: max(count - before[name] - 2 * OWN_CONNECTIONS, 0) for name, count in counts().items()},
-        "connections": len(ours.connections) - 1,
+        "connections": len(proxy_front.connections) - 1,
     }
     return {name: value for name, value in found.items() if value}
 
@@ -82,8 +82,8 @@ async def cancelled(front: Front, socket: Path, caller: Caller, verb: str, subje
         async with front.sent(socket, verb, request):
             await moment()
             return time.monotonic()
-    mine: Any = nullcontext(caller) if front is CRI else front.caller(socket)
-    async with mine as kubelet:
+    client: Any = nullcontext(caller) if front is CRI else front.caller(socket)
+    async with client as kubelet:
         call = asyncio.ensure_future(kubelet.send(verb, request))
         await moment()
         call.cancel()
@@ -181,13 +181,13 @@ async def test_hook_server_time_is_deducted_from_deadline(
     async with proxy, front.caller(proxy.socket) as caller, Client(proxy.socket) as client:
         pod_id = await caller.run_pod()
         requests = {seconds: caller.create_request(pod_id) for seconds in (0, 7, 120)}
-        begun = time.monotonic()
+        started_at = time.monotonic()
         calls = (client.call("CreateContainer", request, seconds or None) for seconds, request in requests.items())
         await asyncio.gather(*calls)
     for seconds, request in requests.items():
         (received,) = [each for each in runtime.requests("CreateContainer") if each.message == request]
-        rest, spent = received.deadline_seconds, received.at - begun
-        if rest is None:
+        remaining, elapsed = received.deadline_seconds, received.at - started_at
+        if remaining is None:
             assert not seconds
         else:
-            assert seconds - spent - SMALL_SECONDS < rest < seconds - HOOK_SECONDS + SMALL_SECONDS
+            assert seconds - elapsed - SMALL_SECONDS < remaining < seconds - HOOK_SECONDS + SMALL_SECONDS

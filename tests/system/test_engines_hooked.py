@@ -90,7 +90,7 @@ def test_hook_changes_are_applied_and_in_later_calls(node: RealNode, client: Any
     assert not cgroups.processes(pod.linux.cgroup_parent)
     container_id = client.create(pod_id, container, pod)
     client.start(container_id)
-    (_, for_run), (_, create), (_, start), (last, started) = node.take_calls()
+    (_, for_run), (_, create), (_, start), (last, started) = node.pop_calls()
     assert (for_run.pod_meta.uid, for_run.labels["app"], last) == (pod.metadata.uid, "web", "PostStartContainer")
     assert (create.pod_labels["app"], create.pod_cgroup_parent) == ("changed", parent)
     assert sent(create) == {field.name: value for field, value in container.linux.resources.ListFields()}
@@ -103,7 +103,7 @@ def test_hook_changes_are_applied_and_in_later_calls(node: RealNode, client: Any
     assert_in_force(client, container_id, parent, STARTED)
 
     client.update(container_id, resources(**KUBELETS_UPDATE))
-    ((_, update),) = node.take_calls()
+    ((_, update),) = node.pop_calls()
     # A hook that scales must scale the kubelet's own values, not its earlier results.
     assert sent(update) == {**sent(create), **KUBELETS_UPDATE}
     assert_in_force(client, container_id, parent, UPDATED)
@@ -113,8 +113,8 @@ def test_hook_changes_are_applied_and_in_later_calls(node: RealNode, client: Any
     node.proxy.start()
     assert client.pids(pod_id, container_id) == pids
     end(client, pod_id, container_id)
-    (point, stop), (last, for_stop) = node.take_calls()
-    assert (point, sent(stop), stop.pod_cgroup_parent) == ("PostStopContainer", UPDATED, parent)
+    (hook_point, stop), (last, for_stop) = node.pop_calls()
+    assert (hook_point, sent(stop), stop.pod_cgroup_parent) == ("PostStopContainer", UPDATED, parent)
     assert stop.container_envs.items() >= CHANGED.items()
     assert (last, for_stop.labels["app"], for_stop.cgroup_parent) == ("PostStopPodSandbox", "changed", parent)
 
@@ -139,7 +139,7 @@ QUIET: Mapping[str, tuple[Answer | None, str]] = {
     "koordlet": (hookanswers.koordlet(), ""),
 }
 """Hook servers that set nothing: the answer, None without a process, and the policy, "" as koordlet registers."""
-KOORDLETS = ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources")
+KOORDLET_HOOK_POINTS = ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources")
 """The points in the registration of a koordlet with its defaults, except the one that the protocol lacks."""
 
 
@@ -158,7 +158,7 @@ def test_pod_runs_as_without_hook_server(
         if policy:
             node.register(policy=policy, timeout="100ms")
         else:
-            registration.write_as_koordlet(node.proxy.registrations, node.hooks.socket_path, KOORDLETS)
+            registration.write_as_koordlet(node.proxy.registrations, node.hooks.socket_path, KOORDLET_HOOK_POINTS)
 
     with running(kind, engine, tmp_path, prepare) as node:
         pod, container = node.rich_pod(), node.rich_container(cpuset_cpus=CPU)
@@ -174,8 +174,8 @@ def test_pod_runs_as_without_hook_server(
                 end(each, pod_id, container_id)
         assert reports[0] == reports[1]
         if not policy:
-            assert node.points() == list(KOORDLETS)
-            assert registration.KOORDLET_EXTRA_POINT in node.proxy.output(), "the unknown point has its warning"
+            assert node.points() == list(KOORDLET_HOOK_POINTS)
+            assert registration.KOORDLET_EXTRA_HOOK_POINT in node.proxy.output(), "the unknown point has its warning"
 
 
 @pytest.mark.slow
@@ -194,7 +194,7 @@ def test_killed_engine_changes_no_hook_call(node: RealNode) -> None:
         client.start(container_id)
         wait_until(lambda: READY in client.written(pod, container_id), "the container runs")
         pids = client.pids(pod_id, container_id)
-        node.take_calls()
+        node.pop_calls()
         stop = caller.submit(client.stop, container_id, GRACE_SECONDS)
         wait_until(lambda: SIGNALLED in client.written(pod, container_id), "the engine stops it")
         node.engine.kill()
@@ -210,8 +210,8 @@ def test_killed_engine_changes_no_hook_call(node: RealNode) -> None:
             client.update(container_id, resources(cpu_quota=40_000))
             assert node.points() == ["PreUpdateContainerResources"]
         end(client, pod_id, container_id)
-    *stops, (pod_stop, _) = node.take_calls()
-    ends = [(point, message.container_meta.id) for point, message in stops]
+    *stops, (pod_stop, _) = node.pop_calls()
+    ends = [(hook_point, message.container_meta.id) for hook_point, message in stops]
     stopped = ("PostStopContainer", container_id)
     assert ends == [stopped] or (not outlives and ends == 2 * [stopped])
     assert pod_stop == "PostStopPodSandbox"

@@ -37,14 +37,14 @@ from tests.system.times import FEW_TIMES, in_time
 
 pytestmark = pytest.mark.slow
 
-POINT = "PreCreateContainer"
+CREATE = "PreCreateContainer"
 TIMEOUT_SECONDS = 0.2
 
 
 async def seconds_of_a_create(caller: Caller, pod_id: str) -> float:
-    begun = time.monotonic()
+    started_at = time.monotonic()
     await caller.create(pod_id)
-    return time.monotonic() - begun
+    return time.monotonic() - started_at
 
 
 @asynccontextmanager
@@ -72,7 +72,7 @@ async def test_hanging_hook_delays_call_by_its_timeout(
 ) -> None:
     monkeypatch.setattr(hook_client, "FAILURES_IN_A_ROW", 10**9)  # the breaker stays closed
     inside, path = front.inside(tmp_path), str(tmp_path / "hooks.sock")
-    inside.register("hangs.json", path, [POINT], timeout=f"{TIMEOUT_SECONDS}s")
+    inside.register("hangs.json", path, [CREATE], timeout=f"{TIMEOUT_SECONDS}s")
     async with hanging(path), inside as proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
 
@@ -81,7 +81,7 @@ async def test_hanging_hook_delays_call_by_its_timeout(
             return [seconds - TIMEOUT_SECONDS for seconds in took]
 
         await in_time(0.100, HANGS, some_together)
-        passed = proxy.metrics.counted("hook_fail_open", hook_server="hangs", hook=POINT, reason="deadline")
+        passed = proxy.metrics.counted("hook_fail_open", hook_server="hangs", hook=CREATE, reason="deadline")
     assert passed == len(runtime.arrived("create")) >= HANGS.now
 
 
@@ -98,7 +98,7 @@ async def test_uncalled_hook_server_costs_little(front: Front, tmp_path: Path, r
     """Compared with the creates of a pod that skips it."""
     path, (seconds, line) = str(tmp_path / "hooks.sock"), COSTS[why]
     hooks, proxy = HookServer(path, default=hookanswers.hang()), front.process(tmp_path)
-    proxy.register("bad.json", path, [POINT], timeout="20ms")
+    proxy.register("bad.json", path, [CREATE], timeout="20ms")
     if why == "down":
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(path)
@@ -122,7 +122,7 @@ async def test_huge_answer_costs_at_most_three_times_limit(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
     cap, proxy = 2 << 20, front.process(tmp_path, hook_answer_limit="2MiB")
-    proxy.register("huge.json", hooks.socket_path, [POINT])
+    proxy.register("huge.json", hooks.socket_path, [CREATE])
     async with proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
         await caller.create(pod_id)
@@ -133,10 +133,10 @@ async def test_huge_answer_costs_at_most_three_times_limit(
             await caller.create(pod_id)
         assert process.peak() - before <= 3 * cap
     assert f"bad_answer: the answer is longer than {cap} bytes; let it answer less" in proxy.output()
-    assert len(hooks.calls_of(POINT)) == len(runtime.arrived("create")) == 4
+    assert len(hooks.calls_of(CREATE)) == len(runtime.arrived("create")) == 4
 
 
-OTHER_POINT = "PostStopPodSandbox"
+POST_STOP = "PostStopPodSandbox"
 BROKEN = ("", '{"remote-endpoint": ', "\0" * 9, "[" * (2 << 20))
 HOOKED = hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_envs={"HOOKED": "yes"}))
 
@@ -174,18 +174,18 @@ async def test_no_call_is_unhooked_while_file_is_replaced(
 
     def swapped() -> list[tuple[str, float]]:
         endpoint, seconds = next(contents)
-        swap(inside.registrations, next(numbers), registration.text(endpoint, [POINT], timeout=f"{seconds}s"))
+        swap(inside.registrations, next(numbers), registration.text(endpoint, [CREATE], timeout=f"{seconds}s"))
         return [(endpoint, seconds)]
 
     def registered() -> list[tuple[str, float]]:
-        return [(plugin.endpoint, plugin.timeout_seconds) for plugin in inside.app.manager.plugins_for(BY_NAME[POINT])]
+        return [(plugin.endpoint, plugin.timeout_seconds) for plugin in inside.app.manager.plugins_for(BY_NAME[CREATE])]
 
     async def effect() -> list[float]:
         if next(rounds) % 2:
             swapped()  # the next one follows immediately
-        begun, expected = time.monotonic(), swapped()
+        started_at, expected = time.monotonic(), swapped()
         await until(lambda: registered() == expected, "it has effect")
-        return [time.monotonic() - begun]
+        return [time.monotonic() - started_at]
 
     async def create_until_the_end() -> int:
         for made in count(1):
@@ -204,8 +204,8 @@ async def test_no_call_is_unhooked_while_file_is_replaced(
         expected = registered()
         for number, content in enumerate(BROKEN):
             swap(proxy.registrations, next(numbers), content)
-            proxy.register(f"later-{number}.json", f"/run/{number}.sock", [OTHER_POINT])
-            later = BY_NAME[OTHER_POINT]
+            proxy.register(f"later-{number}.json", f"/run/{number}.sock", [POST_STOP])
+            later = BY_NAME[POST_STOP]
             await until(lambda: len(proxy.app.manager.plugins_for(later)) > number, "it is read")  # noqa: B023
             assert registered() == expected
         proxy.registrations.rename(tmp_path / "aside")
@@ -215,9 +215,9 @@ async def test_no_call_is_unhooked_while_file_is_replaced(
         for server in servers:
             await server.stop()
             await server.start()
-        begun = time.monotonic()
+        started_at = time.monotonic()
         await caller.create(pod_id)
-        assert time.monotonic() - begun < FEW_TIMES * 0.1
+        assert time.monotonic() - started_at < FEW_TIMES * 0.1
         assert proxy.metrics.total("hook_failures") == 0
     creates = runtime.arrived("create")
     assert sum(len(server.calls) for server in servers) == len(creates) == 1 + sum(task.result() for task in creating)
@@ -236,10 +236,10 @@ async def test_disabled_server_gets_no_call_after_proxy_kills(front: Front, tmp_
     async def admin(method: str, **params: str) -> Any:
         return await asyncio.to_thread(call, proxy.admin, method, **params)
 
-    proxy.register("hangs.json", path, [POINT], policy="Fail", timeout="10s")
+    proxy.register("hangs.json", path, [CREATE], policy="Fail", timeout="10s")
     async with HookServer(path, default=hookanswers.hang()) as hooks, proxy:
         held = asyncio.ensure_future(create())
-        await hooks.wait_for_calls(POINT)
+        await hooks.wait_for_calls(CREATE)
         answer = await admin("disable", name="hangs", reason="it hangs")
         await held
         assert (answer["state"], answer["disabled"]["reason"]) == ("disabled", "it hangs")
@@ -249,8 +249,8 @@ async def test_disabled_server_gets_no_call_after_proxy_kills(front: Front, tmp_
             proxy.kill()
             await asyncio.to_thread(proxy.start)
             assert proxy.output().count(f"hook server hangs is disabled (by uid {os.getuid()}, pid ") == number
-            proxy.register("hangs.json", path, [POINT], policy="Fail", timeout=f"{number}s")
-            changed = f"registration hangs.json changed: endpoint {path}, policy Fail, points {POINT}; it is disabled"
+            proxy.register("hangs.json", path, [CREATE], policy="Fail", timeout=f"{number}s")
+            changed = f"registration hangs.json changed: endpoint {path}, policy Fail, points {CREATE}; it is disabled"
             await until(lambda: proxy.output().count(changed) == number, "it is read", proxy.output)  # noqa: B023
             await create()
         disabled = {"name": "disabled_plugins", "state": "degraded", "reason": "disabled by hand: hangs"}

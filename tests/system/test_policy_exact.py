@@ -34,7 +34,7 @@ from tests.system.proxy import ProxyInside
 
 pytestmark = pytest.mark.slow
 
-POINT, OPERATION = "PreCreateContainer", "CreateContainer"
+HOOK_POINT, OPERATION = "PreCreateContainer", "CreateContainer"
 Failing = Callable[[HookServer], AbstractContextManager[None]]
 """Makes a hook server fail for a moment."""
 
@@ -96,7 +96,7 @@ def plant(text: str) -> Callable[[Any], None]:
 
 BAD_CPUSET = api_pb2.ContainerResourceHookResponse(container_resources={"cpuset_cpus": "3-1"})
 BAD_FIELD = ("hook_bad_fields", ("early", "resources.cpuset_cpus"))
-CONFLICT = ("hook_conflicts", ("early", POINT))
+CONFLICT = ("hook_conflicts", ("early", HOOK_POINT))
 REFUSING, PAGE = "wrong: refusing", DOCS["fleets"]
 REASONS = dict(re.findall(r"^   \*\*([^*]+)\*\*: [^|]* \| ``(\w+)`` \|", PAGE, re.MULTILINE))
 REASONS |= {REFUSING: "refused", "another user's": "untrusted_socket"}
@@ -127,13 +127,13 @@ class Injection:
         """Yield the series that a create counts once each."""
         refused, reason = self.is_refused(policy), REASONS.get(self.kind, "")
         yield "calls", (OPERATION, "refused" if refused else "agreed")
-        yield "hook_calls", ("early", POINT, self.code or reason or "ok")
+        yield "hook_calls", ("early", HOOK_POINT, self.code or reason or "ok")
         if reason:
-            yield "hook_failures", ("early", POINT, reason)
-            yield self.signs(policy)[1], ("early", POINT, reason)[: 2 if self.kind == REFUSING else 3]
+            yield "hook_failures", ("early", HOOK_POINT, reason)
+            yield self.signs(policy)[1], ("early", HOOK_POINT, reason)[: 2 if self.kind == REFUSING else 3]
         yield from self.more
         if not refused:
-            yield "hook_calls", ("late", POINT, "ok")
+            yield "hook_calls", ("late", HOOK_POINT, "ok")
             yield "hook_fields_changed", ("late", "envs")
 
 
@@ -143,7 +143,7 @@ FAST = (
     GOOD,
     Injection("slow", answering(hookanswers.after(0.1))),
     Injection("breaking off", crashing),
-    *(Injection("vanished", gone) for gone in (unavailable, dead)),
+    *(Injection("vanished", failing) for failing in (unavailable, dead)),
     Injection("wrong: no message", answering(hookanswers.garbage())),
     Injection("wrong: no message", answering(hookanswers.raw(b"\x1a\x02\xff\xfe"))),
     Injection("wrong: no message", answering(hookanswers.huge())),
@@ -174,8 +174,8 @@ async def test_failure_is_handled_by_policy_and_counted(
     late = HookServer(str(tmp_path / "late.sock"), default=hookanswers.echo(plant("late")), keep_calls=False)
     inside = front.inside(tmp_path)
     # What a busy machine delays must not count as a deadline.
-    inside.register("early.json", early.socket_path, [POINT], policy=policy, timeout="4s")
-    inside.register("late.json", late.socket_path, [POINT])
+    inside.register("early.json", early.socket_path, [HOOK_POINT], policy=policy, timeout="4s")
+    inside.register("late.json", late.socket_path, [HOOK_POINT])
     expected = Counter[Key]({("config_reloads", ("ok",)): 2, ("calls", ("RunPodSandbox", "agreed")): 1})
     async with early, late, inside as proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
@@ -190,7 +190,7 @@ async def test_failure_is_handled_by_policy_and_counted(
                 with pytest.raises(Failed) as raised:
                     await caller.create(pod_id)
                 assert raised.value.status == (front.refused if injection.kind == REFUSING else front.failed)
-                assert f"hook server 'early' at {POINT}: " in raised.value.text
+                assert f"hook server 'early' at {HOOK_POINT}: " in raised.value.text
             if reason := REASONS.get(injection.kind):
                 found = [shown(row) for row in proxy.metrics.events.read(before)[0]]
                 events = [
@@ -227,14 +227,14 @@ RESTORES = [("PreRunPodSandbox", "Fail", True), ("PreStartContainer", "Fail", Fa
 RESTORES += [("PreCreateContainer", "Ignore", False), ("", "", False)]
 
 
-@pytest.mark.parametrize(("point", "policy", "is_refused"), RESTORES)
+@pytest.mark.parametrize(("hook_point", "policy", "is_refused"), RESTORES)
 async def test_restored_pod_passes_unless_hook_was_required(
-    tmp_path: Path, point: str, policy: str, is_refused: bool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, hook_point: str, policy: str, is_refused: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """RestorePod creates and starts a whole pod in one call, at no hook point."""
     inside = ProxyInside(tmp_path)
-    if point:
-        inside.register("a.json", tmp_path / "hooks.sock", [point], policy=policy)
+    if hook_point:
+        inside.register("a.json", tmp_path / "hooks.sock", [hook_point], policy=policy)
     async with FakeRuntime(str(inside.runtime)) as runtime, inside as proxy, Client(proxy.socket) as client:
         answers: Any = await asyncio.gather(client.call("RestorePod", b"request"), return_exceptions=True)
         assert [received.message for received in runtime.requests("RestorePod")] == [b"request"] * (not is_refused)
@@ -243,14 +243,14 @@ async def test_restored_pod_passes_unless_hook_was_required(
         assert total("calls_passed", method="RestorePod") == (not is_refused)
     (answer,) = answers
     if is_refused:
-        assert (answer.code(), f"'a' at {point}: unhooked: " in answer.details()) == (
+        assert (answer.code(), f"'a' at {hook_point}: unhooked: " in answer.details()) == (
             grpc.StatusCode.UNIMPLEMENTED,
             True,
         )
         found = (event["kind"], event["hookServer"], event["hook"], event["reason"])
-        assert found == ("refused", "a", point, "unhooked")
-        assert total("hook_fail_closed", hook_server="a", hook=point, reason="unhooked") == 1
+        assert found == ("refused", "a", hook_point, "unhooked")
+        assert total("hook_fail_closed", hook_server="a", hook=hook_point, reason="unhooked") == 1
     else:
         assert answer == b"request"
         assert (event["kind"], event["text"]) == ("unhooked", "passed without hooks")
-        assert ("RestorePod passed without hooks" in caplog.text) == bool(point)
+        assert ("RestorePod passed without hooks" in caplog.text) == bool(hook_point)

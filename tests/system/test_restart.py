@@ -80,7 +80,7 @@ async def test_hook_messages_are_equal_after_restart(front: Front, tmp_path: Pat
                 ids = {waiting_pod, *waiting, *(one for _, *life in lives for one in life)}
                 await until(lambda: rows(file).keys() == ids, "the values are stored", lambda: str(rows(file)))
             await node.restart(kill=kill)
-            await node.known()
+            await node.wait_until_loaded()
             reads = node.runtime.reads()
             assert reads >= 3 * len(lives)
             for life, container_id, start, messages in zip(lives, waiting, starts, before, strict=True):
@@ -88,7 +88,7 @@ async def test_hook_messages_are_equal_after_restart(front: Front, tmp_path: Pat
                 assert node.notified() == [("PreStartContainer", start), ("PostStartContainer", start)]
                 assert await hook_calls(node, *life) == (messages if has_file else without_originals(messages))
             assert node.runtime.reads() == reads, "no call had to read the runtime's state"
-            points = [point for point, _ in before[0]]
+            points = [hook_point for hook_point, _ in before[0]]
             assert points == ["PreUpdateContainerResources", "PostStopContainer", "PostStopPodSandbox"]
             _, example = before[0][1]
             assert (example.container_envs["B"], example.container_resources.cpu_shares) == ("hooked", HOOKED_SHARES)
@@ -120,12 +120,12 @@ async def test_create_with_lost_answer_is_in_store_after_kill(front: Front, tmp_
             node.relay.to_client.resume_reading()
             (lost,) = set(node.runtime.container_ids()) - before
             await node.restart()
-            await node.known()
+            await node.wait_until_loaded()
             reads = node.runtime.reads()
-            again = await node.caller.create(pod_id)
+            repeated_id = await node.caller.create(pod_id)
             node.notified()
-            for one in (lost, again):
+            for one in (lost, repeated_id):
                 await node.caller.act("stop", one)
             stops = [(message.container_meta.id, message.container_envs["B"]) for _, message in node.notified()]
-            assert stops == [(lost, "hooked"), (again, "hooked")]
+            assert stops == [(lost, "hooked"), (repeated_id, "hooked")]
             assert node.runtime.reads() == reads, "no call had to read the runtime's state"

@@ -56,13 +56,13 @@ async def test_restarts_under_load_lose_no_call(
 ) -> None:
     proxy.register("slow.json", hooks.socket_path, POINTS)
     load, pause = Load(front, proxy), random.Random(0)
-    async with proxy, load.going_on():
+    async with proxy, load.running():
         for _ in range(RESTARTS.now):
-            await load.each_kind_is_answered()
+            await load.wait_for_each_kind()
             await asyncio.sleep(pause.uniform(0, 0.1))
             await asyncio.to_thread(proxy.stop)
             await asyncio.to_thread(proxy.start)
-        await load.each_kind_is_answered()
+        await load.wait_for_each_kind()
     assert load.lost == []
     drains = re.findall(r"drained in ([0-9.]+) s: ([^;\n]*)", proxy.output())
     assert len(drains) == RESTARTS.now + 1
@@ -95,11 +95,11 @@ async def test_kills_under_load_fail_only_running_calls(
     load, dialler = Load(front, proxy), Dialler(front, proxy.socket)
     pause, took, waited = random.Random(0), [], []
     async with proxy:
-        async with load.going_on(), asyncio.TaskGroup() as group:
+        async with load.running(), asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(dialler.fetch())
             for _ in range(KILLS.now):
-                await load.each_kind_is_answered()
+                await load.wait_for_each_kind()
                 await asyncio.sleep(pause.uniform(0, 0.1))
                 proxy.kill()
                 first = asyncio.create_task(dialler.answered())
@@ -108,13 +108,13 @@ async def test_kills_under_load_fail_only_running_calls(
                 proxy.launch()
                 took.append(await first - launched)
                 waited.append(waited_seconds(proxy.pid) + waited_seconds(os.getpid()) - before)
-            await load.each_kind_is_answered()
+            await load.wait_for_each_kind()
             dialler.end = True
         await store_equals(runtime, proxy)
     assert ids <= {*runtime.pod_ids(), *runtime.container_ids()}
     assert {error.status for _, error in load.lost} <= {front.lost}, load.lost
     starts = list(zip(took, waited, strict=True))
-    slowest = max(seconds - others for seconds, others in starts)
+    slowest = max(seconds - waiting for seconds, waiting in starts)
     record_property("seconds from a start to the first answer, slowest", f"{slowest:.2f} of {max(took):.2f}")
     assert slowest < ANSWER_SECONDS, starts
     longest_silence = max(later - earlier for earlier, later in pairwise(dialler.answers))
@@ -128,16 +128,16 @@ async def test_second_starts_under_load_fail_no_call(
     proxy = front.process(tmp_path)
     proxy.register("slow.json", hooks.socket_path, POINTS)
     load, command = Load(front, proxy), [*proxy.command, "--log-level=info"]
-    async with proxy, load.going_on():
+    async with proxy, load.running():
         inode = proxy.socket.stat().st_ino
         for _ in range(SECOND_STARTS.now):
-            await load.each_kind_is_answered()
+            await load.wait_for_each_kind()
             second = await asyncio.to_thread(
                 lambda: subprocess.run(command, capture_output=True, text=True, env=proxy.environment, check=False)
             )
             (line,) = second.stderr.splitlines()
             assert (second.returncode, f"pid {proxy.pid}" in line, str(proxy.socket) in line) == (1, True, True), line
-        await load.each_kind_is_answered()
+        await load.wait_for_each_kind()
         assert proxy.socket.stat().st_ino == inode
         assert load.cuts == 0
     assert load.lost == []
@@ -169,8 +169,8 @@ async def test_clients_of_crash_loop_are_answered_by_next_start(
             async with front.sent(good.socket) as answer:
                 await asyncio.wait_for(answer, PATIENCE_SECONDS)
 
-        begun, clients, ends = time.monotonic(), [], 0
-        while ends < 2 or time.monotonic() < begun + CRASH_SECONDS.now:
+        started_at, clients, ends = time.monotonic(), [], 0
+        while ends < 2 or time.monotonic() < started_at + CRASH_SECONDS.now:
             broken.launch()
             while not broken.ended:
                 clients.append(asyncio.ensure_future(client()))

@@ -52,7 +52,7 @@ def pod(name: str) -> Pod:
     return Pod(name, f"{name}-uid", labels=LABELS, annotations=LABELS, cgroup_parent=PARENT)
 
 
-async def hang_at_one_point(call: hookanswers.HookCall) -> bytes:
+async def hang_at_create(call: hookanswers.HookCall) -> bytes:
     """Hang at one point only, to cost only one timeout: it is long, because a busy machine must not cause more."""
     return await (hookanswers.hang() if call.point.name == "PreRunPodSandbox" else hookanswers.empty())(call)
 
@@ -69,7 +69,7 @@ ANSWERS: dict[str, hookanswers.Answer] = {
     "error": hookanswers.status(grpc.StatusCode.INTERNAL, f"{WORDS} failed", (("x-more", CANARY),)),
     "garbage": hookanswers.raw(CANARY.encode()),
     "huge": hookanswers.huge(),
-    "hang": hang_at_one_point,
+    "hang": hang_at_create,
     "bad name": hookanswers.reply(RESPONSE(container_envs={f"{CANARY}=": CANARY})),
     "bad parent": hookanswers.reply(RESPONSE(pod_cgroup_parent=CANARY)),
     "bad cpuset": hookanswers.reply(RESPONSE(container_resources={"cpuset_cpus": CANARY})),
@@ -146,8 +146,8 @@ async def test_no_log_line_metric_or_error_contains_value(
             logged_before = bad - caplog.text.count("this is logged once for this field") if policy == "Ignore" else 0
             assert caplog.text.count("'plugin'") == failed - logged_before
             assert not any(secret in caplog.text for secret in SECRETS)
-            ours = "".join(text for text in texts if text.startswith("runtimeproxy: "))
-            assert (WORDS in ours, CANARY in ours) == (True, False), "the hook server's text reaches the caller"
+            lines = "".join(text for text in texts if text.startswith("runtimeproxy: "))
+            assert (WORDS in lines, CANARY in lines) == (True, False), "the hook server's text reaches the caller"
         figures = f"{proxy.metrics.counters} {proxy.metrics.gauges} {proxy.metrics.calls}"
     assert "'plugin'" in figures
     assert not any(secret in figures for secret in SECRETS)

@@ -43,7 +43,7 @@ def parents(node: ShapedNode) -> set[str]:
     calls = node.notified()
     assert calls
     names = {"PostStopPodSandbox": "cgroup_parent"}
-    return {getattr(message, names.get(point, "pod_cgroup_parent")) for point, message in calls}
+    return {getattr(message, names.get(hook_point, "pod_cgroup_parent")) for hook_point, message in calls}
 
 
 @EVERY
@@ -70,7 +70,7 @@ async def test_hook_calls_have_values_that_runtime_reports(front: Front, parent:
         assert parents(node) == {parent}
 
         await node.restart()
-        await node.known()
+        await node.wait_until_loaded()
         await end(in_used, pod=used)
         assert parents(node) == {"" if front.name in REPORT_NO_PARENT else parent}
         await end(pod=empty)
@@ -134,7 +134,7 @@ class Case:
     """
 
     name: str
-    point: str
+    hook_point: str
     queried: Values
     sets: Values
     changes: Values
@@ -143,7 +143,7 @@ class Case:
     lifted: Values | None = None
 
     def answer(self, response: Any) -> None:
-        target = response.resources if self.point == RUN_POD else response.container_resources
+        target = response.resources if self.hook_point == RUN_POD else response.container_resources
         for name, value in self.sets.items():
             setattr(target, name, value)
         if self.envs:
@@ -220,32 +220,32 @@ PAUSE = {"cpu_shares": 2, "oom_score_adj": -998}
 """What dockershim requests for each pod sandbox."""
 LIFTING = {f"cri {shape.name}" for shape in SHAPES if shape.runtime_name == CONTAINERD.runtime_name}
 """The fronts with runtimes that accept -1 in an update."""
-POINTS = (RUN_POD, CREATE, UPDATE, registration.KOORDLET_EXTRA_POINT)
+POINTS = (RUN_POD, CREATE, UPDATE, registration.KOORDLET_EXTRA_HOOK_POINT)
 VERBS = {RUN_POD: "run_pod", CREATE: "create", UPDATE: "update"}
 
 
 async def released(node: ShapedNode, case: Case) -> bytes:
     """Make the case's call; return the request as the runtime got it."""
     node.hooks.answers.clear()
-    if case.point != UPDATE:
-        node.hooks.on(case.point, hookanswers.echo(case.answer))
+    if case.hook_point != UPDATE:
+        node.hooks.on(case.hook_point, hookanswers.echo(case.answer))
     pod_id = await node.caller.run_pod()
-    if case.point != RUN_POD:
-        resources = case.held if case.point == UPDATE else case.queried
+    if case.hook_point != RUN_POD:
+        resources = case.held if case.hook_point == UPDATE else case.queried
         container_id = await node.caller.create(pod_id, replace(CONTAINER, envs=(("A", "1"),), resources=resources))
         await node.caller.act("start", container_id)
-        if case.point == UPDATE:
-            node.hooks.on(case.point, hookanswers.echo(case.answer))
+        if case.hook_point == UPDATE:
+            node.hooks.on(case.hook_point, hookanswers.echo(case.answer))
             await node.caller.update(container_id, case.queried)
-    return node.runtime.arrived(VERBS[case.point])[-1]
+    return node.runtime.arrived(VERBS[case.hook_point])[-1]
 
 
 def in_cri(case: Case, message: bytes) -> dict[str, Any]:
     """Return the resources that a CRI request sets."""
-    if case.point == UPDATE:
+    if case.hook_point == UPDATE:
         resources = cri_pb2.UpdateContainerResourcesRequest.FromString(message).linux
     else:
-        kind = cri_pb2.RunPodSandboxRequest if case.point == RUN_POD else cri_pb2.CreateContainerRequest
+        kind = cri_pb2.RunPodSandboxRequest if case.hook_point == RUN_POD else cri_pb2.CreateContainerRequest
         resources = kind.FromString(message).config.linux.resources
     return {field.name: value for field, value in resources.ListFields()}
 
@@ -253,23 +253,23 @@ def in_cri(case: Case, message: bytes) -> dict[str, Any]:
 def in_docker(case: Case, message: bytes) -> dict[str, Any]:
     """Return the resources that a Docker request sets, but for the swap limit, which equals the memory limit."""
     body = json.loads(message.partition(b"\r\n\r\n")[2])
-    host = body if case.point == UPDATE else body["HostConfig"]
+    host = body if case.hook_point == UPDATE else body["HostConfig"]
     assert host["MemorySwap"] == host["Memory"], case.name
     found = {name: host[key] for name, key in RESOURCE_TABLE.items() if host.get(key) and key != "MemorySwap"}
-    usual = PAUSE if case.point == RUN_POD else {}
+    usual = PAUSE if case.hook_point == RUN_POD else {}
     return {name: value for name, value in found.items() if usual.get(name) != value}
 
 
 @EVERY
 async def test_released_resources_match_each_answer(front: Front, tmp_path: Path) -> None:
     async with ShapedNode(front, tmp_path, hookanswers.echo(), points=POINTS) as node:
-        await node.known()
+        await node.wait_until_loaded()
         for case in CASES:
             message = await released(node, case)
             found = in_cri(case, message) if front.caller is CRI.caller else in_docker(case, message)
             changes = case.lifted if front.name in LIFTING and case.lifted is not None else case.changes
             assert found == {name: value for name, value in {**case.queried, **changes}.items() if value}, case.name
-            if case.point == CREATE:
+            if case.hook_point == CREATE:
                 assert dict(node.runtime.envs()) == {"A": "1", **case.envs}, case.name
         assert not node.inside.metrics.total("hook_failures")
         assert not node.inside.metrics.total("calls", outcome="refused")

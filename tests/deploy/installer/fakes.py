@@ -69,7 +69,7 @@ def desired_state(sha256: str = "0" * 64, **changed: Any) -> DesiredState:
 
 
 class Killed(BaseException):
-    """The installer was killed."""
+    """SIGKILL of the installer."""
 
 
 class Bench(Node):
@@ -197,8 +197,8 @@ class Bench(Node):
         if verb == "is-active":
             return (0, "") if units[0] in self.active_units else (3, "")
         if verb == "cat":
-            ours = "" if drop_in is None else f"\n# {DROP_IN}\n{drop_in}"
-            return (0, self.kubelet_files + ours) if self.kubelet_files else (1, f"No files found for {units[0]}.")
+            text = "" if drop_in is None else f"\n# {DROP_IN}\n{drop_in}"
+            return (0, self.kubelet_files + text) if self.kubelet_files else (1, f"No files found for {units[0]}.")
         if verb in ("start", "restart"):
             files = [f"{tree.UNITS}/{unit}" for unit in units if unit != "kubelet.service"]
             if not all(self.path(file).exists() for file in files):
@@ -229,21 +229,14 @@ class Bench(Node):
             case "doctor", *_:
                 verdicts = {"runtime": "ok", "kubelet": "failed", "proxy": "ok"} | self.doctor
                 rows = [
-                    {"check": check, "verdict": verdict, "why": "why", "do": "do"}
-                    for check, verdict in verdicts.items()
+                    {"check": name, "verdict": verdict, "why": "why", "do": "do"} for name, verdict in verdicts.items()
                 ]
                 return 1, json.dumps(rows)
             case "status", *_:
-                is_healthy = SERVICE in self.active_units and self.failing != tree.running(self)[0]
-                checks = [
-                    {
-                        "name": "listening",
-                        "state": "ok" if is_healthy else "failed",
-                        "reason": "" if is_healthy else "gone",
-                    }
-                ]
+                ok = SERVICE in self.active_units and self.failing != tree.running(self)[0]
+                checks = [{"name": "listening", "state": "ok" if ok else "failed", "reason": "" if ok else "gone"}]
                 checks.append({"name": "fail_plugins", "state": "failed", "reason": "gpu is away"})
-                return (0 if is_healthy else 1), json.dumps({"status": "", "text": "", "checks": checks})
+                return (0 if ok else 1), json.dumps({"status": "", "text": "", "checks": checks})
             case "in-use", *_:
                 return (1, f"kubelet calls {SOCKET}\n") if SOCKET in self.kubelet else (0, "[]")
         raise AssertionError(words)

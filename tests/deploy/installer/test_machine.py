@@ -102,17 +102,17 @@ def test_install_upgrade_and_removal_on_real_systemd(
     assert node.show("runtimeproxy-metrics.socket", "SocketGroup") == "runtimeproxy-metrics"
     assert node.run("/usr/local/bin/runtimeproxy", "status").startswith("ready")
     assert "--container-runtime-endpoint=unix:///var/run/koord-runtimeproxy/runtimeproxy.sock" in command(node)
-    proxy, *others = processes(node)
+    proxy, *unchanged = processes(node)
     assert work(node, tmp_path, "0.3.0", monkeypatch, configure_kubelet=True).install() == "0.3.0"
-    upgraded, *same = processes(node)
+    upgraded, *after_upgrade = processes(node)
     assert tree.running(Node(node.root))[1] == "0.3.0"
-    assert (upgraded != proxy, same) == (True, others)
+    assert (upgraded != proxy, after_upgrade) == (True, unchanged)
     work(node, tmp_path, "0.3.0", monkeypatch, action="uninstall").uninstall()
     assert is_clean(node)
     assert node.run("ls", "-A", "/run/systemd/transient") == ""
     assert node.run("find", "/etc/systemd/system", "-type", "d", "-name", "*.d", "-empty") == ""
     assert not node.path(tree.TREES).exists()
-    assert processes(node)[2] == others[1]
+    assert processes(node)[2] == unchanged[1]
 
 
 def test_unhealthy_kubelet_gets_old_command_back(

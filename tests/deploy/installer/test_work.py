@@ -102,15 +102,15 @@ def test_upgrade_removes_old_units_and_keeps_units_of_others(bench: Bench) -> No
     old = {"runtimeproxy-old.service": "[Service]\n", "runtimeproxy-old.service.d/50-rights.conf": "[Service]\n"}
     bench.release("0.2.0", **old)
     bench.install()
-    others = ["runtimeproxy-hooks@all.service.d/override.conf", "runtimeproxy.service.d/override.conf"]
-    for name in others:
+    foreign = ["runtimeproxy-hooks@all.service.d/override.conf", "runtimeproxy.service.d/override.conf"]
+    for name in foreign:
         bench.write(f"{tree.UNITS}/{name}", "[Service]\nLogLevelMax=info\n")
     bench.release("0.3.0")
     bench.install()
-    assert units(bench) == sorted([*INSTALLED, *others])
+    assert units(bench) == sorted([*INSTALLED, *foreign])
     bench.uninstall()
     folders = sorted(path.name for path in bench.path(tree.UNITS).iterdir() if path.is_dir())
-    assert (units(bench), folders) == (others, [name.partition("/")[0] for name in others])
+    assert (units(bench), folders) == (foreign, [name.partition("/")[0] for name in foreign])
 
 
 ENDPOINT = 'remote-runtime-service-endpoint: "/var/run/crio/crio.sock"\n'

@@ -110,9 +110,9 @@ QUANTITIES = [
 ]
 
 
-@pytest.mark.parametrize(("value", "whole", "thousandths"), QUANTITIES)
-def test_quantity_is_exact_and_rounded_up(value: Any, whole: int, thousandths: int) -> None:
-    assert (quantity(value, "x"), milli(value, "x")) == (whole, thousandths)
+@pytest.mark.parametrize(("value", "rounded", "thousandths"), QUANTITIES)
+def test_quantity_is_exact_and_rounded_up(value: Any, rounded: int, thousandths: int) -> None:
+    assert (quantity(value, "x"), milli(value, "x")) == (rounded, thousandths)
 
 
 TOO_GREAT = [2**63, -(2**63), "9223372036854775808", "8Ei", "-10E", "1e19", "1e999999999", f"{MAX_INT64}.1"]

@@ -20,7 +20,7 @@ MB_INFO = {"min_bandwidth": "10", "bandwidth_gran": "10"}
 
 FULL, MB_ONLY, L3_ONLY = Machine({"L3": L3}, MB), Machine({}, MB), Machine({"L3": L3})
 CODE_AND_DATA = Machine({"L3CODE": L3, "L3DATA": L3})
-OTHER_IDS = Machine({"L3": Cache((8, 16), 4, 1)}, Bandwidth((16,), AMD, 0, 1))
+SPARSE_IDS = Machine({"L3": Cache((8, 16), 4, 1)}, Bandwidth((16,), AMD, 0, 1))
 Limits = tuple[Machine, Wish, str, bool]
 
 
@@ -45,7 +45,7 @@ SCHEMATA: list[Limits] = [
     (FULL, Wish(l3_of={0: (0, 50), -1: (0, 50)}, mb_of={7: 50}), "L3:0=3f\n", True),
     # code and data have a line each; ids need not be 0 and 1, nor the same
     (CODE_AND_DATA, Wish(l3=(0, 30)), "L3CODE:0=f;1=f\nL3DATA:0=f;1=f\n", False),
-    (OTHER_IDS, Wish(l3=(0, 50), mb=100), "L3:8=3;16=3\nMB:16=2048\n", False),
+    (SPARSE_IDS, Wish(l3=(0, 50), mb=100), "L3:8=3;16=3\nMB:16=2048\n", False),
     # koordlet drops such a line, because both ends round up to the same way
     *(ways(11, 1, *row) for row in (((95, 100), "400"), ((50, 51), "20"))),
     # the kernel refuses a mask narrower than min_cbm_bits

@@ -79,7 +79,7 @@ CALLABLE = [
     *(lambda self, container, more=3: None, lambda self, *all, **more: None, repr, bool),
     *(staticmethod(bool), staticmethod(lambda container: None), classmethod(lambda cls, container: None)),
     *(partialmethod(lambda self, more, container: None, "more"), lru_cache(lambda self, container: None)),
-    wrapper,  # the callable itself counts, not what it wraps
+    wrapper,  # the signature of the callable itself, not of the wrapped one
 ]
 
 
@@ -114,7 +114,7 @@ class Deleting(Hook):
 
 
 def status_of(*hooks: Hook) -> tuple[int, str]:
-    """Return the status of what the hooks raise."""
+    """Return the status of the hooks' exceptions."""
     try:
         call_hooks(hooks, CREATE, request(), unused)
     except BaseException as error:

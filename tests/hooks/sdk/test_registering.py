@@ -58,7 +58,7 @@ def test_file_is_replaced_atomically(file: Path, registration: Registration, tmp
     file.write_bytes(b"old")
     (tmp_path / "mine").write_text("mine")
     (file.parent / ".a.json.new").symlink_to(tmp_path / "mine")  # not followed
-    with file.open("rb") as reading:  # as the proxy would just now
+    with file.open("rb") as reading:  # as by a concurrent read of the proxy
         registration.write()
         assert reading.read() == b"old"
     assert (file.read_bytes(), file.is_symlink(), (tmp_path / "mine").read_text()) == (CONTENT, False, "mine")
@@ -138,10 +138,10 @@ def test_file_of_ended_server_is_replaced(file: Path, registration: Registration
     file.write_text(found)
     registration.write()
     assert file.read_bytes() == CONTENT
-    taken, *others = caplog.messages
+    taken, *other_messages = caplog.messages
     assert taken.startswith(f"{file} is now the registration of another hook server, which listens on {path}: ")
     was = f"was the registration of another hook server, at {path}: nobody listens there"
-    assert others == [f"{file} was changed: written again", f"{file} {was}"]
+    assert other_messages == [f"{file} was changed: written again", f"{file} {was}"]
 
 
 @pytest.mark.parametrize("spelling", ["unix://", "link"])
@@ -195,7 +195,7 @@ def test_failed_system_call_and_leaving_are_logged(
             return function(path)
         raise error
 
-    with pytest.MonkeyPatch.context() as patched:  # the tests run as root, who has every permission
+    with pytest.MonkeyPatch.context() as patched:  # root has every permission
         patched.setattr(os, call, refuse)
         act(registration)
     [message] = caplog.messages

@@ -61,7 +61,7 @@ def serve(path: str) -> Iterator[Serve]:
 
 
 class Controlled(Hook):
-    """Does what the pod's annotation requires; reports when a call arrived and when it was cancelled."""
+    """Runs the action of the pod's annotation; reports when a call arrived and when it was cancelled."""
 
     def __init__(self) -> None:
         self.entered, self.release, self.cancelled = threading.Semaphore(0), threading.Event(), threading.Event()
@@ -144,7 +144,7 @@ async def test_async_methods_run_concurrently_on_one_loop(serve: Serve) -> None:
 
 def test_method_is_cancelled_when_its_call_ends(serve: Serve, caplog: Log) -> None:
     path, seconds = serve(hook := Controlled()), 0.2
-    while not hook.entered.acquire(blocking=False):  # a busy machine may need a longer deadline to begin the method
+    while not hook.entered.acquire(blocking=False):  # on a busy machine the method may start late
         assert status(path, request("sleep"), seconds)[0] is grpc.StatusCode.DEADLINE_EXCEEDED
         seconds *= 2
     assert hook.cancelled.wait(LONG_SECONDS)
@@ -153,20 +153,20 @@ def test_method_is_cancelled_when_its_call_ends(serve: Serve, caplog: Log) -> No
 
 @pytest.mark.slow
 def test_awaitable_is_cancelled_when_caller_disconnects(serve: Serve, caplog: Log) -> None:
-    began, gone = threading.Event(), threading.Event()
+    began, disconnected = threading.Event(), threading.Event()
 
     class Late(Hook):
         def pre_create_container(self, container: ContainerContext) -> Any:
             began.set()
-            assert gone.wait(LONG_SECONDS)
-            time.sleep(0.5)  # until the server has noticed, too
+            assert disconnected.wait(LONG_SECONDS)
+            time.sleep(0.5)  # until the server has noticed
             return asyncio.Event().wait()
 
     path, seconds = serve(Late()), 0.2
     while not began.is_set():
         assert status(path, request(), seconds)[0] is grpc.StatusCode.DEADLINE_EXCEEDED
         seconds *= 2
-    gone.set()
+    disconnected.set()
     eventually(lambda: "late at PreCreateContainer: cut off" in caplog.text)
 
 
@@ -198,7 +198,7 @@ def test_stop_answers_running_calls_and_refuses_new_ones(path: str) -> None:
         waiting = threads.submit(status, path, request("hang"))
         assert hook.entered.acquire(timeout=LONG_SECONDS)
         ending, code = threads.submit(server.stop, LONG_SECONDS), grpc.StatusCode.OK
-        # Until the shutdown has begun; grpcio may leave a call of that very moment unanswered (#10418).
+        # Until the shutdown has begun; grpcio may not answer a call at that moment (#10418).
         while code in (grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED):
             code = status(path, request("nothing"), 1)[0]
         assert code in ENDED
@@ -237,7 +237,7 @@ def test_blocked_event_loop_does_not_delay_its_close() -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 def test_late_coroutine_is_cancelled(monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
-    """The loop may have ended its last iteration, and never runs what is submitted then."""
+    """The loop may have ended its last iteration, and never runs a later submission."""
     loop = BackgroundLoop()
     unseen: Future[None] = Future()
     monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", lambda coroutine, _: coroutine.close() or unseen)

@@ -1,4 +1,4 @@
-"""The tester without sockets: what hooks see of a call, and that the result is the proxy's change."""
+"""The tester without sockets: the values that hooks get, and a result equal to the proxy's change."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""coresched: which containers share a cookie, also over restarts, on a simulated kernel.
+"""coresched: which containers share a cookie, also after restarts, on a simulated kernel.
 
 tests/system/test_hook_programs.py uses this machine's kernel.
 """
@@ -63,7 +63,7 @@ class Kernel:
 
 
 class Machine:
-    """A tree of cgroups with containers in it, their processes, and a hook server that can be restarted."""
+    """A cgroup tree with containers and processes, and a hook server that can be restarted."""
 
     def __init__(self, root: Path) -> None:
         tree(root, {"cgroups/cgroup.controllers": "cpu\n"})
@@ -144,7 +144,7 @@ def test_every_process_of_container_has_cookie(machine: Machine) -> None:
     machine.processes("podp/c11/inner", 13)
     machine.processes("podp/c14", 14)
     cookies = machine.kernel.cookies
-    del cookies[12]  # it ends meanwhile
+    del cookies[12]  # it ends
     machine.call_hook(11, BLUE)
     assert "cookie" not in {thread.name for thread in threading.enumerate()}, "a helper thread still runs"
     assert cookies == {11: cookies[13], 13: cookies[13], 14: 0}
@@ -157,7 +157,7 @@ def test_every_process_of_container_has_cookie(machine: Machine) -> None:
 
 def test_group_exists_as_long_as_one_of_its_containers(machine: Machine) -> None:
     first = machine.start(11, BLUE)
-    machine.kernel.cookies |= {5: 77, 12: 77}  # of others: not copied from a member, but replaced
+    machine.kernel.cookies |= {5: 77, 12: 77}  # foreign cookies are replaced, not copied
     machine.processes("podp/c11", 5, 11)
     assert machine.start(12, BLUE) == first
     assert machine.kernel.cookies[5] == 77
@@ -209,7 +209,7 @@ def test_stopped_pod_is_forgotten(machine: Machine) -> None:
     machine.start(11, EXCLUSIVE)
     machine.start(12, BLUE, uid="q")
     machine.end("podp/c11")
-    machine.stop_pod("q")  # an old sandbox of the pod: its container runs, and only this pod is checked
+    machine.stop_pod("q")  # an old sandbox of the pod, whose container runs
     assert "podp" in machine.state.read_text()
     machine.stop_pod("p")
     assert "podp" not in machine.state.read_text()

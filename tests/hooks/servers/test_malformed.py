@@ -1,4 +1,4 @@
-"""Annotations that cannot be read, for each hook: an error without the value, and nothing is written."""
+"""Malformed annotations for each hook: an error without the value, and no write."""
 
 from pathlib import Path
 from typing import Any
@@ -102,5 +102,5 @@ def test_malformed_annotation_is_error_without_value(
     text = str(caught.value)
     assert why in text
     assert not [secret for secret in ("canary", "61") if secret in text]
-    assert key in text or name == "gpu"  # the name of its missing resources is enough
+    assert key in text or name == "gpu"  # the text names the missing resources instead
     assert {path: path.is_file() and path.read_text() for path in tmp_path.rglob("*")} == before

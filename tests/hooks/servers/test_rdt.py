@@ -1,4 +1,4 @@
-"""rdt: a pod's group and its limits, moves of threads, and that no problem prevents a pod from starting.
+"""rdt: a pod's group and its limits, and moves of threads. No fault prevents a pod from starting.
 
 The kernel is simulated by tests/fakes/resctrl.py; scripts/demo starts real containers.
 """
@@ -19,7 +19,7 @@ from runtimeproxy_hooks.sdk import Malformed
 from runtimeproxy_hooks.sdk.testing import CONTAINER_ID, UID, HookTester
 from runtimeproxy_hooks.servers import rdt
 from runtimeproxy_hooks.servers.rdt import RDT_CLASS, ROUNDS, Rdt
-from tests.fakes.resctrl import Hardware, StandIn, until_gone
+from tests.fakes.resctrl import Hardware, StandIn, wait_until_ended
 from tests.hooks.nodes import annotation, on_node, qos, rows, tree
 
 Log, Patch = pytest.LogCaptureFixture, pytest.MonkeyPatch
@@ -55,7 +55,7 @@ class Node:
 
 
 class Watched(StandIn):
-    """A stand-in that records writes, and acts before each of the first moves."""
+    """A stand-in that records writes and calls a function before each of the first moves."""
 
     def __init__(self, root: Path, *acts: Callable[[], object]) -> None:
         super().__init__(root)
@@ -85,7 +85,7 @@ def threads(count: int) -> Iterator[list[int]]:
         yield tids
     finally:
         ended.set()
-        until_gone(tids)
+        wait_until_ended(tids)
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def test_annotation_is_omitted_when_flag_is_set(node: Node) -> None:
 
 
 def test_group_is_created_again_after_late_stop(node: Node) -> None:
-    """The kubelet may stop a sandbox again when the pod's new one has a container that is not started yet."""
+    """The kubelet may stop a sandbox again while the container of the pod's new one is not started yet."""
     tester = node.hook()
     tester.pre_run_pod_sandbox(**OWN_LIMITS)
     tester.post_stop_pod_sandbox(**OWN_LIMITS)

@@ -1,4 +1,4 @@
-"""The values of the hooks that set resources, variables or a pod's group identity, and what each of them logs."""
+"""Values and log lines of the hooks that set resources, variables or a pod's group identity."""
 
 import logging
 from collections.abc import Callable
@@ -28,12 +28,12 @@ BEST_EFFORT = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Serve:
-    """Return a function that makes the tester of a hook; the node's cgroups are in the directory of the test."""
+    """Return a function that creates the tester of a hook; the node's cgroups are in the test's directory."""
     return lambda name, *more: on_node(tmp_path, name, *more)
 
 
 def at_both(hook: HookTester, **call: Any) -> Difference:
-    """Return what is changed at an update of a container; a create changes the same resources."""
+    """Return the changes of an update; a create must change the same resources."""
     created, updated = hook.pre_create_container(**call), hook.pre_update_container_resources(**call)
     assert replace(created, annotations={}) == updated
     return updated
@@ -167,10 +167,10 @@ def test_quota_of_containers_that_share_cpus_is_scaled(
 
 
 UPDATES = [
-    ("1.2", 50_000, 41_667),  # the kubelet's quota, from a proxy that has stored it
-    ("1.2", 41_667, 41_667),  # the runtime's quota, from a proxy that was started since then
+    ("1.2", 50_000, 41_667),  # the kubelet's quota, stored by the proxy
+    ("1.2", 41_667, 41_667),  # the runtime's quota, after a restart of the proxy
     ("1.2", 60_000, 50_000),  # another quota of the kubelet's
-    *(("1.5", 41_667, 33_334), ("1", 41_667, 50_000)),  # the node's settings were changed meanwhile
+    *(("1.5", 41_667, 33_334), ("1", 41_667, 50_000)),  # the node's settings changed
     ("1.2", -1, -1),
 ]
 
@@ -243,12 +243,12 @@ def test_cpuset_of_annotation_is_set(serve: Serve, value: Any, settings: str, re
 
 
 SECOND_HAS_CPU = status({"numaNodeResources": [{"node": 1}, {"node": 0, "resources": {"cpu": 4}}]})
-NODE_IN_OTHER_CASE = status({"NUMANodeResources": [{"Node": 1, "RESOURCES": {"cpu": 4}}]})
+NODE_IN_MIXED_CASE = status({"NUMANodeResources": [{"Node": 1, "RESOURCES": {"cpu": 4}}]})
 NO_NODE = status({"cpuset": "", "numaNodeResources": [{"resources": {"cpu": 4}}]})
 ON_NODES = [
     *((numa(0, cpu="1n"), POOL_0), (numa(0, cpu="0", memory="1Gi"), ALL), (numa(7, cpu=4), CLEARED)),
     *((numa(1, **{BATCH_CPU: "500"}), POOL_1), (numa(1, **{BATCH_CPU: -1}), ALL)),
-    *((NODE_IN_OTHER_CASE, POOL_1), (NO_NODE, POOL_0)),  # as in Go
+    *((NODE_IN_MIXED_CASE, POOL_1), (NO_NODE, POOL_0)),  # as in Go
 ]
 RULES = [
     # Without settings nothing is set, nor cleared.
@@ -259,7 +259,7 @@ RULES = [
     (POOLS + STATIC, "", BEST_EFFORT, numa(1, cpu=-4), POOL_1),
     (ONE_EMPTY_POOL, "LS", BURSTABLE, numa(0, 1, cpu=4), cpus("8-11")),
     (STATIC, "LS", BURSTABLE, numa(0, cpu=4), NOTHING),
-    # BE has pools of its own with the gate; without it the next rule holds.
+    # BE has its own pools with the gate; without it the next rule applies.
     (POOLS + GATE, "BE", BURSTABLE, numa(0, 1, cpu=4), cpus("4-5,12-13")),
     (STATIC + GATE, "BE", BURSTABLE, numa(0, cpu=4), CLEARED),
     ("be-shared-pools: [{node: 0, cpuset: 4-5}]", "BE", BEST_EFFORT, {}, CLEARED),
@@ -268,7 +268,7 @@ RULES = [
     *((SYSTEM, "SYSTEM", BEST_EFFORT, {}, cpus("0-1")), (SYSTEM, "LSR", POD, {}, NOTHING)),
     (POOLS + STATIC, "LS", BEST_EFFORT, status({"cpuset": ""}), ALL),
     (STATIC, "", BEST_EFFORT, {}, CLEARED),
-    # 5. Everything else.
+    # 5. All other pods.
     *((POOLS + STATIC, "LSR", POD, {}, NOTHING), (POOLS, "LSE", "", {}, ALL)),
 ]
 
@@ -444,7 +444,7 @@ def test_group_identity_is_by_annotation_or_class(
 def test_kernel_without_cgroup_file_is_logged_once(serve: Serve, top: Path, caplog: Log) -> None:
     for file in top.rglob(FILE):
         file.unlink()
-    for settings, messages in ((OFF, 0), (ON, 1)):  # 0 is what such a kernel does anyway
+    for settings, messages in ((OFF, 0), (ON, 1)):  # 0 is the behaviour of such a kernel
         hook = serve("groupidentity", settings)
         for parent in (POD, BURSTABLE, ""):
             assert not hook.pre_run_pod_sandbox(cgroup_parent=parent)
@@ -518,7 +518,7 @@ def test_malformed_score_is_logged_without_value(serve: Serve, annotations: Text
 @pytest.mark.parametrize("annotations", [{OF_POD: "-0"}, {SPEC: '{"main": 0}'}, {SPEC: '{"main": null}'}])
 def test_score_of_zero_cannot_be_requested(serve: Serve, annotations: Texts, caplog: Log) -> None:
     hook = serve("oomscoreadj")
-    assert not hook.pre_create_container(annotations=annotations)  # it is 0, or the runtime's default, already
+    assert not hook.pre_create_container(annotations=annotations)  # the score is 0 or the runtime's default already
     for _ in range(2):
         assert not hook.pre_create_container(annotations=annotations, resources={"oom_score_adj": 968})
     [message] = caplog.messages

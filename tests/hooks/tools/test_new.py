@@ -80,7 +80,7 @@ def test_commands_of_readme_work(tmp_path: Path) -> None:
     """The first block serves, the second calls, verifies and measures."""
     folder = new.new("gpu-env", tmp_path)
     serve, try_out = re.findall(r"::\n\n((?: {4}.*\n)+)", (folder / "README.rst").read_text())
-    program = tmp_path / "runtimeproxy"  # the README uses this name, whatever is installed here
+    program = tmp_path / "runtimeproxy"  # the name in the README
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m runtimeproxy "$@"\n')
     program.chmod(0o755)
     serving = subprocess.Popen(["bash", "-c", f"exec {serve.strip()}"], cwd=folder, env=ENVIRONMENT)
