@@ -1,7 +1,7 @@
 """The contract of every front: the same pod, step by step, makes the same hook requests and the same records.
 
-A pod is run, changed and ended by a kubelet once through the CRI front and once through the Docker front. What may
-differ is listed in ``DIFFERENCES`` with the reason; everything else is equal, field by field.
+A pod is run, changed and ended by a kubelet once through the CRI front and once through the Docker front.
+``DIFFERENCES`` lists the permitted differences with the reasons; all other fields are equal.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ KUBELETS_LABELS = dockershim_bodies.pod_labels(POD)
 
 
 class CriKubelet(cri.CriClient):
-    """A kubelet that uses CRI, with all it knows."""
+    """A kubelet that uses CRI."""
 
     pod = cri.pod_config(
         *(POD.name, POD.uid),
@@ -120,17 +120,17 @@ DIFFERENCES = {
     "hugepage_limits": "dockershim drops them: Docker's API has no place for them",
     "unified": "dockershim drops it: Docker's API has no place for it",
 }
-"""The fields of the same pod that hook servers do not get alike, and why."""
+"""The fields whose values for hook servers differ, and why."""
 
 PARENT_READ, POD_READ = "container's cgroup_parent", "pod's original labels and annotations"
 """Additional differences in a record that was read, the second one with hooks' changes; hook servers get the same. A
 container read from a CRI runtime has a parent even if that is its pod's; its create repeats the pod's labels."""
 
 CRI_ONLY = {Operation.UPDATE_POD_SANDBOX_RESOURCES}
-"""dockershim has no such call, and Docker nothing to make of it."""
+"""dockershim has no such call."""
 
 REMOVES = {Operation.REMOVE_CONTAINER, Operation.REMOVE_POD_SANDBOX}
-"""The Docker front does not hold the removal of unknown subjects: there is nothing to forget."""
+"""The Docker front does not hold the removal of unknown subjects."""
 
 HOOKED_PARENT = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod6f1c.slice"
 
@@ -150,7 +150,7 @@ class Seen(NamedTuple):
 
 @dataclass
 class Life:
-    """A pod's lifecycle on one front; with ``forgets`` each step is done as by a proxy that was just started."""
+    """A pod's lifecycle on one front; with ``forgets`` the proxy is as just started before each step."""
 
     front: Front
     folder: Path
@@ -212,7 +212,7 @@ class Life:
 
 
 def reason(path: tuple[str, ...]) -> str:
-    """Return which of the differences a field of a message or a record belongs to; "" if none."""
+    """Return the permitted difference that a field of a message or a record belongs to; "" if none."""
     if path[0] == "containers" and path[-1] == "cgroup_parent":
         return PARENT_READ
     if path[0] == "pods" and path[2] == "original" and path[-2] in ("labels", "annotations"):
@@ -225,7 +225,7 @@ def reason(path: tuple[str, ...]) -> str:
 
 
 def differences(first: Fields, second: Fields) -> dict[tuple[str, ...], tuple[Any, Any]]:
-    """Return the fields that are not equal, with both values."""
+    """Return the unequal fields, with both values."""
     places = first.keys() | second.keys()
     return {path: both for path in places if (both := (first.get(path), second.get(path)))[0] != both[1]}
 
@@ -250,11 +250,11 @@ CHANGES: Mapping[str, hookanswers.Answer] = {
     "PreStartContainer": hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_resources=AT_START)),
     "PreUpdateContainerResources": hookanswers.echo(halved),
 }
-"""A hook server's answers that change something at each Pre point."""
+"""A hook server's answers with a change at each Pre point."""
 
 
 FIRST_LIVES: dict[tuple[bool, object], Life] = {}
-"""The lifecycles on the first front so far: each is run once, whatever it is compared with."""
+"""The finished lifecycles on the first front: each is run only once."""
 
 
 @pytest.mark.parametrize("forgets", [None, Store.drop], ids=["one proxy", "a new proxy each step"])
@@ -282,7 +282,7 @@ async def test_every_front_reports_and_stores_same(
 
 @pytest.mark.parametrize("front", [FIRST, *NEWER], ids=lambda front: front.name)
 async def test_new_proxy_with_kubelet_values_reports_same(tmp_path: Path, front: Front) -> None:
-    """All but dockershim's swap limit after its update, which does not contain it: an inspected container has none."""
+    """Except dockershim's swap limit after its update, which does not contain it: an inspected container has none."""
     one = await Life(front, tmp_path / "one", CHANGES, None).live()
     new = await Life(front, tmp_path / "new", CHANGES, Store.forget).live()
     for seen, seen_again in zip(one.seen, new.seen, strict=True):

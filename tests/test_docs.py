@@ -60,7 +60,7 @@ def test_operation_explains_each_event_and_health_check() -> None:
 
 
 def option_entry(option: Option) -> str:
-    """Return the entry of an option, without what follows from a change of it."""
+    """Return the entry of an option, without the effect of a change."""
     none = "" if option.none_since == FIRST_VERSION else f"; ``none`` since {option.none_since}"
     fields = [
         f":Set by: ``{option.flag} {option.metavar}``, ``{option.variable}``",
@@ -95,7 +95,7 @@ def test_page_of_kubelet_has_its_flags() -> None:
 
 @pytest.mark.slow
 def test_commands_have_documented_output() -> None:
-    """``python -m tests.outputs`` writes them."""
+    """``python -m tests.outputs`` writes it."""
     assert outputs.updated(DOCS["commands"]) == DOCS["commands"]
 
 
@@ -199,7 +199,7 @@ COMMAND_LINE = re.compile(r"(runtimeproxy|koord-runtime-proxy)(?! --version| \d)
 
 
 def test_command_lines_of_blocks_are_accepted() -> None:
-    """By click: commands, flags and values."""
+    """Parsed by click: commands, flags and values."""
     found = {line for page in PAGES for each in blocks(page) if not each.language for line in each.lines}
     lines = sorted(filter(COMMAND_LINE.match, found))
     assert len(lines) > 10

@@ -1,4 +1,4 @@
-"""The text of a hook's failure: what the log gets has no words of the hook server."""
+"""The text of a hook's failure: the log has no text of the hook server."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""State files: replaced as a whole, refused if another user could have written them; the checks of owners."""
+"""State files: replaced atomically, refused if another user could have written them; the checks of owners."""
 
 import fcntl
 import os
@@ -18,7 +18,7 @@ LONGEST = 1000
 
 @pytest.fixture
 def file(tmp_path: Path) -> StateFile:
-    """Return a file in a directory that is not there yet; no other user can write there, whatever the umask."""
+    """Return a file in a directory that does not exist yet. No other user can write there, whatever the umask."""
     tmp_path.chmod(0o700)
     return StateFile(str(tmp_path / "state" / "proxy" / "a"), LONGEST, durable=True)
 
@@ -39,7 +39,7 @@ def test_state_file_and_directory_belong_to_user(file: StateFile, umask: int) ->
     Path(file.path).parent.parent.mkdir(mode=0o700)
     before = os.umask(umask)
     try:
-        if umask == 0o777:  # else it could not be entered without root's rights
+        if umask == 0o777:  # other users could not enter it
             Path(file.path).parent.mkdir()
             Path(file.path).parent.chmod(0o700)
         file.write(OLD)
@@ -54,7 +54,7 @@ def test_state_file_and_directory_belong_to_user(file: StateFile, umask: int) ->
 def test_reader_gets_old_or_new_content(
     tmp_path: Path, durable: bool, steps: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Durable content is on the disk before its name is."""
+    """Durable content is on the disk before its directory entry."""
     file = StateFile(str(tmp_path / "a"), LONGEST, durable=durable)
     file.write(OLD)
     done: list[str] = []
@@ -88,7 +88,7 @@ def test_write_waits_for_other_process_up_to_limit(file: StateFile, monkeypatch:
     file.write(OLD)
     Path(file.path).with_name(".a.new").write_text("the rest of a write that was killed")
     monkeypatch.setattr(files, "LOCK_SECONDS", 0.05)
-    folder = os.open(Path(file.path).parent, os.O_RDONLY)  # others may open it, and must not be able to lock
+    folder = os.open(Path(file.path).parent, os.O_RDONLY)  # others may open it, but not lock
     fcntl.flock(folder, fcntl.LOCK_EX)
     file.write(OLD)
     os.close(folder)
@@ -112,7 +112,7 @@ FOREIGN: list[tuple[str, str, bool]] = [
     ("chmod 777 .", "is in a directory that can be written by everybody", False),
     ("cd ..; mv proxy elsewhere; ln -s elsewhere proxy", "cannot be read (Not a directory)", False),
 ]
-"""What is done to the file -> why it is not believed, and whether the next write replaces it."""
+"""Change of the file -> why it is refused, and whether the next write replaces it."""
 ROOTS = [
     pytest.param("chmod 620 a; chgrp 12345 a", "can be written by group 12345", True, marks=pytest.mark.engine),
     pytest.param("chown 12345 a", "belongs to user 12345", True, marks=pytest.mark.engine),

@@ -9,7 +9,7 @@ from tests import skips
 pytest_plugins = "pytester"
 pytestmark = pytest.mark.slow
 MACHINE = "from tests.engines import probe; probe.missing_right = lambda: 'no CAP_TEST; get it'"
-# A test file that is run by itself, to test the result of each kind of skip: nothing of the suite is switched off.
+# A separate test file, to test the result of each kind of skip: no test of the suite is disabled.
 TESTS = """
 import unittest
 import pytest

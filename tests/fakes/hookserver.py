@@ -26,7 +26,7 @@ _POINTS = {f"/runtime.v1alpha1.RuntimeHookService/{hook_point.method}": hook_poi
 class HookServer(Server, grpc.GenericRpcHandler):
     """The server; ``answers`` maps hook point names to answers, all others get ``default``.
 
-    With ``faulty`` a fault relay listens in its place: ``faults`` delays, cuts and stalls what passes.
+    With ``faulty`` a fault relay listens in its place: ``faults`` delays, cuts and stalls the traffic.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class HookServer(Server, grpc.GenericRpcHandler):
         return self.calls_of(hook_point)
 
     def crash_mid_answer(self) -> Answer:
-        """Answer well, but drop the connection after 20 more bytes toward the caller; needs ``faulty``."""
+        """Return a good answer, but drop the connection after 20 more bytes to the caller; needs ``faulty``."""
         assert self.faults is not None
         faults = self.faults
 

@@ -1,6 +1,6 @@
-"""Plugins for tests of the core: clients that answer as they are set, without any socket.
+"""Plugins for tests of the core: clients with configured answers, without sockets.
 
-As with the real client, a call raises nothing but HookError and ends by its timeout.
+Like the real client, a call raises only HookError and ends by its timeout.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ NOTHING = HookAnswer()
 ONE_PEER = Peer("socket", 1)
 
 Behaviour = HookAnswer | Reason | Exception | Callable[[HookRequest], HookAnswer]
-"""What a plugin does: answers, fails for a reason, raises what no client should, or computes its answer."""
+"""The behaviour of a plugin: an answer, a reason to fail, an unexpected exception, or a function of the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """One hook call as the plugin got it."""
+    """A hook call as the plugin received it."""
 
     plugin: str
     point: str
@@ -37,7 +37,7 @@ class Requested:
 @dataclass(eq=False)
 class FakeClient:
     """One hook server; ``delay_seconds`` pass before each answer, ``there`` identifies the peer at its socket,
-    ``absent`` says why there is none."""
+    ``absent`` is why none listens."""
 
     name: str
     behaviour: Behaviour
@@ -96,7 +96,7 @@ class FakePlugins:
         timeout_seconds: float = 2.0,
         client: FakeClient | None = None,
     ) -> FakeClient:
-        """Register a plugin after the existing ones; ``client`` may be one with a behaviour of its own."""
+        """Register a plugin after the existing ones; ``client`` may have its own behaviour."""
         client = client or FakeClient(name, behaviour, self.queried, delay_seconds)
         self.plugins.append(Plugin(name, f"/run/{name}.sock", policy, frozenset(points), timeout_seconds, client))
         return client
@@ -112,5 +112,5 @@ class FakePlugins:
         return any(self.plugins_for(hook_point) for hook_point in points)
 
     def notified(self) -> list[tuple[str, str]]:
-        """Return the plugins and points that were called, in order."""
+        """Return the called plugins and hook points, in order."""
         return [(queried.plugin, queried.point) for queried in self.queried]

@@ -1,10 +1,8 @@
 """A stand-in for the resctrl file system: a directory tree that refuses what the kernel refuses.
 
-Production code has no branch for it. A StandIn is a Resctrl whose three requests to the kernel, and whose CPU, are
-simulated; all other code is that of a real node.
-
-One thing differs from the kernel, where a new thread of a process in a group is in that group, too. Here the tasks
-files list only what was written, until the thread ends.
+Production code has no branch for it. A StandIn is a Resctrl that simulates the three requests to the kernel, and the
+CPU; all other code is that of a real node. The kernel adds a new thread of a process to the process's group. Here the
+tasks files list only written ids, until the thread ends.
 """
 
 import errno
@@ -39,9 +37,9 @@ class Hardware:
 
 
 class StandIn(Resctrl):
-    """A Resctrl on a directory tree; what is in the tree already (created by another StandIn) stays.
+    """A Resctrl on a directory tree; the files of an earlier StandIn stay.
 
-    The requests in ``refused`` (mkdir, rmdir, schemata, tasks) fail, as they do without the rights.
+    The requests in ``refused`` (mkdir, rmdir, schemata, tasks) fail, as without the rights.
     """
 
     def __init__(self, root: Path, hardware: Hardware | None = None, refused: Collection[str] = ()) -> None:
@@ -66,7 +64,7 @@ class StandIn(Resctrl):
             return super().tasks(group)
 
     def _lay_group(self, directory: Path) -> None:
-        if full := self.hardware.full():  # a machine that only monitors has no schemata files
+        if full := self.hardware.full():  # a machine with monitoring only has no schemata files
             self._show_limits(directory, full)
         self._show_tasks(directory, [])
 
@@ -159,7 +157,7 @@ class StandIn(Resctrl):
 
 
 def _show(file: Path, text: str) -> None:
-    """Replace a file atomically: another process never reads half of it."""
+    """Replace a file atomically: another process never reads a part of it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f".{file.name}")
     new.write_text(text)

@@ -1,6 +1,6 @@
-"""A runtime's state for tests of the sync: its list and its answers about each id, each taking some time.
+"""A runtime's state for tests of the sync: its list and its report of each id, each after a delay.
 
-An answer about an id is the state at the time of the request.
+A report is the state at the time of the request.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ def container(container_id: str, pod_id: str = "p1", name: str = "read") -> Subj
 
 @dataclass(eq=False)
 class FakeState:
-    """Pods and containers by id; the answer is None for what was removed since the list."""
+    """Pods and containers by id; the report is None for those that were removed since the list."""
 
     pods: dict[str, PodRecord | None] = field(default_factory=dict)
     containers: dict[str, Subject | None] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Synced(Core):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
-        """Run the sync; check at the end that nothing of it is left."""
+        """Run the sync; check at the end that no watch is left."""
         self.sync.start()
         self.sync.soon()
         try:

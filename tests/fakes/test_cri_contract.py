@@ -1,4 +1,4 @@
-"""The fake CRI runtime and a real containerd answer the same calls alike, and report as much in a verbose status."""
+"""The fake CRI runtime and a real containerd give equal answers, and the same fields in a verbose status."""
 
 import asyncio
 import json

@@ -1,6 +1,6 @@
 """The fake dockerd and a real one answer the same calls with the same statuses, texts and bytes.
 
-Where the machine or version may differ, only what is common is asserted.
+Only values that are independent of machine and version are asserted.
 """
 
 import json
@@ -47,7 +47,7 @@ class Daemon:
         return dict((await self.fetch(f"GET /containers/{reference}/json")).json["HostConfig"])
 
     async def send(self, call: str, *lines: str, body: bytes = b"") -> tuple[Client, bytes]:
-        """Send a request on a connection of its own; return the connection, and the head of the answer."""
+        """Send a request on its own connection; return the connection, and the head of the answer."""
         client = await Client.connect(self.path)
         client.send(request(*call.split(" ", 1), body, *lines))
         return client, await client.reader.readuntil(b"\r\n\r\n")
