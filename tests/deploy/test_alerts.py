@@ -1,6 +1,6 @@
-"""The rules under promtool: each alert fires when it should, and does not just before; a fleet stays in few series.
+"""The rules under promtool: each alert fires on its condition, and not just before; a fleet has few series.
 
-The gates of docs/fleets.rst hold for a pool that is well, and find one that is not.
+The gates of docs/fleets.rst pass a healthy pool, and fail a faulty one.
 """
 
 import re
@@ -23,7 +23,7 @@ Series = dict[str, str]
 
 
 def promtool(*arguments: str | Path) -> str:
-    """Run promtool, which scripts/install provides; return what it prints."""
+    """Run promtool, which scripts/install provides; return its output."""
     ended = subprocess.run(["promtool", *arguments], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
@@ -37,7 +37,7 @@ def check(folder: Path, tests: list[dict[str, Any]], step: str, **rules: Any) ->
 
 
 def case(series: list[tuple[str, str]], step: str, at: str, counts: dict[str, int]) -> dict[str, Any]:
-    """Return a test that counts what some queries return."""
+    """Return a test that counts the results of some queries."""
     queries = [
         {"expr": query, "eval_time": at, "exp_samples": [{"labels": "{}", "value": count}] if count else []}
         for query, count in counts.items()
@@ -47,7 +47,7 @@ def case(series: list[tuple[str, str]], step: str, at: str, counts: dict[str, in
 
 
 def judge(folder: Path, series: list[tuple[str, str]], query: str, count: int, minute: int) -> None:
-    """Check what a query returns after the rules."""
+    """Check the number of results of a query after the rules."""
     step, order = "10m" if minute > 60 else "1m", [group["name"] for group in GROUPS]
     tests = [case(series, step, f"{minute}m", {query: int(count)})]
     check(folder, tests, step, rule_files=[str(path) for path in RULES], group_eval_order=order)
@@ -85,7 +85,7 @@ LOG_LINES, STARTED = "runtimeproxy_log_lines_dropped_total", "process_start_time
 FILES, HELD = "runtimeproxy_config_invalid_files", "runtimeproxy_held_oldest_seconds"
 OPEN_FILES, FILE_LIMIT = "process_open_fds", "process_max_fds"
 
-# Alert (without RuntimeProxy), minute, what is so, series of one node, whether it fires.
+# Alert (without RuntimeProxy), minute, condition, series of one node, whether it fires.
 ROWS: list[tuple[str, int, str, Series, bool]] = [
     ("Down", 5, "for minutes", {"up": "1 1 0x8"}, True),
     ("Down", 5, "for one minute", {"up": "1x3 0x8"}, False),
@@ -176,7 +176,7 @@ VALUES = {
     "python": ["3.11"],
     "le": ["0.1", "+Inf"],
 }
-"""The values of labels, two where nothing is here."""
+"""The values of labels; others have two."""
 
 
 def series_of(row: Metric, node: int) -> list[tuple[str, str]]:
@@ -194,7 +194,7 @@ def series_of(row: Metric, node: int) -> list[tuple[str, str]]:
 @pytest.mark.engine
 @pytest.mark.parametrize("nodes", [6, 12])
 def test_fleet_has_at_most_200_series_and_rules_are_valid(tmp_path: Path, nodes: int) -> None:
-    """Three hook servers, three versions, both modes, and everything goes wrong on every node."""
+    """Three hook servers, three versions, both modes, and every failure on every node."""
     assert promtool("check", "rules", *RULES).count("SUCCESS") == len(RULES)
     series = [entry for node in range(nodes) for row in METRICS.values() for entry in series_of(row, node)]
     process = dict.fromkeys(("up", STARTED, OPEN_FILES, FILE_LIMIT), "1x12")
@@ -214,7 +214,7 @@ DURATION = "runtimeproxy_hook_call_duration_seconds_bucket"
 STEADY = "1+0x320"
 """Five minutes each: longer than the day that gates look back."""
 FIRST = "_x316 1+0x4"
-"""A counter with labels comes into being with its first event."""
+"""A counter with labels appears with its first event."""
 WELL = {
     f'runtimeproxy_build_info{{{NODE}, version="2"}}': STEADY,
     f"up{{{NODE}}}": STEADY,
@@ -248,7 +248,7 @@ BAD: list[tuple[str, str]] = [
     (f'runtimeproxy_calls_total{{{NODE}, outcome="failed", operation="x"}}', "_x280 0+150x40"),
     (f'runtimeproxy_hook_fields_changed_total{{{SERVER}, field="labels"}}', FIRST),
 ]
-"""The series by which each gate, in the page's order, must see what is wrong, in place of or next to what is well."""
+"""The series by which each gate, in the page's order, must fail; they replace or extend the healthy ones."""
 
 
 @pytest.mark.parametrize("query", GATES)

@@ -1,4 +1,4 @@
-"""The chart's manifests: valid for each Kubernetes, what each pod may do on its node, and how hook servers register."""
+"""The chart's manifests: valid for each Kubernetes, the rights of each pod on its node, and registrations."""
 
 import itertools
 import json
@@ -46,14 +46,14 @@ RIGHTS: dict[str, tuple[set[str], bool, list[str]]] = {
         ["SYS_PTRACE"],
     ),
 }
-"""The node's directories next to the proxy's two, the node's processes, and the capabilities of each hook server."""
+"""Per hook server: node directories except the proxy's two, use of the node's processes, and capabilities."""
 
 pytestmark = pytest.mark.tool("helm")
 
 
 @pytest.fixture(scope="module")
 def schemas() -> Any:
-    """The schemas of a version are one file of some megabytes, which is read for each object otherwise."""
+    """Cache the schemas of a version: they are one file of some megabytes, which would be read for each object."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utils, "schema_contents", cache(utils.schema_contents))
         yield
@@ -87,7 +87,7 @@ def test_chart_has_version_of_proxy_and_passes_helm_lint() -> None:
 @pytest.mark.slow  # two seconds in all
 @pytest.mark.parametrize("version", VERSIONS)
 def test_manifests_are_valid_in_each_version(version: str, schemas: None) -> None:
-    """With no field that the version does not know. The Prometheus operator's PodMonitor is not Kubernetes' own."""
+    """Without fields that are unknown to the version. The PodMonitor belongs to the Prometheus operator."""
     suffix = "-before-1.30" if int(version[2:]) < 30 else ""
     objects = [found for name in SETS for found in documents(name, suffix) if found["kind"] != "PodMonitor"]
     for found in {json.dumps(found): found for found in objects}.values():
@@ -110,7 +110,7 @@ def test_pods_never_run_proxy_and_request_resources() -> None:
 
 
 def test_skip_label_is_on_own_pods_and_in_one_place() -> None:
-    """nodeInstaller.config has no other one: the schema refuses both of its keys."""
+    """The schema refuses both of its keys in nodeInstaller.config."""
     labels = {name: found["spec"]["template"]["metadata"]["labels"] for name, found in daemon_sets().items()}
     assert {name for name, found in labels.items() if found.get(SKIP_LABEL) == "true"} == {*INSTALLERS, *RIGHTS}
     defaults = {option.name: option.default for option in OPTIONS}
@@ -154,7 +154,7 @@ def test_exporter_mounts_metrics_directory_and_serves_tls() -> None:
 
 @pytest.mark.parametrize("name", ["installer", "kubelet", "exporter", "removal"])
 def test_installer_may_annotate_nodes_and_hold_its_places(name: str) -> None:
-    """Places are leases without a spec, which is the pods' own: no upgrade of the chart touches it."""
+    """Places are leases without a spec: pods write it, and no upgrade of the chart changes it."""
     [cluster] = of_kind("ClusterRole", name).values()
     [role] = of_kind("Role", name).values()
     [config] = of_kind("ConfigMap", name).values()
@@ -197,7 +197,8 @@ def test_proxy_reads_registrations() -> None:
 @pytest.mark.slow  # it runs the pods' commands
 @pytest.mark.parametrize(("name", "file", "stays"), [("limits", "10-limits.json", False), ("gpu", "20-gpu.json", True)])
 def test_pod_registers_its_hook_server(name: str, file: str, stays: bool, tmp_path: Path) -> None:
-    """Under Ignore a change of the ConfigMap is followed, and the pod takes the file along; under Fail it stays."""
+    """Under Ignore a change of the ConfigMap is followed, and the pod removes the file at its end; under Fail it
+    stays."""
     begin, server = containers(f"hook-servers/runtimeproxy-hook-{name}")
     kubelet, folder = tmp_path / "kubelet", tmp_path / "hookserver.d"
     laid = kubelet / "pods/12ab/volumes/kubernetes.io~configmap/registration"
@@ -205,7 +206,7 @@ def test_pod_registers_its_hook_server(name: str, file: str, stays: bool, tmp_pa
     folder.mkdir()
 
     def lay(content: bytes, version: str) -> None:
-        """Lay a ConfigMap as the kubelet does: a new directory, and a link to it that is replaced."""
+        """Write a ConfigMap as the kubelet does: a new directory, and a replaced link to it."""
         (laid / version).mkdir(parents=True)
         (laid / version / "registration.json").write_bytes(content)
         (laid / "..data_tmp").symlink_to(version)
@@ -220,7 +221,7 @@ def test_pod_registers_its_hook_server(name: str, file: str, stays: bool, tmp_pa
     content = registrations()[f"runtimeproxy-hook-{name}"]
     lay(content, "..1")
     (laid / "registration.json").symlink_to("..data/registration.json")
-    for _ in range(2):  # a pod that begins again
+    for _ in range(2):  # a restarted pod
         run(begin["command"] + begin.get("args", []))
     assert directory.read(str(folder)) == {file: content}
     lay(changed := content.replace(b"Create", b"Start"), "..2")

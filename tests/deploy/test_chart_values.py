@@ -1,4 +1,4 @@
-"""values.schema.json takes the five sets and refuses what is wrong; the admission policies, by their expressions."""
+"""values.schema.json accepts the five sets and refuses invalid values; the admission policies, by their expressions."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ def merged(default: Any, over: Any) -> Any:
 
 
 def given(name: str) -> Any:
-    """Return a set of values with the chart's own."""
+    """Return a set of values merged with the chart's defaults."""
     return merged(DEFAULTS, yaml.safe_load((CHART / f"ci/{name}-values.yaml").read_text()))
 
 
@@ -111,7 +111,7 @@ def value_of(expression: str, bound: dict[str, Any]) -> bool:
 
 
 def allowed(name: str, **bound: Any) -> bool:
-    """Return whether an API server would let a request pass: its conditions do not match, or all validations hold."""
+    """Return whether an API server would admit a request: its conditions do not match, or all validations hold."""
     policy = of_kind("ValidatingAdmissionPolicy", "kubelet")[name]["spec"]
     if not all(value_of(condition["expression"], bound) for condition in policy.get("matchConditions", ())):
         return True

@@ -1,4 +1,7 @@
-"""What deploy/ names is there: metrics, runbooks, commands; units have what they need and no right without a reason."""
+"""Names in deploy/ exist: metrics, runbooks, commands.
+
+Units have the required settings, and no right without a reason.
+"""
 
 import json
 import re
@@ -31,7 +34,7 @@ def test_queries_name_metrics_and_labels_that_exist() -> None:
         assert named, place
         assert {table_name(name) if table_name(name) in METRIC_NAMES else name for name in named} <= METRIC_NAMES, place
         assert labels(query) <= LABELS, place
-        assert named <= RECORDED.keys() or not place.startswith("fleet.json")  # it reads recorded series alone
+        assert named <= RECORDED.keys() or not place.startswith("fleet.json")  # it reads only recorded series
 
 
 def test_alerts_have_severity_summary_and_runbook() -> None:
@@ -120,7 +123,7 @@ def test_proxy_unit_has_required_systemd_settings() -> None:
         "ProcSubset": "pid",
     }
     assert {name: PROXY[name] for name in expected} == {name: [value] for name, value in expected.items()}
-    runtimes = ["containerd.service", "crio.service", "docker.service"]  # none of which it starts
+    runtimes = ["containerd.service", "crio.service", "docker.service"]  # the unit starts none of them
     assert " ".join(PROXY["After"]).split() == [*PROXY["Sockets"][0].split(), *runtimes]
     assert "Wants" not in PROXY
     drain = parse_duration(DEFAULTS["drain-timeout"], "")  # during which it is not killed
@@ -149,7 +152,7 @@ def test_socket_unit_has_path_that_programs_use(name: str, file: str, path: str,
 
 
 def test_no_unit_removes_directory_of_metrics_socket() -> None:
-    """An exporter's pod has the directory mounted: another one at its place would not be seen there."""
+    """An exporter's pod mounts the directory, and would not see a new one at the same path."""
     folder = Path(METRICS_ENDPOINT).parent.name
     for file in UNITS.rglob("*.*"):
         found = settings(file) if file.is_file() else {}
@@ -166,7 +169,7 @@ def test_hook_servers_and_exporter_are_sandboxed_as_proxy() -> None:
     assert len(proxy) > 15
     assert proxy == hook_servers == export | {"PrivateNetwork": ["yes"]}
     assert "PrivateNetwork" not in export
-    usual = ["@system-service", "~@privileged @resources"]  # calls of services without power
+    usual = ["@system-service", "~@privileged @resources"]  # calls of unprivileged services
     assert [unit["SystemCallFilter"] for unit in (PROXY, HOOK_SERVERS, EXPORTER)] == [usual] * 3
 
 

@@ -27,7 +27,7 @@ from tests.system.proxy import ROOT, ProxyProcess
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 QUERY_SECONDS = 60.0
-"""Seconds that a query may take to have data: a rate needs two scrapes, a rule of a rule two evaluations more."""
+"""Timeout until a query has data: a rate needs two scrapes, a rule of a rule two more evaluations."""
 
 
 def setting(value: str) -> hookanswers.Answer:
@@ -41,11 +41,11 @@ SERVERS: list[tuple[str, str, hookanswers.Answer | None, str]] = [
     ("40-closed", "PreUpdateContainerResources", None, "Fail"),
     ("50-refuses", "PreStartContainer", hookanswers.status(grpc.StatusCode.PERMISSION_DENIED), "Ignore"),
 ]
-"""Name, hook point, answer (None: nothing listens), policy: together they cause all that is counted of hook servers."""
+"""Name, hook point, answer (None: no listener), policy: together they cause every counter of hook servers."""
 
 
 async def keep_calling(caller: Caller) -> None:
-    """Let pods and containers come and go; the start is refused, the update fails closed."""
+    """Create and remove pods and containers; the start is refused, the update fails closed."""
     while True:
         pod = await caller.run_pod()
         container = await caller.create(pod)
@@ -57,7 +57,7 @@ async def keep_calling(caller: Caller) -> None:
             await caller.act(verb, subject)
         await caller.act("stop_pod", pod)
         await caller.act("remove_pod", pod)
-        await asyncio.sleep(0.05)  # a little load, and time for the others on this machine
+        await asyncio.sleep(0.05)  # little load on this machine
 
 
 @asynccontextmanager
@@ -73,7 +73,7 @@ async def program(*command: str, **more: Any) -> AsyncIterator[asyncio.subproces
 
 @asynccontextmanager
 async def prometheus(folder: Path, target: str) -> AsyncIterator[Callable[..., Any]]:
-    """Run Debian's Prometheus with the rules, all intervals a second; yield a function that queries its API."""
+    """Run Debian's Prometheus with the rules and intervals of a second; yield a function that queries its API."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     for rules in RULES:
@@ -100,7 +100,7 @@ async def prometheus(folder: Path, target: str) -> AsyncIterator[Callable[..., A
 
 
 def queried(target: str) -> dict[str, str]:
-    """Return the queries by their places; of an alert, which has no data unless it fires, what it selects."""
+    """Return the queries by location; for an alert, which has no data unless it fires, its selectors."""
     found: dict[str, str] = {}
     for place, query in queries():
         if place in ALERTS:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 ROOT = Path("/sys/fs/cgroup")
 REMOVE_SECONDS = 5.0
 V1_UNLIMITED_BYTES = 1 << 62
-"""A v1 memory limit above this is the kernel's way to write "none"."""
+"""A v1 memory limit above this means no limit."""
 
 Value = int | str
 
@@ -57,7 +57,7 @@ def is_v2() -> bool:
 
 
 def expected(setting: str, value: Value) -> Value:
-    """Return what the file of a setting reads when CRI's ``value`` is in force."""
+    """Return the content of a setting's file when CRI's ``value`` is in force."""
     return weight(int(value)) if setting == "cpu_shares" and is_v2() else value
 
 
@@ -94,7 +94,7 @@ def processes(cgroup: str) -> set[int]:
     found: set[int] = set()
     for directory in directories(cgroup):
         for below, _, _ in os.walk(directory):
-            with suppress(OSError):  # the cgroup was removed meanwhile, when its processes had ended
+            with suppress(OSError):  # the cgroup was removed after its processes ended
                 found.update(map(int, Path(below, "cgroup.procs").read_text().split()))
     return found
 
@@ -111,7 +111,7 @@ def remove(cgroup: str) -> None:
                 try:
                     os.rmdir(below)
                 except FileNotFoundError:
-                    break  # the runtime was faster
+                    break  # the runtime removed it
                 except OSError:
                     if time.monotonic() > deadline:
                         raise

@@ -1,6 +1,6 @@
-"""End what an engine leaves on the machine: processes, mounts, directories, shims' sockets.
+"""Remove leftovers of an engine: processes, mounts, directories, shims' sockets.
 
-Nothing without the engine's mark is touched; a process is ended by its id.
+All have the engine's mark; a process is ended by its id.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 
 END_SECONDS = 10.0
 SHIM_DIRECTORIES = (Path("/run/containerd/s"), Path("/run/containerd"))
-"""Shims put their sockets here whatever the daemon's state directory is; names are hashes of its address."""
+"""Directories of all shims' sockets, independent of the daemon's state directory; names are hashes of its address."""
 
 
 def processes(mark: str) -> set[int]:
@@ -61,4 +61,4 @@ def _cmdline(process: Path) -> bytes:
     try:
         return (process / "cmdline").read_bytes()
     except OSError:
-        return b""  # it ended meanwhile
+        return b""  # it has ended

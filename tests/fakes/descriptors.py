@@ -1,4 +1,4 @@
-"""Exhaust the file descriptors of a process (fault matrix P8). Open ones stay open; the limit is restored afterwards."""
+"""Exhaust the file descriptors of a process (fault matrix P8). Open ones stay open; the limit is restored later."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""The units as shipped do all their work under a real systemd, and no system call that they refuse is ever made.
+"""The shipped units do all their work under a real systemd, and make no refused system call.
 
 A version that cannot start is fault matrix P9.
 """
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.trees, pytest.mark.slow]
 
 HOOKS = ("runtimeproxy-hooks@batchresource.service", r"runtimeproxy-hooks@gpu\x20oomscoreadj.service")
 READS = 89
-"""Calls that only look, for each 11 that make and remove a pod with a container."""
+"""Read-only calls, for each 11 that create and remove a pod with a container."""
 ROUND = 100
 
 PARENT = "/kubepods/besteffort/pod-of-units"
@@ -43,7 +43,7 @@ SHARES = 512
 
 @pytest.fixture(scope="module")
 def node(machine: Machine) -> Iterator[Machine]:
-    """Start the units in addition to the proxy's; at the end nothing may have been refused or restarted."""
+    """Start the units in addition to the proxy's; at the end no call was refused and no unit restarted."""
     machine.run("systemctl", "enable", "--now", "runtimeproxy-export.service", *HOOKS)
     load_images(machine)
     yield machine
@@ -53,7 +53,7 @@ def node(machine: Machine) -> Iterator[Machine]:
 
 
 def serve(node: Machine, mode: str) -> str:
-    """Have the proxy serve in a mode; return its socket as this machine sees it."""
+    """Make the proxy serve in a mode; return the host's path of its socket."""
     node.write("/etc/runtimeproxy/config.yaml", f"backend-runtime-mode: {mode}\n")
     node.run("systemctl", "daemon-reload")
     node.run("systemctl", "restart", "runtimeproxy.service")
@@ -77,7 +77,7 @@ def test_pods_get_hook_values_across_engine_restart(node: Machine, mode: str) ->
 
 
 def live(node: Machine, client: Any, name: str) -> None:
-    """Make a pod with a container that hook servers change, look at it, and remove it: 100 calls."""
+    """Create a pod with a container that hook servers change, read it, and remove it: 100 calls."""
     parent = f"{PARENT}-{name}"
     make_cgroup(node, parent)
     pod = cri.pod_config(name, name, cgroup_parent=parent, labels=LABELS, annotations=ANNOTATIONS)
@@ -99,7 +99,7 @@ def live(node: Machine, client: Any, name: str) -> None:
 def answers(client: Any) -> bool:
     try:
         client.pods()
-    except Exception:  # of either client, as long as the engine starts
+    except Exception:  # of either client, while the engine starts
         return False
     return True
 
@@ -115,7 +115,7 @@ def test_admin_and_exporter_answer_with_figures_of_process(node: Machine) -> Non
 
 @contextmanager
 def drop_in(node: Machine, text: str, unit: str = "runtimeproxy.service") -> Iterator[None]:
-    """Give a unit a drop-in for the block."""
+    """Add a drop-in to a unit for the block."""
     file = f"/run/systemd/system/{unit}.d/of-the-test.conf"
     node.write(file, f"[Service]\n{text}")
     node.run("systemctl", "daemon-reload")
@@ -189,15 +189,15 @@ def journal(node: Machine) -> str:
     return node.journal("runtimeproxy.service")
 
 
-# ---- how closed they are
+# ---- sandboxing
 
 EXPOSED = {"runtimeproxy.service": 1.0, "runtimeproxy-hooks@x.service": 1.0, "runtimeproxy-export.service": 1.2}
-"""Each unit's exposure is below this, of 10."""
+"""Maximum exposure of each unit, of 10."""
 REASONS = [(units, setting.strip("` \n")) for rows in tables(DOCS["security"], "Why") for units, setting, _ in rows]
 
 
 def analysed(machine: Machine, unit: str) -> tuple[float, set[str]]:
-    """Return a unit's exposure as systemd rates it, and the names of what is not perfect."""
+    """Return a unit's exposure as systemd rates it, and the names of imperfect settings."""
     output = machine.run("systemd-analyze", "security", "--offline=true", "--no-pager", unit, check=False)
     level = re.search(r"Overall exposure level for \S+: ([0-9.]+)", output)
     assert level, output

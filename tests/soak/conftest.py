@@ -1,4 +1,4 @@
-"""What soak tests have in common: a front, artefacts, and the findings, which are printed with their limits."""
+"""Shared by soak tests: a front, artefacts, and the findings, which are printed with their limits."""
 
 import os
 import re
@@ -16,17 +16,17 @@ from tests.system.docker_front import DOCKER
 from tests.system.fronts import Front
 
 NEWER = "99.0.0"
-"""A newer version, which has all else of this one."""
+"""A newer version, otherwise equal to this one."""
 
 
 class Findings:
-    """What a test measured. Everything is printed before a missed limit fails the test."""
+    """The measurements of a test. All are printed before a missed limit fails the test."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.missed: list[str] = []
         self._capsys = capsys
         self.full = os.environ.get(SHARE_VARIABLE) in ("1", "1.0")
-        """Whether the counts are the full ones: growth over fewer calls is not judged."""
+        """Whether the counts are the full ones: growth over fewer calls has no limit."""
 
     def note(self, what: str, found: object, limit: object = "", retained: bool = True) -> None:
         line = f"{what}: {found}{f' (limit: {limit})' if limit != '' else ''}"
@@ -53,7 +53,7 @@ def front(request: pytest.FixtureRequest) -> Front:
 
 
 def contains(printed: str, *words: str) -> None:
-    """Fail unless an output has all these words."""
+    """Fail unless an output contains all these texts."""
     assert [word for word in words if word not in printed] == [], printed[-2000:]
 
 

@@ -1,4 +1,4 @@
-"""What scripts/build makes: the same bytes twice, and an archive that runs in trees of Debian without Python."""
+"""Two builds have the same bytes, and the archive runs in trees of Debian without Python."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ START_SECONDS = 0.3
 
 
 def run_module(name: str, *, before: Sequence[str] = (), cwd: Path = ROOT, umask: int = -1, **environ: str) -> str:
-    """Run a module of the checkout, which must succeed; return its output."""
+    """Run a module of the checkout; return its output. Fails if it fails."""
     pipes: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     command = [*before, sys.executable, "-m", name]
     done = subprocess.run(command, cwd=cwd, env=os.environ | environ, umask=umask, check=False, **pipes)
@@ -53,7 +53,7 @@ def test_second_build_is_identical(findings: Findings, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suite", ["bullseye", "bookworm", "trixie"])
 def test_archive_runs_without_python(suite: str, release: Path, findings: Findings, tmp_path: Path) -> None:
-    """The demo, with the archive's programs in a tree of Debian 11, 12 or 13 with nothing but its minimum."""
+    """The demo, with the archive's programs in a minimal tree of Debian 11, 12 or 13."""
     (file,) = release.glob("*_linux_x86_64.tar.gz")
     tree = debian(suite, ())
     assert [path.name for path in (tree / "usr/bin").glob("python*")] == []

@@ -1,8 +1,8 @@
-"""This version and the one before change places under load, up and down again (fault matrix P10).
+"""Upgrades and downgrades between this version and the previous one under load (fault matrix P10).
 
-Is a call lost or a connection refused, and does each version use the files that the other one left? The earlier version
-is built from git's history. The listener is held as by a socket unit. Before a downgrade ``config check --for-version``
-names the flags to remove; no others are.
+No call is lost, no connection refused, and each version uses the other's files. The earlier version is built from git's
+history. The listener is held as by a socket unit. Before a downgrade only the flags that ``config check --for-version``
+names are removed.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ DISABLED = "disabled-by-the-soak"
 
 
 class Version(NamedTuple):
-    """How a proxy of a version is started."""
+    """The command and flags of a version."""
 
     name: str
     command: Sequence[str]
@@ -50,7 +50,7 @@ class Version(NamedTuple):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the version before, without its libraries, which this one has too; return the directory."""
+    """Install the previous version, without its libraries, which this one has too; return the directory."""
     folder = tmp_path_factory.mktemp("before")
     source, library = folder / "source", folder / "library"
     source.mkdir()
@@ -64,7 +64,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def older_than(newer: Version, library: Path) -> Version:
-    """Return how the version before is started: without the flags that it does not know."""
+    """Return the command of the previous version, without flags that are unknown to it."""
     named = {option.flag: option.name for option in OPTIONS}
     flags = [word.partition("=") for word in newer.command if word.partition("=")[0] in named]
     unknown = config.unknown_to(BEFORE, {named[flag]: value for flag, _, value in flags}, {}).errors
@@ -115,12 +115,12 @@ async def test_version_changes_lose_no_call(front: Front, findings: Findings, li
 
 
 def become(proxy: ProxyProcess, version: Version) -> None:
-    """Have the next start be one of a version."""
+    """Make the next start use a version."""
     proxy.command, proxy.environment = list(version.command), dict(version.environment)
 
 
 async def own_values(node: ShapedNode, containers: Sequence[str], number: int) -> int:
-    """Update each container; return how many hook calls had the value that the kubelet requested at the create."""
+    """Update each container; return the number of hook calls with the kubelet's value of the create."""
     node.notified()
     for container in containers:
         await node.caller.update(container, {"cpu_quota": 30_000 + number})

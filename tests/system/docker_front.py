@@ -1,6 +1,6 @@
 """The Docker front for tests: a fake dockerd, and dockershim's calls for a kubelet.
 
-A request is its head and body; one of a caller has the API's version in its path, one of the proxy itself never has.
+A request is its head and body. Only a caller's has the API's version in its path, the proxy's own ones have not.
 """
 
 import asyncio
@@ -246,7 +246,7 @@ DOCKER = Front(
 
 
 def _of(engine: Engine) -> Front:
-    """Return the front for an engine, whose newest API its clients use."""
+    """Return the front for an engine; its clients use the engine's newest API."""
     version = f"/v{engine.api}"
     return replace(
         DOCKER,

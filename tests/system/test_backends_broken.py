@@ -35,7 +35,7 @@ DIAL_SECONDS = 0.05
 async def test_calls_to_dead_runtime_fail_and_are_not_retried(
     front: Front, tmp_path: Path, end: Callable[[FaultRelay], None]
 ) -> None:
-    """A stream ends with them. The runtime is back immediately, so that a second try would reach it."""
+    """A stream ends with them. The runtime restarts immediately, so a retry would reach it."""
     took: list[float] = []
     requests: list[bytes] = []
     proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
@@ -74,7 +74,7 @@ async def test_proxy_listens_within_second_without_runtime(front: Front, tmp_pat
 
 
 async def test_runtime_is_used_as_soon_as_it_listens(front: Front, tmp_path: Path) -> None:
-    """For the first time, and however long it was unavailable: the proxy adds no wait of its own."""
+    """At its first start, and after any outage: the proxy adds no delay."""
     proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
     took = []
 
@@ -119,7 +119,7 @@ def mutated(answer: bytes, chance: random.Random) -> bytes:
 async def test_broken_answer_fails_only_its_call(front: Front, verb: str, tmp_path: Path) -> None:
     """The connection ends after the broken bytes; the next call is answered.
 
-    Which of the bytes reach the client: tests/docker/test_reader.py and tests/cri.
+    tests/docker/test_reader.py and tests/cri test which bytes reach the client.
     """
     proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
     async with runtime, FaultRelay(str(proxy.runtime), runtime.socket_path) as relay, proxy:
@@ -134,7 +134,7 @@ async def test_broken_answer_fails_only_its_call(front: Front, verb: str, tmp_pa
 
         for number in range(MUTATIONS.now):
             relay.to_client.mutate = lambda data: mutated(data, chance) if chance.random() < 0.5 else data
-            with suppress(Exception):  # the client may fail in any way, or wait for the rest of a frame
+            with suppress(Exception):  # the client may fail in any way, or wait for an incomplete frame
                 await call(seconds=1.0)
             relay.to_client.mutate = None
             if number % 10 == 0:

@@ -1,6 +1,6 @@
 """HTTP/2 peers that break the protocol: their memory is bounded, others are unaffected (promise 18, fault matrix X1).
 
-30,000 frames of a client, or 80,000 of a runtime, exceed every bound. Each bound by itself: tests/cri/test_bounds.py.
+30,000 frames of a client, or 80,000 of a runtime, exceed every bound. tests/cri/test_bounds.py tests each bound.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ ATTACKS: dict[str, Frames] = {
     "resets of no stream": repeated(peer.Reset(1, 8).wire()),
     "GOAWAY": repeated(peer.GoAway(0).wire()),
 }
-"""The frames of a peer: they pass, or that connection ends; nothing of them is stored."""
+"""The frames of a peer: they pass, or its connection ends; none of them is stored."""
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -78,7 +78,7 @@ async def test_attack_costs_little_and_fails_no_other_call(side: str, name: str,
     runtime, over = HostileRuntime(), asyncio.Event()
 
     async def calls_of_another() -> None:
-        """Make calls on a connection of their own; each must be answered."""
+        """Make calls on another connection; each must be answered."""
         while not over.is_set():
             await another.call("Version")
 

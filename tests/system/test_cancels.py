@@ -1,7 +1,7 @@
-"""Clients leave at random moments: hook server and runtime see it immediately, and nothing is leaked.
+"""Clients disconnect at random moments: hook server and runtime notice immediately, and no resource leaks.
 
-That is promise 9, fault matrix S4 and S5. A soak judges the 99th percentile, and allows four seconds for the release;
-otherwise the median is judged, by a larger limit, because another program on the machine affects neither.
+That is promise 9, fault matrix S4 and S5. A soak compares the 99th percentile with the limit, and allows four seconds
+for the release. Otherwise the median and a larger limit are used, which other programs on the machine do not affect.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ ARRIVES_SECONDS = 0.050 if SOAKED else 0.250
 RELEASE_SECONDS = 4.0 if SOAKED else WAIT_SECONDS
 """The runtime is listed a second after a create without an answer, and at most once a second."""
 OWN_CONNECTIONS = 10
-"""Most connections of the proxy itself to the runtime; both ends are in this process."""
+"""Maximum of the proxy's own connections to the runtime; both ends are in this process."""
 COUNT = 20
 """Creates, and starts, of a batch that are cancelled."""
 PAUSE_SECONDS = 0.012
@@ -51,7 +51,7 @@ def counts() -> dict[str, int]:
 
 
 def unreleased(front: Front, proxy: ProxyInside, runtime: Runtime, before: dict[str, int]) -> dict[str, object]:
-    """Return what the proxy retains for calls, and where the Store differs from the runtime."""
+    """Return the resources that the proxy retains for calls, and differences between Store and runtime."""
     proxy_front: Any = proxy.app.front
     lifecycle, readers = proxy.app.lifecycle, [connection.reader for connection in proxy_front.connections]
     found = {
@@ -103,7 +103,7 @@ async def node(front: Front, tmp_path: Path, runtime: Runtime) -> AsyncIterator[
 
 
 async def test_cancel_arrives_at_hook_server_or_runtime(front: Front, runtime: Runtime, node: Any) -> None:
-    """What a hook server has not answered does not reach the runtime."""
+    """A call without the hook server's answer does not reach the runtime."""
     proxy, hooks, caller = node
     took: dict[str, list[float]] = {"hook server": [], "runtime": []}
     pod_id = await caller.run_pod()
@@ -168,7 +168,7 @@ async def test_all_resources_are_released_after_cancels(front: Front, runtime: R
 
 HOOK_SECONDS = 1.0
 SMALL_SECONDS = 0.5
-"""Less than the hook server's delay, and more than a busy machine needs between two steps of a call."""
+"""Less than the hook server's delay, and more than two steps of a call take on a busy machine."""
 
 
 @pytest.mark.parametrize("front", [CRI], ids=["cri"])

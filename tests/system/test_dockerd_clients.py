@@ -24,11 +24,11 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 MEGABYTE = bytes(range(256)) * 4096
 LONG = MEGABYTE * 32
-"""No archive, and more than dockerd reads before it refuses it."""
+"""Not an archive, and longer than dockerd reads before it refuses it."""
 ANSWER = "echo ready; read line; echo got $line"
 DOCKERFILE = f"FROM {BUSYBOX}\nCOPY file /copied\nRUN cat /copied > /built; echo from the build\nCMD wc -c /built\n"
 # dockerd copies each output separately: lines of both are in order only if time passes between them. The script ends
-# late, because a client that follows a log that ends with its last line may miss that line.
+# late, because a client that follows a log may miss a last line right before the end.
 CHATTER = "for i in 1 2 3; do echo out $i; echo err $i >&2; sleep 0.3; done; sleep 1"
 RUN, CREATED = ["run", "--name", "box"], [BUSYBOX, "sh", "-c"]
 Step = tuple[Sequence[str], int, str, Mapping[str, Any]]

@@ -1,4 +1,4 @@
-"""A real dockerd and the proxy read requests alike, or the proxy refuses by a listed rule (fault matrix X2, X3)."""
+"""The proxy parses requests like a real dockerd, or refuses them by a listed rule (fault matrix X2, X3)."""
 
 import json
 import re
@@ -24,7 +24,7 @@ FOUND_HIDDEN = b"No such container: hidden"
 
 
 def fetch(path: str, data: bytes) -> bytes:
-    """Send bytes, then EOF; return all that comes. Raises TimeoutError."""
+    """Send bytes, then EOF; return all received bytes. Raises TimeoutError."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(PATIENCE_SECONDS)
         client.connect(path)
@@ -38,7 +38,7 @@ def fetch(path: str, data: bytes) -> bytes:
             while part := client.recv(65536):
                 arrived += part
         except ConnectionResetError:
-            pass  # a daemon that has not read all of it ends like this
+            pass  # a daemon that has not read everything resets the connection
         return arrived
 
 
@@ -49,11 +49,11 @@ _MILDER = """
     TWO_FRAMINGS CHUNK_SIZE TRAILER
 """
 READ_BY_DOCKERD = {Rule[name] for name in _MILDER.split()}
-"""The rules that dockerd 20.10 does not enforce; a breach of another one is refused by both."""
+"""The rules that dockerd 20.10 does not enforce; both refuse a breach of any other."""
 SINCE_GO_1_20 = {Rule.FIELD_NAME}
-"""What later ones enforce, too."""
+"""Rules that later versions enforce too."""
 REFUSED_UNREAD = b"\r\n\r\n400 Bad Request"
-"""The end of the answer to something that is not a request; dockerd's handlers answer in JSON."""
+"""The end of the answer to a malformed request; dockerd's handlers answer in JSON."""
 
 
 def compare(dockerd: Dockerd, between: str, data: bytes) -> None:
@@ -79,7 +79,7 @@ def test_request_form_is_parsed_as_dockerd_or_refused(dockerd: Dockerd, between:
 
 
 def test_milder_rules_of_dockerd_are_listed(dockerd: Dockerd) -> None:
-    """Also for who runs it; and each has a form that it accepts."""
+    """Each listed rule has a form that dockerd accepts."""
     streams = {stream(form, target) for form in FORMS for target in TARGETS}
     refused = [(rule, data) for data in streams if (rule := follow(data).rule) is not None]
     read = {rule for rule, data in refused if b"No such container: next" in fetch(dockerd.socket, data)}
@@ -156,7 +156,7 @@ NAMES += ["name=\xc3\xa9\xff"]
 
 
 def test_listed_route_is_matched_as_dockerd(dockerd: Dockerd) -> None:
-    """dockerd's error contains the name of a create that no container may have."""
+    """dockerd's error contains the invalid name of a create."""
     for method, target in TABLE:
         agree(dockerd, method, target)
     for query in NAMES:
@@ -190,7 +190,7 @@ JOINS = st.sampled_from(("/", "/", "/", "/", "/", "//", "%2F", "%2f", "/./", "")
 
 @st.composite
 def targets(draw: st.DrawFn) -> str:
-    """Return a target that is, or nearly is, that of a held call."""
+    """Return a target equal or similar to that of a held call."""
     words = [draw(st.sampled_from(COLLECTIONS)), *draw(st.lists(st.sampled_from(REFERENCES), max_size=2))]
     words.append(draw(st.sampled_from(ENDS)))
     return draw(st.sampled_from(PREFIXES)) + "/" + "".join(word + draw(JOINS) for word in words[:-1]) + words[-1]

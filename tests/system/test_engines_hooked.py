@@ -1,7 +1,7 @@
-"""Hook servers with real engines: their changes hold from the first instruction on, and failures cost what they may.
+"""Hook servers with real engines: their changes apply from the first instruction on, and failures stay bounded.
 
-Fault matrix B1, B3 and H12, promise 8. Each front's calls, field by field, with fakes: tests/test_contract.py. An
-unmodified koordlet registers, and echoes (hook-api, "Registration files").
+Fault matrix B1, B3 and H12, promise 8. tests/test_contract.py compares each front's calls with fakes, field by field.
+An unmodified koordlet registers, and echoes (hook-api, "Registration files").
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ trap 'trap "exit 0" TERM; echo {SIGNALLED}' TERM
 sleep {GRACE_SECONDS} & echo {READY}
 while :; do wait; done
 """
-"""Handles a stop's signal, prints that, and continues. A second one ends it: dockerd ends containers at its start."""
+"""Handles a stop's signal, prints it, and continues. A second one ends it: dockerd ends containers at its start."""
 EVERY = on(CONTAINERD, OLD_CRI, DOCKERD)
 AT_CREATE: Values = {"cpu_shares": 300, "cpu_quota": 20000, "cpuset_cpus": CPU, "memory_limit_in_bytes": 48 * MIB}
 CREATED: Values = {"cpu_period": 100000, **AT_CREATE}
@@ -68,7 +68,7 @@ def sent(message: Any) -> Values:
 def test_hook_changes_are_applied_and_in_later_calls(node: RealNode, client: Any) -> None:
     """The hook server acts at every Pre point (hook-api, "What is sent"); it sets another cgroup parent for a new pod.
 
-    A proxy that was killed and restarted reads all of it from the engine, and does not affect the container.
+    A killed and restarted proxy reads all of it from the engine, and does not affect the container.
     """
     pod, container = node.rich_pod(), node.rich_container()
     parent = node.engine.cgroup_parent(pod.metadata.uid, "burstable")
@@ -138,7 +138,7 @@ QUIET: Mapping[str, tuple[Answer | None, str]] = {
     "dead, and the pod is its own": (None, "Fail"),
     "koordlet": (hookanswers.koordlet(), ""),
 }
-"""Hook servers that set nothing: the answer, None without a process, and the policy, "" as koordlet registers."""
+"""Hook servers that set nothing: the answer (None: no process), and the policy ("": as koordlet registers)."""
 KOORDLET_HOOK_POINTS = ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources")
 """The points in the registration of a koordlet with its defaults, except the one that the protocol lacks."""
 
@@ -148,7 +148,7 @@ KOORDLET_HOOK_POINTS = ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateCont
 def test_pod_runs_as_without_hook_server(
     kind: Kind, engine: Any, tmp_path: Path, answer: Answer | None, policy: str
 ) -> None:
-    """Under Fail with the skip label, as for the hook server's own pod."""
+    """Under Fail with the skip label, like the hook server's own pod."""
 
     def prepare(node: RealNode) -> None:
         if answer is None:

@@ -1,8 +1,8 @@
-"""Hook servers that hang, are unavailable, are swapped, disabled, or hostile: what a call costs then.
+"""The cost of a call when a hook server hangs, is unavailable, replaced, disabled, or hostile.
 
-hook-api, "Failures"; promises 1, 14 and 21; fault matrix C1 to C3, H1, H2, H6, H9, H10, H13. Every reason of a failure
-under both policies: test_policy_exact; the budget of a call: tests/core/test_lifecycle.py; each kind of file, and the
-period of a disabled one: tests/plugins. What a hostile hook server, pod or image can change: docs/security.rst.
+hook-api, "Failures"; promises 1, 14 and 21; fault matrix C1 to C3, H1, H2, H6, H9, H10, H13. Elsewhere: every reason of
+a failure under both policies (test_policy_exact), the budget of a call (tests/core/test_lifecycle.py), each kind of
+file, and disable periods (tests/plugins). docs/security.rst lists what a hostile hook server, pod or image can change.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ async def silent(path: str) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def stopped(path: str) -> AsyncIterator[None]:
-    """Listen and accept nothing, as a process that was stopped (SIGSTOP)."""
+    """Listen without accepting, like a stopped process (SIGSTOP)."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
@@ -90,7 +90,7 @@ COSTS = {
     "missing": (0.005, ": unreachable: "),
     "open breaker": (0.001, "hook server bad keeps failing: calls suspended for 30 s"),
 }
-"""Why a hook server is not called -> most seconds that a call takes longer for it, and the log line."""
+"""Reason why a hook server is not called -> maximum delay of a call in seconds, and the log line."""
 
 
 @pytest.mark.parametrize("why", COSTS)
@@ -146,7 +146,7 @@ def renamed_over(folder: Path, number: int, content: str) -> None:
 
 
 def link_swapped(folder: Path, number: int, content: str) -> None:
-    """Swap as a ConfigMap's volume does: ``..data`` is a link to a folder, replaced by a rename."""
+    """Replace like a ConfigMap's volume: ``..data`` is a link to a folder, replaced by a rename."""
     before = os.readlink(folder / "..data") if (folder / "..data").is_symlink() else None
     data = folder / f"..version-{number}"
     data.mkdir()
@@ -164,9 +164,9 @@ def link_swapped(folder: Path, number: int, content: str) -> None:
 async def test_no_call_is_unhooked_while_file_is_replaced(
     front: Front, tmp_path: Path, runtime: Runtime, swap: Callable[[Path, int, str], None]
 ) -> None:
-    """Each text names the other of two hook servers, or another time for the same one.
+    """Each text names the other hook server, or another timeout for the same one.
 
-    At the end the file is broken, then its directory is replaced, then both hook servers at their sockets.
+    At the end the file becomes invalid, then its directory is replaced, then both hook servers at their sockets.
     """
     servers = [HookServer(str(tmp_path / f"{name}.sock"), default=HOOKED) for name in ("first", "second")]
     contents = cycle((server.socket_path, float(seconds)) for server in servers for seconds in (20, 21))
@@ -286,7 +286,7 @@ async def test_label_of_container_or_image_skips_no_hook_server(
 async def test_hook_server_label_skips_later_calls_of_pod(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
-    """It is trusted as the runtime is: the other hook servers skip the pod, also those under Fail."""
+    """It is trusted like the runtime: the other hook servers skip the pod, also under Fail."""
     hooks.default = hookanswers.reply(api_pb2.PodSandboxHookResponse(labels=SKIP))
     proxy = front.inside(tmp_path)
     proxy.register("a.json", hooks.socket_path, ["PreRunPodSandbox"])

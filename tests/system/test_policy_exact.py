@@ -1,7 +1,7 @@
-"""The policy is exact (promise 2): a failed hook call ends as its policy requires, and every counter is true.
+"""The policy is exact (promise 2): a failed hook call is handled by its policy, and every counter is correct.
 
 Each outcome is counted once, with its reason, and is one event: the rows of docs/fleets.rst, "A bad hook server". That
-includes a socket that another user could have made (fault matrix X6).
+includes a socket that another user could have created (fault matrix X6).
 """
 
 import asyncio
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 HOOK_POINT, OPERATION = "PreCreateContainer", "CreateContainer"
 Failing = Callable[[HookServer], AbstractContextManager[None]]
-"""Makes a hook server fail for a moment."""
+"""Makes a hook server fail during a block."""
 
 
 def answering(answer: hookanswers.Answer) -> Failing:
@@ -79,7 +79,7 @@ def dead(hooks: HookServer) -> Iterator[None]:
 
 @contextmanager
 def writable_by_all(hooks: HookServer) -> Iterator[None]:
-    """Put a new socket into a folder where any user may put one."""
+    """Create a new socket in a folder that is writable by all users."""
     folder = Path(hooks.socket_path).parent
     with dead(hooks):
         folder.chmod(0o1777)
@@ -100,15 +100,15 @@ CONFLICT = ("hook_conflicts", ("early", HOOK_POINT))
 REFUSING, PAGE = "wrong: refusing", DOCS["fleets"]
 REASONS = dict(re.findall(r"^   \*\*([^*]+)\*\*: [^|]* \| ``(\w+)`` \|", PAGE, re.MULTILINE))
 REASONS |= {REFUSING: "refused", "another user's": "untrusted_socket"}
-"""The kinds of hook servers that fail, and the reason that is counted."""
+"""The kinds of failing hook servers, and the counted reason."""
 SIGNS = dict(re.findall(r"^   ``(\w+)`` \| [^|]+ \| event ``(.*)$", PAGE, re.MULTILINE))
 SIGNS[REFUSING] = re.findall(rf"{REFUSING}\*\*: .* \| event ``(.*)", PAGE)[0]
-"""The event, the metric and the alert of a failure, as the page has them: by policy, and that of a refusal."""
+"""The page's event, metric and alert of a failure, by policy, and those of a refusal."""
 
 
 @dataclass(frozen=True)
 class Injection:
-    """What the hook server ``early`` does at a create: its kind, how, the counted code, and other series."""
+    """A failure of the hook server ``early`` at a create: its kind, how, the counted code, and other series."""
 
     kind: str
     does: Failing
@@ -154,7 +154,7 @@ FAST = (
     Injection("another user's", writable_by_all),
 )
 COUNTED = ("calls", "hook_", "config_reloads", "fields_left_out", "internal_errors")
-"""The counters of which every series is expected: their names, or how these begin."""
+"""The counters whose series must all be expected: their names, or prefixes."""
 
 
 def counters(proxy: ProxyInside) -> Counter[Key]:
@@ -173,7 +173,7 @@ async def test_failure_is_handled_by_policy_and_counted(
     early = HookServer(str(tmp_path / "early.sock"), faulty=True, keep_calls=False)
     late = HookServer(str(tmp_path / "late.sock"), default=hookanswers.echo(plant("late")), keep_calls=False)
     inside = front.inside(tmp_path)
-    # What a busy machine delays must not count as a deadline.
+    # A delay of a busy machine must not count as a deadline.
     inside.register("early.json", early.socket_path, [HOOK_POINT], policy=policy, timeout="4s")
     inside.register("late.json", late.socket_path, [HOOK_POINT])
     expected = Counter[Key]({("config_reloads", ("ok",)): 2, ("calls", ("RunPodSandbox", "agreed")): 1})
@@ -231,7 +231,7 @@ RESTORES += [("PreCreateContainer", "Ignore", False), ("", "", False)]
 async def test_restored_pod_passes_unless_hook_was_required(
     tmp_path: Path, hook_point: str, policy: str, is_refused: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """RestorePod creates and starts a whole pod in one call, at no hook point."""
+    """RestorePod creates and starts a pod in one call, without a hook point."""
     inside = ProxyInside(tmp_path)
     if hook_point:
         inside.register("a.json", tmp_path / "hooks.sock", [hook_point], policy=policy)

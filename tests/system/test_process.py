@@ -23,11 +23,11 @@ pytestmark = pytest.mark.slow
 
 
 FIGURES = ('operation="RunPodSandbox",outcome="agreed"} 1', f'build_info{{version="{VERSION}",python="', "draining 0")
-"""Parts of some lines that SIGUSR1 logs."""
+"""Parts of the lines that SIGUSR1 logs."""
 
 
 async def test_signals_log_figures_or_end_proxy(front: Front, tmp_path: Path, runtime: Runtime) -> None:
-    """SIGHUP and SIGUSR2, which other daemons use as commands, end nothing."""
+    """SIGHUP and SIGUSR2, which are commands of other daemons, do not end the proxy."""
     async with front.process(tmp_path) as proxy, front.caller(proxy.socket) as caller:
 
         async def logged(text: str) -> None:
@@ -48,7 +48,7 @@ async def test_signals_log_figures_or_end_proxy(front: Front, tmp_path: Path, ru
 async def test_second_signal_ends_wait_for_calls_and_tunnels(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
-    """Docker mode serves new clients while it waits for a tunnel. The order: tests/relay/test_drain.py."""
+    """Docker mode serves new clients while it waits for a tunnel. tests/relay/test_drain.py tests the order."""
     proxy = front.process(tmp_path, drain_timeout="60s", hook_budget="60s")
     proxy.register("hung.json", hooks.socket_path, ["PreRunPodSandbox"], timeout="60s")
     async with proxy, front.caller(proxy.socket) as caller:
@@ -91,7 +91,7 @@ async def test_proxy_needs_no_capability_no_network_and_no_stdin(
 
 
 def test_systemd_is_notified_once_clients_can_connect(front: Front, tmp_path: Path) -> None:
-    """A loop that stalls: tests/observe/test_loop_watchdog.py."""
+    """tests/observe/test_loop_watchdog.py tests a loop that stalls."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(WAIT_SECONDS)
@@ -148,7 +148,7 @@ import sys
 from runtimeproxy.cli import koord_runtime_proxy
 sys.exit(koord_runtime_proxy())
 """
-"""What pip writes for the entry point of setup.cfg."""
+"""The script that pip writes for the entry point of setup.cfg."""
 DOCKERD = ["--backend-runtime-mode=Docker", "--remote-runtime-service-endpoint=/var/run/docker.sock"]
 CONTAINERDS_IMAGES = "--remote-image-service-endpoint=/var/run/containerd/containerd.sock"
 COMMANDS: dict[str, tuple[Front, list[str]]] = {
@@ -161,7 +161,7 @@ COMMANDS: dict[str, tuple[Front, list[str]]] = {
 
 
 class InItsNamespace(ProxyProcess):
-    """``koord-runtime-proxy`` on the default paths, which are reached from here through ``/proc/PID/root``."""
+    """``koord-runtime-proxy`` on the default paths, which the test reaches through ``/proc/PID/root``."""
 
     def start(self) -> None:
         self.launch()

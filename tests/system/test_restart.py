@@ -1,7 +1,4 @@
-"""The proxy ends and is started again: it has the state from before.
-
-That is fault matrix P1, P2 and promise 7.
-"""
+"""A restarted proxy has its previous state (fault matrix P1, P2 and promise 7)."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,7 +22,7 @@ HOOKED_SHARES = 512
 
 
 def changed(response: Any) -> None:
-    """Change everything that a hook server may change of a container at its create."""
+    """Set every field that a hook server may change at a container's create."""
     response.container_envs.update({"B": "hooked", "NEW": "1"})
     response.container_annotations["note"] = "hooked"
     response.container_resources.cpu_shares //= 2
@@ -40,12 +37,12 @@ CHANGES = {
 
 
 def program(front: Front, folder: Path, **more: Any) -> ShapedNode:
-    """Return a node whose proxy is a program and whose hook server changes pods and containers."""
+    """Return a node with the proxy as a program, and a hook server that changes pods and containers."""
     return ShapedNode(front, folder, answers=CHANGES, program=True, **more)
 
 
 async def hook_calls(node: ShapedNode, number: int, pod_id: str, started: str) -> Sequence[tuple[str, Any]]:
-    """Make every call about a pod and its running container that can be repeated; return the hook calls."""
+    """Make every repeatable call about a pod and its running container; return the hook calls."""
     await node.caller.update(started, {"cpu_quota": 30_000 + number})
     await node.caller.act("stop", started)
     await node.caller.act("stop_pod", pod_id)
@@ -56,7 +53,7 @@ async def hook_calls(node: ShapedNode, number: int, pod_id: str, started: str) -
     ("kill", "has_file"), [(True, False), (True, True), (False, True)], ids=["kill", "kill-file", "stop-file"]
 )
 async def test_hook_messages_are_equal_after_restart(front: Front, tmp_path: Path, kill: bool, has_file: bool) -> None:
-    """A start is made before it, too: the runtime refuses that one, or there could be no other after it."""
+    """The runtime refuses the start before the restart, so that another one is possible after it."""
     with on_tmpfs() as memory:
         async with program(front, tmp_path, originals_dir=str(memory) if has_file else "none") as node:
             file, caller = file_of(memory, node.proxy.socket), node.caller
@@ -95,7 +92,7 @@ async def test_hook_messages_are_equal_after_restart(front: Front, tmp_path: Pat
 
 
 def without_originals(messages: Sequence[tuple[str, Any]]) -> Sequence[tuple[str, Any]]:
-    """Return messages of a life in which the update has the hook's value: no runtime has the kubelet's own any more."""
+    """Return messages of a life whose update has the hook's value, since no runtime reports the kubelet's own."""
     ((_, update), *_) = messages
     assert update.container_resources.cpu_shares == 2 * HOOKED_SHARES
     update.container_resources.cpu_shares = HOOKED_SHARES

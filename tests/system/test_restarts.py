@@ -1,4 +1,4 @@
-"""Restarts, kills, failed and second starts under load: no call is lost or disturbed, none waits for long.
+"""Restarts, kills, failed and second starts under load: no call is lost, disturbed or long delayed.
 
 That is fault matrix P1, P3, P5, P7 and P9; promises 6, 15 and 19.
 """
@@ -33,8 +33,8 @@ DRAIN_SECONDS = 10
 POINTS = ["PreRunPodSandbox", "PreCreateContainer", "PostStopContainer"]
 IS_FULL_SOAK = float(os.environ.get(SHARE_VARIABLE, "0")) >= 1
 ANSWER_SECONDS, SILENCE_SECONDS = (1.0, 2.0) if IS_FULL_SOAK else (DEAD_SECONDS, DEAD_SECONDS)
-"""Most seconds from a start after a kill to the first good answer, and between two good answers. The time does not
-count in which the proxy or the test, its client and runtime, could have run but had no processor."""
+"""Maximum seconds from a start after a kill to the first good answer, and between two good answers. Time in which the
+proxy or the test waited for a processor is deducted."""
 
 
 @pytest.fixture
@@ -72,9 +72,8 @@ async def test_restarts_under_load_lose_no_call(
 
 
 def waited_seconds(pid: int) -> float:
-    """Return for how many seconds a process's first thread could have run, but had no processor.
-
-    It is the second figure of /proc/PID/schedstat (the kernel's sched-stats.rst).
+    """Return the seconds that a process's first thread waited for a processor: the second figure of /proc/PID/schedstat
+    (the kernel's sched-stats.rst).
     """
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
@@ -86,7 +85,7 @@ async def test_kills_under_load_fail_only_running_calls(
     hooks: HookServer,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """No call concerns a pod that runs before and after them."""
+    """No call concerns a pod that outlives a restart."""
     async with front.caller(runtime.socket_path) as caller:
         for _ in range(RESTARTED_PODS.now):
             await caller.create(await caller.run_pod())
@@ -157,7 +156,7 @@ PATIENCE_SECONDS = CRASH_SECONDS.now + 60.0
 async def test_clients_of_crash_loop_are_answered_by_next_start(
     front: Front, tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A version that cannot start is started again and again; its supervisor has the socket."""
+    """A supervisor holds the socket and restarts a version that cannot start."""
     monkeypatch.setattr(docker_client, "PATIENCE_SECONDS", PATIENCE_SECONDS)
     tmp_path.chmod(0o700)
     with handed_over(tmp_path / "proxy.sock") as handed:

@@ -1,6 +1,6 @@
-"""Nothing that the proxy logs or shows contains a value of a request, and nothing heavy is loaded without need.
+"""No log line or output of the proxy contains a value of a request, and no heavy module is loaded without need.
 
-That is fault matrix X4, promise 16. Answers to wrong requests: tests/admin.
+That is fault matrix X4, promise 16. tests/admin tests answers to invalid requests.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ pytestmark = pytest.mark.slow
 
 CANARY = "canary-7f3a91"
 WORDS = "spoken-5d20c4"
-"""Texts of hook servers and runtimes for the caller, which may reach it, but no log."""
+"""Texts of hook servers and runtimes, which may reach the caller, but no log."""
 SECRETS = (CANARY, WORDS)
 TIMEOUT = "2s"
 RESPONSE = api_pb2.ContainerResourceHookResponse
 NEVER_IMPORTED = ("aiohttp.web", "grpc", "prometheus_client", "rich", "runtimeproxy.admin.exporter")
-"""What a daemon of neither mode imports, whatever is requested of it."""
+"""Modules that no daemon imports, in either mode and for any request."""
 LABELS = {"secret": CANARY}
 RUNS: Any = {"command": ("/bin/sh", "-c", CANARY), "args": (CANARY,), "envs": (("SECRET", CANARY),)}
 CONTAINER = Container("main", BUSYBOX_IMAGE, **RUNS, labels=LABELS, annotations=LABELS)
@@ -53,7 +53,7 @@ def pod(name: str) -> Pod:
 
 
 async def hang_at_create(call: hookanswers.HookCall) -> bytes:
-    """Hang at one point only, to cost only one timeout: it is long, because a busy machine must not cause more."""
+    """Hang at one hook point, to cost only one timeout, which is long for a busy machine."""
     return await (hookanswers.hang() if call.point.name == "PreRunPodSandbox" else hookanswers.empty())(call)
 
 
@@ -79,8 +79,8 @@ ANSWERS: dict[str, hookanswers.Answer] = {
 async def make_all(caller: Caller, runtime: Runtime, hooks: HookServer, at_least: int) -> list[str]:
     """Make every held call with every answer of the hook server, and calls that fail in other ways.
 
-    Return the texts of the calls' errors. A server that failed too often is not called for a while, so each answer is
-    that of a new one.
+    Return the texts of the calls' errors. The breaker opens after several failures, so each answer is that of a new
+    server.
     """
     texts: list[str] = []
     made = 0
@@ -107,7 +107,7 @@ async def make_all(caller: Caller, runtime: Runtime, hooks: HookServer, at_least
         hooks.default = hookanswers.empty()
         await caller.call_unheld(CANARY)
         container_id = await caller.create(await caller.run_pod(pod("failing")), CONTAINER)
-        # The runtime answers with a text of its own, first the extra update of a start; others cannot be read.
+        # The runtime answers with its own text, first to the extra update of a start; other answers are malformed.
         hooks.on("PreStartContainer", hookanswers.reply(RESPONSE(container_resources={"cpu_shares": 77})))
         runtime.set_fault("update", text=WORDS)
         await tried(caller.act("start", container_id))
@@ -132,7 +132,7 @@ async def make_all(caller: Caller, runtime: Runtime, hooks: HookServer, at_least
 async def test_no_log_line_metric_or_error_contains_value(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every line is checked, also those that the log's rate limit would leave out."""
+    """Every line is checked, also those that the log's rate limit would drop."""
     caplog.set_level(logging.DEBUG, logger="runtimeproxy")
     proxy = front.inside(tmp_path)
     proxy.register("plugin.json", hooks.socket_path, timeout=TIMEOUT, policy=policy)
@@ -181,10 +181,10 @@ def started(proxy: ProxyProcess, command: str, **more: Any) -> "subprocess.Popen
 async def test_no_admin_answer_command_or_report_contains_value(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
-    """Two commands follow all that happens, because the ring of events forgets.
+    """Two commands follow all events, because the ring of events is bounded.
 
-    The proxy imports nothing foreign for it: the libraries are several times its own memory. Docker mode reads the
-    daemon's state with aiohttp.
+    The proxy imports no libraries for them, which would multiply its memory. Docker mode reads the daemon's state with
+    aiohttp.
     """
     program = (sys.executable, "-X", "importtime", *PROGRAM[1:])  # a line for each module, on stderr
     proxy = front.process(tmp_path, program=program, log_format="json" if front is DOCKER else "text")
@@ -213,7 +213,7 @@ async def test_no_admin_answer_command_or_report_contains_value(
 
 
 def everything(proxy: ProxyProcess, pod_name: str, container_id: str) -> dict[str, str]:
-    """Return what commands print, the report's files and the admin endpoint's answers."""
+    """Return the commands' output, the report's files and the admin endpoint's answers."""
     names = {"pod": pod_name, "container": container_id[:12], "folder": str(proxy.path)}
     shown = {}
     for command in COMMANDS:

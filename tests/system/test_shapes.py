@@ -1,6 +1,5 @@
-"""On each shape of a runtime: what koordlet answers and what is sent then, and what a runtime can report.
-
-Requests are compared byte for byte with what reached the runtime; the policy is Fail, so none may be refused.
+"""For each shape of a runtime: koordlet's answers with the resulting requests, and the values that the runtime reports.
+Requests are compared byte for byte with those at the runtime; the policy is Fail, so none may be refused.
 docs/koordlet.rst has the same rows.
 """
 
@@ -24,18 +23,18 @@ from tests.system.shaped import EVERY, ShapedNode
 
 SLICE_PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-poduid.slice"
 REPORT_NO_PARENT = {"cri cri-dockerd", "cri no verbose"}
-"""Their cgroup parent is unset until the kubelet sends it."""
+"""Shapes whose cgroup parent is unset until the kubelet sends it."""
 REPORT_CONTAINERS_PARENT = {"cri shim sandboxer", "cri shim gone"}
-"""They report it of containers only."""
+"""Shapes that report it only for containers."""
 ENVS_AFTER = {
     "cri cri-o": dict(CONTAINER.envs) | {"PATH": "/bin", "HOSTNAME": "fake"},
     "cri cri-dockerd": {},
     "cri no verbose": {},
 }
-"""After a restart: CRI-O reports those of the image, too, others none."""
+"""After a restart: CRI-O also reports those of the image, others report none."""
 SWAP = "memory_swap_limit_in_bytes"
 RESOURCES = {**CONTAINER.resources, SWAP: 0}
-"""A swap limit that a runtime sets by itself counts as none; Docker's shim requests one."""
+"""A swap limit set by the runtime counts as none; Docker's shim requests one."""
 
 
 def parents(node: ShapedNode) -> set[str]:
@@ -108,11 +107,11 @@ async def test_absent_subject_gets_answer_of_runtime(front: Front, tmp_path: Pat
 RUN_POD, CREATE, UPDATE = "PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources"
 MIB = 1 << 20
 LS: Values = {"cpu_period": 100_000, "cpu_quota": 150_000, "cpu_shares": 1536, "memory_limit_in_bytes": 64 * MIB}
-"""What the kubelet requests for a pod with limits."""
+"""The kubelet's request for a pod with limits."""
 SMALL: Values = {"cpu_period": 100_000, "cpu_quota": 1000, "cpu_shares": 10}
 """A limit of 10m, which the kubelet raises to the kernel's least quota."""
 BE: Values = {"cpu_period": 100_000, "cpu_shares": 2, "oom_score_adj": 1000}
-"""What it requests for one without limits."""
+"""The kubelet's request for a pod without limits."""
 GPU: Mapping[str, str] = {"NVIDIA_VISIBLE_DEVICES": "0"}
 HAMI: Mapping[str, str] = {
     **GPU,
@@ -125,12 +124,11 @@ MONITORED: Mapping[str, str] = {**HAMI, "CUDA_DEVICE_MEMORY_SHARED_CACHE": "/usr
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row: the kubelet's request, koordlet's answer, and what is sent to the runtime.
+    """A row: the kubelet's request, koordlet's answer, and the request to the runtime.
 
-    The answer is koordlet's echo of the request with ``sets`` and ``envs`` set in it, "" among the values. ``changes``
-    are the resources that differ from the kubelet's, 0 and "" for a field that is taken out; ``held`` is what the
-    container was created with, before an update. ``lifted`` replaces ``changes`` for runtimes that accept -1 in an
-    update.
+    The answer is koordlet's echo of the request with ``sets`` and ``envs`` set in it, also with "". ``changes`` are the
+    resources that differ from the kubelet's, 0 and "" for a removed field. ``held`` are the container's resources at
+    its create, before an update. ``lifted`` replaces ``changes`` for runtimes that accept -1 in an update.
     """
 
     name: str
@@ -217,7 +215,7 @@ CASES = (
 
 
 PAUSE = {"cpu_shares": 2, "oom_score_adj": -998}
-"""What dockershim requests for each pod sandbox."""
+"""dockershim's request for each pod sandbox."""
 LIFTING = {f"cri {shape.name}" for shape in SHAPES if shape.runtime_name == CONTAINERD.runtime_name}
 """The fronts with runtimes that accept -1 in an update."""
 POINTS = (RUN_POD, CREATE, UPDATE, registration.KOORDLET_EXTRA_HOOK_POINT)
@@ -225,7 +223,7 @@ VERBS = {RUN_POD: "run_pod", CREATE: "create", UPDATE: "update"}
 
 
 async def released(node: ShapedNode, case: Case) -> bytes:
-    """Make the case's call; return the request as the runtime got it."""
+    """Make the case's call; return the request that the runtime received."""
     node.hooks.answers.clear()
     if case.hook_point != UPDATE:
         node.hooks.on(case.hook_point, hookanswers.echo(case.answer))
@@ -251,7 +249,7 @@ def in_cri(case: Case, message: bytes) -> dict[str, Any]:
 
 
 def in_docker(case: Case, message: bytes) -> dict[str, Any]:
-    """Return the resources that a Docker request sets, but for the swap limit, which equals the memory limit."""
+    """Return the resources that a Docker request sets, except the swap limit, which equals the memory limit."""
     body = json.loads(message.partition(b"\r\n\r\n")[2])
     host = body if case.hook_point == UPDATE else body["HostConfig"]
     assert host["MemorySwap"] == host["Memory"], case.name

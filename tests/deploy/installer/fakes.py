@@ -244,8 +244,10 @@ class Bench(Node):
 
 @contextmanager
 def serving(answer: Callable[[str, str, Any, str | None], tuple[int, Any]]) -> Iterator[int]:
-    """Serve HTTP on the loopback address; yield the port. ``answer`` returns the code and the content for a method, a
-    path, a body and an authorization."""
+    """Serve HTTP on the loopback address; yield the port.
+
+    ``answer`` returns the code and the content for a method, a path, a body and an authorization.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_any(self) -> None:
@@ -317,7 +319,7 @@ class Cluster:
 
 
 def node_object(name: str, runtime: str = "containerd://1.7.2", ready: str = "True") -> dict[str, Any]:
-    """Return a node as the API has it."""
+    """Return a node object of the API."""
     information = {"kubeletVersion": "v1.31.2", "containerRuntimeVersion": runtime}
     status = {"nodeInfo": information, "conditions": [{"type": "Ready", "status": ready}]}
     return {"metadata": {"name": name, "annotations": {}}, "status": status}
