@@ -82,7 +82,7 @@ MISSING: dict[str, Callable[..., str]] = {
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test, before its fixtures, if the machine lacks what its markers need."""
     for marker, missing in MISSING.items():
-        if (found := item.get_closest_marker(marker)) and (reason := missing(*found.args)):
+        if (mark := item.get_closest_marker(marker)) and (reason := missing(*mark.args)):
             pytest.skip(reason)
 
 

@@ -29,7 +29,7 @@ def main() -> None:
 def updated(page: str) -> str:
     """Return a page with the current outputs of its commands."""
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder, "admin.sock"), CANNED):
-        return _COMMAND.sub(lambda found: indent(f"$ {found[1]}\n{_output(found[1], folder)}", _MARGIN), page)
+        return _COMMAND.sub(lambda match: indent(f"$ {match[1]}\n{_output(match[1], folder)}", _MARGIN), page)
 
 
 def _output(command: str, folder: str) -> str:

@@ -176,8 +176,8 @@ class Life:
                 await self._steps(kubelet)
             finally:
                 kubelet.close()
-            agreed = {one: metrics.counted("calls", operation=one.value, outcome="agreed") for one in Operation}
-            self.operations.update(one for one, count in agreed.items() if count)
+            agreed = {op: metrics.counted("calls", operation=op.value, outcome="agreed") for op in Operation}
+            self.operations.update(op for op, count in agreed.items() if count)
         return self
 
     async def _steps(self, kubelet: CriKubelet | DockerKubelet) -> None:
@@ -191,24 +191,24 @@ class Life:
         """Do a step, record its effects, and return the id that it created, if any."""
         store = self._proxy.store
         if self.forgets is not None:
-            for one in store.ids():
-                self.forgets(store, one)
+            for subject_id in store.ids():
+                self.forgets(store, subject_id)
         self._hooks.calls.clear()
-        made = await asyncio.to_thread(act, *arguments) or ""
-        if made:
-            self._names[made] = f"the id of {step}"
+        created = await asyncio.to_thread(act, *arguments) or ""
+        if created:
+            self._names[created] = f"the id of {step}"
         calls = self._hooks.calls
         stored = {kind: [asdict(record) for record in of] for kind, of in store.snapshot()._asdict().items()}
         reported = [self._fields(MessageToDict(call.request, preserving_proto_field_name=True)) for call in calls]
         self.seen.append(Seen(step, [call.point.name for call in calls], reported, self._fields(stored)))
-        return made
+        return created
 
     def _fields(self, value: Any, path: tuple[str, ...] = ()) -> Fields:
         """Return the values of nested maps and lists by their paths, with a name for each id."""
         if not isinstance(value, Mapping | list):
             return {path: self._names.get(value, value) if isinstance(value, str) else value}
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        return {place: leaf for key, one in items for place, leaf in self._fields(one, (*path, str(key))).items()}
+        return {place: leaf for key, item in items for place, leaf in self._fields(item, (*path, str(key))).items()}
 
 
 def reason(path: tuple[str, ...]) -> str:
@@ -263,9 +263,9 @@ FIRST_LIVES: dict[tuple[bool, object], Life] = {}
 async def test_every_front_reports_and_stores_same(
     tmp_path: Path, front: Front, answers: Mapping[str, hookanswers.Answer], forgets: Forgets
 ) -> None:
-    which = answers is CHANGES, forgets
-    first = FIRST_LIVES.get(which) or await Life(FIRST, tmp_path / "first", answers, forgets).live()
-    FIRST_LIVES[which] = first
+    case = answers is CHANGES, forgets
+    first = FIRST_LIVES.get(case) or await Life(FIRST, tmp_path / "first", answers, forgets).live()
+    FIRST_LIVES[case] = first
     second = await Life(front, tmp_path / "second", answers, forgets).live()
     found: set[str] = set()
     for old, new in zip(first.seen, second.seen, strict=True):
@@ -283,9 +283,9 @@ async def test_every_front_reports_and_stores_same(
 @pytest.mark.parametrize("front", [FIRST, *NEWER], ids=lambda front: front.name)
 async def test_new_proxy_with_kubelet_values_reports_same(tmp_path: Path, front: Front) -> None:
     """Except dockershim's swap limit after its update, which does not contain it: an inspected container has none."""
-    one = await Life(front, tmp_path / "one", CHANGES, None).live()
+    old = await Life(front, tmp_path / "one", CHANGES, None).live()
     new = await Life(front, tmp_path / "new", CHANGES, Store.forget).live()
-    for seen, seen_again in zip(one.seen, new.seen, strict=True):
+    for seen, seen_again in zip(old.seen, new.seen, strict=True):
         if not seen_again.points and front.mode != FIRST.mode:
             continue  # a remove, which the Docker front does not hold
         assert (seen_again.step, seen_again.points) == (seen.step, seen.points)

@@ -184,9 +184,9 @@ def test_page_is_well_formed_and_names_files_that_exist(page: str) -> None:
     """Docutils warns of an internal link without a target."""
     document, warnings = parsed(page)
     assert warnings == ""
-    for each in blocks(page):
-        if each.language:
-            READERS[each.language](each.text)
+    for block in blocks(page):
+        if block.language:
+            READERS[block.language](block.text)
     named = {" ".join(node.astext().split()) for node in document.findall(nodes.literal)}
     files = {name for name in named if FILE.fullmatch(name) and page != "CHANGELOG.rst"}
     assert [
@@ -200,7 +200,7 @@ COMMAND_LINE = re.compile(r"(runtimeproxy|koord-runtime-proxy)(?! --version| \d)
 
 def test_command_lines_of_blocks_are_accepted() -> None:
     """Parsed by click: commands, flags and values."""
-    found = {line for page in PAGES for each in blocks(page) if not each.language for line in each.lines}
+    found = {line for page in PAGES for block in blocks(page) if not block.language for line in block.lines}
     lines = sorted(filter(COMMAND_LINE.match, found))
     assert len(lines) > 10
     for line in lines:

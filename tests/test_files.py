@@ -45,9 +45,9 @@ def test_state_file_and_directory_belong_to_user(file: StateFile, umask: int) ->
         file.write(OLD)
     finally:
         os.umask(before)
-    found = Path(file.path)
-    assert [stat.S_IMODE(path.lstat().st_mode) for path in (found, found.parent)] == [0o600, 0o700]
-    assert {path.name for path in found.parent.iterdir()} == {found.name, ".a.lock"}
+    file_path = Path(file.path)
+    assert [stat.S_IMODE(each.lstat().st_mode) for each in (file_path, file_path.parent)] == [0o600, 0o700]
+    assert {each.name for each in file_path.parent.iterdir()} == {file_path.name, ".a.lock"}
 
 
 @pytest.mark.parametrize(("durable", "steps"), [(True, ["fsync", "rename", "fsync"]), (False, ["rename"])])

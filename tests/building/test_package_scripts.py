@@ -115,10 +115,10 @@ def test_maintainer_scripts_run_expected_commands(
         (node.root / "usr/lib/runtimeproxy/bin/python3").unlink()
     ran = node.run(command, does)
     assert ran.code == code, ran.reported
-    assert [each for each in words.split("|") if each not in ran.reported] == []
+    assert [expected for expected in words.split("|") if expected not in ran.reported] == []
     assert ran.reported or not words
-    desired, made = calls.split(";"), iter(ran.calls)
-    assert [call for call in desired if call[0] != "!" and not any(line.startswith(call) for line in made)] == []
+    desired, actual = calls.split(";"), iter(ran.calls)
+    assert [call for call in desired if call[0] != "!" and not any(line.startswith(call) for line in actual)] == []
     assert [call for call in desired if call[0] == "!" and any(line.startswith(call[1:]) for line in ran.calls)] == []
 
 
@@ -179,10 +179,10 @@ def test_removal_deletes_registrations_of_packaged_servers(node: Node) -> None:
 
 
 def test_purge_keeps_registrations_of_other_servers(node: Node) -> None:
-    made = [node.write(place) for place in MADE]
+    created = [node.write(place) for place in MADE]
     theirs = registered(node, "koordlet.json", "/var/run/koordlet")
     assert node.run("postrm purge").code == 0
-    assert [path for path in made if path.exists()] == []
+    assert [path for path in created if path.exists()] == []
     assert [path for path in (node.root / "etc").rglob("*") if path.is_file()] == [theirs]
 
 

@@ -180,9 +180,9 @@ def test_sbom_lists_each_file_under_its_component(archive: Path) -> None:
     assert {"lib/libc.so.6", "lib/ld-linux-x86-64.so.2"} <= parts["libc6"]
     assert "lib/python3.11/dist-packages/click/core.py" in parts["click"]
     files = {str(path.relative_to(archive)) for path in archive.rglob("*") if path.is_file() or path.is_symlink()}
-    made = ("bin/", "libexec/", "share/sbom/", "share/systemd/", "share/parts.json", "BUILD")
+    generated = ("bin/", "libexec/", "share/sbom/", "share/systemd/", "share/parts.json", "BUILD")
     unlisted = files.difference(*parts.values())
-    assert [name for name in unlisted if not name.startswith(made) and "__pycache__" not in name] == []
+    assert [name for name in unlisted if not name.startswith(generated) and "__pycache__" not in name] == []
 
 
 def test_archive_has_components_and_licences_of_tree(release: Path, archive: Path) -> None:

@@ -31,7 +31,7 @@ def verified(dist: Path, public: Path) -> bool:
     signature = ["minisign", "-Vm", CHECKSUMS, "-p", str(public)]
     files = ["sha256sum", "--check", "--strict", "--quiet", CHECKSUMS]
     done = [subprocess.run(command, cwd=dist, capture_output=True, check=False) for command in (signature, files)]
-    return all(each.returncode == 0 for each in done)
+    return all(process.returncode == 0 for process in done)
 
 
 @pytest.fixture(scope="module")

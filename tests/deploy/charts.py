@@ -29,13 +29,13 @@ def documents(name: str, suffix: str = "") -> tuple[dict[str, Any], ...]:
 
 def of_kind(kind: str, name: str, suffix: str = "") -> dict[str, dict[str, Any]]:
     """Return the objects of a kind in a set by their names."""
-    return {found["metadata"]["name"]: found for found in documents(name, suffix) if found["kind"] == kind}
+    return {document["metadata"]["name"]: document for document in documents(name, suffix) if document["kind"] == kind}
 
 
 @cache
 def daemon_sets() -> dict[str, dict[str, Any]]:
     """Return the DaemonSets of all sets, each by SET/NAME."""
-    return {f"{name}/{found}": spec for name in SETS for found, spec in of_kind("DaemonSet", name).items()}
+    return {f"{name}/{daemon_set}": spec for name in SETS for daemon_set, spec in of_kind("DaemonSet", name).items()}
 
 
 def containers(name: str) -> Iterator[dict[str, Any]]:
@@ -47,7 +47,7 @@ def containers(name: str) -> Iterator[dict[str, Any]]:
 def host_paths(name: str) -> Mapping[str, bool]:
     """Return the node's directories that a DaemonSet mounts, and whether all its containers mount each read-only."""
     volumes = daemon_sets()[name]["spec"]["template"]["spec"]["volumes"]
-    paths = {each["name"]: each["hostPath"]["path"] for each in volumes if "hostPath" in each}
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume}
     mounts = [mount for container in containers(name) for mount in container["volumeMounts"]]
     return {
         path: all(mount.get("readOnly", False) for mount in mounts if mount["name"] == volume)

@@ -74,7 +74,7 @@ def buckets(name: str, below: str, *bounds: str) -> Series:
 OWN = 'call_duration_seconds_bucket{runtime="docker", operation="CreateContainer", part="own"'
 HOOK = 'hook_call_duration_seconds_bucket{hook_server="gpu"'
 FAILED = 'hook_server="gpu", hook="PreCreateContainer", reason="deadline"'
-OPEN, CLOSED = (f"runtimeproxy_hook_fail_{how}_total{{{FAILED}}}" for how in ("open", "closed"))
+OPEN, CLOSED = (f"runtimeproxy_hook_fail_{policy}_total{{{FAILED}}}" for policy in ("open", "closed"))
 CONFLICTS = 'runtimeproxy_hook_conflicts_total{hook_server="gpu", hook="PreCreateContainer"}'
 TIMEOUT, BREAKER, UNREACHABLE, DISABLED = (
     f'runtimeproxy_hook_{name}{{hook_server="gpu"}}'
@@ -134,9 +134,9 @@ ROWS: list[tuple[str, int, str, Series, bool]] = [
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize(("alert", "minute", "what", "series", "fires"), ROWS, ids=[f"{r[0]} {r[2]}" for r in ROWS])
+@pytest.mark.parametrize(("alert", "minute", "when", "series", "fires"), ROWS, ids=[f"{r[0]} {r[2]}" for r in ROWS])
 def test_alert_fires_only_on_its_condition(
-    tmp_path: Path, alert: str, minute: int, what: str, series: Series, fires: bool
+    tmp_path: Path, alert: str, minute: int, when: str, series: Series, fires: bool
 ) -> None:
     judge(tmp_path, on(0, series), firing(alert), fires, minute)
 
@@ -161,10 +161,10 @@ def test_many_versions_are_reported(tmp_path: Path, versions: int, hours: int, f
 
 
 def test_every_alert_has_firing_and_silent_case() -> None:
-    shown = {fires: {row[0] for row in ROWS if row[4] is fires} for fires in (True, False)}
+    alerts = {fires: {row[0] for row in ROWS if row[4] is fires} for fires in (True, False)}
     fleet = {"HookServerFailingWidely", "ManyVersions"}
-    assert {f"RuntimeProxy{name}" for name in shown[True] | fleet} == set(ALERTS)
-    assert shown[True] == shown[False]
+    assert {f"RuntimeProxy{name}" for name in alerts[True] | fleet} == set(ALERTS)
+    assert alerts[True] == alerts[False]
 
 
 VALUES = {
@@ -184,11 +184,11 @@ def series_of(row: Metric, node: int) -> list[tuple[str, str]]:
     label_values = VALUES | {"version": [f"1.{node % 3}"], "runtime": [("docker", "containerd")[node // 3 % 2]]}
     suffix, le = ("_bucket", ("le",)) if row.kind is Kind.HISTOGRAM else ("", ())
     labels = (*row.labels, *le)
-    found: list[tuple[str, str]] = []
+    series: list[tuple[str, str]] = []
     for values in product(*(label_values.get(label, ["a", "b"]) for label in labels)):
         pairs = ", ".join(f'{label}="{value}"' for label, value in zip(labels, values, strict=True))
-        found += on(node, {f"{row.shown}{suffix}{{{pairs}}}" if pairs else row.shown: "0+1x12"})
-    return found
+        series += on(node, {f"{row.shown}{suffix}{{{pairs}}}" if pairs else row.shown: "0+1x12"})
+    return series
 
 
 @pytest.mark.engine

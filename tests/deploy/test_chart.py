@@ -89,15 +89,15 @@ def test_chart_has_version_of_proxy_and_passes_helm_lint() -> None:
 def test_manifests_are_valid_in_each_version(version: str, schemas: None) -> None:
     """Without fields that are unknown to the version. The PodMonitor belongs to the Prometheus operator."""
     suffix = "-before-1.30" if int(version[2:]) < 30 else ""
-    objects = [found for name in SETS for found in documents(name, suffix) if found["kind"] != "PodMonitor"]
-    for found in {json.dumps(found): found for found in objects}.values():
-        assert kubernetes_validate.validate(found, version, strict=True) == version
+    objects = [document for name in SETS for document in documents(name, suffix) if document["kind"] != "PodMonitor"]
+    for document in {json.dumps(document): document for document in objects}.values():
+        assert kubernetes_validate.validate(document, version, strict=True) == version
 
 
 def test_pods_never_run_proxy_and_request_resources() -> None:
     assert daemon_sets().keys() == {*INSTALLERS, *RIGHTS, EXPORTER}
-    for name, found in daemon_sets().items():
-        pod = found["spec"]["template"]["spec"]
+    for name, daemon_set in daemon_sets().items():
+        pod = daemon_set["spec"]["template"]["spec"]
         assert pod["priorityClassName"] == "system-node-critical"
         assert pod["tolerations"]
         for container in containers(name):
@@ -179,8 +179,8 @@ def test_registrations_of_chart_have_points_of_hooks(hook: str) -> None:
 
 
 def registrations() -> dict[str, bytes]:
-    found = of_kind("ConfigMap", "hook-servers")
-    return {name: config["data"]["registration.json"].encode() for name, config in found.items()}
+    configs = of_kind("ConfigMap", "hook-servers")
+    return {name: config["data"]["registration.json"].encode() for name, config in configs.items()}
 
 
 def test_proxy_reads_registrations() -> None:

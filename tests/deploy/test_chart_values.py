@@ -183,8 +183,8 @@ def test_policies_are_enforced_where_cluster_supports_them() -> None:
     policies = of_kind("ValidatingAdmissionPolicy", "kubelet")
     bindings = of_kind("ValidatingAdmissionPolicyBinding", "kubelet")
     assert policies.keys() == {SKIP, INSTALLER}
-    for policy, found in policies.items():
+    for policy, objects in policies.items():
         assert bindings[policy]["spec"] == {"policyName": policy, "validationActions": ["Deny"]}
-        assert found["spec"]["failurePolicy"] == "Fail"
+        assert objects["spec"]["failurePolicy"] == "Fail"
     assert of_kind("ValidatingAdmissionPolicy", "kubelet", "-before-1.30") == {}
     assert of_kind("DaemonSet", "kubelet", "-before-1.30").keys() == of_kind("DaemonSet", "kubelet").keys()

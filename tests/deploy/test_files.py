@@ -88,12 +88,12 @@ UNITS = DEPLOY / "systemd"
 
 def settings(path: Path) -> Settings:
     """Return the values of each setting of a unit's file, in their order."""
-    found: dict[str, list[str]] = {}
+    values_by_name: dict[str, list[str]] = {}
     for line in path.read_text().splitlines():
         if line and line[0] not in "#[":
             name, _, value = line.partition("=")
-            found.setdefault(name, []).append(value)
-    return found
+            values_by_name.setdefault(name, []).append(value)
+    return values_by_name
 
 
 PROXY, HOOK_SERVERS, EXPORTER = (settings(UNITS / f"runtimeproxy{name}.service") for name in ("", "-hooks@", "-export"))
@@ -155,9 +155,9 @@ def test_no_unit_removes_directory_of_metrics_socket() -> None:
     """An exporter's pod mounts the directory, and would not see a new one at the same path."""
     folder = Path(METRICS_ENDPOINT).parent.name
     for file in UNITS.rglob("*.*"):
-        found = settings(file) if file.is_file() else {}
-        assert folder not in " ".join(found.get("RuntimeDirectory", ())).split(), file
-        assert "RemoveOnStop" not in found, file
+        unit = settings(file) if file.is_file() else {}
+        assert folder not in " ".join(unit.get("RuntimeDirectory", ())).split(), file
+        assert "RemoveOnStop" not in unit, file
 
 
 def test_hook_servers_and_exporter_are_sandboxed_as_proxy() -> None:

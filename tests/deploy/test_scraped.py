@@ -90,8 +90,8 @@ async def prometheus(folder: Path, target: str) -> AsyncIterator[Callable[..., A
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
     ):
 
-        async def query(what: str, **params: str) -> Any:
-            async with session.get(f"/api/v1/{what}", params=params) as answer:
+        async def query(resource: str, **params: str) -> Any:
+            async with session.get(f"/api/v1/{resource}", params=params) as answer:
                 reported = await answer.json()
                 assert reported["status"] == "success", reported
                 return reported["data"]
@@ -104,7 +104,7 @@ def queried(target: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for place, query in queries():
         if place in ALERTS:
-            found |= {f"{place}: {each}": f"last_over_time({each}[5m])" for each in selectors(query)}
+            found |= {f"{place}: {selector}": f"last_over_time({selector}[5m])" for selector in selectors(query)}
         else:
             found[place] = query.replace("$__rate_interval", "1m").replace("$instance", target)
     return found

@@ -75,7 +75,7 @@ def parse(setting: str, content: str) -> Value:
 def directories(cgroup: str) -> Iterator[Path]:
     """Yield the host's directories of a cgroup path: one on v2, one a controller on v1; those that exist."""
     hierarchies = [ROOT] if is_v2() else sorted(path for path in ROOT.iterdir() if not path.is_symlink())
-    return (found for hierarchy in hierarchies if (found := hierarchy / cgroup.lstrip("/")).is_dir())
+    return (directory for hierarchy in hierarchies if (directory := hierarchy / cgroup.lstrip("/")).is_dir())
 
 
 def read(cgroup: str, setting: str) -> Value:
@@ -91,12 +91,12 @@ def read(cgroup: str, setting: str) -> Value:
 
 def processes(cgroup: str) -> set[int]:
     """Return the ids of all processes in a cgroup and below it."""
-    found: set[int] = set()
+    pids: set[int] = set()
     for directory in directories(cgroup):
         for below, _, _ in os.walk(directory):
             with suppress(OSError):  # the cgroup was removed after its processes ended
-                found.update(map(int, Path(below, "cgroup.procs").read_text().split()))
-    return found
+                pids.update(map(int, Path(below, "cgroup.procs").read_text().split()))
+    return pids
 
 
 def remove(cgroup: str) -> None:

@@ -46,14 +46,14 @@ def run(
         return Outcome(done.returncode, done.stdout, done.stderr)
 
 
-def _on_a_terminal(words: list[str], shown: bytes, keys: bytes) -> Outcome:
+def _on_a_terminal(words: list[str], prompt: bytes, keys: bytes) -> Outcome:
     master, slave = pty.openpty()
     output, deadline = b"", time.monotonic() + TIMEOUT_SECONDS
     process = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
     os.close(slave)
     try:
         while data := _read(master, deadline, output):
-            if shown not in output and shown in output + data:
+            if prompt not in output and prompt in output + data:
                 os.write(master, keys)
             output += data
         return Outcome(process.wait(TIMEOUT_SECONDS), output)

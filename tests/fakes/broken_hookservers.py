@@ -167,7 +167,7 @@ async def dies_of_a_broken_connection(path: str) -> AsyncIterator[None]:
         assert relay is not None
 
         async def die() -> None:
-            while not any(each.task and each.task.done() and is_cut(each.to_backend) for each in relay.connections):
+            while not any(conn.task and conn.task.done() and is_cut(conn.to_backend) for conn in relay.connections):
                 await asyncio.sleep(POLL_SECONDS)
             await relay.stop()
 

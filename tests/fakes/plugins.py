@@ -103,7 +103,7 @@ class FakePlugins:
 
     @property
     def by_point(self) -> dict[str, tuple[Plugin, ...]]:
-        return {hook_point.name: found for hook_point in HOOK_POINTS if (found := self.plugins_for(hook_point))}
+        return {hook_point.name: plugins for hook_point in HOOK_POINTS if (plugins := self.plugins_for(hook_point))}
 
     def plugins_for(self, hook_point: HookPoint) -> tuple[Plugin, ...]:
         return tuple(plugin for plugin in self.plugins if hook_point.name in plugin.points)

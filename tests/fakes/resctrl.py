@@ -101,7 +101,7 @@ class StandIn(Resctrl):
         return "GenuineIntel"
 
     def _groups(self) -> list[Path]:
-        return [each for each in self.root.iterdir() if (each / TASKS).exists()]
+        return [path for path in self.root.iterdir() if (path / TASKS).exists()]
 
     def _limit(self, directory: Path, text: str) -> None:
         limits = parse_schemata((directory / SCHEMATA).read_text())
@@ -110,10 +110,10 @@ class StandIn(Resctrl):
             if not lines or unterminated:
                 raise ValueError("the last line has no end")
             for name, values in (line.split(":") for line in lines):
-                for each, value in (pair.split("=") for pair in values.split(";")):
-                    if int(each) not in limits[name]:
-                        raise ValueError(f"no domain {each}")
-                    limits[name][int(each)] = self._bandwidth(value) if name == "MB" else self._mask(value)
+                for cache_id, value in (pair.split("=") for pair in values.split(";")):
+                    if int(cache_id) not in limits[name]:
+                        raise ValueError(f"no domain {cache_id}")
+                    limits[name][int(cache_id)] = self._bandwidth(value) if name == "MB" else self._mask(value)
         except (KeyError, ValueError) as error:
             self._refuse(errno.EINVAL, str(error))
         self._show_limits(directory, limits)
@@ -135,7 +135,7 @@ class StandIn(Resctrl):
         if not _is_alive(tid):
             self._refuse(errno.ESRCH, f"No task {tid}")
         for group in self._groups():
-            self._show_tasks(group, [each for each in _listed(group) if each != tid])
+            self._show_tasks(group, [listed for listed in _listed(group) if listed != tid])
         self._show_tasks(directory, [*_listed(directory), tid])
 
     def _check(self, request: str) -> None:
@@ -149,7 +149,7 @@ class StandIn(Resctrl):
         raise OSError(number, os.strerror(number))
 
     def _show_limits(self, directory: Path, limits: Mapping[str, Mapping[int, str]]) -> None:
-        lines = {name: ";".join(f"{each}={value}" for each, value in values.items()) for name, values in limits.items()}
+        lines = {name: ";".join(f"{key}={value}" for key, value in values.items()) for name, values in limits.items()}
         _show(directory / SCHEMATA, "".join(f"{name}:{values}\n" for name, values in lines.items()))
 
     def _show_tasks(self, directory: Path, tids: Iterable[int]) -> None:

@@ -46,16 +46,16 @@ class FakeState:
 
     def has(self, *ids: str) -> None:
         """Create pods of ids that begin with p, else containers of p1."""
-        for one in ids:
-            if one.startswith("p"):
-                self.pods[one] = pod(one)
+        for record_id in ids:
+            if record_id.startswith("p"):
+                self.pods[record_id] = pod(record_id)
             else:
-                self.containers[one] = container(one)
+                self.containers[record_id] = container(record_id)
 
     def lacks(self, *ids: str) -> None:
-        for one in ids:
-            self.pods.pop(one, None)
-            self.containers.pop(one, None)
+        for record_id in ids:
+            self.pods.pop(record_id, None)
+            self.containers.pop(record_id, None)
 
     async def listed(self) -> Listed:
         await self._answer(LIST, LIST, self.list_seconds)

@@ -20,11 +20,11 @@ def rows(table: Sequence[tuple[Any, ...]]) -> list[Any]:
 
 def tree(root: Path, files: dict[str, str]) -> list[Path]:
     """Write files under a directory, and create their parents."""
-    made = [root / name for name in files]
-    for file, content in zip(made, files.values(), strict=True):
+    paths = [root / name for name in files]
+    for file, content in zip(paths, files.values(), strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
-    return made
+    return paths
 
 
 def configured(hook: Any, *flags: str) -> Any:
@@ -38,8 +38,8 @@ def configured(hook: Any, *flags: str) -> Any:
 def on_node(folder: Path, hook: Any, settings: str = "", *flags: str) -> HookTester:
     """Return the tester of a hook (or its name) on a node with settings; its cgroups are in the folder."""
     [file] = tree(folder, {"node.yaml": settings})
-    found = load(hook) if isinstance(hook, str) else hook
-    return HookTester(configured(found, f"--node-config={file}", f"--cgroup-root={folder}", *flags))
+    loaded = load(hook) if isinstance(hook, str) else hook
+    return HookTester(configured(loaded, f"--node-config={file}", f"--cgroup-root={folder}", *flags))
 
 
 def qos(name: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Any
 from tests.engines import images
 from tests.engines.containerd import CONFIG
 from tests.machines.machine import Machine, MachineError, fit
-from tests.machines.tree import retained
+from tests.machines.tree import cached_directory
 
 VERSION, ETCD, HELM = "1.34.4", "v3.6.14", "v3.19.5"
 """1.34 is the last release whose kubelet starts on a node with cgroup v1 by default."""
@@ -113,7 +113,7 @@ def programs() -> Path:
 
     Raises MachineError if Go is missing, or cannot build them.
     """
-    return retained(f"kubernetes-{VERSION}-{ETCD}-{HELM}", _built)
+    return cached_directory(f"kubernetes-{VERSION}-{ETCD}-{HELM}", _built)
 
 
 def _built(work: Path) -> Path:
@@ -210,11 +210,11 @@ class Cluster:
             *("get", "node", NODE, "--output", "jsonpath={.status.conditions[?(@.type=='Ready')].status}"), check=False
         )
 
-    def until(self, condition: Callable[[], object], what: str, seconds: float = SECONDS) -> None:
+    def until(self, condition: Callable[[], object], description: str, seconds: float = SECONDS) -> None:
         """Wait until a condition holds. Raises MachineError after that time, with the cluster's events."""
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
                 events = self.kubectl("get", "events", "--all-namespaces", check=False)[-3000:]
-                raise MachineError(f"waited {seconds:.0f} s for {what}; the last events: {events}")
+                raise MachineError(f"waited {seconds:.0f} s for {description}; the last events: {events}")
             time.sleep(0.5)

@@ -104,8 +104,8 @@ class Machine:
             env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "LANG": "C.UTF-8", **(env or {})},
         )
         if check and done.returncode:
-            what = " ".join(map(str, command))
-            raise MachineError(f"{what}: exit code {done.returncode}; it wrote: {done.stdout[-4000:]}")
+            description = " ".join(map(str, command))
+            raise MachineError(f"{description}: exit code {done.returncode}; it wrote: {done.stdout[-4000:]}")
         return done.stdout
 
     def path(self, inside: str | Path) -> Path:
@@ -141,12 +141,12 @@ class Machine:
         """Return the messages of a unit and of systemd about it."""
         return self.run("journalctl", "--no-pager", "--output=cat", "--unit", unit)
 
-    def until(self, condition: Callable[[], object], what: str, seconds: float = SECONDS) -> None:
+    def until(self, condition: Callable[[], object], description: str, seconds: float = SECONDS) -> None:
         """Wait until a condition holds. Raises MachineError after that time."""
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline or not os.path.exists(self.root):
-                raise MachineError(f"waited {seconds:.0f} s for {what}")
+                raise MachineError(f"waited {seconds:.0f} s for {description}")
             time.sleep(POLL_SECONDS)
 
     def enter(self) -> list[str]:

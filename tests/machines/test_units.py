@@ -89,7 +89,7 @@ def live(node: Machine, client: Any, name: str) -> None:
     assert cgroups.parse("cpu_shares", output.rpartition(b"\0")[2].decode()) == cgroups.expected("cpu_shares", SHARES)
     assert cgroups.read(f"/{node.name}{parent}", "cpu_shares") == cgroups.expected("cpu_shares", SHARES)
     for _ in range(READS):
-        assert pod_id in [each.id for each in client.pods()]
+        assert pod_id in [listed.id for listed in client.pods()]
     client.stop(container_id)
     client.remove(container_id)
     client.stop_pod(pod_id)
@@ -109,8 +109,8 @@ def test_admin_and_exporter_answer_with_figures_of_process(node: Machine) -> Non
     metrics = node.run("curl", "--silent", "--max-time", "10", "http://127.0.0.1:9654/metrics")
     names = {line.split("{")[0].split(" ")[0] for line in metrics.splitlines()}
     assert {"runtimeproxy_build_info", "process_start_time_seconds", "process_open_fds"} <= names
-    found = json.loads(node.run("sh", "-c", "runtimeproxy doctor --output=json 2>/dev/null || true"))
-    assert [each["verdict"] for each in found if each["check"] == "unit"] == ["ok"]
+    rows = json.loads(node.run("sh", "-c", "runtimeproxy doctor --output=json 2>/dev/null || true"))
+    assert [row["verdict"] for row in rows if row["check"] == "unit"] == ["ok"]
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def debian(suite: str | None = None, packages: Sequence[str] = ("systemd",)) -> 
     """
     suite = suite or platform.freedesktop_os_release()["VERSION_CODENAME"]
     digest = hashlib.sha256("\0".join([SCRIPT, *packages]).encode()).hexdigest()[:8]
-    return retained(f"{suite}-{digest}", lambda work: _made(work, suite, packages))
+    return cached_directory(f"{suite}-{digest}", lambda work: _made(work, suite, packages))
 
 
 def _made(work: Path, suite: str, packages: Sequence[str]) -> Path:
@@ -54,7 +54,7 @@ def _made(work: Path, suite: str, packages: Sequence[str]) -> Path:
     return work / "tree"
 
 
-def retained(name: str, make: Callable[[Path], Path]) -> Path:
+def cached_directory(name: str, make: Callable[[Path], Path]) -> Path:
     """Return the cached directory of a name; it must not be changed.
 
     If it does not exist, ``make`` gets an empty directory, and returns the path to cache. Concurrent callers wait, also
@@ -62,14 +62,14 @@ def retained(name: str, make: Callable[[Path], Path]) -> Path:
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "runtimeproxy")
     cache.mkdir(parents=True, exist_ok=True)
-    found, work = cache / name, cache / f".{name}"
+    cached, work = cache / name, cache / f".{name}"
     with (cache / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not found.exists():
+        if not cached.exists():
             shutil.rmtree(work, ignore_errors=True)  # of a killed process
             work.mkdir()
             try:
-                make(work).rename(found)
+                make(work).rename(cached)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
-    return found
+    return cached

@@ -49,8 +49,8 @@ class Demo:
 @pytest.fixture
 def folder() -> Iterator[Path]:
     # Not tmp_path, which is too long for the paths of an engine's sockets.
-    with tempfile.TemporaryDirectory(prefix="rp-test-") as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory(prefix="rp-test-") as path:
+        yield Path(path)
 
 
 BOTH = pytest.param(["--engines"], ["CRI mode", "Docker mode"], False, marks=pytest.mark.engine)
@@ -64,8 +64,8 @@ def test_demo_shows_modes_and_leaves_nothing(folder: Path, arguments: list[str],
     verdict = "reached the fake runtime, where no container really runs" if fake else "are true in the containers"
     assert [line for line in output.splitlines() if line.endswith(" mode")] == titles
     verdicts = [line for line in output.splitlines() if line.startswith("OK: ")]
-    found = [f"OK: {EFFECTS[title, fake]} effects " for title in titles]
-    assert [line.partition(verdict)[0] for line in verdicts] == found
+    expected = [f"OK: {EFFECTS[title, fake]} effects " for title in titles]
+    assert [line.partition(verdict)[0] for line in verdicts] == expected
     assert output.count("a FAKE one of the tests") == (len(titles) if fake else 0)
     words = " ".join(output.split())
     assert words.count(f"{SCHEMATA} {SCHEMATA} ok") == len(titles)

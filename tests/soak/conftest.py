@@ -28,28 +28,28 @@ class Findings:
         self.full = os.environ.get(SHARE_VARIABLE) in ("1", "1.0")
         """Whether the counts are the full ones: growth over fewer calls has no limit."""
 
-    def note(self, what: str, found: object, limit: object = "", retained: bool = True) -> None:
-        line = f"{what}: {found}{f' (limit: {limit})' if limit != '' else ''}"
+    def note(self, name: str, value: object, limit: object = "", retained: bool = True) -> None:
+        line = f"{name}: {value}{f' (limit: {limit})' if limit != '' else ''}"
         with self._capsys.disabled():
             print(f"\n{line}", end="", flush=True)
         if not retained:
             self.missed.append(line)
 
-    def equal(self, what: str, found: object, desired: object) -> None:
-        self.note(what, found, desired, found == desired)
+    def equal(self, name: str, value: object, desired: object) -> None:
+        self.note(name, value, desired, value == desired)
 
 
 @pytest.fixture
 def findings(capsys: pytest.CaptureFixture[str]) -> Iterator[Findings]:
-    made = Findings(capsys)
-    yield made
-    assert made.missed == []
+    findings = Findings(capsys)
+    yield findings
+    assert findings.missed == []
 
 
 @pytest.fixture(params=[CRI, DOCKER], ids=lambda front: front.name)
 def front(request: pytest.FixtureRequest) -> Front:
-    made: Front = request.param
-    return made
+    chosen: Front = request.param
+    return chosen
 
 
 def contains(printed: str, *words: str) -> None:

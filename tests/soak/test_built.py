@@ -40,12 +40,12 @@ def test_second_build_is_identical(findings: Findings, tmp_path: Path) -> None:
     """The builds differ in directory, umask, time zone and hour."""
     sums = []
     abroad: dict[str, Any] = {"TZ": "Asia/Tokyo", "LANG": "de_DE.UTF-8", "before": ["faketime", "-f", "+1h"]}
-    for name, umask, how in (("one", 0o022, {}), ("another place", 0o077, abroad)):
+    for name, umask, environ in (("one", 0o022, {}), ("another place", 0o077, abroad)):
         clone, temporary = tmp_path / name / "checkout", tmp_path / f"{name.split()[0]}-tmp"
         temporary.mkdir()
         subprocess.run(["git", "-c", "safe.directory=*", "clone", "-q", ROOT, clone], check=True)
-        how |= {"PYTHONPATH": str(clone), "TMPDIR": str(temporary)}
-        run_module("scripts.building", cwd=clone, umask=umask, **how)
+        environ |= {"PYTHONPATH": str(clone), "TMPDIR": str(temporary)}
+        run_module("scripts.building", cwd=clone, umask=umask, **environ)
         sums.append((clone / "dist" / "checksums.txt").read_text().splitlines())
     findings.note("files of a release", len(sums[0]))
     assert sums[0] == sums[1]

@@ -160,8 +160,8 @@ class Rollout:
         self._cluster.until(lambda: self._machine.run(*fetch, check=False), "the forwarded port")
         texts = [self._cluster.kubectl("exec", "hooked", "--", "env"), self._cluster.kubectl("logs", "hooked")]
         texts.append(self._machine.run(*fetch))
-        found = [gpu for text in texts for gpu in re.findall("^NVIDIA_VISIBLE_DEVICES=(.*)$", text, re.MULTILINE)]
-        self._findings.equal("GPU of a hooked pod, by exec, in its log and by a forwarded port", found, ["3"] * 3)
+        devices = [gpu for text in texts for gpu in re.findall("^NVIDIA_VISIBLE_DEVICES=(.*)$", text, re.MULTILINE)]
+        self._findings.equal("GPU of a hooked pod, by exec, in its log and by a forwarded port", devices, ["3"] * 3)
         self._machine.run("systemctl", "stop", "forwarded.service")
         self._cluster.kubectl("delete", "pod", "hooked", "--grace-period=1")
 
@@ -180,7 +180,7 @@ class Rollout:
 
         def resizes() -> bool:
             conditions = self._cluster.json("pod", "scaled")["status"].get("conditions", ())
-            return any(each["type"].startswith("PodResize") for each in conditions)
+            return any(condition["type"].startswith("PodResize") for condition in conditions)
 
         self._run_pod("scaled", resources=cpu("200m", "400m"))
         before = quota()
@@ -273,7 +273,7 @@ class Rollout:
 
     def _documented(self, start: str) -> str:
         """Run the page's block that begins with this text."""
-        [text] = [each.text for each in blocks(PAGE) if each.first.startswith(start)]
+        [text] = [block.text for block in blocks(PAGE) if block.first.startswith(start)]
         return self._cluster.shell("sh", "-ec", text.replace("NODE", NODE, 1) if "delete" in start else text)
 
     def _wait_for(self, state: str, reason: str = "") -> None:
@@ -296,13 +296,13 @@ class Rollout:
         same = f"the pod's process to be the same after {what}"  # a kubelet that has just begun knows no pod yet
         self._cluster.until(lambda: self._start_of_its_process() == self._process, same)
         [status] = self._cluster.json("pod", "web")["status"]["containerStatuses"]
-        events = [each for each in self._cluster.json("events")["items"] if each["involvedObject"]["name"] == "web"]
+        events = [event for event in self._cluster.json("events")["items"] if event["involvedObject"]["name"] == "web"]
         # FailedScheduling: possible for a pod that is created while the node becomes ready.
         wrong = [
-            each["message"] for each in events if each["type"] != "Normal" and each["reason"] != "FailedScheduling"
+            event["message"] for event in events if event["type"] != "Normal" and event["reason"] != "FailedScheduling"
         ]
-        seen = {"restarts": status["restartCount"], "warnings": wrong, "ready": self._cluster.ready()}
-        self._findings.equal(f"another pod after {what}", seen, {"restarts": 0, "warnings": [], "ready": "True"})
+        actual = {"restarts": status["restartCount"], "warnings": wrong, "ready": self._cluster.ready()}
+        self._findings.equal(f"another pod after {what}", actual, {"restarts": 0, "warnings": [], "ready": "True"})
 
     def _start_of_its_process(self) -> str:
         """Return the start time of the foreign pod's process in the kernel's ticks; "" if exec fails."""
@@ -319,7 +319,7 @@ class Rollout:
 
         def is_ready() -> bool:
             conditions = self._cluster.json("pod", name)["status"].get("conditions", ())
-            return any((each["type"], each["status"]) == ("Ready", "True") for each in conditions)
+            return any((condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions)
 
         self._cluster.until(is_ready, f"the pod {name}")
 

@@ -103,9 +103,9 @@ class Node:
 
     async def live(self, caller: Caller, number: int) -> None:
         """Run a pod with a container from create to removal."""
-        how, end = ENDS.get(number % CYCLE, ("well", end_well))
+        end_name, end = ENDS.get(number % CYCLE, ("well", end_well))
         await end(self, caller, *await start(caller))
-        self.counts[f"pods that ended {how}"] += 1
+        self.counts[f"pods that ended {end_name}"] += 1
 
     async def wait_until_settled(self) -> tuple[int, set[str]]:
         """Wait until the Store has the runtime's ids; return the open descriptors, and the differing ids."""
@@ -250,9 +250,9 @@ def check(node: Node, before: tuple[int, set[str]], after: tuple[int, set[str]],
     difference = abs(after[0] - before[0])
     findings.note("difference of open descriptors at rest", difference, DESCRIPTORS, difference <= DESCRIPTORS)
     findings.equal("ids that only the Store or the runtime has", (before[1], after[1]), (set(), set()))
-    for what, count in node.counts.items():
-        findings.note(what, f"{count:,}")
-    ends = {f"pods that ended {how}" for how in ("well", *(how for how, _ in ENDS.values()))}
+    for name, count in node.counts.items():
+        findings.note(name, f"{count:,}")
+    ends = {f"pods that ended {end_name}" for end_name in ("well", *(end_name for end_name, _ in ENDS.values()))}
     assert node.counts.keys() >= {"list", "ping", "lines of a stream"} | ends
     hangs = [line for line in node.proxy.output().splitlines() if "the event loop hangs" in line]
     findings.note("hangs of the event loop", hangs, "none", not (findings.full and hangs))

@@ -180,16 +180,16 @@ class Calls:
                 except Failed as error:
                     self.failed.append(f"{time.strftime('%X')} {error}")
                 self.count += 1
-                took = time.monotonic() - start
-                self.longest = max(self.longest, took)
-                await asyncio.sleep(max(CALL_SECONDS - took, 0))
+                seconds = time.monotonic() - start
+                self.longest = max(self.longest, seconds)
+                await asyncio.sleep(max(CALL_SECONDS - seconds, 0))
 
 
 def version_of(package: str) -> str:
     """Return version and revision in the name of a package's file."""
-    found = re.search(r"[_-]([\d.]+-\d+)[._]", package)
-    assert found
-    return found[1]
+    match = re.search(r"[_-]([\d.]+-\d+)[._]", package)
+    assert match
+    return match[1]
 
 
 class Life:
@@ -273,17 +273,17 @@ class Life:
         assert "runtimeproxy" not in self._machine.run("cat", "/etc/group")
         self._machine.run("rm", "-r", "/etc/runtime")
 
-    def _run(self, what: str, subject: str = PACKAGE, fails: bool | None = False) -> str:
+    def _run(self, action: str, subject: str = PACKAGE, fails: bool | None = False) -> str:
         """Run a command of the package manager without a terminal; return its output. None: it may fail."""
-        command = f'{FORMS[self._form][what]} {subject}; echo "exit code $?"'
-        printed, _, found = self._machine.run("sh", "-c", command).rpartition("exit code ")
-        assert fails in (None, int(found) != 0), printed
+        command = f'{FORMS[self._form][action]} {subject}; echo "exit code $?"'
+        printed, _, exit_code = self._machine.run("sh", "-c", command).rpartition("exit code ")
+        assert fails in (None, int(exit_code) != 0), printed
         return printed
 
-    def _refuse(self, what: str, subject: str, *words: str) -> None:
+    def _refuse(self, action: str, subject: str, *words: str) -> None:
         """Run a command of the package manager that must be refused; the installed version and its process stay."""
         first = self._pid()
-        contains(self._run(what, subject, fails=True), *words)
+        contains(self._run(action, subject, fails=True), *words)
         assert self._pid() == first
         assert self._run("query") == f"installed {version_of(self.package)}"
 

@@ -76,12 +76,12 @@ def older_than(newer: Version, library: Path) -> Version:
 async def test_version_changes_lose_no_call(front: Front, findings: Findings, library: Path, tmp_path: Path) -> None:
     rounds = ROUNDS.now
     with handed_over(tmp_path / "proxy.sock") as handed, on_tmpfs() as memory:
-        made = ShapedNode(front, tmp_path, answers=CHANGES, program=True)
-        proxy = made.proxy = front.process(tmp_path, originals_dir=str(memory), **handed)
+        shaped_node = ShapedNode(front, tmp_path, answers=CHANGES, program=True)
+        proxy = shaped_node.proxy = front.process(tmp_path, originals_dir=str(memory), **handed)
         newer = Version(VERSION, proxy.command, proxy.environment)
         older = older_than(newer, library)
         become(proxy, older)
-        async with made as node:
+        async with shaped_node as node:
             containers = [await node.caller.create(await node.caller.run_pod()) for _ in range(PODS)]
             for container in containers:
                 await node.caller.act("start", container)
@@ -125,4 +125,4 @@ async def own_values(node: ShapedNode, containers: Sequence[str], number: int) -
     for container in containers:
         await node.caller.update(container, {"cpu_quota": 30_000 + number})
     sent = {m.container_meta.id: m for hook_point, m in node.notified() if hook_point == "PreUpdateContainerResources"}
-    return sum(sent[one].container_resources.cpu_shares == CONTAINER.resources["cpu_shares"] for one in containers)
+    return sum(sent[c].container_resources.cpu_shares == CONTAINER.resources["cpu_shares"] for c in containers)

@@ -214,9 +214,9 @@ async def sent(
                 if stream == 1 and kind == peer.DATA:
                     data += payload
                 elif stream == 1 and kind == peer.HEADERS:
-                    found: dict[Any, Any] = dict(decoder.decode(bytes(payload)))
+                    headers: dict[Any, Any] = dict(decoder.decode(bytes(payload)))
                     if flags & peer.END_STREAM:
-                        assert found.get("grpc-status") == "0", found
+                        assert headers.get("grpc-status") == "0", headers
                         return bytes(data[5:])
         raise ConnectionError("the connection has ended")
 

@@ -29,5 +29,5 @@ def rows(file: Path) -> dict[str, dict[str, Any]]:
     """Return the stored values: pairs by field, by id."""
     if not file.exists():
         return {}
-    found = (line[9:].split(b"\t") for line in file.read_bytes().splitlines()[1:])
-    return {json.loads(any_id): json.loads(text)[1] for any_id, text in found}
+    lines = (line[9:].split(b"\t") for line in file.read_bytes().splitlines()[1:])
+    return {json.loads(any_id): json.loads(text)[1] for any_id, text in lines}

@@ -221,16 +221,16 @@ def answers(path: Path) -> bool:
         return client.connect_ex(str(path)) == 0
 
 
-def wait_until(condition: Callable[[], bool], what: str, more: Callable[[], str] = str) -> None:
+def wait_until(condition: Callable[[], bool], description: str, more: Callable[[], str] = str) -> None:
     """Wait for a condition; the failure names it and shows the end of ``more``."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}: {more()[-4000:]}"
+        assert time.monotonic() < deadline, f"waited in vain until {description}: {more()[-4000:]}"
         time.sleep(0.01)
 
 
-async def until(condition: Callable[[], bool], what: str, more: Callable[[], str] = str) -> None:
+async def until(condition: Callable[[], bool], description: str, more: Callable[[], str] = str) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}: {more()[-4000:]}"
+        assert time.monotonic() < deadline, f"waited in vain until {description}: {more()[-4000:]}"
         await asyncio.sleep(0.005)

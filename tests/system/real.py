@@ -147,12 +147,12 @@ class Kubelet:
         return b"".join(data for _, data in self.shim.logs(container_id)).decode()
 
     def pids(self, *ids: str) -> list[int]:
-        return [self.shim.inspect(one)["State"]["Pid"] for one in ids]
+        return [self.shim.inspect(subject_id)["State"]["Pid"] for subject_id in ids]
 
     def inspected(self, *ids: str) -> Any:
-        text = json.dumps([self.shim.inspect(one) for one in ids], indent=1)
-        for one in ids:
-            text = text.replace(one, "<container>")
+        text = json.dumps([self.shim.inspect(container_id) for container_id in ids], indent=1)
+        for container_id in ids:
+            text = text.replace(container_id, "<container>")
         return docker_cli.masked(text.encode(), {**docker_cli.DRAWN, r'"Pid": \d+': "<pid>"}).splitlines()
 
 
@@ -272,10 +272,10 @@ def running(
         flags = {"remote_image_service_endpoint": engine.socket, **flags}
     proxy = kind.front.process(folder / "proxy", remote_runtime_service_endpoint=engine.socket, **flags)
     with engine.restored(), serving(HookServer(str(folder / "hooks.sock"))) as hooks:
-        made = RealNode(kind, proxy, hooks, engine)
-        prepare(made)
+        node = RealNode(kind, proxy, hooks, engine)
+        prepare(node)
         with proxy:
-            yield made
+            yield node
 
 
 # ---- fixtures for conftest: a node for a module, reset for each test
@@ -289,8 +289,8 @@ def engine(kind: Kind, request: pytest.FixtureRequest) -> Any:
 @pytest.fixture(scope="module")
 def shared(kind: Kind, engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealNode]:
     """Run a node whose hook server is called at every hook point."""
-    with running(kind, engine, tmp_path_factory.mktemp("node")) as made:
-        yield made
+    with running(kind, engine, tmp_path_factory.mktemp("node")) as node:
+        yield node
 
 
 @pytest.fixture(name="node")

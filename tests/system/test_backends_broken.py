@@ -36,7 +36,7 @@ async def test_calls_to_dead_runtime_fail_and_are_not_retried(
     front: Front, tmp_path: Path, end: Callable[[FaultRelay], None]
 ) -> None:
     """A stream ends with them. The runtime restarts immediately, so a retry would reach it."""
-    took: list[float] = []
+    seconds_taken: list[float] = []
     requests: list[bytes] = []
     proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
 
@@ -58,25 +58,25 @@ async def test_calls_to_dead_runtime_fail_and_are_not_retried(
                 started_at = time.monotonic()
                 end(relay)
                 ends = await asyncio.gather(*waiting, return_exceptions=True)
-                took.append(time.monotonic() - started_at)
+                seconds_taken.append(time.monotonic() - started_at)
                 assert [end.status for end in ends if isinstance(end, Failed)] == [front.lost] * 2, ends
         assert [arrivals(request) for request in requests] == [1] * KILLS.now
-    assert judged(took) < limit(took, 0.1), took
+    assert judged(seconds_taken) < limit(seconds_taken, 0.1), seconds_taken
 
 
 async def test_proxy_listens_within_second_without_runtime(front: Front, tmp_path: Path) -> None:
-    proxy, took = front.process(tmp_path), []
+    proxy, seconds_taken = front.process(tmp_path), []
     for _ in range(STARTS.now):
         started_at = time.monotonic()
         async with proxy:
-            took.append(time.monotonic() - started_at)
-    assert judged(took) < limit(took, 1.0), took
+            seconds_taken.append(time.monotonic() - started_at)
+    assert judged(seconds_taken) < limit(seconds_taken, 1.0), seconds_taken
 
 
 async def test_runtime_is_used_as_soon_as_it_listens(front: Front, tmp_path: Path) -> None:
     """At its first start, and after any outage: the proxy adds no delay."""
     proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
-    took = []
+    seconds_taken = []
 
     async def dial_until_answered() -> float:
         while True:
@@ -96,8 +96,8 @@ async def test_runtime_is_used_as_soon_as_it_listens(front: Front, tmp_path: Pat
             assert not dialling.done()
             async with FaultRelay(str(proxy.runtime), runtime.socket_path):
                 listens = time.monotonic()
-                took.append(await asyncio.wait_for(dialling, WAIT_SECONDS) - listens)
-    assert max(took) < BACK_SECONDS, took
+                seconds_taken.append(await asyncio.wait_for(dialling, WAIT_SECONDS) - listens)
+    assert max(seconds_taken) < BACK_SECONDS, seconds_taken
 
 
 def mutated(answer: bytes, chance: random.Random) -> bytes:
@@ -141,7 +141,7 @@ async def test_broken_answer_fails_only_its_call(front: Front, verb: str, tmp_pa
                 await call()
             if number == 10:
                 before = process.descriptors()
-            relay.connections = [one for one in relay.connections if one.is_open]
+            relay.connections = [connection for connection in relay.connections if connection.is_open]
         await until(lambda: process.descriptors() <= before + 2, "every connection is closed")
 
 

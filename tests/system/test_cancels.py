@@ -54,17 +54,17 @@ def unreleased(front: Front, proxy: ProxyInside, runtime: Runtime, before: dict[
     """Return the resources that the proxy retains for calls, and differences between Store and runtime."""
     proxy_front: Any = proxy.app.front
     lifecycle, readers = proxy.app.lifecycle, [connection.reader for connection in proxy_front.connections]
-    found = {
+    retained = {
         "held bytes": proxy_front.budget.count,
         "tasks of calls": len(proxy_front.tasks),
         "held calls": lifecycle.holds()[0],
         "open calls": lifecycle.open_calls.subjects(),
-        "streams": [one for reader in readers if front is CRI for one in (*reader.streams, *reader.open)],
+        "streams": [stream for reader in readers if front is CRI for stream in (*reader.streams, *reader.open)],
         "only in the Store or at the runtime": proxy.store.ids() ^ {*runtime.pod_ids(), *runtime.container_ids()},
         **{name: max(count - before[name] - 2 * OWN_CONNECTIONS, 0) for name, count in counts().items()},
         "connections": len(proxy_front.connections) - 1,
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in retained.items() if value}
 
 
 def is_running(runtime: Runtime, container_id: str) -> bool:
@@ -105,7 +105,7 @@ async def node(front: Front, tmp_path: Path, runtime: Runtime) -> AsyncIterator[
 async def test_cancel_arrives_at_hook_server_or_runtime(front: Front, runtime: Runtime, node: Any) -> None:
     """A call without the hook server's answer does not reach the runtime."""
     proxy, hooks, caller = node
-    took: dict[str, list[float]] = {"hook server": [], "runtime": []}
+    delays: dict[str, list[float]] = {"hook server": [], "runtime": []}
     pod_id = await caller.run_pod()
 
     def received() -> list[Any]:
@@ -118,7 +118,7 @@ async def test_cancel_arrives_at_hook_server_or_runtime(front: Front, runtime: R
         moment = partial(hooks.wait_for_calls, POINTS[0])
         at = await cancelled(front, proxy.socket, caller, "create", pod_id, moment)
         await until(lambda: hooks.calls[0].cancelled, "the hook server sees it")
-        took["hook server"].append(time.monotonic() - at)
+        delays["hook server"].append(time.monotonic() - at)
         assert len(received()) == count
         hooks.default = any_time
         runtime.set_fault("create", delay_seconds=60)
@@ -126,9 +126,9 @@ async def test_cancel_arrives_at_hook_server_or_runtime(front: Front, runtime: R
         at = await cancelled(front, proxy.socket, caller, "create", pod_id, moment)
         request = received()[-1]
         await until(lambda: request.cancelled or getattr(request, "client_ended", False), "the runtime sees it")  # noqa: B023
-        took["runtime"].append(time.monotonic() - at)
+        delays["runtime"].append(time.monotonic() - at)
         runtime.set_fault("create")
-    for side, seconds in took.items():
+    for side, seconds in delays.items():
         figure = statistics.quantiles(seconds, n=100)[98] if SOAKED else statistics.median(seconds)
         assert figure <= ARRIVES_SECONDS, f"{side}: {figure} s, the slowest took {sorted(seconds)[-5:]} s"
 
@@ -149,8 +149,8 @@ async def test_all_resources_are_released_after_cancels(front: Front, runtime: R
             calls += [cancelled(front, proxy.socket, caller, verb, *one) for one in zip(subjects, moments, strict=True)]
         await asyncio.gather(*calls)
         end = time.monotonic() + RELEASE_SECONDS
-        while found := unreleased(front, proxy, runtime, before):
-            assert time.monotonic() < end, f"not released: {found}"
+        while retained := unreleased(front, proxy, runtime, before):
+            assert time.monotonic() < end, f"not released: {retained}"
             await asyncio.sleep(0.01)
         post_hooks = hooks.calls_of("PostStartContainer")
         assert not [call for call in post_hooks if call.cancelled]

@@ -74,8 +74,8 @@ SCENARIOS: dict[str, Sequence[Step]] = {
 def test_cli_command_has_same_effect(dockerd: Dockerd, between: str, tmp_path: Path, steps: Sequence[Step]) -> None:
     (tmp_path / "file").write_bytes(MEGABYTE)
     (tmp_path / "Dockerfile").write_text(DOCKERFILE)
-    seen: dict[str, list[object]] = {dockerd.socket: [], between: []}
-    for socket, results in seen.items():
+    outcomes: dict[str, list[object]] = {dockerd.socket: [], between: []}
+    for socket, results in outcomes.items():
         with dockerd.restored():
             for words, exit_code, shows, more in steps:
                 command = [word.replace("{folder}", str(tmp_path)) for word in words]
@@ -84,7 +84,7 @@ def test_cli_command_has_same_effect(dockerd: Dockerd, between: str, tmp_path: P
                 assert outcome.exit_code == exit_code, (command, outcome)
                 assert shows in "".join(shown), (command, outcome)
                 results.append(shown)
-    assert seen[between] == seen[dockerd.socket]
+    assert outcomes[between] == outcomes[dockerd.socket]
 
 
 @pytest.fixture

@@ -68,8 +68,8 @@ def compare(dockerd: Dockerd, between: str, data: bytes) -> None:
     else:
         check_refused(read, direct, through)
     # The answer names the requested container; a changed name begins like the hidden one.
-    seen = sum(target.startswith(HIDDEN.removesuffix("/json")) for target in read.targets)
-    assert sum(FOUND_HIDDEN in part for part in through) <= seen
+    hidden_targets = sum(target.startswith(HIDDEN.removesuffix("/json")) for target in read.targets)
+    assert sum(FOUND_HIDDEN in part for part in through) <= hidden_targets
 
 
 @pytest.mark.parametrize("target", TARGETS)

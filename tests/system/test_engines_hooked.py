@@ -165,13 +165,13 @@ def test_pod_runs_as_without_hook_server(
         pod.labels.update(SKIP if policy == "Fail" else {})
         reports = []
         with node.client() as client, node.direct() as direct:
-            for each in (client, direct):
-                pod_id = each.run_pod(pod)
-                container_id = each.create(pod_id, container, pod)
-                each.start(container_id)
-                each.update(container_id, resources(cpu_shares=99))
-                reports.append(each.inspected(pod_id, container_id))
-                end(each, pod_id, container_id)
+            for kubelet in (client, direct):
+                pod_id = kubelet.run_pod(pod)
+                container_id = kubelet.create(pod_id, container, pod)
+                kubelet.start(container_id)
+                kubelet.update(container_id, resources(cpu_shares=99))
+                reports.append(kubelet.inspected(pod_id, container_id))
+                end(kubelet, pod_id, container_id)
         assert reports[0] == reports[1]
         if not policy:
             assert node.points() == list(KOORDLET_HOOK_POINTS)

@@ -77,8 +77,8 @@ async def test_hanging_hook_delays_call_by_its_timeout(
         pod_id = await caller.run_pod()
 
         async def some_together() -> Sequence[float]:
-            took = await asyncio.gather(*(seconds_of_a_create(caller, pod_id) for _ in range(5)))
-            return [seconds - TIMEOUT_SECONDS for seconds in took]
+            durations = await asyncio.gather(*(seconds_of_a_create(caller, pod_id) for _ in range(5)))
+            return [seconds - TIMEOUT_SECONDS for seconds in durations]
 
         await in_time(0.100, HANGS, some_together)
         passed = proxy.metrics.counted("hook_fail_open", hook_server="hangs", hook=CREATE, reason="deadline")

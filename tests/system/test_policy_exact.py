@@ -203,7 +203,7 @@ async def test_failure_is_handled_by_policy_and_counted(
                 await create(injection)
             assert early.faults is not None
             # Drop the bytes of connections that have ended: some answers are long.
-            early.faults.connections = [one for one in early.faults.connections if one.is_open]
+            early.faults.connections = [connection for connection in early.faults.connections if connection.is_open]
             await create(GOOD)
         assert counters(proxy) == +expected
         for server in ("early", "late"):
@@ -216,7 +216,7 @@ async def test_failure_is_handled_by_policy_and_counted(
 
 
 def test_page_has_each_failure_and_names_existing_alerts() -> None:
-    assert {each.kind for each in (*FAST, SLOW)} >= {*REASONS} - {"crashing", "wrong: unserved"}
+    assert {injection.kind for injection in (*FAST, SLOW)} >= {*REASONS} - {"crashing", "wrong: unserved"}
     for event, metric, alert in (re.split(r"``; (?:``)?", signs) for signs in SIGNS.values()):
         assert event in {"failed_open", "refused"}
         named = list(metrics(ALERTS[alert]["expr"])) if alert in ALERTS else []
@@ -247,8 +247,8 @@ async def test_restored_pod_passes_unless_hook_was_required(
             grpc.StatusCode.UNIMPLEMENTED,
             True,
         )
-        found = (event["kind"], event["hookServer"], event["hook"], event["reason"])
-        assert found == ("refused", "a", hook_point, "unhooked")
+        recorded = (event["kind"], event["hookServer"], event["hook"], event["reason"])
+        assert recorded == ("refused", "a", hook_point, "unhooked")
         assert total("hook_fail_closed", hook_server="a", hook=hook_point, reason="unhooked") == 1
     else:
         assert answer == b"request"

@@ -74,7 +74,7 @@ async def test_hook_messages_are_equal_after_restart(front: Front, tmp_path: Pat
             node.runtime.set_fault("start")
             before = [await hook_calls(node, *life) for life in lives]
             if has_file:
-                ids = {waiting_pod, *waiting, *(one for _, *life in lives for one in life)}
+                ids = {waiting_pod, *waiting, *(subject_id for _, *life in lives for subject_id in life)}
                 await until(lambda: rows(file).keys() == ids, "the values are stored", lambda: str(rows(file)))
             await node.restart(kill=kill)
             await node.wait_until_loaded()

@@ -92,7 +92,7 @@ async def test_kills_under_load_fail_only_running_calls(
     ids = {*runtime.pod_ids(), *runtime.container_ids()}
     proxy.register("slow.json", hooks.socket_path, POINTS)
     load, dialler = Load(front, proxy), Dialler(front, proxy.socket)
-    pause, took, waited = random.Random(0), [], []
+    pause, durations, waited = random.Random(0), [], []
     async with proxy:
         async with load.running(), asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
@@ -105,16 +105,16 @@ async def test_kills_under_load_fail_only_running_calls(
                 await asyncio.sleep(0.1)  # a supervisor waits before it restarts a dead process
                 launched, before = time.monotonic(), waited_seconds(os.getpid())
                 proxy.launch()
-                took.append(await first - launched)
+                durations.append(await first - launched)
                 waited.append(waited_seconds(proxy.pid) + waited_seconds(os.getpid()) - before)
             await load.wait_for_each_kind()
             dialler.end = True
         await store_equals(runtime, proxy)
     assert ids <= {*runtime.pod_ids(), *runtime.container_ids()}
     assert {error.status for _, error in load.lost} <= {front.lost}, load.lost
-    starts = list(zip(took, waited, strict=True))
+    starts = list(zip(durations, waited, strict=True))
     slowest = max(seconds - waiting for seconds, waiting in starts)
-    record_property("seconds from a start to the first answer, slowest", f"{slowest:.2f} of {max(took):.2f}")
+    record_property("seconds from a start to the first answer, slowest", f"{slowest:.2f} of {max(durations):.2f}")
     assert slowest < ANSWER_SECONDS, starts
     longest_silence = max(later - earlier for earlier, later in pairwise(dialler.answers))
     assert longest_silence - max(waited) < SILENCE_SECONDS, starts

@@ -83,19 +83,19 @@ async def make_all(caller: Caller, runtime: Runtime, hooks: HookServer, at_least
     server.
     """
     texts: list[str] = []
-    made = 0
+    call_count = 0
 
     async def tried(call: Awaitable[object]) -> str:
         """Return a call's id; "" if it failed."""
-        nonlocal made
-        made += 1
+        nonlocal call_count
+        call_count += 1
         try:
             return str(await call)
         except Failed as error:
             texts.append(error.text)
             return ""
 
-    while made < at_least:
+    while call_count < at_least:
         for name, hooks.default in ANSWERS.items():
             pod_id = await tried(caller.run_pod(pod(f"pod-{name.replace(' ', '-')}"))) or "unknown"
             container_id = await tried(caller.create(pod_id, CONTAINER)) or "unknown"
@@ -193,40 +193,40 @@ async def test_no_admin_answer_command_or_report_contains_value(
     with followed.open("w") as out, ExitStack() as stack:
         async with proxy, front.caller(proxy.socket) as caller:
             following = [started(proxy, f"{command} -f -o json", stdout=out) for command in ("events", "hook trace")]
-            for each in following:
-                stack.enter_context(each)
-                stack.callback(each.kill)
+            for follower in following:
+                stack.enter_context(follower)
+                stack.callback(follower.kill)
             await make_all(caller, runtime, hooks, Amount(100, 10_000).now)
             hooks.default = hookanswers.echo(plant)
             pod_id = await caller.run_pod(pod("seen"))
             container_id = await caller.create(pod_id, CONTAINER)
-            shown = await asyncio.to_thread(everything, proxy, "seen", container_id)
-            assert [each.args for each in following if each.poll() is not None] == [], followed.read_text()
-    shown |= {"followed": followed.read_text(), "log": proxy.output()}
+            outputs = await asyncio.to_thread(all_outputs, proxy, "seen", container_id)
+            assert [follower.args for follower in following if follower.poll() is not None] == [], followed.read_text()
+    outputs |= {"followed": followed.read_text(), "log": proxy.output()}
     for name in ("hook trace -o json", "explain {container}", "events.ndjson", "store.json", "followed"):
-        assert "envs" in shown[name], name
-    assert [name for name, text in shown.items() if CANARY in text or WORDS in text] == []
+        assert "envs" in outputs[name], name
+    assert [name for name, text in outputs.items() if CANARY in text or WORDS in text] == []
     assert "'plugin'" in proxy.output()
     imported = set(re.findall(r"^import time:.*\| +(\S+)$", proxy.output(), re.MULTILINE))
     assert {"uvloop", "runtimeproxy.admin.queries", f"runtimeproxy.{front.name}.front"} <= imported
     assert imported & {*NEVER_IMPORTED, *front.never_imported} == set()
 
 
-def everything(proxy: ProxyProcess, pod_name: str, container_id: str) -> dict[str, str]:
+def all_outputs(proxy: ProxyProcess, pod_name: str, container_id: str) -> dict[str, str]:
     """Return the commands' output, the report's files and the admin endpoint's answers."""
     names = {"pod": pod_name, "container": container_id[:12], "folder": str(proxy.path)}
-    shown = {}
+    outputs = {}
     for command in COMMANDS:
         with started(proxy, command.format(**names), stdout=subprocess.PIPE) as running:
-            shown[command] = running.communicate(timeout=60)[0]
-            assert shown[command], command
+            outputs[command] = running.communicate(timeout=60)[0]
+            assert outputs[command], command
     with tarfile.open(proxy.path / "r.gz") as archive:
-        files = [(Path(one.name).name, archive.extractfile(one)) for one in archive.getmembers()]
-        shown |= {name: file.read().decode() for name, file in files if file is not None}
+        files = [(Path(member.name).name, archive.extractfile(member)) for member in archive.getmembers()]
+        outputs |= {name: file.read().decode() for name, file in files if file is not None}
     for name, method in queries.methods(MagicMock()).items():
         more = {"follow": True, "limit": 1} if name == "events" else {}
         params = {parameter: NEEDED[parameter] for parameter in method.needs} | more
-        found = control.lines(proxy.admin, json.dumps({"id": 1, "method": name, "params": params}).encode() + b"\n")
-        assert "end" in found[-1], (name, found)
-        shown[f"method {name}"] = json.dumps(found)
-    return shown
+        answers = control.lines(proxy.admin, json.dumps({"id": 1, "method": name, "params": params}).encode() + b"\n")
+        assert "end" in answers[-1], (name, answers)
+        outputs[f"method {name}"] = json.dumps(answers)
+    return outputs

@@ -264,9 +264,9 @@ async def test_released_resources_match_each_answer(front: Front, tmp_path: Path
         await node.wait_until_loaded()
         for case in CASES:
             message = await released(node, case)
-            found = in_cri(case, message) if front.caller is CRI.caller else in_docker(case, message)
+            sent = in_cri(case, message) if front.caller is CRI.caller else in_docker(case, message)
             changes = case.lifted if front.name in LIFTING and case.lifted is not None else case.changes
-            assert found == {name: value for name, value in {**case.queried, **changes}.items() if value}, case.name
+            assert sent == {name: value for name, value in {**case.queried, **changes}.items() if value}, case.name
             if case.hook_point == CREATE:
                 assert dict(node.runtime.envs()) == {"A": "1", **case.envs}, case.name
         assert not node.inside.metrics.total("hook_failures")

@@ -68,9 +68,9 @@ def work(node: Machine, folder: Path, version: str, patch: pytest.MonkeyPatch, *
     patch.setattr(kubelet, "healthz", lambda port: healthz(node))
     patch.setattr(kubelet, "WATCH_SECONDS", 2.0)
     patch.setattr(kubelet, "HEALTHY_SECONDS", 0.5)
-    here = Node(node.root, (*node.enter(), *ENTER_COMMAND[ENTER_COMMAND.index("env") :]))
+    local = Node(node.root, (*node.enter(), *ENTER_COMMAND[ENTER_COMMAND.index("env") :]))
     reported = Kubelet("v1.31.2", "Containerd", ready=True)
-    return Work(here, desired, reported, lambda: None, lambda: True, archives=folder)
+    return Work(local, desired, reported, lambda: None, lambda: True, archives=folder)
 
 
 def command(node: Machine) -> str:

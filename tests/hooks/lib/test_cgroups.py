@@ -157,7 +157,7 @@ NAMES = ("ab12", "cri-containerd-ab12.scope", "docker-ab12.scope", "crio-ab12", 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_container_is_found_by_its_id(cgroups: Cgroups, name: str) -> None:
-    assert [cgroups.container(POD, each) for each in ("ab12", "")] == [None, None]
+    assert [cgroups.container(POD, container_id) for container_id in ("ab12", "")] == [None, None]
     (cgroups.root / ("" if cgroups.v2 else "memory") / "kubepods/podx" / name).mkdir(parents=True)
     assert cgroups.container(POD, "ab12") == cgroups.container(f"{POD}/", "ab12") == f"{POD}/{name}"
     assert cgroups.container("/", "kubepods") == "/kubepods"

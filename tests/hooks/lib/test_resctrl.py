@@ -24,7 +24,7 @@ SPARSE_IDS = Machine({"L3": Cache((8, 16), 4, 1)}, Bandwidth((16,), AMD, 0, 1))
 Limits = tuple[Machine, Wish, str, bool]
 
 
-def ways(count: int, min_bits: int, percent: Range, mask: str) -> Limits:
+def capacity_limits(count: int, min_bits: int, percent: Range, mask: str) -> Limits:
     return Machine({"L3": Cache((0,), count, min_bits)}), Wish(l3=percent), f"L3:0={mask}\n", False
 
 
@@ -47,10 +47,10 @@ SCHEMATA: list[Limits] = [
     (CODE_AND_DATA, Wish(l3=(0, 30)), "L3CODE:0=f;1=f\nL3DATA:0=f;1=f\n", False),
     (SPARSE_IDS, Wish(l3=(0, 50), mb=100), "L3:8=3;16=3\nMB:16=2048\n", False),
     # koordlet drops such a line, because both ends round up to the same way
-    *(ways(11, 1, *row) for row in (((95, 100), "400"), ((50, 51), "20"))),
+    *(capacity_limits(11, 1, *row) for row in (((95, 100), "400"), ((50, 51), "20"))),
     # the kernel refuses a mask narrower than min_cbm_bits
-    *(ways(20, 2, *row) for row in (((0, 1), "3"), ((99, 100), "c0000"))),
-    *(ways(20, *row) for row in ((3, (50, 52), "700"), (20, (40, 45), "fffff"))),
+    *(capacity_limits(20, 2, *row) for row in (((0, 1), "3"), ((99, 100), "c0000"))),
+    *(capacity_limits(20, *row) for row in ((3, (50, 52), "700"), (20, (40, 45), "fffff"))),
     *(bandwidth(INTEL, 10, 10, *row) for row in ((1, 10), (11, 20), (90, 90), (91, 100))),
     *(bandwidth(*row) for row in ((INTEL, 5, 5, 12, 15), (INTEL, 10, 30, 95, 100), (AMD, 8, 1, 1, 8))),
     *(bandwidth(AMD, 0, 1, *row) for row in ((1, 1), (33, 52), (99, 158), (100, 2048))),
@@ -89,7 +89,7 @@ MACHINES: list[tuple[str, dict[str, dict[str, str]], str, Machine, str]] = [
 def test_machine_is_parsed_from_schemata_and_info(root: str, info: Any, vendor: str, used: Machine, note: str) -> None:
     machine = pure.machine_of(root, info, vendor)
     assert (machine.caches, machine.bandwidth, bool(machine)) == (used.caches, used.bandwidth, bool(used))
-    assert [each.startswith(note) for each in machine.notes] == ([True] if note else [])
+    assert [text.startswith(note) for text in machine.notes] == ([True] if note else [])
 
 
 @pytest.fixture

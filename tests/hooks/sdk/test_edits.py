@@ -89,7 +89,7 @@ PARTS = [
 def test_part_is_editable_only_where_edit_has_effect(hook_point: HookPoint, part: Part) -> None:
     name, edit, change = EDITS[part]
     context = context_at(hook_point)
-    parts = ", ".join(sorted(each.value for each in hook_point.applies))
+    parts = ", ".join(sorted(applied.value for applied in hook_point.applies))
     why = "can be changed any more" if hook_point.stage is Stage.POST else f"can change {parts} only"
     if part is Part.ANNOTATIONS and hook_point.operation is Operation.UPDATE_CONTAINER_RESOURCES:
         why = "no runtime uses annotations: set them at PreCreateContainer"

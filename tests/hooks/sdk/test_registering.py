@@ -73,10 +73,10 @@ def test_file_is_replaced_atomically(file: Path, registration: Registration, tmp
 
 
 def listening(path: str) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX)
-    made.bind(path)
-    made.listen()
-    return made
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    return listener
 
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -125,21 +125,21 @@ def test_failed_rewrite_is_logged_once_and_repeated(file: Path, registration: Re
 @pytest.mark.parametrize("spelling", ["", "unix:", "unix://"])
 def test_file_of_ended_server_is_replaced(file: Path, registration: Registration, caplog: Log, spelling: str) -> None:
     path = f"{file.parent.parent}/second.sock"
-    found = json.dumps({"Remote-Endpoint": spelling + path, "runtime-hooks": ["PreRunPodSandbox"]})  # as koordlet's
-    file.write_text(found)
+    existing = json.dumps({"Remote-Endpoint": spelling + path, "runtime-hooks": ["PreRunPodSandbox"]})  # as koordlet's
+    file.write_text(existing)
     with listening(path):
         with pytest.raises(ConfigError, match=f"^{file} is the registration of another hook server, which .* {path}; "):
             registration.write()
         for _ in range(3):
             registration.watch()
-        assert (file.read_text(), os.listdir(file.parent)) == (found, ["a.json"])
+        assert (file.read_text(), os.listdir(file.parent)) == (existing, ["a.json"])
     registration.watch()
     assert file.read_bytes() == CONTENT
-    file.write_text(found)
+    file.write_text(existing)
     registration.write()
     assert file.read_bytes() == CONTENT
-    taken, *other_messages = caplog.messages
-    assert taken.startswith(f"{file} is now the registration of another hook server, which listens on {path}: ")
+    replaced, *other_messages = caplog.messages
+    assert replaced.startswith(f"{file} is now the registration of another hook server, which listens on {path}: ")
     was = f"was the registration of another hook server, at {path}: nobody listens there"
     assert other_messages == [f"{file} was changed: written again", f"{file} {was}"]
 
@@ -200,4 +200,4 @@ def test_failed_system_call_and_leaving_are_logged(
         act(registration)
     [message] = caplog.messages
     assert message.startswith(words.format(file.parent))
-    assert [each.read_bytes() for each in file.parent.iterdir()] == [CONTENT] * 2
+    assert [path.read_bytes() for path in file.parent.iterdir()] == [CONTENT] * 2

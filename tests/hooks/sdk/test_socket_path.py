@@ -111,11 +111,11 @@ def test_listener_with_full_backlog_is_found(path: Path) -> None:
         assert not listens(str(path))
         listening.listen(0)
         waiting = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) for _ in range(3)]
-        for each in waiting:
-            each.connect_ex(str(path))
+        for client in waiting:
+            client.connect_ex(str(path))
         assert listens(str(path))
-        for each in waiting:
-            each.close()
+        for client in waiting:
+            client.close()
     (path.parent / "file").touch()
     for name in ("a.sock", "none", "file", "x" * 200, "nul\0"):
         assert not listens(f"{path.parent}/{name}")

@@ -66,12 +66,12 @@ CONTAINER = {"container": "side", "container_id": "c1", "attempt": 4, "container
 OF_CONTAINER = {**POD, **CONTAINER, "env": {"E": "4"}, "resources": RESOURCES}
 
 
-def seen_of_pod(pod: Any) -> tuple[Any, ...]:
+def values_of_pod(pod: Any) -> tuple[Any, ...]:
     return pod.name, pod.namespace, pod.uid, pod.attempt, dict(pod.labels), dict(pod.annotations), pod.resources.sent
 
 
-def seen_of_container(each: Any) -> tuple[Any, ...]:
-    return each.name, each.id, each.attempt, each.resources.sent, dict(each.annotations), dict(each.env)
+def values_of_container(view: Any) -> tuple[Any, ...]:
+    return view.name, view.id, view.attempt, view.resources.sent, dict(view.annotations), dict(view.env)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -83,16 +83,16 @@ def test_hook_gets_sent_or_default_values(method: str) -> None:
     assert not call()
     given, default = seen
     pod_given, pod_default = (given, default) if is_pod else (given.pod, default.pod)
-    assert seen_of_pod(pod_given) == ("web", "shop", "u-1", 3, {"l": "1"}, {"a": "2"}, Resources(cpu_shares=2))
-    assert seen_of_pod(pod_default) == ("pod", "default", UID, 0, {}, {}, None)
+    assert values_of_pod(pod_given) == ("web", "shop", "u-1", 3, {"l": "1"}, {"a": "2"}, Resources(cpu_shares=2))
+    assert values_of_pod(pod_default) == ("pod", "default", UID, 0, {}, {}, None)
     assert (given.cgroup_parent, default.cgroup_parent) == ("/x", f"/kubepods/pod{UID}")
     if is_pod:
         assert (given.runtime_handler, given.overhead.sent) == ("kata", Resources(cpu_quota=-1))
         assert (default.runtime_handler, default.overhead.sent) == ("", None)
     else:
         container_id = "" if method == CREATE else CONTAINER_ID
-        assert seen_of_container(given) == ("side", "c1", 4, Resources(**RESOURCES), {"c": "3"}, {"E": "4"})
-        assert seen_of_container(default) == ("main", container_id, 0, None, {}, {})
+        assert values_of_container(given) == ("side", "c1", 4, Resources(**RESOURCES), {"c": "3"}, {"E": "4"})
+        assert values_of_container(default) == ("main", container_id, 0, None, {}, {})
 
 
 class Slow(Hook):

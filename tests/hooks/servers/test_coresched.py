@@ -118,9 +118,9 @@ PAIRS = (
 )
 
 
-@pytest.mark.parametrize(("one", "two", "uids", "together"), PAIRS)
-def test_group_shares_cookie(machine: Machine, one: Labels, two: Labels, uids: str, together: bool) -> None:
-    cookies = machine.start(11, one, uids[0]), machine.start(12, two, uids[1])
+@pytest.mark.parametrize(("first", "second", "uids", "together"), PAIRS)
+def test_group_shares_cookie(machine: Machine, first: Labels, second: Labels, uids: str, together: bool) -> None:
+    cookies = machine.start(11, first, uids[0]), machine.start(12, second, uids[1])
     assert all(cookies)
     assert (cookies[0] == cookies[1]) == together
 
@@ -265,17 +265,17 @@ CALLS = [
 
 def test_prctl_has_arguments_of_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def prctl(option: int, *arguments: ctypes.c_ulong) -> int:
-        made.append((option, *(each.value for each in arguments)))
-        if made[-1][1] == GET:
-            ctypes.c_uint64.from_address(made[-1][4]).value = 0xFEDCBA9876543210
+        calls.append((option, *(each.value for each in arguments)))
+        if calls[-1][1] == GET:
+            ctypes.c_uint64.from_address(calls[-1][4]).value = 0xFEDCBA9876543210
         ctypes.set_errno(errno.EPERM)
-        return -1 if len(made) > len(CALLS) else 0
+        return -1 if len(calls) > len(CALLS) else 0
 
-    made: list[tuple[int, ...]] = []
+    calls: list[tuple[int, ...]] = []
     monkeypatch.setattr(coresched, "LIBC", SimpleNamespace(prctl=prctl))
     cookies = [coresched.sched_core(*call) for call, _ in CALLS]
     assert cookies == [0, 0, 0, 0xFEDCBA9876543210]
-    assert [(each[: len(raw)], len(each)) for each, (_, raw) in zip(made, CALLS, strict=True)] == [
+    assert [(each[: len(raw)], len(each)) for each, (_, raw) in zip(calls, CALLS, strict=True)] == [
         (raw, 5) for _, raw in CALLS
     ]
     with pytest.raises(PermissionError, match=r"PR_SCHED_CORE: Operation not permitted; .* CAP_SYS_PTRACE"):

@@ -92,13 +92,13 @@ def test_malformed_annotation_is_error_without_value(
     tmp_path: Path, name: str, method: str, value: Any, why: str
 ) -> None:
     tree(tmp_path, dict.fromkeys(CGROUP, "old\n"))
-    made = on_node(tmp_path, Rdt(StandIn(tmp_path / "resctrl")) if name == "rdt" else name, SETTINGS)
+    tester = on_node(tmp_path, Rdt(StandIn(tmp_path / "resctrl")) if name == "rdt" else name, SETTINGS)
     before = {path: path.is_file() and path.read_text() for path in tmp_path.rglob("*")}
     labels = qos("BE" if name == "batchresource" else "LS") | {keys.GPU_ISOLATION_PROVIDER: "HAMi-core"}
     call = {"labels": labels, "cgroup_parent": POD, "resources": {"cpu_quota": 100_000}}
     key = METHODS[name][0]
     with pytest.raises(Malformed) as caught:
-        getattr(made, method)(**call, annotations=annotation(key, value))
+        getattr(tester, method)(**call, annotations=annotation(key, value))
     text = str(caught.value)
     assert why in text
     assert not [secret for secret in ("canary", "61") if secret in text]

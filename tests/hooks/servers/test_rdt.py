@@ -46,7 +46,7 @@ class Node:
         return (self.root / group / "schemata").read_text()
 
     def groups(self) -> list[str]:
-        return sorted(each.name for each in self.root.iterdir() if (each / "tasks").exists())
+        return sorted(path.name for path in self.root.iterdir() if (path / "tasks").exists())
 
     def container(self, *tids: int) -> None:
         """Create the container's cgroup and list threads in it."""
@@ -78,9 +78,9 @@ def threads(count: int) -> Iterator[list[int]]:
     """Yield the ids of threads of this process, and end them."""
     ended = threading.Event()
     started = [threading.Thread(target=ended.wait) for _ in range(count)]
-    for each in started:
-        each.start()
-    tids = [each.native_id or 0 for each in started]
+    for thread in started:
+        thread.start()
+    tids = [thread.native_id or 0 for thread in started]
     try:
         yield tids
     finally:
@@ -128,7 +128,7 @@ def test_annotation_without_limits_overrides_class(node: Node, text: str, groups
 
 
 def test_unknown_cache_ids_are_logged_once_per_pod(node: Node, caplog: Log) -> None:
-    value = {"llc": {"schemataPerCache": [{"cacheID": each, "range": [20, 50]} for each in (1, 77)]}}
+    value = {"llc": {"schemataPerCache": [{"cacheID": cache_id, "range": [20, 50]} for cache_id in (1, 77)]}}
     call: dict[str, Any] = {"annotations": annotation(RESCTRL, value), "namespace": "shop", "pod": "cart"}
     tester = node.hook()
     tester.pre_run_pod_sandbox(**call)

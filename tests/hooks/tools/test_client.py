@@ -113,10 +113,10 @@ async def test_failures_are_counted_by_their_reason(tmp_path: Path) -> None:
 
         server.default = answer
         figures = await measured(server, calls=10, concurrency=1)
-        server.default, made = fail, len(server.calls)
+        server.default, earlier_calls = fail, len(server.calls)
         with pytest.raises(HookCallFailed, match="PreCreateContainer: INTERNAL: odd"):
             await measured(server, calls=10, concurrency=1)
-        assert len(server.calls) == made + 1
+        assert len(server.calls) == earlier_calls + 1
     assert (len(figures.seconds), figures.failures) == (5, Counter({"INTERNAL: odd": 5}))
 
 
@@ -186,16 +186,16 @@ async def called(path: Path, answer: hookanswers.Answer, hook_point: Any = CREAT
 
 
 async def test_call_shows_request_and_its_changes(tmp_path: Path) -> None:
-    found = await called(tmp_path / "hooks.sock", hookanswers.koordlet(cpu_quota=-1))
-    first, *heads = [line for line in found.text.splitlines() if line.startswith("#")]
+    result = await called(tmp_path / "hooks.sock", hookanswers.koordlet(cpu_quota=-1))
+    first, *heads = [line for line in result.text.splitlines() if line.startswith("#")]
     assert first.startswith(f"# PreCreateContainer at {tmp_path}/hooks.sock answered in ")
     assert heads == ["# not sent at this hook point: pod.runtime_handler, pod.overhead, container.id"]
-    assert yaml.safe_load(found.text) == {"applied": {"resources": {"cpu_quota": -1}}}
-    assert found.faults == ()
+    assert yaml.safe_load(result.text) == {"applied": {"resources": {"cpu_quota": -1}}}
+    assert result.faults == ()
     points = frozenset({"PreStartContainer"})
-    found = await called(tmp_path / "hooks.sock", hookanswers.echo(), POST_START, points=points)
-    assert "# the proxy would not call: the registration file does not name PostStartContainer" in found.text
-    assert "# the proxy ignores what is answered at this hook point" in found.text
+    result = await called(tmp_path / "hooks.sock", hookanswers.echo(), POST_START, points=points)
+    assert "# the proxy would not call: the registration file does not name PostStartContainer" in result.text
+    assert "# the proxy ignores what is answered at this hook point" in result.text
 
 
 # Requests as YAML.
