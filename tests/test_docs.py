@@ -42,7 +42,7 @@ from tests.hooks.sdk import processes
 SOCKET = "/var/run/koord-runtimeproxy/runtimeproxy.sock"
 
 
-def test_registration_lists_used_answers_at_each_hook_point() -> None:
+def test_registration_page_lists_used_answers_by_hook_point() -> None:
     words = {Part.CGROUP_PARENT: "cgroup parent", Part.ENVS: "environment"}
     rows = dict(table(DOCS["registration"], "Hook points"))
     assert list(rows) == [hook_point.name for hook_point in HOOK_POINTS]
@@ -52,7 +52,7 @@ def test_registration_lists_used_answers_at_each_hook_point() -> None:
         assert (rows[hook_point.name] == "nothing") == (not hook_point.applies)
 
 
-def test_operation_explains_each_event_and_health_check() -> None:
+def test_operation_page_explains_events_and_health_checks() -> None:
     for heading, names in (("Events and call ids", [kind.value for kind in EventKind]), ("Health", CHECKS)):
         rows = table(DOCS["operation"], heading)
         assert [row[0] for row in rows] == [f"``{name}``" for name in names]
@@ -70,13 +70,13 @@ def option_entry(option: Option) -> str:
     return " ".join([option.name, "-" * len(option.name), *option.help.split(), *fields, ":Changed: "])
 
 
-def test_configuration_has_each_option() -> None:
+def test_configuration_page_has_each_option() -> None:
     page = " ".join(DOCS["configuration"].split())
     assert re.findall(r"^(.+)\n-+$", DOCS["configuration"], re.MULTILINE) == [option.name for option in OPTIONS]
     assert [option.name for option in OPTIONS if option_entry(option) not in page] == []
 
 
-def test_metrics_has_each_metric_and_limits() -> None:
+def test_metrics_page_has_each_metric_and_limits() -> None:
     page = " ".join(DOCS["metrics"].split())
     labels = {row: f"; {', '.join(row.labels)}" if row.labels else "" for row in ROWS}
     entries = [f"``{row.shown}`` ({row.kind.value}{labels[row]}) {row.help}" for row in ROWS]
@@ -86,7 +86,7 @@ def test_metrics_has_each_metric_and_limits() -> None:
     assert f"more than {HOOK_SERVER_SERIES:,} counters of hook servers" in page
 
 
-def test_page_of_kubelet_has_its_flags() -> None:
+def test_kubelet_page_lists_kubelet_flags() -> None:
     reported = [[r.kubelet, f"``{r.unit}``", f"``{' '.join(r.flags_for(SOCKET))}``"] for r in kubelet_args.ROWS]
     assert table(DOCS["kubelet"], "By version") == reported
     rows = [[name, f"``{d.unit}``", f"``{d.file}``", f"``{d.runtime}``"] for name, d in DISTRIBUTIONS.items()]
@@ -121,7 +121,7 @@ def test_hooks_guide_lists_readable_and_editable_fields() -> None:
     assert all(f"``{method}``" in HOOKS for method in METHODS)
 
 
-def test_page_of_koordlet_has_fields_without_effect() -> None:
+def test_koordlet_page_lists_fields_without_effect() -> None:
     expected: dict[tuple[str, str], list[str]] = {}
     for row in no_effect.ROWS:
         names = {name.removeprefix("resources.") for name in row.fields}

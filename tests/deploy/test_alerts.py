@@ -143,7 +143,7 @@ def test_alert_fires_only_on_its_condition(
 
 @pytest.mark.engine
 @pytest.mark.parametrize(("failing", "fires"), [(3, True), (2, False)])
-def test_hook_server_failing_on_many_nodes_is_reported(tmp_path: Path, failing: int, fires: bool) -> None:
+def test_hook_server_failing_on_many_nodes_fires_alert(tmp_path: Path, failing: int, fires: bool) -> None:
     """Of 40 nodes: 5 % is not more than 5 %."""
     series = [entry for node in range(40) for entry in on(node, {TIMEOUT: "2x40"})]
     for node in range(failing):
@@ -153,7 +153,7 @@ def test_hook_server_failing_on_many_nodes_is_reported(tmp_path: Path, failing: 
 
 @pytest.mark.engine
 @pytest.mark.parametrize(("versions", "hours", "fires"), [(3, 25, True), (3, 23, False), (2, 25, False)])
-def test_many_versions_are_reported(tmp_path: Path, versions: int, hours: int, fires: bool) -> None:
+def test_many_versions_fire_alert(tmp_path: Path, versions: int, hours: int, fires: bool) -> None:
     build = 'runtimeproxy_build_info{{version="1.{}", python="3.11", runtime="{}"}}'
     nodes = enumerate(product(range(versions), ("docker", "containerd")))
     series = [entry for node, (version, mode) in nodes for entry in on(node, {build.format(version, mode): "1x200"})]

@@ -109,7 +109,7 @@ def test_pods_never_run_proxy_and_request_resources() -> None:
             assert re.search(r"@sha256:[0-9a-f]{64}$", container["image"])
 
 
-def test_skip_label_is_on_own_pods_and_in_one_place() -> None:
+def test_skip_label_is_only_on_own_pods() -> None:
     """The schema refuses both of its keys in nodeInstaller.config."""
     labels = {name: found["spec"]["template"]["metadata"]["labels"] for name, found in daemon_sets().items()}
     assert {name for name, found in labels.items() if found.get(SKIP_LABEL) == "true"} == {*INSTALLERS, *RIGHTS}

@@ -104,7 +104,7 @@ def answers(client: Any) -> bool:
     return True
 
 
-def test_admin_and_exporter_answer_with_figures_of_process(node: Machine) -> None:
+def test_admin_and_exporter_return_metrics_of_process(node: Machine) -> None:
     serve(node, "Containerd")
     metrics = node.run("curl", "--silent", "--max-time", "10", "http://127.0.0.1:9654/metrics")
     names = {line.split("{")[0].split(" ")[0] for line in metrics.splitlines()}

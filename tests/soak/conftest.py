@@ -28,11 +28,11 @@ class Findings:
         self.full = os.environ.get(SHARE_VARIABLE) in ("1", "1.0")
         """Whether the counts are the full ones: growth over fewer calls has no limit."""
 
-    def note(self, name: str, value: object, limit: object = "", retained: bool = True) -> None:
+    def note(self, name: str, value: object, limit: object = "", passed: bool = True) -> None:
         line = f"{name}: {value}{f' (limit: {limit})' if limit != '' else ''}"
         with self._capsys.disabled():
             print(f"\n{line}", end="", flush=True)
-        if not retained:
+        if not passed:
             self.missed.append(line)
 
     def equal(self, name: str, value: object, desired: object) -> None:

@@ -117,7 +117,7 @@ class Rollout:
         self._upgrade(nodeInstaller={"configureKubelet": True, "config": {"hook-timeout": "3s"}})
         self._wait_for("RolledBack", "kubelet")
         self._cluster.until(lambda: self._cluster.ready() == "True", "the node to be ready")
-        self._untouched("a kubelet that did not start with the proxy")
+        self._check_undisturbed("a kubelet that did not start with the proxy")
         self._machine.run("rm", SICK)
         self._machine.run("systemctl", "daemon-reload")
         self._cluster.kubectl("annotate", "node", NODE, f"{STATE}-")
@@ -126,13 +126,13 @@ class Rollout:
         self._wait_for("Installed")
         contains(self._machine.show("kubelet.service", "ExecStart"), SOCKET.removeprefix("/run"))
         contains(self._machine.run("runtimeproxy", "in-use", check=False), "kubelet", "connection")
-        self._untouched("pointing the kubelet at the proxy")
+        self._check_undisturbed("pointing the kubelet at the proxy")
 
     def restart_proxy(self) -> None:
         for words in (["restart"], ["kill", "--signal=KILL"]) * 2:
             self._machine.run("systemctl", *words, "runtimeproxy.service")
             time.sleep(5)  # some of the kubelet's probes
-        self._untouched("2 restarts and 2 kills of the proxy")
+        self._check_undisturbed("2 restarts and 2 kills of the proxy")
 
     def add_hook_servers_and_exporter(self) -> None:
         self._machine.run("sh", "-ec", _CERTIFICATES)
@@ -237,13 +237,13 @@ class Rollout:
         self._upgrade(image=self._new["image"], nodeInstaller=good | self._new["nodeInstaller"])
         self._wait_for("Installed")
         self._findings.equal("the version that answers after the upgrade", answers(), NEWER)
-        self._untouched("a bad configuration and an upgrade")
+        self._check_undisturbed("a bad configuration and an upgrade")
         self._cluster.shell("helm", "rollback", RELEASE, f"--namespace={NAMESPACE}")
         self._wait_for("Refused", "allowDowngrade")
         self._upgrade(image=self._old["image"], nodeInstaller={**self._old["nodeInstaller"], "allowDowngrade": True})
         self._wait_for("Installed")
         self._findings.equal("the version that answers after the downgrade", answers(), VERSION)
-        self._untouched("a downgrade")
+        self._check_undisturbed("a downgrade")
 
     def remove(self) -> None:
         self._upgrade(nodeInstaller={"action": "uninstall"}, hookServers=[], exporter={})
@@ -257,7 +257,7 @@ class Rollout:
         kinds = "all,leases,configmaps,clusterroles,clusterrolebindings,validatingadmissionpolicies"
         everything = ("get", kinds, "--all-namespaces", "--output=name")
         self._cluster.until(lambda: RELEASE not in self._cluster.kubectl(*everything), "the cluster to have no part")
-        self._untouched("the removal")
+        self._check_undisturbed("the removal")
 
     # ---- helpers
 
@@ -291,7 +291,7 @@ class Rollout:
         limit = f"--timeout={CHANGE_SECONDS:.0f}s"
         self._cluster.kubectl("rollout", "status", f"daemonset/{name}", f"--namespace={NAMESPACE}", limit)
 
-    def _untouched(self, what: str) -> None:
+    def _check_undisturbed(self, what: str) -> None:
         """Check that the foreign pod still runs, none of its probes failed, and the node is ready."""
         same = f"the pod's process to be the same after {what}"  # a kubelet that has just begun knows no pod yet
         self._cluster.until(lambda: self._start_of_its_process() == self._process, same)

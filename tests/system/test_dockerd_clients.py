@@ -121,7 +121,7 @@ def test_stream_carries_every_byte_both_ways(between: str, tmp_path: Path) -> No
     assert received == (tmp_path / "sent").read_bytes()
 
 
-def test_execs_give_all_of_their_output(between: str, box: str) -> None:
+def test_exec_output_is_complete(between: str, box: str) -> None:
     def call(number: int) -> Outcome:
         return docker_cli.run(between, "exec", box, "sh", "-c", "sleep 0.02; echo out; echo err >&2; exit 3")
 

@@ -26,7 +26,7 @@ FIGURES = ('operation="RunPodSandbox",outcome="agreed"} 1', f'build_info{{versio
 """Parts of the lines that SIGUSR1 logs."""
 
 
-async def test_signals_log_figures_or_end_proxy(front: Front, tmp_path: Path, runtime: Runtime) -> None:
+async def test_signals_log_metrics_or_end_proxy(front: Front, tmp_path: Path, runtime: Runtime) -> None:
     """SIGHUP and SIGUSR2, which are commands of other daemons, do not end the proxy."""
     async with front.process(tmp_path) as proxy, front.caller(proxy.socket) as caller:
 

@@ -31,11 +31,11 @@ pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 PASSING_TIMES = HELD_TIMES = 3
-"""Maximum memory of a message, relative to its length. A held request without a hook call exists once for both reading
-and sending, once parsed (protobuf's own copy, or the text of a JSON), and once as the record's texts."""
+"""Maximum memory of a message, relative to its length. A held request without a hook call exists three times:
+for reading and sending, parsed (protobuf's own copy, or the text of a JSON), and as the record's texts."""
 HOOKED_TIMES = 5
-"""The same with a hook server: in addition to the record's texts and the request, protobuf has a copy of the hook
-message and writes a second one, and Python gets a third. An edit needs no more."""
+"""The same with a hook server: in addition to the record's texts and the request there are three hook messages: two
+of protobuf and one of Python. An edit needs no more."""
 BUFFER_BYTES = 4 * MIB
 """Memory for buffers and free blocks, independent of the length of a message."""
 
@@ -107,7 +107,7 @@ async def test_long_create_costs_few_times_its_length(
 
 
 @pytest.mark.parametrize("verb", ["ping", "create"])
-async def test_crowd_of_calls_is_answered(
+async def test_many_concurrent_calls_are_answered(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, verb: str
 ) -> None:
     """1,000 streams of one connection, or in Docker mode 200 connections; a create calls a hook server."""

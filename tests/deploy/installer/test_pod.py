@@ -268,7 +268,7 @@ def test_api_error_has_text_and_no_token(api: Api, tmp_path: Path) -> None:
 
 
 @pytest.mark.tool("helm")
-def test_wanted_file_of_chart_is_read(tmp_path: Path) -> None:
+def test_desired_state_of_chart_is_read(tmp_path: Path) -> None:
     [config] = of_kind("ConfigMap", "kubelet").values()
     (tmp_path / "wanted.json").write_text(config["data"]["wanted.json"])
     state = desired.read(tmp_path / "wanted.json")

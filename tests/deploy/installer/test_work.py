@@ -98,7 +98,7 @@ def test_upgrade_keeps_previous_tree_and_refuses_older_version(bench: Bench) -> 
     assert bench.install(allow_downgrade=True) == tree.running(bench)[1] == "0.9.0"
 
 
-def test_upgrade_removes_old_units_and_keeps_units_of_others(bench: Bench) -> None:
+def test_upgrade_removes_old_units_and_keeps_foreign_ones(bench: Bench) -> None:
     old = {"runtimeproxy-old.service": "[Service]\n", "runtimeproxy-old.service.d/50-rights.conf": "[Service]\n"}
     bench.release("0.2.0", **old)
     bench.install()
@@ -266,7 +266,7 @@ def test_fault_rolls_back_node(
     assert bench.restarts == restarts
 
 
-def test_node_unready_before_is_installed(bench: Bench) -> None:
+def test_unready_node_is_installed(bench: Bench) -> None:
     bench.reported, bench.ready = Kubelet("v1.31.2", "Containerd", ready=False), lambda: False
     bench.install(configure_kubelet=True)
     assert SOCKET in bench.kubelet

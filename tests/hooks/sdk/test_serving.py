@@ -207,7 +207,7 @@ def test_stop_answers_running_calls_and_refuses_new_ones(path: str) -> None:
 
 
 @pytest.mark.parametrize(("do", "running"), [("hang", 1), ("sleep", 0)])
-def test_stop_cancels_and_counts_what_still_runs(path: str, do: str, running: int) -> None:
+def test_stop_cancels_and_counts_running_calls(path: str, do: str, running: int) -> None:
     server = started(path, hook := Controlled())
     with ThreadPoolExecutor(1) as caller:
         waiting = caller.submit(status, path, request(do))

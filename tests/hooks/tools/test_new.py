@@ -54,7 +54,7 @@ def test_folder_has_all_files_and_is_writable_only_by_owner(tmp_path: Path, umas
     assert entry.endpoint == "/var/run/runtimeproxy-hooks/gpu_env.sock"
 
 
-def test_files_name_this_python(monkeypatch: Patch) -> None:
+def test_files_name_running_python(monkeypatch: Patch) -> None:
     python, home = "/a b/100%/python3", "/home/me/venv/bin/python"
     monkeypatch.setattr(sys, "executable", python)
     word, in_unit, files = f"'{python}'", "'/a b/100%%/python3'", new.files("gpu")
