@@ -1,11 +1,10 @@
-"""The amounts of what the tests do: their usual one, or a share of the full one when scripts/soak runs them."""
+"""Amounts of work in tests: the usual ones, or a share of the full ones in scripts/soak."""
 
 import os
 from dataclasses import dataclass
 
 SHARE_VARIABLE = "SOAK_SHARE"
-"""Name of the variable with the share of the full amounts, a number above 0. Without it the amounts are the usual
-ones."""
+"""The variable with the share of the full amounts, a number above 0. Without it the usual amounts apply."""
 
 DEFAULT_EXAMPLES = 100
 FULL_TIMES = 100
@@ -14,7 +13,7 @@ QUICK_TIMES = 6
 """Without slow tests, a property test's number of examples is the usual one divided by this."""
 
 quick = False
-"""Whether slow tests are left out; set before the test files are read."""
+"""Whether slow tests are deselected; set before the test files are imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +47,9 @@ RESTARTS = Amount(1, 100)
 KILLS = Amount(1, 50)
 """Kills of a proxy under load, by SIGKILL."""
 CRASH_SECONDS = Amount(1, 60)
-"""Seconds in which a proxy that cannot start is started again and again."""
+"""Seconds of a crash loop of a proxy that cannot start."""
 SECOND_STARTS = Amount(1, 100)
-"""Starts of a proxy whose socket is in use by another one."""
+"""Starts of a proxy while another one uses its socket."""
 HANGS = Amount(10, 2_000)
 """Calls whose hook server hangs, for each way of hanging and each front."""
 HOOK_FAILURES = Amount(100, 10_000)
@@ -58,12 +57,12 @@ HOOK_FAILURES = Amount(100, 10_000)
 SWAPS = Amount(10, 1_000)
 """Replacements of a registration file, while calls are made."""
 RESTARTED_PODS = Amount(3, 200)
-"""Pods that run through the kill of the proxy, on each front's fake runtime."""
+"""Pods that outlive a kill of the proxy, on each front's fake runtime."""
 LOST_CREATES = Amount(2, 1_000)
-"""Creates that the runtime has carried out when the proxy is killed, with a restart after each."""
+"""Creates that the runtime has completed when the proxy is killed, each followed by a restart."""
 
 CALLS_OF_THE_UNIT = Amount(100, 10_000)
-"""Calls through the proxy that runs as the unit that is shipped, in each mode."""
+"""Calls through the proxy that runs as the shipped unit, in each mode."""
 
 
 def examples(usual: int = DEFAULT_EXAMPLES) -> int:

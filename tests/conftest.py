@@ -1,7 +1,7 @@
 """Set up Hypothesis, event loops and engines for the tests, and avoid repeated work in thousands of tests.
 
-A test is skipped, with the reason, if the machine lacks what its marker needs. There are no deadlines and no health
-checks by the clock, so that the load of the machine decides nothing.
+A test is skipped, with the reason, if the machine lacks what its marker needs. There are no deadlines and no timed
+health checks, so that results do not depend on the machine's load.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from tests.engines.containerd import Containerd
     from tests.engines.dockerd import Dockerd
 
-# Otherwise every run, and every process that a test starts, would compile each file again, which takes many seconds.
+# Otherwise every run and every child process compiles each file again, which takes many seconds.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
-def put_off(name: str, function: str) -> None:
-    """Have a module that is imported for one function loaded when that is called for the first time."""
+def import_lazily(name: str, function: str) -> None:
+    """Import a module on the first call of the only function that is used of it."""
 
     @cache
     def real() -> Callable[..., Any]:
@@ -46,8 +46,8 @@ def put_off(name: str, function: str) -> None:
     setattr(sys.modules[name], function, lambda *arguments: real()(*arguments))
 
 
-# jsonschema imports it to check IRIs, which few schemas have. It makes parsers of 38 grammars: 1.4 s in each process.
-put_off("rfc3987_syntax", "is_valid_syntax")
+# jsonschema imports it to check IRIs, which few schemas have. It builds 38 parsers: 1.4 s in each process.
+import_lazily("rfc3987_syntax", "is_valid_syntax")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -75,14 +75,14 @@ MISSING: dict[str, Callable[..., str]] = {
     "release": probe.missing_for_release,
     "tool": probe.missing_tool,
 }
-"""By marker: a function that returns what the machine lacks for a test, or ""; its arguments are the marker's."""
+"""By marker: a function of the marker's arguments that returns what the machine lacks, or ""."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test, before its fixtures, if the machine lacks what its markers need."""
     for marker, missing in MISSING.items():
-        if (found := item.get_closest_marker(marker)) and (reason := missing(*found.args)):
+        if (mark := item.get_closest_marker(marker)) and (reason := missing(*mark.args)):
             pytest.skip(reason)
 
 
@@ -99,7 +99,7 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt what exists for the whole run, tests and modules, from garbage collection, and look for garbage seldom."""
+    """Exempt tests and modules from garbage collection, and run it rarely."""
     given(none())(lambda _: None)()  # Hypothesis creates its random numbers, and checks what refers to them
     gc.freeze()
     gc.set_threshold(10_000)  # with Python's 700, four seconds of the fast set went into it
@@ -108,10 +108,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Escape lone surrogates in captured output, which a worker could not report, and keep what it reports small."""
+    """Escape lone surrogates in captured output, which a worker could not send, and shrink its reports."""
     report = yield
     if report.passed:
-        report.keywords = {}  # nearly half of what is sent; pytest reads only a skipped test's
+        report.keywords = {}  # nearly half of the data; pytest reads only those of skipped tests
     report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
     return report
 

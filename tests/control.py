@@ -10,7 +10,7 @@ from tests.patience import SECONDS
 
 
 def call(path: str | os.PathLike[str], method: str, **params: Any) -> dict[str, Any]:
-    """Return the whole answer to a request. Raises Refused for an error of the proxy, and OSError."""
+    """Return the complete answer to a request. Raises Refused for an error of the proxy, and OSError."""
     answer, body = Answer(), Part()
     with _connected(path) as client, client.makefile("rb") as received:
         client.sendall(request(method, params))

@@ -1,4 +1,4 @@
-"""The documents that tests compare with the program, and functions that find a table or a code block in one."""
+"""The documents that tests compare with the program, and functions that find their tables and code blocks."""
 
 import re
 import textwrap
@@ -16,30 +16,30 @@ def table(document: str, heading: str) -> list[list[str]]:
     """Return the rows of the first table below a heading, without the head row, in the markup of the page."""
     section = document.partition(f"\n{heading}\n{'-' * len(heading)}\n")[2]
     quiet = {"report_level": 5, "halt_level": 5}  # a link to another section has no target here
-    found = publish_doctree(section, settings_overrides=quiet).next_node(nodes.table)
-    assert found, heading
+    node = publish_doctree(section, settings_overrides=quiet).next_node(nodes.table)
+    assert node, heading
     return [
         [" ".join(" ".join(text.rawsource for text in cell.findall(nodes.paragraph)).split()) for cell in row]
-        for body in found.findall(nodes.tbody)
+        for body in node.findall(nodes.tbody)
         for row in body
     ]
 
 
 def tables(document: str, last: str) -> list[list[list[str]]]:
     """Return the rows of each list-table whose last column has this heading, without the head rows."""
-    found = []
+    matching = []
     for body in re.split(r"^\.\. list-table::\n", document, flags=re.MULTILINE)[1:]:
         rows = re.split(r"^   \* - ", re.split(r"\n\n(?=\S)", body)[0], flags=re.MULTILINE)[1:]
         cells = [re.split(r"^     -", row, flags=re.MULTILINE) for row in rows]
-        head, *rest = [[" ".join(cell.split()) for cell in row] for row in cells]
-        found += [rest] if head[-1] == last else []
-    return found
+        head, *body_rows = [[" ".join(cell.split()) for cell in row] for row in cells]
+        matching += [body_rows] if head[-1] == last else []
+    return matching
 
 
 def code_blocks(language: str) -> list[str]:
     """Return the code blocks of a language in docs/hooks.rst, in their order."""
-    found = re.findall(rf"^\.\. code-block:: {language}\n\n((?:(?:   .*)?\n)+)", HOOKS, re.MULTILINE)
-    return [textwrap.dedent(block).strip() + "\n" for block in found]
+    blocks = re.findall(rf"^\.\. code-block:: {language}\n\n((?:(?:   .*)?\n)+)", HOOKS, re.MULTILINE)
+    return [textwrap.dedent(block).strip() + "\n" for block in blocks]
 
 
 CODE = code_blocks("python")[0]

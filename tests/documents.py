@@ -1,7 +1,7 @@
 """The pages of the documentation, and their literal blocks.
 
-A block that begins with ``$`` is written by tests/outputs.py or tests/soak, with its output. Another one without a
-language is run by tests/soak.
+tests/outputs.py or tests/soak writes each block that begins with ``$``, with its output. tests/soak runs the other
+blocks without a language.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class Block(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """Return its command lines, each whole: a backslash at the end of a line joins it with the next one."""
+        """Return its command lines. A backslash at the end of a line joins it with the next one."""
         return self.text.replace("\\\n", "").splitlines()
 
 
@@ -55,6 +55,6 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def block(page: str, first: str) -> Block:
-    """Return the one block of a page that begins with a line."""
+    """Return the block of a page that begins with a line."""
     [found] = [each for each in blocks(page) if each.first == first]
     return found

@@ -1,7 +1,7 @@
 """Write the outputs of the commands into docs/commands.rst; run it by ``python -m tests.outputs``.
 
-There a command follows "$ " in a literal block, with its output below it. A test compares them. The commands that call
-the proxy get the tests' canned answers.
+Each command there follows "$ " in a literal block, with its output below it. A test compares them. Commands that call
+the proxy get canned answers.
 """
 
 import os
@@ -23,17 +23,17 @@ _COMMAND = re.compile(r"^    \$ (.+)\n(?:    (?!\$ ).*\n|\n(?=    (?!\$ )))*", r
 
 def main() -> None:
     """Write the page again."""
-    PAGE.write_text(renewed(PAGE.read_text()))
+    PAGE.write_text(updated(PAGE.read_text()))
 
 
-def renewed(page: str) -> str:
-    """Return a page with the outputs that its commands have now."""
+def updated(page: str) -> str:
+    """Return a page with the current outputs of its commands."""
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder, "admin.sock"), CANNED):
-        return _COMMAND.sub(lambda found: indent(f"$ {found[1]}\n{_output(found[1], folder)}", _MARGIN), page)
+        return _COMMAND.sub(lambda match: indent(f"$ {match[1]}\n{_output(match[1], folder)}", _MARGIN), page)
 
 
 def _output(command: str, folder: str) -> str:
-    """Return what a command prints where 80 columns are wide enough and stdout is no terminal."""
+    """Return the output of a command with 80 columns and without a terminal."""
     environ = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "80"}
     if "config" not in command:  # it would show the variable
         environ["RUNTIMEPROXY_ADMIN_ENDPOINT"] = f"{folder}/admin.sock"

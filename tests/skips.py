@@ -13,19 +13,19 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Judge a test's report, and so a fixture's."""
+    """Convert the report of a test or a fixture."""
     return _judged((yield))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Judge a file's report."""
+    """Convert the report of a test file."""
     return _judged((yield))
 
 
 def _judged(report: Report) -> Report:
     if report.skipped and not hasattr(report, "wasxfail"):  # a test that expects a failure is not skipped
         reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
-        # In the process that ran it: under xdist that is a worker, and its report is only passed on.
+        # In the process that ran the test: under xdist a worker, whose report is only forwarded.
         report.outcome, report.longrepr = "failed", f"{reason}; {WORDS}"
     return report

@@ -13,7 +13,7 @@ from tests.docs import ROOT
     ("share", "quick", "found"),
     [(None, False, (30, 100, 1_000)), ("0.5", False, (1500, 5000, 50_000)), (None, True, (5, 16, 1_000))],
 )
-def test_amounts_are_usual_ones_unless_a_soak_sets_a_share(
+def test_amounts_are_usual_unless_soak_sets_share(
     monkeypatch: pytest.MonkeyPatch, share: str | None, quick: bool, found: tuple[int, ...]
 ) -> None:
     monkeypatch.delenv(amounts.SHARE_VARIABLE, raising=False)

@@ -42,17 +42,17 @@ from tests.hooks.sdk import processes
 SOCKET = "/var/run/koord-runtimeproxy/runtimeproxy.sock"
 
 
-def test_registration_says_which_answers_count_at_each_hook_point() -> None:
+def test_registration_page_lists_used_answers_by_hook_point() -> None:
     words = {Part.CGROUP_PARENT: "cgroup parent", Part.ENVS: "environment"}
     rows = dict(table(DOCS["registration"], "Hook points"))
-    assert list(rows) == [point.name for point in HOOK_POINTS]
-    for point in HOOK_POINTS:
-        named = {part for part in Part if words.get(part, part.value) in rows[point.name]}
-        assert named == point.applies
-        assert (rows[point.name] == "nothing") == (not point.applies)
+    assert list(rows) == [hook_point.name for hook_point in HOOK_POINTS]
+    for hook_point in HOOK_POINTS:
+        named = {part for part in Part if words.get(part, part.value) in rows[hook_point.name]}
+        assert named == hook_point.applies
+        assert (rows[hook_point.name] == "nothing") == (not hook_point.applies)
 
 
-def test_operation_says_what_each_event_and_health_check_means() -> None:
+def test_operation_page_explains_events_and_health_checks() -> None:
     for heading, names in (("Events and call ids", [kind.value for kind in EventKind]), ("Health", CHECKS)):
         rows = table(DOCS["operation"], heading)
         assert [row[0] for row in rows] == [f"``{name}``" for name in names]
@@ -60,7 +60,7 @@ def test_operation_says_what_each_event_and_health_check_means() -> None:
 
 
 def option_entry(option: Option) -> str:
-    """Return the entry of an option, without what follows from a change of it."""
+    """Return the entry of an option, without the effect of a change."""
     none = "" if option.none_since == FIRST_VERSION else f"; ``none`` since {option.none_since}"
     fields = [
         f":Set by: ``{option.flag} {option.metavar}``, ``{option.variable}``",
@@ -70,13 +70,13 @@ def option_entry(option: Option) -> str:
     return " ".join([option.name, "-" * len(option.name), *option.help.split(), *fields, ":Changed: "])
 
 
-def test_configuration_has_each_option() -> None:
+def test_configuration_page_has_each_option() -> None:
     page = " ".join(DOCS["configuration"].split())
     assert re.findall(r"^(.+)\n-+$", DOCS["configuration"], re.MULTILINE) == [option.name for option in OPTIONS]
     assert [option.name for option in OPTIONS if option_entry(option) not in page] == []
 
 
-def test_metrics_has_each_metric_and_the_limits() -> None:
+def test_metrics_page_has_each_metric_and_limits() -> None:
     page = " ".join(DOCS["metrics"].split())
     labels = {row: f"; {', '.join(row.labels)}" if row.labels else "" for row in ROWS}
     entries = [f"``{row.shown}`` ({row.kind.value}{labels[row]}) {row.help}" for row in ROWS]
@@ -86,7 +86,7 @@ def test_metrics_has_each_metric_and_the_limits() -> None:
     assert f"more than {HOOK_SERVER_SERIES:,} counters of hook servers" in page
 
 
-def test_page_of_the_kubelet_has_its_flags() -> None:
+def test_kubelet_page_lists_kubelet_flags() -> None:
     reported = [[r.kubelet, f"``{r.unit}``", f"``{' '.join(r.flags_for(SOCKET))}``"] for r in kubelet_args.ROWS]
     assert table(DOCS["kubelet"], "By version") == reported
     rows = [[name, f"``{d.unit}``", f"``{d.file}``", f"``{d.runtime}``"] for name, d in DISTRIBUTIONS.items()]
@@ -94,9 +94,9 @@ def test_page_of_the_kubelet_has_its_flags() -> None:
 
 
 @pytest.mark.slow
-def test_commands_have_the_outputs_that_the_page_shows() -> None:
-    """``python -m tests.outputs`` writes them."""
-    assert outputs.renewed(DOCS["commands"]) == DOCS["commands"]
+def test_commands_have_documented_output() -> None:
+    """``python -m tests.outputs`` writes it."""
+    assert outputs.updated(DOCS["commands"]) == DOCS["commands"]
 
 
 def test_pages_name_each_command_and_hook_server() -> None:
@@ -107,21 +107,21 @@ def test_pages_name_each_command_and_hook_server() -> None:
     assert [name.strip("`") for name, _ in rows] == sorted(hooks_main.HOOKS)
 
 
-def test_hooks_guide_says_what_a_hook_sees_and_changes() -> None:
+def test_hooks_guide_lists_readable_and_editable_fields() -> None:
     rows = table(HOOKS, "What a hook sees and changes")
-    for point, (name, given, changes) in zip(HOOK_POINTS, rows, strict=True):
-        assert name == point.name
-        assert given.startswith(f"the {point.subject.value}")
+    for hook_point, (name, given, changes) in zip(HOOK_POINTS, rows, strict=True):
+        assert name == hook_point.name
+        assert given.startswith(f"the {hook_point.subject.value}")
         named = {} if changes == "nothing" else set(changes.split(", "))
         assert set(named) == {
             "env" if part is Part.ENVS else part.value
-            for part in point.applies
-            if part.value not in in_no_runtime(point.operation)
+            for part in hook_point.applies
+            if part.value not in in_no_runtime(hook_point.operation)
         }
     assert all(f"``{method}``" in HOOKS for method in METHODS)
 
 
-def test_page_of_koordlet_has_the_fields_without_effect() -> None:
+def test_koordlet_page_lists_fields_without_effect() -> None:
     expected: dict[tuple[str, str], list[str]] = {}
     for row in no_effect.ROWS:
         names = {name.removeprefix("resources.") for name in row.fields}
@@ -135,7 +135,7 @@ def test_page_of_koordlet_has_the_fields_without_effect() -> None:
 
 
 @pytest.mark.slow  # it runs pytest
-def test_hooks_guide_shows_the_tester_as_it_works(tmp_path: Path) -> None:
+def test_hooks_guide_shows_working_test_example(tmp_path: Path) -> None:
     (tmp_path / "hello.py").write_text(CODE.replace("main(Hello())", 'if __name__ == "__main__":\n    main(Hello())'))
     (tmp_path / "test_hello.py").write_text(code_blocks("python")[1])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_hello.py"]
@@ -144,7 +144,7 @@ def test_hooks_guide_shows_the_tester_as_it_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # it starts a hook server
-def test_hooks_guide_shows_interceptor_and_reflection_as_they_work(tmp_path: Path) -> None:
+def test_hooks_guide_shows_working_interceptor_and_reflection(tmp_path: Path) -> None:
     program = tmp_path / "hello.py"
     program.write_text(code_blocks("python")[2])
     with processes.running(tmp_path, program=(str(program),), file="hello.json") as server:
@@ -154,7 +154,7 @@ def test_hooks_guide_shows_interceptor_and_reflection_as_they_work(tmp_path: Pat
         assert server.end(signal.SIGTERM) == 0
 
 
-def test_hooks_guide_has_all_settings_of_the_node() -> None:
+def test_hooks_guide_has_all_node_settings() -> None:
     settings = code_blocks("yaml")[1]
     assert node.parse(settings.encode(), "node.yaml").rdt["BE"].mb == 50
     assert set(yaml.safe_load(settings)) == {name.replace("_", "-") for name in node.Settings.__dataclass_fields__}
@@ -165,7 +165,7 @@ def is_test(file: str, name: str) -> bool:
     return path.exists() and re.search(rf"^(async )?def {name}\(", path.read_text(), re.MULTILINE) is not None
 
 
-def test_each_row_of_the_page_on_security_names_tests_that_there_are() -> None:
+def test_security_page_names_existing_tests() -> None:
     rows = [row for rows in tables(DOCS["security"], "Shown by") for row in rows]
     named = [(row, re.findall(r"``([\w/]+\.py)::(\w+)``", row[-1])) for row in rows]
     assert len(rows) > 30
@@ -184,9 +184,9 @@ def test_page_is_well_formed_and_names_files_that_exist(page: str) -> None:
     """Docutils warns of an internal link without a target."""
     document, warnings = parsed(page)
     assert warnings == ""
-    for each in blocks(page):
-        if each.language:
-            READERS[each.language](each.text)
+    for block in blocks(page):
+        if block.language:
+            READERS[block.language](block.text)
     named = {" ".join(node.astext().split()) for node in document.findall(nodes.literal)}
     files = {name for name in named if FILE.fullmatch(name) and page != "CHANGELOG.rst"}
     assert [
@@ -198,9 +198,9 @@ PROGRAMS = {"runtimeproxy": command_group, "koord-runtime-proxy": run_command}
 COMMAND_LINE = re.compile(r"(runtimeproxy|koord-runtime-proxy)(?! --version| \d)\b")
 
 
-def test_command_lines_of_the_blocks_are_accepted() -> None:
-    """By click: commands, flags and values."""
-    found = {line for page in PAGES for each in blocks(page) if not each.language for line in each.lines}
+def test_command_lines_of_blocks_are_accepted() -> None:
+    """Parsed by click: commands, flags and values."""
+    found = {line for page in PAGES for block in blocks(page) if not block.language for line in block.lines}
     lines = sorted(filter(COMMAND_LINE.match, found))
     assert len(lines) > 10
     for line in lines:
@@ -214,7 +214,7 @@ def test_command_lines_of_the_blocks_are_accepted() -> None:
         command.make_context(path, words)
 
 
-def test_files_of_a_release_are_named_by_their_version() -> None:
+def test_release_files_are_named_by_their_version() -> None:
     built = re.compile(r"runtimeproxy[_-](\d+\.\d+\.\d+)")
     named = {(page, version) for page, text in PAGES.items() for version in built.findall(text)}
     assert {version for _, version in named} == {VERSION}

@@ -18,12 +18,12 @@ LONGEST = 1000
 
 @pytest.fixture
 def file(tmp_path: Path) -> StateFile:
-    """Return a file in a missing directory; no other user can write there, whatever the umask."""
+    """Return a file in a directory that does not exist yet. No other user can write there, whatever the umask."""
     tmp_path.chmod(0o700)
     return StateFile(str(tmp_path / "state" / "proxy" / "a"), LONGEST, durable=True)
 
 
-def test_state_file_contains_written_content(file: StateFile) -> None:
+def test_state_file_has_written_content(file: StateFile) -> None:
     assert file.read() == (b"", None)
     assert not Path(file.path).parent.exists(), "only a write makes it"
     for content in (OLD, NEW, b""):
@@ -35,26 +35,26 @@ def test_state_file_contains_written_content(file: StateFile) -> None:
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o777])
-def test_state_file_and_directory_modes_are_private(file: StateFile, umask: int) -> None:
+def test_state_file_and_directory_belong_to_user(file: StateFile, umask: int) -> None:
     Path(file.path).parent.parent.mkdir(mode=0o700)
     before = os.umask(umask)
     try:
-        if umask == 0o777:  # else it could not be entered without root's rights
+        if umask == 0o777:  # other users could not enter it
             Path(file.path).parent.mkdir()
             Path(file.path).parent.chmod(0o700)
         file.write(OLD)
     finally:
         os.umask(before)
-    own = Path(file.path)
-    assert [stat.S_IMODE(path.lstat().st_mode) for path in (own, own.parent)] == [0o600, 0o700]
-    assert {path.name for path in own.parent.iterdir()} == {own.name, ".a.lock"}
+    file_path = Path(file.path)
+    assert [stat.S_IMODE(each.lstat().st_mode) for each in (file_path, file_path.parent)] == [0o600, 0o700]
+    assert {each.name for each in file_path.parent.iterdir()} == {file_path.name, ".a.lock"}
 
 
 @pytest.mark.parametrize(("durable", "steps"), [(True, ["fsync", "rename", "fsync"]), (False, ["rename"])])
-def test_write_is_atomic_for_readers(
+def test_reader_gets_old_or_new_content(
     tmp_path: Path, durable: bool, steps: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Durable content is on the disk before its name is."""
+    """Durable content is on the disk before its directory entry."""
     file = StateFile(str(tmp_path / "a"), LONGEST, durable=durable)
     file.write(OLD)
     done: list[str] = []
@@ -76,19 +76,19 @@ def test_write_is_atomic_for_readers(
 def test_write_over_replaced_version_fails(file: StateFile) -> None:
     assert file.write(OLD, over=None) == file.version()
     version = file.version()
-    second = StateFile(file.path, LONGEST, durable=False)
-    second.write(NEW, over=version)
-    for expected in (version, None):
+    second_file = StateFile(file.path, LONGEST, durable=False)
+    second_file.write(NEW, over=version)
+    for expected_version in (version, None):
         with pytest.raises(Changed, match="was replaced by another process"):
-            file.write(OLD, over=expected)
+            file.write(OLD, over=expected_version)
     assert file.read()[0] == NEW
 
 
-def test_write_waits_for_lock_of_other_process(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_waits_for_other_process_up_to_limit(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write(OLD)
     Path(file.path).with_name(".a.new").write_text("the rest of a write that was killed")
     monkeypatch.setattr(files, "LOCK_SECONDS", 0.05)
-    folder = os.open(Path(file.path).parent, os.O_RDONLY)  # others may open it, and must not be able to lock
+    folder = os.open(Path(file.path).parent, os.O_RDONLY)  # others may open it, but not lock
     fcntl.flock(folder, fcntl.LOCK_EX)
     file.write(OLD)
     os.close(folder)
@@ -112,7 +112,7 @@ FOREIGN: list[tuple[str, str, bool]] = [
     ("chmod 777 .", "is in a directory that can be written by everybody", False),
     ("cd ..; mv proxy elsewhere; ln -s elsewhere proxy", "cannot be read (Not a directory)", False),
 ]
-"""A change of the file -> why it is not trusted, and whether the next write replaces it."""
+"""Change of the file -> why it is refused, and whether the next write replaces it."""
 ROOTS = [
     pytest.param("chmod 620 a; chgrp 12345 a", "can be written by group 12345", True, marks=pytest.mark.engine),
     pytest.param("chown 12345 a", "belongs to user 12345", True, marks=pytest.mark.engine),
@@ -120,7 +120,7 @@ ROOTS = [
 
 
 @pytest.mark.parametrize(("do", "why", "heals"), [*FOREIGN, *ROOTS])
-def test_file_that_others_could_have_written_is_refused(file: StateFile, do: str, why: str, heals: bool) -> None:
+def test_file_writable_by_others_is_refused(file: StateFile, do: str, why: str, heals: bool) -> None:
     file.write(OLD)
     subprocess.run(["sh", "-ec", do], cwd=Path(file.path).parent, check=True)
     with pytest.raises(StateError) as raised:
@@ -147,7 +147,7 @@ def test_failed_write_reports_cause(tmp_path: Path) -> None:
         assert str(raised.value) == f"{path} cannot be written ({why})"
 
 
-def test_full_disk_retains_old_content(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_old_file(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write(OLD)
 
     def full(fd: int) -> None:

@@ -9,7 +9,7 @@ from tests import skips
 pytest_plugins = "pytester"
 pytestmark = pytest.mark.slow
 MACHINE = "from tests.engines import probe; probe.missing_right = lambda: 'no CAP_TEST; get it'"
-# A test file that is run by itself, to test the result of each kind of skip: nothing of the suite is switched off.
+# A separate test file, to test the result of each kind of skip: no test of the suite is disabled.
 TESTS = """
 import unittest
 import pytest
@@ -40,7 +40,7 @@ def test_fixture(lacking):
 def test_expected_failure():
     raise AssertionError
 """
-WHOLE = "import pytest; pytest.skip('reason 4', allow_module_level=True)"
+MODULE = "import pytest; pytest.skip('reason 4', allow_module_level=True)"
 XDIST = ("-p", "xdist", "-n", "2")
 
 
@@ -51,7 +51,7 @@ def test_skip_counts_as_failure_when_engines_are_required(
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     monkeypatch.setenv(skips.VARIABLE, "1" if required else "0")
-    pytester.makepyfile(the_machine=MACHINE, test_each=TESTS, test_whole=WHOLE)
+    pytester.makepyfile(the_machine=MACHINE, test_each=TESTS, test_whole=MODULE)
     pytester.makeini("[pytest]\nmarkers =\n    engine: needs an engine\n")
     plugins = ("-p", "the_machine", "-p", "tests.conftest", "-p", "no:cacheprovider", "-rs", *workers)
     done = pytester.runpytest_subprocess(*plugins, "--continue-on-collection-errors", timeout=120)

@@ -1,17 +1,17 @@
-"""The node-installer: put the proxy on a node as its service, point the kubelet at it, and take both back.
+"""The node-installer: install the proxy as a service of a node, point the kubelet at it, and undo both.
 
 It runs in a pod of the chart's DaemonSet (``python3 -m runtimeproxy_installer``) with the node's root directory at
-/host, and uses Python's own library alone. One step is one file:
+/host, and imports only the standard library. Each step is one module:
 
-``wanted``   what the chart requests
+``desired``  the state that the chart requests
 ``node``     the node's files and commands
-``journal``  what was there before a change, so that it can be undone, also by a later run
-``tree``     the archive: its digest, its place on the node, its units
-``kubelet``  the kubelet's drop-in, its restart, and whether it is well
+``journal``  the files before a change, so that this run or a later one can undo it
+``tree``     the archive: its digest, its directory on the node, its units
+``kubelet``  the kubelet's drop-in, its restart, and its health
 ``api``      the Kubernetes API: the node's annotations, and leases
-``places``   how many nodes change at a time
-``work``     the order of all that
+``places``   how many nodes change at the same time
+``work``     the order of these steps
 
-Invariant: whatever fails, a node has the proxy and the kubelet's configuration that it had before, or those that are
-wanted, and its annotations name it.
+Invariant: after any failure a node has the proxy and the kubelet configuration from before, or the desired ones. Its
+annotations name the result.
 """

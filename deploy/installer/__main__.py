@@ -1,9 +1,9 @@
-"""The pod's process: do the work once, report on the node how it went, and stay.
+"""The pod's process: do the work once, report the result on the node, and run until the pod ends.
 
-Owns the annotations, and when a work that failed is tried again.
+Owns the annotations, and when failed work is repeated.
 Must not know: the steps.
-Invariant: the work is never done without a place where it changes the node, and one that was rolled back is not done
-again by itself: a kubelet would be restarted again and again.
+Invariant: a node changes only while it holds a place. Work that was rolled back is not repeated without a person, since
+each attempt restarts the kubelet.
 """
 
 import os
@@ -18,14 +18,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from . import kubelet, wanted
+from . import desired, kubelet
 from .api import Api, ApiError, in_cluster
-from .errors import Failed, Refused, RolledBack, Stopped, words
+from .errors import Failed, Refused, RolledBack, Stopped, error_text
 from .node import Node
 from .places import Places
 from .work import Work
 
-WANTED = Path("/etc/runtimeproxy-installer/wanted.json")
+DESIRED_FILE = Path("/etc/runtimeproxy-installer/wanted.json")
 READY = Path("/run/runtimeproxy-installer/ready")
 PREFIX = "runtimeproxy.koordinator.sh/installer-"
 STATES: Mapping[type[Exception], str] = {
@@ -35,81 +35,81 @@ STATES: Mapping[type[Exception], str] = {
     OSError: "Failed",
     Stopped: "Interrupted",
 }
-"""The state of a node by how the work ended; each but the second is done again by the next pod."""
-WAIT_SECONDS = 30.0
-"""Between two checks for a free place; each node waits more or less, so that a thousand do not query together."""
+"""The state of a node by the error of its work. The next pod repeats the work after each but the second."""
+POLL_SECONDS = 30.0
+"""Between two checks for a free place. The wait is random, so that a thousand nodes do not query at the same time."""
 REPORT_CHECKS = 20
-"""After so many looks a node reports again whom it waits for: each time is a write of its node."""
+"""Checks between two reports of the holder that a node waits for; each report writes the node object."""
 RENEW_SECONDS = 60.0
-LONGEST = 400
+MAX_REASON_LENGTH = 400
 """Longest reason in an annotation, in characters."""
 
 
 class Installer:
-    """The work of a pod: on the node ``name``, as ``wants`` requests."""
+    """The work of a pod on the node ``name``."""
 
     def __init__(
         self,
         api: Api,
         name: str,
         namespace: str,
-        wants: wanted.Wanted,
+        desired_state: desired.DesiredState,
         work: Callable[..., Work],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._api = api
         self._name = name
-        self._wants = wants
+        self._desired = desired_state
         self._work = work
         self._sleep = sleep
-        self._places = Places(api, namespace, wants.pool, wants.parallel, name)
+        self._places = Places(api, namespace, desired_state.pool, desired_state.parallel, name)
 
-    def once(self) -> bool:
-        """Do the work, unless it was rolled back before; report how it went; return whether the node is as wanted.
+    def run(self) -> bool:
+        """Do the work, unless it was rolled back before; report the result; return whether the state was reached.
 
-        Raises ApiError if the API server cannot be reached, or has no lease yet, before anything was done.
+        Raises ApiError, before the first change, if the API server is unreachable or has no lease yet.
         """
         node = self._api.node(self._name)
         annotations: Mapping[str, str] = node["metadata"].get("annotations") or {}
         if (
-            annotations.get(f"{PREFIX}wanted") == self._wants.fingerprint
+            annotations.get(f"{PREFIX}wanted") == self._desired.fingerprint
             and annotations.get(f"{PREFIX}state") == STATES[RolledBack]
         ):
-            self._places.take()
+            self._places.acquire()
             log(f"this was rolled back before; to try it again remove the annotation {PREFIX}state, then this pod")
             return False
         try:
-            version = self._done(kubelet.reported_by(node))
+            version = self._work_on_node(kubelet.reported_by(node))
         except tuple(STATES) as error:
             state = next(state for kind, state in STATES.items() if isinstance(error, kind))
-            self._report(state, words(error))
+            self._report(state, error_text(error))
             if isinstance(error, Refused | Stopped):
-                self._leave()
+                self._release_place()
             else:
-                self._hold()
+                self._keep_place()
             if isinstance(error, Stopped):
                 raise
             return False
         self._report("Installed" if version else "Removed", "", version)
-        self._leave()
+        self._release_place()
         return True
 
-    def stay(self) -> None:
-        """Keep the place of a node that failed, until the pod ends."""
+    def hold_until_stopped(self) -> None:
+        """Renew the lease of a node that failed, until the pod ends."""
         while True:
             self._sleep(RENEW_SECONDS)
             with suppress(ApiError):
                 self._places.renew()
 
-    def _done(self, reported: kubelet.Kubelet) -> str | None:
-        work = self._work(self._wants, reported, self._place, self._ready)
-        if self._wants.action == wanted.INSTALL:
+    def _work_on_node(self, reported: kubelet.Kubelet) -> str | None:
+        work = self._work(self._desired, reported, self._acquire_place, self._ready)
+        if self._desired.action == desired.INSTALL:
             return work.install()
         work.uninstall()
         return None
 
-    def _place(self) -> None:
-        """Wait until this node may change; a place that it has is renewed.
+    def _acquire_place(self) -> None:
+        """Wait until this node may change, or renew the place that it holds.
 
         After its first change a node continues without the API server.
         """
@@ -118,47 +118,47 @@ class Installer:
                 return
         except ApiError:
             return
-        waiting, looks = "", 0
-        while holders := self._holders():
-            if looks % REPORT_CHECKS == 0 and holders != waiting:
+        reported, checks = "", 0
+        while holders := self._blocking_holders():
+            if checks % REPORT_CHECKS == 0 and holders != reported:
                 self._report("Waiting", f"{holders} changes first")
-                waiting = holders
-            looks += 1
-            self._sleep(WAIT_SECONDS * random.uniform(0.5, 1.5))
+                reported = holders
+            checks += 1
+            self._sleep(POLL_SECONDS * random.uniform(0.5, 1.5))
         self._report("Working", "")
 
-    def _holders(self) -> str:
+    def _blocking_holders(self) -> str:
         try:
-            return self._places.take()
+            return self._places.acquire()
         except ApiError as error:
-            return f"nobody knows who ({error})"
+            return f"an unknown node ({error})"
 
     def _ready(self) -> bool:
         try:
             return kubelet.is_ready(self._api.node(self._name))
         except ApiError:
-            return True  # the API server's trouble is not the kubelet's
+            return True  # a failure of the API server is none of the kubelet
 
-    def _hold(self) -> None:
-        """Keep a place, so that no other node fails in the same way."""
+    def _keep_place(self) -> None:
+        """Hold a place, so that no other node fails in the same way."""
         with suppress(ApiError):
             if self._places.held is None:
-                self._places.take()
+                self._places.acquire()
 
-    def _leave(self) -> None:
+    def _release_place(self) -> None:
         try:
-            self._places.leave()
+            self._places.release()
         except ApiError as error:
-            log(f"{error}: the place is free again when its time has expired")
+            log(f"{error}: the place was not released, and is free when its lease expires")
 
     def _report(self, state: str, reason: str, version: str | None = "") -> None:
-        """Annotate the node, and log. ``version`` is "" if it is not known to be another one, None if it is none."""
-        reason = " ".join(reason.split())[:LONGEST]
+        """Annotate the node, and log. ``version`` "" keeps the annotation, None removes it."""
+        reason = " ".join(reason.split())[:MAX_REASON_LENGTH]
         log(f"{state}: {reason}" if reason else state)
         reported: dict[str, str | None] = {
             f"{PREFIX}state": state,
             f"{PREFIX}reason": reason or None,
-            f"{PREFIX}wanted": self._wants.fingerprint,
+            f"{PREFIX}wanted": self._desired.fingerprint,
         }
         if version != "":
             reported[f"{PREFIX}version"] = version
@@ -172,12 +172,12 @@ class Installer:
 
 
 def log(text: str) -> None:
-    """Print a line with its time."""
+    """Print a line with the time."""
     print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), text, flush=True)
 
 
 def stop(number: int, frame: FrameType | None) -> None:
-    """End the work as if it had failed: what is half done is undone within the pod's grace period."""
+    """End the work as if it had failed: incomplete changes are undone within the pod's grace period."""
     raise Stopped(f"the pod was requested to end by {signal.Signals(number).name}")
 
 
@@ -187,32 +187,32 @@ def main() -> int:
         signal.signal(number, stop)
     READY.unlink(missing_ok=True)
     try:
-        wants = wanted.read(WANTED)
+        desired_state = desired.read(DESIRED_FILE)
         name, namespace = os.environ["NODE_NAME"], os.environ["POD_NAMESPACE"]
         api = in_cluster()
 
         def work(*arguments: Any) -> Work:
             return Work(Node(), *arguments)
 
-        installer = Installer(api, name, namespace, wants, work)
+        installer = Installer(api, name, namespace, desired_state, work)
         while True:
             try:
-                good = installer.once()
+                succeeded = installer.run()
                 break
             except ApiError as error:
                 log(str(error))
                 time.sleep(5.0)
-        if good:
+        if succeeded:
             READY.touch()
-        installer.stay()
+        installer.hold_until_stopped()
     except Stopped as stopped:
         log(str(stopped))
         return 0
     except (Refused, ApiError, KeyError) as error:
         log(f"this pod cannot work: {error}")
     except Exception as error:  # its text may quote a value
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        log(f"unexpected {type(error).__name__} at {last.filename}:{last.lineno}: report it")
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        log(f"unexpected {type(error).__name__} at {frame.filename}:{frame.lineno}: report it")
     return 1
 
 

@@ -1,8 +1,8 @@
-"""The Kubernetes API, as far as the installer may use it: read and annotate its node, and hold leases of its release.
+"""The part of the Kubernetes API that the installer may use: its node, annotations, and the leases of its release.
 
 Owns the requests and the pod's credentials.
-Must not know: what annotations and leases are for.
-Invariant: no token is ever reported.
+Must not know: the purpose of annotations and leases.
+Invariant: no log line or error contains the token.
 """
 
 import json
@@ -15,13 +15,13 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-SECONDS = 10.0
+ACCOUNT_PATH = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+TIMEOUT_SECONDS = 10.0
 Object = dict[str, Any]
 
 
 class ApiError(Exception):
-    """The API server cannot be reached, or does not do what was requested."""
+    """The API server is unreachable, or refused a request."""
 
 
 class Api:
@@ -30,7 +30,7 @@ class Api:
     def __init__(self, url: str, token: Path, tls: ssl.SSLContext | None) -> None:
         self._url = url
         self._token = token
-        # A proxy that the environment names is for other things.
+        # HTTPS_PROXY of the environment does not apply to the API server.
         handlers = [urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls)]
         self._opener = urllib.request.build_opener(*handlers)
 
@@ -47,17 +47,17 @@ class Api:
         """Return a lease. Raises ApiError."""
         code, answer = self._request("GET", _lease(namespace, name))
         if code == HTTPStatus.NOT_FOUND:
-            why = f"there is no lease {name} in {namespace}, which the chart makes"
-            raise ApiError(f"{why}: if it is not there within a minute, install the chart again")
-        return _good(code, answer)
+            why = f"there is no lease {name} in {namespace}, which the chart creates"
+            raise ApiError(f"{why}: if it is missing for more than a minute, install the chart again")
+        return _decoded(code, answer)
 
     def put_lease(self, namespace: str, lease: Object) -> bool:
-        """Replace a lease if it is still the version that was read; return whether it was. Raises ApiError."""
+        """Replace a lease unless it changed since it was read; return whether it was replaced. Raises ApiError."""
         code, answer = self._request("PUT", _lease(namespace, lease["metadata"]["name"]), lease)
-        return code != HTTPStatus.CONFLICT and bool(_good(code, answer))
+        return code != HTTPStatus.CONFLICT and bool(_decoded(code, answer))
 
     def _send(self, method: str, path: str, body: Object | None = None, kind: str = "application/json") -> Object:
-        return _good(*self._request(method, path, body, kind))
+        return _decoded(*self._request(method, path, body, kind))
 
     def _request(
         self, method: str, path: str, body: Object | None = None, kind: str = "application/json"
@@ -66,7 +66,7 @@ class Api:
         try:
             headers = {"Authorization": f"Bearer {self._token.read_text().strip()}", "Content-Type": kind}
             request = urllib.request.Request(self._url + path, data, headers, method=method)
-            with self._opener.open(request, timeout=SECONDS) as answer:
+            with self._opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             with error:
@@ -76,7 +76,7 @@ class Api:
             raise ApiError(f"the API server cannot be reached: {getattr(reason, 'strerror', None) or reason}") from None
 
 
-def in_cluster(account: Path = ACCOUNT) -> Api:
+def in_cluster(account: Path = ACCOUNT_PATH) -> Api:
     """Return the API of the cluster that this pod is in. Raises ApiError."""
     try:
         host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
@@ -90,12 +90,12 @@ def _lease(namespace: str, name: str) -> str:
     return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
 
 
-def _good(code: int, answer: bytes) -> Object:
+def _decoded(code: int, answer: bytes) -> Object:
     try:
         content = json.loads(answer)
     except ValueError:
         content = {}
     if code >= HTTPStatus.BAD_REQUEST or not isinstance(content, dict):
-        reported = content.get("message", "no words") if isinstance(content, dict) else "no object"
+        reported = content.get("message", "no message") if isinstance(content, dict) else "no JSON object"
         raise ApiError(f"the API server answers {code}: {reported}")
     return content

@@ -1,8 +1,8 @@
-"""How the work on a node can end otherwise than wanted."""
+"""The errors of the work on a node."""
 
 
 class Refused(Exception):
-    """The node is not one for this, or something must be decided by a person; nothing was changed."""
+    """The node is unsuitable, or a person must decide; nothing was changed."""
 
 
 class Failed(Exception):
@@ -10,13 +10,13 @@ class Failed(Exception):
 
 
 class RolledBack(Exception):
-    """A step failed, and what was there before is there again."""
+    """A step failed, and the previous state was restored."""
 
 
 class Stopped(Exception):
-    """The pod is to end."""
+    """The pod received SIGTERM or SIGINT."""
 
 
-def words(error: BaseException) -> str:
-    """Return what went wrong, as it may stand on a node."""
+def error_text(error: BaseException) -> str:
+    """Return the text for the node's annotation."""
     return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)

@@ -1,9 +1,9 @@
-"""What was there before a change: the files that are replaced or made, kept on the node until all is well.
+"""The journal: the previous content of files that are replaced or created, stored on the node until the work succeeds.
 
-Owns the journal's file, and which directories come and go with the files.
-Must not know: what the files are for.
-Invariant: a file is in the journal before it is changed, so that a run that was cut off can be undone by the next one,
-also where it was cut off on its way back.
+Owns the journal's file, and which directories are created and removed with the files.
+Must not know: the purpose of the files.
+Invariant: a file is in the journal before it is changed. So the next run can undo an interrupted change, and an
+interrupted undo.
 """
 
 import json
@@ -12,59 +12,59 @@ from dataclasses import asdict
 
 from .node import File, Node
 
-PLACE = "/opt/runtimeproxy/undo.json"
+JOURNAL_PATH = "/opt/runtimeproxy/undo.json"
 
 
 class Journal:
-    """The journal of a node, with what a run that was cut off has left in it."""
+    """The journal of a node, with the entries of an interrupted run."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        found = node.text(PLACE)
-        before = {} if found is None else json.loads(found)
-        self._before: dict[str, File | None] = {place: file and File(**file) for place, file in before.items()}
+        text = node.text(JOURNAL_PATH)
+        before = {} if text is None else json.loads(text)
+        self._before: dict[str, File | None] = {node_path: file and File(**file) for node_path, file in before.items()}
 
     @property
-    def open(self) -> bool:
-        """Return whether a change is not done."""
+    def is_open(self) -> bool:
+        """Return whether a change is incomplete."""
         return bool(self._before)
 
     def change(self, files: Mapping[str, str | None]) -> None:
-        """Give files these contents, None to remove one; a directory comes with its first file and goes with its last.
+        """Write files, None to remove one. A directory is created with its first file and removed with its last.
         Raises OSError."""
-        changes = {place: text for place, text in files.items() if self._node.text(place) != text}
-        folders = {folder(place) for place in changes}
-        new: dict[str, File | None] = {made: None for made in folders if not self._node.path(made).exists()}
-        new |= {place: self._node.file(place) for place in changes if place not in self._before}
+        changes = {node_path: text for node_path, text in files.items() if self._node.text(node_path) != text}
+        folders = {folder(node_path) for node_path in changes}
+        new: dict[str, File | None] = {path: None for path in folders if not self._node.path(path).exists()}
+        new |= {node_path: self._node.file(node_path) for node_path in changes if node_path not in self._before}
         if new:
-            before = {place: file and asdict(file) for place, file in (self._before | new).items()}
-            self._node.write(PLACE, json.dumps(before), 0o600)
+            before = {node_path: file and asdict(file) for node_path, file in (self._before | new).items()}
+            self._node.write(JOURNAL_PATH, json.dumps(before), 0o600)
             self._before |= new
-        for place, text in changes.items():
+        for node_path, text in changes.items():
             if text is None:
-                self._node.remove(place)
-                self._node.remove(folder(place))
+                self._node.remove(node_path)
+                self._node.remove(folder(node_path))
             else:
-                self._node.write(place, text)
+                self._node.write(node_path, text)
 
     def undo(self) -> set[str]:
-        """Bring all files of the journal back as they were; return their places. Raises OSError.
+        """Restore all files of the journal; return their paths. Raises OSError.
 
-        The journal stays open until ``done``: a run that is cut off before has not restarted what reads these files.
+        The journal stays open until ``close``: before that, the units that read these files are not restarted.
         """
-        for place, file in reversed(self._before.items()):  # a directory after its files
+        for node_path, file in reversed(self._before.items()):  # a directory after its files
             if file is None:
-                self._node.remove(place)
-            elif self._node.file(place) != file:
-                self._node.put(place, file)
+                self._node.remove(node_path)
+            elif self._node.file(node_path) != file:
+                self._node.put(node_path, file)
         return set(self._before)
 
-    def done(self) -> None:
-        """Forget what was there before. Raises OSError."""
-        self._node.remove(PLACE)
+    def close(self) -> None:
+        """Remove the journal. Raises OSError."""
+        self._node.remove(JOURNAL_PATH)
         self._before = {}
 
 
-def folder(place: str) -> str:
+def folder(node_path: str) -> str:
     """Return the directory of a file."""
-    return place.rpartition("/")[0]
+    return node_path.rpartition("/")[0]

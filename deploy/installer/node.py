@@ -1,8 +1,8 @@
 """The node: its files below a root directory, and its commands.
 
-Owns how a command comes to run on the node and not in the pod, and how a file is replaced.
-Must not know: what any of them is for.
-Invariant: a file has its old or its new content, whatever happens meanwhile; no link of the node leads out of its root.
+Owns how a command runs on the node instead of in the pod, and how a file is replaced.
+Must not know: the purpose of any of them.
+Invariant: a file has its old or its new content at any time; no link of the node leads out of its root.
 """
 
 import errno
@@ -17,19 +17,19 @@ from pathlib import Path
 from .errors import Failed
 
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-ENTER = ("nsenter", "--target=1", "--mount", "--", "env", "--ignore-environment", _PATH)
-"""What runs a command with the node's files, which its process 1 has, and without the pod's variables."""
-SECONDS = 90.0
-"""How long a command may take: longer than a unit of the node may take to stop."""
-LONGEST = 200
+ENTER_COMMAND = ("nsenter", "--target=1", "--mount", "--", "env", "--ignore-environment", _PATH)
+"""Runs a command in the mount namespace of the node's process 1, without the pod's environment."""
+COMMAND_SECONDS = 90.0
+"""Timeout of a command: longer than a unit of the node may take to stop."""
+MAX_OUTPUT_LENGTH = 200
 """Longest part of a command's output that is reported."""
-_LINKS = 40
-"""Through how many links a path may lead, as in Linux."""
+_MAX_LINKS = 40
+"""Links that a path may contain, as in Linux."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file's text, mode and owner, -1 for the process that writes it; or a link, whose text is where it leads."""
+    """A file's text, mode and owner (-1: that of this process); or a link, whose text is its target."""
 
     text: str
     mode: int
@@ -39,73 +39,73 @@ class File:
 
 
 class Node:
-    """A node, whose files are below ``root``."""
+    """A node with its files below ``root``."""
 
-    def __init__(self, root: Path = Path("/host"), enter: Sequence[str] = ENTER) -> None:
+    def __init__(self, root: Path = Path("/host"), enter: Sequence[str] = ENTER_COMMAND) -> None:
         self.root = root
         self._enter = enter
 
-    def path(self, place: str) -> Path:
-        """Return where a path of the node is found here: also an absolute link leads below the root, as it does on the
-        node. Raises OSError."""
-        return self._found(place.split("/"), _LINKS)
+    def path(self, node_path: str) -> Path:
+        """Return the local path of a path of the node. An absolute link resolves below the root, as on the node.
+        Raises OSError."""
+        return self._resolve(node_path.split("/"), _MAX_LINKS)
 
-    def entry(self, place: str) -> Path:
-        """Return where the last part of a path is itself found here, which may be a link. Raises OSError."""
-        folder, _, name = place.rpartition("/")
+    def entry(self, node_path: str) -> Path:
+        """Return the local path without following a link in its last part. Raises OSError."""
+        folder, _, name = node_path.rpartition("/")
         return self.path(folder) / name
 
-    def _found(self, parts: list[str], links: int) -> Path:
-        found = self.root
-        for at, part in enumerate(parts):
+    def _resolve(self, parts: list[str], links: int) -> Path:
+        resolved = self.root
+        for index, part in enumerate(parts):
             if part in ("", "."):
                 continue
             if part == "..":
-                found = found if found == self.root else found.parent
-            elif (here := found / part).is_symlink():
+                resolved = resolved if resolved == self.root else resolved.parent
+            elif (candidate := resolved / part).is_symlink():
                 if not links:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), "/".join(parts))
-                target = os.readlink(here)
-                before = [] if target.startswith("/") else list(found.relative_to(self.root).parts)
-                return self._found([*before, *target.split("/"), *parts[at + 1 :]], links - 1)
+                target = os.readlink(candidate)
+                before = [] if target.startswith("/") else list(resolved.relative_to(self.root).parts)
+                return self._resolve([*before, *target.split("/"), *parts[index + 1 :]], links - 1)
             else:
-                found = here
-        return found
+                resolved = candidate
+        return resolved
 
-    def text(self, place: str) -> str | None:
-        """Return the text of a file; None if it is not there. Raises OSError."""
+    def text(self, node_path: str) -> str | None:
+        """Return the text of a file; None if it does not exist. Raises OSError."""
         try:
-            return self.path(place).read_bytes().decode(errors="surrogateescape")
+            return self.path(node_path).read_bytes().decode(errors="surrogateescape")
         except FileNotFoundError:
             return None
 
-    def file(self, place: str) -> File | None:
-        """Return the file or the link that is at a path; None if nothing is. Raises OSError."""
-        path = self.entry(place)
+    def file(self, node_path: str) -> File | None:
+        """Return the file or the link at a path; None if it does not exist. Raises OSError."""
+        path = self.entry(node_path)
         try:
-            found = path.lstat()
-            link = stat.S_ISLNK(found.st_mode)
+            status = path.lstat()
+            link = stat.S_ISLNK(status.st_mode)
             text = os.readlink(path) if link else path.read_bytes().decode(errors="surrogateescape")
         except FileNotFoundError:
             return None
-        return File(text, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, link)
+        return File(text, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, link)
 
-    def write(self, place: str, text: str, mode: int = 0o644) -> None:
-        """Replace a file, whose mode and owner stay, or make it with its directories. Raises OSError."""
+    def write(self, node_path: str, text: str, mode: int = 0o644) -> None:
+        """Replace a file and keep its mode and owner, or create it with its directories. Raises OSError."""
         file = File(text, mode)
         with suppress(FileNotFoundError):
-            found = self.path(place).stat()
-            if stat.S_ISREG(found.st_mode):  # a unit that is masked is a link to a device
-                file = File(text, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
-        self.put(place, file)
+            status = self.path(node_path).stat()
+            if stat.S_ISREG(status.st_mode):  # a unit that is masked is a link to a device
+                file = File(text, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+        self.put(node_path, file)
 
-    def put(self, place: str, file: File) -> None:
-        """Replace a file or a link, or make it with its directories. Raises OSError."""
-        path = self.entry(place)
+    def put(self, node_path: str, file: File) -> None:
+        """Replace a file or a link, or create it with its directories. Raises OSError."""
+        path = self.entry(node_path)
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         sibling = path.with_name(f".{path.name}.runtimeproxy-installer")
         try:
-            sibling.unlink(missing_ok=True)  # of a run that was cut off
+            sibling.unlink(missing_ok=True)  # of an interrupted run
             if file.link:
                 sibling.symlink_to(file.text)
                 os.lchown(sibling, file.user, file.group)
@@ -121,17 +121,17 @@ class Node:
                 os.unlink(sibling)
             raise
 
-    def remove(self, place: str) -> None:
-        """Remove a file or a link if it is there, or a directory if nothing is in it. Raises OSError."""
-        path = self.entry(place)
+    def remove(self, node_path: str) -> None:
+        """Remove a file or a link if it exists, or a directory if it is empty. Raises OSError."""
+        path = self.entry(node_path)
         if path.is_dir() and not path.is_symlink():
             with suppress(OSError):
                 path.rmdir()
         else:
             path.unlink(missing_ok=True)
 
-    def query(self, *command: str, seconds: float = SECONDS) -> tuple[int, str]:
-        """Run a command on the node; return its exit code and what it printed. Raises Failed if it cannot be run."""
+    def query(self, *command: str, seconds: float = COMMAND_SECONDS) -> tuple[int, str]:
+        """Run a command on the node; return its exit code and output. Raises Failed if it cannot be run."""
         try:
             done = subprocess.run(
                 [*self._enter, *command],
@@ -148,14 +148,14 @@ class Node:
             raise Failed(f"{command[0]} cannot be run: {error.strerror}") from None
         return done.returncode, done.stdout or done.stderr
 
-    def run(self, *command: str, seconds: float = SECONDS) -> str:
-        """Run a command on the node; return what it printed. Raises Failed if it fails."""
+    def run(self, *command: str, seconds: float = COMMAND_SECONDS) -> str:
+        """Run a command on the node; return its output. Raises Failed if it fails."""
         code, output = self.query(*command, seconds=seconds)
         if code:
-            reported = " ".join(output.split())[:LONGEST]
+            reported = " ".join(output.split())[:MAX_OUTPUT_LENGTH]
             raise Failed(f"{' '.join(command[:3])} failed with exit code {code}: {reported}")
         return output
 
-    def active(self, unit: str) -> bool:
+    def is_active(self, unit: str) -> bool:
         """Return whether a unit of systemd is active. Raises Failed."""
         return self.query("systemctl", "is-active", "--quiet", unit)[0] == 0

@@ -1,9 +1,9 @@
-"""The order of the work on a node: look, unpack, wait for a place, install, start, verify, then the kubelet; and back.
+"""The order of the work on a node: unpack, check, acquire a place, install, start, verify, then the kubelet; and back.
 
-Owns what is done before what, and what a failure undoes.
+Owns the order of the steps, and which changes a failure undoes.
 Must not know: how a place is held, how anything is reported.
-Invariant: nothing of the node is changed but /opt/runtimeproxy before all that can be looked at is good; the kubelet is
-the last to be pointed at the proxy and the first to be taken off it.
+Invariant: until all checks have passed, only /opt/runtimeproxy changes. The kubelet is pointed at the proxy last and
+removed from it first.
 """
 
 import json
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from . import kubelet, tree
-from .errors import Failed, Refused, RolledBack, Stopped, words
+from .desired import DesiredState
+from .errors import Failed, Refused, RolledBack, Stopped, error_text
 from .journal import Journal, folder
 from .kubelet import DropIn, Kubelet, Watch
 from .node import Node
-from .wanted import Wanted
 
 ARCHIVES = Path("/usr/share/runtimeproxy")
 CONFIG = "/etc/runtimeproxy/config.yaml"
@@ -27,22 +27,22 @@ REGISTRATIONS = "/etc/runtime/hookserver.d"
 GROUP = "runtimeproxy-metrics"
 VERIFY_SECONDS = 30.0
 OWN_CHECKS = ("listening", "registrations_read", "runtime", "not_draining")
-"""The checks of /readyz that an installation answers for. A hook server that is unavailable is none of them."""
-GOOD_BEFORE = ("runtime", "registrations", "cgroup")
-"""The checks of doctor that must not fail before anything is changed."""
+"""The checks of /readyz that an installation must pass. An unavailable hook server is not among them."""
+REQUIRED_CHECKS = ("runtime", "registrations", "cgroup")
+"""The checks of doctor that must not fail before the first change."""
 
 
 class Work:
-    """The work on one node, reported by ``kubelet`` and ``wanted``.
+    """The work on one node, whose kubelet is ``reported``.
 
-    ``place`` is called before the first change of the node, and returns when this node may change. ``ready`` queries
+    ``place`` is called before the first change of the node, and returns when this node may change. ``ready`` returns
     whether the node is ready.
     """
 
     def __init__(
         self,
         node: Node,
-        wanted: Wanted,
+        desired: DesiredState,
         reported: Kubelet,
         place: Callable[[], None],
         ready: Callable[[], bool],
@@ -52,7 +52,7 @@ class Work:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node = node
-        self._wanted = wanted
+        self._desired = desired
         self._reported = reported
         self._place = place
         self._ready = ready
@@ -62,66 +62,66 @@ class Work:
         self._home = ""
 
     def install(self) -> str:
-        """Make the node as wanted; return the version. Raises Refused, Failed, RolledBack."""
+        """Install the desired state; return the version. Raises Refused, Failed, RolledBack."""
         if not self._node.path("/run/systemd/system").is_dir():
             raise Refused("systemd does not run this node: install the proxy by hand")
         if any(self._node.path(unit).exists() for unit in tree.PACKAGE_UNITS):
-            raise Refused("a package has put the proxy on this node: upgrade it as such, or remove it first")
-        archive = tree.Archive(self._archives, self._wanted.sha256)
+            raise Refused("a package has put the proxy on this node: upgrade or remove that package")
+        archive = tree.Archive(self._archives, self._desired.sha256)
         _, version = tree.running(self._node)
-        if version and tree.is_newer(version, archive.version) and not self._wanted.allow_downgrade:
+        if version and tree.is_newer(version, archive.version) and not self._desired.allow_downgrade:
             raise Refused(
-                f"the node has {version}, newer than {archive.version}: take a newer archive, or set "
+                f"the node has {version}, newer than {archive.version}: use a newer archive, or set "
                 "nodeInstaller.allowDowngrade"
             )
-        journal = self._resumed()
+        journal = self._clean_journal()
         archive.unpack(self._node)
         self._home = archive.home
-        self._look()
+        self._check_node()
         before, _ = tree.running(self._node)
         try:
-            self._switch(journal)
-            self._kubelet(journal)
+            self._install_tree(journal)
+            self._configure_kubelet(journal)
         except BaseException as error:
-            if not journal.open:  # nothing was changed, or it was undone
+            if not journal.is_open:  # no change, or already undone
                 raise
             self._undo(journal)
             if isinstance(error, Stopped):
                 raise
-            raise RolledBack(f"{words(error)}; the node is as it was before") from error
-        journal.done()
-        tree.remove_others(self._node, archive.home, before)
+            raise RolledBack(f"{error_text(error)}; the node is as it was before") from error
+        journal.close()
+        tree.remove_except(self._node, archive.home, before)
         return archive.version
 
     def uninstall(self) -> None:
-        """Take the proxy off the node. Raises Refused, Failed, RolledBack."""
-        journal = self._resumed()
+        """Remove the proxy from the node. Raises Refused, Failed, RolledBack."""
+        journal = self._clean_journal()
         self._home, _ = tree.running(self._node)
         if self._home:
             self._place()
-            self._kubelet_back(journal)
-            journal.done()
+            self._restore_kubelet(journal)
+            journal.close()
             code, users = self._node.query(self._program, "in-use", "--no-headers")
             if code:
                 reported = " ".join(users.split())
                 raise Refused(f"still in use: {reported}: point it back (runtimeproxy kubelet-args) first")
             self._remove()
-        tree.remove_others(self._node)
+        tree.remove_except(self._node)
 
     @property
     def _program(self) -> str:
         return f"{self._home}/bin/runtimeproxy"
 
-    def _resumed(self) -> Journal:
-        """Return the journal, after what an earlier run has left half done was undone."""
+    def _clean_journal(self) -> Journal:
+        """Undo an interrupted earlier run; return the journal."""
         journal = Journal(self._node)
-        if journal.open:
+        if journal.is_open:
             self._place()
             self._undo(journal)
         return journal
 
-    def _look(self) -> None:
-        """Look at the node with the new tree, which runs nowhere yet. Raises Refused, Failed."""
+    def _check_node(self) -> None:
+        """Check the node with the programs of the new tree, before it runs. Raises Refused, Failed."""
         text = self._config()
         config = f"{self._home}.config.yaml" if text else ""
         try:
@@ -137,16 +137,16 @@ class Work:
                     "nodeInstaller.config.backend-runtime-mode for this pool"
                 )
             for row in self._doctor(*flags):
-                if row["verdict"] == "failed" and row["check"] in GOOD_BEFORE:
+                if row["verdict"] == "failed" and row["check"] in REQUIRED_CHECKS:
                     raise Refused(f"doctor: {row['check']}: {row['why']}; {row['do']}")
         finally:
             if config:
                 self._node.remove(config)
         self._check_group()
-        if self._wanted.configure_kubelet:
+        if self._desired.configure_kubelet:
             drop_in = self._drop_in()
             drop_in.text()
-            if fault := self._watch(drop_in).unwell():
+            if fault := self._watch(drop_in).fault():
                 raise Refused(f"{fault}, before anything was changed: repair the kubelet first")
 
     def _doctor(self, *flags: str) -> list[dict[str, Any]]:
@@ -154,56 +154,56 @@ class Work:
         try:
             rows: list[dict[str, Any]] = json.loads(output)
         except ValueError:
-            raise Failed(f"doctor does not answer: {' '.join(output.split())}") from None
+            raise Failed(f"doctor printed no JSON: {' '.join(output.split())}") from None
         return rows
 
     def _config(self) -> str:
-        """Return the text of the configuration, "" if the node's own one, or none, stays. Raises OSError."""
+        """Return the configuration to write, "" if the node keeps its own or has none. Raises OSError."""
         own = not (self._node.text(CONFIG) or CONFIG_HEAD).startswith(CONFIG_HEAD)
-        keys = {**self._reported.config, **self._wanted.config}
-        if not keys or (own and not self._wanted.config):
+        keys = {**self._reported.config, **self._desired.config}
+        if not keys or (own and not self._desired.config):
             return ""
         return CONFIG_HEAD + "".join(f"{key}: {json.dumps(value)}\n" for key, value in sorted(keys.items()))
 
     def _check_group(self) -> None:
-        number = self._group()
-        if number not in (None, self._wanted.metrics_group_id):
+        number = self._group_number()
+        if number not in (None, self._desired.metrics_group_id):
             raise Refused(f"the group {GROUP} has the number {number} here: set metricsGroupId to it for this pool")
 
-    def _group(self) -> int | None:
+    def _group_number(self) -> int | None:
         rows = (line.split(":") for line in (self._node.text("/etc/group") or "").splitlines())
         return next((int(row[2]) for row in rows if row[0] == GROUP), None)
 
-    def _switch(self, journal: Journal) -> None:
-        """Have the node's units run the new tree. Raises Failed, OSError."""
+    def _install_tree(self, journal: Journal) -> None:
+        """Make the node's units run the new tree. Raises Failed, OSError."""
         files = tree.units(self._node, self._home)
         if text := self._config():
             files[CONFIG] = text
         before, _ = tree.running(self._node)
-        if before:  # units that the new tree has no more
+        if before:  # units that the new tree does not have
             files |= dict.fromkeys(tree.units(self._node, before).keys() - files.keys())
-        if any(self._node.text(place) != text for place, text in files.items()) or not self._node.active(tree.SERVICE):
+        if any(self._node.text(path) != text for path, text in files.items()) or not self._node.is_active(tree.SERVICE):
             self._place()
-            if self._group() is None:
-                self._node.run("groupadd", "--system", f"--gid={self._wanted.metrics_group_id}", GROUP)
+            if self._group_number() is None:
+                self._node.run("groupadd", "--system", f"--gid={self._desired.metrics_group_id}", GROUP)
             self._node.path(REGISTRATIONS).mkdir(mode=0o755, parents=True, exist_ok=True)
             journal.change(files)
             self._start(self._home)
         self._verify()
 
     def _start(self, home: str) -> None:
-        """Start the sockets of a tree, if they do not listen yet, and restart its service; an exporter that runs is
-        restarted too, since one of another version may not understand the proxy."""
+        """Start the sockets of a tree, if they do not listen yet, and restart its service. A running exporter is
+        restarted too, since another version may not understand the proxy."""
         self._node.run("systemctl", "daemon-reload")
-        sockets = tree.names(tree.units(self._node, home), ".socket")
+        sockets = tree.unit_names(tree.units(self._node, home), ".socket")
         self._node.run("systemctl", "enable", *sockets, tree.SERVICE)
         self._node.run("systemctl", "start", *sockets)
         self._node.run("systemctl", "restart", tree.SERVICE)
         self._node.query("systemctl", "try-restart", tree.EXPORTER)
-        tree.link(self._node, home)
+        tree.link_command(self._node, home)
 
     def _verify(self) -> None:
-        """See that the proxy is ready, and that a call passes through it. Raises Failed."""
+        """Check that the proxy is ready, and that a call passes through it. Raises Failed."""
         end = self._clock() + VERIFY_SECONDS
         while fault := self._fault():
             if self._clock() > end:
@@ -219,8 +219,8 @@ class Work:
             reported = json.loads(output)
         except ValueError:
             return " ".join(output.split())
-        bad = [f"{found['name']}: {found['reason']}" for found in reported["checks"] if found["state"] == "failed"]
-        own = [words for words in bad if words.partition(":")[0] in OWN_CHECKS]
+        bad = [f"{check['name']}: {check['reason']}" for check in reported["checks"] if check["state"] == "failed"]
+        own = [line for line in bad if line.partition(":")[0] in OWN_CHECKS]
         return "; ".join(own) if reported["checks"] else str(reported["text"])
 
     def _drop_in(self) -> DropIn:
@@ -228,23 +228,23 @@ class Work:
 
     def _watch(self, drop_in: DropIn) -> Watch:
         ready = self._ready if self._reported.ready else lambda: True
-        return Watch(self._node, drop_in.unit, self._wanted.healthz_port, ready, self._sleep, self._clock)
+        return Watch(self._node, drop_in.unit, self._desired.healthz_port, ready, self._sleep, self._clock)
 
-    def _kubelet(self, journal: Journal) -> None:
-        """Point the kubelet at the proxy, or take it off again, as is wanted."""
-        if not self._wanted.configure_kubelet:
-            self._kubelet_back(journal)
+    def _configure_kubelet(self, journal: Journal) -> None:
+        """Point the kubelet at the proxy, or restore it, by the desired state."""
+        if not self._desired.configure_kubelet:
+            self._restore_kubelet(journal)
             return
         drop_in = self._drop_in()
         text = drop_in.text()
-        if self._node.text(drop_in.place) != text:
+        if self._node.text(drop_in.path) != text:
             self._place()
             kubelet.change(self._node, journal, drop_in, text, self._watch(drop_in))
 
-    def _kubelet_back(self, journal: Journal) -> None:
-        """Take the installer's own drop-in away. Raises RolledBack if the kubelet is not well without it."""
+    def _restore_kubelet(self, journal: Journal) -> None:
+        """Remove the installer's own drop-in. Raises RolledBack if the kubelet is unhealthy without it."""
         drop_in = self._drop_in()
-        if not drop_in.there:
+        if not drop_in.is_installed:
             return
         self._place()
         try:
@@ -253,29 +253,31 @@ class Work:
             self._undo(journal)
             if isinstance(error, Stopped):
                 raise
-            raise RolledBack(f"{words(error)}; the node is as it was before") from error
+            raise RolledBack(f"{error_text(error)}; the node is as it was before") from error
 
     def _remove(self) -> None:
         """Stop the units and remove them. Raises Failed, OSError."""
         files = tree.units(self._node, self._home)
         self._node.run("systemctl", "stop", "runtimeproxy-hooks@*.service")
-        self._node.run("systemctl", "disable", "--now", *tree.names(files, ".socket"), *tree.names(files, ".service"))
-        tree.link(self._node, "")
+        self._node.run(
+            "systemctl", "disable", "--now", *tree.unit_names(files, ".socket"), *tree.unit_names(files, ".service")
+        )
+        tree.link_command(self._node, "")
         service = f"{tree.UNITS}/{tree.SERVICE}"
         folders = {folder(file) for file in files} - {tree.UNITS}
-        # While the service's file is there, the next run continues here.
-        for place in [*(files.keys() - {service}), *folders, service]:
-            self._node.remove(place)
+        # As long as the service's file exists, the next run continues here.
+        for path in [*(files.keys() - {service}), *folders, service]:
+            self._node.remove(path)
         self._node.run("systemctl", "daemon-reload")
 
     def _undo(self, journal: Journal) -> None:
-        """Bring back what was there before, the kubelet first. What fails does not stop the rest. Raises Failed."""
+        """Restore the previous state, the kubelet first. Continues after a failure, then raises Failed."""
         changed = journal.undo()
         faults: list[str] = []
         for unit in (kubelet.UNIT, kubelet.CRI_DOCKERD):
-            if any(place.startswith(f"{tree.UNITS}/{unit}.d/") for place in changed):
+            if any(path.startswith(f"{tree.UNITS}/{unit}.d/") for path in changed):
                 with _collected(faults):
-                    kubelet.back(self._node, unit)
+                    kubelet.restore(self._node, unit)
         if f"{tree.UNITS}/{tree.SERVICE}" in changed or CONFIG in changed:
             home, _ = tree.running(self._node)
             with _collected(faults):
@@ -283,23 +285,23 @@ class Work:
                     self._start(home)
                 else:
                     self._stop_removed(changed)
-        journal.done()
+        journal.close()
         if faults:
-            raise Failed(f"the way back failed: {'; '.join(faults)}: repair this node by hand")
+            raise Failed(f"rollback failed: {'; '.join(faults)}: repair this node by hand")
 
     def _stop_removed(self, files: set[str]) -> None:
-        """Stop units whose files are gone."""
-        units = tree.names(files, ".socket") + tree.names(files, ".service")
+        """Stop units whose files were removed."""
+        units = tree.unit_names(files, ".socket") + tree.unit_names(files, ".service")
         self._node.query("systemctl", "stop", *units)
-        for wanted in self._node.path(tree.UNITS).glob("*.wants/*"):
-            if wanted.name in units:
-                wanted.unlink()
+        for link in self._node.path(tree.UNITS).glob("*.wants/*"):
+            if link.name in units:
+                link.unlink()
         self._node.run("systemctl", "daemon-reload")
-        tree.link(self._node, "")
+        tree.link_command(self._node, "")
 
 
 class _collected(suppress):
-    """Adds what fails within it to a list, and continues."""
+    """Suppresses an error and appends its text to a list."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__(Failed, OSError)
@@ -307,5 +309,5 @@ class _collected(suppress):
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         if error is not None:
-            self._faults.append(words(error))
+            self._faults.append(error_text(error))
         return super().__exit__(kind, error, trace)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PACKED = ("__init__", "errors", "version", "files", "relay/listener", "cli/shared/configuration", "settings/*")
-"""What the check needs of the package runtimeproxy."""
+"""Modules of runtimeproxy that the check imports."""
 
 
 def filled(text: str, packages: Path, version: str) -> str:
@@ -29,7 +29,7 @@ def archive(packages: Path) -> bytes:
     """Return a zip file that runs precheck.py, with the modules that it imports."""
     package = packages / "runtimeproxy"
     files = [path for name in PACKED for path in package.glob(f"{name}.py")]
-    # These packages are empty: what they import themselves is not needed.
+    # These packages are packed empty: the check does not need their imports.
     texts = {f"runtimeproxy/{name}/__init__.py": b"" for name in ("relay", "cli", "cli/shared")}
     texts |= {str(path.relative_to(packages)): path.read_bytes() for path in [*files, *packages.glob("yaml/*.py")]}
     texts["__main__.py"] = (HERE / "precheck.py").read_bytes()

@@ -3,19 +3,19 @@
 ``maintainer_scripts.archive`` packs it with these rules for the packages' scripts. The installed version's Python runs
 it: ``python3 -I check.pyz PID``, 0 for no process. Exit code 3: this version would not start.
 
-Invariant: except the standard library it imports only what is packed. It prints no value of the environment but
-those of the proxy's own variables that are wrong.
+Invariant: it imports only the standard library and the packed modules. Of the environment it prints only invalid values
+of the proxy's own variables.
 """
 
 import os
 import sys
 from pathlib import Path
 
-FOUND = 3
+INVALID = 3
 
 
 def main() -> int:
-    """Print all that is wrong; return the exit code."""
+    """Print all errors; return the exit code."""
     from runtimeproxy.cli.shared.configuration import configuration, configuration_file
     from runtimeproxy.errors import ConfigError
     from runtimeproxy.relay.listener import group_id
@@ -31,11 +31,11 @@ def main() -> int:
         errors = (str(error),)
     for line in errors:
         print(f"runtimeproxy: {line}")
-    return FOUND if errors else 0
+    return INVALID if errors else 0
 
 
 def _of_process(pid: int) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the flags by the options' names, and the environment. Raises ConfigError for a flag that there is not."""
+    """Return the flags by option name, and the environment. Raises ConfigError for an unknown flag."""
     from runtimeproxy.errors import ConfigError
     from runtimeproxy.settings.options import ENVIRONMENT_PREFIX, OPTIONS
 
@@ -46,7 +46,7 @@ def _of_process(pid: int) -> tuple[dict[str, str], dict[str, str]]:
             Path(f"/proc/{pid}/{name}").read_text(errors="surrogateescape").split("\0")
             for name in ("cmdline", "environ")
         )
-    except OSError:  # it has ended meanwhile, as in a crash loop
+    except OSError:  # the process has ended, as in a crash loop
         return {}, {}
     # In the tree a program is "-c CODE", after the loader and its flags.
     given = iter(words[words.index("-c") + 2 : -1] if "-c" in words else [])

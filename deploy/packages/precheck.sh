@@ -1,6 +1,6 @@
-# Reads the configuration of the running proxy with this version's rules, before any file of this version is there: so
-# if something is wrong, the version that runs stays installed, and can be started again. The installed version's Python
-# runs it. Where that is not possible, check_tree is the check.
+# Checks the configuration of the running proxy by this version's rules, before any file of this version is installed. If
+# it is invalid, the running version stays installed and can be restarted. The installed version's Python runs the check.
+# Without it, check_tree is the check.
 check_configuration() {
     [ -x "$tree/bin/python3" ] || return 0
     folder=$(mktemp -d)
@@ -18,7 +18,7 @@ END
     0) ;;
     3)
         report "version @VERSION@ would not start with this configuration, so it is not installed." \
-            "Correct it, and install again. The installed version is as it was, and runs on."
+            "Correct it, and install again. The installed version is unchanged and continues to run."
         return 1
         ;;
     *) report "the configuration could not be checked beforehand (exit code $found)" ;;

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Starts @NAME@ with the Python and the libraries of this tree, as this process. The loader's name is the program's.
+# Replaces this process by @NAME@, with the Python and the libraries of this tree. The loader has the program's name.
 self=$0
 if [ -L "$self" ]; then
     if ! command -v readlink >/dev/null; then
@@ -8,11 +8,11 @@ if [ -L "$self" ]; then
     fi
     self=$(readlink -f "$self")
 fi
-# With CDPATH set cd would look elsewhere, and print what it found.
+# With CDPATH set, cd would search other directories and print its result.
 case $self in
 */*) root=$(CDPATH='' cd "${self%/*}/.." && pwd -P) ;;
 *) root=$(cd .. && pwd -P) ;;
 esac
-# A locale is a file of the node's own C library, made for another one than this tree's. Python then works in UTF-8.
+# The node's locale files belong to its own C library, not to that of this tree. Python then uses UTF-8.
 export LC_ALL=C
 exec "$root/libexec/@NAME@" --inhibit-cache --argv0 "$root/bin/python3" --library-path "$root/lib" "$root/lib/python3" @ARGUMENTS@"$@"

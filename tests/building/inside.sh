@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs a program in a root of its own, as this process: inside.sh TREE WORK SHARED PROGRAM [ARGUMENT...]
-# TREE is a directory that stays as it is, WORK an empty one, SHARED one that is at the same place inside. /tmp is
-# noexec there, HOME is unset; all else that is mounted is the kernel's. Needs root.
+# Runs a program in its own root, as this process: inside.sh TREE WORK SHARED PROGRAM [ARGUMENT...]
+# TREE is a directory that stays unchanged, WORK an empty one, SHARED one with the same path inside. /tmp is noexec
+# there, HOME is unset; the other mounts are the kernel's. Needs root.
 set -eu
 if [ -z "${INSIDE:-}" ]; then
     INSIDE=yes exec unshare --mount "$0" "$@" # mounts end with the process

@@ -1,4 +1,4 @@
-"""The files of a release for the tests: built once a run, from the working tree; and where to run them."""
+"""The files of a release, built once per run from the working tree, and roots to run them in."""
 
 import fcntl
 import os
@@ -12,13 +12,13 @@ from tests.docs import ROOT
 from tests.engines.probe import missing_tool
 
 ARTEFACTS = ("wheel", "sdist", "archive", "deb", "chart", *(() if missing_tool("helm") else ("manifests",)))
-"""What tests need of scripts/build."""
+"""The artefacts that tests use."""
 INSIDE = Path(__file__).with_name("inside.sh")
 PROGRAMS = ("koord-runtime-proxy", "runtimeproxy", "runtimeproxy-hooks")
 
 
 def release(folder: Path) -> Path:
-    """Return the directory of the built files, which the first call with this folder makes, in whatever process."""
+    """Return the directory of the built files. The first call with this folder builds them, in any process."""
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -31,7 +31,7 @@ def release(folder: Path) -> Path:
 
 
 def bare_tree(folder: Path) -> Path:
-    """Make a root with nothing but sh and tar, which are the static busybox."""
+    """Create a root with only sh and tar, which are the static busybox."""
     (folder / "bin").mkdir(parents=True)
     busybox = shutil.which("busybox")
     assert busybox, "run scripts/install"
@@ -41,13 +41,13 @@ def bare_tree(folder: Path) -> Path:
 
 
 def inside(tree: Path, work: Path, shared: Path) -> Sequence[str]:
-    """Return what runs a program, whose words follow, in a root of its own (inside.sh); ``work`` is made."""
+    """Return the command that runs another one in its own root (inside.sh); creates ``work``."""
     work.mkdir()
     return [str(INSIDE), str(tree), str(work), str(shared)]
 
 
 def wrapped(archive: Path, command: Sequence[str], folder: Path) -> Path:
-    """Write scripts that run the archive's programs by a command (``inside``) into a directory, by their names."""
+    """Write scripts into a directory that run the archive's programs by a command (``inside``)."""
     folder.mkdir()
     before = " ".join(f"'{word}'" for word in command)
     for name in PROGRAMS:

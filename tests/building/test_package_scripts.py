@@ -1,4 +1,4 @@
-"""The scripts of the Debian package, and the shell that the RPM shares, run below a root of the test with stubs."""
+"""The scripts of the Debian package, and the shell that the RPM shares, run below a root of the test, with stubs."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ STOPS_MEANWHILE = 'case "$*" in *is-active*) ! grep -q debhelper "$CALLS" ;; esa
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the scripts with everything put in, their check made of the checkout."""
+    """Return the scripts with all insertions; their check is built from the checkout."""
     folder = tmp_path_factory.mktemp("packages")
     (folder / "runtimeproxy").symlink_to(ROOT / "runtimeproxy")
     (folder / "runtimeproxy_hooks").symlink_to(ROOT / "hooks")
@@ -43,7 +43,7 @@ class Ran(NamedTuple):
 
 
 class Node:
-    """A root with the package's programs as stubs; what a stub does is the shell in its variable."""
+    """A root with stubs of the package's programs. Each stub runs the shell code in its variable."""
 
     def __init__(self, root: Path, scripts: Mapping[str, str]) -> None:
         self.root, self.scripts = root, scripts
@@ -85,7 +85,7 @@ FIRST = "systemd-sysusers runtimeproxy.conf;runtimeproxy config check;debhelper"
 UPGRADE, CONFIGURE = "preinst upgrade 1.0", "postinst configure 1.0"
 CASES: dict[str, tuple[str, dict[str, str], int, str, str]] = {
     "installed Python checks": (UPGRADE, {"SYSTEMCTL": "echo 77"}, 0, "", "systemctl show;python3 -I;debhelper"),
-    "bad configuration": (UPGRADE, BAD, 1, "bad key|9.8.7 would not start|runs on", "!debhelper"),
+    "bad configuration": (UPGRADE, BAD, 1, "bad key|9.8.7 would not start|continues to run", "!debhelper"),
     "check cannot run": (UPGRADE, {"PYTHON": "exit 127"}, 0, "could not be checked beforehand", "debhelper"),
     "first installation checks nothing": ("preinst install", BAD, 0, "", "!python3;debhelper"),
     "first installation": ("postinst configure", {"SYSTEMCTL": SERVES}, 0, "nothing uses it yet|kubelet-args", FIRST),
@@ -104,23 +104,25 @@ CASES: dict[str, tuple[str, dict[str, str], int, str, str]] = {
     "purge": ("postrm purge", {}, 0, "", "debhelper;groupdel runtimeproxy-metrics"),
     "purge without a group": ("postrm purge", {"GETENT": "exit 2"}, 0, "", "!groupdel"),
 }
-"""Command, what stubs do, exit code, what is reported, and the calls in their order ("!": is not called)."""
+"""Command, code of the stubs, exit code, reported texts, and the calls in order ("!": not called)."""
 
 
 @pytest.mark.parametrize(("command", "does", "code", "words", "calls"), CASES.values(), ids=CASES)
-def test_scripts(node: Node, command: str, does: dict[str, str], code: int, words: str, calls: str) -> None:
+def test_maintainer_scripts_run_expected_commands(
+    node: Node, command: str, does: dict[str, str], code: int, words: str, calls: str
+) -> None:
     if command == "preinst install":
         (node.root / "usr/lib/runtimeproxy/bin/python3").unlink()
     ran = node.run(command, does)
     assert ran.code == code, ran.reported
-    assert [each for each in words.split("|") if each not in ran.reported] == []
+    assert [expected for expected in words.split("|") if expected not in ran.reported] == []
     assert ran.reported or not words
-    desired, made = calls.split(";"), iter(ran.calls)
-    assert [call for call in desired if call[0] != "!" and not any(line.startswith(call) for line in made)] == []
+    desired, actual = calls.split(";"), iter(ran.calls)
+    assert [call for call in desired if call[0] != "!" and not any(line.startswith(call) for line in actual)] == []
     assert [call for call in desired if call[0] == "!" and any(line.startswith(call[1:]) for line in ran.calls)] == []
 
 
-def test_without_systemd_nothing_is_queried(node: Node) -> None:
+def test_scripts_query_no_socket_without_systemd(node: Node) -> None:
     (node.root / "run/systemd/system").rmdir()
     for command in (UPGRADE, CONFIGURE, "prerm remove"):
         ran = node.run(command)
@@ -139,14 +141,14 @@ CONFIGURATIONS = [
 
 
 @pytest.mark.parametrize(("text", "flags", "code", "words"), CONFIGURATIONS)
-def test_check_needs_nothing_but_python(node: Node, text: str, flags: list[str], code: int, words: str) -> None:
-    """What runs has the form of the tree's process, and a variable that names the file."""
+def test_check_requires_only_python(node: Node, text: str, flags: list[str], code: int, words: str) -> None:
+    """The process has the command line of the tree's, and a variable that names the file."""
     environ = {"RUNTIMEPROXY_CONFIG": str(node.write("config.yaml", text)), "TOKEN": "canary-4711"}
     command = [sys.executable, "-I", "-c", "import sys; print(flush=True); sys.stdin.read()", *flags]
     with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        process.stdout.readline()  # it has its command line
-        python = f'exec {sys.executable} -S "$@"'  # without what is installed
+        process.stdout.readline()  # its command line is set
+        python = f'exec {sys.executable} -S "$@"'  # without installed packages
         ran = node.run(UPGRADE, {"SYSTEMCTL": f"echo {process.pid}", "PYTHON": python})
         process.communicate()
     assert (ran.code, [word for word in words.split("|") if word not in ran.reported]) == (code, []), ran.reported
@@ -168,23 +170,23 @@ def registered(node: Node, name: str, folder: str = "/var/run/runtimeproxy-hooks
     return node.write(f"etc/runtime/hookserver.d/{name}", content)
 
 
-def test_removal_takes_registrations_of_our_hook_servers(node: Node) -> None:
-    ours = [registered(node, name) for name in ("cpuset.json", "10-cpuset-gpu.json", "all.json")]
-    others = [registered(node, name) for name in ("koordlet.json", "cpuset-mine.json", "99-all-x.json")]
-    others.append(registered(node, "gpu.json", "/run/else"))
+def test_removal_deletes_registrations_of_packaged_servers(node: Node) -> None:
+    packaged = [registered(node, name) for name in ("cpuset.json", "10-cpuset-gpu.json", "all.json")]
+    foreign = [registered(node, name) for name in ("koordlet.json", "cpuset-mine.json", "99-all-x.json")]
+    foreign.append(registered(node, "gpu.json", "/run/else"))
     assert node.run("prerm remove").code == 0
-    assert ([file for file in ours if file.exists()], [file for file in others if not file.exists()]) == ([], [])
+    assert ([file for file in packaged if file.exists()], [file for file in foreign if not file.exists()]) == ([], [])
 
 
-def test_purge_leaves_registrations_of_others_alone(node: Node) -> None:
-    made = [node.write(place) for place in MADE]
+def test_purge_keeps_registrations_of_other_servers(node: Node) -> None:
+    created = [node.write(place) for place in MADE]
     theirs = registered(node, "koordlet.json", "/var/run/koordlet")
     assert node.run("postrm purge").code == 0
-    assert [path for path in made if path.exists()] == []
+    assert [path for path in created if path.exists()] == []
     assert [path for path in (node.root / "etc").rglob("*") if path.is_file()] == [theirs]
 
 
-def test_purge_leaves_sockets_of_others_and_nothing_empty(node: Node) -> None:
+def test_purge_keeps_foreign_sockets_and_no_empty_directory(node: Node) -> None:
     (node.root / "etc/runtime/hookserver.d").mkdir(parents=True)
     assert node.run("postrm purge").code == 0
     assert list((node.root / "etc").iterdir()) == []

@@ -1,6 +1,6 @@
 """The files of a release.
 
-The archive runs where there is nothing but a kernel, a shell and tar, as one process with its own name. The tree of the
+The archive needs only a kernel, a shell and tar, and runs as one process with its own name. The tree of the
 Debian package is the archive's. A bill of materials names each part of its artefact, with version, licence and hash.
 """
 
@@ -39,7 +39,7 @@ def output_of(*command: str | Path, **more: object) -> str:
     return str(done.stdout)
 
 
-def test_archive_runs_where_there_are_only_sh_and_tar(release: Path, tmp_path: Path) -> None:
+def test_archive_runs_with_only_sh_and_tar(release: Path, tmp_path: Path) -> None:
     (file,) = release.glob("*_linux_x86_64.tar.gz")
     tree, place = bare_tree(tmp_path / "tree"), tmp_path / "of its own"
     place.mkdir()
@@ -54,7 +54,7 @@ def test_archive_runs_where_there_are_only_sh_and_tar(release: Path, tmp_path: P
 
 
 def imported() -> set[str]:
-    """Return what the proxy and its hook servers import, some of it only when they need it."""
+    """Return all modules that the proxy and its hook servers import, also those imported late."""
     return {
         name
         for folder in ("runtimeproxy", "hooks")
@@ -66,7 +66,7 @@ def imported() -> set[str]:
     }
 
 
-def test_everything_that_is_ever_imported_is_there(archive: Path) -> None:
+def test_tree_contains_every_imported_module(archive: Path) -> None:
     code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
     assert output_of(archive / "bin/python3", "-I", "-c", code, *sorted(imported())) == ""
 
@@ -78,11 +78,11 @@ RUNNING = {
     "runtimeproxy": ("runtimeproxy", f"run {PROXY}"),
     "runtimeproxy-hooks": ("runtimeproxy-ho", "gpu --endpoint={0}/served --register-dir={0}"),
 }
-"""What the kernel keeps of each program's name, 15 bytes, and arguments with which it serves at ``served``."""
+"""The program names as the kernel truncates them (15 bytes), and arguments to serve at ``served``."""
 
 
 @pytest.mark.parametrize("name", sorted(RUNNING))
-def test_program_is_one_process_by_its_own_name(archive: Path, tmp_path: Path, name: str) -> None:
+def test_program_is_single_process_with_own_name(archive: Path, tmp_path: Path, name: str) -> None:
     comm, arguments = RUNNING[name]
     words = arguments.format(tmp_path).split()
     with (tmp_path / "log").open("w") as log, subprocess.Popen([archive / "bin" / name, *words], stderr=log) as process:
@@ -122,7 +122,7 @@ def package(release: Path) -> Path:
     return file
 
 
-def test_files_are_roots_and_programs_are_links(package: Path) -> None:
+def test_files_belong_to_root_and_programs_are_links(package: Path) -> None:
     data = subprocess.run(["dpkg-deb", "--fsys-tarfile", package], capture_output=True, check=True).stdout
     with tarfile.open(fileobj=BytesIO(data)) as tar:
         entries = {entry.name.removeprefix("./"): entry for entry in tar}
@@ -134,7 +134,7 @@ def test_files_are_roots_and_programs_are_links(package: Path) -> None:
         assert entries[f"usr/bin/{name}"].linkname == f"../lib/runtimeproxy/bin/{name}"
 
 
-def test_tree_is_the_archives_but_for_the_units(package: Path, archive: Path, tmp_path: Path) -> None:
+def test_package_tree_equals_archive_except_units(package: Path, archive: Path, tmp_path: Path) -> None:
     subprocess.run(["dpkg-deb", "--extract", package, tmp_path], check=True)
     tree = tmp_path / "usr/lib/runtimeproxy"
     only = f"Only in {archive}/share: systemd\n"
@@ -144,14 +144,14 @@ def test_tree_is_the_archives_but_for_the_units(package: Path, archive: Path, tm
         assert (tmp_path / "lib/systemd/system" / unit.name).read_bytes() == unit.read_bytes()
 
 
-def test_control_requires_no_python_and_names_the_configuration(package: Path, tmp_path: Path) -> None:
+def test_control_requires_no_python_and_lists_conffiles(package: Path, tmp_path: Path) -> None:
     subprocess.run(["dpkg-deb", "--control", package, tmp_path / "control"], check=True)
     lines = (tmp_path / "control/control").read_text().splitlines()
     fields = dict(line.split(": ", 1) for line in lines if ": " in line and line[0] != " ")
     assert (fields["Version"], fields["Architecture"]) == (f"{VERSION}-1", "amd64")
     assert "python" not in fields["Depends"]
     assert (tmp_path / "control/conffiles").read_text() == "/etc/runtimeproxy/config.yaml\n"
-    # A socket that is restarted is closed for a moment.
+    # A restart closes the socket for a moment.
     assert re.findall(r"restart.*socket", (tmp_path / "control/postinst").read_text()) == []
 
 
@@ -160,7 +160,7 @@ def licence(component: dict[str, Any]) -> str:
     return str(choice.get("expression") or choice["license"].get("id") or choice["license"]["name"])
 
 
-def test_each_artefact_has_a_valid_bill_with_licences_and_hashes(release: Path) -> None:
+def test_artefact_has_valid_sbom_with_licences_and_hashes(release: Path) -> None:
     bills = list(release.glob(f"*{SUFFIX}"))
     assert len(bills) == len(ARTEFACTS)
     for file in bills:
@@ -175,17 +175,17 @@ def test_each_artefact_has_a_valid_bill_with_licences_and_hashes(release: Path) 
             assert part.get("hashes") or part["externalReferences"]
 
 
-def test_each_file_of_the_tree_is_listed_under_its_part(archive: Path) -> None:
+def test_sbom_lists_each_file_under_its_component(archive: Path) -> None:
     parts = {part["name"]: set(part["files"]) for part in json.loads((archive / "share/parts.json").read_text())}
     assert {"lib/libc.so.6", "lib/ld-linux-x86-64.so.2"} <= parts["libc6"]
     assert "lib/python3.11/dist-packages/click/core.py" in parts["click"]
     files = {str(path.relative_to(archive)) for path in archive.rglob("*") if path.is_file() or path.is_symlink()}
-    made = ("bin/", "libexec/", "share/sbom/", "share/systemd/", "share/parts.json", "BUILD")
+    generated = ("bin/", "libexec/", "share/sbom/", "share/systemd/", "share/parts.json", "BUILD")
     unlisted = files.difference(*parts.values())
-    assert [name for name in unlisted if not name.startswith(made) and "__pycache__" not in name] == []
+    assert [name for name in unlisted if not name.startswith(generated) and "__pycache__" not in name] == []
 
 
-def test_parts_of_the_archive_are_the_trees_and_have_licences(release: Path, archive: Path) -> None:
+def test_archive_has_components_and_licences_of_tree(release: Path, archive: Path) -> None:
     parts = [part for part in json.loads((archive / "share/parts.json").read_text()) if part["name"] != "runtimeproxy"]
     (file,) = release.glob(f"*_linux_x86_64.tar.gz{SUFFIX}")
     bill = json.loads(file.read_text())

@@ -27,11 +27,11 @@ def build(dist: Path, key: Path) -> subprocess.CompletedProcess[str]:
 
 
 def verified(dist: Path, public: Path) -> bool:
-    """Return whether the commands of docs/release.rst find a directory to be as signed."""
+    """Return whether the commands of docs/release.rst accept a directory."""
     signature = ["minisign", "-Vm", CHECKSUMS, "-p", str(public)]
     files = ["sha256sum", "--check", "--strict", "--quiet", CHECKSUMS]
     done = [subprocess.run(command, cwd=dist, capture_output=True, check=False) for command in (signature, files)]
-    return all(each.returncode == 0 for each in done)
+    return all(process.returncode == 0 for process in done)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_signature_of_another_key_is_refused(signed: tuple[Path, Path], tmp_path
     assert not verified(signed[0], new_key(tmp_path, "other").with_name("other.pub"))
 
 
-def test_changed_file_or_checksum_is_found(signed: tuple[Path, Path], tmp_path: Path) -> None:
+def test_changed_file_or_checksum_is_refused(signed: tuple[Path, Path], tmp_path: Path) -> None:
     dist, public = shutil.copytree(signed[0], tmp_path / "dist"), signed[1]
     (chart,) = dist.glob("*.tgz")
     chart.write_text("another")
@@ -63,7 +63,7 @@ UNUSABLE += [("no-key", "minisign could not sign with")]
 
 
 @pytest.mark.parametrize(("key", "words"), UNUSABLE)
-def test_key_that_cannot_be_used_is_an_error(tmp_path: Path, key: str | Path, words: str) -> None:
+def test_unusable_key_is_error(tmp_path: Path, key: str | Path, words: str) -> None:
     (tmp_path / "no-key").write_text("words")
     done = build(tmp_path / "dist", tmp_path / key)
     assert (done.returncode, words in done.stderr) == (1, True), done.stderr

@@ -1,6 +1,6 @@
-"""A build is made of the last commit's files, or its version ends with -dirty; equal sources give equal bytes.
+"""A build contains the last commit's files, or its version ends with -dirty. Equal sources give equal bytes.
 
-The pins of a release satisfy what setup.cfg requires, so the archive has what the wheel would be installed with.
+The pins of a release satisfy setup.cfg, so the archive has the packages that pip would install with the wheel.
 """
 
 import os
@@ -36,7 +36,7 @@ def build(checkout: Path, dist: Path, *flags: str, **more: Any) -> subprocess.Co
 
 @pytest.mark.slow
 @pytest.mark.history
-def test_commit_gives_the_same_bytes_whatever_the_surroundings(checkout: Path, tmp_path: Path) -> None:
+def test_commit_builds_same_bytes_in_any_environment(checkout: Path, tmp_path: Path) -> None:
     first = build(checkout, tmp_path / "one")
     assert first.returncode == 0, first.stderr
     for file in checkout.rglob("*.py"):
@@ -48,7 +48,7 @@ def test_commit_gives_the_same_bytes_whatever_the_surroundings(checkout: Path, t
 
 @pytest.mark.slow
 @pytest.mark.history
-def test_change_is_refused_by_its_name_or_built_as_dirty(checkout: Path, tmp_path: Path) -> None:
+def test_uncommitted_change_is_refused_or_built_as_dirty(checkout: Path, tmp_path: Path) -> None:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, check=True)
     (checkout / "README.rst").write_text("changed")
     (checkout / "LICENSE").unlink()
@@ -67,7 +67,7 @@ def test_change_is_refused_by_its_name_or_built_as_dirty(checkout: Path, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.history
-def test_licence_that_is_not_allowed_is_an_error(checkout: Path, tmp_path: Path) -> None:
+def test_licence_not_on_allow_list_is_error(checkout: Path, tmp_path: Path) -> None:
     licences = checkout / "scripts/building/licences.py"
     licences.write_text(licences.read_text().replace('"BSD-3-Clause", "MIT", ', '"BSD-3-Clause", '))
     done = build(checkout, tmp_path / "dist", "--dirty")
@@ -95,13 +95,13 @@ def required() -> list[str]:
 
 
 @pytest.mark.parametrize("line", required())
-def test_pin_satisfies_the_requirement(line: str) -> None:
+def test_pin_satisfies_requirement(line: str) -> None:
     requirement = Requirement(line)
     assert PINS[canonicalize_name(requirement.name)] in requirement.specifier
 
 
 @pytest.mark.parametrize("name", ["requirements.lock", "build-requirements.lock"])
-def test_every_pin_has_hashes_and_no_address(name: str) -> None:
+def test_every_pin_has_hashes_and_no_url(name: str) -> None:
     pins = re.split(r"^(?=\w)", (ROOT / "deploy" / name).read_text(), flags=re.MULTILINE)[1:]
     assert pins
     assert [pin for pin in pins if not re.fullmatch(r"[\w.-]+==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+\n", pin)] == []

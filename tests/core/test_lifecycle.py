@@ -362,7 +362,7 @@ async def test_call_by_name_is_queued_under_its_id_once_read(core: Core) -> None
     core.plugins.add("a", delay_seconds=1, points=AT_UPDATE)
     first = core.start(FakeCall(UPDATE))
     named, following = (
-        FakeCall(UPDATE, known=None, read=SUBJECT, read_seconds=0.25, key="name", whole_key="c1", prepares=False)
+        FakeCall(UPDATE, known=None, read=SUBJECT, read_seconds=0.25, key="name", full_key="c1", prepares=False)
         for _ in range(2)
     )
     await asyncio.gather(first, core.start(named), core.start(following))

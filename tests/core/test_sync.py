@@ -220,7 +220,7 @@ async def test_record_committed_after_list_call_stays() -> None:
         rig.store.commit(container("c3"))
         await asyncio.sleep(1)
         assert rig.known == {"p1", "c1", "pod of c1", "c3"}
-        assert sorted(rig.gone) == ["c2", "pod of c2"]
+        assert sorted(rig.removed_ids) == ["c2", "pod of c2"]
 
 
 @pytest.mark.parametrize("hooked", [True, False])
@@ -268,7 +268,7 @@ async def test_subjects_of_calls_and_their_pods_are_not_dropped() -> None:
     await asyncio.sleep(0)
     async with rig.running():
         await asyncio.sleep(1)
-        assert (rig.known, sorted(rig.gone)) == ({"p9", "c1", "pod of c1", "p3"}, ["c2", "pod of c2"])
+        assert (rig.known, sorted(rig.removed_ids)) == ({"p9", "c1", "pod of c1", "p3"}, ["c2", "pod of c2"])
         assert rig.metrics.counted("records_swept") == 2
         await asyncio.gather(*stops)
         await asyncio.sleep(PASS_SECONDS)

@@ -14,7 +14,7 @@ CHART = ROOT / "deploy/helm/runtimeproxy"
 SETS = ("installer", "kubelet", "hook-servers", "exporter", "removal")
 """The sets of values, each a file ``ci/NAME-values.yaml`` of the chart."""
 KUBERNETES = {"": "1.37.0", "-before-1.30": "1.29.0"}
-"""The rendered versions of Kubernetes by the suffix of a manifest: 1.30 adds the kinds of admission policies."""
+"""The rendered versions of Kubernetes by a manifest's suffix: 1.30 adds the kinds of admission policies."""
 SKIP_LABEL = "runtimeproxy.koordinator.sh/skip-hookserver"
 
 
@@ -29,25 +29,25 @@ def documents(name: str, suffix: str = "") -> tuple[dict[str, Any], ...]:
 
 def of_kind(kind: str, name: str, suffix: str = "") -> dict[str, dict[str, Any]]:
     """Return the objects of a kind in a set by their names."""
-    return {found["metadata"]["name"]: found for found in documents(name, suffix) if found["kind"] == kind}
+    return {document["metadata"]["name"]: document for document in documents(name, suffix) if document["kind"] == kind}
 
 
 @cache
 def daemon_sets() -> dict[str, dict[str, Any]]:
     """Return the DaemonSets of all sets, each by SET/NAME."""
-    return {f"{name}/{found}": spec for name in SETS for found, spec in of_kind("DaemonSet", name).items()}
+    return {f"{name}/{daemon_set}": spec for name in SETS for daemon_set, spec in of_kind("DaemonSet", name).items()}
 
 
 def containers(name: str) -> Iterator[dict[str, Any]]:
-    """Yield the containers of a DaemonSet, those that begin it too."""
+    """Yield the containers of a DaemonSet, including init containers."""
     pod = daemon_sets()[name]["spec"]["template"]["spec"]
     yield from (*pod.get("initContainers", ()), *pod["containers"])
 
 
 def host_paths(name: str) -> Mapping[str, bool]:
-    """Return the node's directories that a DaemonSet has, and whether all its containers may only read each."""
+    """Return the node's directories that a DaemonSet mounts, and whether all its containers mount each read-only."""
     volumes = daemon_sets()[name]["spec"]["template"]["spec"]["volumes"]
-    paths = {each["name"]: each["hostPath"]["path"] for each in volumes if "hostPath" in each}
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume}
     mounts = [mount for container in containers(name) for mount in container["volumeMounts"]]
     return {
         path: all(mount.get("readOnly", False) for mount in mounts if mount["name"] == volume)

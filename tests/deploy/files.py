@@ -1,4 +1,4 @@
-"""What is in deploy/: rules, alerts and dashboards as values, and the metrics that a query names."""
+"""The files in deploy/: rules, alerts and dashboards as values, and the metrics that a query names."""
 
 import json
 import re
@@ -30,7 +30,7 @@ _SELECTOR = re.compile(r"(?<![\w:])([a-zA-Z_:][\w:]*)(\{[^}]*\})?(?![\w:]|\s*\()
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """Yield each query of rules, alerts and dashboards with its place."""
+    """Yield each query of rules, alerts and dashboards with its location."""
     yield from RECORDED.items()
     for name, alert in ALERTS.items():
         yield name, alert["expr"]
@@ -58,5 +58,5 @@ def labels(query: str) -> set[str]:
 
 
 def table_name(metric: str) -> str:
-    """Return a metric's name without what a histogram's series append."""
+    """Return a metric's name without the suffixes of a histogram."""
     return re.sub(r"_(bucket|sum|count)\Z", "", metric)

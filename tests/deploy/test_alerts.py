@@ -1,6 +1,6 @@
-"""The rules under promtool: each alert fires when it should, and does not just before; a fleet stays in few series.
+"""The rules under promtool: each alert fires on its condition, and not just before; a fleet has few series.
 
-The gates of docs/fleets.rst hold for a pool that is well, and find one that is not.
+The gates of docs/fleets.rst pass a healthy pool, and fail a faulty one.
 """
 
 import re
@@ -23,7 +23,7 @@ Series = dict[str, str]
 
 
 def promtool(*arguments: str | Path) -> str:
-    """Run promtool, which scripts/install provides; return what it prints."""
+    """Run promtool, which scripts/install provides; return its output."""
     ended = subprocess.run(["promtool", *arguments], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
@@ -37,7 +37,7 @@ def check(folder: Path, tests: list[dict[str, Any]], step: str, **rules: Any) ->
 
 
 def case(series: list[tuple[str, str]], step: str, at: str, counts: dict[str, int]) -> dict[str, Any]:
-    """Return a test that counts what some queries return."""
+    """Return a test that counts the results of some queries."""
     queries = [
         {"expr": query, "eval_time": at, "exp_samples": [{"labels": "{}", "value": count}] if count else []}
         for query, count in counts.items()
@@ -47,7 +47,7 @@ def case(series: list[tuple[str, str]], step: str, at: str, counts: dict[str, in
 
 
 def judge(folder: Path, series: list[tuple[str, str]], query: str, count: int, minute: int) -> None:
-    """Check what a query returns after the rules."""
+    """Check the number of results of a query after the rules."""
     step, order = "10m" if minute > 60 else "1m", [group["name"] for group in GROUPS]
     tests = [case(series, step, f"{minute}m", {query: int(count)})]
     check(folder, tests, step, rule_files=[str(path) for path in RULES], group_eval_order=order)
@@ -74,7 +74,7 @@ def buckets(name: str, below: str, *bounds: str) -> Series:
 OWN = 'call_duration_seconds_bucket{runtime="docker", operation="CreateContainer", part="own"'
 HOOK = 'hook_call_duration_seconds_bucket{hook_server="gpu"'
 FAILED = 'hook_server="gpu", hook="PreCreateContainer", reason="deadline"'
-OPEN, CLOSED = (f"runtimeproxy_hook_fail_{how}_total{{{FAILED}}}" for how in ("open", "closed"))
+OPEN, CLOSED = (f"runtimeproxy_hook_fail_{policy}_total{{{FAILED}}}" for policy in ("open", "closed"))
 CONFLICTS = 'runtimeproxy_hook_conflicts_total{hook_server="gpu", hook="PreCreateContainer"}'
 TIMEOUT, BREAKER, UNREACHABLE, DISABLED = (
     f'runtimeproxy_hook_{name}{{hook_server="gpu"}}'
@@ -85,7 +85,7 @@ LOG_LINES, STARTED = "runtimeproxy_log_lines_dropped_total", "process_start_time
 FILES, HELD = "runtimeproxy_config_invalid_files", "runtimeproxy_held_oldest_seconds"
 OPEN_FILES, FILE_LIMIT = "process_open_fds", "process_max_fds"
 
-# Alert (without RuntimeProxy), minute, what is so, series of one node, whether it fires.
+# Alert (without RuntimeProxy), minute, condition, series of one node, whether it fires.
 ROWS: list[tuple[str, int, str, Series, bool]] = [
     ("Down", 5, "for minutes", {"up": "1 1 0x8"}, True),
     ("Down", 5, "for one minute", {"up": "1x3 0x8"}, False),
@@ -134,16 +134,16 @@ ROWS: list[tuple[str, int, str, Series, bool]] = [
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize(("alert", "minute", "what", "series", "fires"), ROWS, ids=[f"{r[0]} {r[2]}" for r in ROWS])
-def test_alert_fires_when_it_should(
-    tmp_path: Path, alert: str, minute: int, what: str, series: Series, fires: bool
+@pytest.mark.parametrize(("alert", "minute", "when", "series", "fires"), ROWS, ids=[f"{r[0]} {r[2]}" for r in ROWS])
+def test_alert_fires_only_on_its_condition(
+    tmp_path: Path, alert: str, minute: int, when: str, series: Series, fires: bool
 ) -> None:
     judge(tmp_path, on(0, series), firing(alert), fires, minute)
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize(("failing", "fires"), [(3, True), (2, False)])
-def test_hook_server_that_fails_widely_is_reported(tmp_path: Path, failing: int, fires: bool) -> None:
+def test_hook_server_failing_on_many_nodes_fires_alert(tmp_path: Path, failing: int, fires: bool) -> None:
     """Of 40 nodes: 5 % is not more than 5 %."""
     series = [entry for node in range(40) for entry in on(node, {TIMEOUT: "2x40"})]
     for node in range(failing):
@@ -153,18 +153,18 @@ def test_hook_server_that_fails_widely_is_reported(tmp_path: Path, failing: int,
 
 @pytest.mark.engine
 @pytest.mark.parametrize(("versions", "hours", "fires"), [(3, 25, True), (3, 23, False), (2, 25, False)])
-def test_many_versions_are_reported(tmp_path: Path, versions: int, hours: int, fires: bool) -> None:
+def test_many_versions_fire_alert(tmp_path: Path, versions: int, hours: int, fires: bool) -> None:
     build = 'runtimeproxy_build_info{{version="1.{}", python="3.11", runtime="{}"}}'
     nodes = enumerate(product(range(versions), ("docker", "containerd")))
     series = [entry for node, (version, mode) in nodes for entry in on(node, {build.format(version, mode): "1x200"})]
     judge(tmp_path, series, firing("ManyVersions"), fires, hours * 60)
 
 
-def test_every_alert_is_shown_to_fire_and_not_to_fire() -> None:
-    shown = {fires: {row[0] for row in ROWS if row[4] is fires} for fires in (True, False)}
+def test_every_alert_has_firing_and_silent_case() -> None:
+    alerts = {fires: {row[0] for row in ROWS if row[4] is fires} for fires in (True, False)}
     fleet = {"HookServerFailingWidely", "ManyVersions"}
-    assert {f"RuntimeProxy{name}" for name in shown[True] | fleet} == set(ALERTS)
-    assert shown[True] == shown[False]
+    assert {f"RuntimeProxy{name}" for name in alerts[True] | fleet} == set(ALERTS)
+    assert alerts[True] == alerts[False]
 
 
 VALUES = {
@@ -176,25 +176,25 @@ VALUES = {
     "python": ["3.11"],
     "le": ["0.1", "+Inf"],
 }
-"""The values of labels, two where nothing is here."""
+"""The values of labels; others have two."""
 
 
 def series_of(row: Metric, node: int) -> list[tuple[str, str]]:
     """Return all series that a node may have of a metric."""
-    known = VALUES | {"version": [f"1.{node % 3}"], "runtime": [("docker", "containerd")[node // 3 % 2]]}
+    label_values = VALUES | {"version": [f"1.{node % 3}"], "runtime": [("docker", "containerd")[node // 3 % 2]]}
     suffix, le = ("_bucket", ("le",)) if row.kind is Kind.HISTOGRAM else ("", ())
     labels = (*row.labels, *le)
-    found: list[tuple[str, str]] = []
-    for values in product(*(known.get(label, ["a", "b"]) for label in labels)):
+    series: list[tuple[str, str]] = []
+    for values in product(*(label_values.get(label, ["a", "b"]) for label in labels)):
         pairs = ", ".join(f'{label}="{value}"' for label, value in zip(labels, values, strict=True))
-        found += on(node, {f"{row.shown}{suffix}{{{pairs}}}" if pairs else row.shown: "0+1x12"})
-    return found
+        series += on(node, {f"{row.shown}{suffix}{{{pairs}}}" if pairs else row.shown: "0+1x12"})
+    return series
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("nodes", [6, 12])
-def test_fleet_is_in_at_most_200_series_and_rules_are_valid(tmp_path: Path, nodes: int) -> None:
-    """Three hook servers, three versions, both modes, and everything goes wrong on every node."""
+def test_fleet_has_at_most_200_series_and_rules_are_valid(tmp_path: Path, nodes: int) -> None:
+    """Three hook servers, three versions, both modes, and every failure on every node."""
     assert promtool("check", "rules", *RULES).count("SUCCESS") == len(RULES)
     series = [entry for node in range(nodes) for row in METRICS.values() for entry in series_of(row, node)]
     process = dict.fromkeys(("up", STARTED, OPEN_FILES, FILE_LIMIT), "1x12")
@@ -214,7 +214,7 @@ DURATION = "runtimeproxy_hook_call_duration_seconds_bucket"
 STEADY = "1+0x320"
 """Five minutes each: longer than the day that gates look back."""
 FIRST = "_x316 1+0x4"
-"""A counter with labels comes into being with its first event."""
+"""A counter with labels appears with its first event."""
 WELL = {
     f'runtimeproxy_build_info{{{NODE}, version="2"}}': STEADY,
     f"up{{{NODE}}}": STEADY,
@@ -248,19 +248,19 @@ BAD: list[tuple[str, str]] = [
     (f'runtimeproxy_calls_total{{{NODE}, outcome="failed", operation="x"}}', "_x280 0+150x40"),
     (f'runtimeproxy_hook_fields_changed_total{{{SERVER}, field="labels"}}', FIRST),
 ]
-"""The series by which each gate, in the page's order, must see what is wrong, in place of or next to what is well."""
+"""The series by which each gate, in the page's order, must fail; they replace or extend the healthy ones."""
 
 
 @pytest.mark.parametrize("query", GATES)
 def test_gate_queries_metrics_that_exist(query: str) -> None:
-    known = {row.shown for row in METRICS.values()} | RECORDED.keys() | {"up", "ALERTS", STARTED}
+    metric_names = {row.shown for row in METRICS.values()} | RECORDED.keys() | {"up", "ALERTS", STARTED}
     assert metrics(query)
-    assert {table_name(name) for name in metrics(query)} <= known
+    assert {table_name(name) for name in metrics(query)} <= metric_names
 
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_gates_hold_for_healthy_pool_and_find_faults(tmp_path: Path) -> None:
+def test_gates_pass_healthy_pool_and_fail_on_faults(tmp_path: Path) -> None:
     every = [f"count({query})" for query in GATES]
     for text, value in {"POOL": "n.*", '"NEW"': '"2"', '"OLD"': '"1"', '"NAME"': '"cpuset"'}.items():
         every = [query.replace(text, value) for query in every]

@@ -1,4 +1,4 @@
-"""The chart's manifests: valid for each Kubernetes, what each pod may do on its node, and how hook servers register."""
+"""The chart's manifests: valid for each Kubernetes, the rights of each pod on its node, and registrations."""
 
 import itertools
 import json
@@ -46,14 +46,14 @@ RIGHTS: dict[str, tuple[set[str], bool, list[str]]] = {
         ["SYS_PTRACE"],
     ),
 }
-"""The node's directories next to the proxy's two, the node's processes, and the capabilities of each hook server."""
+"""Per hook server: node directories except the proxy's two, use of the node's processes, and capabilities."""
 
 pytestmark = pytest.mark.tool("helm")
 
 
 @pytest.fixture(scope="module")
 def schemas() -> Any:
-    """The schemas of a version are one file of some megabytes, which is read for each object otherwise."""
+    """Cache the schemas of a version: they are one file of some megabytes, which would be read for each object."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utils, "schema_contents", cache(utils.schema_contents))
         yield
@@ -75,7 +75,7 @@ def test_release_has_chart_and_its_manifests(release: Path, tmp_path: Path) -> N
         assert tuple(yaml.safe_load_all(text)) == documents(name, suffix)
 
 
-def test_chart_has_version_of_proxy_and_no_fault_for_helm() -> None:
+def test_chart_has_version_of_proxy_and_passes_helm_lint() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
     for name in SETS:
@@ -87,17 +87,17 @@ def test_chart_has_version_of_proxy_and_no_fault_for_helm() -> None:
 @pytest.mark.slow  # two seconds in all
 @pytest.mark.parametrize("version", VERSIONS)
 def test_manifests_are_valid_in_each_version(version: str, schemas: None) -> None:
-    """With no field that the version does not know. The Prometheus operator's PodMonitor is not Kubernetes' own."""
+    """Without fields that are unknown to the version. The PodMonitor belongs to the Prometheus operator."""
     suffix = "-before-1.30" if int(version[2:]) < 30 else ""
-    objects = [found for name in SETS for found in documents(name, suffix) if found["kind"] != "PodMonitor"]
-    for found in {json.dumps(found): found for found in objects}.values():
-        assert kubernetes_validate.validate(found, version, strict=True) == version
+    objects = [document for name in SETS for document in documents(name, suffix) if document["kind"] != "PodMonitor"]
+    for document in {json.dumps(document): document for document in objects}.values():
+        assert kubernetes_validate.validate(document, version, strict=True) == version
 
 
 def test_pods_never_run_proxy_and_request_resources() -> None:
     assert daemon_sets().keys() == {*INSTALLERS, *RIGHTS, EXPORTER}
-    for name, found in daemon_sets().items():
-        pod = found["spec"]["template"]["spec"]
+    for name, daemon_set in daemon_sets().items():
+        pod = daemon_set["spec"]["template"]["spec"]
         assert pod["priorityClassName"] == "system-node-critical"
         assert pod["tolerations"]
         for container in containers(name):
@@ -109,8 +109,8 @@ def test_pods_never_run_proxy_and_request_resources() -> None:
             assert re.search(r"@sha256:[0-9a-f]{64}$", container["image"])
 
 
-def test_skip_label_is_on_own_pods_and_in_one_place() -> None:
-    """nodeInstaller.config has no other one: the schema refuses both of its keys."""
+def test_skip_label_is_only_on_own_pods() -> None:
+    """The schema refuses both of its keys in nodeInstaller.config."""
     labels = {name: found["spec"]["template"]["metadata"]["labels"] for name, found in daemon_sets().items()}
     assert {name for name, found in labels.items() if found.get(SKIP_LABEL) == "true"} == {*INSTALLERS, *RIGHTS}
     defaults = {option.name: option.default for option in OPTIONS}
@@ -120,7 +120,7 @@ def test_skip_label_is_on_own_pods_and_in_one_place() -> None:
 
 
 @pytest.mark.parametrize("name", RIGHTS)
-def test_hook_server_has_two_directories_and_what_it_needs(name: str) -> None:
+def test_hook_server_mounts_two_directories_and_its_rights(name: str) -> None:
     pod = daemon_sets()[name]["spec"]["template"]["spec"]
     more, pids, capabilities = RIGHTS[name]
     assert host_paths(name).keys() == {"/var/run/runtimeproxy-hooks", "/etc/runtime/hookserver.d"} | more
@@ -135,7 +135,7 @@ def test_hook_server_has_two_directories_and_what_it_needs(name: str) -> None:
         assert not rights.get("privileged", False)
 
 
-def test_exporter_sees_metrics_directory_and_is_scraped_by_tls() -> None:
+def test_exporter_mounts_metrics_directory_and_serves_tls() -> None:
     template = daemon_sets()[EXPORTER]["spec"]["template"]
     pod = template["spec"]
     assert host_paths(EXPORTER) == {"/var/run/koord-runtimeproxy-metrics": True}
@@ -154,15 +154,15 @@ def test_exporter_sees_metrics_directory_and_is_scraped_by_tls() -> None:
 
 @pytest.mark.parametrize("name", ["installer", "kubelet", "exporter", "removal"])
 def test_installer_may_annotate_nodes_and_hold_its_places(name: str) -> None:
-    """Places are leases without a spec, which is the pods' own: no upgrade of the chart touches it."""
+    """Places are leases without a spec: pods write it, and no upgrade of the chart changes it."""
     [cluster] = of_kind("ClusterRole", name).values()
     [role] = of_kind("Role", name).values()
     [config] = of_kind("ConfigMap", name).values()
-    wanted, leases = json.loads(config["data"]["wanted.json"]), of_kind("Lease", name)
+    desired, leases = json.loads(config["data"]["wanted.json"]), of_kind("Lease", name)
     assert cluster["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}]
     [held] = role["rules"]
     assert (held["resources"], held["verbs"]) == (["leases"], ["get", "update"])
-    assert held["resourceNames"] == [f"{wanted['pool']}-{place}" for place in range(wanted["parallel"])]
+    assert held["resourceNames"] == [f"{desired['pool']}-{place}" for place in range(desired["parallel"])]
     assert list(leases) == held["resourceNames"]
     for lease in leases.values():
         assert lease.keys() == {"apiVersion", "kind", "metadata"}
@@ -170,17 +170,17 @@ def test_installer_may_annotate_nodes_and_hold_its_places(name: str) -> None:
 
 
 @pytest.mark.parametrize("hook", sorted(HOOKS))
-def test_hooks_in_chart_have_their_points(hook: str) -> None:
+def test_registrations_of_chart_have_points_of_hooks(hook: str) -> None:
     text = (CHART / "templates/_helpers.tpl").read_text()
     [row] = re.findall(rf"^{hook}: (\{{.*\}})$", text, re.MULTILINE)
-    assert yaml.safe_load(row)["points"] == [point.name for point in load(hook).points]
+    assert yaml.safe_load(row)["points"] == [hook_point.name for hook_point in load(hook).points]
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert hook in schema["definitions"]["hookServer"]["properties"]["hooks"]["items"]["enum"]
 
 
 def registrations() -> dict[str, bytes]:
-    found = of_kind("ConfigMap", "hook-servers")
-    return {name: config["data"]["registration.json"].encode() for name, config in found.items()}
+    configs = of_kind("ConfigMap", "hook-servers")
+    return {name: config["data"]["registration.json"].encode() for name, config in configs.items()}
 
 
 def test_proxy_reads_registrations() -> None:
@@ -197,7 +197,8 @@ def test_proxy_reads_registrations() -> None:
 @pytest.mark.slow  # it runs the pods' commands
 @pytest.mark.parametrize(("name", "file", "stays"), [("limits", "10-limits.json", False), ("gpu", "20-gpu.json", True)])
 def test_pod_registers_its_hook_server(name: str, file: str, stays: bool, tmp_path: Path) -> None:
-    """Under Ignore a change of the ConfigMap is followed, and the pod takes the file along; under Fail it stays."""
+    """Under Ignore a change of the ConfigMap is followed, and the pod removes the file at its end; under Fail it
+    stays."""
     begin, server = containers(f"hook-servers/runtimeproxy-hook-{name}")
     kubelet, folder = tmp_path / "kubelet", tmp_path / "hookserver.d"
     laid = kubelet / "pods/12ab/volumes/kubernetes.io~configmap/registration"
@@ -205,7 +206,7 @@ def test_pod_registers_its_hook_server(name: str, file: str, stays: bool, tmp_pa
     folder.mkdir()
 
     def lay(content: bytes, version: str) -> None:
-        """Lay a ConfigMap as the kubelet does: a new directory, and a link to it that is replaced."""
+        """Write a ConfigMap as the kubelet does: a new directory, and a replaced link to it."""
         (laid / version).mkdir(parents=True)
         (laid / version / "registration.json").write_bytes(content)
         (laid / "..data_tmp").symlink_to(version)
@@ -220,7 +221,7 @@ def test_pod_registers_its_hook_server(name: str, file: str, stays: bool, tmp_pa
     content = registrations()[f"runtimeproxy-hook-{name}"]
     lay(content, "..1")
     (laid / "registration.json").symlink_to("..data/registration.json")
-    for _ in range(2):  # a pod that begins again
+    for _ in range(2):  # a restarted pod
         run(begin["command"] + begin.get("args", []))
     assert directory.read(str(folder)) == {file: content}
     lay(changed := content.replace(b"Create", b"Start"), "..2")

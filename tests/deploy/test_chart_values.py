@@ -1,4 +1,4 @@
-"""values.schema.json takes the five sets and refuses what is wrong; the admission policies, by their expressions."""
+"""values.schema.json accepts the five sets and refuses invalid values; the admission policies, by their expressions."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ def merged(default: Any, over: Any) -> Any:
 
 
 def given(name: str) -> Any:
-    """Return a set of values with the chart's own."""
+    """Return a set of values merged with the chart's defaults."""
     return merged(DEFAULTS, yaml.safe_load((CHART / f"ci/{name}-values.yaml").read_text()))
 
 
@@ -32,7 +32,7 @@ def faults(values: Any) -> list[str]:
     return [".".join(map(str, error.path)) for error in jsonschema.Draft7Validator(SCHEMA).iter_errors(values)]
 
 
-def test_sets_are_taken_and_missing_digests_are_not_guessed() -> None:
+def test_value_sets_are_valid_and_digests_are_required() -> None:
     assert [name for name in SETS if faults(given(name))] == []
     assert {*faults(DEFAULTS)} == {"image.repository", "image.digest", "nodeInstaller.sha256"}
 
@@ -111,7 +111,7 @@ def value_of(expression: str, bound: dict[str, Any]) -> bool:
 
 
 def allowed(name: str, **bound: Any) -> bool:
-    """Return whether an API server would let a request pass: its conditions do not match, or all validations hold."""
+    """Return whether an API server would admit a request: its conditions do not match, or all validations hold."""
     policy = of_kind("ValidatingAdmissionPolicy", "kubelet")[name]["spec"]
     if not all(value_of(condition["expression"], bound) for condition in policy.get("matchConditions", ())):
         return True
@@ -123,7 +123,7 @@ def pod(labels: dict[str, str] | None) -> dict[str, Any]:
     return {"metadata": {"name": "web"} if labels is None else {"name": "web", "labels": labels}}
 
 
-PLAIN, SKIPS, OTHER = {"app": "web"}, {"app": "web", SKIP_LABEL: "true"}, {SKIP_LABEL: "false"}
+PLAIN, SKIPS, NOT_SKIPPED = {"app": "web"}, {"app": "web", SKIP_LABEL: "true"}, {SKIP_LABEL: "false"}
 
 
 @pytest.mark.tool("helm")
@@ -133,14 +133,14 @@ PLAIN, SKIPS, OTHER = {"app": "web"}, {"app": "web", SKIP_LABEL: "true"}, {SKIP_
         ("default", None, None, True),
         ("default", PLAIN, None, True),
         ("default", SKIPS, None, False),
-        ("default", OTHER, None, True),
+        ("default", NOT_SKIPPED, None, True),
         ("kube-system-2", SKIPS, None, False),
         ("kube-system", SKIPS, None, True),
         ("koordinator-system", SKIPS, None, True),
         ("default", SKIPS, PLAIN, False),
         ("default", SKIPS, {}, False),
         ("default", SKIPS, SKIPS, True),
-        ("default", SKIPS, OTHER, False),
+        ("default", SKIPS, NOT_SKIPPED, False),
         ("default", PLAIN, SKIPS, True),
         ("koordinator-system", SKIPS, PLAIN, True),
     ],
@@ -179,12 +179,12 @@ def test_installer_annotates_its_own_node(user: str, at: list[str] | None, chang
 
 
 @pytest.mark.tool("helm")
-def test_policies_are_in_force_where_cluster_has_them() -> None:
+def test_policies_are_enforced_where_cluster_supports_them() -> None:
     policies = of_kind("ValidatingAdmissionPolicy", "kubelet")
     bindings = of_kind("ValidatingAdmissionPolicyBinding", "kubelet")
     assert policies.keys() == {SKIP, INSTALLER}
-    for policy, found in policies.items():
+    for policy, objects in policies.items():
         assert bindings[policy]["spec"] == {"policyName": policy, "validationActions": ["Deny"]}
-        assert found["spec"]["failurePolicy"] == "Fail"
+        assert objects["spec"]["failurePolicy"] == "Fail"
     assert of_kind("ValidatingAdmissionPolicy", "kubelet", "-before-1.30") == {}
     assert of_kind("DaemonSet", "kubelet", "-before-1.30").keys() == of_kind("DaemonSet", "kubelet").keys()

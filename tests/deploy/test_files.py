@@ -1,4 +1,7 @@
-"""What deploy/ names is there: metrics, runbooks, commands; units have what they need and no right without a reason."""
+"""Names in deploy/ exist: metrics, runbooks, commands.
+
+Units have the required settings, and no right without a reason.
+"""
 
 import json
 import re
@@ -20,8 +23,8 @@ from tests.deploy.files import ALERTS, DEPLOY, RECORDED, labels, metrics, querie
 from tests.docs import DOCS, tables
 
 QUERIES = dict(queries())
-KNOWN = {row.shown for row in METRIC_TABLE.values()} | RECORDED.keys() | {"up", "process_cpu_seconds_total"}
-KNOWN |= {f"process_{name}" for name in ("max_fds", "open_fds", "resident_memory_bytes", "start_time_seconds")}
+METRIC_NAMES = {row.shown for row in METRIC_TABLE.values()} | RECORDED.keys() | {"up", "process_cpu_seconds_total"}
+METRIC_NAMES |= {f"process_{name}" for name in ("max_fds", "open_fds", "resident_memory_bytes", "start_time_seconds")}
 LABELS = {label for row in METRIC_TABLE.values() for label in row.labels} | {"job", "instance", "le"}
 
 
@@ -29,9 +32,9 @@ def test_queries_name_metrics_and_labels_that_exist() -> None:
     for place, query in QUERIES.items():
         named = metrics(query)
         assert named, place
-        assert {table_name(name) if table_name(name) in KNOWN else name for name in named} <= KNOWN, place
+        assert {table_name(name) if table_name(name) in METRIC_NAMES else name for name in named} <= METRIC_NAMES, place
         assert labels(query) <= LABELS, place
-        assert named <= RECORDED.keys() or not place.startswith("fleet.json")  # it reads recorded series alone
+        assert named <= RECORDED.keys() or not place.startswith("fleet.json")  # it reads only recorded series
 
 
 def test_alerts_have_severity_summary_and_runbook() -> None:
@@ -86,19 +89,19 @@ UNITS = DEPLOY / "systemd"
 
 def settings(path: Path) -> Settings:
     """Return the values of each setting of a unit's file, in their order."""
-    found: dict[str, list[str]] = {}
+    values_by_name: dict[str, list[str]] = {}
     for line in path.read_text().splitlines():
         if line and line[0] not in "#[":
             name, _, value = line.partition("=")
-            found.setdefault(name, []).append(value)
-    return found
+            values_by_name.setdefault(name, []).append(value)
+    return values_by_name
 
 
 PROXY, HOOK_SERVERS, EXPORTER = (settings(UNITS / f"runtimeproxy{name}.service") for name in ("", "-hooks@", "-export"))
 DEFAULTS = {option.name: option.default or "" for option in OPTIONS}
 
 
-def test_proxy_has_what_it_needs_of_systemd() -> None:
+def test_proxy_unit_has_required_systemd_settings() -> None:
     expected = {
         "Requires": "runtimeproxy.socket",
         "Before": "kubelet.service cri-docker.service",
@@ -121,7 +124,7 @@ def test_proxy_has_what_it_needs_of_systemd() -> None:
         "ProcSubset": "pid",
     }
     assert {name: PROXY[name] for name in expected} == {name: [value] for name, value in expected.items()}
-    runtimes = ["containerd.service", "crio.service", "docker.service"]  # none of which it starts
+    runtimes = ["containerd.service", "crio.service", "docker.service"]  # the unit starts none of them
     assert " ".join(PROXY["After"]).split() == [*PROXY["Sockets"][0].split(), *runtimes]
     assert "Wants" not in PROXY
     drain = parse_duration(DEFAULTS["drain-timeout"], "")  # during which it is not killed
@@ -136,7 +139,7 @@ def test_proxy_has_what_it_needs_of_systemd() -> None:
         (METRICS, "-metrics", METRICS_ENDPOINT, "0660", "0755"),
     ],
 )
-def test_socket_is_where_programs_look_for_it(name: str, file: str, path: str, mode: str, folder: str) -> None:
+def test_socket_unit_has_path_that_programs_use(name: str, file: str, path: str, mode: str, folder: str) -> None:
     socket = settings(UNITS / f"runtimeproxy{file}.socket")
     assert socket["ListenStream"] == [path.removeprefix("/var")]  # systemd warns of /var/run
     assert (socket["SocketMode"], socket["DirectoryMode"]) == ([mode], [folder])
@@ -150,15 +153,15 @@ def test_socket_is_where_programs_look_for_it(name: str, file: str, path: str, m
 
 
 def test_no_unit_removes_directory_of_metrics_socket() -> None:
-    """An exporter's pod has the directory mounted: another one at its place would not be seen there."""
+    """An exporter's pod mounts the directory, and would not see a new one at the same path."""
     folder = Path(METRICS_ENDPOINT).parent.name
     for file in UNITS.rglob("*.*"):
-        found = settings(file) if file.is_file() else {}
-        assert folder not in " ".join(found.get("RuntimeDirectory", ())).split(), file
-        assert "RemoveOnStop" not in found, file
+        unit = settings(file) if file.is_file() else {}
+        assert folder not in " ".join(unit.get("RuntimeDirectory", ())).split(), file
+        assert "RemoveOnStop" not in unit, file
 
 
-def test_hook_servers_and_exporter_are_as_closed_as_proxy() -> None:
+def test_hook_servers_and_exporter_are_sandboxed_as_proxy() -> None:
     sandbox = r"(?:Private|Protect|Proc|Restrict(?!AddressFamilies)|NoNew|Lock|Memory(?!Max)|SystemCallA|SystemCallE).+"
     proxy, hook_servers, export = (
         {name: values for name, values in unit.items() if re.fullmatch(sandbox, name)}
@@ -167,7 +170,7 @@ def test_hook_servers_and_exporter_are_as_closed_as_proxy() -> None:
     assert len(proxy) > 15
     assert proxy == hook_servers == export | {"PrivateNetwork": ["yes"]}
     assert "PrivateNetwork" not in export
-    usual = ["@system-service", "~@privileged @resources"]  # calls of services without power
+    usual = ["@system-service", "~@privileged @resources"]  # calls of unprivileged services
     assert [unit["SystemCallFilter"] for unit in (PROXY, HOOK_SERVERS, EXPORTER)] == [usual] * 3
 
 
@@ -180,10 +183,10 @@ DROP_INS = {
 
 
 @pytest.mark.parametrize("unit", sorted(DROP_INS))
-def test_right_of_hook_server_has_reason(unit: str) -> None:
+def test_each_right_of_hook_server_has_documented_reason(unit: str) -> None:
     assert unit.removeprefix("runtimeproxy-hooks@").removesuffix(".service") in {*HOOKS, ALL}
     if unit == f"runtimeproxy-hooks@{ALL}.service":
-        assert set(DROP_INS[unit]) == {line for other in DROP_INS if other != unit for line in DROP_INS[other]}
+        assert set(DROP_INS[unit]) == {line for drop_in in DROP_INS if drop_in != unit for line in DROP_INS[drop_in]}
     else:
         rows = [(units, setting) for table in tables(DOCS["security"], "Why") for units, setting, _ in table]
         reasons = {setting.strip("`") for units, setting in rows if f"``{unit}``" in units}

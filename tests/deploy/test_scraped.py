@@ -26,8 +26,8 @@ from tests.system.proxy import ROOT, ProxyProcess
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-EVER = 60.0
-"""Seconds that a query may take to have data: a rate needs two scrapes, a rule of a rule two evaluations more."""
+QUERY_SECONDS = 60.0
+"""Timeout until a query has data: a rate needs two scrapes, a rule of a rule two more evaluations."""
 
 
 def setting(value: str) -> hookanswers.Answer:
@@ -41,11 +41,11 @@ SERVERS: list[tuple[str, str, hookanswers.Answer | None, str]] = [
     ("40-closed", "PreUpdateContainerResources", None, "Fail"),
     ("50-refuses", "PreStartContainer", hookanswers.status(grpc.StatusCode.PERMISSION_DENIED), "Ignore"),
 ]
-"""Name, hook point, answer (None: nothing listens), policy: together they cause all that is counted of hook servers."""
+"""Name, hook point, answer (None: no listener), policy: together they cause every counter of hook servers."""
 
 
 async def keep_calling(caller: Caller) -> None:
-    """Let pods and containers come and go; the start is refused, the update fails closed."""
+    """Create and remove pods and containers; the start is refused, the update fails closed."""
     while True:
         pod = await caller.run_pod()
         container = await caller.create(pod)
@@ -57,7 +57,7 @@ async def keep_calling(caller: Caller) -> None:
             await caller.act(verb, subject)
         await caller.act("stop_pod", pod)
         await caller.act("remove_pod", pod)
-        await asyncio.sleep(0.05)  # a little load, and time for the others on this machine
+        await asyncio.sleep(0.05)  # little load on this machine
 
 
 @asynccontextmanager
@@ -73,7 +73,7 @@ async def program(*command: str, **more: Any) -> AsyncIterator[asyncio.subproces
 
 @asynccontextmanager
 async def prometheus(folder: Path, target: str) -> AsyncIterator[Callable[..., Any]]:
-    """Run Debian's Prometheus with the rules, all intervals a second; yield a function that queries its API."""
+    """Run Debian's Prometheus with the rules and intervals of a second; yield a function that queries its API."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     for rules in RULES:
@@ -90,8 +90,8 @@ async def prometheus(folder: Path, target: str) -> AsyncIterator[Callable[..., A
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
     ):
 
-        async def query(what: str, **params: str) -> Any:
-            async with session.get(f"/api/v1/{what}", params=params) as answer:
+        async def query(resource: str, **params: str) -> Any:
+            async with session.get(f"/api/v1/{resource}", params=params) as answer:
                 reported = await answer.json()
                 assert reported["status"] == "success", reported
                 return reported["data"]
@@ -100,11 +100,11 @@ async def prometheus(folder: Path, target: str) -> AsyncIterator[Callable[..., A
 
 
 def queried(target: str) -> dict[str, str]:
-    """Return the queries by their places; of an alert, which has no data unless it fires, what it selects."""
+    """Return the queries by location; for an alert, which has no data unless it fires, its selectors."""
     found: dict[str, str] = {}
     for place, query in queries():
         if place in ALERTS:
-            found |= {f"{place}: {each}": f"last_over_time({each}[5m])" for each in selectors(query)}
+            found |= {f"{place}: {selector}": f"last_over_time({selector}[5m])" for selector in selectors(query)}
         else:
             found[place] = query.replace("$__rate_interval", "1m").replace("$instance", target)
     return found
@@ -115,11 +115,11 @@ async def test_every_query_has_data_and_right_alerts_fire(tmp_path: Path) -> Non
     proxy: ProxyProcess = CRI.process(tmp_path, metrics_endpoint=str(endpoint), log_level="info")
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(CRI.runtime(str(proxy.runtime)))
-        for name, point, answer, policy in SERVERS:
+        for name, hook_point, answer, policy in SERVERS:
             path = tmp_path / f"{name}.sock"
             if answer is not None:
                 await stack.enter_async_context(HookServer(str(path), default=answer, keep_calls=False))
-            proxy.register(f"{name}.json", path, [point], policy=policy)
+            proxy.register(f"{name}.json", path, [hook_point], policy=policy)
         await stack.enter_async_context(proxy)
         caller = await stack.enter_async_context(CRI.caller(proxy.socket))
         command = ["runtimeproxy", "export", "--listen=127.0.0.1:0", f"--metrics-endpoint={endpoint}"]
@@ -131,7 +131,7 @@ async def test_every_query_has_data_and_right_alerts_fire(tmp_path: Path) -> Non
         load, without = asyncio.create_task(keep_calling(caller)), queried(target)
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(EVER):
+                async with asyncio.timeout(QUERY_SECONDS):
                     while without:
                         await asyncio.sleep(0.5)
                         with suppress(aiohttp.ClientConnectionError):  # while Prometheus starts

@@ -13,7 +13,7 @@ from typing import NamedTuple
 ROOT = Path("/sys/fs/cgroup")
 REMOVE_SECONDS = 5.0
 V1_UNLIMITED_BYTES = 1 << 62
-"""A v1 memory limit above this is the kernel's way to write "none"."""
+"""A v1 memory limit above this means no limit."""
 
 Value = int | str
 
@@ -57,7 +57,7 @@ def is_v2() -> bool:
 
 
 def expected(setting: str, value: Value) -> Value:
-    """Return what the file of a setting reads when CRI's ``value`` is in force."""
+    """Return the content of a setting's file when CRI's ``value`` is in force."""
     return weight(int(value)) if setting == "cpu_shares" and is_v2() else value
 
 
@@ -75,7 +75,7 @@ def parse(setting: str, content: str) -> Value:
 def directories(cgroup: str) -> Iterator[Path]:
     """Yield the host's directories of a cgroup path: one on v2, one a controller on v1; those that exist."""
     hierarchies = [ROOT] if is_v2() else sorted(path for path in ROOT.iterdir() if not path.is_symlink())
-    return (found for hierarchy in hierarchies if (found := hierarchy / cgroup.lstrip("/")).is_dir())
+    return (directory for hierarchy in hierarchies if (directory := hierarchy / cgroup.lstrip("/")).is_dir())
 
 
 def read(cgroup: str, setting: str) -> Value:
@@ -91,12 +91,12 @@ def read(cgroup: str, setting: str) -> Value:
 
 def processes(cgroup: str) -> set[int]:
     """Return the ids of all processes in a cgroup and below it."""
-    found: set[int] = set()
+    pids: set[int] = set()
     for directory in directories(cgroup):
         for below, _, _ in os.walk(directory):
-            with suppress(OSError):  # the cgroup was removed meanwhile, when its processes had ended
-                found.update(map(int, Path(below, "cgroup.procs").read_text().split()))
-    return found
+            with suppress(OSError):  # the cgroup was removed after its processes ended
+                pids.update(map(int, Path(below, "cgroup.procs").read_text().split()))
+    return pids
 
 
 def remove(cgroup: str) -> None:
@@ -111,7 +111,7 @@ def remove(cgroup: str) -> None:
                 try:
                     os.rmdir(below)
                 except FileNotFoundError:
-                    break  # the runtime was faster
+                    break  # the runtime removed it
                 except OSError:
                     if time.monotonic() > deadline:
                         raise

@@ -1,4 +1,4 @@
-"""A private containerd: its own root, state, socket, images and cgroups; nothing of another engine is touched."""
+"""A private containerd: its own root, state, socket, images and cgroups; other engines are unaffected."""
 
 import os
 import shutil
@@ -62,7 +62,7 @@ class Containerd(Engine):
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Start the daemon again at the end of the block, whatever became of it.
+        """Restart the daemon at the end of the block if it has ended.
 
         The pods created in the block are removed.
         """
@@ -90,7 +90,7 @@ class Containerd(Engine):
         done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
             raise EngineError(f"ctr failed with exit code {done.returncode}: {done.stderr.strip()}")
-        # CRI learns by an event, a moment later, of images that were imported without it.
+        # CRI is notified later, by an event, of images that were imported without it.
         deadline = time.monotonic() + START_SECONDS
         with CriClient(self.socket) as client:
             while not {tag for image in client.images() for tag in image.repo_tags}.issuperset(images.IMAGES):
@@ -100,7 +100,7 @@ class Containerd(Engine):
 
     def _answers(self) -> bool:
         try:
-            return os.path.exists(self.socket) and self._pods() is not None  # answered once the pods are loaded
+            return os.path.exists(self.socket) and self._pods() is not None  # fails until the pods are loaded
         except grpc.RpcError:
             return False
 
@@ -115,4 +115,4 @@ class Containerd(Engine):
                     client.stop_pod(pod_id)
                     client.remove_pod(pod_id)
                 except grpc.RpcError:
-                    continue  # what CRI cannot end is ended below by process id
+                    continue  # ended below by process id

@@ -142,7 +142,7 @@ class CriClient:
         return self._do("ExecSync", container_id=container_id, cmd=command, timeout=20)
 
     def environment(self, container_id: str) -> dict[str, bytes]:
-        # The main process' own, not that of an exec: the two differ if a runtime gives an exec another one.
+        # That of the main process, since a runtime may give an exec another one.
         lines = self.exec_sync(container_id, "cat", "/proc/1/environ").stdout.split(b"\0")
         return {key.decode(): value for key, _, value in (line.partition(b"=") for line in lines if line)}
 

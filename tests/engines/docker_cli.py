@@ -1,4 +1,4 @@
-"""The docker CLI as a program, with pipes or on a terminal, and how the output of two equal runs is compared."""
+"""The docker CLI as a program, with pipes or on a terminal, and the comparison of the output of two equal runs."""
 
 import os
 import pty
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 DOCKER = "/usr/bin/docker"
-"""Debian's, whatever else is on the PATH."""
+"""Debian's, independent of the PATH."""
 TIMEOUT_SECONDS = 60.0
 READ_BYTES = 65536
 
 
 class Outcome(NamedTuple):
-    """How a command ended and what it wrote; on a terminal all of it is ``stdout``."""
+    """The exit code and output of a command; on a terminal all output is ``stdout``."""
 
     exit_code: int
     stdout: bytes
@@ -34,7 +34,7 @@ def command(socket: str, config: Path | str, *arguments: str, buildkit: bool = F
 def run(
     socket: str, *arguments: str, stdin: bytes = b"", typed: tuple[bytes, bytes] | None = None, buildkit: bool = False
 ) -> Outcome:
-    """Run a docker command to its end; on a terminal if something is ``typed``: once a text is shown, these bytes.
+    """Run a docker command to its end, on a terminal if ``typed`` has bytes to send after a text is shown.
 
     Raises TimeoutError or subprocess.TimeoutExpired if it does not end in 60 s.
     """
@@ -46,21 +46,21 @@ def run(
         return Outcome(done.returncode, done.stdout, done.stderr)
 
 
-def _on_a_terminal(words: list[str], shown: bytes, keys: bytes) -> Outcome:
-    ours, theirs = pty.openpty()
+def _on_a_terminal(words: list[str], prompt: bytes, keys: bytes) -> Outcome:
+    master, slave = pty.openpty()
     output, deadline = b"", time.monotonic() + TIMEOUT_SECONDS
-    process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
-    os.close(theirs)
+    process = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+    os.close(slave)
     try:
-        while data := _read(ours, deadline, output):
-            if shown not in output and shown in output + data:
-                os.write(ours, keys)
+        while data := _read(master, deadline, output):
+            if prompt not in output and prompt in output + data:
+                os.write(master, keys)
             output += data
         return Outcome(process.wait(TIMEOUT_SECONDS), output)
     finally:
         process.kill()
         process.wait()
-        os.close(ours)
+        os.close(master)
 
 
 def _read(terminal: int, deadline: float, output: bytes) -> bytes:
@@ -69,7 +69,7 @@ def _read(terminal: int, deadline: float, output: bytes) -> bytes:
     try:
         return os.read(terminal, READ_BYTES)
     except OSError:
-        return b""  # EIO: no process has the terminal open
+        return b""  # EIO: the terminal is closed
 
 
 DRAWN: Mapping[str, str] = {
@@ -85,11 +85,11 @@ DRAWN: Mapping[str, str] = {
     # how far the CLI is; its last line may follow the daemon's first
     r"Sending build context to Docker daemon +\S+\r": "",
 }
-"""Patterns of values that differ between two equal runs, and what is shown for each."""
+"""Patterns of values that differ between two equal runs, and their replacements."""
 
 
 def masked(output: bytes, rules: Mapping[str, str] = DRAWN) -> str:
-    """Return output with all matches of the rules replaced, one rule after the other."""
+    """Return output with all matches of the rules replaced, in order."""
     text = output.decode(errors="backslashreplace")
     for pattern, name in rules.items():
         text = re.sub(pattern, name, text)

@@ -1,4 +1,4 @@
-"""A private dockerd: its own root, state, socket, containerd, images and cgroups; no other engine is touched."""
+"""A private dockerd: its own root, state, socket, containerd, images and cgroups; other engines are unaffected."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from tests.fakes.dockerd_client import UnixHttpConnection
 
 REQUEST_SECONDS = 60.0
 DIRECTORIES = (*leftovers.SHIM_DIRECTORIES, *map(Path, ("/run/docker/plugins", "/run/docker", "/run/runc")))
-"""Directories created by every dockerd, whatever its exec-root; the last one by its BuildKit."""
+"""Directories created by every dockerd, independent of its exec-root; the last one by its BuildKit."""
 
 BUSYBOX, PAUSE = (name.removeprefix("docker.io/library/") for name in images.IMAGES)
 """The images by the names that docker shows."""
@@ -39,12 +39,12 @@ class Dockerd(Engine):
 
     def kill(self) -> None:
         super().kill()
-        # Its containerd ends with it. Until process 1 has reaped that one, dockerd takes it for alive by its pid.
+        # Its containerd ends with it. Until process 1 has reaped that process, dockerd considers it alive.
         (self.base / "exec/containerd/containerd.pid").unlink(missing_ok=True)
 
     def stop(self) -> None:
         if self.runs:
-            self._remove_containers(keep=set())  # otherwise SIGTERM would wait for each one that ignores it
+            self._remove_containers(keep=set())  # SIGTERM would wait for those that ignore it
 
         def processes() -> set[int]:
             """Return the ids of its containerd, the shims, and all processes in containers."""
@@ -76,13 +76,13 @@ class Dockerd(Engine):
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Remove at the end of the block the containers, image names, images and build caches created in it."""
-        containers, kept_images = set(self._containers()), set(self._images())
+        containers, initial_images = set(self._containers()), set(self._images())
         try:
             yield
         finally:
             self._remove_containers(containers)
             for reference in self._images():
-                if reference not in kept_images:
+                if reference not in initial_images:
                     self._delete(f"/images/{reference}?force=1")
             self.request("POST", "/build/prune?all=1")
 
@@ -92,7 +92,7 @@ class Dockerd(Engine):
             "exec-root": f"{self.base}/exec",
             "pidfile": f"{self.base}/docker.pid",
             "hosts": [f"unix://{self.socket}"],
-            "deprecated-key-path": f"{self.base}/key.json",  # else it writes to /etc/docker
+            "deprecated-key-path": f"{self.base}/key.json",  # not in /etc/docker
             "cgroup-parent": f"/{self.cgroup_prefix}/default",
             "exec-opts": ["native.cgroupdriver=cgroupfs"],
             # No network of the machine is changed: a container has its loopback, or the host's network.
@@ -111,7 +111,7 @@ class Dockerd(Engine):
         return [container["Id"] for container in self.get("/containers/json?all=1")]
 
     def _images(self) -> list[str]:
-        """Return names and digests before ids: an id that still has a name elsewhere would be refused."""
+        """Return names and digests before ids: dockerd refuses to remove an id that still has a name."""
         listed = self.get("/images/json?all=1")
         names = [name for image in listed for key in ("RepoTags", "RepoDigests") for name in image[key] or ()]
         return [*(name for name in names if "<none>" not in name), *(image["Id"] for image in listed)]
@@ -125,14 +125,16 @@ class Dockerd(Engine):
         try:
             self.request("DELETE", path)
         except EngineError as error:
-            # Removed with another one, or being removed (run --rm).
+            # Already removed, or being removed (run --rm).
             if "with 404" not in str(error) and "already in progress" not in str(error):
                 raise
 
 
 @cache
 def _oom_score() -> dict[str, int]:
-    """Return the setting of dockerd's own OOM score, which a machine without CAP_SYS_RESOURCE refuses to lower. Docker
-    25 has neither the option nor the default."""
+    """Return the setting of dockerd's own OOM score, which a machine without CAP_SYS_RESOURCE refuses to lower.
+
+    Docker 25 has neither the option nor the default.
+    """
     options = subprocess.run([DOCKERD, "--help"], capture_output=True, text=True, check=True, env={"PATH": PATH})
     return {"oom-score-adjust": 0} if "oom-score-adjust" in options.stdout else {}

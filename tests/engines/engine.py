@@ -1,6 +1,6 @@
-"""A private daemon that runs containers: its folder and cgroups, its start and its end; no other engine is touched.
+"""A private daemon that runs containers: its folder and cgroups, its start and end; other engines are unaffected.
 
-Everything is found by its own folder or cgroup prefix, and ended by process id.
+Its processes are found by its own folder or cgroup prefix, and ended by process id.
 """
 
 import shutil
@@ -24,7 +24,7 @@ class EngineError(Exception):
 
 
 class Engine(ABC):
-    """A daemon with a folder, a log, a socket and a cgroup of its own; use as a context manager."""
+    """A daemon with its own folder, log, socket and cgroup; use as a context manager."""
 
     def __init__(self, name: str, cgroup: str, directories: Iterable[Path]) -> None:
         self.base = Path(tempfile.mkdtemp(prefix=f"rp-{name}-"))
@@ -48,7 +48,7 @@ class Engine(ABC):
         self.stop()
 
     def start(self) -> None:
-        """Start the daemon, with everything that tests use. Raises EngineError."""
+        """Start the daemon with the tests' images. Raises EngineError."""
         if missing := probe.missing_programs(self._name):
             raise EngineError(missing)
         self.launch()
@@ -56,7 +56,7 @@ class Engine(ABC):
 
     @abstractmethod
     def launch(self) -> None:
-        """Start the daemon and wait until it answers; what it keeps outlives its end. Raises EngineError."""
+        """Start the daemon and wait until it answers; its state outlives its end. Raises EngineError."""
 
     @abstractmethod
     def load_images(self) -> None: ...
@@ -91,7 +91,7 @@ class Engine(ABC):
     def _run(self, command: Sequence[str], answers: Callable[[], bool], env: Mapping[str, str] | None = None) -> None:
         """Start the program and wait until it answers. Raises EngineError with the end of its log."""
         with self.log_file.open("ab") as log:
-            # A group of its own: a terminal's Ctrl-C must not end it before its containers are removed.
+            # In its own process group: Ctrl-C must not end it before its containers are removed.
             daemon = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, process_group=0
             )
@@ -106,7 +106,7 @@ class Engine(ABC):
         raise EngineError(f"{self._name} {state} but does not answer in {START_SECONDS:.0f} s; its log ends: {log_end}")
 
     def _end(self, processes: Callable[[], set[int]], state: Path) -> None:
-        """Stop the daemon, end what it left, and remove everything it created; ``state`` is its containerd's."""
+        """Stop the daemon, end its remaining processes, and remove its files; ``state`` is its containerd's."""
         if self._daemon is not None:
             self._daemon.terminate()
             try:
@@ -120,5 +120,5 @@ class Engine(ABC):
         cgroups.remove(self.cgroup_prefix)
         shutil.rmtree(self.base)
         for path in self._directories:
-            if path.is_dir() and not any(path.iterdir()):  # else it contains something else by now
+            if path.is_dir() and not any(path.iterdir()):  # it may contain files of others
                 path.rmdir()

@@ -23,7 +23,7 @@ IMAGE_ENVIRONMENT = ["PATH=/bin"]
 
 
 def archive(busybox: Path) -> bytes:
-    """Return an archive with every image of ``IMAGES``, all of them on one layer of busybox.
+    """Return an archive with every image of ``IMAGES``, all on one layer of busybox.
 
     ``busybox`` is a static binary. Raises OSError if it cannot be read.
     """

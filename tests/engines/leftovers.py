@@ -1,6 +1,6 @@
-"""End what an engine leaves on the machine: processes, mounts, directories, shims' sockets.
+"""Remove leftovers of an engine: processes, mounts, directories, shims' sockets.
 
-Nothing without the engine's mark is touched; a process is ended by its id.
+All have the engine's mark; a process is ended by its id.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 
 END_SECONDS = 10.0
 SHIM_DIRECTORIES = (Path("/run/containerd/s"), Path("/run/containerd"))
-"""Shims put their sockets here whatever the daemon's state directory is; names are hashes of its address."""
+"""Directories of all shims' sockets, independent of the daemon's state directory; names are hashes of its address."""
 
 
 def processes(mark: str) -> set[int]:
@@ -40,12 +40,12 @@ def end(find: Callable[[], set[int]]) -> None:
 def mounts(base: Path) -> list[str]:
     """Return the mount points below a folder, oldest first."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return [point for line in lines if (point := line.split()[4]).startswith(f"{base}/")]
+    return [mount_point for line in lines if (mount_point := line.split()[4]).startswith(f"{base}/")]
 
 
 def unmount(base: Path) -> None:
-    for point in reversed(mounts(base)):
-        subprocess.run(["umount", "--lazy", point], check=True, stdin=subprocess.DEVNULL)
+    for mount_point in reversed(mounts(base)):
+        subprocess.run(["umount", "--lazy", mount_point], check=True, stdin=subprocess.DEVNULL)
 
 
 def remove_shim_sockets(state: Path) -> None:
@@ -61,4 +61,4 @@ def _cmdline(process: Path) -> bytes:
     try:
         return (process / "cmdline").read_bytes()
     except OSError:
-        return b""  # it ended meanwhile
+        return b""  # it has ended

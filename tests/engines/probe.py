@@ -1,4 +1,4 @@
-"""The rights and programs that this machine lacks to run a private containerd or dockerd, found by trying.
+"""The rights and programs that this machine lacks to run a private containerd or dockerd, found by attempts.
 
 ``python3 tests/engines/probe.py`` prints the first missing right and exits with 1, or exits with 0. It needs only the
 standard library: scripts/install runs it before anything is installed.
@@ -23,7 +23,7 @@ from pathlib import Path
 RIGHTS_REMEDY = "run it as root on a machine, or in a container with --privileged"
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 DOCKERD = "/usr/sbin/dockerd"
-"""The distribution's, which may not be the first on the PATH."""
+"""The distribution's, even if another one is first on the PATH."""
 _CONTAINERD = {
     "containerd": "containerd",
     "containerd-shim-runc-v2": "containerd",
@@ -35,7 +35,7 @@ PROGRAMS: Mapping[str, Mapping[str, str]] = {
     "dockerd": {DOCKERD: "docker.io", **_CONTAINERD},
     "clients": {"/usr/bin/docker": "docker-cli", "curl": "curl", "promtool": "prometheus"},
 }
-"""The programs of each engine, and of the tests with engines, each with Debian's package."""
+"""The programs of each engine and of its tests, each with Debian's package."""
 TOOLS: Mapping[str, str] = {
     "git": "apt-get install git",
     "h2load": "apt-get install nghttp2-client",
@@ -43,7 +43,7 @@ TOOLS: Mapping[str, str] = {
     "minisign": "apt-get install minisign",
     "strace": "apt-get install strace",
 }
-"""The programs of other tests, each with what installs it."""
+"""The programs of other tests, each with its installer."""
 
 CAPABILITIES: Mapping[str, int] = {
     **{"CAP_SYS_ADMIN": 21, "CAP_NET_ADMIN": 12, "CAP_SYS_PTRACE": 19},
@@ -51,7 +51,7 @@ CAPABILITIES: Mapping[str, int] = {
     **{"CAP_SETUID": 7, "CAP_SETPCAP": 8, "CAP_NET_BIND_SERVICE": 10, "CAP_NET_RAW": 13, "CAP_SYS_CHROOT": 18},
     **{"CAP_MKNOD": 27, "CAP_AUDIT_WRITE": 29, "CAP_SETFCAP": 31},
 }
-"""Those that the engines use, and those of every container (capabilities(7)), without which runc fails."""
+"""The capabilities of the engines, and those of every container (capabilities(7)), without which runc fails."""
 
 _CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
 _MS_REC_PRIVATE = 0x4000 | 0x40000
@@ -130,7 +130,10 @@ def _system() -> tuple[str, str]:
 
 
 def _attempts(folder: Path) -> Iterator[str]:
-    """Do what the engines do; yield what fails if the next step raises OSError. ``folder`` is empty."""
+    """Perform the engines' system calls; before each, yield the error text if it raises OSError.
+
+    ``folder`` is empty.
+    """
     lines = Path("/proc/self/status").read_text().splitlines()
     effective = int(next(line.split()[1] for line in lines if line.startswith("CapEff:")), 16)
     for name, bit in CAPABILITIES.items():

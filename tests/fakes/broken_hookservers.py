@@ -1,6 +1,6 @@
-"""Hook servers that each break one rule of ``runtimeproxy hook verify``, and good ones that break none.
+"""Hook servers that each break one rule of ``runtimeproxy hook verify``, and good ones.
 
-Apart from its mistake a broken server answers as the good ones do.
+Except for its fault, a broken server answers like the good ones.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ Made = Callable[[str], AbstractAsyncContextManager[Any]]
 
 THINKS_SECONDS = 0.005
 HOLDS_SECONDS = 0.03
-"""Seconds that a call holds a lock: a cancel comes within it, whenever in 50 ms a busy machine begins the call."""
-LOOK_SECONDS = 0.001
+"""Seconds that a call holds a lock. A cancel arrives in this time, even if a busy machine starts the call 50 ms
+late."""
+POLL_SECONDS = 0.001
 LATE_SECONDS = 1.5
-"""A server that answers in time does so within so many seconds, on a busy machine."""
+"""Seconds within which a good server answers on a busy machine."""
 UNREADABLE = hookanswers.status(grpc.StatusCode.INVALID_ARGUMENT)
 TOO_MUCH = hookanswers.status(grpc.StatusCode.RESOURCE_EXHAUSTED)
 LOCKED = hookanswers.status(grpc.StatusCode.ABORTED, "locked")
@@ -51,12 +52,12 @@ def breaking(rule: str, answer: Callable[[], Answer], timeout_seconds: float = 1
 
 
 async def crash(call: HookCall) -> bytes:
-    """Raise, as a server does that relies on missing fields."""
+    """Raise, like a server that relies on missing fields."""
     raise KeyError("pod_meta")
 
 
 def where(wrong: Callable[[HookCall], object], answer: Answer, otherwise: Answer | None = None) -> Answer:
-    """Return an answer that is wrong for some calls; the others get ``otherwise``, by default an echo."""
+    """Return an answer for some calls; all others get ``otherwise``, by default an echo."""
 
     async def choose(call: HookCall) -> bytes:
         return await (answer if wrong(call) else otherwise or hookanswers.echo())(call)
@@ -86,7 +87,7 @@ def mixes_pods_up() -> Answer:
     return answer
 
 
-def takes_few_calls() -> Answer:
+def limits_concurrent_calls() -> Answer:
     serving = asyncio.Semaphore(4)
 
     async def answer(call: HookCall) -> bytes:
@@ -104,7 +105,7 @@ def forgets_a_number() -> Answer:
 
 
 def always_the_same() -> Answer:
-    """Return an answer that sets a quota of half a CPU by the kernel's default period, which the kubelet sends, too."""
+    """Return an answer that sets a quota of half a CPU of the kernel's default period, which the kubelet sends too."""
 
     async def answer(call: HookCall) -> bytes:
         response = hookanswers.RESPONSES[call.point.subject]()
@@ -143,7 +144,7 @@ def breaks_when_cancelled() -> Answer:
 
 @asynccontextmanager
 async def dies_of_an_empty_request(path: str) -> AsyncIterator[None]:
-    """End as a process does that crashes at an empty request."""
+    """End like a process that crashes at an empty request."""
     dying: set[asyncio.Task[None]] = set()
     server = HookServer(path, keep_calls=False)
 
@@ -160,14 +161,14 @@ async def dies_of_an_empty_request(path: str) -> AsyncIterator[None]:
 @asynccontextmanager
 async def dies_of_a_broken_connection(path: str) -> AsyncIterator[None]:
     """End when a connection ends in the middle of a frame."""
-    # Not by asyncio's own server: what that accepts at the moment of its end it neither serves nor closes.
+    # Not by asyncio's server: while it closes, it accepts connections that it neither serves nor closes.
     async with HookServer(path, default=hookanswers.echo(), faulty=True, keep_calls=False) as server:
         relay = server.faults
         assert relay is not None
 
         async def die() -> None:
-            while not any(each.task and each.task.done() and is_cut(each.to_backend) for each in relay.connections):
-                await asyncio.sleep(LOOK_SECONDS)
+            while not any(conn.task and conn.task.done() and is_cut(conn.to_backend) for conn in relay.connections):
+                await asyncio.sleep(POLL_SECONDS)
             await relay.stop()
 
         dying = asyncio.create_task(die())
@@ -218,7 +219,7 @@ BROKEN: dict[str, Tried] = {
     "answers any method": Tried(answers_any_method, "unknown-method"),
     "refuses big requests": breaking("big", lambda: where(lambda call: len(call.message) > 512 * 1024, TOO_MUCH)),
     "mixes pods up": breaking("concurrency", mixes_pods_up),
-    "takes few calls": breaking("concurrency", takes_few_calls),
+    "takes few calls": breaking("concurrency", limits_concurrent_calls),
     "is locked by a cancelled call": breaking("cancelled", breaks_when_cancelled),
     "dies of a broken connection": Tried(dies_of_a_broken_connection, "broken-connection"),
     "hangs": breaking("deadline", hookanswers.hang, timeout_seconds=0.2),
@@ -226,7 +227,7 @@ BROKEN: dict[str, Tried] = {
         "deadline", lambda: where(_lacks_parent, hookanswers.hang()), LATE_SECONDS
     ),
 }
-"""Servers by what is wrong with them."""
+"""Broken servers by their fault."""
 
 GOOD: dict[str, Made] = {
     "an empty answer": answering(hookanswers.empty()),
@@ -234,4 +235,4 @@ GOOD: dict[str, Made] = {
     "numbers of its own that may be those that are sent": answering(always_the_same()),
     "a refusal": answering(hookanswers.BY_NAME["refuse"]()),
 }
-"""Servers that keep every rule."""
+"""Servers that pass every rule."""

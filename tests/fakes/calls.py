@@ -1,4 +1,4 @@
-"""A call for tests of the lifecycle: a front of one call, with a runtime that takes its time.
+"""A call for tests of the lifecycle: a front of one call, with a slow runtime.
 
 A call that ended while held passes by itself; a late release does nothing (relay-rules C1).
 """
@@ -22,37 +22,37 @@ SUBJECT = fields.Subject(fields.PodRecord(POD, POD), fields.ContainerRecord(CONT
 
 @dataclass(eq=False)
 class FakeCall(HeldCall):
-    """A held call; its fields determine what it does."""
+    """A held call; its fields determine its behaviour."""
 
     operation: Operation
     known: fields.Subject | None = SUBJECT
-    """What the request and the Store report."""
+    """The subject from the request and the Store."""
     known_error: Exception | None = None
     read: fields.Subject | Exception | None = None
-    """What the runtime reports of an unknown subject, after ``read_seconds``."""
+    """The runtime's report of an unknown subject, after ``read_seconds``."""
     made: fields.ContainerRecord | Exception | None = None
-    """What the runtime reports of what a create's answer names, after ``read_seconds``."""
+    """The runtime's report of a created container, after ``read_seconds``."""
     repeats: bool = False
-    """Whether its answer may name what a create of an earlier process made."""
-    whole_key: str = ""
-    """The new ``key`` after that, if it is not known before."""
+    """Whether its answer may name a container from a create of an earlier process."""
+    full_key: str = ""
+    """The ``key`` after the preparation, if it is unknown before."""
     key: str | Exception = "c1"
     deadline: float | None = None
     reply: Reply | None = AGREED
-    """The reply that it has ``runtime_seconds`` after its release."""
+    """The reply ``runtime_seconds`` after its release."""
     runtime_seconds: float = 1.0
     read_seconds: float = 0.0
     prepares: bool = True
     prepare_seconds: float = 0.0
     prepare_error: Exception | None = None
     prepare_unsure: bool = False
-    """True if it is unknown whether a preparation that failed was carried out."""
+    """True if it is unknown whether a failed preparation had an effect."""
     untouched: bool = True
-    """True if nothing from the Store is to be put into the message."""
+    """True if the message needs no value of the Store."""
     edit_error: Exception | None = None
     outcome_error: Exception | None = None
     lives: Life | Exception | None = None
-    """What the runtime reports of the state of each container."""
+    """The runtime's report of each container's state."""
     outcomes: list[Reply | Exception] = field(default_factory=list)
     """The runtime's answers each time the outcome of the call is queried; the last one is repeated."""
     state: CallState = CallState.HOLDING
@@ -60,7 +60,7 @@ class FakeCall(HeldCall):
     released_with: tuple[fields.Subject | None, fields.Adjustment] | None = None
     refused_with: HookError | None = None
     changed_by: fields.Adjustment | None = None
-    """The adjustment that ``outcome`` was given."""
+    """The adjustment passed to ``outcome``."""
     answered: bool = False
     over_at: float | None = None
     notified: Callable[[], None] = lambda: None
@@ -91,7 +91,7 @@ class FakeCall(HeldCall):
     async def read_subject(self, store: Store) -> fields.Subject | None:
         self._step("read")
         await asyncio.sleep(self.read_seconds)
-        self.key = self.whole_key or self.key
+        self.key = self.full_key or self.key
         if isinstance(self.read, Exception):
             raise self.read
         return self.read

@@ -1,7 +1,7 @@
-"""An event loop with virtual time: nothing waits, the clock jumps to the next timer.
+"""An event loop with virtual time: the clock jumps to the next timer.
 
-Time passes only when nothing is left to do; a loop that would wait for ever fails instead. It is for tests without
-sockets: events from outside do not fit into this time.
+Time passes only when no callback is ready; a loop that would wait forever fails. It is for tests without sockets, since
+external events have no virtual time.
 """
 
 import asyncio
@@ -37,4 +37,4 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 virtual_time = pytest.mark.virtual_time
-"""Marks an async test, or a file of them, that runs on a loop of its own with virtual time (tests/conftest.py)."""
+"""Marks an async test, or a file of them, that runs on its own loop with virtual time (tests/conftest.py)."""

@@ -45,8 +45,8 @@ class Core(Parts):
         call.proceed = self.lifecycle.proceed
         return self.lifecycle.proceed(call)
 
-    def failures(self, plugin: str, point: str, reason: Reason) -> int:
-        return self.metrics.counted("hook_failures", hook_server=plugin, hook=point, reason=reason.value)
+    def failures(self, plugin: str, hook_point: str, reason: Reason) -> int:
+        return self.metrics.counted("hook_failures", hook_server=plugin, hook=hook_point, reason=reason.value)
 
     def fail_open(self) -> int:
         return self.metrics.total("hook_fail_open")

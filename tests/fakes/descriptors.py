@@ -1,7 +1,4 @@
-"""Use up all file descriptors of a process (fault matrix P8).
-
-What is open stays open; the limit is restored afterwards.
-"""
+"""Exhaust the file descriptors of a process (fault matrix P8). Open ones stay open; the limit is restored later."""
 
 import gc
 import os
@@ -12,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    gc.disable()  # else what earlier tests left in cycles may give one back in the middle
+    gc.disable()  # garbage of earlier tests may release a descriptor
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.open("/dev/null", os.O_RDONLY)
     os.close(free)

@@ -27,7 +27,7 @@ RESPONSES: dict[SubjectKind, type[Response]] = {
 
 @dataclass(slots=True)
 class HookCall:
-    """One received call; ``deadline_seconds`` is the rest of the caller's deadline, None if it set none."""
+    """A received call; ``deadline_seconds`` is the caller's remaining deadline, None if it set none."""
 
     point: HookPoint
     message: bytes
@@ -36,7 +36,7 @@ class HookCall:
     at: float
     context: grpc.aio.ServicerContext[Any, Any]
     cancelled: bool = False
-    """Whether the caller left, or its deadline passed, before the answer."""
+    """Whether the caller disconnected, or its deadline passed, before the answer."""
 
     @property
     def request(self) -> Any:
@@ -74,9 +74,9 @@ def echo(change: Callable[[Any], None] = lambda response: None) -> Answer:
 
 
 def koordlet(**values: int | str) -> Answer:
-    """Return koordlet's answer: the whole echo with some resource fields overwritten, "" among them.
+    """Return koordlet's answer: an echo with some resource fields overwritten, also with "".
 
-    If the request has no resources message, one is made only for a value.
+    If the request has no resources message, only a value adds one.
     """
 
     def overwrite(response: Any) -> None:
@@ -156,4 +156,4 @@ BY_NAME: dict[str, Callable[[], Answer]] = {
     "fail": lambda: status(grpc.StatusCode.INTERNAL, "failed as requested"),
     "unimplemented": lambda: status(grpc.StatusCode.UNIMPLEMENTED, "no such hook"),
 }
-"""The answers that the command line can name."""
+"""The answers by their names on the command line."""

@@ -20,13 +20,13 @@ from tests.fakes.faults import FaultRelay
 from tests.fakes.hookanswers import Answer, HookCall
 from tests.fakes.server import Server, grpc_server, wait_for_signal
 
-_POINTS = {f"/runtime.v1alpha1.RuntimeHookService/{point.method}": point for point in HOOK_POINTS}
+_POINTS = {f"/runtime.v1alpha1.RuntimeHookService/{hook_point.method}": hook_point for hook_point in HOOK_POINTS}
 
 
 class HookServer(Server, grpc.GenericRpcHandler):
     """The server; ``answers`` maps hook point names to answers, all others get ``default``.
 
-    With ``faulty`` a fault relay listens in its place: ``faults`` delays, cuts and stalls what passes.
+    With ``faulty`` a fault relay listens in its place: ``faults`` delays, cuts and stalls the traffic.
     """
 
     def __init__(
@@ -60,19 +60,19 @@ class HookServer(Server, grpc.GenericRpcHandler):
             await self._server.stop(None)
             self._server = None
 
-    def on(self, point: str, answer: Answer) -> None:
-        self.answers[BY_NAME[point].name] = answer
+    def on(self, hook_point: str, answer: Answer) -> None:
+        self.answers[BY_NAME[hook_point].name] = answer
 
-    def calls_of(self, point: str) -> list[HookCall]:
-        return [call for call in self.calls if call.point.name == point]
+    def calls_of(self, hook_point: str) -> list[HookCall]:
+        return [call for call in self.calls if call.point.name == hook_point]
 
-    async def wait_for_calls(self, point: str) -> list[HookCall]:
+    async def wait_for_calls(self, hook_point: str) -> list[HookCall]:
         async with self._called:
-            await self._called.wait_for(lambda: self.calls_of(point))
-        return self.calls_of(point)
+            await self._called.wait_for(lambda: self.calls_of(hook_point))
+        return self.calls_of(hook_point)
 
     def crash_mid_answer(self) -> Answer:
-        """Answer well, but drop the connection after 20 more bytes toward the caller; needs ``faulty``."""
+        """Return a good answer, but drop the connection after 20 more bytes to the caller; needs ``faulty``."""
         assert self.faults is not None
         faults = self.faults
 
@@ -95,13 +95,13 @@ class HookServer(Server, grpc.GenericRpcHandler):
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Return the handler of the hook point in a path; other paths are UNIMPLEMENTED."""
-        point = _POINTS.get(details.method)
-        if point is None:
+        hook_point = _POINTS.get(details.method)
+        if hook_point is None:
             return None
 
         async def hook(message: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
             metadata = tuple((key, value) for key, value in context.invocation_metadata() or ())
-            call = HookCall(point, message, metadata, context.time_remaining(), time.monotonic(), context)
+            call = HookCall(hook_point, message, metadata, context.time_remaining(), time.monotonic(), context)
             return await self.answer(call)
 
         return grpc.unary_unary_rpc_method_handler(hook)

@@ -1,6 +1,6 @@
 """The inside of a fake container: its files, and its verbose JSON status as containerd 1.6 writes it.
 
-All of it follows from the config and the present resources.
+All of it is derived from the config and the current resources.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ def _field(field: FieldDescriptor, value: Any) -> Any:
 def _single(value: Any) -> Any:
     if isinstance(value, Message):
         return go_json(value)
-    # A value that is not UTF-8 is damaged here, as it is in containerd's own status.
+    # A value that is not UTF-8 is damaged here, as in containerd's own status.
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
@@ -47,7 +47,7 @@ def pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler: str
 def container_info(
     container_id: str, pod_id: str, request: cri_pb2.CreateContainerRequest, resources: Resources, cgroup_path: str
 ) -> Json:
-    """Return containerd's report of a container: its config as created, its spec as it is now."""
+    """Return containerd's report of a container: its config as created, its current spec."""
     config = request.config
     numbers = {name: getattr(resources, f"cpu_{name}") for name in ("shares", "quota", "period")}
     limits = {

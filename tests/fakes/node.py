@@ -73,7 +73,7 @@ def wire(message: Message) -> bytes:
 
 
 class FakeFraming(CriHeld):
-    """In place of the HTTP/2 stream of a held call; it answers a release with ``given``, unless that is None."""
+    """Replaces the HTTP/2 stream of a held call; it answers a release with ``given``, unless that is None."""
 
     answers = 0
 
@@ -97,7 +97,7 @@ class FakeFraming(CriHeld):
         return True
 
     def answer(self) -> None:
-        self.answers = 1  # however often it is called
+        self.answers = 1  # for any number of calls
 
     def free_budget(self) -> None:
         assert self.answers, "what is counted of a request is counted until its call is over"
@@ -114,7 +114,7 @@ class FakeFraming(CriHeld):
 
 @dataclass(eq=False)
 class FakeBackend:
-    """The runtime's state, and the updates that it was sent."""
+    """The runtime's state, and the received updates."""
 
     known_pods: dict[str, PodInfo] = field(default_factory=dict)
     known_containers: dict[str, ContainerInfo] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class Node(Parts):
         self.backend = FakeBackend()
 
     def shared(self) -> CriShared:
-        """Return what a connection needs of its front."""
+        """Return the state that connections share."""
         backend: Any = self.backend
         return CriShared(
             budget=MemoryBudget(),
@@ -227,7 +227,7 @@ class Node(Parts):
 
 
 def changes(released: bytes | None, kind: type[Any]) -> Any:
-    """Return the parsed released message; the unknown field must still be in it."""
+    """Return the parsed released message, which must still contain the unknown field."""
     assert released is not None
     assert UNKNOWN_FIELD in released
     return kind.FromString(released)

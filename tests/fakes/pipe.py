@@ -1,4 +1,4 @@
-"""The bare pipe: copies bytes between two unix sockets on uvloop and nothing else, the upper limit for a relay.
+"""A bare pipe: only copies bytes between two unix sockets on uvloop, as the upper limit for a relay.
 
 Run: ``python -m tests.fakes.pipe LISTEN BACKEND``.
 """
@@ -10,7 +10,7 @@ import uvloop
 
 
 class End(asyncio.Protocol):
-    """One end of a pair: its bytes are written to the peer, once there is one."""
+    """One end of a pair: its bytes are written to the peer, once that is connected."""
 
     def __init__(self, peer: asyncio.Transport | None = None) -> None:
         self.peer = peer

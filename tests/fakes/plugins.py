@@ -1,6 +1,6 @@
-"""Plugins for tests of the core: clients that answer as they are set, without any socket.
+"""Plugins for tests of the core: clients with configured answers, without sockets.
 
-As with the real client, a call raises nothing but HookError and ends by its timeout.
+Like the real client, a call raises only HookError and ends by its timeout.
 """
 
 import asyncio
@@ -15,18 +15,18 @@ from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.relay.rpc.connection import Peer
 
 FAIL, IGNORE = FailurePolicy.FAIL, FailurePolicy.IGNORE
-ALL_POINTS = tuple(point.name for point in HOOK_POINTS)
+ALL_POINTS = tuple(hook_point.name for hook_point in HOOK_POINTS)
 NOTHING = HookAnswer()
 
 ONE_PEER = Peer("socket", 1)
 
 Behaviour = HookAnswer | Reason | Exception | Callable[[HookRequest], HookAnswer]
-"""What a plugin does: answers, fails for a reason, raises what no client should, or computes its answer."""
+"""The behaviour of a plugin: an answer, a reason to fail, an unexpected exception, or a function of the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """One hook call as the plugin got it."""
+    """A hook call as the plugin received it."""
 
     plugin: str
     point: str
@@ -37,7 +37,7 @@ class Requested:
 @dataclass(eq=False)
 class FakeClient:
     """One hook server; ``delay_seconds`` pass before each answer, ``there`` identifies the peer at its socket,
-    ``absent`` says why there is none."""
+    ``absent`` is why none listens."""
 
     name: str
     behaviour: Behaviour
@@ -55,21 +55,21 @@ class FakeClient:
         return self.there
 
     async def call(
-        self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
+        self, hook_point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
     ) -> HookAnswer:
-        self.queried.append(Requested(self.name, point.name, request, timeout_seconds))
+        self.queried.append(Requested(self.name, hook_point.name, request, timeout_seconds))
         try:
             await asyncio.sleep(min(self.delay_seconds, timeout_seconds))
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
         if self.delay_seconds > timeout_seconds:
-            raise HookError(self.name, point.name, Reason.DEADLINE, "no answer in time")
+            raise HookError(self.name, hook_point.name, Reason.DEADLINE, "no answer in time")
         match self.behaviour:
             case HookAnswer():
                 return self.behaviour
             case Reason():
-                raise HookError(self.name, point.name, self.behaviour, "as reported")
+                raise HookError(self.name, hook_point.name, self.behaviour, "as reported")
             case Exception():
                 raise self.behaviour
         return self.behaviour(request)
@@ -96,21 +96,21 @@ class FakePlugins:
         timeout_seconds: float = 2.0,
         client: FakeClient | None = None,
     ) -> FakeClient:
-        """Register a plugin after the existing ones; ``client`` may be one with a behaviour of its own."""
+        """Register a plugin after the existing ones; ``client`` may have its own behaviour."""
         client = client or FakeClient(name, behaviour, self.queried, delay_seconds)
         self.plugins.append(Plugin(name, f"/run/{name}.sock", policy, frozenset(points), timeout_seconds, client))
         return client
 
     @property
     def by_point(self) -> dict[str, tuple[Plugin, ...]]:
-        return {point.name: found for point in HOOK_POINTS if (found := self.plugins_for(point))}
+        return {hook_point.name: plugins for hook_point in HOOK_POINTS if (plugins := self.plugins_for(hook_point))}
 
-    def plugins_for(self, point: HookPoint) -> tuple[Plugin, ...]:
-        return tuple(plugin for plugin in self.plugins if point.name in plugin.points)
+    def plugins_for(self, hook_point: HookPoint) -> tuple[Plugin, ...]:
+        return tuple(plugin for plugin in self.plugins if hook_point.name in plugin.points)
 
     def registered(self, points: Iterable[HookPoint]) -> bool:
-        return any(self.plugins_for(point) for point in points)
+        return any(self.plugins_for(hook_point) for hook_point in points)
 
     def notified(self) -> list[tuple[str, str]]:
-        """Return the plugins and points that were called, in order."""
+        """Return the called plugins and hook points, in order."""
         return [(queried.plugin, queried.point) for queried in self.queried]

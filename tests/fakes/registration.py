@@ -10,7 +10,7 @@ ALL_POINTS = (
     *("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer", "PostStartContainer"),
     *("PreUpdateContainerResources", "PostStopContainer", "PostStopPodSandbox"),
 )
-KOORDLET_EXTRA_POINT = "PreRemoveRunPodSandbox"
+KOORDLET_EXTRA_HOOK_POINT = "PreRemoveRunPodSandbox"
 """koordlet lists it although the protocol has no such call."""
 
 
@@ -31,7 +31,7 @@ def write(directory: Path, name: str, content: str) -> Path:
 
 def write_as_koordlet(directory: Path, endpoint: str, points: Sequence[str]) -> Path:
     """Write koordlet.json as koordlet does: truncated, then written in place, with tabs, the points in random order."""
-    shuffled = [*points, KOORDLET_EXTRA_POINT]
+    shuffled = [*points, KOORDLET_EXTRA_HOOK_POINT]
     random.Random(0).shuffle(shuffled)
     entry = {"remote-endpoint": endpoint, "failure-policy": "Ignore", "runtime-hooks": shuffled}
     target = directory / "koordlet.json"

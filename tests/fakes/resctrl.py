@@ -1,10 +1,8 @@
 """A stand-in for the resctrl file system: a directory tree that refuses what the kernel refuses.
 
-Production code has no branch for it. A StandIn is a Resctrl whose three requests to the kernel, and whose CPU, are
-simulated; all other code is that of a real node.
-
-One thing differs from the kernel, where a new thread of a process in a group is in that group, too. Here the tasks
-files list only what was written, until the thread ends.
+Production code has no branch for it. A StandIn is a Resctrl that simulates the three requests to the kernel, and the
+CPU; all other code is that of a real node. The kernel adds a new thread of a process to the process's group. Here the
+tasks files list only written ids, until the thread ends.
 """
 
 import errno
@@ -39,9 +37,9 @@ class Hardware:
 
 
 class StandIn(Resctrl):
-    """A Resctrl on a directory tree; what is in the tree already (created by another StandIn) stays.
+    """A Resctrl on a directory tree; the files of an earlier StandIn stay.
 
-    The requests in ``refused`` (mkdir, rmdir, schemata, tasks) fail, as they do without the rights.
+    The requests in ``refused`` (mkdir, rmdir, schemata, tasks) fail, as without the rights.
     """
 
     def __init__(self, root: Path, hardware: Hardware | None = None, refused: Collection[str] = ()) -> None:
@@ -66,7 +64,7 @@ class StandIn(Resctrl):
             return super().tasks(group)
 
     def _lay_group(self, directory: Path) -> None:
-        if full := self.hardware.full():  # a machine that only monitors has no schemata files
+        if full := self.hardware.full():  # a machine with monitoring only has no schemata files
             self._show_limits(directory, full)
         self._show_tasks(directory, [])
 
@@ -103,19 +101,19 @@ class StandIn(Resctrl):
         return "GenuineIntel"
 
     def _groups(self) -> list[Path]:
-        return [each for each in self.root.iterdir() if (each / TASKS).exists()]
+        return [path for path in self.root.iterdir() if (path / TASKS).exists()]
 
     def _limit(self, directory: Path, text: str) -> None:
         limits = parse_schemata((directory / SCHEMATA).read_text())
-        *lines, rest = text.split("\n")
+        *lines, unterminated = text.split("\n")
         try:
-            if not lines or rest:
+            if not lines or unterminated:
                 raise ValueError("the last line has no end")
             for name, values in (line.split(":") for line in lines):
-                for each, value in (pair.split("=") for pair in values.split(";")):
-                    if int(each) not in limits[name]:
-                        raise ValueError(f"no domain {each}")
-                    limits[name][int(each)] = self._bandwidth(value) if name == "MB" else self._mask(value)
+                for cache_id, value in (pair.split("=") for pair in values.split(";")):
+                    if int(cache_id) not in limits[name]:
+                        raise ValueError(f"no domain {cache_id}")
+                    limits[name][int(cache_id)] = self._bandwidth(value) if name == "MB" else self._mask(value)
         except (KeyError, ValueError) as error:
             self._refuse(errno.EINVAL, str(error))
         self._show_limits(directory, limits)
@@ -137,7 +135,7 @@ class StandIn(Resctrl):
         if not _is_alive(tid):
             self._refuse(errno.ESRCH, f"No task {tid}")
         for group in self._groups():
-            self._show_tasks(group, [each for each in _listed(group) if each != tid])
+            self._show_tasks(group, [listed for listed in _listed(group) if listed != tid])
         self._show_tasks(directory, [*_listed(directory), tid])
 
     def _check(self, request: str) -> None:
@@ -151,7 +149,7 @@ class StandIn(Resctrl):
         raise OSError(number, os.strerror(number))
 
     def _show_limits(self, directory: Path, limits: Mapping[str, Mapping[int, str]]) -> None:
-        lines = {name: ";".join(f"{each}={value}" for each, value in values.items()) for name, values in limits.items()}
+        lines = {name: ";".join(f"{key}={value}" for key, value in values.items()) for name, values in limits.items()}
         _show(directory / SCHEMATA, "".join(f"{name}:{values}\n" for name, values in lines.items()))
 
     def _show_tasks(self, directory: Path, tids: Iterable[int]) -> None:
@@ -159,7 +157,7 @@ class StandIn(Resctrl):
 
 
 def _show(file: Path, text: str) -> None:
-    """Replace a file atomically: another process never reads half of it."""
+    """Replace a file atomically: another process never reads a part of it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f".{file.name}")
     new.write_text(text)
@@ -170,7 +168,7 @@ def _listed(directory: Path) -> list[int]:
     return [int(tid) for tid in (directory / TASKS).read_text().split()]
 
 
-def until_gone(tids: Iterable[int], seconds: float = 10.0) -> None:
+def wait_until_ended(tids: Iterable[int], seconds: float = 10.0) -> None:
     """Wait until threads no longer exist in the kernel: joining one waits for Python only. Raises TimeoutError."""
     end = time.monotonic() + seconds
     for tid in tids:

@@ -1,6 +1,6 @@
-"""A runtime's state for tests of the sync: its list and its answers about each id, each taking some time.
+"""A runtime's state for tests of the sync: its list and its report of each id, each after a delay.
 
-An answer about an id is the state at the time of the request.
+A report is the state at the time of the request.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ def container(container_id: str, pod_id: str = "p1", name: str = "read") -> Subj
 
 @dataclass(eq=False)
 class FakeState:
-    """Pods and containers by id; the answer is None for what was removed since the list."""
+    """Pods and containers by id; the report is None for those that were removed since the list."""
 
     pods: dict[str, PodRecord | None] = field(default_factory=dict)
     containers: dict[str, Subject | None] = field(default_factory=dict)
@@ -46,16 +46,16 @@ class FakeState:
 
     def has(self, *ids: str) -> None:
         """Create pods of ids that begin with p, else containers of p1."""
-        for one in ids:
-            if one.startswith("p"):
-                self.pods[one] = pod(one)
+        for record_id in ids:
+            if record_id.startswith("p"):
+                self.pods[record_id] = pod(record_id)
             else:
-                self.containers[one] = container(one)
+                self.containers[record_id] = container(record_id)
 
     def lacks(self, *ids: str) -> None:
-        for one in ids:
-            self.pods.pop(one, None)
-            self.containers.pop(one, None)
+        for record_id in ids:
+            self.pods.pop(record_id, None)
+            self.containers.pop(record_id, None)
 
     async def listed(self) -> Listed:
         await self._answer(LIST, LIST, self.list_seconds)
@@ -98,12 +98,12 @@ class Synced(Core):
             self.plugins.add("a")
         self.state = FakeState()
         self.state.has(*ids)
-        self.gone: list[str] = []
-        self.sync = Sync(self.state, self.lifecycle, self.metrics, self.gone.append)
+        self.removed_ids: list[str] = []
+        self.sync = Sync(self.state, self.lifecycle, self.metrics, self.removed_ids.append)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
-        """Run the sync; check at the end that nothing of it is left."""
+        """Run the sync; check at the end that no watch is left."""
         self.sync.start()
         self.sync.soon()
         try:

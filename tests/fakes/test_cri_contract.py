@@ -1,4 +1,4 @@
-"""The fake CRI runtime and a real containerd answer the same calls alike, and report as much in a verbose status."""
+"""The fake CRI runtime and a real containerd give equal answers, and the same fields in a verbose status."""
 
 import asyncio
 import json
@@ -102,5 +102,5 @@ def codes_of_absent_ids(runtime: Runtime) -> None:
             assert code is (None if succeeds else grpc.StatusCode.NOT_FOUND), method
 
 
-async def test_absent_id_has_containerd_status(runtime: Runtime) -> None:
+async def test_absent_id_has_code_of_containerd(runtime: Runtime) -> None:
     await asyncio.to_thread(codes_of_absent_ids, runtime)

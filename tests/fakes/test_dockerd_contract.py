@@ -1,6 +1,6 @@
 """The fake dockerd and a real one answer the same calls with the same statuses, texts and bytes.
 
-Where the machine or version may differ, only what is common is asserted.
+Only values that are independent of machine and version are asserted.
 """
 
 import json
@@ -39,15 +39,15 @@ class Daemon:
         return str(reply.json["Id"])
 
     async def running(self, name: str, **more: Any) -> str:
-        made = await self.created(name, **more)
-        assert (await self.fetch(f"POST /containers/{made}/start")).status == 204
-        return made
+        container_id = await self.created(name, **more)
+        assert (await self.fetch(f"POST /containers/{container_id}/start")).status == 204
+        return container_id
 
     async def host(self, reference: str) -> dict[str, Any]:
         return dict((await self.fetch(f"GET /containers/{reference}/json")).json["HostConfig"])
 
     async def send(self, call: str, *lines: str, body: bytes = b"") -> tuple[Client, bytes]:
-        """Send a request on a connection of its own; return the connection, and the head of the answer."""
+        """Send a request on its own connection; return the connection, and the head of the answer."""
         client = await Client.connect(self.path)
         client.send(request(*call.split(" ", 1), body, *lines))
         return client, await client.reader.readuntil(b"\r\n\r\n")
@@ -67,15 +67,15 @@ async def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 # ---- containers
 
 
-async def test_lifecycle_calls_have_daemon_statuses(daemon: Daemon) -> None:
-    made = await daemon.created("c1")
+async def test_life_cycle_has_statuses_of_dockerd(daemon: Daemon) -> None:
+    container_id = await daemon.created("c1")
     answers = []
     for call in (
         *("POST /start", "POST /start", "DELETE ", "POST /stop?t=0", "POST /stop", "POST /rename?name=c2"),
         *("POST /start", "DELETE ?force=1&v=1", "DELETE ?force=1", "POST /stop"),
     ):
         method, action = call.split(" ")
-        reply = await daemon.fetch(f"{method} /v1.41/containers/{made}{action}")
+        reply = await daemon.fetch(f"{method} /v1.41/containers/{container_id}{action}")
         assert bool(reply.body) == (reply.status not in (204, 304))
         answers.append(reply.status)
     assert answers == [204, 304, 409, 204, 304, 204, 204, 204, 404, 404]
@@ -102,25 +102,25 @@ REFUSED += [("POST /containers/create", {**SLEEPING, "HostConfig": host}, *why) 
 
 
 @pytest.mark.parametrize(("call", "body", "status", "message"), REFUSED)
-async def test_refusal_has_daemon_message(daemon: Daemon, call: str, body: Any, status: int, message: str) -> None:
-    made = {await daemon.running("c1"), await daemon.created("c2")}
+async def test_error_has_text_of_dockerd(daemon: Daemon, call: str, body: Any, status: int, message: str) -> None:
+    container_ids = {await daemon.running("c1"), await daemon.created("c2")}
     reply = await daemon.fetch(call, body)
     assert reply.status == status
     assert message.casefold() in reply.message.casefold()
-    assert {row["Id"] for row in (await daemon.fetch("GET /containers/json?all=1")).json} == made
+    assert {row["Id"] for row in (await daemon.fetch("GET /containers/json?all=1")).json} == container_ids
 
 
-async def test_unusual_values_are_accepted_and_returned(daemon: Daemon) -> None:
+async def test_unusual_values_are_accepted_and_shown(daemon: Daemon) -> None:
     host = {"Memory": 8 * MIB, "CpuQuota": -1, "CgroupParent": daemon.parent, "CpusetCpus": "0-1"}
-    made = await daemon.created("c1", HostConfig={**host, "Unknown": 1, "Devices": None, "OomScoreAdj": None})
-    shown = await daemon.host(made)
+    container_id = await daemon.created("c1", HostConfig={**host, "Unknown": 1, "Devices": None, "OomScoreAdj": None})
+    shown = await daemon.host(container_id)
     assert {**host, "MemorySwap": 16 * MIB, "ShmSize": 64 * MIB}.items() <= shown.items()
 
 
-async def test_update_changes_nonzero_fields(daemon: Daemon) -> None:
+async def test_update_changes_only_nonzero_values(daemon: Daemon) -> None:
     host = {"Memory": 64 * MIB, "MemorySwap": 64 * MIB, "CpuShares": 512, "CpusetCpus": "0-1", "CpuQuota": 50000}
-    made = await daemon.created("c1", HostConfig={**host, "CpuPeriod": 100_000, "CgroupParent": daemon.parent})
-    update = f"POST /v1.41/containers/{made}/update"
+    container_id = await daemon.created("c1", HostConfig={**host, "CpuPeriod": 100_000, "CgroupParent": daemon.parent})
+    update = f"POST /v1.41/containers/{container_id}/update"
     zeros = {"Memory": 0, "CpusetCpus": "", "CpuShares": 0, "RestartPolicy": {"Name": "", "MaximumRetryCount": 0}}
     for body, changed in (
         (zeros, {}),
@@ -129,16 +129,16 @@ async def test_update_changes_nonzero_fields(daemon: Daemon) -> None:
         ({"Memory": 128 * MIB, "MemorySwap": 128 * MIB}, {"Memory": 128 * MIB, "MemorySwap": 128 * MIB}),
         ({"CpuQuota": -1, "CpusetCpus": "1"}, {"CpuQuota": -1, "CpusetCpus": "1"}),
     ):
-        before = await daemon.host(made)
+        before = await daemon.host(container_id)
         reply = await daemon.fetch(update, body)
         assert (reply.status, reply.json) == (200, {"Warnings": None})
-        assert await daemon.host(made) == {**before, **changed}
+        assert await daemon.host(container_id) == {**before, **changed}
     reply = await daemon.fetch(update, {"Memory": 256 * MIB})
     assert reply.status == 409
     assert "Memory limit should be smaller than already set memoryswap limit" in reply.message
 
 
-async def test_container_is_found_and_has_image_settings(daemon: Daemon) -> None:
+async def test_container_is_found_listed_and_has_image_settings(daemon: Daemon) -> None:
     first = await daemon.created("k8s_a_b", Env=["A=1", "A"], Labels={"a": "own", "kind": "pod"}, Cmd=None)
     second = await daemon.running(first[:4], Labels={"kind": "pod"})
     for reference, found in (
@@ -165,13 +165,13 @@ async def test_container_is_found_and_has_image_settings(daemon: Daemon) -> None
 # ---- streams
 
 
-async def test_each_event_is_sent_as_chunk_in_daemon_order(daemon: Daemon) -> None:
+async def test_events_have_one_chunk_each_in_dockerd_order(daemon: Daemon) -> None:
     client, head = await daemon.send('GET /v1.41/events?filters={"type":{"container":true}}')
     assert b"Transfer-Encoding: chunked" in head
-    made = await daemon.running("c1", HostConfig={"NetworkMode": "none"})  # dockerd 26 renames in the network
+    subject_id = await daemon.running("c1", HostConfig={"NetworkMode": "none"})  # dockerd 26 renames in the network
     for change in ("rename?name=c2", "update", "stop", "start", "stop"):
-        await daemon.fetch(f"POST /containers/{made}/{change}", {"CpuShares": 5} if change == "update" else None)
-    await daemon.fetch(f"DELETE /containers/{made}")
+        await daemon.fetch(f"POST /containers/{subject_id}/{change}", {"CpuShares": 5} if change == "update" else None)
+    await daemon.fetch(f"DELETE /containers/{subject_id}")
     heard: list[Any] = []
     while not heard or heard[-1]["Action"] != "destroy":
         size = int(await client.reader.readline(), 16)
@@ -180,5 +180,5 @@ async def test_each_event_is_sent_as_chunk_in_daemon_order(daemon: Daemon) -> No
     actions = "create start rename update kill die stop start kill die stop destroy"
     heard_actions = " ".join(event["Action"] for event in heard)
     assert heard_actions.replace("stop die", "die stop") == actions  # from dockerd 23 on either may come first
-    assert {event["id"] for event in heard} == {made}
+    assert {event["id"] for event in heard} == {subject_id}
     assert heard[2]["Actor"]["Attributes"] == {"image": BUSYBOX, "name": "c2", "oldName": "/c1"}

@@ -19,16 +19,16 @@ def rows(table: Sequence[tuple[Any, ...]]) -> list[Any]:
 
 
 def tree(root: Path, files: dict[str, str]) -> list[Path]:
-    """Write files under a directory, with the directories that they need."""
-    made = [root / name for name in files]
-    for file, content in zip(made, files.values(), strict=True):
+    """Write files under a directory, and create their parents."""
+    paths = [root / name for name in files]
+    for file, content in zip(paths, files.values(), strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
-    return made
+    return paths
 
 
 def configured(hook: Any, *flags: str) -> Any:
-    """Return the hook, configured with those of the flags that it has."""
+    """Return the hook, configured with the flags that it accepts."""
     parser = argparse.ArgumentParser()
     hook.add_arguments(parser)
     hook.configure(parser.parse_known_args(flags)[0])
@@ -36,10 +36,10 @@ def configured(hook: Any, *flags: str) -> Any:
 
 
 def on_node(folder: Path, hook: Any, settings: str = "", *flags: str) -> HookTester:
-    """Return the tester of a hook, or of one by its name, on a node with settings; its cgroups are in the folder."""
+    """Return the tester of a hook (or its name) on a node with settings; its cgroups are in the folder."""
     [file] = tree(folder, {"node.yaml": settings})
-    found = load(hook) if isinstance(hook, str) else hook
-    return HookTester(configured(found, f"--node-config={file}", f"--cgroup-root={folder}", *flags))
+    loaded = load(hook) if isinstance(hook, str) else hook
+    return HookTester(configured(loaded, f"--node-config={file}", f"--cgroup-root={folder}", *flags))
 
 
 def qos(name: str) -> dict[str, str]:

@@ -26,7 +26,7 @@ from tests.hooks.sdk.processes import Dreamy, Obedient
 
 Patch, Out = pytest.MonkeyPatch, pytest.CaptureFixture[str]
 NAMES = sorted(hosting.HOOKS)
-KNOWN = ", ".join(NAMES)
+HOOK_NAMES = ", ".join(NAMES)
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ SERVED = [
 
 
 @pytest.mark.parametrize(("words", "hooks", "name", "flags"), SERVED)
-def test_hooks_are_served_as_named(monkeypatch: Patch, words: str, hooks: list[str], name: str, flags: str) -> None:
+def test_named_hooks_are_served(monkeypatch: Patch, words: str, hooks: list[str], name: str, flags: str) -> None:
     served: list[object] = []
 
     def record(*hooks: Hook, name: str, argv: list[str]) -> None:
@@ -66,7 +66,7 @@ def test_hooks_are_served_as_named(monkeypatch: Patch, words: str, hooks: list[s
     assert served == [hooks, name, flags.split()]
 
 
-def test_any_hooks_together_have_their_own_name_and_socket() -> None:
+def test_hooks_served_together_have_own_name_and_socket() -> None:
     together = list(chain.from_iterable(combinations(NAMES, count) for count in range(1, len(NAMES) + 1)))
     servers = {server_name(names) for names in together}
     assert len(servers) == len(together)
@@ -84,7 +84,7 @@ class Fileless(Obedient):
         raise FileNotFoundError(2, "No such file or directory", "/nowhere")
 
 
-UNNAMED, UNKNOWN = f"name the hooks to serve first: {KNOWN}, or all", f"there are {KNOWN}; all must be alone"
+UNNAMED, UNKNOWN = f"name the hooks to serve first: {HOOK_NAMES}, or all", f"there are {HOOK_NAMES}; all must be alone"
 WRONG_NAMES = [
     *(([], UNNAMED), (["--order=5"], UNNAMED), (["gpu", "all"], f"there is no hook 'all'; {UNKNOWN}")),
     (["gpu", "gppu"], "there is no hook 'gppu'; did you mean 'gpu'?"),
@@ -115,7 +115,7 @@ WRONG: list[tuple[Callable[[], None], str]] = [
 
 
 @pytest.mark.parametrize(("run", "line"), WRONG, ids=[line for _, line in WRONG])
-def test_wrong_command_line_is_one_line(capsys: Out, run: Callable[[], None], line: str) -> None:
+def test_wrong_command_line_is_reported_in_one_line(capsys: Out, run: Callable[[], None], line: str) -> None:
     with pytest.raises(SystemExit) as exited:
         run()
     assert exited.value.code == 2
@@ -124,7 +124,7 @@ def test_wrong_command_line_is_one_line(capsys: Out, run: Callable[[], None], li
     assert error.startswith(line)
 
 
-def test_missing_grpcio_is_one_line_with_what_to_install(capsys: Out) -> None:
+def test_missing_grpcio_is_one_line_with_remedy(capsys: Out) -> None:
     with pytest.raises(SystemExit) as exited:
         main(Obedient(), argv=["--register-dir="])
     assert exited.value.code == 1
@@ -133,14 +133,14 @@ def test_missing_grpcio_is_one_line_with_what_to_install(capsys: Out) -> None:
 
 
 HELPS = [
-    *(("__main__", "-h", f"hooks: {KNOWN}\n"), ("__main__", "--version", f"runtimeproxy-hooks {VERSION}")),
+    *(("__main__", "-h", f"hooks: {HOOK_NAMES}\n"), ("__main__", "--version", f"runtimeproxy-hooks {VERSION}")),
     *((f"servers.{name}", "--help", f"/{name}.sock") for name in NAMES),
 ]
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules.*:RuntimeWarning")
 @pytest.mark.parametrize(("module", "words", "printed"), HELPS)
-def test_module_is_a_program_with_help(monkeypatch: Patch, capsys: Out, module: str, words: str, printed: str) -> None:
+def test_module_is_program_with_help(monkeypatch: Patch, capsys: Out, module: str, words: str, printed: str) -> None:
     monkeypatch.setattr(sys, "argv", [module, *words.split()])
     with pytest.raises(SystemExit) as exited:
         runpy.run_module(f"runtimeproxy_hooks.{module}", run_name="__main__")
@@ -148,7 +148,7 @@ def test_module_is_a_program_with_help(monkeypatch: Patch, capsys: Out, module: 
     assert printed in capsys.readouterr().out
 
 
-def test_hooks_of_a_server_share_the_settings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_hooks_of_server_share_settings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     tree(tmp_path, {"node.yaml": "system-cpuset: 0-1"})
     hooks, parser = [Cpuset(), GroupIdentity()], argparse.ArgumentParser()

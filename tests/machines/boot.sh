@@ -1,8 +1,8 @@
 #!/bin/sh
-# Boots a machine, and ends it when standard input ends: also after kill -9 of the process that holds the other end.
+# Boots a machine, and ends it when standard input closes, also after kill -9 of the process at its other end.
 #   boot.sh NAME TREE OVERLAY WORK [SOURCE:PLACE ...]
-# NAME is its cgroup in each hierarchy, with NAME-outer next to it for what enters the machine, TREE its read-only root, OVERLAY "" or the directory whose files are seen in /usr
-# where TREE has none, WORK an empty directory, then read-only bind mounts.
+# NAME is its cgroup in each hierarchy, with NAME-outer next to it for processes that enter the machine. TREE is its
+# read-only root, OVERLAY "" or a lower layer of its /usr, WORK an empty directory; then read-only bind mounts.
 # Writes the id of the machine's process 1 to standard output. All mounts are in the machine's own namespace.
 set -eu
 name=$1 tree=$2 overlay=$3 work=$4
@@ -19,9 +19,9 @@ join() {
 }
 
 inside() {
-    read -r pid _ </proc/self/stat # of the machine's process 1, in the numbers of the outer /proc
+    read -r pid _ </proc/self/stat # of the machine's process 1, in the outer /proc
     cgroups=$(hierarchies)
-    # What is written is in memory, and gone with the namespace.
+    # Writes are in memory, and end with the namespace.
     mount -t tmpfs -o mode=755 machine "$work"
     mkdir "$work/upper" "$work/work" "$work/root" "$work/lib"
     mount -t overlay -o "lowerdir=$tree,upperdir=$work/upper,workdir=$work/work" machine "$work/root"
@@ -29,12 +29,12 @@ inside() {
         mkdir "$work/programs" "$work/working"
         mount -t overlay -o "lowerdir=$tree/usr:$overlay,upperdir=$work/programs,workdir=$work/working" machine \
             "$work/root/usr"
-        rm -f "$work/root/usr/sbin/policy-rc.d" # which has packages start nothing: a rule of this machine
+        rm -f "$work/root/usr/sbin/policy-rc.d" # a rule of the host against starting services
     fi
     cd "$work/root"
     mount -t proc proc proc
     mount --bind proc/sys proc/sys
-    mount -o remount,bind,ro proc/sys # only what is set for the network stays in a namespace
+    mount -o remount,bind,ro proc/sys # only network sysctls are per namespace
     mount --bind proc/sys/net proc/sys/net
     mount -o remount,bind,rw proc/sys/net
     mount -t sysfs -o ro sysfs sys
@@ -68,13 +68,13 @@ inside() {
     pivot_root . mnt
     echo "$pid"
     exec >/dev/null 2>&1 </dev/null
-    # systemd leaves it to the program that starts it in a container to share the mounts: credentials and the kubelet need it.
+    # In a container systemd expects its parent to share the mounts; credentials and the kubelet need that.
     exec env -i container=machine PATH=/usr/sbin:/usr/bin LANG=C.UTF-8 chroot . \
         sh -c 'umount -l /mnt && mount --make-rshared / && exec /lib/systemd/systemd --unit=multi-user.target'
 }
 
 case "${MACHINE_STAGE:-}" in
-outer) # In version 2 a cgroup with processes of its own gives those below it no controller: unshare must not stay.
+outer) # In version 2 a cgroup with processes gives its children no controller, so unshare must leave it.
     join "$name-outer"
     MACHINE_STAGE=inside exec unshare --uts --ipc --net --pid --fork --kill-child "$0" "$name" "$tree" "$overlay" \
         "$work" "$@"
@@ -85,7 +85,7 @@ inside)
     ;;
 esac
 
-# Fails if a cgroup is busy, which it is for a moment after its last process.
+# Fails if a cgroup is busy, as for a moment after its last process.
 remove() {
     hierarchies | while read -r _ _ place; do
         for group in "$place/$name" "$place/$name-outer"; do
@@ -98,7 +98,7 @@ hierarchies | while read -r type _ place; do
     mkdir "$place/$name" "$place/$name-outer"
     if [ "$type" = cgroup2 ]; then
         for controller in $(cat "$place/cgroup.controllers"); do
-            echo "+$controller" >"$place/cgroup.subtree_control" || true # as far as this machine lets
+            echo "+$controller" >"$place/cgroup.subtree_control" || true # as far as the host allows
         done
     elif [ -e "$place/cpuset.cpus" ]; then
         for group in "$name" "$name-outer"; do
@@ -108,13 +108,13 @@ hierarchies | while read -r type _ place; do
     fi
 done
 (
-    join "$name" # the root of what the machine sees
+    join "$name" # the root of the machine's view
     MACHINE_STAGE=outer exec unshare --mount --cgroup "$0" "$name" "$tree" "$overlay" "$work" "$@" </dev/null
 ) &
 machine=$!
-exec >/dev/null # so that its reader sees the machine's end
+exec >/dev/null # its reader sees the end of the machine
 cat >/dev/null
-# With its process 1 everything in the machine ends, and then unshare.
+# With process 1 all processes of the machine end, and then unshare.
 first=$(cat "/proc/$machine/task/$machine/children" 2>/dev/null || true)
 kill -9 ${first:-$machine} 2>/dev/null || true
 wait "$machine" 2>/dev/null || true

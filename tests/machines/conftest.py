@@ -1,4 +1,4 @@
-"""One node for the tests of a file: its boot and its engines take seconds."""
+"""A node for the tests of a file: its boot and its engines take seconds."""
 
 from collections.abc import Iterator
 

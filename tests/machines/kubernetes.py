@@ -1,7 +1,7 @@
 """A Kubernetes cluster of one node in a machine: etcd, the API server, its controllers, the scheduler and a kubelet.
 
-They are Kubernetes' own programs, built once from its Go modules (a quarter of an hour on two cores) and kept. There is
-no kube-proxy: the only service, the API's, is an address of the node.
+The programs are Kubernetes' own, built once from its Go modules (a quarter of an hour on two cores) and cached. There
+is no kube-proxy: the only service, the API's, is an address of the node.
 """
 
 import json
@@ -16,10 +16,10 @@ from typing import Any
 from tests.engines import images
 from tests.engines.containerd import CONFIG
 from tests.machines.machine import Machine, MachineError, fit
-from tests.machines.tree import retained
+from tests.machines.tree import cached_directory
 
 VERSION, ETCD, HELM = "1.34.4", "v3.6.14", "v3.19.5"
-"""1.34 is the last release whose kubelet starts on a node with cgroup v1 unasked."""
+"""1.34 is the last release whose kubelet starts on a node with cgroup v1 by default."""
 COMMANDS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
 TREE = (
     "systemd",
@@ -36,11 +36,11 @@ PROGRAMS = "/opt/kubernetes"
 NODE, ADDRESS, SERVICE = "machine", "10.0.0.2", "10.96.0.1"
 """The node's name and address, and the address of the API's service."""
 SECONDS, COMMAND_SECONDS = 120.0, 400.0
-"""The longest wait for the cluster, and for a command that waits itself."""
+"""The timeouts for the cluster, and for a command that waits."""
 CONTAINERD = "/run/containerd/containerd.sock"
 
 _USERS = {"admin": ("admin", "system:masters"), "kubelet": (f"system:node:{NODE}", "system:nodes")}
-"""Names and groups by the file that has their token."""
+"""Names and groups by the file with their token."""
 _KUBECONFIG = """
 apiVersion: v1
 kind: Config
@@ -67,7 +67,7 @@ _PODS = """
 {"cniVersion": "0.4.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "pods", "isGateway": true,
   "ipam": {"type": "host-local", "subnet": "10.244.0.0/24", "routes": [{"dst": "0.0.0.0/0"}]}}]}
 """
-# The kubelet reads the kernel's log, and sets what the kernel has for the whole machine: here it reads and sets others.
+# The kubelet reads the kernel's log, and sets machine-wide sysctls: these files replace both.
 _PREPARE = f"""
 ln -s /dev/null /dev/kmsg
 for name in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys \\
@@ -105,15 +105,15 @@ UNITS = {
     "kubelet": "--config=/etc/kubernetes/kubelet.yaml --kubeconfig=/etc/kubernetes/kubelet.conf"
     f" --node-ip={ADDRESS} --hostname-override={NODE}",
 }
-"""The programs' flags by unit, which has the program's name, in the order in which they start."""
+"""The programs' flags by unit (the program's name), in the order of their start."""
 
 
 def programs() -> Path:
-    """Return the directory of Kubernetes' programs, etcd's and helm; the first call builds them.
+    """Return the directory of Kubernetes' programs, etcd and helm; the first call builds them.
 
     Raises MachineError if Go is missing, or cannot build them.
     """
-    return retained(f"kubernetes-{VERSION}-{ETCD}-{HELM}", _built)
+    return cached_directory(f"kubernetes-{VERSION}-{ETCD}-{HELM}", _built)
 
 
 def _built(work: Path) -> Path:
@@ -133,8 +133,8 @@ def _built(work: Path) -> Path:
 def _source(work: Path, module: str, version: str) -> Path:
     """Return a copy of a module's source that can be built.
 
-    Its go.mod replaces modules of the same repository by directories, which are not in the module: the copy takes them
-    from where modules come from.
+    Its go.mod replaces modules of the same repository by directories that the module lacks: the copy gets them from the
+    module proxy.
     """
     downloaded = json.loads(_go(work, "mod", "download", "-json", f"{module}@{version}"))
     source = work / module.partition("/")[0]
@@ -191,7 +191,7 @@ class Cluster:
         self.until(lambda: "Error" not in self.kubectl(*account, check=False), "the service account of pods")
 
     def kubectl(self, *arguments: str, input: str | None = None, check: bool = True) -> str:
-        """Run kubectl as the cluster's administrator; return what it writes. Raises MachineError if it fails."""
+        """Run kubectl as the cluster's administrator; return its output. Raises MachineError if it fails."""
         return self.shell("kubectl", *arguments, input=input, check=check)
 
     def shell(self, *command: str, input: str | None = None, check: bool = True) -> str:
@@ -201,7 +201,7 @@ class Cluster:
         return self.machine.run(*words, input=input, check=check, env=env, seconds=COMMAND_SECONDS)
 
     def json(self, *arguments: str) -> Any:
-        """Return what ``kubectl get`` reports."""
+        """Return the JSON of ``kubectl get``."""
         return json.loads(self.kubectl("get", "--output=json", *arguments))
 
     def ready(self) -> str:
@@ -210,11 +210,11 @@ class Cluster:
             *("get", "node", NODE, "--output", "jsonpath={.status.conditions[?(@.type=='Ready')].status}"), check=False
         )
 
-    def until(self, condition: Callable[[], object], what: str, seconds: float = SECONDS) -> None:
+    def until(self, condition: Callable[[], object], description: str, seconds: float = SECONDS) -> None:
         """Wait until a condition holds. Raises MachineError after that time, with the cluster's events."""
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
                 events = self.kubectl("get", "events", "--all-namespaces", check=False)[-3000:]
-                raise MachineError(f"waited {seconds:.0f} s for {what}; the last events: {events}")
+                raise MachineError(f"waited {seconds:.0f} s for {description}; the last events: {events}")
             time.sleep(0.5)

@@ -1,7 +1,7 @@
-"""A machine with its own real systemd as process 1, in namespaces and cgroups of its own; root on Debian only.
+"""A machine with a real systemd as process 1, in its own namespaces and cgroups; root on Debian only.
 
 It has its own processes, network (loopback alone), host name, /run, /tmp and /dev; /sys and the kernel's settings are
-read-only, cgroups and engines work. Nothing of it outlives the ``with`` block, nor a test that is killed.
+read-only, cgroups and engines work. It ends with the ``with`` block, or with a killed test.
 """
 
 import os
@@ -16,23 +16,23 @@ from pathlib import Path
 from typing import Self
 
 SECONDS = 60.0
-"""The longest wait for anything."""
-LOOK_SECONDS = 0.05
+"""Timeout of a command."""
+POLL_SECONDS = 0.05
 BOOT = Path(__file__).with_name("boot.sh")
 STARTED = ("running", "degraded")
 """Answers of ``systemctl is-system-running`` after a boot; degraded: a unit of the tree failed."""
 
 
 class MachineError(Exception):
-    """A command in a machine failed, or what was waited for did not come; the text has the output."""
+    """A command in a machine failed, or a wait timed out; the text has the output."""
 
 
 class Machine:
     """A booted tree; use as a context manager.
 
-    ``tree`` is its root (tests.machines.tree.debian()), which is not written to: all that is written is in memory.
-    ``work`` is an empty directory of the test's own. ``binds`` are paths in the machine with what is seen there of
-    this one, read-only. With ``overlay`` this machine's /usr is there, too, where the tree's has nothing.
+    ``tree`` is its root (tests.machines.tree.debian()), which stays unchanged: writes are in memory. ``work`` is an
+    empty directory of the test. ``binds`` are paths in the machine with the host's paths mounted there, read-only. With
+    ``overlay`` the host's /usr is the lower layer of the tree's.
     """
 
     def __init__(
@@ -43,17 +43,17 @@ class Machine:
         self._work = work
         self._binds = [f"{source}:{place}" for place, source in (binds or {}).items()]
         self.name = f"machine-{uuid.uuid4().hex[:8]}"
-        """Of its cgroup, in each hierarchy."""
+        """The name of its cgroup, in each hierarchy."""
         self._log = work / "boot.log"
         self.pid = 0
-        """Of its systemd, as this machine numbers it."""
+        """The host's process id of its systemd."""
 
     def __enter__(self) -> Self:
         (self._work / "mount").mkdir(parents=True)
         command: list[str | Path]
         command = [BOOT, self.name, self._tree, self._overlay, self._work / "mount", *self._binds]
         with self._log.open("wb") as log:
-            # A session of its own: Ctrl-C ends the test, and that ends the machine.
+            # In its own session: Ctrl-C ends the test, and that ends the machine.
             self._boot = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
             )
@@ -85,11 +85,10 @@ class Machine:
         seconds: float = SECONDS,
         env: Mapping[str, str] | None = None,
     ) -> str:
-        """Run a command in the machine as root; return what it writes to standard output and error.
+        """Run a command in the machine as root; return its standard output and error.
 
-        What it leaves in the background is not a unit: start daemons with systemd-run or a unit.
-
-        Raises MachineError if it fails (unless ``check`` is False), or takes longer than ``seconds``.
+        Its background processes belong to no unit: start daemons with systemd-run or a unit. Raises MachineError if it
+        fails (unless ``check`` is False), or takes longer than ``seconds``.
         """
         # timeout: nsenter's end would not be its child's.
         inner = ["timeout", "--signal=KILL", f"{seconds:.0f}", *map(str, command)]
@@ -105,13 +104,13 @@ class Machine:
             env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "LANG": "C.UTF-8", **(env or {})},
         )
         if check and done.returncode:
-            what = " ".join(map(str, command))
-            raise MachineError(f"{what}: exit code {done.returncode}; it wrote: {done.stdout[-4000:]}")
+            description = " ".join(map(str, command))
+            raise MachineError(f"{description}: exit code {done.returncode}; it wrote: {done.stdout[-4000:]}")
         return done.stdout
 
     def path(self, inside: str | Path) -> Path:
-        """Return where this machine sees a path of that one; unix sockets there can be connected to."""
-        # A link with an absolute target (/var/run) would lead out of the machine.
+        """Return the host's path of a path in the machine; unix sockets there can be connected to."""
+        # A link with an absolute target (/var/run) would resolve outside of the machine.
         return self.root / self.run("realpath", "--canonicalize-missing", inside).strip().lstrip("/")
 
     @property
@@ -119,7 +118,7 @@ class Machine:
         return Path(f"/proc/{self.pid}/root")
 
     def copy(self, source: Path, inside: str | Path) -> None:
-        """Copy a file or directory into the machine, to that name, with modes and links; makes the parents."""
+        """Copy a file or directory into the machine, with modes and links; creates the parents."""
         target = self.path(inside)
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
@@ -128,7 +127,7 @@ class Machine:
             shutil.copy2(source, target)
 
     def write(self, inside: str | Path, text: str, mode: int = 0o644) -> None:
-        """Write a file in the machine; makes the parents."""
+        """Write a file in the machine; creates the parents."""
         target = self.path(inside)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
@@ -142,17 +141,17 @@ class Machine:
         """Return the messages of a unit and of systemd about it."""
         return self.run("journalctl", "--no-pager", "--output=cat", "--unit", unit)
 
-    def until(self, condition: Callable[[], object], what: str, seconds: float = SECONDS) -> None:
+    def until(self, condition: Callable[[], object], description: str, seconds: float = SECONDS) -> None:
         """Wait until a condition holds. Raises MachineError after that time."""
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline or not os.path.exists(self.root):
-                raise MachineError(f"waited {seconds:.0f} s for {what}")
-            time.sleep(LOOK_SECONDS)
+                raise MachineError(f"waited {seconds:.0f} s for {description}")
+            time.sleep(POLL_SECONDS)
 
     def enter(self) -> list[str]:
-        """Return the beginning of a command that runs in the machine."""
-        # Into cgroups next to its own first: nsenter changes what is seen of them, not where the process is.
+        """Return the prefix of a command that runs in the machine."""
+        # Enters its cgroups first: nsenter changes the view of cgroups, not the process's own.
         mounts = (line.partition(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines())
         tops = [Path(mounted.split()[4]) for mounted, _, kind in mounts if kind.startswith("cgroup")]
         groups = " ".join(f"{top}/{self.name}-outer/cgroup.procs" for top in tops)
@@ -167,10 +166,10 @@ NEEDS_THE_HOST = re.compile(
 
 
 def fit(machine: Machine, unit: str, file: Path) -> None:
-    """Write a drop-in that resets the settings of a unit's file which this machine cannot give; print them.
+    """Write a drop-in that resets the settings of a unit's file that this machine does not support; print them.
 
-    Those that systemd itself passes over where it may not give them need no drop-in, and are printed, too. The unit's
-    program is not started. Raises MachineError if the settings fail together and none fails alone.
+    Settings that systemd ignores when unsupported need no drop-in, and are printed too. The unit's program is not
+    started. Raises MachineError if the settings fail together and none fails alone.
     """
 
     def starts(settings: list[str]) -> bool:

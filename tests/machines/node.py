@@ -1,6 +1,6 @@
 """A node in a machine: the checkout's program with the units of deploy/systemd, and this machine's engines.
 
-A system call that a unit does not allow ends the process here, while the unit as shipped refuses it.
+Here a system call that a unit does not allow ends the process; the shipped unit refuses it.
 """
 
 import site
@@ -24,14 +24,14 @@ SOCKET = "/run/koord-runtimeproxy/runtimeproxy.sock"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 PROGRAMS = {"runtimeproxy": "main", "koord-runtime-proxy": "koord_runtime_proxy", "runtimeproxy-hooks": "hooks"}
 """The programs, by the functions of runtimeproxy.__main__."""
-PREFIX, OURS, PACKAGES = "/opt/python", "/opt/program", "/opt/packages"
-"""Directories of the Python that runs the tests, our code, and the packages that it needs."""
+PREFIX, PROGRAM_PATH, PACKAGES = "/opt/python", "/opt/program", "/opt/packages"
+"""Directories of the Python that runs the tests, our code, and its packages."""
 PYTHON = f"{PREFIX}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
 BINDS = {
     PREFIX: Path(sys.base_prefix),
     PACKAGES: Path(site.getsitepackages()[0]),
-    f"{OURS}/runtimeproxy": ROOT / "runtimeproxy",
-    f"{OURS}/runtimeproxy_hooks": ROOT / "hooks",
+    f"{PROGRAM_PATH}/runtimeproxy": ROOT / "runtimeproxy",
+    f"{PROGRAM_PATH}/runtimeproxy_hooks": ROOT / "hooks",
 }
 
 _DOCKER = '{"bridge": "none", "iptables": false, "ip6tables": false, "exec-opts": ["native.cgroupdriver=cgroupfs"]}'
@@ -39,7 +39,7 @@ _DOCKER = '{"bridge": "none", "iptables": false, "ip6tables": false, "exec-opts"
 
 @contextmanager
 def node(work: Path) -> Iterator[Machine]:
-    """Boot a machine with engines and the units, which run; without the settings that it cannot provide."""
+    """Boot a machine with running engines and units, without the settings that it does not support."""
     with Machine(debian(), work, BINDS, overlay=True) as machine:
         for engine in ENGINES:
             fit(machine, engine, Path("/usr/lib/systemd/system", engine))
@@ -61,14 +61,14 @@ def node(work: Path) -> Iterator[Machine]:
 
 
 def program(function: str = "") -> str:
-    """Return the text of a program that runs a function of ours, or of a Python that has our packages."""
+    """Return the text of a program that runs a function of ours, or that is a Python with our packages."""
     run = f"-c 'import sys; from runtimeproxy.__main__ import {function} as main; sys.exit(main())'"
-    paths = f"PYTHONPATH={OURS}:{PACKAGES} LD_LIBRARY_PATH={PREFIX}/lib"
+    paths = f"PYTHONPATH={PROGRAM_PATH}:{PACKAGES} LD_LIBRARY_PATH={PREFIX}/lib"
     return f'#!/bin/sh\n{paths} exec {PYTHON} {run if function else ""} "$@"\n'
 
 
 def configure_engines(machine: Machine) -> None:
-    """Write the configuration of containerd and dockerd, neither of which may run yet."""
+    """Write the configuration of containerd and dockerd, before either runs."""
     config = CONFIG.format(base="/var/lib/containerd", socket=CONTAINERD_SOCKET, pause=images.PAUSE_IMAGE)
     machine.write("/etc/containerd/config.toml", config)
     machine.write("/etc/docker/daemon.json", _DOCKER)
@@ -100,5 +100,5 @@ done
 
 
 def make_cgroup(machine: Machine, path: str) -> None:
-    """Make a pod's cgroup in each hierarchy, as a kubelet does before it runs the pod."""
+    """Create a pod's cgroup in each hierarchy, as a kubelet does before it runs the pod."""
     machine.run("sh", "-c", _MAKE_CGROUP, "sh", path.lstrip("/"))

@@ -1,4 +1,4 @@
-"""The units as shipped do all their work under a real systemd, and no system call that they refuse is ever made.
+"""The shipped units do all their work under a real systemd, and make no refused system call.
 
 A version that cannot start is fault matrix P9.
 """
@@ -25,8 +25,8 @@ from tests.system.real import Kubelet
 pytestmark = [pytest.mark.engine, pytest.mark.trees, pytest.mark.slow]
 
 HOOKS = ("runtimeproxy-hooks@batchresource.service", r"runtimeproxy-hooks@gpu\x20oomscoreadj.service")
-LOOKS = 89
-"""Calls that only look, for each 11 that make and remove a pod with a container."""
+READS = 89
+"""Read-only calls, for each 11 that create and remove a pod with a container."""
 ROUND = 100
 
 PARENT = "/kubepods/besteffort/pod-of-units"
@@ -43,7 +43,7 @@ SHARES = 512
 
 @pytest.fixture(scope="module")
 def node(machine: Machine) -> Iterator[Machine]:
-    """Start the units in addition to the proxy's; at the end nothing may have been refused or restarted."""
+    """Start the units in addition to the proxy's; at the end no call was refused and no unit restarted."""
     machine.run("systemctl", "enable", "--now", "runtimeproxy-export.service", *HOOKS)
     load_images(machine)
     yield machine
@@ -53,7 +53,7 @@ def node(machine: Machine) -> Iterator[Machine]:
 
 
 def serve(node: Machine, mode: str) -> str:
-    """Have the proxy serve in a mode; return its socket as this machine sees it."""
+    """Make the proxy serve in a mode; return the host's path of its socket."""
     node.write("/etc/runtimeproxy/config.yaml", f"backend-runtime-mode: {mode}\n")
     node.run("systemctl", "daemon-reload")
     node.run("systemctl", "restart", "runtimeproxy.service")
@@ -65,10 +65,10 @@ CLIENTS: dict[str, Callable[[str], Any]] = {"Containerd": cri.CriClient, "Docker
 
 
 @pytest.mark.parametrize("mode", CLIENTS)
-def test_pods_get_what_hook_servers_set_and_engine_may_restart(node: Machine, mode: str) -> None:
+def test_pods_get_hook_values_across_engine_restart(node: Machine, mode: str) -> None:
     with CLIENTS[mode](serve(node, mode)) as client:
-        for turn in range(max(CALLS_OF_THE_UNIT.now // ROUND, 1)):
-            live(node, client, f"turn-{turn}")
+        for cycle in range(max(CALLS_OF_THE_UNIT.now // ROUND, 1)):
+            live(node, client, f"turn-{cycle}")
         engine = {"Containerd": "containerd.service", "Docker": "docker.service"}[mode]
         node.run("systemctl", "restart", engine)
         node.until(lambda: answers(client), f"an answer after the restart of {engine}")
@@ -77,7 +77,7 @@ def test_pods_get_what_hook_servers_set_and_engine_may_restart(node: Machine, mo
 
 
 def live(node: Machine, client: Any, name: str) -> None:
-    """Make a pod with a container that hook servers change, look at it, and remove it: 100 calls."""
+    """Create a pod with a container that hook servers change, read it, and remove it: 100 calls."""
     parent = f"{PARENT}-{name}"
     make_cgroup(node, parent)
     pod = cri.pod_config(name, name, cgroup_parent=parent, labels=LABELS, annotations=ANNOTATIONS)
@@ -88,8 +88,8 @@ def live(node: Machine, client: Any, name: str) -> None:
     assert b"NVIDIA_VISIBLE_DEVICES=3\0" in output
     assert cgroups.parse("cpu_shares", output.rpartition(b"\0")[2].decode()) == cgroups.expected("cpu_shares", SHARES)
     assert cgroups.read(f"/{node.name}{parent}", "cpu_shares") == cgroups.expected("cpu_shares", SHARES)
-    for _ in range(LOOKS):
-        assert pod_id in [each.id for each in client.pods()]
+    for _ in range(READS):
+        assert pod_id in [listed.id for listed in client.pods()]
     client.stop(container_id)
     client.remove(container_id)
     client.stop_pod(pod_id)
@@ -99,23 +99,23 @@ def live(node: Machine, client: Any, name: str) -> None:
 def answers(client: Any) -> bool:
     try:
         client.pods()
-    except Exception:  # of either client, as long as the engine starts
+    except Exception:  # of either client, while the engine starts
         return False
     return True
 
 
-def test_admin_and_exporter_answer_with_figures_of_process(node: Machine) -> None:
+def test_admin_and_exporter_return_metrics_of_process(node: Machine) -> None:
     serve(node, "Containerd")
     metrics = node.run("curl", "--silent", "--max-time", "10", "http://127.0.0.1:9654/metrics")
     names = {line.split("{")[0].split(" ")[0] for line in metrics.splitlines()}
     assert {"runtimeproxy_build_info", "process_start_time_seconds", "process_open_fds"} <= names
-    found = json.loads(node.run("sh", "-c", "runtimeproxy doctor --output=json 2>/dev/null || true"))
-    assert [each["verdict"] for each in found if each["check"] == "unit"] == ["ok"]
+    rows = json.loads(node.run("sh", "-c", "runtimeproxy doctor --output=json 2>/dev/null || true"))
+    assert [row["verdict"] for row in rows if row["check"] == "unit"] == ["ok"]
 
 
 @contextmanager
 def drop_in(node: Machine, text: str, unit: str = "runtimeproxy.service") -> Iterator[None]:
-    """Give a unit a drop-in for the block."""
+    """Add a drop-in to a unit for the block."""
     file = f"/run/systemd/system/{unit}.d/of-the-test.conf"
     node.write(file, f"[Service]\n{text}")
     node.run("systemctl", "daemon-reload")
@@ -144,13 +144,13 @@ def test_exporter_serves_tls_with_lines_of_its_unit(node: Machine) -> None:
 
     with drop_in(node, f"IPAddressDeny=\nIPAddressAllow=\nExecStart=\n{lines}\n", unit):
         node.run("systemctl", "restart", unit)
-        mine = ("--cert", "/etc/runtimeproxy/exporter/client.pem")
-        node.until(lambda: status(*mine) == "200", "a scrape with a certificate")
+        credentials = ("--cert", "/etc/runtimeproxy/exporter/client.pem")
+        node.until(lambda: status(*credentials) == "200", "a scrape with a certificate")
         assert status() == "000"
     node.run("systemctl", "restart", unit)
 
 
-def test_loop_that_hangs_is_restarted_while_its_clients_wait(node: Machine) -> None:
+def test_hanging_loop_is_restarted_while_clients_wait(node: Machine) -> None:
     with drop_in(node, "WatchdogSec=3s\n"):  # the usual time is for scripts/soak
         serve(node, "Containerd")
         node.run("systemctl", "kill", "--kill-whom=main", "--signal=STOP", "runtimeproxy.service")
@@ -168,7 +168,7 @@ ExecStart=/usr/bin/our-python -c "import sys; sys.modules['uvloop'] = None; \
 """The proxy without one of its libraries."""
 
 
-def test_crash_loop_keeps_socket(node: Machine) -> None:
+def test_socket_outlives_crash_loop(node: Machine) -> None:
     serve(node, "Containerd")
     node.write("/usr/bin/our-python", program(), mode=0o755)
     with ThreadPoolExecutor() as threads, cri.CriClient(str(node.path(SOCKET))) as client:
@@ -189,15 +189,15 @@ def journal(node: Machine) -> str:
     return node.journal("runtimeproxy.service")
 
 
-# ---- how closed they are
+# ---- sandboxing
 
 EXPOSED = {"runtimeproxy.service": 1.0, "runtimeproxy-hooks@x.service": 1.0, "runtimeproxy-export.service": 1.2}
-"""Each unit's exposure is below this, of 10."""
+"""Maximum exposure of each unit, of 10."""
 REASONS = [(units, setting.strip("` \n")) for rows in tables(DOCS["security"], "Why") for units, setting, _ in rows]
 
 
 def analysed(machine: Machine, unit: str) -> tuple[float, set[str]]:
-    """Return a unit's exposure as systemd rates it, and the names of what is not perfect."""
+    """Return a unit's exposure as systemd rates it, and the names of imperfect settings."""
     output = machine.run("systemd-analyze", "security", "--offline=true", "--no-pager", unit, check=False)
     level = re.search(r"Overall exposure level for \S+: ([0-9.]+)", output)
     assert level, output
@@ -205,7 +205,7 @@ def analysed(machine: Machine, unit: str) -> tuple[float, set[str]]:
 
 
 @pytest.mark.parametrize("unit", EXPOSED)
-def test_unit_is_closed_but_for_documented_reasons(machine: Machine, unit: str) -> None:
+def test_unit_is_sandboxed_except_documented_rights(machine: Machine, unit: str) -> None:
     level, loosened = analysed(machine, unit)
     assert level < EXPOSED[unit]
     assert loosened == {setting for units, setting in REASONS if "all" in units or unit.replace("@x", "@") in units}
@@ -216,7 +216,7 @@ def test_systemd_finds_no_fault_in_units(machine: Machine) -> None:
     assert machine.run("systemd-analyze", "verify", *units) == ""
 
 
-def test_new_hook_server_has_closed_unit_and_serves(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_hook_server_has_sandboxed_unit_and_serves(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/usr/local/bin/python-of-hooks")
     node.write(sys.executable, program(), mode=0o755)
     for name, text in new.files("pinning").items():

@@ -1,6 +1,6 @@
-"""Root file systems of Debian with nothing but what debootstrap gives, named after what is in them.
+"""Root file systems of Debian as debootstrap creates them, named after their contents.
 
-Like all that takes long to make they are kept below $XDG_CACHE_HOME/runtimeproxy (~/.cache) from the first use on.
+From the first use on, they are cached below $XDG_CACHE_HOME/runtimeproxy (~/.cache).
 """
 
 import fcntl
@@ -15,7 +15,7 @@ from pathlib import Path
 MAKE_SECONDS = 280.0
 """A tree takes 25 to 60 s, half of them downloads."""
 
-# In memory, because dpkg waits for the disk after each file. Mounts end with the namespace, however this ends.
+# In memory, because dpkg waits for the disk after each file. Mounts end with the namespace, in any case.
 SCRIPT = """
 set -eu
 mount --make-rprivate /
@@ -27,18 +27,18 @@ cp -a "$1/memory/tree" "$1/tree"
 
 
 class TreeError(Exception):
-    """A tree could not be made; the text has debootstrap's last lines."""
+    """A tree could not be created; the text has debootstrap's last lines."""
 
 
 def debian(suite: str | None = None, packages: Sequence[str] = ("systemd",)) -> Path:
-    """Return a minbase tree of a release (this machine's unless given) with some packages; nobody may write to it.
+    """Return a minbase tree of a release (the host's by default) with some packages; it must not be changed.
 
-    The first call makes it, which takes about a minute and the network; tests that run at the same time wait for it.
-    Raises TreeError.
+    The first call creates it, which needs about a minute and the network; concurrent tests wait for it. Raises
+    TreeError.
     """
     suite = suite or platform.freedesktop_os_release()["VERSION_CODENAME"]
     digest = hashlib.sha256("\0".join([SCRIPT, *packages]).encode()).hexdigest()[:8]
-    return retained(f"{suite}-{digest}", lambda work: _made(work, suite, packages))
+    return cached_directory(f"{suite}-{digest}", lambda work: _made(work, suite, packages))
 
 
 def _made(work: Path, suite: str, packages: Sequence[str]) -> Path:
@@ -54,22 +54,22 @@ def _made(work: Path, suite: str, packages: Sequence[str]) -> Path:
     return work / "tree"
 
 
-def retained(name: str, make: Callable[[Path], Path]) -> Path:
-    """Return the kept directory of a name; nobody may write to it.
+def cached_directory(name: str, make: Callable[[Path], Path]) -> Path:
+    """Return the cached directory of a name; it must not be changed.
 
-    If there is none, ``make`` is given an empty directory, and returns what to keep of it. Any caller meanwhile, also
-    in another process, waits.
+    If it does not exist, ``make`` gets an empty directory, and returns the path to cache. Concurrent callers wait, also
+    in other processes.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "runtimeproxy")
     cache.mkdir(parents=True, exist_ok=True)
-    found, work = cache / name, cache / f".{name}"
+    cached, work = cache / name, cache / f".{name}"
     with (cache / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not found.exists():
-            shutil.rmtree(work, ignore_errors=True)  # of one that was killed
+        if not cached.exists():
+            shutil.rmtree(work, ignore_errors=True)  # of a killed process
             work.mkdir()
             try:
-                make(work).rename(found)
+                make(work).rename(cached)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
-    return found
+    return cached

@@ -1,4 +1,4 @@
-"""The demo: it ends with OK only if every effect was found, and it leaves nothing on the machine."""
+"""The demo ends with OK only if every effect was found, and leaves nothing on the machine."""
 
 import os
 import signal
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.slow
 
 PROGRAMS = ("koord-runtime-proxy", "runtimeproxy", "runtimeproxy-hooks")
 EFFECTS = {("CRI mode", False): 19, ("Docker mode", False): 18, ("CRI mode", True): 17, ("Docker mode", True): 16}
-"""The number of effects by mode, and whether the runtime is a fake, which has neither threads nor a first process."""
+"""Number of effects by mode, and by whether the runtime is a fake, which has no processes."""
 SCHEMATA = "L3:0=f;1=f MB:0=20;1=20"
-"""Of the stand-in's machine."""
+"""Schemata of the stand-in's machine."""
 
 
 class Demo:
-    """The demo as a program, with a folder of its own for everything that it creates."""
+    """The demo as a program, with a folder for all its files."""
 
     def __init__(self, folder: Path, *arguments: str, **environ: str) -> None:
         self.folder = folder
@@ -38,7 +38,7 @@ class Demo:
         assert any(text in line for line in self.process.stdout), f"the demo ended without {text!r}"
 
     def end(self) -> tuple[int, str]:
-        """Wait for the end; return exit code and output. Nothing may be left: no file, no process, no mount."""
+        """Wait for the end; return exit code and output. No file, process or mount may be left."""
         output, _ = self.process.communicate(timeout=60)
         assert not list(self.folder.iterdir())
         assert not leftovers.processes(str(self.folder))
@@ -49,8 +49,8 @@ class Demo:
 @pytest.fixture
 def folder() -> Iterator[Path]:
     # Not tmp_path, which is too long for the paths of an engine's sockets.
-    with tempfile.TemporaryDirectory(prefix="rp-test-") as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory(prefix="rp-test-") as path:
+        yield Path(path)
 
 
 BOTH = pytest.param(["--engines"], ["CRI mode", "Docker mode"], False, marks=pytest.mark.engine)
@@ -64,16 +64,16 @@ def test_demo_shows_modes_and_leaves_nothing(folder: Path, arguments: list[str],
     verdict = "reached the fake runtime, where no container really runs" if fake else "are true in the containers"
     assert [line for line in output.splitlines() if line.endswith(" mode")] == titles
     verdicts = [line for line in output.splitlines() if line.startswith("OK: ")]
-    found = [f"OK: {EFFECTS[title, fake]} effects " for title in titles]
-    assert [line.partition(verdict)[0] for line in verdicts] == found
+    expected = [f"OK: {EFFECTS[title, fake]} effects " for title in titles]
+    assert [line.partition(verdict)[0] for line in verdicts] == expected
     assert output.count("a FAKE one of the tests") == (len(titles) if fake else 0)
     words = " ".join(output.split())
     assert words.count(f"{SCHEMATA} {SCHEMATA} ok") == len(titles)
     assert output.count("moved after the start") == (0 if fake else len(titles))
 
 
-def test_missing_effect_fails_the_demo(folder: Path, tmp_path: Path) -> None:
-    """Here the hook servers run without the settings of the node, by which quotas are scaled."""
+def test_missing_effect_fails_demo(folder: Path, tmp_path: Path) -> None:
+    """The hook servers run without the node's settings, so they scale no quota."""
     for name in PROGRAMS:
         program = Path(sys.executable).with_name(name)
         (tmp_path / name).write_text(f'#!/bin/bash\nexec {program} "${{@/#--node-config=*/--timeout=2s}}"\n')

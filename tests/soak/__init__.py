@@ -1,4 +1,4 @@
-"""Long runs: ``scripts/soak`` runs them with full counts, ``pytest -m soak tests/soak`` with few."""
+"""Long runs: ``scripts/soak`` runs them with full counts, ``pytest -m soak tests/soak`` with small ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What soak tests have in common: a front, artefacts, and the findings, which are printed with their limits."""
+"""Shared by soak tests: a front, artefacts, and the findings, which are printed with their limits."""
 
 import os
 import re
@@ -16,44 +16,44 @@ from tests.system.docker_front import DOCKER
 from tests.system.fronts import Front
 
 NEWER = "99.0.0"
-"""A newer version, which has all else of this one."""
+"""A newer version, otherwise equal to this one."""
 
 
 class Findings:
-    """What a test measured. Everything is printed before a missed limit fails the test."""
+    """The measurements of a test. All are printed before a missed limit fails the test."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.missed: list[str] = []
         self._capsys = capsys
         self.full = os.environ.get(SHARE_VARIABLE) in ("1", "1.0")
-        """Whether the counts are the full ones: growth over fewer calls is not judged."""
+        """Whether the counts are the full ones: growth over fewer calls has no limit."""
 
-    def note(self, what: str, found: object, limit: object = "", retained: bool = True) -> None:
-        line = f"{what}: {found}{f' (limit: {limit})' if limit != '' else ''}"
+    def note(self, name: str, value: object, limit: object = "", passed: bool = True) -> None:
+        line = f"{name}: {value}{f' (limit: {limit})' if limit != '' else ''}"
         with self._capsys.disabled():
             print(f"\n{line}", end="", flush=True)
-        if not retained:
+        if not passed:
             self.missed.append(line)
 
-    def equal(self, what: str, found: object, desired: object) -> None:
-        self.note(what, found, desired, found == desired)
+    def equal(self, name: str, value: object, desired: object) -> None:
+        self.note(name, value, desired, value == desired)
 
 
 @pytest.fixture
 def findings(capsys: pytest.CaptureFixture[str]) -> Iterator[Findings]:
-    made = Findings(capsys)
-    yield made
-    assert made.missed == []
+    findings = Findings(capsys)
+    yield findings
+    assert findings.missed == []
 
 
 @pytest.fixture(params=[CRI, DOCKER], ids=lambda front: front.name)
 def front(request: pytest.FixtureRequest) -> Front:
-    made: Front = request.param
-    return made
+    chosen: Front = request.param
+    return chosen
 
 
 def contains(printed: str, *words: str) -> None:
-    """Fail unless an output has all these words."""
+    """Fail unless an output contains all these texts."""
     assert [word for word in words if word not in printed] == [], printed[-2000:]
 
 

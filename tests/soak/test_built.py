@@ -1,4 +1,4 @@
-"""What scripts/build makes: the same bytes twice, and an archive that runs in trees of Debian without Python."""
+"""Two builds have the same bytes, and the archive runs in trees of Debian without Python."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ START_SECONDS = 0.3
 
 
 def run_module(name: str, *, before: Sequence[str] = (), cwd: Path = ROOT, umask: int = -1, **environ: str) -> str:
-    """Run a module of the checkout, which must succeed; return its output."""
+    """Run a module of the checkout; return its output. Fails if it fails."""
     pipes: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     command = [*before, sys.executable, "-m", name]
     done = subprocess.run(command, cwd=cwd, env=os.environ | environ, umask=umask, check=False, **pipes)
@@ -36,16 +36,16 @@ def run_module(name: str, *, before: Sequence[str] = (), cwd: Path = ROOT, umask
     return str(done.stdout)
 
 
-def test_second_build_has_same_bytes(findings: Findings, tmp_path: Path) -> None:
+def test_second_build_is_identical(findings: Findings, tmp_path: Path) -> None:
     """The builds differ in directory, umask, time zone and hour."""
     sums = []
     abroad: dict[str, Any] = {"TZ": "Asia/Tokyo", "LANG": "de_DE.UTF-8", "before": ["faketime", "-f", "+1h"]}
-    for name, umask, how in (("one", 0o022, {}), ("another place", 0o077, abroad)):
+    for name, umask, environ in (("one", 0o022, {}), ("another place", 0o077, abroad)):
         clone, temporary = tmp_path / name / "checkout", tmp_path / f"{name.split()[0]}-tmp"
         temporary.mkdir()
         subprocess.run(["git", "-c", "safe.directory=*", "clone", "-q", ROOT, clone], check=True)
-        how |= {"PYTHONPATH": str(clone), "TMPDIR": str(temporary)}
-        run_module("scripts.building", cwd=clone, umask=umask, **how)
+        environ |= {"PYTHONPATH": str(clone), "TMPDIR": str(temporary)}
+        run_module("scripts.building", cwd=clone, umask=umask, **environ)
         sums.append((clone / "dist" / "checksums.txt").read_text().splitlines())
     findings.note("files of a release", len(sums[0]))
     assert sums[0] == sums[1]
@@ -53,7 +53,7 @@ def test_second_build_has_same_bytes(findings: Findings, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("suite", ["bullseye", "bookworm", "trixie"])
 def test_archive_runs_without_python(suite: str, release: Path, findings: Findings, tmp_path: Path) -> None:
-    """The demo, with the archive's programs in a tree of Debian 11, 12 or 13 with nothing but its minimum."""
+    """The demo, with the archive's programs in a minimal tree of Debian 11, 12 or 13."""
     (file,) = release.glob("*_linux_x86_64.tar.gz")
     tree = debian(suite, ())
     assert [path.name for path in (tree / "usr/bin").glob("python*")] == []

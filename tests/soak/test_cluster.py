@@ -1,8 +1,7 @@
 """The chart in a real cluster: Kubernetes' own API server, controllers and kubelet, containerd, and a real systemd.
 
-docs/kubernetes.rst is followed from the first installation to the removal, by its own commands where it has some. A pod
-of somebody else runs all the while; the kubelet probes it each second by a command in it, through the proxy as soon as
-it listens.
+The test follows docs/kubernetes.rst from the first installation to the removal, with its commands. A foreign pod runs
+all the time; the kubelet probes it each second by an exec, through the proxy as soon as that listens.
 """
 
 import hashlib
@@ -45,7 +44,7 @@ STATE = "runtimeproxy.koordinator.sh/installer-state"
 DEVICES = {"scheduling.koordinator.sh/device-allocated": json.dumps({"gpu": [{"minor": 3}]})}
 EXPORTER, PORT = "runtimeproxy-exporter", 9654
 CHANGE_SECONDS = 300.0
-"""How long a change of the node may take: its kubelet is watched for a minute."""
+"""Timeout of a change of the node: its kubelet is watched for a minute."""
 _CERTIFICATES = f"""
 cd /root
 openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -subj /CN=authority -days 2
@@ -64,7 +63,7 @@ def test_chart_is_rolled_out_and_removed(findings: Findings, tmp_path: Path) -> 
     with Machine(debian(packages=kubernetes.TREE), tmp_path / "machine", binds) as machine:
         rollout = Rollout(Cluster(machine), dist, newer, findings)
         rollout.install_next_to_a_pod()
-        rollout.recover_from_sick_kubelet_and_point_it_at_proxy()
+        rollout.recover_unhealthy_kubelet_and_configure_it()
         rollout.restart_proxy()
         rollout.add_hook_servers_and_exporter()
         rollout.run_hooked_pod()
@@ -76,7 +75,7 @@ def test_chart_is_rolled_out_and_removed(findings: Findings, tmp_path: Path) -> 
 
 
 class Rollout:
-    """The life of a release of the chart; each method is a part of it."""
+    """The life of a release of the chart; each method is a step."""
 
     def __init__(self, cluster: Cluster, dist: Path, newer: Path, findings: Findings) -> None:
         self._cluster, self._findings = cluster, findings
@@ -88,7 +87,7 @@ class Rollout:
         self._values: dict[str, Any] = {**self._old}
 
     def _put_image(self, dist: Path, version: str) -> dict[str, Any]:
-        """Put a version's image into the registry, and into containerd; return the values that name it."""
+        """Push a version's image to the registry and to containerd; return its values."""
         [image], [archive] = dist.glob("*.tar"), dist.glob("*.tar.gz")
         self._machine.copy(image, f"/root/{image.name}")
         text = block("docs/release.rst", IMAGE).text
@@ -110,15 +109,15 @@ class Rollout:
         self._wait_for("Installed")
         contains(self._machine.run("runtimeproxy", "in-use"), "nobody uses")
 
-    def recover_from_sick_kubelet_and_point_it_at_proxy(self) -> None:
-        """A kubelet that does not start with the proxy's drop-in gets its old configuration back, until it is tried
-        again as the page has it."""
+    def recover_unhealthy_kubelet_and_configure_it(self) -> None:
+        """The old configuration of a kubelet that fails with the proxy's drop-in is restored, until the page's
+        retry."""
         self._machine.write(SICK, f"[Service]\nExecStartPre=/usr/bin/test ! -e {DROP_IN}\n")
         self._machine.run("systemctl", "daemon-reload")
         self._upgrade(nodeInstaller={"configureKubelet": True, "config": {"hook-timeout": "3s"}})
         self._wait_for("RolledBack", "kubelet")
         self._cluster.until(lambda: self._cluster.ready() == "True", "the node to be ready")
-        self._untouched("a kubelet that did not start with the proxy")
+        self._check_undisturbed("a kubelet that did not start with the proxy")
         self._machine.run("rm", SICK)
         self._machine.run("systemctl", "daemon-reload")
         self._cluster.kubectl("annotate", "node", NODE, f"{STATE}-")
@@ -127,13 +126,13 @@ class Rollout:
         self._wait_for("Installed")
         contains(self._machine.show("kubelet.service", "ExecStart"), SOCKET.removeprefix("/run"))
         contains(self._machine.run("runtimeproxy", "in-use", check=False), "kubelet", "connection")
-        self._untouched("pointing the kubelet at the proxy")
+        self._check_undisturbed("pointing the kubelet at the proxy")
 
     def restart_proxy(self) -> None:
         for words in (["restart"], ["kill", "--signal=KILL"]) * 2:
             self._machine.run("systemctl", *words, "runtimeproxy.service")
             time.sleep(5)  # some of the kubelet's probes
-        self._untouched("2 restarts and 2 kills of the proxy")
+        self._check_undisturbed("2 restarts and 2 kills of the proxy")
 
     def add_hook_servers_and_exporter(self) -> None:
         self._machine.run("sh", "-ec", _CERTIFICATES)
@@ -152,7 +151,7 @@ class Rollout:
         self._machine.until(lambda: "limits" in self._machine.run("runtimeproxy", "hook", "ls"), "both hook servers")
 
     def run_hooked_pod(self) -> None:
-        """Its exec and its forwarded port bypass the proxy: the runtime's answers name another address."""
+        """Its exec and port-forward bypass the proxy, since the runtime's answers contain another address."""
         serve = "env; env >/tmp/env; exec /bin/busybox httpd -f -p 8080 -h /tmp"
         self._run_pod("hooked", {"annotations": DEVICES}, command=["/bin/sh", "-c", serve])
         forward = ("kubectl", "--kubeconfig=/etc/kubernetes/admin.conf", "port-forward", "pod/hooked", "18080:8080")
@@ -161,14 +160,16 @@ class Rollout:
         self._cluster.until(lambda: self._machine.run(*fetch, check=False), "the forwarded port")
         texts = [self._cluster.kubectl("exec", "hooked", "--", "env"), self._cluster.kubectl("logs", "hooked")]
         texts.append(self._machine.run(*fetch))
-        found = [gpu for text in texts for gpu in re.findall("^NVIDIA_VISIBLE_DEVICES=(.*)$", text, re.MULTILINE)]
-        self._findings.equal("GPU of a hooked pod, by exec, in its log and by a forwarded port", found, ["3"] * 3)
+        devices = [gpu for text in texts for gpu in re.findall("^NVIDIA_VISIBLE_DEVICES=(.*)$", text, re.MULTILINE)]
+        self._findings.equal("GPU of a hooked pod, by exec, in its log and by a forwarded port", devices, ["3"] * 3)
         self._machine.run("systemctl", "stop", "forwarded.service")
         self._cluster.kubectl("delete", "pod", "hooked", "--grace-period=1")
 
     def resize_scaled_pod(self) -> None:
-        """Resize a pod in place whose CPU quota a hook server halves. The kubelet reads the runtime's value as what
-        is in effect, and must not try again for ever."""
+        """Resize a pod in place whose CPU quota a hook server halves.
+
+        The kubelet reads the runtime's value as the effective one, and must not retry forever.
+        """
 
         def cpu(request: str, limit: str) -> dict[str, Any]:
             return {"requests": {"cpu": request}, "limits": {"cpu": limit}}
@@ -179,7 +180,7 @@ class Rollout:
 
         def resizes() -> bool:
             conditions = self._cluster.json("pod", "scaled")["status"].get("conditions", ())
-            return any(each["type"].startswith("PodResize") for each in conditions)
+            return any(condition["type"].startswith("PodResize") for condition in conditions)
 
         self._run_pod("scaled", resources=cpu("200m", "400m"))
         before = quota()
@@ -193,15 +194,15 @@ class Rollout:
         self._cluster.kubectl("delete", "pod", "scaled", "--grace-period=1")
 
     def scrape(self) -> None:
-        mine = ("--cert", "prometheus.crt", "--key", "prometheus.key")
+        credentials = ("--cert", "prometheus.crt", "--key", "prometheus.key")
         self._findings.equal("status of a scrape without a certificate", self._scraped(), "000")
-        self._findings.equal("status of a scrape", self._scraped(*mine), "200")
+        self._findings.equal("status of a scrape", self._scraped(*credentials), "200")
         self._documented("kubectl delete pods")
         self._rolled_out(f"{NAME}-exporter")
-        self._findings.equal("status of a scrape of the next pod", self._scraped(*mine), "200")
+        self._findings.equal("status of a scrape of the next pod", self._scraped(*credentials), "200")
 
     def _scraped(self, *credentials: str) -> str:
-        """Return the status of a scrape as the PodMonitor's Prometheus makes it; 000 if it had none."""
+        """Return the HTTP status of a scrape by the PodMonitor's Prometheus; 000 without an answer."""
         [pod] = self._pods("exporter")
         at = f"{EXPORTER}:{PORT}"
         return self._cluster.shell(
@@ -222,7 +223,7 @@ class Rollout:
         self._cluster.kubectl("delete", "pod", "skips", f"--namespace={NAMESPACE}", "--grace-period=1")
 
     def upgrade_and_downgrade(self) -> None:
-        """A configuration that names no runtime, and an older version, change nothing unless it is allowed."""
+        """A configuration without a runtime, and an older version unless allowed, change nothing."""
 
         def answers() -> str:
             socket = self._machine.path("/run/koord-runtimeproxy/admin.sock")
@@ -236,13 +237,13 @@ class Rollout:
         self._upgrade(image=self._new["image"], nodeInstaller=good | self._new["nodeInstaller"])
         self._wait_for("Installed")
         self._findings.equal("the version that answers after the upgrade", answers(), NEWER)
-        self._untouched("a bad configuration and an upgrade")
+        self._check_undisturbed("a bad configuration and an upgrade")
         self._cluster.shell("helm", "rollback", RELEASE, f"--namespace={NAMESPACE}")
         self._wait_for("Refused", "allowDowngrade")
         self._upgrade(image=self._old["image"], nodeInstaller={**self._old["nodeInstaller"], "allowDowngrade": True})
         self._wait_for("Installed")
         self._findings.equal("the version that answers after the downgrade", answers(), VERSION)
-        self._untouched("a downgrade")
+        self._check_undisturbed("a downgrade")
 
     def remove(self) -> None:
         self._upgrade(nodeInstaller={"action": "uninstall"}, hookServers=[], exporter={})
@@ -251,14 +252,14 @@ class Rollout:
         started = self._machine.show("kubelet.service", "ExecStart")
         self._findings.equal("times of the proxy in the kubelet's command", started.count("koord-runtimeproxy"), 0)
         places = f"/opt/runtimeproxy* /etc/systemd/system/*runtimeproxy* {DROP_INS}/*"
-        left = self._machine.run("sh", "-c", f"ls -d {places} 2>/dev/null || true")
-        self._findings.equal("files left on the node", left.split(), [])
+        leftovers = self._machine.run("sh", "-c", f"ls -d {places} 2>/dev/null || true")
+        self._findings.equal("files left on the node", leftovers.split(), [])
         kinds = "all,leases,configmaps,clusterroles,clusterrolebindings,validatingadmissionpolicies"
         everything = ("get", kinds, "--all-namespaces", "--output=name")
         self._cluster.until(lambda: RELEASE not in self._cluster.kubectl(*everything), "the cluster to have no part")
-        self._untouched("the removal")
+        self._check_undisturbed("the removal")
 
-    # ---- what they need
+    # ---- helpers
 
     def _upgrade(self, **values: Any) -> None:
         """Upgrade the release with other values."""
@@ -271,12 +272,12 @@ class Rollout:
         self._machine.write("/root/canary.yaml", yaml.safe_dump(self._values))
 
     def _documented(self, start: str) -> str:
-        """Run the page's block that begins so."""
-        [text] = [each.text for each in blocks(PAGE) if each.first.startswith(start)]
+        """Run the page's block that begins with this text."""
+        [text] = [block.text for block in blocks(PAGE) if block.first.startswith(start)]
         return self._cluster.shell("sh", "-ec", text.replace("NODE", NODE, 1) if "delete" in start else text)
 
     def _wait_for(self, state: str, reason: str = "") -> None:
-        """Wait until the node's annotations have a state, by the page's command; a good one by its own pod."""
+        """Wait until the page's command shows a state of the node; a good one must come from the current pod."""
         if state in ("Installed", "Removed"):
             self._rolled_out(INSTALLER)
 
@@ -290,21 +291,21 @@ class Rollout:
         limit = f"--timeout={CHANGE_SECONDS:.0f}s"
         self._cluster.kubectl("rollout", "status", f"daemonset/{name}", f"--namespace={NAMESPACE}", limit)
 
-    def _untouched(self, what: str) -> None:
-        """See that the pod of somebody else runs as before, no probe of it failed, and the node is ready."""
+    def _check_undisturbed(self, what: str) -> None:
+        """Check that the foreign pod still runs, none of its probes failed, and the node is ready."""
         same = f"the pod's process to be the same after {what}"  # a kubelet that has just begun knows no pod yet
         self._cluster.until(lambda: self._start_of_its_process() == self._process, same)
         [status] = self._cluster.json("pod", "web")["status"]["containerStatuses"]
-        events = [each for each in self._cluster.json("events")["items"] if each["involvedObject"]["name"] == "web"]
-        # FailedScheduling: a pod may have it that is made at the moment when the node is ready.
+        events = [event for event in self._cluster.json("events")["items"] if event["involvedObject"]["name"] == "web"]
+        # FailedScheduling: possible for a pod that is created while the node becomes ready.
         wrong = [
-            each["message"] for each in events if each["type"] != "Normal" and each["reason"] != "FailedScheduling"
+            event["message"] for event in events if event["type"] != "Normal" and event["reason"] != "FailedScheduling"
         ]
-        seen = {"restarts": status["restartCount"], "warnings": wrong, "ready": self._cluster.ready()}
-        self._findings.equal(f"another pod after {what}", seen, {"restarts": 0, "warnings": [], "ready": "True"})
+        actual = {"restarts": status["restartCount"], "warnings": wrong, "ready": self._cluster.ready()}
+        self._findings.equal(f"another pod after {what}", actual, {"restarts": 0, "warnings": [], "ready": "True"})
 
     def _start_of_its_process(self) -> str:
-        """Return when the process of somebody else's pod began, in the kernel's ticks; "" if exec does not work."""
+        """Return the start time of the foreign pod's process in the kernel's ticks; "" if exec fails."""
         stat = self._cluster.kubectl("exec", "web", "--", "cat", "/proc/1/stat", check=False)
         return stat.split()[21] if stat.startswith("1 ") else ""
 
@@ -313,12 +314,12 @@ class Rollout:
         return list(self._cluster.json("pods", f"--namespace={NAMESPACE}", selector)["items"])
 
     def _run_pod(self, name: str, metadata: Mapping[str, Any] = MappingProxyType({}), **container: Any) -> None:
-        """Make a pod, and wait until it is ready."""
+        """Create a pod, and wait until it is ready."""
         self._cluster.kubectl("apply", "-f", "-", input=json.dumps(_pod(name, metadata, **container)))
 
         def is_ready() -> bool:
             conditions = self._cluster.json("pod", name)["status"].get("conditions", ())
-            return any((each["type"], each["status"]) == ("Ready", "True") for each in conditions)
+            return any((condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions)
 
         self._cluster.until(is_ready, f"the pod {name}")
 

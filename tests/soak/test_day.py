@@ -1,6 +1,6 @@
-"""A day of a node and 100,000 pods, as fast as possible: does anything grow, fail or hang (promise 13)?
+"""A day of a node and 100,000 pods, as fast as possible: nothing may grow, fail or hang (promise 13).
 
-Fault matrix S9, X7. Memory and open files are read from the kernel, for a proxy that is a process of its own.
+Fault matrix S9, X7. Memory and open files are read from the kernel, for a proxy in its own process.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ RUNTIMES: Mapping[str, Callable[..., Runtime]] = {"cri": CriRuntime, "docker": D
 DAY_SECONDS = Amount(120, 86_400)
 """Seconds of the node's day. In each one a pod lives from its create to its remove, and all pods are listed."""
 EARLIER_PODS = Amount(200, 17_000)
-"""Pods that end before the day: by then everything bounded has reached its limit. The last bound to be reached is that
-of the table of shared texts, which is cleared after some 16,000 pods."""
+"""Pods that end before the day, until all bounded structures have reached their limits. The last one is the table of
+shared texts, which is cleared after some 16,000 pods."""
 HOUR_SECONDS, HOURS = 3_600, 24
 """The first of so many parts of the day is part of the warm-up."""
 PODS = 30
@@ -49,10 +49,10 @@ CANCEL_SECONDS = 0.005
 """The latest cancel of a remove: before, during or after the runtime's work."""
 MIB = 1 << 20
 GROWTH_MIB = 1
-"""Most growth in MiB after the warm-up: the rule allows it per hour, and here 23 hours share it."""
+"""Maximum growth in MiB after the warm-up: the rule allows it per hour, the test for 23 hours."""
 DESCRIPTORS = 2
-"""Most difference in open descriptors after it. At rest the least of some readings counts: a list of the runtime's
-state may be in progress at any of them."""
+"""Maximum difference in open descriptors after it. The minimum of some readings counts, since a list of the runtime's
+state may be in progress."""
 SETTLED_SECONDS = 30.0
 """Seconds beyond the time between two lists of the runtime's state within which the Store must be equal."""
 REFUSED = "refused as it was chosen to be"
@@ -74,7 +74,7 @@ class Node:
     """Pairs of hours and resident bytes."""
 
     async def play(self, count: int) -> None:
-        """Play so many seconds of the day, each hour with new connections."""
+        """Simulate seconds of the day, each hour with new connections."""
         while count:
             async with self.front.caller(self.proxy.socket) as caller:
                 stream = await caller.open_stream()
@@ -102,13 +102,13 @@ class Node:
         self.counts["lines of a stream"] += 1
 
     async def live(self, caller: Caller, number: int) -> None:
-        """Run a pod with a container from its create to its end."""
-        how, end = ENDS.get(number % CYCLE, ("well", end_well))
+        """Run a pod with a container from create to removal."""
+        end_name, end = ENDS.get(number % CYCLE, ("well", end_well))
         await end(self, caller, *await start(caller))
-        self.counts[f"pods that ended {how}"] += 1
+        self.counts[f"pods that ended {end_name}"] += 1
 
-    async def at_rest(self) -> tuple[int, set[str]]:
-        """Wait until the Store has the runtime's ids; return the open descriptors, and the ids that one side lacks."""
+    async def wait_until_settled(self) -> tuple[int, set[str]]:
+        """Wait until the Store has the runtime's ids; return the open descriptors, and the differing ids."""
         admin = AdminClient(str(self.proxy.admin), WAIT_SECONDS)
         ids = {*self.fake.pod_ids(), *self.fake.container_ids()}
         deadline = time.monotonic() + sync.PASS_SECONDS + SETTLED_SECONDS
@@ -147,14 +147,14 @@ async def start(caller: Caller) -> tuple[str, str]:
     """Run a pod with a container, and update the container's resources; return their ids."""
     pod_id = await caller.run_pod()
     container_id = await caller.create(pod_id)
-    del caller.pods[pod_id]  # it would contain all that ever existed
+    del caller.pods[pod_id]  # it would grow with each pod
     await caller.act("start", container_id)
     await caller.update(container_id)
     return pod_id, container_id
 
 
 async def stop(caller: Caller, verb: str, subject_id: str) -> None:
-    """Stop a subject, again if that is refused on purpose: any stop in progress may be the one that is refused."""
+    """Stop a subject, and retry after an injected refusal, which may hit any stop in progress."""
     while True:
         try:
             await caller.act(verb, subject_id)
@@ -216,10 +216,10 @@ ENDS: Mapping[int, tuple[str, End]] = {
     50: ("without the proxy", end_outside),
     70: ("without a call", vanish),
 }
-"""By a pod's number in its cycle; all others end well."""
+"""Ends by a pod's number in its cycle; all others end normally."""
 
 
-async def test_day_of_node_leaves_nothing(front: Front, findings: Findings, tmp_path: Path) -> None:
+async def test_day_of_load_leaves_no_state_or_growth(front: Front, findings: Findings, tmp_path: Path) -> None:
     async with running(front, tmp_path) as node:
         async with front.caller(node.proxy.socket) as caller:
             numbers = iter(range(EARLIER_PODS.now))
@@ -235,10 +235,10 @@ async def test_day_of_node_leaves_nothing(front: Front, findings: Findings, tmp_
                 await start(caller)
         seconds = DAY_SECONDS.now
         await node.play(seconds // HOURS)
-        before = await node.at_rest()
+        before = await node.wait_until_settled()
         node.samples.clear()
         await node.play(seconds - seconds // HOURS)
-        check(node, before, await node.at_rest(), findings)
+        check(node, before, await node.wait_until_settled(), findings)
 
 
 def check(node: Node, before: tuple[int, set[str]], after: tuple[int, set[str]], findings: Findings) -> None:
@@ -250,9 +250,9 @@ def check(node: Node, before: tuple[int, set[str]], after: tuple[int, set[str]],
     difference = abs(after[0] - before[0])
     findings.note("difference of open descriptors at rest", difference, DESCRIPTORS, difference <= DESCRIPTORS)
     findings.equal("ids that only the Store or the runtime has", (before[1], after[1]), (set(), set()))
-    for what, count in node.counts.items():
-        findings.note(what, f"{count:,}")
-    ends = {f"pods that ended {how}" for how in ("well", *(how for how, _ in ENDS.values()))}
+    for name, count in node.counts.items():
+        findings.note(name, f"{count:,}")
+    ends = {f"pods that ended {end_name}" for end_name in ("well", *(end_name for end_name, _ in ENDS.values()))}
     assert node.counts.keys() >= {"list", "ping", "lines of a stream"} | ends
     hangs = [line for line in node.proxy.output().splitlines() if "the event loop hangs" in line]
     findings.note("hangs of the event loop", hangs, "none", not (findings.full and hangs))

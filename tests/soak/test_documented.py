@@ -1,7 +1,7 @@
-"""The commands of README.rst and docs/, run as they are on their pages, on a machine with a real systemd.
+"""The commands of README.rst and docs/, run unchanged on a machine with a real systemd.
 
-Each block is run line by line by a shell; every line must end with an exit code that it may have. What runs until it is
-stopped becomes a unit, and must print what shows that it works. The runtimes are the tests' fakes.
+A shell runs each block line by line; every line must end with an allowed exit code. A command that runs until it is
+stopped becomes a unit, and must print its expected output. The runtimes are the tests' fakes.
 """
 
 import re
@@ -32,13 +32,13 @@ LASTS = {
     r"runtimeproxy export": "listening on",
     r"/opt/runtimeproxy/bin/python3 ": "serves",
 }
-"""How a command begins that runs until it is stopped, and what it prints when it works."""
+"""Beginnings of commands that run until they are stopped, and their expected output."""
 CODES = {"runtimeproxy doctor": (0, 1), "runtimeproxy status": (0, 1), "systemctl status": (0, 3)}
-"""Exit codes by the beginning of a command, where 0 is not the only good one: it found something, or nothing runs."""
+"""Allowed exit codes by the beginning of a command, if not only 0: it found something, or nothing runs."""
 
 
 class Run(NamedTuple):
-    """A block to run, by its page and first line; with ``keep`` what lasts continues until the next one without it."""
+    """A block to run, by its page and first line; with ``keep`` its units run until the next block without it."""
 
     page: str
     first: str
@@ -86,7 +86,7 @@ ORDER: tuple[Run | str, ...] = (
     Run(OPERATION, "groupadd --system --force runtimeproxy-metrics", keep=True),
     Run(OPERATION, "runtimeproxy export --listen=127.0.0.1:9654", keep=True),
     Run(TROUBLE, "curl -i http://127.0.0.1:9654/livez"),
-    "cp -r /etc/systemd/system /root/kept",  # with what this machine cannot give
+    "cp -r /etc/systemd/system /root/kept",  # with the drop-ins of ``fit``
     Run(INSTALL, f"systemctl disable --now {UNITS}"),
     "cp -r /root/kept/*.service.d /etc/systemd/system/ 2>/dev/null; rm -r /etc/runtimeproxy",
     Run(INSTALL, "apt-get install ./runtimeproxy_0.2.0-1_amd64.deb"),
@@ -95,7 +95,7 @@ ORDER: tuple[Run | str, ...] = (
     Run(INSTALL, "runtimeproxy status"),
     Run(INSTALL, "runtimeproxy in-use"),
 )
-"""The blocks in an order in which they work, and what has to be done between them."""
+"""The blocks in a working order, with the steps between them."""
 
 
 @pytest.fixture

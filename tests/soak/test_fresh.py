@@ -1,8 +1,8 @@
-"""README's two commands in the environments that newcomers have: each command must end in each as its row expects.
+"""README's two commands in the environments of newcomers, each with the result that its row expects.
 
-A Debian tree with nothing but what debootstrap gives is chrooted to in namespaces of its own, with its own /run and
-/tmp; it shares the machine's network, /dev, /sys and kernel. One row is a container of a private dockerd. Variables and
-the certificates that pip needs on this machine are passed on.
+The test enters a Debian tree of debootstrap in its own namespaces, with its own /run and /tmp; it shares the machine's
+network, /dev, /sys and kernel. One row is a container of a private dockerd. The variables and certificates of pip on
+this machine are passed on.
 """
 
 import os
@@ -39,9 +39,9 @@ rm -r /opt/runtimeproxy-venv
 cd /root
 """
 CERTIFICATES = "/etc/ssl/certs/of-the-machine.crt"
-LEFT = "left in /tmp: "
+LEFTOVERS = "left in /tmp: "
 
-# What is mounted ends with the namespace, and what runs with its first process.
+# Mounts end with the namespace, and processes with its first process.
 SCRIPT = """
 set -eu
 mount --make-rprivate /
@@ -57,7 +57,7 @@ pivot_root . .outside
 exec chroot . sh -c 'umount -l /.outside && cd "$1" && eval "$2"' sh "$2" "$3" </dev/null
 """
 # pytest keeps the directories of its last runs, by user.
-LISTED = f'code=$?; ls /tmp | grep -v "^pytest-of-" | sed "s|^|{LEFT}|"; exit $code'
+LISTED = f'code=$?; ls /tmp | grep -v "^pytest-of-" | sed "s|^|{LEFTOVERS}|"; exit $code'
 
 WITHOUT = "setpriv --bounding-set -sys_admin,-net_admin,-sys_resource,-sys_ptrace,-mknod,-audit_write"
 READ_ONLY = 'for at in $(sed -n "s|^[^ ]* \\(/sys/fs/cgroup[^ ]*\\) .*|\\1|p" /proc/mounts); do'
@@ -65,9 +65,12 @@ USER = "scripts/install && rm -rf .venv && useradd --create-home new && chown -R
 
 
 class Environment(NamedTuple):
-    """A row. Shell text, run by root in the checkout: ``prepare`` once before, ``within`` before each command, in its
-    namespaces. ``prefix`` is put before the commands. A command that is ``refused`` must fail with that text. With
-    ``engines`` real engines must run."""
+    """A row.
+
+    Shell code, run by root in the checkout: ``prepare`` once, ``within`` before each command, in its namespaces.
+    ``prefix`` is put before the commands. A command that is ``refused`` must fail with that text. With ``engines`` real
+    engines must run.
+    """
 
     name: str
     suite: str = "bookworm"
@@ -97,8 +100,8 @@ ENVIRONMENTS = (
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda environment: environment.name)
-def test_readme_works_in_environment(environment: Environment, findings: Findings) -> None:
-    """Run scripts/demo, and scripts/test whole in a full soak, else only its fast set."""
+def test_readme_commands_work_in_fresh_environment(environment: Environment, findings: Findings) -> None:
+    """Run scripts/demo, and scripts/test: completely in a full soak, else only its fast set."""
     commands = ["scripts/demo", "scripts/test" if findings.full else "scripts/test --fast"]
     if environment is ENVIRONMENTS[0]:
         scripts = block("README.rst", VENV).text, f"{WHEEL}\n{block('docs/install.rst', VENV).text}"
@@ -122,17 +125,17 @@ def test_readme_works_in_environment(environment: Environment, findings: Finding
 
 
 def check(environment: Environment, code: int, output: str) -> None:
-    """Fail if a command did not end as it should."""
+    """Fail if a command did not have the expected result."""
     if environment.refused:
         assert (code, environment.refused in output) == (1, True), output
         return
-    assert (code, LEFT in output) == (0, False), output
+    assert (code, LEFTOVERS in output) == (0, False), output
     assert not (environment.engines and "FAKE" in re.findall(r"Runtime: a (\w+)", output)), output
 
 
 @contextmanager
 def entered(environment: Environment, tree: Path, variables: Mapping[str, str]) -> Iterator[Sequence[str | Path]]:
-    """Yield the command line that runs shell text, which follows, in the tree."""
+    """Yield the command prefix that runs shell code in the tree."""
     if not environment.in_docker:
         namespaces = ["unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child"]
         yield [*namespaces, "sh", "-c", SCRIPT, "sh", tree, CHECKOUT]
@@ -154,7 +157,7 @@ def run(command: Sequence[str | Path], variables: Mapping[str, str]) -> tuple[in
 
 
 def variables_for(tree: Path) -> dict[str, str]:
-    """Return the variables for the tree, and copy what this machine's network needs into it."""
+    """Return the variables for the tree, and copy the network's configuration into it."""
     shutil.copy("/etc/resolv.conf", tree / "etc")
     passed = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
     if certificates := os.environ.get("PIP_CERT"):

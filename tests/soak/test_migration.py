@@ -1,8 +1,8 @@
-"""docs/migration.rst as it happens: its commands on a machine where koord-runtime-proxy serves a kubelet, and back.
+"""docs/migration.rst: its commands on a machine where koord-runtime-proxy serves a kubelet, and the way back.
 
 KOORD_RUNTIME_PROXY names Koordinator's own program (``go build ./cmd/koord-runtime-proxy`` in its repository). Without
-it a stand-in does what matters of it: at its start it removes the socket's path, whatever program has it, and it has
-nothing but the socket. What differs is the page's new text.
+it a stand-in behaves alike: at its start it removes the socket's path, even if another program has it, and it has only
+the socket. The test prints differing output as the page's new text.
 """
 
 import os
@@ -50,7 +50,7 @@ KOORDLET = """\
 """
 
 
-def test_migration_prints_output_of_page(machine: Machine, findings: Findings) -> None:
+def test_migration_prints_documented_output(machine: Machine, findings: Findings) -> None:
     prepare(machine, os.environ.get("KOORD_RUNTIME_PROXY", ""))
     page = PAGE.read_text()
     with Calls("Containerd", machine.path(SOCKET)) as calls:
@@ -61,7 +61,7 @@ def test_migration_prints_output_of_page(machine: Machine, findings: Findings) -
 
 
 def prepare(machine: Machine, old: str) -> None:
-    """Let the old proxy serve a kubelet; a koordlet is registered."""
+    """Make the old proxy serve a kubelet; a koordlet is registered."""
     if old:
         machine.copy(Path(old), OLD)
     else:
@@ -81,6 +81,6 @@ def prepare(machine: Machine, old: str) -> None:
 
 
 def output(machine: Machine, command: str) -> str:
-    """Return what a command prints where 80 columns are wide enough, without the numbers of processes."""
+    """Return the output of a command with 80 columns, without process ids."""
     printed = machine.run("sh", "-c", f"cd /root && {command}", check=False, env={"COLUMNS": "80"})
     return re.sub(r"\bpid \d+", "pid 1234", printed)

@@ -1,8 +1,8 @@
 """The packages on a node: installed, upgraded and downgraded with pods running, removed, purged.
 
-The node is a machine (tests/machines) with Debian's containerd and dockerd, and each package has its turn on it in each
-mode: the RPM, too, by Debian's rpm, which does not know the packages that it requires. A kubelet calls all the while: a
-call each 10 ms, and connections as grpc-go makes them, or Go's net/http.
+The node is a machine (tests/machines) with Debian's containerd and dockerd. Each package is tested in each mode: also
+the RPM, by Debian's rpm, without its requirements. A kubelet makes a call each 10 ms, and connects like grpc-go, or
+Go's net/http.
 """
 
 import asyncio
@@ -48,14 +48,14 @@ BACKOFF: dict[str, Any] = {
     "grpc.min_reconnect_backoff_ms": 5000,
     "grpc.max_reconnect_backoff_ms": 3000,
 }
-"""What the kubelet sets for its connection to the runtime: attempts after 100 ms to 3 s, with 5 s for each at least."""
-OF_OTHERS = (
+"""The kubelet's options for its connection to the runtime: attempts after 100 ms to 3 s, each with at least 5 s."""
+FOREIGN_PATHS = (
     *("/proc", "/sys", "/dev", "/tmp", "/root", "/var/cache", "/var/log"),
     *("/var/lib/dpkg", "/var/lib/rpm", "/var/lib/systemd", "/var/lib/containerd", "/var/lib/docker"),
     *("/run/containerd", "/run/docker", "/run/log", "/run/systemd", "/run/udev"),
     *(f"/etc/systemd/system/{unit}.d" for unit in UNITS),
 )
-"""Places whose files are of the engines, of package managers, of systemd and of the test."""
+"""Paths with files of the engines, of package managers, of systemd and of the test."""
 FORMS: dict[str, dict[str, str]] = {
     "deb": {
         "install": "dpkg -i",
@@ -110,7 +110,7 @@ def test_lintian_finds_no_error(packages: dict[str, list[Path]]) -> None:
 
 @pytest.mark.parametrize("mode", ["Containerd", "Docker"])
 @pytest.mark.parametrize("form", FORMS)
-def test_package_lives_without_failed_call(
+def test_package_life_cycle_fails_no_call(
     form: str, mode: str, machine: Machine, packages: dict[str, list[Path]], findings: Findings
 ) -> None:
     life = Life(machine, mode, form, *packages[form])
@@ -134,7 +134,7 @@ def test_package_lives_without_failed_call(
 
 
 class _PatientCri(CriCaller):
-    """A kubelet's connection: a call fails at once where there is none, and is not made again by the client."""
+    """A kubelet's connection: a call without one fails immediately, and the client does not retry it."""
 
     def __init__(self, socket: Path) -> None:
         super().__init__(socket)
@@ -142,7 +142,7 @@ class _PatientCri(CriCaller):
 
 
 class _PatientDocker(PatientDocker):
-    """cri-dockerd's: Go's net/http does not wait for a listener."""
+    """cri-dockerd's connection: Go's net/http does not wait for a listener."""
 
     async def _connect(self) -> Client:
         try:
@@ -152,7 +152,7 @@ class _PatientDocker(PatientDocker):
 
 
 class Calls:
-    """Calls that are made in a thread of their own, each 10 ms, until the end of the ``with`` block."""
+    """Calls in their own thread, each 10 ms, until the end of the ``with`` block."""
 
     def __init__(self, mode: str, socket: Path) -> None:
         self.count = 0
@@ -180,20 +180,20 @@ class Calls:
                 except Failed as error:
                     self.failed.append(f"{time.strftime('%X')} {error}")
                 self.count += 1
-                took = time.monotonic() - start
-                self.longest = max(self.longest, took)
-                await asyncio.sleep(max(CALL_SECONDS - took, 0))
+                seconds = time.monotonic() - start
+                self.longest = max(self.longest, seconds)
+                await asyncio.sleep(max(CALL_SECONDS - seconds, 0))
 
 
 def version_of(package: str) -> str:
     """Return version and revision in the name of a package's file."""
-    found = re.search(r"[_-]([\d.]+-\d+)[._]", package)
-    assert found
-    return found[1]
+    match = re.search(r"[_-]([\d.]+-\d+)[._]", package)
+    assert match
+    return match[1]
 
 
 class Life:
-    """The life of a package in one mode; each method is a part of it."""
+    """The life of a package in one mode; each method is a step."""
 
     def __init__(self, machine: Machine, mode: str, form: str, package: Path, newer: Path) -> None:
         self._machine, self._mode, self._form = machine, mode, form
@@ -213,7 +213,7 @@ class Life:
 
     def run_pods(self, socket: str) -> None:
         """Run pods with a container each."""
-        names = [f"{self._form}-{number}" for number in range(PODS)]  # those of the life before run on
+        names = [f"{self._form}-{number}" for number in range(PODS)]  # those of the previous life still run
         parents = {name: f"/kubepods/uid-{name}" for name in names}
         if self._mode == "Docker":
             with Dockershim(socket, CRI_DOCKERD) as shim:
@@ -242,12 +242,12 @@ class Life:
         """An upgrade that would not start is refused; the old version has every file, and its process continues."""
         retained = self._machine.run("cat", CONFIGURATION)
         self._machine.write(CONFIGURATION, f"{retained}\nhook-timeot: 3s\n")
-        self._refuse("change", f"/root/{self.newer}", "unknown key 'hook-timeot'", "would not start", "runs on")
+        self._refuse("change", f"/root/{self.newer}", "unknown key 'hook-timeot'", "would not start", "continues")
         self._machine.write(CONFIGURATION, retained)
         self._verify_changed()
 
     def refuse_removal_while_connected(self) -> None:
-        """A client in the machine, because those of the calls are outside, where nobody in the machine sees them."""
+        """The client runs in the machine, because the machine cannot see those of ``Calls``."""
         hold = f"import socket, time; s = socket.socket(socket.AF_UNIX); s.connect('{node.SOCKET}'); time.sleep(3600)"
         self._machine.run("systemd-run", "--unit=connected", PYTHON, "-c", hold)
         uses = ("sh", "-c", "runtimeproxy in-use || true")
@@ -256,7 +256,7 @@ class Life:
         self._machine.run("systemctl", "stop", "connected.service")
 
     def remove(self) -> None:
-        """Remove it when the calls have ended: not while a kubelet that does not run is configured to use it."""
+        """Remove it after the calls: not while a stopped kubelet is configured to use it."""
         self._machine.write(KUBELET, f"[Service]\nExecStart=/bin/kubelet --container-runtime-endpoint={node.SOCKET}\n")
         self._machine.run("systemctl", "daemon-reload")
         words = ("kubelet.service is configured to call it", "kubelet-args", "FORCE_RUNTIMEPROXY_REMOVAL=1")
@@ -273,22 +273,22 @@ class Life:
         assert "runtimeproxy" not in self._machine.run("cat", "/etc/group")
         self._machine.run("rm", "-r", "/etc/runtime")
 
-    def _run(self, what: str, subject: str = PACKAGE, fails: bool | None = False) -> str:
+    def _run(self, action: str, subject: str = PACKAGE, fails: bool | None = False) -> str:
         """Run a command of the package manager without a terminal; return its output. None: it may fail."""
-        command = f'{FORMS[self._form][what]} {subject}; echo "exit code $?"'
-        printed, _, found = self._machine.run("sh", "-c", command).rpartition("exit code ")
-        assert fails in (None, int(found) != 0), printed
+        command = f'{FORMS[self._form][action]} {subject}; echo "exit code $?"'
+        printed, _, exit_code = self._machine.run("sh", "-c", command).rpartition("exit code ")
+        assert fails in (None, int(exit_code) != 0), printed
         return printed
 
-    def _refuse(self, what: str, subject: str, *words: str) -> None:
-        """Run a command of the package manager that is refused; the installed version and its process stay."""
+    def _refuse(self, action: str, subject: str, *words: str) -> None:
+        """Run a command of the package manager that must be refused; the installed version and its process stay."""
         first = self._pid()
-        contains(self._run(what, subject, fails=True), *words)
+        contains(self._run(action, subject, fails=True), *words)
         assert self._pid() == first
         assert self._run("query") == f"installed {version_of(self.package)}"
 
     def _verify_changed(self) -> None:
-        """See that no file differs but the configuration of Docker mode, which is not the package's own."""
+        """Check that no file differs except the configuration of Docker mode, which the test wrote."""
         changed = ["c", CONFIGURATION] if self._mode == "Docker" else []
         assert self._run("verify", fails=None).split()[1:] == changed
 
@@ -296,9 +296,9 @@ class Life:
         return self._machine.show(unit, "MainPID")
 
     def files(self) -> set[str]:
-        """Return all paths of the machine but those of others."""
-        left_out = " -o ".join(f"-path {place}" for place in OF_OTHERS)
-        return set(self._machine.run("sh", "-c", f"find / \\( {left_out} \\) -prune -o -print").split("\n"))
+        """Return all paths of the machine except foreign ones."""
+        excluded = " -o ".join(f"-path {place}" for place in FOREIGN_PATHS)
+        return set(self._machine.run("sh", "-c", f"find / \\( {excluded} \\) -prune -o -print").split("\n"))
 
     def processes(self) -> list[str]:
         """Return name, id and start of each process of the pods and their shims."""

@@ -1,8 +1,8 @@
-"""This version and the one before change places under load, up and down again (fault matrix P10).
+"""Upgrades and downgrades between this version and the previous one under load (fault matrix P10).
 
-Is a call lost or a connection refused, and does each version use the files that the other one left? The earlier version
-is built from git's history. The listener is held as by a socket unit. Before a downgrade ``config check --for-version``
-names the flags to remove; no others are.
+No call is lost, no connection refused, and each version uses the other's files. The earlier version is built from git's
+history. The listener is held as by a socket unit. Before a downgrade only the flags that ``config check --for-version``
+names are removed.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ DISABLED = "disabled-by-the-soak"
 
 
 class Version(NamedTuple):
-    """How a proxy of a version is started."""
+    """The command and flags of a version."""
 
     name: str
     command: Sequence[str]
@@ -50,7 +50,7 @@ class Version(NamedTuple):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the version before, without its libraries, which this one has too; return the directory."""
+    """Install the previous version, without its libraries, which this one has too; return the directory."""
     folder = tmp_path_factory.mktemp("before")
     source, library = folder / "source", folder / "library"
     source.mkdir()
@@ -64,7 +64,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def older_than(newer: Version, library: Path) -> Version:
-    """Return how the version before is started: without the flags that it does not know."""
+    """Return the command of the previous version, without flags that are unknown to it."""
     named = {option.flag: option.name for option in OPTIONS}
     flags = [word.partition("=") for word in newer.command if word.partition("=")[0] in named]
     unknown = config.unknown_to_version(BEFORE, {named[flag]: value for flag, _, value in flags}, {}).errors
@@ -73,37 +73,37 @@ def older_than(newer: Version, library: Path) -> Version:
     return Version(BEFORE, command, {**newer.environment, "PYTHONPATH": str(library)})
 
 
-async def test_versions_change_without_loss(front: Front, findings: Findings, library: Path, tmp_path: Path) -> None:
+async def test_version_changes_lose_no_call(front: Front, findings: Findings, library: Path, tmp_path: Path) -> None:
     rounds = ROUNDS.now
     with handed_over(tmp_path / "proxy.sock") as handed, on_tmpfs() as memory:
-        made = ShapedNode(front, tmp_path, answers=CHANGES, program=True)
-        proxy = made.proxy = front.process(tmp_path, originals_dir=str(memory), **handed)
+        shaped_node = ShapedNode(front, tmp_path, answers=CHANGES, program=True)
+        proxy = shaped_node.proxy = front.process(tmp_path, originals_dir=str(memory), **handed)
         newer = Version(VERSION, proxy.command, proxy.environment)
         older = older_than(newer, library)
         become(proxy, older)
-        async with made as node:
+        async with shaped_node as node:
             containers = [await node.caller.create(await node.caller.run_pod()) for _ in range(PODS)]
             for container in containers:
                 await node.caller.act("start", container)
             load, dialler = Load(front, proxy), Dialler(front, proxy.socket)
             own = {newer.name: 0, older.name: 0}
             answers, disabled = [], 0
-            async with load.going_on(), asyncio.TaskGroup() as group:
+            async with load.running(), asyncio.TaskGroup() as group:
                 group.create_task(dialler.fetch())
                 for number, version in enumerate([*rounds * [newer, older], newer]):
-                    await load.each_kind_is_answered()
+                    await load.wait_for_each_kind()
                     become(proxy, version)
-                    begun = time.monotonic()
+                    started_at = time.monotonic()
                     await node.restart(kill=False)
-                    answers.append(await dialler.answered() - begun)
-                    await node.known()
+                    answers.append(await dialler.answered() - started_at)
+                    await node.wait_until_loaded()
                     own[version.name] += await own_values(node, containers, number)
                     if version is newer:
                         client = AdminClient(str(proxy.admin), WAIT_SECONDS)
                         disabled += DISABLED in (await asyncio.to_thread(client.call, "hooks"))["masked"]
                         params = {"name": DISABLED, "reason": "a soak", "unregistered": True}
-                        await asyncio.to_thread(client.with_new_deadline().call, "disable", **params)
-                await load.each_kind_is_answered()
+                        await asyncio.to_thread(client.again().call, "disable", **params)
+                await load.wait_for_each_kind()
                 dialler.end = True
             await store_equals(node.runtime, proxy)
     findings.equal("calls that were lost", load.lost, [])
@@ -115,14 +115,14 @@ async def test_versions_change_without_loss(front: Front, findings: Findings, li
 
 
 def become(proxy: ProxyProcess, version: Version) -> None:
-    """Have the next start be one of a version."""
+    """Make the next start use a version."""
     proxy.command, proxy.environment = list(version.command), dict(version.environment)
 
 
 async def own_values(node: ShapedNode, containers: Sequence[str], number: int) -> int:
-    """Update each container; return how many hook calls had the value that the kubelet requested at the create."""
+    """Update each container; return the number of hook calls with the kubelet's value of the create."""
     node.notified()
     for container in containers:
         await node.caller.update(container, {"cpu_quota": 30_000 + number})
-    sent = {m.container_meta.id: m for point, m in node.notified() if point == "PreUpdateContainerResources"}
-    return sum(sent[one].container_resources.cpu_shares == CONTAINER.resources["cpu_shares"] for one in containers)
+    sent = {m.container_meta.id: m for hook_point, m in node.notified() if hook_point == "PreUpdateContainerResources"}
+    return sum(sent[c].container_resources.cpu_shares == CONTAINER.resources["cpu_shares"] for c in containers)

@@ -1,4 +1,4 @@
-"""The asynchronous gRPC client of the system tests: it sends messages as they were given, also unreadable ones."""
+"""The asynchronous gRPC client of the system tests: it sends messages unchanged, also malformed ones."""
 
 from pathlib import Path
 from typing import Any, Self
@@ -31,7 +31,7 @@ class Client:
         await self.channel.close()
 
     def path(self, method: str) -> str:
-        """Return the path of a CRI method, or a path as it is."""
+        """Return the path of a CRI method, or a path unchanged."""
         if method.startswith("/"):
             return method
         service = "ImageService" if method in cri.IMAGE_METHODS else "RuntimeService"

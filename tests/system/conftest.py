@@ -17,8 +17,8 @@ __all__ = ["client", "engine", "lent", "shared"]
 
 @pytest.fixture(params=[CRI, DOCKER], ids=lambda front: front.name)
 def front(request: pytest.FixtureRequest) -> Front:
-    made: Front = request.param
-    return made
+    chosen: Front = request.param
+    return chosen
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ class CriCaller(Caller):
 
 
 def _field(number: int, value: bytes) -> bytes:
-    """Return a field of a message that the tests' cri.proto does not have; the value has less than 128 bytes."""
+    """Return an encoded field that the tests' cri.proto does not have; the value has less than 128 bytes."""
     return bytes((number << 3 | 2, len(value))) + value
 
 
@@ -200,7 +200,7 @@ def _resources(values: Values) -> cri_pb2.LinuxContainerResources:
 async def sent(
     socket: Path | str, verb: str = "ping", request: bytes | None = None
 ) -> AsyncIterator[asyncio.Future[bytes]]:
-    """Send a request on a connection of its own, in frames that are made by hand."""
+    """Send a request on its own connection, in handwritten frames."""
     service = "ImageService" if METHODS[verb] in cri.IMAGE_METHODS else "RuntimeService"
     fields = peer.request(f"/{cri.V1}.{service}/{METHODS[verb]}".encode(), (b"te", b"trailers"))
     frames = (peer.Settings(), peer.Headers(1, fields), peer.Data(1, peer.grpc(request or b""), end=True))
@@ -214,9 +214,9 @@ async def sent(
                 if stream == 1 and kind == peer.DATA:
                     data += payload
                 elif stream == 1 and kind == peer.HEADERS:
-                    found: dict[Any, Any] = dict(decoder.decode(bytes(payload)))
+                    headers: dict[Any, Any] = dict(decoder.decode(bytes(payload)))
                     if flags & peer.END_STREAM:
-                        assert found.get("grpc-status") == "0", found
+                        assert headers.get("grpc-status") == "0", headers
                         return bytes(data[5:])
         raise ConnectionError("the connection has ended")
 

@@ -1,6 +1,6 @@
 """The Docker front for tests: a fake dockerd, and dockershim's calls for a kubelet.
 
-A request is its head and body; one of a caller has the API's version in its path, one of the proxy itself never has.
+A request is its head and body. Only a caller's has the API's version in its path, the proxy's own ones have not.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class DockerRuntime(FakeDockerd):
         return [verb for verb, _ in self._of_callers()]
 
     def arrived(self, verb: str) -> list[bytes]:
-        return [raw for found, raw in self._of_callers() if found == verb]
+        return [raw for arrived, raw in self._of_callers() if arrived == verb]
 
     def set_fault(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None:
         status = 500 if text else 0
@@ -68,7 +68,7 @@ class DockerRuntime(FakeDockerd):
 
     def _ids(self, kind: str) -> list[str]:
         label = "io.kubernetes.docker.type"
-        return [one.id for one in self.state.containers.values() if (one.config["Labels"] or {}).get(label) == kind]
+        return [c.id for c in self.state.containers.values() if (c.config["Labels"] or {}).get(label) == kind]
 
     def pod_ids(self) -> list[str]:
         return self._ids("podsandbox")
@@ -180,10 +180,10 @@ class DockerCaller(Caller):
         container_id = await self.create(await self.run_pod())
         await self.act("start", container_id)
         config = {**bodies.exec_body(["cat"]), "AttachStdin": True, "Tty": True}
-        made = json.loads((await self._answer(self._request("POST", f"/containers/{container_id}/exec", config))).body)
+        reply = json.loads((await self._answer(self._request("POST", f"/containers/{container_id}/exec", config))).body)
         client = await Client.connect(self._socket)
         self._tunnels.append(client)
-        client.send(self._request("POST", f"/exec/{made['Id']}/start", {"Detach": False, "Tty": True}, *UPGRADE))
+        client.send(self._request("POST", f"/exec/{reply['Id']}/start", {"Detach": False, "Tty": True}, *UPGRADE))
         assert b" 101 " in await client.reader.readuntil(b"\r\n\r\n")
         return _Stream(client)
 
@@ -246,7 +246,7 @@ DOCKER = Front(
 
 
 def _of(engine: Engine) -> Front:
-    """Return the front for an engine, whose newest API its clients use."""
+    """Return the front for an engine; its clients use the engine's newest API."""
     version = f"/v{engine.api}"
     return replace(
         DOCKER,

@@ -1,4 +1,4 @@
-"""A common interface of the fronts, so that one test shows that both behave alike.
+"""A common interface of the fronts, so that one test covers both.
 
 Pods and containers are given in the kubelet's terms; a request is the bytes that are sent for it.
 """
@@ -37,11 +37,11 @@ CONTAINER = Container(
 UPDATE: Values = {"cpu_shares": 512}
 
 _attempts = itertools.count()
-"""Makes all pods and containers of a run different: dockerd would refuse a used name."""
+"""Makes the names of a run unique: dockerd refuses a used name."""
 
 
 class Failed(Exception):
-    """A call that got an error: the front's own status, None if the connection ended in the middle, and the text."""
+    """A failed call: the front's own status (None if the connection ended early), and the text."""
 
     def __init__(self, status: object, text: str) -> None:
         super().__init__(f"{status}: {text}")
@@ -50,7 +50,7 @@ class Failed(Exception):
 
 
 class Stream(Protocol):
-    """A stream both ways, whose other end echoes what it gets; ``read`` raises Failed at the end."""
+    """A bidirectional stream whose other end echoes; ``read`` raises Failed at the end."""
 
     async def write(self, data: bytes) -> None: ...
     async def read(self) -> bytes: ...
@@ -61,11 +61,11 @@ class Caller(Protocol):
     """A kubelet's side of a socket; concurrent calls do not wait for one another.
 
     Verbs are run_pod, create, start, update, stop, remove, stop_pod, remove_pod, pod_status, ping, list and images.
-    Every failed call raises Failed; a call that is cancelled, or late, is cancelled as the front's clients do it.
+    Every failed call raises Failed. A cancelled or late call is cancelled as by the front's clients.
     """
 
     pods: dict[str, Pod]
-    """The pods that were run, by id: a container's create repeats its pod."""
+    """The created pods by id: a container's create repeats its pod."""
 
     def __init__(self) -> None:
         self.pods = {}
@@ -76,9 +76,9 @@ class Caller(Protocol):
     async def __aexit__(self, *details: object) -> None:
         await self.close()
 
-    # Of each front. A container of a pod that this caller did not run is like one of ``POD``; an update's annotations
-    # are left out where the front has no place for them; ``request`` contains only the subject of a call; a broken one
-    # cannot be read, and contains a text; ``id_in`` is that in a reply to run_pod, create or pod_status.
+    # Implemented by each front. A container of a pod that this caller did not run is like one of ``POD``. A front
+    # without annotations in updates omits them. ``request`` contains only the subject of a call. ``broken_request`` is
+    # malformed and contains a text. ``id_in`` is the id in a reply to run_pod, create or pod_status.
 
     async def close(self) -> None: ...
     async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes: ...
@@ -90,7 +90,7 @@ class Caller(Protocol):
     def id_in(self, verb: str, reply: bytes) -> str: ...
     async def open_stream(self) -> Stream: ...
     async def call_unheld(self, secret: str) -> None:
-        """Make calls that are not held, with a secret wherever a value is possible; they may fail."""
+        """Make calls that are not held, with a secret in every value; they may fail."""
 
     def create_request(self, pod_id: str, container: Container = CONTAINER) -> bytes:
         return self.container_request(pod_id, replace(container, attempt=next(_attempts)))
@@ -115,23 +115,24 @@ class Caller(Protocol):
 
 
 Runtime = Any
-"""A fake runtime; requests of the proxy's own are left out of what it shows.
-
-``verbs`` are the callers' requests, ``arrived`` those of a verb as bytes, both in order. ``set_fault`` delays a verb's
-calls from now on, or answers them with an error of this text. ``reads`` counts the single pods and containers that the
-proxy has read by itself. ``vanish`` removes one without any call or event. ``envs`` is the environment of the last
-create. ``long_list`` makes the list of containers so long, and returns the reply's message.
+"""A fake runtime; its records omit the proxy's own requests. ``verbs`` are the callers' requests, ``arrived`` those of
+a verb as bytes, both in order. ``set_fault`` delays a verb's later calls, or answers them with an error of this text.
+``reads`` counts the single pods and containers that the proxy has read by itself. ``vanish`` removes one without any
+call or event. ``envs`` is the environment of the last create. ``long_list`` sets the length of the list of containers,
+and returns the reply's message.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """A front; statuses are those of a call that failed under policy Fail, was refused, lost its runtime's connection.
+    """A front.
 
-    ``sent`` is called with a socket, a verb (ping) and a request, which is sent on a connection of its own, dropped at
-    the end. The future's result is the reply's message; it raises ConnectionError if there is no runtime, or no more
-    connection. ``default_socket`` is where the runtime listens by default, relative to the root. ``never_imported`` are
-    modules of other modes.
+    Its statuses are those of a call that failed under policy Fail, was refused, or lost the runtime's connection.
+
+    ``sent`` takes a socket, a verb (ping) and a request, and sends it on its own connection, which it drops at the end.
+    The future's result is the reply's message; it raises ConnectionError without a runtime or connection.
+    ``default_socket`` is where the runtime listens by default, relative to the root. ``never_imported`` are modules of
+    other modes.
     """
 
     name: str

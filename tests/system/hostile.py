@@ -1,4 +1,4 @@
-"""Peers that break the protocol, and never end a connection for what they read; and the cost of an attack."""
+"""Peers that break the protocol and ignore all they read; and the cost of an attack."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -51,8 +51,8 @@ class HostileRuntime:
 
 
 def answer(stream: int) -> Sequence[peer.Frame]:
-    begun = peer.Headers(stream, peer.REPLY), peer.Data(stream, peer.grpc(b""))
-    return (*begun, peer.Headers(stream, peer.TRAILERS, end=True))
+    response = peer.Headers(stream, peer.REPLY), peer.Data(stream, peer.grpc(b""))
+    return (*response, peer.Headers(stream, peer.TRAILERS, end=True))
 
 
 @asynccontextmanager
@@ -104,10 +104,10 @@ class Process:
         return self._memory("VmHWM")
 
     def resident(self) -> int:
-        """Return how much memory it has of its own.
+        """Return its private memory.
 
-        Pages of files are left out: which pages of a program and its libraries are in memory is up to the kernel, and
-        one call to new code brings in many (proc_pid_status(5), RssAnon).
+        Without pages of files: the kernel decides which pages of a program and its libraries are in memory, and one
+        call of new code loads many (proc_pid_status(5), RssAnon).
         """
         return self._memory("RssAnon")
 

@@ -21,13 +21,13 @@ def on_tmpfs() -> Iterator[Path]:
 
 
 def file_of(folder: Path, socket: Path) -> Path:
-    """Return the file of a proxy that listens on a socket, if --originals-dir names the folder."""
+    """Return the file of the proxy on a socket with the folder as --originals-dir."""
     return folder / (str(socket).strip("/").replace("/", "-") + ".original-values")
 
 
 def rows(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the stored values: pairs of values by field, by id."""
+    """Return the stored values: pairs by field, by id."""
     if not file.exists():
         return {}
-    found = (line[9:].split(b"\t") for line in file.read_bytes().splitlines()[1:])
-    return {json.loads(any_id): json.loads(text)[1] for any_id, text in found}
+    lines = (line[9:].split(b"\t") for line in file.read_bytes().splitlines()[1:])
+    return {json.loads(any_id): json.loads(text)[1] for any_id, text in lines}

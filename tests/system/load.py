@@ -1,4 +1,4 @@
-"""Clients that continue while a proxy is stopped, killed and started; they count what was lost."""
+"""Clients that continue while a proxy is stopped, killed and started; they count the lost calls."""
 
 import asyncio
 import time
@@ -17,13 +17,13 @@ from tests.system.proxy import WAIT_SECONDS, ProxyProcess
 PAUSE_SECONDS = 0.005
 WORKERS = 3
 DEAD_SECONDS = 30.0
-"""Without a good answer for so long a kubelet considers its runtime dead; also the limit on a busy machine."""
+"""A kubelet considers its runtime dead after this time without a good answer; also the limit on a busy machine."""
 
 
 class Load:
-    """Clients that make one call after another: calls that pass, and lifecycles of pods.
+    """Clients that make consecutive calls: passing ones, and lifecycles of pods.
 
-    ``cuts`` is how often a followed stream has ended.
+    ``cuts`` counts the ends of a followed stream.
     """
 
     def __init__(self, front: Front, proxy: ProxyProcess) -> None:
@@ -34,8 +34,8 @@ class Load:
         self._ending = False
 
     @asynccontextmanager
-    async def going_on(self) -> AsyncIterator[None]:
-        """Make calls during the context; those made are answered at its end."""
+    async def running(self) -> AsyncIterator[None]:
+        """Make calls during the context; at its end all are answered."""
         async with AsyncExitStack() as stack:
             for caller in self._callers:
                 await stack.enter_async_context(caller)
@@ -74,8 +74,8 @@ class Load:
             await caller.follow()
             self.cuts += 1
 
-    async def each_kind_is_answered(self) -> None:
-        """Wait until every kind of call was answered from now on."""
+    async def wait_for_each_kind(self) -> None:
+        """Wait until a call of every kind is answered."""
         self.answered.clear()
         async with asyncio.timeout(WAIT_SECONDS):
             while len(self.answered) < 9:
@@ -85,7 +85,7 @@ class Load:
 class Dialler:
     """Pings the proxy, each time on a new connection, until the ``end``.
 
-    ``refused`` counts how often nothing listened, ``answers`` has the times of good answers (``time.monotonic``).
+    ``refused`` counts refused connections, ``answers`` has the times of good answers (``time.monotonic``).
     """
 
     def __init__(self, front: Front, path: Path) -> None:
@@ -101,7 +101,7 @@ class Dialler:
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def answered(self) -> float:
-        """Ping until there is a good answer; return its time."""
+        """Ping until a good answer; return its time."""
         while True:
             try:
                 async with asyncio.timeout(DEAD_SECONDS), self._front.sent(self._path) as answer:
@@ -111,12 +111,12 @@ class Dialler:
             except (FileNotFoundError, ConnectionRefusedError):
                 self.refused += 1
             except ConnectionError:
-                pass  # it was connected to the one that was killed
+                pass  # it was connected to the killed proxy
             await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def store_equals(runtime: Runtime, proxy: ProxyProcess) -> None:
-    """Wait until the Store has the runtime's pods and containers only. Raises TimeoutError."""
+    """Wait until the Store equals the runtime's pods and containers. Raises TimeoutError."""
 
     def ids() -> set[str]:
         with suppress(RuntimeProxyError):  # it has just been started

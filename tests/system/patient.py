@@ -34,8 +34,8 @@ class PatientCri(CriCaller):
 class PatientDocker(DockerCaller):
     """Retries as Go's net/http does.
 
-    On a connection that was used before it repeats a request of which nothing was sent, and one that only reads if the
-    connection ended before its answer began.
+    On a used connection it repeats a request of which nothing was sent, and a read-only one if the connection ended
+    before its answer.
     """
 
     async def _answer(self, data: bytes, seconds: float = SECONDS) -> Answer:
@@ -49,8 +49,8 @@ class PatientDocker(DockerCaller):
                         answer = await client.answer()
                         break
                 except (asyncio.IncompleteReadError, ConnectionError) as error:
-                    nothing_came = not getattr(error, "partial", b"")
-                    sent = not (nothing_came and data.startswith(b"GET "))
+                    no_bytes_received = not getattr(error, "partial", b"")
+                    sent = not (no_bytes_received and data.startswith(b"GET "))
                 client.abort()
                 if sent or not used_before:
                     raise Failed(None, f"the connection ended: {data[:60]!r}, used before: {used_before}")
@@ -75,7 +75,7 @@ class PatientDocker(DockerCaller):
 
 
 def _send(client: Client, data: bytes) -> bool:
-    """Send a request immediately; return False if none of it was sent, as the other end reads no more."""
+    """Send a request immediately; return False if nothing was sent because the peer has closed."""
     try:
         sent = os.write(client.writer.get_extra_info("socket").fileno(), data)
     except BrokenPipeError:

@@ -1,6 +1,6 @@
-"""The proxy under test, in a folder of its own: as a program, or inside the test if its parts are inspected.
+"""The proxy under test, in its own folder: as a program, or in the test's process to inspect its parts.
 
-And fakes in threads of their own.
+It also runs fakes in their own threads.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from tests.fakes import registration
 ROOT = Path(__file__).parents[2]
 PROGRAM = (sys.executable, "-m", "runtimeproxy", "run")
 WAIT_SECONDS = 20.0
-"""Seconds to wait for what must happen, on a busy machine."""
+"""Seconds to wait for an expected event on a busy machine."""
 LISTENING = "listening on "
-STATE_KNOWN = "the runtime's state is known"
+STATE_LOADED = "the runtime's state is known"
 
 
 class Folder:
@@ -51,7 +51,7 @@ class Folder:
             "remote-runtime-service-endpoint": str(self.runtime),
             "hookserver-config-dir": str(self.registrations),
             "admin-endpoint": str(self.admin),
-            "originals-dir": "none",  # else a test would run differently if its folder is on tmpfs
+            "originals-dir": "none",  # else the result depends on whether the folder is on tmpfs
             "state-dir": str(self.path / "state"),
             "hook-timeout": "10s",  # on a busy machine the default may be exceeded
             "log-level": "debug",
@@ -113,11 +113,11 @@ class ProxyProcess(Folder):
         try:
             self.wait_until_it_listens(listened + 1)
         except BaseException:
-            self._end(checked=False)  # otherwise it would run on: a block is not entered
+            self._end(checked=False)  # the block is not entered, so __exit__ would not end it
             raise
 
     def wait_until_it_listens(self, count: int = 1) -> None:
-        """Wait for its log line, which is written once registered hook servers are known."""
+        """Wait for its log line, which follows the reading of registrations."""
         wait_until(lambda: self.ended or self.output().count(LISTENING) >= count, "the proxy listens", self.output)
         assert not self.ended, f"the proxy ended immediately: {self.output()}"
 
@@ -131,7 +131,7 @@ class ProxyProcess(Folder):
         return self.process is None or self.process.poll() is not None
 
     def kill(self) -> None:
-        """Kill the process, as the kernel does when memory is exhausted (SIGKILL): its files stay."""
+        """Kill the process (SIGKILL), as the OOM killer does: its files stay."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
@@ -197,7 +197,7 @@ class ProxyInside(Folder):
 
 @contextmanager
 def serving(server: Any) -> Iterator[Any]:
-    """Serve a fake in a thread of its own."""
+    """Serve a fake in its own thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="fake server")
     thread.start()
@@ -216,21 +216,21 @@ def serving(server: Any) -> Iterator[Any]:
 
 
 def answers(path: Path) -> bool:
-    """Return whether a server listens on a socket: its file exists a moment earlier."""
+    """Return whether a server listens on a socket; the file exists earlier."""
     with socket.socket(socket.AF_UNIX) as client:
         return client.connect_ex(str(path)) == 0
 
 
-def wait_until(condition: Callable[[], bool], what: str, more: Callable[[], str] = str) -> None:
+def wait_until(condition: Callable[[], bool], description: str, more: Callable[[], str] = str) -> None:
     """Wait for a condition; the failure names it and shows the end of ``more``."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}: {more()[-4000:]}"
+        assert time.monotonic() < deadline, f"waited in vain until {description}: {more()[-4000:]}"
         time.sleep(0.01)
 
 
-async def until(condition: Callable[[], bool], what: str, more: Callable[[], str] = str) -> None:
+async def until(condition: Callable[[], bool], description: str, more: Callable[[], str] = str) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}: {more()[-4000:]}"
+        assert time.monotonic() < deadline, f"waited in vain until {description}: {more()[-4000:]}"
         await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""A real engine with the proxy before it, with one interface for both fronts.
+"""A real engine with the proxy in front of it, and one interface for both fronts.
 
 Pods and containers are given in CRI's terms, as far as a kubelet's values reach the engine.
 """
@@ -39,12 +39,12 @@ def resources(**values: int | str) -> LinuxContainerResources:
 
 
 def resources_answer(**values: int | str) -> hookanswers.Answer:
-    """Return an answer with these resources and nothing else."""
+    """Return an answer with only these resources."""
     set_there = api_pb2.LinuxContainerResources(**values)  # type: ignore[arg-type]
     return hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_resources=set_there))
 
 
-# ---- what a container reports of itself
+# ---- a container's own report
 
 
 def first_act() -> tuple[str, ...]:
@@ -60,7 +60,7 @@ def printed(client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, 
 
 
 def assert_in_force(client: Any, container_id: str, parent: str, values: Values) -> None:
-    """Compare what the container sees in its cgroup files, and what the host sees of it under this cgroup parent."""
+    """Compare the container's cgroup files, as seen inside and from the host under this cgroup parent."""
     expected = {setting: cgroups.expected(setting, value) for setting, value in values.items()}
     files = {setting: client.exec_sync(container_id, "cat", cgroups.inside_file(setting)).stdout for setting in values}
     assert {setting: cgroups.parse(setting, file.decode()) for setting, file in files.items()} == expected
@@ -103,7 +103,7 @@ class CriKubelet(cri.CriClient):
 
 
 class Kubelet:
-    """A client on a socket that makes pods from CRI's messages through cri-dockerd's calls."""
+    """A client on a socket that creates pods from CRI's messages by cri-dockerd's calls."""
 
     def __init__(self, socket: str, version: str = "") -> None:
         self.shim = shim = Dockershim(socket, CRI_DOCKERD)
@@ -147,12 +147,12 @@ class Kubelet:
         return b"".join(data for _, data in self.shim.logs(container_id)).decode()
 
     def pids(self, *ids: str) -> list[int]:
-        return [self.shim.inspect(one)["State"]["Pid"] for one in ids]
+        return [self.shim.inspect(subject_id)["State"]["Pid"] for subject_id in ids]
 
     def inspected(self, *ids: str) -> Any:
-        text = json.dumps([self.shim.inspect(one) for one in ids], indent=1)
-        for one in ids:
-            text = text.replace(one, "<container>")
+        text = json.dumps([self.shim.inspect(container_id) for container_id in ids], indent=1)
+        for container_id in ids:
+            text = text.replace(container_id, "<container>")
         return docker_cli.masked(text.encode(), {**docker_cli.DRAWN, r'"Pid": \d+': "<pid>"}).splitlines()
 
 
@@ -171,7 +171,7 @@ def _values(given: LinuxContainerResources) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of node; ``engine`` is the fixture of the whole session, ``version`` that of the kubelet's CRI."""
+    """A kind of node; ``engine`` is the session's fixture, ``version`` that of the kubelet's CRI."""
 
     name: str
     engine: str
@@ -208,17 +208,17 @@ class RealNode:
         """Register the hook server as the plugin ``PLUGIN``; ``more`` as in ``registration.text``."""
         self.proxy.register(f"{PLUGIN}.json", self.hooks.socket_path, points, **more)
 
-    def take_calls(self) -> list[tuple[str, Any]]:
+    def pop_calls(self) -> list[tuple[str, Any]]:
         """Return the hook points and messages of the calls since the last time, in order."""
         calls = [(call.point.name, call.request) for call in self.hooks.calls]
         self.hooks.calls.clear()
         return calls
 
     def points(self) -> list[str]:
-        return [point for point, _ in self.take_calls()]
+        return [hook_point for hook_point, _ in self.pop_calls()]
 
     def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
-        """Return a pod with nothing but a name, a cgroup parent and a log directory."""
+        """Return a pod with only a name, a cgroup parent and a log directory."""
         uid = str(uuid.uuid4())
         logs = str(self.engine.directory(f"logs/{uid}"))
         return cri.pod_config(name, uid, cgroup_parent=self.engine.cgroup_parent(uid), log_directory=logs)
@@ -238,7 +238,7 @@ class RealNode:
         return pod
 
     def rich_container(self, **more: int | str) -> ContainerConfig:
-        """Return a container with all fields that a kubelet may set; ``more`` resources than the usual ones."""
+        """Return a container with all fields that a kubelet may set, and ``more`` resources."""
         usual: Values = {"cpu_period": 100000, "cpu_quota": 50000, "cpu_shares": 512, "memory_limit_in_bytes": 64 * MIB}
         config = cri.container_config(
             "main",
@@ -267,15 +267,15 @@ def on(*kinds: Kind) -> pytest.MarkDecorator:
 def running(
     kind: Kind, engine: Any, folder: Path, prepare: Callable[[RealNode], None] = RealNode.register, **flags: str
 ) -> Iterator[RealNode]:
-    """Run a hook server, then ``prepare``, and then a proxy before an engine; at the end its pods are removed."""
+    """Run a hook server, then ``prepare``, and then a proxy in front of an engine; its pods are removed at the end."""
     if kind.front is CRI:
         flags = {"remote_image_service_endpoint": engine.socket, **flags}
     proxy = kind.front.process(folder / "proxy", remote_runtime_service_endpoint=engine.socket, **flags)
     with engine.restored(), serving(HookServer(str(folder / "hooks.sock"))) as hooks:
-        made = RealNode(kind, proxy, hooks, engine)
-        prepare(made)
+        node = RealNode(kind, proxy, hooks, engine)
+        prepare(node)
         with proxy:
-            yield made
+            yield node
 
 
 # ---- fixtures for conftest: a node for a module, reset for each test
@@ -288,16 +288,16 @@ def engine(kind: Kind, request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(scope="module")
 def shared(kind: Kind, engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealNode]:
-    """Run a node whose hook server is called at every point."""
-    with running(kind, engine, tmp_path_factory.mktemp("node")) as made:
-        yield made
+    """Run a node whose hook server is called at every hook point."""
+    with running(kind, engine, tmp_path_factory.mktemp("node")) as node:
+        yield node
 
 
 @pytest.fixture(name="node")
 def lent(shared: RealNode) -> Iterator[RealNode]:
-    """Yield the node without chosen answers and recorded calls; at the end what was created is removed."""
+    """Yield the node without answers and recorded calls; its pods are removed at the end."""
     shared.hooks.answers.clear()
-    shared.take_calls()
+    shared.pop_calls()
     with shared.engine.restored():
         yield shared
 

@@ -1,6 +1,6 @@
 """A node with a runtime of some shape, whose proxy can be restarted, for the tests of shapes.
 
-The policy is Fail, so that nothing passes that could not be read; registrations outlive a restart.
+The policy is Fail, so that no unreadable message passes; registrations outlive a restart.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from tests.fakes.hookserver import HookServer
 from tests.system.cri_front import CRI_SHAPES
 from tests.system.docker_front import DOCKER_ENGINES
 from tests.system.fronts import Caller, Front
-from tests.system.proxy import STATE_KNOWN, ProxyInside, ProxyProcess, until
+from tests.system.proxy import STATE_LOADED, ProxyInside, ProxyProcess, until
 
 SILENT = hookanswers.empty()
 FRONTS = (*CRI_SHAPES, *DOCKER_ENGINES)
@@ -26,7 +26,7 @@ EVERY = pytest.mark.parametrize(
     [FRONTS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in FRONTS[1:-1]), FRONTS[-1]],
     ids=[front.name for front in FRONTS],
 )
-"""Every shape; without slow tests one CRI runtime and one dockerd."""
+"""Every shape; without slow tests only one CRI runtime and one dockerd."""
 
 
 class ShapedNode:
@@ -77,13 +77,13 @@ class ShapedNode:
         self.caller = self.new_caller()
 
     def new_caller(self, socket: Path | str = "") -> Caller:
-        """Return a kubelet that knows the pods that it ran: on the proxy, or on another socket."""
+        """Return a kubelet with the pods that it ran: on the proxy, or on another socket."""
         caller = self._front.caller(socket or self.proxy.socket)
         caller.pods = self._pods
         return caller
 
     async def restart(self, *, kill: bool = True) -> None:
-        """Start a new proxy, which has only what it reads; a program is killed, or stopped."""
+        """Start a new proxy, which has only the state that it reads; a program is killed, or stopped."""
         await self.caller.close()
         if isinstance(self.proxy, ProxyProcess):
             if not self.proxy.ended:
@@ -98,15 +98,15 @@ class ShapedNode:
         assert isinstance(self.proxy, ProxyInside)
         return self.proxy
 
-    async def known(self) -> None:
+    async def wait_until_loaded(self) -> None:
         """Wait until the runtime's state has been read since the last start."""
 
-        def is_known() -> bool:
+        def is_loaded() -> bool:
             if isinstance(self.proxy, ProxyProcess):
-                return STATE_KNOWN in self.proxy.output()[self._written :]
+                return STATE_LOADED in self.proxy.output()[self._written :]
             return self.proxy.metrics.counted("syncs", result="complete") > 0
 
-        await until(is_known, "the state is known")
+        await until(is_loaded, "the state is known")
 
     async def passed(self, verb: str, request: bytes) -> tuple[bytes, bytes]:
         """Send a request; return the reply, and the request as it reached the runtime."""
@@ -121,7 +121,7 @@ class ShapedNode:
         return self.caller.id_in("create", reply)
 
     def notified(self) -> list[tuple[str, Any]]:
-        """Return the hook calls since the last time: hook points and messages, in order."""
+        """Return the hook calls since the last call of this: hook points and messages, in order."""
         calls = [(call.point.name, call.request) for call in self.hooks.calls]
         self.hooks.calls.clear()
         return calls

@@ -10,7 +10,7 @@ from typing import Any
 from tests.system.proxy import PROGRAM
 
 SUPERVISED = 'exec 3<&"$1"; shift; LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"'
-"""What systemd does for a unit with a socket: the listener is file descriptor 3, the variables name the process."""
+"""Starts a program as systemd does with a socket: the listener is file descriptor 3, the variables name the process."""
 
 
 @contextmanager

@@ -32,11 +32,11 @@ DIAL_SECONDS = 0.05
 
 
 @pytest.mark.parametrize("end", [FaultRelay.cut, FaultRelay.reset], ids=["end", "reset"])
-async def test_calls_of_a_dead_runtime_fail_and_are_not_repeated(
+async def test_calls_to_dead_runtime_fail_and_are_not_retried(
     front: Front, tmp_path: Path, end: Callable[[FaultRelay], None]
 ) -> None:
-    """A stream ends with them. The runtime is back immediately, so that a second try would reach it."""
-    took: list[float] = []
+    """A stream ends with them. The runtime restarts immediately, so a retry would reach it."""
+    seconds_taken: list[float] = []
     requests: list[bytes] = []
     proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
 
@@ -55,28 +55,28 @@ async def test_calls_of_a_dead_runtime_fail_and_are_not_repeated(
                 calls: list[Awaitable[object]] = [caller.send("create", requests[-1]), stream.read()]
                 waiting = [asyncio.ensure_future(call) for call in calls]
                 await until(lambda: arrivals(requests[-1]) > 0, "the create is at the runtime")
-                begun = time.monotonic()
+                started_at = time.monotonic()
                 end(relay)
                 ends = await asyncio.gather(*waiting, return_exceptions=True)
-                took.append(time.monotonic() - begun)
+                seconds_taken.append(time.monotonic() - started_at)
                 assert [end.status for end in ends if isinstance(end, Failed)] == [front.lost] * 2, ends
         assert [arrivals(request) for request in requests] == [1] * KILLS.now
-    assert judged(took) < limit(took, 0.1), took
+    assert judged(seconds_taken) < limit(seconds_taken, 0.1), seconds_taken
 
 
-async def test_proxy_listens_within_a_second_without_a_runtime(front: Front, tmp_path: Path) -> None:
-    proxy, took = front.process(tmp_path), []
+async def test_proxy_listens_within_second_without_runtime(front: Front, tmp_path: Path) -> None:
+    proxy, seconds_taken = front.process(tmp_path), []
     for _ in range(STARTS.now):
-        begun = time.monotonic()
+        started_at = time.monotonic()
         async with proxy:
-            took.append(time.monotonic() - begun)
-    assert judged(took) < limit(took, 1.0), took
+            seconds_taken.append(time.monotonic() - started_at)
+    assert judged(seconds_taken) < limit(seconds_taken, 1.0), seconds_taken
 
 
 async def test_runtime_is_used_as_soon_as_it_listens(front: Front, tmp_path: Path) -> None:
-    """For the first time, and however long it was unavailable: the proxy adds no wait of its own."""
+    """At its first start, and after any outage: the proxy adds no delay."""
     proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
-    took = []
+    seconds_taken = []
 
     async def dial_until_answered() -> float:
         while True:
@@ -96,8 +96,8 @@ async def test_runtime_is_used_as_soon_as_it_listens(front: Front, tmp_path: Pat
             assert not dialling.done()
             async with FaultRelay(str(proxy.runtime), runtime.socket_path):
                 listens = time.monotonic()
-                took.append(await asyncio.wait_for(dialling, WAIT_SECONDS) - listens)
-    assert max(took) < BACK_SECONDS, took
+                seconds_taken.append(await asyncio.wait_for(dialling, WAIT_SECONDS) - listens)
+    assert max(seconds_taken) < BACK_SECONDS, seconds_taken
 
 
 def mutated(answer: bytes, chance: random.Random) -> bytes:
@@ -116,10 +116,10 @@ def mutated(answer: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("verb", ["ping", "create"], ids=["passing", "held"])
-async def test_broken_answer_costs_its_own_call_only(front: Front, verb: str, tmp_path: Path) -> None:
+async def test_broken_answer_fails_only_its_call(front: Front, verb: str, tmp_path: Path) -> None:
     """The connection ends after the broken bytes; the next call is answered.
 
-    Which of the bytes reach the client: tests/docker/test_reader.py and tests/cri.
+    tests/docker/test_reader.py and tests/cri test which bytes reach the client.
     """
     proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
     async with runtime, FaultRelay(str(proxy.runtime), runtime.socket_path) as relay, proxy:
@@ -134,23 +134,23 @@ async def test_broken_answer_costs_its_own_call_only(front: Front, verb: str, tm
 
         for number in range(MUTATIONS.now):
             relay.to_client.mutate = lambda data: mutated(data, chance) if chance.random() < 0.5 else data
-            with suppress(Exception):  # the client may fail in any way, or wait for the rest of a frame
+            with suppress(Exception):  # the client may fail in any way, or wait for an incomplete frame
                 await call(seconds=1.0)
             relay.to_client.mutate = None
             if number % 10 == 0:
                 await call()
             if number == 10:
                 before = process.descriptors()
-            relay.connections = [one for one in relay.connections if one.is_open]
+            relay.connections = [connection for connection in relay.connections if connection.is_open]
         await until(lambda: process.descriptors() <= before + 2, "every connection is closed")
 
 
-@pytest.mark.parametrize(("other", "spoken"), [(DOCKER, "HTTP/1"), (CRI, "HTTP/2")], ids=["docker", "cri"])
-async def test_runtime_of_the_other_mode_leads_to_the_flag(tmp_path: Path, other: Front, spoken: str) -> None:
-    front = CRI if other is DOCKER else DOCKER
+@pytest.mark.parametrize(("runtime_front", "spoken"), [(DOCKER, "HTTP/1"), (CRI, "HTTP/2")], ids=["docker", "cri"])
+async def test_runtime_of_other_mode_is_reported_with_flag(tmp_path: Path, runtime_front: Front, spoken: str) -> None:
+    front = CRI if runtime_front is DOCKER else DOCKER
     line = f"the runtime broke the protocol: .*; it speaks {spoken}: is --backend-runtime-mode right\\?\n"
     async with (
-        other.runtime(str(tmp_path / "runtime.sock")),
+        runtime_front.runtime(str(tmp_path / "runtime.sock")),
         front.process(tmp_path) as proxy,
         front.sent(proxy.socket),
     ):

@@ -1,6 +1,6 @@
 """HTTP/2 peers that break the protocol: their memory is bounded, others are unaffected (promise 18, fault matrix X1).
 
-30,000 frames of a client, or 80,000 of a runtime, exceed every bound. Each bound by itself: tests/cri/test_bounds.py.
+30,000 frames of a client, or 80,000 of a runtime, exceed every bound. tests/cri/test_bounds.py tests each bound.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ BIG_FIELD = b"\x40\x01k\x7f\xa1\x1e" + b"v" * 4_000
 Frames = Callable[[int], Iterator[bytes]]
 
 
-def again(frame: bytes) -> Frames:
+def repeated(frame: bytes) -> Frames:
     return lambda count: repeat(frame, count)
 
 
@@ -55,30 +55,30 @@ ATTACKS: dict[str, Frames] = {
     "HPACK bomb": bomb,
     "CONTINUATION": unfinished,
     "open streams": on_streams(lambda stream: raw_headers(stream, VERSION_BLOCK)),
-    "DATA above every window": again(Data(TARGET_STREAM, bytes(16_384)).wire()),
-    "rapid reset": on_streams(lambda one: raw_headers(one, VERSION_BLOCK) + peer.Reset(one, 8).wire()),
-    "rapid reset of held calls": on_streams(lambda one: raw_headers(one, CREATE_BLOCK) + peer.Reset(one, 8).wire()),
-    "MadeYouReset": on_streams(lambda one: raw_headers(one, VERSION_BLOCK) + Credit(one, 0).wire()),
+    "DATA above every window": repeated(Data(TARGET_STREAM, bytes(16_384)).wire()),
+    "rapid reset": on_streams(lambda sid: raw_headers(sid, VERSION_BLOCK) + peer.Reset(sid, 8).wire()),
+    "rapid reset of held calls": on_streams(lambda sid: raw_headers(sid, CREATE_BLOCK) + peer.Reset(sid, 8).wire()),
+    "MadeYouReset": on_streams(lambda sid: raw_headers(sid, VERSION_BLOCK) + Credit(sid, 0).wire()),
     "empty DATA": lambda count: chain([raw_headers(1, VERSION_BLOCK)], repeat(Data(1, b"").wire(), count)),
-    "PING": again(peer.Ping(bytes(8)).wire()),
-    "PING ACK": again(peer.Ping(bytes(8), ack=True).wire()),
-    "SETTINGS": again(peer.Settings(((4, 1), (4, 2))).wire()),
-    "PRIORITY": again(peer.Raw(2, 0, 1, bytes(5)).wire()),
-    "WINDOW_UPDATE": again(Credit(0, 1).wire()),
-    "unknown frames": again(peer.Raw(0xEE, 0, 0).wire()),
-    "resets of no stream": again(peer.Reset(1, 8).wire()),
-    "GOAWAY": again(peer.GoAway(0).wire()),
+    "PING": repeated(peer.Ping(bytes(8)).wire()),
+    "PING ACK": repeated(peer.Ping(bytes(8), ack=True).wire()),
+    "SETTINGS": repeated(peer.Settings(((4, 1), (4, 2))).wire()),
+    "PRIORITY": repeated(peer.Raw(2, 0, 1, bytes(5)).wire()),
+    "WINDOW_UPDATE": repeated(Credit(0, 1).wire()),
+    "unknown frames": repeated(peer.Raw(0xEE, 0, 0).wire()),
+    "resets of no stream": repeated(peer.Reset(1, 8).wire()),
+    "GOAWAY": repeated(peer.GoAway(0).wire()),
 }
-"""The frames of a peer: they pass, or that connection ends; nothing of them is stored."""
+"""The frames of a peer: they pass, or its connection ends; none of them is stored."""
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 @pytest.mark.parametrize("side", ["client", "runtime"])
-async def test_attack_costs_little_and_no_other_call(side: str, name: str, tmp_path: Path) -> None:
+async def test_attack_costs_little_and_fails_no_other_call(side: str, name: str, tmp_path: Path) -> None:
     runtime, over = HostileRuntime(), asyncio.Event()
 
     async def calls_of_another() -> None:
-        """Make calls on a connection of their own; each must be answered."""
+        """Make calls on another connection; each must be answered."""
         while not over.is_set():
             await another.call("Version")
 

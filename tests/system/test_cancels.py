@@ -1,7 +1,7 @@
-"""Clients leave at random moments: hook server and runtime see it immediately, and nothing is leaked.
+"""Clients disconnect at random moments: hook server and runtime notice immediately, and no resource leaks.
 
-That is promise 9, fault matrix S4 and S5. A soak judges the 99th percentile, and allows four seconds for the release;
-otherwise the median is judged, by a larger limit, because another program on the machine affects neither.
+That is promise 9, fault matrix S4 and S5. A soak compares the 99th percentile with the limit, and allows four seconds
+for the release. Otherwise the median and a larger limit are used, which other programs on the machine do not affect.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ ARRIVES_SECONDS = 0.050 if SOAKED else 0.250
 RELEASE_SECONDS = 4.0 if SOAKED else WAIT_SECONDS
 """The runtime is listed a second after a create without an answer, and at most once a second."""
 OWN_CONNECTIONS = 10
-"""Most connections of the proxy itself to the runtime; both ends are in this process."""
+"""Maximum of the proxy's own connections to the runtime; both ends are in this process."""
 COUNT = 20
 """Creates, and starts, of a batch that are cancelled."""
 PAUSE_SECONDS = 0.012
@@ -51,20 +51,20 @@ def counts() -> dict[str, int]:
 
 
 def unreleased(front: Front, proxy: ProxyInside, runtime: Runtime, before: dict[str, int]) -> dict[str, object]:
-    """Return what the proxy retains for calls, and where the Store differs from the runtime."""
-    ours: Any = proxy.app.front
-    lifecycle, readers = proxy.app.lifecycle, [connection.reader for connection in ours.connections]
-    found = {
-        "held bytes": ours.budget.count,
-        "tasks of calls": len(ours.tasks),
+    """Return the resources that the proxy retains for calls, and differences between Store and runtime."""
+    proxy_front: Any = proxy.app.front
+    lifecycle, readers = proxy.app.lifecycle, [connection.reader for connection in proxy_front.connections]
+    retained = {
+        "held bytes": proxy_front.budget.count,
+        "tasks of calls": len(proxy_front.tasks),
         "held calls": lifecycle.holds()[0],
         "open calls": lifecycle.open_calls.subjects(),
-        "streams": [one for reader in readers if front is CRI for one in (*reader.streams, *reader.open)],
+        "streams": [stream for reader in readers if front is CRI for stream in (*reader.streams, *reader.open)],
         "only in the Store or at the runtime": proxy.store.ids() ^ {*runtime.pod_ids(), *runtime.container_ids()},
         **{name: max(count - before[name] - 2 * OWN_CONNECTIONS, 0) for name, count in counts().items()},
-        "connections": len(ours.connections) - 1,
+        "connections": len(proxy_front.connections) - 1,
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in retained.items() if value}
 
 
 def is_running(runtime: Runtime, container_id: str) -> bool:
@@ -82,8 +82,8 @@ async def cancelled(front: Front, socket: Path, caller: Caller, verb: str, subje
         async with front.sent(socket, verb, request):
             await moment()
             return time.monotonic()
-    mine: Any = nullcontext(caller) if front is CRI else front.caller(socket)
-    async with mine as kubelet:
+    client: Any = nullcontext(caller) if front is CRI else front.caller(socket)
+    async with client as kubelet:
         call = asyncio.ensure_future(kubelet.send(verb, request))
         await moment()
         call.cancel()
@@ -103,9 +103,9 @@ async def node(front: Front, tmp_path: Path, runtime: Runtime) -> AsyncIterator[
 
 
 async def test_cancel_arrives_at_hook_server_or_runtime(front: Front, runtime: Runtime, node: Any) -> None:
-    """What a hook server has not answered does not reach the runtime."""
+    """A call without the hook server's answer does not reach the runtime."""
     proxy, hooks, caller = node
-    took: dict[str, list[float]] = {"hook server": [], "runtime": []}
+    delays: dict[str, list[float]] = {"hook server": [], "runtime": []}
     pod_id = await caller.run_pod()
 
     def received() -> list[Any]:
@@ -118,7 +118,7 @@ async def test_cancel_arrives_at_hook_server_or_runtime(front: Front, runtime: R
         moment = partial(hooks.wait_for_calls, POINTS[0])
         at = await cancelled(front, proxy.socket, caller, "create", pod_id, moment)
         await until(lambda: hooks.calls[0].cancelled, "the hook server sees it")
-        took["hook server"].append(time.monotonic() - at)
+        delays["hook server"].append(time.monotonic() - at)
         assert len(received()) == count
         hooks.default = any_time
         runtime.set_fault("create", delay_seconds=60)
@@ -126,14 +126,14 @@ async def test_cancel_arrives_at_hook_server_or_runtime(front: Front, runtime: R
         at = await cancelled(front, proxy.socket, caller, "create", pod_id, moment)
         request = received()[-1]
         await until(lambda: request.cancelled or getattr(request, "client_ended", False), "the runtime sees it")  # noqa: B023
-        took["runtime"].append(time.monotonic() - at)
+        delays["runtime"].append(time.monotonic() - at)
         runtime.set_fault("create")
-    for side, seconds in took.items():
+    for side, seconds in delays.items():
         figure = statistics.quantiles(seconds, n=100)[98] if SOAKED else statistics.median(seconds)
         assert figure <= ARRIVES_SECONDS, f"{side}: {figure} s, the slowest took {sorted(seconds)[-5:]} s"
 
 
-async def test_everything_is_released_after_cancels(front: Front, runtime: Runtime, node: Any) -> None:
+async def test_all_resources_are_released_after_cancels(front: Front, runtime: Runtime, node: Any) -> None:
     proxy, hooks, caller = node
     await until(lambda: proxy.metrics.counted("syncs", result="complete") > 0, "the state is known")
     before = counts()
@@ -149,8 +149,8 @@ async def test_everything_is_released_after_cancels(front: Front, runtime: Runti
             calls += [cancelled(front, proxy.socket, caller, verb, *one) for one in zip(subjects, moments, strict=True)]
         await asyncio.gather(*calls)
         end = time.monotonic() + RELEASE_SECONDS
-        while found := unreleased(front, proxy, runtime, before):
-            assert time.monotonic() < end, f"not released: {found}"
+        while retained := unreleased(front, proxy, runtime, before):
+            assert time.monotonic() < end, f"not released: {retained}"
             await asyncio.sleep(0.01)
 
         def each_once_if_it_runs() -> bool:
@@ -172,11 +172,11 @@ async def test_everything_is_released_after_cancels(front: Front, runtime: Runti
 
 HOOK_SECONDS = 1.0
 SMALL_SECONDS = 0.5
-"""Less than the hook server's delay, and more than a busy machine needs between two steps of a call."""
+"""Less than the hook server's delay, and more than two steps of a call take on a busy machine."""
 
 
 @pytest.mark.parametrize("front", [CRI], ids=["cri"])
-async def test_time_of_a_hook_server_is_taken_off_the_deadline(
+async def test_hook_server_time_is_deducted_from_deadline(
     front: Front, tmp_path: Path, runtime: CriRuntime, hooks: HookServer
 ) -> None:
     """A call without a deadline has none. From 100 s on gRPC's C core rounds a timeout up to whole seconds."""
@@ -184,14 +184,14 @@ async def test_time_of_a_hook_server_is_taken_off_the_deadline(
     proxy.register("slow.json", hooks.socket_path, ["PreCreateContainer"])
     async with proxy, front.caller(proxy.socket) as caller, Client(proxy.socket) as client:
         pod_id = await caller.run_pod()
-        requests = {seconds: caller.create_request(pod_id) for seconds in (0, 7, 60)}
-        begun = time.monotonic()
+        requests = {seconds: caller.create_request(pod_id) for seconds in (0, 7, 120)}
+        started_at = time.monotonic()
         calls = (client.call("CreateContainer", request, seconds or None) for seconds, request in requests.items())
         await asyncio.gather(*calls)
     for seconds, request in requests.items():
         (received,) = [each for each in runtime.requests("CreateContainer") if each.message == request]
-        rest, spent = received.deadline_seconds, received.at - begun
-        if rest is None:
+        remaining, elapsed = received.deadline_seconds, received.at - started_at
+        if remaining is None:
             assert not seconds
         else:
-            assert seconds - spent - SMALL_SECONDS < rest < seconds - HOOK_SECONDS + SMALL_SECONDS
+            assert seconds - elapsed - SMALL_SECONDS < remaining < seconds - HOOK_SECONDS + SMALL_SECONDS

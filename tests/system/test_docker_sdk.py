@@ -51,25 +51,25 @@ def events(client: docker.DockerClient) -> Any:
     """Follow the events of a container from before its creation until it is removed."""
     stream = client.events(decode=True, filters={"type": "container"})
     running(client).remove(force=True)
-    seen = []
+    actions = []
     for event in stream:
-        seen.append((event["Action"], event["Actor"]["Attributes"]))
+        actions.append((event["Action"], event["Actor"]["Attributes"]))
         if event["Action"] == "destroy":
             break
     stream.close()
-    assert [action for action, _ in seen] == ["create", "start", "kill", "die", "destroy"]
-    return seen
+    assert [action for action, _ in actions] == ["create", "start", "kill", "die", "destroy"]
+    return actions
 
 
 # From Python 3.13 on a response is flushed that the SDK has closed below it.
 @pytest.mark.filterwarnings("ignore:.* <http.client.HTTPResponse:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:unclosed .socket.socket .*family=1:ResourceWarning")
 @pytest.mark.parametrize("scenario", [exec_with_half_close, events])
-def test_docker_sdk_gets_the_same_through_the_proxy(
+def test_docker_sdk_gets_same_results_through_proxy(
     dockerd: Dockerd, between: str, scenario: Callable[[docker.DockerClient], Any]
 ) -> None:
-    seen = []
+    results = []
     for path in (dockerd.socket, between):
         with dockerd.restored(), client_of(path) as client:
-            seen.append(scenario(client))
-    assert seen[0] == seen[1]
+            results.append(scenario(client))
+    assert results[0] == results[1]

@@ -24,11 +24,11 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 MEGABYTE = bytes(range(256)) * 4096
 LONG = MEGABYTE * 32
-"""No archive, and more than dockerd reads before it refuses it."""
+"""Not an archive, and longer than dockerd reads before it refuses it."""
 ANSWER = "echo ready; read line; echo got $line"
 DOCKERFILE = f"FROM {BUSYBOX}\nCOPY file /copied\nRUN cat /copied > /built; echo from the build\nCMD wc -c /built\n"
 # dockerd copies each output separately: lines of both are in order only if time passes between them. The script ends
-# late, because a client that follows a log that ends with its last line may miss that line.
+# late, because a client that follows a log may miss a last line right before the end.
 CHATTER = "for i in 1 2 3; do echo out $i; echo err $i >&2; sleep 0.3; done; sleep 1"
 RUN, CREATED = ["run", "--name", "box"], [BUSYBOX, "sh", "-c"]
 Step = tuple[Sequence[str], int, str, Mapping[str, Any]]
@@ -74,8 +74,8 @@ SCENARIOS: dict[str, Sequence[Step]] = {
 def test_cli_command_has_same_effect(dockerd: Dockerd, between: str, tmp_path: Path, steps: Sequence[Step]) -> None:
     (tmp_path / "file").write_bytes(MEGABYTE)
     (tmp_path / "Dockerfile").write_text(DOCKERFILE)
-    seen: dict[str, list[object]] = {dockerd.socket: [], between: []}
-    for socket, results in seen.items():
+    outcomes: dict[str, list[object]] = {dockerd.socket: [], between: []}
+    for socket, results in outcomes.items():
         with dockerd.restored():
             for words, exit_code, shows, more in steps:
                 command = [word.replace("{folder}", str(tmp_path)) for word in words]
@@ -84,7 +84,7 @@ def test_cli_command_has_same_effect(dockerd: Dockerd, between: str, tmp_path: P
                 assert outcome.exit_code == exit_code, (command, outcome)
                 assert shows in "".join(shown), (command, outcome)
                 results.append(shown)
-    assert seen[between] == seen[dockerd.socket]
+    assert outcomes[between] == outcomes[dockerd.socket]
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_stream_carries_every_byte_both_ways(between: str, tmp_path: Path) -> No
     assert received == (tmp_path / "sent").read_bytes()
 
 
-def test_execs_give_all_of_their_output(between: str, box: str) -> None:
+def test_exec_output_is_complete(between: str, box: str) -> None:
     def call(number: int) -> Outcome:
         return docker_cli.run(between, "exec", box, "sh", "-c", "sleep 0.02; echo out; echo err >&2; exit 3")
 
@@ -129,9 +129,7 @@ def test_execs_give_all_of_their_output(between: str, box: str) -> None:
         assert {*pool.map(call, range(EXECS_OF_THE_CLI.now))} == {Outcome(3, b"out\n", b"err\n")}
 
 
-def test_silent_stream_carries_the_next_byte_until_its_end(
-    between: str, dockerd: Dockerd, box: str, tmp_path: Path
-) -> None:
+def test_idle_stream_carries_next_byte_until_its_end(between: str, dockerd: Dockerd, box: str, tmp_path: Path) -> None:
     """Each direction of an exec. When its client is killed, its stdin ends."""
     with started(between, tmp_path, "exec", "-i", box, "cat") as copying:
         for word in (b"one", b"two"):

@@ -1,4 +1,4 @@
-"""A real dockerd and the proxy read requests alike, or the proxy refuses by a listed rule (fault matrix X2, X3)."""
+"""The proxy parses requests like a real dockerd, or refuses them by a listed rule (fault matrix X2, X3)."""
 
 import json
 import re
@@ -24,7 +24,7 @@ FOUND_HIDDEN = b"No such container: hidden"
 
 
 def fetch(path: str, data: bytes) -> bytes:
-    """Send bytes, then EOF; return all that comes. Raises TimeoutError."""
+    """Send bytes, then EOF; return all received bytes. Raises TimeoutError."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(PATIENCE_SECONDS)
         client.connect(path)
@@ -38,7 +38,7 @@ def fetch(path: str, data: bytes) -> bytes:
             while part := client.recv(65536):
                 arrived += part
         except ConnectionResetError:
-            pass  # a daemon that has not read all of it ends like this
+            pass  # a daemon that has not read everything resets the connection
         return arrived
 
 
@@ -49,11 +49,11 @@ _MILDER = """
     TWO_FRAMINGS CHUNK_SIZE TRAILER
 """
 READ_BY_DOCKERD = {Rule[name] for name in _MILDER.split()}
-"""The rules that dockerd 20.10 does not enforce; a breach of another one is refused by both."""
+"""The rules that dockerd 20.10 does not enforce; both refuse a breach of any other."""
 SINCE_GO_1_20 = {Rule.FIELD_NAME}
-"""What later ones enforce, too."""
+"""Rules that later versions enforce too."""
 REFUSED_UNREAD = b"\r\n\r\n400 Bad Request"
-"""The end of the answer to something that is not a request; dockerd's handlers answer in JSON."""
+"""The end of the answer to a malformed request; dockerd's handlers answer in JSON."""
 
 
 def compare(dockerd: Dockerd, between: str, data: bytes) -> None:
@@ -68,18 +68,18 @@ def compare(dockerd: Dockerd, between: str, data: bytes) -> None:
     else:
         check_refused(read, direct, through)
     # The answer names the requested container; a changed name begins like the hidden one.
-    seen = sum(target.startswith(HIDDEN.removesuffix("/json")) for target in read.targets)
-    assert sum(FOUND_HIDDEN in part for part in through) <= seen
+    hidden_targets = sum(target.startswith(HIDDEN.removesuffix("/json")) for target in read.targets)
+    assert sum(FOUND_HIDDEN in part for part in through) <= hidden_targets
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name[:60])
-def test_form_is_read_as_dockerd_reads_it_or_refused(dockerd: Dockerd, between: str, form: Form, target: str) -> None:
+def test_request_form_is_parsed_as_dockerd_or_refused(dockerd: Dockerd, between: str, form: Form, target: str) -> None:
     compare(dockerd, between, stream(form, target))
 
 
-def test_rules_that_dockerd_is_milder_about_are_listed(dockerd: Dockerd) -> None:
-    """Also for who runs it; and each has a form that it accepts."""
+def test_milder_rules_of_dockerd_are_listed(dockerd: Dockerd) -> None:
+    """Each listed rule has a form that dockerd accepts."""
     streams = {stream(form, target) for form in FORMS for target in TARGETS}
     refused = [(rule, data) for data in streams if (rule := follow(data).rule) is not None]
     read = {rule for rule, data in refused if b"No such container: next" in fetch(dockerd.socket, data)}
@@ -90,7 +90,7 @@ def test_rules_that_dockerd_is_milder_about_are_listed(dockerd: Dockerd) -> None
 
 @settings(max_examples=examples())
 @given(mutations())
-def test_changed_forms_too(dockerd: Dockerd, between: str, data: bytes) -> None:
+def test_mutated_request_form_is_parsed_as_dockerd(dockerd: Dockerd, between: str, data: bytes) -> None:
     compare(dockerd, between, data)
 
 
@@ -136,11 +136,11 @@ def stated(dockerd: Dockerd, method: str, target: str, body: bytes) -> str:
 
 def agree(dockerd: Dockerd, method: str, target: str) -> None:
     """Check that dockerd routes a request as the proxy does."""
-    decision, ours = decided(dockerd, method, target), find_route(method, target)
+    decision, proxy_route = decided(dockerd, method, target), route(method, target)
     if isinstance(decision, str):
         assert decision in target
         decision = decided(dockerd, method, target.replace(decision, "1.41", 1))
-    assert decision == (ours and Route(ours.action, ours.reference))
+    assert decision == (proxy_route and Route(proxy_route.action, proxy_route.reference))
 
 
 UNASKED = {
@@ -155,16 +155,16 @@ NAMES = ["name=a%20", "name=a+b", "name=%25&name=b", "na%6De=%C3%A9", "x&name=%F
 NAMES += ["name=\xc3\xa9\xff"]
 
 
-def test_route_of_the_tables_is_dockerds(dockerd: Dockerd) -> None:
-    """dockerd's error contains the name of a create that no container may have."""
+def test_listed_route_is_matched_as_dockerd(dockerd: Dockerd) -> None:
+    """dockerd's error contains the invalid name of a create."""
     for method, target in TABLE:
         agree(dockerd, method, target)
     for query in NAMES:
         target = f"/containers/create?{query}"
-        ours = find_route("POST", target)
-        assert ours is not None
+        proxy_route = route("POST", target)
+        assert proxy_route is not None
         text = stated(dockerd, "POST", target, json.dumps({"Image": BUSYBOX}).encode())
-        assert text.startswith(f"Invalid container name ({ours.name}), ")
+        assert text.startswith(f"Invalid container name ({proxy_route.name}), ")
 
 
 PREFIXES = (
@@ -190,7 +190,7 @@ JOINS = st.sampled_from(("/", "/", "/", "/", "/", "//", "%2F", "%2f", "/./", "")
 
 @st.composite
 def targets(draw: st.DrawFn) -> str:
-    """Return a target that is, or nearly is, that of a held call."""
+    """Return a target equal or similar to that of a held call."""
     words = [draw(st.sampled_from(COLLECTIONS)), *draw(st.lists(st.sampled_from(REFERENCES), max_size=2))]
     words.append(draw(st.sampled_from(ENDS)))
     return draw(st.sampled_from(PREFIXES)) + "/" + "".join(word + draw(JOINS) for word in words[:-1]) + words[-1]
@@ -198,5 +198,5 @@ def targets(draw: st.DrawFn) -> str:
 
 @settings(max_examples=examples())
 @given(st.sampled_from(("POST", "POST", "POST", "DELETE")), targets())
-def test_any_route_is_dockerds(dockerd: Dockerd, method: str, target: str) -> None:
+def test_any_route_is_matched_as_dockerd(dockerd: Dockerd, method: str, target: str) -> None:
     agree(dockerd, method, target)

@@ -1,7 +1,7 @@
-"""Hook servers with real engines: their changes hold from the first instruction on, and failures cost what they may.
+"""Hook servers with real engines: their changes apply from the first instruction on, and failures stay bounded.
 
-Fault matrix B1, B3 and H12, promise 8. Each front's calls, field by field, with fakes: tests/test_contract.py. An
-unmodified koordlet registers, and echoes (hook-api, "Registration files").
+Fault matrix B1, B3 and H12, promise 8. tests/test_contract.py compares each front's calls with fakes, field by field.
+An unmodified koordlet registers, and echoes (hook-api, "Registration files").
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ trap 'trap "exit 0" TERM; echo {SIGNALLED}' TERM
 sleep {GRACE_SECONDS} & echo {READY}
 while :; do wait; done
 """
-"""Handles a stop's signal, prints that, and continues. A second one ends it: dockerd ends containers at its start."""
+"""Handles a stop's signal, prints it, and continues. A second one ends it: dockerd ends containers at its start."""
 EVERY = on(CONTAINERD, OLD_CRI, DOCKERD)
 AT_CREATE: Values = {"cpu_shares": 300, "cpu_quota": 20000, "cpuset_cpus": CPU, "memory_limit_in_bytes": 48 * MIB}
 CREATED: Values = {"cpu_period": 100000, **AT_CREATE}
@@ -65,10 +65,10 @@ def sent(message: Any) -> Values:
 
 
 @EVERY
-def test_changes_of_hooks_hold_and_are_in_later_calls(node: RealNode, client: Any) -> None:
+def test_hook_changes_are_applied_and_in_later_calls(node: RealNode, client: Any) -> None:
     """The hook server acts at every Pre point (hook-api, "What is sent"); it sets another cgroup parent for a new pod.
 
-    A proxy that was killed and restarted reads all of it from the engine, and does not affect the container.
+    A killed and restarted proxy reads all of it from the engine, and does not affect the container.
     """
     pod, container = node.rich_pod(), node.rich_container()
     parent = node.engine.cgroup_parent(pod.metadata.uid, "burstable")
@@ -90,7 +90,7 @@ def test_changes_of_hooks_hold_and_are_in_later_calls(node: RealNode, client: An
     assert not cgroups.processes(pod.linux.cgroup_parent)
     container_id = client.create(pod_id, container, pod)
     client.start(container_id)
-    (_, for_run), (_, create), (_, start), (last, started) = node.take_calls()
+    (_, for_run), (_, create), (_, start), (last, started) = node.pop_calls()
     assert (for_run.pod_meta.uid, for_run.labels["app"], last) == (pod.metadata.uid, "web", "PostStartContainer")
     assert (create.pod_labels["app"], create.pod_cgroup_parent) == ("changed", parent)
     assert sent(create) == {field.name: value for field, value in container.linux.resources.ListFields()}
@@ -103,7 +103,7 @@ def test_changes_of_hooks_hold_and_are_in_later_calls(node: RealNode, client: An
     assert_in_force(client, container_id, parent, STARTED)
 
     client.update(container_id, resources(**KUBELETS_UPDATE))
-    ((_, update),) = node.take_calls()
+    ((_, update),) = node.pop_calls()
     # A hook that scales must scale the kubelet's own values, not its earlier results.
     assert sent(update) == {**sent(create), **KUBELETS_UPDATE}
     assert_in_force(client, container_id, parent, UPDATED)
@@ -113,14 +113,14 @@ def test_changes_of_hooks_hold_and_are_in_later_calls(node: RealNode, client: An
     node.proxy.start()
     assert client.pids(pod_id, container_id) == pids
     end(client, pod_id, container_id)
-    (point, stop), (last, for_stop) = node.take_calls()
-    assert (point, sent(stop), stop.pod_cgroup_parent) == ("PostStopContainer", UPDATED, parent)
+    (hook_point, stop), (last, for_stop) = node.pop_calls()
+    assert (hook_point, sent(stop), stop.pod_cgroup_parent) == ("PostStopContainer", UPDATED, parent)
     assert stop.container_envs.items() >= CHANGED.items()
     assert (last, for_stop.labels["app"], for_stop.cgroup_parent) == ("PostStopPodSandbox", "changed", parent)
 
 
 @on(CONTAINERD, DOCKERD)
-def test_value_that_the_machine_lacks_costs_the_container(node: RealNode, client: Any) -> None:
+def test_unavailable_cpuset_fails_container(node: RealNode, client: Any) -> None:
     """containerd fails its start, dockerd its create (docs/fleets.rst)."""
     node.hooks.on("PreCreateContainer", resources_answer(cpuset_cpus="1000"))
     pod = node.plain_pod()
@@ -138,17 +138,17 @@ QUIET: Mapping[str, tuple[Answer | None, str]] = {
     "dead, and the pod is its own": (None, "Fail"),
     "koordlet": (hookanswers.koordlet(), ""),
 }
-"""Hook servers that set nothing: the answer, None without a process, and the policy, "" as koordlet registers."""
-KOORDLETS = ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources")
+"""Hook servers that set nothing: the answer (None: no process), and the policy ("": as koordlet registers)."""
+KOORDLET_HOOK_POINTS = ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources")
 """The points in the registration of a koordlet with its defaults, except the one that the protocol lacks."""
 
 
 @EVERY
 @pytest.mark.parametrize(("answer", "policy"), QUIET.values(), ids=QUIET)
-def test_pod_runs_as_without_a_hook_server(
+def test_pod_runs_as_without_hook_server(
     kind: Kind, engine: Any, tmp_path: Path, answer: Answer | None, policy: str
 ) -> None:
-    """Under Fail with the skip label, as for the hook server's own pod."""
+    """Under Fail with the skip label, like the hook server's own pod."""
 
     def prepare(node: RealNode) -> None:
         if answer is None:
@@ -158,24 +158,24 @@ def test_pod_runs_as_without_a_hook_server(
         if policy:
             node.register(policy=policy, timeout="100ms")
         else:
-            registration.write_as_koordlet(node.proxy.registrations, node.hooks.socket_path, KOORDLETS)
+            registration.write_as_koordlet(node.proxy.registrations, node.hooks.socket_path, KOORDLET_HOOK_POINTS)
 
     with running(kind, engine, tmp_path, prepare) as node:
         pod, container = node.rich_pod(), node.rich_container(cpuset_cpus=CPU)
         pod.labels.update(SKIP if policy == "Fail" else {})
         reports = []
         with node.client() as client, node.direct() as direct:
-            for each in (client, direct):
-                pod_id = each.run_pod(pod)
-                container_id = each.create(pod_id, container, pod)
-                each.start(container_id)
-                each.update(container_id, resources(cpu_shares=99))
-                reports.append(each.inspected(pod_id, container_id))
-                end(each, pod_id, container_id)
+            for kubelet in (client, direct):
+                pod_id = kubelet.run_pod(pod)
+                container_id = kubelet.create(pod_id, container, pod)
+                kubelet.start(container_id)
+                kubelet.update(container_id, resources(cpu_shares=99))
+                reports.append(kubelet.inspected(pod_id, container_id))
+                end(kubelet, pod_id, container_id)
         assert reports[0] == reports[1]
         if not policy:
-            assert node.points() == list(KOORDLETS)
-            assert registration.KOORDLET_EXTRA_POINT in node.proxy.output(), "the unknown point has its warning"
+            assert node.points() == list(KOORDLET_HOOK_POINTS)
+            assert registration.KOORDLET_EXTRA_HOOK_POINT in node.proxy.output(), "the unknown point has its warning"
 
 
 @pytest.mark.slow
@@ -194,7 +194,7 @@ def test_killed_engine_changes_no_hook_call(node: RealNode) -> None:
         client.start(container_id)
         wait_until(lambda: READY in client.written(pod, container_id), "the container runs")
         pids = client.pids(pod_id, container_id)
-        node.take_calls()
+        node.pop_calls()
         stop = caller.submit(client.stop, container_id, GRACE_SECONDS)
         wait_until(lambda: SIGNALLED in client.written(pod, container_id), "the engine stops it")
         node.engine.kill()
@@ -210,8 +210,8 @@ def test_killed_engine_changes_no_hook_call(node: RealNode) -> None:
             client.update(container_id, resources(cpu_quota=40_000))
             assert node.points() == ["PreUpdateContainerResources"]
         end(client, pod_id, container_id)
-    *stops, (pod_stop, _) = node.take_calls()
-    ends = [(point, message.container_meta.id) for point, message in stops]
+    *stops, (pod_stop, _) = node.pop_calls()
+    ends = [(hook_point, message.container_meta.id) for hook_point, message in stops]
     stopped = ("PostStopContainer", container_id)
     assert ends == [stopped] or (not outlives and ends == 2 * [stopped])
     assert pod_stop == "PostStopPodSandbox"

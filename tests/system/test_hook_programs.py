@@ -1,6 +1,7 @@
 """The project's own hook servers as programs: each passes ``hook verify``, and their values hold on this kernel.
 
-The demo runs the others on both engines (tests/scripts/test_demo.py); here are the pods' cgroups, and core scheduling.
+The demo covers the others on both engines (tests/scripts/test_demo.py); these test the pods' cgroups, and core
+scheduling.
 """
 
 import json
@@ -23,7 +24,7 @@ from tests.system.real import CONTAINERD, DOCKERD, MIB, Kind, assert_in_force, e
 pytestmark = pytest.mark.slow
 
 OWN_PATHS = {"coresched": ["core-sched-state"], "rdt": ["resctrl-root"], ALL: ["core-sched-state", "resctrl-root"]}
-"""The flags that set a hook's paths, which are the machine's by default."""
+"""The flags of a hook's paths, which are the machine's by default."""
 
 
 @pytest.mark.parametrize("name", [*sorted(HOOKS), ALL])
@@ -68,7 +69,7 @@ def kernel_has_cookies() -> bool:
 @pytest.mark.engine
 @on(CONTAINERD, DOCKERD)
 def test_limits_hold_in_cgroups_of_pod_and_container(kind: Kind, engine: Any, tmp_path: Path) -> None:
-    """Also after an update. The pod's processes are in a core scheduling group, where the kernel has them."""
+    """Also after an update. The pod's processes are in a core scheduling group, if the kernel supports it."""
     program = ("-m", "runtimeproxy_hooks", "batchresource", "coresched")
     with running(kind, engine, tmp_path, lambda node: None) as node, node.client() as client:
         folder = node.proxy.path

@@ -1,8 +1,8 @@
-"""Hook servers that hang, are unavailable, are swapped, disabled, or hostile: what a call costs then.
+"""The cost of a call when a hook server hangs, is unavailable, replaced, disabled, or hostile.
 
-hook-api, "Failures"; promises 1, 14 and 21; fault matrix C1 to C3, H1, H2, H6, H9, H10, H13. Every reason of a failure
-under both policies: test_policy_exact; the budget of a call: tests/core/test_lifecycle.py; each kind of file, and the
-period of a disabled one: tests/plugins. What a hostile hook server, pod or image can change: docs/security.rst.
+hook-api, "Failures"; promises 1, 14 and 21; fault matrix C1 to C3, H1, H2, H6, H9, H10, H13. Elsewhere: every reason of
+a failure under both policies (test_policy_exact), the budget of a call (tests/core/test_lifecycle.py), each kind of
+file, and disable periods (tests/plugins). docs/security.rst lists what a hostile hook server, pod or image can change.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ from tests.system.times import FEW_TIMES, in_time
 
 pytestmark = pytest.mark.slow
 
-POINT = "PreCreateContainer"
+CREATE = "PreCreateContainer"
 TIMEOUT_SECONDS = 0.2
 
 
 async def seconds_of_a_create(caller: Caller, pod_id: str) -> float:
-    begun = time.monotonic()
+    started_at = time.monotonic()
     await caller.create(pod_id)
-    return time.monotonic() - begun
+    return time.monotonic() - started_at
 
 
 @asynccontextmanager
@@ -59,7 +59,7 @@ async def silent(path: str) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def stopped(path: str) -> AsyncIterator[None]:
-    """Listen and accept nothing, as a process that was stopped (SIGSTOP)."""
+    """Listen without accepting, like a stopped process (SIGSTOP)."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
@@ -67,21 +67,21 @@ async def stopped(path: str) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("hanging", [silent, full_backlog, stopped])
-async def test_hook_that_hangs_costs_its_timeout(
+async def test_hanging_hook_delays_call_by_its_timeout(
     front: Front, tmp_path: Path, runtime: Runtime, hanging: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hook_client, "FAILURES_IN_A_ROW", 10**9)  # the breaker stays closed
     inside, path = front.inside(tmp_path), str(tmp_path / "hooks.sock")
-    inside.register("hangs.json", path, [POINT], timeout=f"{TIMEOUT_SECONDS}s")
+    inside.register("hangs.json", path, [CREATE], timeout=f"{TIMEOUT_SECONDS}s")
     async with hanging(path), inside as proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
 
         async def some_together() -> Sequence[float]:
-            took = await asyncio.gather(*(seconds_of_a_create(caller, pod_id) for _ in range(5)))
-            return [seconds - TIMEOUT_SECONDS for seconds in took]
+            durations = await asyncio.gather(*(seconds_of_a_create(caller, pod_id) for _ in range(5)))
+            return [seconds - TIMEOUT_SECONDS for seconds in durations]
 
         await in_time(0.100, HANGS, some_together)
-        passed = proxy.metrics.counted("hook_fail_open", hook_server="hangs", hook=POINT, reason="deadline")
+        passed = proxy.metrics.counted("hook_fail_open", hook_server="hangs", hook=CREATE, reason="deadline")
     assert passed == len(runtime.arrived("create")) >= HANGS.now
 
 
@@ -90,17 +90,15 @@ COSTS = {
     "missing": (0.005, ": unreachable: "),
     "open breaker": (0.001, "hook server bad keeps failing: calls suspended for 30 s"),
 }
-"""Why a hook server is not called -> most seconds that a call takes longer for it, and the log line."""
+"""Reason why a hook server is not called -> maximum delay of a call in seconds, and the log line."""
 
 
 @pytest.mark.parametrize("why", COSTS)
-async def test_hook_server_that_is_not_called_costs_little(
-    front: Front, tmp_path: Path, runtime: Runtime, why: str
-) -> None:
+async def test_uncalled_hook_server_costs_little(front: Front, tmp_path: Path, runtime: Runtime, why: str) -> None:
     """Compared with the creates of a pod that skips it."""
     path, (seconds, line) = str(tmp_path / "hooks.sock"), COSTS[why]
     hooks, proxy = HookServer(path, default=hookanswers.hang()), front.process(tmp_path)
-    proxy.register("bad.json", path, [POINT], timeout="20ms")
+    proxy.register("bad.json", path, [CREATE], timeout="20ms")
     if why == "down":
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(path)
@@ -120,11 +118,11 @@ async def test_hook_server_that_is_not_called_costs_little(
     assert line in proxy.output()
 
 
-async def test_huge_answer_costs_at_most_three_times_the_limit(
+async def test_huge_answer_costs_at_most_three_times_limit(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
     cap, proxy = 2 << 20, front.process(tmp_path, hook_answer_limit="2MiB")
-    proxy.register("huge.json", hooks.socket_path, [POINT])
+    proxy.register("huge.json", hooks.socket_path, [CREATE])
     async with proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
         await caller.create(pod_id)
@@ -135,10 +133,10 @@ async def test_huge_answer_costs_at_most_three_times_the_limit(
             await caller.create(pod_id)
         assert process.peak() - before <= 3 * cap
     assert f"bad_answer: the answer is longer than {cap} bytes; let it answer less" in proxy.output()
-    assert len(hooks.calls_of(POINT)) == len(runtime.arrived("create")) == 4
+    assert len(hooks.calls_of(CREATE)) == len(runtime.arrived("create")) == 4
 
 
-OTHER_POINT = "PostStopPodSandbox"
+POST_STOP = "PostStopPodSandbox"
 BROKEN = ("", '{"remote-endpoint": ', "\0" * 9, "[" * (2 << 20))
 HOOKED = hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_envs={"HOOKED": "yes"}))
 
@@ -148,7 +146,7 @@ def renamed_over(folder: Path, number: int, content: str) -> None:
 
 
 def link_swapped(folder: Path, number: int, content: str) -> None:
-    """Swap as a ConfigMap's volume does: ``..data`` is a link to a folder, replaced by a rename."""
+    """Replace like a ConfigMap's volume: ``..data`` is a link to a folder, replaced by a rename."""
     before = os.readlink(folder / "..data") if (folder / "..data").is_symlink() else None
     data = folder / f"..version-{number}"
     data.mkdir()
@@ -163,12 +161,12 @@ def link_swapped(folder: Path, number: int, content: str) -> None:
 
 
 @pytest.mark.parametrize("swap", [renamed_over, link_swapped])
-async def test_no_call_is_unhooked_while_its_file_is_swapped(
+async def test_no_call_is_unhooked_while_file_is_replaced(
     front: Front, tmp_path: Path, runtime: Runtime, swap: Callable[[Path, int, str], None]
 ) -> None:
-    """Each text names the other of two hook servers, or another time for the same one.
+    """Each text names the other hook server, or another timeout for the same one.
 
-    At the end the file is broken, then its directory is replaced, then both hook servers at their sockets.
+    At the end the file becomes invalid, then its directory is replaced, then both hook servers at their sockets.
     """
     servers = [HookServer(str(tmp_path / f"{name}.sock"), default=HOOKED) for name in ("first", "second")]
     contents = cycle((server.socket_path, float(seconds)) for server in servers for seconds in (20, 21))
@@ -176,18 +174,18 @@ async def test_no_call_is_unhooked_while_its_file_is_swapped(
 
     def swapped() -> list[tuple[str, float]]:
         endpoint, seconds = next(contents)
-        swap(inside.registrations, next(numbers), registration.text(endpoint, [POINT], timeout=f"{seconds}s"))
+        swap(inside.registrations, next(numbers), registration.text(endpoint, [CREATE], timeout=f"{seconds}s"))
         return [(endpoint, seconds)]
 
     def registered() -> list[tuple[str, float]]:
-        return [(plugin.endpoint, plugin.timeout_seconds) for plugin in inside.app.manager.plugins_for(BY_NAME[POINT])]
+        return [(plugin.endpoint, plugin.timeout_seconds) for plugin in inside.app.manager.plugins_for(BY_NAME[CREATE])]
 
     async def effect() -> list[float]:
         if next(rounds) % 2:
             swapped()  # the next one follows immediately
-        begun, expected = time.monotonic(), swapped()
+        started_at, expected = time.monotonic(), swapped()
         await until(lambda: registered() == expected, "it has effect")
-        return [time.monotonic() - begun]
+        return [time.monotonic() - started_at]
 
     async def create_until_the_end() -> int:
         for made in count(1):
@@ -206,8 +204,8 @@ async def test_no_call_is_unhooked_while_its_file_is_swapped(
         expected = registered()
         for number, content in enumerate(BROKEN):
             swap(proxy.registrations, next(numbers), content)
-            proxy.register(f"later-{number}.json", f"/run/{number}.sock", [OTHER_POINT])
-            later = BY_NAME[OTHER_POINT]
+            proxy.register(f"later-{number}.json", f"/run/{number}.sock", [POST_STOP])
+            later = BY_NAME[POST_STOP]
             await until(lambda: len(proxy.app.manager.plugins_for(later)) > number, "it is read")  # noqa: B023
             assert registered() == expected
         proxy.registrations.rename(tmp_path / "aside")
@@ -217,9 +215,9 @@ async def test_no_call_is_unhooked_while_its_file_is_swapped(
         for server in servers:
             await server.stop()
             await server.start()
-        begun = time.monotonic()
+        started_at = time.monotonic()
         await caller.create(pod_id)
-        assert time.monotonic() - begun < FEW_TIMES * 0.1
+        assert time.monotonic() - started_at < FEW_TIMES * 0.1
         assert proxy.metrics.total("hook_failures") == 0
     creates = runtime.arrived("create")
     assert sum(len(server.calls) for server in servers) == len(creates) == 1 + sum(task.result() for task in creating)
@@ -227,9 +225,7 @@ async def test_no_call_is_unhooked_while_its_file_is_swapped(
     assert all(server.calls for server in servers)
 
 
-async def test_disabled_server_gets_no_call_after_kills_of_the_proxy(
-    front: Front, tmp_path: Path, runtime: Runtime
-) -> None:
+async def test_disabled_server_gets_no_call_after_proxy_kills(front: Front, tmp_path: Path, runtime: Runtime) -> None:
     """An operator disables it by the admin endpoint while it holds a create."""
     proxy, path = front.process(tmp_path), str(tmp_path / "hooks.sock")
 
@@ -240,10 +236,10 @@ async def test_disabled_server_gets_no_call_after_kills_of_the_proxy(
     async def admin(method: str, **params: str) -> Any:
         return await asyncio.to_thread(call, proxy.admin, method, **params)
 
-    proxy.register("hangs.json", path, [POINT], policy="Fail", timeout="10s")
+    proxy.register("hangs.json", path, [CREATE], policy="Fail", timeout="10s")
     async with HookServer(path, default=hookanswers.hang()) as hooks, proxy:
         held = asyncio.ensure_future(create())
-        await hooks.wait_for_calls(POINT)
+        await hooks.wait_for_calls(CREATE)
         answer = await admin("disable", name="hangs", reason="it hangs")
         await held
         assert (answer["state"], answer["disabled"]["reason"]) == ("disabled", "it hangs")
@@ -253,8 +249,8 @@ async def test_disabled_server_gets_no_call_after_kills_of_the_proxy(
             proxy.kill()
             await asyncio.to_thread(proxy.start)
             assert proxy.output().count(f"hook server hangs is disabled (by uid {os.getuid()}, pid ") == number
-            proxy.register("hangs.json", path, [POINT], policy="Fail", timeout=f"{number}s")
-            changed = f"registration hangs.json changed: endpoint {path}, policy Fail, points {POINT}; it is disabled"
+            proxy.register("hangs.json", path, [CREATE], policy="Fail", timeout=f"{number}s")
+            changed = f"registration hangs.json changed: endpoint {path}, policy Fail, points {CREATE}; it is disabled"
             await until(lambda: proxy.output().count(changed) == number, "it is read", proxy.output)  # noqa: B023
             await create()
         disabled = {"name": "disabled_plugins", "state": "degraded", "reason": "disabled by hand: hangs"}
@@ -270,7 +266,7 @@ def points(hooks: HookServer) -> list[str]:
     return [call.point.name for call in hooks.calls]
 
 
-async def test_label_of_a_container_or_its_image_skips_no_hook_server(
+async def test_label_of_container_or_image_skips_no_hook_server(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
     """Also after a restart, where dockerd reports the image's labels as the container's."""
@@ -287,10 +283,10 @@ async def test_label_of_a_container_or_its_image_skips_no_hook_server(
     assert points(hooks) == ["PreRunPodSandbox", "PreCreateContainer", *["PreUpdateContainerResources"] * 2]
 
 
-async def test_hook_server_may_label_a_pod_to_be_skipped_from_then_on(
+async def test_hook_server_label_skips_later_calls_of_pod(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
-    """It is trusted as the runtime is: the other hook servers skip the pod, also those under Fail."""
+    """It is trusted like the runtime: the other hook servers skip the pod, also under Fail."""
     hooks.default = hookanswers.reply(api_pb2.PodSandboxHookResponse(labels=SKIP))
     proxy = front.inside(tmp_path)
     proxy.register("a.json", hooks.socket_path, ["PreRunPodSandbox"])

@@ -1,7 +1,7 @@
-"""The policy is exact (promise 2): a failed hook call ends as its policy requires, and every counter is true.
+"""The policy is exact (promise 2): a failed hook call is handled by its policy, and every counter is correct.
 
 Each outcome is counted once, with its reason, and is one event: the rows of docs/fleets.rst, "A bad hook server". That
-includes a socket that another user could have made (fault matrix X6).
+includes a socket that another user could have created (fault matrix X6).
 """
 
 import asyncio
@@ -34,9 +34,9 @@ from tests.system.proxy import ProxyInside
 
 pytestmark = pytest.mark.slow
 
-POINT, OPERATION = "PreCreateContainer", "CreateContainer"
+HOOK_POINT, OPERATION = "PreCreateContainer", "CreateContainer"
 Failing = Callable[[HookServer], AbstractContextManager[None]]
-"""Makes a hook server fail for a moment."""
+"""Makes a hook server fail during a block."""
 
 
 def answering(answer: hookanswers.Answer) -> Failing:
@@ -79,7 +79,7 @@ def dead(hooks: HookServer) -> Iterator[None]:
 
 @contextmanager
 def writable_by_all(hooks: HookServer) -> Iterator[None]:
-    """Put a new socket into a folder where any user may put one."""
+    """Create a new socket in a folder that is writable by all users."""
     folder = Path(hooks.socket_path).parent
     with dead(hooks):
         folder.chmod(0o1777)
@@ -96,19 +96,19 @@ def plant(text: str) -> Callable[[Any], None]:
 
 BAD_CPUSET = api_pb2.ContainerResourceHookResponse(container_resources={"cpuset_cpus": "3-1"})
 BAD_FIELD = ("hook_bad_fields", ("early", "resources.cpuset_cpus"))
-CONFLICT = ("hook_conflicts", ("early", POINT))
+CONFLICT = ("hook_conflicts", ("early", HOOK_POINT))
 REFUSING, PAGE = "wrong: refusing", DOCS["fleets"]
 REASONS = dict(re.findall(r"^   \*\*([^*]+)\*\*: [^|]* \| ``(\w+)`` \|", PAGE, re.MULTILINE))
 REASONS |= {REFUSING: "refused", "another user's": "untrusted_socket"}
-"""The kinds of hook servers that fail, and the reason that is counted."""
+"""The kinds of failing hook servers, and the counted reason."""
 SIGNS = dict(re.findall(r"^   ``(\w+)`` \| [^|]+ \| event ``(.*)$", PAGE, re.MULTILINE))
 SIGNS[REFUSING] = re.findall(rf"{REFUSING}\*\*: .* \| event ``(.*)", PAGE)[0]
-"""The event, the metric and the alert of a failure, as the page has them: by policy, and that of a refusal."""
+"""The page's event, metric and alert of a failure, by policy, and those of a refusal."""
 
 
 @dataclass(frozen=True)
 class Injection:
-    """What the hook server ``early`` does at a create: its kind, how, the counted code, and other series."""
+    """A failure of the hook server ``early`` at a create: its kind, how, the counted code, and other series."""
 
     kind: str
     does: Failing
@@ -127,13 +127,13 @@ class Injection:
         """Yield the series that a create counts once each."""
         refused, reason = self.is_refused(policy), REASONS.get(self.kind, "")
         yield "calls", (OPERATION, "refused" if refused else "agreed")
-        yield "hook_calls", ("early", POINT, self.code or reason or "ok")
+        yield "hook_calls", ("early", HOOK_POINT, self.code or reason or "ok")
         if reason:
-            yield "hook_failures", ("early", POINT, reason)
-            yield self.signs(policy)[1], ("early", POINT, reason)[: 2 if self.kind == REFUSING else 3]
+            yield "hook_failures", ("early", HOOK_POINT, reason)
+            yield self.signs(policy)[1], ("early", HOOK_POINT, reason)[: 2 if self.kind == REFUSING else 3]
         yield from self.more
         if not refused:
-            yield "hook_calls", ("late", POINT, "ok")
+            yield "hook_calls", ("late", HOOK_POINT, "ok")
             yield "hook_fields_changed", ("late", "envs")
 
 
@@ -143,7 +143,7 @@ FAST = (
     GOOD,
     Injection("slow", answering(hookanswers.after(0.1))),
     Injection("breaking off", crashing),
-    *(Injection("vanished", gone) for gone in (unavailable, dead)),
+    *(Injection("vanished", failing) for failing in (unavailable, dead)),
     Injection("wrong: no message", answering(hookanswers.garbage())),
     Injection("wrong: no message", answering(hookanswers.raw(b"\x1a\x02\xff\xfe"))),
     Injection("wrong: no message", answering(hookanswers.huge())),
@@ -154,7 +154,7 @@ FAST = (
     Injection("another user's", writable_by_all),
 )
 COUNTED = ("calls", "hook_", "config_reloads", "fields_left_out", "internal_errors")
-"""The counters of which every series is expected: their names, or how these begin."""
+"""The counters whose series must all be expected: their names, or prefixes."""
 
 
 def counters(proxy: ProxyInside) -> Counter[Key]:
@@ -163,7 +163,7 @@ def counters(proxy: ProxyInside) -> Counter[Key]:
 
 
 @pytest.mark.parametrize("policy", ["Fail", "Ignore"])
-async def test_failure_ends_as_the_policy_says_and_is_counted(
+async def test_failure_is_handled_by_policy_and_counted(
     front: Front, tmp_path: Path, runtime: Runtime, policy: str
 ) -> None:
     """A good answer follows each failure, so the breaker stays closed."""
@@ -173,9 +173,9 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
     early = HookServer(str(tmp_path / "early.sock"), faulty=True, keep_calls=False)
     late = HookServer(str(tmp_path / "late.sock"), default=hookanswers.echo(plant("late")), keep_calls=False)
     inside = front.inside(tmp_path)
-    # What a busy machine delays must not count as a deadline.
-    inside.register("early.json", early.socket_path, [POINT], policy=policy, timeout="4s")
-    inside.register("late.json", late.socket_path, [POINT])
+    # A delay of a busy machine must not count as a deadline.
+    inside.register("early.json", early.socket_path, [HOOK_POINT], policy=policy, timeout="4s")
+    inside.register("late.json", late.socket_path, [HOOK_POINT])
     expected = Counter[Key]({("config_reloads", ("ok",)): 2, ("calls", ("RunPodSandbox", "agreed")): 1})
     async with early, late, inside as proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
@@ -190,7 +190,7 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
                 with pytest.raises(Failed) as raised:
                     await caller.create(pod_id)
                 assert raised.value.status == (front.refused if injection.kind == REFUSING else front.failed)
-                assert f"hook server 'early' at {POINT}: " in raised.value.text
+                assert f"hook server 'early' at {HOOK_POINT}: " in raised.value.text
             if reason := REASONS.get(injection.kind):
                 found = [event_object(row) for row in proxy.metrics.events.read(before)[0]]
                 events = [
@@ -203,7 +203,7 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
                 await create(injection)
             assert early.faults is not None
             # Drop the bytes of connections that have ended: some answers are long.
-            early.faults.connections = [one for one in early.faults.connections if one.is_open]
+            early.faults.connections = [connection for connection in early.faults.connections if connection.is_open]
             await create(GOOD)
         assert counters(proxy) == +expected
         for server in ("early", "late"):
@@ -215,8 +215,8 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
     assert len(runtime.arrived("create")) == agreed
 
 
-def test_page_has_each_kind_and_names_existing_alerts() -> None:
-    assert {each.kind for each in (*FAST, SLOW)} >= {*REASONS} - {"crashing", "wrong: unserved"}
+def test_page_has_each_failure_and_names_existing_alerts() -> None:
+    assert {injection.kind for injection in (*FAST, SLOW)} >= {*REASONS} - {"crashing", "wrong: unserved"}
     for event, metric, alert in (re.split(r"``; (?:``)?", signs) for signs in SIGNS.values()):
         assert event in {"failed_open", "refused"}
         named = list(metrics(ALERTS[alert]["expr"])) if alert in ALERTS else []
@@ -227,14 +227,14 @@ RESTORES = [("PreRunPodSandbox", "Fail", True), ("PreStartContainer", "Fail", Fa
 RESTORES += [("PreCreateContainer", "Ignore", False), ("", "", False)]
 
 
-@pytest.mark.parametrize(("point", "policy", "is_refused"), RESTORES)
-async def test_restored_pod_passes_unless_it_had_to_be_hooked(
-    tmp_path: Path, point: str, policy: str, is_refused: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("hook_point", "policy", "is_refused"), RESTORES)
+async def test_restored_pod_passes_unless_hook_was_required(
+    tmp_path: Path, hook_point: str, policy: str, is_refused: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """RestorePod creates and starts a whole pod in one call, at no hook point."""
+    """RestorePod creates and starts a pod in one call, without a hook point."""
     inside = ProxyInside(tmp_path)
-    if point:
-        inside.register("a.json", tmp_path / "hooks.sock", [point], policy=policy)
+    if hook_point:
+        inside.register("a.json", tmp_path / "hooks.sock", [hook_point], policy=policy)
     async with FakeRuntime(str(inside.runtime)) as runtime, inside as proxy, Client(proxy.socket) as client:
         answers: Any = await asyncio.gather(client.call("RestorePod", b"request"), return_exceptions=True)
         assert [received.message for received in runtime.requests("RestorePod")] == [b"request"] * (not is_refused)
@@ -243,14 +243,14 @@ async def test_restored_pod_passes_unless_it_had_to_be_hooked(
         assert total("calls_passed", method="RestorePod") == (not is_refused)
     (answer,) = answers
     if is_refused:
-        assert (answer.code(), f"'a' at {point}: unhooked: " in answer.details()) == (
+        assert (answer.code(), f"'a' at {hook_point}: unhooked: " in answer.details()) == (
             grpc.StatusCode.UNIMPLEMENTED,
             True,
         )
-        found = (event["kind"], event["hookServer"], event["hook"], event["reason"])
-        assert found == ("refused", "a", point, "unhooked")
-        assert total("hook_fail_closed", hook_server="a", hook=point, reason="unhooked") == 1
+        recorded = (event["kind"], event["hookServer"], event["hook"], event["reason"])
+        assert recorded == ("refused", "a", hook_point, "unhooked")
+        assert total("hook_fail_closed", hook_server="a", hook=hook_point, reason="unhooked") == 1
     else:
         assert answer == b"request"
         assert (event["kind"], event["text"]) == ("unhooked", "passed without hooks")
-        assert ("RestorePod passed without hooks" in caplog.text) == bool(point)
+        assert ("RestorePod passed without hooks" in caplog.text) == bool(hook_point)

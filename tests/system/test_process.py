@@ -23,11 +23,11 @@ pytestmark = pytest.mark.slow
 
 
 FIGURES = ('operation="RunPodSandbox",outcome="agreed"} 1', f'build_info{{version="{VERSION}",python="', "draining 0")
-"""Parts of some lines that SIGUSR1 logs."""
+"""Parts of the lines that SIGUSR1 logs."""
 
 
-async def test_signals_log_figures_or_end_the_proxy(front: Front, tmp_path: Path, runtime: Runtime) -> None:
-    """SIGHUP and SIGUSR2, which other daemons use as commands, end nothing."""
+async def test_signals_log_metrics_or_end_proxy(front: Front, tmp_path: Path, runtime: Runtime) -> None:
+    """SIGHUP and SIGUSR2, which are commands of other daemons, do not end the proxy."""
     async with front.process(tmp_path) as proxy, front.caller(proxy.socket) as caller:
 
         async def logged(text: str) -> None:
@@ -45,10 +45,10 @@ async def test_signals_log_figures_or_end_the_proxy(front: Front, tmp_path: Path
         assert not proxy.socket.exists()
 
 
-async def test_second_signal_ends_the_wait_for_calls_and_tunnels(
+async def test_second_signal_ends_wait_for_calls_and_tunnels(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
-    """Docker mode serves new clients while it waits for a tunnel. The order: tests/relay/test_drain.py."""
+    """Docker mode serves new clients while it waits for a tunnel. tests/relay/test_drain.py tests the order."""
     proxy = front.process(tmp_path, drain_timeout="60s", hook_budget="60s")
     proxy.register("hung.json", hooks.socket_path, ["PreRunPodSandbox"], timeout="60s")
     async with proxy, front.caller(proxy.socket) as caller:
@@ -91,7 +91,7 @@ async def test_proxy_needs_no_capability_no_network_and_no_stdin(
 
 
 def test_systemd_is_notified_once_clients_can_connect(front: Front, tmp_path: Path) -> None:
-    """A loop that stalls: tests/observe/test_loop_watchdog.py."""
+    """tests/observe/test_loop_watchdog.py tests a loop that stalls."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(WAIT_SECONDS)
@@ -108,7 +108,7 @@ def test_systemd_is_notified_once_clients_can_connect(front: Front, tmp_path: Pa
             pass
 
 
-async def test_status_line_has_the_state(front: Front, tmp_path: Path, runtime: Runtime) -> None:
+async def test_status_line_has_state(front: Front, tmp_path: Path, runtime: Runtime) -> None:
     async with front.inside(tmp_path) as proxy, front.caller(proxy.socket) as caller:
         for name in ("a", "b", "c"):
             proxy.register(f"{name}.json", tmp_path / f"{name}.sock")
@@ -124,7 +124,7 @@ async def test_status_line_has_the_state(front: Front, tmp_path: Path, runtime: 
         ping.cancel()
 
 
-def test_handed_over_socket_that_is_the_runtimes_is_refused(tmp_path: Path) -> None:
+def test_handed_over_socket_of_runtime_is_refused(tmp_path: Path) -> None:
     with handed_over(tmp_path / "given.sock") as handed:
         os.link(tmp_path / "given.sock", tmp_path / "runtime's.sock")
         proxy = ProxyProcess(tmp_path, **handed, remote_image_service_endpoint=str(tmp_path / "runtime's.sock"))
@@ -148,7 +148,7 @@ import sys
 from runtimeproxy.cli import koord_runtime_proxy
 sys.exit(koord_runtime_proxy())
 """
-"""What pip writes for the entry point of setup.cfg."""
+"""The script that pip writes for the entry point of setup.cfg."""
 DOCKERD = ["--backend-runtime-mode=Docker", "--remote-runtime-service-endpoint=/var/run/docker.sock"]
 CONTAINERDS_IMAGES = "--remote-image-service-endpoint=/var/run/containerd/containerd.sock"
 COMMANDS: dict[str, tuple[Front, list[str]]] = {
@@ -161,7 +161,7 @@ COMMANDS: dict[str, tuple[Front, list[str]]] = {
 
 
 class InItsNamespace(ProxyProcess):
-    """``koord-runtime-proxy`` on the default paths, which are reached from here through ``/proc/PID/root``."""
+    """``koord-runtime-proxy`` on the default paths, which the test reaches through ``/proc/PID/root``."""
 
     def start(self) -> None:
         self.launch()
@@ -172,7 +172,7 @@ class InItsNamespace(ProxyProcess):
 
 @pytest.mark.engine  # it needs a mount namespace
 @pytest.mark.parametrize(("front", "arguments"), COMMANDS.values(), ids=COMMANDS)
-async def test_documented_command_lines_work_on_the_default_paths(
+async def test_documented_command_lines_work_on_default_paths(
     front: Front, tmp_path: Path, arguments: list[str]
 ) -> None:
     proxy, script = InItsNamespace(tmp_path), tmp_path / "koord-runtime-proxy"

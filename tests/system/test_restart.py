@@ -1,7 +1,4 @@
-"""The proxy ends and is started again: it has the state from before.
-
-That is fault matrix P1, P2 and promise 7.
-"""
+"""A restarted proxy has its previous state (fault matrix P1, P2 and promise 7)."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,7 +22,7 @@ HOOKED_SHARES = 512
 
 
 def changed(response: Any) -> None:
-    """Change everything that a hook server may change of a container at its create."""
+    """Set every field that a hook server may change at a container's create."""
     response.container_envs.update({"B": "hooked", "NEW": "1"})
     response.container_annotations["note"] = "hooked"
     response.container_resources.cpu_shares //= 2
@@ -40,12 +37,12 @@ CHANGES = {
 
 
 def program(front: Front, folder: Path, **more: Any) -> ShapedNode:
-    """Return a node whose proxy is a program and whose hook server changes pods and containers."""
+    """Return a node with the proxy as a program, and a hook server that changes pods and containers."""
     return ShapedNode(front, folder, answers=CHANGES, program=True, **more)
 
 
 async def hook_calls(node: ShapedNode, number: int, pod_id: str, started: str) -> Sequence[tuple[str, Any]]:
-    """Make every call about a pod and its running container that can be repeated; return the hook calls."""
+    """Make every repeatable call about a pod and its running container; return the hook calls."""
     await node.caller.update(started, {"cpu_quota": 30_000 + number})
     await node.caller.act("stop", started)
     await node.caller.act("stop_pod", pod_id)
@@ -55,10 +52,8 @@ async def hook_calls(node: ShapedNode, number: int, pod_id: str, started: str) -
 @pytest.mark.parametrize(
     ("kill", "has_file"), [(True, False), (True, True), (False, True)], ids=["kill", "kill-file", "stop-file"]
 )
-async def test_hook_messages_after_a_restart_equal_those_before(
-    front: Front, tmp_path: Path, kill: bool, has_file: bool
-) -> None:
-    """A start is made before it, too: the runtime refuses that one, or there could be no other after it."""
+async def test_hook_messages_are_equal_after_restart(front: Front, tmp_path: Path, kill: bool, has_file: bool) -> None:
+    """The runtime refuses the start before the restart, so that another one is possible after it."""
     with on_tmpfs() as memory:
         async with program(front, tmp_path, originals_dir=str(memory) if has_file else "none") as node:
             file, caller = file_of(memory, node.proxy.socket), node.caller
@@ -79,10 +74,10 @@ async def test_hook_messages_after_a_restart_equal_those_before(
             node.runtime.set_fault("start")
             before = [await hook_calls(node, *life) for life in lives]
             if has_file:
-                ids = {waiting_pod, *waiting, *(one for _, *life in lives for one in life)}
+                ids = {waiting_pod, *waiting, *(subject_id for _, *life in lives for subject_id in life)}
                 await until(lambda: rows(file).keys() == ids, "the values are stored", lambda: str(rows(file)))
             await node.restart(kill=kill)
-            await node.known()
+            await node.wait_until_loaded()
             reads = node.runtime.reads()
             assert reads >= 3 * len(lives)
             for life, container_id, start, messages in zip(lives, waiting, starts, before, strict=True):
@@ -90,21 +85,21 @@ async def test_hook_messages_after_a_restart_equal_those_before(
                 assert node.notified() == [("PreStartContainer", start), ("PostStartContainer", start)]
                 assert await hook_calls(node, *life) == (messages if has_file else without_originals(messages))
             assert node.runtime.reads() == reads, "no call had to read the runtime's state"
-            points = [point for point, _ in before[0]]
+            points = [hook_point for hook_point, _ in before[0]]
             assert points == ["PreUpdateContainerResources", "PostStopContainer", "PostStopPodSandbox"]
             _, example = before[0][1]
             assert (example.container_envs["B"], example.container_resources.cpu_shares) == ("hooked", HOOKED_SHARES)
 
 
 def without_originals(messages: Sequence[tuple[str, Any]]) -> Sequence[tuple[str, Any]]:
-    """Return messages of a life in which the update has the hook's value: no runtime has the kubelet's own any more."""
+    """Return messages of a life whose update has the hook's value, since no runtime reports the kubelet's own."""
     ((_, update), *_) = messages
     assert update.container_resources.cpu_shares == 2 * HOOKED_SHARES
     update.container_resources.cpu_shares = HOOKED_SHARES
     return messages
 
 
-async def test_create_whose_answer_a_kill_lost_is_known_after_it(front: Front, tmp_path: Path) -> None:
+async def test_create_with_lost_answer_is_in_store_after_kill(front: Front, tmp_path: Path) -> None:
     """The kubelet sees only an end of the connection; its repeated request succeeds."""
     async with program(front, tmp_path, between=True) as node:
         assert isinstance(node.proxy, ProxyProcess)
@@ -122,12 +117,12 @@ async def test_create_whose_answer_a_kill_lost_is_known_after_it(front: Front, t
             node.relay.to_client.resume_reading()
             (lost,) = set(node.runtime.container_ids()) - before
             await node.restart()
-            await node.known()
+            await node.wait_until_loaded()
             reads = node.runtime.reads()
-            again = await node.caller.create(pod_id)
+            repeated_id = await node.caller.create(pod_id)
             node.notified()
-            for one in (lost, again):
+            for one in (lost, repeated_id):
                 await node.caller.act("stop", one)
             stops = [(message.container_meta.id, message.container_envs["B"]) for _, message in node.notified()]
-            assert stops == [(lost, "hooked"), (again, "hooked")]
+            assert stops == [(lost, "hooked"), (repeated_id, "hooked")]
             assert node.runtime.reads() == reads, "no call had to read the runtime's state"

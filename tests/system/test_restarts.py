@@ -1,4 +1,4 @@
-"""Restarts, kills, failed and second starts under load: no call is lost or disturbed, none waits for long.
+"""Restarts, kills, failed and second starts under load: no call is lost, disturbed or long delayed.
 
 That is fault matrix P1, P3, P5, P7 and P9; promises 6, 15 and 19.
 """
@@ -33,8 +33,8 @@ DRAIN_SECONDS = 10
 POINTS = ["PreRunPodSandbox", "PreCreateContainer", "PostStopContainer"]
 IS_FULL_SOAK = float(os.environ.get(SHARE_VARIABLE, "0")) >= 1
 ANSWER_SECONDS, SILENCE_SECONDS = (1.0, 2.0) if IS_FULL_SOAK else (DEAD_SECONDS, DEAD_SECONDS)
-"""Most seconds from a start after a kill to the first good answer, and between two good answers. The time does not
-count in which the proxy or the test, its client and runtime, could have run but had no processor."""
+"""Maximum seconds from a start after a kill to the first good answer, and between two good answers. Time in which the
+proxy or the test waited for a processor is deducted."""
 
 
 @pytest.fixture
@@ -56,13 +56,13 @@ async def test_restarts_under_load_lose_no_call(
 ) -> None:
     proxy.register("slow.json", hooks.socket_path, POINTS)
     load, pause = Load(front, proxy), random.Random(0)
-    async with proxy, load.going_on():
+    async with proxy, load.running():
         for _ in range(RESTARTS.now):
-            await load.each_kind_is_answered()
+            await load.wait_for_each_kind()
             await asyncio.sleep(pause.uniform(0, 0.1))
             await asyncio.to_thread(proxy.stop)
             await asyncio.to_thread(proxy.start)
-        await load.each_kind_is_answered()
+        await load.wait_for_each_kind()
     assert load.lost == []
     drains = re.findall(r"drained in ([0-9.]+) s: ([^;\n]*)", proxy.output())
     assert len(drains) == RESTARTS.now + 1
@@ -72,72 +72,71 @@ async def test_restarts_under_load_lose_no_call(
 
 
 def waited_seconds(pid: int) -> float:
-    """Return for how many seconds a process's first thread could have run, but had no processor.
-
-    It is the second figure of /proc/PID/schedstat (the kernel's sched-stats.rst).
+    """Return the seconds that a process's first thread waited for a processor: the second figure of /proc/PID/schedstat
+    (the kernel's sched-stats.rst).
     """
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
-async def test_kills_under_load_cost_only_the_calls_under_way(
+async def test_kills_under_load_fail_only_running_calls(
     front: Front,
     proxy: ProxyProcess,
     runtime: Runtime,
     hooks: HookServer,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """No call concerns a pod that runs before and after them."""
+    """No call concerns a pod that outlives a restart."""
     async with front.caller(runtime.socket_path) as caller:
         for _ in range(RESTARTED_PODS.now):
             await caller.create(await caller.run_pod())
     ids = {*runtime.pod_ids(), *runtime.container_ids()}
     proxy.register("slow.json", hooks.socket_path, POINTS)
     load, dialler = Load(front, proxy), Dialler(front, proxy.socket)
-    pause, took, waited = random.Random(0), [], []
+    pause, durations, waited = random.Random(0), [], []
     async with proxy:
-        async with load.going_on(), asyncio.TaskGroup() as group:
+        async with load.running(), asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(dialler.fetch())
             for _ in range(KILLS.now):
-                await load.each_kind_is_answered()
+                await load.wait_for_each_kind()
                 await asyncio.sleep(pause.uniform(0, 0.1))
                 proxy.kill()
                 first = asyncio.create_task(dialler.answered())
                 await asyncio.sleep(0.1)  # a supervisor waits before it restarts a dead process
                 launched, before = time.monotonic(), waited_seconds(os.getpid())
                 proxy.launch()
-                took.append(await first - launched)
+                durations.append(await first - launched)
                 waited.append(waited_seconds(proxy.pid) + waited_seconds(os.getpid()) - before)
-            await load.each_kind_is_answered()
+            await load.wait_for_each_kind()
             dialler.end = True
         await store_equals(runtime, proxy)
     assert ids <= {*runtime.pod_ids(), *runtime.container_ids()}
     assert {error.status for _, error in load.lost} <= {front.lost}, load.lost
-    starts = list(zip(took, waited, strict=True))
-    slowest = max(seconds - others for seconds, others in starts)
-    record_property("seconds from a start to the first answer, slowest", f"{slowest:.2f} of {max(took):.2f}")
+    starts = list(zip(durations, waited, strict=True))
+    slowest = max(seconds - waiting for seconds, waiting in starts)
+    record_property("seconds from a start to the first answer, slowest", f"{slowest:.2f} of {max(durations):.2f}")
     assert slowest < ANSWER_SECONDS, starts
     longest_silence = max(later - earlier for earlier, later in pairwise(dialler.answers))
     assert longest_silence - max(waited) < SILENCE_SECONDS, starts
     assert (dialler.refused == 0) == (SUPERVISED in proxy.command), dialler.refused
 
 
-async def test_second_starts_under_load_disturb_no_call(
+async def test_second_starts_under_load_fail_no_call(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
     proxy = front.process(tmp_path)
     proxy.register("slow.json", hooks.socket_path, POINTS)
     load, command = Load(front, proxy), [*proxy.command, "--log-level=info"]
-    async with proxy, load.going_on():
+    async with proxy, load.running():
         inode = proxy.socket.stat().st_ino
         for _ in range(SECOND_STARTS.now):
-            await load.each_kind_is_answered()
+            await load.wait_for_each_kind()
             second = await asyncio.to_thread(
                 lambda: subprocess.run(command, capture_output=True, text=True, env=proxy.environment, check=False)
             )
             (line,) = second.stderr.splitlines()
             assert (second.returncode, f"pid {proxy.pid}" in line, str(proxy.socket) in line) == (1, True, True), line
-        await load.each_kind_is_answered()
+        await load.wait_for_each_kind()
         assert proxy.socket.stat().st_ino == inode
         assert load.cuts == 0
     assert load.lost == []
@@ -154,10 +153,10 @@ RESTART_SECONDS = 0.1
 PATIENCE_SECONDS = CRASH_SECONDS.now + 60.0
 
 
-async def test_clients_of_a_crash_loop_are_answered_by_the_next_start(
+async def test_clients_of_crash_loop_are_answered_by_next_start(
     front: Front, tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A version that cannot start is started again and again; its supervisor has the socket."""
+    """A supervisor holds the socket and restarts a version that cannot start."""
     monkeypatch.setattr(docker_client, "PATIENCE_SECONDS", PATIENCE_SECONDS)
     tmp_path.chmod(0o700)
     with handed_over(tmp_path / "proxy.sock") as handed:
@@ -169,8 +168,8 @@ async def test_clients_of_a_crash_loop_are_answered_by_the_next_start(
             async with front.sent(good.socket) as answer:
                 await asyncio.wait_for(answer, PATIENCE_SECONDS)
 
-        begun, clients, ends = time.monotonic(), [], 0
-        while ends < 2 or time.monotonic() < begun + CRASH_SECONDS.now:
+        started_at, clients, ends = time.monotonic(), [], 0
+        while ends < 2 or time.monotonic() < started_at + CRASH_SECONDS.now:
             broken.launch()
             while not broken.ended:
                 clients.append(asyncio.ensure_future(client()))

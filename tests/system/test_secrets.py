@@ -1,6 +1,6 @@
-"""Nothing that the proxy logs or shows contains a value of a request, and nothing heavy is loaded without need.
+"""No log line or output of the proxy contains a value of a request, and no heavy module is loaded without need.
 
-That is fault matrix X4, promise 16. Answers to wrong requests: tests/admin.
+That is fault matrix X4, promise 16. tests/admin tests answers to invalid requests.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ pytestmark = pytest.mark.slow
 
 CANARY = "canary-7f3a91"
 WORDS = "spoken-5d20c4"
-"""Texts of hook servers and runtimes for the caller, which may reach it, but no log."""
+"""Texts of hook servers and runtimes, which may reach the caller, but no log."""
 SECRETS = (CANARY, WORDS)
 TIMEOUT = "2s"
 RESPONSE = api_pb2.ContainerResourceHookResponse
 NEVER_IMPORTED = ("aiohttp.web", "grpc", "prometheus_client", "rich", "runtimeproxy.admin.exporter")
-"""What a daemon of neither mode imports, whatever is requested of it."""
+"""Modules that no daemon imports, in either mode and for any request."""
 LABELS = {"secret": CANARY}
 RUNS: Any = {"command": ("/bin/sh", "-c", CANARY), "args": (CANARY,), "envs": (("SECRET", CANARY),)}
 CONTAINER = Container("main", BUSYBOX_IMAGE, **RUNS, labels=LABELS, annotations=LABELS)
@@ -52,8 +52,8 @@ def pod(name: str) -> Pod:
     return Pod(name, f"{name}-uid", labels=LABELS, annotations=LABELS, cgroup_parent=PARENT)
 
 
-async def hang_at_one_point(call: hookanswers.HookCall) -> bytes:
-    """Hang at one point only, to cost only one timeout: it is long, because a busy machine must not cause more."""
+async def hang_at_create(call: hookanswers.HookCall) -> bytes:
+    """Hang at one hook point, to cost only one timeout, which is long for a busy machine."""
     return await (hookanswers.hang() if call.point.name == "PreRunPodSandbox" else hookanswers.empty())(call)
 
 
@@ -69,7 +69,7 @@ ANSWERS: dict[str, hookanswers.Answer] = {
     "error": hookanswers.status(grpc.StatusCode.INTERNAL, f"{WORDS} failed", (("x-more", CANARY),)),
     "garbage": hookanswers.raw(CANARY.encode()),
     "huge": hookanswers.huge(),
-    "hang": hang_at_one_point,
+    "hang": hang_at_create,
     "bad name": hookanswers.reply(RESPONSE(container_envs={f"{CANARY}=": CANARY})),
     "bad parent": hookanswers.reply(RESPONSE(pod_cgroup_parent=CANARY)),
     "bad cpuset": hookanswers.reply(RESPONSE(container_resources={"cpuset_cpus": CANARY})),
@@ -79,23 +79,23 @@ ANSWERS: dict[str, hookanswers.Answer] = {
 async def make_all(caller: Caller, runtime: Runtime, hooks: HookServer, at_least: int) -> list[str]:
     """Make every held call with every answer of the hook server, and calls that fail in other ways.
 
-    Return the texts of the calls' errors. A server that failed too often is not called for a while, so each answer is
-    that of a new one.
+    Return the texts of the calls' errors. The breaker opens after several failures, so each answer is that of a new
+    server.
     """
     texts: list[str] = []
-    made = 0
+    call_count = 0
 
     async def tried(call: Awaitable[object]) -> str:
         """Return a call's id; "" if it failed."""
-        nonlocal made
-        made += 1
+        nonlocal call_count
+        call_count += 1
         try:
             return str(await call)
         except Failed as error:
             texts.append(error.text)
             return ""
 
-    while made < at_least:
+    while call_count < at_least:
         for name, hooks.default in ANSWERS.items():
             pod_id = await tried(caller.run_pod(pod(f"pod-{name.replace(' ', '-')}"))) or "unknown"
             container_id = await tried(caller.create(pod_id, CONTAINER)) or "unknown"
@@ -107,7 +107,7 @@ async def make_all(caller: Caller, runtime: Runtime, hooks: HookServer, at_least
         hooks.default = hookanswers.empty()
         await caller.call_unheld(CANARY)
         container_id = await caller.create(await caller.run_pod(pod("failing")), CONTAINER)
-        # The runtime answers with a text of its own, first the extra update of a start; others cannot be read.
+        # The runtime answers with its own text, first to the extra update of a start; other answers are malformed.
         hooks.on("PreStartContainer", hookanswers.reply(RESPONSE(container_resources={"cpu_shares": 77})))
         runtime.set_fault("update", text=WORDS)
         await tried(caller.act("start", container_id))
@@ -129,10 +129,10 @@ async def make_all(caller: Caller, runtime: Runtime, hooks: HookServer, at_least
 
 
 @pytest.mark.parametrize("policy", ["Ignore", "Fail"])
-async def test_no_line_figure_or_error_text_holds_a_value(
+async def test_no_log_line_metric_or_error_contains_value(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every line is checked, also those that the log's rate limit would leave out."""
+    """Every line is checked, also those that the log's rate limit would drop."""
     caplog.set_level(logging.DEBUG, logger="runtimeproxy")
     proxy = front.inside(tmp_path)
     proxy.register("plugin.json", hooks.socket_path, timeout=TIMEOUT, policy=policy)
@@ -146,8 +146,8 @@ async def test_no_line_figure_or_error_text_holds_a_value(
             logged_before = bad - caplog.text.count("this is logged once for this field") if policy == "Ignore" else 0
             assert caplog.text.count("'plugin'") == failed - logged_before
             assert not any(secret in caplog.text for secret in SECRETS)
-            ours = "".join(text for text in texts if text.startswith("runtimeproxy: "))
-            assert (WORDS in ours, CANARY in ours) == (True, False), "the hook server's text reaches the caller"
+            lines = "".join(text for text in texts if text.startswith("runtimeproxy: "))
+            assert (WORDS in lines, CANARY in lines) == (True, False), "the hook server's text reaches the caller"
         figures = f"{proxy.metrics.counters} {proxy.metrics.gauges} {proxy.metrics.calls}"
     assert "'plugin'" in figures
     assert not any(secret in figures for secret in SECRETS)
@@ -178,13 +178,13 @@ def started(proxy: ProxyProcess, command: str, **more: Any) -> "subprocess.Popen
     return subprocess.Popen(words, env=environment | flags, cwd=proxy.path, **more)
 
 
-async def test_no_admin_answer_command_or_report_holds_a_value(
+async def test_no_admin_answer_command_or_report_contains_value(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
-    """Two commands follow all that happens, because the ring of events forgets.
+    """Two commands follow all events, because the ring of events is bounded.
 
-    The proxy imports nothing foreign for it: the libraries are several times its own memory. Docker mode reads the
-    daemon's state with aiohttp.
+    The proxy imports no libraries for them, which would multiply its memory. Docker mode reads the daemon's state with
+    aiohttp.
     """
     program = (sys.executable, "-X", "importtime", *PROGRAM[1:])  # a line for each module, on stderr
     proxy = front.process(tmp_path, program=program, log_format="json" if front is DOCKER else "text")
@@ -193,40 +193,40 @@ async def test_no_admin_answer_command_or_report_holds_a_value(
     with followed.open("w") as out, ExitStack() as stack:
         async with proxy, front.caller(proxy.socket) as caller:
             following = [started(proxy, f"{command} -f -o json", stdout=out) for command in ("events", "hook trace")]
-            for each in following:
-                stack.enter_context(each)
-                stack.callback(each.kill)
+            for follower in following:
+                stack.enter_context(follower)
+                stack.callback(follower.kill)
             await make_all(caller, runtime, hooks, Amount(100, 10_000).now)
             hooks.default = hookanswers.echo(plant)
             pod_id = await caller.run_pod(pod("seen"))
             container_id = await caller.create(pod_id, CONTAINER)
-            shown = await asyncio.to_thread(everything, proxy, "seen", container_id)
-            assert [each.args for each in following if each.poll() is not None] == [], followed.read_text()
-    shown |= {"followed": followed.read_text(), "log": proxy.output()}
+            outputs = await asyncio.to_thread(all_outputs, proxy, "seen", container_id)
+            assert [follower.args for follower in following if follower.poll() is not None] == [], followed.read_text()
+    outputs |= {"followed": followed.read_text(), "log": proxy.output()}
     for name in ("hook trace -o json", "explain {container}", "events.ndjson", "store.json", "followed"):
-        assert "envs" in shown[name], name
-    assert [name for name, text in shown.items() if CANARY in text or WORDS in text] == []
+        assert "envs" in outputs[name], name
+    assert [name for name, text in outputs.items() if CANARY in text or WORDS in text] == []
     assert "'plugin'" in proxy.output()
     imported = set(re.findall(r"^import time:.*\| +(\S+)$", proxy.output(), re.MULTILINE))
     assert {"uvloop", "runtimeproxy.admin.queries", f"runtimeproxy.{front.name}.front"} <= imported
     assert imported & {*NEVER_IMPORTED, *front.never_imported} == set()
 
 
-def everything(proxy: ProxyProcess, pod_name: str, container_id: str) -> dict[str, str]:
-    """Return what commands print, the report's files and the admin endpoint's answers."""
+def all_outputs(proxy: ProxyProcess, pod_name: str, container_id: str) -> dict[str, str]:
+    """Return the commands' output, the report's files and the admin endpoint's answers."""
     names = {"pod": pod_name, "container": container_id[:12], "folder": str(proxy.path)}
-    shown = {}
+    outputs = {}
     for command in COMMANDS:
         with started(proxy, command.format(**names), stdout=subprocess.PIPE) as running:
-            shown[command] = running.communicate(timeout=60)[0]
-            assert shown[command], command
+            outputs[command] = running.communicate(timeout=60)[0]
+            assert outputs[command], command
     with tarfile.open(proxy.path / "r.gz") as archive:
-        files = [(Path(one.name).name, archive.extractfile(one)) for one in archive.getmembers()]
-        shown |= {name: file.read().decode() for name, file in files if file is not None}
+        files = [(Path(member.name).name, archive.extractfile(member)) for member in archive.getmembers()]
+        outputs |= {name: file.read().decode() for name, file in files if file is not None}
     for name, method in queries.methods(MagicMock()).items():
         more = {"follow": True, "limit": 1} if name == "events" else {}
-        params = {parameter: NEEDED[parameter] for parameter in method.required} | more
-        found = control.lines(proxy.admin, json.dumps({"id": 1, "method": name, "params": params}).encode() + b"\n")
-        assert "end" in found[-1], (name, found)
-        shown[f"method {name}"] = json.dumps(found)
-    return shown
+        params = {parameter: NEEDED[parameter] for parameter in method.needs} | more
+        answers = control.lines(proxy.admin, json.dumps({"id": 1, "method": name, "params": params}).encode() + b"\n")
+        assert "end" in answers[-1], (name, answers)
+        outputs[f"method {name}"] = json.dumps(answers)
+    return outputs

@@ -1,6 +1,5 @@
-"""On each shape of a runtime: what koordlet answers and what is sent then, and what a runtime can report.
-
-Requests are compared byte for byte with what reached the runtime; the policy is Fail, so none may be refused.
+"""For each shape of a runtime: koordlet's answers with the resulting requests, and the values that the runtime reports.
+Requests are compared byte for byte with those at the runtime; the policy is Fail, so none may be refused.
 docs/koordlet.rst has the same rows.
 """
 
@@ -24,18 +23,18 @@ from tests.system.shaped import EVERY, ShapedNode
 
 SLICE_PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-poduid.slice"
 REPORT_NO_PARENT = {"cri cri-dockerd", "cri no verbose"}
-"""Their cgroup parent is unset until the kubelet sends it."""
+"""Shapes whose cgroup parent is unset until the kubelet sends it."""
 REPORT_CONTAINERS_PARENT = {"cri shim sandboxer", "cri shim gone"}
-"""They report it of containers only."""
+"""Shapes that report it only for containers."""
 ENVS_AFTER = {
     "cri cri-o": dict(CONTAINER.envs) | {"PATH": "/bin", "HOSTNAME": "fake"},
     "cri cri-dockerd": {},
     "cri no verbose": {},
 }
-"""After a restart: CRI-O reports those of the image, too, others none."""
+"""After a restart: CRI-O also reports those of the image, others report none."""
 SWAP = "memory_swap_limit_in_bytes"
 RESOURCES = {**CONTAINER.resources, SWAP: 0}
-"""A swap limit that a runtime sets by itself counts as none; Docker's shim requests one."""
+"""A swap limit set by the runtime counts as none; Docker's shim requests one."""
 
 
 def parents(node: ShapedNode) -> set[str]:
@@ -43,12 +42,12 @@ def parents(node: ShapedNode) -> set[str]:
     calls = node.notified()
     assert calls
     names = {"PostStopPodSandbox": "cgroup_parent"}
-    return {getattr(message, names.get(point, "pod_cgroup_parent")) for point, message in calls}
+    return {getattr(message, names.get(hook_point, "pod_cgroup_parent")) for hook_point, message in calls}
 
 
 @EVERY
 @pytest.mark.parametrize("parent", [PARENT, SLICE_PARENT], ids=["cgroupfs", "systemd"])
-async def test_hook_calls_have_what_the_runtime_reports(front: Front, parent: str, tmp_path: Path) -> None:
+async def test_hook_calls_have_values_that_runtime_reports(front: Front, parent: str, tmp_path: Path) -> None:
     """Before and after a restart; the hook server echoes as koordlet."""
     async with ShapedNode(front, tmp_path, hookanswers.koordlet()) as node:
 
@@ -70,7 +69,7 @@ async def test_hook_calls_have_what_the_runtime_reports(front: Front, parent: st
         assert parents(node) == {parent}
 
         await node.restart()
-        await node.known()
+        await node.wait_until_loaded()
         await end(in_used, pod=used)
         assert parents(node) == {"" if front.name in REPORT_NO_PARENT else parent}
         await end(pod=empty)
@@ -89,7 +88,7 @@ async def test_hook_calls_have_what_the_runtime_reports(front: Front, parent: st
 
 
 @EVERY
-async def test_absent_subject_gets_the_runtimes_own_answer(front: Front, tmp_path: Path) -> None:
+async def test_absent_subject_gets_answer_of_runtime(front: Front, tmp_path: Path) -> None:
     """No hook server is called (relay-rules C4)."""
     async with ShapedNode(front, tmp_path) as node, node.new_caller(node.runtime.socket_path) as direct:
         for verb in ("start", "update", "stop", "remove", "stop_pod", "remove_pod"):
@@ -108,11 +107,11 @@ async def test_absent_subject_gets_the_runtimes_own_answer(front: Front, tmp_pat
 RUN_POD, CREATE, UPDATE = "PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources"
 MIB = 1 << 20
 LS: Values = {"cpu_period": 100_000, "cpu_quota": 150_000, "cpu_shares": 1536, "memory_limit_in_bytes": 64 * MIB}
-"""What the kubelet requests for a pod with limits."""
+"""The kubelet's request for a pod with limits."""
 SMALL: Values = {"cpu_period": 100_000, "cpu_quota": 1000, "cpu_shares": 10}
 """A limit of 10m, which the kubelet raises to the kernel's least quota."""
 BE: Values = {"cpu_period": 100_000, "cpu_shares": 2, "oom_score_adj": 1000}
-"""What it requests for one without limits."""
+"""The kubelet's request for a pod without limits."""
 GPU: Mapping[str, str] = {"NVIDIA_VISIBLE_DEVICES": "0"}
 HAMI: Mapping[str, str] = {
     **GPU,
@@ -125,16 +124,15 @@ MONITORED: Mapping[str, str] = {**HAMI, "CUDA_DEVICE_MEMORY_SHARED_CACHE": "/usr
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row: the kubelet's request, koordlet's answer, and what is sent to the runtime.
+    """A row: the kubelet's request, koordlet's answer, and the request to the runtime.
 
-    The answer is koordlet's echo of the request with ``sets`` and ``envs`` set in it, "" among the values. ``changes``
-    are the resources that differ from the kubelet's, 0 and "" for a field that is taken out; ``held`` is what the
-    container was created with, before an update. ``lifted`` replaces ``changes`` for runtimes that accept -1 in an
-    update.
+    The answer is koordlet's echo of the request with ``sets`` and ``envs`` set in it, also with "". ``changes`` are the
+    resources that differ from the kubelet's, 0 and "" for a removed field. ``held`` are the container's resources at
+    its create, before an update. ``lifted`` replaces ``changes`` for runtimes that accept -1 in an update.
     """
 
     name: str
-    point: str
+    hook_point: str
     queried: Values
     sets: Values
     changes: Values
@@ -143,7 +141,7 @@ class Case:
     lifted: Values | None = None
 
     def answer(self, response: Any) -> None:
-        target = response.resources if self.point == RUN_POD else response.container_resources
+        target = response.resources if self.hook_point == RUN_POD else response.container_resources
         for name, value in self.sets.items():
             setattr(target, name, value)
         if self.envs:
@@ -217,65 +215,65 @@ CASES = (
 
 
 PAUSE = {"cpu_shares": 2, "oom_score_adj": -998}
-"""What dockershim requests for each pod sandbox."""
+"""dockershim's request for each pod sandbox."""
 LIFTING = {f"cri {shape.name}" for shape in SHAPES if shape.runtime_name == CONTAINERD.runtime_name}
 """The fronts with runtimes that accept -1 in an update."""
-POINTS = (RUN_POD, CREATE, UPDATE, registration.KOORDLET_EXTRA_POINT)
+POINTS = (RUN_POD, CREATE, UPDATE, registration.KOORDLET_EXTRA_HOOK_POINT)
 VERBS = {RUN_POD: "run_pod", CREATE: "create", UPDATE: "update"}
 
 
 async def released(node: ShapedNode, case: Case) -> bytes:
-    """Make the case's call; return the request as the runtime got it."""
+    """Make the case's call; return the request that the runtime received."""
     node.hooks.answers.clear()
-    if case.point != UPDATE:
-        node.hooks.on(case.point, hookanswers.echo(case.answer))
+    if case.hook_point != UPDATE:
+        node.hooks.on(case.hook_point, hookanswers.echo(case.answer))
     pod_id = await node.caller.run_pod()
-    if case.point != RUN_POD:
-        resources = case.held if case.point == UPDATE else case.queried
+    if case.hook_point != RUN_POD:
+        resources = case.held if case.hook_point == UPDATE else case.queried
         container_id = await node.caller.create(pod_id, replace(CONTAINER, envs=(("A", "1"),), resources=resources))
         await node.caller.act("start", container_id)
-        if case.point == UPDATE:
-            node.hooks.on(case.point, hookanswers.echo(case.answer))
+        if case.hook_point == UPDATE:
+            node.hooks.on(case.hook_point, hookanswers.echo(case.answer))
             await node.caller.update(container_id, case.queried)
-    return node.runtime.arrived(VERBS[case.point])[-1]
+    return node.runtime.arrived(VERBS[case.hook_point])[-1]
 
 
 def in_cri(case: Case, message: bytes) -> dict[str, Any]:
     """Return the resources that a CRI request sets."""
-    if case.point == UPDATE:
+    if case.hook_point == UPDATE:
         resources = cri_pb2.UpdateContainerResourcesRequest.FromString(message).linux
     else:
-        kind = cri_pb2.RunPodSandboxRequest if case.point == RUN_POD else cri_pb2.CreateContainerRequest
+        kind = cri_pb2.RunPodSandboxRequest if case.hook_point == RUN_POD else cri_pb2.CreateContainerRequest
         resources = kind.FromString(message).config.linux.resources
     return {field.name: value for field, value in resources.ListFields()}
 
 
 def in_docker(case: Case, message: bytes) -> dict[str, Any]:
-    """Return the resources that a Docker request sets, but for the swap limit, which equals the memory limit."""
+    """Return the resources that a Docker request sets, except the swap limit, which equals the memory limit."""
     body = json.loads(message.partition(b"\r\n\r\n")[2])
-    host = body if case.point == UPDATE else body["HostConfig"]
+    host = body if case.hook_point == UPDATE else body["HostConfig"]
     assert host["MemorySwap"] == host["Memory"], case.name
     found = {name: host[key] for name, key in RESOURCE_TABLE.items() if host.get(key) and key != "MemorySwap"}
-    usual = PAUSE if case.point == RUN_POD else {}
+    usual = PAUSE if case.hook_point == RUN_POD else {}
     return {name: value for name, value in found.items() if usual.get(name) != value}
 
 
 @EVERY
-async def test_released_resources_for_each_answer(front: Front, tmp_path: Path) -> None:
+async def test_released_resources_match_each_answer(front: Front, tmp_path: Path) -> None:
     async with ShapedNode(front, tmp_path, hookanswers.echo(), points=POINTS) as node:
-        await node.known()
+        await node.wait_until_loaded()
         for case in CASES:
             message = await released(node, case)
-            found = in_cri(case, message) if front.caller is CRI.caller else in_docker(case, message)
+            sent = in_cri(case, message) if front.caller is CRI.caller else in_docker(case, message)
             changes = case.lifted if front.name in LIFTING and case.lifted is not None else case.changes
-            assert found == {name: value for name, value in {**case.queried, **changes}.items() if value}, case.name
-            if case.point == CREATE:
+            assert sent == {name: value for name, value in {**case.queried, **changes}.items() if value}, case.name
+            if case.hook_point == CREATE:
                 assert dict(node.runtime.envs()) == {"A": "1", **case.envs}, case.name
         assert not node.inside.metrics.total("hook_failures")
         assert not node.inside.metrics.total("calls", outcome="refused")
 
 
-def test_document_has_the_same_rows_and_variables() -> None:
+def test_document_has_same_rows_and_variables() -> None:
     rows = [
         (row[0], {*re.findall(r"``([A-Z][A-Z_]+)``", row[2])}) for row in table(KOORDLET, "What is sent to the runtime")
     ]

@@ -1,7 +1,7 @@
-"""Long messages, many calls, and silence: all arrives, and costs a few times its length.
+"""Long messages, many calls, and idle connections: all data arrives, and costs a few times its length.
 
-Fault matrix S2, S3, S8 and B4, promises 10 and 12. Ends, tunnels, and clients that do not read:
-tests/relay/test_connection.py, test_dockerd_clients.
+Fault matrix S2, S3, S8 and B4, promises 10 and 12. Elsewhere: ends, tunnels, and clients that do not read
+(tests/relay/test_connection.py, test_dockerd_clients).
 """
 
 import asyncio
@@ -31,17 +31,17 @@ pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 PASSING_TIMES = HELD_TIMES = 3
-"""A message costs at most so many times its length. A held request without a hook call exists once for both reading and
-sending; once as parsed (protobuf's own copy, or the text of a JSON); and once as the texts of the record."""
+"""Maximum memory of a message, relative to its length. A held request without a hook call exists three times:
+for reading and sending, parsed (protobuf's own copy, or the text of a JSON), and as the record's texts."""
 HOOKED_TIMES = 5
-"""The same request with a hook server: the record's texts and the request itself exist while protobuf has a copy of the
-hook message, writes a second one, and Python gets the third. An edit needs no more than that."""
+"""The same with a hook server: in addition to the record's texts and the request there are three hook messages: two
+of protobuf and one of Python. An edit needs no more."""
 BUFFER_BYTES = 4 * MIB
 """Memory for buffers and free blocks, independent of the length of a message."""
 
 
 async def sent(proxy: ProxyProcess, caller: Caller, verb: str, request: bytes, most_bytes: int) -> bytes:
-    """Send a request that may cost the proxy so much memory; return the reply."""
+    """Send a request and check its memory in the proxy; return the reply."""
     process = Process(proxy.pid)
     before = process.start_peak()
     reply = await caller.send(verb, request, seconds=120)
@@ -84,11 +84,11 @@ CREATES: Mapping[str, tuple[Any, hookanswers.Answer | None]] = {
     "hooks change nothing": (NOTE, hookanswers.empty()),
     "hooks change something": (NOTE, CHANGE),
 }
-"""The long part of a create. Of millions of fields only the bytes are read: as objects they take 25 times as much."""
+"""The long part of a create. Millions of fields are read only as bytes: objects would take 25 times as much."""
 
 
 @pytest.mark.parametrize(("long", "answer"), CREATES.values(), ids=CREATES)
-async def test_long_create_costs_a_few_times_its_length(
+async def test_long_create_costs_few_times_its_length(
     front: Front, runtime: Runtime, tmp_path: Path, long: Any, answer: hookanswers.Answer | None
 ) -> None:
     proxy, hooks = front.process(tmp_path), HookServer(str(tmp_path / "hooks.sock"), default=answer)
@@ -107,7 +107,7 @@ async def test_long_create_costs_a_few_times_its_length(
 
 
 @pytest.mark.parametrize("verb", ["ping", "create"])
-async def test_crowd_of_calls_is_answered(
+async def test_many_concurrent_calls_are_answered(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, verb: str
 ) -> None:
     """1,000 streams of one connection, or in Docker mode 200 connections; a create calls a hook server."""
@@ -127,10 +127,10 @@ async def test_crowd_of_calls_is_answered(
 DAY_SECONDS = 24 * 3600
 
 
-async def test_calls_streams_and_idle_connections_outlive_a_day(
+async def test_calls_streams_and_idle_connections_outlive_day(
     front: Front, tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A timer that is set again each time fires in every hour."""
+    """A timer that restarts itself fires every hour."""
     real, passed, due = time.monotonic, 0.0, list[bool]()
     monkeypatch.setattr(time, "monotonic", lambda: real() + passed)
     monkeypatch.setattr(docker_client, "PATIENCE_SECONDS", 2 * DAY_SECONDS)
@@ -165,7 +165,7 @@ METHOD = "/runtime.v1.RuntimeService/Version"
 
 
 @pytest.mark.tool("h2load")
-async def test_each_call_of_h2load_reaches_the_runtime_once(tmp_path: Path) -> None:
+async def test_each_call_of_h2load_reaches_runtime_once(tmp_path: Path) -> None:
     body = tmp_path / "body"
     body.write_bytes(bytes(5))
     headers = ["--header=content-type: application/grpc", "--header=te: trailers"]

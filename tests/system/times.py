@@ -1,4 +1,4 @@
-"""Measured times, and the one figure of them that is compared with a limit: no single time decides."""
+"""Measured times, and the figure that is compared with a limit, so that no single time decides."""
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -8,7 +8,7 @@ from tests.amounts import SHARE_VARIABLE, Amount
 
 MANY = 100
 FEW_TIMES = 10
-"""Few times are compared with a limit so many times as high: the machine may be busy. The soak measures many."""
+"""Factor of the limit for few times, since the machine may be busy. The soak measures many."""
 TRIES = 10
 SOAKED = SHARE_VARIABLE in os.environ
 
@@ -19,16 +19,16 @@ def judged(seconds: Sequence[float]) -> float:
 
 
 def limit(seconds: Sequence[float], promised: float) -> float:
-    """Return the limit for the figure of so many times, in seconds."""
+    """Return the limit for the figure of these times, in seconds."""
     return promised if len(seconds) >= MANY else FEW_TIMES * promised
 
 
 async def in_time(promised: float, amount: Amount, some: Callable[[], Awaitable[Sequence[float]]]) -> None:
-    """Measure an amount of times, some at a time, and check that they are below what was promised, in seconds.
+    """Measure an amount of times, some per call, and check them against the promised seconds.
 
-    The soak measures them once and judges all of them: by the p99, not the largest, which would include pauses of a
-    shared machine. Otherwise one try in which all are below is enough, as another program may spoil the others. A delay
-    that occurs once in as many calls as a try has occurs in every try.
+    The soak measures them once and compares the p99, since the maximum would include pauses of a shared machine.
+    Otherwise one try with all times below the limit suffices, as another program may spoil the others. A delay once per
+    try fails every try.
     """
     if SOAKED:
         took = await _taken(amount, some)

@@ -14,7 +14,7 @@ __all__ = ["machine"]
 
 @pytest.fixture(autouse=True)
 def without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What others have written need not be on the disk before a test continues."""
+    """Skip the waits for the disk."""
     monkeypatch.setattr("os.sync", lambda: None)
     monkeypatch.setattr("os.fsync", lambda file: None)
 

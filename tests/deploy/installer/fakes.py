@@ -1,4 +1,4 @@
-"""A node as a directory, whose systemctl, kubelet and proxy are this file's; an archive; an API server."""
+"""A node as a directory with fake systemctl, kubelet and proxy; an archive; an API server."""
 
 import gzip
 import hashlib
@@ -18,9 +18,9 @@ from click.testing import CliRunner
 
 from runtimeproxy.cli.commands.kubelet_args import kubelet_args_command
 from runtimeproxy_installer import kubelet, tree
+from runtimeproxy_installer.desired import DesiredState
 from runtimeproxy_installer.kubelet import Kubelet
 from runtimeproxy_installer.node import File, Node
-from runtimeproxy_installer.wanted import Wanted
 from runtimeproxy_installer.work import Work
 from tests.docs import ROOT
 
@@ -46,7 +46,7 @@ SOCKET = "unix:///var/run/koord-runtimeproxy/runtimeproxy.sock"
 
 
 def archive(folder: Path, version: str = "0.2.0", programs: Mapping[str, str] | None = None, **units: str) -> str:
-    """Write an archive with the units of deploy/systemd and others; return its digest."""
+    """Write an archive with the units of deploy/systemd and ``units``; return its digest."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.tar.gz"):
         old.unlink()
@@ -62,28 +62,28 @@ def archive(folder: Path, version: str = "0.2.0", programs: Mapping[str, str] | 
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def wanted(sha256: str = "0" * 64, **changed: Any) -> Wanted:
+def desired_state(sha256: str = "0" * 64, **changed: Any) -> DesiredState:
     values: dict[str, Any] = {"action": "install", "pool": POOL, "sha256": sha256, "configure_kubelet": False}
     values |= {"healthz_port": 1, "allow_downgrade": False, "parallel": 1, "config": {}, "metrics_group_id": 965}
-    return Wanted(**values | changed)
+    return DesiredState(**values | changed)
 
 
 class Killed(BaseException):
-    """The installer was killed: nothing that it does any more has an effect."""
+    """SIGKILL of the installer."""
 
 
 class Bench(Node):
-    """A node in a directory, an archive, and the work on it with a clock of its own.
+    """A node in a directory, an archive, and the work on it with a fake clock.
 
-    ``kubelet`` is its kubelet's command, ``kubelet_files`` what ``systemctl cat`` prints of it. The installer is killed
-    at the command or write ``kill_at``, the command ``fail_at`` fails. ``bad`` returns whether a kubelet with this
-    command is unwell, ``failing`` is the home of the proxy that does not listen.
+    ``kubelet`` is its kubelet's command, ``kubelet_files`` the output of ``systemctl cat`` for it. The installer is
+    killed at the command or write ``kill_at``; the command ``fail_at`` fails. ``is_unhealthy`` returns whether a
+    kubelet with this command is unhealthy. ``failing`` is the tree whose proxy does not listen.
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(folder / "host", ())
-        for made in ("run/systemd/system", "etc/systemd/system", "usr/local/bin"):
-            (self.root / made).mkdir(parents=True)
+        for folder_name in ("run/systemd/system", "etc/systemd/system", "usr/local/bin"):
+            (self.root / folder_name).mkdir(parents=True)
         (self.root / "etc/group").write_text("root:x:0:\n")
         self.archives = folder / "archives"
         self.sha256 = archive(self.archives)
@@ -96,26 +96,26 @@ class Bench(Node):
         self.timers: list[str] = []
         self.commands: list[str] = []
         self.steps, self.kill_at, self.fail_at = 0, -1, -1
-        self.bad: Callable[[str], bool] = lambda command: False
+        self.is_unhealthy: Callable[[str], bool] = lambda command: False
         self.failing = ""
         self.doctor: dict[str, str] = {}
         self.now = 0.0
-        monkeypatch.setattr(kubelet, "healthz", lambda port: "" if self.kubelet_well else "/healthz answers 500")
+        monkeypatch.setattr(kubelet, "healthz", lambda port: "" if self.is_kubelet_healthy else "/healthz answers 500")
 
     def release(self, version: str, **units: str) -> None:
-        """Have another archive."""
+        """Replace the archive."""
         self.sha256 = archive(self.archives, version, None, **units)
 
     @property
     def home(self) -> str:
-        """Where the archive's tree is."""
+        """The directory of the archive's tree."""
         [file] = self.archives.iterdir()
         return f"{tree.TREES}/{file.name.split('_')[1]}-{self.sha256[:12]}"
 
     def work(self, **changed: Any) -> Work:
-        wants, clock = wanted(self.sha256, **changed), lambda: self.now
+        desired, clock = desired_state(self.sha256, **changed), lambda: self.now
         seams: Any = {"archives": self.archives, "sleep": self.sleep, "clock": clock}
-        return Work(self, wants, self.reported, self.place, lambda: self.ready(), **seams)
+        return Work(self, desired, self.reported, self.place, lambda: self.ready(), **seams)
 
     def install(self, **changed: Any) -> str:
         return self.work(**changed).install()
@@ -128,20 +128,20 @@ class Bench(Node):
             raise Killed
         self.steps += 1
 
-    def put(self, place: str, file: File) -> None:
+    def put(self, node_path: str, file: File) -> None:
         self.step()
-        super().put(place, file)
+        super().put(node_path, file)
 
-    def remove(self, place: str) -> None:
+    def remove(self, node_path: str) -> None:
         self.step()
-        super().remove(place)
+        super().remove(node_path)
 
     def query(self, *command: str, seconds: float = 0.0) -> tuple[int, str]:
         words = " ".join(command)
-        looks = "is-active" in words
-        if not looks:  # to be killed then is to be killed at the next step
+        is_check = "is-active" in words
+        if not is_check:  # a kill here equals one at the next step
             self.step()
-        if not (looks and self.now):  # the watch's many looks count as none
+        if not (is_check and self.now):  # checks of the watch are not counted
             self.commands.append(words)
             if len(self.commands) == self.fail_at:
                 return 1, f"{command[0]}: no luck"
@@ -166,11 +166,11 @@ class Bench(Node):
         return self.commands.count("systemctl restart kubelet.service")
 
     @property
-    def kubelet_well(self) -> bool:
-        return "kubelet.service" in self.active_units and not self.bad(self.kubelet)
+    def is_kubelet_healthy(self) -> bool:
+        return "kubelet.service" in self.active_units and not self.is_unhealthy(self.kubelet)
 
     def fire_timers(self) -> None:
-        """Let systemd run what was to run later."""
+        """Run the timers of systemd."""
         while self.timers:
             script, folder = self.timers.pop().replace("$$", "$"), DROP_IN.rpartition("/")[0]
             files, _, unit = script.rpartition("; systemctl daemon-reload; systemctl restart ")
@@ -179,12 +179,12 @@ class Bench(Node):
             self._systemctl("restart", unit)
 
     def state(self) -> dict[str, Any]:
-        """Return what an installation changes."""
+        """Return the state that an installation changes."""
         folders = [self.root / folder for folder in ("etc/systemd", "etc/runtimeproxy")]
-        found = {str(path.relative_to(self.root)): path for top in folders for path in [top, *sorted(top.rglob("*"))]}
+        paths = {str(path.relative_to(self.root)): path for top in folders for path in [top, *sorted(top.rglob("*"))]}
         return {
-            "files": {name: path.read_text() for name, path in found.items() if path.is_file()},
-            "folders": [name for name, path in found.items() if path.is_dir()],
+            "files": {name: path.read_text() for name, path in paths.items() if path.is_file()},
+            "folders": [name for name, path in paths.items() if path.is_dir()],
             "link": self.file(tree.COMMAND),
             "active": self.active_units,
             "kubelet": self.kubelet,
@@ -197,8 +197,8 @@ class Bench(Node):
         if verb == "is-active":
             return (0, "") if units[0] in self.active_units else (3, "")
         if verb == "cat":
-            ours = "" if drop_in is None else f"\n# {DROP_IN}\n{drop_in}"
-            return (0, self.kubelet_files + ours) if self.kubelet_files else (1, f"No files found for {units[0]}.")
+            text = "" if drop_in is None else f"\n# {DROP_IN}\n{drop_in}"
+            return (0, self.kubelet_files + text) if self.kubelet_files else (1, f"No files found for {units[0]}.")
         if verb in ("start", "restart"):
             files = [f"{tree.UNITS}/{unit}" for unit in units if unit != "kubelet.service"]
             if not all(self.path(file).exists() for file in files):
@@ -229,14 +229,14 @@ class Bench(Node):
             case "doctor", *_:
                 verdicts = {"runtime": "ok", "kubelet": "failed", "proxy": "ok"} | self.doctor
                 rows = [
-                    {"check": check, "verdict": found, "why": "why", "do": "do"} for check, found in verdicts.items()
+                    {"check": name, "verdict": verdict, "why": "why", "do": "do"} for name, verdict in verdicts.items()
                 ]
                 return 1, json.dumps(rows)
             case "status", *_:
-                well = SERVICE in self.active_units and self.failing != tree.running(self)[0]
-                checks = [{"name": "listening", "state": "ok" if well else "failed", "reason": "" if well else "gone"}]
+                ok = SERVICE in self.active_units and self.failing != tree.running(self)[0]
+                checks = [{"name": "listening", "state": "ok" if ok else "failed", "reason": "" if ok else "gone"}]
                 checks.append({"name": "fail_plugins", "state": "failed", "reason": "gpu is away"})
-                return (0 if well else 1), json.dumps({"status": "", "text": "", "checks": checks})
+                return (0 if ok else 1), json.dumps({"status": "", "text": "", "checks": checks})
             case "in-use", *_:
                 return (1, f"kubelet calls {SOCKET}\n") if SOCKET in self.kubelet else (0, "[]")
         raise AssertionError(words)
@@ -244,8 +244,10 @@ class Bench(Node):
 
 @contextmanager
 def serving(answer: Callable[[str, str, Any, str | None], tuple[int, Any]]) -> Iterator[int]:
-    """Serve HTTP on the loopback address with the code and the content that a function returns for a method, a path, a
-    body and an authorization; yield the port."""
+    """Serve HTTP on the loopback address; yield the port.
+
+    ``answer`` returns the code and the content for a method, a path, a body and an authorization.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_any(self) -> None:
@@ -274,29 +276,29 @@ def serving(answer: Callable[[str, str, Any, str | None], tuple[int, Any]]) -> I
 
 
 class Cluster:
-    """What an API server has: nodes and the pool's leases. While ``away`` is true it answers 503."""
+    """An API server with nodes and the pool's leases. While ``is_unavailable`` is true it answers 503."""
 
     def __init__(self, *names: str) -> None:
         self.nodes: dict[str, dict[str, Any]] = {name: node_object(name) for name in names}
         self.leases: dict[str, dict[str, Any]] = {}
         self.make_leases()
-        self.away = False
+        self.is_unavailable = False
         self.queried: list[tuple[str, str]] = []
         self._version = 0
 
     def make_leases(self) -> None:
-        """Have leases that nobody holds, as the chart makes them."""
+        """Create leases without a holder, as the chart does."""
         for name in (f"{POOL}-{number}" for number in range(100)):
             metadata = {"name": name, "labels": {"app.kubernetes.io/managed-by": "Helm"}, "resourceVersion": "0"}
             self.leases[name] = {"metadata": metadata, "spec": {}}
 
     def annotations(self, name: str) -> dict[str, str]:
-        found: dict[str, str] = self.nodes[name]["metadata"]["annotations"]
-        return {key.removeprefix("runtimeproxy.koordinator.sh/installer-"): value for key, value in found.items()}
+        annotations: dict[str, str] = self.nodes[name]["metadata"]["annotations"]
+        return {key.removeprefix("runtimeproxy.koordinator.sh/installer-"): value for key, value in annotations.items()}
 
     def answer(self, method: str, path: str, body: Any, authorization: str | None) -> tuple[int, Any]:
         self.queried.append((method, path))
-        if self.away:
+        if self.is_unavailable:
             return 503, {"message": "not now"}
         if authorization != "Bearer secret":
             return 401, {"message": "who are you?"}
@@ -317,7 +319,7 @@ class Cluster:
 
 
 def node_object(name: str, runtime: str = "containerd://1.7.2", ready: str = "True") -> dict[str, Any]:
-    """Return a node as the API has it."""
+    """Return a node object of the API."""
     information = {"kubeletVersion": "v1.31.2", "containerRuntimeVersion": runtime}
     status = {"nodeInfo": information, "conditions": [{"type": "Ready", "status": ready}]}
     return {"metadata": {"name": name, "annotations": {}}, "status": status}

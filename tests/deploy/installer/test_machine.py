@@ -1,4 +1,4 @@
-"""The installer on a machine with a real systemd and containerd: its units, its drop-in, its way back.
+"""The installer on a machine with a real systemd and containerd: its units, its drop-in, its rollback.
 
 The kubelet is a unit of kubeadm's form whose program queries the runtime and serves /healthz.
 """
@@ -11,9 +11,9 @@ import pytest
 from runtimeproxy_installer import kubelet, tree
 from runtimeproxy_installer.errors import RolledBack
 from runtimeproxy_installer.kubelet import Kubelet
-from runtimeproxy_installer.node import ENTER, Node
+from runtimeproxy_installer.node import ENTER_COMMAND, Node
 from runtimeproxy_installer.work import Work
-from tests.deploy.installer.fakes import DROP_IN, SERVICE, archive, wanted
+from tests.deploy.installer.fakes import DROP_IN, SERVICE, archive, desired_state
 from tests.machines.machine import Machine
 from tests.machines.node import PYTHON
 
@@ -42,7 +42,7 @@ HTTPServer(("127.0.0.1", 10248), Handler).serve_forever()
 
 @pytest.fixture(scope="module")
 def node(machine: Machine) -> Machine:
-    """Return a machine with a kubelet and containerd, and no package of ours."""
+    """Return a machine with a kubelet and containerd, without our package."""
     units = "/usr/lib/systemd/system"
     machine.run("sh", "-c", f"rm -r {units}/runtimeproxy*; groupdel runtimeproxy-metrics")
     machine.write("/usr/lib/kubelet.py", KUBELET)
@@ -64,17 +64,17 @@ def healthz(machine: Machine) -> str:
 
 def work(node: Machine, folder: Path, version: str, patch: pytest.MonkeyPatch, **changed: Any) -> Work:
     programs = {name: node.path(f"/usr/bin/{name}").read_text() for name in ("runtimeproxy", "koord-runtime-proxy")}
-    wants = wanted(archive(folder, version, programs), healthz_port=10248, **changed)
+    desired = desired_state(archive(folder, version, programs), healthz_port=10248, **changed)
     patch.setattr(kubelet, "healthz", lambda port: healthz(node))
     patch.setattr(kubelet, "WATCH_SECONDS", 2.0)
-    patch.setattr(kubelet, "WELL_SECONDS", 0.5)
-    here = Node(node.root, (*node.enter(), *ENTER[ENTER.index("env") :]))
+    patch.setattr(kubelet, "HEALTHY_SECONDS", 0.5)
+    local = Node(node.root, (*node.enter(), *ENTER_COMMAND[ENTER_COMMAND.index("env") :]))
     reported = Kubelet("v1.31.2", "Containerd", ready=True)
-    return Work(here, wants, reported, lambda: None, lambda: True, archives=folder)
+    return Work(local, desired, reported, lambda: None, lambda: True, archives=folder)
 
 
 def command(node: Machine) -> str:
-    """Return the command that the kubelet runs with."""
+    """Return the kubelet's command line."""
     pid = node.show("kubelet.service", "MainPID")
     return node.path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
@@ -85,7 +85,7 @@ def processes(node: Machine) -> tuple[str, ...]:
 
 
 def is_clean(node: Machine) -> bool:
-    """Return whether the node has nothing of the proxy but its tree."""
+    """Return whether the node has no file of the proxy except its tree."""
     assert "runtimeproxy" not in command(node)
     assert healthz(node) == ""
     assert not node.path(DROP_IN).exists()
@@ -102,20 +102,20 @@ def test_install_upgrade_and_removal_on_real_systemd(
     assert node.show("runtimeproxy-metrics.socket", "SocketGroup") == "runtimeproxy-metrics"
     assert node.run("/usr/local/bin/runtimeproxy", "status").startswith("ready")
     assert "--container-runtime-endpoint=unix:///var/run/koord-runtimeproxy/runtimeproxy.sock" in command(node)
-    proxy, *others = processes(node)
+    proxy, *unchanged = processes(node)
     assert work(node, tmp_path, "0.3.0", monkeypatch, configure_kubelet=True).install() == "0.3.0"
-    upgraded, *same = processes(node)
+    upgraded, *after_upgrade = processes(node)
     assert tree.running(Node(node.root))[1] == "0.3.0"
-    assert (upgraded != proxy, same) == (True, others)
+    assert (upgraded != proxy, after_upgrade) == (True, unchanged)
     work(node, tmp_path, "0.3.0", monkeypatch, action="uninstall").uninstall()
     assert is_clean(node)
     assert node.run("ls", "-A", "/run/systemd/transient") == ""
     assert node.run("find", "/etc/systemd/system", "-type", "d", "-name", "*.d", "-empty") == ""
     assert not node.path(tree.TREES).exists()
-    assert processes(node)[2] == others[1]
+    assert processes(node)[2] == unchanged[1]
 
 
-def test_kubelet_that_is_sick_with_proxy_gets_old_command(
+def test_unhealthy_kubelet_gets_old_command_back(
     node: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.write("/etc/sick", "")

@@ -1,4 +1,4 @@
-"""The pod: what is on the node afterwards, who changes first by leases of a real HTTP server, and its own process."""
+"""The installer's pod: its result on the node, its leases on a real HTTP server, and its process."""
 
 import os
 import subprocess
@@ -12,30 +12,29 @@ import pytest
 
 import runtimeproxy_installer
 from runtimeproxy_installer import __main__ as program
-from runtimeproxy_installer import places
-from runtimeproxy_installer import wanted as wanted_file
+from runtimeproxy_installer import desired, places
 from runtimeproxy_installer.__main__ import PREFIX, Installer
 from runtimeproxy_installer.api import Api, ApiError
+from runtimeproxy_installer.desired import DesiredState
 from runtimeproxy_installer.errors import Failed, Refused, RolledBack, Stopped
 from runtimeproxy_installer.kubelet import Kubelet
 from runtimeproxy_installer.places import Places
-from runtimeproxy_installer.wanted import Wanted
 from tests.deploy.charts import of_kind
-from tests.deploy.installer.fakes import NAMESPACE, POOL, SOCKET, Bench, Cluster, node_object, wanted
+from tests.deploy.installer.fakes import NAMESPACE, POOL, SOCKET, Bench, Cluster, desired_state, node_object
 
 Place = Callable[[], None]
 
 
 class Pods:
-    """Pods of nodes of a cluster. A work takes a place, unless it is refused, and ends as it is set."""
+    """Pods of a cluster's nodes. Their work acquires a place, unless it is refused, and ends with the given result."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
         self.worked: list[str] = []
         self.asleep: Callable[[], None] = lambda: None
 
-    def once(self, name: str, end: Any, **changed: Any) -> bool:
-        def work(wants: Wanted, reported: Kubelet, place: Place, ready: Callable[[], bool]) -> Any:
+    def run(self, name: str, end: Any, **changed: Any) -> bool:
+        def work(desired: DesiredState, reported: Kubelet, place: Place, ready: Callable[[], bool]) -> Any:
             def ended() -> Any:
                 if not isinstance(end, Refused):
                     place()
@@ -46,7 +45,9 @@ class Pods:
             self.worked.append(name)
             return SimpleNamespace(install=ended, uninstall=ended)
 
-        return Installer(self._api, name, NAMESPACE, wanted(**changed), work, lambda seconds: self.asleep()).once()
+        return Installer(
+            self._api, name, NAMESPACE, desired_state(**changed), work, lambda seconds: self.asleep()
+        ).run()
 
 
 @pytest.fixture
@@ -72,94 +73,94 @@ NO_SPACE = OSError(28, "No space left on device", "/opt/a")
         (Stopped("by SIGTERM"), "Interrupted", "by SIGTERM", ""),
     ],
 )
-def test_end_of_work_is_reported_on_node(
+def test_result_of_work_is_reported_on_node(
     end: Any, state: str, reason: str | None, held_by: str, pods: Pods, cluster: Cluster
 ) -> None:
     if state == "Interrupted":
         with pytest.raises(Stopped):
-            pods.once("n1", end)
+            pods.run("n1", end)
     else:
-        assert pods.once("n1", end) is (state == "Installed")
+        assert pods.run("n1", end) is (state == "Installed")
     reported = cluster.annotations("n1")
     assert (reported["state"], reported.get("reason"), holder(cluster)) == (state, reason, held_by)
     assert reported.get("version") == ("0.2.0" if state == "Installed" else None)
     assert cluster.annotations("n2") == {}
-    assert pods.once("n1", "0.2.0") is (state != "RolledBack")
-    assert pods.once("n1", None, action="uninstall")
+    assert pods.run("n1", "0.2.0") is (state != "RolledBack")
+    assert pods.run("n1", None, action="uninstall")
     assert cluster.annotations("n1").keys() == {"state", "wanted"}
     assert cluster.annotations("n1")["state"] == "Removed"
 
 
-def test_node_that_failed_stops_its_pool_until_other_values(pods: Pods, cluster: Cluster) -> None:
-    pods.once("n1", RolledBack("bad"))
-    looks = iter(range(3))
+def test_failed_node_stops_its_pool_until_values_change(pods: Pods, cluster: Cluster) -> None:
+    pods.run("n1", RolledBack("bad"))
+    polls = iter(range(3))
 
-    def look() -> None:
-        if next(looks, None) is None:
-            pods.once("n1", "0.3.0", sha256="1" * 64)
+    def on_sleep() -> None:
+        if next(polls, None) is None:
+            pods.run("n1", "0.3.0", sha256="1" * 64)
 
-    pods.asleep = look
-    assert pods.once("n2", "0.3.0", sha256="1" * 64)
+    pods.asleep = on_sleep
+    assert pods.run("n2", "0.3.0", sha256="1" * 64)
     assert pods.worked == ["n1", "n2", "n1"]
     assert (cluster.annotations("n1")["state"], cluster.annotations("n2")["state"]) == ("Installed", "Installed")
 
 
-def test_node_that_waits_names_holder_and_writes_seldom(pods: Pods, cluster: Cluster) -> None:
-    """The holder is another one at each look."""
-    pods.once("n1", Failed("broken"))
-    looks: list[str] = []
+def test_waiting_node_reports_holder_and_writes_rarely(pods: Pods, cluster: Cluster) -> None:
+    """The holder changes at each check."""
+    pods.run("n1", Failed("broken"))
+    reasons: list[str] = []
 
-    def look() -> None:
-        looks.append(cluster.annotations("n2")["reason"])
-        cluster.leases[f"{POOL}-0"]["spec"]["holderIdentity"] = f"n{len(looks) + 2}"
-        if len(looks) == 2 * program.REPORT_CHECKS:
+    def on_sleep() -> None:
+        reasons.append(cluster.annotations("n2")["reason"])
+        cluster.leases[f"{POOL}-0"]["spec"]["holderIdentity"] = f"n{len(reasons) + 2}"
+        if len(reasons) == 2 * program.REPORT_CHECKS:
             cluster.make_leases()
 
-    pods.asleep = look
-    assert pods.once("n2", "0.2.0")
-    turn = program.REPORT_CHECKS
-    assert looks == ["n1 changes first"] * turn + [f"n{turn + 2} changes first"] * turn
+    pods.asleep = on_sleep
+    assert pods.run("n2", "0.2.0")
+    reports = program.REPORT_CHECKS
+    assert reasons == ["n1 changes first"] * reports + [f"n{reports + 2} changes first"] * reports
 
 
-def test_rolled_back_work_is_not_repeated_and_keeps_place(pods: Pods, cluster: Cluster) -> None:
-    """Until its annotation is removed. Without a lease it is tried again, or the next node would fail in that way."""
-    pods.once("n1", RolledBack("bad"))
+def test_rolled_back_work_is_not_repeated_and_holds_place(pods: Pods, cluster: Cluster) -> None:
+    """Until its annotation is removed. A missing lease is retried, since the next node would fail in the same way."""
+    pods.run("n1", RolledBack("bad"))
     cluster.leases.clear()
     with pytest.raises(ApiError, match="there is no lease"):
-        pods.once("n1", "0.2.0")
+        pods.run("n1", "0.2.0")
     cluster.make_leases()
-    assert not pods.once("n1", "0.2.0")
+    assert not pods.run("n1", "0.2.0")
     assert (pods.worked, cluster.annotations("n1")["state"], holder(cluster)) == (["n1"], "RolledBack", "n1")
     del cluster.nodes["n1"]["metadata"]["annotations"][f"{PREFIX}state"]
-    assert pods.once("n1", "0.2.0")
+    assert pods.run("n1", "0.2.0")
 
 
 def test_work_begins_only_with_api_server_and_lease(pods: Pods, cluster: Cluster) -> None:
-    """The chart's leases may come after its pods."""
-    cluster.away = True
+    """The chart's leases may be created after its pods."""
+    cluster.is_unavailable = True
     with pytest.raises(ApiError, match="the API server answers 503: not now"):
-        pods.once("n1", "0.2.0")
+        pods.run("n1", "0.2.0")
     assert pods.worked == []
-    cluster.away = False
+    cluster.is_unavailable = False
     cluster.leases.clear()
-    seen: list[str] = []
+    reported: list[str] = []
 
-    def look() -> None:
-        seen.append(f"{cluster.annotations('n1')['state']}: {cluster.annotations('n1')['reason']}")
-        if len(seen) == 3:
+    def on_sleep() -> None:
+        reported.append(f"{cluster.annotations('n1')['state']}: {cluster.annotations('n1')['reason']}")
+        if len(reported) == 3:
             cluster.make_leases()
 
-    pods.asleep = look
-    assert pods.once("n1", "0.2.0")
-    assert len(seen) == 3
-    assert all(f"Waiting: nobody knows who (there is no lease {POOL}-0 in {NAMESPACE}" in words for words in seen)
+    pods.asleep = on_sleep
+    assert pods.run("n1", "0.2.0")
+    assert len(reported) == 3
+    assert all(f"Waiting: an unknown node (there is no lease {POOL}-0 in {NAMESPACE}" in words for words in reported)
 
 
 def test_node_with_another_runtime_is_refused(pods: Pods, cluster: Cluster) -> None:
     cluster.nodes["n1"] = node_object("n1", "rkt://1")
-    assert not pods.once("n1", "0.2.0")
-    found = cluster.annotations("n1")
-    assert (found["state"], found["reason"].partition(",")[0]) == ("Refused", "the kubelet uses rkt://1")
+    assert not pods.run("n1", "0.2.0")
+    annotations = cluster.annotations("n1")
+    assert (annotations["state"], annotations["reason"].partition(",")[0]) == ("Refused", "the kubelet uses rkt://1")
     assert pods.worked == []
 
 
@@ -169,9 +170,7 @@ def test_node_with_another_runtime_is_refused(pods: Pods, cluster: Cluster) -> N
 def test_pod_does_real_work_on_node(
     ready: str, state: str, kubelet: str, bench: Bench, api: Api, cluster: Cluster
 ) -> None:
-    """On a node that is ready or not after the kubelet's restart."""
-
-    def work(wants: Wanted, reported: Kubelet, place: Place, is_ready: Callable[[], bool]) -> Any:
+    def work(desired: DesiredState, reported: Kubelet, place: Place, is_ready: Callable[[], bool]) -> Any:
         def placed() -> None:
             place()
             cluster.nodes["n1"]["status"]["conditions"] = [{"type": "Ready", "status": ready}]
@@ -179,8 +178,8 @@ def test_pod_does_real_work_on_node(
         bench.place, bench.ready, bench.reported = placed, is_ready, reported
         return bench.work(configure_kubelet=True)
 
-    wants = wanted(bench.sha256, configure_kubelet=True)
-    assert Installer(api, "n1", NAMESPACE, wants, work, bench.sleep).once() is (state == "Installed")
+    desired = desired_state(bench.sha256, configure_kubelet=True)
+    assert Installer(api, "n1", NAMESPACE, desired, work, bench.sleep).run() is (state == "Installed")
     assert cluster.annotations("n1")["state"] == state
     assert bench.kubelet.endswith(kubelet)
 
@@ -188,69 +187,69 @@ def test_pod_does_real_work_on_node(
 # ---- places
 
 
-def of(api: Api, name: str, count: int = 1, clock: Callable[[], float] = lambda: 0.0) -> Places:
+def places_of(api: Api, name: str, count: int = 1, clock: Callable[[], float] = lambda: 0.0) -> Places:
     return Places(api, NAMESPACE, POOL, count, name, clock)
 
 
-def test_node_has_place_until_it_leaves(api: Api, cluster: Cluster) -> None:
-    first, second = of(api, "n1"), of(api, "n2")
-    assert (first.take(), second.take(), first.renew()) == ("", "n1", True)
-    first.leave()
-    assert (first.renew(), second.take(), second.held, holder(cluster)) == (False, "", f"{POOL}-0", "n2")
-    assert "labels" in cluster.leases[f"{POOL}-0"]["metadata"]  # which the chart gave it
+def test_node_holds_place_until_it_leaves(api: Api, cluster: Cluster) -> None:
+    first, second = places_of(api, "n1"), places_of(api, "n2")
+    assert (first.acquire(), second.acquire(), first.renew()) == ("", "n1", True)
+    first.release()
+    assert (first.renew(), second.acquire(), second.held, holder(cluster)) == (False, "", f"{POOL}-0", "n2")
+    assert "labels" in cluster.leases[f"{POOL}-0"]["metadata"]  # of the chart
 
 
-def test_several_places_are_for_several_nodes(api: Api) -> None:
-    assert [of(api, name, 2).take() for name in ("n1", "n2", "n3")] == ["", "", "n1, n2"]
-    restarted = of(api, "n2", 2)
-    assert (restarted.take(), restarted.held) == ("", f"{POOL}-1")
+def test_several_places_are_held_by_several_nodes(api: Api) -> None:
+    assert [places_of(api, name, 2).acquire() for name in ("n1", "n2", "n3")] == ["", "", "n1, n2"]
+    restarted = places_of(api, "n2", 2)
+    assert (restarted.acquire(), restarted.held) == ("", f"{POOL}-1")
 
 
-def test_node_looks_at_few_places_and_all_nodes_at_all(api: Api, cluster: Cluster) -> None:
+def test_node_reads_few_places_and_all_nodes_read_all(api: Api, cluster: Cluster) -> None:
     names = [f"node-{number}" for number in range(200)]
     for name in names:
-        of(api, name, 100).take()
+        places_of(api, name, 100).acquire()
     held = {holder(cluster, number) for number in range(100)} - {""}
     assert len(held) > 90
-    waiting, cluster.queried = of(api, next(name for name in names if name not in held), 100), []
+    waiting, cluster.queried = places_of(api, next(name for name in names if name not in held), 100), []
     for _ in range(10):
-        assert len(waiting.take().split(", ")) == places.FEW
+        assert len(waiting.acquire().split(", ")) == places.CANDIDATES
     assert {method for method, _ in cluster.queried} == {"GET"}
-    assert (len(cluster.queried), len(set(cluster.queried))) == (10 * places.FEW, places.FEW)
+    assert (len(cluster.queried), len(set(cluster.queried))) == (10 * places.CANDIDATES, places.CANDIDATES)
 
 
 def test_place_of_lost_node_becomes_free(api: Api) -> None:
     now = 0.0
-    gone, waiting = of(api, "n1"), of(api, "n2", clock=lambda: now)
-    gone.take()
-    for now in (0.0, places.SECONDS - 1.0):  # noqa: B007
-        assert waiting.take() == "n1"
-    gone.renew()  # a sign of life
-    for now in (places.SECONDS + 1.0, 2 * places.SECONDS):  # noqa: B007
-        assert waiting.take() == "n1"
-    now = 3 * places.SECONDS
-    assert waiting.take() == ""
-    assert not gone.renew()
+    lost, waiting = places_of(api, "n1"), places_of(api, "n2", clock=lambda: now)
+    lost.acquire()
+    for now in (0.0, places.LEASE_SECONDS - 1.0):  # noqa: B007
+        assert waiting.acquire() == "n1"
+    lost.renew()
+    for now in (places.LEASE_SECONDS + 1.0, 2 * places.LEASE_SECONDS):  # noqa: B007
+        assert waiting.acquire() == "n1"
+    now = 3 * places.LEASE_SECONDS
+    assert waiting.acquire() == ""
+    assert not lost.renew()
 
 
-def test_one_of_two_nodes_takes_place_in_race(api: Api, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second, read = of(api, "n1"), of(api, "n2"), api.lease
+def test_one_of_two_racing_nodes_gets_place(api: Api, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, read = places_of(api, "n1"), places_of(api, "n2"), api.lease
 
     def read_late(namespace: str, name: str) -> dict[str, Any]:
-        found = read(namespace, name)
+        lease = read(namespace, name)
         monkeypatch.setattr(api, "lease", read)
-        assert first.take() == ""  # between the other's look and its write
-        return found
+        assert first.acquire() == ""  # between the read and the write of the second
+        return lease
 
     monkeypatch.setattr(api, "lease", read_late)
-    assert (second.take(), second.held, holder(cluster)) == ("another node", None, "n1")
+    assert (second.acquire(), second.held, holder(cluster)) == ("another node", None, "n1")
 
 
 def test_missing_lease_is_reported_and_not_created(api: Api, cluster: Cluster) -> None:
-    held = of(api, "n1")
-    held.take()
+    held = places_of(api, "n1")
+    held.acquire()
     cluster.leases.clear()
-    for query in (of(api, "n2").take, held.renew, held.leave):
+    for query in (places_of(api, "n2").acquire, held.renew, held.release):
         with pytest.raises(ApiError, match=f"no lease {POOL}-0 in {NAMESPACE}, .*: .* install the chart again"):
             query()
     assert cluster.leases == {}
@@ -265,31 +264,31 @@ def test_api_error_has_text_and_no_token(api: Api, tmp_path: Path) -> None:
         Api("http://127.0.0.1:1", tmp_path / "token", None).node("n1")
 
 
-# ---- what the chart writes, and the process
+# ---- the chart's file, and the process
 
 
 @pytest.mark.tool("helm")
-def test_file_of_chart_is_read(tmp_path: Path) -> None:
+def test_desired_state_of_chart_is_read(tmp_path: Path) -> None:
     [config] = of_kind("ConfigMap", "kubelet").values()
     (tmp_path / "wanted.json").write_text(config["data"]["wanted.json"])
-    wants = wanted_file.read(tmp_path / "wanted.json")
-    assert (wants.action, wants.pool, wants.parallel) == ("install", "runtimeproxy-installer", 3)
-    assert (wants.configure_kubelet, wants.allow_downgrade, wants.healthz_port) == (True, False, 10248)
-    assert (wants.config["backend-runtime-mode"], wants.metrics_group_id) == ("Docker", 965)
+    state = desired.read(tmp_path / "wanted.json")
+    assert (state.action, state.pool, state.parallel) == ("install", "runtimeproxy-installer", 3)
+    assert (state.configure_kubelet, state.allow_downgrade, state.healthz_port) == (True, False, 10248)
+    assert (state.config["backend-runtime-mode"], state.metrics_group_id) == ("Docker", 965)
     (tmp_path / "wanted.json").write_text('{"action": "install"}')
     with pytest.raises(Refused, match="is not what the chart writes"):
-        wanted_file.read(tmp_path / "wanted.json")
+        desired.read(tmp_path / "wanted.json")
 
 
 def test_fingerprint_changes_with_values_but_not_with_places() -> None:
-    same = wanted()
-    assert wanted(parallel=7, pool="other").fingerprint == same.fingerprint
+    same = desired_state()
+    assert desired_state(parallel=7, pool="other").fingerprint == same.fingerprint
     for changed in ({"sha256": "1" * 64}, {"configure_kubelet": True}, {"config": {"log-level": "debug"}}):
-        assert wanted(**changed).fingerprint != same.fingerprint
+        assert desired_state(**changed).fingerprint != same.fingerprint
 
 
 @pytest.mark.slow  # it starts the program
-def test_program_needs_python_alone_and_reports_missing_file(tmp_path: Path) -> None:
+def test_program_requires_only_python_and_reports_lost_file(tmp_path: Path) -> None:
     (tmp_path / "runtimeproxy_installer").symlink_to(Path(runtimeproxy_installer.__file__).parent)
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path), "NODE_NAME": "n1"}
     command = [sys.executable, "-S", "-m", "runtimeproxy_installer"]  # without installed packages

@@ -56,7 +56,7 @@ def cgroups(tmp_path: Path, request: pytest.FixtureRequest) -> Cgroups:
 v1_only = pytest.mark.parametrize("cgroups", ["v1"], indirect=True)
 
 
-def test_cgroups_that_are_mounted_later_are_found(tmp_path: Path) -> None:
+def test_cgroups_mounted_later_are_found(tmp_path: Path) -> None:
     cgroups = Cgroups(tmp_path / "later")
     assert cgroups.absent == f"{tmp_path}/later holds no cgroups: mount the node's there, or set --cgroup-root"
     assert (cgroups.container(POD, "c1"), cgroups.pids(POD), cgroups.tids(POD)) == (None, [], [])
@@ -79,7 +79,7 @@ WRITTEN = [
 
 
 @pytest.mark.parametrize(("setting", "value", "before", "in_version_2"), WRITTEN)
-def test_value_is_written_in_the_form_of_each_version(
+def test_value_is_written_in_form_of_each_version(
     cgroups: Cgroups, setting: str, value: int | str, before: str, in_version_2: str
 ) -> None:
     v2_name = f"kubepods/podx/{SETTINGS[setting].v2_name}"
@@ -95,14 +95,14 @@ OUTSIDE = ("../x", "kubepods/podx", "/kubepods/../../etc", "/kubepods/..", "/kub
 
 
 @pytest.mark.parametrize("use", USES)
-def test_path_that_leads_elsewhere_or_to_the_root_is_malformed(cgroups: Cgroups, use: str) -> None:
+def test_path_outside_or_at_root_is_malformed(cgroups: Cgroups, use: str) -> None:
     for path in (*OUTSIDE, *(("", "/", "//", "/./") if use != "container" else ())):
         with pytest.raises(Malformed, match="cgroup path: it must be absolute and below the root"):
             USES[use](cgroups, path)
 
 
 @pytest.mark.parametrize("use", USES)
-def test_link_leads_nowhere(cgroups: Cgroups, use: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_linked_cgroup_is_refused(cgroups: Cgroups, use: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     outside = tmp_path_factory.mktemp("outside")
     files = tree(outside, dict.fromkeys(("cpu.shares", "cpu.weight", "cgroup.procs", "tasks", "c1/tasks"), "1\n"))
     for top in [cgroups.root] if cgroups.v2 else [path for path in cgroups.root.iterdir() if not path.is_symlink()]:
@@ -113,7 +113,7 @@ def test_link_leads_nowhere(cgroups: Cgroups, use: str, tmp_path_factory: pytest
     assert {file.read_text() for file in files} == {"1\n"}
 
 
-def test_link_to_nothing_or_to_itself_leads_nowhere(cgroups: Cgroups) -> None:
+def test_dangling_or_recursive_link_is_refused(cgroups: Cgroups) -> None:
     loop = shares_file(cgroups, "/loop").parent
     shares_file(cgroups, "/dangling").parent.symlink_to("/not/there")
     loop.symlink_to(loop)
@@ -140,7 +140,7 @@ def test_linked_hierarchy_is_ignored(cgroups: Cgroups, tmp_path_factory: pytest.
 
 
 @v1_only
-def test_path_is_checked_without_a_free_descriptor(cgroups: Cgroups, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_is_checked_without_free_descriptor(cgroups: Cgroups, monkeypatch: pytest.MonkeyPatch) -> None:
     (cgroups.root / "cpu,cpuacct/link").symlink_to("/etc")
 
     def too_many(*_: object) -> int:
@@ -157,7 +157,7 @@ NAMES = ("ab12", "cri-containerd-ab12.scope", "docker-ab12.scope", "crio-ab12", 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_container_is_found_by_its_id(cgroups: Cgroups, name: str) -> None:
-    assert [cgroups.container(POD, each) for each in ("ab12", "")] == [None, None]
+    assert [cgroups.container(POD, container_id) for container_id in ("ab12", "")] == [None, None]
     (cgroups.root / ("" if cgroups.v2 else "memory") / "kubepods/podx" / name).mkdir(parents=True)
     assert cgroups.container(POD, "ab12") == cgroups.container(f"{POD}/", "ab12") == f"{POD}/{name}"
     assert cgroups.container("/", "kubepods") == "/kubepods"
@@ -174,7 +174,7 @@ def test_processes_and_threads_are_listed_recursively(cgroups: Cgroups, tmp_path
 
 
 @v1_only
-def test_next_hierarchy_is_listed_if_the_first_is_empty(cgroups: Cgroups) -> None:
+def test_next_hierarchy_is_listed_if_first_is_empty(cgroups: Cgroups) -> None:
     for name in ("cgroup.procs", "tasks", "c1/cgroup.procs", "c1/tasks"):
         (cgroups.root / CPU / name).write_text("0\n")
     assert (cgroups.pids(POD), cgroups.tids(POD)) == ([17, 18, 22], [23])

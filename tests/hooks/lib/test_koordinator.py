@@ -38,7 +38,7 @@ def test_invalid_json_is_malformed_and_not_shown(text: str) -> None:
     assert len(str(caught.value)) < 200
 
 
-def test_json_that_is_no_object_is_malformed() -> None:
+def test_json_other_than_object_is_malformed() -> None:
     for text in ("[]", '"x"', "1.5", "true"):
         with pytest.raises(Malformed, match=r"^annotation .*: the value must be a JSON object$"):
             read(text, dict)
@@ -48,7 +48,7 @@ def test_json_that_is_no_object_is_malformed() -> None:
 
 
 @pytest.mark.parametrize("spaces", [0, 5000], ids=["cached", "too long for the cache"])
-def test_error_of_a_cached_text_names_its_annotation(spaces: int) -> None:
+def test_error_of_cached_text_names_its_annotation(spaces: int) -> None:
     text = '{"a": {"b": "x"}}' + " " * spaces
     for key in ("one", "two", "one"):
         value = read_json({key: text}, key)
@@ -74,7 +74,7 @@ def test_number_of_cached_texts_is_bounded() -> None:
         *((text, "default") for text in ('{"busID": null}', '{"b": 1}', "null", "")),
     ],
 )
-def test_member_is_found_as_go_finds_it(text: str, expected: str) -> None:
+def test_member_is_matched_as_in_go(text: str, expected: str) -> None:
     assert member(read(text), "busID", str, "default") == expected
 
 
@@ -86,7 +86,7 @@ def test_member_is_found_as_go_finds_it(text: str, expected: str) -> None:
         *((str(MAX_INT64), {int, float}), (str(MAX_INT64 + 1), {float}), ("1e3", {float})),
     ],
 )
-def test_member_is_of_its_kind_or_malformed(text: str, kinds: set[type]) -> None:
+def test_member_of_wrong_type_is_malformed(text: str, kinds: set[type]) -> None:
     for kind in KINDS:
         if kind in kinds:
             assert read_member(text, kind) == json.loads(text)
@@ -110,9 +110,9 @@ QUANTITIES = [
 ]
 
 
-@pytest.mark.parametrize(("value", "whole", "thousandths"), QUANTITIES)
-def test_quantity_is_exact_and_rounded_up(value: Any, whole: int, thousandths: int) -> None:
-    assert (quantity(value, "x"), milli(value, "x")) == (whole, thousandths)
+@pytest.mark.parametrize(("value", "rounded", "thousandths"), QUANTITIES)
+def test_quantity_is_exact_and_rounded_up(value: Any, rounded: int, thousandths: int) -> None:
+    assert (quantity(value, "x"), milli(value, "x")) == (rounded, thousandths)
 
 
 TOO_GREAT = [2**63, -(2**63), "9223372036854775808", "8Ei", "-10E", "1e19", "1e999999999", f"{MAX_INT64}.1"]
@@ -128,7 +128,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("value", "words"), MALFORMED)
-def test_malformed_quantity_is_an_error_and_not_shown(value: Any, words: str) -> None:
+def test_malformed_quantity_is_error_and_not_shown(value: Any, words: str) -> None:
     for reads in (quantity, milli):
         with pytest.raises(Malformed, match=words) as caught:
             reads(value, "gpu-memory")

@@ -20,7 +20,7 @@ DEFAULTS = Settings(1.0, "", (), (), False, "none", "", True, RDT, IDENTITIES)
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "null", "{}", "rdt:\nshared-pools:\nsystem-cpuset: ~\n"])
-def test_empty_file_has_the_default_settings(text: str) -> None:
+def test_empty_file_has_default_settings(text: str) -> None:
     assert parse(text.encode(), "node.yaml") == Settings() == DEFAULTS
 
 
@@ -96,7 +96,7 @@ NO_MB = ("0", "101", "50.0", "'50'", "true", "050", "0:50")
     ],
     ids=lambda value: value[:60].replace("[" * 50, "deep"),
 )
-def test_invalid_value_is_an_error_with_file_key_and_rule(text: str, error: str) -> None:
+def test_invalid_value_is_error_with_file_key_and_rule(text: str, error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text.encode(), "/etc/node.yaml")
     assert str(caught.value) == f"/etc/node.yaml: {error}"
@@ -106,7 +106,7 @@ def test_invalid_value_is_an_error_with_file_key_and_rule(text: str, error: str)
     "content",
     [b"{", b"\xff\xfe\xfd", b"\x00", b"[" * 100_000, b"!!python/object/apply:os.getcwd []", b"rdt: *gone"],
 )
-def test_invalid_yaml_is_an_error_of_one_line(content: bytes) -> None:
+def test_invalid_yaml_is_error_of_one_line(content: bytes) -> None:
     with pytest.raises(ConfigError, match=r"^node: this is not YAML: [^\n]+$"):
         parse(content, "node")
 
@@ -118,7 +118,7 @@ def ratio(node: Node) -> float:
 RATIO_IS = "cpu-normalization-ratio:"
 LOADED, MISSING = ": the node's settings are taken", " is not there: the default settings hold"
 LIFE = [
-    ("", 1, "INFO", " is empty: the default settings hold"),  # it is being written in place
+    ("", 1, "INFO", " is empty: the default settings hold"),  # written in place, incomplete
     ("rdt: 7", 1, "ERROR", ": rdt must be a mapping with some of the keys LSR, LS, BE; the default settings hold"),
     (f"{RATIO_IS} 2", 2, "INFO", LOADED),
     (f"{RATIO_IS} 2.5", 2.5, "INFO", LOADED),
@@ -134,7 +134,7 @@ LIFE = [
 @pytest.mark.parametrize(
     ("usual", "make"), [(True, os.mkfifo), (False, Path.mkdir), (False, lambda path: path.symlink_to(path))]
 )
-def test_each_change_of_the_file_is_logged_once(
+def test_each_change_of_file_is_logged_once(
     tmp_path: Path, caplog: Log, monkeypatch: Patch, usual: bool, make: Any
 ) -> None:
     file = tmp_path / "node.yaml"
@@ -158,7 +158,7 @@ def test_each_change_of_the_file_is_logged_once(
     assert str(file) in message
 
 
-def test_check_by_a_slow_thread_reverts_nothing(tmp_path: Path, monkeypatch: Patch, caplog: Log) -> None:
+def test_check_by_slow_thread_reverts_nothing(tmp_path: Path, monkeypatch: Patch, caplog: Log) -> None:
     file = tmp_path / "node.yaml"
     file.write_text(f"{RATIO_IS} 2")
     node = Node(file)
@@ -171,7 +171,7 @@ def test_check_by_a_slow_thread_reverts_nothing(tmp_path: Path, monkeypatch: Pat
     assert not caplog.records
 
 
-def test_config_map_is_followed_whatever_its_modification_time(tmp_path: Path) -> None:
+def test_config_map_change_is_found_with_any_mtime(tmp_path: Path) -> None:
     for version in ("1.5", "2.5"):
         [file] = tree(tmp_path, {f"{version}/node.yaml": f"{RATIO_IS} {version}"})
         os.utime(file, ns=(0, 0))

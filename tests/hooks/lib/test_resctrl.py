@@ -20,11 +20,11 @@ MB_INFO = {"min_bandwidth": "10", "bandwidth_gran": "10"}
 
 FULL, MB_ONLY, L3_ONLY = Machine({"L3": L3}, MB), Machine({}, MB), Machine({"L3": L3})
 CODE_AND_DATA = Machine({"L3CODE": L3, "L3DATA": L3})
-OTHER_IDS = Machine({"L3": Cache((8, 16), 4, 1)}, Bandwidth((16,), AMD, 0, 1))
+SPARSE_IDS = Machine({"L3": Cache((8, 16), 4, 1)}, Bandwidth((16,), AMD, 0, 1))
 Limits = tuple[Machine, Wish, str, bool]
 
 
-def ways(count: int, min_bits: int, percent: Range, mask: str) -> Limits:
+def capacity_limits(count: int, min_bits: int, percent: Range, mask: str) -> Limits:
     return Machine({"L3": Cache((0,), count, min_bits)}), Wish(l3=percent), f"L3:0={mask}\n", False
 
 
@@ -45,12 +45,12 @@ SCHEMATA: list[Limits] = [
     (FULL, Wish(l3_of={0: (0, 50), -1: (0, 50)}, mb_of={7: 50}), "L3:0=3f\n", True),
     # code and data have a line each; ids need not be 0 and 1, nor the same
     (CODE_AND_DATA, Wish(l3=(0, 30)), "L3CODE:0=f;1=f\nL3DATA:0=f;1=f\n", False),
-    (OTHER_IDS, Wish(l3=(0, 50), mb=100), "L3:8=3;16=3\nMB:16=2048\n", False),
+    (SPARSE_IDS, Wish(l3=(0, 50), mb=100), "L3:8=3;16=3\nMB:16=2048\n", False),
     # koordlet drops such a line, because both ends round up to the same way
-    *(ways(11, 1, *row) for row in (((95, 100), "400"), ((50, 51), "20"))),
+    *(capacity_limits(11, 1, *row) for row in (((95, 100), "400"), ((50, 51), "20"))),
     # the kernel refuses a mask narrower than min_cbm_bits
-    *(ways(20, 2, *row) for row in (((0, 1), "3"), ((99, 100), "c0000"))),
-    *(ways(20, *row) for row in ((3, (50, 52), "700"), (20, (40, 45), "fffff"))),
+    *(capacity_limits(20, 2, *row) for row in (((0, 1), "3"), ((99, 100), "c0000"))),
+    *(capacity_limits(20, *row) for row in ((3, (50, 52), "700"), (20, (40, 45), "fffff"))),
     *(bandwidth(INTEL, 10, 10, *row) for row in ((1, 10), (11, 20), (90, 90), (91, 100))),
     *(bandwidth(*row) for row in ((INTEL, 5, 5, 12, 15), (INTEL, 10, 30, 95, 100), (AMD, 8, 1, 1, 8))),
     *(bandwidth(AMD, 0, 1, *row) for row in ((1, 1), (33, 52), (99, 158), (100, 2048))),
@@ -58,7 +58,7 @@ SCHEMATA: list[Limits] = [
 
 
 @pytest.mark.parametrize(("machine", "wish", "lines", "unknown"), SCHEMATA)
-def test_group_has_a_line_for_each_resource(machine: Machine, wish: Wish, lines: str, unknown: bool) -> None:
+def test_group_has_line_for_each_resource(machine: Machine, wish: Wish, lines: str, unknown: bool) -> None:
     assert pure.schemata(machine, wish) == lines
     assert pure.unknown_ids(machine, wish) is unknown
 
@@ -89,7 +89,7 @@ MACHINES: list[tuple[str, dict[str, dict[str, str]], str, Machine, str]] = [
 def test_machine_is_parsed_from_schemata_and_info(root: str, info: Any, vendor: str, used: Machine, note: str) -> None:
     machine = pure.machine_of(root, info, vendor)
     assert (machine.caches, machine.bandwidth, bool(machine)) == (used.caches, used.bandwidth, bool(used))
-    assert [each.startswith(note) for each in machine.notes] == ([True] if note else [])
+    assert [text.startswith(note) for text in machine.notes] == ([True] if note else [])
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def resctrl(tmp_path: Path) -> StandIn:
     return StandIn(tmp_path / "resctrl")
 
 
-def test_vendor_is_this_machines_own(tmp_path: Path) -> None:
+def test_vendor_matches_cpuinfo(tmp_path: Path) -> None:
     StandIn(tmp_path, Hardware(l3_ids=()))
     cpuinfo = Path("/proc/cpuinfo").read_text()
     machine = Resctrl(tmp_path).machine()
@@ -120,7 +120,7 @@ def test_thread_is_moved_unless_it_has_ended(resctrl: StandIn) -> None:
 
 
 @pytest.mark.parametrize("group", ["", "..", "info", "mon_groups", "LS/mon_groups", "/LS", "L\nS", "L\0S"])
-def test_name_that_is_no_group_is_refused(resctrl: StandIn, group: str) -> None:
+def test_invalid_group_name_is_refused(resctrl: StandIn, group: str) -> None:
     before = sorted(resctrl.root.rglob("*"))
     for act in (resctrl.make, resctrl.remove, resctrl.exists, resctrl.tasks):
         with pytest.raises(ValueError, match="a group's name"):
@@ -163,7 +163,7 @@ def test_schemata_are_parsed(text: str, values: dict[str, dict[int, str]]) -> No
     assert pure.parse_schemata(text) == values
 
 
-def test_mount_that_is_missing_or_cannot_be_read_limits_nothing(tmp_path: Path) -> None:
+def test_missing_or_unreadable_mount_limits_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert Resctrl(tmp_path).machine() == Resctrl(tmp_path / "nothing").machine() == Machine()
     assert Resctrl(tmp_path / "file").machine() == Machine(notes=("it cannot be read: Not a directory",))

@@ -1,4 +1,4 @@
-"""Hook servers in processes of their own, and calls of a server: by the proxy's client, and with the bare status.
+"""Hook servers as processes, and calls of a server: by the proxy's client, or returning the gRPC status.
 
 Run alone, it is a hook server whose hooks do what the pod's annotation DO says.
 """
@@ -31,7 +31,7 @@ DO = "do"
 BEGAN = "reported to wait"
 """Printed to stderr when a method begins to wait."""
 SECRET = "canary-4711"
-"""Used in annotations and in texts of foreign exceptions, and must not be repeated anywhere."""
+"""Value in annotations and foreign exceptions; no output may contain it."""
 
 
 def hang() -> None:
@@ -48,7 +48,7 @@ ACTIONS: Mapping[str, Callable[[ContainerContext], None]] = {
 
 
 class Obedient(Hook):
-    """Does what is requested, then sets a mark in the environment."""
+    """Runs the requested action, then adds its mark to the environment."""
 
     def pre_create_container(self, container: ContainerContext) -> None:
         ACTIONS[container.pod.annotations.get(DO, "")](container)
@@ -56,7 +56,7 @@ class Obedient(Hook):
 
 
 class Dreamy(Hook):
-    """The same, on the event loop; what is requested may take a while."""
+    """The same on the event loop; the action may block."""
 
     name = "dreamy"
     mark = "d"
@@ -107,42 +107,42 @@ class Process:
 
 @contextmanager
 def running(folder: Path, *flags: str, **more: Any) -> Iterator[Process]:
-    """Run a hook server that has registered; it is killed at the end if it has not ended by itself."""
-    made = Process(folder, *flags, **more)
+    """Run a hook server and wait until it is registered. It is killed at the end if it still runs."""
+    server = Process(folder, *flags, **more)
     try:
-        eventually(lambda: " serves " in made.log or made.process.poll() is not None)
-        assert made.process.poll() is None, made.log
-        yield made
+        eventually(lambda: " serves " in server.log or server.process.poll() is not None)
+        assert server.process.poll() is None, server.log
+        yield server
     finally:
-        made.process.kill()
-        made.process.wait(LONG_SECONDS)
+        server.process.kill()
+        server.process.wait(LONG_SECONDS)
 
 
 def eventually(holds: Callable[[], bool]) -> None:
     """Wait until a condition holds."""
     deadline = time.monotonic() + LONG_SECONDS
     while not holds():
-        assert time.monotonic() < deadline, "it never came to hold"
+        assert time.monotonic() < deadline, "the condition did not hold in time"
         time.sleep(0.01)
 
 
 def request(do: str = "", **annotations: str) -> HookRequest:
-    """Return a request that has what the child's hooks must do."""
+    """Return a request with the action of the child's hooks."""
     pod = PodInfo(name="pod", namespace="ns", annotations={DO: do} | annotations)
     return HookRequest(pod, ContainerInfo(name="main"))
 
 
-async def call(path: str, queried: HookRequest, point: HookPoint = CREATE) -> HookAnswer:
+async def call(path: str, hook_request: HookRequest, hook_point: HookPoint = CREATE) -> HookAnswer:
     """Make a call as the proxy does. Raises HookError."""
     client = HookClient("plugin", path)
     try:
-        return await client.call(point, queried, LONG_SECONDS)
+        return await client.call(hook_point, hook_request, LONG_SECONDS)
     finally:
         await client.close()
 
 
 def bare(path: str, method: str, body: bytes, seconds: float = LONG_SECONDS) -> tuple[grpc.StatusCode, str]:
-    """Return status and text of one call."""
+    """Return status and text of a call."""
     with grpc.insecure_channel(f"unix:{path}", options=UNLIMITED) as channel:
         send: Any = channel.unary_unary(method)
         try:
@@ -153,9 +153,9 @@ def bare(path: str, method: str, body: bytes, seconds: float = LONG_SECONDS) -> 
     return grpc.StatusCode.OK, ""
 
 
-def status(path: str, queried: HookRequest, seconds: float = LONG_SECONDS) -> tuple[grpc.StatusCode, str]:
+def status(path: str, hook_request: HookRequest, seconds: float = LONG_SECONDS) -> tuple[grpc.StatusCode, str]:
     """Return status and text of a call at PreCreateContainer."""
-    return bare(path, codec.PATHS[CREATE.name], codec.encode(CREATE, queried), seconds)
+    return bare(path, codec.PATHS[CREATE.name], codec.encode(CREATE, hook_request), seconds)
 
 
 if __name__ == "__main__":

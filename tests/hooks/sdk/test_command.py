@@ -47,7 +47,7 @@ async def test_server_registers_serves_and_cleans_up(
     assert last.endswith(f" {number.name}: ending")
 
 
-def test_call_that_hangs_is_abandoned_and_no_value_is_logged(tmp_path: Path) -> None:
+def test_hanging_call_is_abandoned_and_no_value_is_logged(tmp_path: Path) -> None:
     with running(tmp_path, "--log-level=debug", "--register-dir=") as server, ThreadPoolExecutor(1) as caller:
         status(str(server.socket), request(other=SECRET))
         waiting = caller.submit(status, str(server.socket), request("hang"))
@@ -62,7 +62,7 @@ def test_call_that_hangs_is_abandoned_and_no_value_is_logged(tmp_path: Path) -> 
         assert " asyncio: " not in server.log  # the debug lines of libraries may contain values
 
 
-async def test_restart_after_a_kill_replaces_the_files(tmp_path: Path) -> None:
+async def test_restart_after_kill_replaces_files(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         assert server.end(signal.SIGKILL) == -signal.SIGKILL
         assert server.socket.is_socket()
@@ -78,7 +78,7 @@ async def test_restart_after_a_kill_replaces_the_files(tmp_path: Path) -> None:
         assert os.listdir(server.registrations) == []
 
 
-def test_file_is_rewritten_until_sigterm_and_stays_under_fail(tmp_path: Path) -> None:
+def test_file_is_rewritten_until_sigterm_and_kept_under_fail(tmp_path: Path) -> None:
     with running(tmp_path, "--failure-policy=Fail") as server:
         server.file.write_bytes(b"{}")
         eventually(lambda: f"{server.file} was changed: written again" in server.log)

@@ -1,6 +1,6 @@
-"""Edits of contexts, maps and resources: what each hook point accepts, what is refused and changes nothing, the answer.
+"""Edits of contexts, maps and resources: accepted edits per hook point, refused edits, and the answer.
 
-What a hook sees is tested in test_testing.py.
+The values that a hook gets are tested in test_testing.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ from tests.merge_cases import BAD, SENT, TIDY
 
 CANARY = "canary-value"
 RUN_POD, CREATE = BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"]
-POINTS = pytest.mark.parametrize("point", HOOK_POINTS, ids=lambda point: str(point.name))
+POINTS = pytest.mark.parametrize("hook_point", HOOK_POINTS, ids=lambda hook_point: str(hook_point.name))
 
 ENTRIES = {"labels": {"app": "web"}, "annotations": {"note": CANARY}}
 MESSAGES = {"overhead": Resources(cpu_shares=7), "resources": Resources(cpu_shares=512)}
@@ -42,25 +42,25 @@ CONTAINER = ContainerInfo(
 )
 
 
-def request_at(point: HookPoint) -> HookRequest:
-    return HookRequest(POD, CONTAINER if point.subject is SubjectKind.CONTAINER else None)
+def request_at(hook_point: HookPoint) -> HookRequest:
+    return HookRequest(POD, CONTAINER if hook_point.subject is SubjectKind.CONTAINER else None)
 
 
 KINDS: Mapping[SubjectKind, Any] = {SubjectKind.POD: PodContext, SubjectKind.CONTAINER: ContainerContext}
 
 
-def context_at(point: HookPoint) -> Any:
-    return KINDS[point.subject](point, request_at(point))
+def context_at(hook_point: HookPoint) -> Any:
+    return KINDS[hook_point.subject](hook_point, request_at(hook_point))
 
 
-def unedited(point: HookPoint) -> HookAnswer:
-    return replace(echo(request_at(point)), resources=None)
+def unedited(hook_point: HookPoint) -> HookAnswer:
+    return replace(echo(request_at(hook_point)), resources=None)
 
 
 @POINTS
-def test_repr_of_a_context_has_no_value(point: HookPoint) -> None:
-    context = context_at(point)
-    assert repr(context).startswith(f"<{point.name} of ")
+def test_repr_of_context_has_no_value(hook_point: HookPoint) -> None:
+    context = context_at(hook_point)
+    assert repr(context).startswith(f"<{hook_point.name} of ")
     assert "shop/web" in repr(context)
     pod = context.pod if isinstance(context, ContainerContext) else context
     everything = [context, pod, pod.labels, pod.annotations, context.annotations, getattr(context, "env", None)]
@@ -77,27 +77,32 @@ EDITS: Mapping[Part, tuple[str, Edit, Adjustment]] = {
     Part.RESOURCES: ("cpu_shares", lambda c: c.resources.set("cpu_shares", 2), Adjustment(resources={"cpu_shares": 2})),
 }
 SUBJECTS_WITHOUT = {Part.LABELS: SubjectKind.CONTAINER, Part.ENVS: SubjectKind.POD}
-PARTS = [(point, part) for point in HOOK_POINTS for part in EDITS if SUBJECTS_WITHOUT.get(part) is not point.subject]
+PARTS = [
+    (hook_point, part)
+    for hook_point in HOOK_POINTS
+    for part in EDITS
+    if SUBJECTS_WITHOUT.get(part) is not hook_point.subject
+]
 
 
-@pytest.mark.parametrize(("point", "part"), PARTS, ids=lambda value: str(getattr(value, "name", value)))
-def test_part_can_be_edited_only_if_that_has_an_effect(point: HookPoint, part: Part) -> None:
+@pytest.mark.parametrize(("hook_point", "part"), PARTS, ids=lambda value: str(getattr(value, "name", value)))
+def test_part_is_editable_only_where_edit_has_effect(hook_point: HookPoint, part: Part) -> None:
     name, edit, change = EDITS[part]
-    context = context_at(point)
-    parts = ", ".join(sorted(each.value for each in point.applies))
-    why = "can be changed any more" if point.stage is Stage.POST else f"can change {parts} only"
-    if part is Part.ANNOTATIONS and point.operation is Operation.UPDATE_CONTAINER_RESOURCES:
+    context = context_at(hook_point)
+    parts = ", ".join(sorted(applied.value for applied in hook_point.applies))
+    why = "can be changed any more" if hook_point.stage is Stage.POST else f"can change {parts} only"
+    if part is Part.ANNOTATIONS and hook_point.operation is Operation.UPDATE_CONTAINER_RESOURCES:
         why = "no runtime uses annotations: set them at PreCreateContainer"
-    elif part in point.applies:
+    elif part in hook_point.applies:
         edit(context)
-        answered = difference(request_at(point), context.answer())
-        assert replace(applicable(point, answered), confirmed=answered.confirmed) == answered
+        answered = difference(request_at(hook_point), context.answer())
+        assert replace(limited(hook_point, answered), confirmed=answered.confirmed) == answered
         assert replace(answered, confirmed=frozenset()) == change
-        assert validated(answered, request_at(point))[1] == ()
+        assert judged(answered, request_at(hook_point))[1] == ()
         return
-    with pytest.raises(NotSayable, match=rf"^{name}: .*{point.name} .*{why}$"):
+    with pytest.raises(NotSayable, match=rf"^{name}: .*{hook_point.name} .*{why}$"):
         edit(context)
-    assert context.answer() == unedited(point)
+    assert context.answer() == unedited(hook_point)
 
 
 AT_CREATE = "no runtime changes it once the container exists: set it at PreCreateContainer"
@@ -107,18 +112,18 @@ REFUSED = {"StartContainer": (AT_CREATE, CLEAR, CLEAR), "UpdateContainerResource
 
 @pytest.mark.parametrize("operation", ["RunPodSandbox", "CreateContainer", *REFUSED])
 def test_existing_container_accepts_fewer_edits(operation: str) -> None:
-    point = BY_NAME[f"Pre{operation}"]
+    hook_point = BY_NAME[f"Pre{operation}"]
     sent = Resources(cpu_quota=50_000, cpuset_cpus="0-3", cpuset_mems="0", oom_score_adj=-998)
     request = HookRequest(replace(POD, resources=sent), replace(CONTAINER, resources=sent))
     edits = {"oom_score_adj": 5, "cpuset_cpus": "", "cpuset_mems": ""}
     for (name, value), why in zip(edits.items(), REFUSED.get(operation, ("", "", "")), strict=True):
-        context = KINDS[point.subject](point, request)
+        context = KINDS[hook_point.subject](hook_point, request)
         with pytest.raises(NotSayable, match=f"^{name}: {why}$") if why else nullcontext():
             context.resources.set(name, value)
         assert difference(request, context.answer()).resources == ({} if why else {name: value})
 
 
-def test_pod_of_a_container_and_overhead_are_read_only() -> None:
+def test_pod_of_container_and_overhead_are_read_only() -> None:
     container = context_at(CREATE)
     pod = container.pod
     of_labels, of_annotations = (lambda: pod.labels.update(a="1")), (lambda: pod.annotations.update(a="1"))
@@ -132,9 +137,9 @@ def test_pod_of_a_container_and_overhead_are_read_only() -> None:
         context_at(RUN_POD).overhead.cpu_shares = 2
 
 
-@pytest.mark.parametrize("point", [RUN_POD, CREATE])
-def test_attributes_cannot_be_assigned(point: HookPoint) -> None:
-    context = context_at(point)
+@pytest.mark.parametrize("hook_point", [RUN_POD, CREATE])
+def test_attributes_cannot_be_assigned(hook_point: HookPoint) -> None:
+    context = context_at(hook_point)
     for name in ("name", "labels", "resources", "cgroupparent"):
         with pytest.raises(NotSayable, match=rf"^{name} cannot be assigned; cgroup_parent can, and maps entry by"):
             setattr(context, name, {})
@@ -142,7 +147,7 @@ def test_attributes_cannot_be_assigned(point: HookPoint) -> None:
         context.resources.set("cpu_share", 2)
     with pytest.raises(NotSayable, match=r"^cpu_share cannot be assigned; .*cpu_shares"):
         context.resources.cpu_share = 2
-    assert context.answer() == unedited(point)
+    assert context.answer() == unedited(hook_point)
 
 
 NO_PATH, SLICE = r"must be (an absolute path|a text in UTF-8)", "/kubepods.slice/pod1.slice"
@@ -183,7 +188,7 @@ def repeat(answer: HookAnswer) -> None:
 
 
 @pytest.mark.parametrize(("field", "answer"), BAD, ids=[f"{n}-{field}" for n, (field, _) in enumerate(BAD)])
-def test_answer_that_the_proxy_refuses_cannot_be_edited(field: str, answer: HookAnswer) -> None:
+def test_answer_that_proxy_refuses_cannot_be_edited(field: str, answer: HookAnswer) -> None:
     name = field.removeprefix("resources.").replace("envs", "env")
     with pytest.raises(NotSayable, match=rf"^{name}: "):
         repeat(answer)
@@ -240,7 +245,7 @@ def test_invalid_value_is_refused_and_not_shown(editable: Any, name: Any, value:
     assert not editable
 
 
-def test_odd_value_is_set_in_its_normal_form_or_as_it_was_sent() -> None:
+def test_odd_value_is_set_normalised_or_as_sent() -> None:
     assert edited(None, ("cpuset_cpus", " 0-3,,8")).answer == Resources(cpuset_cpus="0-3,8")
     for name, odd in (("cpu_quota", 5), ("cpu_shares", -3), ("cpuset_cpus", "0-3,"), ("cpuset_cpus", "3-1")):
         assert edited(Resources(**{name: odd}), (name, odd)).answer == Resources(**{name: odd})
@@ -250,7 +255,7 @@ def test_odd_value_is_set_in_its_normal_form_or_as_it_was_sent() -> None:
 
 
 @pytest.mark.parametrize("name", CPUSETS)
-def test_cpuset_can_be_cleared_if_a_number_was_sent(name: str) -> None:
+def test_cpuset_can_be_cleared_if_number_was_sent(name: str) -> None:
     for number in NUMBER_FIELDS:
         sent = Resources(**{name: "0-3", number: -1})
         resources = edited(sent, (name, ""))
@@ -281,7 +286,7 @@ CHANGES: list[tuple[str, Resources | None, list[tuple[str, Any]], dict[str, Any]
 
 @pytest.mark.parametrize("more", [{}, {"update": True}, {"update": True, "alone": True}], ids=str)
 @pytest.mark.parametrize(("sent", "edits", "changed"), rows(CHANGES))
-def test_answer_changes_what_was_set_only(
+def test_answer_contains_only_set_changes(
     sent: Resources | None, edits: list[tuple[str, Any]], changed: dict[str, Any], more: Any
 ) -> None:
     request = HookRequest(PodInfo(), ContainerInfo(resources=sent))
@@ -293,21 +298,21 @@ def test_answer_changes_what_was_set_only(
 SET = {"cpu_quota": -1, "cpu_shares": SENT.cpu_shares, "cpuset_cpus": "7"}
 SET |= {"unified": {"io.max": "x"}, "hugepage_limits": {"2MB": 1}}
 MAPS: Any = {"unified": {"memory.high": "max", "io.max": "x"}, "hugepage_limits": {"2MB": 1, "1GB": 2**30}}
-WHOLE = replace(SENT, cpu_quota=-1, cpuset_cpus="7", **MAPS)
+FULL_ECHO = replace(SENT, cpu_quota=-1, cpuset_cpus="7", **MAPS)
 
 
 UPDATE = {"update": True}
 ANSWERS = [
-    ("create", {}, SET, WHOLE),
-    ("start", {**UPDATE, "alone": True}, SET, WHOLE),
+    ("create", {}, SET, FULL_ECHO),
+    ("start", {**UPDATE, "alone": True}, SET, FULL_ECHO),
     ("update", UPDATE, SET, Resources(**SET)),
     ("update that clears a cpuset", UPDATE, {"cpuset_cpus": ""}, replace(SENT, cpuset_cpus="")),
 ]
 
 
 @pytest.mark.parametrize(("more", "edits", "answer"), rows(ANSWERS))
-def test_answer_is_an_echo_except_in_the_kubelets_update(more: Any, edits: dict[str, Any], answer: Resources) -> None:
+def test_answer_is_echo_except_in_update_of_kubelet(more: Any, edits: dict[str, Any], answer: Resources) -> None:
     resources = edited(SENT, *edits.items(), **more)
     assert (resources.answer, resources.sent) == (answer, SENT)
-    assert resources.value == (WHOLE if edits is SET else answer)
+    assert resources.value == (FULL_ECHO if edits is SET else answer)
     assert EditableResources(SENT).value is SENT

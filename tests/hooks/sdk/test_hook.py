@@ -41,7 +41,7 @@ MISSPELT = {
 
 
 @pytest.mark.parametrize(("name", "meant"), MISSPELT.items())
-def test_misspelt_method_is_an_error_of_the_class(name: str, meant: str) -> None:
+def test_misspelt_method_is_error_of_class(name: str, meant: str) -> None:
     hint = rf", did you mean {meant}\?" if meant else ":"
     words = rf"^New\.{name} is not a hook point{hint} There are pre_run_.*post_stop_pod_sandbox\. Give a method"
     for kind in (lambda method: method, staticmethod):
@@ -66,7 +66,7 @@ UNFIT = [
 
 
 @pytest.mark.parametrize(("value", "words"), UNFIT)
-def test_hook_point_must_be_a_method_with_one_parameter(value: Any, words: str) -> None:
+def test_hook_point_must_be_method_with_one_parameter(value: Any, words: str) -> None:
     with pytest.raises(TypeError, match=rf"^New\.pre_start_container {words}"):
         new_class(pre_start_container=value)
 
@@ -79,12 +79,12 @@ CALLABLE = [
     *(lambda self, container, more=3: None, lambda self, *all, **more: None, repr, bool),
     *(staticmethod(bool), staticmethod(lambda container: None), classmethod(lambda cls, container: None)),
     *(partialmethod(lambda self, more, container: None, "more"), lru_cache(lambda self, container: None)),
-    wrapper,  # the callable itself counts, not what it wraps
+    wrapper,  # the signature of the callable itself, not of the wrapped one
 ]
 
 
 @pytest.mark.parametrize("value", CALLABLE)
-def test_any_callable_with_one_parameter_is_a_method(value: Any) -> None:
+def test_any_callable_with_one_parameter_is_accepted(value: Any) -> None:
     call_hooks([new_class(pre_start_container=value)()], START, REQUEST, unused)
 
 
@@ -114,7 +114,7 @@ class Deleting(Hook):
 
 
 def status_of(*hooks: Hook) -> tuple[int, str]:
-    """Return the status of what the hooks raise."""
+    """Return the status of the hooks' exceptions."""
     try:
         call_hooks(hooks, CREATE, request(), unused)
     except BaseException as error:
@@ -150,7 +150,7 @@ def test_error_has_its_status_and_line(caplog: Log, error: BaseException, expect
     assert record.getMessage() == f"raising at PreCreateContainer{line.format(place)}"
 
 
-def test_place_is_in_the_hooks_module_and_its_log_has_no_text(caplog: Log) -> None:
+def test_place_is_in_hook_module_and_log_has_no_text(caplog: Log) -> None:
     caplog.set_level(logging.DEBUG)
     for hook in (Deleting(), Raising(KeyError(SECRET))):
         status_of(hook)

@@ -38,14 +38,14 @@ def registration(file: Path) -> Registration:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_proxy_reads_what_is_written(policy: str) -> None:
+def test_proxy_reads_written_registration(policy: str) -> None:
     for order, timeout, name, seconds in ((None, None, "a.json", None), (7, "500ms", "07-a.json", 0.5)):
         read = proxy.parse(file_name("a", order), entry("/run/a.sock", HOOK_POINTS, policy, timeout))
         assert (read.name, read.endpoint, read.timeout_seconds) == (name, "/run/a.sock", seconds)
         assert (read.policy, read.points, read.warnings) == (proxy.FailurePolicy(policy), BY_NAME.keys(), ())
 
 
-def test_mode_of_created_directories_ignores_the_umask(tmp_path: Path) -> None:
+def test_mode_of_created_directories_ignores_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         Registration(str(tmp_path / "x" / "hooks.d"), "a.json", CONTENT).write()
@@ -58,7 +58,7 @@ def test_file_is_replaced_atomically(file: Path, registration: Registration, tmp
     file.write_bytes(b"old")
     (tmp_path / "mine").write_text("mine")
     (file.parent / ".a.json.new").symlink_to(tmp_path / "mine")  # not followed
-    with file.open("rb") as reading:  # as the proxy would just now
+    with file.open("rb") as reading:  # as by a concurrent read of the proxy
         registration.write()
         assert reading.read() == b"old"
     assert (file.read_bytes(), file.is_symlink(), (tmp_path / "mine").read_text()) == (CONTENT, False, "mine")
@@ -73,10 +73,10 @@ def test_file_is_replaced_atomically(file: Path, registration: Registration, tmp
 
 
 def listening(path: str) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX)
-    made.bind(path)
-    made.listen()
-    return made
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    return listener
 
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -123,27 +123,25 @@ def test_failed_rewrite_is_logged_once_and_repeated(file: Path, registration: Re
 
 
 @pytest.mark.parametrize("spelling", ["", "unix:", "unix://"])
-def test_file_of_another_server_is_replaced_once_it_ended(
-    file: Path, registration: Registration, caplog: Log, spelling: str
-) -> None:
+def test_file_of_ended_server_is_replaced(file: Path, registration: Registration, caplog: Log, spelling: str) -> None:
     path = f"{file.parent.parent}/second.sock"
-    found = json.dumps({"Remote-Endpoint": spelling + path, "runtime-hooks": ["PreRunPodSandbox"]})  # as koordlet's
-    file.write_text(found)
+    existing = json.dumps({"Remote-Endpoint": spelling + path, "runtime-hooks": ["PreRunPodSandbox"]})  # as koordlet's
+    file.write_text(existing)
     with listening(path):
         with pytest.raises(ConfigError, match=f"^{file} is the registration of another hook server, which .* {path}; "):
             registration.write()
         for _ in range(3):
             registration.watch()
-        assert (file.read_text(), os.listdir(file.parent)) == (found, ["a.json"])
+        assert (file.read_text(), os.listdir(file.parent)) == (existing, ["a.json"])
     registration.watch()
     assert file.read_bytes() == CONTENT
-    file.write_text(found)
+    file.write_text(existing)
     registration.write()
     assert file.read_bytes() == CONTENT
-    taken, *others = caplog.messages
-    assert taken.startswith(f"{file} is now the registration of another hook server, which listens on {path}: ")
+    replaced, *other_messages = caplog.messages
+    assert replaced.startswith(f"{file} is now the registration of another hook server, which listens on {path}: ")
     was = f"was the registration of another hook server, at {path}: nobody listens there"
-    assert others == [f"{file} was changed: written again", f"{file} {was}"]
+    assert other_messages == [f"{file} was changed: written again", f"{file} {was}"]
 
 
 @pytest.mark.parametrize("spelling", ["unix://", "link"])
@@ -197,9 +195,9 @@ def test_failed_system_call_and_leaving_are_logged(
             return function(path)
         raise error
 
-    with pytest.MonkeyPatch.context() as patched:  # the tests run as root, who has every permission
+    with pytest.MonkeyPatch.context() as patched:  # root has every permission
         patched.setattr(os, call, refuse)
         act(registration)
     [message] = caplog.messages
     assert message.startswith(words.format(file.parent))
-    assert [each.read_bytes() for each in file.parent.iterdir()] == [CONTENT] * 2
+    assert [path.read_bytes() for path in file.parent.iterdir()] == [CONTENT] * 2

@@ -61,7 +61,7 @@ def serve(path: str) -> Iterator[Serve]:
 
 
 class Controlled(Hook):
-    """Does what the pod's annotation requires; reports when a call arrived and when it was cancelled."""
+    """Runs the action of the pod's annotation; reports when a call arrived and when it was cancelled."""
 
     def __init__(self) -> None:
         self.entered, self.release, self.cancelled = threading.Semaphore(0), threading.Event(), threading.Event()
@@ -79,7 +79,7 @@ class Controlled(Hook):
             self.cancelled.set()
 
 
-async def test_answer_is_an_echo_with_the_edits_of_all_hooks(serve: Serve) -> None:
+async def test_answer_is_echo_with_edits_of_all_hooks(serve: Serve) -> None:
     class Edits(Hook):
         def pre_create_container(self, container: ContainerContext) -> None:
             container.resources.cpu_shares = 2
@@ -101,15 +101,13 @@ UNLOADED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("module", "unloaded"), UNLOADED)
-def test_sdk_imports_only_what_it_needs(module: str, unloaded: str) -> None:
+def test_sdk_imports_only_required_modules(module: str, unloaded: str) -> None:
     script = f"import sys, runtimeproxy_hooks.{module}; sys.exit(bool({set(unloaded.split())} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(("hook", "raised"), [(Obedient(), "SystemExit"), (Dreamy(), "RuntimeError")])
-def test_exception_becomes_a_status_and_the_server_continues(
-    serve: Serve, caplog: Log, hook: Hook, raised: str
-) -> None:
+def test_exception_becomes_status_and_server_continues(serve: Serve, caplog: Log, hook: Hook, raised: str) -> None:
     caplog.set_level(logging.DEBUG)
     path, name = serve(hook), type(hook).__name__.lower()
     text = f"{name} at PreCreateContainer raised {raised}; its log shows where"
@@ -146,7 +144,7 @@ async def test_async_methods_run_concurrently_on_one_loop(serve: Serve) -> None:
 
 def test_method_is_cancelled_when_its_call_ends(serve: Serve, caplog: Log) -> None:
     path, seconds = serve(hook := Controlled()), 0.2
-    while not hook.entered.acquire(blocking=False):  # a busy machine may need a longer deadline to begin the method
+    while not hook.entered.acquire(blocking=False):  # on a busy machine the method may start late
         assert status(path, request("sleep"), seconds)[0] is grpc.StatusCode.DEADLINE_EXCEEDED
         seconds *= 2
     assert hook.cancelled.wait(LONG_SECONDS)
@@ -154,26 +152,26 @@ def test_method_is_cancelled_when_its_call_ends(serve: Serve, caplog: Log) -> No
 
 
 @pytest.mark.slow
-def test_awaitable_is_cancelled_when_its_caller_has_gone(serve: Serve, caplog: Log) -> None:
-    began, gone = threading.Event(), threading.Event()
+def test_awaitable_is_cancelled_when_caller_disconnects(serve: Serve, caplog: Log) -> None:
+    began, disconnected = threading.Event(), threading.Event()
 
     class Late(Hook):
         def pre_create_container(self, container: ContainerContext) -> Any:
             began.set()
-            assert gone.wait(LONG_SECONDS)
-            time.sleep(0.5)  # until the server has noticed, too
+            assert disconnected.wait(LONG_SECONDS)
+            time.sleep(0.5)  # until the server has noticed
             return asyncio.Event().wait()
 
     path, seconds = serve(Late()), 0.2
     while not began.is_set():
         assert status(path, request(), seconds)[0] is grpc.StatusCode.DEADLINE_EXCEEDED
         seconds *= 2
-    gone.set()
+    disconnected.set()
     eventually(lambda: "late at PreCreateContainer: cut off" in caplog.text)
 
 
 @pytest.mark.parametrize("service", ["", codec.SERVICE])
-def test_health_watcher_is_notified_of_the_end(path: str, service: str) -> None:
+def test_health_watcher_is_notified_of_shutdown(path: str, service: str) -> None:
     server = started(path, Obedient())
     with grpc.insecure_channel(f"unix:{path}") as channel, ThreadPoolExecutor(1) as ending:
         health: Any = health_pb2_grpc.HealthStub(channel)
@@ -185,7 +183,7 @@ def test_health_watcher_is_notified_of_the_end(path: str, service: str) -> None:
         assert stopped.result() == 0
 
 
-def test_socket_that_cannot_be_bound_is_an_error(tmp_path: Path) -> None:
+def test_socket_that_cannot_be_bound_is_error(tmp_path: Path) -> None:
     server = HookServer([Obedient()], "server")
     (tmp_path / "a.sock.lock").touch()
     (tmp_path / f".{(tmp_path / 'a.sock.lock').stat().st_ino}.sock").mkdir()  # where the socket would be created
@@ -200,7 +198,7 @@ def test_stop_answers_running_calls_and_refuses_new_ones(path: str) -> None:
         waiting = threads.submit(status, path, request("hang"))
         assert hook.entered.acquire(timeout=LONG_SECONDS)
         ending, code = threads.submit(server.stop, LONG_SECONDS), grpc.StatusCode.OK
-        # Until the shutdown has begun; grpcio may leave a call of that very moment unanswered (#10418).
+        # Until the shutdown has begun; grpcio may not answer a call at that moment (#10418).
         while code in (grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED):
             code = status(path, request("nothing"), 1)[0]
         assert code in ENDED
@@ -209,7 +207,7 @@ def test_stop_answers_running_calls_and_refuses_new_ones(path: str) -> None:
 
 
 @pytest.mark.parametrize(("do", "running"), [("hang", 1), ("sleep", 0)])
-def test_stop_cancels_and_counts_what_still_runs(path: str, do: str, running: int) -> None:
+def test_stop_cancels_and_counts_running_calls(path: str, do: str, running: int) -> None:
     server = started(path, hook := Controlled())
     with ThreadPoolExecutor(1) as caller:
         waiting = caller.submit(status, path, request(do))
@@ -239,7 +237,7 @@ def test_blocked_event_loop_does_not_delay_its_close() -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 def test_late_coroutine_is_cancelled(monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
-    """The loop may have ended its last iteration, and never runs what is submitted then."""
+    """The loop may have ended its last iteration, and never runs a later submission."""
     loop = BackgroundLoop()
     unseen: Future[None] = Future()
     monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", lambda coroutine, _: coroutine.close() or unseen)

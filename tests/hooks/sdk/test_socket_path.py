@@ -45,7 +45,7 @@ def stale(path: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o777])
-def test_socket_is_narrow_and_served_before_it_has_its_name(path: Path, serve: Serve, umask: int) -> None:
+def test_socket_is_private_and_served_before_renamed(path: Path, serve: Serve, umask: int) -> None:
     def check(bound: str) -> None:
         serve(bound)
         assert stat.S_IMODE(os.lstat(bound).st_mode) == 0o600
@@ -64,7 +64,7 @@ def test_socket_is_narrow_and_served_before_it_has_its_name(path: Path, serve: S
     placed.close()
 
 
-def test_close_removes_its_own_socket_and_releases_the_lock(path: Path, serve: Serve) -> None:
+def test_close_removes_own_socket_and_releases_lock(path: Path, serve: Serve) -> None:
     for _ in range(2):
         placed = place(str(path), serve)
         placed.close()
@@ -77,7 +77,7 @@ def test_close_removes_its_own_socket_and_releases_the_lock(path: Path, serve: S
     assert path.is_socket(), "the socket of another process was removed"
 
 
-def test_socket_that_cannot_be_removed_stays_with_a_warning(
+def test_socket_that_cannot_be_removed_is_logged(
     serve: Serve, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def read_only(*_: object, **__: object) -> None:
@@ -105,17 +105,17 @@ def test_stale_socket_is_replaced_under_both_names(path: Path, serve: Serve) -> 
         assert sorted(os.listdir(path.parent)) == ["a.sock", "a.sock.lock"]
 
 
-def test_listener_with_a_full_backlog_is_found(path: Path) -> None:
+def test_listener_with_full_backlog_is_found(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         assert not listens(str(path))
         listening.listen(0)
         waiting = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) for _ in range(3)]
-        for each in waiting:
-            each.connect_ex(str(path))
+        for client in waiting:
+            client.connect_ex(str(path))
         assert listens(str(path))
-        for each in waiting:
-            each.close()
+        for client in waiting:
+            client.close()
     (path.parent / "file").touch()
     for name in ("a.sock", "none", "file", "x" * 200, "nul\0"):
         assert not listens(f"{path.parent}/{name}")

@@ -1,4 +1,4 @@
-"""The tester without sockets: what hooks see of a call, and that the result is the proxy's change."""
+"""The tester without sockets: the values that hooks get, and a result equal to the proxy's change."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -41,7 +41,7 @@ def edit_everything(container: ContainerContext) -> None:
     container.resources.unified["new"] = "3"
 
 
-def test_difference_has_the_changes_only_and_is_like_yaml(hook_tester: type[HookTester]) -> None:
+def test_difference_has_only_changes_in_yaml_form(hook_tester: type[HookTester]) -> None:
     sent = {"cpu_quota": 50_000, "cpuset_cpus": "0-3", "unified": {"old": "1"}}
     changed = hook_tester(Everywhere(edit_everything)).pre_create_container(env={"OLD": "1"}, resources=sent)
     resources = {"cpu_shares": 2, "cpuset_cpus": "", "unified": {"new": "3"}}
@@ -66,16 +66,16 @@ CONTAINER = {"container": "side", "container_id": "c1", "attempt": 4, "container
 OF_CONTAINER = {**POD, **CONTAINER, "env": {"E": "4"}, "resources": RESOURCES}
 
 
-def seen_of_pod(pod: Any) -> tuple[Any, ...]:
+def values_of_pod(pod: Any) -> tuple[Any, ...]:
     return pod.name, pod.namespace, pod.uid, pod.attempt, dict(pod.labels), dict(pod.annotations), pod.resources.sent
 
 
-def seen_of_container(each: Any) -> tuple[Any, ...]:
-    return each.name, each.id, each.attempt, each.resources.sent, dict(each.annotations), dict(each.env)
+def values_of_container(view: Any) -> tuple[Any, ...]:
+    return view.name, view.id, view.attempt, view.resources.sent, dict(view.annotations), dict(view.env)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_hook_sees_what_is_sent_or_default_values(method: str) -> None:
+def test_hook_gets_sent_or_default_values(method: str) -> None:
     seen: list[Any] = []
     call = getattr(HookTester(Everywhere(seen.append)), method)
     is_pod = METHODS[method].subject is SubjectKind.POD
@@ -83,16 +83,16 @@ def test_hook_sees_what_is_sent_or_default_values(method: str) -> None:
     assert not call()
     given, default = seen
     pod_given, pod_default = (given, default) if is_pod else (given.pod, default.pod)
-    assert seen_of_pod(pod_given) == ("web", "shop", "u-1", 3, {"l": "1"}, {"a": "2"}, Resources(cpu_shares=2))
-    assert seen_of_pod(pod_default) == ("pod", "default", UID, 0, {}, {}, None)
+    assert values_of_pod(pod_given) == ("web", "shop", "u-1", 3, {"l": "1"}, {"a": "2"}, Resources(cpu_shares=2))
+    assert values_of_pod(pod_default) == ("pod", "default", UID, 0, {}, {}, None)
     assert (given.cgroup_parent, default.cgroup_parent) == ("/x", f"/kubepods/pod{UID}")
     if is_pod:
         assert (given.runtime_handler, given.overhead.sent) == ("kata", Resources(cpu_quota=-1))
         assert (default.runtime_handler, default.overhead.sent) == ("", None)
     else:
         container_id = "" if method == CREATE else CONTAINER_ID
-        assert seen_of_container(given) == ("side", "c1", 4, Resources(**RESOURCES), {"c": "3"}, {"E": "4"})
-        assert seen_of_container(default) == ("main", container_id, 0, None, {}, {})
+        assert values_of_container(given) == ("side", "c1", 4, Resources(**RESOURCES), {"c": "3"}, {"E": "4"})
+        assert values_of_container(default) == ("main", container_id, 0, None, {}, {})
 
 
 class Slow(Hook):
@@ -106,7 +106,7 @@ class Slow(Hook):
         container.env["WAITED"] = "1"
 
 
-async def test_async_method_is_awaited_in_an_async_test_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_async_method_is_awaited_in_async_test(monkeypatch: pytest.MonkeyPatch) -> None:
     assert HookTester(Slow()).pre_create_container().env == {"WAITED": "1"}
     monkeypatch.setattr(testing, "PATIENCE_SECONDS", 0.01)
     with pytest.raises(TimeoutError, match=r"did not end within 0\.01 s"):
@@ -115,7 +115,7 @@ async def test_async_method_is_awaited_in_an_async_test_too(monkeypatch: pytest.
 
 @pytest.mark.parametrize("error", [Rejected("no"), TimeoutError("its own")])
 @pytest.mark.parametrize("kind", [Slow, Everywhere])
-def test_error_of_a_hook_is_raised(error: Exception, kind: Callable[[Any], Hook]) -> None:
+def test_error_of_hook_is_raised(error: Exception, kind: Callable[[Any], Hook]) -> None:
     def fail(*_: object) -> Any:
         raise error
 
@@ -123,7 +123,7 @@ def test_error_of_a_hook_is_raised(error: Exception, kind: Callable[[Any], Hook]
         HookTester(kind(fail)).pre_create_container()
 
 
-def test_wrong_hook_or_hook_point_is_an_error() -> None:
+def test_wrong_hook_or_hook_point_is_error() -> None:
     for value in (Everywhere, None):
         with pytest.raises(TypeError, match=r"HookTester\(MyHook\(\)\)"):
             HookTester(Hook(), value)
@@ -144,7 +144,7 @@ BAD_CALLS = [
 
 
 @pytest.mark.parametrize(("method", "name", "value", "words"), BAD_CALLS)
-def test_argument_that_cannot_be_sent_is_an_error(method: str, name: str, value: Any, words: str) -> None:
+def test_argument_that_cannot_be_sent_is_error(method: str, name: str, value: Any, words: str) -> None:
     with pytest.raises(ValueError if "no field" in words else TypeError) as raised:
         getattr(HookTester(Everywhere(lambda context: None)), method)(**{name: value})
     assert str(raised.value).startswith(words)

@@ -1,4 +1,4 @@
-"""coresched: which containers share a cookie, also over restarts, on a simulated kernel.
+"""coresched: which containers share a cookie, also after restarts, on a simulated kernel.
 
 tests/system/test_hook_programs.py uses this machine's kernel.
 """
@@ -63,7 +63,7 @@ class Kernel:
 
 
 class Machine:
-    """A tree of cgroups with containers in it, their processes, and a hook server that can be restarted."""
+    """A cgroup tree with containers and processes, and a hook server that can be restarted."""
 
     def __init__(self, root: Path) -> None:
         tree(root, {"cgroups/cgroup.controllers": "cpu\n"})
@@ -118,9 +118,9 @@ PAIRS = (
 )
 
 
-@pytest.mark.parametrize(("one", "two", "uids", "together"), PAIRS)
-def test_group_shares_a_cookie(machine: Machine, one: Labels, two: Labels, uids: str, together: bool) -> None:
-    cookies = machine.start(11, one, uids[0]), machine.start(12, two, uids[1])
+@pytest.mark.parametrize(("first", "second", "uids", "together"), PAIRS)
+def test_group_shares_cookie(machine: Machine, first: Labels, second: Labels, uids: str, together: bool) -> None:
+    cookies = machine.start(11, first, uids[0]), machine.start(12, second, uids[1])
     assert all(cookies)
     assert (cookies[0] == cookies[1]) == together
 
@@ -133,18 +133,18 @@ def test_pod_without_group_has_no_cookie(machine: Machine, labels: Labels) -> No
 
 
 @pytest.mark.parametrize("call", [{"cgroup_parent": "/.."}, {"container_id": "a/b"}, {"labels": EXCLUSIVE, "uid": ""}])
-def test_malformed_path_id_or_uid_is_an_error(machine: Machine, call: dict[str, Any]) -> None:
+def test_malformed_path_id_or_uid_is_error(machine: Machine, call: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
         machine.tester.post_start_container(**{"labels": BLUE, **call})
     assert machine.kernel.calls == 0
 
 
-def test_every_process_of_a_container_has_the_cookie(machine: Machine) -> None:
+def test_every_process_of_container_has_cookie(machine: Machine) -> None:
     machine.processes("podp/c11", 11, 12)
     machine.processes("podp/c11/inner", 13)
     machine.processes("podp/c14", 14)
     cookies = machine.kernel.cookies
-    del cookies[12]  # it ends meanwhile
+    del cookies[12]  # it ends
     machine.call_hook(11, BLUE)
     assert "cookie" not in {thread.name for thread in threading.enumerate()}, "a helper thread still runs"
     assert cookies == {11: cookies[13], 13: cookies[13], 14: 0}
@@ -157,7 +157,7 @@ def test_every_process_of_a_container_has_the_cookie(machine: Machine) -> None:
 
 def test_group_exists_as_long_as_one_of_its_containers(machine: Machine) -> None:
     first = machine.start(11, BLUE)
-    machine.kernel.cookies |= {5: 77, 12: 77}  # of others: not copied from a member, but replaced
+    machine.kernel.cookies |= {5: 77, 12: 77}  # foreign cookies are replaced, not copied
     machine.processes("podp/c11", 5, 11)
     assert machine.start(12, BLUE) == first
     assert machine.kernel.cookies[5] == 77
@@ -209,7 +209,7 @@ def test_stopped_pod_is_forgotten(machine: Machine) -> None:
     machine.start(11, EXCLUSIVE)
     machine.start(12, BLUE, uid="q")
     machine.end("podp/c11")
-    machine.stop_pod("q")  # an old sandbox of the pod: its container runs, and only this pod is checked
+    machine.stop_pod("q")  # an old sandbox of the pod, whose container runs
     assert "podp" in machine.state.read_text()
     machine.stop_pod("p")
     assert "podp" not in machine.state.read_text()
@@ -218,7 +218,7 @@ def test_stopped_pod_is_forgotten(machine: Machine) -> None:
     assert machine.state.read_text() == "{}"
 
 
-def test_refusal_fails_the_call_and_shows_no_name(machine: Machine, caplog: Log) -> None:
+def test_refused_cookie_fails_call_and_shows_no_name(machine: Machine, caplog: Log) -> None:
     caplog.set_level(logging.DEBUG)
     machine.start(11, {CORE_SCHED_GROUP: "secret-group"})
     machine.kernel.refuses = errno.EPERM
@@ -263,19 +263,19 @@ CALLS = [
 ]
 
 
-def test_prctl_has_the_kernels_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prctl_has_arguments_of_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def prctl(option: int, *arguments: ctypes.c_ulong) -> int:
-        made.append((option, *(each.value for each in arguments)))
-        if made[-1][1] == GET:
-            ctypes.c_uint64.from_address(made[-1][4]).value = 0xFEDCBA9876543210
+        calls.append((option, *(each.value for each in arguments)))
+        if calls[-1][1] == GET:
+            ctypes.c_uint64.from_address(calls[-1][4]).value = 0xFEDCBA9876543210
         ctypes.set_errno(errno.EPERM)
-        return -1 if len(made) > len(CALLS) else 0
+        return -1 if len(calls) > len(CALLS) else 0
 
-    made: list[tuple[int, ...]] = []
+    calls: list[tuple[int, ...]] = []
     monkeypatch.setattr(coresched, "LIBC", SimpleNamespace(prctl=prctl))
     cookies = [coresched.sched_core(*call) for call, _ in CALLS]
     assert cookies == [0, 0, 0, 0xFEDCBA9876543210]
-    assert [(each[: len(raw)], len(each)) for each, (_, raw) in zip(made, CALLS, strict=True)] == [
+    assert [(each[: len(raw)], len(each)) for each, (_, raw) in zip(calls, CALLS, strict=True)] == [
         (raw, 5) for _, raw in CALLS
     ]
     with pytest.raises(PermissionError, match=r"PR_SCHED_CORE: Operation not permitted; .* CAP_SYS_PTRACE"):

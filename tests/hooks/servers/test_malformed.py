@@ -1,4 +1,4 @@
-"""Annotations that cannot be read, for each hook: an error without the value, and nothing is written."""
+"""Malformed annotations for each hook: an error without the value, and no write."""
 
 from pathlib import Path
 from typing import Any
@@ -88,19 +88,19 @@ ROWS = [(name, method, *row) for name, (_, methods) in METHODS.items() for metho
 
 
 @pytest.mark.parametrize(("name", "method", "value", "why"), ROWS)
-def test_malformed_annotation_is_an_error_without_its_value(
+def test_malformed_annotation_is_error_without_value(
     tmp_path: Path, name: str, method: str, value: Any, why: str
 ) -> None:
     tree(tmp_path, dict.fromkeys(CGROUP, "old\n"))
-    made = on_node(tmp_path, Rdt(StandIn(tmp_path / "resctrl")) if name == "rdt" else name, SETTINGS)
+    tester = on_node(tmp_path, Rdt(StandIn(tmp_path / "resctrl")) if name == "rdt" else name, SETTINGS)
     before = {path: path.is_file() and path.read_text() for path in tmp_path.rglob("*")}
     labels = qos("BE" if name == "batchresource" else "LS") | {keys.GPU_ISOLATION_PROVIDER: "HAMi-core"}
     call = {"labels": labels, "cgroup_parent": POD, "resources": {"cpu_quota": 100_000}}
     key = METHODS[name][0]
     with pytest.raises(Malformed) as caught:
-        getattr(made, method)(**call, annotations=annotation(key, value))
+        getattr(tester, method)(**call, annotations=annotation(key, value))
     text = str(caught.value)
     assert why in text
     assert not [secret for secret in ("canary", "61") if secret in text]
-    assert key in text or name == "gpu"  # the name of its missing resources is enough
+    assert key in text or name == "gpu"  # the text names the missing resources instead
     assert {path: path.is_file() and path.read_text() for path in tmp_path.rglob("*")} == before

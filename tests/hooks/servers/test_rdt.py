@@ -1,4 +1,4 @@
-"""rdt: a pod's group and its limits, moves of threads, and that no problem prevents a pod from starting.
+"""rdt: a pod's group and its limits, and moves of threads. No fault prevents a pod from starting.
 
 The kernel is simulated by tests/fakes/resctrl.py; scripts/demo starts real containers.
 """
@@ -19,7 +19,7 @@ from runtimeproxy_hooks.sdk import Malformed
 from runtimeproxy_hooks.sdk.testing import CONTAINER_ID, UID, HookTester
 from runtimeproxy_hooks.servers import rdt
 from runtimeproxy_hooks.servers.rdt import RDT_CLASS, ROUNDS, Rdt
-from tests.fakes.resctrl import Hardware, StandIn, until_gone
+from tests.fakes.resctrl import Hardware, StandIn, wait_until_ended
 from tests.hooks.nodes import annotation, on_node, qos, rows, tree
 
 Log, Patch = pytest.LogCaptureFixture, pytest.MonkeyPatch
@@ -46,7 +46,7 @@ class Node:
         return (self.root / group / "schemata").read_text()
 
     def groups(self) -> list[str]:
-        return sorted(each.name for each in self.root.iterdir() if (each / "tasks").exists())
+        return sorted(path.name for path in self.root.iterdir() if (path / "tasks").exists())
 
     def container(self, *tids: int) -> None:
         """Create the container's cgroup and list threads in it."""
@@ -55,7 +55,7 @@ class Node:
 
 
 class Watched(StandIn):
-    """A stand-in that records writes, and acts before each of the first moves."""
+    """A stand-in that records writes and calls a function before each of the first moves."""
 
     def __init__(self, root: Path, *acts: Callable[[], object]) -> None:
         super().__init__(root)
@@ -78,14 +78,14 @@ def threads(count: int) -> Iterator[list[int]]:
     """Yield the ids of threads of this process, and end them."""
     ended = threading.Event()
     started = [threading.Thread(target=ended.wait) for _ in range(count)]
-    for each in started:
-        each.start()
-    tids = [each.native_id or 0 for each in started]
+    for thread in started:
+        thread.start()
+    tids = [thread.native_id or 0 for thread in started]
     try:
         yield tids
     finally:
         ended.set()
-        until_gone(tids)
+        wait_until_ended(tids)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ ANNOTATIONS = [
 
 
 @pytest.mark.parametrize(("value", "schemata"), rows(ANNOTATIONS))
-def test_annotation_creates_the_pods_group(node: Node, value: object, schemata: str) -> None:
+def test_annotation_creates_group_of_pod(node: Node, value: object, schemata: str) -> None:
     assert not node.hook().pre_run_pod_sandbox(annotations=annotation(RESCTRL, value))
     assert node.groups() == [POD_GROUP]
     assert node.schemata(POD_GROUP) == schemata
@@ -119,7 +119,7 @@ NO_LIMITS = ("{}", '{"llc":{}}', '{"llc":{"schemataPerCache":[]},"mb":{"schemata
 
 
 @pytest.mark.parametrize(("text", "groups"), [*((text, []) for text in NO_LIMITS), ("", ["LS"]), ("null", ["LS"])])
-def test_annotation_without_limits_overrides_the_class(node: Node, text: str, groups: list[str]) -> None:
+def test_annotation_without_limits_overrides_class(node: Node, text: str, groups: list[str]) -> None:
     tester = node.hook(classes=EVERY_CLASS)
     tester.pre_run_pod_sandbox(annotations={RESCTRL: text})
     assert node.groups() == []
@@ -127,8 +127,8 @@ def test_annotation_without_limits_overrides_the_class(node: Node, text: str, gr
     assert node.groups() == [*changed.annotations.values()] == groups
 
 
-def test_unknown_cache_ids_are_logged_once_a_pod(node: Node, caplog: Log) -> None:
-    value = {"llc": {"schemataPerCache": [{"cacheID": each, "range": [20, 50]} for each in (1, 77)]}}
+def test_unknown_cache_ids_are_logged_once_per_pod(node: Node, caplog: Log) -> None:
+    value = {"llc": {"schemataPerCache": [{"cacheID": cache_id, "range": [20, 50]} for cache_id in (1, 77)]}}
     call: dict[str, Any] = {"annotations": annotation(RESCTRL, value), "namespace": "shop", "pod": "cart"}
     tester = node.hook()
     tester.pre_run_pod_sandbox(**call)
@@ -140,7 +140,7 @@ def test_unknown_cache_ids_are_logged_once_a_pod(node: Node, caplog: Log) -> Non
 
 
 @pytest.mark.parametrize("uid", ["", "a/b", "a\nb", "a\0b"])
-def test_uid_that_cannot_name_a_group_is_an_error(node: Node, uid: str) -> None:
+def test_uid_unusable_as_group_name_is_error(node: Node, uid: str) -> None:
     with pytest.raises(Malformed, match="pod uid"):
         node.hook().pre_run_pod_sandbox(**OWN_LIMITS, uid=uid)
 
@@ -170,7 +170,7 @@ CLASSES = [
 
 
 @pytest.mark.parametrize(("name", "cgroup_parent", "group"), CLASSES)
-def test_qos_class_of_a_pod_is_its_group(node: Node, name: str, cgroup_parent: str, group: str) -> None:
+def test_qos_class_of_pod_is_its_group(node: Node, name: str, cgroup_parent: str, group: str) -> None:
     changed = node.hook(classes=EVERY_CLASS).pre_create_container(labels=qos(name), cgroup_parent=cgroup_parent)
     assert changed.annotations == ({RDT_CLASS: group} if group else {})
     assert node.groups() == ([group] if group else [])
@@ -196,7 +196,7 @@ def test_limits_are_written_when_settings_change(node: Node, monkeypatch: Patch)
     assert resctrl.limited[2:] == [POD_GROUP, "LS"] * 2
 
 
-def test_annotation_is_omitted_when_the_flag_is_set(node: Node) -> None:
+def test_annotation_is_omitted_when_flag_is_set(node: Node) -> None:
     tester = node.hook("--no-rdt-class-annotation", classes=EVERY_CLASS)
     assert not tester.pre_create_container(labels=qos("LS"))
     with threads(1) as tids:
@@ -205,8 +205,8 @@ def test_annotation_is_omitted_when_the_flag_is_set(node: Node) -> None:
         assert node.resctrl.tasks("LS") == set(tids)
 
 
-def test_group_is_created_again_after_a_late_stop(node: Node) -> None:
-    """The kubelet may stop a sandbox again when the pod's new one has a container that is not started yet."""
+def test_group_is_created_again_after_late_stop(node: Node) -> None:
+    """The kubelet may stop a sandbox again while the container of the pod's new one is not started yet."""
     tester = node.hook()
     tester.pre_run_pod_sandbox(**OWN_LIMITS)
     tester.post_stop_pod_sandbox(**OWN_LIMITS)
@@ -218,7 +218,7 @@ def test_group_is_created_again_after_a_late_stop(node: Node) -> None:
     assert node.schemata(POD_GROUP) == SMALL_LINES
 
 
-def test_every_thread_outside_the_group_is_moved_once(node: Node, caplog: Log) -> None:
+def test_every_thread_outside_group_is_moved_once(node: Node, caplog: Log) -> None:
     with threads(1) as ended:
         pass
     with threads(5) as tids:
@@ -263,7 +263,7 @@ def test_node_without_rdt_is_logged_and_runs_pods(node: Node, tmp_path: Path, ca
     assert not list(root.glob("koordlet-*"))
 
 
-def test_resctrl_that_is_mounted_later_is_used(node: Node, tmp_path: Path) -> None:
+def test_resctrl_mounted_later_is_used(node: Node, tmp_path: Path) -> None:
     root = tmp_path / "later"
     resctrl = StandIn(root)
     hidden = root.rename(tmp_path / "hidden")
@@ -300,7 +300,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("refused", "methods", "groups", "words"), REFUSALS)
-def test_refusal_of_the_kernel_is_logged_once(
+def test_refusal_of_kernel_is_logged_once(
     node: Node, caplog: Log, refused: str, methods: str, groups: list[str], words: str
 ) -> None:
     tester = node.hook(resctrl=StandIn(node.root, refused=refused.split()))

@@ -1,4 +1,4 @@
-"""The values of the hooks that set resources, variables or a pod's group identity, and what each of them logs."""
+"""Values and log lines of the hooks that set resources, variables or a pod's group identity."""
 
 import logging
 from collections.abc import Callable
@@ -28,12 +28,12 @@ BEST_EFFORT = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Serve:
-    """Return a function that makes the tester of a hook; the node's cgroups are in the directory of the test."""
+    """Return a function that creates the tester of a hook; the node's cgroups are in the test's directory."""
     return lambda name, *more: on_node(tmp_path, name, *more)
 
 
 def at_both(hook: HookTester, **call: Any) -> Difference:
-    """Return what is changed at an update of a container; a create changes the same resources."""
+    """Return the changes of an update; a create must change the same resources."""
     created, updated = hook.pre_create_container(**call), hook.pre_update_container_resources(**call)
     assert replace(created, annotations={}) == updated
     return updated
@@ -88,7 +88,7 @@ OF_PODS: list[tuple[str, Any, dict[str, int]]] = [
 
 
 @pytest.mark.parametrize(("name", "containers", "expected"), OF_PODS)
-def test_pod_has_the_sums_and_others_are_unchanged(
+def test_pod_has_sums_and_other_pods_are_unchanged(
     serve: Serve, name: str, containers: Any, expected: dict[str, int]
 ) -> None:
     annotations = annotation(EXTENDED_RESOURCE_SPEC, {"containers": containers})
@@ -108,7 +108,7 @@ def files(tmp_path: Path) -> list[Path]:
     return tree(tmp_path, dict.fromkeys(names, "old\n"))
 
 
-def test_pods_cgroup_is_written_and_lifted(serve: Serve, files: list[Path], caplog: Log) -> None:
+def test_limits_of_pod_cgroup_are_written_and_lifted(serve: Serve, files: list[Path], caplog: Log) -> None:
     caplog.set_level("INFO", "runtimeproxy_hooks.servers")
     hook = serve("batchresource")
     assert hook.pre_create_container(**BATCH_CALL)
@@ -167,16 +167,16 @@ def test_quota_of_containers_that_share_cpus_is_scaled(
 
 
 UPDATES = [
-    ("1.2", 50_000, 41_667),  # the kubelet's quota, from a proxy that has stored it
-    ("1.2", 41_667, 41_667),  # the runtime's quota, from a proxy that was started since then
+    ("1.2", 50_000, 41_667),  # the kubelet's quota, stored by the proxy
+    ("1.2", 41_667, 41_667),  # the runtime's quota, after a restart of the proxy
     ("1.2", 60_000, 50_000),  # another quota of the kubelet's
-    *(("1.5", 41_667, 33_334), ("1", 41_667, 50_000)),  # the node's settings were changed meanwhile
+    *(("1.5", 41_667, 33_334), ("1", 41_667, 50_000)),  # the node's settings changed
     ("1.2", -1, -1),
 ]
 
 
 @pytest.mark.parametrize(("ratio", "quota", "result"), UPDATES)
-def test_quota_is_not_scaled_again_after_a_restart(serve: Serve, ratio: str, quota: int, result: int) -> None:
+def test_quota_is_not_scaled_again_after_restart(serve: Serve, ratio: str, quota: int, result: int) -> None:
     created = normalizing(serve, "1.2").pre_create_container(resources={"cpu_quota": 50_000})
     assert created.annotations == {NORMALIZED: "50000:41667"}
     call: Any = {"container_annotations": created.annotations, "resources": {"cpu_quota": quota, "cpu_shares": 512}}
@@ -186,7 +186,7 @@ def test_quota_is_not_scaled_again_after_a_restart(serve: Serve, ratio: str, quo
 
 
 @pytest.mark.parametrize("text", ["", "1:canary", "50000", "1:2:3", "-1:2", "1:2\n", "9" * 20 + ":1"])
-def test_foreign_quota_annotation_is_an_error_where_read(serve: Serve, text: str) -> None:
+def test_foreign_quota_annotation_is_error_where_read(serve: Serve, text: str) -> None:
     hook, call = normalizing(serve, "2"), {"container_annotations": {NORMALIZED: text}}
     with pytest.raises(Malformed, match=NORMALIZED) as caught:
         hook.pre_update_container_resources(resources={"cpu_quota": 50_000}, **call)
@@ -234,7 +234,7 @@ OWN_CPUS: list[tuple[Any, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("value", "settings", "resources"), OWN_CPUS)
-def test_cpuset_of_the_annotation_is_set(serve: Serve, value: Any, settings: str, resources: dict[str, Any]) -> None:
+def test_cpuset_of_annotation_is_set(serve: Serve, value: Any, settings: str, resources: dict[str, Any]) -> None:
     hook = serve("cpuset", settings)
     as_set = ("SYSTEM", {**SENT, **resources}, {})
     for name, sent, expected in (("LSR", None, resources), ("BE", {}, resources), ("SYSTEM", SENT, resources), as_set):
@@ -243,12 +243,12 @@ def test_cpuset_of_the_annotation_is_set(serve: Serve, value: Any, settings: str
 
 
 SECOND_HAS_CPU = status({"numaNodeResources": [{"node": 1}, {"node": 0, "resources": {"cpu": 4}}]})
-NODE_IN_OTHER_CASE = status({"NUMANodeResources": [{"Node": 1, "RESOURCES": {"cpu": 4}}]})
+NODE_IN_MIXED_CASE = status({"NUMANodeResources": [{"Node": 1, "RESOURCES": {"cpu": 4}}]})
 NO_NODE = status({"cpuset": "", "numaNodeResources": [{"resources": {"cpu": 4}}]})
 ON_NODES = [
     *((numa(0, cpu="1n"), POOL_0), (numa(0, cpu="0", memory="1Gi"), ALL), (numa(7, cpu=4), CLEARED)),
     *((numa(1, **{BATCH_CPU: "500"}), POOL_1), (numa(1, **{BATCH_CPU: -1}), ALL)),
-    *((NODE_IN_OTHER_CASE, POOL_1), (NO_NODE, POOL_0)),  # as in Go
+    *((NODE_IN_MIXED_CASE, POOL_1), (NO_NODE, POOL_0)),  # as in Go
 ]
 RULES = [
     # Without settings nothing is set, nor cleared.
@@ -259,7 +259,7 @@ RULES = [
     (POOLS + STATIC, "", BEST_EFFORT, numa(1, cpu=-4), POOL_1),
     (ONE_EMPTY_POOL, "LS", BURSTABLE, numa(0, 1, cpu=4), cpus("8-11")),
     (STATIC, "LS", BURSTABLE, numa(0, cpu=4), NOTHING),
-    # BE has pools of its own with the gate; without it the next rule holds.
+    # BE has its own pools with the gate; without it the next rule applies.
     (POOLS + GATE, "BE", BURSTABLE, numa(0, 1, cpu=4), cpus("4-5,12-13")),
     (STATIC + GATE, "BE", BURSTABLE, numa(0, cpu=4), CLEARED),
     ("be-shared-pools: [{node: 0, cpuset: 4-5}]", "BE", BEST_EFFORT, {}, CLEARED),
@@ -268,13 +268,13 @@ RULES = [
     *((SYSTEM, "SYSTEM", BEST_EFFORT, {}, cpus("0-1")), (SYSTEM, "LSR", POD, {}, NOTHING)),
     (POOLS + STATIC, "LS", BEST_EFFORT, status({"cpuset": ""}), ALL),
     (STATIC, "", BEST_EFFORT, {}, CLEARED),
-    # 5. Everything else.
+    # 5. All other pods.
     *((POOLS + STATIC, "LSR", POD, {}, NOTHING), (POOLS, "LSE", "", {}, ALL)),
 ]
 
 
 @pytest.mark.parametrize(("settings", "name", "parent", "annotations", "resources"), RULES)
-def test_first_matching_rule_determines_the_cpuset(
+def test_first_matching_rule_determines_cpuset(
     serve: Serve, settings: str, name: str, parent: str, annotations: dict[str, str], resources: dict[str, Any]
 ) -> None:
     call = {"labels": qos(name), "cgroup_parent": parent, "annotations": annotations}
@@ -308,7 +308,7 @@ def test_pod_with_exclusive_cpus_has_no_quota(
 
 
 @pytest.mark.parametrize("parent", [POD, "/kubepods/../x"])
-def test_failed_write_of_the_quota_is_logged_only(serve: Serve, parent: str, caplog: Log) -> None:
+def test_failed_write_of_quota_is_only_logged(serve: Serve, parent: str, caplog: Log) -> None:
     changed = serve("cpuset").pre_run_pod_sandbox(annotations=status(OWN), cgroup_parent=parent, pod="p")
     assert changed == Difference(resources={"cpu_quota": -1})
     [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -357,7 +357,7 @@ VISIBLE: list[tuple[Texts, Texts]] = [
 
 
 @pytest.mark.parametrize(("annotations", "env"), VISIBLE)
-def test_visible_devices_are_the_minors(serve: Serve, annotations: Texts, env: Texts) -> None:
+def test_visible_devices_are_device_minors(serve: Serve, annotations: Texts, env: Texts) -> None:
     for provider in ("", "hami-core", "a"):  # the label's value must match exactly
         labels = {keys.GPU_ISOLATION_PROVIDER: provider}
         assert serve("gpu").pre_create_container(annotations=annotations, labels=labels) == Difference(env=env)
@@ -377,7 +377,7 @@ SHARES: list[tuple[dict[str, Any], Texts]] = [
 
 
 @pytest.mark.parametrize(("resources", "env"), SHARES)
-def test_hami_core_has_the_share_of_the_first_device(serve: Serve, resources: dict[str, Any], env: Texts) -> None:
+def test_hami_core_has_share_of_first_device(serve: Serve, resources: dict[str, Any], env: Texts) -> None:
     annotations = gpus(gpu(**resources), {"minor": 7, "resources": {RATIO: "100"}})
     sent = {**visible("all"), "LD_PRELOAD": "/mine.so", "PATH": "/bin"}
     changed = serve("gpu").pre_create_container(annotations=annotations, labels=HAMI, env=sent)
@@ -391,7 +391,7 @@ GPU_FLAGS = [
 
 
 @pytest.mark.parametrize(("flag", "more"), GPU_FLAGS)
-def test_flags_name_absolute_paths_in_the_container(serve: Serve, flag: str, more: Texts) -> None:
+def test_flags_name_absolute_paths_in_container(serve: Serve, flag: str, more: Texts) -> None:
     for resources, env in ((SHARE, {**SHARED, **more}), ({RATIO: 100}, ONE)):
         call: dict[str, Any] = {"annotations": gpus(gpu(**resources)), "labels": HAMI, "uid": "u-1"}
         assert serve("gpu", "", flag).pre_create_container(**call).env == env
@@ -441,10 +441,10 @@ def test_group_identity_is_by_annotation_or_class(
     assert (top / parent[1:] / FILE).read_text() == f"{value}\n"
 
 
-def test_kernel_without_the_file_is_logged_once(serve: Serve, top: Path, caplog: Log) -> None:
+def test_kernel_without_cgroup_file_is_logged_once(serve: Serve, top: Path, caplog: Log) -> None:
     for file in top.rglob(FILE):
         file.unlink()
-    for settings, messages in ((OFF, 0), (ON, 1)):  # 0 is what such a kernel does anyway
+    for settings, messages in ((OFF, 0), (ON, 1)):  # 0 is the behaviour of such a kernel
         hook = serve("groupidentity", settings)
         for parent in (POD, BURSTABLE, ""):
             assert not hook.pre_run_pod_sandbox(cgroup_parent=parent)
@@ -469,7 +469,7 @@ REFUSED, MISSING = f"{{0}}{POD}/{FILE}: Is a directory; {ADVICE}", "its cgroup {
 
 
 @pytest.mark.parametrize(("parent", "words"), [(POD, REFUSED), ("/kubepods/y", MISSING)])
-def test_failed_write_is_logged_and_the_pod_runs(serve: Serve, top: Path, caplog: Log, parent: str, words: str) -> None:
+def test_failed_write_is_logged_and_pod_runs(serve: Serve, top: Path, caplog: Log, parent: str, words: str) -> None:
     (top / POD[1:] / FILE).unlink()
     (top / POD[1:] / FILE).mkdir()
     assert not serve("groupidentity", ON).pre_run_pod_sandbox(cgroup_parent=parent, pod="web")
@@ -506,7 +506,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("annotations", "key"), MALFORMED)
-def test_malformed_score_is_logged_without_the_value(serve: Serve, annotations: Texts, key: str, caplog: Log) -> None:
+def test_malformed_score_is_logged_without_value(serve: Serve, annotations: Texts, key: str, caplog: Log) -> None:
     call: dict[str, Any] = {"annotations": annotations, "resources": {"oom_score_adj": 968}, "pod": "web"}
     assert not serve("oomscoreadj").pre_create_container(**call)
     [record] = caplog.records
@@ -518,7 +518,7 @@ def test_malformed_score_is_logged_without_the_value(serve: Serve, annotations: 
 @pytest.mark.parametrize("annotations", [{OF_POD: "-0"}, {SPEC: '{"main": 0}'}, {SPEC: '{"main": null}'}])
 def test_score_of_zero_cannot_be_requested(serve: Serve, annotations: Texts, caplog: Log) -> None:
     hook = serve("oomscoreadj")
-    assert not hook.pre_create_container(annotations=annotations)  # it is 0, or the runtime's default, already
+    assert not hook.pre_create_container(annotations=annotations)  # the score is 0 or the runtime's default already
     for _ in range(2):
         assert not hook.pre_create_container(annotations=annotations, resources={"oom_score_adj": 968})
     [message] = caplog.messages

@@ -1,4 +1,4 @@
-"""Finding a hook server; requests as YAML; one call, with its changes shown as YAML; and many, for ``hook bench``."""
+"""Selecting a hook server; requests as YAML; a call with its changes as YAML; and many calls for ``hook bench``."""
 
 import asyncio
 import json
@@ -23,13 +23,13 @@ from tests.fakes import hookanswers
 from tests.fakes.hookanswers import HookCall
 from tests.fakes.hookserver import HookServer
 
-PRE_RUN, POINT, PRE_START, POST_START = (
+PRE_RUN, CREATE, PRE_START, POST_START = (
     BY_NAME[name] for name in ("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer", "PostStartContainer")
 )
-BODY = request.encoded(POINT, request.example())
+BODY = request.encoded(CREATE, request.example())
 
 
-def test_server_is_named_by_its_file_or_its_socket(tmp_path: Path) -> None:
+def test_server_is_selected_by_file_or_socket(tmp_path: Path) -> None:
     assert hook_client.find("unix:///run/x.sock") == Server("/run/x.sock")
     file, entry = tmp_path / "10-x.json", {"remote-endpoint": "unix:///run/x.sock"}
     file.write_text(json.dumps(entry))
@@ -38,7 +38,7 @@ def test_server_is_named_by_its_file_or_its_socket(tmp_path: Path) -> None:
     assert hook_client.find(str(file)) == Server("/run/x.sock", 0.5, frozenset({"PreStartContainer"}))
 
 
-def test_text_that_names_no_server_is_an_error(tmp_path: Path) -> None:
+def test_text_that_names_no_server_is_error(tmp_path: Path) -> None:
     (file := tmp_path / "x.json").write_text("{}")
     for name, words in (
         ("x.sock", "SERVER: 'x.sock' is not a unix socket"),
@@ -63,15 +63,15 @@ def test_text_that_names_no_server_is_an_error(tmp_path: Path) -> None:
         (CallFailed(2, "{text} \x1b[31mred\nline\x07", Kind.STATUS), "UNKNOWN: {text}  [31mred line"),
     ],
 )
-def test_failure_has_words_that_are_safe_to_print(failure: CallFailed, words: str) -> None:
+def test_failure_text_is_safe_to_print(failure: CallFailed, words: str) -> None:
     assert hook_client.words(failure) == words
 
 
-async def test_answer_that_is_no_message_is_a_broken_one(tmp_path: Path) -> None:
+async def test_undecodable_answer_is_reported_as_broken(tmp_path: Path) -> None:
     path = str(tmp_path / "hooks.sock")
     async with HookServer(path, default=hookanswers.garbage()), hook_client.connection(path) as client:
         with pytest.raises(CallFailed) as caught:
-            await hook_client.call_hook(client, POINT, BODY, 10.0)
+            await hook_client.call_point(client, CREATE, BODY, 10.0)
     assert (caught.value.kind, caught.value.code) == (Kind.BROKEN, 13)
 
 
@@ -85,11 +85,11 @@ def test_figures_are_shown_in_milliseconds() -> None:
 
 
 async def measured(server: HookServer, **more: Any) -> Figures:
-    return await asyncio.to_thread(bench, Server(server.socket_path), POINT, BODY, timeout_seconds=10.0, **more)
+    return await asyncio.to_thread(bench, Server(server.socket_path), CREATE, BODY, timeout_seconds=10.0, **more)
 
 
-async def test_calls_are_made_at_the_same_time_after_a_warm_up(tmp_path: Path) -> None:
-    """Each call waits until three have come: one after the other they would all be late."""
+async def test_calls_are_concurrent_after_warm_up(tmp_path: Path) -> None:
+    """Each call waits for three of them: consecutive calls would all time out."""
     async with HookServer(str(tmp_path / "hooks.sock")) as server:
         barrier = asyncio.Barrier(3)
 
@@ -113,10 +113,10 @@ async def test_failures_are_counted_by_their_reason(tmp_path: Path) -> None:
 
         server.default = answer
         figures = await measured(server, calls=10, concurrency=1)
-        server.default, made = fail, len(server.calls)
+        server.default, earlier_calls = fail, len(server.calls)
         with pytest.raises(HookCallFailed, match="PreCreateContainer: INTERNAL: odd"):
             await measured(server, calls=10, concurrency=1)
-        assert len(server.calls) == made + 1
+        assert len(server.calls) == earlier_calls + 1
     assert (len(figures.seconds), figures.failures) == (5, Counter({"INTERNAL: odd": 5}))
 
 
@@ -125,8 +125,8 @@ ENTRIES_SENT: Any = {"envs": {"A": "1", "EMPTY": ""}, "annotations": {"n": "a\nb
 SENT = HookRequest(PodInfo(cgroup_parent="/pod"), ContainerInfo(**ENTRIES_SENT, resources=RESOURCES_SENT))
 
 
-def shown(answer: HookAnswer, point: Any = POINT) -> str:
-    return "".join(f"{line}\n" for line in hook_client.answer_lines(point, SENT, answer))
+def shown(answer: HookAnswer, hook_point: Any = CREATE) -> str:
+    return "".join(f"{line}\n" for line in hook_client.answer_lines(hook_point, SENT, answer))
 
 
 CHANGED = """applied:
@@ -159,7 +159,7 @@ bad:
 """
 
 
-def test_answer_is_shown_as_what_it_changes_and_what_is_lost() -> None:
+def test_answer_is_shown_as_changes_and_lost_entries() -> None:
     resources = Resources(cpu_quota=-1, cpu_shares=2, hugepage_limits={"2MB": 0, "1GB": 8192})
     envs = {"A": "2", "B": "x y", "EMPTY": "1", "on": "off"}
     answer = HookAnswer(envs=envs, annotations={"n": "c"}, cgroup_parent="/other", resources=resources)
@@ -178,24 +178,24 @@ def test_key_of_any_length_is_shown_as_yaml(letter: str) -> None:
         assert yaml.safe_load(text) == {"applied": {"envs": envs}}
 
 
-async def called(path: Path, answer: hookanswers.Answer, point: Any = POINT, **server: Any) -> hook_client.Called:
-    """Call a server with the example request, as the command does: in a thread with an event loop of its own."""
+async def called(path: Path, answer: hookanswers.Answer, hook_point: Any = CREATE, **server: Any) -> hook_client.Called:
+    """Call a server with the example request, as the command does: in a thread with its own event loop."""
     async with HookServer(str(path), default=answer):
         named = Server(str(path), **server)
-        return await asyncio.to_thread(hook_client.call, named, point, request.example(), 10.0)
+        return await asyncio.to_thread(hook_client.call, named, hook_point, request.example(), 10.0)
 
 
-async def test_call_shows_the_request_and_its_changes(tmp_path: Path) -> None:
-    found = await called(tmp_path / "hooks.sock", hookanswers.koordlet(cpu_quota=-1))
-    first, *heads = [line for line in found.text.splitlines() if line.startswith("#")]
+async def test_call_shows_request_and_its_changes(tmp_path: Path) -> None:
+    result = await called(tmp_path / "hooks.sock", hookanswers.koordlet(cpu_quota=-1))
+    first, *heads = [line for line in result.text.splitlines() if line.startswith("#")]
     assert first.startswith(f"# PreCreateContainer at {tmp_path}/hooks.sock answered in ")
     assert heads == ["# not sent at this hook point: pod.runtime_handler, pod.overhead, container.id"]
-    assert yaml.safe_load(found.text) == {"applied": {"resources": {"cpu_quota": -1}}}
-    assert found.faults == ()
+    assert yaml.safe_load(result.text) == {"applied": {"resources": {"cpu_quota": -1}}}
+    assert result.faults == ()
     points = frozenset({"PreStartContainer"})
-    found = await called(tmp_path / "hooks.sock", hookanswers.echo(), POST_START, points=points)
-    assert "# the proxy would not call: the registration file does not name PostStartContainer" in found.text
-    assert "# the proxy ignores what is answered at this hook point" in found.text
+    result = await called(tmp_path / "hooks.sock", hookanswers.echo(), POST_START, points=points)
+    assert "# the proxy would not call: the registration file does not name PostStartContainer" in result.text
+    assert "# the proxy ignores what is answered at this hook point" in result.text
 
 
 # Requests as YAML.
@@ -246,24 +246,24 @@ def test_error_has_line_and_key_but_no_value(text: str, words: str) -> None:
 
 
 def test_example_is_sent_completely_at_every_hook_point() -> None:
-    for point in HOOK_POINTS:
-        sent = request.at_hook_point(point, request.example())
-        assert (sent.container is None) == (point.subject is SubjectKind.POD)
-        assert request.unsent(point, sent) == ()
-        assert request.encoded(point, sent) == codec.encode(point, sent)
+    for hook_point in HOOK_POINTS:
+        sent = request.at_point(hook_point, request.example())
+        assert (sent.container is None) == (hook_point.subject is SubjectKind.POD)
+        assert request.unsent(hook_point, sent) == ()
+        assert request.encoded(hook_point, sent) == codec.encode(hook_point, sent)
     with pytest.raises(ConfigError, match=r"PreStartContainer is about a container, and the request has none: add"):
         request.encoded(PRE_START, EMPTY)
 
 
 LOST = [
     *((PRE_RUN, "pod: {overhead: {cpu_shares: 2}}", ()), (PRE_RUN, "container: {name: main}", ("container",))),
-    (POINT, "{pod: {cgroup_parent: /b}, container: {cgroup_parent: /a}}", ("pod.cgroup_parent",)),
-    (POINT, "container: {id: c1}", ("container.id",)),
+    (CREATE, "{pod: {cgroup_parent: /b}, container: {cgroup_parent: /a}}", ("pod.cgroup_parent",)),
+    (CREATE, "container: {id: c1}", ("container.id",)),
     (PRE_START, "{pod: {overhead: {}, runtime_handler: a}, container: {}}", ("pod.runtime_handler", "pod.overhead")),
     (PRE_START, '{pod: {}, container: {envs: {A: "\\ud83d"}}}', ("container.envs",)),
 ]
 
 
-@pytest.mark.parametrize(("point", "text", "lost"), LOST)
-def test_field_that_the_proxy_does_not_send_is_named(point: Any, text: str, lost: tuple[str, ...]) -> None:
-    assert request.unsent(point, request.parse(text, "f")) == lost
+@pytest.mark.parametrize(("hook_point", "text", "lost"), LOST)
+def test_field_that_proxy_never_sends_is_reported(hook_point: Any, text: str, lost: tuple[str, ...]) -> None:
+    assert request.unsent(hook_point, request.parse(text, "f")) == lost

@@ -30,7 +30,7 @@ def test_invalid_or_used_name_is_refused(tmp_path: Path, name: str, words: str) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_is_removed_if_a_file_cannot_be_written(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_folder_is_removed_if_file_cannot_be_written(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(new, "files", lambda name: {"no folder/gpu.py": ""})
     with pytest.raises(ConfigError, match=f"^{tmp_path}/gpu cannot be written: No such file or directory; name a fold"):
         new.new("gpu", tmp_path)
@@ -38,7 +38,7 @@ def test_folder_is_removed_if_a_file_cannot_be_written(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
-def test_folder_has_all_files_and_is_writable_by_its_owner_only(tmp_path: Path, umask: int) -> None:
+def test_folder_has_all_files_and_is_writable_only_by_owner(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         folder = new.new("gpu-env", tmp_path)
@@ -54,7 +54,7 @@ def test_folder_has_all_files_and_is_writable_by_its_owner_only(tmp_path: Path, 
     assert entry.endpoint == "/var/run/runtimeproxy-hooks/gpu_env.sock"
 
 
-def test_files_name_this_python(monkeypatch: Patch) -> None:
+def test_files_name_running_python(monkeypatch: Patch) -> None:
     python, home = "/a b/100%/python3", "/home/me/venv/bin/python"
     monkeypatch.setattr(sys, "executable", python)
     word, in_unit, files = f"'{python}'", "'/a b/100%%/python3'", new.files("gpu")
@@ -76,11 +76,11 @@ def run(*command: str, folder: Path, **more: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.slow
-def test_commands_of_the_readme_work(tmp_path: Path) -> None:
+def test_commands_of_readme_work(tmp_path: Path) -> None:
     """The first block serves, the second calls, verifies and measures."""
     folder = new.new("gpu-env", tmp_path)
     serve, try_out = re.findall(r"::\n\n((?: {4}.*\n)+)", (folder / "README.rst").read_text())
-    program = tmp_path / "runtimeproxy"  # the README uses this name, whatever is installed here
+    program = tmp_path / "runtimeproxy"  # the name in the README
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m runtimeproxy "$@"\n')
     program.chmod(0o755)
     serving = subprocess.Popen(["bash", "-c", f"exec {serve.strip()}"], cwd=folder, env=ENVIRONMENT)

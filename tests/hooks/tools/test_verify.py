@@ -1,4 +1,4 @@
-"""Every rule of ``runtimeproxy hook verify`` finds the server that breaks it, and no other rule reports it."""
+"""Every rule of ``runtimeproxy hook verify`` detects its broken server, and no other rule reports it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ TWO_POINTS = (BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"])
 NOWHERE = "no hook point answers a plain request"
 
 
-def one_point(path: str) -> HookServer:
+def serve_create(path: str) -> HookServer:
     """Serve PreCreateContainer only."""
     unserved = hookanswers.BY_NAME["unimplemented"]()
     return HookServer(path, {"PreCreateContainer": hookanswers.echo()}, default=unserved)
@@ -48,7 +48,7 @@ def marked(found: dict[str, Verdict], mark: Mark) -> set[str]:
 
 NUMBERS = "cpu_period, cpu_quota, cpu_shares, memory_limit_in_bytes, memory_swap_limit_in_bytes"
 BAD_PERIOD = "must be 0 (not set) or 1000..1000000 microseconds"
-GONE = "the server answers no more since 'empty'"
+NO_ANSWER = "the server answers no more since 'empty'"
 LATE, SEE = f"no answer within {LATE_SECONDS:g} s", "no answer in time, see 'deadline'"
 LATE_TWICE = f"{LATE}: PreCreateContainer (empty), PreCreateContainer (missing)"
 WORDS = {
@@ -56,14 +56,14 @@ WORDS = {
     "forgets a number of its echo": {
         "echo": f"PreCreateContainer: resources: {NUMBERS} repeated as sent, oom_score_adj left out"
     },
-    "dies of an empty request": {"missing": GONE, "broken-connection": GONE, "restart": GONE},
+    "dies of an empty request": {"missing": NO_ANSWER, "broken-connection": NO_ANSWER, "restart": NO_ANSWER},
     "hangs": {"deadline": "no answer within 0.2 s: PreCreateContainer (a plain request)"},
     "hangs without a cgroup parent": {"empty": SEE, "missing": SEE, "deadline": LATE_TWICE},
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
-async def test_broken_server_breaks_its_own_rules_only(tmp_path: Path, name: str) -> None:
+async def test_broken_server_fails_only_expected_rules(tmp_path: Path, name: str) -> None:
     tried = BROKEN[name]
     points = TWO_POINTS if tried.timeout_seconds > LATE_SECONDS else TWO_POINTS[1:]  # a server that hangs does so once
     found = await verdicts(tmp_path, tried.made, points, timeout_seconds=tried.timeout_seconds)
@@ -71,14 +71,14 @@ async def test_broken_server_breaks_its_own_rules_only(tmp_path: Path, name: str
     assert marked(found, Mark.BROKEN) == {tried.breaks}, words
     assert words | WORDS.get(name, {}) == words
     if tried.breaks in ("serves", "plain"):
-        others = {"serves", "unknown-method", "restart", "deadline", tried.breaks}
-        assert {rule for rule, each in words.items() if each == NOWHERE} == found.keys() - others
+        not_checked = {"serves", "unknown-method", "restart", "deadline", tried.breaks}
+        assert {rule for rule, each in words.items() if each == NOWHERE} == found.keys() - not_checked
     assert list(found) == [rule.name for rule in RULES]
     assert {each.breaks for each in BROKEN.values()} | {"restart"} == found.keys(), "a rule has no server"
 
 
 @pytest.mark.parametrize("name", GOOD)
-async def test_good_server_keeps_every_rule(tmp_path: Path, name: str) -> None:
+async def test_good_server_passes_every_rule(tmp_path: Path, name: str) -> None:
     found = await verdicts(tmp_path, GOOD[name])
     assert marked(found, Mark.BROKEN) == set()
     refused = {"values", "echo"} if name == "a refusal" else set()
@@ -89,7 +89,7 @@ async def test_good_server_keeps_every_rule(tmp_path: Path, name: str) -> None:
 ENDED = "afterwards a plain request: not reachable: No such file or directory"
 
 
-async def test_server_that_hangs_after_a_rule_is_reported(tmp_path: Path) -> None:
+async def test_server_that_hangs_after_rule_is_reported(tmp_path: Path) -> None:
     hanging: list[bool] = []
 
     async def answer(call: hookanswers.HookCall) -> bytes:
@@ -107,7 +107,7 @@ RESTART = tuple(rule for rule in RULES if rule.name == "restart")
 
 
 def has_ended(pid: str) -> bool:
-    """Return whether a process that is not waited for has ended."""
+    """Return whether a process has ended, without waiting for it."""
     status = Path("/proc", pid, "status")
     return not status.exists() or "State:\tZ" in status.read_text()
 
@@ -120,7 +120,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(("command", "mark", "words"), rows(COMMANDS))
-async def test_restart_is_tried_with_a_command(
+async def test_restart_is_tested_with_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, mark: Mark, words: str
 ) -> None:
     monkeypatch.setattr(trials, "RESTART_SECONDS", 2.0 if words.startswith("waited") else 10.0)
@@ -131,7 +131,7 @@ async def test_restart_is_tried_with_a_command(
         await asyncio.to_thread(eventually, lambda: has_ended(pid.read_text().strip()))
 
 
-async def test_server_may_be_slow_after_a_restart(tmp_path: Path) -> None:
+async def test_server_may_be_slow_after_restart(tmp_path: Path) -> None:
     """Two calls are late, two fail, then it answers."""
     restarted = tmp_path / "restarted"
     starts = [hookanswers.hang(), hookanswers.BY_NAME["fail"](), hookanswers.hang(), hookanswers.BY_NAME["fail"]()]
@@ -153,14 +153,14 @@ ONE_OF_TWO = "\n13 passed, 1 failed, 1 skipped"
 TABLES: list[tuple[str, Made, HookRequest, Points, str, str, str]] = [
     ("good", GOOD["an echo"], WITHOUT_HANDLER, WITH_UPDATE, BOTH, "", "\n14 passed, 0 failed, 1 skipped"),
     ("of a pod alone", GOOD["an echo"], POD_ONLY, TWO_POINTS[:1], "PreRunPodSandbox", "", "\n14 passed, 0 failed"),
-    ("others are tried", one_point, request.example(), TWO_POINTS[:1], "PreCreateContainer", UNSERVED, ONE_OF_TWO),
-    ("unfit for the others", one_point, POD_ONLY, TWO_POINTS[:1], "none of PreRunPodSandbox", UNSERVED, ""),
+    ("others are tried", serve_create, request.example(), TWO_POINTS[:1], "PreCreateContainer", UNSERVED, ONE_OF_TWO),
+    ("unfit for the others", serve_create, POD_ONLY, TWO_POINTS[:1], "none of PreRunPodSandbox", UNSERVED, ""),
     ("nothing", BROKEN["serves no hook point"].made, request.example(), (), "no hook point", "", ""),
 ]
 
 
 @pytest.mark.parametrize(("made", "queried", "points", "serves", "first", "last"), rows(TABLES))
-async def test_table_has_each_rule_and_the_sums(
+async def test_table_has_each_rule_and_sums(
     tmp_path: Path, made: Made, queried: HookRequest, points: Points, serves: str, first: str, last: str
 ) -> None:
     lines: list[str] = []

@@ -1,8 +1,8 @@
-"""What the chart requests: the file wanted.json of its ConfigMap.
+"""The state that the chart requests: the file wanted.json of its ConfigMap.
 
 Owns the file's keys.
-Must not know: how any of it is done.
-Invariant: what is wanted is whole, or Refused is raised.
+Must not know: the steps that reach it.
+Invariant: a desired state has every key, or Refused is raised.
 """
 
 import json
@@ -18,8 +18,8 @@ INSTALL, UNINSTALL = "install", "uninstall"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a node of the pool is to be like. ``config`` are keys of the proxy's configuration file; none leave it."""
+class DesiredState:
+    """The desired state of a node. ``config`` are keys of the proxy's configuration file; if empty, it is kept."""
 
     action: str
     pool: str
@@ -33,12 +33,12 @@ class Wanted:
 
     @property
     def fingerprint(self) -> str:
-        """Return a text that is another one where a node would be made otherwise."""
-        how = {key: value for key, value in asdict(self).items() if key not in ("parallel", "pool")}
-        return sha256(json.dumps(how, sort_keys=True).encode()).hexdigest()[:12]
+        """Return a digest of the values that change a node."""
+        values = {key: value for key, value in asdict(self).items() if key not in ("parallel", "pool")}
+        return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def read(path: Path) -> Wanted:
+def read(path: Path) -> DesiredState:
     """Read the file. Raises Refused."""
     keys = {
         "action": "action",
@@ -53,7 +53,7 @@ def read(path: Path) -> Wanted:
     }
     try:
         content = json.loads(path.read_bytes())
-        return Wanted(**{field: content[key] for key, field in keys.items()})
+        return DesiredState(**{field: content[key] for key, field in keys.items()})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        why = f"{path} is not what the chart writes ({type(error).__name__})"
-        raise Refused(f"{why}: take chart and image of one version") from None
+        reason = f"{path} is not what the chart writes ({type(error).__name__})"
+        raise Refused(f"{reason}: use chart and image of the same version") from None
