@@ -49,8 +49,8 @@ TIDY_CPUSETS: list[tuple[str, str]] = [
     *[(" 0-3", "0-3"), ("0-3\n", "0-3"), ("0, 2", "0,2"), ("0 2", "0,2"), ("\t0-1 ,\r\n2\v\f", "0-1,2")],
     *[("0,0", "0,0"), (",", ""), (" ", ""), (" , ,\n", "")],
 ]
-"""Unusual texts of cpusets, and their normal forms: those of koordlet for an empty pool, and others that the kernel
-accepts. The last ones become empty and are not set."""
+"""Unusual texts of cpusets, and their normal forms: koordlet's texts for empty pools, and others that the
+kernel accepts. The last ones become empty and are not set."""
 
 TIDY: list[tuple[str, int | str, int | str]] = [
     *((name, odd, normal) for name in ("cpuset_cpus", "cpuset_mems") for odd, normal in TIDY_CPUSETS),
@@ -85,4 +85,4 @@ BAD: list[tuple[str, HookAnswer]] = [
     *(("cgroup_parent", HookAnswer(cgroup_parent=path)) for path in BAD_PATHS),
     *((f"resources.{name}", of(**{name: value})) for name, values in BAD_FIELDS.items() for value in values),
 ]
-"""The invalid field, and an answer in which only this field is invalid."""
+"""The bad field, and an answer with only this bad field."""

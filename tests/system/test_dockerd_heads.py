@@ -136,7 +136,7 @@ def stated(dockerd: Dockerd, method: str, target: str, body: bytes) -> str:
 
 def agree(dockerd: Dockerd, method: str, target: str) -> None:
     """Check that dockerd routes a request as the proxy does."""
-    decision, proxy_route = decided(dockerd, method, target), route(method, target)
+    decision, proxy_route = decided(dockerd, method, target), find_route(method, target)
     if isinstance(decision, str):
         assert decision in target
         decision = decided(dockerd, method, target.replace(decision, "1.41", 1))
@@ -161,7 +161,7 @@ def test_listed_route_is_matched_as_dockerd(dockerd: Dockerd) -> None:
         agree(dockerd, method, target)
     for query in NAMES:
         target = f"/containers/create?{query}"
-        proxy_route = route("POST", target)
+        proxy_route = find_route("POST", target)
         assert proxy_route is not None
         text = stated(dockerd, "POST", target, json.dumps({"Image": BUSYBOX}).encode())
         assert text.startswith(f"Invalid container name ({proxy_route.name}), ")

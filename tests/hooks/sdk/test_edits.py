@@ -96,9 +96,9 @@ def test_part_is_editable_only_where_edit_has_effect(hook_point: HookPoint, part
     elif part in hook_point.applies:
         edit(context)
         answered = difference(request_at(hook_point), context.answer())
-        assert replace(limited(hook_point, answered), confirmed=answered.confirmed) == answered
+        assert replace(applicable(hook_point, answered), confirmed=answered.confirmed) == answered
         assert replace(answered, confirmed=frozenset()) == change
-        assert judged(answered, request_at(hook_point))[1] == ()
+        assert validated(answered, request_at(hook_point))[1] == ()
         return
     with pytest.raises(NotSayable, match=rf"^{name}: .*{hook_point.name} .*{why}$"):
         edit(context)
