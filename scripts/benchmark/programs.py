@@ -15,7 +15,7 @@ from pathlib import Path
 
 from scripts.benchmark.cases import DIRECT, DOCKER, HOOKED, PIPE, POINTS
 from scripts.benchmark.loads import LOAD, Load, client
-from scripts.demonstration.processes import DemoError, Program, program, wait_for_registration
+from scripts.demonstration.processes import DemoError, Program, program
 from tests.fakes import registration
 
 HOOKS = "hooks"
@@ -100,7 +100,7 @@ def served(
                 content = registration.text(str(running.socket(HOOKS)), points, policy)
                 for way in hooked:
                     registration.write(running.registrations(way), REGISTRATION, content)
-                    wait_for_registration(running.programs[way], REGISTRATION)
+                    running.programs[way].wait_for_registration(REGISTRATION)
             with running.clients:
                 yield running
         if HOOKS in names and not counts(running.programs[HOOKS].output()):

@@ -1,16 +1,15 @@
-"""The programs that the demo, the bench and the soak start, and the proxy's documented command lines.
+"""The programs that demo and bench start.
 
 A program that was started is always ended, even on a failure half way, or on SIGTERM and Ctrl-C.
 """
 
 import os
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -21,18 +20,9 @@ LOOK_SECONDS = 0.002
 REGISTRATION_SECONDS = 11.0
 """A registration takes effect within 500 ms, or within 10 s on a machine without working inotify."""
 
-COMMAND = "koord-runtime-proxy"
-PROGRAMS = os.environ.get("DEMO_PROGRAMS", "")
-"""A directory with the programs that the demo shows, such as the archive's bin; else those of .venv."""
-DOCUMENTED_FLAGS: Mapping[str, Sequence[str]] = {
-    "cri": ("--remote-runtime-service-endpoint={runtime}", "--remote-image-service-endpoint={runtime}"),
-    "docker": ("--backend-runtime-mode=Docker", "--remote-runtime-service-endpoint={runtime}"),
-}
-"""The flags by mode."""
-
 
 class DemoError(Exception):
-    """The demo cannot continue; the text has the reason and the remedy."""
+    """Demo or bench cannot continue; the text has the reason and the remedy."""
 
 
 class Interruption:
@@ -86,26 +76,25 @@ class Program(NamedTuple):
 
     def wait_until_it_listens(self, path: Path) -> None:
         """Wait until the program listens on a unix socket. Raises DemoError with the end of its output."""
-        deadline = time.monotonic() + START_SECONDS
-        while not _answers(path):
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise DemoError(f"{self.name} does not listen on {path}; its output ends: {self.output()[-1500:]}")
-            time.sleep(LOOK_SECONDS)
+        self._wait(lambda: _answers(path), f"listen on {path}", START_SECONDS)
 
     def wait_until_it_prints(self, text: str, seconds: float = START_SECONDS) -> None:
         """Wait until a text is in the program's output. Raises DemoError with the output's end."""
+        self._wait(lambda: text in self.output(), f"print {text!r}", seconds)
+
+    def wait_for_registration(self, plugin: str) -> None:
+        """Wait until the proxy's log names a plugin. Raises DemoError."""
+        self.wait_until_it_prints(plugin, REGISTRATION_SECONDS)
+
+    def _wait(self, happened: Callable[[], bool], what: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while text not in self.output():
+        while not happened():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise DemoError(f"{self.name} does not print {text!r}; its output ends: {self.output()[-1500:]}")
-            time.sleep(10 * LOOK_SECONDS)
+                raise DemoError(f"{self.name} does not {what}; its output ends: {self.output()[-1500:]}")
+            time.sleep(LOOK_SECONDS)
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")
-
-    def troubles(self) -> list[str]:
-        """Return the warnings and errors that the program logged."""
-        return [line for line in self.output().splitlines() if {"WARNING", "ERROR"} & set(line.split())]
 
     def proc(self, file: str) -> str:
         """Return the content of one of the program's files in /proc."""
@@ -122,37 +111,24 @@ class Program(NamedTuple):
 
     def cpu_nanoseconds(self) -> int:
         """Return the CPU time that the program has used."""
-        return cpu_nanoseconds(self.process.pid)
-
-
-def cpu_nanoseconds(pid: int) -> int:
-    """Return the CPU time that a process has used."""
-    # The kernel's clock id for another process's CPU time (clock_getcpuclockid(3), which Python lacks).
-    return time.clock_gettime_ns(~pid << 3 | 2)
-
-
-@contextmanager
-def programs(commands: Mapping[str, Sequence[str]], folder: Path, *, code: int = 0) -> Iterator[list[Program]]:
-    """Run programs by name; at the end all are stopped together. Raises DemoError on another exit code."""
-    running: list[Program] = []
-    try:
-        for name, command in commands.items():
-            with interruption.held():
-                running.append(_start(name, command, folder))
-        yield running
-    except BaseException:
-        _stop(running)
-        raise
-    for ended, found in zip(running, _stop(running), strict=True):
-        if found != code:
-            raise DemoError(f"{ended.name} ended with exit code {found}; its output ends: {ended.output()[-1500:]}")
+        # The kernel's clock id for another process's CPU time (clock_getcpuclockid(3), which Python lacks).
+        return time.clock_gettime_ns(~self.process.pid << 3 | 2)
 
 
 @contextmanager
 def program(name: str, command: Sequence[str], folder: Path, *, code: int = 0) -> Iterator[Program]:
-    """Run one program in the same way."""
-    with programs({name: command}, folder, code=code) as [running]:
+    """Run a program until the end of the block, with a log in a folder. Raises DemoError on another exit code."""
+    running: Program | None = None
+    try:
+        with interruption.held():
+            running = _start(name, command, folder)
         yield running
+    except BaseException:
+        if running is not None:
+            _stop(running.process)
+        raise
+    if (found := _stop(running.process)) != code:
+        raise DemoError(f"{name} ended with exit code {found}; its output ends: {running.output()[-1500:]}")
 
 
 def _start(name: str, command: Sequence[str], folder: Path) -> Program:
@@ -167,68 +143,15 @@ def _start(name: str, command: Sequence[str], folder: Path) -> Program:
     return Program(name, process, log)
 
 
-def _stop(running: Sequence[Program]) -> list[int]:
-    """Send each program one signal: a second one could kill a program that is already stopping."""
+def _stop(process: subprocess.Popen[bytes]) -> int:
+    """Send a program one signal, because a second one could kill it while it is stopping; return its exit code."""
     with interruption.held():
-        for each in running:
-            each.process.terminate()
-        return [_wait(each.process) for each in running]
-
-
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    try:
-        return process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
-
-
-def installed(command: str, *module: str) -> list[str]:
-    """Return an installed command, or else the equivalent module with its arguments."""
-    if PROGRAMS:
-        return [str(Path(PROGRAMS, command))]
-    path = Path(sys.executable).parent / command
-    return [str(path)] if path.exists() else [sys.executable, "-m", *module]
-
-
-def proxy_command(mode: str, folder: Path, runtime: str) -> list[str]:
-    """Return a mode's documented command line, with the demo's own folder in place of the machine's."""
-    return [
-        *installed(COMMAND, "runtimeproxy", "run"),
-        *(flag.format(runtime=runtime) for flag in DOCUMENTED_FLAGS[mode]),
-        f"--koord-runtimeproxy-endpoint={proxy_socket(folder)}",
-        f"--admin-endpoint={admin_socket(folder)}",
-        f"--metrics-endpoint={metrics_socket(folder)}",
-        f"--hookserver-config-dir={registrations(folder)}",
-    ]
-
-
-def shown(command: Sequence[str]) -> str:
-    """Return a command line that can be pasted into a shell, in any directory."""
-    modules = [f"PYTHONPATH={os.environ['PYTHONPATH']}"] if "-m" in command and "PYTHONPATH" in os.environ else []
-    return shlex.join([*modules, *command])
-
-
-def proxy_socket(folder: Path) -> Path:
-    return folder / "runtimeproxy.sock"
-
-
-def admin_socket(folder: Path) -> Path:
-    return folder / "admin.sock"
-
-
-def metrics_socket(folder: Path) -> Path:
-    """Return the socket for collectors, which must have a directory of its own."""
-    return folder / "metrics" / "metrics.sock"
-
-
-def registrations(folder: Path) -> Path:
-    return folder / "hookserver.d"
-
-
-def wait_for_registration(proxy: Program, plugin: str) -> None:
-    """Wait until the proxy's log names a plugin. Raises DemoError."""
-    proxy.wait_until_it_prints(plugin, REGISTRATION_SECONDS)
+        process.terminate()
+        try:
+            return process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
 
 
 def _answers(path: Path) -> bool:
