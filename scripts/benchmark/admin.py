@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
@@ -20,13 +20,11 @@ from runtimeproxy.admin.queries import LONGEST_PAGE
 from runtimeproxy.observe.events import MOST_EVENTS
 from scripts.benchmark import cases, clients, iterations
 from scripts.benchmark.cases import DIRECT, HOOKED, MODES, Case
-from scripts.benchmark.loads import Load, Run
 from scripts.benchmark.measure import STARTS, WARM_UP_CALLS, started
-from scripts.benchmark.programs import HOOKS, PYTHON, Served, counts, served
+from scripts.benchmark.programs import HOOKS, PYTHON, Load, Served, counts, served
 from scripts.demonstration.processes import DemoError, Program, program
 from scripts.figures import MIB, Figure, at_most
 
-NAME = "admin"
 PERIODS = 5
 CALLS = {**dict.fromkeys(cases.SMALL.values(), 8_000), **dict.fromkeys(cases.CREATES.values(), 1_600)}
 """Calls of a period: a second or more, so that every scraper sends a request in each."""
@@ -61,26 +59,23 @@ EACH = Condition("each request", len(_REQUESTS), requests=_REQUESTS)
 
 
 class Part(NamedTuple):
-    """Calls of a case in a condition, and the CPU microseconds of the proxy for each."""
+    """Calls of a case in a condition: microseconds, and the CPU microseconds of the proxy for each."""
 
-    run: Run
+    p50: float
+    p99: float
     cpu: float
 
 
 Period = Mapping[tuple[Case, Condition], Part]
 """All cases in all conditions, one after the other."""
-Longest = Mapping[str, float]
-"""The longest iteration in milliseconds: ``wall`` by the clock, ``cpu`` of CPU time without garbage collection, and the
-longest ``garbage`` collection."""
 
 
 class Round(NamedTuple):
-    """Milliseconds that 99 % of the 100 clients' scrapes did not exceed; the longest iterations by condition; seconds
-    from the start to the first answer, and of the first command after it; resident bytes of the proxy."""
+    """The longest iteration in milliseconds by condition; seconds from the start to the first answer, and of the first
+    command after it; resident bytes of the proxy."""
 
     periods: Sequence[Period]
-    scrape: float
-    longest: Mapping[Condition, Longest]
+    longest: Mapping[Condition, float]
     start: float
     command: float
     resident: int
@@ -95,16 +90,15 @@ def one_round(mode: str, share: float) -> Round:
             updates = running.client(HOOKED, UPDATES[mode].method)
             updates.run(max(int((MOST_EVENTS - CONTAINERS) * share), 1))
         resident = running.programs[HOOKED].memory()
-        scrapes = list[int]()
-        periods = [_period(running, loads, number, share, scrapes) for number in range(PERIODS)]
-        starts = [start_and_command(running, f"start-{number}") for number in range(STARTS)]
+        periods = [_period(running, loads, number, share) for number in range(PERIODS)]
+        starts = [_start_and_command(running, f"start-{number}") for number in range(STARTS)]
     with served(mode, (DIRECT, HOOKED, HOOKS), module=(iterations.__name__,)) as running:
-        longest = longest_iterations(running, share)
+        longest = _longest_iterations(running, share)
     start, command = (median(seconds) for seconds in zip(*starts, strict=True))
-    return Round(periods, median(scrapes) / 1000, longest, start, command, resident)
+    return Round(periods, longest, start, command, resident)
 
 
-def start_and_command(running: Served, name: str) -> tuple[float, float]:
+def _start_and_command(running: Served, name: str) -> tuple[float, float]:
     """Start a proxy with both sockets; return the seconds to its first answer, and those of the first command then, a
     process of its own. Raises DemoError."""
     endpoint = f"--admin-endpoint={running.admin_socket(name)}"
@@ -128,9 +122,9 @@ def _loads(running: Served) -> dict[Case, Load]:
 
 
 @contextmanager
-def _clients(running: Served, condition: Condition, scrapes: list[int] | None = None) -> Iterator[None]:
-    """Run a condition's clients until the end of the block, which begins once all were answered; append the p99 of
-    their requests to ``scrapes``. Raises DemoError if one is answered wrongly or not at all."""
+def _clients(running: Served, condition: Condition) -> Iterator[None]:
+    """Run a condition's clients until the end of the block, which begins once all were answered. Raises DemoError if
+    one is answered wrongly or not at all."""
     if not condition.scrapers:
         yield
         return
@@ -139,28 +133,24 @@ def _clients(running: Served, condition: Condition, scrapes: list[int] | None = 
     with program("clients", command, running.folder) as running_clients:
         running_clients.wait_until_it_prints(clients.READY)
         yield
-    printed = counts(running_clients.output())
-    if printed is None or printed["failed"]:
-        raise DemoError(f"clients of the admin socket: {printed}; their output ends: {running_clients.output()[-500:]}")
-    if scrapes is not None:
-        scrapes.append(printed["p99"])
+    if counts(running_clients.output()) != {"failed": 0}:
+        raise DemoError(f"clients of the admin socket failed; their output ends: {running_clients.output()[-500:]}")
 
 
-def _period(running: Served, loads: Mapping[Case, Load], number: int, share: float, scrapes: list[int]) -> Period:
-    """Measure each case in each condition; append the p99 of the crowd's scrapes."""
+def _period(running: Served, loads: Mapping[Case, Load], number: int, share: float) -> Period:
+    """Measure each case in each condition."""
     measured, first, proxy = {}, number % len(CONDITIONS), running.programs[HOOKED]
     for condition in CONDITIONS[first:] + CONDITIONS[:first]:
-        with _clients(running, condition, scrapes if condition == CROWD else None):
+        with _clients(running, condition):
             for case, load in loads.items():
                 before = proxy.cpu_nanoseconds()
                 run = load.run(max(int(CALLS[case] * share), 1))
                 cpu = (proxy.cpu_nanoseconds() - before) / 1000 / len(run.microseconds)
-                measured[case, condition] = Part(run, cpu)
+                measured[case, condition] = Part(run.percentile(50), run.percentile(99), cpu)
     return measured
 
 
-def longest_iterations(running: Served, share: float) -> dict[Condition, Longest]:
-    """Return the longest iteration by condition."""
+def _longest_iterations(running: Served, share: float) -> dict[Condition, float]:
     proxy, longest = running.programs[HOOKED], {}
     loads = _loads(running)
     for condition in (ALONE, ONE, CROWD, EACH):
@@ -172,12 +162,12 @@ def longest_iterations(running: Served, share: float) -> dict[Condition, Longest
     return longest
 
 
-def _longest(proxy: Program) -> Longest:
-    """Return the longest iteration since the previous call."""
+def _longest(proxy: Program) -> float:
+    """Return the longest iteration since the previous call, in milliseconds."""
     number = (counts(proxy.output()) or {"number": 0})["number"] + 1
     os.kill(proxy.process.pid, iterations.SHOW)
     proxy.wait_until_it_prints(json.dumps({"number": number})[:-1])
-    return {name: value / 1000 for name, value in (counts(proxy.output()) or {}).items()}
+    return (counts(proxy.output()) or {})["longest"] / 1000
 
 
 # ---- tables and limits
@@ -192,52 +182,29 @@ def bench(rounds: int, share: float) -> tuple[list[Sequence[str]], list[Figure]]
     for mode in MODES:
         measured = []
         for number in range(rounds):
-            print(f"{NAME}, {mode}, round {number + 1}", flush=True)
+            print(f"admin, {mode}, round {number + 1}", flush=True)
             measured.append(one_round(mode, share))
         periods = [period for each in measured for period in each.periods]
-        table += [_row(case, condition, periods) for case, condition in sorted(periods[0], key=str)]
+        for case, condition in sorted(periods[0], key=str):
+            p50, p99, cpu = map(median, zip(*(period[case, condition] for period in periods), strict=True))
+            table.append((case.name, condition.name, f"{p50:.0f}", f"{p99:.0f}", f"{cpu:.1f}"))
         figures += [figure._replace(what=f"{mode}, {figure.what}") for figure in _judged(mode, measured, periods)]
     return table, figures
 
 
-def _row(case: Case, condition: Condition, periods: Sequence[Period]) -> Sequence[str]:
-    parts = [period[case, condition] for period in periods]
-    p50, p99 = (median(part.run.percentile(percent) for part in parts) for percent in (50, 99))
-    return (case.name, condition.name, f"{p50:.0f}", f"{p99:.0f}", f"{median(part.cpu for part in parts):.1f}")
-
-
-def _judged(mode: str, rounds: Sequence[Round], periods: Sequence[Period]) -> list[Figure]:
-    """Return the medians of the rounds compared with the limits."""
-
-    def middle(figure: Callable[[Round], float]) -> float:
-        return median(figure(each) for each in rounds)
-
+def _judged(mode: str, rounds: Sequence[Round], periods: Sequence[Period]) -> Iterator[Figure]:
+    """Yield the medians of the rounds compared with the limits."""
     small, create = cases.SMALL[mode], cases.CREATES[mode]
+    for case in (small, create):  # within each period
+        ratio, name = median(period[case, CROWD].p99 / period[case, ALONE].p99 for period in periods), case.name
+        yield Figure(f"{name}: p99, 100 clients to none", f"{ratio:.2f}", f"below {P99_RATIO:.2f}", ratio < P99_RATIO)
     more = median(period[small, ONE].cpu - period[small, ALONE].cpu for period in periods)
-    resident = f"resident with {CONTAINERS:,} containers and {MOST_EVENTS:,} events"
-    return [
-        *(_slower(case, periods) for case in (small, create)),
-        at_most(f"{small.name}: CPU of a call, 1 scraper more than none", more, CPU_MICROSECONDS, " us"),
-        *(_longest_figure(condition, rounds) for condition in (ONE, CROWD, EACH)),
-        at_most("start to first answer, with both sockets", middle(lambda each: each.start), START_SECONDS, " s"),
-        at_most("first command after a start", middle(lambda each: each.command), COMMAND_SECONDS, " s"),
-        at_most(resident, middle(lambda each: each.resident / MIB), RESIDENT_MIB, " MiB", digits=1),
-        Figure("p99 of 100 clients' scrapes, from when they are due", f"{middle(lambda each: each.scrape):.0f} ms"),
-    ]
-
-
-def _slower(case: Case, periods: Sequence[Period]) -> Figure:
-    """Compare p99 with 100 clients to that without a client, within each period."""
-    ratio = median(
-        period[case, CROWD].run.percentile(99) / period[case, ALONE].run.percentile(99) for period in periods
-    )
-    return Figure(f"{case.name}: p99, 100 clients to none", f"{ratio:.2f}", f"below {P99_RATIO:.2f}", ratio < P99_RATIO)
-
-
-def _longest_figure(condition: Condition, rounds: Sequence[Round]) -> Figure:
-    """Judge the longest iteration's CPU time: the time by the clock contains that of other programs."""
-    cpu, garbage, wall = (median(each.longest[condition][key] for each in rounds) for key in ("cpu", "garbage", "wall"))
-    alone = median(each.longest[ALONE]["cpu"] for each in rounds)
-    shown = f"{cpu:.2f} ms (without a client {alone:.2f}; a garbage collection {garbage:.2f}; by the clock {wall:.2f})"
-    what = f"longest iteration's CPU, {condition.name}"
-    return Figure(what, shown, f"at most {ITERATION_MS:g} ms", cpu <= ITERATION_MS)
+    yield at_most(f"{small.name}: CPU of a call, 1 scraper more than none", more, CPU_MICROSECONDS, " us")
+    for condition in (ONE, CROWD, EACH):
+        longest = median(each.longest[condition] for each in rounds)
+        yield at_most(f"longest iteration's CPU, {condition.name}", longest, ITERATION_MS, " ms")
+    _, _, start, command, resident = zip(*rounds, strict=True)
+    yield at_most("start to first answer, with both sockets", median(start), START_SECONDS, " s")
+    yield at_most("first command after a start", median(command), COMMAND_SECONDS, " s")
+    what = f"resident with {CONTAINERS:,} containers and {MOST_EVENTS:,} events"
+    yield at_most(what, median(resident) / MIB, RESIDENT_MIB, " MiB", digits=1)

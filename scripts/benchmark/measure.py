@@ -4,14 +4,13 @@ The ways of a case are measured in alternating portions, so that other load on t
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 
 from scripts.benchmark import cases
 from scripts.benchmark.cases import CRI, DIRECT, HOOKED, PROXY, Case, Figures, Round
-from scripts.benchmark.loads import Run, client
-from scripts.benchmark.programs import HOOKS, Served, served
+from scripts.benchmark.programs import HOOKS, Run, Served, client, served
 from scripts.figures import MIB, Figure, at_most
 
 ROUNDS = 5
@@ -30,7 +29,7 @@ UNLOADED = {CRI: {"aiohttp": "/aiohttp/", "grpcio": "/grpc/_cython/"}, cases.DOC
 
 def one_round(mode: str, share: float) -> Round:
     """Start all programs and measure every case, with ``share`` of its calls. Raises DemoError."""
-    with served(mode, (*cases.WAYS, HOOKS), runtime=[f"--transfer={_transferred(share)}"]) as running:
+    with served(mode, (*cases.WAYS, HOOKS), load=[f"--transfer={_transferred(share)}"]) as running:
         return {
             (case, way): figures
             for case in cases.CASES
@@ -118,10 +117,10 @@ def start_seconds(running: Served, name: str) -> float:
         return seconds
 
 
-def bench(mode: str, rounds: int, share: float) -> tuple[list[Round], list[Figure]]:
-    """Run the rounds; return them, and their medians compared with the limits."""
+def bench(mode: str, rounds: int, share: float) -> tuple[list[Sequence[str]], list[Figure]]:
+    """Run the rounds; return the table of their medians, and these and the proxy's own compared with the limits."""
     measured = []
     for number in range(rounds):
         print(f"{mode}, round {number + 1}", flush=True)
         measured.append(one_round(mode, share))
-    return measured, cases.judge(measured, judged=rounds == ROUNDS)
+    return cases.figure_table(measured), [*resident(mode, share), *cases.judge(measured)]

@@ -16,10 +16,8 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic_ns, sleep
 from types import CodeType, FrameType
@@ -28,10 +26,10 @@ from typing import Any, NamedTuple
 import runtimeproxy
 from runtimeproxy import app
 from runtimeproxy.cli.shared.configuration import configuration
-from scripts.benchmark.cases import DOCKER, HELD, MODES, SMALL
-from scripts.benchmark.loads import LOAD, client
-from scripts.demonstration.processes import DemoError, program
-from scripts.figures import print_table
+from scripts.benchmark.cases import DIRECT, HELD, MODES, PROXY, SMALL
+from scripts.benchmark.programs import HOOKS, Served, client, served
+from scripts.demonstration.processes import DemoError
+from scripts.figures import at_most, print_table
 from tests.fakes import registration
 
 PACKAGE = Path(runtimeproxy.__file__).parent
@@ -77,20 +75,24 @@ class Way(NamedTuple):
         return len({file for file, _ in self.named})
 
     @property
+    def called(self) -> str:
+        return "called" if self.hooked else "none"
+
+    @property
     def row(self) -> Sequence[str]:
         """Return the row below ``HEADER``."""
         counts = (self.functions, self.files, self.calls, self.sends, self.functions_after, self.sends_after)
-        return (self.call, "called" if self.hooked else "none", *map(str, counts))
+        return (self.call, self.called, *map(str, counts))
 
 
 def missed(ways: Sequence[Way]) -> list[str]:
     """Return a line for each limit that was missed."""
-    return [
-        f"{call}, {'hooked' if hooked else 'without a hook server'}: {found} {what}, the limit is {bound}"
+    found = {(way.call, way.hooked): way for way in ways}
+    figures = [
+        at_most(f"{call}, hook server {found[call, hooked].called}: {what}", getattr(found[call, hooked], what), bound)
         for call, hooked, what, bound in LIMITS
-        for way in ways
-        if (way.call, way.hooked) == (call, hooked) and (found := getattr(way, what)) > bound
     ]
+    return [figure.missed for figure in figures if figure.missed]
 
 
 class Recorder:
@@ -143,68 +145,45 @@ class Recorder:
 def measure(mode: str, hooked: bool) -> list[Way]:
     """Run the proxy in this thread, which must be the main one; return the ways of a mode's calls. Raises DemoError."""
     ways: list[Way] = []
-    with tempfile.TemporaryDirectory(prefix="rp-way-") as made, _peers(Path(made), mode, hooked):
-        folder = Path(made)
-        metrics = Recorder(str(folder / "proxy.sock"))
-        config = configuration(
-            {
-                "backend-runtime-mode": "Docker" if mode == DOCKER else "Containerd",
-                "remote-runtime-service-endpoint": str(folder / "runtime.sock"),
-                "koord-runtimeproxy-endpoint": str(folder / "proxy.sock"),
-                "hookserver-config-dir": str(folder / "hookserver.d"),
-                "admin-endpoint": str(folder / "admin.sock"),
-            },
-            {},
-            os.devnull,
-        )
-        client = threading.Thread(target=_call_all, args=(folder, mode, hooked, metrics, ways))
-        sys.setprofile(metrics.note)
+    with served(mode, (DIRECT, HOOKS) if hooked else (DIRECT,), load=["--delay=1ms"], hooked=()) as peers:
+        registrations = peers.registrations(PROXY)
+        registrations.mkdir(parents=True)
+        if hooked:
+            registration.write(registrations, "way.json", registration.text(str(peers.socket(HOOKS))))
+        recorder = Recorder(str(peers.socket(PROXY)))
+        flags = dict(flag.removeprefix("--").split("=", 1) for flag in peers.proxy_flags(PROXY))
+        calling = threading.Thread(target=_call_all, args=(peers, hooked, recorder, ways))
+        sys.setprofile(recorder.note)
         try:
-            client.start()
-            app.run(config)
+            calling.start()
+            app.run(configuration(flags, {}, os.devnull))
         finally:
             sys.setprofile(None)
-            client.join()
+            calling.join()
     if len(ways) != sum(case.mode == mode for case in COUNTED):
         raise DemoError(f"only {len(ways)} calls in {mode} mode were counted")
     return ways
 
 
-@contextmanager
-def _peers(folder: Path, mode: str, hooked: bool) -> Iterator[None]:
-    """Run the proxy's peers; the registration exists before the proxy starts."""
-    directory = folder / "hookserver.d"
-    directory.mkdir()
-    with ExitStack() as stack:
-        for name, kind in {"runtime": mode, "hook": "hook"}.items():
-            path = folder / f"{name}.sock"
-            command = [LOAD, *(("hook",) if kind == "hook" else ("serve", kind)), str(path), "--delay=1ms"]
-            code = 0 if kind == "hook" else -signal.SIGTERM
-            stack.enter_context(program(name, command, folder, code=code)).wait_until_it_listens(path)
-        if hooked:
-            registration.write(directory, "way.json", registration.text(str(folder / "hook.sock")))
-        yield
-
-
-def _call_all(folder: Path, mode: str, hooked: bool, metrics: Recorder, ways: list[Way]) -> None:
+def _call_all(peers: Served, hooked: bool, recorder: Recorder, ways: list[Way]) -> None:
     """Make every call until it is warm, then count it; end the proxy after the last one, or at the first error."""
-    path = folder / "proxy.sock"
+    path = peers.socket(PROXY)
     try:
         while not path.exists():
             sleep(QUIET_SECONDS)
         sleep(SETTLE_SECONDS)
         for case in COUNTED:
-            if case.mode == mode:
-                with client(mode, path, case.method) as load:
+            if case.mode == peers.mode:
+                with client(case.mode, path, case.method) as load:
                     load.run(WARM_CALLS)
                     counted = []
                     for _ in range(CALLS):
                         sleep(QUIET_SECONDS)
-                        metrics.start()
+                        recorder.start()
                         ended = load.run(1).ended
                         sleep(QUIET_SECONDS)
-                        metrics.on = False
-                        counted.append(metrics.way(case.name, hooked, ended))
+                        recorder.on = False
+                        counted.append(recorder.way(case.name, hooked, ended))
                 ways.append(min(counted, key=lambda way: (way.functions, way.calls)))
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -226,9 +205,7 @@ def main() -> int:
     if arguments.list:
         for way in ways:
             if way.call == arguments.list:
-                print(
-                    f"{way.call}, {'hook server called' if way.hooked else 'no hook server'}: {way.functions} functions"
-                )
+                print(f"{way.call}, hook server {way.called}: {way.functions} functions")
                 print(*(f"    {file}  {name}" for file, name in way.named), sep="\n")
         return 0
     print_table("The way of a call, warm", [HEADER, *(way.row for way in ways)])

@@ -4,8 +4,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from scripts.building import packing, sources
-from scripts.building.errors import run
+from scripts.building import sources, tools
 
 NAME = "runtimeproxy"
 KUBERNETES = {"": "1.37.0", "-before-1.30": "1.29.0"}
@@ -21,7 +20,7 @@ def build(work: Path, dist: Path) -> list[Path]:
     folder = work / "chart"
     shutil.copytree(work / "source/deploy/helm" / NAME, folder, ignore=shutil.ignore_patterns("ci", ".helmignore"))
     packed = dist / f"{NAME}-{sources.version(work)}.tgz"
-    packing.pack(folder, packed, NAME)
+    tools.pack(folder, packed, NAME)
     return [packed]
 
 
@@ -38,11 +37,11 @@ def build_manifests(work: Path, dist: Path) -> list[Path]:
     for values in sorted((chart / "ci").iterdir()):
         for suffix, version in KUBERNETES.items():
             flags = ("--namespace=kube-system", f"--values={values}", f"--kube-version={version}")
-            text = run([helm() or "helm", "template", NAME, chart, *flags])
+            text = tools.run([helm() or "helm", "template", NAME, chart, *flags])
             head = HEAD.format(name=values.stem, versions="before 1.30" if suffix else "1.30 and later")
             # What is applied without helm is not managed by it.
             text = text.replace("app.kubernetes.io/managed-by: Helm", "app.kubernetes.io/managed-by: kubectl")
             (folder / f"{values.stem.removesuffix('-values')}{suffix}.yaml").write_text(head + text)
     packed = dist / f"{NAME}-{sources.version(work)}-manifests.tgz"
-    packing.pack(folder, packed, f"{NAME}-manifests")
+    tools.pack(folder, packed, f"{NAME}-manifests")
     return [packed]

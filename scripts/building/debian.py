@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from scripts.building.errors import BuildError, run
 from scripts.building.parts import LICENCES, Part
+from scripts.building.tools import BuildError, run
 
 LIBRARIES: Mapping[str, Sequence[str]] = {
     "gcc-12-base": (),  # the copyright of gcc's libraries

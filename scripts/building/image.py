@@ -4,14 +4,12 @@ Its lower layer has a shell and the programs that charts call; the upper one the
 node-installer. Invariant: nothing in it runs while it is made, and no file is setuid; times are the commit's.
 """
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
-from scripts.building import debian, packing, parts, sbom, sources, tree
-from scripts.building.errors import run
+from scripts.building import debian, parts, sbom, sources, tools, tree
+from scripts.building.tools import run
 
 BINARIES, LIBRARIES = "usr/bin", "usr/lib/x86_64-linux-gnu"
 PROGRAMS = "[ basename cat chmod chown cp date df dirname echo env false head id install link ln ls mkdir mktemp mv"
@@ -63,24 +61,23 @@ def build(work: Path, dist: Path) -> list[Path]:
     """Build runtimeproxy_<version>_image.tar. Raises BuildError."""
     version, layout = sources.version(work), work / "layout"
     base, ours = _base(work), _ours(work, dist)
-    time = datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    time = tools.iso_time()
     image, history = f"--image={layout}:{version}", [f"--history.created={time}", "--history.author=scripts/build"]
     run(["umoci", "init", f"--layout={layout}"])
     run(["umoci", "new", image])
     for folder in (base, ours):
         layer = work / f"{folder.name}.tar"
         with layer.open("wb") as file:
-            packing.write_tar(folder, file, "")
+            tools.write_tar(folder, file, "")
         run(["umoci", "raw", "add-layer", image, *history, f"--history.created_by={folder.name}", layer])
-    [commit] = [line.split()[1] for line in (work / "source" / sources.BUILD_FILE).read_text().splitlines()[:1]]
-    labels = {**LABELS, "version": version, "revision": commit, "created": time}
+    labels = {**LABELS, "version": version, "revision": sources.commit(work), "created": time}
     options = [f"{option}={value}" for option, values in CONFIG.items() for value in values]
     options += [f"--config.label=org.opencontainers.image.{name}={value}" for name, value in labels.items()]
     run(["umoci", "config", image, f"--created={time}", "--no-history", *options])
     run(["umoci", "gc", f"--layout={layout}"])
     packed = dist / f"runtimeproxy_{version}_image.tar"
     with packed.open("wb") as file:
-        packing.write_tar(layout, file, "")
+        tools.write_tar(layout, file, "")
     return [packed]
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from deploy.packages import maintainer_scripts
 from runtimeproxy.cli.commands.table import COMMANDS
 from scripts.building import sources, tree
-from scripts.building.errors import BuildError, run
 from scripts.building.parts import Part, read
+from scripts.building.tools import BuildError, run
 
 PREFIX = "usr/lib/runtimeproxy"
 UNITS, DEBIAN_UNITS = "usr/lib/systemd/system", "lib/systemd/system"
@@ -49,7 +49,9 @@ def build_deb(work: Path, dist: Path) -> list[Path]:
         f"runtimeproxy ({version}-1) stable; urgency=medium\n\n  * Version {version}; changelog.gz lists what is new.\n"
         f"\n -- {maintainer}  {formatdate(int(os.environ['SOURCE_DATE_EPOCH']))}\n"
     )
-    run(["debian/rules", "binary", f"COMPRESSION={'none' if sources.is_dirty(work) else 'xz'}"], folder)
+    run(
+        ["debian/rules", "binary", f"COMPRESSION={'none' if sources.commit(work).endswith('-dirty') else 'xz'}"], folder
+    )
     return [Path(shutil.copy(work / f"runtimeproxy_{version}-1_amd64.deb", dist))]
 
 

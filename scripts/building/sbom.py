@@ -4,10 +4,8 @@ The files of each part are in share/parts.json of the tree. The same artefact gi
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from importlib.metadata import PathDistribution, metadata
 from pathlib import Path
 from uuid import NAMESPACE_URL, uuid5
@@ -21,6 +19,7 @@ from packageurl import PackageURL
 
 from scripts.building import licences, parts
 from scripts.building.parts import Part
+from scripts.building.tools import commit_time
 
 SUFFIX = ".cdx.json"
 OURS, OUR_LICENCE = "runtimeproxy", "Apache-2.0"
@@ -105,12 +104,11 @@ def _component(
 
 def _text(main: Component, others: Iterable[Component]) -> str:
     """Return the document; its number is made of the artefact's hash, its time is that of the commit."""
-    time = datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), UTC)
     [digest] = main.hashes
     bom = Bom(
         components=others,
         serial_number=uuid5(NAMESPACE_URL, f"sha256:{digest.content}"),
-        metadata=BomMetaData(component=main, timestamp=time),
+        metadata=BomMetaData(component=main, timestamp=commit_time()),
     )
     bom.register_dependency(main, others)
     return JsonV1Dot6(bom).output_as_string(indent=1) + "\n"

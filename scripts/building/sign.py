@@ -7,7 +7,7 @@ line or file of the build.
 import subprocess
 from pathlib import Path
 
-from scripts.building.errors import BuildError
+from scripts.building.tools import BuildError
 
 
 def check_key(key: Path, checkout: Path) -> None:

@@ -3,34 +3,25 @@
 Invariant: what is not committed is only in a build whose version ends with ``-dirty``.
 """
 
+import os
 import shutil
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
-from scripts.building.errors import BuildError, run
+from scripts.building.tools import BuildError, iso_time, run
 
 BUILD_FILE = "runtimeproxy/BUILD"
 # A build runs the checkout's code anyway, so its owner needs no proof; root may build a user's checkout.
 GIT = ("git", "-c", "safe.directory=*")
 
 
-class Source(NamedTuple):
-    """What names a build."""
-
-    commit: str
-    """With ``-dirty`` if the sources are those of the working tree."""
-    epoch: int
-    """Time of the commit in seconds since 1970."""
-
-
-def extract(root: Path, folder: Path, *, dirty: bool) -> Source:
-    """Put the sources of a checkout into a new directory, with a file BUILD in the package.
+def extract(root: Path, folder: Path, *, dirty: bool) -> None:
+    """Put the sources of a checkout into a new directory, with a file BUILD in the package, which names the commit
+    (with ``-dirty`` if the sources are those of the working tree). Sets SOURCE_DATE_EPOCH to the commit's time.
 
     Raises BuildError if files differ from the commit's and ``dirty`` is not given.
     """
     git = (*GIT, "-C", str(root))
-    commit, epoch = run([*git, "log", "-1", "--format=%H %ct"]).split()
+    commit, os.environ["SOURCE_DATE_EPOCH"] = run([*git, "log", "-1", "--format=%H %ct"]).split()
     changed = run([*git, "status", "--porcelain"]).splitlines()
     folder.mkdir(parents=True)
     if dirty:
@@ -51,9 +42,12 @@ def extract(root: Path, folder: Path, *, dirty: bool) -> Source:
         run([*git, "archive", f"--output={archive}", "HEAD"])
         run(["tar", "-xf", archive, "-C", folder, "--no-same-owner", "--no-same-permissions"])
         archive.unlink()
-    date = datetime.fromtimestamp(int(epoch), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    (folder / BUILD_FILE).write_text(f"commit: {commit}\ndate: {date}\n")
-    return Source(commit, int(epoch))
+    (folder / BUILD_FILE).write_text(f"commit: {commit}\ndate: {iso_time()}\n")
+
+
+def commit(work: Path) -> str:
+    """Return the commit of the sources in ``work``, with ``-dirty`` if they are those of a working tree."""
+    return (work / "source" / BUILD_FILE).read_text().split()[1]
 
 
 def version(work: Path) -> str:
@@ -61,8 +55,3 @@ def version(work: Path) -> str:
     values: dict[str, str] = {}
     exec((work / "source/runtimeproxy/settings/version.py").read_text(), values)
     return values["VERSION"]
-
-
-def is_dirty(work: Path) -> bool:
-    """Return whether the sources in ``work`` are those of a working tree."""
-    return "-dirty\n" in (work / "source" / BUILD_FILE).read_text()

@@ -20,9 +20,9 @@ import zipfile
 from configparser import ConfigParser
 from pathlib import Path
 
-from scripts.building import debian, packing, parts, sbom, sources, wheel
-from scripts.building.errors import BuildError, run
+from scripts.building import debian, parts, sbom, sources, tools, wheel
 from scripts.building.parts import LICENCES, Part
+from scripts.building.tools import BuildError, run
 
 DIST_PACKAGES = "lib/python3.11/dist-packages"
 """Where Debian's Python looks for installed packages."""
@@ -36,7 +36,7 @@ def build(work: Path, dist: Path) -> list[Path]:
     """Build the archive for a node without Python, runtimeproxy_<version>_linux_x86_64.tar.gz."""
     version = sources.version(work)
     archive = dist / f"runtimeproxy_{version}_linux_x86_64.tar.gz"
-    packing.pack(made(work), archive, f"runtimeproxy-{version}")
+    tools.pack(made(work), archive, f"runtimeproxy-{version}")
     return [archive]
 
 

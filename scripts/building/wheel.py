@@ -5,8 +5,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from scripts.building import packing
-from scripts.building.errors import run
+from scripts.building import tools
 
 
 def build(work: Path, dist: Path) -> list[Path]:
@@ -26,7 +25,7 @@ def build_sdist(work: Path, dist: Path) -> list[Path]:
     name = file.name.removesuffix(".tar.gz")
     with tarfile.open(file) as tar:
         tar.extractall(work / "sdist")
-    packing.pack(work / "sdist" / name, dist / file.name, name)
+    tools.pack(work / "sdist" / name, dist / file.name, name)
     return [dist / file.name]
 
 
@@ -35,8 +34,8 @@ def _call(work: Path, hook: str) -> Path:
     backend, copy = work / "backend", work / hook
     if not backend.exists():
         pins = work / "source/deploy/build-requirements.lock"
-        run([sys.executable, "-m", "pip", "install", "-q", "--require-hashes", "--target", backend, "-r", pins])
+        tools.run([sys.executable, "-m", "pip", "install", "-q", "--require-hashes", "--target", backend, "-r", pins])
     shutil.copytree(work / "source", copy)
     code = f"import sys; from setuptools import build_meta; print(build_meta.{hook}(sys.argv[1]))"
     command: list[str | Path] = ["env", f"PYTHONPATH={backend}", sys.executable, "-P", "-c", code, work]
-    return work / run(command, copy).splitlines()[-1]
+    return work / tools.run(command, copy).splitlines()[-1]

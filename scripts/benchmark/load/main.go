@@ -66,6 +66,14 @@ func main() {
 	}
 }
 
+type object = map[string]any
+
+func encoded(value any) []byte {
+	text, err := json.Marshal(value)
+	must(err)
+	return text
+}
+
 func must(err error) {
 	if err != nil {
 		log.Fatal(err)
@@ -159,13 +167,13 @@ var annotations = map[string]string{
 	"io.kubernetes.container.ports":                  `[{"name":"http","containerPort":8080,"protocol":"TCP"}]`,
 }
 
-func environment(pod int) (variables [][2]string) {
+func environment(pod int) (variables []string) {
 	for number := range 40 {
 		address := 1
 		if number == 0 {
 			address = pod % 250 // no two pods have equal variables
 		}
-		variables = append(variables, [2]string{fmt.Sprintf("WEB_%d_SERVICE_HOST", number), fmt.Sprintf("10.96.%d.%d", pod/250, address)})
+		variables = append(variables, fmt.Sprintf("WEB_%d_SERVICE_HOST=10.96.%d.%d", number, pod/250, address))
 	}
 	return variables
 }
@@ -173,3 +181,5 @@ func environment(pod int) (variables [][2]string) {
 func parent(pod int) string { return fmt.Sprintf("/kubepods/burstable/podu%d", pod) }
 
 func id(number int) string { return fmt.Sprintf("%064x", number+1) }
+
+func containerID(number int) string { return "c" + id(number)[1:] }
