@@ -9,20 +9,20 @@ iteration (``iterations``), which serves the same calls and clients.
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
 from runtimeproxy.admin.queries import LONGEST_PAGE
 from runtimeproxy.observe.events import MOST_EVENTS
-from scripts.benchmark import cases, clients, iterations
+from scripts.benchmark import cases, iterations
 from scripts.benchmark.cases import DIRECT, HOOKED, MODES, Case
+from scripts.benchmark.clients import clients
 from scripts.benchmark.measure import STARTS, WARM_UP_CALLS, started
 from scripts.benchmark.programs import HOOKS, PYTHON, Load, Served, counts, served
-from scripts.demonstration.processes import DemoError, Program, program
+from scripts.demonstration.processes import DemoError, Program
 from scripts.figures import MIB, Figure, at_most
 
 PERIODS = 5
@@ -45,7 +45,7 @@ class Condition(NamedTuple):
     name: str
     scrapers: int = 0
     followers: int = 0
-    requests: Sequence[str] = ()
+    requests: Sequence[str] = ("metrics",)
 
 
 CONDITIONS = ALONE, ONE, CROWD = (
@@ -121,20 +121,10 @@ def _loads(running: Served) -> dict[Case, Load]:
     return loads
 
 
-@contextmanager
-def _clients(running: Served, condition: Condition) -> Iterator[None]:
-    """Run a condition's clients until the end of the block, which begins once all were answered. Raises DemoError if
-    one is answered wrongly or not at all."""
-    if not condition.scrapers:
-        yield
-        return
-    socket, numbers = running.admin_socket(HOOKED), (str(condition.scrapers), str(condition.followers))
-    command = [sys.executable, "-m", clients.__name__, str(socket), *numbers, *condition.requests]
-    with program("clients", command, running.folder) as running_clients:
-        running_clients.wait_until_it_prints(clients.READY)
-        yield
-    if counts(running_clients.output()) != {"failed": 0}:
-        raise DemoError(f"clients of the admin socket failed; their output ends: {running_clients.output()[-500:]}")
+def _clients(running: Served, condition: Condition) -> AbstractContextManager[None]:
+    """Return what runs a condition's clients."""
+    socket, numbers = str(running.admin_socket(HOOKED)), (condition.scrapers, condition.followers)
+    return clients(socket, *numbers, condition.requests) if condition.scrapers else nullcontext()
 
 
 def _period(running: Served, loads: Mapping[Case, Load], number: int, share: float) -> Period:

@@ -1,28 +1,18 @@
-"""Clients of an admin socket: scrapers, which send a request each second, and followers of events.
-
-Each scraper begins at a random time in the first second and sends one of the requests. READY is printed once all were
-answered and the followers have all past events. At the end one JSON line has how often an answer was wrong, incomplete
-or missing.
-
-Run: ``python -m scripts.benchmark.clients SOCKET SCRAPERS FOLLOWERS [REQUEST...]``; a request is a method, or a method
-and its parameters like ``store={"limit": 1000}``.
-"""
+"""Clients of an admin socket: scrapers, which send a request each second, and followers of events."""
 
 import asyncio
 import json
 import random
-import signal
-import sys
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from threading import Thread
 from typing import Any
 
 import uvloop
 
 from runtimeproxy.admin.protocol import PART_BYTES, Answer, Refused, request
+from scripts.demonstration.processes import START_SECONDS, DemoError
 
-READY = "all clients were answered"
-METRICS = "metrics"
 SCRAPE_SECONDS = 1.0
 QUIET_SECONDS = 0.5
 """Followers that received nothing for this time have all past events."""
@@ -30,14 +20,35 @@ SEED = 23
 
 
 class Clients:
-    """All clients of one socket, and what they received; each sets its event ``answered`` when it was answered."""
+    """All clients of one socket, and how often an answer was wrong, incomplete or missing."""
 
     followed = failed = 0
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._tasks: list[asyncio.Task[None]] = []
 
-    async def scrape(self, pause: float, answered: asyncio.Event, text: str) -> None:
+    async def start(self, scrapers: int, followers: int, requests: Sequence[str]) -> None:
+        """Start the clients; wait until each was answered and the followers have all past events. Each scraper begins
+        at a random time in the first second and sends one of the requests."""
+        phase, firsts = random.Random(SEED), [asyncio.Event() for _ in range(scrapers + followers)]
+        working = [self._follow(first) for first in firsts[scrapers:]]
+        for number, first in enumerate(firsts[:scrapers]):
+            working.append(self._scrape(phase.uniform(0, SCRAPE_SECONDS), first, requests[number % len(requests)]))
+        self._tasks = [asyncio.create_task(each) for each in working]
+        await asyncio.wait([asyncio.create_task(first.wait()) for first in firsts], timeout=START_SECONDS)
+        self.failed += sum(not first.is_set() for first in firsts)
+        followed = -1
+        while followed != self.followed:  # at first the followers read all old events, which takes the server some time
+            followed = self.followed
+            await asyncio.sleep(QUIET_SECONDS)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _scrape(self, pause: float, answered: asyncio.Event, text: str) -> None:
         """Send a request each second, first after a pause."""
         now, (method, _, params) = asyncio.get_running_loop().time, text.partition("=")
         due = now() + pause
@@ -47,7 +58,7 @@ class Clients:
             answered.set()
             due = max(due + SCRAPE_SECONDS, now())
 
-    async def follow(self, answered: asyncio.Event) -> None:
+    async def _follow(self, answered: asyncio.Event) -> None:
         """Read events until the end of the answer, which is a failure."""
         await self._request("events", {"follow": True}, answered)
         self.failed += 1
@@ -67,28 +78,24 @@ class Clients:
             self.failed += 1
 
 
-async def main(path: str, scrapers: int, followers: int, requests: Sequence[str]) -> None:
-    """Send requests until SIGTERM."""
-    clients, phase, stopped = Clients(path), random.Random(SEED), asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    firsts = [asyncio.Event() for _ in range(scrapers + followers)]
-    working = [clients.follow(first) for first in firsts[scrapers:]]
-    for number, first in enumerate(firsts[:scrapers]):
-        working.append(clients.scrape(phase.uniform(0, SCRAPE_SECONDS), first, requests[number % len(requests)]))
-    tasks = [asyncio.create_task(each) for each in working]
-    for first in firsts:
-        await first.wait()
-    followed = -1
-    while followed != clients.followed:  # at first the followers read all old events, which takes the server some time
-        followed = clients.followed
-        await asyncio.sleep(QUIET_SECONDS)
-    print(READY, flush=True)
-    await stopped.wait()
-    for task in tasks:
-        task.cancel()
-    print(json.dumps({"failed": clients.failed}), flush=True)
+@contextmanager
+def clients(path: str, scrapers: int, followers: int, requests: Sequence[str]) -> Iterator[None]:
+    """Run clients, in a thread, until the end of the block, which begins once all were answered; a request is a method,
+    or a method and its parameters like ``store={"limit": 1000}``. Raises DemoError if an answer was wrong."""
+    loop, made = uvloop.new_event_loop(), Clients(path)
 
+    def call(coroutine: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
-if __name__ == "__main__":
-    _, socket_path, scrapers, followers, *texts = sys.argv
-    uvloop.run(main(socket_path, int(scrapers), int(followers), texts or [METRICS]))
+    thread = Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        call(made.start(scrapers, followers, requests))
+        yield
+    finally:
+        call(made.stop())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+    if made.failed:
+        raise DemoError(f"{made.failed} requests to the admin socket were answered wrongly or not at all")

@@ -1,12 +1,11 @@
 """Count what a passing or held call goes through in the proxy: its functions, their files and calls, the sends.
 
 The whole program is run, with a client, a runtime and a hook server outside of its thread. The way of a call begins
-when the proxy reads its first byte and ends with the send that ends its answer; work for it after that, until nothing
-comes any more, is counted separately. Only named functions in files of the package count: generated methods of
-dataclasses, comprehensions and lambdas belong to the function that uses them. A coroutine that waits counts as called
-again when it resumes. Runtime and hook server answer after a millisecond, so that their PINGs wake the proxy apart from
-their answers. Of several equal calls the one with the fewest functions counts, because a timer
-of the proxy may have fired during another.
+when the proxy reads its first byte and ends with the send that ends its answer. Only named functions in files of the
+package count: generated methods of dataclasses, comprehensions and lambdas belong to the function that uses them. A
+coroutine that waits counts as called again when it resumes. Runtime and hook server answer after a millisecond, so that
+their PINGs wake the proxy apart from their answers. Of several equal calls the one with the fewest functions counts,
+because a timer of the proxy may have fired during another.
 
 Run: ``python -m scripts.benchmark.way [--check] [--list CALL]``; scripts/way calls it.
 """
@@ -37,7 +36,7 @@ WARM_CALLS, CALLS = 3, 5
 SETTLE_SECONDS = 2.0
 """After so many seconds the proxy has read the runtime's state, which it does for the hook server."""
 QUIET_SECONDS = 0.03
-HEADER = ("call", "hook server", "functions", "files", "calls", "sends", "functions after it", "sends after it")
+HEADER = ("call", "hook server", "functions", "files", "calls", "sends")
 COUNTED = (*SMALL.values(), *HELD)
 """A passing call of each mode, and the held ones."""
 LIMITS = (
@@ -62,9 +61,6 @@ class Way(NamedTuple):
     named: Sequence[tuple[str, str]]
     calls: int
     sends: int
-    functions_after: int
-    """Functions called after the answer that were not called before it."""
-    sends_after: int
 
     @property
     def functions(self) -> int:
@@ -81,8 +77,7 @@ class Way(NamedTuple):
     @property
     def row(self) -> Sequence[str]:
         """Return the row below ``HEADER``."""
-        counts = (self.functions, self.files, self.calls, self.sends, self.functions_after, self.sends_after)
-        return (self.call, self.called, *map(str, counts))
+        return (self.call, self.called, *map(str, (self.functions, self.files, self.calls, self.sends)))
 
 
 def missed(ways: Sequence[Way]) -> list[str]:
@@ -128,18 +123,9 @@ class Recorder:
         ends = [at for at, to_client in self.sends if to_client and at < answered]
         if not ends:
             raise DemoError(f"{call}: no send of the answer was seen")
-        end = ends[-1]
-        before = dict.fromkeys(code for at, code in self.calls if at <= end)
-        after = {code for at, code in self.calls if at > end}
-        return Way(
-            call,
-            hooked,
-            tuple((os.path.relpath(code.co_filename, PACKAGE), code.co_qualname) for code in before),
-            calls=sum(at <= end for at, _ in self.calls),
-            sends=sum(at <= end for at, _ in self.sends),
-            functions_after=len(after - before.keys()),
-            sends_after=sum(at > end for at, _ in self.sends),
-        )
+        codes = [code for at, code in self.calls if at <= ends[-1]]
+        named = [(os.path.relpath(code.co_filename, PACKAGE), code.co_qualname) for code in dict.fromkeys(codes)]
+        return Way(call, hooked, named, len(codes), sum(at <= ends[-1] for at, _ in self.sends))
 
 
 def measure(mode: str, hooked: bool) -> list[Way]:

@@ -8,12 +8,13 @@ import argparse
 import hashlib
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from scripts.building import chart, image, packages, sbom, sign, sources, tree, wheel
+from scripts.building import chart, image, packages, sbom, sources, tree, wheel
 from scripts.building.tools import BuildError
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +61,7 @@ def build(artefacts: Sequence[str], dist: Path, *, dirty: bool, key: Path | None
     """Build the named artefacts, their bills of materials and the file of checksums, which is signed with a key; return
     the files. Raises BuildError."""
     if key is not None:
-        sign.check_key(key, ROOT)
+        _check_key(key)
     # The same for every program that the build starts, whatever the surroundings.
     os.umask(0o022)
     os.environ.update(LC_ALL="C.UTF-8", TZ="UTC", PYTHONHASHSEED="0", PYTHONPATH="")
@@ -76,9 +77,29 @@ def build(artefacts: Sequence[str], dist: Path, *, dirty: bool, key: Path | None
         sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(fresh.iterdir())]
         (fresh / CHECKSUMS).write_text("".join(sums))  # as sha256sum(1) reads them
         if key is not None:
-            sign.sign(fresh / CHECKSUMS, key, f"runtimeproxy {version}, commit {sources.commit(work)}")
+            _sign(fresh / CHECKSUMS, key, f"runtimeproxy {version}, commit {sources.commit(work)}")
         dist.mkdir(parents=True, exist_ok=True)
         return [Path(shutil.copy(path, dist)) for path in sorted(fresh.iterdir())]
+
+
+def _check_key(key: Path) -> None:
+    """Raise BuildError if a secret key is not there, or is where it could be committed."""
+    if not key.is_file():
+        raise BuildError(f"there is no key {key}: name the secret key's file that `minisign -G` wrote")
+    if key.resolve().is_relative_to(ROOT.resolve()):
+        raise BuildError(f"{key} is in the checkout, where it could be committed: keep the secret key elsewhere")
+
+
+def _sign(file: Path, key: Path, comment: str) -> None:
+    """Write a file's signature next to it. Only minisign(1) reads the secret key, and its password on the terminal: it
+    is in no argument, variable, log line or file of the build. Raises BuildError."""
+    command: list[str | Path] = ["minisign", "-S", "-s", key, "-m", file, "-t", comment]
+    try:
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    except FileNotFoundError:
+        raise BuildError("minisign is not installed: run scripts/install release") from None
+    if done.returncode:
+        raise BuildError(f"minisign could not sign with {key}: {done.stderr.strip() or 'wrong password?'}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 from deploy.packages import maintainer_scripts
 from runtimeproxy.cli.commands.table import COMMANDS
 from scripts.building import sources, tree
-from scripts.building.parts import Part, read
+from scripts.building.parts import LICENCES, read
 from scripts.building.tools import BuildError, run
 
 PREFIX = "usr/lib/runtimeproxy"
@@ -27,7 +27,6 @@ REPRODUCIBLE = {
     "use_source_date_epoch_as_buildtime": "1",
     "clamp_mtime_to_source_date_epoch": "1",
 }
-_LICENCE = re.compile(r"(licen[cs]e|copying|notice|copyright)", re.IGNORECASE)
 
 
 def build_deb(work: Path, dist: Path) -> list[Path]:
@@ -118,20 +117,16 @@ def copyright_text(work: Path) -> str:
     """Return what is ours, and the licence files of every other part of the tree, whole. Raises BuildError."""
     root, ours = tree.made(work), (work / "source/deploy/packages/copyright").read_text()
     owners: dict[str, list[str]] = {}
-    for part in read(root):
-        for text in _licences(root, part) if part.name != "runtimeproxy" else ():
-            owners.setdefault(text, []).append(f"{part.name} {part.version}")
+    for part in (part for part in read(root) if part.name != "runtimeproxy"):
+        files = [name for name in part.files if name.startswith(f"{LICENCES}/{part.name}/")]
+        if not files:
+            raise BuildError(
+                f"{part.name} {part.version} has no licence file: find its licence, and add it to the build"
+            )
+        for name in files:
+            owners.setdefault((root / name).read_text(errors="replace"), []).append(f"{part.name} {part.version}")
     return ours + "".join(f"\n{'=' * 80}\n{', '.join(names)}\n\n{text}" for text, names in owners.items())
 
 
 def _script(work: Path, text: str) -> str:
     return maintainer_scripts.filled(text, tree.made(work) / tree.DIST_PACKAGES, sources.version(work))
-
-
-def _licences(root: Path, part: Part) -> list[str]:
-    files = [name for name in part.files if _LICENCE.match(Path(name).name) and not name.endswith((".py", ".so"))]
-    if not files:
-        raise BuildError(
-            f"{part.name} {part.version} has no licence file: look which one holds, and add it to the build"
-        )
-    return [(root / name).read_text(errors="replace") for name in files]

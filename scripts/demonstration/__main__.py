@@ -15,48 +15,63 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from scripts.demonstration import commands, modes, scene
 from scripts.demonstration.modes import MODES, Mode
 from scripts.demonstration.pods import new_pods
-from scripts.demonstration.processes import DemoError, Program, interruption, program
+from scripts.demonstration.processes import DemoError, interruption, program
 from tests.engines.engine import Engine, EngineError
 from tests.engines.probe import RIGHTS_REMEDY
 from tests.fakes.resctrl import StandIn
 
 
-def demonstrate(mode: Mode, folder: Path, why_fake: str, keep_seconds: float) -> bool:
+def demonstrate(mode: Mode, why_fake: str, keep_seconds: float) -> bool:
     """Show a mode's scene, on a fake runtime if there is a reason; return whether all was as expected. Then its
     programs continue to run for ``keep_seconds``. Raises EngineError if the engine cannot run a pod, and DemoError."""
-    with mode.runtime(folder, why_fake) as (runtime, engine):
+    with ExitStack() as stack:
+        folder = stack.enter_context(_folder())
+        runtime, engine = stack.enter_context(mode.runtime(folder, why_fake))
         resctrl = StandIn(folder / commands.RESCTRL)
-        print("RDT:     a STAND-IN of the tests")
-        if engine:
-            print(f"         {mode.rdt}")
-        servers = commands.hook_servers(folder, without_cgroups=not engine)
+        print("RDT:     a STAND-IN of the tests", f"\n         {mode.rdt}" if engine else "")
         proxy_command = commands.proxy(folder, mode.flags, runtime)
-        with _programs(folder, proxy_command, servers) as (proxy, *hooks):
-            try:
-                with mode.kubelet(str(folder / commands.PROXY_SOCKET), engine) as kubelet:
-                    effects = scene.Scene(mode, kubelet, engine, folder, resctrl, list(servers)).play(new_pods())
-            except modes.ERRORS as error:
-                sys.stdout.flush()  # raises again if it is the output that is broken
-                if engine:
-                    _check_without_proxy(mode, runtime, engine)
-                log = proxy.output()[-1500:]
-                raise DemoError(f"a call failed: {modes.reason(error)}; the proxy's log ends: {log}") from error
-            print("\nMemory: ", ", ".join(f"{each.name} {each.memory() >> 20} MiB" for each in hooks))
-            if keep_seconds:
-                print(f"Running: for {keep_seconds:g} s more", flush=True)
-                time.sleep(keep_seconds)
+        print("Proxy:  ", commands.shown(proxy_command))
+        servers = commands.hook_servers(folder, without_cgroups=not engine)
+        proxy = stack.enter_context(program("proxy", proxy_command, folder))
+        hooks = [stack.enter_context(program(name, command, folder)) for name, command in servers.items()]
+        print("Hooks:  ", "\n         ".join(map(commands.shown, servers.values())))
+        proxy.wait_until_it_listens(folder / commands.PROXY_SOCKET)
+        for hook in hooks:
+            hook.wait_until_it_listens(commands.hook_socket(folder, hook.name))
+            proxy.wait_for_registration(hook.name)
+        try:
+            with mode.kubelet(str(folder / commands.PROXY_SOCKET), engine) as kubelet:
+                effects = scene.Scene(mode, kubelet, engine, folder, resctrl, list(servers)).play(new_pods())
+        except modes.ERRORS as error:
+            sys.stdout.flush()  # raises again if it is the output that is broken
+            if engine:
+                _check_without_proxy(mode, runtime, engine)
+            log = proxy.output()[-1500:]
+            raise DemoError(f"a call failed: {modes.reason(error)}; the proxy's log ends: {log}") from error
+        if keep_seconds:
+            print(f"Running: for {keep_seconds:g} s more", flush=True)
+            time.sleep(keep_seconds)
+        troubles = [f"{hook.name}: {line}" for hook in hooks for line in hook.troubles()]
     succeeded = scene.report(effects, fake=not engine)
-    if not succeeded:
-        lines = [f"{each.name}: {line}" for each in hooks for line in each.output().splitlines()]
-        print(*(line for line in lines if {"WARNING", "ERROR"} & set(line.split())), sep="\n")
+    print(*([] if succeeded else troubles), sep="\n")
     return succeeded
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="rp-demo-"))
+    try:
+        yield folder
+    finally:
+        with interruption.held():
+            shutil.rmtree(folder)
 
 
 def _check_without_proxy(mode: Mode, socket: str, engine: Engine) -> None:
@@ -69,50 +84,24 @@ def _check_without_proxy(mode: Mode, socket: str, engine: Engine) -> None:
         raise EngineError(f"{mode.name} cannot start a pod, even without the proxy: {modes.reason(error)}") from error
 
 
-@contextmanager
-def _programs(folder: Path, proxy: Sequence[str], servers: Mapping[str, Sequence[str]]) -> Iterator[list[Program]]:
-    """Run proxy and hook servers until the end of the block, which begins when all are registered."""
-    print("Proxy:  ", commands.shown(proxy))
-    with ExitStack() as stack:
-        running = [stack.enter_context(program("proxy", proxy, folder))]
-        running += [stack.enter_context(program(name, command, folder)) for name, command in servers.items()]
-        print("Hooks:  ", "\n         ".join(map(commands.shown, servers.values())))
-        running[0].wait_until_it_listens(folder / commands.PROXY_SOCKET)
-        for server in running[1:]:
-            server.wait_until_it_listens(commands.hook_socket(folder, server.name))
-            running[0].wait_for_registration(server.name)
-        yield running
-
-
 def _show_mode(mode: Mode, arguments: argparse.Namespace) -> bool:
     """Show a mode; on a fake runtime, with the reason, if the engine cannot run, unless --engines."""
     print(f"\n{mode.title}\n{'=' * len(mode.title)}\n")
-    why_fake = "--fake was given" if arguments.fake else ""
     try:
-        if not why_fake:
-            try:
-                return _in_folder(mode, "", arguments.keep)
-            except EngineError as error:
-                interruption.check()
-                if arguments.engines:
-                    raise
-                print(f"Note:    {error}", flush=True)
-                why_fake = f"{mode.name} cannot run here, for the reason above; {RIGHTS_REMEDY}"
-        return _in_folder(mode, why_fake, arguments.keep)
+        try:
+            return demonstrate(mode, "--fake was given" if arguments.fake else "", arguments.keep)
+        except EngineError as error:
+            interruption.check()
+            if arguments.engines:
+                raise
+            print(f"Note:    {error}", flush=True)
+        why_fake = f"{mode.name} cannot run here, for the reason above; {RIGHTS_REMEDY}"
+        return demonstrate(mode, why_fake, arguments.keep)
     except (EngineError, DemoError) as error:
         interruption.check()
         sys.stdout.flush()
         print(f"FAILED: {mode.title}: {error}", file=sys.stderr)
     return False
-
-
-def _in_folder(mode: Mode, why_fake: str, keep_seconds: float) -> bool:
-    folder = Path(tempfile.mkdtemp(prefix="rp-demo-"))
-    try:
-        return demonstrate(mode, folder, why_fake, keep_seconds)
-    finally:
-        with interruption.held():
-            shutil.rmtree(folder)
 
 
 def main() -> int:

@@ -96,6 +96,10 @@ class Program(NamedTuple):
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
+    def troubles(self) -> list[str]:
+        """Return the warnings and errors that the program logged."""
+        return [line for line in self.output().splitlines() if {"WARNING", "ERROR"} & set(line.split())]
+
     def proc(self, file: str) -> str:
         """Return the content of one of the program's files in /proc."""
         return Path("/proc", str(self.process.pid), file).read_text()

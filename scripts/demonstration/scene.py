@@ -85,10 +85,10 @@ class Scene(NamedTuple):
             values = (each.get(name, "-") for each in (pod.envs, pod.hook_envs, inside))
             yield Effect(pod.name, CONTAINER, f"env {name}", *values)
         yield from self._cgroup(pod, container_id, pod.requested, "")
-        if pod.cpus and self.engine:
+        if self.engine and (desired := pod.hook.get("cpuset_cpus")):
             status = self._read(container_id, "/proc/1/status").splitlines()
             cpus = next(line.split()[1] for line in status if line.startswith("Cpus_allowed_list:"))
-            yield Effect(pod.name, CONTAINER, "Cpus_allowed_list of process 1", "-", pod.cpus, cpus)
+            yield Effect(pod.name, CONTAINER, "Cpus_allowed_list of process 1", "-", str(desired), cpus)
         if pod.update:
             self.kubelet.limit(container_id, pod.update)
             yield from self._cgroup(pod, container_id, pod.update, " after update")
