@@ -6,8 +6,8 @@ whatever the proxy does for them. The longest iteration of the event loop is mea
 iteration (``iterations``), which serves the same calls and clients.
 """
 
-import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +21,7 @@ from scripts.benchmark import cases, iterations
 from scripts.benchmark.cases import DIRECT, HOOKED, MODES, Case
 from scripts.benchmark.clients import clients
 from scripts.benchmark.measure import STARTS, WARM_UP_CALLS, started
-from scripts.benchmark.programs import HOOKS, PYTHON, Load, Served, counts, served
+from scripts.benchmark.programs import HOOKS, PYTHON, Load, Served, served
 from scripts.demonstration.processes import DemoError, Program
 from scripts.figures import MIB, Figure, at_most
 
@@ -37,6 +37,7 @@ ITERATION_MS = 2.0
 START_SECONDS = 0.4
 COMMAND_SECONDS = 0.15
 RESIDENT_MIB = 60
+_LONGEST = re.compile(r"^longest iteration \d+: (\d+)$", re.MULTILINE)
 
 
 class Condition(NamedTuple):
@@ -154,10 +155,10 @@ def _longest_iterations(running: Served, share: float) -> dict[Condition, float]
 
 def _longest(proxy: Program) -> float:
     """Return the longest iteration since the previous call, in milliseconds."""
-    number = (counts(proxy.output()) or {"number": 0})["number"] + 1
+    number = len(_LONGEST.findall(proxy.output())) + 1
     os.kill(proxy.process.pid, iterations.SHOW)
-    proxy.wait_until_it_prints(json.dumps({"number": number})[:-1])
-    return (counts(proxy.output()) or {})["longest"] / 1000
+    proxy.wait_until_it_prints(f"longest iteration {number}: ")
+    return int(_LONGEST.findall(proxy.output())[-1]) / 1000
 
 
 # ---- tables and limits

@@ -2,14 +2,13 @@
 
 Otherwise it is ``runtimeproxy run``. As there is always a callback the loop never rests: the process takes a whole
 core, and its latency means nothing. An iteration's time is the CPU time of the loop's thread without garbage
-collection, so that other programs on the machine do not count. SHOW prints one JSON line: its number, and the
-microseconds of the longest iteration since the last line (or since the proxy began to serve).
+collection, so that other programs on the machine do not count. SHOW prints a line with its number, and the microseconds
+of the longest iteration since the last line (or since the proxy began to serve).
 
 Run: ``python -m scripts.benchmark.iterations FLAG...``; the flags are those of ``runtimeproxy run``.
 """
 
 import gc
-import json
 import signal
 import sys
 from time import thread_time_ns
@@ -44,7 +43,7 @@ class MeasuredProxy(app.Proxy):
 
     def _show(self) -> None:
         self._shown += 1
-        print(json.dumps({"number": self._shown, "longest": self._longest // 1000}), flush=True)
+        print(f"longest iteration {self._shown}: {self._longest // 1000}", flush=True)
         self._longest, self._began = 0, thread_time_ns()
 
 

@@ -33,7 +33,7 @@ LOAD = str(Path(__file__).parents[2] / ".venv/bin/load")
 
 class Run(NamedTuple):
     """The calls of one or more runs: the microseconds of each, the seconds of all together, the end of the last in
-    nanoseconds of the monotonic clock."""
+    nanoseconds since 1970."""
 
     microseconds: Sequence[int] = ()
     seconds: float = 0.0
@@ -132,7 +132,9 @@ class Served:
     def running(self, name: str, command: Sequence[str]) -> Iterator[Program]:
         """Run one of the programs until the end of the block."""
         self.registrations(name).mkdir(parents=True, exist_ok=True)
-        with program(name, command, self.folder, code=-signal.SIGTERM if name in (PIPE, DIRECT) else 0) as started:
+        with program(
+            name, command, self.folder, code=-signal.SIGTERM if name in (PIPE, DIRECT, HOOKS) else 0
+        ) as started:
             self.programs[name] = started
             started.wait_until_it_listens(self.socket(name))
             yield started
@@ -170,12 +172,6 @@ def served(
                     running.programs[way].wait_for_registration(REGISTRATION)
             with running.clients:
                 yield running
-        if HOOKS in names and not counts(running.programs[HOOKS].output()):
+        if HOOKS in names and not running.programs[HOOKS].output():
             logs = "\n".join(running.programs[way].output()[-500:] for way in hooked)
             raise DemoError(f"the hook server was not called; the proxies' logs end: {logs}")
-
-
-def counts(output: str) -> dict[str, int] | None:
-    """Return the counts in a server's output: its last JSON line, after which asyncio may log broken connections."""
-    lines = [line for line in output.splitlines() if line.startswith("{")]
-    return json.loads(lines[-1]) if lines else None

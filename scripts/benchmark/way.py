@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from time import monotonic_ns, sleep
+from time import sleep, time_ns
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -91,7 +91,7 @@ def missed(ways: Sequence[Way]) -> list[str]:
 
 
 class Recorder:
-    """Records the thread's calls of the package's functions, and its sends, while ``on``; times are of monotonic_ns."""
+    """Records the thread's calls of the package's functions, and its sends, while ``on``; times are of time_ns."""
 
     def __init__(self, listens: str) -> None:
         self._listens = listens
@@ -106,11 +106,11 @@ class Recorder:
             return
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(f"{PACKAGE}/") and not code.co_name.startswith("<"):
-            self.calls.append((monotonic_ns(), code))
+            self.calls.append((time_ns(), code))
         elif event == "c_call" and arg.__name__.startswith("send"):
             sock = getattr(arg, "__self__", None)
             if isinstance(sock, socket.socket):
-                self.sends.append((monotonic_ns(), sock.getsockname() == self._listens))
+                self.sends.append((time_ns(), sock.getsockname() == self._listens))
 
     def start(self) -> None:
         """Clear the record and start recording."""

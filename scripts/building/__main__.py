@@ -20,7 +20,7 @@ from scripts.building.tools import BuildError
 ROOT = Path(__file__).parents[2]
 CHECKSUMS = "checksums.txt"
 
-ARTEFACTS: Mapping[str, Callable[[Path, Path], list[Path]]] = {
+ARTEFACTS: Mapping[str, Callable[[Path, Path], None]] = {
     "wheel": wheel.build,
     "sdist": wheel.build_sdist,
     "archive": tree.build,

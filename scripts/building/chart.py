@@ -15,13 +15,11 @@ HEAD = """\
 """
 
 
-def build(work: Path, dist: Path) -> list[Path]:
+def build(work: Path, dist: Path) -> None:
     """Build runtimeproxy-<version>.tgz: the directory's files below its name, without the sets of values in ci."""
     folder = work / "chart"
     shutil.copytree(work / "source/deploy/helm" / NAME, folder, ignore=shutil.ignore_patterns("ci", ".helmignore"))
-    packed = dist / f"{NAME}-{sources.version(work)}.tgz"
-    tools.pack(folder, packed, NAME)
-    return [packed]
+    tools.pack(folder, dist / f"{NAME}-{sources.version(work)}.tgz", NAME)
 
 
 def helm() -> str | None:
@@ -29,7 +27,7 @@ def helm() -> str | None:
     return shutil.which(str(Path(sys.executable).with_name("helm"))) or shutil.which("helm")
 
 
-def build_manifests(work: Path, dist: Path) -> list[Path]:
+def build_manifests(work: Path, dist: Path) -> None:
     """Build runtimeproxy-<version>-manifests.tgz: the chart rendered with each set of values in ci. Raises
     BuildError."""
     chart, folder = work / "source/deploy/helm" / NAME, work / "manifests"
@@ -42,6 +40,4 @@ def build_manifests(work: Path, dist: Path) -> list[Path]:
             # What is applied without helm is not managed by it.
             text = text.replace("app.kubernetes.io/managed-by: Helm", "app.kubernetes.io/managed-by: kubectl")
             (folder / f"{values.stem.removesuffix('-values')}{suffix}.yaml").write_text(head + text)
-    packed = dist / f"{NAME}-{sources.version(work)}-manifests.tgz"
-    tools.pack(folder, packed, f"{NAME}-manifests")
-    return [packed]
+    tools.pack(folder, dist / f"{NAME}-{sources.version(work)}-manifests.tgz", f"{NAME}-manifests")

@@ -12,10 +12,10 @@ from scripts.building import debian, parts, sbom, sources, tools, tree
 from scripts.building.tools import run
 
 BINARIES, LIBRARIES = "usr/bin", "usr/lib/x86_64-linux-gnu"
-PROGRAMS = "[ basename cat chmod chown cp date df dirname echo env false head id install link ln ls mkdir mktemp mv"
-PROGRAMS += (
-    " printf pwd readlink realpath rm rmdir sha256sum sleep sort stat sync tail test timeout touch tr true uname"
-)
+PROGRAMS = """
+[ basename cat chmod chown cp date df dirname echo env false head id install link ln ls mkdir mktemp mv printf pwd
+readlink realpath rm rmdir sha256sum sleep sort stat sync tail test timeout touch tr true uname
+"""
 TAKEN: Mapping[str, Sequence[str]] = {
     "base-files": ("usr/lib/os-release",),
     "coreutils": (*(f"{BINARIES}/{name}" for name in PROGRAMS.split()), "usr/sbin/chroot"),
@@ -57,10 +57,10 @@ LABELS = {
 """Labels of every version, below org.opencontainers.image."""
 
 
-def build(work: Path, dist: Path) -> list[Path]:
+def build(work: Path, dist: Path) -> None:
     """Build runtimeproxy_<version>_image.tar. Raises BuildError."""
     version, layout = sources.version(work), work / "layout"
-    base, ours = _base(work), _ours(work, dist)
+    base, ours = _base(work), _ours(work)
     time = tools.iso_time()
     image, history = f"--image={layout}:{version}", [f"--history.created={time}", "--history.author=scripts/build"]
     run(["umoci", "init", f"--layout={layout}"])
@@ -75,10 +75,8 @@ def build(work: Path, dist: Path) -> list[Path]:
     options += [f"--config.label=org.opencontainers.image.{name}={value}" for name, value in labels.items()]
     run(["umoci", "config", image, f"--created={time}", "--no-history", *options])
     run(["umoci", "gc", f"--layout={layout}"])
-    packed = dist / f"runtimeproxy_{version}_image.tar"
-    with packed.open("wb") as file:
+    with (dist / f"runtimeproxy_{version}_image.tar").open("wb") as file:
         tools.write_tar(layout, file, "")
-    return [packed]
 
 
 def _base(work: Path) -> Path:
@@ -93,8 +91,7 @@ def _base(work: Path) -> Path:
         part.add(root, folder / documents, documents)
         part.add(root, folder / debian.CONTROL, control)
     for place, content in FILES.items():
-        (root / place).parent.mkdir(parents=True, exist_ok=True)
-        (root / place).write_text(content)
+        tools.write(root / place, content)
     for place, target in LINKS.items():
         (root / place).parent.mkdir(parents=True, exist_ok=True)
         (root / place).symlink_to(target)
@@ -102,11 +99,10 @@ def _base(work: Path) -> Path:
     return root
 
 
-def _ours(work: Path, dist: Path) -> Path:
+def _ours(work: Path) -> Path:
     """Return the directory of the upper layer: the tree, with the archive that the node-installer puts on nodes."""
     root = work / "ours"
     shutil.copytree(tree.made(work), root / TREE, symlinks=True)
-    [packed] = list(dist.glob("runtimeproxy_*_linux_x86_64.tar.gz")) or tree.build(work, work)
     (root / ARCHIVE).mkdir(parents=True)
-    shutil.copy(packed, root / ARCHIVE)
+    tree.build(work, root / ARCHIVE)
     return root

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from scripts.building import tools
+
 PLACE = "share/parts.json"
 LICENCES = "share/licences"
 """The directory with a directory for each part, in which its licences are."""
@@ -31,8 +33,7 @@ class Part:
 def write(root: Path, parts: Sequence[Part]) -> None:
     """Write the list of parts into the tree."""
     ordered = sorted(parts, key=lambda part: (part.kind, part.name))
-    (root / PLACE).parent.mkdir(parents=True, exist_ok=True)
-    (root / PLACE).write_text(json.dumps([asdict(part) for part in ordered], indent=1) + "\n")
+    tools.write(root / PLACE, json.dumps([asdict(part) for part in ordered], indent=1) + "\n")
 
 
 def read(root: Path) -> list[Part]:

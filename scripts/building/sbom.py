@@ -14,9 +14,8 @@ from uuid import NAMESPACE_URL, uuid5
 
 from packageurl import PackageURL
 
-from scripts.building import licences, parts
+from scripts.building import licences, parts, tools
 from scripts.building.parts import Part
-from scripts.building.tools import iso_time
 
 SUFFIX = ".cdx.json"
 OURS, OUR_LICENCE = "runtimeproxy", "Apache-2.0"
@@ -36,8 +35,7 @@ def write(work: Path, dist: Path, version: str) -> None:
 
 def write_into(root: Path, version: str) -> None:
     """Write the document of the tree into it: its parts without their files, which are in its list of parts."""
-    (root / IN_TREE).parent.mkdir(parents=True)
-    (root / IN_TREE).write_text(_document(root.name, version, root / parts.PLACE, _others(root)))
+    tools.write(root / IN_TREE, _document(root.name, version, root / parts.PLACE, _others(root)))
 
 
 def _parts_of(artefact: Path, work: Path, version: str) -> Iterator[Component]:
@@ -98,7 +96,7 @@ def _document(name: str, version: str, file: Path, components: Iterable[Componen
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "serialNumber": uuid5(NAMESPACE_URL, f"sha256:{digest}").urn,
-        "metadata": {"timestamp": iso_time(), "component": main},
+        "metadata": {"timestamp": tools.iso_time(), "component": main},
         "components": list(others.values()),
         "dependencies": [{"ref": main["bom-ref"], "dependsOn": list(others)}],
     }

@@ -30,12 +30,19 @@ def run(command: Sequence[str | Path], folder: Path | None = None) -> str:
     return done.stdout.decode()
 
 
-def commit_time() -> datetime:
-    return datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), UTC)
+def write(file: Path, text: str) -> None:
+    """Write a file, whose directory is made."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def epoch() -> int:
+    """Return the commit's time."""
+    return int(os.environ["SOURCE_DATE_EPOCH"])
 
 
 def iso_time() -> str:
-    return commit_time().strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(epoch(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def pack(folder: Path, archive: Path, top: str) -> None:
@@ -46,8 +53,7 @@ def pack(folder: Path, archive: Path, top: str) -> None:
     buffer = io.BytesIO()
     write_tar(folder, buffer, top)
     # The name of the file and the time would otherwise be in the head of the compressed one.
-    time = commit_time().timestamp()
-    with archive.open("wb") as file, gzip.GzipFile("", "wb", 6, file, mtime=time) as compressed:
+    with archive.open("wb") as file, gzip.GzipFile("", "wb", 6, file, mtime=epoch()) as compressed:
         compressed.write(buffer.getbuffer())
 
 
@@ -58,7 +64,7 @@ def write_tar(folder: Path, file: IO[bytes], top: str) -> None:
     def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.uid = entry.gid = 0
         entry.uname = entry.gname = "root"
-        entry.mtime = int(commit_time().timestamp())
+        entry.mtime = epoch()
         entry.mode = 0o755 if entry.isdir() or entry.issym() or entry.mode & 0o100 else 0o644
         return entry
 

@@ -17,7 +17,7 @@ import re
 import shutil
 import sys
 import zipfile
-from configparser import ConfigParser
+from importlib.metadata import PathDistribution
 from pathlib import Path
 
 from scripts.building import debian, parts, sbom, sources, tools, wheel
@@ -32,12 +32,10 @@ PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(NEWEST_GLIBC, 4, -
 _LICENCE = re.compile(r"\.dist-info/(licenses/.|licen[cs]e|copying|notice)", re.IGNORECASE)
 
 
-def build(work: Path, dist: Path) -> list[Path]:
+def build(work: Path, dist: Path) -> None:
     """Build the archive for a node without Python, runtimeproxy_<version>_linux_x86_64.tar.gz."""
     version = sources.version(work)
-    archive = dist / f"runtimeproxy_{version}_linux_x86_64.tar.gz"
-    tools.pack(made(work), archive, f"runtimeproxy-{version}")
-    return [archive]
+    tools.pack(made(work), dist / f"runtimeproxy_{version}_linux_x86_64.tar.gz", f"runtimeproxy-{version}")
 
 
 def made(work: Path) -> Path:
@@ -86,14 +84,11 @@ def _install(file: Path, root: Path) -> Part:
 
 def _write_programs(root: Path, script: str) -> None:
     """Write a script for each program of our wheel, and for Python; the loader gets a name for each."""
-    (entry_points,) = (root / DIST_PACKAGES).glob("runtimeproxy-*.dist-info/entry_points.txt")
-    declared = ConfigParser(delimiters="=")
-    declared.optionxform = str  # type: ignore[assignment,method-assign]
-    declared.read(entry_points)
+    [ours] = (root / DIST_PACKAGES).glob("runtimeproxy-*.dist-info")
     programs = {"python3": ""}
-    for name, place in declared["console_scripts"].items():
-        module, function = place.split(":")
-        programs[name] = f"-I -c 'import sys; from {module} import {function}; sys.exit({function}())' "
+    for entry in PathDistribution(ours).entry_points.select(group="console_scripts"):
+        code = f"import sys; from {entry.module} import {entry.attr}; sys.exit({entry.attr}())"
+        programs[entry.name] = f"-I -c '{code}' "
     for folder in ("bin", "libexec"):
         (root / folder).mkdir()
     for name, arguments in programs.items():

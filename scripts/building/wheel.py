@@ -8,9 +8,9 @@ from pathlib import Path
 from scripts.building import tools
 
 
-def build(work: Path, dist: Path) -> list[Path]:
+def build(work: Path, dist: Path) -> None:
     """Build the wheel."""
-    return [Path(shutil.copy(made(work), dist))]
+    shutil.copy(made(work), dist)
 
 
 def made(work: Path) -> Path:
@@ -19,14 +19,13 @@ def made(work: Path) -> Path:
     return there[0] if there else _call(work, "build_wheel")
 
 
-def build_sdist(work: Path, dist: Path) -> list[Path]:
+def build_sdist(work: Path, dist: Path) -> None:
     """Build the source distribution, packed again: setuptools keeps the machine's times and owner."""
     file = _call(work, "build_sdist")
     name = file.name.removesuffix(".tar.gz")
     with tarfile.open(file) as tar:
         tar.extractall(work / "sdist")
     tools.pack(work / "sdist" / name, dist / file.name, name)
-    return [dist / file.name]
 
 
 def _call(work: Path, hook: str) -> Path:

@@ -6,7 +6,7 @@ the hook protocol is cited by its heading. Prints what is wrong; exit code 1 if 
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 FOLDERS = ("runtimeproxy", "hooks", "scripts", "tests")
@@ -25,7 +25,19 @@ def main() -> int:
     cited = {
         path: set(citations(path.read_text())) for folder in FOLDERS for path in sorted(Path(folder).rglob("*.py"))
     }
-    findings = [*unknown(rules, cited), *unshown(rules, cited), *misnamed(_document("fault-matrix"), cited)]
+    shown = {rule for path, found in cited.items() if path.as_posix().startswith(SHOWING) for rule in found}
+    findings = [
+        f"{path}: cites {kind} {number}, which docs/ does not have: correct it, or write the rule"
+        for path, found in cited.items()
+        for kind, number in sorted(found - rules)
+    ]
+    for kind, number in sorted(rules - shown):
+        findings.append(f"docs: no test cites {kind} {number}: name it in the docstring of the test that shows it")
+    for row in _document("fault-matrix").split("\n\n"):
+        if rule := re.match(r"\*\*([A-Z]\d+) ", row):
+            for name in re.findall(r"``((?:tests|scripts)/\S+\.py)``", row):
+                if (FAULTS, rule[1]) not in cited.get(Path(name), set()):
+                    findings.append(f"docs/fault-matrix.rst: {rule[1]} names {name}, which does not cite it")
     print("\n".join(findings) or f"{len(rules)} rules, each cited by a test")
     return bool(findings)
 
@@ -60,29 +72,6 @@ def citations(text: str) -> Iterator[tuple[str, str]]:
             letter, begin = re.fullmatch(r"([A-Z]?)(\d+)", first).groups()  # type: ignore[union-attr]
             for number in range(int(begin), int(last.lstrip(letter) or begin) + 1 if last else int(begin) + 1):
                 yield " ".join(name.split()), f"{letter}{number}"
-
-
-def unknown(rules: set[tuple[str, str]], cited: Mapping[Path, set[tuple[str, str]]]) -> Iterator[str]:
-    """Yield a line for each citation of a rule that is not in docs/."""
-    for path, found in cited.items():
-        for kind, number in sorted(found - rules):
-            yield f"{path}: cites {kind} {number}, which docs/ does not have: correct it, or write the rule"
-
-
-def unshown(rules: set[tuple[str, str]], cited: Mapping[Path, set[tuple[str, str]]]) -> Iterator[str]:
-    """Yield a line for each rule that no test cites."""
-    shown = {rule for path, found in cited.items() if path.as_posix().startswith(SHOWING) for rule in found}
-    for kind, number in sorted(rules - shown):
-        yield f"docs: no test cites {kind} {number}: name it in the docstring of the test that shows it"
-
-
-def misnamed(document: str, cited: Mapping[Path, set[tuple[str, str]]]) -> Iterator[str]:
-    """Yield a line for each file that a row of the fault matrix names although it does not cite the row."""
-    for row in document.split("\n\n"):
-        if number := re.match(r"\*\*([A-Z]\d+) ", row):
-            for name in re.findall(r"``((?:tests|scripts)/\S+\.py)``", row):
-                if (FAULTS, number[1]) not in cited.get(Path(name), set()):
-                    yield f"docs/fault-matrix.rst: {number[1]} names {name}, which does not cite it"
 
 
 if __name__ == "__main__":
