@@ -47,7 +47,7 @@ def demonstrate(mode: Mode, why_fake: str, keep_seconds: float) -> bool:
             hook.wait_until_it_listens(commands.hook_socket(folder, hook.name))
             proxy.wait_for_registration(hook.name)
         try:
-            with mode.kubelet(str(folder / commands.PROXY_SOCKET), engine) as kubelet:
+            with mode.client(str(folder / commands.PROXY_SOCKET)) as kubelet:
                 effects = scene.Scene(mode, kubelet, engine, folder, resctrl, list(servers)).play(new_pods())
         except modes.ERRORS as error:
             sys.stdout.flush()  # raises again if it is the output that is broken
@@ -78,8 +78,9 @@ def _check_without_proxy(mode: Mode, socket: str, engine: Engine) -> None:
     """Start a pod directly on the engine. Raises EngineError if that fails."""
     pod = new_pods()[0]
     try:
-        with mode.kubelet(socket, engine) as kubelet:
-            kubelet.start(kubelet.new_container(kubelet.new_pod(pod), pod))
+        with mode.client(socket) as kubelet:
+            config = pod.config(engine)
+            kubelet.start(kubelet.create(kubelet.run_pod(config), pod.container(), config))
     except modes.ERRORS as error:
         raise EngineError(f"{mode.name} cannot start a pod, even without the proxy: {modes.reason(error)}") from error
 

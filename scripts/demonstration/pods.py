@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from runtimeproxy_hooks.lib.resctrl import Wish
 from scripts.figures import MIB
+from tests.engines import cri
+from tests.engines.engine import Engine
+from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
 
 CPU = str(min(os.sched_getaffinity(0)))
 CONTAINER = "main"
@@ -34,6 +37,25 @@ class Pod:
     wish: Wish | None = None
     """What its group in resctrl must limit."""
     uid: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+
+    def config(self, engine: Engine | None) -> PodSandboxConfig:
+        """Return its config on an engine, or on a fake runtime."""
+        return cri.pod_config(
+            self.name,
+            self.uid,
+            cgroup_parent=self.cgroup_parent(engine),
+            log_directory=str(engine.directory("logs")) if engine else "/var/log/pods",
+            labels=self.labels,
+            annotations=self.annotations,
+        )
+
+    def cgroup_parent(self, engine: Engine | None) -> str:
+        return engine.cgroup_parent(self.uid, self.kube_qos) if engine else f"/kubepods/{self.kube_qos}/pod{self.uid}"
+
+    def container(self) -> ContainerConfig:
+        envs = [(name, value.encode()) for name, value in self.envs.items()]
+        resources = LinuxContainerResources(**self.requested) if self.requested else None
+        return cri.container_config(CONTAINER, command=COMMAND, envs=envs, resources=resources)
 
     @property
     def group(self) -> str:

@@ -12,13 +12,16 @@ from typing import NamedTuple
 
 from runtimeproxy_hooks.lib.resctrl import Resctrl, parse_schemata, schemata
 from scripts.demonstration import commands
-from scripts.demonstration.modes import Kubelet, Mode, cgroup
+from scripts.demonstration.modes import Client, Mode
 from scripts.demonstration.pods import CONTAINER, Pod, Values
 from scripts.demonstration.processes import DemoError
 from scripts.figures import print_table
 from tests.engines import cgroups
+from tests.engines.cri import CriClient
 from tests.engines.engine import Engine
+from tests.fakes.cri_pb2 import LinuxContainerResources
 
+RDT_CLASS = "io.kubernetes.cri.rdt-class"
 EXPLAINED = "batch"
 """The pod whose container is explained: all its values were set by one hook server."""
 COMMAND_SECONDS, READY_SECONDS = 20.0, 10.0
@@ -49,7 +52,7 @@ class Scene(NamedTuple):
     """What the scene is played with; ``engine`` is None if the runtime is a fake, ``servers`` are names."""
 
     mode: Mode
-    kubelet: Kubelet
+    kubelet: Client
     engine: Engine | None
     folder: Path
     resctrl: Resctrl
@@ -58,8 +61,11 @@ class Scene(NamedTuple):
     def play(self, pods: Sequence[Pod]) -> list[Effect]:
         """Run the pods, inspect, update and inspect again, call the commands, stop and remove; return the effects.
         Raises DemoError if a command fails, and what the kubelet raises for a call that fails."""
-        pod_ids = [self.kubelet.new_pod(pod) for pod in pods]
-        made = [(pod, self.kubelet.new_container(pod_id, pod)) for pod, pod_id in zip(pods, pod_ids, strict=True)]
+        pod_ids = [self.kubelet.run_pod(pod.config(self.engine)) for pod in pods]
+        made = [
+            (pod, self.kubelet.create(pod_id, pod.container(), pod.config(self.engine)))
+            for pod, pod_id in zip(pods, pod_ids, strict=True)
+        ]
         for _, container_id in made:
             self.kubelet.start(container_id)
         effects = [effect for pod, container_id in made for effect in self._inspect(pod, container_id)]
@@ -90,7 +96,7 @@ class Scene(NamedTuple):
             cpus = next(line.split()[1] for line in status if line.startswith("Cpus_allowed_list:"))
             yield Effect(pod.name, CONTAINER, "Cpus_allowed_list of process 1", "-", str(desired), cpus)
         if pod.update:
-            self.kubelet.limit(container_id, pod.update)
+            self.kubelet.update(container_id, LinuxContainerResources(**pod.update))
             yield from self._cgroup(pod, container_id, pod.update, " after update")
         if pod.wish:
             yield from self._group(pod, container_id)
@@ -103,24 +109,25 @@ class Scene(NamedTuple):
             yield Effect(pod.name, CONTAINER, Path(file).name + when, str(requested.get(setting, "-")), hook, inside)
 
     def _read(self, container_id: str, path: str) -> str:
-        exit_code, output = self.kubelet.run(container_id, "cat", path)
-        if exit_code:
-            raise DemoError(f"in a container, cat {path} ended with exit code {exit_code}; is the controller mounted?")
-        return output.decode()
+        done = self.kubelet.exec_sync(container_id, "cat", path)
+        if done.exit_code:
+            raise DemoError(f"in a container, cat {path} ended with {done.exit_code}; is the controller mounted?")
+        return str(done.stdout.decode())
 
     def _group(self, pod: Pod, container_id: str) -> Iterator[Effect]:
         """Yield the effects in the stand-in for resctrl, where the pod has a group."""
         assert pod.wish is not None
-        rdt_class = self.kubelet.rdt_class(container_id)
-        if rdt_class is not None:
-            yield Effect(pod.name, CONTAINER, "rdt-class in the create", "-", pod.group, rdt_class or "-")
+        if isinstance(self.kubelet, CriClient):
+            rdt_class = self.kubelet.status(container_id).status.annotations.get(RDT_CLASS, "-")
+            yield Effect(pod.name, CONTAINER, "rdt-class in the create", "-", pod.group, rdt_class)
         limits = parse_schemata(schemata(self.resctrl.machine(), pod.wish))
         group = self.resctrl.root / pod.group
         found = parse_schemata((group / "schemata").read_text()) if group.exists() else {}
         inside = _limits({name: found.get(name, {}) for name in limits})
         yield Effect(pod.name, "-", "schemata of its group (stand-in)", "-", _limits(limits), inside)
         if self.engine:
-            folders = [Path(f"/proc/{pid}/task") for pid in cgroups.processes(cgroup(self.engine, pod, container_id))]
+            pids = cgroups.processes(f"{pod.cgroup_parent(self.engine)}/{container_id}")
+            folders = [Path(f"/proc/{pid}/task") for pid in pids]
             threads = {int(thread.name) for folder in folders if folder.exists() for thread in folder.iterdir()}
             moved, every = len(threads & self.resctrl.tasks(pod.group)), max(len(threads), 1)
             what = "threads in its group (stand-in), moved after the start"
