@@ -5,7 +5,6 @@ A program that was started is always ended, even on a failure half way, or on SI
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.system.proxy import answers
 
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
@@ -30,13 +31,12 @@ class Interruption:
 
     message = "FAILED: interrupted; everything that was started is ended"
 
-    def __init__(self) -> None:
-        self._holds, self._received, self._raised = 0, False, False
+    _holds, _received, _raised = 0, False, False
 
     def listen(self) -> None:
         """Handle the signals from now on."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: self._receive())
+            signal.signal(number, self._receive)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -53,7 +53,7 @@ class Interruption:
         if self._received:
             sys.exit(self.message)
 
-    def _receive(self) -> None:
+    def _receive(self, *_: object) -> None:
         self._received = True
         self._raise_if_due()
 
@@ -76,7 +76,7 @@ class Program(NamedTuple):
 
     def wait_until_it_listens(self, path: Path) -> None:
         """Wait until the program listens on a unix socket. Raises DemoError with the end of its output."""
-        self._wait(lambda: _answers(path), f"listen on {path}", START_SECONDS)
+        self._wait(lambda: answers(path), f"listen on {path}", START_SECONDS)
 
     def wait_until_it_prints(self, text: str, seconds: float = START_SECONDS) -> None:
         """Wait until a text is in the program's output. Raises DemoError with the output's end."""
@@ -156,12 +156,3 @@ def _stop(process: subprocess.Popen[bytes]) -> int:
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        try:
-            client.connect(str(path))
-        except OSError:
-            return False
-    return True
