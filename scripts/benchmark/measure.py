@@ -4,13 +4,13 @@ The ways of a case are measured in alternating portions, so that other load on t
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
 
 from scripts.benchmark import cases
 from scripts.benchmark.cases import CRI, DIRECT, HOOKED, PROXY, Case, Figures, Round
-from scripts.benchmark.programs import HOOKS, Run, Served, client, served
+from scripts.benchmark.programs import HOOKS, Load, Run, Served, client, served
 from scripts.figures import MIB, Figure, at_most
 
 ROUNDS = 5
@@ -29,25 +29,18 @@ UNLOADED = {CRI: {"aiohttp": "/aiohttp/", "grpcio": "/grpc/_cython/"}, cases.DOC
 
 def one_round(mode: str, share: float) -> Round:
     """Start all programs and measure every case, with ``share`` of its calls. Raises DemoError."""
-    with served(mode, (*cases.WAYS, HOOKS), load=[f"--transfer={_transferred(share)}"]) as running:
-        return {
-            (case, way): figures
-            for case in cases.CASES
-            if case.mode == mode
-            for way, figures in _measured(running, case, share).items()
-        }
+    flag = f"--transfer={max(int(cases.TRANSFER_BYTES * share), 1)}"
+    measured: Round = {}
+    with served(mode, (*cases.WAYS, HOOKS), load=[flag]) as running:
+        for case in (case for case in cases.CASES if case.mode == mode):
+            loads = {way: running.client(way, case.method, flag) for way in case.ways}
+            measured |= _measured(running, case, loads, 1 if case in (cases.EXPORT, cases.IMPORT) else share)
+    return measured
 
 
-def _transferred(share: float) -> int:
-    return max(int(cases.TRANSFER_BYTES * share), 1)
-
-
-def _measured(running: Served, case: Case, share: float) -> dict[str, Figures]:
-    flags = (f"--transfer={_transferred(share)}",)
-    loads = {way: running.client(way, case.method, *flags) for way in case.ways}
-    transfers = case in (cases.EXPORT, cases.IMPORT)
+def _measured(running: Served, case: Case, loads: Mapping[str, Load], share: float) -> Round:
     portions = min(PORTIONS, case.calls)
-    calls = max(int(case.calls * (1 if transfers else share) / portions), 1)
+    calls = max(int(case.calls * share / portions), 1)
     for load in loads.values():
         load.run(min(WARM_UP_CALLS, max(case.calls // 10, 1)), case.pause)
     runs, cpu, growth = dict.fromkeys(loads, Run()), dict.fromkeys(loads, 0), dict.fromkeys(loads, 0)
@@ -60,16 +53,12 @@ def _measured(running: Served, case: Case, share: float) -> dict[str, Figures]:
             runs[way] = runs[way].plus(loads[way].run(calls, case.pause))
             cpu[way] += program.cpu_nanoseconds() - used
             growth[way] = max(growth[way], program.memory("VmHWM") - memory)
-    return {
-        way: Figures(
-            run.percentile(50),
-            run.percentile(99),
-            len(run.microseconds) / run.seconds,
-            cpu[way] / 1000 / len(run.microseconds) if way != DIRECT else float("nan"),
-            growth[way] / MIB if way != DIRECT else float("nan"),
-        )
-        for way, run in runs.items()
-    }
+    measured = {}
+    for way, run in runs.items():
+        count, known = len(run.microseconds), 1 if way != DIRECT else float("nan")
+        costs = (known * cpu[way] / 1000 / count, known * growth[way] / MIB)
+        measured[case, way] = Figures(run.percentile(50), run.percentile(99), count / run.seconds, *costs)
+    return measured
 
 
 # ---- the proxy by itself

@@ -9,15 +9,12 @@ from importlib.metadata import PackageMetadata
 
 from scripts.building.tools import BuildError
 
-ALLOWED = frozenset(
-    {
-        *("0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "MIT", "PSF-2.0", "Zlib", "bzip2-1.0.6"),
-        *("LicenseRef-public-domain", "MPL-2.0"),
-        # Libraries that a program of any licence may use, and programs of the image that it does not use.
-        *("LGPL-2.1-or-later", "GPL-3.0-or-later WITH GCC-exception-3.1"),
-        *("GPL-2.0-or-later", "GPL-3.0-or-later"),
-    }
-)
+ALLOWED = {
+    *("0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "MIT", "PSF-2.0", "Zlib", "bzip2-1.0.6"),
+    *("LicenseRef-public-domain", "MPL-2.0"),
+    # Libraries that a program of any licence may use, and programs of the image that it does not use.
+    *("LGPL-2.1-or-later", "GPL-3.0-or-later WITH GCC-exception-3.1", "GPL-2.0-or-later", "GPL-3.0-or-later"),
+}
 _DEBIAN: Mapping[str, Sequence[str]] = {
     "Apache-2.0": ("libssl3",),
     "BSD-3-Clause": ("dash", "libpcre2-8-0", "libuuid1"),

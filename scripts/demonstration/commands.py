@@ -18,11 +18,11 @@ from tests.fakes.resctrl import StandIn
 PROGRAMS = Path(os.environ.get("DEMO_PROGRAMS") or Path(sys.executable).parent)
 """The directory of the programs: bin of an unpacked archive, or that of .venv."""
 PROXY = "koord-runtime-proxy"
-PROXY_SOCKET, ADMIN_SOCKET, RESCTRL = "runtimeproxy.sock", "admin.sock", "resctrl"
+PROXY_SOCKET, ADMIN_SOCKET, REGISTRATIONS, RESCTRL = "runtimeproxy.sock", "admin.sock", "hookserver.d", "resctrl"
 """Names in the demo's folder, which takes the place of the machine's directories."""
 NODE_SETTINGS = "cpu-normalization-ratio: 1.25\n"
 """A CPU of this node counts as 1.25 units: quotas are divided by it."""
-BATCH, RDT = "20-batchresource-cpunormalization-cpuset", "30-rdt"
+BATCH = "20-batchresource-cpunormalization-cpuset"
 
 
 def proxy(folder: Path, documented: Sequence[str], runtime: str) -> list[str]:
@@ -32,7 +32,7 @@ def proxy(folder: Path, documented: Sequence[str], runtime: str) -> list[str]:
         f"--koord-runtimeproxy-endpoint={folder / PROXY_SOCKET}",
         f"--admin-endpoint={folder / ADMIN_SOCKET}",
         f"--metrics-endpoint={folder}/metrics/metrics.sock",
-        f"--hookserver-config-dir={_registrations(folder)}",
+        f"--hookserver-config-dir={folder / REGISTRATIONS}",
     ]
 
 
@@ -47,16 +47,16 @@ def hook_servers(folder: Path, *, without_cgroups: bool) -> dict[str, list[str]]
     settings, cgroups = folder / "node.yaml", folder / "cgroup"
     settings.write_text(NODE_SETTINGS)
     cgroups.mkdir()
-    _registrations(folder).mkdir()
+    (folder / REGISTRATIONS).mkdir()
     node = (f"--node-config={settings}", *([f"--cgroup-root={cgroups}"] if without_cgroups else []))
     ours = str(PROGRAMS / "runtimeproxy-hooks")
     commands = {
         "10-gpu": [ours, "gpu", "--failure-policy=Fail"],
         BATCH: [ours, *BATCH.split("-")[1:], *node],
-        RDT: [sys.executable, "-m", __name__, str(folder / RESCTRL), *node],
+        "30-rdt": [sys.executable, "-m", __name__, str(folder / RESCTRL), *node],
     }
     # The directory is removed with the demo, so no warning that a registration stays is needed.
-    common = (f"--register-dir={_registrations(folder)}", "--unregister")
+    common = (f"--register-dir={folder / REGISTRATIONS}", "--unregister")
     return {
         name: [*command, f"--order={name[:2]}", f"--endpoint={hook_socket(folder, name)}", *common]
         for name, command in commands.items()
@@ -65,10 +65,6 @@ def hook_servers(folder: Path, *, without_cgroups: bool) -> dict[str, list[str]]
 
 def hook_socket(folder: Path, name: str) -> Path:
     return folder / f"{name[:2]}.sock"
-
-
-def _registrations(folder: Path) -> Path:
-    return folder / "hookserver.d"
 
 
 def shown(command: Sequence[str]) -> str:
