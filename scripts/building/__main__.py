@@ -14,15 +14,15 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from scripts.building import chart, image, packages, sbom, sources, tree, wheel
+from scripts.building import chart, image, packages, parts, sources, tree
 from scripts.building.tools import BuildError
 
 ROOT = Path(__file__).parents[2]
 CHECKSUMS = "checksums.txt"
 
 ARTEFACTS: Mapping[str, Callable[[Path, Path], None]] = {
-    "wheel": wheel.build,
-    "sdist": wheel.build_sdist,
+    "wheel": sources.build_wheel,
+    "sdist": sources.build_sdist,
     "archive": tree.build,
     "deb": packages.build_deb,
     "rpm": packages.build_rpm,
@@ -73,7 +73,7 @@ def build(artefacts: Sequence[str], dist: Path, *, dirty: bool, key: Path | None
         for name in artefacts:
             ARTEFACTS[name](work, fresh)
         version = sources.version(work)
-        sbom.write(work, fresh, version)
+        parts.write_bills(work, fresh, version)
         sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(fresh.iterdir())]
         (fresh / CHECKSUMS).write_text("".join(sums))  # as sha256sum(1) reads them
         if key is not None:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from scripts.building import debian, parts, sbom, sources, tools, tree
+from scripts.building import debian, parts, sources, tools, tree
 from scripts.building.tools import run
 
 BINARIES, LIBRARIES = "usr/bin", "usr/lib/x86_64-linux-gnu"
@@ -95,7 +95,7 @@ def _base(work: Path) -> Path:
     for place, target in LINKS.items():
         (root / place).parent.mkdir(parents=True, exist_ok=True)
         (root / place).symlink_to(target)
-    parts.write(work / sbom.BASE, [part for part, _ in found])
+    parts.write_list(work / parts.BASE, [part for part, _ in found])
     return root
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from deploy.packages import maintainer_scripts
 from runtimeproxy.cli.commands.table import COMMANDS
 from scripts.building import sources, tree
-from scripts.building.parts import LICENCES, read
+from scripts.building.parts import LICENCES, read_list
 from scripts.building.tools import BuildError, epoch, run, write
 
 PREFIX = "usr/lib/runtimeproxy"
@@ -22,11 +22,6 @@ COMPLETIONS = {
 }
 PROGRAMS = ("runtimeproxy", "koord-runtime-proxy", "runtimeproxy-hooks")
 SOCKETS = "runtimeproxy.socket runtimeproxy-admin.socket runtimeproxy-metrics.socket"
-REPRODUCIBLE = {
-    "_buildhost": "localhost",
-    "use_source_date_epoch_as_buildtime": "1",
-    "clamp_mtime_to_source_date_epoch": "1",
-}
 
 
 def build_deb(work: Path, dist: Path) -> None:
@@ -66,8 +61,9 @@ def build_rpm(work: Path, dist: Path) -> None:
     for name, value in {"ROOT": str(root), "SOCKETS": SOCKETS, "ENABLED": f"{SOCKETS} runtimeproxy.service"}.items():
         text = text.replace(f"@{name}@", value)
     (folder / "runtimeproxy.spec").write_text(text)
-    settings = {"_topdir": str(folder / "top"), "_dbpath": str(folder / "db"), **REPRODUCIBLE}
-    defines = [word for name, value in settings.items() for word in ("--define", f"{name} {value}")]
+    settings = [f"_topdir {folder}/top", f"_dbpath {folder}/db", "_buildhost localhost"]
+    settings += ["use_source_date_epoch_as_buildtime 1", "clamp_mtime_to_source_date_epoch 1"]
+    defines = [f"--define={setting}" for setting in settings]
     run(["rpmbuild", "-bb", "--target=x86_64-linux", "--quiet", *defines, folder / "runtimeproxy.spec"])
     (package,) = (folder / "top/RPMS/x86_64").glob("*.rpm")
     shutil.copy(package, dist)
@@ -114,7 +110,7 @@ def copyright_text(work: Path) -> str:
     """Return what is ours, and the licence files of every other part of the tree, whole. Raises BuildError."""
     root, ours = tree.made(work), (work / "source/deploy/packages/copyright").read_text()
     owners: dict[str, list[str]] = {}
-    for part in (part for part in read(root) if part.name != "runtimeproxy"):
+    for part in (part for part in read_list(root) if part.name != "runtimeproxy"):
         name, folder = f"{part.name} {part.version}", f"{LICENCES}/{part.name}/"
         files = [file for file in part.files if file.startswith(folder)]
         if not files:

@@ -1,13 +1,15 @@
-"""The sources of a build: the files of the last commit, and what names the build.
+"""The sources of a build: the files of the last commit, what names the build, and the distributions for Python.
 
 Invariant: what is not committed is only in a build whose version ends with ``-dirty``.
 """
 
 import os
 import shutil
+import sys
+import tarfile
 from pathlib import Path
 
-from scripts.building.tools import BuildError, iso_time, run
+from scripts.building.tools import BuildError, iso_time, pack, run
 
 BUILD_FILE = "runtimeproxy/BUILD"
 # A build runs the checkout's code anyway, so its owner needs no proof; root may build a user's checkout.
@@ -55,3 +57,35 @@ def version(work: Path) -> str:
     values: dict[str, str] = {}
     exec((work / "source/runtimeproxy/settings/version.py").read_text(), values)
     return values["VERSION"]
+
+
+def build_wheel(work: Path, dist: Path) -> None:
+    """Build the wheel, by the setuptools that deploy/build-requirements.lock pins."""
+    shutil.copy(wheel(work), dist)
+
+
+def wheel(work: Path) -> Path:
+    """Return the wheel, which the first call makes."""
+    there = list(work.glob("runtimeproxy-*.whl"))
+    return there[0] if there else _call(work, "build_wheel")
+
+
+def build_sdist(work: Path, dist: Path) -> None:
+    """Build the source distribution, packed again: setuptools keeps the machine's times and owner."""
+    file = _call(work, "build_sdist")
+    name = file.name.removesuffix(".tar.gz")
+    with tarfile.open(file) as tar:
+        tar.extractall(work / "sdist")
+    pack(work / "sdist" / name, dist / file.name, name)
+
+
+def _call(work: Path, hook: str) -> Path:
+    """Call a hook of the build backend (PEP 517) on a copy of the sources, in which it leaves files of its own."""
+    backend, copy = work / "backend", work / hook
+    if not backend.exists():
+        pins = work / "source/deploy/build-requirements.lock"
+        run([sys.executable, "-m", "pip", "install", "-q", "--require-hashes", "--target", backend, "-r", pins])
+    shutil.copytree(work / "source", copy)
+    code = f"import sys; from setuptools import build_meta; print(build_meta.{hook}(sys.argv[1]))"
+    command: list[str | Path] = ["env", f"PYTHONPATH={backend}", sys.executable, "-P", "-c", code, work]
+    return work / run(command, copy).splitlines()[-1]

@@ -20,7 +20,7 @@ import zipfile
 from importlib.metadata import PathDistribution
 from pathlib import Path
 
-from scripts.building import debian, parts, sbom, sources, tools, wheel
+from scripts.building import debian, parts, sources, tools
 from scripts.building.parts import LICENCES, Part
 from scripts.building.tools import BuildError, run
 
@@ -44,15 +44,15 @@ def made(work: Path) -> Path:
     if root.exists():
         return root
     found = debian.unpack(work, root)
-    ours = wheel.made(work)
+    ours = sources.wheel(work)
     found += [_install(file, root) for file in (*_pinned(work), ours)]
-    parts.write(root, found)
+    parts.write_list(root, found)
     _write_programs(root, (work / "source/deploy/packages/program.sh").read_text())
     shutil.copytree(work / "source/deploy/systemd", root / "share/systemd")
     _check_libraries(root)
     _compile(root)
     (root / "BUILD").write_text(run([root / "bin/runtimeproxy", "--version"]))
-    sbom.write_into(root, sources.version(work))
+    parts.write_bill(root, sources.version(work))
     return root
 
 

@@ -26,9 +26,6 @@ EXPLAINED = "batch"
 """The pod whose container is explained: all its values were set by one hook server."""
 COMMAND_SECONDS, READY_SECONDS = 20.0, 10.0
 """The time limit of a command, and of the proxy's reading of the runtime's state for new hook servers."""
-INSIDE = ("true inside", "are true in the containers and on the node")
-OF_A_FAKE = ("the fake shows", "reached the fake runtime, where no container really runs")
-"""Names for the found values: the column's head, and the verdict on all of them."""
 
 
 class Effect(NamedTuple):
@@ -61,19 +58,18 @@ class Scene(NamedTuple):
     def play(self, pods: Sequence[Pod]) -> list[Effect]:
         """Run the pods, inspect, update and inspect again, call the commands, stop and remove; return the effects.
         Raises DemoError if a command fails, and what the kubelet raises for a call that fails."""
-        pod_ids = [self.kubelet.run_pod(pod.config(self.engine)) for pod in pods]
-        made = [
-            (pod, self.kubelet.create(pod_id, pod.container(), pod.config(self.engine)))
-            for pod, pod_id in zip(pods, pod_ids, strict=True)
-        ]
-        for _, container_id in made:
+        made, effects = [], list[Effect]()
+        for pod, config in ((pod, pod.config(self.engine)) for pod in pods):
+            pod_id = self.kubelet.run_pod(config)
+            container_id = self.kubelet.create(pod_id, pod.container(), config)
             self.kubelet.start(container_id)
-        effects = [effect for pod, container_id in made for effect in self._inspect(pod, container_id)]
+            made.append((pod, pod_id, container_id))
+        for pod, _, container_id in made:
+            effects += self._inspect(pod, container_id)
         effects += self._commands()
-        for _, container_id in made:
+        for _, pod_id, container_id in made:
             self.kubelet.stop(container_id)
             self.kubelet.remove(container_id)
-        for pod_id in pod_ids:
             self.kubelet.stop_pod(pod_id)
             self.kubelet.remove_pod(pod_id)
         for pod in (pod for pod in pods if pod.wish):
@@ -173,7 +169,9 @@ def _limits(found: Mapping[str, Mapping[int, str]]) -> str:
 
 def report(effects: Sequence[Effect], *, fake: bool) -> bool:
     """Print the effects and the verdict; return whether each effect was found."""
-    column, verdict = OF_A_FAKE if fake else INSIDE
+    column, verdict = "true inside", "are true in the containers and on the node"
+    if fake:
+        column, verdict = "the fake shows", "reached the fake runtime, where no container really runs"
     head = ("pod", "container", "what", "the kubelet requested", "the hook set", column, "")
     rows = [(*effect, "ok" if effect.true else "NO") for effect in effects]
     print_table("What was requested, what was changed, what was found", [head, *rows])

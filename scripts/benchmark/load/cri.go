@@ -80,21 +80,9 @@ func serveCRI(listener net.Listener) {
 	for _, each := range fake.containers {
 		each.ImageRef += strings.Repeat("x", max(missing, 0)/len(fake.containers))
 	}
-	answer := grpc.UnaryInterceptor(func(ctx context.Context, in any, _ *grpc.UnaryServerInfo, refuse grpc.UnaryHandler) (any, error) {
-		time.Sleep(*delay)
-		if out := fake.answer(in.(message)); out != nil {
-			return out, nil
-		}
-		return refuse(ctx, in)
-	})
-	server := grpc.NewServer(append(limits, answer)...)
+	server := grpc.NewServer(append(limits, grpc.UnaryInterceptor(fake.answer))...)
 	cri.RegisterRuntimeServiceServer(server, cri.UnimplementedRuntimeServiceServer{})
 	log.Fatal(server.Serve(listener))
-}
-
-type message interface {
-	proto.Message
-	fmt.Stringer
 }
 
 type fakeRuntime struct {
@@ -104,51 +92,52 @@ type fakeRuntime struct {
 	logged     atomic.Value // the text of the last request, as for a log
 }
 
-// answer returns the reply to a request, nil if its method is not implemented.
-func (f *fakeRuntime) answer(in message) any {
+// answer is an interceptor, which leaves to the next one what it does not implement.
+func (f *fakeRuntime) answer(ctx context.Context, in any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	time.Sleep(*delay)
 	switch in := in.(type) {
 	case *cri.VersionRequest:
-		return &cri.VersionResponse{Version: "0.1.0", RuntimeName: "fake", RuntimeVersion: "1", RuntimeApiVersion: "v1"}
+		return &cri.VersionResponse{Version: "0.1.0", RuntimeName: "fake", RuntimeVersion: "1", RuntimeApiVersion: "v1"}, nil
 	case *cri.StatusRequest:
-		return &cri.StatusResponse{Status: &cri.RuntimeStatus{}}
+		return &cri.StatusResponse{Status: &cri.RuntimeStatus{}}, nil
 	case *cri.ListPodSandboxRequest:
-		return &cri.ListPodSandboxResponse{Items: f.pods}
+		return &cri.ListPodSandboxResponse{Items: f.pods}, nil
 	case *cri.ListContainersRequest:
-		return &cri.ListContainersResponse{Containers: f.containers}
+		return &cri.ListContainersResponse{Containers: f.containers}, nil
 	case *cri.PodSandboxStatusRequest:
 		pod := number(in.PodSandboxId)
 		config := podConfig(pod)
 		return &cri.PodSandboxStatusResponse{Info: information(pod, config), Status: &cri.PodSandboxStatus{
-			Id: in.PodSandboxId, Metadata: config.Metadata, Labels: config.Labels, Annotations: annotations}}
+			Id: in.PodSandboxId, Metadata: config.Metadata, Labels: config.Labels, Annotations: annotations}}, nil
 	case *cri.ContainerStatusRequest:
 		pod := number(in.ContainerId) / *containers
 		config := containerConfig(pod)
 		return &cri.ContainerStatusResponse{Info: information(pod, config), Status: &cri.ContainerStatus{
 			Id: in.ContainerId, Metadata: config.Metadata, Labels: config.Labels, Annotations: annotations,
-			State: cri.ContainerState_CONTAINER_RUNNING, StartedAt: 1}}
+			State: cri.ContainerState_CONTAINER_RUNNING, StartedAt: 1}}, nil
 	case *cri.RunPodSandboxRequest:
 		f.log(in)
-		return &cri.RunPodSandboxResponse{PodSandboxId: id(int(f.created.Add(1)) + 1<<20)}
+		return &cri.RunPodSandboxResponse{PodSandboxId: id(int(f.created.Add(1)) + 1<<20)}, nil
 	case *cri.CreateContainerRequest:
 		creates.RLock()
 		defer creates.RUnlock()
 		f.log(in)
-		return &cri.CreateContainerResponse{ContainerId: containerID(int(f.created.Add(1)) + 1<<20)}
+		return &cri.CreateContainerResponse{ContainerId: containerID(int(f.created.Add(1)) + 1<<20)}, nil
 	case *cri.StartContainerRequest:
-		return &cri.StartContainerResponse{}
+		return &cri.StartContainerResponse{}, nil
 	case *cri.UpdateContainerResourcesRequest:
 		f.log(in)
-		return &cri.UpdateContainerResourcesResponse{}
+		return &cri.UpdateContainerResourcesResponse{}, nil
 	case *cri.ExecSyncRequest:
-		return &cri.ExecSyncResponse{Stdout: []byte("ready\n")}
+		return &cri.ExecSyncResponse{Stdout: []byte("ready\n")}, nil
 	}
-	return nil
+	return next(ctx, in)
 }
 
 // log formats a request as a runtime's log does, unless it is long.
-func (f *fakeRuntime) log(request message) {
+func (f *fakeRuntime) log(request proto.Message) {
 	if proto.Size(request) < 1<<20 {
-		f.logged.Store(request.String())
+		f.logged.Store(fmt.Sprint(request))
 	}
 }
 
