@@ -36,24 +36,18 @@ class Case:
         return replace(self, name=f"{self.name}, cold", calls=COLD_CALLS, pause=COLD_SECONDS)
 
 
-def _held(mode: str, method: str) -> Case:
-    return Case(mode, method, method, 500, WAYS)
-
-
 VERSION = Case(CRI, "Version", "Version", 4_000)
 LISTED = Case(CRI, "list of 200", "ListContainers", 200)
-RUN, CREATE, START, UPDATE = CRI_HELD = [
-    _held(CRI, method) for method in ("RunPodSandbox", "CreateContainer", "StartContainer", "UpdateContainerResources")
+CRI_HELD = ("RunPodSandbox", "CreateContainer", "StartContainer", "UpdateContainerResources")
+HELD = RUN, CREATE, START, UPDATE, DOCKER_CREATE, DOCKER_START, DOCKER_UPDATE = [
+    *(Case(CRI, method, method, 500, WAYS) for method in CRI_HELD),
+    *(Case(DOCKER, method, method, 500, WAYS) for method in ("create", "start", "update")),
 ]
 DOCKER_VERSION = Case(DOCKER, "ping", "ping", 4_000)
 DOCKER_LISTED = Case(DOCKER, "list of 200", "list", 200)
-DOCKER_CREATE = _held(DOCKER, "create")
-DOCKER_START = _held(DOCKER, "start")
-DOCKER_UPDATE = _held(DOCKER, "update")
 EXPORT = Case(DOCKER, "export of 1 GiB", "export", 5)
 IMPORT = Case(DOCKER, "import of 1 GiB", "import", 5)
 
-HELD = (*CRI_HELD, DOCKER_CREATE, DOCKER_START, DOCKER_UPDATE)
 CASES = (
     *(VERSION, VERSION.cold, LISTED, DOCKER_VERSION, DOCKER_VERSION.cold, DOCKER_LISTED),
     *HELD,

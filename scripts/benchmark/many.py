@@ -17,7 +17,7 @@ from statistics import median, median_low
 
 from scripts.benchmark import cases
 from scripts.benchmark.cases import CRI, DIRECT, DOCKER, HOOKED, PROXY
-from scripts.benchmark.measure import ROUNDS, start_seconds
+from scripts.benchmark.measure import ROUNDS, started
 from scripts.benchmark.programs import HOOKS, REGISTRATION, Load, Run, Served, served
 from scripts.demonstration.processes import DemoError
 from scripts.figures import MIB, Figure, at_most
@@ -164,7 +164,8 @@ def full_nodes(mode: str, share: float) -> Iterator[Figure]:
     for pods in (PODS, RECORDS_PODS):
         node = (f"--pods={max(int(pods * share), 1)}", f"--containers={CONTAINERS}")
         with served(mode, (DIRECT, PROXY), load=node) as running:
-            ready, proxy = start_seconds(running, "start"), running.programs[PROXY]
+            with started(running, "start") as ready:
+                proxy = running.programs[PROXY]
             idle = proxy.memory()
             content = registration.text(str(running.folder / "nobody.sock"))
             registration.write(running.registrations(PROXY), REGISTRATION, content)

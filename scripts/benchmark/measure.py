@@ -70,7 +70,10 @@ def resident(mode: str, share: float) -> list[Figure]:
     with served(mode, (DIRECT, PROXY)) as running:
         time.sleep(SETTLE_SECONDS)
         idle, mapped = running.programs[PROXY].memory(), running.programs[PROXY].proc("maps")
-        start = median(start_seconds(running, f"start-{number}") for number in range(STARTS))
+        starts = []
+        for number in range(STARTS):
+            with started(running, f"start-{number}") as seconds:
+                starts.append(seconds)
     with served(mode, (DIRECT, HOOKED, HOOKS)) as running:
         proxy = running.programs[HOOKED]
         running.client(HOOKED, cases.CREATES[mode].method).run(RECORDS - 1)  # one record is the pod's
@@ -80,7 +83,7 @@ def resident(mode: str, share: float) -> list[Figure]:
         after = [small.run(calls) and proxy.memory() for _ in range(2)]
     loaded = ", ".join(name for name, part in UNLOADED[mode].items() if part in mapped)
     return [
-        at_most("start to first answer", start, START_SECONDS, " s"),
+        at_most("start to first answer", median(starts), START_SECONDS, " s"),
         at_most("resident after the start", idle / MIB, IDLE_MIB[mode], " MiB"),
         at_most(f"resident with {RECORDS} records", with_records / MIB, RESIDENT_MIB, " MiB"),
         at_most(f"growth over {calls:,} more calls", (after[1] - after[0]) / MIB, GROWTH_MIB, " MiB"),
@@ -98,12 +101,6 @@ def started(running: Served, name: str, *flags: str) -> Iterator[float]:
     ):
         small.run(1)
         yield time.perf_counter() - began
-
-
-def start_seconds(running: Served, name: str) -> float:
-    """Start a proxy of that name; return the seconds from the start of its process to its first answer."""
-    with started(running, name) as seconds:
-        return seconds
 
 
 def bench(mode: str, rounds: int, share: float) -> tuple[list[Sequence[str]], list[Figure]]:

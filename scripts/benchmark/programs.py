@@ -160,7 +160,7 @@ def served(
         commands = {
             DIRECT: [LOAD, "serve", mode, str(running.socket(DIRECT)), *load],
             PIPE: [PYTHON, "-m", "tests.fakes.pipe", str(running.socket(PIPE)), str(running.socket(DIRECT))],
-            HOOKS: [LOAD, "hook", str(running.socket(HOOKS)), *load],
+            HOOKS: [LOAD, "serve", "hooks", str(running.socket(HOOKS)), *load],
         }
         with ExitStack() as stack:
             for name in names:

@@ -42,19 +42,12 @@ FILES: Mapping[str, str] = {
     "etc/group": f"root:x:0:\nnogroup:x:{NOBODY}:\n",
 }
 TREE, ARCHIVE = "usr/lib/runtimeproxy", "usr/share/runtimeproxy"
-CONFIG: Mapping[str, Sequence[str]] = {
-    "--architecture": ["amd64"],
-    "--os": ["linux"],
-    "--config.user": [f"{NOBODY}:{NOBODY}"],  # hook servers and the node-installer are root by their charts
-    "--config.env": [f"PATH=/{TREE}/bin:/usr/sbin:/usr/bin"],
-    "--config.cmd": ["runtimeproxy", "--help"],
-}
-LABELS = {
-    "title": "runtimeproxy",
-    "description": "Hook servers, metrics exporter and node-installer of runtimeproxy",
-    "licenses": "Apache-2.0",
-}
-"""Labels of every version, below org.opencontainers.image."""
+CONFIG = (
+    *("--architecture=amd64", "--os=linux", f"--config.env=PATH=/{TREE}/bin:/usr/sbin:/usr/bin"),
+    f"--config.user={NOBODY}:{NOBODY}",  # hook servers and the node-installer are root by their charts
+    *("--config.cmd=runtimeproxy", "--config.cmd=--help"),
+)
+DESCRIPTION = "Hook servers, metrics exporter and node-installer of runtimeproxy"
 
 
 def build(work: Path, dist: Path) -> None:
@@ -70,10 +63,10 @@ def build(work: Path, dist: Path) -> None:
         with layer.open("wb") as file:
             tools.write_tar(folder, file, "")
         run(["umoci", "raw", "add-layer", image, *history, f"--history.created_by={folder.name}", layer])
-    labels = {**LABELS, "version": version, "revision": sources.commit(work), "created": time}
-    options = [f"{option}={value}" for option, values in CONFIG.items() for value in values]
-    options += [f"--config.label=org.opencontainers.image.{name}={value}" for name, value in labels.items()]
-    run(["umoci", "config", image, f"--created={time}", "--no-history", *options])
+    labels = {"title": "runtimeproxy", "description": DESCRIPTION, "licenses": parts.OUR_LICENCE}
+    labels |= {"version": version, "revision": sources.commit(work), "created": time}
+    options = [f"--config.label=org.opencontainers.image.{name}={value}" for name, value in labels.items()]
+    run(["umoci", "config", image, f"--created={time}", "--no-history", *CONFIG, *options])
     run(["umoci", "gc", f"--layout={layout}"])
     with (dist / f"runtimeproxy_{version}_image.tar").open("wb") as file:
         tools.write_tar(layout, file, "")

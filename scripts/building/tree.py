@@ -50,7 +50,9 @@ def made(work: Path) -> Path:
     _write_programs(root, (work / "source/deploy/packages/program.sh").read_text())
     shutil.copytree(work / "source/deploy/systemd", root / "share/systemd")
     _check_libraries(root)
-    _compile(root)
+    # Modules are compiled for the tree's Python, which then compares no times: they are the archive's.
+    options = ("-q", "-f", "--invalidation-mode=unchecked-hash", "-s", root, "-p", "/usr/lib/runtimeproxy")
+    run([root / "bin/python3", "-I", "-m", "compileall", *options, root / "lib/python3.11"])
     (root / "BUILD").write_text(run([root / "bin/runtimeproxy", "--version"]))
     parts.write_bill(root, sources.version(work))
     return root
@@ -108,10 +110,3 @@ def _check_libraries(root: Path) -> None:
             found = line.split(" => ")[-1].split(" (")[0].strip()
             if not found.startswith((f"{root}/", "linux-vdso")) and found != "statically linked":
                 raise BuildError(f"{file.relative_to(root)} needs {line.strip()}: add it to LIBRARIES in debian.py")
-
-
-def _compile(root: Path) -> None:
-    """Compile all modules for the tree's Python, which then compares no times: they are the archive's."""
-    command = ["-I", "-m", "compileall", "-q", "-f", "--invalidation-mode=unchecked-hash"]
-    command += ["-s", str(root), "-p", "/usr/lib/runtimeproxy", str(root / "lib/python3.11")]
-    run([root / "bin/python3", *command])

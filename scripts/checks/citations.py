@@ -21,7 +21,7 @@ RELAY_RULES, FAULTS, PROMISES, HOOK_API = "relay-rules", "fault matrix", "promis
 
 def main() -> int:
     """Check the checkout in the current directory; return the exit code."""
-    rules = {rule for name in ("relay-rules", "fault-matrix", "hook-api") for rule in rules_of(_document(name))}
+    known = set(rules())
     cited = {
         path: set(citations(path.read_text())) for folder in FOLDERS for path in sorted(Path(folder).rglob("*.py"))
     }
@@ -29,35 +29,30 @@ def main() -> int:
     findings = [
         f"{path}: cites {kind} {number}, which docs/ does not have: correct it, or write the rule"
         for path, found in cited.items()
-        for kind, number in sorted(found - rules)
+        for kind, number in sorted(found - known)
     ]
-    for kind, number in sorted(rules - shown):
+    for kind, number in sorted(known - shown):
         findings.append(f"docs: no test cites {kind} {number}: name it in the docstring of the test that shows it")
-    for row in _document("fault-matrix").split("\n\n"):
+    for row in _document(FAULTS).split("\n\n"):
         if rule := re.match(r"\*\*([A-Z]\d+) ", row):
             for name in re.findall(r"``((?:tests|scripts)/\S+\.py)``", row):
                 if (FAULTS, rule[1]) not in cited.get(Path(name), set()):
                     findings.append(f"docs/fault-matrix.rst: {rule[1]} names {name}, which does not cite it")
-    print("\n".join(findings) or f"{len(rules)} rules, each cited by a test")
+    print("\n".join(findings) or f"{len(known)} rules, each cited by a test")
     return bool(findings)
 
 
-def _document(name: str) -> str:
-    return Path("docs", f"{name}.rst").read_text()
+def _document(kind: str) -> str:
+    return Path("docs", f"{kind.replace(' ', '-')}.rst").read_text()
 
 
-def rules_of(document: str) -> Iterator[tuple[str, str]]:
-    """Yield the rules in a document, as kind and number, or kind and heading."""
-    title = document.partition("\n")[0]
-    if title == "The hook protocol":
-        for heading in re.findall(r"^(.+)\n-+$", document, re.MULTILINE):
-            yield HOOK_API, heading
-        return
-    kind = RELAY_RULES if title == "Relay rules" else FAULTS
-    for number in re.findall(r"^\*\*([A-Z]\d+) ", document, re.MULTILINE):
-        yield kind, number
-    for number in re.findall(r"^(\d+)  ", document, re.MULTILINE):
-        yield PROMISES, number
+def rules() -> Iterator[tuple[str, str]]:
+    """Yield the rules in the documents, as kind and number, or kind and heading."""
+    for kind in (RELAY_RULES, FAULTS):
+        text = _document(kind)
+        yield from ((kind, number) for number in re.findall(r"^\*\*([A-Z]\d+) ", text, re.MULTILINE))
+        yield from ((PROMISES, number) for number in re.findall(r"^(\d+)  ", text, re.MULTILINE))
+    yield from ((HOOK_API, heading) for heading in re.findall(r"^(.+)\n-+$", _document(HOOK_API), re.MULTILINE))
 
 
 def citations(text: str) -> Iterator[tuple[str, str]]:

@@ -123,9 +123,15 @@ class Program(NamedTuple):
 def program(name: str, command: Sequence[str], folder: Path, *, code: int = 0) -> Iterator[Program]:
     """Run a program until the end of the block, with a log in a folder. Raises DemoError on another exit code."""
     running: Program | None = None
+    # The proxy is configured by the command line alone, whatever the shell has set.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RUNTIMEPROXY_")}
     try:
-        with interruption.held():
-            running = _start(name, command, folder)
+        with interruption.held(), (folder / f"{name}.log").open("wb") as log:
+            # A terminal and timeout(1) signal a whole process group; the demo ends its programs itself, in order.
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, process_group=0
+            )
+            running = Program(name, process, Path(log.name))
         yield running
     except BaseException:
         if running is not None:
@@ -133,18 +139,6 @@ def program(name: str, command: Sequence[str], folder: Path, *, code: int = 0) -
         raise
     if (found := _stop(running.process)) != code:
         raise DemoError(f"{name} ended with exit code {found}; its output ends: {running.output()[-1500:]}")
-
-
-def _start(name: str, command: Sequence[str], folder: Path) -> Program:
-    log = folder / f"{name}.log"
-    # The proxy is configured by the command line alone, whatever the shell has set.
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("RUNTIMEPROXY_")}
-    with log.open("wb") as output:
-        # A terminal and timeout(1) signal a whole process group; the demo ends its programs itself, in order.
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, process_group=0
-        )
-    return Program(name, process, log)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> int:

@@ -2,7 +2,7 @@
 // koordlet and the kubelet: grpc-go and net/http.
 //
 //	load serve cri|docker SOCKET [FLAGS]          a runtime, which has pods and creates more
-//	load hook SOCKET [FLAGS]                      a hook server, which sets a variable and a cpuset
+//	load serve hooks SOCKET [FLAGS]               a hook server, which sets a variable and a cpuset
 //	load call cri|docker SOCKET METHOD [FLAGS]    a client
 //
 // A runtime holds creates from SIGUSR1 to SIGUSR2. A hook server prints "called" at its first call. A client prints
@@ -38,29 +38,23 @@ var (
 	creates sync.RWMutex // read-locked by each create
 )
 
+var (
+	servers = map[string]func(net.Listener){"cri": serveCRI, "docker": serveDocker, "hooks": serveHooks}
+	clients = map[string]func(socket, method string) func(worker int) error{"cri": prepareCRI, "docker": prepareDocker}
+)
+
 func main() {
-	switch os.Args[1] {
-	case "serve":
-		must(flags.Parse(os.Args[4:]))
-		go holdCreates()
-		if os.Args[2] == "cri" {
-			serveCRI(listen(os.Args[3]))
-		} else {
-			serveDocker(listen(os.Args[3]))
-		}
-	case "hook":
-		must(flags.Parse(os.Args[3:]))
-		serveHooks(listen(os.Args[2]))
-	case "call":
+	kind, socket := os.Args[2], os.Args[3]
+	if os.Args[1] == "call" {
 		must(flags.Parse(os.Args[5:]))
-		prepare := prepareCRI
-		if os.Args[2] == "docker" {
-			prepare = prepareDocker
-		}
-		makeCalls(prepare(os.Args[3], os.Args[4]))
-	default:
-		log.Fatalf("unknown command %q", os.Args[1])
+		makeCalls(clients[kind](socket, os.Args[4]))
+		return
 	}
+	must(flags.Parse(os.Args[4:]))
+	go holdCreates()
+	listener, err := net.Listen("unix", socket)
+	must(err)
+	servers[kind](listener)
 }
 
 type object = map[string]any
@@ -75,12 +69,6 @@ func must(err error) {
 	if err != nil {
 		log.Fatal(err)
 	}
-}
-
-func listen(socket string) net.Listener {
-	listener, err := net.Listen("unix", socket)
-	must(err)
-	return listener
 }
 
 func holdCreates() {
