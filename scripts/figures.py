@@ -16,9 +16,7 @@ class Figure(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        if self.kept is None:
-            return "not judged" if self.limit else ""
-        return "ok" if self.kept else "MISSED"
+        return {True: "ok", False: "MISSED", None: "not judged" if self.limit else ""}[self.kept]
 
     @property
     def missed(self) -> str:

@@ -11,7 +11,7 @@ import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
@@ -44,11 +44,7 @@ class Condition(NamedTuple):
     requests: Sequence[str] = ("metrics",)
 
 
-CONDITIONS = ALONE, ONE, CROWD = (
-    Condition("no client"),
-    Condition("1 scraper", 1),
-    Condition("100 clients", 90, 10),
-)
+CONDITIONS = ALONE, ONE, CROWD = Condition("no client"), Condition("1 scraper", 1), Condition("100 clients", 90, 10)
 _REQUESTS = ("readyz", "configz", "hooks", f'store={{"limit": {LONGEST_PAGE}}}', 'store={"pod": "none"}', "events")
 EACH = Condition("each request", len(_REQUESTS), requests=_REQUESTS)
 """The requests for the state apart from metrics, which are sent for the longest iteration only."""
@@ -120,9 +116,7 @@ def _loads(running: Served) -> dict[Case, Load]:
 
 
 def _clients(running: Served, condition: Condition) -> AbstractContextManager[None]:
-    """Return what runs a condition's clients."""
-    socket, numbers = str(running.admin_socket(HOOKED)), (condition.scrapers, condition.followers)
-    return clients(socket, *numbers, condition.requests) if condition.scrapers else nullcontext()
+    return clients(str(running.admin_socket(HOOKED)), *condition[1:])
 
 
 def _part(proxy: Program, load: Load, calls: int) -> Part:
@@ -153,13 +147,11 @@ def _longest_iteration(proxy: Program) -> float:
     return int(_LONGEST.findall(proxy.output())[-1]) / 1000
 
 
-HEADER = ("call", "admin socket", "p50 us", "p99 us", "CPU us/call")
-
-
 def bench(rounds: int, share: float) -> tuple[list[Sequence[str]], list[Figure]]:
     """Run the rounds of both modes; return the table of their medians, and the comparison with the limits. Raises
     DemoError."""
-    table, figures = list[Sequence[str]]([HEADER]), list[Figure]()
+    table, figures = list[Sequence[str]](), list[Figure]()
+    table.append(("call", "admin socket", "p50 us", "p99 us", "CPU us/call"))
     for mode in MODES:
         parts: Parts = defaultdict(list)
         values = defaultdict[str, list[float]](list)

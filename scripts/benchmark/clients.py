@@ -61,7 +61,7 @@ def clients(path: str, scrapers: int, followers: int, requests: Sequence[str]) -
     a random time in the first second and sends one of them. Raises DemoError if an answer was wrong."""
     made, phase = Clients(path), random.Random(SEED)
     firsts = [Event() for _ in range(scrapers + followers)]
-    with ThreadPoolExecutor(len(firsts)) as pool:
+    with ThreadPoolExecutor(len(firsts) or 1) as pool:
         working = [pool.submit(made.follow, first) for first in firsts[scrapers:]]
         for number, first in enumerate(firsts[:scrapers]):
             pause, text = phase.uniform(0, SCRAPE_SECONDS), requests[number % len(requests)]

@@ -51,15 +51,8 @@ def waiting(mode: str, share: float) -> Iterator[Figure]:
     calls = {case: max(int(number * share), 1) for case, number in CALLS.items() if case.mode == mode}
     for what, count, bound, program, signals in WAITS:
         runs = {(case, at_it): Run() for case in calls for at_it in (True, False)}
-        with served(
-            mode,
-            (DIRECT, *PROXIES, HOOKS),
-            load=[f"--list={MIB}"],
-            hooked=PROXIES,
-            points=("PreCreateContainer",),
-            policy="Fail",
-            flags=PATIENT,
-        ) as running:
+        names, load = (DIRECT, *PROXIES, HOOKS), [f"--list={MIB}"]
+        with served(mode, names, load=load, hooked=PROXIES, flags=PATIENT) as running:
             flags = (f"--concurrency={count}", f"--connections={count}")
             creates = {way: running.client(way, cases.CREATES[mode].method, *flags) for way in PROXIES}
             loads = {(case, way): running.client(way, case.method) for case in calls for way in PROXIES}

@@ -26,7 +26,6 @@ REGISTRATION = "set-cpuset.json"
 """The name must not be contained in a path in the proxy's log before the file is read."""
 PYTHON = os.environ.get("BENCH_PYTHON", sys.executable)
 """The interpreter of the proxies and the pipe."""
-PROXY_MODULE = ("runtimeproxy", "run")
 LOAD = str(Path(__file__).parents[2] / ".venv/bin/load")
 """The program on Go's libraries, which scripts/bench builds."""
 
@@ -97,8 +96,8 @@ class Served:
 
     folder: Path
     mode: str
-    flags: Sequence[str] = ()
-    module: Sequence[str] = PROXY_MODULE
+    flags: Sequence[str]
+    module: Sequence[str]
     programs: dict[str, Program] = field(default_factory=dict)
     clients: ExitStack = field(default_factory=ExitStack)
     """What must be closed before the programs are ended."""
@@ -147,10 +146,8 @@ def served(
     *,
     load: Sequence[str] = (),
     hooked: Sequence[str] = (HOOKED,),
-    points: Sequence[str] = POINTS,
-    policy: str = "Ignore",
     flags: Sequence[str] = (),
-    module: Sequence[str] = PROXY_MODULE,
+    module: Sequence[str] = ("runtimeproxy", "run"),
 ) -> Iterator[Served]:
     """Run programs, the runtime first; ``hooked`` are the proxies that the hook server is registered at. ``load`` has
     the flags of runtime and hook server, ``flags`` the proxies', ``module`` names another proxy. Raises DemoError, also
@@ -166,10 +163,10 @@ def served(
             for name in names:
                 stack.enter_context(running.running(name, commands.get(name) or running.proxy_command(name)))
             if HOOKS in names:
-                content = registration.text(str(running.socket(HOOKS)), points, policy)
+                content = registration.text(str(running.socket(HOOKS)), POINTS)
                 for way in hooked:
                     registration.write(running.registrations(way), REGISTRATION, content)
-                    running.programs[way].wait_for_registration(REGISTRATION)
+                    running.programs[way].wait_until_it_prints(REGISTRATION)
             with running.clients:
                 yield running
         if HOOKS in names and not running.programs[HOOKS].output():

@@ -38,16 +38,18 @@ SETTLE_SECONDS = 2.0
 QUIET_SECONDS = 0.03
 COUNTED = (*SMALL.values(), *HELD)
 """A passing call of each mode, and the held ones."""
+HOOK = NONE, CALLED = ("none", "called")
+"""Whether there is a hook server."""
 LIMITS = (
-    *(("Version", hooked, "functions", 18) for hooked in (False, True)),
-    *(("ping", hooked, "functions", 13) for hooked in (False, True)),
-    ("CreateContainer", True, "functions", 110),
-    ("CreateContainer", True, "files", 22),
-    ("CreateContainer", True, "sends", 5),
-    ("create", True, "functions", 160),
-    ("create", True, "files", 25),
-    ("StartContainer", True, "sends", 7),
-    ("StartContainer", False, "functions", 60),
+    *(("Version", hook, "functions", 18) for hook in HOOK),
+    *(("ping", hook, "functions", 13) for hook in HOOK),
+    ("CreateContainer", CALLED, "functions", 110),
+    ("CreateContainer", CALLED, "files", 22),
+    ("CreateContainer", CALLED, "sends", 5),
+    ("create", CALLED, "functions", 160),
+    ("create", CALLED, "files", 25),
+    ("StartContainer", CALLED, "sends", 7),
+    ("StartContainer", NONE, "functions", 60),
 )
 """The upper limits of a call, with a hook server or without."""
 
@@ -56,13 +58,9 @@ class Way(NamedTuple):
     """The way of one call; ``named`` has the file and name of each function, in the order of the first calls."""
 
     call: str
-    hooked: bool
+    hook: str
     named: Sequence[tuple[str, str]]
     counts: Mapping[str, int]
-
-    @property
-    def called(self) -> str:
-        return "called" if self.hooked else "none"
 
 
 class Recorder:
@@ -93,7 +91,7 @@ class Recorder:
         self.sends.clear()
         self.on = True
 
-    def way(self, call: str, hooked: bool, answered: int) -> Way:
+    def way(self, call: str, hook: str, answered: int) -> Way:
         """Return the way of the call whose answer the client had at that time. Raises DemoError."""
         ends = [at for at, to_client in self.sends if to_client and at < answered]
         if not ends:
@@ -102,20 +100,20 @@ class Recorder:
         named = [(os.path.relpath(code.co_filename, PACKAGE), code.co_qualname) for code in dict.fromkeys(codes)]
         sends, files = sum(at <= ends[-1] for at, _ in self.sends), {file for file, _ in named}
         counts = {"functions": len(named), "files": len(files), "calls": len(codes), "sends": sends}
-        return Way(call, hooked, named, counts)
+        return Way(call, hook, named, counts)
 
 
-def measure(mode: str, hooked: bool) -> list[Way]:
+def measure(mode: str, hook: str) -> list[Way]:
     """Run the proxy in this thread, which must be the main one; return the ways of a mode's calls. Raises DemoError."""
     ways: list[Way] = []
-    with served(mode, (DIRECT, HOOKS) if hooked else (DIRECT,), load=["--delay=1ms"], hooked=()) as peers:
+    with served(mode, (DIRECT, HOOKS) if hook == CALLED else (DIRECT,), load=["--delay=1ms"], hooked=()) as peers:
         registrations = peers.registrations(PROXY)
         registrations.mkdir(parents=True)
-        if hooked:
+        if hook == CALLED:
             registration.write(registrations, "way.json", registration.text(str(peers.socket(HOOKS))))
         recorder = Recorder(str(peers.socket(PROXY)))
         flags = dict(flag.removeprefix("--").split("=", 1) for flag in peers.proxy_flags(PROXY))
-        calling = threading.Thread(target=_call_all, args=(peers, hooked, recorder, ways))
+        calling = threading.Thread(target=_call_all, args=(peers, hook, recorder, ways))
         sys.setprofile(recorder.note)
         try:
             calling.start()
@@ -128,26 +126,25 @@ def measure(mode: str, hooked: bool) -> list[Way]:
     return ways
 
 
-def _call_all(peers: Served, hooked: bool, recorder: Recorder, ways: list[Way]) -> None:
+def _call_all(peers: Served, hook: str, recorder: Recorder, ways: list[Way]) -> None:
     """Make every call until it is warm, then count it; end the proxy after the last one, or at the first error."""
     path = peers.socket(PROXY)
     try:
         while not path.exists():
             sleep(QUIET_SECONDS)
         sleep(SETTLE_SECONDS)
-        for case in COUNTED:
-            if case.mode == peers.mode:
-                with client(case.mode, path, case.method) as load:
-                    load.run(WARM_CALLS)
-                    counted = []
-                    for _ in range(CALLS):
-                        sleep(QUIET_SECONDS)
-                        recorder.start()
-                        ended = load.run(1).ended
-                        sleep(QUIET_SECONDS)
-                        recorder.on = False
-                        counted.append(recorder.way(case.name, hooked, ended))
-                ways.append(min(counted, key=lambda way: (way.counts["functions"], way.counts["calls"])))
+        for case in (case for case in COUNTED if case.mode == peers.mode):
+            with client(case.mode, path, case.method) as load:
+                load.run(WARM_CALLS)
+                counted = []
+                for _ in range(CALLS):
+                    sleep(QUIET_SECONDS)
+                    recorder.start()
+                    ended = load.run(1).ended
+                    sleep(QUIET_SECONDS)
+                    recorder.on = False
+                    counted.append(recorder.way(case.name, hook, ended))
+            ways.append(min(counted, key=lambda way: (way.counts["functions"], way.counts["calls"])))
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -161,21 +158,21 @@ def main() -> int:
     arguments = parser.parse_args()
     modes = [calls[arguments.list]] if arguments.list else MODES
     try:
-        ways = [way for mode in modes for hooked in (False, True) for way in measure(mode, hooked)]
+        ways = [way for mode in modes for hook in HOOK for way in measure(mode, hook)]
     except DemoError as error:
         print(f"FAILED: {error}", file=sys.stderr)
         return 1
     if arguments.list:
         for way in (way for way in ways if way.call == arguments.list):
-            print(f"{way.call}, hook server {way.called}: {len(way.named)} functions")
+            print(f"{way.call}, hook server {way.hook}: {len(way.named)} functions")
             print(*(f"    {file}  {name}" for file, name in way.named), sep="\n")
         return 0
-    rows = [(way.call, way.called, *map(str, way.counts.values())) for way in ways]
+    rows = [(way.call, way.hook, *map(str, way.counts.values())) for way in ways]
     print_table("The way of a call, warm", [("call", "hook server", *ways[0].counts), *rows])
     failed = False
-    for call, hooked, what, bound in LIMITS if arguments.check else ():
-        [way] = (way for way in ways if (way.call, way.hooked) == (call, hooked))
-        if missed := at_most(f"{call}, hook server {way.called}: {what}", way.counts[what], bound, digits=0).missed:
+    for call, hook, what, bound in LIMITS if arguments.check else ():
+        [way] = (way for way in ways if (way.call, way.hook) == (call, hook))
+        if missed := at_most(f"{call}, hook server {way.hook}: {what}", way.counts[what], bound, digits=0).missed:
             print(f"FAILED: {missed}", file=sys.stderr)
             failed = True
     return int(failed)

@@ -60,8 +60,10 @@ def main() -> int:
 def build(artefacts: Sequence[str], dist: Path, *, dirty: bool, key: Path | None) -> list[Path]:
     """Build the named artefacts, their bills of materials and the file of checksums, which is signed with a key; return
     the files. Raises BuildError."""
-    if key is not None:
-        _check_key(key)
+    if key is not None and not key.is_file():
+        raise BuildError(f"there is no key {key}: name the secret key's file that `minisign -G` wrote")
+    if key is not None and key.resolve().is_relative_to(ROOT.resolve()):
+        raise BuildError(f"{key} is in the checkout, where it could be committed: keep the secret key elsewhere")
     # The same for every program that the build starts, whatever the surroundings.
     os.umask(0o022)
     os.environ.update(LC_ALL="C.UTF-8", TZ="UTC", PYTHONHASHSEED="0", PYTHONPATH="")
@@ -80,14 +82,6 @@ def build(artefacts: Sequence[str], dist: Path, *, dirty: bool, key: Path | None
             _sign(fresh / CHECKSUMS, key, f"runtimeproxy {version}, commit {sources.commit(work)}")
         dist.mkdir(parents=True, exist_ok=True)
         return [Path(shutil.copy(path, dist)) for path in sorted(fresh.iterdir())]
-
-
-def _check_key(key: Path) -> None:
-    """Raise BuildError if a secret key is not there, or is where it could be committed."""
-    if not key.is_file():
-        raise BuildError(f"there is no key {key}: name the secret key's file that `minisign -G` wrote")
-    if key.resolve().is_relative_to(ROOT.resolve()):
-        raise BuildError(f"{key} is in the checkout, where it could be committed: keep the secret key elsewhere")
 
 
 def _sign(file: Path, key: Path, comment: str) -> None:

@@ -53,12 +53,11 @@ DESCRIPTION = "Hook servers, metrics exporter and node-installer of runtimeproxy
 def build(work: Path, dist: Path) -> None:
     """Build runtimeproxy_<version>_image.tar. Raises BuildError."""
     version, layout = sources.version(work), work / "layout"
-    base, ours = _base(work), _ours(work)
     time = tools.iso_time()
     image, history = f"--image={layout}:{version}", [f"--history.created={time}", "--history.author=scripts/build"]
     run(["umoci", "init", f"--layout={layout}"])
     run(["umoci", "new", image])
-    for folder in (base, ours):
+    for folder in (_base(work), _ours(work)):
         layer = work / f"{folder.name}.tar"
         with layer.open("wb") as file:
             tools.write_tar(folder, file, "")

@@ -12,8 +12,6 @@ from pathlib import Path
 from scripts.building.tools import BuildError, iso_time, pack, run
 
 BUILD_FILE = "runtimeproxy/BUILD"
-# A build runs the checkout's code anyway, so its owner needs no proof; root may build a user's checkout.
-GIT = ("git", "-c", "safe.directory=*")
 
 
 def extract(root: Path, folder: Path, *, dirty: bool) -> None:
@@ -22,7 +20,8 @@ def extract(root: Path, folder: Path, *, dirty: bool) -> None:
 
     Raises BuildError if files differ from the commit's and ``dirty`` is not given.
     """
-    git = (*GIT, "-C", str(root))
+    # A build runs the checkout's code anyway, so its owner needs no proof; root may build a user's checkout.
+    git = ("git", "-c", "safe.directory=*", "-C", str(root))
     commit, os.environ["SOURCE_DATE_EPOCH"] = run([*git, "log", "-1", "--format=%H %ct"]).split()
     changed = run([*git, "status", "--porcelain"]).splitlines()
     folder.mkdir(parents=True)

@@ -1,14 +1,7 @@
 """The tree: Debian's Python with its own loader and libraries, the pinned wheels, ours, and the programs.
 
-Its layout::
-
-    bin/      the programs, and python3 for hook servers of one's own: sh scripts that start the loader
-    libexec/  the loader, by the name of each program, which is the process's name, too
-    lib/      libraries, python3 (which needs the loader), python3.11/ with dist-packages/
-    share/    licences, units, parts.json (what all came from), sbom/ (the same in CycloneDX's form)
-    BUILD     what ``runtimeproxy version`` reports
-
-Invariant: it works wherever it is put, and nothing in it is from the machine that built it.
+docs/release.rst has its layout. Invariant: it works wherever it is put, and nothing in it is from the machine that
+built it.
 """
 
 import hashlib

@@ -45,7 +45,7 @@ def demonstrate(mode: Mode, why_fake: str, keep_seconds: float) -> bool:
         proxy.wait_until_it_listens(folder / commands.PROXY_SOCKET)
         for hook in hooks:
             hook.wait_until_it_listens(commands.hook_socket(folder, hook.name))
-            proxy.wait_for_registration(hook.name)
+            proxy.wait_until_it_prints(hook.name)
         try:
             with mode.client(str(folder / commands.PROXY_SOCKET)) as kubelet:
                 effects = scene.Scene(mode, kubelet, engine, folder, resctrl, list(servers)).play(new_pods())
@@ -58,9 +58,10 @@ def demonstrate(mode: Mode, why_fake: str, keep_seconds: float) -> bool:
         if keep_seconds:
             print(f"Running: for {keep_seconds:g} s more", flush=True)
             time.sleep(keep_seconds)
-        troubles = [f"{hook.name}: {line}" for hook in hooks for line in hook.troubles()]
+        lines = [f"{hook.name}: {line}" for hook in hooks for line in hook.output().splitlines()]
     succeeded = scene.report(effects, fake=not engine)
-    print(*([] if succeeded else troubles), sep="\n")
+    if not succeeded:
+        print(*(line for line in lines if {"WARNING", "ERROR"} & set(line.split())), sep="\n")
     return succeeded
 
 

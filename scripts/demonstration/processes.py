@@ -18,8 +18,6 @@ from tests.system.proxy import answers
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
 LOOK_SECONDS = 0.002
-REGISTRATION_SECONDS = 11.0
-"""A registration takes effect within 500 ms, or within 10 s on a machine without working inotify."""
 
 
 class DemoError(Exception):
@@ -82,10 +80,6 @@ class Program(NamedTuple):
         """Wait until a text is in the program's output. Raises DemoError with the output's end."""
         self._wait(lambda: text in self.output(), f"print {text!r}", seconds)
 
-    def wait_for_registration(self, plugin: str) -> None:
-        """Wait until the proxy's log names a plugin. Raises DemoError."""
-        self.wait_until_it_prints(plugin, REGISTRATION_SECONDS)
-
     def _wait(self, happened: Callable[[], bool], what: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not happened():
@@ -96,17 +90,12 @@ class Program(NamedTuple):
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def troubles(self) -> list[str]:
-        """Return the warnings and errors that the program logged."""
-        return [line for line in self.output().splitlines() if {"WARNING", "ERROR"} & set(line.split())]
-
     def proc(self, file: str) -> str:
         """Return the content of one of the program's files in /proc."""
         return Path("/proc", str(self.process.pid), file).read_text()
 
     def memory(self, figure: str = "VmRSS") -> int:
-        """Return the program's present resident bytes; with VmHWM the most since ``start_peak``
-        (proc(5), status)."""
+        """Return the program's present resident bytes; with VmHWM the most since ``start_peak``: proc(5), status."""
         return int(self.proc("status").partition(f"{figure}:")[2].split()[0]) * 1024
 
     def start_peak(self) -> None:

@@ -159,7 +159,8 @@ func prepareCRI(socket, method string) func(worker int) error {
 		return clients[worker%len(clients)].Invoke(context.Background(), "/runtime.v1.RuntimeService/"+method, in, out)
 	}
 	run, pod := &cri.RunPodSandboxRequest{Config: podConfig(1)}, &cri.RunPodSandboxResponse{}
-	create, container := &cri.CreateContainerRequest{Config: containerConfig(1), SandboxConfig: run.Config}, &cri.CreateContainerResponse{}
+	create := &cri.CreateContainerRequest{Config: containerConfig(1), SandboxConfig: run.Config}
+	container := &cri.CreateContainerResponse{}
 	if strings.Contains(method, "Container") && method != "ListContainers" {
 		must(invoke(0, "RunPodSandbox", run, pod))
 		create.PodSandboxId = pod.PodSandboxId
@@ -167,14 +168,16 @@ func prepareCRI(socket, method string) func(worker int) error {
 			must(invoke(0, "CreateContainer", create, container))
 		}
 	}
-	update := &cri.UpdateContainerResourcesRequest{ContainerId: container.ContainerId, Linux: create.Config.Linux.Resources}
+	start := &cri.StartContainerRequest{ContainerId: container.ContainerId}
+	update := &cri.UpdateContainerResourcesRequest{
+		ContainerId: container.ContainerId, Linux: create.Config.Linux.Resources}
 	messages, known := map[string][2]proto.Message{
 		"Version":                  {&cri.VersionRequest{}, &cri.VersionResponse{}},
 		"ListContainers":           {&cri.ListContainersRequest{}, &cri.ListContainersResponse{}},
 		"ExecSync":                 {&cri.ExecSyncRequest{ContainerId: "c1", Cmd: []string{"true"}}, &cri.ExecSyncResponse{}},
 		"RunPodSandbox":            {run, pod},
 		"CreateContainer":          {create, container},
-		"StartContainer":           {&cri.StartContainerRequest{ContainerId: container.ContainerId}, &cri.StartContainerResponse{}},
+		"StartContainer":           {start, &cri.StartContainerResponse{}},
 		"UpdateContainerResources": {update, &cri.UpdateContainerResourcesResponse{}},
 	}[method]
 	if !known {
