@@ -5,7 +5,7 @@ import random
 import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event
 from time import monotonic, sleep
 
@@ -51,7 +51,8 @@ class Clients:
     def stop(self) -> None:
         self._stopped.set()
         for each in self._sockets:
-            each.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # the proxy may have closed it
+                each.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

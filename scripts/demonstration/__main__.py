@@ -35,7 +35,7 @@ def demonstrate(mode: Mode, why_fake: str, keep_seconds: float) -> bool:
         folder = stack.enter_context(_folder())
         runtime, engine = stack.enter_context(mode.runtime(folder, why_fake))
         resctrl = StandIn(folder / commands.RESCTRL)
-        print("RDT:     a STAND-IN of the tests", f"\n         {mode.rdt}" if engine else "")
+        print(f"RDT:     a STAND-IN of the tests{f'; {mode.rdt}' if engine else ''}")
         proxy_command = commands.proxy(folder, mode.flags, runtime)
         print("Proxy:  ", commands.shown(proxy_command))
         servers = commands.hook_servers(folder, without_cgroups=not engine)
