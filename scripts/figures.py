@@ -1,4 +1,4 @@
-"""Figures of the bench and the soak: rows with limits and verdicts, and the tables that are printed."""
+"""Figures of the bench and the demo: rows with limits and verdicts, and the tables that are printed."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,22 +12,20 @@ class Figure(NamedTuple):
     what: str
     found: str
     limit: str = ""
-    retained: bool | None = None
+    kept: bool | None = None
 
     @property
     def verdict(self) -> str:
-        if self.retained is None:
-            return "not judged" if self.limit else ""
-        return "ok" if self.retained else "MISSED"
+        return {True: "ok", False: "MISSED", None: "not judged" if self.limit else ""}[self.kept]
 
     @property
     def missed(self) -> str:
-        return f"{self.what} is {self.found}, the limit is {self.limit}" if self.retained is False else ""
+        return f"{self.what} is {self.found}, the limit is {self.limit}" if self.kept is False else ""
 
 
-def at_most(what: str, found: float, bound: float, unit: str = "", *, digits: int = 2, judged: bool = True) -> Figure:
+def at_most(what: str, found: float, bound: float, unit: str = "", *, digits: int = 2) -> Figure:
     """Return a figure with an upper limit."""
-    return Figure(what, f"{found:,.{digits}f}{unit}", f"at most {bound:g}{unit}", found <= bound if judged else None)
+    return Figure(what, f"{found:,.{digits}f}{unit}", f"at most {bound:g}{unit}", found <= bound)
 
 
 def show(title: str, figures: Sequence[Figure]) -> None:

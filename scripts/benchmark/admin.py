@@ -6,39 +6,33 @@ whatever the proxy does for them. The longest iteration of the event loop is mea
 iteration (``iterations``), which serves the same calls and clients.
 """
 
-import json
 import os
+import re
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
 from runtimeproxy.admin.queries import LONGEST_PAGE
 from runtimeproxy.observe.events import MOST_EVENTS
-from scripts.benchmark import cases, clients, iterations
+from scripts.benchmark import cases, iterations
 from scripts.benchmark.cases import DIRECT, HOOKED, MODES, Case
-from scripts.benchmark.loads import Load, Run
+from scripts.benchmark.clients import clients
 from scripts.benchmark.measure import STARTS, WARM_UP_CALLS, started
-from scripts.benchmark.programs import HOOKS, PYTHON, Served, counts, served
-from scripts.demonstration.processes import DemoError, Program, program
+from scripts.benchmark.programs import HOOKS, PYTHON, Load, Served, served
+from scripts.demonstration.processes import DemoError, Program
 from scripts.figures import MIB, Figure, at_most
 
-NAME = "admin"
 PERIODS = 5
 CALLS = {**dict.fromkeys(cases.SMALL.values(), 8_000), **dict.fromkeys(cases.CREATES.values(), 1_600)}
 """Calls of a period: a second or more, so that every scraper sends a request in each."""
 CONTAINERS = 1_000
 """This many containers are created before the memory is measured, and updated until the ring of events is full."""
 UPDATES = {cases.CRI: cases.UPDATE, cases.DOCKER: cases.DOCKER_UPDATE}
-P99_RATIO = 1.10
-CPU_MICROSECONDS = 3.0
-ITERATION_MS = 2.0
-START_SECONDS = 0.4
-COMMAND_SECONDS = 0.15
-RESIDENT_MIB = 60
+_LONGEST = re.compile(r"^longest iteration \d+: (\d+)$", re.MULTILINE)
 
 
 class Condition(NamedTuple):
@@ -47,64 +41,91 @@ class Condition(NamedTuple):
     name: str
     scrapers: int = 0
     followers: int = 0
-    requests: Sequence[str] = ()
+    requests: Sequence[str] = ("metrics",)
 
 
-CONDITIONS = ALONE, ONE, CROWD = (
-    Condition("no client"),
-    Condition("1 scraper", 1),
-    Condition("100 clients", 90, 10),
-)
+CONDITIONS = ALONE, ONE, CROWD = Condition("no client"), Condition("1 scraper", 1), Condition("100 clients", 90, 10)
 _REQUESTS = ("readyz", "configz", "hooks", f'store={{"limit": {LONGEST_PAGE}}}', 'store={"pod": "none"}', "events")
 EACH = Condition("each request", len(_REQUESTS), requests=_REQUESTS)
 """The requests for the state apart from metrics, which are sent for the longest iteration only."""
 
+P99, CPU = "p99, 100 clients to none", "CPU of a small call, 1 scraper more than none"
+START, COMMAND = "start to first answer, with both sockets", "first command after a start"
+RESIDENT = f"resident with {CONTAINERS:,} containers and {MOST_EVENTS:,} events"
+ITERATIONS = {condition: f"longest iteration's CPU, {condition.name}" for condition in (ONE, CROWD, EACH)}
+LIMITS: Mapping[str, tuple[float, str]] = {
+    **{f"{case.name}: {P99}": (1.10, "") for case in CALLS},
+    CPU: (3.0, " us"),
+    **dict.fromkeys(ITERATIONS.values(), (2.0, " ms")),
+    START: (0.4, " s"),
+    COMMAND: (0.15, " s"),
+    RESIDENT: (60, " MiB"),
+}
+"""The most that a median may be. A ratio or a difference is taken within each period."""
+
 
 class Part(NamedTuple):
-    """Calls of a case in a condition, and the CPU microseconds of the proxy for each."""
+    """Calls of a case in a condition: microseconds, and the CPU microseconds of the proxy for each."""
 
-    run: Run
+    p50: float
+    p99: float
     cpu: float
 
 
-Period = Mapping[tuple[Case, Condition], Part]
-"""All cases in all conditions, one after the other."""
-Longest = Mapping[str, float]
-"""The longest iteration in milliseconds: ``wall`` by the clock, ``cpu`` of CPU time without garbage collection, and the
-longest ``garbage`` collection."""
+Parts = defaultdict[tuple[Case, Condition], list[Part]]
 
 
-class Round(NamedTuple):
-    """Milliseconds that 99 % of the 100 clients' scrapes did not exceed; the longest iterations by condition; seconds
-    from the start to the first answer, and of the first command after it; resident bytes of the proxy."""
-
-    periods: Sequence[Period]
-    scrape: float
-    longest: Mapping[Condition, Longest]
-    start: float
-    command: float
-    resident: int
-
-
-def one_round(mode: str, share: float) -> Round:
-    """Start all programs and measure, with ``share`` of the calls. Raises DemoError."""
+def one_round(mode: str, share: float, parts: Parts) -> Iterator[tuple[str, float]]:
+    """Start all programs and measure, with ``share`` of the calls; yield values by the names of their limits. Raises
+    DemoError."""
+    small, create = cases.SMALL[mode], cases.CREATES[mode]
     with served(mode, (DIRECT, HOOKED, HOOKS)) as running:
-        loads = _loads(running)
+        loads, proxy = _loads(running), running.programs[HOOKED]
         with _clients(running, CROWD):
-            loads[cases.CREATES[mode]].run(max(int(CONTAINERS * share), 1))
+            loads[create].run(max(int(CONTAINERS * share), 1))
             updates = running.client(HOOKED, UPDATES[mode].method)
             updates.run(max(int((MOST_EVENTS - CONTAINERS) * share), 1))
-        resident = running.programs[HOOKED].memory()
-        scrapes = list[int]()
-        periods = [_period(running, loads, number, share, scrapes) for number in range(PERIODS)]
-        starts = [start_and_command(running, f"start-{number}") for number in range(STARTS)]
+        yield RESIDENT, proxy.memory() / MIB
+        for number in range(PERIODS):
+            for condition in CONDITIONS[number % len(CONDITIONS) :] + CONDITIONS[: number % len(CONDITIONS)]:
+                with _clients(running, condition):
+                    for case, load in loads.items():
+                        parts[case, condition].append(_part(proxy, load, max(int(CALLS[case] * share), 1)))
+            for case in (small, create):
+                yield f"{case.name}: {P99}", parts[case, CROWD][-1].p99 / parts[case, ALONE][-1].p99
+            yield CPU, parts[small, ONE][-1].cpu - parts[small, ALONE][-1].cpu
+        for number in range(STARTS):
+            yield from zip((START, COMMAND), _start_and_command(running, f"start-{number}"), strict=True)
     with served(mode, (DIRECT, HOOKED, HOOKS), module=(iterations.__name__,)) as running:
-        longest = longest_iterations(running, share)
-    start, command = (median(seconds) for seconds in zip(*starts, strict=True))
-    return Round(periods, median(scrapes) / 1000, longest, start, command, resident)
+        loads, proxy = _loads(running), running.programs[HOOKED]
+        for condition, name in ITERATIONS.items():
+            with _clients(running, condition):
+                _longest_iteration(proxy)
+                for case, load in loads.items():
+                    load.run(max(int(CALLS[case] * share), 1))
+                yield name, _longest_iteration(proxy)
 
 
-def start_and_command(running: Served, name: str) -> tuple[float, float]:
+def _loads(running: Served) -> dict[Case, Load]:
+    """Return the loads of both cases, warm."""
+    loads = {}
+    for case in (cases.SMALL[running.mode], cases.CREATES[running.mode]):
+        loads[case] = running.client(HOOKED, case.method)
+        loads[case].run(WARM_UP_CALLS)
+    return loads
+
+
+def _clients(running: Served, condition: Condition) -> AbstractContextManager[None]:
+    return clients(str(running.admin_socket(HOOKED)), *condition[1:])
+
+
+def _part(proxy: Program, load: Load, calls: int) -> Part:
+    before = proxy.cpu_nanoseconds()
+    run = load.run(calls)
+    return Part(run.percentile(50), run.percentile(99), (proxy.cpu_nanoseconds() - before) / 1000 / calls)
+
+
+def _start_and_command(running: Served, name: str) -> tuple[float, float]:
     """Start a proxy with both sockets; return the seconds to its first answer, and those of the first command then, a
     process of its own. Raises DemoError."""
     endpoint = f"--admin-endpoint={running.admin_socket(name)}"
@@ -118,126 +139,30 @@ def start_and_command(running: Served, name: str) -> tuple[float, float]:
     return seconds, duration
 
 
-def _loads(running: Served) -> dict[Case, Load]:
-    """Return the loads of both cases, warm."""
-    loads = {}
-    for case in (cases.SMALL[running.mode], cases.CREATES[running.mode]):
-        loads[case] = running.client(HOOKED, case.method)
-        loads[case].run(WARM_UP_CALLS)
-    return loads
-
-
-@contextmanager
-def _clients(running: Served, condition: Condition, scrapes: list[int] | None = None) -> Iterator[None]:
-    """Run a condition's clients until the end of the block, which begins once all were answered; append the p99 of
-    their requests to ``scrapes``. Raises DemoError if one is answered wrongly or not at all."""
-    if not condition.scrapers:
-        yield
-        return
-    socket, numbers = running.admin_socket(HOOKED), (str(condition.scrapers), str(condition.followers))
-    command = [sys.executable, "-m", clients.__name__, str(socket), *numbers, *condition.requests]
-    with program("clients", command, running.folder) as running_clients:
-        running_clients.wait_until_it_prints(clients.READY)
-        yield
-    printed = counts(running_clients.output())
-    if printed is None or printed["failed"]:
-        raise DemoError(f"clients of the admin socket: {printed}; their output ends: {running_clients.output()[-500:]}")
-    if scrapes is not None:
-        scrapes.append(printed["p99"])
-
-
-def _period(running: Served, loads: Mapping[Case, Load], number: int, share: float, scrapes: list[int]) -> Period:
-    """Measure each case in each condition; append the p99 of the crowd's scrapes."""
-    measured, first, proxy = {}, number % len(CONDITIONS), running.programs[HOOKED]
-    for condition in CONDITIONS[first:] + CONDITIONS[:first]:
-        with _clients(running, condition, scrapes if condition == CROWD else None):
-            for case, load in loads.items():
-                before = proxy.cpu_nanoseconds()
-                run = load.run(max(int(CALLS[case] * share), 1))
-                cpu = (proxy.cpu_nanoseconds() - before) / 1000 / len(run.microseconds)
-                measured[case, condition] = Part(run, cpu)
-    return measured
-
-
-def longest_iterations(running: Served, share: float) -> dict[Condition, Longest]:
-    """Return the longest iteration by condition."""
-    proxy, longest = running.programs[HOOKED], {}
-    loads = _loads(running)
-    for condition in (ALONE, ONE, CROWD, EACH):
-        with _clients(running, condition):
-            _longest(proxy)
-            for case, load in loads.items():
-                load.run(max(int(CALLS[case] * share), 1))
-            longest[condition] = _longest(proxy)
-    return longest
-
-
-def _longest(proxy: Program) -> Longest:
-    """Return the longest iteration since the previous call."""
-    number = (counts(proxy.output()) or {"number": 0})["number"] + 1
+def _longest_iteration(proxy: Program) -> float:
+    """Return the longest iteration since the previous call, in milliseconds."""
+    number = len(_LONGEST.findall(proxy.output())) + 1
     os.kill(proxy.process.pid, iterations.SHOW)
-    proxy.wait_until_it_prints(json.dumps({"number": number})[:-1])
-    return {name: value / 1000 for name, value in (counts(proxy.output()) or {}).items()}
-
-
-# ---- tables and limits
-
-HEADER: Sequence[str] = ("call", "admin socket", "p50 us", "p99 us", "CPU us/call")
+    proxy.wait_until_it_prints(f"longest iteration {number}: ")
+    return int(_LONGEST.findall(proxy.output())[-1]) / 1000
 
 
 def bench(rounds: int, share: float) -> tuple[list[Sequence[str]], list[Figure]]:
     """Run the rounds of both modes; return the table of their medians, and the comparison with the limits. Raises
     DemoError."""
-    table, figures = [HEADER], list[Figure]()
+    table, figures = list[Sequence[str]](), list[Figure]()
+    table.append(("call", "admin socket", "p50 us", "p99 us", "CPU us/call"))
     for mode in MODES:
-        measured = []
+        parts: Parts = defaultdict(list)
+        values = defaultdict[str, list[float]](list)
         for number in range(rounds):
-            print(f"{NAME}, {mode}, round {number + 1}", flush=True)
-            measured.append(one_round(mode, share))
-        periods = [period for each in measured for period in each.periods]
-        table += [_row(case, condition, periods) for case, condition in sorted(periods[0], key=str)]
-        figures += [figure._replace(what=f"{mode}, {figure.what}") for figure in _judged(mode, measured, periods)]
+            print(f"admin, {mode}, round {number + 1}", flush=True)
+            for name, value in one_round(mode, share, parts):
+                values[name].append(value)
+        for (case, condition), found in sorted(parts.items(), key=str):
+            p50, p99, cpu = map(median, zip(*found, strict=True))
+            table.append((case.name, condition.name, f"{p50:.0f}", f"{p99:.0f}", f"{cpu:.1f}"))
+        for name, (bound, unit) in LIMITS.items():
+            if name in values:
+                figures.append(at_most(f"{mode}, {name}", median(values[name]), bound, unit))
     return table, figures
-
-
-def _row(case: Case, condition: Condition, periods: Sequence[Period]) -> Sequence[str]:
-    parts = [period[case, condition] for period in periods]
-    p50, p99 = (median(part.run.percentile(percent) for part in parts) for percent in (50, 99))
-    return (case.name, condition.name, f"{p50:.0f}", f"{p99:.0f}", f"{median(part.cpu for part in parts):.1f}")
-
-
-def _judged(mode: str, rounds: Sequence[Round], periods: Sequence[Period]) -> list[Figure]:
-    """Return the medians of the rounds compared with the limits."""
-
-    def middle(figure: Callable[[Round], float]) -> float:
-        return median(figure(each) for each in rounds)
-
-    small, create = cases.SMALL[mode], cases.CREATES[mode]
-    more = median(period[small, ONE].cpu - period[small, ALONE].cpu for period in periods)
-    resident = f"resident with {CONTAINERS:,} containers and {MOST_EVENTS:,} events"
-    return [
-        *(_slower(case, periods) for case in (small, create)),
-        at_most(f"{small.name}: CPU of a call, 1 scraper more than none", more, CPU_MICROSECONDS, " us"),
-        *(_longest_figure(condition, rounds) for condition in (ONE, CROWD, EACH)),
-        at_most("start to first answer, with both sockets", middle(lambda each: each.start), START_SECONDS, " s"),
-        at_most("first command after a start", middle(lambda each: each.command), COMMAND_SECONDS, " s"),
-        at_most(resident, middle(lambda each: each.resident / MIB), RESIDENT_MIB, " MiB", digits=1),
-        Figure("p99 of 100 clients' scrapes, from when they are due", f"{middle(lambda each: each.scrape):.0f} ms"),
-    ]
-
-
-def _slower(case: Case, periods: Sequence[Period]) -> Figure:
-    """Compare p99 with 100 clients to that without a client, within each period."""
-    ratio = median(
-        period[case, CROWD].run.percentile(99) / period[case, ALONE].run.percentile(99) for period in periods
-    )
-    return Figure(f"{case.name}: p99, 100 clients to none", f"{ratio:.2f}", f"below {P99_RATIO:.2f}", ratio < P99_RATIO)
-
-
-def _longest_figure(condition: Condition, rounds: Sequence[Round]) -> Figure:
-    """Judge the longest iteration's CPU time: the time by the clock contains that of other programs."""
-    cpu, garbage, wall = (median(each.longest[condition][key] for each in rounds) for key in ("cpu", "garbage", "wall"))
-    alone = median(each.longest[ALONE]["cpu"] for each in rounds)
-    shown = f"{cpu:.2f} ms (without a client {alone:.2f}; a garbage collection {garbage:.2f}; by the clock {wall:.2f})"
-    what = f"longest iteration's CPU, {condition.name}"
-    return Figure(what, shown, f"at most {ITERATION_MS:g} ms", cpu <= ITERATION_MS)

@@ -36,24 +36,18 @@ class Case:
         return replace(self, name=f"{self.name}, cold", calls=COLD_CALLS, pause=COLD_SECONDS)
 
 
-def _held(mode: str, method: str) -> Case:
-    return Case(mode, method, method, 500, WAYS)
-
-
 VERSION = Case(CRI, "Version", "Version", 4_000)
 LISTED = Case(CRI, "list of 200", "ListContainers", 200)
-RUN, CREATE, START, UPDATE = CRI_HELD = [
-    _held(CRI, method) for method in ("RunPodSandbox", "CreateContainer", "StartContainer", "UpdateContainerResources")
+CRI_HELD = ("RunPodSandbox", "CreateContainer", "StartContainer", "UpdateContainerResources")
+HELD = RUN, CREATE, START, UPDATE, DOCKER_CREATE, DOCKER_START, DOCKER_UPDATE = [
+    *(Case(CRI, method, method, 500, WAYS) for method in CRI_HELD),
+    *(Case(DOCKER, method, method, 500, WAYS) for method in ("create", "start", "update")),
 ]
 DOCKER_VERSION = Case(DOCKER, "ping", "ping", 4_000)
 DOCKER_LISTED = Case(DOCKER, "list of 200", "list", 200)
-DOCKER_CREATE = _held(DOCKER, "create")
-DOCKER_START = _held(DOCKER, "start")
-DOCKER_UPDATE = _held(DOCKER, "update")
 EXPORT = Case(DOCKER, "export of 1 GiB", "export", 5)
 IMPORT = Case(DOCKER, "import of 1 GiB", "import", 5)
 
-HELD = (*CRI_HELD, DOCKER_CREATE, DOCKER_START, DOCKER_UPDATE)
 CASES = (
     *(VERSION, VERSION.cold, LISTED, DOCKER_VERSION, DOCKER_VERSION.cold, DOCKER_LISTED),
     *HELD,
@@ -137,47 +131,29 @@ LIMITS = (
 )
 
 
-def judge(rounds: Sequence[Round], *, judged: bool = True) -> list[Figure]:
-    """Return the rounds' figures compared with the limits of their cases."""
-    verdicts = []
+def judge(rounds: Sequence[Round]) -> list[Figure]:
+    """Return the medians of the rounds compared with the limits of their cases, and the best round."""
+    figures = []
     for limit in LIMITS:
         if (limit.case, limit.way) in rounds[0]:
             found = [limit.value(measured) for measured in rounds]
-            verdicts.append(by_median(limit.name, found, limit.bound, least=limit.least, judged=judged))
-    return verdicts
+            middle, best = median(found), max(found) if limit.least else min(found)
+            bound = f"{'at least' if limit.least else 'at most'} {limit.bound:.2f}"
+            kept = middle >= limit.bound if limit.least else middle <= limit.bound
+            figures.append(Figure(limit.name, f"{middle:.2f} (best round {best:.2f})", bound, kept))
+    return figures
 
 
-def by_median(name: str, found: Sequence[float], bound: float, *, least: bool = False, judged: bool = True) -> Figure:
-    """Return the median of the rounds compared with a limit, and the best round."""
-    middle, best = median(found), max(found) if least else min(found)
-    limit = f"{'at least' if least else 'at most'} {bound:.2f}"
-    retained = middle >= bound if least else middle <= bound
-    return Figure(name, f"{middle:.2f} (best round {best:.2f})", limit, retained if judged else None)
-
-
-HEADER = (
-    *("case", "way", "p50 us", "p99 us", "calls/s", "CPU us/call", "grew MiB"),
-    *("p50 to direct", "p50 to pipe", "CPU to pipe"),
-)
+HEADER = ("case", "way", "p50 us", "p99 us", "calls/s", "CPU us/call", "grew MiB")
 
 
 def figure_table(rounds: Sequence[Round]) -> list[Sequence[str]]:
     """Return the medians over the rounds, with one row for every case and way."""
-    return [HEADER, *(_row(rounds, case, way) for case, way in rounds[0])]
+    return [HEADER, *(_row(case, way, [measured[case, way] for measured in rounds]) for case, way in rounds[0])]
 
 
-def _row(rounds: Sequence[Round], case: Case, way: str) -> list[str]:
-    def over(figure: str, base: str = "") -> float:
-        if base not in ("", *case.ways):
-            return float("nan")
-        return median(Limit(case, figure, way, base, 0).value(measured) for measured in rounds)
-
-    rate = over("throughput")
-    return [
-        *(case.name, way),
-        *(f"{over(figure):.0f}" for figure in ("p50", "p99")),
-        f"{rate:.{0 if rate >= 10 else 2}f}",  # transfers are less than one per second
-        *(f"{value:.2f}".replace("nan", "-") for value in (over("cpu"), over("growth"))),
-        *(f"{over('p50', base):.2f}".replace("nan", "-") for base in (DIRECT, PIPE)),
-        f"{over('cpu', PIPE):.2f}".replace("nan", "-"),
-    ]
+def _row(case: Case, way: str, found: Sequence[Figures]) -> Sequence[str]:
+    p50, p99, rate, cpu, growth = (median(values) for values in zip(*found, strict=True))
+    digits = 0 if rate >= 10 else 2  # transfers are less than one per second
+    others = (f"{value:.2f}".replace("nan", "-") for value in (cpu, growth))
+    return (case.name, way, f"{p50:.0f}", f"{p99:.0f}", f"{rate:.{digits}f}", *others)

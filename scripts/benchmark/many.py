@@ -14,19 +14,15 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from statistics import median, median_low
-from threading import Event
-from typing import NamedTuple
 
 from scripts.benchmark import cases
 from scripts.benchmark.cases import CRI, DIRECT, DOCKER, HOOKED, PROXY
-from scripts.benchmark.loads import Load, Run
-from scripts.benchmark.measure import ROUNDS, start_seconds
-from scripts.benchmark.programs import HOOKS, REGISTRATION, Served, served
+from scripts.benchmark.measure import ROUNDS, started
+from scripts.benchmark.programs import HOOKS, REGISTRATION, Load, Run, Served, served
 from scripts.demonstration.processes import DemoError
 from scripts.figures import MIB, Figure, at_most
 from tests.fakes import registration
 
-NAME = "many"
 PROXIES = (PROXY, HOOKED)
 
 # ---- other calls while creates wait
@@ -50,39 +46,29 @@ SIGNAL_SECONDS = 0.2
 """The time that a busy program may take to act on a signal."""
 
 
-def waiting(mode: str, share: float) -> list[Figure]:
+def waiting(mode: str, share: float) -> Iterator[Figure]:
     """Make creates wait at one proxy after the other; compare the other calls at that proxy with those at the other."""
-    figures, calls = [], {case: max(int(number * share), 1) for case, number in CALLS.items() if case.mode == mode}
+    calls = {case: max(int(number * share), 1) for case, number in CALLS.items() if case.mode == mode}
     for what, count, bound, program, signals in WAITS:
         runs = {(case, at_it): Run() for case in calls for at_it in (True, False)}
-        with served(
-            mode,
-            (DIRECT, *PROXIES, HOOKS),
-            runtime=[f"--list={MIB}"],
-            hooked=PROXIES,
-            points=("PreCreateContainer",),
-            policy="Fail",
-            flags=PATIENT,
-        ) as running:
+        names, load = (DIRECT, *PROXIES, HOOKS), [f"--list={MIB}"]
+        with served(mode, names, load=load, hooked=PROXIES, flags=PATIENT) as running:
             flags = (f"--concurrency={count}", f"--connections={count}")
             creates = {way: running.client(way, cases.CREATES[mode].method, *flags) for way in PROXIES}
             loads = {(case, way): running.client(way, case.method) for case in calls for way in PROXIES}
             pid = running.programs[program].process.pid
             for period in range(PERIODS):
-                with _held(creates[PROXIES[period % 2]], count, pid, *signals):
-                    for case, number in calls.items():
-                        for portion, done in enumerate(range(0, number, PORTION)):
-                            for way in PROXIES[:: (1, -1)[portion % 2]]:
-                                at_it = way == PROXIES[period % 2]
-                                part = loads[case, way].run(min(PORTION, number - done))
-                                runs[case, at_it] = runs[case, at_it].plus(part)
+                it = PROXIES[period % 2]
+                with _held(creates[it], count, pid, *signals):
+                    for case, done in ((each, done) for each in calls for done in range(0, calls[each], PORTION)):
+                        for way in PROXIES[:: (1, -1)[done // PORTION % 2]]:
+                            part = loads[case, way].run(min(PORTION, calls[case] - done))
+                            runs[case, way == it] = runs[case, way == it].plus(part)
         for case in calls:
             here, there = (runs[case, at_it].percentile(99) for at_it in (True, False))
             shown = f"{here / there:.2f} ({here:,} us to {there:,} us)"
-            retained = here / there <= bound if share == 1 else None
             name = f"{case.name}: p99 during {what} to that at another proxy"
-            figures.append(Figure(name, shown, f"{bound:.2f}", retained))
-    return figures
+            yield Figure(name, shown, f"{bound:.2f}", here / there <= bound)
 
 
 @contextmanager
@@ -123,53 +109,35 @@ HUGE_LIST_BYTES = (16 << 20) - (16 << 10)
 SMALL_CALLS, SMALL_MS = 2_000, 50
 
 
-def crowded(mode: str, share: float) -> list[Figure]:
+def crowded(mode: str, share: float) -> Iterator[Figure]:
     """Measure many calls at the same time, and small ones during lists of 16 MiB."""
     with served(mode, (DIRECT, PROXY)) as running:
-        figures = [crowd(running, *row, share) for row in CROWDS[mode]]
+        for row in CROWDS[mode]:
+            yield crowd(running, *row, share)
     small, listed = (case.method for case in cases.PASSING[cases.MODES.index(mode)])
-    with served(mode, (DIRECT, PROXY), runtime=[f"--list={HUGE_LIST_BYTES}"]) as running:
-        load, lists = running.client(PROXY, small), running.client(PROXY, listed)
-        p99s = []
+    with ThreadPoolExecutor(1) as pool, served(mode, (DIRECT, PROXY), load=[f"--list={HUGE_LIST_BYTES}"]) as running:
+        load, lists, p99s = running.client(PROXY, small), running.client(PROXY, listed), []
+        lists.run(1)
         for _ in range(CROWD_RUNS):
-            with repeated(lists):
-                p99s.append(load.run(max(int(SMALL_CALLS * share), 1)).percentile(99) / 1000)
-    what = "p99 of a small call during lists of 16 MiB"
-    return [*figures, at_most(what, median(p99s), SMALL_MS, " ms", digits=1, judged=share == 1)]
+            calling = pool.submit(load.run, max(int(SMALL_CALLS * share), 1))
+            while not calling.done():
+                lists.run(2)
+            p99s.append(calling.result().percentile(99) / 1000)
+    yield at_most("p99 of a small call during lists of 16 MiB", median(p99s), SMALL_MS, " ms", digits=1)
 
 
-def crowd(running: Served, name: str, method: str, calls: int, at_once: int, connections: int, share: float) -> Figure:
+def crowd(running: Served, name: str, method: str, calls: int, together: int, connections: int, share: float) -> Figure:
     """Make a crowd's calls directly and through the proxy; compare the slowest with the median."""
-    flags = (f"--concurrency={at_once}", f"--connections={connections}")
+    flags = (f"--concurrency={together}", f"--connections={connections}")
     loads = {way: running.client(way, method, *flags) for way in (DIRECT, PROXY)}
     ratios: dict[str, list[float]] = {way: [] for way in loads}
     for _ in range(CROWD_RUNS):
         for way, load in loads.items():
-            run = load.run(max(int(calls * share) // CROWD_RUNS, at_once))
+            run = load.run(max(int(calls * share) // CROWD_RUNS, together))
             ratios[way].append(max(run.microseconds) / median_low(run.microseconds))
     direct, through = median(ratios[DIRECT]), median(ratios[PROXY])
-    retained = through <= CROWD_RATIO if share == 1 else None
     shown = f"{through:.1f} (directly {direct:.1f})"
-    return Figure(f"{name}: the slowest to the median", shown, f"{CROWD_RATIO:.1f}", retained)
-
-
-@contextmanager
-def repeated(load: Load) -> Iterator[None]:
-    """Make calls until the end of the block, which begins after the first answer. Raises DemoError if one fails."""
-    ended = Event()
-
-    def repeat() -> None:
-        while not ended.is_set():
-            load.run(2)
-
-    load.run(1)
-    with ThreadPoolExecutor(1) as pool:
-        calling = pool.submit(repeat)
-        try:
-            yield
-        finally:
-            ended.set()
-        calling.result()
+    return Figure(f"{name}: the slowest to the median", shown, f"{CROWD_RATIO:.1f}", through <= CROWD_RATIO)
 
 
 # ---- full nodes
@@ -179,60 +147,43 @@ PODS, RECORDS_PODS, CONTAINERS = 1_000, 2_500, 3
 READY_SECONDS, COMPLETE_SECONDS = 1, 5
 RECORDS_MIB = 64
 LOADED_SECONDS = 300.0
-_LOADED = re.compile(r"the runtime's state is known \(pods: (\d+), containers: (\d+), read: \d+ in ([0-9.]+) s\)")
+_KNOWN = "the runtime's state is known"
+_LOADED = re.compile(rf"{_KNOWN} \(pods: (\d+), containers: (\d+), read: \d+ in ([0-9.]+) s\)")
 
 
-class FullNode(NamedTuple):
-    """Seconds from a proxy's start to its first answer, and those to read the state; what was read; bytes of memory."""
-
-    ready: float
-    complete: float
-    pods: int
-    containers: int
-    growth: int
-
-
-def full_node(mode: str, pods: int) -> FullNode:
-    """Start a proxy on a node with so many pods. A hook server that is never called is registered, so that everything
-    is read. Raises DemoError."""
-    node = (f"--pods={pods}", f"--containers={CONTAINERS}")
-    with served(mode, (DIRECT, PROXY), runtime=node) as running:
-        ready, proxy = start_seconds(running, "start"), running.programs[PROXY]
-        idle = proxy.memory()
-        content = registration.text(str(running.folder / "nobody.sock"))
-        registration.write(running.registrations(PROXY), REGISTRATION, content)
-        deadline = time.monotonic() + LOADED_SECONDS
-        while (loaded := _LOADED.search(proxy.output())) is None:
-            if proxy.process.poll() is not None or time.monotonic() > deadline:
-                raise DemoError(f"the proxy did not load the runtime's state: {proxy.output()[-1500:]}")
-            time.sleep(0.02)
-        return FullNode(ready, float(loaded[3]), int(loaded[1]), int(loaded[2]), proxy.memory() - idle)
-
-
-def full_nodes(mode: str, share: float) -> list[Figure]:
-    """Start on a full node (fault matrix S1), and on one with 10,000 records (promise 13)."""
-    node, records = (full_node(mode, max(int(pods * share), 1)) for pods in (PODS, RECORDS_PODS))
-    of_node = f"with {node.pods:,} pods and {node.containers:,} containers"
-    what = f"memory of {records.pods + records.containers:,} records"
-    return [
-        at_most(f"seconds from the start to the first answer, {of_node}", node.ready, READY_SECONDS, judged=share == 1),
-        at_most(
-            f"seconds to read the state once needed, {of_node}", node.complete, COMPLETE_SECONDS, judged=share == 1
-        ),
-        at_most(what, records.growth / MIB, RECORDS_MIB, " MiB", digits=1),
-    ]
+def full_nodes(mode: str, share: float) -> Iterator[Figure]:
+    """Start a proxy on a full node (fault matrix S1), and on one with 10,000 records (promise 13). The hook server that
+    is registered is never called, but so everything is read. Raises DemoError."""
+    for pods in (PODS, RECORDS_PODS):
+        node = (f"--pods={max(int(pods * share), 1)}", f"--containers={CONTAINERS}")
+        with served(mode, (DIRECT, PROXY), load=node) as running:
+            with started(running, "start") as ready:
+                proxy = running.programs[PROXY]
+            idle = proxy.memory()
+            content = registration.text(str(running.folder / "nobody.sock"))
+            registration.write(running.registrations(PROXY), REGISTRATION, content)
+            proxy.wait_until_it_prints(_KNOWN, LOADED_SECONDS)
+            growth, loaded = proxy.memory() - idle, _LOADED.search(proxy.output())
+        assert loaded is not None
+        read = f"{int(loaded[1]):,} pods and {int(loaded[2]):,} containers"
+        if pods == PODS:
+            yield at_most(f"seconds from the start to the first answer, with {read}", ready, READY_SECONDS)
+            yield at_most(f"seconds to read the state once needed, with {read}", float(loaded[3]), COMPLETE_SECONDS)
+        else:
+            yield at_most(f"memory of {read}", growth / MIB, RECORDS_MIB, " MiB", digits=1)
 
 
 # ---- all of it
 
 
 def bench(rounds: int, share: float) -> tuple[list[Sequence[str]], list[Figure]]:
-    """Measure each load once, with all its calls in ``ROUNDS`` rounds and a part of them in fewer; return the table of
-    the figures, and the figures. Raises DemoError."""
-    share *= rounds / ROUNDS
+    """Measure each load once, with all its calls in ``ROUNDS`` rounds and a part of them in fewer; return no table but
+    the figures. Raises DemoError."""
     figures = []
     for mode in cases.MODES:
         for load in (waiting, crowded, full_nodes):
-            print(f"{NAME}, {mode}, {load.__name__}", flush=True)
-            figures += [figure._replace(what=f"{mode}, {figure.what}") for figure in load(mode, share)]
-    return [("figure", "found"), *((figure.what, figure.found) for figure in figures)], figures
+            print(f"many, {mode}, {load.__name__}", flush=True)
+            figures += [
+                figure._replace(what=f"{mode}, {figure.what}") for figure in load(mode, share * rounds / ROUNDS)
+            ]
+    return [], figures

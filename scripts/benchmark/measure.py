@@ -4,14 +4,13 @@ The ways of a case are measured in alternating portions, so that other load on t
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
 
 from scripts.benchmark import cases
 from scripts.benchmark.cases import CRI, DIRECT, HOOKED, PROXY, Case, Figures, Round
-from scripts.benchmark.loads import Run, client
-from scripts.benchmark.programs import HOOKS, Served, served
+from scripts.benchmark.programs import HOOKS, Load, Run, Served, client, served
 from scripts.figures import MIB, Figure, at_most
 
 ROUNDS = 5
@@ -30,25 +29,18 @@ UNLOADED = {CRI: {"aiohttp": "/aiohttp/", "grpcio": "/grpc/_cython/"}, cases.DOC
 
 def one_round(mode: str, share: float) -> Round:
     """Start all programs and measure every case, with ``share`` of its calls. Raises DemoError."""
-    with served(mode, (*cases.WAYS, HOOKS), runtime=[f"--transfer={_transferred(share)}"]) as running:
-        return {
-            (case, way): figures
-            for case in cases.CASES
-            if case.mode == mode
-            for way, figures in _measured(running, case, share).items()
-        }
+    flag = f"--transfer={max(int(cases.TRANSFER_BYTES * share), 1)}"
+    measured: Round = {}
+    with served(mode, (*cases.WAYS, HOOKS), load=[flag]) as running:
+        for case in (case for case in cases.CASES if case.mode == mode):
+            loads = {way: running.client(way, case.method, flag) for way in case.ways}
+            measured |= _measured(running, case, loads, 1 if case in (cases.EXPORT, cases.IMPORT) else share)
+    return measured
 
 
-def _transferred(share: float) -> int:
-    return max(int(cases.TRANSFER_BYTES * share), 1)
-
-
-def _measured(running: Served, case: Case, share: float) -> dict[str, Figures]:
-    flags = (f"--transfer={_transferred(share)}",)
-    loads = {way: running.client(way, case.method, *flags) for way in case.ways}
-    transfers = case in (cases.EXPORT, cases.IMPORT)
+def _measured(running: Served, case: Case, loads: Mapping[str, Load], share: float) -> Round:
     portions = min(PORTIONS, case.calls)
-    calls = max(int(case.calls * (1 if transfers else share) / portions), 1)
+    calls = max(int(case.calls * share / portions), 1)
     for load in loads.values():
         load.run(min(WARM_UP_CALLS, max(case.calls // 10, 1)), case.pause)
     runs, cpu, growth = dict.fromkeys(loads, Run()), dict.fromkeys(loads, 0), dict.fromkeys(loads, 0)
@@ -61,16 +53,12 @@ def _measured(running: Served, case: Case, share: float) -> dict[str, Figures]:
             runs[way] = runs[way].plus(loads[way].run(calls, case.pause))
             cpu[way] += program.cpu_nanoseconds() - used
             growth[way] = max(growth[way], program.memory("VmHWM") - memory)
-    return {
-        way: Figures(
-            run.percentile(50),
-            run.percentile(99),
-            len(run.microseconds) / run.seconds,
-            cpu[way] / 1000 / len(run.microseconds) if way != DIRECT else float("nan"),
-            growth[way] / MIB if way != DIRECT else float("nan"),
-        )
-        for way, run in runs.items()
-    }
+    measured = {}
+    for way, run in runs.items():
+        count, known = len(run.microseconds), 1 if way != DIRECT else float("nan")
+        costs = (known * cpu[way] / 1000 / count, known * growth[way] / MIB)
+        measured[case, way] = Figures(run.percentile(50), run.percentile(99), count / run.seconds, *costs)
+    return measured
 
 
 # ---- the proxy by itself
@@ -82,7 +70,10 @@ def resident(mode: str, share: float) -> list[Figure]:
     with served(mode, (DIRECT, PROXY)) as running:
         time.sleep(SETTLE_SECONDS)
         idle, mapped = running.programs[PROXY].memory(), running.programs[PROXY].proc("maps")
-        start = median(start_seconds(running, f"start-{number}") for number in range(STARTS))
+        starts = []
+        for number in range(STARTS):
+            with started(running, f"start-{number}") as seconds:
+                starts.append(seconds)
     with served(mode, (DIRECT, HOOKED, HOOKS)) as running:
         proxy = running.programs[HOOKED]
         running.client(HOOKED, cases.CREATES[mode].method).run(RECORDS - 1)  # one record is the pod's
@@ -92,7 +83,7 @@ def resident(mode: str, share: float) -> list[Figure]:
         after = [small.run(calls) and proxy.memory() for _ in range(2)]
     loaded = ", ".join(name for name, part in UNLOADED[mode].items() if part in mapped)
     return [
-        at_most("start to first answer", start, START_SECONDS, " s"),
+        at_most("start to first answer", median(starts), START_SECONDS, " s"),
         at_most("resident after the start", idle / MIB, IDLE_MIB[mode], " MiB"),
         at_most(f"resident with {RECORDS} records", with_records / MIB, RESIDENT_MIB, " MiB"),
         at_most(f"growth over {calls:,} more calls", (after[1] - after[0]) / MIB, GROWTH_MIB, " MiB"),
@@ -112,16 +103,10 @@ def started(running: Served, name: str, *flags: str) -> Iterator[float]:
         yield time.perf_counter() - began
 
 
-def start_seconds(running: Served, name: str) -> float:
-    """Start a proxy of that name; return the seconds from the start of its process to its first answer."""
-    with started(running, name) as seconds:
-        return seconds
-
-
-def bench(mode: str, rounds: int, share: float) -> tuple[list[Round], list[Figure]]:
-    """Run the rounds; return them, and their medians compared with the limits."""
+def bench(mode: str, rounds: int, share: float) -> tuple[list[Sequence[str]], list[Figure]]:
+    """Run the rounds; return the table of their medians, and these and the proxy's own compared with the limits."""
     measured = []
     for number in range(rounds):
         print(f"{mode}, round {number + 1}", flush=True)
         measured.append(one_round(mode, share))
-    return measured, cases.judge(measured, judged=rounds == ROUNDS)
+    return cases.figure_table(measured), [*resident(mode, share), *cases.judge(measured)]

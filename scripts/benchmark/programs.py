@@ -1,21 +1,24 @@
-"""The programs of a round: the runtime, the pipe, a proxy without a hook server, one with, and that hook server.
+"""The programs of a round: the runtime, the pipe, a proxy without a hook server, one with, that hook server, clients.
 
-A program is named by the way that leads to it: the runtime by the direct one. The hook server is on none.
+A program is named by the way that leads to it: the runtime by the direct one. The hook server is on none. Runtime, hook
+server and clients are the program of scripts/benchmark/load, on Go's libraries.
 """
 
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
+from typing import NamedTuple
 
 from scripts.benchmark.cases import DIRECT, DOCKER, HOOKED, PIPE, POINTS
-from scripts.benchmark.loads import LOAD, Load, client
-from scripts.demonstration.processes import DemoError, Program, program, wait_for_registration
+from scripts.demonstration.processes import DemoError, Program, program
 from tests.fakes import registration
 
 HOOKS = "hooks"
@@ -23,7 +26,68 @@ REGISTRATION = "set-cpuset.json"
 """The name must not be contained in a path in the proxy's log before the file is read."""
 PYTHON = os.environ.get("BENCH_PYTHON", sys.executable)
 """The interpreter of the proxies and the pipe."""
-PROXY_MODULE = ("runtimeproxy", "run")
+LOAD = str(Path(__file__).parents[2] / ".venv/bin/load")
+"""The program on Go's libraries, which scripts/bench builds."""
+
+
+class Run(NamedTuple):
+    """The calls of one or more runs: the microseconds of each, the seconds of all together, the end of the last in
+    nanoseconds since 1970."""
+
+    microseconds: Sequence[int] = ()
+    seconds: float = 0.0
+    ended: int = 0
+
+    def plus(self, other: "Run") -> "Run":
+        return Run((*self.microseconds, *other.microseconds), self.seconds + other.seconds, other.ended)
+
+    def percentile(self, percent: float) -> int:
+        """Return the microseconds that ``percent`` of the calls did not exceed (nearest rank)."""
+        return sorted(self.microseconds)[max(ceil(len(self.microseconds) * percent / 100), 1) - 1]
+
+
+class Load:
+    """A client of one method. Its connections stay open between the runs."""
+
+    def __init__(self, process: "subprocess.Popen[str]", method: str) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._stdin, self._stdout, self._method = process.stdin, process.stdout, method
+        self._line()  # what the method's calls need was created
+
+    def run(self, calls: int, pause: float = 0.0) -> Run:
+        """Make calls, each after a pause in seconds; return their times. Raises DemoError if one fails."""
+        self.start(calls, pause)
+        return self.result()
+
+    def start(self, calls: int, pause: float = 0.0) -> None:
+        """Begin to make calls; ``result`` waits for them."""
+        self._stdin.write(f"{calls} {round(pause * 1e6)}\n")
+        self._stdin.flush()
+
+    def result(self) -> Run:
+        """Wait for the started calls; return their times. Raises DemoError if one failed."""
+        answer = json.loads(self._line())
+        if answer["error"]:
+            raise DemoError(f"{self._method} failed: {answer['error']}")
+        return Run(answer["microseconds"], answer["seconds"], answer["ended"])
+
+    def _line(self) -> str:
+        line = self._stdout.readline()
+        if not line:
+            raise DemoError(f"the client of {self._method} ended; its errors are above")
+        return line
+
+
+@contextmanager
+def client(mode: str, socket: Path, method: str, *flags: str) -> Iterator[Load]:
+    """Run a client until the end of the block. Raises DemoError."""
+    command = [LOAD, "call", mode, str(socket), method, *flags]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield Load(process, method)
+        finally:
+            process.kill()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +96,8 @@ class Served:
 
     folder: Path
     mode: str
-    flags: Sequence[str] = ()
-    module: Sequence[str] = PROXY_MODULE
+    flags: Sequence[str]
+    module: Sequence[str]
     programs: dict[str, Program] = field(default_factory=dict)
     clients: ExitStack = field(default_factory=ExitStack)
     """What must be closed before the programs are ended."""
@@ -52,9 +116,11 @@ class Served:
         return self.clients.enter_context(client(self.mode, self.socket(way), method, *flags))
 
     def proxy_command(self, name: str) -> list[str]:
+        return [PYTHON, "-m", *self.module, *self.proxy_flags(name)]
+
+    def proxy_flags(self, name: str) -> list[str]:
         return [
-            *(PYTHON, "-m", *self.module, *self.flags),
-            *(["--backend-runtime-mode=Docker"] if self.mode == DOCKER else []),
+            *(*self.flags, f"--backend-runtime-mode={'Docker' if self.mode == DOCKER else 'Containerd'}"),
             f"--remote-runtime-service-endpoint={self.socket(DIRECT)}",
             f"--koord-runtimeproxy-endpoint={self.socket(name)}",
             f"--admin-endpoint={self.admin_socket(name)}",
@@ -65,7 +131,9 @@ class Served:
     def running(self, name: str, command: Sequence[str]) -> Iterator[Program]:
         """Run one of the programs until the end of the block."""
         self.registrations(name).mkdir(parents=True, exist_ok=True)
-        with program(name, command, self.folder, code=-signal.SIGTERM if name in (PIPE, DIRECT) else 0) as started:
+        with program(
+            name, command, self.folder, code=-signal.SIGTERM if name in (PIPE, DIRECT, HOOKS) else 0
+        ) as started:
             self.programs[name] = started
             started.wait_until_it_listens(self.socket(name))
             yield started
@@ -76,40 +144,31 @@ def served(
     mode: str,
     names: Sequence[str],
     *,
-    runtime: Sequence[str] = (),
+    load: Sequence[str] = (),
     hooked: Sequence[str] = (HOOKED,),
-    points: Sequence[str] = POINTS,
-    policy: str = "Ignore",
     flags: Sequence[str] = (),
-    module: Sequence[str] = PROXY_MODULE,
+    module: Sequence[str] = ("runtimeproxy", "run"),
 ) -> Iterator[Served]:
-    """Run programs, the runtime first; ``hooked`` are the proxies that the hook server is registered at. ``runtime``
-    are the runtime's flags, ``flags`` the proxies', ``module`` another proxy. Raises DemoError, also if the hook server
-    was not called."""
+    """Run programs, the runtime first; ``hooked`` are the proxies that the hook server is registered at. ``load`` has
+    the flags of runtime and hook server, ``flags`` the proxies', ``module`` names another proxy. Raises DemoError, also
+    if the hook server was not called."""
     with tempfile.TemporaryDirectory(prefix="rp-bench-") as made:
         running = Served(Path(made), mode, flags, module)
         commands = {
-            DIRECT: [LOAD, "serve", mode, str(running.socket(DIRECT)), *runtime],
+            DIRECT: [LOAD, "serve", mode, str(running.socket(DIRECT)), *load],
             PIPE: [PYTHON, "-m", "tests.fakes.pipe", str(running.socket(PIPE)), str(running.socket(DIRECT))],
-            HOOKS: [LOAD, "hook", str(running.socket(HOOKS))],
+            HOOKS: [LOAD, "serve", "hooks", str(running.socket(HOOKS)), *load],
         }
         with ExitStack() as stack:
             for name in names:
                 stack.enter_context(running.running(name, commands.get(name) or running.proxy_command(name)))
             if HOOKS in names:
-                content = registration.text(str(running.socket(HOOKS)), points, policy)
+                content = registration.text(str(running.socket(HOOKS)), POINTS)
                 for way in hooked:
                     registration.write(running.registrations(way), REGISTRATION, content)
-                    wait_for_registration(running.programs[way], REGISTRATION)
+                    running.programs[way].wait_until_it_prints(REGISTRATION)
             with running.clients:
                 yield running
-        if HOOKS in names and not counts(running.programs[HOOKS].output()):
-            raise DemoError(
-                f"the hook server was not called; the log ends: {running.programs[hooked[0]].output()[-500:]}"
-            )
-
-
-def counts(output: str) -> dict[str, int] | None:
-    """Return the counts in a server's output: its last JSON line, after which asyncio may log broken connections."""
-    lines = [line for line in output.splitlines() if line.startswith("{")]
-    return json.loads(lines[-1]) if lines else None
+        if HOOKS in names and not running.programs[HOOKS].output():
+            logs = "\n".join(running.programs[way].output()[-500:] for way in hooked)
+            raise DemoError(f"the hook server was not called; the proxies' logs end: {logs}")

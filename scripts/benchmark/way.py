@@ -1,12 +1,11 @@
 """Count what a passing or held call goes through in the proxy: its functions, their files and calls, the sends.
 
 The whole program is run, with a client, a runtime and a hook server outside of its thread. The way of a call begins
-when the proxy reads its first byte and ends with the send that ends its answer; work for it after that, until nothing
-comes any more, is counted separately. Only named functions in files of the package count: generated methods of
-dataclasses, comprehensions and lambdas belong to the function that uses them. A coroutine that waits counts as called
-again when it resumes. Runtime and hook server answer after a millisecond, so that their PINGs wake the proxy apart from
-their answers. Of several equal calls the one with the fewest functions counts, because a timer
-of the proxy may have fired during another.
+when the proxy reads its first byte and ends with the send that ends its answer. Only named functions in files of the
+package count: generated methods of dataclasses, comprehensions and lambdas belong to the function that uses them. A
+coroutine that waits counts as called again when it resumes. Runtime and hook server answer after a millisecond, so that
+their PINGs wake the proxy apart from their answers. Of several equal calls the one with the fewest functions counts,
+because a timer of the proxy may have fired during another.
 
 Run: ``python -m scripts.benchmark.way [--check] [--list CALL]``; scripts/way calls it.
 """
@@ -16,22 +15,20 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from time import monotonic_ns, sleep
+from time import sleep, time_ns
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import runtimeproxy
 from runtimeproxy import app
 from runtimeproxy.cli.shared.configuration import configuration
-from scripts.benchmark.cases import DOCKER, HELD, MODES, SMALL
-from scripts.benchmark.loads import LOAD, client
-from scripts.demonstration.processes import DemoError, program
-from scripts.figures import print_table
+from scripts.benchmark.cases import DIRECT, HELD, MODES, PROXY, SMALL
+from scripts.benchmark.programs import HOOKS, Served, client, served
+from scripts.demonstration.processes import DemoError
+from scripts.figures import at_most, print_table
 from tests.fakes import registration
 
 PACKAGE = Path(runtimeproxy.__file__).parent
@@ -39,19 +36,20 @@ WARM_CALLS, CALLS = 3, 5
 SETTLE_SECONDS = 2.0
 """After so many seconds the proxy has read the runtime's state, which it does for the hook server."""
 QUIET_SECONDS = 0.03
-HEADER = ("call", "hook server", "functions", "files", "calls", "sends", "functions after it", "sends after it")
 COUNTED = (*SMALL.values(), *HELD)
 """A passing call of each mode, and the held ones."""
+HOOK = NONE, CALLED = ("none", "called")
+"""Whether there is a hook server."""
 LIMITS = (
-    *(("Version", hooked, "functions", 18) for hooked in (False, True)),
-    *(("ping", hooked, "functions", 13) for hooked in (False, True)),
-    ("CreateContainer", True, "functions", 110),
-    ("CreateContainer", True, "files", 22),
-    ("CreateContainer", True, "sends", 5),
-    ("create", True, "functions", 160),
-    ("create", True, "files", 25),
-    ("StartContainer", True, "sends", 7),
-    ("StartContainer", False, "functions", 60),
+    *(("Version", hook, "functions", 18) for hook in HOOK),
+    *(("ping", hook, "functions", 13) for hook in HOOK),
+    ("CreateContainer", CALLED, "functions", 110),
+    ("CreateContainer", CALLED, "files", 22),
+    ("CreateContainer", CALLED, "sends", 5),
+    ("create", CALLED, "functions", 160),
+    ("create", CALLED, "files", 25),
+    ("StartContainer", CALLED, "sends", 7),
+    ("StartContainer", NONE, "functions", 60),
 )
 """The upper limits of a call, with a hook server or without."""
 
@@ -60,41 +58,13 @@ class Way(NamedTuple):
     """The way of one call; ``named`` has the file and name of each function, in the order of the first calls."""
 
     call: str
-    hooked: bool
+    hook: str
     named: Sequence[tuple[str, str]]
-    calls: int
-    sends: int
-    functions_after: int
-    """Functions called after the answer that were not called before it."""
-    sends_after: int
-
-    @property
-    def functions(self) -> int:
-        return len(self.named)
-
-    @property
-    def files(self) -> int:
-        return len({file for file, _ in self.named})
-
-    @property
-    def row(self) -> Sequence[str]:
-        """Return the row below ``HEADER``."""
-        counts = (self.functions, self.files, self.calls, self.sends, self.functions_after, self.sends_after)
-        return (self.call, "called" if self.hooked else "none", *map(str, counts))
-
-
-def missed(ways: Sequence[Way]) -> list[str]:
-    """Return a line for each limit that was missed."""
-    return [
-        f"{call}, {'hooked' if hooked else 'without a hook server'}: {found} {what}, the limit is {bound}"
-        for call, hooked, what, bound in LIMITS
-        for way in ways
-        if (way.call, way.hooked) == (call, hooked) and (found := getattr(way, what)) > bound
-    ]
+    counts: Mapping[str, int]
 
 
 class Recorder:
-    """Records the thread's calls of the package's functions, and its sends, while ``on``; times are of monotonic_ns."""
+    """Records the thread's calls of the package's functions, and its sends, while ``on``; times are of time_ns."""
 
     def __init__(self, listens: str) -> None:
         self._listens = listens
@@ -109,11 +79,11 @@ class Recorder:
             return
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(f"{PACKAGE}/") and not code.co_name.startswith("<"):
-            self.calls.append((monotonic_ns(), code))
+            self.calls.append((time_ns(), code))
         elif event == "c_call" and arg.__name__.startswith("send"):
             sock = getattr(arg, "__self__", None)
             if isinstance(sock, socket.socket):
-                self.sends.append((monotonic_ns(), sock.getsockname() == self._listens))
+                self.sends.append((time_ns(), sock.getsockname() == self._listens))
 
     def start(self) -> None:
         """Clear the record and start recording."""
@@ -121,91 +91,60 @@ class Recorder:
         self.sends.clear()
         self.on = True
 
-    def way(self, call: str, hooked: bool, answered: int) -> Way:
+    def way(self, call: str, hook: str, answered: int) -> Way:
         """Return the way of the call whose answer the client had at that time. Raises DemoError."""
         ends = [at for at, to_client in self.sends if to_client and at < answered]
         if not ends:
             raise DemoError(f"{call}: no send of the answer was seen")
-        end = ends[-1]
-        before = dict.fromkeys(code for at, code in self.calls if at <= end)
-        after = {code for at, code in self.calls if at > end}
-        return Way(
-            call,
-            hooked,
-            tuple((os.path.relpath(code.co_filename, PACKAGE), code.co_qualname) for code in before),
-            calls=sum(at <= end for at, _ in self.calls),
-            sends=sum(at <= end for at, _ in self.sends),
-            functions_after=len(after - before.keys()),
-            sends_after=sum(at > end for at, _ in self.sends),
-        )
+        codes = [code for at, code in self.calls if at <= ends[-1]]
+        named = [(os.path.relpath(code.co_filename, PACKAGE), code.co_qualname) for code in dict.fromkeys(codes)]
+        sends, files = sum(at <= ends[-1] for at, _ in self.sends), {file for file, _ in named}
+        counts = {"functions": len(named), "files": len(files), "calls": len(codes), "sends": sends}
+        return Way(call, hook, named, counts)
 
 
-def measure(mode: str, hooked: bool) -> list[Way]:
+def measure(mode: str, hook: str) -> list[Way]:
     """Run the proxy in this thread, which must be the main one; return the ways of a mode's calls. Raises DemoError."""
     ways: list[Way] = []
-    with tempfile.TemporaryDirectory(prefix="rp-way-") as made, _peers(Path(made), mode, hooked):
-        folder = Path(made)
-        metrics = Recorder(str(folder / "proxy.sock"))
-        config = configuration(
-            {
-                "backend-runtime-mode": "Docker" if mode == DOCKER else "Containerd",
-                "remote-runtime-service-endpoint": str(folder / "runtime.sock"),
-                "koord-runtimeproxy-endpoint": str(folder / "proxy.sock"),
-                "hookserver-config-dir": str(folder / "hookserver.d"),
-                "admin-endpoint": str(folder / "admin.sock"),
-            },
-            {},
-            os.devnull,
-        )
-        client = threading.Thread(target=_call_all, args=(folder, mode, hooked, metrics, ways))
-        sys.setprofile(metrics.note)
+    with served(mode, (DIRECT, HOOKS) if hook == CALLED else (DIRECT,), load=["--delay=1ms"], hooked=()) as peers:
+        registrations = peers.registrations(PROXY)
+        registrations.mkdir(parents=True)
+        if hook == CALLED:
+            registration.write(registrations, "way.json", registration.text(str(peers.socket(HOOKS))))
+        recorder = Recorder(str(peers.socket(PROXY)))
+        flags = dict(flag.removeprefix("--").split("=", 1) for flag in peers.proxy_flags(PROXY))
+        calling = threading.Thread(target=_call_all, args=(peers, hook, recorder, ways))
+        sys.setprofile(recorder.note)
         try:
-            client.start()
-            app.run(config)
+            calling.start()
+            app.run(configuration(flags, {}, os.devnull))
         finally:
             sys.setprofile(None)
-            client.join()
+            calling.join()
     if len(ways) != sum(case.mode == mode for case in COUNTED):
         raise DemoError(f"only {len(ways)} calls in {mode} mode were counted")
     return ways
 
 
-@contextmanager
-def _peers(folder: Path, mode: str, hooked: bool) -> Iterator[None]:
-    """Run the proxy's peers; the registration exists before the proxy starts."""
-    directory = folder / "hookserver.d"
-    directory.mkdir()
-    with ExitStack() as stack:
-        for name, kind in {"runtime": mode, "hook": "hook"}.items():
-            path = folder / f"{name}.sock"
-            command = [LOAD, *(("hook",) if kind == "hook" else ("serve", kind)), str(path), "--delay=1ms"]
-            code = 0 if kind == "hook" else -signal.SIGTERM
-            stack.enter_context(program(name, command, folder, code=code)).wait_until_it_listens(path)
-        if hooked:
-            registration.write(directory, "way.json", registration.text(str(folder / "hook.sock")))
-        yield
-
-
-def _call_all(folder: Path, mode: str, hooked: bool, metrics: Recorder, ways: list[Way]) -> None:
+def _call_all(peers: Served, hook: str, recorder: Recorder, ways: list[Way]) -> None:
     """Make every call until it is warm, then count it; end the proxy after the last one, or at the first error."""
-    path = folder / "proxy.sock"
+    path = peers.socket(PROXY)
     try:
         while not path.exists():
             sleep(QUIET_SECONDS)
         sleep(SETTLE_SECONDS)
-        for case in COUNTED:
-            if case.mode == mode:
-                with client(mode, path, case.method) as load:
-                    load.run(WARM_CALLS)
-                    counted = []
-                    for _ in range(CALLS):
-                        sleep(QUIET_SECONDS)
-                        metrics.start()
-                        ended = load.run(1).ended
-                        sleep(QUIET_SECONDS)
-                        metrics.on = False
-                        counted.append(metrics.way(case.name, hooked, ended))
-                ways.append(min(counted, key=lambda way: (way.functions, way.calls)))
+        for case in (case for case in COUNTED if case.mode == peers.mode):
+            with client(case.mode, path, case.method) as load:
+                load.run(WARM_CALLS)
+                counted = []
+                for _ in range(CALLS):
+                    sleep(QUIET_SECONDS)
+                    recorder.start()
+                    ended = load.run(1).ended
+                    sleep(QUIET_SECONDS)
+                    recorder.on = False
+                    counted.append(recorder.way(case.name, hook, ended))
+            ways.append(min(counted, key=lambda way: (way.counts["functions"], way.counts["calls"])))
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -219,23 +158,24 @@ def main() -> int:
     arguments = parser.parse_args()
     modes = [calls[arguments.list]] if arguments.list else MODES
     try:
-        ways = [way for mode in modes for hooked in (False, True) for way in measure(mode, hooked)]
+        ways = [way for mode in modes for hook in HOOK for way in measure(mode, hook)]
     except DemoError as error:
         print(f"FAILED: {error}", file=sys.stderr)
         return 1
     if arguments.list:
-        for way in ways:
-            if way.call == arguments.list:
-                print(
-                    f"{way.call}, {'hook server called' if way.hooked else 'no hook server'}: {way.functions} functions"
-                )
-                print(*(f"    {file}  {name}" for file, name in way.named), sep="\n")
+        for way in (way for way in ways if way.call == arguments.list):
+            print(f"{way.call}, hook server {way.hook}: {len(way.named)} functions")
+            print(*(f"    {file}  {name}" for file, name in way.named), sep="\n")
         return 0
-    print_table("The way of a call, warm", [HEADER, *(way.row for way in ways)])
-    texts = missed(ways) if arguments.check else []
-    for text in texts:
-        print(f"FAILED: {text}", file=sys.stderr)
-    return 1 if texts else 0
+    rows = [(way.call, way.hook, *map(str, way.counts.values())) for way in ways]
+    print_table("The way of a call, warm", [("call", "hook server", *ways[0].counts), *rows])
+    failed = False
+    for call, hook, what, bound in LIMITS if arguments.check else ():
+        [way] = (way for way in ways if (way.call, way.hook) == (call, hook))
+        if missed := at_most(f"{call}, hook server {way.hook}: {what}", way.counts[what], bound, digits=0).missed:
+            print(f"FAILED: {missed}", file=sys.stderr)
+            failed = True
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -2,5 +2,5 @@
 
 ``__main__`` has the table of artefacts. A function ``build(work, dist)`` makes each: it puts files into the directory
 ``dist`` and returns them. ``sources`` are in ``work/source``. The ``tree`` that archive, packages and image have in
-common is made once, in ``work/tree``. ``packing`` makes archives that are equal byte by byte.
+common is made once, in ``work/tree``.
 """

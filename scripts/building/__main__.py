@@ -8,21 +8,21 @@ import argparse
 import hashlib
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from scripts.building import chart, image, packages, sbom, sign, sources, tree, wheel
-from scripts.building.errors import BuildError
+from scripts.building import chart, image, packages, parts, sources, tree
+from scripts.building.tools import BuildError
 
 ROOT = Path(__file__).parents[2]
 CHECKSUMS = "checksums.txt"
 
-ARTEFACTS: Mapping[str, Callable[[Path, Path], list[Path]]] = {
-    "wheel": wheel.build,
-    "sdist": wheel.build_sdist,
+ARTEFACTS: Mapping[str, Callable[[Path, Path], None]] = {
+    "wheel": sources.build_wheel,
+    "sdist": sources.build_sdist,
     "archive": tree.build,
     "deb": packages.build_deb,
     "rpm": packages.build_rpm,
@@ -44,11 +44,11 @@ def main() -> int:
     arguments = parser.parse_args()
     if unknown := set(arguments.artefacts) - set(ARTEFACTS):
         parser.error(f"no such artefact: {', '.join(sorted(unknown))}; there are {', '.join(ARTEFACTS)}")
+    artefacts = arguments.artefacts or list(ARTEFACTS)
+    if not arguments.artefacts and chart.helm() is None:
+        artefacts.remove("manifests")
+        print("build: no manifests: helm is not installed; install Go 1.24 or later for it", file=sys.stderr)
     try:
-        artefacts = arguments.artefacts or list(ARTEFACTS)
-        if not arguments.artefacts and chart.helm() is None:
-            artefacts.remove("manifests")
-            print("build: no manifests: helm is not installed; install Go 1.24 or later for it", file=sys.stderr)
         made = build(artefacts, arguments.dist, dirty=arguments.dirty, key=arguments.sign)
     except BuildError as error:
         print(f"build: error: {error}", file=sys.stderr)
@@ -57,44 +57,43 @@ def main() -> int:
     return 0
 
 
-def build(artefacts: Sequence[str], dist: Path, *, dirty: bool, key: Path | None = None) -> list[Path]:
+def build(artefacts: Sequence[str], dist: Path, *, dirty: bool, key: Path | None) -> list[Path]:
     """Build the named artefacts, their bills of materials and the file of checksums, which is signed with a key; return
     the files. Raises BuildError."""
-    if key is not None:
-        sign.check_key(key, ROOT)
-    with _surroundings(), tempfile.TemporaryDirectory(prefix="runtimeproxy-build-") as folder:
+    if key is not None and not key.is_file():
+        raise BuildError(f"there is no key {key}: name the secret key's file that `minisign -G` wrote")
+    if key is not None and key.resolve().is_relative_to(ROOT.resolve()):
+        raise BuildError(f"{key} is in the checkout, where it could be committed: keep the secret key elsewhere")
+    # The same for every program that the build starts, whatever the surroundings.
+    os.umask(0o022)
+    os.environ.update(LC_ALL="C.UTF-8", TZ="UTC", PYTHONHASHSEED="0", PYTHONPATH="")
+    with tempfile.TemporaryDirectory(prefix="runtimeproxy-build-") as folder:
         work, fresh = Path(folder, "work"), Path(folder, "dist")
         work.mkdir()
         fresh.mkdir()
-        source = sources.extract(ROOT, work / "source", dirty=dirty)
-        os.environ["SOURCE_DATE_EPOCH"] = str(source.epoch)
+        sources.extract(ROOT, work / "source", dirty=dirty)
         for name in artefacts:
             ARTEFACTS[name](work, fresh)
-        sbom.write(work, fresh, sources.version(work))
-        write_checksums(fresh)
+        version = sources.version(work)
+        parts.write_bills(work, fresh, version)
+        sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(fresh.iterdir())]
+        (fresh / CHECKSUMS).write_text("".join(sums))  # as sha256sum(1) reads them
         if key is not None:
-            sign.sign(fresh / CHECKSUMS, key, f"runtimeproxy {sources.version(work)}, commit {source.commit}")
+            _sign(fresh / CHECKSUMS, key, f"runtimeproxy {version}, commit {sources.commit(work)}")
         dist.mkdir(parents=True, exist_ok=True)
         return [Path(shutil.copy(path, dist)) for path in sorted(fresh.iterdir())]
 
 
-@contextmanager
-def _surroundings() -> Iterator[None]:
-    """Give the build, and every program that it starts, the same umask and variables everywhere, until its end."""
-    umask, environ = os.umask(0o022), dict(os.environ)
-    os.environ.update(LC_ALL="C.UTF-8", TZ="UTC", PYTHONHASHSEED="0", PYTHONPATH="")
+def _sign(file: Path, key: Path, comment: str) -> None:
+    """Write a file's signature next to it. Only minisign(1) reads the secret key, and its password on the terminal: it
+    is in no argument, variable, log line or file of the build. Raises BuildError."""
+    command: list[str | Path] = ["minisign", "-S", "-s", key, "-m", file, "-t", comment]
     try:
-        yield
-    finally:
-        os.umask(umask)
-        os.environ.clear()
-        os.environ.update(environ)
-
-
-def write_checksums(dist: Path) -> None:
-    """Write the SHA-256 of each file of a directory in the form of sha256sum(1)."""
-    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(dist.iterdir())]
-    (dist / CHECKSUMS).write_text("".join(lines))
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    except FileNotFoundError:
+        raise BuildError("minisign is not installed: run scripts/install release") from None
+    if done.returncode:
+        raise BuildError(f"minisign could not sign with {key}: {done.stderr.strip() or 'wrong password?'}")
 
 
 if __name__ == "__main__":

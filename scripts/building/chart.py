@@ -4,8 +4,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from scripts.building import packing, sources
-from scripts.building.errors import run
+from scripts.building import sources, tools
 
 NAME = "runtimeproxy"
 KUBERNETES = {"": "1.37.0", "-before-1.30": "1.29.0"}
@@ -16,13 +15,11 @@ HEAD = """\
 """
 
 
-def build(work: Path, dist: Path) -> list[Path]:
+def build(work: Path, dist: Path) -> None:
     """Build runtimeproxy-<version>.tgz: the directory's files below its name, without the sets of values in ci."""
     folder = work / "chart"
     shutil.copytree(work / "source/deploy/helm" / NAME, folder, ignore=shutil.ignore_patterns("ci", ".helmignore"))
-    packed = dist / f"{NAME}-{sources.version(work)}.tgz"
-    packing.pack(folder, packed, NAME)
-    return [packed]
+    tools.pack(folder, dist / f"{NAME}-{sources.version(work)}.tgz", NAME)
 
 
 def helm() -> str | None:
@@ -30,7 +27,7 @@ def helm() -> str | None:
     return shutil.which(str(Path(sys.executable).with_name("helm"))) or shutil.which("helm")
 
 
-def build_manifests(work: Path, dist: Path) -> list[Path]:
+def build_manifests(work: Path, dist: Path) -> None:
     """Build runtimeproxy-<version>-manifests.tgz: the chart rendered with each set of values in ci. Raises
     BuildError."""
     chart, folder = work / "source/deploy/helm" / NAME, work / "manifests"
@@ -38,11 +35,9 @@ def build_manifests(work: Path, dist: Path) -> list[Path]:
     for values in sorted((chart / "ci").iterdir()):
         for suffix, version in KUBERNETES.items():
             flags = ("--namespace=kube-system", f"--values={values}", f"--kube-version={version}")
-            text = run([helm() or "helm", "template", NAME, chart, *flags])
+            text = tools.run([helm() or "helm", "template", NAME, chart, *flags])
             head = HEAD.format(name=values.stem, versions="before 1.30" if suffix else "1.30 and later")
             # What is applied without helm is not managed by it.
             text = text.replace("app.kubernetes.io/managed-by: Helm", "app.kubernetes.io/managed-by: kubectl")
             (folder / f"{values.stem.removesuffix('-values')}{suffix}.yaml").write_text(head + text)
-    packed = dist / f"{NAME}-{sources.version(work)}-manifests.tgz"
-    packing.pack(folder, packed, f"{NAME}-manifests")
-    return [packed]
+    tools.pack(folder, dist / f"{NAME}-{sources.version(work)}-manifests.tgz", f"{NAME}-manifests")

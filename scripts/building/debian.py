@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from scripts.building.errors import BuildError, run
 from scripts.building.parts import LICENCES, Part
+from scripts.building.tools import BuildError, run
 
 LIBRARIES: Mapping[str, Sequence[str]] = {
     "gcc-12-base": (),  # the copyright of gcc's libraries
@@ -107,10 +107,9 @@ def _download(folder: Path, packages: Sequence[str]) -> list[Path]:
     try:
         run([*command, "download", *desired], folder)
     except BuildError:
-        lists, cache = folder / "lists", folder / "cache"
-        for directory in (lists / "partial", cache / "archives/partial"):
-            directory.mkdir(parents=True)
-        command += ["-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={cache}"]
+        for directory in ("lists/partial", "cache/archives/partial"):
+            (folder / directory).mkdir(parents=True)
+        command += ["-o", f"Dir::State::Lists={folder}/lists", "-o", f"Dir::Cache={folder}/cache"]
         run([*command, "update"], folder)
         run([*command, "download", *desired], folder)
     return sorted(folder.glob("*.deb"))

@@ -4,20 +4,18 @@ Its lower layer has a shell and the programs that charts call; the upper one the
 node-installer. Invariant: nothing in it runs while it is made, and no file is setuid; times are the commit's.
 """
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
-from scripts.building import debian, packing, parts, sbom, sources, tree
-from scripts.building.errors import run
+from scripts.building import debian, parts, sources, tools, tree
+from scripts.building.tools import run
 
 BINARIES, LIBRARIES = "usr/bin", "usr/lib/x86_64-linux-gnu"
-PROGRAMS = "[ basename cat chmod chown cp date df dirname echo env false head id install link ln ls mkdir mktemp mv"
-PROGRAMS += (
-    " printf pwd readlink realpath rm rmdir sha256sum sleep sort stat sync tail test timeout touch tr true uname"
-)
+PROGRAMS = """
+[ basename cat chmod chown cp date df dirname echo env false head id install link ln ls mkdir mktemp mv printf pwd
+readlink realpath rm rmdir sha256sum sleep sort stat sync tail test timeout touch tr true uname
+"""
 TAKEN: Mapping[str, Sequence[str]] = {
     "base-files": ("usr/lib/os-release",),
     "coreutils": (*(f"{BINARIES}/{name}" for name in PROGRAMS.split()), "usr/sbin/chroot"),
@@ -44,44 +42,33 @@ FILES: Mapping[str, str] = {
     "etc/group": f"root:x:0:\nnogroup:x:{NOBODY}:\n",
 }
 TREE, ARCHIVE = "usr/lib/runtimeproxy", "usr/share/runtimeproxy"
-CONFIG: Mapping[str, Sequence[str]] = {
-    "--architecture": ["amd64"],
-    "--os": ["linux"],
-    "--config.user": [f"{NOBODY}:{NOBODY}"],  # hook servers and the node-installer are root by their charts
-    "--config.env": [f"PATH=/{TREE}/bin:/usr/sbin:/usr/bin"],
-    "--config.cmd": ["runtimeproxy", "--help"],
-}
-LABELS = {
-    "title": "runtimeproxy",
-    "description": "Hook servers, metrics exporter and node-installer of runtimeproxy",
-    "licenses": "Apache-2.0",
-}
-"""Labels of every version, below org.opencontainers.image."""
+CONFIG = (
+    *("--architecture=amd64", "--os=linux", f"--config.env=PATH=/{TREE}/bin:/usr/sbin:/usr/bin"),
+    f"--config.user={NOBODY}:{NOBODY}",  # hook servers and the node-installer are root by their charts
+    *("--config.cmd=runtimeproxy", "--config.cmd=--help"),
+)
+DESCRIPTION = "Hook servers, metrics exporter and node-installer of runtimeproxy"
 
 
-def build(work: Path, dist: Path) -> list[Path]:
+def build(work: Path, dist: Path) -> None:
     """Build runtimeproxy_<version>_image.tar. Raises BuildError."""
     version, layout = sources.version(work), work / "layout"
-    base, ours = _base(work), _ours(work, dist)
-    time = datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    time = tools.iso_time()
     image, history = f"--image={layout}:{version}", [f"--history.created={time}", "--history.author=scripts/build"]
     run(["umoci", "init", f"--layout={layout}"])
     run(["umoci", "new", image])
-    for folder in (base, ours):
+    for folder in (_base(work), _ours(work)):
         layer = work / f"{folder.name}.tar"
         with layer.open("wb") as file:
-            packing.write_tar(folder, file, "")
+            tools.write_tar(folder, file, "")
         run(["umoci", "raw", "add-layer", image, *history, f"--history.created_by={folder.name}", layer])
-    [commit] = [line.split()[1] for line in (work / "source" / sources.BUILD_FILE).read_text().splitlines()[:1]]
-    labels = {**LABELS, "version": version, "revision": commit, "created": time}
-    options = [f"{option}={value}" for option, values in CONFIG.items() for value in values]
-    options += [f"--config.label=org.opencontainers.image.{name}={value}" for name, value in labels.items()]
-    run(["umoci", "config", image, f"--created={time}", "--no-history", *options])
+    labels = {"title": "runtimeproxy", "description": DESCRIPTION, "licenses": parts.OUR_LICENCE}
+    labels |= {"version": version, "revision": sources.commit(work), "created": time}
+    options = [f"--config.label=org.opencontainers.image.{name}={value}" for name, value in labels.items()]
+    run(["umoci", "config", image, f"--created={time}", "--no-history", *CONFIG, *options])
     run(["umoci", "gc", f"--layout={layout}"])
-    packed = dist / f"runtimeproxy_{version}_image.tar"
-    with packed.open("wb") as file:
-        packing.write_tar(layout, file, "")
-    return [packed]
+    with (dist / f"runtimeproxy_{version}_image.tar").open("wb") as file:
+        tools.write_tar(layout, file, "")
 
 
 def _base(work: Path) -> Path:
@@ -96,20 +83,18 @@ def _base(work: Path) -> Path:
         part.add(root, folder / documents, documents)
         part.add(root, folder / debian.CONTROL, control)
     for place, content in FILES.items():
-        (root / place).parent.mkdir(parents=True, exist_ok=True)
-        (root / place).write_text(content)
+        tools.write(root / place, content)
     for place, target in LINKS.items():
         (root / place).parent.mkdir(parents=True, exist_ok=True)
         (root / place).symlink_to(target)
-    parts.write(work / sbom.BASE, [part for part, _ in found])
+    parts.write_list(work / parts.BASE, [part for part, _ in found])
     return root
 
 
-def _ours(work: Path, dist: Path) -> Path:
+def _ours(work: Path) -> Path:
     """Return the directory of the upper layer: the tree, with the archive that the node-installer puts on nodes."""
     root = work / "ours"
     shutil.copytree(tree.made(work), root / TREE, symlinks=True)
-    [packed] = list(dist.glob("runtimeproxy_*_linux_x86_64.tar.gz")) or tree.build(work, work)
     (root / ARCHIVE).mkdir(parents=True)
-    shutil.copy(packed, root / ARCHIVE)
+    tree.build(work, root / ARCHIVE)
     return root

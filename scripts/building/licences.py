@@ -4,47 +4,29 @@ Invariant: a part whose licence is not known, or not allowed, is an error with i
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageMetadata
 
-from scripts.building.errors import BuildError
+from scripts.building.tools import BuildError
 
-ALLOWED = frozenset(
-    {
-        *("0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "MIT", "PSF-2.0", "Zlib", "bzip2-1.0.6"),
-        *("LicenseRef-public-domain", "MPL-2.0"),
-        # Libraries that a program of any licence may use, and programs of the image that it does not use.
-        *("LGPL-2.1-or-later", "GPL-3.0-or-later WITH GCC-exception-3.1"),
-        *("GPL-2.0-or-later", "GPL-3.0-or-later"),
-    }
-)
-_GCC = "GPL-3.0-or-later WITH GCC-exception-3.1"
-DEBIAN: Mapping[str, str] = {
-    "base-files": "GPL-2.0-or-later",
-    "coreutils": "GPL-3.0-or-later",
-    "dash": "BSD-3-Clause",
-    "gcc-12-base": _GCC,
-    "gzip": "GPL-3.0-or-later",
-    "libacl1": "LGPL-2.1-or-later",
-    "libattr1": "LGPL-2.1-or-later",
-    "libbz2-1.0": "bzip2-1.0.6",
-    "libc6": "LGPL-2.1-or-later",
-    "libexpat1": "MIT",
-    "libffi8": "MIT",
-    "libgcc-s1": _GCC,
-    "liblzma5": "LicenseRef-public-domain",
-    "libpcre2-8-0": "BSD-3-Clause",
-    "libpython3.11-minimal": "PSF-2.0",
-    "libpython3.11-stdlib": "PSF-2.0",
-    "libselinux1": "LicenseRef-public-domain",
-    "libsqlite3-0": "LicenseRef-public-domain",
-    "libssl3": "Apache-2.0",
-    "libstdc++6": _GCC,
-    "libuuid1": "BSD-3-Clause",
-    "python3.11-minimal": "PSF-2.0",
-    "tar": "GPL-3.0-or-later",
-    "util-linux": "GPL-2.0-or-later",
-    "zlib1g": "Zlib",
+ALLOWED = {
+    *("0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "MIT", "PSF-2.0", "Zlib", "bzip2-1.0.6"),
+    *("LicenseRef-public-domain", "MPL-2.0"),
+    # Libraries that a program of any licence may use, and programs of the image that it does not use.
+    *("LGPL-2.1-or-later", "GPL-3.0-or-later WITH GCC-exception-3.1", "GPL-2.0-or-later", "GPL-3.0-or-later"),
+}
+_DEBIAN: Mapping[str, Sequence[str]] = {
+    "Apache-2.0": ("libssl3",),
+    "BSD-3-Clause": ("dash", "libpcre2-8-0", "libuuid1"),
+    "GPL-2.0-or-later": ("base-files", "util-linux"),
+    "GPL-3.0-or-later": ("coreutils", "gzip", "tar"),
+    "GPL-3.0-or-later WITH GCC-exception-3.1": ("gcc-12-base", "libgcc-s1", "libstdc++6"),
+    "LGPL-2.1-or-later": ("libacl1", "libattr1", "libc6"),
+    "LicenseRef-public-domain": ("liblzma5", "libselinux1", "libsqlite3-0"),
+    "MIT": ("libexpat1", "libffi8"),
+    "PSF-2.0": ("libpython3.11-minimal", "libpython3.11-stdlib", "python3.11-minimal"),
+    "Zlib": ("zlib1g",),
+    "bzip2-1.0.6": ("libbz2-1.0",),
 }
 """Of what is taken of each Debian package, read from its copyright file by us: most of these files have no form that a
 program could read."""
@@ -70,7 +52,7 @@ def of_wheel(metadata: PackageMetadata) -> str:
 
 def of_package(name: str) -> str:
     """Return the SPDX expression of a Debian package's licence. Raises BuildError."""
-    return checked(name, DEBIAN.get(name, "none"))
+    return checked(name, next((licence for licence, packages in _DEBIAN.items() if name in packages), "none"))
 
 
 def checked(name: str, expression: str) -> str:

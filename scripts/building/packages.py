@@ -10,8 +10,8 @@ from pathlib import Path
 from deploy.packages import maintainer_scripts
 from runtimeproxy.cli.commands.table import COMMANDS
 from scripts.building import sources, tree
-from scripts.building.errors import BuildError, run
-from scripts.building.parts import Part, read
+from scripts.building.parts import LICENCES, read_list
+from scripts.building.tools import BuildError, epoch, run, write
 
 PREFIX = "usr/lib/runtimeproxy"
 UNITS, DEBIAN_UNITS = "usr/lib/systemd/system", "lib/systemd/system"
@@ -22,15 +22,9 @@ COMPLETIONS = {
 }
 PROGRAMS = ("runtimeproxy", "koord-runtime-proxy", "runtimeproxy-hooks")
 SOCKETS = "runtimeproxy.socket runtimeproxy-admin.socket runtimeproxy-metrics.socket"
-REPRODUCIBLE = {
-    "_buildhost": "localhost",
-    "use_source_date_epoch_as_buildtime": "1",
-    "clamp_mtime_to_source_date_epoch": "1",
-}
-_LICENCE = re.compile(r"(licen[cs]e|copying|notice|copyright)", re.IGNORECASE)
 
 
-def build_deb(work: Path, dist: Path) -> list[Path]:
+def build_deb(work: Path, dist: Path) -> None:
     """Build runtimeproxy_<version>-1_amd64.deb. A dirty one, which is for tests, is not compressed."""
     version, folder = sources.version(work), work / "deb"
     shutil.copytree(work / "source/deploy/debian", folder / "debian")
@@ -47,13 +41,14 @@ def build_deb(work: Path, dist: Path) -> list[Path]:
     maintainer = (folder / "debian/control").read_text().partition("Maintainer: ")[2].splitlines()[0]
     (folder / "debian/changelog").write_text(
         f"runtimeproxy ({version}-1) stable; urgency=medium\n\n  * Version {version}; changelog.gz lists what is new.\n"
-        f"\n -- {maintainer}  {formatdate(int(os.environ['SOURCE_DATE_EPOCH']))}\n"
+        f"\n -- {maintainer}  {formatdate(epoch())}\n"
     )
-    run(["debian/rules", "binary", f"COMPRESSION={'none' if sources.is_dirty(work) else 'xz'}"], folder)
-    return [Path(shutil.copy(work / f"runtimeproxy_{version}-1_amd64.deb", dist))]
+    compression = "none" if sources.commit(work).endswith("-dirty") else "xz"
+    run(["debian/rules", "binary", f"COMPRESSION={compression}"], folder)
+    shutil.copy(work / f"runtimeproxy_{version}-1_amd64.deb", dist)
 
 
-def build_rpm(work: Path, dist: Path) -> list[Path]:
+def build_rpm(work: Path, dist: Path) -> None:
     """Build runtimeproxy-<version>-1.x86_64.rpm. Raises BuildError for a path that rpmbuild cannot use."""
     if " " in str(work):
         raise BuildError(f"rpmbuild takes no path with a space, and this is {work}: set TMPDIR to another directory")
@@ -61,17 +56,17 @@ def build_rpm(work: Path, dist: Path) -> list[Path]:
     folder.mkdir()
     run(["cp", "-a", installed(work), root])
     (root / "usr/share/zsh/vendor-completions").rename(root / "usr/share/zsh/site-functions")
-    (root / "usr/share/licenses/runtimeproxy").mkdir(parents=True)
-    (root / "usr/share/licenses/runtimeproxy/copyright").write_text(copyright_text(work))
+    write(root / "usr/share/licenses/runtimeproxy/copyright", copyright_text(work))
     text = _script(work, (work / "source/deploy/rpm/runtimeproxy.spec").read_text())
     for name, value in {"ROOT": str(root), "SOCKETS": SOCKETS, "ENABLED": f"{SOCKETS} runtimeproxy.service"}.items():
         text = text.replace(f"@{name}@", value)
     (folder / "runtimeproxy.spec").write_text(text)
-    settings = {"_topdir": str(folder / "top"), "_dbpath": str(folder / "db"), **REPRODUCIBLE}
-    defines = [word for name, value in settings.items() for word in ("--define", f"{name} {value}")]
+    settings = [f"_topdir {folder}/top", f"_dbpath {folder}/db", "_buildhost localhost"]
+    settings += ["use_source_date_epoch_as_buildtime 1", "clamp_mtime_to_source_date_epoch 1"]
+    defines = [f"--define={setting}" for setting in settings]
     run(["rpmbuild", "-bb", "--target=x86_64-linux", "--quiet", *defines, folder / "runtimeproxy.spec"])
     (package,) = (folder / "top/RPMS/x86_64").glob("*.rpm")
-    return [Path(shutil.copy(package, dist))]
+    shutil.copy(package, dist)
 
 
 def installed(work: Path) -> Path:
@@ -95,8 +90,7 @@ def installed(work: Path) -> Path:
     head = "# Every key is commented out: the defaults hold, also those of a later version.\n"
     texts["etc/runtimeproxy/config.yaml"] = head + keys
     for place, text in texts.items():
-        (root / place).parent.mkdir(parents=True, exist_ok=True)
-        (root / place).write_text(text)
+        write(root / place, text)
     (root / "etc/runtime/hookserver.d").mkdir(parents=True)
     _write_manpages(prefix, root / "usr/share/man/man8", sources.version(work))
     return root
@@ -116,20 +110,15 @@ def copyright_text(work: Path) -> str:
     """Return what is ours, and the licence files of every other part of the tree, whole. Raises BuildError."""
     root, ours = tree.made(work), (work / "source/deploy/packages/copyright").read_text()
     owners: dict[str, list[str]] = {}
-    for part in read(root):
-        for text in _licences(root, part) if part.name != "runtimeproxy" else ():
-            owners.setdefault(text, []).append(f"{part.name} {part.version}")
+    for part in (part for part in read_list(root) if part.name != "runtimeproxy"):
+        name, folder = f"{part.name} {part.version}", f"{LICENCES}/{part.name}/"
+        files = [file for file in part.files if file.startswith(folder)]
+        if not files:
+            raise BuildError(f"{name} has no licence file: find its licence, and add it to the build")
+        for file in files:
+            owners.setdefault((root / file).read_text(errors="replace"), []).append(name)
     return ours + "".join(f"\n{'=' * 80}\n{', '.join(names)}\n\n{text}" for text, names in owners.items())
 
 
 def _script(work: Path, text: str) -> str:
     return maintainer_scripts.filled(text, tree.made(work) / tree.DIST_PACKAGES, sources.version(work))
-
-
-def _licences(root: Path, part: Part) -> list[str]:
-    files = [name for name in part.files if _LICENCE.match(Path(name).name) and not name.endswith((".py", ".so"))]
-    if not files:
-        raise BuildError(
-            f"{part.name} {part.version} has no licence file: look which one holds, and add it to the build"
-        )
-    return [(root / name).read_text(errors="replace") for name in files]

@@ -1,14 +1,7 @@
 """The tree: Debian's Python with its own loader and libraries, the pinned wheels, ours, and the programs.
 
-Its layout::
-
-    bin/      the programs, and python3 for hook servers of one's own: sh scripts that start the loader
-    libexec/  the loader, by the name of each program, which is the process's name, too
-    lib/      libraries, python3 (which needs the loader), python3.11/ with dist-packages/
-    share/    licences, units, parts.json (what all came from), sbom/ (the same in CycloneDX's form)
-    BUILD     what ``runtimeproxy version`` reports
-
-Invariant: it works wherever it is put, and nothing in it is from the machine that built it.
+docs/release.rst has its layout. Invariant: it works wherever it is put, and nothing in it is from the machine that
+built it.
 """
 
 import hashlib
@@ -17,12 +10,12 @@ import re
 import shutil
 import sys
 import zipfile
-from configparser import ConfigParser
+from importlib.metadata import PathDistribution
 from pathlib import Path
 
-from scripts.building import debian, packing, parts, sbom, sources, wheel
-from scripts.building.errors import BuildError, run
+from scripts.building import debian, parts, sources, tools
 from scripts.building.parts import LICENCES, Part
+from scripts.building.tools import BuildError, run
 
 DIST_PACKAGES = "lib/python3.11/dist-packages"
 """Where Debian's Python looks for installed packages."""
@@ -32,12 +25,10 @@ PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(NEWEST_GLIBC, 4, -
 _LICENCE = re.compile(r"\.dist-info/(licenses/.|licen[cs]e|copying|notice)", re.IGNORECASE)
 
 
-def build(work: Path, dist: Path) -> list[Path]:
+def build(work: Path, dist: Path) -> None:
     """Build the archive for a node without Python, runtimeproxy_<version>_linux_x86_64.tar.gz."""
     version = sources.version(work)
-    archive = dist / f"runtimeproxy_{version}_linux_x86_64.tar.gz"
-    packing.pack(made(work), archive, f"runtimeproxy-{version}")
-    return [archive]
+    tools.pack(made(work), dist / f"runtimeproxy_{version}_linux_x86_64.tar.gz", f"runtimeproxy-{version}")
 
 
 def made(work: Path) -> Path:
@@ -46,15 +37,17 @@ def made(work: Path) -> Path:
     if root.exists():
         return root
     found = debian.unpack(work, root)
-    ours = wheel.made(work)
+    ours = sources.wheel(work)
     found += [_install(file, root) for file in (*_pinned(work), ours)]
-    parts.write(root, found)
+    parts.write_list(root, found)
     _write_programs(root, (work / "source/deploy/packages/program.sh").read_text())
     shutil.copytree(work / "source/deploy/systemd", root / "share/systemd")
     _check_libraries(root)
-    _compile(root)
+    # Modules are compiled for the tree's Python, which then compares no times: they are the archive's.
+    options = ("-q", "-f", "--invalidation-mode=unchecked-hash", "-s", root, "-p", "/usr/lib/runtimeproxy")
+    run([root / "bin/python3", "-I", "-m", "compileall", *options, root / "lib/python3.11"])
     (root / "BUILD").write_text(run([root / "bin/runtimeproxy", "--version"]))
-    sbom.write_into(root, sources.version(work))
+    parts.write_bill(root, sources.version(work))
     return root
 
 
@@ -86,14 +79,11 @@ def _install(file: Path, root: Path) -> Part:
 
 def _write_programs(root: Path, script: str) -> None:
     """Write a script for each program of our wheel, and for Python; the loader gets a name for each."""
-    (entry_points,) = (root / DIST_PACKAGES).glob("runtimeproxy-*.dist-info/entry_points.txt")
-    declared = ConfigParser(delimiters="=")
-    declared.optionxform = str  # type: ignore[assignment,method-assign]
-    declared.read(entry_points)
+    [ours] = (root / DIST_PACKAGES).glob("runtimeproxy-*.dist-info")
     programs = {"python3": ""}
-    for name, place in declared["console_scripts"].items():
-        module, function = place.split(":")
-        programs[name] = f"-I -c 'import sys; from {module} import {function}; sys.exit({function}())' "
+    for entry in PathDistribution(ours).entry_points.select(group="console_scripts"):
+        code = f"import sys; from {entry.module} import {entry.attr}; sys.exit({entry.attr}())"
+        programs[entry.name] = f"-I -c '{code}' "
     for folder in ("bin", "libexec"):
         (root / folder).mkdir()
     for name, arguments in programs.items():
@@ -113,10 +103,3 @@ def _check_libraries(root: Path) -> None:
             found = line.split(" => ")[-1].split(" (")[0].strip()
             if not found.startswith((f"{root}/", "linux-vdso")) and found != "statically linked":
                 raise BuildError(f"{file.relative_to(root)} needs {line.strip()}: add it to LIBRARIES in debian.py")
-
-
-def _compile(root: Path) -> None:
-    """Compile all modules for the tree's Python, which then compares no times: they are the archive's."""
-    command = ["-I", "-m", "compileall", "-q", "-f", "--invalidation-mode=unchecked-hash"]
-    command += ["-s", str(root), "-p", "/usr/lib/runtimeproxy", str(root / "lib/python3.11")]
-    run([root / "bin/python3", *command])

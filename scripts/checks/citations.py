@@ -6,7 +6,7 @@ the hook protocol is cited by its heading. Prints what is wrong; exit code 1 if 
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 FOLDERS = ("runtimeproxy", "hooks", "scripts", "tests")
@@ -21,31 +21,38 @@ RELAY_RULES, FAULTS, PROMISES, HOOK_API = "relay-rules", "fault matrix", "promis
 
 def main() -> int:
     """Check the checkout in the current directory; return the exit code."""
-    rules = {rule for name in ("relay-rules", "fault-matrix", "hook-api") for rule in rules_of(_document(name))}
+    known = set(rules())
     cited = {
         path: set(citations(path.read_text())) for folder in FOLDERS for path in sorted(Path(folder).rglob("*.py"))
     }
-    findings = [*unknown(rules, cited), *unshown(rules, cited), *misnamed(_document("fault-matrix"), cited)]
-    print("\n".join(findings) or f"{len(rules)} rules, each cited by a test")
+    shown = {rule for path, found in cited.items() if path.as_posix().startswith(SHOWING) for rule in found}
+    findings = [
+        f"{path}: cites {kind} {number}, which docs/ does not have: correct it, or write the rule"
+        for path, found in cited.items()
+        for kind, number in sorted(found - known)
+    ]
+    for kind, number in sorted(known - shown):
+        findings.append(f"docs: no test cites {kind} {number}: name it in the docstring of the test that shows it")
+    for row in _document(FAULTS).split("\n\n"):
+        if rule := re.match(r"\*\*([A-Z]\d+) ", row):
+            for name in re.findall(r"``((?:tests|scripts)/\S+\.py)``", row):
+                if (FAULTS, rule[1]) not in cited.get(Path(name), set()):
+                    findings.append(f"docs/fault-matrix.rst: {rule[1]} names {name}, which does not cite it")
+    print("\n".join(findings) or f"{len(known)} rules, each cited by a test")
     return bool(findings)
 
 
-def _document(name: str) -> str:
-    return Path("docs", f"{name}.rst").read_text()
+def _document(kind: str) -> str:
+    return Path("docs", f"{kind.replace(' ', '-')}.rst").read_text()
 
 
-def rules_of(document: str) -> Iterator[tuple[str, str]]:
-    """Yield the rules in a document, as kind and number, or kind and heading."""
-    title = document.partition("\n")[0]
-    if title == "The hook protocol":
-        for heading in re.findall(r"^(.+)\n-+$", document, re.MULTILINE):
-            yield HOOK_API, heading
-        return
-    kind = RELAY_RULES if title == "Relay rules" else FAULTS
-    for number in re.findall(r"^\*\*([A-Z]\d+) ", document, re.MULTILINE):
-        yield kind, number
-    for number in re.findall(r"^(\d+)  ", document, re.MULTILINE):
-        yield PROMISES, number
+def rules() -> Iterator[tuple[str, str]]:
+    """Yield the rules in the documents, as kind and number, or kind and heading."""
+    for kind in (RELAY_RULES, FAULTS):
+        text = _document(kind)
+        yield from ((kind, number) for number in re.findall(r"^\*\*([A-Z]\d+) ", text, re.MULTILINE))
+        yield from ((PROMISES, number) for number in re.findall(r"^(\d+)  ", text, re.MULTILINE))
+    yield from ((HOOK_API, heading) for heading in re.findall(r"^(.+)\n-+$", _document(HOOK_API), re.MULTILINE))
 
 
 def citations(text: str) -> Iterator[tuple[str, str]]:
@@ -60,29 +67,6 @@ def citations(text: str) -> Iterator[tuple[str, str]]:
             letter, begin = re.fullmatch(r"([A-Z]?)(\d+)", first).groups()  # type: ignore[union-attr]
             for number in range(int(begin), int(last.lstrip(letter) or begin) + 1 if last else int(begin) + 1):
                 yield " ".join(name.split()), f"{letter}{number}"
-
-
-def unknown(rules: set[tuple[str, str]], cited: Mapping[Path, set[tuple[str, str]]]) -> Iterator[str]:
-    """Yield a line for each citation of a rule that is not in docs/."""
-    for path, found in cited.items():
-        for kind, number in sorted(found - rules):
-            yield f"{path}: cites {kind} {number}, which docs/ does not have: correct it, or write the rule"
-
-
-def unshown(rules: set[tuple[str, str]], cited: Mapping[Path, set[tuple[str, str]]]) -> Iterator[str]:
-    """Yield a line for each rule that no test cites."""
-    shown = {rule for path, found in cited.items() if path.as_posix().startswith(SHOWING) for rule in found}
-    for kind, number in sorted(rules - shown):
-        yield f"docs: no test cites {kind} {number}: name it in the docstring of the test that shows it"
-
-
-def misnamed(document: str, cited: Mapping[Path, set[tuple[str, str]]]) -> Iterator[str]:
-    """Yield a line for each file that a row of the fault matrix names although it does not cite the row."""
-    for row in document.split("\n\n"):
-        if number := re.match(r"\*\*([A-Z]\d+) ", row):
-            for name in re.findall(r"``((?:tests|scripts)/\S+\.py)``", row):
-                if (FAULTS, number[1]) not in cited.get(Path(name), set()):
-                    yield f"docs/fault-matrix.rst: {number[1]} names {name}, which does not cite it"
 
 
 if __name__ == "__main__":

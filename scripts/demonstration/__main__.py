@@ -15,111 +15,95 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from scripts.demonstration import hookservers, modes, processes, scene
-from scripts.demonstration.modes import MODES
+from scripts.demonstration import commands, modes, scene
+from scripts.demonstration.modes import MODES, Mode
 from scripts.demonstration.pods import new_pods
-from scripts.demonstration.processes import interruption
-from tests.engines.engine import EngineError
-from tests.engines.probe import RIGHTS_REMEDY, missing_for
+from scripts.demonstration.processes import DemoError, interruption, program
+from tests.engines.engine import Engine, EngineError
+from tests.engines.probe import RIGHTS_REMEDY
 from tests.fakes.resctrl import StandIn
 
 
-def demonstrate(name: str, folder: Path, reason: str, keep_seconds: float) -> bool:
+def demonstrate(mode: Mode, why_fake: str, keep_seconds: float) -> bool:
     """Show a mode's scene, on a fake runtime if there is a reason; return whether all was as expected. Then its
     programs continue to run for ``keep_seconds``. Raises EngineError if the engine cannot run a pod, and DemoError."""
-    mode, pods = MODES[name], new_pods()
-    with modes.fake(mode, folder, reason) if reason else mode.started() as (socket, connect):
-        resctrl = StandIn(folder / "resctrl")
-        print("RDT:     a STAND-IN of the tests")
-        if not reason:
-            print(f"         {mode.rdt}")
-        servers = hookservers.hook_servers(folder, resctrl, without_cgroups=bool(reason))
-        with _programs(name, folder, socket, servers) as (proxy, *hooks):
-            try:
-                with connect(str(processes.proxy_socket(folder))) as kubelet:
-                    effects = scene.Scene(name, folder, resctrl, servers).play(kubelet, pods)
-            except modes.ERRORS as error:
-                sys.stdout.flush()  # raises again if it is the output that is broken
-                if not reason:
-                    _check_without_proxy(mode.engine, connect, socket)
-                log = proxy.output()[-1500:]
-                text = f"a call failed: {modes.reason(error)}; the proxy's log ends: {log}"
-                raise processes.DemoError(text) from error
-            print("\nMemory: ", ", ".join(f"{each.name} {each.memory() >> 20} MiB" for each in hooks))
-            if keep_seconds:
-                print(f"Running: for {keep_seconds:g} s more", flush=True)
-                time.sleep(keep_seconds)
-    succeeded = scene.report(effects, fake=bool(reason))
+    with ExitStack() as stack:
+        folder = stack.enter_context(_folder())
+        runtime, engine = stack.enter_context(mode.runtime(folder, why_fake))
+        resctrl = StandIn(folder / commands.RESCTRL)
+        print(f"RDT:     a STAND-IN of the tests{f'; {mode.rdt}' if engine else ''}")
+        proxy_command = commands.proxy(folder, mode.flags, runtime)
+        print("Proxy:  ", commands.shown(proxy_command))
+        servers = commands.hook_servers(folder, without_cgroups=not engine)
+        proxy = stack.enter_context(program("proxy", proxy_command, folder))
+        hooks = [stack.enter_context(program(name, command, folder)) for name, command in servers.items()]
+        print("Hooks:  ", "\n         ".join(map(commands.shown, servers.values())))
+        proxy.wait_until_it_listens(folder / commands.PROXY_SOCKET)
+        for hook in hooks:
+            hook.wait_until_it_listens(commands.hook_socket(folder, hook.name))
+            proxy.wait_until_it_prints(hook.name)
+        try:
+            with mode.client(str(folder / commands.PROXY_SOCKET)) as kubelet:
+                effects = scene.Scene(mode, kubelet, engine, folder, resctrl, list(servers)).play(new_pods())
+        except modes.ERRORS as error:
+            sys.stdout.flush()  # raises again if it is the output that is broken
+            if engine:
+                _check_without_proxy(mode, runtime, engine)
+            log = proxy.output()[-1500:]
+            raise DemoError(f"a call failed: {modes.reason(error)}; the proxy's log ends: {log}") from error
+        if keep_seconds:
+            print(f"Running: for {keep_seconds:g} s more", flush=True)
+            time.sleep(keep_seconds)
+        lines = [f"{hook.name}: {line}" for hook in hooks for line in hook.output().splitlines()]
+    succeeded = scene.report(effects, fake=not engine)
     if not succeeded:
-        print(*(f"{each.name}: {line}" for each in hooks for line in each.troubles()), sep="\n")
+        print(*(line for line in lines if {"WARNING", "ERROR"} & set(line.split())), sep="\n")
     return succeeded
 
 
-def _check_without_proxy(engine: str, connect: modes.Connect, socket: str) -> None:
+@contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="rp-demo-"))
+    try:
+        yield folder
+    finally:
+        with interruption.held():
+            shutil.rmtree(folder)
+
+
+def _check_without_proxy(mode: Mode, socket: str, engine: Engine) -> None:
     """Start a pod directly on the engine. Raises EngineError if that fails."""
     pod = new_pods()[0]
     try:
-        with connect(socket) as kubelet:
-            kubelet.start(kubelet.create(kubelet.run_pod(pod), pod))
+        with mode.client(socket) as kubelet:
+            config = pod.config(engine)
+            kubelet.start(kubelet.create(kubelet.run_pod(config), pod.container(), config))
     except modes.ERRORS as error:
-        raise EngineError(f"{engine} cannot start a pod, even without the proxy: {modes.reason(error)}") from error
+        raise EngineError(f"{mode.name} cannot start a pod, even without the proxy: {modes.reason(error)}") from error
 
 
-@contextmanager
-def _programs(
-    mode: str, folder: Path, runtime: str, servers: Sequence[hookservers.HookServer]
-) -> Iterator[list[processes.Program]]:
-    """Run proxy and hook servers until the end of the block, which begins when all are registered."""
-    processes.registrations(folder).mkdir()
-    command = processes.proxy_command(mode, folder, runtime)
-    print("Proxy:  ", processes.shown(command))
-    commands = {server.plugin: server.command_line(folder) for server in servers}
-    with processes.program("proxy", command, folder) as proxy, processes.programs(commands, folder) as hooks:
-        print("Hooks:  ", "\n         ".join(map(processes.shown, commands.values())))
-        proxy.wait_until_it_listens(processes.proxy_socket(folder))
-        for server, running in zip(servers, hooks, strict=True):
-            running.wait_until_it_listens(server.socket(folder))
-            processes.wait_for_registration(proxy, server.plugin)
-        yield [proxy, *hooks]
-
-
-def _show_mode(name: str, arguments: argparse.Namespace) -> bool:
+def _show_mode(mode: Mode, arguments: argparse.Namespace) -> bool:
     """Show a mode; on a fake runtime, with the reason, if the engine cannot run, unless --engines."""
-    mode = MODES[name]
     print(f"\n{mode.title}\n{'=' * len(mode.title)}\n")
-    reason = "--fake was given" if arguments.fake else ""
     try:
-        if not reason:
-            try:
-                if reason := missing_for(mode.engine):
-                    raise EngineError(reason)
-                return _in_folder(name, "", arguments.keep)
-            except EngineError as error:
-                interruption.check()
-                if arguments.engines:
-                    raise
-                if not reason:
-                    print(f"Note:    {error}", flush=True)
-                    reason = f"{mode.engine} cannot run here, for the reason above; {RIGHTS_REMEDY}"
-        return _in_folder(name, reason, arguments.keep)
-    except (EngineError, processes.DemoError) as error:
+        try:
+            return demonstrate(mode, "--fake was given" if arguments.fake else "", arguments.keep)
+        except EngineError as error:
+            interruption.check()
+            if arguments.engines:
+                raise
+            print(f"Note:    {error}", flush=True)
+        why_fake = f"{mode.name} cannot run here, for the reason above; {RIGHTS_REMEDY}"
+        return demonstrate(mode, why_fake, arguments.keep)
+    except (EngineError, DemoError) as error:
         interruption.check()
         sys.stdout.flush()
         print(f"FAILED: {mode.title}: {error}", file=sys.stderr)
     return False
-
-
-def _in_folder(name: str, reason: str, keep_seconds: float) -> bool:
-    folder = Path(tempfile.mkdtemp(prefix="rp-demo-"))
-    try:
-        return demonstrate(name, folder, reason, keep_seconds)
-    finally:
-        with interruption.held():
-            shutil.rmtree(folder)
 
 
 def main() -> int:
@@ -133,11 +117,12 @@ def main() -> int:
     keep = "run proxy and hook servers for this time after it"
     parser.add_argument("--keep", type=float, default=0.0, metavar="SECONDS", help=keep)
     arguments = parser.parse_args()
-    if processes.PROGRAMS and not Path(processes.PROGRAMS, processes.COMMAND).is_file():
-        parser.error(f"$DEMO_PROGRAMS has no {processes.COMMAND}: name the directory bin of an unpacked archive")
+    if not (commands.PROGRAMS / commands.PROXY).is_file():
+        remedy = "run scripts/install, or name the directory bin of an unpacked archive by $DEMO_PROGRAMS"
+        parser.error(f"{commands.PROGRAMS} has no {commands.PROXY}: {remedy}")
     interruption.listen()  # so that all programs are ended on exit
     try:
-        succeeded = [_show_mode(name, arguments) for name in MODES if arguments.mode in (None, name)]
+        succeeded = [_show_mode(mode, arguments) for name, mode in MODES.items() if arguments.mode in (None, name)]
         sys.stdout.flush()
     except BrokenPipeError:  # as by scripts/demo | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,38 +1,27 @@
-"""The programs that the demo, the bench and the soak start, and the proxy's documented command lines.
+"""The programs that demo and bench start.
 
 A program that was started is always ended, even on a failure half way, or on SIGTERM and Ctrl-C.
 """
 
 import os
-import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.system.proxy import answers
+
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
 LOOK_SECONDS = 0.002
-REGISTRATION_SECONDS = 11.0
-"""A registration takes effect within 500 ms, or within 10 s on a machine without working inotify."""
-
-COMMAND = "koord-runtime-proxy"
-PROGRAMS = os.environ.get("DEMO_PROGRAMS", "")
-"""A directory with the programs that the demo shows, such as the archive's bin; else those of .venv."""
-DOCUMENTED_FLAGS: Mapping[str, Sequence[str]] = {
-    "cri": ("--remote-runtime-service-endpoint={runtime}", "--remote-image-service-endpoint={runtime}"),
-    "docker": ("--backend-runtime-mode=Docker", "--remote-runtime-service-endpoint={runtime}"),
-}
-"""The flags by mode."""
 
 
 class DemoError(Exception):
-    """The demo cannot continue; the text has the reason and the remedy."""
+    """Demo or bench cannot continue; the text has the reason and the remedy."""
 
 
 class Interruption:
@@ -40,13 +29,12 @@ class Interruption:
 
     message = "FAILED: interrupted; everything that was started is ended"
 
-    def __init__(self) -> None:
-        self._holds, self._received, self._raised = 0, False, False
+    _holds, _received, _raised = 0, False, False
 
     def listen(self) -> None:
         """Handle the signals from now on."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: self._receive())
+            signal.signal(number, self._receive)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -63,7 +51,7 @@ class Interruption:
         if self._received:
             sys.exit(self.message)
 
-    def _receive(self) -> None:
+    def _receive(self, *_: object) -> None:
         self._received = True
         self._raise_if_due()
 
@@ -86,34 +74,28 @@ class Program(NamedTuple):
 
     def wait_until_it_listens(self, path: Path) -> None:
         """Wait until the program listens on a unix socket. Raises DemoError with the end of its output."""
-        deadline = time.monotonic() + START_SECONDS
-        while not _answers(path):
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise DemoError(f"{self.name} does not listen on {path}; its output ends: {self.output()[-1500:]}")
-            time.sleep(LOOK_SECONDS)
+        self._wait(lambda: answers(path), f"listen on {path}", START_SECONDS)
 
     def wait_until_it_prints(self, text: str, seconds: float = START_SECONDS) -> None:
         """Wait until a text is in the program's output. Raises DemoError with the output's end."""
+        self._wait(lambda: text in self.output(), f"print {text!r}", seconds)
+
+    def _wait(self, happened: Callable[[], bool], what: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while text not in self.output():
+        while not happened():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise DemoError(f"{self.name} does not print {text!r}; its output ends: {self.output()[-1500:]}")
-            time.sleep(10 * LOOK_SECONDS)
+                raise DemoError(f"{self.name} does not {what}; its output ends: {self.output()[-1500:]}")
+            time.sleep(LOOK_SECONDS)
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")
-
-    def troubles(self) -> list[str]:
-        """Return the warnings and errors that the program logged."""
-        return [line for line in self.output().splitlines() if {"WARNING", "ERROR"} & set(line.split())]
 
     def proc(self, file: str) -> str:
         """Return the content of one of the program's files in /proc."""
         return Path("/proc", str(self.process.pid), file).read_text()
 
     def memory(self, figure: str = "VmRSS") -> int:
-        """Return the program's present resident bytes; with VmHWM the most since ``start_peak``
-        (proc(5), status)."""
+        """Return the program's present resident bytes; with VmHWM the most since ``start_peak``: proc(5), status."""
         return int(self.proc("status").partition(f"{figure}:")[2].split()[0]) * 1024
 
     def start_peak(self) -> None:
@@ -122,119 +104,38 @@ class Program(NamedTuple):
 
     def cpu_nanoseconds(self) -> int:
         """Return the CPU time that the program has used."""
-        return cpu_nanoseconds(self.process.pid)
-
-
-def cpu_nanoseconds(pid: int) -> int:
-    """Return the CPU time that a process has used."""
-    # The kernel's clock id for another process's CPU time (clock_getcpuclockid(3), which Python lacks).
-    return time.clock_gettime_ns(~pid << 3 | 2)
-
-
-@contextmanager
-def programs(commands: Mapping[str, Sequence[str]], folder: Path, *, code: int = 0) -> Iterator[list[Program]]:
-    """Run programs by name; at the end all are stopped together. Raises DemoError on another exit code."""
-    running: list[Program] = []
-    try:
-        for name, command in commands.items():
-            with interruption.held():
-                running.append(_start(name, command, folder))
-        yield running
-    except BaseException:
-        _stop(running)
-        raise
-    for ended, found in zip(running, _stop(running), strict=True):
-        if found != code:
-            raise DemoError(f"{ended.name} ended with exit code {found}; its output ends: {ended.output()[-1500:]}")
+        # The kernel's clock id for another process's CPU time (clock_getcpuclockid(3), which Python lacks).
+        return time.clock_gettime_ns(~self.process.pid << 3 | 2)
 
 
 @contextmanager
 def program(name: str, command: Sequence[str], folder: Path, *, code: int = 0) -> Iterator[Program]:
-    """Run one program in the same way."""
-    with programs({name: command}, folder, code=code) as [running]:
-        yield running
-
-
-def _start(name: str, command: Sequence[str], folder: Path) -> Program:
-    log = folder / f"{name}.log"
+    """Run a program until the end of the block, with a log in a folder. Raises DemoError on another exit code."""
+    running: Program | None = None
     # The proxy is configured by the command line alone, whatever the shell has set.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RUNTIMEPROXY_")}
-    with log.open("wb") as output:
-        # A terminal and timeout(1) signal a whole process group; the demo ends its programs itself, in order.
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, process_group=0
-        )
-    return Program(name, process, log)
-
-
-def _stop(running: Sequence[Program]) -> list[int]:
-    """Send each program one signal: a second one could kill a program that is already stopping."""
-    with interruption.held():
-        for each in running:
-            each.process.terminate()
-        return [_wait(each.process) for each in running]
-
-
-def _wait(process: subprocess.Popen[bytes]) -> int:
     try:
-        return process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
+        with interruption.held(), (folder / f"{name}.log").open("wb") as log:
+            # A terminal and timeout(1) signal a whole process group; the demo ends its programs itself, in order.
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, process_group=0
+            )
+            running = Program(name, process, Path(log.name))
+        yield running
+    except BaseException:
+        if running is not None:
+            _stop(running.process)
+        raise
+    if (found := _stop(running.process)) != code:
+        raise DemoError(f"{name} ended with exit code {found}; its output ends: {running.output()[-1500:]}")
 
 
-def installed(command: str, *module: str) -> list[str]:
-    """Return an installed command, or else the equivalent module with its arguments."""
-    if PROGRAMS:
-        return [str(Path(PROGRAMS, command))]
-    path = Path(sys.executable).parent / command
-    return [str(path)] if path.exists() else [sys.executable, "-m", *module]
-
-
-def proxy_command(mode: str, folder: Path, runtime: str) -> list[str]:
-    """Return a mode's documented command line, with the demo's own folder in place of the machine's."""
-    return [
-        *installed(COMMAND, "runtimeproxy", "run"),
-        *(flag.format(runtime=runtime) for flag in DOCUMENTED_FLAGS[mode]),
-        f"--koord-runtimeproxy-endpoint={proxy_socket(folder)}",
-        f"--admin-endpoint={admin_socket(folder)}",
-        f"--metrics-endpoint={metrics_socket(folder)}",
-        f"--hookserver-config-dir={registrations(folder)}",
-    ]
-
-
-def shown(command: Sequence[str]) -> str:
-    """Return a command line that can be pasted into a shell, in any directory."""
-    modules = [f"PYTHONPATH={os.environ['PYTHONPATH']}"] if "-m" in command and "PYTHONPATH" in os.environ else []
-    return shlex.join([*modules, *command])
-
-
-def proxy_socket(folder: Path) -> Path:
-    return folder / "runtimeproxy.sock"
-
-
-def admin_socket(folder: Path) -> Path:
-    return folder / "admin.sock"
-
-
-def metrics_socket(folder: Path) -> Path:
-    """Return the socket for collectors, which must have a directory of its own."""
-    return folder / "metrics" / "metrics.sock"
-
-
-def registrations(folder: Path) -> Path:
-    return folder / "hookserver.d"
-
-
-def wait_for_registration(proxy: Program, plugin: str) -> None:
-    """Wait until the proxy's log names a plugin. Raises DemoError."""
-    proxy.wait_until_it_prints(plugin, REGISTRATION_SECONDS)
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+def _stop(process: subprocess.Popen[bytes]) -> int:
+    """Send a program one signal, because a second one could kill it while it is stopping; return its exit code."""
+    with interruption.held():
+        process.terminate()
         try:
-            client.connect(str(path))
-        except OSError:
-            return False
-    return True
+            return process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()

@@ -2,23 +2,18 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"log"
 	"net"
-	"os"
-	"os/signal"
-	"path"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/encoding"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -43,38 +38,25 @@ func containerConfig(pod int) *cri.ContainerConfig {
 			CpuPeriod: 100_000, CpuQuota: 50_000, CpuShares: 512, MemoryLimitInBytes: 1 << 28}},
 	}
 	for _, variable := range environment(pod) {
-		config.Envs = append(config.Envs, &cri.KeyValue{Key: variable[0], Value: []byte(variable[1])})
+		name, value, _ := strings.Cut(variable, "=")
+		config.Envs = append(config.Envs, &cri.KeyValue{Key: name, Value: []byte(value)})
 	}
 	return config
 }
 
 // information is the JSON of a verbose status: the config, and the OCI runtime spec, as containerd has them.
 func information(pod int, config any) map[string]string {
-	var variables []string
-	for _, variable := range environment(pod) {
-		variables = append(variables, variable[0]+"="+variable[1])
-	}
-	cpu := map[string]any{"shares": 512, "quota": 50_000, "period": 100_000}
-	text, err := json.Marshal(map[string]any{
+	cpu := object{"shares": 512, "quota": 50_000, "period": 100_000}
+	return map[string]string{"info": string(encoded(object{
 		"config": config,
-		"runtimeSpec": map[string]any{
-			"process": map[string]any{"env": variables, "args": []string{"sleep", "1000"}},
-			"linux": map[string]any{
+		"runtimeSpec": object{
+			"process": object{"env": environment(pod), "args": []string{"sleep", "1000"}},
+			"linux": object{
 				"cgroupsPath": parent(pod) + "/" + id(pod),
-				"resources":   map[string]any{"cpu": cpu, "memory": map[string]any{"limit": 1 << 28}},
+				"resources":   object{"cpu": cpu, "memory": object{"limit": 1 << 28}},
 			},
 		},
-	})
-	must(err)
-	return map[string]string{"info": string(text)}
-}
-
-type fakeRuntime struct {
-	cri.UnimplementedRuntimeServiceServer
-	pods       []*cri.PodSandbox
-	containers []*cri.Container
-	created    atomic.Int64
-	logged     atomic.Value // the text of the last request, as for a log
+	}))}
 }
 
 func serveCRI(listener net.Listener) {
@@ -87,93 +69,81 @@ func serveCRI(listener net.Listener) {
 		})
 		for number := range *containers {
 			fake.containers = append(fake.containers, &cri.Container{
-				Id: "c" + id(pod**containers + number)[1:], PodSandboxId: id(pod), CreatedAt: 1,
+				Id: containerID(pod**containers + number), PodSandboxId: id(pod), CreatedAt: 1,
 				Metadata: &cri.ContainerMetadata{Name: "main"}, State: cri.ContainerState_CONTAINER_RUNNING,
 				Image: &cri.ImageSpec{Image: "registry.local/web:1"}, ImageRef: "sha256:" + id(pod),
 				Labels: labels(pod), Annotations: annotations,
 			})
 		}
 	}
-	if missing := *listBytes - proto.Size(&cri.ListContainersResponse{Containers: fake.containers}); missing > 0 {
-		for _, each := range fake.containers {
-			each.ImageRef += strings.Repeat("x", missing/len(fake.containers))
-		}
+	missing := *listBytes - proto.Size(&cri.ListContainersResponse{Containers: fake.containers})
+	for _, each := range fake.containers {
+		each.ImageRef += strings.Repeat("x", max(missing, 0)/len(fake.containers))
 	}
-	wait := grpc.UnaryInterceptor(func(ctx context.Context, in any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-		time.Sleep(*delay)
-		return handle(ctx, in)
-	})
-	server := grpc.NewServer(append(limits, wait)...)
-	cri.RegisterRuntimeServiceServer(server, fake)
+	server := grpc.NewServer(append(limits, grpc.UnaryInterceptor(fake.answer))...)
+	cri.RegisterRuntimeServiceServer(server, cri.UnimplementedRuntimeServiceServer{})
 	log.Fatal(server.Serve(listener))
 }
 
-// log formats a request as a runtime's log does, unless it is long.
-func (f *fakeRuntime) log(request fmt.Stringer, size int) {
-	if size < 1<<20 {
-		f.logged.Store(request.String())
+type fakeRuntime struct {
+	pods       []*cri.PodSandbox
+	containers []*cri.Container
+	created    atomic.Int64
+	logged     atomic.Value // the text of the last request, as for a log
+}
+
+// answer is an interceptor, which leaves to the next one what it does not implement.
+func (f *fakeRuntime) answer(ctx context.Context, in any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	time.Sleep(*delay)
+	switch in := in.(type) {
+	case *cri.VersionRequest:
+		return &cri.VersionResponse{Version: "0.1.0", RuntimeName: "fake", RuntimeVersion: "1", RuntimeApiVersion: "v1"}, nil
+	case *cri.StatusRequest:
+		return &cri.StatusResponse{Status: &cri.RuntimeStatus{}}, nil
+	case *cri.ListPodSandboxRequest:
+		return &cri.ListPodSandboxResponse{Items: f.pods}, nil
+	case *cri.ListContainersRequest:
+		return &cri.ListContainersResponse{Containers: f.containers}, nil
+	case *cri.PodSandboxStatusRequest:
+		pod := number(in.PodSandboxId)
+		config := podConfig(pod)
+		return &cri.PodSandboxStatusResponse{Info: information(pod, config), Status: &cri.PodSandboxStatus{
+			Id: in.PodSandboxId, Metadata: config.Metadata, Labels: config.Labels, Annotations: annotations}}, nil
+	case *cri.ContainerStatusRequest:
+		pod := number(in.ContainerId) / *containers
+		config := containerConfig(pod)
+		return &cri.ContainerStatusResponse{Info: information(pod, config), Status: &cri.ContainerStatus{
+			Id: in.ContainerId, Metadata: config.Metadata, Labels: config.Labels, Annotations: annotations,
+			State: cri.ContainerState_CONTAINER_RUNNING, StartedAt: 1}}, nil
+	case *cri.RunPodSandboxRequest:
+		f.log(in)
+		return &cri.RunPodSandboxResponse{PodSandboxId: id(int(f.created.Add(1)) + 1<<20)}, nil
+	case *cri.CreateContainerRequest:
+		creates.RLock()
+		defer creates.RUnlock()
+		f.log(in)
+		return &cri.CreateContainerResponse{ContainerId: containerID(int(f.created.Add(1)) + 1<<20)}, nil
+	case *cri.StartContainerRequest:
+		return &cri.StartContainerResponse{}, nil
+	case *cri.UpdateContainerResourcesRequest:
+		f.log(in)
+		return &cri.UpdateContainerResourcesResponse{}, nil
+	case *cri.ExecSyncRequest:
+		return &cri.ExecSyncResponse{Stdout: []byte("ready\n")}, nil
 	}
+	return next(ctx, in)
 }
 
-func (*fakeRuntime) Version(context.Context, *cri.VersionRequest) (*cri.VersionResponse, error) {
-	return &cri.VersionResponse{Version: "0.1.0", RuntimeName: "fake", RuntimeVersion: "1", RuntimeApiVersion: "v1"}, nil
-}
-
-func (*fakeRuntime) Status(context.Context, *cri.StatusRequest) (*cri.StatusResponse, error) {
-	return &cri.StatusResponse{Status: &cri.RuntimeStatus{}}, nil
-}
-
-func (f *fakeRuntime) ListPodSandbox(context.Context, *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error) {
-	return &cri.ListPodSandboxResponse{Items: f.pods}, nil
-}
-
-func (f *fakeRuntime) ListContainers(context.Context, *cri.ListContainersRequest) (*cri.ListContainersResponse, error) {
-	return &cri.ListContainersResponse{Containers: f.containers}, nil
+// log formats a request as a runtime's log does, unless it is long.
+func (f *fakeRuntime) log(request proto.Message) {
+	if proto.Size(request) < 1<<20 {
+		f.logged.Store(fmt.Sprint(request))
+	}
 }
 
 func number(id string) (pod int) {
 	fmt.Sscanf(id[1:], "%x", &pod)
 	return pod - 1
-}
-
-func (f *fakeRuntime) PodSandboxStatus(_ context.Context, in *cri.PodSandboxStatusRequest) (*cri.PodSandboxStatusResponse, error) {
-	pod := number(in.PodSandboxId)
-	config := podConfig(pod)
-	status := &cri.PodSandboxStatus{Id: in.PodSandboxId, Metadata: config.Metadata, Labels: config.Labels, Annotations: annotations}
-	return &cri.PodSandboxStatusResponse{Status: status, Info: information(pod, config)}, nil
-}
-
-func (f *fakeRuntime) ContainerStatus(_ context.Context, in *cri.ContainerStatusRequest) (*cri.ContainerStatusResponse, error) {
-	pod := number(in.ContainerId) / *containers
-	config := containerConfig(pod)
-	status := &cri.ContainerStatus{Id: in.ContainerId, Metadata: config.Metadata, Labels: config.Labels, Annotations: annotations,
-		State: cri.ContainerState_CONTAINER_RUNNING, StartedAt: 1}
-	return &cri.ContainerStatusResponse{Status: status, Info: information(pod, config)}, nil
-}
-
-func (f *fakeRuntime) RunPodSandbox(_ context.Context, in *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
-	f.log(in, proto.Size(in))
-	return &cri.RunPodSandboxResponse{PodSandboxId: id(int(f.created.Add(1)) + 1<<20)}, nil
-}
-
-func (f *fakeRuntime) CreateContainer(_ context.Context, in *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error) {
-	creates.RLock()
-	defer creates.RUnlock()
-	f.log(in, proto.Size(in))
-	return &cri.CreateContainerResponse{ContainerId: "c" + id(int(f.created.Add(1)) + 1<<20)[1:]}, nil
-}
-
-func (*fakeRuntime) StartContainer(context.Context, *cri.StartContainerRequest) (*cri.StartContainerResponse, error) {
-	return &cri.StartContainerResponse{}, nil
-}
-
-func (f *fakeRuntime) UpdateContainerResources(_ context.Context, in *cri.UpdateContainerResourcesRequest) (*cri.UpdateContainerResourcesResponse, error) {
-	f.log(in, proto.Size(in))
-	return &cri.UpdateContainerResourcesResponse{}, nil
-}
-
-func (*fakeRuntime) ExecSync(context.Context, *cri.ExecSyncRequest) (*cri.ExecSyncResponse, error) {
-	return &cri.ExecSyncResponse{Stdout: []byte("ready\n")}, nil
 }
 
 // prepareCRI creates what the calls of a method need.
@@ -191,22 +161,24 @@ func prepareCRI(socket, method string) func(worker int) error {
 	run, pod := &cri.RunPodSandboxRequest{Config: podConfig(1)}, &cri.RunPodSandboxResponse{}
 	create := &cri.CreateContainerRequest{Config: containerConfig(1), SandboxConfig: run.Config}
 	container := &cri.CreateContainerResponse{}
-	if method == "CreateContainer" || method == "StartContainer" || method == "UpdateContainerResources" {
+	if strings.Contains(method, "Container") && method != "ListContainers" {
 		must(invoke(0, "RunPodSandbox", run, pod))
 		create.PodSandboxId = pod.PodSandboxId
+		if method != "CreateContainer" {
+			must(invoke(0, "CreateContainer", create, container))
+		}
 	}
-	if method == "StartContainer" || method == "UpdateContainerResources" {
-		must(invoke(0, "CreateContainer", create, container))
-	}
-	resources := create.Config.Linux.Resources
+	start := &cri.StartContainerRequest{ContainerId: container.ContainerId}
+	update := &cri.UpdateContainerResourcesRequest{
+		ContainerId: container.ContainerId, Linux: create.Config.Linux.Resources}
 	messages, known := map[string][2]proto.Message{
-		"Version":        {&cri.VersionRequest{}, &cri.VersionResponse{}},
-		"ListContainers": {&cri.ListContainersRequest{}, &cri.ListContainersResponse{}},
-		"ExecSync":       {&cri.ExecSyncRequest{ContainerId: "c1", Cmd: []string{"true"}}, &cri.ExecSyncResponse{}},
-		"RunPodSandbox":  {run, pod}, "CreateContainer": {create, container},
-		"StartContainer": {&cri.StartContainerRequest{ContainerId: container.ContainerId}, &cri.StartContainerResponse{}},
-		"UpdateContainerResources": {&cri.UpdateContainerResourcesRequest{ContainerId: container.ContainerId, Linux: resources},
-			&cri.UpdateContainerResourcesResponse{}},
+		"Version":                  {&cri.VersionRequest{}, &cri.VersionResponse{}},
+		"ListContainers":           {&cri.ListContainersRequest{}, &cri.ListContainersResponse{}},
+		"ExecSync":                 {&cri.ExecSyncRequest{ContainerId: "c1", Cmd: []string{"true"}}, &cri.ExecSyncResponse{}},
+		"RunPodSandbox":            {run, pod},
+		"CreateContainer":          {create, container},
+		"StartContainer":           {start, &cri.StartContainerResponse{}},
+		"UpdateContainerResources": {update, &cri.UpdateContainerResourcesResponse{}},
 	}[method]
 	if !known {
 		log.Fatalf("unknown method %q", method)
@@ -216,44 +188,22 @@ func prepareCRI(socket, method string) func(worker int) error {
 	}
 }
 
-type bytesCodec struct{}
-
-func (bytesCodec) Marshal(value any) ([]byte, error) { return *value.(*[]byte), nil }
-func (bytesCodec) Unmarshal(data []byte, value any) error {
-	*value.(*[]byte) = append([]byte(nil), data...)
-	return nil
-}
-func (bytesCodec) Name() string { return "proto" }
-
 // The answer of a hook: container_resources with cpuset_cpus "0", container_envs with HOOKED=1.
 var changes = []byte("\x12\x03\x32\x01\x30\x22\x0b\x0a\x06HOOKED\x12\x011")
 
 func serveHooks(listener net.Listener) {
-	var lock sync.Mutex
-	calls := map[string]int{}
-	encoding.RegisterCodec(bytesCodec{})
+	var first sync.Once
 	server := grpc.NewServer(append(limits, grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
-		var in, out []byte
-		if err := stream.RecvMsg(&in); err != nil {
+		in, out := &emptypb.Empty{}, &emptypb.Empty{} // all that they have is unknown fields
+		if err := stream.RecvMsg(in); err != nil {
 			return err
 		}
+		first.Do(func() { fmt.Println("called") })
 		time.Sleep(*delay)
-		method, _ := grpc.MethodFromServerStream(stream)
-		lock.Lock()
-		calls[path.Base(method)]++
-		lock.Unlock()
-		if strings.Contains(method, "Container") {
-			out = changes
+		if method, _ := grpc.MethodFromServerStream(stream); strings.Contains(method, "Container") {
+			out.ProtoReflect().SetUnknown(changes)
 		}
-		return stream.SendMsg(&out)
+		return stream.SendMsg(out)
 	}))...)
-	stop := make(chan os.Signal, 1)
-	signal.Notify(stop, syscall.SIGTERM)
-	go func() {
-		<-stop
-		lock.Lock()
-		must(json.NewEncoder(os.Stdout).Encode(calls))
-		os.Exit(0)
-	}()
 	log.Fatal(server.Serve(listener))
 }

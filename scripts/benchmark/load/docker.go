@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -17,8 +18,6 @@ import (
 
 const api = "/v1.41"
 
-type object = map[string]any
-
 // body is dockershim's create of a pod's sandbox, or with its id of a container in it.
 func body(pod int, sandbox string) object {
 	name, kind, all := "POD", "podsandbox", labels(pod)
@@ -29,20 +28,10 @@ func body(pod int, sandbox string) object {
 	for key, value := range annotations {
 		all["annotation."+key] = value
 	}
-	var variables []string
-	for _, variable := range environment(pod) {
-		variables = append(variables, variable[0]+"="+variable[1])
-	}
 	return object{
-		"Image": "registry.local/busybox:1", "Cmd": []string{"sleep", "1000"}, "Labels": all, "Env": variables,
+		"Image": "registry.local/busybox:1", "Cmd": []string{"sleep", "1000"}, "Labels": all, "Env": environment(pod),
 		"HostConfig": object{"CgroupParent": parent(pod), "Memory": 1 << 28, "CpuShares": 512, "CpuQuota": 50_000, "CpuPeriod": 100_000},
 	}
-}
-
-func encoded(value any) []byte {
-	text, err := json.Marshal(value)
-	must(err)
-	return text
 }
 
 func serveDocker(listener net.Listener) {
@@ -56,13 +45,12 @@ func serveDocker(listener net.Listener) {
 	for pod := range *pods {
 		add(id(pod), fmt.Sprintf("k8s_POD_web-%d_default_u%d_0", pod, pod), body(pod, ""))
 		for number := range *containers {
-			add("c"+id(pod**containers + number)[1:], fmt.Sprintf("k8s_main_web-%d_default_u%d_0", pod, pod), body(pod, id(pod)))
+			add(containerID(pod**containers+number), fmt.Sprintf("k8s_main_web-%d_default_u%d_0", pod, pod), body(pod, id(pod)))
 		}
 	}
-	if missing := *listBytes - len(encoded(list)); missing > 0 {
-		for _, each := range list {
-			each["Command"] = "sleep" + strings.Repeat("x", missing/len(list))
-		}
+	missing := *listBytes - len(encoded(list))
+	for _, each := range list {
+		each["Command"] = "sleep" + strings.Repeat("x", max(missing, 0)/len(list))
 	}
 	all := encoded(list)
 	var created atomic.Int64
@@ -93,7 +81,7 @@ func serveDocker(listener net.Listener) {
 		case last == "create":
 			creates.RLock()
 			defer creates.RUnlock()
-			container := "c" + id(int(created.Add(1)) + 1<<20)[1:]
+			container := containerID(int(created.Add(1)) + 1<<20)
 			made.Store(container, [2]string{in.URL.Query().Get("name"), string(received)})
 			reply(201, encoded(object{"Id": container, "Warnings": []string{}}))
 		case last == "start":
@@ -141,17 +129,12 @@ func prepareDocker(socket, method string) func(worker int) error {
 			return 0, nil, err
 		}
 		defer response.Body.Close()
-		var start bytes.Buffer
-		length, err := io.Copy(&start, io.LimitReader(response.Body, 1<<20))
-		if err == nil {
-			var rest int64
-			rest, err = io.Copy(io.Discard, response.Body)
-			length += rest
+		start, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
+		rest, broken := io.Copy(io.Discard, response.Body)
+		if err = errors.Join(err, broken); err == nil && response.StatusCode >= 300 {
+			err = fmt.Errorf("%s %s: %d %s", method, path, response.StatusCode, start)
 		}
-		if err == nil && response.StatusCode >= 300 {
-			err = fmt.Errorf("%s %s: %d %s", method, path, response.StatusCode, start.Bytes())
-		}
-		return length, start.Bytes(), err
+		return int64(len(start)) + rest, start, err
 	}
 	create := func(name, sandbox string) string {
 		_, answer, err := send("POST", "/containers/create?name=k8s_"+name+"_web_default_u1_0", bytes.NewReader(encoded(body(1, sandbox))))

@@ -2,13 +2,12 @@
 // koordlet and the kubelet: grpc-go and net/http.
 //
 //	load serve cri|docker SOCKET [FLAGS]          a runtime, which has pods and creates more
-//	load hook SOCKET [FLAGS]                      a hook server, which sets a variable and a cpuset
+//	load serve hooks SOCKET [FLAGS]               a hook server, which sets a variable and a cpuset
 //	load call cri|docker SOCKET METHOD [FLAGS]    a client
 //
-// A runtime holds creates from SIGUSR1 to SIGUSR2. At SIGTERM a hook server prints the number of its calls as a line of
-// JSON. A client prints "ready". For each line "CALLS PAUSE" on stdin it makes that many calls, each after a pause in
-// microseconds, and prints a line of JSON: the microseconds of each call, the seconds of all, the monotonic nanoseconds of the end, and the
-// first error.
+// A runtime holds creates from SIGUSR1 to SIGUSR2. A hook server prints "called" at its first call. A client prints
+// "ready". For each line "CALLS PAUSE" on stdin it makes that many calls, each after a pause in microseconds, and prints
+// a line of JSON: the microseconds of each call, the seconds of all, the end in nanoseconds since 1970, the first error.
 package main
 
 import (
@@ -24,8 +23,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 var (
@@ -41,41 +38,37 @@ var (
 	creates sync.RWMutex // read-locked by each create
 )
 
+var (
+	servers = map[string]func(net.Listener){"cri": serveCRI, "docker": serveDocker, "hooks": serveHooks}
+	clients = map[string]func(socket, method string) func(worker int) error{"cri": prepareCRI, "docker": prepareDocker}
+)
+
 func main() {
-	switch os.Args[1] {
-	case "serve":
-		must(flags.Parse(os.Args[4:]))
-		go holdCreates()
-		if os.Args[2] == "cri" {
-			serveCRI(listen(os.Args[3]))
-		} else {
-			serveDocker(listen(os.Args[3]))
-		}
-	case "hook":
-		must(flags.Parse(os.Args[3:]))
-		serveHooks(listen(os.Args[2]))
-	case "call":
+	kind, socket := os.Args[2], os.Args[3]
+	if os.Args[1] == "call" {
 		must(flags.Parse(os.Args[5:]))
-		prepare := prepareCRI
-		if os.Args[2] == "docker" {
-			prepare = prepareDocker
-		}
-		makeCalls(prepare(os.Args[3], os.Args[4]))
-	default:
-		log.Fatalf("unknown command %q", os.Args[1])
+		makeCalls(clients[kind](socket, os.Args[4]))
+		return
 	}
+	must(flags.Parse(os.Args[4:]))
+	go holdCreates()
+	listener, err := net.Listen("unix", socket)
+	must(err)
+	servers[kind](listener)
+}
+
+type object = map[string]any
+
+func encoded(value any) []byte {
+	text, err := json.Marshal(value)
+	must(err)
+	return text
 }
 
 func must(err error) {
 	if err != nil {
 		log.Fatal(err)
 	}
-}
-
-func listen(socket string) net.Listener {
-	listener, err := net.Listen("unix", socket)
-	must(err)
-	return listener
 }
 
 func holdCreates() {
@@ -124,15 +117,9 @@ func makeCalls(call func(worker int) error) {
 			}()
 		}
 		workers.Wait()
-		done.Seconds, done.Ended = time.Since(began).Seconds(), monotonic()
+		done.Seconds, done.Ended = time.Since(began).Seconds(), time.Now().UnixNano()
 		must(json.NewEncoder(os.Stdout).Encode(done))
 	}
-}
-
-func monotonic() int64 {
-	var now unix.Timespec
-	must(unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
-	return now.Nano()
 }
 
 // What a node of a real cluster has: 7 labels, 7 annotations and 40 variables of each container.
@@ -159,13 +146,13 @@ var annotations = map[string]string{
 	"io.kubernetes.container.ports":                  `[{"name":"http","containerPort":8080,"protocol":"TCP"}]`,
 }
 
-func environment(pod int) (variables [][2]string) {
+func environment(pod int) (variables []string) {
 	for number := range 40 {
 		address := 1
 		if number == 0 {
 			address = pod % 250 // no two pods have equal variables
 		}
-		variables = append(variables, [2]string{fmt.Sprintf("WEB_%d_SERVICE_HOST", number), fmt.Sprintf("10.96.%d.%d", pod/250, address)})
+		variables = append(variables, fmt.Sprintf("WEB_%d_SERVICE_HOST=10.96.%d.%d", number, pod/250, address))
 	}
 	return variables
 }
@@ -173,3 +160,5 @@ func environment(pod int) (variables [][2]string) {
 func parent(pod int) string { return fmt.Sprintf("/kubepods/burstable/podu%d", pod) }
 
 func id(number int) string { return fmt.Sprintf("%064x", number+1) }
+
+func containerID(number int) string { return "c" + id(number)[1:] }
