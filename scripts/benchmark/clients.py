@@ -43,7 +43,7 @@ class Clients:
             client.sendall(request("events", {"follow": True}))
             answer = Answer()
             for line in received:
-                self.followed += len(answer.take(line).get("events", ()))
+                self.followed += len(answer.parse(line).get("events", ()))
                 answered.set()
         if not self._stopped.is_set():
             raise EOFError("the events ended")

@@ -71,7 +71,7 @@ async def test_undecodable_answer_is_reported_as_broken(tmp_path: Path) -> None:
     path = str(tmp_path / "hooks.sock")
     async with HookServer(path, default=hookanswers.garbage()), hook_client.connection(path) as client:
         with pytest.raises(CallFailed) as caught:
-            await hook_client.call_point(client, CREATE, BODY, 10.0)
+            await hook_client.call_hook(client, CREATE, BODY, 10.0)
     assert (caught.value.kind, caught.value.code) == (Kind.BROKEN, 13)
 
 
@@ -247,7 +247,7 @@ def test_error_has_line_and_key_but_no_value(text: str, words: str) -> None:
 
 def test_example_is_sent_completely_at_every_hook_point() -> None:
     for hook_point in HOOK_POINTS:
-        sent = request.at_point(hook_point, request.example())
+        sent = request.at_hook_point(hook_point, request.example())
         assert (sent.container is None) == (hook_point.subject is SubjectKind.POD)
         assert request.unsent(hook_point, sent) == ()
         assert request.encoded(hook_point, sent) == codec.encode(hook_point, sent)
