@@ -297,7 +297,7 @@ class Node:
                 _LOG.log(logging.INFO if usual else logging.WARNING, "%s is not there: %s", path, _DEFAULTS_HOLD)
             elif content := _content(path):
                 self._settings, self._in_effect = parse(content, str(path)), "the last good settings hold"
-                _LOG.info("%s: the node's settings are taken", path)
+                _LOG.info("%s: node settings applied", path)
             else:  # a writer has truncated it
                 _LOG.info("%s is empty: %s", path, self._in_effect)
         except (OSError, ConfigError) as error:

@@ -139,7 +139,7 @@ class Registration:
         """Keep the file, and log the effect if it still has the content written here."""
         if self._current_content() == self._content:
             log.warning(
-                "%s stays, for its policy is %s: calls are refused until this server is back; "
+                "%s stays, because its policy is %s: calls are refused until this server is back; "
                 "to let them continue without it remove that file (with %s it is removed at the end)",
                 self.path,
                 FAIL,

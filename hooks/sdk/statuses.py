@@ -66,7 +66,7 @@ def _log(error: BaseException, hook: str, subject: str, place: str) -> None:
         case Malformed():
             log.warning("%s: cannot read %s of %s: %s", hook, error.what, subject, error.why)
         case CancelledError():
-            log.warning("%s: cut off, for the caller waits no longer: %s", hook, subject)
+            log.warning("%s: canceled, because the caller no longer waits: %s", hook, subject)
         case NotSayable():
             log.error("%s: at %s: %s", hook, place, error)
         case _:

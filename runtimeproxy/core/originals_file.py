@@ -226,7 +226,7 @@ class Originals:
         except OSError as error:
             self._report_failure(Failed(UNUSABLE, error.strerror or type(error).__name__))
             return False
-        log.info("the kubelet's own values do not outlive this process: %s is not on tmpfs (--originals-dir)", folder)
+        log.info("original values are lost when this process ends: %s is not on tmpfs (--originals-dir)", folder)
         return False
 
     async def stop(self) -> None:

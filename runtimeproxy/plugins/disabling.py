@@ -189,7 +189,7 @@ class Disabling:
     def _enable(self, names: Collection[str], why: str) -> None:
         self.names = {name: entry for name, entry in self.names.items() if name not in names}
         for name in names:
-            log.info("hook server %s is no longer disabled: %s", name, why, extra=UNLIMITED)
+            log.info("hook server %s is enabled again: %s", name, why, extra=UNLIMITED)
         self._changed()
 
     def _changed(self) -> None:
@@ -227,7 +227,7 @@ class Disabling:
                 self.fault = ""
             except (StateError, RuntimeError) as error:
                 self.fault = _cause(error, file)
-                log.error("%s: what is disabled does not survive a restart", self.fault, extra=UNLIMITED)
+                log.error("%s: disabled hook servers are enabled again after a restart", self.fault, extra=UNLIMITED)
 
 
 def _cause(error: Exception, file: StateFile) -> str:

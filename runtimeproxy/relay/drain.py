@@ -65,7 +65,9 @@ async def answers_ended(connections: AbstractSet[Drainable], seconds: float, at_
     if not busy:
         return
     end = loop.time() + seconds
-    log.info("serving on for at most %s s, until answers and tunnels that have begun end: %d", seconds, len(busy))
+    log.info(
+        "continuing to serve for at most %s s, until answers and tunnels that have begun end: %d", seconds, len(busy)
+    )
     while busy and loop.time() < end and not at_once.is_set():
         await asyncio.sleep(POLL_SECONDS)
         busy = {connection for connection in busy & connections if connection.unfinished().answers}

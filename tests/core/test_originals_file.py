@@ -369,7 +369,7 @@ async def test_file_is_not_created_without_replaced_values(path: Path) -> None:
     assert list(path.parent.iterdir()) == []
 
 
-NOT_IN_MEMORY = "the kubelet's own values do not outlive this process: /proc is not on tmpfs (--originals-dir)"
+NOT_IN_MEMORY = "original values are lost when this process ends: /proc is not on tmpfs (--originals-dir)"
 NO_FOLDER = "/dev/shm/no/such/a: No such file or directory: it is not written; see --originals-dir"
 FOLDERS = [("/proc/a", 0, NOT_IN_MEMORY), ("/dev/shm/no/such/a", 1, NO_FOLDER)]
 

@@ -157,6 +157,6 @@ def test_hooks_of_server_share_settings(tmp_path: Path, caplog: pytest.LogCaptur
     arguments = parser.parse_args([f"--node-config={tmp_path}/node.yaml"])
     for hook in hooks:
         hook.configure(arguments)
-    assert caplog.messages == [f"{tmp_path}/node.yaml: the node's settings are taken"], "at the start, and once"
+    assert caplog.messages == [f"{tmp_path}/node.yaml: node settings applied"], "at the start, and once"
     assert hooks[0].node is hooks[1].node
     assert hooks[0].node.settings.system_cpuset == "0-1"

@@ -114,7 +114,7 @@ async def test_disabled_hook_server_is_retained_until_enabled(desk: Desk, log: L
             ("WARNING", f"hook server {name} is disabled from now on (by {BY}, since 2001-09-09T01:46:40.000Z): hangs")
             for name in "ab"
         ),
-        ("INFO", "hook server a is no longer disabled: an operator has enabled it"),
+        ("INFO", "hook server a is enabled again: an operator has enabled it"),
     ]
     assert all(not vars(line)["limited"] for line in log.records)
 
@@ -150,7 +150,7 @@ async def test_expired_period_enables_and_is_logged(desk: Desk, log: Log) -> Non
     await asyncio.sleep(86_400)
     assert desk.changed[4:] == [["hour", "good", "minute"], ["hour", "good"], ["good"]]
     why = "disable period expired"
-    assert log.messages == [f"hook server {name} is no longer disabled: {why}" for name in ("second", "minute", "hour")]
+    assert log.messages == [f"hook server {name} is enabled again: {why}" for name in ("second", "minute", "hour")]
 
 
 @immediately
@@ -238,7 +238,7 @@ async def test_bad_file_disables_none_and_accepts_changes(
     assert reported in note
     assert reported in desk.disabling.fault
     assert desk.names == ["a"]
-    assert log.messages[-1].endswith(": what is disabled does not survive a restart")
+    assert log.messages[-1].endswith(": disabled hook servers are enabled again after a restart")
     (note,) = await desk.disabling.enable("a")
     assert note.startswith("a restart of the proxy may disable it again: ")
     assert (desk.names, desk.changed) == ([], [["a"], []])

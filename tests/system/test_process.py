@@ -58,7 +58,7 @@ async def test_second_signal_ends_wait_for_calls_and_tunnels(
         held = asyncio.ensure_future(caller.run_pod())
         await hooks.wait_for_calls("PreRunPodSandbox")
         os.kill(proxy.pid, signal.SIGTERM)
-        waits = "serving on for at most" if front is DOCKER else "draining for at most"
+        waits = "continuing to serve for at most" if front is DOCKER else "draining for at most"
         await until(lambda: waits in proxy.output(), waits, proxy.output)
         if front is DOCKER:
             async with front.caller(proxy.socket) as newer:

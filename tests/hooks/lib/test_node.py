@@ -116,7 +116,7 @@ def ratio(node: Node) -> float:
 
 
 RATIO_IS = "cpu-normalization-ratio:"
-LOADED, MISSING = ": the node's settings are taken", " is not there: the default settings hold"
+LOADED, MISSING = ": node settings applied", " is not there: the default settings hold"
 LIFE = [
     ("", 1, "INFO", " is empty: the default settings hold"),  # written in place, incomplete
     ("rdt: 7", 1, "ERROR", ": rdt must be a mapping with some of the keys LSR, LS, BE; the default settings hold"),

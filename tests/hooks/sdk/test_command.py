@@ -84,7 +84,7 @@ def test_file_is_rewritten_until_sigterm_and_kept_under_fail(tmp_path: Path) -> 
         eventually(lambda: f"{server.file} was changed: written again" in server.log)
         assert server.end(signal.SIGTERM) == 0
         assert json.loads(server.file.read_text())["failure-policy"] == "Fail"
-        assert f"{server.file} stays, for its policy is Fail: calls are refused until" in server.log
+        assert f"{server.file} stays, because its policy is Fail: calls are refused until" in server.log
     with running(tmp_path) as server:
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: "ending" in server.log and not server.file.exists())

@@ -135,7 +135,12 @@ STATUSES = [
     (NotSayable("0 is no value"), internal("NotSayable"), "ERROR", ": at {}: 0 is no value"),
     (KeyError(SECRET), internal("KeyError"), "ERROR", ": KeyError at {} for ns/pod/main"),
     (SystemExit(SECRET), internal("SystemExit"), "ERROR", ": SystemExit at {} for ns/pod/main"),
-    (CancelledError(), internal("CancelledError"), "WARNING", ": cut off, for the caller waits no longer: ns/pod/main"),
+    (
+        CancelledError(),
+        internal("CancelledError"),
+        "WARNING",
+        ": canceled, because the caller no longer waits: ns/pod/main",
+    ),
 ]
 
 

@@ -178,7 +178,7 @@ REFUSALS: list[tuple[str, OSError, Act, str]] = [
     ("unlink", BUSY, Registration.write, f"{{}}/b.json {TWICE}: Device or resource busy"),
     ("scandir", DENIED, Registration.write, "cannot look for older registrations of this server in {}"),
     ("unlink", DENIED, Registration.remove, "cannot remove {}/a.json: Permission denied; remove it by hand"),
-    ("unlink", DENIED, Registration.leave, "{}/a.json stays, for its policy is Fail: calls are refused until"),
+    ("unlink", DENIED, Registration.leave, "{}/a.json stays, because its policy is Fail: calls are refused until"),
 ]
 
 
