@@ -148,7 +148,7 @@ def test_method_is_cancelled_when_its_call_ends(serve: Serve, caplog: Log) -> No
         assert status(path, request("sleep"), seconds)[0] is grpc.StatusCode.DEADLINE_EXCEEDED
         seconds *= 2
     assert hook.cancelled.wait(LONG_SECONDS)
-    eventually(lambda: "controlled at PreCreateContainer: cut off" in caplog.text)
+    eventually(lambda: "controlled at PreCreateContainer: canceled, because" in caplog.text)
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_awaitable_is_cancelled_when_caller_disconnects(serve: Serve, caplog: Lo
         assert status(path, request(), seconds)[0] is grpc.StatusCode.DEADLINE_EXCEEDED
         seconds *= 2
     disconnected.set()
-    eventually(lambda: "late at PreCreateContainer: cut off" in caplog.text)
+    eventually(lambda: "late at PreCreateContainer: canceled, because" in caplog.text)
 
 
 @pytest.mark.parametrize("service", ["", codec.SERVICE])
