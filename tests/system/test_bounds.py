@@ -39,8 +39,8 @@ def on_streams(frames: Callable[[int], bytes]) -> Frames:
 
 def unfinished(count: int) -> Iterator[bytes]:
     """Begin a header block and never end it."""
-    fragment = peer.continuation(101, b"\x00\x01a\x01b" * 20, whole=False)
-    return chain([raw_headers(101, VERSION_BLOCK, whole=False)], repeat(fragment, count))
+    fragment = peer.continuation(101, b"\x00\x01a\x01b" * 20, end_headers=False)
+    return chain([raw_headers(101, VERSION_BLOCK, end_headers=False)], repeat(fragment, count))
 
 
 def bomb(count: int) -> Iterator[bytes]:

@@ -59,7 +59,7 @@ def unreleased(front: Front, proxy: ProxyInside, runtime: Runtime, before: dict[
         "tasks of calls": len(proxy_front.tasks),
         "held calls": lifecycle.holds()[0],
         "open calls": lifecycle.open_calls.subjects(),
-        "streams": [stream for reader in readers if front is CRI for stream in (*reader.streams, *reader.open)],
+        "streams": [stream for reader in readers if front is CRI for stream in (*reader.streams, *reader.open_streams)],
         "only in the Store or at the runtime": proxy.store.ids() ^ {*runtime.pod_ids(), *runtime.container_ids()},
         **{name: max(count - before[name] - 2 * OWN_CONNECTIONS, 0) for name, count in counts().items()},
         "connections": len(proxy_front.connections) - 1,

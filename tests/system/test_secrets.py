@@ -225,7 +225,7 @@ def all_outputs(proxy: ProxyProcess, pod_name: str, container_id: str) -> dict[s
         outputs |= {name: file.read().decode() for name, file in files if file is not None}
     for name, method in queries.methods(MagicMock()).items():
         more = {"follow": True, "limit": 1} if name == "events" else {}
-        params = {parameter: NEEDED[parameter] for parameter in method.needs} | more
+        params = {parameter: NEEDED[parameter] for parameter in method.required} | more
         answers = control.lines(proxy.admin, json.dumps({"id": 1, "method": name, "params": params}).encode() + b"\n")
         assert "end" in answers[-1], (name, answers)
         outputs[f"method {name}"] = json.dumps(answers)
