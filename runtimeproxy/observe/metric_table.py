@@ -84,13 +84,13 @@ _TABLE = """
 gauge build_info version python runtime: 1, with the versions as labels.
 gauge ready: 1 if calls are served as they should be: the state of /readyz at the last check.
 # Held calls.
-counter calls runtime operation outcome: Held calls that ended: the runtime agreed or failed, its answer never came
-    (unsettled), the proxy refused the call, or the client left while it was held (ended).
-histogram call_duration_seconds runtime operation part: Time of held calls by part: the proxy's own, its turn (after
-    an earlier call of the same pod or container), the Pre hooks, the runtime, the Post hooks. Each call has the part
-    own; the others are there where the call had them.
+counter calls runtime operation outcome: Held calls by their end. The runtime agreed or failed, or did not answer
+    (unsettled). The proxy refused the call, or the client left while it was held (ended).
+histogram call_duration_seconds runtime operation part: Time of held calls by part. Parts are the proxy's own time,
+    its turn (the wait for an earlier call of the same pod or container), the Pre hooks, the runtime, and the Post
+    hooks. Each call has the part own; the others only if the call had them.
 counter calls_unreadable operation: Held messages that could not be read.
-counter fields_left_out operation field: Fields that hook servers set and the request has no means for.
+counter fields_left_out operation field: Fields that hook servers set and the request cannot carry.
 gauge held_calls: Calls that are held now.
 gauge held_oldest_seconds: Age of the call that is held longest.
 counter unknown_outcomes operation result: Starts, stops and removes without an answer that were settled: agreed,
@@ -99,17 +99,17 @@ counter internal_errors operation: Errors in the proxy itself.
 counter calls_passed runtime method: Calls that passed, counted at the request's head: by the method's name, other for
     one that is not known.
 # Hook servers.
-counter hook_calls hook_server hook code: Calls of hook servers, by result: ok, the reason of the
-    failure, or left where the held call ended before the answer.
+counter hook_calls hook_server hook code: Calls of hook servers by result: ok, the reason of the failure, or
+    left. The result is left if the held call ended before the answer.
 # By server alone: by hook point as well it would be seven times the series, at the worst 2,800.
 histogram hook_call_duration_seconds hook_server: Time of the calls of hook servers.
 counter hook_failures hook_server hook reason: Failures by reason, also those for which the hook server was not called.
-counter hook_fail_open hook_server hook reason: Failures that a call went on without.
+counter hook_fail_open hook_server hook reason: Failures after which a call continued without the hook server.
 counter hook_fail_closed hook_server hook reason: Failures for which a call was refused: the policy is Fail.
 counter hook_refusals hook_server hook: Calls that the hook server refused, under either policy.
 counter hook_bad_fields hook_server field: Fields of answers with a value that no runtime accepts.
-counter values_normalised hook_server field: Values of answers that runtimes take in another form: a cpuset, a quota
-    below the kernel's least, unlimited memory (-1) that a request spells 0.
+counter values_normalised hook_server field: Values of answers that were converted for the runtime. These are a
+    cpuset, a quota below the kernel's minimum, and unlimited memory (-1 is sent as 0).
 counter hook_fields_changed hook_server field: Calls that the runtime agreed to with a change of this field.
 counter hook_conflicts hook_server hook: Fields of this hook server that a later one set to another value.
 gauge hook_timeout_seconds hook_server: How long a call to the hook server may take.

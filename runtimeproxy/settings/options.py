@@ -223,7 +223,7 @@ OPTIONS: tuple[Option, ...] = (
         "KEY",
         _name,
         "runtimeproxy.koordinator.sh/skip-hookserver",
-        "The label of pods that are never handed to hook servers.",
+        "The label of pods for which no hook server is called.",
     ),
     Option("runtime-hook-server-val", "skip_label_value", "VALUE", _text, "true", "The value of that label."),
     Option(
@@ -232,7 +232,7 @@ OPTIONS: tuple[Option, ...] = (
         "DIR",
         _directory,
         "/etc/runtime/hookserver.d",
-        "The directory of the registration files; it may be missing, it is watched for.",
+        "The directory of the registration files; it may be created later.",
     ),
     Option(
         "hook-timeout", "hook_timeout_seconds", "DURATION", parse_duration, "2s", "The time limit of one hook call."
@@ -243,7 +243,7 @@ OPTIONS: tuple[Option, ...] = (
         "DURATION",
         parse_duration,
         "10s",
-        "The time limit of all hook calls of one held call together.",
+        "The time limit of all hook calls of one intercepted call.",
     ),
     Option(
         "hook-answer-limit",
@@ -251,7 +251,7 @@ OPTIONS: tuple[Option, ...] = (
         "SIZE",
         parse_size,
         "4MiB",
-        "The longest answer of a hook server that is taken, from 1KiB to 64MiB.",
+        "The longest answer of a hook server that is accepted, from 1KiB to 64MiB.",
     ),
     Option(
         "socket-mode",
@@ -284,7 +284,7 @@ OPTIONS: tuple[Option, ...] = (
         "DIR",
         _directory_or_none,
         None,
-        "The directory, on tmpfs, of the file in which the kubelet's own values outlive the proxy; none: no file.",
+        "The directory, on tmpfs, of the file with original values, which outlives the proxy; none: no file.",
         "the directory of --koord-runtimeproxy-endpoint",
     ),
     Option(
@@ -293,7 +293,7 @@ OPTIONS: tuple[Option, ...] = (
         "DIR",
         _directory_or_none,
         "/var/lib/runtimeproxy",
-        "The directory of the file that keeps which hook servers are disabled, made at its first use; none: no file.",
+        "The directory of the file with the disabled hook servers, created at its first use; none: no file.",
         since="0.2.0",
     ),
     Option(
@@ -302,7 +302,7 @@ OPTIONS: tuple[Option, ...] = (
         "SOCKET",
         _endpoint_or_none,
         None,
-        "The socket of health, metrics and state, for root alone; none: no such socket.",
+        "The socket of health, metrics and state, for root only; none: no such socket.",
         "admin.sock in the directory of --koord-runtimeproxy-endpoint",
         none_since="0.2.0",
     ),
@@ -312,7 +312,7 @@ OPTIONS: tuple[Option, ...] = (
         "SOCKET",
         _endpoint_or_none,
         "none",
-        "Another socket, of health and metrics alone, in a directory of its own; none: no such socket.",
+        "Another socket, of health and metrics only, in a directory of its own; none: no such socket.",
         since="0.2.0",
     ),
     Option(

@@ -15,7 +15,7 @@ from runtimeproxy.settings.options import DEFAULT_FILE, ENVIRONMENT_PREFIX, FILE
 _DEFAULT_HEAD = f"""\
 # The configuration of runtimeproxy; its place is {DEFAULT_FILE}.
 # A key that is left out has the default, which is shown. A flag --KEY and an environment
-# variable ({ENVIRONMENT_PREFIX} and the key in capitals with _) win over this file.
+# variable ({ENVIRONMENT_PREFIX} and the key in capitals with _) override this file.
 """
 
 

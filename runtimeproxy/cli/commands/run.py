@@ -14,7 +14,7 @@ from runtimeproxy.settings.options import ENVIRONMENT_PREFIX, OPTIONS, SOCKET_FO
 
 _EPILOG = (
     f"Each flag has an environment variable ({ENVIRONMENT_PREFIX} and its name in capitals with _) and a key of its "
-    "own name in the YAML file. Flags win over the environment, the environment wins over the file. A SOCKET is spelt "
+    "own name in the YAML file. Flags override the environment, which overrides the file. A SOCKET is spelt "
     f"{SOCKET_FORMS}; a DURATION 500ms, 2s, 1m or a number of seconds."
 )
 _logger = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ _MOST_ERRORS = 200
 _KEYS = 0
 
 
-@click.command("top", cls=ProxyCommand, short_help="Show what the proxy does, each second.")
+@click.command("top", cls=ProxyCommand, short_help="Show the proxy's activity every second.")
 @click.option("--once", is_flag=True, help="Print one frame and end, as without a terminal.")
 def top_command(proxy: AdminClient, once: bool) -> None:
-    """Show what the proxy does, each second; q or Ctrl-C ends it.
+    """Show the proxy's activity every second; q or Ctrl-C ends it.
 
     Calls a second and latencies are those of the last 10 s, in the first frame those since the proxy's start; a
     latency is estimated from the buckets of a histogram. Outcomes and failures are counted since the proxy's start;
