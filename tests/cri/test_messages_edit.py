@@ -65,6 +65,7 @@ def test_create_memory_and_swap(requested: tuple[int, int], changes: dict[str, i
         pytest.param((6, 0), (5, 5), 7, False, (7, 7), id="held next to new"),
         pytest.param((0, 9), (9, 5), 7, False, (7, 7), id="new, memory held"),
         pytest.param((0, 0), (5, 9), 7, False, (7, None), id="another swap limit"),
+        pytest.param((0, 0), (0, 0), 7, False, (7, None), id="no limit before"),
         pytest.param((0, 0), (5, 5), 0, True, (0, None), id="0 leaves what is"),
     ],
 )
@@ -129,6 +130,10 @@ def test_only_new_values_are_appended(adjustment: Adjustment, parent: str | None
     result = messages.edit_container(CREATE, adjustment, parent)
     assert result.startswith(CREATE) is appends
     assert UNKNOWN in result
+    envs = {
+        entry.key: entry.value.decode("latin-1") for entry in cri.CreateContainerRequest.FromString(result).config.envs
+    }
+    assert adjustment.envs.items() <= envs.items()
     assert messages.edit_pod(UNKNOWN, Adjustment(labels=NEW)).startswith(UNKNOWN)
     assert messages.edit_update(UNKNOWN, {}, NEW).startswith(UNKNOWN)
 
