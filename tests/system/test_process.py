@@ -1,15 +1,19 @@
 """The proxy as a process: signals, rights, systemd, the documented command lines (fault matrix P7, X7)."""
 
 import asyncio
+import logging
 import os
 import re
 import signal
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from runtimeproxy import app
 from runtimeproxy.settings.version import VERSION
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
@@ -193,3 +197,17 @@ async def test_documented_command_lines_work_on_default_paths(
             await caller.act("images")
             assert runtime.verbs() == ["run_pod", "create", "images"]
             assert len(hooks.calls) == 1
+
+
+def test_handed_over_socket_at_another_path_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    handed_over, configured = tmp_path / "handed-over.sock", tmp_path / "configured.sock"
+    handed_over.touch()
+    listener: Any = SimpleNamespace(path=str(handed_over), handed_over=True)
+    config: Any = SimpleNamespace(runtime_endpoint="/runtime.sock", listen_endpoint=str(configured))
+    app._log_listening(config, listener)
+    configured.symlink_to(handed_over)
+    app._log_listening(config, listener)
+    listening = f"listening on {handed_over} for the runtime at /runtime.sock"
+    unused = "the socket was handed over (LISTEN_FDS): the proxy does not listen on --koord-runtimeproxy-endpoint"
+    assert caplog.messages == [listening, f"{unused}={configured}", listening]

@@ -68,6 +68,15 @@ def test_every_hook_point_accepts_example(hook: Run, echoing: Path, name: str) -
     assert ("# not sent at this hook point: container\n" in out) == name.endswith("PodSandbox")
 
 
+async def test_bad_answer_is_printed_and_exit_code_1(hook: Run, tmp_path: Path) -> None:
+    socket = tmp_path / "bad.sock"
+    async with HookServer(str(socket), default=hookanswers.koordlet(cpu_period=5)):
+        code, out, err = await asyncio.to_thread(hook, "call", socket, CREATE)
+    rule = "resources.cpu_period: must be 0 (not set) or 1000..1000000 microseconds"
+    assert yaml.safe_load(out) == {"applied": {}, "dropped": {"resources": {"cpu_period": 5}}, "bad": [rule]}
+    assert (code, err) == (1, f"runtimeproxy: error: {socket}: {CREATE}: bad answer: {rule}\n")
+
+
 def test_verify_prints_verdicts_and_sets_exit_code(hook: Run, echoing: Path) -> None:
     verify = partial(hook, "verify", echoing, "--timeout=10s", "--point=prestartcontainer")
     given = partial(verify, "-f", "-", stdin="container: {name: main}")
