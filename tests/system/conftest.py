@@ -10,9 +10,6 @@ from tests.fakes.hookserver import HookServer
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Front, Runtime
-from tests.system.real import client, engine, lent, shared
-
-__all__ = ["client", "engine", "lent", "shared"]
 
 
 @pytest.fixture(params=[CRI, DOCKER], ids=lambda front: front.name)

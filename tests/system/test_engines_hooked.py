@@ -4,40 +4,197 @@ Fault matrix B1, B3 and H12, promise 8. tests/test_contract.py compares each fro
 An unmodified koordlet registers, and echoes (hook-api, "Registration files").
 """
 
-from collections.abc import Mapping
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
+from runtimeproxy_hooks.lib import koordinator
+from runtimeproxy_hooks.servers import coresched
 from tests.control import call
-from tests.engines import cgroups
+from tests.engines import cgroups, cri
 from tests.fakes import hookanswers, registration
+from tests.fakes.cri_pb2 import ContainerConfig, HugepageLimit, LinuxContainerResources, PodSandboxConfig
+from tests.fakes.dockershim import DockerError
 from tests.fakes.dockershim_bodies import Values
 from tests.fakes.hookanswers import Answer, reply
-from tests.system.fronts import SKIP
-from tests.system.proxy import WAIT_SECONDS, answers, wait_until
-from tests.system.real import (
-    CONTAINERD,
-    CPU,
-    DOCKERD,
-    MIB,
-    OLD_CRI,
-    PLUGIN,
-    Kind,
-    RealNode,
-    assert_in_force,
-    end,
-    on,
-    printed,
-    resources,
-    resources_answer,
-    running,
-)
+from tests.fakes.hookserver import HookServer
+from tests.hooks.sdk import processes
+from tests.system.cri_front import CRI
+from tests.system.docker_front import DOCKER
+from tests.system.fronts import SKIP, Front
+from tests.system.proxy import WAIT_SECONDS, ProxyProcess, answers, serving, wait_until
+from tests.system.real import CriKubelet, Kubelet
 
 pytestmark = pytest.mark.engine
+
+MIB = 1 << 20
+CPU = str(min(os.sched_getaffinity(0)))
+PLUGIN = "tester"
+LAST_LINE = "first=done"
+FIRST_ACT = "; ".join(f"echo {setting}=$(cat {cgroups.inside_file(setting)})" for setting in cgroups.SETTINGS)
+"""Prints the cgroup files of a container to its log."""
+
+
+def resources(**values: int | str) -> LinuxContainerResources:
+    return LinuxContainerResources(**values)
+
+
+def resources_answer(**values: int | str) -> hookanswers.Answer:
+    """Return an answer with only these resources."""
+    set_there = api_pb2.LinuxContainerResources(**values)  # type: ignore[arg-type]
+    return hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_resources=set_there))
+
+
+def assert_in_force(client: Any, container_id: str, parent: str, values: Values) -> None:
+    """Compare the container's cgroup files, as seen inside and from the host under this cgroup parent."""
+    expected = {setting: cgroups.expected(setting, value) for setting, value in values.items()}
+    files = {setting: client.exec_sync(container_id, "cat", cgroups.inside_file(setting)).stdout for setting in values}
+    assert {setting: cgroups.parse(setting, file.decode()) for setting, file in files.items()} == expected
+    assert {setting: cgroups.read(f"{parent}/{container_id}", setting) for setting in values} == expected
+
+
+def end(client: Any, pod_id: str, *container_ids: str) -> None:
+    """Stop and remove containers, then their pod, as a kubelet does."""
+    for container_id in container_ids:
+        client.stop(container_id)
+        client.remove(container_id)
+    client.stop_pod(pod_id)
+    client.remove_pod(pod_id)
+    assert pod_id not in [pod.id for pod in client.pods()]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of node; ``engine`` is the session's fixture, ``version`` that of the kubelet's CRI."""
+
+    name: str
+    engine: str
+    front: Front
+    kubelet: Callable[..., Any]
+    version: str = cri.V1
+
+
+CONTAINERD = Kind("containerd", "containerd", CRI, CriKubelet)
+DOCKERD = Kind("dockerd", "dockerd", DOCKER, Kubelet)
+OLD_CRI = Kind("containerd-v1alpha2", "containerd", CRI, CriKubelet, cri.V1ALPHA2)
+
+
+@dataclass(frozen=True, slots=True)
+class RealNode:
+    """A proxy, a hook server and an engine."""
+
+    kind: Kind
+    proxy: ProxyProcess
+    hooks: HookServer
+    engine: Any
+
+    def client(self, socket: str = "") -> Any:
+        """Return a kubelet on the proxy's socket, or on another one."""
+        return self.kind.kubelet(socket or str(self.proxy.socket), self.kind.version)
+
+    def register(self, points: Sequence[str] = registration.ALL_POINTS, **more: str) -> None:
+        """Register the hook server as the plugin ``PLUGIN``; ``more`` as in ``registration.text``."""
+        self.proxy.register(f"{PLUGIN}.json", self.hooks.socket_path, points, **more)
+
+    def pop_calls(self) -> list[tuple[str, Any]]:
+        """Return the hook points and messages of the calls since the last time, in order."""
+        calls = [(call.point.name, call.request) for call in self.hooks.calls]
+        self.hooks.calls.clear()
+        return calls
+
+    def points(self) -> list[str]:
+        return [hook_point for hook_point, _ in self.pop_calls()]
+
+    def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
+        """Return a pod with only a name, a cgroup parent and a log directory."""
+        uid = str(uuid.uuid4())
+        logs = str(self.engine.directory(f"logs/{uid}"))
+        return cri.pod_config(name, uid, cgroup_parent=self.engine.cgroup_parent(uid), log_directory=logs)
+
+    def rich_pod(self) -> PodSandboxConfig:
+        """Return a pod with all fields that a kubelet may set."""
+        pod = self.plain_pod("rich")
+        pod.metadata.attempt = 2
+        pod.labels.update({"app": "web", "koordinator.sh/qosClass": "BE"})
+        pod.annotations.update({"example.com/text": "line\nnext", "example.com/empty": ""})
+        pod.linux.overhead.CopyFrom(resources(cpu_shares=102, memory_limit_in_bytes=16 * MIB))
+        # containerd only stores a pod's resources, so the two maps need no special machine.
+        limits = resources(cpu_period=100000, cpu_quota=150000, cpu_shares=614, memory_limit_in_bytes=128 * MIB)
+        limits.hugepage_limits.append(HugepageLimit(page_size="2MB", limit=4 * MIB))
+        limits.unified["memory.high"] = "100000000"
+        pod.linux.resources.CopyFrom(limits)
+        return pod
+
+    def rich_container(self, **more: int | str) -> ContainerConfig:
+        """Return a container with all fields that a kubelet may set, and ``more`` resources."""
+        usual: Values = {"cpu_period": 100000, "cpu_quota": 50000, "cpu_shares": 512, "memory_limit_in_bytes": 64 * MIB}
+        config = cri.container_config(
+            "main",
+            command=("/bin/sh", "-c", f"{FIRST_ACT}; env; echo {LAST_LINE}; sleep 3600"),
+            envs=[("LEVEL", b"info"), ("SENTENCE", b"two words = three"), ("EMPTY", b"")],
+            resources=resources(**{**usual, **more}),
+            labels={"io.kubernetes.container.name": "main"},
+            annotations={"example.com/hash": "f00"},
+        )
+        config.metadata.attempt = 3
+        return config
+
+
+def on(*kinds: Kind) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("kind", kinds, ids=lambda kind: kind.name, scope="module")
+
+
+@contextmanager
+def running(
+    kind: Kind, engine: Any, folder: Path, prepare: Callable[[RealNode], None] = RealNode.register, **flags: str
+) -> Iterator[RealNode]:
+    """Run a hook server, then ``prepare``, and then a proxy in front of an engine; its pods are removed at the end."""
+    if kind.front is CRI:
+        flags = {"remote_image_service_endpoint": engine.socket, **flags}
+    proxy = kind.front.process(folder / "proxy", remote_runtime_service_endpoint=engine.socket, **flags)
+    with engine.restored(), serving(HookServer(str(folder / "hooks.sock"))) as hooks:
+        node = RealNode(kind, proxy, hooks, engine)
+        prepare(node)
+        with proxy:
+            yield node
+
+
+@pytest.fixture(scope="module")
+def engine(kind: Kind, request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(kind.engine)
+
+
+@pytest.fixture(scope="module")
+def shared(kind: Kind, engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealNode]:
+    """Run a node whose hook server is called at every hook point."""
+    with running(kind, engine, tmp_path_factory.mktemp("node")) as node:
+        yield node
+
+
+@pytest.fixture(name="node")
+def lent(shared: RealNode) -> Iterator[RealNode]:
+    """Yield the node without answers and recorded calls; its pods are removed at the end."""
+    shared.hooks.answers.clear()
+    shared.pop_calls()
+    with shared.engine.restored():
+        yield shared
+
+
+@pytest.fixture
+def client(node: RealNode) -> Iterator[Any]:
+    with node.client() as made:
+        yield made
+
 
 GRACE_SECONDS = 3600
 READY, SIGNALLED = "ready", "got a signal"
@@ -96,7 +253,8 @@ def test_hook_changes_are_applied_and_in_later_calls(node: RealNode, client: Any
     assert sent(create) == {field.name: value for field, value in container.linux.resources.ListFields()}
     assert (sent(start), start.container_meta.id) == (CREATED, container_id)
     assert (sent(started), started.container_annotations["hook.example/container"]) == (STARTED, "added")
-    first = printed(client, pod, container_id)
+    wait_until(lambda: LAST_LINE in client.written(pod, container_id), "it has printed its first lines")
+    first = dict(line.partition("=")[::2] for line in client.written(pod, container_id).splitlines())
     for setting, value in STARTED.items():
         assert cgroups.parse(setting, first[setting]) == cgroups.expected(setting, value), setting
     assert {name: first.get(name) for name in ENVIRONMENT} == ENVIRONMENT
@@ -125,9 +283,10 @@ def test_unavailable_cpuset_fails_container(node: RealNode, client: Any) -> None
     node.hooks.on("PreCreateContainer", resources_answer(cpuset_cpus="1000"))
     pod = node.plain_pod()
     pod_id = client.run_pod(pod)
-    node.failure(lambda: client.start(client.create(pod_id, node.rich_container(), pod)))
+    with pytest.raises((grpc.RpcError, DockerError)):
+        client.start(client.create(pod_id, node.rich_container(), pod))
     events = call(node.proxy.admin, "events", kind="failed")["events"]
-    operation = "StartContainer" if node.front.name == "cri" else "CreateContainer"
+    operation = "StartContainer" if node.kind.front.name == "cri" else "CreateContainer"
     assert [event["operation"] for event in events] == [operation]
     assert f"hook servers had set resources.cpuset_cpus ({PLUGIN})" in node.proxy.output()
 
@@ -164,7 +323,7 @@ def test_pod_runs_as_without_hook_server(
         pod, container = node.rich_pod(), node.rich_container(cpuset_cpus=CPU)
         pod.labels.update(SKIP if policy == "Fail" else {})
         reports = []
-        with node.client() as client, node.direct() as direct:
+        with node.client() as client, node.client(node.engine.socket) as direct:
             for kubelet in (client, direct):
                 pod_id = kubelet.run_pod(pod)
                 container_id = kubelet.create(pod_id, container, pod)
@@ -185,7 +344,7 @@ def test_killed_engine_changes_no_hook_call(node: RealNode) -> None:
 
     If the proxy notices its end before the next stop, the hook server is called then.
     """
-    outlives = node.front.name == "cri"
+    outlives = node.kind.front.name == "cri"
     pod, container = node.rich_pod(), node.rich_container()
     container.command[:] = ("/bin/sh", "-c", DEAF)
     with node.client() as client, ThreadPoolExecutor(1) as caller:
@@ -199,7 +358,10 @@ def test_killed_engine_changes_no_hook_call(node: RealNode) -> None:
         wait_until(lambda: SIGNALLED in client.written(pod, container_id), "the engine stops it")
         node.engine.kill()
         try:
-            assert node.failure(lambda: stop.result(WAIT_SECONDS)) == node.front.lost
+            with pytest.raises((grpc.RpcError, ConnectionError)) as raised:
+                stop.result(WAIT_SECONDS)
+            error: Any = raised.value
+            assert (error.code() if isinstance(error, grpc.RpcError) else None) == node.kind.front.lost
             assert answers(node.proxy.socket)
         finally:
             node.engine.launch()
@@ -215,3 +377,64 @@ def test_killed_engine_changes_no_hook_call(node: RealNode) -> None:
     stopped = ("PostStopContainer", container_id)
     assert ends == [stopped] or (not outlives and ends == 2 * [stopped])
     assert pod_stop == "PostStopPodSandbox"
+
+
+# ---- the project's own hook servers
+
+BATCH = {f"kubernetes.io/batch-{name}": value for name, value in {"cpu": 600, "memory": "96Mi"}.items()}
+LIMITS: Values = {"cpu_quota": 60000, "memory_limit_in_bytes": 96 * MIB}
+OWN: Values = {"cpu_shares": 2, "cpu_quota": 80000, "memory_limit_in_bytes": 200 * MIB}
+
+
+def make_pod_cgroup(path: str) -> None:
+    """Make a pod's cgroup as a kubelet does; it is removed with the engine."""
+    if not cgroups.is_v2():
+        for controller in ("cpu", "memory"):
+            (cgroups.ROOT / controller / path.lstrip("/")).mkdir(parents=True)
+        return
+    directory = cgroups.ROOT
+    for name in path.strip("/").split("/"):
+        (directory / "cgroup.subtree_control").write_text("+cpu +memory +cpuset")
+        directory /= name
+        directory.mkdir(exist_ok=True)
+
+
+def kernel_has_cookies() -> bool:
+    try:
+        coresched.sched_core(coresched.GET, coresched.ITSELF, coresched.THREAD)
+    except OSError as error:
+        if error.errno in coresched.NOT_SUPPORTED:
+            return False
+        raise
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@on(CONTAINERD, DOCKERD)
+def test_limits_hold_in_cgroups_of_pod_and_container(kind: Kind, engine: Any, tmp_path: Path) -> None:
+    """Also after an update. The pod's processes are in a core scheduling group, if the kernel supports it."""
+    program = ("-m", "runtimeproxy_hooks", "batchresource", "coresched")
+    with running(kind, engine, tmp_path, lambda node: None) as node, node.client() as client:
+        folder = node.proxy.path
+        state = f"--core-sched-state={folder}/coresched.json"
+        with processes.running(folder, state, program=program, file="batchresource-coresched.json") as hooks:
+            node.proxy.wait_for_registration(hooks.file.name)
+            pod, container = node.plain_pod(), node.rich_container(**OWN)
+            spec = json.dumps({"containers": {"main": {"limits": BATCH, "requests": BATCH}}})
+            pod.annotations[koordinator.EXTENDED_RESOURCE_SPEC] = spec
+            pod.labels.update({"koordinator.sh/qosClass": "BE", koordinator.CORE_SCHED_GROUP: "one"})
+            parent = pod.linux.cgroup_parent
+            make_pod_cgroup(parent)
+            pod_id = client.run_pod(pod)
+            container_id = client.create(pod_id, container, pod)
+            client.start(container_id)
+            for _ in range(2):
+                assert_in_force(client, container_id, parent, LIMITS)
+                assert {name: cgroups.read(parent, name) for name in LIMITS} == LIMITS
+                client.update(container_id, resources(**OWN))
+            if kernel_has_cookies():
+                pids = cgroups.processes(f"{parent}/{container_id}")
+                assert 0 not in {coresched.sched_core(coresched.GET, pid, coresched.THREAD) for pid in pids}
+            end(client, pod_id, container_id)
+            assert hooks.end(15) == 0

@@ -1,26 +1,25 @@
 """The proxy as a process: signals, rights, systemd, the documented command lines (fault matrix P7, X7)."""
 
 import asyncio
-import logging
 import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from runtimeproxy import app
 from runtimeproxy.settings.version import VERSION
+from runtimeproxy_hooks.__main__ import ALL, HOOKS
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
+from tests.hooks.sdk import processes
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Failed, Front, Runtime
-from tests.system.proxy import PROGRAM, WAIT_SECONDS, ProxyProcess, answers, until
+from tests.system.proxy import PROGRAM, ROOT, WAIT_SECONDS, ProxyProcess, answers, until
 from tests.system.supervising import handed_over
 
 pytestmark = pytest.mark.slow
@@ -33,17 +32,11 @@ FIGURES = ('operation="RunPodSandbox",outcome="agreed"} 1', f'build_info{{versio
 async def test_signals_log_metrics_or_end_proxy(front: Front, tmp_path: Path, runtime: Runtime) -> None:
     """SIGHUP and SIGUSR2, which are commands of other daemons, do not end the proxy."""
     async with front.process(tmp_path) as proxy, front.caller(proxy.socket) as caller:
-
-        async def logged(text: str) -> None:
-            await until(lambda: text in proxy.output(), text, proxy.output)
-
-        for number in (signal.SIGHUP, signal.SIGUSR2):
-            os.kill(proxy.pid, number)
-            await logged(f"{number.name}: reg")
         await caller.run_pod()
-        os.kill(proxy.pid, signal.SIGUSR1)
-        for figure in FIGURES:
-            await logged(figure)
+        for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGUSR1):
+            os.kill(proxy.pid, number)
+        for text in ("SIGHUP: reg", "SIGUSR2: reg", *FIGURES):
+            await asyncio.to_thread(proxy.wait_for_log, text)
         os.kill(proxy.pid, signal.SIGINT)
         await until(lambda: proxy.ended, "it ends", proxy.output)
         assert not proxy.socket.exists()
@@ -63,7 +56,7 @@ async def test_second_signal_ends_wait_for_calls_and_tunnels(
         await hooks.wait_for_calls("PreRunPodSandbox")
         os.kill(proxy.pid, signal.SIGTERM)
         waits = "continuing to serve for at most" if front is DOCKER else "draining for at most"
-        await until(lambda: waits in proxy.output(), waits, proxy.output)
+        await asyncio.to_thread(proxy.wait_for_log, waits)
         if front is DOCKER:
             async with front.caller(proxy.socket) as newer:
                 await newer.act("ping")
@@ -110,22 +103,6 @@ def test_systemd_is_notified_once_clients_can_connect(front: Front, tmp_path: Pa
             proxy.stop()
         while systemd.recv(100) != b"STOPPING=1":
             pass
-
-
-async def test_status_line_has_state(front: Front, tmp_path: Path, runtime: Runtime) -> None:
-    async with front.inside(tmp_path) as proxy, front.caller(proxy.socket) as caller:
-        for name in ("a", "b", "c"):
-            proxy.register(f"{name}.json", tmp_path / f"{name}.sock")
-        await until(lambda: proxy.app.status() == "serving, 3 hook servers", "they are registered")
-        await proxy.app.manager.disable("a", "hangs", "test")
-        proxy.metrics.events.runtime_lost("a test", "unreachable")
-        assert proxy.app.status() == "waiting for the runtime, 2 hook servers, 1 disabled"
-        runtime.set_fault("ping", delay_seconds=60)
-        ping = asyncio.ensure_future(caller.act("ping"))
-        await until(lambda: bool(runtime.arrived("ping")), "the runtime has the request")
-        proxy.app.draining = True
-        assert proxy.app.status() == "draining: 1 call, 0 streams"
-        ping.cancel()
 
 
 def test_handed_over_socket_of_runtime_is_refused(tmp_path: Path) -> None:
@@ -199,15 +176,18 @@ async def test_documented_command_lines_work_on_default_paths(
             assert len(hooks.calls) == 1
 
 
-def test_handed_over_socket_at_another_path_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    handed_over, configured = tmp_path / "handed-over.sock", tmp_path / "configured.sock"
-    handed_over.touch()
-    listener: Any = SimpleNamespace(path=str(handed_over), handed_over=True)
-    config: Any = SimpleNamespace(runtime_endpoint="/runtime.sock", listen_endpoint=str(configured))
-    app._log_listening(config, listener)
-    configured.symlink_to(handed_over)
-    app._log_listening(config, listener)
-    listening = f"listening on {handed_over} for the runtime at /runtime.sock"
-    unused = "the socket was handed over (LISTEN_FDS): the proxy does not listen on --koord-runtimeproxy-endpoint"
-    assert caplog.messages == [listening, f"{unused}={configured}", listening]
+# ---- the project's own hook servers
+
+OWN_PATHS = {"coresched": ["core-sched-state"], "rdt": ["resctrl-root"], ALL: ["core-sched-state", "resctrl-root"]}
+"""The flags of a hook's paths, which are the machine's by default."""
+
+
+@pytest.mark.parametrize("name", [*sorted(HOOKS), ALL])
+def test_hook_server_passes_hook_verify(tmp_path: Path, name: str) -> None:
+    flags = [f"--{flag}={tmp_path}/{flag}" for flag in OWN_PATHS.get(name, [])]
+    with processes.running(tmp_path, *flags, program=("-m", "runtimeproxy_hooks", name)) as program:
+        command = [sys.executable, "-m", "runtimeproxy", "hook", "verify", str(program.socket)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert program.end(15) == 0
+    assert "Traceback" not in program.log

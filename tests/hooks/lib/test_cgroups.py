@@ -1,4 +1,4 @@
-"""Cgroup files of both versions, on directory trees; tests/system/test_hook_programs.py uses the kernel's own."""
+"""Cgroup files of both versions, on directory trees; tests/system/test_engines_hooked.py uses the kernel's own."""
 
 import errno
 import os

@@ -1,6 +1,6 @@
 """coresched: which containers share a cookie, also after restarts, on a simulated kernel.
 
-tests/system/test_hook_programs.py uses this machine's kernel.
+tests/system/test_engines_hooked.py uses this machine's kernel.
 """
 
 import ctypes
