@@ -34,7 +34,6 @@ class Amount:
         return self.usual if share is None else self.at(float(share))
 
 
-CALLS_OF_A_CLIENT = Amount(1_000, 100_000)
 STREAM_BYTES = Amount(10 << 20, 1 << 30)
 """Bytes through one pipe, each way."""
 EXECS_OF_THE_CLI = Amount(10, 1_000)

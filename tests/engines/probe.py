@@ -38,7 +38,6 @@ PROGRAMS: Mapping[str, Mapping[str, str]] = {
 """The programs of each engine and of its tests, each with Debian's package."""
 TOOLS: Mapping[str, str] = {
     "git": "apt-get install git",
-    "h2load": "apt-get install nghttp2-client",
     "helm": "install Go 1.24 or later, and run scripts/install",
     "minisign": "apt-get install minisign",
     "strace": "apt-get install strace",

@@ -28,7 +28,7 @@ from tests.system.load import Dialler, Load, store_equals
 from tests.system.proxy import ROOT, WAIT_SECONDS, ProxyProcess
 from tests.system.shaped import ShapedNode
 from tests.system.supervising import handed_over
-from tests.system.test_restart import CHANGES
+from tests.system.test_restarts import CHANGES
 
 pytestmark = [*MARKS, pytest.mark.history]
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
-from hpack import Decoder
 
 from runtimeproxy.wire.http2 import FrameBuffer
 from tests.cri import peer
@@ -21,8 +20,8 @@ from tests.fakes.dockershim_bodies import Container, Pod, Values
 from tests.fakes.runtime import FakeRuntime, Injection, Received
 from tests.fakes.runtime_state import RuntimeState
 from tests.fakes.shapes import CONTAINERD, SHAPES, Shape
-from tests.system.clients import Client
-from tests.system.fronts import POD, SECONDS, Caller, Failed, Front, answering
+from tests.system import clients
+from tests.system.fronts import POD, SECONDS, Caller, Failed, Front
 
 METHODS = {
     "run_pod": "RunPodSandbox",
@@ -39,15 +38,11 @@ METHODS = {
     "list": "ListContainers",
     "images": "ListImages",
 }
-VERBS = {method: verb for verb, method in METHODS.items()}
 
 
 class CriRuntime(FakeRuntime):
     def __init__(self, socket_path: str, *, shape: Shape = CONTAINERD, keep_received: int | None = None) -> None:
         super().__init__(socket_path, RuntimeState(shape), keep_received)
-
-    def verbs(self) -> list[str]:
-        return [VERBS[received.method] for received in self.received if not _is_the_proxys(received)]
 
     def arrived(self, verb: str) -> list[bytes]:
         return [received.message for received in self.requests(METHODS[verb]) if not _is_the_proxys(received)]
@@ -63,15 +58,10 @@ class CriRuntime(FakeRuntime):
         return list(self.state.containers)
 
     def reads(self) -> int:
-        reads = self.requests("PodSandboxStatus") + self.requests("ContainerStatus")
-        return sum(map(_is_the_proxys, reads))
+        return sum(map(_is_the_proxys, self.requests("PodSandboxStatus") + self.requests("ContainerStatus")))
 
     def vanish(self, subject_id: str) -> None:
         (self.state.pods if subject_id in self.state.pods else self.state.containers).pop(subject_id)
-
-    def envs(self) -> list[tuple[str, str]]:
-        config = cri_pb2.CreateContainerRequest.FromString(self.arrived("create")[-1]).config
-        return [(entry.key, entry.value.decode()) for entry in config.envs]
 
     def long_list(self, count: int, total_bytes: int) -> bytes:
         self.state.fill_list(count, total_bytes)
@@ -85,8 +75,8 @@ def _is_the_proxys(received: Received) -> bool:
 class _Stream:
     """A call of an unknown service: the fake runtime echoes what it receives."""
 
-    def __init__(self, client: Client) -> None:
-        self._call = client.both("/an.unknown.Service/Chat")
+    def __init__(self, client: clients.Client) -> None:
+        self._call: Any = client.channel.stream_stream("/an.unknown.Service/Chat")()
         self.write = self._call.write
 
     async def read(self) -> bytes:
@@ -105,7 +95,7 @@ class CriCaller(Caller):
     def __init__(self, socket: Path | str, **options: Any) -> None:
         super().__init__()
         self.of_calls: Mapping[str, Any] = {}
-        self._client = Client(socket, **options)
+        self._client = clients.Client(socket, **options)
 
     async def close(self) -> None:
         await self._client.channel.close()
@@ -120,18 +110,29 @@ class CriCaller(Caller):
         return cri_pb2.RunPodSandboxRequest(config=_pod_config(pod)).SerializeToString()
 
     def container_request(self, pod_id: str, container: Container) -> bytes:
-        config, pod = _container_config(container), _pod_config(self.pods.get(pod_id, POD))
+        config = cri.container_config(
+            container.name,
+            command=container.command,
+            envs=[(key, value.encode()) for key, value in container.envs],
+            labels=container.labels,
+            annotations=container.annotations,
+            image=container.image,
+            resources=cri_pb2.LinuxContainerResources(**container.resources) if container.resources else None,
+        )
+        config.metadata.attempt = container.attempt
+        config.args.extend(container.args)
+        pod = _pod_config(self.pods.get(pod_id, POD))
         request = cri_pb2.CreateContainerRequest(pod_sandbox_id=pod_id, config=config, sandbox_config=pod)
         return request.SerializeToString()
 
     def update_request(self, container_id: str, resources: Values, annotations: Mapping[str, str]) -> bytes:
-        return cri_pb2.UpdateContainerResourcesRequest(
-            container_id=container_id, linux=_resources(resources), annotations=annotations
-        ).SerializeToString()
+        linux = cri_pb2.LinuxContainerResources(**resources)
+        request = cri_pb2.UpdateContainerResourcesRequest(
+            container_id=container_id, linux=linux, annotations=annotations
+        )
+        return request.SerializeToString()
 
     def request(self, verb: str, subject_id: str = "") -> bytes:
-        if not subject_id:
-            return b""
         return cri_pb2.StartContainerRequest(container_id=subject_id).SerializeToString()
 
     def broken_request(self, verb: str, text: bytes) -> bytes:
@@ -177,52 +178,22 @@ def _pod_config(pod: Pod) -> cri_pb2.PodSandboxConfig:
     return config
 
 
-def _container_config(container: Container) -> cri_pb2.ContainerConfig:
-    config = cri.container_config(
-        container.name,
-        command=container.command,
-        envs=[(key, value.encode()) for key, value in container.envs],
-        labels=container.labels,
-        annotations=container.annotations,
-        image=container.image,
-        resources=_resources(container.resources) if container.resources else None,
-    )
-    config.metadata.attempt = container.attempt
-    config.args.extend(container.args)
-    return config
-
-
-def _resources(values: Values) -> cri_pb2.LinuxContainerResources:
-    return cri_pb2.LinuxContainerResources(**values)
-
-
-@asynccontextmanager
-async def sent(
-    socket: Path | str, verb: str = "ping", request: bytes | None = None
-) -> AsyncIterator[asyncio.Future[bytes]]:
-    """Send a request on its own connection, in handwritten frames."""
-    service = "ImageService" if METHODS[verb] in cri.IMAGE_METHODS else "RuntimeService"
-    fields = peer.request(f"/{cri.V1}.{service}/{METHODS[verb]}".encode(), (b"te", b"trailers"))
-    frames = (peer.Settings(), peer.Headers(1, fields), peer.Data(1, peer.grpc(request or b""), end=True))
+async def exchange(socket: Path | str, verb: str = "ping", request: bytes = b"") -> bytes:
+    """Send a request on its own connection, in handwritten frames; return the reply's message."""
+    fields = peer.request(clients.path(METHODS[verb]).encode(), (b"te", b"trailers"))
+    frames = (peer.Settings(), peer.Headers(1, fields), peer.Data(1, peer.grpc(request), end=True))
     reader, writer = await asyncio.open_unix_connection(str(socket))
-    writer.write(peer.PREFACE + b"".join(frame.wire() for frame in frames))
-
-    async def message() -> bytes:
-        buffer, decoder, data = FrameBuffer(), Decoder(), bytearray()
+    try:
+        writer.write(peer.PREFACE + b"".join(frame.wire() for frame in frames))
+        buffer, data = FrameBuffer(), bytearray()
         while received := await reader.read(65536):
             for kind, flags, stream, payload in buffer.feed(received):
                 if stream == 1 and kind == peer.DATA:
                     data += payload
-                elif stream == 1 and kind == peer.HEADERS:
-                    headers: dict[Any, Any] = dict(decoder.decode(bytes(payload)))
-                    if flags & peer.END_STREAM:
-                        assert headers.get("grpc-status") == "0", headers
-                        return bytes(data[5:])
+                elif stream == 1 and kind == peer.HEADERS and flags & peer.END_STREAM:
+                    assert data, "the call has failed"
+                    return bytes(data[5:])
         raise ConnectionError("the connection has ended")
-
-    try:
-        async with answering(message()) as answered:
-            yield answered
     finally:
         writer.close()
 
@@ -232,7 +203,7 @@ CRI = Front(
     flags={},
     runtime=CriRuntime,
     caller=CriCaller,
-    sent=sent,
+    exchange=exchange,
     failed=grpc.StatusCode.INTERNAL,
     refused=grpc.StatusCode.PERMISSION_DENIED,
     lost=grpc.StatusCode.UNAVAILABLE,

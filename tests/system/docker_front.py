@@ -5,8 +5,8 @@ A request is its head and body. Only a caller's has the API's version in its pat
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd import FakeDockerd, Injection
 from tests.fakes.dockerd_shapes import ENGINES, Engine, go_json
 from tests.fakes.dockershim_bodies import Container, Pod, Values
-from tests.system.fronts import POD, SECONDS, Caller, Failed, Front, answering
+from tests.system.fronts import POD, SECONDS, Caller, Failed, Front
 
 VERSION = "/v1.41"
 CREATE = "POST /containers/create"
@@ -56,9 +56,6 @@ class DockerRuntime(FakeDockerd):
                         yield verb, received.raw
                         break
 
-    def verbs(self) -> list[str]:
-        return [verb for verb, _ in self._of_callers()]
-
     def arrived(self, verb: str) -> list[bytes]:
         return [raw for arrived, raw in self._of_callers() if arrived == verb]
 
@@ -81,10 +78,6 @@ class DockerRuntime(FakeDockerd):
 
     def vanish(self, subject_id: str) -> None:
         del self.state.containers[subject_id]
-
-    def envs(self) -> list[tuple[str, str]]:
-        _, _, body = self.arrived("create")[-1].partition(b"\r\n\r\n")
-        return [(key, value) for key, _, value in (entry.partition("=") for entry in json.loads(body)["Env"])]
 
     def long_list(self, count: int, total_bytes: int) -> bytes:
         self.fill_list(count, total_bytes)
@@ -211,22 +204,14 @@ def _checked(answer: Answer) -> Answer:
     raise Failed(answer.status, answer.message if "json" in answer.headers.get("content-type", "") else "")
 
 
-@asynccontextmanager
-async def sent(
-    socket: Path | str, verb: str = "ping", request: bytes | None = None, *, version: str = VERSION
-) -> AsyncIterator["asyncio.Future[bytes]"]:
+async def exchange(socket: Path | str, verb: str = "ping", request: bytes = b"", *, version: str = VERSION) -> bytes:
+    """Send a request on its own connection; return the reply's body."""
     client = await Client.connect(str(socket))
-    client.send(request or DockerCaller(socket, version=version).request(verb))
-
-    async def message() -> bytes:
-        try:
-            return _checked(await client.answer()).body
-        except (Failed, asyncio.IncompleteReadError) as error:
-            raise ConnectionError(str(error)) from None
-
     try:
-        async with answering(message()) as answered:
-            yield answered
+        client.send(request or DockerCaller(socket, version=version).request(verb))
+        return _checked(await client.answer()).body
+    except (Failed, asyncio.IncompleteReadError) as error:
+        raise ConnectionError(str(error)) from None
     finally:
         client.abort()
 
@@ -236,7 +221,7 @@ DOCKER = Front(
     flags={"backend_runtime_mode": "Docker"},
     runtime=DockerRuntime,
     caller=DockerCaller,
-    sent=sent,
+    exchange=exchange,
     failed=500,
     refused=500,
     lost=None,
@@ -253,7 +238,7 @@ def _of(engine: Engine) -> Front:
         name=f"docker {engine.name}",
         runtime=partial(DockerRuntime, engine=engine),
         caller=partial(DockerCaller, version=version),
-        sent=partial(sent, version=version),
+        exchange=partial(exchange, version=version),
     )
 
 

@@ -3,10 +3,8 @@
 Pods and containers are given in the kubelet's terms; a request is the bytes that are sent for it.
 """
 
-import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -115,11 +113,10 @@ class Caller(Protocol):
 
 
 Runtime = Any
-"""A fake runtime; its records omit the proxy's own requests. ``verbs`` are the callers' requests, ``arrived`` those of
-a verb as bytes, both in order. ``set_fault`` delays a verb's later calls, or answers them with an error of this text.
-``reads`` counts the single pods and containers that the proxy has read by itself. ``vanish`` removes one without any
-call or event. ``envs`` is the environment of the last create. ``long_list`` sets the length of the list of containers,
-and returns the reply's message.
+"""A fake runtime; its records omit the proxy's own requests. ``arrived`` are the callers' requests of a verb as bytes,
+in order. ``set_fault`` delays a verb's later calls, or answers them with an error of this text. ``reads`` counts the
+single pods and containers that the proxy has read by itself. ``vanish`` removes one without any call or event.
+``long_list`` sets the length of the list of containers, and returns the reply's message.
 """
 
 
@@ -129,8 +126,8 @@ class Front:
 
     Its statuses are those of a call that failed under policy Fail, was refused, or lost the runtime's connection.
 
-    ``sent`` takes a socket, a verb (ping) and a request, and sends it on its own connection, which it drops at the end.
-    The future's result is the reply's message; it raises ConnectionError without a runtime or connection.
+    ``exchange`` takes a socket, a verb (ping) and a request, sends it on its own connection, which it drops at the end,
+    and returns the reply's message; it raises OSError without a proxy, ConnectionError without a runtime.
     ``default_socket`` is where the runtime listens by default, relative to the root. ``never_imported`` are modules of
     other modes.
     """
@@ -139,7 +136,7 @@ class Front:
     flags: Mapping[str, str]
     runtime: Callable[[str], Runtime]
     caller: Callable[[Path | str], Caller]
-    sent: Callable[..., AbstractAsyncContextManager["asyncio.Future[bytes]"]]
+    exchange: Callable[..., Coroutine[Any, Any, bytes]]
     failed: Any
     refused: Any
     lost: Any
@@ -153,14 +150,3 @@ class Front:
     def inside(self, folder: Path, **flags: str) -> ProxyInside:
         """Return a proxy of this front in the test's own loop."""
         return ProxyInside(folder, **self.flags, **flags)
-
-
-@asynccontextmanager
-async def answering(message: Coroutine[Any, Any, bytes]) -> AsyncIterator["asyncio.Future[bytes]"]:
-    """Wait for a reply's message during the block."""
-    answered = asyncio.ensure_future(message)
-    try:
-        yield answered
-    finally:
-        answered.cancel()
-        await asyncio.gather(answered, return_exceptions=True)

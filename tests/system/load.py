@@ -104,8 +104,7 @@ class Dialler:
         """Ping until a good answer; return its time."""
         while True:
             try:
-                async with asyncio.timeout(DEAD_SECONDS), self._front.sent(self._path) as answer:
-                    await answer
+                await asyncio.wait_for(self._front.exchange(self._path), DEAD_SECONDS)
                 self.answers.append(time.monotonic())
                 return self.answers[-1]
             except (FileNotFoundError, ConnectionRefusedError):

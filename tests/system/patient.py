@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 from tests.docker.client import Answer, Client
+from tests.system import clients
 from tests.system.cri_front import CRI, CriCaller
 from tests.system.docker_front import DOCKER, DockerCaller
 from tests.system.fronts import SECONDS, Failed
@@ -25,7 +26,8 @@ class PatientCri(CriCaller):
         self.of_calls = {"wait_for_ready": True}
 
     async def follow(self) -> None:
-        stream = self._client.stream("GetContainerEvents", b"", wait_for_ready=True)
+        events: Any = self._client.channel.unary_stream(clients.path("GetContainerEvents"))
+        stream = events(b"", wait_for_ready=True)
         with suppress(grpc.aio.AioRpcError):
             while await stream.read():
                 pass

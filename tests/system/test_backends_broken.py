@@ -74,8 +74,7 @@ async def test_runtime_is_used_as_soon_as_it_listens(front: Front, tmp_path: Pat
     async def dial_until_answered() -> float:
         while True:
             try:
-                async with front.sent(proxy.socket) as answer:
-                    await answer
+                await front.exchange(proxy.socket)
                 return time.monotonic()
             except ConnectionError:
                 await asyncio.sleep(DIAL_SECONDS)

@@ -37,6 +37,8 @@ OWN_CONNECTIONS = 10
 """Maximum of the proxy's own connections to the runtime; both ends are in this process."""
 COUNT = 20
 """Creates, and starts, of a batch that are cancelled."""
+RUNS = {"cri": "started_at", "docker": "running"}
+"""The attribute of a fake runtime's container that shows whether it runs."""
 PAUSE_SECONDS = 0.012
 POINTS = ("PreCreateContainer", "PreStartContainer", "PostStartContainer")
 
@@ -67,24 +69,17 @@ def unreleased(front: Front, proxy: ProxyInside, runtime: Runtime, before: dict[
     return {name: value for name, value in retained.items() if value}
 
 
-def is_running(runtime: Runtime, container_id: str) -> bool:
-    container = runtime.state.containers[container_id]
-    return bool(container.running if hasattr(container, "running") else container.started_at)
-
-
 Moment = Callable[[], Awaitable[object]]
 
 
 async def cancelled(front: Front, socket: Path, caller: Caller, verb: str, subject_id: str, moment: Moment) -> float:
     """Cancel a call at a moment: on the shared connection of CRI, or with its connection; return when."""
     request = caller.create_request(subject_id) if verb == "create" else caller.request(verb, subject_id)
-    if random.random() < 0.5:
-        async with front.sent(socket, verb, request):
-            await moment()
-            return time.monotonic()
-    client: Any = nullcontext(caller) if front is CRI else front.caller(socket)
-    async with client as kubelet:
-        call = asyncio.ensure_future(kubelet.send(verb, request))
+    alone: Any = nullcontext(caller) if front is CRI else front.caller(socket)
+    async with alone as kubelet:
+        of_its_own = random.random() < 0.5
+        sending = front.exchange(socket, verb, request) if of_its_own else kubelet.send(verb, request)
+        call = asyncio.ensure_future(sending)
         await moment()
         call.cancel()
         at = time.monotonic()
@@ -137,6 +132,12 @@ async def test_all_resources_are_released_after_cancels(front: Front, runtime: R
     proxy, hooks, caller = node
     await until(lambda: proxy.metrics.counted("syncs", result="complete") > 0, "the state is known")
     before = counts()
+
+    def each_once_if_it_runs() -> bool:
+        started = sorted(call.request.container_meta.id for call in hooks.calls_of("PostStartContainer"))
+        of_runtime = [(one, runtime.state.containers[one]) for one in ids]
+        return started == sorted(one for one, state in of_runtime if getattr(state, RUNS[front.name]))
+
     for _ in range(0, CANCELS.now, 2 * COUNT):
         pod_id = await caller.run_pod()
         ids = [await caller.create(pod_id) for _ in range(COUNT)]
@@ -152,11 +153,6 @@ async def test_all_resources_are_released_after_cancels(front: Front, runtime: R
         while retained := unreleased(front, proxy, runtime, before):
             assert time.monotonic() < end, f"not released: {retained}"
             await asyncio.sleep(0.01)
-
-        def each_once_if_it_runs() -> bool:
-            started = [call.request.container_meta.id for call in hooks.calls_of("PostStartContainer")]
-            return sorted(started) == sorted(one for one in ids if is_running(runtime, one))  # noqa: B023
-
         # The outcome of a start whose answer is lost is queried later.
         await until(each_once_if_it_runs, "each container's start has had its Post hook once, if it runs")
         assert not [call for call in hooks.calls_of("PostStartContainer") if call.cancelled]
@@ -184,14 +180,14 @@ async def test_hook_server_time_is_deducted_from_deadline(
     proxy.register("slow.json", hooks.socket_path, ["PreCreateContainer"])
     async with proxy, front.caller(proxy.socket) as caller, Client(proxy.socket) as client:
         pod_id = await caller.run_pod()
-        requests = {seconds: caller.create_request(pod_id) for seconds in (0, 7, 120)}
+        requests = {caller.create_request(pod_id): seconds for seconds in (0, 7, 120)}
         started_at = time.monotonic()
-        calls = (client.call("CreateContainer", request, seconds or None) for seconds, request in requests.items())
+        calls = (client.call("CreateContainer", request, seconds or None) for request, seconds in requests.items())
         await asyncio.gather(*calls)
-    for seconds, request in requests.items():
-        (received,) = [each for each in runtime.requests("CreateContainer") if each.message == request]
-        remaining, elapsed = received.deadline_seconds, received.at - started_at
-        if remaining is None:
-            assert not seconds
-        else:
+    for received in runtime.requests("CreateContainer"):
+        seconds, remaining = requests.pop(received.message), received.deadline_seconds
+        assert bool(seconds) == (remaining is not None)
+        if remaining is not None:
+            elapsed = received.at - started_at
             assert seconds - elapsed - SMALL_SECONDS < remaining < seconds - HOOK_SECONDS + SMALL_SECONDS
+    assert requests == {}

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,59 +40,46 @@ Failing = Callable[[HookServer], AbstractContextManager[None]]
 """Makes a hook server fail during a block."""
 
 
-def answering(answer: hookanswers.Answer) -> Failing:
-    @contextmanager
-    def failing(hooks: HookServer) -> Iterator[None]:
-        hooks.default = answer
-        yield
-        hooks.default = hookanswers.empty()
+@contextmanager
+def answering(answer: hookanswers.Answer, hooks: HookServer) -> Iterator[None]:
+    hooks.default = answer
+    yield
+    hooks.default = hookanswers.empty()
 
-    return failing
+
+def giving(answer: hookanswers.Answer) -> Failing:
+    return partial(answering, answer)
 
 
 def status(name: str) -> Failing:
-    return answering(hookanswers.status(grpc.StatusCode[name], "no"))
+    return giving(hookanswers.status(grpc.StatusCode[name], "no"))
 
 
 @contextmanager
 def crashing(hooks: HookServer) -> Iterator[None]:
     """Drop the connection in the middle of the answer."""
     assert hooks.faults is not None
-    with answering(hooks.crash_mid_answer())(hooks):
+    with answering(hooks.crash_mid_answer(), hooks):
         yield
     hooks.faults.to_client.cut_after_bytes = None
 
 
 @contextmanager
-def unavailable(hooks: HookServer) -> Iterator[None]:
+def unavailable(hooks: HookServer, replaced: bool = False, folder_mode: int = 0o700) -> Iterator[None]:
+    """Move its socket away; a dead one may replace it, in a folder of this mode."""
     path = Path(hooks.socket_path)
     aside = path.rename(path.with_suffix(".aside"))
-    yield
+    with socket.socket(socket.AF_UNIX) as unserved:
+        if replaced:
+            unserved.bind(hooks.socket_path)
+        path.parent.chmod(folder_mode)
+        yield
+        path.parent.chmod(0o700)
     aside.rename(path)
 
 
-@contextmanager
-def dead(hooks: HookServer) -> Iterator[None]:
-    with unavailable(hooks), socket.socket(socket.AF_UNIX) as unserved:
-        unserved.bind(hooks.socket_path)
-        yield
-
-
-@contextmanager
-def writable_by_all(hooks: HookServer) -> Iterator[None]:
-    """Create a new socket in a folder that is writable by all users."""
-    folder = Path(hooks.socket_path).parent
-    with dead(hooks):
-        folder.chmod(0o1777)
-        yield
-        folder.chmod(0o700)
-
-
 def plant(text: str) -> Callable[[Any], None]:
-    def change(response: Any) -> None:
-        response.container_envs["HOOKED"] = text
-
-    return change
+    return lambda response: response.container_envs.update(HOOKED=text)
 
 
 BAD_CPUSET = api_pb2.ContainerResourceHookResponse(container_resources={"cpuset_cpus": "3-1"})
@@ -137,29 +125,20 @@ class Injection:
             yield "hook_fields_changed", ("late", "envs")
 
 
-GOOD = Injection("good", answering(hookanswers.empty()))
-SLOW = Injection("hung", answering(hookanswers.hang()))
+GOOD, SLOW = Injection("good", giving(hookanswers.empty())), Injection("hung", giving(hookanswers.hang()))
+NO_MESSAGES = (hookanswers.garbage(), hookanswers.raw(b"\x1a\x02\xff\xfe"), hookanswers.huge())
 FAST = (
-    GOOD,
-    Injection("slow", answering(hookanswers.after(0.1))),
-    Injection("breaking off", crashing),
-    *(Injection("vanished", failing) for failing in (unavailable, dead)),
-    Injection("wrong: no message", answering(hookanswers.garbage())),
-    Injection("wrong: no message", answering(hookanswers.raw(b"\x1a\x02\xff\xfe"))),
-    Injection("wrong: no message", answering(hookanswers.huge())),
+    *(GOOD, Injection("slow", giving(hookanswers.after(0.1))), Injection("breaking off", crashing)),
+    *(Injection("vanished", partial(unavailable, replaced=dead)) for dead in (False, True)),
+    *(Injection("wrong: no message", giving(answer)) for answer in NO_MESSAGES),
     *(Injection("wrong: an error", status(name)) for name in ("INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED")),
-    Injection("wrong: impossible", answering(hookanswers.reply(BAD_CPUSET)), "ok", (BAD_FIELD,)),
+    Injection("wrong: impossible", giving(hookanswers.reply(BAD_CPUSET)), "ok", (BAD_FIELD,)),
     Injection(REFUSING, status("PERMISSION_DENIED")),
-    Injection("wrong: unwanted", answering(hookanswers.echo(plant("early"))), more=(CONFLICT,)),
-    Injection("another user's", writable_by_all),
+    Injection("wrong: unwanted", giving(hookanswers.echo(plant("early"))), more=(CONFLICT,)),
+    Injection("another user's", partial(unavailable, replaced=True, folder_mode=0o1777)),
 )
 COUNTED = ("calls", "hook_", "config_reloads", "fields_left_out", "internal_errors")
 """The counters whose series must all be expected: their names, or prefixes."""
-
-
-def counters(proxy: ProxyInside) -> Counter[Key]:
-    found = proxy.metrics.counters
-    return +Counter({key: n for key, n in found.items() if key[0].startswith(COUNTED) and key[0] != "calls_passed"})
 
 
 @pytest.mark.parametrize("policy", ["Fail", "Ignore"])
@@ -178,7 +157,8 @@ async def test_failure_is_handled_by_policy_and_counted(
     inside.register("late.json", late.socket_path, [HOOK_POINT])
     expected = Counter[Key]({("config_reloads", ("ok",)): 2, ("calls", ("RunPodSandbox", "agreed")): 1})
     async with early, late, inside as proxy, front.caller(proxy.socket) as caller:
-        pod_id = await caller.run_pod()
+        pod_id, faults = await caller.run_pod(), early.faults
+        assert faults is not None
 
         async def create(injection: Injection) -> None:
             """Create a container, and check the outcome of the call and its event."""
@@ -187,32 +167,28 @@ async def test_failure_is_handled_by_policy_and_counted(
             if not injection.is_refused(policy):
                 await caller.create(pod_id)
             else:
-                with pytest.raises(Failed) as raised:
+                with pytest.raises(Failed, match=f"hook server 'early' at {HOOK_POINT}: ") as raised:
                     await caller.create(pod_id)
                 assert raised.value.status == (front.refused if injection.kind == REFUSING else front.failed)
-                assert f"hook server 'early' at {HOOK_POINT}: " in raised.value.text
             if reason := REASONS.get(injection.kind):
                 found = [event_object(row) for row in proxy.metrics.events.read(before)[0]]
-                events = [
-                    (each["kind"], each["reason"]) for each in found if each["kind"] in ("failed_open", "refused")
-                ]
+                events = [(one["kind"], one["reason"]) for one in found if one["kind"] in ("failed_open", "refused")]
                 assert events == [(injection.signs(policy)[0], reason)]
 
         for injection in injections:
             with injection.does(early):
                 await create(injection)
-            assert early.faults is not None
             # Drop the bytes of connections that have ended: some answers are long.
-            early.faults.connections = [connection for connection in early.faults.connections if connection.is_open]
+            faults.connections = [connection for connection in faults.connections if connection.is_open]
             await create(GOOD)
-        assert counters(proxy) == +expected
+        counters = +Counter({key: n for key, n in proxy.metrics.counters.items() if key[0].startswith(COUNTED)})
+        assert {key: n for key, n in counters.items() if key[0] != "calls_passed"} == +expected
+        histograms = proxy.metrics.histograms
         for server in ("early", "late"):
             calls = sum(n for (name, labels), n in expected.items() if (name, labels[0]) == ("hook_calls", server))
-            assert sum(proxy.metrics.histograms["hook_call_duration_seconds", (server,)].counts) == calls
-        own = proxy.metrics.histograms["call_duration_seconds", (OPERATION, "own")]
-        assert sum(own.counts) == 2 * len(injections)
-        agreed = counters(proxy)["calls", (OPERATION, "agreed")]
-    assert len(runtime.arrived("create")) == agreed
+            assert sum(histograms["hook_call_duration_seconds", (server,)].counts) == calls
+        assert sum(histograms["call_duration_seconds", (OPERATION, "own")].counts) == 2 * len(injections)
+    assert len(runtime.arrived("create")) == counters["calls", (OPERATION, "agreed")]
 
 
 def test_page_has_each_failure_and_names_existing_alerts() -> None:
@@ -236,21 +212,17 @@ async def test_restored_pod_passes_unless_hook_was_required(
     if hook_point:
         inside.register("a.json", tmp_path / "hooks.sock", [hook_point], policy=policy)
     async with FakeRuntime(str(inside.runtime)) as runtime, inside as proxy, Client(proxy.socket) as client:
-        answers: Any = await asyncio.gather(client.call("RestorePod", b"request"), return_exceptions=True)
-        assert [received.message for received in runtime.requests("RestorePod")] == [b"request"] * (not is_refused)
-        event = next(event for event in shown_of(proxy.metrics.events) if event.get("operation") == "RestorePod")
-        total = proxy.metrics.counted
-        assert total("calls_passed", method="RestorePod") == (not is_refused)
-    (answer,) = answers
+        (answer,) = await asyncio.gather(client.call("RestorePod", b"request"), return_exceptions=True)
+        (event,) = [event for event in shown_of(proxy.metrics.events) if event.get("operation") == "RestorePod"]
+        passed = [received.message for received in runtime.requests("RestorePod")]
+    assert proxy.metrics.counted("calls_passed", method="RestorePod") == len(passed) == (not is_refused)
     if is_refused:
-        assert (answer.code(), f"'a' at {hook_point}: unhooked: " in answer.details()) == (
-            grpc.StatusCode.UNIMPLEMENTED,
-            True,
-        )
-        recorded = (event["kind"], event["hookServer"], event["hook"], event["reason"])
-        assert recorded == ("refused", "a", hook_point, "unhooked")
-        assert total("hook_fail_closed", hook_server="a", hook=hook_point, reason="unhooked") == 1
+        assert answer.code() == grpc.StatusCode.UNIMPLEMENTED
+        assert f"'a' at {hook_point}: unhooked: " in answer.details()
+        expected = {"kind": "refused", "hookServer": "a", "hook": hook_point, "reason": "unhooked"}
+        assert proxy.metrics.counted("hook_fail_closed", hook_server="a", hook=hook_point, reason="unhooked") == 1
     else:
-        assert answer == b"request"
-        assert (event["kind"], event["text"]) == ("unhooked", "passed without hooks")
+        assert passed == [answer] == [b"request"]
+        expected = {"kind": "unhooked", "text": "passed without hooks"}
         assert ("RestorePod passed without hooks" in caplog.text) == bool(hook_point)
+    assert event.items() >= expected.items()

@@ -172,7 +172,7 @@ async def test_documented_command_lines_work_on_default_paths(
             await asyncio.to_thread(proxy.wait_for_registration, "koordlet.json")
             await caller.create(await caller.run_pod())
             await caller.act("images")
-            assert runtime.verbs() == ["run_pod", "create", "images"]
+            assert [len(runtime.arrived(verb)) for verb in ("run_pod", "create", "images")] == [1, 1, 1]
             assert len(hooks.calls) == 1
 
 

@@ -1,6 +1,6 @@
-"""Restarts, kills, failed and second starts under load: no call is lost, disturbed or long delayed.
+"""Restarts, kills, failed and second starts: the state is kept, no call is lost, disturbed or long delayed.
 
-That is fault matrix P1, P3, P5, P7 and P9; promises 6, 15 and 19.
+That is fault matrix P1 to P3, P5, P7 and P9; promises 6, 7, 15 and 19.
 """
 
 import asyncio
@@ -10,24 +10,142 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.amounts import CRASH_SECONDS, KILLS, RESTARTED_PODS, RESTARTS, SECOND_STARTS, SHARE_VARIABLE
+from runtimeproxy.hookapi import api_pb2
+from tests.amounts import (
+    CRASH_SECONDS,
+    KILLS,
+    LOST_CREATES,
+    RESTARTED_PODS,
+    RESTARTS,
+    SECOND_STARTS,
+    SHARE_VARIABLE,
+)
 from tests.docker import client as docker_client
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
-from tests.system.fronts import Front, Runtime
+from tests.system.fronts import CONTAINER, POD, Failed, Front, Runtime
+from tests.system.keeping import file_of, on_tmpfs, rows
 from tests.system.load import DEAD_SECONDS, WORKERS, Dialler, Load, store_equals
-from tests.system.proxy import PROGRAM, ProxyProcess
+from tests.system.proxy import PROGRAM, ProxyProcess, until
+from tests.system.shaped import ShapedNode
 from tests.system.supervising import SUPERVISED, handed_over
 
 pytestmark = pytest.mark.slow
+
+# ---- the state
+
+HOOKED_SHARES = 512
+
+
+def changed(response: Any) -> None:
+    """Set every field that a hook server may change at a container's create."""
+    response.container_envs.update({"B": "hooked", "NEW": "1"})
+    response.container_annotations["note"] = "hooked"
+    response.container_resources.cpu_shares //= 2
+
+
+CHANGES = {
+    "PreRunPodSandbox": hookanswers.reply(
+        api_pb2.PodSandboxHookResponse(labels={"label": "hooked"}, annotations={"a": "hooked"}, cgroup_parent="/hooked")
+    ),
+    "PreCreateContainer": hookanswers.echo(changed),
+}
+
+
+@pytest.mark.parametrize(
+    ("kill", "has_file"), [(True, False), (True, True), (False, True)], ids=["kill", "kill-file", "stop-file"]
+)
+async def test_hook_messages_are_equal_after_restart(front: Front, tmp_path: Path, kill: bool, has_file: bool) -> None:
+    """The runtime refuses the start before the restart, so that another one is possible after it."""
+    with on_tmpfs() as memory:
+        originals = str(memory) if has_file else "none"
+        async with ShapedNode(front, tmp_path, answers=CHANGES, program=True, originals_dir=originals) as node:
+            file, caller = file_of(memory, node.proxy.socket), node.caller
+
+            async def messages_of_life(number: int, pod_id: str, started: str) -> Sequence[tuple[str, Any]]:
+                """Make every repeatable call about a pod and its running container."""
+                await node.caller.update(started, {"cpu_quota": 30_000 + number})
+                await node.caller.act("stop", started)
+                await node.caller.act("stop_pod", pod_id)
+                return node.notified()
+
+            waiting_pod = await caller.run_pod(replace(POD, name="waiting"))
+            lives, waiting, starts = [], [], []
+            for number in range(RESTARTED_PODS.now):
+                pod_id = await caller.run_pod(replace(POD, name=f"pod-{number}", labels={"number": f"{number}"}))
+                container = replace(CONTAINER, name=f"container-{number}")
+                lives.append((number, pod_id, await caller.create(pod_id, container)))
+                waiting.append(await caller.create(waiting_pod, container))
+                await caller.act("start", lives[-1][-1])
+            node.notified()
+            node.runtime.set_fault("start", text="not yet")
+            for container_id in waiting:
+                with pytest.raises(Failed, match="not yet"):
+                    await caller.act("start", container_id)
+                starts += [start for _, start in node.notified()]
+            node.runtime.set_fault("start")
+            before = [await messages_of_life(*life) for life in lives]
+            if has_file:
+                ids = {waiting_pod, *waiting, *(subject_id for _, *life in lives for subject_id in life)}
+                await until(lambda: rows(file).keys() == ids, "the values are stored", lambda: str(rows(file)))
+            await node.restart(kill=kill)
+            await node.wait_until_loaded()
+            reads = node.runtime.reads()
+            assert reads >= 3 * len(lives)
+            for life, container_id, start, messages in zip(lives, waiting, starts, before, strict=True):
+                await node.caller.act("start", container_id)
+                assert node.notified() == [("PreStartContainer", start), ("PostStartContainer", start)]
+                _, update = messages[0]
+                assert update.container_resources.cpu_shares == 2 * HOOKED_SHARES
+                if not has_file:  # no runtime reports the kubelet's own value, so it is the hook's
+                    update.container_resources.cpu_shares = HOOKED_SHARES
+                assert await messages_of_life(*life) == messages
+            assert node.runtime.reads() == reads, "no call had to read the runtime's state"
+            points = [hook_point for hook_point, _ in before[0]]
+            assert points == ["PreUpdateContainerResources", "PostStopContainer", "PostStopPodSandbox"]
+            _, example = before[0][1]
+            assert (example.container_envs["B"], example.container_resources.cpu_shares) == ("hooked", HOOKED_SHARES)
+
+
+async def test_create_with_lost_answer_is_in_store_after_kill(front: Front, tmp_path: Path) -> None:
+    """The kubelet sees only an end of the connection; its repeated request succeeds."""
+    async with ShapedNode(front, tmp_path, answers=CHANGES, program=True, between=True) as node:
+        assert isinstance(node.proxy, ProxyProcess)
+        pod_id = await node.caller.run_pod()
+        for _ in range(LOST_CREATES.now):
+            before = set(node.runtime.container_ids())
+            await node.caller.act("ping")
+            node.relay.to_client.stop_reading()
+            call = asyncio.ensure_future(node.caller.create(pod_id))
+            await until(lambda: len(node.runtime.container_ids()) > len(before), "it is made")  # noqa: B023
+            node.proxy.kill()
+            with pytest.raises(Failed) as raised:
+                await call
+            assert raised.value.status == front.lost
+            node.relay.to_client.resume_reading()
+            (lost,) = set(node.runtime.container_ids()) - before
+            await node.restart()
+            await node.wait_until_loaded()
+            reads = node.runtime.reads()
+            repeated_id = await node.caller.create(pod_id)
+            node.notified()
+            for one in (lost, repeated_id):
+                await node.caller.act("stop", one)
+            stops = [(message.container_meta.id, message.container_envs["B"]) for _, message in node.notified()]
+            assert stops == [(lost, "hooked"), (repeated_id, "hooked")]
+            assert node.runtime.reads() == reads, "no call had to read the runtime's state"
+
+
+# ---- under load
 
 DRAIN_SECONDS = 10
 POINTS = ["PreRunPodSandbox", "PreCreateContainer", "PostStopContainer"]
@@ -163,16 +281,11 @@ async def test_clients_of_crash_loop_are_answered_by_next_start(
         good = front.process(tmp_path, **handed)
         program = [*handed["program"][: -len(PROGRAM)], sys.executable, "-c", WITHOUT_UVLOOP, "run"]
         broken = front.process(tmp_path, **{**handed, "program": program})
-
-        async def client() -> None:
-            async with front.sent(good.socket) as answer:
-                await asyncio.wait_for(answer, PATIENCE_SECONDS)
-
         started_at, clients, ends = time.monotonic(), [], 0
         while ends < 2 or time.monotonic() < started_at + CRASH_SECONDS.now:
             broken.launch()
             while not broken.ended:
-                clients.append(asyncio.ensure_future(client()))
+                clients.append(asyncio.ensure_future(front.exchange(good.socket)))
                 await asyncio.sleep(0.2)
             assert broken.process is not None
             broken.check(broken.process.wait(), expected=1)
@@ -181,4 +294,4 @@ async def test_clients_of_crash_loop_are_answered_by_next_start(
         assert not any(each.done() for each in clients), "the next version must answer them"
         assert broken.output().count("error: the library uvloop cannot be loaded") == ends
         async with good:
-            await asyncio.gather(*clients)
+            await asyncio.wait_for(asyncio.gather(*clients), PATIENCE_SECONDS)
