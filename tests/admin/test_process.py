@@ -15,8 +15,7 @@ import pytest
 
 from runtimeproxy.admin.protocol import Refused, request
 from tests.control import call
-from tests.system.proxy import ProxyProcess
-from tests.system.supervising import handed_over
+from tests.system.proxy import ProxyProcess, handed_over
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""Held calls: calls of hooks, sent and buffered data, their end (relay-rules A4 to A7, A13, C1, C2, C5)."""
+"""Held calls: hooks, sent and buffered data, their end (relay-rules A4 to A7, A13, C1, C2, C5; fault matrix S5)."""
 
 import gzip
 import weakref

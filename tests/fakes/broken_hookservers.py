@@ -6,6 +6,7 @@ Except for its fault, a broken server answers like the good ones.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from typing import Any
 import grpc
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from runtimeproxy.hookapi import api_pb2
+from runtimeproxy.model.hookpoints import SubjectKind
 from tests.fakes import hookanswers
 from tests.fakes.hookanswers import Answer, HookCall, annotations, resources
 from tests.fakes.hookserver import HookServer
-from tests.fakes.server import grpc_server
 
 Made = Callable[[str], AbstractAsyncContextManager[Any]]
 """Serves at a socket's path as long as its context is open."""
@@ -70,10 +72,6 @@ def _lacks_parent(call: HookCall) -> bool:
     return not (request.cgroup_parent if call.point.name == "PreRunPodSandbox" else request.pod_labels)
 
 
-def _has_unknown_fields(call: HookCall) -> bool:
-    return bool(UnknownFieldSet(call.request))
-
-
 def mixes_pods_up() -> Answer:
     """Return an answer that keeps the request in a variable shared by all calls."""
     current: list[HookCall] = []
@@ -81,48 +79,22 @@ def mixes_pods_up() -> Answer:
     async def answer(call: HookCall) -> bytes:
         current[:] = [call]
         await asyncio.sleep(THINKS_SECONDS)
-        latest = current[0] if current[0].point is call.point else call
-        return await hookanswers.echo()(latest)
+        return await hookanswers.echo()(current[0] if current[0].point is call.point else call)
 
     return answer
-
-
-def limits_concurrent_calls() -> Answer:
-    serving = asyncio.Semaphore(4)
-
-    async def answer(call: HookCall) -> bytes:
-        if serving.locked():
-            return await TOO_MUCH(call)
-        async with serving:
-            return await hookanswers.after(THINKS_SECONDS)(call)
-
-    return answer
-
-
-def forgets_a_number() -> Answer:
-    """Return an answer that copies the resources field by field, without the newest field."""
-    return hookanswers.echo(lambda response: resources(response).ClearField("oom_score_adj"))
 
 
 def always_the_same() -> Answer:
     """Return an answer that sets a quota of half a CPU of the kernel's default period, which the kubelet sends too."""
-
-    async def answer(call: HookCall) -> bytes:
-        response = hookanswers.RESPONSES[call.point.subject]()
-        resources(response).cpu_period, resources(response).cpu_quota = 100_000, 50_000
-        return response.SerializeToString()
-
-    return answer
+    numbers = api_pb2.LinuxContainerResources(cpu_period=100_000, cpu_quota=50_000)
+    of_pod = hookanswers.reply(api_pb2.PodSandboxHookResponse(resources=numbers))
+    of_container = hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_resources=numbers))
+    return where(lambda call: call.point.subject is SubjectKind.POD, of_pod, of_container)
 
 
 def counts() -> Answer:
-    answered: list[None] = []
-
-    def count(response: Any) -> None:
-        answered.append(None)
-        annotations(response)["answered"] = str(len(answered))
-
-    return hookanswers.echo(count)
+    numbers = itertools.count(1)
+    return hookanswers.echo(lambda response: annotations(response).update(answered=str(next(numbers))))
 
 
 def breaks_when_cancelled() -> Answer:
@@ -185,7 +157,9 @@ def is_cut(sent: bytearray) -> bool:
     return at > len(sent) > 0
 
 
-class _AnyMethod(grpc.GenericRpcHandler):
+class AnyMethod(HookServer):
+    """Answers any method."""
+
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
         async def answer(message: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
             return b""
@@ -193,33 +167,25 @@ class _AnyMethod(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(answer)
 
 
-@asynccontextmanager
-async def answers_any_method(path: str) -> AsyncIterator[None]:
-    server = await grpc_server(path, _AnyMethod())
-    try:
-        yield
-    finally:
-        await server.stop(None)
-
-
 BROKEN: dict[str, Tried] = {
     "serves no hook point": breaking("serves", hookanswers.BY_NAME["unimplemented"]),
     "fails": breaking("plain", hookanswers.BY_NAME["fail"]),
     "sets a bad value": breaking("values", lambda: hookanswers.koordlet(cpu_period=5)),
-    "forgets a number of its echo": breaking("echo", forgets_a_number),
+    "forgets a number of its echo": breaking(
+        "echo", lambda: hookanswers.echo(lambda response: resources(response).ClearField("oom_score_adj"))
+    ),
     "answers differently each time": breaking("same-answer", counts),
     "dies of an empty request": Tried(dies_of_an_empty_request, "empty"),
     "crashes without metadata": breaking(
         "missing", lambda: where(lambda call: call.message and not call.request.HasField("pod_meta"), crash)
     ),
     "refuses unknown fields": breaking(
-        "unknown-fields", lambda: where(_has_unknown_fields, UNREADABLE, hookanswers.empty())
+        "unknown-fields",
+        lambda: where(lambda call: bool(UnknownFieldSet(call.request)), UNREADABLE, hookanswers.empty()),
     ),
-    "changes by unknown fields": breaking("unknown-fields", lambda: where(_has_unknown_fields, hookanswers.empty())),
-    "answers any method": Tried(answers_any_method, "unknown-method"),
+    "answers any method": Tried(AnyMethod, "unknown-method"),
     "refuses big requests": breaking("big", lambda: where(lambda call: len(call.message) > 512 * 1024, TOO_MUCH)),
     "mixes pods up": breaking("concurrency", mixes_pods_up),
-    "takes few calls": breaking("concurrency", limits_concurrent_calls),
     "is locked by a cancelled call": breaking("cancelled", breaks_when_cancelled),
     "dies of a broken connection": Tried(dies_of_a_broken_connection, "broken-connection"),
     "hangs": breaking("deadline", hookanswers.hang, timeout_seconds=0.2),

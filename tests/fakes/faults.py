@@ -145,24 +145,18 @@ class FaultRelay(Listener):
 
     async def _read(self, source: socket.socket, faults: Faults) -> bytes:
         # Nothing is read from the socket while reading is stopped, not even by a read that waits already.
-        await faults.reading.wait()
-        await _readable(source)
-        while not faults.reading.is_set():
+        while True:
             await faults.reading.wait()
             await _readable(source)
-        return source.recv(READ_BYTES)
+            if faults.reading.is_set():
+                return source.recv(READ_BYTES)
 
 
 async def _readable(source: socket.socket) -> None:
     loop = asyncio.get_running_loop()
-    readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(source, _wake, readable)
+    readable = asyncio.Event()
+    loop.add_reader(source, readable.set)
     try:
-        await readable
+        await readable.wait()
     finally:
         loop.remove_reader(source)
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

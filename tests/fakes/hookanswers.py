@@ -87,11 +87,11 @@ def koordlet(**values: int | str) -> Answer:
 
 
 def annotations(message: Any) -> Any:
-    return message.annotations if "labels" in message.DESCRIPTOR.fields_by_name else message.container_annotations
+    return message.annotations if hasattr(message, "labels") else message.container_annotations
 
 
 def resources(message: Any) -> Any:
-    return message.resources if "labels" in message.DESCRIPTOR.fields_by_name else message.container_resources
+    return message.resources if hasattr(message, "labels") else message.container_resources
 
 
 def _echo(call: HookCall) -> Response:
@@ -111,7 +111,7 @@ def _echo(call: HookCall) -> Response:
 def after(seconds: float, then: Answer | None = None) -> Answer:
     async def answer(call: HookCall) -> bytes:
         await asyncio.sleep(seconds)
-        return await (then or empty())(call)
+        return await then(call) if then else b""
 
     return answer
 
@@ -137,21 +137,11 @@ def garbage() -> Answer:
 
 
 def huge(size_bytes: int = 5 << 20) -> Answer:
-    async def answer(call: HookCall) -> bytes:
-        response = _echo(call)
-        annotations(response)["huge"] = "x" * size_bytes
-        return response.SerializeToString()
-
-    return answer
+    return echo(lambda response: annotations(response).update(huge="x" * size_bytes))
 
 
 BY_NAME: dict[str, Callable[[], Answer]] = {
-    "empty": empty,
-    "echo": echo,
-    "koordlet": koordlet,
-    "hang": hang,
-    "garbage": garbage,
-    "huge": huge,
+    **{"empty": empty, "echo": echo, "koordlet": koordlet, "hang": hang, "garbage": garbage, "huge": huge},
     "refuse": lambda: status(grpc.StatusCode.PERMISSION_DENIED, "refused by the fake hook server"),
     "fail": lambda: status(grpc.StatusCode.INTERNAL, "failed as requested"),
     "unimplemented": lambda: status(grpc.StatusCode.UNIMPLEMENTED, "no such hook"),

@@ -82,17 +82,6 @@ class HookServer(Server, grpc.GenericRpcHandler):
 
         return answer
 
-    async def answer(self, call: HookCall) -> bytes:
-        async with self._called:
-            if self._records_calls:
-                self.calls.append(call)
-            self._called.notify_all()
-        try:
-            return await self.answers.get(call.point.name, self.default)(call)
-        except asyncio.CancelledError:
-            call.cancelled = True
-            raise
-
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Return the handler of the hook point in a path; other paths are UNIMPLEMENTED."""
         hook_point = _POINTS.get(details.method)
@@ -102,7 +91,15 @@ class HookServer(Server, grpc.GenericRpcHandler):
         async def hook(message: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
             metadata = tuple((key, value) for key, value in context.invocation_metadata() or ())
             call = HookCall(hook_point, message, metadata, context.time_remaining(), time.monotonic(), context)
-            return await self.answer(call)
+            async with self._called:
+                if self._records_calls:
+                    self.calls.append(call)
+                self._called.notify_all()
+            try:
+                return await self.answers.get(hook_point.name, self.default)(call)
+            except asyncio.CancelledError:
+                call.cancelled = True
+                raise
 
         return grpc.unary_unary_rpc_method_handler(hook)
 

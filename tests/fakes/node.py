@@ -51,18 +51,18 @@ REPLIES: dict[Operation, Message] = {
     Operation.RUN_POD_SANDBOX: cri.RunPodSandboxResponse(pod_sandbox_id="p1"),
     Operation.CREATE_CONTAINER: cri.CreateContainerResponse(container_id="c1"),
 }
+UPDATED_POD = cri.LinuxContainerResources(cpu_quota=-1)
+UPDATED = cri.LinuxContainerResources(memory_limit_in_bytes=2**20)
 REQUESTS: dict[Operation, Message] = {
     Operation.RUN_POD_SANDBOX: POD_REQUEST,
     Operation.STOP_POD_SANDBOX: cri.StopPodSandboxRequest(pod_sandbox_id="p1"),
     Operation.REMOVE_POD_SANDBOX: cri.RemovePodSandboxRequest(pod_sandbox_id="p1"),
     Operation.UPDATE_POD_SANDBOX_RESOURCES: cri.UpdatePodSandboxResourcesRequest(
-        pod_sandbox_id="p1", resources=cri.LinuxContainerResources(cpu_quota=-1)
+        pod_sandbox_id="p1", resources=UPDATED_POD
     ),
     Operation.CREATE_CONTAINER: CREATE_REQUEST,
     Operation.START_CONTAINER: cri.StartContainerRequest(container_id="c1"),
-    Operation.UPDATE_CONTAINER_RESOURCES: cri.UpdateContainerResourcesRequest(
-        container_id="c1", linux=cri.LinuxContainerResources(memory_limit_in_bytes=2**20)
-    ),
+    UPDATE: cri.UpdateContainerResourcesRequest(container_id="c1", linux=UPDATED),
     Operation.STOP_CONTAINER: cri.StopContainerRequest(container_id="c1", timeout=30),
     Operation.REMOVE_CONTAINER: cri.RemoveContainerRequest(container_id="c1"),
 }
@@ -128,26 +128,26 @@ class FakeBackend:
     no_effect: dict[Operation, frozenset[str]] = field(default_factory=dict)
     repeats_until: float = 0.0
 
+    def _query(self, version: str, any_id: str, value: Any) -> Any:
+        self.queried.append((version, any_id))
+        return value
+
     async def pod(self, version: str, pod_id: str) -> PodInfo | None:
-        self.queried.append((version, pod_id))
-        return self.known_pods.get(pod_id)
+        return self._query(version, pod_id, self.known_pods.get(pod_id))
+
+    async def container(self, version: str, container_id: str) -> ContainerInfo | None:
+        return self._query(version, container_id, self.known_containers.get(container_id))
 
     async def pod_state(self, version: str, pod_id: str) -> api_pb2.PodSandboxState | None:
-        self.queried.append((version, pod_id))
-        return self.pod_is if pod_id in self.known_pods else None
+        return self._query(version, pod_id, self.pod_is if pod_id in self.known_pods else None)
 
     async def container_state(self, version: str, container_id: str) -> api_pb2.ContainerState | None:
-        self.queried.append((version, container_id))
-        return self.container_is if container_id in self.known_containers else None
+        return self._query(version, container_id, self.container_is if container_id in self.known_containers else None)
 
     async def container_life(self, version: str, container_id: str) -> Life | None:
         state = await self.container_state(version, container_id)
         running = state == api_pb2.CONTAINER_RUNNING
         return None if state is None else Life(state != api_pb2.CONTAINER_CREATED, running)
-
-    async def container(self, version: str, container_id: str) -> ContainerInfo | None:
-        self.queried.append((version, container_id))
-        return self.known_containers.get(container_id)
 
     async def update(self, version: str, request: bytes, seconds: float) -> None:
         self.updates.append((version, request, seconds))
@@ -165,11 +165,7 @@ class Node(Parts):
         """Return the state that connections share."""
         backend: Any = self.backend
         return CriShared(
-            budget=MemoryBudget(),
-            clock=self.loop.time,
-            counters={},
-            kinds=KINDS,
-            separate_image=False,
+            *(MemoryBudget(), self.loop.time, {}, KINDS, False),
             start_and_stop_pass=self.lifecycle.start_and_stop_pass,
             passes_ambiguous=lambda: True,
             restore_refusal=str,

@@ -65,14 +65,11 @@ class FakeClient:
             raise
         if self.delay_seconds > timeout_seconds:
             raise HookError(self.name, hook_point.name, Reason.DEADLINE, "no answer in time")
-        match self.behaviour:
-            case HookAnswer():
-                return self.behaviour
-            case Reason():
-                raise HookError(self.name, hook_point.name, self.behaviour, "as reported")
-            case Exception():
-                raise self.behaviour
-        return self.behaviour(request)
+        if isinstance(self.behaviour, Reason):
+            raise HookError(self.name, hook_point.name, self.behaviour, "as reported")
+        if isinstance(self.behaviour, Exception):
+            raise self.behaviour
+        return self.behaviour if isinstance(self.behaviour, HookAnswer) else self.behaviour(request)
 
     async def close(self) -> None:
         """Do nothing: there is no connection."""

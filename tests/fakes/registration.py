@@ -1,8 +1,6 @@
 """Registration files as hook servers write them (hook-api, "Registration files")."""
 
 import json
-import os
-import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,20 +20,13 @@ def text(endpoint: str, points: Sequence[str] = ALL_POINTS, policy: str = "Ignor
 
 def write(directory: Path, name: str, content: str) -> Path:
     """Write a temporary file and rename it into place: a reader sees all of it or nothing."""
-    target = directory / name
-    sibling = directory / f".{name}.new"
-    sibling.write_text(content)
-    os.replace(sibling, target)
-    return target
+    (directory / f".{name}.new").write_text(content)
+    return (directory / f".{name}.new").rename(directory / name)
 
 
-def write_as_koordlet(directory: Path, endpoint: str, points: Sequence[str]) -> Path:
-    """Write koordlet.json as koordlet does: truncated, then written in place, with tabs, the points in random order."""
-    shuffled = [*points, KOORDLET_EXTRA_HOOK_POINT]
-    random.Random(0).shuffle(shuffled)
-    entry = {"remote-endpoint": endpoint, "failure-policy": "Ignore", "runtime-hooks": shuffled}
-    target = directory / "koordlet.json"
-    with target.open("w") as file:
+def write_as_koordlet(directory: Path, endpoint: str, points: Sequence[str]) -> None:
+    """Write koordlet.json as koordlet does: truncated, then written in place, with tabs, the points in any order."""
+    entry = json.loads(text(endpoint, sorted([*points, KOORDLET_EXTRA_HOOK_POINT])))
+    with (directory / "koordlet.json").open("w") as file:
         file.flush()  # the file is empty now, and a reader may see that
         file.write(json.dumps(entry, indent="\t"))
-    return target

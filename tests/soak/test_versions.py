@@ -25,9 +25,8 @@ from tests.soak.conftest import Findings
 from tests.system.fronts import CONTAINER, Front
 from tests.system.keeping import on_tmpfs
 from tests.system.load import Dialler, Load, store_equals
-from tests.system.proxy import ROOT, WAIT_SECONDS, ProxyProcess
+from tests.system.proxy import ROOT, WAIT_SECONDS, ProxyProcess, handed_over
 from tests.system.shaped import ShapedNode
-from tests.system.supervising import handed_over
 from tests.system.test_restarts import CHANGES
 
 pytestmark = [*MARKS, pytest.mark.history]

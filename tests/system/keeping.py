@@ -1,28 +1,17 @@
 """A directory on tmpfs for the file of original values, and its content."""
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-
-SHARED_MEMORY = "/dev/shm"
 
 
 @contextmanager
 def on_tmpfs() -> Iterator[Path]:
-    folder = tempfile.mkdtemp(prefix="runtimeproxy-test-", dir=SHARED_MEMORY)
-    try:
+    with TemporaryDirectory(prefix="runtimeproxy-test-", dir="/dev/shm") as folder:
         yield Path(folder)
-    finally:
-        shutil.rmtree(folder)
-
-
-def file_of(folder: Path, socket: Path) -> Path:
-    """Return the file of the proxy on a socket with the folder as --originals-dir."""
-    return folder / (str(socket).strip("/").replace("/", "-") + ".original-values")
 
 
 def rows(file: Path) -> dict[str, dict[str, Any]]:

@@ -37,11 +37,8 @@ class Folder:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         self.path = folder
-        self.socket = folder / "proxy.sock"
-        self.runtime = folder / "runtime.sock"
-        self.admin = folder / "admin.sock"
-        self.registrations = folder / "hookserver.d"
-        self.log = folder / "proxy.log"
+        self.socket, self.runtime, self.admin = (folder / f"{name}.sock" for name in ("proxy", "runtime", "admin"))
+        self.registrations, self.log = folder / "hookserver.d", folder / "proxy.log"
         self.registrations.mkdir(exist_ok=True)
 
     def flags(self, **changes: str) -> dict[str, str]:
@@ -166,9 +163,6 @@ class ProxyProcess(Folder):
     def wait_for_log(self, text: str, count: int = 1) -> None:
         wait_until(lambda: self.output().count(text) >= count, f"the log contains {text!r}", self.output)
 
-    def wait_for_registration(self, name: str) -> None:
-        self.wait_for_log(f"registration {name} ")
-
 
 class ProxyInside(Folder):
     """The proxy in the test's own event loop, for tests that inspect its ``metrics`` and ``store``."""
@@ -193,6 +187,21 @@ class ProxyInside(Folder):
         self._listener.close()
         if kind is None:
             assert not self.metrics.total("internal_errors")
+
+
+SUPERVISED = 'exec 3<&"$1"; shift; LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"'
+"""Starts a program as systemd does with a socket: the listener is file descriptor 3, the variables name the process."""
+
+
+@contextmanager
+def handed_over(path: Path) -> Iterator[dict[str, Any]]:
+    """Listen as systemd does for a unit with a socket; yield the arguments that hand the listener over to a proxy."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(socket.SOMAXCONN)  # as systemd does: while nothing accepts, each client waits in it
+        os.set_inheritable(listener.fileno(), True)
+        program = ["bash", "-c", SUPERVISED, "supervisor", str(listener.fileno()), *PROGRAM]
+        yield {"program": program, "pass_fds": [listener.fileno()]}
 
 
 @contextmanager
@@ -223,14 +232,17 @@ def answers(path: Path) -> bool:
 
 def wait_until(condition: Callable[[], bool], description: str, more: Callable[[], str] = str) -> None:
     """Wait for a condition; the failure names it and shows the end of ``more``."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {description}: {more()[-4000:]}"
+    for _ in _attempts(condition, description, more):
         time.sleep(0.01)
 
 
 async def until(condition: Callable[[], bool], description: str, more: Callable[[], str] = str) -> None:
+    for _ in _attempts(condition, description, more):
+        await asyncio.sleep(0.005)
+
+
+def _attempts(condition: Callable[[], bool], description: str, more: Callable[[], str]) -> Iterator[None]:
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain until {description}: {more()[-4000:]}"
-        await asyncio.sleep(0.005)
+        yield

@@ -19,8 +19,7 @@ from tests.hooks.sdk import processes
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Failed, Front, Runtime
-from tests.system.proxy import PROGRAM, ROOT, WAIT_SECONDS, ProxyProcess, answers, until
-from tests.system.supervising import handed_over
+from tests.system.proxy import PROGRAM, ROOT, WAIT_SECONDS, ProxyProcess, answers, handed_over
 
 pytestmark = pytest.mark.slow
 
@@ -29,45 +28,45 @@ FIGURES = ('operation="RunPodSandbox",outcome="agreed"} 1', f'build_info{{versio
 """Parts of the lines that SIGUSR1 logs."""
 
 
-async def test_signals_log_metrics_or_end_proxy(front: Front, tmp_path: Path, runtime: Runtime) -> None:
-    """SIGHUP and SIGUSR2, which are commands of other daemons, do not end the proxy."""
-    async with front.process(tmp_path) as proxy, front.caller(proxy.socket) as caller:
-        await caller.run_pod()
-        for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGUSR1):
-            os.kill(proxy.pid, number)
-        for text in ("SIGHUP: reg", "SIGUSR2: reg", *FIGURES):
-            await asyncio.to_thread(proxy.wait_for_log, text)
-        os.kill(proxy.pid, signal.SIGINT)
-        await until(lambda: proxy.ended, "it ends", proxy.output)
-        assert not proxy.socket.exists()
-
-
-async def test_second_signal_ends_wait_for_calls_and_tunnels(
+async def test_signals_log_metrics_or_end_proxy(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
-    """Docker mode serves new clients while it waits for a tunnel. tests/relay/test_drain.py tests the order."""
+    """SIGHUP and SIGUSR2, which are commands of other daemons, do not end the proxy.
+
+    SIGTERM waits for calls and tunnels; a second signal ends that. Docker mode serves new clients meanwhile.
+    """
     proxy = front.process(tmp_path, drain_timeout="60s", hook_budget="60s")
     proxy.register("hung.json", hooks.socket_path, ["PreRunPodSandbox"], timeout="60s")
     async with proxy, front.caller(proxy.socket) as caller:
+
+        async def signalled(number: signal.Signals, *logged: str) -> None:
+            os.kill(proxy.pid, number)
+            for text in logged:
+                await asyncio.to_thread(proxy.wait_for_log, text)
+
+        await caller.run_pod()
+        for number in (signal.SIGHUP, signal.SIGUSR2):
+            await signalled(number, f"{number.name}: reg")
+        await signalled(signal.SIGUSR1, *FIGURES)
         stream = await caller.open_stream()
         hooks.calls.clear()
         hooks.default = hookanswers.hang()
         held = asyncio.ensure_future(caller.run_pod())
         await hooks.wait_for_calls("PreRunPodSandbox")
-        os.kill(proxy.pid, signal.SIGTERM)
-        waits = "continuing to serve for at most" if front is DOCKER else "draining for at most"
-        await asyncio.to_thread(proxy.wait_for_log, waits)
-        if front is DOCKER:
+        is_docker = front is DOCKER
+        await signalled(signal.SIGTERM, f"{'continuing to serve' if is_docker else 'draining'} for at most")
+        if is_docker:
             async with front.caller(proxy.socket) as newer:
                 await newer.act("ping")
         assert not held.done()
-        os.kill(proxy.pid, signal.SIGINT)
+        await signalled(signal.SIGINT)
         for end in (held, asyncio.ensure_future(stream.read())):
             with pytest.raises(Failed):
                 await asyncio.wait_for(end, WAIT_SECONDS)
         process, proxy.process = proxy.process, None
         assert process is not None
         proxy.check(await asyncio.to_thread(process.wait, WAIT_SECONDS))
+        assert not proxy.socket.exists()
     assert "drained in" in proxy.output()
 
 
@@ -124,12 +123,8 @@ mkdir -p /run/containerd /etc/runtime/hookserver.d
 exec "$@"
 """
 """The mounts of /run and /etc exist only in the new process's namespace."""
-CONSOLE_SCRIPT = f"""#!{sys.executable}
-import sys
-from runtimeproxy.cli import koord_runtime_proxy
-sys.exit(koord_runtime_proxy())
-"""
-"""The script that pip writes for the entry point of setup.cfg."""
+CONSOLE_SCRIPT = f"#!{sys.executable}\nimport sys\nfrom runtimeproxy import cli\nsys.exit(cli.koord_runtime_proxy())\n"
+"""A script as pip writes it for the entry point of setup.cfg."""
 DOCKERD = ["--backend-runtime-mode=Docker", "--remote-runtime-service-endpoint=/var/run/docker.sock"]
 CONTAINERDS_IMAGES = "--remote-image-service-endpoint=/var/run/containerd/containerd.sock"
 COMMANDS: dict[str, tuple[Front, list[str]]] = {
@@ -169,7 +164,7 @@ async def test_documented_command_lines_work_on_default_paths(
         ):
             proxy.registrations = proxy.root / "etc/runtime/hookserver.d"
             proxy.register("koordlet.json", "/run/hooks.sock", ["PreCreateContainer"])
-            await asyncio.to_thread(proxy.wait_for_registration, "koordlet.json")
+            await asyncio.to_thread(proxy.wait_for_log, "registration koordlet.json ")
             await caller.create(await caller.run_pod())
             await caller.act("images")
             assert [len(runtime.arrived(verb)) for verb in ("run_pod", "create", "images")] == [1, 1, 1]

@@ -33,11 +33,10 @@ from tests.docker import client as docker_client
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import CONTAINER, POD, Failed, Front, Runtime
-from tests.system.keeping import file_of, on_tmpfs, rows
+from tests.system.keeping import on_tmpfs, rows
 from tests.system.load import DEAD_SECONDS, WORKERS, Dialler, Load, store_equals
-from tests.system.proxy import PROGRAM, ProxyProcess, until
+from tests.system.proxy import PROGRAM, SUPERVISED, ProxyProcess, handed_over, until
 from tests.system.shaped import ShapedNode
-from tests.system.supervising import SUPERVISED, handed_over
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +68,8 @@ async def test_hook_messages_are_equal_after_restart(front: Front, tmp_path: Pat
     with on_tmpfs() as memory:
         originals = str(memory) if has_file else "none"
         async with ShapedNode(front, tmp_path, answers=CHANGES, program=True, originals_dir=originals) as node:
-            file, caller = file_of(memory, node.proxy.socket), node.caller
+            file = memory / (str(node.proxy.socket).strip("/").replace("/", "-") + ".original-values")
+            caller = node.caller
 
             async def messages_of_life(number: int, pod_id: str, started: str) -> Sequence[tuple[str, Any]]:
                 """Make every repeatable call about a pod and its running container."""
