@@ -28,7 +28,7 @@ from tests.soak.conftest import NEWER, Findings, built, contains
 from tests.system import clients
 from tests.system.cri_front import CriCaller
 from tests.system.fronts import Failed
-from tests.system.patient import PatientDocker
+from tests.system.load import PatientDocker
 
 pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]
 

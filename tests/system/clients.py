@@ -19,8 +19,6 @@ def path(method: str, version: str = cri.V1) -> str:
 
 
 class Client:
-    """One connection to a socket."""
-
     def __init__(self, socket: Path | str, **options: Any) -> None:
         every = SIZES | {"grpc.use_local_subchannel_pool": 1} | options
         self.channel = grpc.aio.insecure_channel(f"unix:{socket}", list(every.items()))
@@ -32,6 +30,5 @@ class Client:
         await self.channel.close()
 
     def call(self, method: str, request: Message | bytes = b"", timeout: float | None = SECONDS, **more: Any) -> Any:
-        """Start a unary call; awaited it gives the reply's bytes."""
         unary: Any = self.channel.unary_unary(path(method))
         return unary(request if isinstance(request, bytes) else request.SerializeToString(), timeout=timeout, **more)

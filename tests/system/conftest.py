@@ -26,7 +26,6 @@ async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
 
 @pytest.fixture
 async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
-    """Run a hook server that changes nothing."""
     async with HookServer(str(tmp_path / "hooks.sock")) as server:
         yield server
 

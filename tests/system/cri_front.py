@@ -179,7 +179,6 @@ def _pod_config(pod: Pod) -> cri_pb2.PodSandboxConfig:
 
 
 async def exchange(socket: Path | str, verb: str = "ping", request: bytes = b"") -> bytes:
-    """Send a request on its own connection, in handwritten frames; return the reply's message."""
     fields = peer.request(clients.path(METHODS[verb]).encode(), (b"te", b"trailers"))
     frames = (peer.Settings(), peer.Headers(1, fields), peer.Data(1, peer.grpc(request), end=True))
     reader, writer = await asyncio.open_unix_connection(str(socket))

@@ -47,7 +47,6 @@ class DockerRuntime(FakeDockerd):
         super().__init__(socket_path, keep_body_bytes=32 << 20, **more)
 
     def _of_callers(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the verb and the bytes of each request of a caller."""
         for received in self.received:
             if received.target.startswith("/v"):
                 of_pod = POD_NAME in received.target or any(pod_id in received.target for pod_id in self.pod_ids())
@@ -205,7 +204,6 @@ def _checked(answer: Answer) -> Answer:
 
 
 async def exchange(socket: Path | str, verb: str = "ping", request: bytes = b"", *, version: str = VERSION) -> bytes:
-    """Send a request on its own connection; return the reply's body."""
     client = await Client.connect(str(socket))
     try:
         client.send(request or DockerCaller(socket, version=version).request(verb))

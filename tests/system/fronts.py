@@ -108,7 +108,6 @@ class Caller(Protocol):
         await self.send("update", self.update_request(container_id, resources, annotations or {}))
 
     async def act(self, verb: str, subject_id: str = "") -> bytes:
-        """Make one of the other calls; return the reply's message."""
         return await self.send(verb, self.request(verb, subject_id))
 
 
@@ -148,5 +147,4 @@ class Front:
         return ProxyProcess(folder, **{**self.flags, **more})
 
     def inside(self, folder: Path, **flags: str) -> ProxyInside:
-        """Return a proxy of this front in the test's own loop."""
         return ProxyInside(folder, **self.flags, **flags)

@@ -10,7 +10,6 @@ class Process:
         self._folder = Path("/proc", str(pid))
 
     def start_peak(self) -> int:
-        """Reset the peak of its memory; return the present memory."""
         (self._folder / "clear_refs").write_text("5")
         return self._memory("VmRSS")
 

@@ -15,7 +15,6 @@ def on_tmpfs() -> Iterator[Path]:
 
 
 def rows(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the stored values: pairs by field, by id."""
     if not file.exists():
         return {}
     lines = (line[9:].split(b"\t") for line in file.read_bytes().splitlines()[1:])

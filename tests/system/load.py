@@ -1,18 +1,103 @@
 """Clients that continue while a proxy is stopped, killed and started; they count the lost calls."""
 
 import asyncio
+import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import grpc
 
 from runtimeproxy.cli.shared import subjects
 from runtimeproxy.cli.shared.admin_client import AdminClient
 from runtimeproxy.errors import RuntimeProxyError
-from tests.system.fronts import Failed, Front, Runtime
-from tests.system.patient import PATIENT, Patient
+from tests.docker.client import Answer, Client
+from tests.system import clients
+from tests.system.cri_front import CRI, CriCaller
+from tests.system.docker_front import DOCKER, DockerCaller
+from tests.system.fronts import SECONDS, Failed, Front, Runtime
 from tests.system.proxy import WAIT_SECONDS, ProxyProcess
+
+# ---- kubelets that lose no call by a restart if the proxy follows the protocols' rules: they wait for a listener
+
+BACKOFF: dict[str, Any] = {f"grpc.{name}_reconnect_backoff_ms": 20 for name in ("initial", "min", "max")}
+
+
+class PatientCri(CriCaller):
+    """grpcio retries what GOAWAY or REFUSED_STREAM marks as not processed, and waits for a connection."""
+
+    def __init__(self, socket: Path | str) -> None:
+        super().__init__(socket, **BACKOFF)
+        self.of_calls = {"wait_for_ready": True}
+
+    async def follow(self) -> None:
+        events: Any = self._client.channel.unary_stream(clients.path("GetContainerEvents"))
+        stream = events(b"", wait_for_ready=True)
+        with suppress(grpc.aio.AioRpcError):
+            while await stream.read():
+                pass
+
+
+class PatientDocker(DockerCaller):
+    """Retries as Go's net/http does.
+
+    On a used connection it repeats a request of which nothing was sent, and a read-only one if the connection ended
+    before its answer.
+    """
+
+    async def _answer(self, data: bytes, seconds: float = SECONDS) -> Answer:
+        async with asyncio.timeout(seconds):
+            while True:
+                used_before = bool(self._idle)
+                client = self._idle.pop() if self._idle else await self._connect()
+                try:
+                    sent = _send(client, data)
+                    if sent:
+                        answer = await client.answer()
+                        break
+                except (asyncio.IncompleteReadError, ConnectionError) as error:
+                    no_bytes_received = not getattr(error, "partial", b"")
+                    sent = not (no_bytes_received and data.startswith(b"GET "))
+                client.abort()
+                if sent or not used_before:
+                    raise Failed(None, f"the connection ended: {data[:60]!r}, used before: {used_before}")
+        self._idle.append(client)
+        return answer
+
+    async def _connect(self) -> Client:
+        while True:
+            try:
+                return await Client.connect(self._socket)
+            except (FileNotFoundError, ConnectionRefusedError):
+                await asyncio.sleep(0.02)
+
+    async def follow(self) -> None:
+        client = await self._connect()
+        client.send(self._request("GET", "/events"))
+        try:
+            with suppress(ConnectionError):
+                await client.reader.read()
+        finally:
+            client.abort()
+
+
+def _send(client: Client, data: bytes) -> bool:
+    try:
+        sent = os.write(client.writer.get_extra_info("socket").fileno(), data)
+    except BrokenPipeError:
+        return False
+    assert sent == len(data), "requests of this test are short"
+    return True
+
+
+Patient = PatientCri | PatientDocker
+PATIENT: dict[str, Callable[[Path | str], Patient]] = {CRI.name: PatientCri, DOCKER.name: PatientDocker}
+
+
+# ---- their load
 
 PAUSE_SECONDS = 0.005
 WORKERS = 3
@@ -35,7 +120,6 @@ class Load:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Make calls during the context; at its end all are answered."""
         async with AsyncExitStack() as stack:
             for caller in self._callers:
                 await stack.enter_async_context(caller)
@@ -75,7 +159,6 @@ class Load:
             self.cuts += 1
 
     async def wait_for_each_kind(self) -> None:
-        """Wait until a call of every kind is answered."""
         self.answered.clear()
         async with asyncio.timeout(WAIT_SECONDS):
             while len(self.answered) < 9:
@@ -101,7 +184,6 @@ class Dialler:
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def answered(self) -> float:
-        """Ping until a good answer; return its time."""
         while True:
             try:
                 await asyncio.wait_for(self._front.exchange(self._path), DEAD_SECONDS)
@@ -115,7 +197,6 @@ class Dialler:
 
 
 async def store_equals(runtime: Runtime, proxy: ProxyProcess) -> None:
-    """Wait until the Store equals the runtime's pods and containers. Raises TimeoutError."""
 
     def ids() -> set[str]:
         with suppress(RuntimeProxyError):  # it has just been started

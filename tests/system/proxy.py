@@ -154,7 +154,6 @@ class ProxyProcess(Folder):
             self.check(code)
 
     def check(self, code: int, expected: int = 0) -> None:
-        """Check the exit code and that the log shows no fault."""
         assert code == expected, f"exit code {code}: {self.output()[-4000:]}"
         signs = ("Traceback", " ERROR ", "internal error")
         faults = [line for line in self.output().splitlines() if any(sign in line for sign in signs)]
@@ -206,7 +205,6 @@ def handed_over(path: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def serving(server: Any) -> Iterator[Any]:
-    """Serve a fake in its own thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="fake server")
     thread.start()

@@ -16,8 +16,6 @@ from tests.fakes.dockershim_bodies import Pod, Values
 
 
 class CriKubelet(cri.CriClient):
-    """A kubelet of a node with a containerd."""
-
     def written(self, pod: PodSandboxConfig, container_id: str) -> str:
         log = Path(pod.log_directory, "main.log")
         lines = log.read_text().splitlines() if log.exists() else []
@@ -73,7 +71,6 @@ class Kubelet:
         self.shim.update_container_resources(container_id, _values(requested))
 
     def exec_sync(self, container_id: str, *command: str) -> Any:
-        """Run a command in a container; return its output and exit code."""
         exit_code, stdout, stderr = self.shim.exec_sync(container_id, command)
         return SimpleNamespace(stdout=stdout, stderr=stderr, exit_code=exit_code)
 

@@ -77,7 +77,6 @@ class ShapedNode:
         self.caller = self.new_caller()
 
     def new_caller(self, socket: Path | str = "") -> Caller:
-        """Return a kubelet with the pods that it ran: on the proxy, or on another socket."""
         caller = self._front.caller(socket or self.proxy.socket)
         caller.pods = self._pods
         return caller
@@ -99,7 +98,6 @@ class ShapedNode:
         return self.proxy
 
     async def wait_until_loaded(self) -> None:
-        """Wait until the runtime's state has been read since the last start."""
 
         def is_loaded() -> bool:
             if isinstance(self.proxy, ProxyProcess):
@@ -109,12 +107,10 @@ class ShapedNode:
         await until(is_loaded, "the state is known")
 
     async def passed(self, verb: str, request: bytes) -> tuple[bytes, bytes]:
-        """Send a request; return the reply, and the request as it reached the runtime."""
         reply = await self.caller.send(verb, request)
         return reply, self.runtime.arrived(verb)[-1]
 
     async def created(self, pod_id: str) -> str:
-        """Create a container, and check that its request was passed unchanged; return its id."""
         request = self.caller.create_request(pod_id)
         reply, released = await self.passed("create", request)
         assert released == request

@@ -62,7 +62,6 @@ async def test_calls_to_dead_runtime_fail_and_are_not_retried(
 
 
 async def test_runtime_is_used_as_soon_as_it_listens(front: Front, tmp_path: Path) -> None:
-    """At its first start, and after any outage. Without it the proxy starts within a second."""
     proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
     start_seconds, back_seconds = [], []
     for _ in range(STARTS.now):
@@ -107,7 +106,6 @@ def mutated(answer: bytes, chance: random.Random) -> bytes:
 
 @pytest.mark.parametrize("verb", ["ping", "create"], ids=["passing", "held"])
 async def test_broken_answer_fails_only_its_call(front: Front, verb: str, tmp_path: Path) -> None:
-    """The connection ends after the broken bytes; the next call is answered."""
     proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
     async with runtime, FaultRelay(str(proxy.runtime), runtime.socket_path) as relay, proxy:
         process, chance = Process(proxy.pid), random.Random(front.name)

@@ -41,7 +41,6 @@ CPU = str(min(os.sched_getaffinity(0)))
 PLUGIN = "tester"
 LAST_LINE = "first=done"
 FIRST_ACT = "; ".join(f"echo {setting}=$(cat {cgroups.inside_file(setting)})" for setting in cgroups.SETTINGS)
-"""Prints the cgroup files of a container to its log."""
 
 
 def resources(**values: int | str) -> LinuxContainerResources:
@@ -49,7 +48,6 @@ def resources(**values: int | str) -> LinuxContainerResources:
 
 
 def resources_answer(**values: int | str) -> hookanswers.Answer:
-    """Return an answer with only these resources."""
     set_there = api_pb2.LinuxContainerResources(**values)  # type: ignore[arg-type]
     return hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_resources=set_there))
 
@@ -63,7 +61,6 @@ def assert_in_force(client: Any, container_id: str, parent: str, values: Values)
 
 
 def end(client: Any, pod_id: str, *container_ids: str) -> None:
-    """Stop and remove containers, then their pod, as a kubelet does."""
     for container_id in container_ids:
         client.stop(container_id)
         client.remove(container_id)
@@ -90,15 +87,12 @@ OLD_CRI = Kind("containerd-v1alpha2", "containerd", CRI, CriKubelet, cri.V1ALPHA
 
 @dataclass(frozen=True, slots=True)
 class RealNode:
-    """A proxy, a hook server and an engine."""
-
     kind: Kind
     proxy: ProxyProcess
     hooks: HookServer
     engine: Any
 
     def client(self, socket: str = "") -> Any:
-        """Return a kubelet on the proxy's socket, or on another one."""
         return self.kind.kubelet(socket or str(self.proxy.socket), self.kind.version)
 
     def register(self, **more: str) -> None:
@@ -106,13 +100,11 @@ class RealNode:
         self.proxy.register(f"{PLUGIN}.json", self.hooks.socket_path, **more)
 
     def pop_calls(self) -> list[tuple[str, Any]]:
-        """Return the hook points and messages of the calls since the last time, in order."""
         calls = [(call.point.name, call.request) for call in self.hooks.calls]
         self.hooks.calls.clear()
         return calls
 
     def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
-        """Return a pod with only a name, a cgroup parent and a log directory."""
         uid = str(uuid.uuid4())
         logs = str(self.engine.directory(f"logs/{uid}"))
         return cri.pod_config(name, uid, cgroup_parent=self.engine.cgroup_parent(uid), log_directory=logs)
@@ -172,7 +164,6 @@ def engine(kind: Kind, request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def node(kind: Kind, engine: Any, tmp_path: Path) -> Iterator[RealNode]:
-    """Run a node whose hook server is called at every hook point."""
     with running(kind, engine, tmp_path) as node:
         yield node
 

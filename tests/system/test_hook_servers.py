@@ -1,41 +1,54 @@
-"""The cost of a call when a hook server hangs, is unavailable, replaced, disabled, or hostile.
+"""The cost of a call when a hook server hangs, is unavailable, replaced, disabled, or hostile; and the policy is exact.
 
-hook-api, "Failures"; promises 1, 14 and 21; fault matrix C1 to C3, H1, H2, H6, H9, H10, H13. Elsewhere: every reason of
-a failure under both policies (test_policy_exact), the budget of a call (tests/core/test_lifecycle.py), each kind of
-file, and disable periods (tests/plugins). docs/security.rst lists what a hostile hook server, pod or image can change.
+hook-api, "Failures"; promises 1, 2, 14 and 21; fault matrix C1 to C3, H1, H2, H6, H9, H10, H13, X6. Elsewhere: the
+budget of a call (tests/core/test_lifecycle.py), each kind of file, and disable periods (tests/plugins).
+docs/security.rst lists what a hostile hook server, pod or image can change.
 """
 
 import asyncio
 import os
+import random
+import re
 import shutil
 import socket
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext
-from dataclasses import replace
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
 from runtimeproxy.model.hookpoints import BY_NAME
+from runtimeproxy.observe.events import event_object
+from runtimeproxy.observe.metric_table import METRICS, Key
 from runtimeproxy.plugins import client as hook_client
-from tests.amounts import HANGS, SWAPS, Amount
+from tests.amounts import HANGS, HOOK_FAILURES, SWAPS, Amount
 from tests.control import call
+from tests.deploy.files import ALERTS, metrics
+from tests.docs import DOCS
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import hookanswers, registration
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.faults import full_backlog
 from tests.fakes.hookserver import HookServer
-from tests.system.fronts import CONTAINER, POD, SKIP, Caller, Front, Runtime
+from tests.fakes.runtime import FakeRuntime
+from tests.observe.events import shown_of
+from tests.system.clients import Client
+from tests.system.fronts import CONTAINER, POD, SKIP, Caller, Failed, Front, Runtime
 from tests.system.hostile import Process
-from tests.system.proxy import until
+from tests.system.proxy import ProxyInside, until
 from tests.system.times import FEW_TIMES, in_time
 
 pytestmark = pytest.mark.slow
+
 
 CREATE = "PreCreateContainer"
 TIMEOUT_SECONDS = 0.2
@@ -85,7 +98,6 @@ COSTS = {
 
 @pytest.mark.parametrize("why", COSTS)
 async def test_uncalled_hook_server_costs_little(front: Front, tmp_path: Path, runtime: Runtime, why: str) -> None:
-    """Compared with the creates of a pod that skips it."""
     path, (seconds, line) = str(tmp_path / "hooks.sock"), COSTS[why]
     hooks, proxy = HookServer(path, default=hookanswers.hang()), front.process(tmp_path)
     proxy.register("bad.json", path, [CREATE], timeout="20ms")
@@ -277,3 +289,195 @@ async def test_only_label_of_pod_skips_hook_servers(
     updates = ["PreUpdateContainerResources"] * 2
     assert [call.point.name for call in hooks.calls] == ["PreRunPodSandbox", CREATE, *updates, "PreRunPodSandbox"]
     assert len(runtime.arrived("create")) == 2
+
+
+# ---- the policy, exactly
+
+HOOK_POINT, OPERATION = "PreCreateContainer", "CreateContainer"
+Failing = Callable[[HookServer], AbstractContextManager[None]]
+
+
+@contextmanager
+def answering(answer: hookanswers.Answer, hooks: HookServer) -> Iterator[None]:
+    hooks.default = answer
+    yield
+    hooks.default = hookanswers.empty()
+
+
+def giving(answer: hookanswers.Answer) -> Failing:
+    return partial(answering, answer)
+
+
+def status(name: str) -> Failing:
+    return giving(hookanswers.status(grpc.StatusCode[name], "no"))
+
+
+@contextmanager
+def crashing(hooks: HookServer) -> Iterator[None]:
+    assert hooks.faults is not None
+    with answering(hooks.crash_mid_answer(), hooks):
+        yield
+    hooks.faults.to_client.cut_after_bytes = None
+
+
+@contextmanager
+def unavailable(hooks: HookServer, replaced: bool = False, folder_mode: int = 0o700) -> Iterator[None]:
+    """Move its socket away; a dead one may replace it, in a folder of this mode."""
+    path = Path(hooks.socket_path)
+    aside = path.rename(path.with_suffix(".aside"))
+    with socket.socket(socket.AF_UNIX) as unserved:
+        if replaced:
+            unserved.bind(hooks.socket_path)
+        path.parent.chmod(folder_mode)
+        yield
+        path.parent.chmod(0o700)
+    aside.rename(path)
+
+
+def plant(text: str) -> Callable[[Any], None]:
+    return lambda response: response.container_envs.update(HOOKED=text)
+
+
+BAD_CPUSET = api_pb2.ContainerResourceHookResponse(container_resources={"cpuset_cpus": "3-1"})
+BAD_FIELD = ("hook_bad_fields", ("early", "resources.cpuset_cpus"))
+CONFLICT = ("hook_conflicts", ("early", HOOK_POINT))
+REFUSING, PAGE = "wrong: refusing", DOCS["fleets"]
+REASONS = dict(re.findall(r"^   \*\*([^*]+)\*\*: [^|]* \| ``(\w+)`` \|", PAGE, re.MULTILINE))
+REASONS |= {REFUSING: "refused", "another user's": "untrusted_socket"}
+"""The kinds of failing hook servers, and the counted reason."""
+SIGNS = dict(re.findall(r"^   ``(\w+)`` \| [^|]+ \| event ``(.*)$", PAGE, re.MULTILINE))
+SIGNS[REFUSING] = re.findall(rf"{REFUSING}\*\*: .* \| event ``(.*)", PAGE)[0]
+"""The page's event, metric and alert of a failure, by policy, and those of a refusal."""
+
+
+@dataclass(frozen=True)
+class Injection:
+    """A failure of the hook server ``early`` at a create: its kind, how, the counted code, and other series."""
+
+    kind: str
+    does: Failing
+    code: str = ""
+    more: tuple[Key, ...] = ()
+
+    def is_refused(self, policy: str) -> bool:
+        return self.kind == REFUSING or (self.kind in REASONS and policy == "Fail")
+
+    def signs(self, policy: str) -> tuple[str, str]:
+        event, metric, _ = re.split(r"``; (?:``)?", SIGNS[REFUSING if self.kind == REFUSING else policy])
+        return event, next(name for name, row in METRICS.items() if row.shown == metric)
+
+    def counted(self, policy: str) -> Iterator[Key]:
+        """Yield the series that a create counts once each."""
+        refused, reason = self.is_refused(policy), REASONS.get(self.kind, "")
+        yield "calls", (OPERATION, "refused" if refused else "agreed")
+        yield "hook_calls", ("early", HOOK_POINT, self.code or reason or "ok")
+        if reason:
+            yield "hook_failures", ("early", HOOK_POINT, reason)
+            yield self.signs(policy)[1], ("early", HOOK_POINT, reason)[: 2 if self.kind == REFUSING else 3]
+        yield from self.more
+        if not refused:
+            yield "hook_calls", ("late", HOOK_POINT, "ok")
+            yield "hook_fields_changed", ("late", "envs")
+
+
+GOOD, SLOW = Injection("good", giving(hookanswers.empty())), Injection("hung", giving(hookanswers.hang()))
+NO_MESSAGES = (hookanswers.garbage(), hookanswers.raw(b"\x1a\x02\xff\xfe"), hookanswers.huge())
+FAST = (
+    *(GOOD, Injection("slow", giving(hookanswers.after(0.1))), Injection("breaking off", crashing)),
+    *(Injection("vanished", partial(unavailable, replaced=dead)) for dead in (False, True)),
+    *(Injection("wrong: no message", giving(answer)) for answer in NO_MESSAGES),
+    *(Injection("wrong: an error", status(name)) for name in ("INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED")),
+    Injection("wrong: impossible", giving(hookanswers.reply(BAD_CPUSET)), "ok", (BAD_FIELD,)),
+    Injection(REFUSING, status("PERMISSION_DENIED")),
+    Injection("wrong: unwanted", giving(hookanswers.echo(plant("early"))), more=(CONFLICT,)),
+    Injection("another user's", partial(unavailable, replaced=True, folder_mode=0o1777)),
+)
+COUNTED = ("calls", "hook_", "config_reloads", "fields_left_out", "internal_errors")
+"""The counters whose series must all be expected: their names, or prefixes."""
+
+
+@pytest.mark.parametrize("policy", ["Fail", "Ignore"])
+async def test_failure_is_handled_by_policy_and_counted(
+    front: Front, tmp_path: Path, runtime: Runtime, policy: str
+) -> None:
+    """A good answer follows each failure, so the breaker stays closed."""
+    chance = random.Random(policy)
+    injections = [*FAST, SLOW, *chance.choices(FAST, k=HOOK_FAILURES.now - len(FAST) - 1)]
+    chance.shuffle(injections)
+    early = HookServer(str(tmp_path / "early.sock"), faulty=True, keep_calls=False)
+    late = HookServer(str(tmp_path / "late.sock"), default=hookanswers.echo(plant("late")), keep_calls=False)
+    inside = front.inside(tmp_path)
+    # A delay of a busy machine must not count as a deadline.
+    inside.register("early.json", early.socket_path, [HOOK_POINT], policy=policy, timeout="4s")
+    inside.register("late.json", late.socket_path, [HOOK_POINT])
+    expected = Counter[Key]({("config_reloads", ("ok",)): 2, ("calls", ("RunPodSandbox", "agreed")): 1})
+    async with early, late, inside as proxy, front.caller(proxy.socket) as caller:
+        pod_id, faults = await caller.run_pod(), early.faults
+        assert faults is not None
+
+        async def create(injection: Injection) -> None:
+            """Create a container, and check the outcome of the call and its event."""
+            expected.update(injection.counted(policy))
+            before = proxy.metrics.events.last
+            if not injection.is_refused(policy):
+                await caller.create(pod_id)
+            else:
+                with pytest.raises(Failed, match=f"hook server 'early' at {HOOK_POINT}: ") as raised:
+                    await caller.create(pod_id)
+                assert raised.value.status == (front.refused if injection.kind == REFUSING else front.failed)
+            if reason := REASONS.get(injection.kind):
+                found = [event_object(row) for row in proxy.metrics.events.read(before)[0]]
+                events = [(one["kind"], one["reason"]) for one in found if one["kind"] in ("failed_open", "refused")]
+                assert events == [(injection.signs(policy)[0], reason)]
+
+        for injection in injections:
+            with injection.does(early):
+                await create(injection)
+            # Drop the bytes of connections that have ended: some answers are long.
+            faults.connections = [connection for connection in faults.connections if connection.is_open]
+            await create(GOOD)
+        counters = +Counter({key: n for key, n in proxy.metrics.counters.items() if key[0].startswith(COUNTED)})
+        assert {key: n for key, n in counters.items() if key[0] != "calls_passed"} == +expected
+        histograms = proxy.metrics.histograms
+        for server in ("early", "late"):
+            calls = sum(n for (name, labels), n in expected.items() if (name, labels[0]) == ("hook_calls", server))
+            assert sum(histograms["hook_call_duration_seconds", (server,)].counts) == calls
+        assert sum(histograms["call_duration_seconds", (OPERATION, "own")].counts) == 2 * len(injections)
+    assert len(runtime.arrived("create")) == counters["calls", (OPERATION, "agreed")]
+
+
+def test_page_has_each_failure_and_names_existing_alerts() -> None:
+    assert {injection.kind for injection in (*FAST, SLOW)} >= {*REASONS} - {"crashing", "wrong: unserved"}
+    for event, metric, alert in (re.split(r"``; (?:``)?", signs) for signs in SIGNS.values()):
+        assert event in {"failed_open", "refused"}
+        named = list(metrics(ALERTS[alert]["expr"])) if alert in ALERTS else []
+        assert (metric in named) == (alert != "no alert")
+
+
+RESTORES = [("PreRunPodSandbox", "Fail", True), ("PreStartContainer", "Fail", False)]
+RESTORES += [("PreCreateContainer", "Ignore", False), ("", "", False)]
+
+
+@pytest.mark.parametrize(("hook_point", "policy", "is_refused"), RESTORES)
+async def test_restored_pod_passes_unless_hook_was_required(
+    tmp_path: Path, hook_point: str, policy: str, is_refused: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RestorePod creates and starts a pod in one call, without a hook point."""
+    inside = ProxyInside(tmp_path)
+    if hook_point:
+        inside.register("a.json", tmp_path / "hooks.sock", [hook_point], policy=policy)
+    async with FakeRuntime(str(inside.runtime)) as runtime, inside as proxy, Client(proxy.socket) as client:
+        (answer,) = await asyncio.gather(client.call("RestorePod", b"request"), return_exceptions=True)
+        (event,) = [event for event in shown_of(proxy.metrics.events) if event.get("operation") == "RestorePod"]
+        passed = [received.message for received in runtime.requests("RestorePod")]
+    assert proxy.metrics.counted("calls_passed", method="RestorePod") == len(passed) == (not is_refused)
+    if is_refused:
+        assert answer.code() == grpc.StatusCode.UNIMPLEMENTED
+        assert f"'a' at {hook_point}: unhooked: " in answer.details()
+        expected = {"kind": "refused", "hookServer": "a", "hook": hook_point, "reason": "unhooked"}
+        assert proxy.metrics.counted("hook_fail_closed", hook_server="a", hook=hook_point, reason="unhooked") == 1
+    else:
+        assert passed == [answer] == [b"request"]
+        expected = {"kind": "unhooked", "text": "passed without hooks"}
+        assert ("RestorePod passed without hooks" in caplog.text) == bool(hook_point)
+    assert event.items() >= expected.items()

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.slow
 
 
 FIGURES = ('operation="RunPodSandbox",outcome="agreed"} 1', f'build_info{{version="{VERSION}",python="', "draining 0")
-"""Parts of the lines that SIGUSR1 logs."""
 
 
 async def test_signals_log_metrics_or_end_proxy(
@@ -87,7 +86,6 @@ async def test_proxy_needs_no_capability_no_network_and_no_stdin(
 
 
 def test_systemd_is_notified_once_clients_can_connect(front: Front, tmp_path: Path) -> None:
-    """tests/observe/test_loop_watchdog.py tests a loop that stalls."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(WAIT_SECONDS)

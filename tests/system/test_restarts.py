@@ -72,7 +72,6 @@ async def test_hook_messages_are_equal_after_restart(front: Front, tmp_path: Pat
             caller = node.caller
 
             async def messages_of_life(number: int, pod_id: str, started: str) -> Sequence[tuple[str, Any]]:
-                """Make every repeatable call about a pod and its running container."""
                 await node.caller.update(started, {"cpu_quota": 30_000 + number})
                 await node.caller.act("stop", started)
                 await node.caller.act("stop_pod", pod_id)
@@ -267,7 +266,6 @@ sys.modules["uvloop"] = None
 sys.exit(main())
 """
 RESTART_SECONDS = 0.1
-"""RestartSec= of the unit."""
 PATIENCE_SECONDS = CRASH_SECONDS.now + 60.0
 
 

@@ -211,7 +211,6 @@ async def test_no_admin_answer_command_or_report_contains_value(
 
 
 def all_outputs(proxy: ProxyProcess, pod_name: str, container_id: str) -> dict[str, str]:
-    """Return the commands' output, the report's files and the admin endpoint's answers."""
     names = {"pod": pod_name, "container": container_id[:12], "folder": str(proxy.path)}
     outputs = {}
     for command in COMMANDS:
