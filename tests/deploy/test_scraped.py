@@ -20,8 +20,7 @@ from runtimeproxy.hookapi import api_pb2
 from tests.deploy.files import ALERTS, RULES, queries, selectors
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
-from tests.system.cri_front import CRI
-from tests.system.fronts import Caller, Failed
+from tests.system.fronts import CRI, Caller, Failed
 from tests.system.proxy import ROOT, ProxyProcess
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

@@ -11,9 +11,7 @@ import pytest
 
 from tests.amounts import SHARE_VARIABLE
 from tests.docs import ROOT
-from tests.system.cri_front import CRI
-from tests.system.docker_front import DOCKER
-from tests.system.fronts import Front
+from tests.system.fronts import CRI, DOCKER, Front
 
 NEWER = "99.0.0"
 """A newer version, otherwise equal to this one."""

@@ -18,7 +18,7 @@ from tests.engines.cri import CriClient
 from tests.machines.tree import debian
 from tests.soak import MARKS
 from tests.soak.conftest import Findings
-from tests.system.cri_front import CRI, CriRuntime
+from tests.system.fronts import CRI, CriRuntime
 from tests.system.proxy import serving
 
 pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]

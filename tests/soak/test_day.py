@@ -25,11 +25,8 @@ from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.soak import MARKS
 from tests.soak.conftest import Findings
-from tests.system.cri_front import CriRuntime
-from tests.system.docker_front import DockerRuntime
-from tests.system.fronts import Caller, Failed, Front, Runtime, Stream
-from tests.system.hostile import Process
-from tests.system.proxy import WAIT_SECONDS, ProxyProcess
+from tests.system.fronts import Caller, CriRuntime, DockerRuntime, Failed, Front, Runtime, Stream
+from tests.system.proxy import WAIT_SECONDS, Process, ProxyProcess
 
 pytestmark = MARKS
 

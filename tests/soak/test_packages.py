@@ -25,9 +25,7 @@ from tests.machines.machine import Machine, fit
 from tests.machines.tree import debian
 from tests.soak import MARKS
 from tests.soak.conftest import NEWER, Findings, built, contains
-from tests.system import clients
-from tests.system.cri_front import CriCaller
-from tests.system.fronts import Failed
+from tests.system.fronts import CriCaller, Failed
 from tests.system.load import PatientDocker
 
 pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]
@@ -137,8 +135,7 @@ class _PatientCri(CriCaller):
     """A kubelet's connection: a call without one fails immediately, and the client does not retry it."""
 
     def __init__(self, socket: Path) -> None:
-        super().__init__(socket)
-        self._client = clients.Client(socket, **BACKOFF)
+        super().__init__(socket, **BACKOFF)
 
 
 class _PatientDocker(PatientDocker):

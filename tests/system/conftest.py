@@ -7,9 +7,7 @@ import pytest
 
 from tests.engines.dockerd import Dockerd
 from tests.fakes.hookserver import HookServer
-from tests.system.cri_front import CRI
-from tests.system.docker_front import DOCKER
-from tests.system.fronts import Front, Runtime
+from tests.system.fronts import CRI, DOCKER, Front, Runtime
 
 
 @pytest.fixture(params=[CRI, DOCKER], ids=lambda front: front.name)

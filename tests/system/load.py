@@ -15,10 +15,7 @@ from runtimeproxy.cli.shared import subjects
 from runtimeproxy.cli.shared.admin_client import AdminClient
 from runtimeproxy.errors import RuntimeProxyError
 from tests.docker.client import Answer, Client
-from tests.system import clients
-from tests.system.cri_front import CRI, CriCaller
-from tests.system.docker_front import DOCKER, DockerCaller
-from tests.system.fronts import SECONDS, Failed, Front, Runtime
+from tests.system.fronts import CRI, DOCKER, SECONDS, CriCaller, DockerCaller, Failed, Front, Runtime, path
 from tests.system.proxy import WAIT_SECONDS, ProxyProcess
 
 # ---- kubelets that lose no call by a restart if the proxy follows the protocols' rules: they wait for a listener
@@ -34,7 +31,7 @@ class PatientCri(CriCaller):
         self.of_calls = {"wait_for_ready": True}
 
     async def follow(self) -> None:
-        events: Any = self._client.channel.unary_stream(clients.path("GetContainerEvents"))
+        events: Any = self._client.channel.unary_stream(path("GetContainerEvents"))
         stream = events(b"", wait_for_ready=True)
         with suppress(grpc.aio.AioRpcError):
             while await stream.read():

@@ -14,9 +14,7 @@ import pytest
 from tests.fakes import hookanswers, registration
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
-from tests.system.cri_front import CRI_SHAPES
-from tests.system.docker_front import DOCKER_ENGINES
-from tests.system.fronts import Caller, Front
+from tests.system.fronts import CRI_SHAPES, DOCKER_ENGINES, Caller, Front
 from tests.system.proxy import STATE_LOADED, ProxyInside, ProxyProcess, until
 
 SILENT = hookanswers.empty()
@@ -64,17 +62,14 @@ class ShapedNode:
     async def __aenter__(self) -> Self:
         for server in (self.hooks, self.runtime, *[self.relay] * self._between):
             await self._stack.enter_async_context(server)
-        await self._start()
+        await self.proxy.__aenter__()
+        self.caller = self.new_caller()
         return self
 
     async def __aexit__(self, *details: Any) -> None:
         await self.caller.close()
         await self.proxy.__aexit__(*details)
         await self._stack.aclose()
-
-    async def _start(self) -> None:
-        await self.proxy.__aenter__()
-        self.caller = self.new_caller()
 
     def new_caller(self, socket: Path | str = "") -> Caller:
         caller = self._front.caller(socket or self.proxy.socket)
@@ -90,7 +85,8 @@ class ShapedNode:
             self._written = len(self.proxy.output())
         else:
             await self.proxy.__aexit__(None, None, None)
-        await self._start()
+        await self.proxy.__aenter__()
+        self.caller = self.new_caller()
 
     @property
     def inside(self) -> ProxyInside:

@@ -50,10 +50,6 @@ Step = tuple[Sequence[str], int, str, Mapping[str, Any]]
 SLEEPING: Step = ([*RUN, "-d", *CREATED, "exec sleep 1000"], 0, "", {})
 SCENARIOS: dict[str, Sequence[Step]] = {
     "run -it": [([*RUN, "-it", *CREATED, f"{ANSWER}; exit 3"], 3, "got a word", {"typed": (b"ready", b"a word\n")})],
-    "run -it, detached by keys": [
-        ([*RUN, "-it", *CREATED, ANSWER], 0, "", {"typed": (b"ready", b"\x10\x11")}),
-        (["inspect", "--format", "{{.State.Running}}", "box"], 0, "true", {}),
-    ],
     "attach, to the end of stdin": [
         # Created with -i and without -d, so that the end of stdin does not end the output too.
         (["create", "-i", "--name", "box", *CREATED, "wc -c; echo ended; exit 5"], 0, "", {}),

@@ -18,7 +18,6 @@ import pytest
 
 from runtimeproxy.hookapi import api_pb2
 from runtimeproxy_hooks.lib import koordinator
-from runtimeproxy_hooks.servers import coresched
 from tests.control import call
 from tests.engines import cgroups, cri
 from tests.fakes import hookanswers, registration
@@ -28,9 +27,7 @@ from tests.fakes.dockershim_bodies import Values
 from tests.fakes.hookanswers import Answer, reply
 from tests.fakes.hookserver import HookServer
 from tests.hooks.sdk import processes
-from tests.system.cri_front import CRI
-from tests.system.docker_front import DOCKER
-from tests.system.fronts import SKIP, Front
+from tests.system.fronts import CRI, DOCKER, SKIP, Front
 from tests.system.proxy import ProxyProcess, serving, wait_until
 from tests.system.real import CriKubelet, Kubelet
 
@@ -327,42 +324,29 @@ def make_pod_cgroup(path: str) -> None:
         directory.mkdir(exist_ok=True)
 
 
-def kernel_has_cookies() -> bool:
-    try:
-        coresched.sched_core(coresched.GET, coresched.ITSELF, coresched.THREAD)
-    except OSError as error:
-        if error.errno in coresched.NOT_SUPPORTED:
-            return False
-        raise
-    return True
-
-
 @pytest.mark.slow
-@pytest.mark.engine
 @on(CONTAINERD, DOCKERD)
 def test_limits_hold_in_cgroups_of_pod_and_container(kind: Kind, engine: Any, tmp_path: Path) -> None:
-    """Also after an update. The pod's processes are in a core scheduling group, if the kernel supports it."""
-    program = ("-m", "runtimeproxy_hooks", "batchresource", "coresched")
-    with running(kind, engine, tmp_path, lambda node: None) as node, node.client() as client:
-        folder = node.proxy.path
-        state = f"--core-sched-state={folder}/coresched.json"
-        with processes.running(folder, state, program=program, file="batchresource-coresched.json") as hooks:
-            node.proxy.wait_for_log(f"registration {hooks.file.name} ")
-            pod, container = node.plain_pod(), node.rich_container(**OWN)
-            spec = json.dumps({"containers": {"main": {"limits": BATCH, "requests": BATCH}}})
-            pod.annotations[koordinator.EXTENDED_RESOURCE_SPEC] = spec
-            pod.labels.update({"koordinator.sh/qosClass": "BE", koordinator.CORE_SCHED_GROUP: "one"})
-            parent = pod.linux.cgroup_parent
-            make_pod_cgroup(parent)
-            pod_id = client.run_pod(pod)
-            container_id = client.create(pod_id, container, pod)
-            client.start(container_id)
-            for _ in range(2):
-                assert_in_force(client, container_id, parent, LIMITS)
-                assert {name: cgroups.read(parent, name) for name in LIMITS} == LIMITS
-                client.update(container_id, resources(**OWN))
-            if kernel_has_cookies():
-                pids = cgroups.processes(f"{parent}/{container_id}")
-                assert 0 not in {coresched.sched_core(coresched.GET, pid, coresched.THREAD) for pid in pids}
-            end(client, pod_id, container_id)
-            assert hooks.end(15) == 0
+    """Also after an update."""
+    program = ("-m", "runtimeproxy_hooks", "batchresource")
+    with (
+        running(kind, engine, tmp_path, lambda node: None) as node,
+        node.client() as client,
+        processes.running(node.proxy.path, program=program, file="batchresource.json") as hooks,
+    ):
+        node.proxy.wait_for_log(f"registration {hooks.file.name} ")
+        pod, container = node.plain_pod(), node.rich_container(**OWN)
+        spec = json.dumps({"containers": {"main": {"limits": BATCH, "requests": BATCH}}})
+        pod.annotations[koordinator.EXTENDED_RESOURCE_SPEC] = spec
+        pod.labels["koordinator.sh/qosClass"] = "BE"
+        parent = pod.linux.cgroup_parent
+        make_pod_cgroup(parent)
+        pod_id = client.run_pod(pod)
+        container_id = client.create(pod_id, container, pod)
+        client.start(container_id)
+        for _ in range(2):
+            assert_in_force(client, container_id, parent, LIMITS)
+            assert {name: cgroups.read(parent, name) for name in LIMITS} == LIMITS
+            client.update(container_id, resources(**OWN))
+        end(client, pod_id, container_id)
+        assert hooks.end(15) == 0

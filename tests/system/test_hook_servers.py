@@ -41,10 +41,8 @@ from tests.fakes.faults import full_backlog
 from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import FakeRuntime
 from tests.observe.events import shown_of
-from tests.system.clients import Client
-from tests.system.fronts import CONTAINER, POD, SKIP, Caller, Failed, Front, Runtime
-from tests.system.hostile import Process
-from tests.system.proxy import ProxyInside, until
+from tests.system.fronts import CONTAINER, POD, SKIP, Caller, Client, Failed, Front, Runtime
+from tests.system.proxy import Process, ProxyInside, until
 from tests.system.times import FEW_TIMES, in_time
 
 pytestmark = pytest.mark.slow

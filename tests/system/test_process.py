@@ -16,9 +16,7 @@ from runtimeproxy_hooks.__main__ import ALL, HOOKS
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.hooks.sdk import processes
-from tests.system.cri_front import CRI
-from tests.system.docker_front import DOCKER
-from tests.system.fronts import Failed, Front, Runtime
+from tests.system.fronts import CRI, DOCKER, Failed, Front, Runtime
 from tests.system.proxy import PROGRAM, ROOT, WAIT_SECONDS, ProxyProcess, answers, handed_over
 
 pytestmark = pytest.mark.slow

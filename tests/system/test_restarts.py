@@ -1,6 +1,8 @@
-"""Restarts, kills, failed and second starts: the state is kept, no call is lost, disturbed or long delayed.
+"""Restarts, kills, failed and second starts of the proxy, and a runtime that dies, is unavailable or answers garbage.
 
-That is fault matrix P1 to P3, P5, P7 and P9; promises 6, 7, 15 and 19.
+The proxy's state is kept, no call is lost, disturbed or long delayed: fault matrix P1 to P3, P5, P7 and P9; promises 6,
+7, 15 and 19. A dead runtime fails a call once: fault matrix B1 to B3, B5; promise 8. Without a runtime the proxy
+listens and logs it, and serves when one listens (relay-rules A12).
 """
 
 import asyncio
@@ -10,8 +12,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,25 +22,21 @@ from typing import Any
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
-from tests.amounts import (
-    CRASH_SECONDS,
-    KILLS,
-    LOST_CREATES,
-    RESTARTED_PODS,
-    RESTARTS,
-    SECOND_STARTS,
-    SHARE_VARIABLE,
-)
+from tests import amounts
+from tests.amounts import SHARE_VARIABLE, Amount
 from tests.docker import client as docker_client
 from tests.fakes import hookanswers
+from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
-from tests.system.fronts import CONTAINER, POD, Failed, Front, Runtime
+from tests.system.fronts import CONTAINER, POD, SECONDS, Failed, Front, Runtime
 from tests.system.keeping import on_tmpfs, rows
 from tests.system.load import DEAD_SECONDS, WORKERS, Dialler, Load, store_equals
-from tests.system.proxy import PROGRAM, SUPERVISED, ProxyProcess, handed_over, until
+from tests.system.proxy import PROGRAM, SUPERVISED, WAIT_SECONDS, Process, ProxyProcess, handed_over, until
 from tests.system.shaped import ShapedNode
+from tests.system.times import FEW_TIMES, check_times
 
 pytestmark = pytest.mark.slow
+
 
 # ---- the state
 
@@ -79,7 +77,7 @@ async def test_hook_messages_are_equal_after_restart(front: Front, tmp_path: Pat
 
             waiting_pod = await caller.run_pod(replace(POD, name="waiting"))
             lives, waiting, starts = [], [], []
-            for number in range(RESTARTED_PODS.now):
+            for number in range(amounts.RESTARTED_PODS.now):
                 pod_id = await caller.run_pod(replace(POD, name=f"pod-{number}", labels={"number": f"{number}"}))
                 container = replace(CONTAINER, name=f"container-{number}")
                 lives.append((number, pod_id, await caller.create(pod_id, container)))
@@ -120,7 +118,7 @@ async def test_create_with_lost_answer_is_in_store_after_kill(front: Front, tmp_
     async with ShapedNode(front, tmp_path, answers=CHANGES, program=True, between=True) as node:
         assert isinstance(node.proxy, ProxyProcess)
         pod_id = await node.caller.run_pod()
-        for _ in range(LOST_CREATES.now):
+        for _ in range(amounts.LOST_CREATES.now):
             before = set(node.runtime.container_ids())
             await node.caller.act("ping")
             node.relay.to_client.stop_reading()
@@ -174,7 +172,7 @@ async def test_restarts_under_load_lose_no_call(
     proxy.register("slow.json", hooks.socket_path, POINTS)
     load, pause = Load(front, proxy), random.Random(0)
     async with proxy, load.running():
-        for _ in range(RESTARTS.now):
+        for _ in range(amounts.RESTARTS.now):
             await load.wait_for_each_kind()
             await asyncio.sleep(pause.uniform(0, 0.1))
             await asyncio.to_thread(proxy.stop)
@@ -182,10 +180,10 @@ async def test_restarts_under_load_lose_no_call(
         await load.wait_for_each_kind()
     assert load.lost == []
     drains = re.findall(r"drained in ([0-9.]+) s: ([^;\n]*)", proxy.output())
-    assert len(drains) == RESTARTS.now + 1
+    assert len(drains) == amounts.RESTARTS.now + 1
     assert {reason for _, reason in drains} == {"every call is answered"}
     assert max(float(seconds) for seconds, _ in drains) < DRAIN_SECONDS
-    assert load.cuts >= RESTARTS.now
+    assert load.cuts >= amounts.RESTARTS.now
 
 
 def waited_seconds(pid: int) -> float:
@@ -204,7 +202,7 @@ async def test_kills_under_load_fail_only_running_calls(
 ) -> None:
     """No call concerns a pod that outlives a restart."""
     async with front.caller(runtime.socket_path) as caller:
-        for _ in range(RESTARTED_PODS.now):
+        for _ in range(amounts.RESTARTED_PODS.now):
             await caller.create(await caller.run_pod())
     ids = {*runtime.pod_ids(), *runtime.container_ids()}
     proxy.register("slow.json", hooks.socket_path, POINTS)
@@ -214,7 +212,7 @@ async def test_kills_under_load_fail_only_running_calls(
         async with load.running(), asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(dialler.fetch())
-            for _ in range(KILLS.now):
+            for _ in range(amounts.KILLS.now):
                 await load.wait_for_each_kind()
                 await asyncio.sleep(pause.uniform(0, 0.1))
                 proxy.kill()
@@ -246,7 +244,7 @@ async def test_second_starts_under_load_fail_no_call(
     load, command = Load(front, proxy), [*proxy.command, "--log-level=info"]
     async with proxy, load.running():
         inode = proxy.socket.stat().st_ino
-        for _ in range(SECOND_STARTS.now):
+        for _ in range(amounts.SECOND_STARTS.now):
             await load.wait_for_each_kind()
             second = await asyncio.to_thread(
                 lambda: subprocess.run(command, capture_output=True, text=True, env=proxy.environment, check=False)
@@ -266,7 +264,7 @@ sys.modules["uvloop"] = None
 sys.exit(main())
 """
 RESTART_SECONDS = 0.1
-PATIENCE_SECONDS = CRASH_SECONDS.now + 60.0
+PATIENCE_SECONDS = amounts.CRASH_SECONDS.now + 60.0
 
 
 async def test_clients_of_crash_loop_are_answered_by_next_start(
@@ -280,7 +278,7 @@ async def test_clients_of_crash_loop_are_answered_by_next_start(
         program = [*handed["program"][: -len(PROGRAM)], sys.executable, "-c", WITHOUT_UVLOOP, "run"]
         broken = front.process(tmp_path, **{**handed, "program": program})
         started_at, clients, ends = time.monotonic(), [], 0
-        while ends < 2 or time.monotonic() < started_at + CRASH_SECONDS.now:
+        while ends < 2 or time.monotonic() < started_at + amounts.CRASH_SECONDS.now:
             broken.launch()
             while not broken.ended:
                 clients.append(asyncio.ensure_future(front.exchange(good.socket)))
@@ -293,3 +291,113 @@ async def test_clients_of_crash_loop_are_answered_by_next_start(
         assert broken.output().count("error: the library uvloop cannot be loaded") == ends
         async with good:
             await asyncio.wait_for(asyncio.gather(*clients), PATIENCE_SECONDS)
+
+
+# ---- the runtime
+
+DEATHS, STARTS, MUTATIONS = Amount(10, 1_000), Amount(3, 100), Amount(100, 10_000)
+UNAVAILABLE_SECONDS = (Amount(1, 1), Amount(1, 60), Amount(1, 600))
+BACK_SECONDS = 0.5 if SHARE_VARIABLE in os.environ else 0.5 * FEW_TIMES
+DIAL_SECONDS = 0.05
+
+
+@pytest.mark.parametrize("end", [FaultRelay.cut, FaultRelay.reset], ids=["end", "reset"])
+async def test_calls_to_dead_runtime_fail_and_are_not_retried(
+    front: Front, tmp_path: Path, end: Callable[[FaultRelay], None]
+) -> None:
+    """A stream ends with them. The runtime restarts immediately, so a retry would reach it."""
+    seconds_taken: list[float] = []
+    requests: list[bytes] = []
+    proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
+
+    def arrivals(request: bytes) -> int:
+        return sum(request.startswith(arrived) for arrived in runtime.arrived("create"))
+
+    async with runtime, proxy, FaultRelay(str(proxy.runtime), runtime.socket_path) as relay:
+        for _ in range(DEATHS.now):
+            for subject_id in (*runtime.container_ids(), *runtime.pod_ids()):
+                runtime.vanish(subject_id)
+            async with front.caller(proxy.socket) as caller:
+                runtime.set_fault("create")
+                stream = await caller.open_stream()
+                requests.append(caller.create_request(await caller.run_pod()))
+                runtime.set_fault("create", delay_seconds=60)
+                calls: list[Awaitable[object]] = [caller.send("create", requests[-1]), stream.read()]
+                waiting = [asyncio.ensure_future(call) for call in calls]
+                await until(lambda: arrivals(requests[-1]) > 0, "the create is at the runtime")
+                started_at = time.monotonic()
+                end(relay)
+                ends = await asyncio.gather(*waiting, return_exceptions=True)
+                seconds_taken.append(time.monotonic() - started_at)
+                assert [end.status for end in ends if isinstance(end, Failed)] == [front.lost] * 2, ends
+        assert [arrivals(request) for request in requests] == [1] * DEATHS.now
+    check_times(seconds_taken, 0.1)
+
+
+async def test_runtime_is_used_as_soon_as_it_listens(front: Front, tmp_path: Path) -> None:
+    proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
+    start_seconds, back_seconds = [], []
+    for _ in range(STARTS.now):
+        started_at = time.monotonic()
+        async with proxy:
+            start_seconds.append(time.monotonic() - started_at)
+    check_times(start_seconds, 1.0)
+
+    async def dial_until_answered() -> float:
+        while True:
+            try:
+                await front.exchange(proxy.socket)
+                return time.monotonic()
+            except ConnectionError:
+                await asyncio.sleep(DIAL_SECONDS)
+
+    async with runtime, proxy:
+        unreachable = f"container runtime at {proxy.runtime} is not reachable"
+        await until(lambda: unreachable in proxy.output(), "it is logged before any client connects", proxy.output)
+        for seconds in sorted({4 * DIAL_SECONDS, *(amount.now for amount in UNAVAILABLE_SECONDS)}):
+            dialling = asyncio.create_task(dial_until_answered())
+            await asyncio.sleep(seconds)
+            assert not dialling.done()
+            async with FaultRelay(str(proxy.runtime), runtime.socket_path):
+                listens = time.monotonic()
+                back_seconds.append(await asyncio.wait_for(dialling, WAIT_SECONDS) - listens)
+    assert max(back_seconds) < BACK_SECONDS, back_seconds
+
+
+def mutated(answer: bytes, chance: random.Random) -> bytes:
+    data = bytearray(answer)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(data) + 1)
+        end = min(at + chance.choice((1, 2, 9, 100)), len(data))
+        part, more = data[at:end], chance.choice((chance.randbytes(9), b"\r\n", b"\0" * 9, b"\xff" * 9))
+        flipped = bytes(byte ^ 1 << chance.randrange(8) for byte in part)
+        data[at:end] = chance.choice((flipped, chance.randbytes(len(part)), more + part, part * 2, b""))
+        if chance.random() < 0.1:
+            del data[at:]
+    return bytes(data)
+
+
+@pytest.mark.parametrize("verb", ["ping", "create"], ids=["passing", "held"])
+async def test_broken_answer_fails_only_its_call(front: Front, verb: str, tmp_path: Path) -> None:
+    proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
+    async with runtime, FaultRelay(str(proxy.runtime), runtime.socket_path) as relay, proxy:
+        process, chance = Process(proxy.pid), random.Random(front.name)
+        async with front.caller(proxy.socket) as caller:
+            pod_id = await caller.run_pod()
+
+        async def call(seconds: float = SECONDS) -> None:
+            async with front.caller(proxy.socket) as caller:
+                request = caller.create_request(pod_id) if verb == "create" else caller.request(verb)
+                await caller.send(verb, request, seconds)
+
+        for number in range(MUTATIONS.now):
+            relay.to_client.mutate = lambda data: mutated(data, chance) if chance.random() < 0.5 else data
+            with suppress(Exception):  # the client may fail in any way, or wait for an incomplete frame
+                await call(seconds=1.0)
+            relay.to_client.mutate = None
+            if number % 10 == 0:
+                await call()
+            if number == 10:
+                before = process.descriptors()
+            relay.connections = [connection for connection in relay.connections if connection.is_open]
+        await until(lambda: process.descriptors() <= before + 2, "every connection is closed")

@@ -29,8 +29,7 @@ from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import hookanswers, registration
 from tests.fakes.dockershim_bodies import Container, Pod
 from tests.fakes.hookserver import HookServer
-from tests.system.docker_front import DOCKER
-from tests.system.fronts import PARENT, Caller, Failed, Front, Runtime
+from tests.system.fronts import DOCKER, PARENT, Caller, Failed, Front, Runtime
 from tests.system.proxy import PROGRAM, ROOT, ProxyProcess
 
 pytestmark = pytest.mark.slow

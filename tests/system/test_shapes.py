@@ -18,8 +18,7 @@ from tests.docs import KOORDLET, table
 from tests.fakes import cri_pb2, hookanswers, registration
 from tests.fakes.dockershim_bodies import Values
 from tests.fakes.shapes import CONTAINERD, SHAPES
-from tests.system.cri_front import CRI, CRI_SHAPES
-from tests.system.fronts import CONTAINER, PARENT, POD, Front
+from tests.system.fronts import CONTAINER, CRI, CRI_SHAPES, PARENT, POD, Front
 from tests.system.shaped import EVERY, ShapedNode
 
 SLICE_PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-poduid.slice"

@@ -29,12 +29,8 @@ from tests.cri.peer import CREATE, VERSION, Credit, Data, block, raw_headers
 from tests.docker import client as docker_client
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
-from tests.system.clients import Client
-from tests.system.cri_front import CRI, METHODS
-from tests.system.docker_front import ROUTES
-from tests.system.fronts import CONTAINER, Caller, Front, Runtime
-from tests.system.hostile import Process
-from tests.system.proxy import WAIT_SECONDS, ProxyInside, ProxyProcess, until
+from tests.system.fronts import CONTAINER, CRI, METHODS, ROUTES, Caller, Client, Front, Runtime
+from tests.system.proxy import WAIT_SECONDS, Process, ProxyInside, ProxyProcess, until
 
 pytestmark = pytest.mark.slow
 

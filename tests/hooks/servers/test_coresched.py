@@ -1,7 +1,4 @@
-"""coresched: which containers share a cookie, also after restarts, on a simulated kernel.
-
-tests/system/test_engines_hooked.py uses this machine's kernel.
-"""
+"""coresched: which containers share a cookie, also after restarts, on a simulated kernel."""
 
 import ctypes
 import errno
