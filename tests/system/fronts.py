@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self
 
 import grpc
 from google.protobuf.message import Message
+from grpc import StatusCode as Status
 
 from runtimeproxy.wire.http2 import FrameBuffer
 from tests.cri import peer
@@ -193,17 +194,10 @@ class Client:
 
 
 METHODS = {
-    "run_pod": "RunPodSandbox",
-    "create": "CreateContainer",
-    "start": "StartContainer",
-    "update": "UpdateContainerResources",
-    "stop": "StopContainer",
-    "remove": "RemoveContainer",
-    "stop_pod": "StopPodSandbox",
-    "remove_pod": "RemovePodSandbox",
-    "ping": "Version",
-    "list": "ListContainers",
-    "images": "ListImages",
+    **{"run_pod": "RunPodSandbox", "stop_pod": "StopPodSandbox", "remove_pod": "RemovePodSandbox"},
+    **{"create": "CreateContainer", "start": "StartContainer", "update": "UpdateContainerResources"},
+    **{"stop": "StopContainer", "remove": "RemoveContainer"},
+    **{"ping": "Version", "list": "ListContainers", "images": "ListImages"},
 }
 
 
@@ -215,7 +209,7 @@ class CriRuntime(FakeRuntime):
         return [received.message for received in self.requests(METHODS[verb]) if not _is_the_proxys(received)]
 
     def set_fault(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None:
-        code = grpc.StatusCode.UNKNOWN if text else None
+        code = Status.UNKNOWN if text else None
         self.inject(METHODS[verb], Injection(delay_seconds=delay_seconds, code=code, details=text))
 
     def pod_ids(self) -> list[str]:
@@ -359,18 +353,11 @@ async def cri_exchange(socket: Path | str, verb: str = "ping", request: bytes = 
 
 
 CRI = Front(
-    name="cri",
-    flags={},
-    runtime=CriRuntime,
-    caller=CriCaller,
-    exchange=cri_exchange,
-    failed=grpc.StatusCode.INTERNAL,
-    refused=grpc.StatusCode.PERMISSION_DENIED,
-    lost=grpc.StatusCode.UNAVAILABLE,
+    *("cri", {}, CriRuntime, CriCaller, cri_exchange),
+    **{"failed": Status.INTERNAL, "refused": Status.PERMISSION_DENIED, "lost": Status.UNAVAILABLE},
     default_socket="run/containerd/containerd.sock",
     never_imported=("runtimeproxy.docker", "aiohttp"),
 )
-
 CRI_SHAPES = tuple(replace(CRI, name=f"cri {shape.name}", runtime=partial(CriRuntime, shape=shape)) for shape in SHAPES)
 """The front with a runtime of each shape, containerd's first."""
 
@@ -378,19 +365,12 @@ CRI_SHAPES = tuple(replace(CRI, name=f"cri {shape.name}", runtime=partial(CriRun
 # ---- Docker
 
 VERSION = "/v1.41"
-CREATE = "POST /containers/create"
+STOP, REMOVE = "POST /containers/{ref}/stop", "DELETE /containers/{ref}"
 ROUTES = {
-    "run_pod": CREATE,
-    "create": CREATE,
-    "start": "POST /containers/{ref}/start",
-    "update": "POST /containers/{ref}/update",
-    "stop": "POST /containers/{ref}/stop",
-    "remove": "DELETE /containers/{ref}",
-    "stop_pod": "POST /containers/{ref}/stop",
-    "remove_pod": "DELETE /containers/{ref}",
-    "ping": "GET /_ping",
-    "list": "GET /containers/json",
-    "images": "GET /images/json",
+    **dict.fromkeys(("run_pod", "create"), "POST /containers/create"),
+    **{"start": "POST /containers/{ref}/start", "update": "POST /containers/{ref}/update"},
+    **{"stop": STOP, "stop_pod": STOP, "remove": REMOVE, "remove_pod": REMOVE},
+    **{"ping": "GET /_ping", "list": "GET /containers/json", "images": "GET /images/json"},
 }
 QUERIES = {"stop": "?t=0", "stop_pod": "?t=10", "remove": "?force=1&v=1", "remove_pod": "?force=1&v=1"}
 UPGRADE = ("Connection: Upgrade", "Upgrade: tcp")
@@ -569,18 +549,11 @@ async def docker_exchange(
 
 
 DOCKER = Front(
-    name="docker",
-    flags={"backend_runtime_mode": "Docker"},
-    runtime=DockerRuntime,
-    caller=DockerCaller,
-    exchange=docker_exchange,
-    failed=500,
-    refused=500,
-    lost=None,
+    *("docker", {"backend_runtime_mode": "Docker"}, DockerRuntime, DockerCaller, docker_exchange),
+    **{"failed": 500, "refused": 500, "lost": None},
     default_socket="run/docker.sock",
     never_imported=("runtimeproxy.cri",),
 )
-
 
 DOCKER_ENGINES = tuple(
     replace(

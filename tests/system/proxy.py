@@ -5,6 +5,7 @@ It also runs fakes in their own threads.
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -44,14 +45,11 @@ class Folder:
     def flags(self, **changes: str) -> dict[str, str]:
         """Return the flags of a proxy that uses only the folder; ``changes`` sets others, with _ for -."""
         flags = {
-            "koord-runtimeproxy-endpoint": str(self.socket),
-            "remote-runtime-service-endpoint": str(self.runtime),
-            "hookserver-config-dir": str(self.registrations),
-            "admin-endpoint": str(self.admin),
+            **{"koord-runtimeproxy-endpoint": str(self.socket), "admin-endpoint": str(self.admin)},
+            **{"remote-runtime-service-endpoint": str(self.runtime), "log-level": "debug"},
+            **{"hookserver-config-dir": str(self.registrations), "state-dir": str(self.path / "state")},
             "originals-dir": "none",  # else the result depends on whether the folder is on tmpfs
-            "state-dir": str(self.path / "state"),
             "hook-timeout": "10s",  # on a busy machine the default may be exceeded
-            "log-level": "debug",
         }
         return flags | {name.replace("_", "-"): value for name, value in changes.items()}
 
@@ -90,14 +88,14 @@ class ProxyProcess(Folder):
         return self
 
     def __exit__(self, kind: object, *details: object) -> None:
-        self._end(checked=kind is None)
+        self.stop(kind is None)
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self.start)
         return self
 
     async def __aexit__(self, kind: object, *details: object) -> None:
-        await asyncio.to_thread(self._end, checked=kind is None)
+        await asyncio.to_thread(self.stop, kind is None)
 
     @property
     def pid(self) -> int:
@@ -110,7 +108,7 @@ class ProxyProcess(Folder):
         try:
             self.wait_until_it_listens(listened + 1)
         except BaseException:
-            self._end(checked=False)  # the block is not entered, so __exit__ would not end it
+            self.stop(checked=False)  # the block is not entered, so __exit__ would not end it
             raise
 
     def wait_until_it_listens(self, count: int = 1) -> None:
@@ -137,10 +135,7 @@ class ProxyProcess(Folder):
     def output(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
-    def stop(self) -> None:
-        self._end(checked=True)
-
-    def _end(self, *, checked: bool) -> None:
+    def stop(self, checked: bool = True) -> None:
         process, self.process = self.process, None
         if process is None:
             return
@@ -155,9 +150,7 @@ class ProxyProcess(Folder):
 
     def check(self, code: int, expected: int = 0) -> None:
         assert code == expected, f"exit code {code}: {self.output()[-4000:]}"
-        signs = ("Traceback", " ERROR ", "internal error")
-        faults = [line for line in self.output().splitlines() if any(sign in line for sign in signs)]
-        assert not faults, faults
+        assert re.findall(".*(?:Traceback| ERROR |internal error).*", self.output()) == []
 
     def wait_for_log(self, text: str, count: int = 1) -> None:
         wait_until(lambda: self.output().count(text) >= count, f"the log contains {text!r}", self.output)
