@@ -28,8 +28,7 @@ from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, P
 from runtimeproxy.model.originals import OriginalValues
 from runtimeproxy.observe.metrics import Metrics
 from tests.amounts import Amount
-from tests.system.keeping import on_tmpfs, rows
-from tests.system.proxy import ROOT, until
+from tests.system.proxy import ROOT, on_tmpfs, rows, until
 
 OURS = owner("Containerd", "/run/containerd.sock")
 LIFECYCLES = Amount(2_000, 100_000)

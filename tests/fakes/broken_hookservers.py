@@ -3,8 +3,6 @@
 Except for its fault, a broken server answers like the good ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable

@@ -101,11 +101,6 @@ class FaultRelay(Listener):
             if connection.task is not None:
                 connection.task.cancel()
 
-    def cut_clients_after(self, more_bytes: int) -> None:
-        """Drop each connection once it sent the client ``more_bytes`` more than the busiest one has by now."""
-        sent = max((len(connection.to_client) for connection in self.connections if connection.is_open), default=0)
-        self.to_client.cut_after_bytes = sent + more_bytes
-
     def accepted(self, client: socket.socket) -> None:
         backend = socket.socket(socket.AF_UNIX)
         backend.setblocking(False)

@@ -72,12 +72,13 @@ class HookServer(Server, grpc.GenericRpcHandler):
         return self.calls_of(hook_point)
 
     def crash_mid_answer(self) -> Answer:
-        """Return a good answer, but drop the connection after 20 more bytes to the caller; needs ``faulty``."""
+        """Return a good answer, but drop the connection 20 bytes after those of the busiest; needs ``faulty``."""
         assert self.faults is not None
         faults = self.faults
 
         async def answer(call: HookCall) -> bytes:
-            faults.cut_clients_after(20)
+            sent = (len(connection.to_client) for connection in faults.connections if connection.is_open)
+            faults.to_client.cut_after_bytes = max(sent, default=0) + 20
             return await hookanswers.echo()(call)
 
         return answer

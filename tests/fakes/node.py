@@ -162,7 +162,6 @@ class Node(Parts):
         self.backend = FakeBackend()
 
     def shared(self) -> CriShared:
-        """Return the state that connections share."""
         backend: Any = self.backend
         return CriShared(
             *(MemoryBudget(), self.loop.time, {}, KINDS, False),

@@ -237,7 +237,8 @@ class _CriStream:
     """A call of an unknown service: the fake runtime echoes what it receives."""
 
     def __init__(self, client: Client) -> None:
-        self._call: Any = client.channel.stream_stream("/an.unknown.Service/Chat")()
+        chat: Any = client.channel.stream_stream("/an.unknown.Service/Chat")
+        self._call = chat()
         self.write = self._call.write
 
     async def read(self) -> bytes:
@@ -354,7 +355,9 @@ async def cri_exchange(socket: Path | str, verb: str = "ping", request: bytes = 
 
 CRI = Front(
     *("cri", {}, CriRuntime, CriCaller, cri_exchange),
-    **{"failed": Status.INTERNAL, "refused": Status.PERMISSION_DENIED, "lost": Status.UNAVAILABLE},
+    failed=Status.INTERNAL,
+    refused=Status.PERMISSION_DENIED,
+    lost=Status.UNAVAILABLE,
     default_socket="run/containerd/containerd.sock",
     never_imported=("runtimeproxy.docker", "aiohttp"),
 )
@@ -550,7 +553,9 @@ async def docker_exchange(
 
 DOCKER = Front(
     *("docker", {"backend_runtime_mode": "Docker"}, DockerRuntime, DockerCaller, docker_exchange),
-    **{"failed": 500, "refused": 500, "lost": None},
+    failed=500,
+    refused=500,
+    lost=None,
     default_socket="run/docker.sock",
     never_imported=("runtimeproxy.cri",),
 )

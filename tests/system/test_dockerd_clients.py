@@ -35,7 +35,6 @@ from tests.system.proxy import wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-
 MEGABYTE = bytes(range(256)) * 4096
 LONG = MEGABYTE * 32
 """Not an archive, and longer than dockerd reads before it refuses it."""

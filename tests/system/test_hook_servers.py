@@ -42,11 +42,9 @@ from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import FakeRuntime
 from tests.observe.events import shown_of
 from tests.system.fronts import CONTAINER, POD, SKIP, Caller, Client, Failed, Front, Runtime
-from tests.system.proxy import Process, ProxyInside, until
-from tests.system.times import FEW_TIMES, in_time
+from tests.system.proxy import FEW_TIMES, Process, ProxyInside, in_time, until
 
 pytestmark = pytest.mark.slow
-
 
 CREATE = "PreCreateContainer"
 TIMEOUT_SECONDS = 0.2
@@ -464,7 +462,7 @@ async def test_restored_pod_passes_unless_hook_was_required(
     if hook_point:
         inside.register("a.json", tmp_path / "hooks.sock", [hook_point], policy=policy)
     async with FakeRuntime(str(inside.runtime)) as runtime, inside as proxy, Client(proxy.socket) as client:
-        (answer,) = await asyncio.gather(client.call("RestorePod", b"request"), return_exceptions=True)
+        answer: Any = (await asyncio.gather(client.call("RestorePod", b"request"), return_exceptions=True))[0]
         (event,) = [event for event in shown_of(proxy.metrics.events) if event.get("operation") == "RestorePod"]
         passed = [received.message for received in runtime.requests("RestorePod")]
     assert proxy.metrics.counted("calls_passed", method="RestorePod") == len(passed) == (not is_refused)

@@ -21,7 +21,6 @@ from tests.system.proxy import PROGRAM, ROOT, WAIT_SECONDS, ProxyProcess, answer
 
 pytestmark = pytest.mark.slow
 
-
 FIGURES = ('operation="RunPodSandbox",outcome="agreed"} 1', f'build_info{{version="{VERSION}",python="', "draining 0")
 
 

@@ -34,7 +34,6 @@ from tests.system.proxy import WAIT_SECONDS, Process, ProxyInside, ProxyProcess,
 
 pytestmark = pytest.mark.slow
 
-
 MIB = 1 << 20
 PASSING_TIMES = HELD_TIMES = 3
 """Maximum memory of a message, relative to its length. A held request without a hook call exists three times:
