@@ -91,7 +91,6 @@ class FaultRelay(Listener):
         await asyncio.gather(*filter(None, (pair.task for pair in self.connections)), return_exceptions=True)
 
     def cut(self) -> None:
-        """Drop every open connection; the peers see an end."""
         for connection in self.connections:
             connection.close()
 

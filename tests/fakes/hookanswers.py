@@ -54,7 +54,6 @@ def raw(message: bytes) -> Answer:
 
 
 def empty() -> Answer:
-    """Return an empty message as the answer: nothing changes."""
     return raw(b"")
 
 

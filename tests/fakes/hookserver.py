@@ -53,7 +53,6 @@ class HookServer(Server, grpc.GenericRpcHandler):
             await self.faults.start()
 
     async def stop(self) -> None:
-        """Stop immediately; calls in flight end with an error."""
         if self.faults is not None:
             await self.faults.stop()
         if self._server is not None:

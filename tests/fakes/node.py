@@ -51,15 +51,14 @@ REPLIES: dict[Operation, Message] = {
     Operation.RUN_POD_SANDBOX: cri.RunPodSandboxResponse(pod_sandbox_id="p1"),
     Operation.CREATE_CONTAINER: cri.CreateContainerResponse(container_id="c1"),
 }
-UPDATED_POD = cri.LinuxContainerResources(cpu_quota=-1)
+NO_QUOTA = cri.LinuxContainerResources(cpu_quota=-1)
+UPDATED_POD = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id="p1", resources=NO_QUOTA)
 UPDATED = cri.LinuxContainerResources(memory_limit_in_bytes=2**20)
 REQUESTS: dict[Operation, Message] = {
     Operation.RUN_POD_SANDBOX: POD_REQUEST,
     Operation.STOP_POD_SANDBOX: cri.StopPodSandboxRequest(pod_sandbox_id="p1"),
     Operation.REMOVE_POD_SANDBOX: cri.RemovePodSandboxRequest(pod_sandbox_id="p1"),
-    Operation.UPDATE_POD_SANDBOX_RESOURCES: cri.UpdatePodSandboxResourcesRequest(
-        pod_sandbox_id="p1", resources=UPDATED_POD
-    ),
+    Operation.UPDATE_POD_SANDBOX_RESOURCES: UPDATED_POD,
     Operation.CREATE_CONTAINER: CREATE_REQUEST,
     Operation.START_CONTAINER: cri.StartContainerRequest(container_id="c1"),
     UPDATE: cri.UpdateContainerResourcesRequest(container_id="c1", linux=UPDATED),

@@ -71,8 +71,7 @@ class FakeClient:
             raise self.behaviour
         return self.behaviour if isinstance(self.behaviour, HookAnswer) else self.behaviour(request)
 
-    async def close(self) -> None:
-        """Do nothing: there is no connection."""
+    async def close(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -109,5 +108,4 @@ class FakePlugins:
         return any(self.plugins_for(hook_point) for hook_point in points)
 
     def notified(self) -> list[tuple[str, str]]:
-        """Return the called plugins and hook points, in order."""
         return [(queried.plugin, queried.point) for queried in self.queried]
