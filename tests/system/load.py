@@ -194,7 +194,6 @@ class Dialler:
 
 
 async def store_equals(runtime: Runtime, proxy: ProxyProcess) -> None:
-
     def ids() -> set[str]:
         with suppress(RuntimeProxyError):  # it has just been started
             pods, containers = subjects.records(AdminClient(str(proxy.admin), WAIT_SECONDS))

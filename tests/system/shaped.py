@@ -94,7 +94,6 @@ class ShapedNode:
         return self.proxy
 
     async def wait_until_loaded(self) -> None:
-
         def is_loaded() -> bool:
             if isinstance(self.proxy, ProxyProcess):
                 return STATE_LOADED in self.proxy.output()[self._written :]
