@@ -26,7 +26,7 @@ from tests.machines.tree import debian
 from tests.soak import MARKS
 from tests.soak.conftest import NEWER, Findings, built, contains
 from tests.system.fronts import CriCaller, Failed
-from tests.system.load import PatientDocker
+from tests.system.nodes import PatientDocker
 
 pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]
 

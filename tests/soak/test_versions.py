@@ -23,9 +23,8 @@ from tests.amounts import Amount
 from tests.soak import MARKS
 from tests.soak.conftest import Findings
 from tests.system.fronts import CONTAINER, Front
-from tests.system.load import Dialler, Load, store_equals
+from tests.system.nodes import Dialler, Load, ShapedNode, store_equals
 from tests.system.proxy import ROOT, WAIT_SECONDS, ProxyProcess, handed_over, on_tmpfs
-from tests.system.shaped import ShapedNode
 from tests.system.test_restarts import CHANGES
 
 pytestmark = [*MARKS, pytest.mark.history]

@@ -30,9 +30,8 @@ from tests.fakes import hookanswers
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import CONTAINER, POD, SECONDS, Failed, Front, Runtime
-from tests.system.load import DEAD_SECONDS, WORKERS, Dialler, Load, store_equals
+from tests.system.nodes import DEAD_SECONDS, WORKERS, Dialler, Load, ShapedNode, store_equals
 from tests.system.proxy import WAIT_SECONDS, Process, ProxyProcess, check_times, handed_over, on_tmpfs, rows, until
-from tests.system.shaped import ShapedNode
 
 pytestmark = pytest.mark.slow
 

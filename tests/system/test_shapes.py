@@ -18,9 +18,16 @@ from tests.docs import KOORDLET, table
 from tests.fakes import cri_pb2, hookanswers, registration
 from tests.fakes.dockershim_bodies import Values
 from tests.fakes.shapes import CONTAINERD, SHAPES
-from tests.system.fronts import CONTAINER, CRI, CRI_SHAPES, PARENT, POD, Front
-from tests.system.shaped import EVERY, ShapedNode
+from tests.system.fronts import CONTAINER, CRI, CRI_SHAPES, DOCKER_ENGINES, PARENT, POD, Front
+from tests.system.nodes import ShapedNode
 
+FRONTS = (*CRI_SHAPES, *DOCKER_ENGINES)
+EVERY = pytest.mark.parametrize(
+    "front",
+    [FRONTS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in FRONTS[1:-1]), FRONTS[-1]],
+    ids=[front.name for front in FRONTS],
+)
+"""Every shape; without slow tests only one CRI runtime and one dockerd."""
 SLICE_PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-poduid.slice"
 REPORT_NO_PARENT = {"cri cri-dockerd", "cri no verbose"}
 """Shapes whose cgroup parent is unset until the kubelet sends it."""
