@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +20,9 @@ from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay import connection
 from runtimeproxy.relay.connection import HIGH_WATER, Connection, Endpoint, ReadBuffer
 from runtimeproxy.relay.drain import Unfinished
-from runtimeproxy.wire.http2 import CREDIT_STEP, FlowControlledSender
+from runtimeproxy.wire.http2 import CREDIT_STEP
 from tests.cri import peer
-from tests.cri.peer import PREFACE, PULL, REPLY, Ack, Credit, Data, Frame, GoAway, Headers, Ping, Raw, Reset, Settings
+from tests.cri.peer import PREFACE, PULL, REPLY, SETTINGS, Ack, Credit, Data, Frame, GoAway, Headers, Ping, Reset, wire
 from tests.relay.test_dial import fill_backlog
 
 CREATED = (Headers(1, peer.CREATE), Data(1, peer.grpc(b"create"), end=True))
@@ -31,17 +31,6 @@ ANSWER = [Headers(1, REPLY), Data(1, peer.grpc(b"answer")), END]
 PING, PONG = Ping(b"12345678"), Ping(b"12345678", ack=True)
 FULL = Data(1, bytes(16_384))
 PULLED = Headers(1, PULL, end=True)
-NO_SETTINGS = Settings()
-
-
-def wire(*frames: Frame | bytes) -> bytes:
-    return b"".join(frame if isinstance(frame, bytes) else frame.wire() for frame in frames)
-
-
-def read(written: bytes) -> list[Frame]:
-    sender = FlowControlledSender()
-    sender.out.append(written)
-    return peer.Side(lambda _: None, sender, preface=False).got()
 
 
 def drained(sock: socket.socket) -> bytes:
@@ -65,11 +54,10 @@ class Scene:
         self.answers, self.is_cri = False, True
         self.client, proxy_side = socket.socketpair()
         self.runtime, runtime_side = socket.socketpair()
-        self.sockets = [self.client, self.runtime]
         self.images: socket.socket
-        self.tasks: list[asyncio.Task[None]] = []
+        self.sockets = [self.client, self.runtime]
+        self.tasks, self.syncs = list[asyncio.Task[None]](), list[float]()
         self.metrics = Metrics(self.loop.time)
-        self.syncs: list[float] = []
         self.front: Any = SimpleNamespace(
             buffer=ReadBuffer(),
             loop=self.loop,
@@ -106,9 +94,9 @@ class Scene:
         sock.send(wire(*frames))
         await self.run()
 
-    async def greet(self, client: Raw = NO_SETTINGS) -> "Scene":
+    async def greet(self, client: peer.Raw = SETTINGS) -> "Scene":
         await self.send(self.client, PREFACE, client, Ack())
-        await self.send(self.runtime, Settings(), Ack())
+        await self.send(self.runtime, SETTINGS, Ack())
         return self
 
     async def hang_up(self, sock: socket.socket) -> None:
@@ -135,12 +123,6 @@ class Scene:
     def count_broken(self, side: str, kind: str) -> int:
         return self.metrics.counted("connections_broken", side=side, kind=kind)
 
-    async def accept(self, listener: socket.socket) -> None:
-        self.images, _ = await asyncio.wait_for(self.loop.sock_accept(listener), 20)
-        self.images.setblocking(False)
-        self.sockets.append(self.images)
-        await self.run()
-
     def close(self) -> None:
         for pair in tuple(self.front.connections):
             pair.close()
@@ -165,7 +147,7 @@ async def scene(new: Scene) -> Scene:
 def written(monkeypatch: pytest.MonkeyPatch) -> list[list[Frame]]:
     """The frames of each write."""
     writes, write = list[list[Frame]](), Endpoint.write
-    monkeypatch.setattr(Endpoint, "write", lambda end, data: (writes.append(read(data)), write(end, data))[1])
+    monkeypatch.setattr(Endpoint, "write", lambda end, data: (writes.append([*peer.frames(data)]), write(end, data))[1])
     return writes
 
 
@@ -180,20 +162,9 @@ async def test_frames_of_one_read_are_sent_in_one_write(scene: Scene, written: l
     assert written == [created, [Headers(3, REPLY), *ANSWER[:2], *other_stream[2:4], END, other_stream[4]]]
 
 
-async def test_ack_is_sent_with_next_write(
+async def test_ack_is_sent_alone_after_delay_or_with_next_write(
     scene: Scene, written: list[list[Frame]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front_module, "ACK_SECONDS", 100.0)
-    await scene.send(scene.client, *CREATED)
-    written.clear()
-    await scene.send(scene.runtime, PING)
-    scene.on_call = lambda held: held.send_request(None)
-    create = Headers(3, peer.CREATE), Data(3, peer.grpc(b""), end=True)
-    await scene.send(scene.client, *create)
-    assert written == [[create[0], PONG, create[1]]]
-
-
-async def test_ack_is_sent_alone_after_delay(scene: Scene, written: list[list[Frame]]) -> None:
     assert ACK_SECONDS <= 0.02
     written.clear()
     await scene.send(scene.client, PING)
@@ -201,7 +172,11 @@ async def test_ack_is_sent_alone_after_delay(scene: Scene, written: list[list[Fr
     assert written == []
     await asyncio.sleep(2.5 * ACK_SECONDS)
     assert written == [[PONG], [PONG]]
-    await scene.send(scene.client, PING)
+    monkeypatch.setattr(front_module, "ACK_SECONDS", 100.0)
+    scene.on_call = lambda held: held.send_request(None)
+    await scene.send(scene.runtime, PING)
+    await scene.send(scene.client, *CREATED)
+    assert written[2:] == [[CREATED[0], PONG, CREATED[1]]]
     timer = scene.connection._acks
     assert timer is not None
     scene.connection.close()
@@ -264,12 +239,11 @@ async def test_c5_passing_answer_is_sent_before_eof(congested: Scene, leaves: bo
     if leaves:
         await congested.hang_up(congested.client)
     await congested.hang_up(congested.runtime)
-    if leaves:
-        assert not congested.front.connections
-        return
-    assert not congested.ended()
-    await congested.send(congested.client, Credit(0, 100_000), Credit(3, 100_000))
-    assert congested.state(3) == (True, True)
+    assert bool(congested.front.connections) is not leaves
+    if not leaves:
+        assert not congested.ended()
+        await congested.send(congested.client, Credit(0, 100_000), Credit(3, 100_000))
+        assert congested.state(3) == (True, True)
 
 
 @pytest.fixture
@@ -311,7 +285,7 @@ async def test_c5_other_calls_end_when_runtime_closes(busy: Scene) -> None:
     await busy.hang_up(busy.runtime)
     assert len(busy.syncs) == 1, "the runtime's state may have changed when it is back"
     assert not busy.ended()
-    assert set(read(busy.received)) == {
+    assert set(peer.frames(busy.received)) == {
         *(Headers(stream, peer.refusal(14, NO_ANSWER.encode()), end=True) for stream in (3, 11, 13)),
         *(Reset(stream, 0) for stream in (3, 11, 13)),
         *(Reset(stream, 8) for stream in (5, 9, 15)),
@@ -350,20 +324,16 @@ async def test_queued_runtime_bytes_do_not_count_as_unread(busy: Scene, unread: 
 
 
 async def test_a11_calls_are_accepted_until_second_goaway(scene: Scene) -> None:
-    await scene.send(scene.client, Headers(1, peer.VERSION))
+    """The drain does not wait for a client that has left, although the runtime has not closed its side."""
+    await scene.send(scene.client, Headers(1, peer.VERSION, end=True))
     for stream, refusing in ((3, False), (5, True)):
         scene.connection.drain(refusing)
         await scene.send(scene.client, Headers(stream, peer.VERSION))
     assert not scene.ended()
-    assert read(scene.received)[-3:] == [GoAway(2**31 - 1), GoAway(3), Reset(5, 7)]
+    assert [*peer.frames(scene.received)][-3:] == [GoAway(2**31 - 1), GoAway(3), Reset(5, 7)]
     accepted = peer.split(scene.runtime.recv(1 << 16).removeprefix(PREFACE))
     assert [frame.stream for frame in accepted if frame.stream] == [1, 3]
-
-
-async def test_a11_drain_ignores_disconnected_client(scene: Scene) -> None:
-    """Although the runtime has not closed its side."""
-    await scene.send(scene.client, Headers(1, peer.VERSION, end=True))
-    assert scene.connection.unfinished() == Unfinished(calls=1)
+    assert scene.connection.unfinished() == Unfinished(calls=2)
     await scene.hang_up(scene.client)
     assert scene.connection in scene.front.connections
     assert not scene.connection.unfinished()
@@ -372,21 +342,18 @@ async def test_a11_drain_ignores_disconnected_client(scene: Scene) -> None:
 
 
 @pytest.fixture
-def listener(tmp_path: Path) -> Iterator[socket.socket]:
+async def pulling(tmp_path: Path) -> AsyncIterator[Scene]:
+    """A connection with an image call whose answer has begun, and a call to the runtime."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "images.sock"))
         listener.listen()
         listener.setblocking(False)
-        yield listener
-
-
-@pytest.fixture
-async def pulling(listener: socket.socket) -> AsyncIterator[Scene]:
-    """A connection with an image call whose answer has begun, and a call to the runtime."""
-    scene = await Scene(listener.getsockname()).greet(Settings(((4, 2**30),)))
-    await scene.send(scene.client, Credit(0, 2**30), PULLED, Headers(3, peer.VERSION, end=True))
-    await scene.accept(listener)
-    await scene.send(scene.images, Settings(), Headers(1, REPLY))
+        scene = await Scene(listener.getsockname()).greet(peer.Settings(((4, 2**30),)))
+        await scene.send(scene.client, Credit(0, 2**30), PULLED, Headers(3, peer.VERSION, end=True))
+        scene.images, _ = await asyncio.wait_for(scene.loop.sock_accept(listener), 20)
+    scene.images.setblocking(False)
+    scene.sockets.append(scene.images)
+    await scene.send(scene.images, SETTINGS, Headers(1, REPLY))
     assert scene.connection.unfinished().calls == 2
     yield scene
     scene.close()
@@ -419,6 +386,7 @@ async def test_a10_slow_client_pauses_image_reads(pulling: Scene) -> None:
 
 
 async def test_a10_image_credit_waits_for_frame_of_runtime(pulling: Scene) -> None:
+    """Its connection closes after a protocol error."""
     long = Data(3, b"y" * 16_000).wire()
     await pulling.send(pulling.runtime, Headers(3, REPLY), long[:-1_000])
     for _ in range(CREDIT_STEP // len(FULL.body)):
@@ -428,6 +396,10 @@ async def test_a10_image_credit_waits_for_frame_of_runtime(pulling: Scene) -> No
     assert before < CREDIT_STEP + 2**20, "all of it waits for the end of the runtime's frame"
     await pulling.send(pulling.runtime, long[-1_000:])
     assert credit(received + drained(pulling.images)) == before + CREDIT_STEP
+    await pulling.send(pulling.images, Data(1, b"").wire()[:3] + b"\x09" + bytes(5))
+    drained(pulling.images)
+    assert pulling.images.recv(1) == b""
+    assert pulling.count_broken("image", "protocol") == 1
 
 
 @pytest.mark.parametrize("connected", [True, False])
@@ -461,16 +433,9 @@ async def test_a10_image_service_is_not_read_when_it_reads_nothing(pulling: Scen
     await asyncio.wait_for(sending, 20)
 
 
-async def test_a10_image_connection_closes_after_protocol_error(pulling: Scene) -> None:
-    await pulling.send(pulling.images, Data(1, b"").wire()[:3] + b"\x09" + bytes(5))
-    drained(pulling.images)
-    assert pulling.images.recv(1) == b""
-    assert pulling.count_broken("image", "protocol") == 1
-
-
 async def test_a10_missing_image_endpoint_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene(f"{tmp_path}/away.sock")
-    await scene.send(scene.client, PREFACE, Settings(), PULLED)
+    await scene.send(scene.client, PREFACE, SETTINGS, PULLED)
     await asyncio.wait_for(scene.tasks[0], 20)
     assert f"image endpoint {tmp_path}/away.sock is not reachable" in caplog.text
     assert scene.metrics.total("image_dial_failures") == 1
@@ -483,7 +448,7 @@ async def test_a10_image_dial_is_closed_when_client_disconnects(tmp_path: Path) 
         listener.listen(0)
         queued = fill_backlog(listener.getsockname())
         scene = Scene(listener.getsockname())
-        await scene.send(scene.client, PREFACE, Settings(), PULLED)
+        await scene.send(scene.client, PREFACE, SETTINGS, PULLED)
         scene.close()
         accepted = [listener.accept()[0] for _ in queued]
         await asyncio.wait_for(scene.tasks[0], 20)
@@ -513,13 +478,11 @@ async def test_a14_pipe_passes_bytes_and_ends_with_either_side(new: Scene, end: 
         await new.run()
         assert new.ended()
         assert not new.connection.unfinished()
-        return
-    if end == "client":
+    if end != "runtime":
         await new.hang_up(new.client)
         assert new.runtime.recv(1) == b""
     await new.hang_up(new.runtime)
-    assert new.front.connections == set()
-    assert new.syncs == []
+    assert (new.front.connections, new.syncs) == (set(), [])
 
 
 async def test_a14_nothing_is_piped_without_cri(new: Scene, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,6 @@
 
 import gzip
 import weakref
-from collections.abc import Callable
 
 import pytest
 
@@ -17,7 +16,7 @@ HEAD, OPEN, WHOLE = Headers(1, CREATE), Data(1, MESSAGE), Data(1, MESSAGE, end=T
 CREDIT = Credit(1, len(MESSAGE))
 ANSWER: list[peer.Frame] = [Headers(1, REPLY), Data(1, grpc(b"the reply"))]
 END = Headers(1, peer.TRAILERS, end=True)
-CANCEL = Reset(1, 8)
+CANCEL, REFUSED = Reset(1, 8), Headers(1, peer.refusal(13, b"no"), end=True)
 FULL = Data(1, bytes(16_384))
 PACKED = (*CREATE, (b"grpc-encoding", b"gzip"))
 STEP = 2**18
@@ -35,14 +34,6 @@ def chunks(message: bytes, size: int = 16_384) -> list[peer.Raw]:
     return [Data(1, message[at : at + size]) for at in range(0, len(message), size)]
 
 
-def client_closed(play: peer.Play) -> None:
-    play.reader.client_closed()
-
-
-def runtime_closed(play: peer.Play) -> None:
-    play.reader.runtime_closed()
-
-
 LARGE = grpc(bytes(70_000))
 
 CONVERSATIONS: dict[str, list[Step]] = {
@@ -51,20 +42,14 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(client(Data(1, MESSAGE[3:-1])), to_client=[Credit(1, len(MESSAGE) - 4)]),
         Step(client(Data(1, MESSAGE[-1:])), to_client=[Credit(1, 1)], hooked=1),
     ],
-    "A5: later DATA are joined and follow the message": [
+    "A5: later DATA are joined and follow the message, as do frames after the release": [
         HOLD_OPEN,
-        Step(client(Data(1, b"late"), Data(1, b"r", end=True))),
-        Step(peer.release, to_runtime=[OPEN, Data(1, b"later", end=True)]),
-    ],
-    "A5: frames after the release follow it": [
-        HOLD_OPEN,
-        RELEASE_OPEN,
-        Step(client(Data(1, b"later", pad=3), END), to_client=[Credit(1, 9)], to_runtime=[Data(1, b"later"), END]),
+        Step(client(Data(1, b"late"), Data(1, b"r"))),
+        Step(peer.release, to_client=[Credit(1, 5)], to_runtime=[OPEN, Data(1, b"later")]),
+        Step(client(Data(1, b"after", pad=3), END), to_client=[Credit(1, 9)], to_runtime=[Data(1, b"after"), END]),
     ],
     "A5: a reset overtakes the held request": [
-        HOLD_OPEN,
-        peer.passes(CANCEL),
-        Step(lambda play: play.call.send_request(None)),
+        *(HOLD_OPEN, peer.passes(CANCEL), Step(lambda play: play.call.send_request(None))),
     ],
     # A4: the request half of a held stream is hop by hop
     "A4: the message is credited immediately, later DATA are not": [
@@ -82,15 +67,6 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(client(*[FULL] * 16)),
         Step(peer.release, to_client=[Credit(1, STEP)], to_runtime=[OPEN, *[FULL] * 3, Data(1, bytes(16_367))]),
         Step(runtime(Credit(0, 2**20)), to_client=[LATE_CREDIT], to_runtime=[*[FULL] * 12, Data(1, bytes(17))]),
-    ],
-    "A4: late DATA of a refused call are credited": [
-        HOLD_OPEN,
-        Step(client(*[FULL] * 16)),
-        Step(
-            peer.refuse,
-            to_client=[LATE_CREDIT, Headers(1, peer.refusal(13, b"no"), end=True), Reset(1, 0)],
-            to_runtime=[CANCEL],
-        ),
     ],
     "A4: a release obeys windows and frame size, that credit is ours": [
         Step(peer.Greets(runtime=Settings(((4, 10), (5, 16_384))))),
@@ -112,9 +88,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
     ],
     # A6: answers
     "A6: an answer passes as it comes, and only its end is kept": [
-        *RETAINED,
-        Step(peer.answered, to_client=[END]),
-        Step(peer.answered),
+        *(*RETAINED, Step(peer.answered, to_client=[END]), Step(peer.answered)),
     ],
     "A6: an end in DATA is kept too, and a later reset follows it": [
         HOLD_OPEN,
@@ -137,19 +111,14 @@ CONVERSATIONS: dict[str, list[Step]] = {
     # A7: refusals
     "A7: a refusal resets toward the runtime and answers the client": [
         HOLD,
-        Step(peer.refuse, to_client=[Headers(1, peer.refusal(13, b"no"), end=True)], to_runtime=[CANCEL]),
+        Step(peer.refuse, to_client=[REFUSED], to_runtime=[CANCEL]),
     ],
-    "A7: what still comes on a refused stream is dropped and credited": [
+    "A7: what came or still comes on a refused stream is dropped and credited": [
         HOLD_OPEN,
-        Step(peer.refuse, to_client=[Headers(1, peer.refusal(13, b"no"), end=True), Reset(1, 0)], to_runtime=[CANCEL]),
+        Step(client(*[FULL] * 16)),
+        Step(peer.refuse, to_client=[LATE_CREDIT, REFUSED, Reset(1, 0)], to_runtime=[CANCEL]),
         Step(runtime(Headers(1, REPLY), *[FULL] * 16, END, Credit(1, 3), CANCEL), to_runtime=[Credit(0, STEP)]),
-        Step(client(*[FULL] * 16, END, Credit(1, 4), CANCEL), to_client=[LATE_CREDIT]),
-    ],
-    # C5: the runtime closes
-    "C5: an answer that is kept outlives the runtime": [
-        *RETAINED,
-        Step(runtime_closed),
-        Step(peer.answered, to_client=[END]),
+        Step(client(*[FULL] * 16, END, Credit(1, 4), CANCEL), to_client=[Credit(0, STEP)]),
     ],
 }
 
@@ -234,8 +203,11 @@ def test_a4_held_bytes_of_process_are_bounded() -> None:
     play.runtime.sends(END)
     first.answer()
     first.free_budget()
-    second.send_refusal(8, "full")
-    assert play.budget.count == 0
+    assert second.send_refusal(8, "füll")
+    assert Headers(3, peer.refusal(8, b"f%C3%BCll"), end=True) in play.client.got()
+    assert (second.state, play.budget.count) == (CallState.REFUSED, 0)
+    assert not second.send_refusal(7, "twice")
+    assert not second.send_request(None)
 
 
 def test_a4_unreadable_request_counts_until_sent() -> None:
@@ -280,64 +252,39 @@ def test_request_counts_until_call_is_freed() -> None:
     assert play.budget.count == 300
     done.free_budget()
     cancelled.free_budget()
-    assert play.budget.count == 100
+    play.client.sends(Headers(7, CREATE), Data(7, grpc(bytes(95))[:50]))
+    play.client.sends(Headers(9, CREATE), Data(9, grpc(bytes(95)), end=True))
+    assert play.budget.count == 250
+    play.reader.client_closed()
+    assert play.budget.count == 100, "held requests do not count when the client has closed"
     play.reader.closed()
     lost.free_budget()
     assert play.budget.count == 0
 
 
-def test_held_requests_do_not_count_when_client_has_closed() -> None:
-    play = peer.greeted()
-    play.client.sends(HEAD, Data(1, grpc(bytes(95))[:50]))
-    play.client.sends(Headers(3, CREATE), Data(3, grpc(bytes(95)), end=True))
-    assert play.budget.count == 150
-    play.reader.client_closed()
-    assert play.budget.count == 0
-
-
-def test_a7_refusal_is_percent_encoded_and_final() -> None:
-    play = peer.converse(HOLD)
-    assert play.call.send_refusal(7, "not ßo")
-    assert play.client.got() == [Headers(1, peer.refusal(7, b"not %C3%9Fo"), end=True)]
-    assert (play.call.state, play.budget.count) == (CallState.REFUSED, 0)
-    assert not play.call.send_refusal(7, "twice")
-    assert not play.call.send_request(None)
-
-
-def trailers(*fields: tuple[bytes, bytes]) -> Headers:
-    return Headers(1, fields, end=True)
-
-
-def trailers_only(*fields: tuple[bytes, bytes]) -> list[peer.Frame]:
-    return [trailers(*REPLY, *fields)]
+def only(status: bytes) -> list[peer.Frame]:
+    return [Headers(1, (*REPLY, (b"grpc-status", status)), end=True)]
 
 
 READ, FAILED = Reply(True, b"the reply"), Reply(False)
+PACKED_ANSWER = [Headers(1, (*REPLY, (b"grpc-encoding", b"gzip"))), Data(1, grpc(gzip.compress(b"r"), 1))]
+REPLIES: dict[str, tuple[list[peer.Frame], Reply]] = {
+    "one message and status 0": ([*ANSWER, END], READ),
+    "early hints ahead": ([Headers(1, ((b":status", b"103"),)), *ANSWER, END], READ),
+    "gzip": ([*PACKED_ANSWER, END], Reply(True, b"r")),
+    "no message": (only(b"0"), FAILED),
+    "NOT_FOUND": (only(b"5"), FAILED),
+    **{f"status {code!r}": (only(code), UNANSWERED) for code in (b"1", b"4", b"14")},
+    "status 00": ([*ANSWER, Headers(1, ((b"grpc-status", b"00"),), end=True)], FAILED),
+    "no status": ([*ANSWER, Headers(1, ((b"x", b"y"),), end=True)], FAILED),
+    "no trailers": ([*ANSWER, Data(1, b"", end=True)], FAILED),
+    "two messages": ([*ANSWER, *ANSWER[1:], END], FAILED),
+    "HTTP error": ([Headers(1, ((b":status", b"503"),)), *ANSWER[1:], END], FAILED),
+    "reset": ([Headers(1, REPLY), Reset(1, 2)], UNANSWERED),
+}
 
 
-@pytest.mark.parametrize(
-    ("frames", "reply"),
-    [
-        pytest.param([*ANSWER, END], READ, id="one message and status 0"),
-        pytest.param([Headers(1, ((b":status", b"103"),)), *ANSWER, END], READ, id="early hints ahead"),
-        pytest.param(
-            [Headers(1, (*REPLY, (b"grpc-encoding", b"gzip"))), Data(1, grpc(gzip.compress(b"r"), 1)), END],
-            Reply(True, b"r"),
-            id="gzip",
-        ),
-        pytest.param(trailers_only(*peer.TRAILERS), FAILED, id="no message"),
-        pytest.param(trailers_only((b"grpc-status", b"5")), FAILED, id="NOT_FOUND"),
-        pytest.param(trailers_only((b"grpc-status", b"1")), UNANSWERED, id="CANCELLED"),
-        pytest.param(trailers_only((b"grpc-status", b"4")), UNANSWERED, id="DEADLINE_EXCEEDED"),
-        pytest.param(trailers_only((b"grpc-status", b"14")), UNANSWERED, id="UNAVAILABLE"),
-        pytest.param([*ANSWER, trailers((b"grpc-status", b"00"))], FAILED, id="status 00"),
-        pytest.param([*ANSWER, trailers((b"x", b"y"))], FAILED, id="no status"),
-        pytest.param([*ANSWER, Data(1, b"", end=True)], FAILED, id="no trailers"),
-        pytest.param([*ANSWER, *ANSWER[1:], END], FAILED, id="two messages"),
-        pytest.param([Headers(1, ((b":status", b"503"),)), *ANSWER[1:], END], FAILED, id="HTTP error"),
-        pytest.param([Headers(1, REPLY), Reset(1, 2)], UNANSWERED, id="reset"),
-    ],
-)
+@pytest.mark.parametrize(("frames", "reply"), REPLIES.values(), ids=REPLIES)
 def test_a13_success_is_status_0_and_one_message(frames: list[peer.Frame], reply: Reply) -> None:
     play = peer.converse(HOLD, RELEASE)
     play.runtime.sends(*frames)
@@ -377,11 +324,11 @@ def test_c1_runtime_end_while_held_passes_and_ends_call(end: peer.Frame) -> None
     ("end", "released", "reply"),
     [
         pytest.param(client(CANCEL), False, UNANSWERED, id="A5: cancel of a held call"),
-        pytest.param(client_closed, False, UNANSWERED, id="C5: client gone from a held call"),
-        pytest.param(runtime_closed, False, UNANSWERED, id="C5: runtime gone from a held call"),
+        pytest.param(lambda play: play.reader.client_closed(), False, UNANSWERED, id="C5: client gone, held"),
+        pytest.param(lambda play: play.reader.runtime_closed(), False, UNANSWERED, id="C5: runtime gone, held"),
         pytest.param(client(CANCEL), True, UNANSWERED, id="C2: cancel of a released call"),
-        pytest.param(client_closed, True, None, id="C5: client gone from a released call"),
-        pytest.param(runtime_closed, True, UNANSWERED, id="C5: runtime gone from a released call"),
+        pytest.param(lambda play: play.reader.client_closed(), True, None, id="C5: client gone, released"),
+        pytest.param(lambda play: play.reader.runtime_closed(), True, UNANSWERED, id="C5: runtime gone, released"),
     ],
 )
 def test_only_held_call_ends_with_stream_or_connection(end: peer.Act, released: bool, reply: Reply) -> None:
@@ -392,18 +339,16 @@ def test_only_held_call_ends_with_stream_or_connection(end: peer.Act, released: 
     assert not play.reader.has_waiting_answers
 
 
-def answer_call(play: peer.Play) -> None:
-    play.call.send_request(None)
-    play.runtime.sends(*ANSWER, END)
-    play.call.answer()
+ENDS = ([peer.refuse], [client(CANCEL)], [peer.release, runtime(*ANSWER, END), peer.answered])
 
 
-@pytest.mark.parametrize("end", [peer.refuse, answer_call, client(CANCEL)], ids=["refused", "answered", "cancelled"])
-def test_call_is_freed_without_garbage_collector(end: Callable[[peer.Play], None]) -> None:
+@pytest.mark.parametrize("ends", ENDS, ids=["refused", "cancelled", "answered"])
+def test_call_is_freed_without_garbage_collector(ends: list[peer.Act]) -> None:
     """Thousands of calls in reference cycles would wait for the garbage collector."""
     play = peer.converse(HOLD)
     reference = weakref.ref(play.call)
-    end(play)
+    for act in ends:
+        act(play)
     play.calls.clear()
     play.settled.clear()
     assert reference() is None
@@ -414,5 +359,5 @@ def test_unimplemented_pod_resize_is_no_failure(method: bytes, no_op: bool) -> N
     """The kubelet ignores it: older runtimes do not have the call."""
     head = Headers(1, peer.request(b"/runtime.v1.RuntimeService/" + method))
     play = peer.converse(Step(client(head, WHOLE), to_runtime=[head], hooked=1), RELEASE)
-    play.runtime.sends(*trailers_only((b"grpc-status", b"12")))
+    play.runtime.sends(*only(b"12"))
     assert play.call.reply == Reply(agreed=False, no_op=no_op)
