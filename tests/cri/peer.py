@@ -208,7 +208,6 @@ class Play:
         self.reader = Reader(shared, lambda: None)
         self._calls, self.settled = list[CriHeld](), list[CriHeld]()
         self.links, self._images = list[ImageLink](), list[Side]()
-        self.image_unavailable = False
         self.not_http2_bytes: list[bytes] = []
         self.client = Side(partial(self._feed, self.reader.from_client), self.reader.to_client, preface=False)
         self.runtime = Side(partial(self._feed, self.reader.from_runtime), self.reader.to_runtime, preface=True)
@@ -236,8 +235,6 @@ class Play:
                     (self._calls if call.reply is None else self.settled).append(call)
                 case ImageLink() as link:
                     self.links.append(link)
-                    if self.image_unavailable:
-                        link.close()
                 case NotHttp2(data):
                     self.not_http2_bytes.append(data)
 

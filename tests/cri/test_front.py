@@ -15,6 +15,7 @@ from runtimeproxy.cri import bounds
 from runtimeproxy.cri import front as front_module
 from runtimeproxy.cri.frame_relay import ACKS_WAITING
 from runtimeproxy.cri.front import ACK_SECONDS, CriConnection
+from runtimeproxy.cri.image import UNREACHABLE
 from runtimeproxy.cri.reader import NO_ANSWER, CriHeld
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay import connection
@@ -434,11 +435,13 @@ async def test_a10_image_service_is_not_read_when_it_reads_nothing(pulling: Scen
 
 
 async def test_a10_missing_image_endpoint_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    scene = Scene(f"{tmp_path}/away.sock")
-    await scene.send(scene.client, PREFACE, SETTINGS, PULLED)
+    scene = await Scene(f"{tmp_path}/away.sock").greet()
+    await scene.send(scene.client, PULLED)
     await asyncio.wait_for(scene.tasks[0], 20)
     assert f"image endpoint {tmp_path}/away.sock is not reachable" in caplog.text
     assert scene.metrics.total("image_dial_failures") == 1
+    assert not scene.ended()
+    assert Headers(1, peer.refusal(14, UNREACHABLE.encode()), end=True) in peer.frames(scene.received)
     scene.close()
 
 
