@@ -3,6 +3,7 @@
 relay-rules A1, A3, A8; fault matrix X1.
 """
 
+import re
 from contextlib import suppress
 
 import pytest
@@ -17,17 +18,15 @@ from tests.cri import peer
 from tests.cri.peer import VERSION, Ack, Credit, Data, GoAway, Headers, Ping, Raw, Reset, Settings, client, runtime
 from tests.cri.test_front import Scene
 
-HELD = Headers(1, peer.CREATE)
-
+HELD, TRAILERS = Headers(1, peer.CREATE), Headers(1, peer.TRAILERS)
 CREDIT_BYTES = 13
 """Length of a WINDOW_UPDATE, which answers each part of a held request."""
 
 
-@pytest.mark.parametrize(
-    ("delivered", "ended"),
-    [([False] * 3, False), ([False] * 4, True), ([False, False, False, True] * 3, False)],
-    ids=["up to the limit", "beyond it", "read in between"],
-)
+READS = [([False] * 3, False), ([False] * 4, True), ([False, False, False, True] * 3, False)]
+
+
+@pytest.mark.parametrize(("delivered", "ended"), READS, ids=["up to the limit", "beyond it", "read in between"])
 async def test_unread_answers_end_connection(
     monkeypatch: pytest.MonkeyPatch, delivered: list[bool], ended: bool
 ) -> None:
@@ -43,97 +42,61 @@ async def test_unread_answers_end_connection(
     assert (has_ended, broken) == (ended, int(ended))
 
 
-@pytest.mark.parametrize(
-    ("sends", "kind"),
-    [
-        pytest.param(client(Headers(1, ((b"x", bytes(5_000)),), end=True)), "header_block", id="trailers"),
-        pytest.param(
-            client(peer.raw_headers(1, b"\x82", end_headers=False), *[Raw(9, 0, 1)] * 10, Raw(9, 4, 1)),
-            "header_block",
-            id="frames of trailers",
-        ),
-        pytest.param(runtime(*[Data(1, b"x")] * 3_000), "early_reply", id="early DATA of one byte"),
-        pytest.param(runtime(*[Data(1, bytes(16_384))] * 3_000), "early_reply", id="early DATA"),
-        pytest.param(runtime(*[Headers(1, peer.REPLY)] * 3_000), "early_reply", id="early headers"),
-    ],
-)
-def test_buffered_bytes_of_held_request_are_bounded(sends: peer.Act, kind: str) -> None:
-    play = peer.greeted()
-    play.client.sends(HELD)
-    with pytest.raises(Excess) as raised:
-        sends(play)
-    assert raised.value.kind == kind
-
-
 def frame_of(length: int, kind: int = 0xEE) -> bytes:
     return length.to_bytes(3, "big") + bytes((kind, 0)) + bytes(4)
 
 
-BLOCK = peer.block(VERSION)
-CUT = peer.raw_headers(1, BLOCK, end_headers=False)
+CUT = peer.raw_headers(1, peer.block(VERSION), end_headers=False)
 PAD = b"\x00\x01a\x7f\xe1\x7f" + b"v" * 16_352  # one literal field of 16,358 bytes
 FULL = Data(1, bytes(16_384))
+CUT_TRAILERS = peer.raw_headers(1, b"\x82", end_headers=False), *[Raw(9, 0, 1)] * 10, Raw(9, 4, 1)
+OPEN, TAKES_MORE = peer.Greets(), peer.Greets(runtime=Settings(((5, 2**21),)))
 
-BROKEN: dict[str, tuple[list[Raw | bytes], str]] = {
-    "frame too long": ([frame_of(16_385)], "longer than the receiver"),
-    "CONTINUATION first": ([peer.continuation(1, b"")], "CONTINUATION out of place"),
-    "PING inside": ([CUT, Ping(bytes(8))], "CONTINUATION out of place"),
-    "other stream": ([CUT, peer.continuation(3, b"")], "another stream"),
-    "64 KiB": ([CUT, *[peer.continuation(1, PAD, False)] * 5], "too long"),
-    "512 frames": ([CUT, *[peer.continuation(1, b"", False)] * 512], "too long"),
-    "padding of held DATA": ([Headers(1, peer.CREATE), Raw(0, 0x8, 1, b"\x02x")], "padding"),
-    "RST_STREAM cut": ([Raw(3, 0, 1, b"123")], "too short"),
-    "WINDOW_UPDATE of 0 cut": ([Raw(8, 0, 0, b"123")], "WINDOW_UPDATE of a wrong length"),
-    "no credit": ([Credit(0, 0)], "WINDOW_UPDATE of 0"),
-    "too much credit": ([Credit(0, 2**31 - 1)], "above 2"),
-    "SETTINGS out of range": ([Settings(((5, 100),))], "MAX_FRAME_SIZE"),
-    "index above 61 after the ACK": ([peer.raw_headers(1, b"\xbe")], "dynamic table"),
+BROKEN: dict[str, tuple[list[peer.Act], str]] = {
+    "frame too long": ([OPEN, client(frame_of(16_385))], "frame_size: frame is longer than the receiver"),
+    "CONTINUATION first": ([OPEN, client(peer.continuation(1, b""))], "protocol: .*CONTINUATION out of place"),
+    "PING inside": ([OPEN, client(CUT, Ping(bytes(8)))], "CONTINUATION out of place"),
+    "other stream": ([OPEN, client(CUT, peer.continuation(3, b""))], "another stream"),
+    "64 KiB": ([OPEN, client(CUT, *[peer.continuation(1, PAD, False)] * 5)], "header_block: .*too long"),
+    "512 frames": ([OPEN, client(CUT, *[peer.continuation(1, b"", False)] * 512)], "header_block: .*too long"),
+    "padding of held DATA": ([OPEN, client(HELD), client(Raw(0, 0x8, 1, b"\x02x"))], "padding"),
+    "RST_STREAM cut": ([OPEN, client(Raw(3, 0, 1, b"123"))], "too short"),
+    "WINDOW_UPDATE of 0 cut": ([OPEN, client(Raw(8, 0, 0, b"123"))], "WINDOW_UPDATE of a wrong length"),
+    "no credit": ([OPEN, client(Credit(0, 0))], "WINDOW_UPDATE of 0"),
+    "too much credit": ([OPEN, client(Credit(0, 2**31 - 1))], "above 2"),
+    "SETTINGS out of range": ([OPEN, client(Settings(((5, 100),)))], "MAX_FRAME_SIZE"),
+    "index above 61 after the ACK": ([OPEN, client(peer.raw_headers(1, b"\xbe"))], "dynamic table"),
     # 1 MiB of DATA waits, but for the 65,535 bytes that the runtime's window allows
-    "above the pair's window": ([Headers(1, VERSION), *[FULL] * 64, Data(1, b"x")], "above the connection window"),
+    "above the window": ([OPEN, client(Headers(1, VERSION), *[FULL] * 64, Data(1, b"x"))], "above the connection wind"),
+    "no SETTINGS, ACK": ([client(peer.PREFACE, Ack())], "not SETTINGS"),
+    "no SETTINGS, HEADERS": ([client(peer.PREFACE, Headers(1, VERSION))], "not SETTINGS"),
+    "no SETTINGS, DATA": ([client(peer.PREFACE, Data(1, b"x"))], "not SETTINGS"),
+    # by their heads
+    "long unknown frame": ([TAKES_MORE, client(frame_of(65_536 + 262))], "longer than what is collected"),
+    "long HEADERS": ([TAKES_MORE, client(frame_of(65_536 + 262, kind=1))], "longer than what is collected"),
+    "long DATA": ([TAKES_MORE, client(frame_of(2**20 + 1, kind=0))], "longer than what is collected"),
+    "DATA that the receiver does not take": ([TAKES_MORE, client(frame_of(2**21 + 1, kind=0))], "than the receiver"),
+    # what is buffered
+    "frames that wait": ([OPEN, runtime(*[FULL] * 4), runtime(*[TRAILERS] * 16_384)], "queue: too many frames wait"),
+    "trailers of a held call": (
+        [OPEN, client(HELD), client(Headers(1, ((b"x", bytes(5_000)),), True))],
+        "header_block",
+    ),
+    "frames of its trailers": ([OPEN, client(HELD), client(*CUT_TRAILERS)], "header_block"),
+    "early DATA of one byte": ([OPEN, client(HELD), runtime(*[Data(1, b"x")] * 3_000)], "early_reply"),
+    "early DATA": ([OPEN, client(HELD), runtime(*[FULL] * 3_000)], "early_reply"),
+    "early headers": ([OPEN, client(HELD), runtime(*[Headers(1, peer.REPLY)] * 3_000)], "early_reply"),
 }
 
 
-@pytest.mark.parametrize(("frames", "problem"), BROKEN.values(), ids=BROKEN)
-def test_protocol_error_ends_connection(frames: list[Raw | bytes], problem: str) -> None:
-    with pytest.raises(WireError, match=problem):
-        peer.greeted().client.sends(*frames)
-
-
-@pytest.mark.parametrize(
-    "frames",
-    [
-        [peer.PREFACE, Ack()],
-        [peer.PREFACE, Headers(1, VERSION)],
-        [peer.PREFACE, Data(1, b"x")],
-    ],
-    ids=["ACK", "HEADERS", "DATA"],
-)
-def test_settings_must_follow_preface(frames: list[Raw | bytes]) -> None:
-    with pytest.raises(WireError, match="not SETTINGS"):
-        peer.Play().client.sends(*frames)
-
-
-@pytest.mark.parametrize(
-    ("head", "problem"),
-    [
-        (frame_of(65_536 + 262), "longer than what is collected"),
-        (frame_of(65_536 + 262, kind=1), "longer than what is collected"),
-        (frame_of(2**20 + 1, kind=0), "longer than what is collected"),
-        (frame_of(2**21 + 1, kind=0), "longer than the receiver"),
-    ],
-    ids=["unknown", "HEADERS", "DATA", "DATA that the receiver does not take"],
-)
-def test_oversized_frame_is_refused_by_its_head(head: bytes, problem: str) -> None:
-    play = peer.Play().greet(runtime=Settings(((5, 2**21),)))
-    with pytest.raises(WireError, match=problem):
-        play.client.sends(head)
-
-
-def test_queued_frames_without_data_are_bounded() -> None:
-    play = peer.greeted()
-    play.runtime.sends(*[FULL] * 4)
-    with pytest.raises(WireError, match="too many frames wait"):
-        play.runtime.sends(*[Headers(1, peer.TRAILERS)] * 16_384)
+@pytest.mark.parametrize(("acts", "problem"), BROKEN.values(), ids=BROKEN)
+def test_broken_protocol_or_excess_ends_connection(acts: list[peer.Act], problem: str) -> None:
+    play = peer.Play()
+    for act in acts[:-1]:
+        act(play)
+    with pytest.raises(WireError) as raised:
+        acts[-1](play)
+    assert re.search(problem, f"{bounds.classify(raised.value)[0]}: {raised.value}")
 
 
 def test_frames_before_invalid_frame_pass() -> None:
@@ -141,9 +104,7 @@ def test_frames_before_invalid_frame_pass() -> None:
     play.runtime.sends(Headers(3, peer.REPLY))
     play.client.got()
     with pytest.raises(WireError):
-        play.runtime.sends(
-            Headers(1, peer.REPLY), Data(1, b"answer"), Headers(1, peer.TRAILERS, end=True), frame_of(16_385)
-        )
+        play.runtime.sends(Headers(1, peer.REPLY), Data(1, b"answer"), TRAILERS, frame_of(16_385))
     assert len(play.client.got()) == 3
 
 
@@ -199,15 +160,10 @@ def test_goaway_to_faulty_peer_has_last_stream_id(faulty: str, last: int) -> Non
     assert (goaway.got(), other_peer.got()) == ([GoAway(last, 0xB, b"too much")], [])
 
 
-def inside_data(play: peer.Play) -> None:
-    play.greet()
-    play.runtime.sends(Data(1, bytes(100)).wire()[:50])
+@pytest.mark.parametrize("inside", [False, True], ids=["before SETTINGS", "inside DATA"])
+def test_goaway_is_not_sent_where_frames_are_illegal(inside: bool) -> None:
+    play = peer.greeted() if inside else peer.Play()
+    (play.runtime if inside else play.client).sends(Data(1, bytes(100)).wire()[:50] if inside else peer.PREFACE)
     play.client.received_bytes()
-
-
-@pytest.mark.parametrize("prepare", [client(peer.PREFACE), inside_data], ids=["before SETTINGS", "inside DATA"])
-def test_goaway_is_not_sent_where_frames_are_illegal(prepare: peer.Act) -> None:
-    play = peer.Play()
-    prepare(play)
     play.reader.send_goaway(True, 1, "broken")
     assert play.client.received_bytes() == b""
