@@ -138,7 +138,7 @@ REQUESTS_CLOSE, LEAVES = Step(drain(False), to_client=[MOST]), drain(True)
 GOAWAYS: dict[str, list[Step]] = {
     # GOAWAY of the runtime
     "the runtime's GOAWAY passes where no image stream is above it": [
-        *(peer.passes(QUERY, GoAway(0)), peer.returns(GoAway(1, 5, b"bye"))),
+        *(peer.passes(QUERY, GoAway(0)), peer.returns(GoAway(1, 5, b"bye")))
     ],
     "it rises to the highest image stream, streams above its own are refused": [
         Step(
@@ -275,7 +275,7 @@ UNFINISHED: dict[str, list[tuple[peer.Act, tuple[int, int, int]]]] = {
         (runtime(END), (0, 0, 0)),
     ],
     "above the runtime's last id nothing is waited for": [
-        *((client(QUERY, QUERY_3), (2, 0, 0)), (runtime(GoAway(1)), (1, 0, 0))),
+        *((client(QUERY, QUERY_3), (2, 0, 0)), (runtime(GoAway(1)), (1, 0, 0)))
     ],
     "container events are a stream before the first of them and after": [
         (client(Headers(1, peer.VERSION, end=True), WATCHED), (1, 0, 1)),

@@ -49,7 +49,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(client(Data(1, b"after", pad=3), END), to_client=[Credit(1, 9)], to_runtime=[Data(1, b"after"), END]),
     ],
     "A5: a reset overtakes the held request": [
-        *(HOLD_OPEN, peer.passes(CANCEL), Step(lambda play: play.call.send_request(None))),
+        *(HOLD_OPEN, peer.passes(CANCEL), Step(lambda play: play.call.send_request(None)))
     ],
     # A4: the request half of a held stream is hop by hop
     "A4: the message is credited immediately, later DATA are not": [
@@ -88,7 +88,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
     ],
     # A6: answers
     "A6: an answer passes as it comes, and only its end is kept": [
-        *(*RETAINED, Step(peer.answered, to_client=[END]), Step(peer.answered)),
+        *(*RETAINED, Step(peer.answered, to_client=[END]), Step(peer.answered))
     ],
     "A6: an end in DATA is kept too, and a later reset follows it": [
         HOLD_OPEN,

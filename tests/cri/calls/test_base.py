@@ -1,7 +1,4 @@
-"""CRI's calls through the whole core: hook requests, released messages and records, also without an answer.
-
-The held stream and the runtime's status are fakes; messages are real.
-"""
+"""CRI's calls through the whole core, with real messages: hook requests, released messages and records."""
 
 import asyncio
 from copy import deepcopy
@@ -9,37 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from google.protobuf.message import Message
 
 from runtimeproxy.core.call import DONE, UNANSWERED, UPDATE_SECONDS, Reply, Unreadable
 from runtimeproxy.cri import api_pb2, calls, messages
 from runtimeproxy.errors import BackendError, BackendFailure, Reason
-from runtimeproxy.model import hookpoints
-from runtimeproxy.model.fields import (
-    Adjustment,
-    ContainerRecord,
-    HookAnswer,
-    HookRequest,
-    PodRecord,
-    Resources,
-    Subject,
-)
+from runtimeproxy.model import fields, hookpoints
+from runtimeproxy.model.fields import ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources, Subject
 from runtimeproxy.model.hookpoints import Operation, Stage
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.wire import grpc
 from tests.fakes import cri_pb2 as cri
-from tests.fakes.node import (
-    CONTAINER,
-    CREATE_REQUEST,
-    POD,
-    POD_REQUEST,
-    REQUESTED,
-    REQUESTS,
-    UPDATE,
-    Node,
-    changes,
-    wire,
-)
+from tests.fakes.node import CONTAINER, CREATE_REQUEST, POD, REQUESTED, REQUESTS, UPDATE, Node, changes, wire
 from tests.fakes.plugins import FAIL, IGNORE
 from tests.observe.events import shown_of
 
@@ -99,19 +76,18 @@ async def test_unreadable_message_is_refused_only_by_fail_policy(
     assert (node.plugins.notified(), node.store.counts()) == ([], (0, 0))
 
 
-@pytest.mark.parametrize(
-    ("operation", "tail"), [(UPDATE, b"\x22\x04\x0a\x02\xff\xff"), (UPDATE_POD, b"\x1a\x03\x32\x01\xff")]
-)
-async def test_update_is_parsed_completely_first(node: Node, operation: Operation, tail: bytes) -> None:
-    held = node.held(operation)
-    held._message += tail
-    with pytest.raises(Unreadable):
-        held.order_key()
+async def test_update_is_parsed_completely_first(node: Node) -> None:
+    for operation, tail in ((UPDATE, b"\x22\x04\x0a\x02\xff\xff"), (UPDATE_POD, b"\x1a\x03\x32\x01\xff")):
+        held = node.held(operation)
+        held._message += tail
+        with pytest.raises(Unreadable):
+            held.order_key()
 
 
-@pytest.mark.parametrize(
-    ("reason", "code"), [(Reason.REFUSED, grpc.PERMISSION_DENIED), (Reason.UNREACHABLE, grpc.INTERNAL)]
-)
+CODES = [(Reason.REFUSED, grpc.PERMISSION_DENIED), (Reason.UNREACHABLE, grpc.INTERNAL)]
+
+
+@pytest.mark.parametrize(("reason", "code"), CODES)
 async def test_refusal_names_hook_server_hook_point_and_reason(node: Node, reason: Reason, code: int) -> None:
     node.plugins.add("koordlet", reason, policy=FAIL)
     held = await node.do(RUN_POD)
@@ -133,7 +109,7 @@ async def test_pod_is_edited_and_recorded(node: Node) -> None:
     assert await held.read_subject(node.store) == held.subject(node.store), "the runtime does not know it yet"
     assert node.plugins.queried[0].request == HookRequest(replace(POD, id=""))
     assert node.backend.queried == [], "its own request is all that there is to read"
-    expected = cri.RunPodSandboxRequest.FromString(wire(POD_REQUEST))
+    expected = cri.RunPodSandboxRequest.FromString(wire(REQUESTS[RUN_POD]))
     expected.config.labels["l"] = "1"
     expected.config.annotations["n"] = "2"
     expected.config.linux.cgroup_parent = "/hooked"
@@ -146,7 +122,7 @@ async def test_pod_is_edited_and_recorded(node: Node) -> None:
 async def test_pod_resources_are_effective_by_runtime_handler(node: Node, handler: str, used: bool) -> None:
     node.backend.no_effect = {RUN_POD: frozenset({"resources.cpu_shares"})}
     node.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=7)))
-    request = cri.RunPodSandboxRequest.FromString(wire(POD_REQUEST))
+    request = cri.RunPodSandboxRequest.FromString(wire(REQUESTS[RUN_POD]))
     request.runtime_handler = handler
     await node.do(RUN_POD, request)
     assert node.pod is not None
@@ -160,10 +136,8 @@ async def test_answer_without_id_is_sent_and_makes_no_record(node: Node) -> None
 
 
 async def test_pod_update_changes_original_and_effective_record(node: Node) -> None:
-    original, effective = (
-        replace(POD, resources=Resources(cpu_shares=shares), overhead=Resources(cpu_shares=shares + 4))
-        for shares in (1, 2)
-    )
+    shares = [Resources(cpu_shares=number) for number in (1, 2, 5, 6)]
+    original, effective = (replace(POD, resources=shares[at], overhead=shares[at + 2]) for at in (0, 1))
     quota, nine = Resources(cpu_quota=-1), Resources(cpu_shares=9)
     node.store.commit(Subject(PodRecord(original, effective, reported=nine)))
     await node.do(UPDATE_POD)
@@ -213,7 +187,6 @@ async def test_create_is_edited_and_recorded(node: Node) -> None:
 @pytest.mark.parametrize("removed", [False, True], ids=["it stays", "it leaves"])
 @pytest.mark.parametrize("hook_points", [("PreRunPodSandbox",), ("PreRunPodSandbox", "PreCreateContainer"), ()])
 async def test_cgroup_parent_of_pod_is_put_into_containers(node: Node, hook_points: Any, removed: bool) -> None:
-
     def once(request: HookRequest) -> HookAnswer:
         return HookAnswer(cgroup_parent="/hooked" if request.container is None else "")
 
@@ -227,18 +200,15 @@ async def test_cgroup_parent_of_pod_is_put_into_containers(node: Node, hook_poin
     assert (released and changes(released, cri.CreateContainerRequest)) == (expected if hook_points else None)
 
 
-@pytest.mark.parametrize(
-    ("stored", "queried"),
-    [
-        pytest.param([], ["c1", "p1"], id="nothing"),
-        pytest.param([Subject(PodRecord(POD, POD))], ["c1"], id="the pod"),
-        pytest.param([Subject(PodRecord(POD_2, POD_2), ContainerRecord(CONTAINER, CONTAINER))], ["p1"], id="it"),
-    ],
-)
-async def test_only_missing_records_are_read(node: Node, stored: list[Subject], queried: list[str]) -> None:
+ALONE = Subject(PodRecord(POD_2, POD_2), ContainerRecord(CONTAINER, CONTAINER))
+STORED = [(None, ["c1", "p1"]), (Subject(PodRecord(POD, POD)), ["c1"]), (ALONE, ["p1"])]
+
+
+@pytest.mark.parametrize(("stored", "queried"), STORED, ids=["nothing", "the pod", "it"])
+async def test_only_missing_records_are_read(node: Node, stored: Subject | None, queried: list[str]) -> None:
     node.plugins.add("a")
-    for subject in stored:
-        node.store.commit(subject)
+    if stored is not None:
+        node.store.commit(stored)
     node.backend.known_pods["p1"], node.backend.known_containers["c1"] = POD, CONTAINER
     await node.run(node.held(STOP, version="v1alpha2"))
     assert node.backend.queried == [("v1alpha2", any_id) for any_id in queried]
@@ -255,9 +225,7 @@ async def test_subject_unknown_to_runtime_has_no_hooks(node: Node, operation: Op
 
 @pytest.mark.parametrize("ambiguous", [False, True])
 @pytest.mark.parametrize(("operation", "counts"), [(UPDATE, (1, 1)), (STOP, (1, 1)), (START, (1, 1)), (REMOVE, (1, 0))])
-async def test_container_is_found_by_id_prefix(
-    node: Node, operation: Operation, counts: tuple[int, int], ambiguous: bool
-) -> None:
+async def test_container_is_found_by_id_prefix(node: Node, operation: Operation, counts: Any, ambiguous: bool) -> None:
     """As crictl's users name it; the runtime is queried only where that is ambiguous."""
     node.know()
     if ambiguous:
@@ -317,16 +285,12 @@ async def test_normalised_unlimited_memory_is_counted(node: Node, operation: Ope
     assert node.metrics.counted("values_normalised", **labels) == node.metrics.total("values_normalised") == 1
 
 
-@pytest.mark.parametrize(
-    ("operation", "message", "released"),
-    [(START, None, None), (UPDATE, update(cpuset_cpus="1"), cri.LinuxContainerResources())],
-)
+LEFT_OUT = [(START, None, None), (UPDATE, update(cpuset_cpus="1"), cri.LinuxContainerResources())]
+
+
+@pytest.mark.parametrize(("operation", "message", "released"), LEFT_OUT)
 async def test_unsupported_update_changes_are_left_out(
-    node: Node,
-    operation: Operation,
-    message: Message | None,
-    released: Message | None,
-    caplog: pytest.LogCaptureFixture,
+    node: Node, operation: Operation, message: Any, released: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def impossible(request: HookRequest) -> HookAnswer:
         assert request.container is not None
@@ -341,12 +305,10 @@ async def test_unsupported_update_changes_are_left_out(
     assert node.record.effective.resources == REQUESTED
     for field in ("cpuset_cpus", "oom_score_adj"):
         assert node.metrics.counted("fields_left_out", operation=operation.value, field=field) == 1
-    text = f"{operation.value}: an update cannot set cpuset_cpus, oom_score_adj of a container: left out"
-    assert text in caplog.text
+    assert f"{operation.value}: an update cannot set cpuset_cpus, oom_score_adj of a container" in caplog.text
     (event,) = shown_of(node.metrics.events)
-    fields = {entry["field"] for entry in event["fields"]}
     assert (event["kind"], event["text"]) == ("no_effect", "left out: an update cannot set it")
-    assert fields == {"resources.cpuset_cpus", "resources.oom_score_adj"}
+    assert {entry["field"] for entry in event["fields"]} == {"resources.cpuset_cpus", "resources.oom_score_adj"}
 
 
 async def test_start_makes_no_update_after_deadline(node: Node) -> None:
@@ -356,15 +318,16 @@ async def test_start_makes_no_update_after_deadline(node: Node) -> None:
     assert subject is not None
     await asyncio.sleep(1)
     with pytest.raises(BackendError) as caught:
-        await base.prepare(subject, Adjustment(resources={"cpu_shares": 2}))
+        await base.prepare(subject, fields.Adjustment(resources={"cpu_shares": 2}))
     assert (caught.value.kind, caught.value.not_done) == (BackendFailure.DEADLINE, True)
-    await base.prepare(subject, Adjustment())
+    await base.prepare(subject, fields.Adjustment())
     assert node.backend.updates == []
 
 
-@pytest.mark.parametrize(
-    ("not_done", "state_unknown", "counts"), [(True, False, (1, 1)), (False, False, (1, 0)), (True, True, (1, 0))]
-)
+REREADS = [(True, False, (1, 1)), (False, False, (1, 0)), (True, True, (1, 0))]
+
+
+@pytest.mark.parametrize(("not_done", "state_unknown", "counts"), REREADS)
 async def test_container_is_reread_when_update_may_be_done(
     node: Node, not_done: bool, state_unknown: bool, counts: tuple[int, int]
 ) -> None:
@@ -380,30 +343,22 @@ async def test_container_is_reread_when_update_may_be_done(
 
 
 async def test_update_is_edited_and_recorded(node: Node) -> None:
+    """But its OOM score: real containerd accepts the update while the process keeps its score."""
     node.know(container=replace(CONTAINER, annotations={"old": "1"}), annotations={})
     resources = Resources(unified={"a": "1", "b": "2"})
     node.plugins.add("a", HookAnswer(annotations={"hook": "3"}, resources=resources))
-    request = update(unified={"a": "1"})
+    request = update(unified={"a": "1"}, oom_score_adj=900)
     request.annotations["new"] = "2"
     [released] = (await node.do(UPDATE, request)).released
-    seen = replace(REQUESTED, unified={"a": "1"})
+    seen = replace(REQUESTED, unified={"a": "1"}, oom_score_adj=900)
     assert node.notified() == replace(CONTAINER, annotations={"old": "1", "new": "2"}, resources=seen)
     request.linux.unified["b"], request.annotations["hook"] = "2", "3"
     request.MergeFromString(wire(cri.UpdateContainerResourcesRequest()))
     assert changes(released, cri.UpdateContainerResourcesRequest) == request
     assert node.record.original.annotations == {"new": "2"}
+    assert node.record.original.resources == replace(REQUESTED, unified={"a": "1"})
     assert node.record.effective.annotations == {"old": "1", "new": "2", "hook": "3"}
     assert node.record.effective.resources == replace(REQUESTED, unified=resources.unified)
-
-
-async def test_oom_score_of_update_is_not_recorded(node: Node) -> None:
-    """As in real containerd, which accepts the update while the process keeps its score."""
-    node.know()
-    node.plugins.add("a", points=("PreUpdateContainerResources",))
-    await node.do(UPDATE, update(cpu_shares=2, oom_score_adj=900))
-    requested = replace(REQUESTED, cpu_shares=2, oom_score_adj=900)
-    assert node.notified().resources == requested, "it is what the kubelet requests"
-    assert node.record.original.resources == node.record.effective.resources == replace(REQUESTED, cpu_shares=2)
 
 
 STATES = [(operation, state) for operation in (START, STOP) for state in api_pb2.ContainerState.values()]
@@ -433,9 +388,7 @@ REMOVED = [(START, []), (STOP, [END]), (STOP_POD, [END, POD_END]), (REMOVE, [END
 
 
 @pytest.mark.parametrize(("operation", "called"), REMOVED)
-async def test_lost_end_is_reported_when_subject_is_removed(
-    node: Node, operation: Operation, called: list[tuple[str, str]]
-) -> None:
+async def test_lost_end_is_reported_when_subject_is_removed(node: Node, operation: Operation, called: Any) -> None:
     node.know()
     node.plugins.add("a", points=("PostStartContainer", "PostStopContainer", "PostStopPodSandbox"))
     node.backend.known_pods["p1"], node.backend.known_containers["c1"] = POD, CONTAINER
