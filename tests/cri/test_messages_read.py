@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.core.call import Unreadable
@@ -156,7 +156,6 @@ def test_unreadable_request_raises(read: Read, message: bytes, problem: str) -> 
     assert "canary" not in str(raised.value)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=60), st.sampled_from((read_pod, read_container, read_id, read_update, read_pod_update)))
 def test_any_bytes_are_read_or_unreadable(message: bytes, read: Read) -> None:
     with suppress(Unreadable):

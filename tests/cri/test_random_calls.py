@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, product, repeat, zip_longest
+from typing import NamedTuple
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,27 +11,7 @@ from hypothesis import strategies as st
 from runtimeproxy.cri import routes
 from tests.amounts import examples
 from tests.cri import peer
-from tests.cri.peer import (
-    CONTINUATION,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    HEADERS,
-    PADDED,
-    PRIORITY,
-    REPLY,
-    TRAILERS,
-    Ack,
-    Credit,
-    Data,
-    Headers,
-    Raw,
-    Reset,
-    Settings,
-    block,
-    grpc,
-    request,
-)
+from tests.cri.peer import CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PADDED, REPLY, Data, Raw, grpc
 
 FRAME_BYTES = 16_384
 PATHS = st.sampled_from([*routes.PASSING_SERIES]) | st.sampled_from([*routes.HELD])
@@ -48,14 +29,13 @@ Unit = list[Raw]
 
 
 def headers(fields: peer.Fields, shape: str = "plain", end: bool = False) -> Unit:
-    octets, flags = block(fields), END_STREAM * end
-    match shape:
-        case "continued":
-            return [Raw(HEADERS, flags, 0, octets[:7]), Raw(CONTINUATION, END_HEADERS, 0, octets[7:])]
-        case "with priority":
-            return [Raw(HEADERS, flags | END_HEADERS | PRIORITY, 0, b"\0\0\0\0\x07" + octets)]
-        case "padded":
-            return [Raw(HEADERS, flags | END_HEADERS | PADDED, 0, b"\x03" + octets + bytes(3))]
+    octets, flags = peer.block(fields), END_STREAM * end
+    if shape == "continued":
+        return [Raw(HEADERS, flags, 0, octets[:7]), Raw(CONTINUATION, END_HEADERS, 0, octets[7:])]
+    if shape == "with priority":
+        return [Raw(HEADERS, flags | END_HEADERS | peer.PRIORITY, 0, b"\0\0\0\0\x07" + octets)]
+    if shape == "padded":
+        return [Raw(HEADERS, flags | END_HEADERS | PADDED, 0, b"\x03" + octets + bytes(3))]
     return [Raw(HEADERS, flags | END_HEADERS, 0, octets)]
 
 
@@ -66,43 +46,38 @@ def data(body: bytes, first: int, pad: int | None, end: bool) -> Iterator[Unit]:
         yield [Data(0, part, end and number == len(parts) - 1, None if number else pad)]
 
 
-class Call:
-    def __init__(self, path: bytes, request: list[Unit], answer: list[Unit]) -> None:
-        self.path, self.request, self.answer = path, request, answer
-
-    def __repr__(self) -> str:
-        return f"Call({self.path!r}, {self.request[0]}, {self.answer[-1]})"
+class Call(NamedTuple):
+    path: bytes
+    request: list[Unit]
+    answer: list[Unit]
 
 
 @st.composite
 def calls(draw: st.DrawFn) -> Call:
     path, (extra, shape, pad), end = draw(PATHS), draw(VARIANTS), draw(REQUEST_ENDS)
     body, first = grpc(draw(BODIES)), draw(st.integers(0, 40))
-    sent = [headers(request(path, *extra), shape), *data(body, first, pad, end == "with data")]
+    sent = [headers(peer.request(path, *extra), shape), *data(body, first, pad, end == "with data")]
     sent += {"late": [[Data(0, b"", True)]], "with trailers": [headers(((b"x", b"t"),), end=True)]}.get(end, [])
     (extra, shape, pad), end, body = draw(VARIANTS), draw(REPLY_ENDS), grpc(draw(BODIES))
     if end == "failed early":
         return Call(path, sent, [headers(FAILED, end=True)])
     replied = [headers((*REPLY, *extra), shape), *data(body, first, pad, end == "without trailers")]
-    ends = {"reset": [Reset(0, 2)], "agreed": headers(TRAILERS, end=True), "failed": headers(FAILED[2:], end=True)}
+    ends = {"agreed": headers(peer.TRAILERS, end=True), "failed": headers(FAILED[2:], end=True)}
+    ends["reset"] = [peer.Reset(0, 2)]
     return Call(path, sent, [*replied, *([ends[end]] if end in ends else [])])
 
 
-def interleave(queues: list[list[Unit]], order: list[int]) -> list[Raw]:
+def interleave(queues: dict[int, list[Unit]], order: list[int]) -> Iterator[Raw]:
     """Interleave units of several streams; a stream begins after the one before it has begun."""
-    remaining, units, begun = [[*reversed(queue)] for queue in queues], list[Unit](), 0
+    remaining, begun = [(stream, [*reversed(queue)]) for stream, queue in queues.items()], 0
     for pick in chain(order, repeat(0)):
-        ready = [index for index, queue in enumerate(remaining[: begun + 1]) if queue]
+        ready = [index for index, (_, queue) in enumerate(remaining[: begun + 1]) if queue]
         if not ready:
-            return [*chain.from_iterable(units)]
+            return
         index = ready[pick % len(ready)]
         begun = max(begun, index + 1)
-        units.append(remaining[index].pop())
-    raise AssertionError
-
-
-def with_stream(stream: int, units: list[Unit]) -> list[Unit]:
-    return [[replace(frame, stream=stream) for frame in unit] for unit in units]
+        stream, queue = remaining[index]
+        yield from (replace(frame, stream=stream) for frame in queue.pop())
 
 
 def cut_frames(frames: list[Raw], sizes: list[int]) -> Iterator[bytes]:
@@ -133,24 +108,22 @@ SIZES = st.lists(st.integers(1, 60) | st.integers(1, 4_000), max_size=12)
 ROUNDS = st.lists(st.tuples(st.lists(calls(), min_size=1, max_size=4), ORDER, SIZES), min_size=1, max_size=3)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(ROUNDS, st.integers(1, 5))
 def test_random_calls_arrive_unchanged(rounds: list[tuple[list[Call], list[int], list[int]]], reads: int) -> None:
     """A round's answers come with the requests of the next one; after some reads the held calls are released."""
-    play, credit = peer.Play(), (Settings(((4, 2**24),)), Credit(0, 2**30))
-    play.client.sends(peer.PREFACE, *credit)
-    play.runtime.sends(*credit, Ack())
-    play.client.sends(Ack(), Headers(1, peer.VERSION, end=True))
-    play.runtime.sends(Headers(1, REPLY, end=True))
+    window, credit = peer.Settings(((4, 2**24),)), peer.Credit(0, 2**30)
+    play = peer.Play().greet(window, window)
+    play.client.sends(credit, peer.Headers(1, peer.VERSION, end=True))
+    play.runtime.sends(credit, peer.Headers(1, REPLY, end=True))
     play.client.got(), play.runtime.got()
     streams = dict[int, Call]()
     queried, answered = list[list[Raw]](), [list[Raw]()]
     for new_calls, order, _ in rounds:
-        opened = dict(enumerate(new_calls, len(streams) + 1))
+        opened = {2 * number + 1: call for number, call in enumerate(new_calls, len(streams) + 1)}
         streams |= opened
-        for frames, direction in ((queried, "request"), (answered, "answer")):
-            units = [with_stream(2 * number + 1, getattr(call, direction)) for number, call in opened.items()]
-            frames.append(interleave(units, order))
+        queried.append([*interleave({stream: call.request for stream, call in opened.items()}, order)])
+        answered.append([*interleave({stream: call.answer for stream, call in opened.items()}, order)])
     sizes = [*(round_sizes for *_, round_sizes in rounds), []]
     sent = [*queried, []], answered
     at_runtime = at_client = b""
@@ -163,7 +136,7 @@ def test_random_calls_arrive_unchanged(rounds: list[tuple[list[Call], list[int],
                 settle(play)
         settle(play)
         at_runtime, at_client = at_runtime + play.runtime.received_bytes(), at_client + play.client.received_bytes()
-    held = {2 * number + 1 for number, call in streams.items() if call.path in routes.HELD}
+    held = {stream for stream, call in streams.items() if call.path in routes.HELD}
     for octets, frames in zip((at_runtime, at_client), sent, strict=True):
         arrived, expected = [*peer.split(octets)], [*chain.from_iterable(frames)]
         assert passing(arrived, held) == passing(expected, held)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.core.call import Life, Unreadable
@@ -262,7 +262,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.sampled_from([path for path, *_ in PARTS]), JSON)
 def test_any_value_of_part_is_read(path: str, value: object) -> None:
     read = container(with_value(CONTAINER_INFO, path, value))
@@ -295,7 +294,6 @@ def test_invalid_message_raises(read: Callable[[bytes], object]) -> None:
     assert "canary" not in str(raised.value)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=60), st.sampled_from([*READERS, *LISTS]))
 def test_any_bytes_are_read_or_unreadable(message: bytes, read: Callable[[bytes], object]) -> None:
     with suppress(Unreadable):
