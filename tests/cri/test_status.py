@@ -1,7 +1,7 @@
 """Parsing statuses and lists of any runtime; the JSON is containerd 1.6.20's, shortened."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -49,7 +49,6 @@ CONTAINER_INFO: dict[str, Any] = {
         },
         "linux": {
             "resources": {
-                "devices": [{"allow": False, "access": "rwm"}],
                 "memory": {"limit": 2**28, "swap": 2**28},
                 "cpu": {"shares": 200, "quota": -1, "period": 100000, "cpus": "0-1", "mems": "0"},
                 "hugepageLimits": [{"pageSize": "2MB", "limit": 1}, {"pageSize": "2MB", "limit": 2**64 - 1}],
@@ -59,26 +58,15 @@ CONTAINER_INFO: dict[str, Any] = {
         },
     },
 }
-RUNNING = Resources(
-    cpu_period=100000,
-    cpu_quota=-1,
-    cpu_shares=200,
-    memory_limit_in_bytes=2**28,
-    oom_score_adj=500,
-    cpuset_cpus="0-1",
-    cpuset_mems="0",
-    hugepage_limits={"2MB": 2**64 - 1},
-    unified={"memory.high": "max"},
-)
+CPU: Any = {"cpu_period": 100000, "cpu_quota": -1, "cpu_shares": 200, "cpuset_cpus": "0-1", "cpuset_mems": "0"}
+MORE: Any = {"hugepage_limits": {"2MB": 2**64 - 1}, "unified": {"memory.high": "max"}}
+RUNNING = Resources(**CPU, **MORE, memory_limit_in_bytes=2**28, oom_score_adj=500)
+METADATA = {"name": "web", "uid": "u-1", "namespace": "shop", "attempt": 3}
 POD_STATUS = cri.PodSandboxStatus(
-    id="p1",
-    metadata=cri.PodSandboxMetadata(name="web", uid="u-1", namespace="shop", attempt=2),
-    labels={"qos": "BE"},
-    annotations={"x": "y"},
-    runtime_handler="kata",
+    id="p1", metadata=METADATA, labels={"qos": "BE"}, annotations={"x": "y"}, runtime_handler="kata"
 )
 CONTAINER_STATUS = cri.ContainerStatus(
-    id="c1", metadata=cri.ContainerMetadata(name="main", attempt=1), labels={"l": "not read"}, annotations={"k": "v"}
+    id="c1", metadata={"name": "main", "attempt": 1}, labels={"l": "not read"}, annotations={"k": "v"}
 )
 
 
@@ -97,14 +85,14 @@ def container(info: object, reported: cri.LinuxContainerResources | None = None)
     return status.read_container_status(response.SerializeToString(), "c1")
 
 
-def with_value(document: dict[str, Any], path: str, value: object) -> dict[str, Any]:
-    copy = deepcopy(document)
+def with_value(path: str, value: object) -> ContainerInfo:
+    """Read a container's status whose document has this value in the place of another one."""
+    inner = info = deepcopy(CONTAINER_INFO)
     *parents, last = path.split(".")
-    inner = copy
     for key in parents:
         inner = inner.setdefault(key, {})
     inner[last] = value
-    return copy
+    return container(info)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +112,10 @@ def test_life_is_read_from_state_and_start_time(name: str, started_at: int, life
 
 
 def test_pod_status_is_read() -> None:
-    named = ("p1", "web", "u-1", "shop", 2, "kata", {"qos": "BE"}, {"x": "y"}, "/kubepods/besteffort/podu-1")
+    named = ("p1", "web", "u-1", "shop", 3, "kata", {"qos": "BE"}, {"x": "y"}, "/kubepods/besteffort/podu-1")
     assert pod(POD_INFO) == PodInfo(*named, overhead=Resources(cpu_shares=5), resources=Resources(cpu_quota=-1))
+    updated = {**POD_INFO, "overhead": {"linux": {"cpu_shares": 6}}, "resources": {"linux": {"cpu_quota": 7}}}
+    assert (pod(updated).overhead, pod(updated).resources) == (Resources(cpu_shares=6), Resources(cpu_quota=7))
 
 
 def in_group(path: str) -> dict[str, Any]:
@@ -154,11 +144,6 @@ def test_cgroup_parent_is_read_from_partial_status(info: Any, parent: str | None
     assert container(info).cgroup_parent == (parent or "")
 
 
-def test_updated_pod_resources_precede_config() -> None:
-    info = {**POD_INFO, "overhead": {"linux": {"cpu_shares": 6}}, "resources": {"linux": {"cpu_quota": 7}}}
-    assert (pod(info).overhead, pod(info).resources) == (Resources(cpu_shares=6), Resources(cpu_quota=7))
-
-
 def test_handler_and_envs_of_crio_are_read_from_spec() -> None:
     """It does not report which envs the image has."""
     labels = cri.PodSandboxStatus(labels={"io.kubernetes.container.name": "POD", "a": "b"})
@@ -178,9 +163,6 @@ def test_container_status_is_read() -> None:
     envs = {"A": "2", "U": "é<&>😀", "EMPTY": ""}
     expected = ContainerInfo("c1", "p1", "main", 1, {"k": "v"}, RUNNING, envs, "/kubepods/besteffort/podu-1")
     assert container(CONTAINER_INFO) == expected
-
-
-def test_status_resources_precede_spec() -> None:
     reported = cri.LinuxContainerResources(cpu_shares=300, memory_limit_in_bytes=9, memory_swap_limit_in_bytes=9)
     requested = Resources(cpu_quota=50000, memory_limit_in_bytes=9, cpuset_cpus="0", cpu_shares=300)
     assert container(CONTAINER_INFO, reported).resources == requested
@@ -252,7 +234,7 @@ PARTS: list[tuple[str, object, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("path", "value", "unknown"), PARTS, ids=[f"{path}={value!r}" for path, value, _ in PARTS])
 def test_unreadable_part_is_unknown(path: str, value: object, unknown: dict[str, Any]) -> None:
-    assert container(with_value(CONTAINER_INFO, path, value)) == replace(container(CONTAINER_INFO), **unknown)
+    assert with_value(path, value) == replace(container(CONTAINER_INFO), **unknown)
 
 
 JSON = st.recursive(
@@ -264,43 +246,38 @@ JSON = st.recursive(
 
 @given(st.sampled_from([path for path, *_ in PARTS]), JSON)
 def test_any_value_of_part_is_read(path: str, value: object) -> None:
-    read = container(with_value(CONTAINER_INFO, path, value))
+    read = with_value(path, value)
     assert (read.id, read.name, read.annotations) == ("c1", "main", {"k": "v"})
     codec.encode(hookpoints.BY_NAME["PreStartContainer"], HookRequest(PodInfo(), read))
 
 
-def listed(items: Callable[[bytes], Iterator[Any]]) -> Callable[[bytes], object]:
-    return lambda message: [*items(message)]
-
-
-LISTS = [listed(status.pods), listed(status.containers)]
+Read = Callable[[bytes], Any]
+LISTS: list[Read] = [lambda message: [*status.pods(message)], lambda message: [*status.containers(message)]]
 STATES = [status.read_pod_state, status.read_container_state, status.read_container_life]
-READERS: list[Callable[[bytes], Any]] = [
+STATUSES: list[Read] = [
     lambda message: status.read_pod_status(message, "requested"),
     lambda message: status.read_container_status(message, "requested"),
 ]
 
 
-@pytest.mark.parametrize("message", [b"", b"\x0a\x00", b"\x12\x00"])
-@pytest.mark.parametrize("read", READERS)
-def test_status_without_id_has_requested_id(read: Callable[[bytes], Any], message: bytes) -> None:
-    assert read(message).id == "requested"
+@pytest.mark.parametrize("read", STATUSES)
+def test_status_without_id_has_requested_id(read: Read) -> None:
+    assert {read(message).id for message in (b"", b"\x0a\x00", b"\x12\x00")} == {"requested"}
 
 
-@pytest.mark.parametrize("read", [*STATES, *READERS, *LISTS])
-def test_invalid_message_raises(read: Callable[[bytes], object]) -> None:
+@pytest.mark.parametrize("read", [*STATES, *STATUSES, *LISTS])
+def test_invalid_message_raises(read: Read) -> None:
     with pytest.raises(Unreadable) as raised:
         read(b"\x0a\x05canary")
     assert "canary" not in str(raised.value)
 
 
-@given(st.binary(max_size=60), st.sampled_from([*READERS, *LISTS]))
-def test_any_bytes_are_read_or_unreadable(message: bytes, read: Callable[[bytes], object]) -> None:
+@given(st.binary(max_size=60), st.sampled_from([*STATUSES, *LISTS]))
+def test_any_bytes_are_read_or_unreadable(message: bytes, read: Read) -> None:
     with suppress(Unreadable):
         read(message)
 
 
-METADATA = {"name": "web", "uid": "u-1", "namespace": "shop", "attempt": 3}
 PODS = cri.ListPodSandboxResponse(
     items=[cri.PodSandbox(id="p1", metadata=METADATA, labels={"app": "web"}), cri.PodSandbox(id="p2")]
 ).SerializeToString()
@@ -315,21 +292,18 @@ def test_list_items_have_id_and_metadata() -> None:
     containers = b"\x0a" + bytes((len(CONTAINER + NO_TEXT),)) + CONTAINER + NO_TEXT
     assert [*status.containers(containers)] == [ContainerInfo("c1", "p1", "main", 2)]
     assert [*status.pods(b""), *status.containers(b"")] == []
-
-
-@pytest.mark.parametrize(
-    "message",
-    [b"\x0a", b"\x0a\x05\x0a", b"\x0a\x02\x0a\x07", b"\x0a\x03\x0a\x01\xff", b"\x0a\x00"],
-    ids=["cut", "an item is cut", "an id is cut", "an id is no text", "an item has no id"],
-)
-@pytest.mark.parametrize("read", LISTS)
-def test_invalid_list_raises(read: Callable[[bytes], object], message: bytes) -> None:
-    with pytest.raises(Unreadable):
-        read(message)
-
-
-def test_list_item_is_parsed_when_needed() -> None:
     items = status.pods(PODS + b"\x0a\x05")
-    assert [next(items).id, next(items).id] == ["p1", "p2"]
+    assert [next(items).id, next(items).id] == ["p1", "p2"], "each is parsed when it is needed"
     with pytest.raises(Unreadable):
         next(items)
+
+
+# The list, an item, or an id is cut; an id is no text; an item has no id.
+INVALID = [b"\x0a", b"\x0a\x05\x0a", b"\x0a\x02\x0a\x07", b"\x0a\x03\x0a\x01\xff", b"\x0a\x00"]
+
+
+@pytest.mark.parametrize("message", INVALID)
+@pytest.mark.parametrize("read", LISTS)
+def test_invalid_list_raises(read: Read, message: bytes) -> None:
+    with pytest.raises(Unreadable):
+        read(message)
