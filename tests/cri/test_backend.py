@@ -52,26 +52,25 @@ def state(backend: Backend) -> CriState:
     return CriState(backend, Store())
 
 
+def answer(runtime: FakeRuntime, method: str, **fields: Any) -> Any:
+    request = getattr(cri, f"{method}Request")(**fields).SerializeToString()
+    return getattr(cri, f"{method}Response").FromString(runtime.state.answer("v1", method, request))
+
+
 def create_both(runtime: FakeRuntime) -> tuple[str, str]:
-    config = cri.PodSandboxConfig(
-        metadata=cri.PodSandboxMetadata(name="web", uid="u-1", namespace="shop"),
-        linux=cri.LinuxPodSandboxConfig(cgroup_parent="/kube/u-1"),
-    )
-    run = cri.RunPodSandboxRequest(config=config).SerializeToString()
-    pod_id = cri.RunPodSandboxResponse.FromString(runtime.state.answer("v1", "RunPodSandbox", run)).pod_sandbox_id
-    envs = [cri.KeyValue(key="A", value=b"1")]
-    container = cri.ContainerConfig(metadata=cri.ContainerMetadata(name="main"), envs=envs)
-    create = cri.CreateContainerRequest(pod_sandbox_id=pod_id, sandbox_config=config, config=container)
-    reply = runtime.state.answer("v1", "CreateContainer", create.SerializeToString())
-    return pod_id, cri.CreateContainerResponse.FromString(reply).container_id
+    names = {"name": "web", "uid": "u-1", "namespace": "shop"}
+    config = cri.PodSandboxConfig(metadata=names, linux={"cgroup_parent": "/kube/u-1"})
+    pod_id = answer(runtime, "RunPodSandbox", config=config).pod_sandbox_id
+    container = {"metadata": {"name": "main"}, "envs": [{"key": "A", "value": b"1"}]}
+    made = answer(runtime, "CreateContainer", pod_sandbox_id=pod_id, sandbox_config=config, config=container)
+    return pod_id, made.container_id
 
 
 async def test_pod_of_container_is_found_by_list(runtime: FakeRuntime, backend: Backend) -> None:
     pod_id, container_id = create_both(runtime)
     create_both(runtime)
     runtime.state.shape = NO_VERBOSE
-    container = await backend.container("v1alpha2", container_id)
-    assert container is not None
+    container: Any = await backend.container("v1alpha2", container_id)
     assert (container.id, container.pod_id, container.name) == (container_id, pod_id, "main")
     listed = cri.ListContainersRequest.FromString(runtime.requests("ListContainers")[-1].message)
     assert (listed.filter.id, listed.filter.pod_sandbox_id) == (container_id, "")
@@ -82,22 +81,11 @@ async def test_pod_of_container_is_found_by_list(runtime: FakeRuntime, backend: 
     assert await backend.container("v1", container_id) is None, "it is gone before its pod is known"
 
 
-async def test_unknown_subject_is_none(runtime: FakeRuntime, backend: Backend, state: CriState) -> None:
-    for read in (backend.pod, backend.container, backend.pod_state, backend.container_state, backend.container_life):
-        assert await read("v1", "nobody") is None
-    assert list(await backend.containers("v1")) == []
-    pod_id, container_id = create_both(runtime)
-    assert await state.pod("nobody") is await state.container("nobody") is None
-    del runtime.state.pods[pod_id]
-    assert await state.container(container_id) is None
-
-
 async def test_states_are_read_from_plain_status(runtime: FakeRuntime, backend: Backend) -> None:
     pod_id, container_id = create_both(runtime)
     assert await backend.pod_state("v1", pod_id) == api_pb2.SANDBOX_READY
     assert await backend.container_state("v1", container_id) == api_pb2.CONTAINER_CREATED
-    stop = cri.StopPodSandboxRequest(pod_sandbox_id=pod_id).SerializeToString()
-    runtime.state.answer("v1", "StopPodSandbox", stop)
+    answer(runtime, "StopPodSandbox", pod_sandbox_id=pod_id)
     assert await backend.pod_state("v1alpha2", pod_id) == api_pb2.SANDBOX_NOTREADY
     assert await backend.container_state("v1alpha2", container_id) == api_pb2.CONTAINER_EXITED
     [queried, _] = runtime.requests("PodSandboxStatus")
@@ -105,16 +93,24 @@ async def test_states_are_read_from_plain_status(runtime: FakeRuntime, backend: 
 
 
 @pytest.mark.parametrize("code", [Code.UNKNOWN, Code.INTERNAL, Code.PERMISSION_DENIED])
-async def test_missing_subject_is_none_after_any_error(runtime: FakeRuntime, backend: Backend, code: Code) -> None:
+async def test_missing_subject_is_none_after_any_error(
+    runtime: FakeRuntime, backend: Backend, state: CriState, code: Code
+) -> None:
+    reads = (backend.pod, backend.pod_state, backend.container, backend.container_state, backend.container_life)
+    assert [await read("v1", "gone") for read in reads] == [None] * 5
+    assert await state.pod("gone") is await state.container("gone") is None
+    assert list(await backend.containers("v1")) == []
     pod_id, container_id = create_both(runtime)
     for method in ("PodSandboxStatus", "ContainerStatus"):
         runtime.inject(method, Injection(code=code, details="No such container"))
-    for missing in (backend.pod, backend.pod_state, backend.container, backend.container_state, backend.container_life):
-        assert await missing("v1", "gone") is None
+    assert [await read("v1", "gone") for read in reads] == [None] * 5
     for fetch, any_id in ((backend.pod, pod_id), (backend.container, container_id), (backend.pod_state, pod_id[:7])):
         with pytest.raises(BackendError) as caught:
             await fetch("v1", any_id)
         assert (caught.value.kind, f"gRPC status {code.value[0]}" in str(caught.value)) == (BackendFailure.OTHER, True)
+    runtime.injections.clear()
+    del runtime.state.pods[pod_id]
+    assert await state.container(container_id) is None
 
 
 @pytest.mark.parametrize("code", [Code.NOT_FOUND, Code.UNKNOWN])
@@ -122,9 +118,8 @@ async def test_plain_status_is_read_when_verbose_fails(runtime: FakeRuntime, bac
     pod_id, container_id = create_both(runtime)
     for method in ("PodSandboxStatus", "ContainerStatus"):
         runtime.inject(method, Injection(code=code, times=1))
-    pod, container = await backend.pod("v1", pod_id), await backend.container("v1", container_id)
-    assert pod is not None
-    assert container is not None
+    pod: Any = await backend.pod("v1", pod_id)
+    container: Any = await backend.container("v1", container_id)
     assert (pod.name, pod.cgroup_parent, container.name, container.pod_id) == ("web", None, "main", pod_id)
     queried = [cri.PodSandboxStatusRequest.FromString(call.message) for call in runtime.requests("PodSandboxStatus")]
     assert [request.verbose for request in queried] == [True, False]
@@ -155,7 +150,16 @@ async def test_error_names_method_and_failure(
         assert ("task is gone" in str(caught.value)) is updates
 
 
-async def test_update_is_sent_unchanged_with_timeout(runtime: FakeRuntime, backend: Backend) -> None:
+UPDATE_ERRORS: list[tuple[dict[str, Any], BackendFailure, bool]] = [
+    ({}, BackendFailure.OTHER, True),
+    ({"code": Code.UNKNOWN}, BackendFailure.OTHER, True),
+    ({"code": Code.UNAVAILABLE}, BackendFailure.UNAVAILABLE, False),
+    ({"code": Code.CANCELLED}, BackendFailure.OTHER, False),
+    ({"delay_seconds": 60}, BackendFailure.DEADLINE, False),
+]
+
+
+async def test_update_is_sent_unchanged_and_may_be_done(runtime: FakeRuntime, backend: Backend) -> None:
     _, container_id = create_both(runtime)
     request = messages.update_request(container_id, {"cpu_shares": 7, "cpu_quota": -1}, None)
     await backend.update("v1alpha2", request, 5.0)
@@ -164,25 +168,11 @@ async def test_update_is_sent_unchanged_with_timeout(runtime: FakeRuntime, backe
     assert received.message == request
     assert received.deadline_seconds is not None
     assert 4.0 < received.deadline_seconds <= 5.0
-
-
-@pytest.mark.parametrize(
-    ("injection", "kind", "not_done"),
-    [
-        ({}, BackendFailure.OTHER, True),
-        ({"code": Code.UNKNOWN}, BackendFailure.OTHER, True),
-        ({"code": Code.UNAVAILABLE}, BackendFailure.UNAVAILABLE, False),
-        ({"code": Code.CANCELLED}, BackendFailure.OTHER, False),
-        ({"delay_seconds": 60}, BackendFailure.DEADLINE, False),
-    ],
-)
-async def test_update_error_shows_if_update_was_not_done(
-    runtime: FakeRuntime, backend: Backend, injection: dict[str, Any], kind: BackendFailure, not_done: bool
-) -> None:
-    runtime.inject("UpdateContainerResources", Injection(**injection))
-    with pytest.raises(BackendError) as caught:
-        await backend.update("v1", UPDATE, 0.5)
-    assert (caught.value.kind, caught.value.not_done) == (kind, not_done)
+    for injection, *expected in UPDATE_ERRORS:
+        runtime.inject("UpdateContainerResources", Injection(**injection))
+        with pytest.raises(BackendError) as caught:
+            await backend.update("v1", UPDATE, 0.5)
+        assert [caught.value.kind, caught.value.not_done] == expected, injection
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
@@ -249,12 +239,10 @@ async def test_state_is_read_in_v1_else_in_v1alpha2(
     runtime.received.clear()
     (pod_id, container_id), (another_pod, another) = create_both(runtime), create_both(runtime)
     assert await state.listed() == Listed([pod_id, another_pod], [container_id, another])
-    pod, subject = await state.pod(pod_id), await state.container(container_id)
-    assert pod is not None
+    pod: Any = await state.pod(pod_id)
+    subject: Any = await state.container(container_id)
     assert pod.original is pod.effective
     assert (pod.effective.id, pod.effective.cgroup_parent) == (pod_id, "/kube/u-1")
-    assert subject is not None
-    assert subject.container is not None
     assert subject.pod == pod
     assert (subject.container.effective.id, subject.container.effective.envs) == (container_id, {"A": "1"})
     assert versions() == {version}
