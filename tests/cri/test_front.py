@@ -2,12 +2,13 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -43,16 +44,14 @@ def drained(sock: socket.socket) -> bytes:
 
 
 class Scene:
-    """A client, the runtime, and perhaps an image service; ``on_call`` is called with each held call.
+    """A client, the runtime, and perhaps an image service; without ``hooks`` calls pass on immediately.
 
-    ``answers``: a reply is sent to the client immediately. ``syncs``: when a sync with the runtime was triggered.
+    ``syncs``: when a sync with the runtime was triggered.
     """
 
     def __init__(self, images: str = "") -> None:
         self.loop = asyncio.get_running_loop()
-        self.calls: list[CriHeld] = []
-        self.on_call: Callable[[CriHeld], object] = self.calls.append
-        self.answers, self.is_cri = False, True
+        self.calls, self.hooks = list[CriHeld](), True
         self.client, proxy_side = socket.socketpair()
         self.runtime, runtime_side = socket.socketpair()
         self.images: socket.socket
@@ -68,7 +67,7 @@ class Scene:
             add_task=self.tasks.append,
             metrics=self.metrics,
             sync=SimpleNamespace(soon=lambda: self.syncs.append(self.loop.time())),
-            backend=SimpleNamespace(serves_cri=self._serves_cri),
+            backend=SimpleNamespace(serves_cri=AsyncMock(return_value=True)),
             shared=peer.shared_by_calls(self.loop.time, self.metrics.counters, bool(images)),
         )
         self.connection = CriConnection(self.front, proxy_side, runtime_side)
@@ -78,13 +77,10 @@ class Scene:
             sock.setblocking(False)
 
     def _proceed(self, call: CriHeld) -> None:
-        if call.reply is None:
-            self.on_call(call)
-        elif self.answers:
-            call.answer()
-
-    async def _serves_cri(self) -> bool:
-        return self.is_cri
+        if self.hooks and call.reply is None:
+            self.calls.append(call)
+        elif not self.hooks:
+            call.answer() if call.reply else call.send_request(None)
 
     async def run(self) -> None:
         """Run the event loop until all that was sent is read and relayed."""
@@ -104,8 +100,8 @@ class Scene:
         sock.close()
         await self.run()
 
-    async def answer(self, call: CriHeld) -> None:
-        call.answer()
+    async def answer(self) -> None:
+        self.calls[0].answer()
         await self.run()
 
     def ended(self) -> bool:
@@ -145,18 +141,16 @@ async def scene(new: Scene) -> Scene:
 
 
 @pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[list[Frame]]:
-    """The frames of each write."""
+def written(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[list[Frame]]:
+    """The frames of each write after the exchange of SETTINGS."""
     writes, write = list[list[Frame]](), Endpoint.write
     monkeypatch.setattr(Endpoint, "write", lambda end, data: (writes.append([*peer.frames(data)]), write(end, data))[1])
     return writes
 
 
 async def test_frames_of_one_read_are_sent_in_one_write(scene: Scene, written: list[list[Frame]]) -> None:
-    scene.on_call = lambda held: held.send_request(None)
-    scene.answers = True
+    scene.hooks = False
     other_stream: list[Frame] = [replace(frame, stream=5) for frame in (*CREATED, *ANSWER)]
-    written.clear()
     await scene.send(scene.client, *CREATED, Headers(3, peer.VERSION), *other_stream[:2])
     await scene.send(scene.runtime, Headers(3, REPLY), *ANSWER, *other_stream[2:])
     created = [CREATED[0], Headers(3, peer.VERSION), other_stream[0], CREATED[1], other_stream[1]]
@@ -167,14 +161,13 @@ async def test_ack_is_sent_alone_after_delay_or_with_next_write(
     scene: Scene, written: list[list[Frame]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ACK_SECONDS <= 0.02
-    written.clear()
     await scene.send(scene.client, PING)
     await scene.send(scene.runtime, PING)
     assert written == []
     await asyncio.sleep(2.5 * ACK_SECONDS)
     assert written == [[PONG], [PONG]]
     monkeypatch.setattr(front_module, "ACK_SECONDS", 100.0)
-    scene.on_call = lambda held: held.send_request(None)
+    scene.hooks = False
     await scene.send(scene.runtime, PING)
     await scene.send(scene.client, *CREATED)
     assert written[2:] == [[CREATED[0], PONG, CREATED[1]]]
@@ -191,7 +184,6 @@ async def test_slow_peer_is_sent_no_acks(
     slow = True
     monkeypatch.setattr(Connection, "slow", property(lambda _: (slow, False)))
     pings = [Ping(b"%08d" % number) for number in range(ACKS_WAITING + 1)]
-    written.clear()
     await scene.send(scene.client, *pings)
     await asyncio.sleep(4 * ACK_SECONDS)
     assert written == [[pings[-1]]], "the others wait"
@@ -218,7 +210,7 @@ async def test_c5_last_answer_waits_limited_time_for_credit(
     monkeypatch.setattr(connection, "LINGER_SECONDS", 20 if credit else 0.1)
     await congested.send(congested.runtime, *ANSWER)
     await congested.hang_up(congested.runtime)
-    await congested.answer(congested.calls[0])
+    await congested.answer()
     assert congested.state(1) == (False, False)
     if credit:
         await congested.send(congested.client, Credit(0, 100))
@@ -245,21 +237,6 @@ async def test_c5_passing_answer_is_sent_before_eof(congested: Scene, leaves: bo
         assert not congested.ended()
         await congested.send(congested.client, Credit(0, 100_000), Credit(3, 100_000))
         assert congested.state(3) == (True, True)
-
-
-@pytest.fixture
-def unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the client seem to read nothing, and lower the limit for answers to its own frames."""
-    monkeypatch.setattr(bounds, "UNREAD_BYTES", 1_000)
-    monkeypatch.setattr(Connection, "delivered", property(lambda _: False))
-
-
-async def test_data_sent_after_credit_does_not_count_as_unread(congested: Scene, unread: None) -> None:
-    await congested.send(congested.runtime, Data(3, b"y" * 10_000))
-    await congested.send(congested.client, Credit(0, 100_000), Credit(3, 100_000))
-    assert congested.front.connections
-    assert not congested.ended()
-    assert b"y" * 10_000 in congested.received
 
 
 @pytest.fixture
@@ -292,7 +269,7 @@ async def test_c5_other_calls_end_when_runtime_closes(busy: Scene) -> None:
         *(Reset(stream, 8) for stream in (5, 9, 15)),
         *(GoAway(last, 0) for last in (2**31 - 1, 15)),
     }
-    await busy.answer(busy.calls[0])
+    await busy.answer()
     assert busy.state(1) == (True, True)
 
 
@@ -302,7 +279,7 @@ async def test_c5_connection_ends_inside_cut_frame(busy: Scene, first: str) -> N
     await busy.send(busy.runtime, Data(5, bytes(1_000)).wire()[:-1])
     if first == "acks":
         await busy.send(busy.client, PING, Credit(0, 0))
-        await busy.answer(busy.calls[0])
+        await busy.answer()
     else:
         await busy.hang_up(busy.runtime)
         assert busy.ended()
@@ -310,10 +287,17 @@ async def test_c5_connection_ends_inside_cut_frame(busy: Scene, first: str) -> N
     assert (busy.front.connections, busy.connection._acks) == (set(), None)
 
 
-async def test_queued_runtime_bytes_do_not_count_as_unread(busy: Scene, unread: None) -> None:
-    """They wait for the end of the loop's iteration that resumes a held call, and may be the last byte of a frame."""
+async def test_queued_runtime_bytes_do_not_count_as_unread(busy: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for the client's credit, or for the end of the loop's iteration that resumes a held call, and may be
+    the last byte of a frame."""
     errors: list[object] = []
     busy.loop.set_exception_handler(lambda _, context: errors.append(context))
+    monkeypatch.setattr(bounds, "UNREAD_BYTES", 1_000)
+    monkeypatch.setattr(Connection, "delivered", property(lambda _: False))
+    await busy.send(busy.runtime, *[Data(5, b"y" * 16_384)] * 5)
+    await busy.send(busy.client, Credit(0, 100_000), Credit(5, 100_000))
+    assert not busy.ended()
+    assert busy.received.count(b"y") == 5 * 16_384
     long = Data(5, bytes(8_000)).wire()
     await busy.send(busy.runtime, Headers(11, REPLY), Headers(13, REPLY), long[:-2])
     for stream, more in ((11, long[-2:]), (13, Headers(3, (*REPLY, (b"long", bytes(900)))).wire())):
@@ -392,11 +376,9 @@ async def test_a10_image_credit_waits_for_frame_of_runtime(pulling: Scene) -> No
     await pulling.send(pulling.runtime, Headers(3, REPLY), long[:-1_000])
     for _ in range(CREDIT_STEP // len(FULL.body)):
         await pulling.send(pulling.images, FULL)
-    received = drained(pulling.images)
-    before = credit(received)
-    assert before < CREDIT_STEP + 2**20, "all of it waits for the end of the runtime's frame"
+    assert credit(drained(pulling.images)) < CREDIT_STEP + 2**20, "it waits for the end of the runtime's frame"
     await pulling.send(pulling.runtime, long[-1_000:])
-    assert credit(received + drained(pulling.images)) == before + CREDIT_STEP
+    assert credit(drained(pulling.images)) == CREDIT_STEP
     await pulling.send(pulling.images, Data(1, b"").wire()[:3] + b"\x09" + bytes(5))
     drained(pulling.images)
     assert pulling.images.recv(1) == b""
@@ -489,7 +471,7 @@ async def test_a14_pipe_passes_bytes_and_ends_with_either_side(new: Scene, end: 
 
 
 async def test_a14_nothing_is_piped_without_cri(new: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    new.is_cri = False
+    new.front.backend.serves_cri.return_value = False
     await new.send(new.client, HTTP_1)
     assert new.ended()
     assert new.runtime.recv(1 << 16) == b""
