@@ -122,23 +122,15 @@ def test_random_frames_raise_only_wire_errors(frames: list[tuple[Raw | bytes, bo
             (play.client if from_client else play.runtime).sends(frame)
 
 
+@pytest.mark.parametrize("acknowledged", [True, False])
 @pytest.mark.parametrize("fields", [VERSION, peer.CREATE], ids=["passing", "held"])
-def test_open_streams_are_bounded(fields: tuple[tuple[bytes, bytes], ...]) -> None:
-    play, fragment = peer.greeted(), peer.block(fields)
-    for stream in range(1, 2 * bounds.OPEN_STREAMS, 2):
-        play.client.sends(peer.raw_headers(stream, fragment))
-        play.runtime.received_bytes()
-    with pytest.raises(Excess) as raised:
-        play.client.sends(peer.raw_headers(2 * bounds.OPEN_STREAMS + 1, fragment))
-    assert raised.value.kind == "open_streams"
-
-
-def test_open_streams_are_bounded_before_settings_ack(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_streams_are_bounded(fields: peer.Fields, acknowledged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtimeproxy.cri.reader.OPEN_STREAMS", 3)
-    play = peer.Play()
-    play.client.sends(peer.PREFACE, Settings(), *[Headers(stream, VERSION) for stream in (1, 3, 5)])
-    with pytest.raises(Excess):
-        play.client.sends(Headers(7, VERSION))
+    play = peer.greeted() if acknowledged else peer.Play()
+    play.client.sends(*[peer.PREFACE, Settings()] * (not acknowledged), *[Headers(at, fields) for at in (1, 3, 5)])
+    with pytest.raises(Excess) as raised:
+        play.client.sends(Headers(7, fields))
+    assert raised.value.kind == "open_streams"
 
 
 def test_image_streams_are_limited_before_settings() -> None:

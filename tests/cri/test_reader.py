@@ -99,13 +99,6 @@ def test_passing_conversation_has_these_effects(steps: list[Step]) -> None:
     peer.converse(*steps, play=peer.Play() if steps is OPENING else None)
 
 
-EACH_SENDER = pytest.mark.parametrize("from_client", [True, False], ids=["client", "runtime"])
-
-
-def sides(play: peer.Play, from_client: bool) -> tuple[peer.Side, peer.Side]:
-    return (play.client, play.runtime) if from_client else (play.runtime, play.client)
-
-
 @pytest.fixture(params=[True, False], ids=["acknowledged", "before the ACK"])
 def play(request: pytest.FixtureRequest) -> peer.Play:
     """Return a play with an image service; before the ACK of the client's SETTINGS, or after it and a request."""
@@ -126,16 +119,15 @@ def counted(play: peer.Play) -> dict[str, int]:
     return {label: count for (_, (label, *_)), count in play.counters.items() if count}
 
 
-@EACH_SENDER
-def test_a1_indexed_fields_before_ack_keep_their_values(from_client: bool) -> None:
+def test_a1_indexed_fields_before_ack_keep_their_values() -> None:
     """A peer indexes header fields until it has the other side's SETTINGS (promise 4)."""
-    play, encoder = peer.Play(), Encoder()
-    sender, receiver = sides(play, from_client)
     frames = [Headers(stream, (*peer.VERSION, (b"x-a", b"1"))) for stream in (1, 3)]
-    blocks = [peer.raw_headers(frame.stream, encoder.encode(frame.fields)) for frame in frames]
-    assert len(blocks[1]) < len(blocks[0]), "it is indexed"
-    sender.sends(*[peer.PREFACE] * from_client, Settings(), *blocks)
-    assert receiver.got()[-2:] == frames
+    for sender, receiver, first in (("client", "runtime", [peer.PREFACE]), ("runtime", "client", [])):
+        play, encoder = peer.Play(), Encoder()
+        blocks = [peer.raw_headers(frame.stream, encoder.encode(frame.fields)) for frame in frames]
+        assert len(blocks[1]) < len(blocks[0]), "it is indexed"
+        getattr(play, sender).sends(*first, Settings(), *blocks)
+        assert getattr(play, receiver).got()[-2:] == frames
 
 
 def test_a1_push_promise_blocks_are_translated() -> None:
@@ -147,30 +139,21 @@ def test_a1_push_promise_blocks_are_translated() -> None:
 
 
 TWO_PATHS = [(*fields, peer.VERSION[2]) for fields in (peer.VERSION, peer.CREATE)]
+RESTORES = [peer.request(path) for path in sorted(routes.RESTORES)]
 
 
-@pytest.mark.parametrize("fields", [*TWO_PATHS, peer.VERSION[:2]], ids=repr)
-def test_a2_none_or_two_paths_pass_or_are_refused(fields: peer.Fields, play: peer.Play) -> None:
-    play.client.sends(Headers(3, fields))
-    assert play.runtime.got() == [Headers(3, fields)]
-    assert counted(play) == {"other": 1}
-    play.passes_ambiguous = False
-    play.client.sends(Headers(5, fields, end=True), Headers(7, fields), Data(7, b"dropped"))
-    assert play.runtime.got() == []
-    refusal = peer.refusal(13, AMBIGUOUS.encode())
-    assert play.client.got() == [Headers(5, refusal, end=True), Headers(7, refusal, end=True), Reset(7, 0)]
-
-
-@pytest.mark.parametrize("path", sorted(routes.RESTORES), ids=bytes.decode)
-def test_restore_passes_or_is_refused(path: bytes, play: peer.Play) -> None:
-    queries: list[peer.Frame] = [Headers(3, peer.request(path)), Data(3, CALL, end=True)]
+@pytest.mark.parametrize("fields", [*TWO_PATHS, peer.VERSION[:2], *RESTORES], ids=repr)
+def test_a2_ambiguous_or_restore_passes_or_is_refused(fields: peer.Fields, play: peer.Play) -> None:
+    """Ambiguous is a request with none or two paths."""
+    queries: list[peer.Frame] = [Headers(3, fields), Data(3, CALL, end=True)]
     play.client.sends(*queries)
     assert play.runtime.got() == queries
-    play.restore_refusal = "no"
-    for stream in (5, 7):
-        play.client.sends(Headers(stream, peer.request(path)), Data(stream, CALL, end=True))
-        assert (play.runtime.got(), play.client.got()[0]) == ([], Headers(stream, peer.refusal(12, b"no"), end=True))
-    assert counted(play) == {"RestorePod": 1}
+    play.passes_ambiguous, play.restore_refusal = False, "no"
+    play.client.sends(Headers(5, fields, end=True), Headers(7, fields), Data(7, b"dropped"))
+    assert play.runtime.got() == []
+    refusal = peer.refusal(12, b"no") if fields in RESTORES else peer.refusal(13, AMBIGUOUS.encode())
+    assert play.client.got() == [Headers(5, refusal, end=True), Headers(7, refusal, end=True), Reset(7, 0)]
+    assert counted(play) == {"RestorePod" if fields in RESTORES else "other": 1}
 
 
 UNKNOWN_PATHS = [b"/grpc.health.v1.Health/Check", b"/runtime.v2.RuntimeService/Version"]
@@ -228,8 +211,7 @@ def test_a8_plain_data_pass_up_to_other_frames() -> None:
     frames += [Data(1, b"e", True), Ping(b"between!", ack=True), Data(3, b"f"), Data(3, b"g" * 100)]
     sent = b"".join(frame.wire() for frame in frames)
     play.client.sends(sent[:-50])
-    assert play.runtime.received_bytes() == sent[:-50]
-    assert list(play.reader.open_streams) == [1, 3]
+    assert (play.runtime.received_bytes(), [*play.reader.open_streams]) == (sent[:-50], [1, 3])
     assert play.reader.to_client.outstanding == 128, "padding counts, too"
     assert play.reader.to_runtime.window == 65_535 - 128
 
@@ -282,6 +264,12 @@ PINGS: dict[str, PingSteps] = {
         ("other", [ARRIVED[1]], [ACKNOWLEDGED, ARRIVED[1]], []),
         ("peer", [REQUESTED], [], [REQUESTED]),
     ],
+    "ACKs are sent outside header blocks": [
+        ("other", [peer.raw_headers(1, BLOCK[:3], end_headers=False)], [], []),
+        ("peer", [REQUESTED], [], []),
+        ("other", [peer.continuation(1, BLOCK[3:6], end_headers=False)], b"", []),
+        ("other", [peer.continuation(1, BLOCK[6:])], [Headers(1, peer.VERSION), ACKNOWLEDGED], []),
+    ],
     "of a flood a few ACKs wait and the rest passes": [
         ("peer", FLOOD, [], FLOOD[ACKS_WAITING:]),
         ("other", ACKS[ACKS_WAITING:], ACKS, []),
@@ -290,29 +278,17 @@ PINGS: dict[str, PingSteps] = {
 }
 
 
-@EACH_SENDER
+@pytest.mark.parametrize("from_client", [True, False], ids=["client", "runtime"])
 @pytest.mark.parametrize("steps", PINGS.values(), ids=PINGS)
 def test_a9_pings_are_acknowledged_or_pass(steps: PingSteps, from_client: bool) -> None:
     play = peer.converse(peer.passes(QUERY))
-    pinger, responder = sides(play, from_client)
+    pinger, responder = (play.client, play.runtime) if from_client else (play.runtime, play.client)
     for sender, sent, at_pinger, at_responder in steps:
         if sender == "silence":
             play.now = ALIVE_SECONDS
         (responder if sender == "other" else pinger).sends(*sent)
         for side, expected in ((pinger, at_pinger), (responder, at_responder)):
             assert (side.received_bytes() if isinstance(expected, bytes) else side.got()) == expected
-
-
-@EACH_SENDER
-def test_a9_acks_are_sent_outside_header_blocks(from_client: bool) -> None:
-    pinger, responder = sides(peer.greeted(), from_client)
-    fields = peer.block(peer.REPLY) if from_client else BLOCK
-    responder.sends(peer.raw_headers(1, fields[:3], end_headers=False))
-    pinger.sends(REQUESTED)
-    responder.sends(peer.continuation(1, fields[3:6], end_headers=False))
-    assert pinger.received_bytes() == b""
-    responder.sends(peer.continuation(1, fields[6:]))
-    assert [type(frame) for frame in pinger.got()] == [Headers, Raw]
 
 
 CHUNKS = [b"P", b"R", b"UT / HTTP/1.1\r\n"], [peer.PREFACE[:7], peer.PREFACE[7:-1], b"x"]
