@@ -59,9 +59,6 @@ class Raw:
     stream: int
     body: bytes = b""
 
-    def __repr__(self) -> str:
-        return f"Raw({self.kind}, {self.flags}, {self.stream}, {self.body[:30]!r} of {len(self.body)})"
-
     def wire(self) -> bytes:
         head = len(self.body).to_bytes(3, "big") + bytes((self.kind, self.flags))
         return head + self.stream.to_bytes(4, "big") + self.body
@@ -255,10 +252,6 @@ class Play:
         return self._images[-1]
 
 
-def greeted(separate_image: bool = False, process_limit: int = PROCESS_LIMIT) -> Play:
-    return Play(separate_image, process_limit).greet()
-
-
 Act = Callable[[Play], object]
 Frames = bytes | Sequence[Frame]
 
@@ -315,7 +308,7 @@ class Greets(NamedTuple):
 def converse(*steps: Step, play: Play | None = None, separate_image: bool = False) -> Play:
     """Play the steps and check the effects of each; SETTINGS are exchanged before, unless ``play`` is given."""
     if play is None:
-        play = Play(separate_image) if isinstance(steps[0].act, Greets) else greeted(separate_image)
+        play = Play(separate_image) if isinstance(steps[0].act, Greets) else Play(separate_image).greet()
     for number, step in enumerate(steps):
         before = len(play.calls)
         step.act(play)

@@ -100,7 +100,7 @@ def test_broken_protocol_or_excess_ends_connection(acts: list[peer.Act], problem
 
 
 def test_frames_before_invalid_frame_pass() -> None:
-    play = peer.greeted()
+    play = peer.Play().greet()
     play.runtime.sends(Headers(3, peer.REPLY))
     play.client.got()
     with pytest.raises(WireError):
@@ -115,7 +115,7 @@ FRAMES = st.builds(
 
 @given(st.lists(st.tuples(FRAMES | st.binary(max_size=200), st.booleans()), max_size=20), st.booleans())
 def test_random_frames_raise_only_wire_errors(frames: list[tuple[Raw | bytes, bool]], separate_image: bool) -> None:
-    play = peer.greeted(separate_image)
+    play = peer.Play(separate_image).greet()
     play.client.sends(Headers(1, peer.CREATE))
     with suppress(WireError):
         for frame, from_client in frames:
@@ -126,7 +126,7 @@ def test_random_frames_raise_only_wire_errors(frames: list[tuple[Raw | bytes, bo
 @pytest.mark.parametrize("fields", [VERSION, peer.CREATE], ids=["passing", "held"])
 def test_open_streams_are_bounded(fields: peer.Fields, acknowledged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtimeproxy.cri.reader.OPEN_STREAMS", 3)
-    play = peer.greeted() if acknowledged else peer.Play()
+    play = peer.Play().greet() if acknowledged else peer.Play()
     play.client.sends(*[peer.PREFACE, Settings()] * (not acknowledged), *[Headers(at, fields) for at in (1, 3, 5)])
     with pytest.raises(Excess) as raised:
         play.client.sends(Headers(7, fields))
@@ -134,7 +134,7 @@ def test_open_streams_are_bounded(fields: peer.Fields, acknowledged: bool, monke
 
 
 def test_image_streams_are_limited_before_settings() -> None:
-    play, last = peer.greeted(separate_image=True), 2 * bounds.IMAGE_STREAMS_UNTIL_SETTINGS + 1
+    play, last = peer.Play(separate_image=True).greet(), 2 * bounds.IMAGE_STREAMS_UNTIL_SETTINGS + 1
     play.client.sends(*[Headers(stream, peer.PULL) for stream in range(1, last, 2)])
     assert play.client.received_bytes() == b""
     play.client.sends(Headers(last, peer.PULL))
@@ -144,7 +144,7 @@ def test_image_streams_are_limited_before_settings() -> None:
 @pytest.mark.parametrize(("faulty", "last"), [("client", 3), ("runtime", 0)])
 def test_goaway_to_faulty_peer_has_last_stream_id(faulty: str, last: int) -> None:
     """Image calls count."""
-    play = peer.greeted(separate_image=True)
+    play = peer.Play(separate_image=True).greet()
     play.client.sends(Headers(1, VERSION), Headers(3, peer.PULL))
     play.runtime.got()
     play.reader.send_goaway(faulty == "client", 0xB, "too much")
@@ -154,7 +154,7 @@ def test_goaway_to_faulty_peer_has_last_stream_id(faulty: str, last: int) -> Non
 
 @pytest.mark.parametrize("inside", [False, True], ids=["before SETTINGS", "inside DATA"])
 def test_goaway_is_not_sent_where_frames_are_illegal(inside: bool) -> None:
-    play = peer.greeted() if inside else peer.Play()
+    play = peer.Play().greet() if inside else peer.Play()
     (play.runtime if inside else play.client).sends(Data(1, bytes(100)).wire()[:50] if inside else peer.PREFACE)
     play.client.received_bytes()
     play.reader.send_goaway(True, 1, "broken")

@@ -193,7 +193,7 @@ def test_conversation_has_these_effects(steps: list[Step]) -> None:
 
 
 def pulling(*frames: peer.Frame) -> peer.Play:
-    return peer.converse(*pull(REQUESTED, *frames), play=peer.greeted(separate_image=True))
+    return peer.converse(*pull(REQUESTED, *frames), play=peer.Play(separate_image=True).greet())
 
 
 def test_a10_goaway_refuses_later_streams_and_opens_new_link() -> None:
@@ -234,7 +234,7 @@ def test_a11_own_goaway_waits_for_first_settings() -> None:
 
 
 def test_a11_goaway_ends_held_calls_above_last_id() -> None:
-    play = peer.greeted(separate_image=True)
+    play = peer.Play(separate_image=True).greet()
     for stream in (1, 3):
         play.client.sends(Headers(stream, peer.CREATE), Data(stream, grpc(b"m"), end=True))
     play.client.sends(Headers(5, peer.PULL))
@@ -307,7 +307,11 @@ UNFINISHED: dict[str, list[tuple[peer.Act, tuple[int, int, int]]]] = {
 
 @pytest.mark.parametrize("steps", UNFINISHED.values(), ids=UNFINISHED)
 def test_unfinished_work_is_counted(steps: list[tuple[peer.Act, tuple[int, int, int]]]) -> None:
-    play = peer.Play(separate_image=True) if isinstance(steps[0][0], peer.Greets) else peer.greeted(separate_image=True)
+    play = (
+        peer.Play(separate_image=True)
+        if isinstance(steps[0][0], peer.Greets)
+        else peer.Play(separate_image=True).greet()
+    )
     for act, counts in steps:
         act(play)
         assert play.reader.unfinished() == counts

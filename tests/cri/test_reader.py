@@ -181,7 +181,7 @@ def test_call_passes_or_is_held_by_path(path: bytes, play: peer.Play) -> None:
 @pytest.mark.parametrize("end", [Data(1, b"", True), Data(1, b"12", True), Reset(1, 8), END], ids=repr)
 @pytest.mark.parametrize("congested", [True, False])
 def test_stream_is_open_until_runtime_ends_it(end: peer.Frame, congested: bool) -> None:
-    play = peer.greeted()
+    play = peer.Play().greet()
     play.client.sends(Headers(1, peer.VERSION, end=True), Headers(3, peer.VERSION), Data(3, b"x", True))
     play.runtime.sends(Headers(1, peer.REPLY), Headers(3, peer.REPLY), *[Data(3, bytes(16_384))] * (4 * congested))
     assert set(play.reader.open_streams) == {1, 3}
@@ -194,7 +194,7 @@ def test_stream_is_open_until_runtime_ends_it(end: peer.Frame, congested: bool) 
 def test_refused_streams_are_stored_up_to_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The size update of a dropped block is in the next block (relay-rules A1)."""
     monkeypatch.setattr(frame_relay, "RETIRED_LIMIT", 2)
-    play = peer.greeted()
+    play = peer.Play().greet()
     play.passes_ambiguous = False
     play.client.sends(peer.raw_headers(1, b"\x20\x83"), *[Raw(1, 0x4, stream, b"\x83") for stream in (3, 5)])
     play.client.sends(Reset(1, 8), Reset(3, 8), Headers(7, peer.VERSION))
@@ -204,7 +204,7 @@ def test_refused_streams_are_stored_up_to_limit(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a8_plain_data_pass_up_to_other_frames() -> None:
-    play = peer.greeted()
+    play = peer.Play().greet()
     play.client.sends(QUERY, Headers(3, peer.VERSION))
     play.runtime.got()
     frames: list[peer.Frame] = [Data(1, b"a" * 20), Data(3, b"b"), Data(1, b""), Data(3, b"c", pad=2), Data(1, b"d")]
@@ -217,7 +217,7 @@ def test_a8_plain_data_pass_up_to_other_frames() -> None:
 
 
 def test_reserved_bit_of_stream_id_is_ignored() -> None:
-    play, reserved = peer.greeted(), 0x8000_0003
+    play, reserved = peer.Play().greet(), 0x8000_0003
     play.client.sends(QUERY, Raw(1, 0x4, reserved, peer.block(peer.CREATE)), Data(1, bytes(2_000)))
     play.client.sends(Raw(0, 0, reserved, CALL[:5]), Raw(0, 1, 3, CALL[5:]))
     assert play.call._message == b"m"
@@ -229,7 +229,7 @@ OTHERS += [Data(1, b"x", pad=0), Reset(1, 5), Raw(6, 0, 0, b"1234567"), Raw(6, 0
 
 @pytest.mark.parametrize("frame", OTHERS, ids=repr)
 def test_a9_other_frames_pass_byte_by_byte(frame: peer.Frame) -> None:
-    play = peer.greeted()
+    play = peer.Play().greet()
     play.client.sends(frame)
     play.runtime.sends(frame)
     assert play.runtime.received_bytes() == play.client.received_bytes() == frame.wire()

@@ -139,7 +139,7 @@ def test_held_call_conversation_has_these_effects(steps: list[Step]) -> None:
     ],
 )
 def test_a5_unreadable_request_passes_unchanged(fields: peer.Fields, frames: list[peer.Frame], problem: str) -> None:
-    play = peer.greeted()
+    play = peer.Play().greet()
     sent = [Headers(1, fields, end=not frames), *frames]
     play.client.sends(*sent)
     assert play.call._message is None
@@ -179,7 +179,7 @@ def test_message_is_read_and_sent_complete(
 
 
 def test_deadline_counts_from_headers() -> None:
-    play = peer.greeted()
+    play = peer.Play().greet()
     play.now = 3.0
     play.client.sends(Headers(1, (*CREATE, (b"grpc-timeout", b"5S"), (b"x-long", b"v" * 16_000))), Data(1, MESSAGE[:4]))
     [held] = play.reader.held
@@ -190,7 +190,7 @@ def test_deadline_counts_from_headers() -> None:
 
 
 def test_a4_held_bytes_of_process_are_bounded() -> None:
-    play = peer.greeted(process_limit=40)
+    play = peer.Play(process_limit=40).greet()
     play.client.sends(HEAD, Data(1, grpc(bytes(30))), Headers(3, CREATE), Data(3, grpc(bytes(30))[:10]))
     first, second = play.calls
     assert (first.problem, second.problem) == ("", NO_ROOM)
@@ -207,7 +207,7 @@ def test_a4_held_bytes_of_process_are_bounded() -> None:
 
 
 def test_a4_inflated_message_is_counted() -> None:
-    play = peer.greeted(process_limit=1_500)
+    play = peer.Play(process_limit=1_500).greet()
     packed = grpc(gzip.compress(bytes(1_000)), 1)
     for stream in (1, 3):
         play.client.sends(Headers(stream, PACKED), Data(stream, packed, end=True))
@@ -223,7 +223,7 @@ def test_a4_inflated_message_is_counted() -> None:
 
 def test_a4_request_counts_until_call_is_freed() -> None:
     """It may have been sent or wait for the runtime's credit: Post hooks may need it after the answer."""
-    play = peer.greeted()
+    play = peer.Play().greet()
     play.runtime.sends(Settings(((4, 0),)))
     for stream in (1, 3, 5):
         play.client.sends(Headers(stream, CREATE), Data(stream, grpc(bytes(95)), end=True))
