@@ -1,6 +1,8 @@
 """The connection to a separate image endpoint, and the end of a connection: GOAWAY, streams opened too late, unfinished
 work (relay-rules A10, A11)."""
 
+from dataclasses import replace
+
 import pytest
 
 from runtimeproxy.core.call import CallState
@@ -14,11 +16,14 @@ MOST, CANCEL, CANCEL_3, REFUSED_3 = GoAway(2**31 - 1), Reset(1, 8), Reset(3, 8),
 EVENTS = peer.request(b"/runtime.v1.RuntimeService/GetContainerEvents")
 UNAVAILABLE = peer.refusal(14, UNREACHABLE.encode())
 QUERY, QUERY_3, QUERY_5 = (Headers(stream, peer.VERSION) for stream in (1, 3, 5))
-REQUESTED, REQUESTED_WHOLE, REQUESTED_3 = Headers(1, peer.PULL), Headers(1, peer.PULL, end=True), Headers(3, peer.PULL)
+REQUESTED, REQUESTED_3, REQUESTED_5 = (Headers(stream, peer.PULL) for stream in (1, 3, 5))
+REQUESTED_WHOLE = Headers(1, peer.PULL, end=True)
+PULL_BLOCK, REPLY_BLOCK = peer.block(peer.PULL), peer.block(peer.REPLY)
 ANSWER, END, END_3 = Headers(1, peer.REPLY), Headers(1, peer.TRAILERS, end=True), Headers(3, peer.TRAILERS, end=True)
 CREATED, WATCHED, BODY = Headers(3, peer.CREATE), Headers(3, EVENTS, end=True), Data(3, grpc(b"m"), end=True)
 HOLD = Step(client(CREATED, BODY), to_runtime=[CREATED], hooked=1)
-FULL = Data(1, bytes(16_384))
+FULL, LARGE, LARGER = Data(1, bytes(16_384)), Data(1, bytes(20_000)), Settings(((5, 20_000), (1, 0)))
+CREDITS = [Credit(1, 16_384)] * 16
 GREETING = [Settings(((1, 0),)), peer.OPENED]
 STEP = Credit(0, 2**18)
 """Credit of the connection is given in steps of this many bytes."""
@@ -30,6 +35,10 @@ def pull(*frames: peer.Frame, settings: peer.Raw = peer.SETTINGS) -> list[Step]:
 
 def close(play: peer.Play) -> None:
     play.links[0].close()
+
+
+def heads(fragment: bytes) -> bytes:
+    return b"".join(peer.raw_headers(stream, fragment) for stream in (3, 5))
 
 
 IMAGES: dict[str, list[Step]] = {
@@ -49,82 +58,48 @@ IMAGES: dict[str, list[Step]] = {
     ],
     "all calls share one link, and every block is independent": [
         *pull(REQUESTED),
-        Step(
-            client(Headers(3, peer.PULL, end=True), peer.raw_headers(5, peer.block(peer.PULL))),
-            to_image=peer.raw_headers(3, b"\x20" + peer.block(peer.PULL), end=True)
-            + peer.raw_headers(5, b"\x20" + peer.block(peer.PULL)),
-        ),
-        Step(
-            image(peer.raw_headers(3, peer.block(peer.REPLY)), peer.raw_headers(5, peer.block(peer.REPLY))),
-            to_client=peer.raw_headers(3, b"\x20" + peer.block(peer.REPLY))
-            + peer.raw_headers(5, b"\x20" + peer.block(peer.REPLY)),
-        ),
+        Step(client(heads(PULL_BLOCK)), to_image=heads(b"\x20" + PULL_BLOCK)),
+        Step(image(heads(REPLY_BLOCK)), to_client=heads(b"\x20" + REPLY_BLOCK)),
     ],
     "a request is credited on the connection when it has left": [
         *pull(REQUESTED),
-        Step(client(*[FULL] * 16), to_client=[Credit(1, 16_384)] * 16, to_image=[*[FULL] * 3, Data(1, bytes(16_383))]),
+        Step(client(*[FULL] * 16), to_client=CREDITS, to_image=[*[FULL] * 3, Data(1, bytes(16_383))]),
         Step(image(Credit(1, 2**20), Credit(0, 2**20)), to_client=[STEP], to_image=[Data(1, b"\0"), *[FULL] * 12]),
     ],
     "an answer obeys the client's windows": [
         Step(peer.Greets(client=Settings(((4, 10),)))),
         Step(client(REQUESTED_WHOLE), to_image=[Settings(((4, 10), (1, 0))), peer.OPENED, REQUESTED_WHOLE]),
-        Step(
-            image(peer.SETTINGS, ANSWER, *[FULL] * 16, END),
-            to_client=[ANSWER, Data(1, bytes(10))],
-            to_image=[Ack(), *[Credit(1, 16_384)] * 16],
-        ),
-        Step(
-            client(Credit(0, 2**20), Credit(1, 2**20)),
-            to_client=[Data(1, bytes(16_374)), *[FULL] * 15, END],
-            to_image=[STEP],
-        ),
+        Step(image(peer.SETTINGS, ANSWER, *[FULL] * 16, END), [ANSWER, Data(1, bytes(10))], (), [Ack(), *CREDITS]),
+        Step(client(Credit(0, 2**20), Credit(1, 2**20)), [Data(1, bytes(16_374)), *[FULL] * 15, END], (), [STEP]),
     ],
     "an answer may end in DATA, late frames are dropped and credited": [
         *pull(REQUESTED),
-        Step(
-            image(ANSWER, Data(1, b"all", end=True)), to_client=[ANSWER, Data(1, b"all", end=True)], to_image=[CANCEL]
-        ),
+        Step(image(ANSWER, Data(1, b"all", end=True)), [ANSWER, Data(1, b"all", end=True)], to_image=[CANCEL]),
         Step(client(*[FULL] * 16, END, CANCEL), to_client=[STEP]),
         Step(image(*[FULL] * 16, END, Reset(1, 0)), to_image=[Credit(0, 2**18 + 3)]),
     ],
     "a request that ended in trailers needs no reset": [*pull(REQUESTED, END), Step(image(END), to_client=[END])],
-    "a request that still waits when it is answered is reset": [
-        *pull(REQUESTED, settings=Settings(((4, 0),))),
-        Step(client(Data(1, b"waits", end=True))),
-        Step(image(END), to_client=[END], to_image=[CANCEL]),
-    ],
     "cancels go both ways": [
-        *pull(REQUESTED),
-        Step(client(CANCEL, REQUESTED_3), to_image=[CANCEL, REQUESTED_3]),
+        *(*pull(REQUESTED), Step(client(CANCEL, REQUESTED_3), to_image=[CANCEL, REQUESTED_3])),
         Step(image(Reset(3, 11)), to_client=[Reset(3, 11)]),
     ],
-    "a stream above the service's limit is refused": [
-        *pull(REQUESTED, settings=Settings(((3, 1),))),
-        Step(client(REQUESTED_3), to_client=[REFUSED_3]),
+    "a stream above the service's limit is refused, a request that still waits when it is answered is reset": [
+        *pull(REQUESTED, settings=Settings(((3, 1), (4, 0)))),
+        *(Step(client(REQUESTED_3), to_client=[REFUSED_3]), Step(client(Data(1, b"waits", end=True)))),
         Step(image(END), to_client=[END], to_image=[CANCEL]),
-        Step(client(Headers(5, peer.PULL)), to_image=[Headers(5, peer.PULL)]),
+        Step(client(REQUESTED_5), to_image=[REQUESTED_5]),
     ],
     "its end makes its calls unavailable, or resets them inside an answer": [
-        *pull(REQUESTED, Headers(3, peer.PULL, end=True), Headers(5, peer.PULL)),
-        Step(image(ANSWER), to_client=[ANSWER]),
+        *(*pull(REQUESTED, Headers(3, peer.PULL, end=True), REQUESTED_5), Step(image(ANSWER), to_client=[ANSWER])),
         Step(close, to_client=[CANCEL, *(Headers(at, UNAVAILABLE, end=True) for at in (3, 5)), Reset(5, 0)]),
         Step(close),
     ],
     "the runtime's credit for an image stream is ignored": [*pull(REQUESTED), Step(runtime(Credit(1, 5)))],
-    "later peer.SETTINGS of the client go to the service and bind it": [
-        *pull(REQUESTED),
-        Step(
-            client(Settings(((5, 20_000),))),
-            to_runtime=[Settings(((5, 20_000), (1, 0)))],
-            to_image=[Settings(((5, 20_000), (1, 0)))],
-        ),
-        Step(
-            image(Data(1, b""), Data(1, bytes(20_000))),
-            to_client=[Data(1, b""), Data(1, bytes(16_384)), Data(1, bytes(3_616))],
-            to_image=[Credit(1, 20_000)],
-        ),
+    "later SETTINGS of the client go to the service and bind it": [
+        *(*pull(REQUESTED), Step(client(Settings(((5, 20_000),))), (), [LARGER], [LARGER])),
+        Step(image(LARGE), to_client=[FULL, Data(1, bytes(3_616))], to_image=[Credit(1, 20_000)]),
         Step(runtime(Ack()), to_client=[Ack()]),
-        Step(image(Data(1, bytes(20_000))), to_client=[Data(1, bytes(20_000))], to_image=[Credit(1, 20_000)]),
+        Step(image(LARGE), to_client=[LARGE], to_image=[Credit(1, 20_000)]),
     ],
 }
 
@@ -141,12 +116,8 @@ GOAWAYS: dict[str, list[Step]] = {
         *(peer.passes(QUERY, GoAway(0)), peer.returns(GoAway(1, 5, b"bye")))
     ],
     "it rises to the highest image stream, streams above its own are refused": [
-        Step(
-            client(QUERY, QUERY_3, Headers(7, peer.PULL)),
-            to_runtime=[QUERY, QUERY_3],
-            to_image=[*GREETING, Headers(7, peer.PULL)],
-        ),
-        Step(runtime(GoAway(1, 2, b"why")), to_client=[REFUSED_3, GoAway(7, 2, b"why")]),
+        Step(client(QUERY, QUERY_3, REQUESTED_5), (), [QUERY, QUERY_3], [*GREETING, REQUESTED_5]),
+        Step(runtime(GoAway(1, 2, b"why")), to_client=[REFUSED_3, GoAway(5, 2, b"why")]),
     ],
     "headers of a stream below its last id do not let a later stream pass": [
         *(peer.passes(QUERY), peer.returns(GoAway(9)), peer.passes(QUERY_5)),
@@ -166,8 +137,7 @@ GOAWAYS: dict[str, list[Step]] = {
         Step(LEAVES, to_client=[GoAway(3)]),
     ],
     "the runtime's do not raise ours": [
-        peer.passes(QUERY, QUERY_3),
-        Step(LEAVES, to_client=[MOST, GoAway(3)]),
+        *(peer.passes(QUERY, QUERY_3), Step(LEAVES, to_client=[MOST, GoAway(3)])),
         Step(runtime(GoAway(2**31 - 1, 0, b"max_age")), to_client=[GoAway(3, 0, b"max_age")]),
         *(peer.returns(GoAway(3, 1)), peer.returns(GoAway(1, 2, b"x"))),
     ],
@@ -178,8 +148,7 @@ GOAWAYS: dict[str, list[Step]] = {
     ],
     "what was taken is finished": [
         *(peer.passes(QUERY), HOLD, Step(LEAVES, to_client=[MOST, GoAway(3)])),
-        peer.passes(Data(1, grpc(b"q"), end=True)),
-        Step(peer.release, to_runtime=[BODY]),
+        *(peer.passes(Data(1, grpc(b"q"), end=True)), Step(peer.release, to_runtime=[BODY])),
         Step(runtime(ANSWER, END, END_3), to_client=[ANSWER, END]),
         Step(peer.answered, to_client=[END_3]),
     ],
@@ -192,26 +161,19 @@ def test_conversation_has_these_effects(steps: list[Step]) -> None:
     assert len(play.links) == any(step.to_image for step in steps)
 
 
-def pulling(*frames: peer.Frame) -> peer.Play:
-    return peer.converse(*pull(REQUESTED, *frames), play=peer.Play(separate_image=True).greet())
-
-
 def test_a10_goaway_refuses_later_streams_and_opens_new_link() -> None:
-    play = pulling(REQUESTED_3)
+    play = peer.converse(*pull(REQUESTED, REQUESTED_3), separate_image=True)
     first = play.image
     first.sends(GoAway(1))
     assert play.client.got() == [REFUSED_3]
-    play.client.sends(Headers(5, peer.PULL))
+    play.client.sends(REQUESTED_5)
     assert len(play.links) == 2
-    assert play.image.got() == [*GREETING, Headers(5, peer.PULL)]
+    assert play.image.got() == [*GREETING, REQUESTED_5]
     first.sends(END)
     assert play.client.got() == [END]
-
-
-@pytest.mark.parametrize("frame", [ANSWER, Data(1, b"x"), CANCEL], ids=repr)
-def test_a10_runtime_frames_do_not_affect_image_streams(frame: peer.Frame) -> None:
-    with pytest.raises(WireError, match="was not sent"):
-        pulling().runtime.sends(frame)
+    for frame in (ANSWER, Data(5, b"x"), Reset(5, 8)):
+        with pytest.raises(WireError, match="was not sent"):
+            play.runtime.sends(replace(frame, stream=5))
 
 
 def test_a10_queued_answer_outlives_stored_ended_streams(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,15 +184,6 @@ def test_a10_queued_answer_outlives_stored_ended_streams(monkeypatch: pytest.Mon
     assert play.client.got() == [Data(stream, b"a") for stream in streams]
     play.client.sends(*[Credit(stream, 1) for stream in streams])
     assert play.client.got() == [Data(stream, b"b", end=True) for stream in streams]
-
-
-def test_a11_own_goaway_waits_for_first_settings() -> None:
-    play = peer.Play()
-    play.client.sends(peer.PREFACE, Settings())
-    play.reader.drain(refusing=True)
-    assert play.client.got() == []
-    play.runtime.sends(Settings())
-    assert play.client.got()[-2:] == [MOST, GoAway(0)]
 
 
 def test_a11_goaway_ends_held_calls_above_last_id() -> None:
@@ -252,12 +205,13 @@ LATE_REQUESTS = [peer.VERSION, peer.CREATE, peer.PULL, EVENTS, peer.VERSION[:2]]
 @pytest.mark.parametrize("fields", LATE_REQUESTS, ids=["passing", "held", "image", "endless", "ambiguous"])
 @pytest.mark.parametrize("acknowledged", [True, False])
 def test_a11_late_stream_is_refused_and_its_frames_dropped(fields: peer.Fields, acknowledged: bool) -> None:
+    """The GOAWAY waits for the runtime's first SETTINGS."""
     play = peer.Play(separate_image=True)
-    play.client.sends(peer.PREFACE, peer.SETTINGS)
-    play.runtime.sends(peer.SETTINGS, *[Ack()] * acknowledged)
-    play.client.sends(QUERY)
+    play.client.sends(peer.PREFACE, peer.SETTINGS, QUERY)
     play.reader.drain(refusing=True)
-    play.client.got()
+    assert play.client.got() == []
+    play.runtime.sends(peer.SETTINGS, *[Ack()] * acknowledged)
+    assert play.client.got()[2:4] == [MOST, GoAway(1)]
     play.runtime.got()
     play.client.sends(Headers(3, fields), Data(3, grpc(b"m")), Credit(3, 7), END_3)
     play.client.sends(CANCEL_3, Headers(5, fields, end=True))
@@ -268,11 +222,8 @@ def test_a11_late_stream_is_refused_and_its_frames_dropped(fields: peer.Fields, 
 
 UNFINISHED: dict[str, list[tuple[peer.Act, tuple[int, int, int]]]] = {
     "a passing call waits for its answer, then for its end": [
-        (client(), (0, 0, 0)),
-        (client(Headers(1, peer.VERSION, end=True)), (1, 0, 0)),
-        (runtime(ANSWER), (0, 1, 0)),
-        (runtime(Data(1, grpc(b"a"))), (0, 1, 0)),
-        (runtime(END), (0, 0, 0)),
+        *((client(), (0, 0, 0)), (client(Headers(1, peer.VERSION, end=True)), (1, 0, 0))),
+        *((runtime(ANSWER), (0, 1, 0)), (runtime(Data(1, grpc(b"a"))), (0, 1, 0)), (runtime(END), (0, 0, 0))),
     ],
     "above the runtime's last id nothing is waited for": [
         *((client(QUERY, QUERY_3), (2, 0, 0)), (runtime(GoAway(1)), (1, 0, 0)))
@@ -288,16 +239,14 @@ UNFINISHED: dict[str, list[tuple[peer.Act, tuple[int, int, int]]]] = {
         *((runtime(Headers(3, peer.REPLY), END_3), (1, 0, 0)), (peer.answered, (0, 0, 0))),
     ],
     "an answer that waits for the client's credit is a call": [
-        (client(Headers(1, peer.VERSION, end=True), CREATED, BODY), (2, 0, 0)),
-        (peer.release, (2, 0, 0)),
+        *((client(Headers(1, peer.VERSION, end=True), CREATED, BODY), (2, 0, 0)), (peer.release, (2, 0, 0))),
         (runtime(ANSWER, *[FULL] * 5, END), (2, 0, 0)),
         (runtime(Headers(3, peer.REPLY), END_3), (2, 0, 0)),
-        (peer.answered, (1, 0, 0)),
-        (client(Credit(0, 100_000)), (0, 0, 0)),
+        *((peer.answered, (1, 0, 0)), (client(Credit(0, 100_000)), (0, 0, 0))),
     ],
     "so is an image answer, once its end is here": [
-        (peer.Greets(client=Settings(((4, 10),))), (0, 0, 0)),
-        (client(Headers(1, peer.PULL, end=True)), (0, 0, 0)),
+        (client(Settings(((4, 10),)), REQUESTED_WHOLE), (0, 0, 0)),
+        (runtime(Ack()), (0, 0, 0)),
         (image(Settings(), Ack(), ANSWER, Data(1, grpc(bytes(100)))), (0, 0, 0)),
         (image(END), (1, 0, 0)),
         (client(Credit(1, 1_000)), (0, 0, 0)),
@@ -307,11 +256,7 @@ UNFINISHED: dict[str, list[tuple[peer.Act, tuple[int, int, int]]]] = {
 
 @pytest.mark.parametrize("steps", UNFINISHED.values(), ids=UNFINISHED)
 def test_unfinished_work_is_counted(steps: list[tuple[peer.Act, tuple[int, int, int]]]) -> None:
-    play = (
-        peer.Play(separate_image=True)
-        if isinstance(steps[0][0], peer.Greets)
-        else peer.Play(separate_image=True).greet()
-    )
+    play = peer.Play(separate_image=True).greet()
     for act, counts in steps:
         act(play)
         assert play.reader.unfinished() == counts
