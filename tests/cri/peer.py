@@ -12,7 +12,7 @@ from runtimeproxy.core.call import PROCESS_LIMIT, MemoryBudget
 from runtimeproxy.cri.calls import KINDS
 from runtimeproxy.cri.frame_relay import FrameRelay, Shared
 from runtimeproxy.cri.image import ImageLink
-from runtimeproxy.cri.reader import CriHeld, NotHttp2, Reader
+from runtimeproxy.cri.reader import CriHeld, Reader
 from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire.http2 import FlowControlledSender
 
@@ -205,7 +205,6 @@ class Play:
         self.reader = Reader(shared, lambda: None)
         self._calls, self.settled = list[CriHeld](), list[CriHeld]()
         self.links, self._images = list[ImageLink](), list[Side]()
-        self.not_http2_bytes: list[bytes] = []
         self.client = Side(partial(self._feed, self.reader.from_client), self.reader.to_client, preface=False)
         self.runtime = Side(partial(self._feed, self.reader.from_runtime), self.reader.to_runtime, preface=True)
 
@@ -232,8 +231,6 @@ class Play:
                     (self._calls if call.reply is None else self.settled).append(call)
                 case ImageLink() as link:
                     self.links.append(link)
-                case NotHttp2(data):
-                    self.not_http2_bytes.append(data)
 
     @property
     def calls(self) -> list[CriHeld]:
