@@ -49,6 +49,15 @@ QUERIES: dict[str, Callable[[Backend], Awaitable[object]]] = {
     "ContainerStatus": lambda backend: backend.container("v1", "c1"),
     "UpdateContainerResources": lambda backend: backend.update("v1", UPDATE, 5.0),
 }
+UNAVAILABLE = [(Code.UNAVAILABLE, BackendFailure.UNAVAILABLE), (None, BackendFailure.UNAVAILABLE)]
+FAILURES = [(Code.UNIMPLEMENTED, BackendFailure.UNIMPLEMENTED), (Code.CANCELLED, BackendFailure.OTHER), *UNAVAILABLE]
+UPDATE_ERRORS: list[tuple[dict[str, Any], BackendFailure, bool]] = [
+    ({}, BackendFailure.OTHER, True),
+    ({"code": Code.UNKNOWN}, BackendFailure.OTHER, True),
+    ({"code": Code.UNAVAILABLE}, BackendFailure.UNAVAILABLE, False),
+    ({"code": Code.CANCELLED}, BackendFailure.OTHER, False),
+    ({"delay_seconds": 60}, BackendFailure.DEADLINE, False),
+]
 
 
 @pytest.fixture
@@ -136,10 +145,6 @@ async def test_plain_status_is_read_when_verbose_fails(runtime: FakeRuntime, bac
     assert [request.verbose for request in queried] == [True, False, False, False], "a state is in the plain status"
 
 
-UNAVAILABLE = [(Code.UNAVAILABLE, BackendFailure.UNAVAILABLE), (None, BackendFailure.UNAVAILABLE)]
-FAILURES = [(Code.UNIMPLEMENTED, BackendFailure.UNIMPLEMENTED), (Code.CANCELLED, BackendFailure.OTHER), *UNAVAILABLE]
-
-
 @pytest.mark.parametrize("method", QUERIES)
 @pytest.mark.parametrize(("code", "kind"), FAILURES)
 async def test_error_names_method_and_failure(
@@ -159,15 +164,6 @@ async def test_error_names_method_and_failure(
         assert caught.value.not_done is updates
     else:  # errors of reads are logged; the runtime's words must not be
         assert ("task is gone" in str(caught.value)) is updates
-
-
-UPDATE_ERRORS: list[tuple[dict[str, Any], BackendFailure, bool]] = [
-    ({}, BackendFailure.OTHER, True),
-    ({"code": Code.UNKNOWN}, BackendFailure.OTHER, True),
-    ({"code": Code.UNAVAILABLE}, BackendFailure.UNAVAILABLE, False),
-    ({"code": Code.CANCELLED}, BackendFailure.OTHER, False),
-    ({"delay_seconds": 60}, BackendFailure.DEADLINE, False),
-]
 
 
 async def test_update_is_sent_unchanged_and_may_be_done(runtime: FakeRuntime, backend: Backend) -> None:
@@ -304,6 +300,8 @@ CONTAINER_INFO: dict[str, Any] = {
 CPU: Any = {"cpu_period": 100000, "cpu_quota": -1, "cpu_shares": 200, "cpuset_cpus": "0-1", "cpuset_mems": "0"}
 MORE: Any = {"hugepage_limits": {"2MB": 2**64 - 1}, "unified": {"memory.high": "max"}}
 RUNNING = Resources(**CPU, **MORE, memory_limit_in_bytes=2**28, oom_score_adj=500)
+SLICES = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu_1.slice"
+PAGES = {"memory_limit_in_bytes": 5, "memory_swap_limit_in_bytes": 6, "hugepage_limits": [{"page_size": "2MB"}]}
 METADATA = {"name": "web", "uid": "u-1", "namespace": "shop", "attempt": 3}
 POD_STATUS = cri.PodSandboxStatus(
     id="p1", metadata=METADATA, labels={"qos": "BE"}, annotations={"x": "y"}, runtime_handler="kata"
@@ -365,9 +363,6 @@ def in_group(path: str) -> dict[str, Any]:
     return {"runtimeSpec": {"linux": {"cgroupsPath": path}}}
 
 
-SLICES = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu_1.slice"
-
-
 @pytest.mark.parametrize(
     ("info", "parent"),
     [
@@ -414,9 +409,6 @@ def test_container_status_is_read() -> None:
 
 def memory(limit: int, swap: int = 0, **more: Any) -> Resources:
     return Resources(memory_limit_in_bytes=limit, memory_swap_limit_in_bytes=swap, **more)
-
-
-PAGES = {"memory_limit_in_bytes": 5, "memory_swap_limit_in_bytes": 6, "hugepage_limits": [{"page_size": "2MB"}]}
 
 
 @pytest.mark.parametrize(

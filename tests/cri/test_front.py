@@ -33,6 +33,7 @@ ANSWER = [Headers(1, REPLY), Data(1, peer.grpc(b"answer")), END]
 PING, PONG = Ping(b"12345678"), Ping(b"12345678", ack=True)
 FULL = Data(1, bytes(16_384))
 PULLED = Headers(1, PULL, end=True)
+HTTP_1, HTTP_1_ANSWER = b"PRI * HTTP/1.1\r\nHost: h\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"
 
 
 def drained(sock: socket.socket) -> bytes:
@@ -441,9 +442,6 @@ async def test_a10_image_dial_is_closed_when_client_disconnects(tmp_path: Path) 
         assert await asyncio.wait_for(asyncio.to_thread(late.recv, 1), 20) == b""
         for sock in [*queued, *accepted, late]:
             sock.close()
-
-
-HTTP_1, HTTP_1_ANSWER = b"PRI * HTTP/1.1\r\nHost: h\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"
 
 
 @pytest.mark.parametrize("end", ["drain", "client", "runtime"])

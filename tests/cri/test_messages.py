@@ -116,6 +116,11 @@ ODD_ENVS = {
     "a field that nobody knows": ([env(b"\x0a\x01Z\x12\x01z\x18\x01")], {"Z": "z"}),
     "a number in the place of a text": ([env(b"\x0a\x01Z\x10\x01")], {"Z": ""}),
 }
+MANY = 300_000
+EMPTY_ENVS = b"\x12" + varint(2 * MANY) + b"\x32\x00" * MANY
+EMPTY_PAGES = b"\x0a" + varint(2 * MANY) + b"\x42\x00" * MANY
+LINUX = b"\x7a" + varint(len(EMPTY_PAGES)) + EMPTY_PAGES
+"""The field ``linux`` of a config, with empty huge page limits in its resources."""
 
 
 @pytest.mark.parametrize("entries", [(), PLAIN], ids=["none", "some"])
@@ -159,13 +164,6 @@ def test_unreadable_request_raises(read: Read, message: bytes, problem: str) -> 
 def test_any_bytes_are_read_or_unreadable(message: bytes, read: Read) -> None:
     with suppress(Unreadable):
         read(message)
-
-
-MANY = 300_000
-EMPTY_ENVS = b"\x12" + varint(2 * MANY) + b"\x32\x00" * MANY
-EMPTY_PAGES = b"\x0a" + varint(2 * MANY) + b"\x42\x00" * MANY
-LINUX = b"\x7a" + varint(len(EMPTY_PAGES)) + EMPTY_PAGES
-"""The field ``linux`` of a config, with empty huge page limits in its resources."""
 
 
 @pytest.mark.parametrize(
@@ -249,6 +247,7 @@ def fields_of(message: Descriptor) -> st.SearchStrategy[bytes]:
 TIMES = st.sampled_from((*(1,) * 14, 2, 60))
 UNKNOWN = b"\xa2\x06\x02\xff\xfe\xab\x06\xac\x06" + b"\x92\x3f\x81\x80\x00\x7f"
 """Unknown fields: bytes that are not UTF-8, a group, and a length in more bytes than needed."""
+BASE = Resources(cpu_shares=2, cpuset_cpus="0", unified={"a": "1", "b": "1"})
 
 
 def test_update_values() -> None:
@@ -301,9 +300,6 @@ def test_update_memory_and_swap(
     )
     assert (values.get(fields.MEMORY), values.get(fields.SWAP)) == sent
     assert unsupported == ((fields.MEMORY,) if sent[0] is None or (change == 0 and present[0]) else ())
-
-
-BASE = Resources(cpu_shares=2, cpuset_cpus="0", unified={"a": "1", "b": "1"})
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,15 @@ OPENING = [
     Step(client(Ping(b"12345678")), to_runtime=Ping(b"12345678").wire()),
     Step(runtime(Settings(((1, 100),)), Settings()), to_client=[ZERO, peer.OPENED, ZERO]),
 ]
+TWO_PATHS = [(*fields, VERSION[2]) for fields in (VERSION, CREATE)]
+RESTORES = [peer.request(path) for path in sorted(routes.RESTORES)]
+UNKNOWN = [
+    b"/grpc.health.v1.Health/Check",
+    b"/runtime.v2.RuntimeService/Version",
+    b"/runtime.v1.ImageServices/PullImage",
+]
+OTHERS = [Ping(b"12345678", ack=True), Ack(), GoAway(7, 2, b"why"), Raw(0xEE, 0xFF, 0x8000_0001, b"unknown")]
+OTHERS += [Data(1, b"x", pad=0), Reset(1, 5), Raw(6, 0, 0, b"1234567"), Raw(6, 0, 1, b"12345678")]
 
 MESSAGE = grpc(b"the request")
 HEAD, OPEN, WHOLE = Headers(1, CREATE), Data(1, MESSAGE), Data(1, MESSAGE, end=True)
@@ -181,6 +190,10 @@ HOLDING: dict[str, list[Step]] = {
         Step(client(*[FULL] * 16, END, Credit(1, 4), CANCEL), to_client=[Credit(0, STEP)]),
     ],
 }
+LENGTHY = bytes(range(256)) * (JOINED_BYTES // 256) + b"x"
+PACKED_LONG = grpc(gzip.compress(LENGTHY), 1)
+PROTO = (*CREATE[:4], (b"content-type", b"application/grpc+proto"))
+ENDS = ([peer.refuse], [client(CANCEL)], [peer.release, runtime(*ANSWER, END), peer.answered])
 
 
 @pytest.mark.parametrize("steps", [OPENING, *PASSING.values(), *HOLDING.values()], ids=["opening", *PASSING, *HOLDING])
@@ -226,10 +239,6 @@ def test_a1_push_promise_blocks_are_translated() -> None:
     assert play.client.received_bytes().endswith(b"".join(frames))
 
 
-TWO_PATHS = [(*fields, VERSION[2]) for fields in (VERSION, CREATE)]
-RESTORES = [peer.request(path) for path in sorted(routes.RESTORES)]
-
-
 @pytest.mark.parametrize("fields", [*TWO_PATHS, VERSION[:2], *RESTORES], ids=repr)
 def test_a2_ambiguous_or_restore_passes_or_is_refused(fields: peer.Fields, play: peer.Play) -> None:
     queries: list[peer.Frame] = [Headers(3, fields), Data(3, CALL, end=True)]
@@ -241,13 +250,6 @@ def test_a2_ambiguous_or_restore_passes_or_is_refused(fields: peer.Fields, play:
     refusal = peer.refusal(12, b"no") if fields in RESTORES else peer.refusal(13, AMBIGUOUS.encode())
     assert play.client.got() == [Headers(5, refusal, end=True), Headers(7, refusal, end=True), Reset(7, 0)]
     assert counted(play) == {"RestorePod" if fields in RESTORES else "other": 1}
-
-
-UNKNOWN = [
-    b"/grpc.health.v1.Health/Check",
-    b"/runtime.v2.RuntimeService/Version",
-    b"/runtime.v1.ImageServices/PullImage",
-]
 
 
 @pytest.mark.parametrize("path", [*routes.PASSING_SERIES, *UNKNOWN], ids=bytes.decode)
@@ -311,10 +313,6 @@ def test_reserved_bit_of_stream_id_is_ignored() -> None:
     play.client.sends(QUERY, Raw(1, 0x4, reserved, peer.block(CREATE)), Data(1, bytes(2_000)))
     play.client.sends(Raw(0, 0, reserved, CALL[:5]), Raw(0, 1, 3, CALL[5:]))
     assert play.call._message == b"m"
-
-
-OTHERS = [Ping(b"12345678", ack=True), Ack(), GoAway(7, 2, b"why"), Raw(0xEE, 0xFF, 0x8000_0001, b"unknown")]
-OTHERS += [Data(1, b"x", pad=0), Reset(1, 5), Raw(6, 0, 0, b"1234567"), Raw(6, 0, 1, b"12345678")]
 
 
 @pytest.mark.parametrize("frame", OTHERS, ids=repr)
@@ -389,11 +387,6 @@ def test_a5_unreadable_request_passes_unchanged(fields: peer.Fields, frames: lis
     assert problem in play.call.problem
     assert play.call.send_request(None)
     assert play.runtime.got() == sent
-
-
-LENGTHY = bytes(range(256)) * (JOINED_BYTES // 256) + b"x"
-PACKED_LONG = grpc(gzip.compress(LENGTHY), 1)
-PROTO = (*CREATE[:4], (b"content-type", b"application/grpc+proto"))
 
 
 @pytest.mark.parametrize(
@@ -573,9 +566,6 @@ def test_only_held_call_ends_with_stream_or_connection(end: peer.Act, released: 
     assert play.call.state is (CallState.RELEASED if released else CallState.ENDED)
     assert (play.call.reply, play.settled) == (reply, [play.call] if reply else [])
     assert not play.reader.has_waiting_answers
-
-
-ENDS = ([peer.refuse], [client(CANCEL)], [peer.release, runtime(*ANSWER, END), peer.answered])
 
 
 @pytest.mark.parametrize("ends", ENDS, ids=["refused", "cancelled", "answered"])
