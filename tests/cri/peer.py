@@ -1,7 +1,7 @@
 """Scripted peers for every side of a CRI pair; frames are built by hand, and hpack reads header blocks."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from struct import pack
 from typing import NamedTuple
@@ -183,11 +183,6 @@ class Side:
         return [*frames(data, self.decoder)]
 
 
-def shared_by_calls(clock: Callable[[], float], counters: dict[Key, int], separate_image: bool) -> Shared:
-    """Return the shared state of a front's connections; every call that can be held is held."""
-    return Shared(MemoryBudget(), clock, counters, KINDS, separate_image, lambda: False, lambda: True, str)
-
-
 class Play:
     """A connection's reader between two peers; ``settled``: the calls that have a reply, or ended without one."""
 
@@ -195,13 +190,8 @@ class Play:
         self.passes_ambiguous, self.start_and_stop_pass, self.restore_refusal = True, False, ""
         self.budget, self.now = MemoryBudget(process_limit), 0.0
         self.counters: dict[Key, int] = {}
-        shared = replace(
-            shared_by_calls(lambda: self.now, self.counters, separate_image),
-            budget=self.budget,
-            start_and_stop_pass=lambda: self.start_and_stop_pass,
-            passes_ambiguous=lambda: self.passes_ambiguous,
-            restore_refusal=lambda: self.restore_refusal,
-        )
+        answers = (lambda: self.start_and_stop_pass, lambda: self.passes_ambiguous, lambda: self.restore_refusal)
+        shared = Shared(self.budget, lambda: self.now, self.counters, KINDS, separate_image, *answers)
         self.reader = Reader(shared, lambda: None)
         self._calls, self.settled = list[CriHeld](), list[CriHeld]()
         self.links, self._images = list[ImageLink](), list[Side]()

@@ -12,9 +12,11 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from runtimeproxy.core.call import MemoryBudget
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri import front as front_module
-from runtimeproxy.cri.frame_relay import ACKS_WAITING
+from runtimeproxy.cri.calls import KINDS
+from runtimeproxy.cri.frame_relay import ACKS_WAITING, Shared
 from runtimeproxy.cri.front import ACK_SECONDS, CriConnection
 from runtimeproxy.cri.image import UNREACHABLE
 from runtimeproxy.cri.reader import NO_ANSWER, CriHeld
@@ -69,7 +71,10 @@ class Scene:
             metrics=self.metrics,
             sync=SimpleNamespace(soon=lambda: self.syncs.append(self.loop.time())),
             backend=SimpleNamespace(serves_cri=AsyncMock(return_value=True)),
-            shared=peer.shared_by_calls(self.loop.time, self.metrics.counters, bool(images)),
+            shared=Shared(
+                *(MemoryBudget(), self.loop.time, self.metrics.counters, KINDS, bool(images)),
+                *(lambda: False, lambda: True, str),
+            ),
         )
         self.connection = CriConnection(self.front, proxy_side, runtime_side)
         self.front.connections.add(self.connection)
