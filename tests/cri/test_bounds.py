@@ -65,6 +65,7 @@ BROKEN: dict[str, tuple[list[peer.Act], str]] = {
     "64 KiB": ([OPEN, client(CUT, *[peer.continuation(1, PAD, False)] * 5)], "header_block: .*too long"),
     "512 frames": ([OPEN, client(CUT, *[peer.continuation(1, b"", False)] * 512)], "header_block: .*too long"),
     "padding of held DATA": ([OPEN, client(HELD), client(Raw(0, 0x8, 1, b"\x02x"))], "padding"),
+    "padding of HEADERS": ([OPEN, client(Raw(1, 0xC, 1, b"\x02x"))], "padding"),
     "RST_STREAM cut": ([OPEN, client(Raw(3, 0, 1, b"123"))], "too short"),
     "WINDOW_UPDATE of 0 cut": ([OPEN, client(Raw(8, 0, 0, b"123"))], "WINDOW_UPDATE of a wrong length"),
     "no credit": ([OPEN, client(Credit(0, 0))], "WINDOW_UPDATE of 0"),

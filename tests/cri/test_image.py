@@ -23,7 +23,7 @@ ANSWER, END, END_3 = Headers(1, peer.REPLY), Headers(1, peer.TRAILERS, end=True)
 CREATED, WATCHED, BODY = Headers(3, peer.CREATE), Headers(3, EVENTS, end=True), Data(3, grpc(b"m"), end=True)
 HOLD = Step(client(CREATED, BODY), to_runtime=[CREATED], hooked=1)
 FULL, LARGE, LARGER = Data(1, bytes(16_384)), Data(1, bytes(20_000)), Settings(((5, 20_000), (1, 0)))
-CREDITS = [Credit(1, 16_384)] * 16
+EMPTY, CREDITS = Data(1, b""), [Credit(1, 16_384)] * 16
 GREETING = [Settings(((1, 0),)), peer.OPENED]
 STEP = Credit(0, 2**18)
 """Credit of the connection is given in steps of this many bytes."""
@@ -97,7 +97,7 @@ IMAGES: dict[str, list[Step]] = {
     "the runtime's credit for an image stream is ignored": [*pull(REQUESTED), Step(runtime(Credit(1, 5)))],
     "later SETTINGS of the client go to the service and bind it": [
         *(*pull(REQUESTED), Step(client(Settings(((5, 20_000),))), (), [LARGER], [LARGER])),
-        Step(image(LARGE), to_client=[FULL, Data(1, bytes(3_616))], to_image=[Credit(1, 20_000)]),
+        Step(image(EMPTY, LARGE), to_client=[EMPTY, FULL, Data(1, bytes(3_616))], to_image=[Credit(1, 20_000)]),
         Step(runtime(Ack()), to_client=[Ack()]),
         Step(image(LARGE), to_client=[LARGE], to_image=[Credit(1, 20_000)]),
     ],
