@@ -247,7 +247,6 @@ def fields_of(message: Descriptor) -> st.SearchStrategy[bytes]:
 TIMES = st.sampled_from((*(1,) * 14, 2, 60))
 UNKNOWN = b"\xa2\x06\x02\xff\xfe\xab\x06\xac\x06" + b"\x92\x3f\x81\x80\x00\x7f"
 """Unknown fields: bytes that are not UTF-8, a group, and a length in more bytes than needed."""
-BASE = Resources(cpu_shares=2, cpuset_cpus="0", unified={"a": "1", "b": "1"})
 
 
 def test_update_values() -> None:
@@ -264,19 +263,14 @@ def memory_and_swap(memory: int, swap: int) -> Resources:
     return Resources(memory_limit_in_bytes=memory, memory_swap_limit_in_bytes=swap)
 
 
-@pytest.mark.parametrize(
-    ("requested", "changes", "made"),
-    [
-        pytest.param((5, 5), {"memory": -1}, (0, 0), id="an equal swap limit is lifted with it"),
-        pytest.param((5, 5), {"memory": 3}, (3, 3), id="an equal swap limit moves"),
-        pytest.param((5, 5), {"memory": 7, "memory_swap": 8}, (7, 8), id="a hook's own"),
-        pytest.param((5, 5), {"memory_swap": -1}, (5, -1), id="a hook's swap limit alone"),
-    ],
-)
-def test_create_memory_and_swap(requested: tuple[int, int], changes: dict[str, int], made: tuple[int, int]) -> None:
-    adjustment = Adjustment(resources={f"{name}_limit_in_bytes": value for name, value in changes.items()})
-    stated = messages.values_for_create(adjustment, memory_and_swap(*requested))
-    assert overlay(memory_and_swap(*requested), stated.resources) == memory_and_swap(*made)
+def test_create_memory_and_swap() -> None:
+    """An equal swap limit moves or is lifted with the memory limit, unless the hook sets it."""
+    both = {fields.MEMORY: 7, fields.SWAP: 8}
+    for changes, made in ({fields.MEMORY: -1}, (0, 0)), ({fields.MEMORY: 3}, (3, 3)), (both, (7, 8)):
+        stated = messages.values_for_create(Adjustment(resources=changes), memory_and_swap(5, 5))
+        assert overlay(memory_and_swap(5, 5), stated.resources) == memory_and_swap(*made)
+    stated = messages.values_for_create(Adjustment(resources={fields.SWAP: -1}), memory_and_swap(5, 5))
+    assert overlay(memory_and_swap(5, 5), stated.resources) == memory_and_swap(5, -1)
 
 
 @pytest.mark.parametrize(
@@ -302,17 +296,12 @@ def test_update_memory_and_swap(
     assert unsupported == ((fields.MEMORY,) if sent[0] is None or (change == 0 and present[0]) else ())
 
 
-@pytest.mark.parametrize(
-    ("changes", "base", "expected"),
-    [
-        ({}, None, None),
-        ({"cpuset_cpus": "1"}, BASE, Resources(cpuset_cpus="1")),
-        ({"unified": {"a": "2"}}, BASE, Resources(unified={"a": "2", "b": "1"})),
-        (ALL_RESOURCES, None, overlay(None, ALL_RESOURCES)),
-    ],
-)
-def test_update_request_is_partial(changes: Changes, base: Resources | None, expected: Resources | None) -> None:
-    assert messages.read_update(messages.update_request("c1", changes, base)) == ("c1", expected, {})
+def test_update_request_is_partial() -> None:
+    base = Resources(cpu_shares=2, cpuset_cpus="0", unified={"a": "1", "b": "1"})
+    changes: list[Changes] = [{"cpuset_cpus": "1"}, {"unified": {"a": "2"}}, {}, ALL_RESOURCES]
+    sent = [messages.update_request("c1", change, base if change in changes[:2] else None) for change in changes]
+    expected = [Resources(cpuset_cpus="1"), Resources(unified={"a": "2", "b": "1"}), None, RESOURCES]
+    assert [messages.read_update(request) for request in sent] == [("c1", resources, {}) for resources in expected]
 
 
 IN_RESOURCES: Any = {"cpu_shares": 512, "cpuset_cpus": "0-3", "hugepage_limits": PAGES[:1]}
@@ -354,14 +343,10 @@ def test_only_new_values_are_appended(adjustment: Adjustment, parent: str | None
     assert messages.edit_update(UNKNOWN, {}, NEW).startswith(UNKNOWN)
 
 
-def test_message_without_edits_is_not_parsed() -> None:
-    broken = b"\xff"
-    for kind in KINDS:
-        assert kind.edit(broken, fields.NO_ADJUSTMENT) is broken
-
-
 def test_entry_keeps_its_unknown_fields() -> None:
     """As in containerd's parser; protobuf's Python parser does not accept such an entry as one of the map."""
+    broken = b"\xff"
+    assert all(kind.edit(broken, fields.NO_ADJUSTMENT) is broken for kind in KINDS), "it is not parsed without edits"
     before, after = (b"\x22\x0b\x0a\x01a" + b"\xa2\x06\x02\xff\xfe" + b"\x12\x01" + value for value in (b"1", b"2"))
     request = b"\x0a\x01c" + before
     assert messages.edit_update(request, {}, {"a": "1"}) is request
@@ -371,16 +356,10 @@ def test_entry_keeps_its_unknown_fields() -> None:
 STRINGS = st.sampled_from(("", "a", "A", "2MB")) | st.text(max_size=3)
 MAPS = st.dictionaries(STRINGS, STRINGS, max_size=2)
 INT64 = st.integers(-(2**63), 2**63 - 1)
-CHANGES: st.SearchStrategy[Changes] = st.fixed_dictionaries(
-    {},
-    optional={
-        "cpu_quota": INT64,
-        "oom_score_adj": INT64,
-        "cpuset_cpus": STRINGS,
-        "hugepage_limits": st.dictionaries(STRINGS, st.integers(0, 2**64 - 1), min_size=1, max_size=2),
-        "unified": st.dictionaries(STRINGS, STRINGS, min_size=1, max_size=2),
-    },
-)
+OPTIONAL: dict[str, st.SearchStrategy[Any]] = {"cpu_quota": INT64, "oom_score_adj": INT64, "cpuset_cpus": STRINGS}
+OPTIONAL["hugepage_limits"] = st.dictionaries(STRINGS, st.integers(0, 2**64 - 1), min_size=1, max_size=2)
+OPTIONAL["unified"] = st.dictionaries(STRINGS, STRINGS, min_size=1, max_size=2)
+CHANGES: st.SearchStrategy[Changes] = st.fixed_dictionaries({}, optional=OPTIONAL)
 ADJUSTMENTS = st.builds(
     Adjustment, labels=MAPS, annotations=MAPS, envs=MAPS, cgroup_parent=st.none() | STRINGS, resources=CHANGES
 )
