@@ -300,8 +300,28 @@ CONTAINER_INFO: dict[str, Any] = {
 CPU: Any = {"cpu_period": 100000, "cpu_quota": -1, "cpu_shares": 200, "cpuset_cpus": "0-1", "cpuset_mems": "0"}
 MORE: Any = {"hugepage_limits": {"2MB": 2**64 - 1}, "unified": {"memory.high": "max"}}
 RUNNING = Resources(**CPU, **MORE, memory_limit_in_bytes=2**28, oom_score_adj=500)
+LIVES = [
+    ("CONTAINER_CREATED", 0, Life(started=False, running=False)),
+    ("CONTAINER_RUNNING", 5, Life(started=True, running=True)),
+    ("CONTAINER_EXITED", 5, Life(started=True, running=False)),
+    ("CONTAINER_EXITED", 0, Life(started=False, running=False)),
+    ("CONTAINER_EXITED", -(10**18), Life(started=False, running=False)),  # Go's zero time
+    ("CONTAINER_UNKNOWN", 0, Life(started=True, running=True)),
+]
 SLICES = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu_1.slice"
 PAGES = {"memory_limit_in_bytes": 5, "memory_swap_limit_in_bytes": 6, "hugepage_limits": [{"page_size": "2MB"}]}
+READ_ENVS: list[tuple[Any, list[Any], dict[str, str]]] = [
+    ([{"key": "A", "value": "1"}], ["A=nri=2"], {"A": "nri=2"}),
+    ([{"key": "A"}], ["A"], {"A": ""}),
+    ([{"key": "A", "value": "w6k="}], ["A=é"], {"A": "é"}),
+    ([{"key": "A", "value": "/w=="}], ["A=\ufffd"], {}),
+    ([{"key": "A", "value": "77+9"}], ["A=\ufffd"], {"A": "\ufffd"}),
+    ([{"key": "A", "value": "\ufffd"}], ["A=\ufffd"], {}),
+    ([{"key": "\ufffd", "value": "1"}], ["\ufffd=1"], {}),
+    ([{"key": "A", "value": "77+9"}, {"key": "A", "value": "/w=="}], ["A=\ufffd"], {}),
+    ([], ["IMAGE=1"], {}),
+    (5, ["IMAGE=1", "BAD=\ufffd", None, "NONE"], {"IMAGE": "1"}),
+]
 METADATA = {"name": "web", "uid": "u-1", "namespace": "shop", "attempt": 3}
 POD_STATUS = cri.PodSandboxStatus(
     id="p1", metadata=METADATA, labels={"qos": "BE"}, annotations={"x": "y"}, runtime_handler="kata"
@@ -336,17 +356,7 @@ def with_value(path: str, value: object) -> ContainerInfo:
     return container(info)
 
 
-@pytest.mark.parametrize(
-    ("name", "started_at", "life"),
-    [
-        ("CONTAINER_CREATED", 0, Life(started=False, running=False)),
-        ("CONTAINER_RUNNING", 5, Life(started=True, running=True)),
-        ("CONTAINER_EXITED", 5, Life(started=True, running=False)),
-        ("CONTAINER_EXITED", 0, Life(started=False, running=False)),
-        ("CONTAINER_EXITED", -(10**18), Life(started=False, running=False)),  # Go's zero time
-        ("CONTAINER_UNKNOWN", 0, Life(started=True, running=True)),
-    ],
-)
+@pytest.mark.parametrize(("name", "started_at", "life"), LIVES)
 def test_life_is_read_from_state_and_start_time(name: str, started_at: int, life: Life) -> None:
     response = cri.ContainerStatusResponse(status={"id": "c1", "state": name, "started_at": started_at})
     assert status.read_container_life(response.SerializeToString()) == life
@@ -427,21 +437,7 @@ def test_effective_resources_are_read(requested: object, running: object, expect
     assert container({"config": {"linux": {"resources": requested}}, "runtimeSpec": spec}).resources == expected
 
 
-@pytest.mark.parametrize(
-    ("requested", "running", "expected"),
-    [
-        ([{"key": "A", "value": "1"}], ["A=nri=2"], {"A": "nri=2"}),
-        ([{"key": "A"}], ["A"], {"A": ""}),
-        ([{"key": "A", "value": "w6k="}], ["A=é"], {"A": "é"}),
-        ([{"key": "A", "value": "/w=="}], ["A=\ufffd"], {}),
-        ([{"key": "A", "value": "77+9"}], ["A=\ufffd"], {"A": "\ufffd"}),
-        ([{"key": "A", "value": "\ufffd"}], ["A=\ufffd"], {}),
-        ([{"key": "\ufffd", "value": "1"}], ["\ufffd=1"], {}),
-        ([{"key": "A", "value": "77+9"}, {"key": "A", "value": "/w=="}], ["A=\ufffd"], {}),
-        ([], ["IMAGE=1"], {}),
-        (5, ["IMAGE=1", "BAD=\ufffd", None, "NONE"], {"IMAGE": "1"}),
-    ],
-)
+@pytest.mark.parametrize(("requested", "running", "expected"), READ_ENVS)
 def test_envs_are_read_from_config_and_spec(requested: object, running: list[str], expected: dict[str, str]) -> None:
     assert container({"config": {"envs": requested}, "runtimeSpec": {"process": {"env": running}}}).envs == expected
 

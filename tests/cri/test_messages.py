@@ -76,23 +76,21 @@ CREATED = ContainerInfo("", "p1", "main", 2, {"a": "b"}, RESOURCES), replace(POD
 BARE_CREATE = cri.CreateContainerRequest(pod_sandbox_id="p1", config={})
 TWO = cri.LinuxContainerResources(cpu_shares=2)
 UPDATE, UPDATE_POD = cri.UpdateContainerResourcesRequest, cri.UpdatePodSandboxResourcesRequest
+REQUESTS = [
+    (read_pod, cri.RunPodSandboxRequest(config=POD_CONFIG, runtime_handler="kata"), POD),
+    (read_pod, cri.RunPodSandboxRequest(config=cri.PodSandboxConfig()), PodInfo()),
+    (read_container, CREATE, CREATED),
+    (read_container, BARE_CREATE, (ContainerInfo(pod_id="p1"), None)),
+    (read_id, cri.StopContainerRequest(container_id="x1", timeout=30), "x1"),
+    (read_id, cri.RunPodSandboxResponse(pod_sandbox_id="x1"), "x1"),
+    (read_update, UPDATE(container_id="c1", linux=LIMITS, annotations={"a": "b"}), ("c1", RESOURCES, {"a": "b"})),
+    (read_update, UPDATE(container_id="c1"), ("c1", None, {})),
+    (read_pod_update, UPDATE_POD(overhead=TWO, resources=LIMITS), (Resources(cpu_shares=2), RESOURCES)),
+    (read_pod_update, UPDATE_POD(pod_sandbox_id="p1"), (None, None)),
+]
 
 
-@pytest.mark.parametrize(
-    ("read", "request_", "expected"),
-    [
-        (read_pod, cri.RunPodSandboxRequest(config=POD_CONFIG, runtime_handler="kata"), POD),
-        (read_pod, cri.RunPodSandboxRequest(config=cri.PodSandboxConfig()), PodInfo()),
-        (read_container, CREATE, CREATED),
-        (read_container, BARE_CREATE, (ContainerInfo(pod_id="p1"), None)),
-        (read_id, cri.StopContainerRequest(container_id="x1", timeout=30), "x1"),
-        (read_id, cri.RunPodSandboxResponse(pod_sandbox_id="x1"), "x1"),
-        (read_update, UPDATE(container_id="c1", linux=LIMITS, annotations={"a": "b"}), ("c1", RESOURCES, {"a": "b"})),
-        (read_update, UPDATE(container_id="c1"), ("c1", None, {})),
-        (read_pod_update, UPDATE_POD(overhead=TWO, resources=LIMITS), (Resources(cpu_shares=2), RESOURCES)),
-        (read_pod_update, UPDATE_POD(pod_sandbox_id="p1"), (None, None)),
-    ],
-)
+@pytest.mark.parametrize(("read", "request_", "expected"), REQUESTS)
 def test_requests_are_read(read: Read, request_: Message, expected: object) -> None:
     assert read(request_.SerializeToString()) == expected
 
@@ -121,6 +119,29 @@ EMPTY_ENVS = b"\x12" + varint(2 * MANY) + b"\x32\x00" * MANY
 EMPTY_PAGES = b"\x0a" + varint(2 * MANY) + b"\x42\x00" * MANY
 LINUX = b"\x7a" + varint(len(EMPTY_PAGES)) + EMPTY_PAGES
 """The field ``linux`` of a config, with empty huge page limits in its resources."""
+UNREADABLE: list[tuple[Read, bytes, str]] = [
+    (read_pod, b"", "without a config"),
+    (read_container, b"\x12\x00", "without"),
+    (read_id, b"", "without an id"),
+    (read_update, b"\x12\x00", "without an id"),
+    (read_pod, b"\x0a\x05canary", "RunPodSandboxRequest with a broken field"),
+    (read_container, b"\x0a\x07canary\xff", "CreateContainerRequest with a broken field"),
+    (read_container, b"\x0a\x01p\x12\x07" + env(b"\x0a\x05A\x12\x00"), "with a broken field"),
+    (read_id, b"\x0a\x07canary\xff", "Identified with a broken field"),
+    (read_update, b"\x12\x02\x08", "UpdateContainerResourcesRequest with a broken field"),
+    (read_pod_update, b"\x12\x02\x08", "UpdatePodSandboxResourcesRequest with a broken field"),
+]
+TOO_MANY: list[tuple[Read, bytes]] = [
+    (read_container, b"\x0a\x01p" + EMPTY_ENVS),
+    (read_container, b"\x0a\x01p" + b"\x12" + varint(len(LINUX)) + LINUX),
+    (read_container, b"\x0a\x01p" + b"\x12\x00" * MANY),
+    (read_container, b"\x0a\x01p" + EMPTY_ENVS + b"\x0f"),
+    (read_container, b"\x0f" * 2 * MANY),
+    (read_pod, b"\x0a" + varint(2 * MANY) + b"\x32\x00" * MANY),
+    (read_update, b"\x0a\x01c" + b"\x1a\x00" * MANY),
+    (read_pod_update, b"\x0a\x01p\x12" + varint(2 * MANY) + b"\x42\x00" * MANY),
+    (read_id, b"\x0a\x01p" * MANY),
+]
 
 
 @pytest.mark.parametrize("entries", [(), PLAIN], ids=["none", "some"])
@@ -139,21 +160,7 @@ def test_all_envs_are_parsed_when_any_is_odd(odd: list[bytes], added: dict[str, 
     assert container.envs == {**EXPECTED, **added}
 
 
-@pytest.mark.parametrize(
-    ("read", "message", "problem"),
-    [
-        (read_pod, b"", "without a config"),
-        (read_container, b"\x12\x00", "without"),
-        (read_id, b"", "without an id"),
-        (read_update, b"\x12\x00", "without an id"),
-        (read_pod, b"\x0a\x05canary", "RunPodSandboxRequest with a broken field"),
-        (read_container, b"\x0a\x07canary\xff", "CreateContainerRequest with a broken field"),
-        (read_container, b"\x0a\x01p\x12\x07" + env(b"\x0a\x05A\x12\x00"), "with a broken field"),
-        (read_id, b"\x0a\x07canary\xff", "Identified with a broken field"),
-        (read_update, b"\x12\x02\x08", "UpdateContainerResourcesRequest with a broken field"),
-        (read_pod_update, b"\x12\x02\x08", "UpdatePodSandboxResourcesRequest with a broken field"),
-    ],
-)
+@pytest.mark.parametrize(("read", "message", "problem"), UNREADABLE)
 def test_unreadable_request_raises(read: Read, message: bytes, problem: str) -> None:
     with pytest.raises(Unreadable, match=problem) as raised:
         read(message)
@@ -166,20 +173,7 @@ def test_any_bytes_are_read_or_unreadable(message: bytes, read: Read) -> None:
         read(message)
 
 
-@pytest.mark.parametrize(
-    ("read", "message"),
-    [
-        (read_container, b"\x0a\x01p" + EMPTY_ENVS),
-        (read_container, b"\x0a\x01p" + b"\x12" + varint(len(LINUX)) + LINUX),
-        (read_container, b"\x0a\x01p" + b"\x12\x00" * MANY),
-        (read_container, b"\x0a\x01p" + EMPTY_ENVS + b"\x0f"),
-        (read_container, b"\x0f" * 2 * MANY),
-        (read_pod, b"\x0a" + varint(2 * MANY) + b"\x32\x00" * MANY),
-        (read_update, b"\x0a\x01c" + b"\x1a\x00" * MANY),
-        (read_pod_update, b"\x0a\x01p\x12" + varint(2 * MANY) + b"\x42\x00" * MANY),
-        (read_id, b"\x0a\x01p" * MANY),
-    ],
-)
+@pytest.mark.parametrize(("read", "message"), TOO_MANY)
 def test_request_of_too_many_fields_raises(read: Read, message: bytes) -> None:
     with pytest.raises(Unreadable, match=r"request with more than 131072 fields|wire type"):
         read(message)
@@ -247,6 +241,16 @@ def fields_of(message: Descriptor) -> st.SearchStrategy[bytes]:
 TIMES = st.sampled_from((*(1,) * 14, 2, 60))
 UNKNOWN = b"\xa2\x06\x02\xff\xfe\xab\x06\xac\x06" + b"\x92\x3f\x81\x80\x00\x7f"
 """Unknown fields: bytes that are not UTF-8, a group, and a length in more bytes than needed."""
+MEMORY_AND_SWAP = [
+    pytest.param((9, 9), (0, 0), -1, False, (0, None), id="there is no limit but the update's own"),
+    pytest.param((0, 0), (9, 9), -1, True, (-1, -1), id="a limit and swap are lifted"),
+    pytest.param((0, 0), (9, 9), -1, False, (None, None), id="a runtime that cannot lift it"),
+    pytest.param((6, 0), (5, 5), 7, False, (7, 7), id="held next to new"),
+    pytest.param((0, 9), (9, 5), 7, False, (7, 7), id="new, memory held"),
+    pytest.param((0, 0), (5, 9), 7, False, (7, None), id="another swap limit"),
+    pytest.param((0, 0), (0, 0), 7, False, (7, None), id="no limit before"),
+    pytest.param((0, 0), (5, 5), 0, True, (0, None), id="0 leaves what is"),
+]
 
 
 def test_update_values() -> None:
@@ -273,19 +277,7 @@ def test_create_memory_and_swap() -> None:
     assert overlay(memory_and_swap(5, 5), stated.resources) == memory_and_swap(5, -1)
 
 
-@pytest.mark.parametrize(
-    ("requested", "present", "change", "lifts", "sent"),
-    [
-        pytest.param((9, 9), (0, 0), -1, False, (0, None), id="there is no limit but the update's own"),
-        pytest.param((0, 0), (9, 9), -1, True, (-1, -1), id="a limit and swap are lifted"),
-        pytest.param((0, 0), (9, 9), -1, False, (None, None), id="a runtime that cannot lift it"),
-        pytest.param((6, 0), (5, 5), 7, False, (7, 7), id="held next to new"),
-        pytest.param((0, 9), (9, 5), 7, False, (7, 7), id="new, memory held"),
-        pytest.param((0, 0), (5, 9), 7, False, (7, None), id="another swap limit"),
-        pytest.param((0, 0), (0, 0), 7, False, (7, None), id="no limit before"),
-        pytest.param((0, 0), (5, 5), 0, True, (0, None), id="0 leaves what is"),
-    ],
-)
+@pytest.mark.parametrize(("requested", "present", "change", "lifts", "sent"), MEMORY_AND_SWAP)
 def test_update_memory_and_swap(
     requested: tuple[int, int], present: tuple[int, int], change: int, lifts: bool, sent: tuple[int | None, int | None]
 ) -> None:

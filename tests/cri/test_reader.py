@@ -194,6 +194,31 @@ LENGTHY = bytes(range(256)) * (JOINED_BYTES // 256) + b"x"
 PACKED_LONG = grpc(gzip.compress(LENGTHY), 1)
 PROTO = (*CREATE[:4], (b"content-type", b"application/grpc+proto"))
 ENDS = ([peer.refuse], [client(CANCEL)], [peer.release, runtime(*ANSWER, END), peer.answered])
+CLOSED = [
+    pytest.param(client(CANCEL), False, UNANSWERED, id="A5: cancel of a held call"),
+    pytest.param(lambda play: play.reader.client_closed(), False, UNANSWERED, id="C5: client gone, held"),
+    pytest.param(lambda play: play.reader.runtime_closed(), False, UNANSWERED, id="C5: runtime gone, held"),
+    pytest.param(client(CANCEL), True, UNANSWERED, id="C2: cancel of a released call"),
+    pytest.param(lambda play: play.reader.client_closed(), True, None, id="C5: client gone, released"),
+    pytest.param(lambda play: play.reader.runtime_closed(), True, UNANSWERED, id="C5: runtime gone, released"),
+]
+COMPLETE = [
+    pytest.param(PROTO, MESSAGE, b"the request", b"changed", grpc(b"changed"), id="grpc+proto"),
+    pytest.param(PACKED, grpc(gzip.compress(b"a"), 1), b"a", b"b", grpc(b"b"), id="gzip is undone"),
+    pytest.param(CREATE, grpc(LENGTHY), LENGTHY, LENGTHY[::-1], grpc(LENGTHY[::-1]), id="long, changed"),
+    pytest.param(CREATE, grpc(LENGTHY), LENGTHY, b"short", grpc(b"short"), id="long, shortened"),
+    pytest.param(PACKED, PACKED_LONG, LENGTHY, None, PACKED_LONG, id="gzip, unchanged"),
+]
+UNREADABLE = [
+    pytest.param(CREATE, [Data(1, b"\x00\x01\x00\x00\x01")], "longer than the limit", id="prefix above the limit"),
+    pytest.param(CREATE, [Data(1, MESSAGE + b"\x00")], "not exactly one", id="second message"),
+    pytest.param(CREATE, [Data(1, MESSAGE[:4], end=True)], "ends inside", id="cut by END_STREAM"),
+    pytest.param(CREATE, [END], "ends inside", id="trailers only"),
+    pytest.param(CREATE, [], "ends inside", id="no body"),
+    pytest.param(CREATE, [Data(1, grpc(b"x", 1))], "unknown compression", id="compression"),
+    pytest.param((*CREATE[:4], (b"content-type", b"application/grpc+json")), [OPEN], "content type", id="json"),
+    pytest.param(CREATE[:4], [OPEN], "content type", id="no content type"),
+]
 
 
 @pytest.mark.parametrize("steps", [OPENING, *PASSING.values(), *HOLDING.values()], ids=["opening", *PASSING, *HOLDING])
@@ -366,19 +391,7 @@ def test_a9_pings_are_acknowledged_or_pass(steps: PingSteps, from_client: bool) 
             assert (side.received_bytes() if isinstance(expected, bytes) else side.got()) == expected
 
 
-@pytest.mark.parametrize(
-    ("fields", "frames", "problem"),
-    [
-        pytest.param(CREATE, [Data(1, b"\x00\x01\x00\x00\x01")], "longer than the limit", id="prefix above the limit"),
-        pytest.param(CREATE, [Data(1, MESSAGE + b"\x00")], "not exactly one", id="second message"),
-        pytest.param(CREATE, [Data(1, MESSAGE[:4], end=True)], "ends inside", id="cut by END_STREAM"),
-        pytest.param(CREATE, [END], "ends inside", id="trailers only"),
-        pytest.param(CREATE, [], "ends inside", id="no body"),
-        pytest.param(CREATE, [Data(1, grpc(b"x", 1))], "unknown compression", id="compression"),
-        pytest.param((*CREATE[:4], (b"content-type", b"application/grpc+json")), [OPEN], "content type", id="json"),
-        pytest.param(CREATE[:4], [OPEN], "content type", id="no content type"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "frames", "problem"), UNREADABLE)
 def test_a5_unreadable_request_passes_unchanged(fields: peer.Fields, frames: list[peer.Frame], problem: str) -> None:
     play = peer.Play().greet()
     sent = [Headers(1, fields, end=not frames), *frames]
@@ -389,16 +402,7 @@ def test_a5_unreadable_request_passes_unchanged(fields: peer.Fields, frames: lis
     assert play.runtime.got() == sent
 
 
-@pytest.mark.parametrize(
-    ("fields", "body", "read", "changed", "leaves"),
-    [
-        pytest.param(PROTO, MESSAGE, b"the request", b"changed", grpc(b"changed"), id="grpc+proto"),
-        pytest.param(PACKED, grpc(gzip.compress(b"a"), 1), b"a", b"b", grpc(b"b"), id="gzip is undone"),
-        pytest.param(CREATE, grpc(LENGTHY), LENGTHY, LENGTHY[::-1], grpc(LENGTHY[::-1]), id="long, changed"),
-        pytest.param(CREATE, grpc(LENGTHY), LENGTHY, b"short", grpc(b"short"), id="long, shortened"),
-        pytest.param(PACKED, PACKED_LONG, LENGTHY, None, PACKED_LONG, id="gzip, unchanged"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "body", "read", "changed", "leaves"), COMPLETE)
 def test_message_is_read_and_sent_complete(
     fields: peer.Fields, body: bytes, read: bytes, changed: bytes | None, leaves: bytes
 ) -> None:
@@ -549,17 +553,7 @@ def test_c1_runtime_end_while_held_passes_and_ends_call(end: peer.Frame) -> None
     assert play.budget.count == 0
 
 
-@pytest.mark.parametrize(
-    ("end", "released", "reply"),
-    [
-        pytest.param(client(CANCEL), False, UNANSWERED, id="A5: cancel of a held call"),
-        pytest.param(lambda play: play.reader.client_closed(), False, UNANSWERED, id="C5: client gone, held"),
-        pytest.param(lambda play: play.reader.runtime_closed(), False, UNANSWERED, id="C5: runtime gone, held"),
-        pytest.param(client(CANCEL), True, UNANSWERED, id="C2: cancel of a released call"),
-        pytest.param(lambda play: play.reader.client_closed(), True, None, id="C5: client gone, released"),
-        pytest.param(lambda play: play.reader.runtime_closed(), True, UNANSWERED, id="C5: runtime gone, released"),
-    ],
-)
+@pytest.mark.parametrize(("end", "released", "reply"), CLOSED)
 def test_only_held_call_ends_with_stream_or_connection(end: peer.Act, released: bool, reply: Reply) -> None:
     play = peer.converse(HOLD, *[RELEASE, ANSWERING] * released)
     end(play)
