@@ -19,22 +19,19 @@ from runtimeproxy.relay.connection import Connection
 from tests.amounts import examples
 from tests.cri import peer
 from tests.cri.peer import CREATE, REPLY, VERSION, Ack, Credit, Data, GoAway, Headers, Ping, Raw, Reset, Settings
-from tests.cri.test_front import Scene
+from tests.cri.test_front import Patch, Scene
 
 client, runtime = peer.client, peer.runtime
 END_STREAM, END_HEADERS, PADDED = peer.END_STREAM, peer.END_HEADERS, peer.PADDED
 HELD, TRAILERS = Headers(1, CREATE), Headers(1, peer.TRAILERS)
-CREDIT_BYTES = 13
-"""Length of a WINDOW_UPDATE, which answers each part of a held request."""
+CREDIT_BYTES = 13  # a WINDOW_UPDATE, which answers each part of a held request
 
 
 READS = [([False] * 3, False), ([False] * 4, True), ([False, False, False, True] * 3, False)]
 
 
 @pytest.mark.parametrize(("delivered", "ended"), READS, ids=["up to the limit", "beyond it", "read in between"])
-async def test_unread_answers_end_connection(
-    monkeypatch: pytest.MonkeyPatch, delivered: list[bool], ended: bool
-) -> None:
+async def test_unread_answers_end_connection(monkeypatch: Patch, delivered: list[bool], ended: bool) -> None:
     monkeypatch.setattr(bounds, "UNREAD_BYTES", 3 * (CREDIT_BYTES + bounds.OVERHEAD_BYTES))
     scene = await Scene().greet()
     await scene.send(scene.client, HELD)
@@ -130,7 +127,7 @@ def test_random_frames_raise_only_wire_errors(frames: list[tuple[Raw | bytes, bo
 
 @pytest.mark.parametrize("acknowledged", [True, False])
 @pytest.mark.parametrize("fields", [VERSION, CREATE], ids=["passing", "held"])
-def test_open_streams_are_bounded(fields: peer.Fields, acknowledged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_streams_are_bounded(fields: peer.Fields, acknowledged: bool, monkeypatch: Patch) -> None:
     monkeypatch.setattr("runtimeproxy.cri.reader.OPEN_STREAMS", 3)
     play = peer.Play().greet() if acknowledged else peer.Play()
     play.client.sends(*[peer.PREFACE, Settings()] * (not acknowledged), *[Headers(at, fields) for at in (1, 3, 5)])
@@ -170,14 +167,12 @@ PATHS = st.sampled_from([*routes.PASSING_SERIES]) | st.sampled_from([*routes.HEL
 EXTRA: list[peer.Fields] = [(), ((b"te", b"trailers"), (b"grpc-timeout", b"30S")), ((b"x-twice", b"1"),) * 2]
 SHAPES = ("plain", "continued", "with priority", "padded")
 VARIANTS = st.sampled_from([*product(EXTRA, SHAPES, (None, 0, 255))])
-"""Extra header fields, the shape of the header block, padding of the first peer.DATA."""
 BODIES = st.binary(max_size=40) | st.sampled_from([bytes(range(251)) * 80])
 REQUEST_ENDS = st.sampled_from(["with data", "late", "with trailers"])
 REPLY_ENDS = st.sampled_from(["agreed", "agreed", "failed", "failed early", "reset", "without trailers"])
 FAILED = peer.refusal(5, b"not found: %C3%A9")
 
-Unit = list[Raw]
-"""Frames that follow each other directly; a call sets their stream id once it has one."""
+Unit = list[Raw]  # frames that follow each other directly; a call sets their stream id once it has one
 
 
 def headers(fields: peer.Fields, shape: str = "plain", end: bool = False) -> Unit:

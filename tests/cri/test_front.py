@@ -35,8 +35,8 @@ ANSWER = [Headers(1, REPLY), Data(1, peer.grpc(b"answer")), END]
 PING, PONG = Ping(b"12345678"), Ping(b"12345678", ack=True)
 FULL = Data(1, bytes(16_384))
 PULLED = Headers(1, PULL, end=True)
-ALL_HELD = (lambda: False, lambda: True, str)
-"""Every call that can be held is held; ambiguous requests and a RestorePod pass."""
+Patch = pytest.MonkeyPatch
+ALL_HELD = (lambda: False, lambda: True, str)  # every call that can be held; ambiguous requests pass
 HTTP_1, HTTP_1_ANSWER = b"PRI * HTTP/1.1\r\nHost: h\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"
 
 
@@ -143,7 +143,7 @@ async def scene(new: Scene) -> Scene:
 
 
 @pytest.fixture
-def written(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[list[Frame]]:
+def written(scene: Scene, monkeypatch: Patch) -> list[list[Frame]]:
     """The frames of each write after the exchange of SETTINGS."""
     writes, write = list[list[Frame]](), Endpoint.write
     monkeypatch.setattr(Endpoint, "write", lambda end, data: (writes.append([*peer.frames(data)]), write(end, data))[1])
@@ -160,7 +160,7 @@ async def test_frames_of_one_read_are_sent_in_one_write(scene: Scene, written: l
 
 
 async def test_ack_is_sent_alone_after_delay_or_with_next_write(
-    scene: Scene, written: list[list[Frame]], monkeypatch: pytest.MonkeyPatch
+    scene: Scene, written: list[list[Frame]], monkeypatch: Patch
 ) -> None:
     assert ACK_SECONDS <= 0.02
     await scene.send(scene.client, PING)
@@ -179,9 +179,7 @@ async def test_ack_is_sent_alone_after_delay_or_with_next_write(
     assert timer.cancelled()
 
 
-async def test_slow_peer_is_sent_no_acks(
-    scene: Scene, written: list[list[Frame]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_peer_is_sent_no_acks(scene: Scene, written: list[list[Frame]], monkeypatch: Patch) -> None:
     monkeypatch.setattr(front_module, "ALIVE_SECONDS", 2 * ACK_SECONDS)
     slow = True
     monkeypatch.setattr(Connection, "slow", property(lambda _: (slow, False)))
@@ -206,9 +204,7 @@ async def congested(scene: Scene) -> Scene:
 
 
 @pytest.mark.parametrize("credit", [True, False], ids=["given", "missing"])
-async def test_c5_last_answer_waits_limited_time_for_credit(
-    congested: Scene, credit: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_c5_last_answer_waits_limited_time_for_credit(congested: Scene, credit: bool, monkeypatch: Patch) -> None:
     monkeypatch.setattr(connection, "LINGER_SECONDS", 20 if credit else 0.1)
     await congested.send(congested.runtime, *ANSWER)
     await congested.hang_up(congested.runtime)
@@ -284,7 +280,7 @@ async def test_c5_connection_ends_inside_cut_frame(busy: Scene, first: str) -> N
     assert (busy.front.connections, busy.connection._acks) == (set(), None)
 
 
-async def test_queued_runtime_bytes_do_not_count_as_unread(busy: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queued_runtime_bytes_do_not_count_as_unread(busy: Scene, monkeypatch: Patch) -> None:
     """They wait for the client's credit, or for the end of the loop's iteration that resumes a held call, and may be
     the last byte of a frame."""
     errors: list[object] = []
@@ -383,7 +379,7 @@ async def test_a10_image_credit_waits_for_frame_of_runtime(pulling: Scene) -> No
 
 
 @pytest.mark.parametrize("connected", [True, False])
-async def test_a10_image_queue_is_bounded(pulling: Scene, connected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a10_image_queue_is_bounded(pulling: Scene, connected: bool, monkeypatch: Patch) -> None:
     """Headers need no credit, so that nothing else bounds them."""
     [image] = pulling.connection.images
     if not connected:

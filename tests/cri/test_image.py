@@ -25,8 +25,7 @@ HOLD = Step(client(CREATED, BODY), to_runtime=[CREATED], hooked=1)
 FULL, LARGE, LARGER = Data(1, bytes(16_384)), Data(1, bytes(20_000)), Settings(((5, 20_000), (1, 0)))
 EMPTY, CREDITS = Data(1, b""), [Credit(1, 16_384)] * 16
 GREETING = [Settings(((1, 0),)), peer.OPENED]
-STEP = Credit(0, 2**18)
-"""Credit of the connection is given in steps of this many bytes."""
+STEP = Credit(0, 2**18)  # the connection's credit is given in such steps
 
 
 def pull(*frames: peer.Frame, settings: peer.Raw = peer.SETTINGS) -> list[Step]:

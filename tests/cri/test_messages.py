@@ -34,7 +34,6 @@ ALL_RESOURCES: dict[str, fields.ResourceValue] = {
     "hugepage_limits": {"2MB": 2**64 - 1, "1GB": 0},
     "unified": {"cpu.idle": "1", "": ""},
 }
-"""Every field of LinuxContainerResources."""
 
 RESOURCES: Any = overlay(None, ALL_RESOURCES)
 PAGES: list[Any] = [{"page_size": size, "limit": limit} for size, limit in (("2MB", 1), ("2MB", 2**64 - 1), ("1GB", 0))]
@@ -52,11 +51,9 @@ POD = PodInfo(
     *("/kubepods/pod1", Resources(cpu_quota=5), RESOURCES),
 )
 
-SHARED = ("LinuxContainerResources", "HugepageLimit")
-"""Messages of the hook protocol that CRI has, too."""
+SHARED = ("LinuxContainerResources", "HugepageLimit")  # messages of the hook protocol that CRI has, too
 ONLY_DECLARED = {"Identified", "KeyValue"}
-RECEIVED = "WithEntries"
-"""The suffix of the names of messages that keep the envs encoded."""
+RECEIVED = "WithEntries"  # the suffix of the names of messages that keep the envs encoded
 
 
 @pytest.mark.parametrize("name", [*sorted({*api_pb2.DESCRIPTOR.message_types_by_name} - ONLY_DECLARED), *SHARED])
@@ -117,8 +114,7 @@ ODD_ENVS = {
 MANY = 300_000
 EMPTY_ENVS = b"\x12" + varint(2 * MANY) + b"\x32\x00" * MANY
 EMPTY_PAGES = b"\x0a" + varint(2 * MANY) + b"\x42\x00" * MANY
-LINUX = b"\x7a" + varint(len(EMPTY_PAGES)) + EMPTY_PAGES
-"""The field ``linux`` of a config, with empty huge page limits in its resources."""
+LINUX = b"\x7a" + varint(len(EMPTY_PAGES)) + EMPTY_PAGES  # of a config
 UNREADABLE: list[tuple[Read, bytes, str]] = [
     (read_pod, b"", "without a config"),
     (read_container, b"\x12\x00", "without"),
@@ -189,7 +185,7 @@ def test_long_request_with_few_fields_is_read() -> None:
 
 
 DECLARED = cri.DESCRIPTOR.message_types_by_name
-ODD = (
+ODD = (  # fields that no message has, or has with another type
     b"\xa2\x06\x02\xff\xfe",  # field 100: not UTF-8
     b"\xab\x06\x08\x01\x0b\x0c\xac\x06",  # a group, and a group in it
     b"\x92\x3f\x81\x80\x00\x7f",  # a length in more bytes than needed
@@ -199,16 +195,12 @@ ODD = (
     b"\x0d\x0a\x01p\x00",
     b"\xf8\xff\xff\xff\x0f\x01",  # the greatest field number
 )
-"""Fields that no message has, or has with another type."""
-
 NUMBERS = st.sampled_from((0, 1, 2, 127, 128, 100_000, 2**31, 2**63 - 1, 2**63, 2**64 - 1)).map(varint) | (
     st.sampled_from((b"\x80\x00", b"\x85\x80\x80\x00")) | st.integers(0, 2**64 - 1).map(varint)
-)
-"""Values, also encoded in more bytes than needed."""
+)  # also encoded in more bytes than needed
 WORDS = (b"", b"a", b"A", b"2MB", b"0-3", b"/kubepods/pod1", "é".encode())
 TEXTS = st.sampled_from((*WORDS, *WORDS[1:], b"not UTF-8: \xff")) | st.text(max_size=6).map(str.encode)
-KEYS = st.sampled_from((b"a", b"A", b"2MB", b"")) | TEXTS
-"""Few different keys, so that some occur twice."""
+KEYS = st.sampled_from((b"a", b"A", b"2MB", b"")) | TEXTS  # few different ones, so that some occur twice
 OCTETS = st.sampled_from(WORDS) | st.binary(max_size=6)
 
 
@@ -278,9 +270,7 @@ def test_create_memory_and_swap() -> None:
 
 
 @pytest.mark.parametrize(("requested", "present", "change", "lifts", "sent"), MEMORY_AND_SWAP)
-def test_update_memory_and_swap(
-    requested: tuple[int, int], present: tuple[int, int], change: int, lifts: bool, sent: tuple[int | None, int | None]
-) -> None:
+def test_update_memory_and_swap(requested: Any, present: Any, change: int, lifts: bool, sent: Any) -> None:
     values, unsupported = messages.values_for_update(
         {fields.MEMORY: change}, memory_and_swap(*present), memory_and_swap(*requested), accepts_unlimited_memory=lifts
     )
@@ -304,12 +294,11 @@ EDITED = cri.CreateContainerRequest(
     sandbox_config={"linux": {"cgroup_parent": "/kube/pod1"}},
 )
 EDITED_BYTES = EDITED.SerializeToString() + UNKNOWN
-NOVEL = Adjustment(
+NOVEL = Adjustment(  # of each kind: of something that the request does not have, or of one value
     annotations={"new": ""},
     envs={"NEW": "1", "ANOTHER": ""},
     resources={"cpuset_cpus": "0", "cpu_quota": -1, "unified": {"cpu.idle": "1"}, "hugepage_limits": {"1GB": 0}},
 )
-"""Changes of each kind: of something that the request does not have, or of one value."""
 NEW = {"NEW": "1"}
 NOT_APPENDED: dict[str, tuple[Adjustment, str | None]] = {
     "env that is there": (Adjustment(envs={"GPU": "1"}), None),
@@ -400,8 +389,7 @@ KINDS = [
     ),
 ]
 EACH_KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.type.DESCRIPTOR.name)
-LISTS = {"envs": ("key", "value"), "hugepage_limits": ("page_size", "limit")}
-"""Lists whose messages have a key, with the names of the key and the value."""
+LISTS = {"envs": ("key", "value"), "hugepage_limits": ("page_size", "limit")}  # by list: the names of key and value
 
 
 def put(message: Any, values: Mapping[str, Any]) -> None:

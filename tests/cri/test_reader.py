@@ -18,10 +18,8 @@ from tests.cri.peer import CREATE, REPLY, VERSION, Ack, Credit, Data, GoAway, He
 client, runtime, grpc, raw_headers = peer.client, peer.runtime, peer.grpc, peer.raw_headers
 QUERY, END, END_3 = Headers(1, VERSION), Headers(1, peer.TRAILERS, end=True), Headers(3, peer.TRAILERS, end=True)
 FULL = Data(1, bytes(16_384))
-WINDOW = [FULL, FULL, FULL, Data(1, bytes(16_383))]
-"""DATA that fill a peer's default window."""
-STEP = 2**18
-"""Credit is given in steps of this many bytes."""
+WINDOW = [FULL, FULL, FULL, Data(1, bytes(16_383))]  # DATA that fill a peer's default window
+STEP = 2**18  # credit is given in steps of this many bytes
 BLOCK = peer.block(VERSION)
 CALL = grpc(b"m")
 HOLD_3 = Step(client(Headers(3, CREATE), Data(3, CALL, end=True)), to_runtime=[Headers(3, CREATE)], hooked=1)
@@ -254,14 +252,6 @@ def test_a1_indexed_fields_before_ack_keep_their_values() -> None:
         assert len(blocks[1]) < len(blocks[0]), "it is indexed"
         getattr(play, sender).sends(*first, Settings(), *blocks)
         assert getattr(play, receiver).got()[-2:] == frames
-
-
-def test_a1_push_promise_blocks_are_translated() -> None:
-    play = peer.Play()
-    pushes = Raw(5, 0x4, 1, b"\x00\x00\x00\x02" + b"\x40\x01a\x01b"), Raw(5, 0x4, 1, b"\x00\x00\x00\x04\xbe")
-    play.runtime.sends(Settings(), *pushes)
-    frames = [Raw(5, 0x4, 1, bytes((0, 0, 0, promised)) + b"\x00\x01a\x01b").wire() for promised in (2, 4)]
-    assert play.client.received_bytes().endswith(b"".join(frames))
 
 
 @pytest.mark.parametrize("fields", [*TWO_PATHS, VERSION[:2], *RESTORES], ids=repr)
