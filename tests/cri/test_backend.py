@@ -296,6 +296,29 @@ CONTAINER_INFO: dict[str, Any] = {
 CPU: Any = {"cpu_period": 100000, "cpu_quota": -1, "cpu_shares": 200, "cpuset_cpus": "0-1", "cpuset_mems": "0"}
 MORE: Any = {"hugepage_limits": {"2MB": 2**64 - 1}, "unified": {"memory.high": "max"}}
 RUNNING = Resources(**CPU, **MORE, memory_limit_in_bytes=2**28, oom_score_adj=500)
+SPEC = "runtimeSpec.linux.resources"
+RUNNING_ENVS = {"A": "2", "U": "é<&>😀", "EMPTY": ""}
+NO_SCORE, NO_PAGES = replace(RUNNING, oom_score_adj=0), replace(RUNNING, hugepage_limits={})
+PARTS: list[tuple[str, object, dict[str, Any]]] = [
+    ("sandboxID", 5, {"pod_id": ""}),
+    ("config.envs", 5, {"envs": {"PATH": "/bin", "HOSTNAME": "vm", **RUNNING_ENVS}}),
+    ("config.envs", ["canary", {"key": "A", "value": 5}], {"envs": {"A": "2"}}),
+    ("config.linux.resources.unified", {"a": 1}, {}),
+    ("runtimeSpec.process", [], {"resources": NO_SCORE, "envs": RUNNING_ENVS}),
+    ("runtimeSpec.process.env", [None, "canary\udfff"], {}),
+    ("runtimeSpec.process.oomScoreAdj", 1.5, {"resources": NO_SCORE}),
+    (f"{SPEC}.cpu.shares", "canary", {"resources": replace(RUNNING, cpu_shares=0)}),
+    (f"{SPEC}.cpu.quota", 2**63, {"resources": replace(RUNNING, cpu_quota=50000)}),
+    (f"{SPEC}.hugepageLimits", [{"pageSize": "2MB", "limit": -1}], {"resources": NO_PAGES}),
+    (f"{SPEC}.hugepageLimits", [{"limit": 1}, None], {"resources": NO_PAGES}),
+    (f"{SPEC}.unified", {"\ud800": "x", "k": "v"}, {"resources": replace(RUNNING, unified={"k": "v"})}),
+    ("runtimeSpec.linux.cgroupsPath", "\ud800", {"cgroup_parent": ""}),
+]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
 LIVES = [
     ("CONTAINER_CREATED", 0, Life(started=False, running=False)),
     ("CONTAINER_RUNNING", 5, Life(started=True, running=True)),
@@ -305,6 +328,17 @@ LIVES = [
     ("CONTAINER_UNKNOWN", 0, Life(started=True, running=True)),
 ]
 SLICES = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu_1.slice"
+CGROUPS: list[tuple[Any, str | None]] = [
+    (None, None),
+    ({"config": None, "runtimeSpec": None}, None),
+    ({"config": {"linux": {"cgroup_parent": 5}}}, None),
+    ({"config": {"linux": {"cgroup_parent": ""}}}, ""),
+    ({"config": None, "runtimeSpec": {"linux": {"cgroupsPath": "/kube/u-1/crio-p1"}}}, "/kube/u-1"),
+    ({"runtimeSpec": {"linux": {"cgroupsPath": "kubepods-burstable-podu_1.slice:crio:p1"}}}, SLICES),
+    ({"runtimeSpec": {"linux": {"cgroupsPath": "system.slice:cri-containerd:p1"}}}, "/system.slice"),
+    ({"runtimeSpec": {"linux": {"cgroupsPath": "/k8s.io/p1"}}}, ""),
+    ({"runtimeSpec": {"linux": {"cgroupsPath": "/crio/crio-p1"}}}, ""),
+]
 PAGES = {"memory_limit_in_bytes": 5, "memory_swap_limit_in_bytes": 6, "hugepage_limits": [{"page_size": "2MB"}]}
 READ_ENVS: list[tuple[Any, list[Any], dict[str, str]]] = [
     ([{"key": "A", "value": "1"}], ["A=nri=2"], {"A": "nri=2"}),
@@ -365,24 +399,7 @@ def test_pod_status_is_read() -> None:
     assert (pod(updated).overhead, pod(updated).resources) == (Resources(cpu_shares=6), Resources(cpu_quota=7))
 
 
-def in_group(path: str) -> dict[str, Any]:
-    return {"runtimeSpec": {"linux": {"cgroupsPath": path}}}
-
-
-@pytest.mark.parametrize(
-    ("info", "parent"),
-    [
-        (None, None),
-        ({"config": None, "runtimeSpec": None}, None),
-        ({"config": {"linux": {"cgroup_parent": 5}}}, None),
-        ({"config": {"linux": {"cgroup_parent": ""}}}, ""),
-        ({"config": None, **in_group("/kube/u-1/crio-p1")}, "/kube/u-1"),
-        (in_group("kubepods-burstable-podu_1.slice:crio:p1"), SLICES),
-        (in_group("system.slice:cri-containerd:p1"), "/system.slice"),
-        (in_group("/k8s.io/p1"), ""),
-        (in_group("/crio/crio-p1"), ""),
-    ],
-)
+@pytest.mark.parametrize(("info", "parent"), CGROUPS)
 def test_cgroup_parent_is_read_from_partial_status(info: Any, parent: str | None) -> None:
     assert pod(info) == replace(pod(POD_INFO), cgroup_parent=parent, overhead=None, resources=None)
     assert container(info).cgroup_parent == (parent or "")
@@ -438,36 +455,9 @@ def test_envs_are_read_from_config_and_spec(requested: object, running: list[str
     assert container({"config": {"envs": requested}, "runtimeSpec": {"process": {"env": running}}}).envs == expected
 
 
-SPEC = "runtimeSpec.linux.resources"
-RUNNING_ENVS = {"A": "2", "U": "é<&>😀", "EMPTY": ""}
-NO_SCORE, NO_PAGES = replace(RUNNING, oom_score_adj=0), replace(RUNNING, hugepage_limits={})
-PARTS: list[tuple[str, object, dict[str, Any]]] = [
-    ("sandboxID", 5, {"pod_id": ""}),
-    ("config.envs", 5, {"envs": {"PATH": "/bin", "HOSTNAME": "vm", **RUNNING_ENVS}}),
-    ("config.envs", ["canary", {"key": "A", "value": 5}], {"envs": {"A": "2"}}),
-    ("config.linux.resources.unified", {"a": 1}, {}),
-    ("runtimeSpec.process", [], {"resources": NO_SCORE, "envs": RUNNING_ENVS}),
-    ("runtimeSpec.process.env", [None, "canary\udfff"], {}),
-    ("runtimeSpec.process.oomScoreAdj", 1.5, {"resources": NO_SCORE}),
-    (f"{SPEC}.cpu.shares", "canary", {"resources": replace(RUNNING, cpu_shares=0)}),
-    (f"{SPEC}.cpu.quota", 2**63, {"resources": replace(RUNNING, cpu_quota=50000)}),
-    (f"{SPEC}.hugepageLimits", [{"pageSize": "2MB", "limit": -1}], {"resources": NO_PAGES}),
-    (f"{SPEC}.hugepageLimits", [{"limit": 1}, None], {"resources": NO_PAGES}),
-    (f"{SPEC}.unified", {"\ud800": "x", "k": "v"}, {"resources": replace(RUNNING, unified={"k": "v"})}),
-    ("runtimeSpec.linux.cgroupsPath", "\ud800", {"cgroup_parent": ""}),
-]
-
-
 @pytest.mark.parametrize(("path", "value", "unknown"), PARTS, ids=[f"{path}={value!r}" for path, value, _ in PARTS])
 def test_unreadable_part_is_unknown(path: str, value: object, unknown: dict[str, Any]) -> None:
     assert with_value(path, value) == replace(container(CONTAINER_INFO), **unknown)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
-    max_leaves=4,
-)
 
 
 @given(st.sampled_from([path for path, *_ in PARTS]), JSON)
@@ -484,11 +474,6 @@ STATUSES: list[Read] = [
     lambda message: status.read_pod_status(message, "requested"),
     lambda message: status.read_container_status(message, "requested"),
 ]
-
-
-@pytest.mark.parametrize("read", STATUSES)
-def test_status_without_id_has_requested_id(read: Read) -> None:
-    assert {read(message).id for message in (b"", b"\x0a\x00", b"\x12\x00")} == {"requested"}
 
 
 # The list, an item, or an id is cut; an id is no text; an item has no id.
@@ -510,6 +495,9 @@ def test_any_bytes_are_read_or_unreadable(message: bytes, read: Read) -> None:
 
 
 def test_list_items_have_id_and_metadata() -> None:
+    """A status without an id has the requested id."""
+    for read in STATUSES:
+        assert {read(message).id for message in (b"", b"\x0a\x00", b"\x12\x00")} == {"requested"}
     listed = [{"id": "p1", "metadata": METADATA, "labels": {"app": "web"}}, {"id": "p2"}]
     message = cri.ListPodSandboxResponse(items=listed).SerializeToString()
     pods = [PodInfo("p1", "web", "u-1", "shop", 3), PodInfo("p2")]

@@ -90,6 +90,9 @@ BROKEN: dict[str, tuple[list[peer.Act], str]] = {
     "early DATA": ([OPEN, client(HELD), runtime(*[FULL] * 3_000)], "early_reply"),
     "early headers": ([OPEN, client(HELD), runtime(*[Headers(1, REPLY)] * 3_000)], "early_reply"),
 }
+FRAMES = st.builds(
+    Raw, st.integers(0, 10), st.integers(0, 0x3F), st.sampled_from([0, 1, 3, 0x8000_0001]), st.binary(max_size=40)
+)
 
 
 @pytest.mark.parametrize(("acts", "problem"), BROKEN.values(), ids=BROKEN)
@@ -109,11 +112,6 @@ def test_frames_before_invalid_frame_pass() -> None:
     with pytest.raises(WireError):
         play.runtime.sends(Headers(1, REPLY), Data(1, b"answer"), TRAILERS, frame_of(16_385))
     assert len(play.client.got()) == 3
-
-
-FRAMES = st.builds(
-    Raw, st.integers(0, 10), st.integers(0, 0x3F), st.sampled_from([0, 1, 3, 0x8000_0001]), st.binary(max_size=40)
-)
 
 
 @given(st.lists(st.tuples(FRAMES | st.binary(max_size=200), st.booleans()), max_size=20), st.booleans())

@@ -152,6 +152,39 @@ GOAWAYS: dict[str, list[Step]] = {
         Step(peer.answered, to_client=[END_3]),
     ],
 }
+LATE_REQUESTS = [peer.VERSION, peer.CREATE, peer.PULL, EVENTS, peer.VERSION[:2]]
+UNFINISHED: dict[str, list[tuple[peer.Act, tuple[int, int, int]]]] = {
+    "a passing call waits for its answer, then for its end": [
+        *((client(), (0, 0, 0)), (client(Headers(1, peer.VERSION, end=True)), (1, 0, 0))),
+        *((runtime(ANSWER), (0, 1, 0)), (runtime(Data(1, grpc(b"a"))), (0, 1, 0)), (runtime(END), (0, 0, 0))),
+    ],
+    "above the runtime's last id nothing is waited for": [
+        *((client(QUERY, QUERY_3), (2, 0, 0)), (runtime(GoAway(1)), (1, 0, 0)))
+    ],
+    "container events are a stream before the first of them and after": [
+        (client(Headers(1, peer.VERSION, end=True), WATCHED), (1, 0, 1)),
+        (runtime(ANSWER, END, Headers(3, peer.REPLY), Data(3, grpc(b"event"))), (0, 0, 1)),
+        (client(Headers(5, EVENTS, end=True)), (0, 0, 2)),
+        (client(CANCEL_3, Reset(5, 8)), (0, 0, 0)),
+    ],
+    "a held call is open from its head to its answer": [
+        *((act, (1, 0, 0)) for act in (client(CREATED), client(BODY), peer.release)),
+        *((runtime(Headers(3, peer.REPLY), END_3), (1, 0, 0)), (peer.answered, (0, 0, 0))),
+    ],
+    "an answer that waits for the client's credit is a call": [
+        *((client(Headers(1, peer.VERSION, end=True), CREATED, BODY), (2, 0, 0)), (peer.release, (2, 0, 0))),
+        (runtime(ANSWER, *[FULL] * 5, END), (2, 0, 0)),
+        (runtime(Headers(3, peer.REPLY), END_3), (2, 0, 0)),
+        *((peer.answered, (1, 0, 0)), (client(Credit(0, 100_000)), (0, 0, 0))),
+    ],
+    "so is an image answer, once its end is here": [
+        (client(Settings(((4, 10),)), REQUESTED_WHOLE), (0, 0, 0)),
+        (runtime(Ack()), (0, 0, 0)),
+        (image(Settings(), Ack(), ANSWER, Data(1, grpc(bytes(100)))), (0, 0, 0)),
+        (image(END), (1, 0, 0)),
+        (client(Credit(1, 1_000)), (0, 0, 0)),
+    ],
+}
 
 
 @pytest.mark.parametrize("steps", [*IMAGES.values(), *GOAWAYS.values()], ids=[*IMAGES, *GOAWAYS])
@@ -198,9 +231,6 @@ def test_a11_goaway_ends_held_calls_above_last_id() -> None:
     assert play.settled[0].state is CallState.ENDED
 
 
-LATE_REQUESTS = [peer.VERSION, peer.CREATE, peer.PULL, EVENTS, peer.VERSION[:2]]
-
-
 @pytest.mark.parametrize("fields", LATE_REQUESTS, ids=["passing", "held", "image", "endless", "ambiguous"])
 @pytest.mark.parametrize("acknowledged", [True, False])
 def test_a11_late_stream_is_refused_and_its_frames_dropped(fields: peer.Fields, acknowledged: bool) -> None:
@@ -217,40 +247,6 @@ def test_a11_late_stream_is_refused_and_its_frames_dropped(fields: peer.Fields, 
     assert play.runtime.got() == []
     assert play.client.got() == [REFUSED_3, Reset(5, 7)]
     assert (play.calls, play.links, play.reader.unfinished()) == ([], [], (1, 0, 0))
-
-
-UNFINISHED: dict[str, list[tuple[peer.Act, tuple[int, int, int]]]] = {
-    "a passing call waits for its answer, then for its end": [
-        *((client(), (0, 0, 0)), (client(Headers(1, peer.VERSION, end=True)), (1, 0, 0))),
-        *((runtime(ANSWER), (0, 1, 0)), (runtime(Data(1, grpc(b"a"))), (0, 1, 0)), (runtime(END), (0, 0, 0))),
-    ],
-    "above the runtime's last id nothing is waited for": [
-        *((client(QUERY, QUERY_3), (2, 0, 0)), (runtime(GoAway(1)), (1, 0, 0)))
-    ],
-    "container events are a stream before the first of them and after": [
-        (client(Headers(1, peer.VERSION, end=True), WATCHED), (1, 0, 1)),
-        (runtime(ANSWER, END, Headers(3, peer.REPLY), Data(3, grpc(b"event"))), (0, 0, 1)),
-        (client(Headers(5, EVENTS, end=True)), (0, 0, 2)),
-        (client(CANCEL_3, Reset(5, 8)), (0, 0, 0)),
-    ],
-    "a held call is open from its head to its answer": [
-        *((act, (1, 0, 0)) for act in (client(CREATED), client(BODY), peer.release)),
-        *((runtime(Headers(3, peer.REPLY), END_3), (1, 0, 0)), (peer.answered, (0, 0, 0))),
-    ],
-    "an answer that waits for the client's credit is a call": [
-        *((client(Headers(1, peer.VERSION, end=True), CREATED, BODY), (2, 0, 0)), (peer.release, (2, 0, 0))),
-        (runtime(ANSWER, *[FULL] * 5, END), (2, 0, 0)),
-        (runtime(Headers(3, peer.REPLY), END_3), (2, 0, 0)),
-        *((peer.answered, (1, 0, 0)), (client(Credit(0, 100_000)), (0, 0, 0))),
-    ],
-    "so is an image answer, once its end is here": [
-        (client(Settings(((4, 10),)), REQUESTED_WHOLE), (0, 0, 0)),
-        (runtime(Ack()), (0, 0, 0)),
-        (image(Settings(), Ack(), ANSWER, Data(1, grpc(bytes(100)))), (0, 0, 0)),
-        (image(END), (1, 0, 0)),
-        (client(Credit(1, 1_000)), (0, 0, 0)),
-    ],
-}
 
 
 @pytest.mark.parametrize("steps", UNFINISHED.values(), ids=UNFINISHED)

@@ -233,6 +233,41 @@ def fields_of(message: Descriptor) -> st.SearchStrategy[bytes]:
 TIMES = st.sampled_from((*(1,) * 14, 2, 60))
 UNKNOWN = b"\xa2\x06\x02\xff\xfe\xab\x06\xac\x06" + b"\x92\x3f\x81\x80\x00\x7f"
 """Unknown fields: bytes that are not UTF-8, a group, and a length in more bytes than needed."""
+IN_RESOURCES: Any = {"cpu_shares": 512, "cpuset_cpus": "0-3", "hugepage_limits": PAGES[:1]}
+ENVS: Any = [{"key": "GPU", "value": b"0"}, {"key": "RAW", "value": b"\xff"}]
+EDITED = cri.CreateContainerRequest(
+    pod_sandbox_id="p1",
+    config={"envs": ENVS, "annotations": {"note": "1"}, "linux": {"resources": IN_RESOURCES}},
+    sandbox_config={"linux": {"cgroup_parent": "/kube/pod1"}},
+)
+EDITED_BYTES = EDITED.SerializeToString() + UNKNOWN
+NOVEL = Adjustment(  # of each kind: of something that the request does not have, or of one value
+    annotations={"new": ""},
+    envs={"NEW": "1", "ANOTHER": ""},
+    resources={"cpuset_cpus": "0", "cpu_quota": -1, "unified": {"cpu.idle": "1"}, "hugepage_limits": {"1GB": 0}},
+)
+NEW = {"NEW": "1"}
+NOT_APPENDED: dict[str, tuple[Adjustment, str | None]] = {
+    "env that is there": (Adjustment(envs={"GPU": "1"}), None),
+    "env whose key is a part of what is there": (Adjustment(envs={"G": "1"}), None),
+    "annotation that is there": (Adjustment(annotations={"note": "2"}), None),
+    "text that is cleared": (Adjustment(envs=NEW, resources={"cpuset_cpus": ""}), None),
+    "number that is cleared": (Adjustment(resources={"cpu_shares": 0}), None),
+    "page size that is there": (Adjustment(resources={"hugepage_limits": {"2MB": 2}}), None),
+    "cgroup parent that is cleared": (fields.NO_ADJUSTMENT, ""),
+    "cgroup parent that is there": (Adjustment(envs=NEW), "/kube/pod1"),
+    "number that is there": (Adjustment(envs=NEW, resources={"cpu_shares": 512}), None),
+}
+STRINGS = st.sampled_from(("", "a", "A", "2MB")) | st.text(max_size=3)
+MAPS = st.dictionaries(STRINGS, STRINGS, max_size=2)
+INT64 = st.integers(-(2**63), 2**63 - 1)
+OPTIONAL: dict[str, st.SearchStrategy[Any]] = {"cpu_quota": INT64, "oom_score_adj": INT64, "cpuset_cpus": STRINGS}
+OPTIONAL["hugepage_limits"] = st.dictionaries(STRINGS, st.integers(0, 2**64 - 1), min_size=1, max_size=2)
+OPTIONAL["unified"] = st.dictionaries(STRINGS, STRINGS, min_size=1, max_size=2)
+CHANGES: st.SearchStrategy[Changes] = st.fixed_dictionaries({}, optional=OPTIONAL)
+ADJUSTMENTS = st.builds(
+    Adjustment, labels=MAPS, annotations=MAPS, envs=MAPS, cgroup_parent=st.none() | STRINGS, resources=CHANGES
+)
 MEMORY_AND_SWAP = [
     pytest.param((9, 9), (0, 0), -1, False, (0, None), id="there is no limit but the update's own"),
     pytest.param((0, 0), (9, 9), -1, True, (-1, -1), id="a limit and swap are lifted"),
@@ -286,33 +321,6 @@ def test_update_request_is_partial() -> None:
     assert [messages.read_update(request) for request in sent] == [("c1", resources, {}) for resources in expected]
 
 
-IN_RESOURCES: Any = {"cpu_shares": 512, "cpuset_cpus": "0-3", "hugepage_limits": PAGES[:1]}
-ENVS: Any = [{"key": "GPU", "value": b"0"}, {"key": "RAW", "value": b"\xff"}]
-EDITED = cri.CreateContainerRequest(
-    pod_sandbox_id="p1",
-    config={"envs": ENVS, "annotations": {"note": "1"}, "linux": {"resources": IN_RESOURCES}},
-    sandbox_config={"linux": {"cgroup_parent": "/kube/pod1"}},
-)
-EDITED_BYTES = EDITED.SerializeToString() + UNKNOWN
-NOVEL = Adjustment(  # of each kind: of something that the request does not have, or of one value
-    annotations={"new": ""},
-    envs={"NEW": "1", "ANOTHER": ""},
-    resources={"cpuset_cpus": "0", "cpu_quota": -1, "unified": {"cpu.idle": "1"}, "hugepage_limits": {"1GB": 0}},
-)
-NEW = {"NEW": "1"}
-NOT_APPENDED: dict[str, tuple[Adjustment, str | None]] = {
-    "env that is there": (Adjustment(envs={"GPU": "1"}), None),
-    "env whose key is a part of what is there": (Adjustment(envs={"G": "1"}), None),
-    "annotation that is there": (Adjustment(annotations={"note": "2"}), None),
-    "text that is cleared": (Adjustment(envs=NEW, resources={"cpuset_cpus": ""}), None),
-    "number that is cleared": (Adjustment(resources={"cpu_shares": 0}), None),
-    "page size that is there": (Adjustment(resources={"hugepage_limits": {"2MB": 2}}), None),
-    "cgroup parent that is cleared": (fields.NO_ADJUSTMENT, ""),
-    "cgroup parent that is there": (Adjustment(envs=NEW), "/kube/pod1"),
-    "number that is there": (Adjustment(envs=NEW, resources={"cpu_shares": 512}), None),
-}
-
-
 @pytest.mark.parametrize(("adjustment", "parent"), [(NOVEL, "/kube/other"), *NOT_APPENDED.values()])
 def test_only_new_values_are_appended(adjustment: Adjustment, parent: str | None) -> None:
     result = messages.edit_container(EDITED_BYTES, adjustment, parent)
@@ -332,18 +340,6 @@ def test_entry_keeps_its_unknown_fields() -> None:
     request = b"\x0a\x01c" + before
     assert messages.edit_update(request, {}, {"a": "1"}) is request
     assert messages.edit_update(request, {}, {"a": "2"}) == b"\x0a\x01c" + after
-
-
-STRINGS = st.sampled_from(("", "a", "A", "2MB")) | st.text(max_size=3)
-MAPS = st.dictionaries(STRINGS, STRINGS, max_size=2)
-INT64 = st.integers(-(2**63), 2**63 - 1)
-OPTIONAL: dict[str, st.SearchStrategy[Any]] = {"cpu_quota": INT64, "oom_score_adj": INT64, "cpuset_cpus": STRINGS}
-OPTIONAL["hugepage_limits"] = st.dictionaries(STRINGS, st.integers(0, 2**64 - 1), min_size=1, max_size=2)
-OPTIONAL["unified"] = st.dictionaries(STRINGS, STRINGS, min_size=1, max_size=2)
-CHANGES: st.SearchStrategy[Changes] = st.fixed_dictionaries({}, optional=OPTIONAL)
-ADJUSTMENTS = st.builds(
-    Adjustment, labels=MAPS, annotations=MAPS, envs=MAPS, cgroup_parent=st.none() | STRINGS, resources=CHANGES
-)
 
 
 class Kind(NamedTuple):

@@ -88,6 +88,34 @@ OPENING = [
     Step(client(Ping(b"12345678")), to_runtime=Ping(b"12345678").wire()),
     Step(runtime(Settings(((1, 100),)), Settings()), to_client=[ZERO, peer.OPENED, ZERO]),
 ]
+FLOOD, ACKS = ([Ping(b"%08d" % number, ack) for number in range(100)] for ack in (False, True))
+PING, PONG, LAST = FLOOD[0], ACKS[0], GoAway(2**31 - 1)
+PingSteps = list[tuple[str, list[peer.Frame | bytes], bytes | list[peer.Frame], bytes | list[peer.Frame]]]
+"""The sender: the peer that sends the PINGs or the responder; its frames; the frames to pinger and responder."""
+PINGS: dict[str, PingSteps] = {
+    "ACKs follow a frame that is cut through": [
+        *(("other", [LONG[:50]], LONG[:50], []), ("peer", [PING], [], []), ("other", [LONG[50:70]], LONG[50:70], [])),
+        ("other", [LONG[70:], LONG[:20]], LONG[70:] + PONG.wire() + LONG[:20], []),
+    ],
+    "after a PING that passes others pass until it is acknowledged": [
+        *(("silence", FLOOD[:1], [], FLOOD[:1]), ("other", [Credit(1, 1)], [Credit(1, 1)], [])),
+        *(("peer", FLOOD[1:2], [], FLOOD[1:2]), ("other", ACKS[:1], ACKS[:1], [])),
+        *(("peer", FLOOD[2:3], [], FLOOD[2:3]), ("other", ACKS[1:3], ACKS[1:3], [])),
+    ],
+    # By a PING a closing server finds out whether its GOAWAY has arrived, and then accepts no more calls.
+    "after a GOAWAY PINGs pass": [
+        ("peer", [PING, LAST, FLOOD[1]], [], [LAST, FLOOD[1]]),
+        *(("other", [ACKS[1]], [PONG, ACKS[1]], []), ("peer", [PING], [], [PING])),
+    ],
+    "ACKs are sent outside header blocks": [
+        *(("other", [raw_headers(1, BLOCK[:3], end_headers=False)], [], []), ("peer", [PING], [], [])),
+        ("other", [peer.continuation(1, BLOCK[3:6], end_headers=False)], b"", []),
+        ("other", [peer.continuation(1, BLOCK[6:])], [Headers(1, VERSION), PONG], []),
+    ],
+    "of a flood a few ACKs wait and the rest passes": [
+        *(("peer", FLOOD, [], FLOOD[ACKS_WAITING:]), ("other", ACKS[ACKS_WAITING:], ACKS, []), ("peer", [PING], [], []))
+    ],
+}
 TWO_PATHS = [(*fields, VERSION[2]) for fields in (VERSION, CREATE)]
 RESTORES = [peer.request(path) for path in sorted(routes.RESTORES)]
 UNKNOWN = [
@@ -111,6 +139,10 @@ HOLD = Step(client(HEAD, WHOLE), to_runtime=[HEAD], hooked=1)
 HOLD_OPEN = Step(client(HEAD, OPEN), to_client=[CREDIT], to_runtime=[HEAD], hooked=1)
 RELEASE, ANSWERING = Step(peer.release, to_runtime=[WHOLE]), peer.returns(*ANSWER)
 RETAINED = [HOLD, RELEASE, ANSWERING, Step(runtime(END))]
+
+
+def only(status: bytes) -> list[peer.Frame]:
+    return [Headers(1, (*REPLY, (b"grpc-status", status)), end=True)]
 
 
 def chunks(message: bytes) -> list[peer.Raw]:
@@ -187,6 +219,22 @@ HOLDING: dict[str, list[Step]] = {
         Step(runtime(Headers(1, REPLY), *[FULL] * 16, END, Credit(1, 3), CANCEL), to_runtime=[Credit(0, STEP)]),
         Step(client(*[FULL] * 16, END, Credit(1, 4), CANCEL), to_client=[Credit(0, STEP)]),
     ],
+}
+READ, FAILED = Reply(True, b"the reply"), Reply(False)
+PACKED_ANSWER = [Headers(1, (*REPLY, (b"grpc-encoding", b"gzip"))), Data(1, grpc(gzip.compress(b"r"), 1))]
+REPLIES: dict[str, tuple[list[peer.Frame], Reply]] = {
+    "one message and status 0": ([*ANSWER, END], READ),
+    "early hints ahead": ([Headers(1, ((b":status", b"103"),)), *ANSWER, END], READ),
+    "gzip": ([*PACKED_ANSWER, END], Reply(True, b"r")),
+    "no message": (only(b"0"), FAILED),
+    "NOT_FOUND": (only(b"5"), FAILED),
+    **{f"status {code!r}": (only(code), UNANSWERED) for code in (b"1", b"4", b"14")},
+    "status 00": ([*ANSWER, Headers(1, ((b"grpc-status", b"00"),), end=True)], FAILED),
+    "no status": ([*ANSWER, Headers(1, ((b"x", b"y"),), end=True)], FAILED),
+    "no trailers": ([*ANSWER, Data(1, b"", end=True)], FAILED),
+    "two messages": ([*ANSWER, *ANSWER[1:], END], FAILED),
+    "HTTP error": ([Headers(1, ((b":status", b"503"),)), *ANSWER[1:], END], FAILED),
+    "reset": ([Headers(1, REPLY), Reset(1, 2)], UNANSWERED),
 }
 LENGTHY = bytes(range(256)) * (JOINED_BYTES // 256) + b"x"
 PACKED_LONG = grpc(gzip.compress(LENGTHY), 1)
@@ -338,36 +386,6 @@ def test_a9_other_frames_pass_byte_by_byte(frame: peer.Frame) -> None:
     assert play.runtime.received_bytes() == play.client.received_bytes() == frame.wire()
 
 
-FLOOD, ACKS = ([Ping(b"%08d" % number, ack) for number in range(100)] for ack in (False, True))
-PING, PONG, LAST = FLOOD[0], ACKS[0], GoAway(2**31 - 1)
-PingSteps = list[tuple[str, list[peer.Frame | bytes], bytes | list[peer.Frame], bytes | list[peer.Frame]]]
-"""The sender: the peer that sends the PINGs or the responder; its frames; the frames to pinger and responder."""
-PINGS: dict[str, PingSteps] = {
-    "ACKs follow a frame that is cut through": [
-        *(("other", [LONG[:50]], LONG[:50], []), ("peer", [PING], [], []), ("other", [LONG[50:70]], LONG[50:70], [])),
-        ("other", [LONG[70:], LONG[:20]], LONG[70:] + PONG.wire() + LONG[:20], []),
-    ],
-    "after a PING that passes others pass until it is acknowledged": [
-        *(("silence", FLOOD[:1], [], FLOOD[:1]), ("other", [Credit(1, 1)], [Credit(1, 1)], [])),
-        *(("peer", FLOOD[1:2], [], FLOOD[1:2]), ("other", ACKS[:1], ACKS[:1], [])),
-        *(("peer", FLOOD[2:3], [], FLOOD[2:3]), ("other", ACKS[1:3], ACKS[1:3], [])),
-    ],
-    # By a PING a closing server finds out whether its GOAWAY has arrived, and then accepts no more calls.
-    "after a GOAWAY PINGs pass": [
-        ("peer", [PING, LAST, FLOOD[1]], [], [LAST, FLOOD[1]]),
-        *(("other", [ACKS[1]], [PONG, ACKS[1]], []), ("peer", [PING], [], [PING])),
-    ],
-    "ACKs are sent outside header blocks": [
-        *(("other", [raw_headers(1, BLOCK[:3], end_headers=False)], [], []), ("peer", [PING], [], [])),
-        ("other", [peer.continuation(1, BLOCK[3:6], end_headers=False)], b"", []),
-        ("other", [peer.continuation(1, BLOCK[6:])], [Headers(1, VERSION), PONG], []),
-    ],
-    "of a flood a few ACKs wait and the rest passes": [
-        *(("peer", FLOOD, [], FLOOD[ACKS_WAITING:]), ("other", ACKS[ACKS_WAITING:], ACKS, []), ("peer", [PING], [], []))
-    ],
-}
-
-
 @pytest.mark.parametrize("from_client", [True, False], ids=["client", "runtime"])
 @pytest.mark.parametrize("steps", PINGS.values(), ids=PINGS)
 def test_a9_pings_are_acknowledged_or_pass(steps: PingSteps, from_client: bool) -> None:
@@ -483,28 +501,6 @@ def test_a4_request_counts_until_call_is_freed() -> None:
     play.reader.closed()
     lost.free_budget()
     assert play.budget.count == 0
-
-
-def only(status: bytes) -> list[peer.Frame]:
-    return [Headers(1, (*REPLY, (b"grpc-status", status)), end=True)]
-
-
-READ, FAILED = Reply(True, b"the reply"), Reply(False)
-PACKED_ANSWER = [Headers(1, (*REPLY, (b"grpc-encoding", b"gzip"))), Data(1, grpc(gzip.compress(b"r"), 1))]
-REPLIES: dict[str, tuple[list[peer.Frame], Reply]] = {
-    "one message and status 0": ([*ANSWER, END], READ),
-    "early hints ahead": ([Headers(1, ((b":status", b"103"),)), *ANSWER, END], READ),
-    "gzip": ([*PACKED_ANSWER, END], Reply(True, b"r")),
-    "no message": (only(b"0"), FAILED),
-    "NOT_FOUND": (only(b"5"), FAILED),
-    **{f"status {code!r}": (only(code), UNANSWERED) for code in (b"1", b"4", b"14")},
-    "status 00": ([*ANSWER, Headers(1, ((b"grpc-status", b"00"),), end=True)], FAILED),
-    "no status": ([*ANSWER, Headers(1, ((b"x", b"y"),), end=True)], FAILED),
-    "no trailers": ([*ANSWER, Data(1, b"", end=True)], FAILED),
-    "two messages": ([*ANSWER, *ANSWER[1:], END], FAILED),
-    "HTTP error": ([Headers(1, ((b":status", b"503"),)), *ANSWER[1:], END], FAILED),
-    "reset": ([Headers(1, REPLY), Reset(1, 2)], UNANSWERED),
-}
 
 
 @pytest.mark.parametrize(("frames", "reply"), REPLIES.values(), ids=REPLIES)
