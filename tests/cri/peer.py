@@ -52,8 +52,6 @@ def block(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 @dataclass(frozen=True)
 class Raw:
-    """A frame of any type, given by its bytes."""
-
     kind: int
     flags: int
     stream: int

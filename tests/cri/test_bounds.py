@@ -73,7 +73,6 @@ BROKEN: dict[str, tuple[list[peer.Act], str]] = {
     "above the window": ([OPEN, client(Headers(1, VERSION), *[FULL] * 64, Data(1, b"x"))], "above the connection wind"),
     "no SETTINGS, ACK": ([client(peer.PREFACE, Ack())], "not SETTINGS"),
     "no SETTINGS, HEADERS": ([client(peer.PREFACE, Headers(1, VERSION))], "not SETTINGS"),
-    "no SETTINGS, DATA": ([client(peer.PREFACE, Data(1, b"x"))], "not SETTINGS"),
     # by their heads
     "long unknown frame": ([TAKES_MORE, client(frame_of(65_536 + 262))], "longer than what is collected"),
     "long HEADERS": ([TAKES_MORE, client(frame_of(65_536 + 262, kind=1))], "longer than what is collected"),

@@ -70,19 +70,17 @@ CREATE = cri.CreateContainerRequest(
     pod_sandbox_id="p1", config={**MAIN, "linux": {"resources": LIMITS}}, sandbox_config=POD_CONFIG
 )
 CREATED = ContainerInfo("", "p1", "main", 2, {"a": "b"}, RESOURCES), replace(POD, runtime_handler="")
-BARE_CREATE = cri.CreateContainerRequest(pod_sandbox_id="p1", config={})
-TWO = cri.LinuxContainerResources(cpu_shares=2)
 UPDATE, UPDATE_POD = cri.UpdateContainerResourcesRequest, cri.UpdatePodSandboxResourcesRequest
 REQUESTS = [
     (read_pod, cri.RunPodSandboxRequest(config=POD_CONFIG, runtime_handler="kata"), POD),
     (read_pod, cri.RunPodSandboxRequest(config=cri.PodSandboxConfig()), PodInfo()),
     (read_container, CREATE, CREATED),
-    (read_container, BARE_CREATE, (ContainerInfo(pod_id="p1"), None)),
+    (read_container, cri.CreateContainerRequest(pod_sandbox_id="p1", config={}), (ContainerInfo(pod_id="p1"), None)),
     (read_id, cri.StopContainerRequest(container_id="x1", timeout=30), "x1"),
     (read_id, cri.RunPodSandboxResponse(pod_sandbox_id="x1"), "x1"),
     (read_update, UPDATE(container_id="c1", linux=LIMITS, annotations={"a": "b"}), ("c1", RESOURCES, {"a": "b"})),
     (read_update, UPDATE(container_id="c1"), ("c1", None, {})),
-    (read_pod_update, UPDATE_POD(overhead=TWO, resources=LIMITS), (Resources(cpu_shares=2), RESOURCES)),
+    (read_pod_update, UPDATE_POD(overhead={"cpu_shares": 2}, resources=LIMITS), (Resources(cpu_shares=2), RESOURCES)),
     (read_pod_update, UPDATE_POD(pod_sandbox_id="p1"), (None, None)),
 ]
 

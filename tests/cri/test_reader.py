@@ -118,17 +118,12 @@ PINGS: dict[str, PingSteps] = {
 }
 TWO_PATHS = [(*fields, VERSION[2]) for fields in (VERSION, CREATE)]
 RESTORES = [peer.request(path) for path in sorted(routes.RESTORES)]
-UNKNOWN = [
-    b"/grpc.health.v1.Health/Check",
-    b"/runtime.v2.RuntimeService/Version",
-    b"/runtime.v1.ImageServices/PullImage",
-]
+UNKNOWN = [b"/grpc.health.v1.Health/Check", b"/runtime.v2.RuntimeService/Version", b"/runtime.v1.ImageServices/Pull"]
 OTHERS = [Ping(b"12345678", ack=True), Ack(), GoAway(7, 2, b"why"), Raw(0xEE, 0xFF, 0x8000_0001, b"unknown")]
 OTHERS += [Data(1, b"x", pad=0), Reset(1, 5), Raw(6, 0, 0, b"1234567"), Raw(6, 0, 1, b"12345678")]
 
 MESSAGE = grpc(b"the request")
 HEAD, OPEN, WHOLE = Headers(1, CREATE), Data(1, MESSAGE), Data(1, MESSAGE, end=True)
-CREDIT = Credit(1, len(MESSAGE))
 ANSWER: list[peer.Frame] = [Headers(1, REPLY), Data(1, grpc(b"the reply"))]
 CANCEL, REFUSED = Reset(1, 8), Headers(1, peer.refusal(13, b"no"), end=True)
 CREDITS = [Credit(1, 16_384)] * 15
@@ -136,7 +131,7 @@ PACKED = (*CREATE, (b"grpc-encoding", b"gzip"))
 LATE_CREDIT = Credit(0, STEP + len(MESSAGE))
 
 HOLD = Step(client(HEAD, WHOLE), to_runtime=[HEAD], hooked=1)
-HOLD_OPEN = Step(client(HEAD, OPEN), to_client=[CREDIT], to_runtime=[HEAD], hooked=1)
+HOLD_OPEN = Step(client(HEAD, OPEN), to_client=[Credit(1, len(MESSAGE))], to_runtime=[HEAD], hooked=1)
 RELEASE, ANSWERING = Step(peer.release, to_runtime=[WHOLE]), peer.returns(*ANSWER)
 RETAINED = [HOLD, RELEASE, ANSWERING, Step(runtime(END))]
 
@@ -162,9 +157,7 @@ HOLDING: dict[str, list[Step]] = {
         Step(peer.release, to_client=[Credit(1, 5)], to_runtime=[OPEN, Data(1, b"later")]),
         Step(client(Data(1, b"after", pad=3), END), to_client=[Credit(1, 9)], to_runtime=[Data(1, b"after"), END]),
     ],
-    "A5: a reset overtakes the held request": [
-        *(HOLD_OPEN, peer.passes(CANCEL), Step(lambda play: play.call.send_request(None)))
-    ],
+    "A5: a reset overtakes": [HOLD_OPEN, peer.passes(CANCEL), Step(lambda play: play.call.send_request(None))],
     # A4: the request half of a held stream is hop by hop
     "A4: the message is credited immediately, later DATA are not": [
         Step(client(HEAD, *chunks(grpc(bytes(STEP - 5)))), [*CREDITS, Credit(0, STEP), CREDITS[0]], [HEAD], hooked=1),
@@ -194,9 +187,7 @@ HOLDING: dict[str, list[Step]] = {
         peer.passes(Credit(3, 100), Headers(7, peer.VERSION)),
     ],
     # A6: answers
-    "A6: an answer passes as it comes, and only its end is kept": [
-        *(*RETAINED, Step(peer.answered, to_client=[END]), Step(peer.answered))
-    ],
+    "A6: only the end of an answer is kept": [*RETAINED, Step(peer.answered, to_client=[END]), Step(peer.answered)],
     "A6: an end in DATA is kept too, and a later reset follows it": [
         *(HOLD_OPEN, Step(peer.release, to_runtime=[OPEN])),
         Step(runtime(Headers(1, REPLY), Data(1, b"x", end=True), Reset(1, 0)), to_client=[Headers(1, REPLY)]),
@@ -410,19 +401,17 @@ def test_a5_unreadable_request_passes_unchanged(fields: peer.Fields, frames: lis
     assert play.runtime.got() == sent
 
 
-@pytest.mark.parametrize(("fields", "body", "read", "changed", "leaves"), COMPLETE)
-def test_message_is_read_and_sent_complete(
-    fields: peer.Fields, body: bytes, read: bytes, changed: bytes | None, leaves: bytes
-) -> None:
+@pytest.mark.parametrize(("fields", "body", "read", "new", "out"), COMPLETE)
+def test_message_is_read_and_sent(fields: peer.Fields, body: bytes, read: bytes, new: bytes | None, out: bytes) -> None:
     """Promise 10: a long request's bytes are counted once, and its decompressed message as well."""
     play = peer.Play().greet(runtime=Settings(((4, 2**24),)))
     play.runtime.sends(Credit(0, 2**24))
     play.client.sends(Headers(1, fields), *chunks(body), Data(1, b"", end=True))
     assert play.call._message == read
     assert play.budget.count == len(body) + len(read) * (fields is PACKED)
-    assert play.call.send_request(changed)
+    assert play.call.send_request(new)
     data = [frame for frame in play.runtime.got() if isinstance(frame, peer.Raw) and frame.kind == peer.DATA]
-    assert b"".join(frame.body for frame in data) == leaves
+    assert b"".join(frame.body for frame in data) == out
     assert [bool(frame.flags) for frame in data] == [False] * (len(data) - 1) + [True]
 
 

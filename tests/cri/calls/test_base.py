@@ -24,8 +24,6 @@ RUN_POD, STOP_POD, REMOVE_POD = Operation.RUN_POD_SANDBOX, Operation.STOP_POD_SA
 CREATE, START = Operation.CREATE_CONTAINER, Operation.START_CONTAINER
 STOP, REMOVE = Operation.STOP_CONTAINER, Operation.REMOVE_CONTAINER
 UPDATE_POD = Operation.UPDATE_POD_SANDBOX_RESOURCES
-SHARES = HookAnswer(resources=Resources(cpu_shares=2))
-POD_2 = replace(POD, id="p2")
 CREATED = {CREATE: {"config": CREATE_REQUEST.config}}
 
 
@@ -34,7 +32,7 @@ def update(**resources: Any) -> cri.UpdateContainerResourcesRequest:
 
 
 CODES = [(Reason.REFUSED, grpc.PERMISSION_DENIED), (Reason.UNREACHABLE, grpc.INTERNAL)]
-ALONE = Subject(PodRecord(POD_2, POD_2), ContainerRecord(CONTAINER, CONTAINER))
+ALONE = Subject(PodRecord(*[replace(POD, id="p2")] * 2), ContainerRecord(CONTAINER, CONTAINER))
 STORED = [(None, ["c1", "p1"]), (Subject(PodRecord(POD, POD)), ["c1"]), (ALONE, ["p1"])]
 LEFT_OUT = [(START, None, None), (UPDATE, update(cpuset_cpus="1"), cri.LinuxContainerResources())]
 STATES = [(operation, state) for operation in (START, STOP) for state in api_pb2.ContainerState.values()]
@@ -306,7 +304,7 @@ async def test_container_is_reread_when_update_may_be_done(
 ) -> None:
     node.know()
     node.backend.error = BackendError("no such cpu", BackendFailure.OTHER, not_done=not_done)
-    node.plugins.add("a", SHARES, points=("PreStartContainer",))
+    node.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=2)), points=("PreStartContainer",))
     base = node.held(START)
     base.state_unknown = unknown  # as of an earlier call for the same container
     await node.lifecycle.proceed(base)
