@@ -33,23 +33,17 @@ class Refused(Exception):
     details: str
 
 
-@dataclass(eq=False)
 class Absent(Exception):
     """An id that does not exist; the shape determines the runtime's answer."""
-
-    kind: str
-    subject_id: str
 
 
 @dataclass(slots=True)
 class Pod:
-    """A pod sandbox with its RunPodSandboxRequest and its resource updates as received."""
-
     id: str
-    request: bytes
+    request: bytes  # its RunPodSandboxRequest
     created_at: int
     state: cri_pb2.PodSandboxState = cri_pb2.SANDBOX_READY
-    updates: list[bytes] = field(default_factory=list)
+    updates: list[bytes] = field(default_factory=list)  # the resource updates as received
 
     @property
     def run(self) -> cri_pb2.RunPodSandboxRequest:
@@ -58,11 +52,9 @@ class Pod:
 
 @dataclass(slots=True)
 class Container:
-    """A container with its CreateContainerRequest, its resource updates as received, and its cgroup."""
-
     id: str
     pod_id: str
-    request: bytes
+    request: bytes  # its CreateContainerRequest
     created_at: int
     shape: Shape
     cgroup_path: str
@@ -85,18 +77,14 @@ class Container:
 
 
 class RuntimeState:
-    """The pods and containers of a fake runtime, which survive their server; ``shape`` may be changed for later calls.
-
-    ``big_list`` is the answer to ListContainers if it is set.
-    """
+    """The pods and containers of a fake runtime, which survive their server; ``shape`` may change for later calls."""
 
     def __init__(self, shape: Shape = CONTAINERD) -> None:
         self.shape = shape
         self.pods: dict[str, Pod] = {}
         self.containers: dict[str, Container] = {}
-        self.big_list: bytes | None = None
-        self._finished: dict[tuple[str, str, bytes], Reply] = {}
-        """The replies to creates whose callers had disconnected, by method, pod id and metadata."""
+        self.big_list: bytes | None = None  # the answer to ListContainers if it is set
+        self._finished: dict[tuple[str, str, bytes], Reply] = {}  # of creates whose callers had disconnected
         self._numbers = itertools.count(1)
 
     def has(self, method: str) -> bool:
@@ -116,7 +104,7 @@ class RuntimeState:
             code = self.shape.absent_by_method.get(method, self.shape.absent)
             if code is None:
                 return b""
-            raise Refused(code, f"{absent.kind} {absent.subject_id!r}: not found") from None
+            raise Refused(code, f"{absent}: not found") from None
         return reply if isinstance(reply, bytes) else bytes(reply.SerializeToString())
 
     def finish_abandoned(self, method: str, message: bytes) -> None:
@@ -171,7 +159,7 @@ class RuntimeState:
 
     def _RemovePodSandbox(self, request: Any, message: bytes) -> Reply:
         if self.pods.pop(pod_id := request.pod_sandbox_id, None) is None:
-            raise Absent("sandbox", pod_id)
+            raise Absent(f"sandbox {pod_id!r}")
         self.containers = {key: value for key, value in self.containers.items() if value.pod_id != pod_id}
         return b""
 
@@ -231,7 +219,7 @@ class RuntimeState:
 
     def _RemoveContainer(self, request: Any, message: bytes) -> Reply:
         if self.containers.pop(request.container_id, None) is None:
-            raise Absent("container", request.container_id)
+            raise Absent(f"container {request.container_id!r}")
         return b""
 
     def _ContainerStatus(self, request: Any, message: bytes) -> Reply:
@@ -273,7 +261,7 @@ def _find(records: Mapping[str, Record], key: str, kind: str) -> Record:
         return records[key]
     matches = [any_id for any_id in records if any_id.startswith(key)]
     if len(matches) != 1 or not key:
-        raise Absent(kind, key)
+        raise Absent(f"{kind} {key!r}")
     return records[matches[0]]
 
 

@@ -38,7 +38,6 @@ class FakeState:
     _now: Counter[str] = field(default_factory=Counter)
 
     def has(self, *ids: str) -> None:
-        """Create pods of ids that begin with p, else containers of p1."""
         self.pods |= {record_id: pod(record_id) for record_id in ids if record_id.startswith("p")}
         self.containers |= {record_id: container(record_id) for record_id in ids if not record_id.startswith("p")}
 
@@ -88,7 +87,7 @@ class Synced(Core):
             self.plugins.add("a")
         self.state = FakeState()
         self.state.has(*ids)
-        self.removed_ids: list[str] = []
+        self.removed_ids = list[str]()
         self.sync = Sync(self.state, self.lifecycle, self.metrics, self.removed_ids.append)
 
     @asynccontextmanager
