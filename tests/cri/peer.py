@@ -280,7 +280,8 @@ def answered(play: Play) -> None:
     play.call.answer()
 
 
-class Greets(NamedTuple):
+@dataclass(frozen=True)
+class Greets:
     """The first action of a conversation that does not begin with the usual exchange of SETTINGS."""
 
     client: Raw = SETTINGS

@@ -26,7 +26,6 @@ from runtimeproxy.wire.protobuf import LENGTH_DELIMITED, VARINT, varint
 from tests.fakes import cri_pb2 as cri
 
 Read = Callable[[bytes], object]
-Changes = dict[str, Any]
 
 ALL_RESOURCES: dict[str, fields.ResourceValue] = {
     **{"cpu_period": 50000, "cpu_quota": -1, "cpu_shares": 512, "memory_limit_in_bytes": 2**33, "oom_score_adj": -998},
@@ -262,7 +261,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 OPTIONAL: dict[str, st.SearchStrategy[Any]] = {"cpu_quota": INT64, "oom_score_adj": INT64, "cpuset_cpus": STRINGS}
 OPTIONAL["hugepage_limits"] = st.dictionaries(STRINGS, st.integers(0, 2**64 - 1), min_size=1, max_size=2)
 OPTIONAL["unified"] = st.dictionaries(STRINGS, STRINGS, min_size=1, max_size=2)
-CHANGES: st.SearchStrategy[Changes] = st.fixed_dictionaries({}, optional=OPTIONAL)
+CHANGES: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries({}, optional=OPTIONAL)
 ADJUSTMENTS = st.builds(
     Adjustment, labels=MAPS, annotations=MAPS, envs=MAPS, cgroup_parent=st.none() | STRINGS, resources=CHANGES
 )
@@ -279,7 +278,7 @@ MEMORY_AND_SWAP = [
 
 
 def test_update_values() -> None:
-    stated: Changes = {"cpuset_cpus": "0", "unified": {"a": "1"}}
+    stated: dict[str, Any] = {"cpuset_cpus": "0", "unified": {"a": "1"}}
     for changes, unsupported in ({"oom_score_adj": 3}, ("oom_score_adj",)), ({}, ()):
         found = messages.values_for_update({**stated, **changes}, Resources(cpuset_cpus="0-3", cpu_shares=7))
         assert found == (stated, unsupported)
@@ -313,7 +312,7 @@ def test_update_memory_and_swap(requested: Any, present: Any, change: int, lifts
 
 def test_update_request_is_partial() -> None:
     base = Resources(cpu_shares=2, cpuset_cpus="0", unified={"a": "1", "b": "1"})
-    changes: list[Changes] = [{"cpuset_cpus": "1"}, {"unified": {"a": "2"}}, {}, ALL_RESOURCES]
+    changes: list[dict[str, Any]] = [{"cpuset_cpus": "1"}, {"unified": {"a": "2"}}, {}, ALL_RESOURCES]
     sent = [messages.update_request("c1", change, base if change in changes[:2] else None) for change in changes]
     expected = [Resources(cpuset_cpus="1"), Resources(unified={"a": "2", "b": "1"}), None, RESOURCES]
     assert [messages.read_update(request) for request in sent] == [("c1", resources, {}) for resources in expected]
