@@ -84,7 +84,7 @@ CRIO_POD_LABELS: Mapping[str, str] = {"io.kubernetes.container.name": "POD"}
 
 
 def crio_cgroup_path(parent: str, subject_id: str) -> str:
-    """Return a cgroup's path: the systemd manager's for a slice or without a parent, else cgroupfs's."""
+    """Return the systemd manager's path for a slice or without a parent, else cgroupfs's."""
     last = parent.rpartition("/")[2] or "system.slice"
     return f"{last}:crio:{subject_id}" if last.endswith(".slice") else f"{parent}/crio-{subject_id}"
 
@@ -115,10 +115,6 @@ def crio_container_info(
 
 def _crio_annotations(**values: str) -> dict[str, str]:
     return {f"io.kubernetes.cri-o.{key}": value for key, value in values.items()}
-
-
-def docker_container_info(container_id: str, pod_id: str, *_: object) -> Json:
-    return {"sandboxID": pod_id, "pid": 1}
 
 
 def shim_pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler: str) -> Json:
@@ -154,7 +150,7 @@ CRI_DOCKERD = Shape(
     "cri-dockerd",
     runtime_name="docker",
     pod_info=None,
-    container_info=docker_container_info,
+    container_info=lambda container_id, pod_id, *_: {"sandboxID": pod_id, "pid": 1},
     reports_resources=False,
     status_handler=lambda requested: requested or "runc",
     listed_handler=empty,
