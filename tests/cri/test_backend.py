@@ -495,9 +495,8 @@ def test_any_bytes_are_read_or_unreadable(message: bytes, read: Read) -> None:
 
 
 def test_list_items_have_id_and_metadata() -> None:
-    """A status without an id has the requested id."""
-    for read in STATUSES:
-        assert {read(message).id for message in (b"", b"\x0a\x00", b"\x12\x00")} == {"requested"}
+    bare = (b"", b"\x0a\x00", b"\x12\x00")
+    assert {read(message).id for read, message in product(STATUSES, bare)} == {"requested"}, "in a status without one"
     listed = [{"id": "p1", "metadata": METADATA, "labels": {"app": "web"}}, {"id": "p2"}]
     message = cri.ListPodSandboxResponse(items=listed).SerializeToString()
     pods = [PodInfo("p1", "web", "u-1", "shop", 3), PodInfo("p2")]

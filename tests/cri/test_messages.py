@@ -174,8 +174,8 @@ def test_request_of_too_many_fields_raises(read: Read, message: bytes) -> None:
 
 def test_long_request_with_few_fields_is_read() -> None:
     """Those that are not read need no valid text: working_dir and an unknown field."""
-    message = b"\x0a\x01p\x12\x05\x2a\x01\xff\x70\x01\xf2\x0f\x02\xff\xfe"
-    assert read_container(message)[0] == ContainerInfo(pod_id="p")
+    bare, _ = read_container(b"\x0a\x01p\x12\x05\x2a\x01\xff\x70\x01\xf2\x0f\x02\xff\xfe")
+    assert bare == ContainerInfo(pod_id="p")
     config = cri.ContainerConfig(envs=[cri.KeyValue(key=b"A", value=b"x" * 500_000)])
     container, _ = read_container(cri.CreateContainerRequest(pod_sandbox_id="p", config=config).SerializeToString())
     assert len(container.envs["A"]) == 500_000
@@ -228,8 +228,8 @@ def fields_of(message: Descriptor) -> st.SearchStrategy[bytes]:
 
 
 TIMES = st.sampled_from((*(1,) * 14, 2, 60))
+# Unknown fields: bytes that are not UTF-8, a group, and a length in more bytes than needed.
 UNKNOWN = b"\xa2\x06\x02\xff\xfe\xab\x06\xac\x06" + b"\x92\x3f\x81\x80\x00\x7f"
-"""Unknown fields: bytes that are not UTF-8, a group, and a length in more bytes than needed."""
 IN_RESOURCES: Any = {"cpu_shares": 512, "cpuset_cpus": "0-3", "hugepage_limits": PAGES[:1]}
 ENVS: Any = [{"key": "GPU", "value": b"0"}, {"key": "RAW", "value": b"\xff"}]
 EDITED = cri.CreateContainerRequest(
@@ -244,7 +244,8 @@ NOVEL = Adjustment(  # of each kind: of something that the request does not have
     resources={"cpuset_cpus": "0", "cpu_quota": -1, "unified": {"cpu.idle": "1"}, "hugepage_limits": {"1GB": 0}},
 )
 NEW = {"NEW": "1"}
-NOT_APPENDED: dict[str, tuple[Adjustment, str | None]] = {
+EDITS: dict[str, tuple[Adjustment, str | None]] = {
+    "new values": (NOVEL, "/kube/other"),
     "env that is there": (Adjustment(envs={"GPU": "1"}), None),
     "env whose key is a part of what is there": (Adjustment(envs={"G": "1"}), None),
     "annotation that is there": (Adjustment(annotations={"note": "2"}), None),
@@ -318,7 +319,7 @@ def test_update_request_is_partial() -> None:
     assert [messages.read_update(request) for request in sent] == [("c1", resources, {}) for resources in expected]
 
 
-@pytest.mark.parametrize(("adjustment", "parent"), [(NOVEL, "/kube/other"), *NOT_APPENDED.values()])
+@pytest.mark.parametrize(("adjustment", "parent"), EDITS.values(), ids=EDITS)
 def test_only_new_values_are_appended(adjustment: Adjustment, parent: str | None) -> None:
     result = messages.edit_container(EDITED_BYTES, adjustment, parent)
     assert result.startswith(EDITED_BYTES) is (adjustment is NOVEL)

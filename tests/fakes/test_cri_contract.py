@@ -18,8 +18,7 @@ from tests.fakes.runtime import FakeRuntime
 
 class Runtime(NamedTuple):
     path: str
-    parent: str
-    """The pod's cgroup parent."""
+    parent: str  # the pod's cgroup parent
     logs: str
 
 
