@@ -1,10 +1,7 @@
-"""Scripted peers for every side of a CRI pair; sent and expected frames have the same form.
-
-Frames are built by hand, and hpack reads header blocks, so that the proxy's code is not tested with itself.
-"""
+"""Scripted peers for every side of a CRI pair; frames are built by hand, and hpack reads header blocks."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from struct import pack
 from typing import NamedTuple
@@ -15,7 +12,7 @@ from runtimeproxy.core.call import PROCESS_LIMIT, MemoryBudget
 from runtimeproxy.cri.calls import KINDS
 from runtimeproxy.cri.frame_relay import FrameRelay, Shared
 from runtimeproxy.cri.image import ImageLink
-from runtimeproxy.cri.reader import CriHeld, NotHttp2, Reader
+from runtimeproxy.cri.reader import CriHeld, Reader
 from runtimeproxy.observe.metric_table import Key
 from runtimeproxy.wire.http2 import FlowControlledSender
 
@@ -43,7 +40,6 @@ def refusal(code: int, text: bytes) -> Fields:
 
 
 def grpc(body: bytes, compressed: int = 0) -> bytes:
-    """Return a message with its 5-byte gRPC prefix."""
     return bytes((compressed,)) + len(body).to_bytes(4, "big") + body
 
 
@@ -56,15 +52,10 @@ def block(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 @dataclass(frozen=True)
 class Raw:
-    """A frame of any type, given by its bytes."""
-
     kind: int
     flags: int
     stream: int
     body: bytes = b""
-
-    def __repr__(self) -> str:
-        return f"Raw({self.kind}, {self.flags}, {self.stream}, {self.body[:30]!r} of {len(self.body)})"
 
     def wire(self) -> bytes:
         head = len(self.body).to_bytes(3, "big") + bytes((self.kind, self.flags))
@@ -73,8 +64,6 @@ class Raw:
 
 @dataclass(frozen=True)
 class Headers:
-    """A header block, in frames of any number."""
-
     stream: int
     fields: Fields
     end: bool = False
@@ -86,13 +75,13 @@ class Headers:
 Frame = Headers | Raw
 
 # The constructors of frames have the names of their types.
+Ack = partial(Raw, 4, ACK, 0)
 
 
 def Data(stream: int, payload: bytes, end: bool = False, pad: int | None = None) -> Raw:
     """Return a DATA frame; ``pad`` bytes of padding (None: not padded)."""
-    if pad is None:
-        return Raw(DATA, END_STREAM * end, stream, payload)
-    return Raw(DATA, END_STREAM * end | PADDED, stream, bytes((pad,)) + payload + bytes(pad))
+    padded = payload if pad is None else bytes((pad,)) + payload + bytes(pad)
+    return Raw(DATA, END_STREAM * end | PADDED * (pad is not None), stream, padded)
 
 
 def Reset(stream: int, code: int) -> Raw:
@@ -101,13 +90,6 @@ def Reset(stream: int, code: int) -> Raw:
 
 def Settings(entries: Sequence[tuple[int, int]] = ()) -> Raw:
     return Raw(4, 0, 0, b"".join(pack(">HL", *entry) for entry in entries))
-
-
-SETTINGS = Settings()
-
-
-def Ack() -> Raw:
-    return Raw(4, ACK, 0)
 
 
 def Ping(payload: bytes, ack: bool = False) -> Raw:
@@ -122,7 +104,7 @@ def Credit(stream: int, increment: int) -> Raw:
     return Raw(8, 0, stream, pack(">L", increment))
 
 
-OPENED = Credit(0, 2**20 - 65_535)
+SETTINGS, OPENED = Settings(), Credit(0, 2**20 - 65_535)
 
 
 def raw_headers(stream: int, fragment: bytes, end: bool = False, end_headers: bool = True) -> bytes:
@@ -131,6 +113,10 @@ def raw_headers(stream: int, fragment: bytes, end: bool = False, end_headers: bo
 
 def continuation(stream: int, fragment: bytes, end_headers: bool = True) -> bytes:
     return Raw(CONTINUATION, END_HEADERS * end_headers, stream, fragment).wire()
+
+
+def wire(*frames: Frame | bytes) -> bytes:
+    return b"".join(frame if isinstance(frame, bytes) else frame.wire() for frame in frames)
 
 
 def split(data: bytes) -> Iterator[Raw]:
@@ -149,17 +135,34 @@ def content(frame: Raw) -> bytes:
     return body[5:] if frame.kind == HEADERS and frame.flags & PRIORITY else body
 
 
+def frames(data: bytes, decoder: Decoder | None = None) -> Iterator[Frame]:
+    """Yield the frames of whole header blocks."""
+    decoder = decoder or Decoder(max_header_list_size=2**24)
+    first, fragments = None, b""
+    for frame in split(data):
+        assert (first is None) == (frame.kind != CONTINUATION), "a frame inside a header block"
+        if frame.kind not in (HEADERS, CONTINUATION):
+            yield frame
+            continue
+        first = first or frame
+        assert frame.stream == first.stream
+        fragments += content(frame)
+        if frame.flags & END_HEADERS:
+            fields = tuple((bytes(name), bytes(value)) for name, value in decoder.decode(fragments, raw=True))
+            yield Headers(first.stream, fields, bool(first.flags & END_STREAM))
+            first, fragments = None, b""
+    assert first is None, "a header block is cut"
+
+
 class Side:
     """A peer: ``feed`` is called with its bytes; ``sender`` has the proxy's output to it."""
 
     def __init__(self, feed: Callable[[bytes], None], sender: FlowControlledSender, preface: bool) -> None:
         self.decoder = Decoder(max_header_list_size=2**24)
-        self._feed = feed
-        self._sender = sender
-        self._preface = preface
+        self._feed, self._sender, self._preface = feed, sender, preface
 
     def sends(self, *frames: Frame | bytes) -> None:
-        self._feed(b"".join(frame if isinstance(frame, bytes) else frame.wire() for frame in frames))
+        self._feed(wire(*frames))
 
     def received_bytes(self) -> bytes:
         """Return the bytes received since the last call, with the pending ACKs, as the front sends them."""
@@ -174,67 +177,31 @@ class Side:
         data = self.received_bytes()
         if self._preface and data:
             assert data.startswith(PREFACE)
-            data = data.removeprefix(PREFACE)
-            self._preface = False
-        return list(self._read(data))
-
-    def _read(self, data: bytes) -> Iterator[Frame]:
-        first, fragments = None, b""
-        for frame in split(data):
-            assert (first is None) == (frame.kind != CONTINUATION), "a frame inside a header block"
-            if frame.kind not in (HEADERS, CONTINUATION):
-                yield frame
-                continue
-            first = first or frame
-            assert frame.stream == first.stream
-            fragments += content(frame)
-            if frame.flags & END_HEADERS:
-                decoded = self.decoder.decode(fragments, raw=True)
-                fields = tuple((bytes(name), bytes(value)) for name, value in decoded)
-                yield Headers(first.stream, fields, bool(first.flags & END_STREAM))
-                first, fragments = None, b""
-        assert first is None, "a header block is cut"
-
-
-def shared_by_calls(clock: Callable[[], float], counters: dict[Key, int], separate_image: bool) -> Shared:
-    """Return the shared state of a front's connections; every call that can be held is held."""
-    return Shared(MemoryBudget(), clock, counters, KINDS, separate_image, lambda: False, lambda: True, str)
+            self._preface, data = False, data.removeprefix(PREFACE)
+        return [*frames(data, self.decoder)]
 
 
 class Play:
     """A connection's reader between two peers; ``settled``: the calls that have a reply, or ended without one."""
 
     def __init__(self, separate_image: bool = False, process_limit: int = PROCESS_LIMIT) -> None:
-        self.passes_ambiguous = True
-        self.restore_refusal = ""
-        self.start_and_stop_pass = False
-        self.budget = MemoryBudget(process_limit)
-        self.now = 0.0
+        self.passes_ambiguous, self.start_and_stop_pass, self.restore_refusal = True, False, ""
+        self.budget, self.now = MemoryBudget(process_limit), 0.0
         self.counters: dict[Key, int] = {}
-        shared = replace(
-            shared_by_calls(lambda: self.now, self.counters, separate_image),
-            budget=self.budget,
-            start_and_stop_pass=lambda: self.start_and_stop_pass,
-            passes_ambiguous=lambda: self.passes_ambiguous,
-            restore_refusal=lambda: self.restore_refusal,
-        )
+        answers = (lambda: self.start_and_stop_pass, lambda: self.passes_ambiguous, lambda: self.restore_refusal)
+        shared = Shared(self.budget, lambda: self.now, self.counters, KINDS, separate_image, *answers)
         self.reader = Reader(shared, lambda: None)
-        self._calls: list[CriHeld] = []
-        self.settled: list[CriHeld] = []
-        self.links: list[ImageLink] = []
-        self.image_unavailable = False
-        self.not_http2_bytes: list[bytes] = []
+        self._calls, self.settled = list[CriHeld](), list[CriHeld]()
+        self.links, self._images = list[ImageLink](), list[Side]()
         self.client = Side(partial(self._feed, self.reader.from_client), self.reader.to_client, preface=False)
         self.runtime = Side(partial(self._feed, self.reader.from_runtime), self.reader.to_runtime, preface=True)
-        self._images: list[Side] = []
 
     def greet(self, client: Raw = SETTINGS, runtime: Raw = SETTINGS) -> "Play":
         """Exchange SETTINGS and their ACKs, and drop the bytes that both sides received."""
         self.client.sends(PREFACE, client)
         self.runtime.sends(runtime, Ack())
         self.client.sends(Ack())
-        self.client.got()
-        self.runtime.got()
+        self.client.got(), self.runtime.got()
         return self
 
     def _feed(self, direction: FrameRelay, data: bytes) -> None:
@@ -252,10 +219,6 @@ class Play:
                     (self._calls if call.reply is None else self.settled).append(call)
                 case ImageLink() as link:
                     self.links.append(link)
-                    if self.image_unavailable:
-                        link.close()
-                case NotHttp2(data):
-                    self.not_http2_bytes.append(data)
 
     @property
     def calls(self) -> list[CriHeld]:
@@ -270,13 +233,8 @@ class Play:
     @property
     def image(self) -> Side:
         """Return the image service's side of the latest link."""
-        for link in self.links[len(self._images) :]:
-            self._images.append(Side(link.receive, link.sender, preface=True))
+        self._images += [Side(link.receive, link.sender, preface=True) for link in self.links[len(self._images) :]]
         return self._images[-1]
-
-
-def greeted(separate_image: bool = False, process_limit: int = PROCESS_LIMIT) -> Play:
-    return Play(separate_image, process_limit).greet()
 
 
 Act = Callable[[Play], object]
@@ -333,15 +291,14 @@ class Greets:
         play.greet(self.client, self.runtime)
 
 
-def converse(*steps: Step, play: Play | None = None) -> Play:
+def converse(*steps: Step, play: Play | None = None, separate_image: bool = False) -> Play:
     """Play the steps and check the effects of each; SETTINGS are exchanged before, unless ``play`` is given."""
     if play is None:
-        play = Play() if isinstance(steps[0].act, Greets) else greeted()
+        play = Play(separate_image) if isinstance(steps[0].act, Greets) else Play(separate_image).greet()
     for number, step in enumerate(steps):
         before = len(play.calls)
         step.act(play)
-        for name in ("client", "runtime", "image"):
-            expected = getattr(step, f"to_{name}")
+        for name, expected in zip(("client", "runtime", "image"), step[1:4], strict=True):
             if name == "image" and not (expected or play.links):
                 continue
             side = getattr(play, name)

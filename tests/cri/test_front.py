@@ -2,27 +2,31 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
+from runtimeproxy.core.call import MemoryBudget
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri import front as front_module
-from runtimeproxy.cri.frame_relay import ACKS_WAITING
+from runtimeproxy.cri.calls import KINDS
+from runtimeproxy.cri.frame_relay import ACKS_WAITING, Shared
 from runtimeproxy.cri.front import ACK_SECONDS, CriConnection
+from runtimeproxy.cri.image import UNREACHABLE
 from runtimeproxy.cri.reader import NO_ANSWER, CriHeld
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay import connection
 from runtimeproxy.relay.connection import HIGH_WATER, Connection, Endpoint, ReadBuffer
 from runtimeproxy.relay.drain import Unfinished
-from runtimeproxy.wire.http2 import CREDIT_STEP, FlowControlledSender
+from runtimeproxy.wire.http2 import CREDIT_STEP
 from tests.cri import peer
-from tests.cri.peer import PREFACE, PULL, REPLY, Ack, Credit, Data, Frame, GoAway, Headers, Ping, Raw, Reset, Settings
+from tests.cri.peer import PREFACE, PULL, REPLY, SETTINGS, Ack, Credit, Data, Frame, GoAway, Headers, Ping, Reset, wire
 from tests.relay.test_dial import fill_backlog
 
 CREATED = (Headers(1, peer.CREATE), Data(1, peer.grpc(b"create"), end=True))
@@ -31,17 +35,9 @@ ANSWER = [Headers(1, REPLY), Data(1, peer.grpc(b"answer")), END]
 PING, PONG = Ping(b"12345678"), Ping(b"12345678", ack=True)
 FULL = Data(1, bytes(16_384))
 PULLED = Headers(1, PULL, end=True)
-NO_SETTINGS = Settings()
-
-
-def wire(*frames: Frame | bytes) -> bytes:
-    return b"".join(frame if isinstance(frame, bytes) else frame.wire() for frame in frames)
-
-
-def read(written: bytes) -> list[Frame]:
-    sender = FlowControlledSender()
-    sender.out.append(written)
-    return peer.Side(lambda _: None, sender, preface=False).got()
+Patch = pytest.MonkeyPatch
+ALL_HELD = (lambda: False, lambda: True, str)  # every call that can be held; ambiguous requests pass
+HTTP_1, HTTP_1_ANSWER = b"PRI * HTTP/1.1\r\nHost: h\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"
 
 
 def drained(sock: socket.socket) -> bytes:
@@ -53,23 +49,20 @@ def drained(sock: socket.socket) -> bytes:
 
 
 class Scene:
-    """A client, the runtime, and perhaps an image service; ``on_call`` is called with each held call.
+    """A client, the runtime, and perhaps an image service; without ``hooks`` calls pass on immediately.
 
-    ``answers``: a reply is sent to the client immediately. ``syncs``: when a sync with the runtime was triggered.
+    ``syncs``: when a sync with the runtime was triggered.
     """
 
     def __init__(self, images: str = "") -> None:
         self.loop = asyncio.get_running_loop()
-        self.calls: list[CriHeld] = []
-        self.on_call: Callable[[CriHeld], object] = self.calls.append
-        self.answers, self.is_cri = False, True
+        self.calls, self.hooks = list[CriHeld](), True
         self.client, proxy_side = socket.socketpair()
         self.runtime, runtime_side = socket.socketpair()
-        self.sockets = [self.client, self.runtime]
         self.images: socket.socket
-        self.tasks: list[asyncio.Task[None]] = []
+        self.sockets = [self.client, self.runtime]
+        self.tasks, self.syncs = list[asyncio.Task[None]](), list[float]()
         self.metrics = Metrics(self.loop.time)
-        self.syncs: list[float] = []
         self.front: Any = SimpleNamespace(
             buffer=ReadBuffer(),
             loop=self.loop,
@@ -79,8 +72,8 @@ class Scene:
             add_task=self.tasks.append,
             metrics=self.metrics,
             sync=SimpleNamespace(soon=lambda: self.syncs.append(self.loop.time())),
-            backend=SimpleNamespace(serves_cri=self._serves_cri),
-            shared=peer.shared_by_calls(self.loop.time, self.metrics.counters, bool(images)),
+            backend=SimpleNamespace(serves_cri=AsyncMock(return_value=True)),
+            shared=Shared(MemoryBudget(), self.loop.time, self.metrics.counters, KINDS, bool(images), *ALL_HELD),
         )
         self.connection = CriConnection(self.front, proxy_side, runtime_side)
         self.front.connections.add(self.connection)
@@ -89,13 +82,10 @@ class Scene:
             sock.setblocking(False)
 
     def _proceed(self, call: CriHeld) -> None:
-        if call.reply is None:
-            self.on_call(call)
-        elif self.answers:
-            call.answer()
-
-    async def _serves_cri(self) -> bool:
-        return self.is_cri
+        if self.hooks and call.reply is None:
+            self.calls.append(call)
+        elif not self.hooks:
+            call.answer() if call.reply else call.send_request(None)
 
     async def run(self) -> None:
         """Run the event loop until all that was sent is read and relayed."""
@@ -106,17 +96,17 @@ class Scene:
         sock.send(wire(*frames))
         await self.run()
 
-    async def greet(self, client: Raw = NO_SETTINGS) -> "Scene":
+    async def greet(self, client: peer.Raw = SETTINGS) -> "Scene":
         await self.send(self.client, PREFACE, client, Ack())
-        await self.send(self.runtime, Settings(), Ack())
+        await self.send(self.runtime, SETTINGS, Ack())
         return self
 
     async def hang_up(self, sock: socket.socket) -> None:
         sock.close()
         await self.run()
 
-    async def answer(self, call: CriHeld) -> None:
-        call.answer()
+    async def answer(self) -> None:
+        self.calls[0].answer()
         await self.run()
 
     def ended(self) -> bool:
@@ -131,15 +121,6 @@ class Scene:
         """Return whether the client has the whole answer to a call, and whether it sees EOF."""
         ended = self.ended()
         return any(frame.stream == stream and frame.flags & 1 for frame in peer.split(self.received)), ended
-
-    def count_broken(self, side: str, kind: str) -> int:
-        return self.metrics.counted("connections_broken", side=side, kind=kind)
-
-    async def accept(self, listener: socket.socket) -> None:
-        self.images, _ = await asyncio.wait_for(self.loop.sock_accept(listener), 20)
-        self.images.setblocking(False)
-        self.sockets.append(self.images)
-        await self.run()
 
     def close(self) -> None:
         for pair in tuple(self.front.connections):
@@ -162,60 +143,47 @@ async def scene(new: Scene) -> Scene:
 
 
 @pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[list[Frame]]:
-    """The frames of each write."""
+def written(scene: Scene, monkeypatch: Patch) -> list[list[Frame]]:
+    """The frames of each write after the exchange of SETTINGS."""
     writes, write = list[list[Frame]](), Endpoint.write
-    monkeypatch.setattr(Endpoint, "write", lambda end, data: (writes.append(read(data)), write(end, data))[1])
+    monkeypatch.setattr(Endpoint, "write", lambda end, data: (writes.append([*peer.frames(data)]), write(end, data))[1])
     return writes
 
 
 async def test_frames_of_one_read_are_sent_in_one_write(scene: Scene, written: list[list[Frame]]) -> None:
-    scene.on_call = lambda held: held.send_request(None)
-    scene.answers = True
+    scene.hooks = False
     other_stream: list[Frame] = [replace(frame, stream=5) for frame in (*CREATED, *ANSWER)]
-    written.clear()
     await scene.send(scene.client, *CREATED, Headers(3, peer.VERSION), *other_stream[:2])
     await scene.send(scene.runtime, Headers(3, REPLY), *ANSWER, *other_stream[2:])
     created = [CREATED[0], Headers(3, peer.VERSION), other_stream[0], CREATED[1], other_stream[1]]
     assert written == [created, [Headers(3, REPLY), *ANSWER[:2], *other_stream[2:4], END, other_stream[4]]]
 
 
-async def test_ack_is_sent_with_next_write(
-    scene: Scene, written: list[list[Frame]], monkeypatch: pytest.MonkeyPatch
+async def test_ack_is_sent_alone_after_delay_or_with_next_write(
+    scene: Scene, written: list[list[Frame]], monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(front_module, "ACK_SECONDS", 100.0)
-    await scene.send(scene.client, *CREATED)
-    written.clear()
-    await scene.send(scene.runtime, PING)
-    scene.on_call = lambda held: held.send_request(None)
-    create = Headers(3, peer.CREATE), Data(3, peer.grpc(b""), end=True)
-    await scene.send(scene.client, *create)
-    assert written == [[create[0], PONG, create[1]]]
-
-
-async def test_ack_is_sent_alone_after_delay(scene: Scene, written: list[list[Frame]]) -> None:
     assert ACK_SECONDS <= 0.02
-    written.clear()
     await scene.send(scene.client, PING)
     await scene.send(scene.runtime, PING)
     assert written == []
     await asyncio.sleep(2.5 * ACK_SECONDS)
     assert written == [[PONG], [PONG]]
-    await scene.send(scene.client, PING)
+    monkeypatch.setattr(front_module, "ACK_SECONDS", 100.0)
+    scene.hooks = False
+    await scene.send(scene.runtime, PING)
+    await scene.send(scene.client, *CREATED)
+    assert written[2:] == [[CREATED[0], PONG, CREATED[1]]]
     timer = scene.connection._acks
     assert timer is not None
     scene.connection.close()
     assert timer.cancelled()
 
 
-async def test_slow_peer_is_sent_no_acks(
-    scene: Scene, written: list[list[Frame]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_peer_is_sent_no_acks(scene: Scene, written: list[list[Frame]], monkeypatch: Patch) -> None:
     monkeypatch.setattr(front_module, "ALIVE_SECONDS", 2 * ACK_SECONDS)
     slow = True
     monkeypatch.setattr(Connection, "slow", property(lambda _: (slow, False)))
     pings = [Ping(b"%08d" % number) for number in range(ACKS_WAITING + 1)]
-    written.clear()
     await scene.send(scene.client, *pings)
     await asyncio.sleep(4 * ACK_SECONDS)
     assert written == [[pings[-1]]], "the others wait"
@@ -236,13 +204,11 @@ async def congested(scene: Scene) -> Scene:
 
 
 @pytest.mark.parametrize("credit", [True, False], ids=["given", "missing"])
-async def test_c5_last_answer_waits_limited_time_for_credit(
-    congested: Scene, credit: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_c5_last_answer_waits_limited_time_for_credit(congested: Scene, credit: bool, monkeypatch: Patch) -> None:
     monkeypatch.setattr(connection, "LINGER_SECONDS", 20 if credit else 0.1)
     await congested.send(congested.runtime, *ANSWER)
     await congested.hang_up(congested.runtime)
-    await congested.answer(congested.calls[0])
+    await congested.answer()
     assert congested.state(1) == (False, False)
     if credit:
         await congested.send(congested.client, Credit(0, 100))
@@ -257,34 +223,13 @@ async def test_c5_last_answer_waits_limited_time_for_credit(
     assert not congested.front.connections
 
 
-@pytest.mark.parametrize("leaves", [False, True])
-async def test_c5_passing_answer_is_sent_before_eof(congested: Scene, leaves: bool) -> None:
+async def test_c5_passing_answer_is_sent_before_eof(congested: Scene) -> None:
     """The proxy gives the runtime more credit than the client gave, so the runtime may send all and close."""
     await congested.send(congested.runtime, Data(3, b"y" * 10_000), END_3)
-    if leaves:
-        await congested.hang_up(congested.client)
     await congested.hang_up(congested.runtime)
-    if leaves:
-        assert not congested.front.connections
-        return
     assert not congested.ended()
     await congested.send(congested.client, Credit(0, 100_000), Credit(3, 100_000))
     assert congested.state(3) == (True, True)
-
-
-@pytest.fixture
-def unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the client seem to read nothing, and lower the limit for answers to its own frames."""
-    monkeypatch.setattr(bounds, "UNREAD_BYTES", 1_000)
-    monkeypatch.setattr(Connection, "delivered", property(lambda _: False))
-
-
-async def test_data_sent_after_credit_does_not_count_as_unread(congested: Scene, unread: None) -> None:
-    await congested.send(congested.runtime, Data(3, b"y" * 10_000))
-    await congested.send(congested.client, Credit(0, 100_000), Credit(3, 100_000))
-    assert congested.front.connections
-    assert not congested.ended()
-    assert b"y" * 10_000 in congested.received
 
 
 @pytest.fixture
@@ -311,13 +256,13 @@ async def test_c5_other_calls_end_when_runtime_closes(busy: Scene) -> None:
     await busy.hang_up(busy.runtime)
     assert len(busy.syncs) == 1, "the runtime's state may have changed when it is back"
     assert not busy.ended()
-    assert set(read(busy.received)) == {
+    assert set(peer.frames(busy.received)) == {
         *(Headers(stream, peer.refusal(14, NO_ANSWER.encode()), end=True) for stream in (3, 11, 13)),
         *(Reset(stream, 0) for stream in (3, 11, 13)),
         *(Reset(stream, 8) for stream in (5, 9, 15)),
         *(GoAway(last, 0) for last in (2**31 - 1, 15)),
     }
-    await busy.answer(busy.calls[0])
+    await busy.answer()
     assert busy.state(1) == (True, True)
 
 
@@ -327,7 +272,7 @@ async def test_c5_connection_ends_inside_cut_frame(busy: Scene, first: str) -> N
     await busy.send(busy.runtime, Data(5, bytes(1_000)).wire()[:-1])
     if first == "acks":
         await busy.send(busy.client, PING, Credit(0, 0))
-        await busy.answer(busy.calls[0])
+        await busy.answer()
     else:
         await busy.hang_up(busy.runtime)
         assert busy.ended()
@@ -335,10 +280,17 @@ async def test_c5_connection_ends_inside_cut_frame(busy: Scene, first: str) -> N
     assert (busy.front.connections, busy.connection._acks) == (set(), None)
 
 
-async def test_queued_runtime_bytes_do_not_count_as_unread(busy: Scene, unread: None) -> None:
-    """They wait for the end of the loop's iteration that resumes a held call, and may be the last byte of a frame."""
+async def test_queued_runtime_bytes_do_not_count_as_unread(busy: Scene, monkeypatch: Patch) -> None:
+    """They wait for the client's credit, or for the end of the loop's iteration that resumes a held call, and may be
+    the last byte of a frame."""
     errors: list[object] = []
     busy.loop.set_exception_handler(lambda _, context: errors.append(context))
+    monkeypatch.setattr(bounds, "UNREAD_BYTES", 1_000)
+    monkeypatch.setattr(Connection, "delivered", property(lambda _: False))
+    await busy.send(busy.runtime, *[Data(5, b"y" * 16_384)] * 5)
+    await busy.send(busy.client, Credit(0, 100_000), Credit(5, 100_000))
+    assert not busy.ended()
+    assert busy.received.count(b"y") == 5 * 16_384
     long = Data(5, bytes(8_000)).wire()
     await busy.send(busy.runtime, Headers(11, REPLY), Headers(13, REPLY), long[:-2])
     for stream, more in ((11, long[-2:]), (13, Headers(3, (*REPLY, (b"long", bytes(900)))).wire())):
@@ -350,43 +302,36 @@ async def test_queued_runtime_bytes_do_not_count_as_unread(busy: Scene, unread: 
 
 
 async def test_a11_calls_are_accepted_until_second_goaway(scene: Scene) -> None:
-    await scene.send(scene.client, Headers(1, peer.VERSION))
+    """The drain does not wait for a client that has left, although the runtime has not closed its side."""
+    await scene.send(scene.client, Headers(1, peer.VERSION, end=True))
     for stream, refusing in ((3, False), (5, True)):
         scene.connection.drain(refusing)
         await scene.send(scene.client, Headers(stream, peer.VERSION))
     assert not scene.ended()
-    assert read(scene.received)[-3:] == [GoAway(2**31 - 1), GoAway(3), Reset(5, 7)]
+    assert [*peer.frames(scene.received)][-3:] == [GoAway(2**31 - 1), GoAway(3), Reset(5, 7)]
     accepted = peer.split(scene.runtime.recv(1 << 16).removeprefix(PREFACE))
     assert [frame.stream for frame in accepted if frame.stream] == [1, 3]
-
-
-async def test_a11_drain_ignores_disconnected_client(scene: Scene) -> None:
-    """Although the runtime has not closed its side."""
-    await scene.send(scene.client, Headers(1, peer.VERSION, end=True))
-    assert scene.connection.unfinished() == Unfinished(calls=1)
+    assert scene.connection.unfinished() == Unfinished(calls=2)
     await scene.hang_up(scene.client)
     assert scene.connection in scene.front.connections
     assert not scene.connection.unfinished()
     await scene.hang_up(scene.runtime)
-    assert scene.syncs == []
+    assert (scene.front.connections, scene.syncs) == (set(), [])
 
 
 @pytest.fixture
-def listener(tmp_path: Path) -> Iterator[socket.socket]:
+async def pulling(tmp_path: Path) -> AsyncIterator[Scene]:
+    """A connection with an image call whose answer has begun, and a call to the runtime."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "images.sock"))
         listener.listen()
         listener.setblocking(False)
-        yield listener
-
-
-@pytest.fixture
-async def pulling(listener: socket.socket) -> AsyncIterator[Scene]:
-    """A connection with an image call whose answer has begun, and a call to the runtime."""
-    scene = await Scene(listener.getsockname()).greet(Settings(((4, 2**30),)))
-    await scene.send(scene.client, Credit(0, 2**30), PULLED, Headers(3, peer.VERSION, end=True))
-    await scene.accept(listener)
-    await scene.send(scene.images, Settings(), Headers(1, REPLY))
+        scene = await Scene(listener.getsockname()).greet(peer.Settings(((4, 2**30),)))
+        await scene.send(scene.client, Credit(0, 2**30), PULLED, Headers(3, peer.VERSION, end=True))
+        scene.images, _ = await asyncio.wait_for(scene.loop.sock_accept(listener), 20)
+    scene.images.setblocking(False)
+    scene.sockets.append(scene.images)
+    await scene.send(scene.images, SETTINGS, Headers(1, REPLY))
     assert scene.connection.unfinished().calls == 2
     yield scene
     scene.close()
@@ -419,19 +364,22 @@ async def test_a10_slow_client_pauses_image_reads(pulling: Scene) -> None:
 
 
 async def test_a10_image_credit_waits_for_frame_of_runtime(pulling: Scene) -> None:
+    """Its connection closes after a protocol error."""
     long = Data(3, b"y" * 16_000).wire()
     await pulling.send(pulling.runtime, Headers(3, REPLY), long[:-1_000])
     for _ in range(CREDIT_STEP // len(FULL.body)):
         await pulling.send(pulling.images, FULL)
-    received = drained(pulling.images)
-    before = credit(received)
-    assert before < CREDIT_STEP + 2**20, "all of it waits for the end of the runtime's frame"
+    assert credit(drained(pulling.images)) < CREDIT_STEP + 2**20, "it waits for the end of the runtime's frame"
     await pulling.send(pulling.runtime, long[-1_000:])
-    assert credit(received + drained(pulling.images)) == before + CREDIT_STEP
+    assert credit(drained(pulling.images)) == CREDIT_STEP
+    await pulling.send(pulling.images, Data(1, b"").wire()[:3] + b"\x09" + bytes(5))
+    drained(pulling.images)
+    assert pulling.images.recv(1) == b""
+    assert pulling.metrics.counted("connections_broken", side="image", kind="protocol") == 1
 
 
 @pytest.mark.parametrize("connected", [True, False])
-async def test_a10_image_queue_is_bounded(pulling: Scene, connected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a10_image_queue_is_bounded(pulling: Scene, connected: bool, monkeypatch: Patch) -> None:
     """Headers need no credit, so that nothing else bounds them."""
     [image] = pulling.connection.images
     if not connected:
@@ -445,7 +393,7 @@ async def test_a10_image_queue_is_bounded(pulling: Scene, connected: bool, monke
                 await pulling.loop.sock_sendall(pulling.client, opened)
         await pulling.run()
     assert not pulling.connection.images
-    assert pulling.count_broken("client", "image_queue") == 1
+    assert pulling.metrics.counted("connections_broken", side="client", kind="image_queue") == 1
 
 
 async def test_a10_image_service_is_not_read_when_it_reads_nothing(pulling: Scene) -> None:
@@ -461,19 +409,14 @@ async def test_a10_image_service_is_not_read_when_it_reads_nothing(pulling: Scen
     await asyncio.wait_for(sending, 20)
 
 
-async def test_a10_image_connection_closes_after_protocol_error(pulling: Scene) -> None:
-    await pulling.send(pulling.images, Data(1, b"").wire()[:3] + b"\x09" + bytes(5))
-    drained(pulling.images)
-    assert pulling.images.recv(1) == b""
-    assert pulling.count_broken("image", "protocol") == 1
-
-
 async def test_a10_missing_image_endpoint_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    scene = Scene(f"{tmp_path}/away.sock")
-    await scene.send(scene.client, PREFACE, Settings(), PULLED)
+    scene = await Scene(f"{tmp_path}/away.sock").greet()
+    await scene.send(scene.client, PULLED)
     await asyncio.wait_for(scene.tasks[0], 20)
     assert f"image endpoint {tmp_path}/away.sock is not reachable" in caplog.text
     assert scene.metrics.total("image_dial_failures") == 1
+    assert not scene.ended()
+    assert Headers(1, peer.refusal(14, UNREACHABLE.encode()), end=True) in peer.frames(scene.received)
     scene.close()
 
 
@@ -483,7 +426,7 @@ async def test_a10_image_dial_is_closed_when_client_disconnects(tmp_path: Path) 
         listener.listen(0)
         queued = fill_backlog(listener.getsockname())
         scene = Scene(listener.getsockname())
-        await scene.send(scene.client, PREFACE, Settings(), PULLED)
+        await scene.send(scene.client, PREFACE, SETTINGS, PULLED)
         scene.close()
         accepted = [listener.accept()[0] for _ in queued]
         await asyncio.wait_for(scene.tasks[0], 20)
@@ -493,15 +436,13 @@ async def test_a10_image_dial_is_closed_when_client_disconnects(tmp_path: Path) 
             sock.close()
 
 
-HTTP_1, HTTP_1_ANSWER = b"GET /info HTTP/1.1\r\nHost: h\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"
-
-
 @pytest.mark.parametrize("end", ["drain", "client", "runtime"])
 async def test_a14_pipe_passes_bytes_and_ends_with_either_side(new: Scene, end: str) -> None:
     """It counts as an answer; a server that closes an HTTP/1.1 connection has not lost its state."""
     for _ in range(2):
-        await new.send(new.client, HTTP_1)
-        assert new.runtime.recv(1 << 16) == HTTP_1
+        for part in (HTTP_1[:1], HTTP_1[1:9], HTTP_1[9:]):
+            await new.send(new.client, part)
+            assert new.runtime.recv(1 << 16) == part
         await new.send(new.runtime, HTTP_1_ANSWER)
     assert (new.metrics.total("connections_piped"), new.metrics.total("connections_broken")) == (1, 0)
     if end == "drain":
@@ -513,19 +454,17 @@ async def test_a14_pipe_passes_bytes_and_ends_with_either_side(new: Scene, end: 
         await new.run()
         assert new.ended()
         assert not new.connection.unfinished()
-        return
-    if end == "client":
+    if end != "runtime":
         await new.hang_up(new.client)
         assert new.runtime.recv(1) == b""
     await new.hang_up(new.runtime)
-    assert new.front.connections == set()
-    assert new.syncs == []
+    assert (new.front.connections, new.syncs) == (set(), [])
 
 
 async def test_a14_nothing_is_piped_without_cri(new: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    new.is_cri = False
+    new.front.backend.serves_cri.return_value = False
     await new.send(new.client, HTTP_1)
     assert new.ended()
     assert new.runtime.recv(1 << 16) == b""
-    assert new.count_broken("client", "preface") == 1
+    assert new.metrics.counted("connections_broken", side="client", kind="preface") == 1
     assert "is --backend-runtime-mode right?" in caplog.text

@@ -1,11 +1,9 @@
-"""A call for tests of the lifecycle: a front of one call, with a slow runtime.
-
-A call that ended while held passes by itself; a late release does nothing (relay-rules C1).
-"""
+"""A call for tests of the lifecycle: a front of one call, with a slow runtime (relay-rules C1)."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from runtimeproxy.core.call import CallState, HeldCall, Life, Reply
 from runtimeproxy.core.store import Store
@@ -20,53 +18,50 @@ CONTAINER = fields.ContainerInfo(id="c1", pod_id="p1", name="main")
 SUBJECT = fields.Subject(fields.PodRecord(POD, POD), fields.ContainerRecord(CONTAINER, CONTAINER))
 
 
+Value = TypeVar("Value")
+
+
+def _value(given: Value | Exception) -> Value:
+    if isinstance(given, Exception):
+        raise given
+    return given
+
+
 @dataclass(eq=False)
 class FakeCall(HeldCall):
     """A held call; its fields determine its behaviour."""
 
     operation: Operation
-    known: fields.Subject | None = SUBJECT
-    """The subject from the request and the Store."""
+    known: fields.Subject | None = SUBJECT  # from the request and the Store
     known_error: Exception | None = None
-    read: fields.Subject | Exception | None = None
-    """The runtime's report of an unknown subject, after ``read_seconds``."""
-    made: fields.ContainerRecord | Exception | None = None
-    """The runtime's report of a created container, after ``read_seconds``."""
-    repeats: bool = False
-    """Whether its answer may name a container from a create of an earlier process."""
-    full_key: str = ""
-    """The ``key`` after the preparation, if it is unknown before."""
+    read: fields.Subject | Exception | None = None  # the runtime's report of an unknown subject
+    made: fields.ContainerRecord | Exception | None = None  # the runtime's report of a created container
+    repeats: bool = False  # whether its answer may name a container from a create of an earlier process
+    full_key: str = ""  # the ``key`` after the preparation, if it is unknown before
     key: str | Exception = "c1"
     deadline: float | None = None
-    reply: Reply | None = AGREED
-    """The reply ``runtime_seconds`` after its release."""
+    reply: Reply | None = AGREED  # ``runtime_seconds`` after its release
     runtime_seconds: float = 1.0
     read_seconds: float = 0.0
     prepares: bool = True
     prepare_seconds: float = 0.0
     prepare_error: Exception | None = None
-    prepare_unsure: bool = False
-    """True if it is unknown whether a failed preparation had an effect."""
-    untouched: bool = True
-    """True if the message needs no value of the Store."""
+    prepare_unsure: bool = False  # whether a failed preparation may have had an effect
+    untouched: bool = True  # whether the message needs no value of the Store
     edit_error: Exception | None = None
     outcome_error: Exception | None = None
-    lives: Life | Exception | None = None
-    """The runtime's report of each container's state."""
+    lives: Life | Exception | None = None  # the runtime's report of each container's state
     outcomes: list[Reply | Exception] = field(default_factory=list)
     """The runtime's answers each time the outcome of the call is queried; the last one is repeated."""
     state: CallState = CallState.HOLDING
     steps: list[tuple[float, str]] = field(default_factory=list)
     released_with: tuple[fields.Subject | None, fields.Adjustment] | None = None
     refused_with: HookError | None = None
-    changed_by: fields.Adjustment | None = None
-    """The adjustment passed to ``outcome``."""
+    changed_by: fields.Adjustment | None = None  # what was passed to ``outcome``
     answered: bool = False
     over_at: float | None = None
-    notified: Callable[[], None] = lambda: None
-    """Called when it is answered."""
-    proceed: Callable[["FakeCall"], None] = lambda call: None
-    """Called when it has its reply."""
+    notified: Callable[[], None] = lambda: None  # called when it is answered
+    proceed: Callable[["FakeCall"], None] = lambda call: None  # called when it has its reply
 
     def __post_init__(self) -> None:
         self.hook_points = hookpoints.CONCERNED[self.operation]
@@ -77,9 +72,7 @@ class FakeCall(HeldCall):
         self.steps.append((asyncio.get_running_loop().time(), name))
 
     def order_key(self) -> str:
-        if isinstance(self.key, Exception):
-            raise self.key
-        return self.key
+        return _value(self.key)
 
     def subject(self, store: Store) -> fields.Subject | None:
         if self.known_error is not None:
@@ -92,9 +85,7 @@ class FakeCall(HeldCall):
         self._step("read")
         await asyncio.sleep(self.read_seconds)
         self.key = self.full_key or self.key
-        if isinstance(self.read, Exception):
-            raise self.read
-        return self.read
+        return _value(self.read)
 
     def hook_request(self, subject: fields.Subject) -> fields.HookRequest:
         container = None if subject.container is None else subject.container.effective
@@ -141,19 +132,14 @@ class FakeCall(HeldCall):
         if subject.container is None:
             return subject
         before = subject.container.effective
-        effective = replace(
-            before,
-            envs={**before.envs, **adjustment.envs},
-            annotations={**before.annotations, **adjustment.annotations},
-        )
+        envs, annotations = {**before.envs, **adjustment.envs}, {**before.annotations, **adjustment.annotations}
+        effective = replace(before, envs=envs, annotations=annotations)
         return fields.Subject(subject.pod, fields.ContainerRecord(subject.container.original, effective))
 
     async def read_made(self, store: Store, made: fields.Subject) -> fields.ContainerRecord | None:
         self._step("read")
         await asyncio.sleep(self.read_seconds)
-        if isinstance(self.made, Exception):
-            raise self.made
-        return self.made
+        return _value(self.made)
 
     def answer(self) -> None:
         assert self.reply is not None
@@ -169,14 +155,9 @@ class FakeCall(HeldCall):
 
     async def life(self, container_id: str) -> Life | None:
         await asyncio.sleep(self.read_seconds)
-        if isinstance(self.lives, Exception):
-            raise self.lives
-        return self.lives
+        return _value(self.lives)
 
     async def settle(self) -> Reply:
         self._step("settle")
         await asyncio.sleep(self.read_seconds)
-        final_reply = self.outcomes[0] if len(self.outcomes) == 1 else self.outcomes.pop(0)
-        if isinstance(final_reply, Exception):
-            raise final_reply
-        return final_reply
+        return _value(self.outcomes[0] if len(self.outcomes) == 1 else self.outcomes.pop(0))

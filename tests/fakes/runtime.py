@@ -1,6 +1,5 @@
 """A fake CRI runtime on a unix socket: runtime.v1, runtime.v1alpha2, and an echo for every unknown service.
 
-Messages are raw bytes; requests are recorded as received.
 Run alone: ``python -m tests.fakes.runtime --socket PATH``.
 """
 
@@ -28,17 +27,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(slots=True)
 class Received:
-    """A request; ``deadline_seconds`` remain of the caller's deadline, ``at`` is the time of ``time.monotonic``.
-
-    ``cancelled``: the caller disconnected, or its deadline expired, before the answer.
-    """
-
     path: str
     message: bytes
     metadata: tuple[tuple[str, str | bytes], ...]
-    deadline_seconds: float | None
-    at: float
-    cancelled: bool = False
+    deadline_seconds: float | None  # what remains
+    at: float  # by ``time.monotonic``
+    cancelled: bool = False  # the caller disconnected, or its deadline expired, before the answer
 
     @property
     def method(self) -> str:
@@ -63,8 +57,7 @@ class FakeRuntime(Server, grpc.GenericRpcHandler):
     """
 
     def __init__(self, socket_path: str, state: RuntimeState | None = None, keep_received: int | None = None) -> None:
-        self.socket_path = socket_path
-        self.state = state or RuntimeState()
+        self.socket_path, self.state = socket_path, state or RuntimeState()
         self.received: deque[Received] = deque(maxlen=keep_received)
         self.counts: Counter[str] = Counter()
         self.injections: dict[str, Injection] = {}
@@ -77,7 +70,7 @@ class FakeRuntime(Server, grpc.GenericRpcHandler):
         """Stop listening and cancel the calls in flight."""
         if self._server is not None:
             await self._server.stop(None)
-            self._server = None
+        self._server = None
 
     def requests(self, method: str) -> list[Received]:
         """Return the requests received for a method, named with or without its service."""

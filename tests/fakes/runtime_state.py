@@ -1,7 +1,4 @@
-"""The state and answers of a fake CRI runtime: pods and containers in memory, one function per method.
-
-A status shows the current state; a shape's config is that of the create.
-"""
+"""The state and answers of a fake CRI runtime: pods and containers in memory, one function per method."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import hashlib
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -36,40 +33,28 @@ class Refused(Exception):
     details: str
 
 
-@dataclass(eq=False)
 class Absent(Exception):
     """An id that does not exist; the shape determines the runtime's answer."""
-
-    kind: str
-    subject_id: str
 
 
 @dataclass(slots=True)
 class Pod:
-    """A pod sandbox with its RunPodSandboxRequest and its resource updates as received."""
-
     id: str
-    request: bytes
+    request: bytes  # its RunPodSandboxRequest
     created_at: int
     state: cri_pb2.PodSandboxState = cri_pb2.SANDBOX_READY
-    updates: list[bytes] = field(default_factory=list)
+    updates: list[bytes] = field(default_factory=list)  # the resource updates as received
 
     @property
     def run(self) -> cri_pb2.RunPodSandboxRequest:
         return cri_pb2.RunPodSandboxRequest.FromString(self.request)
 
-    @property
-    def config(self) -> cri_pb2.PodSandboxConfig:
-        return self.run.config
-
 
 @dataclass(slots=True)
 class Container:
-    """A container with its CreateContainerRequest, its resource updates as received, and its cgroup."""
-
     id: str
     pod_id: str
-    request: bytes
+    request: bytes  # its CreateContainerRequest
     created_at: int
     shape: Shape
     cgroup_path: str
@@ -82,33 +67,24 @@ class Container:
         return cri_pb2.CreateContainerRequest.FromString(self.request)
 
     @property
-    def config(self) -> cri_pb2.ContainerConfig:
-        return self.create.config
-
-    @property
     def resources(self) -> cri_pb2.LinuxContainerResources:
         """Return the present resources: those of the create, overridden by each update's set fields."""
         current = cri_pb2.LinuxContainerResources()
-        current.CopyFrom(self.shape.created(self.config.linux.resources))
+        current.CopyFrom(self.shape.created(self.create.config.linux.resources))
         for update in self.updates:
             current.MergeFrom(self.shape.updated(cri_pb2.UpdateContainerResourcesRequest.FromString(update).linux))
         return current
 
 
 class RuntimeState:
-    """The pods and containers of a fake runtime, which survive their server; ``shape`` may be changed for later calls.
-
-    ``big_list`` is the answer to ListContainers if it is set, ``mangle`` replaces the reply to a method.
-    """
+    """The pods and containers of a fake runtime, which survive their server; ``shape`` may change for later calls."""
 
     def __init__(self, shape: Shape = CONTAINERD) -> None:
         self.shape = shape
         self.pods: dict[str, Pod] = {}
         self.containers: dict[str, Container] = {}
-        self.big_list: bytes | None = None
-        self.mangle: Callable[[str, Any], Reply] | None = None
-        self._finished: dict[tuple[str, str, bytes], Reply] = {}
-        """The replies to creates whose callers had disconnected, by method, pod id and metadata."""
+        self.big_list: bytes | None = None  # the answer to ListContainers if it is set
+        self._finished: dict[tuple[str, str, bytes], Reply] = {}  # of creates whose callers had disconnected
         self._numbers = itertools.count(1)
 
     def has(self, method: str) -> bool:
@@ -117,9 +93,8 @@ class RuntimeState:
     def answer(self, api_version: str, method: str, message: bytes) -> bytes:
         """Return the reply to a unary call. Raises Refused."""
         if method == "Version":
-            name = self.shape.runtime_name
-            version = cri_pb2.VersionResponse(version="0.1.0", runtime_name=name, runtime_version="1.0.0")
-            version.runtime_api_version = api_version
+            version = cri_pb2.VersionResponse(version="0.1.0", runtime_version="1.0.0", runtime_api_version=api_version)
+            version.runtime_name = self.shape.runtime_name
             return bytes(version.SerializeToString())
         try:
             request = getattr(cri_pb2, f"{method}Request", cri_pb2.VersionRequest).FromString(message)
@@ -129,9 +104,7 @@ class RuntimeState:
             code = self.shape.absent_by_method.get(method, self.shape.absent)
             if code is None:
                 return b""
-            raise Refused(code, f"{absent.kind} {absent.subject_id!r}: not found") from None
-        if self.mangle is not None and isinstance(reply, Message):
-            reply = self.mangle(method, reply)
+            raise Refused(code, f"{absent}: not found") from None
         return reply if isinstance(reply, bytes) else bytes(reply.SerializeToString())
 
     def finish_abandoned(self, method: str, message: bytes) -> None:
@@ -186,7 +159,7 @@ class RuntimeState:
 
     def _RemovePodSandbox(self, request: Any, message: bytes) -> Reply:
         if self.pods.pop(pod_id := request.pod_sandbox_id, None) is None:
-            raise Absent("sandbox", pod_id)
+            raise Absent(f"sandbox {pod_id!r}")
         self.containers = {key: value for key, value in self.containers.items() if value.pod_id != pod_id}
         return b""
 
@@ -202,29 +175,26 @@ class RuntimeState:
             return cri_pb2.PodSandboxStatusResponse(status=status)
         if shape.verbose_pod_fails is not None:
             raise Refused(shape.verbose_pod_fails, f"sandbox {pod.id!r}: not found")
-        info = shape.pod_info and shape.pod_info(pod.id, pod.config, handler)
+        info = shape.pod_info and shape.pod_info(pod.id, pod.run.config, handler)
         return cri_pb2.PodSandboxStatusResponse(status=status, info=_info(info))
 
     def _ListPodSandbox(self, request: Any, message: bytes) -> Reply:
         handler = self.shape.listed_handler
-        return cri_pb2.ListPodSandboxResponse(
-            items=[
-                cri_pb2.PodSandbox(**self._pod_fields(pod), runtime_handler=handler(pod.run.runtime_handler))
-                for pod in self.pods.values()
-                if pod.id.startswith(request.filter.id)
-            ]
-        )
+        items = [
+            cri_pb2.PodSandbox(**self._pod_fields(pod), runtime_handler=handler(pod.run.runtime_handler))
+            for pod in self.pods.values()
+            if pod.id.startswith(request.filter.id)
+        ]
+        return cri_pb2.ListPodSandboxResponse(items=items)
 
     def _pod_fields(self, pod: Pod) -> dict[str, Any]:
-        fields = _fields(pod)
+        fields = _fields(pod, pod.run.config)
         return {**fields, "labels": {**fields["labels"], **self.shape.pod_labels}} if fields["labels"] else fields
-
-    # ---- containers
 
     def _CreateContainer(self, request: Any, message: bytes) -> Reply:
         pod, new_id = self._pod(request), self._new_id()
         self._check(CREATE, request.config.linux.resources, new_id)
-        config = pod.config if self.shape.own_parent else request.sandbox_config
+        config = pod.run.config if self.shape.own_parent else request.sandbox_config
         path = self.shape.cgroup_path(config.linux.cgroup_parent, new_id)
         self.containers[new_id] = Container(new_id, pod.id, message, time.time_ns(), self.shape, path)
         return cri_pb2.CreateContainerResponse(container_id=new_id)
@@ -233,7 +203,7 @@ class RuntimeState:
         container = self._container(request)
         if container.state != cri_pb2.CONTAINER_CREATED:
             raise Refused(grpc.StatusCode.UNKNOWN, f"container {container.id!r} is not in created state")
-        self._check(START, container.config.linux.resources, container.id)
+        self._check(START, container.create.config.linux.resources, container.id)
         container.state, container.started_at = cri_pb2.CONTAINER_RUNNING, time.time_ns()
         return b""
 
@@ -249,18 +219,15 @@ class RuntimeState:
 
     def _RemoveContainer(self, request: Any, message: bytes) -> Reply:
         if self.containers.pop(request.container_id, None) is None:
-            raise Absent("container", request.container_id)
+            raise Absent(f"container {request.container_id!r}")
         return b""
 
     def _ContainerStatus(self, request: Any, message: bytes) -> Reply:
         container = self._container(request)
         create = container.create
-        status = cri_pb2.ContainerStatus(**_fields(container), image=create.config.image, image_ref=IMAGE_REFERENCE)
+        status = cri_pb2.ContainerStatus(**_fields(container, create.config), started_at=container.started_at)
         if self.shape.reports_resources:
             status.resources.linux.CopyFrom(container.resources)
-        status.mounts.extend(create.config.mounts)
-        status.log_path = f"{create.sandbox_config.log_directory}/{create.config.log_path}"
-        status.started_at = container.started_at
         report = self.shape.container_info if request.verbose else None
         info = report and report(container.id, container.pod_id, create, container.resources, container.cgroup_path)
         return cri_pb2.ContainerStatusResponse(status=status, info=_info(info))
@@ -268,19 +235,18 @@ class RuntimeState:
     def _ListContainers(self, request: Any, message: bytes) -> Reply:
         if self.big_list is not None:
             return self.big_list
-        return cri_pb2.ListContainersResponse(
-            containers=[
-                cri_pb2.Container(**_fields(found), pod_sandbox_id=found.pod_id, image=found.config.image)
-                for found in self.containers.values()
-                if found.id.startswith(request.filter.id) and request.filter.pod_sandbox_id in ("", found.pod_id)
-            ]
-        )
+        listed = [
+            cri_pb2.Container(**_fields(found, found.create.config), pod_sandbox_id=found.pod_id)
+            for found in self.containers.values()
+            if found.id.startswith(request.filter.id) and request.filter.pod_sandbox_id in ("", found.pod_id)
+        ]
+        return cri_pb2.ListContainersResponse(containers=listed)
 
     def _ExecSync(self, request: Any, message: bytes) -> Reply:
         container = self._container(request)
         if container.state != cri_pb2.CONTAINER_RUNNING:
             raise Refused(grpc.StatusCode.UNKNOWN, f"container {container.id!r} is not in running state")
-        return inside.run(request.cmd, container.config, container.resources)
+        return inside.run(request.cmd, container.create.config, container.resources)
 
 
 def _create_key(method: str, request: Any) -> tuple[str, str, bytes]:
@@ -295,13 +261,15 @@ def _find(records: Mapping[str, Record], key: str, kind: str) -> Record:
         return records[key]
     matches = [any_id for any_id in records if any_id.startswith(key)]
     if len(matches) != 1 or not key:
-        raise Absent(kind, key)
+        raise Absent(f"{kind} {key!r}")
     return records[matches[0]]
 
 
-def _fields(record: Pod | Container) -> dict[str, Any]:
+def _fields(record: Pod | Container, config: Any) -> dict[str, Any]:
     """Return the fields that a list and a status share."""
-    config, own = record.config, {"id": record.id, "state": record.state, "created_at": record.created_at}
+    own = {"id": record.id, "state": record.state, "created_at": record.created_at}
+    if isinstance(record, Container):
+        own |= {"image": config.image, "image_ref": IMAGE_REFERENCE}
     return {**own, "metadata": config.metadata, "labels": config.labels, "annotations": config.annotations}
 
 

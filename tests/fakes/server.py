@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 from abc import ABC, abstractmethod
-from asyncio.trsock import TransportSocket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Self
@@ -13,9 +12,6 @@ from typing import Self
 import grpc
 
 MAX_MESSAGE_BYTES = 64 << 20
-ACCEPT_ITERATIONS = 4
-"""Iterations of the event loop from accept(2) in asyncio's server to the first step of a connection's task."""
-
 Accepted = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
 
 
@@ -65,7 +61,7 @@ class Listener(Server):
             await self.end()
 
     def _accept(self, listener: socket.socket) -> None:
-        # Not by asyncio's own server, for the reason given in stop_accepting.
+        # Not by asyncio's own server, for the reason given in StreamServer.stop.
         try:
             client, _ = listener.accept()
         except BlockingIOError:
@@ -74,32 +70,25 @@ class Listener(Server):
         self.accepted(client)
 
 
-async def stop_accepting(listener: socket.socket | TransportSocket) -> None:
-    """Stop asyncio from accepting on a socket; return when the owner has all accepted connections.
-
-    A close or a cancel loses connections that are being accepted: they stay open until the garbage collector runs, and
-    fail the test that runs then.
-    """
-    asyncio.get_running_loop().remove_reader(listener)
-    for _ in range(ACCEPT_ITERATIONS):
-        await asyncio.sleep(0)
-
-
 class StreamServer(Server):
     """Calls ``accepted`` with the streams of each connection, as asyncio.start_unix_server does."""
 
     def __init__(self, path: str | Path, accepted: Accepted, limit: int = 1 << 16) -> None:
-        self._path = path
-        self._accepted = accepted
-        self._limit = limit
+        self._path, self._accepted, self._limit = path, accepted, limit
 
     async def start(self) -> None:
         self._server = await asyncio.start_unix_server(self._accepted, self._path, limit=self._limit)
 
     async def stop(self) -> None:
-        """Stop listening; ``accepted`` has been called for every connection that was accepted."""
+        """Stop listening; ``accepted`` has been called for every connection that was accepted.
+
+        A close loses connections that are being accepted: they stay open until the garbage collector runs, and fail
+        the test that runs then.
+        """
         for listener in self._server.sockets:
-            await stop_accepting(listener)
+            asyncio.get_running_loop().remove_reader(listener)
+        for _ in range(4):  # iterations from accept(2) in asyncio's server to the first step of a connection's task
+            await asyncio.sleep(0)
         self._server.close()
 
 

@@ -1,7 +1,6 @@
 """The shapes of container runtimes: their reports of runtime and pods, their status codes, the requests they refuse.
 
-A shape contains only the differences; CONTAINERD is the fake runtime's default. Sources: containerd's internal/cri,
-cri-o's server and internal/{factory,config/cgmgr}, Mirantis/cri-dockerd's core.
+Sources: containerd's internal/cri, cri-o's server and internal/{factory,config/cgmgr}, Mirantis/cri-dockerd's core.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ from tests.fakes.inside import Json
 Resources: TypeAlias = cri_pb2.LinuxContainerResources
 ReportPod = Callable[[str, cri_pb2.PodSandboxConfig, str], Json]
 ReportContainer = Callable[[str, str, cri_pb2.CreateContainerRequest, Resources, str], Json]
-Check = Callable[[Resources], bool]
-"""Called with the resources of a request; returns whether it is refused."""
-SetResources = Callable[[Resources], Resources]
-"""Returns the resources that a runtime sets for those of a request."""
+Check = Callable[[Resources], bool]  # whether a request with these resources is refused
+SetResources = Callable[[Resources], Resources]  # the resources that a runtime sets for those of a request
 
 NOT_FOUND, UNKNOWN = grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNKNOWN
 CREATE, START, UPDATE = "CreateContainer", "StartContainer", "UpdateContainerResources"
@@ -39,32 +36,22 @@ def empty(value: Any) -> str:
 class Shape:
     name: str
     runtime_name: str = "containerd"
-    pod_info: ReportPod | None = inside.pod_info
-    """Writes the verbose JSON of PodSandboxStatus; None if there is none."""
+    pod_info: ReportPod | None = inside.pod_info  # the verbose JSON of PodSandboxStatus
     container_info: ReportContainer | None = inside.container_info
-    verbose_pod_fails: grpc.StatusCode | None = None
-    """The status of a verbose PodSandboxStatus of an existing pod whose plain status is answered."""
-    reports_resources: bool = True
-    """True if ContainerStatus has resources."""
-    status_handler: Callable[[str], str] = unchanged
-    """Returns PodSandboxStatus' runtime handler for the requested one."""
+    verbose_pod_fails: grpc.StatusCode | None = None  # for an existing pod whose plain status is answered
+    reports_resources: bool = True  # in ContainerStatus
+    status_handler: Callable[[str], str] = unchanged  # PodSandboxStatus' runtime handler for the requested one
     listed_handler: Callable[[str], str] = unchanged
-    pod_labels: Mapping[str, str] = field(default_factory=dict)
-    """The labels that are added to those of a pod that has any."""
-    absent: grpc.StatusCode = NOT_FOUND
-    """The answer for an id that does not exist."""
-    absent_by_method: Mapping[str, grpc.StatusCode | None] = field(default_factory=dict)
-    """The answers of methods that differ from ``absent``; None if the method succeeds."""
-    refuses: Mapping[str, Sequence[Check]] = field(default_factory=dict)
-    """The checks by method; those of a start see the resources of the create."""
+    pod_labels: Mapping[str, str] = field(default_factory=dict)  # added to those of a pod that has any
+    absent: grpc.StatusCode = NOT_FOUND  # the answer for an id that does not exist
+    absent_by_method: Mapping[str, grpc.StatusCode | None] = field(default_factory=dict)  # None: the method succeeds
+    refuses: Mapping[str, Sequence[Check]] = field(default_factory=dict)  # a start's see the resources of the create
     created: SetResources = unchanged
     updated: SetResources = unchanged
-    cgroup_path: Callable[[str, str], str] = "{}/{}".format
-    """The form of a container's cgroup, from its parent and its id."""
-    own_parent: bool = False
-    """True if a container runs below its pod's parent, regardless of sandbox_config in its create."""
+    cgroup_path: Callable[[str, str], str] = "{}/{}".format  # of a container, from its parent and its id
+    own_parent: bool = False  # a container runs below its pod's parent, regardless of sandbox_config in its create
     repeats_answers: bool = False
-    """True if a create is finished after its caller has disconnected, and the next create with its name returns the
+    """Whether a create is finished after its caller has disconnected, and the next create with its name returns the
     result (CRI-O's internal/resourcestore)."""
 
 
@@ -92,23 +79,20 @@ def adapt_resources(*dropped: str, requested_swap: bool = False) -> SetResources
     return result
 
 
-# ---- CRI-O: a verbose status is little more than an OCI runtime spec; there is no config
-
+# CRI-O: a verbose status is little more than an OCI runtime spec; there is no config
 CRIO_POD_LABELS: Mapping[str, str] = {"io.kubernetes.container.name": "POD"}
-CRIO_MIN_MEMORY_BYTES = 12 << 20
 
 
 def crio_cgroup_path(parent: str, subject_id: str) -> str:
-    """Return a cgroup's path: the systemd manager's for a slice or without a parent, else cgroupfs's."""
+    """Return the systemd manager's path for a slice or without a parent, else cgroupfs's."""
     last = parent.rpartition("/")[2] or "system.slice"
     return f"{last}:crio:{subject_id}" if last.endswith(".slice") else f"{parent}/crio-{subject_id}"
 
 
 def crio_pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler: str) -> Json:
     spec = inside.pod_info(pod_id, config, runtime_handler)["runtimeSpec"]
-    parent = config.linux.cgroup_parent
     linux = {key: value for key, value in spec["linux"].items() if key != "cgroupsPath"}
-    if parent:
+    if parent := config.linux.cgroup_parent:
         linux["cgroupsPath"] = crio_cgroup_path(parent, pod_id)
     own = _crio_annotations(ContainerType="sandbox", SandboxID=pod_id, RuntimeHandler=runtime_handler)
     annotations = {**config.annotations, **config.labels, **CRIO_POD_LABELS, **own}
@@ -133,15 +117,6 @@ def _crio_annotations(**values: str) -> dict[str, str]:
     return {f"io.kubernetes.cri-o.{key}": value for key, value in values.items()}
 
 
-# ---- cri-dockerd and containerd's shim sandboxer
-
-DOCKER_MIN_MEMORY_BYTES = 6 << 20
-
-
-def docker_container_info(container_id: str, pod_id: str, *_: object) -> Json:
-    return {"sandboxID": pod_id, "pid": 1}
-
-
 def shim_pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler: str) -> Json:
     """Return the report of a pod created by a shim: the keys of containerd 2's, most of them without a value."""
     texts = dict.fromkeys(("image", "snapshotKey", "snapshotter", "runtimeType"), "")
@@ -149,15 +124,11 @@ def shim_pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler
     return {"pid": 1, "processStatus": "running", "netNamespaceClosed": False, **texts, **nothing}
 
 
-# ---- the table
-
 _IDEMPOTENT = dict.fromkeys(("StopPodSandbox", "RemovePodSandbox", "StopContainer"))
-_LOW_SWAP = (swap_below_memory,)
-
 CONTAINERD = Shape(
     "containerd",
     absent_by_method=dict.fromkeys(("RemovePodSandbox", "RemoveContainer")),
-    refuses={START: _LOW_SWAP, UPDATE: _LOW_SWAP},
+    refuses=dict.fromkeys((START, UPDATE), (swap_below_memory,)),
 )
 CRIO = Shape(
     "cri-o",
@@ -168,7 +139,7 @@ CRIO = Shape(
     listed_handler=empty,
     pod_labels=CRIO_POD_LABELS,
     absent_by_method={**_IDEMPOTENT, CREATE: UNKNOWN, UPDATE: UNKNOWN},
-    refuses={CREATE: (memory_below(CRIO_MIN_MEMORY_BYTES), swap_below_memory), UPDATE: (memory_below(0),)},
+    refuses={CREATE: (memory_below(12 << 20), swap_below_memory), UPDATE: (memory_below(0),)},
     created=adapt_resources(requested_swap=True),
     updated=adapt_resources("oom_score_adj", "hugepage_limits", "unified"),
     cgroup_path=crio_cgroup_path,
@@ -179,13 +150,13 @@ CRI_DOCKERD = Shape(
     "cri-dockerd",
     runtime_name="docker",
     pod_info=None,
-    container_info=docker_container_info,
+    container_info=lambda container_id, pod_id, *_: {"sandboxID": pod_id, "pid": 1},
     reports_resources=False,
     status_handler=lambda requested: requested or "runc",
     listed_handler=empty,
     absent=UNKNOWN,
     absent_by_method={**_IDEMPOTENT, "StopContainer": NOT_FOUND},
-    refuses=dict.fromkeys((CREATE, UPDATE), (memory_below(DOCKER_MIN_MEMORY_BYTES),)),
+    refuses=dict.fromkeys((CREATE, UPDATE), (memory_below(6 << 20),)),
     created=adapt_resources("hugepage_limits", "unified"),
     updated=adapt_resources("hugepage_limits", "unified", "oom_score_adj"),
 )

@@ -1,7 +1,4 @@
-"""A runtime's state for tests of the sync: its list and its report of each id, each after a delay.
-
-A report is the state at the time of the request.
-"""
+"""A runtime's state for tests of the sync: its list and its report of each id at the time of the request."""
 
 import asyncio
 from collections import Counter
@@ -18,13 +15,11 @@ LIST = "list"
 
 
 def pod(pod_id: str, name: str = "read") -> PodRecord:
-    """Return a pod as it is read from a runtime."""
     info = PodInfo(id=pod_id, name=name)
     return PodRecord(info, info)
 
 
 def container(container_id: str, pod_id: str = "p1", name: str = "read") -> Subject:
-    """Return a container with its pod as they are read from a runtime."""
     info = ContainerInfo(id=container_id, pod_id=pod_id, name=name)
     return Subject(pod(pod_id), ContainerRecord(info, info))
 
@@ -35,22 +30,16 @@ class FakeState:
 
     pods: dict[str, PodRecord | None] = field(default_factory=dict)
     containers: dict[str, Subject | None] = field(default_factory=dict)
-    errors: dict[str, Exception] = field(default_factory=dict)
-    """Errors raised in place of an answer, by id or ``LIST``."""
+    errors: dict[str, Exception] = field(default_factory=dict)  # raised in place of an answer, by id or ``LIST``
     list_seconds: float = 0.0
     read_seconds: float = 0.0
     queried: list[tuple[float, str]] = field(default_factory=list)
-    at_once: Counter[str] = field(default_factory=Counter)
-    """The most requests at one time, by kind."""
+    at_once: Counter[str] = field(default_factory=Counter)  # the most requests at one time, by kind
     _now: Counter[str] = field(default_factory=Counter)
 
     def has(self, *ids: str) -> None:
-        """Create pods of ids that begin with p, else containers of p1."""
-        for record_id in ids:
-            if record_id.startswith("p"):
-                self.pods[record_id] = pod(record_id)
-            else:
-                self.containers[record_id] = container(record_id)
+        self.pods |= {record_id: pod(record_id) for record_id in ids if record_id.startswith("p")}
+        self.containers |= {record_id: container(record_id) for record_id in ids if not record_id.startswith("p")}
 
     def lacks(self, *ids: str) -> None:
         for record_id in ids:
@@ -98,7 +87,7 @@ class Synced(Core):
             self.plugins.add("a")
         self.state = FakeState()
         self.state.has(*ids)
-        self.removed_ids: list[str] = []
+        self.removed_ids = list[str]()
         self.sync = Sync(self.state, self.lifecycle, self.metrics, self.removed_ids.append)
 
     @asynccontextmanager

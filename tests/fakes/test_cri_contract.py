@@ -4,8 +4,8 @@ import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 import pytest
@@ -16,38 +16,29 @@ from tests.fakes import cri_pb2
 from tests.fakes.runtime import FakeRuntime
 
 
-@dataclass(frozen=True)
-class Runtime:
+class Runtime(NamedTuple):
     path: str
-    parent: str
-    """The pod's cgroup parent."""
-    folder: str
-    """A folder that can be mounted."""
+    parent: str  # the pod's cgroup parent
+    logs: str
 
-    @property
-    def pod(self) -> cri_pb2.PodSandboxConfig:
-        return cri.pod_config("web", "u-1", cgroup_parent=self.parent, log_directory=f"{self.folder}/logs")
 
-    def create(self, client: cri.CriClient) -> tuple[str, str]:
-        envs = [("A", b"1"), ("A", b"two words")]
-        resources = cri_pb2.LinuxContainerResources(cpu_shares=512, cpu_quota=50_000, cpu_period=100_000)
-        config = cri.container_config("main", envs=envs, resources=resources, annotations={"c": "d"})
-        config.mounts.add(container_path="/data", host_path=self.folder, readonly=True)
-        pod_id = client.run_pod(self.pod)
-        return pod_id, client.create(pod_id, config, self.pod)
+SUCCEED = {"RemovePodSandbox", "RemoveContainer"}
+METHODS = ["PodSandboxStatus", "StopPodSandbox", "ContainerStatus", "StartContainer", "StopContainer"]
+METHODS += ["UpdateContainerResources", *sorted(SUCCEED)]
 
 
 @pytest.fixture
 async def fake(tmp_path: Path) -> AsyncIterator[Runtime]:
     async with FakeRuntime(str(tmp_path / "runtime.sock")) as fake:
-        yield Runtime(fake.socket_path, "/kubepods/poduid-1", str(tmp_path))
+        yield Runtime(fake.socket_path, "/kubepods/poduid-1", f"{tmp_path}/logs")
 
 
 @pytest.fixture
 def real(containerd: Containerd) -> Iterator[Runtime]:
     uid = uuid.uuid4().hex
     with containerd.restored():
-        yield Runtime(containerd.socket, containerd.cgroup_parent(uid), str(containerd.directory(f"contract/{uid}")))
+        logs = f"{containerd.directory(f'contract/{uid}')}/logs"
+        yield Runtime(containerd.socket, containerd.cgroup_parent(uid), logs)
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.engine)])
@@ -57,9 +48,13 @@ def runtime(request: pytest.FixtureRequest) -> Runtime:
 
 
 def run_pod_to_its_end(runtime: Runtime, version: str) -> None:
+    pod = cri.pod_config("web", "u-1", cgroup_parent=runtime.parent, log_directory=runtime.logs)
+    resources = cri_pb2.LinuxContainerResources(cpu_shares=512, cpu_quota=50_000, cpu_period=100_000)
+    envs = [("A", b"1"), ("A", b"two words")]
     with cri.CriClient(runtime.path, version) as client:
         assert client.version().runtime_api_version == version.removeprefix("runtime.")
-        pod_id, container_id = runtime.create(client)
+        pod_id = client.run_pod(pod)
+        container_id = client.create(pod_id, cri.container_config("main", envs=envs, resources=resources), pod)
         client.start(container_id)
         client.update(container_id, cri_pb2.LinuxContainerResources(cpu_quota=60_000))
         assert client.environment(container_id)["A"] == b"two words"
@@ -78,29 +73,18 @@ def run_pod_to_its_end(runtime: Runtime, version: str) -> None:
         client.stop_pod(pod_id)
         client.remove_pod(pod_id)
         assert pod_id not in [pod.id for pod in client.pods()]
-
-
-@pytest.mark.parametrize("version", cri.VERSIONS)
-async def test_fake_runtime_runs_pods_as_containerd(runtime: Runtime, version: str) -> None:
-    await asyncio.to_thread(run_pod_to_its_end, runtime, version)
-
-
-SUCCEED = {"RemovePodSandbox", "RemoveContainer"}
-METHODS = ["PodSandboxStatus", "StopPodSandbox", "ContainerStatus", "StartContainer", "StopContainer", *sorted(SUCCEED)]
-
-
-def codes_of_absent_ids(runtime: Runtime) -> None:
-    with cri.CriClient(runtime.path) as client:
-        version = client.version().runtime_version.removeprefix("v")
-        for method in [*METHODS, "UpdateContainerResources"]:
+        release = client.version().runtime_version.removeprefix("v")
+        for method in METHODS:
             field, code = "pod_sandbox_id" if "Pod" in method else "container_id", None
             try:
                 client.call(method, getattr(cri_pb2, f"{method}Request")(**{field: "gone"}))
             except grpc.RpcError as error:
                 code = error.code()
-            succeeds = method in SUCCEED or (method.startswith("Stop") and version >= "1.7")
+            succeeds = method in SUCCEED or (method.startswith("Stop") and release >= "1.7")
             assert code is (None if succeeds else grpc.StatusCode.NOT_FOUND), method
 
 
-async def test_absent_id_has_code_of_containerd(runtime: Runtime) -> None:
-    await asyncio.to_thread(codes_of_absent_ids, runtime)
+@pytest.mark.parametrize("version", cri.VERSIONS)
+async def test_fake_runtime_runs_pods_as_containerd(runtime: Runtime, version: str) -> None:
+    """A call for an absent id has containerd's code."""
+    await asyncio.to_thread(run_pod_to_its_end, runtime, version)

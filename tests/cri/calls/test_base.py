@@ -1,7 +1,4 @@
-"""CRI's calls through the whole core: hook requests, released messages and records, also without an answer.
-
-The held stream and the runtime's status are fakes; messages are real.
-"""
+"""CRI's calls through the whole core, with real messages: hook requests, released messages and records."""
 
 import asyncio
 from copy import deepcopy
@@ -9,37 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from google.protobuf.message import Message
 
 from runtimeproxy.core.call import DONE, UNANSWERED, UPDATE_SECONDS, Reply, Unreadable
-from runtimeproxy.cri import api_pb2, calls, messages
+from runtimeproxy.cri import api_pb2, calls
 from runtimeproxy.errors import BackendError, BackendFailure, Reason
-from runtimeproxy.model import hookpoints
-from runtimeproxy.model.fields import (
-    Adjustment,
-    ContainerRecord,
-    HookAnswer,
-    HookRequest,
-    PodRecord,
-    Resources,
-    Subject,
-)
+from runtimeproxy.model import fields, hookpoints
+from runtimeproxy.model.fields import ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources, Subject
 from runtimeproxy.model.hookpoints import Operation, Stage
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.wire import grpc
 from tests.fakes import cri_pb2 as cri
-from tests.fakes.node import (
-    CONTAINER,
-    CREATE_REQUEST,
-    POD,
-    POD_REQUEST,
-    REQUESTED,
-    REQUESTS,
-    UPDATE,
-    Node,
-    changes,
-    wire,
-)
+from tests.fakes.node import CONTAINER, CREATE_REQUEST, POD, REQUESTED, REQUESTS, UPDATE, Node, changes, wire
 from tests.fakes.plugins import FAIL, IGNORE
 from tests.observe.events import shown_of
 
@@ -47,39 +24,38 @@ RUN_POD, STOP_POD, REMOVE_POD = Operation.RUN_POD_SANDBOX, Operation.STOP_POD_SA
 CREATE, START = Operation.CREATE_CONTAINER, Operation.START_CONTAINER
 STOP, REMOVE = Operation.STOP_CONTAINER, Operation.REMOVE_CONTAINER
 UPDATE_POD = Operation.UPDATE_POD_SANDBOX_RESOURCES
-SHARES = HookAnswer(resources=Resources(cpu_shares=2))
-POD_2 = replace(POD, id="p2")
 CREATED = {CREATE: {"config": CREATE_REQUEST.config}}
 
 
-def update(container_id: str = "c1", **resources: Any) -> cri.UpdateContainerResourcesRequest:
-    linux = cri.LinuxContainerResources(**resources) if resources else None
-    return cri.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
+def update(**resources: Any) -> cri.UpdateContainerResourcesRequest:
+    return cri.UpdateContainerResourcesRequest(container_id="c1", linux=resources)
+
+
+CODES = [(Reason.REFUSED, grpc.PERMISSION_DENIED), (Reason.UNREACHABLE, grpc.INTERNAL)]
+ALONE = Subject(PodRecord(*[replace(POD, id="p2")] * 2), ContainerRecord(CONTAINER, CONTAINER))
+STORED = [(None, ["c1", "p1"]), (Subject(PodRecord(POD, POD)), ["c1"]), (ALONE, ["p1"])]
+LEFT_OUT = [(START, None, None), (UPDATE, update(cpuset_cpus="1"), cri.LinuxContainerResources())]
+STATES = [(operation, state) for operation in (START, STOP) for state in api_pb2.ContainerState.values()]
+STATES += [(STOP_POD, state) for state in api_pb2.PodSandboxState.values()]
+DONE_STATES = {(START, api_pb2.CONTAINER_RUNNING), (START, api_pb2.CONTAINER_EXITED), (STOP, api_pb2.CONTAINER_EXITED)}
+DONE_STATES.add((STOP_POD, api_pb2.SANDBOX_NOTREADY))
+END, POD_END = ("a", "PostStopContainer"), ("a", "PostStopPodSandbox")
+REMOVED = [(START, []), (STOP, [END]), (STOP_POD, [END, POD_END]), (REMOVE, [END]), (REMOVE_POD, [END, POD_END])]
 
 
 @pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("operation", list(Operation))
-async def test_unchanged_call_is_released_as_received(node: Node, operation: Operation, hooked: bool) -> None:
+async def test_unchanged_call_is_released_as_received(
+    node: Node, operation: Operation, hooked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node.know()
     if hooked:
         node.plugins.add("a")
+    else:
+        monkeypatch.setattr(calls, "PARSE_FIRST_BYTES", 0)
     held = await node.do(operation)
     assert (held.released, held.answers) == ([None], 1)
     assert node.metrics.counted("calls", operation=operation.value, outcome="agreed") == 1
-
-
-@pytest.mark.parametrize("long", [False, True])
-async def test_long_message_is_read_before_release(node: Node, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short one is parsed while the runtime works."""
-    monkeypatch.setattr(calls, "PARSE_FIRST_BYTES", len(wire(CREATE_REQUEST)) - long)
-    steps = list[str]()
-    node.know()
-    held = node.held(CREATE)
-    release, read = held.send_request, messages.read_container
-    monkeypatch.setattr(held, "send_request", lambda message: steps.append("released") or release(message))
-    monkeypatch.setattr(messages, "read_container", lambda message: steps.append("read") or read(message))
-    await node.run(held)
-    assert steps == (["read", "released"] if long else ["released", "read"])
 
 
 @pytest.mark.parametrize(("message", "problem"), [(b"\x0a\xff", ""), (b"", ""), (None, "unknown compression")])
@@ -99,19 +75,15 @@ async def test_unreadable_message_is_refused_only_by_fail_policy(
     assert (node.plugins.notified(), node.store.counts()) == ([], (0, 0))
 
 
-@pytest.mark.parametrize(
-    ("operation", "tail"), [(UPDATE, b"\x22\x04\x0a\x02\xff\xff"), (UPDATE_POD, b"\x1a\x03\x32\x01\xff")]
-)
-async def test_update_is_parsed_completely_first(node: Node, operation: Operation, tail: bytes) -> None:
-    held = node.held(operation)
-    held._message += tail
-    with pytest.raises(Unreadable):
-        held.order_key()
+async def test_update_is_parsed_completely_first(node: Node) -> None:
+    for operation, tail in ((UPDATE, b"\x22\x04\x0a\x02\xff\xff"), (UPDATE_POD, b"\x1a\x03\x32\x01\xff")):
+        held = node.held(operation)
+        held._message += tail
+        with pytest.raises(Unreadable):
+            held.order_key()
 
 
-@pytest.mark.parametrize(
-    ("reason", "code"), [(Reason.REFUSED, grpc.PERMISSION_DENIED), (Reason.UNREACHABLE, grpc.INTERNAL)]
-)
+@pytest.mark.parametrize(("reason", "code"), CODES)
 async def test_refusal_names_hook_server_hook_point_and_reason(node: Node, reason: Reason, code: int) -> None:
     node.plugins.add("koordlet", reason, policy=FAIL)
     held = await node.do(RUN_POD)
@@ -133,65 +105,51 @@ async def test_pod_is_edited_and_recorded(node: Node) -> None:
     assert await held.read_subject(node.store) == held.subject(node.store), "the runtime does not know it yet"
     assert node.plugins.queried[0].request == HookRequest(replace(POD, id=""))
     assert node.backend.queried == [], "its own request is all that there is to read"
-    expected = cri.RunPodSandboxRequest.FromString(wire(POD_REQUEST))
+    expected = cri.RunPodSandboxRequest.FromString(wire(REQUESTS[RUN_POD]))
     expected.config.labels["l"] = "1"
     expected.config.annotations["n"] = "2"
     expected.config.linux.cgroup_parent = "/hooked"
     assert changes(held.released[0], cri.RunPodSandboxRequest) == expected
     hooked = replace(POD, labels={"qos": "BE", "l": "1"}, annotations={"n": "2"}, cgroup_parent="/hooked")
     assert node.pod == PodRecord(POD, hooked)
+    held = await node.run(node.held(RUN_POD, given=Reply(agreed=True, message=b"")))
+    assert (held.answers, node.store.counts()) == (1, (1, 0)), "an answer without an id makes no record"
+    assert node.metrics.counted("calls_unreadable", operation="RunPodSandbox") == 1
 
 
 @pytest.mark.parametrize(("handler", "used"), [("", False), ("runc", False), ("kata-qemu", True)])
 async def test_pod_resources_are_effective_by_runtime_handler(node: Node, handler: str, used: bool) -> None:
     node.backend.no_effect = {RUN_POD: frozenset({"resources.cpu_shares"})}
     node.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=7)))
-    request = cri.RunPodSandboxRequest.FromString(wire(POD_REQUEST))
+    request = cri.RunPodSandboxRequest.FromString(wire(REQUESTS[RUN_POD]))
     request.runtime_handler = handler
     await node.do(RUN_POD, request)
     assert node.pod is not None
     assert [node.pod.effective.resources != node.pod.original.resources, node.pod.reported is None] == [used, used]
 
 
-async def test_answer_without_id_is_sent_and_makes_no_record(node: Node) -> None:
-    held = await node.run(node.held(RUN_POD, given=Reply(agreed=True, message=b"")))
-    assert (held.answers, node.store.counts()) == (1, (0, 0))
-    assert node.metrics.counted("calls_unreadable", operation="RunPodSandbox") == 1
-
-
 async def test_pod_update_changes_original_and_effective_record(node: Node) -> None:
-    original, effective = (
-        replace(POD, resources=Resources(cpu_shares=shares), overhead=Resources(cpu_shares=shares + 4))
-        for shares in (1, 2)
-    )
+    shares = [Resources(cpu_shares=number) for number in (1, 2, 5, 6)]
+    original, effective = (replace(POD, resources=shares[at], overhead=shares[at + 2]) for at in (0, 1))
     quota, nine = Resources(cpu_quota=-1), Resources(cpu_shares=9)
     node.store.commit(Subject(PodRecord(original, effective, reported=nine)))
     await node.do(UPDATE_POD)
-    assert node.pod is not None
-    assert node.pod.reported is None
     assert node.pod == PodRecord(replace(original, resources=quota), replace(effective, resources=quota))
+    assert node.pod.reported is None
     overhead = cri.LinuxContainerResources(cpu_shares=9)
     await node.do(UPDATE_POD, cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id="p1", overhead=overhead))
     assert node.pod.original.overhead == node.pod.effective.overhead == nine
     assert node.pod.original.resources == quota
 
 
-async def test_unimplemented_resize_reaches_hooks_by_the_next_create(node: Node) -> None:
-    node.store.commit(Subject(PodRecord(POD, POD)))
-    node.plugins.add("a")
-    request = deepcopy(CREATE_REQUEST)
-    request.sandbox_config.linux.resources.cpu_shares = 9
-    await node.run(node.held(UPDATE_POD, given=Reply(agreed=False, no_op=True)))
-    await node.do(CREATE, request)
-    await node.do(UPDATE)
-    assert [queried.request.pod.resources for queried in node.plugins.queried] == [Resources(cpu_shares=9)] * 2
-    assert not len(node.metrics.events)
-
-
 async def test_create_is_edited_and_recorded(node: Node) -> None:
-    request, noted = deepcopy(CREATE_REQUEST), replace(POD, annotations={"note": "new"})
-    request.sandbox_config.annotations["note"] = "new"
+    """With its pod's changes, as of a resize that the runtime does not implement."""
+    noted = replace(POD, annotations={"note": "new"}, resources=Resources(cpu_shares=9))
+    request = deepcopy(CREATE_REQUEST)
+    request.sandbox_config.annotations["note"], request.sandbox_config.linux.resources.cpu_shares = "new", 9
     node.store.commit(Subject(PodRecord(POD, POD)))
+    await node.run(node.held(UPDATE_POD, given=Reply(agreed=False, no_op=True)))
+    assert not len(node.metrics.events)
     resources = Resources(cpuset_cpus="0-1")
     answer = HookAnswer(annotations={"n": "1"}, envs={"B": "2"}, cgroup_parent="/other", resources=resources)
     node.plugins.add("a", answer)
@@ -213,7 +171,6 @@ async def test_create_is_edited_and_recorded(node: Node) -> None:
 @pytest.mark.parametrize("removed", [False, True], ids=["it stays", "it leaves"])
 @pytest.mark.parametrize("hook_points", [("PreRunPodSandbox",), ("PreRunPodSandbox", "PreCreateContainer"), ()])
 async def test_cgroup_parent_of_pod_is_put_into_containers(node: Node, hook_points: Any, removed: bool) -> None:
-
     def once(request: HookRequest) -> HookAnswer:
         return HookAnswer(cgroup_parent="/hooked" if request.container is None else "")
 
@@ -227,18 +184,11 @@ async def test_cgroup_parent_of_pod_is_put_into_containers(node: Node, hook_poin
     assert (released and changes(released, cri.CreateContainerRequest)) == (expected if hook_points else None)
 
 
-@pytest.mark.parametrize(
-    ("stored", "queried"),
-    [
-        pytest.param([], ["c1", "p1"], id="nothing"),
-        pytest.param([Subject(PodRecord(POD, POD))], ["c1"], id="the pod"),
-        pytest.param([Subject(PodRecord(POD_2, POD_2), ContainerRecord(CONTAINER, CONTAINER))], ["p1"], id="it"),
-    ],
-)
-async def test_only_missing_records_are_read(node: Node, stored: list[Subject], queried: list[str]) -> None:
+@pytest.mark.parametrize(("stored", "queried"), STORED, ids=["nothing", "the pod", "it"])
+async def test_only_missing_records_are_read(node: Node, stored: Subject | None, queried: list[str]) -> None:
     node.plugins.add("a")
-    for subject in stored:
-        node.store.commit(subject)
+    if stored is not None:
+        node.store.commit(stored)
     node.backend.known_pods["p1"], node.backend.known_containers["c1"] = POD, CONTAINER
     await node.run(node.held(STOP, version="v1alpha2"))
     assert node.backend.queried == [("v1alpha2", any_id) for any_id in queried]
@@ -255,9 +205,7 @@ async def test_subject_unknown_to_runtime_has_no_hooks(node: Node, operation: Op
 
 @pytest.mark.parametrize("ambiguous", [False, True])
 @pytest.mark.parametrize(("operation", "counts"), [(UPDATE, (1, 1)), (STOP, (1, 1)), (START, (1, 1)), (REMOVE, (1, 0))])
-async def test_container_is_found_by_id_prefix(
-    node: Node, operation: Operation, counts: tuple[int, int], ambiguous: bool
-) -> None:
+async def test_container_is_found_by_id_prefix(node: Node, operation: Operation, counts: Any, ambiguous: bool) -> None:
     """As crictl's users name it; the runtime is queried only where that is ambiguous."""
     node.know()
     if ambiguous:
@@ -317,20 +265,11 @@ async def test_normalised_unlimited_memory_is_counted(node: Node, operation: Ope
     assert node.metrics.counted("values_normalised", **labels) == node.metrics.total("values_normalised") == 1
 
 
-@pytest.mark.parametrize(
-    ("operation", "message", "released"),
-    [(START, None, None), (UPDATE, update(cpuset_cpus="1"), cri.LinuxContainerResources())],
-)
+@pytest.mark.parametrize(("operation", "message", "released"), LEFT_OUT)
 async def test_unsupported_update_changes_are_left_out(
-    node: Node,
-    operation: Operation,
-    message: Message | None,
-    released: Message | None,
-    caplog: pytest.LogCaptureFixture,
+    node: Node, operation: Operation, message: Any, released: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def impossible(request: HookRequest) -> HookAnswer:
-        assert request.container is not None
-        assert request.container.resources is not None
+    def impossible(request: Any) -> HookAnswer:
         return HookAnswer(resources=replace(request.container.resources, oom_score_adj=7, cpuset_cpus=""))
 
     node.know()
@@ -341,77 +280,56 @@ async def test_unsupported_update_changes_are_left_out(
     assert node.record.effective.resources == REQUESTED
     for field in ("cpuset_cpus", "oom_score_adj"):
         assert node.metrics.counted("fields_left_out", operation=operation.value, field=field) == 1
-    text = f"{operation.value}: an update cannot set cpuset_cpus, oom_score_adj of a container: left out"
-    assert text in caplog.text
+    assert f"{operation.value}: an update cannot set cpuset_cpus, oom_score_adj of a container" in caplog.text
     (event,) = shown_of(node.metrics.events)
-    fields = {entry["field"] for entry in event["fields"]}
     assert (event["kind"], event["text"]) == ("no_effect", "left out: an update cannot set it")
-    assert fields == {"resources.cpuset_cpus", "resources.oom_score_adj"}
+    assert {entry["field"] for entry in event["fields"]} == {"resources.cpuset_cpus", "resources.oom_score_adj"}
 
 
 async def test_start_makes_no_update_after_deadline(node: Node) -> None:
     node.know()
     base = node.held(START, timeout=b"1S")
     subject = base.subject(node.store)
-    assert subject is not None
     await asyncio.sleep(1)
     with pytest.raises(BackendError) as caught:
-        await base.prepare(subject, Adjustment(resources={"cpu_shares": 2}))
+        await base.prepare(subject, fields.Adjustment(resources={"cpu_shares": 2}))
     assert (caught.value.kind, caught.value.not_done) == (BackendFailure.DEADLINE, True)
-    await base.prepare(subject, Adjustment())
+    await base.prepare(subject, fields.Adjustment())
     assert node.backend.updates == []
 
 
-@pytest.mark.parametrize(
-    ("not_done", "state_unknown", "counts"), [(True, False, (1, 1)), (False, False, (1, 0)), (True, True, (1, 0))]
-)
+@pytest.mark.parametrize(("not_done", "unknown", "containers"), [(True, False, 1), (False, False, 0), (True, True, 0)])
 async def test_container_is_reread_when_update_may_be_done(
-    node: Node, not_done: bool, state_unknown: bool, counts: tuple[int, int]
+    node: Node, not_done: bool, unknown: bool, containers: int
 ) -> None:
     node.know()
     node.backend.error = BackendError("no such cpu", BackendFailure.OTHER, not_done=not_done)
-    node.plugins.add("a", SHARES, points=("PreStartContainer",))
+    node.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=2)), points=("PreStartContainer",))
     base = node.held(START)
-    base.state_unknown = state_unknown  # as of an earlier call for the same container
+    base.state_unknown = unknown  # as of an earlier call for the same container
     await node.lifecycle.proceed(base)
-    assert node.store.counts() == counts
+    assert node.store.counts() == (1, containers)
     reason = Reason.RUNTIME_REJECTED.value
     assert node.metrics.counted("hook_failures", hook_server="a", hook="PreStartContainer", reason=reason) == 1
 
 
 async def test_update_is_edited_and_recorded(node: Node) -> None:
+    """But its OOM score: real containerd accepts the update while the process keeps its score."""
     node.know(container=replace(CONTAINER, annotations={"old": "1"}), annotations={})
     resources = Resources(unified={"a": "1", "b": "2"})
     node.plugins.add("a", HookAnswer(annotations={"hook": "3"}, resources=resources))
-    request = update(unified={"a": "1"})
+    request = update(unified={"a": "1"}, oom_score_adj=900)
     request.annotations["new"] = "2"
     [released] = (await node.do(UPDATE, request)).released
-    seen = replace(REQUESTED, unified={"a": "1"})
+    seen = replace(REQUESTED, unified={"a": "1"}, oom_score_adj=900)
     assert node.notified() == replace(CONTAINER, annotations={"old": "1", "new": "2"}, resources=seen)
     request.linux.unified["b"], request.annotations["hook"] = "2", "3"
     request.MergeFromString(wire(cri.UpdateContainerResourcesRequest()))
     assert changes(released, cri.UpdateContainerResourcesRequest) == request
     assert node.record.original.annotations == {"new": "2"}
+    assert node.record.original.resources == replace(REQUESTED, unified={"a": "1"})
     assert node.record.effective.annotations == {"old": "1", "new": "2", "hook": "3"}
     assert node.record.effective.resources == replace(REQUESTED, unified=resources.unified)
-
-
-async def test_oom_score_of_update_is_not_recorded(node: Node) -> None:
-    """As in real containerd, which accepts the update while the process keeps its score."""
-    node.know()
-    node.plugins.add("a", points=("PreUpdateContainerResources",))
-    await node.do(UPDATE, update(cpu_shares=2, oom_score_adj=900))
-    requested = replace(REQUESTED, cpu_shares=2, oom_score_adj=900)
-    assert node.notified().resources == requested, "it is what the kubelet requests"
-    assert node.record.original.resources == node.record.effective.resources == replace(REQUESTED, cpu_shares=2)
-
-
-STATES = [(operation, state) for operation in (START, STOP) for state in api_pb2.ContainerState.values()]
-STATES += [(STOP_POD, state) for state in api_pb2.PodSandboxState.values()]
-DONE_STATES = {
-    *((START, state) for state in (api_pb2.CONTAINER_RUNNING, api_pb2.CONTAINER_EXITED)),
-    *((STOP, api_pb2.CONTAINER_EXITED), (STOP_POD, api_pb2.SANDBOX_NOTREADY)),
-}
 
 
 @pytest.mark.parametrize(("operation", "state"), STATES)
@@ -428,14 +346,8 @@ async def test_lost_call_outcome_is_read_from_state(node: Node, operation: Opera
     assert done == ((operation, state) in DONE_STATES)
 
 
-END, POD_END = ("a", "PostStopContainer"), ("a", "PostStopPodSandbox")
-REMOVED = [(START, []), (STOP, [END]), (STOP_POD, [END, POD_END]), (REMOVE, [END]), (REMOVE_POD, [END, POD_END])]
-
-
 @pytest.mark.parametrize(("operation", "called"), REMOVED)
-async def test_lost_end_is_reported_when_subject_is_removed(
-    node: Node, operation: Operation, called: list[tuple[str, str]]
-) -> None:
+async def test_lost_end_is_reported_when_subject_is_removed(node: Node, operation: Operation, called: Any) -> None:
     node.know()
     node.plugins.add("a", points=("PostStartContainer", "PostStopContainer", "PostStopPodSandbox"))
     node.backend.known_pods["p1"], node.backend.known_containers["c1"] = POD, CONTAINER
