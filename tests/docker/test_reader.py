@@ -243,10 +243,7 @@ HELD: dict[str, list[Step]] = {
         daemon(CONTINUE + CREATED),
         answered(to_client=CREATED),
     ],
-    "a refusal closes where the client does": [
-        client(LAST_START + PING, held=1),
-        refuse(to_client=REFUSED),
-    ],
+    "a refusal closes where the client does": [client(LAST_START + PING, held=1), refuse(to_client=REFUSED)],
     "B6: immediately without an earlier request": [client(EXPECTING[:-13], to_client=CONTINUE)],
     "B6: a client of HTTP/1.0 gets none": [client(OLD_EXPECTING), client(b"{}", held=1)],
     "B6: a request without a body gets none": [client(EXPECTING_NOTHING, held=1)],
