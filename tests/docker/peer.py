@@ -188,6 +188,10 @@ class Step(NamedTuple):
     reads: bool = True
 
 
+def steps(*row: Step) -> list[Step]:
+    return list(row)
+
+
 def client(*parts: bytes, **effects: Any) -> Step:
     return Step(lambda play: play.client.sends(*parts), **effects)
 

@@ -8,22 +8,9 @@ from runtimeproxy.core.call import MESSAGE_LIMIT, NO_ROOM, UNANSWERED, CallState
 from runtimeproxy.docker.exchange import CACHE_BYTES, REPLY_LIMIT, Action, DockerHeld, MessageCaches
 from runtimeproxy.wire import http1
 from tests.docker import messages as m
+from tests.docker import peer
 from tests.docker.messages import CHUNKED, CREATE, CREATED, OK, PING, START, STOP, answer, request
-from tests.docker.peer import (
-    MODES,
-    Play,
-    Step,
-    answered,
-    client,
-    converse,
-    daemon,
-    ends,
-    exchange,
-    hold,
-    passes,
-    refuse,
-    release,
-)
+from tests.docker.peer import MODES, Play, Step, answered, client, converse, daemon, ends, hold, passes, refuse, release
 
 JSON = "Content-Type: application/json"
 BODY = b'{"Image":"i"}'
@@ -215,7 +202,7 @@ def test_cached_messages_are_bounded() -> None:
 
 
 def test_request_that_may_be_held_is_not_cached() -> None:
-    play = converse([exchange(START, m.NO_CONTENT)], holds=())
+    play = converse([peer.exchange(START, m.NO_CONTENT)], holds=())
     play.holds = frozenset(Action)
     play.client.sends(START)
     assert (play.effects(), play.call.route.action) == ((b"", b"", 1), Action.START)
