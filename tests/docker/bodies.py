@@ -55,8 +55,6 @@ REPORTED = ContainerInfo(
     pod_id=SANDBOX, name="main", attempt=2, annotations=ANNOTATIONS, resources=REQUESTED, envs={"A": "1", "B": "2"}
 )
 """The values of ``CONTAINER`` in a hook message."""
-NO_DOCUMENTS = [b"", b"canary", b"[]", b"null", b"5", b'"canary"', b"{} {}", b'{"a":"\xff"}', b"[" * 100_000]
-"""Bytes that are not a JSON object."""
 
 
 def changed(body: Mapping[str, Any], changes: Mapping[str, object]) -> dict[str, Any]:

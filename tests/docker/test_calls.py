@@ -17,17 +17,8 @@ from runtimeproxy.docker.exchange import DockerHeld
 from runtimeproxy.docker.messages import Driver
 from runtimeproxy.docker.sync import Lookup
 from runtimeproxy.errors import BackendError
-from runtimeproxy.model.fields import (
-    NO_ADJUSTMENT,
-    ContainerInfo,
-    ContainerRecord,
-    HookAnswer,
-    HookRequest,
-    PodInfo,
-    PodRecord,
-    Resources,
-    Subject,
-)
+from runtimeproxy.model import fields
+from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, PodRecord, Resources, Subject
 from tests.docker.bodies import ANNOTATIONS, CONTAINER, PARENT, POD, REPORTED, REPORTED_POD, REQUESTED, SYSTEMD_PARENT
 from tests.docker.client import request
 from tests.docker.node import CREATE, INSPECT, START, STOP, UPDATE, Node, encode_body, id_of, on_each_driver, on_node
@@ -273,7 +264,7 @@ async def test_update_is_not_sent_when_call_has_ended(node: Node) -> None:
     await until(lambda: hook.waiting == 1)
     [call] = calls
     call.connection_lost()
-    call.release(None, NO_ADJUSTMENT)
+    call.release(None, fields.NO_ADJUSTMENT)
     for connection in node.front.connections:
         connection.act_on_ready()  # type: ignore[attr-defined]
     assert (node.dockerd.requests(UPDATE), node.front._events.expected_updates) == ([], {})
@@ -455,7 +446,7 @@ async def test_lookup_prefers_stored_records(rig: Rig) -> None:
     assert await rig.lookup.container(rig.pod_id[:12]) == Subject(pod)
     assert (await rig.lookup.container(rig.container_id)).pod == pod
     info = ContainerInfo(id=rig.container_id, pod_id=rig.pod_id, name="known")
-    stored = Subject(pod, ContainerRecord(info, info))
+    stored = Subject(pod, fields.ContainerRecord(info, info))
     rig.store.commit(stored)
     assert await rig.lookup.container(rig.container_id[:12]) == rig.lookup.stored(rig.container_id) == stored
     assert rig.lookup.stored(rig.container_id[:12]) is None

@@ -20,20 +20,10 @@ from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.relay import drain
 from runtimeproxy.relay.drain import Drainable
 from tests.docker import messages as m
+from tests.docker import node as nodes
 from tests.docker.client import Client, request
 from tests.docker.messages import PING, chunks, error
-from tests.docker.node import (
-    CREATE,
-    INSPECT,
-    START,
-    GatedClient,
-    Node,
-    encode_body,
-    id_of,
-    on_node,
-    unavailable,
-    unfollowed,
-)
+from tests.docker.node import CREATE, INSPECT, START, GatedClient, Node, encode_body, id_of, unavailable, unfollowed
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_client import until
@@ -426,7 +416,7 @@ async def connect_silent(node: Node) -> Client:
 
 
 @drains
-@on_node({}, {"unavailable": True})
+@nodes.on_node({}, {"unavailable": True})
 async def test_drain_accepts_first_request_of_new_client(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "NOTICE_SECONDS", 1000.0)  # never in this test
     early, silent = await connect_silent(node), await connect_silent(node)

@@ -10,23 +10,14 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.docker.messages import (
-    RESOURCE_TABLE,
-    Driver,
-    Update,
-    check_create_fields,
-    driver,
-    edit_create,
-    edit_update,
-    to_cri,
-    to_docker,
-)
+from runtimeproxy.docker import messages
+from runtimeproxy.docker.messages import RESOURCE_TABLE, Driver, Update, driver, edit_update, to_cri, to_docker
 from runtimeproxy.errors import WireError
 from runtimeproxy.model.fields import NO_ADJUSTMENT, NO_RESOURCES, Adjustment, Resources, ResourceValue
 
 GIB = 2**30
 
-edit_pod, edit_container = partial(edit_create, is_pod=True), partial(edit_create, is_pod=False)
+edit_pod, edit_container = partial(messages.edit_create, is_pod=True), partial(messages.edit_create, is_pod=False)
 
 POD = (
     '{"Hostname":"web-0","Env":null,"Image":"pause:1","Labels":{"annotation.a":"1","app":"web",'
@@ -173,10 +164,10 @@ def test_unchanged_create_is_same_object() -> None:
 
 
 def test_unsupported_and_normalised_create_fields() -> None:
-    assert check_create_fields(ALL_RESOURCES) == (("hugepage_limits", "unified"), ())
+    assert messages.check_create_fields(ALL_RESOURCES) == (("hugepage_limits", "unified"), ())
     for memory, normalised in ((-1, ("memory_limit_in_bytes",)), (0, ()), (GIB, ())):
         changes: dict[str, ResourceValue] = {"memory_limit_in_bytes": memory, "cpu_quota": -1, "cpuset_cpus": ""}
-        assert check_create_fields(changes) == ((), normalised)
+        assert messages.check_create_fields(changes) == ((), normalised)
 
 
 # The limits of a create, of its hooks, and of the request to the daemon. A container without swap stays without it.
