@@ -39,9 +39,12 @@ UPDATE = (
 ALL_RESOURCES: dict[str, ResourceValue] = {"cpu_period": 50000, "cpu_quota": -1, "cpu_shares": 1024}
 ALL_RESOURCES |= {"memory_limit_in_bytes": 2 * GIB, "memory_swap_limit_in_bytes": -1, "oom_score_adj": -500}
 ALL_RESOURCES |= {"cpuset_cpus": "2-3", "cpuset_mems": "1", "hugepage_limits": {"2MB": 1}, "unified": {"cpu.idle": "1"}}
-ALL_SET = [('"CpuPeriod":0', '"CpuPeriod":50000'), ('"CpuQuota":0', '"CpuQuota":-1')]
-ALL_SET += [('"CpusetMems":""', '"CpusetMems":"1"'), ('"Memory":0', '"Memory":2147483648')]
-ALL_SET += [('"MemorySwap":0', '"MemorySwap":-1')]
+ALL_SET = [
+    ('"CpuPeriod":0', '"CpuPeriod":50000'),
+    ('"CpuQuota":0', '"CpuQuota":-1'),
+    ('"Memory":0', '"Memory":2147483648'),
+]
+ALL_SET += [('"CpusetMems":""', '"CpusetMems":"1"'), ('"MemorySwap":0', '"MemorySwap":-1')]
 """The changes of the text of a pod's or an update's body."""
 
 
@@ -49,13 +52,12 @@ def adjusted(**resources: ResourceValue) -> Adjustment:
     return Adjustment(resources=resources)
 
 
-def host_after(body: Mapping[str, Any], **resources: ResourceValue) -> dict[str, Any]:
+def host_after(body: Mapping[str, Any], **resources: ResourceValue) -> Any:
     """Return the edited HostConfig of a create with ``body`` as its HostConfig."""
     text = json.dumps({"HostConfig": body}).encode()
     result = edit_container(text, adjusted(**resources), None)
     assert edit_pod(text, adjusted(**resources), None) == result
-    host: dict[str, Any] = json.loads(result)["HostConfig"]
-    return host
+    return json.loads(result)["HostConfig"]
 
 
 def replaced(text: str, *changes: tuple[str, str]) -> bytes:
@@ -64,19 +66,6 @@ def replaced(text: str, *changes: tuple[str, str]) -> bytes:
         assert text.count(before) == 1
         text = text.replace(before, after)
     return text.encode()
-
-
-Limits = tuple[int | None, int | None]
-"""Memory and swap limit, in GiB where they are above 0; None in changes means that no hook set it."""
-
-
-def in_bytes(limits: Limits) -> dict[str, ResourceValue]:
-    set_by = zip(("memory_limit_in_bytes", "memory_swap_limit_in_bytes"), limits, strict=True)
-    return {name: limit * GIB if limit > 0 else limit for name, limit in set_by if limit is not None}
-
-
-def in_docker(limits: Limits) -> dict[str, ResourceValue]:
-    return {RESOURCE_TABLE[name]: value for name, value in in_bytes(limits).items()}
 
 
 def test_pod_create_is_edited() -> None:
@@ -122,9 +111,7 @@ def test_envs_are_set_by_key(elements: list[str | None] | None, after: list[str 
 
 
 def test_missing_members_are_added() -> None:
-    adjustment = Adjustment(
-        labels={"l": "1"}, annotations={"a": "2"}, envs={"E": "3"}, resources={"cpu_shares": 4, "oom_score_adj": 0}
-    )
+    adjustment = Adjustment({"l": "1"}, {"a": "2"}, {"E": "3"}, None, {"cpu_shares": 4, "oom_score_adj": 0})
     expected = {"Labels": {"annotation.a": "2"}, "Env": ["E=3"], "HostConfig": {"CpuShares": 4, "CgroupParent": "p"}}
     for body in (b"{}", b'{"labels":null,"ENV":null,"hostConfig":null}'):
         result = json.loads(edit_container(body, adjustment, "p"))
@@ -133,26 +120,20 @@ def test_missing_members_are_added() -> None:
 
 
 def test_label_keys_are_case_sensitive_and_field_names_are_not() -> None:
-    body = (
-        b'{"LABELS":{"Annotation.a":"0","annotation.A":"0"},'
-        b'"hostconfig":{"CPUSHARE\xc5\xbf":1,"Cpuset\xe2\x84\xaa":""}}'
-    )
+    body = '{"LABELS":{"Annotation.a":"0","annotation.A":"0"%s},"hostconfig":{"CPUSHARE\u017f":%d,"Cpuset\u212a":""}}'
     adjustment = Adjustment(annotations={"a": "1"}, resources={"cpu_shares": 2})
-    assert edit_container(body, adjustment, None) == (
-        b'{"LABELS":{"Annotation.a":"0","annotation.A":"0","annotation.a":"1"},'
-        b'"hostconfig":{"CPUSHARE\xc5\xbf":2,"Cpuset\xe2\x84\xaa":""}}'
-    )
-
-
-NO_CHANGES = [NO_ADJUSTMENT, adjusted(cpuset_mems=""), adjusted(hugepage_limits={"2MB": 1}, unified={"a": "b"})]
-NO_CHANGES += [Adjustment(annotations={"io.kubernetes.container.hash": "d4"}, envs={"A": "again", "B": "x=y"})]
-NO_CHANGES += [adjusted(memory_limit_in_bytes=GIB, cpu_quota=50000, cpuset_cpus="0-1")]
+    after = body % (',"annotation.a":"1"', 2)
+    assert edit_container((body % ("", 1)).encode(), adjustment, None) == after.encode()
 
 
 def test_unchanged_create_is_same_object() -> None:
     """A zero that a missing member means is no change; without any change the body is not even read."""
     body = CONTAINER.encode()
-    for adjustment in NO_CHANGES:
+    for adjustment in (
+        *(NO_ADJUSTMENT, adjusted(cpuset_mems=""), adjusted(hugepage_limits={"2MB": 1}, unified={"a": "b"})),
+        Adjustment(annotations={"io.kubernetes.container.hash": "d4"}, envs={"A": "again", "B": "x=y"}),
+        adjusted(memory_limit_in_bytes=GIB, cpu_quota=50000, cpuset_cpus="0-1"),
+    ):
         for parent in (None, "/kubepods/pod1"):
             assert edit_container(body, adjustment, parent) is body
     for body in (b"{}", b'{"HostConfig":{}}', b'{"HostConfig":{"Memory":null}}'):
@@ -168,6 +149,19 @@ def test_unsupported_and_normalised_create_fields() -> None:
     for memory, normalised in ((-1, ("memory_limit_in_bytes",)), (0, ()), (GIB, ())):
         changes: dict[str, ResourceValue] = {"memory_limit_in_bytes": memory, "cpu_quota": -1, "cpuset_cpus": ""}
         assert messages.check_create_fields(changes) == ((), normalised)
+
+
+Limits = tuple[int | None, int | None]
+"""Memory and swap limit, in GiB where they are above 0; None in changes means that no hook set it."""
+
+
+def in_bytes(limits: Limits) -> dict[str, ResourceValue]:
+    set_by = zip(("memory_limit_in_bytes", "memory_swap_limit_in_bytes"), limits, strict=True)
+    return {name: limit * GIB if limit > 0 else limit for name, limit in set_by if limit is not None}
+
+
+def in_docker(limits: Limits) -> dict[str, ResourceValue]:
+    return {RESOURCE_TABLE[name]: value for name, value in in_bytes(limits).items()}
 
 
 # The limits of a create, of its hooks, and of the request to the daemon. A container without swap stays without it.
@@ -196,31 +190,26 @@ def test_quota_and_period_replace_nano_cpus(change: dict[str, ResourceValue]) ->
     assert json.loads(edit_update(b'{"NanoCpus": 1}', change, NO_RESOURCES).body)["NanoCpus"] == 0
 
 
-UNREADABLE: dict[str, tuple[list[str], list[str]]] = {
-    # the error, and the creates and updates that have it
-    "the body is not a JSON object": (["[]", "null"], ["[]"]),
-    "HostConfig is not a JSON object": (['{"HostConfig":[]}'], []),
-    "HostConfig twice": (['{"HostConfig":{},"hostconfig":{}}'], []),
-    "Memory twice": (['{"HostConfig":{"Memory":1,"memory":1}}'], ['{"Memory":1,"memory":1}']),
-    "CpuShares twice": (['{"HostConfig":{"CpuShares":1,"cpushares":1}}'], ['{"CpuShares":1,"cpushares":1}']),
-    "Memory is not a whole number": (['{"HostConfig":{"Memory":"1"}}'], ['{"Memory":[]}']),
-    "MemorySwap is not a whole number": ([f'{{"HostConfig":{{"MemorySwap":{swap}}}}}' for swap in ("1.0", "true")], []),
-    "Env is not a list": (['{"Env":"A=1"}'], []),
-    "Env twice": (['{"Env":[],"ENV":[]}'], []),
-    "annotation.a twice": (['{"Labels":{"annotation.a":"1","annotation.a":"1"}}'], []),
-    "not JSON": (["{"], [""]),
-}
+# The error, and the creates that have it; % is for limits, which are an update's body, too.
+UNREADABLE = [("the body is not a JSON object", "[]"), ("the body is not a JSON object", "null"), ("not JSON", "{")]
+UNREADABLE += [("HostConfig is not a JSON object", '{"HostConfig":[]}'), ("Env is not a list", '{"Env":"A=1"}')]
+UNREADABLE += [("HostConfig twice", '{"HostConfig":{},"hostconfig":{}}'), ("Env twice", '{"Env":[],"ENV":[]}')]
+UNREADABLE += [("annotation.a twice", '{"Labels":{"annotation.a":"1","annotation.a":"1"}}')]
+LIMITS = [("Memory twice", '"Memory":1,"memory":1'), ("CpuShares twice", '"CpuShares":1,"cpushares":1')]
+LIMITS += [("Memory is not a whole number", f'"Memory":{value}') for value in ('"1"', "[]")]
+LIMITS += [("MemorySwap is not a whole number", f'"Memory":1,"MemorySwap":{value}') for value in ("1.0", "true")]
+UNREADABLE += [(problem, f'{{"HostConfig":{{{members}}}}}') for problem, members in LIMITS]
+UNREADABLE_UPDATES = [("the body is not a JSON object", "[]"), ("not JSON", "")]
+UNREADABLE_UPDATES += [(problem, f"{{{members}}}") for problem, members in LIMITS if "Swap" not in problem]
 
 
-@pytest.mark.parametrize("problem", UNREADABLE)
-def test_unreadable_body_raises(problem: str) -> None:
+def test_unreadable_body_raises() -> None:
     adjustment = Adjustment(annotations={"a": "s3cret"}, envs={"E": "s3cret"}, resources={"cpu_shares": 2})
-    creates, updates = UNREADABLE[problem]
-    for body in creates:
+    for problem, body in UNREADABLE:
         with pytest.raises(WireError, match=problem) as caught:
             edit_container(body.encode(), adjustment, None)
         assert "s3cret" not in str(caught.value)
-    for body in updates:
+    for problem, body in UNREADABLE_UPDATES:
         with pytest.raises(WireError, match=problem):
             edit_update(body.encode(), {"cpu_shares": 2}, NO_RESOURCES)
 
