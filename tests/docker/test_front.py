@@ -430,28 +430,17 @@ async def test_drain_answers_request_that_has_begun(node: Node, sent: tuple[byte
 
 
 @pytest.fixture
-async def waiting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[socket.socket]:
+async def waiting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
     monkeypatch.setattr(front, "WAIT_SECONDS", getattr(request, "param", front.WAIT_SECONDS))
     proxy_side, client_side = socket.socketpair()
-    client_side.setblocking(False)
     connections: set[Drainable] = set()
     BadGateway(asyncio.get_running_loop(), proxy_side, connections)
     assert len(connections) == 1
-    yield client_side
-    client_side.close()
+    client = Client(*await asyncio.open_unix_connection(sock=client_side))
+    yield client
+    await client.close()
     await until(lambda: proxy_side.fileno() < 0)
     assert not connections
-
-
-async def exchange(waiting: socket.socket, sent: bytes = b"") -> bytes:
-    """Send bytes, and read until EOF."""
-    data, loop = b"", asyncio.get_running_loop()
-    async with asyncio.timeout(20):
-        if sent:
-            await loop.sock_sendall(waiting, sent)
-        while section := await loop.sock_recv(waiting, 65536):
-            data += section
-    return data
 
 
 ANSWERED = {
@@ -466,42 +455,45 @@ ANSWERED = {
 
 
 @pytest.mark.parametrize(("sent", "status"), ANSWERED.values(), ids=ANSWERED)
-async def test_bad_gateway_answers_first_request_and_closes(waiting: socket.socket, sent: bytes, status: int) -> None:
-    notified, closes, body = error(await exchange(waiting, sent))
+async def test_bad_gateway_answers_first_request_and_closes(waiting: Client, sent: bytes, status: int) -> None:
+    waiting.send(sent)
+    notified, closes, body = error(await waiting.ended())
     assert (notified, closes) == (status, True)
     if status == 502:
         assert b"dockerd" in body
         assert b"--remote-runtime-service-endpoint" in body
 
 
-async def test_bad_gateway_waits_for_complete_head(waiting: socket.socket) -> None:
+async def test_bad_gateway_waits_for_complete_head(waiting: Client) -> None:
     head = m.request("HEAD", "/_ping")
     for octet in head[:-1]:
         waiting.send(bytes((octet,)))
         await asyncio.sleep(0)
-    await asyncio.sleep(0.01)
-    with pytest.raises(BlockingIOError):
-        waiting.recv(1)
-    answer = await exchange(waiting, head[-1:])
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(waiting.reader.read(1), 0.01)
+    waiting.send(head[-1:])
+    answer = await waiting.ended()
     assert answer.startswith(b"HTTP/1.1 502 Bad Gateway\r\n")
     assert answer.endswith(b"\r\n\r\n"), "the answer to HEAD has no body"
 
 
 @pytest.mark.parametrize(("waiting", "half_closes"), [(front.WAIT_SECONDS, True), (0.03, False)], indirect=["waiting"])
 @pytest.mark.parametrize("sent", [PING, PING[:-1], b""])
-async def test_bad_gateway_closes_idle_client(waiting: socket.socket, half_closes: bool, sent: bytes) -> None:
+async def test_bad_gateway_closes_idle_client(waiting: Client, half_closes: bool, sent: bytes) -> None:
     waiting.send(sent)
     if half_closes:
-        waiting.shutdown(socket.SHUT_WR)
-    assert bool(await exchange(waiting)) is (sent == PING)
+        waiting.half_close()
+    assert bool(await waiting.ended()) is (sent == PING)
 
 
-async def test_bad_gateway_discards_bytes_after_answer(waiting: socket.socket) -> None:
-    assert error(await exchange(waiting, PING))[0] == 502
-    data = b"x" * 5_000_000
+async def test_bad_gateway_discards_bytes_after_answer(waiting: Client) -> None:
+    waiting.send(PING)
+    assert error(await waiting.ended())[0] == 502
     tracemalloc.start()
     try:
-        await asyncio.get_running_loop().sock_sendall(waiting, data)
+        for _ in range(100):
+            waiting.send(b"x" * 50_000)
+            await waiting.writer.drain()
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
