@@ -16,7 +16,7 @@ from runtimeproxy.core.dispatcher import Dispatcher
 from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.store import Store
 from runtimeproxy.docker.front import DockerFront
-from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources
+from runtimeproxy.model.fields import HookAnswer, HookRequest
 from runtimeproxy.model.hookpoints import HookPoint
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay.acceptor import Acceptor
@@ -143,8 +143,6 @@ class Node:
     async def event(self, action: str, count: int = 1) -> None:
         await until(lambda: self.metrics.counted("backend_events", action=action) >= count)
 
-    # Calls.
-
     async def client(self) -> Client:
         client = await Client.connect(str(self.folder / "proxy.sock"))
         self._clients.append(client)
@@ -166,18 +164,17 @@ class Node:
     async def act(self, action: str, reference: str, body: Any = None, *lines: str) -> Answer:
         return await self.fetch("POST", f"{self.prefix}/containers/{reference}/{action}", body, *lines)
 
-    async def remove(self, reference: str, query: str = "?force=1&v=1") -> Answer:
-        return await self.fetch("DELETE", f"{self.prefix}/containers/{reference}{query}")
+    async def remove(self, reference: str) -> Answer:
+        return await self.fetch("DELETE", f"{self.prefix}/containers/{reference}?force=1&v=1")
 
-    async def create(self, name: str, body: Any, *lines: str) -> Answer:
-        return await self.fetch("POST", f"{self.prefix}/containers/create?name={name}", body, *lines)
+    async def create(self, name: str, body: Any) -> Answer:
+        return await self.fetch("POST", f"{self.prefix}/containers/create?name={name}", body)
 
     async def create_pod(self) -> str:
         return id_of(await self.create(bodies.sandbox_name(self.pod), self.pod_body()))
 
-    async def create_container(self, pod_id: str, container: bodies.Container = CONTAINER) -> str:
-        name = bodies.container_name(self.pod, container)
-        return id_of(await self.create(name, self.container_body(pod_id, container)))
+    async def create_container(self, pod_id: str) -> str:
+        return id_of(await self.create(bodies.container_name(self.pod, CONTAINER), self.container_body(pod_id)))
 
     async def create_both(self) -> tuple[str, str]:
         """Create a pod with a container; return their ids, and forget the hook calls."""
@@ -205,26 +202,21 @@ class Node:
         for record_id in self.store.ids():
             self.store.forget(record_id)
 
-    # Bodies.
-
     def pod_body(self) -> dict[str, Any]:
         return bodies.sandbox_body(self.pod, PAUSE_IMAGE, self.cgroup_driver)
 
-    def container_body(self, pod_id: str, container: bodies.Container = CONTAINER) -> dict[str, Any]:
-        return bodies.container_body(self.pod, container, pod_id, self.cgroup_driver)
+    def container_body(self, pod_id: str) -> dict[str, Any]:
+        return bodies.container_body(self.pod, CONTAINER, pod_id, self.cgroup_driver)
 
     # Results.
 
-    def received_body(self, route: str) -> bytes:
+    def received_body(self, route: str = CREATE) -> bytes:
         """Return the body of the newest request on a route."""
         return bytes(self.dockerd.requests(route)[-1].body)
 
-    def config(self) -> dict[str, Any]:
-        return dict(json.loads(self.received_body(CREATE)))
-
-    def host(self) -> dict[str, Any]:
+    def host(self) -> Any:
         """Return the HostConfig of the newest create that the daemon got."""
-        return dict(self.config()["HostConfig"])
+        return json.loads(self.received_body())["HostConfig"]
 
     @property
     def points(self) -> list[str]:
@@ -234,30 +226,14 @@ class Node:
         return points
 
     @property
-    def last_request(self) -> HookRequest:
+    def last_request(self) -> Any:
         return self.plugins.queried[-1].request
 
-    @property
-    def reported_container(self) -> ContainerInfo:
-        container = self.last_request.container
-        assert container is not None
-        return container
+    def container(self, container_id: str) -> Any:
+        return self.store.container(container_id)
 
-    @property
-    def reported_resources(self) -> Resources:
-        resources = self.reported_container.resources
-        assert resources is not None
-        return resources
-
-    def container(self, container_id: str) -> ContainerRecord:
-        record = self.store.container(container_id)
-        assert record is not None
-        return record
-
-    def pod_of(self, pod_id: str) -> PodRecord:
-        record = self.store.pod(pod_id)
-        assert record is not None
-        return record
+    def pod_of(self, pod_id: str) -> Any:
+        return self.store.pod(pod_id)
 
 
 def on_node(*options: dict[str, Any]) -> pytest.MarkDecorator:
@@ -265,7 +241,6 @@ def on_node(*options: dict[str, Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("node", options, ids=str, indirect=True)
 
 
-on_each_driver = on_node({"cgroup_driver": "cgroupfs"}, {"cgroup_driver": "systemd"})
 unavailable = on_node({"unavailable": True})
 unfollowed = on_node({"follows": False})
 

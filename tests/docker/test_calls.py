@@ -21,7 +21,7 @@ from runtimeproxy.model import fields
 from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, PodRecord, Resources, Subject
 from tests.docker.bodies import ANNOTATIONS, CONTAINER, PARENT, POD, REPORTED, REPORTED_POD, REQUESTED, SYSTEMD_PARENT
 from tests.docker.client import request
-from tests.docker.node import CREATE, INSPECT, START, STOP, UPDATE, Node, encode_body, id_of, on_each_driver, on_node
+from tests.docker.node import CREATE, INSPECT, START, STOP, UPDATE, Node, encode_body, id_of, on_node
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_client import until
@@ -40,7 +40,7 @@ async def test_creates_are_changed_only_in_fields_set_by_hook(node: Node) -> Non
     expected = json.loads(body)
     expected["Labels"] |= {"l": "1", "annotation.n": "2"}
     expected["HostConfig"] |= {"CgroupParent": "/hooked", "CpuQuota": 50_000}
-    assert node.config() == expected
+    assert json.loads(node.received_body()) == expected
     pod = node.pod_of(pod_id)
     assert pod.original == replace(REPORTED_POD, id=pod_id, attempt=0)
     labels, annotations = {**REPORTED_POD.labels, "l": "1"}, {"note": "pod", "n": "2"}
@@ -54,7 +54,7 @@ async def test_creates_are_changed_only_in_fields_set_by_hook(node: Node) -> Non
     expected["Labels"]["annotation.note"] = "hooked"
     expected["Env"] = ["A=1", "B=3", "C=4"]
     expected["HostConfig"] |= {"CgroupParent": "/own", "CpuQuota": 50_000, "CpusetCpus": "1"}
-    assert node.config() == expected
+    assert json.loads(node.received_body()) == expected
     container = node.container(container_id)
     assert container.original == replace(REPORTED, pod_id=pod_id, id=container_id)
     envs, resources = {"A": "1", "B": "3", "C": "4"}, replace(REQUESTED, cpu_quota=50_000, cpuset_cpus="1")
@@ -106,7 +106,7 @@ async def test_record_has_sent_resources(node: Node, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("stored", ["not yet", "read, and nothing is queried"])
-@on_each_driver
+@on_node({"cgroup_driver": "cgroupfs"}, {"cgroup_driver": "systemd"})
 async def test_reread_pod_has_cgroup_parent_of_daemon(node: Node, stored: str) -> None:
     hooked = node.pod.cgroup_parent.replace("burstable", "besteffort")
     node.plugins.add("a", HookAnswer(cgroup_parent=hooked), points=("PreRunPodSandbox",))
@@ -225,7 +225,7 @@ async def test_own_update_keeps_record_and_external_one_does_not(node: Node, reg
     assert await node.update_externally(container_id) == 0
     node.plugins.add("b")
     await node.act("stop", container_id)
-    assert node.reported_resources == replace(REQUESTED, cpu_shares=4711)
+    assert node.last_request.container.resources == replace(REQUESTED, cpu_shares=4711)
     assert node.last_request.pod == node.pod_of(pod_id).effective
 
 
@@ -285,7 +285,7 @@ async def test_sandbox_update_calls_no_hook_and_is_reread(node: Node, through: s
     await until(lambda: node.store.pod(pod_id) is None)
     assert node.points == []
     assert (await node.act("update", container_id, {"CpusetCpus": "0"})).status == 200
-    assert node.reported_resources.cpu_shares == REQUESTED.cpu_shares
+    assert node.last_request.container.resources.cpu_shares == REQUESTED.cpu_shares
     node.plugins.add("b", points=("PostStopPodSandbox",))
     await node.act("stop", pod_id)
     assert node.last_request.pod.resources == Resources(cpu_shares=77)
@@ -370,7 +370,7 @@ async def test_container_end_is_reported_once(node: Node, stored: bool) -> None:
     if not stored:
         node.forget()
     await die(node, container_id)
-    assert (node.reported_container.id, node.last_request.pod.id) == (container_id, pod_id)
+    assert (node.last_request.container.id, node.last_request.pod.id) == (container_id, pod_id)
     await die(node, container_id)
     for action, subject in (("stop", container_id), ("stop", pod_id)):
         await node.act(action, subject)

@@ -56,7 +56,7 @@ async def test_calls_run_their_hook_points(node: Node, prefix: str, spelling: st
         assert (await node.act(action, reference, body)).status in (200, 204)
         assert node.dockerd.received[-1].target == f"{prefix}/containers/{reference}/{action}"
         assert node.last_request.pod.id == pod_id
-        assert reference == pod or node.reported_container.id == container_id
+        assert reference == pod or node.last_request.container.id == container_id
         assert node.points == hook_points
     for reference, remaining in ((container, (1, 0)), (pod, (0, 0))):
         assert (await node.remove(reference)).status == 204
