@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from runtimeproxy.core.sync import Listed
 from runtimeproxy.docker import sync as module
 from runtimeproxy.docker.exchange import DockerHeld
 from runtimeproxy.docker.messages import Driver
-from runtimeproxy.docker.sync import Lookup
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model import fields
 from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, PodRecord, Resources, Subject
 from tests.docker.bodies import ANNOTATIONS, CONTAINER, PARENT, POD, REPORTED, REPORTED_POD, REQUESTED, SYSTEMD_PARENT
 from tests.docker.client import request
+from tests.docker.daemon import reply
 from tests.docker.node import CREATE, INSPECT, START, STOP, UPDATE, Node, encode_body, id_of, on_node
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import dockershim_bodies as bodies
@@ -29,6 +30,7 @@ from tests.fakes.dockerd_wire import Injection
 from tests.fakes.plugins import FAIL
 
 CANARY = "canary-4711"
+END = "PostStopContainer"
 
 
 async def test_creates_are_changed_only_in_fields_set_by_hook(node: Node) -> None:
@@ -82,9 +84,8 @@ async def test_answer_without_new_id_makes_no_record(node: Node, body: bytes) ->
     _, container_id = await node.create_both()
     node.plugins.add("a")
     body = body.replace(b"%b", container_id.encode())
-    reply = b"HTTP/1.1 201 Created\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-    node.dockerd.inject(CREATE, Injection(raw=reply))
-    assert (await node.create("web", node.pod_body())).raw == reply
+    node.dockerd.inject(CREATE, Injection(raw=reply(body, 201)))
+    assert (await node.create("web", node.pod_body())).raw == reply(body, 201)
     has_id = container_id.encode() in body
     assert (node.store.counts(), node.store.pod(container_id)) == ((1, not has_id), None)
     assert node.metrics.counted("calls_unreadable", operation="RunPodSandbox") == (not has_id)
@@ -128,18 +129,6 @@ async def test_reread_pod_has_cgroup_parent_of_daemon(node: Node, stored: str) -
 
 
 # ---- calls on existing containers
-
-
-REMOVE = "DELETE /containers/{ref}"
-
-
-async def send_unanswered(node: Node, route: str, action: str, reference: str, done: bool) -> None:
-    """Send a call that the daemon carries out or not (``done``), and never answers."""
-    node.dockerd.inject(route, Injection(raw=None if done else b"", cut_after_bytes=0, times=1))
-    target = f"{node.prefix}/containers/{reference}"
-    method, target = ("DELETE", f"{target}?force=1") if route == REMOVE else ("POST", f"{target}/{action}")
-    client = await node.sends(request(method, target))
-    assert await client.ended() == b""
 
 
 async def test_start_sets_resources_by_extra_update(node: Node, caplog: pytest.LogCaptureFixture) -> None:
@@ -186,16 +175,6 @@ async def test_start_is_refused_when_extra_update_fails(node: Node, lost: bool) 
         assert await node.update_externally(container_id) == 0
     assert (node.dockerd.requests(START), node.store.counts()) == ([], (1, 0))
     assert not node.front._events.expected_updates
-
-
-def scale_shares(request: HookRequest) -> HookAnswer:
-    """Answer like a hook that scales: echo the whole request with half of its CPU shares."""
-    assert request.container
-    assert request.container.resources
-    resources = request.container.resources
-    return HookAnswer(
-        {}, request.container.annotations, resources=replace(resources, cpu_shares=resources.cpu_shares // 2)
-    )
 
 
 async def test_update_leaves_out_unsupported_fields(node: Node, caplog: pytest.LogCaptureFixture) -> None:
@@ -275,6 +254,11 @@ async def test_update_is_not_sent_when_call_has_ended(node: Node) -> None:
 @pytest.mark.parametrize("through", ["the proxy", "the proxy, by name", "the daemon"])
 async def test_sandbox_update_calls_no_hook_and_is_reread(node: Node, through: str) -> None:
     """Its containers keep their originals: else a hook would scale its own result, which the daemon shows."""
+
+    def scale_shares(request: Any) -> HookAnswer:
+        resources = request.container.resources
+        return HookAnswer(resources=replace(resources, cpu_shares=resources.cpu_shares // 2))
+
     node.plugins.add("a", scale_shares, policy=FAIL, points=("PreCreateContainer", "PreUpdateContainerResources"))
     pod_id, container_id = await node.create_both()
     if through == "the daemon":
@@ -308,49 +292,61 @@ async def test_stop_stores_no_record_after_external_update(node: Node, stored: b
     assert (node.points, node.store.container(container_id)) == (["PostStopContainer"], None)
 
 
+REMOVE = "DELETE /containers/{ref}"
+
+
 @pytest.fixture
-def _settled_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the proxy query the outcome of unanswered calls as fast as possible, and for long."""
+def lose_answer(node: Node, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, bool], Awaitable[None]]:
+    """Return a function that sends a call that the daemon carries out or not (``done``), and never answers.
+
+    The proxy queries the outcome as fast as possible, and for long.
+    """
     monkeypatch.setattr(open_calls, "QUERIED_AFTER_SECONDS", [0.02 * times for times in range(1, 500)])
 
+    async def lose(route: str, reference: str, done: bool) -> None:
+        node.dockerd.inject(route, Injection(raw=None if done else b"", cut_after_bytes=0, times=1))
+        method, target = route.replace("{ref}", reference).split(" ")
+        assert await (await node.sends(request(method, f"{target}?force=1"))).ended() == b""
 
-LOST = [(START, "start", "PostStartContainer"), (REMOVE, "remove", "PostStopPodSandbox")]
-LOST += [(STOP, "stop", "PostStopContainer"), (STOP, "stop", "PostStopPodSandbox")]
+    return lose
 
 
-@pytest.mark.usefixtures("_settled_immediately")
-@pytest.mark.parametrize(("route", "action", "hook_point"), LOST)
+LOST = [(START, "PostStartContainer"), (STOP, END), (STOP, "PostStopPodSandbox"), (REMOVE, "PostStopPodSandbox")]
+
+
+@pytest.mark.parametrize(("route", "hook_point"), LOST)
 @pytest.mark.parametrize("done", [True, False])
-async def test_lost_answer_runs_hook_if_done(node: Node, route: str, action: str, hook_point: str, done: bool) -> None:
+async def test_lost_answer_runs_hook_if_done(
+    node: Node, lose_answer: Any, route: str, hook_point: str, done: bool
+) -> None:
     node.plugins.add("a", points=(hook_point,))
-    pod_id, container_id = await (node.create_both() if action == "start" else node.running())
+    pod_id, container_id = await (node.create_both() if route == START else node.running())
     is_pod = hook_point == "PostStopPodSandbox"
     subject = pod_id if is_pod else container_id
     expected = HookRequest(node.pod_of(pod_id).effective, None if is_pod else node.container(container_id).effective)
-    await send_unanswered(node, route, action, subject, done=done)
+    await lose_answer(route, subject, done)
     if not done:
         await until(lambda: len(node.dockerd.requests(INSPECT)) >= 3)
         assert node.plugins.queried == []
-        getattr(node.dockerd.state, action)(subject, *[True] * (action == "remove"))
+        state = node.dockerd.state
+        {START: state.start, STOP: state.stop, REMOVE: partial(state.remove, force=True)}[route](subject)
     await until(lambda: bool(node.plugins.queried))
     assert [(queried.point, queried.request) for queried in node.plugins.queried] == [(hook_point, expected)]
 
 
-@pytest.mark.usefixtures("_settled_immediately")
-@pytest.mark.parametrize(("route", "action", "called"), [(START, "start", []), (STOP, "stop", ["PostStopContainer"])])
-async def test_lost_answer_runs_stop_hook_if_removed(node: Node, route: str, action: str, called: list[str]) -> None:
-    node.plugins.add("a", points=("PostStartContainer", "PostStopContainer"))
-    _, container_id = await (node.running() if action == "stop" else node.create_both())
-    await send_unanswered(node, route, action, container_id, done=False)
+@pytest.mark.parametrize(("route", "called"), [(START, []), (STOP, [END])])
+async def test_lost_answer_runs_stop_hook_if_removed(
+    node: Node, lose_answer: Any, route: str, called: list[str]
+) -> None:
+    node.plugins.add("a", points=("PostStartContainer", END))
+    _, container_id = await (node.running() if route == STOP else node.create_both())
+    await lose_answer(route, container_id, False)
     node.dockerd.state.remove(container_id, force=True)
     await until(lambda: node.metrics.total("unknown_outcomes") == 1 and len(node.plugins.queried) == len(called))
     assert (node.points, node.store.counts()) == (called, (1, 0))
 
 
 # ---- PostStopContainer at dockerd's die event (hook-api, "Applied to")
-
-
-END = "PostStopContainer"
 
 
 async def die(node: Node, container_id: str, status: str = "exited") -> None:
@@ -415,21 +411,14 @@ class Rig(Node):
         return self.dockerd.state.create(name, body).id
 
     @property
-    def lookup(self) -> Lookup:
+    def lookup(self) -> Any:
         return self.front._lookup
-
-    def answers(self, route: str, body: bytes) -> None:
-        raw = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-        self.dockerd.inject(route, Injection(raw=raw))
 
     def queried(self, route: str) -> int:
         return len(self.dockerd.requests(route))
 
-    async def read(self, reference: str) -> ContainerInfo:
-        subject = await self.lookup.container(reference)
-        assert subject is not None
-        assert subject.container is not None
-        return subject.container.effective
+    async def read(self, reference: str) -> Any:
+        return (await self.lookup.container(reference)).container.effective
 
 
 @pytest.fixture
@@ -470,17 +459,12 @@ async def test_unknown_pod_parent_is_read_from_container(rig: Rig) -> None:
     """An unknown parent is None; the empty one is the daemon's default."""
     pod = (await rig.fetch("GET", f"/containers/{rig.pod_id}/json")).json
     del pod["HostConfig"]["CgroupParent"]
-    rig.answers(INSPECT, json.dumps(pod).encode())
+    rig.dockerd.inject(INSPECT, Injection(raw=reply(json.dumps(pod).encode())))
     subject = await rig.lookup.container(rig.pod_id)
     assert subject.pod.effective.cgroup_parent is None
     rig.store.commit(subject)
     del rig.dockerd.injections[INSPECT]
     assert (await rig.lookup.container(rig.container_id)).pod.effective.cgroup_parent == PARENT
-
-
-async def test_only_pods_and_their_containers_are_listed(rig: Rig) -> None:
-    rig.make("odd", {**PLAIN_BODY, "Labels": {"io.kubernetes.docker.type": "something else"}})
-    assert await rig.lookup.listed() == Listed([rig.pod_id], [rig.container_id])
 
 
 async def test_image_is_read_once_for_all_its_containers(rig: Rig) -> None:
@@ -512,35 +496,33 @@ async def test_caches_of_images_and_plain_containers_are_bounded(rig: Rig, monke
 async def test_b10_plain_container_is_cached_by_full_id(rig: Rig) -> None:
     rig.dockerd.inject(INFO, Injection(status=500))
     rig.dockerd.inject(IMAGE, Injection(status=500))
-    plain = rig.make("plain", PLAIN_BODY)
+    plain = rig.make("plain", {**PLAIN_BODY, "Labels": {"io.kubernetes.docker.type": "something else"}})
     assert await rig.lookup.read("plain") is None
     assert (rig.lookup.is_plain(plain), rig.lookup.is_plain("plain")) == (True, False)
     assert (rig.queried(INFO), rig.queried(IMAGE)) == (0, 0)
     for _ in range(2):
         rig.lookup.forget_plain(plain)
         assert not rig.lookup.is_plain(plain)
+    rig.dockerd.injections.clear()
+    assert await rig.lookup.listed() == Listed([rig.pod_id], [rig.container_id])
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"Id":1}', b'{"Config":7,"n":"io.kubernetes.docker.type"}'])
 async def test_container_without_labels_is_plain(rig: Rig, body: bytes) -> None:
-    rig.answers(INSPECT, body)
+    rig.dockerd.inject(INSPECT, Injection(raw=reply(body)))
     assert await rig.lookup.read(rig.container_id) is None
     with pytest.raises(Unreadable):
         await rig.lookup.read("a-name")
     assert (rig.lookup.is_plain(rig.container_id), rig.lookup.is_plain("a-name")) == (True, False)
 
 
-FAILING = [(INFO, b'{"CgroupDriver":1}', Unreadable), (INFO, None, BackendError), (INSPECT, None, BackendError)]
+REFUSED = reply(b"{}", 500)
+FAILING = [(INFO, reply(b'{"CgroupDriver":1}'), Unreadable), (INFO, REFUSED, BackendError)]
 
 
-@pytest.mark.parametrize(("route", "reply", "error"), FAILING)
-async def test_lookup_raises_and_retries_when_daemon_fails(
-    rig: Rig, route: str, reply: bytes | None, error: type[Exception]
-) -> None:
-    if reply is not None:
-        rig.answers(route, reply)
-    else:
-        rig.dockerd.inject(route, Injection(status=500))
+@pytest.mark.parametrize(("route", "raw", "error"), [*FAILING, (INSPECT, REFUSED, BackendError)])
+async def test_lookup_raises_and_retries_when_daemon_fails(rig: Rig, route: str, raw: bytes, error: Any) -> None:
+    rig.dockerd.inject(route, Injection(raw=raw))
     for fetch in (rig.lookup.read(rig.container_id), rig.lookup.read(rig.pod_id), rig.lookup.pod(rig.pod_id)):
         with pytest.raises(error):
             await fetch
