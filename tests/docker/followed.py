@@ -80,7 +80,7 @@ PARTS += [b"chunked", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n
 PARTS += [b"Host: i\r\n", SECRET]
 """Bytes that make a request ambiguous in another place, or when repeated."""
 
-_SHORT = [form for form in FORMS if len(form.build("/")) < 2000]
+_SHORT = [form for form in FORMS if len(form.data) < 2000]
 
 
 @st.composite
