@@ -20,7 +20,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any
 
 import uvloop
 
@@ -49,7 +49,7 @@ STDOUT, STDERR = 1, 2
 
 
 def frame(stream: int, data: bytes) -> bytes:
-    """Return bytes of stdout (1) or stderr (2) as a frame of a multiplexed stream."""
+    """Return bytes as a frame of a multiplexed stream."""
     return struct.pack(">BxxxL", stream, len(data)) + data
 
 
@@ -87,10 +87,6 @@ async def ping(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None
     if exchange.head.method == "HEAD":
         return await exchange.reply(200, b"", *PING_HEADERS, *dockerd.engine.ping, *EMPTY_PING)
     return await exchange.reply(200, b"OK", *PING_HEADERS, *dockerd.engine.ping)
-
-
-async def not_found(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    raise Refused(HTTPStatus.NOT_FOUND, "page not found")
 
 
 async def version(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
@@ -157,46 +153,35 @@ async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> No
 
 
 async def exec_create(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    process = dockerd.state.exec_create(reference, await read_json(exchange))
-    await exchange.json({"Id": process.id}, 201)
+    body = await read_json(exchange)
+    await exchange.json({"Id": dockerd.state.exec_create(reference, body["Cmd"])}, 201)
 
 
 async def exec_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    await exchange.json(dockerd.state.exec_find(reference).inspect())
+    code = dockerd.state.exec_find(reference).exit_code
+    await exchange.json({"ID": reference, "Running": code is None, "ExitCode": code})
 
 
 async def exec_start(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     """Run a command: ``cat`` echoes its stdin; the other commands are those of the fake CRI runtime."""
     body = await read_json(exchange)
     process = dockerd.state.exec_find(reference)
-    dockerd.state.exec_start(process)
-
-    async def write(stream: int, data: bytes) -> None:
-        if data:
-            await exchange.write(data if body.get("Tty") else frame(stream, data))
-
     await exchange.hijack()
-    code = KILLED
-    try:
-        if process.config["Cmd"] == ["cat"]:
-            while data := await exchange.reader.read(1 << 18):
-                await write(STDOUT, data)
-            code = 0
-        else:
-            result = _run(process.config["Cmd"], process.container)
-            await write(STDOUT, result.stdout)
-            await write(STDERR, result.stderr)
-            code = result.exit_code
-    finally:
-        dockerd.state.exec_exit(process, code)
+    if process.command == ["cat"]:
+        process.exit_code = KILLED
+        while data := await exchange.reader.read(1 << 18):
+            await exchange.write(data if body.get("Tty") else frame(STDOUT, data))
+        process.exit_code = 0
+    else:
+        host, pairs = process.container.host, (entry.partition("=") for entry in process.container.config["Env"] or [])
+        envs = [KeyValue(key=key, value=value.encode(errors="replace")) for key, _, value in pairs]
+        resources = LinuxContainerResources(**{name: host[field] for name, field in SETTINGS.items()})
+        result = inside.run(process.command, ContainerConfig(envs=envs), resources)
+        for stream, data in ((STDOUT, result.stdout), (STDERR, result.stderr)):
+            if data:
+                await exchange.write(data if body.get("Tty") else frame(stream, data))
+        process.exit_code = result.exit_code
     await exchange.half_close()
-
-
-def _run(command: list[str], container: Container) -> Any:
-    pairs = (entry.partition("=") for entry in container.config["Env"] or [])
-    envs = [KeyValue(key=key, value=value.encode(errors="replace")) for key, _, value in pairs]
-    resources = LinuxContainerResources(**{name: container.host[field] for name, field in SETTINGS.items()})
-    return inside.run(command, ContainerConfig(envs=envs), resources)
 
 
 ROUTES: dict[str, Handler] = {
@@ -225,27 +210,19 @@ NOT_FOUND = "not found"
 
 def _pattern(route: str) -> re.Pattern[str]:
     method, path = route.split(" ")
-    return re.compile(f"{method} (?:/v(?P<version>[0-9.]+))?{path.replace('{ref}', '(?P<ref>.*)')}")
+    return re.compile(f"{method} (?:/v([0-9.]+))?{path.replace('{ref}', '(.*)')}()")
 
 
 _PATTERNS = {route: _pattern(route) for route in ROUTES}
 
 
-class Match(NamedTuple):
-    """The router's decision; ``version`` is "" if the path has none."""
-
-    route: str
-    version: str = ""
-    reference: str = ""
-
-
 @functools.lru_cache(maxsize=256)
-def match(head: Head) -> Match:
+def match(head: Head) -> tuple[str, str, str]:
+    """Return the route of a request, its API version, "" if the path has none, and its reference."""
     for route, pattern in _PATTERNS.items():
         if matched := pattern.fullmatch(f"{head.method} {head.path}"):
-            parts = matched.groupdict()
-            return Match(route, parts["version"] or "", parts.get("ref") or "")
-    return Match(NOT_FOUND)
+            return route, matched[1] or "", matched[2]
+    return NOT_FOUND, "", ""
 
 
 # ---- the server
@@ -258,8 +235,8 @@ RECORDED_BODY_BYTES = 1 << 20
 class FakeDockerd(Listener):
     """The server; a later server on the same socket may use its ``state``, as after a restart of dockerd.
 
-    ``engine`` is the version of Docker Engine. ``keep_received`` bounds the recorded requests (None: no bound),
-    ``keep_body_bytes`` the recorded bytes of each body; ``counts`` counts all requests by route.
+    ``keep_received`` bounds the recorded requests (None: no bound), ``keep_body_bytes`` the recorded bytes of each
+    body; ``counts`` counts all requests by route.
     """
 
     def __init__(
@@ -313,32 +290,23 @@ class FakeDockerd(Listener):
 
     def requests(self, route: str) -> list[Received]:
         """Return the requests received on a route, which is a key of ROUTES."""
-        self._check_route(route)
+        assert route in ROUTES
         return [received for received in self.received if received.route == route]
 
     def inject(self, route: str, injection: Injection) -> Injection:
         """Inject faults into a route's calls, instead of earlier ones."""
-        self._check_route(route)
+        assert route in ROUTES
         self.injections[route] = injection
         return injection
-
-    @staticmethod
-    def _check_route(route: str) -> None:
-        if route not in ROUTES:
-            raise KeyError(f"no such route: {route!r}; ROUTES lists them")
 
     def container(self, reference: str) -> Container:
         return self.state.find(reference)
 
     def fill_list(self, count: int, total_bytes: int) -> None:
         """Make GET /containers/json answer ``count`` containers in about ``total_bytes`` bytes, built once, here."""
-        life = {"Command": "sleep", "State": "running", "Status": "Up 1 second"}
-        padding = {**life, "HostConfig": {"NetworkMode": "host"}}
-        listed = [{"Id": f"{n:064x}", "Names": [f"/fake_{n}"], "Labels": {}, **padding} for n in range(count)]
-        padding_bytes = max(0, total_bytes - len(go_json(listed))) // max(1, count)
-        for container in listed:
-            container["Labels"] = {"padding": "x" * max(0, padding_bytes - len('"padding":""'))}
-        self.big_list = go_json(listed)
+        labels = {"padding": "x" * max(0, total_bytes // max(1, count) - 210)}  # the other fields of a row have up to 210
+        life = {"Command": "sleep", "State": "running", "HostConfig": {"NetworkMode": "host"}, "Labels": labels}
+        self.big_list = go_json([{"Id": f"{n:064x}", "Names": [f"/fake_{n}"], **life} for n in range(count)])
 
     # ---- connections
 
@@ -383,31 +351,33 @@ class FakeDockerd(Listener):
         except ValueError:
             writer.write(BAD_REQUEST)
             return False
-        matched = match(head)
-        reader.current = received = Received(head, matched.route, connection, time.monotonic(), self.keep_body_bytes)
+        route, version, reference = match(head)
+        reader.current = received = Received(head, route, connection, time.monotonic(), self.keep_body_bytes)
         self.received.append(received)
-        self.counts[received.route] += 1
+        self.counts[route] += 1
         exchange = Exchange(head, received, reader, writer)
         try:
-            await self._answer(exchange, matched)
+            await self._answer(exchange, route, version, reference)
         except Refused as refused:
             await exchange.reply(refused.status, go_json({"message": refused.message}, html=False), JSON)
         finally:
             reader.current = None
         return exchange.keep_alive
 
-    async def _answer(self, exchange: Exchange, matched: Match) -> None:
-        injection = self.injections.get(matched.route)
+    async def _answer(self, exchange: Exchange, route: str, version: str, reference: str) -> None:
+        injection = self.injections.get(route)
         if injection is not None and injection.times == 0:
             injection = None
         if injection is not None:
             injection.times = injection.times and injection.times - 1
             exchange.cut_after_bytes = injection.cut_after_bytes
-        if matched.route == NOT_FOUND:
-            return await not_found(self, exchange, "")
-        exchange.common = self._versioned
-        self._check_version(matched.version)
-        exchange.api = matched.version or self.api
+        if route == NOT_FOUND:
+            raise Refused(HTTPStatus.NOT_FOUND, "page not found")
+        exchange.common, exchange.api = self._versioned, version or self.api
+        if version_number(exchange.api) < version_number(self.minimum):
+            raise bad_request(f"client version {version} is too old. Minimum supported API version is {self.minimum}")
+        if version_number(exchange.api) > version_number(self.api):
+            raise bad_request(f"client version {version} is too new. Maximum supported API version is {self.api}")
         exchange.common = self._common
         if injection is not None:
             await injection.wait()
@@ -416,13 +386,7 @@ class FakeDockerd(Listener):
                 return await exchange.write(injection.raw)
             if injection.status:
                 raise Refused(HTTPStatus(injection.status), injection.message)
-        return await ROUTES[matched.route](self, exchange, matched.reference)
-
-    def _check_version(self, version: str) -> None:
-        if version and version_number(version) < version_number(self.minimum):
-            raise bad_request(f"client version {version} is too old. Minimum supported API version is {self.minimum}")
-        if version and version_number(version) > version_number(self.api):
-            raise bad_request(f"client version {version} is too new. Maximum supported API version is {self.api}")
+        return await ROUTES[route](self, exchange, reference)
 
 
 async def main() -> None:

@@ -133,21 +133,6 @@ INSPECT_TEMPLATE = json.loads("""{
 
 
 @dataclass(slots=True, eq=False)
-class Exec:
-    """A command that was or will be run in a container; ``config`` is the body of the exec create."""
-
-    id: str
-    container: Container
-    config: dict[str, Any]
-    running: bool = False
-    exit_code: int | None = None
-
-    def inspect(self) -> Struct:
-        life = {"Running": self.running, "ExitCode": self.exit_code, "Pid": 4712 if self.running else 0}
-        return {"ID": self.id, **life, "ContainerID": self.container.id, "CanRemove": self.exit_code is not None}
-
-
-@dataclass(slots=True, eq=False)
 class Container:
     id: str
     name: str
@@ -174,6 +159,15 @@ class Container:
 
     def listed(self) -> Struct:
         return {"Id": self.id, "Names": [f"/{self.name}"], "Labels": self.labels, "State": self.status}
+
+
+@dataclass(slots=True, eq=False)
+class Exec:
+    """A command that was or will be run in a container; ``exit_code`` is None until it has ended."""
+
+    container: Container
+    command: list[str]
+    exit_code: int | None = None
 
 
 PATH, COMMAND = "PATH=/bin", ["/bin/sh"]
@@ -352,27 +346,17 @@ class DockerdState:
 
     # ---- execs
 
-    def exec_create(self, reference: str, config: dict[str, Any]) -> Exec:
-        container = self.find(reference)
+    def exec_create(self, reference: str, command: list[str]) -> str:
+        container, exec_id = self.find(reference), secrets.token_hex(32)
         if not container.running:
             raise Refused(HTTPStatus.CONFLICT, f"Container {container.id} is not running")
-        process = Exec(secrets.token_hex(32), container, config)
-        self.execs[process.id] = process
-        self._report(container, f"exec_create: {' '.join(config['Cmd'])}", execID=process.id)
-        return process
+        self.execs[exec_id] = Exec(container, command)
+        return exec_id
 
     def exec_find(self, exec_id: str) -> Exec:
         if exec_id not in self.execs:
             raise Refused(HTTPStatus.NOT_FOUND, f"No such exec instance: {exec_id}")
         return self.execs[exec_id]
-
-    def exec_start(self, process: Exec) -> None:
-        process.running = True
-        self._report(process.container, f"exec_start: {' '.join(process.config['Cmd'])}", execID=process.id)
-
-    def exec_exit(self, process: Exec, exit_code: int) -> None:
-        process.running, process.exit_code = False, exit_code
-        self._report(process.container, "exec_die", execID=process.id, exitCode=str(exit_code))
 
     def newest_first(self) -> Iterator[Container]:
         """Yield the containers, newest first as dockerd lists them."""

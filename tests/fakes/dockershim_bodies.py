@@ -89,14 +89,9 @@ def _body(config: Mapping[str, Any], host: Mapping[str, Any]) -> dict[str, Any]:
 def sandbox_body(pod: Pod, image: str, driver: str, oom_score_adj: int = SANDBOX_OOM_SCORE_ADJ) -> dict[str, Any]:
     own = {"io.kubernetes.container.name": "POD", "io.kubernetes.docker.type": "podsandbox"}
     labels = _labels({**pod.labels, **pod_labels(pod)}, pod.annotations, own)
-    host: dict[str, Any] = {
-        "NetworkMode": "host",
-        "PortBindings": {},
-        "IpcMode": "shareable",
-        "SecurityOpt": ["no-new-privileges"],
-    }
+    host: dict[str, Any] = {"NetworkMode": "host", "IpcMode": "shareable", "SecurityOpt": ["no-new-privileges"]}
     host |= {"OomScoreAdj": oom_score_adj, "ShmSize": SHM_BYTES, "CpuShares": SANDBOX_SHARES}
-    host |= {"CgroupParent": cgroup_parent(pod.cgroup_parent, driver)}
+    host |= {"PortBindings": {}, "CgroupParent": cgroup_parent(pod.cgroup_parent, driver)}
     return _body({"Hostname": pod.name, "Image": image, "Labels": labels}, host)
 
 
