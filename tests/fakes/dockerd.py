@@ -124,19 +124,19 @@ async def list_containers(dockerd: FakeDockerd, exchange: Exchange, reference: s
 
 
 async def image_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    shown = dockerd.state.images.find(reference).inspect()
+    shown = dockerd.state.images.inspect(reference)
     await exchange.json(dockerd.engine.render(IMAGE, exchange.api, shown))
 
 
 async def list_images(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    await exchange.json([image.inspect() for image in dockerd.state.images.by_name.values()])
+    await exchange.json([dockerd.state.images.inspect(name) for name in dockerd.state.images.by_name])
 
 
 async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     """Send each event as a separate chunk until the client's EOF."""
     filters = parse_filters(exchange.head.query.get("filters", ""))
     queue: asyncio.Queue[Event | None] = asyncio.Queue()
-    unsubscribe = dockerd.state.events.subscribe(queue.put_nowait)
+    dockerd.state.subscribers.add(queue.put_nowait)
     exchange.reader.on_end = lambda: queue.put_nowait(None)
     dockerd.watchers += 1
     if exchange.reader.at_eof():
@@ -149,7 +149,7 @@ async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> No
         exchange.keep_alive = False
     finally:
         dockerd.watchers -= 1
-        unsubscribe()
+        dockerd.state.subscribers.discard(queue.put_nowait)
 
 
 async def exec_create(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
@@ -304,7 +304,9 @@ class FakeDockerd(Listener):
 
     def fill_list(self, count: int, total_bytes: int) -> None:
         """Make GET /containers/json answer ``count`` containers in about ``total_bytes`` bytes, built once, here."""
-        labels = {"padding": "x" * max(0, total_bytes // max(1, count) - 210)}  # the other fields of a row have up to 210
+        labels = {
+            "padding": "x" * max(0, total_bytes // max(1, count) - 210)
+        }  # the other fields of a row have up to 210
         life = {"Command": "sleep", "State": "running", "HostConfig": {"NetworkMode": "host"}, "Labels": labels}
         self.big_list = go_json([{"Id": f"{n:064x}", "Names": [f"/fake_{n}"], **life} for n in range(count)])
 

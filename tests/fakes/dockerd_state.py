@@ -11,7 +11,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -36,25 +36,6 @@ def labels_match(labels: Mapping[str, str], selectors: frozenset[str]) -> bool:
 def event_matches(event: Event, filters: Filters) -> bool:
     fields = {"type": event["Type"], "event": event["Action"].partition(":")[0]}
     return all(fields[key] in values for key, values in filters.items() if key in fields)
-
-
-class Events:
-    def __init__(self) -> None:
-        self._subscribers: set[Callable[[Event], None]] = set()
-
-    def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]:
-        """Call the subscriber for every event from now on; return a function that ends it."""
-        self._subscribers.add(subscriber)
-        return lambda: self._subscribers.discard(subscriber)
-
-    def emit(self, kind: str, action: str, subject: str, attributes: Mapping[str, str], image: str = "") -> None:
-        now = time.time_ns()
-        old_names = {"status": action, "id": subject, "from": image} if kind == "container" else {}
-        actor = {"ID": subject, "Attributes": dict(sorted(attributes.items()))}
-        event: Event = {**old_names, "Type": kind, "Action": action, "Actor": actor, "scope": "local"}
-        event |= {"time": now // 10**9, "timeNano": now}
-        for subscriber in tuple(self._subscribers):
-            subscriber(event)
 
 
 MIN_MEMORY_BYTES = 6 << 20
@@ -181,50 +162,29 @@ def normalise_name(reference: str) -> str:
     return reference if "@" in reference or ":" in reference.rpartition("/")[2] else f"{reference}:latest"
 
 
-@dataclass(slots=True)
-class Image:
-    """An image; its settings are merged into a container's config."""
-
-    name: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def id(self) -> str:
-        return "sha256:" + hashlib.sha256(self.name.encode()).hexdigest()
-
-    def apply_to(self, config: dict[str, Any]) -> Struct:
-        """Return a container's config with the settings of this image."""
-        env = config["Env"] or []
-        has_path = any(entry.partition("=")[0] == "PATH" for entry in env)
-        command = config["Cmd"] if config["Cmd"] or config["Entrypoint"] else COMMAND
-        labels = {**self.labels, **(config["Labels"] or {})}
-        return {**config, "Env": env if has_path else [*env, PATH], "Labels": labels, "Cmd": command}
-
-    def inspect(self) -> Struct:
-        config = {"Env": [PATH], "Cmd": COMMAND, "Labels": self.labels or None, "Entrypoint": None}
-        return {"Id": self.id, "RepoTags": [self.name], "Parent": "", "Config": config}
-
-
 class Images:
+    """The labels of each image by its name; its settings are merged into a container's config."""
+
     def __init__(self) -> None:
-        self.by_name: dict[str, Image] = {}
-        for name in (BUSYBOX_IMAGE, PAUSE_IMAGE):
-            self.add(name)
+        self.by_name: dict[str, Mapping[str, str]] = {}
+        self.add(BUSYBOX_IMAGE)
+        self.add(PAUSE_IMAGE)
 
-    def add(self, reference: str, labels: Mapping[str, str] | None = None) -> Image:
-        image = Image(normalise_name(reference), labels or {})
-        self.by_name[image.name] = image
-        return image
+    def add(self, reference: str, labels: Mapping[str, str] | None = None) -> None:
+        self.by_name[normalise_name(reference)] = labels or {}
 
-    def find(self, reference: str) -> Image:
-        name = normalise_name(reference)
-        if name in self.by_name:
-            return self.by_name[name]
-        digits = reference.removeprefix("sha256:")
-        matches = [image for image in self.by_name.values() if digits and image.id.startswith(f"sha256:{digits}")]
-        if len(matches) != 1:
+    def inspect(self, reference: str) -> Struct:
+        """Return an image's inspect, by its name, its id, or a unique prefix of its id. Raises Refused: 404."""
+        name, digits = normalise_name(reference), reference.removeprefix("sha256:")
+        names = [name] if name in self.by_name else [one for one in self.by_name if _digest(one).startswith(digits)]
+        if len(names) != 1 or not reference:
             raise Refused(HTTPStatus.NOT_FOUND, f"No such image: {name}")
-        return matches[0]
+        config = {"Env": [PATH], "Cmd": COMMAND, "Labels": self.by_name[names[0]] or None, "Entrypoint": None}
+        return {"Id": f"sha256:{_digest(names[0])}", "RepoTags": names, "Parent": "", "Config": config}
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
 
 
 CGROUPFS = "cgroupfs"
@@ -241,15 +201,20 @@ class DockerdState:
         self.images = Images()
         self.containers: dict[str, Container] = {}
         self.execs: dict[str, Exec] = {}
-        self.events = Events()
+        self.subscribers: set[Callable[[Event], None]] = set()
+        """They are called with every event."""
         self._names: dict[str, Container] = {}
 
     # ---- containers
 
     def _report(self, container: Container, action: str, **more: str) -> None:
-        image = container.config["Image"]
+        image, now = container.config["Image"], time.time_ns()
         attributes = {**container.labels, "image": image, "name": container.name, **more}
-        self.events.emit("container", action, container.id, attributes, image)
+        event: Event = {"status": action, "id": container.id, "from": image, "Type": "container", "Action": action}
+        event["Actor"] = {"ID": container.id, "Attributes": dict(sorted(attributes.items()))}
+        event |= {"scope": "local", "time": now // 10**9, "timeNano": now}
+        for subscriber in tuple(self.subscribers):
+            subscriber(event)
 
     def find(self, reference: str) -> Container:
         """Return a container by its id, its name, or a unique prefix of its id, in this order.
@@ -282,15 +247,22 @@ class DockerdState:
         host = {key: requested.get(key, zero) for key, zero in HOST_CONFIG.items()}
         check(host, systemd=self.cgroup_driver == SYSTEMD, update=False)
         config = {key: body.get(key, zero) for key, zero in CONFIG.items()}
-        image = self.images.find(config["Image"]) if config["Image"] else None
-        if image is not None:
-            config = image.apply_to(config)
+        image_id = ""
+        if config["Image"]:
+            image = self.images.inspect(config["Image"])
+            image_id, labels, env = image["Id"], image["Config"]["Labels"], config["Env"] or []
+            has_path = any(entry.partition("=")[0] == "PATH" for entry in env)
+            config |= {
+                "Env": env if has_path else [*env, PATH],
+                "Labels": {**(labels or {}), **(config["Labels"] or {})},
+            }
+            config["Cmd"] = config["Cmd"] if config["Cmd"] or config["Entrypoint"] else COMMAND
         if not config["Cmd"] and not config["Entrypoint"]:
             raise bad_request("No command specified")
         new_id = secrets.token_hex(32)
         name = self._reserve(name or f"fake_{new_id[:12]}")
         config["Hostname"] = config["Hostname"] or new_id[:12]
-        container = Container(new_id, name, config, with_defaults(host), image.id if image else "")
+        container = Container(new_id, name, config, with_defaults(host), image_id)
         self.containers[new_id] = self._names[name] = container
         self._report(container, "create")
         return container
@@ -338,9 +310,6 @@ class DockerdState:
                 raise Refused(HTTPStatus.CONFLICT, f"You cannot remove a running container {container.id}.")
             self._report(container, "kill", signal="9")
             self.exit(container, KILLED)
-        self._destroy(container)
-
-    def _destroy(self, container: Container) -> None:
         del self.containers[container.id], self._names[container.name]
         self._report(container, "destroy")
 
