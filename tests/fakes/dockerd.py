@@ -74,7 +74,7 @@ def no_body(change: Callable[[DockerdState, Head, str], object]) -> Handler:
 
 async def read_json(exchange: Exchange) -> dict[str, Any]:
     """Return a body of JSON. Raises Refused."""
-    if exchange.head.length != 0 and not exchange.head.get("Content-Type").startswith("application/json"):
+    if exchange.head.length != 0 and not exchange.head.get("content-type").startswith("application/json"):
         raise bad_request("Content-Type specified must be 'application/json'")
     raw = await exchange.body()
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,7 +29,8 @@ class Head:
     raw: bytes
     method: str
     target: str
-    headers: tuple[Header, ...]
+    headers: Mapping[str, str]
+    """The first value of each header by its name in lower case."""
     path: str
     """Decoded path."""
     query: Mapping[str, str]
@@ -38,8 +38,7 @@ class Head:
     keep_alive: bool
 
     def get(self, name: str) -> str:
-        """Return the first value of a header, "" if it is absent; ``name`` in any case."""
-        return next((value for key, value in self.headers if key.lower() == name.lower()), "")
+        return self.headers.get(name, "")
 
     def flag(self, name: str) -> bool:
         """Return a boolean of the query as Docker reads it, false if it is absent."""
@@ -53,19 +52,13 @@ def parse(raw: bytes) -> Head:
     method, target, version = first.split(" ")
     if not version.startswith("HTTP/1."):
         raise ValueError(f"{version} is not served")
-    headers = tuple((name, value.strip(" \t")) for name, value in (line.split(":", 1) for line in lines))
-    named = {name.lower(): value for name, value in reversed(headers)}
-    path, _, query = target.partition("?")
-    return Head(
-        raw=raw,
-        method=method,
-        target=target,
-        headers=headers,
-        path=unquote_to_bytes(path.encode("latin-1")).decode(errors="surrogateescape"),
-        query=dict(reversed(parse_qsl(query, keep_blank_values=True))),
-        length=None if "transfer-encoding" in named else int(named.get("content-length", "0")),
-        keep_alive="close" not in named.get("connection", "").lower(),
-    )
+    headers = {name.lower(): value.strip(" \t") for name, value in (line.split(":", 1) for line in reversed(lines))}
+    spelt, _, query = target.partition("?")
+    path = unquote_to_bytes(spelt.encode("latin-1")).decode(errors="surrogateescape")
+    length = None if "transfer-encoding" in headers else int(headers.get("content-length", "0"))
+    values = dict(reversed(parse_qsl(query, keep_blank_values=True)))
+    keep_alive = "close" not in headers.get("connection", "").lower()
+    return Head(raw, method, target, headers, path, values, length, keep_alive)
 
 
 @dataclass(slots=True, eq=False)
@@ -88,10 +81,6 @@ class Received:
     @property
     def target(self) -> str:
         return self.head.target
-
-    @property
-    def headers(self) -> Sequence[Header]:
-        return self.head.headers
 
     @property
     def raw(self) -> bytes:
@@ -177,14 +166,9 @@ def chunk(data: bytes) -> bytes:
 
 def _lines(status: int, headers: Iterable[Header], framing: Iterable[Header]) -> bytes:
     """Return a head in Go's order: the handler's headers sorted, the date, then the server's own."""
-    lines = [*sorted(headers), ("Date", _date(int(time.time()))), *framing]
+    lines = [*sorted(headers), ("Date", formatdate(usegmt=True)), *framing]
     text = "".join(f"{key}: {value}\r\n" for key, value in lines)
     return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{text}\r\n".encode(errors="surrogateescape")
-
-
-@functools.lru_cache(maxsize=1)
-def _date(second: int) -> str:
-    return formatdate(second, usegmt=True)
 
 
 class Cut(Exception):
@@ -222,45 +206,41 @@ class Exchange:
     """
 
     def __init__(self, head: Head, received: Received, reader: Reader, writer: asyncio.StreamWriter) -> None:
-        self.head = head
-        self.received = received
-        self.reader = reader
+        self.head, self.received, self.reader, self._writer = head, received, reader, writer
         self.common: Sequence[Header] = ()
         self.api = ""
         self.keep_alive = head.keep_alive
         self.cut_after_bytes: int | None = None
-        self._writer = writer
         self._written = 0
-        self._read = False
+        self._body: list[bytes] | None = None
 
     # ---- the request's body
 
     async def body(self) -> bytes:
-        """Read the body. Raises Refused if it is cut or broken; empty if it was read before."""
-        parts = list[bytes]()
+        """Read the body. Raises Refused if it is cut or broken."""
         try:
-            if not self._read:
-                self._read = True
-                await (self._chunks(parts) if self.head.length is None else self._read_bytes(self.head.length, parts))
+            if self._body is None:
+                self._body = []
+                await (self._chunks() if self.head.length is None else self._read_bytes(self.head.length))
         except (asyncio.IncompleteReadError, ValueError) as error:
             self.keep_alive = False
             raise bad_request("unexpected EOF") from error
-        return b"".join(parts)
+        return b"".join(self._body)
 
-    async def _chunks(self, parts: list[bytes]) -> None:
+    async def _chunks(self) -> None:
         while size := int((await self._line()).partition(b";")[0], 16):
-            await self._read_bytes(size, parts)
+            await self._read_bytes(size)
             await self._line()
         while await self._line() != CRLF:
             pass
 
-    async def _read_bytes(self, count: int, parts: list[bytes]) -> None:
+    async def _read_bytes(self, count: int) -> None:
         while count:
             data = await self.reader.read(min(count, READ_BYTES))
             if not data:
                 raise asyncio.IncompleteReadError(b"", count)
             self.received.record(data, data)
-            parts.append(data)
+            self._body.append(data)
             count -= len(data)
 
     async def _line(self) -> bytes:
