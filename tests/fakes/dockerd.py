@@ -18,27 +18,16 @@ import socket
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
 import uvloop
 
+from tests.fakes import dockerd_state as states
 from tests.fakes import inside
 from tests.fakes.cri_pb2 import ContainerConfig, KeyValue, LinuxContainerResources
 from tests.fakes.dockerd_shapes import ENGINE_20, EVENT, IMAGE, INSPECT, Engine, go_json, version_number
-from tests.fakes.dockerd_state import (
-    CGROUPFS,
-    KILLED,
-    Container,
-    DockerdState,
-    Event,
-    Refused,
-    bad_request,
-    event_matches,
-    labels_match,
-    parse_filters,
-)
+from tests.fakes.dockerd_state import CGROUPFS, KILLED, Container, DockerdState, Refused, bad_request, parse_filters
 from tests.fakes.dockerd_wire import JSON, Cut, Exchange, Head, Header, Injection, Reader, Received, chunk, parse
 from tests.fakes.dockershim_bodies import SETTINGS
 from tests.fakes.server import Listener, wait_for_signal
@@ -53,23 +42,76 @@ def frame(stream: int, data: bytes) -> bytes:
     return struct.pack(">BxxxL", stream, len(data)) + data
 
 
-# ---- the handlers of the routes
+# ---- the routes
 
-Handler = Callable[["FakeDockerd", Exchange, str], Awaitable[None]]
-
+ROUTES = (
+    *("GET /containers/json", "GET /containers/{ref}/json", "GET /exec/{ref}/json", "POST /containers/create"),
+    *(f"POST /containers/{{ref}}/{action}" for action in ("start", "stop", "exec", "rename", "update")),
+    *("POST /exec/{ref}/start", "DELETE /containers/{ref}", "GET /images/json", "GET /images/{ref}/json"),
+    *("HEAD /_ping", "GET /_ping", "GET /events", "GET /info", "GET /version"),
+)
+"""Method and path, with ``{ref}`` for the reference."""
 INFO = {"ID": "FAKE:DOCKERD", "Driver": "vfs", "CgroupVersion": "1", "OSType": "linux", "DefaultRuntime": "runc"}
 PING_HEADERS = (("Cache-Control", "no-cache, no-store, must-revalidate"), ("Pragma", "no-cache"))
 EMPTY_PING = (("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", "0"))
 
 
-def no_body(change: Callable[[DockerdState, Head, str], object]) -> Handler:
-    """Return the handler of a call that changes the state and has an empty reply."""
-
-    async def answer(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-        change(dockerd.state, exchange.head, reference)
-        await exchange.reply(204)
-
-    return answer
+async def answer(dockerd: FakeDockerd, exchange: Exchange, route: str, reference: str) -> None:
+    """Carry out a request and answer it: with 204 if it has no reply. Raises Refused."""
+    state, engine, head = dockerd.state, dockerd.engine, exchange.head
+    reply: Any = None
+    match route:
+        case "POST /containers/create":
+            reply = {"Id": state.create(head.query.get("name", ""), await read_json(exchange)).id, "Warnings": []}
+        case "POST /containers/{ref}/start":
+            state.start(reference)
+        case "POST /containers/{ref}/stop":
+            state.stop(reference)
+        case "POST /containers/{ref}/rename":
+            state.rename(reference, head.query.get("name", ""))
+        case "POST /containers/{ref}/update":
+            state.update(reference, await read_json(exchange))
+            reply = {"Warnings": None}
+        case "DELETE /containers/{ref}":
+            state.remove(reference, head.flag("force"))
+        case "POST /containers/{ref}/exec":
+            reply = {"Id": state.exec_create(reference, (await read_json(exchange))["Cmd"])}
+        case "POST /exec/{ref}/start":
+            return await exec_start(dockerd, exchange, reference)
+        case "GET /exec/{ref}/json":
+            code = state.exec_find(reference).exit_code
+            reply = {"ID": reference, "Running": code is None, "ExitCode": code}
+        case "GET /containers/{ref}/json":
+            reply = engine.render(INSPECT, exchange.api, state.find(reference).inspect())
+        case "GET /containers/json":
+            if dockerd.big_list is not None:
+                return await exchange.reply(200, dockerd.big_list, JSON)
+            labels = parse_filters(head.query.get("filters", "")).get("label", frozenset())
+            listed = [
+                found for found in reversed(state.containers.values()) if states.labels_match(found.labels, labels)
+            ]
+            reply = [found.listed() for found in listed if head.flag("all") or found.running]
+        case "GET /images/{ref}/json":
+            reply = engine.render(IMAGE, exchange.api, state.images.inspect(reference))
+        case "GET /images/json":
+            reply = [state.images.inspect(name) for name in state.images.by_name]
+        case "GET /events":
+            return await events(dockerd, exchange)
+        case "GET /info":
+            reply = {**INFO, "CgroupDriver": state.cgroup_driver, "ServerVersion": engine.version}
+        case "GET /version":
+            details = {"Version": engine.version, "ApiVersion": engine.api, "MinAPIVersion": engine.minimum}
+            component = {"Name": "Engine", "Version": engine.version, "Details": details}
+            reply = {"Platform": {"Name": ""}, "Components": [component], **details, "Os": "linux", "Arch": "amd64"}
+        case "HEAD /_ping":
+            return await exchange.reply(200, b"", *PING_HEADERS, *engine.ping, *EMPTY_PING)
+        case "GET /_ping":
+            return await exchange.reply(200, b"OK", *PING_HEADERS, *engine.ping)
+    if reply is None:
+        return await exchange.reply(204)
+    return await exchange.json(
+        reply, 201 if route in ("POST /containers/create", "POST /containers/{ref}/exec") else 200
+    )
 
 
 async def read_json(exchange: Exchange) -> dict[str, Any]:
@@ -83,59 +125,10 @@ async def read_json(exchange: Exchange) -> dict[str, Any]:
         raise bad_request("EOF" if not raw.strip() else f"invalid JSON: {error}") from error
 
 
-async def ping(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    if exchange.head.method == "HEAD":
-        return await exchange.reply(200, b"", *PING_HEADERS, *dockerd.engine.ping, *EMPTY_PING)
-    return await exchange.reply(200, b"OK", *PING_HEADERS, *dockerd.engine.ping)
-
-
-async def version(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    engine = {"Version": dockerd.engine.version, "ApiVersion": dockerd.api, "MinAPIVersion": dockerd.minimum}
-    component = {"Name": "Engine", "Version": dockerd.engine.version, "Details": engine}
-    await exchange.json({"Platform": {"Name": ""}, "Components": [component], **engine, "Os": "linux", "Arch": "amd64"})
-
-
-async def info(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    await exchange.json({**INFO, "CgroupDriver": dockerd.state.cgroup_driver, "ServerVersion": dockerd.engine.version})
-
-
-async def create(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    container = dockerd.state.create(exchange.head.query.get("name", ""), await read_json(exchange))
-    await exchange.json({"Id": container.id, "Warnings": []}, 201)
-
-
-async def update(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    dockerd.state.update(reference, await read_json(exchange))
-    await exchange.json({"Warnings": None})
-
-
-async def inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    inspected = dockerd.state.find(reference).inspect()
-    await exchange.json(dockerd.engine.render(INSPECT, exchange.api, inspected))
-
-
-async def list_containers(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    if dockerd.big_list is not None:
-        return await exchange.reply(200, dockerd.big_list, JSON)
-    labels = parse_filters(exchange.head.query.get("filters", "")).get("label", frozenset())
-    all_states = exchange.head.flag("all")
-    listed = [found for found in dockerd.state.newest_first() if labels_match(found.labels, labels)]
-    return await exchange.json([found.listed() for found in listed if all_states or found.running])
-
-
-async def image_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    shown = dockerd.state.images.inspect(reference)
-    await exchange.json(dockerd.engine.render(IMAGE, exchange.api, shown))
-
-
-async def list_images(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    await exchange.json([dockerd.state.images.inspect(name) for name in dockerd.state.images.by_name])
-
-
-async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+async def events(dockerd: FakeDockerd, exchange: Exchange) -> None:
     """Send each event as a separate chunk until the client's EOF."""
     filters = parse_filters(exchange.head.query.get("filters", ""))
-    queue: asyncio.Queue[Event | None] = asyncio.Queue()
+    queue: asyncio.Queue[states.Event | None] = asyncio.Queue()
     dockerd.state.subscribers.add(queue.put_nowait)
     exchange.reader.on_end = lambda: queue.put_nowait(None)
     dockerd.watchers += 1
@@ -144,22 +137,12 @@ async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> No
     try:
         await exchange.stream(JSON)
         while (event := await queue.get()) is not None:
-            if event_matches(event, filters):
+            if states.event_matches(event, filters):
                 await exchange.write(chunk(go_json(dockerd.engine.render(EVENT, exchange.api, event))))
         exchange.keep_alive = False
     finally:
         dockerd.watchers -= 1
         dockerd.state.subscribers.discard(queue.put_nowait)
-
-
-async def exec_create(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    body = await read_json(exchange)
-    await exchange.json({"Id": dockerd.state.exec_create(reference, body["Cmd"])}, 201)
-
-
-async def exec_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    code = dockerd.state.exec_find(reference).exit_code
-    await exchange.json({"ID": reference, "Running": code is None, "ExitCode": code})
 
 
 async def exec_start(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
@@ -184,27 +167,6 @@ async def exec_start(dockerd: FakeDockerd, exchange: Exchange, reference: str) -
     await exchange.half_close()
 
 
-ROUTES: dict[str, Handler] = {
-    "GET /containers/json": list_containers,
-    "GET /containers/{ref}/json": inspect,
-    "GET /exec/{ref}/json": exec_inspect,
-    "POST /containers/create": create,
-    "POST /containers/{ref}/start": no_body(lambda state, head, ref: state.start(ref)),
-    "POST /containers/{ref}/stop": no_body(lambda state, head, ref: state.stop(ref)),
-    "POST /containers/{ref}/exec": exec_create,
-    "POST /exec/{ref}/start": exec_start,
-    "POST /containers/{ref}/rename": no_body(lambda state, head, ref: state.rename(ref, head.query.get("name", ""))),
-    "POST /containers/{ref}/update": update,
-    "DELETE /containers/{ref}": no_body(lambda state, head, ref: state.remove(ref, head.flag("force"))),
-    "GET /images/json": list_images,
-    "GET /images/{ref}/json": image_inspect,
-    "HEAD /_ping": ping,
-    "GET /_ping": ping,
-    "GET /events": events,
-    "GET /info": info,
-    "GET /version": version,
-}
-"""Maps method and path, with ``{ref}`` for the reference, to the handler; ``FakeDockerd.inject`` uses the same keys."""
 NOT_FOUND = "not found"
 
 
@@ -217,7 +179,7 @@ _PATTERNS = {route: _pattern(route) for route in ROUTES}
 
 
 @functools.lru_cache(maxsize=256)
-def match(head: Head) -> tuple[str, str, str]:
+def find_route(head: Head) -> tuple[str, str, str]:
     """Return the route of a request, its API version, "" if the path has none, and its reference."""
     for route, pattern in _PATTERNS.items():
         if matched := pattern.fullmatch(f"{head.method} {head.path}"):
@@ -274,18 +236,16 @@ class FakeDockerd(Listener):
     def connections(self) -> int:
         return len(self._connections)
 
-    def streams(self) -> list[asyncio.StreamWriter]:
-        return [connection for connection in self._connections.values() if isinstance(connection, asyncio.StreamWriter)]
-
     def send(self, data: bytes) -> None:
         """Send bytes on every connection."""
-        for stream in self.streams():
-            stream.write(data)
+        for connection in self._connections.values():
+            if isinstance(connection, asyncio.StreamWriter):
+                connection.write(data)
 
     def drop_connections(self) -> None:
-        for stream in self.streams():
-            stream.transport.abort()
-        for task in self._connections:
+        for task, connection in self._connections.items():
+            if isinstance(connection, asyncio.StreamWriter):
+                connection.transport.abort()
             task.cancel()
 
     def requests(self, route: str) -> list[Received]:
@@ -353,7 +313,7 @@ class FakeDockerd(Listener):
         except ValueError:
             writer.write(BAD_REQUEST)
             return False
-        route, version, reference = match(head)
+        route, version, reference = find_route(head)
         reader.current = received = Received(head, route, connection, time.monotonic(), self.keep_body_bytes)
         self.received.append(received)
         self.counts[route] += 1
@@ -388,7 +348,7 @@ class FakeDockerd(Listener):
                 return await exchange.write(injection.raw)
             if injection.status:
                 raise Refused(HTTPStatus(injection.status), injection.message)
-        return await ROUTES[route](self, exchange, reference)
+        return await answer(self, exchange, route, reference)
 
 
 async def main() -> None:

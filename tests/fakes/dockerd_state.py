@@ -10,7 +10,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -326,7 +326,3 @@ class DockerdState:
         if exec_id not in self.execs:
             raise Refused(HTTPStatus.NOT_FOUND, f"No such exec instance: {exec_id}")
         return self.execs[exec_id]
-
-    def newest_first(self) -> Iterator[Container]:
-        """Yield the containers, newest first as dockerd lists them."""
-        return reversed(tuple(self.containers.values()))
