@@ -40,10 +40,8 @@ def event_matches(event: Event, filters: Filters) -> bool:
 
 MIN_MEMORY_BYTES = 6 << 20
 CPUS = 1024
-UPDATABLE = (
-    *("BlkioWeight", "CpuShares", "NanoCpus", "CpuPeriod", "CpuQuota", "CpusetCpus", "CpusetMems"),
-    *("Memory", "MemorySwap", "MemoryReservation"),
-)
+UPDATABLE = {"BlkioWeight", "CpuShares", "NanoCpus", "CpuPeriod", "CpuQuota", "CpusetCpus", "CpusetMems"}
+UPDATABLE |= {"Memory", "MemorySwap", "MemoryReservation"}
 """The fields that an update replaces if they are not zero; OomScoreAdj and CgroupParent are not among them."""
 
 Values = Mapping[str, Any]
@@ -63,6 +61,7 @@ def check(host: Values, *, systemd: bool, update: bool) -> None:
     """Refuse an invalid create or update with status 400; no proxy may make a valid one invalid."""
     memory, swap, nano, parent = (host[name] for name in ("Memory", "MemorySwap", "NanoCpus", "CgroupParent"))
     cpuset = host["CpusetCpus"]
+    unavailable = f"Requested CPUs are not available - requested {cpuset}, available:"
     slice_name = parent.rpartition(".slice")[0] if parent.endswith(".slice") else ""
     for refused, problem in (
         (memory != 0 and memory < MIN_MEMORY_BYTES, "Minimum memory limit allowed is 6MB"),
@@ -71,10 +70,7 @@ def check(host: Values, *, systemd: bool, update: bool) -> None:
         (nano > 0 and host["CpuPeriod"] > 0, "Conflicting options: Nano CPUs and CPU Period cannot both be set"),
         (nano > 0 and host["CpuQuota"] > 0, "Conflicting options: Nano CPUs and CPU Quota cannot both be set"),
         (update and host["CpuShares"] < 0, "shares: invalid argument"),
-        (
-            any(int(number) >= CPUS for number in re.findall(r"\d+", cpuset)),
-            f"Requested CPUs are not available - requested {cpuset}, available: 0-{CPUS - 1}",
-        ),
+        (any(int(number) >= CPUS for number in re.findall(r"\d+", cpuset)), f"{unavailable} 0-{CPUS - 1}"),
         (systemd and parent and not slice_name, "cgroup-parent for systemd cgroup should be a valid slice"),
     ):
         if refused:
@@ -89,19 +85,6 @@ def with_defaults(host: dict[str, Any]) -> dict[str, Any]:
         defaults["MemorySwap"] = 2 * host["Memory"]
     empty = ("", 0, HOST_CONFIG["LogConfig"])
     return {**host, **{name: value for name, value in defaults.items() if host[name] in empty}}
-
-
-def apply_update(stored: dict[str, Any], update: Values) -> dict[str, Any]:
-    """Return the stored HostConfig with an update applied.
-
-    Raises Refused with status 409 if the two do not fit together.
-    """
-    if update["Memory"] > stored["MemorySwap"] and update["Memory"] != 0 and update["MemorySwap"] == 0:
-        raise Refused(HTTPStatus.CONFLICT, "Memory limit should be smaller than already set memoryswap limit")
-    changes = {name: update[name] for name in UPDATABLE if update[name]}
-    if update["RestartPolicy"]["Name"]:
-        changes["RestartPolicy"] = update["RestartPolicy"]
-    return {**stored, **changes}
 
 
 INSPECT_TEMPLATE = json.loads("""{
@@ -221,25 +204,18 @@ class DockerdState:
 
         Raises Refused: 404.
         """
-        if reference in self.containers:
-            return self.containers[reference]
-        if (container := self.find_by_name(reference)) is not None:
-            return container
-        matches = [container for key, container in self.containers.items() if reference and key.startswith(reference)]
-        if len(matches) != 1:
+        named = self.containers.get(reference) or self._names.get(reference.removeprefix("/"))
+        matches = [one for key, one in self.containers.items() if reference and key.startswith(reference)]
+        if named is None and len(matches) != 1:
             raise Refused(HTTPStatus.NOT_FOUND, f"No such container: {reference}")
-        return matches[0]
-
-    def find_by_name(self, name: str) -> Container | None:
-        return self._names.get(name.removeprefix("/"))
+        return named or matches[0]
 
     def _reserve(self, name: str) -> str:
         if not VALID_NAME.fullmatch(name):
             raise bad_request(f"Invalid container name ({name}), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
-        if (owner := self.find_by_name(name)) is not None:
+        if (owner := self._names.get(name.removeprefix("/"))) is not None:
             conflict = f'"/{owner.name}" is already in use by container "{owner.id}"'
-            advice = "You have to remove (or rename) that container to be able to reuse that name."
-            raise Refused(HTTPStatus.CONFLICT, f"Conflict. The container name {conflict}. {advice}")
+            raise Refused(HTTPStatus.CONFLICT, f"Conflict. The container name {conflict}. You have to remove it.")
         return name.removeprefix("/")
 
     def create(self, name: str, body: dict[str, Any]) -> Container:
@@ -296,11 +272,13 @@ class DockerdState:
     def update(self, reference: str, body: dict[str, Any]) -> None:
         """Change resources and restart policy. Raises Refused: 400, 404, or 409 if they conflict."""
         update = {key: zero if body.get(key) is None else body[key] for key, zero in RESOURCES.items()}
-        update["RestartPolicy"] = body.get("RestartPolicy") or HOST_CONFIG["RestartPolicy"]
-        settings = {**HOST_CONFIG, **update}
-        check(settings, systemd=self.cgroup_driver == SYSTEMD, update=True)
-        container = self.find(reference)
-        container.host = apply_update(container.host, update)
+        check({**HOST_CONFIG, **update}, systemd=self.cgroup_driver == SYSTEMD, update=True)
+        container, policy = self.find(reference), body.get("RestartPolicy") or HOST_CONFIG["RestartPolicy"]
+        if update["Memory"] > container.host["MemorySwap"] and update["Memory"] != 0 == update["MemorySwap"]:
+            raise Refused(HTTPStatus.CONFLICT, "Memory limit should be smaller than already set memoryswap limit")
+        container.host = {**container.host, **{name: update[name] for name in UPDATABLE if update[name]}}
+        if policy["Name"]:
+            container.host["RestartPolicy"] = policy
         self._report(container, "update")
 
     def remove(self, reference: str, force: bool) -> None:

@@ -24,12 +24,10 @@ class End(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Pause the peer while too much is queued here, so that a big transfer is not buffered."""
-        if self.peer is not None:
-            self.peer.pause_reading()
+        self.peer.pause_reading()
 
     def resume_writing(self) -> None:
-        if self.peer is not None:
-            self.peer.resume_reading()
+        self.peer.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         if self.peer is not None:
