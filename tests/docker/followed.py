@@ -5,7 +5,6 @@ Each request is answered when it is complete, so that nothing stays unread after
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -18,32 +17,18 @@ from runtimeproxy.wire.http1 import BadMessage, Rule
 from tests.docker.forms import FORMS, SECRET, TARGETS, stream
 
 
-@dataclass
 class Connection:
-    """Receives the output of ``Requests``; nothing is held."""
+    """Receives the output of ``Requests``; nothing is held, and each request is answered."""
 
-    to_daemon: list[bytes] = field(default_factory=list)
+    tunnel = refused = finished = unfinished = False
+    """``unfinished``: it was refused inside a body, so an answer of the daemon may have begun then."""
     rule: Rule | None = None
     """Why the connection was refused."""
-    unfinished: bool = False
-    """True if it was refused inside a body: an answer of the daemon may have begun then."""
-    exchanges: list[Exchange] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
+        self.to_daemon: list[bytes] = []
+        self.exchanges = self.pending = list[Exchange]()
         self.shared = Shared(MemoryBudget(), MessageCaches(), {}, lambda route: False, bool)
-        reader: Any = self
-        self.pending = reader
-        self._requests = Requests(reader)
-
-    def feed(self, data: bytes, sizes: Iterable[int] = ()) -> None:
-        """Read bytes in parts of these sizes, and the remaining bytes together; answer each request."""
-        offsets = [offset for offset in accumulate(sizes, initial=0) if offset < len(data)]
-        for start, end in pairwise([*offsets, len(data)]):
-            self._requests.feed(data[start:end])
-            count = 0
-            while len(self.exchanges) > count and self.rule is None:
-                count = len(self.exchanges)
-                self._requests.answered(self.exchanges[-1])
 
     def cut(self, data: bytes) -> bool:
         """Return whether the last bytes were only the beginning of a head, which is not passed on."""
@@ -53,14 +38,6 @@ class Connection:
     def targets(self) -> list[str]:
         return [exchange.head.target for exchange in self.exchanges if exchange.head is not None]
 
-    # Called by ``Requests``
-
-    tunnel = refused = finished = False
-
-    def append(self, exchange: Exchange) -> None:
-        """Called on ``pending``."""
-        self.exchanges.append(exchange)
-
     def handle_http2(self) -> bool:
         return True
 
@@ -69,8 +46,16 @@ class Connection:
 
 
 def follow(data: bytes, sizes: Iterable[int] = ()) -> Connection:
-    connection = Connection()
-    connection.feed(data, sizes)
+    """Read bytes in parts of these sizes, and the remaining bytes together."""
+    connection: Any = Connection()
+    requests = Requests(connection)
+    offsets = [offset for offset in accumulate(sizes, initial=0) if offset < len(data)]
+    for start, end in pairwise([*offsets, len(data)]):
+        requests.feed(data[start:end])
+        count = 0
+        while len(connection.exchanges) > count and connection.rule is None:
+            count = len(connection.exchanges)
+            requests.answered(connection.exchanges[-1])
     return connection
 
 
@@ -94,18 +79,10 @@ def mutations(draw: st.DrawFn) -> bytes:
     return changed
 
 
-_ANSWER = re.compile(rb"(?=HTTP/1\.[01] [0-9]{3} )")
-_DATE = re.compile(rb"Date: [^\r]*")
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
 def answers(raw: bytes) -> list[bytes]:
     """Return the final answers in a daemon's bytes, with the same Date in all."""
-    return [part for part in _ANSWER.split(_DATE.sub(b"Date: now", raw)) if part not in (b"", _CONTINUE)]
-
-
-def statuses(answered: list[bytes]) -> list[int]:
-    return [int(part[9:12]) for part in answered]
+    parts = re.split(rb"(?=HTTP/1\.[01] [0-9]{3} )", re.sub(rb"Date: [^\r]*", b"Date: now", raw))
+    return [part for part in parts if part not in (b"", b"HTTP/1.1 100 Continue\r\n\r\n")]
 
 
 PROXY_PREFIX = b"runtimeproxy: "
@@ -121,7 +98,7 @@ def check_refused(read: Connection, direct: list[bytes], through: list[bytes]) -
     if through and PROXY_PREFIX in through[-1]:
         *through, proxy_answer = through
         assert PROXY_PREFIX + rule.text.encode() in proxy_answer
-        assert statuses([proxy_answer]) == [rule.status]
+        assert int(proxy_answer[9:12]) == rule.status
         assert b"\r\nConnection: close\r\n" in proxy_answer
     elif not read.unfinished:
         assert through == direct
