@@ -62,20 +62,18 @@ CALLED = {
     "Go refuses a query only when it is read": (of(Action.STOP, X), "/containers/x/stop?%zz"),
     "a scheme without an authority": (of(Action.STOP, X), "unix:/containers/x/stop"),
 }
-HELD = [
-    ("POST", "/v1.41/containers/create?name=k8s_a_b_c_d_0", created("k8s_a_b_c_d_0"), "dockershim"),
-    ("POST", f"/v1.41/containers/{ID}/start", of(Action.START, ID), "dockershim"),
-    ("POST", f"/v1.41/containers/{ID}/stop?t=10", of(Action.STOP, ID), "dockershim"),
-    ("POST", f"/v1.41/containers/{ID}/update", of(Action.UPDATE, ID), "dockershim"),
-    ("DELETE", f"/v1.41/containers/{ID}?force=1&v=1", of(Action.REMOVE, ID), "dockershim"),
-    ("DELETE", "/containers%2Fx", of(Action.REMOVE, X), "slashes are decoded, too"),
-    ("DELETE", "http:///containers/x", of(Action.REMOVE, X), "an empty authority"),
-    ("POST", "/containers/create?name=a&name=b", created("a"), "the first one counts"),
-    ("POST", "/containers/create?n%61m%65=a+b%21", created("a b!"), "Go unescapes keys, too"),
-    ("POST", "/containers/create?platform=x&na%6De=a%5Fb+c", created("a_b c"), "key and value decoded"),
-    ("POST", "http://docker/v1.41/containers/create?name=a", created("a"), "a proxy's form"),
-    ("POST", "/containers/create?name=\xc3\xa9+%C3%A9", created("é é"), "not ASCII, with and without escapes"),
-]
+HELD = [("POST", "/v1.41/containers/create?name=k8s_a_b_c_d_0", created("k8s_a_b_c_d_0"), "dockershim")]
+HELD += [("POST", f"/v1.41/containers/{ID}/start", of(Action.START, ID), "dockershim")]
+HELD += [("POST", f"/v1.41/containers/{ID}/stop?t=10", of(Action.STOP, ID), "dockershim")]
+HELD += [("POST", f"/v1.41/containers/{ID}/update", of(Action.UPDATE, ID), "dockershim")]
+HELD += [("DELETE", f"/v1.41/containers/{ID}?force=1&v=1", of(Action.REMOVE, ID), "dockershim")]
+HELD += [("DELETE", "/containers%2Fx", of(Action.REMOVE, X), "slashes are decoded, too")]
+HELD += [("DELETE", "http:///containers/x", of(Action.REMOVE, X), "an empty authority")]
+HELD += [("POST", "/containers/create?name=a&name=b", created("a"), "the first one counts")]
+HELD += [("POST", "/containers/create?n%61m%65=a+b%21", created("a b!"), "Go unescapes keys, too")]
+HELD += [("POST", "/containers/create?platform=x&na%6De=a%5Fb+c", created("a_b c"), "key and value decoded")]
+HELD += [("POST", "http://docker/v1.41/containers/create?name=a", created("a"), "a proxy's form")]
+HELD += [("POST", "/containers/create?name=\xc3\xa9+%C3%A9", created("é é"), "not ASCII, with and without escapes")]
 HELD += [("POST", f"/containers/{name}/start", of(Action.START, name), why) for why, name in split(UNENCODED)]
 HELD += [("POST", f"/containers/{spelt}/stop", of(Action.STOP, name), "decoded") for spelt, name in DECODED.items()]
 HELD += [("DELETE", f"/containers/{name}", of(Action.REMOVE, name), why) for why, name in split(REMOVED)]

@@ -104,15 +104,15 @@ def test_container_create_is_read(changes: dict[str, Any], name: str, expected: 
         assert read == RequestedContainer(replace(REPORTED, **expected, resources=Resources()), "")
 
 
-@pytest.mark.parametrize(("field", "key"), RESOURCE_TABLE.items())
-def test_each_resource_has_its_key(field: str, key: str) -> None:
-    value = "0-3" if key.startswith("Cpuset") else -1
-    host = {**NO_LIMITS, key: value}
-    read = read_create({**CONTAINER_BODY, "HostConfig": host})
-    assert isinstance(read, RequestedContainer)
-    assert named(read.container.resources) == {field: value}
-    of_update = {} if field == "oom_score_adj" else {field: value}
-    assert messages.read_update(json.dumps(host).encode()) == Resources(**of_update), "an update has no OOM score"
+def test_each_resource_has_its_key() -> None:
+    for field, key in RESOURCE_TABLE.items():
+        value = "0-3" if key.startswith("Cpuset") else -1
+        host = {**NO_LIMITS, key: value}
+        read = read_create({**CONTAINER_BODY, "HostConfig": host})
+        assert isinstance(read, RequestedContainer)
+        assert named(read.container.resources) == {field: value}
+        of_update = {} if field == "oom_score_adj" else {field: value}
+        assert messages.read_update(json.dumps(host).encode()) == Resources(**of_update), "an update has no OOM score"
 
 
 def test_keys_are_matched_case_insensitively_as_in_go() -> None:
@@ -125,64 +125,54 @@ def test_keys_are_matched_case_insensitively_as_in_go() -> None:
 TYPE = "io.kubernetes.docker.type"
 
 
-@pytest.mark.parametrize("labels", [None, {}, {"app": "web"}, {TYPE: "other"}, {TYPE: ""}])
-def test_container_without_pod_is_none(labels: object) -> None:
-    assert read_create({**CONTAINER_BODY, "Env": "not read", "HostConfig": 5, "Labels": labels}) is None
-    assert read_create({"Image": "busybox"}) is None
-    reply = {"Id": ID, "Name": f"/{CONTAINER_NAME}", "Image": IMAGE_ID, "Config": {"Labels": labels, "Env": "not read"}}
-    assert read_inspect(reply, None) is None
-
-
-MAY_BE_PODS = [json.dumps(POD_BODY).encode(), b'{"Cmd": ["echo", "io.kubernetes.docker.type"]}']
-MAY_BE_PODS += [rb'{"Labels": {"io.kubernetes.docker.typ\u0065": "container"}}', rb'{"Labels": {"note": "\u00e9"}}']
-NO_PODS = [
-    rb'{"Labels": {"io.kubernetes.pod.name": "a\nb\\c"}}',
-    b'{"Labels": {"IO.kubernetes.docker.type": "container"}}',
-]
+def test_container_without_pod_is_none() -> None:
+    for labels in [None, {}, {"app": "web"}, {TYPE: "other"}, {TYPE: ""}]:
+        assert read_create({**CONTAINER_BODY, "Env": "not read", "HostConfig": 5, "Labels": labels}) is None
+        assert read_create({"Image": "busybox"}) is None
+        reply = {"Name": f"/{CONTAINER_NAME}", "Image": IMAGE_ID, "Config": {"Labels": labels, "Env": "not read"}}
+        assert read_inspect(reply, None) is None
 
 
 def test_body_is_read_only_if_it_may_belong_to_pod() -> None:
-    assert all(map(messages.may_belong_to_pod, MAY_BE_PODS))
-    assert not any(map(messages.may_belong_to_pod, [*NO_PODS, b"", b"\xff"]))
+    may_be_pods = [json.dumps(POD_BODY).encode(), b'{"Cmd": ["echo", "io.kubernetes.docker.type"]}']
+    may_be_pods += [rb'{"Labels": {"io.kubernetes.docker.typ\u0065": "container"}}', rb'{"Labels": {"note": "\u00e9"}}']
+    no_pods = [rb'{"Labels": {"io.kubernetes.pod.name": "a\nb\\c"}}']
+    no_pods += [b'{"Labels": {"IO.kubernetes.docker.type": "container"}}']
+    assert all(map(messages.may_belong_to_pod, may_be_pods))
+    assert not any(map(messages.may_belong_to_pod, [*no_pods, b"", b"\xff"]))
 
 
-# The paths of values with a wrong type, the name in the error, and the values.
-WRONG: list[tuple[str, str, list[object]]] = [
-    ("Labels", "Labels", [[], "canary"]),
-    ("HostConfig/Runtime", "Runtime", [5]),
-]
-WRONG += [("Labels/canary", "Labels", [5, ["canary"]]), ("Labels/io.kubernetes.sandbox.id", "sandbox", [""])]
-WRONG += [("Env", "Env", [{}, "canary=1", ["A=1", 5], [["canary"]]]), ("HostConfig", "HostConfig", [[], "canary"])]
-WRONG += [("HostConfig/CgroupParent", "CgroupParent", [5]), ("HostConfig/CpusetCpus", "CpusetCpus", [1])]
-WRONG += [("HostConfig/CpuQuota", "CpuQuota", ["canary", 1.5, 1.0, True, {}])]
-WRONG += [("HostConfig/Memory", "out of range in Memory", [2**63])]
-WRONG += [("HostConfig/MemorySwap", "out of range in MemorySwap", [-(2**63) - 1])]
+def test_value_of_wrong_type_raises() -> None:
+    # The paths of values with a wrong type, the name in the error, and the values.
+    wrong: list[tuple[str, str, list[object]]] = [("Labels", "Labels", [[], "canary"])]
+    wrong += [("HostConfig/Runtime", "Runtime", [5])]
+    wrong += [("Labels/canary", "Labels", [5, ["canary"]]), ("Labels/io.kubernetes.sandbox.id", "sandbox", [""])]
+    wrong += [("Env", "Env", [{}, "canary=1", ["A=1", 5], [["canary"]]]), ("HostConfig", "HostConfig", [[], "canary"])]
+    wrong += [("HostConfig/CgroupParent", "CgroupParent", [5]), ("HostConfig/CpusetCpus", "CpusetCpus", [1])]
+    wrong += [("HostConfig/CpuQuota", "CpuQuota", ["canary", 1.5, 1.0, True, {}])]
+    wrong += [("HostConfig/Memory", "out of range in Memory", [2**63])]
+    wrong += [("HostConfig/MemorySwap", "out of range in MemorySwap", [-(2**63) - 1])]
+    for path, problem, values in wrong:
+        for value in values:  # only a pod's runtime is read
+            with pytest.raises(Unreadable, match=problem) as raised:
+                read_create(changed(POD_BODY if problem in ("Runtime", "CpuQuota") else CONTAINER_BODY, {path: value}))
+            assert "canary" not in str(raised.value)
 
 
-@pytest.mark.parametrize(("path", "problem", "values"), WRONG)
-def test_value_of_wrong_type_raises(path: str, problem: str, values: list[object]) -> None:
-    for value in values:  # only a pod's runtime is read
-        with pytest.raises(Unreadable, match=problem) as raised:
-            read_create(changed(POD_BODY if problem in ("Runtime", "CpuQuota") else CONTAINER_BODY, {path: value}))
-        assert "canary" not in str(raised.value)
-
-
-@pytest.mark.parametrize("key", ["Labels", "Env", "HostConfig", "CgroupParent", "Memory", "CpusetMems", "app"])
-def test_repeated_key_raises(key: str) -> None:
+def test_repeated_key_raises() -> None:
     """For some repeated keys Go merges the values, for others the last wins; keys of labels are case-sensitive."""
-    text = json.dumps(changed(CONTAINER_BODY, {"Labels/app": "web"}))
-    for twin in (key, key.upper(), key.replace("s", "\u017f")) if key != "app" else (key,):
-        twice = text.replace(f'"{key}": ', f'"{twin}": null, "{key}": ')
-        with pytest.raises(Unreadable):
-            messages.read_create(twice.encode(), CONTAINER_NAME)
-
-
-KINDS = [({TYPE: "podsandbox"}, CONTAINER_NAME, "podsandbox"), ({TYPE: "container"}, "odd", "container")]
-KINDS += [({}, POD_NAME, "podsandbox"), (5, CONTAINER_NAME, "container"), (5, "odd", "")]
+    for key in ["Labels", "Env", "HostConfig", "CgroupParent", "Memory", "CpusetMems", "app"]:
+        text = json.dumps(changed(CONTAINER_BODY, {"Labels/app": "web"}))
+        for twin in (key, key.upper(), key.replace("s", "\u017f")) if key != "app" else (key,):
+            twice = text.replace(f'"{key}": ', f'"{twin}": null, "{key}": ')
+            with pytest.raises(Unreadable):
+                messages.read_create(twice.encode(), CONTAINER_NAME)
 
 
 def test_kind_of_unreadable_create_is_from_label_or_name() -> None:
-    for labels, name, kind in KINDS:
+    kinds = [({TYPE: "podsandbox"}, CONTAINER_NAME, "podsandbox"), ({TYPE: "container"}, "odd", "container")]
+    kinds += [({}, POD_NAME, "podsandbox"), (5, CONTAINER_NAME, "container"), (5, "odd", "")]
+    for labels, name, kind in kinds:
         assert messages.kind_of_unreadable(json.dumps({"Labels": labels}).encode(), name) == (kind or None), name
 
 
@@ -201,27 +191,26 @@ def test_invalid_document_raises(text: bytes) -> None:
         assert "canary" not in str(raised.value)
 
 
-@pytest.mark.parametrize("value", [[[]] * 70_000, dict.fromkeys(map(str, range(70_000)))])
-def test_body_of_too_many_values_raises(value: object) -> None:
-    body = json.dumps({**CONTAINER_BODY, "Mounts": value}).encode()
-    for read in READERS[:2]:
-        with pytest.raises(Unreadable, match="request with more than 131072 fields"):
-            read(body)
-
-
-NAMES = {"k8s_POD_web-0_default_6f1c-8a55_0": DockerName("POD", "web-0", "default", "6f1c-8a55", 0)}
-NAMES["k8s_a_b.c_d_e_4294967295"] = DockerName("a", "b.c", "d", "e", 2**32 - 1)
-OTHER_NAMES = ["", "/", "web", "K8S_a_b_c_d_0", "x_a_b_c_d_0", "//k8s_a_b_c_d_0", "/parent/k8s_a_b_c_d_0"]
-OTHER_NAMES += ["k8s_a_b_c_0", "k8s_a_b_c_d_0_e_f", "k8s_a_b_c_d_0_", "k8s__b_c_d_0", "k8s_a_b_c_d_", "k8s_a_b_c_d_-1"]
-OTHER_NAMES += ["k8s_a_b_c_d_+1", "k8s_a_b_c_d_1.0", "k8s_a_b_c_d_٣", "k8s_a_b_c_d_4294967296"]
-OTHER_NAMES += ["k8s_a_b_c_d_" + "9" * 5000, "k8s_a_b_c_d_0\n"]
+def test_body_of_too_many_values_raises() -> None:
+    for value in [[[]] * 70_000, dict.fromkeys(map(str, range(70_000)))]:
+        body = json.dumps({**CONTAINER_BODY, "Mounts": value}).encode()
+        for read in READERS[:2]:
+            with pytest.raises(Unreadable, match="request with more than 131072 fields"):
+                read(body)
 
 
 def test_name_is_read_with_and_without_slash_and_suffix() -> None:
-    for name, parts in NAMES.items():
+    names = {"k8s_POD_web-0_default_6f1c-8a55_0": DockerName("POD", "web-0", "default", "6f1c-8a55", 0)}
+    names["k8s_a_b.c_d_e_4294967295"] = DockerName("a", "b.c", "d", "e", 2**32 - 1)
+    other_names = ["", "/", "web", "K8S_a_b_c_d_0", "x_a_b_c_d_0", "//k8s_a_b_c_d_0", "/parent/k8s_a_b_c_d_0"]
+    other_names += ["k8s_a_b_c_0", "k8s_a_b_c_d_0_e_f", "k8s_a_b_c_d_0_", "k8s__b_c_d_0", "k8s_a_b_c_d_"]
+    other_names += ["k8s_a_b_c_d_-1"]
+    other_names += ["k8s_a_b_c_d_+1", "k8s_a_b_c_d_1.0", "k8s_a_b_c_d_٣", "k8s_a_b_c_d_4294967296"]
+    other_names += ["k8s_a_b_c_d_" + "9" * 5000, "k8s_a_b_c_d_0\n"]
+    for name, parts in names.items():
         for spelt in (name, f"/{name}", f"{name}_0a1b2c3d", f"/{name}_0a1b2c3d"):
             assert parse_name(spelt) == parts
-    assert [parse_name(name) for name in OTHER_NAMES] == [None] * len(OTHER_NAMES)
+    assert [parse_name(name) for name in other_names] == [None] * len(other_names)
 
 
 # ---- an inspect equals the create once dockerd's additions are removed
@@ -295,19 +284,17 @@ def container_of(reply: dict[str, Any], shipped: bytes | None = None) -> Contain
     return value.container
 
 
-CREATES: list[tuple[str, dict[str, object]]] = [("pod", {}), ("pod", {"HostConfig": None})]
-CREATES += [("pod", {f"HostConfig/{key}": value}) for key, value in (("Runtime", "kata"), ("Memory", 2**30))]
-CREATES += [("pod", {f"HostConfig/{key}": value}) for key, value in (("CpuQuota", 50000), ("CgroupParent", ""))]
-CREATES += [("container", {"HostConfig": host}) for host in (None, {}, {"Memory": 0, "MemorySwap": -1})]
-CREATES += [("container", {}), ("container", {"Env": None}), ("container", {"Env": []})]
-
-
-@pytest.mark.parametrize(("kind", "changes"), CREATES)
-def test_inspect_equals_create(kind: str, changes: dict[str, object]) -> None:
-    create, name = KINDS_OF_CREATES[kind]
-    body = changed(create, changes)
-    for counts_swap in (True, False):
-        assert read_inspect(inspected(body, name, counts_swap=counts_swap), image()) == created(body, name)
+def test_inspect_equals_create() -> None:
+    creates: list[tuple[str, dict[str, object]]] = [("pod", {}), ("pod", {"HostConfig": None})]
+    creates += [("pod", {f"HostConfig/{key}": value}) for key, value in (("Runtime", "kata"), ("Memory", 2**30))]
+    creates += [("pod", {f"HostConfig/{key}": value}) for key, value in (("CpuQuota", 50000), ("CgroupParent", ""))]
+    creates += [("container", {"HostConfig": host}) for host in (None, {}, {"Memory": 0, "MemorySwap": -1})]
+    creates += [("container", {}), ("container", {"Env": None}), ("container", {"Env": []})]
+    for kind, changes in creates:
+        create, name = KINDS_OF_CREATES[kind]
+        body = changed(create, changes)
+        for counts_swap in (True, False):
+            assert read_inspect(inspected(body, name, counts_swap=counts_swap), image()) == created(body, name)
 
 
 ENTRIES = st.lists(st.builds("".join, st.tuples(st.sampled_from("ABCD"), st.sampled_from(["", "=", "=1"]))), max_size=6)
@@ -364,81 +351,74 @@ def test_image_labels_are_removed_unless_container_has_them() -> None:
     assert read_inspect(plain, shipped) is None
 
 
-# memory and swap limit, and the swap limit that is read of a pod and of a container
-SWAPS = [(2**28, 2**28, 2**28, 2**28), (2**28, 2**29, 0, 0), (2**28, -1, 0, 2**28)]
-SWAPS += [(2**28, 2**28 + 1, 2**28 + 1, 2**28 + 1), (0, -1, -1, -1), (0, 0, 0, 0)]
-
-
-@pytest.mark.parametrize(("memory", "swap", "of_pod", "of_container"), SWAPS)
-def test_requested_swap_is_restored(memory: int, swap: int, of_pod: int, of_container: int) -> None:
-    limits = {"HostConfig/Memory": memory, "HostConfig/MemorySwap": swap, "HostConfig/CpuQuota": 1000}
-    pod = pod_of(changed(inspected(POD_BODY, POD_NAME), limits)).resources
-    container = container_of(changed(inspected(CONTAINER_BODY, CONTAINER_NAME), limits)).resources
-    for resources, expected in ((pod, of_pod), (container, of_container)):
-        assert resources is not None
-        assert (resources.memory_limit_in_bytes, resources.memory_swap_limit_in_bytes) == (memory, expected)
-
-
-RUNTIMES = [("runc", "runc", ""), ("kata", "runc", "kata"), ("runc", "kata", "runc"), ("kata", "kata", "")]
+def test_requested_swap_is_restored() -> None:
+    # memory and swap limit, and the swap limit that is read of a pod and of a container
+    swaps = [(2**28, 2**28, 2**28, 2**28), (2**28, 2**29, 0, 0), (2**28, -1, 0, 2**28)]
+    swaps += [(2**28, 2**28 + 1, 2**28 + 1, 2**28 + 1), (0, -1, -1, -1), (0, 0, 0, 0)]
+    for memory, swap, of_pod, of_container in swaps:
+        limits = {"HostConfig/Memory": memory, "HostConfig/MemorySwap": swap, "HostConfig/CpuQuota": 1000}
+        pod = pod_of(changed(inspected(POD_BODY, POD_NAME), limits)).resources
+        container = container_of(changed(inspected(CONTAINER_BODY, CONTAINER_NAME), limits)).resources
+        for resources, expected in ((pod, of_pod), (container, of_container)):
+            assert resources is not None
+            assert (resources.memory_limit_in_bytes, resources.memory_swap_limit_in_bytes) == (memory, expected)
 
 
 def test_default_runtime_is_no_handler() -> None:
-    for runtime, default, handler in (*RUNTIMES, ("", "runc", "")):
+    runtimes = [("runc", "runc", ""), ("kata", "runc", "kata"), ("runc", "kata", "runc"), ("kata", "kata", "")]
+    for runtime, default, handler in (*runtimes, ("", "runc", "")):
         reply = changed(inspected(POD_BODY, POD_NAME), {"HostConfig/Runtime": runtime})
         assert pod_of(reply, None, default).runtime_handler == handler
 
 
-@pytest.mark.parametrize("host", [{}, {"CgroupParent": None}, {"CgroupParent": 5}, None, []])
-@pytest.mark.parametrize(("create", "name"), KINDS_OF_CREATES.values(), ids=KINDS_OF_CREATES)
-def test_unreported_cgroup_parent_is_none(create: dict[str, Any], name: str, host: object) -> None:
-    value = read_inspect({**inspected(create, name), "HostConfig": host}, image())
-    assert value is not None
-    assert value.cgroup_parent is None
+def test_unreported_cgroup_parent_is_none() -> None:
+    for host in [{}, {"CgroupParent": None}, {"CgroupParent": 5}, None, []]:
+        for create, name in KINDS_OF_CREATES.values():
+            value = read_inspect({**inspected(create, name), "HostConfig": host}, image())
+            assert value is not None
+            assert value.cgroup_parent is None
 
 
-@pytest.mark.parametrize("path", ["Name", "Config/Env", "HostConfig", "HostConfig/Memory", "HostConfig/CpusetCpus"])
-def test_part_of_wrong_type_is_unknown(path: str) -> None:
-    reply = inspected(CONTAINER_BODY, CONTAINER_NAME)
-    reply["Config"]["Labels"]["annotation.other"] = {"canary": 1}
-    absent, wrong = (read_inspect(changed(reply, {path: value}), image()) for value in (None, {"canary": 5}))
-    assert wrong == absent
-    assert isinstance(wrong, RequestedContainer)
-    assert (wrong.container.id, wrong.container.pod_id) == (ID, SANDBOX)
+def test_part_of_wrong_type_is_unknown() -> None:
+    for path in ["Name", "Config/Env", "HostConfig", "HostConfig/Memory", "HostConfig/CpusetCpus"]:
+        reply = inspected(CONTAINER_BODY, CONTAINER_NAME)
+        reply["Config"]["Labels"]["annotation.other"] = {"canary": 1}
+        absent, wrong = (read_inspect(changed(reply, {path: value}), image()) for value in (None, {"canary": 5}))
+        assert wrong == absent
+        assert isinstance(wrong, RequestedContainer)
+        assert (wrong.container.id, wrong.container.pod_id) == (ID, SANDBOX)
 
 
-@pytest.mark.parametrize("absent", ["", None, 5])
-def test_missing_id_is_requested_id_except_of_pod(absent: object) -> None:
-    assert status.parse_inspect(json.dumps({"Id": absent}).encode(), ID).get("Id") == ID
-    reply = changed(inspected(CONTAINER_BODY, CONTAINER_NAME), {"Config/Labels/io.kubernetes.sandbox.id": absent})
-    with pytest.raises(Unreadable, match="sandbox"):
-        read_inspect(reply, image())
+def test_missing_id_is_requested_id_except_of_pod() -> None:
+    for absent in ["", None, 5]:
+        assert status.parse_inspect(json.dumps({"Id": absent}).encode(), ID).get("Id") == ID
+        reply = changed(inspected(CONTAINER_BODY, CONTAINER_NAME), {"Config/Labels/io.kubernetes.sandbox.id": absent})
+        with pytest.raises(Unreadable, match="sandbox"):
+            read_inspect(reply, image())
 
 
-LIVES = {"created": Life(started=False, running=False)}
-LIVES |= dict.fromkeys(("running", "paused", "restarting"), Life(started=True, running=True))
-LIVES |= dict.fromkeys(("removing", "exited", "dead"), Life(started=True, running=False))
-# For each function the results by the reply, and unreadable replies.
-READ: dict[Any, tuple[dict[bytes, Any], list[bytes]]] = {
-    messages.read_created_id: (
-        {b'{"Id":"c1","Warnings":[]}\n': "c1", b'{"id":"c1"}': "c1"},
-        [b"{}", b'{"Id":""}', b'{"Id":null}', b'{"Id":5}', b'{"message":"canary"}'],
-    ),
-    read_state: (
-        {b'{"State":{"Status":"%b"}}' % word.encode(): life for word, life in LIVES.items()},
-        [b"", b"{}", b'{"State":{}}', b'{"State":{"Status":"canary"}}', b'{"State":7}'],
-    ),
-    status.read_info: (
-        {b'{"CgroupDriver": "systemd", "DefaultRuntime": "runc"}': ("systemd", "runc"), b"{}": ("", "")},
-        [b"", b"[]", b'{"CgroupDriver": 1}', b'{"DefaultRuntime": []}'],
-    ),
-}
-
-
-@pytest.mark.parametrize("read", READ)
-def test_id_state_and_info_are_read(read: Any) -> None:
-    results, unreadable = READ[read]
-    assert {reply: read(reply) for reply in results} == results
-    for reply in unreadable:
-        with pytest.raises(Unreadable) as caught:
-            read(reply)
-        assert "canary" not in str(caught.value)
+def test_id_state_and_info_are_read() -> None:
+    lives = {"created": Life(started=False, running=False)}
+    lives |= dict.fromkeys(("running", "paused", "restarting"), Life(started=True, running=True))
+    lives |= dict.fromkeys(("removing", "exited", "dead"), Life(started=True, running=False))
+    # For each function the results by the reply, and unreadable replies.
+    rows: dict[Any, tuple[dict[bytes, Any], list[bytes]]] = {
+        messages.read_created_id: (
+            {b'{"Id":"c1","Warnings":[]}\n': "c1", b'{"id":"c1"}': "c1"},
+            [b"{}", b'{"Id":""}', b'{"Id":null}', b'{"Id":5}', b'{"message":"canary"}'],
+        ),
+        read_state: (
+            {b'{"State":{"Status":"%b"}}' % word.encode(): life for word, life in lives.items()},
+            [b"", b"{}", b'{"State":{}}', b'{"State":{"Status":"canary"}}', b'{"State":7}'],
+        ),
+        status.read_info: (
+            {b'{"CgroupDriver": "systemd", "DefaultRuntime": "runc"}': ("systemd", "runc"), b"{}": ("", "")},
+            [b"", b"[]", b'{"CgroupDriver": 1}', b'{"DefaultRuntime": []}'],
+        ),
+    }
+    for read, (results, unreadable) in rows.items():
+        assert {reply: read(reply) for reply in results} == results
+        for reply in unreadable:
+            with pytest.raises(Unreadable) as caught:
+                read(reply)
+            assert "canary" not in str(caught.value)
