@@ -1,6 +1,6 @@
 """The request and answer of a held call: read, held, released, refused (relay-rules A4, B5 to B9, C1 to C3)."""
 
-from collections.abc import Callable
+from itertools import product
 
 import pytest
 
@@ -17,9 +17,6 @@ BODY = b'{"Image":"i"}'
 TARGET = "/v1.41/containers/create"
 CHUNKS = m.chunks(BODY[:4], BODY[4:], trailers=("Sum: 1",))
 IN_CHUNKS = request("POST", TARGET, CHUNKED, "Trailer: Sum", JSON) + CHUNKS
-LONG_ANSWER = answer(201, body=bytes(REPLY_LIMIT))
-LONG_CHUNKS = answer(201, CHUNKED, body=None) + m.chunks(bytes(REPLY_LIMIT), b"tail")
-ANSWER_IN_CHUNKS = answer(201, CHUNKED, body=None) + m.chunks(b'{"Id"', b':"1"}')
 
 
 def hold_call(sent: bytes, *, limit: int = 1000) -> Play:
@@ -27,31 +24,26 @@ def hold_call(sent: bytes, *, limit: int = 1000) -> Play:
     return converse([client(sent, held=1)], limit=limit)
 
 
-READABLE = [(CREATE, BODY), (IN_CHUNKS, BODY), (START, b""), (request("POST", TARGET, CHUNKED) + m.chunks(), b"")]
-
-
-@pytest.mark.parametrize(("sent", "body"), READABLE, ids=["sized", "in chunks", "no length", "no chunks"])
-def test_b8_request_is_read_and_released_in_any_parts(sent: bytes, body: bytes) -> None:
+def test_b8_request_is_read_and_released_in_any_parts() -> None:
     """A chunked body is read without its chunking, and released with it; a changed one has a length."""
-    assert converse([client(sent + PING, held=1), release(to_daemon=sent)]).call.body == body
-    play = hold_call(sent)
-    play.call.send_request(b'{"new":1}')
-    assert play.daemon.got() == http1.with_length(play.call.head.raw, 9) + b'{"new":1}'
+    readable = [(CREATE, BODY), (IN_CHUNKS, BODY), (START, b""), (request("POST", TARGET, CHUNKED) + m.chunks(), b"")]
+    for sent, body in readable:
+        assert converse([client(sent + PING, held=1), release(to_daemon=sent)]).call.body == body
+        play = hold_call(sent)
+        play.call.send_request(b'{"new":1}')
+        assert play.daemon.got() == http1.with_length(play.call.head.raw, 9) + b'{"new":1}'
 
 
-TOO_LONG = request("POST", TARGET, body=bytes(MESSAGE_LIMIT + 1))
-UNREADABLE: dict[str, list[Step]] = {
-    "encoded": [client(request("POST", TARGET, "Content-Encoding: br", body=b"x"), held=1)],  # relay-rules B5
-    "ends inside": [client(CREATE[:-1]), ends("client", held=1)],
-    "longer than the limit": [client(TOO_LONG[:-1]), client(TOO_LONG[-1:], held=1)],
-}
-
-
-@pytest.mark.parametrize("problem", UNREADABLE)
-def test_body_of_unreadable_request_raises(problem: str) -> None:
-    play = converse(UNREADABLE[problem])
-    with pytest.raises(Unreadable, match=problem):
-        _ = play.call.body
+def test_body_of_unreadable_request_raises() -> None:
+    too_long = request("POST", TARGET, body=bytes(MESSAGE_LIMIT + 1))
+    for problem, row in {
+        "encoded": [client(request("POST", TARGET, "Content-Encoding: br", body=b"x"), held=1)],  # relay-rules B5
+        "ends inside": [client(CREATE[:-1]), ends("client", held=1)],
+        "longer than the limit": [client(too_long[:-1]), client(too_long[-1:], held=1)],
+    }.items():
+        play = converse(row)
+        with pytest.raises(Unreadable, match=problem):
+            _ = play.call.body
 
 
 def test_all_held_requests_share_one_limit() -> None:
@@ -76,25 +68,23 @@ def test_chunked_body_counts_twice_in_budget() -> None:
     assert (play.call.problem, play.call._payload) == (NO_ROOM, b"")
 
 
-@pytest.mark.parametrize("body", [None, b"{}"], ids=["released", "changed"])
-@pytest.mark.parametrize("is_answered", [False, True])
-def test_released_call_counts_until_answer_is_sent(body: bytes | None, is_answered: bool) -> None:
+def test_released_call_counts_until_answer_is_sent() -> None:
     """The parsed values of its request are retained until then."""
-    play = hold_call(CREATE)
-    play.call.send_request(body)
-    if is_answered:
-        play.daemon.sends(CREATED)
-    else:
-        play.call.connection_lost()
-    assert play.memory.count == len(BODY)
-    play.call.answer()
-    assert play.memory.count == 0
+    for body, is_answered in product([None, b"{}"], [False, True]):
+        play = hold_call(CREATE)
+        play.call.send_request(body)
+        if is_answered:
+            play.daemon.sends(CREATED)
+        else:
+            play.call.connection_lost()
+        assert play.memory.count == len(BODY)
+        play.call.answer()
+        assert play.memory.count == 0
 
 
-@pytest.mark.parametrize("client_ends", [False, True])
-def test_body_is_retained_only_after_earlier_answers(client_ends: bool) -> None:
+def test_body_is_retained_only_after_earlier_answers() -> None:
     waiting = request("POST", "/containers/create", body=b"x" * 5_000)
-    for at in (1, 4_999):
+    for client_ends, at in product([False, True], [1, 4_999]):
         play = converse([client(PING + waiting[:-at], to_daemon=PING)])
         assert play.memory.count == 0
         if not client_ends:
@@ -110,76 +100,58 @@ def test_body_is_retained_only_after_earlier_answers(client_ends: bool) -> None:
         assert play.effects() == (OK, waiting + m.EOF * client_ends, 1)
 
 
-STATES: dict[CallState, Callable[[DockerHeld], object]] = {
-    CallState.RELEASED: lambda call: call.send_request(None),
-    CallState.REFUSED: lambda call: call.send_refusal(500, "no"),
-    CallState.ENDED: lambda call: call.connection_lost(),
-}
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_c1_only_first_transition_counts(state: CallState) -> None:
+def test_c1_only_first_transition_counts() -> None:
+    states = {CallState.RELEASED: lambda call: call.send_request(None), CallState.ENDED: DockerHeld.connection_lost}
+    states[CallState.REFUSED] = lambda call: call.send_refusal(500, "no")
     assert hold_call(CREATE).call.withdraw() == CREATE
-    play = hold_call(CREATE)
-    assert (play.call.state, play.memory.count) == (CallState.HOLDING, len(BODY))
-    STATES[state](play.call)
-    assert play.memory.count == (len(BODY) if state is CallState.RELEASED else 0)
-    play.effects()
-    assert not play.call.send_request(b"late")
-    assert not play.call.send_refusal(500, "late")
-    assert play.call.withdraw() == b""
-    play.call.connection_lost()
-    assert (play.call.state, play.effects()) == (state, (b"", b"", 0))
+    for state in states:
+        play = hold_call(CREATE)
+        assert (play.call.state, play.memory.count) == (CallState.HOLDING, len(BODY))
+        states[state](play.call)
+        assert play.memory.count == (len(BODY) if state is CallState.RELEASED else 0)
+        play.effects()
+        assert not play.call.send_request(b"late")
+        assert not play.call.send_refusal(500, "late")
+        assert play.call.withdraw() == b""
+        play.call.connection_lost()
+        assert (play.call.state, play.effects()) == (state, (b"", b"", 0))
 
 
-UPDATE = request("POST", f"/containers/{m.ID}/update", JSON, body=b'{"CpuShares":2}')
-REMOVE = request("DELETE", f"/containers/{m.ID}?force=1")
-AGREED = [(CREATE, 201, True), (CREATE, 409, False), (CREATE, 301, False), (UPDATE, 200, True), (UPDATE, 404, False)]
-AGREED += [(START, 204, True), (START, 304, False), (START, 404, False), (STOP, 204, True), (STOP, 304, True)]
-AGREED += [(STOP, 404, True), (STOP, 500, False), (REMOVE, 204, True), (REMOVE, 404, True), (REMOVE, 409, False)]
+def test_agreement_depends_on_action_and_status() -> None:
+    update = request("POST", f"/containers/{m.ID}/update", JSON, body=b'{"CpuShares":2}')
+    remove = request("DELETE", f"/containers/{m.ID}?force=1")
+    statuses = {CREATE: ([201], [409, 301]), update: ([200], [404]), START: ([204], [304, 404])}
+    statuses |= {STOP: ([204, 304, 404], [500]), remove: ([204, 404], [409])}
+    for sent, (done, failed) in statuses.items():
+        for status in done + failed:
+            body = b"" if status in (204, 304) else b"{}"
+            replied = answer(status, body=body or None)
+            play = converse([hold(sent), daemon(replied)])
+            assert play.call.reply == Reply(status in done, body, no_op=status in failed and status == 304)
+            play.call.answer()
+            assert play.client.got() == replied
 
 
-@pytest.mark.parametrize(("sent", "status", "agreed"), AGREED)
-def test_agreement_depends_on_action_and_status(sent: bytes, status: int, agreed: bool) -> None:
-    body = b"" if status in (204, 304) else b"{}"
-    replied = answer(status, body=body or None)
-    play = converse([hold(sent), daemon(replied)])
-    assert play.call.reply == Reply(agreed, body, no_op=not agreed and status == 304)
-    play.call.answer()
-    assert play.client.got() == replied
+def test_reply_is_retained_until_answered() -> None:
+    def converses(*row: Step) -> Reply | None:
+        return converse(row, limit=1000).call.reply
 
-
-def long_answer(sent: bytes) -> list[Step]:
-    """Return the steps of an answer that is too long to be retained: its last byte waits for the Post hooks."""
-    return [
-        hold(CREATE),
-        daemon(sent[:REPLY_LIMIT]),
-        daemon(sent[REPLY_LIMIT : REPLY_LIMIT + 1], to_client=sent[:REPLY_LIMIT]),
-        daemon(sent[REPLY_LIMIT + 1 : -3], sent[-3:], to_client=sent[REPLY_LIMIT:-1]),
-        answered(to_client=sent[-1:]),
-    ]
-
-
-REPLIES: dict[str, tuple[list[Step], Reply | None]] = {
-    "an answer in chunks is read without them, and passes with them": (
-        [hold(CREATE), daemon(ANSWER_IN_CHUNKS), answered(to_client=ANSWER_IN_CHUNKS)],
-        Reply(agreed=True, message=b'{"Id":"1"}'),
-    ),
-    "of a long answer the last byte is retained, sized": (long_answer(LONG_ANSWER), Reply(agreed=True)),
-    "of a long answer the last byte is retained, chunked": (long_answer(LONG_CHUNKS), Reply(agreed=True)),
-    "an answer is sent once, and not before it is complete": (
-        [
-            *(hold(CREATE), daemon(CREATED[:-1]), answered(), daemon(CREATED[-1:])),
-            *(answered(to_client=CREATED), answered(), passes(PING)),
-        ],
-        Reply(agreed=True, message=b'{"Id":"1","Warnings":[]}'),
-    ),
-}
-
-
-@pytest.mark.parametrize(("steps", "reply"), REPLIES.values(), ids=REPLIES)
-def test_reply_is_retained_until_answered(steps: list[Step], reply: Reply | None) -> None:
-    assert converse(steps, limit=1000).call.reply == reply
+    in_chunks = answer(201, CHUNKED, body=None) + m.chunks(b'{"Id"', b':"1"}')
+    row = hold(CREATE), daemon(in_chunks), answered(to_client=in_chunks)
+    assert converses(*row) == Reply(agreed=True, message=b'{"Id":"1"}')
+    row = hold(CREATE), daemon(CREATED[:-1]), answered(), daemon(CREATED[-1:]), answered(to_client=CREATED)
+    assert converses(*row, answered(), passes(PING)) == Reply(agreed=True, message=b'{"Id":"1","Warnings":[]}')
+    long_chunks = answer(201, CHUNKED, body=None) + m.chunks(bytes(REPLY_LIMIT), b"tail")
+    for sent in (
+        answer(201, body=bytes(REPLY_LIMIT)),
+        long_chunks,
+    ):  # too long to be retained: its last byte waits for the Post hooks
+        assert converses(
+            *(hold(CREATE), daemon(sent[:REPLY_LIMIT])),
+            daemon(sent[REPLY_LIMIT : REPLY_LIMIT + 1], to_client=sent[:REPLY_LIMIT]),
+            daemon(sent[REPLY_LIMIT + 1 : -3], sent[-3:], to_client=sent[REPLY_LIMIT:-1]),
+            answered(to_client=sent[-1:]),
+        ) == Reply(agreed=True)
 
 
 def test_call_without_room_closes_when_refused_or_broken() -> None:
@@ -208,11 +180,11 @@ def test_request_that_may_be_held_is_not_cached() -> None:
     assert (play.effects(), play.call.route.action) == ((b"", b"", 1), Action.START)
 
 
-@pytest.mark.parametrize("max_bytes", [1024, 0], ids=["cached", "read each time"])
-def test_passing_request_is_counted_by_route(max_bytes: int) -> None:
-    play = Play(holds=(), caches=MessageCaches(max_bytes))
-    for target in ("/v1.41/info", "/v1.41/info", "http://docker/version", f"/containers/{m.ID}/top", "/x"):
-        play.client.sends(request("GET", target))
-        play.daemon.sends(OK)
-    counted = {labels[0]: count for (name, labels), count in play.caches.counters.items() if name == "calls_passed"}
-    assert counted == {"GET /info": 2, "GET /version": 1, "GET /containers/{id}/top": 1, "other": 1}
+def test_passing_request_is_counted_by_route() -> None:
+    for max_bytes in [1024, 0]:
+        play = Play(holds=(), caches=MessageCaches(max_bytes))
+        for target in ("/v1.41/info", "/v1.41/info", "http://docker/version", f"/containers/{m.ID}/top", "/x"):
+            play.client.sends(request("GET", target))
+            play.daemon.sends(OK)
+        counted = {labels[0]: count for (name, labels), count in play.caches.counters.items() if name == "calls_passed"}
+        assert counted == {"GET /info": 2, "GET /version": 1, "GET /containers/{id}/top": 1, "other": 1}
