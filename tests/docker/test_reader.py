@@ -295,72 +295,52 @@ def test_conversation_has_these_effects(row: list[Step], options: dict[str, Any]
     play.close()
 
 
-@pytest.mark.parametrize("passes", [True, False])
-def test_b4_http2_client_gets_tunnel_or_is_closed(passes: bool) -> None:
+def test_b4_http2_client_gets_tunnel_or_is_closed() -> None:
     sent, replied = m.PREFACE + b"\0\0\0\4\0", b"\0\0\0\4\1"
-    tunnel = [client(sent, to_daemon=sent), returns(replied)]
-    play = peer.converse(tunnel if passes else [client(sent, to_client=EOF)], http2_may_pass=passes)
-    assert play.http2_clients == 1
+    for may_pass, row in ((True, [passes(sent), returns(replied)]), (False, [client(sent, to_client=EOF)])):
+        assert peer.converse(row, http2_may_pass=may_pass).http2_clients == 1
 
 
-UNREADABLE = [(head("GET / HTTP/1.1", "Host: h", "Content-Length: +5"), 400), (head("GET / HTTP/2.0", "Host: h"), 505)]
+def test_unreadable_request_is_answered_and_closes() -> None:
+    for first, status in (
+        (("GET / HTTP/1.1", "Host: h", "Content-Length: +5"), 400),
+        (("GET / HTTP/2.0", "Host: h"), 505),
+    ):
+        row = [client(head(*first), PING, START, to_client=m.proxy_answer(status, closes=True) + EOF)]
+        assert [refusal.status for refusal in peer.converse(row, holds=()).refusals] == [status]
 
 
-@pytest.mark.parametrize(("sent", "status"), UNREADABLE)
-def test_unreadable_request_is_answered_and_closes(sent: bytes, status: int) -> None:
-    play = peer.converse([client(sent, PING, START, to_client=m.proxy_answer(status, closes=True) + EOF)], holds=())
-    assert [refusal.status for refusal in play.refusals] == [status]
+def test_b9_daemon_is_redialled_once_when_it_closes() -> None:
+    """It is not for a refusal, for a request that was sent, nor for one whose answer has begun."""
+    lost, held = steps(ends("daemon", to_client=EOF), answered(), client(PING)), client(START, held=1)
+    redialled = client(CREATE + PING, held=1), ends("daemon"), release(to_daemon=CREATE)
+    for redials, *row in (
+        (1, *redialled, peer.settle(m.CREATED, to_daemon=PING)),
+        (1, held, ends("client"), ends("daemon"), release(to_daemon=START + EOF)),
+        (0, held, ends("daemon"), peer.refuse(to_client=REFUSED)),
+        (0, hold(CREATE), *lost),
+        (0, hold(CREATE), daemon(m.CREATED[:-1]), *lost),
+    ):
+        assert peer.converse(row, daemons=1).redials == redials
 
 
-LOST = [hold(CREATE), ends("daemon", to_client=EOF), answered(), client(PING)]
-REDIALLED: dict[str, tuple[int, list[Step]]] = {
-    # how often the daemon is dialled again
-    "during a hold": (
-        1,
-        [
-            client(CREATE + PING, held=1),
-            ends("daemon"),
-            release(to_daemon=CREATE),
-            peer.settle(m.CREATED, to_daemon=PING),
-        ],
-    ),
-    "and it gets the client's EOF": (
-        1,
-        [client(START, held=1), ends("client"), ends("daemon"), release(to_daemon=START + EOF)],
-    ),
-    "but not for a refusal": (0, [client(START, held=1), ends("daemon"), peer.refuse(to_client=REFUSED)]),
-    "but not for what was sent": (0, LOST),
-    "nor for what has begun to be answered": (0, [LOST[0], daemon(m.CREATED[:-1]), *LOST[1:]]),
-}
-
-
-@pytest.mark.parametrize(("redials", "steps"), REDIALLED.values(), ids=REDIALLED)
-def test_b9_daemon_is_redialled_once_when_it_closes(redials: int, steps: list[Step]) -> None:
-    assert peer.converse(steps, daemons=1).redials == redials
-
-
-TWO_LENGTHS = head("HTTP/1.1 200 OK", "Content-Length: 1", "Content-Length: 2")
-SETTINGS = bytes.fromhex("000006040000000000000300000064")
-MODE, NO_MODE = r"; it speaks HTTP/2: is --backend-runtime-mode right\?$", r"^(?!.*backend-runtime-mode)"
-OTHER_PROTOCOLS = [b"\0" * 9, b"\0\0\6\4\0\0\0\0\1", b"\x16\x03\x01\2\0\0\0\0\0", b"HTTP/1.1 200\0"]
-BROKEN: dict[str, tuple[list[Step], Step, str]] = {
-    # the steps before, the bytes that break the protocol, and the error's text
-    "no request, at first": ([], daemon(OK), "without a request"),
-    "a call that is not released": ([client(START, held=1)], daemon(NO_CONTENT), "without a request"),
-    "two lengths": ([passes(PING)], daemon(TWO_LENGTHS), NO_MODE),
-    "cut in a field": ([passes(PING)], daemon(TWO_LENGTHS[:40], TWO_LENGTHS[40:]), NO_MODE),
-    "a broken chunk": ([passes(PING), returns(STREAM[: STREAM.index(b"0\r\nSum")])], daemon(b"zz\r\n"), NO_MODE),
-    "HTTP/2 after a request": ([passes(PING)], daemon(SETTINGS), MODE),
-    **{f"{sent!r}": ([passes(PING)], daemon(sent), NO_MODE) for sent in OTHER_PROTOCOLS},
-}
-
-
-@pytest.mark.parametrize(("before", "broken", "message"), BROKEN.values(), ids=BROKEN)
-def test_invalid_answer_raises_wire_error(before: list[Step], broken: Step, message: str) -> None:
-    play = peer.converse(before)
-    with pytest.raises(WireError, match=message):
-        broken.act(play)
-    assert play.effects() == (b"", b"", 0)
+def test_invalid_answer_raises_wire_error() -> None:
+    two_lengths, ping = head("HTTP/1.1 200 OK", "Content-Length: 1", "Content-Length: 2"), [passes(PING)]
+    http2 = bytes.fromhex("000006040000000000000300000064")
+    mode, no_mode = r"; it speaks HTTP/2: is --backend-runtime-mode right\?$", r"^(?!.*backend-runtime-mode)"
+    others = [b"\0" * 9, b"\0\0\6\4\0\0\0\0\1", b"\x16\x03\x01\2\0\0\0\0\0", b"HTTP/1.1 200\0", two_lengths]
+    for message, before, broken in (
+        ("without a request", [], daemon(OK)),
+        ("without a request", [client(START, held=1)], daemon(NO_CONTENT)),
+        (no_mode, ping, daemon(two_lengths[:40], two_lengths[40:])),
+        (no_mode, [*ping, returns(STREAM[: STREAM.index(b"0\r\nSum")])], daemon(b"zz\r\n")),
+        (mode, ping, daemon(http2)),
+        *((no_mode, ping, daemon(sent)) for sent in others),
+    ):
+        play = peer.converse(before)
+        with pytest.raises(WireError, match=message):
+            broken.act(play)
+        assert play.effects() == (b"", b"", 0)
 
 
 def test_answered_call_is_freed() -> None:
@@ -370,61 +350,40 @@ def test_answered_call_is_freed() -> None:
     assert call() is None
 
 
-SENT = release(to_daemon=START)
-CLOSED: dict[str, tuple[list[Step], bool, Reply]] = {
-    # whether the call ends, and its reply
-    "C2: before its release": ([peer.disconnects()], True, UNANSWERED),
-    "C2: before the answer": ([SENT, peer.disconnects(), daemon(NO_CONTENT)], False, UNANSWERED),
-    "C2: after the answer": ([SENT, daemon(NO_CONTENT), peer.disconnects(), answered()], False, Reply(agreed=True)),
-    "B9: the daemon, before the answer": ([SENT, ends("daemon", to_client=EOF)], False, UNANSWERED),
-}
+def test_reply_when_client_or_daemon_closes() -> None:
+    """C2: the client before the release, before the answer, after it; B9: the daemon before the answer."""
+    sent, leaves, reply = release(to_daemon=START), peer.disconnects(), daemon(NO_CONTENT)
+    for ended, agreed, *row in (
+        (True, None, leaves),
+        (False, None, sent, leaves, reply),
+        (False, Reply(agreed=True), sent, reply, leaves, answered()),
+        (False, None, sent, ends("daemon", to_client=EOF)),
+    ):
+        play = peer.converse([client(START, held=1), *row])
+        play.act()
+        play.call.connection_lost()
+        play.act()
+        assert (play.call.state is CallState.ENDED, play.call.reply) == (ended, agreed or UNANSWERED)
+        assert play.settled_calls == [play.call], "once"
+        assert not play.call.send_request(None)
 
 
-@pytest.mark.parametrize(("steps", "ended", "reply"), CLOSED.values(), ids=CLOSED)
-def test_reply_when_client_or_daemon_closes(steps: list[Step], ended: bool, reply: Reply) -> None:
-    play = peer.converse([client(START, held=1), *steps])
-    play.act()
-    play.call.connection_lost()
-    play.act()
-    assert (play.call.state is CallState.ENDED, play.call.reply) == (ended, reply)
-    assert play.settled_calls == [play.call], "once"
-    assert not play.call.send_request(None)
-
-
-NOTHING, A_CALL, AN_ANSWER, EVENTS = (0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)
-LOGS = request("GET", "/v1.41/containers/box/logs?follow=1")
-FOLLOWED = head("HTTP/1.1 200 OK", m.CHUNKED)
-
-UNFINISHED: dict[str, list[tuple[Step, tuple[int, int, int], bool]]] = {
-    # the steps, the unfinished work after them, and whether the client is inside no request
-    "pipelined requests": steps(
-        (client(PING + LOGS + PING), (3, 0, 0), True),
-        (daemon(OK + FOLLOWED), (1, 1, 0), True),
-        (daemon(b"5\r\nline\n\r\n0\r\n\r\n"), A_CALL, True),
-        (daemon(OK), NOTHING, True),
-    ),
-    "events": [(client(request("GET", "/events")), A_CALL, True), (daemon(FOLLOWED), EVENTS, True)],
-    "an upgrade": [(client(m.ATTACH), A_CALL, False), (daemon(m.SWITCHING), AN_ANSWER, False)],
-    "HTTP/2": [(client(m.PREFACE), AN_ANSWER, False)],
-    "a held request, until its answer is sent": steps(
-        (client(CREATE[:-3]), A_CALL, False),
-        (client(CREATE[-3:]), A_CALL, True),
-        (release(), A_CALL, True),
-        (daemon(m.CREATED[:-3]), A_CALL, True),
-        (daemon(m.CREATED[-3:]), A_CALL, True),
-        (answered(), NOTHING, True),
-    ),
-    "half a held request whose client has left": [
-        (client(CREATE[:-3]), A_CALL, False),
-        (peer.disconnects(), NOTHING, True),
-    ],
-}
-
-
-@pytest.mark.parametrize("steps", UNFINISHED.values(), ids=UNFINISHED)
-def test_unfinished_work_is_counted(steps: list[tuple[Step, tuple[int, int, int], bool]]) -> None:
-    play = peer.Play()
-    for number, (step, unfinished, between_requests) in enumerate(steps):
-        step.act(play)
-        actual = (play.reader.unfinished(), play.reader.between_requests)
-        assert actual == (unfinished, between_requests), f"step {number}"
+def test_unfinished_work_is_counted() -> None:
+    nothing, a_call, an_answer, events = (0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)
+    logs, followed = request("GET", "/v1.41/containers/box/logs?follow=1"), head("HTTP/1.1 200 OK", m.CHUNKED)
+    pinged = (daemon(b"5\r\nline\n\r\n0\r\n\r\n"), a_call), (daemon(OK), nothing)
+    half, rest, half_reply, reply = (part for sent in (CREATE, m.CREATED) for part in (sent[:-3], sent[-3:]))
+    replied = (daemon(half_reply), a_call), (daemon(reply), a_call), (answered(), nothing)
+    # The steps, the unfinished work after them, and whether the client is inside a request.
+    for row in (
+        ((client(PING + logs + PING), (3, 0, 0)), (daemon(OK + followed), (1, 1, 0)), *pinged),
+        ((client(request("GET", "/events")), a_call), (daemon(followed), events)),
+        ((client(m.ATTACH), a_call, True), (daemon(m.SWITCHING), an_answer, True)),
+        ((client(m.PREFACE), an_answer, True),),
+        ((client(half), a_call, True), (client(rest), a_call), (release(), a_call), *replied),
+        ((client(half), a_call, True), (peer.disconnects(), nothing)),
+    ):
+        play = peer.Play()
+        for step, unfinished, *inside in row:
+            step.act(play)
+            assert (play.reader.unfinished(), play.reader.between_requests) == (unfinished, not inside)
