@@ -7,12 +7,12 @@ whether the proxy continues to read from the client.
 import re
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from runtimeproxy.core.call import PROCESS_LIMIT, MemoryBudget
-from runtimeproxy.docker.exchange import Action, DockerHeld, MessageCaches, ReaderEvent, RefusedRequest, Route, Shared
+from runtimeproxy.docker.exchange import Action, DockerHeld, MessageCaches, ReaderEvent, RefusedRequest, Shared
 from runtimeproxy.docker.reader import Reader
-from runtimeproxy.wire.http1 import Send
 from tests.docker.messages import EOF, error, proxy_answer
 
 CUT_BYTES = 10_000
@@ -84,14 +84,10 @@ class Play:
         """Called with each held call within the read that completes it."""
         self._before = (0, False, False)
         kinds = dict.fromkeys(Action, PlainHeld)
-        self.reader = Reader(
-            Shared(self.memory, self.caches, kinds, self._intercepts, self._admit_http2), self.wake, self._redial
-        )
-        self.client = Side(self._feed_client, self.reader.to_client, self.octets)
-        self.daemon = Side(self._feed_daemon, self.reader.to_daemon, self.octets)
-
-    def _intercepts(self, route: Route) -> bool:
-        return route.action in self.holds
+        shared = Shared(self.memory, self.caches, kinds, lambda route: route.action in self.holds, self._admit_http2)
+        self.reader = Reader(shared, self.wake, self._redial)
+        self.client = Side(partial(self._feed, "client"), self.reader.to_client, self.octets)
+        self.daemon = Side(partial(self._feed, "daemon"), self.reader.to_daemon, self.octets)
 
     def _admit_http2(self) -> bool:
         self.http2_clients += 1
@@ -125,22 +121,18 @@ class Play:
                 case ReaderEvent.PAUSE | ReaderEvent.RESUME as event:
                     self.reading = event is ReaderEvent.RESUME
 
-    def _feed_client(self, data: bytes) -> None:
-        if not self._passes(data, self.reader.client_passes, self.daemon):
-            self.reader.client_bytes(data)
-        self.act()
-
-    def _feed_daemon(self, data: bytes) -> None:
+    def _feed(self, sender: str, data: bytes) -> None:
+        """Read bytes, or offer them for passing as a pair does: only if nothing waits to be sent before them."""
+        reader, buffer = self.reader, bytearray(data + b"0\r\n\r\nof an earlier read")
+        passes, feed, target = reader.client_passes, reader.client_bytes, self.daemon
+        if sender == "daemon":
+            passes, feed, target = reader.backend_passes, reader.daemon_bytes, self.client
         try:
-            if not self._passes(data, self.reader.backend_passes, self.client):
-                self.reader.daemon_bytes(data)
+            offered = self.shared and not target.out
+            if not (offered and passes(buffer, len(data), lambda size: target.receive(buffer[:size]))):
+                feed(data)
         finally:
             self.act()
-
-    def _passes(self, data: bytes, passes: Callable[[bytearray, int, Send], bool], target: Side) -> bool:
-        """Offer bytes for passing as a pair does: only if nothing waits to be sent before them."""
-        buffer = bytearray(data + b"0\r\n\r\nof an earlier read")
-        return self.shared and not target.out and passes(buffer, len(data), lambda size: target.receive(buffer[:size]))
 
     @property
     def call(self) -> DockerHeld:
@@ -252,16 +244,6 @@ def ends(side: str, **effects: Any) -> Step:
 def disconnects(**effects: Any) -> Step:
     """The client closes its connection."""
     return Step(lambda play: play.reader.stop(), **effects)
-
-
-def on_held(act: Callable[[DockerHeld], object], sends: Step, **effects: Any) -> Step:
-    """Do ``sends``; from then on each held call is given to ``act`` within the read that completes it."""
-
-    def do(play: Play) -> None:
-        play.on_held = act
-        sends.act(play)
-
-    return Step(do, **effects)
 
 
 MODES: tuple[dict[str, Any], ...] = ({"shared": True}, {"caches": MessageCaches(max_bytes=-1)}, {})

@@ -198,9 +198,8 @@ HELD: dict[str, list[Step]] = {
     "B1: EOF waits for calls that continue within the read": steps(
         client(START + STOP + CREATE, held=1),
         ends("client"),
-        peer.on_held(
-            lambda call: call.send_request(None), peer.refuse(), to_client=m.proxy_answer(500), to_daemon=STOP, held=1
-        ),
+        Step(lambda play: setattr(play, "on_held", lambda call: call.send_request(None))),  # within its read
+        peer.refuse(to_client=m.proxy_answer(500), to_daemon=STOP, held=1),
         peer.settle(NO_CONTENT, to_daemon=CREATE + EOF, held=1),
     ),
     "B1: EOF inside a held body passes after it": [  # otherwise the daemon would wait for ever
