@@ -26,11 +26,9 @@ KUBELET_LABELS, ANNOTATIONS = shim.pod_labels(POD), {**shim.kubelets_annotations
 REPORTED_POD = PodInfo(
     "", "web-0", "6f1c7c9e", "default", 1, "", {"app": "web", **KUBELET_LABELS}, {"note": "pod"}, PARENT
 )
-"""The values of ``POD`` in a hook message."""
 REQUESTED = Resources(**LIMITS, memory_swap_limit_in_bytes=64 * MIB)
 """The kubelet's resources of ``CONTAINER``: dockershim adds the swap limit."""
 REPORTED = ContainerInfo("", SANDBOX, "main", 2, ANNOTATIONS, REQUESTED, ENVS)
-"""The values of ``CONTAINER`` in a hook message."""
 
 
 def changed(body: Mapping[str, Any], changes: Mapping[str, object]) -> dict[str, Any]:

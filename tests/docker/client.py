@@ -7,7 +7,6 @@ from typing import Any, Self
 
 HOST = "Host: docker"
 PATIENCE_SECONDS = 10.0
-"""Seconds that a busy machine may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,6 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """Return the message of an error in JSON."""
         assert self.headers["content-type"] == "application/json"
         return str(self.json["message"])
 
@@ -41,8 +39,6 @@ def request(method: str, target: str, body: bytes = b"", *lines: str) -> bytes:
 
 
 class Client:
-    """One connection."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
@@ -55,7 +51,6 @@ class Client:
         self.writer.write(data)
 
     def half_close(self) -> None:
-        """Send EOF, but read on."""
         self.writer.write_eof()
 
     def abort(self) -> None:

@@ -23,7 +23,6 @@ class Connection:
     tunnel = refused = finished = unfinished = False
     """``unfinished``: it was refused inside a body, so an answer of the daemon may have begun then."""
     rule: Rule | None = None
-    """Why the connection was refused."""
 
     def __init__(self) -> None:
         self.to_daemon: list[bytes] = []
@@ -46,7 +45,6 @@ class Connection:
 
 
 def follow(data: bytes, sizes: Iterable[int] = ()) -> Connection:
-    """Read bytes in parts of these sizes, and the remaining bytes together."""
     connection: Any = Connection()
     requests = Requests(connection)
     offsets = [offset for offset in accumulate(sizes, initial=0) if offset < len(data)]
@@ -70,7 +68,6 @@ _SHORT = [form for form in FORMS if len(form.data) < 2000]
 
 @st.composite
 def mutations(draw: st.DrawFn) -> bytes:
-    """Return the stream of a short form, with up to four changes."""
     changed = stream(draw(st.sampled_from(_SHORT)), draw(st.sampled_from(TARGETS)))
     for _ in range(draw(st.integers(1, 4))):
         position = draw(st.integers(0, min(len(changed), 300)))

@@ -68,7 +68,6 @@ class Plugins(FakePlugins):
     on_change: Callable[[], None] = lambda: None
 
     def gated(self, name: str, behaviour: Behaviour = NOTHING, points: tuple[str, ...] = ALL_POINTS) -> GatedClient:
-        """Register a plugin that answers once its gate is open."""
         client = GatedClient(name, behaviour, self.queried)
         self.add(name, points=points, timeout_seconds=60.0, client=client)
         return client
@@ -149,7 +148,6 @@ class Node:
         return client
 
     async def sends(self, raw: bytes) -> Client:
-        """Send bytes on a new connection."""
         client = await self.client()
         client.send(raw)
         return client
@@ -211,11 +209,9 @@ class Node:
     # Results.
 
     def received_body(self, route: str = CREATE) -> bytes:
-        """Return the body of the newest request on a route."""
         return bytes(self.dockerd.requests(route)[-1].body)
 
     def host(self) -> Any:
-        """Return the HostConfig of the newest create that the daemon got."""
         return json.loads(self.received_body())["HostConfig"]
 
     @property
@@ -237,7 +233,6 @@ class Node:
 
 
 def on_node(*options: dict[str, Any]) -> pytest.MarkDecorator:
-    """Run a test on a node with each of these options."""
     return pytest.mark.parametrize("node", options, ids=str, indirect=True)
 
 

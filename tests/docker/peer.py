@@ -30,7 +30,6 @@ class Side:
     """True to send a part of up to ``CUT_BYTES`` byte by byte."""
     buffer: bytes = b""
     ended: bool = False
-    """True once it has seen EOF."""
 
     def sends(self, *parts: bytes) -> None:
         for part in filter(None, parts):
@@ -47,7 +46,6 @@ class Side:
         self.out.clear()
 
     def got(self) -> bytes:
-        """Return the bytes since the last call."""
         self.flush()
         data, self.buffer = self.buffer, b""
         return data
@@ -71,7 +69,6 @@ class Play:
     """True to read into a buffer that is used again, and to offer bytes to pass from there."""
     http2_may_pass: bool = True
     daemons: int = 0
-    """How many redials succeed."""
 
     def __post_init__(self) -> None:
         self.memory = self.budget or MemoryBudget(self.limit)
@@ -203,12 +200,10 @@ def returns(*parts: bytes) -> Step:
 
 
 def exchange(sent: bytes, replied: bytes) -> Step:
-    """A request and its answer pass."""
     return Step(lambda play: (play.client.sends(sent), play.daemon.sends(replied)), replied, sent)
 
 
 def release(**effects: Any) -> Step:
-    """The newest call is released unchanged."""
     return Step(lambda play: play.call.send_request(None), **effects)
 
 
@@ -242,7 +237,6 @@ def ends(side: str, **effects: Any) -> Step:
 
 
 def disconnects(**effects: Any) -> Step:
-    """The client closes its connection."""
     return Step(lambda play: play.reader.stop(), **effects)
 
 

@@ -326,7 +326,6 @@ async def test_broken_reply_raises(daemon: FakeDockerd, backend: Backend) -> Non
 
 
 def event(action: str, container_id: str, time_ns: int = 1, **more: object) -> bytes:
-    """Return a line of dockerd's event stream, labels included."""
     actor = {"ID": container_id, "Attributes": {"name": "k8s_x", "secret": "canary-4711"}}
     line = {"Type": "container", "Action": action, "Actor": actor, "scope": "local", "timeNano": time_ns, **more}
     return json.dumps(line).encode() + b"\n"
@@ -334,7 +333,6 @@ def event(action: str, container_id: str, time_ns: int = 1, **more: object) -> b
 
 @pytest.fixture
 async def events(daemon: FakeDockerd, backend: Backend) -> AsyncIterator[AsyncIterator[Event]]:
-    """Follow a stream, whose bytes the test sends."""
     script(daemon, EVENTS, CHUNKED)
     async with backend.events(["destroy", "rename"], 1_700_000_000_000_000_123) as events:
         yield events

@@ -92,7 +92,6 @@ async def test_answer_without_new_id_makes_no_record(node: Node, body: bytes) ->
 
 
 async def test_record_has_sent_resources(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """Docker cannot carry all fields, and applies its own rules."""
     unlimited = Resources(memory_limit_in_bytes=-1, unified={"memory.high": CANARY}, hugepage_limits={"2MB": 4711})
     node.plugins.add("a", HookAnswer(resources=unlimited), points=("PreCreateContainer",))
     container_id = await node.create_container(await node.create_pod())

@@ -20,7 +20,6 @@ IN_CHUNKS = request("POST", TARGET, CHUNKED, "Trailer: Sum", JSON) + CHUNKS
 
 
 def hold_call(sent: bytes, *, limit: int = 1000) -> Play:
-    """Return a connection on which a call is held."""
     return converse([client(sent, held=1)], limit=limit)
 
 

@@ -343,7 +343,6 @@ def start_stop(node: Node) -> "asyncio.Task[None]":
 
 
 async def connect_used(node: Node) -> Client:
-    """Return a connection on which a request was answered."""
     client = await node.client()
     assert (await client.fetch("GET", "/_ping")).status == 200
     return client
@@ -376,7 +375,6 @@ async def test_drain_sends_no_eof_to_daemon(node: Node) -> None:
 
 
 async def connect_silent(node: Node) -> Client:
-    """Return a connection that has sent nothing yet."""
     count, client = len(node.front.connections), await node.client()
     await until(lambda: len(node.front.connections) > count)
     return client

@@ -229,7 +229,6 @@ def read_inspect(reply: bytes | dict[str, Any], image: bytes | None, *default_ru
 
 
 def created(create: Mapping[str, Any], name: str) -> Any:
-    """Return the requested values of a create, with its id."""
     value: Any = read_create(dict(create), name)
     kind = "pod" if isinstance(value, RequestedPod) else "container"
     return replace(value, **{kind: replace(getattr(value, kind), id=ID)})

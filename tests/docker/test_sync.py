@@ -189,7 +189,6 @@ def unavailable(reason: str) -> tuple[str, str]:
 
 
 async def test_new_stream_continues_after_last_event(caplog: pytest.LogCaptureFixture) -> None:
-    """Each loss and each reconnect is logged once."""
     async with following(0, 0, 0) as rig:
         await rig.emit(Event("rename", CONTAINER, 41_000_000_007), None)
         await asyncio.sleep(10)

@@ -38,7 +38,6 @@ STDOUT, STDERR = 1, 2
 
 
 def frame(stream: int, data: bytes) -> bytes:
-    """Return bytes as a frame of a multiplexed stream."""
     return struct.pack(">BxxxL", stream, len(data)) + data
 
 
@@ -115,7 +114,6 @@ async def answer(dockerd: FakeDockerd, exchange: Exchange, route: str, reference
 
 
 async def read_json(exchange: Exchange) -> dict[str, Any]:
-    """Return a body of JSON. Raises Refused."""
     if exchange.head.length != 0 and not exchange.head.get("content-type").startswith("application/json"):
         raise bad_request("Content-Type specified must be 'application/json'")
     raw = await exchange.body()
@@ -190,7 +188,6 @@ def find_route(head: Head) -> tuple[str, str, str]:
 # ---- the server
 
 BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n400 Bad Request"
-"""The answer to an invalid HTTP/1 head."""
 RECORDED_BODY_BYTES = 1 << 20
 
 
@@ -219,13 +216,11 @@ class FakeDockerd(Listener):
         self.received: deque[Received] = deque(maxlen=keep_received)
         self.counts: Counter[str] = Counter()
         self.watchers = 0
-        """How many GET /events are open."""
         self.big_list: bytes | None = None
         """The answer of GET /containers/json in place of the containers; see ``fill_list``."""
         self.injections: dict[str, Injection] = {}
         self._accepted = 0
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter | socket.socket] = {}
-        """The socket until it is a stream."""
         server = ("Server", f"Docker/{engine.version} (linux)")
         self._versioned: tuple[Header, ...] = (("Api-Version", self.api), ("Ostype", "linux"), server)
         self._common: tuple[Header, ...] = (*self._versioned, ("Docker-Experimental", "false"))
@@ -237,7 +232,6 @@ class FakeDockerd(Listener):
         return len(self._connections)
 
     def send(self, data: bytes) -> None:
-        """Send bytes on every connection."""
         for connection in self._connections.values():
             if isinstance(connection, asyncio.StreamWriter):
                 connection.write(data)
@@ -254,7 +248,6 @@ class FakeDockerd(Listener):
         return [received for received in self.received if received.route == route]
 
     def inject(self, route: str, injection: Injection) -> Injection:
-        """Inject faults into a route's calls, instead of earlier ones."""
         assert route in ROUTES
         self.injections[route] = injection
         return injection
@@ -307,7 +300,6 @@ class FakeDockerd(Listener):
             writer.close()
 
     async def _serve_request(self, reader: Reader, writer: asyncio.StreamWriter, connection: int) -> bool:
-        """Serve one request; return whether the connection can carry another."""
         try:
             head = parse(await reader.readuntil(b"\r\n\r\n"))
         except ValueError:

@@ -47,7 +47,6 @@ _HTML = str.maketrans({"&": "\\u0026", "<": "\\u003c", ">": "\\u003e", "\u2028":
 
 
 def version_number(version: str) -> tuple[int, ...]:
-    """Return an API version in a form that can be compared."""
     return tuple(int(part or 0) for part in version.split("."))
 
 
@@ -84,7 +83,6 @@ class Engine:
     """True for cgroup v2, where a create has other defaults."""
 
     def render(self, answer: str, api: str, struct: Struct) -> Struct:
-        """Return an answer in the form for a request of an API version."""
         if answer == INSPECT and self.unified:
             host = dict(struct["HostConfig"])
             host["CgroupnsMode"] = "private" if host["CgroupnsMode"] == "host" else host["CgroupnsMode"]
@@ -112,4 +110,3 @@ ENGINES = (
     Engine("28", "28.5.1", "1.51", "1.24", _BUILDKIT),
     Engine("29", "29.0.0", "1.52", "1.44", _BUILDKIT),
 )
-"""The engines of the fake dockerd, oldest first."""

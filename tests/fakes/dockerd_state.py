@@ -28,7 +28,6 @@ def parse_filters(text: str) -> Filters:
 
 
 def labels_match(labels: Mapping[str, str], selectors: frozenset[str]) -> bool:
-    """Return whether all of ``key`` and ``key=value`` are among the labels."""
     pairs = (text.partition("=") for text in selectors)
     return all(key in labels and (not equals or labels[key] == value) for key, equals, value in pairs)
 
@@ -78,7 +77,6 @@ def check(host: Values, *, systemd: bool, update: bool) -> None:
 
 
 def with_defaults(host: dict[str, Any]) -> dict[str, Any]:
-    """Return a create's HostConfig with the daemon's defaults."""
     modes = {"NetworkMode": "default", "IpcMode": "private", "CgroupnsMode": "host", "Runtime": "runc"}
     defaults = {**modes, "ShmSize": 64 << 20, "LogConfig": {"Type": "json-file", "Config": {}}}
     if host["Memory"] > 0 and host["MemorySwap"] == 0:
@@ -100,7 +98,6 @@ INSPECT_TEMPLATE = json.loads("""{
 class Container:
     id: str
     name: str
-    """The name without the leading slash."""
     config: dict[str, Any]
     host: dict[str, Any]
     image_id: str
@@ -135,7 +132,6 @@ class Exec:
 
 
 PATH, COMMAND = "PATH=/bin", ["/bin/sh"]
-"""Settings of every image."""
 
 
 def normalise_name(reference: str) -> str:
@@ -177,15 +173,12 @@ KILLED, TERMINATED = 137, 143
 
 
 class DockerdState:
-    """Everything that survives a restart of the fake dockerd."""
-
     def __init__(self, cgroup_driver: str = CGROUPFS) -> None:
         self.cgroup_driver = cgroup_driver
         self.images = Images()
         self.containers: dict[str, Container] = {}
         self.execs: dict[str, Exec] = {}
         self.subscribers: set[Callable[[Event], None]] = set()
-        """They are called with every event."""
         self._names: dict[str, Container] = {}
 
     # ---- containers

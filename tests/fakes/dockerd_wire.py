@@ -32,7 +32,6 @@ class Head:
     headers: Mapping[str, str]
     """The first value of each header by its name in lower case."""
     path: str
-    """Decoded path."""
     query: Mapping[str, str]
     length: int | None
     keep_alive: bool
@@ -69,7 +68,6 @@ class Received:
     connection: int
     """Number of its connection, from 0 in order of accept."""
     at: float
-    """Time of ``time.monotonic``, in seconds."""
     keep_bytes: int
     body: bytearray = field(default_factory=bytearray)
     """Without framing, as far as it was read; only its first ``keep_bytes``."""
@@ -108,11 +106,9 @@ class Injection:
     cut_after_bytes: int | None = None
     times: int | None = None
     hanging: int = 0
-    """How many calls hang now."""
     _released: asyncio.Event = field(default_factory=asyncio.Event)
 
     def release(self) -> None:
-        """Release the calls that hang, and all later ones."""
         self._released.set()
 
     async def wait(self) -> None:
@@ -155,7 +151,6 @@ def encode(head: Head, status: int, body: bytes, headers: Sequence[Header], keep
 
 
 def stream(headers: Sequence[Header], keep_alive: bool, status: int = HTTPStatus.OK) -> bytes:
-    """Return the head of a reply of unknown length."""
     return _lines(status, headers, [CHUNKED] if keep_alive else [CLOSE, CHUNKED])
 
 
@@ -172,7 +167,7 @@ def _lines(status: int, headers: Iterable[Header], framing: Iterable[Header]) ->
 
 
 class Cut(Exception):
-    """The connection is cut here, as was injected."""
+    """An injected end of the connection."""
 
 
 class Reader(asyncio.StreamReader):
@@ -181,7 +176,6 @@ class Reader(asyncio.StreamReader):
     def __init__(self) -> None:
         super().__init__(limit=MAX_HEAD_BYTES, loop=asyncio.get_running_loop())
         self.current: Received | None = None
-        """The request whose reply is not complete."""
         self.on_end: Callable[[], None] = lambda: None
 
     def feed_eof(self) -> None:
@@ -251,7 +245,6 @@ class Exchange:
     # ---- the reply
 
     async def write(self, *chunks: bytes) -> None:
-        """Send bytes unchanged. Raises Cut."""
         count = sum(map(len, chunks))
         if self.cut_after_bytes is not None and self._written + count >= self.cut_after_bytes:
             self._writer.write(b"".join(chunks)[: self.cut_after_bytes - self._written])
@@ -273,7 +266,6 @@ class Exchange:
         await self.reply(status, go_json(value, html=False), JSON)
 
     async def stream(self, *headers: Header) -> None:
-        """Send the head of a chunked stream."""
         await self._read_remaining_body()
         await self.write(stream([*self.common, *headers], self.keep_alive))
 

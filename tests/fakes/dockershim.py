@@ -62,7 +62,6 @@ DOCKERSHIM = Generation("1.40", "docker", pings_by_head=False, reads_runtime=Fal
 
 
 def _send(connection: UnixHttpConnection, method: str, target: str, host: str, body: Any, *headers: Header) -> Any:
-    """Send a request; return the response. Raises DockerError."""
     content = b"" if body is None else go_json(body)
     length = (("Content-Length", str(len(content))),) if method == "POST" else ()
     connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
@@ -89,7 +88,6 @@ class Dockershim:
     def __init__(self, socket_path: str, generation: Generation = CRI_DOCKERD) -> None:
         self.generation = generation
         self.pods: dict[str, Pod] = {}
-        """The pods that were run, by sandbox id."""
         self._path = socket_path
         self._keepalive = UnixHttpConnection(socket_path, timeout=SHORT_CALL_SECONDS)
 
@@ -135,7 +133,6 @@ class Dockershim:
         return sandbox_id
 
     def stop_pod_sandbox(self, sandbox_id: str) -> None:
-        """Stop a pod sandbox; one that does not exist counts as stopped."""
         try:
             self.inspect(sandbox_id)
             self._call("POST", f"/containers/{sandbox_id}/stop?t={SANDBOX_GRACE_SECONDS}")
@@ -177,7 +174,6 @@ class Dockershim:
             self.inspect(container_id)
 
     def update_container_resources(self, container_id: str, resources: Values) -> None:
-        """Update resources, by CRI's names; those not named stay."""
         body = bodies.update_body(resources, self.generation.moves_swap)
         self._call("POST", f"/containers/{container_id}/update", body)
 
@@ -198,7 +194,6 @@ class Dockershim:
     # ---- streams
 
     def exec_sync(self, container_id: str, argv: Sequence[str]) -> tuple[int, bytes, bytes]:
-        """Run a command; return its exit code, stdout and stderr."""
         self.inspect(container_id)
         exec_id = self._call("POST", f"/containers/{container_id}/exec", bodies.exec_body(argv))["Id"]
         output = {1: b"", 2: b""}

@@ -70,12 +70,10 @@ def _labels(labels: Mapping[str, str], annotations: Mapping[str, str], own: Mapp
 
 
 def pod_labels(pod: Pod) -> dict[str, str]:
-    """Return the labels that a kubelet adds to a pod and to its containers."""
     return {f"io.kubernetes.pod.{key}": getattr(pod, key) for key in ("name", "namespace", "uid")}
 
 
 def kubelets_annotations(container: Container) -> dict[str, str]:
-    """Return the annotations that a kubelet adds to every container."""
     own = {"hash": "d464c1e4", "restartCount": str(container.attempt)}
     own |= {"terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File"}
     prefixed = {f"io.kubernetes.container.{key}": value for key, value in own.items()}
@@ -121,7 +119,6 @@ def update_body(resources: Values, moves_swap: bool) -> dict[str, Any]:
 
 
 def exec_body(argv: Sequence[str]) -> dict[str, Any]:
-    """Return the create body of an exec that is run to its end."""
     streams = {"AttachStdin": False, "AttachStderr": True, "AttachStdout": True}
     nothing = {"Detach": False, "DetachKeys": "", "Env": None, "WorkingDir": ""}
     return {"User": "", "Privileged": False, "Tty": False, **streams, **nothing, "Cmd": list(argv)}
@@ -132,5 +129,4 @@ def _resources(values: Values) -> dict[str, Any]:
 
 
 def log_path(pod: Pod, container: Container) -> str:
-    """Return the path that the kubelet reads a container's log at."""
     return f"/var/log/pods/{pod.namespace}_{pod.name}_{pod.uid}/{container.name}/{container.attempt}.log"
