@@ -206,8 +206,6 @@ class Node:
     def container_body(self, pod_id: str) -> dict[str, Any]:
         return bodies.container_body(self.pod, CONTAINER, pod_id, self.cgroup_driver)
 
-    # Results.
-
     def received_body(self, route: str = CREATE) -> bytes:
         return bytes(self.dockerd.requests(route)[-1].body)
 

@@ -127,9 +127,6 @@ async def test_reread_pod_has_cgroup_parent_of_daemon(node: Node, stored: str) -
     assert node.container(container_id).effective.cgroup_parent == ""
 
 
-# ---- calls on existing containers
-
-
 async def test_start_sets_resources_by_extra_update(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     hook_points = ("PreStartContainer", "PostStartContainer")
     resources = Resources(cpuset_cpus="1", cpu_quota=20_000, oom_score_adj=5, unified={"cpu.idle": CANARY})
@@ -391,9 +388,6 @@ async def test_restarted_container_end_is_not_reported(node: Node) -> None:
     await node.event("restart")
     await node.act("stop", container_id)
     assert node.points == [END] * 2
-
-
-# ---- the daemon's containers, read again; containers without a pod are cached (relay-rules B10)
 
 
 INFO, IMAGE = "GET /info", "GET /images/{ref}/json"

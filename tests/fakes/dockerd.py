@@ -41,8 +41,6 @@ def frame(stream: int, data: bytes) -> bytes:
     return struct.pack(">BxxxL", stream, len(data)) + data
 
 
-# ---- the routes
-
 ROUTES = (
     *("GET /containers/json", "GET /containers/{ref}/json", "GET /exec/{ref}/json", "POST /containers/create"),
     *(f"POST /containers/{{ref}}/{action}" for action in ("start", "stop", "exec", "rename", "update")),
@@ -185,8 +183,6 @@ def find_route(head: Head) -> tuple[str, str, str]:
     return NOT_FOUND, "", ""
 
 
-# ---- the server
-
 BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n400 Bad Request"
 RECORDED_BODY_BYTES = 1 << 20
 
@@ -225,8 +221,6 @@ class FakeDockerd(Listener):
         self._versioned: tuple[Header, ...] = (("Api-Version", self.api), ("Ostype", "linux"), server)
         self._common: tuple[Header, ...] = (*self._versioned, ("Docker-Experimental", "false"))
 
-    # ---- interface for tests
-
     @property
     def connections(self) -> int:
         return len(self._connections)
@@ -262,8 +256,6 @@ class FakeDockerd(Listener):
         }  # the other fields of a row have up to 210
         life = {"Command": "sleep", "State": "running", "HostConfig": {"NetworkMode": "host"}, "Labels": labels}
         self.big_list = go_json([{"Id": f"{n:064x}", "Names": [f"/fake_{n}"], **life} for n in range(count)])
-
-    # ---- connections
 
     async def end(self) -> None:
         self.drop_connections()

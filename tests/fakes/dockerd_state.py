@@ -181,8 +181,6 @@ class DockerdState:
         self.subscribers: set[Callable[[Event], None]] = set()
         self._names: dict[str, Container] = {}
 
-    # ---- containers
-
     def _report(self, container: Container, action: str, **more: str) -> None:
         image, now = container.config["Image"], time.time_ns()
         attributes = {**container.labels, "image": image, "name": container.name, **more}
@@ -283,8 +281,6 @@ class DockerdState:
             self.exit(container, KILLED)
         del self.containers[container.id], self._names[container.name]
         self._report(container, "destroy")
-
-    # ---- execs
 
     def exec_create(self, reference: str, command: list[str]) -> str:
         container, exec_id = self.find(reference), secrets.token_hex(32)

@@ -208,8 +208,6 @@ class Exchange:
         self._written = 0
         self._body: list[bytes] | None = None
 
-    # ---- the request's body
-
     async def body(self) -> bytes:
         """Read the body. Raises Refused if it is cut or broken."""
         try:
@@ -241,8 +239,6 @@ class Exchange:
         line = await self.reader.readuntil(CRLF)
         self.received.record(line)
         return line
-
-    # ---- the reply
 
     async def write(self, *chunks: bytes) -> None:
         count = sum(map(len, chunks))

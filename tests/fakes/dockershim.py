@@ -100,8 +100,6 @@ class Dockershim:
     def __exit__(self, *details: object) -> None:
         self.close()
 
-    # ---- the daemon
-
     @cached_property
     def prefix(self) -> str:
         """The prefix with the version for every path, negotiated by the first ping."""
@@ -114,8 +112,6 @@ class Dockershim:
     @cached_property
     def cgroup_driver(self) -> str:
         return str(self._call("GET", "/info")["CgroupDriver"])
-
-    # ---- pods
 
     def run_pod_sandbox(self, name: str, uid: str, *, oom_score_adj: int = SANDBOX_OOM_SCORE_ADJ, **config: Any) -> str:
         """Run a pod sandbox with the fields of a Pod; return its id. ``cgroup_parent`` is a full path.
@@ -145,8 +141,6 @@ class Dockershim:
             self._delete(container["Id"])
         self._delete(sandbox_id)
         self.pods.pop(sandbox_id, None)
-
-    # ---- containers
 
     def create_container(self, pod: str, name: str, *, image: str = BUSYBOX_IMAGE, **more: Any) -> str:
         """Create a container, with the fields of a Container, in the pod with this sandbox id; return its id."""
@@ -191,8 +185,6 @@ class Dockershim:
     def inspect(self, container_id: str) -> dict[str, Any]:
         return dict(self._call("GET", f"/containers/{container_id}/json"))
 
-    # ---- streams
-
     def exec_sync(self, container_id: str, argv: Sequence[str]) -> tuple[int, bytes, bytes]:
         self.inspect(container_id)
         exec_id = self._call("POST", f"/containers/{container_id}/exec", bodies.exec_body(argv))["Id"]
@@ -222,8 +214,6 @@ class Dockershim:
             while header := stream.read(8):
                 number, length = struct.unpack(">BxxxL", header)
                 yield number, stream.read(length)
-
-    # ---- calls
 
     def _call(self, method: str, path: str, body: Any = None) -> Any:
         """Make a call on the keep-alive connection, or a new one if the other side closed it; return the reply's JSON.
