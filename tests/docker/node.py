@@ -137,7 +137,7 @@ class Node:
     async def follow(self) -> None:
         """Start following the daemon's events as the program does, and wait until the cgroup driver is known."""
         await self.front.start()
-        await until(lambda: self.dockerd.watchers > 0 and self.front._lookup.driver is not None)
+        await until(lambda: self.dockerd.watchers > 0 and self.lookup.driver is not None)
 
     async def event(self, action: str, count: int = 1) -> None:
         await until(lambda: self.metrics.counted("backend_events", action=action) >= count)
@@ -176,10 +176,10 @@ class Node:
 
     async def create_both(self) -> tuple[str, str]:
         """Create a pod with a container; return their ids, and forget the hook calls."""
-        pod_id = await self.create_pod()
-        container_id = await self.create_container(pod_id)
+        self.pod_id = await self.create_pod()
+        self.container_id = await self.create_container(self.pod_id)
         self.plugins.queried.clear()
-        return pod_id, container_id
+        return self.pod_id, self.container_id
 
     async def running(self) -> tuple[str, str]:
         """Create a pod with a container and start both; return their ids, and forget the hook calls."""
@@ -195,6 +195,13 @@ class Node:
         self.dockerd.state.update(container_id, {"CpuShares": 4711})
         await until(lambda: self.store.container(container_id) is None)
         return seen
+
+    @property
+    def lookup(self) -> Any:
+        return self.front._lookup
+
+    async def read(self, container_id: str) -> Any:
+        return (await self.lookup.container(container_id)).container.effective
 
     def forget(self) -> None:
         for record_id in self.store.ids():

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,23 +15,29 @@ from runtimeproxy.core import open_calls
 from runtimeproxy.core.call import NOT_DONE, Unreadable
 from runtimeproxy.core.sync import Listed
 from runtimeproxy.docker import sync as module
-from runtimeproxy.docker.exchange import DockerHeld
 from runtimeproxy.docker.messages import Driver
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model import fields
 from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, PodRecord, Resources, Subject
-from tests.docker.bodies import ANNOTATIONS, CONTAINER, PARENT, POD, REPORTED, REPORTED_POD, REQUESTED, SYSTEMD_PARENT
+from tests.docker.bodies import ANNOTATIONS, PARENT, REPORTED, REPORTED_POD, REQUESTED, SYSTEMD_PARENT
 from tests.docker.client import request
 from tests.docker.daemon import reply
 from tests.docker.node import CREATE, INSPECT, START, STOP, UPDATE, Node, encode_body, id_of, on_node
 from tests.engines.images import BUSYBOX_IMAGE
-from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_client import until
 from tests.fakes.dockerd_wire import Injection
 from tests.fakes.plugins import FAIL
 
 CANARY = "canary-4711"
 END = "PostStopContainer"
+
+
+def check_left_out(node: Node, caplog: pytest.LogCaptureFixture, operation: str, fields: str) -> None:
+    """Check that the fields are counted and logged as left out, without their values."""
+    for field in fields.split(", "):
+        assert node.metrics.counted("fields_left_out", operation=operation, field=field) == 1
+    assert f"{operation}: Docker cannot set {fields} of a container: left out" in caplog.text
+    assert CANARY not in caplog.text
 
 
 async def test_creates_are_changed_only_in_fields_set_by_hook(node: Node) -> None:
@@ -96,10 +103,7 @@ async def test_record_has_sent_resources(node: Node, caplog: pytest.LogCaptureFi
     node.plugins.add("a", HookAnswer(resources=unlimited), points=("PreCreateContainer",))
     container_id = await node.create_container(await node.create_pod())
     assert (node.host()["Memory"], node.host()["MemorySwap"]) == (0, 0)
-    for field in ("hugepage_limits", "unified"):
-        assert node.metrics.counted("fields_left_out", operation="CreateContainer", field=field) == 1
-    assert "CreateContainer: Docker cannot set hugepage_limits, unified of a container: left out" in caplog.text
-    assert CANARY not in caplog.text
+    check_left_out(node, caplog, "CreateContainer", "hugepage_limits, unified")
     normalised = {"hook_server": "a", "field": "resources.memory_limit_in_bytes"}
     assert node.metrics.counted("values_normalised", **normalised) == node.metrics.total("values_normalised") == 1
     assert node.container(container_id).effective.resources == Resources(cpu_shares=1024, cpuset_cpus="0-1")
@@ -114,9 +118,7 @@ async def test_reread_pod_has_cgroup_parent_of_daemon(node: Node, stored: str) -
     pod_host = node.host()["CgroupParent"]
     node.forget()
     if stored != "not yet":
-        read = await node.front._lookup.pod(pod_id)
-        assert read is not None
-        node.store.commit(Subject(read))
+        node.store.commit(Subject(await node.lookup.pod(pod_id)))
         node.plugins.plugins.clear()
     container_id = await node.create_container(pod_id)
     assert node.host()["CgroupParent"] == pod_host
@@ -144,10 +146,7 @@ async def test_start_sets_resources_by_extra_update(node: Node, caplog: pytest.L
     container = node.container(container_id)
     assert container.original.resources == REQUESTED
     assert container.effective.resources == replace(REQUESTED, cpuset_cpus="1", cpu_quota=20_000)
-    for field in ("oom_score_adj", "unified"):
-        assert node.metrics.counted("fields_left_out", operation="StartContainer", field=field) == 1
-    assert "StartContainer: Docker cannot set oom_score_adj, unified of a container: left out" in caplog.text
-    assert CANARY not in caplog.text
+    check_left_out(node, caplog, "StartContainer", "oom_score_adj, unified")
     node.plugins.plugins.clear()
     node.plugins.add("b", HookAnswer(resources=Resources(oom_score_adj=5)), points=hook_points)
     assert (await node.act("start", container_id)).status == 304
@@ -180,9 +179,7 @@ async def test_update_leaves_out_unsupported_fields(node: Node, caplog: pytest.L
     _, container_id = await node.create_both()
     assert (await node.act("update", container_id, b'{"cpuShares": 0}')).status == 200
     assert node.received_body(UPDATE) == b'{"cpuShares": 2}'
-    unsupported = "memory_limit_in_bytes, oom_score_adj, annotations"
-    assert f"UpdateContainerResources: Docker cannot set {unsupported} of a container: left out" in caplog.text
-    assert CANARY not in caplog.text
+    check_left_out(node, caplog, "UpdateContainerResources", "memory_limit_in_bytes, oom_score_adj, annotations")
     effective = node.container(container_id).effective
     assert effective.resources == replace(REQUESTED, cpu_shares=2)
     assert "n" not in effective.annotations, "the daemon was not notified of it"
@@ -228,16 +225,11 @@ async def test_update_event_is_not_expected_when_update_fails(
 
 async def test_update_is_not_sent_when_call_has_ended(node: Node) -> None:
     _, container_id = await node.create_both()
-    hook, calls, proceed = node.plugins.gated("a"), list[Any](), node.front.proceed
-
-    def record(call: DockerHeld) -> None:
-        calls.append(call)
-        proceed(call)
-
-    node.front.proceed = record  # type: ignore[method-assign]
+    hook, proceed = node.plugins.gated("a"), Mock(wraps=node.front.proceed)
+    node.front.proceed = proceed  # type: ignore[method-assign]
     await node.sends(request("POST", f"/containers/{container_id}/update", b'{"CpuShares":7}'))
     await until(lambda: hook.waiting == 1)
-    [call] = calls
+    [call] = proceed.call_args.args
     call.connection_lost()
     call.release(None, fields.NO_ADJUSTMENT)
     for connection in node.front.connections:
@@ -392,37 +384,18 @@ async def test_restarted_container_end_is_not_reported(node: Node) -> None:
 
 INFO, IMAGE = "GET /info", "GET /images/{ref}/json"
 PLAIN_BODY = {"Image": BUSYBOX_IMAGE}
-NOBODY = "f" * 64
-
-
-class Rig(Node):
-    """A node with an empty Store; its daemon has a pod with a container."""
-
-    pod_id = container_id = ""
-
-    def make(self, name: str, body: dict[str, Any]) -> str:
-        return self.dockerd.state.create(name, body).id
-
-    @property
-    def lookup(self) -> Any:
-        return self.front._lookup
-
-    def queried(self, route: str) -> int:
-        return len(self.dockerd.requests(route))
-
-    async def read(self, reference: str) -> Any:
-        return (await self.lookup.container(reference)).container.effective
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with Rig(tmp_path, follows=False) as rig:
-        rig.pod_id, rig.container_id = await rig.create_both()
+async def rig(tmp_path: Path) -> AsyncIterator[Node]:
+    """Run a node with an empty Store; its daemon has a pod with a container."""
+    async with Node(tmp_path, follows=False) as rig:
+        await rig.create_both()
         rig.forget()
         yield rig
 
 
-async def test_lookup_prefers_stored_records(rig: Rig) -> None:
+async def test_lookup_prefers_stored_records(rig: Node) -> None:
     pod = PodRecord(PodInfo(id=rig.pod_id, name="original"), PodInfo(id=rig.pod_id, name="effective"))
     rig.store.commit(Subject(pod))
     assert await rig.lookup.container(rig.pod_id[:12]) == Subject(pod)
@@ -432,23 +405,21 @@ async def test_lookup_prefers_stored_records(rig: Rig) -> None:
     rig.store.commit(stored)
     assert await rig.lookup.container(rig.container_id[:12]) == rig.lookup.stored(rig.container_id) == stored
     assert rig.lookup.stored(rig.container_id[:12]) is None
-    assert rig.queried(INSPECT) == 3
+    assert rig.dockerd.counts[INSPECT] == 3
     rig.store.forget(rig.container_id)
     hooked = PodInfo(id=rig.pod_id, cgroup_parent="/hooked")
     rig.store.commit(Subject(PodRecord(replace(hooked, cgroup_parent="/requested"), hooked)))
     assert (await rig.read(rig.container_id)).cgroup_parent == PARENT, "it is the container's own"
 
 
-@pytest.mark.parametrize("reference", ["nobody", NOBODY, ".."])
-async def test_lookup_returns_none_for_missing_object(rig: Rig, reference: str) -> None:
-    assert await rig.lookup.read(reference) is await rig.lookup.pod(reference) is None
+async def test_lookup_returns_none_for_missing_object(rig: Node) -> None:
     del rig.dockerd.state.containers[rig.pod_id]
-    assert await rig.lookup.read(rig.container_id) is await rig.lookup.pod(rig.container_id) is None
-    assert not rig.lookup.is_plain(reference)
-    assert not rig.lookup.is_plain(rig.container_id)
+    for reference in ("nobody", "f" * 64, "..", rig.container_id):
+        assert await rig.lookup.read(reference) is await rig.lookup.pod(reference) is None
+        assert not rig.lookup.is_plain(reference)
 
 
-async def test_unknown_pod_parent_is_read_from_container(rig: Rig) -> None:
+async def test_unknown_pod_parent_is_read_from_container(rig: Node) -> None:
     """An unknown parent is None; the empty one is the daemon's default."""
     pod = (await rig.fetch("GET", f"/containers/{rig.pod_id}/json")).json
     del pod["HostConfig"]["CgroupParent"]
@@ -460,54 +431,54 @@ async def test_unknown_pod_parent_is_read_from_container(rig: Rig) -> None:
     assert (await rig.lookup.container(rig.container_id)).pod.effective.cgroup_parent == PARENT
 
 
-async def test_image_is_read_once_for_all_its_containers(rig: Rig) -> None:
-    for number in range(3):
-        body = bodies.container_body(POD, replace(CONTAINER, attempt=number + 5), rig.pod_id, "cgroupfs")
-        again = rig.make(f"again{number}", body)
+async def test_image_is_read_once_for_all_its_containers(rig: Node) -> None:
+    for name in ("first", "second", "third"):
+        again = rig.dockerd.state.create(name, rig.container_body(rig.pod_id)).id
         assert (await rig.read(again)).envs == {"A": "1", "B": "2"}, "without the image's PATH"
-    assert rig.queried(IMAGE) == 2, "the container's image, and the sandbox's"
+    assert rig.dockerd.counts[IMAGE] == 2, "the container's image, and the sandbox's"
     rig.dockerd.state.images.by_name.clear()
     rig.lookup._images.clear()
     for _ in range(2):
         assert (await rig.read(rig.container_id)).envs == {"A": "1", "B": "2", "PATH": "/bin"}
-    assert rig.queried(IMAGE) == 6
+    assert rig.dockerd.counts[IMAGE] == 6
 
 
-async def test_caches_of_images_and_plain_containers_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_caches_of_images_and_plain_containers_are_bounded(rig: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IMAGE_LIMIT", 1)
     monkeypatch.setattr(module, "STANDALONE_LIMIT", 2)
     for _ in range(2):
         assert await rig.lookup.pod(rig.pod_id) is not None
-        await rig.read(rig.container_id)
-    assert rig.queried(IMAGE) > 2
-    plain = [rig.make(f"plain{number}", PLAIN_BODY) for number in range(3)]
+        assert await rig.lookup.container(rig.container_id) is not None
+    assert rig.dockerd.counts[IMAGE] > 2
+    plain = [rig.dockerd.state.create(f"plain{number}", PLAIN_BODY).id for number in range(3)]
     for container_id in plain:
         assert await rig.lookup.read(container_id) is None
     assert [rig.lookup.is_plain(container_id) for container_id in plain] == [False, True, True]
 
 
-async def test_b10_plain_container_is_cached_by_full_id(rig: Rig) -> None:
+async def test_b10_plain_container_is_cached_by_full_id(rig: Node) -> None:
     rig.dockerd.inject(INFO, Injection(status=500))
     rig.dockerd.inject(IMAGE, Injection(status=500))
-    plain = rig.make("plain", PLAIN_BODY)
+    plain = rig.dockerd.state.create("plain", PLAIN_BODY).id
     assert await rig.lookup.read("plain") is None
     assert (rig.lookup.is_plain(plain), rig.lookup.is_plain("plain")) == (True, False)
-    assert (rig.queried(INFO), rig.queried(IMAGE)) == (0, 0)
+    assert (rig.dockerd.counts[INFO], rig.dockerd.counts[IMAGE]) == (0, 0)
     for _ in range(2):
         rig.lookup.forget_plain(plain)
         assert not rig.lookup.is_plain(plain)
     rig.dockerd.injections.clear()
-    rig.make("odd", {**PLAIN_BODY, "Labels": {"io.kubernetes.docker.type": "something else"}})
+    rig.dockerd.state.create("odd", {**PLAIN_BODY, "Labels": {"io.kubernetes.docker.type": "something else"}})
     assert await rig.lookup.listed() == Listed([rig.pod_id], [rig.container_id])
 
 
-@pytest.mark.parametrize("body", [b"{}", b'{"Id":1}', b'{"Config":7,"n":"io.kubernetes.docker.type"}'])
-async def test_container_without_labels_is_plain(rig: Rig, body: bytes) -> None:
-    rig.dockerd.inject(INSPECT, Injection(raw=reply(body)))
-    assert await rig.lookup.read(rig.container_id) is None
-    with pytest.raises(Unreadable):
-        await rig.lookup.read("a-name")
-    assert (rig.lookup.is_plain(rig.container_id), rig.lookup.is_plain("a-name")) == (True, False)
+async def test_container_without_labels_is_plain(rig: Node) -> None:
+    for body in (b"{}", b'{"Id":1}', b'{"Config":7,"n":"io.kubernetes.docker.type"}'):
+        rig.lookup.forget_plain(rig.container_id)
+        rig.dockerd.inject(INSPECT, Injection(raw=reply(body)))
+        assert await rig.lookup.read(rig.container_id) is None
+        with pytest.raises(Unreadable):
+            await rig.lookup.read("a-name")
+        assert (rig.lookup.is_plain(rig.container_id), rig.lookup.is_plain("a-name")) == (True, False)
 
 
 REFUSED = reply(b"{}", 500)
@@ -515,16 +486,16 @@ FAILING = [(INFO, reply(b'{"CgroupDriver":1}'), Unreadable), (INFO, REFUSED, Bac
 
 
 @pytest.mark.parametrize(("route", "raw", "error"), [*FAILING, (INSPECT, REFUSED, BackendError)])
-async def test_lookup_raises_and_retries_when_daemon_fails(rig: Rig, route: str, raw: bytes, error: Any) -> None:
+async def test_lookup_raises_and_retries_when_daemon_fails(rig: Node, route: str, raw: bytes, error: Any) -> None:
     rig.dockerd.inject(route, Injection(raw=raw))
     for fetch in (rig.lookup.read(rig.container_id), rig.lookup.read(rig.pod_id), rig.lookup.pod(rig.pod_id)):
         with pytest.raises(error):
             await fetch
     assert rig.lookup.driver is None
     rig.dockerd.injections.clear()
-    before = rig.queried(INFO)
+    before = rig.dockerd.counts[INFO]
     for _ in range(2):
         assert await rig.lookup.cached_driver() is Driver.CGROUPFS
-    assert rig.queried(INFO) == before + 1
+    assert rig.dockerd.counts[INFO] == before + 1
     await rig.lookup.read_driver()
-    assert rig.queried(INFO) == before + 2, "it is queried once until it changes"
+    assert rig.dockerd.counts[INFO] == before + 2, "it is queried once until it changes"
