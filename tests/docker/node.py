@@ -16,12 +16,11 @@ from runtimeproxy.core.dispatcher import Dispatcher
 from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.store import Store
 from runtimeproxy.docker.front import DockerFront
-from runtimeproxy.model.fields import HookAnswer, HookRequest
+from runtimeproxy.model.fields import HookAnswer
 from runtimeproxy.model.hookpoints import HookPoint
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay.acceptor import Acceptor
 from runtimeproxy.relay.listener import listen
-from runtimeproxy.relay.rpc.connection import Peer
 from tests.docker.bodies import CONTAINER, POD, SYSTEMD_PARENT
 from tests.docker.client import Answer, Client
 from tests.engines.images import PAUSE_IMAGE
@@ -31,12 +30,8 @@ from tests.fakes.dockerd_client import until
 from tests.fakes.dockerd_shapes import go_json
 from tests.fakes.plugins import ALL_POINTS, FAIL, NOTHING, Behaviour, FakeClient, FakePlugins
 
-CREATE = "POST /containers/create"
-START = "POST /containers/{ref}/start"
-STOP = "POST /containers/{ref}/stop"
-UPDATE = "POST /containers/{ref}/update"
-INSPECT = "GET /containers/{ref}/json"
-
+CREATE, INSPECT = "POST /containers/create", "GET /containers/{ref}/json"
+START, STOP, UPDATE = (f"POST /containers/{{ref}}/{action}" for action in ("start", "stop", "update"))
 BUDGET_SECONDS = 5.0
 
 
@@ -47,9 +42,7 @@ class GatedClient(FakeClient):
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: int = 0
 
-    async def call(
-        self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
-    ) -> HookAnswer:
+    async def call(self, *arguments: Any) -> HookAnswer:  # type: ignore[override]
         self.waiting += 1
         try:
             await self.gate.wait()
@@ -58,7 +51,7 @@ class GatedClient(FakeClient):
             raise
         finally:
             self.waiting -= 1
-        return await super().call(point, request, timeout_seconds, peer)
+        return await super().call(*arguments)
 
 
 @dataclass(eq=False)
@@ -95,7 +88,8 @@ class Node:
         self._clients: list[Client] = []
         self.dockerd = FakeDockerd(str(self.folder / "docker.sock"), cgroup_driver=self.cgroup_driver)
         self.pod = replace(POD, cgroup_parent=SYSTEMD_PARENT) if self.cgroup_driver == "systemd" else POD
-        self.plugins, self.store = Plugins(), Store()
+        self.plugins = Plugins()
+        self.store: Any = Store()
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -124,8 +118,7 @@ class Node:
         self._listener.close()
         await self.dockerd.stop()
         if kind is None:
-            assert not self.front.tasks
-            assert self.metrics.total("internal_errors") == 0
+            assert (self.front.tasks, self.metrics.total("internal_errors")) == (set(), 0)
 
     async def stop(self, seconds: float) -> None:
         """Stop within ``seconds`` as the program does; the fixture's end does so unless a test has."""
@@ -152,14 +145,14 @@ class Node:
         client.send(raw)
         return client
 
-    async def fetch(self, method: str, target: str, body: Any = None, *lines: str) -> Answer:
+    async def fetch(self, method: str, target: str, body: Any = b"", *lines: str) -> Answer:
         """Send one request on a new connection; ``body`` is bytes, or a value to encode as Go's JSON."""
         client = await self.client()
-        answer = await client.fetch(method, target, encode_body(body), *lines)
+        answer = await client.fetch(method, target, body if isinstance(body, bytes) else go_json(body), *lines)
         await client.close()
         return answer
 
-    async def act(self, action: str, reference: str, body: Any = None, *lines: str) -> Answer:
+    async def act(self, action: str, reference: str, body: Any = b"", *lines: str) -> Answer:
         return await self.fetch("POST", f"{self.prefix}/containers/{reference}/{action}", body, *lines)
 
     async def remove(self, reference: str) -> Answer:
@@ -222,19 +215,12 @@ class Node:
     @property
     def points(self) -> list[str]:
         """Return the hook points of the hook calls, in order, and forget them."""
-        points = [queried.point for queried in self.plugins.queried]
-        self.plugins.queried.clear()
-        return points
+        queried = self.plugins.queried
+        return [queried.pop(0).point for _ in range(len(queried))]
 
     @property
     def last_request(self) -> Any:
         return self.plugins.queried[-1].request
-
-    def container(self, container_id: str) -> Any:
-        return self.store.container(container_id)
-
-    def pod_of(self, pod_id: str) -> Any:
-        return self.store.pod(pod_id)
 
 
 def on_node(*options: dict[str, Any]) -> pytest.MarkDecorator:
@@ -243,13 +229,6 @@ def on_node(*options: dict[str, Any]) -> pytest.MarkDecorator:
 
 unavailable = on_node({"unavailable": True})
 unfollowed = on_node({"follows": False})
-
-
-def encode_body(body: Any) -> bytes:
-    """Return bytes unchanged, b"" for None, and any other value as Go's JSON."""
-    if body is None:
-        return b""
-    return body if isinstance(body, bytes) else go_json(body)
 
 
 def id_of(answer: Answer) -> str:

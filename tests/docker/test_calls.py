@@ -22,9 +22,10 @@ from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, Po
 from tests.docker.bodies import ANNOTATIONS, PARENT, REPORTED, REPORTED_POD, REQUESTED, SYSTEMD_PARENT
 from tests.docker.client import request
 from tests.docker.daemon import reply
-from tests.docker.node import CREATE, INSPECT, START, STOP, UPDATE, Node, encode_body, id_of, on_node
+from tests.docker.node import CREATE, INSPECT, START, STOP, UPDATE, Node, id_of, on_node
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes.dockerd_client import until
+from tests.fakes.dockerd_shapes import go_json
 from tests.fakes.dockerd_wire import Injection
 from tests.fakes.plugins import FAIL
 
@@ -44,13 +45,13 @@ async def test_creates_are_changed_only_in_fields_set_by_hook(node: Node) -> Non
     limits = Resources(cpu_quota=50_000)
     pod_answer = HookAnswer({"l": "1"}, {"n": "2"}, cgroup_parent="/hooked", resources=limits)
     node.plugins.add("a", pod_answer, points=("PreRunPodSandbox",))
-    body = encode_body(node.pod_body()).replace(b'"Memory":0', b'"Memory":0,"New":[1e400, {}]')
+    body = go_json(node.pod_body()).replace(b'"Memory":0', b'"Memory":0,"New":[1e400, {}]')
     pod_id = id_of(await node.create("web", body))
     expected = json.loads(body)
     expected["Labels"] |= {"l": "1", "annotation.n": "2"}
     expected["HostConfig"] |= {"CgroupParent": "/hooked", "CpuQuota": 50_000}
     assert json.loads(node.received_body()) == expected
-    pod = node.pod_of(pod_id)
+    pod = node.store.pod(pod_id)
     assert pod.original == replace(REPORTED_POD, id=pod_id, attempt=0)
     labels, annotations = {**REPORTED_POD.labels, "l": "1"}, {"note": "pod", "n": "2"}
     changes = {"labels": labels, "annotations": annotations, "cgroup_parent": "/hooked", "resources": limits}
@@ -64,12 +65,12 @@ async def test_creates_are_changed_only_in_fields_set_by_hook(node: Node) -> Non
     expected["Env"] = ["A=1", "B=3", "C=4"]
     expected["HostConfig"] |= {"CgroupParent": "/own", "CpuQuota": 50_000, "CpusetCpus": "1"}
     assert json.loads(node.received_body()) == expected
-    container = node.container(container_id)
+    container = node.store.container(container_id)
     assert container.original == replace(REPORTED, pod_id=pod_id, id=container_id)
     envs, resources = {"A": "1", "B": "3", "C": "4"}, replace(REQUESTED, cpu_quota=50_000, cpuset_cpus="1")
     changes = {"annotations": {**ANNOTATIONS, "note": "hooked"}, "envs": envs, "resources": resources}
     assert container.effective == replace(container.original, cgroup_parent="/own", **changes)
-    assert node.pod_of(pod_id).effective.cgroup_parent == "/hooked"
+    assert node.store.pod(pod_id).effective.cgroup_parent == "/hooked"
 
 
 @on_node({"cgroup_driver": "systemd", "follows": False})
@@ -106,7 +107,7 @@ async def test_record_has_sent_resources(node: Node, caplog: pytest.LogCaptureFi
     check_left_out(node, caplog, "CreateContainer", "hugepage_limits, unified")
     normalised = {"hook_server": "a", "field": "resources.memory_limit_in_bytes"}
     assert node.metrics.counted("values_normalised", **normalised) == node.metrics.total("values_normalised") == 1
-    assert node.container(container_id).effective.resources == Resources(cpu_shares=1024, cpuset_cpus="0-1")
+    assert node.store.container(container_id).effective.resources == Resources(cpu_shares=1024, cpuset_cpus="0-1")
 
 
 @pytest.mark.parametrize("stored", ["not yet", "read, and nothing is queried"])
@@ -122,11 +123,11 @@ async def test_reread_pod_has_cgroup_parent_of_daemon(node: Node, stored: str) -
         node.plugins.plugins.clear()
     container_id = await node.create_container(pod_id)
     assert node.host()["CgroupParent"] == pod_host
-    pod = node.pod_of(pod_id)
+    pod = node.store.pod(pod_id)
     assert pod.effective.cgroup_parent == hooked
     if stored == "not yet":
         assert pod.original.cgroup_parent == node.pod.cgroup_parent, "as the container's create reported"
-    assert node.container(container_id).effective.cgroup_parent == ""
+    assert node.store.container(container_id).effective.cgroup_parent == ""
 
 
 async def test_start_sets_resources_by_extra_update(node: Node, caplog: pytest.LogCaptureFixture) -> None:
@@ -134,7 +135,7 @@ async def test_start_sets_resources_by_extra_update(node: Node, caplog: pytest.L
     resources = Resources(cpuset_cpus="1", cpu_quota=20_000, oom_score_adj=5, unified={"cpu.idle": CANARY})
     node.plugins.add("a", HookAnswer(resources=resources), points=hook_points)
     pod_id, container_id = await node.create_both()
-    expected = HookRequest(node.pod_of(pod_id).effective, node.container(container_id).effective)
+    expected = HookRequest(node.store.pod(pod_id).effective, node.store.container(container_id).effective)
     assert (await node.act("start", container_id)).status == 204
     assert node.plugins.queried[0].request == expected
     assert node.points == list(hook_points)
@@ -143,7 +144,7 @@ async def test_start_sets_resources_by_extra_update(node: Node, caplog: pytest.L
     assert update.at < start.at
     await node.event("update")
     assert node.metrics.total("updates_of_others") == 0
-    container = node.container(container_id)
+    container = node.store.container(container_id)
     assert container.original.resources == REQUESTED
     assert container.effective.resources == replace(REQUESTED, cpuset_cpus="1", cpu_quota=20_000)
     check_left_out(node, caplog, "StartContainer", "oom_score_adj, unified")
@@ -166,7 +167,7 @@ async def test_start_is_refused_when_extra_update_fails(node: Node, lost: bool) 
     assert "StartContainer refused: hook server 'koordlet' at PreStartContainer: runtime_rejected" in answer.message
     assert ("Requested CPUs are not available" in answer.message) is not lost
     if not lost:
-        assert node.container(container_id).effective.resources == REQUESTED
+        assert node.store.container(container_id).effective.resources == REQUESTED
         assert await node.update_externally(container_id) == 0
     assert (node.dockerd.requests(START), node.store.counts()) == ([], (1, 0))
     assert not node.front._events.expected_updates
@@ -180,7 +181,7 @@ async def test_update_leaves_out_unsupported_fields(node: Node, caplog: pytest.L
     assert (await node.act("update", container_id, b'{"cpuShares": 0}')).status == 200
     assert node.received_body(UPDATE) == b'{"cpuShares": 2}'
     check_left_out(node, caplog, "UpdateContainerResources", "memory_limit_in_bytes, oom_score_adj, annotations")
-    effective = node.container(container_id).effective
+    effective = node.store.container(container_id).effective
     assert effective.resources == replace(REQUESTED, cpu_shares=2)
     assert "n" not in effective.annotations, "the daemon was not notified of it"
 
@@ -193,12 +194,12 @@ async def test_own_update_keeps_record_and_external_one_does_not(node: Node, reg
     assert (await node.act("update", container_id, {"CpuShares": 7})).status == 200
     await node.event("update")
     assert node.metrics.total("updates_of_others") == 0
-    assert node.container(container_id).original.resources == replace(REQUESTED, cpu_shares=7)
+    assert node.store.container(container_id).original.resources == replace(REQUESTED, cpu_shares=7)
     assert await node.update_externally(container_id) == 0
     node.plugins.add("b")
     await node.act("stop", container_id)
     assert node.last_request.container.resources == replace(REQUESTED, cpu_shares=4711)
-    assert node.last_request.pod == node.pod_of(pod_id).effective
+    assert node.last_request.pod == node.store.pod(pod_id).effective
 
 
 NOT_EXPECTED = [(b"{", (), 400), (b'{"CpuShares":-1}', (), 400), (b'{"CpuShares":5,"cpushares":6}', (), 200)]
@@ -219,7 +220,7 @@ async def test_update_event_is_not_expected_when_update_fails(
         await until(lambda: node.store.container(container_id) is None)
         assert node.metrics.counted("calls_unreadable", operation="UpdateContainerResources") == 1
     else:
-        assert node.container(container_id).effective.resources == REQUESTED
+        assert node.store.container(container_id).effective.resources == REQUESTED
         assert await node.update_externally(container_id) == 0
 
 
@@ -311,7 +312,9 @@ async def test_lost_answer_runs_hook_if_done(
     pod_id, container_id = await (node.create_both() if route == START else node.running())
     is_pod = hook_point == "PostStopPodSandbox"
     subject = pod_id if is_pod else container_id
-    expected = HookRequest(node.pod_of(pod_id).effective, None if is_pod else node.container(container_id).effective)
+    expected = HookRequest(
+        node.store.pod(pod_id).effective, None if is_pod else node.store.container(container_id).effective
+    )
     await lose_answer(route, subject, done)
     if not done:
         await until(lambda: len(node.dockerd.requests(INSPECT)) >= 3)

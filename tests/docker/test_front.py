@@ -21,10 +21,11 @@ from tests.docker import messages as m
 from tests.docker import node as nodes
 from tests.docker.client import Client, request
 from tests.docker.messages import PING, chunks, error
-from tests.docker.node import CREATE, INSPECT, START, GatedClient, Node, encode_body, id_of, unavailable, unfollowed
+from tests.docker.node import CREATE, INSPECT, START, GatedClient, Node, id_of, unavailable, unfollowed
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_client import until
+from tests.fakes.dockerd_shapes import go_json
 from tests.fakes.dockerd_wire import Injection
 from tests.fakes.plugins import ALL_POINTS, FAIL, IGNORE, NOTHING, Behaviour
 from tests.relay.test_dial import fill_backlog
@@ -48,10 +49,10 @@ async def test_calls_run_their_hook_points(node: Node, prefix: str, spelling: st
     await node.act("start", pod)
     assert node.points == [], "the start of a sandbox is a part of RunPodSandbox"
     for action, reference, body, hook_points in (
-        ("start", container, None, ["PreStartContainer", "PostStartContainer"]),
+        ("start", container, b"", ["PreStartContainer", "PostStartContainer"]),
         ("update", container, {"CpuShares": 512}, ["PreUpdateContainerResources"]),
-        ("stop", container, None, ["PostStopContainer"]),
-        ("stop", pod, None, ["PostStopPodSandbox"]),
+        ("stop", container, b"", ["PostStopContainer"]),
+        ("stop", pod, b"", ["PostStopPodSandbox"]),
     ):
         assert (await node.act(action, reference, body)).status in (200, 204)
         assert node.dockerd.received[-1].target == f"{prefix}/containers/{reference}/{action}"
@@ -108,7 +109,7 @@ async def test_unknown_container_is_read_when_hooks_need_it(
     node.forget()
     for registered, read in ((other_hook_points, False), (hook_points, True)):
         node.plugins.add("a", points=registered)
-        await node.act(action, container_id, b"{}" if action == "update" else None)
+        await node.act(action, container_id, b"{}" if action == "update" else b"")
         assert bool(node.dockerd.requests(INSPECT)) is read
         assert node.store.counts() == ((1, 1) if read else (0, 0))
         node.dockerd.state.exit(node.dockerd.container(container_id), 0)
@@ -174,7 +175,7 @@ async def test_store_is_loaded_after_events_are_open(node: Node, tmp_path: Path)
 
 
 def create(node: Node) -> bytes:
-    return request("POST", f"/containers/create?name={bodies.sandbox_name(node.pod)}", encode_body(node.pod_body()))
+    return request("POST", f"/containers/create?name={bodies.sandbox_name(node.pod)}", go_json(node.pod_body()))
 
 
 async def hold_call(node: Node, raw: bytes = b"", behaviour: Behaviour = NOTHING) -> tuple[GatedClient, Client]:
@@ -205,7 +206,7 @@ async def test_half_closed_client_is_answered_while_connected(node: Node) -> Non
     hook.gate.set()
     created = id_of(await client.answer())
     assert await client.ended() == b""
-    assert (node.pod_of(created).effective.id, hook.cancelled) == (created, 0)
+    assert (node.store.pod(created).effective.id, hook.cancelled) == (created, 0)
 
 
 async def test_call_does_not_exist_when_client_aborts_inside_body(node: Node, caplog: pytest.LogCaptureFixture) -> None:
@@ -229,7 +230,7 @@ async def test_daemon_is_redialled_when_it_closes_during_hold(node: Node, caplog
     hook.gate.set()
     created = id_of(await client.answer())
     assert f"container runtime at {node.dockerd.socket_path} is reachable again" in caplog.text
-    assert node.pod_of(created).effective.labels["l"] == "1"
+    assert node.store.pod(created).effective.labels["l"] == "1"
     assert (await client.fetch("POST", f"/containers/{created}/start")).status == 204
     made_on, started_on = (node.dockerd.requests(route)[-1].connection for route in (CREATE, START))
     assert made_on == started_on
