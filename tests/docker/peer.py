@@ -203,17 +203,15 @@ def exchange(sent: bytes, replied: bytes) -> Step:
     return Step(lambda play: (play.client.sends(sent), play.daemon.sends(replied)), replied, sent)
 
 
-def release(**effects: Any) -> Step:
-    return Step(lambda play: play.call.send_request(None), **effects)
+def _on_call(act: Callable[[DockerHeld], object]) -> Callable[..., Step]:
+    """Return a maker of steps that act on the newest call."""
+    return lambda **effects: Step(lambda play: act(play.call), **effects)
 
 
-def refuse(**effects: Any) -> Step:
-    return Step(lambda play: play.call.send_refusal(500, "no"), **effects)
-
-
-def answered(**effects: Any) -> Step:
-    """The Post hooks of the newest call are done, so its answer is sent on."""
-    return Step(lambda play: play.call.answer(), **effects)
+release = _on_call(lambda call: call.send_request(None))
+refuse = _on_call(lambda call: call.send_refusal(500, "no"))
+answered = _on_call(DockerHeld.answer)
+"""The Post hooks are done, so the answer is sent on."""
 
 
 def hold(sent: bytes) -> Step:
