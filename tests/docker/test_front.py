@@ -10,17 +10,13 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.docker import front
-from runtimeproxy.docker.exchange import DAEMON_UNAVAILABLE
-from runtimeproxy.docker.front import BadGateway, DockerConnection
+from runtimeproxy.docker import exchange, front
 from runtimeproxy.model.fields import HookAnswer
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.relay import drain
-from runtimeproxy.relay.drain import Drainable
 from tests.docker import messages as m
 from tests.docker import node as nodes
 from tests.docker.client import Client, request
-from tests.docker.messages import PING, chunks, error
 from tests.docker.node import CREATE, INSPECT, START, GatedClient, Node, id_of, unavailable, unfollowed
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import dockershim_bodies as bodies
@@ -30,14 +26,13 @@ from tests.fakes.dockerd_wire import Injection
 from tests.fakes.plugins import ALL_POINTS, FAIL, IGNORE, NOTHING, Behaviour
 from tests.relay.test_dial import fill_backlog
 
-UNAVAILABLE = f"runtimeproxy: {DAEMON_UNAVAILABLE}"
+UNAVAILABLE = f"runtimeproxy: {exchange.DAEMON_UNAVAILABLE}"
 IMAGE = b'"Image":"%b"' % BUSYBOX_IMAGE.encode()
 PLAIN_BODY = b'{ %b,"HostConfig":null, "hostconfig":null,"Env":["\\u0041=1"],"New":1e400 }' % IMAGE
 """A create without a pod, in an unusual spelling, so that a rewritten body would differ."""
-SPELLINGS = [("", "{0.id}"), ("/v1.12", "{0.id:.12}"), ("/v1.41", "{0.name}")]
 
 
-@pytest.mark.parametrize(("prefix", "spelling"), SPELLINGS, ids=["full id", "prefix", "name"])
+@pytest.mark.parametrize(("prefix", "spelling"), [("", "{0.id}"), ("/v1.12", "{0.id:.12}"), ("/v1.41", "{0.name}")])
 async def test_calls_run_their_hook_points(node: Node, prefix: str, spelling: str) -> None:
     node.prefix = prefix
     node.plugins.add("a")
@@ -82,7 +77,7 @@ async def test_calls_pass_unchanged_when_container_has_no_pod(node: Node) -> Non
         return answer.body and answer.json
 
     fields = ("Content-Type: application/json", "Transfer-Encoding: chunked")
-    await passed(request("POST", "/containers/create", b"", *fields) + chunks(PLAIN_BODY[:7], PLAIN_BODY[7:]))
+    await passed(request("POST", "/containers/create", b"", *fields) + m.chunks(PLAIN_BODY[:7], PLAIN_BODY[7:]))
     created = await passed(request("POST", "/containers/create?name=plain&name=2", PLAIN_BODY, "X-Odd:   kept  "))
     for action, body in (("start", b""), ("update", b'{"CpuShares": 3, "cpushares": 4}'), ("stop", b"")):
         await passed(request("POST", f"/containers/{created['Id']}/{action}", body))
@@ -241,7 +236,7 @@ async def test_release_is_answered_502_when_daemon_is_unavailable(node: Node, fa
     _, container_id = await node.create_both()
     hook, client = await hold_call(node, request("POST", f"/containers/{container_id}/update", b'{"CpuShares":5}'))
     (connection,) = node.front.connections
-    assert isinstance(connection, DockerConnection)
+    assert isinstance(connection, front.DockerConnection)
     if "half-closed" in failure:
         await half_close(node, client)
     await node.dockerd.stop()
@@ -323,7 +318,7 @@ async def test_http2_client_is_closed_when_fail_policy_is_added(node: Node) -> N
 
 
 PING_ROUTE = "GET /_ping"
-UPLOAD = request("POST", "/build", b"x" * 100)
+PING, UPLOAD = m.PING, request("POST", "/build", b"x" * 100)
 NOTICE_SECONDS = 0.3
 QUICK_SECONDS = 10.0
 """Seconds, far below the limit, also on a busy machine."""
@@ -432,8 +427,8 @@ async def test_drain_answers_request_that_has_begun(node: Node, sent: tuple[byte
 async def waiting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
     monkeypatch.setattr(front, "WAIT_SECONDS", getattr(request, "param", front.WAIT_SECONDS))
     proxy_side, client_side = socket.socketpair()
-    connections: set[Drainable] = set()
-    BadGateway(asyncio.get_running_loop(), proxy_side, connections)
+    connections: set[drain.Drainable] = set()
+    front.BadGateway(asyncio.get_running_loop(), proxy_side, connections)
     assert len(connections) == 1
     client = Client(*await asyncio.open_unix_connection(sock=client_side))
     yield client
@@ -442,21 +437,15 @@ async def waiting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     assert not connections
 
 
-ANSWERED = {
-    "with half a body": (m.CREATE[:-3], 502),
-    "two": (PING + PING, 502),
-    "one that waits for 100": (m.request("POST", "/images/load", m.EXPECT, body=b"x" * 100_000), 502),
-    "a bad head": (b"GET / nonsense\r\n\r\n", 400),
-    "a bad beginning": (b"\0", 400),
-    "HTTP/2": (m.PREFACE, 505),
-    "a head without end": (b"x" * (1 << 20), 431),
-}
+UPLOADS = m.request("POST", "/images/load", m.EXPECT, body=b"x" * 100_000)
+ANSWERED = [(m.CREATE[:-3], 502), (PING + PING, 502), (UPLOADS, 502), (b"GET / nonsense\r\n\r\n", 400), (b"\0", 400)]
+ANSWERED += [(m.PREFACE, 505), (b"x" * (1 << 20), 431)]
 
 
-@pytest.mark.parametrize(("sent", "status"), ANSWERED.values(), ids=ANSWERED)
+@pytest.mark.parametrize(("sent", "status"), ANSWERED)
 async def test_bad_gateway_answers_first_request_and_closes(waiting: Client, sent: bytes, status: int) -> None:
     waiting.send(sent)
-    notified, closes, body = error(await waiting.ended())
+    notified, closes, body = m.error(await waiting.ended())
     assert (notified, closes) == (status, True)
     if status == 502:
         assert b"dockerd" in body
@@ -487,7 +476,7 @@ async def test_bad_gateway_closes_idle_client(waiting: Client, half_closes: bool
 
 async def test_bad_gateway_discards_bytes_after_answer(waiting: Client) -> None:
     waiting.send(PING)
-    assert error(await waiting.ended())[0] == 502
+    assert m.error(await waiting.ended())[0] == 502
     tracemalloc.start()
     try:
         for _ in range(100):
