@@ -40,8 +40,7 @@ async def follow(backend: Backend, _: float = 0) -> None:
         await anext(events)
 
 
-Send = Callable[[Backend, float], Coroutine[object, object, object]]
-REQUESTS: dict[str, Send] = {
+REQUESTS: dict[str, Callable[[Backend, float], Coroutine[object, object, object]]] = {
     INSPECT: lambda backend, _: backend.inspect(ID),
     IMAGE: lambda backend, _: backend.image("sha256:ff"),
     INFO: lambda backend, _: backend.info(),
@@ -67,14 +66,11 @@ async def backend(daemon: FakeDockerd) -> AsyncIterator[Backend]:
 
 
 @pytest.fixture
-def _limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit replies and lines to 1,000 bytes, check streams often, and keep idle connections only for a moment."""
     limits = {"REPLY_LIMIT": 1000, "LIST_LIMIT": 1000, "CHECK_SECONDS": SHORT_SECONDS, "IDLE_SECONDS": 0.001}
     for name, value in limits.items():
         monkeypatch.setattr(module, name, value)
-
-
-limited = pytest.mark.usefixtures("_limited")
 
 
 def script(daemon: FakeDockerd, route: str, raw: bytes, closes: bool = False) -> None:
@@ -143,18 +139,16 @@ async def test_list_is_read_in_any_json_format(daemon: FakeDockerd, backend: Bac
 
 
 async def test_long_list_does_not_block_event_loop() -> None:
-    iterations = 0
+    iterations = list[None]()
 
     async def count() -> None:
-        nonlocal iterations
         while True:
-            iterations += 1
-            await asyncio.sleep(0)
+            iterations.append(await asyncio.sleep(0))
 
     counting = asyncio.ensure_future(count())
     rows = [row async for row in module._rows(f"[{', '.join(['{}'] * 5 * ROWS_PER_ITERATION)}]")]
     counting.cancel()
-    assert (len(rows), iterations) == (5 * ROWS_PER_ITERATION, 5)
+    assert (len(rows), len(iterations)) == (5 * ROWS_PER_ITERATION, 4)
 
 
 async def test_update_uses_new_connection_and_reads_share_one(daemon: FakeDockerd, backend: Backend) -> None:
@@ -172,13 +166,11 @@ async def test_update_uses_new_connection_and_reads_share_one(daemon: FakeDocker
         daemon.received.clear()
         await failure(backend, UPDATE)
         assert len(daemon.received) == 1
-
-
-async def test_read_is_repeated_when_connection_had_ended(daemon: FakeDockerd, backend: Backend) -> None:
+    daemon.received.clear()
     script(daemon, INFO, reply(), closes=True)  # without "Connection: close": the close is unexpected
     for _ in range(20):
         assert await backend.info() == b"{}"
-    assert len(daemon.received) == 20
+    assert len(daemon.received) == 20, "a read is repeated when its connection had ended"
 
 
 async def test_requests_do_not_wait_for_each_other(daemon: FakeDockerd, backend: Backend) -> None:
@@ -200,13 +192,11 @@ def test_full_backlog_is_waited_for(tmp_path: Path) -> None:
         info = asyncio.create_task(backend.info())
         await asyncio.sleep(SHORT_SECONDS)
         assert not info.done()
-        accepted = [(await loop.sock_accept(listener))[0] for _ in range(2)]
-        await loop.sock_recv(accepted[1], 2**16)
-        await loop.sock_sendall(accepted[1], reply())
-        await info
-        await backend.close()
-        for connection in accepted:
-            connection.close()
+        with (await loop.sock_accept(listener))[0], (await loop.sock_accept(listener))[0] as accepted:
+            await loop.sock_recv(accepted, 2**16)
+            await loop.sock_sendall(accepted, reply())
+            await info
+            await backend.close()
         return info.result()
 
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
@@ -233,7 +223,7 @@ async def test_close_fails_requests_and_allows_later_ones(daemon: FakeDockerd, b
 
 
 @pytest.mark.parametrize("route", [INSPECT, UPDATE, EVENTS])
-@limited
+@pytest.mark.usefixtures("limited")
 async def test_cancel_leaves_no_task_and_connection(daemon: FakeDockerd, backend: Backend, route: str) -> None:
     """At any moment; an idle connection may stay open briefly for the next request."""
     if route != EVENTS:
@@ -305,7 +295,7 @@ async def test_reply_without_end_has_deadline(daemon: FakeDockerd, backend: Back
         await until(lambda: not daemon.connections)
 
 
-@limited
+@pytest.mark.usefixtures("limited")
 async def test_reply_above_limit_raises(daemon: FakeDockerd, backend: Backend) -> None:
     body = (CANARY * 100)[:1001]
     for route in REQUESTS.keys() - {EVENTS}:
@@ -364,7 +354,7 @@ async def test_unreadable_line_does_not_end_stream(daemon: FakeDockerd, events: 
         assert await anext(events) == DESTROYED
 
 
-@limited
+@pytest.mark.usefixtures("limited")
 async def test_event_stream_has_no_timeout_but_limit_of_line(daemon: FakeDockerd, events: AsyncIterator[Event]) -> None:
     quiet = asyncio.ensure_future(anext(events))
     await asyncio.sleep(3 * SHORT_SECONDS)
@@ -378,7 +368,7 @@ async def test_event_stream_has_no_timeout_but_limit_of_line(daemon: FakeDockerd
         await anext(events)
 
 
-@limited
+@pytest.mark.usefixtures("limited")
 async def test_end_of_event_stream_raises(daemon: FakeDockerd, backend: Backend) -> None:
     ends = [(b"0\r\n\r\n", True, "the stream ended$"), (b"", True, ""), (b"5\r\n{", True, "")]
     ends += [(b"garbage\r\n", False, "the stream broke off$")]
