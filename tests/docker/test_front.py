@@ -427,10 +427,9 @@ async def test_drain_answers_request_that_has_begun(node: Node, sent: tuple[byte
 async def waiting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
     monkeypatch.setattr(front, "WAIT_SECONDS", getattr(request, "param", front.WAIT_SECONDS))
     proxy_side, client_side = socket.socketpair()
-    connections: set[drain.Drainable] = set()
+    client, connections = Client(*await asyncio.open_unix_connection(sock=client_side)), set[drain.Drainable]()
     front.BadGateway(asyncio.get_running_loop(), proxy_side, connections)
     assert len(connections) == 1
-    client = Client(*await asyncio.open_unix_connection(sock=client_side))
     yield client
     await client.close()
     await until(lambda: proxy_side.fileno() < 0)
