@@ -68,31 +68,25 @@ def replaced(text: str, *changes: tuple[str, str]) -> bytes:
 def test_pod_create_is_edited() -> None:
     labels, annotations = {"new": "é", "app": "web2"}, {"a": "2", "b": "3"}
     adjustment = Adjustment(labels, annotations, {"E": "no"}, "/not/looked/at", ALL_RESOURCES)
-    assert edit_pod(POD.encode(), adjustment, "/kubepods/x") == replaced(
-        POD,
+    changes = [
         ('"annotation.a":"1"', '"annotation.a":"2"'),
         ('"app":"web"', '"app":"web2"'),
-        ('"podsandbox"}', '"podsandbox","annotation.b":"3","new":"é"}'),
-        ("/kubepods/pod1", "/kubepods/x"),
         ("-998", "-500"),
-        ('"CpuShares":2', '"CpuShares":1024'),
-        ('"CpusetCpus":""', '"CpusetCpus":"2-3"'),
         *ALL_SET,
-    )
+    ]
+    changes += [('"podsandbox"}', '"podsandbox","annotation.b":"3","new":"é"}'), ("/kubepods/pod1", "/kubepods/x")]
+    changes += [('"CpuShares":2', '"CpuShares":1024'), ('"CpusetCpus":""', '"CpusetCpus":"2-3"')]
+    assert edit_pod(POD.encode(), adjustment, "/kubepods/x") == replaced(POD, *changes)
 
 
 def test_container_create_is_edited() -> None:
     envs = {"Z": "1", "C": "", "A": "2", "BARE": "b", "B": "x=y"}
     resources: dict[str, ResourceValue] = {"cpuset_cpus": "", "oom_score_adj": 0, "cpu_quota": 20000}
     adjustment = Adjustment({"no": "label"}, {"n": "1"}, envs, None, resources)
-    assert edit_container(CONTAINER.encode(), adjustment, None) == replaced(
-        CONTAINER,
-        ('"A=again","BARE"]', '"A=2","BARE=b","C=","Z=1"]'),
-        ('"container"}', '"container","annotation.n":"1"}'),
-        ('"OomScoreAdj":968', '"OomScoreAdj":0'),
-        ('"CpuQuota":50000', '"CpuQuota":20000'),
-        ('"CpusetCpus":"0-1"', '"CpusetCpus":""'),
-    )
+    changes = [('"A=again","BARE"]', '"A=2","BARE=b","C=","Z=1"]'), ('"container"}', '"container","annotation.n":"1"}')]
+    changes += [('"OomScoreAdj":968', '"OomScoreAdj":0'), ('"CpuQuota":50000', '"CpuQuota":20000')]
+    changes += [('"CpusetCpus":"0-1"', '"CpusetCpus":""')]
+    assert edit_container(CONTAINER.encode(), adjustment, None) == replaced(CONTAINER, *changes)
 
 
 def test_envs_are_set_by_key() -> None:

@@ -219,10 +219,8 @@ class DockerdState:
             image = self.images.inspect(config["Image"])
             image_id, labels, env = image["Id"], image["Config"]["Labels"], config["Env"] or []
             has_path = any(entry.partition("=")[0] == "PATH" for entry in env)
-            config |= {
-                "Env": env if has_path else [*env, PATH],
-                "Labels": {**(labels or {}), **(config["Labels"] or {})},
-            }
+            config["Env"] = env if has_path else [*env, PATH]
+            config["Labels"] = {**(labels or {}), **(config["Labels"] or {})}
             config["Cmd"] = config["Cmd"] if config["Cmd"] or config["Entrypoint"] else COMMAND
         if not config["Cmd"] and not config["Entrypoint"]:
             raise bad_request("No command specified")

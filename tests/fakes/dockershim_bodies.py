@@ -98,10 +98,8 @@ def container_body(pod: Pod, container: Container, sandbox_id: str, driver: str,
     own = {"io.kubernetes.container.logpath": log_path(pod, container), "io.kubernetes.sandbox.id": sandbox_id}
     own |= {"io.kubernetes.container.name": container.name, "io.kubernetes.docker.type": "container"}
     annotations = {**kubelets_annotations(container), **container.annotations}
-    config: dict[str, Any] = {
-        "Image": container.image,
-        "Labels": _labels({**container.labels, **pod_labels(pod)}, annotations, own),
-    }
+    labels = _labels({**container.labels, **pod_labels(pod)}, annotations, own)
+    config: dict[str, Any] = {"Image": container.image, "Labels": labels}
     config |= {"Cmd": list(container.args) or None, "Entrypoint": list(container.command) or None}
     config |= {"Env": [f"{key}={value}" for key, value in container.envs] or None, "Healthcheck": {"Test": ["NONE"]}}
     swap, modes = container.resources.get("memory_limit_in_bytes", 0), ("NetworkMode", "IpcMode")
