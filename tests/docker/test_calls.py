@@ -1,8 +1,7 @@
 """Docker's calls through the whole core: creates, calls on existing containers, ends without a call, look-ups."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -264,40 +263,7 @@ async def test_sandbox_update_calls_no_hook_and_is_reread(node: Node, through: s
     assert node.last_request.pod.resources == Resources(cpu_shares=77)
 
 
-@pytest.mark.parametrize("stored", [True, False])
-async def test_stop_stores_no_record_after_external_update(node: Node, stored: bool) -> None:
-    """Also if only this call has read it, so that nothing in the Store was forgotten."""
-    _, container_id = await node.running()
-    if not stored:
-        node.forget()
-    node.plugins.add("a")
-    stop = node.dockerd.inject(STOP, Injection(hang=True))
-    stopping = asyncio.create_task(node.act("stop", container_id))
-    await until(lambda: stop.hanging == 1)
-    node.dockerd.state.update(container_id, {"CpuShares": 4711})
-    await until(lambda: node.metrics.total("updates_of_others") == 1)
-    stop.release()
-    assert (await stopping).status == 204
-    assert (node.points, node.store.container(container_id)) == (["PostStopContainer"], None)
-
-
 REMOVE = "DELETE /containers/{ref}"
-
-
-@pytest.fixture
-def lose_answer(node: Node, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, bool], Awaitable[None]]:
-    """Return a function that sends a call that the daemon carries out or not (``done``), and never answers.
-
-    The proxy queries the outcome as fast as possible, and for long.
-    """
-    monkeypatch.setattr(open_calls, "QUERIED_AFTER_SECONDS", [0.02 * times for times in range(1, 500)])
-
-    async def lose(route: str, reference: str, done: bool) -> None:
-        node.dockerd.inject(route, Injection(raw=None if done else b"", cut_after_bytes=0, times=1))
-        method, target = route.replace("{ref}", reference).split(" ")
-        assert await (await node.sends(request(method, f"{target}?force=1"))).ended() == b""
-
-    return lose
 
 
 LOST = [(START, "PostStartContainer"), (STOP, END), (STOP, "PostStopPodSandbox"), (REMOVE, "PostStopPodSandbox")]
@@ -306,8 +272,10 @@ LOST = [(START, "PostStartContainer"), (STOP, END), (STOP, "PostStopPodSandbox")
 @pytest.mark.parametrize(("route", "hook_point"), LOST)
 @pytest.mark.parametrize("done", [True, False])
 async def test_lost_answer_runs_hook_if_done(
-    node: Node, lose_answer: Any, route: str, hook_point: str, done: bool
+    node: Node, monkeypatch: pytest.MonkeyPatch, route: str, hook_point: str, done: bool
 ) -> None:
+    """The daemon carries out the call or not, and never answers; the outcome is queried as fast as possible."""
+    monkeypatch.setattr(open_calls, "QUERIED_AFTER_SECONDS", [0.02 * times for times in range(1, 500)])
     node.plugins.add("a", points=(hook_point,))
     pod_id, container_id = await (node.create_both() if route == START else node.running())
     is_pod = hook_point == "PostStopPodSandbox"
@@ -315,7 +283,9 @@ async def test_lost_answer_runs_hook_if_done(
     expected = HookRequest(
         node.store.pod(pod_id).effective, None if is_pod else node.store.container(container_id).effective
     )
-    await lose_answer(route, subject, done)
+    node.dockerd.inject(route, Injection(raw=None if done else b"", cut_after_bytes=0, times=1))
+    method, target = route.replace("{ref}", subject).split(" ")
+    assert await (await node.sends(request(method, f"{target}?force=1"))).ended() == b""
     if not done:
         await until(lambda: len(node.dockerd.requests(INSPECT)) >= 3)
         assert node.plugins.queried == []
@@ -323,18 +293,6 @@ async def test_lost_answer_runs_hook_if_done(
         {START: state.start, STOP: state.stop, REMOVE: partial(state.remove, force=True)}[route](subject)
     await until(lambda: bool(node.plugins.queried))
     assert [(queried.point, queried.request) for queried in node.plugins.queried] == [(hook_point, expected)]
-
-
-@pytest.mark.parametrize(("route", "called"), [(START, []), (STOP, [END])])
-async def test_lost_answer_runs_stop_hook_if_removed(
-    node: Node, lose_answer: Any, route: str, called: list[str]
-) -> None:
-    node.plugins.add("a", points=("PostStartContainer", END))
-    _, container_id = await (node.running() if route == STOP else node.create_both())
-    await lose_answer(route, container_id, False)
-    node.dockerd.state.remove(container_id, force=True)
-    await until(lambda: node.metrics.total("unknown_outcomes") == 1 and len(node.plugins.queried) == len(called))
-    assert (node.points, node.store.counts()) == (called, (1, 0))
 
 
 # ---- PostStopContainer at dockerd's die event (hook-api, "Applied to")
@@ -434,26 +392,24 @@ async def test_unknown_pod_parent_is_read_from_container(rig: Node) -> None:
     assert (await rig.lookup.container(rig.container_id)).pod.effective.cgroup_parent == PARENT
 
 
-async def test_image_is_read_once_for_all_its_containers(rig: Node) -> None:
+async def test_images_and_plain_containers_are_cached_bounded(rig: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("first", "second", "third"):
         again = rig.dockerd.state.create(name, rig.container_body(rig.pod_id)).id
         assert (await rig.read(again)).envs == {"A": "1", "B": "2"}, "without the image's PATH"
     assert rig.dockerd.counts[IMAGE] == 2, "the container's image, and the sandbox's"
-    rig.dockerd.state.images.by_name.clear()
-    rig.lookup._images.clear()
-    for _ in range(2):
-        assert (await rig.read(rig.container_id)).envs == {"A": "1", "B": "2", "PATH": "/bin"}
-    assert rig.dockerd.counts[IMAGE] == 6
-
-
-async def test_caches_of_images_and_plain_containers_are_bounded(rig: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IMAGE_LIMIT", 1)
-    monkeypatch.setattr(module, "STANDALONE_LIMIT", 2)
     for _ in range(2):
         assert await rig.lookup.pod(rig.pod_id) is not None
         assert await rig.lookup.container(rig.container_id) is not None
-    assert rig.dockerd.counts[IMAGE] > 2
-    plain = [rig.dockerd.state.create(f"plain{number}", PLAIN_BODY).id for number in range(3)]
+    assert rig.dockerd.counts[IMAGE] > 4
+    rig.dockerd.state.images.by_name.clear()
+    rig.lookup._images.clear()
+    count = rig.dockerd.counts[IMAGE]
+    for _ in range(2):
+        assert (await rig.read(rig.container_id)).envs == {"A": "1", "B": "2", "PATH": "/bin"}
+    assert rig.dockerd.counts[IMAGE] == count + 4, "an image that is absent is not cached"
+    monkeypatch.setattr(module, "STANDALONE_LIMIT", 2)
+    plain = [rig.dockerd.state.create(f"plain{number}", {"Cmd": ["true"]}).id for number in range(3)]
     for container_id in plain:
         assert await rig.lookup.read(container_id) is None
     assert [rig.lookup.is_plain(container_id) for container_id in plain] == [False, True, True]
