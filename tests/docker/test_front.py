@@ -30,6 +30,18 @@ UNAVAILABLE = f"runtimeproxy: {exchange.DAEMON_UNAVAILABLE}"
 IMAGE = b'"Image":"%b"' % BUSYBOX_IMAGE.encode()
 PLAIN_BODY = b'{ %b,"HostConfig":null, "hostconfig":null,"Env":["\\u0041=1"],"New":1e400 }' % IMAGE
 """A create without a pod, in an unusual spelling, so that a rewritten body would differ."""
+POD = b'%b,"Labels":{"io.kubernetes.docker.type":"podsandbox"}' % IMAGE
+ODD = "/containers/create?name=odd"
+UNREADABLE = {"a key twice": request("POST", ODD, b'{%b,"labels":{}}' % POD)}
+UNREADABLE["encoded"] = request("POST", ODD, b"{%b}" % POD, "Content-Encoding: gzip")
+UNREADABLE["too long"] = request("POST", ODD, b'{%b,"X":"%b"}' % (POD, b"x" * (17 << 20)))
+PING, UPLOAD = m.PING, request("POST", "/build", b"x" * 100)
+NOTICE_SECONDS = 0.3
+QUICK_SECONDS = 10.0
+"""Seconds, far below the limit, also on a busy machine."""
+UPLOADS = m.request("POST", "/images/load", m.EXPECT, body=b"x" * 100_000)
+ANSWERED = [(m.CREATE[:-3], 502), (PING + PING, 502), (UPLOADS, 502), (b"GET / nonsense\r\n\r\n", 400), (b"\0", 400)]
+ANSWERED += [(m.PREFACE, 505), (b"x" * (1 << 20), 431)]
 
 
 @pytest.mark.parametrize(("prefix", "spelling"), [("", "{0.id}"), ("/v1.12", "{0.id:.12}"), ("/v1.41", "{0.name}")])
@@ -89,14 +101,14 @@ async def test_calls_pass_unchanged_when_container_has_no_pod(node: Node) -> Non
     assert (node.metrics.total("calls"), node.metrics.total("calls_passed")) == (1, 5)
 
 
-REQUESTED = [
-    ("start", ("PostStartContainer",), ("PostStopContainer", "PreUpdateContainerResources", "PostStopPodSandbox")),
-    ("update", ("PreUpdateContainerResources",), ("PreStartContainer", "PostStopContainer")),
-    ("stop", ("PostStopPodSandbox",), ("PreRunPodSandbox", "PostStartContainer", "PreUpdateContainerResources")),
-]
-
-
-@pytest.mark.parametrize(("action", "hook_points", "other_hook_points"), REQUESTED)
+@pytest.mark.parametrize(
+    ("action", "hook_points", "other_hook_points"),
+    [
+        ("start", ("PostStartContainer",), ("PostStopContainer", "PreUpdateContainerResources", "PostStopPodSandbox")),
+        ("update", ("PreUpdateContainerResources",), ("PreStartContainer", "PostStopContainer")),
+        ("stop", ("PostStopPodSandbox",), ("PreRunPodSandbox", "PostStartContainer", "PreUpdateContainerResources")),
+    ],
+)
 async def test_unknown_container_is_read_when_hooks_need_it(
     node: Node, action: str, hook_points: tuple[str, ...], other_hook_points: tuple[str, ...]
 ) -> None:
@@ -125,13 +137,6 @@ async def test_call_is_refused_when_subject_is_unreadable(node: Node, route: str
     assert f"refused: hook server 'koordlet' at {hook}: unreadable" in answer.message
     assert "canary" not in answer.message
     assert (node.points, node.store.counts()) == ([], (0, 0))
-
-
-POD = b'%b,"Labels":{"io.kubernetes.docker.type":"podsandbox"}' % IMAGE
-ODD = "/containers/create?name=odd"
-UNREADABLE = {"a key twice": request("POST", ODD, b'{%b,"labels":{}}' % POD)}
-UNREADABLE["encoded"] = request("POST", ODD, b"{%b}" % POD, "Content-Encoding: gzip")
-UNREADABLE["too long"] = request("POST", ODD, b'{%b,"X":"%b"}' % (POD, b"x" * (17 << 20)))
 
 
 @pytest.mark.parametrize("hook_point", ["", *ALL_POINTS[:2]])
@@ -317,13 +322,6 @@ async def test_http2_client_is_closed_when_fail_policy_is_added(node: Node) -> N
 # ---- how a connection ends: never between a request and its answer (promise 19)
 
 
-PING_ROUTE = "GET /_ping"
-PING, UPLOAD = m.PING, request("POST", "/build", b"x" * 100)
-NOTICE_SECONDS = 0.3
-QUICK_SECONDS = 10.0
-"""Seconds, far below the limit, also on a busy machine."""
-
-
 @pytest.fixture
 def _times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "NOTICE_SECONDS", NOTICE_SECONDS)
@@ -347,7 +345,7 @@ async def connect_used(node: Node) -> Client:
 @drains
 async def test_drain_sends_no_eof_to_daemon(node: Node) -> None:
     """EOF by the drain might end a call at the daemon, whether it passes or was held."""
-    hang = node.dockerd.inject(PING_ROUTE, Injection(hang=True))
+    hang = node.dockerd.inject("GET /_ping", Injection(hang=True))
     created = node.dockerd.inject(CREATE, Injection(hang=True))
     hook = node.plugins.gated("a")
     passing, holding = await node.client(), await node.client()
@@ -434,11 +432,6 @@ async def waiting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     await client.close()
     await until(lambda: proxy_side.fileno() < 0)
     assert not connections
-
-
-UPLOADS = m.request("POST", "/images/load", m.EXPECT, body=b"x" * 100_000)
-ANSWERED = [(m.CREATE[:-3], 502), (PING + PING, 502), (UPLOADS, 502), (b"GET / nonsense\r\n\r\n", 400), (b"\0", 400)]
-ANSWERED += [(m.PREFACE, 505), (b"x" * (1 << 20), 431)]
 
 
 @pytest.mark.parametrize(("sent", "status"), ANSWERED)
