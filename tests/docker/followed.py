@@ -16,6 +16,15 @@ from runtimeproxy.docker.parsers import Requests
 from runtimeproxy.wire.http1 import BadMessage, Rule
 from tests.docker.forms import FORMS, SECRET, TARGETS, stream
 
+PARTS = [b"\r\n", b"\n", b"\r", b" ", b"\t", b":", b";", b",", b"\0", b"0", b"5", b"+", b"-", b"/", b"%", b"\x0b"]
+PARTS += [b"\xe9", b"\r\n\r\n", b"\r\n ", b"\r\nX: y", b"0\r\n\r\n", b"Content-Length: 5\r\n", b"Content-Length:0\r\n"]
+PARTS += [b"chunked", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"Expect: 100-continue\r\n"]
+PARTS += [b"Host: i\r\n", SECRET]
+"""Bytes that make a request ambiguous in another place, or when repeated."""
+
+_SHORT = [form for form in FORMS if len(form.data) < 2000]
+PROXY_PREFIX = b"runtimeproxy: "
+
 
 class Connection:
     """Receives the output of ``Requests``; nothing is held, and each request is answered."""
@@ -57,15 +66,6 @@ def follow(data: bytes, sizes: Iterable[int] = ()) -> Connection:
     return connection
 
 
-PARTS = [b"\r\n", b"\n", b"\r", b" ", b"\t", b":", b";", b",", b"\0", b"0", b"5", b"+", b"-", b"/", b"%", b"\x0b"]
-PARTS += [b"\xe9", b"\r\n\r\n", b"\r\n ", b"\r\nX: y", b"0\r\n\r\n", b"Content-Length: 5\r\n", b"Content-Length:0\r\n"]
-PARTS += [b"chunked", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"Expect: 100-continue\r\n"]
-PARTS += [b"Host: i\r\n", SECRET]
-"""Bytes that make a request ambiguous in another place, or when repeated."""
-
-_SHORT = [form for form in FORMS if len(form.data) < 2000]
-
-
 @st.composite
 def mutations(draw: st.DrawFn) -> bytes:
     changed = stream(draw(st.sampled_from(_SHORT)), draw(st.sampled_from(TARGETS)))
@@ -80,9 +80,6 @@ def answers(raw: bytes) -> list[bytes]:
     """Return the final answers in a daemon's bytes, with the same Date in all."""
     parts = re.split(rb"(?=HTTP/1\.[01] [0-9]{3} )", re.sub(rb"Date: [^\r]*", b"Date: now", raw))
     return [part for part in parts if part not in (b"", b"HTTP/1.1 100 Continue\r\n\r\n")]
-
-
-PROXY_PREFIX = b"runtimeproxy: "
 
 
 def check_refused(read: Connection, direct: list[bytes], through: list[bytes]) -> None:

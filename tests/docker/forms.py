@@ -12,6 +12,7 @@ N = b"%x" % len(SECRET)
 
 TARGETS = ("/containers/first/kill", "/containers/create?name=first", "/v1.41/containers/first/stop?t=0")
 """Targets of a request that passes, one that is held, one that may be held."""
+TE, CL, KEEP_ALIVE = "Transfer-Encoding: chunked", "Content-Length: ~N~", "Connection: keep-alive"
 
 
 class Form(NamedTuple):
@@ -24,9 +25,6 @@ def post(*fields: str, body: bytes = b"", first: str = "POST ~T~ HTTP/1.1", host
     """Return a request; ``~N~`` in its fields is the body's length."""
     lines = "".join(f"{field}\r\n" for field in fields).replace("~N~", str(len(body)))
     return f"{first}\r\n{host}{lines}\r\n".encode("latin-1") + body
-
-
-TE, CL, KEEP_ALIVE = "Transfer-Encoding: chunked", "Content-Length: ~N~", "Connection: keep-alive"
 
 
 def sized(*fields: str, body: bytes = SECRET, **more: str) -> bytes:

@@ -18,6 +18,8 @@ from tests.docker.messages import EOF, error, proxy_answer
 CUT_BYTES = 10_000
 _ERROR = re.compile(rb'HTTP/1\.1 [^\r]+\r\n(?:[^\r]+\r\n)+\r\n\{"message": "[^"]*"\}\n')
 PlainHeld: Any = type("PlainHeld", (DockerHeld,), dict.fromkeys(DockerHeld.__abstractmethods__))
+MODES: tuple[dict[str, Any], ...] = ({"shared": True}, {"caches": MessageCaches(max_bytes=-1)}, {})
+CUT_MODES: tuple[dict[str, Any], ...] = ({"octets": True}, {"octets": True, "shared": True})
 
 
 @dataclass
@@ -236,10 +238,6 @@ def ends(side: str, **effects: Any) -> Step:
 
 def disconnects(**effects: Any) -> Step:
     return Step(lambda play: play.reader.stop(), **effects)
-
-
-MODES: tuple[dict[str, Any], ...] = ({"shared": True}, {"caches": MessageCaches(max_bytes=-1)}, {})
-CUT_MODES: tuple[dict[str, Any], ...] = ({"octets": True}, {"octets": True, "shared": True})
 
 
 def converse(steps: Iterable[Step], modes: Iterable[dict[str, Any]] = (*CUT_MODES, *MODES), **options: Any) -> Play:

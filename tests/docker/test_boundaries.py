@@ -18,6 +18,10 @@ from tests.system.proxy import ProxyInside, ProxyProcess
 from tests.wire.http1_forms import READ_BY_H11
 
 pytestmark = pytest.mark.slow
+SIZES = st.lists(st.integers(1, 40) | st.integers(1, 400), max_size=30)
+TWO_BREACHES = b"\0GET / HTTP/1.1\r\nHost:\n\r\n"
+SLOW_CONNECTIONS = Amount(50, 1000)
+PING = request("GET", "/_ping")
 
 
 def by_h11(data: bytes) -> tuple[list[tuple[str, str]], str]:
@@ -71,10 +75,6 @@ def test_form_is_followed_as_h11_reads_it_or_is_on_the_list(form: Form) -> None:
         compare(stream(form, target))
 
 
-SIZES = st.lists(st.integers(1, 40) | st.integers(1, 400), max_size=30)
-TWO_BREACHES = b"\0GET / HTTP/1.1\r\nHost:\n\r\n"
-
-
 @settings(max_examples=examples())
 @given(mutations(), SIZES)
 @example(TWO_BREACHES, [1])
@@ -86,10 +86,6 @@ def test_any_cut_gives_same_requests_as_h11(data: bytes, sizes: list[int]) -> No
     assert (cut.rule, cut.unfinished, cut.targets) == (whole.rule, whole.unfinished, whole.targets)
     passed, minimum = b"".join(cut.to_daemon), b"".join(whole.to_daemon)
     assert passed.startswith(minimum) if whole.unfinished else passed == minimum
-
-
-SLOW_CONNECTIONS = Amount(50, 1000)
-PING = request("GET", "/_ping")
 
 
 async def test_slow_heads_delay_no_other_client(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ END = "PostStopContainer"
 INFO, IMAGE, REMOVE = "GET /info", "GET /images/{ref}/json", "DELETE /containers/{ref}"
 PLAIN_BODY = {"Image": BUSYBOX_IMAGE}
 REFUSED = reply(b"{}", 500)
+NOT_EXPECTED = [(b"{", (), 400), (b'{"CpuShares":-1}', (), 400), (b'{"CpuShares":5,"cpushares":6}', (), 200)]
+NOT_EXPECTED += [(b'{"CpuShares":5}', ("Content-Encoding: gzip",), 200)]  # dockerd reads it as it is
 
 
 def check_left_out(node: Node, caplog: pytest.LogCaptureFixture, operation: str, fields: str) -> None:
@@ -202,10 +204,6 @@ async def test_own_update_keeps_record_and_external_one_does_not(node: Node, reg
     await node.act("stop", container_id)
     assert node.last_request.container.resources == replace(REQUESTED, cpu_shares=4711)
     assert node.last_request.pod == node.store.pod(pod_id).effective
-
-
-NOT_EXPECTED = [(b"{", (), 400), (b'{"CpuShares":-1}', (), 400), (b'{"CpuShares":5,"cpushares":6}', (), 200)]
-NOT_EXPECTED += [(b'{"CpuShares":5}', ("Content-Encoding: gzip",), 200)]  # dockerd reads it as it is
 
 
 @pytest.mark.parametrize("registered", [True, False])

@@ -42,6 +42,10 @@ QUICK_SECONDS = 10.0
 UPLOADS = m.request("POST", "/images/load", m.EXPECT, body=b"x" * 100_000)
 ANSWERED = [(m.CREATE[:-3], 502), (PING + PING, 502), (UPLOADS, 502), (b"GET / nonsense\r\n\r\n", 400), (b"\0", 400)]
 ANSWERED += [(m.PREFACE, 505), (b"x" * (1 << 20), 431)]
+# The bytes that are read before the drain begins, that are not, and that are sent after its notice.
+SENT = [(PING[:-5], b"", PING[-5:]), (b"", PING[:-5], b""), (UPLOAD[:-5], b"", UPLOAD[-5:]), (b"", UPLOAD[:-5], b"")]
+SENT_ON_NODE = [({}, sent) for sent in (*SENT, (b"", b"", b""), (b"", PING, b""))]
+SENT_ON_NODE += [({"unavailable": True}, sent) for sent in (SENT[0], (b"", PING, b""))]
 
 
 @pytest.mark.parametrize(("prefix", "spelling"), [("", "{0.id}"), ("/v1.12", "{0.id:.12}"), ("/v1.41", "{0.name}")])
@@ -386,12 +390,6 @@ async def test_drain_accepts_first_request_of_new_client(node: Node, monkeypatch
     monkeypatch.setattr(drain, "NOTICE_SECONDS", NOTICE_SECONDS)
     assert [await early.ended(), await silent.ended()] == [b"", b""]
     await asyncio.wait_for(stop, QUICK_SECONDS)
-
-
-# The bytes that are read before the drain begins, that are not, and that are sent after its notice.
-SENT = [(PING[:-5], b"", PING[-5:]), (b"", PING[:-5], b""), (UPLOAD[:-5], b"", UPLOAD[-5:]), (b"", UPLOAD[:-5], b"")]
-SENT_ON_NODE = [({}, sent) for sent in (*SENT, (b"", b"", b""), (b"", PING, b""))]
-SENT_ON_NODE += [({"unavailable": True}, sent) for sent in (SENT[0], (b"", PING, b""))]
 
 
 @drains

@@ -43,6 +43,8 @@ ALL_SET = [('"CpuPeriod":0', '"CpuPeriod":50000'), ('"CpuQuota":0', '"CpuQuota":
 ALL_SET += [('"Memory":0', '"Memory":2147483648')]
 ALL_SET += [('"CpusetMems":""', '"CpusetMems":"1"'), ('"MemorySwap":0', '"MemorySwap":-1')]
 """The changes of the text of a pod's or an update's body."""
+Limits = tuple[int | None, int | None]
+"""Memory and swap limit, in GiB where they are above 0; None in changes means that no hook set it."""
 
 
 def adjusted(**resources: ResourceValue) -> Adjustment:
@@ -138,10 +140,6 @@ def test_unsupported_and_normalised_create_fields() -> None:
     for memory, normalised in ((-1, ("memory_limit_in_bytes",)), (0, ()), (GIB, ())):
         changes: dict[str, ResourceValue] = {"memory_limit_in_bytes": memory, "cpu_quota": -1, "cpuset_cpus": ""}
         assert messages.check_create_fields(changes) == ((), normalised)
-
-
-Limits = tuple[int | None, int | None]
-"""Memory and swap limit, in GiB where they are above 0; None in changes means that no hook set it."""
 
 
 def in_bytes(limits: Limits) -> dict[str, ResourceValue]:

@@ -22,6 +22,11 @@ from tests.fakes.dockerd_shapes import RESOURCES, filled
 TYPE = "io.kubernetes.docker.type"
 NO_LIMITS = filled(RESOURCES, {})
 """Docker's Resources as Go writes them: all members of the struct."""
+ID = "cd" * 32
+IMAGE_ID = "sha256:" + "ef" * 32
+PATH = "PATH=/usr/local/bin:/usr/bin:/bin"
+KINDS_OF_CREATES = {"pod": (POD_BODY, POD_NAME), "container": (CONTAINER_BODY, CONTAINER_NAME)}
+ENTRIES = st.lists(st.builds("".join, st.tuples(st.sampled_from("ABCD"), st.sampled_from(["", "=", "=1"]))), max_size=6)
 
 
 def read_create(body: dict[str, Any], name: str = CONTAINER_NAME) -> RequestedPod | RequestedContainer | None:
@@ -185,12 +190,6 @@ def test_name_is_read_with_and_without_slash_and_suffix() -> None:
 # ``inspected`` adds dockerd's values to a create (moby's daemon/commit.go and daemon/daemon_unix.go).
 
 
-ID = "cd" * 32
-IMAGE_ID = "sha256:" + "ef" * 32
-PATH = "PATH=/usr/local/bin:/usr/bin:/bin"
-KINDS_OF_CREATES = {"pod": (POD_BODY, POD_NAME), "container": (CONTAINER_BODY, CONTAINER_NAME)}
-
-
 def image(env: Sequence[str] | None = (PATH,), labels: Mapping[str, str] | None = None) -> bytes:
     return json.dumps({"Id": IMAGE_ID, "Config": {"Env": env and list(env), "Labels": labels}}).encode()
 
@@ -245,9 +244,6 @@ def test_inspect_equals_create() -> None:
         body = changed(create, changes)
         for counts_swap in (True, False):
             assert read_inspect(inspected(body, name, counts_swap=counts_swap), image()) == created(body, name)
-
-
-ENTRIES = st.lists(st.builds("".join, st.tuples(st.sampled_from("ABCD"), st.sampled_from(["", "=", "=1"]))), max_size=6)
 
 
 @given(ENTRIES, ENTRIES, st.booleans())

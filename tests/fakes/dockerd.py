@@ -35,6 +35,9 @@ from tests.fakes.server import Listener, wait_for_signal
 __all__ = ["DockerdState", "FakeDockerd", "Injection", "Received"]
 
 STDOUT, STDERR = 1, 2
+NOT_FOUND = "not found"
+BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n400 Bad Request"
+RECORDED_BODY_BYTES = 1 << 20
 
 
 def frame(stream: int, data: bytes) -> bytes:
@@ -163,9 +166,6 @@ async def exec_start(dockerd: FakeDockerd, exchange: Exchange, reference: str) -
     await exchange.half_close()
 
 
-NOT_FOUND = "not found"
-
-
 def _pattern(route: str) -> re.Pattern[str]:
     method, path = route.split(" ")
     return re.compile(f"{method} (?:/v([0-9.]+))?{path.replace('{ref}', '(.*)')}()")
@@ -181,10 +181,6 @@ def find_route(head: Head) -> tuple[str, str, str]:
         if matched := pattern.fullmatch(f"{head.method} {head.path}"):
             return route, matched[1] or "", matched[2]
     return NOT_FOUND, "", ""
-
-
-BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n400 Bad Request"
-RECORDED_BODY_BYTES = 1 << 20
 
 
 class FakeDockerd(Listener):

@@ -44,6 +44,8 @@ OMITTED_IF_EMPTY = frozenset({"ExposedPorts", "Healthcheck", "Runtime", "Mounts"
 """Fields with ``omitempty``, which are not written if they are empty."""
 
 _HTML = str.maketrans({"&": "\\u0026", "<": "\\u003c", ">": "\\u003e", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+INSPECT, IMAGE, EVENT = "inspect", "image", "event"
+"""The answers that differ: a container's inspect, an image's, an event."""
 
 
 def version_number(version: str) -> tuple[int, ...]:
@@ -65,10 +67,6 @@ def go_json(value: Any, html: bool = True) -> bytes:
     """Return what Go's json.Encoder writes: no spaces, a newline at the end; ``html`` escapes <, > and & as it does."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return ((text.translate(_HTML) if html else text) + "\n").encode(errors="replace")
-
-
-INSPECT, IMAGE, EVENT = "inspect", "image", "event"
-"""The answers that differ: a container's inspect, an image's, an event."""
 
 
 @dataclass(frozen=True, slots=True)

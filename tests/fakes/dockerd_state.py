@@ -20,6 +20,25 @@ from tests.fakes.dockerd_shapes import CONFIG, HOST_CONFIG, RESOURCES, Struct
 
 Event = dict[str, Any]
 Filters = Mapping[str, frozenset[str]]
+MIN_MEMORY_BYTES = 6 << 20
+CPUS = 1024
+UPDATABLE = {"BlkioWeight", "CpuShares", "NanoCpus", "CpuPeriod", "CpuQuota", "CpusetCpus", "CpusetMems"}
+UPDATABLE |= {"Memory", "MemorySwap", "MemoryReservation"}
+"""The fields that an update replaces if they are not zero; OomScoreAdj and CgroupParent are not among them."""
+
+Values = Mapping[str, Any]
+INSPECT_TEMPLATE = json.loads("""{
+    "Id":"", "Created":"", "Path":"", "Args":[], "State":{}, "Image":"", "ResolvConfPath":"", "HostnamePath":"",
+    "HostsPath":"", "LogPath":"", "Name":"", "RestartCount":0, "Driver":"vfs", "Platform":"linux", "MountLabel":"",
+    "ProcessLabel":"", "AppArmorProfile":"", "ExecIDs":null, "HostConfig":{}, "GraphDriver":{"Data":null, "Name":"vfs"},
+    "Mounts":[], "Config":{}, "NetworkSettings":{"Bridge":"", "Networks":{}}
+}""")
+"""A container's inspect, with all fields in dockerd's order."""
+PATH, COMMAND = "PATH=/bin", ["/bin/sh"]
+CGROUPFS = "cgroupfs"
+SYSTEMD = "systemd"
+VALID_NAME = re.compile(r"/?[a-zA-Z0-9][a-zA-Z0-9_.-]+")
+KILLED, TERMINATED = 137, 143
 
 
 def parse_filters(text: str) -> Filters:
@@ -35,15 +54,6 @@ def labels_match(labels: Mapping[str, str], selectors: frozenset[str]) -> bool:
 def event_matches(event: Event, filters: Filters) -> bool:
     fields = {"type": event["Type"], "event": event["Action"].partition(":")[0]}
     return all(fields[key] in values for key, values in filters.items() if key in fields)
-
-
-MIN_MEMORY_BYTES = 6 << 20
-CPUS = 1024
-UPDATABLE = {"BlkioWeight", "CpuShares", "NanoCpus", "CpuPeriod", "CpuQuota", "CpusetCpus", "CpusetMems"}
-UPDATABLE |= {"Memory", "MemorySwap", "MemoryReservation"}
-"""The fields that an update replaces if they are not zero; OomScoreAdj and CgroupParent are not among them."""
-
-Values = Mapping[str, Any]
 
 
 @dataclass(eq=False)
@@ -85,15 +95,6 @@ def with_defaults(host: dict[str, Any]) -> dict[str, Any]:
     return {**host, **{name: value for name, value in defaults.items() if host[name] in empty}}
 
 
-INSPECT_TEMPLATE = json.loads("""{
-    "Id":"", "Created":"", "Path":"", "Args":[], "State":{}, "Image":"", "ResolvConfPath":"", "HostnamePath":"",
-    "HostsPath":"", "LogPath":"", "Name":"", "RestartCount":0, "Driver":"vfs", "Platform":"linux", "MountLabel":"",
-    "ProcessLabel":"", "AppArmorProfile":"", "ExecIDs":null, "HostConfig":{}, "GraphDriver":{"Data":null, "Name":"vfs"},
-    "Mounts":[], "Config":{}, "NetworkSettings":{"Bridge":"", "Networks":{}}
-}""")
-"""A container's inspect, with all fields in dockerd's order."""
-
-
 @dataclass(slots=True, eq=False)
 class Container:
     id: str
@@ -131,9 +132,6 @@ class Exec:
     exit_code: int | None = None
 
 
-PATH, COMMAND = "PATH=/bin", ["/bin/sh"]
-
-
 def normalise_name(reference: str) -> str:
     """Return a name as Docker shows it: without the default registry, with a tag."""
     for prefix in ("docker.io/library/", "docker.io/"):
@@ -164,12 +162,6 @@ class Images:
 
 def _digest(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
-
-
-CGROUPFS = "cgroupfs"
-SYSTEMD = "systemd"
-VALID_NAME = re.compile(r"/?[a-zA-Z0-9][a-zA-Z0-9_.-]+")
-KILLED, TERMINATED = 137, 143
 
 
 class DockerdState:

@@ -20,6 +20,17 @@ from tests.fakes.dockerd_state import Refused, bad_request
 
 MAX_HEAD_BYTES = 1 << 20
 Header = tuple[str, str]
+SMALL_REPLY_BYTES = 2048
+"""A body up to this size is sent with its length, a longer one as one chunk: the buffer of Go's response writer."""
+
+BODYLESS = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+JSON = ("Content-Type", "application/json")
+PLAIN = ("Content-Type", "text/plain; charset=utf-8")
+CHUNKED = ("Transfer-Encoding", "chunked")
+CLOSE = ("Connection", "close")
+RAW_STREAM = "application/vnd.docker.raw-stream"
+CRLF = b"\r\n"
+READ_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,19 +130,6 @@ class Injection:
                 await self._released.wait()
             finally:
                 self.hanging -= 1
-
-
-SMALL_REPLY_BYTES = 2048
-"""A body up to this size is sent with its length, a longer one as one chunk: the buffer of Go's response writer."""
-
-BODYLESS = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
-JSON = ("Content-Type", "application/json")
-PLAIN = ("Content-Type", "text/plain; charset=utf-8")
-CHUNKED = ("Transfer-Encoding", "chunked")
-CLOSE = ("Connection", "close")
-RAW_STREAM = "application/vnd.docker.raw-stream"
-CRLF = b"\r\n"
-READ_BYTES = 256 << 10
 
 
 def encode(head: Head, status: int, body: bytes, headers: Sequence[Header], keep_alive: bool = True) -> list[bytes]:
