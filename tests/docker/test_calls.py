@@ -293,9 +293,6 @@ async def test_lost_answer_runs_hook_if_done(
     assert [(queried.point, queried.request) for queried in node.plugins.queried] == [(hook_point, expected)]
 
 
-# ---- PostStopContainer at dockerd's die event (hook-api, "Applied to")
-
-
 async def die(node: Node, container_id: str, status: str = "exited") -> None:
     """End a container's process; its restart policy may start it again."""
     container = node.dockerd.container(container_id)
@@ -308,7 +305,7 @@ async def die(node: Node, container_id: str, status: str = "exited") -> None:
 
 @pytest.mark.parametrize("stored", [True, False])
 async def test_container_end_is_reported_unless_restarted(node: Node, stored: bool) -> None:
-    """Its restart policy starts it; after a restart by a client it can end again."""
+    """At dockerd's die event (hook-api, "Applied to"); after a restart by a client it can end again."""
     node.plugins.add("a", points=(END,))
     pod_id, container_id = await node.running()
     if not stored:

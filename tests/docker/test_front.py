@@ -323,9 +323,6 @@ async def test_http2_client_is_closed_when_fail_policy_is_added(node: Node) -> N
         await until(lambda: len(node.front.connections) == 1)
 
 
-# ---- how a connection ends: never between a request and its answer (promise 19)
-
-
 @pytest.fixture
 def _times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "NOTICE_SECONDS", NOTICE_SECONDS)
@@ -348,7 +345,7 @@ async def connect_used(node: Node) -> Client:
 
 @drains
 async def test_drain_sends_no_eof_to_daemon(node: Node) -> None:
-    """EOF by the drain might end a call at the daemon, whether it passes or was held."""
+    """EOF by the drain might end a call at the daemon, whether it passes or was held (promise 19)."""
     hang = node.dockerd.inject("GET /_ping", Injection(hang=True))
     created = node.dockerd.inject(CREATE, Injection(hang=True))
     hook = node.plugins.gated("a")
@@ -414,9 +411,6 @@ async def test_drain_answers_request_that_has_begun(node: Node, sent: tuple[byte
     await asyncio.wait_for(stop, QUICK_SECONDS)
     assert not node.front.connections
     await until(lambda: node.dockerd.connections == 0)
-
-
-# ---- a daemon that is not reachable: 502, after a wait that is limited
 
 
 @pytest.fixture

@@ -186,10 +186,6 @@ def test_name_is_read_with_and_without_slash_and_suffix() -> None:
     assert [parse_name(name) for name in other_names] == [None] * len(other_names)
 
 
-# ---- an inspect equals the create once dockerd's additions are removed
-# ``inspected`` adds dockerd's values to a create (moby's daemon/commit.go and daemon/daemon_unix.go).
-
-
 def image(env: Sequence[str] | None = (PATH,), labels: Mapping[str, str] | None = None) -> bytes:
     return json.dumps({"Id": IMAGE_ID, "Config": {"Env": env and list(env), "Labels": labels}}).encode()
 
@@ -204,16 +200,14 @@ def merge_env(own: Sequence[str], shipped: Sequence[str]) -> list[str]:
     return result
 
 
-def inspected(
-    create: Mapping[str, Any], name: str, shipped: bytes = image(), counts_swap: bool = True
-) -> dict[str, Any]:
-    """Return dockerd's inspect of a created container; ``counts_swap``: the kernel accounts for swap."""
+def inspected(create: Mapping[str, Any], name: str, shipped: bytes = image(), swap: bool = True) -> dict[str, Any]:
+    """Add to a create what dockerd's commit.go and daemon_unix.go add; ``swap``: the kernel accounts for it."""
     config = json.loads(shipped)["Config"]
     env = merge_env(create.get("Env") or [], config["Env"] or [])
     labels = {**(config["Labels"] or {}), **(create.get("Labels") or {})}
     host = {"CgroupParent": "", "Memory": 0, "MemorySwap": 0, **(create.get("HostConfig") or {}), "ShmSize": 67108864}
     host["Runtime"] = host.get("Runtime") or "runc"
-    if host["Memory"] > 0 and not counts_swap:
+    if host["Memory"] > 0 and not swap:
         host["MemorySwap"] = -1
     if host["Memory"] > 0 and host["MemorySwap"] == 0:
         host["MemorySwap"] = 2 * host["Memory"]
@@ -222,9 +216,8 @@ def inspected(
 
 
 def read_inspect(reply: bytes | dict[str, Any], image: bytes | None, *default_runtime: str) -> Any:
-    raw = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
-    shipped = None if image is None else read_image(image)
-    return status.read_inspect(status.parse_inspect(raw, ID), shipped, *default_runtime)
+    found = status.parse_inspect(reply if isinstance(reply, bytes) else json.dumps(reply).encode(), ID)
+    return status.read_inspect(found, None if image is None else read_image(image), *default_runtime)
 
 
 def created(create: Mapping[str, Any], name: str) -> Any:
@@ -242,8 +235,8 @@ def test_inspect_equals_create() -> None:
     for kind, changes in creates:
         create, name = KINDS_OF_CREATES[kind]
         body = changed(create, changes)
-        for counts_swap in (True, False):
-            assert read_inspect(inspected(body, name, counts_swap=counts_swap), image()) == created(body, name)
+        for swap in (True, False):
+            assert read_inspect(inspected(body, name, swap=swap), image()) == created(body, name)
 
 
 @given(ENTRIES, ENTRIES, st.booleans())
