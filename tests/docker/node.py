@@ -227,10 +227,6 @@ def on_node(*options: dict[str, Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("node", options, ids=str, indirect=True)
 
 
-unavailable = on_node({"unavailable": True})
-unfollowed = on_node({"follows": False})
-
-
 def id_of(answer: Answer) -> str:
     assert answer.status == 201, answer
     return str(answer.json["Id"])

@@ -106,13 +106,13 @@ PASSING += [("HEAD", "/containers/x/stop", "POST only"), ("post", "/containers/c
 PASSING += [("OPTIONS", "*", "the server as a whole")]
 
 
-def counted_as(method: str, target: str) -> str:
-    match = exchange.match_passing(f"{method} {target}")
-    return exchange.PASSING_SERIES[match.lastindex or 0 if match else 0][1][0]
-
-
 def test_only_five_counted_routes_are_held() -> None:
     """A request that passes is counted by its route."""
+
+    def counted_as(method: str, target: str) -> str:
+        match = exchange.match_passing(f"{method} {target}")
+        return exchange.PASSING_SERIES[match.lastindex or 0 if match else 0][1][0]
+
     not_counted = f"""
         GET:/ GET:/containers/json/ GET:/containers/{ID}/json/x GET:/containers/{ID} GET://_ping get:/_ping PUT:/_ping
         GET:http://docker/_ping GET:/plugins GET:/v1.41 GET:/containers//json OPTIONS:* GET:/containers/{"x" * 256}/json

@@ -15,9 +15,8 @@ from runtimeproxy.model.fields import HookAnswer
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.relay import drain
 from tests.docker import messages as m
-from tests.docker import node as nodes
 from tests.docker.client import Client, request
-from tests.docker.node import CREATE, INSPECT, START, GatedClient, Node, id_of, unavailable, unfollowed
+from tests.docker.node import CREATE, INSPECT, START, GatedClient, Node, id_of, on_node
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_client import until
@@ -129,7 +128,7 @@ async def test_unknown_container_is_read_when_hooks_need_it(
 @pytest.mark.parametrize(
     ("route", "hook", "called"), [(INSPECT, "PreStartContainer", START), ("GET /info", "PreRunPodSandbox", CREATE)]
 )
-@unfollowed
+@on_node({"follows": False})
 async def test_call_is_refused_when_subject_is_unreadable(node: Node, route: str, hook: str, called: str) -> None:
     _, container_id = await node.create_both()
     node.forget()
@@ -277,7 +276,7 @@ async def test_refused_pipelined_calls_are_all_answered(node: Node) -> None:
         assert (await client.answer()).status == 500
 
 
-@unfollowed
+@on_node({"follows": False})
 async def test_info_is_queried_again_when_invalid(node: Node) -> None:
     node.dockerd.inject("GET /info", Injection(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", times=2))
     await node.follow()
@@ -306,7 +305,7 @@ async def test_http2_client_bypasses_hooks_or_is_closed_by_policy(node: Node, po
     assert node.metrics.total("http2_tunnels") == 1
 
 
-@unavailable
+@on_node({"unavailable": True})
 async def test_http2_client_is_closed_when_fail_policy_is_added(node: Node) -> None:
     with socket.socket(socket.AF_UNIX) as daemon:
         daemon.bind(node.dockerd.socket_path)
@@ -376,7 +375,7 @@ async def connect_silent(node: Node) -> Client:
 
 
 @drains
-@nodes.on_node({}, {"unavailable": True})
+@on_node({}, {"unavailable": True})
 async def test_drain_accepts_first_request_of_new_client(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "NOTICE_SECONDS", 1000.0)  # never in this test
     early, silent = await connect_silent(node), await connect_silent(node)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -25,6 +26,7 @@ PLAIN = "e" * 64
 ALL = {POD, OTHER_POD, CONTAINER}
 BACK = ("INFO", "the daemon's events are followed again")
 STARTED_NS = 1_700_000_000_000_000_000
+destroyed, updated = partial(Event, "destroy", time_ns=1), partial(Event, "update", time_ns=1)
 
 
 def pod(pod_id: str) -> PodRecord:
@@ -114,22 +116,6 @@ def _all_lines(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "runtimeproxy")
 
 
-def destroyed(container_id: str) -> Event:
-    return Event("destroy", container_id, 1)
-
-
-def updated(container_id: str, time_ns: int = 1) -> Event:
-    return Event("update", container_id, time_ns)
-
-
-async def test_quiet_event_stream_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    async with following() as rig:
-        await asyncio.sleep(100)
-    assert rig.actions == {"destroy", "die", "rename", "restart", "update"}
-    assert [since for _, since in rig.queried] == [STARTED_NS]
-    assert (rig.store.ids(), rig.removed, rig.connects, len(rig.missed), caplog.records) == (ALL, [], 1, 1, [])
-
-
 async def test_destroy_and_external_update_remove_record() -> None:
     for object_id in (*ALL, PLAIN):
         remaining = ALL - {object_id}
@@ -159,8 +145,12 @@ async def test_own_update_event_is_ignored_once() -> None:
         assert (rig.removed, rig.expected) == ([LATER], {}), "an object that is missing in a list sends no event"
 
 
-async def test_other_actions_do_not_change_store() -> None:
+async def test_other_actions_do_not_change_store(caplog: pytest.LogCaptureFixture) -> None:
     async with following() as rig:
+        await asyncio.sleep(100)
+        assert rig.actions == {"destroy", "die", "rename", "restart", "update"}
+        assert [since for _, since in rig.queried] == [STARTED_NS]
+        assert (rig.store.ids(), rig.removed, rig.connects, len(rig.missed), caplog.records) == (ALL, [], 1, 1, [])
         await rig.emit(Event("rename", CONTAINER, 1), Event("rename", PLAIN, 1))
         assert rig.removed == [CONTAINER, PLAIN], "a cache next to the Store may have the name"
         for action in ("create", "start", "die", "kill", "oom", "restart", "prune", ""):
@@ -227,9 +217,9 @@ async def test_expectation_of_lost_update_event_expires(replayed: bool) -> None:
         await asyncio.sleep(1)
         rig.follower.expect_update(CONTAINER)
         if replayed:
-            await rig.emit(updated(CONTAINER, 10))
+            await rig.emit(updated(CONTAINER, time_ns=10))
         await asyncio.sleep(REPLAY_SECONDS + 1)
         assert rig.expected == {CONTAINER: 1}, "the update after the loss"
         for time, is_stored in ((20, True), (30, False)):
-            await rig.emit(updated(CONTAINER, time))
+            await rig.emit(updated(CONTAINER, time_ns=time))
             assert (CONTAINER in rig.store.ids()) is is_stored
