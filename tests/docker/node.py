@@ -28,7 +28,7 @@ from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.dockerd_client import until
 from tests.fakes.dockerd_shapes import go_json
-from tests.fakes.plugins import ALL_POINTS, FAIL, NOTHING, Behaviour, FakeClient, FakePlugins
+from tests.fakes.plugins import FAIL, NOTHING, Behaviour, FakeClient, FakePlugins
 
 CREATE, INSPECT = "POST /containers/create", "GET /containers/{ref}/json"
 START, STOP, UPDATE = (f"POST /containers/{{ref}}/{action}" for action in ("start", "stop", "update"))
@@ -60,10 +60,8 @@ class Plugins(FakePlugins):
 
     on_change: Callable[[], None] = lambda: None
 
-    def gated(self, name: str, behaviour: Behaviour = NOTHING, points: tuple[str, ...] = ALL_POINTS) -> GatedClient:
-        client = GatedClient(name, behaviour, self.queried)
-        self.add(name, points=points, timeout_seconds=60.0, client=client)
-        return client
+    def gated(self, name: str, behaviour: Behaviour = NOTHING) -> Any:
+        return self.add(name, timeout_seconds=60.0, client=GatedClient(name, behaviour, self.queried))
 
     def fail_policy_registered(self, point: HookPoint) -> bool:
         return any(plugin.policy is FAIL for plugin in self.plugins_for(point))

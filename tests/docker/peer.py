@@ -144,13 +144,12 @@ class Play:
         if not waits:
             self.daemon.receive_eof()
 
-    def daemon_ends(self) -> bool:
-        """Play the daemon's EOF; return whether the client stays, else it sees EOF immediately."""
+    def daemon_ends(self) -> None:
+        """Play the daemon's EOF; the client sees it immediately unless it stays."""
         stays_open = self.reader.daemon_ended()
         self.act()
         if not stays_open and not self.client.ended:
             self.client.receive_eof()
-        return stays_open
 
     def effects(self) -> tuple[bytes, bytes, int]:
         """Return the bytes of client and daemon since the last call, and the number of newly held calls."""
@@ -161,14 +160,6 @@ class Play:
             for side, before in zip((self.client, self.daemon), ended, strict=True)
         )
         return client, daemon, len(self.calls) - count
-
-    def close(self) -> None:
-        """Close the client and end each call; check that no byte of a held request is retained then."""
-        self.reader.stop()
-        self.act()
-        for call in self.calls:
-            call.answer()
-        assert self.memory.count == 0
 
 
 class Step(NamedTuple):
@@ -205,15 +196,11 @@ def exchange(sent: bytes, replied: bytes) -> Step:
     return Step(lambda play: (play.client.sends(sent), play.daemon.sends(replied)), replied, sent)
 
 
-def _on_call(act: Callable[[DockerHeld], object]) -> Callable[..., Step]:
-    """Return a maker of steps that act on the newest call."""
-    return lambda **effects: Step(lambda play: act(play.call), **effects)
-
-
-release = _on_call(lambda call: call.send_request(None))
-refuse = _on_call(lambda call: call.send_refusal(500, "no"))
-answered = _on_call(DockerHeld.answer)
+release = partial(Step, lambda play: play.call.send_request(None))
+refuse = partial(Step, lambda play: play.call.send_refusal(500, "no"))
+answered = partial(Step, lambda play: play.call.answer())
 """The Post hooks are done, so the answer is sent on."""
+disconnects = partial(Step, lambda play: play.reader.stop())
 
 
 def hold(sent: bytes) -> Step:
@@ -234,10 +221,6 @@ def settle(replied: bytes, **effects: Any) -> Step:
 
 def ends(side: str, **effects: Any) -> Step:
     return Step(Play.client_ends if side == "client" else Play.daemon_ends, **effects)
-
-
-def disconnects(**effects: Any) -> Step:
-    return Step(lambda play: play.reader.stop(), **effects)
 
 
 def converse(steps: Iterable[Step], modes: Iterable[dict[str, Any]] = (*CUT_MODES, *MODES), **options: Any) -> Play:

@@ -299,7 +299,11 @@ def test_conversation_has_these_effects(row: list[Step], options: dict[str, Any]
     play = peer.converse(row, **options)
     if "limit" in options:
         assert {call.problem for call in play.calls} <= {NO_ROOM}
-    play.close()
+    play.reader.stop()
+    play.act()
+    for call in play.calls:
+        call.answer()
+    assert play.memory.count == 0, "no byte of a held request is retained"
 
 
 def test_b4_http2_client_gets_tunnel_or_is_closed() -> None:
