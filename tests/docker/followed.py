@@ -1,7 +1,4 @@
-"""The requests that the proxy's parser reads from a client's bytes, or why it refuses them; no proxy runs.
-
-Each request is answered when it is complete, so that nothing stays unread after a request that may upgrade.
-"""
+"""The requests that the proxy's parser reads from a client's bytes, or why it refuses them; no proxy runs."""
 
 import re
 from collections.abc import Iterable

@@ -1,7 +1,4 @@
-"""The Docker front between a raw client and a fake dockerd, in the test's event loop, with plugins without sockets.
-
-Every byte of a call passes real unix sockets. A node must end without a task and without an internal error.
-"""
+"""The Docker front between a raw client and a fake dockerd on unix sockets, with plugins without sockets."""
 
 import asyncio
 import json

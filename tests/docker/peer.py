@@ -1,7 +1,6 @@
 """A ``Reader`` without sockets between a scripted client and a scripted daemon, and the steps of their conversations.
 
-A step's keyword arguments are all its effects: the bytes that each side receives, how many calls are held then, and
-whether the proxy continues to read from the client.
+A step's keyword arguments are all its effects: the bytes that each side receives, new held calls, whether it reads.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""Editing Docker's bodies: json.loads shows the changes, compared bytes show no others (relay-rules B8).
-
-Members keep their order, numbers their spelling.
-"""
+"""Editing Docker's bodies: json.loads shows the changes, compared bytes show no others (relay-rules B8)."""
 
 import json
 from collections.abc import Mapping

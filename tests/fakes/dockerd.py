@@ -1,9 +1,6 @@
 """A fake dockerd, 20.10 by default, on a unix socket: the part of its HTTP API that runtimes' clients use.
 
-Requests are recorded unchanged; those of one connection are answered in order. It uses plain asyncio streams, because
-aiohttp's server can neither answer after a half-close nor send an unframed reply. The router matches a decoded path, as
-gorilla/mux does; a reference may contain slashes.
-
+It uses plain asyncio streams, because aiohttp's server can neither answer after a half-close nor send an unframed reply.
 Run alone: ``python -m tests.fakes.dockerd --socket PATH``.
 """
 

@@ -1,8 +1,7 @@
 """The structs of Docker's API with Go's zero values, and the differences between versions of Docker Engine.
 
-A Go client sends every field of the structs, also unset ones. 20.10 is the base of the engines. A change depends on the
-API version of a request, not on the daemon's newest. Removed and changed fields are covered, added ones are not.
-Sources: moby's api/docs/CHANGELOG.md, daemon/server/router/{container,image,system}, daemon/server/middleware.
+A Go client sends every field of the structs. A change depends on the API version of a request, not on the daemon's
+newest. Sources: moby's api/docs/CHANGELOG.md, daemon/server/router/{container,image,system}, daemon/server/middleware.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The state of the fake dockerd: containers, execs, images, the checks of creates and updates, and the events.
-
-A change has happened before its event is sent; a refused call changes and sends nothing.
-"""
+"""The state of the fake dockerd: containers, execs, images, the checks of creates and updates, and the events."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The fake dockerd's HTTP: requests as received, faults to inject, and replies as Go's net/http writes them.
-
-A head is assumed to be valid; the order and case of its lines stay. A reply has a body only where HTTP allows one,
-and Go's order of lines; nothing following the request's body is read.
-"""
+"""The fake dockerd's HTTP: requests as received, faults to inject, and replies as Go's net/http writes them."""
 
 from __future__ import annotations
 
@@ -191,11 +187,7 @@ class Reader(asyncio.StreamReader):
 
 
 class Exchange:
-    """A handler's interface: the request, and the writer of its reply.
-
-    ``common`` are headers of every reply of a handler; ``api`` is the API version that the request names, else the
-    daemon's newest.
-    """
+    """The request, and the writer of its reply; ``common`` are headers of every reply, ``api`` is its API version."""
 
     def __init__(self, head: Head, received: Received, reader: Reader, writer: asyncio.StreamWriter) -> None:
         self.head, self.received, self.reader, self._writer = head, received, reader, writer

@@ -1,7 +1,4 @@
-"""A client that creates pods on Docker as dockershim and cri-dockerd do: the same calls in the same order.
-
-Every request equals the shim's, with the Go client's header lines, according to recorded requests.
-"""
+"""A client that creates pods on Docker by the recorded requests of dockershim and cri-dockerd, in the same order."""
 
 from __future__ import annotations
 

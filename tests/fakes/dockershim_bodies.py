@@ -1,7 +1,4 @@
-"""The bodies of create and update that dockershim and cri-dockerd write, from the kubelet's values in CRI terms.
-
-They equal, field by field, those recorded of cri-dockerd; the older dockershim leaves out newer fields.
-"""
+"""The bodies that dockershim and cri-dockerd write, as recorded of cri-dockerd, from the kubelet's values in CRI terms."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The inside of a fake container: its files, and its verbose JSON status as containerd 1.6 writes it.
-
-All of it is derived from the config and the current resources.
-"""
+"""The inside of a fake container: its files, and its verbose JSON status as containerd 1.6 writes it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath

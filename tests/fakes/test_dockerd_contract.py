@@ -1,7 +1,4 @@
-"""The fake dockerd and a real one answer the same calls with the same statuses, texts and bytes.
-
-Only values that are independent of machine and version are asserted.
-"""
+"""The fake dockerd and a real one answer the same calls with the same statuses, texts and bytes."""
 
 import json
 from collections.abc import AsyncIterator
