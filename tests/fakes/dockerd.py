@@ -1,6 +1,6 @@
 """A fake dockerd, 20.10 by default, on a unix socket: the part of its HTTP API that runtimes' clients use.
 
-It uses plain asyncio streams, because aiohttp's server can neither answer after a half-close nor send an unframed reply.
+Of asyncio streams: aiohttp's server can neither answer after a half-close nor send an unframed reply.
 Run alone: ``python -m tests.fakes.dockerd --socket PATH``.
 """
 

@@ -1,4 +1,4 @@
-"""The bodies that dockershim and cri-dockerd write, as recorded of cri-dockerd, from the kubelet's values in CRI terms."""
+"""The bodies that dockershim and cri-dockerd write, as recorded of cri-dockerd, from the kubelet's values in CRI."""
 
 from __future__ import annotations
 
