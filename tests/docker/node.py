@@ -72,11 +72,9 @@ class Node:
     cgroup_driver: str = "cgroupfs"
     unavailable: bool = False
     synced: bool = False
-    """True to also read the daemon's state, next to the calls."""
     follows: bool = True
     """True to follow the daemon's events from the start; its cgroup driver is known then."""
     prefix: str = "/v1.41"
-    """The version prefix of every path; "" for none. Engine 29 accepts versions from 1.44 on."""
     stopped: bool = False
 
     def __post_init__(self) -> None:

@@ -354,9 +354,7 @@ async def test_lookup_prefers_stored_records(rig: Node) -> None:
     hooked = PodInfo(id=rig.pod_id, cgroup_parent="/hooked")
     rig.store.commit(Subject(PodRecord(replace(hooked, cgroup_parent="/requested"), hooked)))
     assert (await rig.read(rig.container_id)).cgroup_parent == PARENT, "it is the container's own"
-
-
-async def test_lookup_returns_none_for_missing_object(rig: Node) -> None:
+    rig.forget()
     del rig.dockerd.state.containers[rig.pod_id]
     for reference in ("nobody", "f" * 64, "..", rig.container_id):
         assert await rig.lookup.read(reference) is await rig.lookup.pod(reference) is None
@@ -411,9 +409,6 @@ async def test_b10_plain_container_is_cached_by_full_id(rig: Node) -> None:
     rig.dockerd.injections.clear()
     rig.dockerd.state.create("odd", {**PLAIN_BODY, "Labels": {"io.kubernetes.docker.type": "something else"}})
     assert await rig.lookup.listed() == Listed([rig.pod_id], [rig.container_id])
-
-
-async def test_container_without_labels_is_plain(rig: Node) -> None:
     for body in (b"{}", b'{"Id":1}', b'{"Config":7,"n":"io.kubernetes.docker.type"}'):
         rig.lookup.forget_plain(rig.container_id)
         rig.dockerd.inject(INSPECT, Injection(raw=reply(body)))

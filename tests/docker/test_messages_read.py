@@ -309,13 +309,10 @@ def test_default_runtime_is_no_handler() -> None:
         assert read_inspect(reply, None, default).pod.runtime_handler == handler
 
 
-def test_unreported_cgroup_parent_is_none() -> None:
+def test_inspect_part_of_wrong_type_is_unknown() -> None:
     for host in [{}, {"CgroupParent": None}, {"CgroupParent": 5}, None, []]:
         for create, name in KINDS_OF_CREATES.values():
             assert read_inspect({**inspected(create, name), "HostConfig": host}, image()).cgroup_parent is None
-
-
-def test_part_of_wrong_type_is_unknown() -> None:
     for path in ["Name", "Config/Env", "HostConfig", "HostConfig/Memory", "HostConfig/CpusetCpus"]:
         reply = inspected(CONTAINER_BODY, CONTAINER_NAME)
         reply["Config"]["Labels"]["annotation.other"] = {"canary": 1}

@@ -239,20 +239,17 @@ class Exchange:
         self._writer.writelines(chunks)
         await self._writer.drain()
 
-    async def _read_remaining_body(self) -> None:
-        """Read the remaining body before a reply, so that the connection can be reused."""
-        with suppress(Refused):
-            await self.body()
-
     async def reply(self, status: int, body: bytes = b"", *headers: Header) -> None:
-        await self._read_remaining_body()
+        with suppress(Refused):
+            await self.body()  # the rest of it, so that the connection can be used again
         await self.write(*encode(self.head, status, body, [*self.common, *headers], self.keep_alive))
 
     async def json(self, value: object, status: int = HTTPStatus.OK) -> None:
         await self.reply(status, go_json(value, html=False), JSON)
 
     async def stream(self, *headers: Header) -> None:
-        await self._read_remaining_body()
+        with suppress(Refused):
+            await self.body()
         await self.write(stream([*self.common, *headers], self.keep_alive))
 
     async def hijack(self) -> None:
