@@ -80,10 +80,7 @@ def answers(raw: bytes) -> list[bytes]:
 
 
 def check_refused(read: Connection, direct: list[bytes], through: list[bytes]) -> None:
-    """Check that the daemon's answers come first, then the proxy's.
-
-    The proxy's may be missing if the daemon closed before, or if its answer has begun.
-    """
+    """Check that the proxy's answer comes last; it is absent if the daemon closed before, or its answer has begun."""
     rule = read.rule
     assert rule is not None
     if through and PROXY_PREFIX in through[-1]:

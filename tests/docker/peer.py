@@ -223,10 +223,7 @@ def ends(side: str, **effects: Any) -> Step:
 
 
 def converse(steps: Iterable[Step], modes: Iterable[dict[str, Any]] = (*CUT_MODES, *MODES), **options: Any) -> Play:
-    """Play the steps in each mode, which must change no effect: byte by byte, in a shared read buffer, without a cache.
-
-    Return the last play, which has none of them.
-    """
+    """Play the steps in each mode, which must change no effect; return the last play, which has no mode."""
     steps = tuple(steps)
     for mode in modes:
         play = Play(**options, **mode)

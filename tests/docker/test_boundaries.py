@@ -25,10 +25,7 @@ PING = request("GET", "/_ping")
 
 
 def by_h11(data: bytes) -> tuple[list[tuple[str, str]], str]:
-    """Return method and target of the requests that h11 reads, answering each, and how the connection ends, or "".
-
-    Each form has hidden requests, which show where its body ends.
-    """
+    """Return method and target of the requests that h11 reads, answering each, and how the connection ends, or ""."""
     peer, requests = h11.Connection(h11.SERVER, max_incomplete_event_size=8 << 20), list[tuple[str, str]]()
     peer.receive_data(data)
     try:

@@ -21,8 +21,7 @@ from tests.observe.events import shown_of
 pytestmark = virtual_time
 
 POD, OTHER_POD, CONTAINER, LATER = (letter * 64 for letter in "abcd")
-PLAIN = "e" * 64
-"""A container without a pod."""
+PLAIN = "e" * 64  # a container without a pod
 ALL = {POD, OTHER_POD, CONTAINER}
 BACK = ("INFO", "the daemon's events are followed again")
 STARTED_NS = 1_700_000_000_000_000_000
@@ -46,7 +45,7 @@ class Rig(Backend):
     def __init__(self, fails: Sequence[float], faults: Sequence[Exception]) -> None:
         super().__init__("/nobody/docker.sock")
         self.queried: list[tuple[float, int]] = []
-        """For each request of the events: when it was made, and its ``since_ns``."""
+        """When each request of the events was made, and its ``since_ns``."""
         self.actions: set[str] = set()
         self.stream: asyncio.Queue[Event | None] = asyncio.Queue()
         self._fails, self._faults = list(fails), list(faults)
@@ -56,9 +55,7 @@ class Rig(Backend):
         self.metrics = Metrics(asyncio.get_running_loop().time)
         self.removed: list[str] = []
         self.ends: list[tuple[str, str]] = []
-        """The calls of ``on_died`` and ``on_restarted``."""
         self.connects, self.missed = 0, list[None]()
-        """The calls of ``on_connected`` and ``on_missed``."""
         self.follower = EventFollower(
             *(self, self.store, self.metrics),
             on_removed=self.removed.append,

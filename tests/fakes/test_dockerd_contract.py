@@ -20,8 +20,7 @@ class Daemon:
     """A dockerd that is called over its socket; ``parent`` is a cgroup for it."""
 
     def __init__(self, path: str, parent: str) -> None:
-        self.path = path
-        self.parent = parent
+        self.path, self.parent = path, parent
 
     async def fetch(self, call: str, body: Any = None) -> Answer:
         client = await Client.connect(self.path)
