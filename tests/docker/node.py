@@ -39,7 +39,7 @@ class GatedClient(FakeClient):
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: int = 0
 
-    async def call(self, *arguments: Any) -> HookAnswer:  # type: ignore[override]
+    async def call(self, *arguments: Any) -> HookAnswer:
         self.waiting += 1
         try:
             await self.gate.wait()

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from tests.fakes.dockerd_shapes import go_json
@@ -196,7 +197,7 @@ class Exchange:
         self.keep_alive = head.keep_alive
         self.cut_after_bytes: int | None = None
         self._written = 0
-        self._body: list[bytes] | None = None
+        self._body: Any = None
 
     async def body(self) -> bytes:
         """Read the body. Raises Refused if it is cut or broken."""

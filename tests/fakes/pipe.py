@@ -5,6 +5,7 @@ Run: ``python -m tests.fakes.pipe LISTEN BACKEND``.
 
 import asyncio
 import sys
+from typing import Any
 
 import uvloop
 
@@ -12,7 +13,7 @@ import uvloop
 class End(asyncio.Protocol):
     """One end of a pair: its bytes are written to the peer, once that is connected."""
 
-    def __init__(self, peer: asyncio.Transport | None = None) -> None:
+    def __init__(self, peer: Any = None) -> None:
         self.peer = peer
         self.early = bytearray()
 
