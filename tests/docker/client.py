@@ -5,7 +5,6 @@ import json
 from dataclasses import dataclass
 from typing import Any, Self
 
-HOST = "Host: docker"
 PATIENCE_SECONDS = 10.0
 
 
@@ -30,7 +29,7 @@ class Answer:
 
 def request(method: str, target: str, body: bytes = b"", *lines: str) -> bytes:
     """Return a request as a Go client writes it: with Content-Length wherever a body may be."""
-    head = [f"{method} {target} HTTP/1.1", HOST, *["Content-Type: application/json"] * bool(body)]
+    head = [f"{method} {target} HTTP/1.1", "Host: docker", *["Content-Type: application/json"] * bool(body)]
     if (body or method == "POST") and not any(line.lower().startswith("transfer-encoding") for line in lines):
         head.append(f"Content-Length: {len(body)}")
     return "\r\n".join([*head, *lines, "", ""]).encode() + body

@@ -22,8 +22,7 @@ from tests.fakes.dockerd_shapes import RESOURCES, filled
 TYPE = "io.kubernetes.docker.type"
 NO_LIMITS = filled(RESOURCES, {})
 """Docker's Resources as Go writes them: all members of the struct."""
-ID = "cd" * 32
-IMAGE_ID = "sha256:" + "ef" * 32
+ID, IMAGE_ID = "cd" * 32, "sha256:" + "ef" * 32
 PATH = "PATH=/usr/local/bin:/usr/bin:/bin"
 KINDS_OF_CREATES = {"pod": (POD_BODY, POD_NAME), "container": (CONTAINER_BODY, CONTAINER_NAME)}
 ENTRIES = st.lists(st.builds("".join, st.tuples(st.sampled_from("ABCD"), st.sampled_from(["", "=", "=1"]))), max_size=6)

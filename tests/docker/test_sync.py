@@ -20,8 +20,7 @@ from tests.observe.events import shown_of
 
 pytestmark = virtual_time
 
-POD, OTHER_POD, CONTAINER, LATER = (letter * 64 for letter in "abcd")
-PLAIN = "e" * 64  # a container without a pod
+POD, OTHER_POD, CONTAINER, LATER, PLAIN = (letter * 64 for letter in "abcde")  # the last one has no pod
 ALL = {POD, OTHER_POD, CONTAINER}
 BACK = ("INFO", "the daemon's events are followed again")
 STARTED_NS = 1_700_000_000_000_000_000
