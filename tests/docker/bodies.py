@@ -14,49 +14,21 @@ PARENT = "/kubepods/burstable/pod6f1c7c9e"
 SYSTEMD_PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6f1c7c9e.slice"
 
 POD = shim.Pod("web-0", "6f1c7c9e", "default", 1, {"app": "web"}, {"note": "pod"}, PARENT)
-CONTAINER = shim.Container(
-    "main",
-    BUSYBOX_IMAGE,
-    attempt=2,
-    command=("sleep", "1000"),
-    envs=(("A", "1"), ("B", "2")),
-    annotations={"note": "container"},
-    resources={"cpu_shares": 1024, "memory_limit_in_bytes": 64 * MIB, "cpuset_cpus": "0-1"},
-)
+LIMITS: dict[str, Any] = {"cpu_shares": 1024, "memory_limit_in_bytes": 64 * MIB, "cpuset_cpus": "0-1"}
+ENVS = {"A": "1", "B": "2"}
+COMMAND, NOTES = ("sleep", "1000"), {"note": "container"}
+CONTAINER = shim.Container("main", BUSYBOX_IMAGE, 2, COMMAND, (), tuple(ENVS.items()), {}, NOTES, LIMITS)
 POD_NAME, CONTAINER_NAME = shim.sandbox_name(POD), shim.container_name(POD, CONTAINER)
 POD_BODY = shim.sandbox_body(POD, PAUSE_IMAGE, "cgroupfs")
 CONTAINER_BODY = shim.container_body(POD, CONTAINER, SANDBOX, "cgroupfs")
 
-KUBELET_LABELS = {"io.kubernetes.pod.name": "web-0", "io.kubernetes.pod.namespace": "default"}
-KUBELET_LABELS["io.kubernetes.pod.uid"] = "6f1c7c9e"
+KUBELET_LABELS, ANNOTATIONS = shim.pod_labels(POD), {**shim.kubelets_annotations(CONTAINER), **NOTES}
 REPORTED_POD = PodInfo(
-    name="web-0",
-    uid="6f1c7c9e",
-    namespace="default",
-    attempt=1,
-    labels={"app": "web", **KUBELET_LABELS},
-    annotations={"note": "pod"},
-    cgroup_parent=PARENT,
+    "", "web-0", "6f1c7c9e", "default", 1, "", {"app": "web", **KUBELET_LABELS}, {"note": "pod"}, PARENT
 )
-"""The values of ``POD`` in a hook message."""
-REQUESTED = Resources(
-    cpu_shares=1024, memory_limit_in_bytes=64 * MIB, memory_swap_limit_in_bytes=64 * MIB, cpuset_cpus="0-1"
-)
+REQUESTED = Resources(**LIMITS, memory_swap_limit_in_bytes=64 * MIB)
 """The kubelet's resources of ``CONTAINER``: dockershim adds the swap limit."""
-ANNOTATIONS = {
-    "io.kubernetes.container.hash": "d464c1e4",
-    "io.kubernetes.container.restartCount": "2",
-    "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
-    "io.kubernetes.container.terminationMessagePolicy": "File",
-    "io.kubernetes.pod.terminationGracePeriod": "30",
-    "note": "container",
-}
-REPORTED = ContainerInfo(
-    pod_id=SANDBOX, name="main", attempt=2, annotations=ANNOTATIONS, resources=REQUESTED, envs={"A": "1", "B": "2"}
-)
-"""The values of ``CONTAINER`` in a hook message."""
-NO_DOCUMENTS = [b"", b"canary", b"[]", b"null", b"5", b'"canary"', b"{} {}", b'{"a":"\xff"}', b"[" * 100_000]
-"""Bytes that are not a JSON object."""
+REPORTED = ContainerInfo("", SANDBOX, "main", 2, ANNOTATIONS, REQUESTED, ENVS)
 
 
 def changed(body: Mapping[str, Any], changes: Mapping[str, object]) -> dict[str, Any]:

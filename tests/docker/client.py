@@ -5,9 +5,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Self
 
-HOST = "Host: docker"
 PATIENCE_SECONDS = 10.0
-"""Seconds that a busy machine may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,27 +23,21 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """Return the message of an error in JSON."""
         assert self.headers["content-type"] == "application/json"
         return str(self.json["message"])
 
 
 def request(method: str, target: str, body: bytes = b"", *lines: str) -> bytes:
     """Return a request as a Go client writes it: with Content-Length wherever a body may be."""
-    head = [f"{method} {target} HTTP/1.1", HOST]
-    if body:
-        head.append("Content-Type: application/json")
+    head = [f"{method} {target} HTTP/1.1", "Host: docker", *["Content-Type: application/json"] * bool(body)]
     if (body or method == "POST") and not any(line.lower().startswith("transfer-encoding") for line in lines):
         head.append(f"Content-Length: {len(body)}")
     return "\r\n".join([*head, *lines, "", ""]).encode() + body
 
 
 class Client:
-    """One connection."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
+        self.reader, self.writer = reader, writer
 
     @classmethod
     async def connect(cls, path: str) -> Self:
@@ -55,7 +47,6 @@ class Client:
         self.writer.write(data)
 
     def half_close(self) -> None:
-        """Send EOF, but read on."""
         self.writer.write_eof()
 
     def abort(self) -> None:
@@ -71,24 +62,20 @@ class Client:
     async def answer(self, method: str = "POST") -> Answer:
         """Read the next final answer. Raises TimeoutError, IncompleteReadError."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            head = await self.reader.readuntil(b"\r\n\r\n")
-            first, *lines = head.decode().split("\r\n")[:-2]
+            raw = await self.reader.readuntil(b"\r\n\r\n")
+            first, *lines = raw.decode().split("\r\n")[:-2]
             headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-            status = int(first.split(" ")[1])
-            raw, body = await self._body(headers) if method != "HEAD" and status not in (204, 304) else (b"", b"")
-            return Answer(status, headers, body, head + raw)
-
-    async def _body(self, headers: dict[str, str]) -> tuple[bytes, bytes]:
-        if "transfer-encoding" not in headers:
-            body = await self.reader.readexactly(int(headers.get("content-length", "0")))
-            return body, body
-        raw, body = b"", b""
-        while True:
-            line = await self.reader.readline()
-            part = await self.reader.readexactly(int(line, 16) + 2)
-            raw, body = raw + line + part, body + part[:-2]
-            if part == b"\r\n":
-                return raw, body
+            status, body, part = int(first.split(" ")[1]), b"", b""
+            if method == "HEAD" or status in (204, 304):
+                return Answer(status, headers, b"", raw)
+            if "transfer-encoding" not in headers:
+                body = await self.reader.readexactly(int(headers.get("content-length", "0")))
+                return Answer(status, headers, body, raw + body)
+            while part != b"\r\n":
+                line = await self.reader.readline()
+                part = await self.reader.readexactly(int(line, 16) + 2)
+                raw, body = raw + line + part, body + part[:-2]
+            return Answer(status, headers, body, raw)
 
     async def ended(self) -> bytes:
         """Read until EOF. Raises TimeoutError."""

@@ -10,6 +10,5 @@ from tests.docker.node import Node
 
 @pytest.fixture
 async def node(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Node]:
-    """Run a node; ``on_node`` sets its options."""
     async with Node(tmp_path, **getattr(request, "param", {})) as node:
         yield node

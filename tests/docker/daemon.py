@@ -11,5 +11,4 @@ def reply(body: bytes = b"{}", status: int = 200) -> bytes:
 
 class Daemon(FakeDockerd):
     def script(self, path: str, raw: bytes) -> None:
-        """Set the reply to GET requests for a path."""
         self.inject(f"GET {path}", Injection(raw=raw))

@@ -1,11 +1,7 @@
-"""The requests that the proxy's parser reads from a client's bytes, or why it refuses them; no proxy runs.
-
-Each request is answered when it is complete, so that nothing stays unread after a request that may upgrade.
-"""
+"""The requests that the proxy's parser reads from a client's bytes, or why it refuses them; no proxy runs."""
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -17,33 +13,27 @@ from runtimeproxy.docker.parsers import Requests
 from runtimeproxy.wire.http1 import BadMessage, Rule
 from tests.docker.forms import FORMS, SECRET, TARGETS, stream
 
+PARTS = [b"\r\n", b"\n", b"\r", b" ", b"\t", b":", b";", b",", b"\0", b"0", b"5", b"+", b"-", b"/", b"%", b"\x0b"]
+PARTS += [b"\xe9", b"\r\n\r\n", b"\r\n ", b"\r\nX: y", b"0\r\n\r\n", b"Content-Length: 5\r\n", b"Content-Length:0\r\n"]
+PARTS += [b"chunked", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"Expect: 100-continue\r\n"]
+PARTS += [b"Host: i\r\n", SECRET]
+"""Bytes that make a request ambiguous in another place, or when repeated."""
 
-@dataclass
+_SHORT = [form for form in FORMS if len(form.data) < 2000]
+PROXY_PREFIX = b"runtimeproxy: "
+
+
 class Connection:
-    """Receives the output of ``Requests``; nothing is held."""
+    """Receives the output of ``Requests``; nothing is held, and each request is answered."""
 
-    to_daemon: list[bytes] = field(default_factory=list)
+    tunnel = refused = finished = unfinished = False
+    """``unfinished``: it was refused inside a body, so an answer of the daemon may have begun then."""
     rule: Rule | None = None
-    """Why the connection was refused."""
-    unfinished: bool = False
-    """True if it was refused inside a body: an answer of the daemon may have begun then."""
-    exchanges: list[Exchange] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
+        self.to_daemon: list[bytes] = []
+        self.exchanges = self.pending = list[Exchange]()
         self.shared = Shared(MemoryBudget(), MessageCaches(), {}, lambda route: False, bool)
-        reader: Any = self
-        self.pending = reader
-        self._requests = Requests(reader)
-
-    def feed(self, data: bytes, sizes: Iterable[int] = ()) -> None:
-        """Read bytes in parts of these sizes, and the remaining bytes together; answer each request."""
-        offsets = [offset for offset in accumulate(sizes, initial=0) if offset < len(data)]
-        for start, end in pairwise([*offsets, len(data)]):
-            self._requests.feed(data[start:end])
-            count = 0
-            while len(self.exchanges) > count and self.rule is None:
-                count = len(self.exchanges)
-                self._requests.answered(self.exchanges[-1])
 
     def cut(self, data: bytes) -> bool:
         """Return whether the last bytes were only the beginning of a head, which is not passed on."""
@@ -53,14 +43,6 @@ class Connection:
     def targets(self) -> list[str]:
         return [exchange.head.target for exchange in self.exchanges if exchange.head is not None]
 
-    # Called by ``Requests``
-
-    tunnel = refused = finished = False
-
-    def append(self, exchange: Exchange) -> None:
-        """Called on ``pending``."""
-        self.exchanges.append(exchange)
-
     def handle_http2(self) -> bool:
         return True
 
@@ -69,23 +51,20 @@ class Connection:
 
 
 def follow(data: bytes, sizes: Iterable[int] = ()) -> Connection:
-    connection = Connection()
-    connection.feed(data, sizes)
+    connection: Any = Connection()
+    requests = Requests(connection)
+    offsets = [offset for offset in accumulate(sizes, initial=0) if offset < len(data)]
+    for start, end in pairwise([*offsets, len(data)]):
+        requests.feed(data[start:end])
+        count = 0
+        while len(connection.exchanges) > count and connection.rule is None:
+            count = len(connection.exchanges)
+            requests.answered(connection.exchanges[-1])
     return connection
-
-
-PARTS = [b"\r\n", b"\n", b"\r", b" ", b"\t", b":", b";", b",", b"\0", b"0", b"5", b"+", b"-", b"/", b"%", b"\x0b"]
-PARTS += [b"\xe9", b"\r\n\r\n", b"\r\n ", b"\r\nX: y", b"0\r\n\r\n", b"Content-Length: 5\r\n", b"Content-Length:0\r\n"]
-PARTS += [b"chunked", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"Expect: 100-continue\r\n"]
-PARTS += [b"Host: i\r\n", SECRET]
-"""Bytes that make a request ambiguous in another place, or when repeated."""
-
-_SHORT = [form for form in FORMS if len(form.build("/")) < 2000]
 
 
 @st.composite
 def mutations(draw: st.DrawFn) -> bytes:
-    """Return the stream of a short form, with up to four changes."""
     changed = stream(draw(st.sampled_from(_SHORT)), draw(st.sampled_from(TARGETS)))
     for _ in range(draw(st.integers(1, 4))):
         position = draw(st.integers(0, min(len(changed), 300)))
@@ -94,34 +73,20 @@ def mutations(draw: st.DrawFn) -> bytes:
     return changed
 
 
-_ANSWER = re.compile(rb"(?=HTTP/1\.[01] [0-9]{3} )")
-_DATE = re.compile(rb"Date: [^\r]*")
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
 def answers(raw: bytes) -> list[bytes]:
     """Return the final answers in a daemon's bytes, with the same Date in all."""
-    return [part for part in _ANSWER.split(_DATE.sub(b"Date: now", raw)) if part not in (b"", _CONTINUE)]
-
-
-def statuses(answered: list[bytes]) -> list[int]:
-    return [int(part[9:12]) for part in answered]
-
-
-PROXY_PREFIX = b"runtimeproxy: "
+    parts = re.split(rb"(?=HTTP/1\.[01] [0-9]{3} )", re.sub(rb"Date: [^\r]*", b"Date: now", raw))
+    return [part for part in parts if part not in (b"", b"HTTP/1.1 100 Continue\r\n\r\n")]
 
 
 def check_refused(read: Connection, direct: list[bytes], through: list[bytes]) -> None:
-    """Check that the daemon's answers come first, then the proxy's.
-
-    The proxy's may be missing if the daemon closed before, or if its answer has begun.
-    """
+    """Check that the proxy's answer comes last; it is absent if the daemon closed before, or its answer has begun."""
     rule = read.rule
     assert rule is not None
     if through and PROXY_PREFIX in through[-1]:
         *through, proxy_answer = through
         assert PROXY_PREFIX + rule.text.encode() in proxy_answer
-        assert statuses([proxy_answer]) == [rule.status]
+        assert int(proxy_answer[9:12]) == rule.status
         assert b"\r\nConnection: close\r\n" in proxy_answer
     elif not read.unfinished:
         assert through == direct

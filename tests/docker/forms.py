@@ -1,96 +1,49 @@
 """Odd forms of HTTP/1.1 requests (fault matrix X2), each with a second request, to ``HIDDEN``, in its body."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 HIDDEN = "/containers/hidden/json"
 FOLLOWING = b"GET /containers/next/json HTTP/1.1\r\nHost: h\r\n\r\n"
 SECRET = f"GET {HIDDEN} HTTP/1.1\r\nHost: h\r\n\r\n".encode()
 MIB = 1 << 20
 CRLF = b"\r\n"
-NO_CHUNKS = b"0\r\n\r\n"
 N = b"%x" % len(SECRET)
 """The length of the hidden request in hexadecimal, as in a chunk's first line."""
 
 TARGETS = ("/containers/first/kill", "/containers/create?name=first", "/v1.41/containers/first/stop?t=0")
 """Targets of a request that passes, one that is held, one that may be held."""
+TE, CL, KEEP_ALIVE = "Transfer-Encoding: chunked", "Content-Length: ~N~", "Connection: keep-alive"
 
 
 class Form(NamedTuple):
     name: str
-    build: Callable[[str], bytes]
+    data: bytes
+    """The request; ``~T~`` is its target."""
 
 
-def post(target: str, *fields: str, body: bytes = b"", version: str = "HTTP/1.1", end: str = "\r\n") -> bytes:
-    return end.join((f"POST {target} {version}", "Host: h", *fields, "", "")).encode("latin-1") + body
+def post(*fields: str, body: bytes = b"", first: str = "POST ~T~ HTTP/1.1", host: str = "Host: h\r\n") -> bytes:
+    """Return a request; ``~N~`` in its fields is the body's length."""
+    lines = "".join(f"{field}\r\n" for field in fields).replace("~N~", str(len(body)))
+    return f"{first}\r\n{host}{lines}\r\n".encode("latin-1") + body
 
 
-def post_form(*fields: str, **more: Any) -> Callable[[str], bytes]:
-    return lambda target: post(target, *fields, **more)
-
-
-def sized(*fields: str, body: bytes = SECRET) -> Callable[[str], bytes]:
-    return post_form(f"Content-Length: {len(body)}", *fields, body=body)
-
-
-def lengths(values: str) -> Form:
-    """Return a form with these Content-Lengths, separated by |: N is the right one, M is 0."""
-    filled = values.replace("N", str(len(SECRET))).replace("M", "0").split("|")
-    return Form(f"CL {values}", post_form(*(f"Content-Length:{one}" for one in filled), body=SECRET))
-
-
-def coded(values: str) -> Form:
-    """Return a form with these Transfer-Encodings, separated by |.
-
-    A parser that accepts chunked sees the hidden request after the last chunk.
-    """
-    fields = [f"Transfer-Encoding:{value}" for value in values.split("|")]
-    return Form(f"TE {values}", post_form(*fields, body=NO_CHUNKS + SECRET))
-
-
-def chunked(body: bytes, *fields: str) -> Callable[[str], bytes]:
-    return post_form("Transfer-Encoding: chunked", *fields, body=body)
+def sized(*fields: str, body: bytes = SECRET, **more: str) -> bytes:
+    return post(CL, *fields, body=body, **more)
 
 
 def one_chunk(line: bytes = N + CRLF, end: bytes = CRLF) -> bytes:
     return line + SECRET + end + NO_CHUNKS
 
 
-def first_line(line: str) -> Callable[[str], bytes]:
-    """Return a form with this request line, with @ for the target; its body is the hidden request."""
-    head_end = f"\r\nHost: h\r\nContent-Length: {len(SECRET)}\r\n\r\n"
-    return lambda target: (line.replace("@", target) + head_end).encode("latin-1") + SECRET
+NO_CHUNKS = b"0\r\n\r\n"
+AFTER_CHUNKS = NO_CHUNKS + SECRET
+"""A parser that accepts chunked sees the hidden request after the last chunk."""
 
-
-def hosted(host: bytes) -> Callable[[str], bytes]:
-    return lambda target: sized()(target).replace(b"Host: h", b"Host: %b" % host, 1)
-
-
-def with_method(method: str, build: Callable[[str], bytes]) -> Callable[[str], bytes]:
-    return lambda target: method.encode() + build(target).removeprefix(b"POST")
-
-
-def padded(size: int) -> Callable[[str], bytes]:
-    return lambda target: post(target, "X: " + "x" * (size - len(post(target, "X: "))))
-
-
-def both(*fields: str, body: bytes = NO_CHUNKS + SECRET) -> Callable[[str], bytes]:
-    return post_form(*(line.replace("N", str(len(body))) for line in fields), body=body)
-
-
-def _with_end(ends: bytes) -> Callable[[str], bytes]:
-    return lambda target: sized()(target) + ends
-
-
-TE, CL = "Transfer-Encoding: chunked", "Content-Length: N"
-RIGHT_CL = f"Content-Length: {len(SECRET)}"
-OLD, KEEP_ALIVE = {"version": "HTTP/1.0"}, "Connection: keep-alive"
-
+# Content-Lengths, separated by |: N is the right one, M is 0.
 LENGTHS = [" N| N", " N| M", " M| N", " N, N", " N, M", " N,", " N ; x", " +N", " -N", "", "| N", " N|", " 0xN", " N.0"]
 LENGTHS += [" NN", " \tN\t ", " 0N", " \xb2", " 1e2", " 9223372036854775807", " 9223372036854775808", " N N", "\x0bN"]
 LENGTHS += [" 99999999999999999999", " 4294967296", " 000000000000000000N", " 00000000000000N", " N\x0c", " \xa0N"]
 LENGTHS += [" _N", " 1_0"]
-
 CODINGS = [" chunked| chunked", " chunked, chunked", " gzip, chunked", " chunked, gzip", " gzip", " identity", ""]
 CODINGS += [" Chunked", "\tCHUNKED\t", " chunked;q=1", ' "chunked"', " xchunked", " chunked,", ",chunked", " chunke"]
 CODINGS += ["\x0bchunked", " chunked\x0c", " \xa0chunked", "chunked", " identity| chunked", " chunked| identity"]
@@ -106,7 +59,7 @@ LAST_CHUNKS += [b"0\r\nX: y\n\r\n", b"0\r\n folded\r\n\r\n", b"0\r\nX : y\r\n\r\
 LAST_CHUNKS += [b"0\r\r\n\r\n", b"0\r\nContent-Length: 9\r\n\r\n", b"0\r\nX: \0\r\n\r\n", b"0\r\nX: \x01\r\n\r\n"]
 LAST_CHUNKS += [b"0\r\n: y\r\n\r\n", b"0\r\nX: " + b"y" * 70_000 + b"\r\n\r\n", b"0\r\nX: \xe9\r\n\r\n"]
 
-HOSTS = [b"a/b", b"a b", b"a@b", b"[::1]:80", b"%2Frun%2Fdocker.sock", b"\xe9", b"a,b", b"a#b", b"localhost:x"]
+HOSTS = ["", " a/b", " a b", " a@b", " [::1]:80", " %2Frun%2Fdocker.sock", " \xe9", " a,b", " a#b", " localhost:x"]
 
 TARGET_LINES = ["http://h:99@", "HTTP://u@h@", "unix:@", "//h@", " @", "@ ", "*", "@#f", "@%zz", "@%", "@?%zz"]
 TARGET_LINES += ["@\xc3\xa9", "@\xe9", "@\0", "@\x7f", "@\x01", "@\tx", "@ x", "@\\x", '@|{}^`<>"', "..T", "@/..", ""]
@@ -130,66 +83,52 @@ FIELDS += ["\r\n".join(f"X-{number}: y" for number in range(count)) for count in
 
 # Two framings, one of which ends the body before the hidden request; N is the length.
 FRAMINGS = [(CL, TE), (TE, CL), (TE, "Content-Length:"), (TE, "Content-Length: 0"), ("Transfer-Encoding: identity", CL)]
-FRAMINGS += [
-    ("Transfer-Encoding : chunked", CL),
-    ("Transfer-Encoding\t: chunked", CL),
-    ("Transfer_Encoding: chunked", CL),
-]
+FRAMINGS += [(name + ": chunked", CL) for name in ("Transfer-Encoding ", "Transfer-Encoding\t", "Transfer_Encoding")]
 FRAMINGS += [(CL, "X: a", f" {TE}"), (CL, f"X: a\n{TE}"), (CL, f"X: a\r{TE}")]
 
-FORMS = (
-    # bodies in ordinary forms
-    Form("no body", post),
-    Form("a length", sized()),
-    Form("chunks", chunked(one_chunk())),
-    Form("no length, but a body", post_form(body=SECRET)),
-    *(Form(f"the body of a {method}", with_method(method, sized())) for method in ("GET", "DELETE", "HEAD")),
-    Form("a chunked body of a GET", with_method("GET", chunked(one_chunk()))),
-    # framings
-    *(Form(repr(fields), both(*fields)) for fields in FRAMINGS),
-    Form("CL of the chunks' head, and TE", both("Content-Length: 4", TE, body=one_chunk())),
-    *map(lengths, LENGTHS),
-    *map(coded, CODINGS),
-    Form("TE in HTTP/1.0", post_form(TE, body=NO_CHUNKS + SECRET, **OLD)),
-    Form("TE in HTTP/1.0, kept alive", post_form(TE, KEEP_ALIVE, body=NO_CHUNKS + SECRET, **OLD)),
-    Form("TE and CL in HTTP/1.0", post_form(TE, RIGHT_CL, KEEP_ALIVE, body=SECRET, **OLD)),
-    # chunks
-    *(Form(f"chunk {line!r}", chunked(one_chunk(line))) for line in SIZE_LINES),
-    *(Form(f"after a chunk {end!r}", chunked(one_chunk(end=end))) for end in (b"\n", b"", b"xx\r\n")),
-    *(Form(f"last chunk {body!r}", chunked(body + SECRET)) for body in LAST_CHUNKS),
-    Form("announced trailers", chunked(one_chunk()[:-2] + b"X-Sum: 1\r\n\r\n", "Trailer: X-Sum")),
-    Form("a length among the trailers", chunked(b"0\r\nContent-Length:\r\n\r\n")),
-    Form("a coding among the trailers", chunked(one_chunk()[:-2] + b"transfer-Encoding: x\r\n\r\n")),
-    Form("announced trailers that must not be", chunked(one_chunk(), "Trailer: Content-Length")),
-    # lines and fields
-    *(Form(f"field {line!r}", sized(line)) for line in FIELDS),
-    Form("a folded first field", lambda target: post(target, " X: y").replace(b"Host: h\r\n", b"")),
-    Form("bare LF everywhere", post_form(RIGHT_CL, body=SECRET, end="\n")),
-    Form("an early empty line of LFs", post_form("X: a\n\n" + SECRET.decode() + "X: b")),
-    Form("a space before the colon of CL", post_form(f"Content-Length : {len(SECRET)}", body=SECRET)),
-    Form("lower-case names", lambda target: post(target, RIGHT_CL.lower(), body=SECRET).replace(b"Host", b"host", 1)),
-    Form("no Host", lambda target: sized()(target).replace(b"Host: h\r\n", b"", 1)),
-    Form("no Host in HTTP/1.0", lambda target: first_line("POST @ HTTP/1.0")(target).replace(b"Host: h\r\n", b"", 1)),
-    Form("no Host in CONNECT", lambda target: b"CONNECT / HTTP/1.1\r\nX: y\r\n\r\n"),
-    Form("an empty Host", lambda target: sized()(target).replace(b"Host: h\r\n", b"Host:\r\n", 1)),
-    *(Form(f"Host {host!r}", hosted(host)) for host in HOSTS),
-    *(Form(f"first line {line!r}", first_line(line)) for line in FIRST_LINES),
-    # between requests
-    *(Form(f"{ends!r} after a body", _with_end(ends)) for ends in (CRLF, CRLF * 2, CRLF * 3, b"\n")),
-    Form("an empty line after a GET", lambda target: with_method("GET", post)(target) + CRLF),
-    Form(
-        "a request of HTTP/1.5 after a body",
-        lambda target: chunked(b"0;x\r\n\r\n")(target) + SECRET.replace(b"HTTP/1.1", b"HTTP/1.5"),
-    ),
-    Form("Expect without a body", post_form("Expect: 100-continue")),
-    Form("Expect in HTTP/1.0", post_form("Expect: 100-continue", "Content-Length: 1", body=b"x", **OLD)),
-    Form("HTTP/1.0 kept alive", first_line("POST @ HTTP/1.0\r\nConnection: keep-alive")),
-    # sizes
-    *(Form(f"{size} bytes of head", padded(size)) for size in (MIB, MIB + 4096, MIB + 4097, 2 * MIB)),
-    Form("1 MiB of target", lambda target: first_line("POST @" + "x" * MIB + " HTTP/1.1")(target)),
-    Form("a body of 300 KiB", sized(body=SECRET * (300 * 1024 // len(SECRET)))),
-)
+EXPECT, OLD, IN_OLD = "Expect: 100-continue", "POST ~T~ HTTP/1.0", {"first": "POST ~T~ HTTP/1.0"}
+ORDINARY = {"no body": post(), "a length": sized(), "chunks": post(TE, body=one_chunk())}
+ORDINARY |= {f"the body of a {word}": sized(first=f"{word} ~T~ HTTP/1.1") for word in ("GET", "DELETE", "HEAD")}
+ORDINARY |= {"no length, but a body": post(body=SECRET)}
+ORDINARY |= {"a chunked body of a GET": post(TE, body=one_chunk(), first="GET ~T~ HTTP/1.1")}
+FRAMED = {repr(fields): post(*fields, body=AFTER_CHUNKS) for fields in FRAMINGS}
+FRAMED |= {"CL of the chunks' head, and TE": post("Content-Length: 4", TE, body=one_chunk())}
+for text in LENGTHS:
+    values = text.replace("N", "~N~").replace("M", "0").split("|")
+    FRAMED[f"CL {text}"] = post(*(f"Content-Length:{value}" for value in values), body=SECRET)
+for text in CODINGS:
+    FRAMED[f"TE {text}"] = post(*(f"Transfer-Encoding:{value}" for value in text.split("|")), body=AFTER_CHUNKS)
+FRAMED |= {"TE in HTTP/1.0": post(TE, body=AFTER_CHUNKS, **IN_OLD)}
+FRAMED |= {"TE in HTTP/1.0, kept alive": post(TE, KEEP_ALIVE, body=AFTER_CHUNKS, **IN_OLD)}
+FRAMED |= {"TE and CL in HTTP/1.0": post(TE, CL, KEEP_ALIVE, body=SECRET, **IN_OLD)}
+CHUNKED = {f"chunk {line!r}": post(TE, body=one_chunk(line)) for line in SIZE_LINES}
+CHUNKED |= {f"after a chunk {end!r}": post(TE, body=one_chunk(end=end)) for end in (b"\n", b"", b"xx\r\n")}
+CHUNKED |= {f"last chunk {body!r}": post(TE, body=body + SECRET) for body in LAST_CHUNKS}
+CHUNKED |= {"announced trailers": post(TE, "Trailer: X-Sum", body=one_chunk()[:-2] + b"X-Sum: 1\r\n\r\n")}
+CHUNKED |= {"a length among the trailers": post(TE, body=b"0\r\nContent-Length:\r\n\r\n")}
+CHUNKED |= {"a coding among the trailers": post(TE, body=one_chunk()[:-2] + b"transfer-Encoding: x\r\n\r\n")}
+CHUNKED |= {"announced trailers that must not be": post(TE, "Trailer: Content-Length", body=one_chunk())}
+LINES = {f"field {line!r}": sized(line) for line in FIELDS}
+LINES |= {"a folded first field": post(" X: y", host=""), "bare LF everywhere": sized().replace(CRLF, b"\n", 4)}
+LINES |= {"an early empty line of LFs": post("X: a\n\n" + SECRET.decode() + "X: b")}
+LINES |= {"a space before the colon of CL": post("Content-Length : ~N~", body=SECRET)}
+LINES |= {"lower-case names": post(CL.lower().replace("~n~", "~N~"), host="host: h\r\n", body=SECRET)}
+LINES |= {"no Host": sized(host=""), "no Host in HTTP/1.0": sized(host="", first=OLD)}
+LINES |= {"no Host in CONNECT": post("X: y", first="CONNECT / HTTP/1.1", host="")}
+LINES |= {f"Host {host!r}": sized(host=f"Host:{host}\r\n") for host in HOSTS}
+LINES |= {f"first line {line!r}": sized(first=line.replace("@", "~T~")) for line in FIRST_LINES}
+BETWEEN = {f"{ends!r} after a body": sized() + ends for ends in (CRLF, CRLF * 2, CRLF * 3, b"\n")}
+BETWEEN |= {"an empty line after a GET": post(first="GET ~T~ HTTP/1.1") + CRLF}
+BETWEEN |= {"a request of HTTP/1.5 after a body": post(TE, body=b"0;x\r\n\r\n" + SECRET.replace(b"/1.1", b"/1.5"))}
+BETWEEN |= {"Expect without a body": post(EXPECT), "Expect in HTTP/1.0": post(EXPECT, CL, body=b"x", **IN_OLD)}
+BETWEEN |= {"HTTP/1.0 kept alive": sized(first=f"{OLD}\r\n{KEEP_ALIVE}")}
+EMPTY_BYTES = len(post("X: ", first=f"POST {TARGETS[0]} HTTP/1.1"))  # the other targets are a few bytes longer
+HEAD_SIZES = (MIB, MIB + 4096, MIB + 4097, 2 * MIB)
+BIG = {f"{size} bytes of head": post(f"X: {'x' * (size - EMPTY_BYTES)}") for size in HEAD_SIZES}
+BIG |= {"1 MiB of target": sized(first=f"POST ~T~{'x' * MIB} HTTP/1.1")}
+BIG |= {"a body of 300 KiB": sized(body=SECRET * (300 * 1024 // len(SECRET)))}
+FORMS = tuple(Form(*item) for item in (ORDINARY | FRAMED | CHUNKED | LINES | BETWEEN | BIG).items())
 
 
 def stream(form: Form, target: str) -> bytes:
-    return form.build(target) + FOLLOWING
+    return form.data.replace(b"~T~", target.encode()) + FOLLOWING

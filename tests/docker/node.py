@@ -1,7 +1,4 @@
-"""The Docker front between a raw client and a fake dockerd, in the test's event loop, with plugins without sockets.
-
-Every byte of a call passes real unix sockets. A node must end without a task and without an internal error.
-"""
+"""The Docker front between a raw client and a fake dockerd on unix sockets, with plugins without sockets."""
 
 import asyncio
 import json
@@ -16,12 +13,11 @@ from runtimeproxy.core.dispatcher import Dispatcher
 from runtimeproxy.core.lifecycle import Lifecycle
 from runtimeproxy.core.store import Store
 from runtimeproxy.docker.front import DockerFront
-from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources
+from runtimeproxy.model.fields import HookAnswer
 from runtimeproxy.model.hookpoints import HookPoint
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay.acceptor import Acceptor
 from runtimeproxy.relay.listener import listen
-from runtimeproxy.relay.rpc.connection import Peer
 from tests.docker.bodies import CONTAINER, POD, SYSTEMD_PARENT
 from tests.docker.client import Answer, Client
 from tests.engines.images import PAUSE_IMAGE
@@ -29,14 +25,10 @@ from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.dockerd_client import until
 from tests.fakes.dockerd_shapes import go_json
-from tests.fakes.plugins import ALL_POINTS, FAIL, NOTHING, Behaviour, FakeClient, FakePlugins
+from tests.fakes.plugins import FAIL, NOTHING, Behaviour, FakeClient, FakePlugins
 
-CREATE = "POST /containers/create"
-START = "POST /containers/{ref}/start"
-STOP = "POST /containers/{ref}/stop"
-UPDATE = "POST /containers/{ref}/update"
-INSPECT = "GET /containers/{ref}/json"
-
+CREATE, INSPECT = "POST /containers/create", "GET /containers/{ref}/json"
+START, STOP, UPDATE = (f"POST /containers/{{ref}}/{action}" for action in ("start", "stop", "update"))
 BUDGET_SECONDS = 5.0
 
 
@@ -47,9 +39,7 @@ class GatedClient(FakeClient):
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: int = 0
 
-    async def call(
-        self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
-    ) -> HookAnswer:
+    async def call(self, *arguments: Any) -> HookAnswer:
         self.waiting += 1
         try:
             await self.gate.wait()
@@ -58,7 +48,7 @@ class GatedClient(FakeClient):
             raise
         finally:
             self.waiting -= 1
-        return await super().call(point, request, timeout_seconds, peer)
+        return await super().call(*arguments)
 
 
 @dataclass(eq=False)
@@ -67,11 +57,8 @@ class Plugins(FakePlugins):
 
     on_change: Callable[[], None] = lambda: None
 
-    def gated(self, name: str, behaviour: Behaviour = NOTHING, points: tuple[str, ...] = ALL_POINTS) -> GatedClient:
-        """Register a plugin that answers once its gate is open."""
-        client = GatedClient(name, behaviour, self.queried)
-        self.add(name, points=points, timeout_seconds=60.0, client=client)
-        return client
+    def gated(self, name: str, behaviour: Behaviour = NOTHING) -> Any:
+        return self.add(name, timeout_seconds=60.0, client=GatedClient(name, behaviour, self.queried))
 
     def fail_policy_registered(self, point: HookPoint) -> bool:
         return any(plugin.policy is FAIL for plugin in self.plugins_for(point))
@@ -85,18 +72,17 @@ class Node:
     cgroup_driver: str = "cgroupfs"
     unavailable: bool = False
     synced: bool = False
-    """True to also read the daemon's state, next to the calls."""
     follows: bool = True
     """True to follow the daemon's events from the start; its cgroup driver is known then."""
     prefix: str = "/v1.41"
-    """The version prefix of every path; "" for none. Engine 29 accepts versions from 1.44 on."""
     stopped: bool = False
 
     def __post_init__(self) -> None:
         self._clients: list[Client] = []
         self.dockerd = FakeDockerd(str(self.folder / "docker.sock"), cgroup_driver=self.cgroup_driver)
         self.pod = replace(POD, cgroup_parent=SYSTEMD_PARENT) if self.cgroup_driver == "systemd" else POD
-        self.plugins, self.store = Plugins(), Store()
+        self.plugins = Plugins()
+        self.store: Any = Store()
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -125,8 +111,7 @@ class Node:
         self._listener.close()
         await self.dockerd.stop()
         if kind is None:
-            assert not self.front.tasks
-            assert self.metrics.total("internal_errors") == 0
+            assert (self.front.tasks, self.metrics.total("internal_errors")) == (set(), 0)
 
     async def stop(self, seconds: float) -> None:
         """Stop within ``seconds`` as the program does; the fixture's end does so unless a test has."""
@@ -138,12 +123,10 @@ class Node:
     async def follow(self) -> None:
         """Start following the daemon's events as the program does, and wait until the cgroup driver is known."""
         await self.front.start()
-        await until(lambda: self.dockerd.watchers > 0 and self.front._lookup.driver is not None)
+        await until(lambda: self.dockerd.watchers > 0 and self.lookup.driver is not None)
 
     async def event(self, action: str, count: int = 1) -> None:
         await until(lambda: self.metrics.counted("backend_events", action=action) >= count)
-
-    # Calls.
 
     async def client(self) -> Client:
         client = await Client.connect(str(self.folder / "proxy.sock"))
@@ -151,40 +134,38 @@ class Node:
         return client
 
     async def sends(self, raw: bytes) -> Client:
-        """Send bytes on a new connection."""
         client = await self.client()
         client.send(raw)
         return client
 
-    async def fetch(self, method: str, target: str, body: Any = None, *lines: str) -> Answer:
+    async def fetch(self, method: str, target: str, body: Any = b"", *lines: str) -> Answer:
         """Send one request on a new connection; ``body`` is bytes, or a value to encode as Go's JSON."""
         client = await self.client()
-        answer = await client.fetch(method, target, encode_body(body), *lines)
+        answer = await client.fetch(method, target, body if isinstance(body, bytes) else go_json(body), *lines)
         await client.close()
         return answer
 
-    async def act(self, action: str, reference: str, body: Any = None, *lines: str) -> Answer:
+    async def act(self, action: str, reference: str, body: Any = b"", *lines: str) -> Answer:
         return await self.fetch("POST", f"{self.prefix}/containers/{reference}/{action}", body, *lines)
 
-    async def remove(self, reference: str, query: str = "?force=1&v=1") -> Answer:
-        return await self.fetch("DELETE", f"{self.prefix}/containers/{reference}{query}")
+    async def remove(self, reference: str) -> Answer:
+        return await self.fetch("DELETE", f"{self.prefix}/containers/{reference}?force=1&v=1")
 
-    async def create(self, name: str, body: Any, *lines: str) -> Answer:
-        return await self.fetch("POST", f"{self.prefix}/containers/create?name={name}", body, *lines)
+    async def create(self, name: str, body: Any) -> Answer:
+        return await self.fetch("POST", f"{self.prefix}/containers/create?name={name}", body)
 
     async def create_pod(self) -> str:
         return id_of(await self.create(bodies.sandbox_name(self.pod), self.pod_body()))
 
-    async def create_container(self, pod_id: str, container: bodies.Container = CONTAINER) -> str:
-        name = bodies.container_name(self.pod, container)
-        return id_of(await self.create(name, self.container_body(pod_id, container)))
+    async def create_container(self, pod_id: str) -> str:
+        return id_of(await self.create(bodies.container_name(self.pod, CONTAINER), self.container_body(pod_id)))
 
     async def create_both(self) -> tuple[str, str]:
         """Create a pod with a container; return their ids, and forget the hook calls."""
-        pod_id = await self.create_pod()
-        container_id = await self.create_container(pod_id)
+        self.pod_id = await self.create_pod()
+        self.container_id = await self.create_container(self.pod_id)
         self.plugins.queried.clear()
-        return pod_id, container_id
+        return self.pod_id, self.container_id
 
     async def running(self) -> tuple[str, str]:
         """Create a pod with a container and start both; return their ids, and forget the hook calls."""
@@ -201,80 +182,42 @@ class Node:
         await until(lambda: self.store.container(container_id) is None)
         return seen
 
+    @property
+    def lookup(self) -> Any:
+        return self.front._lookup
+
+    async def read(self, container_id: str) -> Any:
+        return (await self.lookup.container(container_id)).container.effective
+
     def forget(self) -> None:
         for record_id in self.store.ids():
             self.store.forget(record_id)
 
-    # Bodies.
-
     def pod_body(self) -> dict[str, Any]:
         return bodies.sandbox_body(self.pod, PAUSE_IMAGE, self.cgroup_driver)
 
-    def container_body(self, pod_id: str, container: bodies.Container = CONTAINER) -> dict[str, Any]:
-        return bodies.container_body(self.pod, container, pod_id, self.cgroup_driver)
+    def container_body(self, pod_id: str) -> dict[str, Any]:
+        return bodies.container_body(self.pod, CONTAINER, pod_id, self.cgroup_driver)
 
-    # Results.
-
-    def received_body(self, route: str) -> bytes:
-        """Return the body of the newest request on a route."""
+    def received_body(self, route: str = CREATE) -> bytes:
         return bytes(self.dockerd.requests(route)[-1].body)
 
-    def config(self) -> dict[str, Any]:
-        return dict(json.loads(self.received_body(CREATE)))
-
-    def host(self) -> dict[str, Any]:
-        """Return the HostConfig of the newest create that the daemon got."""
-        return dict(self.config()["HostConfig"])
+    def host(self) -> Any:
+        return json.loads(self.received_body())["HostConfig"]
 
     @property
     def points(self) -> list[str]:
         """Return the hook points of the hook calls, in order, and forget them."""
-        points = [queried.point for queried in self.plugins.queried]
-        self.plugins.queried.clear()
-        return points
+        queried = self.plugins.queried
+        return [queried.pop(0).point for _ in range(len(queried))]
 
     @property
-    def last_request(self) -> HookRequest:
+    def last_request(self) -> Any:
         return self.plugins.queried[-1].request
-
-    @property
-    def reported_container(self) -> ContainerInfo:
-        container = self.last_request.container
-        assert container is not None
-        return container
-
-    @property
-    def reported_resources(self) -> Resources:
-        resources = self.reported_container.resources
-        assert resources is not None
-        return resources
-
-    def container(self, container_id: str) -> ContainerRecord:
-        record = self.store.container(container_id)
-        assert record is not None
-        return record
-
-    def pod_of(self, pod_id: str) -> PodRecord:
-        record = self.store.pod(pod_id)
-        assert record is not None
-        return record
 
 
 def on_node(*options: dict[str, Any]) -> pytest.MarkDecorator:
-    """Run a test on a node with each of these options."""
     return pytest.mark.parametrize("node", options, ids=str, indirect=True)
-
-
-on_each_driver = on_node({"cgroup_driver": "cgroupfs"}, {"cgroup_driver": "systemd"})
-unavailable = on_node({"unavailable": True})
-unfollowed = on_node({"follows": False})
-
-
-def encode_body(body: Any) -> bytes:
-    """Return bytes unchanged, b"" for None, and any other value as Go's JSON."""
-    if body is None:
-        return b""
-    return body if isinstance(body, bytes) else go_json(body)
 
 
 def id_of(answer: Answer) -> str:

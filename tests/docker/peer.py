@@ -1,23 +1,24 @@
 """A ``Reader`` without sockets between a scripted client and a scripted daemon, and the steps of their conversations.
 
-A step's keyword arguments are all its effects: the bytes that each side receives, how many calls are held then, and
-whether the proxy continues to read from the client.
+A step's keyword arguments are all its effects: the bytes that each side receives, new held calls, whether it reads.
 """
 
 import re
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from runtimeproxy.core.call import PROCESS_LIMIT, MemoryBudget
-from runtimeproxy.docker.exchange import Action, DockerHeld, MessageCaches, ReaderEvent, RefusedRequest, Route, Shared
+from runtimeproxy.docker.exchange import Action, DockerHeld, MessageCaches, ReaderEvent, RefusedRequest, Shared
 from runtimeproxy.docker.reader import Reader
-from runtimeproxy.wire.http1 import Send
 from tests.docker.messages import EOF, error, proxy_answer
 
 CUT_BYTES = 10_000
 _ERROR = re.compile(rb'HTTP/1\.1 [^\r]+\r\n(?:[^\r]+\r\n)+\r\n\{"message": "[^"]*"\}\n')
 PlainHeld: Any = type("PlainHeld", (DockerHeld,), dict.fromkeys(DockerHeld.__abstractmethods__))
+MODES: tuple[dict[str, Any], ...] = ({"shared": True}, {"caches": MessageCaches(max_bytes=-1)}, {})
+CUT_MODES: tuple[dict[str, Any], ...] = ({"octets": True}, {"octets": True, "shared": True})
 
 
 @dataclass
@@ -30,7 +31,6 @@ class Side:
     """True to send a part of up to ``CUT_BYTES`` byte by byte."""
     buffer: bytes = b""
     ended: bool = False
-    """True once it has seen EOF."""
 
     def sends(self, *parts: bytes) -> None:
         for part in filter(None, parts):
@@ -47,7 +47,6 @@ class Side:
         self.out.clear()
 
     def got(self) -> bytes:
-        """Return the bytes since the last call."""
         self.flush()
         data, self.buffer = self.buffer, b""
         return data
@@ -71,7 +70,6 @@ class Play:
     """True to read into a buffer that is used again, and to offer bytes to pass from there."""
     http2_may_pass: bool = True
     daemons: int = 0
-    """How many redials succeed."""
 
     def __post_init__(self) -> None:
         self.memory = self.budget or MemoryBudget(self.limit)
@@ -84,14 +82,10 @@ class Play:
         """Called with each held call within the read that completes it."""
         self._before = (0, False, False)
         kinds = dict.fromkeys(Action, PlainHeld)
-        self.reader = Reader(
-            Shared(self.memory, self.caches, kinds, self._intercepts, self._admit_http2), self.wake, self._redial
-        )
-        self.client = Side(self._feed_client, self.reader.to_client, self.octets)
-        self.daemon = Side(self._feed_daemon, self.reader.to_daemon, self.octets)
-
-    def _intercepts(self, route: Route) -> bool:
-        return route.action in self.holds
+        shared = Shared(self.memory, self.caches, kinds, lambda route: route.action in self.holds, self._admit_http2)
+        self.reader = Reader(shared, self.wake, self._redial)
+        self.client = Side(partial(self._feed, "client"), self.reader.to_client, self.octets)
+        self.daemon = Side(partial(self._feed, "daemon"), self.reader.to_daemon, self.octets)
 
     def _admit_http2(self) -> bool:
         self.http2_clients += 1
@@ -125,22 +119,18 @@ class Play:
                 case ReaderEvent.PAUSE | ReaderEvent.RESUME as event:
                     self.reading = event is ReaderEvent.RESUME
 
-    def _feed_client(self, data: bytes) -> None:
-        if not self._passes(data, self.reader.client_passes, self.daemon):
-            self.reader.client_bytes(data)
-        self.act()
-
-    def _feed_daemon(self, data: bytes) -> None:
+    def _feed(self, sender: str, data: bytes) -> None:
+        """Read bytes, or offer them for passing as a pair does: only if nothing waits to be sent before them."""
+        reader, buffer = self.reader, bytearray(data + b"0\r\n\r\nof an earlier read")
+        passes, feed, target = reader.client_passes, reader.client_bytes, self.daemon
+        if sender == "daemon":
+            passes, feed, target = reader.backend_passes, reader.daemon_bytes, self.client
         try:
-            if not self._passes(data, self.reader.backend_passes, self.client):
-                self.reader.daemon_bytes(data)
+            offered = self.shared and not target.out
+            if not (offered and passes(buffer, len(data), lambda size: target.receive(buffer[:size]))):
+                feed(data)
         finally:
             self.act()
-
-    def _passes(self, data: bytes, passes: Callable[[bytearray, int, Send], bool], target: Side) -> bool:
-        """Offer bytes for passing as a pair does: only if nothing waits to be sent before them."""
-        buffer = bytearray(data + b"0\r\n\r\nof an earlier read")
-        return self.shared and not target.out and passes(buffer, len(data), lambda size: target.receive(buffer[:size]))
 
     @property
     def call(self) -> DockerHeld:
@@ -153,13 +143,12 @@ class Play:
         if not waits:
             self.daemon.receive_eof()
 
-    def daemon_ends(self) -> bool:
-        """Play the daemon's EOF; return whether the client stays, else it sees EOF immediately."""
+    def daemon_ends(self) -> None:
+        """Play the daemon's EOF; the client sees it immediately unless it stays."""
         stays_open = self.reader.daemon_ended()
         self.act()
         if not stays_open and not self.client.ended:
             self.client.receive_eof()
-        return stays_open
 
     def effects(self) -> tuple[bytes, bytes, int]:
         """Return the bytes of client and daemon since the last call, and the number of newly held calls."""
@@ -171,14 +160,6 @@ class Play:
         )
         return client, daemon, len(self.calls) - count
 
-    def close(self) -> None:
-        """Close the client and end each call; check that no byte of a held request is retained then."""
-        self.reader.stop()
-        self.act()
-        for call in self.calls:
-            call.answer()
-        assert self.memory.count == 0
-
 
 class Step(NamedTuple):
     act: Callable[[Play], object]
@@ -186,6 +167,10 @@ class Step(NamedTuple):
     to_daemon: bytes = b""
     held: int = 0
     reads: bool = True
+
+
+def steps(*row: Step) -> list[Step]:
+    return list(row)
 
 
 def client(*parts: bytes, **effects: Any) -> Step:
@@ -207,22 +192,14 @@ def returns(*parts: bytes) -> Step:
 
 
 def exchange(sent: bytes, replied: bytes) -> Step:
-    """A request and its answer pass."""
     return Step(lambda play: (play.client.sends(sent), play.daemon.sends(replied)), replied, sent)
 
 
-def release(**effects: Any) -> Step:
-    """The newest call is released unchanged."""
-    return Step(lambda play: play.call.send_request(None), **effects)
-
-
-def refuse(**effects: Any) -> Step:
-    return Step(lambda play: play.call.send_refusal(500, "no"), **effects)
-
-
-def answered(**effects: Any) -> Step:
-    """The Post hooks of the newest call are done, so its answer is sent on."""
-    return Step(lambda play: play.call.answer(), **effects)
+release = partial(Step, lambda play: play.call.send_request(None))
+refuse = partial(Step, lambda play: play.call.send_refusal(500, "no"))
+answered = partial(Step, lambda play: play.call.answer())
+"""The Post hooks are done, so the answer is sent on."""
+disconnects = partial(Step, lambda play: play.reader.stop())
 
 
 def hold(sent: bytes) -> Step:
@@ -245,30 +222,8 @@ def ends(side: str, **effects: Any) -> Step:
     return Step(Play.client_ends if side == "client" else Play.daemon_ends, **effects)
 
 
-def disconnects(**effects: Any) -> Step:
-    """The client closes its connection."""
-    return Step(lambda play: play.reader.stop(), **effects)
-
-
-def on_held(act: Callable[[DockerHeld], object], sends: Step, **effects: Any) -> Step:
-    """Do ``sends``; from then on each held call is given to ``act`` within the read that completes it."""
-
-    def do(play: Play) -> None:
-        play.on_held = act
-        sends.act(play)
-
-    return Step(do, **effects)
-
-
-MODES: tuple[dict[str, Any], ...] = ({"shared": True}, {"caches": MessageCaches(max_bytes=-1)}, {})
-CUT_MODES: tuple[dict[str, Any], ...] = ({"octets": True}, {"octets": True, "shared": True})
-
-
 def converse(steps: Iterable[Step], modes: Iterable[dict[str, Any]] = (*CUT_MODES, *MODES), **options: Any) -> Play:
-    """Play the steps in each mode, which must change no effect: byte by byte, in a shared read buffer, without a cache.
-
-    Return the last play, which has none of them.
-    """
+    """Play the steps in each mode, which must change no effect; return the last play, which has no mode."""
     steps = tuple(steps)
     for mode in modes:
         play = Play(**options, **mode)

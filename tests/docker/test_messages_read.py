@@ -11,45 +11,25 @@ from hypothesis import strategies as st
 
 from runtimeproxy.core.call import Life, Unreadable
 from runtimeproxy.docker import messages, status
-from runtimeproxy.docker.messages import (
-    RESOURCE_TABLE,
-    DockerName,
-    RequestedContainer,
-    RequestedPod,
-    may_belong_to_pod,
-    parse_name,
-    read_update,
-)
+from runtimeproxy.docker.messages import RESOURCE_TABLE, DockerName, RequestedContainer, RequestedPod, parse_name
 from runtimeproxy.docker.status import ImageDefaults, read_image, read_state
-from runtimeproxy.model.fields import ContainerInfo, PodInfo, Resources, named
+from runtimeproxy.model.fields import PodInfo, Resources, named
 from runtimeproxy.wire.json import Object
-from tests.docker.bodies import (
-    CONTAINER_BODY,
-    CONTAINER_NAME,
-    KUBELET_LABELS,
-    NO_DOCUMENTS,
-    PARENT,
-    POD_BODY,
-    POD_NAME,
-    REPORTED,
-    REPORTED_POD,
-    SANDBOX,
-    changed,
-)
+from tests.docker import bodies
+from tests.docker.bodies import CONTAINER_BODY, CONTAINER_NAME, PARENT, POD_BODY, POD_NAME, REPORTED, SANDBOX, changed
 from tests.fakes.dockerd_shapes import RESOURCES, filled
 
+TYPE = "io.kubernetes.docker.type"
 NO_LIMITS = filled(RESOURCES, {})
 """Docker's Resources as Go writes them: all members of the struct."""
+ID, IMAGE_ID = "cd" * 32, "sha256:" + "ef" * 32
+PATH = "PATH=/usr/local/bin:/usr/bin:/bin"
+KINDS_OF_CREATES = {"pod": (POD_BODY, POD_NAME), "container": (CONTAINER_BODY, CONTAINER_NAME)}
+ENTRIES = st.lists(st.builds("".join, st.tuples(st.sampled_from("ABCD"), st.sampled_from(["", "=", "=1"]))), max_size=6)
 
 
 def read_create(body: dict[str, Any], name: str = CONTAINER_NAME) -> RequestedPod | RequestedContainer | None:
     return messages.read_create(json.dumps(body).encode(), name)
-
-
-def read_container(body: dict[str, Any]) -> ContainerInfo:
-    read = read_create(body)
-    assert isinstance(read, RequestedContainer)
-    return read.container
 
 
 def without(body: dict[str, Any], *prefixes: str) -> dict[str, dict[str, str]]:
@@ -57,88 +37,58 @@ def without(body: dict[str, Any], *prefixes: str) -> dict[str, dict[str, str]]:
     return {"Labels": {key: value for key, value in body["Labels"].items() if not key.startswith(prefixes)}}
 
 
-Case = tuple[dict[str, Any], str, dict[str, Any]]
-"""The changes of the body, the name in the request, and the values that are read differently then."""
-
-
-def of_host(key: str, value: object, resources: Resources | None) -> Case:
-    return {f"HostConfig/{key}": value}, POD_NAME, {"resources": resources}
-
-
-PODS: dict[str, Case] = {
-    "as dockershim requests": ({}, POD_NAME, {}),
-    "a name of seven parts": ({}, POD_NAME + "_0a1b2c3d", {}),
-    "no name": ({}, "", {"attempt": 0}),
-    "labels are the better source": ({}, "k8s_POD_a_b_c_7", {"attempt": 7}),
-    "without the kubelet's labels the name reports": (
-        without(POD_BODY, "io.kubernetes.pod."),
-        POD_NAME,
-        {"labels": {key: value for key, value in REPORTED_POD.labels.items() if key not in KUBELET_LABELS}},
-    ),
-    "a runtime": ({"HostConfig/Runtime": "kata"}, POD_NAME, {"runtime_handler": "kata"}),
-    # a pod's resources are those that differ from every pause container's
-    "shares": of_host("CpuShares", 1024, Resources(cpu_shares=1024)),
-    "an OOM score": of_host("OomScoreAdj", 5, Resources(oom_score_adj=5)),
-    "an OOM score of 0": of_host("OomScoreAdj", 0, None),
-}
-
-
-@pytest.mark.parametrize(("changes", "name", "expected"), PODS.values(), ids=PODS)
-def test_pod_create_is_read(changes: dict[str, Any], name: str, expected: dict[str, Any]) -> None:
-    pod = replace(REPORTED_POD, cgroup_parent="", **expected)
-    assert read_create(changed(POD_BODY, changes), name) == RequestedPod(pod, PARENT)
+def test_pod_create_is_read() -> None:
+    """Resources are those that differ from every pause container's."""
+    # The changes of the body, the name in the request, and the values that are read differently then.
+    rows: list[tuple[dict[str, Any], str, dict[str, Any]]] = [({}, POD_NAME, {}), ({}, POD_NAME + "_0a1b2c3d", {})]
+    rows += [({}, "", {"attempt": 0}), ({}, "k8s_POD_a_b_c_7", {"attempt": 7})]
+    rows += [(without(POD_BODY, "io.kubernetes.pod."), POD_NAME, {"labels": {"app": "web"}})]
+    rows += [({"HostConfig/Runtime": "kata"}, POD_NAME, {"runtime_handler": "kata"})]
+    rows += [({"HostConfig/CpuShares": 1024}, POD_NAME, {"resources": Resources(cpu_shares=1024)})]
+    rows += [({"HostConfig/OomScoreAdj": 5}, POD_NAME, {"resources": Resources(oom_score_adj=5)})]
+    rows += [({"HostConfig/OomScoreAdj": 0}, POD_NAME, {"resources": None})]
+    for changes, name, expected in rows:
+        pod = replace(bodies.REPORTED_POD, cgroup_parent="", **expected)
+        assert read_create(changed(POD_BODY, changes), name) == RequestedPod(pod, PARENT)
     assert read_create({"Labels": {TYPE: "podsandbox"}}, "") == RequestedPod(PodInfo(), "")
 
 
-RESTARTS = "io.kubernetes.container.restartCount"
-NAMELESS = without(CONTAINER_BODY, "io.kubernetes.container.name")
+def test_container_create_is_read() -> None:
+    restarts, nameless = "io.kubernetes.container.restartCount", without(CONTAINER_BODY, "io.kubernetes.container.name")
+    rows: list[tuple[dict[str, Any], str, dict[str, Any]]] = [({}, CONTAINER_NAME, {})]
+    # What is not read may be anything. Keys of labels are exact.
+    rows += [({"Cmd": 5, "cMD": {}, "Unknown": [1e300, None, "\ud800"]}, CONTAINER_NAME, {})]
+    rows += [({"Labels/IO.kubernetes.docker.type": "podsandbox"}, CONTAINER_NAME, {})]
+    # The name has the attempt, else the annotation of the restarts. The name has a container's name without a label.
+    counts = [("5", 2, CONTAINER_NAME), ("7", 7, "web")]
+    for count, attempt, name in counts + [(text, 0, "web") for text in ("4294967296", "-1", "x", "", "9" * 5000)]:
+        notified = {"attempt": attempt, "annotations": {**REPORTED.annotations, restarts: count}}
+        rows += [({f"Labels/annotation.{restarts}": count}, name, notified)]
+    rows += [(without(CONTAINER_BODY, "annotation."), "", {"attempt": 0, "annotations": {}})]
+    rows += [(nameless, CONTAINER_NAME, {}), (nameless, "", {"name": ""})]
+    # The last entry of a variable counts; half a surrogate pair is what Go makes of it.
+    envs: list[tuple[Any, dict[str, str]]] = [(["A=1", "B=1", "A=2"], {"A": "2", "B": "1"}), (None, {})]
+    envs += [(["BARE", None, "", "=", "=no key", "E=", "F=1=2"], {"E": "", "F": "1=2"})]
+    envs += [(["A=\ud800", "B=\ud83d\ude00", "\udfff=c"], {"A": "\ufffd", "B": "\U0001f600", "\ufffd": "c"})]
+    envs += [(["A=" + "[,{" * 200_000], {"A": "[,{" * 200_000})]
+    rows += [({"Env": env}, CONTAINER_NAME, {"envs": expected}) for env, expected in envs]
+    for changes, name, expected in rows:
+        read = read_create(changed(CONTAINER_BODY, changes), name)
+        assert read == RequestedContainer(replace(REPORTED, **expected), PARENT)
+        for host in (None, {}, NO_LIMITS):
+            read = read_create(changed(CONTAINER_BODY, {**changes, "HostConfig": host}), name)
+            assert read == RequestedContainer(replace(REPORTED, **expected, resources=Resources()), "")
 
 
-def restarted(count: str, attempt: int, name: str = "web") -> Case:
-    notified = {"attempt": attempt, "annotations": {**REPORTED.annotations, RESTARTS: count}}
-    return {f"Labels/annotation.{RESTARTS}": count}, name, notified
-
-
-def with_env(env: object, envs: dict[str, str]) -> Case:
-    return {"Env": env}, CONTAINER_NAME, {"envs": envs}
-
-
-CONTAINERS: dict[str, Case] = {
-    "as dockershim requests": ({}, CONTAINER_NAME, {}),
-    "what is not read may be anything": ({"Cmd": 5, "cMD": {}, "Unknown": [1e300, None, "\ud800"]}, CONTAINER_NAME, {}),
-    "keys of labels are exact": ({"Labels/IO.kubernetes.docker.type": "podsandbox"}, CONTAINER_NAME, {}),
-    "the name reports the attempt": restarted("5", 2, CONTAINER_NAME),
-    "else the restarts do": restarted("7", 7),
-    **{f"no attempt: {count[:10]!r}": restarted(count, 0) for count in ("4294967296", "-1", "x", "", "9" * 5000)},
-    "nothing says the attempt": (without(CONTAINER_BODY, "annotation."), "", {"attempt": 0, "annotations": {}}),
-    "the name has the name": (NAMELESS, CONTAINER_NAME, {}),
-    "nothing has the name": (NAMELESS, "", {"name": ""}),
-    "the last entry of a variable": with_env(["A=1", "B=1", "A=2"], {"A": "2", "B": "1"}),
-    "no envs": with_env(None, {}),
-    "envs without a key or a value": with_env(["BARE", None, "", "=", "=no key", "E=", "F=1=2"], {"E": "", "F": "1=2"}),
-    "half a surrogate pair is what Go makes of it": with_env(
-        ["A=\ud800", "B=\ud83d\ude00", "\udfff=c"], {"A": "\ufffd", "B": "\U0001f600", "\ufffd": "c"}
-    ),
-    "a long text": with_env(["A=" + "[,{" * 200_000], {"A": "[,{" * 200_000}),
-}
-
-
-@pytest.mark.parametrize(("changes", "name", "expected"), CONTAINERS.values(), ids=CONTAINERS)
-def test_container_create_is_read(changes: dict[str, Any], name: str, expected: dict[str, Any]) -> None:
-    read = read_create(changed(CONTAINER_BODY, changes), name)
-    assert read == RequestedContainer(replace(REPORTED, **expected), PARENT)
-    for host in (None, {}, NO_LIMITS):
-        read = read_create(changed(CONTAINER_BODY, {**changes, "HostConfig": host}), name)
-        assert read == RequestedContainer(replace(REPORTED, **expected, resources=Resources()), "")
-
-
-@pytest.mark.parametrize(("field", "key"), RESOURCE_TABLE.items())
-def test_each_resource_has_its_key(field: str, key: str) -> None:
-    value = "0-3" if key.startswith("Cpuset") else -1
-    host = {**NO_LIMITS, key: value}
-    assert named(read_container(changed(CONTAINER_BODY, {"HostConfig": host})).resources) == {field: value}
-    of_update = {} if field == "oom_score_adj" else {field: value}
-    assert read_update(json.dumps(host).encode()) == Resources(**of_update), "an update has no OOM score"
+def test_each_resource_has_its_key() -> None:
+    for field, key in RESOURCE_TABLE.items():
+        value = "0-3" if key.startswith("Cpuset") else -1
+        host = {**NO_LIMITS, key: value}
+        read = read_create({**CONTAINER_BODY, "HostConfig": host})
+        assert isinstance(read, RequestedContainer)
+        assert named(read.container.resources) == {field: value}
+        of_update = {} if field == "oom_score_adj" else {field: value}
+        assert messages.read_update(json.dumps(host).encode()) == Resources(**of_update), "an update has no OOM score"
 
 
 def test_keys_are_matched_case_insensitively_as_in_go() -> None:
@@ -148,130 +98,91 @@ def test_keys_are_matched_case_insensitively_as_in_go() -> None:
     assert messages.read_create(text.encode(), CONTAINER_NAME) == RequestedContainer(REPORTED, PARENT)
 
 
-TYPE = "io.kubernetes.docker.type"
+def test_container_without_pod_is_none() -> None:
+    for labels in [None, {}, {"app": "web"}, {TYPE: "other"}, {TYPE: ""}]:
+        assert read_create({**CONTAINER_BODY, "Env": "not read", "HostConfig": 5, "Labels": labels}) is None
+        assert read_create({"Image": "busybox"}) is None
+        reply = {"Name": f"/{CONTAINER_NAME}", "Image": IMAGE_ID, "Config": {"Labels": labels, "Env": "not read"}}
+        assert read_inspect(reply, None) is None
 
 
-@pytest.mark.parametrize("labels", [None, {}, {"app": "web"}, {TYPE: "other"}, {TYPE: ""}])
-def test_create_without_pod_is_none(labels: object) -> None:
-    assert read_create({**CONTAINER_BODY, "Env": "not read", "HostConfig": 5, "Labels": labels}) is None
-    assert read_create({"Image": "busybox"}) is None
+def test_body_is_read_only_if_it_may_belong_to_pod() -> None:
+    may_be_pods = [json.dumps(POD_BODY).encode(), b'{"Cmd": ["echo", "io.kubernetes.docker.type"]}']
+    may_be_pods += [rb'{"Labels": {"io.kubernetes.docker.typ\u0065": "container"}}', rb'{"Labels": {"note": "\u00e9"}}']
+    no_pods = [rb'{"Labels": {"io.kubernetes.pod.name": "a\nb\\c"}}']
+    no_pods += [b'{"Labels": {"IO.kubernetes.docker.type": "container"}}']
+    assert all(map(messages.may_belong_to_pod, may_be_pods))
+    assert not any(map(messages.may_belong_to_pod, [*no_pods, b"", b"\xff"]))
 
 
-MAY_BE_PODS = [(json.dumps(POD_BODY).encode(), True), (b'{"Cmd": ["echo", "io.kubernetes.docker.type"]}', True)]
-MAY_BE_PODS += [(rb'{"Labels": {"io.kubernetes.docker.typ\u0065": "container"}}', True)]
-MAY_BE_PODS += [(rb'{"Labels": {"note": "\u00e9"}}', True)]
-MAY_BE_PODS += [(rb'{"Labels": {"io.kubernetes.pod.name": "a\nb\\c"}}', False)]
-MAY_BE_PODS += [(b'{"Labels": {"IO.kubernetes.docker.type": "container"}}', False), (b"", False), (b"\xff", False)]
+def test_value_of_wrong_type_raises() -> None:
+    # The paths of values with a wrong type, the name in the error, and the values.
+    wrong: list[tuple[str, str, list[object]]] = [("Labels", "Labels", [[], "canary"])]
+    wrong += [("HostConfig/Runtime", "Runtime", [5])]
+    wrong += [("Labels/canary", "Labels", [5, ["canary"]]), ("Labels/io.kubernetes.sandbox.id", "sandbox", [""])]
+    wrong += [("Env", "Env", [{}, "canary=1", ["A=1", 5], [["canary"]]]), ("HostConfig", "HostConfig", [[], "canary"])]
+    wrong += [("HostConfig/CgroupParent", "CgroupParent", [5]), ("HostConfig/CpusetCpus", "CpusetCpus", [1])]
+    wrong += [("HostConfig/CpuQuota", "CpuQuota", ["canary", 1.5, 1.0, True, {}])]
+    wrong += [("HostConfig/Memory", "out of range in Memory", [2**63])]
+    wrong += [("HostConfig/MemorySwap", "out of range in MemorySwap", [-(2**63) - 1])]
+    for path, problem, values in wrong:
+        for value in values:  # only a pod's runtime is read
+            with pytest.raises(Unreadable, match=problem) as raised:
+                read_create(changed(POD_BODY if problem in ("Runtime", "CpuQuota") else CONTAINER_BODY, {path: value}))
+            assert "canary" not in str(raised.value)
 
 
-@pytest.mark.parametrize(("body", "expected"), MAY_BE_PODS)
-def test_body_is_read_only_if_it_may_belong_to_pod(body: bytes, expected: bool) -> None:
-    assert may_belong_to_pod(body) is expected
+def test_repeated_key_raises() -> None:
+    """For some repeated keys Go merges the values, for others the last wins; keys of labels are case-sensitive."""
+    for key in ["Labels", "Env", "HostConfig", "CgroupParent", "Memory", "CpusetMems", "app"]:
+        text = json.dumps(changed(CONTAINER_BODY, {"Labels/app": "web"}))
+        for twin in (key, key.upper(), key.replace("s", "\u017f")) if key != "app" else (key,):
+            twice = text.replace(f'"{key}": ', f'"{twin}": null, "{key}": ')
+            with pytest.raises(Unreadable):
+                messages.read_create(twice.encode(), CONTAINER_NAME)
 
 
-def test_created_id_is_read() -> None:
-    for reply in (b'{"Id":"c1","Warnings":[]}\n', b'{"id":"c1"}'):
-        assert messages.read_created_id(reply) == "c1"
-    for wrong in (b"{}", b'{"Id":""}', b'{"Id":null}', b'{"Id":5}', b'{"message":"x"}'):
-        with pytest.raises(Unreadable):
-            messages.read_created_id(wrong)
+def test_kind_of_unreadable_create_is_from_label_or_name() -> None:
+    kinds = [({TYPE: "podsandbox"}, CONTAINER_NAME, "podsandbox"), ({TYPE: "container"}, "odd", "container")]
+    kinds += [({}, POD_NAME, "podsandbox"), (5, CONTAINER_NAME, "container"), (5, "odd", "")]
+    for labels, name, kind in kinds:
+        assert messages.kind_of_unreadable(json.dumps({"Labels": labels}).encode(), name) == (kind or None), name
 
 
-WRONG: dict[str, tuple[str, list[object]]] = {
-    # the places of values with a wrong type, and the name in the error
-    "Labels": ("Labels", [[], "canary"]),
-    "Labels/canary": ("Labels", [5, ["canary"]]),
-    "Labels/io.kubernetes.sandbox.id": ("sandbox", [""]),
-    "Env": ("Env", [{}, "canary=1", ["A=1", 5], [["canary"]]]),
-    "HostConfig": ("HostConfig", [[], "canary"]),
-    "HostConfig/CgroupParent": ("CgroupParent", [5]),
-    "HostConfig/CpuQuota": ("CpuQuota", ["canary", 1.5, 1.0, True, {}]),
-    "HostConfig/Memory": ("out of range in Memory", [2**63]),
-    "HostConfig/MemorySwap": ("out of range in MemorySwap", [-(2**63) - 1]),
-    "HostConfig/CpusetCpus": ("CpusetCpus", [1]),
-    "HostConfig/Runtime": ("Runtime", [5]),  # which only a pod's is read for
-}
+NO_DOCUMENTS = [b"", b"canary", b"[]", b"null", b"5", b'"canary"', b"{} {}", b'{"a":"\xff"}', b"[" * 100_000]
+Reader = Callable[[bytes], object]
+READERS: list[Reader] = [lambda body: messages.read_create(body, CONTAINER_NAME), messages.read_update]
+OTHERS: list[Reader] = [messages.read_created_id, lambda body: read_inspect(body, image())]
+OTHERS += [lambda body: read_inspect(inspected(POD_BODY, POD_NAME), body)]
 
 
-@pytest.mark.parametrize("path", WRONG)
-def test_value_of_wrong_type_raises(path: str) -> None:
-    problem, values = WRONG[path]
-    for value in values:
-        with pytest.raises(Unreadable, match=problem) as raised:
-            read_create(changed(POD_BODY if problem in ("Runtime", "CpuQuota") else CONTAINER_BODY, {path: value}))
+@pytest.mark.parametrize("text", [*NO_DOCUMENTS, b"\xef\xbb\xbf{}", b'{"Config":{},"config":{}}'])
+def test_invalid_document_raises(text: bytes) -> None:
+    for read in OTHERS if b"Config" in text else READERS + OTHERS:
+        with pytest.raises(Unreadable) as raised:
+            read(text)
         assert "canary" not in str(raised.value)
 
 
-@pytest.mark.parametrize("key", ["Labels", "Env", "HostConfig", "CgroupParent", "Memory", "CpusetMems", "app"])
-def test_repeated_key_raises(key: str) -> None:
-    """For some repeated keys Go merges the values, for others the last wins; keys of labels are case-sensitive."""
-    text = json.dumps(changed(CONTAINER_BODY, {"Labels/app": "web"}))
-    for twin in (key, key.upper(), key.replace("s", "\u017f")) if key != "app" else (key,):
-        twice = text.replace(f'"{key}": ', f'"{twin}": null, "{key}": ')
-        with pytest.raises(Unreadable):
-            messages.read_create(twice.encode(), CONTAINER_NAME)
-
-
-KINDS = [
-    ({TYPE: "podsandbox"}, CONTAINER_NAME, "podsandbox"),
-    ({TYPE: "container"}, "odd", "container"),
-    ({}, POD_NAME, "podsandbox"),
-    (5, CONTAINER_NAME, "container"),
-    (5, "odd", None),
-]
-
-
-@pytest.mark.parametrize(("labels", "name", "kind"), KINDS)
-def test_kind_of_unreadable_create_is_from_label_or_name(labels: object, name: str, kind: str | None) -> None:
-    assert messages.kind_of_unreadable(json.dumps({"Labels": labels}).encode(), name) == kind
-
-
-Reader = Callable[[bytes], object]
-READERS = [lambda body: messages.read_create(body, CONTAINER_NAME), read_update, messages.read_created_id]
-
-
-@pytest.mark.parametrize("read", READERS)
-@pytest.mark.parametrize("text", [*NO_DOCUMENTS, b"\xef\xbb\xbf{}"])
-def test_invalid_document_raises(read: Reader, text: bytes) -> None:
-    with pytest.raises(Unreadable) as raised:
-        read(text)
-    assert "canary" not in str(raised.value)
-
-
-@pytest.mark.parametrize("value", [[[]] * 70_000, dict.fromkeys(map(str, range(70_000)))])
-def test_body_of_too_many_values_raises(value: object) -> None:
-    body = json.dumps({**CONTAINER_BODY, "Mounts": value}).encode()
-    for read in READERS[:2]:
-        with pytest.raises(Unreadable, match="request with more than 131072 fields"):
-            read(body)
-
-
-NAME_UID = "6f1c2b60-8a55-4c0a-9d2e-3b1f0a6c7d10"
-NAMES = {
-    f"k8s_POD_web-0_default_{NAME_UID}_0": DockerName("POD", "web-0", "default", NAME_UID, 0),
-    "k8s_a_b.c_d_e_4294967295": DockerName("a", "b.c", "d", "e", 2**32 - 1),
-}
-OTHER_NAMES = ["", "/", "web", "K8S_a_b_c_d_0", "x_a_b_c_d_0", "//k8s_a_b_c_d_0", "/parent/k8s_a_b_c_d_0"]
-OTHER_NAMES += ["k8s_a_b_c_0", "k8s_a_b_c_d_0_e_f", "k8s_a_b_c_d_0_", "k8s__b_c_d_0", "k8s_a_b_c_d_", "k8s_a_b_c_d_-1"]
-OTHER_NAMES += ["k8s_a_b_c_d_+1", "k8s_a_b_c_d_1.0", "k8s_a_b_c_d_٣", "k8s_a_b_c_d_4294967296"]
-OTHER_NAMES += ["k8s_a_b_c_d_" + "9" * 5000, "k8s_a_b_c_d_0\n"]
+def test_body_of_too_many_values_raises() -> None:
+    for value in [[[]] * 70_000, dict.fromkeys(map(str, range(70_000)))]:
+        body = json.dumps({**CONTAINER_BODY, "Mounts": value}).encode()
+        for read in READERS[:2]:
+            with pytest.raises(Unreadable, match="request with more than 131072 fields"):
+                read(body)
 
 
 def test_name_is_read_with_and_without_slash_and_suffix() -> None:
-    for name, parts in NAMES.items():
+    names = {"k8s_POD_web-0_default_6f1c-8a55_0": DockerName("POD", "web-0", "default", "6f1c-8a55", 0)}
+    names["k8s_a_b.c_d_e_4294967295"] = DockerName("a", "b.c", "d", "e", 2**32 - 1)
+    other_names = ["", "/", "web", "K8S_a_b_c_d_0", "x_a_b_c_d_0", "//k8s_a_b_c_d_0", "/parent/k8s_a_b_c_d_0"]
+    other_names += ["k8s_a_b_c_0", "k8s_a_b_c_d_0_e_f", "k8s_a_b_c_d_0_", "k8s__b_c_d_0", "k8s_a_b_c_d_"]
+    other_names += ["k8s_a_b_c_d_-1", "k8s_a_b_c_d_+1", "k8s_a_b_c_d_1.0", "k8s_a_b_c_d_٣", "k8s_a_b_c_d_4294967296"]
+    other_names += ["k8s_a_b_c_d_" + "9" * 5000, "k8s_a_b_c_d_0\n"]
+    for name, parts in names.items():
         for spelt in (name, f"/{name}", f"{name}_0a1b2c3d", f"/{name}_0a1b2c3d"):
             assert parse_name(spelt) == parts
-    assert [parse_name(name) for name in OTHER_NAMES] == [None] * len(OTHER_NAMES)
-
-
-# ---- an inspect equals the create once dockerd's additions are removed
-# ``inspected`` adds dockerd's values to a create (moby's daemon/commit.go and daemon/daemon_unix.go).
-
-
-ID = "cd" * 32
-IMAGE_ID = "sha256:" + "ef" * 32
-PATH = "PATH=/usr/local/bin:/usr/bin:/bin"
-KINDS_OF_CREATES = {"pod": (POD_BODY, POD_NAME), "container": (CONTAINER_BODY, CONTAINER_NAME)}
+    assert [parse_name(name) for name in other_names] == [None] * len(other_names)
 
 
 def image(env: Sequence[str] | None = (PATH,), labels: Mapping[str, str] | None = None) -> bytes:
@@ -280,26 +191,22 @@ def image(env: Sequence[str] | None = (PATH,), labels: Mapping[str, str] | None 
 
 def merge_env(own: Sequence[str], shipped: Sequence[str]) -> list[str]:
     """Return env entries with the image's added as dockerd does: all if there are none, else the first of new keys."""
-    if not own:
-        return list(shipped)
-    keys, result = {entry.partition("=")[0] for entry in own}, list(own)
+    result = list(own)
     for entry in shipped:
-        if (key := entry.partition("=")[0]) not in keys:
-            keys.add(key)
+        key = entry.partition("=")[0]
+        if not own or all(key != set_entry.partition("=")[0] for set_entry in result):
             result.append(entry)
     return result
 
 
-def inspected(
-    create: Mapping[str, Any], name: str, shipped: bytes = image(), counts_swap: bool = True
-) -> dict[str, Any]:
-    """Return dockerd's inspect of a created container; ``counts_swap``: the kernel accounts for swap."""
+def inspected(create: Mapping[str, Any], name: str, shipped: bytes = image(), swap: bool = True) -> dict[str, Any]:
+    """Add to a create what dockerd's commit.go and daemon_unix.go add; ``swap``: the kernel accounts for it."""
     config = json.loads(shipped)["Config"]
     env = merge_env(create.get("Env") or [], config["Env"] or [])
     labels = {**(config["Labels"] or {}), **(create.get("Labels") or {})}
     host = {"CgroupParent": "", "Memory": 0, "MemorySwap": 0, **(create.get("HostConfig") or {}), "ShmSize": 67108864}
     host["Runtime"] = host.get("Runtime") or "runc"
-    if host["Memory"] > 0 and not counts_swap:
+    if host["Memory"] > 0 and not swap:
         host["MemorySwap"] = -1
     if host["Memory"] > 0 and host["MemorySwap"] == 0:
         host["MemorySwap"] = 2 * host["Memory"]
@@ -307,61 +214,28 @@ def inspected(
     return {**reply, "Config": {"Image": create["Image"], "Env": env, "Labels": labels}}
 
 
-Requested = RequestedPod | RequestedContainer | None
+def read_inspect(reply: bytes | dict[str, Any], image: bytes | None, *default_runtime: str) -> Any:
+    found = status.parse_inspect(reply if isinstance(reply, bytes) else json.dumps(reply).encode(), ID)
+    return status.read_inspect(found, None if image is None else read_image(image), *default_runtime)
 
 
-def read_inspect(reply: bytes | dict[str, Any], image: bytes | None, *default_runtime: str) -> Requested:
-    raw = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
-    shipped = None if image is None else read_image(image)
-    return status.read_inspect(status.parse_inspect(raw, ID), shipped, *default_runtime)
+def created(create: Mapping[str, Any], name: str) -> Any:
+    value: Any = read_create(dict(create), name)
+    kind = "pod" if isinstance(value, RequestedPod) else "container"
+    return replace(value, **{kind: replace(getattr(value, kind), id=ID)})
 
 
-def created(create: Mapping[str, Any], name: str) -> Requested:
-    """Return the requested values of a create, with its id."""
-    value = read_create(dict(create), name)
-    if isinstance(value, RequestedPod):
-        return replace(value, pod=replace(value.pod, id=ID))
-    assert value is not None
-    return replace(value, container=replace(value.container, id=ID))
-
-
-def pod_of(reply: dict[str, Any], shipped: bytes | None = None, *default_runtime: str) -> PodInfo:
-    value = read_inspect(reply, shipped, *default_runtime)
-    assert isinstance(value, RequestedPod)
-    return value.pod
-
-
-def container_of(reply: dict[str, Any], shipped: bytes | None = None) -> ContainerInfo:
-    value = read_inspect(reply, shipped)
-    assert isinstance(value, RequestedContainer)
-    return value.container
-
-
-CREATES: dict[str, tuple[str, dict[str, object]]] = {
-    "a pod": ("pod", {}),
-    "a pod that requests nothing": ("pod", {"HostConfig": None}),
-    "a runtime": ("pod", {"HostConfig/Runtime": "kata"}),
-    "a limit of the sandbox": ("pod", {"HostConfig/Memory": 2**30}),
-    "a quota of the sandbox": ("pod", {"HostConfig/CpuQuota": 50000}),
-    "no parent": ("pod", {"HostConfig/CgroupParent": ""}),
-    "a container": ("container", {}),
-    "no host config": ("container", {"HostConfig": None}),
-    "an empty host config": ("container", {"HostConfig": {}}),
-    "swap without end": ("container", {"HostConfig": {"Memory": 0, "MemorySwap": -1}}),
-    "no envs": ("container", {"Env": None}),
-    "an empty list of envs": ("container", {"Env": []}),
-}
-
-
-@pytest.mark.parametrize(("kind", "changes"), CREATES.values(), ids=CREATES)
-@pytest.mark.parametrize("counts_swap", [True, False])
-def test_inspect_equals_create(kind: str, changes: dict[str, object], counts_swap: bool) -> None:
-    create, name = KINDS_OF_CREATES[kind]
-    body = changed(create, changes)
-    assert read_inspect(inspected(body, name, counts_swap=counts_swap), image()) == created(body, name)
-
-
-ENTRIES = st.lists(st.builds("".join, st.tuples(st.sampled_from("ABCD"), st.sampled_from(["", "=", "=1"]))), max_size=6)
+def test_inspect_equals_create() -> None:
+    creates: list[tuple[str, dict[str, object]]] = [("pod", {}), ("pod", {"HostConfig": None})]
+    creates += [("pod", {f"HostConfig/{key}": value}) for key, value in (("Runtime", "kata"), ("Memory", 2**30))]
+    creates += [("pod", {f"HostConfig/{key}": value}) for key, value in (("CpuQuota", 50000), ("CgroupParent", ""))]
+    creates += [("container", {"HostConfig": host}) for host in (None, {}, {"Memory": 0, "MemorySwap": -1})]
+    creates += [("container", {}), ("container", {"Env": None}), ("container", {"Env": []})]
+    for kind, changes in creates:
+        create, name = KINDS_OF_CREATES[kind]
+        body = changed(create, changes)
+        for swap in (True, False):
+            assert read_inspect(inspected(body, name, swap=swap), image()) == created(body, name)
 
 
 @given(ENTRIES, ENTRIES, st.booleans())
@@ -397,110 +271,85 @@ def test_many_envs_are_read_in_linear_time() -> None:
 def test_all_values_are_returned_without_image() -> None:
     shipped = image([PATH], {"maintainer": "x"})
     bare = {**CONTAINER_BODY, "Env": None}
-    assert container_of(inspected(bare, CONTAINER_NAME, shipped)).envs == {"PATH": PATH[5:]}
-    assert pod_of(inspected(POD_BODY, POD_NAME, shipped)).labels["maintainer"] == "x"
+    assert read_inspect(inspected(bare, CONTAINER_NAME, shipped), None).container.envs == {"PATH": PATH[5:]}
+    assert read_inspect(inspected(POD_BODY, POD_NAME, shipped), None).pod.labels["maintainer"] == "x"
     for empty in (b"{}", b'{"Config": null}', b'{"Config": {"Env": null, "Labels": null}}'):
         assert read_inspect(inspected(POD_BODY, POD_NAME), empty) == created(POD_BODY, POD_NAME)
 
 
-def test_image_labels_are_removed_unless_overwritten() -> None:
+def test_image_labels_are_removed_unless_container_has_them() -> None:
+    """The kubelet's labels count as the container's own if dockershim named it."""
     shipped = image(None, {"app": "web", "maintainer": "x", "annotation.note": "other"})
-    pod = pod_of(inspected(POD_BODY, POD_NAME, shipped), shipped)
-    assert (pod.labels, pod.annotations) == (KUBELET_LABELS, {"note": "pod"})
-
-
-def test_kubelet_labels_stay_when_image_has_them() -> None:
-    """The image has the kubelet's labels, too: they count as the container's own if dockershim named it."""
+    pod = read_inspect(inspected(POD_BODY, POD_NAME, shipped), shipped).pod
+    assert (pod.labels, pod.annotations) == (bodies.KUBELET_LABELS, {"note": "pod"})
     shipped = image(None, CONTAINER_BODY["Labels"])
     reply, plain = inspected(CONTAINER_BODY, CONTAINER_NAME, shipped), inspected({"Image": "x"}, "silly_name", shipped)
-    read = container_of(reply, shipped)
+    read = read_inspect(reply, shipped).container
     assert (read.pod_id, read.name, "note" in read.annotations) == (SANDBOX, "main", False)
     assert read_inspect(plain, shipped) is None
 
 
-# memory and swap limit, and the swap limit that is read of a pod and of a container
-SWAPS = [(2**28, 2**28, 2**28, 2**28), (2**28, 2**29, 0, 0), (2**28, -1, 0, 2**28)]
-SWAPS += [(2**28, 2**28 + 1, 2**28 + 1, 2**28 + 1), (0, -1, -1, -1), (0, 0, 0, 0)]
+def test_requested_swap_is_restored() -> None:
+    # memory and swap limit, and the swap limit that is read of a pod and of a container
+    swaps = [(2**28, 2**28, 2**28, 2**28), (2**28, 2**29, 0, 0), (2**28, -1, 0, 2**28)]
+    swaps += [(2**28, 2**28 + 1, 2**28 + 1, 2**28 + 1), (0, -1, -1, -1), (0, 0, 0, 0)]
+    for memory, swap, of_pod, of_container in swaps:
+        limits = {"HostConfig/Memory": memory, "HostConfig/MemorySwap": swap, "HostConfig/CpuQuota": 1000}
+        pod = read_inspect(changed(inspected(POD_BODY, POD_NAME), limits), None).pod.resources
+        container = read_inspect(changed(inspected(CONTAINER_BODY, CONTAINER_NAME), limits), None).container.resources
+        for resources, expected in ((pod, of_pod), (container, of_container)):
+            assert (resources.memory_limit_in_bytes, resources.memory_swap_limit_in_bytes) == (memory, expected)
 
 
-@pytest.mark.parametrize(("memory", "swap", "of_pod", "of_container"), SWAPS)
-def test_requested_swap_is_restored(memory: int, swap: int, of_pod: int, of_container: int) -> None:
-    limits = {"HostConfig/Memory": memory, "HostConfig/MemorySwap": swap, "HostConfig/CpuQuota": 1000}
-    pod = pod_of(changed(inspected(POD_BODY, POD_NAME), limits)).resources
-    container = container_of(changed(inspected(CONTAINER_BODY, CONTAINER_NAME), limits)).resources
-    for resources, expected in ((pod, of_pod), (container, of_container)):
-        assert resources is not None
-        assert (resources.memory_limit_in_bytes, resources.memory_swap_limit_in_bytes) == (memory, expected)
+def test_default_runtime_is_no_handler() -> None:
+    runtimes = [("runc", "runc", ""), ("kata", "runc", "kata"), ("runc", "kata", "runc"), ("kata", "kata", "")]
+    for runtime, default, handler in (*runtimes, ("", "runc", "")):
+        reply = changed(inspected(POD_BODY, POD_NAME), {"HostConfig/Runtime": runtime})
+        assert read_inspect(reply, None, default).pod.runtime_handler == handler
 
 
-RUNTIMES = [("runc", "runc", ""), ("kata", "runc", "kata"), ("runc", "kata", "runc"), ("kata", "kata", "")]
+def test_inspect_part_of_wrong_type_is_unknown() -> None:
+    for host in [{}, {"CgroupParent": None}, {"CgroupParent": 5}, None, []]:
+        for create, name in KINDS_OF_CREATES.values():
+            assert read_inspect({**inspected(create, name), "HostConfig": host}, image()).cgroup_parent is None
+    for path in ["Name", "Config/Env", "HostConfig", "HostConfig/Memory", "HostConfig/CpusetCpus"]:
+        reply = inspected(CONTAINER_BODY, CONTAINER_NAME)
+        reply["Config"]["Labels"]["annotation.other"] = {"canary": 1}
+        absent, wrong = (read_inspect(changed(reply, {path: value}), image()) for value in (None, {"canary": 5}))
+        assert wrong == absent
+        assert (wrong.container.id, wrong.container.pod_id) == (ID, SANDBOX)
 
 
-@pytest.mark.parametrize(("runtime", "default", "handler"), [*RUNTIMES, ("", "runc", "")])
-def test_default_runtime_is_no_handler(runtime: str, default: str, handler: str) -> None:
-    reply = changed(inspected(POD_BODY, POD_NAME), {"HostConfig/Runtime": runtime})
-    assert pod_of(reply, None, default).runtime_handler == handler
+def test_missing_id_is_requested_id_except_of_pod() -> None:
+    for absent in ["", None, 5]:
+        assert status.parse_inspect(json.dumps({"Id": absent}).encode(), ID).get("Id") == ID
+        reply = changed(inspected(CONTAINER_BODY, CONTAINER_NAME), {"Config/Labels/io.kubernetes.sandbox.id": absent})
+        with pytest.raises(Unreadable, match="sandbox"):
+            read_inspect(reply, image())
 
 
-@pytest.mark.parametrize("labels", [None, {}, {"io.kubernetes.docker.type": "x"}])
-def test_inspect_without_pod_is_none(labels: object) -> None:
-    reply = {"Id": ID, "Name": f"/{CONTAINER_NAME}", "Image": IMAGE_ID, "Config": {"Labels": labels, "Env": "not read"}}
-    assert read_inspect(reply, None) is None
-
-
-@pytest.mark.parametrize("host", [{}, {"CgroupParent": None}, {"CgroupParent": 5}, None, []])
-@pytest.mark.parametrize(("create", "name"), KINDS_OF_CREATES.values(), ids=KINDS_OF_CREATES)
-def test_unreported_cgroup_parent_is_none(create: dict[str, Any], name: str, host: object) -> None:
-    value = read_inspect({**inspected(create, name), "HostConfig": host}, image())
-    assert value is not None
-    assert value.cgroup_parent is None
-
-
-@pytest.mark.parametrize("path", ["Name", "Config/Env", "HostConfig", "HostConfig/Memory", "HostConfig/CpusetCpus"])
-def test_part_of_wrong_type_is_unknown(path: str) -> None:
-    reply = inspected(CONTAINER_BODY, CONTAINER_NAME)
-    reply["Config"]["Labels"]["annotation.other"] = {"canary": 1}
-    absent, wrong = (read_inspect(changed(reply, {path: value}), image()) for value in (None, {"canary": 5}))
-    assert wrong == absent
-    assert isinstance(wrong, RequestedContainer)
-    assert (wrong.container.id, wrong.container.pod_id) == (ID, SANDBOX)
-
-
-@pytest.mark.parametrize("absent", ["", None, 5])
-def test_missing_id_is_requested_id_except_of_pod(absent: object) -> None:
-    assert status.parse_inspect(json.dumps({"Id": absent}).encode(), ID).get("Id") == ID
-    reply = changed(inspected(CONTAINER_BODY, CONTAINER_NAME), {"Config/Labels/io.kubernetes.sandbox.id": absent})
-    with pytest.raises(Unreadable, match="sandbox"):
-        read_inspect(reply, image())
-
-
-@pytest.mark.parametrize("text", [*NO_DOCUMENTS, b'{"Config":{},"config":{}}'])
-def test_invalid_inspect_raises(text: bytes) -> None:
-    for reply, shipped in ((text, image()), (inspected(POD_BODY, POD_NAME), text)):
-        with pytest.raises(Unreadable) as raised:
-            read_inspect(reply, shipped)
-        assert "canary" not in str(raised.value)
-
-
-LIVES = {"created": Life(started=False, running=False)}
-LIVES |= dict.fromkeys(("running", "paused", "restarting"), Life(started=True, running=True))
-LIVES |= dict.fromkeys(("removing", "exited", "dead"), Life(started=True, running=False))
-READ: list[tuple[Any, bytes, Any]] = [
-    # the function, the reply, and the result: None if the reply is unreadable
-    *((read_state, b'{"State":{"Status":"%b"}}' % word.encode(), life) for word, life in LIVES.items()),
-    *((read_state, reply, None) for reply in (b"", b"{}", b'{"State":{}}', b'{"State":{"Status":"canary"}}')),
-    (read_state, b'{"State":7}', None),
-    (status.read_info, b'{"CgroupDriver": "systemd", "DefaultRuntime": "runc"}', ("systemd", "runc")),
-    (status.read_info, b"{}", ("", "")),
-    *((status.read_info, reply, None) for reply in (b"", b"[]", b'{"CgroupDriver": 1}', b'{"DefaultRuntime": []}')),
-]
-
-
-@pytest.mark.parametrize(("read", "reply", "expected"), READ)
-def test_state_and_info_are_read(read: Any, reply: bytes, expected: Any) -> None:
-    if expected is None:
-        with pytest.raises(Unreadable) as caught:
-            read(reply)
-        assert "canary" not in str(caught.value)
-    else:
-        assert read(reply) == expected
+def test_id_state_and_info_are_read() -> None:
+    lives = {"created": Life(started=False, running=False)}
+    lives |= dict.fromkeys(("running", "paused", "restarting"), Life(started=True, running=True))
+    lives |= dict.fromkeys(("removing", "exited", "dead"), Life(started=True, running=False))
+    # For each function the results by the reply, and unreadable replies.
+    rows: dict[Any, tuple[dict[bytes, Any], list[bytes]]] = {
+        messages.read_created_id: (
+            {b'{"Id":"c1","Warnings":[]}\n': "c1", b'{"id":"c1"}': "c1"},
+            [b"{}", b'{"Id":""}', b'{"Id":null}', b'{"Id":5}', b'{"message":"canary"}'],
+        ),
+        read_state: (
+            {b'{"State":{"Status":"%b"}}' % word.encode(): life for word, life in lives.items()},
+            [b"", b"{}", b'{"State":{}}', b'{"State":{"Status":"canary"}}', b'{"State":7}'],
+        ),
+        status.read_info: (
+            {b'{"CgroupDriver": "systemd", "DefaultRuntime": "runc"}': ("systemd", "runc"), b"{}": ("", "")},
+            [b"", b"[]", b'{"CgroupDriver": 1}', b'{"DefaultRuntime": []}'],
+        ),
+    }
+    for read, (results, unreadable) in rows.items():
+        assert {reply: read(reply) for reply in results} == results
+        for reply in unreadable:
+            with pytest.raises(Unreadable) as caught:
+                read(reply)
+            assert "canary" not in str(caught.value)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -17,11 +18,13 @@ from runtimeproxy.observe.metrics import Metrics
 from tests.fakes.clock import virtual_time
 from tests.observe.events import shown_of
 
-POD, OTHER_POD, CONTAINER, LATER = (letter * 64 for letter in "abcd")
-PLAIN = "e" * 64
-"""A container without a pod."""
+pytestmark = virtual_time
+
+POD, OTHER_POD, CONTAINER, LATER, PLAIN = (letter * 64 for letter in "abcde")  # the last one has no pod
 ALL = {POD, OTHER_POD, CONTAINER}
+BACK = ("INFO", "the daemon's events are followed again")
 STARTED_NS = 1_700_000_000_000_000_000
+destroyed, updated = partial(Event, "destroy", time_ns=1), partial(Event, "update", time_ns=1)
 
 
 def pod(pod_id: str) -> PodRecord:
@@ -33,16 +36,34 @@ def container(container_id: str) -> Subject:
     return Subject(pod(POD), ContainerRecord(info, info))
 
 
-class ScriptedBackend(Backend):
-    """A daemon whose stream fails after these seconds, once each, then has the events of a test, and ends with None."""
+class Rig(Backend):
+    """An EventFollower, and its daemon, whose stream fails after ``fails`` seconds, once each, then has the events of a
+    test, and ends with None. The first connects fail with ``faults``. The Store has two pods and a container.
+    """
 
-    def __init__(self, *fails: float) -> None:
+    def __init__(self, fails: Sequence[float], faults: Sequence[Exception]) -> None:
         super().__init__("/nobody/docker.sock")
         self.queried: list[tuple[float, int]] = []
-        """For each request of the events: when it was made, and its ``since_ns``."""
+        """When each request of the events was made, and its ``since_ns``."""
         self.actions: set[str] = set()
         self.stream: asyncio.Queue[Event | None] = asyncio.Queue()
-        self._fails = list(fails)
+        self._fails, self._faults = list(fails), list(faults)
+        self.store = Store()
+        for subject in (Subject(pod(POD)), Subject(pod(OTHER_POD)), container(CONTAINER)):
+            self.store.commit(subject)
+        self.metrics = Metrics(asyncio.get_running_loop().time)
+        self.removed: list[str] = []
+        self.ends: list[tuple[str, str]] = []
+        self.connects, self.missed = 0, list[None]()
+        self.follower = EventFollower(
+            *(self, self.store, self.metrics),
+            on_removed=self.removed.append,
+            on_died=lambda container_id: self.ends.append(("die", container_id)),
+            on_restarted=lambda container_id: self.ends.append(("restart", container_id)),
+            on_connected=self._connected,
+            on_missed=lambda: self.missed.append(None),
+            wall_clock_ns=lambda: STARTED_NS,
+        )
 
     @asynccontextmanager
     async def events(self, actions: Collection[str], since_ns: int) -> AsyncIterator[AsyncIterator[Event]]:
@@ -58,62 +79,26 @@ class ScriptedBackend(Backend):
             yield event
         raise BackendError("gone")
 
-
-class Rig:
-    """An EventFollower with a scripted daemon; the Store has two pods and a container."""
-
-    def __init__(self, fails: Sequence[float], faults: Sequence[Exception]) -> None:
-        self.backend = ScriptedBackend(*fails)
-        self.store = Store()
-        for subject in (Subject(pod(POD)), Subject(pod(OTHER_POD)), container(CONTAINER)):
-            self.store.commit(subject)
-        self.metrics = Metrics(asyncio.get_running_loop().time)
-        self.removed: list[str] = []
-        self.ends: list[tuple[str, str]] = []
-        """The calls of ``on_died`` and ``on_restarted``."""
-        self.connects = self.missed = 0
-        """How often ``on_connected`` and ``on_missed`` were called."""
-        self._faults = list(faults)
-        self.events = EventFollower(
-            self.backend,
-            self.store,
-            self.metrics,
-            on_removed=self.removed.append,
-            on_died=lambda container_id: self.ends.append(("die", container_id)),
-            on_restarted=lambda container_id: self.ends.append(("restart", container_id)),
-            on_connected=self._connected,
-            on_missed=self._missed,
-            wall_clock_ns=lambda: STARTED_NS,
-        )
-
     async def _connected(self) -> None:
         self.connects += 1
         if self._faults:
             raise self._faults.pop(0)
 
-    def _missed(self) -> None:
-        self.missed += 1
-
     async def emit(self, *events: Event | None) -> None:
         for event in events:
-            self.backend.stream.put_nowait(event)
+            self.stream.put_nowait(event)
         await asyncio.sleep(0.001)
 
     @property
-    def stored_ids(self) -> set[str]:
-        snapshot = self.store.snapshot()
-        return {record.effective.id for record in (*snapshot.pods, *snapshot.containers)}
-
-    @property
     def expected(self) -> dict[str, int]:
-        return dict(self.events.expected_updates)
+        return dict(self.follower.expected_updates)
 
 
 @asynccontextmanager
 async def following(*fails: float, faults: Sequence[Exception] = ()) -> AsyncIterator[Rig]:
-    """Follow a daemon, whose first connects fail with the faults; check at the end that no task remains."""
+    """Follow a daemon; check at the end that no task remains."""
     rig, earlier_tasks = Rig(fails, faults), asyncio.all_tasks()
-    task = asyncio.create_task(rig.events.run())
+    task = asyncio.create_task(rig.follower.run())
     yield rig
     assert not task.done()
     task.cancel()
@@ -127,85 +112,58 @@ def _all_lines(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "runtimeproxy")
 
 
-def destroyed(container_id: str) -> Event:
-    return Event("destroy", container_id, 1)
+async def test_destroy_and_external_update_remove_record() -> None:
+    for object_id in (*ALL, PLAIN):
+        remaining = ALL - {object_id}
+        async with following() as rig:
+            rig.follower.expect_update(object_id)
+            await rig.emit(destroyed(object_id))
+        assert (rig.store.ids(), rig.removed, rig.expected) == (remaining, [object_id], {})
+        assert rig.metrics.counted("backend_events", action="destroy") == 1
+        async with following() as rig:
+            await rig.emit(updated(object_id))
+        assert (rig.store.ids(), rig.removed) == (remaining, [])
+        assert rig.metrics.counted("updates_of_others") == 1
 
 
-def updated(container_id: str, time_ns: int = 1) -> Event:
-    return Event("update", container_id, time_ns)
-
-
-@virtual_time
-async def test_quiet_event_stream_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    async with following() as rig:
-        await asyncio.sleep(100)
-    assert rig.backend.actions == {"destroy", "die", "rename", "restart", "update"}
-    assert [since for _, since in rig.backend.queried] == [STARTED_NS]
-    assert (rig.stored_ids, rig.removed, rig.connects, rig.missed, caplog.records) == (ALL, [], 1, 1, [])
-
-
-DROPPED = [(CONTAINER, {POD, OTHER_POD}), (OTHER_POD, {POD, CONTAINER}), (POD, {OTHER_POD, CONTAINER}), (PLAIN, ALL)]
-
-
-@pytest.mark.parametrize(("object_id", "remaining"), DROPPED)
-@virtual_time
-async def test_destroy_and_external_update_remove_record(object_id: str, remaining: set[str]) -> None:
-    async with following() as rig:
-        rig.events.expect_update(object_id)
-        await rig.emit(destroyed(object_id))
-    assert (rig.stored_ids, rig.removed, rig.expected) == (remaining, [object_id], {})
-    assert rig.metrics.counted("backend_events", action="destroy") == 1
-    async with following() as rig:
-        await rig.emit(updated(object_id))
-    assert (rig.stored_ids, rig.removed, rig.metrics.counted("updates_of_others")) == (remaining - {object_id}, [], 1)
-
-
-@virtual_time
 async def test_own_update_event_is_ignored_once() -> None:
     async with following() as rig:
         for _ in range(3):
-            rig.events.expect_update(CONTAINER)
-        rig.events.cancel_update(CONTAINER)
+            rig.follower.expect_update(CONTAINER)
+        rig.follower.cancel_update(CONTAINER)
         await rig.emit(updated(CONTAINER), updated(CONTAINER))
-        assert (rig.stored_ids, rig.expected) == (ALL, {})
-        rig.events.cancel_update(CONTAINER)  # once more than expected: the count stays 0
+        assert (rig.store.ids(), rig.expected) == (ALL, {})
+        rig.follower.cancel_update(CONTAINER)  # once more than expected: the count stays 0
         await rig.emit(updated(CONTAINER))
-        assert CONTAINER not in rig.stored_ids
-        rig.events.expect_update(LATER)
-        rig.events.forget_container(LATER)
+        assert CONTAINER not in rig.store.ids()
+        rig.follower.expect_update(LATER)
+        rig.follower.forget_container(LATER)
         assert (rig.removed, rig.expected) == ([LATER], {}), "an object that is missing in a list sends no event"
 
 
-@virtual_time
-async def test_other_actions_do_not_change_store() -> None:
+async def test_other_actions_do_not_change_store(caplog: pytest.LogCaptureFixture) -> None:
     async with following() as rig:
+        await asyncio.sleep(100)
+        assert rig.actions == {"destroy", "die", "rename", "restart", "update"}
+        assert [since for _, since in rig.queried] == [STARTED_NS]
+        assert (rig.store.ids(), rig.removed, rig.connects, len(rig.missed), caplog.records) == (ALL, [], 1, 1, [])
         await rig.emit(Event("rename", CONTAINER, 1), Event("rename", PLAIN, 1))
         assert rig.removed == [CONTAINER, PLAIN], "a cache next to the Store may have the name"
         for action in ("create", "start", "die", "kill", "oom", "restart", "prune", ""):
             await rig.emit(Event(action, CONTAINER, 1), Event(action, POD, 1))
         await rig.emit(None)  # so it is cancelled in its wait for the next try
-    assert (rig.stored_ids, rig.removed) == (ALL, [CONTAINER, PLAIN])
+    assert (rig.store.ids(), rig.removed) == (ALL, [CONTAINER, PLAIN])
     assert rig.ends == [(action, object_id) for action in ("die", "restart") for object_id in (CONTAINER, POD)]
 
 
-@virtual_time
-async def test_destroyed_object_is_not_stored_by_pending_call() -> None:
-    async with following() as rig:
-        await rig.emit(destroyed(LATER), destroyed(CONTAINER))
-    rig.store.commit(container(LATER))
-    rig.store.commit(container(CONTAINER))
-    assert rig.stored_ids == {POD, OTHER_POD}
-
-
-@virtual_time
 async def test_unreadable_line_counts_as_missed_event(caplog: pytest.LogCaptureFixture) -> None:
     async with following() as rig:
-        await rig.emit(UNREADABLE, destroyed(OTHER_POD))
-    assert (rig.metrics.counted("backend_events_unreadable"), rig.missed, caplog.records) == (1, 2, [])
-    assert (rig.removed, len(rig.backend.queried)) == ([OTHER_POD], 1)
-
-
-BACK = ("INFO", "the daemon's events are followed again")
+        await rig.emit(UNREADABLE, destroyed(LATER), destroyed(CONTAINER))
+    assert (rig.metrics.counted("backend_events_unreadable"), len(rig.missed), caplog.records) == (1, 2, [])
+    assert (rig.removed, len(rig.queried)) == ([LATER, CONTAINER], 1)
+    for destroyed_id in (LATER, CONTAINER):
+        rig.store.commit(container(destroyed_id))
+    assert rig.store.ids() == {POD, OTHER_POD}, "a call that has not ended stores no destroyed object"
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
@@ -216,22 +174,19 @@ def unavailable(reason: str) -> tuple[str, str]:
     return "WARNING", f"the daemon's events cannot be followed ({reason}): trying again until they can"
 
 
-@virtual_time
 async def test_new_stream_continues_after_last_event(caplog: pytest.LogCaptureFixture) -> None:
-    """Each loss and each reconnect is logged once."""
     async with following(0, 0, 0) as rig:
         await rig.emit(Event("rename", CONTAINER, 41_000_000_007), None)
         await asyncio.sleep(10)
         await rig.emit(Event("rename", POD, 42_000_000_000))
-    assert [since for _, since in rig.backend.queried] == [STARTED_NS] * 4 + [41_000_000_008]
-    assert (rig.removed, rig.connects, rig.missed) == ([CONTAINER, POD], 2, 2)
+    assert [since for _, since in rig.queried] == [STARTED_NS] * 4 + [41_000_000_008]
+    assert (rig.removed, rig.connects, len(rig.missed)) == ([CONTAINER, POD], 2, 2)
     failed = [rig.metrics.counted(f"backend_event_{failure}") for failure in ("dial_failures", "stream_losses")]
     assert (failed, logged(caplog)) == ([3, 1], [unavailable("away"), BACK, unavailable("gone"), BACK])
     recorded = [(event["kind"], event.get("reason")) for event in shown_of(rig.metrics.events)]
     assert recorded == 2 * [("runtime_lost", "unavailable"), ("runtime_back", None)]
 
 
-@virtual_time
 async def test_internal_error_is_counted_without_values(caplog: pytest.LogCaptureFixture) -> None:
     async with following(faults=[ValueError("canary-4711")]) as rig:
         await asyncio.sleep(10)
@@ -241,28 +196,26 @@ async def test_internal_error_is_counted_without_values(caplog: pytest.LogCaptur
     assert rig.metrics.events.last == 0, "the runtime is there"
 
 
-@virtual_time
 async def test_reconnect_delay_grows_to_one_second() -> None:
     async with following(0, 0, 0, 0, 0, 0, 0, 5.0, 0, 0, 0) as rig:
         await asyncio.sleep(20)
-    waits = [round(later - earlier, 6) for (earlier, _), (later, _) in pairwise(rig.backend.queried)]
+    waits = [round(later - earlier, 6) for (earlier, _), (later, _) in pairwise(rig.queried)]
     assert waits == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 5.05, 0.1, 0.2, 0.4]
 
 
 @pytest.mark.parametrize("replayed", [False, True])
-@virtual_time
 async def test_expectation_of_lost_update_event_expires(replayed: bool) -> None:
     async with following() as rig:
         await asyncio.sleep(1)
         for _ in range(2):
-            rig.events.expect_update(CONTAINER)
+            rig.follower.expect_update(CONTAINER)
         await rig.emit(None)
         await asyncio.sleep(1)
-        rig.events.expect_update(CONTAINER)
+        rig.follower.expect_update(CONTAINER)
         if replayed:
-            await rig.emit(updated(CONTAINER, 10))
+            await rig.emit(updated(CONTAINER, time_ns=10))
         await asyncio.sleep(REPLAY_SECONDS + 1)
         assert rig.expected == {CONTAINER: 1}, "the update after the loss"
         for time, is_stored in ((20, True), (30, False)):
-            await rig.emit(updated(CONTAINER, time))
-            assert (CONTAINER in rig.stored_ids) is is_stored
+            await rig.emit(updated(CONTAINER, time_ns=time))
+            assert (CONTAINER in rig.store.ids()) is is_stored

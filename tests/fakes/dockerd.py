@@ -1,9 +1,6 @@
 """A fake dockerd, 20.10 by default, on a unix socket: the part of its HTTP API that runtimes' clients use.
 
-Requests are recorded unchanged; those of one connection are answered in order. It uses plain asyncio streams, because
-aiohttp's server can neither answer after a half-close nor send an unframed reply. The router matches a decoded path, as
-gorilla/mux does; a reference may contain slashes.
-
+Of asyncio streams: aiohttp's server can neither answer after a half-close nor send an unframed reply.
 Run alone: ``python -m tests.fakes.dockerd --socket PATH``.
 """
 
@@ -18,27 +15,16 @@ import socket
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any
 
 import uvloop
 
+from tests.fakes import dockerd_state as states
 from tests.fakes import inside
 from tests.fakes.cri_pb2 import ContainerConfig, KeyValue, LinuxContainerResources
 from tests.fakes.dockerd_shapes import ENGINE_20, EVENT, IMAGE, INSPECT, Engine, go_json, version_number
-from tests.fakes.dockerd_state import (
-    CGROUPFS,
-    KILLED,
-    Container,
-    DockerdState,
-    Event,
-    Refused,
-    bad_request,
-    event_matches,
-    labels_match,
-    parse_filters,
-)
+from tests.fakes.dockerd_state import CGROUPFS, KILLED, Container, DockerdState, Refused, bad_request, parse_filters
 from tests.fakes.dockerd_wire import JSON, Cut, Exchange, Head, Header, Injection, Reader, Received, chunk, parse
 from tests.fakes.dockershim_bodies import SETTINGS
 from tests.fakes.server import Listener, wait_for_signal
@@ -46,35 +32,87 @@ from tests.fakes.server import Listener, wait_for_signal
 __all__ = ["DockerdState", "FakeDockerd", "Injection", "Received"]
 
 STDOUT, STDERR = 1, 2
+NOT_FOUND = "not found"
+BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n400 Bad Request"
+RECORDED_BODY_BYTES = 1 << 20
 
 
 def frame(stream: int, data: bytes) -> bytes:
-    """Return bytes of stdout (1) or stderr (2) as a frame of a multiplexed stream."""
     return struct.pack(">BxxxL", stream, len(data)) + data
 
 
-# ---- the handlers of the routes
-
-Handler = Callable[["FakeDockerd", Exchange, str], Awaitable[None]]
-
+ROUTES = (
+    *("GET /containers/json", "GET /containers/{ref}/json", "GET /exec/{ref}/json", "POST /containers/create"),
+    *(f"POST /containers/{{ref}}/{action}" for action in ("start", "stop", "exec", "rename", "update")),
+    *("POST /exec/{ref}/start", "DELETE /containers/{ref}", "GET /images/json", "GET /images/{ref}/json"),
+    *("HEAD /_ping", "GET /_ping", "GET /events", "GET /info", "GET /version"),
+)
+"""Method and path, with ``{ref}`` for the reference."""
 INFO = {"ID": "FAKE:DOCKERD", "Driver": "vfs", "CgroupVersion": "1", "OSType": "linux", "DefaultRuntime": "runc"}
 PING_HEADERS = (("Cache-Control", "no-cache, no-store, must-revalidate"), ("Pragma", "no-cache"))
 EMPTY_PING = (("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", "0"))
 
 
-def no_body(change: Callable[[DockerdState, Head, str], object]) -> Handler:
-    """Return the handler of a call that changes the state and has an empty reply."""
-
-    async def answer(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-        change(dockerd.state, exchange.head, reference)
-        await exchange.reply(204)
-
-    return answer
+async def answer(dockerd: FakeDockerd, exchange: Exchange, route: str, reference: str) -> None:
+    """Carry out a request and answer it: with 204 if it has no reply. Raises Refused."""
+    state, engine, head = dockerd.state, dockerd.engine, exchange.head
+    reply: Any = None
+    match route:
+        case "POST /containers/create":
+            reply = {"Id": state.create(head.query.get("name", ""), await read_json(exchange)).id, "Warnings": []}
+        case "POST /containers/{ref}/start":
+            state.start(reference)
+        case "POST /containers/{ref}/stop":
+            state.stop(reference)
+        case "POST /containers/{ref}/rename":
+            state.rename(reference, head.query.get("name", ""))
+        case "POST /containers/{ref}/update":
+            state.update(reference, await read_json(exchange))
+            reply = {"Warnings": None}
+        case "DELETE /containers/{ref}":
+            state.remove(reference, head.flag("force"))
+        case "POST /containers/{ref}/exec":
+            reply = {"Id": state.exec_create(reference, (await read_json(exchange))["Cmd"])}
+        case "POST /exec/{ref}/start":
+            return await exec_start(dockerd, exchange, reference)
+        case "GET /exec/{ref}/json":
+            code = state.exec_find(reference).exit_code
+            reply = {"ID": reference, "Running": code is None, "ExitCode": code}
+        case "GET /containers/{ref}/json":
+            reply = engine.render(INSPECT, exchange.api, state.find(reference).inspect())
+        case "GET /containers/json":
+            if dockerd.big_list is not None:
+                return await exchange.reply(200, dockerd.big_list, JSON)
+            labels = parse_filters(head.query.get("filters", "")).get("label", frozenset())
+            listed = [
+                found for found in reversed(state.containers.values()) if states.labels_match(found.labels, labels)
+            ]
+            reply = [found.listed() for found in listed if head.flag("all") or found.running]
+        case "GET /images/{ref}/json":
+            reply = engine.render(IMAGE, exchange.api, state.images.inspect(reference))
+        case "GET /images/json":
+            reply = [state.images.inspect(name) for name in state.images.by_name]
+        case "GET /events":
+            return await events(dockerd, exchange)
+        case "GET /info":
+            reply = {**INFO, "CgroupDriver": state.cgroup_driver, "ServerVersion": engine.version}
+        case "GET /version":
+            details = {"Version": engine.version, "ApiVersion": engine.api, "MinAPIVersion": engine.minimum}
+            component = {"Name": "Engine", "Version": engine.version, "Details": details}
+            reply = {"Platform": {"Name": ""}, "Components": [component], **details, "Os": "linux", "Arch": "amd64"}
+        case "HEAD /_ping":
+            return await exchange.reply(200, b"", *PING_HEADERS, *engine.ping, *EMPTY_PING)
+        case "GET /_ping":
+            return await exchange.reply(200, b"OK", *PING_HEADERS, *engine.ping)
+    if reply is None:
+        return await exchange.reply(204)
+    return await exchange.json(
+        reply, 201 if route in ("POST /containers/create", "POST /containers/{ref}/exec") else 200
+    )
 
 
 async def read_json(exchange: Exchange) -> dict[str, Any]:
-    """Return a body of JSON. Raises Refused."""
-    if exchange.head.length != 0 and not exchange.head.get("Content-Type").startswith("application/json"):
+    if exchange.head.length != 0 and not exchange.head.get("content-type").startswith("application/json"):
         raise bad_request("Content-Type specified must be 'application/json'")
     raw = await exchange.body()
     try:
@@ -83,64 +121,11 @@ async def read_json(exchange: Exchange) -> dict[str, Any]:
         raise bad_request("EOF" if not raw.strip() else f"invalid JSON: {error}") from error
 
 
-async def ping(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    if exchange.head.method == "HEAD":
-        return await exchange.reply(200, b"", *PING_HEADERS, *dockerd.engine.ping, *EMPTY_PING)
-    return await exchange.reply(200, b"OK", *PING_HEADERS, *dockerd.engine.ping)
-
-
-async def not_found(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    raise Refused(HTTPStatus.NOT_FOUND, "page not found")
-
-
-async def version(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    engine = {"Version": dockerd.engine.version, "ApiVersion": dockerd.api, "MinAPIVersion": dockerd.minimum}
-    component = {"Name": "Engine", "Version": dockerd.engine.version, "Details": engine}
-    await exchange.json({"Platform": {"Name": ""}, "Components": [component], **engine, "Os": "linux", "Arch": "amd64"})
-
-
-async def info(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    await exchange.json({**INFO, "CgroupDriver": dockerd.state.cgroup_driver, "ServerVersion": dockerd.engine.version})
-
-
-async def create(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    container = dockerd.state.create(exchange.head.query.get("name", ""), await read_json(exchange))
-    await exchange.json({"Id": container.id, "Warnings": []}, 201)
-
-
-async def update(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    dockerd.state.update(reference, await read_json(exchange))
-    await exchange.json({"Warnings": None})
-
-
-async def inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    inspected = dockerd.state.find(reference).inspect()
-    await exchange.json(dockerd.engine.render(INSPECT, exchange.api, inspected))
-
-
-async def list_containers(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    if dockerd.big_list is not None:
-        return await exchange.reply(200, dockerd.big_list, JSON)
-    labels = parse_filters(exchange.head.query.get("filters", "")).get("label", frozenset())
-    all_states = exchange.head.flag("all")
-    listed = [found for found in dockerd.state.newest_first() if labels_match(found.labels, labels)]
-    return await exchange.json([found.listed() for found in listed if all_states or found.running])
-
-
-async def image_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    shown = dockerd.state.images.find(reference).inspect()
-    await exchange.json(dockerd.engine.render(IMAGE, exchange.api, shown))
-
-
-async def list_images(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    await exchange.json([image.inspect() for image in dockerd.state.images.by_name.values()])
-
-
-async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+async def events(dockerd: FakeDockerd, exchange: Exchange) -> None:
     """Send each event as a separate chunk until the client's EOF."""
     filters = parse_filters(exchange.head.query.get("filters", ""))
-    queue: asyncio.Queue[Event | None] = asyncio.Queue()
-    unsubscribe = dockerd.state.events.subscribe(queue.put_nowait)
+    queue: asyncio.Queue[states.Event | None] = asyncio.Queue()
+    dockerd.state.subscribers.add(queue.put_nowait)
     exchange.reader.on_end = lambda: queue.put_nowait(None)
     dockerd.watchers += 1
     if exchange.reader.at_eof():
@@ -148,118 +133,58 @@ async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> No
     try:
         await exchange.stream(JSON)
         while (event := await queue.get()) is not None:
-            if event_matches(event, filters):
+            if states.event_matches(event, filters):
                 await exchange.write(chunk(go_json(dockerd.engine.render(EVENT, exchange.api, event))))
         exchange.keep_alive = False
     finally:
         dockerd.watchers -= 1
-        unsubscribe()
-
-
-async def exec_create(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    process = dockerd.state.exec_create(reference, await read_json(exchange))
-    await exchange.json({"Id": process.id}, 201)
-
-
-async def exec_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    await exchange.json(dockerd.state.exec_find(reference).inspect())
+        dockerd.state.subscribers.discard(queue.put_nowait)
 
 
 async def exec_start(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     """Run a command: ``cat`` echoes its stdin; the other commands are those of the fake CRI runtime."""
     body = await read_json(exchange)
     process = dockerd.state.exec_find(reference)
-    dockerd.state.exec_start(process)
-
-    async def write(stream: int, data: bytes) -> None:
-        if data:
-            await exchange.write(data if body.get("Tty") else frame(stream, data))
-
     await exchange.hijack()
-    code = KILLED
-    try:
-        if process.config["Cmd"] == ["cat"]:
-            while data := await exchange.reader.read(1 << 18):
-                await write(STDOUT, data)
-            code = 0
-        else:
-            result = _run(process.config["Cmd"], process.container)
-            await write(STDOUT, result.stdout)
-            await write(STDERR, result.stderr)
-            code = result.exit_code
-    finally:
-        dockerd.state.exec_exit(process, code)
+    if process.command == ["cat"]:
+        process.exit_code = KILLED
+        while data := await exchange.reader.read(1 << 18):
+            await exchange.write(data if body.get("Tty") else frame(STDOUT, data))
+        process.exit_code = 0
+    else:
+        host, pairs = process.container.host, (entry.partition("=") for entry in process.container.config["Env"] or [])
+        envs = [KeyValue(key=key, value=value.encode(errors="replace")) for key, _, value in pairs]
+        resources = LinuxContainerResources(**{name: host[field] for name, field in SETTINGS.items()})
+        result = inside.run(process.command, ContainerConfig(envs=envs), resources)
+        for stream, data in ((STDOUT, result.stdout), (STDERR, result.stderr)):
+            if data:
+                await exchange.write(data if body.get("Tty") else frame(stream, data))
+        process.exit_code = result.exit_code
     await exchange.half_close()
-
-
-def _run(command: list[str], container: Container) -> Any:
-    pairs = (entry.partition("=") for entry in container.config["Env"] or [])
-    envs = [KeyValue(key=key, value=value.encode(errors="replace")) for key, _, value in pairs]
-    resources = LinuxContainerResources(**{name: container.host[field] for name, field in SETTINGS.items()})
-    return inside.run(command, ContainerConfig(envs=envs), resources)
-
-
-ROUTES: dict[str, Handler] = {
-    "GET /containers/json": list_containers,
-    "GET /containers/{ref}/json": inspect,
-    "GET /exec/{ref}/json": exec_inspect,
-    "POST /containers/create": create,
-    "POST /containers/{ref}/start": no_body(lambda state, head, ref: state.start(ref)),
-    "POST /containers/{ref}/stop": no_body(lambda state, head, ref: state.stop(ref)),
-    "POST /containers/{ref}/exec": exec_create,
-    "POST /exec/{ref}/start": exec_start,
-    "POST /containers/{ref}/rename": no_body(lambda state, head, ref: state.rename(ref, head.query.get("name", ""))),
-    "POST /containers/{ref}/update": update,
-    "DELETE /containers/{ref}": no_body(lambda state, head, ref: state.remove(ref, head.flag("force"))),
-    "GET /images/json": list_images,
-    "GET /images/{ref}/json": image_inspect,
-    "HEAD /_ping": ping,
-    "GET /_ping": ping,
-    "GET /events": events,
-    "GET /info": info,
-    "GET /version": version,
-}
-"""Maps method and path, with ``{ref}`` for the reference, to the handler; ``FakeDockerd.inject`` uses the same keys."""
-NOT_FOUND = "not found"
 
 
 def _pattern(route: str) -> re.Pattern[str]:
     method, path = route.split(" ")
-    return re.compile(f"{method} (?:/v(?P<version>[0-9.]+))?{path.replace('{ref}', '(?P<ref>.*)')}")
+    return re.compile(f"{method} (?:/v([0-9.]+))?{path.replace('{ref}', '(.*)')}()")
 
 
 _PATTERNS = {route: _pattern(route) for route in ROUTES}
 
 
-class Match(NamedTuple):
-    """The router's decision; ``version`` is "" if the path has none."""
-
-    route: str
-    version: str = ""
-    reference: str = ""
-
-
 @functools.lru_cache(maxsize=256)
-def match(head: Head) -> Match:
+def find_route(head: Head) -> tuple[str, str, str]:
+    """Return the route of a request, its API version, "" if the path has none, and its reference."""
     for route, pattern in _PATTERNS.items():
         if matched := pattern.fullmatch(f"{head.method} {head.path}"):
-            parts = matched.groupdict()
-            return Match(route, parts["version"] or "", parts.get("ref") or "")
-    return Match(NOT_FOUND)
-
-
-# ---- the server
-
-BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n400 Bad Request"
-"""The answer to an invalid HTTP/1 head."""
-RECORDED_BODY_BYTES = 1 << 20
+            return route, matched[1] or "", matched[2]
+    return NOT_FOUND, "", ""
 
 
 class FakeDockerd(Listener):
     """The server; a later server on the same socket may use its ``state``, as after a restart of dockerd.
 
-    ``engine`` is the version of Docker Engine. ``keep_received`` bounds the recorded requests (None: no bound),
-    ``keep_body_bytes`` the recorded bytes of each body; ``counts`` counts all requests by route.
+    ``keep_received`` bounds the recorded requests (None: no bound), ``keep_body_bytes`` the recorded bytes of each
+    body; ``counts`` counts all requests by route.
     """
 
     def __init__(
@@ -280,67 +205,50 @@ class FakeDockerd(Listener):
         self.received: deque[Received] = deque(maxlen=keep_received)
         self.counts: Counter[str] = Counter()
         self.watchers = 0
-        """How many GET /events are open."""
         self.big_list: bytes | None = None
         """The answer of GET /containers/json in place of the containers; see ``fill_list``."""
         self.injections: dict[str, Injection] = {}
         self._accepted = 0
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter | socket.socket] = {}
-        """The socket until it is a stream."""
         server = ("Server", f"Docker/{engine.version} (linux)")
         self._versioned: tuple[Header, ...] = (("Api-Version", self.api), ("Ostype", "linux"), server)
         self._common: tuple[Header, ...] = (*self._versioned, ("Docker-Experimental", "false"))
-
-    # ---- interface for tests
 
     @property
     def connections(self) -> int:
         return len(self._connections)
 
-    def streams(self) -> list[asyncio.StreamWriter]:
-        return [connection for connection in self._connections.values() if isinstance(connection, asyncio.StreamWriter)]
-
     def send(self, data: bytes) -> None:
-        """Send bytes on every connection."""
-        for stream in self.streams():
-            stream.write(data)
+        for connection in self._connections.values():
+            if isinstance(connection, asyncio.StreamWriter):
+                connection.write(data)
 
     def drop_connections(self) -> None:
-        for stream in self.streams():
-            stream.transport.abort()
-        for task in self._connections:
+        for task, connection in self._connections.items():
+            if isinstance(connection, asyncio.StreamWriter):
+                connection.transport.abort()
             task.cancel()
 
     def requests(self, route: str) -> list[Received]:
         """Return the requests received on a route, which is a key of ROUTES."""
-        self._check_route(route)
+        assert route in ROUTES
         return [received for received in self.received if received.route == route]
 
     def inject(self, route: str, injection: Injection) -> Injection:
-        """Inject faults into a route's calls, instead of earlier ones."""
-        self._check_route(route)
+        assert route in ROUTES
         self.injections[route] = injection
         return injection
-
-    @staticmethod
-    def _check_route(route: str) -> None:
-        if route not in ROUTES:
-            raise KeyError(f"no such route: {route!r}; ROUTES lists them")
 
     def container(self, reference: str) -> Container:
         return self.state.find(reference)
 
     def fill_list(self, count: int, total_bytes: int) -> None:
         """Make GET /containers/json answer ``count`` containers in about ``total_bytes`` bytes, built once, here."""
-        life = {"Command": "sleep", "State": "running", "Status": "Up 1 second"}
-        padding = {**life, "HostConfig": {"NetworkMode": "host"}}
-        listed = [{"Id": f"{n:064x}", "Names": [f"/fake_{n}"], "Labels": {}, **padding} for n in range(count)]
-        padding_bytes = max(0, total_bytes - len(go_json(listed))) // max(1, count)
-        for container in listed:
-            container["Labels"] = {"padding": "x" * max(0, padding_bytes - len('"padding":""'))}
-        self.big_list = go_json(listed)
-
-    # ---- connections
+        labels = {
+            "padding": "x" * max(0, total_bytes // max(1, count) - 210)
+        }  # the other fields of a row have up to 210
+        life = {"Command": "sleep", "State": "running", "HostConfig": {"NetworkMode": "host"}, "Labels": labels}
+        self.big_list = go_json([{"Id": f"{n:064x}", "Names": [f"/fake_{n}"], **life} for n in range(count)])
 
     async def end(self) -> None:
         self.drop_connections()
@@ -377,37 +285,38 @@ class FakeDockerd(Listener):
             writer.close()
 
     async def _serve_request(self, reader: Reader, writer: asyncio.StreamWriter, connection: int) -> bool:
-        """Serve one request; return whether the connection can carry another."""
         try:
             head = parse(await reader.readuntil(b"\r\n\r\n"))
         except ValueError:
             writer.write(BAD_REQUEST)
             return False
-        matched = match(head)
-        reader.current = received = Received(head, matched.route, connection, time.monotonic(), self.keep_body_bytes)
+        route, version, reference = find_route(head)
+        reader.current = received = Received(head, route, connection, time.monotonic(), self.keep_body_bytes)
         self.received.append(received)
-        self.counts[received.route] += 1
+        self.counts[route] += 1
         exchange = Exchange(head, received, reader, writer)
         try:
-            await self._answer(exchange, matched)
+            await self._answer(exchange, route, version, reference)
         except Refused as refused:
             await exchange.reply(refused.status, go_json({"message": refused.message}, html=False), JSON)
         finally:
             reader.current = None
         return exchange.keep_alive
 
-    async def _answer(self, exchange: Exchange, matched: Match) -> None:
-        injection = self.injections.get(matched.route)
+    async def _answer(self, exchange: Exchange, route: str, version: str, reference: str) -> None:
+        injection = self.injections.get(route)
         if injection is not None and injection.times == 0:
             injection = None
         if injection is not None:
             injection.times = injection.times and injection.times - 1
             exchange.cut_after_bytes = injection.cut_after_bytes
-        if matched.route == NOT_FOUND:
-            return await not_found(self, exchange, "")
-        exchange.common = self._versioned
-        self._check_version(matched.version)
-        exchange.api = matched.version or self.api
+        if route == NOT_FOUND:
+            raise Refused(HTTPStatus.NOT_FOUND, "page not found")
+        exchange.common, exchange.api = self._versioned, version or self.api
+        if version_number(exchange.api) < version_number(self.minimum):
+            raise bad_request(f"client version {version} is too old. Minimum supported API version is {self.minimum}")
+        if version_number(exchange.api) > version_number(self.api):
+            raise bad_request(f"client version {version} is too new. Maximum supported API version is {self.api}")
         exchange.common = self._common
         if injection is not None:
             await injection.wait()
@@ -416,13 +325,7 @@ class FakeDockerd(Listener):
                 return await exchange.write(injection.raw)
             if injection.status:
                 raise Refused(HTTPStatus(injection.status), injection.message)
-        return await ROUTES[matched.route](self, exchange, matched.reference)
-
-    def _check_version(self, version: str) -> None:
-        if version and version_number(version) < version_number(self.minimum):
-            raise bad_request(f"client version {version} is too old. Minimum supported API version is {self.minimum}")
-        if version and version_number(version) > version_number(self.api):
-            raise bad_request(f"client version {version} is too new. Maximum supported API version is {self.api}")
+        return await answer(self, exchange, route, reference)
 
 
 async def main() -> None:

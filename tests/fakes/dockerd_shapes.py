@@ -1,14 +1,13 @@
 """The structs of Docker's API with Go's zero values, and the differences between versions of Docker Engine.
 
-A Go client sends every field of the structs, also unset ones. 20.10 is the base of the engines. A change depends on the
-API version of a request, not on the daemon's newest. Removed and changed fields are covered, added ones are not.
-Sources: moby's api/docs/CHANGELOG.md, daemon/server/router/{container,image,system}, daemon/server/middleware.
+A Go client sends every field of the structs. A change depends on the API version of a request, not on the daemon's
+newest. Sources: moby's api/docs/CHANGELOG.md, daemon/server/router/{container,image,system}, daemon/server/middleware.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,10 +43,11 @@ OMITTED_IF_EMPTY = frozenset({"ExposedPorts", "Healthcheck", "Runtime", "Mounts"
 """Fields with ``omitempty``, which are not written if they are empty."""
 
 _HTML = str.maketrans({"&": "\\u0026", "<": "\\u003c", ">": "\\u003e", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+INSPECT, IMAGE, EVENT = "inspect", "image", "event"
+"""The answers that differ: a container's inspect, an image's, an event."""
 
 
 def version_number(version: str) -> tuple[int, ...]:
-    """Return an API version in a form that can be compared."""
     return tuple(int(part or 0) for part in version.split("."))
 
 
@@ -68,80 +68,42 @@ def go_json(value: Any, html: bool = True) -> bytes:
     return ((text.translate(_HTML) if html else text) + "\n").encode(errors="replace")
 
 
-INSPECT, IMAGE, EVENT = "inspect", "image", "event"
-"""The answers that differ: a container's inspect, an image's, an event."""
-ALL = (1, 0)
-"""The version of a change that holds for every API version."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A change of an answer from API version ``since`` on."""
-
-    answer: str
-    since: tuple[int, ...]
-    apply: Callable[[Struct], Struct]
-
-
 @dataclass(frozen=True, slots=True)
 class Engine:
     name: str
     version: str
     api: str
     minimum: str
-    ping: Sequence[tuple[str, str]]
+    ping: Sequence[tuple[str, str]] = ()
     """The headers of a ping's reply that describe the daemon."""
-    changes: Sequence[Change] = ()
+    unified: bool = True
+    """True for cgroup v2, where a create has other defaults."""
 
     def render(self, answer: str, api: str, struct: Struct) -> Struct:
-        """Return an answer in the form for a request of an API version."""
-        version = version_number(api)
-        for change in self.changes:
-            if change.answer == answer and change.since <= version:
-                struct = change.apply(struct)
-        return struct
-
-
-# ---- what changed
+        if answer == INSPECT and self.unified:
+            host = dict(struct["HostConfig"])
+            host["CgroupnsMode"] = "private" if host["CgroupnsMode"] == "host" else host["CgroupnsMode"]
+            host["NetworkMode"] = "bridge" if host["NetworkMode"] == "default" else host["NetworkMode"]
+            struct = {**struct, "HostConfig": host}
+        if version_number(api) < (1, 52):
+            return struct
+        if answer == INSPECT:
+            config = _without(struct["Config"], *([] if struct["Config"]["OnBuild"] else ["OnBuild"]))
+            return {**_without(struct, "GraphDriver"), "Config": config, "NetworkSettings": {"Networks": {}}}
+        if answer == IMAGE:
+            config = {key: value for key, value in struct["Config"].items() if value}
+            return {**_without(struct, "Parent"), "Config": config or None}
+        return _without(struct, "status", "id", "from")
 
 
 def _without(struct: Struct, *names: str) -> Struct:
     return {key: value for key, value in struct.items() if key not in names}
 
 
-def _on_unified_hierarchy(inspected: Struct) -> Struct:
-    """Show the defaults of a create as they are on cgroup v2, and the default network by its name."""
-    host = dict(inspected["HostConfig"])
-    host["CgroupnsMode"] = "private" if host["CgroupnsMode"] == "host" else host["CgroupnsMode"]
-    host["NetworkMode"] = "bridge" if host["NetworkMode"] == "default" else host["NetworkMode"]
-    return {**inspected, "HostConfig": host}
-
-
-def _without_old_parts(inspected: Struct) -> Struct:
-    config = inspected["Config"] if inspected["Config"]["OnBuild"] else _without(inspected["Config"], "OnBuild")
-    return {**_without(inspected, "GraphDriver"), "Config": config, "NetworkSettings": {"Networks": {}}}
-
-
-def _without_empty_config(image: Struct) -> Struct:
-    """Leave out empty fields; an empty Config is null."""
-    config = {key: value for key, value in image["Config"].items() if value}
-    return {**_without(image, "Parent"), "Config": config or None}
-
-
-def _without_old_names(event: Struct) -> Struct:
-    return _without(event, "status", "id", "from")
-
-
-_SINCE_20 = (Change(INSPECT, ALL, _on_unified_hierarchy),)
-_SINCE_28 = (
-    Change(INSPECT, (1, 52), _without_old_parts),
-    Change(IMAGE, (1, 52), _without_empty_config),
-    Change(EVENT, (1, 52), _without_old_names),
-)
 _BUILDKIT = (("Builder-Version", "2"), ("Swarm", "inactive"))
-
-ENGINE_20 = Engine("20.10", "20.10.24", "1.41", "1.12", ())
-ENGINE_28 = Engine("28", "28.5.1", "1.51", "1.24", _BUILDKIT, _SINCE_20)
-ENGINE_29 = Engine("29", "29.0.0", "1.52", "1.44", _BUILDKIT, (*_SINCE_20, *_SINCE_28))
-
-ENGINES = (ENGINE_20, ENGINE_28, ENGINE_29)
+ENGINE_20 = Engine("20.10", "20.10.24", "1.41", "1.12", unified=False)
+ENGINES = (
+    ENGINE_20,
+    Engine("28", "28.5.1", "1.51", "1.24", _BUILDKIT),
+    Engine("29", "29.0.0", "1.52", "1.44", _BUILDKIT),
+)

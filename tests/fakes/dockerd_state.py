@@ -1,7 +1,4 @@
-"""The state of the fake dockerd: containers, execs, images, the checks of creates and updates, and the events.
-
-A change has happened before its event is sent; a refused call changes and sends nothing.
-"""
+"""The state of the fake dockerd: containers, execs, images, the checks of creates and updates, and the events."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -20,6 +17,25 @@ from tests.fakes.dockerd_shapes import CONFIG, HOST_CONFIG, RESOURCES, Struct
 
 Event = dict[str, Any]
 Filters = Mapping[str, frozenset[str]]
+MIN_MEMORY_BYTES = 6 << 20
+CPUS = 1024
+UPDATABLE = {"BlkioWeight", "CpuShares", "NanoCpus", "CpuPeriod", "CpuQuota", "CpusetCpus", "CpusetMems"}
+UPDATABLE |= {"Memory", "MemorySwap", "MemoryReservation"}
+"""The fields that an update replaces if they are not zero; OomScoreAdj and CgroupParent are not among them."""
+
+Values = Mapping[str, Any]
+INSPECT_TEMPLATE = json.loads("""{
+    "Id":"", "Created":"", "Path":"", "Args":[], "State":{}, "Image":"", "ResolvConfPath":"", "HostnamePath":"",
+    "HostsPath":"", "LogPath":"", "Name":"", "RestartCount":0, "Driver":"vfs", "Platform":"linux", "MountLabel":"",
+    "ProcessLabel":"", "AppArmorProfile":"", "ExecIDs":null, "HostConfig":{}, "GraphDriver":{"Data":null, "Name":"vfs"},
+    "Mounts":[], "Config":{}, "NetworkSettings":{"Bridge":"", "Networks":{}}
+}""")
+"""A container's inspect, with all fields in dockerd's order."""
+PATH, COMMAND = "PATH=/bin", ["/bin/sh"]
+CGROUPFS = "cgroupfs"
+SYSTEMD = "systemd"
+VALID_NAME = re.compile(r"/?[a-zA-Z0-9][a-zA-Z0-9_.-]+")
+KILLED, TERMINATED = 137, 143
 
 
 def parse_filters(text: str) -> Filters:
@@ -28,7 +44,6 @@ def parse_filters(text: str) -> Filters:
 
 
 def labels_match(labels: Mapping[str, str], selectors: frozenset[str]) -> bool:
-    """Return whether all of ``key`` and ``key=value`` are among the labels."""
     pairs = (text.partition("=") for text in selectors)
     return all(key in labels and (not equals or labels[key] == value) for key, equals, value in pairs)
 
@@ -36,36 +51,6 @@ def labels_match(labels: Mapping[str, str], selectors: frozenset[str]) -> bool:
 def event_matches(event: Event, filters: Filters) -> bool:
     fields = {"type": event["Type"], "event": event["Action"].partition(":")[0]}
     return all(fields[key] in values for key, values in filters.items() if key in fields)
-
-
-class Events:
-    def __init__(self) -> None:
-        self._subscribers: set[Callable[[Event], None]] = set()
-
-    def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]:
-        """Call the subscriber for every event from now on; return a function that ends it."""
-        self._subscribers.add(subscriber)
-        return lambda: self._subscribers.discard(subscriber)
-
-    def emit(self, kind: str, action: str, subject: str, attributes: Mapping[str, str], image: str = "") -> None:
-        now = time.time_ns()
-        old_names = {"status": action, "id": subject, "from": image} if kind == "container" else {}
-        actor = {"ID": subject, "Attributes": dict(sorted(attributes.items()))}
-        event: Event = {**old_names, "Type": kind, "Action": action, "Actor": actor, "scope": "local"}
-        event |= {"time": now // 10**9, "timeNano": now}
-        for subscriber in tuple(self._subscribers):
-            subscriber(event)
-
-
-MIN_MEMORY_BYTES = 6 << 20
-CPUS = 1024
-UPDATABLE = (
-    *("BlkioWeight", "CpuShares", "NanoCpus", "CpuPeriod", "CpuQuota", "CpusetCpus", "CpusetMems"),
-    *("Memory", "MemorySwap", "MemoryReservation"),
-)
-"""The fields that an update replaces if they are not zero; OomScoreAdj and CgroupParent are not among them."""
-
-Values = Mapping[str, Any]
 
 
 @dataclass(eq=False)
@@ -82,6 +67,7 @@ def check(host: Values, *, systemd: bool, update: bool) -> None:
     """Refuse an invalid create or update with status 400; no proxy may make a valid one invalid."""
     memory, swap, nano, parent = (host[name] for name in ("Memory", "MemorySwap", "NanoCpus", "CgroupParent"))
     cpuset = host["CpusetCpus"]
+    unavailable = f"Requested CPUs are not available - requested {cpuset}, available:"
     slice_name = parent.rpartition(".slice")[0] if parent.endswith(".slice") else ""
     for refused, problem in (
         (memory != 0 and memory < MIN_MEMORY_BYTES, "Minimum memory limit allowed is 6MB"),
@@ -90,10 +76,7 @@ def check(host: Values, *, systemd: bool, update: bool) -> None:
         (nano > 0 and host["CpuPeriod"] > 0, "Conflicting options: Nano CPUs and CPU Period cannot both be set"),
         (nano > 0 and host["CpuQuota"] > 0, "Conflicting options: Nano CPUs and CPU Quota cannot both be set"),
         (update and host["CpuShares"] < 0, "shares: invalid argument"),
-        (
-            any(int(number) >= CPUS for number in re.findall(r"\d+", cpuset)),
-            f"Requested CPUs are not available - requested {cpuset}, available: 0-{CPUS - 1}",
-        ),
+        (any(int(number) >= CPUS for number in re.findall(r"\d+", cpuset)), f"{unavailable} 0-{CPUS - 1}"),
         (systemd and parent and not slice_name, "cgroup-parent for systemd cgroup should be a valid slice"),
     ):
         if refused:
@@ -101,7 +84,6 @@ def check(host: Values, *, systemd: bool, update: bool) -> None:
 
 
 def with_defaults(host: dict[str, Any]) -> dict[str, Any]:
-    """Return a create's HostConfig with the daemon's defaults."""
     modes = {"NetworkMode": "default", "IpcMode": "private", "CgroupnsMode": "host", "Runtime": "runc"}
     defaults = {**modes, "ShmSize": 64 << 20, "LogConfig": {"Type": "json-file", "Config": {}}}
     if host["Memory"] > 0 and host["MemorySwap"] == 0:
@@ -110,48 +92,10 @@ def with_defaults(host: dict[str, Any]) -> dict[str, Any]:
     return {**host, **{name: value for name, value in defaults.items() if host[name] in empty}}
 
 
-def apply_update(stored: dict[str, Any], update: Values) -> dict[str, Any]:
-    """Return the stored HostConfig with an update applied.
-
-    Raises Refused with status 409 if the two do not fit together.
-    """
-    if update["Memory"] > stored["MemorySwap"] and update["Memory"] != 0 and update["MemorySwap"] == 0:
-        raise Refused(HTTPStatus.CONFLICT, "Memory limit should be smaller than already set memoryswap limit")
-    changes = {name: update[name] for name in UPDATABLE if update[name]}
-    if update["RestartPolicy"]["Name"]:
-        changes["RestartPolicy"] = update["RestartPolicy"]
-    return {**stored, **changes}
-
-
-INSPECT_TEMPLATE = json.loads("""{
-    "Id":"", "Created":"", "Path":"", "Args":[], "State":{}, "Image":"", "ResolvConfPath":"", "HostnamePath":"",
-    "HostsPath":"", "LogPath":"", "Name":"", "RestartCount":0, "Driver":"vfs", "Platform":"linux", "MountLabel":"",
-    "ProcessLabel":"", "AppArmorProfile":"", "ExecIDs":null, "HostConfig":{}, "GraphDriver":{"Data":null, "Name":"vfs"},
-    "Mounts":[], "Config":{}, "NetworkSettings":{"Bridge":"", "Networks":{}}
-}""")
-"""A container's inspect, with all fields in dockerd's order."""
-
-
-@dataclass(slots=True, eq=False)
-class Exec:
-    """A command that was or will be run in a container; ``config`` is the body of the exec create."""
-
-    id: str
-    container: Container
-    config: dict[str, Any]
-    running: bool = False
-    exit_code: int | None = None
-
-    def inspect(self) -> Struct:
-        life = {"Running": self.running, "ExitCode": self.exit_code, "Pid": 4712 if self.running else 0}
-        return {"ID": self.id, **life, "ContainerID": self.container.id, "CanRemove": self.exit_code is not None}
-
-
 @dataclass(slots=True, eq=False)
 class Container:
     id: str
     name: str
-    """The name without the leading slash."""
     config: dict[str, Any]
     host: dict[str, Any]
     image_id: str
@@ -176,8 +120,13 @@ class Container:
         return {"Id": self.id, "Names": [f"/{self.name}"], "Labels": self.labels, "State": self.status}
 
 
-PATH, COMMAND = "PATH=/bin", ["/bin/sh"]
-"""Settings of every image."""
+@dataclass(slots=True, eq=False)
+class Exec:
+    """A command that was or will be run in a container; ``exit_code`` is None until it has ended."""
+
+    container: Container
+    command: list[str]
+    exit_code: int | None = None
 
 
 def normalise_name(reference: str) -> str:
@@ -187,100 +136,66 @@ def normalise_name(reference: str) -> str:
     return reference if "@" in reference or ":" in reference.rpartition("/")[2] else f"{reference}:latest"
 
 
-@dataclass(slots=True)
-class Image:
-    """An image; its settings are merged into a container's config."""
-
-    name: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def id(self) -> str:
-        return "sha256:" + hashlib.sha256(self.name.encode()).hexdigest()
-
-    def apply_to(self, config: dict[str, Any]) -> Struct:
-        """Return a container's config with the settings of this image."""
-        env = config["Env"] or []
-        has_path = any(entry.partition("=")[0] == "PATH" for entry in env)
-        command = config["Cmd"] if config["Cmd"] or config["Entrypoint"] else COMMAND
-        labels = {**self.labels, **(config["Labels"] or {})}
-        return {**config, "Env": env if has_path else [*env, PATH], "Labels": labels, "Cmd": command}
-
-    def inspect(self) -> Struct:
-        config = {"Env": [PATH], "Cmd": COMMAND, "Labels": self.labels or None, "Entrypoint": None}
-        return {"Id": self.id, "RepoTags": [self.name], "Parent": "", "Config": config}
-
-
 class Images:
+    """The labels of each image by its name; its settings are merged into a container's config."""
+
     def __init__(self) -> None:
-        self.by_name: dict[str, Image] = {}
-        for name in (BUSYBOX_IMAGE, PAUSE_IMAGE):
-            self.add(name)
+        self.by_name: dict[str, Mapping[str, str]] = {}
+        self.add(BUSYBOX_IMAGE)
+        self.add(PAUSE_IMAGE)
 
-    def add(self, reference: str, labels: Mapping[str, str] | None = None) -> Image:
-        image = Image(normalise_name(reference), labels or {})
-        self.by_name[image.name] = image
-        return image
+    def add(self, reference: str, labels: Mapping[str, str] | None = None) -> None:
+        self.by_name[normalise_name(reference)] = labels or {}
 
-    def find(self, reference: str) -> Image:
-        name = normalise_name(reference)
-        if name in self.by_name:
-            return self.by_name[name]
-        digits = reference.removeprefix("sha256:")
-        matches = [image for image in self.by_name.values() if digits and image.id.startswith(f"sha256:{digits}")]
-        if len(matches) != 1:
+    def inspect(self, reference: str) -> Struct:
+        """Return an image's inspect, by its name, its id, or a unique prefix of its id. Raises Refused: 404."""
+        name, digits = normalise_name(reference), reference.removeprefix("sha256:")
+        names = [name] if name in self.by_name else [one for one in self.by_name if _digest(one).startswith(digits)]
+        if len(names) != 1 or not reference:
             raise Refused(HTTPStatus.NOT_FOUND, f"No such image: {name}")
-        return matches[0]
+        config = {"Env": [PATH], "Cmd": COMMAND, "Labels": self.by_name[names[0]] or None, "Entrypoint": None}
+        return {"Id": f"sha256:{_digest(names[0])}", "RepoTags": names, "Parent": "", "Config": config}
 
 
-CGROUPFS = "cgroupfs"
-SYSTEMD = "systemd"
-VALID_NAME = re.compile(r"/?[a-zA-Z0-9][a-zA-Z0-9_.-]+")
-KILLED, TERMINATED = 137, 143
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
 
 
 class DockerdState:
-    """Everything that survives a restart of the fake dockerd."""
-
     def __init__(self, cgroup_driver: str = CGROUPFS) -> None:
         self.cgroup_driver = cgroup_driver
         self.images = Images()
         self.containers: dict[str, Container] = {}
         self.execs: dict[str, Exec] = {}
-        self.events = Events()
+        self.subscribers: set[Callable[[Event], None]] = set()
         self._names: dict[str, Container] = {}
 
-    # ---- containers
-
     def _report(self, container: Container, action: str, **more: str) -> None:
-        image = container.config["Image"]
+        image, now = container.config["Image"], time.time_ns()
         attributes = {**container.labels, "image": image, "name": container.name, **more}
-        self.events.emit("container", action, container.id, attributes, image)
+        event: Event = {"status": action, "id": container.id, "from": image, "Type": "container", "Action": action}
+        event["Actor"] = {"ID": container.id, "Attributes": dict(sorted(attributes.items()))}
+        event |= {"scope": "local", "time": now // 10**9, "timeNano": now}
+        for subscriber in tuple(self.subscribers):
+            subscriber(event)
 
     def find(self, reference: str) -> Container:
         """Return a container by its id, its name, or a unique prefix of its id, in this order.
 
         Raises Refused: 404.
         """
-        if reference in self.containers:
-            return self.containers[reference]
-        if (container := self.find_by_name(reference)) is not None:
-            return container
-        matches = [container for key, container in self.containers.items() if reference and key.startswith(reference)]
-        if len(matches) != 1:
+        named = self.containers.get(reference) or self._names.get(reference.removeprefix("/"))
+        matches = [one for key, one in self.containers.items() if reference and key.startswith(reference)]
+        if named is None and len(matches) != 1:
             raise Refused(HTTPStatus.NOT_FOUND, f"No such container: {reference}")
-        return matches[0]
-
-    def find_by_name(self, name: str) -> Container | None:
-        return self._names.get(name.removeprefix("/"))
+        return named or matches[0]
 
     def _reserve(self, name: str) -> str:
         if not VALID_NAME.fullmatch(name):
             raise bad_request(f"Invalid container name ({name}), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
-        if (owner := self.find_by_name(name)) is not None:
+        if (owner := self._names.get(name.removeprefix("/"))) is not None:
             conflict = f'"/{owner.name}" is already in use by container "{owner.id}"'
-            advice = "You have to remove (or rename) that container to be able to reuse that name."
-            raise Refused(HTTPStatus.CONFLICT, f"Conflict. The container name {conflict}. {advice}")
+            raise Refused(HTTPStatus.CONFLICT, f"Conflict. The container name {conflict}. You have to remove it.")
         return name.removeprefix("/")
 
     def create(self, name: str, body: dict[str, Any]) -> Container:
@@ -288,15 +203,20 @@ class DockerdState:
         host = {key: requested.get(key, zero) for key, zero in HOST_CONFIG.items()}
         check(host, systemd=self.cgroup_driver == SYSTEMD, update=False)
         config = {key: body.get(key, zero) for key, zero in CONFIG.items()}
-        image = self.images.find(config["Image"]) if config["Image"] else None
-        if image is not None:
-            config = image.apply_to(config)
+        image_id = ""
+        if config["Image"]:
+            image = self.images.inspect(config["Image"])
+            image_id, labels, env = image["Id"], image["Config"]["Labels"], config["Env"] or []
+            has_path = any(entry.partition("=")[0] == "PATH" for entry in env)
+            config["Env"] = env if has_path else [*env, PATH]
+            config["Labels"] = {**(labels or {}), **(config["Labels"] or {})}
+            config["Cmd"] = config["Cmd"] if config["Cmd"] or config["Entrypoint"] else COMMAND
         if not config["Cmd"] and not config["Entrypoint"]:
             raise bad_request("No command specified")
         new_id = secrets.token_hex(32)
         name = self._reserve(name or f"fake_{new_id[:12]}")
         config["Hostname"] = config["Hostname"] or new_id[:12]
-        container = Container(new_id, name, config, with_defaults(host), image.id if image else "")
+        container = Container(new_id, name, config, with_defaults(host), image_id)
         self.containers[new_id] = self._names[name] = container
         self._report(container, "create")
         return container
@@ -330,11 +250,13 @@ class DockerdState:
     def update(self, reference: str, body: dict[str, Any]) -> None:
         """Change resources and restart policy. Raises Refused: 400, 404, or 409 if they conflict."""
         update = {key: zero if body.get(key) is None else body[key] for key, zero in RESOURCES.items()}
-        update["RestartPolicy"] = body.get("RestartPolicy") or HOST_CONFIG["RestartPolicy"]
-        settings = {**HOST_CONFIG, **update}
-        check(settings, systemd=self.cgroup_driver == SYSTEMD, update=True)
-        container = self.find(reference)
-        container.host = apply_update(container.host, update)
+        check({**HOST_CONFIG, **update}, systemd=self.cgroup_driver == SYSTEMD, update=True)
+        container, policy = self.find(reference), body.get("RestartPolicy") or HOST_CONFIG["RestartPolicy"]
+        if update["Memory"] > container.host["MemorySwap"] and update["Memory"] != 0 == update["MemorySwap"]:
+            raise Refused(HTTPStatus.CONFLICT, "Memory limit should be smaller than already set memoryswap limit")
+        container.host = {**container.host, **{name: update[name] for name in UPDATABLE if update[name]}}
+        if policy["Name"]:
+            container.host["RestartPolicy"] = policy
         self._report(container, "update")
 
     def remove(self, reference: str, force: bool) -> None:
@@ -344,36 +266,17 @@ class DockerdState:
                 raise Refused(HTTPStatus.CONFLICT, f"You cannot remove a running container {container.id}.")
             self._report(container, "kill", signal="9")
             self.exit(container, KILLED)
-        self._destroy(container)
-
-    def _destroy(self, container: Container) -> None:
         del self.containers[container.id], self._names[container.name]
         self._report(container, "destroy")
 
-    # ---- execs
-
-    def exec_create(self, reference: str, config: dict[str, Any]) -> Exec:
-        container = self.find(reference)
+    def exec_create(self, reference: str, command: list[str]) -> str:
+        container, exec_id = self.find(reference), secrets.token_hex(32)
         if not container.running:
             raise Refused(HTTPStatus.CONFLICT, f"Container {container.id} is not running")
-        process = Exec(secrets.token_hex(32), container, config)
-        self.execs[process.id] = process
-        self._report(container, f"exec_create: {' '.join(config['Cmd'])}", execID=process.id)
-        return process
+        self.execs[exec_id] = Exec(container, command)
+        return exec_id
 
     def exec_find(self, exec_id: str) -> Exec:
         if exec_id not in self.execs:
             raise Refused(HTTPStatus.NOT_FOUND, f"No such exec instance: {exec_id}")
         return self.execs[exec_id]
-
-    def exec_start(self, process: Exec) -> None:
-        process.running = True
-        self._report(process.container, f"exec_start: {' '.join(process.config['Cmd'])}", execID=process.id)
-
-    def exec_exit(self, process: Exec, exit_code: int) -> None:
-        process.running, process.exit_code = False, exit_code
-        self._report(process.container, "exec_die", execID=process.id, exitCode=str(exit_code))
-
-    def newest_first(self) -> Iterator[Container]:
-        """Yield the containers, newest first as dockerd lists them."""
-        return reversed(tuple(self.containers.values()))

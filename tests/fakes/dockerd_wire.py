@@ -1,19 +1,15 @@
-"""The fake dockerd's HTTP: requests as received, faults to inject, and replies as Go's net/http writes them.
-
-A head is assumed to be valid; the order and case of its lines stay. A reply has a body only where HTTP allows one,
-and Go's order of lines; nothing following the request's body is read.
-"""
+"""The fake dockerd's HTTP: requests as received, faults to inject, and replies as Go's net/http writes them."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from tests.fakes.dockerd_shapes import go_json
@@ -21,6 +17,17 @@ from tests.fakes.dockerd_state import Refused, bad_request
 
 MAX_HEAD_BYTES = 1 << 20
 Header = tuple[str, str]
+SMALL_REPLY_BYTES = 2048
+"""A body up to this size is sent with its length, a longer one as one chunk: the buffer of Go's response writer."""
+
+BODYLESS = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+JSON = ("Content-Type", "application/json")
+PLAIN = ("Content-Type", "text/plain; charset=utf-8")
+CHUNKED = ("Transfer-Encoding", "chunked")
+CLOSE = ("Connection", "close")
+RAW_STREAM = "application/vnd.docker.raw-stream"
+CRLF = b"\r\n"
+READ_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,16 +37,15 @@ class Head:
     raw: bytes
     method: str
     target: str
-    headers: tuple[Header, ...]
+    headers: Mapping[str, str]
+    """The first value of each header by its name in lower case."""
     path: str
-    """Decoded path."""
     query: Mapping[str, str]
     length: int | None
     keep_alive: bool
 
     def get(self, name: str) -> str:
-        """Return the first value of a header, "" if it is absent; ``name`` in any case."""
-        return next((value for key, value in self.headers if key.lower() == name.lower()), "")
+        return self.headers.get(name, "")
 
     def flag(self, name: str) -> bool:
         """Return a boolean of the query as Docker reads it, false if it is absent."""
@@ -53,19 +59,13 @@ def parse(raw: bytes) -> Head:
     method, target, version = first.split(" ")
     if not version.startswith("HTTP/1."):
         raise ValueError(f"{version} is not served")
-    headers = tuple((name, value.strip(" \t")) for name, value in (line.split(":", 1) for line in lines))
-    named = {name.lower(): value for name, value in reversed(headers)}
-    path, _, query = target.partition("?")
-    return Head(
-        raw=raw,
-        method=method,
-        target=target,
-        headers=headers,
-        path=unquote_to_bytes(path.encode("latin-1")).decode(errors="surrogateescape"),
-        query=dict(reversed(parse_qsl(query, keep_blank_values=True))),
-        length=None if "transfer-encoding" in named else int(named.get("content-length", "0")),
-        keep_alive="close" not in named.get("connection", "").lower(),
-    )
+    headers = {name.lower(): value.strip(" \t") for name, value in (line.split(":", 1) for line in reversed(lines))}
+    spelt, _, query = target.partition("?")
+    path = unquote_to_bytes(spelt.encode("latin-1")).decode(errors="surrogateescape")
+    length = None if "transfer-encoding" in headers else int(headers.get("content-length", "0"))
+    values = dict(reversed(parse_qsl(query, keep_blank_values=True)))
+    keep_alive = "close" not in headers.get("connection", "").lower()
+    return Head(raw, method, target, headers, path, values, length, keep_alive)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +76,6 @@ class Received:
     connection: int
     """Number of its connection, from 0 in order of accept."""
     at: float
-    """Time of ``time.monotonic``, in seconds."""
     keep_bytes: int
     body: bytearray = field(default_factory=bytearray)
     """Without framing, as far as it was read; only its first ``keep_bytes``."""
@@ -88,10 +87,6 @@ class Received:
     @property
     def target(self) -> str:
         return self.head.target
-
-    @property
-    def headers(self) -> Sequence[Header]:
-        return self.head.headers
 
     @property
     def raw(self) -> bytes:
@@ -119,11 +114,9 @@ class Injection:
     cut_after_bytes: int | None = None
     times: int | None = None
     hanging: int = 0
-    """How many calls hang now."""
     _released: asyncio.Event = field(default_factory=asyncio.Event)
 
     def release(self) -> None:
-        """Release the calls that hang, and all later ones."""
         self._released.set()
 
     async def wait(self) -> None:
@@ -134,19 +127,6 @@ class Injection:
                 await self._released.wait()
             finally:
                 self.hanging -= 1
-
-
-SMALL_REPLY_BYTES = 2048
-"""A body up to this size is sent with its length, a longer one as one chunk: the buffer of Go's response writer."""
-
-BODYLESS = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
-JSON = ("Content-Type", "application/json")
-PLAIN = ("Content-Type", "text/plain; charset=utf-8")
-CHUNKED = ("Transfer-Encoding", "chunked")
-CLOSE = ("Connection", "close")
-RAW_STREAM = "application/vnd.docker.raw-stream"
-CRLF = b"\r\n"
-READ_BYTES = 256 << 10
 
 
 def encode(head: Head, status: int, body: bytes, headers: Sequence[Header], keep_alive: bool = True) -> list[bytes]:
@@ -166,7 +146,6 @@ def encode(head: Head, status: int, body: bytes, headers: Sequence[Header], keep
 
 
 def stream(headers: Sequence[Header], keep_alive: bool, status: int = HTTPStatus.OK) -> bytes:
-    """Return the head of a reply of unknown length."""
     return _lines(status, headers, [CHUNKED] if keep_alive else [CLOSE, CHUNKED])
 
 
@@ -177,18 +156,13 @@ def chunk(data: bytes) -> bytes:
 
 def _lines(status: int, headers: Iterable[Header], framing: Iterable[Header]) -> bytes:
     """Return a head in Go's order: the handler's headers sorted, the date, then the server's own."""
-    lines = [*sorted(headers), ("Date", _date(int(time.time()))), *framing]
+    lines = [*sorted(headers), ("Date", formatdate(usegmt=True)), *framing]
     text = "".join(f"{key}: {value}\r\n" for key, value in lines)
     return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{text}\r\n".encode(errors="surrogateescape")
 
 
-@functools.lru_cache(maxsize=1)
-def _date(second: int) -> str:
-    return formatdate(second, usegmt=True)
-
-
 class Cut(Exception):
-    """The connection is cut here, as was injected."""
+    """An injected end of the connection."""
 
 
 class Reader(asyncio.StreamReader):
@@ -197,7 +171,6 @@ class Reader(asyncio.StreamReader):
     def __init__(self) -> None:
         super().__init__(limit=MAX_HEAD_BYTES, loop=asyncio.get_running_loop())
         self.current: Received | None = None
-        """The request whose reply is not complete."""
         self.on_end: Callable[[], None] = lambda: None
 
     def feed_eof(self) -> None:
@@ -215,52 +188,42 @@ class Reader(asyncio.StreamReader):
 
 
 class Exchange:
-    """A handler's interface: the request, and the writer of its reply.
-
-    ``common`` are headers of every reply of a handler; ``api`` is the API version that the request names, else the
-    daemon's newest.
-    """
+    """The request, and the writer of its reply; ``common`` are headers of every reply, ``api`` is its API version."""
 
     def __init__(self, head: Head, received: Received, reader: Reader, writer: asyncio.StreamWriter) -> None:
-        self.head = head
-        self.received = received
-        self.reader = reader
+        self.head, self.received, self.reader, self._writer = head, received, reader, writer
         self.common: Sequence[Header] = ()
         self.api = ""
         self.keep_alive = head.keep_alive
         self.cut_after_bytes: int | None = None
-        self._writer = writer
         self._written = 0
-        self._read = False
-
-    # ---- the request's body
+        self._body: Any = None
 
     async def body(self) -> bytes:
-        """Read the body. Raises Refused if it is cut or broken; empty if it was read before."""
-        parts = list[bytes]()
+        """Read the body. Raises Refused if it is cut or broken."""
         try:
-            if not self._read:
-                self._read = True
-                await (self._chunks(parts) if self.head.length is None else self._read_bytes(self.head.length, parts))
+            if self._body is None:
+                self._body = []
+                await (self._chunks() if self.head.length is None else self._read_bytes(self.head.length))
         except (asyncio.IncompleteReadError, ValueError) as error:
             self.keep_alive = False
             raise bad_request("unexpected EOF") from error
-        return b"".join(parts)
+        return b"".join(self._body)
 
-    async def _chunks(self, parts: list[bytes]) -> None:
+    async def _chunks(self) -> None:
         while size := int((await self._line()).partition(b";")[0], 16):
-            await self._read_bytes(size, parts)
+            await self._read_bytes(size)
             await self._line()
         while await self._line() != CRLF:
             pass
 
-    async def _read_bytes(self, count: int, parts: list[bytes]) -> None:
+    async def _read_bytes(self, count: int) -> None:
         while count:
             data = await self.reader.read(min(count, READ_BYTES))
             if not data:
                 raise asyncio.IncompleteReadError(b"", count)
             self.received.record(data, data)
-            parts.append(data)
+            self._body.append(data)
             count -= len(data)
 
     async def _line(self) -> bytes:
@@ -268,10 +231,7 @@ class Exchange:
         self.received.record(line)
         return line
 
-    # ---- the reply
-
     async def write(self, *chunks: bytes) -> None:
-        """Send bytes unchanged. Raises Cut."""
         count = sum(map(len, chunks))
         if self.cut_after_bytes is not None and self._written + count >= self.cut_after_bytes:
             self._writer.write(b"".join(chunks)[: self.cut_after_bytes - self._written])
@@ -280,21 +240,17 @@ class Exchange:
         self._writer.writelines(chunks)
         await self._writer.drain()
 
-    async def _read_remaining_body(self) -> None:
-        """Read the remaining body before a reply, so that the connection can be reused."""
-        with suppress(Refused):
-            await self.body()
-
     async def reply(self, status: int, body: bytes = b"", *headers: Header) -> None:
-        await self._read_remaining_body()
+        with suppress(Refused):
+            await self.body()  # the rest of it, so that the connection can be used again
         await self.write(*encode(self.head, status, body, [*self.common, *headers], self.keep_alive))
 
     async def json(self, value: object, status: int = HTTPStatus.OK) -> None:
         await self.reply(status, go_json(value, html=False), JSON)
 
     async def stream(self, *headers: Header) -> None:
-        """Send the head of a chunked stream."""
-        await self._read_remaining_body()
+        with suppress(Refused):
+            await self.body()
         await self.write(stream([*self.common, *headers], self.keep_alive))
 
     async def hijack(self) -> None:

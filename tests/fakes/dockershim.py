@@ -1,7 +1,4 @@
-"""A client that creates pods on Docker as dockershim and cri-dockerd do: the same calls in the same order.
-
-Every request equals the shim's, with the Go client's header lines, according to recorded requests.
-"""
+"""A client that creates pods on Docker by the recorded requests of dockershim and cri-dockerd, in the same order."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,11 +22,11 @@ from tests.fakes.dockerd_client import UnixHttpConnection
 from tests.fakes.dockerd_shapes import go_json, version_number
 from tests.fakes.dockershim_bodies import SANDBOX_OOM_SCORE_ADJ, Container, Pod, Values
 
-Headers = Iterable[tuple[str, str]]
+Header = tuple[str, str]
 
 SHORT_CALL_SECONDS = 119.0
 JSON = ("Content-Type", "application/json")
-HIJACKED = (("Connection", "Upgrade"), JSON, ("Upgrade", "tcp"))
+UPGRADE = (("Connection", "Upgrade"), JSON, ("Upgrade", "tcp"))
 CONFLICT = re.compile(r"Conflict. (?:.)+ is already in use by container \"?([0-9a-z]+)\"?")
 UNVERSIONED_API = "1.24"
 EXEC_INSPECTIONS = 5
@@ -61,68 +58,14 @@ CRI_DOCKERD = Generation("1.45", "api.moby.localhost", pings_by_head=True, reads
 DOCKERSHIM = Generation("1.40", "docker", pings_by_head=False, reads_runtime=False, moves_swap=False)
 
 
-class DockerHttp:
-    """Sends requests to a socket; ``host`` is the Host header's value. Must be closed at the end.
-
-    Raises DockerError, and OSError or HTTPException if the connection fails.
-    """
-
-    def __init__(self, socket_path: str, host: str) -> None:
-        self._path = socket_path
-        self._host = host
-        self._keepalive = UnixHttpConnection(socket_path, timeout=SHORT_CALL_SECONDS)
-
-    def close(self) -> None:
-        self._keepalive.close()
-
-    def call(self, method: str, target: str, body: Any = None) -> Any:
-        """Make a call; return the reply's JSON, None if it has no body."""
-        try:
-            content = _checked(self._send_short(method, target, body)).read()
-        except (OSError, http.client.HTTPException):
-            self.close()
-            raise
-        return json.loads(content) if content else None
-
-    def headers(self, method: str, target: str) -> http.client.HTTPMessage:
-        """Make a call; return the headers of the reply, whatever its status."""
-        response = self._send_short(method, target)
-        response.read()
-        return response.headers
-
-    def frames(self, target: str) -> Generator[tuple[int, bytes]]:
-        """GET on a separate connection; yield the frames of the reply's body as received, without a timeout."""
-        with closing(UnixHttpConnection(self._path, timeout=None)) as connection:
-            yield from _frames(_checked(self._send(connection, "GET", target)))
-
-    def hijacked(self, target: str, body: Any) -> Generator[tuple[int, bytes]]:
-        """Request an upgrade on a separate connection, without stdin; yield all frames of the output."""
-        with closing(UnixHttpConnection(self._path, timeout=None)) as connection:
-            response = self._send(connection, "POST", target, body, HIJACKED)
-            if response.status != http.client.SWITCHING_PROTOCOLS:
-                raise DockerError(_checked(response).status, "unable to upgrade to tcp")
-            connection.sock.shutdown(socket.SHUT_WR)
-            yield from _frames(response.fp)  # its buffer may contain bytes that followed the head
-
-    def _send_short(self, method: str, target: str, body: Any = None) -> http.client.HTTPResponse:
-        """Send a request on the keep-alive connection, or a new one if the other side closed it."""
-        if self._keepalive.sock is not None and select.select([self._keepalive.sock], [], [], 0)[0]:
-            self.close()
-        return self._send(self._keepalive, method, target, body, () if body is None else (JSON,))
-
-    def _send(
-        self, connection: UnixHttpConnection, method: str, target: str, body: Any = None, headers: Headers = ()
-    ) -> http.client.HTTPResponse:
-        content = b"" if body is None else go_json(body)
-        length = (("Content-Length", str(len(content))),) if method == "POST" else ()
-        connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
-        for name, value in (("Host", self._host), ("User-Agent", "Go-http-client/1.1"), *length, *headers):
-            connection.putheader(name, value)
-        connection.endheaders(content or None)
-        return connection.getresponse()
-
-
-def _checked(response: http.client.HTTPResponse) -> http.client.HTTPResponse:
+def _send(connection: UnixHttpConnection, method: str, target: str, host: str, body: Any, *headers: Header) -> Any:
+    content = b"" if body is None else go_json(body)
+    length = (("Content-Length", str(len(content))),) if method == "POST" else ()
+    connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
+    for name, value in (("Host", host), ("User-Agent", "Go-http-client/1.1"), *length, *headers):
+        connection.putheader(name, value)
+    connection.endheaders(content or None)
+    response = connection.getresponse()
     if response.status < http.client.BAD_REQUEST:
         return response
     content = response.read()
@@ -133,30 +76,20 @@ def _checked(response: http.client.HTTPResponse) -> http.client.HTTPResponse:
     raise DockerError(response.status, message)
 
 
-def _frames(stream: Any) -> Generator[tuple[int, bytes]]:
-    """Yield the frames of a multiplexed stream: 1 for stdout or 2 for stderr, and bytes."""
-    while header := stream.read(8):
-        number, length = struct.unpack(">BxxxL", header)
-        yield number, stream.read(length)
-
-
 class Dockershim:
     """A shim on a socket; names, numbers and resources are in CRI's terms. Every failed call raises DockerError.
 
     It stores the pods that it has run: a container's create repeats the pod's name and cgroup parent.
     """
 
-    def __init__(
-        self, socket_path: str, generation: Generation = CRI_DOCKERD, *, pause_image: str = PAUSE_IMAGE
-    ) -> None:
+    def __init__(self, socket_path: str, generation: Generation = CRI_DOCKERD) -> None:
         self.generation = generation
         self.pods: dict[str, Pod] = {}
-        """The pods that were run, by sandbox id."""
-        self._pause_image = pause_image
-        self._http = DockerHttp(socket_path, generation.host)
+        self._path = socket_path
+        self._keepalive = UnixHttpConnection(socket_path, timeout=SHORT_CALL_SECONDS)
 
     def close(self) -> None:
-        self._http.close()
+        self._keepalive.close()
 
     def __enter__(self) -> Self:
         return self
@@ -164,23 +97,18 @@ class Dockershim:
     def __exit__(self, *details: object) -> None:
         self.close()
 
-    # ---- the daemon
-
     @cached_property
     def prefix(self) -> str:
         """The prefix with the version for every path, negotiated by the first ping."""
         method = "HEAD" if self.generation.pings_by_head else "GET"
-        offered = self._http.headers(method, "/_ping").get("Api-Version", UNVERSIONED_API)
+        response = _send(self._keepalive, method, "/_ping", self.generation.host, None)
+        response.read()
+        offered = response.headers.get("Api-Version", UNVERSIONED_API)
         return f"/v{min(offered, self.generation.api, key=version_number)}"
 
     @cached_property
     def cgroup_driver(self) -> str:
         return str(self._call("GET", "/info")["CgroupDriver"])
-
-    def version(self) -> dict[str, Any]:
-        return dict(self._call("GET", "/version"))
-
-    # ---- pods
 
     def run_pod_sandbox(self, name: str, uid: str, *, oom_score_adj: int = SANDBOX_OOM_SCORE_ADJ, **config: Any) -> str:
         """Run a pod sandbox with the fields of a Pod; return its id. ``cgroup_parent`` is a full path.
@@ -189,8 +117,8 @@ class Dockershim:
         """
         pod = Pod(name, uid, **config)
         driver = self.cgroup_driver
-        self._call("GET", f"/images/{self._pause_image}/json")
-        body = bodies.sandbox_body(pod, self._pause_image, driver, oom_score_adj)
+        self._call("GET", f"/images/{PAUSE_IMAGE}/json")
+        body = bodies.sandbox_body(pod, PAUSE_IMAGE, driver, oom_score_adj)
         sandbox_id = self._create(bodies.sandbox_name(pod), body)
         self.pods[sandbox_id] = pod
         self._call("POST", f"/containers/{sandbox_id}/start")
@@ -198,7 +126,6 @@ class Dockershim:
         return sandbox_id
 
     def stop_pod_sandbox(self, sandbox_id: str) -> None:
-        """Stop a pod sandbox; one that does not exist counts as stopped."""
         try:
             self.inspect(sandbox_id)
             self._call("POST", f"/containers/{sandbox_id}/stop?t={SANDBOX_GRACE_SECONDS}")
@@ -212,19 +139,9 @@ class Dockershim:
         self._delete(sandbox_id)
         self.pods.pop(sandbox_id, None)
 
-    # ---- containers
-
-    def create_container(
-        self,
-        pod: str,
-        name: str,
-        *,
-        image: str = BUSYBOX_IMAGE,
-        command: Sequence[str] = ("sleep", "1000"),
-        **more: Any,
-    ) -> str:
+    def create_container(self, pod: str, name: str, *, image: str = BUSYBOX_IMAGE, **more: Any) -> str:
         """Create a container, with the fields of a Container, in the pod with this sandbox id; return its id."""
-        config, container = self.pods[pod], Container(name, image, command=command, **more)
+        config, container = self.pods[pod], Container(name, image, **{"command": ("sleep", "1000"), **more})
         runtime = self.inspect(pod)["HostConfig"]["Runtime"] if self.generation.reads_runtime else ""
         body = bodies.container_body(config, container, pod, self.cgroup_driver, runtime)
         return self._create(bodies.container_name(config, container), body)
@@ -248,7 +165,6 @@ class Dockershim:
             self.inspect(container_id)
 
     def update_container_resources(self, container_id: str, resources: Values) -> None:
-        """Update resources, by CRI's names; those not named stay."""
         body = bodies.update_body(resources, self.generation.moves_swap)
         self._call("POST", f"/containers/{container_id}/update", body)
 
@@ -266,14 +182,11 @@ class Dockershim:
     def inspect(self, container_id: str) -> dict[str, Any]:
         return dict(self._call("GET", f"/containers/{container_id}/json"))
 
-    # ---- streams
-
     def exec_sync(self, container_id: str, argv: Sequence[str]) -> tuple[int, bytes, bytes]:
-        """Run a command; return its exit code, stdout and stderr."""
         self.inspect(container_id)
         exec_id = self._call("POST", f"/containers/{container_id}/exec", bodies.exec_body(argv))["Id"]
         output = {1: b"", 2: b""}
-        for number, data in self._http.hijacked(f"{self.prefix}/exec/{exec_id}/start", {"Detach": False, "Tty": False}):
+        for number, data in self._frames("POST", f"/exec/{exec_id}/start", {"Detach": False, "Tty": False}, *UPGRADE):
             output[number] += data
         for _ in range(EXEC_INSPECTIONS):
             inspected = self._call("GET", f"/exec/{exec_id}/json")
@@ -282,15 +195,37 @@ class Dockershim:
             time.sleep(EXEC_INSPECTION_PAUSE_SECONDS)
         raise DockerError(http.client.OK, f"exec {exec_id} still runs although its output has ended")
 
-    def logs(self, container_id: str, *, follow: bool = False) -> Generator[tuple[int, bytes]]:
+    def logs(self, container_id: str) -> Iterator[tuple[int, bytes]]:
         """Yield a container's output as received: 1 for stdout or 2 for stderr, and the bytes of a frame."""
-        query = urlencode({**({"follow": "1"} if follow else {}), "stderr": "1", "stdout": "1", "tail": ""})
-        return self._http.frames(f"{self.prefix}/containers/{container_id}/logs?{query}")
+        return self._frames("GET", f"/containers/{container_id}/logs?stderr=1&stdout=1&tail=", None)
 
-    # ---- calls
+    def _frames(self, method: str, path: str, body: Any, *headers: Header) -> Iterator[tuple[int, bytes]]:
+        """Yield the frames of a multiplexed stream, on a separate connection without a timeout or stdin."""
+        with closing(UnixHttpConnection(self._path, timeout=None)) as connection:
+            stream = _send(connection, method, self.prefix + path, self.generation.host, body, *headers)
+            if headers:
+                if stream.status != http.client.SWITCHING_PROTOCOLS:
+                    raise DockerError(stream.status, "unable to upgrade to tcp")
+                connection.sock.shutdown(socket.SHUT_WR)
+                stream = stream.fp  # its buffer may contain bytes that followed the head
+            while header := stream.read(8):
+                number, length = struct.unpack(">BxxxL", header)
+                yield number, stream.read(length)
 
     def _call(self, method: str, path: str, body: Any = None) -> Any:
-        return self._http.call(method, self.prefix + path, body)
+        """Make a call on the keep-alive connection, or a new one if the other side closed it; return the reply's JSON.
+
+        Raises DockerError, and OSError or HTTPException if the connection fails.
+        """
+        prefix, headers = self.prefix, () if body is None else (JSON,)
+        if self._keepalive.sock is not None and select.select([self._keepalive.sock], [], [], 0)[0]:
+            self.close()
+        try:
+            content = _send(self._keepalive, method, prefix + path, self.generation.host, body, *headers).read()
+        except (OSError, http.client.HTTPException):
+            self.close()
+            raise
+        return json.loads(content) if content else None
 
     def _delete(self, container_id: str) -> None:
         self._call("DELETE", f"/containers/{container_id}?force=1&v=1")

@@ -1,7 +1,4 @@
-"""The bodies of create and update that dockershim and cri-dockerd write, from the kubelet's values in CRI terms.
-
-They equal, field by field, those recorded of cri-dockerd; the older dockershim leaves out newer fields.
-"""
+"""The bodies that dockershim and cri-dockerd write, as recorded of cri-dockerd, from the kubelet's values in CRI."""
 
 from __future__ import annotations
 
@@ -12,22 +9,14 @@ from typing import Any
 from tests.fakes.dockerd_shapes import CONFIG, HOST_CONFIG, RESOURCES, filled
 
 SHM_BYTES = 64 << 20
-SANDBOX_OOM_SCORE_ADJ = -998
-SANDBOX_SHARES = 2
+SANDBOX_OOM_SCORE_ADJ, SANDBOX_SHARES = -998, 2
 SYSTEMD = "systemd"
 
 Values = Mapping[str, int | str]
 """Resources by CRI's names."""
 
-SETTINGS = {
-    "cpu_period": "CpuPeriod",
-    "cpu_quota": "CpuQuota",
-    "cpu_shares": "CpuShares",
-    "cpuset_cpus": "CpusetCpus",
-    "cpuset_mems": "CpusetMems",
-    "memory_limit_in_bytes": "Memory",
-    "oom_score_adj": "OomScoreAdj",
-}
+SETTINGS = {"cpu_period": "CpuPeriod", "cpu_quota": "CpuQuota", "cpu_shares": "CpuShares", "cpuset_cpus": "CpusetCpus"}
+SETTINGS |= {"cpuset_mems": "CpusetMems", "memory_limit_in_bytes": "Memory", "oom_score_adj": "OomScoreAdj"}
 """CRI's name of a setting -> Docker's."""
 
 
@@ -78,19 +67,14 @@ def _labels(labels: Mapping[str, str], annotations: Mapping[str, str], own: Mapp
 
 
 def pod_labels(pod: Pod) -> dict[str, str]:
-    """Return the labels that a kubelet adds to a pod and to its containers."""
     return {f"io.kubernetes.pod.{key}": getattr(pod, key) for key in ("name", "namespace", "uid")}
 
 
 def kubelets_annotations(container: Container) -> dict[str, str]:
-    """Return the annotations that a kubelet adds to every container."""
-    return {
-        "io.kubernetes.container.hash": "d464c1e4",
-        "io.kubernetes.container.restartCount": str(container.attempt),
-        "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
-        "io.kubernetes.container.terminationMessagePolicy": "File",
-        "io.kubernetes.pod.terminationGracePeriod": "30",
-    }
+    own = {"hash": "d464c1e4", "restartCount": str(container.attempt)}
+    own |= {"terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File"}
+    prefixed = {f"io.kubernetes.container.{key}": value for key, value in own.items()}
+    return {**prefixed, "io.kubernetes.pod.terminationGracePeriod": "30"}
 
 
 def _body(config: Mapping[str, Any], host: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,56 +83,27 @@ def _body(config: Mapping[str, Any], host: Mapping[str, Any]) -> dict[str, Any]:
 
 def sandbox_body(pod: Pod, image: str, driver: str, oom_score_adj: int = SANDBOX_OOM_SCORE_ADJ) -> dict[str, Any]:
     own = {"io.kubernetes.container.name": "POD", "io.kubernetes.docker.type": "podsandbox"}
-    config = {
-        "Hostname": pod.name,
-        "Image": image,
-        "Labels": _labels({**pod.labels, **pod_labels(pod)}, pod.annotations, own),
-    }
-    host: dict[str, Any] = {
-        "NetworkMode": "host",
-        "PortBindings": {},
-        "IpcMode": "shareable",
-        "OomScoreAdj": oom_score_adj,
-        "SecurityOpt": ["no-new-privileges"],
-        "ShmSize": SHM_BYTES,
-        "CpuShares": SANDBOX_SHARES,
-        "CgroupParent": cgroup_parent(pod.cgroup_parent, driver),
-    }
-    return _body(config, host)
+    labels = _labels({**pod.labels, **pod_labels(pod)}, pod.annotations, own)
+    host: dict[str, Any] = {"NetworkMode": "host", "IpcMode": "shareable", "SecurityOpt": ["no-new-privileges"]}
+    host |= {"OomScoreAdj": oom_score_adj, "ShmSize": SHM_BYTES, "CpuShares": SANDBOX_SHARES}
+    host |= {"PortBindings": {}, "CgroupParent": cgroup_parent(pod.cgroup_parent, driver)}
+    return _body({"Hostname": pod.name, "Image": image, "Labels": labels}, host)
 
 
 def container_body(pod: Pod, container: Container, sandbox_id: str, driver: str, runtime: str = "") -> dict[str, Any]:
     """Return the create body of a container; ``runtime`` is the sandbox's, "" if the shim does not request it."""
-    own = {
-        "io.kubernetes.container.logpath": log_path(pod, container),
-        "io.kubernetes.container.name": container.name,
-        "io.kubernetes.docker.type": "container",
-        "io.kubernetes.sandbox.id": sandbox_id,
-    }
-    config = {
-        "Env": [f"{key}={value}" for key, value in container.envs] or None,
-        "Cmd": list(container.args) or None,
-        "Healthcheck": {"Test": ["NONE"]},
-        "Image": container.image,
-        "Entrypoint": list(container.command) or None,
-        "Labels": _labels(
-            {**container.labels, **pod_labels(pod)}, {**kubelets_annotations(container), **container.annotations}, own
-        ),
-    }
-    host: dict[str, Any] = {
-        **_resources(container.resources),
-        "MemorySwap": container.resources.get("memory_limit_in_bytes", 0),
-        "NetworkMode": f"container:{sandbox_id}",
-        "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
-        "IpcMode": f"container:{sandbox_id}",
-        "SecurityOpt": ["seccomp=unconfined"],
-        "UTSMode": "host",
-        "ShmSize": SHM_BYTES,
-        "Runtime": runtime,
-        "CgroupParent": cgroup_parent(pod.cgroup_parent, driver),
-        "Devices": [],
-    }
-    return _body(config, host)
+    own = {"io.kubernetes.container.logpath": log_path(pod, container), "io.kubernetes.sandbox.id": sandbox_id}
+    own |= {"io.kubernetes.container.name": container.name, "io.kubernetes.docker.type": "container"}
+    annotations = {**kubelets_annotations(container), **container.annotations}
+    labels = _labels({**container.labels, **pod_labels(pod)}, annotations, own)
+    config: dict[str, Any] = {"Image": container.image, "Labels": labels}
+    config |= {"Cmd": list(container.args) or None, "Entrypoint": list(container.command) or None}
+    config |= {"Env": [f"{key}={value}" for key, value in container.envs] or None, "Healthcheck": {"Test": ["NONE"]}}
+    swap, modes = container.resources.get("memory_limit_in_bytes", 0), ("NetworkMode", "IpcMode")
+    host = {**_resources(container.resources), "MemorySwap": swap, **dict.fromkeys(modes, f"container:{sandbox_id}")}
+    host |= {"RestartPolicy": {"Name": "no", "MaximumRetryCount": 0}, "SecurityOpt": ["seccomp=unconfined"]}
+    host |= {"UTSMode": "host", "ShmSize": SHM_BYTES, "Runtime": runtime, "Devices": []}
+    return _body(config, {**host, "CgroupParent": cgroup_parent(pod.cgroup_parent, driver)})
 
 
 def update_body(resources: Values, moves_swap: bool) -> dict[str, Any]:
@@ -159,16 +114,14 @@ def update_body(resources: Values, moves_swap: bool) -> dict[str, Any]:
 
 
 def exec_body(argv: Sequence[str]) -> dict[str, Any]:
-    """Return the create body of an exec that is run to its end."""
     streams = {"AttachStdin": False, "AttachStderr": True, "AttachStdout": True}
     nothing = {"Detach": False, "DetachKeys": "", "Env": None, "WorkingDir": ""}
     return {"User": "", "Privileged": False, "Tty": False, **streams, **nothing, "Cmd": list(argv)}
 
 
-def _resources(values: Values) -> dict[str, int | str]:
+def _resources(values: Values) -> dict[str, Any]:
     return {SETTINGS[name]: value for name, value in values.items()}
 
 
 def log_path(pod: Pod, container: Container) -> str:
-    """Return the path that the kubelet reads a container's log at."""
     return f"/var/log/pods/{pod.namespace}_{pod.name}_{pod.uid}/{container.name}/{container.attempt}.log"

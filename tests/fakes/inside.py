@@ -1,7 +1,4 @@
-"""The inside of a fake container: its files, and its verbose JSON status as containerd 1.6 writes it.
-
-All of it is derived from the config and the current resources.
-"""
+"""The inside of a fake container: its files, and its verbose JSON status as containerd 1.6 writes it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
@@ -50,11 +47,9 @@ def container_info(
     """Return containerd's report of a container: its config as created, its current spec."""
     config = request.config
     numbers = {name: getattr(resources, f"cpu_{name}") for name in ("shares", "quota", "period")}
-    limits = {
-        "cpu": _set({**numbers, "cpus": resources.cpuset_cpus, "mems": resources.cpuset_mems}),
-        "memory": _set({"limit": resources.memory_limit_in_bytes, "swap": resources.memory_swap_limit_in_bytes}),
-        "unified": dict(resources.unified),
-    }
+    cpu = _set({**numbers, "cpus": resources.cpuset_cpus, "mems": resources.cpuset_mems})
+    memory = _set({"limit": resources.memory_limit_in_bytes, "swap": resources.memory_swap_limit_in_bytes})
+    limits = {"cpu": cpu, "memory": memory, "unified": dict(resources.unified)}
     env = [entry.decode(errors="replace") for entry in _environment(config)]
     spec = _spec(
         pod_id,
@@ -86,22 +81,19 @@ def cgroup_file(name: str, resources: Resources) -> str:
     """Return the content of a cgroup's file, by its name in either version; "" if it does not exist."""
     quota, period = resources.cpu_quota or -1, resources.cpu_period or 100_000
     shares, limit = resources.cpu_shares or 1024, resources.memory_limit_in_bytes
-    files: Mapping[str, int | str] = {
+    files: dict[str, int | str] = {
         "cpu.shares": shares,
         "cpu.weight": cgroups.weight(shares),
         "cpu.cfs_quota_us": quota,
-        "cpu.cfs_period_us": period,
-        "cpu.max": f"{quota if quota > 0 else 'max'} {period}",
-        "memory.limit_in_bytes": limit if limit > 0 else (1 << 63) - 4096,  # the kernel's value for "no limit"
-        "memory.max": limit if limit > 0 else "max",
-        "cpuset.cpus": resources.cpuset_cpus or MAX_CPUS,
-        "cpuset.mems": resources.cpuset_mems or "0",
     }
+    files |= {"cpu.cfs_period_us": period, "cpu.max": f"{quota if quota > 0 else 'max'} {period}"}
+    files["memory.limit_in_bytes"] = limit if limit > 0 else (1 << 63) - 4096  # the kernel's value for "no limit"
+    files["memory.max"] = limit if limit > 0 else "max"
+    files |= {"cpuset.cpus": resources.cpuset_cpus or MAX_CPUS, "cpuset.mems": resources.cpuset_mems or "0"}
     return str(files.get(name, ""))
 
 
 def run(command: Sequence[str], config: cri_pb2.ContainerConfig, resources: Resources) -> cri_pb2.ExecSyncResponse:
-    """Run ``cat`` of the environment or a cgroup file."""
     match list(command):
         case ["cat", "/proc/1/environ"]:
             return cri_pb2.ExecSyncResponse(stdout=b"".join(entry + b"\0" for entry in _environment(config)))

@@ -5,6 +5,7 @@ Run: ``python -m tests.fakes.pipe LISTEN BACKEND``.
 
 import asyncio
 import sys
+from typing import Any
 
 import uvloop
 
@@ -12,7 +13,7 @@ import uvloop
 class End(asyncio.Protocol):
     """One end of a pair: its bytes are written to the peer, once that is connected."""
 
-    def __init__(self, peer: asyncio.Transport | None = None) -> None:
+    def __init__(self, peer: Any = None) -> None:
         self.peer = peer
         self.early = bytearray()
 
@@ -24,12 +25,10 @@ class End(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Pause the peer while too much is queued here, so that a big transfer is not buffered."""
-        if self.peer is not None:
-            self.peer.pause_reading()
+        self.peer.pause_reading()
 
     def resume_writing(self) -> None:
-        if self.peer is not None:
-            self.peer.resume_reading()
+        self.peer.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         if self.peer is not None:
