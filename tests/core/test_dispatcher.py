@@ -1,18 +1,34 @@
-"""The dispatcher calls all plugins in order, within the budget, and applies the policies to failures."""
+"""The dispatcher calls all plugins in order, within the budget, and applies policies and breakers to failures.
 
+Of any answer, only the bad parts are dropped; all others are applied (fault matrix H5).
+"""
+
+import asyncio
 import logging
+from typing import Any
 
 import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from runtimeproxy.errors import HookError, Reason
+from runtimeproxy.core.dispatcher import ENDED, OK
+from runtimeproxy.errors import HookError, Reason, WireError
+from runtimeproxy.hookapi import api_pb2, codec
 from runtimeproxy.model import fields
 from runtimeproxy.model.fields import Adjustment, HookAnswer, HookRequest, PodInfo, PodRecord, Resources, Subject
-from runtimeproxy.model.hookpoints import BY_NAME, HookPoint
+from runtimeproxy.model.hookpoints import BY_NAME, HookPoint, SubjectKind
+from runtimeproxy.model.merge import by_field
+from runtimeproxy.plugins.client import FAILURES_IN_A_ROW, OPEN_SECONDS, BreakerState
 from runtimeproxy.plugins.registration import FailurePolicy
+from runtimeproxy.relay.rpc.connection import Peer
+from tests.amounts import examples
 from tests.fakes.calls import FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
-from tests.fakes.plugins import FAIL, IGNORE
+from tests.fakes.plugins import FAIL, IGNORE, NOTHING, ONE_PEER, Behaviour, FakeClient
+from tests.merge_cases import BAD_FIELDS, BAD_PATHS, GOOD_FIELDS
+from tests.observe.events import shown_of
 
 pytestmark = virtual_time
 
@@ -217,3 +233,315 @@ async def test_bad_field_refuses_every_call_under_fail(desk: Desk, caplog: Log) 
         assert caplog.messages[-1].endswith("(policy Fail), for n/web/main")
     assert (desk.metrics.total("hook_bad_fields"), len(caplog.messages)) == (7, 7)
     assert [queried.plugin for queried in desk.plugins.queried] == ["a"] * 7
+
+
+class Client(FakeClient):
+    async def call(self, *args: Any, **more: Any) -> HookAnswer:
+        assert args[3] == self.there
+        return await super().call(*args, **more)
+
+
+class Guarded(Core):
+    """The core with one plugin; its attempts are made directly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client = Client("a", NOTHING, self.plugins.queried)
+        self.plugins.add("a", client=self.client)
+        (self.plugin,) = self.plugins.plugins
+
+    async def attempt(self, hook_point: HookPoint = CREATE, seconds: float = 1.0) -> HookAnswer:
+        return await self.dispatcher.attempt(self.plugin, hook_point, REQUEST, self.now + seconds)
+
+    async def run_hook(
+        self, reason: Reason | None = None, *, hook_point: HookPoint = CREATE, seconds: float = 10.0
+    ) -> Reason | None:
+        """Make an attempt with this result; return why the plugin was not called, None if it was."""
+        self.client.behaviour, calls = reason or NOTHING, len(self.plugins.queried)
+        try:
+            await self.attempt(hook_point, seconds)
+        except HookError as error:
+            return error.reason if calls == len(self.plugins.queried) else None
+        return None
+
+    async def open(self) -> None:
+        for _ in range(FAILURES_IN_A_ROW):
+            assert await self.run_hook(Reason.DEADLINE) is None
+        assert self.plugin.breaker.state is BreakerState.OPEN
+
+    @property
+    def breaker(self) -> tuple[float | None, int]:
+        """Return the gauge of the breaker and the number of its openings."""
+        openings = self.metrics.counted("hook_breaker_openings", hook_server="a")
+        return self.metrics.gauges.get(("hook_breaker_open", ("a",))), openings
+
+
+@pytest.fixture
+def guarded(caplog: Log) -> Guarded:
+    caplog.set_level(logging.DEBUG, logger="runtimeproxy")
+    return Guarded()
+
+
+OPENS = [(10.0, 2.0, Reason.DEADLINE), (10.0, 0.7, Reason.DEADLINE), (1.0, 1.0, Reason.DEADLINE)]
+OPENS += [(1.0, 0.4, Reason.DEADLINE), (10.0, 0.1, Reason.BROKEN_ANSWER)]
+STAYS = [(10.0, 0.6, Reason.DEADLINE), (1.0, 0.3, Reason.DEADLINE), (10.0, 2.0, Reason.DISABLED)]
+
+
+@pytest.mark.parametrize(("budget", "remaining", "reason"), [*OPENS, *STAYS])
+async def test_deadline_is_breaker_failure_if_third_of_time_remained(
+    guarded: Guarded, budget: float, remaining: float, reason: Reason
+) -> None:
+    """A short deadline or earlier plugins may leave a healthy server less; the first of several has about half."""
+    guarded.dispatcher.budget_seconds = budget
+    for _ in range(FAILURES_IN_A_ROW):
+        assert await guarded.run_hook(reason, seconds=remaining) is None
+    opens = (budget, remaining, reason) in OPENS
+    assert guarded.plugin.breaker.state is (BreakerState.OPEN if opens else BreakerState.CLOSED)
+
+
+CODES: list[tuple[Behaviour, str]] = [(NOTHING, OK), (TimeoutError(), ENDED)]
+CODES += [(reason, reason.value) for reason in (Reason.DEADLINE, Reason.REFUSED)]
+
+
+@pytest.mark.parametrize(("behaviour", "code"), CODES, ids=str)
+async def test_attempt_is_counted_by_result_and_duration(guarded: Guarded, behaviour: Behaviour, code: str) -> None:
+    guarded.client.behaviour, guarded.client.delay_seconds = behaviour, 0.25
+    await asyncio.gather(guarded.attempt(), return_exceptions=True)
+    assert guarded.metrics.counted("hook_calls", hook_server="a", hook=CREATE.name, code=code) == 1
+    assert guarded.metrics.total("hook_calls") == 1
+    assert guarded.metrics.histograms["hook_call_duration_seconds", ("a",)].sum == 0.25
+
+
+async def test_breaker_changes_are_logged_counted_and_events(guarded: Guarded, caplog: Log) -> None:
+    await guarded.run_hook()
+    assert guarded.breaker == (None, 0)
+    await guarded.open()
+    assert guarded.breaker == (1.0, 1)
+    for _ in range(10):
+        assert await guarded.run_hook() is Reason.BREAKER_OPEN
+    await asyncio.sleep(OPEN_SECONDS)
+    assert (await guarded.run_hook(), await guarded.run_hook(), guarded.breaker) == (None, None, (0.0, 1))
+    assert [(line.levelname, line.getMessage()) for line in caplog.records] == [
+        ("WARNING", "hook server a keeps failing: calls suspended for 30 s"),
+        ("INFO", "hook server a recovered: calls resumed"),
+    ]
+    assert {vars(line)["kind"] for line in caplog.records} == {"a"}
+    shown = [
+        [event[key] for key in ("kind", "reason", "hookServer", "hook")] for event in shown_of(guarded.metrics.events)
+    ]
+    assert shown == [["breaker_open", "deadline", "a", CREATE.name], ["breaker_closed", "ok", "a", CREATE.name]]
+
+
+async def test_refused_attempt_reports_time_of_next_trial(guarded: Guarded) -> None:
+    await guarded.open()
+    await asyncio.sleep(18)
+    with pytest.raises(HookError, match=r"'a' at PreCreateContainer: breaker_open: it keeps .* tried again in 12 s"):
+        await guarded.attempt()
+    await asyncio.sleep(12)
+    guarded.client.behaviour, guarded.client.delay_seconds = NOTHING, 0.5
+    trial = asyncio.create_task(guarded.attempt())
+    await asyncio.sleep(0.1)
+    with pytest.raises(HookError, match="breaker_open: another call is trying it"):
+        await guarded.attempt(START)
+    assert guarded.plugin.breaker.state is BreakerState.HALF_OPEN
+    await trial
+
+
+async def test_cancelled_attempt_does_not_change_breaker(guarded: Guarded) -> None:
+    """So does an attempt that ends with an exception."""
+    await guarded.open()
+    await asyncio.sleep(OPEN_SECONDS)
+    for seconds in (1.0, 1.0, 0.0):
+        guarded.client.behaviour, guarded.client.delay_seconds = KeyError(), seconds
+        with pytest.raises((TimeoutError, KeyError)):
+            await asyncio.wait_for(guarded.attempt(seconds=9.0), 0.1)
+        assert guarded.plugin.breaker.state is BreakerState.HALF_OPEN
+    assert guarded.metrics.counted("hook_calls", hook_server="a", hook=CREATE.name, code=ENDED) == 3
+    assert (await guarded.run_hook(), guarded.plugin.breaker.state) == (None, BreakerState.CLOSED)
+
+
+async def test_removed_plugin_is_not_logged(guarded: Guarded, caplog: Log) -> None:
+    guarded.plugins.plugins.clear()
+    await guarded.open()
+    assert (guarded.breaker[0], caplog.records) == (None, [])
+
+
+async def test_unserved_point_is_logged_once_and_not_called_again(guarded: Guarded, caplog: Log) -> None:
+    """For any duration (fault matrix H8 requires 30 s) and any number of concurrent calls."""
+    guarded.client.delay_seconds = 0.1
+    await asyncio.gather(*(guarded.run_hook(Reason.UNIMPLEMENTED) for _ in range(2)))
+    for _ in range(10):
+        await asyncio.sleep(30)
+        assert await guarded.run_hook() is Reason.UNIMPLEMENTED
+        assert await guarded.run_hook(hook_point=START) is None
+    assert caplog.messages == [
+        "hook server a does not serve PreCreateContainer although its registration lists it: take it out of "
+        "runtime-hooks, or update the server; it is called again after it reconnects"
+    ]
+    assert vars(caplog.records[0])["kind"] == "a PreCreateContainer"
+    assert guarded.plugin.breaker.state is BreakerState.CLOSED
+
+
+async def test_unserved_point_is_called_again_after_reconnect(guarded: Guarded, caplog: Log) -> None:
+    await guarded.run_hook(Reason.UNIMPLEMENTED)
+    for there in (Peer("socket", 2), Peer("another socket", 2), Peer("socket", 0), Peer(None, 0)):
+        assert await guarded.run_hook() is Reason.UNIMPLEMENTED
+        guarded.client.there = there
+        assert await guarded.run_hook() is None
+        guarded.client.there = ONE_PEER
+    assert len(caplog.records) == 1
+    guarded.client.delay_seconds = 0.1
+    attempt = asyncio.create_task(guarded.run_hook(Reason.UNIMPLEMENTED, hook_point=START))
+    await asyncio.sleep(0.05)
+    guarded.client.there = Peer("another socket", 2)
+    await attempt
+    assert (len(caplog.records), await guarded.run_hook(hook_point=START)) == (1, None), "another server is there"
+
+
+async def test_unserved_point_is_called_where_no_connection_stays(guarded: Guarded, caplog: Log) -> None:
+    guarded.client.there = Peer("socket", 0)
+    for _ in range(3):
+        assert await guarded.run_hook(Reason.UNIMPLEMENTED) is None
+    assert len(caplog.records) == 1
+
+
+async def test_plugin_disabled_during_call_is_not_called(guarded: Guarded) -> None:
+    guarded.client.abandoned = True
+    assert await guarded.run_hook(seconds=0) is Reason.DISABLED
+    assert guarded.metrics.total("hook_calls") == 0
+
+
+# -- any answer (fault matrix H5) --------------------------------------------------------------------------------------
+
+SENT = Resources(cpuset_cpus="0-3")
+"""Resources without a number: no answer is an echo, and 0 or "" means "not set"."""
+KEPT = {"kept": "1"}
+SENT_POD = PodInfo(uid="u", labels=KEPT, annotations=KEPT, cgroup_parent="/pod", resources=SENT)
+SENT_CONTAINER = fields.ContainerInfo(annotations=KEPT, envs=KEPT, resources=SENT)
+SENT_VALUES = {**dict.fromkeys(("labels.kept", "annotations.kept", "envs.kept"), "1"), "cgroup_parent": "/pod"}
+SENT_VALUES["resources.cpuset_cpus"] = "0-3"
+TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=4)
+NAME = st.text(alphabet="abcXYZ_.-/", min_size=1, max_size=4).map("n".__add__)
+PATH = NAME.filter(lambda name: ".." not in name.split("/")).map("/new/".__add__)
+NO_NUL = st.tuples(NAME, TEXT.filter(lambda text: "\0" not in text))
+NO_ENV = st.tuples(st.sampled_from(["", "=", "A=B", "A\0"]), TEXT) | st.tuples(NAME, TEXT.map("\0".__add__))
+SIZE = st.integers(1, 2**62)
+GOOD_AND_BAD: dict[str, tuple[st.SearchStrategy[Any], st.SearchStrategy[Any]]] = {
+    "envs": (NO_NUL, NO_ENV),
+    **dict.fromkeys(("labels", "annotations", "unified"), (st.tuples(NAME, TEXT), st.tuples(st.just(""), TEXT))),
+    "hugepage_limits": (st.tuples(NAME, SIZE), st.tuples(st.just(""), SIZE)),
+    "cgroup_parent": (PATH, st.sampled_from(BAD_PATHS)),
+    **{name: (st.sampled_from(good), st.sampled_from(BAD_FIELDS[name])) for name, good in GOOD_FIELDS.items()},
+}
+ANSWER_FIELDS = [
+    st.tuples(st.just(name), values, st.just(good))
+    for name, pair in GOOD_AND_BAD.items()
+    for good, values in zip((True, False), pair, strict=True)
+]
+MAPS = {"envs", "labels", "annotations", "hugepage_limits", "unified"}
+OF_CONTAINER = api_pb2.ContainerResourceHookResponse
+MESSAGES = {BY_NAME["PreRunPodSandbox"]: api_pb2.PodSandboxHookResponse, CREATE: OF_CONTAINER, START: OF_CONTAINER}
+Answer = tuple[HookPoint, bytes, set[str] | None]
+"""A hook point, an answer's bytes, and its bad fields; None if bytes were damaged."""
+
+
+def build_answer(hook_point: HookPoint, parts: list[tuple[str, Any, bool]]) -> Answer:
+    values = {name: dict([value]) if name in MAPS else value for name, value, _ in parts}
+    resources = {name: values.pop(name) for name in fields.RESOURCE_FIELDS if name in values}
+    answer = HookAnswer(**values, resources=Resources(**resources) if resources else None)
+    absent = "envs" if hook_point.subject is SubjectKind.POD else "labels"  # its message has no field for it
+    bad = {name for name, _, good in parts if not good} - {absent}
+    return hook_point, codec.encode_answer(hook_point, answer), bad
+
+
+def damaged(answer: Answer, changes: list[tuple[int, int, int]], more: bytes, cut: int) -> Answer:
+    """Return an answer with some bytes replaced, bytes appended and some cut off."""
+    body = bytearray(answer[1])
+    for at, count, value in changes:
+        body[at : at + count] = bytes([value])
+    body += more
+    return answer[0], bytes(body[: len(body) - cut]), None
+
+
+ODD_FIELDS = [
+    b"\x0a\x02\xff\xfe",  # an invalid map entry
+    b"\x1a\x02\xff\xfe",  # a cgroup parent that is not UTF-8
+    b"\x18\x05",  # a number in place of the cgroup parent
+    b"\x22\x06\x0a\x01E\x12\x01\xff",  # an entry whose value is not UTF-8
+    b"\x12\x05\x0dabcd",  # a fixed number in the resources
+    *[b"\x12\x02\x10\x05", b"\x0b", b"\x9a\x06\x03abc", b"\x80"],
+]
+ANY_POINT, NUMBER = st.sampled_from(list(MESSAGES)), st.integers
+INTACT = st.builds(
+    build_answer, ANY_POINT, st.lists(st.one_of(ANSWER_FIELDS), max_size=6, unique_by=lambda part: part[0])
+)
+CHANGES = st.lists(st.tuples(NUMBER(0, 200), NUMBER(0, 1), NUMBER(0, 255)), max_size=3)
+DAMAGED = st.builds(damaged, INTACT, CHANGES, st.sampled_from([b"", *ODD_FIELDS]), st.just(0) | NUMBER(0, 50))
+ANSWERS = INTACT | DAMAGED | st.tuples(ANY_POINT, st.binary(max_size=60), st.none())
+
+
+def all_changes(hook_point: HookPoint, body: bytes) -> dict[str, Any] | None:
+    """Return all changes of an answer as protobuf's own runtime parses it; None if it cannot."""
+    message: Any = MESSAGES[hook_point]()
+    try:
+        message.ParseFromString(body)
+    except DecodeError:
+        return None
+    pod = hook_point.subject is SubjectKind.POD
+    resources = message.resources if pod else message.container_resources
+    maps = {
+        "annotations": message.annotations if pod else message.container_annotations,
+        **({"labels": message.labels} if pod else {"envs": message.container_envs}),
+        "resources.unified": resources.unified,
+        "resources.hugepage_limits": {entry.page_size: entry.limit for entry in resources.hugepage_limits},
+    }
+    set_values = {f"{name}.{key}": value for name, entries in maps.items() for key, value in entries.items()}
+    set_values |= {f"resources.{field.name}": value for field, value in resources.ListFields() if not field.is_repeated}
+    if parent := message.cgroup_parent if pod else message.pod_cgroup_parent:
+        set_values["cgroup_parent"] = parent
+    return {name: value for name, value in set_values.items() if SENT_VALUES.get(name) != value}
+
+
+TOGETHER = ({"cpu_period", "cpu_quota"}, {"memory_limit_in_bytes", "memory_swap_limit_in_bytes"})
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(2000))
+@given(ANSWERS)
+async def test_all_valid_fields_of_any_answer_are_applied(answer: Answer) -> None:
+    """Only the bad parts are dropped, by the codec, the validation or the merge, under policy Ignore."""
+    hook_point, body, bad_fields = answer
+
+    def respond(request: HookRequest) -> HookAnswer:
+        try:
+            return codec.decode(hook_point, body)
+        except WireError as error:
+            raise HookError("a", hook_point.name, Reason.BAD_ANSWER, str(error)) from None
+
+    desk, expected = Desk(), all_changes(hook_point, body)
+    desk.plugins.add("a", respond)
+    request = HookRequest(SENT_POD, SENT_CONTAINER if hook_point.subject is SubjectKind.CONTAINER else None)
+    adjustment = await desk.dispatcher.before(FakeCall(hook_point.operation), hook_point, request, 10.0)
+    changes = by_field(adjustment)
+    assert adjustment.owners == dict.fromkeys(changes, "a")
+    failures, fails_open = desk.counted("a", Reason.BAD_ANSWER, hook_point)
+    assert fails_open == failures == desk.metrics.total("hook_failures")
+    if expected is None:
+        assert (adjustment, failures) == (fields.NO_ADJUSTMENT, 1)
+        return
+    counted = {labels[1]: n for (name, labels), n in desk.metrics.counters.items() if name == "hook_bad_fields"}
+    bad = {field.removeprefix("resources.") for field in counted}
+    assert (set(counted.values()) <= {1}, failures) == (True, bool(bad)), "each once, together one failure"
+    assert bad_fields in (None, bad)
+    lost = bad | {name for group in TOGETHER if group & bad for name in group}
+    for name, value in expected.items():
+        field, _, key = name.removeprefix("resources.").partition(".")
+        if field in MAPS:
+            is_bad = not key or (field == "envs" and ("=" in key or "\0" in f"{key}{value}"))
+            assert not is_bad or field in bad
+        else:
+            value = fields.normal_form(field, value) if field in fields.RESOURCE_FIELDS else value
+            is_bad = field in lost or value in ("", SENT_VALUES.get(name))
+        without_effect = hook_point is START and not name.startswith("resources.")
+        assert changes.pop(name, None) == (None if is_bad or without_effect else value)
+    assert not changes
