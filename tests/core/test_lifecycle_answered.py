@@ -1,4 +1,7 @@
-"""The course of a call after the runtime's answer: commit, Post hooks, the reply; and without one (relay-rules C3)."""
+"""The course of a call after the runtime's answer: commit, Post hooks, the reply; and without one (relay-rules C3).
+
+PostStopContainer for containers that end without a StopContainer: hook-api, "Applied to".
+"""
 
 import asyncio
 from dataclasses import replace
@@ -7,12 +10,12 @@ from typing import Any
 import pytest
 
 from runtimeproxy.core import dispatcher
-from runtimeproxy.core.call import DONE, NOT_DONE, REMOVED, UNANSWERED, Reply, Unreadable
+from runtimeproxy.core.call import DONE, NOT_DONE, REMOVED, UNANSWERED, Life, Reply, Unreadable
 from runtimeproxy.core.dispatcher import FIELDS_SHOWN
 from runtimeproxy.errors import BackendError, Reason
 from runtimeproxy.model.fields import ContainerRecord, HookAnswer, PodRecord, Resources, Subject
 from runtimeproxy.model.hookpoints import HOOK_POINTS, Operation, Stage
-from tests.fakes.calls import AGREED, CONTAINER, SUBJECT, FakeCall
+from tests.fakes.calls import AGREED, CONTAINER, POD, SUBJECT, FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
 from tests.fakes.plugins import FAIL, NOTHING
@@ -198,39 +201,27 @@ async def test_pod_stop_is_repeated_for_unnotified_plugins(core: Core, monkeypat
 
 
 HOOKED = replace(CONTAINER, envs={"A": CANARY}, resources=Resources(cpuset_cpus="77"))
+HOOKED_SUBJECT = Subject(SUBJECT.pod, ContainerRecord(CONTAINER, HOOKED, (("cpuset_cpus", "b"),)))
 EARLIER = "envs.A (at an earlier call), resources.cpuset_cpus (b)"
+FAILED = [(CREATE, REFUSED, "envs.A (a), resources.cpuset_cpus (b)"), (CREATE, AGREED, ""), (CREATE, FAULTLESS, "")]
 
 
-def logged_fields(caplog: Log) -> list[str]:
-    """Return the fields in the log lines of refused calls."""
-    assert CANARY not in caplog.text
-    return [line.partition(" failed in the runtime; hook servers had set ")[2] for line in caplog.messages]
-
-
-@pytest.mark.parametrize(("reply", "notified"), [(REFUSED, True), (AGREED, False), (FAULTLESS, False)])
-async def test_refused_create_is_logged_with_hook_fields(core: Core, reply: Reply, notified: bool, caplog: Log) -> None:
-    core.plugins.add("a", HookAnswer(envs={"A": CANARY}))
-    core.plugins.add("b", HookAnswer(resources=Resources(cpuset_cpus="77")))
-    await core.run(FakeCall(CREATE, reply=reply))
-    assert logged_fields(caplog) == (["envs.A (a), resources.cpuset_cpus (b)"] if notified else [])
-    assert not notified or caplog.messages[0].startswith("CreateContainer of /web/main failed")
-
-
-@pytest.mark.parametrize(("operation", "notified"), [(START, [EARLIER]), (STOP, [])])
-async def test_failed_start_is_logged_with_create_fields(
-    core: Core, operation: Operation, notified: list[str], caplog: Log
+@pytest.mark.parametrize(("operation", "reply", "fields"), [*FAILED, (START, REFUSED, EARLIER), (STOP, REFUSED, "")])
+async def test_failed_call_is_logged_with_hook_fields(
+    core: Core, operation: Operation, reply: Reply, fields: str, caplog: Log
 ) -> None:
-    subject = Subject(SUBJECT.pod, ContainerRecord(CONTAINER, HOOKED, (("cpuset_cpus", "b"),)))
-    await core.run(FakeCall(operation, subject, reply=REFUSED))
-    assert logged_fields(caplog) == notified
-
-
-async def test_number_of_fields_in_log_line_is_bounded(core: Core, caplog: Log) -> None:
+    """A failed start with those of its create, whose values the kernel may not accept."""
+    core.plugins.add("a", HookAnswer(envs={"A": CANARY}), points=("PreCreateContainer",))
+    core.plugins.add("b", HookAnswer(resources=Resources(cpuset_cpus="77")), points=("PreCreateContainer",))
+    await core.run(FakeCall(operation, SUBJECT if operation is CREATE else HOOKED_SUBJECT, reply=reply))
+    text = f"{operation.value} of /web/main failed in the runtime; hook servers had set {fields}"
+    assert caplog.messages == ([text] if fields else [])
+    core.plugins.plugins.clear()
     core.plugins.add("a", HookAnswer(envs={f"E{number:03d}": CANARY for number in range(FIELDS_SHOWN + 5)}))
     await core.run(FakeCall(CREATE, reply=REFUSED))
-    (line,) = logged_fields(caplog)
-    assert line.count("(a)") == FIELDS_SHOWN
-    assert line.endswith(", 5 more")
+    line = caplog.messages[-1]
+    assert (line.count("(a)"), line[-8:]) == (FIELDS_SHOWN, ", 5 more"), "the length of a line is bounded"
+    assert CANARY not in caplog.text
 
 
 LOST_REPLIES: list[tuple[Operation, Subject, Reply, Counts]] = [
@@ -405,3 +396,201 @@ async def test_call_end_invalidates_concurrent_reads(core: Core) -> None:
         held.cancel()
         await asyncio.gather(held, return_exceptions=True)
     assert watch.invalidated == {"c7", "c8"}
+
+
+# -- containers that end without a StopContainer ----------------------------------------------------------------------
+
+NEVER_RAN, RUNS, ENDED = Life(started=False, running=False), Life(started=True, running=True), Life(True, False)
+END, POD_END = ("a", STOPPED), ("a", POD_STOPPED)
+
+
+@pytest.fixture
+def known(core: Core) -> Core:
+    """Return a core that knows the container."""
+    core.store.commit(SUBJECT)
+    return core
+
+
+Lives = Life | Exception | None
+
+
+def call(operation: Operation, lives: Lives = ENDED, *, removes: bool = True, **fields: Any) -> FakeCall:
+    of_pod = operation in (STOP_POD, REMOVE_POD)
+    made = FakeCall(operation, POD_SUBJECT if of_pod else SUBJECT, key="p1" if of_pod else "c1", lives=lives, **fields)
+    made.removes_containers = removes
+    return made
+
+
+async def ended(known: Core, subject: Subject | None = SUBJECT) -> None:
+    """Report the end of the container to the core; without a subject it runs again."""
+
+    async def read() -> Subject | None:
+        return subject
+
+    await known.lifecycle.ended("c1", read)
+
+
+LIVES: list[tuple[Lives, bool, bool]] = [(ENDED, True, True), (RUNS, True, False), (NEVER_RAN, False, False)]
+LIVES += [(None, True, True), (BackendError("away"), True, False), (Unreadable("broken"), True, False)]
+
+
+@pytest.mark.parametrize(("lives", "removed", "pod_stopped"), LIVES)
+async def test_end_of_started_container_is_reported_once(
+    known: Core, lives: Lives, removed: bool, pod_stopped: bool
+) -> None:
+    """Without a reported state it may run until its remove; Docker's containers run on without their sandbox."""
+    known.plugins.add("a")
+    await known.run(call(STOP_POD, lives))
+    assert known.plugins.notified() == [END] * pod_stopped + [POD_END], "the containers first"
+    await known.run(call(REMOVE, lives))
+    assert known.plugins.notified().count(END) == removed
+    assert known.store.container("c1") is None
+
+
+@pytest.mark.parametrize(("lives", "removed"), [*((lives, removed) for lives, removed, _ in LIVES), (ENDED, None)])
+async def test_remove_reports_end_of_pod_without_stop(known: Core, lives: Lives, removed: bool | None) -> None:
+    """CRI's RemovePodSandbox ends and removes the containers, too; dockerd's leaves them alone."""
+    known.plugins.add("a")
+    await known.run(call(REMOVE_POD, lives, removes=removed is not None))
+    assert known.plugins.notified() == [END] * bool(removed) + [POD_END]
+
+
+async def test_reported_end_is_not_reported_again(known: Core) -> None:
+    """dockerd 26 may report it only after its answer to the remove."""
+    known.plugins.add("a")
+    for operation in (STOP, STOP_POD, REMOVE, REMOVE_POD):
+        await known.run(call(operation))
+    await ended(known)
+    assert known.plugins.notified() == [END, POD_END]
+
+
+@pytest.mark.parametrize("stop", [{"runtime_seconds": 3.0}, {"reply": UNANSWERED, "outcomes": [UNANSWERED, REMOVED]}])
+async def test_stop_answered_after_remove_is_not_reported_again(known: Core, stop: dict[str, Any]) -> None:
+    known.plugins.add("a", points=(POD_STOPPED,))
+    stops = known.start(call(STOP_POD, **stop))
+    await asyncio.sleep(0.05)
+    await known.run(call(REMOVE_POD))
+    await asyncio.sleep(5)
+    await stops
+    assert known.plugins.notified() == [POD_END]
+
+
+@pytest.mark.parametrize("operation", [STOP_POD, REMOVE_POD])
+@pytest.mark.parametrize("seconds", [0.5, 100])
+async def test_pod_end_waits_for_runtime_state(known: Core, operation: Operation, seconds: float) -> None:
+    """After a start of the proxy the pod's containers are still being read; the wait ends with the budget."""
+    known.plugins.add("a", points=(STOPPED,))
+    known.store.drop("c1")
+    known.lifecycle.state_read.clear()
+    running = known.start(ends := call(operation))
+    await asyncio.sleep(seconds)
+    known.store.commit(SUBJECT)
+    known.lifecycle.state_read.set()
+    await running
+    assert known.plugins.notified() == [END] * (seconds < 10)
+    assert ends.steps[0] == (min(seconds, 10.0), "release")
+
+
+async def test_unread_runtime_state_delays_only_one_end(known: Core) -> None:
+    """A call with a short deadline does not end the wait of the others."""
+    known.plugins.add("a", points=(STOPPED,))
+    known.lifecycle.state_read.clear()
+    ends = [call(STOP_POD, deadline=2.0), call(STOP_POD), call(STOP_POD)]
+    for stop in ends:
+        await known.run(stop)
+    released = [stop.steps[0] for stop in ends]
+    assert released == [(1.0, "release"), (12.0, "release"), (13.0, "release")], "the runtime takes a second"
+
+
+@pytest.mark.parametrize("operation", [REMOVE, STOP_POD])
+async def test_silent_runtime_delays_end_at_most_by_budget(known: Core, operation: Operation) -> None:
+    known.plugins.add("a", points=(STOPPED,))
+    ends = call(operation, NEVER_RAN, read_seconds=100, deadline=4.0)
+    await known.run(ends)
+    assert known.plugins.notified() == [END] * (operation is REMOVE)
+    assert ends.steps[-1][0] <= 3.0
+
+
+REPLIES = [(AGREED, DONE, True), (REFUSED, DONE, False), (UNANSWERED, REMOVED, True), (UNANSWERED, NOT_DONE, False)]
+
+
+@pytest.mark.parametrize("operation", [STOP, STOP_POD, REMOVE, REMOVE_POD])
+@pytest.mark.parametrize(("reply", "final_reply", "reported"), REPLIES)
+async def test_end_is_reported_only_after_runtime_agreed(
+    known: Core, operation: Operation, reply: Reply, final_reply: Reply, reported: bool
+) -> None:
+    """Also if only a later query returns that it did."""
+    known.plugins.add("a", points=(STOPPED,))
+    lives = None if final_reply is REMOVED else ENDED
+    await known.run(call(operation, lives, reply=reply, outcomes=[UNANSWERED, final_reply]))
+    assert known.plugins.notified() == [END] * (reply is AGREED)
+    await asyncio.sleep(1)
+    assert known.plugins.notified() == [END] * reported
+
+
+async def test_end_is_not_reported_for_skipped_pod(known: Core) -> None:
+    known.plugins.add("a")
+    pod = replace(POD, labels={"skip": "true"})
+    skipped = Subject(PodRecord(pod, pod), SUBJECT.container)
+    known.store.commit(replace(skipped, renewed=True))
+    await known.run(FakeCall(STOP_POD, Subject(skipped.pod), key="p1", lives=ENDED))
+    await ended(known, skipped)
+    await known.run(FakeCall(REMOVE, skipped, lives=ENDED))
+    assert known.plugins.notified() == []
+
+
+async def test_pod_stop_reports_containers_in_order(known: Core) -> None:
+    """A hook server that hangs leaves the pod's own hook its time."""
+    known.plugins.add("hangs", delay_seconds=100, points=(STOPPED,))
+    known.plugins.add("a")
+    for number in range(2, 9):
+        container = replace(CONTAINER, id=f"c{number}")
+        known.store.commit(Subject(SUBJECT.pod, ContainerRecord(container, container)))
+    await known.run(call(STOP_POD))
+    notified = [queried.request.container for queried in known.plugins.queried if queried.plugin == "a"]
+    assert [container and container.id for container in notified] == [*(f"c{number}" for number in range(1, 9)), None]
+    assert known.plugins.queried[-1].timeout_seconds == 2.0
+
+
+@pytest.mark.parametrize("after", [0.5, 1.1])
+async def test_end_without_call_keeps_queue_order(known: Core, after: float) -> None:
+    """The event of a container that ends immediately may precede the answer to its start."""
+    known.plugins.add("a", delay_seconds=0.5, points=(STOPPED, STARTED))
+    starts = known.start(call(START))
+    await asyncio.sleep(after)
+    await asyncio.gather(ended(known), ended(known), starts)
+    await known.run(call(STOP))
+    assert known.plugins.notified() == [("a", STARTED), END]
+    known.lifecycle.forget_stop("c1")
+    await ended(known, None)
+    await ended(known)
+    await known.run(call(START))
+    await known.run(call(STOP))
+    assert known.plugins.notified().count(END) == 3, "once for each start"
+
+
+@pytest.mark.parametrize(("final_reply", "started"), [(DONE, True), (UNANSWERED, False)])
+async def test_end_after_lost_start_is_reported_after_start(known: Core, final_reply: Reply, started: bool) -> None:
+    """dockerd may report the end before it answers whether the container was started."""
+    known.plugins.add("a", points=(STARTED, STOPPED))
+    await known.run(call(START, reply=UNANSWERED, outcomes=[UNANSWERED, final_reply]))
+    await ended(known)
+    assert known.plugins.notified() == [("a", STARTED)] * started + [END]
+
+
+async def test_failed_report_of_end_is_internal_error(known: Core, caplog: Log) -> None:
+    known.plugins.add("a", RuntimeError(CANARY), points=(STOPPED,))
+    await ended(known)
+    assert known.metrics.counted("internal_errors", operation="StopContainer") == 1
+    assert CANARY not in caplog.text
+
+
+async def test_no_end_is_pending_during_stop(known: Core) -> None:
+    assert not known.lifecycle.has_pending_end("c1")
+    known.plugins.add("a", points=(STOPPED,))
+    stops = known.start(call(STOP))
+    await asyncio.sleep(0.5)
+    assert not known.lifecycle.has_pending_end("c1")
+    assert known.lifecycle.has_pending_end("c2")
+    await stops
+    assert not known.lifecycle.has_pending_end("c1")

@@ -1,13 +1,20 @@
-"""The Store returns the records that were committed, by their ids."""
+"""The Store returns the records that were committed, by their ids. 10,000 take at most 64 MiB (promise 13)."""
 
+import gc
+import json
+import multiprocessing
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from runtimeproxy.core import store as module
 from runtimeproxy.core.store import FULL_ID_LENGTH, Store
+from runtimeproxy.cri import api_pb2, messages
+from runtimeproxy.model import fields
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.model.originals import OriginalValues, original_values_of, write
 
@@ -61,18 +68,16 @@ def test_later_commit_replaces_record_unless_identical(store: Store) -> None:
     assert (store.container("c1"), store.counts()) == (container("c1", "p1", "other"), (2, 3))
 
 
-NO_ID = [
-    (Subject(pod("")), "pod record without an id"),
-    (Subject(pod("p9"), container("", "p9")), "container record without an id"),
-    (Subject(pod(""), container("", "")), "container record without an id"),
-]
-
-
-@pytest.mark.parametrize(("subject", "text"), NO_ID)
-def test_record_without_id_is_refused(store: Store, subject: Subject, text: str) -> None:
+def test_record_without_id_is_refused(store: Store) -> None:
     before = store.snapshot()
-    with pytest.raises(ValueError, match=text):
-        store.commit(subject)
+    nameless = container("", "p9")
+    for subject, kind in (
+        (Subject(pod("")), "pod"),
+        (Subject(pod("p9"), nameless), "container"),
+        (Subject(pod(""), nameless), "container"),
+    ):
+        with pytest.raises(ValueError, match=f"{kind} record without an id"):
+            store.commit(subject)
     assert store.snapshot() == before
 
 
@@ -146,10 +151,10 @@ def test_later_call_reuses_id_with_tombstone(store: Store) -> None:
 
 def test_number_of_tombstones_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_TOMBSTONES", 2)
-    store = Store()
-    for pod_id in ("p1", "p2", "p3"):
+    store, ids = Store(), ("p1", "p2", "p3")
+    for pod_id in ids:
         store.tombstone(pod_id)
-    for pod_id in ("p1", "p2", "p3"):
+    for pod_id in ids:
         store.commit(Subject(pod(pod_id)))
     assert store.ids() == {"p1"}
 
@@ -177,6 +182,7 @@ HOOKED_POD = replace(REQUESTED_POD, labels={"app": "hooked"}, cgroup_parent="/el
 REQUESTED = ContainerInfo("c9", "p9", "main", resources=Resources(cpu_quota=200))
 HOOKED = replace(REQUESTED, resources=Resources(cpu_quota=100))
 MOVED, SCALED = PodRecord(REQUESTED_POD, HOOKED_POD), ContainerRecord(REQUESTED, HOOKED, (("cpu_quota", "scaler"),))
+PLAIN_POD, PLAIN = PodRecord(REQUESTED_POD, REQUESTED_POD), replace(REQUESTED, id="c8")
 
 
 def retained(record: PodRecord | ContainerRecord) -> OriginalValues:
@@ -185,32 +191,24 @@ def retained(record: PodRecord | ContainerRecord) -> OriginalValues:
     return made
 
 
-@pytest.fixture
-def notified() -> list[str]:
-    """Return the list of ids that the store below reports."""
-    return []
+class Hooked(Store):
+    """Subjects in which hooks replaced something, and a container as the kubelet requested it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notified: list[str] = []
+        self.on_change = self.notified.append
+        self.commit(Subject(MOVED, SCALED))
+        self.commit(Subject(MOVED, ContainerRecord(PLAIN, PLAIN)))
 
 
 @pytest.fixture
-def hooked(notified: list[str]) -> Store:
-    """Return a Store with subjects in which hooks replaced something, and a container as the kubelet requested it."""
-    store = Store()
-    store.on_change = notified.append
-    plain = replace(REQUESTED, id="c8")
-    store.commit(Subject(MOVED, SCALED))
-    store.commit(Subject(MOVED, ContainerRecord(plain, plain)))
-    return store
-
-
-def test_store_reports_records_that_hooks_changed(hooked: Store, notified: list[str]) -> None:
-    assert notified == ["c9", "p9"]
-    assert (hooked.original_values("p9"), hooked.original_values("c9")) == (retained(MOVED), retained(SCALED))
-    assert hooked.original_values("c8") is hooked.original_values("nobody") is None
-    assert hooked.ids_of_originals() == set(), "it is in the records"
+def hooked() -> Hooked:
+    return Hooked()
 
 
 CHANGES: list[tuple[Act, list[str]]] = [
-    (lambda store: store.commit(Subject(PodRecord(REQUESTED_POD, REQUESTED_POD))), ["p9"]),
+    (lambda store: store.commit(Subject(PLAIN_POD)), ["p9"]),
     (lambda store: store.commit(Subject(MOVED, SCALED)), ["c9"]),
     (lambda store: store.commit(Subject(store.pod("p9"), store.container("c9"))), []),  # type: ignore[arg-type]
     (lambda store: store.tombstone("c9"), ["c9"]),
@@ -223,15 +221,15 @@ CHANGES: list[tuple[Act, list[str]]] = [
 
 
 @pytest.mark.parametrize(("change", "expected"), CHANGES)
-def test_store_reports_changes_of_original_values(
-    hooked: Store, notified: list[str], change: Act, expected: list[str]
-) -> None:
-    notified.clear()
+def test_store_reports_changes_of_original_values(hooked: Hooked, change: Act, expected: list[str]) -> None:
+    assert (hooked.original_values("p9"), hooked.original_values("c9")) == (retained(MOVED), retained(SCALED))
+    assert hooked.original_values("c8") is hooked.original_values("nobody") is None
+    assert hooked.ids_of_originals() == set(), "it is in the records"
     change(hooked)
-    assert notified == expected
+    assert hooked.notified == ["c9", "p9", *expected]
 
 
-def test_forgotten_record_is_restored_with_original_values(hooked: Store) -> None:
+def test_forgotten_record_is_restored_with_original_values(hooked: Hooked) -> None:
     for any_id in ("p9", "c9", "c8"):
         hooked.forget(any_id)
     assert (hooked.ids(), hooked.ids_of_originals()) == (set(), {"p9", "c9"})
@@ -247,10 +245,8 @@ def test_forgotten_record_is_restored_with_original_values(hooked: Store) -> Non
 
 
 @pytest.mark.parametrize(("earlier", "listens"), [(None, True), (None, False), (SCALED, True)])
-def test_originals_are_kept_without_record_unless_present(
-    notified: list[str], earlier: ContainerRecord | None, listens: bool
-) -> None:
-    store = Store()
+def test_originals_are_kept_without_record_unless_present(earlier: ContainerRecord | None, listens: bool) -> None:
+    store, notified = Store(), list[str]()
     store.on_change = notified.append if listens else None
     if earlier is not None:
         store.keep({"c9": write(retained(earlier))})
@@ -268,25 +264,89 @@ def test_originals_are_not_kept_if_unhooked_or_destroyed(record: ContainerRecord
     assert store.ids_of_originals() == set()
 
 
-def test_originals_are_dropped_with_record_or_by_tombstone(hooked: Store, notified: list[str]) -> None:
+def test_originals_are_dropped_with_record_or_by_tombstone(hooked: Hooked) -> None:
     for any_id in ("p9", "c9"):
         hooked.forget(any_id)
-    notified.clear()
+    hooked.notified.clear()
     hooked.drop("c9")
     hooked.tombstone("p9")
-    assert (hooked.ids_of_originals(), notified) == (set(), ["c9", "p9"])
+    assert (hooked.ids_of_originals(), hooked.notified) == (set(), ["c9", "p9"])
     read = hooked.read_container(HOOKED)
     assert (read, read.read) == (ContainerRecord(HOOKED, HOOKED), True)
 
 
-def test_loaded_originals_stay_until_record_is_committed(notified: list[str]) -> None:
-    store = Store()
+def test_loaded_originals_stay_until_record_is_committed() -> None:
+    store, notified = Store(), list[str]()
     store.keep({"p9": write(retained(MOVED)), "c9": write(retained(SCALED)), "c8": b"broken"})
     assert (store.ids_of_originals(), store.original_values("c8")) == ({"p9", "c9", "c8"}, None)
     store.drop("c8")
     assert store.original_values("c9") == retained(SCALED)
     assert store.read_pod(HOOKED_POD) == MOVED
     store.on_change = notified.append
-    store.commit(Subject(PodRecord(REQUESTED_POD, REQUESTED_POD), store.read_container(HOOKED)))
+    store.commit(Subject(PLAIN_POD, store.read_container(HOOKED)))
     assert store.ids_of_originals() == set()
     assert notified == ["c9", "p9"], "of the pod there is nothing to keep any more"
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def encoded(envs: dict[str, str]) -> fields.Envs:
+    """Return variables as they are read from a create's request of CRI."""
+    config = api_pb2.ContainerConfig()
+    for key, value in envs.items():
+        config.envs.add(key=key.encode(), value=value.encode())
+    body = api_pb2.CreateContainerRequest(pod_sandbox_id="p1", config=config).SerializeToString()
+    envs_read = messages.read_container(body)[0].envs
+    assert isinstance(envs_read, fields.Envs)
+    return envs_read
+
+
+def own(values: dict[str, str]) -> dict[str, str]:
+    """Return equal texts that are other objects, as in every decoded message."""
+    return dict(json.loads(json.dumps(values)))
+
+
+def memory_of_records(is_encoded: bool) -> tuple[int, int, int]:
+    """Fill a Store; return the numbers of its records and the growth of resident memory in bytes.
+
+    A hook has changed every second container.
+    """
+
+    def resident() -> int:
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    store, before = Store(), resident()
+    for number in range(7_500):
+        n, seen = f"{number // 3:05}", f"2024-05-05T10:11:12.{number // 3:09}Z"
+        names = {"name": f"web-7d9c5c8f9b-{n}", "namespace": "production", "uid": f"{n}-7a66-4aef-8c4a-3f2f0c0e{n}"}
+        if number % 3 == 0:
+            labels = own({"app": "web", "koordinator.sh/qosClass": "BE", **names})
+            notes = own(
+                {"kubernetes.io/config.seen": seen, "resource-status": f'{{"cpuset": "0-{n}"}}', "note": n * 40}
+            )
+            parent = f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{names['uid']}.slice"
+            info = PodInfo(n.rjust(64, "0"), **names, labels=labels, annotations=notes, cgroup_parent=parent)
+            store.commit(Subject(owner := PodRecord(info, info)))
+        notes = own({"io.kubernetes.container.hash": f"{number}", "io.kubernetes.container.restartCount": "0"})
+        envs = {"POD_NUMBER": f"{number:05}"}
+        for service in range(25):  # services of a namespace: each gives every container two variables
+            address = f"10.96.{service}.{number % 9}"
+            envs |= {f"SERVICE_{service}_SERVICE_HOST": address, f"SERVICE_{service}_PORT": f"tcp://{address}:8080"}
+        limits = Resources(cpu_shares=1024 + number, cpu_quota=50_000 + number, memory_limit_in_bytes=2**28 + number)
+        given = encoded(envs) if is_encoded else own(envs)
+        queried = ContainerInfo(f"c{number:064}", info.id, "main", 0, notes, limits, given, parent)
+        changed = fields.changed_envs(queried.envs, {"HOOK": f"{number}"})
+        made = replace(queried, envs=changed, resources=replace(limits, cpu_shares=2)) if number % 2 else queried
+        store.commit(Subject(owner, ContainerRecord(queried, made)))
+    return (*store.counts(), resident() - before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_encoded", [True, False], ids=["CRI", "Docker"])
+def test_ten_thousand_records_take_at_most_64_mib(is_encoded: bool) -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        pods, containers, grown = pool.apply(memory_of_records, (is_encoded,))
+    assert (pods, containers) == (2_500, 7_500)
+    assert 1 << 20 < grown < 64 << 20
