@@ -132,6 +132,15 @@ async def test_call_is_refused_under_fail_or_by_refusal(desk: Desk, reason: Reas
     assert closed == (reason is not Reason.REFUSED)
 
 
+async def test_normalised_values_are_counted(desk: Desk) -> None:
+    desk.plugins.add("a", HookAnswer(resources=Resources(cpuset_cpus="0,1", cpu_quota=1000)))
+    desk.plugins.add("b", HookAnswer(resources=Resources(cpuset_mems="0,,1", cpu_quota=5)))
+    await desk.before()
+    names = ("resources.cpuset_mems", "resources.cpu_quota")
+    counted = [desk.metrics.counted("values_normalised", hook_server="b", field=name) for name in names]
+    assert (counted, desk.metrics.total("values_normalised")) == ([1, 1], 2)
+
+
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
 async def test_call_continues_without_disabled_plugin(desk: Desk, policy: FailurePolicy, caplog: Log) -> None:
     desk.plugins.add("a", Reason.DISABLED, policy=policy)

@@ -11,18 +11,16 @@ import pytest
 
 from runtimeproxy.core.call import UNANSWERED, Reply, Unreadable
 from runtimeproxy.core.lifecycle import SLOW_SECONDS
-from runtimeproxy.core.sync import PASS_SECONDS
-from runtimeproxy.errors import BackendError, BackendFailure, HookError, Reason
+from runtimeproxy.errors import BackendError, HookError, Reason
 from runtimeproxy.model import fields
 from runtimeproxy.model.fields import ContainerRecord, HookAnswer, PodInfo, PodRecord, Resources, Subject, kind_of
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.events import PARTS
 from runtimeproxy.observe.metrics import PROCESS, Metrics
-from tests.fakes.calls import FakeCall
+from tests.fakes.calls import AGREED, FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
 from tests.fakes.plugins import FAIL, IGNORE, NOTHING, Behaviour
-from tests.fakes.state import LIST, Synced
 from tests.observe.events import shown_of
 
 pytestmark = virtual_time
@@ -40,7 +38,6 @@ ANSWER = HookAnswer(annotations={"A": CANARY}, envs={"B": CANARY}, resources=Res
 CONTRADICTS = HookAnswer(envs={"B": CANARY + "2"})
 BAD = HookAnswer(cgroup_parent=CANARY, resources=Resources(cpu_quota=-7))
 EDITED = {"annotations.A": "a", "envs.B": "a", "resources.cpuset_cpus": "a"}
-FIELDS = ("cpuset_mems", "cpu_quota")
 AT_CREATE = {"hook": "PreCreateContainer"}
 
 
@@ -111,6 +108,12 @@ async def test_hook_failure_is_event_and_last_error(
     (plugin,) = core.plugins.plugins
     last = plugin.last_error
     assert (last.time, last.hook, last.reason) == (7.5, "PreCreateContainer", more["reason"])
+    core.plugins.plugins.clear()
+    core.plugins.add("a", Reason.UNREACHABLE, points=("PostStopContainer",), policy=FAIL)
+    await core.run(core.call(STOP))
+    (plugin,) = core.plugins.plugins
+    last = plugin.last_error
+    assert (len(core.events()), last.hook, last.reason) == (1, "PostStopContainer", "unreachable")
 
 
 REFUSED_CALLS: list[tuple[Behaviour, dict[str, Any]]]
@@ -137,14 +140,6 @@ async def test_refused_call_is_freed_without_garbage_collector(
         gc.enable()
 
 
-async def test_failed_post_hook_is_last_error_without_event(core: Recorded) -> None:
-    core.plugins.add("a", Reason.UNREACHABLE, points=("PostStopContainer",), policy=FAIL)
-    await core.run(core.call(STOP))
-    assert core.events() == []
-    (plugin,) = core.plugins.plugins
-    assert (plugin.last_error.hook, plugin.last_error.reason) == ("PostStopContainer", "unreachable")
-
-
 async def test_conflict_event_names_loser_and_winner(core: Recorded) -> None:
     core.plugins.add("a", ANSWER)
     core.plugins.add("b", CONTRADICTS)
@@ -162,21 +157,16 @@ async def test_failed_call_event_has_hook_fields(core: Recorded) -> None:
     assert core.events() == [{**notified, "call": core.times.id}]
 
 
-UNKNOWN: list[dict[str, Any]] = [{"known": None}, {"known_error": Unreadable("cut")}]
-
-
-@pytest.mark.parametrize("fields", [{}, {"reply": UNANSWERED}, {"reply": Reply(agreed=False, no_op=True)}, *UNKNOWN])
-async def test_successful_unchanged_call_is_no_event(core: Recorded, fields: dict[str, Any]) -> None:
-    await core.run(core.call(**fields))
+@pytest.mark.parametrize("fields", [{}, {"known": None}, {"known_error": Unreadable("cut")}])
+async def test_unchanged_call_is_event_only_if_failed(core: Recorded, fields: dict[str, Any]) -> None:
+    for reply in (AGREED, UNANSWERED, Reply(agreed=False, no_op=True)):
+        await core.run(core.call(reply=reply, **fields))
     assert core.events() == []
-
-
-@pytest.mark.parametrize("fields", UNKNOWN)
-async def test_failed_call_event_without_subject_has_operation(core: Recorded, fields: dict[str, Any]) -> None:
     await core.run(core.call(reply=FAILED, **fields))
     (event,) = core.events()
     assert event.pop("seconds")
-    assert event == {"kind": "failed", "operation": "CreateContainer", "call": core.times.id}
+    names = {} if fields else NAMES
+    assert event == {"kind": "failed", "operation": "CreateContainer", "call": core.times.id, **names}
 
 
 SLOW: list[tuple[dict[str, Any], str, dict[str, float]]] = [
@@ -249,29 +239,3 @@ async def test_log_lines_of_call_have_its_id(
     assert {vars(record)["call"] for record in caplog.records} == {call.call_id}
     assert CANARY not in caplog.text
     await core.lifecycle.open_calls.stop()
-
-
-async def test_normalised_values_are_counted(core: Recorded) -> None:
-    core.plugins.add("a", HookAnswer(resources=Resources(cpuset_cpus="0,1", cpu_quota=1000)))
-    await core.run(core.call())
-    assert core.metrics.total("values_normalised") == 0
-    core.plugins.add("b", HookAnswer(resources=Resources(cpuset_mems="0,,1", cpu_quota=5)))
-    await core.run(core.call())
-    counted = [core.metrics.counted("values_normalised", hook_server="b", field=f"resources.{name}") for name in FIELDS]
-    assert (counted, core.metrics.total("values_normalised")) == ([1, 1], 2)
-
-
-@pytest.mark.parametrize("kind", [BackendFailure.UNAVAILABLE, BackendFailure.DEADLINE, BackendFailure.OTHER])
-async def test_failed_passes_are_runtime_lost_and_back_events(kind: BackendFailure) -> None:
-    """A runtime that answers with an error is available."""
-    rig = Synced("p1")
-    rig.state.errors[LIST] = BackendError(CANARY, kind)
-    async with rig.running():
-        await asyncio.sleep(3)
-        rig.state.errors.clear()
-        await asyncio.sleep(10 * PASS_SECONDS)
-    shown = shown_of(rig.metrics.events)
-    assert CANARY not in str(shown)
-    notified = [(event["kind"], event.get("reason")) for event in shown]
-    around = [("runtime_lost", kind.value), ("runtime_back", None)] if kind is not BackendFailure.OTHER else []
-    assert notified == [("sync", kind.value), *around[:1], ("sync", "complete"), *around[1:]]

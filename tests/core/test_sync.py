@@ -29,7 +29,6 @@ ODD = BackendError("it cannot say", BackendFailure.OTHER)
 NO_LIST = Unreadable("a list that is none")
 OUR_OWN = KeyError("canary-4711")
 Log = pytest.LogCaptureFixture
-STATE_IS_READ = "the runtime's state is known (pods: 1, containers: {}, read: 1 in 0.0 s)"
 
 
 def syncs(rig: Synced, result: str) -> int:
@@ -57,22 +56,6 @@ async def test_sync_reads_pods_before_containers_at_start() -> None:
     assert not Synced("p1", hooked=False).sync.filling
 
 
-FAULTS: list[tuple[Exception, str]] = [(UNAVAILABLE, "(unavailable)"), (LATE, "(deadline)")]
-
-
-@pytest.mark.parametrize(("error", "fault"), [*FAULTS, (ODD, ""), (NO_LIST, ""), (OUR_OWN, "")])
-async def test_runtime_fault_is_reported_until_it_answers(error: Exception, fault: str) -> None:
-    async with Synced("p1").running() as rig:
-        await asyncio.sleep(5)
-        assert rig.sync.runtime_fault == ""
-        rig.state.errors[LIST] = error
-        await asyncio.sleep(PASS_SECONDS)
-        assert rig.sync.runtime_fault == (fault and f"it did not answer when its state was read last {fault}")
-        del rig.state.errors[LIST]
-        await asyncio.sleep(2)
-        assert rig.sync.runtime_fault == ""
-
-
 async def test_nothing_is_read_before_runtime_is_available() -> None:
     rig = Synced("p1")
     await rig.sync.stop()  # before it has started
@@ -95,7 +78,8 @@ async def test_sync_pass_runs_every_minute_and_logs_reads(caplog: Log) -> None:
     assert len(rig.state.lists) == 4
     assert all(PASS_SECONDS <= wait <= PASS_SECONDS + 1 for wait in waits(rig))
     assert rig.state.reads == ["p1", "c1"]
-    assert caplog.messages == [STATE_IS_READ.format(0), STATE_IS_READ.format(1)]
+    texts = [f"the runtime's state is known (pods: 1, containers: {n}, read: 1 in 0.0 s)" for n in range(2)]
+    assert caplog.messages == texts
     events = [(event["kind"], event["reason"], event["text"]) for event in shown_of(rig.metrics.events)]
     assert events == [("sync", "complete", "records read: 1, dropped: 0")] * 2, "only passes that change anything"
     assert rig.metrics.gauges[("sync_seconds", ())] == 0.0
@@ -163,13 +147,11 @@ def uncalled(*ids: str) -> Synced:
     return rig
 
 
-COMMITTED = Subject(pod("p1", "committed"))
 Act = Callable[[Store], object]
 MEANWHILE: list[tuple[str, Act, dict[str, str]]] = [
     ("c1", lambda store: store.commit(container("c1", name="committed")), {"p1": "read", "c1": "committed"}),
-    ("p1", lambda store: store.commit(COMMITTED), {"p1": "committed", "c1": "read"}),
-    ("c1", lambda store: store.forget("c1"), {"p1": "read"}),
-    ("c1", lambda store: store.forget("p1"), {}),
+    ("p1", lambda store: store.commit(Subject(pod("p1", "committed"))), {"p1": "committed", "c1": "read"}),
+    *[("c1", lambda store: store.forget("c1"), {"p1": "read"}), ("c1", lambda store: store.forget("p1"), {})],
 ]
 
 
@@ -283,14 +265,22 @@ async def test_reconnecting_runtime_is_listed_once_per_second() -> None:
     assert 4 <= len(rig.state.lists) <= 6
 
 
-async def test_failed_read_cancels_only_parallel_reads() -> None:
+@pytest.mark.parametrize("error", [UNAVAILABLE, OUR_OWN])
+async def test_failed_read_cancels_only_parallel_reads(error: Exception, caplog: Log) -> None:
     """A remaining cancel request would end the sync at its next wait, permanently (Python 3.11.2)."""
-    rig = Synced("p1", "p2")
-    rig.state.errors["p1"] = UNAVAILABLE
+    rig = Synced("p1", "p2", "c1")
+    rig.state.errors["p1"] = error
     async with rig.running():
         await asyncio.sleep(0.01)
         assert rig.sync._task is not None
-        assert (rig.sync._task.cancelling(), syncs(rig, "failed")) == (0, 1)
+        assert (rig.sync._task.cancelling(), syncs(rig, "failed")) == (0, error is UNAVAILABLE)
+        assert rig.metrics.counted("internal_errors", operation="sync") == (error is OUR_OWN)
+        rig.state.errors.clear()
+        await asyncio.sleep(2)
+        rig.sync.soon()
+        await asyncio.sleep(1)
+        assert rig.known == {"p1", "p2", "c1"}
+    assert (caplog.messages[:1] == ["internal error in reading the runtime's state"]) is (error is OUR_OWN)
 
 
 @pytest.mark.parametrize("any_id", ["p2", "c3"])
@@ -359,18 +349,18 @@ async def test_unreadable_id_is_forgotten_once_unlisted() -> None:
         assert rig.sync._skipped_ids == rig.sync._unavailable_ids == set()
 
 
-RETRIES = [(UNAVAILABLE, 1.0), (LATE, 1.0), (ODD, PASS_SECONDS), (NO_LIST, PASS_SECONDS), (OUR_OWN, PASS_SECONDS)]
+RETRIES = [(UNAVAILABLE, "unavailable"), (LATE, "deadline"), (ODD, ""), (NO_LIST, ""), (OUR_OWN, "")]
 
 
-@pytest.mark.parametrize(("error", "longest"), RETRIES)
-async def test_failing_list_is_retried_with_backoff(error: Exception, longest: float, caplog: Log) -> None:
+@pytest.mark.parametrize(("error", "fault"), RETRIES)
+async def test_failing_list_is_retried_with_backoff(error: Exception, fault: str, caplog: Log) -> None:
     """Up to once a second while the runtime is unavailable, which is not logged here, else up to once a minute.
 
     Another failure may be a list that is too long, which costs both sides time; it is logged once. A runtime that
-    reconnects is listed immediately, and a completed pass resets the backoff.
+    reconnects is listed immediately, and a completed pass resets the backoff. One that answers an error is available.
     """
     text = f"the runtime's state cannot be read ({error}): trying again, and what a call needs is read then"
-    rig = Synced("p1", "c1")
+    rig, longest = Synced("p1", "c1"), 1.0 if fault else PASS_SECONDS
     async with rig.running():
         for times in (1, 2):
             rig.state.queried.clear()
@@ -379,28 +369,20 @@ async def test_failing_list_is_retried_with_backoff(error: Exception, longest: f
             await asyncio.sleep(10 * PASS_SECONDS)
             assert (waits(rig)[0], waits(rig)[-1]) == (0.05, longest)
             assert all(later == min(2 * earlier, longest) for earlier, later in pairwise(waits(rig)))
-            assert error is OUR_OWN or caplog.messages == ([] if longest == 1 else [text] * times)
+            assert error is OUR_OWN or caplog.messages == ([] if fault else [text] * times)
+            shown_fault = fault and f"it did not answer when its state was read last ({fault})"
+            assert rig.sync.runtime_fault == shown_fault
             rig.state.errors.clear()
-            if longest > 1:
+            if not fault:
                 rig.sync.soon()
             await asyncio.sleep(SOONEST_SECONDS + 0.5)
-            assert (rig.known, syncs(rig, "complete")) == ({"p1", "c1"}, times)
+            assert (rig.known, syncs(rig, "complete"), rig.sync.runtime_fault) == ({"p1", "c1"}, times, "")
     levels = {record.levelname for record in caplog.records}
-    assert levels == ({"ERROR"} if error is OUR_OWN else {"WARNING"} if longest > 1 else set())
-
-
-async def test_internal_error_is_counted_and_sync_continues(caplog: Log) -> None:
-    rig = Synced("p1", "c1", "c2")
-    rig.state.errors["c1"] = OUR_OWN
-    async with rig.running():
-        await asyncio.sleep(0.01)
-        assert rig.metrics.counted("internal_errors", operation="sync") == 1
-        rig.state.errors.clear()
-        await asyncio.sleep(2)
-        rig.sync.soon()
-        await asyncio.sleep(1)
-        assert rig.known == {"p1", "c1", "c2"}
-    assert caplog.messages[0] == "internal error in reading the runtime's state"
+    assert levels == ({"ERROR"} if error is OUR_OWN else set() if fault else {"WARNING"})
+    shown = [(event["kind"], event.get("reason")) for event in shown_of(rig.metrics.events)]
+    around = [("runtime_lost", fault), ("runtime_back", None)] if fault else []
+    assert [event for event in shown if event[0] != "sync"] == around * 2
+    assert "canary" not in str(shown)
 
 
 @pytest.mark.parametrize("missing", ["", "p1", "c1"])
