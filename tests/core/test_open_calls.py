@@ -1,4 +1,5 @@
-"""Queries about starts and stops without an answer (relay-rules C3), and the queues of calls (relay-rules C6)."""
+"""Held calls: properties that are read once, defaults, the limit of held bytes (relay-rules A4), queries about starts
+and stops without an answer (relay-rules C3), and the queues of calls (relay-rules C6)."""
 
 import asyncio
 import logging
@@ -7,13 +8,26 @@ from collections.abc import Sequence
 
 import pytest
 
-from runtimeproxy.core.call import DONE, NOT_DONE, REMOVED, UNANSWERED, Reply, Unreadable
+from runtimeproxy.core.call import (
+    DONE,
+    NOT_DONE,
+    PROCESS_LIMIT,
+    REMOVED,
+    UNANSWERED,
+    HeldCall,
+    MemoryBudget,
+    Reply,
+    Unreadable,
+    read_once,
+)
 from runtimeproxy.core.open_calls import MAX_QUERIES, QUERIED_AFTER_SECONDS, KeyedQueue, OpenCalls
+from runtimeproxy.core.store import Store
 from runtimeproxy.errors import BackendError
+from runtimeproxy.model.fields import NO_ADJUSTMENT
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.relay.eventloop import Deadlines
-from tests.fakes.calls import FakeCall
+from tests.fakes.calls import SUBJECT, FakeCall
 from tests.fakes.clock import virtual_time
 
 pytestmark = virtual_time
@@ -181,60 +195,103 @@ async def test_stop_ends_all_queries_and_accepts_no_calls(rig: Rig) -> None:
     assert (rig.finished, rig.counted("given_up")) == ([], 2)
 
 
-class QueueLog:
+class Queue(KeyedQueue):
     """Records which call was at the head of the queue, and when."""
 
     def __init__(self) -> None:
-        self.queue = KeyedQueue(Deadlines())
+        super().__init__(Deadlines())
         self.lines: list[tuple[float, str]] = []
 
     def start(self, name: str, wait_seconds: float, hold_seconds: float) -> asyncio.Task[None]:
         return asyncio.create_task(self._hold(name, wait_seconds, hold_seconds))
 
     async def _hold(self, name: str, wait_seconds: float, hold_seconds: float) -> None:
-        ticket = self.queue.enqueue("c1")
+        ticket = self.enqueue("c1")
         try:
-            await self.queue.wait(ticket, wait_seconds)
+            await self.wait(ticket, wait_seconds)
             self.lines.append((now(), f"{name} in"))
             await asyncio.sleep(hold_seconds)
             self.lines.append((now(), f"{name} out"))
         finally:
-            self.queue.leave(ticket)
+            self.leave(ticket)
 
 
 @pytest.mark.parametrize(("wait_seconds", "begins"), [(2, 2), (0, 0)])
 async def test_expired_waiter_proceeds_before_its_position(wait_seconds: float, begins: float) -> None:
-    log = QueueLog()
-    await asyncio.gather(log.start("a", 10, 5), log.start("b", wait_seconds, 4))
-    assert log.lines == sorted([(0, "a in"), (begins, "b in"), (begins + 4, "b out"), (5, "a out")])
-    assert not log.queue.queues, "a key without waiters takes no memory"
+    queue = Queue()
+    await asyncio.gather(queue.start("a", 10, 5), queue.start("b", wait_seconds, 4))
+    assert queue.lines == sorted([(0, "a in"), (begins, "b in"), (begins + 4, "b out"), (5, "a out")])
+    assert not queue.queues, "a key without waiters takes no memory"
 
 
 async def test_abandoned_ticket_does_not_let_later_ones_overtake() -> None:
-    log = QueueLog()
-    first, impatient, leaving, last = (
-        log.start(name, wait, hold) for name, wait, hold in (("a", 10, 5), ("b", 1, 1), ("c", 10, 1), ("d", 10, 1))
-    )
+    queue = Queue()
+    tasks = [queue.start(*each) for each in (("a", 10, 5), ("b", 1, 1), ("c", 10, 1), ("d", 10, 1))]
     await asyncio.sleep(3)
-    leaving.cancel()
-    await asyncio.gather(first, impatient, leaving, last, return_exceptions=True)
-    assert log.lines == [(0, "a in"), (1, "b in"), (2, "b out"), (5, "a out"), (5, "d in"), (6, "d out")]
+    tasks[2].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert queue.lines == [(0, "a in"), (1, "b in"), (2, "b out"), (5, "a out"), (5, "d in"), (6, "d out")]
 
 
 async def test_memory_of_waiters_is_linear() -> None:
     """Ten thousand calls may be about one container; no ticket refers to the others."""
-    log = QueueLog()
+    queue, sizes = KeyedQueue(Deadlines()), []
     tracemalloc.start()
-    try:
-        sizes = []
-        for _ in range(2):
-            before, _ = tracemalloc.get_traced_memory()
-            for _ in range(1_000):
-                log.start("a", 10, 0)
-            await asyncio.sleep(0)
-            sizes.append(tracemalloc.get_traced_memory()[0] - before)
-    finally:
-        tracemalloc.stop()
+    for _ in range(2):
+        before, _ = tracemalloc.get_traced_memory()
+        waits = [asyncio.create_task(queue.wait(queue.enqueue("c1"), 10)) for _ in range(1_000)]
+        await asyncio.sleep(0)
+        sizes.append(tracemalloc.get_traced_memory()[0] - before)
+    tracemalloc.stop()
     assert sizes[1] < 1.5 * sizes[0]
-    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
-    assert not log.queue.queues
+    await asyncio.gather(*waits)
+
+
+class Message:
+    """A message whose id is read once, successfully or not."""
+
+    reads = 0
+    fault: Exception | None = None
+
+    @read_once
+    def id(self) -> str:
+        """Return the id."""
+        self.reads += 1
+        if self.fault is not None:
+            raise self.fault
+        return "c1"
+
+
+def test_message_is_read_once() -> None:
+    message, second, broken = Message(), Message(), Message()
+    assert (message.id, message.id, message.reads, second.reads) == ("c1", "c1", 1, 0)
+    message.id = "c1-whole"
+    assert (message.id, message.reads) == ("c1-whole", 1)
+    assert vars(Message)["id"].__doc__ == "Return the id."
+    broken.fault = Unreadable("broken")
+    for _ in range(3):
+        with pytest.raises(Unreadable, match="broken") as caught:
+            _ = broken.id
+    assert broken.reads == 1
+    assert caught.value.__context__ is None, "nothing keeps the frames of the first time"
+
+
+Plain = type("Plain", (HeldCall,), dict.fromkeys(HeldCall.__abstractmethods__))
+"""A front's call with nothing but the abstract methods."""
+
+
+async def test_call_changes_nothing_by_default() -> None:
+    call = Plain()
+    assert await call.prepare(SUBJECT, NO_ADJUSTMENT) == {}
+    assert call.outcome(SUBJECT, NO_ADJUSTMENT, DONE) is SUBJECT
+    assert (call.unedited(Store()), call.may_be_repeated()) == (True, False)
+    assert (await call.settle(), await call.read_made(Store(), SUBJECT)) == (UNANSWERED, None)
+    assert await call.life("c1") is None
+
+
+def test_memory_budget_refuses_bytes_above_limit() -> None:
+    assert MemoryBudget().limit == PROCESS_LIMIT == 64 << 20
+    budget = MemoryBudget(limit=30)
+    assert [budget.add(20), budget.add(10), budget.add(1)] == [True, True, False]
+    budget.credit(11)
+    assert (budget.count, budget.add(10)) == (20, True)
