@@ -39,14 +39,7 @@ def querying(resources: Message) -> HookRequest:
     return HookRequest(POD, replace(CONTAINER, resources=resources))
 
 
-def test_encoded_envs_compare_like_decoded_envs() -> None:
-    sent = HookRequest(POD, replace(CONTAINER, envs=fields.Envs(b"PATH", lambda raw: ENVS, {})))
-    assert difference(sent, HookAnswer(envs={"PATH": "/bin"})).envs == {}
-    assert difference(sent, HookAnswer(envs={"PATH": "", "N": "1"})).envs == {"PATH": "", "N": "1"}
-
-
-NUMBERS: dict[str, Any] = {"cpu_period": 100_000, "cpu_quota": 50_000, "cpu_shares": 512}
-NUMBERS |= {"memory_limit_in_bytes": 2**30}
+NUMBERS: dict[str, Any] = {name: getattr(SENT, name) for name in fields.NUMBER_FIELDS if getattr(SENT, name)}
 """The numbers that SENT has: an answer with all of them is an echo."""
 CPUSETS: dict[str, Any] = {"cpuset_cpus": "0-3", "cpuset_mems": "0"}
 RESOURCES: dict[str, tuple[Message, Message, Mapping[str, Any]]] = {
@@ -123,6 +116,9 @@ def test_map_entries_set_keys_and_delete_none() -> None:
     answer = HookAnswer(labels=answered, annotations=answered, envs=answered)
     assert changes(RUN_POD, pod, answer) == Adjustment(labels=expected, annotations=expected)
     assert changes(CREATE, container, answer) == Adjustment(annotations=expected, envs=expected)
+    encoded = HookRequest(POD, replace(CONTAINER, envs=fields.Envs(b"PATH", lambda raw: ENVS, {})))
+    assert difference(encoded, HookAnswer(envs={"PATH": "/bin"})).envs == {}
+    assert difference(encoded, HookAnswer(envs={"PATH": "", "N": "1"})).envs == {"PATH": "", "N": "1"}
 
 
 PARENTS = [
@@ -223,22 +219,22 @@ def added(*plugins: Adjustment) -> Adjustment:
     return adjustment
 
 
-def test_owner_of_each_field_is_recorded() -> None:
+def test_owners_and_confirmed_fields_add_up() -> None:
     resources = {"cpu_quota": -1, "cpuset_cpus": "", "hugepage_limits": {"2MB": 1}, "unified": {"a": "9"}}
     maps: dict[str, Any] = {"labels": {"l": "1"}, "annotations": {"a": "1"}, "envs": {"E": "1"}}
     change = Adjustment(**maps, cgroup_parent="/x", resources=resources, confirmed=frozenset({"cpu_shares"}))
     of_resources = {"cpu_quota", "cpuset_cpus", "hugepage_limits.2MB", "unified.a"}
-    fields = {"labels.l", "annotations.a", "envs.E", "cgroup_parent", *(f"resources.{name}" for name in of_resources)}
+    names = {"labels.l", "annotations.a", "envs.E", "cgroup_parent", *(f"resources.{name}" for name in of_resources)}
     confirmers = frozenset({("cpu_shares", "1")})
-    assert added(change) == replace(change, owners=dict.fromkeys(fields, "1"), confirmers=confirmers)
-
-
-def test_confirmed_fields_add_up_despite_later_changes() -> None:
+    assert added(change) == replace(change, owners=dict.fromkeys(names, "1"), confirmers=confirmers)
     later = Adjustment(resources={"cpu_quota": -1}, confirmed=frozenset({"cpu_shares"}))
     both = added(Adjustment(confirmed=frozenset({"cpu_quota"})), later)
     assert (both.resources, both.confirmed) == ({"cpu_quota": -1}, {"cpu_quota", "cpu_shares"})
-    assert both.confirmers == {("cpu_quota", "1"), ("cpu_shares", "2")}
-    assert both.conflicts == ()
+    assert (both.confirmers, both.conflicts) == ({("cpu_quota", "1"), ("cpu_shares", "2")}, ())
+    three = added(*(Adjustment(envs={"E": value}) for value in "abc"))
+    assert (three.envs, three.owners) == ({"E": "c"}, {"envs.E": "3"})
+    assert three.conflicts == (Conflict("envs.E", "1", "2"), Conflict("envs.E", "2", "3"))
+    assert combine(three, "3", Adjustment(envs={"E": "d"})).conflicts == three.conflicts
 
 
 def sets(**resources: Any) -> Adjustment:
@@ -276,13 +272,6 @@ def test_later_plugin_wins(
     assert replace(both, owners={}, conflicts=()) == (second if expected is None else expected)
     assert both.conflicts == tuple(Conflict(field, loser="1", winner="2") for field in conflicts)
     assert all(both.owners[field] == "2" for field in conflicts)
-
-
-def test_three_plugins_on_one_field_are_two_conflicts() -> None:
-    three = added(*(Adjustment(envs={"E": value}) for value in "abc"))
-    assert (three.envs, three.owners) == ({"E": "c"}, {"envs.E": "3"})
-    assert three.conflicts == (Conflict("envs.E", "1", "2"), Conflict("envs.E", "2", "3"))
-    assert combine(three, "3", Adjustment(envs={"E": "d"})).conflicts == three.conflicts
 
 
 def test_adjustment_applies_to_pod_or_container_only() -> None:

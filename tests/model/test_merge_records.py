@@ -12,9 +12,7 @@ from runtimeproxy.model.merge import EffectiveUpdate, RequestedUpdate, differenc
 
 POD = PodInfo(name="web", uid="u-1", labels={"qos": "BE"}, annotations={"n": "1"}, cgroup_parent="/kube/u-1")
 REQUESTED = Resources(cpu_shares=1024, cpuset_cpus="0-3")
-CONTAINER = ContainerInfo(
-    id="c1", pod_id="p1", name="main", annotations={"a": "1"}, envs={"A": "1"}, resources=REQUESTED
-)
+CONTAINER = ContainerInfo("c1", "p1", "main", annotations={"a": "1"}, envs={"A": "1"}, resources=REQUESTED)
 BARE = replace(CONTAINER, resources=None)
 NOTHING = RequestedUpdate("c1", None)
 ECHOED_SHARES = frozenset({"cpu_shares"})
@@ -48,14 +46,9 @@ def test_unused_pod_resources_are_recorded_as_reported() -> None:
 
 
 PARENT = {"cgroup_parent"}
-MADE = Subject(
-    PodRecord(POD, POD),
-    ContainerRecord(
-        CONTAINER,
-        replace(running(cpu_shares=512, cpu_quota=5000), envs={"A": "1", "B": "2"}, annotations={"a": "1", "h": "1"}),
-        (("cpu_quota", "one"), ("cpu_shares", "two")),
-    ),
-)
+CHANGED = replace(running(cpu_shares=512, cpu_quota=5000), envs={"A": "1", "B": "2"}, annotations={"a": "1", "h": "1"})
+OWNERS = (("cpu_quota", "one"), ("cpu_shares", "two"))
+MADE = Subject(PodRecord(POD, POD), ContainerRecord(CONTAINER, CHANGED, OWNERS))
 """A container as a create requests it, with the changes of two hook servers."""
 
 
@@ -105,18 +98,16 @@ SLICES = [
 ]
 
 
-@pytest.mark.parametrize(("requested", "has", "missing"), SLICES)
-def test_slice_may_be_reported_with_another_path(requested: str, has: str, missing: set[str]) -> None:
-    made, reported = (Subject(PodRecord(POD, at(parent))) for parent in (requested, has))
-    assert merge.missing_fields(made, reported) == missing
-
-
-@pytest.mark.parametrize(("has", "missing"), [("", PARENT), ("/hook.slice/hook-a.slice", set())])
-def test_container_may_have_its_own_slice(has: str, missing: set[str]) -> None:
+def test_slice_may_be_reported_with_another_path() -> None:
+    """A container may have its own."""
+    for requested, has, missing in SLICES:
+        made, reported = (Subject(PodRecord(POD, at(parent))) for parent in (requested, has))
+        assert merge.missing_fields(made, reported) == missing
     pod = PodRecord(POD, at("/kube.slice/kube-a.slice"))
-    own = (replace(CONTAINER, cgroup_parent=parent) for parent in ("/hook-a.slice", has))
-    made, reported = (Subject(pod, ContainerRecord(CONTAINER, info)) for info in own)
-    assert merge.missing_fields(made, reported) == missing
+    for has, missing in (("", PARENT), ("/hook.slice/hook-a.slice", set())):
+        own = (replace(CONTAINER, cgroup_parent=parent) for parent in ("/hook-a.slice", has))
+        made, reported = (Subject(pod, ContainerRecord(CONTAINER, info)) for info in own)
+        assert merge.missing_fields(made, reported) == missing
 
 
 def test_unread_create_keeps_no_cgroup_parent_of_hook() -> None:
@@ -289,45 +280,33 @@ TAKEN_BACK = {"cpu_shares": 1024, "unified": {"a": "0"}}
 REPEATED = frozenset({"cpu_shares", "unified.a", "unified.b"})
 
 
-@pytest.mark.parametrize(
-    ("confirmers", "taken_back"), [({"two"}, {}), ({"one"}, TAKEN_BACK), ({"one", "two"}, TAKEN_BACK)]
-)
-def test_repeated_value_withdraws_only_own_changes(confirmers: set[str], taken_back: Mapping[str, Any]) -> None:
-    by = frozenset((field, name) for name in confirmers for field in REPEATED)
-    assert merge.differing(OWNED, NOTHING, Adjustment(confirmed=REPEATED, confirmers=by)) == taken_back
-
-
-def test_changed_map_entry_leaves_other_entries() -> None:
+def test_repeated_value_withdraws_only_own_changes() -> None:
+    for confirmers, taken_back in (({"two"}, {}), ({"one"}, TAKEN_BACK), ({"one", "two"}, TAKEN_BACK)):
+        by = frozenset((field, name) for name in confirmers for field in REPEATED)
+        assert merge.differing(OWNED, NOTHING, Adjustment(confirmed=REPEATED, confirmers=by)) == taken_back
     assert merge.differing(OWNED, NOTHING, Adjustment(resources={"unified": {"b": "2"}})) == {"unified": {"b": "2"}}
 
 
-LIMITED = running(memory_limit_in_bytes=100, memory_swap_limit_in_bytes=100)
-ECHO_BY_TWO = Adjustment(
-    confirmed=frozenset({"memory_swap_limit_in_bytes"}), confirmers=frozenset({("memory_swap_limit_in_bytes", "two")})
-)
+MEMORY, SWAP = "memory_limit_in_bytes", "memory_swap_limit_in_bytes"
 
 
-@pytest.mark.parametrize(("swap", "owned"), [(200, True), (100, False)])
-def test_swap_limit_has_owner_of_memory_limit(swap: int, owned: bool) -> None:
-    limits = running(memory_limit_in_bytes=200, memory_swap_limit_in_bytes=swap)
-    record = ContainerRecord(LIMITED, limits, (("memory_limit_in_bytes", "one"),))
-    owners = {"memory_limit_in_bytes": "one"} | ({"memory_swap_limit_in_bytes": "one"} if owned else {})
+@pytest.mark.parametrize(("swap", "owners"), [(200, {MEMORY: "one", SWAP: "one"}), (100, {MEMORY: "one"})])
+def test_swap_limit_has_owner_of_memory_limit(swap: int, owners: dict[str, str]) -> None:
+    record = ContainerRecord(memory(100, 100), memory(200, swap), ((MEMORY, "one"),))
     assert merge.owners_of(record) == owners
     container = Subject(subject().pod, record)
     assert merge.hooked_fields(container) == {f"resources.{name}": owner for name, owner in owners.items()}
     assert merge.hooked_fields(Subject(container.pod)) == {}
-    assert merge.differing(container, NOTHING, ECHO_BY_TWO) == {}
+    echo_by_two = Adjustment(confirmed=frozenset({SWAP}), confirmers=frozenset({(SWAP, "two")}))
+    assert merge.differing(container, NOTHING, echo_by_two) == {}
 
 
 def test_container_owners_follow_set_fields() -> None:
     by_two = Adjustment(resources={"cpuset_cpus": "6"}, owners={"resources.cpuset_cpus": "two"})
     started = merge.prepared(OWNED, {"cpuset_cpus": "6"}, by_two)
-    of_kubelet, taken_back = (
-        RequestedUpdate("c1", Resources(cpuset_cpus="1", unified={"b": "1"})),
-        EffectiveUpdate(NOTHING, {"cpu_shares": 1024, "unified": {"a": "0"}}),
-    )
-    updated = merge.updated(started, EffectiveUpdate(of_kubelet), fields.NO_ADJUSTMENT)
-    repeated = merge.updated(started, taken_back, fields.NO_ADJUSTMENT)
+    of_kubelet = EffectiveUpdate(RequestedUpdate("c1", Resources(cpuset_cpus="1", unified={"b": "1"})))
+    taken_back = EffectiveUpdate(NOTHING, {"cpu_shares": 1024, "unified": {"a": "0"}})
+    updated, repeated = (merge.updated(started, update, fields.NO_ADJUSTMENT) for update in (of_kubelet, taken_back))
     assert [dict(merge.container_of(made).owners) for made in (OWNED, started, updated, repeated)] == [
         {"cpu_shares": "one", "cpuset_cpus": "one", "unified.a": "one"},
         {"cpu_shares": "one", "cpuset_cpus": "two", "unified.a": "one"},
