@@ -34,9 +34,6 @@ class Systemd:
             except BlockingIOError:
                 return messages
 
-    async def until_alive(self) -> None:
-        assert await read(self.socket) == b"WATCHDOG=1"
-
     def supervisor(self, status: Callable[[], str] = lambda: "serving", **variables: str) -> SystemdNotifier:
         environ = {"NOTIFY_SOCKET": self.name, "OTHER": "1", **variables}
         made = SystemdNotifier(environ, status)
@@ -68,28 +65,27 @@ async def test_ready_and_stopping_are_sent_without_beat(systemd: Systemd, watchd
 
 @pytest.mark.parametrize("pid", [{}, {"WATCHDOG_PID": str(os.getpid())}], ids=["anybody", "us"])
 async def test_watchdog_is_notified_until_exit(systemd: Systemd, pid: dict[str, str]) -> None:
+    """The beat begins when a descriptor is available."""
+    without = systemd.supervisor(WATCHDOG_USEC=BEAT_USEC)
+    with no_descriptors():
+        without.ready(asyncio.get_running_loop())
+    assert systemd.received() == []
+    assert await read(systemd.socket) == b"WATCHDOG=1"
+    without.leave()
+    systemd.received()
     supervisor = systemd.supervisor(WATCHDOG_USEC=BEAT_USEC, **pid)
     supervisor.ready(asyncio.get_running_loop())
     assert systemd.received() == [b"READY=1", b"WATCHDOG=1", SERVING]
     with no_descriptors():
         for _ in range(3):
-            await systemd.until_alive()
+            assert await read(systemd.socket) == b"WATCHDOG=1"
         supervisor.stopping()
     assert systemd.received()[-1:] == [b"STOPPING=1"]
-    await systemd.until_alive()
+    assert await read(systemd.socket) == b"WATCHDOG=1"
     supervisor.leave()
     systemd.received()
     await asyncio.sleep(0.05)
     assert systemd.received() == []
-
-
-async def test_beat_begins_when_descriptor_is_available(systemd: Systemd) -> None:
-    supervisor = systemd.supervisor(WATCHDOG_USEC=BEAT_USEC)
-    with no_descriptors():
-        supervisor.ready(asyncio.get_running_loop())
-    assert systemd.received() == []
-    await systemd.until_alive()
-    supervisor.leave()
 
 
 @virtual_time
