@@ -69,11 +69,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 MISSING: dict[str, Callable[..., str]] = {
-    "engine": probe.missing_for,
-    "history": probe.missing_history,
-    "trees": probe.missing_for_trees,
-    "release": probe.missing_for_release,
-    "tool": probe.missing_tool,
+    **{"engine": probe.missing_for, "history": probe.missing_history, "trees": probe.missing_for_trees},
+    **{"release": probe.missing_for_release, "tool": probe.missing_tool},
 }
 """By marker: a function of the marker's arguments that returns what the machine lacks, or ""."""
 
@@ -127,7 +124,6 @@ def containerd() -> "Iterator[Containerd]":
 
 @pytest.fixture(scope="session")
 def dockerd() -> "Iterator[Dockerd]":
-    """Yield a private dockerd with the test images."""
     from tests.engines.dockerd import Dockerd
 
     with Dockerd() as engine:

@@ -21,11 +21,6 @@ _COMMAND = re.compile(r"^    \$ (.+)\n(?:    (?!\$ ).*\n|\n(?=    (?!\$ )))*", r
 """A command with the lines below it, up to the next command or the end of the block."""
 
 
-def main() -> None:
-    """Write the page again."""
-    PAGE.write_text(updated(PAGE.read_text()))
-
-
 def updated(page: str) -> str:
     """Return a page with the current outputs of its commands."""
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder, "admin.sock"), CANNED):
@@ -44,4 +39,4 @@ def _output(command: str, folder: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(updated(PAGE.read_text()))

@@ -6,9 +6,8 @@ from typing import TypeVar
 import pytest
 
 VARIABLE = "RUNTIMEPROXY_REQUIRE_ENGINES"
-WORDS = f"with {VARIABLE}=1 a skipped test counts as failed"
-
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+WORDS = f"with {VARIABLE}=1 a skipped test counts as failed"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -58,16 +59,14 @@ def test_reader_gets_old_or_new_content(
     file = StateFile(str(tmp_path / "a"), LONGEST, durable=durable)
     file.write(OLD)
     done: list[str] = []
-    for name in ("fsync", "rename"):
-        real: Callable[..., None] = getattr(os, name)
 
-        def step(*args: object, real: Callable[..., None] = real, name: str = name, **more: object) -> None:
-            done.append(name)
-            if len(done) == 1:
-                assert file.read()[0] == OLD
-            real(*args, **more)
+    def step(real: Callable[..., None], *args: object, **more: object) -> None:
+        done.append(real.__name__)
+        assert len(done) > 1 or file.read()[0] == OLD
+        real(*args, **more)
 
-        monkeypatch.setattr(os, name, step)
+    for real in (os.fsync, os.rename):
+        monkeypatch.setattr(os, real.__name__, partial(step, real))
     file.write(NEW)
     assert done == steps
     assert file.read()[0] == NEW
@@ -76,8 +75,7 @@ def test_reader_gets_old_or_new_content(
 def test_write_over_replaced_version_fails(file: StateFile) -> None:
     assert file.write(OLD, over=None) == file.version()
     version = file.version()
-    second_file = StateFile(file.path, LONGEST, durable=False)
-    second_file.write(NEW, over=version)
+    StateFile(file.path, LONGEST, durable=False).write(NEW, over=version)
     for expected_version in (version, None):
         with pytest.raises(Changed, match="was replaced by another process"):
             file.write(OLD, over=expected_version)
@@ -113,13 +111,13 @@ FOREIGN: list[tuple[str, str, bool]] = [
     ("cd ..; mv proxy elsewhere; ln -s elsewhere proxy", "cannot be read (Not a directory)", False),
 ]
 """Change of the file -> why it is refused, and whether the next write replaces it."""
-ROOTS = [
-    pytest.param("chmod 620 a; chgrp 12345 a", "can be written by group 12345", True, marks=pytest.mark.engine),
-    pytest.param("chown 12345 a", "belongs to user 12345", True, marks=pytest.mark.engine),
-]
+ROOTS = [("chmod 620 a; chgrp 12345 a", "can be written by group 12345", True)]
+ROOTS += [("chown 12345 a", "belongs to user 12345", True)]
 
 
-@pytest.mark.parametrize(("do", "why", "heals"), [*FOREIGN, *ROOTS])
+@pytest.mark.parametrize(
+    ("do", "why", "heals"), [*FOREIGN, *(pytest.param(*row, marks=pytest.mark.engine) for row in ROOTS)]
+)
 def test_file_writable_by_others_is_refused(file: StateFile, do: str, why: str, heals: bool) -> None:
     file.write(OLD)
     subprocess.run(["sh", "-ec", do], cwd=Path(file.path).parent, check=True)
@@ -148,11 +146,10 @@ def test_failed_write_reports_cause(tmp_path: Path) -> None:
 
 
 def test_full_disk_keeps_old_file(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.write(OLD)
-
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
+    file.write(OLD)
     with monkeypatch.context() as faulty:
         faulty.setattr(os, "fsync", full)
         with pytest.raises(StateError, match=r"cannot be written \(No space left on device\)"):

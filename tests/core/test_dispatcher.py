@@ -161,6 +161,14 @@ async def test_refusal_text_is_returned_but_not_logged(desk: Desk, caplog: Log) 
     assert CANARY not in caplog.text
 
 
+@pytest.mark.parametrize(("detail", "logged"), [("", ""), ("2s are over", ": 2s are over")])
+@pytest.mark.parametrize(("text", "added"), [("", ""), ("PASSWORD=secret", ": PASSWORD=secret")])
+def test_hook_error_logs_no_foreign_text(detail: str, logged: str, text: str, added: str) -> None:
+    error = HookError("koordlet", "PreRunPodSandbox", Reason.DEADLINE, detail, text)
+    assert error.logged == f"hook server 'koordlet' at PreRunPodSandbox: deadline{logged}"
+    assert str(error) == error.logged + added
+
+
 async def test_policy_applies_when_budget_is_used_up(desk: Desk) -> None:
     desk.plugins.add("a", SHARES)
     assert await desk.before(seconds=0.0) is fields.NO_ADJUSTMENT

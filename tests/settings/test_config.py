@@ -120,7 +120,9 @@ def test_docker_mode_ignores_image_endpoint_with_warning() -> None:
 def test_misspelt_variable_is_warned_about_without_value() -> None:
     environ = {"RUNTIMEPROXY_HOOK_TIMOUT": "secret", "RUNTIMEPROXY_ZZ": "secret", "OTHER": "secret"}
     ends = ("did you mean RUNTIMEPROXY_HOOK_TIMEOUT?", "runtimeproxy config default lists them")
-    warnings = tuple(f"{name} is ignored: there is no such option; {end}" for name, end in zip(environ, ends, strict=False))
+    warnings = tuple(
+        f"{name} is ignored: there is no such option; {end}" for name, end in zip(environ, ends, strict=False)
+    )
     assert config.load({}, environ).warnings == warnings
 
 
