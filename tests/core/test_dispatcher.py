@@ -305,7 +305,7 @@ STAYS = [(10.0, 0.6, Reason.DEADLINE), (1.0, 0.3, Reason.DEADLINE), (10.0, 2.0, 
 
 
 @pytest.mark.parametrize(("budget", "remaining", "reason"), [*OPENS, *STAYS])
-async def test_deadline_is_breaker_failure_if_third_of_time_remained(
+async def test_deadline_is_failure_if_third_remained(
     guarded: Guarded, budget: float, remaining: float, reason: Reason
 ) -> None:
     """A short deadline or earlier plugins may leave a healthy server less; the first of several has about half."""

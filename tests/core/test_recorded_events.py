@@ -16,7 +16,7 @@ from runtimeproxy.model import fields
 from runtimeproxy.model.fields import ContainerRecord, HookAnswer, PodInfo, PodRecord, Resources, Subject, kind_of
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.observe.events import PARTS
-from runtimeproxy.observe.metrics import PROCESS, Metrics
+from runtimeproxy.observe.metrics import PROCESS
 from tests.fakes.calls import AGREED, FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
@@ -28,6 +28,7 @@ pytestmark = virtual_time
 CREATE, START, STOP = Operation.CREATE_CONTAINER, Operation.START_CONTAINER, Operation.STOP_CONTAINER
 RUN = Operation.RUN_POD_SANDBOX
 CANARY = "canary-4711"
+Log, Fields = pytest.LogCaptureFixture, dict[str, Any]
 SECRETS = {"SECRET": CANARY}
 POD = PodInfo("p1", "web", "u1", "shop", labels=SECRETS, annotations=SECRETS)
 CONTAINER = fields.ContainerInfo("c1", "p1", "main", annotations=SECRETS, envs=SECRETS)
@@ -47,7 +48,7 @@ class Recorded(Core):
     def call(self, operation: Operation = CREATE, **fields: Any) -> FakeCall:
         return FakeCall(operation, **{"known": SUBJECT, "runtime_seconds": 0.25, **fields})
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Fields]:
         """Return the events without number and time, their fields as a mapping."""
         shown = shown_of(self.metrics.events)
         assert CANARY not in str(shown)
@@ -85,7 +86,7 @@ async def test_edited_event_separates_fields_without_effect(core: Recorded, unus
 
 
 BAD_FIELDS = {"reason": "bad_answer", "fields": {"cgroup_parent": "a", "resources.cpu_quota": "a"}}
-Outcome = tuple[Behaviour, Any, str, dict[str, Any]]
+Outcome = tuple[Behaviour, Any, str, Fields]
 FAILURES: dict[str, Outcome] = {
     "refused": (erring(Reason.REFUSED), IGNORE, "refused", {"reason": "refused"}),
     "failed closed": (erring(Reason.ERROR_STATUS), FAIL, "refused", {"reason": "error_status"}),
@@ -97,7 +98,7 @@ FAILURES: dict[str, Outcome] = {
 
 @pytest.mark.parametrize(("behaviour", "policy", "kind", "more"), FAILURES.values(), ids=FAILURES)
 async def test_hook_failure_is_event_and_last_error(
-    core: Recorded, behaviour: Behaviour, policy: Any, kind: str, more: dict[str, Any]
+    core: Recorded, behaviour: Behaviour, policy: Any, kind: str, more: Fields
 ) -> None:
     core.plugins.add("a", behaviour, policy=policy)
     core.metrics.events.wall_clock = lambda: 7.5
@@ -116,14 +117,12 @@ async def test_hook_failure_is_event_and_last_error(
     assert (len(core.events()), last.hook, last.reason) == (1, "PostStopContainer", "unreachable")
 
 
-REFUSED_CALLS: list[tuple[Behaviour, dict[str, Any]]]
+REFUSED_CALLS: list[tuple[Behaviour, Fields]]
 REFUSED_CALLS = [(BAD, {}), (Reason.ERROR_STATUS, {}), (NOTHING, {"known": None, "read_seconds": 100.0})]
 
 
 @pytest.mark.parametrize(("behaviour", "fields"), REFUSED_CALLS, ids=["bad", "failed", "late"])
-async def test_refused_call_is_freed_without_garbage_collector(
-    core: Recorded, behaviour: Behaviour, fields: dict[str, Any]
-) -> None:
+async def test_refused_call_is_freed_without_collector(core: Recorded, behaviour: Behaviour, fields: Fields) -> None:
     """Neither its error nor its event keeps it."""
     core.plugins.add("a", behaviour, policy=FAIL)
     gc.collect()
@@ -158,7 +157,7 @@ async def test_failed_call_event_has_hook_fields(core: Recorded) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"known": None}, {"known_error": Unreadable("cut")}])
-async def test_unchanged_call_is_event_only_if_failed(core: Recorded, fields: dict[str, Any]) -> None:
+async def test_unchanged_call_is_event_only_if_failed(core: Recorded, fields: Fields) -> None:
     for reply in (AGREED, UNANSWERED, Reply(agreed=False, no_op=True)):
         await core.run(core.call(reply=reply, **fields))
     assert core.events() == []
@@ -169,7 +168,7 @@ async def test_unchanged_call_is_event_only_if_failed(core: Recorded, fields: di
     assert event == {"kind": "failed", "operation": "CreateContainer", "call": core.times.id, **names}
 
 
-SLOW: list[tuple[dict[str, Any], str, dict[str, float]]] = [
+SLOW: list[tuple[Fields, str, dict[str, float]]] = [
     ({"runtime_seconds": SLOW_SECONDS + 0.25}, "agreed", seconds(1.25)),
     ({"runtime_seconds": 2.0, "reply": UNANSWERED}, "unsettled", seconds(2.0)),
     ({}, "ended", seconds(0, hooks=1.5)),
@@ -177,9 +176,7 @@ SLOW: list[tuple[dict[str, Any], str, dict[str, float]]] = [
 
 
 @pytest.mark.parametrize(("fields", "outcome", "parts"), SLOW)
-async def test_call_above_one_second_is_slow_event(
-    core: Recorded, fields: dict[str, Any], outcome: str, parts: dict[str, float]
-) -> None:
+async def test_long_call_is_slow_event(core: Recorded, fields: Fields, outcome: str, parts: dict[str, float]) -> None:
     """Also a call whose client disconnects while hook servers are called."""
     await core.run(core.call(runtime_seconds=SLOW_SECONDS))
     if outcome == "ended":
@@ -206,15 +203,7 @@ async def test_event_of_new_pod_has_its_id(core: Recorded) -> None:
     assert (event["kind"], event["podId"]) == ("edited", "p1")
 
 
-async def test_each_held_call_has_its_own_id(core: Recorded) -> None:
-    calls = [core.call() for _ in range(3)]
-    for call in calls:
-        await core.run(call)
-    assert [call.call_id for call in calls] == [f"{PROCESS}-{number}" for number in (1, 2, 3)]
-    assert (len(PROCESS), Metrics(lambda: 0.0).call("StopContainer").id) == (4, f"{PROCESS}-1")
-
-
-LOGGED: list[tuple[Behaviour, dict[str, Any]]] = [
+LOGGED: list[tuple[Behaviour, Fields]] = [
     (erring(Reason.ERROR_STATUS), {}),
     (BAD, {}),
     (ANSWER, {"reply": FAILED}),
@@ -226,9 +215,7 @@ LOGGED: list[tuple[Behaviour, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("behaviour", "fields"), LOGGED)
-async def test_log_lines_of_call_have_its_id(
-    core: Recorded, behaviour: Behaviour, fields: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_log_lines_of_call_have_id(core: Recorded, behaviour: Behaviour, fields: Fields, caplog: Log) -> None:
     core.plugins.add("a", behaviour)
     core.plugins.add("b", CONTRADICTS)
     call = core.call(**fields)
@@ -236,6 +223,7 @@ async def test_log_lines_of_call_have_its_id(
         await core.run(call)
         await asyncio.sleep(0.5)
     assert caplog.records
-    assert {vars(record)["call"] for record in caplog.records} == {call.call_id}
+    assert {vars(record)["call"] for record in caplog.records} == {call.call_id} == {f"{PROCESS}-1"}
+    assert (len(PROCESS), core.metrics.call("StopContainer").id) == (4, f"{PROCESS}-2")
     assert CANARY not in caplog.text
     await core.lifecycle.open_calls.stop()

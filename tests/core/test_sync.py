@@ -170,15 +170,12 @@ async def test_read_does_not_override_concurrent_commit_or_drop(any_id: str, act
 
 
 CALLS = [(UPDATE, "c1", 0, 3), (UPDATE, "c1", 1.5, 0.2), (CREATE, "p1/read/0", 0, 3)]
+CALLS += [(RUN_POD, pod("p1", "read").effective.full_name, 1.1, 1.6)]
 """An update under way and one meanwhile, a create of the container and one of its pod."""
 
 
-@pytest.mark.parametrize(
-    ("operation", "key", "begins", "lasts"), [*CALLS, (RUN_POD, pod("p1", "read").effective.full_name, 1.1, 1.6)]
-)
-async def test_subject_of_running_call_is_read_by_next_pass(
-    operation: Operation, key: str, begins: float, lasts: float
-) -> None:
+@pytest.mark.parametrize(("operation", "key", "begins", "lasts"), CALLS)
+async def test_call_subject_is_read_by_next_pass(operation: Operation, key: str, begins: float, lasts: float) -> None:
     """The status may be older than an update that passes while it is read; a create has yet to be answered."""
     async with uncalled("p1", "c1").running() as rig:
         await asyncio.sleep(begins)

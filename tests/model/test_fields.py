@@ -241,9 +241,7 @@ USED: list[tuple[set[str], Mapping[str, Any], Mapping[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("ignored", "sent", "differs"), USED)
-def test_used_part_lacks_fields_without_effect(
-    ignored: set[str], sent: Mapping[str, Any], differs: Mapping[str, Any]
-) -> None:
+def test_used_part_lacks_unused_fields(ignored: set[str], sent: Mapping[str, Any], differs: Mapping[str, Any]) -> None:
     used, lost = no_effect.used(Adjustment(**sent), frozenset(ignored))
     assert used == Adjustment(**{**sent, **differs})
     assert lost == (ignored if differs else set())
@@ -285,9 +283,7 @@ REPLACED: list[tuple[PodInfo | ContainerInfo, Mapping[str, Any], Mapping[str, Pa
 
 
 @pytest.mark.parametrize(("info", "hooked", "pairs"), REPLACED)
-def test_replaced_values_are_original_values(
-    info: Any, hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None
-) -> None:
+def test_replaced_values_are_originals(info: Any, hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None) -> None:
     record, name = (PodRecord, POD_NAME) if info is POD else (ContainerRecord, CONTAINER_NAME)
     assert original_values_of(record(info, replace(info, **hooked))) == (
         None if pairs is None else OriginalValues(name, pairs)

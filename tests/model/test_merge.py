@@ -129,9 +129,7 @@ PARENTS = [
 
 
 @pytest.mark.parametrize(("pods", "containers", "answered", "expected"), PARENTS)
-def test_answer_changes_cgroup_parent_if_different(
-    pods: str, containers: str | None, answered: str, expected: str | None
-) -> None:
+def test_answer_changes_cgroup_parent(pods: str, containers: str | None, answered: str, expected: str | None) -> None:
     pod = replace(POD, cgroup_parent=pods)
     container = None if containers is None else replace(CONTAINER, cgroup_parent=containers)
     hook_point, answer = RUN_POD if container is None else CREATE, HookAnswer(cgroup_parent=answered)

@@ -194,9 +194,7 @@ IN_POD: dict[str, tuple[PodRecord, PodInfo | None, PodInfo, PodInfo]] = {
 
 
 @pytest.mark.parametrize(("pod", "queried", "original", "effective"), IN_POD.values(), ids=IN_POD)
-def test_pod_is_updated_by_create_of_container(
-    pod: PodRecord, queried: PodInfo | None, original: PodInfo, effective: PodInfo
-) -> None:
+def test_create_updates_pod(pod: PodRecord, queried: PodInfo | None, original: PodInfo, effective: PodInfo) -> None:
     record = PodRecord(replace(pod.original, id="p1"), replace(pod.effective, id="p1"), pod.read)
     made = merge.in_pod(record, queried, CONTAINER)
     assert (made.pod.original, made.pod.effective) == (replace(original, id="p1"), replace(effective, id="p1"))
@@ -209,9 +207,7 @@ READ_PARENTS = [(None, "/kube", "/kube"), ("/hooked", "/kube", "/hooked"), ("", 
 
 
 @pytest.mark.parametrize(("pods", "containers", "expected"), READ_PARENTS)
-def test_read_container_sets_unreported_cgroup_parent_of_pod(
-    pods: str | None, containers: str, expected: str | None
-) -> None:
+def test_read_container_sets_unreported_cgroup_parent(pods: str | None, containers: str, expected: str | None) -> None:
     pod, container = replace(POD, cgroup_parent=pods), replace(CONTAINER, cgroup_parent=containers)
     read = merge.subject_of_read(PodRecord(pod, pod, read=True), ContainerRecord(container, container))
     assert (read.pod.original.cgroup_parent, read.pod.effective.cgroup_parent) == (expected, expected)

@@ -242,9 +242,7 @@ UNKNOWN: list[tuple[str, Sources, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("version", "sources", "errors", "warnings"), UNKNOWN)
-def test_options_unknown_to_earlier_version_are_reported(
-    version: str, sources: Sources, errors: list[str], warnings: list[str]
-) -> None:
+def test_later_options_are_reported(version: str, sources: Sources, errors: list[str], warnings: list[str]) -> None:
     findings = config.unknown_to_version(version, *sources, FILE)
     assert [len(findings.errors), len(findings.warnings)] == [len(errors), len(warnings)]
     lines = zip((*findings.errors, *findings.warnings), (*errors, *warnings), strict=True)
