@@ -1,22 +1,40 @@
-"""The course of a call up to the release: order of its steps, and the effects of failures (relay-rules C6, C7, C9)."""
+"""The course of a call up to the release: order of its steps, and the effects of failures (relay-rules C6, C7, C9).
+
+The outcomes of calls are recorded as events that have ids, names, reasons and fields, and no value.
+"""
 
 import asyncio
 import gc
 import logging
+import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from runtimeproxy.core.call import UNANSWERED, CallState, Reply, Unreadable
-from runtimeproxy.errors import BackendError, Reason
+from runtimeproxy.core.lifecycle import SLOW_SECONDS
+from runtimeproxy.errors import BackendError, HookError, Reason
 from runtimeproxy.model import merge
-from runtimeproxy.model.fields import NO_ADJUSTMENT, HookAnswer, PodInfo, PodRecord, Resources, Subject
+from runtimeproxy.model.fields import (
+    NO_ADJUSTMENT,
+    ContainerRecord,
+    HookAnswer,
+    PodInfo,
+    PodRecord,
+    Resources,
+    Subject,
+    kind_of,
+)
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, Operation, Stage, SubjectKind
+from runtimeproxy.observe.events import PARTS
+from runtimeproxy.observe.metrics import PROCESS
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.fakes.calls import AGREED, CONTAINER, POD, SUBJECT, FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core, moments
-from tests.fakes.plugins import FAIL, IGNORE
+from tests.fakes.plugins import FAIL, IGNORE, NOTHING, Behaviour
+from tests.observe.events import shown_of
 
 pytestmark = virtual_time
 
@@ -121,23 +139,18 @@ async def test_pod_with_skip_label_gets_no_hook_calls(core: Core, label: str, sk
     assert core.store.container("c1") is not None
 
 
-READS = [
-    ("PostStartContainer", SUBJECT, ["read"], [("a", "PostStartContainer")], (1, 1)),
-    ("PostStartContainer", None, ["read"], [], (0, 0)),
-    ("PreCreateContainer", SUBJECT, [], [], (0, 0)),
-]
+READS = [("PostStartContainer", SUBJECT), ("PostStartContainer", None), ("PreCreateContainer", SUBJECT)]
 
 
-@pytest.mark.parametrize(("hook_point", "read", "queries", "notified", "counts"), READS)
-async def test_subject_is_read_only_for_plugins_of_call(
-    core: Core, hook_point: str, read: Subject | None, queries: list[str], notified: list[Any], counts: tuple[int, int]
-) -> None:
+@pytest.mark.parametrize(("hook_point", "read"), READS)
+async def test_subject_is_read_only_for_plugins_of_call(core: Core, hook_point: str, read: Subject | None) -> None:
     """Without one, a call passes without hooks if the runtime does not know the subject."""
     core.plugins.add("a", points=(hook_point,), policy=FAIL)
-    call = FakeCall(START, known=None, read=read)
-    assert await core.run(call) == [*queries, "release", "answer"]
-    assert call.released_with == (read if queries else None, NO_ADJUSTMENT)
-    assert (core.plugins.notified(), core.store.counts()) == (notified, counts)
+    call, reads = FakeCall(START, known=None, read=read), hook_point == "PostStartContainer"
+    assert await core.run(call) == [*["read"] * reads, "release", "answer"]
+    assert call.released_with == (read if reads else None, NO_ADJUSTMENT)
+    known = reads and read is not None
+    assert (core.plugins.notified(), core.store.counts()) == ([("a", hook_point)] * known, (known, known))
     assert core.metrics.total("hook_failures") == 0
 
 
@@ -243,16 +256,6 @@ async def test_extra_update_during_lost_update_leaves_no_record(core: Core) -> N
     assert (core.store.counts(), watch.retained) == ((1, 0), set())
 
 
-@pytest.mark.filterwarnings("error")
-async def test_immediate_cancel_leaves_no_query(core: Core) -> None:
-    core.plugins.add("a")
-    call = FakeCall(START, known=None)
-    core.start(call).cancel()
-    await asyncio.sleep(1)
-    gc.collect()
-    assert call.steps == []
-
-
 TIMES: list[tuple[tuple[float, ...], float | None, list[Any]]] = [
     # never more than half of the caller's time (fault matrix H4)
     *[((100, 100), None, [5, 5]), ((100, 100), 20.0, [5, 5]), ((100, 100), 8.0, [2, 2])],
@@ -279,10 +282,9 @@ async def test_hanging_hook_server_leaves_time_for_later_ones(
     assert core.metrics.total("hook_failures") == len(timeouts)
 
 
-ENDLESS = {"read_seconds": 1000, "known": None}
 BUDGETS: list[tuple[Fields, list[float], float]] = [
     ({"known": None, "read": SUBJECT, "read_seconds": 4}, [6.0], 4),
-    ({**ENDLESS, "deadline": 4.0}, [], 2),
+    ({"known": None, "read_seconds": 1000, "deadline": 4.0}, [], 2),
     ({"prepare_seconds": 1000}, [10.0], 10.5),
     ({"prepare_seconds": 1000, "deadline": 8.0}, [4.0], 4.5),
 ]
@@ -374,3 +376,209 @@ async def test_queue_wait_ends_with_budget(core: Core) -> None:
     assert hurried.steps[-2] == (2, "release")
     assert core.failures("b", "PreUpdateContainerResources", Reason.DEADLINE) == 1
     await first
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+SECRETS = {"SECRET": CANARY}
+SECRET_POD = PodInfo("p1", "web", "u1", "shop", labels=SECRETS, annotations=SECRETS)
+OF_POD, SECRET = PodRecord(SECRET_POD, SECRET_POD), replace(CONTAINER, annotations=SECRETS, envs=SECRETS)
+SECRET_SUBJECT = Subject(OF_POD, ContainerRecord(SECRET, SECRET))
+FAILED = Reply(agreed=False, message=CANARY.encode())
+NAMES = {"namespace": "shop", "pod": "web", "podId": "p1", "container": "main", "containerId": "c1"}
+ANSWER = HookAnswer(annotations={"A": CANARY}, envs={"B": CANARY}, resources=Resources(cpuset_cpus="0-3"))
+CONTRADICTS = HookAnswer(envs={"B": CANARY + "2"})
+BAD = HookAnswer(cgroup_parent=CANARY, resources=Resources(cpu_quota=-7))
+EDITED = {"annotations.A": "a", "envs.B": "a", "resources.cpuset_cpus": "a"}
+AT_CREATE = {"hook": "PreCreateContainer"}
+
+
+class Recorded(Core):
+    """The core with a plugin that leaks a canary wherever it can."""
+
+    def call(self, operation: Operation = CREATE, **fields: Any) -> FakeCall:
+        return FakeCall(operation, **{"known": SECRET_SUBJECT, "runtime_seconds": 0.25, **fields})
+
+    def events(self) -> list[Fields]:
+        """Return the events without number and time, their fields as a mapping."""
+        shown = shown_of(self.metrics.events)
+        assert CANARY not in str(shown)
+        for event in shown:
+            del event["number"], event["time"]
+            if "fields" in event:
+                event["fields"] = {entry["field"]: entry["hookServer"] for entry in event["fields"]}
+        return shown
+
+
+@pytest.fixture
+def recorded() -> Recorded:
+    return Recorded()
+
+
+def erring(reason: Reason) -> HookError:
+    return HookError("a", "PreCreateContainer", reason, "status", peer_text=CANARY)
+
+
+def seconds(runtime: float, **parts: float) -> dict[str, float]:
+    return dict.fromkeys(PARTS, 0.0) | {"runtime": runtime} | parts
+
+
+@pytest.mark.parametrize("unused", [set(), {"envs.B"}, {*EDITED}], ids=["none", "one", "all"])
+async def test_edited_event_separates_fields_without_effect(recorded: Recorded, unused: set[str]) -> None:
+    recorded.plugins.add("a", ANSWER, delay_seconds=0.5)
+    call, why = recorded.call(), "sent, no effect in x"
+    call.no_effect = ((why, frozenset(map(kind_of, unused)) | {"labels"}), ("left out", frozenset()))
+    await recorded.run(call)
+    common = {"call": call.call_id, "operation": "CreateContainer", **NAMES}
+    used = {name: owner for name, owner in EDITED.items() if name not in unused}
+    edited = {**common, "kind": "edited", "fields": used, "seconds": seconds(0.25, hooks=0.5)}
+    without = {**common, "kind": "no_effect", "fields": dict.fromkeys(unused, "a"), "text": why}
+    assert recorded.events() == [*([without] if unused else []), *([edited] if used else [])]
+
+
+BAD_FIELDS = {"reason": "bad_answer", "fields": {"cgroup_parent": "a", "resources.cpu_quota": "a"}}
+Outcome = tuple[Behaviour, Any, str, Fields]
+FAILURES: dict[str, Outcome] = {
+    "refused": (erring(Reason.REFUSED), IGNORE, "refused", {"reason": "refused"}),
+    "failed closed": (erring(Reason.ERROR_STATUS), FAIL, "refused", {"reason": "error_status"}),
+    "failed open": (erring(Reason.ERROR_STATUS), IGNORE, "failed_open", {"reason": "error_status"}),
+    "bad fields, closed": (BAD, FAIL, "refused", BAD_FIELDS),
+    "bad fields, open": (BAD, IGNORE, "failed_open", BAD_FIELDS),
+}
+
+
+@pytest.mark.parametrize(("behaviour", "policy", "kind", "more"), FAILURES.values(), ids=FAILURES)
+async def test_hook_failure_is_event_and_last_error(
+    recorded: Recorded, behaviour: Behaviour, policy: Any, kind: str, more: Fields
+) -> None:
+    recorded.plugins.add("a", behaviour, policy=policy)
+    recorded.metrics.events.wall_clock = lambda: 7.5
+    call = recorded.call()
+    await recorded.run(call)
+    notified = {"kind": kind, "call": call.call_id, "operation": "CreateContainer", "hookServer": "a", **AT_CREATE}
+    assert recorded.events() == [{**notified, **NAMES, **more}]
+    (plugin,) = recorded.plugins.plugins
+    last = plugin.last_error
+    assert (last.time, last.hook, last.reason) == (7.5, "PreCreateContainer", more["reason"])
+    recorded.plugins.plugins.clear()
+    recorded.plugins.add("a", Reason.UNREACHABLE, points=("PostStopContainer",), policy=FAIL)
+    await recorded.run(recorded.call(STOP))
+    (plugin,) = recorded.plugins.plugins
+    last = plugin.last_error
+    assert (len(recorded.events()), last.hook, last.reason) == (1, "PostStopContainer", "unreachable")
+
+
+REFUSED_CALLS: list[tuple[Behaviour, Fields]]
+REFUSED_CALLS = [(BAD, {}), (Reason.ERROR_STATUS, {}), (NOTHING, {"known": None, "read_seconds": 100.0})]
+
+
+@pytest.mark.parametrize(("behaviour", "fields"), REFUSED_CALLS, ids=["bad", "failed", "late"])
+async def test_refused_call_is_freed_without_collector(
+    recorded: Recorded, behaviour: Behaviour, fields: Fields
+) -> None:
+    """Neither its error nor its event keeps it."""
+    recorded.plugins.add("a", behaviour, policy=FAIL)
+    gc.collect()
+    gc.disable()
+    try:
+        call = recorded.call(**fields)
+        await recorded.run(call)
+        call.refused_with = None
+        reference = weakref.ref(call)
+        del call
+        await asyncio.sleep(20)  # until the timers of its deadlines have expired
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+async def test_conflict_event_names_loser_and_winner(recorded: Recorded) -> None:
+    recorded.plugins.add("a", ANSWER)
+    recorded.plugins.add("b", CONTRADICTS)
+    await recorded.run(recorded.call())
+    conflict, edited = recorded.events()
+    notified = {"kind": "conflict", "hookServer": "a", "fields": {"envs.B": "b"}, **AT_CREATE, **NAMES}
+    assert conflict == {**notified, "call": edited["call"], "operation": "CreateContainer"}
+    assert edited["fields"] == {**EDITED, "envs.B": "b"}
+
+
+async def test_failed_call_event_has_hook_fields(recorded: Recorded) -> None:
+    recorded.plugins.add("a", ANSWER)
+    await recorded.run(recorded.call(reply=FAILED))
+    notified = {"kind": "failed", "operation": "CreateContainer", "fields": EDITED, "seconds": seconds(0.25), **NAMES}
+    assert recorded.events() == [{**notified, "call": recorded.times.id}]
+
+
+@pytest.mark.parametrize("fields", [{}, {"known": None}, {"known_error": Unreadable("cut")}])
+async def test_unchanged_call_is_event_only_if_failed(recorded: Recorded, fields: Fields) -> None:
+    for reply in (AGREED, UNANSWERED, Reply(agreed=False, no_op=True)):
+        await recorded.run(recorded.call(reply=reply, **fields))
+    assert recorded.events() == []
+    await recorded.run(recorded.call(reply=FAILED, **fields))
+    (event,) = recorded.events()
+    assert event.pop("seconds")
+    names = {} if fields else NAMES
+    assert event == {"kind": "failed", "operation": "CreateContainer", "call": recorded.times.id, **names}
+
+
+SLOW: list[tuple[Fields, str, dict[str, float]]] = [
+    ({"runtime_seconds": SLOW_SECONDS + 0.25}, "agreed", seconds(1.25)),
+    ({"runtime_seconds": 2.0, "reply": UNANSWERED}, "unsettled", seconds(2.0)),
+    ({}, "ended", seconds(0, hooks=1.5)),
+]
+
+
+@pytest.mark.parametrize(("fields", "outcome", "parts"), SLOW)
+async def test_long_call_is_slow_event(
+    recorded: Recorded, fields: Fields, outcome: str, parts: dict[str, float]
+) -> None:
+    """Also a call whose client disconnects while hook servers are called."""
+    await recorded.run(recorded.call(runtime_seconds=SLOW_SECONDS))
+    if outcome == "ended":
+        recorded.plugins.add("a", delay_seconds=1.75)
+    running = recorded.start(recorded.call(**fields))
+    await asyncio.sleep(1.5)
+    if outcome == "ended":
+        running.cancel()
+    await asyncio.wait({running})
+    (event,) = recorded.events()
+    assert (event["kind"], event["reason"], event["seconds"]) == ("slow", outcome, parts)
+
+
+async def test_event_of_new_pod_has_its_id(recorded: Recorded) -> None:
+    recorded.plugins.add("a", HookAnswer(labels={"L": CANARY}))
+    pod = replace(SECRET_POD, id="")
+
+    class Run(FakeCall):
+        def outcome(self, *_: object) -> Subject:
+            return Subject(OF_POD)
+
+    await recorded.run(Run(Operation.RUN_POD_SANDBOX, Subject(PodRecord(pod, pod)), runtime_seconds=0.25))
+    (event,) = recorded.events()
+    assert (event["kind"], event["podId"]) == ("edited", "p1")
+
+
+LOGGED: list[tuple[Behaviour, Fields]] = [
+    (erring(Reason.ERROR_STATUS), {}),
+    (BAD, {}),
+    (ANSWER, {"reply": FAILED}),
+    (ANSWER, {"key": Unreadable("cut")}),
+    (ANSWER, {"edit_error": KeyError(CANARY)}),
+    (ANSWER, {"operation": START, "prepare_error": BackendError(CANARY)}),
+    (ANSWER, {"operation": STOP, "reply": UNANSWERED, "outcomes": [KeyError("x")], "known": SECRET_SUBJECT}),
+]
+
+
+@pytest.mark.parametrize(("behaviour", "fields"), LOGGED)
+async def test_log_lines_of_call_have_id(recorded: Recorded, behaviour: Behaviour, fields: Fields, caplog: Log) -> None:
+    recorded.plugins.add("a", behaviour)
+    recorded.plugins.add("b", CONTRADICTS)
+    call = recorded.call(**fields)
+    with caplog.at_level(logging.DEBUG):
+        await recorded.run(call)
+        await asyncio.sleep(0.5)
+    assert caplog.records
+    assert {vars(record)["call"] for record in caplog.records} == {call.call_id} == {f"{PROCESS}-1"}
+    assert (len(PROCESS), recorded.metrics.call("StopContainer").id) == (4, f"{PROCESS}-2")
+    assert CANARY not in caplog.text
+    await recorded.lifecycle.open_calls.stop()

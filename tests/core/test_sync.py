@@ -65,6 +65,10 @@ async def test_nothing_is_read_before_runtime_is_available() -> None:
     rig.sync.soon()
     await asyncio.sleep(0.1)
     assert rig.known == {"p1"}
+    for _ in range(50):
+        rig.sync.soon()
+        await asyncio.sleep(0.1)
+    assert 5 <= len(rig.state.lists) <= 7, "a runtime that reconnects repeatedly is listed once per second"
     await rig.sync.stop()
 
 
@@ -187,21 +191,6 @@ async def test_call_subject_is_read_by_next_pass(operation: Operation, key: str,
     await update
 
 
-async def test_record_committed_after_list_call_stays() -> None:
-    """Also if it had a record before: a commit shows that the runtime has it."""
-    rig = Synced("p1")
-    for any_id in ("c1", "c2"):
-        rig.store.commit(container(any_id, f"pod of {any_id}"))
-    rig.state.list_seconds = 1
-    async with rig.running():
-        await asyncio.sleep(0.5)
-        rig.store.commit(container("c1", "pod of c1", name="committed"))
-        rig.store.commit(container("c3"))
-        await asyncio.sleep(1)
-        assert rig.known == {"p1", "c1", "pod of c1", "c3"}
-        assert sorted(rig.removed_ids) == ["c2", "pod of c2"]
-
-
 @pytest.mark.parametrize("hooked", [True, False])
 async def test_originals_of_unlisted_subject_are_dropped(hooked: bool) -> None:
     """Also if no hook server is registered, no record is known, and there is no ``on_dropped``."""
@@ -238,28 +227,25 @@ async def test_state_read_is_set_after_first_pass(error: BackendError | None, se
         assert not rig.lifecycle.state_read.is_set()
 
 
-async def test_subjects_of_calls_and_their_pods_are_not_dropped() -> None:
+async def test_subjects_of_calls_and_new_records_are_not_dropped() -> None:
+    """Also the pods of subjects, and what had a record before: a commit shows that the runtime has it."""
     rig = Synced("p9")
-    for any_id in ("c1", "c2"):
+    for any_id in ("c1", "c2", "c3"):
         rig.store.commit(container(any_id, f"pod of {any_id}"))
     rig.store.commit(Subject(pod("p3")))
+    rig.state.list_seconds = 1
     stops = [rig.start(FakeCall(STOP, key=key, known=None, runtime_seconds=3)) for key in ("c1", "p3")]
     await asyncio.sleep(0)
     async with rig.running():
+        await asyncio.sleep(0.5)
+        rig.store.commit(container("c3", "pod of c3", name="committed"))
+        rig.store.commit(container("c4", "p9"))
         await asyncio.sleep(1)
-        assert (rig.known, sorted(rig.removed_ids)) == ({"p9", "c1", "pod of c1", "p3"}, ["c2", "pod of c2"])
-        assert rig.metrics.counted("records_swept") == 2
+        assert rig.known == {"p9", "c1", "pod of c1", "p3", "c3", "pod of c3", "c4"}
+        assert (sorted(rig.removed_ids), rig.metrics.counted("records_swept")) == (["c2", "pod of c2"], 2)
         await asyncio.gather(*stops)
-        await asyncio.sleep(PASS_SECONDS)
+        await asyncio.sleep(PASS_SECONDS + 1)
         assert rig.known == {"p9"}
-
-
-async def test_reconnecting_runtime_is_listed_once_per_second() -> None:
-    async with Synced("p1").running() as rig:
-        for _ in range(50):
-            rig.sync.soon()
-            await asyncio.sleep(0.1)
-    assert 4 <= len(rig.state.lists) <= 6
 
 
 @pytest.mark.parametrize("error", [UNAVAILABLE, OUR_OWN])
@@ -332,18 +318,15 @@ async def test_unreadable_subject_is_skipped_until_reconnect(any_id: str, error:
         rig.sync.soon()
         await asyncio.sleep(1.5)
         assert rig.known == {"p1", "p2", "c1", "c2"}
-    assert rig.metrics.counted("records_unreadable") == (error is not None)
-    assert caplog.records == []
-
-
-async def test_unreadable_id_is_forgotten_once_unlisted() -> None:
-    rig = Synced("p1", "c1", "c2")
-    rig.state.errors |= {"c1": ODD, "c2": UNAVAILABLE}
-    async with rig.running():
-        await asyncio.sleep(1)
-        rig.state.lacks("c1", "c2")
+        assert rig.metrics.counted("records_unreadable") == (error is not None)
+        rig.state.errors[any_id] = ODD if error is None else UNAVAILABLE
+        rig.store.drop(any_id)
         await asyncio.sleep(PASS_SECONDS)
-        assert rig.sync._skipped_ids == rig.sync._unavailable_ids == set()
+        assert rig.sync._skipped_ids | rig.sync._unavailable_ids == {any_id}
+        rig.state.lacks(any_id)
+        await asyncio.sleep(PASS_SECONDS + 1)
+        assert rig.sync._skipped_ids | rig.sync._unavailable_ids == set(), "it is forgotten once it is not listed"
+    assert caplog.records == []
 
 
 RETRIES = [(UNAVAILABLE, "unavailable"), (LATE, "deadline"), (ODD, ""), (NO_LIST, ""), (OUR_OWN, "")]
