@@ -36,6 +36,8 @@ CANARY = "canary-4711"
 Log = pytest.LogCaptureFixture
 ENVS = HookAnswer(envs={"A": "1"})
 
+NEVER_RAN, RUNS, ENDED = Life(started=False, running=False), Life(started=True, running=True), Life(True, False)
+Lives = Life | Exception | None
 Counts = tuple[int, int]
 """The numbers of known pods and containers."""
 
@@ -43,6 +45,14 @@ Counts = tuple[int, int]
 @pytest.fixture
 def core() -> Core:
     return Core()
+
+
+def call(operation: Operation, lives: Lives = ENDED, *, removes: bool = True, **fields: Any) -> FakeCall:
+    """Return a call about the pod or its container."""
+    of_pod = operation.value.endswith(("PodSandbox", "PodSandboxResources"))
+    made = FakeCall(operation, POD_SUBJECT if of_pod else SUBJECT, key="p1" if of_pod else "c1", lives=lives, **fields)
+    made.removes_containers = removes
+    return made
 
 
 NOT_AGREED = [(operation, REFUSED, "failed") for operation in (CREATE, REMOVE)]
@@ -55,7 +65,7 @@ async def test_nothing_is_committed_unless_agreed(core: Core, operation: Operati
     core.store.commit(SUBJECT)
     before = core.store.snapshot()
     core.plugins.add("a", ENVS, points=POST_POINTS)
-    assert await core.run(FakeCall(operation, reply=reply, outcomes=[UNANSWERED, NOT_DONE])) == ["release", "answer"]
+    assert await core.run(call(operation, reply=reply, outcomes=[UNANSWERED, NOT_DONE])) == ["release", "answer"]
     assert core.times.outcome == outcome
     assert core.metrics.counted("calls", operation=operation.value, outcome=outcome) == 1
     await asyncio.sleep(300)
@@ -69,7 +79,7 @@ async def test_record_is_kept_until_remove(core: Core, operation: Operation, cou
     core.store.commit(SUBJECT)
     stop = core.start(FakeCall(STOP, runtime_seconds=5))
     await asyncio.sleep(1)
-    await core.run(FakeCall(operation, SUBJECT if operation is REMOVE else POD_SUBJECT))
+    await core.run(call(operation))
     assert core.store.counts() == counts
     await stop
     assert core.store.counts() == counts
@@ -93,13 +103,17 @@ async def test_reply_is_sent_despite_later_failures(core: Core, error: Exception
 
 
 async def test_reply_waits_at_most_half_of_caller_deadline(core: Core) -> None:
-    """A Post hook has its own time in addition (relay-rules C2)."""
-    core.plugins.add("a", delay_seconds=100, points=(STARTED,))
-    call = FakeCall(START, deadline=2.0)
-    await core.run(call)
-    assert (call.steps, call.over_at) == ([(0, "release"), (pytest.approx(1.5), "answer")], 3)
-    assert core.plugins.queried[0].timeout_seconds == 2.0
+    """A Post hook has its own time in addition (relay-rules C2), from its position at the head of the queue."""
+    core.plugins.add("a", delay_seconds=100, timeout_seconds=10, points=(STARTED,))
+    core.plugins.add("b", points=(STOPPED,))
+    first = core.start(start := FakeCall(START, deadline=2.0))
+    await asyncio.sleep(0.5)
+    await core.run(FakeCall(STOP, deadline=60.0))
+    await first
+    assert (start.steps, start.over_at) == ([(0, "release"), (pytest.approx(1.5), "answer")], 11)
+    assert core.plugins.queried[0].timeout_seconds == 10.0
     assert core.failures("a", STARTED, Reason.DEADLINE) == 1
+    assert core.plugins.notified() == [("a", STARTED), ("b", STOPPED)]
 
 
 @pytest.mark.parametrize(("deadline", "seconds", "answer"), [(2.5, 1.0, 2.0), (0.7, 0.5, 2.5)])
@@ -139,20 +153,10 @@ async def test_commit_precedes_next_read(core: Core, notified: bool) -> None:
         if again:
             asyncio.get_running_loop().call_soon(inspect, False)
 
-    call = FakeCall(START)
-    call.notified = lambda: inspect(True)
-    await core.run(call)
+    start = FakeCall(START)
+    start.notified = lambda: inspect(True)
+    await core.run(start)
     assert committed == [notified, True]
-
-
-async def test_post_hook_budget_starts_at_head_of_queue(core: Core) -> None:
-    core.plugins.add("a", delay_seconds=100, timeout_seconds=10, points=(STARTED,))
-    core.plugins.add("b", points=(STOPPED,))
-    first = core.start(FakeCall(START))
-    await asyncio.sleep(0.5)
-    await core.run(FakeCall(STOP, deadline=60.0))
-    await first
-    assert core.plugins.notified() == [("a", STARTED), ("b", STOPPED)]
 
 
 @pytest.mark.parametrize("deadline", [2.0, 0.0, -1.0])
@@ -211,55 +215,46 @@ async def test_failure_logs_set_fields(
     assert CANARY not in caplog.text
 
 
-LOST_REPLIES: list[tuple[Operation, Subject, Reply, Counts]] = [
-    *[(START, SUBJECT, DONE, (1, 1)), (STOP_POD, POD_SUBJECT, DONE, (1, 0))],
-    *[(STOP, SUBJECT, REMOVED, (1, 0)), (STOP_POD, POD_SUBJECT, REMOVED, (0, 0))],
-]
+LOST_REPLIES = [(START, DONE, (1, 1)), (STOP_POD, DONE, (1, 0)), (STOP, REMOVED, (1, 0)), (STOP_POD, REMOVED, (0, 0))]
 
 
-@pytest.mark.parametrize(("operation", "subject", "final_reply", "remaining"), LOST_REPLIES)
+@pytest.mark.parametrize(("operation", "final", "counts"), LOST_REPLIES)
 async def test_post_hook_is_called_after_lost_reply(
-    core: Core, operation: Operation, subject: Subject, final_reply: Reply, remaining: Counts
+    core: Core, operation: Operation, final: Reply, counts: Counts
 ) -> None:
     """Then the subject is committed, or dropped if it no longer exists; meanwhile the call is under way again."""
     core.plugins.add("a", ENVS, points=POST_POINTS, delay_seconds=0.5)
-    if final_reply is REMOVED:
+    if final is REMOVED:
         core.store.commit(SUBJECT)
-    before = core.store.counts()
-    key = "p1" if subject is POD_SUBJECT else "c1"
-    call = FakeCall(operation, subject, key=key, reply=UNANSWERED, outcomes=[UNANSWERED, final_reply])
-    await core.run(call)
+    before, lost = core.store.counts(), call(operation, reply=UNANSWERED, outcomes=[UNANSWERED, final])
+    await core.run(lost)
     assert (core.times.outcome, core.store.counts(), core.plugins.notified()) == ("unsettled", before, [])
     assert core.lifecycle.open_calls.subjects() == set()
     await asyncio.sleep(0.6)
-    assert core.lifecycle.open_calls.subjects() == {key}
+    assert core.lifecycle.open_calls.subjects() == {lost.key}
     await asyncio.sleep(1)
-    assert (core.store.counts(), core.lifecycle.open_calls.subjects()) == (remaining, set())
-    its_container = [("a", STOPPED)] if (operation, final_reply) == (STOP_POD, REMOVED) else []
+    assert (core.store.counts(), core.lifecycle.open_calls.subjects()) == (counts, set())
+    its_container = [("a", STOPPED)] if (operation, final) == (STOP_POD, REMOVED) else []
     assert core.plugins.notified() == [*its_container, ("a", f"Post{operation.value}")]
-    assert [step for _, step in call.steps].count("answer") == 1
+    assert [step for _, step in lost.steps].count("answer") == 1
 
 
-LOST = [
-    *[(RUN_POD, POD_SUBJECT, {"p1", "c1"}), (CREATE, SUBJECT, {"p1", "c1"}), (UPDATE, SUBJECT, {"p1"})],
-    *[(REMOVE, SUBJECT, {"p1"}), (UPDATE_POD, POD_SUBJECT, {"c1"}), (REMOVE_POD, POD_SUBJECT, {"c1"})],
-]
+LOST = [(RUN_POD, {"p1", "c1"}), (CREATE, {"p1", "c1"}), *((operation, {"p1"}) for operation in (UPDATE, REMOVE))]
+LOST += [(operation, {"c1"}) for operation in (UPDATE_POD, REMOVE_POD)]
 
 
-@pytest.mark.parametrize(("operation", "subject", "remaining"), LOST)
-async def test_lost_reply_drops_record(core: Core, operation: Operation, subject: Subject, remaining: set[str]) -> None:
+@pytest.mark.parametrize(("operation", "remaining"), LOST)
+async def test_lost_reply_drops_record(core: Core, operation: Operation, remaining: set[str]) -> None:
     """A create's subject has an unknown id: another call for the same name keeps what it creates."""
     lists: list[float] = []
     core.lifecycle.on_lost = lambda: lists.append(core.now)
     core.store.commit(SUBJECT)
-    key = "p1" if subject is POD_SUBJECT else "c1"
-    concurrent = FakeCall(STOP, key=key, runtime_seconds=5)
-    running = core.start(concurrent)
-    lost = FakeCall(operation, subject, key=key, reply=UNANSWERED)
+    lost = call(operation, reply=UNANSWERED)
+    running = core.start(concurrent := FakeCall(STOP, key=lost.key, runtime_seconds=5))
     with core.store.watch() as watch:
         await core.run(lost)
     assert core.times.outcome == "unsettled"
-    assert (core.store.ids(), watch.invalidated) == (remaining, {key})
+    assert (core.store.ids(), watch.invalidated) == (remaining, {lost.key})
     assert concurrent.state_unknown == (operation not in (RUN_POD, CREATE))
     await asyncio.sleep(300)
     assert running.done()
@@ -310,27 +305,22 @@ async def test_unreadable_earlier_create_has_no_record(core: Core, made: Any, se
     assert core.store.ids_of_originals() == {"c1"}
 
 
-async def test_unread_pod_keeps_no_cgroup_parent_of_hook(core: Core) -> None:
-    """An earlier create, without the hook, may have made the pod."""
-    original, sent = (replace(POD_SUBJECT.pod.original, cgroup_parent=parent) for parent in ("/kube", "/hooked"))
-    core.plugins.add("a", PARENT, points=("PreRunPodSandbox",))
-    pod = Subject(PodRecord(original, replace(sent, labels={"h": "1"})))
-    await core.run(FakeCall(RUN_POD, pod, reply=UNANSWERED))
-    await core.run(FakeCall(RUN_POD, pod, made=None))
-    reported = replace(original, cgroup_parent=None, labels={"h": "1"})
-    assert core.store.read_pod(reported) == PodRecord(replace(reported, labels=original.labels), reported)
-
-
 PARENT = HookAnswer(cgroup_parent="/hooked")
 LOST_PODS = [(RUN_POD, PARENT, False), (RUN_POD, HookAnswer(labels={"a": "1"}), False), (RUN_POD, ENVS, True)]
 
 
 @pytest.mark.parametrize(("operation", "answer", "remembers"), [*LOST_PODS, (CREATE, PARENT, True)])
 async def test_lost_hooked_pod_is_marked(core: Core, operation: Operation, answer: HookAnswer, remembers: bool) -> None:
+    """One that cannot be read keeps no cgroup parent of a hook: a create without the hook may have made it."""
     core.store.remembers = True
     core.plugins.add("a", answer)
-    await core.run(FakeCall(operation, POD_SUBJECT if operation is RUN_POD else SUBJECT, reply=UNANSWERED))
+    await core.run(call(operation, reply=UNANSWERED))
     assert core.store.read_pod(SUBJECT.pod.effective).read is not remembers
+    original, sent = (replace(POD, cgroup_parent=parent) for parent in ("/kube", "/hooked"))
+    pod = Subject(PodRecord(original, replace(sent, labels={"h": "1"})))
+    await core.run(FakeCall(RUN_POD, pod, made=None, repeats=True))
+    reported = replace(original, cgroup_parent=None, labels={"h": "1"})
+    assert core.store.read_pod(reported) == PodRecord(replace(reported, labels=original.labels), reported)
 
 
 async def test_settled_start_restores_no_dropped_record(core: Core) -> None:
@@ -353,12 +343,11 @@ async def test_repeated_stop_is_reported_once(core: Core, operation: Operation, 
 
 @pytest.mark.parametrize("subject", [None, SUBJECT])
 async def test_no_query_for_unknown_subject_or_after_stop(core: Core, subject: Subject | None) -> None:
-    call = FakeCall(STOP, subject, reply=UNANSWERED, outcomes=[DONE])
-    await core.run(call)
+    await core.run(lost := FakeCall(STOP, subject, reply=UNANSWERED, outcomes=[DONE]))
     if subject is not None:
         await core.lifecycle.open_calls.stop()
     await asyncio.sleep(300)
-    assert [step for _, step in call.steps] == ["release", "answer"]
+    assert [step for _, step in lost.steps] == ["release", "answer"]
 
 
 async def test_call_end_invalidates_concurrent_reads(core: Core) -> None:
@@ -375,7 +364,6 @@ async def test_call_end_invalidates_concurrent_reads(core: Core) -> None:
 
 # -- containers that end without a StopContainer ----------------------------------------------------------------------
 
-NEVER_RAN, RUNS, ENDED = Life(started=False, running=False), Life(started=True, running=True), Life(True, False)
 END, POD_END = ("a", STOPPED), ("a", POD_STOPPED)
 
 
@@ -384,16 +372,6 @@ def known(core: Core) -> Core:
     """Return a core that knows the container."""
     core.store.commit(SUBJECT)
     return core
-
-
-Lives = Life | Exception | None
-
-
-def call(operation: Operation, lives: Lives = ENDED, *, removes: bool = True, **fields: Any) -> FakeCall:
-    of_pod = operation in (STOP_POD, REMOVE_POD)
-    made = FakeCall(operation, POD_SUBJECT if of_pod else SUBJECT, key="p1" if of_pod else "c1", lives=lives, **fields)
-    made.removes_containers = removes
-    return made
 
 
 async def ended(known: Core, subject: Subject | None = SUBJECT) -> None:
