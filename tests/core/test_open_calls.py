@@ -33,7 +33,8 @@ from tests.fakes.clock import virtual_time
 pytestmark = virtual_time
 
 START, STOP = Operation.START_CONTAINER, Operation.STOP_CONTAINER
-CANARY, Log = "canary-4711", pytest.LogCaptureFixture
+CANARY = "canary-4711"
+Log = pytest.LogCaptureFixture
 
 
 def now() -> float:

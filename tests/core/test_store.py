@@ -1,20 +1,13 @@
-"""The Store returns the records that were committed, by their ids. 10,000 take at most 64 MiB (promise 13)."""
+"""The Store returns the records that were committed, by their ids."""
 
-import gc
-import json
-import multiprocessing
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from runtimeproxy.core import store as module
 from runtimeproxy.core.store import FULL_ID_LENGTH, Store
-from runtimeproxy.cri import api_pb2, messages
-from runtimeproxy.model import fields
 from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.model.originals import OriginalValues, original_values_of, write
 
@@ -276,67 +269,3 @@ def test_loaded_originals_stay_until_record_is_committed() -> None:
     store.commit(Subject(PLAIN_POD, store.read_container(HOOKED)))
     assert store.ids_of_originals() == set()
     assert notified == ["c9", "p9"], "of the pod there is nothing to keep any more"
-
-
-# -- memory ----------------------------------------------------------------------------------------------------------
-
-
-def encoded(envs: dict[str, str]) -> fields.Envs:
-    """Return variables as they are read from a create's request of CRI."""
-    config = api_pb2.ContainerConfig()
-    for key, value in envs.items():
-        config.envs.add(key=key.encode(), value=value.encode())
-    body = api_pb2.CreateContainerRequest(pod_sandbox_id="p1", config=config).SerializeToString()
-    envs_read = messages.read_container(body)[0].envs
-    assert isinstance(envs_read, fields.Envs)
-    return envs_read
-
-
-def own(values: dict[str, str]) -> dict[str, str]:
-    """Return equal texts that are other objects, as in every decoded message."""
-    return dict(json.loads(json.dumps(values)))
-
-
-def memory_of_records(is_encoded: bool) -> tuple[int, int, int]:
-    """Fill a Store; return the numbers of its records and the growth of resident memory in bytes.
-
-    A hook has changed every second container.
-    """
-
-    def resident() -> int:
-        gc.collect()
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    store, before = Store(), resident()
-    for number in range(7_500):
-        n, seen = f"{number // 3:05}", f"2024-05-05T10:11:12.{number // 3:09}Z"
-        names = {"name": f"web-7d9c5c8f9b-{n}", "namespace": "production", "uid": f"{n}-7a66-4aef-8c4a-3f2f0c0e{n}"}
-        if number % 3 == 0:
-            labels = own({"app": "web", "koordinator.sh/qosClass": "BE", **names})
-            notes = own(
-                {"kubernetes.io/config.seen": seen, "resource-status": f'{{"cpuset": "0-{n}"}}', "note": n * 40}
-            )
-            parent = f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{names['uid']}.slice"
-            info = PodInfo(n.rjust(64, "0"), **names, labels=labels, annotations=notes, cgroup_parent=parent)
-            store.commit(Subject(owner := PodRecord(info, info)))
-        notes = own({"io.kubernetes.container.hash": f"{number}", "io.kubernetes.container.restartCount": "0"})
-        envs = {"POD_NUMBER": f"{number:05}"}
-        for service in range(25):  # services of a namespace: each gives every container two variables
-            address = f"10.96.{service}.{number % 9}"
-            envs |= {f"SERVICE_{service}_SERVICE_HOST": address, f"SERVICE_{service}_PORT": f"tcp://{address}:8080"}
-        limits = Resources(cpu_shares=1024 + number, cpu_quota=50_000 + number, memory_limit_in_bytes=2**28 + number)
-        given = encoded(envs) if is_encoded else own(envs)
-        queried = ContainerInfo(f"c{number:064}", info.id, "main", 0, notes, limits, given, parent)
-        changed = fields.changed_envs(queried.envs, {"HOOK": f"{number}"})
-        made = replace(queried, envs=changed, resources=replace(limits, cpu_shares=2)) if number % 2 else queried
-        store.commit(Subject(owner, ContainerRecord(queried, made)))
-    return (*store.counts(), resident() - before)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_encoded", [True, False], ids=["CRI", "Docker"])
-def test_ten_thousand_records_take_at_most_64_mib(is_encoded: bool) -> None:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        pods, containers, grown = pool.apply(memory_of_records, (is_encoded,))
-    assert (pods, containers) == (2_500, 7_500)
-    assert 1 << 20 < grown < 64 << 20

@@ -2,24 +2,17 @@
 
 import math
 from bisect import bisect_left
-from itertools import count, product
+from itertools import count
 
 import pytest
 
-from runtimeproxy.core.dispatcher import ENDED, OK
-from runtimeproxy.cri import routes as cri_routes
-from runtimeproxy.docker import exchange as docker_routes
-from runtimeproxy.errors import Reason
-from runtimeproxy.model.hookpoints import BY_CALL, HOOK_POINTS, Operation, Stage
 from runtimeproxy.observe.events import CallTimes
 from runtimeproxy.observe.metric_table import (
     HOOK_SERVER_SERIES,
     HOOK_SERVERS,
     OTHER_LABEL,
-    ROWS,
     SECONDS,
     Histogram,
-    Kind,
     quantile,
 )
 from runtimeproxy.observe.metrics import RECENT_CALLS, Metrics
@@ -96,48 +89,6 @@ def test_only_first_hook_servers_have_names_in_labels(metrics: Metrics) -> None:
     in_other_counters = 2 * (HOOK_SERVERS + 1)
     assert metrics.total("hook_bad_fields", hook_server=OTHER_LABEL) == 2 + in_other_counters, "above the limit"
     assert metrics.total("hook_bad_fields") == HOOK_SERVER_SERIES + 3
-
-
-VALUES = {
-    "operation": [operation.value for operation in Operation],
-    "outcome": ["agreed", "failed"],
-    "part": ["own", "hooks", "runtime", "post"],
-    "hook": [point.name for point in HOOK_POINTS],
-    "method": [labels[0] for _, labels in (*docker_routes.PASSING_SERIES, cri_routes.OTHER_SERIES)],
-}
-"""The values of labels, where there are more than two."""
-USUAL = VALUES | {"reason": ["deadline"], "code": ["ok"], "hook_server": ["h0", "h1", "h2"]}
-USUAL |= {"field": ["envs", "cgroup_parent", "resources.unified"]}
-WORST = VALUES | {
-    "reason": [reason.value for reason in Reason],
-    "code": [ENDED, OK, *(reason.value for reason in Reason)],
-    "field": [f"resources.{number}" for number in range(20)],
-    "hook_server": [f"h{number}" for number in range(40)],
-}
-
-
-def has_part(operation: str, part: str) -> bool:
-    """Return whether calls of an operation have a part."""
-    stage = {"hooks": Stage.PRE, "post": Stage.POST}.get(part)
-    return stage is None or (Operation(operation), stage) in BY_CALL
-
-
-@pytest.mark.parametrize(("values", "most"), [(USUAL, 600), (WORST, 3_000)])
-def test_number_of_series_is_bounded(values: dict[str, list[str]], most: int) -> None:
-    """All values in all combinations; but usually failures occur at one operation and hook point."""
-    metrics = Metrics(lambda: 0.0)
-    for row in ROWS:
-        row_values = values
-        if values is USUAL and row.name not in ("calls", "call_duration_seconds", "hook_calls"):
-            row_values = values | {"operation": ["CreateContainer"], "hook": ["PreCreateContainer"]}
-        for labels in product(*(row_values.get(label, ["a", "b"]) for label in row.given)):
-            if row.kind is Kind.COUNTER:
-                metrics.count(row.name, *labels)
-            elif row.kind is Kind.GAUGE:
-                metrics.gauge(row.name, 1.0, *labels)
-            elif "part" not in row.labels or has_part(*labels):
-                metrics.observe(row.name, 1.0, *labels)
-    assert most * 0.8 < len(metrics.figures()) <= most
 
 
 def test_gauges_of_removed_hook_server_are_dropped(metrics: Metrics) -> None:

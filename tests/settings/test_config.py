@@ -3,6 +3,8 @@
 What an earlier version does not know is fault matrix P10.
 """
 
+import json
+
 import pytest
 
 from runtimeproxy.errors import ConfigError
@@ -19,44 +21,6 @@ ADMIN, METRICS = "admin-endpoint", "metrics-endpoint"
 
 DEFAULT_LISTEN = "/var/run/koord-runtimeproxy/runtimeproxy.sock"
 CONTAINERD, DOCKER = "/var/run/containerd/containerd.sock", "/var/run/docker.sock"
-VALUES: dict[str, tuple[object, str, object]] = {
-    "backend-runtime-mode": (Mode.CONTAINERD, "docker", Mode.DOCKER),
-    LISTEN: (DEFAULT_LISTEN, "unix:///a", "/a"),
-    RUNTIME: (CONTAINERD, "unix:/b", "/b"),
-    IMAGE: (CONTAINERD, "/c", "/c"),
-    "runtime-hook-server-key": ("runtimeproxy.koordinator.sh/skip-hookserver", "key", "key"),
-    "runtime-hook-server-val": ("true", "yes", "yes"),
-    "hookserver-config-dir": ("/etc/runtime/hookserver.d", "/d", "/d"),
-    TIMEOUT: (2.0, "700ms", 0.7),
-    "hook-budget": (10.0, "1m", 60.0),
-    "hook-answer-limit": (4 << 20, "1MiB", 1 << 20),
-    "socket-mode": (0o600, "0640", 0o640),
-    "socket-group": (None, "kube", "kube"),
-    "drain-timeout": (10.0, "0", 0.0),
-    "originals-dir": (None, "/o", "/o"),
-    "state-dir": ("/var/lib/runtimeproxy", "none", ""),
-    "admin-endpoint": ("/var/run/koord-runtimeproxy/admin.sock", "/e", "/e"),
-    "metrics-endpoint": ("", "/m/m", "/m/m"),
-    "metrics-group": (None, "prometheus", "prometheus"),
-    "log-level": ("info", "debug", "debug"),
-    "log-format": ("text", "json", "json"),
-}
-"""The default of each option, and another text with its value."""
-
-
-@pytest.mark.parametrize(("field", "option"), SETTINGS, ids=[option.name for _, option in SETTINGS])
-def test_each_option_is_read_from_flag_environment_and_file(field: str, option: Option) -> None:
-    default, text, value = VALUES[option.name]
-    assert getattr(config.load({}, {}), field) == default
-    for loaded in (
-        config.load({option.name: text}, {}),
-        config.load({}, {option.variable: text}),
-        config.load({}, {}, f"{option.name}: {text}\n", FILE),
-    ):
-        assert getattr(loaded, field) == value
-        assert loaded.warnings == ()
-
-
 FAULTS = [
     ("hook-timeout: x", "hook-timeout: 'x' is not a duration"),
     ("hook-timeout:", 'hook-timeout has no value: write one ("" for an empty one), or take it'),
@@ -264,6 +228,8 @@ TEXTS: list[tuple[str, str, object]] = [
     *[(PAUSE, "0s", 0), (SIZE, "4MiB", 4 << 20), (SIZE, "1024", 1024), (SIZE, " 64MiB ", 64 << 20)],
     *[("backend-runtime-mode", "Docker", Mode.DOCKER), ("backend-runtime-mode", "containerD", Mode.CONTAINERD)],
     *[("runtime-hook-server-key", "skip", "skip"), ("runtime-hook-server-val", "", "")],
+    *[(name, "unix:/b", "/b") for name in (RUNTIME, IMAGE, METRICS)],
+    *[("hook-budget", "1m", 60.0), ("state-dir", "none", ""), ("metrics-group", "prometheus", "prometheus")],
     *[("hookserver-config-dir", "/a/b", "/a/b"), ("originals-dir", "None", ""), ("config", "conf.yaml", "conf.yaml")],
     *[("socket-mode", "0660", 0o660), ("socket-mode", "600", 0o600), ("socket-group", "kube", "kube")],
     *[("socket-group", "4294967294", "4294967294"), ("log-level", "DEBUG", "debug"), ("log-format", "Json", "json")],
@@ -273,8 +239,18 @@ TEXTS: list[tuple[str, str, object]] = [
 
 
 @pytest.mark.parametrize(("name", "text", "value"), TEXTS)
-def test_option_value_is_parsed(name: str, text: str, value: object) -> None:
-    assert BY_NAME[name].read(text, "--x") == value
+def test_option_value_is_read_from_flag_environment_and_file(name: str, text: str, value: object) -> None:
+    option, field = BY_NAME[name], {option.name: field for field, option in SETTINGS}.get(name)
+    assert option.read(text, "--x") == value
+    file = None if "\udcff" in text else f"{name}: {json.dumps(text)}\n"  # YAML has no such characters
+    for sources in (({name: text}, {}, None), ({}, {option.variable: text}, None), ({}, {}, file)):
+        if field and sources != ({}, {}, None):
+            loaded = config.load(*sources, FILE)
+            assert (getattr(loaded, field), loaded.warnings) == (value, ())
+
+
+def test_every_option_is_in_table_of_values() -> None:
+    assert {option.name for option in OPTIONS} == {name for name, _, _ in TEXTS}
 
 
 NO_ENDPOINTS = [
