@@ -76,7 +76,7 @@ def desk() -> Desk:
     return Desk()
 
 
-async def test_plugin_gets_changes_of_earlier_plugins(desk: Desk) -> None:
+async def test_plugin_gets_changes_of_earlier_plugins(desk: Desk, caplog: Log) -> None:
     desk.plugins.add("a", HookAnswer(envs={"A": "2", "B": "3"}))
     desk.plugins.add("b")
     desk.plugins.add("c", SHARES)
@@ -89,18 +89,14 @@ async def test_plugin_gets_changes_of_earlier_plugins(desk: Desk) -> None:
     assert (second.container.envs, second.container.resources) == ({"A": "2", "B": "3"}, CONTAINER.resources)
     owners = {"envs.A": "a", "envs.B": "a", "resources.cpu_shares": "c"}
     assert adjustment == Adjustment(envs={"A": "2", "B": "3"}, resources={"cpu_shares": 5}, owners=owners)
-    assert desk.totals == (3, 0, 0)
-    assert desk.metrics.total("hook_conflicts") == 0
-
-
-async def test_later_plugin_wins_conflict(desk: Desk, caplog: Log) -> None:
-    desk.plugins.add("a", HookAnswer(envs={"A": CANARY + "1"}))
-    desk.plugins.add("b", HookAnswer(envs={"A": CANARY + "2"}))
+    assert (desk.totals, desk.metrics.total("hook_conflicts")) == ((3, 0, 0), 0)
+    desk.plugins.add("d", HookAnswer(envs={"A": CANARY}))
     with caplog.at_level(logging.DEBUG):
         adjustment = await desk.before()
-    assert (adjustment.envs, adjustment.conflicts) == ({"A": CANARY + "2"}, (fields.Conflict("envs.A", "a", "b"),))
+    assert adjustment.envs == {"A": CANARY, "B": "3"}, "the later plugin wins"
+    assert adjustment.conflicts == (fields.Conflict("envs.A", "a", "d"),)
     assert desk.metrics.counted("hook_conflicts", hook_server="a", hook=CREATE.name) == 1
-    assert "hook servers a and b set the same field at PreCreateContainer: the later one wins" in caplog.text
+    assert "hook servers a and d set the same field at PreCreateContainer: the later one wins" in caplog.text
     assert CANARY not in caplog.text
 
 
@@ -208,8 +204,8 @@ async def test_failure_is_logged_with_its_subject(desk: Desk, caplog: Log) -> No
 BAD_FIELD = "'a' at PreCreateContainer: bad_answer: resources.cpu_quota: must be -1 (unlimited), 0 (not set) or "
 
 
-async def test_next_plugin_gets_answer_without_bad_field(desk: Desk, caplog: Log) -> None:
-    desk.plugins.add("a", BAD_QUOTA)
+async def test_bad_field_is_left_out_and_logged_once(desk: Desk, caplog: Log) -> None:
+    client = desk.plugins.add("a", BAD_QUOTA)
     desk.plugins.add("b")
     adjustment = await desk.before()
     assert (adjustment.envs, adjustment.resources) == (GPU, {"cpu_shares": 5})
@@ -219,11 +215,6 @@ async def test_next_plugin_gets_answer_without_bad_field(desk: Desk, caplog: Log
     used = "left out, the rest of its answer is used (policy Ignore), for n/web/main; this is logged once for this"
     assert caplog.messages == [f"hook server {BAD_FIELD}at least 1000 microseconds: {used} field"]
     assert caplog.records[0].levelname == "WARNING"
-
-
-async def test_bad_field_is_logged_once(desk: Desk, caplog: Log) -> None:
-    client = desk.plugins.add("a", BAD_QUOTA)
-    await desk.before()
     await desk.before()
     client.behaviour = HookAnswer(cgroup_parent=CANARY, resources=Resources(cpu_quota=-8))
     await desk.before()
@@ -377,12 +368,6 @@ async def test_cancelled_attempt_does_not_change_breaker(guarded: Guarded) -> No
     assert (await guarded.run_hook(), guarded.plugin.breaker.state) == (None, BreakerState.CLOSED)
 
 
-async def test_removed_plugin_is_not_logged(guarded: Guarded, caplog: Log) -> None:
-    guarded.plugins.plugins.clear()
-    await guarded.open()
-    assert (guarded.breaker[0], caplog.records) == (None, [])
-
-
 async def test_unserved_point_is_logged_once_and_not_called_again(guarded: Guarded, caplog: Log) -> None:
     """For any duration (fault matrix H8 requires 30 s) and any number of concurrent calls."""
     guarded.client.delay_seconds = 0.1
@@ -407,25 +392,26 @@ async def test_unserved_point_is_called_again_after_reconnect(guarded: Guarded, 
         assert await guarded.run_hook() is None
         guarded.client.there = ONE_PEER
     assert len(caplog.records) == 1
-    guarded.client.delay_seconds = 0.1
+    guarded.client.there = Peer("socket", 0)
+    for _ in range(3):
+        assert await guarded.run_hook(Reason.UNIMPLEMENTED, hook_point=START) is None, "no connection stays"
+    assert len(caplog.records) == 2
+    guarded.client.there, guarded.client.delay_seconds = ONE_PEER, 0.1
     attempt = asyncio.create_task(guarded.run_hook(Reason.UNIMPLEMENTED, hook_point=START))
     await asyncio.sleep(0.05)
     guarded.client.there = Peer("another socket", 2)
     await attempt
-    assert (len(caplog.records), await guarded.run_hook(hook_point=START)) == (1, None), "another server is there"
+    assert (len(caplog.records), await guarded.run_hook(hook_point=START)) == (2, None), "another server is there"
 
 
-async def test_unserved_point_is_called_where_no_connection_stays(guarded: Guarded, caplog: Log) -> None:
-    guarded.client.there = Peer("socket", 0)
-    for _ in range(3):
-        assert await guarded.run_hook(Reason.UNIMPLEMENTED) is None
-    assert len(caplog.records) == 1
-
-
-async def test_plugin_disabled_during_call_is_not_called(guarded: Guarded) -> None:
+async def test_disabled_plugin_is_not_called_nor_removed_one_logged(guarded: Guarded, caplog: Log) -> None:
     guarded.client.abandoned = True
     assert await guarded.run_hook(seconds=0) is Reason.DISABLED
     assert guarded.metrics.total("hook_calls") == 0
+    guarded.client.abandoned = False
+    guarded.plugins.plugins.clear()
+    await guarded.open()
+    assert (guarded.breaker[0], caplog.records) == (None, [])
 
 
 # -- any answer (fault matrix H5) --------------------------------------------------------------------------------------

@@ -105,18 +105,6 @@ async def test_no_call_waits_without_plugins(core: Core, operation: Operation, u
     assert (call.changed_by, core.plugins.notified()) == (NO_ADJUSTMENT, [("a", "PostStartContainer")])
 
 
-async def test_unrecorded_calls_pass_without_plugins_and_waiters(core: Core) -> None:
-    assert core.lifecycle.start_and_stop_pass()
-    core.plugins.add("a", points=AT_UPDATE, delay_seconds=1)
-    assert not core.lifecycle.start_and_stop_pass()  # when a start is refused, the log names what hook servers set
-    waits = core.start(FakeCall(UPDATE))
-    await asyncio.sleep(0.5)
-    core.plugins.plugins.clear()
-    assert not core.lifecycle.start_and_stop_pass()
-    await waits
-    assert core.lifecycle.start_and_stop_pass()
-
-
 UNKNOWN: list[tuple[Fields, str]] = [({"known": None}, ""), ({"known": None, "untouched": False}, "")]
 UNKNOWN += [({"known_error": Unreadable("cut")}, "calls_unreadable"), ({"known_error": KeyError()}, "internal_errors")]
 
@@ -226,10 +214,17 @@ async def test_rejected_update_fails_its_owners(core: Core, owner: str, fields: 
 
 @pytest.mark.parametrize("reply", [AGREED, Reply(agreed=False), UNANSWERED])
 async def test_extra_update_is_recorded_for_every_start_reply(core: Core, reply: Reply) -> None:
+    """Not if an update is lost meanwhile."""
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, points=AT_START)
     await core.run(FakeCall(START, reply=reply, outcomes=[UNANSWERED]))
     assert core.store.container("c1") == merge.prepared(SUBJECT, {"cpu_shares": 2}, NO_ADJUSTMENT).container
+    lost = core.start(FakeCall(UPDATE, reply=UNANSWERED, runtime_seconds=1))
+    start = core.start(FakeCall(START, prepare_seconds=2))
+    await lost
+    with core.store.watch() as watch:
+        await start
+    assert (core.store.counts(), watch.retained) == ((1, 0), set())
 
 
 @pytest.mark.parametrize("fields", [BROKE_OFF, HANGS])
@@ -243,17 +238,6 @@ async def test_container_is_reread_after_lost_extra_update(core: Core, fields: F
     task.cancel()
     await task
     assert core.store.counts() == (1, 0)
-
-
-async def test_extra_update_during_lost_update_leaves_no_record(core: Core) -> None:
-    core.store.commit(SUBJECT)
-    lost = core.start(FakeCall(UPDATE, reply=UNANSWERED, runtime_seconds=1))
-    core.plugins.add("a", SHARES, points=AT_START)
-    start = core.start(FakeCall(START, prepare_seconds=2))
-    await lost
-    with core.store.watch() as watch:
-        await start
-    assert (core.store.counts(), watch.retained) == ((1, 0), set())
 
 
 TIMES: list[tuple[tuple[float, ...], float | None, list[Any]]] = [
@@ -307,16 +291,20 @@ async def test_hold_ends_one_second_after_budget(core: Core) -> None:
 
 
 async def test_holds_returns_count_and_oldest_age(core: Core) -> None:
+    """A call that changes no record passes if there is neither a plugin nor a call that waits."""
+    assert core.lifecycle.start_and_stop_pass()
     core.plugins.add("a", delay_seconds=2, points=AT_START)
+    assert not core.lifecycle.start_and_stop_pass()  # when a start is refused, the log names what hook servers set
     first = core.start(FakeCall(START, key="c1"))
     await asyncio.sleep(1)
     second = core.start(FakeCall(START, key="c2"))
     await asyncio.sleep(0.5)
     assert core.lifecycle.holds() == (2, 1.5)
     await asyncio.sleep(1)
-    assert core.lifecycle.holds() == (1, 1.5)
+    core.plugins.plugins.clear()
+    assert (core.lifecycle.holds(), core.lifecycle.start_and_stop_pass()) == ((1, 1.5), False)
     await asyncio.gather(first, second)
-    assert core.lifecycle.holds() == (0, 0.0)
+    assert (core.lifecycle.holds(), core.lifecycle.start_and_stop_pass()) == ((0, 0.0), True)
 
 
 async def test_call_that_ends_while_held_cancels_its_pre_hooks(core: Core) -> None:
@@ -493,20 +481,17 @@ async def test_refused_call_is_freed_without_collector(
 
 
 async def test_conflict_event_names_loser_and_winner(recorded: Recorded) -> None:
+    """The event of a failed call has the fields that hook servers set."""
     recorded.plugins.add("a", ANSWER)
     recorded.plugins.add("b", CONTRADICTS)
-    await recorded.run(recorded.call())
-    conflict, edited = recorded.events()
+    for reply in (FAILED, AGREED):
+        await recorded.run(recorded.call(reply=reply))
+    _, failed, conflict, edited = recorded.events()
     notified = {"kind": "conflict", "hookServer": "a", "fields": {"envs.B": "b"}, **AT_CREATE, **NAMES}
     assert conflict == {**notified, "call": edited["call"], "operation": "CreateContainer"}
     assert edited["fields"] == {**EDITED, "envs.B": "b"}
-
-
-async def test_failed_call_event_has_hook_fields(recorded: Recorded) -> None:
-    recorded.plugins.add("a", ANSWER)
-    await recorded.run(recorded.call(reply=FAILED))
-    notified = {"kind": "failed", "operation": "CreateContainer", "fields": EDITED, "seconds": seconds(0.25), **NAMES}
-    assert recorded.events() == [{**notified, "call": recorded.times.id}]
+    notified = {"kind": "failed", "operation": "CreateContainer", "seconds": seconds(0.25), **NAMES}
+    assert failed == {**notified, "fields": edited["fields"], "call": f"{PROCESS}-1"}
 
 
 @pytest.mark.parametrize("fields", [{}, {"known": None}, {"known_error": Unreadable("cut")}])

@@ -116,7 +116,7 @@ def test_full_id_is_found_by_unambiguous_prefix() -> None:
     assert (store.full_pod_id(longest[1:]), store.full_pod_id(longest)) == (f"{longest}b", longest)
 
 
-def test_record_with_tombstone_is_not_stored(store: Store) -> None:
+def test_record_with_tombstone_is_not_stored(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for any_id in ("c1", "unknown"):
         store.tombstone(any_id)
     store.tombstone("p2")
@@ -134,16 +134,13 @@ def test_record_with_tombstone_is_not_stored(store: Store) -> None:
     assert store.pod("p2") is None
     store.commit(Subject(pod("p2"), container("c1", "p2")), store.moment())
     assert (store.pod("p2"), store.container("c1")) == (pod("p2"), container("c1", "p2")), "a later call has the id"
-
-
-def test_number_of_tombstones_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_TOMBSTONES", 2)
     store, ids = Store(), ("p1", "p2", "p3")
     for pod_id in ids:
         store.tombstone(pod_id)
     for pod_id in ids:
         store.commit(Subject(pod(pod_id)))
-    assert store.ids() == {"p1"}
+    assert store.ids() == {"p1"}, "the number of tombstones is bounded"
 
 
 def test_watch_notes_commits_drops_and_invalidations(store: Store) -> None:
