@@ -194,16 +194,7 @@ def test_records_share_texts_and_maps() -> None:
     assert moved.original.labels is moved.effective.labels
 
 
-def test_encoded_and_long_values_are_not_interned() -> None:
-    envs, long = Envs(b"A=1", lambda raw: {}, {"HOOK": "1"}), "x" * (LONGEST_TEXT + 1)
-    texts = StringInterner()
-    for info in (container(envs), container({"A": long})):
-        made = texts.container(ContainerRecord(info, info)).original.envs
-        assert made is envs or made["A"] is long
-    assert long not in texts._texts
-
-
-def test_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_is_bounded_and_has_no_encoded_or_long_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TABLE_LIMIT", 20)
     texts = StringInterner()
     for number in range(100):
@@ -211,6 +202,11 @@ def test_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         made = texts.container(ContainerRecord(info, info)) if number < 50 else texts.pod(PodRecord(owner, owner))
         assert made.effective == (info if number < 50 else owner)
         assert len(texts._texts) <= 20 + 16
+    variables, long = Envs(b"A=1", lambda raw: {}, {"HOOK": "1"}), "x" * (LONGEST_TEXT + 1)
+    for info in (container(variables), container({"A": long})):
+        envs = texts.container(ContainerRecord(info, info)).original.envs
+        assert envs is variables or envs["A"] is long
+    assert long not in texts._texts
 
 
 # -- fields without effect --------------------------------------------------------------------------------------------
@@ -310,17 +306,17 @@ CONTAINER_VALUES = retained(ContainerRecord(CONTAINER, HOOKED_CONTAINER, OWNERS)
 
 
 def test_record_is_restored_if_hook_values_are_reported() -> None:
+    """Or if they are not reported: a runtime may report only some fields."""
     pod, again = restored_pod(HOOKED_POD, POD_VALUES), restored_container(HOOKED_CONTAINER, CONTAINER_VALUES)
     assert (pod, pod.read) == (PodRecord(POD, HOOKED_POD), False)
     assert (again, again.owners) == (ContainerRecord(CONTAINER, HOOKED_CONTAINER), OWNERS)
     assert again.read, "its variables are not kept"
-
-
-def test_unreported_value_is_restored_as_set() -> None:
     notified = replace(HOOKED_POD, cgroup_parent=None, resources=None, annotations={}, labels={})
     assert restored_pod(notified, POD_VALUES) == PodRecord(POD, HOOKED_POD)
     partly = replace(HOOKED_CONTAINER, annotations={"more": "1"}, cgroup_parent="", resources=Resources(cpu_quota=-1))
     assert restored_container(partly, CONTAINER_VALUES) == ContainerRecord(CONTAINER, HOOKED_CONTAINER)
+    bare, hooked = replace(CONTAINER, resources=None, annotations={}), resources(cpu_quota=9, unified={"cpu.idle": "1"})
+    assert restored_container(hooked, retained(ContainerRecord(bare, hooked))) == ContainerRecord(bare, hooked)
 
 
 def test_value_changed_by_another_client_is_kept() -> None:
@@ -356,11 +352,6 @@ def test_unused_resources_stay_unused_after_restore(
     assert again.original.resources == again.effective.resources == in_force
     assert (again.reported is None) is (in_force == later)
     assert again.reported is None or write(retained(again)) == text
-
-
-def test_parts_set_only_by_hooks_are_not_original() -> None:
-    bare, hooked = replace(CONTAINER, resources=None, annotations={}), resources(cpu_quota=9, unified={"cpu.idle": "1"})
-    assert restored_container(hooked, retained(ContainerRecord(bare, hooked))) == ContainerRecord(bare, hooked)
 
 
 @pytest.mark.parametrize("change", [{"namespace": "b"}, {"name": "b"}, {"uid": "b"}, {"attempt": 9}, {"pod_id": "b"}])

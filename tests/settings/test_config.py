@@ -46,14 +46,6 @@ ERRORS: list[tuple[Sources, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("sources", "line"), ERRORS)
-def test_error_is_one_line_naming_origin(sources: Sources, line: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        config.load(*sources, FILE)
-    assert str(caught.value).startswith(line)
-    assert "\n" not in str(caught.value)
-
-
 ENDPOINTS = [
     ({"backend-runtime-mode": "DOCKER"}, "runtime_endpoint", DOCKER),
     ({"backend-runtime-mode": "DOCKER"}, "image_endpoint", DOCKER),
@@ -83,22 +75,26 @@ def test_docker_mode_ignores_image_endpoint_with_warning() -> None:
 
 def test_misspelt_variable_is_warned_about_without_value() -> None:
     environ = {"RUNTIMEPROXY_HOOK_TIMOUT": "secret", "RUNTIMEPROXY_ZZ": "secret", "OTHER": "secret"}
-    ends = ("did you mean RUNTIMEPROXY_HOOK_TIMEOUT?", "runtimeproxy config default lists them")
-    warnings = tuple(
-        f"{name} is ignored: there is no such option; {end}" for name, end in zip(environ, ends, strict=False)
+    assert config.load({}, environ).warnings == (
+        "RUNTIMEPROXY_HOOK_TIMOUT is ignored: there is no such option; did you mean RUNTIMEPROXY_HOOK_TIMEOUT?",
+        "RUNTIMEPROXY_ZZ is ignored: there is no such option; runtimeproxy config default lists them",
     )
-    assert config.load({}, environ).warnings == warnings
 
 
 SAME = [(LISTEN, RUNTIME), (LISTEN, IMAGE), (LISTEN, ADMIN), (ADMIN, RUNTIME), (ADMIN, IMAGE)]
 SAME += [(LISTEN, METRICS), (ADMIN, METRICS), (METRICS, RUNTIME)]
 
 
-@pytest.mark.parametrize(("first", "second"), SAME)
-def test_same_socket_for_two_options_is_refused(first: str, second: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        config.load({first: "/a", second: "unix:///a"}, {})
-    assert str(caught.value) == f"--{first} and --{second} are the same socket: /a"
+def test_same_socket_for_two_options_is_refused() -> None:
+    for first, second in SAME:
+        with pytest.raises(ConfigError, match=f"^--{first} and --{second} are the same socket: /a$"):
+            config.load({first: "/a", second: "unix:///a"}, {})
+    with pytest.raises(ConfigError, match=f"--{LISTEN} and --{ADMIN} are the same socket: /a/admin.sock"):
+        config.load({LISTEN: "/a/admin.sock"}, {})
+    flags = {LISTEN: "/run//a", RUNTIME: "/var/run/a"}
+    assert config.load(flags, {}).listen_endpoint == "/run//a"
+    with pytest.raises(ConfigError, match=f"^--{LISTEN} and --{RUNTIME} are the same socket: /run//a = /var/run/a$"):
+        config.load(flags, {}, real_path=lambda path: "/run/" + path.rpartition("/")[2])
 
 
 APART = [
@@ -120,16 +116,6 @@ def test_metrics_group_cannot_reach_other_socket(flags: dict[str, str], socket: 
     with pytest.raises(ConfigError) as caught:
         config.load(*given, real_path=lambda path: path.replace("/link", "/a"))
     assert str(caught.value) == APART_LINE.format(socket) + ": give it a directory of its own"
-
-
-def test_same_socket_is_found_in_every_spelling() -> None:
-    flags = {LISTEN: "/run//a", RUNTIME: "/var/run/a"}
-    assert config.load(flags, {}).listen_endpoint == "/run//a"
-    with pytest.raises(ConfigError) as caught:
-        config.load(flags, {}, real_path=lambda path: "/run/" + path.rpartition("/")[2])
-    assert str(caught.value) == f"--{LISTEN} and --{RUNTIME} are the same socket: /run//a = /var/run/a"
-    with pytest.raises(ConfigError, match=f"--{LISTEN} and --{ADMIN} are the same socket: /a/admin.sock"):
-        config.load({LISTEN: "/a/admin.sock"}, {})
 
 
 def test_flag_or_environment_names_file() -> None:
@@ -166,7 +152,7 @@ SEVERAL_LINES = [
 ]
 SAME_LINES = [f"--{LISTEN} and --{name} are the same" for name in (RUNTIME, IMAGE)]
 CHECKED: list[tuple[Sources, list[str]]] = [
-    *[(sources, [line]) for sources, line in ERRORS if not sources[0]],
+    *[(sources, [line]) for sources, line in ERRORS],
     (({}, {TIMEOUT_VARIABLE: "y", IMAGE_VARIABLE: "?"}, SEVERAL), SEVERAL_LINES),
     (({}, {TIMEOUT_VARIABLE: "1s"}, f"{TIMEOUT}: x"), [f"{FILE}: hook-timeout: 'x'"]),
     (({}, {}, "{"), [f"{FILE}: this is not YAML"]),
@@ -180,8 +166,7 @@ CHECKED: list[tuple[Sources, list[str]]] = [
 
 
 def find_group(group: str, flag: str) -> None:
-    """Know one group."""
-    if group != "kube":
+    if group not in ("kube", "g"):
         raise ConfigError(f"{flag}: no group {group!r}")
 
 
@@ -191,6 +176,10 @@ def test_check_reports_all_errors(sources: Sources, lines: list[str]) -> None:
     errors = config.check(*more, FILE, find_group=find_group, flags=flags).errors
     assert len(errors) == len(lines)
     assert all(error.startswith(line) for error, line in zip(errors, lines, strict=True))
+    if lines and (sources, lines[0]) in ERRORS:
+        with pytest.raises(ConfigError) as caught:
+            config.load(*sources, FILE)
+        assert str(caught.value) == errors[0]
 
 
 NEW = "state-dir: /s\nhook-timeout: 3s"
