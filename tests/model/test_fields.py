@@ -341,17 +341,15 @@ UNUSED += [(None, REPORTED, Resources(cpu_quota=7)), (None, DIFFERENT, DIFFERENT
 """The kubelet's resources, those that the runtime reports later, those in force then."""
 
 
-@pytest.mark.parametrize(("kubelets", "later", "in_force"), UNUSED)
-def test_unused_resources_stay_unused_after_restore(
-    kubelets: Resources | None, later: Resources | None, in_force: Resources | None
-) -> None:
-    reported = REPORTED if kubelets else Resources(cpu_shares=2, unified={"a": "1"})
-    pod = replace(POD, resources=kubelets)
-    text = write(retained(PodRecord(pod, pod, reported=reported)))
-    again = restored_pod(replace(POD, resources=later), read(text))
-    assert again.original.resources == again.effective.resources == in_force
-    assert (again.reported is None) is (in_force == later)
-    assert again.reported is None or write(retained(again)) == text
+def test_unused_resources_stay_unused_after_restore() -> None:
+    for kubelets, later, in_force in UNUSED:
+        reported = REPORTED if kubelets else Resources(cpu_shares=2, unified={"a": "1"})
+        pod = replace(POD, resources=kubelets)
+        text = write(retained(PodRecord(pod, pod, reported=reported)))
+        again = restored_pod(replace(POD, resources=later), read(text))
+        assert again.original.resources == again.effective.resources == in_force
+        assert (again.reported is None) is (in_force == later)
+        assert again.reported is None or write(retained(again)) == text
 
 
 @pytest.mark.parametrize("change", [{"namespace": "b"}, {"name": "b"}, {"uid": "b"}, {"attempt": 9}, {"pod_id": "b"}])

@@ -262,14 +262,12 @@ MERGES: dict[str, tuple[Adjustment, Adjustment, Adjustment | None, tuple[str, ..
 """The changes of two plugins, their combination unless it equals the second, fields in conflict."""
 
 
-@pytest.mark.parametrize(("first", "second", "expected", "conflicts"), MERGES.values(), ids=MERGES)
-def test_later_plugin_wins(
-    first: Adjustment, second: Adjustment, expected: Adjustment | None, conflicts: tuple[str, ...]
-) -> None:
-    both = added(first, second)
-    assert replace(both, owners={}, conflicts=()) == (second if expected is None else expected)
-    assert both.conflicts == tuple(Conflict(field, loser="1", winner="2") for field in conflicts)
-    assert all(both.owners[field] == "2" for field in conflicts)
+def test_later_plugin_wins() -> None:
+    for name, (first, second, expected, conflicts) in MERGES.items():
+        both = added(first, second)
+        assert replace(both, owners={}, conflicts=()) == (second if expected is None else expected), name
+        assert both.conflicts == tuple(Conflict(field, loser="1", winner="2") for field in conflicts), name
+        assert all(both.owners[field] == "2" for field in conflicts), name
 
 
 def test_adjustment_applies_to_pod_or_container_only() -> None:

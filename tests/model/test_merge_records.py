@@ -75,12 +75,11 @@ REPORTED = [
 """A create's original and effective values, those that the runtime reports, those that are known then."""
 
 
-@pytest.mark.parametrize(("original", "effective", "has", "made"), REPORTED)
-def test_repeated_create_fills_unreported_resources(
-    original: ContainerInfo, effective: ContainerInfo, has: ContainerInfo, made: ContainerInfo
-) -> None:
-    created = Subject(PodRecord(POD, POD), ContainerRecord(original, effective))
-    assert merge.as_reported(created, ContainerRecord(has, has, read=True)).container == ContainerRecord(original, made)
+def test_repeated_create_fills_unreported_resources() -> None:
+    for original, effective, has, made in REPORTED:
+        created = Subject(PodRecord(POD, POD), ContainerRecord(original, effective))
+        reported = merge.as_reported(created, ContainerRecord(has, has, read=True))
+        assert reported.container == ContainerRecord(original, made), (original, effective, has)
 
 
 @pytest.mark.parametrize("parent", [None, "/kube/u-1", "/hooked"])
@@ -90,6 +89,9 @@ def test_repeated_create_has_reported_pod(parent: str | None) -> None:
     made = merge.as_reported(Subject(PodRecord(POD, HOOKED_POD)), PodRecord(has, has, read=True))
     assert made == Subject(PodRecord(POD if parent else UNKNOWN, has))
     assert not made.pod.read
+    retained = merge.without_parent(Subject(PodRecord(POD, replace(HOOKED_POD, labels={"qos": "LS"}))))
+    assert retained == PodRecord(POD, replace(HOOKED_POD, cgroup_parent=POD.cgroup_parent, labels={"qos": "LS"}))
+    assert merge.without_parent(MADE) is MADE.container
 
 
 SLICES = [
@@ -108,12 +110,6 @@ def test_slice_may_be_reported_with_another_path() -> None:
         own = (replace(CONTAINER, cgroup_parent=parent) for parent in ("/hook-a.slice", has))
         made, reported = (Subject(pod, ContainerRecord(CONTAINER, info)) for info in own)
         assert merge.missing_fields(made, reported) == missing
-
-
-def test_unread_create_keeps_no_cgroup_parent_of_hook() -> None:
-    retained = merge.without_parent(Subject(PodRecord(POD, replace(HOOKED_POD, labels={"qos": "LS"}))))
-    assert retained == PodRecord(POD, replace(HOOKED_POD, cgroup_parent=POD.cgroup_parent, labels={"qos": "LS"}))
-    assert merge.without_parent(MADE) is MADE.container
 
 
 @pytest.mark.parametrize("reports", [None, Resources(cpu_shares=3), REQUESTED])
@@ -147,10 +143,10 @@ PARENTS = [
 """The kubelet's and the pod's cgroup parent, that of this call's hooks, and the one to set."""
 
 
-@pytest.mark.parametrize(("kubelets", "runs", "text", "put_in"), PARENTS)
-def test_create_gets_cgroup_parent_of_hooks(kubelets: str, runs: str, text: str | None, put_in: str | None) -> None:
-    pod = PodRecord(at(kubelets), at(runs))
-    assert merge.cgroup_parent_to_set(pod, Adjustment(cgroup_parent=text)) == put_in
+def test_create_gets_cgroup_parent_of_hooks() -> None:
+    for kubelets, runs, text, put_in in PARENTS:
+        pod = PodRecord(at(kubelets), at(runs))
+        assert merge.cgroup_parent_to_set(pod, Adjustment(cgroup_parent=text)) == put_in, (kubelets, runs, text)
 
 
 HOOKED_POD = replace(POD, labels={"qos": "LS", "h": "1"}, annotations={"n": "1", "m": "2"}, cgroup_parent="/hooked")
@@ -253,18 +249,15 @@ DIFFERING: dict[str, tuple[ContainerInfo, Resources | None, Mapping[str, Any] | 
 """The effective container, the request, the changes in a complete echo (None: no answer), the fields to add."""
 
 
-@pytest.mark.parametrize(("runs", "queried", "changes", "differs"), DIFFERING.values(), ids=DIFFERING)
-def test_update_adds_only_fields_that_differ_in_runtime(
-    runs: ContainerInfo, queried: Resources | None, changes: Mapping[str, Any] | None, differs: Mapping[str, Any]
-) -> None:
-    container, update = subject(effective=runs), RequestedUpdate("c1", queried)
-    notified = merge.update_hook_request(container, update)
-    assert notified.container is not None
-    assert notified.container.resources is not None
-    answer = fields.HookAnswer(resources=None if changes is None else replace(notified.container.resources, **changes))
-    differing = merge.differing(container, update, difference(notified, answer))
-    assert differing == differs
-    assert list(differing) == sorted(differing)
+def test_update_adds_only_fields_that_differ_in_runtime() -> None:
+    for name, (runs, queried, changes, differs) in DIFFERING.items():
+        container, update = subject(effective=runs), RequestedUpdate("c1", queried)
+        notified = merge.update_hook_request(container, update)
+        assert notified.container is not None
+        assert notified.container.resources is not None
+        resources = None if changes is None else replace(notified.container.resources, **changes)
+        differing = merge.differing(container, update, difference(notified, fields.HookAnswer(resources=resources)))
+        assert (differing, list(differing)) == (differs, sorted(differing)), name
 
 
 OF_KUBELET = running(unified={"a": "0", "b": "0"})
