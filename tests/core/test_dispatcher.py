@@ -35,7 +35,6 @@ pytestmark = virtual_time
 CREATE, START, STOPPED = (BY_NAME[name] for name in ("PreCreateContainer", "PreStartContainer", "PostStopContainer"))
 CONTAINER = fields.ContainerInfo("c1", name="main", resources=Resources(cpu_shares=1024), envs={"A": "1"})
 REQUEST = HookRequest(PodInfo("p1", "web", namespace="n"), CONTAINER)
-SECOND_REQUEST = HookRequest(PodInfo("p2", "other", namespace="n"))
 CANARY = "canary-4711"
 Log = pytest.LogCaptureFixture
 FAILURES = (Reason.UNREACHABLE, Reason.DEADLINE, Reason.BROKEN_ANSWER, Reason.ERROR_STATUS, Reason.UNIMPLEMENTED)
@@ -44,20 +43,14 @@ SHARES = HookAnswer(resources=Resources(cpu_shares=5))
 BAD_QUOTA = HookAnswer(envs=GPU, resources=Resources(cpu_period=100_000, cpu_quota=-7, cpu_shares=5))
 
 
-def call_about(request: HookRequest) -> FakeCall:
-    """Return a call with a known subject."""
-    call = FakeCall(CREATE.operation)
-    container = request.container
-    record = None if container is None else fields.ContainerRecord(container, container)
-    call.last_subject = Subject(PodRecord(request.pod, request.pod), record)
-    return call
-
-
 class Desk(Core):
     """The core's dispatcher, called directly."""
 
     async def before(self, request: HookRequest = REQUEST, seconds: float = 10.0) -> Adjustment:
-        return await self.dispatcher.before(call_about(request), CREATE, request, self.now + seconds)
+        call, container = FakeCall(CREATE.operation), request.container
+        record = container and fields.ContainerRecord(container, container)
+        call.last_subject = Subject(PodRecord(request.pod, request.pod), record)
+        return await self.dispatcher.before(call, CREATE, request, self.now + seconds)
 
     def counted(self, plugin: str, reason: Reason, hook_point: HookPoint = CREATE) -> tuple[int, int]:
         """Return the numbers of failures and of failures that fail open."""
@@ -190,7 +183,7 @@ async def test_failure_is_logged_with_its_subject(desk: Desk, caplog: Log) -> No
     """A failure before the calls counts for every plugin of the hook point."""
     desk.plugins.add("a", Reason.UNREACHABLE)
     await desk.before()
-    await desk.before(SECOND_REQUEST)
+    await desk.before(HookRequest(PodInfo("p2", "other", namespace="n")))
     assert len({vars(record)["kind"] for record in caplog.records}) == 2, "neither is left out for the other's sake"
     desk.plugins.add("b")
     desk.plugins.add("other", policy=FAIL, points=(START.name,))
@@ -444,14 +437,9 @@ ANSWER_FIELDS = [
 MAPS = {"envs", "labels", "annotations", "hugepage_limits", "unified"}
 OF_CONTAINER = api_pb2.ContainerResourceHookResponse
 MESSAGES = {BY_NAME["PreRunPodSandbox"]: api_pb2.PodSandboxHookResponse, CREATE: OF_CONTAINER, START: OF_CONTAINER}
-ODD_FIELDS = [
-    b"\x0a\x02\xff\xfe",  # an invalid map entry
-    b"\x1a\x02\xff\xfe",  # a cgroup parent that is not UTF-8
-    b"\x18\x05",  # a number in place of the cgroup parent
-    b"\x22\x06\x0a\x01E\x12\x01\xff",  # an entry whose value is not UTF-8
-    b"\x12\x05\x0dabcd",  # a fixed number in the resources
-    *[b"\x12\x02\x10\x05", b"\x0b", b"\x9a\x06\x03abc", b"\x80"],
-]
+ODD_FIELDS = [b"\x0a\x02\xff\xfe", b"\x1a\x02\xff\xfe", b"\x22\x06\x0a\x01E\x12\x01\xff", b"\x12\x05\x0dabcd"]
+ODD_FIELDS += [b"\x18\x05", b"\x12\x02\x10\x05", b"\x0b", b"\x9a\x06\x03abc", b"\x80"]
+"""An invalid map entry, texts that are not UTF-8, other types, a bad quota, a group without an end, an unknown field."""
 NUMBER, NO_DAMAGE = st.integers, ((), b"", 0)
 CHANGES = st.lists(st.tuples(NUMBER(0, 200), NUMBER(0, 1), NUMBER(0, 255)), max_size=3)
 DAMAGE = st.tuples(CHANGES, st.sampled_from([b"", *ODD_FIELDS]) | st.binary(max_size=60), st.just(0) | NUMBER(0, 50))
