@@ -24,12 +24,10 @@ class Amount:
     full: int
 
     def at(self, share: float) -> int:
-        """Return a share of the full amount."""
         return max(round(self.full * share), 1)
 
     @property
     def now(self) -> int:
-        """Return the amount of this run."""
         share = os.environ.get(SHARE_VARIABLE)
         return self.usual if share is None else self.at(float(share))
 
@@ -51,6 +49,5 @@ CALLS_OF_THE_UNIT = Amount(100, 10_000)  # through the proxy that runs as the sh
 
 
 def examples(usual: int = DEFAULT_EXAMPLES) -> int:
-    """Return the ``max_examples`` of a property test in this run."""
     number = Amount(usual, FULL_TIMES * usual).now
     return max(number // QUICK_TIMES, 1) if quick else number

@@ -85,7 +85,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run an async test on the loop that its marker names."""
     marked = item.get_closest_marker("virtual_time") is not None
     return {"virtual time": VirtualLoop} if marked else {"usual": asyncio.new_event_loop}
 
@@ -115,7 +114,6 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(scope="session")
 def containerd() -> "Iterator[Containerd]":
-    """Yield a private containerd with the test images."""
     from tests.engines.containerd import Containerd  # slow to import, and most tests need no engine
 
     with Containerd() as engine:

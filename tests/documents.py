@@ -39,14 +39,12 @@ class Block(NamedTuple):
 
 @cache
 def parsed(page: str) -> tuple[nodes.document, str]:
-    """Return a page as docutils reads it, and its warnings."""
     warnings = StringIO()
     settings = {"report_level": 2, "halt_level": 5, "warning_stream": warnings, "file_insertion_enabled": False}
     return publish_doctree(PAGES[page], source_path=page, settings_overrides=settings), warnings.getvalue()
 
 
 def blocks(page: str) -> Iterator[Block]:
-    """Yield the literal blocks of a page."""
     document, _ = parsed(page)
     for node in document.findall(nodes.literal_block):
         classes: list[str] = node.get("classes", [])
@@ -55,6 +53,5 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def block(page: str, first: str) -> Block:
-    """Return the block of a page that begins with a line."""
     [found] = [each for each in blocks(page) if each.first == first]
     return found

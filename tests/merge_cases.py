@@ -15,11 +15,9 @@ SENT = Resources(
     hugepage_limits={"2MB": 2**21, "1GB": 2**30},
     unified={"memory.high": "max"},
 )
-"""The resources of the request in the tables."""
 
 
 def of(**fields: Any) -> HookAnswer:
-    """Return an answer with these fields of resources."""
     return HookAnswer(resources=Resources(**fields))
 
 

@@ -22,7 +22,6 @@ _COMMAND = re.compile(r"^    \$ (.+)\n(?:    (?!\$ ).*\n|\n(?=    (?!\$ )))*", r
 
 
 def updated(page: str) -> str:
-    """Return a page with the current outputs of its commands."""
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder, "admin.sock"), CANNED):
         return _COMMAND.sub(lambda match: indent(f"$ {match[1]}\n{_output(match[1], folder)}", _MARGIN), page)
 

@@ -12,13 +12,11 @@ WORDS = f"with {VARIABLE}=1 a skipped test counts as failed"
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Convert the report of a test or a fixture."""
     return _judged((yield))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Convert the report of a test file."""
     return _judged((yield))
 
 

@@ -59,7 +59,6 @@ def test_expected_failure(): raise AssertionError
 def test_skip_counts_as_failure_when_engines_are_required(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, required: bool, workers: tuple[str, ...]
 ) -> None:
-    """In separate pytest runs with the real conftest."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     monkeypatch.setenv(skips.VARIABLE, "1" if required else "0")

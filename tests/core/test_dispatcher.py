@@ -44,8 +44,6 @@ BAD_QUOTA = HookAnswer(envs=GPU, resources=Resources(cpu_period=100_000, cpu_quo
 
 
 class Desk(Core):
-    """The core's dispatcher, called directly."""
-
     async def before(self, request: HookRequest = REQUEST, seconds: float = 10.0) -> Adjustment:
         call, container = FakeCall(CREATE.operation), request.container
         record = container and fields.ContainerRecord(container, container)
@@ -59,7 +57,6 @@ class Desk(Core):
 
     @property
     def totals(self) -> tuple[int, int, int]:
-        """Return the numbers of answers, failures and failures that fail open."""
         total = self.metrics.total
         return total("hook_calls", code="ok"), total("hook_failures"), total("hook_fail_open")
 
@@ -272,7 +269,6 @@ class Guarded(Core):
 
     @property
     def breaker(self) -> tuple[float | None, int]:
-        """Return the gauge of the breaker and the number of its openings."""
         openings = self.metrics.counted("hook_breaker_openings", hook_server="a")
         return self.metrics.gauges.get(("hook_breaker_open", ("a",))), openings
 

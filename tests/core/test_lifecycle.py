@@ -46,7 +46,6 @@ CANARY = "canary-4711"
 Log = pytest.LogCaptureFixture
 ENVS, SHARES = HookAnswer(envs={"A": "1"}), HookAnswer(resources=Resources(cpu_shares=2))
 Fields = dict[str, Any]
-"""Fields of a FakeCall that differ from the defaults."""
 PRE_POINTS = [hook_point for hook_point in HOOK_POINTS if hook_point.stage is Stage.PRE]
 POST_POINTS = [hook_point for hook_point in HOOK_POINTS if hook_point.stage is Stage.POST]
 

@@ -39,7 +39,6 @@ ENVS = HookAnswer(envs={"A": "1"})
 NEVER_RAN, RUNS, ENDED = Life(started=False, running=False), Life(started=True, running=True), Life(True, False)
 Lives = Life | Exception | None
 Counts = tuple[int, int]
-"""The numbers of known pods and containers."""
 
 
 @pytest.fixture
@@ -48,7 +47,6 @@ def core() -> Core:
 
 
 def call(operation: Operation, lives: Lives = ENDED, *, removes: bool = True, **fields: Any) -> FakeCall:
-    """Return a call about the pod or its container."""
     of_pod = operation.value.endswith(("PodSandbox", "PodSandboxResources"))
     made = FakeCall(operation, POD_SUBJECT if of_pod else SUBJECT, key="p1" if of_pod else "c1", lives=lives, **fields)
     made.removes_containers = removes
@@ -167,7 +165,6 @@ async def test_subject_for_post_hooks_is_read_during_hold(core: Core, deadline: 
 
 
 async def called_for_stop(core: Core, pod_id: str = "p1") -> list[str]:
-    """Stop a pod and return the names of the plugins that are called for it."""
     core.plugins.queried.clear()
     pod = replace(SUBJECT.pod.effective, id=pod_id)
     await core.run(FakeCall(STOP_POD, known=Subject(PodRecord(pod, pod)), key=pod_id))
@@ -271,7 +268,6 @@ READ_FIRST, ANSWERED_FIRST = ["release", "read", "answer"], ["release", "answer"
 
 
 def edits(core: Core) -> list[str]:
-    """Return the fields of the events of edited calls."""
     edited = [event for event in shown_of(core.metrics.events) if event["kind"] == "edited"]
     return [entry["field"] for event in edited for entry in event["fields"]]
 
@@ -365,7 +361,6 @@ END, POD_END = ("a", STOPPED), ("a", POD_STOPPED)
 
 @pytest.fixture
 def known(core: Core) -> Core:
-    """Return a core that knows the container."""
     core.store.commit(SUBJECT)
     return core
 

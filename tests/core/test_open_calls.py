@@ -42,8 +42,6 @@ def now() -> float:
 
 
 class Rig:
-    """Unsettled calls and those that were finished, with the time."""
-
     def __init__(self, max_calls: int = 1000) -> None:
         self.metrics = Metrics(now)
         self.finish_seconds = 0.0
@@ -189,8 +187,6 @@ async def test_stop_ends_all_queries_and_accepts_no_calls(rig: Rig) -> None:
 
 
 class Queue(KeyedQueue):
-    """Records which call was at the head of the queue, and when."""
-
     def __init__(self) -> None:
         super().__init__(Deadlines())
         self.lines: list[tuple[float, str]] = []
@@ -264,7 +260,6 @@ def test_message_is_read_once() -> None:
 
 
 Plain = type("Plain", (HeldCall,), dict.fromkeys(HeldCall.__abstractmethods__))
-"""A front's call with nothing but the abstract methods."""
 
 
 async def test_call_changes_nothing_by_default() -> None:

@@ -37,14 +37,12 @@ Log = pytest.LogCaptureFixture
 
 
 def some(number: int) -> OriginalValues:
-    """Return some values to keep of a pod."""
     pairs = {"annotations.note": (None, f"{number}" * 20), "cgroup_parent": ("/kubepods/a", f"/kubepods/{number}")}
     return OriginalValues(("shop", f"web-{number}", "uid", 0), pairs)
 
 
 SOME = {f"{number:064x}": some(number) for number in range(40)}
 SOME |= {"\ud800": some(1), "'; DROP TABLE kept": some(2), "a\0b": some(3)}
-"""An id may be any text."""
 
 
 @pytest.fixture
@@ -229,8 +227,6 @@ def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 class Process:
-    """The part of a proxy that uses the file."""
-
     def __init__(self, path: Path | None, owner: str = OURS) -> None:
         self.store, self.metrics = Store(), Metrics(asyncio.get_running_loop().time)
         self.originals = Originals(None if path is None else File(str(path), owner), self.store, self.metrics)
@@ -243,7 +239,6 @@ class Process:
         await self.originals.stop()
 
     def commit(self, *ids: str) -> None:
-        """Commit containers in which hooks replaced something."""
         for any_id in ids:
             self.store.commit(hooked(any_id))
 

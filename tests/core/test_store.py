@@ -176,8 +176,6 @@ def retained(record: PodRecord | ContainerRecord) -> OriginalValues:
 
 
 class Hooked(Store):
-    """Subjects in which hooks replaced something, and a container as the kubelet requested it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.notified: list[str] = []

@@ -36,7 +36,6 @@ def syncs(rig: Synced, result: str) -> int:
 
 
 def waits(rig: Synced) -> list[float]:
-    """Return the seconds between two lists."""
     return [round(later - earlier, 6) for earlier, later in pairwise(rig.state.lists)]
 
 

@@ -24,12 +24,10 @@ def subject(original: ContainerInfo = CONTAINER, effective: ContainerInfo | None
 
 
 def running(**fields: Any) -> ContainerInfo:
-    """Return the container with other resources."""
     return replace(CONTAINER, resources=replace(REQUESTED, **fields))
 
 
 HALVED = running(cpu_shares=512)
-"""The container as it runs after a hook has halved its shares."""
 
 
 def test_unused_pod_resources_are_recorded_as_reported() -> None:
@@ -264,7 +262,6 @@ OF_KUBELET = running(unified={"a": "0", "b": "0"})
 BY_ONE = {"resources.cpu_shares": "one", "resources.cpuset_cpus": "one", "resources.unified.a": "one"}
 SET_BY_ONE = Adjustment(resources={"cpu_shares": 512, "cpuset_cpus": "7", "unified": {"a": "1"}}, owners=BY_ONE)
 OWNED = merge.created_container(subject(OF_KUBELET), SET_BY_ONE, "c1")
-"""A container in which hook server "one" set something."""
 TAKEN_BACK = {"cpu_shares": 1024, "unified": {"a": "0"}}
 REPEATED = frozenset({"cpu_shares", "unified.a", "unified.b"})
 

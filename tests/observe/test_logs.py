@@ -23,8 +23,6 @@ TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
 class Stderr:
-    """A pipe in place of stderr."""
-
     def __init__(self) -> None:
         self.read_end, self.write_end = os.pipe()
 
@@ -59,7 +57,6 @@ def record(template: str, *values: object, level: int = logging.INFO) -> logging
 
 
 def fail_with(error: Exception) -> None:
-    """Log ``error`` as a caught exception."""
     try:
         raise error
     except Exception:

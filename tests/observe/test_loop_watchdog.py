@@ -21,7 +21,6 @@ LIMIT, SURELY, PATIENCE, CHECKS = 0.1, 0.5, 10.0, 8
 SECRET = "a value of somebody's environment"
 
 lines: list[str] = []
-"""The log lines of the watchdog."""
 
 
 def hangs(place: str) -> list[int]:
@@ -69,7 +68,6 @@ def watched(body: Callable[[], Awaitable[object]], run: Callable[..., object] = 
 
 
 def stall_in_a_call(environment: str) -> None:
-    """Hang until that is logged."""
     begun, before = time.monotonic(), len(lines)
     while time.monotonic() < begun + SURELY or (len(lines) == before and time.monotonic() < begun + PATIENCE):
         time.sleep(SURELY)

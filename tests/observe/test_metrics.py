@@ -25,7 +25,6 @@ def metrics() -> Metrics:
 
 
 def shown(metrics: Metrics, name: str) -> list[str]:
-    """Return the lines of a metric, without its prefix."""
     lines = [line.removeprefix("runtimeproxy_") for line in metrics.figures()]
     return [line for line in lines if line.startswith(name)]
 

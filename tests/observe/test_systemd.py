@@ -18,8 +18,6 @@ SERVING = b"STATUS=serving"
 
 
 class Systemd:
-    """The socket that NOTIFY_SOCKET names."""
-
     def __init__(self, path: str, abstract: bool) -> None:
         self.name = f"@{path}" if abstract else path
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

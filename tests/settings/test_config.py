@@ -30,7 +30,6 @@ FAULTS = [
     ("config: /a", "unknown key 'config'"),
 ]
 Sources = tuple[dict[str, str], dict[str, str], str | None]
-"""Flags, environment and file."""
 APART_LINE = "--metrics-endpoint is in the directory of {}, where --metrics-group must not come"
 ERRORS: list[tuple[Sources, str]] = [
     (({TIMEOUT: "x"}, {}, None), "--hook-timeout: 'x' is not a duration"),
