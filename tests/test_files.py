@@ -14,6 +14,7 @@ from runtimeproxy import files
 from runtimeproxy.files import Changed, NotOurs, StateError, StateFile, is_in_memory
 
 OLD, NEW = b"old", b"new"
+Patch = pytest.MonkeyPatch
 LONGEST = 1000
 
 
@@ -33,6 +34,12 @@ def test_state_file_has_written_content(file: StateFile) -> None:
     file.remove()
     file.remove()
     assert file.version() is None
+    version = file.write(OLD, over=None)
+    StateFile(file.path, LONGEST, durable=False).write(NEW, over=version)
+    for expected_version in (version, None):
+        with pytest.raises(Changed, match="was replaced by another process"):
+            file.write(OLD, over=expected_version)
+    assert file.read()[0] == NEW
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o777])
@@ -52,9 +59,7 @@ def test_state_file_and_directory_belong_to_user(file: StateFile, umask: int) ->
 
 
 @pytest.mark.parametrize(("durable", "steps"), [(True, ["fsync", "rename", "fsync"]), (False, ["rename"])])
-def test_reader_gets_old_or_new_content(
-    tmp_path: Path, durable: bool, steps: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reader_gets_old_or_new_content(tmp_path: Path, durable: bool, steps: list[str], monkeypatch: Patch) -> None:
     """Durable content is on the disk before its directory entry."""
     file = StateFile(str(tmp_path / "a"), LONGEST, durable=durable)
     file.write(OLD)
@@ -72,17 +77,7 @@ def test_reader_gets_old_or_new_content(
     assert file.read()[0] == NEW
 
 
-def test_write_over_replaced_version_fails(file: StateFile) -> None:
-    assert file.write(OLD, over=None) == file.version()
-    version = file.version()
-    StateFile(file.path, LONGEST, durable=False).write(NEW, over=version)
-    for expected_version in (version, None):
-        with pytest.raises(Changed, match="was replaced by another process"):
-            file.write(OLD, over=expected_version)
-    assert file.read()[0] == NEW
-
-
-def test_write_waits_for_other_process_up_to_limit(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_waits_for_other_process_up_to_limit(file: StateFile, monkeypatch: Patch) -> None:
     file.write(OLD)
     Path(file.path).with_name(".a.new").write_text("the rest of a write that was killed")
     monkeypatch.setattr(files, "LOCK_SECONDS", 0.05)
@@ -145,7 +140,7 @@ def test_failed_write_reports_cause(tmp_path: Path) -> None:
         assert str(raised.value) == f"{path} cannot be written ({why})"
 
 
-def test_full_disk_keeps_old_file(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_old_file(file: StateFile, monkeypatch: Patch) -> None:
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 

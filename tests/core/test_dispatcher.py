@@ -284,15 +284,13 @@ OPENS += [(1.0, 0.4, Reason.DEADLINE), (10.0, 0.1, Reason.BROKEN_ANSWER)]
 STAYS = [(10.0, 0.6, Reason.DEADLINE), (1.0, 0.3, Reason.DEADLINE), (10.0, 2.0, Reason.DISABLED)]
 
 
-@pytest.mark.parametrize(("budget", "remaining", "reason"), [*OPENS, *STAYS])
-async def test_deadline_is_failure_if_third_remained(
-    guarded: Guarded, budget: float, remaining: float, reason: Reason
-) -> None:
+@pytest.mark.parametrize(("budget", "left", "reason"), [*OPENS, *STAYS])
+async def test_deadline_is_failure_if_third_left(guarded: Guarded, budget: float, left: float, reason: Reason) -> None:
     """A short deadline or earlier plugins may leave a healthy server less; the first of several has about half."""
     guarded.dispatcher.budget_seconds = budget
     for _ in range(FAILURES_IN_A_ROW):
-        assert await guarded.run_hook(reason, seconds=remaining) is None
-    opens = (budget, remaining, reason) in OPENS
+        assert await guarded.run_hook(reason, seconds=left) is None
+    opens = (budget, left, reason) in OPENS
     assert guarded.plugin.breaker.state is (BreakerState.OPEN if opens else BreakerState.CLOSED)
 
 

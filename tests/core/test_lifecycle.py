@@ -435,7 +435,7 @@ FAILURES: dict[str, Outcome] = {
 
 
 @pytest.mark.parametrize(("behaviour", "policy", "kind", "more"), FAILURES.values(), ids=FAILURES)
-async def test_hook_failure_is_event_and_last_error(
+async def test_hook_failure_is_event(
     recorded: Recorded, behaviour: Behaviour, policy: Any, kind: str, more: Fields
 ) -> None:
     recorded.plugins.add("a", behaviour, policy=policy)
@@ -460,9 +460,7 @@ REFUSED_CALLS = [(BAD, {}), (Reason.ERROR_STATUS, {}), (NOTHING, {"known": None,
 
 
 @pytest.mark.parametrize(("behaviour", "fields"), REFUSED_CALLS, ids=["bad", "failed", "late"])
-async def test_refused_call_is_freed_without_collector(
-    recorded: Recorded, behaviour: Behaviour, fields: Fields
-) -> None:
+async def test_refused_call_is_freed_immediately(recorded: Recorded, behaviour: Behaviour, fields: Fields) -> None:
     """Neither its error nor its event keeps it."""
     recorded.plugins.add("a", behaviour, policy=FAIL)
     gc.collect()
@@ -513,9 +511,7 @@ SLOW: list[tuple[Fields, str, dict[str, float]]] = [
 
 
 @pytest.mark.parametrize(("fields", "outcome", "parts"), SLOW)
-async def test_long_call_is_slow_event(
-    recorded: Recorded, fields: Fields, outcome: str, parts: dict[str, float]
-) -> None:
+async def test_long_call_is_event(recorded: Recorded, fields: Fields, outcome: str, parts: dict[str, float]) -> None:
     """Also a call whose client disconnects while hook servers are called."""
     await recorded.run(recorded.call(runtime_seconds=SLOW_SECONDS))
     if outcome == "ended":

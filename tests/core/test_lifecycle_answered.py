@@ -195,9 +195,7 @@ FAILED = [(CREATE, REFUSED, "envs.A (a), resources.cpuset_cpus (b)"), (CREATE, A
 
 
 @pytest.mark.parametrize(("operation", "reply", "fields"), [*FAILED, (START, REFUSED, EARLIER), (STOP, REFUSED, "")])
-async def test_failure_logs_set_fields(
-    core: Core, operation: Operation, reply: Reply, fields: str, caplog: Log
-) -> None:
+async def test_failure_logs_fields(core: Core, operation: Operation, reply: Reply, fields: str, caplog: Log) -> None:
     """A failed start with those of its create, whose values the kernel may not accept."""
     core.plugins.add("a", HookAnswer(envs={"A": CANARY}), points=("PreCreateContainer",))
     core.plugins.add("b", HookAnswer(resources=Resources(cpuset_cpus="77")), points=("PreCreateContainer",))
@@ -216,9 +214,7 @@ LOST_REPLIES = [(START, DONE, (1, 1)), (STOP_POD, DONE, (1, 0)), (STOP, REMOVED,
 
 
 @pytest.mark.parametrize(("operation", "final", "counts"), LOST_REPLIES)
-async def test_post_hook_is_called_after_lost_reply(
-    core: Core, operation: Operation, final: Reply, counts: Counts
-) -> None:
+async def test_post_hook_follows_lost_reply(core: Core, operation: Operation, final: Reply, counts: Counts) -> None:
     """Then the subject is committed, or dropped if it no longer exists; meanwhile the call is under way again."""
     core.plugins.add("a", ENVS, points=POST_POINTS, delay_seconds=0.5)
     if final is REMOVED:

@@ -118,9 +118,9 @@ async def test_settling_waits_for_running_call_of_same_subject(rig: Rig) -> None
 ANSWERED = [("c1", STOP, 0, 0, 0), ("c1", STOP, 0.5, 1, 0), ("c2", STOP, 0, 1, 1), ("c1", START, 0, 1, 1)]
 
 
-@pytest.mark.parametrize(("key", "operation", "after", "queries", "left"), ANSWERED)
-async def test_later_reply_to_same_call_settles_it(
-    rig: Rig, key: str, operation: Operation, after: float, queries: int, left: int
+@pytest.mark.parametrize(("key", "operation", "after", "n", "left"), ANSWERED)
+async def test_later_reply_settles_call(
+    rig: Rig, key: str, operation: Operation, after: float, n: int, left: int
 ) -> None:
     """Also while the runtime is queried about it."""
     call = rig.add(DONE, read_seconds=1)
@@ -128,7 +128,7 @@ async def test_later_reply_to_same_call_settles_it(
     rig.unsettled.drop_repeated(key, operation)
     assert len(rig.unsettled.calls()) == left
     await asyncio.sleep(300)
-    assert (len(queried(call)), len(rig.finished), rig.counted("repeated")) == (queries, left, 1 - left)
+    assert (len(queried(call)), len(rig.finished), rig.counted("repeated")) == (n, left, 1 - left)
 
 
 async def test_few_queries_run_at_one_time(rig: Rig) -> None:
