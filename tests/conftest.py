@@ -12,8 +12,9 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,12 +23,6 @@ from hypothesis.strategies import none
 from tests import amounts, skips
 from tests.engines import probe
 from tests.fakes.clock import VirtualLoop
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.engines.containerd import Containerd
-    from tests.engines.dockerd import Dockerd
 
 # Otherwise every run and every child process compiles each file again, which takes many seconds.
 sys.dont_write_bytecode = False
@@ -113,7 +108,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 @pytest.fixture(scope="session")
-def containerd() -> "Iterator[Containerd]":
+def containerd() -> Iterator[Any]:
     from tests.engines.containerd import Containerd  # slow to import, and most tests need no engine
 
     with Containerd() as engine:
@@ -121,7 +116,7 @@ def containerd() -> "Iterator[Containerd]":
 
 
 @pytest.fixture(scope="session")
-def dockerd() -> "Iterator[Dockerd]":
+def dockerd() -> Iterator[Any]:
     from tests.engines.dockerd import Dockerd
 
     with Dockerd() as engine:
@@ -129,7 +124,7 @@ def dockerd() -> "Iterator[Dockerd]":
 
 
 @pytest.fixture(scope="session")
-def release(tmp_path_factory: pytest.TempPathFactory) -> "Path":
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory with the artefacts of scripts/build; all processes of the run share one build."""
     from tests.building.made import release
 
@@ -138,7 +133,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> "Path":
 
 
 @pytest.fixture(scope="session")
-def archive(release: "Path", tmp_path_factory: pytest.TempPathFactory) -> "Path":
+def archive(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the top of the unpacked archive; the path has a space."""
     folder = tmp_path_factory.mktemp("of its own")
     (file,) = release.glob("*_linux_x86_64.tar.gz")

@@ -5,16 +5,14 @@ from typing import Any
 
 from runtimeproxy.model.fields import HookAnswer, Resources
 
-SENT = Resources(
-    cpu_period=100_000,
-    cpu_quota=50_000,
-    cpu_shares=512,
-    memory_limit_in_bytes=2**30,
-    cpuset_cpus="0-3",
-    cpuset_mems="0",
-    hugepage_limits={"2MB": 2**21, "1GB": 2**30},
-    unified={"memory.high": "max"},
-)
+NUMBERS: dict[str, Any] = {
+    "cpu_period": 100_000,
+    "cpu_quota": 50_000,
+    "cpu_shares": 512,
+    "memory_limit_in_bytes": 2**30,
+}
+PAGES, UNIFIED = {"2MB": 2**21, "1GB": 2**30}, {"memory.high": "max"}
+SENT = Resources(**NUMBERS, cpuset_cpus="0-3", cpuset_mems="0", hugepage_limits=PAGES, unified=UNIFIED)
 
 
 def of(**fields: Any) -> HookAnswer:

@@ -41,7 +41,7 @@ pytestmark = virtual_time
 CREATE, START, UPDATE = Operation.CREATE_CONTAINER, Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES
 STOP = Operation.STOP_CONTAINER
 AT_START, AT_UPDATE = ("PreStartContainer",), ("PreUpdateContainerResources",)
-POD_SUBJECT = Subject(SUBJECT.pod)
+SUBJECTS = {SubjectKind.POD: Subject(SUBJECT.pod), SubjectKind.CONTAINER: SUBJECT}
 CANARY = "canary-4711"
 Log = pytest.LogCaptureFixture
 ENVS, SHARES = HookAnswer(envs={"A": "1"}), HookAnswer(resources=Resources(cpu_shares=2))
@@ -55,14 +55,10 @@ def core() -> Core:
     return Core()
 
 
-def call_for(hook_point: HookPoint) -> FakeCall:
-    return FakeCall(hook_point.operation, POD_SUBJECT if hook_point.subject is SubjectKind.POD else SUBJECT)
-
-
 @pytest.mark.parametrize("hook_point", PRE_POINTS, ids=lambda hook_point: hook_point.name)
 async def test_pre_hook_change_is_released(core: Core, hook_point: HookPoint) -> None:
     core.plugins.add("a", SHARES, points=(hook_point.name,), delay_seconds=0.5)
-    call = call_for(hook_point)
+    call = FakeCall(hook_point.operation, SUBJECTS[hook_point.subject])
     assert await core.run(call) == ["prepare", "release", "answer"]
     assert core.plugins.notified() == [("a", hook_point.name)]
     assert call.released_with is not None
@@ -78,7 +74,7 @@ async def test_pre_hook_change_is_released(core: Core, hook_point: HookPoint) ->
 @pytest.mark.parametrize("hook_point", POST_POINTS, ids=lambda hook_point: hook_point.name)
 async def test_post_hook_is_called_before_reply_is_sent(core: Core, hook_point: HookPoint) -> None:
     core.plugins.add("a", ENVS, points=(hook_point.name,), delay_seconds=0.5)
-    call = call_for(hook_point)
+    call = FakeCall(hook_point.operation, SUBJECTS[hook_point.subject])
     await core.run(call)
     assert call.steps == [(0, "release"), (1.5, "answer")]
     assert call.released_with == (call.known, NO_ADJUSTMENT)
@@ -102,19 +98,6 @@ async def test_no_call_waits_without_plugins(core: Core, operation: Operation, u
     call = FakeCall(START, state=CallState.RELEASED)
     assert await core.run(call) == ["release", "answer"]
     assert (call.changed_by, core.plugins.notified()) == (NO_ADJUSTMENT, [("a", "PostStartContainer")])
-
-
-UNKNOWN: list[tuple[Fields, str]] = [({"known": None}, ""), ({"known": None, "untouched": False}, "")]
-UNKNOWN += [({"known_error": Unreadable("cut")}, "calls_unreadable"), ({"known_error": KeyError()}, "internal_errors")]
-
-
-@pytest.mark.parametrize(("fields", "counter"), UNKNOWN)
-async def test_call_of_unknown_subject_passes_without_plugins(core: Core, fields: Fields, counter: str) -> None:
-    """So does a call that cannot be read."""
-    call = FakeCall(START, **fields)
-    assert await core.run(call) == ["release", "answer"]
-    assert not counter or core.metrics.counted(counter, operation="StartContainer") == 1
-    assert (call.changed_by, core.store.counts()) == (None, (0, 0))
 
 
 @pytest.mark.parametrize(("label", "skipped"), [("true", True), ("True", False)])
@@ -491,16 +474,25 @@ async def test_conflict_event_names_loser_and_winner(recorded: Recorded) -> None
     assert failed == {**notified, "fields": edited["fields"], "call": f"{PROCESS}-1"}
 
 
-@pytest.mark.parametrize("fields", [{}, {"known": None}, {"known_error": Unreadable("cut")}])
+UNKNOWN: list[Fields] = [{"known": None}, {"known": None, "untouched": False}]
+UNKNOWN += [{"known_error": Unreadable("cut")}, {"known_error": KeyError()}]
+
+
+@pytest.mark.parametrize("fields", [{}, *UNKNOWN])
 async def test_unchanged_call_is_event_only_if_failed(recorded: Recorded, fields: Fields) -> None:
+    """A call of an unknown subject, or one that cannot be read, passes without plugins."""
     for reply in (AGREED, UNANSWERED, Reply(agreed=False, no_op=True)):
-        await recorded.run(recorded.call(reply=reply, **fields))
-    assert recorded.events() == []
+        call = recorded.call(reply=reply, **fields)
+        assert await recorded.run(call) == ["release", "answer"]
+    assert (recorded.events(), recorded.store.counts()) == ([], (0, 0) if fields else (1, 1))
     await recorded.run(recorded.call(reply=FAILED, **fields))
     (event,) = recorded.events()
     assert event.pop("seconds")
     names = {} if fields else NAMES
     assert event == {"kind": "failed", "operation": "CreateContainer", "call": recorded.times.id, **names}
+    for counter, kind in (("calls_unreadable", Unreadable), ("internal_errors", KeyError)):
+        counted = recorded.metrics.counted(counter, operation="CreateContainer")
+        assert counted == 4 * isinstance(fields.get("known_error"), kind)
 
 
 SLOW: list[tuple[Fields, str, dict[str, float]]] = [

@@ -184,26 +184,19 @@ class Hooked(Store):
         self.commit(Subject(MOVED, ContainerRecord(PLAIN, PLAIN)))
 
 
-@pytest.fixture
-def hooked() -> Hooked:
-    return Hooked()
-
-
 CHANGES: list[tuple[Act, list[str]]] = [
     (lambda store: store.commit(Subject(PLAIN_POD)), ["p9"]),
     (lambda store: store.commit(Subject(MOVED, SCALED)), ["c9"]),
     (lambda store: store.commit(Subject(store.pod("p9"), store.container("c9"))), []),  # type: ignore[arg-type]
-    (lambda store: store.tombstone("c9"), ["c9"]),
-    (lambda store: store.tombstone("c8"), []),
-    (lambda store: store.tombstone("p9"), ["c9", "p9"]),
-    (lambda store: store.drop("p9"), ["p9"]),
-    (lambda store: store.drop("nobody"), []),
-    (lambda store: store.forget("c9"), []),
+    *[(lambda store: store.tombstone("c9"), ["c9"]), (lambda store: store.tombstone("c8"), [])],
+    *[(lambda store: store.tombstone("p9"), ["c9", "p9"]), (lambda store: store.drop("p9"), ["p9"])],
+    *[(lambda store: store.drop("nobody"), []), (lambda store: store.forget("c9"), [])],
 ]
 
 
 @pytest.mark.parametrize(("change", "expected"), CHANGES)
-def test_store_reports_changes_of_original_values(hooked: Hooked, change: Act, expected: list[str]) -> None:
+def test_store_reports_changes_of_original_values(change: Act, expected: list[str]) -> None:
+    hooked = Hooked()
     assert (hooked.original_values("p9"), hooked.original_values("c9")) == (retained(MOVED), retained(SCALED))
     assert hooked.original_values("c8") is hooked.original_values("nobody") is None
     assert hooked.ids_of_originals() == set(), "it is in the records"
@@ -211,7 +204,9 @@ def test_store_reports_changes_of_original_values(hooked: Hooked, change: Act, e
     assert hooked.notified == ["c9", "p9", *expected]
 
 
-def test_forgotten_record_is_restored_with_original_values(hooked: Hooked) -> None:
+def test_forgotten_record_is_restored_with_original_values() -> None:
+    """Unless it is dropped, or its subject is destroyed."""
+    hooked = Hooked()
     for any_id in ("p9", "c9", "c8"):
         hooked.forget(any_id)
     assert (hooked.ids(), hooked.ids_of_originals()) == (set(), {"p9", "c9"})
@@ -224,6 +219,14 @@ def test_forgotten_record_is_restored_with_original_values(hooked: Hooked) -> No
     assert hooked.changed_parents
     assert hooked.read_pod(REQUESTED_POD) is hooked.pod("p9")
     assert hooked.read_container(REQUESTED) is hooked.container("c9")
+    for any_id in ("p9", "c9"):
+        hooked.forget(any_id)
+    hooked.notified.clear()
+    hooked.drop("c9")
+    hooked.tombstone("p9")
+    assert (hooked.ids_of_originals(), hooked.notified) == (set(), ["c9", "p9"])
+    read = hooked.read_container(HOOKED)
+    assert (read, read.read) == (ContainerRecord(HOOKED, HOOKED), True)
 
 
 @pytest.mark.parametrize(("earlier", "listens"), [(None, True), (None, False), (SCALED, True)])
@@ -240,17 +243,6 @@ def test_originals_are_kept_without_record_unless_present(earlier: ContainerReco
     for record, released in ((ContainerRecord(REQUESTED, REQUESTED), 9), (SCALED, 0)):
         store.keep_originals(record, released)
         assert store.ids_of_originals() == set(), "it is destroyed, or no hook changed it"
-
-
-def test_originals_are_dropped_with_record_or_by_tombstone(hooked: Hooked) -> None:
-    for any_id in ("p9", "c9"):
-        hooked.forget(any_id)
-    hooked.notified.clear()
-    hooked.drop("c9")
-    hooked.tombstone("p9")
-    assert (hooked.ids_of_originals(), hooked.notified) == (set(), ["c9", "p9"])
-    read = hooked.read_container(HOOKED)
-    assert (read, read.read) == (ContainerRecord(HOOKED, HOOKED), True)
 
 
 def test_loaded_originals_stay_until_record_is_committed() -> None:

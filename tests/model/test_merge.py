@@ -17,7 +17,7 @@ from runtimeproxy.model import fields
 from runtimeproxy.model.fields import Adjustment, Conflict, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Part, Stage, SubjectKind
 from runtimeproxy.model.merge import applicable, applied, combine, difference, echo, validated
-from tests.merge_cases import BAD, GOOD, SENT, TIDY, of
+from tests.merge_cases import BAD, GOOD, NUMBERS, SENT, TIDY, of
 
 RUN_POD, CREATE, START = (BY_NAME[name] for name in ("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer"))
 UPDATE = BY_NAME["PreUpdateContainerResources"]
@@ -39,8 +39,6 @@ def querying(resources: Message) -> HookRequest:
     return HookRequest(POD, replace(CONTAINER, resources=resources))
 
 
-NUMBERS: dict[str, Any] = {name: getattr(SENT, name) for name in fields.NUMBER_FIELDS if getattr(SENT, name)}
-"""The numbers that SENT has: an answer with all of them is an echo."""
 CPUSETS: dict[str, Any] = {"cpuset_cpus": "0-3", "cpuset_mems": "0"}
 RESOURCES: dict[str, tuple[Message, Message, Mapping[str, Any]]] = {
     "no message": (SENT, None, {}),
