@@ -168,12 +168,6 @@ async def test_failed_hold_is_refused_or_released_unchanged(
         assert core.now <= 11.0
 
 
-async def test_unreadable_subject_fails_post_hooks_too(core: Core) -> None:
-    core.plugins.add("a", policy=FAIL)
-    assert await core.run(FakeCall(STOP, known=None, read=BackendError("away"))) == ["read", "release", "answer"]
-    assert (core.failures("a", "PostStopContainer", Reason.UNREADABLE), core.fail_open()) == (1, 0)
-
-
 BROKE_OFF, HANGS = {"prepare_error": BackendError("broke off")}, {"prepare_seconds": 60}
 
 

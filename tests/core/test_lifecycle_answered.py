@@ -18,7 +18,7 @@ from runtimeproxy.model.hookpoints import HOOK_POINTS, Operation, Stage
 from tests.fakes.calls import AGREED, CONTAINER, POD, SUBJECT, FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
-from tests.fakes.plugins import NOTHING
+from tests.fakes.plugins import FAIL, NOTHING
 from tests.observe.events import shown_of
 
 pytestmark = virtual_time
@@ -126,19 +126,6 @@ async def test_reply_waits_for_earlier_post_hooks(core: Core, deadline: float, s
     assert (later.steps, later.over_at) == ([(0.5, "release"), (answer, "answer")], answer)
 
 
-async def test_create_is_answered_after_its_commit(core: Core) -> None:
-    core.plugins.add("a", delay_seconds=9, timeout_seconds=9, points=("PreCreateContainer",))
-    held = core.start(FakeCall(CREATE))
-    await asyncio.sleep(0.5)
-    core.plugins.plugins.clear()
-    following = FakeCall(CREATE, deadline=4.5)
-    committed: list[bool] = []
-    following.notified = lambda: committed.append(core.store.container("c1") is not None)
-    await core.run(following)
-    assert (following.steps[-1], committed) == ((4.0, "answer"), [True])
-    await held
-
-
 @pytest.mark.parametrize("notified", [False, True])
 async def test_commit_precedes_next_read(core: Core, notified: bool) -> None:
     """If no Post hook is called the answer goes first, but the commit follows before anything else is processed."""
@@ -155,13 +142,28 @@ async def test_commit_precedes_next_read(core: Core, notified: bool) -> None:
     start.notified = lambda: inspect(True)
     await core.run(start)
     assert committed == [notified, True]
+    core.store.drop("c1")
+    core.plugins.plugins.clear()
+    core.plugins.add("a", delay_seconds=9, timeout_seconds=9, points=("PreCreateContainer",))
+    held = core.start(FakeCall(CREATE))
+    await asyncio.sleep(0.5)
+    core.plugins.plugins.clear()
+    following, began = FakeCall(CREATE, deadline=core.now + 4), core.now
+    following.notified = lambda: committed.append(core.store.container("c1") is not None)
+    await core.run(following)
+    assert (following.steps[-1], committed[2:]) == ((began + 3.5, "answer"), [True]), "a create waits for its commit"
+    await held
 
 
 @pytest.mark.parametrize("deadline", [2.0, 0.0, -1.0])
 async def test_subject_for_post_hooks_is_read_during_hold(core: Core, deadline: float) -> None:
-    core.plugins.add("a", points=(STOPPED,))
+    """If that fails, so do the Post hooks."""
+    core.plugins.add("a", points=(STOPPED,), policy=FAIL)
     await core.run(FakeCall(STOP, known=None, read=SUBJECT, read_seconds=0.9, deadline=deadline))
     assert len(core.plugins.queried) == 1
+    away = FakeCall(STOP, known=None, read=BackendError("away"), deadline=deadline)
+    assert await core.run(away) == ["read", "release", "answer"]
+    assert (core.failures("a", STOPPED, Reason.UNREADABLE), core.fail_open()) == (1, 0)
 
 
 async def called_for_stop(core: Core, pod_id: str = "p1") -> list[str]:
