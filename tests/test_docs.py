@@ -35,8 +35,7 @@ from runtimeproxy_hooks.lib import node
 from runtimeproxy_hooks.sdk.context import in_no_runtime
 from runtimeproxy_hooks.sdk.hook import METHODS
 from tests import outputs
-from tests.docs import CODE, DOCS, HOOKS, ROOT, code_blocks, table, tables
-from tests.documents import PAGES, blocks, parsed
+from tests.docs import CODE, DOCS, HOOKS, PAGES, ROOT, blocks, code_blocks, parsed, table, tables
 from tests.hooks.sdk import processes
 
 SOCKET = "/var/run/koord-runtimeproxy/runtimeproxy.sock"

@@ -87,10 +87,8 @@ async def test_plugin_gets_changes_of_earlier_plugins(desk: Desk, caplog: Log) -
     with caplog.at_level(logging.DEBUG):
         adjustment = await desk.before()
     assert adjustment.envs == {"A": CANARY, "B": "3"}, "the later plugin wins"
-    normalised = {
-        labels for (name, labels), n in desk.metrics.counters.items() if name == "values_normalised" and n == 1
-    }
-    assert normalised == {("n", "resources.cpuset_mems"), ("n", "resources.cpu_quota")}
+    normalised = {labels: n for (name, labels), n in desk.metrics.counters.items() if name == "values_normalised"}
+    assert normalised == {("n", "resources.cpuset_mems"): 1, ("n", "resources.cpu_quota"): 1}
     assert adjustment.conflicts == (fields.Conflict("envs.A", "a", "d"),)
     assert desk.metrics.counted("hook_conflicts", hook_server="a", hook=CREATE.name) == 1
     assert "hook servers a and d set the same field at PreCreateContainer: the later one wins" in caplog.text
