@@ -23,13 +23,10 @@ class Amount:
     usual: int
     full: int
 
-    def at(self, share: float) -> int:
-        return max(round(self.full * share), 1)
-
     @property
     def now(self) -> int:
         share = os.environ.get(SHARE_VARIABLE)
-        return self.usual if share is None else self.at(float(share))
+        return self.usual if share is None else max(round(self.full * float(share)), 1)
 
 
 CALLS_OF_A_CLIENT = Amount(1_000, 100_000)

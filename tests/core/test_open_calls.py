@@ -207,19 +207,18 @@ class Queue(KeyedQueue):
 
 @pytest.mark.parametrize(("wait_seconds", "begins"), [(2, 2), (0, 0)])
 async def test_expired_waiter_proceeds_before_its_position(wait_seconds: float, begins: float) -> None:
+    """An abandoned ticket does not let later ones overtake."""
     queue = Queue()
     await asyncio.gather(queue.start("a", 10, 5), queue.start("b", wait_seconds, 4))
     assert queue.lines == sorted([(0, "a in"), (begins, "b in"), (begins + 4, "b out"), (5, "a out")])
     assert not queue.queues, "a key without waiters takes no memory"
-
-
-async def test_abandoned_ticket_does_not_let_later_ones_overtake() -> None:
-    queue = Queue()
+    queue, ended = Queue(), now()
     tasks = [queue.start(*each) for each in (("a", 10, 5), ("b", 1, 1), ("c", 10, 1), ("d", 10, 1))]
     await asyncio.sleep(3)
     tasks[2].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert queue.lines == [(0, "a in"), (1, "b in"), (2, "b out"), (5, "a out"), (5, "d in"), (6, "d out")]
+    lines = [(0, "a in"), (1, "b in"), (2, "b out"), (5, "a out"), (5, "d in"), (6, "d out")]
+    assert queue.lines == [(ended + after, line) for after, line in lines]
 
 
 async def test_memory_of_waiters_is_linear() -> None:
@@ -266,9 +265,8 @@ async def test_call_changes_nothing_by_default() -> None:
     call = Plain()
     assert await call.prepare(SUBJECT, NO_ADJUSTMENT) == {}
     assert call.outcome(SUBJECT, NO_ADJUSTMENT, DONE) is SUBJECT
-    assert (call.unedited(Store()), call.may_be_repeated()) == (True, False)
+    assert (call.unedited(Store()), call.may_be_repeated(), await call.life("c1")) == (True, False, None)
     assert (await call.settle(), await call.read_made(Store(), SUBJECT)) == (UNANSWERED, None)
-    assert await call.life("c1") is None
 
 
 def test_memory_budget_refuses_bytes_above_limit() -> None:

@@ -148,24 +148,20 @@ def test_values_of_version_0_1_are_read_after_upgrade(file: File) -> None:
     assert old.read_bytes() == before
 
 
-def damaged(data: bytes) -> Iterator[bytes]:
-    """Yield a file's bytes truncated (at each byte in a soak) and partly or completely replaced by noise."""
-    step, noise = Amount(97, 1), random.Random(0)
-    yield from (data[:length] for length in range(1, len(data), min(step.now, step.usual)))
+@pytest.mark.slow
+def test_damaged_file_yields_no_wrong_value_and_is_rewritten(file: File) -> None:
+    """Truncated (at each byte in a soak), or partly or completely replaced by noise."""
+    file.write(SOME)
+    data, step, noise = Path(file.path).read_bytes(), Amount(97, 1), random.Random(0)
+    contents = [data[:length] for length in range(1, len(data), min(step.now, step.usual))]
     for _ in range(Amount(200, 20_000).now):
         broken = bytearray(data)
         for at in noise.choices(range(len(data)), k=noise.choice((1, 1, 3, 100))):
             broken[at] = noise.randrange(256)
         at, length = noise.randrange(len(data)), noise.choice((0, 0, 16, 5000))
         broken[at : at + length] = noise.randbytes(len(broken[at : at + length]))
-        yield bytes(broken)
-    yield from (noise.randbytes(len(data)), bytes(len(data)))
-
-
-@pytest.mark.slow
-def test_damaged_file_yields_no_wrong_value_and_is_rewritten(file: File) -> None:
-    file.write(SOME)
-    for content in damaged(Path(file.path).read_bytes()):
+        contents.append(bytes(broken))
+    for content in (*contents, noise.randbytes(len(data)), bytes(len(data))):
         Path(file.path).write_bytes(content)
         os.chmod(file.path, 0o600)
         reason, retained = tried(file)

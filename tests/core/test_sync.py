@@ -23,10 +23,8 @@ pytestmark = virtual_time
 
 START, UPDATE, STOP = Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES, Operation.STOP_CONTAINER
 CREATE, RUN_POD = Operation.CREATE_CONTAINER, Operation.RUN_POD_SANDBOX
-UNAVAILABLE = BackendError("nobody there")
-LATE = BackendError("no answer in 10 s", BackendFailure.DEADLINE)
-ODD = BackendError("it cannot say", BackendFailure.OTHER)
-NO_LIST = Unreadable("a list that is none")
+UNAVAILABLE, ODD = BackendError("nobody there"), BackendError("it cannot say", BackendFailure.OTHER)
+LATE, NO_LIST = BackendError("no answer in 10 s", BackendFailure.DEADLINE), Unreadable("a list that is none")
 OUR_OWN = KeyError("canary-4711")
 Log = pytest.LogCaptureFixture
 
@@ -120,26 +118,24 @@ async def test_sync_only_drops_records_without_hook_server() -> None:
 
 async def test_full_node_is_read_in_5_s_during_held_call() -> None:
     """Calls take precedence: while one is held each reader waits before each read."""
-    pods, containers = 1_000, 3_000
-    rig = Synced(*(f"p{number}" for number in range(pods)), *(f"c{number}" for number in range(containers)))
+    rig = Synced(*(f"p{number}" for number in range(1_000)), *(f"c{number}" for number in range(3_000)))
     rig.state.read_seconds = 0.002
     rig.plugins.add("slow", delay_seconds=8, timeout_seconds=9, points=("PreStartContainer",))
     held = rig.start(FakeCall(START, key="other"))
     await asyncio.sleep(0)
     async with rig.running():
         await asyncio.sleep(5)
-        assert rig.store.counts() == (pods, containers)
-        assert not held.done()
+        assert (rig.store.counts(), held.done()) == ((1_000, 3_000), False)
     assert rig.state.at_once["container"] == READERS
     at = [at for at, name in rig.state.queried if name != LIST]
     assert at[0] > 0
-    assert at[-1] > 1.5 * (pods + containers) / READERS * rig.state.read_seconds, "each of them waits"
+    assert at[-1] > 1.5 * 4_000 / READERS * rig.state.read_seconds, "each of them waits"
     await held
 
 
-def uncalled(*ids: str) -> Synced:
+def uncalled() -> Synced:
     """Return a rig without hook calls for the calls below; a read takes a second."""
-    rig = Synced(*ids, hooked=False)
+    rig = Synced("p1", "c1", hooked=False)
     rig.plugins.add("a", points=("PreRunPodSandbox",))
     rig.state.read_seconds = 1
     return rig
@@ -155,7 +151,7 @@ MEANWHILE: list[tuple[str, Act, dict[str, str]]] = [
 
 @pytest.mark.parametrize(("any_id", "act", "names"), MEANWHILE)
 async def test_read_does_not_override_concurrent_commit_or_drop(any_id: str, act: Act, names: dict[str, str]) -> None:
-    rig = uncalled("p1", "c1")
+    rig = uncalled()
     async with rig.running():
         while rig.state.reads[-1:] != [any_id]:
             await asyncio.sleep(0.1)
@@ -175,7 +171,7 @@ CALLS += [(RUN_POD, pod("p1", "read").effective.full_name, 1.1, 1.6)]
 @pytest.mark.parametrize(("operation", "key", "begins", "lasts"), CALLS)
 async def test_call_subject_is_read_by_next_pass(operation: Operation, key: str, begins: float, lasts: float) -> None:
     """The status may be older than an update that passes while it is read; a create has yet to be answered."""
-    async with uncalled("p1", "c1").running() as rig:
+    async with uncalled().running() as rig:
         await asyncio.sleep(begins)
         update = rig.start(FakeCall(operation, known=None, key=key, runtime_seconds=lasts))
         await asyncio.sleep(2.7 - begins)
