@@ -15,17 +15,9 @@ import pytest
 from runtimeproxy.core.call import UNANSWERED, CallState, Reply, Unreadable
 from runtimeproxy.core.lifecycle import SLOW_SECONDS
 from runtimeproxy.errors import BackendError, HookError, Reason
+from runtimeproxy.model import fields as model
 from runtimeproxy.model import merge
-from runtimeproxy.model.fields import (
-    NO_ADJUSTMENT,
-    ContainerRecord,
-    HookAnswer,
-    PodInfo,
-    PodRecord,
-    Resources,
-    Subject,
-    kind_of,
-)
+from runtimeproxy.model.fields import NO_ADJUSTMENT, ContainerRecord, HookAnswer, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.model.hookpoints import HOOK_POINTS, HookPoint, Operation, Stage, SubjectKind
 from runtimeproxy.observe.events import PARTS
 from runtimeproxy.observe.metrics import PROCESS
@@ -391,7 +383,7 @@ def seconds(runtime: float, **parts: float) -> dict[str, float]:
 async def test_edited_event_separates_fields_without_effect(recorded: Recorded, unused: set[str]) -> None:
     recorded.plugins.add("a", ANSWER, delay_seconds=0.5)
     call, why = recorded.call(), "sent, no effect in x"
-    call.no_effect = ((why, frozenset(map(kind_of, unused)) | {"labels"}), ("left out", frozenset()))
+    call.no_effect = ((why, frozenset(map(model.kind_of, unused)) | {"labels"}), ("left out", frozenset()))
     await recorded.run(call)
     common = {"call": call.call_id, "operation": "CreateContainer", **NAMES}
     used = {name: owner for name, owner in EDITED.items() if name not in unused}

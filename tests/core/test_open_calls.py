@@ -8,18 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from runtimeproxy.core.call import (
-    DONE,
-    NOT_DONE,
-    PROCESS_LIMIT,
-    REMOVED,
-    UNANSWERED,
-    HeldCall,
-    MemoryBudget,
-    Reply,
-    Unreadable,
-    read_once,
-)
+from runtimeproxy.core import call as module
+from runtimeproxy.core.call import DONE, NOT_DONE, REMOVED, UNANSWERED, Reply, Unreadable
 from runtimeproxy.core.open_calls import MAX_QUERIES, QUERIED_AFTER_SECONDS, KeyedQueue, OpenCalls
 from runtimeproxy.core.store import Store
 from runtimeproxy.errors import BackendError
@@ -239,7 +229,7 @@ def test_message_is_read_once() -> None:
     reads: list[object] = []
 
     class Message:
-        @read_once
+        @module.read_once
         def id(self) -> str:
             """Return the id."""
             reads.append(self)
@@ -258,7 +248,7 @@ def test_message_is_read_once() -> None:
     assert caught.value.__context__ is None, "nothing keeps the frames of the first time"
 
 
-Plain = type("Plain", (HeldCall,), dict.fromkeys(HeldCall.__abstractmethods__))
+Plain = type("Plain", (module.HeldCall,), dict.fromkeys(module.HeldCall.__abstractmethods__))
 
 
 async def test_call_changes_nothing_by_default() -> None:
@@ -270,8 +260,8 @@ async def test_call_changes_nothing_by_default() -> None:
 
 
 def test_memory_budget_refuses_bytes_above_limit() -> None:
-    assert MemoryBudget().limit == PROCESS_LIMIT == 64 << 20
-    budget = MemoryBudget(limit=30)
+    assert module.MemoryBudget().limit == module.PROCESS_LIMIT == 64 << 20
+    budget = module.MemoryBudget(limit=30)
     assert [budget.add(20), budget.add(10), budget.add(1)] == [True, True, False]
     budget.credit(11)
     assert (budget.count, budget.add(10)) == (20, True)

@@ -16,30 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.hookapi import codec
-from runtimeproxy.model import fields, no_effect
+from runtimeproxy.model import fields, no_effect, originals
 from runtimeproxy.model import interner as module
-from runtimeproxy.model.fields import (
-    NO_CHANGES,
-    Adjustment,
-    ContainerInfo,
-    ContainerRecord,
-    Envs,
-    PodInfo,
-    PodRecord,
-    Resources,
-    changed_envs,
-)
+from runtimeproxy.model.fields import ContainerInfo, ContainerRecord, Envs, PodInfo, PodRecord, Resources, changed_envs
 from runtimeproxy.model.hookpoints import Operation
 from runtimeproxy.model.interner import LONGEST_TEXT, StringInterner
-from runtimeproxy.model.originals import (
-    OriginalValues,
-    Pair,
-    original_values_of,
-    read,
-    restored_container,
-    restored_pod,
-    write,
-)
+from runtimeproxy.model.originals import original_values_of, read, restored_container, restored_pod, write
 from runtimeproxy.wire.cache import ENTRY_BYTES, Cache
 from tests.amounts import examples
 
@@ -73,7 +55,7 @@ def decode(raw: bytes) -> dict[str, str]:
     return dict(json.loads(raw)) if raw else {}
 
 
-def envs(values: Mapping[str, str] = GIVEN, read: Any = decode, changes: Mapping[str, str] = NO_CHANGES) -> Envs:
+def envs(values: Mapping[str, str] = GIVEN, read: Any = decode, changes: Mapping[str, str] = fields.NO_CHANGES) -> Envs:
     return Envs(json.dumps(dict(values), ensure_ascii=False).encode() if values else b"", read, changes)
 
 
@@ -229,8 +211,8 @@ USED: list[tuple[set[str], Mapping[str, Any], Mapping[str, Any]]] = [
 
 @pytest.mark.parametrize(("ignored", "sent", "differs"), USED)
 def test_used_part_lacks_unused_fields(ignored: set[str], sent: Mapping[str, Any], differs: Mapping[str, Any]) -> None:
-    used, lost = no_effect.used(Adjustment(**sent), frozenset(ignored))
-    assert used == Adjustment(**{**sent, **differs})
+    used, lost = no_effect.used(fields.Adjustment(**sent), frozenset(ignored))
+    assert used == fields.Adjustment(**{**sent, **differs})
     assert lost == (ignored if differs else set())
 
 
@@ -247,12 +229,12 @@ def resources(**values: Any) -> ContainerInfo:
 
 
 HOOK_LIMITS = Resources(cpu_quota=-1, cpuset_cpus="0-3", unified={"memory.high": "2", "cpu.idle": "1"})
-PAIRS: dict[str, Pair] = {
+PAIRS: dict[str, originals.Pair] = {
     **{"resources.cpu_period": (100_000, None), "resources.cpu_quota": (200_000, -1)},
     **{"resources.cpuset_cpus": (None, "0-3"), "resources.unified.cpu.idle": (None, "1")},
     "resources.unified.memory.high": ("1", "2"),
 }
-REPLACED: list[tuple[PodInfo | ContainerInfo, Mapping[str, Any], Mapping[str, Pair] | None]] = [
+REPLACED: list[tuple[PodInfo | ContainerInfo, Mapping[str, Any], Mapping[str, originals.Pair] | None]] = [
     (POD, {"labels": {"app": "hooked"}}, {"labels.app": ("web", "hooked")}),
     (POD, {"labels": {"app": "web", "new": ""}}, {"labels.new": (None, "")}),
     (POD, {"labels": {}}, {"labels.app": ("web", None)}),
@@ -270,10 +252,12 @@ REPLACED: list[tuple[PodInfo | ContainerInfo, Mapping[str, Any], Mapping[str, Pa
 
 
 @pytest.mark.parametrize(("info", "hooked", "pairs"), REPLACED)
-def test_replaced_values_are_originals(info: Any, hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None) -> None:
+def test_replaced_values_are_originals(
+    info: Any, hooked: Mapping[str, Any], pairs: Mapping[str, originals.Pair] | None
+) -> None:
     record, name = (PodRecord, POD_NAME) if info is POD else (ContainerRecord, CONTAINER_NAME)
     assert original_values_of(record(info, replace(info, **hooked))) == (
-        None if pairs is None else OriginalValues(name, pairs)
+        None if pairs is None else originals.OriginalValues(name, pairs)
     )
 
 
@@ -286,7 +270,7 @@ HOOKED_CONTAINER = replace(CONTAINER, annotations=HOOKED_NOTES, cgroup_parent="/
 OWNERS = (("cpu_quota", "scaler"), ("cpuset_cpus", "pinner"), ("unified.memory.high", "memory"))
 
 
-def retained(record: PodRecord | ContainerRecord) -> OriginalValues:
+def retained(record: PodRecord | ContainerRecord) -> originals.OriginalValues:
     made = original_values_of(record)
     assert made is not None
     return made
@@ -319,7 +303,9 @@ def test_value_changed_by_another_client_is_kept() -> None:
     record = restored_container(reported, retained(ContainerRecord(CONTAINER, hooked, OWNERS)))
     queried = resources(cpu_quota=7, cpu_period=100_000, unified={"memory.high": "3"}, cpu_shares=5)
     assert (record, record.owners) == (ContainerRecord(queried, reported), (("cpuset_cpus", "pinner"),))
-    unchanged = restored_container(reported, OriginalValues(CONTAINER_NAME, {"resources.cpu_quota": (1, 9)}, OWNERS))
+    unchanged = restored_container(
+        reported, originals.OriginalValues(CONTAINER_NAME, {"resources.cpu_quota": (1, 9)}, OWNERS)
+    )
     assert unchanged.original is unchanged.effective is reported
     assert unchanged.owners == ()
 

@@ -7,20 +7,11 @@ from typing import Any
 import pytest
 
 from runtimeproxy.observe import events as module
-from runtimeproxy.observe.events import (
-    LONGEST_TEXT,
-    MOST_BYTES,
-    MOST_EVENTS,
-    MOST_FIELDS,
-    PAGE,
-    About,
-    EventKind,
-    Events,
-)
+from runtimeproxy.observe.events import LONGEST_TEXT, MOST_BYTES, MOST_EVENTS, MOST_FIELDS, PAGE, EventKind, Events
 from tests.observe.events import shown_of
 
 ID = "0123456789abcdef" * 4
-CREATE = About("CreateContainer", "ab12-57", "shop", "web-1", f"p{ID}", "main", f"c{ID}")
+CREATE = module.About("CreateContainer", "ab12-57", "shop", "web-1", f"p{ID}", "main", f"c{ID}")
 SECONDS = (0.001, 0.0, 0.02, 0.3, 0.0)
 
 
@@ -68,7 +59,7 @@ def test_page_ends_after_byte_limit() -> None:
 @pytest.mark.parametrize("text", ["x" * 100_000, "\U0001f600" * 100_000], ids=["ascii", "wide"])
 def test_long_texts_are_cut_and_fields_beyond_bound_counted(events: Events, text: str) -> None:
     fields = {f"envs.{number}{text}": text for number in range(MOST_FIELDS + 3)}
-    events.add(EventKind.EDITED, About("CreateContainer", *[text] * 6), hook_server=text, fields=fields)
+    events.add(EventKind.EDITED, module.About("CreateContainer", *[text] * 6), hook_server=text, fields=fields)
     (event,) = shown_of(events)
     assert event["pod"] == event["hookServer"] == text[:LONGEST_TEXT]
     assert event["fields"][1] == {"field": f"envs.1{text}"[:LONGEST_TEXT], "hookServer": text[:LONGEST_TEXT]}
@@ -77,7 +68,7 @@ def test_long_texts_are_cut_and_fields_beyond_bound_counted(events: Events, text
 
 
 def test_separators_and_surrogates_in_texts_are_replaced(events: Events) -> None:
-    events.add(EventKind.EDITED, About(namespace="a\0b\0", pod="\udc80", pod_id="p"), fields={"envs.\0": "x"})
+    events.add(EventKind.EDITED, module.About(namespace="a\0b\0", pod="\udc80", pod_id="p"), fields={"envs.\0": "x"})
     (event,) = shown_of(events)
     assert (event["namespace"], event["pod"], event["podId"]) == ("ab", r"\udc80", "p")
     assert event["fields"] == [{"field": "envs.", "hookServer": "x"}]
@@ -118,7 +109,7 @@ def test_full_ring_uses_no_more_memory_than_counted(count: int, wide: str) -> No
     try:
         before, _ = tracemalloc.get_traced_memory()
         for number in range(2 * MOST_EVENTS):
-            about = About("CreateContainer", f"ab12-{number}", "shop", f"web-{number}{wide}", f"{number:064}")
+            about = module.About("CreateContainer", f"ab12-{number}", "shop", f"web-{number}{wide}", f"{number:064}")
             fields = {f"envs.{number}.{index}{wide}": f"{number}" for index in range(count)}
             events.add(EventKind.EDITED, about, fields=fields, seconds=(number + 0.1, 0.2, 0.3, 0.4, 0.5))
         held = tracemalloc.get_traced_memory()[0] - before

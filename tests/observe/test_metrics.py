@@ -6,15 +6,9 @@ from itertools import count
 
 import pytest
 
+from runtimeproxy.observe import metric_table
 from runtimeproxy.observe.events import CallTimes
-from runtimeproxy.observe.metric_table import (
-    HOOK_SERVER_SERIES,
-    HOOK_SERVERS,
-    OTHER_LABEL,
-    SECONDS,
-    Histogram,
-    quantile,
-)
+from runtimeproxy.observe.metric_table import HOOK_SERVER_SERIES, HOOK_SERVERS, OTHER_LABEL, SECONDS, Histogram
 from runtimeproxy.observe.metrics import RECENT_CALLS, Metrics
 
 
@@ -149,5 +143,5 @@ def test_quantile_is_computed_from_buckets() -> None:
         histogram = Histogram()
         for value in values:
             histogram.counts[bisect_left(SECONDS, value)] += 1
-        found = quantile(SECONDS, histogram.counts, share)
+        found = metric_table.quantile(SECONDS, histogram.counts, share)
         assert found == (None if expected is None else pytest.approx(expected)), (values, share)
