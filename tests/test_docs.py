@@ -18,7 +18,6 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from runtimeproxy.admin.health import CHECKS
 from runtimeproxy.cli.commands import kubelet_args
-from runtimeproxy.cli.commands.kubelet_args import DISTRIBUTIONS
 from runtimeproxy.cli.commands.program import INSTALL
 from runtimeproxy.cli.commands.run import run_command
 from runtimeproxy.cli.commands.table import COMMANDS, command_group
@@ -83,7 +82,9 @@ def test_metrics_page_has_each_metric_and_limits() -> None:
 def test_kubelet_page_lists_kubelet_flags() -> None:
     reported = [[r.kubelet, f"``{r.unit}``", f"``{' '.join(r.flags_for(SOCKET))}``"] for r in kubelet_args.ROWS]
     assert table(DOCS["kubelet"], "By version") == reported
-    rows = [[name, f"``{d.unit}``", f"``{d.file}``", f"``{d.runtime}``"] for name, d in DISTRIBUTIONS.items()]
+    rows = [
+        [name, f"``{d.unit}``", f"``{d.file}``", f"``{d.runtime}``"] for name, d in kubelet_args.DISTRIBUTIONS.items()
+    ]
     assert [row[:4] for row in table(DOCS["kubelet"], "k3s, RKE2, k0s, MicroK8s")] == rows
 
 

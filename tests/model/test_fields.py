@@ -198,10 +198,8 @@ def test_field_has_effect_from_version(version: str, ignored: bool) -> None:
 MEMORY, SWAP = "memory_limit_in_bytes", "memory_swap_limit_in_bytes"
 SENT: dict[str, Any] = {"annotations": {"a": "1"}, "cgroup_parent": "/x", "resources": {"cpu_shares": 2}}
 USED: list[tuple[set[str], Mapping[str, Any], Mapping[str, Any]]] = [
-    (set(), SENT, {}),
-    ({"annotations"}, SENT, {"annotations": {}}),
-    ({"cgroup_parent"}, SENT, {"cgroup_parent": None}),
-    ({"resources.cpu_shares"}, SENT, {"resources": {}}),
+    *[(set(), SENT, {}), ({"annotations"}, SENT, {"annotations": {}})],
+    *[({"cgroup_parent"}, SENT, {"cgroup_parent": None}), ({"resources.cpu_shares"}, SENT, {"resources": {}})],
     ({UNIFIED}, {"resources": {"unified": {"a": "1"}, "cpu_shares": 2}}, {"resources": {"cpu_shares": 2}}),
     ({f"resources.{SWAP}"}, {"resources": {SWAP: 9}}, {"resources": {}}),
     ({f"resources.{SWAP}"}, {"resources": {SWAP: 9, MEMORY: 5}}, {"resources": {SWAP: 5, MEMORY: 5}}),
