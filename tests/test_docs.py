@@ -40,17 +40,13 @@ from tests.hooks.sdk import processes
 SOCKET = "/var/run/koord-runtimeproxy/runtimeproxy.sock"
 
 
-def test_registration_page_lists_used_answers_by_hook_point() -> None:
+def test_pages_list_answers_events_and_health_checks() -> None:
     words = {Part.CGROUP_PARENT: "cgroup parent", Part.ENVS: "environment"}
-    rows = dict(table(DOCS["registration"], "Hook points"))
-    assert list(rows) == [hook_point.name for hook_point in HOOK_POINTS]
+    used = dict(table(DOCS["registration"], "Hook points"))
+    assert list(used) == [hook_point.name for hook_point in HOOK_POINTS]
     for hook_point in HOOK_POINTS:
-        named = {part for part in Part if words.get(part, part.value) in rows[hook_point.name]}
-        assert named == hook_point.applies
-        assert (rows[hook_point.name] == "nothing") == (not hook_point.applies)
-
-
-def test_operation_page_explains_events_and_health_checks() -> None:
+        assert {part for part in Part if words.get(part, part.value) in used[hook_point.name]} == hook_point.applies
+        assert (used[hook_point.name] == "nothing") == (not hook_point.applies)
     for heading, names in (("Events and call ids", [kind.value for kind in EventKind]), ("Health", CHECKS)):
         rows = table(DOCS["operation"], heading)
         assert [row[0] for row in rows] == [f"``{name}``" for name in names]
@@ -102,7 +98,7 @@ def test_pages_name_each_command_and_hook_server() -> None:
     assert [name.strip("`") for name, _ in rows] == sorted(hooks_main.HOOKS)
 
 
-def test_hooks_guide_lists_readable_and_editable_fields() -> None:
+def test_hooks_guide_lists_fields_and_node_settings() -> None:
     rows = table(HOOKS, "What a hook sees and changes")
     for hook_point, (name, given, changes) in zip(HOOK_POINTS, rows, strict=True):
         assert name == hook_point.name
@@ -114,6 +110,9 @@ def test_hooks_guide_lists_readable_and_editable_fields() -> None:
             if part.value not in in_no_runtime(hook_point.operation)
         }
     assert all(f"``{method}``" in HOOKS for method in METHODS)
+    text = code_blocks("yaml")[1]
+    assert node.parse(text.encode(), "node.yaml").rdt["BE"].mb == 50
+    assert set(yaml.safe_load(text)) == {name.replace("_", "-") for name in node.Settings.__dataclass_fields__}
 
 
 def test_koordlet_page_lists_fields_without_effect() -> None:
@@ -129,30 +128,20 @@ def test_koordlet_page_lists_fields_without_effect() -> None:
     assert {f"``{name}``" for name in no_effect.PLAIN_HANDLERS if name} <= set(re.findall(r"``\w+``", DOCS["koordlet"]))
 
 
-@pytest.mark.slow  # it runs pytest
-def test_hooks_guide_shows_working_test_example(tmp_path: Path) -> None:
+@pytest.mark.slow  # it runs pytest, and starts a hook server
+def test_hooks_guide_shows_working_examples(tmp_path: Path) -> None:
     (tmp_path / "hello.py").write_text(CODE.replace("main(Hello())", 'if __name__ == "__main__":\n    main(Hello())'))
     (tmp_path / "test_hello.py").write_text(code_blocks("python")[1])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_hello.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
-
-
-@pytest.mark.slow  # it starts a hook server
-def test_hooks_guide_shows_working_interceptor_and_reflection(tmp_path: Path) -> None:
-    program = tmp_path / "hello.py"
+    program = tmp_path / "interceptor.py"
     program.write_text(code_blocks("python")[2])
     with processes.running(tmp_path, program=(str(program),), file="hello.json") as server:
         with grpc.insecure_channel(f"unix:{server.socket}") as channel:
             assert codec.SERVICE in ProtoReflectionDescriptorDatabase(channel).get_services()
         assert processes.status(str(server.socket), processes.request()) == (grpc.StatusCode.OK, "")
         assert server.end(signal.SIGTERM) == 0
-
-
-def test_hooks_guide_has_all_node_settings() -> None:
-    text = code_blocks("yaml")[1]
-    assert node.parse(text.encode(), "node.yaml").rdt["BE"].mb == 50
-    assert set(yaml.safe_load(text)) == {name.replace("_", "-") for name in node.Settings.__dataclass_fields__}
 
 
 def test_security_page_names_existing_tests() -> None:

@@ -30,28 +30,22 @@ FAULTS = [
     ("config: /a", "unknown key 'config'"),
 ]
 Sources = tuple[dict[str, str], dict[str, str], str | None]
+GROUPED = {LISTEN: "/l/p", METRICS: "/l/m", "metrics-group": "g", ADMIN: "/a/a"}
 APART_LINE = "--metrics-endpoint is in the directory of {}, where --metrics-group must not come"
 ERRORS: list[tuple[Sources, str]] = [
     (({TIMEOUT: "x"}, {}, None), "--hook-timeout: 'x' is not a duration"),
     (({}, {TIMEOUT_VARIABLE: ""}, None), f"{TIMEOUT_VARIABLE}: '' is not a duration"),
     (({}, {IMAGE_VARIABLE: "/a\n"}, None), f"{IMAGE_VARIABLE}: '/a\\n' has a control character"),
     *[(({}, {}, text), f"{FILE}: {fault}") for text, fault in FAULTS],
-    (
-        ({LISTEN: "/l/p", METRICS: "/l/m", "metrics-group": "g", ADMIN: "/a/a"}, {}, None),
-        APART_LINE.format(f"--{LISTEN} (/l)"),
-    ),
+    ((GROUPED, {}, None), APART_LINE.format(f"--{LISTEN} (/l)")),
     (({}, {}, "hook-budget: 1s\nhook-budget: 2s"), f"{FILE}:2: hook-budget: is there twice: remove one of them"),
     (({}, {}, "[]"), f"{FILE}:1: write 'key: value' lines here"),
 ]
 
 
 ENDPOINTS = [
-    ({"backend-runtime-mode": "DOCKER"}, "runtime_endpoint", DOCKER),
-    ({"backend-runtime-mode": "DOCKER"}, "image_endpoint", DOCKER),
-    ({RUNTIME: "/r"}, "image_endpoint", "/r"),
-    ({LISTEN: "/a/b.sock"}, "admin_endpoint", "/a/admin.sock"),
-    ({LISTEN: "/b.sock"}, "admin_endpoint", "/admin.sock"),
-    ({LISTEN: "/a/admin.sock", ADMIN: "none"}, "admin_endpoint", ""),
+    *[({RUNTIME: "/r"}, "image_endpoint", "/r"), ({LISTEN: "/a/b.sock"}, "admin_endpoint", "/a/admin.sock")],
+    *[({LISTEN: "/b.sock"}, "admin_endpoint", "/admin.sock"), ({LISTEN: "/a", ADMIN: "none"}, "admin_endpoint", "")],
 ]
 
 
