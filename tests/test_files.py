@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,7 @@ def test_write_waits_for_other_process_up_to_limit(file: StateFile, monkeypatch:
     file.write(NEW)
 
 
-FOREIGN: list[tuple[str, str, bool]] = [
+FOREIGN: list[Any] = [
     ("chmod 602 a", "can be written by everybody", True),
     ("mv a real; ln -s real a", "cannot be read (Too many levels of symbolic links)", True),
     ("rm a; mkfifo -m 600 a", "is not a regular file", True),
@@ -106,13 +107,11 @@ FOREIGN: list[tuple[str, str, bool]] = [
     ("cd ..; mv proxy elsewhere; ln -s elsewhere proxy", "cannot be read (Not a directory)", False),
 ]
 """Change of the file -> why it is refused, and whether the next write replaces it."""
-ROOTS = [("chmod 620 a; chgrp 12345 a", "can be written by group 12345", True)]
-ROOTS += [("chown 12345 a", "belongs to user 12345", True)]
+AS_ROOT = [("chmod 620 a; chgrp 12345 a", "can be written by group 12345"), ("chown 12345 a", "belongs to user 12345")]
+FOREIGN += [pytest.param(*row, True, marks=pytest.mark.engine) for row in AS_ROOT]
 
 
-@pytest.mark.parametrize(
-    ("do", "why", "heals"), [*FOREIGN, *(pytest.param(*row, marks=pytest.mark.engine) for row in ROOTS)]
-)
+@pytest.mark.parametrize(("do", "why", "heals"), FOREIGN)
 def test_file_writable_by_others_is_refused(file: StateFile, do: str, why: str, heals: bool) -> None:
     file.write(OLD)
     subprocess.run(["sh", "-ec", do], cwd=Path(file.path).parent, check=True)

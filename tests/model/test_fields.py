@@ -59,16 +59,13 @@ def envs(values: Mapping[str, str] = GIVEN, read: Any = decode, changes: Mapping
     return Envs(json.dumps(dict(values), ensure_ascii=False).encode() if values else b"", read, changes)
 
 
-def test_envs_are_searched_and_compared_undecoded() -> None:
+def test_envs_are_decoded_once_if_at_all() -> None:
     read = Mock(wraps=decode)
     variables = envs(read=read, changes={"SET": "1"})
     assert (variables.with_all_of(["NEW", "\udcff", "SET"]), read.call_count) == ({"SET": "1"}, 0)
     assert (variables.with_all_of(["NEW", "PATH"]), read.call_count) == ({**GIVEN, "SET": "1"}, 1)
     first, equal, different = (envs(read=read, changes={"NEW": value}) for value in "112")
     assert (first == equal, first != different, read.call_count) == (True, True, 1)
-
-
-def test_envs_are_decoded_once() -> None:
     read = Mock(wraps=decode)
     variables = envs(read=read, changes={"A": "2"})
     expected = {**GIVEN, "A": "2"}

@@ -172,26 +172,21 @@ def test_cgroup_parent_must_be_slice_under_systemd() -> None:
         assert good.cgroup_parent is None
 
 
-def after(change: Adjustment) -> tuple[Adjustment, list[str]]:
-    good, broken = validated(change, PLAIN)
-    return good, [rule.field for rule in broken]
-
-
-def test_bad_map_entry_is_dropped_and_each_rule_reported_once() -> None:
+def test_bad_map_entry_and_partner_of_bad_field_are_dropped() -> None:
     pages, unified = {"": 1, "2MB": 9}, {"": "1", "cpu.weight": "9"}
     envs = {"A=B": "x", "C": "", "=": "y", "D": "\0"}
     change = Adjustment(envs=envs, resources={"hugepage_limits": pages, "unified": unified})
     remaining = {"hugepage_limits": {"2MB": 9}, "unified": {"cpu.weight": "9"}}
     fields = ["envs", "envs", "resources.hugepage_limits", "resources.unified"]
-    assert after(change) == (Adjustment(envs={"C": ""}, resources=remaining), fields)
-
-
-@pytest.mark.parametrize("bad", PARTNERS)
-def test_partner_of_bad_field_is_dropped(bad: str) -> None:
-    change = Adjustment(resources={bad: -7}, confirmed=frozenset({PARTNERS[bad], "cpu_shares"}))
-    assert after(change) == (Adjustment(confirmed=frozenset({"cpu_shares"})), [f"resources.{bad}"])
-    change = Adjustment(resources={bad: -7, PARTNERS[bad]: 1000, "cpu_shares": 5})
-    assert after(change) == (Adjustment(resources={"cpu_shares": 5}), [f"resources.{bad}"])
+    cases = [(change, Adjustment(envs={"C": ""}, resources=remaining), fields)]
+    for bad, partner in PARTNERS.items():
+        change = Adjustment(resources={bad: -7}, confirmed=frozenset({partner, "cpu_shares"}))
+        cases.append((change, Adjustment(confirmed=frozenset({"cpu_shares"})), [f"resources.{bad}"]))
+        change = Adjustment(resources={bad: -7, partner: 1000, "cpu_shares": 5})
+        cases.append((change, Adjustment(resources={"cpu_shares": 5}), [f"resources.{bad}"]))
+    for change, expected, names in cases:
+        good, broken = validated(change, PLAIN)
+        assert (good, [rule.field for rule in broken]) == (expected, names), "each rule is reported once"
 
 
 def test_rule_texts_contain_no_value() -> None:

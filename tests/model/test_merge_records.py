@@ -208,24 +208,6 @@ def test_read_container_sets_unreported_cgroup_parent(pods: str | None, containe
     assert (read.pod.read, read.renewed) == (True, pods != expected)
 
 
-def test_read_container_stays_marked_as_read() -> None:
-    for read in (True, False):
-        container = Subject(subject().pod, replace(merge.container_of(subject()), read=read))
-        started = merge.prepared(container, {"cpu_shares": 2}, fields.NO_ADJUSTMENT)
-        updated = merge.updated(started, EffectiveUpdate(NOTHING), fields.NO_ADJUSTMENT)
-        assert [merge.container_of(made).read for made in (started, updated)] == [read, read]
-
-
-def test_empty_update_of_container_without_resources() -> None:
-    bare = subject(BARE)
-    assert merge.update_hook_request(bare, NOTHING) == merge.hook_view(bare)
-    assert merge.differing(bare, NOTHING, fields.NO_ADJUSTMENT) == {}
-    assert merge.updated(bare, EffectiveUpdate(NOTHING), fields.NO_ADJUSTMENT) == bare
-    repeated = Adjustment(confirmed=ECHOED_SHARES)
-    assert merge.differing(bare, NOTHING, repeated) == {}
-    assert merge.differing(subject(CONTAINER, BARE), NOTHING, repeated) == {"cpu_shares": 1024}
-
-
 SHARES, QUOTA = Resources(cpu_shares=800), Resources(cpu_quota=5000)
 MAPS: dict[str, Any] = {"unified": {"a": "1", "b": "3", "c": "4"}, "hugepage_limits": {"2MB": 4}}
 WITH_MAPS = running(unified={"a": "1"}, hugepage_limits={"2MB": 4})
@@ -256,6 +238,13 @@ def test_update_adds_only_fields_that_differ_in_runtime() -> None:
         resources = None if changes is None else replace(notified.container.resources, **changes)
         differing = merge.differing(container, update, difference(notified, fields.HookAnswer(resources=resources)))
         assert (differing, list(differing)) == (differs, sorted(differing)), name
+    bare = subject(BARE)
+    assert merge.update_hook_request(bare, NOTHING) == merge.hook_view(bare)
+    assert merge.differing(bare, NOTHING, fields.NO_ADJUSTMENT) == {}
+    assert merge.updated(bare, EffectiveUpdate(NOTHING), fields.NO_ADJUSTMENT) == bare
+    repeated = Adjustment(confirmed=ECHOED_SHARES)
+    assert merge.differing(bare, NOTHING, repeated) == {}
+    assert merge.differing(subject(CONTAINER, BARE), NOTHING, repeated) == {"cpu_shares": 1024}
 
 
 OF_KUBELET = running(unified={"a": "0", "b": "0"})
@@ -299,3 +288,8 @@ def test_container_owners_follow_set_fields() -> None:
         {"cpu_shares": "one", "unified.a": "one"},
         {"cpuset_cpus": "two"},
     ]
+    for read in (True, False):
+        container = Subject(subject().pod, replace(merge.container_of(subject()), read=read))
+        started = merge.prepared(container, {"cpu_shares": 2}, fields.NO_ADJUSTMENT)
+        updated = merge.updated(started, EffectiveUpdate(NOTHING), fields.NO_ADJUSTMENT)
+        assert [merge.container_of(made).read for made in (started, updated)] == [read, read]
