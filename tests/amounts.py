@@ -5,13 +5,9 @@ from dataclasses import dataclass
 
 SHARE_VARIABLE = "SOAK_SHARE"
 """The variable with the share of the full amounts, a number above 0. Without it the usual amounts apply."""
-
 DEFAULT_EXAMPLES = 100
-FULL_TIMES = 100
-"""A property test's full number of examples relative to its usual one."""
-QUICK_TIMES = 6
-"""Without slow tests, a property test's number of examples is the usual one divided by this."""
-
+FULL_TIMES = 100  # a property test's full number of examples relative to its usual one
+QUICK_TIMES = 6  # without slow tests, the number of examples is the usual one divided by this
 quick = False
 """Whether slow tests are deselected; set before the test files are imported."""
 

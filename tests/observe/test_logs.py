@@ -117,13 +117,6 @@ def test_foreign_exception_is_logged_without_text(stderr: Stderr, level: str, fo
     assert all(re.fullmatch(r".*test_logs\.py:\d+ in fail_with: raise error", frame) for frame in traceback)
 
 
-def test_line_is_dropped_when_template_does_not_fit(stderr: Stderr, capfd: pytest.CaptureFixture[str]) -> None:
-    handler = stderr.configure()
-    handler.handle(record("%d", "canary"))
-    assert logs.dropped() == 1
-    assert (stderr.lines(), handler.dropped, capfd.readouterr().err) == ([], 1, "")
-
-
 def test_limit_admits_one_line_per_kind_and_second() -> None:
     now = 0.0
     limit = logs.Limit(lambda: now)
@@ -149,6 +142,12 @@ def test_line_counts_dropped_lines(stderr: Stderr, form: Callable[..., logging.F
     first, second = stderr.lines()
     assert ("hook 0 failed" in first, "left" in first, "hook 9 failed" in second) == (True, False, True)
     assert ("(4 more like this left out)" if form is logs.TextLines else '"left_out": 4') in second
+
+
+def test_line_is_dropped_when_template_does_not_fit(stderr: Stderr, capfd: pytest.CaptureFixture[str]) -> None:
+    handler = stderr.configure()
+    handler.handle(record("%d", "canary"))
+    assert (logs.dropped(), stderr.lines(), handler.dropped, capfd.readouterr().err) == (1, [], 1, "")
 
 
 def test_debug_unlimited_and_other_kinds_are_not_limited(stderr: Stderr) -> None:
