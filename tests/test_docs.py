@@ -154,8 +154,6 @@ def test_security_page_names_existing_tests() -> None:
             assert re.search(rf"^(async )?def {name}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), row
 
 
-# -- every page ------------------------------------------------------------------------------------------------------
-
 READERS = {"python": ast.parse, "json": json.loads, "yaml": lambda text: list(yaml.safe_load_all(text))}
 FOLDERS = "(?:docs|scripts|deploy|tests|runtimeproxy|hooks)"
 FILE = re.compile(rf"{FOLDERS}/(?:[\w.-]+/)*[\w.-]+\.[a-z]+|[A-Z]+\.rst|scripts/[a-z]+")

@@ -393,8 +393,6 @@ async def test_disabled_plugin_is_not_called_nor_removed_one_logged(guarded: Gua
     assert (guarded.breaker[0], caplog.records) == (None, [])
 
 
-# -- any answer (fault matrix H5) --------------------------------------------------------------------------------------
-
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=4)
 NAME = st.text(alphabet="abcXYZ_.-/", min_size=1, max_size=4).map("n".__add__)
 PATH = NAME.filter(lambda name: ".." not in name.split("/")).map("/new/".__add__)

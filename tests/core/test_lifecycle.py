@@ -66,8 +66,7 @@ async def test_pre_hook_change_is_released(core: Core, hook_point: HookPoint) ->
 @pytest.mark.parametrize("hook_point", POST_POINTS, ids=lambda hook_point: hook_point.name)
 async def test_post_hook_is_called_before_reply_is_sent(core: Core, hook_point: HookPoint) -> None:
     core.plugins.add("a", ENVS, points=(hook_point.name,), delay_seconds=0.5)
-    call = FakeCall(hook_point.operation, SUBJECTS[hook_point.subject])
-    await core.run(call)
+    await core.run(call := FakeCall(hook_point.operation, SUBJECTS[hook_point.subject]))
     assert call.steps == [(0, "release"), (1.5, "answer")]
     assert call.released_with == (call.known, NO_ADJUSTMENT)
     queried = core.plugins.queried[0]
@@ -253,8 +252,7 @@ async def test_reads_and_updates_use_budget(core: Core, fields: Fields, timeouts
 
 async def test_hold_ends_one_second_after_budget(core: Core) -> None:
     core.plugins.add("a", points=AT_START).call = lambda *_: asyncio.sleep(1000)  # type: ignore[assignment]
-    call = FakeCall(START)
-    await core.run(call)
+    await core.run(call := FakeCall(START))
     assert (call.steps[0], core.failures("a", "PreStartContainer", Reason.DEADLINE)) == ((11, "release"), 1)
 
 
@@ -327,14 +325,11 @@ async def test_queue_wait_ends_with_budget(core: Core) -> None:
     core.plugins.add("b", points=AT_UPDATE)
     first = core.start(FakeCall(START))
     await asyncio.sleep(0)
-    hurried = FakeCall(UPDATE, deadline=4.0)
-    await core.run(hurried)
+    await core.run(hurried := FakeCall(UPDATE, deadline=4.0))
     assert hurried.steps[-2] == (2, "release")
     assert core.failures("b", "PreUpdateContainerResources", Reason.DEADLINE) == 1
     await first
 
-
-# -- events -----------------------------------------------------------------------------------------------------------
 
 SECRETS = {"SECRET": CANARY}
 SECRET_POD = PodInfo("p1", "web", "u1", "shop", labels=SECRETS, annotations=SECRETS)
@@ -409,8 +404,7 @@ async def test_hook_failure_is_event(
 ) -> None:
     recorded.plugins.add("a", behaviour, policy=policy)
     recorded.metrics.events.wall_clock = lambda: 7.5
-    call = recorded.call()
-    await recorded.run(call)
+    await recorded.run(call := recorded.call())
     notified = {"kind": kind, "call": call.call_id, "operation": "CreateContainer", "hookServer": "a", **AT_CREATE}
     assert recorded.events() == [{**notified, **NAMES, **more}]
     (plugin,) = recorded.plugins.plugins
@@ -435,8 +429,7 @@ async def test_refused_call_is_freed_immediately(recorded: Recorded, behaviour: 
     gc.collect()
     gc.disable()
     try:
-        call = recorded.call(**fields)
-        await recorded.run(call)
+        await recorded.run(call := recorded.call(**fields))
         call.refused_with = None
         reference = weakref.ref(call)
         del call

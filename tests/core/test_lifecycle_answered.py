@@ -120,8 +120,7 @@ async def test_reply_waits_for_earlier_post_hooks(core: Core, deadline: float, s
     core.plugins.add("a", delay_seconds=1.5, points=(STARTED,))
     first = core.start(FakeCall(START))
     await asyncio.sleep(0.5)
-    later = FakeCall(REMOVE, deadline=deadline, runtime_seconds=seconds)
-    await core.run(later)
+    await core.run(later := FakeCall(REMOVE, deadline=deadline, runtime_seconds=seconds))
     await first
     assert (later.steps, later.over_at) == ([(0.5, "release"), (answer, "answer")], answer)
 
@@ -443,8 +442,7 @@ async def test_unread_runtime_state_delays_only_one_end(known: Core) -> None:
 @pytest.mark.parametrize("operation", [REMOVE, STOP_POD])
 async def test_silent_runtime_delays_end_at_most_by_budget(known: Core, operation: Operation) -> None:
     known.plugins.add("a", points=(STOPPED,))
-    ends = call(operation, NEVER_RAN, read_seconds=100, deadline=4.0)
-    await known.run(ends)
+    await known.run(ends := call(operation, NEVER_RAN, read_seconds=100, deadline=4.0))
     assert known.plugins.notified() == [END] * (operation is REMOVE)
     assert ends.steps[-1][0] <= 3.0
 

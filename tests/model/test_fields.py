@@ -101,9 +101,6 @@ def test_envs_equal_equivalent_dict() -> None:
     assert first != number
 
 
-# -- bounded memory ---------------------------------------------------------------------------------------------------
-
-
 def test_cache_evicts_oldest_but_not_for_large_value() -> None:
     """It has room for eight values as large as an entry's overhead. A proxy with 100 records takes 45 MiB."""
     cache: Cache[int, str] = Cache(16 * ENTRY_BYTES)
@@ -179,8 +176,6 @@ def test_table_is_bounded_and_has_no_encoded_or_long_values(monkeypatch: pytest.
     assert long not in texts._texts
 
 
-# -- fields without effect --------------------------------------------------------------------------------------------
-
 UPDATE, UNIFIED = Operation.UPDATE_CONTAINER_RESOURCES, "resources.unified"
 VERSIONS = [("1.35.9", True), ("v1.9", True), ("1.36.0-dev", False), ("2.0", False), ("", False), ("main", False)]
 
@@ -210,8 +205,6 @@ def test_used_part_lacks_unused_fields(ignored: set[str], sent: Mapping[str, Any
     assert used == fields.Adjustment(**{**sent, **differs})
     assert lost == (ignored if differs else set())
 
-
-# -- original values --------------------------------------------------------------------------------------------------
 
 POD = PodInfo("p1", "web", "uid", "shop", 2, labels={"app": "web"}, annotations={"a.b/c": "1"}, cgroup_parent="/k/p")
 LIMITS = Resources(cpu_quota=200_000, cpu_period=100_000, unified={"memory.high": "1"})

@@ -185,8 +185,6 @@ def test_unread_stderr_drops_lines_without_delay(stderr: Stderr, monkeypatch: py
     assert not [handler for handler in logging.getLogger().handlers if isinstance(handler, logs.LineHandler)]
 
 
-# -- the level for a time --------------------------------------------------------------------------------------------
-
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 

@@ -152,8 +152,6 @@ def test_quantile_is_computed_from_buckets() -> None:
         assert found == (None if expected is None else pytest.approx(expected)), (values, share)
 
 
-# -- events -----------------------------------------------------------------------------------------------------------
-
 ID = "0123456789abcdef" * 4
 CREATE = ring.About("CreateContainer", "ab12-57", "shop", "web-1", f"p{ID}", "main", f"c{ID}")
 SPENT = (0.001, 0.0, 0.02, 0.3, 0.0)

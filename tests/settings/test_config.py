@@ -275,9 +275,6 @@ def test_every_option_refuses_control_characters(option: Option) -> None:
     assert option.name in {name for name, _, _ in TEXTS}
 
 
-# -- YAML -------------------------------------------------------------------------------------------------------------
-
-
 def texts(text: str) -> dict[str, str]:
     root = compose(text, "f")
     assert root is not None
