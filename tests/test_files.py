@@ -45,18 +45,18 @@ def test_state_file_has_written_content(file: StateFile) -> None:
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o777])
 def test_state_file_and_directory_belong_to_user(file: StateFile, umask: int) -> None:
-    Path(file.path).parent.parent.mkdir(mode=0o700)
+    folder = Path(file.path).parent
+    folder.parent.mkdir(mode=0o700)
     before = os.umask(umask)
     try:
         if umask == 0o777:  # other users could not enter it
-            Path(file.path).parent.mkdir()
-            Path(file.path).parent.chmod(0o700)
+            folder.mkdir()
+            folder.chmod(0o700)
         file.write(OLD)
     finally:
         os.umask(before)
-    file_path = Path(file.path)
-    assert [stat.S_IMODE(each.lstat().st_mode) for each in (file_path, file_path.parent)] == [0o600, 0o700]
-    assert {each.name for each in file_path.parent.iterdir()} == {file_path.name, ".a.lock"}
+    assert [stat.S_IMODE(each.lstat().st_mode) for each in (folder / "a", folder)] == [0o600, 0o700]
+    assert {each.name for each in folder.iterdir()} == {"a", ".a.lock"}
 
 
 @pytest.mark.parametrize(("durable", "steps"), [(True, ["fsync", "rename", "fsync"]), (False, ["rename"])])

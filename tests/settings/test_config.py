@@ -26,8 +26,7 @@ FAULTS = [
     ("hook-timeout:", 'hook-timeout has no value: write one ("" for an empty one), or take it'),
     (r'runtime-hook-server-val: "\ud800"', "runtime-hook-server-val: '\\ud800' has a"),
     ("hook_budget: 1s", "unknown key 'hook_budget'; did you mean hook-budget?"),
-    ("zzz: 1", "unknown key 'zzz'; runtimeproxy config default lists them"),
-    ("config: /a", "unknown key 'config'"),
+    *[("zzz: 1", "unknown key 'zzz'; runtimeproxy config default lists them"), ("config: /a", "unknown key 'config'")],
 ]
 Sources = tuple[dict[str, str], dict[str, str], str | None]
 GROUPED = {LISTEN: "/l/p", METRICS: "/l/m", "metrics-group": "g", ADMIN: "/a/a"}
@@ -91,12 +90,10 @@ def test_same_socket_for_two_options_is_refused() -> None:
 
 
 APART = [
-    ({METRICS: "/a/m.sock"}, ""),
-    ({METRICS: "/b/m.sock", "metrics-group": "g"}, ""),
-    ({METRICS: "none", "metrics-group": "g"}, ""),
+    *[({METRICS: "/a/m.sock"}, ""), ({METRICS: "/b/m.sock", "metrics-group": "g"}, "")],
     ({METRICS: "/link/m.sock", "metrics-group": "g"}, f"--{LISTEN} (/a)"),
     ({METRICS: "/c/m.sock", "metrics-group": "g", ADMIN: "/c/admin.sock"}, f"--{ADMIN} (/c)"),
-    ({METRICS: "/b/m.sock", "metrics-group": "g", ADMIN: "none"}, ""),
+    *[({METRICS: "/b/m.sock", "metrics-group": "g", ADMIN: "none"}, ""), ({METRICS: "none", "metrics-group": "g"}, "")],
 ]
 
 
@@ -126,8 +123,10 @@ SHOWN: list[tuple[Sources, Setting]] = [
     (({}, {}, "runtime-hook-server-val: ''"), Setting("runtime-hook-server-val", "", "file")),
     (({"backend-runtime-mode": "docker", IMAGE: "/i"}, {}, None), Setting(IMAGE, DOCKER, "default")),
     (({LISTEN: "/a"}, {}, None), Setting("originals-dir", "/", "default")),
-    (({}, {}, ""), Setting("config", FILE, "default")),
-    (({"config": FILE}, {}, ""), Setting("config", FILE, "flag")),
+    *[
+        (({}, {}, ""), Setting("config", FILE, "default")),
+        (({"config": FILE}, {}, ""), Setting("config", FILE, "flag")),
+    ],
 ]
 
 
