@@ -19,11 +19,12 @@ def of(**fields: Any) -> HookAnswer:
     return HookAnswer(resources=Resources(**fields))
 
 
+MEMORY = ("memory_limit_in_bytes", "memory_swap_limit_in_bytes")
 GOOD_FIELDS: dict[str, list[Any]] = {
     "cpu_period": [1000, 100_000, 1_000_000],
     "cpu_quota": [-1, 1000, 2**40],
     "cpu_shares": [1, 2, 262_144, 2**40],
-    **dict.fromkeys(("memory_limit_in_bytes", "memory_swap_limit_in_bytes"), [-1, 1, 2**50]),
+    **{name: [-1, 1, 2**50] for name in MEMORY},
     "oom_score_adj": [-1000, -1, 1, 1000],
     "cpuset_cpus": ["0", "0-0", "0-3,8", "1,0", "8191", "00-01"],
     "cpuset_mems": ["0", "0-1", "0,1"],
@@ -64,7 +65,7 @@ BAD_FIELDS: dict[str, list[Any]] = {
     "cpu_period": [-1, 1, 999, 1_000_001, 2**62],
     "cpu_quota": [-2, -7, -(2**40)],
     "cpu_shares": [-1, -(2**40)],
-    **dict.fromkeys(("memory_limit_in_bytes", "memory_swap_limit_in_bytes"), [-2, -(2**62)]),
+    **{name: [-2, -(2**62)] for name in MEMORY},
     "oom_score_adj": [-1001, 1001, 2**40],
     "cpuset_cpus": BAD_CPUSETS,
     "cpuset_mems": ["1-0", "node0", "0;1"],

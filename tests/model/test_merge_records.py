@@ -123,15 +123,14 @@ def test_repeated_pod_has_resources_in_force(reports: Resources | None, unused: 
     assert pod.reported == (reports if unused else None)
 
 
-@pytest.mark.parametrize("adjustment", [fields.NO_ADJUSTMENT, Adjustment(confirmed=ECHOED_SHARES)])
-def test_unhooked_record_is_one_object(adjustment: Adjustment) -> None:
-    pod = merge.created_pod(Subject(PodRecord(POD, POD)), adjustment, "p1").pod
-    assert pod.original is pod.effective
+def test_unhooked_record_is_one_object() -> None:
     queried = EffectiveUpdate(RequestedUpdate("c1", Resources(cpu_shares=2), {"n": "2"}))
-    for made in (merge.created_container(subject(), adjustment, "c1"), merge.updated(subject(), queried, adjustment)):
-        container = merge.container_of(made)
-        assert container.original is container.effective
-    assert container.original == replace(running(cpu_shares=2), annotations={"a": "1", "n": "2"})
+    for adjustment in (fields.NO_ADJUSTMENT, Adjustment(confirmed=ECHOED_SHARES)):
+        pod = merge.created_pod(Subject(PodRecord(POD, POD)), adjustment, "p1").pod
+        made = merge.container_of(merge.created_container(subject(), adjustment, "c1"))
+        updated = merge.container_of(merge.updated(subject(), queried, adjustment))
+        assert all(record.original is record.effective for record in (pod, made, updated))
+        assert updated.original == replace(running(cpu_shares=2), annotations={"a": "1", "n": "2"})
 
 
 PARENTS = [
