@@ -8,8 +8,7 @@ SHARE_VARIABLE = "SOAK_SHARE"
 DEFAULT_EXAMPLES = 100
 FULL_TIMES = 100  # a property test's full number of examples relative to its usual one
 QUICK_TIMES = 6  # without slow tests, the number of examples is the usual one divided by this
-quick = False
-"""Whether slow tests are deselected; set before the test files are imported."""
+quick = False  # whether slow tests are deselected; set before the test files are imported
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """Set up Hypothesis, event loops and engines for the tests, and avoid repeated work in thousands of tests.
 
-A test is skipped, with the reason, if the machine lacks what its marker needs. There are no deadlines and no timed
-health checks, so that results do not depend on the machine's load.
+There are no deadlines and no timed health checks, so that results do not depend on the machine's load.
 """
 
 import asyncio

@@ -54,8 +54,7 @@ def code_blocks(language: str) -> list[str]:
     return [textwrap.dedent(block).strip() + "\n" for block in blocks]
 
 
-CODE = code_blocks("python")[0]
-"""The hook server in ten lines."""
+CODE = code_blocks("python")[0]  # the hook server in ten lines
 
 
 class Block(NamedTuple):
@@ -83,10 +82,8 @@ def parsed(page: str) -> tuple[nodes.document, str]:
 
 
 def blocks(page: str) -> Iterator[Block]:
-    document, _ = parsed(page)
-    for node in document.findall(nodes.literal_block):
-        classes: list[str] = node.get("classes", [])
-        languages = [name for name in classes if name != "code"]
+    for node in parsed(page)[0].findall(nodes.literal_block):
+        languages = [name for name in node.get("classes", []) if name != "code"]
         yield Block(page, node.astext(), languages[0] if languages else "")
 
 

@@ -67,8 +67,7 @@ async def test_nothing_is_committed_unless_agreed(core: Core, operation: Operati
     assert core.times.outcome == outcome
     assert core.metrics.counted("calls", operation=operation.value, outcome=outcome) == 1
     await asyncio.sleep(300)
-    assert core.plugins.notified() == []
-    assert core.store.snapshot() == before
+    assert (core.plugins.notified(), core.store.snapshot()) == ([], before)
 
 
 @pytest.mark.parametrize(("operation", "counts"), [(REMOVE, (1, 0)), (REMOVE_POD, (0, 0)), (STOP_POD, (1, 1))])
@@ -96,8 +95,7 @@ async def test_reply_is_sent_despite_later_failures(core: Core, error: Exception
     assert core.metrics.counted("calls_unreadable" if cut else "internal_errors", operation=STOP.value) == 1
     assert core.store.counts() == (0, 0)
     text = "StopContainer cannot be read: cut" if cut else "internal error in StopContainer: KeyError at "
-    assert text in caplog.text
-    assert CANARY not in caplog.text
+    assert (text in caplog.text, CANARY in caplog.text) == (True, False)
 
 
 async def test_reply_waits_at_most_half_of_caller_deadline(core: Core) -> None:
@@ -251,8 +249,7 @@ async def test_lost_reply_drops_record(core: Core, operation: Operation, remaini
     assert (core.store.ids(), watch.invalidated) == (remaining, {lost.key})
     assert concurrent.state_unknown == (operation not in (RUN_POD, CREATE))
     await asyncio.sleep(300)
-    assert running.done()
-    assert lists == [2.0], "a second after the call's end"
+    assert (running.done(), lists) == (True, [2.0]), "a second after the call's end"
     assert [step for _, step in lost.steps] == ["release", "answer"]
     assert core.metrics.total("unknown_outcomes") == 0
 

@@ -215,8 +215,7 @@ def test_forgotten_record_is_restored_with_original_values() -> None:
     hooked.forget("c9")
     assert hooked.read_container(HOOKED) == SCALED, "nobody has committed it yet"
     hooked.commit(Subject(pod, container))
-    assert hooked.ids_of_originals() == set()
-    assert hooked.changed_parents
+    assert (hooked.ids_of_originals(), hooked.changed_parents) == (set(), {"p9"})
     assert hooked.read_pod(REQUESTED_POD) is hooked.pod("p9")
     assert hooked.read_container(REQUESTED) is hooked.container("c9")
     for any_id in ("p9", "c9"):

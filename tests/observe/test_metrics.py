@@ -19,7 +19,6 @@ from tests.observe.events import shown_of
 
 @pytest.fixture
 def metrics() -> Metrics:
-    """Each call of its clock returns one second more."""
     return Metrics(count().__next__, "docker")
 
 
