@@ -1,7 +1,6 @@
 """Set up Hypothesis, event loops and engines for the tests, and avoid repeated work in thousands of tests.
 
-A test is skipped, with the reason, if the machine lacks what its marker needs. There are no deadlines and no timed
-health checks, so that results do not depend on the machine's load.
+There are no deadlines and no timed health checks, so that results do not depend on the machine's load.
 """
 
 import asyncio
@@ -12,8 +11,9 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,12 +22,6 @@ from hypothesis.strategies import none
 from tests import amounts, skips
 from tests.engines import probe
 from tests.fakes.clock import VirtualLoop
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.engines.containerd import Containerd
-    from tests.engines.dockerd import Dockerd
 
 # Otherwise every run and every child process compiles each file again, which takes many seconds.
 sys.dont_write_bytecode = False
@@ -69,11 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 MISSING: dict[str, Callable[..., str]] = {
-    "engine": probe.missing_for,
-    "history": probe.missing_history,
-    "trees": probe.missing_for_trees,
-    "release": probe.missing_for_release,
-    "tool": probe.missing_tool,
+    **{"engine": probe.missing_for, "history": probe.missing_history, "trees": probe.missing_for_trees},
+    **{"release": probe.missing_for_release, "tool": probe.missing_tool},
 }
 """By marker: a function of the marker's arguments that returns what the machine lacks, or ""."""
 
@@ -88,7 +79,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run an async test on the loop that its marker names."""
     marked = item.get_closest_marker("virtual_time") is not None
     return {"virtual time": VirtualLoop} if marked else {"usual": asyncio.new_event_loop}
 
@@ -117,8 +107,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 @pytest.fixture(scope="session")
-def containerd() -> "Iterator[Containerd]":
-    """Yield a private containerd with the test images."""
+def containerd() -> Iterator[Any]:
     from tests.engines.containerd import Containerd  # slow to import, and most tests need no engine
 
     with Containerd() as engine:
@@ -126,8 +115,7 @@ def containerd() -> "Iterator[Containerd]":
 
 
 @pytest.fixture(scope="session")
-def dockerd() -> "Iterator[Dockerd]":
-    """Yield a private dockerd with the test images."""
+def dockerd() -> Iterator[Any]:
     from tests.engines.dockerd import Dockerd
 
     with Dockerd() as engine:
@@ -135,7 +123,7 @@ def dockerd() -> "Iterator[Dockerd]":
 
 
 @pytest.fixture(scope="session")
-def release(tmp_path_factory: pytest.TempPathFactory) -> "Path":
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory with the artefacts of scripts/build; all processes of the run share one build."""
     from tests.building.made import release
 
@@ -144,7 +132,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> "Path":
 
 
 @pytest.fixture(scope="session")
-def archive(release: "Path", tmp_path_factory: pytest.TempPathFactory) -> "Path":
+def archive(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the top of the unpacked archive; the path has a space."""
     folder = tmp_path_factory.mktemp("of its own")
     (file,) = release.glob("*_linux_x86_64.tar.gz")

@@ -12,7 +12,9 @@ from tests.patience import SECONDS
 def call(path: str | os.PathLike[str], method: str, **params: Any) -> dict[str, Any]:
     """Return the complete answer to a request. Raises Refused for an error of the proxy, and OSError."""
     answer, body = Answer(), Part()
-    with _connected(path) as client, client.makefile("rb") as received:
+    with socket.socket(socket.AF_UNIX) as client, client.makefile("rb") as received:
+        client.settimeout(SECONDS)
+        client.connect(os.fspath(path))
         client.sendall(request(method, params))
         while not answer.complete:
             octets = received.readline()
@@ -24,18 +26,9 @@ def call(path: str | os.PathLike[str], method: str, **params: Any) -> dict[str, 
 
 def lines(path: str | os.PathLike[str], *raw_lines: bytes) -> list[dict[str, Any]]:
     """Send lines as they are and shut down writing; return all lines that the server sends until it closes."""
-    with _connected(path) as client, client.makefile("rb") as received:
+    with socket.socket(socket.AF_UNIX) as client, client.makefile("rb") as received:
+        client.settimeout(SECONDS)
+        client.connect(os.fspath(path))
         client.sendall(b"".join(raw_lines))
         client.shutdown(socket.SHUT_WR)
         return [json.loads(octets) for octets in received]
-
-
-def _connected(path: str | os.PathLike[str]) -> socket.socket:
-    client = socket.socket(socket.AF_UNIX)
-    client.settimeout(SECONDS)
-    try:
-        client.connect(os.fspath(path))
-    except BaseException:
-        client.close()
-        raise
-    return client

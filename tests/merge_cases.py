@@ -5,30 +5,26 @@ from typing import Any
 
 from runtimeproxy.model.fields import HookAnswer, Resources
 
-SENT = Resources(
-    cpu_period=100_000,
-    cpu_quota=50_000,
-    cpu_shares=512,
-    memory_limit_in_bytes=2**30,
-    cpuset_cpus="0-3",
-    cpuset_mems="0",
-    hugepage_limits={"2MB": 2**21, "1GB": 2**30},
-    unified={"memory.high": "max"},
-)
-"""The resources of the request in the tables."""
+NUMBERS: dict[str, Any] = {
+    "cpu_period": 100_000,
+    "cpu_quota": 50_000,
+    "cpu_shares": 512,
+    "memory_limit_in_bytes": 2**30,
+}
+PAGES, UNIFIED = {"2MB": 2**21, "1GB": 2**30}, {"memory.high": "max"}
+SENT = Resources(**NUMBERS, cpuset_cpus="0-3", cpuset_mems="0", hugepage_limits=PAGES, unified=UNIFIED)
 
 
 def of(**fields: Any) -> HookAnswer:
-    """Return an answer with these fields of resources."""
     return HookAnswer(resources=Resources(**fields))
 
 
+MEMORY = ("memory_limit_in_bytes", "memory_swap_limit_in_bytes")
 GOOD_FIELDS: dict[str, list[Any]] = {
     "cpu_period": [1000, 100_000, 1_000_000],
     "cpu_quota": [-1, 1000, 2**40],
     "cpu_shares": [1, 2, 262_144, 2**40],
-    "memory_limit_in_bytes": [-1, 1, 2**50],
-    "memory_swap_limit_in_bytes": [-1, 1, 2**50],
+    **{name: [-1, 1, 2**50] for name in MEMORY},
     "oom_score_adj": [-1000, -1, 1, 1000],
     "cpuset_cpus": ["0", "0-0", "0-3,8", "1,0", "8191", "00-01"],
     "cpuset_mems": ["0", "0-1", "0,1"],
@@ -69,17 +65,14 @@ BAD_FIELDS: dict[str, list[Any]] = {
     "cpu_period": [-1, 1, 999, 1_000_001, 2**62],
     "cpu_quota": [-2, -7, -(2**40)],
     "cpu_shares": [-1, -(2**40)],
-    "memory_limit_in_bytes": [-2, -(2**62)],
-    "memory_swap_limit_in_bytes": [-2, -(2**62)],
+    **{name: [-2, -(2**62)] for name in MEMORY},
     "oom_score_adj": [-1001, 1001, 2**40],
     "cpuset_cpus": BAD_CPUSETS,
     "cpuset_mems": ["1-0", "node0", "0;1"],
-    "hugepage_limits": [{"": 1}],
-    "unified": [{"": "1"}],
+    **{"hugepage_limits": [{"": 1}], "unified": [{"": "1"}]},
 }
 BAD: list[tuple[str, HookAnswer]] = [
-    ("labels", HookAnswer(labels={"": "x"})),
-    ("annotations", HookAnswer(annotations={"": "x"})),
+    *[("labels", HookAnswer(labels={"": "x"})), ("annotations", HookAnswer(annotations={"": "x"}))],
     *(("envs", HookAnswer(envs={key: "x"})) for key in ["", "=", "A=B", "=A", "A=", "\0", "A\0", "A\0B"]),
     *(("envs", HookAnswer(envs={"A": value})) for value in ["\0", "x\0", "\0x"]),
     *(("cgroup_parent", HookAnswer(cgroup_parent=path)) for path in BAD_PATHS),

@@ -16,20 +16,13 @@ from tests.cli.admin_answers import CANNED
 from tests.fakes.canned_admin import serving
 
 PAGE = Path(__file__).parents[1] / "docs" / "commands.rst"
-_MARGIN = " " * 4
 _COMMAND = re.compile(r"^    \$ (.+)\n(?:    (?!\$ ).*\n|\n(?=    (?!\$ )))*", re.MULTILINE)
 """A command with the lines below it, up to the next command or the end of the block."""
 
 
-def main() -> None:
-    """Write the page again."""
-    PAGE.write_text(updated(PAGE.read_text()))
-
-
 def updated(page: str) -> str:
-    """Return a page with the current outputs of its commands."""
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder, "admin.sock"), CANNED):
-        return _COMMAND.sub(lambda match: indent(f"$ {match[1]}\n{_output(match[1], folder)}", _MARGIN), page)
+        return _COMMAND.sub(lambda match: indent(f"$ {match[1]}\n{_output(match[1], folder)}", " " * 4), page)
 
 
 def _output(command: str, folder: str) -> str:
@@ -44,4 +37,4 @@ def _output(command: str, folder: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(updated(PAGE.read_text()))

@@ -8,13 +8,11 @@ SECONDS = 20.0
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds. Raises TimeoutError."""
     async with asyncio.timeout(SECONDS):
         while not condition():
             await asyncio.sleep(0.001)
 
 
 async def read(sock: socket.socket, size: int = 65536) -> bytes:
-    """Return the next bytes of a non-blocking socket."""
     async with asyncio.timeout(SECONDS):
         return await asyncio.get_running_loop().sock_recv(sock, size)

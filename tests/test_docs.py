@@ -18,7 +18,6 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from runtimeproxy.admin.health import CHECKS
 from runtimeproxy.cli.commands import kubelet_args
-from runtimeproxy.cli.commands.kubelet_args import DISTRIBUTIONS
 from runtimeproxy.cli.commands.program import INSTALL
 from runtimeproxy.cli.commands.run import run_command
 from runtimeproxy.cli.commands.table import COMMANDS, command_group
@@ -28,52 +27,42 @@ from runtimeproxy.model.fields import RESOURCE_FIELDS
 from runtimeproxy.model.hookpoints import HOOK_POINTS, Part
 from runtimeproxy.observe.events import EventKind
 from runtimeproxy.observe.metric_table import HOOK_SERVER_SERIES, HOOK_SERVERS, OTHER_LABEL, ROWS, SECONDS
-from runtimeproxy.settings.options import FILE_OPTION, FIRST_VERSION, OPTIONS, Option
+from runtimeproxy.settings.options import FILE_OPTION, FIRST_VERSION, OPTIONS
 from runtimeproxy.settings.version import VERSION
 from runtimeproxy_hooks import __main__ as hooks_main
 from runtimeproxy_hooks.lib import node
 from runtimeproxy_hooks.sdk.context import in_no_runtime
 from runtimeproxy_hooks.sdk.hook import METHODS
 from tests import outputs
-from tests.docs import CODE, DOCS, HOOKS, ROOT, code_blocks, table, tables
-from tests.documents import PAGES, blocks, parsed
+from tests.docs import CODE, DOCS, HOOKS, PAGES, ROOT, blocks, code_blocks, parsed, table, tables
 from tests.hooks.sdk import processes
 
 SOCKET = "/var/run/koord-runtimeproxy/runtimeproxy.sock"
 
 
-def test_registration_page_lists_used_answers_by_hook_point() -> None:
+def test_pages_list_answers_events_and_health_checks() -> None:
     words = {Part.CGROUP_PARENT: "cgroup parent", Part.ENVS: "environment"}
-    rows = dict(table(DOCS["registration"], "Hook points"))
-    assert list(rows) == [hook_point.name for hook_point in HOOK_POINTS]
+    used = dict(table(DOCS["registration"], "Hook points"))
+    assert list(used) == [hook_point.name for hook_point in HOOK_POINTS]
     for hook_point in HOOK_POINTS:
-        named = {part for part in Part if words.get(part, part.value) in rows[hook_point.name]}
-        assert named == hook_point.applies
-        assert (rows[hook_point.name] == "nothing") == (not hook_point.applies)
-
-
-def test_operation_page_explains_events_and_health_checks() -> None:
+        assert {part for part in Part if words.get(part, part.value) in used[hook_point.name]} == hook_point.applies
+        assert (used[hook_point.name] == "nothing") == (not hook_point.applies)
     for heading, names in (("Events and call ids", [kind.value for kind in EventKind]), ("Health", CHECKS)):
         rows = table(DOCS["operation"], heading)
         assert [row[0] for row in rows] == [f"``{name}``" for name in names]
         assert all(row[-1].endswith(".") for row in rows)
 
 
-def option_entry(option: Option) -> str:
-    """Return the entry of an option, without the effect of a change."""
-    none = "" if option.none_since == FIRST_VERSION else f"; ``none`` since {option.none_since}"
-    fields = [
-        f":Set by: ``{option.flag} {option.metavar}``, ``{option.variable}``",
-        f":Default: {option.shown_default} (since {option.since}{none})",
-        *([":Key: none, as it names the file"] if option is FILE_OPTION else []),
-    ]
-    return " ".join([option.name, "-" * len(option.name), *option.help.split(), *fields, ":Changed: "])
-
-
 def test_configuration_page_has_each_option() -> None:
     page = " ".join(DOCS["configuration"].split())
     assert re.findall(r"^(.+)\n-+$", DOCS["configuration"], re.MULTILINE) == [option.name for option in OPTIONS]
-    assert [option.name for option in OPTIONS if option_entry(option) not in page] == []
+    for option in OPTIONS:
+        none = "" if option.none_since == FIRST_VERSION else f"; ``none`` since {option.none_since}"
+        parts = [option.name, "-" * len(option.name), *option.help.split()]
+        parts += [f":Set by: ``{option.flag} {option.metavar}``, ``{option.variable}``"]
+        parts += [f":Default: {option.shown_default} (since {option.since}{none})"]
+        parts += [":Key: none, as it names the file"] if option is FILE_OPTION else []
+        assert " ".join([*parts, ":Changed: "]) in page
 
 
 def test_metrics_page_has_each_metric_and_limits() -> None:
@@ -89,7 +78,9 @@ def test_metrics_page_has_each_metric_and_limits() -> None:
 def test_kubelet_page_lists_kubelet_flags() -> None:
     reported = [[r.kubelet, f"``{r.unit}``", f"``{' '.join(r.flags_for(SOCKET))}``"] for r in kubelet_args.ROWS]
     assert table(DOCS["kubelet"], "By version") == reported
-    rows = [[name, f"``{d.unit}``", f"``{d.file}``", f"``{d.runtime}``"] for name, d in DISTRIBUTIONS.items()]
+    rows = [
+        [name, f"``{d.unit}``", f"``{d.file}``", f"``{d.runtime}``"] for name, d in kubelet_args.DISTRIBUTIONS.items()
+    ]
     assert [row[:4] for row in table(DOCS["kubelet"], "k3s, RKE2, k0s, MicroK8s")] == rows
 
 
@@ -107,7 +98,7 @@ def test_pages_name_each_command_and_hook_server() -> None:
     assert [name.strip("`") for name, _ in rows] == sorted(hooks_main.HOOKS)
 
 
-def test_hooks_guide_lists_readable_and_editable_fields() -> None:
+def test_hooks_guide_lists_fields_and_node_settings() -> None:
     rows = table(HOOKS, "What a hook sees and changes")
     for hook_point, (name, given, changes) in zip(HOOK_POINTS, rows, strict=True):
         assert name == hook_point.name
@@ -119,6 +110,9 @@ def test_hooks_guide_lists_readable_and_editable_fields() -> None:
             if part.value not in in_no_runtime(hook_point.operation)
         }
     assert all(f"``{method}``" in HOOKS for method in METHODS)
+    text = code_blocks("yaml")[1]
+    assert node.parse(text.encode(), "node.yaml").rdt["BE"].mb == 50
+    assert set(yaml.safe_load(text)) == {name.replace("_", "-") for name in node.Settings.__dataclass_fields__}
 
 
 def test_koordlet_page_lists_fields_without_effect() -> None:
@@ -134,18 +128,14 @@ def test_koordlet_page_lists_fields_without_effect() -> None:
     assert {f"``{name}``" for name in no_effect.PLAIN_HANDLERS if name} <= set(re.findall(r"``\w+``", DOCS["koordlet"]))
 
 
-@pytest.mark.slow  # it runs pytest
-def test_hooks_guide_shows_working_test_example(tmp_path: Path) -> None:
+@pytest.mark.slow  # it runs pytest, and starts a hook server
+def test_hooks_guide_shows_working_examples(tmp_path: Path) -> None:
     (tmp_path / "hello.py").write_text(CODE.replace("main(Hello())", 'if __name__ == "__main__":\n    main(Hello())'))
     (tmp_path / "test_hello.py").write_text(code_blocks("python")[1])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_hello.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
-
-
-@pytest.mark.slow  # it starts a hook server
-def test_hooks_guide_shows_working_interceptor_and_reflection(tmp_path: Path) -> None:
-    program = tmp_path / "hello.py"
+    program = tmp_path / "interceptor.py"
     program.write_text(code_blocks("python")[2])
     with processes.running(tmp_path, program=(str(program),), file="hello.json") as server:
         with grpc.insecure_channel(f"unix:{server.socket}") as channel:
@@ -154,25 +144,15 @@ def test_hooks_guide_shows_working_interceptor_and_reflection(tmp_path: Path) ->
         assert server.end(signal.SIGTERM) == 0
 
 
-def test_hooks_guide_has_all_node_settings() -> None:
-    settings = code_blocks("yaml")[1]
-    assert node.parse(settings.encode(), "node.yaml").rdt["BE"].mb == 50
-    assert set(yaml.safe_load(settings)) == {name.replace("_", "-") for name in node.Settings.__dataclass_fields__}
-
-
-def is_test(file: str, name: str) -> bool:
-    path = ROOT / "tests" / file
-    return path.exists() and re.search(rf"^(async )?def {name}\(", path.read_text(), re.MULTILINE) is not None
-
-
 def test_security_page_names_existing_tests() -> None:
     rows = [row for rows in tables(DOCS["security"], "Shown by") for row in rows]
-    named = [(row, re.findall(r"``([\w/]+\.py)::(\w+)``", row[-1])) for row in rows]
     assert len(rows) > 30
-    assert [row for row, tests in named if not tests or not all(is_test(*test) for test in tests)] == []
+    for row in rows:
+        named = re.findall(r"``([\w/]+\.py)::(\w+)``", row[-1])
+        assert named, row
+        for file, name in named:
+            assert re.search(rf"^(async )?def {name}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), row
 
-
-# -- every page ------------------------------------------------------------------------------------------------------
 
 READERS = {"python": ast.parse, "json": json.loads, "yaml": lambda text: list(yaml.safe_load_all(text))}
 FOLDERS = "(?:docs|scripts|deploy|tests|runtimeproxy|hooks)"

@@ -5,7 +5,9 @@ import os
 import stat
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from runtimeproxy import files
 from runtimeproxy.files import Changed, NotOurs, StateError, StateFile, is_in_memory
 
 OLD, NEW = b"old", b"new"
+Patch = pytest.MonkeyPatch
 LONGEST = 1000
 
 
@@ -32,59 +35,50 @@ def test_state_file_has_written_content(file: StateFile) -> None:
     file.remove()
     file.remove()
     assert file.version() is None
-
-
-@pytest.mark.parametrize("umask", [0, 0o022, 0o777])
-def test_state_file_and_directory_belong_to_user(file: StateFile, umask: int) -> None:
-    Path(file.path).parent.parent.mkdir(mode=0o700)
-    before = os.umask(umask)
-    try:
-        if umask == 0o777:  # other users could not enter it
-            Path(file.path).parent.mkdir()
-            Path(file.path).parent.chmod(0o700)
-        file.write(OLD)
-    finally:
-        os.umask(before)
-    file_path = Path(file.path)
-    assert [stat.S_IMODE(each.lstat().st_mode) for each in (file_path, file_path.parent)] == [0o600, 0o700]
-    assert {each.name for each in file_path.parent.iterdir()} == {file_path.name, ".a.lock"}
-
-
-@pytest.mark.parametrize(("durable", "steps"), [(True, ["fsync", "rename", "fsync"]), (False, ["rename"])])
-def test_reader_gets_old_or_new_content(
-    tmp_path: Path, durable: bool, steps: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Durable content is on the disk before its directory entry."""
-    file = StateFile(str(tmp_path / "a"), LONGEST, durable=durable)
-    file.write(OLD)
-    done: list[str] = []
-    for name in ("fsync", "rename"):
-        real: Callable[..., None] = getattr(os, name)
-
-        def step(*args: object, real: Callable[..., None] = real, name: str = name, **more: object) -> None:
-            done.append(name)
-            if len(done) == 1:
-                assert file.read()[0] == OLD
-            real(*args, **more)
-
-        monkeypatch.setattr(os, name, step)
-    file.write(NEW)
-    assert done == steps
-    assert file.read()[0] == NEW
-
-
-def test_write_over_replaced_version_fails(file: StateFile) -> None:
-    assert file.write(OLD, over=None) == file.version()
-    version = file.version()
-    second_file = StateFile(file.path, LONGEST, durable=False)
-    second_file.write(NEW, over=version)
+    version = file.write(OLD, over=None)
+    StateFile(file.path, LONGEST, durable=False).write(NEW, over=version)
     for expected_version in (version, None):
         with pytest.raises(Changed, match="was replaced by another process"):
             file.write(OLD, over=expected_version)
     assert file.read()[0] == NEW
 
 
-def test_write_waits_for_other_process_up_to_limit(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("umask", [0, 0o022, 0o777])
+def test_state_file_and_directory_belong_to_user(file: StateFile, umask: int) -> None:
+    folder = Path(file.path).parent
+    folder.parent.mkdir(mode=0o700)
+    before = os.umask(umask)
+    try:
+        if umask == 0o777:  # other users could not enter it
+            folder.mkdir()
+            folder.chmod(0o700)
+        file.write(OLD)
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(each.lstat().st_mode) for each in (folder / "a", folder)] == [0o600, 0o700]
+    assert {each.name for each in folder.iterdir()} == {"a", ".a.lock"}
+
+
+@pytest.mark.parametrize(("durable", "steps"), [(True, ["fsync", "rename", "fsync"]), (False, ["rename"])])
+def test_reader_gets_old_or_new_content(tmp_path: Path, durable: bool, steps: list[str], monkeypatch: Patch) -> None:
+    """Durable content is on the disk before its directory entry."""
+    file = StateFile(str(tmp_path / "a"), LONGEST, durable=durable)
+    file.write(OLD)
+    done: list[str] = []
+
+    def step(real: Callable[..., None], *args: object, **more: object) -> None:
+        done.append(real.__name__)
+        assert len(done) > 1 or file.read()[0] == OLD
+        real(*args, **more)
+
+    for real in (os.fsync, os.rename):
+        monkeypatch.setattr(os, real.__name__, partial(step, real))
+    file.write(NEW)
+    assert done == steps
+    assert file.read()[0] == NEW
+
+
+def test_write_waits_for_other_process_up_to_limit(file: StateFile, monkeypatch: Patch) -> None:
     file.write(OLD)
     Path(file.path).with_name(".a.new").write_text("the rest of a write that was killed")
     monkeypatch.setattr(files, "LOCK_SECONDS", 0.05)
@@ -102,7 +96,7 @@ def test_write_waits_for_other_process_up_to_limit(file: StateFile, monkeypatch:
     file.write(NEW)
 
 
-FOREIGN: list[tuple[str, str, bool]] = [
+FOREIGN: list[Any] = [
     ("chmod 602 a", "can be written by everybody", True),
     ("mv a real; ln -s real a", "cannot be read (Too many levels of symbolic links)", True),
     ("rm a; mkfifo -m 600 a", "is not a regular file", True),
@@ -113,13 +107,11 @@ FOREIGN: list[tuple[str, str, bool]] = [
     ("cd ..; mv proxy elsewhere; ln -s elsewhere proxy", "cannot be read (Not a directory)", False),
 ]
 """Change of the file -> why it is refused, and whether the next write replaces it."""
-ROOTS = [
-    pytest.param("chmod 620 a; chgrp 12345 a", "can be written by group 12345", True, marks=pytest.mark.engine),
-    pytest.param("chown 12345 a", "belongs to user 12345", True, marks=pytest.mark.engine),
-]
+AS_ROOT = [("chmod 620 a; chgrp 12345 a", "can be written by group 12345"), ("chown 12345 a", "belongs to user 12345")]
+FOREIGN += [pytest.param(*row, True, marks=pytest.mark.engine) for row in AS_ROOT]
 
 
-@pytest.mark.parametrize(("do", "why", "heals"), [*FOREIGN, *ROOTS])
+@pytest.mark.parametrize(("do", "why", "heals"), FOREIGN)
 def test_file_writable_by_others_is_refused(file: StateFile, do: str, why: str, heals: bool) -> None:
     file.write(OLD)
     subprocess.run(["sh", "-ec", do], cwd=Path(file.path).parent, check=True)
@@ -147,12 +139,11 @@ def test_failed_write_reports_cause(tmp_path: Path) -> None:
         assert str(raised.value) == f"{path} cannot be written ({why})"
 
 
-def test_full_disk_keeps_old_file(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.write(OLD)
-
+def test_full_disk_keeps_old_file(file: StateFile, monkeypatch: Patch) -> None:
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
+    file.write(OLD)
     with monkeypatch.context() as faulty:
         faulty.setattr(os, "fsync", full)
         with pytest.raises(StateError, match=r"cannot be written \(No space left on device\)"):

@@ -1,4 +1,7 @@
-"""The course of a call after the runtime's answer: commit, Post hooks, the reply; and without one (relay-rules C3)."""
+"""The course of a call after the runtime's answer: commit, Post hooks, the reply; and without one (relay-rules C3).
+
+PostStopContainer for containers that end without a StopContainer: hook-api, "Applied to".
+"""
 
 import asyncio
 from dataclasses import replace
@@ -7,12 +10,12 @@ from typing import Any
 import pytest
 
 from runtimeproxy.core import dispatcher
-from runtimeproxy.core.call import DONE, NOT_DONE, REMOVED, UNANSWERED, Reply, Unreadable
+from runtimeproxy.core.call import DONE, NOT_DONE, REMOVED, UNANSWERED, Life, Reply, Unreadable
 from runtimeproxy.core.dispatcher import FIELDS_SHOWN
 from runtimeproxy.errors import BackendError, Reason
 from runtimeproxy.model.fields import ContainerRecord, HookAnswer, PodRecord, Resources, Subject
 from runtimeproxy.model.hookpoints import HOOK_POINTS, Operation, Stage
-from tests.fakes.calls import AGREED, CONTAINER, SUBJECT, FakeCall
+from tests.fakes.calls import AGREED, CONTAINER, POD, SUBJECT, FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
 from tests.fakes.plugins import FAIL, NOTHING
@@ -33,8 +36,9 @@ CANARY = "canary-4711"
 Log = pytest.LogCaptureFixture
 ENVS = HookAnswer(envs={"A": "1"})
 
+NEVER_RAN, RUNS, ENDED = Life(started=False, running=False), Life(started=True, running=True), Life(True, False)
+Lives = Life | Exception | None
 Counts = tuple[int, int]
-"""The numbers of known pods and containers."""
 
 
 @pytest.fixture
@@ -42,99 +46,81 @@ def core() -> Core:
     return Core()
 
 
+def call(operation: Operation, lives: Lives = ENDED, *, removes: bool = True, **fields: Any) -> FakeCall:
+    of_pod = operation.value.endswith(("PodSandbox", "PodSandboxResources"))
+    made = FakeCall(operation, POD_SUBJECT if of_pod else SUBJECT, key="p1" if of_pod else "c1", lives=lives, **fields)
+    made.removes_containers = removes
+    return made
+
+
 NOT_AGREED = [(operation, REFUSED, "failed") for operation in (CREATE, REMOVE)]
 NOT_AGREED += [(operation, UNANSWERED, "unsettled") for operation in (CREATE, START)]
 
 
 @pytest.mark.parametrize(("operation", "reply", "outcome"), NOT_AGREED)
-async def test_nothing_is_committed_unless_runtime_agreed(
-    core: Core, operation: Operation, reply: Reply, outcome: str
-) -> None:
+async def test_nothing_is_committed_unless_agreed(core: Core, operation: Operation, reply: Reply, outcome: str) -> None:
     """Also if a later query returns that the runtime has not carried it out."""
     core.store.commit(SUBJECT)
     before = core.store.snapshot()
     core.plugins.add("a", ENVS, points=POST_POINTS)
-    assert await core.run(FakeCall(operation, reply=reply, outcomes=[UNANSWERED, NOT_DONE])) == ["release", "answer"]
+    assert await core.run(call(operation, reply=reply, outcomes=[UNANSWERED, NOT_DONE])) == ["release", "answer"]
     assert core.times.outcome == outcome
     assert core.metrics.counted("calls", operation=operation.value, outcome=outcome) == 1
     await asyncio.sleep(300)
-    assert core.plugins.notified() == []
-    assert core.store.snapshot() == before
+    assert (core.plugins.notified(), core.store.snapshot()) == ([], before)
 
 
-COUNTS = [(REMOVE, SUBJECT, (1, 0)), (REMOVE_POD, POD_SUBJECT, (0, 0)), (STOP_POD, POD_SUBJECT, (1, 1))]
-
-
-@pytest.mark.parametrize(("operation", "subject", "counts"), COUNTS)
-async def test_records_are_kept_until_remove(
-    core: Core, operation: Operation, subject: Subject, counts: Counts
-) -> None:
+@pytest.mark.parametrize(("operation", "counts"), [(REMOVE, (1, 0)), (REMOVE_POD, (0, 0)), (STOP_POD, (1, 1))])
+async def test_record_is_kept_until_remove(core: Core, operation: Operation, counts: Counts) -> None:
     """An earlier call restores no record."""
     core.store.commit(SUBJECT)
     stop = core.start(FakeCall(STOP, runtime_seconds=5))
     await asyncio.sleep(1)
-    await core.run(FakeCall(operation, subject))
+    await core.run(call(operation))
     assert core.store.counts() == counts
     await stop
     assert core.store.counts() == counts
-
-
-FAULTS: list[tuple[Exception, str, str]] = [
-    (Unreadable("cut"), "calls_unreadable", "StopContainer cannot be read: cut")
-]
-FAULTS += [(KeyError(CANARY), "internal_errors", "internal error in StopContainer: KeyError at ")]
+    await core.run(FakeCall(START))
+    assert core.store.counts() == (1, 1), "the runtime uses the id again"
 
 
 @pytest.mark.parametrize("reply", [AGREED, UNANSWERED])
-@pytest.mark.parametrize(("error", "counter", "notified"), FAULTS)
-async def test_reply_is_sent_despite_later_failures(
-    core: Core, error: Exception, counter: str, notified: str, reply: Reply, caplog: Log
-) -> None:
+@pytest.mark.parametrize("error", [Unreadable("cut"), KeyError(CANARY)])
+async def test_reply_is_sent_despite_later_failures(core: Core, error: Exception, reply: Reply, caplog: Log) -> None:
     """Also if a later query returns the outcome."""
     call = FakeCall(STOP, reply=reply, outcome_error=error, outcomes=[DONE])
     assert await core.run(call) == ["release", "answer"]
     await asyncio.sleep(1)
-    assert core.metrics.counted(counter, operation=STOP.value) == 1
+    cut = isinstance(error, Unreadable)
+    assert core.metrics.counted("calls_unreadable" if cut else "internal_errors", operation=STOP.value) == 1
     assert core.store.counts() == (0, 0)
-    assert notified in caplog.text
-    assert CANARY not in caplog.text
+    text = "StopContainer cannot be read: cut" if cut else "internal error in StopContainer: KeyError at "
+    assert (text in caplog.text, CANARY in caplog.text) == (True, False)
 
 
 async def test_reply_waits_at_most_half_of_caller_deadline(core: Core) -> None:
-    """A Post hook has its own time in addition (relay-rules C2)."""
-    core.plugins.add("a", delay_seconds=100, points=(STARTED,))
-    call = FakeCall(START, deadline=2.0)
-    await core.run(call)
-    assert (call.steps, call.over_at) == ([(0, "release"), (pytest.approx(1.5), "answer")], 3)
-    assert core.plugins.queried[0].timeout_seconds == 2.0
+    """A Post hook has its own time in addition (relay-rules C2), from its position at the head of the queue."""
+    core.plugins.add("a", delay_seconds=100, timeout_seconds=10, points=(STARTED,))
+    core.plugins.add("b", points=(STOPPED,))
+    first = core.start(start := FakeCall(START, deadline=2.0))
+    await asyncio.sleep(0.5)
+    await core.run(FakeCall(STOP, deadline=60.0))
+    await first
+    assert (start.steps, start.over_at) == ([(0, "release"), (pytest.approx(1.5), "answer")], 11)
+    assert core.plugins.queried[0].timeout_seconds == 10.0
     assert core.failures("a", STARTED, Reason.DEADLINE) == 1
+    assert core.plugins.notified() == [("a", STARTED), ("b", STOPPED)]
 
 
-@pytest.mark.parametrize(("deadline", "runtime_seconds", "answer"), [(2.5, 1.0, 2.0), (0.7, 0.5, 2.5)])
-async def test_reply_waits_for_earlier_post_hooks(
-    core: Core, deadline: float, runtime_seconds: float, answer: float
-) -> None:
+@pytest.mark.parametrize(("deadline", "seconds", "answer"), [(2.5, 1.0, 2.0), (0.7, 0.5, 2.5)])
+async def test_reply_waits_for_earlier_post_hooks(core: Core, deadline: float, seconds: float, answer: float) -> None:
     """At most half of the caller's time; once the deadline has passed, until the earlier call is done."""
     core.plugins.add("a", delay_seconds=1.5, points=(STARTED,))
     first = core.start(FakeCall(START))
     await asyncio.sleep(0.5)
-    later = FakeCall(REMOVE, deadline=deadline, runtime_seconds=runtime_seconds)
-    await core.run(later)
+    await core.run(later := FakeCall(REMOVE, deadline=deadline, runtime_seconds=seconds))
     await first
     assert (later.steps, later.over_at) == ([(0.5, "release"), (answer, "answer")], answer)
-
-
-async def test_create_is_answered_after_its_commit(core: Core) -> None:
-    core.plugins.add("a", delay_seconds=9, timeout_seconds=9, points=("PreCreateContainer",))
-    held = core.start(FakeCall(CREATE))
-    await asyncio.sleep(0.5)
-    core.plugins.plugins.clear()
-    following = FakeCall(CREATE, deadline=4.5)
-    committed: list[bool] = []
-    following.notified = lambda: committed.append(core.store.container("c1") is not None)
-    await core.run(following)
-    assert (following.steps[-1], committed) == ((4.0, "answer"), [True])
-    await held
 
 
 @pytest.mark.parametrize("notified", [False, True])
@@ -149,31 +135,35 @@ async def test_commit_precedes_next_read(core: Core, notified: bool) -> None:
         if again:
             asyncio.get_running_loop().call_soon(inspect, False)
 
-    call = FakeCall(START)
-    call.notified = lambda: inspect(True)
-    await core.run(call)
+    start = FakeCall(START)
+    start.notified = lambda: inspect(True)
+    await core.run(start)
     assert committed == [notified, True]
-
-
-async def test_post_hook_budget_starts_at_head_of_queue(core: Core) -> None:
-    core.plugins.add("a", delay_seconds=100, timeout_seconds=10, points=(STARTED,))
-    core.plugins.add("b", points=(STOPPED,))
-    first = core.start(FakeCall(START))
+    core.store.drop("c1")
+    core.plugins.plugins.clear()
+    core.plugins.add("a", delay_seconds=9, timeout_seconds=9, points=("PreCreateContainer",))
+    held = core.start(FakeCall(CREATE))
     await asyncio.sleep(0.5)
-    await core.run(FakeCall(STOP, deadline=60.0))
-    await first
-    assert core.plugins.notified() == [("a", STARTED), ("b", STOPPED)]
+    core.plugins.plugins.clear()
+    following, began = FakeCall(CREATE, deadline=core.now + 4), core.now
+    following.notified = lambda: committed.append(core.store.container("c1") is not None)
+    await core.run(following)
+    assert (following.steps[-1], committed[2:]) == ((began + 3.5, "answer"), [True]), "a create waits for its commit"
+    await held
 
 
 @pytest.mark.parametrize("deadline", [2.0, 0.0, -1.0])
 async def test_subject_for_post_hooks_is_read_during_hold(core: Core, deadline: float) -> None:
-    core.plugins.add("a", points=(STOPPED,))
+    """If that fails, so do the Post hooks."""
+    core.plugins.add("a", points=(STOPPED,), policy=FAIL)
     await core.run(FakeCall(STOP, known=None, read=SUBJECT, read_seconds=0.9, deadline=deadline))
     assert len(core.plugins.queried) == 1
+    away = FakeCall(STOP, known=None, read=BackendError("away"), deadline=deadline)
+    assert await core.run(away) == ["read", "release", "answer"]
+    assert (core.failures("a", STOPPED, Reason.UNREADABLE), core.fail_open()) == (1, 0)
 
 
 async def called_for_stop(core: Core, pod_id: str = "p1") -> list[str]:
-    """Stop a pod and return the names of the plugins that are called for it."""
     core.plugins.queried.clear()
     pod = replace(SUBJECT.pod.effective, id=pod_id)
     await core.run(FakeCall(STOP_POD, known=Subject(PodRecord(pod, pod)), key=pod_id))
@@ -198,96 +188,68 @@ async def test_pod_stop_is_repeated_for_unnotified_plugins(core: Core, monkeypat
 
 
 HOOKED = replace(CONTAINER, envs={"A": CANARY}, resources=Resources(cpuset_cpus="77"))
+HOOKED_SUBJECT = Subject(SUBJECT.pod, ContainerRecord(CONTAINER, HOOKED, (("cpuset_cpus", "b"),)))
 EARLIER = "envs.A (at an earlier call), resources.cpuset_cpus (b)"
+FAILED = [(CREATE, REFUSED, "envs.A (a), resources.cpuset_cpus (b)"), (CREATE, AGREED, ""), (CREATE, FAULTLESS, "")]
 
 
-def logged_fields(caplog: Log) -> list[str]:
-    """Return the fields in the log lines of refused calls."""
-    assert CANARY not in caplog.text
-    return [line.partition(" failed in the runtime; hook servers had set ")[2] for line in caplog.messages]
-
-
-@pytest.mark.parametrize(("reply", "notified"), [(REFUSED, True), (AGREED, False), (FAULTLESS, False)])
-async def test_refused_create_is_logged_with_hook_fields(core: Core, reply: Reply, notified: bool, caplog: Log) -> None:
-    core.plugins.add("a", HookAnswer(envs={"A": CANARY}))
-    core.plugins.add("b", HookAnswer(resources=Resources(cpuset_cpus="77")))
-    await core.run(FakeCall(CREATE, reply=reply))
-    assert logged_fields(caplog) == (["envs.A (a), resources.cpuset_cpus (b)"] if notified else [])
-    assert not notified or caplog.messages[0].startswith("CreateContainer of /web/main failed")
-
-
-@pytest.mark.parametrize(("operation", "notified"), [(START, [EARLIER]), (STOP, [])])
-async def test_failed_start_is_logged_with_create_fields(
-    core: Core, operation: Operation, notified: list[str], caplog: Log
-) -> None:
-    subject = Subject(SUBJECT.pod, ContainerRecord(CONTAINER, HOOKED, (("cpuset_cpus", "b"),)))
-    await core.run(FakeCall(operation, subject, reply=REFUSED))
-    assert logged_fields(caplog) == notified
-
-
-async def test_number_of_fields_in_log_line_is_bounded(core: Core, caplog: Log) -> None:
+@pytest.mark.parametrize(("operation", "reply", "fields"), [*FAILED, (START, REFUSED, EARLIER), (STOP, REFUSED, "")])
+async def test_failure_logs_fields(core: Core, operation: Operation, reply: Reply, fields: str, caplog: Log) -> None:
+    """A failed start with those of its create, whose values the kernel may not accept."""
+    core.plugins.add("a", HookAnswer(envs={"A": CANARY}), points=("PreCreateContainer",))
+    core.plugins.add("b", HookAnswer(resources=Resources(cpuset_cpus="77")), points=("PreCreateContainer",))
+    await core.run(FakeCall(operation, SUBJECT if operation is CREATE else HOOKED_SUBJECT, reply=reply))
+    text = f"{operation.value} of /web/main failed in the runtime; hook servers had set {fields}"
+    assert caplog.messages == ([text] if fields else [])
+    core.plugins.plugins.clear()
     core.plugins.add("a", HookAnswer(envs={f"E{number:03d}": CANARY for number in range(FIELDS_SHOWN + 5)}))
     await core.run(FakeCall(CREATE, reply=REFUSED))
-    (line,) = logged_fields(caplog)
-    assert line.count("(a)") == FIELDS_SHOWN
-    assert line.endswith(", 5 more")
+    line = caplog.messages[-1]
+    assert (line.count("(a)"), line[-8:]) == (FIELDS_SHOWN, ", 5 more"), "the length of a line is bounded"
+    assert CANARY not in caplog.text
 
 
-LOST_REPLIES: list[tuple[Operation, Subject, Reply, Counts]] = [
-    *[(START, SUBJECT, DONE, (1, 1)), (STOP_POD, POD_SUBJECT, DONE, (1, 0))],
-    *[(STOP, SUBJECT, REMOVED, (1, 0)), (STOP_POD, POD_SUBJECT, REMOVED, (0, 0))],
-]
+LOST_REPLIES = [(START, DONE, (1, 1)), (STOP_POD, DONE, (1, 0)), (STOP, REMOVED, (1, 0)), (STOP_POD, REMOVED, (0, 0))]
 
 
-@pytest.mark.parametrize(("operation", "subject", "final_reply", "remaining"), LOST_REPLIES)
-async def test_post_hook_is_called_after_lost_reply(
-    core: Core, operation: Operation, subject: Subject, final_reply: Reply, remaining: Counts
-) -> None:
+@pytest.mark.parametrize(("operation", "final", "counts"), LOST_REPLIES)
+async def test_post_hook_follows_lost_reply(core: Core, operation: Operation, final: Reply, counts: Counts) -> None:
     """Then the subject is committed, or dropped if it no longer exists; meanwhile the call is under way again."""
     core.plugins.add("a", ENVS, points=POST_POINTS, delay_seconds=0.5)
-    if final_reply is REMOVED:
+    if final is REMOVED:
         core.store.commit(SUBJECT)
-    before = core.store.counts()
-    key = "p1" if subject is POD_SUBJECT else "c1"
-    call = FakeCall(operation, subject, key=key, reply=UNANSWERED, outcomes=[UNANSWERED, final_reply])
-    await core.run(call)
+    before, lost = core.store.counts(), call(operation, reply=UNANSWERED, outcomes=[UNANSWERED, final])
+    await core.run(lost)
     assert (core.times.outcome, core.store.counts(), core.plugins.notified()) == ("unsettled", before, [])
     assert core.lifecycle.open_calls.subjects() == set()
     await asyncio.sleep(0.6)
-    assert core.lifecycle.open_calls.subjects() == {key}
+    assert core.lifecycle.open_calls.subjects() == {lost.key}
     await asyncio.sleep(1)
-    assert (core.store.counts(), core.lifecycle.open_calls.subjects()) == (remaining, set())
-    its_container = [("a", STOPPED)] if (operation, final_reply) == (STOP_POD, REMOVED) else []
+    assert (core.store.counts(), core.lifecycle.open_calls.subjects()) == (counts, set())
+    its_container = [("a", STOPPED)] if (operation, final) == (STOP_POD, REMOVED) else []
     assert core.plugins.notified() == [*its_container, ("a", f"Post{operation.value}")]
-    assert [step for _, step in call.steps].count("answer") == 1
+    assert [step for _, step in lost.steps].count("answer") == 1
 
 
-LOST = [
-    *[(RUN_POD, POD_SUBJECT, {"p1", "c1"}), (CREATE, SUBJECT, {"p1", "c1"}), (UPDATE, SUBJECT, {"p1"})],
-    *[(REMOVE, SUBJECT, {"p1"}), (UPDATE_POD, POD_SUBJECT, {"c1"}), (REMOVE_POD, POD_SUBJECT, {"c1"})],
-]
+LOST = [(RUN_POD, {"p1", "c1"}), (CREATE, {"p1", "c1"}), *((operation, {"p1"}) for operation in (UPDATE, REMOVE))]
+LOST += [(operation, {"c1"}) for operation in (UPDATE_POD, REMOVE_POD)]
 
 
-@pytest.mark.parametrize(("operation", "subject", "remaining"), LOST)
-async def test_lost_reply_causes_reread_of_subject(
-    core: Core, operation: Operation, subject: Subject, remaining: set[str]
-) -> None:
+@pytest.mark.parametrize(("operation", "remaining"), LOST)
+async def test_lost_reply_drops_record(core: Core, operation: Operation, remaining: set[str]) -> None:
     """A create's subject has an unknown id: another call for the same name keeps what it creates."""
     lists: list[float] = []
     core.lifecycle.on_lost = lambda: lists.append(core.now)
     core.store.commit(SUBJECT)
-    key = "p1" if subject is POD_SUBJECT else "c1"
-    concurrent = FakeCall(STOP, key=key, runtime_seconds=5)
-    running = core.start(concurrent)
-    lost = FakeCall(operation, subject, key=key, reply=UNANSWERED)
+    lost = call(operation, reply=UNANSWERED)
+    running = core.start(concurrent := FakeCall(STOP, key=lost.key, runtime_seconds=5))
     with core.store.watch() as watch:
         await core.run(lost)
     assert core.times.outcome == "unsettled"
-    assert (core.store.ids(), watch.invalidated) == (remaining, {key})
+    assert (core.store.ids(), watch.invalidated) == (remaining, {lost.key})
     assert concurrent.state_unknown == (operation not in (RUN_POD, CREATE))
     await asyncio.sleep(300)
-    assert running.done()
-    assert lists == [2.0], "a second after the call's end"
+    assert (running.done(), lists) == (True, [2.0]), "a second after the call's end"
     assert [step for _, step in lost.steps] == ["release", "answer"]
     assert core.metrics.total("unknown_outcomes") == 0
 
@@ -300,7 +262,6 @@ READ_FIRST, ANSWERED_FIRST = ["release", "read", "answer"], ["release", "answer"
 
 
 def edits(core: Core) -> list[str]:
-    """Return the fields of the events of edited calls."""
     edited = [event for event in shown_of(core.metrics.events) if event["kind"] == "edited"]
     return [entry["field"] for event in edited for entry in event["fields"]]
 
@@ -334,65 +295,45 @@ async def test_unreadable_earlier_create_has_no_record(core: Core, made: Any, se
     assert core.store.ids_of_originals() == {"c1"}
 
 
-async def test_unread_pod_keeps_no_cgroup_parent_of_hook(core: Core) -> None:
-    """An earlier create, without the hook, may have made the pod."""
-    original, sent = (replace(POD_SUBJECT.pod.original, cgroup_parent=parent) for parent in ("/kube", "/hooked"))
-    core.plugins.add("a", PARENT, points=("PreRunPodSandbox",))
-    pod = Subject(PodRecord(original, replace(sent, labels={"h": "1"})))
-    await core.run(FakeCall(RUN_POD, pod, reply=UNANSWERED))
-    await core.run(FakeCall(RUN_POD, pod, made=None))
-    reported = replace(original, cgroup_parent=None, labels={"h": "1"})
-    assert core.store.read_pod(reported) == PodRecord(replace(reported, labels=original.labels), reported)
-
-
 PARENT = HookAnswer(cgroup_parent="/hooked")
 LOST_PODS = [(RUN_POD, PARENT, False), (RUN_POD, HookAnswer(labels={"a": "1"}), False), (RUN_POD, ENVS, True)]
 
 
 @pytest.mark.parametrize(("operation", "answer", "remembers"), [*LOST_PODS, (CREATE, PARENT, True)])
-async def test_lost_pod_with_hook_changes_is_marked_as_read(
-    core: Core, operation: Operation, answer: HookAnswer, remembers: bool
-) -> None:
+async def test_lost_hooked_pod_is_marked(core: Core, operation: Operation, answer: HookAnswer, remembers: bool) -> None:
+    """One that cannot be read keeps no cgroup parent of a hook: a create without the hook may have made it."""
     core.store.remembers = True
     core.plugins.add("a", answer)
-    await core.run(FakeCall(operation, POD_SUBJECT if operation is RUN_POD else SUBJECT, reply=UNANSWERED))
+    await core.run(call(operation, reply=UNANSWERED))
     assert core.store.read_pod(SUBJECT.pod.effective).read is not remembers
-
-
-async def test_settled_start_restores_no_dropped_record(core: Core) -> None:
-    core.plugins.add("a", points=(STARTED,))
-    await core.run(FakeCall(START, reply=UNANSWERED, outcomes=[UNANSWERED, DONE]))
-    await core.run(FakeCall(UPDATE, reply=UNANSWERED, runtime_seconds=0.2))
-    await asyncio.sleep(300)
-    assert core.plugins.notified() == [("a", STARTED)]
-    assert core.store.container("c1") is None
+    original, sent = (replace(POD, cgroup_parent=parent) for parent in ("/kube", "/hooked"))
+    pod = Subject(PodRecord(original, replace(sent, labels={"h": "1"})))
+    await core.run(FakeCall(RUN_POD, pod, made=None, repeats=True))
+    reported = replace(original, cgroup_parent=None, labels={"h": "1"})
+    assert core.store.read_pod(reported) == PodRecord(replace(reported, labels=original.labels), reported)
 
 
 @pytest.mark.parametrize(("operation", "times"), [(STOP, 1), (START, 2)])
-async def test_repeated_stop_is_reported_once(core: Core, operation: Operation, times: int) -> None:
+async def test_settled_call_is_reported_once(core: Core, operation: Operation, times: int) -> None:
+    """A settled start restores no record that was dropped meanwhile; a repeated stop replaces an unsettled one."""
     core.plugins.add("a", points=(STOPPED, STARTED))
+    await core.run(FakeCall(START, reply=UNANSWERED, outcomes=[UNANSWERED, DONE]))
+    await core.run(FakeCall(UPDATE, reply=UNANSWERED, runtime_seconds=0.2))
+    await asyncio.sleep(300)
+    assert (core.plugins.notified(), core.store.container("c1")) == ([("a", STARTED)], None)
     await core.run(FakeCall(STOP, reply=UNANSWERED, outcomes=[DONE]))
     core.start(FakeCall(operation, runtime_seconds=0.2))
     await asyncio.sleep(300)
-    assert (len(core.plugins.notified()), core.lifecycle.open_calls.calls()) == (times, [])
+    assert (len(core.plugins.notified()), core.lifecycle.open_calls.calls()) == (1 + times, [])
 
 
 @pytest.mark.parametrize("subject", [None, SUBJECT])
 async def test_no_query_for_unknown_subject_or_after_stop(core: Core, subject: Subject | None) -> None:
-    call = FakeCall(STOP, subject, reply=UNANSWERED, outcomes=[DONE])
-    await core.run(call)
+    await core.run(lost := FakeCall(STOP, subject, reply=UNANSWERED, outcomes=[DONE]))
     if subject is not None:
         await core.lifecycle.open_calls.stop()
     await asyncio.sleep(300)
-    assert [step for _, step in call.steps] == ["release", "answer"]
-
-
-async def test_calls_are_numbered_in_the_order_of_release(core: Core) -> None:
-    calls = [FakeCall(STOP), FakeCall(CREATE), FakeCall(STOP)]
-    core.plugins.add("b", KeyError(CANARY), points=("PreCreateContainer",), policy=FAIL)
-    for call in calls:
-        await core.run(call)
-    assert [call.number for call in calls] == [1, 0, 2], "of a refused one nothing leaves"
+    assert [step for _, step in lost.steps] == ["release", "answer"]
 
 
 async def test_call_end_invalidates_concurrent_reads(core: Core) -> None:
@@ -405,3 +346,182 @@ async def test_call_end_invalidates_concurrent_reads(core: Core) -> None:
         held.cancel()
         await asyncio.gather(held, return_exceptions=True)
     assert watch.invalidated == {"c7", "c8"}
+
+
+# -- containers that end without a StopContainer ----------------------------------------------------------------------
+
+END, POD_END = ("a", STOPPED), ("a", POD_STOPPED)
+
+
+@pytest.fixture
+def known(core: Core) -> Core:
+    core.store.commit(SUBJECT)
+    return core
+
+
+async def ended(known: Core, subject: Subject | None = SUBJECT) -> None:
+    """Report the end of the container to the core; without a subject it runs again."""
+
+    async def read() -> Subject | None:
+        return subject
+
+    await known.lifecycle.ended("c1", read)
+
+
+LIVES: list[tuple[Lives, bool, bool]] = [(ENDED, True, True), (RUNS, True, False), (NEVER_RAN, False, False)]
+LIVES += [(None, True, True), (BackendError("away"), True, False), (Unreadable("broken"), True, False)]
+
+
+@pytest.mark.parametrize(("lives", "removed", "pod_stopped"), LIVES)
+async def test_end_of_container_is_reported_once(known: Core, lives: Lives, removed: bool, pod_stopped: bool) -> None:
+    """Without a reported state it may run until its remove; Docker's containers run on without their sandbox."""
+    known.plugins.add("a")
+    await known.run(call(STOP_POD, lives))
+    assert known.plugins.notified() == [END] * pod_stopped + [POD_END], "the containers first"
+    await known.run(call(REMOVE, lives))
+    assert known.plugins.notified().count(END) == removed
+    assert known.store.container("c1") is None
+
+
+@pytest.mark.parametrize(("lives", "removed"), [*((lives, removed) for lives, removed, _ in LIVES), (ENDED, None)])
+async def test_remove_reports_end_of_pod_without_stop(known: Core, lives: Lives, removed: bool | None) -> None:
+    """CRI's RemovePodSandbox ends and removes the containers, too; dockerd's leaves them alone."""
+    known.plugins.add("a")
+    await known.run(call(REMOVE_POD, lives, removes=removed is not None))
+    assert known.plugins.notified() == [END] * bool(removed) + [POD_END]
+
+
+async def test_reported_end_is_not_reported_again(known: Core) -> None:
+    """dockerd 26 may report it only after its answer to the remove."""
+    known.plugins.add("a")
+    for operation in (STOP, STOP_POD, REMOVE, REMOVE_POD):
+        await known.run(call(operation))
+    await ended(known)
+    assert known.plugins.notified() == [END, POD_END]
+    for stop in ({"runtime_seconds": 3.0}, {"reply": UNANSWERED, "outcomes": [UNANSWERED, REMOVED]}):
+        core = Core()
+        core.plugins.add("a", points=(POD_STOPPED,))
+        stops = core.start(call(STOP_POD, **stop))
+        await asyncio.sleep(0.05)
+        await core.run(call(REMOVE_POD))
+        await asyncio.sleep(5)
+        await stops
+        assert core.plugins.notified() == [POD_END], "the stop is answered after the remove"
+
+
+@pytest.mark.parametrize("operation", [STOP_POD, REMOVE_POD])
+@pytest.mark.parametrize("seconds", [0.5, 100])
+async def test_pod_end_waits_for_runtime_state(known: Core, operation: Operation, seconds: float) -> None:
+    """After a start of the proxy the pod's containers are still being read; the wait ends with the budget."""
+    known.plugins.add("a", points=(STOPPED,))
+    known.store.drop("c1")
+    known.lifecycle.state_read.clear()
+    running = known.start(ends := call(operation))
+    await asyncio.sleep(seconds)
+    known.store.commit(SUBJECT)
+    known.lifecycle.state_read.set()
+    await running
+    assert known.plugins.notified() == [END] * (seconds < 10)
+    assert ends.steps[0] == (min(seconds, 10.0), "release")
+
+
+async def test_unread_runtime_state_delays_only_one_end(known: Core) -> None:
+    """A call with a short deadline does not end the wait of the others."""
+    known.plugins.add("a", points=(STOPPED,))
+    known.lifecycle.state_read.clear()
+    ends = [call(STOP_POD, deadline=2.0), call(STOP_POD), call(STOP_POD)]
+    for stop in ends:
+        await known.run(stop)
+    released = [stop.steps[0] for stop in ends]
+    assert released == [(1.0, "release"), (12.0, "release"), (13.0, "release")], "the runtime takes a second"
+
+
+@pytest.mark.parametrize("operation", [REMOVE, STOP_POD])
+async def test_silent_runtime_delays_end_at_most_by_budget(known: Core, operation: Operation) -> None:
+    known.plugins.add("a", points=(STOPPED,))
+    await known.run(ends := call(operation, NEVER_RAN, read_seconds=100, deadline=4.0))
+    assert known.plugins.notified() == [END] * (operation is REMOVE)
+    assert ends.steps[-1][0] <= 3.0
+
+
+REPLIES = [(AGREED, DONE, True), (REFUSED, DONE, False), (UNANSWERED, REMOVED, True), (UNANSWERED, NOT_DONE, False)]
+
+
+@pytest.mark.parametrize("operation", [STOP, STOP_POD, REMOVE, REMOVE_POD])
+async def test_end_is_reported_only_after_runtime_agreed(operation: Operation) -> None:
+    """Also if only a later query returns that it did."""
+    for reply, final, reported in REPLIES:
+        core = Core()
+        core.store.commit(SUBJECT)
+        core.plugins.add("a", points=(STOPPED,))
+        lives = None if final is REMOVED else ENDED
+        await core.run(call(operation, lives, reply=reply, outcomes=[UNANSWERED, final]))
+        assert core.plugins.notified() == [END] * (reply is AGREED)
+        await asyncio.sleep(1)
+        assert core.plugins.notified() == [END] * reported, (reply, final)
+
+
+async def test_end_is_not_reported_for_skipped_pod(known: Core) -> None:
+    known.plugins.add("a")
+    pod = replace(POD, labels={"skip": "true"})
+    skipped = Subject(PodRecord(pod, pod), SUBJECT.container)
+    known.store.commit(replace(skipped, renewed=True))
+    await known.run(FakeCall(STOP_POD, Subject(skipped.pod), key="p1", lives=ENDED))
+    await ended(known, skipped)
+    await known.run(FakeCall(REMOVE, skipped, lives=ENDED))
+    assert known.plugins.notified() == []
+
+
+async def test_pod_stop_reports_containers_in_order(known: Core) -> None:
+    """A hook server that hangs leaves the pod's own hook its time."""
+    known.plugins.add("hangs", delay_seconds=100, points=(STOPPED,))
+    known.plugins.add("a")
+    for number in range(2, 9):
+        container = replace(CONTAINER, id=f"c{number}")
+        known.store.commit(Subject(SUBJECT.pod, ContainerRecord(container, container)))
+    await known.run(call(STOP_POD))
+    notified = [queried.request.container for queried in known.plugins.queried if queried.plugin == "a"]
+    assert [container and container.id for container in notified] == [*(f"c{number}" for number in range(1, 9)), None]
+    assert known.plugins.queried[-1].timeout_seconds == 2.0
+
+
+@pytest.mark.parametrize("after", [0.5, 1.1])
+async def test_end_without_call_keeps_queue_order(known: Core, after: float) -> None:
+    """The event of a container that ends immediately may precede the answer to its start."""
+    known.plugins.add("a", delay_seconds=0.5, points=(STOPPED, STARTED))
+    starts = known.start(call(START))
+    await asyncio.sleep(after)
+    await asyncio.gather(ended(known), ended(known), starts)
+    await known.run(call(STOP))
+    assert known.plugins.notified() == [("a", STARTED), END]
+    known.lifecycle.forget_stop("c1")
+    await ended(known, None)
+    await ended(known)
+    await known.run(call(START))
+    await known.run(call(STOP))
+    assert known.plugins.notified().count(END) == 3, "once for each start"
+
+
+@pytest.mark.parametrize(("final_reply", "started"), [(DONE, True), (UNANSWERED, False)])
+async def test_end_after_lost_start_is_reported_after_start(known: Core, final_reply: Reply, started: bool) -> None:
+    """dockerd may report the end before it answers whether the container was started."""
+    known.plugins.add("a", points=(STARTED, STOPPED))
+    await known.run(call(START, reply=UNANSWERED, outcomes=[UNANSWERED, final_reply]))
+    await ended(known)
+    assert known.plugins.notified() == [("a", STARTED)] * started + [END]
+
+
+async def test_no_end_is_pending_during_stop(known: Core, caplog: Log) -> None:
+    """A failed report of an end is an internal error."""
+    assert not known.lifecycle.has_pending_end("c1")
+    client = known.plugins.add("a", points=(STOPPED,))
+    stops = known.start(call(STOP))
+    await asyncio.sleep(0.5)
+    assert [known.lifecycle.has_pending_end(container_id) for container_id in ("c1", "c2")] == [False, True]
+    await stops
+    assert not known.lifecycle.has_pending_end("c1")
+    known.lifecycle.forget_stop("c1")
+    client.behaviour = RuntimeError(CANARY)
+    await ended(known)
+    assert known.metrics.counted("internal_errors", operation="StopContainer") == 1
+    assert CANARY not in caplog.text

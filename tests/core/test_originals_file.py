@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 from zlib import crc32
 
 import pytest
@@ -31,19 +31,17 @@ from tests.amounts import Amount
 from tests.system.proxy import ROOT, on_tmpfs, rows, until
 
 OURS = owner("Containerd", "/run/containerd.sock")
-LIFECYCLES = Amount(2_000, 100_000)
-KILLS = Amount(5, 500)
+LIFECYCLES, KILLS = Amount(2_000, 100_000), Amount(5, 500)
+Log = pytest.LogCaptureFixture
 
 
-def some(number: int, uid: str = "uid") -> OriginalValues:
-    """Return some values to keep of a pod."""
+def some(number: int) -> OriginalValues:
     pairs = {"annotations.note": (None, f"{number}" * 20), "cgroup_parent": ("/kubepods/a", f"/kubepods/{number}")}
-    return OriginalValues(("shop", f"web-{number}", uid, 0), pairs)
+    return OriginalValues(("shop", f"web-{number}", "uid", 0), pairs)
 
 
 SOME = {f"{number:064x}": some(number) for number in range(40)}
 SOME |= {"\ud800": some(1), "'; DROP TABLE kept": some(2), "a\0b": some(3)}
-"""An id may be any text."""
 
 
 @pytest.fixture
@@ -69,29 +67,22 @@ def loaded(file: File) -> dict[str, OriginalValues]:
     return retained
 
 
-def check_again(file: File) -> None:
-    """Check that the next load returns nothing, and that values written then are read."""
-    assert loaded(file) == {}
-    file.write({"new": some(7)})
-    assert loaded(file) == {"new": some(7)}
-
-
-def test_each_socket_has_its_own_file() -> None:
+def test_file_belongs_to_socket_boot_runtime_and_mode(tmp_path: Path) -> None:
     socket, second = "/run/rp/proxy.sock", "/run/rq/proxy.sock"
     assert (path_of(None, socket), path_of("", socket)) == (f"{socket}.original-values", None)
     paths = path_of("/run/kept", socket), path_of("/run/kept/", second)
     assert paths == tuple(f"/run/kept/run-{folder}-proxy.sock.original-values" for folder in ("rp", "rq"))
-
-
-def test_file_belongs_to_boot_runtime_and_mode(tmp_path: Path) -> None:
-    link = tmp_path / "link"
-    link.symlink_to("/run/containerd.sock")
+    (link := tmp_path / "link").symlink_to("/run/containerd.sock")
     assert owner("Containerd", str(link)) == OURS
     assert Path("/proc/sys/kernel/random/boot_id").read_text().strip() in OURS
     assert OURS not in (owner("Docker", "/run/containerd.sock"), owner("Containerd", "/run/other.sock"))
 
 
+MALFORMED_ROWS = [b"\n", b'00000000 "a"\t[]\n', b"aaaaaaaa 7\t[]\n", b"\xff\t[]\n", b"0 " + b"[" * 100_000 + b"\t\n"]
+
+
 def test_written_values_are_read(file: File) -> None:
+    """A broken row loses no other row."""
     assert loaded(file) == {}
     assert not os.path.exists(file.path)
     file.write(SOME)
@@ -102,7 +93,15 @@ def test_written_values_are_read(file: File) -> None:
     remaining = {any_id: retained for any_id, retained in SOME.items() if any_id != first}
     assert loaded(file) == {**remaining, second: some(0), "more": some(1)}
     Path(file.path).write_bytes(b"")
-    check_again(file)
+    assert loaded(file) == {}
+    for row in MALFORMED_ROWS:
+        file.write(SOME)
+        with open(file.path, "ab") as opened:
+            opened.write(row)
+        assert tried(file) == (BROKEN, SOME)
+        assert loaded(file) == {}
+    file.write({"new": some(7)})
+    assert loaded(file) == {"new": some(7)}
 
 
 def test_file_does_not_grow_over_lifecycles(file: File) -> None:
@@ -118,79 +117,50 @@ def test_file_does_not_grow_over_lifecycles(file: File) -> None:
 
 def test_file_writable_by_others_is_not_used(file: File) -> None:
     """Which files those are: tests/test_files.py."""
-    path = Path(file.path)
     file.write(SOME)
-    path.parent.chmod(0o777)
+    Path(file.path).parent.chmod(0o777)
     assert tried(File(file.path, OURS)) == (NOT_OURS, {})
     with pytest.raises(Failed) as raised:
         file.write(SOME)
     assert raised.value.reason == NOT_OURS
-    path.parent.chmod(0o700)
+    Path(file.path).parent.chmod(0o700)
     assert loaded(File(file.path, OURS)) == SOME
-
-
-MALFORMED_ROWS = [
-    b"\n",
-    b'00000000 "a"\t[]\n',
-    b"aaaaaaaa 7\t[]\n",
-    b"00000000 " + b"[" * 100_000 + b"\t\n",
-    b"\xff\t[]\n",
-]
-
-
-@pytest.mark.parametrize("row", MALFORMED_ROWS, ids=range(5))
-def test_broken_row_loses_no_other_row(file: File, row: bytes) -> None:
-    file.write(SOME)
-    with open(file.path, "ab") as opened:
-        opened.write(row)
-    assert tried(file) == (BROKEN, SOME)
-    check_again(file)
-
-
-def of_sqlite(path: Path, owner: str, *rows: tuple[object, ...]) -> None:
-    """Write the file of version 0.1."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as made:
-        made.execute("CREATE TABLE kept (id BLOB PRIMARY KEY, text BLOB, sum INTEGER) WITHOUT ROWID")
-        made.executemany("INSERT INTO kept VALUES (?, ?, ?)", [(b"", owner.encode(), 0), *rows])
 
 
 def test_values_of_version_0_1_are_read_after_upgrade(file: File) -> None:
     """With any content of that file, which stays for a downgrade."""
-    old = Path(file.path).with_name("a.originals")
-    for content in (b"", b"noise"):
-        old.write_bytes(content)
-        assert loaded(file) == {}
-        old.unlink()
-    of_sqlite(old, "1 another")
-    assert loaded(file) == {}
-    old.unlink()
-    text = form.write(some(1))
-    of_sqlite(old, f"1 {OURS}", (b"good", text, crc32(text, crc32(b"good"))), (b"bad", text, 7))
-    before = old.read_bytes()
-    assert loaded(file) == {"good": some(1)}
+    old, text = Path(file.path).with_name("a.originals"), form.write(some(1))
+    valid = [(b"good", text, crc32(text, crc32(b"good"))), (b"bad", text, 7)]
+    for content in (b"", b"noise", [(b"", b"1 another", 0), *valid], [(b"", f"1 {OURS}".encode(), 0), *valid]):
+        old.unlink(missing_ok=True)
+        if isinstance(content, bytes):
+            old.write_bytes(content)
+        else:
+            with closing(sqlite3.connect(old, isolation_level=None)) as made:
+                made.execute("CREATE TABLE kept (id BLOB PRIMARY KEY, text BLOB, sum INTEGER) WITHOUT ROWID")
+                made.executemany("INSERT INTO kept VALUES (?, ?, ?)", content)
+        before = old.read_bytes()
+        is_ours = content == [(b"", f"1 {OURS}".encode(), 0), *valid]
+        assert loaded(file) == ({"good": some(1)} if is_ours else {})
     file.write({"more": some(2)})
     assert loaded(File(file.path, OURS)) == {"good": some(1), "more": some(2)}
     assert old.read_bytes() == before
 
 
-def damaged(data: bytes) -> Iterator[bytes]:
-    """Yield a file's bytes truncated (at each byte in a soak) and partly or completely replaced by noise."""
-    step, noise = Amount(97, 1), random.Random(0)
-    yield from (data[:length] for length in range(1, len(data), min(step.now, step.usual)))
-    for _ in range(Amount(200, 20_000).now):
-        broken = bytearray(data)
-        for _ in range(noise.choice((1, 1, 3, 100))):
-            broken[noise.randrange(len(data))] = noise.randrange(256)
-        at, length = noise.randrange(len(data)), noise.choice((0, 0, 16, 5000))
-        broken[at : at + length] = noise.randbytes(len(broken[at : at + length]))
-        yield bytes(broken)
-    yield from (noise.randbytes(len(data)), bytes(len(data)))
-
-
 @pytest.mark.slow
 def test_damaged_file_yields_no_wrong_value_and_is_rewritten(file: File) -> None:
+    """Truncated (at each byte in a soak), or partly or completely replaced by noise."""
     file.write(SOME)
-    for content in damaged(Path(file.path).read_bytes()):
+    data, step, noise = Path(file.path).read_bytes(), Amount(97, 1), random.Random(0)
+    contents = [data[:length] for length in range(1, len(data), min(step.now, step.usual))]
+    for _ in range(Amount(200, 20_000).now):
+        broken = bytearray(data)
+        for at in noise.choices(range(len(data)), k=noise.choice((1, 1, 3, 100))):
+            broken[at] = noise.randrange(256)
+        at, length = noise.randrange(len(data)), noise.choice((0, 0, 16, 5000))
+        broken[at : at + length] = noise.randbytes(len(broken[at : at + length]))
+        contents.append(bytes(broken))
+    for content in (*contents, noise.randbytes(len(data)), bytes(len(data))):
         Path(file.path).write_bytes(content)
         os.chmod(file.path, 0o600)
         reason, retained = tried(file)
@@ -202,14 +172,13 @@ def test_damaged_file_yields_no_wrong_value_and_is_rewritten(file: File) -> None
         os.unlink(file.path)
 
 
-WRITER = f"""
+WRITER = """
 import sys
 from itertools import count
-sys.path.insert(0, {str(ROOT)!r})
 from tests.core.test_originals_file import OURS, some, File
 file = File(sys.argv[1], OURS)
 for number in count():
-    file.write({{f"a-{{each}}": some(number) for each in range(50)}} | {{f"gone-{{number}}": None}})
+    file.write({f"a-{each}": some(number) for each in range(50)} | {f"gone-{number}": None})
     print(number, flush=True)
 """
 """Writes some rows repeatedly, each time with one number in all of them."""
@@ -237,7 +206,6 @@ POD = PodInfo("p1", "web", "uid", "shop", cgroup_parent="/kube")
 CONTAINER = ContainerInfo("c1", "p1", "main", resources=Resources(cpu_quota=200_000))
 SCALED = replace(CONTAINER, resources=Resources(cpu_quota=133_334))
 QUOTAS = {"c1": {"resources.cpu_quota": [200_000, 133_334]}}
-Log = pytest.LogCaptureFixture
 
 
 def hooked(container_id: str = "c1", effective: ContainerInfo = SCALED) -> Subject:
@@ -254,13 +222,9 @@ def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 class Process:
-    """The part of a proxy that uses the file."""
-
     def __init__(self, path: Path | None, owner: str = OURS) -> None:
-        self.store = Store()
-        self.metrics = Metrics(asyncio.get_running_loop().time)
-        self.file = None if path is None else File(str(path), owner)
-        self.originals = Originals(self.file, self.store, self.metrics)
+        self.store, self.metrics = Store(), Metrics(asyncio.get_running_loop().time)
+        self.originals = Originals(None if path is None else File(str(path), owner), self.store, self.metrics)
 
     async def __aenter__(self) -> "Process":
         await self.originals.start()
@@ -270,7 +234,6 @@ class Process:
         await self.originals.stop()
 
     def commit(self, *ids: str) -> None:
-        """Commit containers in which hooks replaced something."""
         for any_id in ids:
             self.store.commit(hooked(any_id))
 
@@ -287,6 +250,8 @@ async def ids_of_originals(path: Path, *ids: str) -> None:
 
 async def test_next_process_reads_replaced_values(path: Path) -> None:
     path = path.parent / "made" / "a"
+    async with Process(None) as process:
+        assert process.store.read_pod(POD).read
     async with Process(path) as first:
         assert not first.store.read_pod(POD).read, "what is not kept is the kubelet's own"
         first.commit("c1")
@@ -306,19 +271,16 @@ async def test_next_process_reads_replaced_values(path: Path) -> None:
         assert rows(path) == QUOTAS
 
 
-@pytest.mark.parametrize("content", [None, b"noise"], ids=["no file", "a broken file"])
-async def test_earlier_hook_values_are_unknown_without_file(path: Path, content: bytes | None) -> None:
-    if content is not None:
-        path.write_bytes(content)
-    async with Process(path if content is not None else None) as process:
-        assert process.store.read_pod(POD).read
-
-
-async def test_all_rows_are_written_at_stop(path: Path) -> None:
+async def test_only_replaced_values_are_written_all_at_stop(path: Path) -> None:
     async with Process(path) as process:
-        process.commit(*(f"c{number}" for number in range(120)))
+        for number in range(3):
+            process.store.commit(hooked(f"c{number}", effective=replace(CONTAINER, envs={"A": "1"})))
+        process.store.tombstone("c1")
+        await asyncio.sleep(0.1)
+        assert list(path.parent.iterdir()) == []
+        process.commit(*(f"c{number}" for number in range(10, 130)))
         await asyncio.sleep(originals_file.COLLECT_SECONDS)
-        process.commit(*(f"c{number}" for number in range(120, 240)))
+        process.commit(*(f"c{number}" for number in range(130, 250)))
     assert len(rows(path)) == 240
 
 
@@ -326,23 +288,21 @@ async def test_all_rows_are_written_at_stop(path: Path) -> None:
 @pytest.mark.parametrize("later", [False, True], ids=["same process", "next process"])
 async def test_row_is_removed_with_its_subject(path: Path, destroyed: bool, later: bool) -> None:
     """Or when the kubelet's value is restored."""
-
-    async def end(store: Store) -> None:
-        if destroyed:
-            store.tombstone("c1")
-        else:
-            store.commit(hooked(effective=CONTAINER))
-        await ids_of_originals(path)
-
-    async with Process(path) as process:
-        process.commit("c1")
-        await ids_of_originals(path, "c1")
-        if not later:
-            await end(process.store)
-    async with Process(path) as process:
-        if later:
-            process.store.commit(Subject(PodRecord(POD, POD), process.store.read_container(SCALED)))
-            await end(process.store)
+    process = Process(path)
+    await process.originals.start()
+    process.commit("c1")
+    await ids_of_originals(path, "c1")
+    if later:
+        await process.originals.stop()
+        process = Process(path)
+        await process.originals.start()
+        process.store.commit(Subject(PodRecord(POD, POD), process.store.read_container(SCALED)))
+    if destroyed:
+        process.store.tombstone("c1")
+    else:
+        process.store.commit(hooked(effective=CONTAINER))
+    await ids_of_originals(path)
+    await process.originals.stop()
     assert rows(path) == {}
 
 
@@ -359,65 +319,55 @@ async def test_concurrent_processes_keep_rows_of_each_other(path: Path) -> None:
     assert not old.metrics.total("originals_failures") + new.metrics.total("originals_failures")
 
 
-async def test_file_is_not_created_without_replaced_values(path: Path) -> None:
-    async with Process(path) as process:
-        for number in range(3):
-            process.store.commit(hooked(f"c{number}", effective=replace(CONTAINER, envs={"A": "1"})))
-        process.store.tombstone("c1")
-        await asyncio.sleep(0.1)
-    assert list(path.parent.iterdir()) == []
-
-
 NOT_IN_MEMORY = "original values are lost when this process ends: /proc is not on tmpfs (--originals-dir)"
 NO_FOLDER = "/dev/shm/no/such/a: No such file or directory: it is not written; see --originals-dir"
-FOLDERS = [("/proc/a", 0, NOT_IN_MEMORY), ("/dev/shm/no/such/a", 1, NO_FOLDER)]
 
 
-@pytest.mark.parametrize(("path", "failures", "notified"), FOLDERS)
-async def test_unusable_directory_is_logged_once(path: str, failures: int, notified: str, caplog: Log) -> None:
+@pytest.mark.parametrize(("path", "text"), [("/proc/a", NOT_IN_MEMORY), ("/dev/shm/no/such/a", NO_FOLDER)])
+async def test_unusable_directory_is_logged_once(path: str, text: str, caplog: Log) -> None:
     caplog.set_level(logging.INFO)
     async with Process(Path(path)) as process:
         process.commit("c1")
         await asyncio.sleep(0.05)
-    assert caplog.messages == [notified]
-    assert process.failures("unusable") == process.metrics.total("originals_failures") == failures
+    assert caplog.messages == [text]
+    assert process.failures("unusable") == process.metrics.total("originals_failures") == (text is NO_FOLDER)
 
 
 def noise(path: Path) -> None:
     path.write_bytes(b"noise" * 4096)
 
 
-USELESS: list[tuple[Callable[[Path], object], str, str, str]] = [
-    (noise, OURS, "broken", "it is damaged"),
-    (lambda path: path.write_bytes(path.read_bytes()[:-1]), OURS, "broken", "1 of its rows are broken"),
-    (lambda path: None, "another's", "foreign", "it is of another runtime, boot or version"),
+def spoil_first_row(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"[200000,", b"[200001,", 1))
+
+
+USELESS: list[tuple[Callable[[Path], object], str, str, str, int]] = [
+    (noise, OURS, "broken", "it is damaged", 0),
+    (lambda path: path.write_bytes(path.read_bytes()[:-1]), OURS, "broken", "1 of its rows are broken", 1),
+    (spoil_first_row, OURS, "broken", "1 of its rows are broken", 1),
+    (lambda path: None, "another's", "foreign", "it is of another runtime, boot or version", 0),
 ]
 
 
-@pytest.mark.parametrize(("spoil", "owner", "reason", "what"), USELESS)
+@pytest.mark.parametrize(("spoil", "owner", "reason", "what", "valid"), USELESS)
 async def test_useless_file_is_logged_once_and_replaced(
-    path: Path, spoil: Callable[[Path], object], owner: str, reason: str, what: str, caplog: Log
+    path: Path, spoil: Callable[[Path], object], owner: str, reason: str, what: str, valid: int, caplog: Log
 ) -> None:
+    """Its valid rows are written again."""
     async with Process(path, owner) as process:
-        process.commit("c1")
+        process.commit("c1", "c2")
     spoil(path)
     async with Process(path) as process:
-        assert process.store.ids_of_originals() == set()
+        assert process.store.read_pod(POD).read, "what earlier hooks set is unknown"
+        ids = process.store.ids_of_originals()
+        assert len(ids) == valid
         assert not path.exists()
-        process.commit("c2")
-        await ids_of_originals(path, "c2")
+        if valid:
+            await ids_of_originals(path, *ids)
+        process.commit("c3")
+        await ids_of_originals(path, "c3", *ids)
     assert process.failures(reason) == 1
     assert caplog.messages == [f"{path}: {what}: it is replaced; see --originals-dir"]
-
-
-async def test_valid_rows_of_broken_file_are_rewritten(path: Path) -> None:
-    async with Process(path) as process:
-        process.commit("c1", "c2")
-    path.write_bytes(path.read_bytes().replace(b"[200000,", b"[200001,", 1))
-    async with Process(path) as process:
-        (valid,) = process.store.ids_of_originals()
-        await ids_of_originals(path, valid)
-    assert process.failures("broken") == 1
 
 
 async def test_failed_write_is_retried(path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Log) -> None:
@@ -436,19 +386,14 @@ async def test_failed_write_is_retried(path: Path, monkeypatch: pytest.MonkeyPat
             process.commit("c3")
         await ids_of_originals(path, "c2", "c3")
         await until(lambda: len(caplog.messages) == 2, "it is notified")
+        for spoil, number in ((Path.unlink, 4), (noise, 5)):
+            failures = process.metrics.total("originals_failures")
+            spoil(path)
+            process.commit(f"c{number}")
+            await ids_of_originals(path, *(f"c{each}" for each in range(2, number + 1)))
+            assert process.metrics.total("originals_failures") == failures + (spoil is noise)
     failed = f"{path}: cannot be written (No space left on device): it is not written; see --originals-dir"
-    assert caplog.messages == [failed, f"{path} is written again"]
-
-
-@pytest.mark.parametrize(("spoil", "failures"), [(Path.unlink, 0), (noise, 1)])
-async def test_file_damaged_in_use_is_rewritten(path: Path, spoil: Callable[[Path], Any], failures: int) -> None:
-    async with Process(path) as process:
-        process.commit("c1", "c2")
-        await ids_of_originals(path, "c1", "c2")
-        spoil(path)
-        process.commit("c3")
-        await ids_of_originals(path, "c1", "c2", "c3")
-        assert process.metrics.total("originals_failures") == failures
+    assert caplog.messages[:2] == [failed, f"{path} is written again"]
 
 
 async def test_write_is_retried_when_no_thread_starts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

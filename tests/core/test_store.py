@@ -61,18 +61,16 @@ def test_later_commit_replaces_record_unless_identical(store: Store) -> None:
     assert (store.container("c1"), store.counts()) == (container("c1", "p1", "other"), (2, 3))
 
 
-NO_ID = [
-    (Subject(pod("")), "pod record without an id"),
-    (Subject(pod("p9"), container("", "p9")), "container record without an id"),
-    (Subject(pod(""), container("", "")), "container record without an id"),
-]
-
-
-@pytest.mark.parametrize(("subject", "text"), NO_ID)
-def test_record_without_id_is_refused(store: Store, subject: Subject, text: str) -> None:
+def test_record_without_id_is_refused(store: Store) -> None:
     before = store.snapshot()
-    with pytest.raises(ValueError, match=text):
-        store.commit(subject)
+    nameless = container("", "p9")
+    for subject, kind in (
+        (Subject(pod("")), "pod"),
+        (Subject(pod("p9"), nameless), "container"),
+        (Subject(pod(""), nameless), "container"),
+    ):
+        with pytest.raises(ValueError, match=f"{kind} record without an id"):
+            store.commit(subject)
     assert store.snapshot() == before
 
 
@@ -85,11 +83,8 @@ def test_forget_drops_no_other_record(store: Store) -> None:
     store.forget("p2")
     assert (store.ids(), ids_of(store, "p2"), store.counts()) == ({"p1", "c1", "c3"}, ["c3"], (1, 2))
     assert [record.effective.id for record in before.pods + before.containers] == ["p1", "p2", "c1", "c2", "c3"]
-
-
-def test_container_with_new_pod_is_listed_under_it(store: Store) -> None:
-    store.commit(Subject(pod(""), container("c2", "p1")))  # its pod could not be read
-    assert (ids_of(store, "p1"), ids_of(store, "p2"), store.counts()) == (["c1", "c2"], ["c3"], (2, 3))
+    store.commit(Subject(pod(""), container("c3", "p1")))  # its pod could not be read
+    assert (ids_of(store, "p1"), ids_of(store, "p2"), store.counts()) == (["c1", "c3"], [], (1, 2))
     store.tombstone("p2")
     assert store.counts() == (1, 2)
 
@@ -121,7 +116,7 @@ def test_full_id_is_found_by_unambiguous_prefix() -> None:
     assert (store.full_pod_id(longest[1:]), store.full_pod_id(longest)) == (f"{longest}b", longest)
 
 
-def test_record_with_tombstone_is_not_stored(store: Store) -> None:
+def test_record_with_tombstone_is_not_stored(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for any_id in ("c1", "unknown"):
         store.tombstone(any_id)
     store.tombstone("p2")
@@ -132,26 +127,20 @@ def test_record_with_tombstone_is_not_stored(store: Store) -> None:
     assert store.ids() == {"p1"}
     store.commit(of("c4", "p2"))
     assert (store.pod("p2"), store.container("c4")) == (None, container("c4", "p2"))
-
-
-def test_later_call_reuses_id_with_tombstone(store: Store) -> None:
     earlier = store.moment()
     for any_id in ("p2", "c1"):
         store.tombstone(any_id)
     store.commit(Subject(pod("p2")), earlier)
     assert store.pod("p2") is None
     store.commit(Subject(pod("p2"), container("c1", "p2")), store.moment())
-    assert (store.pod("p2"), store.container("c1")) == (pod("p2"), container("c1", "p2"))
-
-
-def test_number_of_tombstones_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (store.pod("p2"), store.container("c1")) == (pod("p2"), container("c1", "p2")), "a later call has the id"
     monkeypatch.setattr(module, "MAX_TOMBSTONES", 2)
-    store = Store()
-    for pod_id in ("p1", "p2", "p3"):
+    store, ids = Store(), ("p1", "p2", "p3")
+    for pod_id in ids:
         store.tombstone(pod_id)
-    for pod_id in ("p1", "p2", "p3"):
+    for pod_id in ids:
         store.commit(Subject(pod(pod_id)))
-    assert store.ids() == {"p1"}
+    assert store.ids() == {"p1"}, "the number of tombstones is bounded"
 
 
 def test_watch_notes_commits_drops_and_invalidations(store: Store) -> None:
@@ -177,6 +166,7 @@ HOOKED_POD = replace(REQUESTED_POD, labels={"app": "hooked"}, cgroup_parent="/el
 REQUESTED = ContainerInfo("c9", "p9", "main", resources=Resources(cpu_quota=200))
 HOOKED = replace(REQUESTED, resources=Resources(cpu_quota=100))
 MOVED, SCALED = PodRecord(REQUESTED_POD, HOOKED_POD), ContainerRecord(REQUESTED, HOOKED, (("cpu_quota", "scaler"),))
+PLAIN_POD, PLAIN = PodRecord(REQUESTED_POD, REQUESTED_POD), replace(REQUESTED, id="c8")
 
 
 def retained(record: PodRecord | ContainerRecord) -> OriginalValues:
@@ -185,53 +175,38 @@ def retained(record: PodRecord | ContainerRecord) -> OriginalValues:
     return made
 
 
-@pytest.fixture
-def notified() -> list[str]:
-    """Return the list of ids that the store below reports."""
-    return []
-
-
-@pytest.fixture
-def hooked(notified: list[str]) -> Store:
-    """Return a Store with subjects in which hooks replaced something, and a container as the kubelet requested it."""
-    store = Store()
-    store.on_change = notified.append
-    plain = replace(REQUESTED, id="c8")
-    store.commit(Subject(MOVED, SCALED))
-    store.commit(Subject(MOVED, ContainerRecord(plain, plain)))
-    return store
-
-
-def test_store_reports_records_that_hooks_changed(hooked: Store, notified: list[str]) -> None:
-    assert notified == ["c9", "p9"]
-    assert (hooked.original_values("p9"), hooked.original_values("c9")) == (retained(MOVED), retained(SCALED))
-    assert hooked.original_values("c8") is hooked.original_values("nobody") is None
-    assert hooked.ids_of_originals() == set(), "it is in the records"
+class Hooked(Store):
+    def __init__(self) -> None:
+        super().__init__()
+        self.notified: list[str] = []
+        self.on_change = self.notified.append
+        self.commit(Subject(MOVED, SCALED))
+        self.commit(Subject(MOVED, ContainerRecord(PLAIN, PLAIN)))
 
 
 CHANGES: list[tuple[Act, list[str]]] = [
-    (lambda store: store.commit(Subject(PodRecord(REQUESTED_POD, REQUESTED_POD))), ["p9"]),
+    (lambda store: store.commit(Subject(PLAIN_POD)), ["p9"]),
     (lambda store: store.commit(Subject(MOVED, SCALED)), ["c9"]),
     (lambda store: store.commit(Subject(store.pod("p9"), store.container("c9"))), []),  # type: ignore[arg-type]
-    (lambda store: store.tombstone("c9"), ["c9"]),
-    (lambda store: store.tombstone("c8"), []),
-    (lambda store: store.tombstone("p9"), ["c9", "p9"]),
-    (lambda store: store.drop("p9"), ["p9"]),
-    (lambda store: store.drop("nobody"), []),
-    (lambda store: store.forget("c9"), []),
+    *[(lambda store: store.tombstone("c9"), ["c9"]), (lambda store: store.tombstone("c8"), [])],
+    *[(lambda store: store.tombstone("p9"), ["c9", "p9"]), (lambda store: store.drop("p9"), ["p9"])],
+    *[(lambda store: store.drop("nobody"), []), (lambda store: store.forget("c9"), [])],
 ]
 
 
 @pytest.mark.parametrize(("change", "expected"), CHANGES)
-def test_store_reports_changes_of_original_values(
-    hooked: Store, notified: list[str], change: Act, expected: list[str]
-) -> None:
-    notified.clear()
+def test_store_reports_changes_of_original_values(change: Act, expected: list[str]) -> None:
+    hooked = Hooked()
+    assert (hooked.original_values("p9"), hooked.original_values("c9")) == (retained(MOVED), retained(SCALED))
+    assert hooked.original_values("c8") is hooked.original_values("nobody") is None
+    assert hooked.ids_of_originals() == set(), "it is in the records"
     change(hooked)
-    assert notified == expected
+    assert hooked.notified == ["c9", "p9", *expected]
 
 
-def test_forgotten_record_is_restored_with_original_values(hooked: Store) -> None:
+def test_forgotten_record_is_restored_with_original_values() -> None:
+    """Unless it is dropped, or its subject is destroyed."""
+    hooked = Hooked()
     for any_id in ("p9", "c9", "c8"):
         hooked.forget(any_id)
     assert (hooked.ids(), hooked.ids_of_originals()) == (set(), {"p9", "c9"})
@@ -240,17 +215,22 @@ def test_forgotten_record_is_restored_with_original_values(hooked: Store) -> Non
     hooked.forget("c9")
     assert hooked.read_container(HOOKED) == SCALED, "nobody has committed it yet"
     hooked.commit(Subject(pod, container))
-    assert hooked.ids_of_originals() == set()
-    assert hooked.changed_parents
+    assert (hooked.ids_of_originals(), hooked.changed_parents) == (set(), {"p9"})
     assert hooked.read_pod(REQUESTED_POD) is hooked.pod("p9")
     assert hooked.read_container(REQUESTED) is hooked.container("c9")
+    for any_id in ("p9", "c9"):
+        hooked.forget(any_id)
+    hooked.notified.clear()
+    hooked.drop("c9")
+    hooked.tombstone("p9")
+    assert (hooked.ids_of_originals(), hooked.notified) == (set(), ["c9", "p9"])
+    read = hooked.read_container(HOOKED)
+    assert (read, read.read) == (ContainerRecord(HOOKED, HOOKED), True)
 
 
 @pytest.mark.parametrize(("earlier", "listens"), [(None, True), (None, False), (SCALED, True)])
-def test_originals_are_kept_without_record_unless_present(
-    notified: list[str], earlier: ContainerRecord | None, listens: bool
-) -> None:
-    store = Store()
+def test_originals_are_kept_without_record_unless_present(earlier: ContainerRecord | None, listens: bool) -> None:
+    store, notified = Store(), list[str]()
     store.on_change = notified.append if listens else None
     if earlier is not None:
         store.keep({"c9": write(retained(earlier))})
@@ -258,35 +238,20 @@ def test_originals_are_kept_without_record_unless_present(
     store.keep_originals(later, 1)
     assert store.original_values("c9") == retained(earlier or later)
     assert notified == ["c9"] * (listens and earlier is None)
-
-
-@pytest.mark.parametrize(("record", "released"), [(ContainerRecord(REQUESTED, REQUESTED), 9), (SCALED, 0)])
-def test_originals_are_not_kept_if_unhooked_or_destroyed(record: ContainerRecord, released: int) -> None:
-    store = Store()
     store.tombstone("c9")
-    store.keep_originals(record, released)
-    assert store.ids_of_originals() == set()
+    for record, released in ((ContainerRecord(REQUESTED, REQUESTED), 9), (SCALED, 0)):
+        store.keep_originals(record, released)
+        assert store.ids_of_originals() == set(), "it is destroyed, or no hook changed it"
 
 
-def test_originals_are_dropped_with_record_or_by_tombstone(hooked: Store, notified: list[str]) -> None:
-    for any_id in ("p9", "c9"):
-        hooked.forget(any_id)
-    notified.clear()
-    hooked.drop("c9")
-    hooked.tombstone("p9")
-    assert (hooked.ids_of_originals(), notified) == (set(), ["c9", "p9"])
-    read = hooked.read_container(HOOKED)
-    assert (read, read.read) == (ContainerRecord(HOOKED, HOOKED), True)
-
-
-def test_loaded_originals_stay_until_record_is_committed(notified: list[str]) -> None:
-    store = Store()
+def test_loaded_originals_stay_until_record_is_committed() -> None:
+    store, notified = Store(), list[str]()
     store.keep({"p9": write(retained(MOVED)), "c9": write(retained(SCALED)), "c8": b"broken"})
     assert (store.ids_of_originals(), store.original_values("c8")) == ({"p9", "c9", "c8"}, None)
     store.drop("c8")
     assert store.original_values("c9") == retained(SCALED)
     assert store.read_pod(HOOKED_POD) == MOVED
     store.on_change = notified.append
-    store.commit(Subject(PodRecord(REQUESTED_POD, REQUESTED_POD), store.read_container(HOOKED)))
+    store.commit(Subject(PLAIN_POD, store.read_container(HOOKED)))
     assert store.ids_of_originals() == set()
     assert notified == ["c9", "p9"], "of the pod there is nothing to keep any more"

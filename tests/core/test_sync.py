@@ -23,13 +23,10 @@ pytestmark = virtual_time
 
 START, UPDATE, STOP = Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES, Operation.STOP_CONTAINER
 CREATE, RUN_POD = Operation.CREATE_CONTAINER, Operation.RUN_POD_SANDBOX
-UNAVAILABLE = BackendError("nobody there")
-LATE = BackendError("no answer in 10 s", BackendFailure.DEADLINE)
-ODD = BackendError("it cannot say", BackendFailure.OTHER)
-NO_LIST = Unreadable("a list that is none")
+UNAVAILABLE, ODD = BackendError("nobody there"), BackendError("it cannot say", BackendFailure.OTHER)
+LATE, NO_LIST = BackendError("no answer in 10 s", BackendFailure.DEADLINE), Unreadable("a list that is none")
 OUR_OWN = KeyError("canary-4711")
 Log = pytest.LogCaptureFixture
-STATE_IS_READ = "the runtime's state is known (pods: 1, containers: {}, read: 1 in 0.0 s)"
 
 
 def syncs(rig: Synced, result: str) -> int:
@@ -37,7 +34,6 @@ def syncs(rig: Synced, result: str) -> int:
 
 
 def waits(rig: Synced) -> list[float]:
-    """Return the seconds between two lists."""
     return [round(later - earlier, 6) for earlier, later in pairwise(rig.state.lists)]
 
 
@@ -57,22 +53,6 @@ async def test_sync_reads_pods_before_containers_at_start() -> None:
     assert not Synced("p1", hooked=False).sync.filling
 
 
-FAULTS: list[tuple[Exception, str]] = [(UNAVAILABLE, "(unavailable)"), (LATE, "(deadline)")]
-
-
-@pytest.mark.parametrize(("error", "fault"), [*FAULTS, (ODD, ""), (NO_LIST, ""), (OUR_OWN, "")])
-async def test_runtime_fault_is_reported_until_it_answers(error: Exception, fault: str) -> None:
-    async with Synced("p1").running() as rig:
-        await asyncio.sleep(5)
-        assert rig.sync.runtime_fault == ""
-        rig.state.errors[LIST] = error
-        await asyncio.sleep(PASS_SECONDS)
-        assert rig.sync.runtime_fault == (fault and f"it did not answer when its state was read last {fault}")
-        del rig.state.errors[LIST]
-        await asyncio.sleep(2)
-        assert rig.sync.runtime_fault == ""
-
-
 async def test_nothing_is_read_before_runtime_is_available() -> None:
     rig = Synced("p1")
     await rig.sync.stop()  # before it has started
@@ -82,6 +62,10 @@ async def test_nothing_is_read_before_runtime_is_available() -> None:
     rig.sync.soon()
     await asyncio.sleep(0.1)
     assert rig.known == {"p1"}
+    for _ in range(50):
+        rig.sync.soon()
+        await asyncio.sleep(0.1)
+    assert 5 <= len(rig.state.lists) <= 7, "a runtime that reconnects repeatedly is listed once per second"
     await rig.sync.stop()
 
 
@@ -95,7 +79,8 @@ async def test_sync_pass_runs_every_minute_and_logs_reads(caplog: Log) -> None:
     assert len(rig.state.lists) == 4
     assert all(PASS_SECONDS <= wait <= PASS_SECONDS + 1 for wait in waits(rig))
     assert rig.state.reads == ["p1", "c1"]
-    assert caplog.messages == [STATE_IS_READ.format(0), STATE_IS_READ.format(1)]
+    texts = [f"the runtime's state is known (pods: 1, containers: {n}, read: 1 in 0.0 s)" for n in range(2)]
+    assert caplog.messages == texts
     events = [(event["kind"], event["reason"], event["text"]) for event in shown_of(rig.metrics.events)]
     assert events == [("sync", "complete", "records read: 1, dropped: 0")] * 2, "only passes that change anything"
     assert rig.metrics.gauges[("sync_seconds", ())] == 0.0
@@ -113,69 +98,60 @@ async def test_sync_only_drops_records_without_hook_server() -> None:
         assert (rig.known, rig.state.reads, len(rig.state.lists)) == (set(), [], 2)
         await asyncio.sleep(1000)
         assert len(rig.state.lists) == 2
-
-
-async def test_first_hook_server_and_lost_create_trigger_pass() -> None:
-    async with Synced("p1", hooked=False).running() as rig:
-        await asyncio.sleep(10)
         rig.plugins.add("a")
         await asyncio.sleep(1.1)
-        assert rig.known == {"p1"}
+        assert rig.known == {"p1", "c1"}, "the first hook server triggers a pass"
         rig.plugins.add("b")
         await asyncio.sleep(5)
-        assert len(rig.state.lists) == 1
+        assert len(rig.state.lists) == 3
         await rig.run(FakeCall(CREATE, reply=UNANSWERED))
         rig.state.has("c2")
         await asyncio.sleep(1.5)
-        assert rig.known == {"p1", "c2"}
+        assert rig.known == {"p1", "c1", "c2"}, "so does a lost create"
         rig.plugins.plugins.clear()
         await asyncio.sleep(2)
         rig.state.has("p2")
         rig.plugins.add("c", points=("PreRunPodSandbox",))
         await asyncio.sleep(1.1)
-        assert rig.known == {"p1", "c2", "p2"}
+        assert rig.known == {"p1", "c1", "c2", "p2"}
 
 
 async def test_full_node_is_read_in_5_s_during_held_call() -> None:
     """Calls take precedence: while one is held each reader waits before each read."""
-    pods, containers = 1_000, 3_000
-    rig = Synced(*(f"p{number}" for number in range(pods)), *(f"c{number}" for number in range(containers)))
+    rig = Synced(*(f"p{number}" for number in range(1_000)), *(f"c{number}" for number in range(3_000)))
     rig.state.read_seconds = 0.002
     rig.plugins.add("slow", delay_seconds=8, timeout_seconds=9, points=("PreStartContainer",))
     held = rig.start(FakeCall(START, key="other"))
     await asyncio.sleep(0)
     async with rig.running():
         await asyncio.sleep(5)
-        assert rig.store.counts() == (pods, containers)
-        assert not held.done()
+        assert (rig.store.counts(), held.done()) == ((1_000, 3_000), False)
     assert rig.state.at_once["container"] == READERS
     at = [at for at, name in rig.state.queried if name != LIST]
     assert at[0] > 0
-    assert at[-1] > 1.5 * (pods + containers) / READERS * rig.state.read_seconds, "each of them waits"
+    assert at[-1] > 1.5 * 4_000 / READERS * rig.state.read_seconds, "each of them waits"
     await held
 
 
-def uncalled(*ids: str) -> Synced:
+def uncalled() -> Synced:
     """Return a rig without hook calls for the calls below; a read takes a second."""
-    rig = Synced(*ids, hooked=False)
+    rig = Synced("p1", "c1", hooked=False)
     rig.plugins.add("a", points=("PreRunPodSandbox",))
     rig.state.read_seconds = 1
     return rig
 
 
-COMMITTED = Subject(pod("p1", "committed"))
 Act = Callable[[Store], object]
 MEANWHILE: list[tuple[str, Act, dict[str, str]]] = [
     ("c1", lambda store: store.commit(container("c1", name="committed")), {"p1": "read", "c1": "committed"}),
-    ("p1", lambda store: store.commit(COMMITTED), {"p1": "committed", "c1": "read"}),
-    ("c1", lambda store: store.forget("c1"), {"p1": "read"}),
-    ("c1", lambda store: store.forget("p1"), {}),
+    ("p1", lambda store: store.commit(Subject(pod("p1", "committed"))), {"p1": "committed", "c1": "read"}),
+    *[("c1", lambda store: store.forget("c1"), {"p1": "read"}), ("c1", lambda store: store.forget("p1"), {})],
 ]
 
 
 @pytest.mark.parametrize(("any_id", "act", "names"), MEANWHILE)
 async def test_read_does_not_override_concurrent_commit_or_drop(any_id: str, act: Act, names: dict[str, str]) -> None:
-    rig = uncalled("p1", "c1")
+    rig = uncalled()
     async with rig.running():
         while rig.state.reads[-1:] != [any_id]:
             await asyncio.sleep(0.1)
@@ -188,17 +164,14 @@ async def test_read_does_not_override_concurrent_commit_or_drop(any_id: str, act
 
 
 CALLS = [(UPDATE, "c1", 0, 3), (UPDATE, "c1", 1.5, 0.2), (CREATE, "p1/read/0", 0, 3)]
+CALLS += [(RUN_POD, pod("p1", "read").effective.full_name, 1.1, 1.6)]
 """An update under way and one meanwhile, a create of the container and one of its pod."""
 
 
-@pytest.mark.parametrize(
-    ("operation", "key", "begins", "lasts"), [*CALLS, (RUN_POD, pod("p1", "read").effective.full_name, 1.1, 1.6)]
-)
-async def test_subject_of_running_call_is_read_by_next_pass(
-    operation: Operation, key: str, begins: float, lasts: float
-) -> None:
+@pytest.mark.parametrize(("operation", "key", "begins", "lasts"), CALLS)
+async def test_call_subject_is_read_by_next_pass(operation: Operation, key: str, begins: float, lasts: float) -> None:
     """The status may be older than an update that passes while it is read; a create has yet to be answered."""
-    async with uncalled("p1", "c1").running() as rig:
+    async with uncalled().running() as rig:
         await asyncio.sleep(begins)
         update = rig.start(FakeCall(operation, known=None, key=key, runtime_seconds=lasts))
         await asyncio.sleep(2.7 - begins)
@@ -206,21 +179,6 @@ async def test_subject_of_running_call_is_read_by_next_pass(
         await asyncio.sleep(INCOMPLETE_PASS_SECONDS + 2)
         assert (rig.known, rig.state.reads) == ({"p1", "c1"}, ["p1", "c1", "c1"])
     await update
-
-
-async def test_record_committed_after_list_call_stays() -> None:
-    """Also if it had a record before: a commit shows that the runtime has it."""
-    rig = Synced("p1")
-    for any_id in ("c1", "c2"):
-        rig.store.commit(container(any_id, f"pod of {any_id}"))
-    rig.state.list_seconds = 1
-    async with rig.running():
-        await asyncio.sleep(0.5)
-        rig.store.commit(container("c1", "pod of c1", name="committed"))
-        rig.store.commit(container("c3"))
-        await asyncio.sleep(1)
-        assert rig.known == {"p1", "c1", "pod of c1", "c3"}
-        assert sorted(rig.removed_ids) == ["c2", "pod of c2"]
 
 
 @pytest.mark.parametrize("hooked", [True, False])
@@ -259,38 +217,43 @@ async def test_state_read_is_set_after_first_pass(error: BackendError | None, se
         assert not rig.lifecycle.state_read.is_set()
 
 
-async def test_subjects_of_calls_and_their_pods_are_not_dropped() -> None:
+async def test_subjects_of_calls_and_new_records_are_not_dropped() -> None:
+    """Also the pods of subjects, and what had a record before: a commit shows that the runtime has it."""
     rig = Synced("p9")
-    for any_id in ("c1", "c2"):
+    for any_id in ("c1", "c2", "c3"):
         rig.store.commit(container(any_id, f"pod of {any_id}"))
     rig.store.commit(Subject(pod("p3")))
+    rig.state.list_seconds = 1
     stops = [rig.start(FakeCall(STOP, key=key, known=None, runtime_seconds=3)) for key in ("c1", "p3")]
     await asyncio.sleep(0)
     async with rig.running():
+        await asyncio.sleep(0.5)
+        rig.store.commit(container("c3", "pod of c3", name="committed"))
+        rig.store.commit(container("c4", "p9"))
         await asyncio.sleep(1)
-        assert (rig.known, sorted(rig.removed_ids)) == ({"p9", "c1", "pod of c1", "p3"}, ["c2", "pod of c2"])
-        assert rig.metrics.counted("records_swept") == 2
+        assert rig.known == {"p9", "c1", "pod of c1", "p3", "c3", "pod of c3", "c4"}
+        assert (sorted(rig.removed_ids), rig.metrics.counted("records_swept")) == (["c2", "pod of c2"], 2)
         await asyncio.gather(*stops)
-        await asyncio.sleep(PASS_SECONDS)
+        await asyncio.sleep(PASS_SECONDS + 1)
         assert rig.known == {"p9"}
 
 
-async def test_reconnecting_runtime_is_listed_once_per_second() -> None:
-    async with Synced("p1").running() as rig:
-        for _ in range(50):
-            rig.sync.soon()
-            await asyncio.sleep(0.1)
-    assert 4 <= len(rig.state.lists) <= 6
-
-
-async def test_failed_read_cancels_only_parallel_reads() -> None:
+@pytest.mark.parametrize("error", [UNAVAILABLE, OUR_OWN])
+async def test_failed_read_cancels_only_parallel_reads(error: Exception, caplog: Log) -> None:
     """A remaining cancel request would end the sync at its next wait, permanently (Python 3.11.2)."""
-    rig = Synced("p1", "p2")
-    rig.state.errors["p1"] = UNAVAILABLE
+    rig = Synced("p1", "p2", "c1")
+    rig.state.errors["p1"] = error
     async with rig.running():
         await asyncio.sleep(0.01)
         assert rig.sync._task is not None
-        assert (rig.sync._task.cancelling(), syncs(rig, "failed")) == (0, 1)
+        assert (rig.sync._task.cancelling(), syncs(rig, "failed")) == (0, error is UNAVAILABLE)
+        assert rig.metrics.counted("internal_errors", operation="sync") == (error is OUR_OWN)
+        rig.state.errors.clear()
+        await asyncio.sleep(2)
+        rig.sync.soon()
+        await asyncio.sleep(1)
+        assert rig.known == {"p1", "p2", "c1"}
+    assert (caplog.messages[:1] == ["internal error in reading the runtime's state"]) is (error is OUR_OWN)
 
 
 @pytest.mark.parametrize("any_id", ["p2", "c3"])
@@ -345,32 +308,29 @@ async def test_unreadable_subject_is_skipped_until_reconnect(any_id: str, error:
         rig.sync.soon()
         await asyncio.sleep(1.5)
         assert rig.known == {"p1", "p2", "c1", "c2"}
-    assert rig.metrics.counted("records_unreadable") == (error is not None)
+        assert rig.metrics.counted("records_unreadable") == (error is not None)
+        rig.state.errors[any_id] = ODD if error is None else UNAVAILABLE
+        rig.store.drop(any_id)
+        await asyncio.sleep(PASS_SECONDS)
+        assert rig.sync._skipped_ids | rig.sync._unavailable_ids == {any_id}
+        rig.state.lacks(any_id)
+        await asyncio.sleep(PASS_SECONDS + 1)
+        assert rig.sync._skipped_ids | rig.sync._unavailable_ids == set(), "it is forgotten once it is not listed"
     assert caplog.records == []
 
 
-async def test_unreadable_id_is_forgotten_once_unlisted() -> None:
-    rig = Synced("p1", "c1", "c2")
-    rig.state.errors |= {"c1": ODD, "c2": UNAVAILABLE}
-    async with rig.running():
-        await asyncio.sleep(1)
-        rig.state.lacks("c1", "c2")
-        await asyncio.sleep(PASS_SECONDS)
-        assert rig.sync._skipped_ids == rig.sync._unavailable_ids == set()
+RETRIES = [(UNAVAILABLE, "unavailable"), (LATE, "deadline"), (ODD, ""), (NO_LIST, ""), (OUR_OWN, "")]
 
 
-RETRIES = [(UNAVAILABLE, 1.0), (LATE, 1.0), (ODD, PASS_SECONDS), (NO_LIST, PASS_SECONDS), (OUR_OWN, PASS_SECONDS)]
-
-
-@pytest.mark.parametrize(("error", "longest"), RETRIES)
-async def test_failing_list_is_retried_with_backoff(error: Exception, longest: float, caplog: Log) -> None:
+@pytest.mark.parametrize(("error", "fault"), RETRIES)
+async def test_failing_list_is_retried_with_backoff(error: Exception, fault: str, caplog: Log) -> None:
     """Up to once a second while the runtime is unavailable, which is not logged here, else up to once a minute.
 
     Another failure may be a list that is too long, which costs both sides time; it is logged once. A runtime that
-    reconnects is listed immediately, and a completed pass resets the backoff.
+    reconnects is listed immediately, and a completed pass resets the backoff. One that answers an error is available.
     """
     text = f"the runtime's state cannot be read ({error}): trying again, and what a call needs is read then"
-    rig = Synced("p1", "c1")
+    rig, longest = Synced("p1", "c1"), 1.0 if fault else PASS_SECONDS
     async with rig.running():
         for times in (1, 2):
             rig.state.queried.clear()
@@ -379,28 +339,20 @@ async def test_failing_list_is_retried_with_backoff(error: Exception, longest: f
             await asyncio.sleep(10 * PASS_SECONDS)
             assert (waits(rig)[0], waits(rig)[-1]) == (0.05, longest)
             assert all(later == min(2 * earlier, longest) for earlier, later in pairwise(waits(rig)))
-            assert error is OUR_OWN or caplog.messages == ([] if longest == 1 else [text] * times)
+            assert error is OUR_OWN or caplog.messages == ([] if fault else [text] * times)
+            shown_fault = fault and f"it did not answer when its state was read last ({fault})"
+            assert rig.sync.runtime_fault == shown_fault
             rig.state.errors.clear()
-            if longest > 1:
+            if not fault:
                 rig.sync.soon()
             await asyncio.sleep(SOONEST_SECONDS + 0.5)
-            assert (rig.known, syncs(rig, "complete")) == ({"p1", "c1"}, times)
+            assert (rig.known, syncs(rig, "complete"), rig.sync.runtime_fault) == ({"p1", "c1"}, times, "")
     levels = {record.levelname for record in caplog.records}
-    assert levels == ({"ERROR"} if error is OUR_OWN else {"WARNING"} if longest > 1 else set())
-
-
-async def test_internal_error_is_counted_and_sync_continues(caplog: Log) -> None:
-    rig = Synced("p1", "c1", "c2")
-    rig.state.errors["c1"] = OUR_OWN
-    async with rig.running():
-        await asyncio.sleep(0.01)
-        assert rig.metrics.counted("internal_errors", operation="sync") == 1
-        rig.state.errors.clear()
-        await asyncio.sleep(2)
-        rig.sync.soon()
-        await asyncio.sleep(1)
-        assert rig.known == {"p1", "c1", "c2"}
-    assert caplog.messages[0] == "internal error in reading the runtime's state"
+    assert levels == ({"ERROR"} if error is OUR_OWN else set() if fault else {"WARNING"})
+    shown = [(event["kind"], event.get("reason")) for event in shown_of(rig.metrics.events)]
+    around = [("runtime_lost", fault), ("runtime_back", None)] if fault else []
+    assert [event for event in shown if event[0] != "sync"] == around * 2
+    assert not [word for word in ("canary", str(error)) if word in str(shown)]
 
 
 @pytest.mark.parametrize("missing", ["", "p1", "c1"])

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.docs import ROOT
-from tests.documents import block
+from tests.docs import ROOT, block
 from tests.engines import images
 from tests.engines.containerd import CONFIG
 from tests.machines.machine import Machine, fit

@@ -12,9 +12,7 @@ from runtimeproxy.model.merge import EffectiveUpdate, RequestedUpdate, differenc
 
 POD = PodInfo(name="web", uid="u-1", labels={"qos": "BE"}, annotations={"n": "1"}, cgroup_parent="/kube/u-1")
 REQUESTED = Resources(cpu_shares=1024, cpuset_cpus="0-3")
-CONTAINER = ContainerInfo(
-    id="c1", pod_id="p1", name="main", annotations={"a": "1"}, envs={"A": "1"}, resources=REQUESTED
-)
+CONTAINER = ContainerInfo("c1", "p1", "main", annotations={"a": "1"}, envs={"A": "1"}, resources=REQUESTED)
 BARE = replace(CONTAINER, resources=None)
 NOTHING = RequestedUpdate("c1", None)
 ECHOED_SHARES = frozenset({"cpu_shares"})
@@ -26,12 +24,10 @@ def subject(original: ContainerInfo = CONTAINER, effective: ContainerInfo | None
 
 
 def running(**fields: Any) -> ContainerInfo:
-    """Return the container with other resources."""
     return replace(CONTAINER, resources=replace(REQUESTED, **fields))
 
 
 HALVED = running(cpu_shares=512)
-"""The container as it runs after a hook has halved its shares."""
 
 
 def test_unused_pod_resources_are_recorded_as_reported() -> None:
@@ -48,14 +44,9 @@ def test_unused_pod_resources_are_recorded_as_reported() -> None:
 
 
 PARENT = {"cgroup_parent"}
-MADE = Subject(
-    PodRecord(POD, POD),
-    ContainerRecord(
-        CONTAINER,
-        replace(running(cpu_shares=512, cpu_quota=5000), envs={"A": "1", "B": "2"}, annotations={"a": "1", "h": "1"}),
-        (("cpu_quota", "one"), ("cpu_shares", "two")),
-    ),
-)
+CHANGED = replace(running(cpu_shares=512, cpu_quota=5000), envs={"A": "1", "B": "2"}, annotations={"a": "1", "h": "1"})
+OWNERS = (("cpu_quota", "one"), ("cpu_shares", "two"))
+MADE = Subject(PodRecord(POD, POD), ContainerRecord(CONTAINER, CHANGED, OWNERS))
 """A container as a create requests it, with the changes of two hook servers."""
 
 
@@ -82,12 +73,11 @@ REPORTED = [
 """A create's original and effective values, those that the runtime reports, those that are known then."""
 
 
-@pytest.mark.parametrize(("original", "effective", "has", "made"), REPORTED)
-def test_repeated_create_fills_unreported_resources(
-    original: ContainerInfo, effective: ContainerInfo, has: ContainerInfo, made: ContainerInfo
-) -> None:
-    created = Subject(PodRecord(POD, POD), ContainerRecord(original, effective))
-    assert merge.as_reported(created, ContainerRecord(has, has, read=True)).container == ContainerRecord(original, made)
+def test_repeated_create_fills_unreported_resources() -> None:
+    for original, effective, has, made in REPORTED:
+        created = Subject(PodRecord(POD, POD), ContainerRecord(original, effective))
+        reported = merge.as_reported(created, ContainerRecord(has, has, read=True))
+        assert reported.container == ContainerRecord(original, made), (original, effective, has)
 
 
 @pytest.mark.parametrize("parent", [None, "/kube/u-1", "/hooked"])
@@ -97,6 +87,9 @@ def test_repeated_create_has_reported_pod(parent: str | None) -> None:
     made = merge.as_reported(Subject(PodRecord(POD, HOOKED_POD)), PodRecord(has, has, read=True))
     assert made == Subject(PodRecord(POD if parent else UNKNOWN, has))
     assert not made.pod.read
+    retained = merge.without_parent(Subject(PodRecord(POD, replace(HOOKED_POD, labels={"qos": "LS"}))))
+    assert retained == PodRecord(POD, replace(HOOKED_POD, cgroup_parent=POD.cgroup_parent, labels={"qos": "LS"}))
+    assert merge.without_parent(MADE) is MADE.container
 
 
 SLICES = [
@@ -105,24 +98,16 @@ SLICES = [
 ]
 
 
-@pytest.mark.parametrize(("requested", "has", "missing"), SLICES)
-def test_slice_may_be_reported_with_another_path(requested: str, has: str, missing: set[str]) -> None:
-    made, reported = (Subject(PodRecord(POD, at(parent))) for parent in (requested, has))
-    assert merge.missing_fields(made, reported) == missing
-
-
-@pytest.mark.parametrize(("has", "missing"), [("", PARENT), ("/hook.slice/hook-a.slice", set())])
-def test_container_may_have_its_own_slice(has: str, missing: set[str]) -> None:
+def test_slice_may_be_reported_with_another_path() -> None:
+    """A container may have its own."""
+    for requested, has, missing in SLICES:
+        made, reported = (Subject(PodRecord(POD, at(parent))) for parent in (requested, has))
+        assert merge.missing_fields(made, reported) == missing
     pod = PodRecord(POD, at("/kube.slice/kube-a.slice"))
-    own = (replace(CONTAINER, cgroup_parent=parent) for parent in ("/hook-a.slice", has))
-    made, reported = (Subject(pod, ContainerRecord(CONTAINER, info)) for info in own)
-    assert merge.missing_fields(made, reported) == missing
-
-
-def test_unread_create_keeps_no_cgroup_parent_of_hook() -> None:
-    retained = merge.without_parent(Subject(PodRecord(POD, replace(HOOKED_POD, labels={"qos": "LS"}))))
-    assert retained == PodRecord(POD, replace(HOOKED_POD, cgroup_parent=POD.cgroup_parent, labels={"qos": "LS"}))
-    assert merge.without_parent(MADE) is MADE.container
+    for has, missing in (("", PARENT), ("/hook.slice/hook-a.slice", set())):
+        own = (replace(CONTAINER, cgroup_parent=parent) for parent in ("/hook-a.slice", has))
+        made, reported = (Subject(pod, ContainerRecord(CONTAINER, info)) for info in own)
+        assert merge.missing_fields(made, reported) == missing
 
 
 @pytest.mark.parametrize("reports", [None, Resources(cpu_shares=3), REQUESTED])
@@ -138,15 +123,14 @@ def test_repeated_pod_has_resources_in_force(reports: Resources | None, unused: 
     assert pod.reported == (reports if unused else None)
 
 
-@pytest.mark.parametrize("adjustment", [fields.NO_ADJUSTMENT, Adjustment(confirmed=ECHOED_SHARES)])
-def test_unhooked_record_is_one_object(adjustment: Adjustment) -> None:
-    pod = merge.created_pod(Subject(PodRecord(POD, POD)), adjustment, "p1").pod
-    assert pod.original is pod.effective
+def test_unhooked_record_is_one_object() -> None:
     queried = EffectiveUpdate(RequestedUpdate("c1", Resources(cpu_shares=2), {"n": "2"}))
-    for made in (merge.created_container(subject(), adjustment, "c1"), merge.updated(subject(), queried, adjustment)):
-        container = merge.container_of(made)
-        assert container.original is container.effective
-    assert container.original == replace(running(cpu_shares=2), annotations={"a": "1", "n": "2"})
+    for adjustment in (fields.NO_ADJUSTMENT, Adjustment(confirmed=ECHOED_SHARES)):
+        pod = merge.created_pod(Subject(PodRecord(POD, POD)), adjustment, "p1").pod
+        made = merge.container_of(merge.created_container(subject(), adjustment, "c1"))
+        updated = merge.container_of(merge.updated(subject(), queried, adjustment))
+        assert all(record.original is record.effective for record in (pod, made, updated))
+        assert updated.original == replace(running(cpu_shares=2), annotations={"a": "1", "n": "2"})
 
 
 PARENTS = [
@@ -156,10 +140,10 @@ PARENTS = [
 """The kubelet's and the pod's cgroup parent, that of this call's hooks, and the one to set."""
 
 
-@pytest.mark.parametrize(("kubelets", "runs", "text", "put_in"), PARENTS)
-def test_create_gets_cgroup_parent_of_hooks(kubelets: str, runs: str, text: str | None, put_in: str | None) -> None:
-    pod = PodRecord(at(kubelets), at(runs))
-    assert merge.cgroup_parent_to_set(pod, Adjustment(cgroup_parent=text)) == put_in
+def test_create_gets_cgroup_parent_of_hooks() -> None:
+    for kubelets, runs, text, put_in in PARENTS:
+        pod = PodRecord(at(kubelets), at(runs))
+        assert merge.cgroup_parent_to_set(pod, Adjustment(cgroup_parent=text)) == put_in, (kubelets, runs, text)
 
 
 HOOKED_POD = replace(POD, labels={"qos": "LS", "h": "1"}, annotations={"n": "1", "m": "2"}, cgroup_parent="/hooked")
@@ -203,9 +187,7 @@ IN_POD: dict[str, tuple[PodRecord, PodInfo | None, PodInfo, PodInfo]] = {
 
 
 @pytest.mark.parametrize(("pod", "queried", "original", "effective"), IN_POD.values(), ids=IN_POD)
-def test_pod_is_updated_by_create_of_container(
-    pod: PodRecord, queried: PodInfo | None, original: PodInfo, effective: PodInfo
-) -> None:
+def test_create_updates_pod(pod: PodRecord, queried: PodInfo | None, original: PodInfo, effective: PodInfo) -> None:
     record = PodRecord(replace(pod.original, id="p1"), replace(pod.effective, id="p1"), pod.read)
     made = merge.in_pod(record, queried, CONTAINER)
     assert (made.pod.original, made.pod.effective) == (replace(original, id="p1"), replace(effective, id="p1"))
@@ -218,31 +200,11 @@ READ_PARENTS = [(None, "/kube", "/kube"), ("/hooked", "/kube", "/hooked"), ("", 
 
 
 @pytest.mark.parametrize(("pods", "containers", "expected"), READ_PARENTS)
-def test_read_container_sets_unreported_cgroup_parent_of_pod(
-    pods: str | None, containers: str, expected: str | None
-) -> None:
+def test_read_container_sets_unreported_cgroup_parent(pods: str | None, containers: str, expected: str | None) -> None:
     pod, container = replace(POD, cgroup_parent=pods), replace(CONTAINER, cgroup_parent=containers)
     read = merge.subject_of_read(PodRecord(pod, pod, read=True), ContainerRecord(container, container))
     assert (read.pod.original.cgroup_parent, read.pod.effective.cgroup_parent) == (expected, expected)
     assert (read.pod.read, read.renewed) == (True, pods != expected)
-
-
-def test_read_container_stays_marked_as_read() -> None:
-    for read in (True, False):
-        container = Subject(subject().pod, replace(merge.container_of(subject()), read=read))
-        started = merge.prepared(container, {"cpu_shares": 2}, fields.NO_ADJUSTMENT)
-        updated = merge.updated(started, EffectiveUpdate(NOTHING), fields.NO_ADJUSTMENT)
-        assert [merge.container_of(made).read for made in (started, updated)] == [read, read]
-
-
-def test_empty_update_of_container_without_resources() -> None:
-    bare = subject(BARE)
-    assert merge.update_hook_request(bare, NOTHING) == merge.hook_view(bare)
-    assert merge.differing(bare, NOTHING, fields.NO_ADJUSTMENT) == {}
-    assert merge.updated(bare, EffectiveUpdate(NOTHING), fields.NO_ADJUSTMENT) == bare
-    repeated = Adjustment(confirmed=ECHOED_SHARES)
-    assert merge.differing(bare, NOTHING, repeated) == {}
-    assert merge.differing(subject(CONTAINER, BARE), NOTHING, repeated) == {"cpu_shares": 1024}
 
 
 SHARES, QUOTA = Resources(cpu_shares=800), Resources(cpu_quota=5000)
@@ -266,71 +228,67 @@ DIFFERING: dict[str, tuple[ContainerInfo, Resources | None, Mapping[str, Any] | 
 """The effective container, the request, the changes in a complete echo (None: no answer), the fields to add."""
 
 
-@pytest.mark.parametrize(("runs", "queried", "changes", "differs"), DIFFERING.values(), ids=DIFFERING)
-def test_update_adds_only_fields_that_differ_in_runtime(
-    runs: ContainerInfo, queried: Resources | None, changes: Mapping[str, Any] | None, differs: Mapping[str, Any]
-) -> None:
-    container, update = subject(effective=runs), RequestedUpdate("c1", queried)
-    notified = merge.update_hook_request(container, update)
-    assert notified.container is not None
-    assert notified.container.resources is not None
-    answer = fields.HookAnswer(resources=None if changes is None else replace(notified.container.resources, **changes))
-    differing = merge.differing(container, update, difference(notified, answer))
-    assert differing == differs
-    assert list(differing) == sorted(differing)
+def test_update_adds_only_fields_that_differ_in_runtime() -> None:
+    for name, (runs, queried, changes, differs) in DIFFERING.items():
+        container, update = subject(effective=runs), RequestedUpdate("c1", queried)
+        notified = merge.update_hook_request(container, update)
+        assert notified.container is not None
+        assert notified.container.resources is not None
+        resources = None if changes is None else replace(notified.container.resources, **changes)
+        differing = merge.differing(container, update, difference(notified, fields.HookAnswer(resources=resources)))
+        assert (differing, list(differing)) == (differs, sorted(differing)), name
+    bare = subject(BARE)
+    assert merge.update_hook_request(bare, NOTHING) == merge.hook_view(bare)
+    assert merge.differing(bare, NOTHING, fields.NO_ADJUSTMENT) == {}
+    assert merge.updated(bare, EffectiveUpdate(NOTHING), fields.NO_ADJUSTMENT) == bare
+    repeated = Adjustment(confirmed=ECHOED_SHARES)
+    assert merge.differing(bare, NOTHING, repeated) == {}
+    assert merge.differing(subject(CONTAINER, BARE), NOTHING, repeated) == {"cpu_shares": 1024}
 
 
 OF_KUBELET = running(unified={"a": "0", "b": "0"})
 BY_ONE = {"resources.cpu_shares": "one", "resources.cpuset_cpus": "one", "resources.unified.a": "one"}
 SET_BY_ONE = Adjustment(resources={"cpu_shares": 512, "cpuset_cpus": "7", "unified": {"a": "1"}}, owners=BY_ONE)
 OWNED = merge.created_container(subject(OF_KUBELET), SET_BY_ONE, "c1")
-"""A container in which hook server "one" set something."""
 TAKEN_BACK = {"cpu_shares": 1024, "unified": {"a": "0"}}
 REPEATED = frozenset({"cpu_shares", "unified.a", "unified.b"})
 
 
-@pytest.mark.parametrize(
-    ("confirmers", "taken_back"), [({"two"}, {}), ({"one"}, TAKEN_BACK), ({"one", "two"}, TAKEN_BACK)]
-)
-def test_repeated_value_withdraws_only_own_changes(confirmers: set[str], taken_back: Mapping[str, Any]) -> None:
-    by = frozenset((field, name) for name in confirmers for field in REPEATED)
-    assert merge.differing(OWNED, NOTHING, Adjustment(confirmed=REPEATED, confirmers=by)) == taken_back
-
-
-def test_changed_map_entry_leaves_other_entries() -> None:
+def test_repeated_value_withdraws_only_own_changes() -> None:
+    for confirmers, taken_back in (({"two"}, {}), ({"one"}, TAKEN_BACK), ({"one", "two"}, TAKEN_BACK)):
+        by = frozenset((field, name) for name in confirmers for field in REPEATED)
+        assert merge.differing(OWNED, NOTHING, Adjustment(confirmed=REPEATED, confirmers=by)) == taken_back
     assert merge.differing(OWNED, NOTHING, Adjustment(resources={"unified": {"b": "2"}})) == {"unified": {"b": "2"}}
 
 
-LIMITED = running(memory_limit_in_bytes=100, memory_swap_limit_in_bytes=100)
-ECHO_BY_TWO = Adjustment(
-    confirmed=frozenset({"memory_swap_limit_in_bytes"}), confirmers=frozenset({("memory_swap_limit_in_bytes", "two")})
-)
+MEMORY, SWAP = "memory_limit_in_bytes", "memory_swap_limit_in_bytes"
 
 
-@pytest.mark.parametrize(("swap", "owned"), [(200, True), (100, False)])
-def test_swap_limit_has_owner_of_memory_limit(swap: int, owned: bool) -> None:
-    limits = running(memory_limit_in_bytes=200, memory_swap_limit_in_bytes=swap)
-    record = ContainerRecord(LIMITED, limits, (("memory_limit_in_bytes", "one"),))
-    owners = {"memory_limit_in_bytes": "one"} | ({"memory_swap_limit_in_bytes": "one"} if owned else {})
+@pytest.mark.parametrize(("swap", "owners"), [(200, {MEMORY: "one", SWAP: "one"}), (100, {MEMORY: "one"})])
+def test_swap_limit_has_owner_of_memory_limit(swap: int, owners: dict[str, str]) -> None:
+    record = ContainerRecord(memory(100, 100), memory(200, swap), ((MEMORY, "one"),))
     assert merge.owners_of(record) == owners
     container = Subject(subject().pod, record)
     assert merge.hooked_fields(container) == {f"resources.{name}": owner for name, owner in owners.items()}
     assert merge.hooked_fields(Subject(container.pod)) == {}
-    assert merge.differing(container, NOTHING, ECHO_BY_TWO) == {}
+    echo_by_two = Adjustment(confirmed=frozenset({SWAP}), confirmers=frozenset({(SWAP, "two")}))
+    assert merge.differing(container, NOTHING, echo_by_two) == {}
 
 
 def test_container_owners_follow_set_fields() -> None:
     by_two = Adjustment(resources={"cpuset_cpus": "6"}, owners={"resources.cpuset_cpus": "two"})
     started = merge.prepared(OWNED, {"cpuset_cpus": "6"}, by_two)
-    of_kubelet, taken_back = (
-        RequestedUpdate("c1", Resources(cpuset_cpus="1", unified={"b": "1"})),
-        EffectiveUpdate(NOTHING, {"cpu_shares": 1024, "unified": {"a": "0"}}),
-    )
-    updated = merge.updated(started, EffectiveUpdate(of_kubelet), fields.NO_ADJUSTMENT)
-    repeated = merge.updated(started, taken_back, fields.NO_ADJUSTMENT)
+    of_kubelet = EffectiveUpdate(RequestedUpdate("c1", Resources(cpuset_cpus="1", unified={"b": "1"})))
+    taken_back = EffectiveUpdate(NOTHING, {"cpu_shares": 1024, "unified": {"a": "0"}})
+    updated, repeated = (merge.updated(started, update, fields.NO_ADJUSTMENT) for update in (of_kubelet, taken_back))
     assert [dict(merge.container_of(made).owners) for made in (OWNED, started, updated, repeated)] == [
         {"cpu_shares": "one", "cpuset_cpus": "one", "unified.a": "one"},
         {"cpu_shares": "one", "cpuset_cpus": "two", "unified.a": "one"},
         {"cpu_shares": "one", "unified.a": "one"},
         {"cpuset_cpus": "two"},
     ]
+    for read in (True, False):
+        container = Subject(subject().pod, replace(merge.container_of(subject()), read=read))
+        started = merge.prepared(container, {"cpu_shares": 2}, fields.NO_ADJUSTMENT)
+        updated = merge.updated(started, EffectiveUpdate(NOTHING), fields.NO_ADJUSTMENT)
+        assert [merge.container_of(made).read for made in (started, updated)] == [read, read]

@@ -6,5 +6,4 @@ from runtimeproxy.observe.events import Events, event_object
 
 
 def shown_of(events: Events) -> list[dict[str, Any]]:
-    """Return the first page of events."""
     return [event_object(row) for row in events.read()[0]]

@@ -1,43 +1,28 @@
-"""Metrics return counted values, and refuse metrics that the table lacks."""
+"""Metrics return counted values, and refuse metrics that the table lacks. The ring of events has two limits."""
 
-import ast
+import json
 import math
+import tracemalloc
 from bisect import bisect_left
-from collections.abc import Iterator
-from itertools import count, product
-from pathlib import Path
+from itertools import count
+from typing import Any
 
 import pytest
 
-import runtimeproxy
-from runtimeproxy.core.dispatcher import ENDED, OK
-from runtimeproxy.cri import routes as cri_routes
-from runtimeproxy.docker import exchange as docker_routes
-from runtimeproxy.errors import Reason
-from runtimeproxy.model.hookpoints import BY_CALL, HOOK_POINTS, Operation, Stage
-from runtimeproxy.observe.events import CallTimes
-from runtimeproxy.observe.metric_table import (
-    HOOK_SERVER_SERIES,
-    HOOK_SERVERS,
-    METRICS,
-    OTHER_LABEL,
-    ROWS,
-    SECONDS,
-    Histogram,
-    Kind,
-    quantile,
-)
+from runtimeproxy.observe import events as ring
+from runtimeproxy.observe import metric_table
+from runtimeproxy.observe.events import LONGEST_TEXT, MOST_BYTES, MOST_EVENTS, MOST_FIELDS, PAGE, EventKind, Events
+from runtimeproxy.observe.metric_table import HOOK_SERVER_SERIES, HOOK_SERVERS, OTHER_LABEL, SECONDS, Histogram
 from runtimeproxy.observe.metrics import RECENT_CALLS, Metrics
+from tests.observe.events import shown_of
 
 
 @pytest.fixture
 def metrics() -> Metrics:
-    """Each call of its clock returns one second more."""
     return Metrics(count().__next__, "docker")
 
 
 def shown(metrics: Metrics, name: str) -> list[str]:
-    """Return the lines of a metric, without its prefix."""
     lines = [line.removeprefix("runtimeproxy_") for line in metrics.figures()]
     return [line for line in lines if line.startswith(name)]
 
@@ -95,78 +80,22 @@ def test_only_first_hook_servers_have_names_in_labels(metrics: Metrics) -> None:
     assert (counts, len(metrics.histograms)) == ([2 * (HOOK_SERVERS + 1), HOOK_SERVERS + 1], HOOK_SERVERS + 1)
     assert (metrics.is_shown("h0"), metrics.is_shown("later")) == (True, False)
     assert Metrics(lambda: 0.0).is_shown("later")
-
-
-VALUES = {
-    "operation": [operation.value for operation in Operation],
-    "outcome": ["agreed", "failed"],
-    "part": ["own", "hooks", "runtime", "post"],
-    "hook": [point.name for point in HOOK_POINTS],
-    "method": [labels[0] for _, labels in (*docker_routes.PASSING_SERIES, cri_routes.OTHER_SERIES)],
-}
-"""The values of labels, where there are more than two."""
-USUAL = VALUES | {
-    "reason": ["deadline"],
-    "code": ["ok"],
-    "field": ["envs", "cgroup_parent", "resources.unified"],
-    "hook_server": ["h0", "h1", "h2"],
-}
-WORST = VALUES | {
-    "reason": [reason.value for reason in Reason],
-    "code": [ENDED, OK, *(reason.value for reason in Reason)],
-    "field": [f"resources.{number}" for number in range(20)],
-    "hook_server": [f"h{number}" for number in range(40)],
-}
-
-
-def has_part(operation: str, part: str) -> bool:
-    """Return whether calls of an operation have a part."""
-    stage = {"hooks": Stage.PRE, "post": Stage.POST}.get(part)
-    return stage is None or (Operation(operation), stage) in BY_CALL
-
-
-@pytest.mark.parametrize(("values", "most"), [(USUAL, 600), (WORST, 3_000)])
-def test_number_of_series_is_bounded(values: dict[str, list[str]], most: int) -> None:
-    """All values in all combinations; but usually failures occur at one operation and hook point."""
-    metrics = Metrics(lambda: 0.0)
-    for row in ROWS:
-        row_values = values
-        if values is USUAL and row.name not in ("calls", "call_duration_seconds", "hook_calls"):
-            row_values = values | {"operation": ["CreateContainer"], "hook": ["PreCreateContainer"]}
-        for labels in product(*(row_values.get(label, ["a", "b"]) for label in row.given)):
-            if row.kind is Kind.COUNTER:
-                metrics.count(row.name, *labels)
-            elif row.kind is Kind.GAUGE:
-                metrics.gauge(row.name, 1.0, *labels)
-            elif "part" not in row.labels or has_part(*labels):
-                metrics.observe(row.name, 1.0, *labels)
-    assert most * 0.8 < len(metrics.figures()) <= most
-
-
-def test_series_above_limit_are_counted_as_other(metrics: Metrics) -> None:
-    for number in range(HOOK_SERVER_SERIES + 2):
-        metrics.count("hook_bad_fields", "a", str(number))
-    metrics.count("hook_bad_fields", "a", "0")
-    assert metrics.counted("hook_bad_fields", hook_server="a", field="0") == 2
-    assert metrics.total("hook_bad_fields", hook_server=OTHER_LABEL) == 2
+    for number in (*range(HOOK_SERVER_SERIES + 2), 0):
+        metrics.count("hook_bad_fields", "h0", str(number))
+    assert metrics.counted("hook_bad_fields", hook_server="h0", field="0") == 2
+    in_other_counters = 2 * (HOOK_SERVERS + 1)
+    assert metrics.total("hook_bad_fields", hook_server=OTHER_LABEL) == 2 + in_other_counters, "above the limit"
     assert metrics.total("hook_bad_fields") == HOOK_SERVER_SERIES + 3
 
 
 def test_gauges_of_removed_hook_server_are_dropped(metrics: Metrics) -> None:
     for name in "ab":
         metrics.gauge("hook_breaker_open", 1.0, name)
-        metrics.count("hook_breaker_openings", name)
     metrics.gauge("plugins", 1.0, "a")
+    metrics.count("hook_breaker_openings", "a")
     metrics.forget("a")
     assert set(metrics.gauges) == {("hook_breaker_open", ("b",)), ("plugins", ("a",))}
     assert metrics.counted("hook_breaker_openings", hook_server="a") == 1
-
-
-def test_latest_calls_are_recorded_with_time_of_arrival(metrics: Metrics) -> None:
-    for _ in range(RECENT_CALLS + 1):
-        times = metrics.call("StopContainer")
-        assert (times.operation, times.released, times.answered, times.done) == ("StopContainer", None, None, None)
-    assert [times.held for times in metrics.calls] == list(range(1, RECENT_CALLS + 1))
 
 
 ALL: dict[str, float] = {"own": 20, "turn": 5, "hooks": 3, "runtime": 42, "post": 30}
@@ -183,11 +112,16 @@ TIMES: dict[str, tuple[tuple[float | None, ...], dict[str, float], dict[str, flo
 def test_call_time_is_observed_by_part(call: str) -> None:
     moments, within, parts = TIMES[call]
     metrics = Metrics(lambda: 9)
-    times = CallTimes("StopContainer", 0, *moments, "agreed", **within)
+    times = ring.CallTimes("StopContainer", 0, *moments, "agreed", **within)
     metrics.record_end(times)
     assert {labels[1]: histogram.sum for (_, labels), histogram in metrics.histograms.items()} == parts
     assert sum(parts.values()) == (times.done or 9)
     assert metrics.counted("calls", operation="StopContainer", outcome="agreed") == 1
+    metrics = Metrics(count().__next__)
+    for _ in range(RECENT_CALLS + 1):
+        times = metrics.call("StopContainer")
+        assert (times.operation, times.released, times.answered, times.done) == ("StopContainer", None, None, None)
+    assert [times.held for times in metrics.calls] == list(range(1, RECENT_CALLS + 1)), "those of the latest calls"
 
 
 def test_unsettable_and_normalised_fields_are_counted(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
@@ -201,39 +135,6 @@ def test_unsettable_and_normalised_fields_are_counted(metrics: Metrics, caplog: 
     assert metrics.counted("values_normalised", **labels) == metrics.total("values_normalised") == 1
 
 
-PACKAGE = Path(runtimeproxy.__file__).parent
-METHODS = {"count": (Kind.COUNTER, 1), "set_counter": (Kind.COUNTER, 2), "gauge": (Kind.GAUGE, 2)}
-METHODS |= {"observe": (Kind.HISTOGRAM, 2)}
-"""The methods that count, with the number of their arguments before the labels."""
-IN_VARIABLES = {"backend_event_dial_failures", "backend_event_stream_losses"}
-"""Names that a call site has in a variable."""
-IN_TABLES = {"calls_passed"}
-"""Names whose series are in a table of their own."""
-
-
-def call_sites() -> Iterator[tuple[str, str, str, int]]:
-    """Yield place, method, metric and number of labels of each call that counts."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
-                continue
-            name, owner, method = node.args[0], ast.unparse(node.func.value), node.func.attr
-            if method in METHODS and ("metrics" in owner or (owner, path.stem) == ("self", "metrics")):
-                place = f"{path.relative_to(PACKAGE)}:{node.lineno}"
-                assert not node.keywords, place
-                labels = len(node.args) - METHODS[method][1]
-                yield place, method, str(name.value) if isinstance(name, ast.Constant) else "", labels
-
-
-def test_call_sites_match_table() -> None:
-    counted = IN_VARIABLES | IN_TABLES
-    for place, method, name, labels in call_sites():
-        rows = [METRICS[row_name] for row_name in ([name] if name else IN_VARIABLES)]
-        assert {(row.kind, len(row.given)) for row in rows} == {(METHODS[method][0], labels)}, place
-        counted.update(row.name for row in rows)
-    assert counted == set(METRICS)
-
-
 QUANTILES: list[tuple[list[float], float, float | None]] = [
     *[([], 0.5, None), ([0.003] * 4, 0.5, 0.0035), ([0.003] * 4, 0.25, 0.00275), ([0.003] * 4, 1.0, 0.005)],
     *[([0.0001], 0.5, 0.00025), ([0.003] * 99 + [1.0], 0.99, 0.005), ([0.003] * 98 + [1.0] * 2, 0.99, 1.25)],
@@ -241,9 +142,119 @@ QUANTILES: list[tuple[list[float], float, float | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("values", "share", "expected"), QUANTILES)
-def test_quantile_is_computed_from_buckets(values: list[float], share: float, expected: float | None) -> None:
-    histogram = Histogram()
-    for value in values:
-        histogram.counts[bisect_left(SECONDS, value)] += 1
-    assert quantile(SECONDS, histogram.counts, share) == (None if expected is None else pytest.approx(expected))
+def test_quantile_is_computed_from_buckets() -> None:
+    for values, share, expected in QUANTILES:
+        histogram = Histogram()
+        for value in values:
+            histogram.counts[bisect_left(SECONDS, value)] += 1
+        found = metric_table.quantile(SECONDS, histogram.counts, share)
+        assert found == (None if expected is None else pytest.approx(expected)), (values, share)
+
+
+ID = "0123456789abcdef" * 4
+CREATE = ring.About("CreateContainer", "ab12-57", "shop", "web-1", f"p{ID}", "main", f"c{ID}")
+SPENT = (0.001, 0.0, 0.02, 0.3, 0.0)
+
+
+@pytest.fixture
+def events() -> Events:
+    return Events(lambda: 1_764_000_000.25)
+
+
+def full(count: int, text: str = "") -> Events:
+    events = Events(lambda: 0.0)
+    for _ in range(count):
+        events.add(EventKind.SYNC, text=text)
+    return events
+
+
+def test_event_is_read_with_all_fields(events: Events) -> None:
+    fields = {"envs.A": "koordlet", "resources.cpu_quota": "gpu"}
+    more: dict[str, Any] = {"hook": "PreCreateContainer", "reason": "deadline", "fields": fields, "seconds": SPENT}
+    events.add(EventKind.FAILED_OPEN, CREATE, hook_server="koordlet", text="some", **more)
+    (event,) = shown_of(events)
+    about = {"operation": "CreateContainer", "call": "ab12-57", "namespace": "shop", "pod": "web-1", "podId": f"p{ID}"}
+    about |= {"container": "main", "containerId": f"c{ID}", "hookServer": "koordlet", "text": "some"}
+    assert json.loads(json.dumps(event)) == {
+        **{"number": 1, "time": "2025-11-24T16:00:00.250Z", "kind": "failed_open", **about},
+        **{"hook": "PreCreateContainer", "reason": "deadline"},
+        "fields": [{"field": field, "hookServer": name} for field, name in fields.items()],
+        "seconds": dict(zip(ring.PARTS, SPENT, strict=True)),
+    }
+
+
+def test_gap_is_reported_when_ring_dropped_events() -> None:
+    events = full(MOST_EVENTS + 7)
+    assert (len(events), events.last) == (MOST_EVENTS, MOST_EVENTS + 7)
+    for since, gap in ((0, (1, 7)), (6, (7, 7)), (7, None), (9, None)):
+        rows, reported = events.read(since)
+        assert (reported, rows[0][0], len(rows)) == (gap, max(since, 7) + 1, PAGE)
+
+
+def test_page_ends_after_byte_limit() -> None:
+    """One event may exceed the bound; a longer text than LONGEST_TEXTS is cut."""
+    for length, read in ((0, PAGE), (1_000, 33), (8_000, 5), (ring.PAGE_BYTES, 81)):
+        assert len(full(3 * PAGE, "x" * length).read()[0]) == read
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "\U0001f600" * 100_000], ids=["ascii", "wide"])
+def test_long_texts_are_cut_and_fields_beyond_bound_counted(events: Events, text: str) -> None:
+    fields = {f"envs.{number}{text}": text for number in range(MOST_FIELDS + 3)}
+    events.add(EventKind.EDITED, ring.About("CreateContainer", *[text] * 6), hook_server=text, fields=fields)
+    (event,) = shown_of(events)
+    assert event["pod"] == event["hookServer"] == text[:LONGEST_TEXT]
+    assert event["fields"][1] == {"field": f"envs.1{text}"[:LONGEST_TEXT], "hookServer": text[:LONGEST_TEXT]}
+    assert (len(event["fields"]), event["text"]) == (MOST_FIELDS, "and 3 fields more")
+    assert events.bytes < MOST_BYTES / 8
+
+
+def test_separators_and_surrogates_in_texts_are_replaced(events: Events) -> None:
+    events.add(EventKind.EDITED, ring.About(namespace="a\0b\0", pod="\udc80", pod_id="p"), fields={"envs.\0": "x"})
+    (event,) = shown_of(events)
+    assert (event["namespace"], event["pod"], event["podId"]) == ("ab", r"\udc80", "p")
+    assert event["fields"] == [{"field": "envs.", "hookServer": "x"}]
+
+
+@pytest.mark.parametrize("length", [1_000, 7_000])
+def test_oldest_events_are_dropped_at_byte_limit(length: int) -> None:
+    events = full(MOST_EVENTS, "x" * length)
+    assert events.bytes == len(events) * (ring.FIXED_BYTES + length + 7)
+    assert MOST_BYTES - (ring.FIXED_BYTES + length + 7) < events.bytes <= MOST_BYTES
+    assert events.read()[0][0][0] == events.last - len(events) + 1
+
+
+def test_runtime_is_lost_once_and_back_once(events: Events) -> None:
+    """It is back when no observer sees it lost, or when one reports it for all."""
+    events.runtime_back("clients")
+    for seen_by in ("clients", "passes", "clients"):
+        events.runtime_lost(seen_by, "unavailable")
+    events.runtime_back("clients")
+    assert (len(events), events.runtime_is_lost) == (1, True)
+    events.runtime_back("passes")
+    assert not events.runtime_is_lost
+    events.runtime_lost("passes", "deadline")
+    events.runtime_lost("clients", "unreachable")
+    for _ in range(2):
+        events.runtime_back()
+    reported = [(event["kind"], event.get("reason")) for event in shown_of(events)]
+    lost, back = "runtime_lost", ("runtime_back", None)
+    assert reported == [(lost, "unavailable"), back, (lost, "deadline"), back]
+
+
+@pytest.mark.parametrize(("count", "wide"), [(0, ""), pytest.param(30, "\U0001f600", marks=pytest.mark.slow)])
+def test_full_ring_uses_no_more_memory_than_counted(count: int, wide: str) -> None:
+    """All texts are new for each event, as those of removed pods."""
+    clock = iter(range(1_764_000_000, 1 << 40))
+    events = Events(lambda: next(clock) + 0.5)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(2 * MOST_EVENTS):
+            about = ring.About("CreateContainer", f"ab12-{number}", "shop", f"web-{number}{wide}", f"{number:064}")
+            fields = {f"envs.{number}.{index}{wide}": f"{number}" for index in range(count)}
+            events.add(EventKind.EDITED, about, fields=fields, seconds=(number + 0.1, 0.2, 0.3, 0.4, 0.5))
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert held <= events.bytes + 4096 <= MOST_BYTES + 4096
+    assert len(events) == MOST_EVENTS or events.bytes > 0.99 * MOST_BYTES

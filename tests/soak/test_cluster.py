@@ -19,7 +19,7 @@ import yaml
 
 from runtimeproxy.cli.shared.admin_client import AdminClient
 from runtimeproxy.settings.version import VERSION
-from tests.documents import block, blocks
+from tests.docs import block, blocks
 from tests.engines import cgroups
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.machines import kubernetes

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.docs import ROOT
-from tests.documents import block, blocks
+from tests.docs import ROOT, block, blocks
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.runtime import FakeRuntime
 from tests.machines.machine import Machine, fit

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.docs import ROOT
-from tests.documents import block
+from tests.docs import ROOT, block
 from tests.engines.docker_cli import DOCKER
 from tests.engines.dockerd import Dockerd
 from tests.machines.tree import debian
