@@ -2,7 +2,9 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,16 @@ def on_node(folder: Path, hook: Any, settings: str = "", *flags: str) -> HookTes
     [file] = tree(folder, {"node.yaml": settings})
     loaded = load(hook) if isinstance(hook, str) else hook
     return HookTester(configured(loaded, f"--node-config={file}", f"--cgroup-root={folder}", *flags))
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    """Set the umask of this process until the end of the block."""
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def qos(name: str) -> dict[str, str]:

@@ -1,11 +1,18 @@
-"""The registration file: its content, when it is written and removed, and which server owns it."""
+"""A hook server's two files: its registration, and its socket, narrow and served before it has its name.
 
+Problems with a path in general (directories, locks, foreign sockets) are tested in tests/relay/test_listener.py.
+"""
+
+import errno
 import json
 import os
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -13,9 +20,17 @@ from runtimeproxy.errors import ConfigError
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS
 from runtimeproxy.plugins import registration as proxy
 from runtimeproxy_hooks.sdk.registering import POLICIES, Registration, entry, file_name
+from runtimeproxy_hooks.sdk.socket_path import listens, place
+from tests.hooks.nodes import umask
 
-Log = pytest.LogCaptureFixture
-Act = Callable[[Registration], None]
+Log, Serve = pytest.LogCaptureFixture, Callable[[str], None]
+
+
+def listening(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    return listener
 
 
 def content(endpoint: str = "/run/a.sock") -> bytes:
@@ -46,11 +61,8 @@ def test_proxy_reads_written_registration(policy: str) -> None:
 
 
 def test_mode_of_created_directories_ignores_umask(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
+    with umask(0):
         Registration(str(tmp_path / "x" / "hooks.d"), "a.json", CONTENT).write()
-    finally:
-        os.umask(before)
     assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("x", "x/hooks.d")] == [0o755, 0o755]
 
 
@@ -72,33 +84,18 @@ def test_file_is_replaced_atomically(file: Path, registration: Registration, tmp
     assert os.listdir(file.parent) == ["a.json"]
 
 
-def listening(path: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen()
-    return listener
+Change = Callable[[Path], object]
+CHANGES: list[Change] = [os.mkfifo, lambda path: path.symlink_to(path), lambda path: listening(str(path)).close()]
+VANISHED: list[Change] = [lambda path: path.parent.rmdir(), lambda path: path.symlink_to("nothing")]
+FOUND = [CONTENT + b" ", b"", b"[]", b'{"remote-endpoint": 7}', b"[" * 60_000, b'{"remote-endpoint": "\\ud800"}']
 
 
-CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "with its folder": (lambda path: path.parent.rmdir(), "had vanished"),
-    "dangling": (lambda path: path.symlink_to("nothing"), "had vanished"),
-    "longer": (lambda path: path.write_bytes(CONTENT + b" "), "was changed"),
-    "a pipe": (os.mkfifo, "was changed"),
-    "a socket": (lambda path: listening(str(path)).close(), "was changed"),
-    "endless": (lambda path: path.symlink_to(path), "was changed"),
-    **{
-        f"no server: {found[:30]!r}": (lambda path, found=found: path.write_bytes(found), "was changed")
-        for found in (b"", b"[]", b'{"remote-endpoint": 7}', b"[" * 60_000, b'{"remote-endpoint": "\\ud800"}')
-    },
-}
-
-
-@pytest.mark.parametrize(("change", "words"), CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("change", [*VANISHED, *CHANGES, *FOUND], ids=lambda change: ascii(change)[:40])
 def test_changed_file_is_rewritten_but_not_removed(
-    file: Path, registration: Registration, caplog: Log, change: Callable[[Path], None], words: str
+    file: Path, registration: Registration, caplog: Log, change: Change | bytes
 ) -> None:
-    change(file)
-    before = os.path.lexists(file)
+    file.write_bytes(change) if isinstance(change, bytes) else change(file)
+    before, words = os.path.lexists(file), "had vanished" if change in VANISHED else "was changed"
     registration.leave()
     registration.remove()
     assert os.path.lexists(file) == before
@@ -145,36 +142,29 @@ def test_file_of_ended_server_is_replaced(file: Path, registration: Registration
 
 
 @pytest.mark.parametrize("spelling", ["unix://", "link"])
-def test_files_of_earlier_starts_are_removed(file: Path, tmp_path: Path, caplog: Log, spelling: str) -> None:
-    socket_path, link = tmp_path / "a.sock", tmp_path / "link"
+def test_only_files_of_earlier_starts_are_removed(file: Path, tmp_path: Path, caplog: Log, spelling: str) -> None:
+    folder, path, link = file.parent, str(tmp_path / "a.sock"), tmp_path / "link"
     link.symlink_to(tmp_path)  # its socket's path may be spelt differently, as /run and /var/run
-    older = str(link / "a.sock") if spelling == "link" else f"{spelling}{socket_path}"
-    for name in ("07-a.json", "a.json", "b.json"):
-        (file.parent / name).write_bytes(content(older))
-    with listening(str(socket_path)):
-        Registration(str(file.parent), "a.json", content(str(socket_path))).write()
-    assert (os.listdir(file.parent), file.read_bytes()) == (["a.json"], content(str(socket_path)))
-    words = "named this server's socket, too, and was left over: removed"
-    assert caplog.messages == [f"{file.parent}/07-a.json {words}", f"{file.parent}/b.json {words}"]
-
-
-def test_file_with_another_socket_is_not_removed(file: Path, registration: Registration, caplog: Log) -> None:
-    folder = file.parent
+    older = content(f"{link}/a.sock" if spelling == "link" else f"{spelling}{path}")
     (folder / "second.json").write_bytes(content("/run/b.sock"))
     (folder / "folder.json").mkdir()
     (folder / "nowhere.json").symlink_to("nothing")
     os.mkfifo(folder / "pipe.json")
     for ignored in (".a.json", "a.json.bak", "a.yaml"):
-        (folder / ignored).write_bytes(CONTENT)
+        (folder / ignored).write_bytes(older)
     before = {*os.listdir(folder)}
-    registration.write()
-    assert {*os.listdir(folder)} == before | {"a.json"}
-    assert not caplog.records
+    for name in ("07-a.json", "a.json", "b.json"):
+        (folder / name).write_bytes(older)
+    with listening(path):
+        Registration(str(folder), "a.json", content(path)).write()
+    assert ({*os.listdir(folder)}, file.read_bytes()) == (before | {"a.json"}, content(path))
+    words = "named this server's socket, too, and was left over: removed"
+    assert sorted(caplog.messages) == [f"{folder}/07-a.json {words}", f"{folder}/b.json {words}"]
 
 
 BUSY, DENIED = OSError(16, "Device or resource busy"), PermissionError(13, "Permission denied")
 TWICE = "names this server's socket, too, so each call would be made twice, and cannot be removed"
-REFUSALS: list[tuple[str, OSError, Act, str]] = [
+REFUSALS: list[tuple[str, OSError, Callable[[Registration], None], str]] = [
     ("unlink", BUSY, Registration.write, f"{{}}/b.json {TWICE}: Device or resource busy"),
     ("scandir", DENIED, Registration.write, "cannot look for older registrations of this server in {}"),
     ("unlink", DENIED, Registration.remove, "cannot remove {}/a.json: Permission denied; remove it by hand"),
@@ -184,7 +174,7 @@ REFUSALS: list[tuple[str, OSError, Act, str]] = [
 
 @pytest.mark.parametrize(("call", "error", "act", "words"), REFUSALS)
 def test_failed_system_call_and_leaving_are_logged(
-    file: Path, registration: Registration, caplog: Log, call: str, error: OSError, act: Act, words: str
+    file: Path, registration: Registration, caplog: Log, call: str, error: OSError, act: Any, words: str
 ) -> None:
     for name in ("a.json", "b.json"):
         (file.parent / name).write_bytes(CONTENT)
@@ -201,3 +191,98 @@ def test_failed_system_call_and_leaving_are_logged(
     [message] = caplog.messages
     assert message.startswith(words.format(file.parent))
     assert [path.read_bytes() for path in file.parent.iterdir()] == [CONTENT] * 2
+
+
+# The socket.
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Return a function that binds as gRPC does: it removes what exists at the path, before and at the end."""
+    with ExitStack() as stack:
+
+        def bind(path: str) -> None:
+            Path(path).unlink(missing_ok=True)
+            stack.callback(Path(path).unlink, missing_ok=True)
+            stack.enter_context(listening(path))
+
+        yield bind
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.sock"
+
+
+def stale(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+
+
+@pytest.mark.parametrize("mask", [0, 0o022, 0o777])
+def test_socket_is_private_and_served_before_renamed(path: Path, serve: Serve, mask: int) -> None:
+    def check(bound: str) -> None:
+        serve(bound)
+        assert stat.S_IMODE(os.lstat(bound).st_mode) == 0o600
+        assert listens(bound)
+        assert not path.exists()
+
+    with umask(mask):
+        placed = place(str(path), check)
+        assert os.umask(mask) == mask
+    assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+    assert listens(str(path))
+    assert sorted(os.listdir(path.parent)) == ["a.sock", "a.sock.lock"]
+    placed.close()
+
+
+def test_close_removes_own_socket_and_releases_lock(path: Path, serve: Serve) -> None:
+    for _ in range(2):
+        placed = place(str(path), serve)
+        placed.close()
+        placed.close()
+        assert sorted(os.listdir(path.parent)) == ["a.sock.lock"]
+    placed = place(str(path), serve)
+    path.unlink()
+    stale(path)
+    placed.close()
+    assert path.is_socket(), "the socket of another process was removed"
+
+
+def test_socket_that_cannot_be_removed_is_logged(serve: Serve, path: Path, caplog: Log) -> None:
+    read_only = OSError(errno.EROFS, os.strerror(errno.EROFS))
+    made = place(str(path), serve)
+    with mock.patch("os.unlink", side_effect=read_only):
+        made.close()
+    stays = f"{path} stays: it cannot be removed (Read-only file system); the next start tries again"
+    assert caplog.messages == [stays]
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"cannot listen on .*: File exists"):  # the lock was released
+        place(str(path), lambda bound: serve(bound) or path.touch())
+    assert path.is_file(), "a file that appears meanwhile was removed"
+
+
+def test_stale_socket_is_replaced_under_both_names(path: Path, serve: Serve) -> None:
+    lock = path.with_name("a.sock.lock")
+    lock.touch()
+    stale(path)
+    stale(path.with_name(f".{lock.stat().st_ino}.sock"))  # killed between creating and naming it
+    with closing(place(str(path), serve)):
+        assert listens(str(path))
+        assert sorted(os.listdir(path.parent)) == ["a.sock", "a.sock.lock"]
+
+
+def test_listener_with_full_backlog_is_found(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        assert not listens(str(path))
+        listener.listen(0)
+        waiting = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) for _ in range(3)]
+        for client in waiting:
+            client.connect_ex(str(path))
+        assert listens(str(path))
+        for client in waiting:
+            client.close()
+    (path.parent / "file").touch()
+    for name in ("a.sock", "none", "file", "x" * 200, "nul\0"):
+        assert not listens(f"{path.parent}/{name}")

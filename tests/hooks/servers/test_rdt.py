@@ -4,7 +4,7 @@ The kernel is simulated by tests/fakes/resctrl.py; scripts/demo starts real cont
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,11 @@ from runtimeproxy_hooks.sdk.testing import CONTAINER_ID, UID, HookTester
 from runtimeproxy_hooks.servers import rdt
 from runtimeproxy_hooks.servers.rdt import RDT_CLASS, ROUNDS, Rdt
 from tests.fakes.resctrl import Hardware, StandIn, wait_until_ended
-from tests.hooks.nodes import annotation, on_node, qos, rows, tree
+from tests.hooks.nodes import annotation, on_node, qos, tree
 
 Log, Patch = pytest.LogCaptureFixture, pytest.MonkeyPatch
 POD_GROUP = f"koordlet-{UID}"
-EVERY_CLASS: Mapping[str, Any] = {name: {"enable": True} for name in ("LSR", "LS", "BE")}
+EVERY_CLASS = "rdt: {LSR: {enable: true}, LS: {enable: true}, BE: {enable: true}}"
 SMALL = {"llc": {"schemata": {"range": [0, 30]}}, "mb": {"schemata": {"percent": 20}}}
 OWN_LIMITS: dict[str, Any] = {"annotations": annotation(RESCTRL, SMALL)}
 SMALL_LINES, MB_FULL = "L3:0=00f;1=00f\nMB:0= 20;1= 20\n", "MB:0=100;1=100\n"
@@ -38,9 +38,8 @@ class Node:
         self.resctrl = StandIn(self.root)
         tree(folder, {"cgroup.controllers": ""})  # version 2
 
-    def hook(self, *flags: str, classes: Mapping[str, Any] | None = None, resctrl: Resctrl | None = None) -> HookTester:
-        settings = yaml.safe_dump({"rdt": dict(classes or {})})
-        return on_node(self.folder, Rdt(resctrl or self.resctrl), settings, *flags)
+    def hook(self, *flags: str, classes: str = "", resctrl: Resctrl | None = None) -> HookTester:
+        return on_node(self.folder, Rdt(resctrl or self.resctrl), classes, *flags)
 
     def schemata(self, group: str) -> str:
         return (self.root / group / "schemata").read_text()
@@ -101,21 +100,19 @@ ANY_CASE = {"LLC": {"Schemata": {"Range": [0, 30]}}, "MB": {"schematapercache": 
 UNUSED = {"llc": {"schemata": {"percent": 5, "range": [0, 30]}}, "mb": {"schemata": {"range": [5, 6]}}}
 NULLS = {"llc": {"schemata": {"range": [0, 30]}, "schemataPerCache": None}, "mb": None, "l2": 1}
 ANNOTATIONS = [
-    ("common and by cache", BOTH, "L3:0=038;1=1f8\nMB:0= 20;1= 40\n"),
-    ("keys in any case", ANY_CASE, "L3:0=00f;1=00f\nMB:0= 50;1=100\n"),
-    ("percent of the cache and range of the bandwidth are unused", UNUSED, f"L3:0=00f;1=00f\n{MB_FULL}"),
-    ("nulls and unknown keys are ignored", NULLS, f"L3:0=00f;1=00f\n{MB_FULL}"),
+    *((BOTH, "L3:0=038;1=1f8\nMB:0= 20;1= 40\n"), (ANY_CASE, "L3:0=00f;1=00f\nMB:0= 50;1=100\n")),
+    *((value, f"L3:0=00f;1=00f\n{MB_FULL}") for value in (UNUSED, NULLS)),
 ]
 
 
-@pytest.mark.parametrize(("value", "schemata"), rows(ANNOTATIONS))
+@pytest.mark.parametrize(("value", "schemata"), ANNOTATIONS)
 def test_annotation_creates_group_of_pod(node: Node, value: object, schemata: str) -> None:
     assert not node.hook().pre_run_pod_sandbox(annotations=annotation(RESCTRL, value))
     assert node.groups() == [POD_GROUP]
     assert node.schemata(POD_GROUP) == schemata
 
 
-NO_LIMITS = ("{}", '{"llc":{}}', '{"llc":{"schemataPerCache":[]},"mb":{"schemata":{}}}')
+NO_LIMITS = ["{}", '{"llc":{}}', '{"llc":{"schemataPerCache":[]},"mb":{"schemata":{}}}']
 
 
 @pytest.mark.parametrize(("text", "groups"), [*((text, []) for text in NO_LIMITS), ("", ["LS"]), ("null", ["LS"])])
@@ -160,6 +157,11 @@ def test_stopped_sandbox_removes_its_group_only_if_empty(node: Node) -> None:
     for _ in range(2):
         restarted().post_stop_pod_sandbox(**OWN_LIMITS, attempt=1)
         assert node.groups() == []
+    with threads(2) as tids:  # the late stop of an old sandbox, before the new one's container starts
+        node.container(*tids)
+        restarted().post_start_container(**OWN_LIMITS)
+        assert node.resctrl.tasks(POD_GROUP) == set(tids)
+    assert node.schemata(POD_GROUP) == SMALL_LINES
 
 
 GUARANTEED, BEST_EFFORT = f"/kubepods/pod{UID}", "/kubepods/besteffort/podu"
@@ -177,18 +179,21 @@ def test_qos_class_of_pod_is_its_group(node: Node, name: str, cgroup_parent: str
 
 
 def test_limits_are_written_when_settings_change(node: Node, monkeypatch: Patch) -> None:
+    def change(**classes: Any) -> None:
+        tree(node.folder, {"node.yaml": yaml.safe_dump({"rdt": classes})})
+
     resctrl = Watched(node.root)
     tester = node.hook(resctrl=resctrl)
     for times, mb, written in ((1, 50, 50), (2, 70, 70), (2, 90, 70)):
         resctrl.refused = ["schemata"] if mb == 90 else []
-        tree(node.folder, {"node.yaml": yaml.safe_dump({"rdt": {"LS": {"enable": True, "l3": [0, 50], "mb": mb}}})})
+        change(LS={"enable": True, "l3": [0, 50], "mb": mb})
         for _ in range(2):
             assert tester.pre_create_container(labels=qos("LS")).annotations == {RDT_CLASS: "LS"}
         assert resctrl.limited == ["LS"] * times
         assert node.schemata("LS") == f"L3:0=03f;1=03f\nMB:0= {written};1= {written}\n"
-    tree(node.folder, {"node.yaml": yaml.safe_dump({"rdt": {"LS": {"enable": False}, "BE": {"enable": True}}})})
+    change(LS={"enable": False}, BE={"enable": True})
     assert not tester.pre_create_container(labels=qos("LS"))
-    tree(node.folder, {"node.yaml": yaml.safe_dump({"rdt": {"LS": {"enable": True}}})})
+    change(LS={"enable": True})
     resctrl.refused = []
     monkeypatch.setattr(rdt, "MAX_WRITTEN", 1)
     for call in 2 * [OWN_LIMITS, {"labels": qos("LS")}]:
@@ -203,19 +208,6 @@ def test_annotation_is_omitted_when_flag_is_set(node: Node) -> None:
         node.container(*tids)
         tester.post_start_container(labels=qos("LS"))
         assert node.resctrl.tasks("LS") == set(tids)
-
-
-def test_group_is_created_again_after_late_stop(node: Node) -> None:
-    """The kubelet may stop a sandbox again while the container of the pod's new one is not started yet."""
-    tester = node.hook()
-    tester.pre_run_pod_sandbox(**OWN_LIMITS)
-    tester.post_stop_pod_sandbox(**OWN_LIMITS)
-    assert node.groups() == []
-    with threads(2) as tids:
-        node.container(*tids)
-        tester.post_start_container(**OWN_LIMITS)
-        assert node.resctrl.tasks(POD_GROUP) == set(tids)
-    assert node.schemata(POD_GROUP) == SMALL_LINES
 
 
 def test_every_thread_outside_group_is_moved_once(node: Node, caplog: Log) -> None:
@@ -243,35 +235,26 @@ def test_container_that_always_starts_threads_is_abandoned(node: Node, caplog: L
 
 
 CREATED = "pre_run_pod_sandbox pre_create_container"
-WITHOUT_RDT: dict[str, Callable[[Path], Resctrl]] = {
-    "offers neither L3 nor MB": Resctrl,
-    "cbm_mask is not an unbroken row of ones": lambda root: StandIn(root, Hardware(cbm_mask=0b1011, mb_ids=())),
-}
 
 
-@pytest.mark.parametrize("words", WITHOUT_RDT)
-def test_node_without_rdt_is_logged_and_runs_pods(node: Node, tmp_path: Path, caplog: Log, words: str) -> None:
-    root = tmp_path / "none"
-    tester = node.hook(classes=EVERY_CLASS, resctrl=WITHOUT_RDT[words](root))
-    assert words in caplog.text
-    assert f"mount -t resctrl resctrl {root}" in caplog.text
-    caplog.clear()
-    for text in (SMALL, "no JSON"):
-        for method in (*CREATED.split(), "post_start_container", "post_stop_pod_sandbox"):
-            assert not getattr(tester, method)(annotations=annotation(RESCTRL, text), labels=qos("LS"))
-    assert not caplog.records
-    assert not list(root.glob("koordlet-*"))
-
-
-def test_resctrl_mounted_later_is_used(node: Node, tmp_path: Path) -> None:
-    root = tmp_path / "later"
-    resctrl = StandIn(root)
-    hidden = root.rename(tmp_path / "hidden")
-    tester = node.hook(resctrl=resctrl)
+def test_node_without_rdt_is_logged_and_runs_pods(node: Node, tmp_path: Path, caplog: Log) -> None:
+    later = StandIn(tmp_path / "later")
+    hidden = later.root.rename(tmp_path / "hidden")
+    invalid = StandIn(tmp_path / "invalid", Hardware(cbm_mask=0b1011, mb_ids=()))
+    notes = {"cbm_mask is not an unbroken row of ones": invalid, "offers neither L3 nor MB": later}
+    for words, resctrl in notes.items():
+        tester = node.hook(classes=EVERY_CLASS, resctrl=resctrl)
+        assert words in caplog.text
+        assert f"mount -t resctrl resctrl {resctrl.root}" in caplog.text
+        caplog.clear()
+        for value in (SMALL, "no JSON"):
+            for method in (*CREATED.split(), "post_start_container", "post_stop_pod_sandbox"):
+                assert not getattr(tester, method)(annotations=annotation(RESCTRL, value), labels=qos("LS"))
+        assert not caplog.records
+    assert not list(invalid.root.glob("koordlet-*"))
+    hidden.rename(later.root)  # mounted later
     tester.pre_run_pod_sandbox(**OWN_LIMITS)
-    hidden.rename(root)
-    tester.pre_run_pod_sandbox(**OWN_LIMITS)
-    assert resctrl.exists(POD_GROUP)
+    assert later.exists(POD_GROUP)
 
 
 def test_exhausted_classes_of_service_are_logged_once(node: Node, caplog: Log) -> None:

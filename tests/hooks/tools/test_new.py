@@ -12,6 +12,7 @@ import pytest
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.plugins import registration
 from runtimeproxy_hooks.tools import new
+from tests.hooks.nodes import umask
 from tests.hooks.sdk import processes
 
 Patch = pytest.MonkeyPatch
@@ -37,13 +38,10 @@ def test_folder_is_removed_if_file_cannot_be_written(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o077])
-def test_folder_has_all_files_and_is_writable_only_by_owner(tmp_path: Path, umask: int) -> None:
-    before = os.umask(umask)
-    try:
+@pytest.mark.parametrize("mask", [0o000, 0o077])
+def test_folder_has_all_files_and_is_writable_only_by_owner(tmp_path: Path, mask: int) -> None:
+    with umask(mask):
         folder = new.new("gpu-env", tmp_path)
-    finally:
-        os.umask(before)
     assert (folder, stat.S_IMODE(folder.stat().st_mode)) == (tmp_path / "gpu_env", 0o755)
     files = {path.name: path.read_text() for path in folder.iterdir()}
     assert files.keys() == {"gpu_env.py", "test_gpu_env.py", "gpu_env.service", "gpu_env.json", "README.rst"}
