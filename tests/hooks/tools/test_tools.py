@@ -1,0 +1,491 @@
+"""``runtimeproxy hook``: select and call a server, requests as YAML, ``bench``, ``verify`` and ``new``.
+
+Every rule of verify detects its broken server, and no other reports it. A new hook server's folder is written once,
+its tests pass, and it serves without changes.
+"""
+
+import asyncio
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.hookapi import codec
+from runtimeproxy.model import merge
+from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, SubjectKind
+from runtimeproxy.plugins import registration
+from runtimeproxy.relay.rpc.connection import CallFailed, Kind
+from runtimeproxy_hooks.tools import client as hook_client
+from runtimeproxy_hooks.tools import new, request, trials, verify
+from runtimeproxy_hooks.tools.client import WARM_UP_CALLS, Figures, HookCallFailed, Server, bench
+from runtimeproxy_hooks.tools.trials import TriedServer
+from runtimeproxy_hooks.tools.verify import RULES, Mark, Rule, Verdict, judge
+from tests.fakes import hookanswers
+from tests.fakes.broken_hookservers import BROKEN, GOOD, LATE_SECONDS, Made, answering
+from tests.fakes.hookanswers import HookCall
+from tests.fakes.hookserver import HookServer
+from tests.hooks.nodes import umask
+from tests.hooks.sdk import processes
+
+Patch = pytest.MonkeyPatch
+PRE_RUN, CREATE, PRE_START, POST_START = (
+    BY_NAME[name] for name in ("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer", "PostStartContainer")
+)
+BODY = request.encoded(CREATE, request.example())
+
+
+def test_server_is_selected_by_file_or_socket(tmp_path: Path) -> None:
+    assert hook_client.find("unix:///run/x.sock") == Server("/run/x.sock")
+    file, entry = tmp_path / "10-x.json", {"remote-endpoint": "unix:///run/x.sock"}
+    file.write_text(json.dumps(entry))
+    assert hook_client.find(str(file)) == Server("/run/x.sock", 2.0, frozenset())
+    file.write_text(json.dumps({**entry, "timeout": "500ms", "runtime-hooks": ["PreStartContainer"]}))
+    assert hook_client.find(str(file)) == Server("/run/x.sock", 0.5, frozenset({"PreStartContainer"}))
+    file.write_text("{}")
+    unread = f"{tmp_path}/y.json: the registration file cannot be read: No such file"
+    for name, words in ((file, f"{file}: remote-endpoint is missing"), (tmp_path / "y.json", unread)):
+        with pytest.raises(ConfigError, match=f"^{words}"):
+            hook_client.find(str(name))
+    with pytest.raises(ConfigError, match=r"^SERVER: 'x\.sock' is not a unix socket"):
+        hook_client.find("x.sock")
+
+
+FAILURES = [
+    (CallFailed(14, "/run/a: b.sock: Connection refused", Kind.UNREACHABLE), "not reachable: Connection refused"),
+    (CallFailed(4, "no answer in time", Kind.DEADLINE), "no answer in time"),
+    (CallFailed(13, "cut", Kind.BROKEN), "broken answer: cut"),
+    (CallFailed(16, "x", Kind.STATUS), "UNAUTHENTICATED: x"),
+    (CallFailed(7, "", Kind.STATUS), "refused (PERMISSION_DENIED): without a text"),
+    (CallFailed(12, "whatever", Kind.STATUS), "this hook point is not served (UNIMPLEMENTED)"),
+    (CallFailed(2, "{text} \x1b[31mred\nline\x07", Kind.STATUS), "UNKNOWN: {text}  [31mred line"),
+]
+
+
+@pytest.mark.parametrize(("failure", "words"), FAILURES)
+def test_failure_text_is_safe_to_print(failure: CallFailed, words: str) -> None:
+    assert hook_client.words(failure) == words
+
+
+async def test_undecodable_answer_is_reported_as_broken(tmp_path: Path) -> None:
+    path = str(tmp_path / "hooks.sock")
+    async with HookServer(path, default=hookanswers.garbage()), hook_client.connection(path) as client:
+        with pytest.raises(CallFailed) as caught:
+            await hook_client.call_hook(client, CREATE, BODY, 10.0)
+    assert (caught.value.kind, caught.value.code) == (Kind.BROKEN, 13)
+
+
+def test_figures_are_shown_in_milliseconds() -> None:
+    figures = Figures([0.002, 0.001], 0.5, Counter({"no answer in time": 3, "INTERNAL: x": 1}))
+    assert [" ".join(line.split()) for line in figures.lines] == [
+        *("p50 1.000 ms", "p90 2.000 ms", "p99 2.000 ms", "longest 2.000 ms", "calls/s 4"),
+        *("failures 4", "3 x no answer in time", "1 x INTERNAL: x"),
+    ]
+    assert [line.split() for line in Figures([], 1.0).lines] == [["calls/s", "0"], ["failures", "0"]]
+
+
+async def measured(server: HookServer, **more: Any) -> Figures:
+    return await asyncio.to_thread(bench, Server(server.socket_path), CREATE, BODY, timeout_seconds=10.0, **more)
+
+
+async def test_calls_are_concurrent_after_warm_up(tmp_path: Path) -> None:
+    """Each call waits for three of them: consecutive calls would all time out."""
+    async with HookServer(str(tmp_path / "hooks.sock")) as server:
+        barrier = asyncio.Barrier(3)
+
+        async def answer(call: HookCall) -> bytes:
+            if len(server.calls) > 1 + WARM_UP_CALLS:
+                await barrier.wait()
+            return b""
+
+        server.default = answer
+        figures = await measured(server, calls=150, concurrency=3)
+        assert len(server.calls) == 1 + WARM_UP_CALLS + 150
+    assert (len(figures.seconds), figures.failures) == (150, Counter())
+
+
+async def test_failures_are_counted_by_their_reason(tmp_path: Path) -> None:
+    async with HookServer(str(tmp_path / "hooks.sock")) as server:
+        fail = hookanswers.status(grpc.StatusCode.INTERNAL, "odd")
+
+        async def answer(call: HookCall) -> bytes:
+            return await fail(call) if len(server.calls) % 2 == 0 else b""
+
+        server.default = answer
+        figures = await measured(server, calls=10, concurrency=1)
+        server.default, earlier_calls = fail, len(server.calls)
+        with pytest.raises(HookCallFailed, match="PreCreateContainer: INTERNAL: odd"):
+            await measured(server, calls=10, concurrency=1)
+        assert len(server.calls) == earlier_calls + 1
+    assert (len(figures.seconds), figures.failures) == (5, Counter({"INTERNAL: odd": 5}))
+
+
+RESOURCES_SENT = Resources(cpu_quota=50000, cpu_shares=2, cpuset_cpus="0-3", hugepage_limits={"2MB": 4096})
+ENTRIES_SENT: Any = {"envs": {"A": "1", "EMPTY": ""}, "annotations": {"n": "a\nb"}}
+SENT = HookRequest(PodInfo(cgroup_parent="/pod"), ContainerInfo(**ENTRIES_SENT, resources=RESOURCES_SENT))
+
+
+def shown(answer: HookAnswer, hook_point: Any = CREATE) -> str:
+    return "".join(f"{line}\n" for line in hook_client.answer_lines(hook_point, SENT, answer))
+
+
+CHANGED = """applied:
+  annotations:
+    n: "c"  # was "a\\nb"
+  envs:
+    A: "2"  # was "1"
+    B: "x y"
+    EMPTY: "1"
+    "on": "off"
+  cgroup_parent: "/other"  # was "/pod"
+  resources:
+    cpu_quota: -1  # was 50000
+    cpuset_cpus: ""  # was "0-3"
+    hugepage_limits:
+      "2MB": 0  # was 4096
+      "1GB": 8192
+"""
+SECTIONS = """applied:
+  resources:
+    cpu_shares: 4  # was 2
+dropped:
+  resources:
+    cpu_period: 5
+without-effect:
+  envs:
+    A: "2"  # was "1"
+bad:
+  - "resources.cpu_period: must be 0 (not set) or 1000..1000000 microseconds"
+"""
+
+
+def test_answer_is_shown_as_changes_and_lost_entries() -> None:
+    resources = Resources(cpu_quota=-1, cpu_shares=2, hugepage_limits={"2MB": 0, "1GB": 8192})
+    envs = {"A": "2", "B": "x y", "EMPTY": "1", "on": "off"}
+    answer = HookAnswer(envs=envs, annotations={"n": "c"}, cgroup_parent="/other", resources=resources)
+    assert shown(answer) == CHANGED
+    assert shown(merge.echo(SENT)) == shown(HookAnswer()) == "applied: {}\n"
+    lost = HookAnswer(envs={"A": "2"}, resources=Resources(cpu_period=5, cpu_shares=4))
+    assert shown(lost, PRE_START) == SECTIONS
+
+
+@pytest.mark.parametrize("letter", ["k", "\n", "\x80"])
+def test_key_of_any_length_is_shown_as_yaml(letter: str) -> None:
+    for length in (100, 1022, 1023, 1024):
+        envs = {letter * length: "1", "B": "2"}
+        text = shown(HookAnswer(envs=envs))
+        assert all(line.isprintable() for line in text.splitlines())
+        assert yaml.safe_load(text) == {"applied": {"envs": envs}}
+
+
+async def called(path: Path, answer: hookanswers.Answer, hook_point: Any = CREATE, **server: Any) -> hook_client.Called:
+    """Call a server with the example request, as the command does: in a thread with its own event loop."""
+    async with HookServer(str(path), default=answer):
+        named = Server(str(path), **server)
+        return await asyncio.to_thread(hook_client.call, named, hook_point, request.example(), 10.0)
+
+
+async def test_call_shows_request_and_its_changes(tmp_path: Path) -> None:
+    result = await called(tmp_path / "hooks.sock", hookanswers.koordlet(cpu_quota=-1))
+    first, *heads = [line for line in result.text.splitlines() if line.startswith("#")]
+    assert first.startswith(f"# PreCreateContainer at {tmp_path}/hooks.sock answered in ")
+    assert heads == ["# not sent at this hook point: pod.runtime_handler, pod.overhead, container.id"]
+    assert yaml.safe_load(result.text) == {"applied": {"resources": {"cpu_quota": -1}}}
+    assert result.faults == ()
+    points = frozenset({"PreStartContainer"})
+    result = await called(tmp_path / "hooks.sock", hookanswers.echo(), POST_START, points=points)
+    assert "# the proxy would not call: the registration file does not name PostStartContainer" in result.text
+    assert "# the proxy ignores what is answered at this hook point" in result.text
+
+
+# Requests as YAML.
+
+
+def of_pod(**fields: Any) -> HookRequest:
+    return HookRequest(PodInfo(**fields))
+
+
+NUMBERS = "{cpu_quota: -1, cpuset_cpus: 0, hugepage_limits: {2MB: 18446744073709551615}, unified: {a: b}}"
+READ_NUMBERS = Resources(cpu_quota=-1, cpuset_cpus="0", hugepage_limits={"2MB": 2**64 - 1}, unified={"a": "b"})
+READ: list[tuple[str, HookRequest]] = [
+    *((text, of_pod()) for text in ("", "# nothing\n", "container:", "pod: {labels: , name: ~, attempt: null}")),
+    ("container: {envs: {A: '1'}}", HookRequest(PodInfo(), ContainerInfo(envs={"A": "1"}))),
+    ("pod: {name: web, uid: 0x1, attempt: 4294967295}", of_pod(name="web", uid="0x1", attempt=2**32 - 1)),
+    ("pod: {overhead: {}}", of_pod(overhead=Resources())),
+    (f"pod: {{resources: {NUMBERS}}}", of_pod(resources=READ_NUMBERS)),
+    ("pod: {labels: &same {a: b}, annotations: *same}", of_pod(labels={"a": "b"}, annotations={"a": "b"})),
+]
+
+
+@pytest.mark.parametrize(("text", "read"), READ, ids=[text for text, _ in READ])
+def test_request_is_parsed(text: str, read: HookRequest) -> None:
+    assert request.parse(text, "f") == read
+
+
+REFUSED = [
+    ("- pod", "f:1: write 'key: value' lines here"),
+    ("pod:\n  labls: {secret: canary}", "f:2: pod.labls: unknown key; did you mean labels?"),
+    ("pod:\n  id: canary", "f:2: pod.id: unknown key; did you mean uid?"),
+    ("container: {pod_id: canary}", "f:1: container.pod_id: unknown key; there are name, attempt, "),
+    ("pod: {annotations: {a: {b: canary}}}", "f:1: pod.annotations.a: write one text, in quotes if it is JSON"),
+    ("pod: {attempt: canary}", "f:1: pod.attempt: write a whole number, without a unit"),
+    ("pod: {attempt: 4294967296}", "f:1: pod.attempt: write a number from 0 to 4294967295"),
+    ("pod: {resources: {hugepage_limits: {2MB: -1}}}", "f:1: pod.resources.hugepage_limits.2MB: write a number from 0"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), REFUSED, ids=[text[:60] for text, _ in REFUSED])
+def test_error_has_line_and_key_but_no_value(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        request.parse(text, "f")
+    assert str(caught.value).startswith(words)
+    assert "canary" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_example_is_sent_completely_at_every_hook_point() -> None:
+    for hook_point in HOOK_POINTS:
+        sent = request.at_hook_point(hook_point, request.example())
+        assert (sent.container is None) == (hook_point.subject is SubjectKind.POD)
+        assert request.unsent(hook_point, sent) == ()
+        assert request.encoded(hook_point, sent) == codec.encode(hook_point, sent)
+    with pytest.raises(ConfigError, match=r"PreStartContainer is about a container, and the request has none: add"):
+        request.encoded(PRE_START, of_pod())
+
+
+LOST = [
+    *((PRE_RUN, "pod: {overhead: {cpu_shares: 2}}", ()), (PRE_RUN, "container: {name: main}", ("container",))),
+    (CREATE, "{pod: {cgroup_parent: /b}, container: {cgroup_parent: /a}}", ("pod.cgroup_parent",)),
+    (CREATE, "container: {id: c1}", ("container.id",)),
+    (PRE_START, "{pod: {overhead: {}, runtime_handler: a}, container: {}}", ("pod.runtime_handler", "pod.overhead")),
+    (PRE_START, '{pod: {}, container: {envs: {A: "\\ud83d"}}}', ("container.envs",)),
+]
+
+
+@pytest.mark.parametrize(("hook_point", "text", "lost"), LOST)
+def test_field_that_proxy_never_sends_is_reported(hook_point: Any, text: str, lost: tuple[str, ...]) -> None:
+    assert request.unsent(hook_point, request.parse(text, "f")) == lost
+
+
+# Verify.
+
+Points = Sequence[HookPoint]
+TWO_POINTS = (PRE_RUN, CREATE)
+NOWHERE = "no hook point answers a plain request"
+
+
+def serve_create(path: str) -> HookServer:
+    """Serve PreCreateContainer only."""
+    unserved = hookanswers.BY_NAME["unimplemented"]()
+    return HookServer(path, {"PreCreateContainer": hookanswers.echo()}, default=unserved)
+
+
+async def verdicts(
+    folder: Path, made: Made, points: Points = TWO_POINTS, tried: Sequence[Rule] = RULES, **more: Any
+) -> dict[str, Verdict]:
+    """Return the verdicts on a server, by the rules' names."""
+    async with made(path := str(folder / "hooks.sock")):
+        subject = TriedServer(path, request.example(), points, **({"timeout_seconds": 10.0} | more))
+        await subject.probe()
+        return {verdict.rule.name: verdict for verdict in await judge(subject, rules=tried)}
+
+
+def marked(found: dict[str, Verdict], mark: Mark) -> set[str]:
+    return {name for name, verdict in found.items() if verdict.mark is mark}
+
+
+FORGOTTEN = "PreCreateContainer: resources: cpu_period, cpu_quota, cpu_shares, memory_limit_in_bytes, "
+FORGOTTEN += "memory_swap_limit_in_bytes repeated as sent, oom_score_adj left out"
+BAD_PERIOD = "must be 0 (not set) or 1000..1000000 microseconds"
+NO_ANSWER = "the server answers no more since 'empty'"
+LATE, SEE = f"no answer within {LATE_SECONDS:g} s", "no answer in time, see 'deadline'"
+LATE_TWICE = f"{LATE}: PreCreateContainer (empty), PreCreateContainer (missing)"
+WORDS = {
+    "sets a bad value": {"values": f"PreRunPodSandbox: resources.cpu_period: {BAD_PERIOD} (and at PreCreateContainer)"},
+    "forgets a number of its echo": {"echo": FORGOTTEN},
+    "dies of an empty request": {"missing": NO_ANSWER, "broken-connection": NO_ANSWER, "restart": NO_ANSWER},
+    "hangs": {"deadline": "no answer within 0.2 s: PreCreateContainer (a plain request)"},
+    "hangs without a cgroup parent": {"empty": SEE, "missing": SEE, "deadline": LATE_TWICE},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BROKEN)
+async def test_broken_server_fails_only_expected_rules(tmp_path: Path, name: str) -> None:
+    tried = BROKEN[name]
+    points = TWO_POINTS if tried.timeout_seconds > LATE_SECONDS else TWO_POINTS[1:]  # a server that hangs does so once
+    found = await verdicts(tmp_path, tried.made, points, timeout_seconds=tried.timeout_seconds)
+    words = {rule: verdict.words for rule, verdict in found.items()}
+    assert marked(found, Mark.BROKEN) == {tried.breaks}, words
+    assert words | WORDS.get(name, {}) == words
+    if tried.breaks in ("serves", "plain"):
+        not_checked = {"serves", "unknown-method", "restart", "deadline", tried.breaks}
+        assert {rule for rule, each in words.items() if each == NOWHERE} == found.keys() - not_checked
+    assert list(found) == [rule.name for rule in RULES]
+    assert {each.breaks for each in BROKEN.values()} | {"restart"} == found.keys(), "a rule has no server"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GOOD)
+async def test_good_server_passes_every_rule(tmp_path: Path, name: str) -> None:
+    found = await verdicts(tmp_path, GOOD[name])
+    assert marked(found, Mark.BROKEN) == set()
+    refused = {"values", "echo"} if name == "a refusal" else set()
+    assert marked(found, Mark.SKIPPED) == {"restart"} | refused
+    assert {found[rule].words for rule in refused} <= {"the plain request is refused: give one that is not (-f)"}
+
+
+RESTART = tuple(rule for rule in RULES if rule.name == "restart")
+FAIL, HANG = hookanswers.BY_NAME["fail"](), hookanswers.hang()
+AWAY = (
+    "waited 2 s for an answer at PreRunPodSandbox; afterwards a plain request: not reachable: No such file or directory"
+)
+COMMANDS: list[tuple[str, float, list[hookanswers.Answer], str]] = [
+    ("exit 3", 10.0, [], "the restart command ended with exit code 3"),
+    ("sleep 100 & echo $! > {0}/pid; wait", 2.0, [], "waited 2 s for the command to end"),  # its child ends, too
+    ("rm {0}/hooks.sock", 2.0, [], AWAY),
+    ("touch {0}/restarted", 10.0, [HANG, FAIL, HANG, FAIL], RESTART[0].sentence),  # the server may be slow afterwards
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "seconds", "starts", "words"), COMMANDS)
+async def test_restart_is_tested_with_command(
+    tmp_path: Path, monkeypatch: Patch, command: str, seconds: float, starts: list[hookanswers.Answer], words: str
+) -> None:
+    async def answer(call: HookCall) -> bytes:
+        return await (left.pop() if (tmp_path / "restarted").exists() and left else hookanswers.echo())(call)
+
+    def has_ended(pid: str) -> bool:
+        status = Path("/proc", pid, "status")
+        return not status.exists() or "State:\tZ" in status.read_text()
+
+    monkeypatch.setattr(trials, "RESTART_SECONDS", seconds)
+    left, more = [*starts], {"timeout_seconds": LATE_SECONDS / 2 if starts else 10.0, "tried": RESTART}
+    found = await verdicts(
+        tmp_path, answering(answer), TWO_POINTS[:1], restart_command=command.format(tmp_path), **more
+    )
+    mark = Mark.PASSED if starts else Mark.BROKEN
+    assert (found["restart"].mark, found["restart"].words, left) == (mark, words, [])
+    if (pid := tmp_path / "pid").exists():
+        await asyncio.to_thread(processes.eventually, lambda: has_ended(pid.read_text().strip()))
+
+
+EXAMPLE = request.example()
+POD_ONLY, WITHOUT_HANDLER = HookRequest(EXAMPLE.pod), replace(EXAMPLE, pod=replace(EXAMPLE.pod, runtime_handler=""))
+WITH_UPDATE = (TWO_POINTS[0], BY_NAME["PreUpdateContainerResources"])
+BOTH = "PreRunPodSandbox, PreUpdateContainerResources"
+UNSERVED = "serves             FAIL  PreRunPodSandbox not served (UNIMPLEMENTED)\n"
+ONE_OF_TWO = "\n13 passed, 1 failed, 1 skipped"
+TABLES: list[tuple[Made, HookRequest, Points, str, str, str]] = [
+    (GOOD["an echo"], WITHOUT_HANDLER, WITH_UPDATE, BOTH, "", "\n14 passed, 0 failed, 1 skipped"),
+    (GOOD["an echo"], POD_ONLY, TWO_POINTS[:1], "PreRunPodSandbox", "", "\n14 passed, 0 failed"),
+    (serve_create, request.example(), TWO_POINTS[:1], "PreCreateContainer", UNSERVED, ONE_OF_TWO),
+    (serve_create, POD_ONLY, TWO_POINTS[:1], "none of PreRunPodSandbox", UNSERVED, ""),
+    (BROKEN["serves no hook point"].made, request.example(), (), "no hook point", "", ""),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("made", "queried", "points", "serves", "first", "last"), TABLES)
+async def test_table_has_each_rule_and_sums(
+    tmp_path: Path, made: Made, queried: HookRequest, points: Points, serves: str, first: str, last: str
+) -> None:
+    lines: list[str] = []
+    async with made(path := str(tmp_path / "hooks.sock")):
+        subject = TriedServer(path, queried, points, 10.0)
+        good = await asyncio.to_thread(verify.verify, subject, lines.append)
+    assert lines[0] == f"{tmp_path}/hooks.sock serves {serves}\n"
+    assert lines[1].startswith(first)
+    assert [row.split()[0] for row in lines[1:-1]] == [rule.name for rule in RULES]
+    assert lines[-1].startswith(last)
+    assert good == ("0 failed" in lines[-1])
+
+
+# A new hook server.
+
+INVALID, TAKEN = "is not a name: write small letters", "is the name of another module"
+NAMES = [
+    *((name, INVALID) for name in ("", "Gpu", "1a", "_a", "a--b", "a/b", "é", "..", "x" * 41)),
+    *((name, TAKEN) for name in ("class", "json")),
+    ("runtimeproxy-hooks", f"'runtimeproxy_hooks' {TAKEN}, which runtimeproxy_hooks.py would"),
+]
+
+
+@pytest.mark.parametrize(("name", "words"), NAMES)
+def test_invalid_or_used_name_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        new.new(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_is_removed_if_file_cannot_be_written(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(new, "files", lambda name: {"no folder/gpu.py": ""})
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/gpu cannot be written: No such file or directory; name a fold"):
+        new.new("gpu", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o077])
+def test_folder_has_all_files_and_is_writable_only_by_owner(tmp_path: Path, mask: int) -> None:
+    with umask(mask):
+        folder = new.new("gpu-env", tmp_path)
+    assert (folder, stat.S_IMODE(folder.stat().st_mode)) == (tmp_path / "gpu_env", 0o755)
+    files = {path.name: path.read_text() for path in folder.iterdir()}
+    assert files.keys() == {"gpu_env.py", "test_gpu_env.py", "gpu_env.service", "gpu_env.json", "README.rst"}
+    assert not [name for name, text in files.items() if "$name" in text or "{name}" in text or "$class" in text]
+    assert "class GpuEnvHook(Hook):" in files["gpu_env.py"]
+    entry = registration.parse("gpu_env.json", files["gpu_env.json"].encode())
+    assert (entry.warnings, entry.points) == ((), {"PreCreateContainer"})
+    assert entry.endpoint == "/var/run/runtimeproxy-hooks/gpu_env.sock"
+
+
+def test_files_name_running_python(monkeypatch: Patch) -> None:
+    python, home = "/a b/100%/python3", "/home/me/venv/bin/python"
+    monkeypatch.setattr(sys, "executable", python)
+    word, in_unit, files = f"'{python}'", "'/a b/100%%/python3'", new.files("gpu")
+    assert f"\nExecStart={in_unit} /usr/local/lib/gpu/gpu.py " in files["gpu.service"]
+    assert "\nProtectHome=yes\n" in files["gpu.service"]
+    for command in (f"{word} -m pytest``", f"{word} -m pip install pytest``", f"    {word} gpu.py --endpoint"):
+        assert command in files["README.rst"]
+    assert not [name for name, text in files.items() if "python3" in text.replace(word, "").replace(in_unit, "")]
+    monkeypatch.setattr(sys, "executable", home)
+    assert "\nProtectHome=read-only\n" in new.files("gpu")["gpu.service"]
+
+
+@pytest.mark.slow
+def test_commands_of_readme_work(tmp_path: Path) -> None:
+    """The first block serves, the second calls, verifies and measures."""
+    folder = new.new("gpu-env", tmp_path)
+    serve, try_out = re.findall(r"::\n\n((?: {4}.*\n)+)", (folder / "README.rst").read_text())
+    program = tmp_path / "runtimeproxy"  # the name in the README
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m runtimeproxy "$@"\n')
+    program.chmod(0o755)
+    environ = os.environ | {"PYTHONPATH": str(processes.ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    serving = subprocess.Popen(["bash", "-c", f"exec {serve.strip()}"], cwd=folder, env=environ)
+    try:
+        processes.eventually((folder / "gpu_env.sock").exists)
+        command = ["bash", "-euc", try_out]
+        done = subprocess.run(
+            command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False
+        )
+    finally:
+        serving.terminate()
+        assert serving.wait(timeout=30) == 0
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'applied:\n  envs:\n    HOOK_GPU_ENV: "on"\n' in done.stdout
+    assert "14 passed, 0 failed, 1 skipped" in done.stdout
+    assert "1000 calls of PreCreateCon" in done.stdout
+    assert not (folder / "gpu_env.sock").exists()
