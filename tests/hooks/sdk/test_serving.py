@@ -1,14 +1,23 @@
-"""The gRPC server of hooks, on real sockets: answers, statuses, limits, health, the event loop, and the shutdown."""
+"""Hook servers: classes of hooks, results of exceptions, the gRPC server on real sockets, and servers as processes.
+
+A class knows which methods are hook points, and which names are mistakes. A process has flags, a file, and signals; it
+may be killed, and its start may fail.
+"""
 
 import asyncio
+import json
 import logging
+import os
+import re
+import stat
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import lru_cache, partialmethod, wraps
 from pathlib import Path
+from signal import SIGINT, SIGKILL, SIGTERM, Signals
 from typing import Any
 
 import grpc
@@ -19,37 +28,199 @@ from runtimeproxy.errors import ConfigError
 from runtimeproxy.hookapi import codec
 from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME
-from runtimeproxy_hooks.sdk import ContainerContext, Hook
+from runtimeproxy.wire import grpc as codes
+from runtimeproxy_hooks.sdk import ContainerContext, Hook, Malformed, NotSayable, Rejected, statuses
+from runtimeproxy_hooks.sdk.hook import call_hooks
 from runtimeproxy_hooks.sdk.serving import BackgroundLoop, HookServer
 from tests.hooks.sdk.processes import (
+    BEGAN,
     CREATE,
     LONG_SECONDS,
     SECRET,
     Dreamy,
     Obedient,
+    Process,
     bare,
     call,
     eventually,
     request,
+    running,
     status,
 )
+
+Log, Serve = pytest.LogCaptureFixture, Callable[..., str]
+START = BY_NAME["PreStartContainer"]
+REQUEST = HookRequest(PodInfo(), ContainerInfo())
+
+
+def new_class(*parents: type, **members: Any) -> Any:
+    return type("New", parents or (Hook,), members)
+
+
+def names(hook: Hook) -> list[str]:
+    return [hook_point.name for hook_point in hook.points]
+
+
+def unused(waiting: Awaitable[None]) -> None:
+    raise AssertionError("nothing here is async")
+
+
+MISSPELT = {
+    **dict.fromkeys(("pre_creat_container", "PreCreateContainer"), "pre_create_container"),
+    **{"PostStopPodSandboxHook": "post_stop_pod_sandbox", "pre_remove_run_pod_sandbox": "pre_run_pod_sandbox"},
+    "pre_x": "",
+}
+
+
+@pytest.mark.parametrize(("name", "meant"), MISSPELT.items())
+def test_misspelt_method_is_error_of_class(name: str, meant: str) -> None:
+    hint = rf", did you mean {meant}\?" if meant else ":"
+    words = rf"^New\.{name} is not a hook point{hint} There are pre_run_.*post_stop_pod_sandbox\. Give a method"
+    for kind in (lambda method: method, staticmethod):
+        with pytest.raises(TypeError, match=words):
+            new_class(**{name: kind(lambda *_: None)})
+
+
+async def generator(self: Hook, container: ContainerContext) -> AsyncIterator[None]:
+    yield
+
+
+NO_METHOD = r"must be a method, plain or async, and no generator$"
+ONE_PARAMETER = r"must have one parameter: def pre_start_container\(self, container\)$"
+WRONG_PARAMETERS = (
+    *(lambda self: None, lambda self, container, more: None, lambda self, *, container: None),
+    staticmethod(lambda self, container: None),
+)
+UNFIT = [
+    *((value, NO_METHOD) for value in ("x", property(lambda self: None), generator)),
+    *((value, ONE_PARAMETER) for value in WRONG_PARAMETERS),
+]
+
+
+@pytest.mark.parametrize(("value", "words"), UNFIT)
+def test_hook_point_must_be_method_with_one_parameter(value: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=rf"^New\.pre_start_container {words}"):
+        new_class(pre_start_container=value)
+
+
+@wraps(lambda self, container, more: None)
+def wrapper(self: Hook, container: ContainerContext) -> None: ...
+
+
+CALLABLE = [
+    *(lambda self, container, more=3: None, lambda self, *all, **more: None, repr, bool),
+    *(staticmethod(bool), staticmethod(lambda container: None), classmethod(lambda cls, container: None)),
+    *(partialmethod(lambda self, more, container: None, "more"), lru_cache(lambda self, container: None)),
+    wrapper,  # the signature of the callable itself, not of the wrapped one
+]
+
+
+@pytest.mark.parametrize("value", CALLABLE)
+def test_any_callable_with_one_parameter_is_accepted(value: Any) -> None:
+    call_hooks([new_class(pre_start_container=value)()], START, REQUEST, unused)
+
+
+def test_methods_of_all_parents_are_hook_points() -> None:
+    mixin = type("Mixin", (), {"pre_run_pod_sandbox": lambda self, pod: None})
+    parent = new_class(pre_create_container=lambda self, container: None, pre_start_container=repr)
+    assert names(new_class(mixin, parent)()) == ["PreRunPodSandbox", "PreCreateContainer", "PreStartContainer"]
+    assert names(new_class(parent, pre_create_container=None)()) == ["PreStartContainer"]  # None removes a hook point
+    assert new_class(prepare=repr, postpone=repr, _pre_create_container=repr, post_url="/x")().points == ()
+    with pytest.raises(TypeError, match=r"^New\.pre_run_pod is not a hook point"):
+        new_class(type("Mixin", (), {"pre_run_pod": lambda self, pod: None}), Hook)
+
+
+class Raising(Hook):
+    name = "raising"
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def pre_create_container(self, container: ContainerContext) -> None:
+        raise self.error
+
+
+class Deleting(Hook):
+    def pre_create_container(self, container: ContainerContext) -> None:
+        del container.env["A"]  # the SDK raises
+
+
+def status_of(*hooks: Hook) -> tuple[int, str]:
+    """Return the status of the hooks' exceptions."""
+    try:
+        call_hooks(hooks, CREATE, request(), unused)
+    except BaseException as error:
+        return statuses.status(error, "server", CREATE, request())
+    raise AssertionError("nothing was raised")
+
+
+def internal(name: str, hook: str = "raising") -> tuple[int, str]:
+    return codes.INTERNAL, f"{hook} at PreCreateContainer raised {name}; its log shows where"
+
+
+MALFORMED = Malformed("annotation A", "must be JSON")
+INVALID = (codes.INVALID_ARGUMENT, "annotation A: must be JSON")
+TEXTS = [
+    ("x" * statuses.MAX_TEXT, "x" * statuses.MAX_TEXT),
+    ("x" * (statuses.MAX_TEXT + 1), "x" * (statuses.MAX_TEXT - 1) + "…"),
+    ("a\udc80b", "a?b"),
+]
+STATUSES = [
+    *((Rejected(text), (codes.PERMISSION_DENIED, sent), "INFO", " rejected ns/pod/main") for text, sent in TEXTS),
+    (MALFORMED, INVALID, "WARNING", ": cannot read annotation A of ns/pod/main: must be JSON"),
+    (NotSayable("0 is no value"), internal("NotSayable"), "ERROR", ": at {}: 0 is no value"),
+    (KeyError(SECRET), internal("KeyError"), "ERROR", ": KeyError at {} for ns/pod/main"),
+    (SystemExit(SECRET), internal("SystemExit"), "ERROR", ": SystemExit at {} for ns/pod/main"),
+    (
+        CancelledError(),
+        internal("CancelledError"),
+        "WARNING",
+        ": canceled, because the caller no longer waits: ns/pod/main",
+    ),
+]
+
+
+@pytest.mark.parametrize(("error", "expected", "level", "line"), STATUSES)
+def test_error_has_its_status_and_line(caplog: Log, error: BaseException, expected: Any, level: str, line: str) -> None:
+    caplog.set_level(logging.INFO)
+    after = new_class(pre_create_container=lambda self, container: pytest.fail("it was called"))()
+    assert status_of(Hook(), Raising(error), after) == expected
+    [record] = caplog.records
+    place = f"{__file__}:{Raising.pre_create_container.__code__.co_firstlineno + 1}"
+    assert record.levelname == level
+    assert record.getMessage() == f"raising at PreCreateContainer{line.format(place)}"
+
+
+def test_place_is_in_hook_module_and_log_has_no_text(caplog: Log) -> None:
+    caplog.set_level(logging.DEBUG)
+    for hook in (Deleting(), Raising(KeyError(SECRET))):
+        status_of(hook)
+        assert f" at {__file__}:{type(hook).pre_create_container.__code__.co_firstlineno + 1}" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR", "DEBUG"]
+    assert "raise self.error" in caplog.messages[2]
+    with pytest.raises(OverflowError) as raised:
+        raise OverflowError(SECRET)
+    assert statuses.status(raised.value, "server", CREATE, request()) == internal("OverflowError", "server")
+    assert f"server at PreCreateContainer: OverflowError at {__file__}:" in caplog.text
+    assert SECRET not in caplog.text
+
+
+# The gRPC server.
 
 METHOD = codec.PATHS[CREATE.name]
 OK = (grpc.StatusCode.OK, "")
 ENDED = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
-
-Serve, Log = Callable[..., str], pytest.LogCaptureFixture
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "a.sock")
 
 
 def started(path: str, *hooks: Hook) -> HookServer:
     server = HookServer(hooks, "server")
     server.start(path)
     return server
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "a.sock")
 
 
 @pytest.fixture
@@ -115,10 +286,6 @@ def test_exception_becomes_status_and_server_continues(serve: Serve, caplog: Log
     assert status(path, request("refuse")) == (grpc.StatusCode.PERMISSION_DENIED, "not on my node")
     assert status(path, request()) == OK
     assert SECRET not in caplog.text
-
-
-def test_call_that_cannot_be_served_is_refused(serve: Serve) -> None:
-    path = serve(Obedient())
     text = "ContainerResourceHookRequest that is not a well-formed protobuf message"
     assert bare(path, METHOD, b"\xff\xff\xff") == (grpc.StatusCode.INVALID_ARGUMENT, text)
     unserved = bare(path, codec.PATHS["PreStartContainer"], b"")
@@ -151,38 +318,6 @@ def test_method_is_cancelled_when_its_call_ends(serve: Serve, caplog: Log) -> No
     eventually(lambda: "controlled at PreCreateContainer: canceled, because" in caplog.text)
 
 
-@pytest.mark.slow
-def test_awaitable_is_cancelled_when_caller_disconnects(serve: Serve, caplog: Log) -> None:
-    began, disconnected = threading.Event(), threading.Event()
-
-    class Late(Hook):
-        def pre_create_container(self, container: ContainerContext) -> Any:
-            began.set()
-            assert disconnected.wait(LONG_SECONDS)
-            time.sleep(0.5)  # until the server has noticed
-            return asyncio.Event().wait()
-
-    path, seconds = serve(Late()), 0.2
-    while not began.is_set():
-        assert status(path, request(), seconds)[0] is grpc.StatusCode.DEADLINE_EXCEEDED
-        seconds *= 2
-    disconnected.set()
-    eventually(lambda: "late at PreCreateContainer: canceled, because" in caplog.text)
-
-
-@pytest.mark.parametrize("service", ["", codec.SERVICE])
-def test_health_watcher_is_notified_of_shutdown(path: str, service: str) -> None:
-    server = started(path, Obedient())
-    with grpc.insecure_channel(f"unix:{path}") as channel, ThreadPoolExecutor(1) as ending:
-        health: Any = health_pb2_grpc.HealthStub(channel)
-        statuses = health.Watch(health_pb2.HealthCheckRequest(service=service), timeout=LONG_SECONDS)
-        assert next(statuses).status == health_pb2.HealthCheckResponse.SERVING
-        stopped = ending.submit(server.stop, LONG_SECONDS)
-        assert next(statuses).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        statuses.cancel()
-        assert stopped.result() == 0
-
-
 def test_socket_that_cannot_be_bound_is_error(tmp_path: Path) -> None:
     server = HookServer([Obedient()], "server")
     (tmp_path / "a.sock.lock").touch()
@@ -192,12 +327,18 @@ def test_socket_that_cannot_be_bound_is_error(tmp_path: Path) -> None:
     assert server.stop(0) == 0
 
 
-def test_stop_answers_running_calls_and_refuses_new_ones(path: str) -> None:
+@pytest.mark.parametrize("service", ["", codec.SERVICE])
+def test_stop_notifies_answers_running_and_refuses_new_calls(path: str, service: str) -> None:
     server = started(path, hook := Controlled())
-    with ThreadPoolExecutor(2) as threads:
+    with ThreadPoolExecutor(2) as threads, grpc.insecure_channel(f"unix:{path}") as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        watched = health.Watch(health_pb2.HealthCheckRequest(service=service), timeout=LONG_SECONDS)
+        assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
         waiting = threads.submit(status, path, request("hang"))
         assert hook.entered.acquire(timeout=LONG_SECONDS)
         ending, code = threads.submit(server.stop, LONG_SECONDS), grpc.StatusCode.OK
+        assert next(watched).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        watched.cancel()
         # Until the shutdown has begun; grpcio may not answer a call at that moment (#10418).
         while code in (grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED):
             code = status(path, request("nothing"), 1)[0]
@@ -252,3 +393,76 @@ def test_late_coroutine_is_cancelled(monkeypatch: pytest.MonkeyPatch, after: boo
     loop.close(LONG_SECONDS)
     with pytest.raises(CancelledError):
         waited_for.result(LONG_SECONDS)
+
+
+# A process.
+
+POINTS = ["PreCreateContainer", "PostStopPodSandbox"]
+FLAGS = ("--order=7", "--failure-policy=Fail", "--timeout=500ms", "--mark=x", "--unregister")
+FILE, SECOND = "obedient-dreamy.json", "07-obedient-dreamy.json"
+LIVES: list[tuple[Signals, tuple[str, ...], str, dict[str, str], str]] = [
+    (SIGTERM, (), FILE, {"failure-policy": "Ignore"}, "od"),
+    (SIGKILL, (), FILE, {"failure-policy": "Ignore"}, "od"),
+    (SIGINT, FLAGS, SECOND, {"failure-policy": "Fail", "timeout": "500ms"}, "ox"),
+]
+
+
+@pytest.mark.slow
+async def test_server_registers_serves_and_cleans_up(tmp_path: Path) -> None:
+    for number, flags, file, more, marks in LIVES:
+        with running(tmp_path, *flags, file=file) as server:
+            entry = {"remote-endpoint": str(server.socket), "runtime-hooks": POINTS, **more}
+            assert (json.loads(server.file.read_text()), os.listdir(server.registrations)) == (entry, [file])
+            assert stat.S_IMODE(server.socket.lstat().st_mode) == 0o600
+            assert (await call(str(server.socket), request())).envs == {"MARKS": marks}
+            killed = number is SIGKILL
+            assert server.end(number) == (-SIGKILL if killed else 0)
+            assert (os.listdir(server.registrations), server.socket.is_socket()) == ([file] if killed else [], killed)
+        serves = f"obedient-dreamy serves {', '.join(POINTS)} on {server.socket}, registered in {server.file}"
+        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING) runtimeproxy_hooks", server.log)
+        assert f"Z INFO runtimeproxy_hooks.sdk.command: {serves}\n" in server.log
+        assert server.log.endswith(f" {number.name}: ending\n") != killed
+    assert f" WARNING runtimeproxy_hooks.sdk.registering: {tmp_path}/hookserver.d/{FILE} " in server.log
+
+
+@pytest.mark.slow
+def test_hanging_call_is_abandoned_and_no_value_is_logged(tmp_path: Path) -> None:
+    with running(tmp_path, "--log-level=debug", "--register-dir=") as server, ThreadPoolExecutor(1) as caller:
+        status(str(server.socket), request(other=SECRET))
+        waiting = caller.submit(status, str(server.socket), request("hang"))
+        eventually(lambda: BEGAN in server.log)
+        assert server.end(SIGTERM) == 0
+        assert waiting.result()[0] in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
+        assert (server.socket.exists(), server.registrations.exists()) == (False, False)
+        assert f" on {server.socket}, not registered\n" in server.log
+        assert re.search(r" DEBUG \S+: PreCreateContainer: ns/pod/main in \d+\.\d{3} ms\n", server.log)
+        assert server.log.endswith("calls that did not end in time and are abandoned: 1\n")
+        assert SECRET not in server.log
+        assert " asyncio: " not in server.log  # the debug lines of libraries may contain values
+
+
+@pytest.mark.slow
+def test_file_is_rewritten_until_sigterm_and_kept_under_fail(tmp_path: Path) -> None:
+    with running(tmp_path, "--failure-policy=Fail") as server:
+        server.file.write_bytes(b"{}")
+        eventually(lambda: f"{server.file} was changed: written again" in server.log)
+        assert server.end(SIGTERM) == 0
+        assert json.loads(server.file.read_text())["failure-policy"] == "Fail"
+        assert f"{server.file} stays, because its policy is Fail: calls are refused until" in server.log
+    with running(tmp_path) as server:
+        server.process.send_signal(SIGTERM)
+        eventually(lambda: "ending" in server.log and not server.file.exists())
+        server.file.write_bytes(b"foreign")
+        assert status(str(server.socket), request()) == (grpc.StatusCode.OK, "")
+        assert server.process.wait(LONG_SECONDS) == 0
+        assert server.file.read_bytes() == b"foreign"
+
+
+@pytest.mark.slow
+def test_failed_registration_leaves_no_socket(tmp_path: Path) -> None:
+    (tmp_path / "hookserver.d").write_text("no directory")
+    server = Process(tmp_path)
+    assert server.process.wait(LONG_SECONDS) == 1
+    words = f"cannot write {tmp_path}/hookserver.d/obedient-dreamy.json: File exists"
+    assert server.log == f"obedient-dreamy: error: {words}; check the directory or set --register-dir\n"
+    assert not (tmp_path / "a.sock").exists()
