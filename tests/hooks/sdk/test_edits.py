@@ -1,45 +1,33 @@
-"""Edits of contexts, maps and resources: accepted edits per hook point, refused edits, and the answer.
+"""Edits of contexts, maps and resources; the answer; and the tester, whose result is the proxy's change."""
 
-The values that a hook gets are tested in test_testing.py.
-"""
-
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from runtimeproxy.model.fields import (
-    MAP_FIELDS,
-    NUMBER_FIELDS,
-    RESOURCE_FIELDS,
-    TEXT_FIELDS,
-    Adjustment,
-    ContainerInfo,
-    HookAnswer,
-    HookRequest,
-    PodInfo,
-    Resources,
-)
+from runtimeproxy.model import fields
+from runtimeproxy.model.fields import Adjustment, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Operation, Part, Stage, SubjectKind
 from runtimeproxy.model.merge import applicable, difference, echo, validated
+from runtimeproxy_hooks.sdk import testing
 from runtimeproxy_hooks.sdk.context import ContainerContext, PodContext
 from runtimeproxy_hooks.sdk.edits import EditableResources, Entries, Environment
-from runtimeproxy_hooks.sdk.errors import NotSayable
-from tests.hooks.nodes import rows
+from runtimeproxy_hooks.sdk.errors import NotSayable, Rejected
+from runtimeproxy_hooks.sdk.hook import METHODS, Hook
+from runtimeproxy_hooks.sdk.pytest_plugin import hook_tester as hook_tester  # the fixture
+from runtimeproxy_hooks.sdk.testing import CONTAINER_ID, UID, Difference, HookTester
 from tests.merge_cases import BAD, SENT, TIDY
 
 CANARY = "canary-value"
 RUN_POD, CREATE = BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"]
-POINTS = pytest.mark.parametrize("hook_point", HOOK_POINTS, ids=lambda hook_point: str(hook_point.name))
-
 ENTRIES = {"labels": {"app": "web"}, "annotations": {"note": CANARY}}
 MESSAGES = {"overhead": Resources(cpu_shares=7), "resources": Resources(cpu_shares=512)}
 POD = PodInfo(name="web", namespace="shop", cgroup_parent="/kubepods/podu-1", **ENTRIES, **MESSAGES)
-CONTAINER = ContainerInfo(
-    name="main", annotations={"hash": "1"}, resources=Resources(cpu_quota=50_000), envs={"A": CANARY}
-)
+OF_CONTAINER: Any = {"annotations": {"hash": "1"}, "resources": Resources(cpu_quota=50_000), "envs": {"A": CANARY}}
+CONTAINER = ContainerInfo(name="main", **OF_CONTAINER)
 
 
 def request_at(hook_point: HookPoint) -> HookRequest:
@@ -57,14 +45,16 @@ def unedited(hook_point: HookPoint) -> HookAnswer:
     return replace(echo(request_at(hook_point)), resources=None)
 
 
-@POINTS
-def test_repr_of_context_has_no_value(hook_point: HookPoint) -> None:
-    context = context_at(hook_point)
-    assert repr(context).startswith(f"<{hook_point.name} of ")
-    assert "shop/web" in repr(context)
-    pod = context.pod if isinstance(context, ContainerContext) else context
-    everything = [context, pod, pod.labels, pod.annotations, context.annotations, getattr(context, "env", None)]
-    assert CANARY not in f"{everything} {everything!s}"
+def test_repr_has_no_value_of_map() -> None:
+    for hook_point in HOOK_POINTS:
+        context = context_at(hook_point)
+        assert repr(context).startswith(f"<{hook_point.name} of ")
+        assert "shop/web" in repr(context)
+        pod = context.pod if isinstance(context, ContainerContext) else context
+        everything = [context, pod, pod.labels, pod.annotations, context.annotations, getattr(context, "env", None)]
+        assert CANARY not in f"{everything} {everything!s}"
+    sent = Resources(cpu_shares=2, cpuset_cpus="0-3", unified={"a": CANARY})
+    assert repr(EditableResources(sent)) == "<resources: cpu_shares=2, cpuset_cpus=0-3>"
 
 
 Edit = Callable[[Any], None]
@@ -123,7 +113,7 @@ def test_existing_container_accepts_fewer_edits(operation: str) -> None:
         assert difference(request, context.answer()).resources == ({} if why else {name: value})
 
 
-def test_pod_of_container_and_overhead_are_read_only() -> None:
+def test_pod_of_container_overhead_and_messages_are_read_only() -> None:
     container = context_at(CREATE)
     pod = container.pod
     of_labels, of_annotations = (lambda: pod.labels.update(a="1")), (lambda: pod.annotations.update(a="1"))
@@ -135,19 +125,16 @@ def test_pod_of_container_and_overhead_are_read_only() -> None:
     assert container.answer() == unedited(CREATE)
     with pytest.raises(NotSayable, match="overhead can only be read"):
         context_at(RUN_POD).overhead.cpu_shares = 2
-
-
-@pytest.mark.parametrize("hook_point", [RUN_POD, CREATE])
-def test_attributes_cannot_be_assigned(hook_point: HookPoint) -> None:
-    context = context_at(hook_point)
-    for name in ("name", "labels", "resources", "cgroupparent"):
-        with pytest.raises(NotSayable, match=rf"^{name} cannot be assigned; cgroup_parent can, and maps entry by"):
-            setattr(context, name, {})
-    with pytest.raises(NotSayable, match=r"^cpu_share: no such field; there are .*cpu_shares"):
-        context.resources.set("cpu_share", 2)
-    with pytest.raises(NotSayable, match=r"^cpu_share cannot be assigned; .*cpu_shares"):
-        context.resources.cpu_share = 2
-    assert context.answer() == unedited(hook_point)
+    for hook_point in (RUN_POD, CREATE):
+        context = context_at(hook_point)
+        for name in ("name", "labels", "resources", "cgroupparent"):
+            with pytest.raises(NotSayable, match=rf"^{name} cannot be assigned; cgroup_parent can, and maps entry by"):
+                setattr(context, name, {})
+        with pytest.raises(NotSayable, match=r"^cpu_share: no such field; there are .*cpu_shares"):
+            context.resources.set("cpu_share", 2)
+        with pytest.raises(NotSayable, match=r"^cpu_share cannot be assigned; .*cpu_shares"):
+            context.resources.cpu_share = 2
+        assert context.answer() == unedited(hook_point)
 
 
 NO_PATH, SLICE = r"must be (an absolute path|a text in UTF-8)", "/kubepods.slice/pod1.slice"
@@ -169,7 +156,7 @@ def test_bad_cgroup_parent_is_refused_unless_it_was_sent() -> None:
 def edit(resources: EditableResources, *edits: tuple[str, Any]) -> None:
     """Edit resources; the value for a map is the entries to set."""
     for name, value in edits:
-        if name in MAP_FIELDS:
+        if name in fields.MAP_FIELDS:
             getattr(resources, name).update(value)
         else:
             resources.set(name, value)
@@ -183,7 +170,7 @@ def repeat(answer: HookAnswer) -> None:
     container.env.update(answer.envs)
     if answer.cgroup_parent:
         container.cgroup_parent = answer.cgroup_parent
-    values = {name: getattr(answer.resources, name) for name in RESOURCE_FIELDS} if answer.resources else {}
+    values = {name: getattr(answer.resources, name) for name in fields.RESOURCE_FIELDS} if answer.resources else {}
     edit(container.resources, *((name, value) for name, value in values.items() if value))
 
 
@@ -196,7 +183,7 @@ def test_answer_that_proxy_refuses_cannot_be_edited(field: str, answer: HookAnsw
 
 # Maps and resources.
 
-CPUSETS = sorted(TEXT_FIELDS)
+CPUSETS = sorted(fields.TEXT_FIELDS)
 
 
 def edited(sent: Resources | None, *edits: tuple[str, Any], **more: Any) -> EditableResources:
@@ -256,7 +243,7 @@ def test_odd_value_is_set_normalised_or_as_sent() -> None:
 
 @pytest.mark.parametrize("name", CPUSETS)
 def test_cpuset_can_be_cleared_if_number_was_sent(name: str) -> None:
-    for number in NUMBER_FIELDS:
+    for number in fields.NUMBER_FIELDS:
         sent = Resources(**{name: "0-3", number: -1})
         resources = edited(sent, (name, ""))
         assert getattr(resources, name) is None
@@ -267,25 +254,19 @@ def test_cpuset_can_be_cleared_if_number_was_sent(name: str) -> None:
     assert edited(Resources(cpu_shares=2), (name, ""), update=True, alone=True).answer is None
 
 
-def test_repr_of_resources_has_no_map() -> None:
-    sent = Resources(cpu_shares=2, cpuset_cpus="0-3", unified={"a": CANARY})
-    assert repr(EditableResources(sent)) == "<resources: cpu_shares=2, cpuset_cpus=0-3>"
-    assert repr(EditableResources(None)) == "<resources: nothing set>"
-
-
 NEW: dict[str, Any] = {"cpu_quota": -1, "cpuset_mems": "0", "unified": {"a": "1"}}
 BEFORE, NEW_ENTRIES = {"memory.high": "max"}, {"hugepage_limits": {"2MB": 0}}
 BACK = ("unified", BEFORE)
-CHANGES: list[tuple[str, Resources | None, list[tuple[str, Any]], dict[str, Any]]] = [
-    ("nothing was sent", None, [*NEW.items()], NEW),
-    ("as sent", SENT, [("cpu_quota", SENT.cpu_quota), ("cpuset_cpus", SENT.cpuset_cpus), BACK], {}),
-    ("set back", SENT, [("cpu_quota", -1), ("cpu_quota", 50_000), ("unified", {"memory.high": "1"}), BACK], {}),
-    ("entries", SENT, [("unified", {**BEFORE, "b": ""}), *NEW_ENTRIES.items()], {"unified": {"b": ""}, **NEW_ENTRIES}),
+CHANGES: list[tuple[Resources | None, list[tuple[str, Any]], dict[str, Any]]] = [
+    (None, [*NEW.items()], NEW),
+    (SENT, [("cpu_quota", SENT.cpu_quota), ("cpuset_cpus", SENT.cpuset_cpus), BACK], {}),
+    (SENT, [("cpu_quota", -1), ("cpu_quota", 50_000), ("unified", {"memory.high": "1"}), BACK], {}),
+    (SENT, [("unified", {**BEFORE, "b": ""}), *NEW_ENTRIES.items()], {"unified": {"b": ""}, **NEW_ENTRIES}),
 ]
 
 
 @pytest.mark.parametrize("more", [{}, {"update": True}, {"update": True, "alone": True}], ids=str)
-@pytest.mark.parametrize(("sent", "edits", "changed"), rows(CHANGES))
+@pytest.mark.parametrize(("sent", "edits", "changed"), CHANGES)
 def test_answer_contains_only_set_changes(
     sent: Resources | None, edits: list[tuple[str, Any]], changed: dict[str, Any], more: Any
 ) -> None:
@@ -303,16 +284,165 @@ FULL_ECHO = replace(SENT, cpu_quota=-1, cpuset_cpus="7", **MAPS)
 
 UPDATE = {"update": True}
 ANSWERS = [
-    ("create", {}, SET, FULL_ECHO),
-    ("start", {**UPDATE, "alone": True}, SET, FULL_ECHO),
-    ("update", UPDATE, SET, Resources(**SET)),
-    ("update that clears a cpuset", UPDATE, {"cpuset_cpus": ""}, replace(SENT, cpuset_cpus="")),
+    ({}, SET, FULL_ECHO),
+    ({**UPDATE, "alone": True}, SET, FULL_ECHO),
+    (UPDATE, SET, Resources(**SET)),
+    (UPDATE, {"cpuset_cpus": ""}, replace(SENT, cpuset_cpus="")),
 ]
 
 
-@pytest.mark.parametrize(("more", "edits", "answer"), rows(ANSWERS))
+@pytest.mark.parametrize(("more", "edits", "answer"), ANSWERS)
 def test_answer_is_echo_except_in_update_of_kubelet(more: Any, edits: dict[str, Any], answer: Resources) -> None:
     resources = edited(SENT, *edits.items(), **more)
     assert (resources.answer, resources.sent) == (answer, SENT)
     assert resources.value == (FULL_ECHO if edits is SET else answer)
     assert EditableResources(SENT).value is SENT
+
+
+# The tester.
+
+
+class Everywhere(Hook):
+    def __init__(self, edit: Callable[[Any], object]) -> None:
+        self.edit = edit
+
+    def _at(self, context: PodContext | ContainerContext) -> None:
+        self.edit(context)
+
+    pre_run_pod_sandbox = post_stop_pod_sandbox = pre_create_container = pre_start_container = _at
+    post_start_container = pre_update_container_resources = post_stop_container = _at
+
+
+def test_difference_has_only_changes_in_yaml_form(hook_tester: type[HookTester]) -> None:
+    def edit_everything(container: ContainerContext) -> None:
+        container.env["NEW"] = type("Name", (str,), {})("1")
+        container.annotations["new"] = "2"
+        container.cgroup_parent = "/y"
+        edit(
+            container.resources,
+            ("cpu_shares", 2),
+            ("cpu_quota", 50_000),
+            ("cpuset_cpus", ""),
+            ("unified", {"new": "3"}),
+        )
+
+    sent = {"cpu_quota": 50_000, "cpuset_cpus": "0-3", "unified": {"old": "1"}}
+    changed = hook_tester(Everywhere(edit_everything)).pre_create_container(env={"OLD": "1"}, resources=sent)
+    resources = {"cpu_shares": 2, "cpuset_cpus": "", "unified": {"new": "3"}}
+    assert changed == Difference({"NEW": "1"}, {}, {"new": "2"}, resources, "/y")
+    assert type(changed.env["NEW"]) is str, "it was not transmitted"
+    lines = '  A: "é\\""|resources:|  cpu_shares: 2|  unified:|    new: "3"|cgroup_parent: "/y"'
+    text = str(Difference(env={"A": 'é"'}, resources={"cpu_shares": 2, "unified": {"new": "3"}}, cgroup_parent="/y"))
+    assert text.splitlines() == ["env:", *lines.split("|")]
+    assert str(Difference()) == "nothing is changed"
+
+
+RESOURCES = {"cpu_quota": -1, "cpuset_cpus": "0", "unified": {"a": "b"}, "hugepage_limits": {"2MB": 5}}
+OF_BOTH: dict[str, Any] = {"pod": "web", "namespace": "shop", "uid": "u-1", "labels": {"l": "1"}, "cgroup_parent": "/x"}
+OF_BOTH |= {"annotations": {"a": "2", "b": "\udcff"}, "pod_attempt": 3, "pod_resources": {"cpu_shares": 2}}
+TO_POD = {name.removeprefix("pod_"): value for name, value in OF_BOTH.items()}
+TO_POD |= {"runtime_handler": "kata", "overhead": {"cpu_quota": -1}}
+TO_CONTAINER = {**OF_BOTH, "container": "side", "container_id": "c1", "attempt": 4, "env": {"E": "4"}}
+TO_CONTAINER |= {"container_annotations": {"c": "3"}, "resources": RESOURCES}
+
+
+def values_of_pod(pod: Any) -> tuple[Any, ...]:
+    return pod.name, pod.namespace, pod.uid, pod.attempt, dict(pod.labels), dict(pod.annotations), pod.resources.sent
+
+
+def values_of_container(view: Any) -> tuple[Any, ...]:
+    return view.name, view.id, view.attempt, view.resources.sent, dict(view.annotations), dict(view.env)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_hook_gets_sent_or_default_values(method: str) -> None:
+    seen: list[Any] = []
+    call = getattr(HookTester(Everywhere(seen.append)), method)
+    is_pod = METHODS[method].subject is SubjectKind.POD
+    assert not call(**TO_POD if is_pod else TO_CONTAINER)
+    assert not call()
+    given, default = seen
+    pod_given, pod_default = (given, default) if is_pod else (given.pod, default.pod)
+    assert values_of_pod(pod_given) == ("web", "shop", "u-1", 3, {"l": "1"}, {"a": "2"}, Resources(cpu_shares=2))
+    assert values_of_pod(pod_default) == ("pod", "default", UID, 0, {}, {}, None)
+    assert (given.cgroup_parent, default.cgroup_parent) == ("/x", f"/kubepods/pod{UID}")
+    if is_pod:
+        assert (given.runtime_handler, given.overhead.sent) == ("kata", Resources(cpu_quota=-1))
+        assert (default.runtime_handler, default.overhead.sent) == ("", None)
+    else:
+        container_id = "" if method == "pre_create_container" else CONTAINER_ID
+        assert values_of_container(given) == ("side", "c1", 4, Resources(**RESOURCES), {"c": "3"}, {"E": "4"})
+        assert values_of_container(default) == ("main", container_id, 0, None, {}, {})
+
+
+class Slow(Hook):
+    def __init__(self, wait: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0)) -> None:
+        self.wait = wait
+
+    async def pre_create_container(self, container: ContainerContext) -> None:
+        await self.wait()
+        container.env["WAITED"] = "1"
+
+
+async def test_async_method_is_awaited_in_async_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert HookTester(Slow()).pre_create_container().env == {"WAITED": "1"}
+    monkeypatch.setattr(testing, "PATIENCE_SECONDS", 0.01)
+    with pytest.raises(TimeoutError, match=r"did not end within 0\.01 s"):
+        HookTester(Slow(asyncio.Event().wait)).pre_create_container()
+
+
+@pytest.mark.parametrize("error", [Rejected("no"), TimeoutError("its own")])
+@pytest.mark.parametrize("kind", [Slow, Everywhere])
+def test_error_of_hook_is_raised(error: Exception, kind: Callable[[Any], Hook]) -> None:
+    def fail(*_: object) -> Any:
+        raise error
+
+    with pytest.raises(type(error), match=f"^{error}$"):
+        HookTester(kind(fail)).pre_create_container()
+
+
+def test_wrong_hook_or_hook_point_is_error() -> None:
+    for value in (Everywhere, None):
+        with pytest.raises(TypeError, match=r"HookTester\(MyHook\(\)\)"):
+            HookTester(Hook(), value)
+    with pytest.raises(LookupError, match=r"^no hook here has the method post_stop_container; they have pre_create"):
+        HookTester(Hook(), Slow()).post_stop_container()
+    with pytest.raises(LookupError, match=r"they have none at all$"):
+        HookTester(Hook()).pre_create_container()
+
+
+BAD_CALLS = [
+    ("pre_create_container", "label", {}, "label is nothing that is sent at PreCreateContainer, did you mean labels?"),
+    ("post_stop_container", "overhead", {}, "overhead is nothing that is sent at PostStopContainer"),
+    (
+        "pre_run_pod_sandbox",
+        "env",
+        {},
+        "env is nothing that is sent at PreRunPodSandbox; there are labels, annotations, pod, ",
+    ),
+    (
+        "pre_create_container",
+        "resources",
+        {"cpu_share": 2},
+        "resources: there is no field cpu_share, did you mean cpu_shares?",
+    ),
+    (
+        "pre_create_container",
+        "pod_resources",
+        {"zzz": 2},
+        "pod_resources: there is no field zzz; there are cpu_period, cpu_quota, ",
+    ),
+    (
+        "pre_run_pod_sandbox",
+        "overhead",
+        {"cpu_shares": None},
+        "overhead: cpu_shares is of type int; leave it out for 'not set'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "name", "value", "words"), BAD_CALLS)
+def test_argument_that_cannot_be_sent_is_error(method: str, name: str, value: Any, words: str) -> None:
+    with pytest.raises(ValueError if "no field" in words else TypeError) as raised:
+        getattr(HookTester(Everywhere(lambda context: None)), method)(**{name: value})
+    assert str(raised.value).startswith(words)
