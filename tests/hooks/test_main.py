@@ -5,11 +5,12 @@ import logging
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -24,46 +25,29 @@ from runtimeproxy_hooks.servers.groupidentity import GroupIdentity
 from tests.hooks.nodes import tree
 from tests.hooks.sdk.processes import Dreamy, Obedient
 
-Patch, Out = pytest.MonkeyPatch, pytest.CaptureFixture[str]
+Patch, Out, Log = pytest.MonkeyPatch, pytest.CaptureFixture[str], pytest.LogCaptureFixture
 NAMES = sorted(hosting.HOOKS)
 HOOK_NAMES = ", ".join(NAMES)
 
 
 @pytest.fixture(autouse=True)
-def without_grpcio(monkeypatch: Patch) -> None:
-    """Ensure that no server can be started."""
+def isolated(monkeypatch: Patch, caplog: Log) -> None:
+    """Ensure that no server can be started, and undo the log setup of ``main`` at the end."""
     monkeypatch.delitem(sys.modules, "runtimeproxy_hooks.sdk.serving", raising=False)
     monkeypatch.setitem(sys.modules, "grpc", None)
+    for name in ("runtimeproxy_hooks", "tests"):
+        caplog.set_level(logging.INFO, name)
 
 
-@pytest.fixture(autouse=True)
-def restored_logging() -> Iterator[None]:
-    """Undo the log setup of ``main``."""
-    loggers = [logging.getLogger(name) for name in ("", "runtimeproxy_hooks", "tests")]
-    levels, handlers = [logger.level for logger in loggers], list(loggers[0].handlers)
-    yield
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
-    for handler in set(loggers[0].handlers).difference(handlers):
-        loggers[0].removeHandler(handler)
-
-
-SERVED = [
-    ("gpu cpuset --order 5 rdt", ["gpu", "cpuset"], "", "--order 5 rdt"),
-    ("all --help", NAMES, "all", "--help"),
-]
-
-
-@pytest.mark.parametrize(("words", "hooks", "name", "flags"), SERVED)
-def test_named_hooks_are_served(monkeypatch: Patch, words: str, hooks: list[str], name: str, flags: str) -> None:
-    served: list[object] = []
-
-    def record(*hooks: Hook, name: str, argv: list[str]) -> None:
-        served.extend([[hook_name(hook) for hook in hooks], name, argv])
-
-    monkeypatch.setattr(hosting, "main", record)
-    hosting.run(words.split())
-    assert served == [hooks, name, flags.split()]
+@pytest.mark.parametrize(
+    ("words", "hooks", "name", "flags"),
+    [("gpu cpuset --order 5 rdt", ["gpu", "cpuset"], "", "--order 5 rdt"), ("all --help", NAMES, "all", "--help")],
+)
+def test_named_hooks_are_served(words: str, hooks: list[str], name: str, flags: str) -> None:
+    with mock.patch.object(hosting, "main") as served:
+        hosting.run(words.split())
+    assert [hook_name(hook) for hook in served.call_args.args] == hooks
+    assert served.call_args.kwargs == {"name": name, "argv": flags.split()}
 
 
 def test_hooks_served_together_have_own_name_and_socket() -> None:
@@ -85,18 +69,17 @@ class Fileless(Obedient):
 
 
 UNNAMED, UNKNOWN = f"name the hooks to serve first: {HOOK_NAMES}, or all", f"there are {HOOK_NAMES}; all must be alone"
-WRONG_NAMES = [
-    *(([], UNNAMED), (["--order=5"], UNNAMED), (["gpu", "all"], f"there is no hook 'all'; {UNKNOWN}")),
-    (["gpu", "gppu"], "there is no hook 'gppu'; did you mean 'gpu'?"),
-    (["gpu", "cpuset", "gpu"], "gpu is named twice"),
-]
-WRONG_FLAGS = [
-    ("--endpoint=a.sock", "--endpoint: 'a.sock' is not a unix socket: write /path, unix:/path or "),
-    ("--failure-policy=fail", "argument --failure-policy: invalid choice: 'fail' (choose from "),
-    ("--order=100", "argument --order: '100' is not a place: write a number from 0 to 99"),
-    ("--timeout=0s", "--timeout: '0s' is not a time limit: write one above zero, like 500ms, 2s or 1m"),
-    ("--log=debug", "unrecognized arguments: --log=debug; --help lists the flags"),
-]
+WRONG_NAMES = {
+    **{"": UNNAMED, "--order=5": UNNAMED, "gpu all": f"there is no hook 'all'; {UNKNOWN}"},
+    **{"gpu gppu": "there is no hook 'gppu'; did you mean 'gpu'?", "gpu cpuset gpu": "gpu is named twice"},
+}
+WRONG_FLAGS = {
+    "--endpoint=a.sock": "--endpoint: 'a.sock' is not a unix socket: write /path, unix:/path or ",
+    "--failure-policy=fail": "argument --failure-policy: invalid choice: 'fail' (choose from ",
+    "--order=100": "argument --order: '100' is not a place: write a number from 0 to 99",
+    "--timeout=0s": "--timeout: '0s' is not a time limit: write one above zero, like 500ms, 2s or 1m",
+    "--log=debug": "unrecognized arguments: --log=debug; --help lists the flags",
+}
 TWICE = "two hooks, or a hook and the SDK, have the same flag: argument --mark: conflicting option string: --mark"
 WRONG_HOOKS: list[tuple[list[Any], str, str]] = [
     ([Fileless()], "", "fileless: error: [Errno 2] No such file or directory: '/nowhere'"),
@@ -107,8 +90,8 @@ WRONG_HOOKS: list[tuple[list[Any], str, str]] = [
     *(([Obedient()], name, f"{name}: error: {name!r} cannot be in a file's name; ") for name in ("a/b", ".a")),
 ]
 WRONG: list[tuple[Callable[[], None], str]] = [
-    *((partial(hosting.run, words), f"runtimeproxy-hooks: error: {line}") for words, line in WRONG_NAMES),
-    *((partial(main, Obedient(), argv=[flag]), f"obedient: error: {line}") for flag, line in WRONG_FLAGS),
+    *((partial(hosting.run, text.split()), f"runtimeproxy-hooks: error: {line}") for text, line in WRONG_NAMES.items()),
+    *((partial(main, Obedient(), argv=[flag]), f"obedient: error: {line}") for flag, line in WRONG_FLAGS.items()),
     (partial(main, Dreamy(), argv=["--mark=xy"]), "dreamy: error: --mark: write one letter"),
     *((partial(main, *hooks, name=name, argv=[]), line) for hooks, name, line in WRONG_HOOKS),
 ]
@@ -120,8 +103,7 @@ def test_wrong_command_line_is_reported_in_one_line(capsys: Out, run: Callable[[
         run()
     assert exited.value.code == 2
     error, empty = capsys.readouterr().err.split("\n")
-    assert not empty
-    assert error.startswith(line)
+    assert (error.startswith(line), empty) == (True, "")
 
 
 def test_missing_grpcio_is_one_line_with_remedy(capsys: Out) -> None:
@@ -132,24 +114,21 @@ def test_missing_grpcio_is_one_line_with_remedy(capsys: Out) -> None:
     assert capsys.readouterr().err == f"obedient: error: {words}'runtimeproxy[hooks]'\n"
 
 
-HELPS = [
-    *(("__main__", "-h", f"hooks: {HOOK_NAMES}\n"), ("__main__", "--version", f"runtimeproxy-hooks {VERSION}")),
-    *((f"servers.{name}", "--help", f"/{name}.sock") for name in NAMES),
-]
+HELPS = {"__main__ -h": f"hooks: {HOOK_NAMES}\n", "__main__ --version": f"runtimeproxy-hooks {VERSION}"}
+HELPS |= {f"servers.{name} --help": f"/{name}.sock" for name in NAMES}
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules.*:RuntimeWarning")
-@pytest.mark.parametrize(("module", "words", "printed"), HELPS)
-def test_module_is_program_with_help(monkeypatch: Patch, capsys: Out, module: str, words: str, printed: str) -> None:
-    monkeypatch.setattr(sys, "argv", [module, *words.split()])
+@pytest.mark.parametrize(("command", "printed"), HELPS.items())
+def test_module_is_program_with_help(monkeypatch: Patch, capsys: Out, command: str, printed: str) -> None:
+    monkeypatch.setattr(sys, "argv", command.split())
     with pytest.raises(SystemExit) as exited:
-        runpy.run_module(f"runtimeproxy_hooks.{module}", run_name="__main__")
+        runpy.run_module(f"runtimeproxy_hooks.{sys.argv[0]}", run_name="__main__")
     assert not exited.value.code
     assert printed in capsys.readouterr().out
 
 
-def test_hooks_of_server_share_settings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+def test_hooks_of_server_share_settings(tmp_path: Path, caplog: Log) -> None:
     tree(tmp_path, {"node.yaml": "system-cpuset: 0-1"})
     hooks, parser = [Cpuset(), GroupIdentity()], argparse.ArgumentParser()
     for hook in hooks:
