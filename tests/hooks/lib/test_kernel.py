@@ -16,7 +16,7 @@ from runtimeproxy_hooks.lib import resctrl as pure
 from runtimeproxy_hooks.lib.cgroups import SETTINGS, Cgroups, overwrite
 from runtimeproxy_hooks.lib.resctrl import Bandwidth, Cache, Machine, Range, Resctrl, Wish
 from runtimeproxy_hooks.sdk import Malformed
-from tests.fakes.resctrl import Hardware, StandIn
+from tests.fakes.resctrl import StandIn
 from tests.hooks.nodes import tree
 
 POD = "/kubepods/podx"
@@ -270,7 +270,7 @@ def resctrl(tmp_path: Path) -> StandIn:
 
 
 def test_vendor_matches_cpuinfo(tmp_path: Path) -> None:
-    StandIn(tmp_path, Hardware(l3_ids=()))
+    StandIn(tmp_path, limits=["MB"])
     cpuinfo = Path("/proc/cpuinfo").read_text()
     machine = Resctrl(tmp_path).machine()
     supported = INTEL in cpuinfo or AMD in cpuinfo

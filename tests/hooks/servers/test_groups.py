@@ -29,8 +29,9 @@ from runtimeproxy_hooks.sdk.testing import CONTAINER_ID, UID, HookTester
 from runtimeproxy_hooks.servers import coresched, rdt
 from runtimeproxy_hooks.servers.coresched import CREATE, GET, ITSELF, PROCESS, SHARE_FROM, SHARE_TO, THREAD, CoreSched
 from runtimeproxy_hooks.servers.rdt import RDT_CLASS, ROUNDS, Rdt
-from tests.fakes.resctrl import Hardware, StandIn, wait_until_ended
+from tests.fakes.resctrl import StandIn
 from tests.hooks.nodes import annotation, configured, on_node, qos, tree
+from tests.hooks.sdk.processes import eventually
 
 Log, Patch, Labels = pytest.LogCaptureFixture, pytest.MonkeyPatch, dict[str, str]
 
@@ -97,7 +98,7 @@ def threads(count: int) -> Iterator[list[int]]:
         yield tids
     finally:
         ended.set()
-        wait_until_ended(tids)
+        eventually(lambda: not any(Path("/proc", str(tid)).exists() for tid in tids))  # a join waits for Python only
 
 
 @pytest.fixture
@@ -238,7 +239,7 @@ def test_container_that_always_starts_threads_is_abandoned(node: Node, caplog: L
 def test_node_without_rdt_is_logged_and_runs_pods(node: Node, tmp_path: Path, caplog: Log) -> None:
     later = StandIn(tmp_path / "later")
     hidden = later.root.rename(tmp_path / "hidden")
-    invalid = StandIn(tmp_path / "invalid", Hardware(cbm_mask=0b1011, mb_ids=()))
+    invalid = StandIn(tmp_path / "invalid", limits=["L3"], cbm_mask=0b1011)
     notes = {"cbm_mask is not an unbroken row of ones": invalid, "offers neither L3 nor MB": later}
     for words, resctrl in notes.items():
         tester = node.hook(classes=EVERY_CLASS, resctrl=resctrl)
