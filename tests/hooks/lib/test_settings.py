@@ -50,16 +50,7 @@ def test_invalid_json_is_malformed_and_not_shown(text: str) -> None:
     assert len(str(caught.value)) < 200
 
 
-def test_json_other_than_object_is_malformed() -> None:
-    for text in ("[]", '"x"', "1.5", "true"):
-        with pytest.raises(Malformed, match=r"^annotation .*: the value must be a JSON object$"):
-            read(text, dict)
-        with pytest.raises(Malformed, match=r"^what should hold gpu: must be a JSON object$"):
-            member(read(text), "gpu", list)
-    assert read("null", dict) is None
-
-
-@pytest.mark.parametrize("spaces", [0, 5000], ids=["cached", "too long for the cache"])
+@pytest.mark.parametrize("spaces", [0, 5000])  # cached, and too long for the cache
 def test_error_of_cached_text_names_its_annotation(spaces: int) -> None:
     text = '{"a": {"b": "x"}}' + " " * spaces
     for key in ("one", "two", "one"):
@@ -69,35 +60,32 @@ def test_error_of_cached_text_names_its_annotation(spaces: int) -> None:
             member(member(value, "a", dict), "b", int)
         with pytest.raises(Malformed, match=f"annotation {key}: not JSON, from character {len(text)} on"):
             read_json({key: text + "}"}, key)
-
-
-def test_number_of_cached_texts_is_bounded() -> None:
     for number in range(100):
         assert read_json({"key": f"[{number}]"}, "key") == [number]
     assert koordinator._read.cache_info().currsize == koordinator._READ_TEXTS
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        *(('{"BUSid": "a"}', "a"), ('{"bu\u017fID": "a"}', "a"), ('{"busID": ""}', "")),
-        *(('{"busID": "a", "BUSID": "b"}', "b"), ('{"busID": "a", "BUSID": "b", "busID": "c"}', "c")),
-        *(('{"BUSID": "b", "busID": "a"}', "a"), ('{"busid": "b", "BUSID": null}', "b")),
-        *((text, "default") for text in ('{"busID": null}', '{"b": 1}', "null", "")),
-    ],
-)
+MEMBERS = [
+    *(('{"BUSid": "a"}', "a"), ('{"bu\u017fID": "a"}', "a"), ('{"busID": ""}', "")),
+    *(('{"busID": "a", "BUSID": "b"}', "b"), ('{"busID": "a", "BUSID": "b", "busID": "c"}', "c")),
+    *(('{"BUSID": "b", "busID": "a"}', "a"), ('{"busid": "b", "BUSID": null}', "b")),
+    *((text, "default") for text in ('{"busID": null}', '{"b": 1}', "null", "")),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), MEMBERS)
 def test_member_is_matched_as_in_go(text: str, expected: str) -> None:
     assert member(read(text), "busID", str, "default") == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "kinds"),
-    [
-        *(("{}", {dict}), ("true", {bool}), ("[]", {list, Objects}), ('[{"b": 1}, null]', {list, Objects})),
-        *(("[{}, []]", {list}), ('"\\ud83d\\ude00"', {str}), ('"x\\udfff"', set()), ("-1", {int, float})),
-        *((str(MAX_INT64), {int, float}), (str(MAX_INT64 + 1), {float}), ("1e3", {float})),
-    ],
-)
+TYPED: list[tuple[str, set[Any]]] = [
+    *(("{}", {dict}), ("true", {bool}), ("[]", {list, Objects}), ('[{"b": 1}, null]', {list, Objects})),
+    *(("[{}, []]", {list}), ('"\\ud83d\\ude00"', {str}), ('"x\\udfff"', set()), ("-1", {int, float})),
+    *((str(MAX_INT64), {int, float}), (str(MAX_INT64 + 1), {float}), ("1e3", {float})),
+]
+
+
+@pytest.mark.parametrize(("text", "kinds"), TYPED)
 def test_member_of_wrong_type_is_malformed(text: str, kinds: set[type]) -> None:
     for kind in KINDS:
         if kind in kinds:
@@ -105,6 +93,12 @@ def test_member_of_wrong_type_is_malformed(text: str, kinds: set[type]) -> None:
         else:
             with pytest.raises(Malformed, match=rf"^annotation {DEVICE_ALLOCATED}: a must be {KINDS[kind]}$"):
                 read_member(text, kind)
+    for other in ("[]", '"x"', "1.5", "true"):
+        with pytest.raises(Malformed, match=r"^annotation .*: the value must be a JSON object$"):
+            read(other, dict)
+        with pytest.raises(Malformed, match=r"^what should hold gpu: must be a JSON object$"):
+            member(read(other), "gpu", list)
+    assert read("null", dict) is None
 
 
 QUANTITIES = [
@@ -133,14 +127,11 @@ NO_QUANTITIES = [
     *("1.2.3", "--1", "0x10", "1/2", "inf", "\u0663", "1\n1", SECRET, "1e" + "9" * 63, 10**70, float("nan"), True),
     *(None, [], {"a": 1}),
 ]
-MALFORMED = [
-    *((value, r"^gpu-memory: beyond 64 bits") for value in TOO_GREAT),
-    *((value, r"^gpu-memory: not a quantity") for value in NO_QUANTITIES),
-]
 
 
-@pytest.mark.parametrize(("value", "words"), MALFORMED)
-def test_malformed_quantity_is_error_and_not_shown(value: Any, words: str) -> None:
+@pytest.mark.parametrize("value", [*TOO_GREAT, *NO_QUANTITIES])
+def test_malformed_quantity_is_error_and_not_shown(value: Any) -> None:
+    words = "^gpu-memory: beyond 64 bits" if value in TOO_GREAT else "^gpu-memory: not a quantity"
     for reads in (quantity, milli):
         with pytest.raises(Malformed, match=words) as caught:
             reads(value, "gpu-memory")
@@ -154,37 +145,28 @@ IDENTITIES = GroupIdentities(enable=False, lsr=2, ls=2, be=-1)
 DEFAULTS = Settings(1.0, "", (), (), False, "none", "", True, RDT, IDENTITIES)
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "null", "{}", "rdt:\nshared-pools:\nsystem-cpuset: ~\n"])
-def test_empty_file_has_default_settings(text: str) -> None:
-    assert parse(text.encode(), "node.yaml") == Settings() == DEFAULTS
-
-
 TWO_POOLS = "shared-pools: [{socket: 0, node: 0, cpuset: '0-3'}, {socket: 1, node: 1, cpuset: '8,10-11'}]"
+TWO_PARSED_POOLS = Pool(0, 0, "0-3"), Pool(1, 1, "8,10-11")
+SWITCHES = (("be_cpu_manager", True), ("unset_cpu_quota", False), ("kubelet_cpu_manager_policy", "static"))
 TWO_CLASSES = "rdt: {LSR: {enable: true, l3: [95, 100], mb: 90}, LS: {l3: [0, 1], mb: 1}}"
 TWO_PARSED = {"LSR": RdtClass(True, (95, 100), 90), "LS": RdtClass(False, (0, 1), 1), "BE": RdtClass(l3=(0, 30))}
-NUMBERS = (("2", 2.0), (".5", 0.5), ("1.5e+1", 15.0))
-CPUSETS = (("0-1", "0-1"), ("010", "010"), ("08,09", "08,09"), ("''", ""))
+SETTINGS = [
+    *((f"cpu-normalization-ratio: {text}", "cpu_normalization_ratio", float(text)) for text in ("2", ".5", "1.5e+1")),
+    *((f"system-cpuset: {text}", "system_cpuset", text.strip("'")) for text in ("0-1", "010", "08,09", "''")),
+    *((TWO_POOLS, "shared_pools", TWO_PARSED_POOLS), ("shared-pools: [{}]", "shared_pools", (Pool(0, 0, ""),))),
+    ("be-shared-pools: [{node: 3, cpuset: 7}]", "be_shared_pools", (Pool(0, 3, "7"),)),
+    *((f"{key.replace('_', '-')}: {str(value).lower()}", key, value) for key, value in SWITCHES),
+    ("cpu-suppress-policy: cfsQuota", "cpu_suppress_policy", "cfsQuota"),
+    *(("rdt: {BE: }", "rdt", RDT), (TWO_CLASSES, "rdt", TWO_PARSED)),
+    ("group-identity: {enable: true, LSR: 1, LS: 0}", "group_identity", GroupIdentities(True, 1, 0, -1)),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "attribute", "expected"),
-    [
-        *((f"cpu-normalization-ratio: {text}", "cpu_normalization_ratio", number) for text, number in NUMBERS),
-        ("cpu-suppress-policy: cfsQuota", "cpu_suppress_policy", "cfsQuota"),
-        (TWO_POOLS, "shared_pools", (Pool(0, 0, "0-3"), Pool(1, 1, "8,10-11"))),
-        ("shared-pools: [{}]", "shared_pools", (Pool(0, 0, ""),)),
-        ("be-shared-pools: [{node: 3, cpuset: 7}]", "be_shared_pools", (Pool(0, 3, "7"),)),
-        ("be-cpu-manager: true", "be_cpu_manager", True),
-        ("kubelet-cpu-manager-policy: static", "kubelet_cpu_manager_policy", "static"),
-        *((f"system-cpuset: {text}", "system_cpuset", cpuset) for text, cpuset in CPUSETS),
-        ("unset-cpu-quota: false", "unset_cpu_quota", False),
-        ("rdt: {BE: }", "rdt", RDT),
-        (TWO_CLASSES, "rdt", TWO_PARSED),
-        ("group-identity: {enable: true, LSR: 1, LS: 0}", "group_identity", GroupIdentities(True, 1, 0, -1)),
-    ],
-)
+@pytest.mark.parametrize(("text", "attribute", "expected"), SETTINGS)
 def test_key_changes_only_its_setting(text: str, attribute: str, expected: Any) -> None:
     assert parse(text.encode(), "node.yaml") == replace(DEFAULTS, **{attribute: expected})
+    for nothing in ("", "# nothing\n", "null", "{}", "rdt:\nshared-pools:\nsystem-cpuset: ~\n"):
+        assert parse(nothing.encode(), "node.yaml") == Settings() == DEFAULTS
 
 
 RATIO = "cpu-normalization-ratio must be a number above 0"
@@ -196,58 +178,49 @@ MB = "rdt.LS.mb must be a whole number from 1 to 100"
 SETTINGS_KEYS = "cpu-normalization-ratio, cpu-suppress-policy, shared-pools, be-shared-pools, be-cpu-manager, "
 SETTINGS_KEYS += "kubelet-cpu-manager-policy, system-cpuset, unset-cpu-quota, rdt, group-identity"
 MAPPING = f"must be a mapping with some of the keys {SETTINGS_KEYS}"
-
-
 NO_RATIOS = ("0", "-1", ".inf", ".nan", "x", "true", "[1]", "1:30.5", "1_0", "010", f"1{'0' * 400}")
 NO_CPUSETS = ("0-", "[0]", "2024-01-01", '"0\\n"', "'\u0663'", "7-0", "0-12345678901", "1:30", "0_1", "0x1", "+1")
 NO_PERCENTS = ("30", "[0, 5, 9]", "[a, b]", "[0, 3.0]", "[-1, 5]", "[5, 101]", "[5, 5]", "[false, 5]")
 NO_MB = ("0", "101", "50.0", "'50'", "true", "050", "0:50")
+INVALID = [
+    *((f"cpu-normalization-ratio: {value}", RATIO) for value in NO_RATIOS),
+    *((f"cpu-suppress-policy: {value}", POLICY) for value in ("CFSQuota", "1", "[]", "''")),
+    ("kubelet-cpu-manager-policy: false", MANAGER),
+    *((f"system-cpuset: {value}", f"system-cpuset {CPUS}") for value in NO_CPUSETS),
+    *((f"rdt: {{BE: {{l3: {value}}}}}", PERCENTS) for value in NO_PERCENTS),
+    *((f"rdt: {{LS: {{mb: {value}}}}}", MB) for value in NO_MB),
+    ("be-cpu-manager: 1", "be-cpu-manager must be true or false"),
+    ("shared-pools: {}", "shared-pools must be a list of socket, node, cpuset"),
+    ("shared-pools: [0-3]", "shared-pools[0] must be a mapping with some of the keys socket, node, cpuset"),
+    ("shared-pools: [{}, {cpuset: x}]", f"shared-pools[1].cpuset {CPUS}"),
+    ("shared-pools: [{node: -1}]", f"shared-pools[0].node must be a whole number from 0 to {2**31 - 1}"),
+    ("be-shared-pools: [{cpus: 1}]", "unknown key 'be-shared-pools[0].cpus'; did you mean cpuset?"),
+    ("rdt: {BE: true}", "rdt.BE must be a mapping with some of the keys enable, l3, mb"),
+    ("rdt: {be: {}}", "unknown key 'rdt.be'; did you mean BE?"),
+    ("group-identity: {LS: 3}", "group-identity.LS must be a whole number from -1 to 2"),
+    ("1: 1", f"unknown key '1'; there are {SETTINGS_KEYS}"),
+    (f"{'z' * 900}: 1", f"unknown key '{'z' * 64}'; there are {SETTINGS_KEYS}"),
+    ("rdt: {}\n\nrdt: {}", "'rdt' is in line 1 and in line 3: remove one"),
+    ("&a [*a]", f"the file {MAPPING}"),
+    ("[" * 50, "more than 10 levels deep; the settings have three"),
+    ("#" * (MAX_BYTES + 1), f"longer than {MAX_BYTES} bytes; the settings are a few lines"),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        *((f"cpu-normalization-ratio: {value}", RATIO) for value in NO_RATIOS),
-        *((f"cpu-suppress-policy: {value}", POLICY) for value in ("CFSQuota", "1", "[]", "''")),
-        ("kubelet-cpu-manager-policy: false", MANAGER),
-        *((f"system-cpuset: {value}", f"system-cpuset {CPUS}") for value in NO_CPUSETS),
-        *((f"rdt: {{BE: {{l3: {value}}}}}", PERCENTS) for value in NO_PERCENTS),
-        *((f"rdt: {{LS: {{mb: {value}}}}}", MB) for value in NO_MB),
-        ("be-cpu-manager: 1", "be-cpu-manager must be true or false"),
-        ("shared-pools: {}", "shared-pools must be a list of socket, node, cpuset"),
-        ("shared-pools: [0-3]", "shared-pools[0] must be a mapping with some of the keys socket, node, cpuset"),
-        ("shared-pools: [{}, {cpuset: x}]", f"shared-pools[1].cpuset {CPUS}"),
-        ("shared-pools: [{node: -1}]", f"shared-pools[0].node must be a whole number from 0 to {2**31 - 1}"),
-        ("be-shared-pools: [{cpus: 1}]", "unknown key 'be-shared-pools[0].cpus'; did you mean cpuset?"),
-        ("rdt: {BE: true}", "rdt.BE must be a mapping with some of the keys enable, l3, mb"),
-        ("rdt: {be: {}}", "unknown key 'rdt.be'; did you mean BE?"),
-        ("group-identity: {LS: 3}", "group-identity.LS must be a whole number from -1 to 2"),
-        ("1: 1", f"unknown key '1'; there are {SETTINGS_KEYS}"),
-        (f"{'z' * 900}: 1", f"unknown key '{'z' * 64}'; there are {SETTINGS_KEYS}"),
-        ("rdt: {}\n\nrdt: {}", "'rdt' is in line 1 and in line 3: remove one"),
-        ("&a [*a]", f"the file {MAPPING}"),
-        ("[" * 50, "more than 10 levels deep; the settings have three"),
-        ("#" * (MAX_BYTES + 1), f"longer than {MAX_BYTES} bytes; the settings are a few lines"),
-    ],
-    ids=lambda value: value[:60].replace("[" * 50, "deep"),
-)
+@pytest.mark.parametrize(("text", "error"), INVALID, ids=lambda value: value[:60].replace("[" * 50, "deep"))
 def test_invalid_value_is_error_with_file_key_and_rule(text: str, error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text.encode(), "/etc/node.yaml")
     assert str(caught.value) == f"/etc/node.yaml: {error}"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"{", b"\xff\xfe\xfd", b"\x00", b"[" * 100_000, b"!!python/object/apply:os.getcwd []", b"rdt: *gone"],
-)
+NO_YAML = [b"{", b"\xff\xfe\xfd", b"\x00", b"[" * 100_000, b"!!python/object/apply:os.getcwd []", b"rdt: *gone"]
+
+
+@pytest.mark.parametrize("content", NO_YAML)
 def test_invalid_yaml_is_error_of_one_line(content: bytes) -> None:
     with pytest.raises(ConfigError, match=r"^node: this is not YAML: [^\n]+$"):
         parse(content, "node")
-
-
-def ratio(node: Node) -> float:
-    return node.settings.cpu_normalization_ratio
 
 
 RATIO_IS = "cpu-normalization-ratio:"
@@ -266,9 +239,10 @@ LIFE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("usual", "make"), [(True, os.mkfifo), (False, Path.mkdir), (False, lambda path: path.symlink_to(path))]
-)
+ODD_FILES = [(True, os.mkfifo), (False, Path.mkdir), (False, lambda path: path.symlink_to(path))]
+
+
+@pytest.mark.parametrize(("usual", "make"), ODD_FILES)
 def test_each_change_of_file_is_logged_once(
     tmp_path: Path, caplog: Log, monkeypatch: Patch, usual: bool, make: Any
 ) -> None:
@@ -281,7 +255,7 @@ def test_each_change_of_file_is_logged_once(
             file.write_text(text)
         elif file.exists():
             file.unlink()
-        assert [ratio(node) for _ in range(3)] == [expected] * 3
+        assert [node.settings.cpu_normalization_ratio for _ in range(3)] == [expected] * 3
         assert [(record.levelname, record.getMessage()) for record in caplog.records] == [(level, f"{file}{words}")]
         caplog.clear()
     assert Node(None).settings == DEFAULTS
@@ -293,28 +267,20 @@ def test_each_change_of_file_is_logged_once(
     assert str(file) in message
 
 
-def test_check_by_slow_thread_reverts_nothing(tmp_path: Path, monkeypatch: Patch, caplog: Log) -> None:
-    file = tmp_path / "node.yaml"
-    file.write_text(f"{RATIO_IS} 2")
-    node = Node(file)
-    assert ratio(node) == 2
-    seen, late = node_module._state, iter([None])
-    monkeypatch.setattr(node_module, "_state", lambda path: next(late, seen(path)))
-    caplog.set_level(logging.INFO)
-    assert ratio(node) == 2
-    assert next(late, "used") == "used"
-    assert not caplog.records
-
-
-def test_config_map_change_is_found_with_any_mtime(tmp_path: Path) -> None:
+def test_config_map_change_is_found_and_not_reverted(tmp_path: Path, monkeypatch: Patch, caplog: Log) -> None:
     for version in ("1.5", "2.5"):
         [file] = tree(tmp_path, {f"{version}/node.yaml": f"{RATIO_IS} {version}"})
         os.utime(file, ns=(0, 0))
     (tmp_path / "..data").symlink_to("1.5")
     (tmp_path / "node.yaml").symlink_to("..data/node.yaml")
     node = Node(tmp_path / "node.yaml")
-    assert ratio(node) == 1.5
+    assert node.settings.cpu_normalization_ratio == 1.5
     assert node.settings is node.settings
     (tmp_path / "new").symlink_to("2.5")
     (tmp_path / "new").rename(tmp_path / "..data")
-    assert ratio(node) == 2.5
+    assert node.settings.cpu_normalization_ratio == 2.5
+    seen, late = node_module._state, iter([None])  # a slow thread sees the state before the file existed
+    monkeypatch.setattr(node_module, "_state", lambda path: next(late, seen(path)))
+    caplog.set_level(logging.INFO)
+    assert (node.settings.cpu_normalization_ratio, next(late, "used")) == (2.5, "used")
+    assert not caplog.records
