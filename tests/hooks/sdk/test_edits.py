@@ -57,22 +57,16 @@ def test_repr_has_no_value_of_map() -> None:
     assert repr(EditableResources(sent)) == "<resources: cpu_shares=2, cpuset_cpus=0-3>"
 
 
-Edit = Callable[[Any], None]
 NEW_PARENT = Adjustment(cgroup_parent="/new")
-EDITS: Mapping[Part, tuple[str, Edit, Adjustment]] = {
+EDITS: Mapping[Part, tuple[str, Callable[[Any], None], Adjustment]] = {
     Part.LABELS: ("labels", lambda c: c.labels.update(new="1"), Adjustment(labels={"new": "1"})),
     Part.ANNOTATIONS: ("annotations", lambda c: c.annotations.update(new="1"), Adjustment(annotations={"new": "1"})),
     Part.ENVS: ("env", lambda c: c.env.update(NEW="1"), Adjustment(envs={"NEW": "1"})),
     Part.CGROUP_PARENT: ("cgroup_parent", lambda c: setattr(c, "cgroup_parent", "/new"), NEW_PARENT),
     Part.RESOURCES: ("cpu_shares", lambda c: c.resources.set("cpu_shares", 2), Adjustment(resources={"cpu_shares": 2})),
 }
-SUBJECTS_WITHOUT = {Part.LABELS: SubjectKind.CONTAINER, Part.ENVS: SubjectKind.POD}
-PARTS = [
-    (hook_point, part)
-    for hook_point in HOOK_POINTS
-    for part in EDITS
-    if SUBJECTS_WITHOUT.get(part) is not hook_point.subject
-]
+WITHOUT = {SubjectKind.CONTAINER: Part.LABELS, SubjectKind.POD: Part.ENVS}
+PARTS = [(hook_point, part) for hook_point in HOOK_POINTS for part in EDITS if part is not WITHOUT[hook_point.subject]]
 
 
 @pytest.mark.parametrize(("hook_point", "part"), PARTS, ids=lambda value: str(getattr(value, "name", value)))
@@ -162,23 +156,17 @@ def edit(resources: EditableResources, *edits: tuple[str, Any]) -> None:
             resources.set(name, value)
 
 
-def repeat(answer: HookAnswer) -> None:
-    """Apply the edits of an answer to contexts without sent values."""
-    pod, container = PodContext(RUN_POD, HookRequest(PodInfo())), ContainerContext(CREATE, HookRequest(PodInfo()))
-    pod.labels.update(answer.labels)
-    container.annotations.update(answer.annotations)
-    container.env.update(answer.envs)
-    if answer.cgroup_parent:
-        container.cgroup_parent = answer.cgroup_parent
-    values = {name: getattr(answer.resources, name) for name in fields.RESOURCE_FIELDS} if answer.resources else {}
-    edit(container.resources, *((name, value) for name, value in values.items() if value))
-
-
 @pytest.mark.parametrize(("field", "answer"), BAD, ids=[f"{n}-{field}" for n, (field, _) in enumerate(BAD)])
 def test_answer_that_proxy_refuses_cannot_be_edited(field: str, answer: HookAnswer) -> None:
-    name = field.removeprefix("resources.").replace("envs", "env")
-    with pytest.raises(NotSayable, match=rf"^{name}: "):
-        repeat(answer)
+    pod, container = PodContext(RUN_POD, HookRequest(PodInfo())), ContainerContext(CREATE, HookRequest(PodInfo()))
+    part, _, name = field.partition(".")
+    edits: dict[str, Callable[[Any], None]] = {
+        **{"labels": pod.labels.update, "annotations": container.annotations.update, "envs": container.env.update},
+        "cgroup_parent": lambda path: setattr(container, "cgroup_parent", path),
+        "resources": lambda resources: edit(container.resources, (name, getattr(resources, name))),
+    }
+    with pytest.raises(NotSayable, match=rf"^{(name or part).replace('envs', 'env')}: "):
+        edits[part](getattr(answer, part))
 
 
 # Maps and resources.
@@ -201,6 +189,9 @@ def test_map_contains_sent_and_set_entries_and_loses_none() -> None:
         with pytest.raises(NotSayable, match="labels: a hook server can set a key, but not delete one"):
             delete()
     assert len(labels) == 3
+    env = Environment({"A=B": "x\0", "": "y"}, str, "env")  # odd entries may be repeated as sent
+    env.update(dict(env))
+    assert env.set_entries == {"A=B": "x\0", "": "y"}
 
 
 NO_TEXT, NO_NUMBER = "the value of a must be a text in UTF-8", "the value of 2MB must be a whole number from 0"
@@ -232,17 +223,8 @@ def test_invalid_value_is_refused_and_not_shown(editable: Any, name: Any, value:
     assert not editable
 
 
-def test_odd_value_is_set_normalised_or_as_sent() -> None:
-    assert edited(None, ("cpuset_cpus", " 0-3,,8")).answer == Resources(cpuset_cpus="0-3,8")
-    for name, odd in (("cpu_quota", 5), ("cpu_shares", -3), ("cpuset_cpus", "0-3,"), ("cpuset_cpus", "3-1")):
-        assert edited(Resources(**{name: odd}), (name, odd)).answer == Resources(**{name: odd})
-    env = Environment({"A=B": "x\0", "": "y"}, str, "env")
-    env.update(dict(env))
-    assert env.set_entries == {"A=B": "x\0", "": "y"}
-
-
 @pytest.mark.parametrize("name", CPUSETS)
-def test_cpuset_can_be_cleared_if_number_was_sent(name: str) -> None:
+def test_cpuset_is_cleared_if_number_was_sent_and_normalised(name: str) -> None:
     for number in fields.NUMBER_FIELDS:
         sent = Resources(**{name: "0-3", number: -1})
         resources = edited(sent, (name, ""))
@@ -252,6 +234,9 @@ def test_cpuset_can_be_cleared_if_number_was_sent(name: str) -> None:
         edited(Resources(**{name: "0-3"}), ("cpu_quota", -1), (name, ""))  # a number set by the hook does not help
     assert edited(None, (name, "5"), (name, "")).answer is None
     assert edited(Resources(cpu_shares=2), (name, ""), update=True, alone=True).answer is None
+    assert edited(None, (name, " 0-3,,8")).answer == Resources(**{name: "0-3,8"})
+    for field, odd in (("cpu_quota", 5), ("cpu_shares", -3), (name, "0-3,"), (name, "3-1")):  # as sent
+        assert edited(Resources(**{field: odd}), (field, odd)).answer == Resources(**{field: odd})
 
 
 NEW: dict[str, Any] = {"cpu_quota": -1, "cpuset_mems": "0", "unified": {"a": "1"}}
@@ -279,14 +264,9 @@ def test_answer_contains_only_set_changes(
 SET = {"cpu_quota": -1, "cpu_shares": SENT.cpu_shares, "cpuset_cpus": "7"}
 SET |= {"unified": {"io.max": "x"}, "hugepage_limits": {"2MB": 1}}
 MAPS: Any = {"unified": {"memory.high": "max", "io.max": "x"}, "hugepage_limits": {"2MB": 1, "1GB": 2**30}}
-FULL_ECHO = replace(SENT, cpu_quota=-1, cpuset_cpus="7", **MAPS)
-
-
-UPDATE = {"update": True}
-ANSWERS = [
-    ({}, SET, FULL_ECHO),
-    ({**UPDATE, "alone": True}, SET, FULL_ECHO),
-    (UPDATE, SET, Resources(**SET)),
+FULL_ECHO, UPDATE = replace(SENT, cpu_quota=-1, cpuset_cpus="7", **MAPS), {"update": True}
+ANSWERS: list[tuple[Any, Any, Resources]] = [
+    *(({}, SET, FULL_ECHO), ({**UPDATE, "alone": True}, SET, FULL_ECHO), (UPDATE, SET, Resources(**SET))),
     (UPDATE, {"cpuset_cpus": ""}, replace(SENT, cpuset_cpus="")),
 ]
 
@@ -318,17 +298,11 @@ def test_difference_has_only_changes_in_yaml_form(hook_tester: type[HookTester])
         container.env["NEW"] = type("Name", (str,), {})("1")
         container.annotations["new"] = "2"
         container.cgroup_parent = "/y"
-        edit(
-            container.resources,
-            ("cpu_shares", 2),
-            ("cpu_quota", 50_000),
-            ("cpuset_cpus", ""),
-            ("unified", {"new": "3"}),
-        )
+        edit(container.resources, *resources.items(), ("cpu_quota", 50_000))
 
+    resources = {"cpu_shares": 2, "cpuset_cpus": "", "unified": {"new": "3"}}
     sent = {"cpu_quota": 50_000, "cpuset_cpus": "0-3", "unified": {"old": "1"}}
     changed = hook_tester(Everywhere(edit_everything)).pre_create_container(env={"OLD": "1"}, resources=sent)
-    resources = {"cpu_shares": 2, "cpuset_cpus": "", "unified": {"new": "3"}}
     assert changed == Difference({"NEW": "1"}, {}, {"new": "2"}, resources, "/y")
     assert type(changed.env["NEW"]) is str, "it was not transmitted"
     lines = '  A: "é\\""|resources:|  cpu_shares: 2|  unified:|    new: "3"|cgroup_parent: "/y"'
@@ -384,21 +358,19 @@ class Slow(Hook):
         container.env["WAITED"] = "1"
 
 
-async def test_async_method_is_awaited_in_async_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert HookTester(Slow()).pre_create_container().env == {"WAITED": "1"}
-    monkeypatch.setattr(testing, "PATIENCE_SECONDS", 0.01)
-    with pytest.raises(TimeoutError, match=r"did not end within 0\.01 s"):
-        HookTester(Slow(asyncio.Event().wait)).pre_create_container()
-
-
-@pytest.mark.parametrize("error", [Rejected("no"), TimeoutError("its own")])
-@pytest.mark.parametrize("kind", [Slow, Everywhere])
-def test_error_of_hook_is_raised(error: Exception, kind: Callable[[Any], Hook]) -> None:
+async def test_async_method_is_awaited_and_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Any:
         raise error
 
-    with pytest.raises(type(error), match=f"^{error}$"):
-        HookTester(kind(fail)).pre_create_container()
+    assert HookTester(Slow()).pre_create_container().env == {"WAITED": "1"}
+    kinds: list[Callable[[Any], Hook]] = [Slow, Everywhere]
+    for kind in kinds:
+        for error in (Rejected("no"), TimeoutError("its own")):
+            with pytest.raises(type(error), match=f"^{error}$"):
+                HookTester(kind(fail)).pre_create_container()
+    monkeypatch.setattr(testing, "PATIENCE_SECONDS", 0.01)
+    with pytest.raises(TimeoutError, match=r"did not end within 0\.01 s"):
+        HookTester(Slow(asyncio.Event().wait)).pre_create_container()
 
 
 def test_wrong_hook_or_hook_point_is_error() -> None:
@@ -411,33 +383,14 @@ def test_wrong_hook_or_hook_point_is_error() -> None:
         HookTester(Hook()).pre_create_container()
 
 
-BAD_CALLS = [
-    ("pre_create_container", "label", {}, "label is nothing that is sent at PreCreateContainer, did you mean labels?"),
+AT_POD, AT_CREATE_CALL = "pre_run_pod_sandbox", "pre_create_container"
+BAD_CALLS: list[tuple[str, str, Any, str]] = [
+    (AT_CREATE_CALL, "label", {}, "label is nothing that is sent at PreCreateContainer, did you mean labels?"),
     ("post_stop_container", "overhead", {}, "overhead is nothing that is sent at PostStopContainer"),
-    (
-        "pre_run_pod_sandbox",
-        "env",
-        {},
-        "env is nothing that is sent at PreRunPodSandbox; there are labels, annotations, pod, ",
-    ),
-    (
-        "pre_create_container",
-        "resources",
-        {"cpu_share": 2},
-        "resources: there is no field cpu_share, did you mean cpu_shares?",
-    ),
-    (
-        "pre_create_container",
-        "pod_resources",
-        {"zzz": 2},
-        "pod_resources: there is no field zzz; there are cpu_period, cpu_quota, ",
-    ),
-    (
-        "pre_run_pod_sandbox",
-        "overhead",
-        {"cpu_shares": None},
-        "overhead: cpu_shares is of type int; leave it out for 'not set'",
-    ),
+    (AT_POD, "env", {}, "env is nothing that is sent at PreRunPodSandbox; there are labels, annotations, pod, "),
+    (AT_CREATE_CALL, "resources", {"cpu_share": 2}, "resources: there is no field cpu_share, did you mean cpu_shares?"),
+    (AT_CREATE_CALL, "pod_resources", {"zzz": 2}, "pod_resources: there is no field zzz; there are cpu_period, "),
+    (AT_POD, "overhead", {"cpu_shares": None}, "overhead: cpu_shares is of type int; leave it out for 'not set'"),
 ]
 
 
