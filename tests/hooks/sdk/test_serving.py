@@ -13,12 +13,13 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import lru_cache, partialmethod, wraps
 from pathlib import Path
 from signal import SIGINT, SIGKILL, SIGTERM, Signals
 from typing import Any
+from unittest import mock
 
 import grpc
 import pytest
@@ -32,25 +33,10 @@ from runtimeproxy.wire import grpc as codes
 from runtimeproxy_hooks.sdk import ContainerContext, Hook, Malformed, NotSayable, Rejected, statuses
 from runtimeproxy_hooks.sdk.hook import call_hooks
 from runtimeproxy_hooks.sdk.serving import BackgroundLoop, HookServer
-from tests.hooks.sdk.processes import (
-    BEGAN,
-    CREATE,
-    LONG_SECONDS,
-    SECRET,
-    Dreamy,
-    Obedient,
-    Process,
-    bare,
-    call,
-    eventually,
-    request,
-    running,
-    status,
-)
+from tests.hooks.sdk import processes
+from tests.hooks.sdk.processes import CREATE, LONG_SECONDS, SECRET, Dreamy, Obedient, eventually, request, status
 
 Log, Serve = pytest.LogCaptureFixture, Callable[..., str]
-START = BY_NAME["PreStartContainer"]
-REQUEST = HookRequest(PodInfo(), ContainerInfo())
 
 
 def new_class(*parents: type, **members: Any) -> Any:
@@ -65,59 +51,49 @@ def unused(waiting: Awaitable[None]) -> None:
     raise AssertionError("nothing here is async")
 
 
-MISSPELT = {
-    **dict.fromkeys(("pre_creat_container", "PreCreateContainer"), "pre_create_container"),
-    **{"PostStopPodSandboxHook": "post_stop_pod_sandbox", "pre_remove_run_pod_sandbox": "pre_run_pod_sandbox"},
-    "pre_x": "",
-}
-
-
-@pytest.mark.parametrize(("name", "meant"), MISSPELT.items())
-def test_misspelt_method_is_error_of_class(name: str, meant: str) -> None:
-    hint = rf", did you mean {meant}\?" if meant else ":"
-    words = rf"^New\.{name} is not a hook point{hint} There are pre_run_.*post_stop_pod_sandbox\. Give a method"
-    for kind in (lambda method: method, staticmethod):
-        with pytest.raises(TypeError, match=words):
-            new_class(**{name: kind(lambda *_: None)})
-
-
 async def generator(self: Hook, container: ContainerContext) -> AsyncIterator[None]:
     yield
 
 
+MEANT = {
+    **dict.fromkeys(("pre_creat_container", "PreCreateContainer"), r", did you mean pre_create_container\?"),
+    "PostStopPodSandboxHook": r", did you mean post_stop_pod_sandbox\?",
+    **{"pre_remove_run_pod_sandbox": r", did you mean pre_run_pod_sandbox\?", "pre_x": ":"},
+}
+MISSPELT = r"is not a hook point{} There are pre_run_.*post_stop_pod_sandbox\. Give a method"
 NO_METHOD = r"must be a method, plain or async, and no generator$"
 ONE_PARAMETER = r"must have one parameter: def pre_start_container\(self, container\)$"
 WRONG_PARAMETERS = (
     *(lambda self: None, lambda self, container, more: None, lambda self, *, container: None),
     staticmethod(lambda self, container: None),
 )
-UNFIT = [
-    *((value, NO_METHOD) for value in ("x", property(lambda self: None), generator)),
-    *((value, ONE_PARAMETER) for value in WRONG_PARAMETERS),
+MISTAKES: list[tuple[str, Any, str]] = [
+    *((name, value, MISSPELT.format(hint)) for name, hint in MEANT.items() for value in (repr, staticmethod(repr))),
+    *(("pre_start_container", value, NO_METHOD) for value in ("x", property(lambda self: None), generator)),
+    *(("pre_start_container", value, ONE_PARAMETER) for value in WRONG_PARAMETERS),
 ]
 
 
-@pytest.mark.parametrize(("value", "words"), UNFIT)
-def test_hook_point_must_be_method_with_one_parameter(value: Any, words: str) -> None:
-    with pytest.raises(TypeError, match=rf"^New\.pre_start_container {words}"):
-        new_class(pre_start_container=value)
-
-
-@wraps(lambda self, container, more: None)
-def wrapper(self: Hook, container: ContainerContext) -> None: ...
+@pytest.mark.parametrize(("name", "value", "words"), MISTAKES)
+def test_mistake_in_method_is_error_of_class(name: str, value: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=rf"^New\.{name} {words}"):
+        new_class(**{name: value})
 
 
 CALLABLE = [
     *(lambda self, container, more=3: None, lambda self, *all, **more: None, repr, bool),
     *(staticmethod(bool), staticmethod(lambda container: None), classmethod(lambda cls, container: None)),
     *(partialmethod(lambda self, more, container: None, "more"), lru_cache(lambda self, container: None)),
-    wrapper,  # the signature of the callable itself, not of the wrapped one
+    wraps(lambda self, container, more: None)(
+        lambda self, container: None
+    ),  # the signature of the callable itself, not of the wrapped one
 ]
 
 
 @pytest.mark.parametrize("value", CALLABLE)
 def test_any_callable_with_one_parameter_is_accepted(value: Any) -> None:
-    call_hooks([new_class(pre_start_container=value)()], START, REQUEST, unused)
+    called = HookRequest(PodInfo(), ContainerInfo())
+    call_hooks([new_class(pre_start_container=value)()], BY_NAME["PreStartContainer"], called, unused)
 
 
 def test_methods_of_all_parents_are_hook_points() -> None:
@@ -160,23 +136,16 @@ def internal(name: str, hook: str = "raising") -> tuple[int, str]:
 
 MALFORMED = Malformed("annotation A", "must be JSON")
 INVALID = (codes.INVALID_ARGUMENT, "annotation A: must be JSON")
-TEXTS = [
-    ("x" * statuses.MAX_TEXT, "x" * statuses.MAX_TEXT),
-    ("x" * (statuses.MAX_TEXT + 1), "x" * (statuses.MAX_TEXT - 1) + "…"),
-    ("a\udc80b", "a?b"),
-]
+MOST = statuses.MAX_TEXT
+TEXTS = [("x" * MOST, "x" * MOST), ("x" * (MOST + 1), "x" * (MOST - 1) + "…"), ("a\udc80b", "a?b")]
+CANCELED = ": canceled, because the caller no longer waits: ns/pod/main"
 STATUSES = [
     *((Rejected(text), (codes.PERMISSION_DENIED, sent), "INFO", " rejected ns/pod/main") for text, sent in TEXTS),
     (MALFORMED, INVALID, "WARNING", ": cannot read annotation A of ns/pod/main: must be JSON"),
     (NotSayable("0 is no value"), internal("NotSayable"), "ERROR", ": at {}: 0 is no value"),
     (KeyError(SECRET), internal("KeyError"), "ERROR", ": KeyError at {} for ns/pod/main"),
     (SystemExit(SECRET), internal("SystemExit"), "ERROR", ": SystemExit at {} for ns/pod/main"),
-    (
-        CancelledError(),
-        internal("CancelledError"),
-        "WARNING",
-        ": canceled, because the caller no longer waits: ns/pod/main",
-    ),
+    (CancelledError(), internal("CancelledError"), "WARNING", CANCELED),
 ]
 
 
@@ -207,9 +176,7 @@ def test_place_is_in_hook_module_and_log_has_no_text(caplog: Log) -> None:
 
 # The gRPC server.
 
-METHOD = codec.PATHS[CREATE.name]
-OK = (grpc.StatusCode.OK, "")
-ENDED = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
+OK, ENDED = (grpc.StatusCode.OK, ""), (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
 
 
 def started(path: str, *hooks: Hook) -> HookServer:
@@ -258,22 +225,20 @@ async def test_answer_is_echo_with_edits_of_all_hooks(serve: Serve) -> None:
     sent = HookRequest(PodInfo(), ContainerInfo(envs={"A": "1"}, resources=Resources(cpu_quota=5000)))
     resources = Resources(cpu_quota=5000, cpu_shares=2)
     path = serve(Dreamy(), Edits(), Obedient(), Dreamy())
-    assert await call(path, sent) == HookAnswer(envs={"A": "1", "MARKS": "dod"}, resources=resources)
-    of_a_pod = await call(path, HookRequest(PodInfo(labels={"a": "b"})), BY_NAME["PostStopPodSandbox"])
+    assert await processes.call(path, sent) == HookAnswer(envs={"A": "1", "MARKS": "dod"}, resources=resources)
+    of_a_pod = await processes.call(path, HookRequest(PodInfo(labels={"a": "b"})), BY_NAME["PostStopPodSandbox"])
     assert of_a_pod.labels == {"a": "b"}
 
 
-UNLOADED = [
-    ("sdk.testing", "aiohttp grpc uvloop"),
-    ("sdk.serving", "aiohttp uvloop"),
-    ("sdk.pytest_plugin", "grpc google.protobuf yaml runtimeproxy.hookapi runtimeproxy_hooks.sdk.testing"),
-]
+UNLOADED = {"testing": "aiohttp grpc uvloop", "serving": "aiohttp uvloop"}
+UNLOADED["pytest_plugin"] = "grpc google.protobuf yaml runtimeproxy.hookapi runtimeproxy_hooks.sdk.testing"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "unloaded"), UNLOADED)
-def test_sdk_imports_only_required_modules(module: str, unloaded: str) -> None:
-    script = f"import sys, runtimeproxy_hooks.{module}; sys.exit(bool({set(unloaded.split())} & set(sys.modules)))"
+@pytest.mark.parametrize("module", UNLOADED)
+def test_sdk_imports_only_required_modules(module: str) -> None:
+    unloaded = set(UNLOADED[module].split())
+    script = f"import sys, runtimeproxy_hooks.sdk.{module}; sys.exit(bool({unloaded} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
@@ -287,8 +252,8 @@ def test_exception_becomes_status_and_server_continues(serve: Serve, caplog: Log
     assert status(path, request()) == OK
     assert SECRET not in caplog.text
     text = "ContainerResourceHookRequest that is not a well-formed protobuf message"
-    assert bare(path, METHOD, b"\xff\xff\xff") == (grpc.StatusCode.INVALID_ARGUMENT, text)
-    unserved = bare(path, codec.PATHS["PreStartContainer"], b"")
+    assert processes.bare(path, codec.PATHS[CREATE.name], b"\xff\xff\xff") == (grpc.StatusCode.INVALID_ARGUMENT, text)
+    unserved = processes.bare(path, codec.PATHS["PreStartContainer"], b"")
     assert unserved == (grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
     ten_mib, more = (HookRequest(PodInfo(), ContainerInfo(envs={"A": "x" * (mib << 20)})) for mib in (10, 17))
     assert status(path, ten_mib) == OK  # the answer has them, too
@@ -305,7 +270,7 @@ async def test_async_methods_run_concurrently_on_one_loop(serve: Serve) -> None:
             container.env["THREAD"] = str(threading.get_ident())
 
     path = serve(Meeting())
-    answers = await asyncio.gather(*(call(path, request()) for _ in range(3)))
+    answers = await asyncio.gather(*(processes.call(path, request()) for _ in range(3)))
     assert len({answer.envs["THREAD"] for answer in answers}) == 1
 
 
@@ -360,39 +325,31 @@ def test_stop_cancels_and_counts_running_calls(path: str, do: str, running: int)
     eventually(lambda: server.stop(0) == 0)
 
 
+@pytest.mark.parametrize("after", [False, True])
+def test_late_coroutine_is_cancelled(after: bool) -> None:
+    """The loop may have ended its last iteration, and never runs a later submission."""
+    loop, unseen = BackgroundLoop(), Future[None]()
+    with mock.patch("asyncio.run_coroutine_threadsafe", side_effect=lambda late, _: late.close() or unseen):
+        if after:
+            loop.close(LONG_SECONDS)
+        waited_for = loop.submit(asyncio.Event().wait())
+        loop.close(LONG_SECONDS)
+    with pytest.raises(CancelledError):
+        waited_for.result(LONG_SECONDS)
+
+
 def test_blocked_event_loop_does_not_delay_its_close() -> None:
-    loop = BackgroundLoop()
-    began, released = threading.Event(), threading.Event()
-
     async def block() -> None:
-        began.set()
-        released.wait(LONG_SECONDS)
+        began.release()
+        assert released.wait(LONG_SECONDS)
 
+    loop, began, released = BackgroundLoop(), threading.Semaphore(0), threading.Event()
     running = loop.submit(block())
-    assert began.wait(LONG_SECONDS)
+    assert began.acquire(timeout=LONG_SECONDS)
     loop.close(0.05)
     assert not running.done()
     released.set()
     running.result(LONG_SECONDS)
-
-
-@pytest.mark.parametrize("after", [False, True])
-def test_late_coroutine_is_cancelled(monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
-    """The loop may have ended its last iteration, and never runs a later submission."""
-    loop = BackgroundLoop()
-    unseen: Future[None] = Future()
-    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", lambda coroutine, _: coroutine.close() or unseen)
-
-    class Never:
-        def __await__(self) -> Generator[None, None, None]:
-            raise AssertionError
-
-    if after:
-        loop.close(LONG_SECONDS)
-    waited_for = loop.submit(Never())
-    loop.close(LONG_SECONDS)
-    with pytest.raises(CancelledError):
-        waited_for.result(LONG_SECONDS)
 
 
 # A process.
@@ -410,11 +367,11 @@ LIVES: list[tuple[Signals, tuple[str, ...], str, dict[str, str], str]] = [
 @pytest.mark.slow
 async def test_server_registers_serves_and_cleans_up(tmp_path: Path) -> None:
     for number, flags, file, more, marks in LIVES:
-        with running(tmp_path, *flags, file=file) as server:
+        with processes.running(tmp_path, *flags, file=file) as server:
             entry = {"remote-endpoint": str(server.socket), "runtime-hooks": POINTS, **more}
             assert (json.loads(server.file.read_text()), os.listdir(server.registrations)) == (entry, [file])
             assert stat.S_IMODE(server.socket.lstat().st_mode) == 0o600
-            assert (await call(str(server.socket), request())).envs == {"MARKS": marks}
+            assert (await processes.call(str(server.socket), request())).envs == {"MARKS": marks}
             killed = number is SIGKILL
             assert server.end(number) == (-SIGKILL if killed else 0)
             assert (os.listdir(server.registrations), server.socket.is_socket()) == ([file] if killed else [], killed)
@@ -427,12 +384,12 @@ async def test_server_registers_serves_and_cleans_up(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_hanging_call_is_abandoned_and_no_value_is_logged(tmp_path: Path) -> None:
-    with running(tmp_path, "--log-level=debug", "--register-dir=") as server, ThreadPoolExecutor(1) as caller:
+    with processes.running(tmp_path, "--log-level=debug", "--register-dir=") as server, ThreadPoolExecutor(1) as caller:
         status(str(server.socket), request(other=SECRET))
         waiting = caller.submit(status, str(server.socket), request("hang"))
-        eventually(lambda: BEGAN in server.log)
+        eventually(lambda: processes.BEGAN in server.log)
         assert server.end(SIGTERM) == 0
-        assert waiting.result()[0] in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
+        assert waiting.result()[0] in ENDED
         assert (server.socket.exists(), server.registrations.exists()) == (False, False)
         assert f" on {server.socket}, not registered\n" in server.log
         assert re.search(r" DEBUG \S+: PreCreateContainer: ns/pod/main in \d+\.\d{3} ms\n", server.log)
@@ -443,17 +400,17 @@ def test_hanging_call_is_abandoned_and_no_value_is_logged(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_file_is_rewritten_until_sigterm_and_kept_under_fail(tmp_path: Path) -> None:
-    with running(tmp_path, "--failure-policy=Fail") as server:
+    with processes.running(tmp_path, "--failure-policy=Fail") as server:
         server.file.write_bytes(b"{}")
         eventually(lambda: f"{server.file} was changed: written again" in server.log)
         assert server.end(SIGTERM) == 0
         assert json.loads(server.file.read_text())["failure-policy"] == "Fail"
         assert f"{server.file} stays, because its policy is Fail: calls are refused until" in server.log
-    with running(tmp_path) as server:
+    with processes.running(tmp_path) as server:
         server.process.send_signal(SIGTERM)
         eventually(lambda: "ending" in server.log and not server.file.exists())
         server.file.write_bytes(b"foreign")
-        assert status(str(server.socket), request()) == (grpc.StatusCode.OK, "")
+        assert status(str(server.socket), request()) == OK
         assert server.process.wait(LONG_SECONDS) == 0
         assert server.file.read_bytes() == b"foreign"
 
@@ -461,7 +418,7 @@ def test_file_is_rewritten_until_sigterm_and_kept_under_fail(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_failed_registration_leaves_no_socket(tmp_path: Path) -> None:
     (tmp_path / "hookserver.d").write_text("no directory")
-    server = Process(tmp_path)
+    server = processes.Process(tmp_path)
     assert server.process.wait(LONG_SECONDS) == 1
     words = f"cannot write {tmp_path}/hookserver.d/obedient-dreamy.json: File exists"
     assert server.log == f"obedient-dreamy: error: {words}; check the directory or set --register-dir\n"
