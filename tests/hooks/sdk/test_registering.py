@@ -53,35 +53,45 @@ def registration(file: Path) -> Registration:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_proxy_reads_written_registration(policy: str) -> None:
+def test_proxy_reads_registration_in_folder_with_narrow_mode(tmp_path: Path, policy: str) -> None:
     for order, timeout, name, seconds in ((None, None, "a.json", None), (7, "500ms", "07-a.json", 0.5)):
-        read = proxy.parse(file_name("a", order), entry("/run/a.sock", HOOK_POINTS, policy, timeout))
-        assert (read.name, read.endpoint, read.timeout_seconds) == (name, "/run/a.sock", seconds)
+        written = entry("/run/a.sock", HOOK_POINTS, policy, timeout)
+        with umask(0):
+            Registration(str(tmp_path / "x" / "hooks.d"), file_name("a", order), written).write()
+        read = proxy.parse(name, (tmp_path / "x/hooks.d" / name).read_bytes())
+        assert (read.endpoint, read.timeout_seconds) == ("/run/a.sock", seconds)
         assert (read.policy, read.points, read.warnings) == (proxy.FailurePolicy(policy), BY_NAME.keys(), ())
-
-
-def test_mode_of_created_directories_ignores_umask(tmp_path: Path) -> None:
-    with umask(0):
-        Registration(str(tmp_path / "x" / "hooks.d"), "a.json", CONTENT).write()
     assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("x", "x/hooks.d")] == [0o755, 0o755]
 
 
-def test_file_is_replaced_atomically(file: Path, registration: Registration, tmp_path: Path) -> None:
+def test_file_is_replaced_atomically_until_that_fails(file: Path, registration: Registration, caplog: Log) -> None:
+    mine = file.parent.parent / "mine"
+    mine.write_text("mine")
     file.write_bytes(b"old")
-    (tmp_path / "mine").write_text("mine")
-    (file.parent / ".a.json.new").symlink_to(tmp_path / "mine")  # not followed
+    (file.parent / ".a.json.new").symlink_to(mine)  # not followed
     with file.open("rb") as reading:  # as by a concurrent read of the proxy
         registration.write()
         assert reading.read() == b"old"
-    assert (file.read_bytes(), file.is_symlink(), (tmp_path / "mine").read_text()) == (CONTENT, False, "mine")
+    assert (file.read_bytes(), file.is_symlink(), mine.read_text()) == (CONTENT, False, "mine")
     before = file.stat()
     registration.watch()
     assert (file.stat(), os.listdir(file.parent)) == (before, ["a.json"])
     registration.remove()
-    file.mkdir()
-    with pytest.raises(ConfigError, match=r"cannot write .*a\.json: Is a directory; check the directory or set --regi"):
-        registration.write()
-    assert os.listdir(file.parent) == ["a.json"]
+    for _ in range(2):  # a second problem is logged again
+        file.mkdir()
+        with pytest.raises(
+            ConfigError, match=r"cannot write .*a\.json: Is a directory; check the directory or set --r"
+        ):
+            registration.write()
+        for _ in range(3):
+            registration.watch()
+        assert os.listdir(file.parent) == ["a.json"]
+        file.rmdir()
+        registration.watch()
+        assert file.read_bytes() == CONTENT
+        file.unlink()
+    words = f"cannot write {file} again: Is a directory; the proxy may not know this server until it can be"
+    assert caplog.messages == [words, f"{file} had vanished: written again"] * 2
 
 
 Change = Callable[[Path], object]
@@ -104,19 +114,6 @@ def test_changed_file_is_rewritten_but_not_removed(
         registration.watch()
     assert (file.read_bytes(), file.is_symlink(), os.listdir(file.parent)) == (CONTENT, False, ["a.json"])
     assert caplog.messages == [f"{file} {words}: written again"]
-
-
-def test_failed_rewrite_is_logged_once_and_repeated(file: Path, registration: Registration, caplog: Log) -> None:
-    for _ in range(2):  # a second problem is logged again
-        file.mkdir()
-        for _ in range(3):
-            registration.watch()
-        file.rmdir()
-        registration.watch()
-        assert file.read_bytes() == CONTENT
-        file.unlink()
-    words = f"cannot write {file} again: Is a directory; the proxy may not know this server until it can be"
-    assert caplog.messages == [words, f"{file} had vanished: written again"] * 2
 
 
 @pytest.mark.parametrize("spelling", ["", "unix:", "unix://"])
@@ -180,13 +177,12 @@ def test_failed_system_call_and_leaving_are_logged(
         (file.parent / name).write_bytes(CONTENT)
     function = getattr(os, call)
 
-    def refuse(path: str) -> object:
+    def refuse(path: str) -> object:  # root has every permission
         if path.endswith(".new"):
             return function(path)
         raise error
 
-    with pytest.MonkeyPatch.context() as patched:  # root has every permission
-        patched.setattr(os, call, refuse)
+    with mock.patch.object(os, call, refuse):
         act(registration)
     [message] = caplog.messages
     assert message.startswith(words.format(file.parent))
@@ -214,11 +210,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "a.sock"
 
 
-def stale(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(path))
-
-
 @pytest.mark.parametrize("mask", [0, 0o022, 0o777])
 def test_socket_is_private_and_served_before_renamed(path: Path, serve: Serve, mask: int) -> None:
     def check(bound: str) -> None:
@@ -236,7 +227,7 @@ def test_socket_is_private_and_served_before_renamed(path: Path, serve: Serve, m
     placed.close()
 
 
-def test_close_removes_own_socket_and_releases_lock(path: Path, serve: Serve) -> None:
+def test_close_removes_own_socket_and_releases_lock(path: Path, serve: Serve, caplog: Log) -> None:
     for _ in range(2):
         placed = place(str(path), serve)
         placed.close()
@@ -244,16 +235,13 @@ def test_close_removes_own_socket_and_releases_lock(path: Path, serve: Serve) ->
         assert sorted(os.listdir(path.parent)) == ["a.sock.lock"]
     placed = place(str(path), serve)
     path.unlink()
-    stale(path)
+    listening(str(path)).close()
     placed.close()
     assert path.is_socket(), "the socket of another process was removed"
-
-
-def test_socket_that_cannot_be_removed_is_logged(serve: Serve, path: Path, caplog: Log) -> None:
-    read_only = OSError(errno.EROFS, os.strerror(errno.EROFS))
-    made = place(str(path), serve)
-    with mock.patch("os.unlink", side_effect=read_only):
-        made.close()
+    path.unlink()
+    placed = place(str(path), serve)
+    with mock.patch("os.unlink", side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))):
+        placed.close()
     stays = f"{path} stays: it cannot be removed (Read-only file system); the next start tries again"
     assert caplog.messages == [stays]
     path.unlink()
@@ -265,8 +253,8 @@ def test_socket_that_cannot_be_removed_is_logged(serve: Serve, path: Path, caplo
 def test_stale_socket_is_replaced_under_both_names(path: Path, serve: Serve) -> None:
     lock = path.with_name("a.sock.lock")
     lock.touch()
-    stale(path)
-    stale(path.with_name(f".{lock.stat().st_ino}.sock"))  # killed between creating and naming it
+    listening(str(path)).close()
+    listening(str(path.with_name(f".{lock.stat().st_ino}.sock"))).close()  # killed between creating and naming it
     with closing(place(str(path), serve)):
         assert listens(str(path))
         assert sorted(os.listdir(path.parent)) == ["a.sock", "a.sock.lock"]
