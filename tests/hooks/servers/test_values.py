@@ -340,33 +340,22 @@ def test_variables_are_minors_and_share_of_gpus(serve: Serve, annotations: Texts
     assert changed == Difference(env=env)
 
 
-GPU_FLAGS = [
-    ("--hami-core-library=/h.so", {"LD_PRELOAD": "/h.so"}),
-    ("--hami-core-cache-dir=/v/", {"CUDA_DEVICE_MEMORY_SHARED_CACHE": "/v/u-1_main.cache"}),
-]
-
-
-@pytest.mark.parametrize(("flag", "more"), GPU_FLAGS)
-def test_flags_name_absolute_paths_in_container(serve: Serve, flag: str, more: Texts) -> None:
-    for resources, env in ((SHARE, {**SHARED, **more}), ({RATIO: 100}, ONE)):
-        call: dict[str, Any] = {"annotations": gpus(gpu(resources)), "labels": HAMI, "uid": "u-1"}
-        assert serve("gpu", "", flag).pre_create_container(**call).env == env
-    name = flag.partition("=")[0]
-    with pytest.raises(ValueError, match=f"{name} must be an absolute path"):
-        serve("gpu", "", f"{name}=vgpu")
+def test_flags_name_absolute_paths_in_container(serve: Serve) -> None:
+    cache = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": "/v/u-1_main.cache"}
+    flags = {"--hami-core-library=/h.so": {"LD_PRELOAD": "/h.so"}, "--hami-core-cache-dir=/v/": cache}
+    for flag, more in flags.items():
+        for resources, env in ((SHARE, {**SHARED, **more}), ({RATIO: 100}, ONE)):
+            call: dict[str, Any] = {"annotations": gpus(gpu(resources)), "labels": HAMI, "uid": "u-1"}
+            assert serve("gpu", "", flag).pre_create_container(**call).env == env
+        name = flag.partition("=")[0]
+        with pytest.raises(ValueError, match=f"{name} must be an absolute path"):
+            serve("gpu", "", f"{name}=vgpu")
 
 
 # groupidentity
 
 ON, OFF = "group-identity: {enable: true}\n", "group-identity: {enable: false, LSR: 1, LS: 1, BE: 1}\n"
 CHANGED = "group-identity: {enable: true, LSR: 1, LS: 0, BE: 2}\n"
-
-
-@pytest.fixture
-def top(tmp_path: Path) -> Path:
-    """Return a hierarchy in which the pods' cgroups have the file."""
-    tree(tmp_path / "cpu,cpuacct", {f"{pod[1:]}/{FILE}": "5\n" for pod in (POD, BURSTABLE, BEST_EFFORT)})
-    return tmp_path / "cpu,cpuacct"
 
 
 def cpu_qos(value: Any, enable: Any = True) -> str:
@@ -389,87 +378,72 @@ IDENTITIES = [
 
 @pytest.mark.parametrize(("settings", "name", "parent", "text", "value"), IDENTITIES)
 def test_group_identity_is_by_annotation_or_class(
-    serve: Serve, top: Path, settings: str, name: str, parent: str, text: str, value: int
+    serve: Serve, tmp_path: Path, settings: str, name: str, parent: str, text: str, value: int
 ) -> None:
+    [file] = tree(tmp_path, {f"cpu,cpuacct{parent}/{FILE}": "5\n"})
     call = {"labels": qos(name), "annotations": {keys.CPU_QOS: text}, "cgroup_parent": parent}
     assert not serve("groupidentity", settings).pre_run_pod_sandbox(**call)
-    assert (top / parent[1:] / FILE).read_text() == f"{value}\n"
-
-
-def test_kernel_without_cgroup_file_is_logged_once(serve: Serve, top: Path, caplog: Log) -> None:
-    for file in top.rglob(FILE):
-        file.unlink()
-    for settings, messages in ((OFF, 0), (ON, 1)):  # 0 is the behaviour of such a kernel
-        hook = serve("groupidentity", settings)
-        for parent in (POD, BURSTABLE, ""):
-            assert not hook.pre_run_pod_sandbox(cgroup_parent=parent)
-        assert len(caplog.messages) == messages
-    assert f"this kernel's cgroups have no {FILE}" in caplog.text
-    with pytest.raises(Malformed, match="cgroup path"):
-        hook.pre_run_pod_sandbox(cgroup_parent="/kubepods/../../x")
-    assert not list(top.rglob(FILE))
+    assert file.read_text() == f"{value}\n"
 
 
 def test_failed_write_is_logged_and_pod_runs(serve: Serve, tmp_path: Path, caplog: Log) -> None:
+    top = tmp_path / "cpu,cpuacct"
     hook = serve("groupidentity", ON)
     for parent in (POD, BURSTABLE):
         assert not hook.pre_run_pod_sandbox(cgroup_parent=parent)
-    top = tmp_path / "cpu,cpuacct"
-    (top / POD[1:] / FILE).mkdir(parents=True)
+    for parent in (POD, BURSTABLE):
+        (top / parent[1:]).mkdir(parents=True)
+    for settings in (OFF, ON):  # 0 is the behaviour of a kernel without the file
+        hook = serve("groupidentity", settings)
+        for parent in (POD, BURSTABLE, ""):
+            assert not hook.pre_run_pod_sandbox(cgroup_parent=parent)
+    with pytest.raises(Malformed, match="cgroup path"):
+        hook.pre_run_pod_sandbox(cgroup_parent="/kubepods/../../x")
+    assert not list(top.rglob(FILE))
+    (top / POD[1:] / FILE).mkdir()
     for parent in (POD, "/kubepods/y"):
-        assert not serve("groupidentity", ON).pre_run_pod_sandbox(cgroup_parent=parent, pod="web")
-    absent, *failed = caplog.messages
+        assert not hook.pre_run_pod_sandbox(cgroup_parent=parent, pod="web")
+    assert not (top / "kubepods/y").exists()
+    absent, lacking, *failed = caplog.messages
     assert absent.startswith(f"pods run without a group identity: {tmp_path} holds no cgroups")
+    assert lacking.startswith(f"this kernel's cgroups have no {FILE}")
     advice = "run this server as root, with the node's cgroups mounted to be written"
     words = f"{top}{POD}/{FILE}: Is a directory; {advice}", f"its cgroup {top}/kubepods/y is not there"
     assert failed == [f"default/web gets no {FILE}: {each}" for each in words]
-    assert not (top / "kubepods/y").exists()
 
 
 # oomscoreadj
 
-SCORES: list[tuple[Texts, int | None]] = [
-    *(({SPEC: '{"main": -500, "b": 200}'}, -500), ({SPEC: '{"main": 200}', OF_POD: "100"}, 200)),
-    *(({SPEC: spec, OF_POD: "100"}, 100) for spec in ('{"b": 200}', '{"MAIN": 200}', '{"b": null}', "null", "")),
-    *((none, None) for none in ({}, {OF_POD: ""}, {SPEC: '{"b": 5}'})),
-    *(({OF_POD: text}, int(text)) for text in ("+7", "-" + "0" * 1000 + "5", str(LEAST), str(MOST))),
-]
-
-
-@pytest.mark.parametrize(("annotations", "value"), SCORES)
-def test_requested_score_is_set(serve: Serve, annotations: Texts, value: int | None, caplog: Log) -> None:
-    for before in (None, {"oom_score_adj": 968, "cpu_shares": 2}):
-        changed = serve("oomscoreadj").pre_create_container(annotations=annotations, resources=before)
-        assert changed.resources == ({} if value is None else {"oom_score_adj": value})
-    assert not caplog.records
-
-
 NO_SCORES = (str(LEAST - 1), str(MOST + 1), "77123" * 2000, "1e2", " 100", "1_0", "٣", "-")
-NO_SCORE = [
-    *(({SPEC: text}, SPEC) for text in ("{", "[77123]", '{"main": 77123}', '{"main": 5, "b": "77123"}')),
-    *(({OF_POD: text}, OF_POD) for text in NO_SCORES),
-    *(({SPEC: '{"main": 1001}', OF_POD: "100"}, SPEC), ({SPEC: '{"b": 5}', OF_POD: "x77123"}, OF_POD)),
+NO_SPECS = ("{", "[77123]", '{"main": 77123}', '{"main": 5, "b": "77123"}')
+KEPT = "default/web main keeps its oom_score_adj: annotation "
+ZERO = "an oom_score_adj of 0 cannot be requested on the wire, the kubelet's holds"
+SCORES: list[tuple[Texts, int | None, int, str]] = [
+    *(({SPEC: '{"main": -500, "b": 200}'}, -500, 0, ""), ({SPEC: '{"main": 200}', OF_POD: "100"}, 200, 0, "")),
+    *(({SPEC: spec, OF_POD: "100"}, 100, 0, "") for spec in ('{"b": 200}', '{"MAIN": 200}', '{"b": null}', "null", "")),
+    *((none, None, 0, "") for none in ({}, {OF_POD: ""}, {SPEC: '{"b": 5}'})),
+    *(({OF_POD: text}, int(text), 0, "") for text in ("+7", "-" + "0" * 1000 + "5", str(LEAST), str(MOST))),
+    *(({SPEC: text}, None, 3, f"{KEPT}{SPEC}: ") for text in NO_SPECS),
+    *(({OF_POD: text}, None, 3, f"{KEPT}{OF_POD}: ") for text in NO_SCORES),
+    ({SPEC: '{"main": 1001}', OF_POD: "100"}, None, 3, f"{KEPT}{SPEC}: "),
+    ({SPEC: '{"b": 5}', OF_POD: "x77123"}, None, 3, f"{KEPT}{OF_POD}: "),
+    # nothing to set where the score is 0 or the runtime's default already
+    *((zero, None, 1, ZERO) for zero in ({OF_POD: "-0"}, {SPEC: '{"main": 0}'}, {SPEC: '{"main": null}'})),
 ]
 
 
-@pytest.mark.parametrize(("annotations", "key"), NO_SCORE)
-def test_malformed_score_is_logged_without_value(serve: Serve, annotations: Texts, key: str, caplog: Log) -> None:
-    call: dict[str, Any] = {"annotations": annotations, "resources": {"oom_score_adj": 968}, "pod": "web"}
-    assert not serve("oomscoreadj").pre_create_container(**call)
-    [record] = caplog.records
-    assert record.levelname == "WARNING"
-    assert f"default/web main keeps its oom_score_adj: annotation {key}: " in record.getMessage()
+@pytest.mark.parametrize(("annotations", "value", "lines", "words"), SCORES)
+def test_requested_score_is_set_or_problem_logged(
+    serve: Serve, caplog: Log, annotations: Texts, value: int | None, lines: int, words: str
+) -> None:
+    hook, sent = serve("oomscoreadj"), {"oom_score_adj": 968, "cpu_shares": 2}
+    for resources in (None, sent, sent):
+        changed = hook.pre_create_container(annotations=annotations, resources=resources, pod="web")
+        assert changed == Difference(resources={} if value is None else {"oom_score_adj": value})
+    assert [(each.levelname, each.getMessage().startswith(words)) for each in caplog.records] == [
+        ("WARNING", True)
+    ] * lines
     assert "77123" not in caplog.text
-
-
-@pytest.mark.parametrize("annotations", [{OF_POD: "-0"}, {SPEC: '{"main": 0}'}, {SPEC: '{"main": null}'}])
-def test_score_of_zero_cannot_be_requested(serve: Serve, annotations: Texts, caplog: Log) -> None:
-    hook = serve("oomscoreadj")
-    assert not hook.pre_create_container(annotations=annotations)  # the score is 0 or the runtime's default already
-    for _ in range(2):
-        assert not hook.pre_create_container(annotations=annotations, resources={"oom_score_adj": 968})
-    [message] = caplog.messages
-    assert message.startswith("an oom_score_adj of 0 cannot be requested on the wire, the kubelet's holds")
 
 
 # Malformed annotations.
