@@ -3,21 +3,14 @@
 import argparse
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from runtimeproxy_hooks.__main__ import load
 from runtimeproxy_hooks.lib.koordinator import QOS_CLASS
 from runtimeproxy_hooks.sdk.testing import HookTester
-
-
-def rows(table: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Return the rows of a table for ``parametrize``: the first field of each is its id."""
-    return [pytest.param(*fields, id=claim) for claim, *fields in table]
 
 
 def tree(root: Path, files: dict[str, str]) -> list[Path]:

@@ -130,48 +130,27 @@ ENTRIES_SENT: Any = {"envs": {"A": "1", "EMPTY": ""}, "annotations": {"n": "a\nb
 SENT = HookRequest(PodInfo(cgroup_parent="/pod"), ContainerInfo(**ENTRIES_SENT, resources=RESOURCES_SENT))
 
 
-def shown(answer: HookAnswer, hook_point: Any = CREATE) -> str:
-    return "".join(f"{line}\n" for line in hook_client.answer_lines(hook_point, SENT, answer))
-
-
-CHANGED = """applied:
-  annotations:
-    n: "c"  # was "a\\nb"
-  envs:
-    A: "2"  # was "1"
-    B: "x y"
-    EMPTY: "1"
-    "on": "off"
-  cgroup_parent: "/other"  # was "/pod"
-  resources:
-    cpu_quota: -1  # was 50000
-    cpuset_cpus: ""  # was "0-3"
-    hugepage_limits:
-      "2MB": 0  # was 4096
-      "1GB": 8192
-"""
-SECTIONS = """applied:
-  resources:
-    cpu_shares: 4  # was 2
-dropped:
-  resources:
-    cpu_period: 5
-without-effect:
-  envs:
-    A: "2"  # was "1"
-bad:
-  - "resources.cpu_period: must be 0 (not set) or 1000..1000000 microseconds"
-"""
+BAD_PERIOD = "resources.cpu_period: must be 0 (not set) or 1000..1000000 microseconds"
+PARTS: dict[str, Any] = {"applied": {"resources": {"cpu_shares": 4}}, "dropped": {"resources": {"cpu_period": 5}}}
+PARTS |= {"without-effect": {"envs": {"A": "2"}}, "bad": [BAD_PERIOD]}
 
 
 def test_answer_is_shown_as_changes_and_lost_entries() -> None:
-    resources = Resources(cpu_quota=-1, cpu_shares=2, hugepage_limits={"2MB": 0, "1GB": 8192})
-    envs = {"A": "2", "B": "x y", "EMPTY": "1", "on": "off"}
-    answer = HookAnswer(envs=envs, annotations={"n": "c"}, cgroup_parent="/other", resources=resources)
-    assert shown(answer) == CHANGED
-    assert shown(merge.echo(SENT)) == shown(HookAnswer()) == "applied: {}\n"
+    def shown(answer: HookAnswer, hook_point: HookPoint = CREATE) -> tuple[Any, list[str]]:
+        """Return the YAML that is shown and the comments in it."""
+        text = "\n".join(hook_client.answer_lines(hook_point, SENT, answer))
+        assert text.replace("\n", "").isprintable()
+        return yaml.safe_load(text), re.findall(" +# was (.*)", text)
+
+    changed: dict[str, Any] = {"cpu_quota": -1, "hugepage_limits": {"2MB": 0, "1GB": 8192}}
+    envs = {"A": "2", "B": "x y", "EMPTY": "1", "on": "off", "\n\x80": "", **{"k" * long: "" for long in (1022, 1023)}}
+    more: dict[str, Any] = {"envs": envs, "annotations": {"n": "c"}, "cgroup_parent": "/other"}
+    text, before = shown(HookAnswer(**more, resources=Resources(cpu_shares=2, **changed)))
+    assert text == {"applied": {**more, "resources": {**changed, "cpuset_cpus": ""}}}
+    assert before == ['"a\\nb"', '"1"', '"/pod"', "50000", '"0-3"', "4096"]
+    assert shown(merge.echo(SENT)) == shown(HookAnswer()) == ({"applied": {}}, [])
     lost = HookAnswer(envs={"A": "2"}, resources=Resources(cpu_period=5, cpu_shares=4))
-    assert shown(lost, PRE_START) == SECTIONS
+    assert shown(lost, PRE_START) == (PARTS, ["2", '"1"'])
 
 
 async def test_call_shows_request_and_its_changes(tmp_path: Path) -> None:
