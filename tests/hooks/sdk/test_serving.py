@@ -13,7 +13,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import lru_cache, partialmethod, wraps
 from pathlib import Path
@@ -41,14 +41,6 @@ Log, Serve = pytest.LogCaptureFixture, Callable[..., str]
 
 def new_class(*parents: type, **members: Any) -> Any:
     return type("New", parents or (Hook,), members)
-
-
-def names(hook: Hook) -> list[str]:
-    return [hook_point.name for hook_point in hook.points]
-
-
-def unused(waiting: Awaitable[None]) -> None:
-    raise AssertionError("nothing here is async")
 
 
 async def generator(self: Hook, container: ContainerContext) -> AsyncIterator[None]:
@@ -90,14 +82,17 @@ CALLABLE = [
 ]
 
 
+NAMES = ("RunPodSandbox", "CreateContainer", "StartContainer")
+
+
 def test_any_callable_and_methods_of_parents_are_hook_points() -> None:
     called = HookRequest(PodInfo(), ContainerInfo())
     for value in CALLABLE:
-        call_hooks([new_class(pre_start_container=value)()], BY_NAME["PreStartContainer"], called, unused)
+        call_hooks([new_class(pre_start_container=value)()], BY_NAME["PreStartContainer"], called, pytest.fail)
     mixin = type("Mixin", (), {"pre_run_pod_sandbox": lambda self, pod: None})
     parent = new_class(pre_create_container=lambda self, container: None, pre_start_container=repr)
-    assert names(new_class(mixin, parent)()) == ["PreRunPodSandbox", "PreCreateContainer", "PreStartContainer"]
-    assert names(new_class(parent, pre_create_container=None)()) == ["PreStartContainer"]  # None removes a hook point
+    assert new_class(mixin, parent)().points == tuple(BY_NAME[f"Pre{name}"] for name in NAMES)
+    assert new_class(parent, pre_create_container=None)().points == (BY_NAME["PreStartContainer"],)  # None removes one
     assert new_class(prepare=repr, postpone=repr, _pre_create_container=repr, post_url="/x")().points == ()
     with pytest.raises(TypeError, match=r"^New\.pre_run_pod is not a hook point"):
         new_class(type("Mixin", (), {"pre_run_pod": lambda self, pod: None}), Hook)
@@ -121,7 +116,7 @@ class Deleting(Hook):
 def status_of(*hooks: Hook) -> tuple[int, str]:
     """Return the status of the hooks' exceptions."""
     try:
-        call_hooks(hooks, CREATE, request(), unused)
+        call_hooks(hooks, CREATE, request(), pytest.fail)
     except BaseException as error:
         return statuses.status(error, "server", CREATE, request())
     raise AssertionError("nothing was raised")

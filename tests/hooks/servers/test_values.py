@@ -136,15 +136,12 @@ SCALED: list[tuple[str, str, Texts, int, int | None]] = [
 ]
 
 
-def normalizing(serve: Serve, ratio: str) -> HookTester:
-    return serve("cpunormalization", f"cpu-normalization-ratio: {ratio}")
-
-
 @pytest.mark.parametrize(("ratio", "name", "annotations", "quota", "scaled"), SCALED)
 def test_quota_of_containers_that_share_cpus_is_scaled(
     serve: Serve, ratio: str, name: str, annotations: Texts, quota: int, scaled: int | None
 ) -> None:
-    hook, call = normalizing(serve, ratio), {"labels": qos(name), "annotations": annotations}
+    hook = serve("cpunormalization", f"cpu-normalization-ratio: {ratio}")
+    call: dict[str, Any] = {"labels": qos(name), "annotations": annotations}
     changed = at_both(hook, **call, resources={"cpu_quota": quota, "cpu_shares": 512})
     assert changed == Difference(resources={"cpu_quota": scaled} if scaled else {})
     assert at_both(hook, **call) == NO_DIFFERENCE
@@ -161,17 +158,20 @@ UPDATES = [
 
 @pytest.mark.parametrize(("ratio", "quota", "result"), UPDATES)
 def test_quota_is_not_scaled_again_after_restart(serve: Serve, ratio: str, quota: int, result: int) -> None:
-    created = normalizing(serve, "1.2").pre_create_container(resources={"cpu_quota": 50_000})
+    created = serve("cpunormalization", "cpu-normalization-ratio: 1.2").pre_create_container(
+        resources={"cpu_quota": 50_000}
+    )
     assert created.annotations == {NORMALIZED: "50000:41667"}
     call: Any = {"container_annotations": created.annotations, "resources": {"cpu_quota": quota, "cpu_shares": 512}}
-    updated = normalizing(serve, ratio).pre_update_container_resources(**call)
+    changed = serve("cpunormalization", f"cpu-normalization-ratio: {ratio}")
+    updated = changed.pre_update_container_resources(**call)
     assert updated.resources.get("cpu_quota", quota) == result
     assert updated.resources.keys() <= {"cpu_quota"}
 
 
 @pytest.mark.parametrize("text", ["", "1:canary", "50000", "1:2:3", "-1:2", "1:2\n", "9" * 20 + ":1"])
 def test_foreign_quota_annotation_is_error_where_read(serve: Serve, text: str) -> None:
-    hook, call = normalizing(serve, "2"), {"container_annotations": {NORMALIZED: text}}
+    hook, call = serve("cpunormalization", "cpu-normalization-ratio: 2"), {"container_annotations": {NORMALIZED: text}}
     with pytest.raises(Malformed, match=NORMALIZED) as caught:
         hook.pre_update_container_resources(resources={"cpu_quota": 50_000}, **call)
     assert "canary" not in str(caught.value)
@@ -290,7 +290,7 @@ CORE, MEMORY, RATIO = keys.GPU_CORE, keys.GPU_MEMORY, keys.GPU_MEMORY_RATIO
 OLD_CORE, OLD_MEMORY, OLD_RATIO = "kubernetes.io/gpu-core", "kubernetes.io/gpu-memory", "kubernetes.io/gpu-memory-ratio"
 HAMI = {keys.GPU_ISOLATION_PROVIDER: "HAMi-core"}
 SHARE = {CORE: "50", MEMORY: "16Gi", RATIO: "50"}
-LIMIT, SM_LIMIT = "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT"
+VISIBLE, LIMIT, SM_LIMIT = "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT"
 
 
 def gpus(*devices: Any) -> Texts:
@@ -301,25 +301,18 @@ def gpu(resources: Any) -> dict[str, Any]:
     return {"minor": 0, "id": "GPU-1", "resources": resources}
 
 
-def without(key: str, entries: dict[str, Any] = SHARE) -> dict[str, Any]:
-    return {name: value for name, value in entries.items() if name != key}
-
-
-def visible(minors: str) -> Texts:
-    return {"NVIDIA_VISIBLE_DEVICES": minors}
-
-
-ONE, WHOLE = visible("0"), {"minor": 7, "resources": {RATIO: "100"}}
+ONE, WHOLE = {VISIBLE: "0"}, {"minor": 7, "resources": {RATIO: "100"}}
 SHARED = {**ONE, LIMIT: str(16 << 30), SM_LIMIT: "50", "LD_PRELOAD": LIBRARY}
-VISIBLE: list[tuple[Texts, Texts]] = [
+MINORS: list[tuple[Texts, Texts]] = [
     *(({}, {}), (gpus(), {}), (annotation(keys.DEVICE_ALLOCATED, {"rdma": [{"minor": 1}], "gpu": None}), {})),
     (annotation(keys.DEVICE_ALLOCATED, {"GPU": [{"minor": 1}]}), {}),  # a type of devices is a key of a map: exact
-    (gpus({"minor": 3}, gpu(SHARE), {"Minor": 11}), visible("3,0,11")),  # in the list's order
+    (gpus({"minor": 3}, gpu(SHARE), {"Minor": 11}), {VISIBLE: "3,0,11"}),  # in the list's order
 ]
 SHARES: list[tuple[dict[str, Any], Texts]] = [
     ({CORE: 50, MEMORY: 16 << 30, RATIO: 5e1}, SHARED),
     ({**SHARE, MEMORY: "1500m", CORE: 0.5}, {**SHARED, LIMIT: "2", SM_LIMIT: "1"}),  # rounded up
-    *((without(CORE), without(SM_LIMIT, SHARED)), ({**SHARE, CORE: "0"}, {**SHARED, SM_LIMIT: "0"})),
+    ({MEMORY: "16Gi", RATIO: "50"}, {**ONE, LIMIT: str(16 << 30), "LD_PRELOAD": LIBRARY}),
+    ({**SHARE, CORE: "0"}, {**SHARED, SM_LIMIT: "0"}),
     # a whole GPU has no limits, and needs no amount of memory
     *(({**SHARE, RATIO: "99"}, SHARED), ({**SHARE, RATIO: "99.5"}, ONE), ({RATIO: 100}, ONE)),
     # deprecated names, which the new ones override
@@ -328,14 +321,14 @@ SHARES: list[tuple[dict[str, Any], Texts]] = [
     ({**SHARE, MEMORY: None, OLD_MEMORY: "16Gi"}, SHARED),
 ]
 VARIABLES = [  # the label's value must match exactly; the first device's share counts
-    *((given, provider, env) for given, env in VISIBLE for provider in ("", "hami-core", "a")),
-    *((gpus(gpu(share), WHOLE), "HAMi-core", {**env, **visible("0,7")}) for share, env in SHARES),
+    *((given, provider, env) for given, env in MINORS for provider in ("", "hami-core", "a")),
+    *((gpus(gpu(share), WHOLE), "HAMi-core", {**env, VISIBLE: "0,7"}) for share, env in SHARES),
 ]
 
 
 @pytest.mark.parametrize(("annotations", "provider", "env"), VARIABLES)
 def test_variables_are_minors_and_share_of_gpus(serve: Serve, annotations: Texts, provider: str, env: Texts) -> None:
-    sent, labels = {**visible("all"), "LD_PRELOAD": "/mine.so", "PATH": "/bin"}, {keys.GPU_ISOLATION_PROVIDER: provider}
+    sent, labels = {VISIBLE: "all", "LD_PRELOAD": "/mine.so", "PATH": "/bin"}, {keys.GPU_ISOLATION_PROVIDER: provider}
     changed = serve("gpu").pre_create_container(annotations=annotations, labels=labels, env=sent)
     assert changed == Difference(env=env)
 
@@ -468,10 +461,6 @@ def on_nodes(*given: Any) -> dict[str, Any]:
     return {"numaNodeResources": list(given)}
 
 
-def limits(**of_main: Any) -> dict[str, Any]:
-    return {"containers": {"a": {"limits": {BATCH_CPU: 500}}, "main": {"limits": of_main}}}
-
-
 def resctrl(resource: str, *entries: Any, **schemata: Any) -> dict[str, Any]:
     return {resource: {"schemataPerCache": list(entries)} if entries else {"schemata": schemata}}
 
@@ -480,7 +469,8 @@ MALFORMED: dict[str, list[tuple[Any, str]]] = {
     "batchresource": [
         *(("{", "not JSON"), ({"containers": []}, "containers must be a JSON object")),
         ({"containers": {"main": {"limits": "canary"}}}, "limits must be a JSON object"),
-        *((limits(**{name: "canary"}), "not a quantity") for name in (BATCH_CPU, BATCH_MEMORY)),
+        ({"containers": {"a": {"limits": {BATCH_CPU: 500}}, "main": amounts(0, "canary")}}, "not a quantity"),
+        ({"containers": {"a": {"limits": {BATCH_CPU: 500}}, "main": amounts(0, 0, "canary")}}, "not a quantity"),
     ],
     "cpunormalization": [("{", ""), ({"cpuset": ["canary"]}, "")],
     "cpuset": [
@@ -492,7 +482,7 @@ MALFORMED: dict[str, list[tuple[Any, str]]] = {
     "gpu": [
         *((text, "") for text in ("{", "[]")),
         *(({"gpu": found}, "") for found in (3, [None], [{"minor": 0}, {}], [{"minor": "canary"}])),
-        *(({"gpu": [gpu(found)]}, "") for found in (None, "canary", {}, without(MEMORY), without(RATIO))),
+        *(({"gpu": [gpu(found)]}, "") for found in (None, "canary", {}, {**SHARE, MEMORY: None}, {CORE: 1, MEMORY: 1})),
         ({"gpu": [gpu({key.upper(): value for key, value in SHARE.items()})]}, ""),
         *(({"gpu": [gpu({**SHARE, key: amount})]}, "") for key in SHARE for amount in ("canary", True)),
     ],
