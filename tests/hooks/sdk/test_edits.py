@@ -1,6 +1,7 @@
 """Edits of contexts, maps and resources; the answer; and the tester, whose result is the proxy's change."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -373,29 +374,29 @@ async def test_async_method_is_awaited_and_error_is_raised(monkeypatch: pytest.M
         HookTester(Slow(asyncio.Event().wait)).pre_create_container()
 
 
-def test_wrong_hook_or_hook_point_is_error() -> None:
-    for value in (Everywhere, None):
+CREATED = "pre_create_container"
+BAD_CALLS: list[tuple[str, str, Any, str]] = [
+    (CREATED, "label", {}, "label is nothing that is sent at PreCreateContainer, did you mean labels?"),
+    (
+        "post_stop_container",
+        "env",
+        {},
+        "env is nothing that is sent at PostStopContainer; there are labels, annotations",
+    ),
+    (CREATED, "resources", {"cpu_share": 2}, "resources: there is no field cpu_share, did you mean cpu_shares?"),
+    (CREATED, "pod_resources", {"zzz": 2}, "pod_resources: there is no field zzz; there are cpu_period, "),
+    (CREATED, "resources", {"cpu_shares": None}, "resources: cpu_shares is of type int; leave it out for 'not set'"),
+]
+
+
+def test_wrong_use_of_tester_is_error() -> None:
+    for method, name, value, words in BAD_CALLS:
+        with pytest.raises(ValueError if "no field" in words else TypeError, match=f"^{re.escape(words)}"):
+            getattr(HookTester(Everywhere(lambda context: None)), method)(**{name: value})
+    for wrong in (Everywhere, None):
         with pytest.raises(TypeError, match=r"HookTester\(MyHook\(\)\)"):
-            HookTester(Hook(), value)
+            HookTester(Hook(), wrong)
     with pytest.raises(LookupError, match=r"^no hook here has the method post_stop_container; they have pre_create"):
         HookTester(Hook(), Slow()).post_stop_container()
     with pytest.raises(LookupError, match=r"they have none at all$"):
         HookTester(Hook()).pre_create_container()
-
-
-AT_POD, AT_CREATE_CALL = "pre_run_pod_sandbox", "pre_create_container"
-BAD_CALLS: list[tuple[str, str, Any, str]] = [
-    (AT_CREATE_CALL, "label", {}, "label is nothing that is sent at PreCreateContainer, did you mean labels?"),
-    ("post_stop_container", "overhead", {}, "overhead is nothing that is sent at PostStopContainer"),
-    (AT_POD, "env", {}, "env is nothing that is sent at PreRunPodSandbox; there are labels, annotations, pod, "),
-    (AT_CREATE_CALL, "resources", {"cpu_share": 2}, "resources: there is no field cpu_share, did you mean cpu_shares?"),
-    (AT_CREATE_CALL, "pod_resources", {"zzz": 2}, "pod_resources: there is no field zzz; there are cpu_period, "),
-    (AT_POD, "overhead", {"cpu_shares": None}, "overhead: cpu_shares is of type int; leave it out for 'not set'"),
-]
-
-
-@pytest.mark.parametrize(("method", "name", "value", "words"), BAD_CALLS)
-def test_argument_that_cannot_be_sent_is_error(method: str, name: str, value: Any, words: str) -> None:
-    with pytest.raises(ValueError if "no field" in words else TypeError) as raised:
-        getattr(HookTester(Everywhere(lambda context: None)), method)(**{name: value})
-    assert str(raised.value).startswith(words)

@@ -373,14 +373,10 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "words"), NAMES)
-def test_invalid_or_used_name_is_refused(tmp_path: Path, name: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(words)):
-        new.new(name, tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_folder_is_removed_if_file_cannot_be_written(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_folder_is_not_written_or_removed_on_error(tmp_path: Path, monkeypatch: Patch) -> None:
+    for name, words in NAMES:
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            new.new(name, tmp_path)
     monkeypatch.setattr(new, "files", lambda name: {"no folder/gpu.py": ""})
     with pytest.raises(ConfigError, match=f"^{tmp_path}/gpu cannot be written: No such file or directory; name a fold"):
         new.new("gpu", tmp_path)
