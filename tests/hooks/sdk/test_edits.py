@@ -374,18 +374,13 @@ async def test_async_method_is_awaited_and_error_is_raised(monkeypatch: pytest.M
         HookTester(Slow(asyncio.Event().wait)).pre_create_container()
 
 
-CREATED = "pre_create_container"
+CREATED, RUN = "pre_create_container", "pre_run_pod_sandbox"
 BAD_CALLS: list[tuple[str, str, Any, str]] = [
     (CREATED, "label", {}, "label is nothing that is sent at PreCreateContainer, did you mean labels?"),
-    (
-        "post_stop_container",
-        "env",
-        {},
-        "env is nothing that is sent at PostStopContainer; there are labels, annotations",
-    ),
+    (RUN, "env", {}, "env is nothing that is sent at PreRunPodSandbox; there are labels, annotations, pod, "),
     (CREATED, "resources", {"cpu_share": 2}, "resources: there is no field cpu_share, did you mean cpu_shares?"),
     (CREATED, "pod_resources", {"zzz": 2}, "pod_resources: there is no field zzz; there are cpu_period, "),
-    (CREATED, "resources", {"cpu_shares": None}, "resources: cpu_shares is of type int; leave it out for 'not set'"),
+    (RUN, "overhead", {"cpu_shares": None}, "overhead: cpu_shares is of type int; leave it out for 'not set'"),
 ]
 
 

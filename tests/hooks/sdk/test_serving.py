@@ -320,11 +320,12 @@ def test_stop_cancels_and_counts_running_calls(path: str, do: str, running: int)
 @pytest.mark.parametrize("after", [False, True])
 def test_late_coroutine_is_cancelled(after: bool) -> None:
     """The loop may have ended its last iteration, and never runs a later submission."""
+    never: Any = object()
     loop, unseen = BackgroundLoop(), Future[None]()
     with mock.patch("asyncio.run_coroutine_threadsafe", side_effect=lambda late, _: late.close() or unseen):
         if after:
             loop.close(LONG_SECONDS)
-        waited_for = loop.submit(asyncio.Event().wait())
+        waited_for = loop.submit(never)
         loop.close(LONG_SECONDS)
     with pytest.raises(CancelledError):
         waited_for.result(LONG_SECONDS)
