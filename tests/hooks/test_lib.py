@@ -39,11 +39,9 @@ V1 = {
     **{f"{CPU}/c1/cgroup.procs": "20\n", f"{CPU}/c1/tasks": "20\n21\n", f"{MEMORY}/cgroup.procs": "17\n18\n22\n"},
     f"unified{POD}/cgroup.threads": "23\n",
 }
-V2 = {
-    **{"cgroup.controllers": "cpu memory cpuset\n", "kubepods/podx/cgroup.procs": "17\n18\n0\n"},
-    **{"kubepods/podx/cgroup.threads": "17\n18\n19\n0\n", "kubepods/podx/c1/cgroup.procs": "20\n"},
-    "kubepods/podx/c1/cgroup.threads": "20\n21\n",
-}
+V2 = {f"kubepods/podx/{file}": text for file, text in (("cgroup.procs", "17\n18\n0\n"), ("c1/cgroup.procs", "20\n"))}
+V2 |= {"kubepods/podx/cgroup.threads": "17\n18\n19\n0\n", "kubepods/podx/c1/cgroup.threads": "20\n21\n"}
+V2["cgroup.controllers"] = "cpu memory cpuset\n"
 V1_FILES = {"cpu_shares": f"{CPU}/cpu.shares", "cpu_quota": f"{CPU}/cpu.cfs_quota_us"}
 V1_FILES |= {"memory_limit_in_bytes": f"{MEMORY}/memory.limit_in_bytes", "cpuset_cpus": f"{CPUSET}/cpuset.cpus"}
 THROUGH_LINK = "cgroup path: it leads through a symbolic link"
@@ -85,10 +83,8 @@ WRITTEN = [
     # runc's formula
     *(("cpu_shares", shares, "100\n", weight) for shares, weight in ((2, "1"), (28, "1"), (29, "2"), (1024, "39"))),
     *(("cpu_shares", shares, "100\n", weight) for shares, weight in ((262143, "9999"), (1 << 40, "10000"))),
-    ("cpu_quota", 50000, "max 100000\n", "50000 100000"),
-    ("cpu_quota", -1, "2000 20000\n", "max 20000"),
-    ("cpu_quota", -1, "\n", "max 100000"),
-    ("memory_limit_in_bytes", 1 << 30, "max\n", "1073741824"),
+    *(("cpu_quota", 50000, "max 100000\n", "50000 100000"), ("cpu_quota", -1, "2000 20000\n", "max 20000")),
+    *(("cpu_quota", -1, "\n", "max 100000"), ("memory_limit_in_bytes", 1 << 30, "max\n", "1073741824")),
     ("memory_limit_in_bytes", -1, "1073741824\n", "max"),
     *(("cpuset_cpus", cpus, "0\n", cpus) for cpus in ("2-3,8", "")),
 ]
@@ -448,8 +444,6 @@ def test_malformed_quantity_is_error_and_not_shown(value: Any) -> None:
 RDT = {"LSR": RdtClass(False, (0, 100), 100), "LS": RdtClass(False, (0, 100), 100), "BE": RdtClass(False, (0, 30), 100)}
 IDENTITIES = GroupIdentities(enable=False, lsr=2, ls=2, be=-1)
 DEFAULTS = Settings(1.0, "", (), (), False, "none", "", True, RDT, IDENTITIES)
-
-
 TWO_POOLS = "shared-pools: [{socket: 0, node: 0, cpuset: '0-3'}, {socket: 1, node: 1, cpuset: '8,10-11'}]"
 TWO_PARSED_POOLS = Pool(0, 0, "0-3"), Pool(1, 1, "8,10-11")
 SWITCHES = (("be_cpu_manager", True), ("unset_cpu_quota", False), ("kubelet_cpu_manager_policy", "static"))
@@ -533,17 +527,12 @@ LOADED, MISSING = ": node settings applied", " is not there: the default setting
 LIFE = [
     ("", 1, "INFO", " is empty: the default settings hold"),  # written in place, incomplete
     ("rdt: 7", 1, "ERROR", ": rdt must be a mapping with some of the keys LSR, LS, BE; the default settings hold"),
-    (f"{RATIO_IS} 2", 2, "INFO", LOADED),
-    (f"{RATIO_IS} 2.5", 2.5, "INFO", LOADED),
+    *((f"{RATIO_IS} {ratio}", ratio, "INFO", LOADED) for ratio in (2, 2.5)),
     ("", 2.5, "INFO", " is empty: the last good settings hold"),
     (f"{RATIO_IS} x", 2.5, "ERROR", f": {RATIO}; the last good settings hold"),
     ("3", 2.5, "ERROR", f": the file {MAPPING}; the last good settings hold"),
-    ("{}", 1, "INFO", LOADED),
-    (None, 1, "WARNING", MISSING),
-    (f"{RATIO_IS} 3", 3, "INFO", LOADED),
+    *(("{}", 1, "INFO", LOADED), (None, 1, "WARNING", MISSING), (f"{RATIO_IS} 3", 3, "INFO", LOADED)),
 ]
-
-
 ODD_FILES = [(True, os.mkfifo), (False, Path.mkdir), (False, lambda path: path.symlink_to(path))]
 
 

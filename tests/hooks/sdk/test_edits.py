@@ -5,6 +5,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -319,14 +320,8 @@ TO_POD = {name.removeprefix("pod_"): value for name, value in OF_BOTH.items()}
 TO_POD |= {"runtime_handler": "kata", "overhead": {"cpu_quota": -1}}
 TO_CONTAINER = {**OF_BOTH, "container": "side", "container_id": "c1", "attempt": 4, "env": {"E": "4"}}
 TO_CONTAINER |= {"container_annotations": {"c": "3"}, "resources": RESOURCES}
-
-
-def values_of_pod(pod: Any) -> tuple[Any, ...]:
-    return pod.name, pod.namespace, pod.uid, pod.attempt, dict(pod.labels), dict(pod.annotations), pod.resources.sent
-
-
-def values_of_container(view: Any) -> tuple[Any, ...]:
-    return view.name, view.id, view.attempt, view.resources.sent, dict(view.annotations), dict(view.env)
+values_of_pod = attrgetter("name", "namespace", "uid", "attempt", "labels", "annotations", "resources.sent")
+values_of_container = attrgetter("name", "id", "attempt", "resources.sent", "annotations", "env")
 
 
 @pytest.mark.parametrize("method", METHODS)
