@@ -53,7 +53,6 @@ def names(message: str) -> list[str]:
 
 
 def words(field: Any) -> str:
-    """Return type and name of a field in hook-api's form."""
     if (kind := field.message_type) is None:
         return f"{next(word for name, word in TYPES.items() if getattr(field, name) == field.type)} {field.name}"
     return f"{'map' if kind.GetOptions().map_entry else 'repeated ' * field.is_repeated + kind.name} {field.name}"

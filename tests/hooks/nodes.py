@@ -14,7 +14,6 @@ from runtimeproxy_hooks.sdk.testing import HookTester
 
 
 def tree(root: Path, files: dict[str, str]) -> list[Path]:
-    """Write files under a directory, and create their parents."""
     paths = [root / name for name in files]
     for file, content in zip(paths, files.values(), strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -23,7 +22,6 @@ def tree(root: Path, files: dict[str, str]) -> list[Path]:
 
 
 def configured(hook: Any, *flags: str) -> Any:
-    """Return the hook, configured with the flags that it accepts."""
     parser = argparse.ArgumentParser()
     hook.add_arguments(parser)
     hook.configure(parser.parse_known_args(flags)[0])
@@ -48,7 +46,6 @@ def umask(mask: int) -> Iterator[None]:
 
 
 def qos(name: str) -> dict[str, str]:
-    """Return the labels of a pod of a QoS class; none for ""."""
     return {QOS_CLASS: name} if name else {}
 
 

@@ -26,8 +26,7 @@ CREATE = BY_NAME["PreCreateContainer"]
 LONG_SECONDS = 20.0
 ROOT = Path(__file__).parents[3]
 CHILD = ("-m", "tests.hooks.sdk.processes")
-BEGAN = "reported to wait"
-"""Printed to stderr when a method begins to wait."""
+BEGAN = "reported to wait"  # printed to stderr when a method begins to wait
 SECRET = "canary-4711"
 """Value in annotations and foreign exceptions; no output may contain it."""
 
@@ -87,11 +86,9 @@ class Process:
 
     @property
     def log(self) -> str:
-        """Return what the process wrote to stderr."""
         return self._log.read_text()
 
     def end(self, number: int) -> int:
-        """Send a signal and return the exit code."""
         self.process.send_signal(number)
         return self.process.wait(LONG_SECONDS)
 
@@ -110,7 +107,6 @@ def running(folder: Path, *flags: str, **more: Any) -> Iterator[Process]:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
     deadline = time.monotonic() + LONG_SECONDS
     while not holds():
         assert time.monotonic() < deadline, "the condition did not hold in time"
@@ -133,7 +129,6 @@ async def call(path: str, hook_request: HookRequest, hook_point: HookPoint = CRE
 
 
 def bare(path: str, method: str, body: bytes, seconds: float = LONG_SECONDS) -> tuple[grpc.StatusCode, str]:
-    """Return status and text of a call."""
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(f"unix:{path}", options=unlimited) as channel:
         send: Any = channel.unary_unary(method)

@@ -114,7 +114,6 @@ class Deleting(Hook):
 
 
 def status_of(*hooks: Hook) -> tuple[int, str]:
-    """Return the status of the hooks' exceptions."""
     try:
         call_hooks(hooks, CREATE, request(), pytest.fail)
     except BaseException as error:

@@ -56,11 +56,9 @@ class Node:
         return on_node(self.folder, Rdt(resctrl or self.resctrl), classes, *flags)
 
     def groups(self) -> dict[str, str]:
-        """Return the limits of each group."""
         return {file.parent.name: file.read_text() for file in self.root.glob("*/schemata")}
 
     def container(self, *tids: int) -> None:
-        """Create the container's cgroup and list threads in it."""
         name = f"kubepods/pod{UID}/{CONTAINER_ID}/cgroup.threads"
         tree(self.folder, {name: "".join(f"{tid}\n" for tid in tids)})
 
@@ -80,7 +78,6 @@ class Watched(StandIn):
 
 @contextmanager
 def threads(count: int) -> Iterator[list[int]]:
-    """Yield the ids of threads of this process, and end them."""
     ended = threading.Event()
     started = [threading.Thread(target=ended.wait) for _ in range(count)]
     for thread in started:

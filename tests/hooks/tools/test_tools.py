@@ -137,7 +137,6 @@ PARTS |= {"without-effect": {"envs": {"A": "2"}}, "bad": [BAD_PERIOD]}
 
 def test_answer_is_shown_as_changes_and_lost_entries() -> None:
     def shown(answer: HookAnswer, hook_point: HookPoint = CREATE) -> tuple[Any, list[str]]:
-        """Return the YAML that is shown and the comments in it."""
         text = "\n".join(hook_client.answer_lines(hook_point, SENT, answer))
         assert text.replace("\n", "").isprintable()
         return yaml.safe_load(text), re.findall(" +# was (.*)", text)
@@ -247,7 +246,6 @@ NOWHERE = "no hook point answers a plain request"
 
 
 def serve_create(path: str) -> HookServer:
-    """Serve PreCreateContainer only."""
     unserved = hookanswers.BY_NAME["unimplemented"]()
     return HookServer(path, {"PreCreateContainer": hookanswers.echo()}, default=unserved)
 
@@ -255,7 +253,6 @@ def serve_create(path: str) -> HookServer:
 async def verdicts(
     folder: Path, made: Made, points: Points = TWO_POINTS, tried: Sequence[Rule] = RULES, **more: Any
 ) -> dict[str, Verdict]:
-    """Return the verdicts on a server, by the rules' names."""
     async with made(path := str(folder / "hooks.sock")):
         subject = TriedServer(path, request.example(), points, **({"timeout_seconds": 10.0} | more))
         await subject.probe()
