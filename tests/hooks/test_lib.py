@@ -301,16 +301,14 @@ def test_thread_is_moved_to_group_with_valid_name(tmp_path: Path) -> None:
 def test_requests_are_plain_mkdir_write_and_rmdir(tmp_path: Path) -> None:
     """The requests to a real mount, tested on a bare directory, where each of the three is visible."""
     resctrl = Resctrl(tmp_path)
-    resctrl.make("LS")
-    assert (tmp_path / "LS").is_dir()
+    assert (resctrl.make("LS"), (tmp_path / "LS").is_dir()) == (True, True)
     with pytest.raises(FileNotFoundError):
         resctrl.limit("LS", "L3:0=3\n")
     resctrl.remove("LS")
     assert not (tmp_path / "LS").exists()
-    (tmp_path / "BE").mkdir()
-    (tmp_path / "BE/tasks").touch()
+    [tasks] = tree(tmp_path, {"BE/tasks": ""})
     resctrl.move("BE", ME)
-    assert (tmp_path / "BE/tasks").read_text() == f"{ME}\n"
+    assert tasks.read_text() == f"{ME}\n"
 
 
 def test_schemata_are_parsed_without_odd_parts() -> None:

@@ -58,9 +58,9 @@ class Dreamy(Hook):
         parser.add_argument("--mark", default="d")
 
     def configure(self, arguments: argparse.Namespace) -> None:
-        if len(arguments.mark) != 1:
+        self.mark = mark = arguments.mark
+        if len(Path(mark).read_text() if mark.startswith("/") else mark) != 1:
             raise ValueError("--mark: write\none letter")
-        self.mark = arguments.mark
 
     async def pre_create_container(self, container: ContainerContext) -> None:
         await asyncio.sleep(0.001)

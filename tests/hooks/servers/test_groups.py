@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -275,12 +276,11 @@ def test_refusal_of_kernel_is_logged_once(
 
 @pytest.mark.parametrize("refused", [[], ["schemata"]])
 def test_group_that_another_thread_creates_is_used(node: Node, caplog: Log, refused: list[str]) -> None:
-    class Raced(StandIn):
-        def make(self, group: str) -> bool:
-            return super().make(group) and super().make(group)
-
-    tester = node.hook(resctrl=Raced(node.root, refused=refused))
-    assert tester.pre_create_container(**OWN_LIMITS).annotations == {RDT_CLASS: POD_GROUP}
+    resctrl = StandIn(node.root, refused=refused)
+    make = resctrl.make
+    tester = node.hook(resctrl=resctrl)
+    with mock.patch.object(resctrl, "make", lambda group: make(group) and make(group)):
+        assert tester.pre_create_container(**OWN_LIMITS).annotations == {RDT_CLASS: POD_GROUP}
     assert [*node.groups()] == [POD_GROUP]
     caplog.clear()
     for parent in (GUARANTEED, "/elsewhere"):

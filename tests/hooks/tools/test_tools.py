@@ -88,41 +88,34 @@ def test_figures_are_shown_in_milliseconds() -> None:
     assert [line.split() for line in Figures([], 1.0).lines] == [["calls/s", "0"], ["failures", "0"]]
 
 
-async def measured(server: HookServer, **more: Any) -> Figures:
-    return await asyncio.to_thread(bench, Server(server.socket_path), CREATE, BODY, timeout_seconds=10.0, **more)
+async def test_bench_makes_concurrent_calls_and_counts_failures(tmp_path: Path) -> None:
+    """Each of the first calls after the warm-up waits for three of them: consecutive calls would all time out."""
 
+    async def measured(**more: Any) -> Figures:
+        return await asyncio.to_thread(bench, Server(server.socket_path), CREATE, BODY, timeout_seconds=10.0, **more)
 
-async def test_calls_are_concurrent_after_warm_up(tmp_path: Path) -> None:
-    """Each call waits for three of them: consecutive calls would all time out."""
-    async with HookServer(str(tmp_path / "hooks.sock")) as server:
-        barrier = asyncio.Barrier(3)
+    async def meet(call: HookCall) -> bytes:
+        if len(server.calls) > 1 + WARM_UP_CALLS:
+            await barrier.wait()
+        return b""
 
-        async def answer(call: HookCall) -> bytes:
-            if len(server.calls) > 1 + WARM_UP_CALLS:
-                await barrier.wait()
-            return b""
+    async def fail_sometimes(call: HookCall) -> bytes:
+        return await fail(call) if len(server.calls) % 2 == 0 else b""
 
-        server.default = answer
-        figures = await measured(server, calls=150, concurrency=3)
+    barrier, fail = asyncio.Barrier(3), hookanswers.status(grpc.StatusCode.INTERNAL, "odd")
+    async with HookServer(str(tmp_path / "hooks.sock"), default=meet) as server:
+        figures = await measured(calls=150, concurrency=3)
         assert len(server.calls) == 1 + WARM_UP_CALLS + 150
-    assert (len(figures.seconds), figures.failures) == (150, Counter())
-
-
-async def test_failures_are_counted_by_their_reason(tmp_path: Path) -> None:
-    async with HookServer(str(tmp_path / "hooks.sock")) as server:
-        fail = hookanswers.status(grpc.StatusCode.INTERNAL, "odd")
-
-        async def answer(call: HookCall) -> bytes:
-            return await fail(call) if len(server.calls) % 2 == 0 else b""
-
-        server.default = answer
-        figures = await measured(server, calls=10, concurrency=1)
+        assert (len(figures.seconds), figures.failures) == (150, Counter())
+        server.calls.clear()
+        server.default = fail_sometimes
+        figures = await measured(calls=10, concurrency=1)
+        assert (len(figures.seconds), figures.failures) == (5, Counter({"INTERNAL: odd": 5}))
         for server.default, words in ((fail, "INTERNAL: odd"), (hookanswers.garbage(), "broken answer: ")):
-            earlier_calls = len(server.calls)
+            server.calls.clear()
             with pytest.raises(HookCallFailed, match=f"PreCreateContainer: {words}"):
-                await measured(server, calls=10, concurrency=1)
-            assert len(server.calls) == earlier_calls + 1
-    assert (len(figures.seconds), figures.failures) == (5, Counter({"INTERNAL: odd": 5}))
+                await measured(calls=10, concurrency=1)
+            assert len(server.calls) == 1
 
 
 RESOURCES_SENT = Resources(cpu_quota=50000, cpu_shares=2, cpuset_cpus="0-3", hugepage_limits={"2MB": 4096})
