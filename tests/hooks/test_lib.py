@@ -1,8 +1,4 @@
-"""Cgroup files of both versions, and resctrl's masks, numbers, lines, groups and tasks, on directory trees; then
-Koordinator's JSON and quantities by Go's rules, and the node's settings: each key's rule, and the life of the file.
-
-tests/system/test_hook_programs.py uses the kernel's own; the formulas are shown by the tests of hooks.
-"""
+"""Cgroups and resctrl on directory trees, Koordinator's JSON and quantities by Go's rules, and the node's settings."""
 
 import errno
 import json
@@ -31,7 +27,6 @@ from tests.hooks.nodes import tree
 Log, Patch = pytest.LogCaptureFixture, pytest.MonkeyPatch
 
 # cgroups
-
 POD = "/kubepods/podx"
 CPU, MEMORY, CPUSET = (f"{top}{POD}" for top in ("cpu,cpuacct", "memory", "cpuset"))
 V1 = {
@@ -183,7 +178,6 @@ def test_removed_cgroup_has_no_processes_or_new_files(cgroups: Cgroups) -> None:
 
 
 # resctrl
-
 INTEL, AMD, ME = "GenuineIntel", "AuthenticAMD", os.getpid()
 
 L3, MB = Cache((0, 1), ways=11, min_bits=1), Bandwidth((0, 1), INTEL, minimum=10, step=10)
@@ -319,7 +313,6 @@ def test_schemata_are_parsed_without_odd_parts() -> None:
 
 
 # Koordinator
-
 KINDS = {
     **{dict: "a JSON object", list: "a list", Objects: "a list of JSON objects", str: "a text", float: "a number"},
     **{int: "a whole number of 64 bits", bool: "true or false"},
@@ -438,7 +431,6 @@ def test_malformed_quantity_is_error_and_not_shown(value: Any) -> None:
 
 
 # The node.
-
 RDT = {"LSR": RdtClass(False, (0, 100), 100), "LS": RdtClass(False, (0, 100), 100), "BE": RdtClass(False, (0, 30), 100)}
 IDENTITIES = GroupIdentities(enable=False, lsr=2, ls=2, be=-1)
 DEFAULTS = Settings(1.0, "", (), (), False, "none", "", True, RDT, IDENTITIES)

@@ -1,5 +1,4 @@
-"""Command lines of hook servers, of the project's hooks together (``python -m runtimeproxy_hooks``), and what a server
-leaves in the file system: its registration, and its socket, narrow and served before it has its name.
+"""Command lines of hook servers, of the project's together (``python -m runtimeproxy_hooks``), and a server's files.
 
 Problems with a path in general (directories, locks, foreign sockets) are tested in tests/relay/test_listener.py.
 """
@@ -141,8 +140,6 @@ def test_hooks_of_server_share_settings(tmp_path: Path, caplog: Log) -> None:
 
 
 # The registration.
-
-
 def listening(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
@@ -307,8 +304,6 @@ def test_failed_system_call_and_leaving_are_logged(
 
 
 # The socket.
-
-
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """Return a function that binds as gRPC does: it removes what exists at the path, before and at the end."""

@@ -172,7 +172,6 @@ def test_answer_that_proxy_refuses_cannot_be_edited(field: str, answer: HookAnsw
 
 
 # Maps and resources.
-
 CPUSETS = sorted(fields.TEXT_FIELDS)
 
 
@@ -282,8 +281,6 @@ def test_answer_is_echo_except_in_update_of_kubelet(more: Any, edits: dict[str, 
 
 
 # The tester.
-
-
 class Everywhere(Hook):
     def __init__(self, edit: Callable[[Any], object]) -> None:
         self.edit = edit

@@ -1,8 +1,4 @@
-"""Hook servers: classes of hooks, results of exceptions, the gRPC server on real sockets, and servers as processes.
-
-A class knows which methods are hook points, and which names are mistakes. A process has flags, a file, and signals; it
-may be killed, and its start may fail.
-"""
+"""Hook servers: classes of hooks, results of exceptions, the gRPC server on real sockets, and servers as processes."""
 
 import asyncio
 import json
@@ -166,7 +162,6 @@ def test_place_is_in_hook_module_and_log_has_no_text(caplog: Log) -> None:
 
 
 # The gRPC server.
-
 OK, ENDED = (grpc.StatusCode.OK, ""), (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
 
 
@@ -345,7 +340,6 @@ def test_blocked_event_loop_does_not_delay_its_close() -> None:
 
 
 # A process.
-
 POINTS = ["PreCreateContainer", "PostStopPodSandbox"]
 FLAGS = ("--order=7", "--failure-policy=Fail", "--timeout=500ms", "--mark=x", "--unregister")
 FILE, SECOND = "obedient-dreamy.json", "07-obedient-dreamy.json"

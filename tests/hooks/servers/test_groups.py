@@ -1,8 +1,4 @@
-"""rdt and coresched: groups of pods, their limits and cookies, and their threads. No fault of rdt stops a pod.
-
-The kernel is simulated, resctrl by tests/fakes/resctrl.py; tests/system/test_hook_programs.py and scripts/demo use the
-machine's.
-"""
+"""rdt and coresched on a simulated kernel: groups of pods, their limits and cookies, and their threads."""
 
 import ctypes
 import errno
@@ -37,7 +33,6 @@ from tests.hooks.sdk.processes import eventually
 Log, Patch, Labels = pytest.LogCaptureFixture, pytest.MonkeyPatch, dict[str, str]
 
 # rdt
-
 POD_GROUP = f"koordlet-{UID}"
 EVERY_CLASS = "rdt: {LSR: {enable: true}, LS: {enable: true}, BE: {enable: true}}"
 SMALL = {"llc": {"schemata": {"range": [0, 30]}}, "mb": {"schemata": {"percent": 20}}}
@@ -290,7 +285,6 @@ def test_group_that_another_thread_creates_is_used(node: Node, caplog: Log, refu
 
 
 # coresched
-
 EXCLUSIVE = {CORE_SCHED_POLICY: "exclusive"}
 BLUE, RED = {CORE_SCHED_GROUP: "blue"}, {CORE_SCHED_GROUP: "red"}
 

@@ -1,7 +1,4 @@
-"""Values, log lines and errors of the hooks that set resources, variables or a pod's group identity.
-
-Malformed annotations are also those of rdt: an error without the value, and no write.
-"""
+"""Values, log lines and errors of hooks; malformed annotations, also rdt's: an error without value, and no write."""
 
 import logging
 from collections.abc import Callable
@@ -44,7 +41,6 @@ def at_both(hook: HookTester, **call: Any) -> Difference:
 
 
 # batchresource
-
 BE, GIB = qos("BE"), 1 << 30
 
 
@@ -116,8 +112,6 @@ def test_limits_of_pod_cgroup_are_written_and_lifted(serve: Serve, tmp_path: Pat
 
 
 # cpunormalization
-
-
 def status(value: Any) -> Texts:
     return annotation(keys.RESOURCE_STATUS, value)
 
@@ -180,7 +174,6 @@ def test_foreign_quota_annotation_is_error_where_read(serve: Serve, text: str) -
 
 
 # cpuset
-
 POOLS = """
 shared-pools: [{socket: 0, node: 0, cpuset: 0-3}, {socket: 0, node: 1, cpuset: "8-11,15"}]
 be-shared-pools: [{socket: 0, node: 0, cpuset: 4-5}, {socket: 0, node: 1, cpuset: 12-13}]
@@ -278,7 +271,6 @@ def test_pod_with_exclusive_cpus_has_no_quota(
 
 
 # gpu
-
 CORE, MEMORY, RATIO = keys.GPU_CORE, keys.GPU_MEMORY, keys.GPU_MEMORY_RATIO
 OLD_CORE, OLD_MEMORY, OLD_RATIO = "kubernetes.io/gpu-core", "kubernetes.io/gpu-memory", "kubernetes.io/gpu-memory-ratio"
 HAMI = {keys.GPU_ISOLATION_PROVIDER: "HAMi-core"}
@@ -339,7 +331,6 @@ def test_flags_name_absolute_paths_in_container(serve: Serve) -> None:
 
 
 # groupidentity
-
 ON, OFF = "group-identity: {enable: true}\n", "group-identity: {enable: false, LSR: 1, LS: 1, BE: 1}\n"
 CHANGED = "group-identity: {enable: true, LSR: 1, LS: 0, BE: 2}\n"
 
@@ -399,7 +390,6 @@ def test_failed_write_is_logged_and_pod_runs(serve: Serve, tmp_path: Path, caplo
 
 
 # oomscoreadj
-
 NO_SCORES = (str(LEAST - 1), str(MOST + 1), "77123" * 2000, "1e2", " 100", "1_0", "٣", "-")
 NO_SPECS = ("{", "[77123]", '{"main": 77123}', '{"main": 5, "b": "77123"}')
 KEPT = "default/web main keeps its oom_score_adj: annotation "
@@ -432,7 +422,6 @@ def test_requested_score_is_set_or_problem_logged(
 
 
 # Malformed annotations.
-
 RUN_POD, CREATE, UPDATE = "pre_run_pod_sandbox", "pre_create_container", "pre_update_container_resources"
 SETTINGS = f"cpu-normalization-ratio: 2\nshared-pools: [{{cpuset: 0-3}}]\n{ON}"
 CGROUP = [f"cpu{POD}/{name}" for name in ("cpu.shares", "cpu.cfs_quota_us", FILE)]
