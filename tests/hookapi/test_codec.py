@@ -12,8 +12,7 @@ from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, Po
 from runtimeproxy.model.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, SubjectKind
 from tests.docs import HOOK_API, table
 
-POD_POINT, CONTAINER_POINT = BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"]
-
+POINTS = POD_POINT, CONTAINER_POINT = BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"]
 NAMES: dict[str, Any] = {"name": "web", "uid": "u-1", "namespace": "shop", "attempt": 2}
 NUMBERS: dict[str, Any] = {"cpu_period": 100_000, "cpu_quota": -1, "cpu_shares": 512, "oom_score_adj": -998}
 NUMBERS |= {"memory_limit_in_bytes": 2**40, "memory_swap_limit_in_bytes": 2**41}
@@ -44,7 +43,6 @@ def set_fields(message: Any) -> set[str]:
 
 TABLE = table(HOOK_API, "On the wire")
 FIELDS = {message: dict(text.split(" ", 1) for text in fields.split("; ")) for message, fields in TABLE}
-"""The first table of hook-api: the type and the name of each field by its number, for each message."""
 TYPES = {"TYPE_STRING": "string", "TYPE_INT64": "int64", "TYPE_UINT32": "uint32", "TYPE_UINT64": "uint64"}
 
 
@@ -128,14 +126,16 @@ LABEL, CGROUP, QUOTA = b"\x0a\x06\x0a\x01l\x12\x011", b"\x1a\x02/x", b"\x22\x0b\
 SHARES, ENV = b"\x12\x02\x18\x02", b"\x22\x06\x0a\x01E\x12\x011"
 OF_POD = HookAnswer({"l": "1"}, cgroup_parent="/x", resources=Resources(cpu_quota=-1))
 OF_CONTAINER = HookAnswer(envs={"E": "1"}, cgroup_parent="/x", resources=Resources(cpu_shares=2))
-EMPTY_RESOURCES = ((POD_POINT, b"\x22\x00"), (CONTAINER_POINT, b"\x12\x00"))
 BODIES = [
     (POD_POINT, LABEL + CGROUP + QUOTA, OF_POD),
     (CONTAINER_POINT, SHARES + CGROUP + ENV, OF_CONTAINER),
     # equal bytes about a pod and a container are two answers
     *((POD_POINT, LABEL, HookAnswer(labels={"l": "1"})), (CONTAINER_POINT, LABEL, HookAnswer(annotations={"l": "1"}))),
     # empty resources count as present, and unknown fields are skipped
-    *((point, body, HookAnswer(resources=Resources())) for point, body in EMPTY_RESOURCES),
+    *(
+        (row, body, HookAnswer(resources=Resources()))
+        for row, body in zip(POINTS, (b"\x22\x00", b"\x12\x00"), strict=True)
+    ),
     *[(hook_point, b"\x9a\x06\x03abc", HookAnswer()) for hook_point in HOOK_POINTS],
 ]
 
@@ -145,7 +145,7 @@ def test_answer_bytes_are_decoded(hook_point: HookPoint, body: bytes, answer: Ho
     assert codec.decode(hook_point, body) == answer
 
 
-@pytest.mark.parametrize("hook_point", [POD_POINT, CONTAINER_POINT])
+@pytest.mark.parametrize("hook_point", POINTS)
 def test_small_answer_is_cached_and_immutable(hook_point: HookPoint) -> None:
     answer = codec.decode(hook_point, codec.encode_answer(hook_point, ANSWER))
     assert codec.decode(hook_point, codec.encode_answer(hook_point, ANSWER)) is answer
@@ -164,7 +164,7 @@ BROKEN = [b"\x80", b"\x0a\x05ab", b"\x1a\x02\xff\xfe", b"\x0b", b"\x0f", b"\x00\
 
 @pytest.mark.parametrize("body", BROKEN)
 def test_malformed_bytes_raise_wire_error(body: bytes) -> None:
-    for hook_point in (POD_POINT, CONTAINER_POINT):
+    for hook_point in POINTS:
         for read in (codec.decode, codec.decode_request):
             with pytest.raises(WireError, match=r"Hook(Request|Response) that is not a well-formed"):
                 read(hook_point, body)
@@ -177,12 +177,10 @@ ENCODABLE = Resources(cpu_shares=2, hugepage_limits={"2MB": 1}, unified=VALID_MA
 
 
 def back(hook_point: HookPoint, request: HookRequest) -> HookRequest:
-    """Return a request as the hook server reads it."""
     return codec.decode_request(hook_point, codec.encode(hook_point, request))
 
 
 def answered(hook_point: HookPoint, answer: HookAnswer) -> HookAnswer:
-    """Return an answer as the proxy reads it."""
     return codec.decode(hook_point, codec.encode_answer(hook_point, answer))
 
 

@@ -3,7 +3,6 @@
 Problems with a path in general (directories, locks, foreign sockets) are tested in tests/relay/test_listener.py.
 """
 
-import argparse
 import errno
 import json
 import logging
@@ -33,9 +32,7 @@ from runtimeproxy_hooks.sdk.flags import parser, server_name
 from runtimeproxy_hooks.sdk.hook import hook_name
 from runtimeproxy_hooks.sdk.registering import POLICIES, Registration, entry, file_name
 from runtimeproxy_hooks.sdk.socket_path import listens, place
-from runtimeproxy_hooks.servers.cpuset import Cpuset
-from runtimeproxy_hooks.servers.groupidentity import GroupIdentity
-from tests.hooks.nodes import tree, umask
+from tests.hooks.nodes import umask
 from tests.hooks.sdk.processes import Dreamy, Obedient
 
 Patch, Out, Log = pytest.MonkeyPatch, pytest.CaptureFixture[str], pytest.LogCaptureFixture
@@ -111,7 +108,7 @@ def test_wrong_command_line_is_reported_in_one_line(capsys: Out, run: Callable[[
 
 
 HELPS = {"__main__ -h": f"hooks: {HOOK_NAMES}\n", "__main__ --version": f"runtimeproxy-hooks {VERSION}"}
-HELPS |= {f"servers.{name} --help": f"/{name}.sock" for name in NAMES}
+HELPS |= {"__main__ all --help": "--node-config FILE"} | {f"servers.{name} --help": f"/{name}.sock" for name in NAMES}
 
 
 @pytest.mark.usefixtures("isolated")
@@ -123,20 +120,6 @@ def test_module_is_program_with_help(monkeypatch: Patch, capsys: Out, command: s
         runpy.run_module(f"runtimeproxy_hooks.{sys.argv[0]}", run_name="__main__")
     assert not exited.value.code
     assert printed in capsys.readouterr().out
-
-
-def test_hooks_of_server_share_settings(tmp_path: Path, caplog: Log) -> None:
-    caplog.set_level(logging.INFO)
-    tree(tmp_path, {"node.yaml": "system-cpuset: 0-1"})
-    hooks, parser = [Cpuset(), GroupIdentity()], argparse.ArgumentParser()
-    for hook in hooks:
-        hook.add_arguments(parser)
-    arguments = parser.parse_args([f"--node-config={tmp_path}/node.yaml"])
-    for hook in hooks:
-        hook.configure(arguments)
-    assert caplog.messages == [f"{tmp_path}/node.yaml: node settings applied"], "at the start, and once"
-    assert hooks[0].node is hooks[1].node
-    assert hooks[0].node.settings.system_cpuset == "0-1"
 
 
 # The registration.

@@ -32,7 +32,6 @@ SECRET = "canary-4711"
 
 
 def act(container: ContainerContext, mark: str) -> None:
-    """Run the requested action, then add the hook's mark to the environment."""
     match container.pod.annotations.get("do"):
         case "refuse":
             reject("not on my node")
@@ -137,7 +136,6 @@ def bare(path: str, method: str, body: bytes, seconds: float = LONG_SECONDS) -> 
 
 
 def status(path: str, hook_request: HookRequest, seconds: float = LONG_SECONDS) -> tuple[grpc.StatusCode, str]:
-    """Return status and text of a call at PreCreateContainer."""
     return bare(path, codec.PATHS[CREATE.name], codec.encode(CREATE, hook_request), seconds)
 
 
