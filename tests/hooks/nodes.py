@@ -37,7 +37,6 @@ def on_node(folder: Path, hook: Any, settings: str = "", *flags: str) -> HookTes
 
 @contextmanager
 def umask(mask: int) -> Iterator[None]:
-    """Set the umask of this process until the end of the block."""
     before = os.umask(mask)
     try:
         yield

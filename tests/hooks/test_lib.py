@@ -85,17 +85,15 @@ WRITTEN = [
 ]
 
 
-@pytest.mark.parametrize(("setting", "value", "before", "in_version_2"), WRITTEN)
-def test_value_is_written_in_form_of_each_version(
-    cgroups: Cgroups, setting: str, value: int | str, before: str, in_version_2: str
-) -> None:
+@pytest.mark.parametrize(("setting", "value", "before", "in_v2"), WRITTEN)
+def test_value_is_written_for_version(cgroups: Cgroups, setting: str, value: Any, before: str, in_v2: str) -> None:
     v2_name = f"kubepods/podx/{SETTINGS[setting].v2_name}"
     [file] = tree(cgroups.root, {v2_name if cgroups.v2 else V1_FILES[setting]: before})
     if value == -1:
         assert [cgroups.lift(POD, setting) for _ in range(2)] == [True, False]
     else:
         cgroups.write(POD, setting, value)
-    assert file.read_text() == f"{in_version_2 if cgroups.v2 else value}\n"
+    assert file.read_text() == f"{in_v2 if cgroups.v2 else value}\n"
 
 
 OUTSIDE = ("../x", "kubepods/podx", "/kubepods/../../etc", "/kubepods/..", "/kubepods\0/podx")
@@ -527,9 +525,7 @@ ODD_FILES = [(True, os.mkfifo), (False, Path.mkdir), (False, lambda path: path.s
 
 
 @pytest.mark.parametrize(("usual", "make"), ODD_FILES)
-def test_each_change_of_file_is_logged_once(
-    tmp_path: Path, caplog: Log, monkeypatch: Patch, usual: bool, make: Any
-) -> None:
+def test_each_change_is_logged_once(tmp_path: Path, caplog: Log, monkeypatch: Patch, usual: bool, make: Any) -> None:
     file = tmp_path / "node.yaml"
     monkeypatch.setattr(node_module, "DEFAULT_FILE", file if usual else tmp_path / "unusual")
     caplog.set_level(logging.INFO)

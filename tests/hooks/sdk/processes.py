@@ -27,8 +27,7 @@ LONG_SECONDS = 20.0
 ROOT = Path(__file__).parents[3]
 CHILD = ("-m", "tests.hooks.sdk.processes")
 BEGAN = "reported to wait"  # printed to stderr when a method begins to wait
-SECRET = "canary-4711"
-"""Value in annotations and foreign exceptions; no output may contain it."""
+SECRET = "canary-4711"  # in annotations and foreign exceptions; no output may contain it
 
 
 def act(container: ContainerContext, mark: str) -> None:

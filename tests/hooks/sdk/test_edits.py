@@ -199,7 +199,7 @@ NO_TEXT, NO_NUMBER = "the value of a must be a text in UTF-8", "the value of 2MB
 NO_KEY = "a key must not be empty and must not contain"
 NOT_SET, NO_LIST = "must be a whole number, .*0 and None mean 'not set'", "must be empty or a list of n and n-m"
 TEXTS, NUMBERS, VARIABLES = Entries({}, str, "map"), Entries({}, int, "map"), Environment({}, str, "map")
-INVALID = [
+INVALID = [  # in addition to tests/merge_cases.py
     *((TEXTS, key, "x", "a key must be a text") for key in ("\ud800", 3)),
     *((TEXTS, "a", value, NO_TEXT) for value in (None, b"x", f"{CANARY}\udcff")),
     *((NUMBERS, "2MB", value, NO_NUMBER) for value in ("3", 1.5, 2**64)),
@@ -211,7 +211,6 @@ INVALID = [
     *((None, name, CANARY, NO_LIST) for name in CPUSETS),
     *((None, name, odd, NO_LIST) for name, odd, normal in TIDY if not normal),
 ]
-"""Entries of maps, and values of resources, in addition to those in tests/merge_cases.py."""
 
 
 @pytest.mark.parametrize(("editable", "name", "value", "why"), INVALID)
@@ -253,9 +252,7 @@ CHANGES: list[tuple[Resources | None, list[tuple[str, Any]], dict[str, Any]]] = 
 
 @pytest.mark.parametrize("more", [{}, {"update": True}, {"update": True, "alone": True}], ids=str)
 @pytest.mark.parametrize(("sent", "edits", "changed"), CHANGES)
-def test_answer_contains_only_set_changes(
-    sent: Resources | None, edits: list[tuple[str, Any]], changed: dict[str, Any], more: Any
-) -> None:
+def test_answer_contains_only_set_changes(sent: Any, edits: Any, changed: dict[str, Any], more: Any) -> None:
     request = HookRequest(PodInfo(), ContainerInfo(resources=sent))
     change = difference(request, HookAnswer(resources=edited(sent, *edits, **more).answer))
     assert validated(change, request)[1] == ()

@@ -165,23 +165,18 @@ def test_place_is_in_hook_module_and_log_has_no_text(caplog: Log) -> None:
 OK, ENDED = (grpc.StatusCode.OK, ""), (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
 
 
-def started(path: str, *hooks: Hook) -> HookServer:
-    server = HookServer(hooks, "server")
+def started(folder: Path, *hooks: Hook) -> tuple[str, HookServer]:
+    path, server = str(folder / "a.sock"), HookServer(hooks, "server")
     server.start(path)
-    return server
+    return path, server
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "a.sock")
-
-
-@pytest.fixture
-def serve(path: str) -> Iterator[Serve]:
+def serve(tmp_path: Path) -> Iterator[Serve]:
     """Return a function that starts a server of hooks and returns its socket's path; it is stopped at the end."""
-    servers: list[HookServer] = []
-    yield lambda *hooks: servers.append(started(path, *hooks)) or path
-    assert [server.stop(0) for server in servers] == [0] * len(servers)
+    servers: dict[str, HookServer] = {}
+    yield lambda *hooks: servers.update([started(tmp_path, *hooks)]) or next(iter(servers))
+    assert [server.stop(0) for server in servers.values()] == [0] * len(servers)
 
 
 class Controlled(Hook):
@@ -279,8 +274,8 @@ def test_socket_that_cannot_be_bound_is_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("service", ["", codec.SERVICE])
-def test_stop_notifies_answers_running_and_refuses_new_calls(path: str, service: str) -> None:
-    server = started(path, hook := Controlled())
+def test_stop_notifies_answers_running_and_refuses_new_calls(tmp_path: Path, service: str) -> None:
+    path, server = started(tmp_path, hook := Controlled())
     with ThreadPoolExecutor(2) as threads, grpc.insecure_channel(f"unix:{path}") as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
         watched = health.Watch(health_pb2.HealthCheckRequest(service=service), timeout=LONG_SECONDS)
@@ -299,8 +294,8 @@ def test_stop_notifies_answers_running_and_refuses_new_calls(path: str, service:
 
 
 @pytest.mark.parametrize(("do", "running"), [("hang", 1), ("sleep", 0)])
-def test_stop_cancels_and_counts_running_calls(path: str, do: str, running: int) -> None:
-    server = started(path, hook := Controlled())
+def test_stop_cancels_and_counts_running_calls(tmp_path: Path, do: str, running: int) -> None:
+    path, server = started(tmp_path, hook := Controlled())
     with ThreadPoolExecutor(1) as caller:
         waiting = caller.submit(status, path, request(do))
         assert hook.entered.acquire(timeout=LONG_SECONDS)

@@ -59,19 +59,6 @@ class Node:
         tree(self.folder, {name: "".join(f"{tid}\n" for tid in tids)})
 
 
-class Watched(StandIn):
-    """A stand-in that records moves and calls a function before each of the first ones."""
-
-    def __init__(self, root: Path, *acts: Callable[[], object]) -> None:
-        super().__init__(root)
-        self._acts, self.moved = iter(acts), list[int]()
-
-    def move(self, group: str, tid: int) -> None:
-        next(self._acts, lambda: None)()
-        self.moved.append(tid)
-        super().move(group, tid)
-
-
 @contextmanager
 def threads(count: int) -> Iterator[list[int]]:
     ended = threading.Event()
@@ -150,11 +137,9 @@ CLASSES: list[tuple[str, str, Labels, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "cgroup_parent", "annotations", "group"), CLASSES)
-def test_qos_class_of_pod_is_its_group(
-    node: Node, name: str, cgroup_parent: str, annotations: Labels, group: str
-) -> None:
-    call: dict[str, Any] = {"labels": qos(name), "cgroup_parent": cgroup_parent, "annotations": annotations}
+@pytest.mark.parametrize(("name", "parent", "annotations", "group"), CLASSES)
+def test_qos_class_of_pod_is_its_group(node: Node, name: str, parent: str, annotations: Labels, group: str) -> None:
+    call: dict[str, Any] = {"labels": qos(name), "cgroup_parent": parent, "annotations": annotations}
     tester = node.hook(classes=EVERY_CLASS)
     tester.pre_run_pod_sandbox(**call)
     assert not node.groups()
@@ -187,26 +172,33 @@ def test_limits_are_written_when_settings_change(node: Node, monkeypatch: Patch)
     assert limited[2:] == [POD_GROUP, "LS"] * 2
 
 
-def test_threads_outside_group_are_moved_in_few_rounds(node: Node, caplog: Log) -> None:
+def test_threads_outside_group_are_moved_in_few_rounds(node: Node, caplog: Log, monkeypatch: Patch) -> None:
+    def move(resctrl: StandIn, group: str, tid: int) -> None:
+        next(acts, lambda: None)()
+        moved.append(tid)
+        Resctrl.move(resctrl, group, tid)
+
+    moved: list[int] = []
     with threads(1) as ended:
         pass
     with threads(5) as tids:
-        appear = [partial(node.container, *ended, *tids[:count]) for count in (3, 4, 5)]
-        resctrl = Watched(node.root, *appear[1:])
-        resctrl.make(POD_GROUP)
-        StandIn(node.root).move(POD_GROUP, tids[0])  # as the runtime does
-        appear[0]()
-        tester = node.hook("--no-rdt-class-annotation", resctrl=resctrl)
+        node.resctrl.make(POD_GROUP)
+        node.resctrl.move(POD_GROUP, tids[0])  # as the runtime does
+        monkeypatch.setattr(StandIn, "move", move)
+        acts = iter([partial(node.container, *ended, *tids[:count]) for count in (3, 4, 5)])
+        next(acts)()
+        tester = node.hook("--no-rdt-class-annotation")
         assert not tester.pre_create_container(**OWN_LIMITS)
         tester.post_start_container(**OWN_LIMITS)
-        assert resctrl.tasks(POD_GROUP) == set(tids)
-        assert sorted(resctrl.moved) == sorted([*ended, *tids[1:]])
+        assert node.resctrl.tasks(POD_GROUP) == set(tids)
+        assert sorted(moved) == sorted([*ended, *tids[1:]])
     assert not caplog.records
-    with threads(ROUNDS + 5) as tids:
-        resctrl = Watched(node.root, *(partial(node.container, *tids[:n]) for n in range(2, len(tids) + 1)))
-        node.container(tids[0])
-        node.hook(resctrl=resctrl).post_start_container(**OWN_LIMITS)
-        assert len(resctrl.moved) == ROUNDS  # it always starts more
+    moved.clear()
+    with threads(ROUNDS + 5) as tids:  # it always starts more
+        acts = iter([partial(node.container, *tids[:count]) for count in range(1, len(tids) + 1)])
+        next(acts)()
+        node.hook().post_start_container(**OWN_LIMITS)
+        assert len(moved) == ROUNDS
     assert f"each of {ROUNDS} rounds" in caplog.text
 
 
@@ -256,9 +248,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("refused", "methods", "groups", "words"), REFUSALS)
-def test_refusal_of_kernel_is_logged_once(
-    node: Node, caplog: Log, refused: str, methods: str, groups: list[str], words: str
-) -> None:
+def test_refusal_is_logged_once(node: Node, caplog: Log, refused: str, methods: str, groups: Any, words: str) -> None:
     tester = node.hook(resctrl=StandIn(node.root, refused=refused.split()))
     with threads(1) as tids:
         node.container(*tids)
