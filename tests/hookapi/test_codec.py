@@ -63,8 +63,8 @@ def test_messages_and_service_are_as_documented() -> None:
     assert names("LinuxContainerResources") == list(Resources.__dataclass_fields__)
     service = api_pb2.DESCRIPTOR.services_by_name["RuntimeHookService"]
     methods = {method.name: (method.input_type.name, method.output_type.name) for method in service.methods}
-    kinds = {SubjectKind.POD: "PodSandboxHook", SubjectKind.CONTAINER: "ContainerResourceHook"}
-    messages = {row: (f"{kinds[row.subject]}Request", f"{kinds[row.subject]}Response") for row in HOOK_POINTS}
+    subjects = {SubjectKind.POD: "PodSandboxHook", SubjectKind.CONTAINER: "ContainerResourceHook"}
+    messages = {row: (f"{subjects[row.subject]}Request", f"{subjects[row.subject]}Response") for row in HOOK_POINTS}
     assert methods == {row.method: messages[row] for row in HOOK_POINTS}
     assert {row.name: f"/runtime.v1alpha1.RuntimeHookService/{row.name}Hook" for row in HOOK_POINTS} == codec.PATHS
     assert service.full_name == codec.SERVICE

@@ -32,7 +32,8 @@ from runtimeproxy_hooks.sdk.serving import BackgroundLoop, HookServer
 from tests.hooks.sdk import processes
 from tests.hooks.sdk.processes import CREATE, LONG_SECONDS, SECRET, Dreamy, Obedient, eventually, request, status
 
-Log, Serve = pytest.LogCaptureFixture, Callable[..., str]
+Log = pytest.LogCaptureFixture
+Serve = Callable[..., str]
 
 
 def new_class(*parents: type, **members: Any) -> Any:

@@ -22,7 +22,8 @@ from runtimeproxy_hooks.servers.rdt import Rdt
 from tests.fakes.resctrl import StandIn
 from tests.hooks.nodes import annotation, on_node, qos, tree
 
-Log, Texts, Serve = pytest.LogCaptureFixture, dict[str, str], Callable[..., HookTester]
+Log, Texts = pytest.LogCaptureFixture, dict[str, str]
+Serve = Callable[..., HookTester]
 POD, BURSTABLE = "/kubepods/podx", "/kubepods/burstable/podx"
 BEST_EFFORT = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podx.slice"
 
@@ -174,10 +175,8 @@ def test_foreign_quota_annotation_is_error_where_read(serve: Serve, text: str) -
 
 
 # cpuset
-POOLS = """
-shared-pools: [{socket: 0, node: 0, cpuset: 0-3}, {socket: 0, node: 1, cpuset: "8-11,15"}]
-be-shared-pools: [{socket: 0, node: 0, cpuset: 4-5}, {socket: 0, node: 1, cpuset: 12-13}]
-"""
+POOLS = 'shared-pools: [{socket: 0, node: 0, cpuset: 0-3}, {socket: 0, node: 1, cpuset: "8-11,15"}]\n'
+POOLS += "be-shared-pools: [{socket: 0, node: 0, cpuset: 4-5}, {socket: 0, node: 1, cpuset: 12-13}]\n"
 STATIC, GATE, SYSTEM = "kubelet-cpu-manager-policy: static\n", "be-cpu-manager: true\n", "system-cpuset: 0-1\n"
 KEEP_QUOTA = "unset-cpu-quota: false\n"
 SENT = {"cpu_shares": 1024, "cpu_quota": 200000, "cpuset_cpus": "0-15"}
