@@ -8,9 +8,7 @@ tasks files list only written ids, until the thread ends.
 import errno
 import os
 import threading
-import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,42 +16,30 @@ from runtimeproxy_hooks.lib.resctrl import LAST_STATUS, SCHEMATA, TASKS, Resctrl
 
 CLOSIDS = 4
 """Number of classes of service; the root has one of them."""
-LEAST_BANDWIDTH, MOST_BANDWIDTH, BANDWIDTH_STEP = 10, 100, 10
-"""The values of MB, in percent as Intel has them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """The simulated machine; a resource without ids does not exist on it."""
-
-    l3_ids: tuple[int, ...] = (0, 1)
-    cbm_mask: int = 0x7FF
-    mb_ids: tuple[int, ...] = (0, 1)
-
-    def full(self) -> dict[str, dict[int, str]]:
-        """Return the values of a group without limits, by resource and cache id."""
-        values = {"L3": (self.l3_ids, f"{self.cbm_mask:03x}"), "MB": (self.mb_ids, f"{MOST_BANDWIDTH:3}")}
-        return {name: dict.fromkeys(ids, value) for name, (ids, value) in values.items() if ids}
+STEP, MOST_BANDWIDTH = 10, 100
+"""The least value of MB and its step, and the greatest, in percent as Intel has them."""
 
 
 class StandIn(Resctrl):
     """A Resctrl on a directory tree; the files of an earlier StandIn stay.
 
-    The requests in ``refused`` (mkdir, rmdir, schemata, tasks) fail, as without the rights.
+    ``limits`` are the resources of the machine, each with two ids; without any it only monitors. The requests in
+    ``refused`` (mkdir, rmdir, schemata, tasks) fail, as without the rights.
     """
 
-    def __init__(self, root: Path, hardware: Hardware | None = None, refused: Collection[str] = ()) -> None:
+    def __init__(
+        self, root: Path, refused: Collection[str] = (), limits: Collection[str] = ("L3", "MB"), cbm_mask: int = 0x7FF
+    ) -> None:
         super().__init__(root)
-        self.hardware = hardware or Hardware()
-        self.refused = refused
-        self._lock = threading.RLock()
+        self.refused, self._cbm_mask, self._lock = refused, cbm_mask, threading.RLock()
+        values = {"L3": f"{cbm_mask:03x}", "MB": f"{MOST_BANDWIDTH:3}"}
+        self._full = {name: dict.fromkeys((0, 1), values[name]) for name in limits}
         if not (root / "info").exists():
-            info = {"L3": {"cbm_mask": f"{self.hardware.cbm_mask:x}", "min_cbm_bits": "1"}}
-            info["MB"] = {"min_bandwidth": str(LEAST_BANDWIDTH), "bandwidth_gran": str(BANDWIDTH_STEP)}
-            for name in self.hardware.full():
-                (root / "info" / name).mkdir(parents=True)
-                for file, text in info[name].items():
-                    _show(root / "info" / name / file, f"{text}\n")
+            info = {"L3": {"cbm_mask": f"{cbm_mask:x}", "min_cbm_bits": 1}}
+            info["MB"] = {"min_bandwidth": STEP, "bandwidth_gran": STEP}
+            for name in limits:
+                for file, value in info[name].items():
+                    _show(root / "info" / name / file, f"{value}\n")
             self._lay_group(root)
 
     def tasks(self, group: str) -> frozenset[int]:
@@ -64,8 +50,8 @@ class StandIn(Resctrl):
             return super().tasks(group)
 
     def _lay_group(self, directory: Path) -> None:
-        if full := self.hardware.full():  # a machine with monitoring only has no schemata files
-            self._show_limits(directory, full)
+        if self._full:  # a machine with monitoring only has no schemata files
+            self._show_limits(directory, self._full)
         self._show_tasks(directory, [])
 
     # The kernel's side.
@@ -73,9 +59,7 @@ class StandIn(Resctrl):
     def _mkdir(self, directory: Path) -> None:
         with self._lock:
             self._check("mkdir")
-            if directory.exists():
-                self._refuse(errno.EEXIST, "")
-            if len(self._groups()) + 1 >= CLOSIDS:
+            if not directory.exists() and len(self._groups()) + 1 >= CLOSIDS:
                 self._refuse(errno.ENOSPC, "Out of CLOSIDs")
             directory.mkdir()
             self._lay_group(directory)
@@ -83,19 +67,15 @@ class StandIn(Resctrl):
     def _rmdir(self, directory: Path) -> None:
         with self._lock:
             self._check("rmdir")
-            if not directory.exists():
-                self._refuse(errno.ENOENT, "")
             for file in directory.iterdir():
                 file.unlink()
             directory.rmdir()
 
     def _write(self, file: Path, text: str) -> None:
         with self._lock:
-            if not file.exists():  # the kernel finds a file before it checks permissions
-                self._refuse(errno.ENOENT, "")
+            file.stat()  # the kernel finds a file before it checks permissions
             self._check(file.name)
-            write = self._limit if file.name == SCHEMATA else self._assign
-            write(file.parent, text)
+            (self._limit if file.name == SCHEMATA else self._assign)(file.parent, text)
 
     def _vendor(self) -> str:
         return "GenuineIntel"
@@ -113,22 +93,16 @@ class StandIn(Resctrl):
                 for cache_id, value in (pair.split("=") for pair in values.split(";")):
                     if int(cache_id) not in limits[name]:
                         raise ValueError(f"no domain {cache_id}")
-                    limits[name][int(cache_id)] = self._bandwidth(value) if name == "MB" else self._mask(value)
+                    limits[name][int(cache_id)] = _bandwidth(value) if name == "MB" else self._mask(value)
         except (KeyError, ValueError) as error:
             self._refuse(errno.EINVAL, str(error))
         self._show_limits(directory, limits)
 
     def _mask(self, text: str) -> str:
         mask = int(text, 16)
-        if not 0 < mask <= self.hardware.cbm_mask or "0" in f"{mask:b}".strip("0"):
+        if not 0 < mask <= self._cbm_mask or "0" in f"{mask:b}".strip("0"):
             raise ValueError(f"Mask {text} out of range, or with non-consecutive 1-bits")
         return f"{mask:03x}"
-
-    def _bandwidth(self, text: str) -> str:
-        value = int(text)
-        if not LEAST_BANDWIDTH <= value <= MOST_BANDWIDTH:
-            raise ValueError(f"MB value {value} out of range [{LEAST_BANDWIDTH},{MOST_BANDWIDTH}]")
-        return f"{-(-value // BANDWIDTH_STEP) * BANDWIDTH_STEP:3}"
 
     def _assign(self, directory: Path, text: str) -> None:
         tid = int(text) or threading.get_native_id()  # the kernel takes 0 for the writing thread
@@ -141,8 +115,6 @@ class StandIn(Resctrl):
     def _check(self, request: str) -> None:
         if request in self.refused:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-
-    # The content of the files.
 
     def _refuse(self, number: int, text: str) -> NoReturn:
         _show(self.root / LAST_STATUS, f"{text}\n")
@@ -164,18 +136,14 @@ def _show(file: Path, text: str) -> None:
     new.replace(file)
 
 
+def _bandwidth(text: str) -> str:
+    if not STEP <= int(text) <= MOST_BANDWIDTH:
+        raise ValueError(f"MB value {text} out of range [{STEP},{MOST_BANDWIDTH}]")
+    return f"{-(-int(text) // STEP) * STEP:3}"
+
+
 def _listed(directory: Path) -> list[int]:
     return [int(tid) for tid in (directory / TASKS).read_text().split()]
-
-
-def wait_until_ended(tids: Iterable[int], seconds: float = 10.0) -> None:
-    """Wait until threads no longer exist in the kernel: joining one waits for Python only. Raises TimeoutError."""
-    end = time.monotonic() + seconds
-    for tid in tids:
-        while _is_alive(tid):
-            if time.monotonic() > end:
-                raise TimeoutError(f"thread {tid} has not ended within {seconds} s")
-            time.sleep(0.001)
 
 
 def _is_alive(tid: int) -> bool:

@@ -2,24 +2,18 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from runtimeproxy_hooks.__main__ import load
 from runtimeproxy_hooks.lib.koordinator import QOS_CLASS
 from runtimeproxy_hooks.sdk.testing import HookTester
 
 
-def rows(table: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Return the rows of a table for ``parametrize``: the first field of each is its id."""
-    return [pytest.param(*fields, id=claim) for claim, *fields in table]
-
-
 def tree(root: Path, files: dict[str, str]) -> list[Path]:
-    """Write files under a directory, and create their parents."""
     paths = [root / name for name in files]
     for file, content in zip(paths, files.values(), strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -28,7 +22,6 @@ def tree(root: Path, files: dict[str, str]) -> list[Path]:
 
 
 def configured(hook: Any, *flags: str) -> Any:
-    """Return the hook, configured with the flags that it accepts."""
     parser = argparse.ArgumentParser()
     hook.add_arguments(parser)
     hook.configure(parser.parse_known_args(flags)[0])
@@ -42,8 +35,16 @@ def on_node(folder: Path, hook: Any, settings: str = "", *flags: str) -> HookTes
     return HookTester(configured(loaded, f"--node-config={file}", f"--cgroup-root={folder}", *flags))
 
 
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def qos(name: str) -> dict[str, str]:
-    """Return the labels of a pod of a QoS class; none for ""."""
     return {QOS_CLASS: name} if name else {}
 
 

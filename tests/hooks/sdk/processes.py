@@ -1,6 +1,6 @@
 """Hook servers as processes, and calls of a server: by the proxy's client, or returning the gRPC status.
 
-Run alone, it is a hook server whose hooks do what the pod's annotation DO says.
+Run alone, it is a hook server whose hooks do what the pod's annotation ``do`` requests.
 """
 
 import argparse
@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,54 +25,44 @@ from runtimeproxy_hooks.sdk import ContainerContext, Hook, PodContext, main, rej
 CREATE = BY_NAME["PreCreateContainer"]
 LONG_SECONDS = 20.0
 ROOT = Path(__file__).parents[3]
-UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 CHILD = ("-m", "tests.hooks.sdk.processes")
-DO = "do"
-BEGAN = "reported to wait"
-"""Printed to stderr when a method begins to wait."""
-SECRET = "canary-4711"
-"""Value in annotations and foreign exceptions; no output may contain it."""
+BEGAN = "reported to wait"  # printed to stderr when a method begins to wait
+SECRET = "canary-4711"  # in annotations and foreign exceptions; no output may contain it
 
 
-def hang() -> None:
-    print(BEGAN, file=sys.stderr, flush=True)
-    time.sleep(3600)
-
-
-ACTIONS: Mapping[str, Callable[[ContainerContext], None]] = {
-    "": lambda container: None,
-    "refuse": lambda container: reject("not on my node"),
-    "leave": lambda container: sys.exit(SECRET),
-    "hang": lambda container: hang(),
-}
+def act(container: ContainerContext, mark: str) -> None:
+    match container.pod.annotations.get("do"):
+        case "refuse":
+            reject("not on my node")
+        case "leave":
+            sys.exit(SECRET)
+        case "hang":
+            print(BEGAN, file=sys.stderr, flush=True)
+            time.sleep(3600)
+    container.env["MARKS"] = container.env.get("MARKS", "") + mark
 
 
 class Obedient(Hook):
-    """Runs the requested action, then adds its mark to the environment."""
-
     def pre_create_container(self, container: ContainerContext) -> None:
-        ACTIONS[container.pod.annotations.get(DO, "")](container)
-        container.env["MARKS"] = container.env.get("MARKS", "") + "o"
+        act(container, "o")
 
 
 class Dreamy(Hook):
     """The same on the event loop; the action may block."""
 
-    name = "dreamy"
-    mark = "d"
+    name, mark = "dreamy", "d"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--mark", default="d")
 
     def configure(self, arguments: argparse.Namespace) -> None:
-        if len(arguments.mark) != 1:
+        self.mark = mark = arguments.mark
+        if len(Path(mark).read_text() if mark.startswith("/") else mark) != 1:
             raise ValueError("--mark: write\none letter")
-        self.mark = arguments.mark
 
     async def pre_create_container(self, container: ContainerContext) -> None:
         await asyncio.sleep(0.001)
-        ACTIONS[container.pod.annotations.get(DO, "")](container)
-        container.env["MARKS"] = container.env.get("MARKS", "") + self.mark
+        act(container, self.mark)
 
     async def post_stop_pod_sandbox(self, pod: PodContext) -> None:
         await asyncio.sleep(0.001)
@@ -84,23 +74,19 @@ class Process:
     def __init__(
         self, folder: Path, *flags: str, program: Sequence[str] = CHILD, file: str = "obedient-dreamy.json"
     ) -> None:
-        self.socket = folder / "a.sock"
-        self.registrations = folder / "hookserver.d"
+        self.socket, self.registrations = folder / "a.sock", folder / "hookserver.d"
         self.file = self.registrations / file
         self._log = folder / f"log-{time.monotonic_ns()}"
         where = (f"--endpoint={self.socket}", f"--register-dir={self.registrations}")
-        environ = os.environ | {"PYTHONPATH": str(ROOT)}
         with self._log.open("wb") as log:
-            command = [sys.executable, *program, *where, *flags]
+            command, environ = [sys.executable, *program, *where, *flags], os.environ | {"PYTHONPATH": str(ROOT)}
             self.process = subprocess.Popen(command, stderr=log, cwd=ROOT, env=environ)
 
     @property
     def log(self) -> str:
-        """Return what the process wrote to stderr."""
         return self._log.read_text()
 
     def end(self, number: int) -> int:
-        """Send a signal and return the exit code."""
         self.process.send_signal(number)
         return self.process.wait(LONG_SECONDS)
 
@@ -119,7 +105,6 @@ def running(folder: Path, *flags: str, **more: Any) -> Iterator[Process]:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
     deadline = time.monotonic() + LONG_SECONDS
     while not holds():
         assert time.monotonic() < deadline, "the condition did not hold in time"
@@ -128,7 +113,7 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 def request(do: str = "", **annotations: str) -> HookRequest:
     """Return a request with the action of the child's hooks."""
-    pod = PodInfo(name="pod", namespace="ns", annotations={DO: do} | annotations)
+    pod = PodInfo(name="pod", namespace="ns", annotations={"do": do} | annotations)
     return HookRequest(pod, ContainerInfo(name="main"))
 
 
@@ -142,19 +127,14 @@ async def call(path: str, hook_request: HookRequest, hook_point: HookPoint = CRE
 
 
 def bare(path: str, method: str, body: bytes, seconds: float = LONG_SECONDS) -> tuple[grpc.StatusCode, str]:
-    """Return status and text of a call."""
-    with grpc.insecure_channel(f"unix:{path}", options=UNLIMITED) as channel:
+    unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(f"unix:{path}", options=unlimited) as channel:
         send: Any = channel.unary_unary(method)
-        try:
-            send(body, timeout=seconds, wait_for_ready=False)
-        except grpc.RpcError as error:
-            failed: Any = error
-            return failed.code(), failed.details()
-    return grpc.StatusCode.OK, ""
+        outcome = send.future(body, timeout=seconds, wait_for_ready=False)
+        return outcome.code(), outcome.details()  # they wait for the end of the call
 
 
 def status(path: str, hook_request: HookRequest, seconds: float = LONG_SECONDS) -> tuple[grpc.StatusCode, str]:
-    """Return status and text of a call at PreCreateContainer."""
     return bare(path, codec.PATHS[CREATE.name], codec.encode(CREATE, hook_request), seconds)
 
 
