@@ -2,6 +2,7 @@
 
 import gzip
 import zlib
+from functools import partial
 
 import pytest
 
@@ -11,27 +12,19 @@ from runtimeproxy.wire import JOINED_BYTES, grpc
 LIMIT = 1000
 
 
-@pytest.mark.parametrize("size", [0, 1, JOINED_BYTES, JOINED_BYTES + 1])
-def test_chunks_join_to_message_without_copy_of_long_body(size: int) -> None:
-    body = bytes(size)
-    chunks = grpc.chunks(body)
-    assert b"".join(chunks) == grpc.message(body)
-    assert (chunks[-1] is body) == (size > JOINED_BYTES)
-
-
-@pytest.mark.parametrize(
-    ("framed", "lacks"), [(b"", 5), (b"\0\0\0\0", 1), (b"\0\0\0\0\2", 2), (b"\1\0\0\0\2ab", 0), (b"\0\0\0\0\2ab!", -1)]
-)
-def test_missing_bytes_of_message_are_counted(framed: bytes, lacks: int) -> None:
-    assert grpc.missing(framed) == grpc.missing(bytearray(framed), 2) == lacks
+def test_message_is_framed_without_copy_of_long_body() -> None:
+    for size in (0, 1, JOINED_BYTES, JOINED_BYTES + 1):
+        chunks = grpc.chunks(body := bytes(size))
+        assert b"".join(chunks) == grpc.message(body)
+        assert (chunks[-1] is body) == (size > JOINED_BYTES)
+    two = b"\0\0\0\0\2"
+    for framed, lacks in ((b"", 5), (two[:4], 1), (two, 2), (b"\1" + two[1:] + b"ab", 0), (two + b"ab!", -1)):
+        assert grpc.missing(framed) == grpc.missing(bytearray(framed), 2) == lacks
     with pytest.raises(grpc.TooLong, match="longer than the limit"):
         grpc.missing(b"\0\0\0\0\3", 2)
 
 
-def packed(body: bytes) -> bytes:
-    return grpc.message(body, compressed=True)
-
-
+packed = partial(grpc.message, compressed=True)
 PACKED, LONG = gzip.compress(b"body", mtime=0), "longer than the limit"
 SIZES = [(1, 0), (LIMIT + 1, LIMIT), (10**7, 10**7 - 1), (10**7, LIMIT)]
 
@@ -54,27 +47,20 @@ def test_invalid_framed_message_is_refused(framed: bytes, encoding: bytes, limit
 
 
 READ = [(b"2H", 7200), (b"1M", 60), (b"120S", 120), (b"1500m", 1.5), (b"99999999u", 99.999999), (b"250n", 2.5e-7)]
-READ += [(value, None) for value in (b"", b"S", b"10", b"10s", b"1.5S", b"-1S", b"+1S", b" 1S", b"\xb2S")]
-
-
-@pytest.mark.parametrize(("value", "seconds"), [*READ, (b"0S", 0), (b"123456789S", None)])
-def test_timeout_header_is_parsed(value: bytes, seconds: float | None) -> None:
-    assert grpc.read_timeout(value) == (seconds if seconds is None else pytest.approx(seconds))
-
-
+READ += [(b"0S", 0), *((it, None) for it in (b"", b"S", b"10", b"10s", b"1.5S", b"-1S", b"+1S", b" 1S", b"\xb2S"))]
 WRITTEN = [(0.25, b"250000u"), (99.5, b"99500000u"), (100.0, b"100000m"), (99_999.5, b"99999500m")]
 WRITTEN += [(100_000.0, b"100000S"), (1e9, b"99999999S"), (0.0, b"1u"), (-3.0, b"1u")]
 
 
-@pytest.mark.parametrize(("seconds", "value"), WRITTEN)
-def test_timeout_header_uses_finest_possible_unit(seconds: float, value: bytes) -> None:
-    assert grpc.timeout(seconds) == value
+def test_timeout_header_is_parsed_and_has_finest_unit() -> None:
+    for value, seconds in [*READ, (b"123456789S", None)]:
+        assert grpc.read_timeout(value) == (seconds if seconds is None else pytest.approx(seconds)), value
+    assert [grpc.timeout(seconds) for seconds, _ in WRITTEN] == [value for _, value in WRITTEN]
 
 
 ENCODED = [("hook server 'a': no", b"hook server 'a': no"), ("100%", b"100%25"), ("two\nlines\x7f", b"two%0Alines%7F")]
 ENCODED += [("größer ☺", b"gr%C3%B6%C3%9Fer %E2%98%BA"), ("", b""), ("not UTF-8: \udcff", b"not UTF-8: ?")]
 
 
-@pytest.mark.parametrize(("text", "value"), ENCODED)
-def test_status_text_is_percent_encoded(text: str, value: bytes) -> None:
-    assert grpc.percent_encode(text) == value
+def test_status_text_is_percent_encoded() -> None:
+    assert [grpc.percent_encode(text) for text, _ in ENCODED] == [value for _, value in ENCODED]

@@ -1,6 +1,7 @@
 """The JSON editor; the stdlib's parser is the oracle for the meaning of texts."""
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -64,16 +65,8 @@ def test_members_are_read_by_their_types(kind: type, text: str, expected: object
 
 
 UNFIT: list[tuple[type, str]] = [(int, text) for text in ("true", "1.0", str(2**63), str(-(2**63) - 1))]
-UNFIT += [
-    (str, "5"),
-    (list, "{}"),
-    (list, "[5]"),
-    (list, "[[]]"),
-    (dict, "[]"),
-    (dict, '{"k": 5}'),
-    (dict, '{"k": "a", "k": "b"}'),
-    (Object, "[]"),
-]
+UNFIT += [(str, "5"), *((list, text) for text in ("{}", "[5]", "[[]]")), (Object, "[]")]
+UNFIT += [(dict, text) for text in ("[]", '{"k": 5}', '{"k": "a", "k": "b"}')]
 
 
 @pytest.mark.parametrize(("kind", "text"), UNFIT)
@@ -84,24 +77,19 @@ def test_member_of_another_type_cannot_be_read(kind: type, text: str) -> None:
 
 BROKEN = [
     *((text, "Expecting value at character 0") for text in (b"", b"\xef\xbb\xbf{}")),
-    (b"  ", "Expecting value at character 2"),
+    *((b"  ", "Expecting value at character 2"), (b'{"a": 1} x', "Extra data at character 9")),
     *((text, "not Unicode") for text in (b'{"a": "\xff"}', '{"a": 1}'.encode("utf-16"))),
     *((text, "Expecting value") for text in (b'{"a": NaN}', b'{"a": Infinity}', b'{"a": -Infinity}', b'{"a":')),
-    *((text, "Expecting value") for text in (b'{"a":}', b'{"a":+1}', b'{"a":tru}', b'{"a":\x0b1}')),
-    (b'{"a":\xc2\xa01}', "Expecting value"),
-    (b'{"a": 1} x', "Extra data at character 9"),
+    *((text, "Expecting value") for text in (b'{"a":}', b'{"a":+1}', b'{"a":tru}', b'{"a":\x0b1}', b'{"a":\xc2\xa01}')),
     *((text, "Extra data") for text in (b"{}{}", b"{}\0")),
     *((text, "property name") for text in (b"{", b'{"a":1,', b"{,}", b"{1:2}")),
     (b'{"a":1,}', "(property name|trailing comma)"),  # the second one from Python 3.13 on
-    (b'{"a', "Unterminated string"),
-    *((text, "Expecting ':' delimiter") for text in (b'{"a"', b'{"a" 1}')),
-    *((text, "Expecting ',' delimiter") for text in (b'{"a":1', b'{"a":1]', b'{"a":1 "b":2}', b'{"a":01}')),
-    (b'{"a":1.}', "Expecting ',' delimiter"),
+    *((b'{"a', "Unterminated string"), (b'{"a"', "Expecting ':' delimiter"), (b'{"a" 1}', "Expecting ':' delimiter")),
+    *((text, "Expecting ',' delimiter") for text in (b'{"a":1', b'{"a":1]', b'{"a":1 "":2}', b'{"a":01}', b'{"a":1.}')),
     *((text, "control character") for text in (b'{"a":"\n"}', b'{"a\t":1}')),
     *((text, "escape") for text in (b'{"a":"\\x"}', b'{"a":"\\u12"}')),
     (b'{"a":' + b"9" * 5000 + b"}", "too many digits"),
-    (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "too deeply"),
-    (b'{"a":' + b'{"a":' * 100_000, "too deeply"),
+    *((b'{"a":' + nesting * 100_000, "too deeply") for nesting in (b"[", b'{"a":')),
 ]
 
 
@@ -109,10 +97,9 @@ BROKEN = [
 def test_broken_text_is_neither_read_nor_rewritten(text: bytes, problem: str) -> None:
     with pytest.raises(WireError, match=f"not JSON: .*{problem}"):
         parse(text)
-    for edits in ({}, {"b": Put(1)}, {"a": Put(1)}):
-        for exact in (False, True):
-            with pytest.raises(WireError, match="not JSON"):
-                rewrite(text, Members(edits, exact))
+    for edits, exact in product(({}, {"b": Put(1)}, {"a": Put(1)}), (False, True)):
+        with pytest.raises(WireError, match="not JSON"):
+            rewrite(text, Members(edits, exact))
 
 
 SECRETS = ['{"Env":["s3cret"],}', '{"Env":["s3cret]}', '{"Env":"s3cret"}', '{"Env":[],"s3cret":\\}', '{"Env":[s3cret]}']
@@ -169,23 +156,16 @@ EDITED: list[tuple[str, Edit, str]] = [
     ("{}", Members({"é": Put(SPELT)}), f'{{"é":"{ESCAPED}"}}'),
     ("[]", Elements({}, [SPELT]), f'["{ESCAPED}"]'),
     ("{}", SOME, '{"Memory":7,"Cpus":"0-3"}'),
-    (" { } ", SOME, ' {"Memory":7,"Cpus":"0-3" } '),
     ("null", SOME, '{"Memory":7,"Cpus":"0-3"}'),
     ('{\n  "x": {}\n}', SOME, '{\n  "x": {},"Memory":7,"Cpus":"0-3"\n}'),
-    ('{"x":[] }', SOME, '{"x":[],"Memory":7,"Cpus":"0-3" }'),
-    ('{"x":"{"}', SOME, '{"x":"{","Memory":7,"Cpus":"0-3"}'),
-    ('{ "memory" : 0 , "CPUS" : null , "z" : 1 }', SOME, '{ "memory" : 7 , "CPUS" : "0-3" , "z" : 1 }'),
     (f'{{"Cpu{LONG_S}":"1","\\u006demory":1}}', SOME, f'{{"Cpu{LONG_S}":"0-3","\\u006demory":7}}'),
     ('{"x":{"Memory":1},"y":["Cpus"]}', SOME, '{"x":{"Memory":1},"y":["Cpus"],"Memory":7,"Cpus":"0-3"}'),
     ('{"x":1,"X":2,"x":3,"Memory":[{}],"Cpus":1e5}', SOME, '{"x":1,"X":2,"x":3,"Memory":7,"Cpus":"0-3"}'),
-    (f'{{"a":{"9" * 100},"b":-0.5E+3,"Memory":1}}', SOME, f'{{"a":{"9" * 100},"b":-0.5E+3,"Memory":7,"Cpus":"0-3"}}'),
     ('{"K":"a","k":"b"}', EXACT, '{"K":"1","k":"b"}'),
     (f'{{"k":"a","{KELVIN}":"b"}}', EXACT, f'{{"k":"a","{KELVIN}":"b","K":"1"}}'),
     ('{"x": 1, "n": 5}', DOUBLED, '{"x": 1, "n": 10}'),
     *(('{"n": 0}', DOUBLED, '{"n": 0}'), ('{"n": null}', DOUBLED, '{"n": 1}'), ("{}", DOUBLED, '{"n":1}')),
-    (WHOLE, Members({}), WHOLE),
-    (WHOLE, Members({"Labels": Members({}, exact=True), "Env": Elements({})}), WHOLE),
-    (WHOLE, Members({"a": Members({}), "b": Members({"c": Members({})})}), WHOLE),
+    (WHOLE, Members({"Labels": Members({}, exact=True), "Env": Elements({}), "b": Members({"c": Members({})})}), WHOLE),
     (WHOLE, Members({"n": Put(1), "s": Put("x"), "l": Elements({0: "y"}), "o": Members({"p": Put("q")})}), WHOLE),
 ]
 
@@ -204,11 +184,9 @@ def test_edit_rewrites_json_text(before: str, edit: Edit, after: str) -> None:
 @pytest.mark.parametrize("between", ["", '"x":1,', '"x":{},'])
 def test_repeated_key_to_edit_is_refused(twin: str, between: str) -> None:
     text = f'{{"Memory":7,{between}"{twin}":7}}'.encode()
-    with pytest.raises(WireError, match="the key Memory twice"):
-        rewrite(text, Members({"Memory": Put(7)}))
-    if twin != "MEMORY":
+    for exact in {False, twin != "MEMORY"}:
         with pytest.raises(WireError, match="the key Memory twice"):
-            rewrite(text, Members({"Memory": Put(7)}, exact=True))
+            rewrite(text, Members({"Memory": Put(7)}, exact))
     assert rewrite(text, Members({"y": Put(1)})) == text[:-1] + b',"y":1}'
 
 
@@ -216,20 +194,9 @@ SPACE = st.text(" \t\n\r", max_size=2)
 KEYS = st.sampled_from(["a", "A", "b", "k", "K", KELVIN, "s", LONG_S, "ab", "é", "", '"', "\\", "\n"])
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=4) | st.sampled_from(["}", "]", ",", '":', "\u2028"])
 NUMBERS = st.from_regex(r"-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,3})?([eE][+-]?[0-9]{1,2})?", fullmatch=True)
-QUOTED = TEXTS.map(json.dumps) | TEXTS.map(lambda text: json.dumps(text, ensure_ascii=False))
-SCALARS = NUMBERS | QUOTED | st.sampled_from(["null", "true", "false"])
-
-
-def joined(parts: list[str], around: str, space: str) -> str:
-    return around[0] + ",".join(f"{space}{part}{space}" for part in parts) + around[1]
-
-
-def nested(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    members = st.lists(st.tuples(QUOTED, SPACE, inner).map(lambda parts: "{}{}:{}".format(*parts)), max_size=4)
-    return st.builds(joined, members, st.just("{}"), SPACE) | st.builds(joined, st.lists(inner), st.just("[]"), SPACE)
-
-
-VALUES = st.recursive(SCALARS, nested, max_leaves=8)
+SCALARS = st.none() | st.booleans() | st.integers() | TEXTS
+NESTED = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner, max_size=4), max_leaves=8)
+VALUES = NUMBERS | st.builds(json.dumps, NESTED, ensure_ascii=st.booleans(), indent=st.none() | st.integers(0, 1))
 
 
 @pytest.mark.slow
