@@ -1,11 +1,17 @@
-"""The breaker (fault matrix H10): its rules as tables of attempts, which may overlap."""
+"""The breaker (fault matrix H10), whose attempts may overlap, and since when a plugin cannot be reached."""
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 
 from runtimeproxy.errors import Reason
+from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.client import Breaker, BreakerState
+from runtimeproxy.plugins.reach import CHECK_SECONDS, PER_ITERATION, Absence, Reach
+from tests.fakes.clock import virtual_time
+from tests.fakes.plugins import FAIL, FakePlugins
+from tests.observe.events import shown_of
 
 COUNTED = (Reason.DEADLINE, Reason.BROKEN_ANSWER)
 CLOSING = (None, Reason.REFUSED, Reason.UNIMPLEMENTED, Reason.ERROR_STATUS, Reason.BAD_ANSWER)
@@ -54,59 +60,35 @@ def test_openings_grow_up_to_five_minutes() -> None:
     assert (breaker.seconds, breaker.remaining_seconds(now + 301), breaker.remaining_seconds(now + 999)) == (30, 29, 0)
 
 
-TRY = START + 30
-FAILED = Reason.DEADLINE
-OVERLAPPING: dict[str, tuple[Callable[[], Breaker], list[tuple[str, object, float, object]]]] = {
-    "one attempt at a time is a trial": (
-        opened,
-        [("admit", "a socket", TRY, True), ("admit", "a socket", TRY, False), ("end", FAILED, TRY, OPEN)],
-    ),
-    "a trial without a counted result is followed by another": (
-        opened,
-        [("admit", "a socket", TRY, True), ("end", NEUTRAL[0], TRY, HALF_OPEN), ("admit", "a socket", TRY, True)],
-    ),
-    "an answer to the trial closes it": (
-        opened,
-        [("admit", "a socket", TRY, True), ("end", None, TRY, CLOSED), ("admit", "a socket", TRY, True)],
-    ),
+Step = tuple[str, object, float, object]
+"""Admit an attempt at a server, or end the oldest one, at a time; whether it was admitted, or the state."""
+TRY, FAILED = START + 30, Reason.DEADLINE
+BEGUN, ELSEWHERE = ("admit", "a socket", START, True), ("admit", "another", START, True)
+TRIED, NOT_TRIED = ("admit", "a socket", TRY, True), ("admit", "a socket", TRY, False)
+FAILS, OPENS = ("end", FAILED, START, CLOSED), ("end", FAILED, START, OPEN)
+OVERLAPPING: dict[str, tuple[Callable[[], Breaker], list[Step]]] = {
+    "one attempt at a time is a trial": (opened, [TRIED, NOT_TRIED, ("end", FAILED, TRY, OPEN)]),
+    "another trial follows one without a counted result": (opened, [TRIED, ("end", NEUTRAL[0], TRY, HALF_OPEN), TRIED]),
+    "an answer to the trial closes it": (opened, [TRIED, ("end", None, TRY, CLOSED), TRIED]),
     "another server at the socket is tried immediately": (
         opened,
-        [("admit", "another", START, True), ("admit", "another", START, False), ("end", None, START, CLOSED)],
+        [ELSEWHERE, ("admit", "another", START, False), ("end", None, START, CLOSED)],
     ),
     "attempts from before the opening do not count": (
         Breaker,
-        [
-            *[("admit", "a socket", START, True)] * 7,
-            *[("end", FAILED, START, state) for state in [*[CLOSED] * 4, *[OPEN] * 3]],
-            ("admit", "a socket", START + 29, False),
-        ],
+        [*[BEGUN] * 7, *[FAILS] * 4, *[OPENS] * 3, ("admit", "a socket", START + 29, False)],
     ),
     "a late answer to such an attempt does not close it": (
         Breaker,
-        [*[("admit", "a socket", START, True)] * 6, *[("end", FAILED, START, None)] * 5, ("end", None, START, OPEN)],
+        [*[BEGUN] * 6, *[FAILS] * 4, OPENS, ("end", None, START, OPEN)],
     ),
-    "attempts at a server that was replaced do not count": (
-        Breaker,
-        [
-            *[("admit", "a socket", START, True)] * 5,
-            ("admit", "another", START, True),
-            *[("end", FAILED, START, CLOSED)] * 6,
-        ],
-    ),
-    "a row of failures is of one server": (
-        Breaker,
-        [
-            *[("admit", "a socket", START, True), ("end", FAILED, START, CLOSED)] * 4,
-            *[("admit", "another", START, True), ("end", FAILED, START, CLOSED)] * 4,
-            *[("admit", "another", START, True), ("end", FAILED, START, OPEN)],
-        ],
-    ),
+    "attempts at a server that was replaced do not count": (Breaker, [*[BEGUN] * 5, ELSEWHERE, *[FAILS] * 6]),
+    "failures in a row are of one server": (Breaker, [*[BEGUN, FAILS] * 4, *[ELSEWHERE, FAILS] * 4, ELSEWHERE, OPENS]),
 }
-"""Each step: admit an attempt at a server, or end the oldest one, at a time; whether it was admitted, or the state."""
 
 
 @pytest.mark.parametrize(("made", "steps"), OVERLAPPING.values(), ids=OVERLAPPING)
-def test_attempts_may_overlap(made: Callable[[], Breaker], steps: list[tuple[str, object, float, object]]) -> None:
+def test_attempts_may_overlap(made: Callable[[], Breaker], steps: list[Step]) -> None:
     breaker, running = made(), []
     for action, what, now, expected in steps:
         if action == "admit":
@@ -116,4 +98,71 @@ def test_attempts_may_overlap(made: Callable[[], Breaker], steps: list[tuple[str
         else:
             assert what is None or isinstance(what, Reason)
             breaker.end(running.pop(0), what, now)
-            assert expected in (None, breaker.state)
+            assert breaker.state is expected
+
+
+ABSENT = "/run/a.sock: No such file or directory"
+
+
+class Watched:
+    """Plugins of which some are absent; the first check is made at second 0."""
+
+    def __init__(self, *names: str) -> None:
+        self.plugins = FakePlugins()
+        self.clients = {name: self.plugins.add(name) for name in names}
+        self.metrics = Metrics(asyncio.get_running_loop().time, "containerd")
+        self.reach = Reach(asyncio.get_running_loop(), lambda: tuple(self.plugins.plugins), self.metrics)
+
+    async def after_check(self, *absent: str, why: str = ABSENT) -> dict[str, Absence]:
+        """Return the absences after the next check, with these plugins absent."""
+        for name, client in self.clients.items():
+            client.absent = why if name in absent else ""
+        await asyncio.sleep(CHECK_SECONDS)
+        return dict(self.reach.absences)
+
+
+@virtual_time
+async def test_absence_starts_at_first_of_two_failed_checks() -> None:
+    watched = Watched("a", "b")
+    watched.reach.start()
+    assert await watched.after_check("a") == {}
+    assert await watched.after_check("a", "b", why="?") == {"a": Absence(1.0, "?")}
+    assert watched.metrics.gauges["hook_unreachable", ("a",)] == 1
+    assert await watched.after_check("b") == {"b": Absence(2.0, ABSENT)}
+    assert watched.metrics.gauges["hook_unreachable", ("a",)] == 0
+    assert await watched.after_check("a") == {}
+    assert await watched.after_check() == {}, "it was absent at one check"
+    assert await watched.after_check("a") == {}
+    del watched.plugins.plugins[0]
+    assert await watched.after_check("a", "b") == {}
+    watched.reach.stop()
+    assert await watched.after_check("b") == {}, "b was absent at one check"
+
+
+@virtual_time
+async def test_absence_and_its_end_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    watched = Watched("a")
+    watched.clients["b"] = watched.plugins.add("b", policy=FAIL)
+    watched.reach.start()
+    for absent in ("ab", "ab", "ab", "a", "a"):
+        await watched.after_check(*absent)
+    ignored, failing, back = caplog.messages
+    to_do = "start it, or correct remote-endpoint (a path on the node, not one inside a pod), or remove the file"
+    assert ignored == f"a.json: hook server unreachable: {ABSENT}; calls pass without it (policy Ignore): {to_do}"
+    assert failing == f"b.json: hook server unreachable: {ABSENT}; its calls are refused (policy Fail): {to_do}"
+    assert back == "b.json: hook server reachable after 3 s"
+    events = [(event["kind"], event["hookServer"], event.get("text")) for event in shown_of(watched.metrics.events)]
+    lost = [("plugin_unreachable", name, ABSENT) for name in "ab"]
+    assert events == [*lost, ("plugin_reachable", "b", None)]
+
+
+@virtual_time
+async def test_many_plugins_are_checked_in_batches() -> None:
+    names = [f"{number:03}" for number in range(2 * PER_ITERATION + 1)]
+    watched = Watched(*names)
+    watched.reach.start()
+    for count in (1, 2):
+        assert len(watched.metrics.gauges) == count * PER_ITERATION
+        await asyncio.sleep(0)
+    assert len(watched.metrics.gauges) == len(names)

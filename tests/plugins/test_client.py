@@ -49,13 +49,13 @@ async def server(path: str) -> AsyncIterator[HookServer]:
         yield made
 
 
-async def fetch(client: HookClient, seconds: float = LONG_SECONDS) -> HookAnswer:
-    return await client.call(POINT, REQUEST, seconds)
+async def fetch(client: HookClient, request: HookRequest = REQUEST, seconds: float = LONG_SECONDS) -> HookAnswer:
+    return await client.call(POINT, request, seconds)
 
 
-async def failing(client: HookClient, seconds: float = LONG_SECONDS) -> HookError:
+async def failing(client: HookClient, request: HookRequest = REQUEST, seconds: float = LONG_SECONDS) -> HookError:
     with pytest.raises(HookError) as raised:
-        await fetch(client, seconds)
+        await fetch(client, request, seconds)
     assert (raised.value.plugin, raised.value.hook) == ("plugin", POINT.name)
     return raised.value
 
@@ -108,7 +108,7 @@ async def test_failed_call_has_reason_and_its_text_is_never_logged(
 async def test_late_answer_is_deadline(client: HookClient, server: HookServer, late: hookanswers.Answer) -> None:
     """An early DEADLINE_EXCEEDED is an answer: the server's own work for one pod was late."""
     server.default = late
-    assert (await failing(client, 0.25)).reason is Reason.DEADLINE
+    assert (await failing(client, seconds=0.25)).reason is Reason.DEADLINE
     server.default = hookanswers.garbage()
     assert (await failing(client)).reason is Reason.BAD_ANSWER
     server.default = server.crash_mid_answer()
@@ -119,10 +119,9 @@ async def test_late_answer_is_deadline(client: HookClient, server: HookServer, l
 
 async def test_unencodable_request_is_internal_failure(client: HookClient, server: HookServer) -> None:
     odd = HookRequest(POD, ContainerInfo(resources=Resources(cpu_quota=2**63)))
-    with pytest.raises(HookError) as raised:
-        await client.call(POINT, odd, LONG_SECONDS)
-    assert raised.value.reason is Reason.INTERNAL
-    assert str(2**63) not in str(raised.value)
+    error = await failing(client, odd)
+    assert error.reason is Reason.INTERNAL
+    assert str(2**63) not in str(error)
 
 
 async def test_socket_others_could_replace_is_not_dialled(client: HookClient, server: HookServer, path: str) -> None:
@@ -151,19 +150,17 @@ async def test_close_waits_for_calls_and_serves_later_ones(client: HookClient, s
     assert await call == HookAnswer()
     assert await fetch(client) == HookAnswer()
     assert server.faults is not None
-    assert len(server.faults.connections) == 2
     connections = server.faults.connections
+    assert len(connections) == 2
     await until(lambda: all(connection.client_half_closed for connection in connections))
 
 
-async def test_abandoned_client_fails_present_and_later_calls(client: HookClient, server: HookServer) -> None:
-    server.default = hookanswers.hang()
-    calls = [asyncio.create_task(failing(client)) for _ in range(3)]
-    await until(lambda: len(server.calls) == 3)
-    client.abandon()
-    errors = [*[await call for call in calls], await failing(client)]
-    assert {(error.reason, error.detail) for error in errors} == {(Reason.DISABLED, "it was disabled meanwhile")}
-    assert len(server.calls) == 3
+@asynccontextmanager
+async def no_answer(path: str) -> AsyncIterator[None]:
+    """Accept all calls, and answer none."""
+    async with HookServer(path) as server:
+        server.default = hookanswers.hang()
+        yield
 
 
 @asynccontextmanager
@@ -173,8 +170,8 @@ async def no_room(path: str) -> AsyncIterator[None]:
         yield
 
 
-@pytest.mark.parametrize("waiting", [full_backlog, no_room])
-async def test_abandoned_client_fails_waiting_calls(
+@pytest.mark.parametrize("waiting", [no_answer, full_backlog, no_room])
+async def test_abandoned_client_fails_present_and_later_calls(
     client: HookClient, path: str, waiting: Callable[[str], AbstractAsyncContextManager[None]]
 ) -> None:
     async with waiting(path):
@@ -182,4 +179,5 @@ async def test_abandoned_client_fails_waiting_calls(
         await asyncio.sleep(0.05)
         client.abandon()
         async with asyncio.timeout(LONG_SECONDS / 2):
-            assert {(await call).reason for call in calls} == {Reason.DISABLED}
+            errors = [*[await call for call in calls], await failing(client)]
+        assert {(error.reason, error.detail) for error in errors} == {(Reason.DISABLED, "it was disabled meanwhile")}

@@ -90,14 +90,15 @@ def test_last_value_of_repeated_key_is_used(members: str, attribute: str, value:
     assert registration.warnings[0] == f"a.json: {words}: '{key}'"
 
 
-def test_file_without_hook_point_is_warned_about() -> None:
-    for hooks in ([], None, ["precreatecontainer"], ["PreCreateContainer "]):
-        registration = read(runtime_hooks=hooks)
+def test_useless_content_is_warned_about() -> None:
+    for points in ([], None, ["precreatecontainer"], ["PreCreateContainer "]):
+        registration = read(runtime_hooks=points)
         assert registration.points == frozenset()
         assert registration.warnings[-1] == "a.json: runtime-hooks names no hook point, so this plugin is never called"
-
-
-def test_warning_stays_short_and_printable() -> None:
+    points = ["PreRunPodSandbox", "Unknown", POINT, "Other"]
+    registration = read(zeta=1, runtime_hooks=points, alpha={"secret": "canary"})
+    assert registration == read(alpha={"secret": "canary"}, runtime_hooks=points[::-1], zeta=1)
+    assert "a.json: unknown keys are ignored: 'alpha', 'zeta'" in registration.warnings
     (warning,) = read(**{f"k{n:03}\n\x1b" + "x" * 1000: 1 for n in range(100)}).warnings
     assert len(warning) < 500
     assert warning.isprintable()
@@ -141,14 +142,7 @@ def test_broken_value_is_refused(key: str, value: object, cause: str) -> None:
     assert len(str(raised.value)) < 1000
 
 
-def test_unknown_keys_are_warned_about_in_any_order() -> None:
-    hooks = ["PreRunPodSandbox", "Unknown", POINT, "Other"]
-    registration = read(zeta=1, runtime_hooks=hooks, alpha={"secret": "canary"})
-    assert registration == read(alpha={"secret": "canary"}, runtime_hooks=hooks[::-1], zeta=1)
-    assert "a.json: unknown keys are ignored: 'alpha', 'zeta'" in registration.warnings
-
-
-GOOD, CHANGED_CONTENT = (
+GOOD, OTHER = (
     json.dumps({"remote-endpoint": endpoint, "runtime-hooks": [POINT]}).encode() for endpoint in ("/run/a", "/run/b")
 )
 RESPELT, HALF, UNREADABLE = GOOD + b"\n", GOOD[:20], plugin_files.UnreadableFile("a.json: permission denied")
@@ -156,36 +150,24 @@ ADDED, CHANGED, RESTORED = ChangeKind.ADDED, ChangeKind.CHANGED, ChangeKind.REST
 REMOVED, REJECTED = ChangeKind.REMOVED, ChangeKind.REJECTED
 
 
-@pytest.mark.parametrize(
-    ("contents", "kind", "good"),
-    [
-        ([GOOD], ADDED, GOOD),
-        ([GOOD, GOOD], None, GOOD),
-        ([GOOD, RESPELT], None, GOOD),
-        ([GOOD, CHANGED_CONTENT], CHANGED, CHANGED_CONTENT),
-        ([GOOD, None], REMOVED, None),
-        ([GOOD, None, None], None, None),
-        ([GOOD, HALF], REJECTED, GOOD),
-        ([GOOD, HALF, HALF], None, GOOD),
-        ([HALF, b""], REJECTED, None),
-        ([GOOD, HALF, GOOD], RESTORED, GOOD),
-        ([GOOD, HALF, GOOD, RESPELT], None, GOOD),
-        ([GOOD, HALF, CHANGED_CONTENT], CHANGED, CHANGED_CONTENT),
-        ([HALF, GOOD], ADDED, GOOD),
-        ([HALF, None], None, None),
-        ([HALF, None, HALF], REJECTED, None),
-        ([GOOD, UNREADABLE], REJECTED, GOOD),
-        ([GOOD, UNREADABLE, UNREADABLE], None, GOOD),
-    ],
-)
+UPDATES: list[tuple[list[Content | None], ChangeKind | None, bytes | None]] = [
+    *(([GOOD], ADDED, GOOD), ([GOOD, GOOD], None, GOOD), ([GOOD, RESPELT], None, GOOD)),
+    *(([GOOD, None], REMOVED, None), ([GOOD, None, None], None, None), ([GOOD, OTHER], CHANGED, OTHER)),
+    *(([GOOD, HALF], REJECTED, GOOD), ([GOOD, HALF, HALF], None, GOOD), ([HALF, b""], REJECTED, None)),
+    *(([GOOD, HALF, GOOD], RESTORED, GOOD), ([GOOD, HALF, GOOD, RESPELT], None, GOOD), ([HALF, GOOD], ADDED, GOOD)),
+    *(([GOOD, HALF, OTHER], CHANGED, OTHER), ([HALF, None], None, None)),
+    *(([HALF, None, HALF], REJECTED, None), ([GOOD, UNREADABLE], REJECTED, GOOD)),
+    ([GOOD, UNREADABLE, UNREADABLE], None, GOOD),
+]
+
+
+@pytest.mark.parametrize(("contents", "kind", "good"), UPDATES)
 def test_update_returns_change(contents: list[Content | None], kind: ChangeKind | None, good: bytes | None) -> None:
     registry = Registry()
     change = [registry.update("a.json", what) for what in contents][-1]
     registration = None if good is None else parse("a.json", good)
-    if kind is None:
-        assert change is None
-    else:
-        assert change is not None
+    assert (change is None) == (kind is None)
+    if change is not None:
         assert (change.kind, change.name, change.registration) == (kind, "a.json", registration)
         assert bool(change.reason) == (kind is REJECTED)
     assert registry.registrations == (() if registration is None else (registration,))
