@@ -23,11 +23,10 @@ LONG_SECONDS = 60.0
 @pytest.fixture
 def listener(tmp_path: Path) -> Iterator[socket.socket]:
     """Yield a listening socket in a directory of its own."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    folder.chmod(0o755)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o755)
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.bind(str(folder / "l.sock"))
+        sock.bind(str(tmp_path / "run" / "l.sock"))
         sock.listen(0)
         yield sock
 
@@ -77,13 +76,10 @@ async def test_full_backlog_is_waited_for(listener: socket.socket) -> None:
 NOBODY = 65534
 as_root = pytest.mark.engine
 """Only root can give a file to another user."""
-
-
-LINKED = "{folder} is a link: register the socket by the path of its"
 NO_SOCKET = "{path} is a link or no socket: register the path of the hook server's own socket"
 FAULTS = {
     "directory of all": ("chmod 1777 .", "{folder} can be written by everybody, who could"),
-    "linked directory": ("cd ..; mv run real; ln -s real run", LINKED),
+    "linked directory": ("cd ..; mv run real; ln -s real run", "{folder} is a link: register the socket by the path"),
     "link": ("mv l.sock real; ln -s real l.sock", NO_SOCKET),
     "file": ("rm l.sock; touch l.sock", NO_SOCKET),
     "another user": (f"chown {NOBODY}:{NOBODY} l.sock", f"{{path}} belongs to user {NOBODY}: run the hook"),
@@ -118,23 +114,19 @@ def test_socket_of_root_with_another_listener_is_refused(tmp_path: Path) -> None
             assert accepted.recv(1) == b""
 
 
-def test_missing_listener_raises_os_error(served: Path) -> None:
+@pytest.mark.parametrize("above", [0o755, 0o1777])
+def test_own_socket_in_own_directory_is_trusted(served: Path, above: int) -> None:
+    """The mode of the directory above does not count. A full backlog and a missing listener are reported."""
+    served.parent.parent.chmod(above)
+    made = dial_trusted(str(served))
+    assert made is not None
+    retained = [made, *fill_backlog(str(served))]
+    assert made.getpeername() == str(served)
+    assert dial_trusted(str(served)) is None
     for path in (served.with_name("other.sock"), served.parent / "none" / "hooks.sock"):
         with pytest.raises(FileNotFoundError):
             dial_trusted(str(path))
     with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
         dial_trusted(str(served))
-
-
-@pytest.mark.parametrize("above", [0o755, 0o1777])
-def test_own_socket_in_own_directory_is_trusted(served: Path, above: int) -> None:
-    """The mode of the directory above does not count. A full backlog is reported."""
-    served.parent.parent.chmod(above)
-    made = dial_trusted(str(served))
-    assert made is not None
-    with made:
-        assert made.getpeername() == str(served)
-    retained = fill_backlog(str(served))
-    assert dial_trusted(str(served)) is None
     for sock in retained:
         sock.close()

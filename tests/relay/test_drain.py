@@ -21,15 +21,11 @@ class Connection:
         self.refused: list[bool] = []
         """At each call of ``drain``: whether new calls were to be refused."""
         self.parted = 0
-        self._connections = connections
-        self._stays = stays
+        self.unfinished = lambda: self.work
+        self.drain = self.refused.append
+        self.close = lambda: None
+        self._connections = set() if stays else connections
         connections.add(self)
-
-    def drain(self, refusing: bool) -> None:
-        self.refused.append(refusing)
-
-    def unfinished(self) -> Unfinished:
-        return self.work
 
     def finish(self) -> None:
         assert not self.parted, "a connection is parted after its last answer"
@@ -37,11 +33,7 @@ class Connection:
 
     def part(self) -> None:
         self.parted += 1
-        if not self._stays:
-            self._connections.discard(self)
-
-    def close(self) -> None:
-        """Do nothing."""
+        self._connections.discard(self)
 
 
 ANSWERED, STREAMS, BUSY = "every call is answered", {"streams": 2}, {"calls": 1, "tasks": 1, "stays": True}
@@ -75,13 +67,11 @@ async def test_drain_ends_with_reason(
     tasks: set[object] = {"a held call" for entry in work if "tasks" in entry}
     made = [Connection(connections, **{key: entry[key] for key in entry if key != "tasks"}) for entry in work]
     limit = events.get("limit", 60.0)
-    if "finish" in events:
-        loop.call_later(events["finish"], made[0].finish)
-        loop.call_later(events["finish"], tasks.clear)
-    if "signal" in events:
-        loop.call_later(events["signal"], signal.set)
-    if "close" in events:
-        loop.call_later(events["close"], connections.clear)
+    do = {"signal": [signal.set], "close": [connections.clear], "finish": [entry.finish for entry in made[:1]]}
+    do["finish"].append(tasks.clear)
+    for event, at in events.items():
+        for action in do.get(event, ()):
+            loop.call_later(at, action)
     await Drain(connections, tasks).run(limit, signal)
     assert seconds <= loop.time() + 1e-6 < seconds + POLLS_SECONDS
     first, last = caplog.messages
@@ -97,9 +87,8 @@ async def test_drain_ends_with_reason(
 
 @virtual_time
 async def test_later_connection_is_drained_too() -> None:
-    connections = set[Connection]()
-    first, loop = Connection(connections, calls=1), asyncio.get_running_loop()
-    late = Connection(connections, calls=1)
+    connections, loop = set[Connection](), asyncio.get_running_loop()
+    first, late = Connection(connections, calls=1), Connection(connections, calls=1)
     connections.remove(late)
     loop.call_later(2, connections.remove, first)
     loop.call_later(2, connections.add, late)

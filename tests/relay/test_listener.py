@@ -1,13 +1,15 @@
-"""The listening socket: one owner, its mode at every moment, untouched files of others; systemd's sockets.
+"""The listening socket: one owner, its mode at every moment, untouched files of others; systemd's sockets; accepting.
 
-That is fault matrix P4, P6 and X5, promise 17.
+That is fault matrix P4, P6, P8 and X5, promise 17.
 """
 
+import asyncio
 import contextlib
 import errno
 import fcntl
 import grp
 import os
+import re
 import signal
 import socket
 import stat
@@ -23,8 +25,11 @@ import pytest
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.files import folder_fault
+from runtimeproxy.relay import acceptor
 from runtimeproxy.relay import listener as listener_module
 from runtimeproxy.relay.listener import Listener, inherited, listen
+from tests.fakes.descriptors import no_descriptors
+from tests.patience import until
 
 
 @pytest.fixture
@@ -58,12 +63,11 @@ def bind(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.soc
 
 def listen_elsewhere(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM, clients: int = 0) -> list[socket.socket]:
     """Listen as another program, with its backlog filled by clients; the caller closes the sockets."""
-    sockets = [bind(path, kind)]
+    sockets = [bind(path, kind), *(socket.socket(socket.AF_UNIX) for _ in range(clients))]
     if kind is socket.SOCK_STREAM:
         sockets[0].listen(0 if clients else 8)
-    for _ in range(clients):
-        sockets.append(socket.socket(socket.AF_UNIX))
-        sockets[-1].connect(str(path))
+    for client in sockets[1:]:
+        client.connect(str(path))
     return sockets
 
 
@@ -97,12 +101,17 @@ def test_listener_replaces_stale_socket_and_removes_its_own(folder: Path) -> Non
 
 @pytest.mark.parametrize(("mode", "umask"), [(0o600, 0), (0o660, 0o022), (0o666, 0o777)])
 def test_socket_mode_is_independent_of_umask(folder: Path, mode: int, umask: int) -> None:
+    """So are the modes of created directories."""
+    (folder / "link").symlink_to(".")
     before = os.umask(umask)
     try:
         listener = listen(str(folder / "a.sock"), mode=mode)
+        if not umask:
+            listen(str(folder / "link" / "x" / "y" / "z" / "a.sock")).close()
     finally:
         os.umask(before)
     assert mode_of(folder / "a.sock") == mode
+    assert umask or [mode_of(folder / name) for name in ("x", "x/y", "x/y/z")] == [0o755, 0o755, 0o700]
     listener.close()
 
 
@@ -234,16 +243,6 @@ def test_group_can_enter_created_directory(tmp_path: Path) -> None:
         listener.close()
 
 
-def test_created_directory_modes_are_independent_of_umask(folder: Path) -> None:
-    (folder / "link").symlink_to(".")
-    before = os.umask(0)
-    try:
-        listen(str(folder / "link" / "x" / "y" / "z" / "a.sock")).close()
-    finally:
-        os.umask(before)
-    assert [mode_of(folder / name) for name in ("x", "x/y", "x/y/z")] == [0o755, 0o755, 0o700]
-
-
 CAN_ENTER = [(0o710, GROUP), *((0o711, group) for group in OTHER_GROUPS)]
 CANNOT = [(0o740, GROUP), (0o705, GROUP), *((0o750, group) for group in OTHER_GROUPS)]
 
@@ -323,11 +322,8 @@ def test_listener_reports_and_keeps_replaced_socket(folder: Path, handed_over: b
     listener.close()
     assert listener.fault() == "the socket is closed"
     assert path.exists() == bool(replaced_by)
-
-
-def test_path_of_another_mount_namespace_is_no_fault(folder: Path) -> None:
-    with bind(folder / "a.sock") as sock:
-        assert Listener(sock, "/no/such/path").fault() == ""
+    with bind(folder / "b.sock") as sock:
+        assert Listener(sock, "/no/such/path").fault() == "", "a path of another mount namespace is no fault"
 
 
 def test_socket_that_cannot_be_removed_stays_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -399,40 +395,36 @@ def test_inherited_sockets_are_used_by_name_and_remain(tmp_path: Path, systemd: 
         assert (tmp_path / name).exists()
 
 
+COUNT = "LISTEN_FDS is '2', with"
 REFUSED_NAMES = {
-    "": "LISTEN_FDS is '2', with 1 names: give each socket unit one ListenStream=, and FileDescriptorName= one",
-    "runtimeproxy:admin:metrics": "LISTEN_FDS is '2', with 3 names",
+    "": f"{COUNT} 1 names: give each socket unit one ListenStream=, and FileDescriptorName= one",
+    "runtimeproxy:admin:metrics": f"{COUNT} 3 names",
     "runtimeproxy:runtimeproxy": "LISTEN_FDNAMES: the name 'runtimeproxy' is there twice",
     "runtimeproxy:unknown": "LISTEN_FDNAMES: the name 'unknown' is unknown",
 }
 
 
-@pytest.mark.parametrize(("names", "problem"), REFUSED_NAMES.items())
-def test_wrong_inherited_names_are_refused(tmp_path: Path, systemd: Systemd, names: str, problem: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        systemd.hand_over(names, *(systemd.listen(tmp_path / name) for name in "ab"))
-    assert str(refused.value).startswith(problem)
-
-
-def test_inherited_descriptor_of_another_kind_is_refused(tmp_path: Path, systemd: Systemd) -> None:
+def test_wrong_inherited_names_or_sockets_are_refused(tmp_path: Path, systemd: Systemd) -> None:
+    given = [systemd.listen(tmp_path / name) for name in "ab"]
+    for names, problem in REFUSED_NAMES.items():
+        with pytest.raises(ConfigError, match=re.escape(problem)):
+            systemd.hand_over(names, *given)
     with (
         bind(tmp_path / "idle") as idle,
         bind(tmp_path / "datagram", socket.SOCK_DGRAM) as datagram,
         socket.create_server(("127.0.0.1", 0)) as internet,
         (tmp_path / "file").open("w") as file,
     ):
-        for given in (idle, datagram, internet, file):
-            with pytest.raises(
-                ConfigError, match="is not a socket" if given is file else "not a listening unix stream"
-            ):
-                systemd.hand_over("runtimeproxy.socket", given)
+        for other in (idle, datagram, internet, file):
+            problem = "is not a socket" if other is file else "not a listening unix stream"
+            with pytest.raises(ConfigError, match=problem):
+                systemd.hand_over("runtimeproxy.socket", other)
 
 
 @pytest.mark.parametrize("mode", [0o660, 0o604])
 def test_inherited_admin_socket_with_wide_mode_is_refused(tmp_path: Path, systemd: Systemd, mode: int) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=f"/0 has the mode {mode:04o}: set SocketMode=0600 in the unit of admin"):
         systemd.hand_over("admin", systemd.listen(tmp_path / "0", mode))
-    assert str(refused.value) == f"{tmp_path}/0 has the mode {mode:04o}: set SocketMode=0600 in the unit of admin"
 
 
 def test_listen_variables_of_other_processes_are_removed() -> None:
@@ -441,3 +433,32 @@ def test_listen_variables_of_other_processes_are_removed() -> None:
     for environ in (*ignored, {"LISTEN_FDS": "0", "LISTEN_PID": ours}):
         assert inherited(environ) == {}
         assert environ == {}
+
+
+async def test_accept_pauses_after_shortage_of_descriptors(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(acceptor, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(acceptor, "BATCH", 2)
+    sockets = [*listen_elsewhere(folder / "a.sock"), *(socket.socket(socket.AF_UNIX) for _ in range(3))]
+    sockets[0].setblocking(False)
+    for client in sockets[1:]:
+        client.connect(str(folder / "a.sock"))
+    accepted: list[socket.socket] = []
+    made = acceptor.Acceptor(asyncio.get_running_loop(), sockets[0], accepted.append)
+    with no_descriptors():
+        made.accept()
+    made.stop()
+    await asyncio.sleep(0.05)
+    assert not accepted, "none is accepted after a stop"
+    made.accept()
+    assert len(accepted) == 2, "one batch"
+    caplog.clear()
+    with no_descriptors():
+        made.start()
+        await until(lambda: len(caplog.records) == 2)
+    assert caplog.records[1].created - caplog.records[0].created >= 0.01
+    await until(lambda: len(accepted) == 3)
+    made.stop()
+    for sock in sockets + accepted:
+        sock.close()
