@@ -19,7 +19,7 @@ from tests.fakes import hookanswers
 from tests.fakes.faults import full_backlog
 from tests.fakes.hookserver import HookServer
 from tests.patience import until
-from tests.relay.peers import serve
+from tests.relay.rpc.test_connection import serve
 
 POD = PodInfo(id="p1", name="pod", uid="u1", namespace="ns", attempt=2, labels={"l": "1"}, annotations={"a": "1"})
 CONTAINER = ContainerInfo(

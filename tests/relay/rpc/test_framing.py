@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from runtimeproxy.errors import WireError
 from runtimeproxy.relay.rpc.framing import HEADER_LIMIT, CallFailed, Calls, Kind, Outcome, TooLong, Unprocessed
 from runtimeproxy.wire import JOINED_BYTES, grpc, headers, http2
-from tests.relay.peers import answer
 
 LIMIT = 1000
 PATH = "/package.Service/Method"
@@ -43,6 +42,10 @@ def block(stream: int, fields: list[headers.Header], end: bool = False) -> bytes
 
 def data(stream: int, payload: bytes, end: bool = False) -> bytes:
     return http2.frame(http2.DATA, http2.END_STREAM if end else 0, stream, payload)
+
+
+def answer(stream: int, message: bytes) -> bytes:
+    return block(stream, HEAD) + data(stream, grpc.message(message)) + block(stream, GOOD_END, end=True)
 
 
 def outcome(calls: Calls) -> Outcome:
