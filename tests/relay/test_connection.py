@@ -216,7 +216,9 @@ async def test_short_writes_count_with_memory_overhead(rig: Rig) -> None:
     assert endpoint.waiting - already == writes * len(b"a line\n")
 
 
-async def test_eof_waits_for_slow_other_side(rig: Rig) -> None:
+@pytest.mark.parametrize("watches", [True, False])
+async def test_eof_waits_for_slow_other_side(watches: bool) -> None:
+    rig = Rig(watches=watches)
     sent = await rig.send_until_queued(rig.backend)
     rig.pair.survives_backend = True
     rig.backend.shutdown(socket.SHUT_WR)
@@ -229,6 +231,7 @@ async def test_eof_waits_for_slow_other_side(rig: Rig) -> None:
     assert await rig.stays_open()
     assert await rig.read_to_end(rig.backend) == queued
     await rig.until("closed")
+    rig.close()
 
 
 async def test_delayed_eof_follows_buffered_bytes(rig: Rig) -> None:

@@ -165,7 +165,7 @@ EDITED: list[tuple[str, Edit, str]] = [
     (f'{{"k":"a","{KELVIN}":"b"}}', EXACT, f'{{"k":"a","{KELVIN}":"b","K":"1"}}'),
     ('{"x": 1, "n": 5}', DOUBLED, '{"x": 1, "n": 10}'),
     *(('{"n": 0}', DOUBLED, '{"n": 0}'), ('{"n": null}', DOUBLED, '{"n": 1}'), ("{}", DOUBLED, '{"n":1}')),
-    (WHOLE, Members({"Labels": Members({}, exact=True), "Env": Elements({}), "b": Members({"c": Members({})})}), WHOLE),
+    (WHOLE, Members({"M": Members({}, exact=True), "a": Members({}), "b": Members({"c": Elements({})})}), WHOLE),
     (WHOLE, Members({"n": Put(1), "s": Put("x"), "l": Elements({0: "y"}), "o": Members({"p": Put("q")})}), WHOLE),
 ]
 
