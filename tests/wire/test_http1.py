@@ -22,9 +22,7 @@ def refusal(read: Callable[..., object], *arguments: object) -> Rule:
 @pytest.mark.parametrize("expected", forms.REQUESTS, ids=lambda row: row.raw[:60])
 def test_request_is_read(expected: forms.Request) -> None:
     read = http1.request_head(expected.raw)
-    assert read.raw == expected.raw
-    assert (read.framing, read.length) == (expected.framing, expected.length)
-    assert (read.upgrade, read.expects_continue, read.closes) == expected[3:]
+    assert (read.raw, read.framing, read.length, read.upgrade, read.expects_continue, read.closes) == expected
 
 
 @pytest.mark.parametrize("first", ["GET / HTTP/1.1", "HTTP/1.1 200 OK"])
@@ -46,22 +44,21 @@ def test_request_or_response_is_refused() -> None:
 @pytest.mark.parametrize("expected", forms.RESPONSES, ids=lambda row: row.raw[:60] + row.method.encode())
 def test_response_is_read(expected: forms.Response) -> None:
     read = http1.response_head(expected.raw, expected.method)
-    assert read.raw == expected.raw
-    assert (read.status, read.framing, read.length, read.closes) == expected[2:]
+    assert (read.raw, read.status, read.framing, read.length, read.closes) == (expected.raw, *expected[2:])
     assert read.version == (1, int(expected.raw[7:8]))
 
 
 def test_only_short_heads_are_cached_with_method() -> None:
-    for read in (http1.request_head, lambda octets: http1.response_head(octets, "GET")):
-        start = get if read is http1.request_head else lambda *fields: head("HTTP/1.1 200 OK", *fields)
+    for start in (get, lambda *fields: head("HTTP/1.1 200 OK", *fields)):
+        read = http1.request_head if start is get else lambda octets: http1.response_head(octets, "GET")
         size = http1.CACHED_BYTES - len(start("X: "))
         short, long = start("X: " + "s" * size), start("X: " + "s" * (size + 1))
         assert read(short) is read(bytes(bytearray(short)))
         assert read(long) is not read(bytes(bytearray(long)))
         assert read(long).field("x") == "s" * (size + 1)
-    raw = head("HTTP/1.1 200 OK", "Content-Length: 5")
-    framings = [http1.response_head(raw, method).framing for method in ("GET", "HEAD", "CONNECT", "POST")]
-    assert framings == [Framing.SIZED, Framing.EMPTY, Framing.UNTIL_CLOSE, Framing.SIZED]
+    sized = head("HTTP/1.1 200 OK", "Content-Length: 5")
+    framings = [http1.response_head(sized, method).framing for method in ("GET", "HEAD", "CONNECT")]
+    assert framings == [Framing.SIZED, Framing.EMPTY, Framing.UNTIL_CLOSE]
 
 
 FIRST_LINE = b"GET / HTTP/1.1"
@@ -110,15 +107,15 @@ def test_with_length_changes_only_framing(fields: list[str], changed: list[str])
     assert http1.with_length(get(*fields), 70) == get(*changed)
 
 
-@pytest.mark.parametrize(("status", "close"), [(400, True), (500, False)])
-def test_own_answer_has_form_of_dockerd_error(status: int, close: bool) -> None:
+def test_own_answer_has_form_of_dockerd_error() -> None:
     text = 'hook server "a": no\r\n\x00 é'
-    answer = http1.response(status, text, close=close)
-    end = http1.head_end(answer)
-    read = http1.response_head(answer[:end], "POST")
-    assert (read.status, read.closes, read.framing, read.length) == (status, close, Framing.SIZED, len(answer) - end)
-    assert read.field("content-type") == "application/json"
-    assert json.loads(answer[end:]) == {"message": text}
+    for status, close in ((400, True), (500, False)):
+        answer = http1.response(status, text, close=close)
+        end = http1.head_end(answer)
+        read = http1.response_head(answer[:end], "POST")
+        assert (read.status, read.closes, read.length) == (status, close, len(answer) - end)
+        assert read.field("content-type") == "application/json"
+        assert json.loads(answer[end:]) == {"message": text}
 
 
 SHORT = 200
@@ -129,8 +126,7 @@ def fed(body: Body, stream: bytes, cuts: list[int]) -> int:
     """Feed a stream in chunks; return where the body ended, or the length of the stream."""
     at = 0
     for cut in [*cuts, len(stream)]:
-        chunk = stream[at : at + cut]
-        consumed = body.feed(chunk)
+        consumed = body.feed(chunk := stream[at : at + cut])
         at += consumed
         assert consumed == len(chunk) or body.done
         if body.done:
@@ -138,21 +134,20 @@ def fed(body: Body, stream: bytes, cuts: list[int]) -> int:
     return at
 
 
-def test_each_framing_has_its_follower() -> None:
-    framings = [(Framing.EMPTY, 0), (Framing.SIZED, 0), (Framing.SIZED, 1), (Framing.CHUNKED, 0)]
-    bodies = [http1.follow(*framing) for framing in (*framings, (Framing.UNTIL_CLOSE, 0))]
-    assert [body and type(body) for body in bodies] == [None, None, SizedBody, ChunkedBody, EndlessBody]
-
-
+FOLLOWERS = [(Framing.EMPTY, 0, None), (Framing.SIZED, 0, None), (Framing.SIZED, 1, SizedBody)]
+FOLLOWERS += [(Framing.CHUNKED, 0, ChunkedBody), (Framing.UNTIL_CLOSE, 0, EndlessBody)]
 UNREAD = [(SizedBody(5), [2, 3], [True, True], True), (SizedBody(5), [2, 4, 3], [True, False, True], True)]
 UNREAD += [(SizedBody(5), [4], [True], False), (EndlessBody(), [2, 400], [True, True], False)]
 
 
-@pytest.mark.parametrize(("body", "sizes", "passed", "done"), UNREAD)
-def test_bytes_pass_unread_up_to_end_of_body(body: Body, sizes: list[int], passed: list[bool], done: bool) -> None:
-    assert [body.passes(bytes(500), size) for size in sizes] == passed
-    assert body.done is done
-    assert done or body.feed(b"abc", 2) == 3
+def test_bytes_pass_unread_up_to_end_of_body() -> None:
+    for framing, length, kind in FOLLOWERS:
+        body = http1.follow(framing, length)
+        assert (body and type(body)) is kind
+    for body, sizes, passed, done in UNREAD:
+        assert [body.passes(bytes(500), size) for size in sizes] == passed
+        assert body.done is done
+        assert done or body.feed(b"abc", 2) == 3
 
 
 END, MIDDLE, WHOLE = b"0\r\n\r\n", b"5\r\n1", b"5\r\n12345"
