@@ -6,7 +6,6 @@ That is fault matrix P4, P6, P8 and X5, promise 17.
 import asyncio
 import contextlib
 import errno
-import fcntl
 import grp
 import os
 import re
@@ -346,50 +345,43 @@ def test_socket_that_cannot_be_removed_stays_with_one_warning(caplog: pytest.Log
 class Systemd:
     """Hands sockets over to this process: at descriptors from 500 on in place of 3."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.sockets = contextlib.ExitStack()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.folder, self.sockets = folder, contextlib.ExitStack()
         monkeypatch.setattr(listener_module, "_FIRST_FD", 500)
 
-    def listen(self, path: Path, mode: int = 0o600) -> socket.socket:
-        sock = self.sockets.enter_context(bind(path))
+    def listen(self, name: str, mode: int = 0o600) -> socket.socket:
+        sock = self.sockets.enter_context(bind(self.folder / name))
         sock.listen()
-        path.chmod(mode)
+        (self.folder / name).chmod(mode)
         return sock
 
     def hand_over(self, names: str, *given: socket.socket | IO[str]) -> dict[str, Listener]:
         for at, descriptor in enumerate(given):
-            assert fcntl.fcntl(descriptor, fcntl.F_DUPFD, 500) == 500 + at
+            os.dup2(descriptor.fileno(), 500 + at)
         environ = {"LISTEN_FDS": str(len(given)), "LISTEN_PID": str(os.getpid()), "LISTEN_FDNAMES": names, "OTHER": "1"}
         try:
-            listeners = inherited(environ)
-        except ConfigError:
-            for at in range(len(given)):
-                with contextlib.suppress(OSError):
-                    os.close(500 + at)
-            raise
+            return inherited(environ)
         finally:
             assert environ == {"OTHER": "1"}
-        return listeners
 
 
 @pytest.fixture
-def systemd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Systemd]:
-    made = Systemd(monkeypatch)
+def systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Systemd]:
+    made = Systemd(monkeypatch, tmp_path)
     with made.sockets:
         yield made
+    os.closerange(500, 503)
 
 
 @pytest.mark.parametrize("names", ["runtimeproxy.socket", "admin", "metrics:runtimeproxy:admin"])
 def test_inherited_sockets_are_used_by_name_and_remain(tmp_path: Path, systemd: Systemd, names: str) -> None:
     order = names.removesuffix(".socket").split(":")
-    given = [systemd.listen(tmp_path / name) for name in order]
-    listeners = systemd.hand_over(names, *given)
+    listeners = systemd.hand_over(names, *map(systemd.listen, order))
     assert list(listeners) == order
     for name, listener in listeners.items():
         assert listener.path == str(tmp_path / name)
-        assert not listener.socket.getblocking()
-        assert not listener.socket.get_inheritable()
-        assert not listener.withdraw()
+        sock = listener.socket
+        assert (sock.getblocking(), sock.get_inheritable(), listener.withdraw()) == (False, False, False)
         assert talk(tmp_path / name, listener.socket) == b"hello"
         listener.close()
         assert (tmp_path / name).exists()
@@ -405,7 +397,7 @@ REFUSED_NAMES = {
 
 
 def test_wrong_inherited_names_or_sockets_are_refused(tmp_path: Path, systemd: Systemd) -> None:
-    given = [systemd.listen(tmp_path / name) for name in "ab"]
+    given = [*map(systemd.listen, "ab")]
     for names, problem in REFUSED_NAMES.items():
         with pytest.raises(ConfigError, match=re.escape(problem)):
             systemd.hand_over(names, *given)
@@ -422,9 +414,9 @@ def test_wrong_inherited_names_or_sockets_are_refused(tmp_path: Path, systemd: S
 
 
 @pytest.mark.parametrize("mode", [0o660, 0o604])
-def test_inherited_admin_socket_with_wide_mode_is_refused(tmp_path: Path, systemd: Systemd, mode: int) -> None:
+def test_inherited_admin_socket_with_wide_mode_is_refused(systemd: Systemd, mode: int) -> None:
     with pytest.raises(ConfigError, match=f"/0 has the mode {mode:04o}: set SocketMode=0600 in the unit of admin"):
-        systemd.hand_over("admin", systemd.listen(tmp_path / "0", mode))
+        systemd.hand_over("admin", systemd.listen("0", mode))
 
 
 def test_listen_variables_of_other_processes_are_removed() -> None:
