@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import grpc
@@ -19,7 +19,7 @@ from tests.fakes import hookanswers
 from tests.fakes.faults import full_backlog
 from tests.fakes.hookserver import HookServer
 from tests.patience import until
-from tests.relay.rpc.test_connection import serve
+from tests.relay.rpc.test_connection import Server
 
 POD = PodInfo(id="p1", name="pod", uid="u1", namespace="ns", attempt=2, labels={"l": "1"}, annotations={"a": "1"})
 CONTAINER = ContainerInfo(
@@ -155,24 +155,21 @@ async def test_close_waits_for_calls_and_serves_later_ones(client: HookClient, s
     await until(lambda: all(connection.client_half_closed for connection in connections))
 
 
-@asynccontextmanager
-async def no_answer(path: str) -> AsyncIterator[None]:
+def no_answer(path: str) -> HookServer:
     """Accept all calls, and answer none."""
-    async with HookServer(path) as server:
-        server.default = hookanswers.hang()
-        yield
+    server = HookServer(path)
+    server.default = hookanswers.hang()
+    return server
 
 
-@asynccontextmanager
-async def no_room(path: str) -> AsyncIterator[None]:
+def no_room(path: str) -> Server:
     """Accept one call at a time, and answer none."""
-    async with serve(path, {http2.MAX_CONCURRENT_STREAMS: 1}):
-        yield
+    return Server(path, {http2.MAX_CONCURRENT_STREAMS: 1})
 
 
 @pytest.mark.parametrize("waiting", [no_answer, full_backlog, no_room])
 async def test_abandoned_client_fails_present_and_later_calls(
-    client: HookClient, path: str, waiting: Callable[[str], AbstractAsyncContextManager[None]]
+    client: HookClient, path: str, waiting: Callable[[str], AbstractAsyncContextManager[object]]
 ) -> None:
     async with waiting(path):
         calls = [asyncio.create_task(failing(client)) for _ in range(3)]

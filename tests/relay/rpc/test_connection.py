@@ -4,13 +4,12 @@ The meaning of a call's frames is tested in tests/relay/rpc/test_framing.py. The
 """
 
 import asyncio
-import errno
 import os
 import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -64,19 +63,30 @@ class Connection:
     async def request(self) -> int:
         return (await self.next(http2.HEADERS))[2]
 
+    async def notified(self) -> None:
+        """Wait until the client has read all sent bytes."""
+        self.send(PING)
+        await self.next(http2.PING)
 
-class Server:
-    """A scripted HTTP/2 server; without ``settings`` it sends nothing by itself."""
+    async def ended(self) -> None:
+        """Wait for the end of the connection without more calls."""
+        with pytest.raises(EOFError):
+            await self.request()
 
-    def __init__(self, settings: dict[int, int] | None) -> None:
+
+class Server(StreamServer):
+    """A scripted HTTP/2 server, which sends nothing by itself unless it ``begins`` with SETTINGS."""
+
+    def __init__(self, path: str, settings: dict[int, int] | None = None, *, begins: bool = True) -> None:
+        super().__init__(path, self.accept)
         self.open: list[Connection] = []
-        self._settings = settings
+        self._settings, self._begins = settings or {}, begins
         self._connections: asyncio.Queue[Connection] = asyncio.Queue()
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open.append(connection := Connection(reader, writer))
         with suppress(EOFError):  # it closed immediately
-            if self._settings is not None:
+            if self._begins:
                 await connection.begin(self._settings)
             self._connections.put_nowait(connection)
 
@@ -84,18 +94,11 @@ class Server:
         async with asyncio.timeout(20):
             return await self._connections.get()
 
-
-SETTINGS: dict[int, int] = {}
-
-
-@asynccontextmanager
-async def serve(path: str, settings: dict[int, int] | None = SETTINGS) -> AsyncIterator[Server]:
-    made = Server(settings)
-    async with StreamServer(path, made.accept):
-        yield made
-    for connection in made.open:
-        connection.close()
-    Path(path).unlink(missing_ok=True)
+    async def stop(self) -> None:
+        await super().stop()
+        for connection in self.open:
+            connection.close()
+        Path(self._path).unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -112,13 +115,13 @@ async def client(path: str) -> AsyncIterator[UnaryClient]:
 
 @pytest.fixture
 async def server(path: str) -> AsyncIterator[Server]:
-    async with serve(path) as made:
+    async with Server(path) as made:
         yield made
 
 
 @pytest.fixture
 async def one_at_a_time(path: str) -> AsyncIterator[Server]:
-    async with serve(path, {http2.MAX_CONCURRENT_STREAMS: 1}) as made:
+    async with Server(path, {http2.MAX_CONCURRENT_STREAMS: 1}) as made:
         yield made
 
 
@@ -150,18 +153,6 @@ async def queried(client: UnaryClient, server: Server) -> tuple[asyncio.Task[byt
     call = start(client)
     connection = await server.connection()
     return call, connection, await connection.request()
-
-
-async def ended(connection: Connection) -> None:
-    """Wait for the end of a connection without more calls."""
-    with pytest.raises(EOFError):
-        await connection.next(http2.HEADERS)
-
-
-async def notified(connection: Connection) -> None:
-    """Wait until the client has read all sent bytes."""
-    connection.send(PING)
-    await connection.next(http2.PING)
 
 
 async def test_requests_of_one_read_are_sent_in_one_write(
@@ -203,7 +194,7 @@ async def test_missing_peer_fails_immediately(path: str, client: UnaryClient) ->
 
 
 async def test_peer_changes_with_socket_and_connection(path: str, client: UnaryClient) -> None:
-    async with serve(path) as server:
+    async with Server(path) as server:
         first = client.peer()
         assert first.connection == 1
         await answered(client, server)
@@ -214,7 +205,7 @@ async def test_peer_changes_with_socket_and_connection(path: str, client: UnaryC
         assert client.peer() == Peer(first.socket, 2)
         assert (await failing_soon(client)).kind is Kind.DEADLINE
         assert client.peer() == Peer(first.socket, 0)
-    async with serve(path) as server:
+    async with Server(path) as server:
         second = client.peer()
         assert second.socket not in (None, first.socket)
         assert second.connection == 3
@@ -227,7 +218,7 @@ async def test_peer_changes_with_socket_and_connection(path: str, client: UnaryC
         call, connection, _ = await queried(client, server)
         await client.close()
         assert (await failing(call)).kind is Kind.UNREACHABLE, "and a later call dials again"
-        await ended(connection)
+        await connection.ended()
         await answered(client, server)
 
 
@@ -235,7 +226,7 @@ SILENT = "listens, but has not answered as a gRPC server"
 
 
 async def test_absence_of_server_is_reported_without_call(path: str, client: UnaryClient) -> None:
-    async with serve(path) as server:
+    async with Server(path) as server:
         assert client.absence() == f"{path}: {SILENT}"
         assert client.peer().connection == 1, "the check has left no connection"
         connection = await answered(client, server)
@@ -263,14 +254,14 @@ async def test_absence_is_reported_for_untrusted_and_full_servers(path: str, cli
 
 
 async def test_replaced_socket_is_dialled_and_earlier_calls_end(path: str, client: UnaryClient) -> None:
-    async with serve(path) as old:
+    async with Server(path) as old:
         earlier, first, stream = await queried(client, old)
         os.rename(path, path + ".old")
-        async with serve(path) as new:
+        async with Server(path) as new:
             await answered(client, new)
             first.send(answer(stream, b"old"))
             assert await earlier == b"old"
-            await ended(first)
+            await first.ended()
             assert (len(old.open), len(new.open)) == (1, 1)
     os.unlink(path + ".old")
 
@@ -278,22 +269,16 @@ async def test_replaced_socket_is_dialled_and_earlier_calls_end(path: str, clien
 async def test_ping_is_acknowledged_on_idle_connection(client: UnaryClient, server: Server) -> None:
     connection = await answered(client, server)
     for _ in range(2):
-        await notified(connection)
+        await connection.notified()
     connection.send(PING)
     await asyncio.sleep(unary.ACK_SECONDS / 2)
     await answered(client, server, connection)
     await asyncio.sleep(unary.ACK_SECONDS)
 
 
-@pytest.mark.parametrize("number", SCARCE, ids=errno.errorcode.get)
-async def test_shortage_is_waited_for(path: str, server: Server, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unary, "SCARCE_RETRY_SECONDS", 0.01)
-    client = UnaryClient(path, dialler=scarce(number, 3))
-    await answered(client, server)
-    await client.close()
-
-
-async def test_lasting_shortage_fails_call_with_own_error(client: UnaryClient, server: Server) -> None:
+async def test_shortage_is_waited_for_until_deadline(
+    path: str, client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with no_descriptors():
         there = client.peer()
         assert there.socket is not None
@@ -304,19 +289,18 @@ async def test_lasting_shortage_fails_call_with_own_error(client: UnaryClient, s
     assert failed.text == "the proxy itself lacks what it needs: Too many open files"
     assert (await failing_soon(client)).kind is Kind.DEADLINE
     assert client.peer() == Peer((there.socket[0], True), 0)  # type: ignore[index]
+    await server.connection()
+    monkeypatch.setattr(unary, "SCARCE_RETRY_SECONDS", 0.01)
+    for number in SCARCE:
+        patient = UnaryClient(path, dialler=scarce(number, 3))
+        await answered(patient, server)
+        await patient.close()
 
 
-async def test_reset_at_deadline_counts_as_deadline(
+async def test_cancel_retains_connection_and_deadline_retires_it(
     client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As from a server whose own timer fires first."""
-    monkeypatch.setattr(unary, "_AT_THE_DEADLINE_SECONDS", LONG_SECONDS)
-    call, connection, stream = await queried(client, server)
-    connection.send(http2.rst_stream(stream, http2.CANCEL))
-    assert (await failing(call)).kind is Kind.DEADLINE
-
-
-async def test_cancel_retains_connection_and_deadline_retires_it(client: UnaryClient, server: Server) -> None:
+    """A reset at the deadline is one, as from a server whose own timer fires first."""
     call, connection, stream = await queried(client, server)
     call.cancel()
     assert (await connection.next(http2.RST_STREAM))[2:] == (stream, b"\0\0\0\x08")
@@ -328,8 +312,11 @@ async def test_cancel_retains_connection_and_deadline_retires_it(client: UnaryCl
     await answered(client, server, connection)
     assert (await failing_soon(client)).kind is Kind.DEADLINE
     assert (await connection.next(http2.RST_STREAM))[2:] == (5, b"\0\0\0\x08")
-    await ended(connection)
-    await answered(client, server)
+    await connection.ended()
+    monkeypatch.setattr(unary, "_AT_THE_DEADLINE_SECONDS", LONG_SECONDS)
+    call, connection, stream = await queried(client, server)
+    connection.send(http2.rst_stream(stream, http2.CANCEL))
+    assert (await failing(call)).kind is Kind.DEADLINE
 
 
 async def test_calls_end_at_deadline_when_peer_does_not_read(path: str, client: UnaryClient) -> None:
@@ -386,14 +373,14 @@ async def test_unprocessed_call_is_sent_again(
 async def test_waiting_calls_run_in_order_without_spurious_wakeup(client: UnaryClient, one_at_a_time: Server) -> None:
     """If the peer accepts few at a time (RFC 9113, 5.1.2); they continue after the end of a connection."""
     broken, connection, _ = await queried(client, one_at_a_time)
-    await notified(connection)
+    await connection.notified()
     calls = [start(client) for _ in range(6)]
     assert (await failing_soon(client)).kind is Kind.DEADLINE
     connection.close()
     assert (await failing(broken)).kind is Kind.BROKEN
     connection = await one_at_a_time.connection()
     stream = await connection.request()
-    await notified(connection)
+    await connection.notified()
     (link,) = client.links
     link.room = None  # type: ignore[assignment,method-assign]  # a call that waits again would fail
     for number, done in enumerate(calls):
@@ -407,7 +394,7 @@ async def test_waiting_calls_run_in_order_without_spurious_wakeup(client: UnaryC
 
 async def test_cancelled_call_passes_its_position_on(client: UnaryClient, one_at_a_time: Server) -> None:
     first, connection, stream = await queried(client, one_at_a_time)
-    await notified(connection)
+    await connection.notified()
     second, third = start(client), start(client)
     await asyncio.sleep(0.02)
     (link,) = client.links
@@ -440,7 +427,7 @@ MISBEHAVIOUR: dict[str, Callable[[Connection], object]] = {
 async def test_broken_peer_fails_call_once_and_next_call_redials(
     path: str, client: UnaryClient, misbehave: Callable[[Connection], object]
 ) -> None:
-    async with serve(path, None) as server:
+    async with Server(path, begins=False) as server:
         call = start(client)
         misbehave(await server.connection())
         assert (await failing(call)).kind is Kind.BROKEN
