@@ -69,9 +69,6 @@ async def test_deadlines_are_called_in_order_by_one_timer() -> None:
     assert called == [(1, "first"), (2, "a"), (2, "b"), (3, "c"), (21, "after an idle time")]
 
 
-Steps = list[object]
-
-
 def fiber(coroutine: Any) -> Fiber[Any]:
     made: Fiber[Any] = Fiber(loop=asyncio.get_running_loop())
     made.start(coroutine)
@@ -82,7 +79,7 @@ def pending() -> Pending[Any]:
     return Pending(loop=asyncio.get_running_loop())
 
 
-async def noted(steps: Steps, awaited: Any) -> str:
+async def noted(steps: list[object], awaited: Any) -> str:
     """Note the start and the result of an awaitable."""
     steps.append("begun")
     try:
@@ -94,7 +91,7 @@ async def noted(steps: Steps, awaited: Any) -> str:
 
 
 async def test_fiber_resumes_inside_its_awaitable() -> None:
-    steps, awaited = Steps(), [pending() for _ in range(3)]
+    steps, awaited = list[object](), [pending() for _ in range(3)]
 
     async def all_three() -> None:
         for item in awaited:
@@ -129,7 +126,7 @@ async def test_fiber_awaits_same_awaitables_as_task() -> None:
 
 @pytest.mark.parametrize("error", [TimeoutError, asyncio.CancelledError])
 async def test_interruption_is_raised_at_await_of_fiber(error: type[BaseException]) -> None:
-    steps, awaited = Steps(), pending()
+    steps, awaited = list[object](), pending()
     made = fiber(noted(steps, awaited))
     made.interrupt(error())
     assert steps == ["begun", error]
@@ -151,7 +148,7 @@ async def test_interruption_is_raised_at_await_of_fiber(error: type[BaseExceptio
 @virtual_time
 async def test_awaited_task_ends_before_fiber_is_interrupted() -> None:
     """The task that calls the runtime must handle its own cancellation first."""
-    steps = Steps()
+    steps = list[object]()
     made = fiber(noted(steps, asyncio.create_task(noted(steps, asyncio.sleep(60)))))
     await asyncio.sleep(1)
     made.interrupt(TimeoutError())
@@ -161,7 +158,7 @@ async def test_awaited_task_ends_before_fiber_is_interrupted() -> None:
 
 
 async def test_interruption_from_inside_is_raised_at_next_await() -> None:
-    steps = Steps()
+    steps = list[object]()
     made: Fiber[Any] = Fiber(loop=asyncio.get_running_loop())
 
     async def itself() -> None:
@@ -200,13 +197,13 @@ async def test_error_is_freed_when_its_fiber_ends(raised_by: str) -> None:
 
 
 async def test_daemon_thread_returns_result_or_error() -> None:
-    ran, gate, faults = threading.Event(), threading.Event(), list[object]()
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: faults.append(context))
+    ran, loop = threading.Event(), asyncio.get_running_loop()
     loop.call_soon(ran.set)
     assert await run_in_daemon_thread(lambda: ran.wait(20)) is True
     with pytest.raises(ValueError, match="invalid literal"):
         await run_in_daemon_thread(lambda: int("no number"))
+    gate, faults = threading.Event(), list[object]()
+    loop.set_exception_handler(lambda _, context: faults.append(context))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(run_in_daemon_thread(gate.wait), 0.01)
     gate.set()
@@ -219,9 +216,8 @@ def test_loop_end_waits_for_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", faults.append)
 
     async def main() -> None:
-        working = asyncio.create_task(run_in_daemon_thread(gate.wait))
-        await asyncio.sleep(0.01)
-        assert not working.done()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(run_in_daemon_thread(gate.wait), 0.01)
 
     asyncio.run(main())
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "run_in_daemon_thread"]
