@@ -1,4 +1,7 @@
-"""The client of a hook server: what it sends, what it accepts, and the reason of every failure."""
+"""The client of a hook server: what it sends, what it accepts, and the reason of every failure.
+
+Also its breaker (fault matrix H10), whose attempts may overlap, and since when a hook server cannot be reached.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -12,12 +15,17 @@ from runtimeproxy.errors import HookError, Reason, WireError
 from runtimeproxy.hookapi import api_pb2
 from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.model.hookpoints import BY_NAME
-from runtimeproxy.plugins.client import HookClient
+from runtimeproxy.observe.metrics import Metrics
+from runtimeproxy.plugins.client import Breaker, BreakerState, HookClient
+from runtimeproxy.plugins.reach import CHECK_SECONDS, PER_ITERATION, Absence, Reach
 from runtimeproxy.relay.rpc.connection import CallFailed, Kind, Shortage, TooLong, Unprocessed
 from runtimeproxy.wire import http2
 from tests.fakes import hookanswers
+from tests.fakes.clock import virtual_time
 from tests.fakes.faults import full_backlog
 from tests.fakes.hookserver import HookServer
+from tests.fakes.plugins import FAIL, IGNORE, FakePlugins
+from tests.observe.events import shown_of
 from tests.patience import until
 from tests.relay.rpc.test_connection import Server
 
@@ -38,7 +46,7 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 async def client(path: str) -> AsyncIterator[HookClient]:
-    made = HookClient("plugin", path)
+    made = HookClient("plugin", path, max_answer_bytes=10 << 20)
     yield made
     await made.close()
 
@@ -69,6 +77,11 @@ async def test_hook_server_receives_request_and_answers(client: HookClient, serv
     assert call.request.pod_meta == api_pb2.PodSandboxMetadata(name="pod", uid="u1", namespace="ns", attempt=2)
     assert call.request.container_meta == api_pb2.ContainerMetadata(name="container", id="c1")
     assert answer == HookAnswer(annotations={"b": "2"}, envs={"E": "3"}, resources=Resources(cpu_shares=512))
+    server.default = hookanswers.huge(9 << 20)
+    assert len((await fetch(client)).annotations["huge"]) == 9 << 20, "it is below the raised limit"
+    error = await failing(client, HookRequest(POD, ContainerInfo(resources=Resources(cpu_quota=2**63))))
+    assert error.reason is Reason.INTERNAL, "it cannot be encoded"
+    assert str(2**63) not in str(error)
 
 
 TOO_LONG = "the answer is longer than 7 bytes; let it answer less, or raise --hook-answer-limit"
@@ -117,13 +130,6 @@ async def test_late_answer_is_deadline(client: HookClient, server: HookServer, l
     assert await fetch(client) == HookAnswer()
 
 
-async def test_unencodable_request_is_internal_failure(client: HookClient, server: HookServer) -> None:
-    odd = HookRequest(POD, ContainerInfo(resources=Resources(cpu_quota=2**63)))
-    error = await failing(client, odd)
-    assert error.reason is Reason.INTERNAL
-    assert str(2**63) not in str(error)
-
-
 async def test_socket_others_could_replace_is_not_dialled(client: HookClient, server: HookServer, path: str) -> None:
     folder = Path(path).parent
     folder.chmod(0o777)
@@ -133,13 +139,6 @@ async def test_socket_others_could_replace_is_not_dialled(client: HookClient, se
     assert (client.peer().socket, server.calls) == (None, [])
     folder.chmod(0o755)
     assert await fetch(client) == HookAnswer()
-
-
-async def test_longer_answer_is_accepted_below_raised_limit(server: HookServer, path: str) -> None:
-    server.default = hookanswers.huge(9 << 20)
-    client = HookClient("plugin", path, max_answer_bytes=10 << 20)
-    assert len((await fetch(client)).annotations["huge"]) == 9 << 20
-    await client.close()
 
 
 async def test_close_waits_for_calls_and_serves_later_ones(client: HookClient, server: HookServer) -> None:
@@ -178,3 +177,150 @@ async def test_abandoned_client_fails_present_and_later_calls(
         async with asyncio.timeout(LONG_SECONDS / 2):
             errors = [*[await call for call in calls], await failing(client)]
         assert {(error.reason, error.detail) for error in errors} == {(Reason.DISABLED, "it was disabled meanwhile")}
+
+
+COUNTED = (Reason.DEADLINE, Reason.BROKEN_ANSWER)
+CLOSING = (None, Reason.REFUSED, Reason.UNIMPLEMENTED, Reason.ERROR_STATUS, Reason.BAD_ANSWER)
+NEUTRAL = tuple(reason for reason in Reason if reason not in {*COUNTED, *CLOSING})
+START = 1000.0
+CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
+
+
+def attempt(breaker: Breaker, reason: Reason | None, now: float = START) -> bool:
+    """Make an attempt with this result; return whether it was admitted."""
+    number = breaker.admit("a socket", now)
+    if number is not None:
+        breaker.end(number, reason, now)
+    return number is not None
+
+
+def opened() -> Breaker:
+    breaker = Breaker()
+    assert [attempt(breaker, Reason.DEADLINE) for _ in range(6)] == [True] * 5 + [False]
+    return breaker
+
+
+def test_consecutive_failures_are_reset_only_by_answer() -> None:
+    for reason, more in [*((reason, 5) for reason in CLOSING), *((reason, 1) for reason in NEUTRAL)]:
+        breaker = Breaker()
+        for ended in [*[Reason.DEADLINE] * 4, reason, *[Reason.BROKEN_ANSWER] * more]:
+            assert breaker.state is CLOSED
+            assert attempt(breaker, ended)
+        assert breaker.state is OPEN
+
+
+def test_openings_grow_up_to_five_minutes() -> None:
+    breaker, now, waited = opened(), START, []
+    for _ in range(12):
+        waited.append(breaker.seconds)
+        now += breaker.seconds
+        assert (breaker.remaining_seconds(now - 1), attempt(breaker, None, now - 1)) == (1.0, False)
+        assert attempt(breaker, Reason.DEADLINE, now)
+        assert not attempt(breaker, None, now)
+    assert waited == [30, 60, 90, 120, 150, 180, 210, 240, 270, 300, 300, 300]
+    assert attempt(breaker, None, now + 300)
+    for _ in range(5):
+        attempt(breaker, Reason.DEADLINE, now + 300)
+    assert (breaker.seconds, breaker.remaining_seconds(now + 301), breaker.remaining_seconds(now + 999)) == (30, 29, 0)
+
+
+Step = tuple[str, object, float, object]
+"""Admit an attempt at a server, or end the oldest one, at a time; whether it was admitted, or the state."""
+TRY, FAILED = START + 30, Reason.DEADLINE
+BEGUN, ELSEWHERE = ("admit", "a socket", START, True), ("admit", "another", START, True)
+TRIED, NOT_TRIED = ("admit", "a socket", TRY, True), ("admit", "a socket", TRY, False)
+FAILS, OPENS = ("end", FAILED, START, CLOSED), ("end", FAILED, START, OPEN)
+OVERLAPPING: dict[str, tuple[Callable[[], Breaker], list[Step]]] = {
+    "one attempt at a time is a trial": (opened, [TRIED, NOT_TRIED, ("end", FAILED, TRY, OPEN)]),
+    "another trial follows one without a counted result": (opened, [TRIED, ("end", NEUTRAL[0], TRY, HALF_OPEN), TRIED]),
+    "an answer to the trial closes it": (opened, [TRIED, ("end", None, TRY, CLOSED), TRIED]),
+    "another server at the socket is tried immediately": (
+        opened,
+        [ELSEWHERE, ("admit", "another", START, False), ("end", None, START, CLOSED)],
+    ),
+    "attempts from before the opening do not count": (
+        Breaker,
+        [*[BEGUN] * 7, *[FAILS] * 4, *[OPENS] * 3, ("admit", "a socket", START + 29, False)],
+    ),
+    "a late answer to such an attempt does not close it": (
+        Breaker,
+        [*[BEGUN] * 6, *[FAILS] * 4, OPENS, ("end", None, START, OPEN)],
+    ),
+    "attempts at a server that was replaced do not count": (Breaker, [*[BEGUN] * 5, ELSEWHERE, *[FAILS] * 6]),
+    "failures in a row are of one server": (Breaker, [*[BEGUN, FAILS] * 4, *[ELSEWHERE, FAILS] * 4, ELSEWHERE, OPENS]),
+}
+
+
+@pytest.mark.parametrize(("made", "steps"), OVERLAPPING.values(), ids=OVERLAPPING)
+def test_attempts_may_overlap(made: Callable[[], Breaker], steps: list[Step]) -> None:
+    breaker, running = made(), []
+    for action, what, now, expected in steps:
+        if action == "admit":
+            number = breaker.admit(what, now)
+            assert (number is not None) is expected
+            running += [] if number is None else [number]
+        else:
+            assert what is None or isinstance(what, Reason)
+            breaker.end(running.pop(0), what, now)
+            assert breaker.state is expected
+
+
+ABSENT = "/run/a.sock: No such file or directory"
+
+
+class Watched:
+    """Plugins of which some are absent; the first check is made at second 0."""
+
+    def __init__(self, *names: str) -> None:
+        self.plugins, self.metrics = FakePlugins(), Metrics(asyncio.get_running_loop().time, "containerd")
+        self.clients = {name: self.plugins.add(name, policy=FAIL if name == "b" else IGNORE) for name in names}
+        self.reach = Reach(asyncio.get_running_loop(), lambda: tuple(self.plugins.plugins), self.metrics)
+        self.reach.start()
+
+    async def after_check(self, *absent: str, why: str = ABSENT) -> dict[str, Absence]:
+        """Return the absences after the next check, with these plugins absent."""
+        for name, client in self.clients.items():
+            client.absent = why if name in absent else ""
+        await asyncio.sleep(CHECK_SECONDS)
+        return dict(self.reach.absences)
+
+
+@virtual_time
+async def test_absence_starts_at_first_of_two_failed_checks() -> None:
+    watched = Watched("a", "b")
+    assert await watched.after_check("a") == {}
+    assert await watched.after_check("a", "b", why="?") == {"a": Absence(1.0, "?")}
+    assert watched.metrics.gauges["hook_unreachable", ("a",)] == 1
+    assert await watched.after_check("b") == {"b": Absence(2.0, ABSENT)}
+    assert watched.metrics.gauges["hook_unreachable", ("a",)] == 0
+    assert await watched.after_check("a") == {}
+    assert await watched.after_check() == {}, "it was absent at one check"
+    assert await watched.after_check("a") == {}
+    del watched.plugins.plugins[0]
+    assert await watched.after_check("a", "b") == {}
+    watched.reach.stop()
+    assert await watched.after_check("b") == {}, "b was absent at one check"
+
+
+@virtual_time
+async def test_absence_and_its_end_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    watched = Watched("a", "b")
+    for absent in ("ab", "ab", "ab", "a", "a"):
+        await watched.after_check(*absent)
+    ignored, failing, back = caplog.messages
+    to_do = "start it, or correct remote-endpoint (a path on the node, not one inside a pod), or remove the file"
+    assert ignored == f"a.json: hook server unreachable: {ABSENT}; calls pass without it (policy Ignore): {to_do}"
+    assert failing == f"b.json: hook server unreachable: {ABSENT}; its calls are refused (policy Fail): {to_do}"
+    assert back == "b.json: hook server reachable after 3 s"
+    events = [(event["kind"], event["hookServer"], event.get("text")) for event in shown_of(watched.metrics.events)]
+    lost = [("plugin_unreachable", name, ABSENT) for name in "ab"]
+    assert events == [*lost, ("plugin_reachable", "b", None)]
+
+
+@virtual_time
+async def test_many_plugins_are_checked_in_batches() -> None:
+    watched = Watched(*(f"{number:03}" for number in range(2 * PER_ITERATION + 1)))
+    for count in (PER_ITERATION, 2 * PER_ITERATION, 2 * PER_ITERATION + 1):
+        assert len(watched.metrics.gauges) == count
+        await asyncio.sleep(0)
