@@ -112,19 +112,25 @@ async def test_disabled_hook_server_is_retained_until_enabled(desk: Desk, log: L
 
 
 @immediately
-async def test_repeated_disable_changes_reason_and_end_only(desk: Desk) -> None:
+async def test_repeated_disable_or_clock_change_moves_end(desk: Desk) -> None:
     await desk.disable("a", 100)
     await asyncio.sleep(10)
     await desk.disable("a", None, "gone")
     assert desk.disabling.names == {"a": Disabled("gone", BY, BEGIN)}
     await asyncio.sleep(1000)
     assert desk.names == ["a"]
+    assert await desk.disabling.enable("b") == ("it was not disabled",)
+    assert (len(desk.changed), desk.writes) == (2, 2)
+    for set_by, seconds, rests in ((3500.0, 3600, ((101, []),)), (3400.0, 60, ((61, ["a"]), (100, [])))):
+        await desk.disable("a", seconds)
+        desk.set_by = set_by  # the machine's clock is changed
+        for rest, names in rests:
+            await asyncio.sleep(rest)
+            assert desk.names == names
     await desk.disable("a", 5)
     desk.disabling.stop()
     await asyncio.sleep(1000)
     assert desk.names == ["a"], "no check follows the stop"
-    assert await desk.disabling.enable("b") == ("it was not disabled",)
-    assert (len(desk.changed), desk.writes) == (3, 3)
 
 
 @immediately
@@ -146,19 +152,6 @@ async def test_expired_period_enables_and_is_logged(desk: Desk, log: Log) -> Non
 
 
 @immediately
-async def test_clock_change_moves_end_of_period(desk: Desk) -> None:
-    await desk.disable("a", 3600)
-    desk.set_by = 3500.0
-    await asyncio.sleep(101)
-    assert desk.names == []
-    await desk.disable("a", 60)
-    desk.set_by = 3400.0
-    for seconds, names in ((61, ["a"]), (100, [])):
-        await asyncio.sleep(seconds)
-        assert desk.names == names
-
-
-@immediately
 async def test_next_start_loads_unexpired_entries(log: Log) -> None:
     over = {"over": Disabled("a", BY, BEGIN - 9, BEGIN - 1), "over_too": Disabled("a", BY, BEGIN - 9, BEGIN)}
     desk = Desk(**over, soon=Disabled("it", BY, BEGIN, BEGIN + 5), stays=Disabled("gone", BY, BEGIN))
@@ -177,12 +170,11 @@ async def test_next_start_loads_unexpired_entries(log: Log) -> None:
 
 @immediately
 async def test_disable_without_file_lasts_until_restart() -> None:
-    disabling = Disabling(None, lambda: None)
-    await disabling.load()
+    desk = Disabling(None, lambda: None)
+    await desk.load()
     note = "a restart of the proxy enables it again: there is no file for it (--state-dir=none)"
-    assert await disabling.disable("a", "hangs", BY) == (note,)
-    assert await disabling.enable("a") == ()
-    assert (disabling.names, disabling.fault) == ({}, "")
+    assert (await desk.disable("a", "hangs", BY), await desk.enable("a")) == ((note,), ())
+    assert (desk.names, desk.fault) == ({}, "")
 
 
 @immediately

@@ -19,17 +19,9 @@ from hypothesis import strategies as st
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.model.hookpoints import HOOK_POINTS
 from runtimeproxy.plugins import directory
+from runtimeproxy.plugins import registration as plugin_files
 from runtimeproxy.plugins.directory import Watcher
-from runtimeproxy.plugins.registration import (
-    MAX_BYTES,
-    ChangeKind,
-    Content,
-    FailurePolicy,
-    Registration,
-    Registry,
-    UnreadableFile,
-    parse,
-)
+from runtimeproxy.plugins.registration import MAX_BYTES, ChangeKind, FailurePolicy, Registration, UnreadableFile, parse
 from tests.amounts import examples
 from tests.fakes.descriptors import no_descriptors
 from tests.relay.test_listener import nobodys_folder
@@ -52,22 +44,19 @@ def test_file_of_koordlet_is_read() -> None:
     assert registration.warnings == ("koordlet.json: unknown hook points are ignored: 'PreRemoveRunPodSandbox'",)
 
 
-@pytest.mark.parametrize(
-    ("key", "written", "attribute", "value"),
-    [
-        ("remote-endpoint", "/run/a.sock", "endpoint", "/run/a.sock"),
-        ("remote-endpoint", "unix:///run/a.sock", "endpoint", "/run/a.sock"),
-        ("remote-endpoint", "unix:/run/a.sock", "endpoint", "/run/a.sock"),
-        *(("failure-policy", written, "policy", FailurePolicy.FAIL) for written in ("Fail", "FAIL", "fail")),
-        *(("failure-policy", written, "policy", FailurePolicy.IGNORE) for written in ("Ignore", "iGNORE", "", None)),
-        ("timeout", "500ms", "timeout_seconds", 0.5),
-        ("timeout", "2s", "timeout_seconds", 2.0),
-        ("timeout", None, "timeout_seconds", None),
-        ("runtime-hooks", [POINT, POINT], "points", {POINT}),
-    ],
-)
-def test_valid_value_is_read(key: str, written: object, attribute: str, value: object) -> None:
-    assert getattr(read(**{key: written}), attribute) == value
+VALID: list[tuple[str, list[object], str, object]] = [
+    ("remote-endpoint", ["/run/a.sock", "unix:///run/a.sock", "unix:/run/a.sock"], "endpoint", "/run/a.sock"),
+    ("failure-policy", ["Fail", "FAIL", "fail"], "policy", FailurePolicy.FAIL),
+    ("failure-policy", ["Ignore", "iGNORE", "", None], "policy", FailurePolicy.IGNORE),
+    *(("timeout", ["500ms"], "timeout_seconds", 0.5), ("timeout", ["2s"], "timeout_seconds", 2.0)),
+    *(("timeout", [None], "timeout_seconds", None), ("runtime-hooks", [[POINT, POINT]], "points", {POINT})),
+]
+
+
+@pytest.mark.parametrize(("key", "written", "attribute", "value"), VALID)
+def test_valid_value_is_read(key: str, written: list[object], attribute: str, value: object) -> None:
+    for spelling in written:
+        assert getattr(read(**{key: spelling}), attribute) == value
 
 
 VALUES = st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=4)
@@ -89,17 +78,16 @@ def test_keys_are_accepted_in_any_letter_case(spell: Callable[[str], str]) -> No
     assert parse("a.json", text) == Registration("a.json", SOCKET, FailurePolicy.FAIL, frozenset({POINT}), 1.0)
 
 
-@pytest.mark.parametrize(
-    ("members", "attribute", "value"),
-    [
-        ('"remote-endpoint": "/a", "Remote-Endpoint": "/b"', "endpoint", "/b"),
-        ('"Remote-Endpoint": "/b", "remote-endpoint": "/a"', "endpoint", "/a"),
-        ('"remote-endpoint": "/a", "remote-endpoint": "/b"', "endpoint", "/b"),
-        ('"remote-endpoint": "/a", "remote-endpoint": "/b", "Remote-Endpoint": null', "endpoint", "/b"),
-        (f'"runtime-hooks": ["PreStartContainer"], "Runtime-Hooks": ["{POINT}"]', "points", {POINT}),
-        (f'"runtime-hooks": ["{POINT}"], "Runtime-Hooks": null', "points", set()),
-    ],
-)
+REPEATED = [
+    ('"remote-endpoint": "/a", "Remote-Endpoint": "/b"', "endpoint", "/b"),
+    ('"Remote-Endpoint": "/b", "remote-endpoint": "/a"', "endpoint", "/a"),
+    ('"remote-endpoint": "/a", "remote-endpoint": "/b", "Remote-Endpoint": null', "endpoint", "/b"),
+    (f'"runtime-hooks": ["PreStartContainer"], "Runtime-Hooks": ["{POINT}"]', "points", {POINT}),
+    (f'"runtime-hooks": ["{POINT}"], "Runtime-Hooks": null', "points", set()),
+]
+
+
+@pytest.mark.parametrize(("members", "attribute", "value"), REPEATED)
 def test_last_value_of_repeated_key_is_used(members: str, attribute: str, value: object) -> None:
     """As Go's encoding/json does (1.26) with the struct of koord-runtime-proxy, RuntimeHookConfig."""
     key = members.partition(":")[0].strip('"').lower()
@@ -170,7 +158,8 @@ ADDED, CHANGED, RESTORED = ChangeKind.ADDED, ChangeKind.CHANGED, ChangeKind.REST
 REMOVED, REJECTED = ChangeKind.REMOVED, ChangeKind.REJECTED
 
 
-UPDATES: list[tuple[list[Content | None], ChangeKind | None, bytes | None]] = [
+Contents = list[plugin_files.Content | None]
+UPDATES: list[tuple[Contents, ChangeKind | None, bytes | None]] = [
     *(([GOOD], ADDED, GOOD), ([GOOD, GOOD], None, GOOD), ([GOOD, RESPELT], None, GOOD)),
     *(([GOOD, None], REMOVED, None), ([GOOD, None, None], None, None), ([GOOD, OTHER], CHANGED, OTHER)),
     *(([GOOD, HALF], REJECTED, GOOD), ([GOOD, HALF, HALF], None, GOOD), ([HALF, b""], REJECTED, None)),
@@ -182,8 +171,8 @@ UPDATES: list[tuple[list[Content | None], ChangeKind | None, bytes | None]] = [
 
 
 @pytest.mark.parametrize(("contents", "kind", "good"), UPDATES)
-def test_update_returns_change(contents: list[Content | None], kind: ChangeKind | None, good: bytes | None) -> None:
-    registry = Registry()
+def test_update_returns_change(contents: Contents, kind: ChangeKind | None, good: bytes | None) -> None:
+    registry = plugin_files.Registry()
     change = [registry.update("a.json", what) for what in contents][-1]
     registration = None if good is None else parse("a.json", good)
     assert (change is None) == (kind is None)
