@@ -29,6 +29,8 @@ from tests.observe.events import shown_of
 from tests.patience import until
 from tests.relay.rpc.test_connection import Server
 
+Patch = pytest.MonkeyPatch
+Log = pytest.LogCaptureFixture
 POD = PodInfo(id="p1", name="pod", uid="u1", namespace="ns", attempt=2, labels={"l": "1"}, annotations={"a": "1"})
 CONTAINER = ContainerInfo(
     id="c1", pod_id="p1", name="container", annotations={"b": "2"}, resources=Resources(cpu_shares=512), envs={"E": "3"}
@@ -103,7 +105,7 @@ FAILURES: list[tuple[Exception, Reason, str, str]] = [
 
 @pytest.mark.parametrize(("failure", "reason", "detail", "peer_text"), FAILURES, ids=lambda value: str(value)[:40])
 async def test_failed_call_has_reason_and_its_text_is_never_logged(
-    client: HookClient, failure: Exception, reason: Reason, detail: str, peer_text: str, monkeypatch: pytest.MonkeyPatch
+    client: HookClient, failure: Exception, reason: Reason, detail: str, peer_text: str, monkeypatch: Patch
 ) -> None:
     async def fail(*_: object) -> bytes:
         raise failure
@@ -154,6 +156,9 @@ async def test_close_waits_for_calls_and_serves_later_ones(client: HookClient, s
     await until(lambda: all(connection.client_half_closed for connection in connections))
 
 
+AsyncContext = AbstractAsyncContextManager[object]
+
+
 def no_answer(path: str) -> HookServer:
     """Accept all calls, and answer none."""
     server = HookServer(path)
@@ -168,7 +173,7 @@ def no_room(path: str) -> Server:
 
 @pytest.mark.parametrize("waiting", [no_answer, full_backlog, no_room])
 async def test_abandoned_client_fails_present_and_later_calls(
-    client: HookClient, path: str, waiting: Callable[[str], AbstractAsyncContextManager[object]]
+    client: HookClient, path: str, waiting: Callable[[str], AsyncContext]
 ) -> None:
     async with waiting(path):
         calls = [asyncio.create_task(failing(client)) for _ in range(3)]
@@ -303,7 +308,7 @@ async def test_absence_starts_at_first_of_two_failed_checks() -> None:
 
 
 @virtual_time
-async def test_absence_and_its_end_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_absence_and_its_end_are_reported_once(caplog: Log) -> None:
     caplog.set_level("INFO")
     watched = Watched("a", "b")
     for absent in ("ab", "ab", "ab", "a", "a"):

@@ -27,6 +27,7 @@ from tests.patience import SECONDS, until
 
 CREATE, START, STOP = (BY_NAME[name] for name in ("PreCreateContainer", "PreStartContainer", "PostStopContainer"))
 Log = pytest.LogCaptureFixture
+Patch = pytest.MonkeyPatch
 
 
 class FakeClient:
@@ -107,7 +108,7 @@ class Rig:
 
 
 @pytest.fixture
-async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+async def rig(tmp_path: Path, monkeypatch: Patch) -> AsyncIterator[Rig]:
     monkeypatch.setattr(manager, "FAULT_SECONDS", 0.01)
     tmp_path.chmod(0o700)
     (tmp_path / "hooks.d").mkdir()
@@ -124,8 +125,7 @@ async def test_plugins_registered_before_start_are_called(rig: Rig) -> None:
         ("a", "/run/other.sock", "Ignore", 2.0),
         ("b", "/run/b.sock", "Fail", 0.5),
     ]
-    assert rig.manager.plugins_for(START) == plugins[:1]
-    assert [plugin.client for plugin in plugins] == rig.clients
+    assert (rig.manager.plugins_for(START), [plugin.client for plugin in plugins]) == (plugins[:1], rig.clients)
     assert (rig.clients[0].plugin, rig.clients[0].endpoint) == ("a", "/run/other.sock")
     registered = [rig.manager.registered(points) for points in ([CREATE], [STOP, START], [STOP], [])]
     assert registered == [True, True, False, False]
@@ -143,8 +143,7 @@ async def test_shared_socket_is_called_once_per_hook_point(
     rig.put("a", f"{tmp_path}/x.sock", (CREATE.name, START.name), policy=policies[0])
     rig.put("c", f"unix://{tmp_path}/link//x.sock", (CREATE.name, STOP.name), policy=policies[1])
     await rig.start("b")
-    assert rig.names() == sorted(["b", called])
-    assert (rig.names(START), rig.names(STOP)) == (["a"], ["c"])
+    assert (rig.names(), rig.names(START), rig.names(STOP)) == (sorted(["b", called]), ["a"], ["c"])
     assert rig.manager.fail_policy_registered(CREATE) is ("Fail" in policies)
     assert rig.manager.repeated == {(repeated, CREATE.name): called}
     rig.put("b", timeout="1s")
@@ -256,9 +255,7 @@ async def test_unreadable_directory_retains_plugins(rig: Rig, caplog: Log, tmp_p
 
 
 @pytest.mark.parametrize("step", ["arm", "changed", "make_client"])
-async def test_internal_error_does_not_end_start_or_watch(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: Log, step: str
-) -> None:
+async def test_internal_error_does_not_end_start_or_watch(rig: Rig, monkeypatch: Patch, caplog: Log, step: str) -> None:
     def fail(*_: object) -> None:
         raise RecursionError("a canary")
 
@@ -276,7 +273,7 @@ async def test_internal_error_does_not_end_start_or_watch(
 
 @pytest.mark.parametrize(("owner", "step"), [(Watcher, "arm"), (directory, "read")])
 async def test_hanging_directory_does_not_delay_start_or_stop(
-    rig: Rig, caplog: Log, monkeypatch: pytest.MonkeyPatch, owner: object, step: str
+    rig: Rig, caplog: Log, monkeypatch: Patch, owner: object, step: str
 ) -> None:
     """As with a link into a dead mount."""
     real, gate = getattr(owner, step), threading.Event()

@@ -26,6 +26,8 @@ from tests.amounts import examples
 from tests.fakes.descriptors import no_descriptors
 from tests.relay.test_listener import nobodys_folder
 
+Patch = pytest.MonkeyPatch
+Log = pytest.LogCaptureFixture
 SOCKET = "/run/plugin.sock"
 POINT = "PreCreateContainer"
 
@@ -224,7 +226,7 @@ def test_links_are_followed_to_regular_files_only(tmp_path: Path) -> None:
     assert contents == {name: UnreadableFile(f"{name}: {why}") for name, why in NOT_READ.items()}
 
 
-def test_growing_file_is_read_up_to_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_file_is_read_up_to_limit(tmp_path: Path, monkeypatch: Patch) -> None:
     # A file of /proc is longer than its reported size, like one that grows while it is read.
     (tmp_path / "a.json").symlink_to("/proc/self/maps")
     monkeypatch.setattr(directory, "MAX_BYTES", 1000)
@@ -259,9 +261,7 @@ MANY = tuple(f"{number}.json" for number in range(100))
 
 
 @pytest.mark.parametrize("names", [("1.json", "3.json", "2.json"), ("1.json", "2.json"), ("1.json", ".1.json"), MANY])
-def test_file_renamed_during_read_has_new_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
-) -> None:
+def test_file_renamed_during_read_has_new_name(tmp_path: Path, monkeypatch: Patch, names: tuple[str, ...]) -> None:
     """After each listing it gets the next name; a file that is renamed repeatedly does not block the read."""
     remaining, listdir = list(names), os.listdir
 
@@ -381,7 +381,7 @@ async def test_changes_above_kernel_queue_limit_are_seen(folder: Path, watcher: 
 
 
 @pytest.mark.slow
-async def test_poll_replaces_inotify_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_poll_replaces_inotify_with_one_warning(tmp_path: Path, caplog: Log) -> None:
     for name, why in (("hooks.d", "Too many open files"), ("n" * 300, "File name too long")):
         caplog.clear()
         watcher = Watcher(str(tmp_path / name), poll_seconds=0.02)

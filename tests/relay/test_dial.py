@@ -26,6 +26,8 @@ from tests.observe.events import shown_of
 from tests.patience import SECONDS, read, until
 from tests.relay.test_connection import Copy
 
+Patch = pytest.MonkeyPatch
+Log = pytest.LogCaptureFixture
 LONG_SECONDS = 60.0
 """Far longer than immediate events take on a busy machine; also a drain's limit that no test reaches."""
 
@@ -191,7 +193,7 @@ class Rig:
 
 
 @pytest.fixture
-async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+async def rig(tmp_path: Path, monkeypatch: Patch) -> AsyncIterator[Rig]:
     monkeypatch.setattr(drain, "NOTICE_SECONDS", 0.01)
     monkeypatch.setattr(drain, "CLOSE_SECONDS", 0.01)
     made = Rig(str(tmp_path / "backend.sock"))
@@ -201,14 +203,14 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         sock.close()
 
 
-def fail_dials(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+def fail_dials(monkeypatch: Patch, times: int) -> None:
     dialler = scarce(min(front_base.SCARCE), times)
     for module in (front_base, dial_module):
         monkeypatch.setattr(module, "dial_now", dialler)
 
 
 @pytest.mark.parametrize("wait", ["", "full backlog", "no descriptors"])
-async def test_client_is_paired_when_backlog_has_room(rig: Rig, wait: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_is_paired_when_backlog_has_room(rig: Rig, wait: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(front_base, "SCARCE_RETRY_SECONDS", 0.01)
     queued = rig.fill() if wait == "full backlog" else 0
     if wait == "no descriptors":
@@ -231,7 +233,7 @@ CAUSES = {
 
 @pytest.mark.parametrize(("fault", "why"), CAUSES.items())
 async def test_unreachable_backend_is_reported_with_its_cause(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str, why: str
+    rig: Rig, monkeypatch: Patch, caplog: Log, fault: str, why: str
 ) -> None:
     monkeypatch.setattr(front_base, "DIAL_SECONDS", 0.03)
     if fault == "no listener":
@@ -247,7 +249,7 @@ async def test_unreachable_backend_is_reported_with_its_cause(
     assert f"is not reachable ({why}): check --remote-runtime-service-endpoint" in line
 
 
-async def test_backend_checks_leave_no_connection(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_backend_checks_leave_no_connection(rig: Rig, caplog: Log) -> None:
     path = rig.front.backend_endpoint
     assert rig.front.backend_fault() == ""
     assert await read(rig.backend()) == b""
@@ -264,7 +266,7 @@ async def test_backend_checks_leave_no_connection(rig: Rig, caplog: pytest.LogCa
     assert (caplog.records, rig.events()) == ([], [])
 
 
-async def test_reachable_backend_is_reported_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_reachable_backend_is_reported_once(rig: Rig, caplog: Log) -> None:
     path = rig.front.backend_endpoint
     rig.listener.close()
     rig.front.inspect()
@@ -321,7 +323,7 @@ async def test_drain_does_not_wait_for_unpaired_client_without_request(rig: Rig,
     assert disconnects or await read(client) == b""
 
 
-async def test_drain_cancels_unfinished_tasks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_drain_cancels_unfinished_tasks(rig: Rig, monkeypatch: Patch) -> None:
     monkeypatch.setattr(front_base, "CANCEL_SECONDS", 0.03)
     rig.fill()
     client, freed = rig.client(), asyncio.Event()

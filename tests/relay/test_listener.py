@@ -30,6 +30,9 @@ from runtimeproxy.relay.listener import Listener, inherited, listen
 from tests.fakes.descriptors import no_descriptors
 from tests.patience import until
 
+Patch = pytest.MonkeyPatch
+Log = pytest.LogCaptureFixture
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -154,9 +157,7 @@ time.sleep(float(sys.argv[2]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "free"), [(0.3, True), (30.0, False)])
-def test_start_waits_for_child_of_killed_proxy(
-    folder: Path, seconds: float, free: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_waits_for_child_of_killed_proxy(folder: Path, seconds: float, free: bool, monkeypatch: Patch) -> None:
     """It listens until it notices the end of its parent."""
     monkeypatch.setattr(listener_module, "ORPHAN_SECONDS", 20.0 if free else 0.1)
     command = [sys.executable, "-c", KILLED, str(folder / "a.sock"), str(seconds)]
@@ -242,9 +243,7 @@ CANNOT = [(0o740, GROUP), (0o705, GROUP), *((0o750, group) for group in OTHER_GR
 
 
 @pytest.mark.parametrize(("mode", "group"), CAN_ENTER + CANNOT)
-def test_directory_closed_to_group_is_logged(
-    folder: Path, caplog: pytest.LogCaptureFixture, mode: int, group: int
-) -> None:
+def test_directory_closed_to_group_is_logged(folder: Path, caplog: Log, mode: int, group: int) -> None:
     os.chown(folder, -1, group)
     folder.chmod(mode)
     listen(str(folder / "a.sock"), mode=0o660, group=str(GROUP)).close()
@@ -320,7 +319,7 @@ def test_listener_reports_and_keeps_replaced_socket(folder: Path, handed_over: b
         assert Listener(sock, "/no/such/path").fault() == "", "a path of another mount namespace is no fault"
 
 
-def test_socket_that_cannot_be_removed_stays_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_socket_that_cannot_be_removed_stays_with_one_warning(caplog: Log) -> None:
     with nobodys_folder() as folder, socket.socket(socket.AF_UNIX) as early, socket.socket(socket.AF_UNIX) as late:
         listener = listen(f"{folder}/a.sock")
         os.chmod(folder, 0o500)
@@ -340,7 +339,7 @@ def test_socket_that_cannot_be_removed_stays_with_one_warning(caplog: pytest.Log
 class Systemd:
     """Hands sockets over to this process: at descriptors from 500 on in place of 3."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def __init__(self, monkeypatch: Patch, folder: Path) -> None:
         self.folder, self.sockets = folder, contextlib.ExitStack()
         monkeypatch.setattr(listener_module, "_FIRST_FD", 500)
 
@@ -361,7 +360,7 @@ class Systemd:
 
 
 @pytest.fixture
-def systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Systemd]:
+def systemd(monkeypatch: Patch, tmp_path: Path) -> Iterator[Systemd]:
     made = Systemd(monkeypatch, tmp_path)
     with made.sockets:
         yield made
@@ -418,13 +417,10 @@ def test_listen_variables_of_other_processes_are_removed() -> None:
     ours = str(os.getpid())
     ignored = [{}, {"LISTEN_FDS": "1"}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_PID": ours}]
     for environ in (*ignored, {"LISTEN_FDS": "0", "LISTEN_PID": ours}):
-        assert inherited(environ) == {}
-        assert environ == {}
+        assert (inherited(environ), environ) == ({}, {})
 
 
-async def test_accept_pauses_after_shortage_of_descriptors(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_accept_pauses_after_shortage_of_descriptors(folder: Path, monkeypatch: Patch, caplog: Log) -> None:
     monkeypatch.setattr(acceptor, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(acceptor, "BATCH", 2)
     sockets = [*listen_elsewhere(folder / "a.sock"), *(socket.socket(socket.AF_UNIX) for _ in range(3))]

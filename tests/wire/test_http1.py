@@ -114,8 +114,7 @@ def test_own_answer_has_form_of_dockerd_error() -> None:
         end = http1.head_end(answer)
         read = http1.response_head(answer[:end], "POST")
         assert (read.status, read.closes, read.length) == (status, close, len(answer) - end)
-        assert read.field("content-type") == "application/json"
-        assert json.loads(answer[end:]) == {"message": text}
+        assert (read.field("content-type"), json.loads(answer[end:])) == ("application/json", {"message": text})
 
 
 SHORT = 200

@@ -17,6 +17,7 @@ from runtimeproxy.wire import http2
 from runtimeproxy.wire.http2 import CREDIT_STEP, MERGED_BYTES, PAIR_WINDOW, QUEUED_BYTES, FlowControlledSender
 from tests.amounts import examples
 
+Patch = pytest.MonkeyPatch
 LONGEST = http2.DEFAULT_FRAME_SIZE
 """Longest frame that is built: the least MAX_FRAME_SIZE of a peer."""
 
@@ -205,7 +206,8 @@ def test_streams_are_sent_round_robin() -> None:
     assert data_of(sender) == [(5, 4, True), (1, 16_384, False), (3, 16_384, False), (1, 3616, True), (3, 3616, True)]
 
 
-BOUNDS: dict[str, tuple[Callable[[FlowControlledSender, int], None], int]] = {
+Send = Callable[[FlowControlledSender, int], None]
+BOUNDS: dict[str, tuple[Send, int]] = {
     "frames of all streams": (lambda sender, at: sender.send_frame((1, 3)[at % 2], b""), http2.QUEUED_FRAMES - 3),
     "bytes without credit": (lambda sender, at: sender.send_frame(3, bytes(QUEUED_BYTES // 4 if at < 4 else 1)), 4),
     "own frames": (lambda sender, _: sender.inject(PING), http2.QUEUED_FRAMES),
@@ -214,9 +216,7 @@ BOUNDS: dict[str, tuple[Callable[[FlowControlledSender, int], None], int]] = {
 
 
 @pytest.mark.parametrize(("send", "most"), BOUNDS.values(), ids=BOUNDS)
-def test_queued_frames_are_bounded(
-    send: Callable[[FlowControlledSender, int], None], most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queued_frames_are_bounded(send: Send, most: int, monkeypatch: Patch) -> None:
     monkeypatch.setattr(http2, "QUEUED_SETTINGS", 100)
     sender = started(1, 3)
     sender.send_frame(5, b"is not queued")
@@ -230,7 +230,7 @@ def test_queued_frames_are_bounded(
 
 
 @pytest.mark.parametrize("forget", ["drop", "forget_window", "drop_all"])
-def test_sent_or_dropped_frames_are_not_counted(forget: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sent_or_dropped_frames_are_not_counted(forget: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(http2, "QUEUED_FRAMES", 100)
     sender = started(1)
     for _ in range(3):

@@ -187,8 +187,7 @@ def test_edit_is_read_by_protobuf_parser(message: bytes, quota: int, cpus: str, 
     assert rewrite(result, edits) is result
     expected, actual = Resources.FromString(message), Resources.FromString(result)
     expected.unified.update(unified)
-    assert (actual.cpu_quota, actual.cpuset_cpus) == (quota, cpus)
-    assert dict(actual.unified) == dict(expected.unified)
+    assert (actual.cpu_quota, actual.cpuset_cpus, dict(actual.unified)) == (quota, cpus, dict(expected.unified))
     before, after = (
         [whole[field.start : field.end] for field in protobuf.fields(whole) if field.number not in edits]
         for whole in (message, result)

@@ -26,6 +26,7 @@ from tests.fakes.server import StreamServer
 from tests.relay.rpc.test_framing import Frame, answer
 from tests.relay.test_dial import scarce
 
+Patch = pytest.MonkeyPatch
 METHOD = "/package.Service/Method"
 LONG_SECONDS = 10.0
 """Seconds of a deadline that no test waits for."""
@@ -156,7 +157,7 @@ async def queried(client: UnaryClient, server: Server) -> tuple[asyncio.Task[byt
 
 
 async def test_requests_of_one_read_are_sent_in_one_write(
-    client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
+    client: UnaryClient, server: Server, monkeypatch: Patch
 ) -> None:
     connection = await answered(client, server)
     requests: list[int] = []
@@ -277,7 +278,7 @@ async def test_ping_is_acknowledged_on_idle_connection(client: UnaryClient, serv
 
 
 async def test_shortage_is_waited_for_until_deadline(
-    path: str, client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
+    path: str, client: UnaryClient, server: Server, monkeypatch: Patch
 ) -> None:
     with no_descriptors():
         there = client.peer()
@@ -297,8 +298,8 @@ async def test_shortage_is_waited_for_until_deadline(
         await patient.close()
 
 
-async def test_cancel_retains_connection_and_deadline_retires_it(
-    client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
+async def test_cancel_keeps_connection_and_deadline_retires_it(
+    client: UnaryClient, server: Server, monkeypatch: Patch
 ) -> None:
     """A reset at the deadline is one, as from a server whose own timer fires first."""
     call, connection, stream = await queried(client, server)
@@ -350,9 +351,7 @@ async def test_reading_pauses_when_pinging_peer_does_not_read(client: UnaryClien
 
 
 @pytest.mark.parametrize("by", ["reset", "goaway"])
-async def test_unprocessed_call_is_sent_again(
-    client: UnaryClient, server: Server, by: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unprocessed_call_is_sent_again(client: UnaryClient, server: Server, by: str, monkeypatch: Patch) -> None:
     """RFC 9113, 8.7. It fails when the peer refuses it until its deadline."""
     call, connection, stream = await queried(client, server)
     if by == "reset":
@@ -415,7 +414,8 @@ async def test_cancelled_call_passes_its_position_on(client: UnaryClient, one_at
     assert link.calls.granted == 0
 
 
-MISBEHAVIOUR: dict[str, Callable[[Connection], object]] = {
+Misbehaviour = Callable[[Connection], object]
+MISBEHAVIOUR: dict[str, Misbehaviour] = {
     "HTTP/1.1": lambda peer: peer.send(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"),
     "immediate end": lambda peer: peer.close(),
     "half-close": lambda peer: peer.writer.write_eof(),
@@ -425,7 +425,7 @@ MISBEHAVIOUR: dict[str, Callable[[Connection], object]] = {
 
 @pytest.mark.parametrize("misbehave", MISBEHAVIOUR.values(), ids=MISBEHAVIOUR)
 async def test_broken_peer_fails_call_once_and_next_call_redials(
-    path: str, client: UnaryClient, misbehave: Callable[[Connection], object]
+    path: str, client: UnaryClient, misbehave: Misbehaviour
 ) -> None:
     async with Server(path, begins=False) as server:
         call = start(client)

@@ -154,8 +154,7 @@ def test_cancel_resets_stream_once_and_drops_late_answer() -> None:
     calls.receive(padding * (http2.CREDIT_STEP // 256 + 1))  # it is credited like data
     calls.receive(block(1, HEAD) + block(1, GOOD_END, end=True) + http2.rst_stream(1, http2.CANCEL))
     calls.receive(http2.frame(0x42, 0, 0, b"of an unknown type"))
-    assert calls.ended == []
-    assert [frame[0] for frame in sent(calls)] == [http2.WINDOW_UPDATE]
+    assert (calls.ended, [frame[0] for frame in sent(calls)]) == ([], [http2.WINDOW_UPDATE])
 
 
 def test_ping_acks_are_delayed_up_to_limit() -> None:
