@@ -291,13 +291,24 @@ class Watched:
 
 
 @virtual_time
-async def test_absence_starts_at_first_of_two_failed_checks() -> None:
+async def test_absence_starts_at_first_of_two_failed_checks(caplog: Log) -> None:
+    """It and its end are reported once."""
+    caplog.set_level("INFO")
     watched = Watched("a", "b")
     assert await watched.after_check("a") == {}
-    assert await watched.after_check("a", "b", why="?") == {"a": Absence(1.0, "?")}
+    assert await watched.after_check("a", "b") == {"a": Absence(1.0, ABSENT)}
     assert watched.metrics.gauges["hook_unreachable", ("a",)] == 1
-    assert await watched.after_check("b") == {"b": Absence(2.0, ABSENT)}
+    for _ in range(2):
+        assert (await watched.after_check("b", why="?"))["b"] == Absence(2.0, "?")
     assert watched.metrics.gauges["hook_unreachable", ("a",)] == 0
+    ignored, back, failing = caplog.messages
+    to_do = "start it, or correct remote-endpoint (a path on the node, not one inside a pod), or remove the file"
+    assert ignored == f"a.json: hook server unreachable: {ABSENT}; calls pass without it (policy Ignore): {to_do}"
+    assert back == "a.json: hook server reachable after 2 s"
+    assert failing == f"b.json: hook server unreachable: ?; its calls are refused (policy Fail): {to_do}"
+    events = [(event["kind"], event["hookServer"], event.get("text")) for event in shown_of(watched.metrics.events)]
+    lost = [("plugin_unreachable", "a", ABSENT), ("plugin_unreachable", "b", "?")]
+    assert events == [lost[0], ("plugin_reachable", "a", None), lost[1]]
     assert await watched.after_check("a") == {}
     assert await watched.after_check() == {}, "it was absent at one check"
     assert await watched.after_check("a") == {}
@@ -305,22 +316,6 @@ async def test_absence_starts_at_first_of_two_failed_checks() -> None:
     assert await watched.after_check("a", "b") == {}
     watched.reach.stop()
     assert await watched.after_check("b") == {}, "b was absent at one check"
-
-
-@virtual_time
-async def test_absence_and_its_end_are_reported_once(caplog: Log) -> None:
-    caplog.set_level("INFO")
-    watched = Watched("a", "b")
-    for absent in ("ab", "ab", "ab", "a", "a"):
-        await watched.after_check(*absent)
-    ignored, failing, back = caplog.messages
-    to_do = "start it, or correct remote-endpoint (a path on the node, not one inside a pod), or remove the file"
-    assert ignored == f"a.json: hook server unreachable: {ABSENT}; calls pass without it (policy Ignore): {to_do}"
-    assert failing == f"b.json: hook server unreachable: {ABSENT}; its calls are refused (policy Fail): {to_do}"
-    assert back == "b.json: hook server reachable after 3 s"
-    events = [(event["kind"], event["hookServer"], event.get("text")) for event in shown_of(watched.metrics.events)]
-    lost = [("plugin_unreachable", name, ABSENT) for name in "ab"]
-    assert events == [*lost, ("plugin_reachable", "b", None)]
 
 
 @virtual_time

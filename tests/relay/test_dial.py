@@ -249,7 +249,7 @@ async def test_unreachable_backend_is_reported_with_its_cause(
     assert f"is not reachable ({why}): check --remote-runtime-service-endpoint" in line
 
 
-async def test_backend_checks_leave_no_connection(rig: Rig, caplog: Log) -> None:
+async def test_backend_checks_leave_no_connection_and_report(rig: Rig, caplog: Log) -> None:
     path = rig.front.backend_endpoint
     assert rig.front.backend_fault() == ""
     assert await read(rig.backend()) == b""
@@ -264,11 +264,6 @@ async def test_backend_checks_leave_no_connection(rig: Rig, caplog: Log) -> None
     rig.listener.close()
     assert rig.front.backend_fault() == f"{path}: Connection refused"
     assert (caplog.records, rig.events()) == ([], [])
-
-
-async def test_reachable_backend_is_reported_once(rig: Rig, caplog: Log) -> None:
-    path = rig.front.backend_endpoint
-    rig.listener.close()
     rig.front.inspect()
     Path(path).unlink()
     rig.listen(path)

@@ -17,6 +17,7 @@ from tests.fakes.clock import virtual_time
 
 
 def test_batch_defers_writes_and_then_followers() -> None:
+    """The writes remain when a call raises."""
     batch, done = Batch(), list[str]()
 
     def follow(name: str, next_name: str) -> None:
@@ -34,10 +35,7 @@ def test_batch_defers_writes_and_then_followers() -> None:
     assert done == ["a", "b", "c", "write y", "write x", "write y", "d", "e later"]
     assert not batch.follows(lambda: None)
     assert not batch.defers(writes["x"])
-
-
-def test_batch_writes_remain_when_call_raises() -> None:
-    batch, done = Batch(), list[str]()
+    done.clear()
     with pytest.raises(ZeroDivisionError):  # noqa: PT012
         for call in batch.iterate(deque([1, 0, 1])):
             batch.defers(partial(done.append, f"write of {1 / call:.0f}"))

@@ -86,12 +86,22 @@ def nobodys_folder() -> Iterator[str]:
 
 
 def test_listener_replaces_stale_socket_and_removes_its_own(folder: Path) -> None:
+    """Of concurrent starts one succeeds."""
+
+    def attempt(path: Path) -> Listener | None:
+        try:
+            return listen(str(path))
+        except ConfigError:
+            return None
+
     longest = folder / ("n" * (107 - len(os.fsencode(folder)) - 1))
     for path in (folder / "a.sock", longest):
         bind(path).close()  # as a killed process leaves it
-        for _ in range(2):
-            listener = listen(str(path))
-            assert not listener.socket.getblocking()
+        for starts in (100, 1):
+            with ThreadPoolExecutor(10) as threads:
+                (listener,) = filter(None, threads.map(attempt, [path] * starts))
+            with pytest.raises(BlockingIOError):
+                listener.socket.accept()  # the other starts did not even connect
             assert listener.socket.getsockname() == listener.path == str(path)
             assert talk(path, listener.socket) == b"hello"
             listener.close()
@@ -249,8 +259,7 @@ def test_directory_closed_to_group_is_logged(folder: Path, caplog: Log, mode: in
     listen(str(folder / "a.sock"), mode=0o660, group=str(GROUP)).close()
     assert (mode_of(folder), folder.lstat().st_gid) == (mode, group)
     warning = f"group {GROUP} cannot enter {folder}, so it cannot use the socket: chgrp the directory to the group"
-    lines = [(record.levelname, record.getMessage().startswith(warning)) for record in caplog.records]
-    assert lines == ([("WARNING", True)] if (mode, group) in CANNOT else [])
+    assert [line.startswith(warning) for line in caplog.messages] == [True] * ((mode, group) in CANNOT)
 
 
 FOLDERS = [(0o700, 0, 0, ""), (0o755, os.geteuid(), 12345, ""), (0o755, 65534, 0, "belongs to user 65534")]
@@ -262,24 +271,6 @@ FOLDERS += [(0o777, 0, 0, OPEN), (0o1777, 0, 0, OPEN)]
 def test_directory_writable_for_others_is_refused(mode: int, user: int, group: int, fault: str) -> None:
     status = os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, user, group, 0, 0, 0, 0))
     assert folder_fault(status, group_id=999) == fault
-
-
-def test_concurrent_starts_create_one_listener(folder: Path) -> None:
-    path = folder / "a.sock"
-    bind(path).close()
-
-    def attempt(_: int) -> Listener | None:
-        try:
-            return listen(str(path))
-        except ConfigError:
-            return None
-
-    with ThreadPoolExecutor(10) as threads:
-        (listener,) = filter(None, threads.map(attempt, range(100)))
-    with pytest.raises(BlockingIOError):
-        listener.socket.accept()  # the other starts did not even connect
-    assert talk(path, listener.socket) == b"hello"
-    listener.close()
 
 
 def test_withdrawn_socket_serves_pending_clients_and_is_locked(folder: Path) -> None:
@@ -391,6 +382,10 @@ REFUSED_NAMES = {
 
 
 def test_wrong_inherited_names_or_sockets_are_refused(tmp_path: Path, systemd: Systemd) -> None:
+    ours = str(os.getpid())
+    ignored = [{}, {"LISTEN_FDS": "1"}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_PID": ours}]
+    for environ in (*ignored, {"LISTEN_FDS": "0", "LISTEN_PID": ours}):
+        assert (inherited(environ), environ) == ({}, {}), "variables of other processes are removed"
     given = [*map(systemd.listen, "ab")]
     for names, problem in REFUSED_NAMES.items():
         with pytest.raises(ConfigError, match=re.escape(problem)):
@@ -411,13 +406,6 @@ def test_wrong_inherited_names_or_sockets_are_refused(tmp_path: Path, systemd: S
 def test_inherited_admin_socket_with_wide_mode_is_refused(systemd: Systemd, mode: int) -> None:
     with pytest.raises(ConfigError, match=f"/0 has the mode {mode:04o}: set SocketMode=0600 in the unit of admin"):
         systemd.hand_over("admin", systemd.listen("0", mode))
-
-
-def test_listen_variables_of_other_processes_are_removed() -> None:
-    ours = str(os.getpid())
-    ignored = [{}, {"LISTEN_FDS": "1"}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_PID": ours}]
-    for environ in (*ignored, {"LISTEN_FDS": "0", "LISTEN_PID": ours}):
-        assert (inherited(environ), environ) == ({}, {})
 
 
 async def test_accept_pauses_after_shortage_of_descriptors(folder: Path, monkeypatch: Patch, caplog: Log) -> None:

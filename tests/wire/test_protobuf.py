@@ -128,13 +128,10 @@ UNCHANGED: dict[str, tuple[bytes, dict[int, Edit]]] = {
     "message that is not read": (b"\x42\x01\x0a", number(0)),
     "entry of long encoding": (b"\x4a\x08\x0a\x01k\x12\x81\x80\x00v", texts({"k": "v"})),
 }
-EDITED = {
-    **SCALARS,
-    **{f"message {name}": (before, PARENT, after) for name, (before, after) in MESSAGES.items()},
-    **{f"entries: {name}": (before, texts(values), after) for name, (before, values, after) in ENTRIES.items()},
-    **{f"unchanged: {name}": (message, edits, message) for name, (message, edits) in UNCHANGED.items()},
-    "messages whose ends are one": (message_of(8, message_of(8, b"\x0a\x01a")), NESTED, FILLED),
-}
+EDITED = SCALARS | {"messages whose ends are one": (message_of(8, message_of(8, b"\x0a\x01a")), NESTED, FILLED)}
+EDITED |= {f"message {name}": (before, PARENT, after) for name, (before, after) in MESSAGES.items()}
+EDITED |= {f"entries: {name}": (before, texts(values), after) for name, (before, values, after) in ENTRIES.items()}
+EDITED |= {f"unchanged: {name}": (message, edits, message) for name, (message, edits) in UNCHANGED.items()}
 
 
 @pytest.mark.parametrize(("before", "edits", "after"), EDITED.values(), ids=EDITED)
