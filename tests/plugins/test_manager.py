@@ -91,9 +91,6 @@ class Rig:
     async def until_at(self, *endpoints: str) -> None:
         await until(lambda: [plugin.endpoint for plugin in self.manager.plugins_for(CREATE)] == list(endpoints))
 
-    async def until_masked(self, *names: str) -> None:
-        await until(lambda: [*self.manager.masked] == list(names))
-
     async def disable(self, name: str) -> tuple[str, ...]:
         return await self.manager.disable(name, "hangs", "root")
 
@@ -117,7 +114,7 @@ async def rig(tmp_path: Path, monkeypatch: Patch) -> AsyncIterator[Rig]:
     await made.manager.stop()
 
 
-async def test_plugins_registered_before_start_are_called(rig: Rig) -> None:
+async def test_registered_plugins_are_called_and_shown(rig: Rig) -> None:
     rig.put("b", policy="Fail", timeout="500ms")
     await rig.start("a", endpoint="unix:///run/other.sock", points=(CREATE.name, START.name))
     plugins = rig.manager.plugins_for(CREATE)
@@ -131,6 +128,25 @@ async def test_plugins_registered_before_start_are_called(rig: Rig) -> None:
     assert registered == [True, True, False, False]
     failing = [hook_point for hook_point in HOOK_POINTS if rig.manager.fail_policy_registered(hook_point)]
     assert failing == [CREATE]
+    for _ in range(FAILURES_IN_A_ROW):
+        plugins[0].breaker.end(plugins[0].breaker.admit("socket", 0.0) or 0, Reason.DEADLINE, 0.0)
+    rig.metrics.gauge("hook_breaker_open", 1.0, "a")
+    rig.manager.measure()
+    assert rig.gauges("plugins") == {"closed": 1, "open": 1, "half_open": 0, "disabled": 0}
+    assert (rig.gauges("hook_timeout_seconds"), rig.gauges("hook_disabled")) == ({"a": 2, "b": 0.5}, {"a": 0, "b": 0})
+    rig.put("a", timeout="1s")
+    await until(lambda: rig.manager.plugins[0].timeout_seconds == 1)
+    assert rig.gauges("hook_breaker_open") == {"b": 0}
+    for name in ("a", "unregistered"):
+        await rig.disable(name)
+    assert rig.gauges("hook_disabled") == {"a": 1, "b": 0, "unregistered": 1}
+    assert rig.gauges("plugins") == {"closed": 1, "open": 0, "half_open": 0, "disabled": 1}
+    for name in ("a", "unregistered"):
+        await rig.manager.enable(name)
+    assert (rig.gauges("hook_disabled"), rig.gauges("hook_breaker_open")) == ({"a": 0, "b": 0}, {"a": 0, "b": 0})
+    rig.remove("a")
+    await rig.until_called("b")
+    assert rig.gauges("hook_breaker_open") == {"b": 0}
 
 
 @pytest.mark.parametrize(
@@ -226,15 +242,13 @@ async def test_half_written_file_changes_nothing(rig: Rig, caplog: Log) -> None:
         await until(lambda: rig.metrics.gauges["config_invalid_files", ()] == invalid)  # noqa: B023
         assert rig.names() == ["koordlet"]
     *rejected, restored = caplog.messages
-    for line in rejected:
-        assert line.startswith("registration rejected: koordlet.json: not JSON (yet?)")
-        assert line.endswith("; the last good state stays")
+    bad, stays = "registration rejected: koordlet.json: not JSON (yet?)", "; the last good state stays"
+    assert {(line.startswith(bad), line.endswith(stays)) for line in rejected} == {(True, True)}
     good = "endpoint /run/koordlet.sock, policy Ignore, points PreCreateContainer"
     assert restored == f"registration koordlet.json good again, unchanged: {good}"
     _, *invalid_events, event = rig.events()
     assert {kind for kind, *_ in invalid_events} == {"plugin_invalid"}
-    assert event == ("plugin_changed", "koordlet", good)
-    assert len(rig.clients) == 1
+    assert (event, len(rig.clients)) == (("plugin_changed", "koordlet", good), 1)
 
 
 async def test_unreadable_directory_retains_plugins(rig: Rig, caplog: Log, tmp_path: Path) -> None:
@@ -309,10 +323,10 @@ async def test_disable_covers_hook_servers_of_same_socket(rig: Rig, caplog: Log)
     assert not rig.manager.fail_policy_registered(CREATE)
     rig.remove("c")
     rig.put("d", "/run//x.sock")
-    await rig.until_masked("a", "d")
+    await until(lambda: [*rig.manager.masked] == ["a", "d"])
     assert rig.names() == ["b"]
     rig.remove("d")
-    await rig.until_masked("a")
+    await until(lambda: [*rig.manager.masked] == ["a"])
     await rig.disable("a")
     assert await rig.manager.enable("a") == ("c names the same socket: it is enabled, too",)
     assert (rig.names(), rig.manager.disabled) == (["a", "b"], {})
@@ -331,14 +345,14 @@ async def test_name_stays_disabled_when_its_file_changes(rig: Rig, caplog: Log) 
     assert await rig.disable("b") == (note,)
     for _ in range(2):
         rig.put("b", policy="Fail")
-        await rig.until_masked("b")
+        await until(lambda: rig.manager.masked)
         rig.put("b", "/run/new.sock", policy="Fail")
         await until(lambda: rig.manager.masked["b"].endpoint == "/run/new.sock")
         assert rig.names() == ["a"]
         rig.remove("b")
-        await rig.until_masked()
+        await until(lambda: not rig.manager.masked)
     rig.put("b", "/run/new.sock")
-    await rig.until_masked("b")
+    await until(lambda: rig.manager.masked)
     await rig.manager.stop()
     rig.renew()
     await rig.start()
@@ -349,29 +363,3 @@ async def test_name_stays_disabled_when_its_file_changes(rig: Rig, caplog: Log) 
     assert removed == ["registration b.json removed"] * 2, "no call was refused without it"
     added = "endpoint /run/new.sock, policy Ignore, points PreCreateContainer; it is disabled"
     assert f"registration b.json added: {added}" in caplog.messages
-
-
-async def test_gauges_show_open_and_disabled_plugins_and_timeouts(rig: Rig) -> None:
-    rig.put("b", timeout="500ms")
-    await rig.start("a")
-    breaker = rig.manager.plugins[0].breaker
-    for _ in range(FAILURES_IN_A_ROW):
-        breaker.end(breaker.admit("socket", 0.0) or 0, Reason.DEADLINE, 0.0)
-    rig.metrics.gauge("hook_breaker_open", 1.0, "a")
-    rig.manager.measure()
-    assert rig.gauges("plugins") == {"closed": 1, "open": 1, "half_open": 0, "disabled": 0}
-    assert rig.gauges("hook_timeout_seconds") == {"a": 2.0, "b": 0.5}
-    assert rig.gauges("hook_disabled") == {"a": 0, "b": 0}
-    rig.put("a", timeout="1s")
-    await until(lambda: rig.manager.plugins[0].timeout_seconds == 1)
-    assert rig.gauges("hook_breaker_open") == {"b": 0}
-    for name in ("a", "unregistered"):
-        await rig.disable(name)
-    assert rig.gauges("hook_disabled") == {"a": 1, "b": 0, "unregistered": 1}
-    assert rig.gauges("plugins") == {"closed": 1, "open": 0, "half_open": 0, "disabled": 1}
-    for name in ("a", "unregistered"):
-        await rig.manager.enable(name)
-    assert rig.gauges("hook_disabled") == {"a": 0, "b": 0}
-    rig.remove("a")
-    await rig.until_called("b")
-    assert rig.gauges("hook_breaker_open") == {"b": 0}

@@ -156,9 +156,7 @@ async def queried(client: UnaryClient, server: Server) -> tuple[asyncio.Task[byt
     return call, connection, await connection.request()
 
 
-async def test_requests_of_one_read_are_sent_in_one_write(
-    client: UnaryClient, server: Server, monkeypatch: Patch
-) -> None:
+async def test_requests_of_one_read_are_one_write(client: UnaryClient, server: Server, monkeypatch: Patch) -> None:
     connection = await answered(client, server)
     requests: list[int] = []
     write = Endpoint.write
@@ -223,12 +221,20 @@ async def test_peer_changes_with_socket_and_connection(path: str, client: UnaryC
         await answered(client, server)
 
 
-SILENT = "listens, but has not answered as a gRPC server"
-
-
 async def test_absence_of_server_is_reported_without_call(path: str, client: UnaryClient) -> None:
+    def dialler(path: str) -> socket.socket:
+        raise UntrustedSocket("user 7 listens there")
+
+    silent = f"{path}: listens, but has not answered as a gRPC server"
+    async with full_backlog(path):
+        assert client.absence() == silent
+        assert (await failing_soon(client)).kind is Kind.DEADLINE
+        assert UnaryClient(path, dialler=dialler).absence() == "user 7 listens there"
+        with no_descriptors():
+            assert client.absence() == "", "the proxy itself lacks descriptors"
+    Path(path).unlink(missing_ok=True)
     async with Server(path) as server:
-        assert client.absence() == f"{path}: {SILENT}"
+        assert client.absence() == silent
         assert client.peer().connection == 1, "the check has left no connection"
         connection = await answered(client, server)
         assert client.absence() == ""
@@ -240,18 +246,6 @@ async def test_absence_of_server_is_reported_without_call(path: str, client: Una
         os.rename(path, f"{path}.away")
         assert client.absence() == f"{path}: No such file or directory"
         os.rename(f"{path}.away", path)
-
-
-async def test_absence_is_reported_for_untrusted_and_full_servers(path: str, client: UnaryClient) -> None:
-    def dialler(path: str) -> socket.socket:
-        raise UntrustedSocket("user 7 listens there")
-
-    async with full_backlog(path):
-        assert client.absence() == f"{path}: {SILENT}"
-        assert (await failing_soon(client)).kind is Kind.DEADLINE
-        assert UnaryClient(path, dialler=dialler).absence() == "user 7 listens there"
-        with no_descriptors():
-            assert client.absence() == "", "the proxy itself lacks descriptors"
 
 
 async def test_replaced_socket_is_dialled_and_earlier_calls_end(path: str, client: UnaryClient) -> None:
@@ -277,9 +271,7 @@ async def test_ping_is_acknowledged_on_idle_connection(client: UnaryClient, serv
     await asyncio.sleep(unary.ACK_SECONDS)
 
 
-async def test_shortage_is_waited_for_until_deadline(
-    path: str, client: UnaryClient, server: Server, monkeypatch: Patch
-) -> None:
+async def test_shortage_is_waited_for(path: str, client: UnaryClient, server: Server, monkeypatch: Patch) -> None:
     with no_descriptors():
         there = client.peer()
         assert there.socket is not None
