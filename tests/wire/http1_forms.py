@@ -56,7 +56,6 @@ _WEBSOCKET = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Versio
 
 OF_CLIENTS = [
     _queries("HEAD /_ping", _CLI),
-    _queries("GET /v1.45/images/127.0.0.1:5000/pause:1/json", _GO),
     _queries("GET /v1.41/containers/json?all=1&filters=%7B%22id%22%3A%7B%22f25e%22%3Atrue%7D%7D", _GO),
     _queries("POST /v1.41/containers/create?name=k8s_POD_w_d_u_0", _GO, _JSON, "Content-Length: 2210"),
     _queries("POST /v1.41/containers/f25e/stop?t=10", _GO, "Content-Length: 0"),
@@ -141,22 +140,12 @@ REFUSED_REQUESTS = [
 ]
 
 
-class Response(NamedTuple):
-    """A response to a request with ``method``, and the content of its head."""
-
-    raw: bytes
-    method: str
-    status: int
-    framing: Framing
-    length: int = 0
-    closes: bool = False
-
-
 DOCKERD = (
     *("Api-Version: 1.41", "Content-Type: application/json", "Docker-Experimental: false", "Ostype: linux"),
     *("Server: Docker/20.10.24+dfsg1 (linux)", "Date: Fri, 20 Nov 2026 10:00:00 GMT"),
 )
 _RAW_STREAM = "Content-Type: application/vnd.docker.raw-stream"
+_FIVE, _CODED = "Content-Length: 5", "Transfer-Encoding: chunked"
 _EMPTY, _SIZED, _CHUNKED, _ENDLESS = Framing.EMPTY, Framing.SIZED, Framing.CHUNKED, Framing.UNTIL_CLOSE
 
 
@@ -164,27 +153,26 @@ def _ok(*fields: str) -> bytes:
     return head("HTTP/1.1 200 OK", *fields)
 
 
-RESPONSES = [
-    Response(_ok(*DOCKERD, "Content-Length: 2"), "GET", 200, _SIZED, 2),
-    Response(_ok(*DOCKERD, "Transfer-Encoding: chunked"), "GET", 200, _CHUNKED),
-    *(Response(_ok(field), "HEAD", 200, _EMPTY) for field in ("Content-Length: 2", "Transfer-Encoding: chunked")),
-    Response(head("HTTP/1.1 201 Created", *DOCKERD, "Content-Length: 88"), "POST", 201, _SIZED, 88),
-    Response(head("HTTP/1.1 204 No Content", *DOCKERD), "POST", 204, _EMPTY),
-    Response(head("HTTP/1.1 204 No Content", "Content-Length: 5"), "POST", 204, _EMPTY),
-    Response(head("HTTP/1.1 304 Not Modified", "Transfer-Encoding: chunked"), "POST", 304, _EMPTY),
-    Response(head("HTTP/1.1 404 Not Found", _RAW_STREAM), "POST", 404, _ENDLESS),
-    Response(head("HTTP/1.1 101 UPGRADED", _RAW_STREAM, "Connection: Upgrade", "Upgrade: tcp"), "POST", 101, _EMPTY),
-    Response(head("HTTP/1.1 100 Continue"), "POST", 100, _EMPTY),
-    *(Response(_ok(it), "CONNECT", 200, _ENDLESS) for it in ("Content-Length: 5", "Transfer-Encoding: chunked")),
-    Response(head("HTTP/1.1 404 Not Found", "Content-Length: 5"), "CONNECT", 404, _SIZED, 5),
-    Response(head("HTTP/1.1 400 Bad Request", "Connection: close"), "GET", 400, _ENDLESS, closes=True),
-    Response(_ok("Connection: Close", "Content-Length: 5"), "GET", 200, _SIZED, 5, closes=True),
-    Response(head("HTTP/1.0 200 OK", "Content-Length: 5"), "GET", 200, _SIZED, 5, closes=True),
-    Response(head("HTTP/1.0 200 OK", "Content-Length: 5", "Connection: keep-alive"), "GET", 200, _SIZED, 5),
-    *(Response(head(line, "Content-Length: 5"), "GET", 200, _SIZED, 5) for line in ("HTTP/1.1 200", "HTTP/1.1 200 ")),
-    Response(head("HTTP/1.1 999 \xe9 \t(x)", "Content-Length: 5"), "GET", 999, _SIZED, 5),
-    Response(_ok("X: \xe9\x01\x7f\tb", "Host: a", "Host: b", "Expect: x", "Content-Length: 5"), "GET", 200, _SIZED, 5),
+RESPONSES: list[tuple[bytes, str, int, Framing, int, bool]] = [
+    (_ok(*DOCKERD, "Content-Length: 2"), "GET", 200, _SIZED, 2, False),
+    (_ok(*DOCKERD, _CODED), "GET", 200, _CHUNKED, 0, False),
+    *((_ok(field), "HEAD", 200, _EMPTY, 0, False) for field in (_FIVE, _CODED)),
+    *((_ok(field), "CONNECT", 200, _ENDLESS, 0, False) for field in (_FIVE, _CODED)),
+    (head("HTTP/1.1 201 Created", *DOCKERD, "Content-Length: 88"), "POST", 201, _SIZED, 88, False),
+    *((head("HTTP/1.1 204 No Content", field), "POST", 204, _EMPTY, 0, False) for field in (*DOCKERD[:1], _FIVE)),
+    (head("HTTP/1.1 304 Not Modified", _CODED), "POST", 304, _EMPTY, 0, False),
+    (head("HTTP/1.1 404 Not Found", _RAW_STREAM), "POST", 404, _ENDLESS, 0, False),
+    (head("HTTP/1.1 404 Not Found", _FIVE), "CONNECT", 404, _SIZED, 5, False),
+    (head("HTTP/1.1 101 UPGRADED", _RAW_STREAM, "Connection: Upgrade", "Upgrade: tcp"), "POST", 101, _EMPTY, 0, False),
+    (head("HTTP/1.1 100 Continue"), "POST", 100, _EMPTY, 0, False),
+    (head("HTTP/1.1 400 Bad Request", "Connection: close"), "GET", 400, _ENDLESS, 0, True),
+    *((head(f"HTTP/{it}", _FIVE), "GET", 200, _SIZED, 5, it[2] == "0") for it in ("1.0 200 OK", "1.1 200", "1.1 200 ")),
+    (_ok("Connection: Close", _FIVE), "GET", 200, _SIZED, 5, True),
+    (head("HTTP/1.0 200 OK", _FIVE, "Connection: keep-alive"), "GET", 200, _SIZED, 5, False),
+    (head("HTTP/1.1 999 \xe9 \t(x)", _FIVE), "GET", 999, _SIZED, 5, False),
+    (_ok("X: \xe9\x01\x7f\tb", "Host: a", "Host: b", "Expect: x", _FIVE), "GET", 200, _SIZED, 5, False),
 ]
+"""Responses, each with the method of its request, its status and framing, and whether it closes the connection."""
 
 REFUSED_RESPONSES = [
     *breaking(Rule.STATUS_LINE, b"\r\n\r\n", b"\r\n" + _ok(), b" " + _ok()),

@@ -41,11 +41,11 @@ def test_request_or_response_is_refused() -> None:
         assert refusal(http1.response_head, raw, method) is rule, raw
 
 
-@pytest.mark.parametrize("expected", forms.RESPONSES, ids=lambda row: row.raw[:60] + row.method.encode())
-def test_response_is_read(expected: forms.Response) -> None:
-    read = http1.response_head(expected.raw, expected.method)
-    assert (read.raw, read.status, read.framing, read.length, read.closes) == (expected.raw, *expected[2:])
-    assert read.version == (1, int(expected.raw[7:8]))
+@pytest.mark.parametrize(("raw", "method", "expected"), [(*row[:2], row[2:]) for row in forms.RESPONSES])
+def test_response_is_read(raw: bytes, method: str, expected: tuple[object, ...]) -> None:
+    read = http1.response_head(raw, method)
+    assert (read.raw, read.version) == (raw, (1, int(raw[7:8])))
+    assert (read.status, read.framing, read.length, read.closes) == expected
 
 
 def test_only_short_heads_are_cached_with_method() -> None:
