@@ -199,12 +199,6 @@ def attempt(breaker: Breaker, reason: Reason | None, now: float = START) -> bool
     return number is not None
 
 
-def opened() -> Breaker:
-    breaker = Breaker()
-    assert [attempt(breaker, Reason.DEADLINE) for _ in range(6)] == [True] * 5 + [False]
-    return breaker
-
-
 def test_consecutive_failures_are_reset_only_by_answer() -> None:
     for reason, more in [*((reason, 5) for reason in CLOSING), *((reason, 1) for reason in NEUTRAL)]:
         breaker = Breaker()
@@ -215,7 +209,8 @@ def test_consecutive_failures_are_reset_only_by_answer() -> None:
 
 
 def test_openings_grow_up_to_five_minutes() -> None:
-    breaker, now, waited = opened(), START, []
+    breaker, now, waited = Breaker(), START, []
+    assert [attempt(breaker, Reason.DEADLINE) for _ in range(6)] == [True] * 5 + [False]
     for _ in range(12):
         waited.append(breaker.seconds)
         now += breaker.seconds
@@ -235,38 +230,31 @@ TRY, FAILED = START + 30, Reason.DEADLINE
 BEGUN, ELSEWHERE = ("admit", "a socket", START, True), ("admit", "another", START, True)
 TRIED, NOT_TRIED = ("admit", "a socket", TRY, True), ("admit", "a socket", TRY, False)
 FAILS, OPENS = ("end", FAILED, START, CLOSED), ("end", FAILED, START, OPEN)
-OVERLAPPING: dict[str, tuple[Callable[[], Breaker], list[Step]]] = {
-    "one attempt at a time is a trial": (opened, [TRIED, NOT_TRIED, ("end", FAILED, TRY, OPEN)]),
-    "another trial follows one without a counted result": (opened, [TRIED, ("end", NEUTRAL[0], TRY, HALF_OPEN), TRIED]),
-    "an answer to the trial closes it": (opened, [TRIED, ("end", None, TRY, CLOSED), TRIED]),
-    "another server at the socket is tried immediately": (
-        opened,
-        [ELSEWHERE, ("admit", "another", START, False), ("end", None, START, CLOSED)],
-    ),
-    "attempts from before the opening do not count": (
-        Breaker,
-        [*[BEGUN] * 7, *[FAILS] * 4, *[OPENS] * 3, ("admit", "a socket", START + 29, False)],
-    ),
-    "a late answer to such an attempt does not close it": (
-        Breaker,
-        [*[BEGUN] * 6, *[FAILS] * 4, OPENS, ("end", None, START, OPEN)],
-    ),
-    "attempts at a server that was replaced do not count": (Breaker, [*[BEGUN] * 5, ELSEWHERE, *[FAILS] * 6]),
-    "failures in a row are of one server": (Breaker, [*[BEGUN, FAILS] * 4, *[ELSEWHERE, FAILS] * 4, ELSEWHERE, OPENS]),
+OPENED: list[Step] = [*[BEGUN, FAILS] * 4, BEGUN, OPENS]
+EARLY, LATE = ("admit", "a socket", START + 29, False), ("end", None, START, OPEN)
+NOT_ELSEWHERE, ANSWERS = ("admit", "another", START, False), ("end", None, START, CLOSED)
+OVERLAPPING: dict[str, list[Step]] = {
+    "one attempt at a time is a trial": [*OPENED, TRIED, NOT_TRIED, ("end", FAILED, TRY, OPEN)],
+    "another follows one without a counted result": [*OPENED, TRIED, ("end", NEUTRAL[0], TRY, HALF_OPEN), TRIED],
+    "an answer to the trial closes it": [*OPENED, TRIED, ("end", None, TRY, CLOSED), TRIED],
+    "another server at the socket is tried immediately": [*OPENED, ELSEWHERE, NOT_ELSEWHERE, ANSWERS],
+    "attempts from before the opening do not count": [*[BEGUN] * 7, *[FAILS] * 4, *[OPENS] * 3, EARLY],
+    "a late answer to such an attempt does not close it": [*[BEGUN] * 6, *[FAILS] * 4, OPENS, LATE],
+    "attempts at a server that was replaced do not count": [*[BEGUN] * 5, ELSEWHERE, *[FAILS] * 6],
+    "failures in a row are of one server": [*[BEGUN, FAILS] * 4, *[ELSEWHERE, FAILS] * 4, ELSEWHERE, OPENS],
 }
 
 
-@pytest.mark.parametrize(("made", "steps"), OVERLAPPING.values(), ids=OVERLAPPING)
-def test_attempts_may_overlap(made: Callable[[], Breaker], steps: list[Step]) -> None:
-    breaker, running = made(), []
+@pytest.mark.parametrize("steps", OVERLAPPING.values(), ids=OVERLAPPING)
+def test_attempts_may_overlap(steps: list[Step]) -> None:
+    breaker, running = Breaker(), []
     for action, what, now, expected in steps:
         if action == "admit":
             number = breaker.admit(what, now)
             assert (number is not None) is expected
             running += [] if number is None else [number]
         else:
-            assert what is None or isinstance(what, Reason)
-            breaker.end(running.pop(0), what, now)
+            breaker.end(running.pop(0), what, now)  # type: ignore[arg-type]
             assert breaker.state is expected
 
 
