@@ -33,19 +33,15 @@ LONG_SECONDS = 60.0
 
 
 @pytest.fixture
-def listener(tmp_path: Path) -> Iterator[socket.socket]:
-    """Yield a listening socket in a directory of its own."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run").chmod(0o755)
+def served(tmp_path: Path) -> Iterator[Path]:
+    """Yield a socket that listens in a directory of its own."""
+    path = tmp_path / "run" / "l.sock"
+    path.parent.mkdir()
+    path.parent.chmod(0o755)
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.bind(str(tmp_path / "run" / "l.sock"))
+        sock.bind(str(path))
         sock.listen(0)
-        yield sock
-
-
-@pytest.fixture
-def served(listener: socket.socket) -> Path:
-    return Path(listener.getsockname())
+        yield path
 
 
 def fill_backlog(path: str) -> list[socket.socket]:

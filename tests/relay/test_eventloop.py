@@ -73,10 +73,6 @@ def fiber(coroutine: Any) -> Fiber[Any]:
     return made
 
 
-def pending() -> Pending[Any]:
-    return Pending(loop=asyncio.get_running_loop())
-
-
 async def noted(steps: list[object], awaited: Any) -> str:
     """Note the start and the result of an awaitable."""
     steps.append("begun")
@@ -89,7 +85,7 @@ async def noted(steps: list[object], awaited: Any) -> str:
 
 
 async def test_fiber_resumes_inside_its_awaitable() -> None:
-    steps, awaited = list[object](), [pending() for _ in range(3)]
+    steps, awaited = list[object](), [Pending() for _ in range(3)]
 
     async def all_three() -> None:
         for item in awaited:
@@ -113,7 +109,7 @@ async def test_fiber_awaits_same_awaitables_as_task() -> None:
     assert not any(item.done() for item in made)
     future.set_result(None)
     assert await asyncio.gather(*made) == ["ended"] * 3
-    awaited = pending(), pending()
+    awaited = Pending(), Pending()
     tasks = asyncio.gather(*(noted([], item) for item in awaited), return_exceptions=True)
     await asyncio.sleep(0)
     awaited[0].set_result(1)
@@ -124,7 +120,7 @@ async def test_fiber_awaits_same_awaitables_as_task() -> None:
 
 @pytest.mark.parametrize("error", [TimeoutError, asyncio.CancelledError])
 async def test_interruption_is_raised_at_await_of_fiber(error: type[BaseException]) -> None:
-    steps, awaited = list[object](), pending()
+    steps, awaited = list[object](), Pending()
     made = fiber(noted(steps, awaited))
     made.interrupt(error())
     assert steps == ["begun", error]
@@ -132,7 +128,7 @@ async def test_interruption_is_raised_at_await_of_fiber(error: type[BaseExceptio
     with pytest.raises(error):
         await made
     made.interrupt(error())  # it has ended
-    made = fiber(noted([], pending()))
+    made = fiber(noted([], Pending()))
     assert (made.cancel(), made.cancelled(), made.cancel()) == (True, True, False), "as a task is"
     faults, done = list[object](), asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
@@ -141,6 +137,17 @@ async def test_interruption_is_raised_at_await_of_fiber(error: type[BaseExceptio
     made.interrupt(KeyError())
     await asyncio.sleep(0)
     assert (type(made.exception()), faults) == (KeyError, []), "an awaitable from before it is ignored"
+
+
+async def test_interruption_from_inside_is_raised_at_next_await() -> None:
+    steps, made = list[object](), Fiber[Any](loop=asyncio.get_running_loop())
+
+    async def itself() -> None:
+        made.cancel()
+        await noted(steps, Pending())
+
+    made.start(itself())
+    assert (steps, made.cancelled()) == (["begun", asyncio.CancelledError], True)
 
 
 @virtual_time
@@ -155,20 +162,6 @@ async def test_awaited_task_ends_before_fiber_is_interrupted() -> None:
     assert steps == ["begun", "begun", asyncio.CancelledError, TimeoutError]
 
 
-async def test_interruption_from_inside_is_raised_at_next_await() -> None:
-    steps = list[object]()
-    made: Fiber[Any] = Fiber(loop=asyncio.get_running_loop())
-
-    async def itself() -> None:
-        made.cancel()
-        steps.append("continues")
-        await noted(steps, pending())
-
-    made.start(itself())
-    assert steps == ["continues", "begun", asyncio.CancelledError]
-    assert made.cancelled()
-
-
 class FreedError(Exception):
     """An error that supports weak references."""
 
@@ -177,7 +170,7 @@ class FreedError(Exception):
 async def test_error_is_freed_when_its_fiber_ends(raised_by: str) -> None:
     error = FreedError()
     freed = weakref.ref(error)
-    awaited = [asyncio.get_running_loop().create_future() if raised_by == "awaited future" else pending()]
+    awaited = [asyncio.get_running_loop().create_future() if raised_by == "awaited future" else Pending()]
 
     async def main() -> None:
         with suppress(FreedError):
@@ -194,32 +187,27 @@ async def test_error_is_freed_when_its_fiber_ends(raised_by: str) -> None:
     assert freed() is None
 
 
-async def test_daemon_thread_returns_result_or_error() -> None:
-    ran, loop = threading.Event(), asyncio.get_running_loop()
-    loop.call_soon(ran.set)
-    assert await run_in_daemon_thread(lambda: ran.wait(20)) is True
-    with pytest.raises(ValueError, match="invalid literal"):
-        await run_in_daemon_thread(lambda: int("no number"))
-    gate, faults = threading.Event(), list[object]()
-    loop.set_exception_handler(lambda _, context: faults.append(context))
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(run_in_daemon_thread(gate.wait), 0.01)
-    gate.set()
-    await asyncio.sleep(0.05)
-    assert faults == [], "the end of abandoned work is not reported"
-
-
-def test_loop_end_waits_for_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, faults = threading.Event(), list[object]()
+def test_daemon_thread_returns_result_or_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the end of the loop nor that of the process waits for it."""
+    ran, gates, faults = threading.Event(), [threading.Event() for _ in range(2)], list[object]()
     monkeypatch.setattr(threading, "excepthook", faults.append)
 
     async def main() -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(run_in_daemon_thread(gate.wait), 0.01)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: faults.append(context))
+        loop.call_soon(ran.set)
+        assert await run_in_daemon_thread(lambda: ran.wait(20)) is True
+        with pytest.raises(ValueError, match="invalid literal"):
+            await run_in_daemon_thread(lambda: int("no number"))
+        for gate in gates:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(run_in_daemon_thread(gate.wait), 0.01)
+        gates[0].set()
+        await asyncio.sleep(0.05)
 
     asyncio.run(main())
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "run_in_daemon_thread"]
-    assert thread.daemon, "the end of the process does not wait for it either"
-    gate.set()
+    assert thread.daemon
+    gates[1].set()
     thread.join(20)
-    assert faults == []
+    assert faults == [], "the end of abandoned work is not reported"

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,8 +159,7 @@ async def queried(client: UnaryClient, server: Server) -> tuple[asyncio.Task[byt
 
 async def test_requests_of_one_read_are_one_write(client: UnaryClient, server: Server, monkeypatch: Patch) -> None:
     connection = await answered(client, server)
-    requests: list[int] = []
-    write = Endpoint.write
+    write, requests = Endpoint.write, list[int]()
 
     def count(end: Endpoint, data: bytes) -> None:
         requests.append(data.count(METHOD.encode()))
@@ -174,8 +174,7 @@ async def test_requests_of_one_read_are_one_write(client: UnaryClient, server: S
     for fiber in batch.iterate(deque(fibers)):
         fiber.start(call_twice())
     for _ in range(2):
-        streams = [await connection.request() for _ in fibers]
-        connection.send(b"".join(answer(stream, b"") for stream in streams))
+        connection.send(b"".join([answer(await connection.request(), b"") for _ in fibers]))
     await asyncio.gather(*fibers)
     assert requests == [len(fibers), len(fibers)]
 
@@ -326,8 +325,8 @@ async def test_reading_pauses_when_pinging_peer_does_not_read(client: UnaryClien
     pings = 100_000
     call = start(client)
     connection = await server.connection()
-    transport = connection.writer.transport
-    transport.pause_reading()  # type: ignore[attr-defined]
+    transport: Any = connection.writer.transport
+    transport.pause_reading()
     connection.send(PING * pings)
     stuck = 0
     async with asyncio.timeout(20):
@@ -335,7 +334,7 @@ async def test_reading_pauses_when_pinging_peer_does_not_read(client: UnaryClien
             stuck = transport.get_write_buffer_size()
             await asyncio.sleep(0.1)
     assert stuck > 500_000
-    transport.resume_reading()  # type: ignore[attr-defined]
+    transport.resume_reading()
     for _ in range(pings):
         await connection.next(http2.PING)
     connection.send(answer(1, b"x"))
