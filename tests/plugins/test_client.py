@@ -160,14 +160,12 @@ AsyncContext = AbstractAsyncContextManager[object]
 
 
 def no_answer(path: str) -> HookServer:
-    """Accept all calls, and answer none."""
     server = HookServer(path)
     server.default = hookanswers.hang()
     return server
 
 
 def no_room(path: str) -> Server:
-    """Accept one call at a time, and answer none."""
     return Server(path, {http2.MAX_CONCURRENT_STREAMS: 1})
 
 

@@ -91,7 +91,6 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def immediately(test: Callable[..., object]) -> Callable[..., object]:
-    """Run a test in virtual time, with a file that works immediately."""
     return virtual_time(pytest.mark.usefixtures("inline")(test))
 
 

@@ -56,7 +56,6 @@ class Rig:
         self.renew()
 
     def renew(self, poll_seconds: float = 1000) -> None:
-        """Create the manager again."""
         self.manager = manager.Manager(
             str(self.folder),
             timeout_seconds=2.0,
@@ -95,7 +94,6 @@ class Rig:
         return await self.manager.disable(name, "hangs", "root")
 
     def gauges(self, name: str) -> dict[str, float]:
-        """Return a gauge of one label, by its value."""
         return {labels[0]: value for (gauge, labels), value in self.metrics.gauges.items() if gauge == name}
 
     def events(self) -> list[tuple[str, ...]]:

@@ -299,7 +299,6 @@ async def seen(watcher: Watcher, within_seconds: float = 10.0) -> bool:
 
 
 async def settled(watcher: Watcher) -> None:
-    """Wait until nothing more is seen of earlier changes."""
     while await seen(watcher, QUIET_SECONDS):
         pass
 

@@ -302,7 +302,6 @@ async def test_client_hangup_ends_backend(rig: Rig, half_closed: str) -> None:
 
 
 async def send_until_refused(sock: socket.socket) -> int:
-    """Send until that fails; return the number of accepted bytes."""
     accepted = 0
     async with asyncio.timeout(20):
         with contextlib.suppress(BrokenPipeError):
@@ -344,7 +343,6 @@ async def test_connection_ends_when_both_sides_have_closed(rig: Rig) -> None:
 
 
 async def test_ended_backend_is_replaced(rig: Rig) -> None:
-    """The client was paused because of the first one."""
     rig.pair.survives_backend = True
     await rig.fill(rig.client)
     rig.backend.shutdown(socket.SHUT_WR)
@@ -412,7 +410,6 @@ async def test_client_with_unread_bytes_gets_answer_and_eof(rig: Rig) -> None:
 
 
 async def settled(reported: list[str], *names: str) -> None:
-    """Wait until these hang-ups are reported, and check that no others are."""
     await until(lambda: reported == list(names))
     await asyncio.sleep(0.01)
     assert reported == list(names)

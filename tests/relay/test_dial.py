@@ -29,12 +29,10 @@ from tests.relay.test_connection import Copy
 Patch = pytest.MonkeyPatch
 Log = pytest.LogCaptureFixture
 LONG_SECONDS = 60.0
-"""Far longer than immediate events take on a busy machine; also a drain's limit that no test reaches."""
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Path]:
-    """Yield a socket that listens in a directory of its own."""
     path = tmp_path / "run" / "l.sock"
     path.parent.mkdir()
     path.parent.chmod(0o755)
@@ -45,7 +43,6 @@ def served(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill_backlog(path: str) -> list[socket.socket]:
-    """Connect until the listener's backlog is full."""
     retained = []
     while (sock := dial_now(path)) is not None:
         retained.append(sock)
@@ -53,7 +50,6 @@ def fill_backlog(path: str) -> list[socket.socket]:
 
 
 def scarce(number: int, times: int) -> Callable[[str], socket.socket | None]:
-    """Return a dialler that fails ``times`` times for lack of a resource."""
     failures = [OSError(number, "scarce")] * times
 
     def dialler(path: str) -> socket.socket | None:
@@ -154,7 +150,6 @@ class Rig:
         self.sockets.append(self.listener)
 
     def client(self, sends: bytes = b"") -> socket.socket:
-        """Return the far end of a client that the front accepts."""
         near, far = socket.socketpair()
         far.setblocking(False)
         far.send(sends)
@@ -163,13 +158,11 @@ class Rig:
         return far
 
     def backend(self) -> socket.socket:
-        """Return the backend's end of the next connection."""
         self.sockets.append(self.listener.accept()[0])
         self.sockets[-1].setblocking(False)
         return self.sockets[-1]
 
     def fill(self) -> int:
-        """Fill the backend's backlog; return its number of connections."""
         self.sockets += (queued := fill_backlog(self.front.backend_endpoint))
         return len(queued)
 

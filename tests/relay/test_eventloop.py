@@ -74,7 +74,6 @@ def fiber(coroutine: Any) -> Fiber[Any]:
 
 
 async def noted(steps: list[object], awaited: Any) -> str:
-    """Note the start and the result of an awaitable."""
     steps.append("begun")
     try:
         steps.append(await awaited)

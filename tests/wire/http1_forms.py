@@ -17,12 +17,10 @@ def head(*lines: str) -> bytes:
 
 
 def breaking(rule: Rule, *forms: bytes) -> list[tuple[bytes, Rule]]:
-    """Return each form with the rule that it breaks."""
     return [(form, rule) for form in forms]
 
 
 def get(*fields: str) -> bytes:
-    """Return a request for / with these fields after Host."""
     return head("GET / HTTP/1.1", "Host: h", *fields)
 
 
@@ -38,7 +36,6 @@ class Request(NamedTuple):
 
 
 def _queries(line: str, *fields: str, upgrade: str = "", expects_continue: bool = False) -> Request:
-    """Return a client's request whose framing is in its last field."""
     name, _, value = fields[-1].partition(": ")
     framing = {"Content-Length": Framing.SIZED, "Transfer-Encoding": Framing.CHUNKED}.get(name, Framing.EMPTY)
     host = () if fields[0].startswith("Host: ") else ("Host: api.moby.localhost",)
@@ -203,7 +200,6 @@ CHUNKED = [
     (b"5\r\nhello\r\n0\r\nX-Sum: 1\r\nY:\r\nContent-Lengths: 5\r\nZ: \xe9\ta \r\n\r\n", b"hello"),
     (b"0\r\n" + _LONGEST_TRAILER + b"\r\n", b""),
 ]
-"""Complete chunked bodies, each with its payload."""
 
 REFUSED_CHUNKED = [
     *breaking(Rule.CHUNK_SIZE, b"\r\n", b"\n", b" 5\r\n", b"5 \r\n", b"5 ;x\r\n", b"+5\r\n", b"0x5\r\n", b"5_0\r\n"),

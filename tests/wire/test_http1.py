@@ -13,7 +13,6 @@ from tests.wire.http1_forms import breaking, get, head
 
 
 def refusal(read: Callable[..., object], *arguments: object) -> Rule:
-    """Return the rule for which something is refused."""
     with pytest.raises(BadMessage) as caught:
         read(*arguments)
     return caught.value.rule

@@ -19,7 +19,6 @@ from tests.amounts import examples
 
 Patch = pytest.MonkeyPatch
 LONGEST = http2.DEFAULT_FRAME_SIZE
-"""Longest frame that is built: the least MAX_FRAME_SIZE of a peer."""
 
 STREAMS = st.integers(1, http2.MAX_STREAM_ID)
 
@@ -36,7 +35,6 @@ def parse(data: bytes) -> Iterator[Any]:
 
 
 def clear_frames(out: list[bytes]) -> list[Any]:
-    """Return the frames that are ready for the socket, and clear them."""
     frames = list(parse(b"".join(out)))
     out.clear()
     return frames

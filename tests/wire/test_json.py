@@ -17,7 +17,6 @@ LONG_S, KELVIN = "\u017f", "\u212a"
 
 
 def plain(value: Any) -> Any:
-    """Return a value with its objects as lists of members, which == can compare."""
     if isinstance(value, Object):
         return [(key, plain(member)) for key, member in value]
     return [plain(element) for element in value] if isinstance(value, list) else value

@@ -30,7 +30,6 @@ from tests.relay.test_dial import scarce
 Patch = pytest.MonkeyPatch
 METHOD = "/package.Service/Method"
 LONG_SECONDS = 10.0
-"""Seconds of a deadline that no test waits for."""
 SHORT_SECONDS = 0.05
 PING = http2.frame(http2.PING, 0, 0, bytes(8))
 
@@ -44,7 +43,6 @@ class Connection:
         self._frames, self._pending = http2.FrameBuffer(2**24), deque[Frame]()
 
     async def begin(self, settings: dict[int, int]) -> None:
-        """Read the preface, send SETTINGS and the ACK."""
         assert await self._reader.readexactly(len(http2.PREFACE)) == http2.PREFACE
         self.send(http2.settings(settings) + http2.SETTINGS_ACK)
 
@@ -71,7 +69,6 @@ class Connection:
         await self.next(http2.PING)
 
     async def ended(self) -> None:
-        """Wait for the end of the connection without more calls."""
         with pytest.raises(EOFError):
             await self.request()
 

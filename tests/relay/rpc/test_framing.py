@@ -21,7 +21,6 @@ GOOD_END = [(b"grpc-status", b"0")]
 
 
 def sent(calls: Calls) -> list[Frame]:
-    """Return the frames sent to the peer, without the preface."""
     data = b"".join(calls.out).removeprefix(http2.PREFACE)
     calls.out.clear()
     return http2.FrameBuffer(2**24).feed(data)
@@ -185,7 +184,6 @@ def test_compressed_answer_has_limit_of_plain_answer(length: int) -> None:
 
 
 def status(value: bytes, text: bytes = b"") -> bytes:
-    """Return an answer that consists only of trailers."""
     return block(1, [*HEAD, (b"grpc-status", value), (b"grpc-message", text)], end=True)
 
 
