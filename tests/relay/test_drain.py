@@ -1,12 +1,23 @@
-"""The drain of a front in virtual time: what it waits for, in which order, how long, and what it logs."""
+"""The drain of a front: what it waits for, in which order, how long, and what it logs.
+
+Also batches of calls, deadlines and fibers on the event loop, and work in daemon threads.
+"""
 
 import asyncio
-import logging
+import gc
+import threading
+import weakref
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from runtimeproxy.relay import drain
 from runtimeproxy.relay.drain import ANSWER_SECONDS, CLOSE_SECONDS, NOTICE_SECONDS, Drain, Unfinished, answers_ended
+from runtimeproxy.relay.eventloop import Batch, Deadline, Deadlines, Fiber, Pending, run_in_daemon_thread
 from tests.fakes.clock import virtual_time
 
 POLLS_SECONDS = 5 * drain.POLL_SECONDS
@@ -62,7 +73,7 @@ DRAINS: dict[str, tuple[list[dict[str, int]], dict[str, float], float, str]] = {
 async def test_drain_ends_with_reason(
     caplog: pytest.LogCaptureFixture, work: list[dict[str, int]], events: dict[str, float], seconds: float, reason: str
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level("INFO")
     loop, connections, signal = asyncio.get_running_loop(), set[Connection](), asyncio.Event()
     tasks: set[object] = {"a held call" for entry in work if "tasks" in entry}
     made = [Connection(connections, **{key: entry[key] for key in entry if key != "tasks"}) for entry in work]
@@ -116,3 +127,199 @@ async def test_answers_in_progress_end_before_drain() -> None:
         await answers_ended(connections, 2, signal)
         assert loop.time() == pytest.approx(5, abs=POLLS_SECONDS)
         signal.set()
+
+
+def test_batch_defers_writes_and_then_followers() -> None:
+    """The writes remain when a call raises."""
+    batch, done = Batch(), list[str]()
+
+    def follow(name: str, next_name: str) -> None:
+        done.append(name)
+        if next_name and not batch.follows(partial(follow, next_name, "")):
+            done.append(f"{next_name} later")
+
+    writes = {socket: partial(done.append, f"write {socket}") for socket in "xy"}
+    for name, socket in batch.iterate(deque(["ax", "by", "cy"])):
+        done.append(name)
+        if not batch.defers(writes[socket]):
+            writes[socket]()
+        if name == "a":
+            batch.follows(partial(follow, "d", "e"))
+    assert done == ["a", "b", "c", "write y", "write x", "write y", "d", "e later"]
+    assert not batch.follows(lambda: None)
+    assert not batch.defers(writes["x"])
+    done.clear()
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
+        for call in batch.iterate(deque([1, 0, 1])):
+            batch.defers(partial(done.append, f"write of {1 / call:.0f}"))
+    assert done == ["write of 1"]
+    assert not batch.defers(lambda: None)
+
+
+@virtual_time
+async def test_deadlines_are_called_in_order_by_one_timer() -> None:
+    """A cancelled one is not called, also if another callback cancels it, earlier or at the same time."""
+    loop, deadlines, called = asyncio.get_running_loop(), Deadlines(), list[tuple[float, str]]()
+
+    def add(at: float, name: str) -> Deadline:
+        return deadlines.add(at, lambda: called.append((loop.time(), name)))
+
+    with patch.object(loop, "call_at", wraps=loop.call_at) as call_at:
+        for at, name in ((2, "a"), (2, "b"), (3, "c")):
+            add(at, name)
+        for number in range(1_000):
+            deadlines.add(2 + number / 1_000, lambda: None).late = None
+        assert call_at.call_count == 1
+    add(1, "first")
+    deadlines.add(1.5, lambda: setattr(earlier, "late", None))
+    deadlines.add(3, lambda: setattr(same_time, "late", None))
+    earlier, same_time = add(3, "cancelled earlier"), add(3, "cancelled at the same time")
+    await asyncio.sleep(10)
+    add(21, "after an idle time")
+    await asyncio.sleep(20)
+    assert called == [(1, "first"), (2, "a"), (2, "b"), (3, "c"), (21, "after an idle time")]
+
+
+def fiber(coroutine: Any) -> Fiber[Any]:
+    made: Fiber[Any] = Fiber(loop=asyncio.get_running_loop())
+    made.start(coroutine)
+    return made
+
+
+async def noted(steps: list[object], awaited: Any) -> str:
+    steps.append("begun")
+    try:
+        steps.append(await awaited)
+    except BaseException as error:
+        steps.append(type(error))
+        raise
+    return "ended"
+
+
+async def test_fiber_resumes_inside_its_awaitable() -> None:
+    steps, awaited = list[object](), [Pending() for _ in range(3)]
+
+    async def all_three() -> None:
+        for item in awaited:
+            await noted(steps, item)
+
+    made = fiber(all_three())
+    assert steps == ["begun"]
+    awaited[0].set_result(1)
+    assert (steps, made.done()) == (["begun", 1, "begun"], False)
+    awaited[1].set_result(2)
+    awaited[2].set_exception(KeyError("key"))
+    assert steps[3:] == [2, "begun", KeyError]
+    with pytest.raises(KeyError):
+        await made
+    assert fiber(noted(steps, awaited[0])).result() == "ended", "an available result is not waited for"
+
+
+async def test_fiber_awaits_same_awaitables_as_task() -> None:
+    future = asyncio.get_running_loop().create_future()
+    made = [fiber(noted([], item)) for item in (asyncio.create_task(asyncio.sleep(0)), asyncio.sleep(0), future)]
+    assert not any(item.done() for item in made)
+    future.set_result(None)
+    assert await asyncio.gather(*made) == ["ended"] * 3
+    awaited = Pending(), Pending()
+    tasks = asyncio.gather(*(noted([], item) for item in awaited), return_exceptions=True)
+    await asyncio.sleep(0)
+    awaited[0].set_result(1)
+    awaited[1].set_exception(KeyError())
+    result, error = await tasks
+    assert (result, type(error)) == ("ended", KeyError), "a task may await what resumes a fiber"
+
+
+@pytest.mark.parametrize("error", [TimeoutError, asyncio.CancelledError])
+async def test_interruption_is_raised_at_await_of_fiber(error: type[BaseException]) -> None:
+    steps, awaited = list[object](), Pending()
+    made = fiber(noted(steps, awaited))
+    made.interrupt(error())
+    assert steps == ["begun", error]
+    assert awaited.cancelled()
+    with pytest.raises(error):
+        await made
+    made.interrupt(error())  # it has ended
+    made = fiber(noted([], Pending()))
+    assert (made.cancel(), made.cancelled(), made.cancel()) == (True, True, False), "as a task is"
+    faults, done = list[object](), asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    made = fiber(noted([], done))
+    done.set_result("late")
+    made.interrupt(KeyError())
+    await asyncio.sleep(0)
+    assert (type(made.exception()), faults) == (KeyError, []), "an awaitable from before it is ignored"
+
+
+async def test_interruption_from_inside_is_raised_at_next_await() -> None:
+    steps, made = list[object](), Fiber[Any](loop=asyncio.get_running_loop())
+
+    async def itself() -> None:
+        made.cancel()
+        await noted(steps, Pending())
+
+    made.start(itself())
+    assert (steps, made.cancelled()) == (["begun", asyncio.CancelledError], True)
+
+
+@virtual_time
+async def test_awaited_task_ends_before_fiber_is_interrupted() -> None:
+    """The task that calls the runtime must handle its own cancellation first."""
+    steps = list[object]()
+    made = fiber(noted(steps, asyncio.create_task(noted(steps, asyncio.sleep(60)))))
+    await asyncio.sleep(1)
+    made.interrupt(TimeoutError())
+    with pytest.raises(TimeoutError):
+        await made
+    assert steps == ["begun", "begun", asyncio.CancelledError, TimeoutError]
+
+
+class FreedError(Exception):
+    """An error that supports weak references."""
+
+
+@pytest.mark.parametrize("raised_by", ["set_exception", "interrupt", "awaited future"])
+async def test_error_is_freed_when_its_fiber_ends(raised_by: str) -> None:
+    error = FreedError()
+    freed = weakref.ref(error)
+    awaited = [asyncio.get_running_loop().create_future() if raised_by == "awaited future" else Pending()]
+
+    async def main() -> None:
+        with suppress(FreedError):
+            await awaited.pop()
+
+    gc.disable()
+    fail = awaited[0].set_exception
+    made = fiber(main())
+    (made.interrupt if raised_by == "interrupt" else fail)(error)
+    del error, fail
+    await made
+    await asyncio.sleep(0)
+    gc.enable()
+    assert freed() is None
+
+
+def test_daemon_thread_returns_result_or_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the end of the loop nor that of the process waits for it."""
+    ran, gates, faults = threading.Event(), [threading.Event() for _ in range(2)], list[object]()
+    monkeypatch.setattr(threading, "excepthook", faults.append)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: faults.append(context))
+        loop.call_soon(ran.set)
+        assert await run_in_daemon_thread(lambda: ran.wait(20)) is True
+        with pytest.raises(ValueError, match="invalid literal"):
+            await run_in_daemon_thread(lambda: int("no number"))
+        for gate in gates:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(run_in_daemon_thread(gate.wait), 0.01)
+        gates[0].set()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(main())
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "run_in_daemon_thread"]
+    assert thread.daemon
+    gates[1].set()
+    thread.join(20)
+    assert faults == [], "the end of abandoned work is not reported"
