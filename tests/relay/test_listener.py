@@ -37,10 +37,9 @@ Log = pytest.LogCaptureFixture
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a directory that no other user can write in, whatever the umask of the run."""
-    path = tmp_path / "run"
-    path.mkdir(mode=0o700)
-    path.chmod(0o700)
-    return path
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o700)
+    return tmp_path / "run"
 
 
 def mode_of(path: Path) -> int:
@@ -116,7 +115,7 @@ def test_socket_mode_is_independent_of_umask(folder: Path, mode: int, umask: int
     before = os.umask(umask)
     try:
         listener = listen(str(folder / "a.sock"), mode=mode)
-        if not umask:
+        if umask == 0:
             listen(str(folder / "link" / "x" / "y" / "z" / "a.sock")).close()
     finally:
         os.umask(before)
@@ -299,13 +298,11 @@ def test_listener_reports_and_keeps_replaced_socket(folder: Path, handed_over: b
     path.unlink()
     if replaced_by:
         path.write_text(replaced_by)
-    holder = "its socket unit" if handed_over else "the proxy"
     words = "is no longer the proxy's socket: it was removed or replaced; restart"
-    assert listener.fault() == f"{path} {words} {holder}"
+    assert listener.fault() == f"{path} {words} {'its socket unit' if handed_over else 'the proxy'}"
     assert listener.withdraw() is not handed_over
     listener.close()
-    assert listener.fault() == "the socket is closed"
-    assert path.exists() == bool(replaced_by)
+    assert (listener.fault(), path.exists()) == ("the socket is closed", bool(replaced_by))
     with bind(folder / "b.sock") as sock:
         assert Listener(sock, "/no/such/path").fault() == "", "a path of another mount namespace is no fault"
 
