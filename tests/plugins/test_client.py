@@ -17,14 +17,14 @@ from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, Po
 from runtimeproxy.model.hookpoints import BY_NAME
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.client import Breaker, BreakerState, HookClient
-from runtimeproxy.plugins.reach import CHECK_SECONDS, PER_ITERATION, Absence, Reach
+from runtimeproxy.plugins.reach import CHECK_SECONDS, Absence, Reach
 from runtimeproxy.relay.rpc.connection import CallFailed, Kind, Shortage, TooLong, Unprocessed
 from runtimeproxy.wire import http2
 from tests.fakes import hookanswers
 from tests.fakes.clock import virtual_time
 from tests.fakes.faults import full_backlog
 from tests.fakes.hookserver import HookServer
-from tests.fakes.plugins import FAIL, IGNORE, FakePlugins
+from tests.fakes.plugins import FAIL, FakePlugins
 from tests.observe.events import shown_of
 from tests.patience import until
 from tests.relay.rpc.test_connection import Server
@@ -259,54 +259,41 @@ def test_attempts_may_overlap(steps: list[Step]) -> None:
 ABSENT = "/run/a.sock: No such file or directory"
 
 
-class Watched:
-    """Plugins of which some are absent; the first check is made at second 0."""
-
-    def __init__(self, *names: str) -> None:
-        self.plugins, self.metrics = FakePlugins(), Metrics(asyncio.get_running_loop().time, "containerd")
-        self.clients = {name: self.plugins.add(name, policy=FAIL if name == "b" else IGNORE) for name in names}
-        self.reach = Reach(asyncio.get_running_loop(), lambda: tuple(self.plugins.plugins), self.metrics)
-        self.reach.start()
-
-    async def after_check(self, *absent: str, why: str = ABSENT) -> dict[str, Absence]:
-        """Return the absences after the next check, with these plugins absent."""
-        for name, client in self.clients.items():
-            client.absent = why if name in absent else ""
-        await asyncio.sleep(CHECK_SECONDS)
-        return dict(self.reach.absences)
-
-
 @virtual_time
 async def test_absence_starts_at_first_of_two_failed_checks(caplog: Log) -> None:
     """It and its end are reported once."""
     caplog.set_level("INFO")
-    watched = Watched("a", "b")
-    assert await watched.after_check("a") == {}
-    assert await watched.after_check("a", "b") == {"a": Absence(1.0, ABSENT)}
-    assert watched.metrics.gauges["hook_unreachable", ("a",)] == 1
+    loop, plugins = asyncio.get_running_loop(), FakePlugins()
+    clients = {"a": plugins.add("a"), "b": plugins.add("b", policy=FAIL)}
+    metrics = Metrics(loop.time, "containerd")
+    reach = Reach(loop, lambda: tuple(plugins.plugins), metrics)
+    reach.start()
+
+    async def after_check(*absent: str, why: str = ABSENT) -> dict[str, Absence]:
+        """Return the absences after the next check, with these plugins absent."""
+        for name, client in clients.items():
+            client.absent = why if name in absent else ""
+        await asyncio.sleep(CHECK_SECONDS)
+        return dict(reach.absences)
+
+    assert await after_check("a") == {}
+    assert await after_check("a", "b") == {"a": Absence(1.0, ABSENT)}
+    assert metrics.gauges["hook_unreachable", ("a",)] == 1
     for _ in range(2):
-        assert (await watched.after_check("b", why="?"))["b"] == Absence(2.0, "?")
-    assert watched.metrics.gauges["hook_unreachable", ("a",)] == 0
+        assert (await after_check("b", why="?"))["b"] == Absence(2.0, "?")
+    assert metrics.gauges["hook_unreachable", ("a",)] == 0
     ignored, back, failing = caplog.messages
     to_do = "start it, or correct remote-endpoint (a path on the node, not one inside a pod), or remove the file"
     assert ignored == f"a.json: hook server unreachable: {ABSENT}; calls pass without it (policy Ignore): {to_do}"
     assert back == "a.json: hook server reachable after 2 s"
     assert failing == f"b.json: hook server unreachable: ?; its calls are refused (policy Fail): {to_do}"
-    events = [(event["kind"], event["hookServer"], event.get("text")) for event in shown_of(watched.metrics.events)]
+    events = [(event["kind"], event["hookServer"], event.get("text")) for event in shown_of(metrics.events)]
     lost = [("plugin_unreachable", "a", ABSENT), ("plugin_unreachable", "b", "?")]
     assert events == [lost[0], ("plugin_reachable", "a", None), lost[1]]
-    assert await watched.after_check("a") == {}
-    assert await watched.after_check() == {}, "it was absent at one check"
-    assert await watched.after_check("a") == {}
-    del watched.plugins.plugins[0]
-    assert await watched.after_check("a", "b") == {}
-    watched.reach.stop()
-    assert await watched.after_check("b") == {}, "b was absent at one check"
-
-
-@virtual_time
-async def test_many_plugins_are_checked_in_batches() -> None:
-    watched = Watched(*(f"{number:03}" for number in range(2 * PER_ITERATION + 1)))
-    for count in (PER_ITERATION, 2 * PER_ITERATION, 2 * PER_ITERATION + 1):
-        assert len(watched.metrics.gauges) == count
-        await asyncio.sleep(0)
+    assert await after_check("a") == {}
+    assert await after_check() == {}, "it was absent at one check"
+    assert await after_check("a") == {}
+    del plugins.plugins[0]
+    assert await after_check("a", "b") == {}
+    reach.stop()
+    assert await after_check("b") == {}, "b was absent at one check"

@@ -312,7 +312,7 @@ async def send_until_refused(sock: socket.socket) -> int:
     return accepted
 
 
-@pytest.mark.parametrize(("paused", "bulk"), [(True, False), (False, False), (False, True)])
+@pytest.mark.parametrize(("paused", "bulk"), [(True, False), (True, True), (False, False), (False, True)])
 async def test_idle_backend_write_fails_when_client_closed(rig: Rig, paused: bool, bulk: bool) -> None:
     """The client's bytes precede the end; without the proxy, the backend would see EPIPE."""
     rig.pair.passing = bulk

@@ -18,8 +18,6 @@ UNKNOWN = b"\xa2\x06\x02\xff\xfe" + b"\xa8\x06\x01"
 """Fields 100 and 101 of messages that do not have them: bytes that are not UTF-8, and a number."""
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
-
-
 MALFORMED = {
     "number out of range": [b"\x00\x01", b"\xf8\xff\xff\xff\x1f\x00"],
     "varint": [b"\x80", b"\x08", b"\x08" + b"\x80" * 10 + b"\x00", b"\x0a", b"\x0b"],

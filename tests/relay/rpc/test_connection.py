@@ -31,6 +31,7 @@ Patch = pytest.MonkeyPatch
 METHOD = "/package.Service/Method"
 LONG_SECONDS = 10.0
 SHORT_SECONDS = 0.05
+ONE_AT_A_TIME = {http2.MAX_CONCURRENT_STREAMS: 1}
 PING = http2.frame(http2.PING, 0, 0, bytes(8))
 
 
@@ -115,12 +116,6 @@ async def client(path: str) -> AsyncIterator[UnaryClient]:
 @pytest.fixture
 async def server(path: str) -> AsyncIterator[Server]:
     async with Server(path) as made:
-        yield made
-
-
-@pytest.fixture
-async def one_at_a_time(path: str) -> AsyncIterator[Server]:
-    async with Server(path, {http2.MAX_CONCURRENT_STREAMS: 1}) as made:
         yield made
 
 
@@ -257,16 +252,6 @@ async def test_replaced_socket_is_dialled_and_earlier_calls_end(path: str, clien
     os.unlink(path + ".old")
 
 
-async def test_ping_is_acknowledged_on_idle_connection(client: UnaryClient, server: Server) -> None:
-    connection = await answered(client, server)
-    for _ in range(2):
-        await connection.notified()
-    connection.send(PING)
-    await asyncio.sleep(unary.ACK_SECONDS / 2)
-    await answered(client, server, connection)
-    await asyncio.sleep(unary.ACK_SECONDS)
-
-
 async def test_shortage_is_waited_for(path: str, client: UnaryClient, server: Server, monkeypatch: Patch) -> None:
     with no_descriptors():
         there = client.peer()
@@ -357,49 +342,51 @@ async def test_unprocessed_call_is_sent_again(client: UnaryClient, server: Serve
     assert isinstance(await failing(call), Unprocessed)
 
 
-async def test_waiting_calls_run_in_order_without_spurious_wakeup(client: UnaryClient, one_at_a_time: Server) -> None:
+async def test_waiting_calls_run_in_order_without_spurious_wakeup(client: UnaryClient, path: str) -> None:
     """If the peer accepts few at a time (RFC 9113, 5.1.2); they continue after the end of a connection."""
-    broken, connection, _ = await queried(client, one_at_a_time)
-    await connection.notified()
-    calls = [start(client) for _ in range(6)]
-    assert (await failing_soon(client)).kind is Kind.DEADLINE
-    connection.close()
-    assert (await failing(broken)).kind is Kind.BROKEN
-    connection = await one_at_a_time.connection()
-    stream = await connection.request()
-    await connection.notified()
-    (link,) = client.links
-    link.room = None  # type: ignore[assignment,method-assign]  # a call that waits again would fail
-    for number, done in enumerate(calls):
+    async with Server(path, ONE_AT_A_TIME) as server:
+        broken, connection, _ = await queried(client, server)
+        await connection.notified()
+        calls = [start(client) for _ in range(6)]
+        assert (await failing_soon(client)).kind is Kind.DEADLINE
+        connection.close()
+        assert (await failing(broken)).kind is Kind.BROKEN
+        connection = await server.connection()
+        stream = await connection.request()
+        await connection.notified()
+        (link,) = client.links
+        link.room = None  # type: ignore[assignment,method-assign]  # a call that waits again would fail
+        for number, done in enumerate(calls):
+            connection.send(answer(stream, b"x"))
+            assert await done == b"x"
+            assert [call.done() for call in calls].count(True) == number + 1
+            if done is not calls[-1]:
+                stream = await connection.request()
+        assert (stream, len(server.open)) == (11, 2)
+
+
+async def test_cancelled_call_passes_its_position_on(client: UnaryClient, path: str) -> None:
+    async with Server(path, ONE_AT_A_TIME) as server:
+        first, connection, stream = await queried(client, server)
+        await connection.notified()
+        second, third = start(client), start(client)
+        await asyncio.sleep(0.02)
+        (link,) = client.links
+        woken, wake = link.waiting[0], link._wake
+
+        def woken_and_cancelled() -> None:
+            wake()
+            if woken.done():
+                second.cancel()
+
+        link._wake = woken_and_cancelled  # type: ignore[method-assign]
         connection.send(answer(stream, b"x"))
-        assert await done == b"x"
-        assert [call.done() for call in calls].count(True) == number + 1
-        if done is not calls[-1]:
-            stream = await connection.request()
-    assert (stream, len(one_at_a_time.open)) == (11, 2)
-
-
-async def test_cancelled_call_passes_its_position_on(client: UnaryClient, one_at_a_time: Server) -> None:
-    first, connection, stream = await queried(client, one_at_a_time)
-    await connection.notified()
-    second, third = start(client), start(client)
-    await asyncio.sleep(0.02)
-    (link,) = client.links
-    woken, wake = link.waiting[0], link._wake
-
-    def woken_and_cancelled() -> None:
-        wake()
-        if woken.done():
-            second.cancel()
-
-    link._wake = woken_and_cancelled  # type: ignore[method-assign]
-    connection.send(answer(stream, b"x"))
-    assert await first == b"x"
-    connection.send(answer(await connection.request(), b"y"))
-    assert await third == b"y"
-    with pytest.raises(asyncio.CancelledError):
-        await second
-    assert link.calls.granted == 0
+        assert await first == b"x"
+        connection.send(answer(await connection.request(), b"y"))
+        assert await third == b"y"
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        assert link.calls.granted == 0
 
 
 Misbehaviour = Callable[[Connection], object]

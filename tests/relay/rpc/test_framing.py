@@ -129,6 +129,7 @@ BROKEN = {
     "endless block": (CUT + http2.frame(http2.CONTINUATION, 0, 1) * (HEADER_LIMIT // http2.HEAD_BYTES), "too long"),
     "push": (http2.frame(http2.PUSH_PROMISE, http2.END_HEADERS, 1, bytes(4)), "push is off"),
     "short ping": (http2.frame(http2.PING, 0, 0, b"short"), "PING frame whose length is not 8"),
+    "padding": (http2.frame(http2.HEADERS, http2.PADDED | http2.END_HEADERS, 1, b"\x09x"), "padding is longer"),
     "long frame": (http2.frame(http2.DATA, 0, 1, bytes(http2.DEFAULT_FRAME_SIZE + 1)), "longer than the receiver"),
     "long reset": (http2.frame(http2.RST_STREAM, 0, 5, bytes(14)), "RST_STREAM frame whose length is not 4"),
     "ack first": (http2.SETTINGS_ACK, "first frame is not SETTINGS"),
