@@ -8,7 +8,6 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -16,13 +15,13 @@ from runtimeproxy.errors import ConfigError
 from runtimeproxy.files import StateFile
 from runtimeproxy.plugins import disabling
 from runtimeproxy.plugins.disabling import Disabled, Disabling, MaskError, encode, parse
+from runtimeproxy.relay.eventloop import run_in_daemon_thread
 from tests.fakes.clock import virtual_time
 
 BEGIN = 1_000_000_000.0
 """The virtual time's second 0 on the machine's clock: 2001-09-09T01:46:40Z."""
 BY = "uid 0, pid 7"
 Log = pytest.LogCaptureFixture
-T = TypeVar("T")
 
 
 class Desk:
@@ -75,26 +74,18 @@ def desk() -> Desk:
 
 
 @pytest.fixture(autouse=True)
-def log(caplog: Log) -> Log:
+def log(caplog: Log, monkeypatch: pytest.MonkeyPatch) -> Log:
+    """Do the file's work immediately: a thread does not fit into virtual time."""
+
+    async def run(work: Callable[[], object]) -> object:
+        return work()
+
+    monkeypatch.setattr(disabling, "run_in_daemon_thread", run)
     caplog.set_level("INFO")
     return caplog
 
 
-@pytest.fixture
-def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do the file's work immediately: a thread does not fit into virtual time."""
-
-    async def run(work: Callable[[], T]) -> T:
-        return work()
-
-    monkeypatch.setattr(disabling, "run_in_daemon_thread", run)
-
-
-def immediately(test: Callable[..., object]) -> Callable[..., object]:
-    return virtual_time(pytest.mark.usefixtures("inline")(test))
-
-
-@immediately
+@virtual_time
 async def test_disabled_hook_server_is_retained_until_enabled(desk: Desk, log: Log) -> None:
     assert await desk.disable("a") == ()
     assert await desk.disable("b") == ()
@@ -110,7 +101,7 @@ async def test_disabled_hook_server_is_retained_until_enabled(desk: Desk, log: L
     assert all(not vars(line)["limited"] for line in log.records)
 
 
-@immediately
+@virtual_time
 async def test_repeated_disable_or_clock_change_moves_end(desk: Desk) -> None:
     await desk.disable("a", 100)
     await asyncio.sleep(10)
@@ -132,7 +123,7 @@ async def test_repeated_disable_or_clock_change_moves_end(desk: Desk) -> None:
     assert desk.names == ["a"], "no check follows the stop"
 
 
-@immediately
+@virtual_time
 async def test_expired_period_enables_and_is_logged(desk: Desk, log: Log) -> None:
     for name, seconds in (("hour", 3600), ("second", 1), ("good", None), ("minute", 60)):
         await desk.disable(name, seconds)
@@ -150,7 +141,7 @@ async def test_expired_period_enables_and_is_logged(desk: Desk, log: Log) -> Non
     assert log.messages == [f"hook server {name} is enabled again: {why}" for name in ("second", "minute", "hour")]
 
 
-@immediately
+@virtual_time
 async def test_next_start_loads_unexpired_entries(log: Log) -> None:
     over = {"over": Disabled("a", BY, BEGIN - 9, BEGIN - 1), "over_too": Disabled("a", BY, BEGIN - 9, BEGIN)}
     desk = Desk(**over, soon=Disabled("it", BY, BEGIN, BEGIN + 5), stays=Disabled("gone", BY, BEGIN))
@@ -167,7 +158,7 @@ async def test_next_start_loads_unexpired_entries(log: Log) -> None:
     assert list(desk.retained) == ["new", "stays"], "expired entries are not retained"
 
 
-@immediately
+@virtual_time
 async def test_disable_without_file_lasts_until_restart() -> None:
     desk = Disabling(None, lambda: None)
     await desk.load()
@@ -176,7 +167,7 @@ async def test_disable_without_file_lasts_until_restart() -> None:
     assert (desk.names, desk.fault) == ({}, "")
 
 
-@immediately
+@virtual_time
 async def test_disable_above_bounds_is_refused_without_change(desk: Desk) -> None:
     for name, reason, seconds in (("", "hangs", None), ("a", "", None), ("a", "hangs", 0.5)):
         with pytest.raises(ConfigError, match=r"can have this name: |reason: |for: 0\.5 s is not a time"):
@@ -193,7 +184,7 @@ async def test_disable_above_bounds_is_refused_without_change(desk: Desk) -> Non
 FAULTS = [(MaskError("/state/a.json is bad"), "/state/a.json is bad"), (RuntimeError(), "no thread can be started")]
 
 
-@immediately
+@virtual_time
 @pytest.mark.parametrize(("fault", "reported"), FAULTS, ids=["bad", "no thread"])
 async def test_bad_file_disables_none(desk: Desk, log: Log, fault: Exception, reported: str) -> None:
     """Changes are accepted."""
@@ -219,6 +210,7 @@ async def test_bad_file_disables_none(desk: Desk, log: Log, fault: Exception, re
 async def test_silent_file_delays_neither_start_nor_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a mount whose server is unavailable."""
     monkeypatch.setattr(disabling, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(disabling, "run_in_daemon_thread", run_in_daemon_thread)
     desk.gate.clear()
     await desk.disabling.load()
     assert desk.disabling.fault.startswith("/state/a.json does not answer: no hook server is disabled by it")
