@@ -184,32 +184,39 @@ async def test_missing_peer_fails_immediately(path: str, client: UnaryClient) ->
 
 
 async def test_peer_changes_with_socket_and_connection(path: str, client: UnaryClient) -> None:
-    async with Server(path) as server:
+    """A replaced socket is dialled, and calls on the earlier one end."""
+    async with Server(path) as old:
         first = client.peer()
         assert first.connection == 1
-        await answered(client, server)
+        await answered(client, old)
         assert client.peer() == first
         await client.close()
         assert client.peer() == Peer(first.socket, 0)
-        await answered(client, server)
+        await answered(client, old)
         assert client.peer() == Peer(first.socket, 2)
         assert (await failing_soon(client)).kind is Kind.DEADLINE
         assert client.peer() == Peer(first.socket, 0)
-    async with Server(path) as server:
-        second = client.peer()
-        assert second.socket not in (None, first.socket)
-        assert second.connection == 3
-        connection = await answered(client, server)
-        call = start(client)
-        await connection.request()
-        connection.close()
-        assert (await failing(call)).kind is Kind.BROKEN
-        assert client.peer() == Peer(second.socket, 0)
-        call, connection, _ = await queried(client, server)
-        await client.close()
-        assert (await failing(call)).kind is Kind.UNREACHABLE, "and a later call dials again"
-        await connection.ended()
-        await answered(client, server)
+        earlier, before, stream = await queried(client, old)
+        os.rename(path, f"{path}.old")
+        async with Server(path) as new:
+            second = client.peer()
+            assert second.socket not in (None, first.socket)
+            assert second.connection == 4
+            connection = await answered(client, new)
+            before.send(answer(stream, b"old"))
+            assert await earlier == b"old"
+            await before.ended()
+            call = start(client)
+            await connection.request()
+            connection.close()
+            assert (await failing(call)).kind is Kind.BROKEN
+            assert client.peer() == Peer(second.socket, 0)
+            call, connection, _ = await queried(client, new)
+            await client.close()
+            assert (await failing(call)).kind is Kind.UNREACHABLE, "and a later call dials again"
+            await connection.ended()
+            await answered(client, new)
+    os.unlink(f"{path}.old")
 
 
 async def test_absence_of_server_is_reported_without_call(path: str, client: UnaryClient) -> None:
@@ -237,19 +244,6 @@ async def test_absence_of_server_is_reported_without_call(path: str, client: Una
         os.rename(path, f"{path}.away")
         assert client.absence() == f"{path}: No such file or directory"
         os.rename(f"{path}.away", path)
-
-
-async def test_replaced_socket_is_dialled_and_earlier_calls_end(path: str, client: UnaryClient) -> None:
-    async with Server(path) as old:
-        earlier, first, stream = await queried(client, old)
-        os.rename(path, path + ".old")
-        async with Server(path) as new:
-            await answered(client, new)
-            first.send(answer(stream, b"old"))
-            assert await earlier == b"old"
-            await first.ended()
-            assert (len(old.open), len(new.open)) == (1, 1)
-    os.unlink(path + ".old")
 
 
 async def test_shortage_is_waited_for(path: str, client: UnaryClient, server: Server, monkeypatch: Patch) -> None:
