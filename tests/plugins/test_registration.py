@@ -323,7 +323,6 @@ AFTER_LINKS = [
 ]
 TO_NOTHING = f"{MADE} elsewhere; ln -s $PWD/elsewhere/real above/hooks.d/a.json"
 RING = f"{MADE}; cd above/hooks.d; ln -s $PWD/b.json a.json; ln -s $PWD/a.json b.json"
-
 PLACES: dict[str, tuple[str, list[str], list[str]]] = {
     **{change: (f"{MADE}; {A}", [], [f"cd above; {change}", f"{MADE}; {NEXT}"]) for change in CHANGES},
     "a missing directory": ("", [], ["mkdir above", "mkdir above/hooks.d", A]),

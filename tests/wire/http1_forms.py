@@ -50,7 +50,6 @@ _SDK = ("Host: localhost", "User-Agent: docker-sdk-python/7.1.0", "Accept-Encodi
 _CURL = ("Host: localhost", "User-Agent: curl/7.88.1", "Accept: */*", "Expect: 100-continue")
 _SESSION = ("Connection: Upgrade", "Upgrade: h2c", "X-Docker-Expose-Session-Uuid: 1")
 _WEBSOCKET = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13")
-
 OF_CLIENTS = [
     _queries("HEAD /_ping", _CLI),
     _queries("GET /v1.41/containers/json?all=1&filters=%7B%22id%22%3A%7B%22f25e%22%3Atrue%7D%7D", _GO),
@@ -67,7 +66,6 @@ OF_CLIENTS = [
     _queries("GET /v1.41/containers/f25e/attach/ws?stream=1", "Host: localhost", *_WEBSOCKET, upgrade="websocket"),
 ]
 """Requests of the daemon's clients, none of which may ever be refused."""
-
 _STRANGE = 'x!y //containers/%2F%2fa#?%zz%?&{}|\\^`"<>'
 ODD = [
     Request(head("GET / HTTP/1.0"), closes=True),
@@ -93,9 +91,7 @@ ODD = [
     *(Request(head(f"{line} HTTP/1.1", "Host: h")) for line in ("OPTIONS *", "CONNECT /", _STRANGE)),
 ]
 """Forms that no known client sends, and that every recipient reads alike."""
-
 REQUESTS = OF_CLIENTS + ODD
-
 _LENGTHS = ["", "+5", "-5", "5 5", "5, 5", "5,", "0x5", "5.0", "5;", "\xb2", "1" * 19, "0" * 19, "5|5", "5|6", "|5"]
 _CODINGS = ["", "identity", "gzip", "gzip, chunked", "chunked, gzip", "chunked,", "xchunked", "chunked;q=1"]
 _CODINGS += ['"chunked"', "chunked|chunked", "chunked|identity", "chun\xe7ed"]
@@ -118,7 +114,6 @@ _REFUSED_FIELDS = {
     "|Transfer-Encoding: identity\r\nContent-Length: 5",
     Rule.EXPECT: "Expect: 200-ok|Expect:|Expect: 100-continue, x|Expect: 100-continue\r\nExpect: 100-continue",
 }
-
 REFUSED_REQUESTS = [
     *((head(line, "Host: h"), rule) for rule, lines in _REFUSED_LINES.items() for line in lines.split("|")),
     *((get(field), rule) for rule, fields in _REFUSED_FIELDS.items() for field in fields.split("|")),
@@ -170,7 +165,6 @@ RESPONSES: list[tuple[bytes, str, int, Framing, int, bool]] = [
     (_ok("X: \xe9\x01\x7f\tb", "Host: a", "Host: b", "Expect: x", _FIVE), "GET", 200, _SIZED, 5, False),
 ]
 """Responses, each with the method of its request, its status and framing, and whether it closes the connection."""
-
 REFUSED_RESPONSES = [
     *breaking(Rule.STATUS_LINE, b"\r\n\r\n", b"\r\n" + _ok(), b" " + _ok()),
     *breaking(Rule.STATUS_LINE, *map(head, ("HTTP/1.1", "HTTP/1.1 OK", "HTTP/1.1  200 OK", "HTTP/1.1 20 OK"))),
@@ -186,7 +180,6 @@ REFUSED_RESPONSES = [
     *breaking(Rule.TWO_FRAMINGS, _ok("Transfer-Encoding: chunked", "Content-Length: 5")),
     *breaking(Rule.CODING_OF_1_0, head("HTTP/1.0 200 OK", "Transfer-Encoding: chunked")),
 ]
-
 _LONGEST_TRAILER = b"X: " + b"x" * (65_536 - 7) + b"\r\n"
 CHUNKED = [
     *((b"0\r\n\r\n", b""), (b"000\r\n\r\n", b"")),
@@ -200,7 +193,6 @@ CHUNKED = [
     (b"5\r\nhello\r\n0\r\nX-Sum: 1\r\nY:\r\nContent-Lengths: 5\r\nZ: \xe9\ta \r\n\r\n", b"hello"),
     (b"0\r\n" + _LONGEST_TRAILER + b"\r\n", b""),
 ]
-
 REFUSED_CHUNKED = [
     *breaking(Rule.CHUNK_SIZE, b"\r\n", b"\n", b" 5\r\n", b"5 \r\n", b"5 ;x\r\n", b"+5\r\n", b"0x5\r\n", b"5_0\r\n"),
     *breaking(Rule.CHUNK_SIZE, b"g\r\n", b"\xb2\r\n", b";x\r\n", b"5\n", b"5\r\r\n", b"5;a\rb\r\n", b"5;a\n"),
@@ -215,12 +207,10 @@ REFUSED_CHUNKED = [
     *breaking(Rule.TRAILER, b"0\r\nnocolon\r\n\r\n", b"0\r\nX: a\0\r\n\r\n", b"0\r\nGET / HTTP/1.1\r\n\r\n"),
     *breaking(Rule.TRAILER_BYTES, b"0\r\nX" + _LONGEST_TRAILER + b"\r\n", b"0\r\n" + b"X: 34567\r\n" * 7_000),
 ]
-
 READ_BY_H11 = {Rule.LINE_END, Rule.FOLDED, Rule.CONTROL, Rule.TARGET, Rule.VERSION, Rule.HOST, Rule.CONTENT_LENGTH}
 READ_BY_H11 |= {Rule.CODING_OF_1_0, Rule.TWO_FRAMINGS, Rule.EXPECT}
 READ_BY_H11 |= {Rule.CHUNK_SIZE, Rule.CHUNK_LINE_BYTES, Rule.TRAILER, Rule.TRAILER_BYTES}
 """The rules that h11 does not enforce; both refuse messages that break another one."""
-
 _LINES = ["Content-Length: 5", "content-length:05", "Content-Length: 0", "Content-Length: 5, 5", "Content-Length: +5"]
 _LINES += ["Transfer-Encoding: chunked", "Transfer-Encoding:\tCHUNKED ", "Transfer-Encoding: gzip, chunked"]
 _LINES += ["Connection: close", "Connection: Upgrade", "Upgrade: tcp", "Expect: 100-continue", "Expect: x", "Host: i"]

@@ -28,7 +28,6 @@ from tests.amounts import examples
 
 Patch = pytest.MonkeyPatch
 LONGEST = http2.DEFAULT_FRAME_SIZE
-
 STREAMS = st.integers(1, http2.MAX_STREAM_ID)
 
 
@@ -380,7 +379,6 @@ def test_message_is_framed_without_copy_of_long_body() -> None:
 packed = partial(grpc.message, compressed=True)
 PACKED, LONG = gzip.compress(b"body", mtime=0), "longer than the limit"
 SIZES = [(1, 0), (LIMIT + 1, LIMIT), (10**7, 10**7 - 1), (10**7, LIMIT)]
-
 UNFIT: list[tuple[bytes, bytes, int, str]] = [
     *((grpc.message(b"ab")[:size], b"", LIMIT, "exactly one whole") for size in (0, 4, 6)),
     *((grpc.message(b"ab") + following, b"", LIMIT, "exactly one whole") for following in (b"c", grpc.message(b"ab"))),
@@ -421,7 +419,6 @@ def test_status_text_is_percent_encoded() -> None:
 
 CALL = b"/runtime.v1.RuntimeService/RunPodSandbox"
 huffman = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH).encode
-
 NAMES = st.one_of(st.sampled_from([name for name, _ in HeaderTable.STATIC_TABLE]), st.binary(min_size=1, max_size=12))
 FIELDS = st.one_of(st.sampled_from(HeaderTable.STATIC_TABLE), st.tuples(NAMES, st.binary(max_size=200)))
 MARKED = st.lists(st.builds(lambda field, sensitive: (*field, sensitive), FIELDS, st.booleans()), max_size=8)

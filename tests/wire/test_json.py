@@ -126,7 +126,6 @@ DOUBLED = Members({"n": Chosen(lambda found: Put(1 if found is None else 2 * fou
 SPELT, ESCAPED = 'é\u2028\u2029\U0001f600/<>&\x7f"\\\n\t\x01', 'é\u2028\u2029\U0001f600/<>&\x7f\\"\\\\\\n\\t\\u0001'
 """New text is UTF-8, with only the required escapes."""
 WHOLE = ' {"n":1, "S":"\\u0078","l":["y"],"o":{"p":"q"},"a":null} '
-
 EDITED: list[tuple[str, Edit, str]] = [
     (" -1\n", Put(-2), " -2\n"),
     ("9" * 400, Put(9223372036854775807), "9223372036854775807"),

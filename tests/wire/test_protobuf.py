@@ -13,10 +13,8 @@ from runtimeproxy.wire.protobuf import Edit, entries_field, message_field, rewri
 from tests.fakes import cri_pb2
 
 Resources = cri_pb2.LinuxContainerResources
-
 UNKNOWN = b"\xa2\x06\x02\xff\xfe" + b"\xa8\x06\x01"
 """Fields 100 and 101 of messages that do not have them: bytes that are not UTF-8, and a number."""
-
 INT64 = st.integers(-(2**63), 2**63 - 1)
 MALFORMED = {
     "number out of range": [b"\x00\x01", b"\xf8\xff\xff\xff\x1f\x00"],
@@ -93,9 +91,7 @@ Y0, Z0, B2 = entry(b"y", b"0"), entry(b"z", b"\xff"), entry(b"b", b"2")
 SEVERAL = {3: varint_field(0), 2: varint_field(4), 9: varint_field(9), 1: varint_field(8)}
 PARENT: dict[int, Edit] = {8: message_field({1: string_field("/x")})}
 NESTED = {9: varint_field(1), 8: message_field({9: varint_field(2), 8: message_field({9: varint_field(3)})})}
-
 FILLED = message_of(8, message_of(8, b"\x0a\x01a\x48\x03") + b"\x48\x02") + b"\x48\x01"
-
 SCALARS: dict[str, tuple[bytes, dict[int, Edit], bytes]] = {
     "new at the end": (b"", number(5), b"\x10\x05"),
     "in place": (b"\x10\x01\x18\x02", number(5), b"\x10\x05\x18\x02"),

@@ -15,7 +15,6 @@ from runtimeproxy.wire import JOINED_BYTES, grpc, headers, http2
 LIMIT = 1000
 PATH = "/package.Service/Method"
 Frame = tuple[int, int, int, bytes]
-
 HEAD = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 GOOD_END = [(b"grpc-status", b"0")]
 
@@ -197,7 +196,6 @@ CODES_OF_HTTP = {b"400": 13, b"401": 16, b"403": 7, b"404": 12, b"503": 14, b"41
 TOO_LONG = (b"\0" + (LIMIT + 1).to_bytes(4), grpc.message(b"x" * LIMIT) + b"x")
 NO_GRPC = "HTTP status '{}' in place of an answer"
 UNPROCESSED = (http2.rst_stream(1, http2.REFUSED_STREAM), http2.goaway(0, 0))
-
 FAILURES: list[tuple[bytes, int, Kind, str, list[Frame]]] = [
     (status(b"7", b"no%20way%21"), 7, Kind.STATUS, "no way!", []),
     (status(b"7", b"x" * 9000), 7, Kind.STATUS, "x" * 2048, []),
