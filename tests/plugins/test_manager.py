@@ -56,14 +56,10 @@ class Rig:
         self.renew()
 
     def renew(self, poll_seconds: float = 1000) -> None:
-        self.manager = manager.Manager(
-            str(self.folder),
-            timeout_seconds=2.0,
-            metrics=self.metrics,
-            client_factory=lambda *arguments: self.make_client(*arguments),  # type: ignore[arg-type, return-value]
-            mask=StateFile(str(self.folder.parent / "state" / "mask.json"), MAX_BYTES, durable=False),
-            poll_seconds=poll_seconds,
-        )
+        mask = StateFile(str(self.folder.parent / "state" / "mask.json"), MAX_BYTES, durable=False)
+        options: dict[str, Any] = {"timeout_seconds": 2.0, "metrics": self.metrics, "mask": mask}
+        options["client_factory"] = lambda plugin, endpoint: self.make_client(plugin, endpoint)
+        self.manager = manager.Manager(str(self.folder), poll_seconds=poll_seconds, **options)
 
     def make_client(self, plugin: str, endpoint: str) -> FakeClient:
         self.clients.append(FakeClient(plugin, endpoint))
