@@ -4,11 +4,8 @@ Also batches of calls, deadlines and fibers on the event loop, and work in daemo
 """
 
 import asyncio
-import gc
 import threading
-import weakref
 from collections import deque
-from contextlib import suppress
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -267,31 +264,6 @@ async def test_awaited_task_ends_before_fiber_is_interrupted() -> None:
     with pytest.raises(TimeoutError):
         await made
     assert steps == ["begun", "begun", asyncio.CancelledError, TimeoutError]
-
-
-class FreedError(Exception):
-    """An error that supports weak references."""
-
-
-@pytest.mark.parametrize("raised_by", ["set_exception", "interrupt", "awaited future"])
-async def test_error_is_freed_when_its_fiber_ends(raised_by: str) -> None:
-    error = FreedError()
-    freed = weakref.ref(error)
-    awaited = [asyncio.get_running_loop().create_future() if raised_by == "awaited future" else Pending()]
-
-    async def main() -> None:
-        with suppress(FreedError):
-            await awaited.pop()
-
-    gc.disable()
-    fail = awaited[0].set_exception
-    made = fiber(main())
-    (made.interrupt if raised_by == "interrupt" else fail)(error)
-    del error, fail
-    await made
-    await asyncio.sleep(0)
-    gc.enable()
-    assert freed() is None
 
 
 def test_daemon_thread_returns_result_or_error(monkeypatch: pytest.MonkeyPatch) -> None:
