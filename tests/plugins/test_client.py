@@ -156,7 +156,7 @@ async def test_close_waits_for_calls_and_serves_later_ones(client: HookClient, s
     await until(lambda: all(connection.client_half_closed for connection in connections))
 
 
-AsyncContext = AbstractAsyncContextManager[object]
+Waiting = Callable[[str], AbstractAsyncContextManager[object]]
 
 
 def no_answer(path: str) -> HookServer:
@@ -170,9 +170,7 @@ def no_room(path: str) -> Server:
 
 
 @pytest.mark.parametrize("waiting", [no_answer, full_backlog, no_room])
-async def test_abandoned_client_fails_present_and_later_calls(
-    client: HookClient, path: str, waiting: Callable[[str], AsyncContext]
-) -> None:
+async def test_abandoned_client_fails_all_calls(client: HookClient, path: str, waiting: Waiting) -> None:
     async with waiting(path):
         calls = [asyncio.create_task(failing(client)) for _ in range(3)]
         await asyncio.sleep(0.05)

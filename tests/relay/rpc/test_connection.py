@@ -260,9 +260,7 @@ async def test_shortage_is_waited_for(path: str, client: UnaryClient, server: Se
         await patient.close()
 
 
-async def test_cancel_keeps_connection_and_deadline_retires_it(
-    client: UnaryClient, server: Server, monkeypatch: Patch
-) -> None:
+async def test_deadline_ends_connection_unlike_cancel(client: UnaryClient, server: Server, monkeypatch: Patch) -> None:
     """A reset at the deadline is one, as from a server whose own timer fires first."""
     call, connection, stream = await queried(client, server)
     call.cancel()
@@ -387,13 +385,11 @@ MISBEHAVIOUR: dict[str, Misbehaviour] = {
 }
 
 
-@pytest.mark.parametrize("misbehave", MISBEHAVIOUR.values(), ids=MISBEHAVIOUR)
-async def test_broken_peer_fails_call_once_and_next_call_redials(
-    path: str, client: UnaryClient, misbehave: Misbehaviour
-) -> None:
+@pytest.mark.parametrize("fault", MISBEHAVIOUR.values(), ids=MISBEHAVIOUR)
+async def test_broken_peer_fails_call_once_then_redials(path: str, client: UnaryClient, fault: Misbehaviour) -> None:
     async with Server(path, begins=False) as server:
         call = start(client)
-        misbehave(await server.connection())
+        fault(await server.connection())
         assert (await failing(call)).kind is Kind.BROKEN
         assert len(server.open) == 1, "it was not tried again"
         later = start(client)
