@@ -278,13 +278,8 @@ QUIET_SECONDS = 0.15
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "above" / "hooks.d"
-
-
-@pytest.fixture
-async def watcher(folder: Path) -> AsyncIterator[Watcher]:
-    made = Watcher(str(folder), poll_seconds=1000.0)
+async def watcher(tmp_path: Path) -> AsyncIterator[Watcher]:
+    made = Watcher(str(tmp_path / "above" / "hooks.d"), poll_seconds=1000.0)
     yield made
     made.close()
 
@@ -353,17 +348,17 @@ async def test_only_relevant_changes_are_seen(tmp_path: Path, watcher: Watcher, 
 
 
 @pytest.mark.slow
-async def test_changes_above_kernel_queue_limit_are_seen(folder: Path, watcher: Watcher) -> None:
-    folder.mkdir(parents=True)
+async def test_changes_above_kernel_queue_limit_are_seen(tmp_path: Path, watcher: Watcher) -> None:
+    do(tmp_path, MADE)
     with no_descriptors():
         watcher.arm()
     watcher.arm()  # tries inotify again
     retained = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     for number in range(min(retained, 50_000) // 2):  # each is more than two events
-        (folder / str(number)).touch()
+        (tmp_path / "above" / "hooks.d" / str(number)).touch()
     assert await seen(watcher)
     await settled(watcher)
-    (folder / "a.json").touch()
+    do(tmp_path, A)
     assert await seen(watcher)
 
 

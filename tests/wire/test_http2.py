@@ -48,11 +48,6 @@ def clear_frames(out: list[bytes]) -> list[Any]:
     return frames
 
 
-def clear_credits(out: list[bytes]) -> list[int]:
-    """Return the increment of each ready WINDOW_UPDATE on stream 0, and clear what is ready."""
-    return [frame.window_increment for frame in clear_frames(out) if frame.stream_id == 0]
-
-
 BUILT: list[tuple[bytes, oracle.Frame]] = [
     (http2.frame(http2.PING, http2.ACK, 0, b"12345678"), oracle.PingFrame(0, b"12345678", flags=["ACK"])),
     (http2.frame(http2.DATA, http2.END_STREAM, 5), oracle.DataFrame(5, flags=["END_STREAM"])),
@@ -293,7 +288,7 @@ def test_short_queued_data_of_one_source_is_merged() -> None:
     assert data_of(sender) == [(1, 1, False), (3, MERGED_BYTES, False)]
     sender.open_window(100_000)
     assert data_of(sender) == [(1, MERGED_BYTES, False), (1, MERGED_BYTES, False), (1, 1, True)]
-    assert clear_credits(source.out) == [CREDIT_STEP + 2 * MERGED_BYTES]
+    assert [frame.window_increment for frame in clear_frames(source.out)] == [CREDIT_STEP + 2 * MERGED_BYTES]
     sender = started(1)
     sender.send_data(1, b"of another source", False, source, 0)
     sender.send_frame(1, TRAILERS)
@@ -351,7 +346,7 @@ def test_data_arrive_in_order_within_windows(actions: list[tuple[str, int, int]]
             windows[frame.stream_id] -= len(frame.data)
             assert windows[frame.stream_id] >= 0
         assert window == sender.window >= 0
-        returned += sum(clear_credits(source.out))
+        returned += sum(frame.window_increment for frame in clear_frames(source.out))
         for stream, data in arrived.items():
             assert sent[stream].startswith(data)
             blocked = sender.cut_through or windows[stream] <= 0 or window < (WHOLE if stream == 5 else 1)
