@@ -195,16 +195,14 @@ def attempt(breaker: Breaker, reason: Reason | None, now: float = START) -> bool
     return number is not None
 
 
-def test_consecutive_failures_are_reset_only_by_answer() -> None:
+def test_openings_grow_up_to_five_minutes() -> None:
+    """They begin after consecutive failures, which only an answer resets."""
     for reason, more in [*((reason, 5) for reason in CLOSING), *((reason, 1) for reason in NEUTRAL)]:
         breaker = Breaker()
         for ended in [*[Reason.DEADLINE] * 4, reason, *[Reason.BROKEN_ANSWER] * more]:
             assert breaker.state is CLOSED
             assert attempt(breaker, ended)
         assert breaker.state is OPEN
-
-
-def test_openings_grow_up_to_five_minutes() -> None:
     breaker, now, waited = Breaker(), START, []
     assert [attempt(breaker, Reason.DEADLINE) for _ in range(6)] == [True] * 5 + [False]
     for _ in range(12):
