@@ -89,7 +89,8 @@ async def test_hook_server_receives_request_and_answers(client: HookClient, serv
 TOO_LONG = "the answer is longer than 7 bytes; let it answer less, or raise --hook-answer-limit"
 NOT_SERVED = "the server does not serve this hook point; take it out of the registration, or update the server"
 REFUSED = "the server refused every try until the time was over"
-FAILURES: list[tuple[Exception, Reason, str, str]] = [
+Failure = tuple[Exception, Reason, str, str]
+FAILURES: list[Failure] = [
     (CallFailed(7, "not here", Kind.STATUS), Reason.REFUSED, "", "not here"),
     (CallFailed(13, "SECRET=canary", Kind.STATUS), Reason.ERROR_STATUS, "gRPC status 13", "SECRET=canary"),
     (CallFailed(12, "SECRET=canary", Kind.STATUS), Reason.UNIMPLEMENTED, NOT_SERVED, ""),
@@ -103,18 +104,18 @@ FAILURES: list[tuple[Exception, Reason, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("failure", "reason", "detail", "peer_text"), FAILURES, ids=lambda value: str(value)[:40])
-async def test_failed_call_has_reason_and_its_text_is_never_logged(
-    client: HookClient, failure: Exception, reason: Reason, detail: str, peer_text: str, monkeypatch: Patch
-) -> None:
+@pytest.mark.parametrize("row", FAILURES, ids=lambda row: str(row[0])[:40])
+async def test_text_of_failed_call_is_never_logged(client: HookClient, row: Failure, monkeypatch: Patch) -> None:
+    failure, *expected = row
+
     async def fail(*_: object) -> bytes:
         raise failure
 
     monkeypatch.setattr(client._unary, "call", fail)
     error = await failing(client)
-    assert (error.reason, error.detail, error.peer_text) == (reason, detail, peer_text)
+    assert [error.reason, error.detail, error.peer_text] == expected
     assert "canary" not in error.logged
-    assert str(error) == error.logged + (f": {peer_text}" if peer_text else "")
+    assert str(error) == error.logged + (f": {error.peer_text}" if error.peer_text else "")
 
 
 @pytest.mark.parametrize(

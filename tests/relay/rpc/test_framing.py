@@ -84,6 +84,12 @@ def test_request_waits_for_peer_windows() -> None:
     parts += sent(calls)
     assert b"".join(payload for *_, payload in parts) == grpc.message(message)
     assert [flags for _, flags, *_ in parts] == [0] * (len(parts) - 1) + [http2.END_STREAM]
+    calls = connected(b"m" * 100_000)
+    calls.receive(block(1, [*HEAD, (b"grpc-status", b"8")], end=True))  # an early answer cancels the rest
+    assert getattr(outcome(calls), "code", 0) == 8
+    assert [frame[0] for frame in sent(calls)] == [http2.RST_STREAM]
+    calls.receive(http2.window_update(0, 100_000))
+    assert calls.out == []
 
 
 def test_settings_are_acknowledged_and_limit_streams() -> None:
@@ -163,15 +169,6 @@ def test_ping_acks_are_delayed_up_to_limit() -> None:
     assert (calls.out, calls.acks) == ([], acks[:-1])
     calls.receive(pings[-1])
     assert (calls.out, calls.acks) == (acks, [])
-
-
-def test_early_answer_cancels_unsent_request() -> None:
-    calls = connected(b"m" * 100_000)
-    calls.receive(block(1, [*HEAD, (b"grpc-status", b"8")], end=True))
-    assert getattr(outcome(calls), "code", 0) == 8
-    assert [frame[0] for frame in sent(calls)] == [http2.RST_STREAM]
-    calls.receive(http2.window_update(0, 100_000))
-    assert calls.out == []
 
 
 @pytest.mark.parametrize("length", [0, LIMIT, LIMIT + 1])
