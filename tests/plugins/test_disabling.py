@@ -1,7 +1,4 @@
-"""Disabled hook servers: their periods, the mask and the reports, with a file of the test's own in virtual time.
-
-That is fault matrix H13.
-"""
+"""Disabled hook servers: their periods, the mask and the reports, in virtual time (fault matrix H13)."""
 
 import asyncio
 import json

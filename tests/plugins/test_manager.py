@@ -1,7 +1,4 @@
-"""The Plugins Manager on a real directory: which hook servers are called, by which client, and what is logged.
-
-Swapped, replaced and hostile files: tests/system/test_hook_servers.py.
-"""
+"""The Plugins Manager on a real directory: which hook servers are called, by which client, and what is logged."""
 
 import asyncio
 import json

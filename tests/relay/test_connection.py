@@ -1,7 +1,4 @@
-"""A client and backend connection pair: order, half-close, back-pressure, and every way to end; hang-ups.
-
-For the end by a hang-up, with another backend and after the last answer, see relay-rules B1 and B9.
-"""
+"""A client and backend connection pair: order, half-close, back-pressure, every end (relay-rules B1 and B9)."""
 
 import asyncio
 import contextlib

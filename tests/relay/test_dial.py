@@ -43,10 +43,7 @@ def served(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill_backlog(path: str) -> list[socket.socket]:
-    retained = []
-    while (sock := dial_now(path)) is not None:
-        retained.append(sock)
-    return retained
+    return list(iter(lambda: dial_now(path), None))
 
 
 def scarce(number: int, times: int) -> Callable[[str], socket.socket | None]:

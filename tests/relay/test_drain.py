@@ -1,7 +1,4 @@
-"""The drain of a front: what it waits for, in which order, how long, and what it logs.
-
-Also batches of calls, deadlines and fibers on the event loop, and work in daemon threads.
-"""
+"""The drain of a front; batches, deadlines and fibers on the event loop, and work in daemon threads."""
 
 import asyncio
 import threading
@@ -62,11 +59,10 @@ DRAINS: dict[str, tuple[list[dict[str, int]], dict[str, float], float, str]] = {
 """The unfinished work of each connection, what happens when, the seconds until the end, and its reason."""
 
 
-@pytest.mark.parametrize(("work", "events", "seconds", "reason"), DRAINS.values(), ids=DRAINS)
+@pytest.mark.parametrize("drained", DRAINS)
 @virtual_time
-async def test_drain_ends_with_reason(
-    caplog: pytest.LogCaptureFixture, work: list[dict[str, int]], events: dict[str, float], seconds: float, reason: str
-) -> None:
+async def test_drain_ends_with_reason(caplog: pytest.LogCaptureFixture, drained: str) -> None:
+    work, events, seconds, reason = DRAINS[drained]
     caplog.set_level("INFO")
     loop, connections, signal = asyncio.get_running_loop(), set[Connection](), asyncio.Event()
     tasks: set[object] = {"a held call" for entry in work if "tasks" in entry}

@@ -1,7 +1,4 @@
-"""The listening socket: one owner, its mode at every moment, untouched files of others; systemd's sockets; accepting.
-
-That is fault matrix P4, P6, P8 and X5, promise 17.
-"""
+"""The listening socket: its one owner and modes; systemd's sockets (fault matrix P4, P6, P8 and X5, promise 17)."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,4 @@
-"""HTTP/1.1 heads and bodies: each row of the tables, any split of the bytes, edits and the proxy's own answers.
-
-Also the JSON editor; the stdlib's parser is the oracle for the meaning of texts.
-"""
+"""HTTP/1.1 heads and bodies by tables and any split; the JSON editor, whose oracle is the stdlib's parser."""
 
 import json
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""The unary client on real sockets, against a scripted peer with every fault.
-
-The meaning of a call's frames is tested in tests/relay/rpc/test_framing.py. The lack of descriptors: fault matrix P8.
-"""
+"""The unary client on real sockets, against a scripted peer with every fault (no descriptors: fault matrix P8)."""
 
 import asyncio
 import os
