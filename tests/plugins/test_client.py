@@ -14,7 +14,7 @@ from runtimeproxy.model.fields import ContainerInfo, HookAnswer, HookRequest, Po
 from runtimeproxy.model.hookpoints import BY_NAME
 from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.plugins.client import Breaker, BreakerState, HookClient
-from runtimeproxy.plugins.reach import CHECK_SECONDS, Absence, Reach
+from runtimeproxy.plugins.reach import CHECK_SECONDS, PER_ITERATION, Absence, Reach
 from runtimeproxy.relay.rpc.connection import CallFailed, Kind, Shortage, TooLong, Unprocessed
 from runtimeproxy.wire import http2
 from tests.fakes import hookanswers
@@ -290,3 +290,15 @@ async def test_absence_starts_at_first_of_two_failed_checks(caplog: Log) -> None
     assert await after_check("a", "b") == {}
     reach.stop()
     assert await after_check("b") == {}, "b was absent at one check"
+
+
+@virtual_time
+async def test_many_plugins_are_checked_in_batches() -> None:
+    loop, plugins = asyncio.get_running_loop(), FakePlugins()
+    for number in range(2 * PER_ITERATION + 1):
+        plugins.add(f"{number:03}")
+    metrics = Metrics(loop.time, "containerd")
+    Reach(loop, lambda: tuple(plugins.plugins), metrics).start()
+    for count in (PER_ITERATION, 2 * PER_ITERATION, 2 * PER_ITERATION + 1):
+        assert len(metrics.gauges) == count
+        await asyncio.sleep(0)

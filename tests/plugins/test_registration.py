@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -55,7 +56,7 @@ def test_file_of_koordlet_is_read() -> None:
         assert parse("a.json", text) == Registration("a.json", SOCKET, FailurePolicy.FAIL, frozenset({POINT}), 1.0)
 
 
-VALID: list[tuple[str, list[object], str, object]] = [
+VALID: list[Any] = [
     ("remote-endpoint", ["/run/a.sock", "unix:///run/a.sock", "unix:/run/a.sock"], "endpoint", "/run/a.sock"),
     ("failure-policy", ["Fail", "FAIL", "fail"], "policy", FailurePolicy.FAIL),
     ("failure-policy", ["Ignore", "iGNORE", "", None], "policy", FailurePolicy.IGNORE),
@@ -160,7 +161,7 @@ REMOVED, REJECTED = ChangeKind.REMOVED, ChangeKind.REJECTED
 
 
 Contents = list[plugin_files.Content | None]
-UPDATES: list[tuple[Contents, ChangeKind | None, bytes | None]] = [
+UPDATES: list[Any] = [
     *(([GOOD], ADDED, GOOD), ([GOOD, GOOD], None, GOOD), ([GOOD, RESPELT], None, GOOD)),
     *(([GOOD, None], REMOVED, None), ([GOOD, None, None], None, None), ([GOOD, OTHER], CHANGED, OTHER)),
     *(([GOOD, HALF], REJECTED, GOOD), ([GOOD, HALF, HALF], None, GOOD), ([HALF, b""], REJECTED, None)),

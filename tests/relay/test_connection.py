@@ -307,8 +307,9 @@ async def send_until_refused(sock: socket.socket) -> int:
         with contextlib.suppress(BrokenPipeError):
             while True:
                 with contextlib.suppress(BlockingIOError):
-                    accepted += sock.send(b"y" * 1024)
-                await asyncio.sleep(0)
+                    while True:
+                        accepted += sock.send(b"y" * 1024)
+                await asyncio.sleep(0.001)
     return accepted
 
 

@@ -186,7 +186,7 @@ async def noted(steps: list[object], awaited: Any) -> str:
 
 
 async def test_fiber_resumes_inside_its_awaitable() -> None:
-    steps, awaited = list[object](), [Pending() for _ in range(3)]
+    steps, awaited = list[object](), [Pending[Any]() for _ in range(3)]
 
     async def all_three() -> None:
         for item in awaited:
@@ -220,7 +220,7 @@ async def test_fiber_awaits_same_awaitables_as_task() -> None:
 
 @pytest.mark.parametrize("error", [TimeoutError, asyncio.CancelledError])
 async def test_interruption_is_raised_at_await_of_fiber(error: type[BaseException]) -> None:
-    steps, awaited = list[object](), Pending()
+    steps, awaited = list[object](), Pending[Any]()
     made = fiber(noted(steps, awaited))
     made.interrupt(error())
     assert steps == ["begun", error]

@@ -136,9 +136,9 @@ def fed(body: Body, stream: bytes, cuts: list[int]) -> int:
     return at
 
 
-FOLLOWERS = [(Framing.EMPTY, 0, None), (Framing.SIZED, 0, None), (Framing.SIZED, 1, SizedBody)]
+FOLLOWERS: list[Any] = [(Framing.EMPTY, 0, None), (Framing.SIZED, 0, None), (Framing.SIZED, 1, SizedBody)]
 FOLLOWERS += [(Framing.CHUNKED, 0, ChunkedBody), (Framing.UNTIL_CLOSE, 0, EndlessBody)]
-UNREAD = [(SizedBody(5), [2, 3], [True, True], True), (SizedBody(5), [2, 4, 3], [True, False, True], True)]
+UNREAD: list[Any] = [(SizedBody(5), [2, 3], [True, True], True), (SizedBody(5), [2, 4, 3], [True, False, True], True)]
 UNREAD += [(SizedBody(5), [4], [True], False), (EndlessBody(), [2, 400], [True, True], False)]
 
 

@@ -34,7 +34,7 @@ def test_malformed_message_is_refused(problem: str, messages: list[bytes]) -> No
             rewrite(UNKNOWN + message, {1: varint_field(7)})
 
 
-CONFIG = {2: {8: {}}}
+CONFIG: protobuf.Shape = {2: {8: {}}}
 """The shape of a create: its config, and in it the envs, which here have another number."""
 
 
