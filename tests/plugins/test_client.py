@@ -68,7 +68,6 @@ async def failing(client: HookClient, request: HookRequest = REQUEST, seconds: f
 
 
 async def test_hook_server_receives_request_and_answers(client: HookClient, server: HookServer) -> None:
-    """The requests of the other points are tested in tests/hookapi."""
     server.default = hookanswers.echo()
     answer = await fetch(client)
     (call,) = server.calls

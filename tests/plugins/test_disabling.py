@@ -184,7 +184,6 @@ FAULTS = [(MaskError("/state/a.json is bad"), "/state/a.json is bad"), (RuntimeE
 @virtual_time
 @pytest.mark.parametrize(("fault", "reported"), FAULTS, ids=["bad", "no thread"])
 async def test_bad_file_disables_none(desk: Desk, log: Log, fault: Exception, reported: str) -> None:
-    """Changes are accepted."""
     desk.fault = fault
     await desk.disabling.load()
     (line,) = log.records

@@ -310,7 +310,6 @@ CHANGES = [
     *("rm -r hooks.d", "mv hooks.d old.d", "mv ../above ../moved"),
     "mkdir new.d; echo b > new.d/b.json; mv hooks.d old.d; mv new.d hooks.d",
 ]
-"""The watcher sees each change and the next one."""
 MADE, A, NEXT = "mkdir -p above/hooks.d", "echo a > above/hooks.d/a.json", "echo next > above/hooks.d/next.json"
 AFTER_LINKS = [
     "echo a > first/a.json",

@@ -5,7 +5,7 @@ import contextlib
 import socket
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import uvloop
@@ -19,7 +19,6 @@ from runtimeproxy.wire.http1 import Send
 from tests.patience import read, until
 
 MIB = 2**20
-Run = Callable[[Coroutine[None, None, None]], None]
 
 
 class Copy(Connection):
@@ -171,7 +170,7 @@ async def test_slow_side_pauses_reading_from_other_side(rig: Rig, slow: str, mod
 
 
 @pytest.mark.parametrize(("run", "read_bytes", "unread"), [(asyncio.run, SHARED_BYTES, 100_000), (uvloop.run, 16, 32)])
-def test_early_answer_of_closed_backend_is_relayed(run: Run, read_bytes: int, unread: int) -> None:
+def test_early_answer_of_closed_backend_is_relayed(run: Callable[..., None], read_bytes: int, unread: int) -> None:
     """It closed with unread bytes, so that writing to it fails; its earlier bytes are read (relay-rules C8).
 
     No reset follows them, although the client's bytes are not read. uvloop stops polling such a socket after the first
@@ -194,7 +193,6 @@ def test_early_answer_of_closed_backend_is_relayed(run: Run, read_bytes: int, un
 
 
 async def test_short_writes_count_with_memory_overhead(rig: Rig) -> None:
-    """Each queued write costs some hundred bytes of memory."""
     endpoint, writes = rig.pair._client, 0
     while not endpoint.waiting:
         endpoint.write(b"x" * LOW_WATER)

@@ -59,7 +59,6 @@ def scarce(number: int, times: int) -> Callable[[str], socket.socket | None]:
 
 NOBODY = 65534
 as_root = pytest.mark.engine
-"""Only root can give a file to another user."""
 NO_SOCKET = "{path} is a link or no socket: register the path of the hook server's own socket"
 FAULTS = {
     "directory of all": ("chmod 1777 .", "{folder} can be written by everybody, who could"),
@@ -68,7 +67,6 @@ FAULTS = {
     "file": ("rm l.sock; touch l.sock", NO_SOCKET),
     "another user": (f"chown {NOBODY}:{NOBODY} l.sock", f"{{path}} belongs to user {NOBODY}: run the hook"),
 }
-"""Directories that other users can write in are tested in test_listener.py."""
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,6 @@ OF_CLIENTS = [
     _queries("POST /v1.41/containers/f25e/stop?t=10", _GO, "Content-Length: 0"),
     _queries("POST /v1.41/containers/f25e/attach?stream=1", _CLI, _TEXT, *_TCP, "Content-Length: 0", upgrade="tcp"),
     _queries("POST /v1.41/exec/f25e/start", _CLI, _JSON, *_TCP, "Content-Length: 28", upgrade="tcp"),
-    _queries("DELETE /v1.41/containers/f25e?force=1&v=1", _GO),
     _queries("POST /v1.41/build?q=1", _CLI, _TAR, "X-Registry-Config: e30=", "Transfer-Encoding: chunked"),
     _queries("POST /session", _CLI, *_SESSION, "X-Docker-Expose-Session-Grpc-Method: /a/B", upgrade="h2c"),
     _queries("GET /version", *_SDK, "Connection: keep-alive"),

@@ -121,7 +121,6 @@ def test_length_changes_only_framing_and_answer_is_like_dockerd() -> None:
 
 
 SHORT = 200
-"""Bodies are split at every index up to this one."""
 
 
 def fed(body: Body, stream: bytes, cuts: list[int]) -> int:
@@ -338,7 +337,6 @@ EDITED: list[tuple[str, Edit, str]] = [
 
 @pytest.mark.parametrize(("before", "edit", "after"), EDITED)
 def test_edit_rewrites_json_text(before: str, edit: Edit, after: str) -> None:
-    """What changes nothing gives the same object."""
     text = before.encode()
     result = rewrite(text, edit)
     assert result.decode() == after
@@ -379,7 +377,6 @@ VALUES = NUMBERS | st.builds(json.dumps, NESTED, ensure_ascii=st.booleans(), ind
 @settings(max_examples=examples(300))
 @given(st.data(), st.booleans())
 def test_bytes_outside_changed_values_are_unchanged(data: st.DataObject, exact: bool) -> None:
-    """The stdlib's parser reads the same, before and after."""
     names = data.draw(st.lists(KEYS, max_size=4, unique_by=fold))
     puts = {name: data.draw(st.integers(-9, 9) | TEXTS) for name in names if data.draw(st.booleans())}
     before, desired = "", ""

@@ -308,7 +308,6 @@ FINAL_ACTIONS = [("boundary", 1, 0), *(("stream window", stream, 2**24) for stre
 @settings(max_examples=examples(300))
 @given(st.lists(ACTIONS, max_size=60))
 def test_data_arrive_in_order_within_windows(actions: list[tuple[str, int, int]]) -> None:
-    """The test counts the windows as a peer by RFC 9113."""
     sender, source, window, given, returned = started(), started(), http2.DEFAULT_WINDOW, 0, 0
     sender.stream_windows.update({1: 0, 3: 0})
     initial, windows = window, {1: window, 3: window, 5: 2**31}

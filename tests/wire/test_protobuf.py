@@ -134,7 +134,6 @@ EDITED |= {f"unchanged: {name}": (message, edits, message) for name, (message, e
 
 @pytest.mark.parametrize(("before", "edits", "after"), EDITED.values(), ids=EDITED)
 def test_edit_rewrites_message(before: bytes, edits: dict[int, Edit], after: bytes) -> None:
-    """What changes nothing gives the same object."""
     result = rewrite(before, edits)
     assert rewrite(result, edits) is result
     assert result == after
@@ -157,7 +156,6 @@ def test_nested_message_is_copied_once() -> None:
 TEXTS = st.text(max_size=4)
 MAPS = st.dictionaries(TEXTS, TEXTS, max_size=3)
 STRANGE = [UNKNOWN, b"\x12\x01a", b"\x30\x01", b"\x9b\x06\x0b\x0c\x9c\x06", b"\x99\x06" + bytes(8)]
-"""Unknown fields, fields of another wire type, a group and a double."""
 PARTS = st.one_of(
     INT64.map(lambda number: Resources(cpu_quota=number).SerializeToString()),
     TEXTS.map(lambda text: Resources(cpuset_cpus=text).SerializeToString()),
