@@ -184,7 +184,6 @@ CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.H
 
 
 def attempt(breaker: Breaker, reason: Reason | None, now: float = START) -> bool:
-    """Make an attempt with this result; return whether it was admitted."""
     number = breaker.admit("a socket", now)
     if number is not None:
         breaker.end(number, reason, now)

@@ -90,7 +90,6 @@ class Rig:
         return {labels[0]: value for (gauge, labels), value in self.metrics.gauges.items() if gauge == name}
 
     def events(self) -> list[tuple[str, ...]]:
-        """Return kind, hook server and text of the events."""
         events = shown_of(self.metrics.events)
         return [(event["kind"], event["hookServer"], event.get("text", "")) for event in events]
 

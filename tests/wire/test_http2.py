@@ -430,7 +430,6 @@ def decode(block: bytes, strict: bool = False) -> list[Header]:
 
 
 def string(text: bytes, coded: bool = False) -> bytes:
-    """Return an encoded short string, plain or as Huffman."""
     raw = huffman(text) if coded else text
     return bytes((len(raw) | coded << 7,)) + raw
 

@@ -228,6 +228,9 @@ async def test_absence_of_server_is_reported_without_call(path: str, client: Una
         assert client.peer().connection == 1, "the check has left no connection"
         connection = await answered(client, server)
         assert client.absence() == ""
+        connection.send(PING)
+        await answered(client, server, connection)  # the ACK precedes the request
+        await asyncio.sleep(unary.ACK_SECONDS)
         call = start(client)
         await connection.request()
         connection.close()
