@@ -1,32 +1,31 @@
-"""Disabled hook servers: their periods, the mask and the reports, with a file of the test's own in virtual time.
-
-That is fault matrix H13.
-"""
+"""Disabled hook servers: their periods, the mask and the reports, in virtual time (fault matrix H13)."""
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.files import StateFile
 from runtimeproxy.plugins import disabling
 from runtimeproxy.plugins.disabling import Disabled, Disabling, MaskError, encode, parse
+from runtimeproxy.relay.eventloop import run_in_daemon_thread
 from tests.fakes.clock import virtual_time
 
 BEGIN = 1_000_000_000.0
 """The virtual time's second 0 on the machine's clock: 2001-09-09T01:46:40Z."""
 BY = "uid 0, pid 7"
 Log = pytest.LogCaptureFixture
-T = TypeVar("T")
 
 
-class FakeFile:
-    """A mask's file in memory, whose ``fault`` is raised, and which waits for ``gate``."""
+class Desk:
+    """The disabled hook servers, on a clock that may be set; their file is in memory.
+
+    The file raises ``fault``, and waits for ``gate``; ``changed`` are the names after each change.
+    """
 
     path = "/state/a.json"
 
@@ -36,36 +35,27 @@ class FakeFile:
         self.begun = self.writes = 0
         self.gate = threading.Event()
         self.gate.set()
+        self.set_by = 0.0
+        self.changed: list[list[str]] = []
+        self.disabling = Disabling(self, lambda: self.changed.append(self.names), self.wall)  # type: ignore[arg-type]
 
-    def read(self) -> tuple[bytes, object]:
+    def _access(self) -> None:
         self.gate.wait()
         if self.fault:
             raise self.fault
+
+    def read(self) -> tuple[bytes, object]:
+        self._access()
         return encode(self.retained), 1
 
     def write(self, content: bytes) -> None:
         self.begun += 1
-        self.gate.wait()
-        if self.fault:
-            raise self.fault
+        self._access()
         self.retained = parse(content)
         self.writes += 1
 
-
-class Desk:
-    """The disabled hook servers, on a clock that may be set; ``changed`` are the names after each change."""
-
-    def __init__(self, file: FakeFile) -> None:
-        self.set_by = 0.0
-        self.changed: list[list[str]] = []
-        self.file = file
-        self.disabling = Disabling(file, self._note, self.wall)  # type: ignore[arg-type]
-
     def wall(self) -> float:
         return BEGIN + asyncio.get_running_loop().time() + self.set_by
-
-    def _note(self) -> None:
-        self.changed.append(self.names)
 
     async def disable(self, name: str, seconds: float | None = None, reason: str = "hangs") -> tuple[str, ...]:
         return await self.disabling.disable(name, reason, BY, seconds)
@@ -77,138 +67,109 @@ class Desk:
 
 @pytest.fixture
 def desk() -> Desk:
-    return Desk(FakeFile())
+    return Desk()
 
 
 @pytest.fixture(autouse=True)
-def log(caplog: Log) -> Log:
+def log(caplog: Log, monkeypatch: pytest.MonkeyPatch) -> Log:
+    """Do the file's work immediately: a thread does not fit into virtual time."""
+
+    async def run(work: Callable[[], object]) -> object:
+        return work()
+
+    monkeypatch.setattr(disabling, "run_in_daemon_thread", run)
     caplog.set_level("INFO")
     return caplog
 
 
-@pytest.fixture
-def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do the file's work immediately: a thread does not fit into virtual time."""
-
-    async def run(work: Callable[[], T]) -> T:
-        return work()
-
-    monkeypatch.setattr(disabling, "run_in_daemon_thread", run)
-
-
-def immediately(test: Callable[..., object]) -> Callable[..., object]:
-    """Run a test in virtual time, with a file that works immediately."""
-    return virtual_time(pytest.mark.usefixtures("inline")(test))
-
-
-@immediately
+@virtual_time
 async def test_disabled_hook_server_is_retained_until_enabled(desk: Desk, log: Log) -> None:
     assert await desk.disable("a") == ()
     assert await desk.disable("b") == ()
-    assert (desk.names, desk.file.retained) == (["a", "b"], desk.disabling.names)
+    assert (desk.names, desk.retained) == (["a", "b"], desk.disabling.names)
     assert await desk.disabling.enable("a") == ()
-    assert (desk.names, list(desk.file.retained)) == (["b"], ["b"])
+    assert (desk.names, list(desk.retained)) == (["b"], ["b"])
     assert desk.changed == [["a"], ["a", "b"], ["b"]]
+    since = f"is disabled from now on (by {BY}, since 2001-09-09T01:46:40.000Z): hangs"
     assert [(line.levelname, line.getMessage()) for line in log.records] == [
-        *(
-            ("WARNING", f"hook server {name} is disabled from now on (by {BY}, since 2001-09-09T01:46:40.000Z): hangs")
-            for name in "ab"
-        ),
+        *(("WARNING", f"hook server {name} {since}") for name in "ab"),
         ("INFO", "hook server a is enabled again: an operator has enabled it"),
     ]
     assert all(not vars(line)["limited"] for line in log.records)
 
 
-@immediately
-async def test_repeated_disable_changes_reason_and_end_only(desk: Desk) -> None:
+@virtual_time
+async def test_repeated_disable_or_clock_change_moves_end(desk: Desk) -> None:
     await desk.disable("a", 100)
     await asyncio.sleep(10)
     await desk.disable("a", None, "gone")
     assert desk.disabling.names == {"a": Disabled("gone", BY, BEGIN)}
     await asyncio.sleep(1000)
     assert desk.names == ["a"]
+    assert await desk.disabling.enable("b") == ("it was not disabled",)
+    assert (len(desk.changed), desk.writes) == (2, 2)
+    for set_by, seconds, rests in ((3500.0, 3600, ((101, []),)), (3400.0, 60, ((61, ["a"]), (100, [])))):
+        await desk.disable("a", seconds)
+        desk.set_by = set_by  # the machine's clock is changed
+        for rest, names in rests:
+            await asyncio.sleep(rest)
+            assert desk.names == names
     await desk.disable("a", 5)
     desk.disabling.stop()
     await asyncio.sleep(1000)
     assert desk.names == ["a"], "no check follows the stop"
-    assert await desk.disabling.enable("b") == ("it was not disabled",)
-    assert (len(desk.changed), desk.file.writes) == (3, 3)
 
 
-@immediately
+@virtual_time
 async def test_expired_period_enables_and_is_logged(desk: Desk, log: Log) -> None:
     for name, seconds in (("hour", 3600), ("second", 1), ("good", None), ("minute", 60)):
         await desk.disable(name, seconds)
     log.clear()
-    disabled = ["hour", "second", "good", "minute"]
+    disabled = desk.names
     for at, ended in ((1, "second"), (60, "minute"), (3600, "hour")):
         await asyncio.sleep(at - 0.1 - asyncio.get_running_loop().time())
         assert desk.names == disabled
         await asyncio.sleep(0.2)
         disabled.remove(ended)
-        assert desk.names == disabled
+        assert desk.names == disabled == desk.changed[-1]
     await asyncio.sleep(86_400)
-    assert desk.changed[4:] == [["hour", "good", "minute"], ["hour", "good"], ["good"]]
+    assert len(desk.changed) == 7
     why = "disable period expired"
     assert log.messages == [f"hook server {name} is enabled again: {why}" for name in ("second", "minute", "hour")]
 
 
-@immediately
-async def test_clock_change_moves_end_of_period(desk: Desk) -> None:
-    await desk.disable("a", 3600)
-    desk.set_by = 3500.0
-    await asyncio.sleep(101)
-    assert desk.names == []
-    await desk.disable("a", 60)
-    desk.set_by = 3400.0
-    await asyncio.sleep(61)
-    assert desk.names == ["a"]
-    await asyncio.sleep(100)
-    assert desk.names == []
-
-
-@immediately
+@virtual_time
 async def test_next_start_loads_unexpired_entries(log: Log) -> None:
-    retained = FakeFile(
-        a_over=Disabled("a", BY, BEGIN - 9, BEGIN - 1),
-        a_over_too=Disabled("a", BY, BEGIN - 9, BEGIN),
-        b_soon=Disabled("it", BY, BEGIN, BEGIN + 5),
-        good=Disabled("gone", BY, BEGIN),
-    )
-    desk = Desk(retained)
+    over = {"over": Disabled("a", BY, BEGIN - 9, BEGIN - 1), "over_too": Disabled("a", BY, BEGIN - 9, BEGIN)}
+    desk = Desk(**over, soon=Disabled("it", BY, BEGIN, BEGIN + 5), stays=Disabled("gone", BY, BEGIN))
     await desk.disabling.load()
-    assert desk.names == ["b_soon", "good"]
+    assert (desk.names, desk.writes) == (["soon", "stays"], 0)
+    by = f"(by {BY}, since 2001-09-09T01:46:40.000Z)"
     assert [line.getMessage() for line in log.records if line.levelname == "WARNING"][2:] == [
-        f"hook server b_soon is disabled until 2001-09-09T01:46:45.000Z (by {BY}, since 2001-09-09T01:46:40.000Z): it",
-        f"hook server good is disabled (by {BY}, since 2001-09-09T01:46:40.000Z): gone",
+        f"hook server soon is disabled until 2001-09-09T01:46:45.000Z {by}: it",
+        f"hook server stays is disabled {by}: gone",
     ]
-    assert retained.writes == 0
     await asyncio.sleep(6)
-    assert desk.names == ["good"]
+    assert desk.names == ["stays"]
     await desk.disable("new")
-    assert list(retained.retained) == ["good", "new"], "expired entries are not retained"
+    assert list(desk.retained) == ["new", "stays"], "expired entries are not retained"
 
 
-@immediately
+@virtual_time
 async def test_disable_without_file_lasts_until_restart() -> None:
-    disabling = Disabling(None, lambda: None)
-    await disabling.load()
+    desk = Disabling(None, lambda: None)
+    await desk.load()
     note = "a restart of the proxy enables it again: there is no file for it (--state-dir=none)"
-    assert await disabling.disable("a", "hangs", BY) == (note,)
-    assert await disabling.enable("a") == ()
-    assert (disabling.names, disabling.fault) == ({}, "")
+    assert (await desk.disable("a", "hangs", BY), await desk.enable("a")) == ((note,), ())
+    assert (desk.names, desk.fault) == ({}, "")
 
 
-@immediately
-async def test_invalid_disable_is_refused_without_change(desk: Desk) -> None:
+@virtual_time
+async def test_disable_above_bounds_is_refused_without_change(desk: Desk) -> None:
     for name, reason, seconds in (("", "hangs", None), ("a", "", None), ("a", "hangs", 0.5)):
         with pytest.raises(ConfigError, match=r"can have this name: |reason: |for: 0\.5 s is not a time"):
             await desk.disable(name, seconds, reason)
-    assert (desk.names, desk.changed, desk.file.writes) == ([], [], 0)
-
-
-@immediately
-async def test_number_of_disabled_names_is_bounded(desk: Desk) -> None:
+    assert (desk.names, desk.changed, desk.writes) == ([], [], 0)
     for number in range(disabling.MAX_NAMES):
         await desk.disable(str(number))
     with pytest.raises(ConfigError, match="100 hook servers are disabled, which is the most: enable one first"):
@@ -220,81 +181,55 @@ async def test_number_of_disabled_names_is_bounded(desk: Desk) -> None:
 FAULTS = [(MaskError("/state/a.json is bad"), "/state/a.json is bad"), (RuntimeError(), "no thread can be started")]
 
 
-@immediately
+@virtual_time
 @pytest.mark.parametrize(("fault", "reported"), FAULTS, ids=["bad", "no thread"])
-async def test_bad_file_disables_none_and_accepts_changes(
-    desk: Desk, log: Log, fault: Exception, reported: str
-) -> None:
-    desk.file.fault = fault
+async def test_bad_file_disables_none(desk: Desk, log: Log, fault: Exception, reported: str) -> None:
+    desk.fault = fault
     await desk.disabling.load()
     (line,) = log.records
-    assert (line.levelname, line.getMessage()) == ("ERROR", desk.disabling.fault)
+    assert (line.levelname, line.getMessage(), desk.names) == ("ERROR", desk.disabling.fault, [])
     assert reported in desk.disabling.fault
     remedy = ": no hook server is disabled by it; remove it, and disable again what must not run"
     assert desk.disabling.fault.endswith(remedy)
-    assert desk.names == []
     (note,) = await desk.disable("a")
     assert note.startswith("a restart of the proxy enables it again: ")
     assert reported in note
     assert reported in desk.disabling.fault
-    assert desk.names == ["a"]
     assert log.messages[-1].endswith(": disabled hook servers are enabled again after a restart")
     (note,) = await desk.disabling.enable("a")
     assert note.startswith("a restart of the proxy may disable it again: ")
-    assert (desk.names, desk.changed) == ([], [["a"], []])
-    desk.file.fault = None
-    assert await desk.disable("a") == ()
-    assert desk.disabling.fault == ""
+    assert desk.changed == [["a"], []]
+    desk.fault = None
+    assert (await desk.disable("a"), desk.disabling.fault) == ((), "")
 
 
 async def test_silent_file_delays_neither_start_nor_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a mount whose server is unavailable."""
     monkeypatch.setattr(disabling, "PATIENCE_SECONDS", 0.05)
-    desk.file.gate.clear()
+    monkeypatch.setattr(disabling, "run_in_daemon_thread", run_in_daemon_thread)
+    desk.gate.clear()
     await desk.disabling.load()
     assert desk.disabling.fault.startswith("/state/a.json does not answer: no hook server is disabled by it")
     wait = "a restart of the proxy enables it again: /state/a.json does not answer"
-    assert [await desk.disable(name) for name in "ab"] == [(wait,), (wait,)]
-    assert desk.names == ["a", "b"]
-    assert desk.file.begun == 1, "the second write waits for the first: the last one must win"
-    desk.file.gate.set()
+    assert ([await desk.disable(name) for name in "ab"], desk.names) == ([(wait,), (wait,)], ["a", "b"])
+    assert desk.begun == 1, "the second write waits for the first: the last one must win"
+    desk.gate.set()
     async with asyncio.timeout(20):
         await asyncio.gather(*desk.disabling._writes)
-    assert (list(desk.file.retained), desk.disabling.fault) == (["a", "b"], "")
+    assert (list(desk.retained), desk.disabling.fault) == (["a", "b"], "")
 
 
-PERMANENT = Disabled("gone", "root", 1_000_000_000.0)
-BOTH = {"gpu": Disabled("hangs since the update", "uid 0, pid 7", BEGIN + 0.25, BEGIN + 3600.25), "koordlet": PERMANENT}
-SHOWN = {
-    "reason": "hangs since the update",
-    "by": "uid 0, pid 7",
-    "since": "2001-09-09T01:46:40.250Z",
-    "until": "2001-09-09T02:46:40.250Z",
-}
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> StateFile:
-    tmp_path.chmod(0o700)
-    return disabling.mask_file(str(tmp_path), "/run/a.sock")
-
-
-def test_written_mask_is_read(file: StateFile, tmp_path: Path) -> None:
-    assert file.path == str(tmp_path / "run-a.sock.disabled.json")
-    assert disabling.read(file) == {}
-    for content in (BOTH, {"koordlet": PERMANENT}, {}):
-        file.write(encode(content))
-        assert disabling.read(file) == content
-    assert json.loads(encode(BOTH)) == {"schemaVersion": 1, "disabled": {"gpu": SHOWN, "koordlet": PERMANENT.shown()}}
-    assert PERMANENT.shown()["until"] is None
-
-
-def entry(**changes: object) -> bytes:
-    return json.dumps({"schemaVersion": 1, "disabled": {"a": {**SHOWN, **changes}}}).encode()
+PERMANENT = Disabled("gone", "root", BEGIN)
+BOTH = {"gpu": Disabled("hangs", BY, BEGIN + 0.25, BEGIN + 3600.25), "koordlet": PERMANENT}
+SHOWN = {"reason": "hangs", "by": BY, "since": "2001-09-09T01:46:40.250Z", "until": "2001-09-09T02:46:40.250Z"}
 
 
 def of(disabled: object, version: object = 1) -> bytes:
     return json.dumps({"schemaVersion": version, "disabled": disabled}).encode()
+
+
+def entry(**changes: object) -> bytes:
+    return of({"a": {**SHOWN, **changes}})
 
 
 UNFORMED = [
@@ -302,19 +237,25 @@ UNFORMED = [
     *(of({"a": {key: SHOWN[key] for key in ("by", "since")}}), entry(reason="a\nERROR b"), entry(reason="a" * 201)),
     *(entry(by=0), entry(since="2001-09-09T01:46:40"), entry(until="tomorrow"), entry(until=7)),
 ]
-BAD = [
-    *((content, "is not JSON") for content in (b"", encode(BOTH)[:50], b"\xff\x00", b"[" * 100_000)),
-    *((content, "does not have the form that the proxy writes") for content in UNFORMED),
-    (of({}, 2), "does not have schemaVersion 1"),
-]
+BAD = [*((content, "is not JSON") for content in (b"", encode(BOTH)[:50], b"\xff\x00", b"[" * 100_000))]
+BAD += [*((content, "does not have the form that the proxy writes") for content in UNFORMED)]
+BAD += [(of({}, 2), "does not have schemaVersion 1")]
 
 
-@pytest.mark.parametrize(("content", "why"), BAD, ids=lambda value: repr(value)[:40])
-def test_foreign_mask_content_is_refused(file: StateFile, content: bytes, why: str) -> None:
-    file.write(content)
-    with pytest.raises(MaskError) as raised:
-        disabling.read(file)
-    assert str(raised.value) == f"{file.path} {why}"
+def test_written_mask_is_read_and_foreign_content_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    file = disabling.mask_file(str(tmp_path), "/run/a.sock")
+    assert file.path == str(tmp_path / "run-a.sock.disabled.json")
+    assert disabling.read(file) == {}
+    for content in (BOTH, {"koordlet": PERMANENT}, {}):
+        file.write(encode(content))
+        assert disabling.read(file) == content
+    assert json.loads(encode(BOTH)) == {"schemaVersion": 1, "disabled": {"gpu": SHOWN, "koordlet": PERMANENT.shown()}}
+    assert PERMANENT.shown()["until"] is None
+    for foreign, why in BAD:
+        file.write(foreign)
+        with pytest.raises(MaskError, match=f"^{re.escape(file.path)} {why}$"):
+            disabling.read(file)
 
 
 def test_reason_name_and_seconds_are_bounded() -> None:

@@ -1,13 +1,11 @@
-"""The listening socket: one owner, its mode at every moment, untouched files of others; systemd's sockets.
+"""The listening socket: its one owner and modes; systemd's sockets (fault matrix P4, P6, P8 and X5, promise 17)."""
 
-That is fault matrix P4, P6 and X5, promise 17.
-"""
-
+import asyncio
 import contextlib
 import errno
-import fcntl
 import grp
 import os
+import re
 import signal
 import socket
 import stat
@@ -23,17 +21,22 @@ import pytest
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.files import folder_fault
+from runtimeproxy.relay import acceptor
 from runtimeproxy.relay import listener as listener_module
 from runtimeproxy.relay.listener import Listener, inherited, listen
+from tests.fakes.descriptors import no_descriptors
+from tests.patience import until
+
+Patch = pytest.MonkeyPatch
+Log = pytest.LogCaptureFixture
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a directory that no other user can write in, whatever the umask of the run."""
-    path = tmp_path / "run"
-    path.mkdir(mode=0o700)
-    path.chmod(0o700)
-    return path
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o700)
+    return tmp_path / "run"
 
 
 def mode_of(path: Path) -> int:
@@ -41,11 +44,9 @@ def mode_of(path: Path) -> int:
 
 
 def talk(path: Path, listening: socket.socket) -> bytes:
-    listening.setblocking(True)
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
-        accepted, _ = listening.accept()
-        with accepted:
+        with listening.accept()[0] as accepted:
             client.sendall(b"hello")
             return accepted.recv(5)
 
@@ -58,12 +59,11 @@ def bind(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.soc
 
 def listen_elsewhere(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM, clients: int = 0) -> list[socket.socket]:
     """Listen as another program, with its backlog filled by clients; the caller closes the sockets."""
-    sockets = [bind(path, kind)]
+    sockets = [bind(path, kind), *(socket.socket(socket.AF_UNIX) for _ in range(clients))]
     if kind is socket.SOCK_STREAM:
         sockets[0].listen(0 if clients else 8)
-    for _ in range(clients):
-        sockets.append(socket.socket(socket.AF_UNIX))
-        sockets[-1].connect(str(path))
+    for client in sockets[1:]:
+        client.connect(str(path))
     return sockets
 
 
@@ -82,12 +82,22 @@ def nobodys_folder() -> Iterator[str]:
 
 
 def test_listener_replaces_stale_socket_and_removes_its_own(folder: Path) -> None:
+    """Of concurrent starts one succeeds."""
+
+    def attempt(path: Path) -> Listener | None:
+        try:
+            return listen(str(path))
+        except ConfigError:
+            return None
+
     longest = folder / ("n" * (107 - len(os.fsencode(folder)) - 1))
     for path in (folder / "a.sock", longest):
         bind(path).close()  # as a killed process leaves it
-        for _ in range(2):
-            listener = listen(str(path))
-            assert not listener.socket.getblocking()
+        for starts in (100, 1):
+            with ThreadPoolExecutor(10) as threads:
+                (listener,) = filter(None, threads.map(attempt, [path] * starts))
+            with pytest.raises(BlockingIOError):
+                listener.socket.accept()  # the other starts did not even connect
             assert listener.socket.getsockname() == listener.path == str(path)
             assert talk(path, listener.socket) == b"hello"
             listener.close()
@@ -97,12 +107,17 @@ def test_listener_replaces_stale_socket_and_removes_its_own(folder: Path) -> Non
 
 @pytest.mark.parametrize(("mode", "umask"), [(0o600, 0), (0o660, 0o022), (0o666, 0o777)])
 def test_socket_mode_is_independent_of_umask(folder: Path, mode: int, umask: int) -> None:
+    """So are the modes of created directories."""
+    (folder / "link").symlink_to(".")
     before = os.umask(umask)
     try:
         listener = listen(str(folder / "a.sock"), mode=mode)
+        if umask == 0:
+            listen(str(folder / "link" / "x" / "y" / "z" / "a.sock")).close()
     finally:
         os.umask(before)
     assert mode_of(folder / "a.sock") == mode
+    assert umask or [mode_of(folder / name) for name in ("x", "x/y", "x/y/z")] == [0o755, 0o755, 0o700]
     listener.close()
 
 
@@ -148,9 +163,7 @@ time.sleep(float(sys.argv[2]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "free"), [(0.3, True), (30.0, False)])
-def test_start_waits_for_child_of_killed_proxy(
-    folder: Path, seconds: float, free: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_waits_for_child_of_killed_proxy(folder: Path, seconds: float, free: bool, monkeypatch: Patch) -> None:
     """It listens until it notices the end of its parent."""
     monkeypatch.setattr(listener_module, "ORPHAN_SECONDS", 20.0 if free else 0.1)
     command = [sys.executable, "-c", KILLED, str(folder / "a.sock"), str(seconds)]
@@ -163,13 +176,6 @@ def test_start_waits_for_child_of_killed_proxy(
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(killed.pid, signal.SIGKILL)
-
-
-def test_socket_whose_group_cannot_be_set_is_removed() -> None:
-    with nobodys_folder() as folder:
-        with pytest.raises(ConfigError, match=r"cannot listen on .*: Operation not permitted"):
-            listen(f"{folder}/a.sock", mode=0o660, group="1")
-        assert os.listdir(folder) == ["a.sock.lock"]
 
 
 NO_SOCKET = "a.sock exists and is not a socket; remove it"
@@ -232,16 +238,10 @@ def test_group_can_enter_created_directory(tmp_path: Path) -> None:
         for path, its_mode in ((tmp_path / spelling / "a.sock", 0o660), (tmp_path / spelling, 0o750)):
             assert (mode_of(path), path.lstat().st_gid) == (its_mode, group.gr_gid)
         listener.close()
-
-
-def test_created_directory_modes_are_independent_of_umask(folder: Path) -> None:
-    (folder / "link").symlink_to(".")
-    before = os.umask(0)
-    try:
-        listen(str(folder / "link" / "x" / "y" / "z" / "a.sock")).close()
-    finally:
-        os.umask(before)
-    assert [mode_of(folder / name) for name in ("x", "x/y", "x/y/z")] == [0o755, 0o755, 0o700]
+    with nobodys_folder() as folder:
+        with pytest.raises(ConfigError, match=r"cannot listen on .*: Operation not permitted"):
+            listen(f"{folder}/a.sock", mode=0o660, group="1")
+        assert os.listdir(folder) == ["a.sock.lock"], "a socket whose group cannot be set is removed"
 
 
 CAN_ENTER = [(0o710, GROUP), *((0o711, group) for group in OTHER_GROUPS)]
@@ -249,16 +249,13 @@ CANNOT = [(0o740, GROUP), (0o705, GROUP), *((0o750, group) for group in OTHER_GR
 
 
 @pytest.mark.parametrize(("mode", "group"), CAN_ENTER + CANNOT)
-def test_directory_closed_to_group_is_logged(
-    folder: Path, caplog: pytest.LogCaptureFixture, mode: int, group: int
-) -> None:
+def test_directory_closed_to_group_is_logged(folder: Path, caplog: Log, mode: int, group: int) -> None:
     os.chown(folder, -1, group)
     folder.chmod(mode)
     listen(str(folder / "a.sock"), mode=0o660, group=str(GROUP)).close()
     assert (mode_of(folder), folder.lstat().st_gid) == (mode, group)
     warning = f"group {GROUP} cannot enter {folder}, so it cannot use the socket: chgrp the directory to the group"
-    lines = [(record.levelname, record.getMessage().startswith(warning)) for record in caplog.records]
-    assert lines == ([("WARNING", True)] if (mode, group) in CANNOT else [])
+    assert [line.startswith(warning) for line in caplog.messages] == [True] * ((mode, group) in CANNOT)
 
 
 FOLDERS = [(0o700, 0, 0, ""), (0o755, os.geteuid(), 12345, ""), (0o755, 65534, 0, "belongs to user 65534")]
@@ -270,24 +267,6 @@ FOLDERS += [(0o777, 0, 0, OPEN), (0o1777, 0, 0, OPEN)]
 def test_directory_writable_for_others_is_refused(mode: int, user: int, group: int, fault: str) -> None:
     status = os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, user, group, 0, 0, 0, 0))
     assert folder_fault(status, group_id=999) == fault
-
-
-def test_concurrent_starts_create_one_listener(folder: Path) -> None:
-    path = folder / "a.sock"
-    bind(path).close()
-
-    def attempt(_: int) -> Listener | None:
-        try:
-            return listen(str(path))
-        except ConfigError:
-            return None
-
-    with ThreadPoolExecutor(10) as threads:
-        (listener,) = filter(None, threads.map(attempt, range(100)))
-    with pytest.raises(BlockingIOError):
-        listener.socket.accept()  # the other starts did not even connect
-    assert talk(path, listener.socket) == b"hello"
-    listener.close()
 
 
 def test_withdrawn_socket_serves_pending_clients_and_is_locked(folder: Path) -> None:
@@ -316,21 +295,16 @@ def test_listener_reports_and_keeps_replaced_socket(folder: Path, handed_over: b
     path.unlink()
     if replaced_by:
         path.write_text(replaced_by)
-    holder = "its socket unit" if handed_over else "the proxy"
     words = "is no longer the proxy's socket: it was removed or replaced; restart"
-    assert listener.fault() == f"{path} {words} {holder}"
+    assert listener.fault() == f"{path} {words} {'its socket unit' if handed_over else 'the proxy'}"
     assert listener.withdraw() is not handed_over
     listener.close()
-    assert listener.fault() == "the socket is closed"
-    assert path.exists() == bool(replaced_by)
+    assert (listener.fault(), path.exists()) == ("the socket is closed", bool(replaced_by))
+    with bind(folder / "b.sock") as sock:
+        assert Listener(sock, "/no/such/path").fault() == "", "a path of another mount namespace is no fault"
 
 
-def test_path_of_another_mount_namespace_is_no_fault(folder: Path) -> None:
-    with bind(folder / "a.sock") as sock:
-        assert Listener(sock, "/no/such/path").fault() == ""
-
-
-def test_socket_that_cannot_be_removed_stays_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_socket_that_cannot_be_removed_stays_with_one_warning(caplog: Log) -> None:
     with nobodys_folder() as folder, socket.socket(socket.AF_UNIX) as early, socket.socket(socket.AF_UNIX) as late:
         listener = listen(f"{folder}/a.sock")
         os.chmod(folder, 0o500)
@@ -350,94 +324,106 @@ def test_socket_that_cannot_be_removed_stays_with_one_warning(caplog: pytest.Log
 class Systemd:
     """Hands sockets over to this process: at descriptors from 500 on in place of 3."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.sockets = contextlib.ExitStack()
+    def __init__(self, monkeypatch: Patch, folder: Path) -> None:
+        self.folder, self.sockets = folder, contextlib.ExitStack()
         monkeypatch.setattr(listener_module, "_FIRST_FD", 500)
 
-    def listen(self, path: Path, mode: int = 0o600) -> socket.socket:
-        sock = self.sockets.enter_context(bind(path))
+    def listen(self, name: str, mode: int = 0o600) -> socket.socket:
+        sock = self.sockets.enter_context(bind(self.folder / name))
         sock.listen()
-        path.chmod(mode)
+        (self.folder / name).chmod(mode)
         return sock
 
     def hand_over(self, names: str, *given: socket.socket | IO[str]) -> dict[str, Listener]:
         for at, descriptor in enumerate(given):
-            assert fcntl.fcntl(descriptor, fcntl.F_DUPFD, 500) == 500 + at
+            os.dup2(descriptor.fileno(), 500 + at)
         environ = {"LISTEN_FDS": str(len(given)), "LISTEN_PID": str(os.getpid()), "LISTEN_FDNAMES": names, "OTHER": "1"}
         try:
-            listeners = inherited(environ)
-        except ConfigError:
-            for at in range(len(given)):
-                with contextlib.suppress(OSError):
-                    os.close(500 + at)
-            raise
+            return inherited(environ)
         finally:
             assert environ == {"OTHER": "1"}
-        return listeners
 
 
 @pytest.fixture
-def systemd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Systemd]:
-    made = Systemd(monkeypatch)
+def systemd(monkeypatch: Patch, tmp_path: Path) -> Iterator[Systemd]:
+    made = Systemd(monkeypatch, tmp_path)
     with made.sockets:
         yield made
+    os.closerange(500, 503)
 
 
 @pytest.mark.parametrize("names", ["runtimeproxy.socket", "admin", "metrics:runtimeproxy:admin"])
 def test_inherited_sockets_are_used_by_name_and_remain(tmp_path: Path, systemd: Systemd, names: str) -> None:
     order = names.removesuffix(".socket").split(":")
-    given = [systemd.listen(tmp_path / name) for name in order]
-    listeners = systemd.hand_over(names, *given)
+    listeners = systemd.hand_over(names, *map(systemd.listen, order))
     assert list(listeners) == order
     for name, listener in listeners.items():
         assert listener.path == str(tmp_path / name)
-        assert not listener.socket.getblocking()
-        assert not listener.socket.get_inheritable()
-        assert not listener.withdraw()
+        sock = listener.socket
+        assert (sock.getblocking(), sock.get_inheritable(), listener.withdraw()) == (False, False, False)
         assert talk(tmp_path / name, listener.socket) == b"hello"
         listener.close()
         assert (tmp_path / name).exists()
 
 
+COUNT = "LISTEN_FDS is '2', with"
 REFUSED_NAMES = {
-    "": "LISTEN_FDS is '2', with 1 names: give each socket unit one ListenStream=, and FileDescriptorName= one",
-    "runtimeproxy:admin:metrics": "LISTEN_FDS is '2', with 3 names",
+    "": f"{COUNT} 1 names: give each socket unit one ListenStream=, and FileDescriptorName= one",
+    "runtimeproxy:admin:metrics": f"{COUNT} 3 names",
     "runtimeproxy:runtimeproxy": "LISTEN_FDNAMES: the name 'runtimeproxy' is there twice",
     "runtimeproxy:unknown": "LISTEN_FDNAMES: the name 'unknown' is unknown",
 }
 
 
-@pytest.mark.parametrize(("names", "problem"), REFUSED_NAMES.items())
-def test_wrong_inherited_names_are_refused(tmp_path: Path, systemd: Systemd, names: str, problem: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        systemd.hand_over(names, *(systemd.listen(tmp_path / name) for name in "ab"))
-    assert str(refused.value).startswith(problem)
-
-
-def test_inherited_descriptor_of_another_kind_is_refused(tmp_path: Path, systemd: Systemd) -> None:
+def test_wrong_inherited_names_or_sockets_are_refused(tmp_path: Path, systemd: Systemd) -> None:
+    ours = str(os.getpid())
+    ignored = [{}, {"LISTEN_FDS": "1"}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_PID": ours}]
+    for environ in (*ignored, {"LISTEN_FDS": "0", "LISTEN_PID": ours}):
+        assert (inherited(environ), environ) == ({}, {}), "variables of other processes are removed"
+    given = [*map(systemd.listen, "ab")]
+    for names, problem in REFUSED_NAMES.items():
+        with pytest.raises(ConfigError, match=re.escape(problem)):
+            systemd.hand_over(names, *given)
     with (
         bind(tmp_path / "idle") as idle,
         bind(tmp_path / "datagram", socket.SOCK_DGRAM) as datagram,
         socket.create_server(("127.0.0.1", 0)) as internet,
         (tmp_path / "file").open("w") as file,
     ):
-        for given in (idle, datagram, internet, file):
-            with pytest.raises(
-                ConfigError, match="is not a socket" if given is file else "not a listening unix stream"
-            ):
-                systemd.hand_over("runtimeproxy.socket", given)
+        for other in (idle, datagram, internet, file):
+            problem = "is not a socket" if other is file else "not a listening unix stream"
+            with pytest.raises(ConfigError, match=problem):
+                systemd.hand_over("runtimeproxy.socket", other)
 
 
 @pytest.mark.parametrize("mode", [0o660, 0o604])
-def test_inherited_admin_socket_with_wide_mode_is_refused(tmp_path: Path, systemd: Systemd, mode: int) -> None:
-    with pytest.raises(ConfigError) as refused:
-        systemd.hand_over("admin", systemd.listen(tmp_path / "0", mode))
-    assert str(refused.value) == f"{tmp_path}/0 has the mode {mode:04o}: set SocketMode=0600 in the unit of admin"
+def test_inherited_admin_socket_with_wide_mode_is_refused(systemd: Systemd, mode: int) -> None:
+    with pytest.raises(ConfigError, match=f"/0 has the mode {mode:04o}: set SocketMode=0600 in the unit of admin"):
+        systemd.hand_over("admin", systemd.listen("0", mode))
 
 
-def test_listen_variables_of_other_processes_are_removed() -> None:
-    ours = str(os.getpid())
-    ignored = [{}, {"LISTEN_FDS": "1"}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_PID": ours}]
-    for environ in (*ignored, {"LISTEN_FDS": "0", "LISTEN_PID": ours}):
-        assert inherited(environ) == {}
-        assert environ == {}
+async def test_accept_pauses_after_shortage_of_descriptors(folder: Path, monkeypatch: Patch, caplog: Log) -> None:
+    monkeypatch.setattr(acceptor, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(acceptor, "BATCH", 2)
+    sockets = [*listen_elsewhere(folder / "a.sock"), *(socket.socket(socket.AF_UNIX) for _ in range(3))]
+    sockets[0].setblocking(False)
+    for client in sockets[1:]:
+        client.connect(str(folder / "a.sock"))
+    accepted: list[socket.socket] = []
+    made = acceptor.Acceptor(asyncio.get_running_loop(), sockets[0], accepted.append)
+    with no_descriptors():
+        made.accept()
+    made.stop()
+    await asyncio.sleep(0.05)
+    assert not accepted, "none is accepted after a stop"
+    made.accept()
+    assert len(accepted) == 2, "one batch"
+    caplog.clear()
+    with no_descriptors():
+        made.start()
+        await until(lambda: len(caplog.records) == 2)
+    assert caplog.records[1].created - caplog.records[0].created >= 0.01
+    await until(lambda: len(accepted) == 3)
+    made.stop()
+    for sock in sockets + accepted:
+        sock.close()

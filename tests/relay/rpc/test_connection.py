@@ -1,10 +1,6 @@
-"""The unary client on real sockets, against a scripted peer with every fault.
-
-The meaning of a call's frames is tested in tests/relay/rpc/test_framing.py. The lack of descriptors: fault matrix P8.
-"""
+"""The unary client on real sockets, against a scripted peer with every fault (no descriptors: fault matrix P8)."""
 
 import asyncio
-import errno
 import os
 import socket
 import time
@@ -12,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,14 +20,82 @@ from runtimeproxy.relay.rpc.connection import CallFailed, Kind, Peer, Shortage, 
 from runtimeproxy.wire import http2
 from tests.fakes.descriptors import no_descriptors
 from tests.fakes.faults import full_backlog
-from tests.relay.peers import Connection, Server, answer, serve
+from tests.fakes.server import StreamServer
+from tests.relay.rpc.test_framing import Frame, answer
 from tests.relay.test_dial import scarce
 
+Patch = pytest.MonkeyPatch
 METHOD = "/package.Service/Method"
 LONG_SECONDS = 10.0
-"""Seconds of a deadline that no test waits for."""
 SHORT_SECONDS = 0.05
+ONE_AT_A_TIME = {http2.MAX_CONCURRENT_STREAMS: 1}
 PING = http2.frame(http2.PING, 0, 0, bytes(8))
+
+
+class Connection:
+    """A scripted peer's side of a connection, which a test controls frame by frame."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.send, self.close = writer.write, writer.transport.abort
+        self.writer, self._reader = writer, reader
+        self._frames, self._pending = http2.FrameBuffer(2**24), deque[Frame]()
+
+    async def begin(self, settings: dict[int, int]) -> None:
+        assert await self._reader.readexactly(len(http2.PREFACE)) == http2.PREFACE
+        self.send(http2.settings(settings) + http2.SETTINGS_ACK)
+
+    async def next(self, kind: int) -> Frame:
+        """Return the next frame of a type; those before it are dropped. Raises EOFError at the end."""
+        while True:
+            while self._pending:
+                frame = self._pending.popleft()
+                if frame[0] == kind:
+                    return frame
+            data = b""
+            with suppress(ConnectionResetError):  # closed with unread bytes of ours
+                data = await self._reader.read(2**16)
+            if not data:
+                raise EOFError
+            self._pending += self._frames.feed(data)
+
+    async def request(self) -> int:
+        return (await self.next(http2.HEADERS))[2]
+
+    async def notified(self) -> None:
+        """Wait until the client has read all sent bytes."""
+        self.send(PING)
+        await self.next(http2.PING)
+
+    async def ended(self) -> None:
+        with pytest.raises(EOFError):
+            await self.request()
+
+
+class Server(StreamServer):
+    """A scripted HTTP/2 server, which sends nothing by itself unless it ``begins`` with SETTINGS."""
+
+    def __init__(self, path: str, settings: dict[int, int] | None = None, *, begins: bool = True) -> None:
+        super().__init__(path, self.accept)
+        self.open: list[Connection] = []
+        self._settings, self._begins = settings or {}, begins
+        self._connections: asyncio.Queue[Connection] = asyncio.Queue()
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open.append(connection := Connection(reader, writer))
+        with suppress(EOFError):  # it closed immediately
+            if self._begins:
+                await connection.begin(self._settings)
+            self._connections.put_nowait(connection)
+
+    async def connection(self) -> Connection:
+        async with asyncio.timeout(20):
+            return await self._connections.get()
+
+    async def stop(self) -> None:
+        await super().stop()
+        for connection in self.open:
+            connection.close()
+        Path(self._path).unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -47,13 +112,7 @@ async def client(path: str) -> AsyncIterator[UnaryClient]:
 
 @pytest.fixture
 async def server(path: str) -> AsyncIterator[Server]:
-    async with serve(path) as made:
-        yield made
-
-
-@pytest.fixture
-async def one_at_a_time(path: str) -> AsyncIterator[Server]:
-    async with serve(path, {http2.MAX_CONCURRENT_STREAMS: 1}) as made:
+    async with Server(path) as made:
         yield made
 
 
@@ -87,50 +146,26 @@ async def queried(client: UnaryClient, server: Server) -> tuple[asyncio.Task[byt
     return call, connection, await connection.request()
 
 
-async def ended(connection: Connection) -> None:
-    """Wait for the end of a connection without more calls."""
-    with pytest.raises(EOFError):
-        await connection.next(http2.HEADERS)
-
-
-async def notified(connection: Connection) -> None:
-    """Wait until the client has read all sent bytes."""
-    connection.send(PING)
-    await connection.next(http2.PING)
-
-
-async def test_requests_of_one_read_are_sent_in_one_write(
-    client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_of_one_read_are_one_write(client: UnaryClient, server: Server, monkeypatch: Patch) -> None:
     connection = await answered(client, server)
-    requests: list[int] = []
-    write = Endpoint.write
+    write, requests = Endpoint.write, list[int]()
 
     def count(end: Endpoint, data: bytes) -> None:
         requests.append(data.count(METHOD.encode()))
         write(end, data)
 
-    async def call_twice() -> None:
-        for _ in range(2):
-            await client.call(METHOD, b"", LONG_SECONDS)
-
     monkeypatch.setattr(Endpoint, "write", count)
-    fibers: list[Fiber[None]] = [Fiber(loop=asyncio.get_running_loop()) for _ in range(3)]
+    fibers: list[Fiber[bytes]] = [Fiber(loop=asyncio.get_running_loop()) for _ in range(3)]
     for fiber in batch.iterate(deque(fibers)):
-        fiber.start(call_twice())
-    for _ in range(2):
-        streams = [await connection.request() for _ in fibers]
-        connection.send(b"".join(answer(stream, b"") for stream in streams))
+        fiber.start(client.call(METHOD, b"", LONG_SECONDS))
+    connection.send(b"".join([answer(await connection.request(), b"") for _ in fibers]))
     await asyncio.gather(*fibers)
-    assert requests == [len(fibers), len(fibers)]
-
-
-async def test_call_without_remaining_time_does_not_dial(path: str) -> None:
-    client = UnaryClient(path, dialler=lambda path: pytest.fail("it was dialled"))
-    assert (await failing(client.call(METHOD, b"", 0.0))).kind is Kind.DEADLINE
+    assert requests == [len(fibers)]
 
 
 async def test_missing_peer_fails_immediately(path: str, client: UnaryClient) -> None:
+    undialled = UnaryClient(path, dialler=lambda path: pytest.fail("it was dialled without remaining time"))
+    assert (await failing(undialled.call(METHOD, b"", 0.0))).kind is Kind.DEADLINE
     for reason in ("No such file or directory", "Connection refused"):
         failed = await asyncio.wait_for(failing(client.call(METHOD, b"", LONG_SECONDS)), LONG_SECONDS / 2)
         assert (failed.code, failed.kind, failed.text) == (14, Kind.UNREACHABLE, f"{path}: {reason}")
@@ -141,43 +176,61 @@ async def test_missing_peer_fails_immediately(path: str, client: UnaryClient) ->
 
 
 async def test_peer_changes_with_socket_and_connection(path: str, client: UnaryClient) -> None:
-    async with serve(path) as server:
+    """A replaced socket is dialled, and calls on the earlier one end."""
+    async with Server(path) as old:
         first = client.peer()
         assert first.connection == 1
-        await answered(client, server)
+        await answered(client, old)
         assert client.peer() == first
         await client.close()
         assert client.peer() == Peer(first.socket, 0)
-        await answered(client, server)
+        await answered(client, old)
         assert client.peer() == Peer(first.socket, 2)
         assert (await failing_soon(client)).kind is Kind.DEADLINE
         assert client.peer() == Peer(first.socket, 0)
-    async with serve(path) as server:
-        second = client.peer()
-        assert second.socket not in (None, first.socket)
-        assert second.connection == 3
-        connection = await answered(client, server)
-        call = start(client)
-        await connection.request()
-        connection.close()
-        assert (await failing(call)).kind is Kind.BROKEN
-        assert client.peer() == Peer(second.socket, 0)
-        call, connection, _ = await queried(client, server)
-        await client.close()
-        assert (await failing(call)).kind is Kind.UNREACHABLE, "and a later call dials again"
-        await ended(connection)
-        await answered(client, server)
-
-
-SILENT = "listens, but has not answered as a gRPC server"
+        earlier, before, stream = await queried(client, old)
+        os.rename(path, f"{path}.old")
+        async with Server(path) as new:
+            second = client.peer()
+            assert second.socket not in (None, first.socket)
+            assert second.connection == 4
+            connection = await answered(client, new)
+            before.send(answer(stream, b"old"))
+            assert await earlier == b"old"
+            await before.ended()
+            call = start(client)
+            await connection.request()
+            connection.close()
+            assert (await failing(call)).kind is Kind.BROKEN
+            assert client.peer() == Peer(second.socket, 0)
+            call, connection, _ = await queried(client, new)
+            await client.close()
+            assert (await failing(call)).kind is Kind.UNREACHABLE, "and a later call dials again"
+            await connection.ended()
+            await answered(client, new)
+    os.unlink(f"{path}.old")
 
 
 async def test_absence_of_server_is_reported_without_call(path: str, client: UnaryClient) -> None:
-    async with serve(path) as server:
-        assert client.absence() == f"{path}: {SILENT}"
+    def dialler(path: str) -> socket.socket:
+        raise UntrustedSocket("user 7 listens there")
+
+    silent = f"{path}: listens, but has not answered as a gRPC server"
+    async with full_backlog(path):
+        assert client.absence() == silent
+        assert (await failing_soon(client)).kind is Kind.DEADLINE
+        assert UnaryClient(path, dialler=dialler).absence() == "user 7 listens there"
+        with no_descriptors():
+            assert client.absence() == "", "the proxy itself lacks descriptors"
+    Path(path).unlink(missing_ok=True)
+    async with Server(path) as server:
+        assert client.absence() == silent
         assert client.peer().connection == 1, "the check has left no connection"
         connection = await answered(client, server)
         assert client.absence() == ""
+        connection.send(PING)
+        await answered(client, server, connection)  # the ACK precedes the request
+        await asyncio.sleep(unary.ACK_SECONDS)
         call = start(client)
         await connection.request()
         connection.close()
@@ -188,50 +241,7 @@ async def test_absence_of_server_is_reported_without_call(path: str, client: Una
         os.rename(f"{path}.away", path)
 
 
-async def test_absence_is_reported_for_untrusted_and_full_servers(path: str, client: UnaryClient) -> None:
-    def dialler(path: str) -> socket.socket:
-        raise UntrustedSocket("user 7 listens there")
-
-    async with full_backlog(path):
-        assert client.absence() == f"{path}: {SILENT}"
-        assert (await failing_soon(client)).kind is Kind.DEADLINE
-        assert UnaryClient(path, dialler=dialler).absence() == "user 7 listens there"
-        with no_descriptors():
-            assert client.absence() == "", "the proxy itself lacks descriptors"
-
-
-async def test_replaced_socket_is_dialled_and_earlier_calls_end(path: str, client: UnaryClient) -> None:
-    async with serve(path) as old:
-        earlier, first, stream = await queried(client, old)
-        os.rename(path, path + ".old")
-        async with serve(path) as new:
-            await answered(client, new)
-            first.send(answer(stream, b"old"))
-            assert await earlier == b"old"
-            await ended(first)
-            assert (old.accepted, new.accepted) == (1, 1)
-    os.unlink(path + ".old")
-
-
-async def test_ping_is_acknowledged_on_idle_connection(client: UnaryClient, server: Server) -> None:
-    connection = await answered(client, server)
-    for _ in range(2):
-        await notified(connection)
-    connection.send(PING)
-    await asyncio.sleep(unary.ACK_SECONDS / 2)
-    await answered(client, server, connection)
-    await asyncio.sleep(unary.ACK_SECONDS)
-
-
-@pytest.mark.parametrize("number", SCARCE, ids=errno.errorcode.get)
-async def test_shortage_is_waited_for(path: str, server: Server, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unary, "SCARCE_RETRY_SECONDS", 0.01)
-    client = UnaryClient(path, dialler=scarce(number, 3))
-    await answered(client, server)
-    await client.close()
-
-
-async def test_lasting_shortage_fails_call_with_own_error(client: UnaryClient, server: Server) -> None:
+async def test_shortage_is_waited_for(path: str, client: UnaryClient, server: Server, monkeypatch: Patch) -> None:
     with no_descriptors():
         there = client.peer()
         assert there.socket is not None
@@ -242,19 +252,16 @@ async def test_lasting_shortage_fails_call_with_own_error(client: UnaryClient, s
     assert failed.text == "the proxy itself lacks what it needs: Too many open files"
     assert (await failing_soon(client)).kind is Kind.DEADLINE
     assert client.peer() == Peer((there.socket[0], True), 0)  # type: ignore[index]
+    await server.connection()
+    monkeypatch.setattr(unary, "SCARCE_RETRY_SECONDS", 0.01)
+    for number in SCARCE:
+        patient = UnaryClient(path, dialler=scarce(number, 3))
+        await answered(patient, server)
+        await patient.close()
 
 
-async def test_reset_at_deadline_counts_as_deadline(
-    client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As from a server whose own timer fires first."""
-    monkeypatch.setattr(unary, "_AT_THE_DEADLINE_SECONDS", LONG_SECONDS)
-    call, connection, stream = await queried(client, server)
-    connection.send(http2.rst_stream(stream, http2.CANCEL))
-    assert (await failing(call)).kind is Kind.DEADLINE
-
-
-async def test_cancel_retains_connection_and_deadline_retires_it(client: UnaryClient, server: Server) -> None:
+async def test_deadline_ends_connection_unlike_cancel(client: UnaryClient, server: Server, monkeypatch: Patch) -> None:
+    """A reset at the deadline is one, as from a server whose own timer fires first."""
     call, connection, stream = await queried(client, server)
     call.cancel()
     assert (await connection.next(http2.RST_STREAM))[2:] == (stream, b"\0\0\0\x08")
@@ -266,8 +273,11 @@ async def test_cancel_retains_connection_and_deadline_retires_it(client: UnaryCl
     await answered(client, server, connection)
     assert (await failing_soon(client)).kind is Kind.DEADLINE
     assert (await connection.next(http2.RST_STREAM))[2:] == (5, b"\0\0\0\x08")
-    await ended(connection)
-    await answered(client, server)
+    await connection.ended()
+    monkeypatch.setattr(unary, "_AT_THE_DEADLINE_SECONDS", LONG_SECONDS)
+    call, connection, stream = await queried(client, server)
+    connection.send(http2.rst_stream(stream, http2.CANCEL))
+    assert (await failing(call)).kind is Kind.DEADLINE
 
 
 async def test_calls_end_at_deadline_when_peer_does_not_read(path: str, client: UnaryClient) -> None:
@@ -284,8 +294,8 @@ async def test_reading_pauses_when_pinging_peer_does_not_read(client: UnaryClien
     pings = 100_000
     call = start(client)
     connection = await server.connection()
-    transport = connection.writer.transport
-    transport.pause_reading()  # type: ignore[attr-defined]
+    transport: Any = connection.writer.transport
+    transport.pause_reading()
     connection.send(PING * pings)
     stuck = 0
     async with asyncio.timeout(20):
@@ -293,7 +303,7 @@ async def test_reading_pauses_when_pinging_peer_does_not_read(client: UnaryClien
             stuck = transport.get_write_buffer_size()
             await asyncio.sleep(0.1)
     assert stuck > 500_000
-    transport.resume_reading()  # type: ignore[attr-defined]
+    transport.resume_reading()
     for _ in range(pings):
         await connection.next(http2.PING)
     connection.send(answer(1, b"x"))
@@ -301,8 +311,8 @@ async def test_reading_pauses_when_pinging_peer_does_not_read(client: UnaryClien
 
 
 @pytest.mark.parametrize("by", ["reset", "goaway"])
-async def test_unprocessed_call_is_sent_again(client: UnaryClient, server: Server, by: str) -> None:
-    """RFC 9113, 8.7."""
+async def test_unprocessed_call_is_sent_again(client: UnaryClient, server: Server, by: str, monkeypatch: Patch) -> None:
+    """RFC 9113, 8.7. It fails when the peer refuses it until its deadline."""
     call, connection, stream = await queried(client, server)
     if by == "reset":
         connection.send(http2.rst_stream(stream, http2.REFUSED_STREAM))
@@ -312,87 +322,76 @@ async def test_unprocessed_call_is_sent_again(client: UnaryClient, server: Serve
     again = await connection.request()
     connection.send(answer(again, b"x"))
     assert await call == b"x"
-    assert (again, server.accepted) == ((3, 1) if by == "reset" else (1, 2))
-
-
-async def test_call_fails_when_refused_until_deadline(
-    client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert (again, len(server.open)) == ((3, 1) if by == "reset" else (1, 2))
     monkeypatch.setattr(unary, "RETRY_SECONDS", LONG_SECONDS)
-    call, connection, stream = await queried(client, server)
-    connection.send(http2.rst_stream(stream, http2.REFUSED_STREAM))
+    call = start(client)
+    connection.send(http2.rst_stream(await connection.request(), http2.REFUSED_STREAM))
     assert isinstance(await failing(call), Unprocessed)
 
 
-async def test_waiting_calls_run_in_order_without_spurious_wakeup(client: UnaryClient, one_at_a_time: Server) -> None:
-    """If the peer accepts few at a time (RFC 9113, 5.1.2)."""
-    first, connection, stream = await queried(client, one_at_a_time)
-    await notified(connection)
-    calls = [first, *(start(client) for _ in range(5))]
-    assert (await failing_soon(client)).kind is Kind.DEADLINE
-    (link,) = client.links
-    link.room = None  # type: ignore[assignment,method-assign]  # a call that waits again would fail
-    for number, done in enumerate(calls):
+async def test_waiting_calls_run_in_order_without_spurious_wakeup(client: UnaryClient, path: str) -> None:
+    """If the peer accepts few at a time (RFC 9113, 5.1.2); they continue after the end of a connection."""
+    async with Server(path, ONE_AT_A_TIME) as server:
+        broken, connection, _ = await queried(client, server)
+        await connection.notified()
+        calls = [start(client) for _ in range(6)]
+        assert (await failing_soon(client)).kind is Kind.DEADLINE
+        connection.close()
+        assert (await failing(broken)).kind is Kind.BROKEN
+        connection = await server.connection()
+        stream = await connection.request()
+        await connection.notified()
+        (link,) = client.links
+        link.room = None  # type: ignore[assignment,method-assign]  # a call that waits again would fail
+        for number, done in enumerate(calls):
+            connection.send(answer(stream, b"x"))
+            assert await done == b"x"
+            assert [call.done() for call in calls].count(True) == number + 1
+            if done is not calls[-1]:
+                stream = await connection.request()
+        assert (stream, len(server.open)) == (11, 2)
+
+
+async def test_cancelled_call_passes_its_position_on(client: UnaryClient, path: str) -> None:
+    async with Server(path, ONE_AT_A_TIME) as server:
+        first, connection, stream = await queried(client, server)
+        await connection.notified()
+        second, third = start(client), start(client)
+        await asyncio.sleep(0.02)
+        (link,) = client.links
+        woken, wake = link.waiting[0], link._wake
+
+        def woken_and_cancelled() -> None:
+            wake()
+            if woken.done():
+                second.cancel()
+
+        link._wake = woken_and_cancelled  # type: ignore[method-assign]
         connection.send(answer(stream, b"x"))
-        assert await done == b"x"
-        assert [call.done() for call in calls].count(True) == number + 1
-        if done is not calls[-1]:
-            stream = await connection.request()
-    assert (stream, one_at_a_time.accepted) == (11, 1)
+        assert await first == b"x"
+        connection.send(answer(await connection.request(), b"y"))
+        assert await third == b"y"
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        assert link.calls.granted == 0
 
 
-async def test_waiting_calls_continue_after_connection_ends(client: UnaryClient, one_at_a_time: Server) -> None:
-    first, connection, _ = await queried(client, one_at_a_time)
-    await notified(connection)
-    waiting = start(client)
-    await asyncio.sleep(0.02)
-    connection.close()
-    assert (await failing(first)).kind is Kind.BROKEN
-    second = await one_at_a_time.connection()
-    second.send(answer(await second.request(), b"x"))
-    assert await waiting == b"x"
-
-
-async def test_cancelled_call_passes_its_position_on(client: UnaryClient, one_at_a_time: Server) -> None:
-    first, connection, stream = await queried(client, one_at_a_time)
-    await notified(connection)
-    second, third = start(client), start(client)
-    await asyncio.sleep(0.02)
-    (link,) = client.links
-    woken, wake = link.waiting[0], link._wake
-
-    def woken_and_cancelled() -> None:
-        wake()
-        if woken.done():
-            second.cancel()
-
-    link._wake = woken_and_cancelled  # type: ignore[method-assign]
-    connection.send(answer(stream, b"x"))
-    assert await first == b"x"
-    connection.send(answer(await connection.request(), b"y"))
-    assert await third == b"y"
-    with pytest.raises(asyncio.CancelledError):
-        await second
-    assert link.calls.granted == 0
-
-
-MISBEHAVIOUR: dict[str, Callable[[Connection], object]] = {
+Misbehaviour = Callable[[Connection], object]
+MISBEHAVIOUR: dict[str, Misbehaviour] = {
     "HTTP/1.1": lambda peer: peer.send(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"),
-    "end at once": Connection.close,
+    "immediate end": lambda peer: peer.close(),
     "half-close": lambda peer: peer.writer.write_eof(),
     "garbage": lambda peer: peer.send(http2.settings({}) + http2.SETTINGS_ACK + http2.rst_stream(1, 2) + b"\xff" * 20),
 }
 
 
-@pytest.mark.parametrize("misbehave", MISBEHAVIOUR.values(), ids=MISBEHAVIOUR)
-async def test_broken_peer_fails_call_once_and_next_call_redials(
-    path: str, client: UnaryClient, misbehave: Callable[[Connection], object]
-) -> None:
-    async with serve(path, begins=False) as server:
+@pytest.mark.parametrize("fault", MISBEHAVIOUR.values(), ids=MISBEHAVIOUR)
+async def test_broken_peer_fails_call_once_then_redials(path: str, client: UnaryClient, fault: Misbehaviour) -> None:
+    async with Server(path, begins=False) as server:
         call = start(client)
-        misbehave(await server.connection())
+        fault(await server.connection())
         assert (await failing(call)).kind is Kind.BROKEN
-        assert server.accepted == 1, "it was not tried again"
+        assert len(server.open) == 1, "it was not tried again"
         later = start(client)
         second = await server.connection()
         await second.begin({})
