@@ -13,11 +13,10 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from rich.console import Console
@@ -25,7 +24,7 @@ from rich.console import Console
 from runtimeproxy.admin.protocol import Refused
 from runtimeproxy.cli.commands import top
 from runtimeproxy.cli.shared.admin_client import AdminClient
-from runtimeproxy.cli.top.figures import Error, HookServer, Operation, Snapshot, View, samples_of, view
+from runtimeproxy.cli.top.figures import HookServer, Operation, Snapshot, View, samples_of, view
 from runtimeproxy.cli.top.screen import duration, screen
 from runtimeproxy.observe.events import PARTS
 from runtimeproxy.observe.metrics import Metrics
@@ -34,22 +33,20 @@ from tests.cli.conftest import Run
 from tests.docs import ROOT
 from tests.fakes.canned_admin import HANG, Answer, serving
 
-NOTHING = (None, None)
 OUTCOMES = {"agreed": 0, "failed": 0, "refused": 0, "unsettled": 0, "ended": 0}
-EMPTY = View(
-    *("0.9.0", "containerd", 20.0, None, True, [], 0, 0.0, 0.0, 0, 0, 0, [], dict.fromkeys(PARTS, NOTHING), [], [])
-)
+LATENCIES = dict.fromkeys(PARTS, (None, None))
+EMPTY = View(*("0.9.0", "containerd", 20.0, None, True, [], 0, 0.0, 0.0, 0, 0, 0, [], LATENCIES, [], []))
 OPERATION = Operation("CreateContainer", 1.25, {**OUTCOMES, "agreed": 5, "refused": 2}, frozenset({"refused"}))
 SERVER = HookServer("koordlet", "closed", "Ignore", 2.0, (0.002, 0.5), 3, last_error="PreStartContainer deadline")
-ERROR = ("16:01:02", "refused", "PreCreateContainer", "ns/pod/c", "gpu", "no GPU is left")
 
 
 def full(operations: int, servers: int, errors: int) -> View:
+    row = ("16:01:02", "refused", "PreCreateContainer", "ns/pod/c", "gpu")
     return replace(
         EMPTY,
         operations=[replace(OPERATION, name=f"Operation{at}") for at in range(operations)],
         hook_servers=[replace(SERVER, name=f"server{at}") for at in range(servers)],
-        errors=[(*ERROR[:5], f"error{at}") for at in range(errors)],
+        errors=[(*row, f"error{at}") for at in range(errors)],
     )
 
 
@@ -81,33 +78,27 @@ def test_frame_drops_parts_when_terminal_is_small() -> None:
     assert columns == [(False, False), (True, True), (False, True), (True, True)]
 
 
-STATES = [
-    (replace(EMPTY, ready=False, notes=["[-]runtime failed: x"]), "not ready", "[-]runtime failed: x"),
-    (replace(EMPTY, notes=["[~]store degraded: y"]), "ready, degraded", "[~]store degraded: y"),
-    (replace(EMPTY, ready=None), "ready unknown", ""),
-    (replace(EMPTY, missing="it hangs"), "no answer, these figures are old", "it hangs"),
-    (replace(EMPTY, interval=10.0, held=2, oldest=0.25), "ready", "held 2, oldest 250 ms"),
+STATES: list[tuple[dict[str, Any], str, str]] = [
+    ({"ready": False, "notes": ["[-]runtime failed: x"]}, "not ready", "[-]runtime failed: x"),
+    ({"notes": ["[~]store degraded: y"]}, "ready, degraded", "[~]store degraded: y"),
+    ({"ready": None}, "ready unknown", ""),
+    ({"missing": "it hangs"}, "no answer, these figures are old", "it hangs"),
+    ({"interval": 10.0, "held": 2, "oldest": 0.25}, "ready", "held 2, oldest 250 ms"),
 ]
 
 
-@pytest.mark.parametrize(("view", "state", "line"), STATES)
-def test_head_has_state(view: View, state: str, line: str) -> None:
-    frame = lines(view)
+@pytest.mark.parametrize(("differing", "state", "line"), STATES)
+def test_head_has_state(differing: dict[str, Any], state: str, line: str) -> None:
+    frame = lines(replace(EMPTY, **differing))
     assert f"   {state}   " in frame[0]
     assert any(line in text for text in frame)
 
 
 def test_names_cannot_control_terminal() -> None:
     evil = "\x1b[2J\n[red]x"
-    view = replace(
-        EMPTY,
-        notes=[evil],
-        operations=[replace(OPERATION, name=evil)],
-        hook_servers=[replace(SERVER, name=evil, last_error=evil, state=evil, policy=evil)],
-        errors=[(evil, evil, evil, evil, evil, evil)],
-        missing=evil,
-    )
-    frame = lines(view, 200)
+    server = replace(SERVER, name=evil, last_error=evil, state=evil, policy=evil)
+    parts = {"operations": [replace(OPERATION, name=evil)], "hook_servers": [server], "errors": [(evil,) * 6]}
+    frame = lines(replace(EMPTY, notes=[evil], missing=evil, **parts), 200)
     assert len([line for line in frame if "?[2J?[red]x" in line]) == 4  # the operation is next to the hook server
     assert not any("\x1b" in line for line in frame)
 
@@ -123,18 +114,18 @@ def test_duration_uses_suitable_unit() -> None:
 START = 1000.0
 
 
-def metrics() -> Metrics:
-    return Metrics(lambda: 0.0, "Containerd")
-
-
 def snapshot(recorded: Metrics, seconds: float, started: float | None = START, **more: Any) -> Snapshot:
     """Return what a proxy with these metrics answers so many seconds after its start."""
     return Snapshot(START + seconds, samples_of(figures(recorded, started)), **more)
 
 
-def two_moments() -> tuple[Snapshot, Snapshot]:
-    """Return the figures of 100 s and 104 s after the start; meanwhile there were four calls."""
-    recorded = metrics()
+@pytest.fixture
+def recorded() -> Metrics:
+    return Metrics(lambda: 0.0, "Containerd")
+
+
+def test_figures_are_of_interval_or_since_start(recorded: Metrics) -> None:
+    first = snapshot(recorded, 90)
     recorded.count("calls", "CreateContainer", "refused")
     recorded.count("calls_passed", "Version")
     recorded.observe("call_duration_seconds", 1.0, "CreateContainer", "own")
@@ -143,13 +134,10 @@ def two_moments() -> tuple[Snapshot, Snapshot]:
         recorded.count("calls", "CreateContainer", outcome)
         recorded.observe("call_duration_seconds", 0.004, "CreateContainer", "own")
     recorded.count("calls", "StopContainer", "agreed")
-    recorded.count("calls_passed", "Version")
-    recorded.count("calls_passed", "Status")
-    return earlier, snapshot(recorded, 104)
-
-
-def test_rates_and_latencies_are_of_interval() -> None:
-    shown = view(*two_moments())
+    for method in ("Version", "Status"):
+        recorded.count("calls_passed", method)
+    later = snapshot(recorded, 104)
+    shown = view(earlier, later)
     assert (shown.interval, shown.uptime, shown.passing) == (4.0, 104.0, 0.5)
     created = OUTCOMES | {"agreed": 2, "failed": 1, "refused": 1, "ended": 1}
     assert shown.operations == [
@@ -157,26 +145,16 @@ def test_rates_and_latencies_are_of_interval() -> None:
         Operation("StopContainer", 0.25, OUTCOMES | {"agreed": 1}),
     ]
     assert shown.parts["own"] == (pytest.approx(0.0035), pytest.approx(0.00497))
-
-
-def test_first_frame_covers_time_since_start() -> None:
-    earlier, later = two_moments()
     shown = view(None, later)
-    assert (shown.interval, shown.passing) == (None, 3 / 104)
+    assert (shown.interval, shown.passing, shown.operations[0].worse) == (None, 3 / 104, frozenset())
     assert [operation.rate for operation in shown.operations] == [5 / 104, 1 / 104]
-    assert shown.operations[0].worse == frozenset()
-    for other in (snapshot(metrics(), 3, started=START + 2), snapshot(metrics(), 90)):
-        assert view(earlier, other).interval is None, "another process, or a clock that went back"
-    shown = view(None, replace(later, samples=snapshot(metrics(), 9, started=None).samples))
+    restarted = snapshot(recorded, 110, started=START + 2)
+    assert [view(earlier, other).interval for other in (restarted, first)] == [None, None], "the clock may go back"
+    shown = view(None, snapshot(recorded, 9, started=None))
     assert (shown.uptime, shown.passing) == (None, None)
 
 
-def hook(name: str, **more: Any) -> dict[str, Any]:
-    return {"name": name, "state": "closed", "policy": "Ignore", "lastError": None, **more}
-
-
-def test_hook_servers_have_their_own_figures() -> None:
-    recorded = metrics()
+def test_hook_servers_have_their_own_figures(recorded: Metrics) -> None:
     recorded.count("hook_failures", "a", "PreStartContainer", "deadline")
     earlier = snapshot(recorded, 10)
     for name in ("a", "a", "b"):
@@ -184,7 +162,9 @@ def test_hook_servers_have_their_own_figures() -> None:
         recorded.observe("hook_call_duration_seconds", 20.0, name)
     recorded.count("hook_failures", "b", "PreStartContainer", "deadline")
     reported = {"time": "2026-11-25T16:00:00Z", "hook": "PreStartContainer", "reason": "deadline"}
-    hooks = [hook("a"), hook("b", state="open", policy="Fail", lastError=reported), hook("new")]
+    hook = {"state": "closed", "policy": "Ignore", "lastError": None}
+    hooks = [hook | {"name": name} for name in ("a", "b", "new")]
+    hooks[1] |= {"state": "open", "policy": "Fail", "lastError": reported}
     above = (math.inf, math.inf)
     assert view(earlier, snapshot(recorded, 12, hooks=hooks)).hook_servers == [
         HookServer("a", "closed", "Ignore", 1.0, above, 1),
@@ -197,39 +177,27 @@ TIME = "2026-11-25T16:01:02.123Z"
 REFUSED = {"number": 7, "time": TIME, "kind": "refused", "operation": "CreateContainer", "hook": "PreCreateContainer"}
 REFUSED |= {"namespace": "a", "pod": "b", "container": "c", "hookServer": "gpu", "reason": "refused", "text": "no GPU"}
 SLOW = {"time": TIME, "kind": "slow", "operation": "StopContainer", "containerId": "0" * 64}
-EVENTS: list[tuple[dict[str, Any], Error]] = [
-    (REFUSED, ("16:01:02", "refused", "PreCreateContainer", "a/b/c", "gpu", "no GPU")),
-    (SLOW, ("16:01:02", "slow", "StopContainer", "0" * 12, "", "")),
-    ({"kind": "refused", "reason": "refused"}, ("", "refused", "", "", "", "")),
-    ({"kind": "runtime_lost", "reason": "unavailable"}, ("", "runtime_lost", "", "", "", "unavailable")),
-]
+LOST = {"kind": "runtime_lost", "reason": "unavailable"}
 
 
-@pytest.mark.parametrize(("event", "error"), EVENTS)
-def test_error_row_shows_event_fields(event: dict[str, Any], error: Error) -> None:
-    assert view(None, snapshot(metrics(), 1, errors=[event])).errors == [error]
-
-
-SECONDS = 30.0
-"""How long a test waits for an expected output."""
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
-ALTERNATE, MAIN = "\x1b[?1049h", "\x1b[?1049l"
+def test_error_row_shows_event_fields(recorded: Metrics) -> None:
+    rows = [view(None, snapshot(recorded, 1, errors=[event])).errors for event in (REFUSED, SLOW, LOST)]
+    assert rows == [
+        [("16:01:02", "refused", "PreCreateContainer", "a/b/c", "gpu", "no GPU")],
+        [("16:01:02", "slow", "StopContainer", "0" * 12, "", "")],
+        [("", "runtime_lost", "", "", "", "unavailable")],
+    ]
 
 
 def answer_to_metrics(started: float = 1000.0, failed: int = 0) -> dict[str, Any]:
-    """Return an answer to metrics."""
     recorded = Metrics(lambda: 0.0, "Containerd")
     recorded.gauge("build_info", 1, "0.9.0", "3.11.2")
     gauges = {"held_calls": 3, "held_oldest_seconds": 4, "connections_open": 5, "store_pods": 6, "store_containers": 7}
     for name, value in gauges.items():
         recorded.gauge(name, value)
-    recorded.count("calls", "CreateContainer", "agreed")
-    for _ in range(failed):
-        recorded.count("calls", "CreateContainer", "failed")
+    for outcome in ["agreed", *["failed"] * failed]:
+        recorded.count("calls", "CreateContainer", outcome)
     return figures(recorded, started)
-
-
-BROKEN = Refused(500, "it is broken")
 
 
 @pytest.fixture
@@ -249,10 +217,9 @@ def test_top_prints_one_plain_frame_when_stdout_is_no_terminal(
     proxy["readyz"] = UNREADY
     code, out, err = run("runtimeproxy", "top", *flags, f"--admin-endpoint={tmp_path}/admin.sock")
     assert (code, err) == (0, "")
-    assert "runtimeproxy 0.9.0 Containerd   not ready" in out
-    assert "[-]runtime failed: nothing listens" in out
-    assert "since its start" in out
-    assert all(text in out for text in ("held 3, oldest 4 s", "connections 5", "pods 6", "containers 7")), out
+    words = ["runtimeproxy 0.9.0 Containerd   not ready", "[-]runtime failed: nothing listens", "since its start"]
+    words += ["held 3, oldest 4 s", "connections 5", "pods 6", "containers 7"]
+    assert [word for word in words if word not in out] == []
     assert re.search(r"^CreateContainer +0\.0 +1 +- ", out, re.MULTILINE)
     assert re.search(r"^gpu +ok +Fail ", out, re.MULTILINE)
     assert "\x1b" not in out
@@ -270,7 +237,7 @@ def test_events_are_read_once_and_again_after_restart(proxy: dict[str, Answer], 
     proxy["events"] = [{"number": 1, "kind": "stall"}]
     last = observer.inspect()
     assert [event["kind"] for event in last.errors] == ["stall"]
-    proxy["hooks"] = BROKEN
+    proxy["hooks"] = Refused(500, "it is broken")
     after = observer.inspect_or_last()
     assert (after.samples, after.missing) == (last.samples, "it is broken")
 
@@ -284,9 +251,13 @@ def test_top_reports_answer_of_other_version(
     run: Run, proxy: dict[str, Answer], tmp_path: Path, method: str, answer: Answer
 ) -> None:
     proxy[method] = answer
-    code, out, err = run("runtimeproxy", "top", f"--admin-endpoint={tmp_path}/admin.sock")
-    assert (code, out) == (1, "")
-    assert err == "runtimeproxy: error: the proxy's answer cannot be read: is it a proxy of this version?\n"
+    line = "runtimeproxy: error: the proxy's answer cannot be read: is it a proxy of this version?\n"
+    assert run("runtimeproxy", "top", f"--admin-endpoint={tmp_path}/admin.sock") == (1, "", line)
+
+
+SECONDS = 30.0
+"""How long a test waits for an expected output."""
+ESCAPES, ALTERNATE, MAIN = r"\x1b\[[0-9;?]*[a-zA-Z]", "\x1b[?1049h", "\x1b[?1049l"
 
 
 class Terminal:
@@ -298,19 +269,22 @@ class Terminal:
         self.before = termios.tcgetattr(self.slave)
         self.read = ""
         environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-        self.process = subprocess.Popen(
-            ["setsid", "--ctty", sys.executable, "-m", "runtimeproxy", "top", f"--admin-endpoint={path}/admin.sock"],
-            stdin=self.slave,
-            stdout=self.slave,
-            stderr=self.slave,
-            env={**environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)},
-        )
+        environ |= {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "runtimeproxy", "top", f"--admin-endpoint={path}/admin.sock"]
+        files = dict.fromkeys(("stdin", "stdout", "stderr"), self.slave)
+        self.process = subprocess.Popen(["setsid", "--ctty", *command], **files, env=environ)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+        os.close(self.slave)
 
     def resize(self, width: int, height: int) -> None:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-
-    def type(self, keys: str) -> None:
-        os.write(self.master, keys.encode())
 
     def until(self, text: str) -> str:
         """Return the output up to a text, without escapes and older output; the following output is buffered."""
@@ -320,52 +294,35 @@ class Terminal:
                 pytest.fail(f"{text!r} did not come; the last output is {self.read[-2000:]!r}")
             self.read += os.read(self.master, 65536).decode(errors="replace")
         before, _, self.read = self.read.partition(text)
-        return _ESCAPES.sub("", before)
+        return re.sub(ESCAPES, "", before)
 
-    def ended(self) -> int:
-        """Return the program's exit code once it has restored the terminal."""
+    def end(self, by: str | signal.Signals) -> int:
+        """Type a key or send a signal; return the program's exit code once it has restored the terminal."""
+        if isinstance(by, str):
+            os.write(self.master, by.encode())
+        else:
+            self.process.send_signal(by)
         self.until(MAIN)
         code = self.process.wait(SECONDS)
         assert termios.tcgetattr(self.slave) == self.before
         return code
 
 
-@contextmanager
-def terminal(path: Path) -> Iterator[Terminal]:
-    opened = Terminal(path)
-    try:
-        yield opened
-    finally:
-        opened.process.kill()
-        opened.process.wait()
-        os.close(opened.master)
-        os.close(opened.slave)
-
-
-ENDS: dict[str, Callable[[Terminal], object]] = {
-    "q": lambda shown: shown.type("q"),
-    "Ctrl-C": lambda shown: shown.type("\x03"),
-    "SIGTERM": lambda shown: os.kill(shown.process.pid, signal.SIGTERM),
-    "SIGHUP": lambda shown: os.kill(shown.process.pid, signal.SIGHUP),
-}
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("proxy")
-@pytest.mark.parametrize("end", ENDS)
-def test_terminal_is_restored_at_every_end(tmp_path: Path, end: str) -> None:
-    with terminal(tmp_path) as shown:
+@pytest.mark.parametrize("end", ["q", "\x03", signal.SIGTERM, signal.SIGHUP])
+def test_terminal_is_restored_at_every_end(tmp_path: Path, end: str | signal.Signals) -> None:
+    with Terminal(tmp_path) as shown:
         shown.until(ALTERNATE)
         shown.until("ERRORS, UTC")
-        ENDS[end](shown)
-        assert shown.ended() == 0
+        assert shown.end(end) == 0
         assert "Traceback" not in shown.read
 
 
 @pytest.mark.slow
 def test_frames_follow_proxy_and_terminal_size(proxy: dict[str, Answer], tmp_path: Path) -> None:
     """Keys are handled while the proxy hangs, too."""
-    with terminal(tmp_path) as shown:
+    with Terminal(tmp_path) as shown:
         shown.until("since its start")
         proxy["metrics"] = answer_to_metrics(failed=42)
         shown.until("42")
@@ -373,9 +330,8 @@ def test_frames_follow_proxy_and_terminal_size(proxy: dict[str, Answer], tmp_pat
         shown.until("LAST ERROR")
         shown.resize(80, 24)
         assert "LAST ERROR" not in shown.until("ERRORS, UTC").rpartition("HOOK SERVER")[2]
-        proxy["hooks"] = BROKEN
+        proxy["hooks"] = Refused(500, "it is broken")
         shown.until("it is broken")
         proxy["metrics"] = HANG
         shown.until("no answer")
-        shown.type("q")
-        assert shown.ended() == 0
+        assert shown.end("q") == 0
