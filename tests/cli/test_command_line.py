@@ -173,12 +173,10 @@ def test_error_outside_run_has_own_line_and_exit_code(run: Run, monkeypatch: pyt
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", [{0}, {2}, {0, 1, 2}], ids=str)
 def test_closed_standard_files_are_opened_at_start(tmp_path: Path, closed: set[int]) -> None:
-    code = (
-        "import os, sys; from runtimeproxy import app, cli;"
-        "files = lambda: [os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)];"
-        f"app.run = lambda config: print(*files(), file=open({str(tmp_path / 'seen')!r}, 'w'));"
-        "sys.exit(cli.koord_runtime_proxy())"
-    )
+    code = "import os, sys; from runtimeproxy import app, cli;"
+    code += "files = lambda: [os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)];"
+    code += f"app.run = lambda config: print(*files(), file=open({str(tmp_path / 'seen')!r}, 'w'));"
+    code += "sys.exit(cli.koord_runtime_proxy())"
     shell = " ".join(f"{fd}>&-" if fd in closed else f"{fd}<>/dev/zero" for fd in range(3))
     command = ["bash", "-c", f'exec "$0" "$@" {shell}', sys.executable, "-c", code]
     subprocess.run(command, cwd=ROOT, timeout=60, check=True)
@@ -219,14 +217,9 @@ def start(program: str, arguments: str, then: str = "", **environ: str) -> subpr
     # A shell's background job ignores SIGINT, and so would the program that it starts.
     script = f'set -o pipefail; env --default-signal=INT "$0" -c "$1" {arguments} {then}'
     path = f"{environ.pop('PYTHONPATH', '')}:{ROOT}"
-    return subprocess.run(
-        ["bash", "-c", script, sys.executable, code],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": path, "LC_ALL": "C", "TERM": "xterm-256color", **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    environ |= {"PATH": "/usr/bin:/bin", "PYTHONPATH": path, "LC_ALL": "C", "TERM": "xterm-256color"}
+    command = ["bash", "-c", script, sys.executable, code]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
 
 
 @pytest.mark.slow
@@ -298,9 +291,8 @@ def test_command_ends_when_reader_closes_pipe(admin_endpoint: str, command: str,
 @pytest.mark.slow
 def test_interrupt_ends_following_silently(admin_endpoint: str) -> None:
     command = ["env", "--default-signal=INT", sys.executable, "-m", "runtimeproxy", "events", "-f", "--no-headers"]
-    with subprocess.Popen(
-        [*command, f"--admin-endpoint={admin_endpoint}"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    command.append(f"--admin-endpoint={admin_endpoint}")
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert b"plugin_added" in process.stdout.readline()
         os.kill(process.pid, signal.SIGINT)
