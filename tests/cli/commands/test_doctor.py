@@ -3,7 +3,8 @@
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,89 +20,82 @@ from tests.docs import DOCS
 from tests.doctor.conftest import Made
 
 CANARY = "canary-4711"
-DOCTOR = ("runtimeproxy", "doctor")
+Examined = Callable[..., tuple[int, str, str]]
+"""Runs doctor with these flags on checks with these findings."""
 
 
-def last_line(failed: int = 0, warning: int = 0, unknown: int = 0, skipped: int = 0) -> str:
-    warnings = "1 warning" if warning == 1 else f"{warning} warnings"
-    return f"runtimeproxy doctor: {failed} failed, {warnings}; not checked: {unknown} unknown, {skipped} skipped\n"
+@pytest.fixture
+def doctor(run: Run, monkeypatch: pytest.MonkeyPatch) -> Examined:
+    examine = table.examine
+
+    def doctor(*flags: str, **findings: tuple[Finding, ...]) -> tuple[int, str, str]:
+        checks = [Check(check_id, "", lambda machine, found=found: found) for check_id, found in findings.items()]
+        monkeypatch.setattr(table, "examine", partial(examine, checks=checks) if checks else examine)
+        return run("runtimeproxy", "doctor", *flags)
+
+    return doctor
 
 
-def check(check_id: str, *findings: Finding) -> Check:
-    return Check(check_id, f"what {check_id} is", lambda machine: findings)
+def last_line(failed: int = 0, warning: str = "0 warnings", unknown: int = 0, skipped: int = 0) -> str:
+    return f"runtimeproxy doctor: {failed} failed, {warning}; not checked: {unknown} unknown, {skipped} skipped\n"
 
 
-def set_checks(monkeypatch: pytest.MonkeyPatch, *checks: Check) -> None:
-    def examine(machine: Machine) -> Iterator[tuple[Check, Finding]]:
-        return examined(machine, checks)
-
-    examined = table.examine
-    monkeypatch.setattr(table, "examine", examine)
-
-
-def test_doctor_prints_one_line_per_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_prints_one_line_per_finding(doctor: Examined, monkeypatch: pytest.MonkeyPatch) -> None:
     """One finding is about a file with a hostile name."""
-    set_checks(monkeypatch, check("a", ok("well")), check("long-id", failed("bad\x1b[2J\nname", "mend it")))
-    lines = ["CHECK     VERDICT   WHY", "a         ok        well", "long-id   failed    bad?[2J?name -> mend it", ""]
-    assert run(*DOCTOR) == (1, "\n".join(lines), last_line(failed=1))
-    well, bad = json.loads(run(*DOCTOR, "-o", "json")[1])
-    assert [well, bad] == yaml.safe_load(run(*DOCTOR, "-o", "yaml")[1])
+    examined = partial(doctor, a=(ok("well"),), long=(failed("bad\x1b[2J\nname", "mend it"),))
+    lines = ["CHECK   VERDICT   WHY", "a       ok        well", "long    failed    bad?[2J?name -> mend it", ""]
+    assert examined() == (1, "\n".join(lines), last_line(failed=1))
+    well, bad = json.loads(examined("-o", "json")[1])
+    assert [well, bad] == yaml.safe_load(examined("-o", "yaml")[1])
     assert (well["verdict"], well["do"]) == ("ok", None)
-    shown = {"check": "long-id", "verdict": "failed", "why": "bad?[2J?name", "do": "mend it"}
-    assert bad == {**shown, "doc": "docs/troubleshooting.rst#doctor-long-id"}
+    shown = {"check": "long", "verdict": "failed", "why": "bad?[2J?name", "do": "mend it"}
+    assert bad == {**shown, "doc": "docs/troubleshooting.rst#doctor-long"}
     monkeypatch.setattr(output, "_remaining_columns", lambda taken: 11)
-    lines = ["a         ok       well", "long-id   failed   bad?[2J?name", f"{'':19}-> mend it"]
-    assert run(*DOCTOR, "--no-headers")[1].splitlines() == lines, "on a terminal"
+    lines = ["a      ok       well", "long   failed   bad?[2J?name", f"{'':16}-> mend it"]
+    assert examined("--no-headers")[1].splitlines() == lines, "on a terminal"
 
 
-@pytest.mark.parametrize(("finding", "exit_code"), [(ok("well"), 0), (warning("slow", "x"), 1)])
+@pytest.mark.parametrize(
+    ("finding", "code", "warnings"), [(ok(""), 0, "0 warnings"), (warning("", "x"), 1, "1 warning")]
+)
 def test_unknown_and_skipped_do_not_change_exit_code(
-    run: Run, monkeypatch: pytest.MonkeyPatch, finding: Finding, exit_code: int
+    doctor: Examined, monkeypatch: pytest.MonkeyPatch, finding: Finding, code: int, warnings: str
 ) -> None:
-    hidden = check("a", unknown("hidden", "x"), unknown("away", "x"))
-    set_checks(monkeypatch, hidden, check("b", skipped("no")), check("c", finding))
-    code, _, err = run(*DOCTOR, RUNTIMEPROXY_LISTEN="canary")
+    monkeypatch.setenv("RUNTIMEPROXY_LISTEN", CANARY)
+    exit_code, _, err = doctor(a=(unknown("hidden", "x"), unknown("away", "x")), b=(skipped("no"),), c=(finding,))
     ignored, last = err.splitlines(keepends=True)
-    assert (code, last) == (exit_code, last_line(warning=exit_code, unknown=2, skipped=1))
+    assert (exit_code, last) == (code, last_line(0, warnings, 2, 1))
     assert ignored.startswith("warning: RUNTIMEPROXY_LISTEN is ignored")
 
 
 def test_doctor_reads_flags_and_needs_no_proxy(run: Run, tmp_path: Path) -> None:
     made = Made(tmp_path)
     flags = (f"--koord-runtimeproxy-endpoint={made.ours}", f"--remote-runtime-service-endpoint={made.runtime}")
-    code, out, err = run(*DOCTOR, *flags, "-o", "json", RUNTIMEPROXY_HOOKSERVER_CONFIG_DIR=str(made.registrations))
+    registrations = {"RUNTIMEPROXY_HOOKSERVER_CONFIG_DIR": str(made.registrations)}
+    code, out, err = run("runtimeproxy", "doctor", *flags, "-o", "json", **registrations)
     assert (code, err.count("\n")) == (1, 1)
     verdicts = {row["check"]: row["verdict"] for row in json.loads(out)}
     assert list(verdicts) == [check.id for check in table.CHECKS]
     assert (verdicts["socket"], verdicts["runtime"], verdicts["registrations"]) == ("failed", "failed", "ok")
+    terms = re.findall(r"^_`doctor-([\w-]+)`\n    \w", DOCS["troubleshooting"], re.MULTILINE)
+    assert terms == list(verdicts)
 
 
-USERS = ["kubelet (pid 4) has 1 connection to /x.sock", "b\x1b"]
-IN_USE = [([], 0, "nobody uses /x.sock\n"), (USERS, 1, f"{USERS[0]}\nb?\n")]
-
-
-@pytest.mark.parametrize(("users", "exit_code", "shown"), IN_USE)
-def test_in_use_prints_one_line_per_user(
-    run: Run, monkeypatch: pytest.MonkeyPatch, users: list[str], exit_code: int, shown: str
-) -> None:
-    in_use = ("runtimeproxy", "in-use", "--koord-runtimeproxy-endpoint=/x.sock")
-    monkeypatch.setattr(clients, "users", lambda machine: iter(users))
-    assert run(*in_use, "--no-headers") == (exit_code, shown, "")
-    code, out, _ = run(*in_use, "-o", "json")
-    assert (code, len(json.loads(out))) == (exit_code, len(users))
+def test_in_use_prints_one_line_per_user(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_use = partial(run, "runtimeproxy", "in-use", "--koord-runtimeproxy-endpoint=/x.sock")
+    connected = "kubelet (pid 4) has 1 connection to /x.sock"
+    for users, exit_code, shown in ([], 0, "nobody uses /x.sock\n"), ([connected, "b\x1b"], 1, f"{connected}\nb?\n"):
+        monkeypatch.setattr(clients, "users", lambda machine, users=users: iter(users))
+        assert in_use("--no-headers") == (exit_code, shown, "")
+        code, out, _ = in_use("-o", "json")
+        assert (code, len(json.loads(out))) == (exit_code, len(users))
 
     def unavailable(machine: Machine) -> Iterator[str]:
         raise OSError(0, "systemctl show does not answer")
 
     monkeypatch.setattr(clients, "users", unavailable)
-    code, out, err = run(*in_use)
+    code, out, err = in_use()
     assert (code, out, "systemctl show does not answer" in err) == (1, "", True)
-
-
-def test_each_check_has_section_in_docs() -> None:
-    terms = re.findall(r"^_`doctor-([\w-]+)`\n    \w", DOCS["troubleshooting"], re.MULTILINE)
-    assert terms == [check.id for check in table.CHECKS]
-    assert table.CHECKS[0].place == "docs/troubleshooting.rst#doctor-socket"
 
 
 ERRORS: list[tuple[Exception, Verdict, str]] = [
@@ -112,39 +106,32 @@ ERRORS: list[tuple[Exception, Verdict, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("error", "verdict", "words"), ERRORS)
-def test_raising_check_does_not_stop_checks(tmp_path: Path, error: Exception, verdict: Verdict, words: str) -> None:
-    def fail(machine: Machine) -> Iterator[Finding]:
-        yield ok("half")
-        raise error
-
-    def well(machine: Machine) -> list[Finding]:
-        return [ok("well")]
-
-    checks = [Check("a", "", fail), Check("b", "", well)]
-    (_, first), (_, second) = table.examine(Made(tmp_path).machine, checks)
-    assert (first.verdict, first.why.startswith(words), CANARY in first.why) == (verdict, True, False)
-    assert second == ok("well")
-
-
-def test_hanging_check_does_not_stop_checks(tmp_path: Path) -> None:
+def test_failing_or_hanging_check_does_not_stop_checks(tmp_path: Path) -> None:
     """Checks that make calls begin when the others have ended."""
     over, order = threading.Event(), list[str]()
 
+    def fail(error: Exception, machine: Machine) -> Iterator[Finding]:
+        yield ok("half")
+        raise error
+
     def hang(machine: Machine) -> list[Finding]:
-        order.append("a")
+        order.append("hang")
         over.wait()
         return []
 
     def well(machine: Machine) -> list[Finding]:
-        order.append("b")
+        order.append("well")
         return [ok("well")]
 
-    checks = [Check("a", "a file", hang, calls=True), Check("b", "", well)]
-    (_, first), (_, second) = table.examine(Made(tmp_path).machine, checks, seconds=0.5)
+    checks = [Check("hang", "a file", hang, calls=True), Check("b", "", well)]
+    checks += [Check("fail", "", partial(fail, error)) for error, *_ in ERRORS]
+    first, second, *more = [finding for _, finding in table.examine(Made(tmp_path).machine, checks, seconds=0.5)]
     over.set()
     assert (first.verdict, first.why) == (Verdict.WARNING, "no answer within 0.5 s: a file")
-    assert (second, order) == (ok("well"), ["b", "a"])
+    assert (second, order) == (ok("well"), ["well", "hang"])
+    assert [finding.verdict for finding in more] == [verdict for _, verdict, _ in ERRORS]
+    assert all(finding.why.startswith(words) for finding, (*_, words) in zip(more, ERRORS, strict=True)), more
+    assert CANARY not in str(more)
 
 
 def test_examination_changes_no_file(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -67,9 +68,8 @@ def contents(path: Path) -> dict[str, str]:
 
 @pytest.mark.usefixtures("proxy")
 def test_report_contains_every_source(write: Write, tmp_path: Path) -> None:
-    code, out, err = write()
     path = tmp_path / "report.tar.gz"
-    assert (code, out, err) == (0, f"{path} has 11 of 11 sources. Look through it before you attach it.\n", "")
+    assert write() == (0, f"{path} has 11 of 11 sources. Look through it before you attach it.\n", "")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     files = contents(path)
     assert list(files) == [MANIFEST, *(source.name for source in SOURCES)]
@@ -83,23 +83,27 @@ def test_report_contains_every_source(write: Write, tmp_path: Path) -> None:
 
 
 def test_report_lists_missing_sources_when_no_proxy_runs(write: Write, tmp_path: Path) -> None:
-    code, out, err = write()
-    assert (code, err) == (1, "")
+    """An existing file is replaced only with --force."""
+    path = tmp_path / "report.tar.gz"
+    path.write_text("mine")
+    path.chmod(0o644)
+    line = f"runtimeproxy: error: {path} is there already: name another file, or replace it with --force\n"
+    assert (write(), path.read_text()) == ((2, "", line), "mine")
+    code, out, err = write("--force")
+    assert (code, err, stat.S_IMODE(path.stat().st_mode)) == (1, "", 0o600)
     assert f"\nnot got: {', '.join(ADMIN)}: start the proxy" in out
-    files = contents(tmp_path / "report.tar.gz")
+    files = contents(path)
     assert list(files) == [MANIFEST, "doctor.json", "versions.json", "journal.txt"]
     assert all(f"\nnot got  {name}: start the proxy" in files[MANIFEST] for name in ADMIN)
 
 
 def test_failing_source_is_reported_without_value(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(node: report.Node) -> str:
-        threading.Event().wait()
-        return ""
-
-    def wrong(node: report.Node) -> str:
-        raise ValueError("canary")
-
-    sources = (Source("a.txt", never, 0.1), Source("b.txt", wrong), Source("c.txt", lambda node: "c"))
+    never, wrong = threading.Event().wait, Mock(side_effect=ValueError("canary"))
+    sources = (
+        Source("a.txt", lambda node: str(never()), 0.1),
+        Source("b.txt", wrong),
+        Source("c.txt", lambda node: "c"),
+    )
     monkeypatch.setattr(report, "SOURCES", sources)
     code, out, err = write()
     assert (code, err, "canary" in out) == (1, "", False)
@@ -107,70 +111,32 @@ def test_failing_source_is_reported_without_value(write: Write, monkeypatch: pyt
     assert "not got: b.txt: unexpected ValueError at " in out
 
 
-FOREIGN_JOURNAL = JOURNAL.replace("runtimeproxy", "other")
-JOURNALS = [
-    ("#!/bin/sh\nexit 1\n", [], "journalctl does not answer (CalledProcessError)"),
-    (FOREIGN_JOURNAL, [], "the journal has no line of the unit runtimeproxy"),
-    (FOREIGN_JOURNAL, ["--unit=other"], ""),
-    (None, [], "journalctl is not there"),
+OTHER = JOURNAL.replace("runtimeproxy", "other")
+NOT_GOT: list[tuple[str, list[str], dict[str, str], str]] = [
+    ("#!/bin/sh\nexit 1\n", [], {}, "journal.txt: journalctl does not answer (CalledProcessError)"),
+    (OTHER, [], {}, "journal.txt: the journal has no line of the unit runtimeproxy"),
+    (OTHER, ["--unit=other"], {}, ""),
+    (JOURNAL, [], {"PATH": "/nowhere"}, "journal.txt: journalctl is not there"),
+    (JOURNAL, [], {"RUNTIMEPROXY_CONFIG": "/dev/null/x"}, "doctor.json: /dev/null/x: the configuration file cannot be"),
 ]
 
 
 @pytest.mark.usefixtures("proxy")
-@pytest.mark.parametrize(("program", "flags", "why"), JOURNALS)
-def test_journal_may_be_missing(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None, flags: list[str], why: str
+@pytest.mark.parametrize(("journalctl", "flags", "environ", "why"), NOT_GOT)
+def test_missing_journal_or_configuration_omits_one_source(
+    write: Write, tmp_path: Path, journalctl: str, flags: list[str], environ: dict[str, str], why: str
 ) -> None:
-    if program is None:
-        monkeypatch.setenv("PATH", str(tmp_path))
-    else:
-        (tmp_path / "bin" / "journalctl").write_text(program)
-    code, out, _ = write(*flags)
-    assert (code, f"not got: journal.txt: {why}" in out) == (int(bool(why)), bool(why))
+    (tmp_path / "bin" / "journalctl").write_text(journalctl)
+    code, out, _ = write(*flags, **environ)
+    assert (code, out.splitlines()[1:] != [], f"not got: {why}" in out) == (int(bool(why)), bool(why), bool(why))
 
 
-@pytest.mark.usefixtures("proxy")
-def test_wrong_configuration_omits_only_doctor(write: Write, tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("hook-timeot: 2s\n")
-    code, out, _ = write(RUNTIMEPROXY_CONFIG=f"{tmp_path}/c.yaml")
-    assert (code, f"not got: doctor.json: {tmp_path}/c.yaml: unknown key 'hook-timeot'" in out) == (1, True)
-
-
-def test_existing_file_is_replaced_only_with_force(write: Write, tmp_path: Path) -> None:
-    path = tmp_path / "report.tar.gz"
-    path.write_text("mine")
-    path.chmod(0o644)
-    code, out, err = write()
-    assert (code, out, path.read_text()) == (2, "", "mine")
-    assert err == f"runtimeproxy: error: {path} is there already: name another file, or replace it with --force\n"
-    assert write("--force")[0] == 1
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert MANIFEST in contents(path)
-
-
-REFUSED: list[tuple[str, Callable[[Path], object], str]] = [
-    ("report.tar.gz", lambda path: path.symlink_to(path.parent / "elsewhere"), "is a symbolic link"),
-    ("report.tar.gz", Path.mkdir, "is no regular file"),
-    ("missing/report.tar.gz", lambda path: None, "is no directory"),
-]
-
-
-@pytest.mark.parametrize(("file", "make", "why"), REFUSED)
-def test_report_refuses_unusable_path(
-    write: Write, tmp_path: Path, file: str, make: Callable[[Path], object], why: str
-) -> None:
-    make(tmp_path / file)
-    for flags in ([], ["--force"]):
-        code, out, err = write(*flags, file=file)
-        assert (code, out, err.count("\n"), why in err) == (2, "", 1, True)
-    assert not (tmp_path / "elsewhere").exists()
-
-
-def test_failed_report_leaves_no_file(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*given: object, **named: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(tarfile.TarFile, "addfile", full)
-    code, out, err = write()
-    assert (code, out, err) == (1, "", "runtimeproxy: error: [Errno 28] No space left on device\n")
-    assert [path.name for path in tmp_path.iterdir() if "report" in path.name] == []
+def test_unwritable_report_leaves_no_file(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for file, why in (("link", "a symbolic link"), ("bin", "no regular file"), ("missing/x", "no directory")):
+        for flags in ([], ["--force"]):
+            code, out, err = write(*flags, file=file)
+            assert (code, out, err.count("\n"), f" is {why}" in err) == (2, "", 1, True)
+    monkeypatch.setattr(tarfile.TarFile, "addfile", Mock(side_effect=OSError(28, "No space left on device")))
+    assert write() == (1, "", "runtimeproxy: error: [Errno 28] No space left on device\n")
+    assert {path.name for path in tmp_path.iterdir()} == {"bin", "link"}
