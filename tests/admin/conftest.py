@@ -69,7 +69,7 @@ class Site:
     """A server on a unix socket in a folder."""
 
     def __init__(
-        self, folder: Path, methods: Mapping[str, Method], *, public: bool = False, lock: asyncio.Lock | None = None
+        self, folder: Path, methods: Mapping[str, Method], public: bool = False, lock: asyncio.Lock | None = None
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.path = str(folder / "admin.sock")
