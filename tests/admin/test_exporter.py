@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from contextlib import AsyncExitStack, nullcontext, suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +48,16 @@ PASSED: list[tuple[str, dict[str, Any], Fault, str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "params", "answer", "status", "body", "kind"), PASSED)
-async def test_page_returns_answer_of_its_method(
-    upstream: Server, target: str, params: dict[str, Any], answer: Fault, status: str, body: str, kind: str
-) -> None:
-    upstream.fault = answer
+async def test_page_returns_answer_of_its_method(upstream: Server) -> None:
     async with exporting(upstream.server_address, everything=True) as port:
-        answered = await fetch(port, f"GET {target} HTTP/1.1")
-    assert upstream.requests == [(target[1:].partition("?")[0], params)]
-    assert answered.partition(" ")[2].startswith(status)
-    assert body in answered
-    assert "Connection: close\r\n" in answered
-    assert f"Content-Type: {kind}" in answered
+        for target, params, upstream.fault, status, body, kind in PASSED:
+            answered = await fetch(port, f"GET {target} HTTP/1.1")
+            assert upstream.requests.pop() == (target[1:].partition("?")[0], params)
+            assert answered.partition(" ")[2].startswith(status)
+            assert body in answered
+            assert "Connection: close\r\n" in answered
+            assert f"Content-Type: {kind}" in answered
+    assert not upstream.requests
 
 
 REFUSED = [
@@ -69,25 +68,22 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("request_line", "status"), sorted(REFUSED))
-async def test_refused_requests_do_not_reach_proxy(
-    upstream: Server, request_line: str, status: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_refused_requests_do_not_reach_proxy(upstream: Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with exporting(upstream.server_address) as port:
-        answered = await fetch(port, request_line)
-    assert answered.split()[1] == status
-    assert ("Allow: GET\r\n" in answered) == (status == "405")
-    assert ("the request cannot be read" in answered) == ("secret" in request_line and "?" not in request_line)
-    assert "secret" not in answered + caplog.text
+        for sent, status in REFUSED:
+            answered = await fetch(port, sent)
+            assert answered.split()[1] == status, sent
+            assert ("Allow: GET\r\n" in answered) == (status == "405")
+            assert ("the request cannot be read" in answered) == ("secret" in sent and "?" not in sent)
+            assert "secret" not in answered + caplog.text
     assert not upstream.requests
 
 
 async def test_page_refuses_all_methods_but_get(upstream: Server) -> None:
     async with exporting(upstream.server_address, everything=True) as port:
-        for path in PAGES:
-            for method in ("POST", "PUT", "DELETE"):
-                assert (await fetch(port, f"{method} {path} HTTP/1.1")).startswith("HTTP/1.1 405 ")
+        for method, path in product(("POST", "PUT", "DELETE"), PAGES):
+            assert (await fetch(port, f"{method} {path} HTTP/1.1")).startswith("HTTP/1.1 405 ")
     assert not upstream.requests
 
 
@@ -95,31 +91,28 @@ CLOSED = "it closed the connection: does the proxy run"
 UNREADABLE = "its answer cannot be read: is it a proxy of this version?"
 LATE = "it did not answer within"
 PART = line(id=1, part=METRICS)
-FAULTS: dict[str, tuple[Fault, int, str]] = {
-    "closes within a line": (sending(PART[:-9]), 502, CLOSED),
-    "closes within the answer": (sending(PART), 502, CLOSED),
-    "noise": (sending(b"\x00\xff\n"), 502, UNREADABLE),
-    "a deep line": (sending(b"[" * 100_000 + b"\n"), 502, UNREADABLE),
-    "a long line": (sending(b" " * 2 * PART_BYTES), 502, UNREADABLE),
-    "a long answer": (sending(*[line(id=1, part={"a": "a" * (PART_BYTES // 2)})] * 33), 502, UNREADABLE),
-    "no members": (reply({}), 502, UNREADABLE),
-    "members of wrong types": (reply(METRICS | {"process": []}), 502, UNREADABLE),
-    "null": (reply(dict.fromkeys([*METRICS, "checks", "events"])), 502, UNREADABLE),
-    "hangs": (HANG, 504, LATE),
-    "hangs within the answer": (sending(PART, hang=True), 504, LATE),
-}
+FAULTS: list[tuple[str, int, list[Fault]]] = [
+    (CLOSED, 502, [sending(PART[:-9]), sending(PART)]),
+    (UNREADABLE, 502, [sending(octets) for octets in (b"\x00\xff\n", b"[" * 100_000 + b"\n", b" " * 2 * PART_BYTES)]),
+    (UNREADABLE, 502, [sending(*[line(id=1, part={"a": "a" * (PART_BYTES // 2)})] * 33)]),
+    (
+        UNREADABLE,
+        502,
+        [reply({}), reply(METRICS | {"process": []}), reply(dict.fromkeys([*METRICS, "checks", "events"]))],
+    ),
+    (LATE, 504, [HANG, sending(PART, hang=True)]),
+]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("why", "status", "fault"), [(*row, fault) for *row, faults in FAULTS for fault in faults])
 async def test_proxy_fault_is_one_line(
-    upstream: Server, monkeypatch: pytest.MonkeyPatch, fault: str, caplog: pytest.LogCaptureFixture
+    upstream: Server, monkeypatch: pytest.MonkeyPatch, why: str, status: int, fault: Fault, caplog: Any
 ) -> None:
     """The fault and the recovery are logged, each once."""
     caplog.set_level("INFO", "runtimeproxy.admin.exporter")
-    upstream.fault, status, why = FAULTS[fault]
-    seconds = 0.05 if status == 504 else SECONDS
+    upstream.fault = fault
     async with exporting(upstream.server_address) as port:
-        monkeypatch.setattr(Exporter._call, "__defaults__", (seconds,))
+        monkeypatch.setattr(Exporter._call, "__defaults__", (0.05 if status == 504 else SECONDS,))
         answered = [await fetch(port, GET_METRICS) for _ in range(2)]
         upstream.fault = reply()
         monkeypatch.setattr(Exporter._call, "__defaults__", (SECONDS,))
@@ -240,7 +233,7 @@ class Authority:
         self.renew()
 
     def renew(self) -> bytes:
-        """Write another certificate for the server, with its key; return its serial number in DER form."""
+        """Write another certificate for the server, with its key; return it in DER form."""
         issued = self._ca.issue_cert("node.test")
         issued.private_key_pem.write_to_path(self.files.key)
         Path(self.files.cert).write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
@@ -334,13 +327,11 @@ TLS_FLAGS: list[tuple[Address, tuple[str | None, ...], bool, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("at", "files", "everything", "error"), TLS_FLAGS)
-def test_tls_is_required_where_users_may_connect(
-    at: Address, files: tuple[str | None, ...], everything: bool, error: str
-) -> None:
-    with pytest.raises(ConfigError, match=error) if error else nullcontext():
-        expected = TlsFiles(*map(str, files)) if files[0] else None
-        assert exporter.tls_files(at, *files, everything=everything) == expected
+def test_tls_is_required_where_users_may_connect() -> None:
+    for at, files, everything, error in TLS_FLAGS:
+        with pytest.raises(ConfigError, match=error) if error else nullcontext():
+            expected = TlsFiles(*map(str, files)) if files[0] else None
+            assert exporter.tls_files(at, *files, everything=everything) == expected
 
 
 @pytest.mark.slow
