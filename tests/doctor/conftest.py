@@ -15,7 +15,7 @@ from tests.fakes import registration
 
 PATIENCE_SECONDS = 20.0
 """Seconds that a call may take on a busy machine."""
-KERNEL = "6.1.0-9-amd64"
+CANARY, KERNEL = "canary-4711", "6.1.0-9-amd64"
 HEAD = "Num       RefCount Protocol Flags    Type St Inode Path"
 
 

@@ -11,13 +11,12 @@ from runtimeproxy.cli.doctor.findings import Finding
 from runtimeproxy.cli.doctor.machine import Machine, UnixSocket
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.settings.options import CRIO_SOCKET
-from tests.doctor.conftest import KERNEL, Made, only, verdicts
+from tests.doctor.conftest import CANARY, KERNEL, Made, only, verdicts
 from tests.fakes import registration
 
 Make = Callable[[Made], object]
 Case = tuple[Callable[[Machine], Iterable[Finding]], Make, str, str]
 """A check, what is on the machine, the verdict, and words of the reason in which {ours} and {runtime} are sockets."""
-CANARY = "canary-4711"
 FILE, DROP_INS = "/var/lib/kubelet/config.yaml", "/etc/kubelet.d"
 
 

@@ -1,13 +1,22 @@
-"""The doctor's check of clients of the runtime, and who uses the proxy, on a machine made of files."""
+"""Reading a machine made of files, and this one: who is a client of the runtime, and who uses the proxy."""
+
+import errno
+import fcntl
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from runtimeproxy.cli.doctor import clients
-from runtimeproxy.cli.doctor.machine import Machine, UnixSocket
-from tests.doctor.conftest import Made, only, verdicts
+from runtimeproxy.cli.doctor import clients, machine
+from runtimeproxy.cli.doctor.machine import Machine, Process, UnixSocket, is_denied, reported_sockets, sockets_at
+from tests.doctor.conftest import CANARY, Made, only, verdicts
 
-CANARY = "canary-4711"
-OTHER = 50
 END_AT_PROXY = 900
 
 
@@ -20,9 +29,9 @@ def test_each_connected_process_yields_one_finding(made: Made, monkeypatch: pyte
     """A process that may not be read is only counted; a connection that ends meanwhile is not reported."""
     made.kernel = [kernel(made, 201, 202, 203, 204, 205), kernel(made, 201, 202, 203, 204)]
     made.proxy(ends=[201, 202])
-    made.process(OTHER, "/usr/bin/crictl", "ps", CANARY, sockets=[203, 9])
+    made.process(50, "/usr/bin/crictl", "ps", CANARY, sockets=[203, 9])
     made.process(51, "other", sockets=[204])
-    made.process(52, "idle", sockets=[9])
+    made.process(52, "idle", sockets=[9], network="pod")
     opened = Machine.open_sockets
 
     def open_sockets(machine: Machine, pid: int) -> frozenset[int]:
@@ -36,6 +45,9 @@ def test_each_connected_process_yields_one_finding(made: Made, monkeypatch: pyte
         ("unknown", f"1 connection to {made.runtime} of processes that cannot be seen here"),
         ("warning", f"crictl (pid 50) has 1 connection to {made.runtime}, past the proxy"),
     ]
+    assert made.namespaces == [{"../../namespaces/node", "../../namespaces/pod"}] * 2
+    made.kernel = [kernel(made)]
+    assert only(clients.bypassing_clients, made) == ("ok", f"nobody is connected to {made.runtime}")
 
 
 CLIENTS = [
@@ -54,43 +66,30 @@ def test_client_is_judged_by_name_and_connections(
     made: Made, name: str, sockets: list[int], verdict: str, words: str, to_do: str
 ) -> None:
     made.kernel = [kernel(made, 201)]
-    made.process(OTHER, f"/usr/bin/{name}", sockets=sockets)
+    made.process(50, f"/usr/bin/{name}", sockets=sockets)
     (finding,) = clients.bypassing_clients(made.machine)
     why = f"{name} (pid 50) has 1 connection to {made.runtime}{words}"
     assert (finding.verdict.value, finding.why) == (verdict, why)
     assert to_do in finding.do
 
 
-def test_each_network_namespace_is_queried_once(made: Made) -> None:
-    made.kernel = [kernel(made)]
-    for pid, network in ((1, "node"), (2, "node"), (3, "pod")):
-        made.process(pid, "x", network=network)
-    assert only(clients.bypassing_clients, made) == ("ok", f"nobody is connected to {made.runtime}")
-    assert made.namespaces == [{"../../namespaces/node", "../../namespaces/pod"}]
-
-
-def test_connections_within_proxy_count_are_ok(made: Made) -> None:
-    own = f"{made.runtime} has {{}} connections, no more than the proxy's own"
-    assert only(clients.bypassing_clients, made) == ("ok", own.format(0))
-    for inode in (101, 102, 103):
-        made.socket(inode, made.runtime)
-    made.proxy(ends=[201, 202, 203])
-    assert only(clients.bypassing_clients, made) == ("ok", own.format(3))
-
-
-def test_connections_above_proxy_count_name_suspects(made: Made) -> None:
+@pytest.mark.parametrize("own", [1, 3])
+def test_connections_above_proxy_count_name_suspects(made: Made, own: int) -> None:
+    why = f"{made.runtime} has {{}} connections, no more than the proxy's own"
+    assert only(clients.bypassing_clients, made) == ("ok", why.format(0))
     made.socket(100, made.runtime, listening=True)
     for inode in (101, 102, 103):
         made.socket(inode, made.runtime)
     assert only(clients.bypassing_clients, made)[1].endswith("(may be: no known client is seen)")
-    made.proxy(ends=[201])
+    made.proxy(ends=range(201, 201 + own))
     for inode in (301, 302):
         made.socket(inode)
     made.process(50, "/usr/bin/kubelet", "--x", CANARY, sockets=[301])
     made.process(51, "crictl")
     made.process(52, "unheard-of", sockets=[302])
-    why = f"2 or more of 3 connections to {made.runtime} go past the proxy (may be: kubelet pid 50)"
-    assert only(clients.bypassing_clients, made) == ("warning", why)
+    suspects = f"2 or more of 3 connections to {made.runtime} go past the proxy (may be: kubelet pid 50)"
+    found = only(clients.bypassing_clients, made)
+    assert found == (("ok", why.format(3)) if own == 3 else ("warning", suspects))
 
 
 def users(made: Made) -> list[str]:
@@ -106,11 +105,8 @@ def test_in_use_lists_connected_programs_until_they_end(made: Made) -> None:
     made.proxy(ends=[1900, 1901])
     made.process(40, "/usr/bin/k3s", CANARY, sockets=[900, 901, 5])
     assert users(made) == [f"k3s (pid 40) has 2 connections to {made.ours}"]
-
-
-def test_connections_are_counted_when_kernel_lists_no_peers(made: Made) -> None:
-    made.proxy()
-    made.socket(1900, made.ours)
+    made.kernel = []
+    made.socket(1902, made.ours)
     assert users(made) == [f"1 connection to {made.ours}; the kernel does not report whose"]
 
 
@@ -124,12 +120,13 @@ CONFIGURED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "flag", "origin"), CONFIGURED)
-def test_in_use_lists_program_configured_for_proxy(made: Made, name: str, flag: str, origin: str) -> None:
+def test_in_use_lists_programs_configured_for_proxy(made: Made) -> None:
     made.kernel = [made.connections(made.ours)]
-    made.process(40, f"/usr/bin/{name}", flag.format(made.ours), CANARY)
-    made.write("proc/40/root/k.yaml", f"containerRuntimeEndpoint: unix://{made.ours}\n")
-    assert users(made) == ([f"{name} (pid 40) is configured to call it, by {origin}"] if origin else [])
+    for pid, (name, flag, _) in enumerate(CONFIGURED):
+        made.process(pid, f"/usr/bin/{name}", flag.format(made.ours), CANARY)
+        made.write(f"proc/{pid}/root/k.yaml", f"containerRuntimeEndpoint: unix://{made.ours}\n")
+    listed = [(pid, name, by) for pid, (name, _, by) in enumerate(CONFIGURED) if by]
+    assert sorted(users(made)) == sorted(f"{n} (pid {pid}) is configured to call it, by {by}" for pid, n, by in listed)
 
 
 ENVIRONMENT = f'Environment="KUBELET_EXTRA_ARGS=--x={CANARY} {BY_FLAG}=unix://{{ours}}" A=b\n'
@@ -144,7 +141,7 @@ UNITS = [
 
 
 @pytest.mark.parametrize(("unit", "origin"), UNITS)
-def test_in_use_lists_stopped_unit(made: Made, unit: str, origin: str | None) -> None:
+def test_in_use_lists_stopped_unit(made: Made, unit: str, origin: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     made.kernel = [made.connections(made.ours)]
     made.write("run/systemd/system/x", "")
     made.write("var/flags.env", f'KUBELET_KUBEADM_ARGS="{BY_FLAG}=unix://{made.ours}"\n')
@@ -153,14 +150,136 @@ def test_in_use_lists_stopped_unit(made: Made, unit: str, origin: str | None) ->
     listed = [] if origin is None else [f"{unit}{origin} is configured to call it" for unit in clients.UNITS]
     assert users(made) == listed
     assert [arguments[-1] for arguments in made.units] == list(clients.UNITS)
-
-
-def test_in_use_fails_when_systemd_does_not_answer(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Made, arguments: object) -> str:
-        raise OSError(0, "systemctl show does not answer")
-
-    made.kernel = [made.connections(made.ours)]
-    made.write("run/systemd/system/x", "")
-    monkeypatch.setattr(Made, "_systemctl", fail)
+    monkeypatch.setattr(Made, "_systemctl", Mock(side_effect=OSError(0, "systemctl show does not answer")))
     with pytest.raises(OSError, match="does not answer"):
         users(made)
+
+
+# -- reading a machine ------------------------------------------------------------------------------------------------
+
+NOBODY = 65534
+FLAGS = [("--x=a", "a"), ("--x a", "a"), ("--x=a --x=b", "b"), ("--xy=a", None), ("--x", None), ("--x=", "")]
+
+
+def test_flag_is_read_in_both_spellings() -> None:
+    assert [Process(1, ("kubelet", *text.split())).flag("x") for text, _ in FLAGS] == [value for _, value in FLAGS]
+
+
+def test_processes_are_found_by_program_name(made: Made) -> None:
+    made.process(5, "/usr/bin/kubelet", "--x")
+    made.process(6, "kubelet-helper")
+    made.process(7)
+    (made.root / "proc/8").mkdir()
+    assert [process.pid for process in made.machine.processes("kubelet")] == [5]
+    assert sorted(process.pid for process in made.machine.processes()) == [5, 6]
+    assert made.machine.open_sockets(4711) == frozenset(), "a process that has ended has none"
+
+
+def test_proxy_is_found_by_its_stream_socket(made: Made, tmp_path: Path) -> None:
+    """The socket has a path by a link, and systemd made it."""
+    (tmp_path / "var").symlink_to(made.ours.parent)
+    made.socket(9, tmp_path / "var" / made.ours.name, listening=True)
+    assert made.machine.listeners(str(made.ours)) == {9}
+    made.process(1, "/sbin/init", sockets=[9])
+    made.process(30, "other", sockets=[8])
+    assert made.machine.proxy() is None
+    made.process(31, "python3", sockets=[9])
+    assert made.machine.proxy() == 31
+    made.write("proc/net/unix", made.root.joinpath("proc/net/unix").read_text().replace(" 0001 ", " 0002 "))
+    assert made.machine.sockets() == ()
+
+
+def test_real_machine_lists_own_sockets_and_lock(made: Made) -> None:
+    this = Machine(made.machine.config)
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(made.ours))
+        listener.listen()
+        client.connect(str(made.ours))
+        assert len(this.listeners(str(made.ours))) == 1
+        assert this.listeners(str(made.ours)) < this.open_sockets(os.getpid())
+        accepted, _ = listener.accept()
+        with accepted:
+            assert [found.connected for found in sockets_at(str(made.ours), this.sockets())].count(True) == 1
+    with open(f"{made.ours}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert this.lock_holder() == os.getpid()
+
+
+@pytest.mark.engine
+def test_socket_is_denied_when_user_has_no_rights(made: Made) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(made.ours))
+        made.ours.chmod(0o600)
+    places = [str(made.ours), f"{made.ours}.absent", "/run/absent"]
+    assert [is_denied(place) for place in places] == [False, False, False]
+    try:
+        os.seteuid(NOBODY)
+        assert [is_denied(place) for place in places] == [True, True, False]
+    finally:
+        os.seteuid(0)
+
+
+def test_failing_systemctl_raises_os_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "systemctl"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OSError, match="systemctl show does not answer"):
+        machine.systemctl(["show"])
+
+
+HERE = Path("/proc/self/ns/net")
+ERROR, DONE = 2, 3
+
+
+@pytest.mark.engine
+def test_clients_in_other_network_namespace_are_reported(tmp_path: Path) -> None:
+    path = str(tmp_path / "runtime.sock")
+    code = "import os, socket, sys; s = socket.socket(1); s.connect(sys.argv[1]); print(os.fstat(s.fileno()).st_ino)"
+    command = ["unshare", "--net", sys.executable, "-uc", f"{code}; input()", path]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
+            assert client.stdout is not None
+            number = int(client.stdout.readline())
+            accepted, _ = listener.accept()  # the kernel omits connections that were not accepted
+            with accepted:
+                assert all(found.peer != number for found in reported_sockets([HERE]))
+                namespaces = [Path("/proc/absent/ns/net"), Path(f"/proc/{client.pid}/ns/net")]
+                (found,) = sockets_at(path, reported_sockets(namespaces))
+                assert (found.inode, found.peer) == (os.fstat(accepted.fileno()).st_ino, number)
+            client.communicate(b"\n")
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, *datagrams: bytes) -> Iterator[UnixSocket]:
+    """Return the sockets that are read from these answers of the kernel."""
+    kernel, client = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    for datagram in datagrams:
+        kernel.send(datagram)
+    monkeypatch.setattr(machine, "_open_netlink", lambda namespace: client)
+    with kernel:
+        yield from reported_sockets([HERE])
+
+
+def message(kind: int, body: bytes) -> bytes:
+    return struct.pack("=IHHII", 16 + len(body), kind, 0, 0, 0) + body
+
+
+def answer(number: int, path: bytes, peer: int, kind: int = socket.SOCK_STREAM) -> bytes:
+    """Return one socket's answer; its path is padded to four bytes, as the kernel does."""
+    name = struct.pack("=HH", 4 + len(path), 0) + path + bytes(-len(path) % 4)
+    return message(20, struct.pack("=BBBBIII", 1, kind, 1, 0, number, 0, 0) + name + struct.pack("=HHI", 8, 2, peer))
+
+
+def test_answers_may_share_datagram(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = answer(6, b"/b.sock\0", 2, kind=socket.SOCK_DGRAM) + answer(7, b"\0abstract", 3)
+    sockets = answers(monkeypatch, answer(5, b"/a.sock\0", 1) + shared, message(DONE, bytes(4)))
+    assert [(end.inode, end.path, end.peer) for end in sockets] == [(5, "/a.sock", 1), (7, "@abstract", 3)]
+
+
+@pytest.mark.parametrize("kind", [ERROR, DONE])
+def test_kernel_error_is_raised(monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
+    with pytest.raises(OSError, match="No such file") as raised:
+        list(answers(monkeypatch, answer(5, b"", 1), message(kind, struct.pack("=i", -errno.ENOENT))))
+    assert raised.value.errno == errno.ENOENT

@@ -14,13 +14,12 @@ from runtimeproxy.cli.doctor.findings import Finding, Verdict
 from runtimeproxy.cli.doctor.machine import Machine
 from runtimeproxy.plugins.disabling import Disabled, encode
 from tests.docker.daemon import Daemon, reply
-from tests.doctor.conftest import PATIENCE_SECONDS, Made, only
+from tests.doctor.conftest import CANARY, PATIENCE_SECONDS, Made, only
 from tests.fakes import hookanswers, registration
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import FakeRuntime, Injection
 
-CANARY = "canary-4711"
 Inspect = Callable[[Machine], Iterable[Finding]]
 V1, V1ALPHA2 = "/runtime.v1.RuntimeService/Version", "/runtime.v1alpha2.RuntimeService/Version"
 

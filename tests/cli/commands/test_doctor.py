@@ -17,9 +17,8 @@ from runtimeproxy.cli.shared import output
 from runtimeproxy.errors import ConfigError
 from tests.cli.conftest import Run
 from tests.docs import DOCS
-from tests.doctor.conftest import Made
+from tests.doctor.conftest import CANARY, Made
 
-CANARY = "canary-4711"
 Examined = Callable[..., tuple[int, str, str]]
 """Runs doctor with these flags on checks with these findings."""
 
