@@ -1,0 +1,413 @@
+"""The commands that need no proxy, from a user's view: config, version, kubelet-args, hook, doctor, in-use.
+
+Each wrong value is in tests/settings; what the commands of ``hook`` do is in tests/hooks/tools.
+"""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from configparser import ConfigParser
+from functools import partial
+from importlib import metadata, resources
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import yaml
+
+from runtimeproxy.cli.doctor import clients, table
+from runtimeproxy.cli.doctor.findings import Check, Finding, Verdict, failed, ok, skipped, unknown, warning
+from runtimeproxy.cli.doctor.machine import Machine
+from runtimeproxy.cli.shared import output
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.model.hookpoints import HOOK_POINTS
+from runtimeproxy.settings import config
+from runtimeproxy.settings.options import OPTIONS, SETTINGS
+from runtimeproxy.settings.version import BUILD, LIBRARIES, VERSION
+from tests.cli.conftest import Run
+from tests.docs import DOCS, ROOT
+from tests.doctor.conftest import CANARY, Made
+from tests.fakes import hookanswers
+from tests.fakes.hookserver import HookServer
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "x.yaml"
+
+
+def test_check_prints_all_errors_and_warnings(run: Run, file: Path) -> None:
+    check = partial(run, "runtimeproxy", "config", "check")
+    file.write_text("hook-timeout: 3s\n")
+    assert check(file) == check(RUNTIMEPROXY_CONFIG=str(file)) == (0, f"{file}: nothing is wrong\n", "")
+    assert check(file, "-o", "json") == (0, "[]\n", "")
+    file.write_text("hook-timeout: soon\nhook-budgt: 2s\nsocket-group: no-such\nstate-dir: /s\n")
+    environ = {"RUNTIMEPROXY_METRICS_ENDPOINT": "/m/m", "RUNTIMEPROXY_X": "canary"}
+    code, out, err = check(file, "--for-version=0.1.0", "--metrics-group=0", **environ)
+    assert (code, err, "canary" in out) == (1, "", False)
+    assert [" ".join(line.split()[:3]).replace(str(file), "x") for line in out.splitlines()] == [
+        *("SEVERITY FINDING", "error x: unknown", "error x: hook-timeout:", "error --socket-group: there"),
+        *("error --metrics-group is", "error x: state-dir"),
+        *("warning RUNTIMEPROXY_X is", "warning RUNTIMEPROXY_METRICS_ENDPOINT is"),
+    ]
+    code, out, err = check(file, "--for-version=old")
+    assert (code, out) == (2, "")
+    assert err.startswith("runtimeproxy: error: --for-version: 'old' is not a version")
+
+
+def test_show_prints_each_key_with_its_origin(run: Run, file: Path) -> None:
+    show = partial(run, "runtimeproxy", "config", "show", "-o", "json")
+    file.write_text("hook-budget: 30s\n")
+    code, out, err = show("--origin", f"--config={file}", "--log-level=debug", RUNTIMEPROXY_HOOK_TIMEOUT="3s")
+    rows = {row["key"]: (row["value"], row["origin"]) for row in json.loads(out)}
+    assert (code, err, list(rows)) == (0, "", [option.name for option in OPTIONS])
+    reported = {"hook-budget": ("30s", "file"), "log-level": ("debug", "flag"), "hook-timeout": ("3s", "environment")}
+    reported |= {"socket-group": (None, "default"), "config": (str(file), "flag")}
+    assert {key: rows[key] for key in reported} == reported
+    code, out, err = show("--backend-runtime-mode=docker", "--remote-image-service-endpoint=/x")
+    warning = "warning: --remote-image-service-endpoint is ignored: Docker mode has no image endpoint\n"
+    assert (code, "/x" in out, err) == (0, False, warning)
+
+
+def test_default_file_changes_no_setting(run: Run) -> None:
+    code, out, err = run("runtimeproxy", "config", "default")
+    assert (code, err) == (0, "")
+    assert config.load({}, {}, out, "x") == config.load({}, {})
+    assert list(yaml.safe_load(out)) == [option.name for _, option in SETTINGS if option.default is not None]
+    for _, option in SETTINGS:
+        assert f"\n# {option.help}\n{'' if option.default else '#'}{option.name}: " in out
+
+
+# -- version ---------------------------------------------------------------------------------------------------------
+
+
+def test_version_names_every_library() -> None:
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    needed = [line.split(">=")[0] for line in setup["options"]["install_requires"].split()]
+    assert sorted([*needed, "grpcio"]) == list(LIBRARIES)
+
+
+URL = '{"url": "file:///secret", "dir_info": {}}'
+COMMIT = '{"url": "https://secret@x", "vcs_info": {"commit_id": "abc"}}'
+
+
+def test_commit_and_date_are_reported_when_recorded(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def reported() -> dict[str, str | None]:
+        code, out, err = run("runtimeproxy", "version", "-o", "json")
+        assert (code, err, "secret" in out) == (0, "", False)
+        return {row["name"]: row["version"] for row in json.loads(out)}
+
+    for noted, commit in ((None, None), (URL, None), (COMMIT, "abc")):  # by pip
+        installed = [SimpleNamespace(version="1", read_text={"direct_url.json": noted}.get)]
+        monkeypatch.setattr(metadata, "distributions", lambda name, installed=installed: installed)
+        assert reported()["commit"] == commit
+    monkeypatch.setattr(metadata, "distributions", lambda name: [])
+    assert reported()["commit"] is None
+    (tmp_path / BUILD).write_text("commit: abc-dirty\ndate: 2026-01-02T03:04:05Z\n")
+    monkeypatch.setattr(resources, "files", lambda package: tmp_path)
+    assert (reported()["commit"], reported()["date"]) == ("abc-dirty", "2026-01-02T03:04:05Z")
+    first = run("runtimeproxy", "--version")[1].splitlines()[0]
+    assert first == f"runtimeproxy {VERSION} (commit abc-dirty, date 2026-01-02T03:04:05Z)"
+
+
+# -- kubelet-args: the flags of each kubelet, the drop-in that has them, and the way back ----------------------------
+
+SOCKET = "unix:///var/run/koord-runtimeproxy/runtimeproxy.sock"
+CRI, DOCKER = f"--container-runtime-endpoint={SOCKET}", f"--docker-endpoint={SOCKET}"
+IN_DOCKER_MODE = "--backend-runtime-mode=docker"
+
+
+def kubelet_args(run: Run, arguments: str) -> dict[str, Any]:
+    """Return the parts for a version of Kubernetes."""
+    code, out, err = run("runtimeproxy", "kubelet-args", "-o", "json", "--kube-version", *arguments.split())
+    assert (code, err) == (0, "")
+    return dict(json.loads(out))
+
+
+FLAGS = [
+    ("1.18", "kubelet", ["--container-runtime=remote", CRI]),
+    ("1.24", "kubelet", [CRI]),
+    ("2.0", "kubelet", [CRI]),
+    (f"1.23 {IN_DOCKER_MODE}", "kubelet", [DOCKER]),
+    ("1.23 --cri-dockerd", "cri-docker", [DOCKER]),
+    (f"1.31 {IN_DOCKER_MODE} --cri-dockerd", "cri-docker", [DOCKER]),
+    ("1.31 --koord-runtimeproxy-endpoint=/a", "kubelet", ["--container-runtime-endpoint=unix:///a"]),
+    ("v1.33.1+k0s --cri-dockerd", "cri-docker", [DOCKER]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "unit", "flags"), FLAGS)
+def test_flags_follow_version_and_mode(run: Run, arguments: str, unit: str, flags: list[str]) -> None:
+    """In the drop-in they come last: the last one of two equal flags is in force."""
+    parts = kubelet_args(run, arguments)
+    assert (parts["unit"], parts["flags"]) == (f"{unit}.service", flags)
+    assert parts["proxy"] == [f"--backend-runtime-mode={'Docker' if DOCKER in flags else 'Containerd'}"]
+    section, reset, command = parts["dropIn"].splitlines()
+    assert (section, reset, command.split()[-len(flags) :]) == ("[Service]", "ExecStart=", flags)
+    assert parts["file"] == f"/etc/systemd/system/{unit}.service.d/90-runtimeproxy.conf"
+    assert parts["apply"] == ["systemctl daemon-reload", f"systemctl restart {unit}.service"]
+    assert parts["back"] == [f"rm {parts['file']}", *parts["apply"]]
+
+
+RANCHER = "/etc/rancher/{}/config.yaml.d/90-runtimeproxy.yaml"
+IN_K3S, IN_K0S = (f"--remote-runtime-service-endpoint=/run/{name}" for name in ("k3s/containerd/", "k0s/"))
+IN_MICROK8S = "--remote-runtime-service-endpoint=/var/snap/microk8s/common/run/"
+KUBELITE = ("snap.microk8s.daemon-kubelite", "/var/snap/microk8s/current/args/kubelet", f"{CRI}\n", IN_MICROK8S)
+K0S = ("k0sworker", "/etc/systemd/system/k0sworker.service.d/90-runtimeproxy.conf")
+KUBELET_ARG, ENDPOINT = f"kubelet-arg+:\n- {CRI[2:]}\n", f"container-runtime-endpoint: {SOCKET}\n"
+DISTRIBUTIONS: list[tuple[str, str, str, str, str]] = [
+    ("v1.33.1+k3s1", "k3s", RANCHER.format("k3s"), KUBELET_ARG, IN_K3S),
+    ("v1.33.1+rke2r1", "rke2-agent", RANCHER.format("rke2"), KUBELET_ARG, IN_K3S),
+    ("v1.33.1+k0s.0", *K0S, f' "--kubelet-extra-args={CRI}"\n', IN_K0S),
+    ("v1.22.2-3+9ad9ee77396805", *KUBELITE),
+    ("1.33.1 --distribution=microk8s", *KUBELITE),
+    ("v1.33.1+k3s1 --cri-dockerd", "k3s", RANCHER.format("k3s"), ENDPOINT, ""),
+]
+
+
+@pytest.mark.parametrize(("arguments", "unit", "file", "content", "containerd"), DISTRIBUTIONS)
+def test_distribution_flags_are_in_its_own_file(
+    run: Run, arguments: str, unit: str, file: str, content: str, containerd: str
+) -> None:
+    parts = kubelet_args(run, arguments)
+    assert (parts["unit"], parts["file"]) == (f"{unit}.service", file)
+    assert parts["dropIn"].endswith(content)
+    mode = f"--backend-runtime-mode={'Containerd' if containerd else 'Docker'}"
+    assert parts["proxy"] == [mode, *[f"{containerd}containerd.sock"] * bool(containerd)]
+    assert parts["apply"][-1] == parts["back"][-1] == f"systemctl restart {unit}.service"
+    assert file in parts["back"][0]
+    assert "kubelet.service" not in json.dumps(parts)
+
+
+CRIO, AT = "--remote-runtime-service-endpoint=/var/run/crio/crio.sock", "--koord-runtimeproxy-endpoint"
+CRIO_SOCKETS: list[tuple[str, str, int]] = [
+    (f"1.29 {CRIO}", "/var/run/koord-runtimeproxy/run/crio/crio.sock", 2),
+    (f"1.29 {CRIO} {AT}=/run/a/crio.sock", "/run/a/run/crio/crio.sock", 2),
+    (f"1.29 {CRIO} {AT}=/a/run/crio/crio.sock", "/a/run/crio/crio.sock", 0),
+    (f"1.28 {CRIO}", "/var/run/koord-runtimeproxy/run/crio/crio.sock", 3),
+]
+
+
+@pytest.mark.parametrize(("arguments", "socket", "notes"), CRIO_SOCKETS)
+def test_kubelet_calls_crio_named_socket_when_runtime_is_crio(
+    run: Run, arguments: str, socket: str, notes: int
+) -> None:
+    parts = kubelet_args(run, arguments)
+    text = run("runtimeproxy", "kubelet-args", "--kube-version", *arguments.split())[1]
+    lines = [parts["file"], *parts["dropIn"].splitlines()]
+    lines += [line for key in ("proxy", "flags", "apply", "back", "notes") for line in parts[key]]
+    assert [line for line in lines if line not in text] == []
+    assert parts["flags"][-1] == f"--container-runtime-endpoint=unix://{socket}"
+    assert len(parts["notes"]) == 2 + notes
+
+
+# -- hook --------------------------------------------------------------------------------------------------------------
+
+CREATE = "PreCreateContainer"
+
+
+@pytest.fixture
+def hook(run: Run) -> Run:
+    return partial(run, "runtimeproxy", "hook")
+
+
+@pytest.fixture(scope="module")
+def echoing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Run a fake hook server that echoes in a process of its own."""
+    socket = tmp_path_factory.mktemp("echo") / "x.sock"
+    arguments = [sys.executable, "-m", "tests.fakes.hookserver", "--socket", str(socket), "--answer", "echo"]
+    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert "listens on" in process.stdout.readline()
+            yield socket
+        finally:
+            process.terminate()
+
+
+UNREACHABLE = "not reachable: No such file or directory; is it running, and is this its socket?"
+RULE = "resources.cpu_period: must be 0 (not set) or 1000..1000000 microseconds"
+
+
+async def test_failing_server_prints_one_line_and_exits_1(hook: Run, tmp_path: Path) -> None:
+    socket = tmp_path / "x.sock"
+    for command, name in (("call", CREATE), ("verify", "verify"), ("bench", CREATE)):
+        arguments = (command, socket, *[CREATE] * (command == "call"))
+        line = f"runtimeproxy: error: {socket}: {name}: "
+        assert await asyncio.to_thread(hook, *arguments) == (1, "", f"{line}{UNREACHABLE}\n")
+        if command != "verify":
+            async with HookServer(str(socket), default=hookanswers.BY_NAME["refuse"]()):
+                printed = await asyncio.to_thread(hook, *arguments)
+            assert printed == (1, "", f"{line}refused (PERMISSION_DENIED): refused by the fake hook server\n")
+    async with HookServer(str(socket), default=hookanswers.koordlet(cpu_period=5)):
+        code, out, err = await asyncio.to_thread(hook, "call", socket, CREATE)
+    assert yaml.safe_load(out) == {"applied": {}, "dropped": {"resources": {"cpu_period": 5}}, "bad": [RULE]}
+    assert (code, err) == (1, f"{line}bad answer: {RULE}\n")
+
+
+@pytest.mark.parametrize("name", [*(hook_point.name for hook_point in HOOK_POINTS), CREATE.lower(), CREATE.upper()])
+def test_every_hook_point_accepts_example(hook: Run, echoing: Path, name: str) -> None:
+    code, out, err = hook("call", echoing, name)
+    assert (code, yaml.safe_load(out), "not reported" in out, err) == (0, {"applied": {}}, False, "")
+    example = hook("call", "--example")[1]
+    code, out, err = hook("call", f"unix://{echoing}", name, "-f", "-", stdin=example)
+    assert (code, yaml.safe_load(out), err) == (0, {"applied": {}}, "")
+    assert ("# not sent at this hook point: container\n" in out) == name.endswith("PodSandbox")
+
+
+def test_verify_prints_verdicts_and_sets_exit_code(hook: Run, echoing: Path) -> None:
+    verify = partial(hook, "verify", echoing, "--timeout=10s", "--point=prestartcontainer")
+    code, out, err = verify("-f", "-", "--restart-command=true", stdin="container: {name: main}")
+    assert (code, out.splitlines()[-1], err) == (0, "15 passed, 0 failed, 0 skipped", "")
+    code, out, err = verify("--restart-command=false")
+    assert (code, err) == (1, "")
+    assert "\nrestart            FAIL  the restart command ended with exit code 1\n" in out
+
+
+async def test_bench_prints_figures_and_sets_exit_code(hook: Run, tmp_path: Path) -> None:
+    fail = hookanswers.BY_NAME["fail"]()
+    async with HookServer(str(tmp_path / "x.sock")) as server:
+        bench = partial(asyncio.to_thread, hook, "bench", server.socket_path, "-n", "5", "--concurrency=4")
+        code, out, err = await bench("--point=PostStopContainer")
+        assert (code, err) == (0, "")
+        first, *figures = out.splitlines()
+        assert first == f"5 calls of PostStopContainer at {server.socket_path}, 4 at a time"
+        assert [line.split()[0] for line in figures] == ["p50", "p90", "p99", "longest", "calls/s", "failures"]
+        assert figures[-1].split() == ["failures", "0"]
+        server.calls.clear()
+
+        async def answer(call: hookanswers.HookCall) -> bytes:
+            return await fail(call) if len(server.calls) > 7 else b""
+
+        server.default = answer
+        code, out, err = await bench()
+    assert (code, err) == (1, "")
+    assert out.splitlines()[-1] == "  4 x INTERNAL: failed as requested"
+
+
+# -- doctor and in-use -------------------------------------------------------------------------------------------------
+
+Examined = Callable[..., tuple[int, str, str]]
+"""Runs doctor with these flags on checks with these findings."""
+
+
+@pytest.fixture
+def doctor(run: Run, monkeypatch: pytest.MonkeyPatch) -> Examined:
+    examine = table.examine
+
+    def doctor(*flags: str, **findings: tuple[Finding, ...]) -> tuple[int, str, str]:
+        checks = [Check(check_id, "", lambda machine, found=found: found) for check_id, found in findings.items()]
+        monkeypatch.setattr(table, "examine", partial(examine, checks=checks) if checks else examine)
+        return run("runtimeproxy", "doctor", *flags)
+
+    return doctor
+
+
+def last_line(failed: int = 0, warning: str = "0 warnings", unknown: int = 0, skipped: int = 0) -> str:
+    return f"runtimeproxy doctor: {failed} failed, {warning}; not checked: {unknown} unknown, {skipped} skipped\n"
+
+
+def test_doctor_prints_one_line_per_finding(doctor: Examined, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One finding is about a file with a hostile name."""
+    examined = partial(doctor, a=(ok("well"),), long=(failed("bad\x1b[2J\nname", "mend it"),))
+    lines = ["CHECK   VERDICT   WHY", "a       ok        well", "long    failed    bad?[2J?name -> mend it", ""]
+    assert examined() == (1, "\n".join(lines), last_line(failed=1))
+    well, bad = json.loads(examined("-o", "json")[1])
+    assert [well, bad] == yaml.safe_load(examined("-o", "yaml")[1])
+    assert (well["verdict"], well["do"]) == ("ok", None)
+    shown = {"check": "long", "verdict": "failed", "why": "bad?[2J?name", "do": "mend it"}
+    assert bad == {**shown, "doc": "docs/troubleshooting.rst#doctor-long"}
+    monkeypatch.setattr(output, "_remaining_columns", lambda taken: 11)
+    lines = ["a      ok       well", "long   failed   bad?[2J?name", f"{'':16}-> mend it"]
+    assert examined("--no-headers")[1].splitlines() == lines, "on a terminal"
+
+
+@pytest.mark.parametrize(
+    ("finding", "code", "warnings"), [(ok(""), 0, "0 warnings"), (warning("", "x"), 1, "1 warning")]
+)
+def test_unknown_and_skipped_do_not_change_exit_code(
+    doctor: Examined, monkeypatch: pytest.MonkeyPatch, finding: Finding, code: int, warnings: str
+) -> None:
+    monkeypatch.setenv("RUNTIMEPROXY_LISTEN", CANARY)
+    exit_code, _, err = doctor(a=(unknown("hidden", "x"), unknown("away", "x")), b=(skipped("no"),), c=(finding,))
+    ignored, last = err.splitlines(keepends=True)
+    assert (exit_code, last) == (code, last_line(0, warnings, 2, 1))
+    assert ignored.startswith("warning: RUNTIMEPROXY_LISTEN is ignored")
+
+
+def test_doctor_reads_flags_and_needs_no_proxy(run: Run, tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    flags = (f"--koord-runtimeproxy-endpoint={made.ours}", f"--remote-runtime-service-endpoint={made.runtime}")
+    registrations = {"RUNTIMEPROXY_HOOKSERVER_CONFIG_DIR": str(made.registrations)}
+    code, out, err = run("runtimeproxy", "doctor", *flags, "-o", "json", **registrations)
+    assert (code, err.count("\n")) == (1, 1)
+    verdicts = {row["check"]: row["verdict"] for row in json.loads(out)}
+    assert list(verdicts) == [check.id for check in table.CHECKS]
+    assert (verdicts["socket"], verdicts["runtime"], verdicts["registrations"]) == ("failed", "failed", "ok")
+    terms = re.findall(r"^_`doctor-([\w-]+)`\n    \w", DOCS["troubleshooting"], re.MULTILINE)
+    assert terms == list(verdicts)
+
+
+def test_in_use_prints_one_line_per_user(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_use = partial(run, "runtimeproxy", "in-use", "--koord-runtimeproxy-endpoint=/x.sock")
+    connected = "kubelet (pid 4) has 1 connection to /x.sock"
+    for users, exit_code, shown in ([], 0, "nobody uses /x.sock\n"), ([connected, "b\x1b"], 1, f"{connected}\nb?\n"):
+        monkeypatch.setattr(clients, "users", lambda machine, users=users: iter(users))
+        assert in_use("--no-headers") == (exit_code, shown, "")
+        code, out, _ = in_use("-o", "json")
+        assert (code, len(json.loads(out))) == (exit_code, len(users))
+    monkeypatch.setattr(clients, "users", Mock(side_effect=OSError(0, "systemctl show does not answer")))
+    code, out, err = in_use()
+    assert (code, out, "systemctl show does not answer" in err) == (1, "", True)
+
+
+ERRORS: list[tuple[Exception, Verdict, str]] = [
+    (PermissionError(13, "Permission denied", "/proc/1/fd"), Verdict.UNKNOWN, "/proc/1/fd: Permission denied"),
+    (OSError(), Verdict.UNKNOWN, "OSError"),
+    (ConfigError("there is no group 'x'"), Verdict.WARNING, "there is no group 'x'"),
+    (ValueError(CANARY), Verdict.UNKNOWN, f"unexpected ValueError at {__file__}:"),
+]
+
+
+def test_failing_or_hanging_check_does_not_stop_checks(tmp_path: Path) -> None:
+    """Checks that make calls begin when the others have ended."""
+    over, order = threading.Event(), list[str]()
+
+    def fail(error: Exception, machine: Machine) -> Iterator[Finding]:
+        yield ok("half")
+        raise error
+
+    def hang(machine: Machine) -> list[Finding]:
+        order.append("hang")
+        over.wait()
+        return []
+
+    def well(machine: Machine) -> list[Finding]:
+        order.append("well")
+        return [ok("well")]
+
+    checks = [Check("hang", "a file", hang, calls=True), Check("b", "", well)]
+    checks += [Check("fail", "", partial(fail, error)) for error, *_ in ERRORS]
+    first, second, *more = [finding for _, finding in table.examine(Made(tmp_path).machine, checks, seconds=0.5)]
+    over.set()
+    assert (first.verdict, first.why) == (Verdict.WARNING, "no answer within 0.5 s: a file")
+    assert (second, order) == (ok("well"), ["well", "hang"])
+    assert [finding.verdict for finding in more] == [verdict for _, verdict, _ in ERRORS]
+    assert all(finding.why.startswith(words) for finding, (*_, words) in zip(more, ERRORS, strict=True)), more
+    assert CANARY not in str(more)
+
+
+def test_examination_changes_no_file(tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    made.proxy()
+    made.process(40, "kubelet")
+    before = {path: path.lstat().st_mtime_ns for path in made.root.parent.rglob("*")}
+    list(table.examine(made.machine))
+    assert {path: path.lstat().st_mtime_ns for path in made.root.parent.rglob("*")} == before
