@@ -86,7 +86,7 @@ def values(schema: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
 
 async def test_document_has_parameter_bounds(tmp_path: Path) -> None:
     async with exporter(tmp_path, rich()) as get:
-        for path, name, schema in [(path, *each) for path in PAGES for each in parameters(path).items()]:
+        for path, (name, schema) in [(page, each) for page in PAGES for each in parameters(page).items()]:
             tried = [*values(schema)]
             assert len(tried) > 1
             for value, inside in tried:
