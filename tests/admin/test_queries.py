@@ -44,9 +44,6 @@ def proxy() -> Proxy:
     return Proxy()
 
 
-# -- health ----------------------------------------------------------------------------------------------------------
-
-
 def test_state_is_checked_at_most_once_per_second(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """The metric ready is the result of readyz."""
     for _ in range(10):
@@ -172,23 +169,21 @@ async def test_name_of_file_or_unregistered_one_can_be_disabled(proxy: Proxy) ->
 NONE_SUCH = "no such hook server is registered"
 UNREGISTERED = "to disable one before it registers add --unregistered"
 LETTERS = "abcdefghijklmnopqrstuvw"
-REFUSED_SWITCHES = [
-    ("", {"reason": "hangs"}, 404, f"{NONE_SUCH}: there are none; {UNREGISTERED}"),
-    ("ba\n", {"reason": "hangs"}, 404, f"{NONE_SUCH}: there are ?, a, b; {UNREGISTERED}"),
-    (LETTERS, {}, 404, f"{NONE_SUCH} or disabled: there are {', '.join(LETTERS[:20])} and 3 more"),
-    ("x", {"reason": ""}, 400, "reason: write 1 to 200 printable characters"),
-    ("x", {"reason": "hangs", "for": "soon"}, 400, "for is a duration like 30s, 10m or 24h"),
+NONE_SWITCHED = [
+    ("", "disable", f"{NONE_SUCH}: there are none; {UNREGISTERED}"),
+    ("ba\n", "disable", f"{NONE_SUCH}: there are ?, a, b; {UNREGISTERED}"),
+    (LETTERS, "enable", f"{NONE_SUCH} or disabled: there are {', '.join(LETTERS[:20])} and 3 more"),
 ]
 
 
-async def test_impossible_switch_is_refused(proxy: Proxy) -> None:
-    for registered, params, status, text in REFUSED_SWITCHES:
+async def test_switch_of_unknown_name_is_refused(proxy: Proxy) -> None:
+    for registered, action, text in NONE_SWITCHED:
         proxy.manager.plugins.clear()
         for name in registered:
             proxy.manager.add(name)
         with pytest.raises(Refused) as raised:
-            await proxy.switch("disable" if params else "enable", name="x", **params)
-        assert (raised.value.status, raised.value.text, proxy.manager.disabled) == (status, text, {})
+            await proxy.switch(action, name="x", **({"reason": "hangs"} if action == "disable" else {}))
+        assert (raised.value.status, raised.value.text, proxy.manager.disabled) == (404, text, {})
 
 
 # -- store -----------------------------------------------------------------------------------------------------------
@@ -250,13 +245,6 @@ def test_pages_have_each_id_once_in_order(proxy: Proxy, monkeypatch: pytest.Monk
 
 # -- parameters and the log level ------------------------------------------------------------------------------------
 
-
-def test_log_level_is_set_for_limited_time(proxy: Proxy) -> None:
-    assert proxy.call("loglevel", level="debug") == {"level": "debug", "until": "2026-01-02T00:00:00.000Z"}
-    assert proxy.call("loglevel", level="Error", **{"for": "1s"})["level"] == "error"
-    assert proxy.log_level.change.mock_calls == [call("debug", 600.0), call("error", 1.0)]
-
-
 DURATION = "for is a duration like 30s, 10m or 24h"
 WRONG = [
     *(("store", {"limit": value}, "limit is not a number from 0") for value in ("canary", True, 1.0)),
@@ -265,6 +253,8 @@ WRONG = [
     ("events", {"limit": 4097}, "limit is not from 1 to 4096"),
     ("events", {"kind": ["edited"]}, f"kind is not one of {', '.join(queries.KINDS)}"),
     ("disable", {"name": "x", "reason": "x", "unregistered": 1}, "unregistered is not true or false"),
+    ("disable", {"name": "x", "reason": ""}, "reason: write 1 to 200 printable characters"),
+    ("disable", {"name": "x", "reason": "hangs", "for": "soon"}, DURATION),
     *(("store", {"pod": value}, "pod is not a text of at most 512 characters") for value in ("canary\0", "n" * 513)),
     ("enable", {"name": {"canary": 1}}, "name is not a text of at most 512 characters"),
     ("loglevel", {"level": "loud"}, "level is one of debug, info, warning, error"),
@@ -274,14 +264,15 @@ WRONG = [
 
 
 async def test_wrong_parameter_is_refused_without_value(proxy: Proxy) -> None:
+    proxy.manager.add("x")
     for method, params, text in WRONG:
         with pytest.raises(Refused) as raised:
             await proxy.switch(method, **params) if method in ("disable", "enable") else proxy.call(method, **params)
         assert (raised.value.status, raised.value.text) == (400, text)
-    assert not proxy.log_level.change.called
-
-
-# -- all methods -----------------------------------------------------------------------------------------------------
+    assert (proxy.log_level.change.mock_calls, proxy.manager.disabled) == ([], {})
+    assert proxy.call("loglevel", level="debug") == {"level": "debug", "until": "2026-01-02T00:00:00.000Z"}
+    assert proxy.call("loglevel", level="Error", **{"for": "1s"})["level"] == "error"
+    assert proxy.log_level.change.mock_calls == [call("debug", 600.0), call("error", 1.0)]
 
 
 def full(pods: int, plugins: int, events: int) -> Proxy:
@@ -302,25 +293,19 @@ def full(pods: int, plugins: int, events: int) -> Proxy:
     return proxy
 
 
-READING: dict[str, dict[str, Any]] = {
-    **{name: {} for name in ("metrics", "livez", "readyz", "version", "configz", "hooks", "store")},
-    "events": {"since": 0, "limit": 200},
-}
-
-
-def test_answers_contain_no_value() -> None:
-    proxy = full(20, 3, 3)
-    text = json.dumps([proxy.call(name, **params) for name, params in READING.items()])
-    assert "envs.key" in text
-    assert CANARY not in text
-
-
+READING: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in ("metrics", "livez", "readyz", "version", "configz", "hooks", "store")),
+    *(("events", {"since": 0, "limit": 200}), ("store", {"pod": "pod-1199"}), ("store", {"limit": LONGEST_PAGE})),
+]
 MOST_CALLS = 4_000
 """Calls of functions for a part, those in C too: about a millisecond. ``scripts/bench --mode admin`` has the time."""
 
 
-def test_each_part_takes_few_function_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine does not change their number. Rows, which are made for a time, take 10 us here."""
+def test_parts_contain_no_value_and_take_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine does not change the number of calls. Rows, which are made for a time, take 10 us here."""
+    proxy = full(20, 3, 3)
+    text = json.dumps([proxy.call(name, **params) for name, params in READING])
+    assert ("envs.key" in text, CANARY in text) == (True, False)
     clocks = {"monotonic": itertools.count(0, 0.00001).__next__, "time": lambda: NOON}
     monkeypatch.setattr(queries, "time", SimpleNamespace(**vars(time) | clocks))
     largest, calls = full(1_200, 500, MOST_EVENTS), [0]
@@ -328,7 +313,7 @@ def test_each_part_takes_few_function_calls(monkeypatch: pytest.MonkeyPatch) -> 
     def count(frame: object, event: str, argument: object) -> None:
         calls[-1] += event in ("call", "c_call")
 
-    for name, params in [*READING.items(), ("store", {"pod": "pod-1199"}), ("store", {"limit": LONGEST_PAGE})]:
+    for name, params in READING:
         parts = largest.parts(name, **params)
         while True:
             calls.append(0)
@@ -373,13 +358,6 @@ EVENT_SELECTIONS: list[tuple[dict[str, Any], list[Any]]] = [
 ]
 
 
-@pytest.mark.usefixtures("ring")
-def test_events_after_number_are_in_order(proxy: Proxy) -> None:
-    add_events(proxy, 160)
-    for params, expected in EVENT_SELECTIONS:
-        assert numbers(proxy.call("events", **params)["events"]) == expected, params
-
-
 EVENT = About("CreateContainer", "k1", "shop", "web-0", "abc1", "main", "def2")
 MATCHES: list[tuple[dict[str, str], bool]] = [
     *(({"pod": text}, True) for text in ("shop/web-0", "abc", "def2")),
@@ -390,11 +368,15 @@ MATCHES: list[tuple[dict[str, str], bool]] = [
 ]
 
 
-def test_event_is_selected_by_pod_hook_server_and_kind(proxy: Proxy) -> None:
+@pytest.mark.usefixtures("ring")
+def test_selected_events_are_in_order(proxy: Proxy) -> None:
     proxy.metrics.events.add(EventKind.EDITED, EVENT, fields={"resources.cpu_shares": "batch", "envs.A": "gpu"})
     proxy.metrics.events.add(EventKind.DRAIN)
     for selected, expected in MATCHES:
         assert numbers(proxy.call("events", **selected)["events"]) == [1] * expected, selected
+    add_events(proxy, 158)
+    for params, selected_numbers in EVENT_SELECTIONS:
+        assert numbers(proxy.call("events", **params)["events"]) == selected_numbers, params
 
 
 def follow(proxy: Proxy, **params: Any) -> Iterator[list[Any]]:
@@ -432,13 +414,9 @@ NOW = 100.0
 SHORTLY = Absence(NOW - UNREACHABLE_SECONDS + 1, "/run/a.sock: No such file or directory")
 LONG = Absence(NOW - UNREACHABLE_SECONDS, "/run/a.sock: Connection refused")
 IGNORED = Absence(NOW - 3600, "user 7 listens on /run/b.sock")
-DISABLED = Disabled("hangs", "uid 0", 0.0, None)
-
-State = dict[str, Any]
-"""The attributes of Proxy that differ from a proxy without a fault; ``open`` names a plugin with an open breaker."""
-
+DISABLED, DISABLED_WHY = Disabled("hangs", "uid 0", 0.0, None), "disabled by hand: d; /s is bad"
 UNREACHABLE = "policy Fail and unreachable: a for 30 s"
-FAILING: list[tuple[State, str, str]] = [
+FAULTS: list[tuple[dict[str, Any], str, str]] = [
     ({"listening_fault": "the socket was removed"}, "listening", "the socket was removed"),
     ({"manager.read": False}, "registrations_read", "the registration directory was not read yet"),
     ({"manager.read": False, "manager.directory_fault": "/d hangs"}, "registrations_read", "/d hangs"),
@@ -446,20 +424,22 @@ FAILING: list[tuple[State, str, str]] = [
     ({"sync.runtime_fault": "no answer"}, "runtime", "no answer"),
     ({"draining": True}, "not_draining", "the proxy is stopping"),
     ({"reach.absences": {"a": LONG}}, "fail_plugins", f"{UNREACHABLE} (/run/a.sock: Connection refused)"),
-]
-OFF = {"manager.disabled": dict.fromkeys("de", DISABLED), "manager.mask_fault": "/s is bad"}
-SHOWN: list[tuple[State, str, str]] = [
     ({"manager.directory_fault": "/d cannot be read"}, "registrations_read", "/d cannot be read"),
     ({"reach.absences": {"a": SHORTLY}}, "plugins", "unreachable: a (/run/a.sock: No such file or directory)"),
     ({"open": "a"}, "breakers", "calls suspended, as they keep failing: a (tried again in 30 s)"),
-    (OFF, "disabled_plugins", "disabled by hand: d, e; /s is bad"),
+    ({"manager.disabled": {"d": DISABLED}, "manager.mask_fault": "/s is bad"}, "disabled_plugins", DISABLED_WHY),
     ({"manager.rejected": dict.fromkeys("abcdefg", "")}, "invalid_files", "rejected: a, b, c, d, e and 2 more"),
     ({"sync.filling": True}, "store", "the runtime's pods and containers are still being read"),
     ({"watchdog.last_stall": Stall(NOW - STALL_REPORTED_SECONDS, 0.7213)}, "loop", "it hung for 0.72 s, 60 s ago"),
 ]
 
 
-def checks(state: State) -> list[dict[str, str]]:
+FAILING = 7
+"""The number of faults, the first ones, that fail the request."""
+
+
+def checks(state: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the checks that are not ok, of a proxy with these attributes; ``open`` names one with an open breaker."""
     proxy = Proxy()
     for name, policy in (("a", FAIL), ("b", IGNORE)):
         proxy.manager.add(name, policy=policy)
@@ -469,26 +449,21 @@ def checks(state: State) -> list[dict[str, str]]:
             proxy.open_breaker(value)
         else:
             setattr(attrgetter(part)(proxy) if part else proxy, name, value)
-    assert proxy.now == NOW
-    return list(proxy.call("readyz")["checks"])
-
-
-@pytest.mark.parametrize(
-    ("state", "name", "reason", "expected"), [(*row, FAILED) for row in FAILING] + [(*row, DEGRADED) for row in SHOWN]
-)
-def test_fault_fails_only_its_own_check(state: State, name: str, reason: str, expected: str) -> None:
-    results = checks(state)
-    assert [tuple(check.values()) for check in results if check["state"] != OK] == [(name, expected, reason)]
-    assert tuple(check["name"] for check in results) == CHECKS
+    results = proxy.call("readyz")["checks"]
+    assert (proxy.now, tuple(check["name"] for check in results)) == (NOW, CHECKS)
     assert all(not check["reason"] for check in results if check["state"] == OK)
+    return [tuple(check.values()) for check in results if check["state"] != OK]
 
 
-def test_other_checks_are_ok_and_a_plugin_is_shown_once() -> None:
+def test_fault_fails_only_its_own_check() -> None:
+    """A plugin is shown once, and a stall for some time."""
+    for at, (state, name, reason) in enumerate(FAULTS):
+        assert checks(state) == [(name, FAILED if at < FAILING else DEGRADED, reason)]
     for state in ({}, {"watchdog.last_stall": Stall(NOW - STALL_REPORTED_SECONDS - 1, 0.3)}):
-        assert all(check["state"] == OK for check in checks(state))
-    reasons = {check["name"]: check["reason"] for check in checks({"reach.absences": {"a": LONG, "b": IGNORED}})}
-    assert reasons["fail_plugins"].startswith(UNREACHABLE)
-    assert reasons["plugins"] == "unreachable: b (user 7 listens on /run/b.sock)"
+        assert checks(state) == []
+    (_, _, first), (_, _, second) = checks({"reach.absences": {"a": LONG, "b": IGNORED}})
+    assert first.startswith(UNREACHABLE)
+    assert second == "unreachable: b (user 7 listens on /run/b.sock)"
 
 
 KUBELETS = Resources(cpu_quota=4711, cpuset_cpus=CANARY, unified={"memory.high": CANARY})
@@ -505,6 +480,7 @@ def encoded(values: Mapping[str, str]) -> Envs:
 
 
 def test_rows_have_names_of_fields_and_owners() -> None:
+    """The environment is not cached, nor decoded when it is long."""
     hooked = replace(POD, annotations={"note": CANARY, "gpu": CANARY}, cgroup_parent="")
     assert pod_row(PodRecord(POD, hooked, read=True), ["c1", "c2"]) == {
         **{"id": "p1", "namespace": "shop", "name": "web", "uid": "uid-1", "containers": ["c1", "c2"]},
@@ -525,9 +501,6 @@ def test_rows_have_names_of_fields_and_owners() -> None:
         "owners": dict.fromkeys(["resources.cpu_quota", *LIMITS], "batch"),
         "read": True,
     }
-
-
-def test_environment_is_not_cached_nor_decoded_when_long() -> None:
     envs = encoded(TEXTS)
     info = ContainerInfo("c1", "p1", "main", envs=envs)
     row = container_row(ContainerRecord(info, info))
