@@ -16,6 +16,7 @@ import pytest
 
 from runtimeproxy.admin import server as admin_server
 from runtimeproxy.admin.exporter import Exporter, Tls
+from runtimeproxy.admin.health import CHECKS, OK
 from runtimeproxy.admin.protocol import Part, join, line, request
 from runtimeproxy.admin.queries import Sources, methods
 from runtimeproxy.admin.server import Method
@@ -128,7 +129,9 @@ class Proxy:
     def faults(self) -> dict[str, tuple[str, str]]:
         """Return the checks of readyz that are not ok."""
         checks = self.call("readyz")["checks"]
-        return {check["name"]: (check["state"], check["reason"]) for check in checks if check["state"] != "ok"}
+        assert tuple(check["name"] for check in checks) == CHECKS
+        assert all(not check["reason"] for check in checks if check["state"] == OK)
+        return {check["name"]: (check["state"], check["reason"]) for check in checks if check["state"] != OK}
 
     def add(self, pod_id: str, *container_ids: str, name: str = "web", namespace: str = "shop") -> None:
         """Store a pod with containers, each with a value in every field that can have one."""
@@ -169,10 +172,11 @@ async def exporting(endpoint: Any, tls: Tls | None = None, *, everything: bool =
             acceptor.stop()
 
 
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
 @asynccontextmanager
-async def connected(
-    port: int, sent: str, context: ssl.SSLContext | None = None
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connected(port: int, sent: str, context: ssl.SSLContext | None = None) -> AsyncIterator[Streams]:
     """Connect a client, which sends a text."""
     async with asyncio.timeout(SECONDS):
         name = "node.test" if context else None
@@ -191,9 +195,7 @@ async def fetch(port: int, request: str, context: ssl.SSLContext | None = None) 
 class Site:
     """A server on a unix socket in a folder."""
 
-    def __init__(
-        self, folder: Path, methods: Mapping[str, Method], public: bool = False, lock: asyncio.Lock | None = None
-    ) -> None:
+    def __init__(self, folder: Path, methods: Mapping[str, Method], public: bool = False, lock: Any = None) -> None:
         folder.mkdir(exist_ok=True)
         self.path = str(folder / "admin.sock")
         self._listener = socket.socket(socket.AF_UNIX)

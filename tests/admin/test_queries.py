@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtimeproxy.admin import queries
 from runtimeproxy.admin.exposition import exposition
-from runtimeproxy.admin.health import CHECKS, DEGRADED, FAILED, OK, STALL_REPORTED_SECONDS, UNREACHABLE_SECONDS
+from runtimeproxy.admin.health import DEGRADED, FAILED, STALL_REPORTED_SECONDS, UNREACHABLE_SECONDS
 from runtimeproxy.admin.protocol import Refused
 from runtimeproxy.admin.queries import LONGEST_PAGE
 from runtimeproxy.admin.records import LONGEST_ENVS, UNREAD_ENVS, container_row, pod_row
@@ -438,7 +438,7 @@ FAILING = 7
 """The number of faults, the first ones, that fail the request."""
 
 
-def checks(state: dict[str, Any]) -> list[tuple[str, ...]]:
+def faults(state: dict[str, Any]) -> dict[str, tuple[str, str]]:
     """Return the checks that are not ok, of a proxy with these attributes; ``open`` names one with an open breaker."""
     proxy = Proxy()
     for name, policy in (("a", FAIL), ("b", IGNORE)):
@@ -449,21 +449,19 @@ def checks(state: dict[str, Any]) -> list[tuple[str, ...]]:
             proxy.open_breaker(value)
         else:
             setattr(attrgetter(part)(proxy) if part else proxy, name, value)
-    results = proxy.call("readyz")["checks"]
-    assert (proxy.now, tuple(check["name"] for check in results)) == (NOW, CHECKS)
-    assert all(not check["reason"] for check in results if check["state"] == OK)
-    return [tuple(check.values()) for check in results if check["state"] != OK]
+    assert proxy.now == NOW
+    return proxy.faults()
 
 
 def test_fault_fails_only_its_own_check() -> None:
     """A plugin is shown once, and a stall for some time."""
     for at, (state, name, reason) in enumerate(FAULTS):
-        assert checks(state) == [(name, FAILED if at < FAILING else DEGRADED, reason)]
+        assert faults(state) == {name: (FAILED if at < FAILING else DEGRADED, reason)}
     for state in ({}, {"watchdog.last_stall": Stall(NOW - STALL_REPORTED_SECONDS - 1, 0.3)}):
-        assert checks(state) == []
-    (_, _, first), (_, _, second) = checks({"reach.absences": {"a": LONG, "b": IGNORED}})
-    assert first.startswith(UNREACHABLE)
-    assert second == "unreachable: b (user 7 listens on /run/b.sock)"
+        assert faults(state) == {}
+    found = faults({"reach.absences": {"a": LONG, "b": IGNORED}})
+    assert (found["fail_plugins"][0], found["fail_plugins"][1].startswith(UNREACHABLE)) == (FAILED, True)
+    assert found["plugins"][1] == "unreachable: b (user 7 listens on /run/b.sock)"
 
 
 KUBELETS = Resources(cpu_quota=4711, cpuset_cpus=CANARY, unified={"memory.high": CANARY})
