@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Callable, Iterable
+from itertools import product
 
 import pytest
 
@@ -15,7 +16,8 @@ from tests.doctor.conftest import CANARY, KERNEL, Made, only, verdicts
 from tests.fakes import registration
 
 Make = Callable[[Made], object]
-Case = tuple[Callable[[Machine], Iterable[Finding]], Make, str, str]
+Check = Callable[[Machine], Iterable[Finding]]
+Case = tuple[Check, Make, str, str]
 """A check, what is on the machine, the verdict, and words of the reason in which {ours} and {runtime} are sockets."""
 FILE, DROP_INS = "/var/lib/kubelet/config.yaml", "/etc/kubelet.d"
 
@@ -38,9 +40,6 @@ def file(place: str, text: str) -> Make:
     return lambda made: made.write(place, text.format(ours=made.ours, runtime=made.runtime))
 
 
-# -- the proxy itself ------------------------------------------------------------------------------------------------
-
-
 def bind(made: Made, mode: int = 0o600) -> None:
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(made.ours))
@@ -52,68 +51,13 @@ def listen(made: Made, mode: int = 0o600) -> None:
     made.socket(1, made.ours, listening=True)
 
 
-def of_another_user(made: Made) -> None:
-    listen(made)
-    os.chown(made.ours, 12345, -1)
-
-
-def as_a_link(made: Made) -> None:
-    made.ours.parent.rmdir()
-    made.ours.parent.symlink_to(made.root)
-
-
-def lock_of_another(made: Made) -> None:
-    made.proxy(pid=70)
-    made.process(71, "other")
-    made.lock(71)
-
-
-SOCKETS: list[Case] = [
-    (proxy.socket_file, nothing, "failed", "{ours} is not there: no proxy listens"),
-    (proxy.socket_file, lambda made: made.ours.touch(), "failed", "{ours} is not a socket"),
-    (proxy.socket_file, bind, "failed", "{ours} is there and nobody listens on it"),
-    (proxy.socket_file, listen, "ok", "{ours} listens, mode 0600"),
-    (proxy.socket_file, lambda made: listen(made, 0o660), "warning", "has mode 0660, wider than --socket-mode 0600"),
-    (proxy.socket_file, all_of(lambda made: listen(made, 0o660), flag("socket-mode", "0660")), "ok", "mode 0660"),
-    (proxy.socket_file, all_of(listen, flag("socket-mode", "0660")), "ok", "mode 0600"),
-    (proxy.directory, nothing, "ok", "can be written by no other user"),
-    (proxy.directory, lambda made: made.ours.parent.chmod(0o777), "failed", "can be written by everybody, who could"),
-    (proxy.directory, lambda made: made.ours.parent.rmdir(), "failed", "is not there"),
-    (proxy.directory, as_a_link, "failed", "is a link or no directory"),
-    (proxy.lock, nothing, "ok", "{ours}.lock is not there: no proxy ran here, or systemd made the socket"),
-    (proxy.lock, lambda made: os.mkdir(f"{made.ours}.lock"), "failed", "{ours}.lock is not a regular file"),
-    (proxy.lock, all_of(lambda made: made.lock(70), file("proc/locks", "")), "ok", "nobody holds {ours}.lock"),
-    (proxy.lock, lambda made: made.lock(70), "warning", "pid 70 holds {ours}.lock and does not listen"),
-    (proxy.lock, Made.proxy, "ok", "pid 70, which listens, holds {ours}.lock"),
-    (proxy.lock, lock_of_another, "failed", "pid 71 holds {ours}.lock and another process listens on the socket"),
-]
+AS_A_LINK = all_of(lambda made: made.ours.parent.rmdir(), lambda made: made.ours.parent.symlink_to(made.root))
+LOCK_OF_ANOTHER = all_of(Made.proxy, lambda made: made.process(71, "other"), lambda made: made.lock(71))
 SYSTEMD = all_of(Made.proxy, file("run/systemd/system/x", ""))
 SCOPE = "0::/user.slice/user-0.slice/session-1.scope\n"
 FULL = all_of(Made.proxy, file("proc/sys/fs/file-nr", "90\t0\t100\n"))
-PROCESS: list[Case] = [
-    (proxy.file_limits, nothing, "unknown", "no proxy runs"),
-    (proxy.file_limits, Made.proxy, "ok", "the proxy (pid 70) has 1 of 65536 files open"),
-    (proxy.file_limits, lambda made: made.proxy(limit="unlimited"), "ok", "has 1 files open, without a limit"),
-    (proxy.file_limits, lambda made: made.proxy(limit="1024"), "warning", "may open 1024 files only"),
-    (proxy.file_limits, lambda made: made.proxy(limit="5", ends=range(4)), "failed", "has 5 of 5 files open"),
-    (proxy.file_limits, FULL, "warning", "90 of the machine's 100 files"),
-    (proxy.unit, Made.proxy, "skipped", "systemd does not run here"),
-    (proxy.unit, file("run/systemd/system/x", ""), "unknown", "no proxy runs"),
-    (proxy.unit, all_of(SYSTEMD, file("proc/70/cgroup", SCOPE)), "warning", "(pid 70) runs in no systemd service"),
-    (proxy.versions, nothing, "ok", f"kernel {KERNEL}"),
-    (proxy.versions, file("proc/sys/kernel/osrelease", "4.18.0"), "warning", "4.18.0"),
-    (proxy.versions, file("proc/sys/kernel/osrelease", "odd"), "ok", "kernel odd"),
-]
 V1 = "tmpfs /sys/fs/cgroup tmpfs ro 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0"
 BOTH = "cgroup /c/cpu cgroup rw 0 0\ncgroup2 /c/unified cgroup2 rw 0 0"
-MOUNTS: list[Case] = [
-    (runtime.cgroup, nothing, "ok", "cgroup v2"),
-    (runtime.cgroup, file("proc/mounts", V1), "ok", "cgroup v1"),
-    (runtime.cgroup, file("proc/mounts", BOTH), "ok", "cgroup v1 with a v2 tree next to it"),
-    (runtime.cgroup, file("proc/mounts", "proc /proc proc rw 0 0"), "unknown", "no cgroup tree is mounted here"),
-]
-
-# -- its clients -----------------------------------------------------------------------------------------------------
 
 
 def kubelet(*arguments: str) -> Make:
@@ -147,7 +91,63 @@ def cri_dockerd(made: Made) -> None:
 
 
 BOTH_WAYS = all_of(kubelet(BY_FLAG, BY_FILE), endpoint(f"root{FILE}", "{runtime}"))
-CLIENTS: list[Case] = [
+
+
+def at_nri(name: str, endpoint: str, end: int, *, peers: bool = True) -> Make:
+    """Make a koordlet with a connection to the NRI socket, and a registration of an endpoint."""
+
+    def make(made: Made) -> None:
+        nri = clients.NRI_SOCKET.replace("/var/run", "/run")
+        made.kernel = [[UnixSocket(1201, False, True, nri, 201), UnixSocket(201, False, True, "", 1201)]] * peers
+        made.process(50, "/koordlet", sockets=[end])
+        made.register(name, registration.text(endpoint))
+
+    return make
+
+
+def registered(*contents: str) -> Make:
+    return lambda made: [made.register(f"{name}.json", text) for name, text in zip("ab", contents, strict=False)]
+
+
+UNKNOWN, VALID = (registration.text("/run/x.sock", [name]) for name in ("PreNothing", "PreCreateContainer"))
+TEXT = registration.text("/run/x.sock")
+OPEN = all_of(registered(TEXT), lambda made: made.registrations.chmod(0o777))
+TWICE = "a.json and b.json name the same socket, which is called once, by a.json, at PreCreateContainer"
+SKIP = all_of(flag("runtime-hook-server-key", "team/skip"), flag("runtime-hook-server-val", "yes"))
+CASES: list[Case] = [
+    (proxy.socket_file, nothing, "failed", "{ours} is not there: no proxy listens"),
+    (proxy.socket_file, lambda made: made.ours.touch(), "failed", "{ours} is not a socket"),
+    (proxy.socket_file, bind, "failed", "{ours} is there and nobody listens on it"),
+    (proxy.socket_file, listen, "ok", "{ours} listens, mode 0600"),
+    (proxy.socket_file, lambda made: listen(made, 0o660), "warning", "has mode 0660, wider than --socket-mode 0600"),
+    (proxy.socket_file, all_of(lambda made: listen(made, 0o660), flag("socket-mode", "0660")), "ok", "mode 0660"),
+    (proxy.socket_file, all_of(listen, flag("socket-mode", "0660")), "ok", "mode 0600"),
+    (proxy.directory, nothing, "ok", "can be written by no other user"),
+    (proxy.directory, lambda made: made.ours.parent.chmod(0o777), "failed", "can be written by everybody, who could"),
+    (proxy.directory, lambda made: made.ours.parent.rmdir(), "failed", "is not there"),
+    (proxy.directory, AS_A_LINK, "failed", "is a link or no directory"),
+    (proxy.lock, nothing, "ok", "{ours}.lock is not there: no proxy ran here, or systemd made the socket"),
+    (proxy.lock, lambda made: os.mkdir(f"{made.ours}.lock"), "failed", "{ours}.lock is not a regular file"),
+    (proxy.lock, all_of(lambda made: made.lock(70), file("proc/locks", "")), "ok", "nobody holds {ours}.lock"),
+    (proxy.lock, lambda made: made.lock(70), "warning", "pid 70 holds {ours}.lock and does not listen"),
+    (proxy.lock, Made.proxy, "ok", "pid 70, which listens, holds {ours}.lock"),
+    (proxy.lock, LOCK_OF_ANOTHER, "failed", "pid 71 holds {ours}.lock and another process listens on the socket"),
+    (proxy.file_limits, nothing, "unknown", "no proxy runs"),
+    (proxy.file_limits, Made.proxy, "ok", "the proxy (pid 70) has 1 of 65536 files open"),
+    (proxy.file_limits, lambda made: made.proxy(limit="unlimited"), "ok", "has 1 files open, without a limit"),
+    (proxy.file_limits, lambda made: made.proxy(limit="1024"), "warning", "may open 1024 files only"),
+    (proxy.file_limits, lambda made: made.proxy(limit="5", ends=range(4)), "failed", "has 5 of 5 files open"),
+    (proxy.file_limits, FULL, "warning", "90 of the machine's 100 files"),
+    (proxy.unit, Made.proxy, "skipped", "systemd does not run here"),
+    (proxy.unit, file("run/systemd/system/x", ""), "unknown", "no proxy runs"),
+    (proxy.unit, all_of(SYSTEMD, file("proc/70/cgroup", SCOPE)), "warning", "(pid 70) runs in no systemd service"),
+    (proxy.versions, nothing, "ok", f"kernel {KERNEL}"),
+    (proxy.versions, file("proc/sys/kernel/osrelease", "4.18.0"), "warning", "4.18.0"),
+    (proxy.versions, file("proc/sys/kernel/osrelease", "odd"), "ok", "kernel odd"),
+    (runtime.cgroup, nothing, "ok", "cgroup v2"),
+    (runtime.cgroup, file("proc/mounts", V1), "ok", "cgroup v1"),
+    (runtime.cgroup, file("proc/mounts", BOTH), "ok", "cgroup v1 with a v2 tree next to it"),
+    (runtime.cgroup, file("proc/mounts", "proc /proc proc rw 0 0"), "unknown", "no cgroup tree is mounted here"),
     (clients.kubelet, kubelet(BY_FLAG), "ok", f"{CALLS}--container-runtime-endpoint"),
     (clients.kubelet, all_of(kubelet(BY_FILE), endpoint(f"root{FILE}")), "ok", f"{CALLS}{IN_FILE}{FILE}"),
     (clients.kubelet, BOTH_WAYS, "ok", f"{CALLS}--container-runtime-endpoint"),
@@ -163,46 +163,11 @@ CLIENTS: list[Case] = [
     (clients.cri_dockerd, cri_dockerd, "failed", "past the proxy"),
     (clients.cri_dockerd, DOCKER, "ok", "no cri-dockerd runs here"),
     (clients.cri_dockerd, nothing, "skipped", "cri-dockerd belongs to Docker mode"),
-]
-
-
-def at_nri(name: str, endpoint: str, end: int, *, peers: bool = True) -> Make:
-    """Make a koordlet with a connection to the NRI socket, and a registration of an endpoint."""
-
-    def make(made: Made) -> None:
-        nri = clients.NRI_SOCKET.replace("/var/run", "/run")
-        made.kernel = [[UnixSocket(1201, False, True, nri, 201), UnixSocket(201, False, True, "", 1201)]] * peers
-        made.process(50, "/koordlet", sockets=[end])
-        made.register(name, registration.text(endpoint))
-
-    return make
-
-
-NRI: list[Case] = [
     (clients.nri, at_nri("koordlet.json", "/run/x.sock", 201), "warning", ""),
     (clients.nri, at_nri("a.json", "/run/koordlet/koordlet.sock", 201), "warning", ""),
     (clients.nri, at_nri("koordlet.json", "/run/x.sock", 202), "ok", ""),
     (clients.nri, at_nri("a.json", "/run/x.sock", 201), "ok", ""),
     (clients.nri, at_nri("koordlet.json", "/run/x.sock", 201, peers=False), "unknown", ""),
-]
-
-# -- registrations ---------------------------------------------------------------------------------------------------
-
-
-def registered(*contents: str) -> Make:
-    return lambda made: [made.register(f"{name}.json", text) for name, text in zip("ab", contents, strict=False)]
-
-
-def everybodys_directory(made: Made) -> None:
-    registered(TEXT)(made)
-    made.registrations.chmod(0o777)
-
-
-UNKNOWN, VALID = (registration.text("/run/x.sock", [name]) for name in ("PreNothing", "PreCreateContainer"))
-TEXT = registration.text("/run/x.sock")
-TWICE = "a.json and b.json name the same socket, which is called once, by a.json, at PreCreateContainer"
-SKIP = all_of(flag("runtime-hook-server-key", "team/skip"), flag("runtime-hook-server-val", "yes"))
-REGISTRATIONS: list[Case] = [
     (hookservers.registrations, nothing, "ok", ""),
     (hookservers.hook_servers, nothing, "ok", "no hook server is registered"),
     (hookservers.registrations, registered(TEXT), "ok", "hookserver.d has 1 registration file"),
@@ -210,17 +175,13 @@ REGISTRATIONS: list[Case] = [
     (hookservers.registrations, registered('{"runtime-hooks": []}'), "failed", "a.json: remote-endpoint is missing"),
     (hookservers.registrations, registered(UNKNOWN), "warning", "unknown hook points are ignored: 'PreNothing'"),
     (hookservers.registrations, registered(VALID, VALID), "warning", TWICE),
-    (hookservers.registrations, everybodys_directory, "failed", "can be written by everybody"),
+    (hookservers.registrations, OPEN, "failed", "can be written by everybody"),
     (hookservers.skip_label, SKIP, "ok", "pods with the label team/skip=yes are never handed"),
 ]
-CASES = [*SOCKETS, *PROCESS, *MOUNTS, *CLIENTS, *NRI, *REGISTRATIONS]
-IDS = [f"{check.__name__} {verdict} {words}" for check, _, verdict, words in CASES]
 
 
-@pytest.mark.parametrize(("check", "make", "verdict", "words"), CASES, ids=IDS)
-def test_check_reports_finding(
-    made: Made, check: Callable[[Machine], Iterable[Finding]], make: Make, verdict: str, words: str
-) -> None:
+@pytest.mark.parametrize(("check", "make", "verdict", "words"), CASES)
+def test_check_reports_finding(made: Made, check: Check, make: Make, verdict: str, words: str) -> None:
     make(made)
     results = verdicts(check(made.machine))
     assert results[0][0] == verdict
@@ -230,7 +191,8 @@ def test_check_reports_finding(
 
 @pytest.mark.engine
 def test_socket_of_other_user_is_reported(made: Made) -> None:
-    of_another_user(made)
+    listen(made)
+    os.chown(made.ours, 12345, -1)
     assert only(proxy.socket_file, made) == ("failed", f"{made.ours} belongs to user 12345")
 
 
@@ -258,22 +220,26 @@ def test_advice_names_flag(made: Made) -> None:
     assert CANARY not in str(raised.value)
 
 
-GOOD = {"NeedDaemonReload": "no", "Type": "notify", "Restart": "always", "WatchdogUSec": "30s"}
-GOOD |= {"OOMScoreAdjust": "-999"}
-BAD = [("NeedDaemonReload", "yes"), ("Type", "simple"), ("Restart", "no"), ("WatchdogUSec", "0")]
-BAD += [("OOMScoreAdjust", "0"), ("", "")]
+GOOD = {
+    "NeedDaemonReload": "no",
+    "Type": "notify",
+    "Restart": "always",
+    "WatchdogUSec": "30s",
+    "OOMScoreAdjust": "-999",
+}
+BAD = {"NeedDaemonReload": "yes", "Type": "simple", "Restart": "no", "WatchdogUSec": "0", "OOMScoreAdjust": "0"}
 CGROUPS = ["0::/user.slice/user@0.service/app.slice/rp.service\n"]
 CGROUPS += ["2:cpu:/\n1:name=systemd:/system.slice/rp.service\n0::/\n"]
 
 
-@pytest.mark.parametrize("cgroup", CGROUPS)
-@pytest.mark.parametrize(("key", "value"), BAD)
-def test_unit_is_judged_by_effective_settings(made: Made, cgroup: str, key: str, value: str) -> None:
-    all_of(SYSTEMD, file("proc/70/cgroup", cgroup))(made)
-    made.unit = "".join(f"{name}={value if name == key else good}\n" for name, good in GOOD.items())
-    verdict, why = only(proxy.unit, made)
-    assert (verdict, why) == ("warning", f"rp.service has {key}={value}") if key else verdict == "ok"
-    assert made.units == [["show", f"--property={','.join(GOOD)}", "--", "rp.service"]]
+def test_unit_is_judged_by_effective_settings(made: Made) -> None:
+    SYSTEMD(made)
+    for cgroup, (key, value) in product(CGROUPS, [*BAD.items(), ("", "")]):
+        made.write("proc/70/cgroup", cgroup)
+        made.unit = "".join(f"{name}={value if name == key else good}\n" for name, good in GOOD.items())
+        verdict, why = only(proxy.unit, made)
+        assert (verdict, why) == ("warning", f"rp.service has {key}={value}") if key else verdict == "ok"
+        assert made.units.pop() == ["show", f"--property={','.join(GOOD)}", "--", "rp.service"]
 
 
 def test_unreadable_registration_does_not_hide_next_one(made: Made) -> None:
