@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from configparser import ConfigParser
 from functools import partial
 from importlib import metadata, resources
@@ -37,13 +37,8 @@ from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "x.yaml"
-
-
-def test_check_prints_all_errors_and_warnings(run: Run, file: Path) -> None:
-    check = partial(run, "runtimeproxy", "config", "check")
+def test_check_prints_all_errors_and_warnings(run: Run, tmp_path: Path) -> None:
+    check, file = partial(run, "runtimeproxy", "config", "check"), tmp_path / "x.yaml"
     file.write_text("hook-timeout: 3s\n")
     assert check(file) == check(RUNTIMEPROXY_CONFIG=str(file)) == (0, f"{file}: nothing is wrong\n", "")
     assert check(file, "-o", "json") == (0, "[]\n", "")
@@ -61,8 +56,8 @@ def test_check_prints_all_errors_and_warnings(run: Run, file: Path) -> None:
     assert err.startswith("runtimeproxy: error: --for-version: 'old' is not a version")
 
 
-def test_show_prints_each_key_with_its_origin(run: Run, file: Path) -> None:
-    show = partial(run, "runtimeproxy", "config", "show", "-o", "json")
+def test_show_prints_each_key_with_its_origin(run: Run, tmp_path: Path) -> None:
+    show, file = partial(run, "runtimeproxy", "config", "show", "-o", "json"), tmp_path / "x.yaml"
     file.write_text("hook-budget: 30s\n")
     code, out, err = show("--origin", f"--config={file}", "--log-level=debug", RUNTIMEPROXY_HOOK_TIMEOUT="3s")
     rows = {row["key"]: (row["value"], row["origin"]) for row in json.loads(out)}
@@ -87,18 +82,16 @@ def test_default_file_changes_no_setting(run: Run) -> None:
 # -- version ---------------------------------------------------------------------------------------------------------
 
 
-def test_version_names_every_library() -> None:
+URL = '{"url": "file:///secret", "dir_info": {}}'
+COMMIT = '{"url": "https://secret@x", "vcs_info": {"commit_id": "abc"}}'
+
+
+def test_version_has_commit_date_and_libraries(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     needed = [line.split(">=")[0] for line in setup["options"]["install_requires"].split()]
     assert sorted([*needed, "grpcio"]) == list(LIBRARIES)
 
-
-URL = '{"url": "file:///secret", "dir_info": {}}'
-COMMIT = '{"url": "https://secret@x", "vcs_info": {"commit_id": "abc"}}'
-
-
-def test_commit_and_date_are_reported_when_recorded(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def reported() -> dict[str, str | None]:
         code, out, err = run("runtimeproxy", "version", "-o", "json")
         assert (code, err, "secret" in out) == (0, "", False)
@@ -143,17 +136,17 @@ FLAGS = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "unit", "flags"), FLAGS)
-def test_flags_follow_version_and_mode(run: Run, arguments: str, unit: str, flags: list[str]) -> None:
+def test_flags_follow_version_and_mode(run: Run) -> None:
     """In the drop-in they come last: the last one of two equal flags is in force."""
-    parts = kubelet_args(run, arguments)
-    assert (parts["unit"], parts["flags"]) == (f"{unit}.service", flags)
-    assert parts["proxy"] == [f"--backend-runtime-mode={'Docker' if DOCKER in flags else 'Containerd'}"]
-    section, reset, command = parts["dropIn"].splitlines()
-    assert (section, reset, command.split()[-len(flags) :]) == ("[Service]", "ExecStart=", flags)
-    assert parts["file"] == f"/etc/systemd/system/{unit}.service.d/90-runtimeproxy.conf"
-    assert parts["apply"] == ["systemctl daemon-reload", f"systemctl restart {unit}.service"]
-    assert parts["back"] == [f"rm {parts['file']}", *parts["apply"]]
+    for arguments, unit, flags in FLAGS:
+        parts = kubelet_args(run, arguments)
+        assert (parts["unit"], parts["flags"]) == (f"{unit}.service", flags)
+        assert parts["proxy"] == [f"--backend-runtime-mode={'Docker' if DOCKER in flags else 'Containerd'}"]
+        section, reset, command = parts["dropIn"].splitlines()
+        assert (section, reset, command.split()[-len(flags) :]) == ("[Service]", "ExecStart=", flags)
+        assert parts["file"] == f"/etc/systemd/system/{unit}.service.d/90-runtimeproxy.conf"
+        assert parts["apply"] == ["systemctl daemon-reload", f"systemctl restart {unit}.service"]
+        assert parts["back"] == [f"rm {parts['file']}", *parts["apply"]]
 
 
 RANCHER = "/etc/rancher/{}/config.yaml.d/90-runtimeproxy.yaml"
@@ -172,18 +165,16 @@ DISTRIBUTIONS: list[tuple[str, str, str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "unit", "file", "content", "containerd"), DISTRIBUTIONS)
-def test_distribution_flags_are_in_its_own_file(
-    run: Run, arguments: str, unit: str, file: str, content: str, containerd: str
-) -> None:
-    parts = kubelet_args(run, arguments)
-    assert (parts["unit"], parts["file"]) == (f"{unit}.service", file)
-    assert parts["dropIn"].endswith(content)
-    mode = f"--backend-runtime-mode={'Containerd' if containerd else 'Docker'}"
-    assert parts["proxy"] == [mode, *[f"{containerd}containerd.sock"] * bool(containerd)]
-    assert parts["apply"][-1] == parts["back"][-1] == f"systemctl restart {unit}.service"
-    assert file in parts["back"][0]
-    assert "kubelet.service" not in json.dumps(parts)
+def test_distribution_flags_are_in_its_own_file(run: Run) -> None:
+    for arguments, unit, file, content, containerd in DISTRIBUTIONS:
+        parts = kubelet_args(run, arguments)
+        assert (parts["unit"], parts["file"]) == (f"{unit}.service", file)
+        assert parts["dropIn"].endswith(content)
+        mode = f"--backend-runtime-mode={'Containerd' if containerd else 'Docker'}"
+        assert parts["proxy"] == [mode, *[f"{containerd}containerd.sock"] * bool(containerd)]
+        assert parts["apply"][-1] == parts["back"][-1] == f"systemctl restart {unit}.service"
+        assert file in parts["back"][0]
+        assert "kubelet.service" not in json.dumps(parts)
 
 
 CRIO, AT = "--remote-runtime-service-endpoint=/var/run/crio/crio.sock", "--koord-runtimeproxy-endpoint"
@@ -195,27 +186,20 @@ CRIO_SOCKETS: list[tuple[str, str, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "socket", "notes"), CRIO_SOCKETS)
-def test_kubelet_calls_crio_named_socket_when_runtime_is_crio(
-    run: Run, arguments: str, socket: str, notes: int
-) -> None:
-    parts = kubelet_args(run, arguments)
-    text = run("runtimeproxy", "kubelet-args", "--kube-version", *arguments.split())[1]
-    lines = [parts["file"], *parts["dropIn"].splitlines()]
-    lines += [line for key in ("proxy", "flags", "apply", "back", "notes") for line in parts[key]]
-    assert [line for line in lines if line not in text] == []
-    assert parts["flags"][-1] == f"--container-runtime-endpoint=unix://{socket}"
-    assert len(parts["notes"]) == 2 + notes
+def test_kubelet_calls_crio_named_socket_when_runtime_is_crio(run: Run) -> None:
+    for arguments, socket, notes in CRIO_SOCKETS:
+        parts = kubelet_args(run, arguments)
+        text = run("runtimeproxy", "kubelet-args", "--kube-version", *arguments.split())[1]
+        lines = [parts["file"], *parts["dropIn"].splitlines()]
+        lines += [line for key in ("proxy", "flags", "apply", "back", "notes") for line in parts[key]]
+        assert [line for line in lines if line not in text] == []
+        assert parts["flags"][-1] == f"--container-runtime-endpoint=unix://{socket}"
+        assert len(parts["notes"]) == 2 + notes
 
 
 # -- hook --------------------------------------------------------------------------------------------------------------
 
 CREATE = "PreCreateContainer"
-
-
-@pytest.fixture
-def hook(run: Run) -> Run:
-    return partial(run, "runtimeproxy", "hook")
 
 
 @pytest.fixture(scope="module")
@@ -236,34 +220,34 @@ UNREACHABLE = "not reachable: No such file or directory; is it running, and is t
 RULE = "resources.cpu_period: must be 0 (not set) or 1000..1000000 microseconds"
 
 
-async def test_failing_server_prints_one_line_and_exits_1(hook: Run, tmp_path: Path) -> None:
-    socket = tmp_path / "x.sock"
+async def test_failing_server_prints_one_line_and_exits_1(run: Run, tmp_path: Path) -> None:
+    hook, socket = partial(asyncio.to_thread, run, "runtimeproxy", "hook"), tmp_path / "x.sock"
     for command, name in (("call", CREATE), ("verify", "verify"), ("bench", CREATE)):
         arguments = (command, socket, *[CREATE] * (command == "call"))
         line = f"runtimeproxy: error: {socket}: {name}: "
-        assert await asyncio.to_thread(hook, *arguments) == (1, "", f"{line}{UNREACHABLE}\n")
+        assert await hook(*arguments) == (1, "", f"{line}{UNREACHABLE}\n")
         if command != "verify":
             async with HookServer(str(socket), default=hookanswers.BY_NAME["refuse"]()):
-                printed = await asyncio.to_thread(hook, *arguments)
+                printed = await hook(*arguments)
             assert printed == (1, "", f"{line}refused (PERMISSION_DENIED): refused by the fake hook server\n")
     async with HookServer(str(socket), default=hookanswers.koordlet(cpu_period=5)):
-        code, out, err = await asyncio.to_thread(hook, "call", socket, CREATE)
+        code, out, err = await hook("call", socket, CREATE)
     assert yaml.safe_load(out) == {"applied": {}, "dropped": {"resources": {"cpu_period": 5}}, "bad": [RULE]}
     assert (code, err) == (1, f"{line}bad answer: {RULE}\n")
 
 
-@pytest.mark.parametrize("name", [*(hook_point.name for hook_point in HOOK_POINTS), CREATE.lower(), CREATE.upper()])
-def test_every_hook_point_accepts_example(hook: Run, echoing: Path, name: str) -> None:
-    code, out, err = hook("call", echoing, name)
-    assert (code, yaml.safe_load(out), "not reported" in out, err) == (0, {"applied": {}}, False, "")
-    example = hook("call", "--example")[1]
-    code, out, err = hook("call", f"unix://{echoing}", name, "-f", "-", stdin=example)
-    assert (code, yaml.safe_load(out), err) == (0, {"applied": {}}, "")
-    assert ("# not sent at this hook point: container\n" in out) == name.endswith("PodSandbox")
+def test_every_hook_point_accepts_example(run: Run, echoing: Path) -> None:
+    hook = partial(run, "runtimeproxy", "hook", "call")
+    for name in [*(hook_point.name for hook_point in HOOK_POINTS), CREATE.lower(), CREATE.upper()]:
+        code, out, err = hook(echoing, name)
+        assert (code, yaml.safe_load(out), "not reported" in out, err) == (0, {"applied": {}}, False, "")
+        code, out, err = hook(f"unix://{echoing}", name, "-f", "-", stdin=hook("--example")[1])
+        assert (code, yaml.safe_load(out), err) == (0, {"applied": {}}, "")
+        assert ("# not sent at this hook point: container\n" in out) == name.endswith("PodSandbox")
 
 
-def test_verify_prints_verdicts_and_sets_exit_code(hook: Run, echoing: Path) -> None:
-    verify = partial(hook, "verify", echoing, "--timeout=10s", "--point=prestartcontainer")
+def test_verify_prints_verdicts_and_sets_exit_code(run: Run, echoing: Path) -> None:
+    verify = partial(run, "runtimeproxy", "hook", "verify", echoing, "--timeout=10s", "--point=prestartcontainer")
     code, out, err = verify("-f", "-", "--restart-command=true", stdin="container: {name: main}")
     assert (code, out.splitlines()[-1], err) == (0, "15 passed, 0 failed, 0 skipped", "")
     code, out, err = verify("--restart-command=false")
@@ -271,11 +255,11 @@ def test_verify_prints_verdicts_and_sets_exit_code(hook: Run, echoing: Path) -> 
     assert "\nrestart            FAIL  the restart command ended with exit code 1\n" in out
 
 
-async def test_bench_prints_figures_and_sets_exit_code(hook: Run, tmp_path: Path) -> None:
+async def test_bench_prints_figures_and_sets_exit_code(run: Run, tmp_path: Path) -> None:
     fail = hookanswers.BY_NAME["fail"]()
     async with HookServer(str(tmp_path / "x.sock")) as server:
-        bench = partial(asyncio.to_thread, hook, "bench", server.socket_path, "-n", "5", "--concurrency=4")
-        code, out, err = await bench("--point=PostStopContainer")
+        bench = partial(asyncio.to_thread, run, "runtimeproxy", "hook", "bench", server.socket_path, "-n", "5")
+        code, out, err = await bench("--concurrency=4", "--point=PostStopContainer")
         assert (code, err) == (0, "")
         first, *figures = out.splitlines()
         assert first == f"5 calls of PostStopContainer at {server.socket_path}, 4 at a time"
@@ -287,38 +271,27 @@ async def test_bench_prints_figures_and_sets_exit_code(hook: Run, tmp_path: Path
             return await fail(call) if len(server.calls) > 7 else b""
 
         server.default = answer
-        code, out, err = await bench()
+        code, out, err = await bench("--concurrency=4")
     assert (code, err) == (1, "")
     assert out.splitlines()[-1] == "  4 x INTERNAL: failed as requested"
 
 
 # -- doctor and in-use -------------------------------------------------------------------------------------------------
 
-Examined = Callable[..., tuple[int, str, str]]
-"""Runs doctor with these flags on checks with these findings."""
+COUNTS = "runtimeproxy doctor: {} failed, {}; not checked: {} unknown, {} skipped\n"
 
 
-@pytest.fixture
-def doctor(run: Run, monkeypatch: pytest.MonkeyPatch) -> Examined:
-    examine = table.examine
+def test_doctor_prints_one_line_per_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One finding is about a file with a hostile name; unknown and skipped checks do not change the exit code."""
 
-    def doctor(*flags: str, **findings: tuple[Finding, ...]) -> tuple[int, str, str]:
+    def doctor(*flags: str, examine: Any = table.examine, **findings: tuple[Finding, ...]) -> tuple[int, str, str]:
         checks = [Check(check_id, "", lambda machine, found=found: found) for check_id, found in findings.items()]
-        monkeypatch.setattr(table, "examine", partial(examine, checks=checks) if checks else examine)
+        monkeypatch.setattr(table, "examine", partial(examine, checks=checks))
         return run("runtimeproxy", "doctor", *flags)
 
-    return doctor
-
-
-def last_line(failed: int = 0, warning: str = "0 warnings", unknown: int = 0, skipped: int = 0) -> str:
-    return f"runtimeproxy doctor: {failed} failed, {warning}; not checked: {unknown} unknown, {skipped} skipped\n"
-
-
-def test_doctor_prints_one_line_per_finding(doctor: Examined, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One finding is about a file with a hostile name."""
     examined = partial(doctor, a=(ok("well"),), long=(failed("bad\x1b[2J\nname", "mend it"),))
     lines = ["CHECK   VERDICT   WHY", "a       ok        well", "long    failed    bad?[2J?name -> mend it", ""]
-    assert examined() == (1, "\n".join(lines), last_line(failed=1))
+    assert examined() == (1, "\n".join(lines), COUNTS.format(1, "0 warnings", 0, 0))
     well, bad = json.loads(examined("-o", "json")[1])
     assert [well, bad] == yaml.safe_load(examined("-o", "yaml")[1])
     assert (well["verdict"], well["do"]) == ("ok", None)
@@ -327,19 +300,12 @@ def test_doctor_prints_one_line_per_finding(doctor: Examined, monkeypatch: pytes
     monkeypatch.setattr(output, "_remaining_columns", lambda taken: 11)
     lines = ["a      ok       well", "long   failed   bad?[2J?name", f"{'':16}-> mend it"]
     assert examined("--no-headers")[1].splitlines() == lines, "on a terminal"
-
-
-@pytest.mark.parametrize(
-    ("finding", "code", "warnings"), [(ok(""), 0, "0 warnings"), (warning("", "x"), 1, "1 warning")]
-)
-def test_unknown_and_skipped_do_not_change_exit_code(
-    doctor: Examined, monkeypatch: pytest.MonkeyPatch, finding: Finding, code: int, warnings: str
-) -> None:
     monkeypatch.setenv("RUNTIMEPROXY_LISTEN", CANARY)
-    exit_code, _, err = doctor(a=(unknown("hidden", "x"), unknown("away", "x")), b=(skipped("no"),), c=(finding,))
-    ignored, last = err.splitlines(keepends=True)
-    assert (exit_code, last) == (code, last_line(0, warnings, 2, 1))
-    assert ignored.startswith("warning: RUNTIMEPROXY_LISTEN is ignored")
+    for finding, code, warnings in ((ok(""), 0, "0 warnings"), (warning("", "x"), 1, "1 warning")):
+        exit_code, _, err = doctor(a=(unknown("hidden", "x"), unknown("away", "x")), b=(skipped("no"),), c=(finding,))
+        ignored, last = err.splitlines(keepends=True)
+        assert (exit_code, last) == (code, COUNTS.format(0, warnings, 2, 1))
+        assert ignored.startswith("warning: RUNTIMEPROXY_LISTEN is ignored")
 
 
 def test_doctor_reads_flags_and_needs_no_proxy(run: Run, tmp_path: Path) -> None:
