@@ -179,7 +179,7 @@ def store(*more: dict[str, Any]) -> dict[str, Any]:
     return {**STORE, "pods": [POD_RECORD, *pods], "containers": [CONTAINER_RECORD, *containers]}
 
 
-def test_store_ls_lists_containers_below_pods(command: Run) -> None:
+def test_store_lists_records_and_their_fields(command: Run) -> None:
     second = {**POD_RECORD, "id": "00aa", "name": "b", "owners": {}}
     lone = {**CONTAINER_RECORD, "id": "00bb", "podId": "00cc", "owners": {}}
     assert words_of(lines_of(command, "store ls", store=store(second, lone))) == [
@@ -191,9 +191,6 @@ def test_store_ls_lists_containers_below_pods(command: Run) -> None:
     ]
     reported = json.loads("\n".join(lines_of(command, "store ls -o json --pod=default/web-1", store=STORE)))
     assert reported == {"pods": [POD_RECORD], "containers": [CONTAINER_RECORD]}
-
-
-def test_store_get_shows_change_of_each_field(command: Run) -> None:
     for text in ("web-1", "default/web-1", "3f2a"):
         assert [line.split()[0] for line in lines_of(command, f"store get {text}")] == POD_FIELDS
     for text in ("default/web-1/main", "77"):
@@ -221,16 +218,6 @@ def test_ambiguous_and_unknown_subjects_are_reported(command: Run) -> None:
 CALL = {"number": 1, "time": "2026-11-25T10:11:00Z", "kind": "failed", **OF_POD, "container": "main"}
 
 
-def test_explain_omits_calls_of_same_named_records(command: Run) -> None:
-    """A refused create has no id, so its name decides. Fields without effect have a reason."""
-    ids = [{"containerId": "foreign"}, {}, {"podId": "foreign"}, {"containerId": CONTAINER_RECORD["id"]}]
-    fields = {"kind": "no_effect", "fields": [{"field": "annotations.note", "hookServer": "gpu"}], "text": "no effect"}
-    events = [{**CALL, "call": f"c{at}", **more} for at, more in enumerate([*ids, {**ids[3], **fields}])]
-    lines = lines_of(command, "explain 77ab", events=events)
-    assert [at for at in range(4) if f" c{at} " in "\n".join(lines)] == [1, 3]
-    assert lines[7].split() == ["annotations.note", "no", "effect", "gpu"]
-
-
 UNKNOWN = 'Of a field "as requested" it is not known whether the kubelet requested it or a hook server set it.'
 READ = {**STORE, "containers": [{**CONTAINER_RECORD, "read": True}]}
 REMOVED = {**STORE, "pods": [], "containers": []}
@@ -242,7 +229,14 @@ EXPLAINED: list[tuple[Any, Any, list[str]]] = [
 ]
 
 
-def test_explain_reports_unknown_facts(command: Run) -> None:
+def test_explain_omits_foreign_calls_and_names_unknowns(command: Run) -> None:
+    """A refused create has no id, so its name decides. Fields without effect have a reason."""
+    ids = [{"containerId": "foreign"}, {}, {"podId": "foreign"}, {"containerId": CONTAINER_RECORD["id"]}]
+    fields = {"kind": "no_effect", "fields": [{"field": "annotations.note", "hookServer": "gpu"}], "text": "no effect"}
+    events = [{**CALL, "call": f"c{at}", **more} for at, more in enumerate([*ids, {**ids[3], **fields}])]
+    lines = lines_of(command, "explain 77ab", events=events)
+    assert [at for at in range(4) if f" c{at} " in "\n".join(lines)] == [1, 3]
+    assert lines[7].split() == ["annotations.note", "no", "effect", "gpu"]
     for store, events, words in EXPLAINED:
         lines = words_of(lines_of(command, "explain web-1", store=store, events=events))
         assert [len([line for line in lines if line.startswith(word)]) for word in words] == [1] * len(words)
@@ -354,26 +348,22 @@ def test_failing_proxy_is_reported_in_one_line(
 def test_missing_rights_are_reported_in_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     line = "runtimeproxy: error: run as root: permission denied: /a\n"
     for number in (errno.EACCES, errno.EPERM):
-        with monkeypatch.context() as patched:
-            patched.setattr(socket.socket, "connect", Mock(side_effect=OSError(number, "no")))
-            assert run("runtimeproxy", "hook", "ls", "--admin-endpoint=/a") == (3, "", line)
+        monkeypatch.setattr(socket.socket, "connect", Mock(side_effect=OSError(number, "no")))
+        assert run("runtimeproxy", "hook", "ls", "--admin-endpoint=/a") == (3, "", line)
 
 
 # -- the client ------------------------------------------------------------------------------------------------------
 
 
-def test_refusal_is_raised_when_request_was_not_read(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Handler, "handle", lambda handler: handler.error(Refused(400, "too much")))
-    with pytest.raises(click.ClickException, match="too much"):
-        AdminClient(str(server.server_address), 20.0).call("loglevel", level="n" * (1 << 22))
-
-
-def test_malformed_answer_is_reported_as_unreadable(server: Server) -> None:
+def test_malformed_answer_or_unread_request_is_reported(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for before, octets in product((b"", A_PART), (b"[]\n", b"[" * 100_000 + b"\n", b"n" * (PART_BYTES + 65536))):
         server.fault = sending(before + octets)
         for read in (lambda client: client.call("hooks"), lambda client: list(client.follow())):
             with pytest.raises(NoProxy, match="the answer cannot be read"):
                 read(AdminClient(str(server.server_address)))
+    monkeypatch.setattr(Handler, "handle", lambda handler: handler.error(Refused(400, "too much")))
+    with pytest.raises(click.ClickException, match="too much"):
+        AdminClient(str(server.server_address), 20.0).call("loglevel", level="n" * (1 << 22))
 
 
 EVENT = b'{"part":{"events":[{"a":1}]}}\n'

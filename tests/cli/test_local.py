@@ -1,13 +1,16 @@
-"""The commands that need no proxy, from a user's view: config, version, kubelet-args, hook, doctor, in-use.
+"""The commands that need no proxy, from a user's view: config, version, kubelet-args, hook, doctor, in-use, report.
 
 Each wrong value is in tests/settings; what the commands of ``hook`` do is in tests/hooks/tools.
 """
 
 import asyncio
 import json
+import os
 import re
+import stat
 import subprocess
 import sys
+import tarfile
 import threading
 from collections.abc import Iterator
 from configparser import ConfigParser
@@ -21,19 +24,24 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
+from runtimeproxy.cli.commands import report
+from runtimeproxy.cli.commands.report import FOLDER, MANIFEST, SOURCES, Source
 from runtimeproxy.cli.doctor import clients, table
 from runtimeproxy.cli.doctor.findings import Check, Finding, Verdict, failed, ok, skipped, unknown, warning
 from runtimeproxy.cli.doctor.machine import Machine
 from runtimeproxy.cli.shared import output
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.model.hookpoints import HOOK_POINTS
+from runtimeproxy.observe.metrics import Metrics
 from runtimeproxy.settings import config
 from runtimeproxy.settings.options import OPTIONS, SETTINGS
 from runtimeproxy.settings.version import BUILD, LIBRARIES, VERSION
+from tests.cli.admin_answers import CANNED, EVENTS, UNREADY, figures
 from tests.cli.conftest import Run
 from tests.docs import DOCS, ROOT
 from tests.doctor.conftest import CANARY, Made
 from tests.fakes import hookanswers
+from tests.fakes.canned_admin import serving
 from tests.fakes.hookserver import HookServer
 
 
@@ -377,3 +385,122 @@ def test_examination_changes_no_file(tmp_path: Path) -> None:
     before = {path: path.lstat().st_mtime_ns for path in made.root.parent.rglob("*")}
     list(table.examine(made.machine))
     assert {path: path.lstat().st_mtime_ns for path in made.root.parent.rglob("*")} == before
+
+
+# -- report: the file's content, the missing sources, and the allowed paths ------------------------------------------
+
+ADMIN = [f"{name}.json" for name in ("version", "livez", "readyz", "configz", "hooks", "store")]
+ADMIN[5:5] = ["metrics.txt", "events.ndjson"]
+JOURNAL = '#!/bin/sh\nif [ "$5" = --unit=runtimeproxy ]; then echo "a line"; fi\n'
+RECORDS = [{"id": str(number)} for number in range(3)]
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[None]:
+    """Run a proxy at admin.sock."""
+    metrics = Metrics(lambda: 0.0, "Containerd")
+    metrics.gauge("held_calls", 3)
+    more = {"configz": {"options": []}, "livez": {"checks": []}, "readyz": UNREADY, "metrics": figures(metrics, 1000.0)}
+    store = {"pods": RECORDS, "containers": RECORDS[:1]}
+    with serving(tmp_path / "admin.sock", {**CANNED, **more, "store": store}):
+        yield
+
+
+@pytest.fixture
+def write(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Return a function that writes report.tar.gz; the machine is the test's: no engine, a journal of its own."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "journalctl").write_text(JOURNAL)
+    (programs / "journalctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    flags = [f"--koord-runtimeproxy-endpoint={tmp_path}/p.sock", f"--admin-endpoint={tmp_path}/admin.sock"]
+    flags += [f"--remote-runtime-service-endpoint={tmp_path}/r.sock", f"--hookserver-config-dir={tmp_path}/hooks.d"]
+
+    def write(*more: str, file: str = "report.tar.gz", **environ: str) -> tuple[int, str, str]:
+        return run("runtimeproxy", "report", str(tmp_path / file), *flags, *more, **environ)
+
+    return write
+
+
+def contents(path: Path) -> dict[str, str]:
+    with tarfile.open(path) as archive:
+        files = {Path(entry.name): archive.extractfile(entry) for entry in archive}
+        assert {name.parent for name in files} == {Path(FOLDER)}
+        assert {(entry.mode, entry.uid, entry.uname) for entry in archive} == {(0o600, 0, "")}
+        return {name.name: file.read().decode() for name, file in files.items() if file}
+
+
+@pytest.mark.usefixtures("proxy")
+def test_report_contains_every_source(write: Run, tmp_path: Path) -> None:
+    path = tmp_path / "report.tar.gz"
+    assert write() == (0, f"{path} has 11 of 11 sources. Look through it before you attach it.\n", "")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    files = contents(path)
+    assert list(files) == [MANIFEST, *(source.name for source in SOURCES)]
+    assert "\nruntimeproxy_held_calls 3.0\n" in files["metrics.txt"]
+    assert (json.loads(files["readyz.json"]), files["journal.txt"]) == (UNREADY, "a line\n")
+    events = [json.loads(line) for line in files["events.ndjson"].splitlines()]
+    assert events == [event for event in EVENTS if "later" not in event]
+    assert json.loads(files["store.json"]) == {"pods": RECORDS, "containers": RECORDS[:1]}  # one of each a page
+    assert {row["check"] for row in json.loads(files["doctor.json"])} >= {"socket", "runtime"}
+    assert {"distribution", "linux", "python"} <= json.loads(files["versions.json"]).keys()
+    assert files[MANIFEST].count("\ngot ") == len(SOURCES)
+
+
+def test_report_lists_missing_sources_when_no_proxy_runs(write: Run, tmp_path: Path) -> None:
+    """An existing file is replaced only with --force."""
+    path = tmp_path / "report.tar.gz"
+    path.write_text("mine")
+    path.chmod(0o644)
+    line = f"runtimeproxy: error: {path} is there already: name another file, or replace it with --force\n"
+    assert (write(), path.read_text()) == ((2, "", line), "mine")
+    code, out, err = write("--force")
+    assert (code, err, stat.S_IMODE(path.stat().st_mode)) == (1, "", 0o600)
+    assert f"\nnot got: {', '.join(ADMIN)}: start the proxy" in out
+    files = contents(path)
+    assert list(files) == [MANIFEST, "doctor.json", "versions.json", "journal.txt"]
+    assert all(f"\nnot got  {name}: start the proxy" in files[MANIFEST] for name in ADMIN)
+
+
+def test_failing_source_is_reported_without_value(write: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    never, wrong = threading.Event().wait, Mock(side_effect=ValueError("canary"))
+    sources = (
+        Source("a.txt", lambda node: str(never()), 0.1),
+        Source("b.txt", wrong),
+        Source("c.txt", lambda node: "c"),
+    )
+    monkeypatch.setattr(report, "SOURCES", sources)
+    code, out, err = write()
+    assert (code, err, "canary" in out) == (1, "", False)
+    assert "has 1 of 3 sources. Look through it before you attach it.\nnot got: a.txt: no answer within 0.1 s" in out
+    assert "not got: b.txt: unexpected ValueError at " in out
+
+
+OTHER = JOURNAL.replace("runtimeproxy", "other")
+NOT_GOT: list[tuple[str, list[str], dict[str, str], str]] = [
+    ("#!/bin/sh\nexit 1\n", [], {}, "journal.txt: journalctl does not answer (CalledProcessError)"),
+    (OTHER, [], {}, "journal.txt: the journal has no line of the unit runtimeproxy"),
+    (OTHER, ["--unit=other"], {}, ""),
+    (JOURNAL, ["--config=/dev/null/x"], {}, "doctor.json: /dev/null/x: the configuration file cannot be"),
+    (JOURNAL, [], {"PATH": "/nowhere"}, "journal.txt: journalctl is not there"),
+]
+
+
+@pytest.mark.usefixtures("proxy")
+def test_missing_journal_or_configuration_omits_one_source(write: Run, tmp_path: Path) -> None:
+    for journalctl, flags, environ, why in NOT_GOT:
+        (tmp_path / "bin" / "journalctl").write_text(journalctl)
+        code, out, _ = write("--force", *flags, **environ)
+        assert (code, out.count("not got: "), f"\nnot got: {why}" in out) == (int(bool(why)), int(bool(why)), bool(why))
+
+
+def test_unwritable_report_leaves_no_file(write: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for file, why in (("link", "a symbolic link"), ("bin", "no regular file"), ("missing/x", "no directory")):
+        for flags in ([], ["--force"]):
+            code, out, err = write(*flags, file=file)
+            assert (code, out, err.count("\n"), f" is {why}" in err) == (2, "", 1, True)
+    monkeypatch.setattr(tarfile.TarFile, "addfile", Mock(side_effect=OSError(28, "No space left on device")))
+    assert write() == (1, "", "runtimeproxy: error: [Errno 28] No space left on device\n")
+    assert {path.name for path in tmp_path.iterdir()} == {"bin", "link"}
