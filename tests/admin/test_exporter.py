@@ -87,9 +87,18 @@ CLOSED = "it closed the connection: does the proxy run"
 UNREADABLE = "its answer cannot be read: is it a proxy of this version?"
 LATE = "it did not answer within"
 PART = line(id=1, part=METRICS)
+NO_ANSWERS = [
+    b"\x00\xff\n",
+    b"[" * 100_000 + b"\n",
+    b" " * 2 * PART_BYTES,
+    b"1\n",
+    b'{"part": []}\n',
+    b'{"end": null}\n',
+]
+NO_ANSWERS += [b"{}\n", b'{"end": {"schemaVersion": 2}}\n', b'{"error": "no"}\n', b'{"error": {"status": "404"}}\n']
 FAULTS: list[tuple[str, int, list[Fault]]] = [
     (CLOSED, 502, [sending(PART[:-9]), sending(PART)]),
-    (UNREADABLE, 502, [sending(octets) for octets in (b"\x00\xff\n", b"[" * 100_000 + b"\n", b" " * 2 * PART_BYTES)]),
+    (UNREADABLE, 502, [*map(sending, NO_ANSWERS)]),
     (UNREADABLE, 502, [sending(*[line(id=1, part={"a": "a" * (PART_BYTES // 2)})] * 33)]),
     (
         UNREADABLE,

@@ -94,9 +94,6 @@ def test_exposition_has_all_series_logged_by_sigusr1(proxy: Proxy) -> None:
         assert family.samples[0].value == pytest.approx(usual.samples[0].value, rel=0.2, abs=5)
 
 
-# -- hooks -----------------------------------------------------------------------------------------------------------
-
-
 def test_hook_servers_have_their_own_figures_and_states(proxy: Proxy) -> None:
     names = ("PreCreateContainer", "PreRunPodSandbox", "PreStartContainer")
     for name in "abc":
@@ -186,9 +183,6 @@ async def test_switch_of_unknown_name_is_refused(proxy: Proxy) -> None:
         assert (raised.value.status, raised.value.text, proxy.manager.disabled) == (404, text, {})
 
 
-# -- store -----------------------------------------------------------------------------------------------------------
-
-
 def ids(answer: dict[str, Any]) -> list[str]:
     return [row["id"] for row in answer["pods"] + answer["containers"]]
 
@@ -242,8 +236,6 @@ def test_pages_have_each_id_once_in_order(proxy: Proxy, monkeypatch: pytest.Monk
             after = answer["next"]
         assert pages == [records[at : at + limit] for at in range(0, 10, limit)]
 
-
-# -- parameters and the log level ------------------------------------------------------------------------------------
 
 DURATION = "for is a duration like 30s, 10m or 24h"
 WRONG = [
@@ -324,9 +316,6 @@ def test_parts_contain_no_value_and_take_few_calls(monkeypatch: pytest.MonkeyPat
             finally:
                 sys.setprofile(None)
         assert max(calls) < MOST_CALLS, name
-
-
-# -- events ----------------------------------------------------------------------------------------------------------
 
 
 def numbers(events: list[dict[str, Any]]) -> list[Any]:

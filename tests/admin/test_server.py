@@ -18,8 +18,8 @@ from unittest.mock import DEFAULT, Mock
 
 import pytest
 
-from runtimeproxy.admin import server
-from runtimeproxy.admin.protocol import PART_BYTES, REQUEST_BYTES, Answer, Part, Refused, line, request
+from runtimeproxy.admin import queries, server
+from runtimeproxy.admin.protocol import PART_BYTES, REQUEST_BYTES, Part, Refused, line, request
 from runtimeproxy.admin.server import CONNECTIONS, Method, Query
 from tests.admin.conftest import Proxy, Site, echo, next_line, parts, remaining_lines
 from tests.control import call
@@ -45,12 +45,6 @@ def raising(error: Exception) -> Query:
     return query
 
 
-def number(value: Any) -> int:
-    if type(value) is not int:
-        raise ValueError("is not a number")
-    return value
-
-
 OK = {"id": 1, "end": END}
 NONE, ENDLESS, SILENT, THIRTY = (request(method, {}) for method in ("none", "endless", "silent", "thirty"))
 PART_SIZE = 10_000
@@ -74,7 +68,7 @@ METHODS: dict[str, Method] = {
     "none": parts(),
     "joined": parts({"rows": [1], "next": 5}, {}, {"rows": [2, 3], "next": None}),
     "slowly": Method(slowly),
-    "echo": Method(echo, {"pod": str, "limit": number}, ("pod",)),
+    "echo": Method(echo, {"pod": str, "limit": queries._number}, ("pod",)),
     "signed": Method(echo, {"name": str}, signed=True),
     "endless": Method(endless),
     "silent": Method(silent),
@@ -140,7 +134,7 @@ WRONG: list[tuple[bytes, int, str]] = [
     (line(method="none", params={"canary": 1}), 400, "unknown parameter: none takes no parameters"),
     (line(method="signed", params={"by": "canary"}), 400, "unknown parameter: signed takes name"),
     (line(method="echo", params={"limit": 1}), 400, f"pod is missing: {ECHO_PARAMETERS}"),
-    (line(method="echo", params={"pod": "a", "limit": "canary"}), 400, "limit is not a number"),
+    (line(method="echo", params={"pod": "a", "limit": "canary"}), 400, "limit is not a number from 0"),
     (b"canary" * 3000, 400, f"a request has {REQUEST_BYTES} bytes at most"),
 ]
 
@@ -214,18 +208,6 @@ async def test_unprivileged_user_is_served_on_public_socket_only(public: bool) -
     assert json.loads(output) == {"id": None, **({"part": {"checks": []}} if public else refused)}
 
 
-NO_ANSWERS = [
-    *[b"", b"HTTP/1.1 400 Bad Request\r\n", b"\xff\n", b"[]\n", b"1\n", b"{}\n", b'{"part": []}\n', b'{"end": null}\n'],
-    *[b'{"end": {}}\n', b'{"end": {"schemaVersion": 2}}\n', b'{"error": "no"}\n', b'{"error": {"status": "404"}}\n'],
-]
-
-
-def test_invalid_answer_line_raises_value_error() -> None:
-    for octets in NO_ANSWERS:
-        with pytest.raises(ValueError):  # noqa: PT011
-            Answer().parse(octets)
-
-
 @contextmanager
 def maximum(measure: Callable[[], int]) -> Iterator[list[int]]:
     """Yield a list of one number, the maximum of a measure over the iterations of the event loop."""
@@ -241,9 +223,7 @@ def maximum(measure: Callable[[], int]) -> Iterator[list[int]]:
     handle.cancel()
 
 
-async def test_stalled_or_gone_client_is_closed(
-    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_stalled_or_gone_client_is_closed(site: Site, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     """It disconnects within an answer, sends nothing or half a line, never reads, or sends a line slowly."""
     for sent in (ENDLESS, SILENT):
         with site.connect(sent):
@@ -366,9 +346,7 @@ GROUPS = [(None, 0o600, 0o700), ("12345" if os.geteuid() == 0 else str(os.getegi
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("group", "mode", "directory_mode"), GROUPS)
-def test_daemon_serves_both_sockets_with_own_rights(
-    tmp_path: Path, group: str | None, mode: int, directory_mode: int
-) -> None:
+def test_daemon_serves_both_sockets_with_own_rights(tmp_path: Path, group: Any, mode: int, directory_mode: int) -> None:
     tmp_path.chmod(0o755)
     metrics = tmp_path / "m" / "metrics.sock"
     flags: dict[str, Any] = {} if group is None else {"metrics_group": group}
@@ -377,8 +355,7 @@ def test_daemon_serves_both_sockets_with_own_rights(
         assert (rights(proxy.socket)[0], rights(proxy.admin)[0]) == (0o666, 0o600)
         assert proxy.admin.lstat().st_uid == os.geteuid()
         assert (rights(metrics)[0], rights(metrics.parent)[0]) == (mode, directory_mode)
-        if group is not None:
-            assert rights(metrics)[1] == rights(metrics.parent)[1] == int(group)
+        assert group is None or rights(metrics)[1] == rights(metrics.parent)[1] == int(group)
         assert call(proxy.admin, "livez") == call(metrics, "livez") == WELL
         assert ["connections_open", [], 0] in call(metrics, "metrics")["values"]
         with pytest.raises(Refused, match="no such method; there are metrics, livez, readyz"):

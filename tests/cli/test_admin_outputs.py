@@ -81,8 +81,6 @@ def test_output_matches_docs(command: Run) -> None:
     assert {line: command(line) for line in SHOWN} == {line: (0, output, "") for line, output in SHOWN.items()}
 
 
-# -- status ----------------------------------------------------------------------------------------------------------
-
 UNREADABLE = "no answer: the answer to readyz cannot be read: is it a proxy of this version?"
 STATUSES = [
     (admin_answers.DEGRADED, 1, "degraded (see runtimeproxy doctor): disabled_plugins, invalid_files: disabled..."),
@@ -100,8 +98,6 @@ def test_status_line_has_at_most_80_characters(command: Run) -> None:
         assert command("status", readyz=answer) == (code, f"{line}\n", "")
         assert len(line) <= status.LONGEST
 
-
-# -- hook servers and the log level ----------------------------------------------------------------------------------
 
 CHANGES: list[tuple[str, str, dict[str, object]]] = [
     ("hook disable rdt --reason 'it hangs' --for 1h", "disable", {"name": "rdt", "reason": "it hangs", "for": "1h"}),
@@ -121,8 +117,6 @@ def test_change_sends_request_and_prints_line(command: Run, server: Server) -> N
     note = "note: it was not disabled\n"
     assert command(f"hook disable 'a/b c' --reason=x {flag}", disable=answer) == (0, line, note)
 
-
-# -- events ----------------------------------------------------------------------------------------------------------
 
 EVENT_LINES = SHOWN["events"].splitlines()
 TRACE_LINES = EVENT_LINES[:2] + EVENT_LINES[3:]
@@ -158,8 +152,6 @@ def test_follow_prints_last_and_new_events(command: Run) -> None:
     for since, count in (("", 10), ("--since=50", 49)):
         assert len(command(f"events -f --no-headers {since}", events=events[:99])[1].splitlines()) == count
 
-
-# -- store and explain -----------------------------------------------------------------------------------------------
 
 CONTAINER_LINES = """\
 FIELD                   SENT           SET BY
@@ -243,8 +235,6 @@ def test_explain_omits_foreign_calls_and_names_unknowns(command: Run) -> None:
         assert (UNKNOWN in lines) == (UNKNOWN in words)
 
 
-# -- JSON, YAML and tables -------------------------------------------------------------------------------------------
-
 OF_CONTAINER = [event for event in EVENTS if event["kind"] == "gap" or event.get("container") == "main"]
 DATA: list[tuple[str, Any]] = [
     ("status", {"status": "ready", "checks": checks()["checks"]}),
@@ -288,8 +278,6 @@ def test_command_finds_socket_by_proxy_configuration(run: Run, tmp_path: Path) -
     with pytest.raises(NoProxy, match="the proxy has no admin endpoint: --admin-endpoint is none"):
         AdminClient(None).call("hooks")
 
-
-# -- a command's line ------------------------------------------------------------------------------------------------
 
 COMMANDS = ["status", "hook trace", "hook trace -f", "hook disable rdt --reason=hangs --for=1h", "hook enable rdt"]
 COMMANDS += ["events", "events -f", "store ls", "store get default/web-1", "explain default/web-1", "log-level debug"]
@@ -352,9 +340,6 @@ def test_missing_rights_are_reported_in_one_line(run: Run, monkeypatch: pytest.M
         assert run("runtimeproxy", "hook", "ls", "--admin-endpoint=/a") == (3, "", line)
 
 
-# -- the client ------------------------------------------------------------------------------------------------------
-
-
 def test_malformed_answer_or_unread_request_is_reported(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for before, octets in product((b"", A_PART), (b"[]\n", b"[" * 100_000 + b"\n", b"n" * (PART_BYTES + 65536))):
         server.fault = sending(before + octets)
@@ -415,8 +400,6 @@ def test_interrupt_just_before_wait_ends_follow(server: Server) -> None:
     server.over.set()
     assert ended.get(timeout=20)  # the server's thread may be the later one
 
-
-# -- completion ------------------------------------------------------------------------------------------------------
 
 READERS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
 """What reads a script without running it."""

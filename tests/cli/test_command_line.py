@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from copy import copy
+from itertools import product
 from pathlib import Path
 from typing import NoReturn
 
@@ -132,23 +133,19 @@ FAILURES: list[tuple[Exception, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("error", "line"), FAILURES)
-def test_failure_prints_one_line_and_exits_1(run: Run, error: Exception, line: str) -> None:
-    for command in (KOORD, RUN):
+def test_failure_prints_one_line_and_exits_1(run: Run) -> None:
+    """As JSON it is a log entry; at debug level the traceback of an unexpected error precedes it."""
+    for (error, line), command in product(FAILURES, (KOORD, RUN)):
         code, out, err = run(*command, does=raising(error))
         assert (code, out) == (1, "")
         assert re.fullmatch(f"{command[0]}: error: {line}\n", err)
-
-
-@pytest.mark.parametrize(("error", "line"), [FAILURES[0], FAILURES[3]])
-def test_failure_is_logged_as_json_when_format_is_json(run: Run, error: Exception, line: str) -> None:
-    """At debug level the traceback of an unexpected error precedes it."""
-    code, _, err = run(*KOORD, "--log-format=json", "--log-level=debug", does=raising(error))
-    *earlier, last = [json.loads(entry) for entry in err.splitlines()]
-    assert (code, last["level"], last["logger"]) == (1, "error", "runtimeproxy.cli.commands.run")
-    assert re.fullmatch(line, last["message"])
-    assert [entry["message"][:14] for entry in earlier] == ["Running failed"] * (line == UNEXPECTED)
-    assert "canary" not in err
+    for error, line in (FAILURES[0], FAILURES[3]):
+        code, _, err = run(*KOORD, "--log-format=json", "--log-level=debug", does=raising(error))
+        *earlier, last = [json.loads(entry) for entry in err.splitlines()]
+        assert (code, last["level"], last["logger"]) == (1, "error", "runtimeproxy.cli.commands.run")
+        assert re.fullmatch(line, last["message"])
+        assert [entry["message"][:14] for entry in earlier] == ["Running failed"] * (line == UNEXPECTED)
+        assert "canary" not in err
 
 
 def test_error_outside_run_has_own_line_and_exit_code(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,23 +260,19 @@ def to_proxy(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("encoding", "name"), [("utf-8", "名?[31m?"), ("latin-1", r"\u540d?[31m?")])
-def test_unprintable_name_is_escaped(to_proxy: str, encoding: str, name: str) -> None:
-    done = start("main", f"store ls --no-headers {to_proxy}", PYTHONIOENCODING=encoding)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith(f" default/{name}\n")
+def test_unprintable_name_is_escaped(to_proxy: str) -> None:
+    for encoding, name in (("utf-8", "名?[31m?"), ("latin-1", r"\u540d?[31m?")):
+        done = start("main", f"store ls --no-headers {to_proxy}", PYTHONIOENCODING=encoding)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.endswith(f" default/{name}\n")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "code"), [("hook ls", 0), ("events -f", 1)])
-def test_command_ends_when_reader_closes_pipe(to_proxy: str, command: str, code: int) -> None:
-    assert start("main", f"{command} {to_proxy}", "| exec 0<&-").stderr == ""
-    done = start("main", f"{command} {to_proxy}", "| head -n 2")
-    assert (done.returncode, done.stdout.count("\n"), done.stderr) == (code, 2, "")
-
-
-@pytest.mark.slow
-def test_interrupt_ends_following_silently(to_proxy: str) -> None:
+def test_closed_pipe_or_interrupt_ends_command_silently(to_proxy: str) -> None:
+    for line, code in (("hook ls", 0), ("events -f", 1)):
+        assert start("main", f"{line} {to_proxy}", "| exec 0<&-").stderr == ""
+        done = start("main", f"{line} {to_proxy}", "| head -n 2")
+        assert (done.returncode, done.stdout.count("\n"), done.stderr) == (code, 2, "")
     command = ["env", "--default-signal=INT", sys.executable, "-m", "runtimeproxy", "events", "-f", "--no-headers"]
     command.append(to_proxy)
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

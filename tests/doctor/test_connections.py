@@ -154,8 +154,6 @@ def test_in_use_lists_stopped_unit(made: Made, monkeypatch: pytest.MonkeyPatch) 
         users(made)
 
 
-# -- reading a machine ------------------------------------------------------------------------------------------------
-
 NOBODY = 65534
 FLAGS = [("--x=a", "a"), ("--x a", "a"), ("--x=a --x=b", "b"), ("--xy=a", None), ("--x", None), ("--x=", "")]
 

@@ -59,16 +59,13 @@ def lines(view: View, width: int = 80, height: int | None = 24) -> list[str]:
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 12), (119, 30), (155, 24), (156, 24), (200, 50)])
-def test_frame_fits_terminal(width: int, height: int) -> None:
-    view = replace(full(8, 30, 50), ready=False, notes=["[-]runtime failed: " + "x" * 200] * 9, held=1, missing="away")
-    frame = lines(view, width, height)
-    assert max(map(len, frame)) <= width
-    assert len(frame) <= max(height, 20)  # the terminal cuts a frame of less than 20 lines
-
-
-def test_frame_drops_parts_when_terminal_is_small() -> None:
+def test_frame_fits_terminal_by_dropping_parts() -> None:
     """Omitted rows are counted, and bad hook servers stay."""
+    view = replace(full(8, 30, 50), ready=False, notes=["[-]runtime failed: " + "x" * 200] * 9, held=1, missing="away")
+    for width, height in ((80, 24), (80, 12), (119, 30), (155, 24), (156, 24), (200, 50)):
+        frame = lines(view, width, height)
+        assert max(map(len, frame)) <= width
+        assert len(frame) <= max(height, 20)  # the terminal cuts a frame of less than 20 lines
     view = full(12, 30, 5)
     frame = lines(replace(view, hook_servers=[*view.hook_servers, replace(SERVER, name="bad", state="open")]))
     assert "\n".join(frame).count("and ") == 2
@@ -88,11 +85,14 @@ STATES: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-def test_head_has_state() -> None:
+def test_head_has_state_and_durations() -> None:
     for differing, state, line in STATES:
         frame = lines(replace(EMPTY, **differing))
         assert f"   {state}   " in frame[0]
         assert any(line in text for text in frame)
+    shown = {None: "-", 0.0: "0 s", 0.000326: "0.326 ms", 0.0172: "17.2 ms", 0.9996: "1 s", 59.0: "59 s"}
+    shown |= {600.0: "10 min", 3 * 3600 + 120.0: "3 h 2 min", 49 * 3600.0: "2 d", math.inf: ">10 s"}
+    assert {seconds: duration(seconds) for seconds in shown} == shown
 
 
 def test_names_cannot_control_terminal() -> None:
@@ -102,12 +102,6 @@ def test_names_cannot_control_terminal() -> None:
     frame = lines(replace(EMPTY, notes=[evil], missing=evil, **parts), 200)
     assert len([line for line in frame if "?[2J?[red]x" in line]) == 4  # the operation is next to the hook server
     assert not any("\x1b" in line for line in frame)
-
-
-def test_duration_uses_suitable_unit() -> None:
-    shown = {None: "-", 0.0: "0 s", 0.000326: "0.326 ms", 0.0172: "17.2 ms", 0.9996: "1 s", 59.0: "59 s"}
-    shown |= {600.0: "10 min", 3 * 3600 + 120.0: "3 h 2 min", 49 * 3600.0: "2 d", math.inf: ">10 s"}
-    assert {seconds: duration(seconds) for seconds in shown} == shown
 
 
 START = 1000.0
@@ -133,8 +127,8 @@ def test_figures_are_of_interval_or_since_start(recorded: Metrics) -> None:
         recorded.count("calls", "CreateContainer", outcome)
         recorded.observe("call_duration_seconds", 0.004, "CreateContainer", "own")
     recorded.count("calls", "StopContainer", "agreed")
-    for method in ("Version", "Status"):
-        recorded.count("calls_passed", method)
+    recorded.count("calls_passed", "Version")
+    recorded.count("calls_passed", "Status")
     later = snapshot(recorded, 104)
     shown = view(earlier, later)
     assert (shown.interval, shown.uptime, shown.passing) == (4.0, 104.0, 0.5)
@@ -262,8 +256,7 @@ class Terminal:
         self.resize(80, 24)
         self.before = termios.tcgetattr(self.slave)
         self.read = ""
-        environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-        environ |= {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
+        environ = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "runtimeproxy", "top", f"--admin-endpoint={path}/admin.sock"]
         files = dict.fromkeys(("stdin", "stdout", "stderr"), self.slave)
         self.process = subprocess.Popen(["setsid", "--ctty", *command], **files, env=environ)
