@@ -87,31 +87,18 @@ CLOSED = "it closed the connection: does the proxy run"
 UNREADABLE = "its answer cannot be read: is it a proxy of this version?"
 LATE = "it did not answer within"
 PART = line(id=1, part=METRICS)
-NO_ANSWERS = [
-    b"\x00\xff\n",
-    b"[" * 100_000 + b"\n",
-    b" " * 2 * PART_BYTES,
-    b"1\n",
-    b'{"part": []}\n',
-    b'{"end": null}\n',
-]
-NO_ANSWERS += [b"{}\n", b'{"end": {"schemaVersion": 2}}\n', b'{"error": "no"}\n', b'{"error": {"status": "404"}}\n']
-FAULTS: list[tuple[str, int, list[Fault]]] = [
-    (CLOSED, 502, [sending(PART[:-9]), sending(PART)]),
-    (UNREADABLE, 502, [*map(sending, NO_ANSWERS)]),
-    (UNREADABLE, 502, [sending(*[line(id=1, part={"a": "a" * (PART_BYTES // 2)})] * 33)]),
-    (
-        UNREADABLE,
-        502,
-        [reply({}), reply(METRICS | {"process": []}), reply(dict.fromkeys([*METRICS, "checks", "events"]))],
-    ),
-    (LATE, 504, [HANG, sending(PART, hang=True)]),
-]
+NO_ANSWERS = [b"\x00\xff\n", b"[" * 100_000 + b"\n", b" " * 2 * PART_BYTES, b"1\n", b'{"part": []}\n', b"{}\n"]
+NO_ANSWERS += [b'{"end": null}\n', b'{"end": {"schemaVersion": 2}}\n', b'{"error": {"status": "404"}}\n']
+NO_ANSWERS.append(line(id=1, part={"a": "a" * (PART_BYTES // 2)}) * 33)
+NO_METRICS: list[Any] = [{}, METRICS | {"process": []}, dict.fromkeys([*METRICS, "checks", "events"])]
+FAULTS: list[tuple[Fault, int, str]] = [(sending(octets), 502, CLOSED) for octets in (PART[:-9], PART)]
+FAULTS += [(fault, 502, UNREADABLE) for fault in (*map(sending, NO_ANSWERS), *map(reply, NO_METRICS))]
+FAULTS += [(fault, 504, LATE) for fault in (HANG, sending(PART, hang=True))]
 
 
-@pytest.mark.parametrize(("why", "status", "fault"), [(*row, fault) for *row, faults in FAULTS for fault in faults])
+@pytest.mark.parametrize(("fault", "status", "why"), FAULTS)
 async def test_proxy_fault_is_one_line(
-    upstream: Server, monkeypatch: pytest.MonkeyPatch, why: str, status: int, fault: Fault, caplog: Any
+    upstream: Server, monkeypatch: pytest.MonkeyPatch, fault: Fault, status: int, why: str, caplog: Any
 ) -> None:
     """The fault and the recovery are logged, each once."""
     caplog.set_level("INFO", "runtimeproxy.admin.exporter")
