@@ -8,8 +8,6 @@ import json
 import os
 import re
 import stat
-import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -210,64 +208,56 @@ def test_kubelet_calls_crio_named_socket_when_runtime_is_crio(run: Run) -> None:
 CREATE = "PreCreateContainer"
 
 
-@pytest.fixture(scope="module")
-def echoing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Run a fake hook server that echoes in a process of its own."""
-    socket = tmp_path_factory.mktemp("echo") / "x.sock"
-    arguments = [sys.executable, "-m", "tests.fakes.hookserver", "--socket", str(socket), "--answer", "echo"]
-    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            assert "listens on" in process.stdout.readline()
-            yield socket
-        finally:
-            process.terminate()
-
-
 UNREACHABLE = "not reachable: No such file or directory; is it running, and is this its socket?"
 RULE = "resources.cpu_period: must be 0 (not set) or 1000..1000000 microseconds"
 
 
-async def test_failing_server_prints_one_line_and_exits_1(run: Run, tmp_path: Path) -> None:
-    hook, socket = partial(asyncio.to_thread, run, "runtimeproxy", "hook"), tmp_path / "x.sock"
+@pytest.fixture
+def hook(run: Run) -> Any:
+    """Return a function that runs a command in a thread, next to a hook server of the test."""
+    return partial(asyncio.to_thread, run, "runtimeproxy", "hook")
+
+
+async def test_failing_server_prints_one_line_and_exits_1(hook: Any, tmp_path: Path) -> None:
+    socket = str(tmp_path / "x.sock")
     for command, name in (("call", CREATE), ("verify", "verify"), ("bench", CREATE)):
         arguments = (command, socket, *[CREATE] * (command == "call"))
         line = f"runtimeproxy: error: {socket}: {name}: "
         assert await hook(*arguments) == (1, "", f"{line}{UNREACHABLE}\n")
         if command != "verify":
-            async with HookServer(str(socket), default=hookanswers.BY_NAME["refuse"]()):
+            async with HookServer(socket, default=hookanswers.BY_NAME["refuse"]()):
                 printed = await hook(*arguments)
             assert printed == (1, "", f"{line}refused (PERMISSION_DENIED): refused by the fake hook server\n")
-    async with HookServer(str(socket), default=hookanswers.koordlet(cpu_period=5)):
+    async with HookServer(socket, default=hookanswers.koordlet(cpu_period=5)):
         code, out, err = await hook("call", socket, CREATE)
     assert yaml.safe_load(out) == {"applied": {}, "dropped": {"resources": {"cpu_period": 5}}, "bad": [RULE]}
     assert (code, err) == (1, f"{line}bad answer: {RULE}\n")
 
 
-def test_every_hook_point_accepts_example(run: Run, echoing: Path) -> None:
-    hook = partial(run, "runtimeproxy", "hook", "call")
-    for name in [*(hook_point.name for hook_point in HOOK_POINTS), CREATE.lower(), CREATE.upper()]:
-        code, out, err = hook(echoing, name)
-        assert (code, yaml.safe_load(out), "not reported" in out, err) == (0, {"applied": {}}, False, "")
-        code, out, err = hook(f"unix://{echoing}", name, "-f", "-", stdin=hook("--example")[1])
-        assert (code, yaml.safe_load(out), err) == (0, {"applied": {}}, "")
-        assert ("# not sent at this hook point: container\n" in out) == name.endswith("PodSandbox")
-
-
-def test_verify_prints_verdicts_and_sets_exit_code(run: Run, echoing: Path) -> None:
-    verify = partial(run, "runtimeproxy", "hook", "verify", echoing, "--timeout=10s", "--point=prestartcontainer")
-    code, out, err = verify("-f", "-", "--restart-command=true", stdin="container: {name: main}")
-    assert (code, out.splitlines()[-1], err) == (0, "15 passed, 0 failed, 0 skipped", "")
-    code, out, err = verify("--restart-command=false")
+async def test_call_and_verify_print_verdicts_and_set_exit_code(hook: Any, tmp_path: Path) -> None:
+    """Every hook point accepts the example."""
+    async with HookServer(str(tmp_path / "x.sock"), default=hookanswers.BY_NAME["echo"]()) as echoing:
+        path = echoing.socket_path
+        for name in [*(hook_point.name for hook_point in HOOK_POINTS), CREATE.lower(), CREATE.upper()]:
+            code, out, err = await hook("call", path, name)
+            assert (code, yaml.safe_load(out), "not reported" in out, err) == (0, {"applied": {}}, False, "")
+            example = (await hook("call", "--example"))[1]
+            code, out, err = await hook("call", f"unix://{path}", name, "-f", "-", stdin=example)
+            assert (code, yaml.safe_load(out), err) == (0, {"applied": {}}, "")
+            assert ("# not sent at this hook point: container\n" in out) == name.endswith("PodSandbox")
+        verify = partial(hook, "verify", path, "--timeout=10s", "--point=prestartcontainer")
+        code, out, err = await verify("-f", "-", "--restart-command=true", stdin="container: {name: main}")
+        assert (code, out.splitlines()[-1], err) == (0, "15 passed, 0 failed, 0 skipped", "")
+        code, out, err = await verify("--restart-command=false")
     assert (code, err) == (1, "")
     assert "\nrestart            FAIL  the restart command ended with exit code 1\n" in out
 
 
-async def test_bench_prints_figures_and_sets_exit_code(run: Run, tmp_path: Path) -> None:
+async def test_bench_prints_figures_and_sets_exit_code(hook: Any, tmp_path: Path) -> None:
     fail = hookanswers.BY_NAME["fail"]()
     async with HookServer(str(tmp_path / "x.sock")) as server:
-        bench = partial(asyncio.to_thread, run, "runtimeproxy", "hook", "bench", server.socket_path, "-n", "5")
-        code, out, err = await bench("--concurrency=4", "--point=PostStopContainer")
+        bench = partial(hook, "bench", server.socket_path, "-n", "5", "--concurrency=4")
+        code, out, err = await bench("--point=PostStopContainer")
         assert (code, err) == (0, "")
         first, *figures = out.splitlines()
         assert first == f"5 calls of PostStopContainer at {server.socket_path}, 4 at a time"
@@ -279,7 +269,7 @@ async def test_bench_prints_figures_and_sets_exit_code(run: Run, tmp_path: Path)
             return await fail(call) if len(server.calls) > 7 else b""
 
         server.default = answer
-        code, out, err = await bench("--concurrency=4")
+        code, out, err = await bench()
     assert (code, err) == (1, "")
     assert out.splitlines()[-1] == "  4 x INTERNAL: failed as requested"
 
