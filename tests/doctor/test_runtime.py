@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
+from itertools import product
 from pathlib import Path
 
 import grpc
@@ -40,14 +41,14 @@ OFFERED: list[tuple[dict[str, Injection], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("answers", "verdict", "words"), OFFERED)
-async def test_cri_version_is_judged(made: Made, answers: dict[str, Injection], verdict: str, words: str) -> None:
-    async with FakeRuntime(str(made.runtime)) as fake:
-        for path, answer in answers.items():
-            fake.inject(path, answer)
-        found = await inspected(made)
-    assert (found[0], found[1].endswith(words)) == (verdict, True)
-    assert (found[1].startswith(str(made.runtime)), "containerd" in found[1]) == (True, verdict != "failed")
+async def test_cri_version_is_judged(made: Made) -> None:
+    for answers, verdict, words in OFFERED:
+        async with FakeRuntime(str(made.runtime)) as fake:
+            for path, answer in answers.items():
+                fake.inject(path, answer)
+            found = await inspected(made)
+        assert (found[0], found[1].endswith(words)) == (verdict, True)
+        assert (found[1].startswith(str(made.runtime)), "containerd" in found[1]) == (True, verdict != "failed")
 
 
 @pytest.mark.parametrize("mode", ["Containerd", "Docker"])
@@ -63,23 +64,15 @@ def test_silent_socket_fails_within_time_limit(made: Made, mode: str, monkeypatc
             assert only(check, made) == ("failed", f"{words}{path}: no answer in time")
 
 
-async def test_docker_reports_api_versions_and_cgroup_driver(made: Made) -> None:
-    made.flags[MODE] = "Docker"
-    async with FakeDockerd(str(made.runtime), cgroup_driver="systemd") as fake:
-        text = f"API {fake.minimum} to {fake.api}, cgroup driver systemd, cgroup v1"
-        assert await inspected(made) == ("ok", f"{made.runtime}: dockerd {fake.engine.version}, {text}")
-
-
-@pytest.mark.parametrize("inspect", [runtime.runtime, runtime.proxy])
-@pytest.mark.parametrize(("given", "actual"), [("Containerd", "Docker"), ("Docker", "Containerd")])
-async def test_mode_differing_from_flag_fails(made: Made, inspect: Inspect, given: str, actual: str) -> None:
-    made.flags[MODE] = given
+async def test_mode_differing_from_flag_fails(made: Made) -> None:
     made.proxy()
-    path, who = (made.ours, "the proxy") if inspect is runtime.proxy else (made.runtime, "the runtime")
-    async with FakeDockerd(str(path)) if actual == "Docker" else FakeRuntime(str(path)):
-        finding = await inspected(made, inspect)
-    why = f"the modes differ: {who} at {path} answers in mode {actual}, and --backend-runtime-mode is {given}"
-    assert finding == ("failed", why)
+    checks = ((runtime.proxy, made.ours, "the proxy"), (runtime.runtime, made.runtime, "the runtime"))
+    for (given, actual), (inspect, path, who) in product((("Containerd", "Docker"), ("Docker", "Containerd")), checks):
+        made.flags[MODE] = given
+        async with FakeDockerd(str(path)) if actual == "Docker" else FakeRuntime(str(path)):
+            finding = await inspected(made, inspect)
+        why = f"the modes differ: {who} at {path} answers in mode {actual}, and --backend-runtime-mode is {given}"
+        assert finding == ("failed", why)
 
 
 NOT_DOCKERD = "its answer is not dockerd's"
@@ -87,12 +80,16 @@ WRONG = [(reply(b"canary-4711"), NOT_DOCKERD), (reply(b"{}", 500), "GET /version
 WRONG += [(reply(b"[]"), NOT_DOCKERD), (b"\x00\x01canary-4711\r\n\r\n", NOT_DOCKERD)]
 
 
-@pytest.mark.parametrize(("answer", "words"), WRONG)
-async def test_wrong_docker_answer_is_reported_without_its_text(made: Made, answer: bytes, words: str) -> None:
+async def test_docker_reports_versions_or_wrong_answer(made: Made) -> None:
+    """The text of a wrong answer is not repeated."""
     made.flags[MODE] = "Docker"
-    async with Daemon(str(made.runtime)) as daemon:
-        daemon.script("/version", answer)
-        assert await inspected(made) == ("failed", f"{made.runtime}: {words}")
+    async with FakeDockerd(str(made.runtime), cgroup_driver="systemd") as fake:
+        text = f"API {fake.minimum} to {fake.api}, cgroup driver systemd, cgroup v1"
+        assert await inspected(made) == ("ok", f"{made.runtime}: dockerd {fake.engine.version}, {text}")
+    for answer, words in WRONG:
+        async with Daemon(str(made.runtime)) as daemon:
+            daemon.script("/version", answer)
+            assert await inspected(made) == ("failed", f"{made.runtime}: {words}")
 
 
 async def test_proxy_is_called_on_its_own_socket(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,9 +189,7 @@ async def test_failing_hook_server_is_judged_by_policy(made: Made, endpoint: str
         assert "failed as requested" not in finding.why, "the hook server's own text is not repeated"
 
 
-async def test_slow_or_hanging_hook_server_is_warning(
-    made: Made, endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_or_hanging_server_is_warning(made: Made, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     over = asyncio.Event()
 
     async def hang(call: hookanswers.HookCall) -> bytes:
@@ -209,10 +204,8 @@ async def test_slow_or_hanging_hook_server_is_warning(
         hanging, slow = await called(made)
         over.set()
     assert (hanging.verdict.value, "deadline" in hanging.why) == ("warning", True)
-    assert (slow.verdict.value, slow.why.partition(" in ")[2]) == (
-        "warning",
-        "2000 ms, more than half of its time limit",
-    )
+    assert slow.verdict.value == "warning"
+    assert slow.why.endswith(" in 2000 ms, more than half of its time limit")
 
 
 async def test_untrusted_socket_is_not_called(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
