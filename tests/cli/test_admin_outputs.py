@@ -77,10 +77,6 @@ def words_of(lines: Sequence[str]) -> list[str]:
     return [" ".join(line.split()) for line in lines]
 
 
-def test_output_matches_docs(command: Run) -> None:
-    assert {line: command(line) for line in SHOWN} == {line: (0, output, "") for line, output in SHOWN.items()}
-
-
 UNREADABLE = "no answer: the answer to readyz cannot be read: is it a proxy of this version?"
 STATUSES = [
     (admin_answers.DEGRADED, 1, "degraded (see runtimeproxy doctor): disabled_plugins, invalid_files: disabled..."),
@@ -93,7 +89,8 @@ STATUSES = [
 ]
 
 
-def test_status_line_has_at_most_80_characters(command: Run) -> None:
+def test_output_matches_docs_and_status_line_fits(command: Run) -> None:
+    assert {line: command(line) for line in SHOWN} == {line: (0, output, "") for line, output in SHOWN.items()}
     for answer, code, line in STATUSES:
         assert command("status", readyz=answer) == (code, f"{line}\n", "")
         assert len(line) <= status.LONGEST
@@ -333,14 +330,9 @@ def test_failing_proxy_is_reported_in_one_line(
     assert not [item for item in gc.get_objects() if type(item) is admin_client._Lines and item.sock.fileno() >= 0]
 
 
-def test_missing_rights_are_reported_in_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = "runtimeproxy: error: run as root: permission denied: /a\n"
-    for number in (errno.EACCES, errno.EPERM):
-        monkeypatch.setattr(socket.socket, "connect", Mock(side_effect=OSError(number, "no")))
-        assert run("runtimeproxy", "hook", "ls", "--admin-endpoint=/a") == (3, "", line)
-
-
-def test_malformed_answer_or_unread_request_is_reported(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_answer_or_failed_request_is_reported(
+    server: Server, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
     for before, octets in product((b"", A_PART), (b"[]\n", b"[" * 100_000 + b"\n", b"n" * (PART_BYTES + 65536))):
         server.fault = sending(before + octets)
         for read in (lambda client: client.call("hooks"), lambda client: list(client.follow())):
@@ -349,14 +341,13 @@ def test_malformed_answer_or_unread_request_is_reported(server: Server, monkeypa
     monkeypatch.setattr(Handler, "handle", lambda handler: handler.error(Refused(400, "too much")))
     with pytest.raises(click.ClickException, match="too much"):
         AdminClient(str(server.server_address), 20.0).call("loglevel", level="n" * (1 << 22))
+    line = "runtimeproxy: error: run as root: permission denied: /a\n"
+    for number in (errno.EACCES, errno.EPERM):
+        monkeypatch.setattr(socket.socket, "connect", Mock(side_effect=OSError(number, "no")))
+        assert run("runtimeproxy", "hook", "ls", "--admin-endpoint=/a") == (3, "", line)
 
 
 EVENT = b'{"part":{"events":[{"a":1}]}}\n'
-
-
-def test_follow_ends_with_proxy_or_answer(server: Server) -> None:
-    for server.fault in (sending(EVENT, b'{"b"'), sending(EVENT), sending(EVENT, END, hang=True)):
-        assert list(AdminClient(str(server.server_address)).follow()) == [{"a": 1}]
 
 
 def drip(handler: Handler) -> None:
@@ -380,8 +371,9 @@ def test_time_limit_covers_all_requests(server: Server) -> None:
             list(proxy.with_new_deadline().follow()) if follows else proxy.with_new_deadline().call("hooks")
 
 
-def test_interrupt_just_before_wait_ends_follow(server: Server) -> None:
-    """A signal that another thread handles interrupts no wait of the main thread, like one just before the wait."""
+def test_follow_ends_with_proxy_answer_or_interrupt(server: Server) -> None:
+    for server.fault in (sending(EVENT, b'{"b"'), sending(EVENT), sending(EVENT, END, hang=True)):
+        assert list(AdminClient(str(server.server_address)).follow()) == [{"a": 1}]
     ended: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def interrupt(handler: Handler) -> None:

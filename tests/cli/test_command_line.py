@@ -148,17 +148,6 @@ def test_failure_prints_one_line_and_exits_1(run: Run) -> None:
         assert "canary" not in err
 
 
-def test_error_outside_run_has_own_line_and_exit_code(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, _, err = run(*KOORD, does=raising(KeyboardInterrupt()))
-    assert (code, err.strip()) == (130, "koord-runtime-proxy: error: interrupted")
-    monkeypatch.setattr(hosting, "run", raising(KeyboardInterrupt()))
-    assert programs.hooks() == 130
-    monkeypatch.setattr(click.Group, "invoke", raising(ValueError("canary")))
-    code, _, err = run("runtimeproxy", "hook")
-    assert code == 1
-    assert re.fullmatch(r"runtimeproxy: error: unexpected ValueError at .*:\d+\n", err)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", [{0}, {2}, {0, 1, 2}], ids=str)
 def test_closed_standard_files_are_opened_at_start(tmp_path: Path, closed: set[int]) -> None:
@@ -189,12 +178,20 @@ def test_default_file_is_read_when_present_and_none_is_named(tmp_path: Path) -> 
             configuration({}, {}, str(default))
 
 
-def test_used_port_is_reported(run: Run) -> None:
+def test_other_error_has_own_line_and_exit_code(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
         code, out, err = run("runtimeproxy", "export", f"--listen=127.0.0.1:{port}")
     line = f"runtimeproxy: error: cannot listen on 127.0.0.1 port {port}: Address already in use"
     assert (code, out, err.startswith(line), err.count("\n")) == (1, "", True, 1)
+    code, _, err = run(*KOORD, does=raising(KeyboardInterrupt()))
+    assert (code, err.strip()) == (130, "koord-runtime-proxy: error: interrupted")
+    monkeypatch.setattr(hosting, "run", raising(KeyboardInterrupt()))
+    assert programs.hooks() == 130
+    monkeypatch.setattr(click.Group, "invoke", raising(ValueError("canary")))
+    code, _, err = run("runtimeproxy", "hook")
+    assert code == 1
+    assert re.fullmatch(r"runtimeproxy: error: unexpected ValueError at .*:\d+\n", err)
 
 
 PROGRAMS = [("main", "config show -o yaml"), ("main", "--help"), ("hooks", "--help"), ("hooks", "gpu --help")]

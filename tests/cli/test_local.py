@@ -62,7 +62,7 @@ def test_check_prints_all_errors_and_warnings(run: Run, tmp_path: Path) -> None:
     assert err.startswith("runtimeproxy: error: --for-version: 'old' is not a version")
 
 
-def test_show_prints_each_key_with_its_origin(run: Run, tmp_path: Path) -> None:
+def test_show_and_default_print_each_key(run: Run, tmp_path: Path) -> None:
     show, file = partial(run, "runtimeproxy", "config", "show", "-o", "json"), tmp_path / "x.yaml"
     file.write_text("hook-budget: 30s\n")
     code, out, err = show("--origin", f"--config={file}", "--log-level=debug", RUNTIMEPROXY_HOOK_TIMEOUT="3s")
@@ -74,9 +74,6 @@ def test_show_prints_each_key_with_its_origin(run: Run, tmp_path: Path) -> None:
     code, out, err = show("--backend-runtime-mode=docker", "--remote-image-service-endpoint=/x")
     warning = "warning: --remote-image-service-endpoint is ignored: Docker mode has no image endpoint\n"
     assert (code, "/x" in out, err) == (0, False, warning)
-
-
-def test_default_file_changes_no_setting(run: Run) -> None:
     code, out, err = run("runtimeproxy", "config", "default")
     assert (code, err) == (0, "")
     assert config.load({}, {}, out, "x") == config.load({}, {})
@@ -142,19 +139,6 @@ FLAGS = [
 ]
 
 
-def test_flags_follow_version_and_mode(run: Run) -> None:
-    """In the drop-in they come last: the last one of two equal flags is in force."""
-    for arguments, unit, flags in FLAGS:
-        parts = kubelet_args(run, arguments)
-        assert (parts["unit"], parts["flags"]) == (f"{unit}.service", flags)
-        assert parts["proxy"] == [f"--backend-runtime-mode={'Docker' if DOCKER in flags else 'Containerd'}"]
-        section, reset, command = parts["dropIn"].splitlines()
-        assert (section, reset, command.split()[-len(flags) :]) == ("[Service]", "ExecStart=", flags)
-        assert parts["file"] == f"/etc/systemd/system/{unit}.service.d/90-runtimeproxy.conf"
-        assert parts["apply"] == ["systemctl daemon-reload", f"systemctl restart {unit}.service"]
-        assert parts["back"] == [f"rm {parts['file']}", *parts["apply"]]
-
-
 RANCHER = "/etc/rancher/{}/config.yaml.d/90-runtimeproxy.yaml"
 IN_K3S, IN_K0S = (f"--remote-runtime-service-endpoint=/run/{name}" for name in ("k3s/containerd/", "k0s/"))
 IN_MICROK8S = "--remote-runtime-service-endpoint=/var/snap/microk8s/common/run/"
@@ -171,7 +155,17 @@ DISTRIBUTIONS: list[tuple[str, str, str, str, str]] = [
 ]
 
 
-def test_distribution_flags_are_in_its_own_file(run: Run) -> None:
+def test_flags_follow_version_mode_and_distribution(run: Run) -> None:
+    """In the drop-in they come last: the last one of two equal flags is in force."""
+    for arguments, unit, flags in FLAGS:
+        parts = kubelet_args(run, arguments)
+        assert (parts["unit"], parts["flags"]) == (f"{unit}.service", flags)
+        assert parts["proxy"] == [f"--backend-runtime-mode={'Docker' if DOCKER in flags else 'Containerd'}"]
+        section, reset, command = parts["dropIn"].splitlines()
+        assert (section, reset, command.split()[-len(flags) :]) == ("[Service]", "ExecStart=", flags)
+        assert parts["file"] == f"/etc/systemd/system/{unit}.service.d/90-runtimeproxy.conf"
+        assert parts["apply"] == ["systemctl daemon-reload", f"systemctl restart {unit}.service"]
+        assert parts["back"] == [f"rm {parts['file']}", *parts["apply"]]
     for arguments, unit, file, content, containerd in DISTRIBUTIONS:
         parts = kubelet_args(run, arguments)
         assert (parts["unit"], parts["file"]) == (f"{unit}.service", file)
@@ -306,19 +300,6 @@ def test_doctor_prints_one_line_per_finding(run: Run, monkeypatch: pytest.Monkey
         assert ignored.startswith("warning: RUNTIMEPROXY_LISTEN is ignored")
 
 
-def test_doctor_reads_flags_and_needs_no_proxy(run: Run, tmp_path: Path) -> None:
-    made = Made(tmp_path)
-    flags = (f"--koord-runtimeproxy-endpoint={made.ours}", f"--remote-runtime-service-endpoint={made.runtime}")
-    registrations = {"RUNTIMEPROXY_HOOKSERVER_CONFIG_DIR": str(made.registrations)}
-    code, out, err = run("runtimeproxy", "doctor", *flags, "-o", "json", **registrations)
-    assert (code, err.count("\n")) == (1, 1)
-    verdicts = {row["check"]: row["verdict"] for row in json.loads(out)}
-    assert list(verdicts) == [check.id for check in table.CHECKS]
-    assert (verdicts["socket"], verdicts["runtime"], verdicts["registrations"]) == ("failed", "failed", "ok")
-    terms = re.findall(r"^_`doctor-([\w-]+)`\n    \w", DOCS["troubleshooting"], re.MULTILINE)
-    assert terms == list(verdicts)
-
-
 def test_in_use_prints_one_line_per_user(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     in_use = partial(run, "runtimeproxy", "in-use", "--koord-runtimeproxy-endpoint=/x.sock")
     connected = "kubelet (pid 4) has 1 connection to /x.sock"
@@ -368,8 +349,17 @@ def test_failing_or_hanging_check_does_not_stop_checks(tmp_path: Path) -> None:
     assert CANARY not in str(more)
 
 
-def test_examination_changes_no_file(tmp_path: Path) -> None:
+def test_doctor_reads_flags_and_changes_no_file(run: Run, tmp_path: Path) -> None:
     made = Made(tmp_path)
+    flags = (f"--koord-runtimeproxy-endpoint={made.ours}", f"--remote-runtime-service-endpoint={made.runtime}")
+    registrations = {"RUNTIMEPROXY_HOOKSERVER_CONFIG_DIR": str(made.registrations)}
+    code, out, err = run("runtimeproxy", "doctor", *flags, "-o", "json", **registrations)
+    assert (code, err.count("\n")) == (1, 1)
+    verdicts = {row["check"]: row["verdict"] for row in json.loads(out)}
+    assert list(verdicts) == [check.id for check in table.CHECKS]
+    assert (verdicts["socket"], verdicts["runtime"], verdicts["registrations"]) == ("failed", "failed", "ok")
+    terms = re.findall(r"^_`doctor-([\w-]+)`\n    \w", DOCS["troubleshooting"], re.MULTILINE)
+    assert terms == list(verdicts)
     made.proxy()
     made.process(40, "kubelet")
     before = {path: path.lstat().st_mtime_ns for path in made.root.parent.rglob("*")}

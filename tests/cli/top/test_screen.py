@@ -147,7 +147,20 @@ def test_figures_are_of_interval_or_since_start(recorded: Metrics) -> None:
     assert (shown.uptime, shown.passing) == (None, None)
 
 
-def test_hook_servers_have_their_own_figures(recorded: Metrics) -> None:
+TIME = "2026-11-25T16:01:02.123Z"
+REFUSED = {"number": 7, "time": TIME, "kind": "refused", "operation": "CreateContainer", "hook": "PreCreateContainer"}
+REFUSED |= {"namespace": "a", "pod": "b", "container": "c", "hookServer": "gpu", "reason": "refused", "text": "no GPU"}
+SLOW = {"time": TIME, "kind": "slow", "operation": "StopContainer", "containerId": "0" * 64}
+LOST = {"kind": "runtime_lost", "reason": "unavailable"}
+
+
+def test_rows_show_fields_of_events_and_hook_servers(recorded: Metrics) -> None:
+    rows = [view(None, snapshot(recorded, 1, errors=[event])).errors for event in (REFUSED, SLOW, LOST)]
+    assert rows == [
+        [("16:01:02", "refused", "PreCreateContainer", "a/b/c", "gpu", "no GPU")],
+        [("16:01:02", "slow", "StopContainer", "0" * 12, "", "")],
+        [("", "runtime_lost", "", "", "", "unavailable")],
+    ]
     recorded.count("hook_failures", "a", "PreStartContainer", "deadline")
     earlier = snapshot(recorded, 10)
     for name in ("a", "a", "b"):
@@ -163,22 +176,6 @@ def test_hook_servers_have_their_own_figures(recorded: Metrics) -> None:
         HookServer("a", "closed", "Ignore", 1.0, above, 1),
         HookServer("b", "open", "Fail", 0.5, above, 1, worse=True, last_error="PreStartContainer deadline"),
         HookServer("new", "closed", "Ignore", 0.0, (None, None), 0),
-    ]
-
-
-TIME = "2026-11-25T16:01:02.123Z"
-REFUSED = {"number": 7, "time": TIME, "kind": "refused", "operation": "CreateContainer", "hook": "PreCreateContainer"}
-REFUSED |= {"namespace": "a", "pod": "b", "container": "c", "hookServer": "gpu", "reason": "refused", "text": "no GPU"}
-SLOW = {"time": TIME, "kind": "slow", "operation": "StopContainer", "containerId": "0" * 64}
-LOST = {"kind": "runtime_lost", "reason": "unavailable"}
-
-
-def test_error_row_shows_event_fields(recorded: Metrics) -> None:
-    rows = [view(None, snapshot(recorded, 1, errors=[event])).errors for event in (REFUSED, SLOW, LOST)]
-    assert rows == [
-        [("16:01:02", "refused", "PreCreateContainer", "a/b/c", "gpu", "no GPU")],
-        [("16:01:02", "slow", "StopContainer", "0" * 12, "", "")],
-        [("", "runtime_lost", "", "", "", "unavailable")],
     ]
 
 
