@@ -223,25 +223,20 @@ class Site:
     async def send(self, octets: bytes) -> list[dict[str, Any]]:
         """Send octets and shut down writing; return the lines that the server sends until it closes."""
         loop = asyncio.get_running_loop()
-        with self.connect() as client:
-            with suppress(BrokenPipeError, ConnectionResetError):
-                await loop.sock_sendall(client, octets)
-                client.shutdown(socket.SHUT_WR)
-            return await remaining_lines(client)
+        received = bytearray()
+        async with asyncio.timeout(SECONDS):
+            with self.connect() as client:
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    await loop.sock_sendall(client, octets)
+                    client.shutdown(socket.SHUT_WR)
+                with suppress(ConnectionResetError):
+                    while octets := await read(client):
+                        received += octets
+        return [json.loads(octets) for octets in received.splitlines()]
 
     async def call(self, method: str, **params: Any) -> list[dict[str, Any]]:
         """Return the lines of the answer to one request."""
         return await self.send(request(method, params))
-
-
-async def remaining_lines(client: socket.socket) -> list[dict[str, Any]]:
-    """Return the lines that are received until the server closes."""
-    received = bytearray()
-    async with asyncio.timeout(SECONDS):
-        with suppress(ConnectionResetError):
-            while octets := await read(client):
-                received += octets
-    return [json.loads(octets) for octets in received.splitlines()]
 
 
 async def next_line(client: socket.socket) -> dict[str, Any]:
@@ -257,8 +252,3 @@ async def next_line(client: socket.socket) -> dict[str, Any]:
 def parts(*made: Part, public: bool = False) -> Method:
     """Return a method with these parts."""
     return Method(lambda params: iter(made), public=public)
-
-
-def echo(params: Mapping[str, Any]) -> Iterator[Part]:
-    """Answer with the parameters."""
-    yield {"params": dict(params)}

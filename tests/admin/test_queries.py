@@ -148,7 +148,25 @@ async def test_disabled_hook_server_is_listed_with_reason(proxy: Proxy) -> None:
     assert proxy.faults() == {}
 
 
+NONE_SUCH, LETTERS = "no such hook server is registered", "abcdefghijklmnopqrstuvw"
+UNREGISTERED = "to disable one before it registers add --unregistered"
+NONE_SWITCHED = [
+    ("", "disable", f"{NONE_SUCH}: there are none; {UNREGISTERED}"),
+    ("ba\n", "disable", f"{NONE_SUCH}: there are ?, a, b; {UNREGISTERED}"),
+    (LETTERS, "enable", f"{NONE_SUCH} or disabled: there are {', '.join(LETTERS[:20])} and 3 more"),
+]
+
+
 async def test_name_of_file_or_unregistered_one_can_be_disabled(proxy: Proxy) -> None:
+    """An unknown name is refused otherwise."""
+    for registered, action, text in NONE_SWITCHED:
+        proxy.manager.plugins.clear()
+        for name in registered:
+            proxy.manager.add(name)
+        with pytest.raises(Refused) as raised:
+            await proxy.switch(action, name="x", **({"reason": "hangs"} if action == "disable" else {}))
+        assert (raised.value.status, raised.value.text, proxy.manager.disabled) == (404, text, {})
+    proxy.manager.plugins.clear()
     shown = await proxy.switch("disable", name="x.json", reason="hangs", unregistered=True, **{"for": "1h"})
     assert (shown["state"], shown["endpoint"], shown["points"]) == ("disabled", None, [])
     assert shown["disabled"]["until"] == "1970-01-01T01:00:00.000Z"
@@ -161,26 +179,6 @@ async def test_name_of_file_or_unregistered_one_can_be_disabled(proxy: Proxy) ->
         assert (await proxy.switch("enable", name="rdt.json"))["name"] == meant
         assert list(proxy.manager.disabled) == ["x"]
         proxy.manager.add("rdt")
-
-
-NONE_SUCH = "no such hook server is registered"
-UNREGISTERED = "to disable one before it registers add --unregistered"
-LETTERS = "abcdefghijklmnopqrstuvw"
-NONE_SWITCHED = [
-    ("", "disable", f"{NONE_SUCH}: there are none; {UNREGISTERED}"),
-    ("ba\n", "disable", f"{NONE_SUCH}: there are ?, a, b; {UNREGISTERED}"),
-    (LETTERS, "enable", f"{NONE_SUCH} or disabled: there are {', '.join(LETTERS[:20])} and 3 more"),
-]
-
-
-async def test_switch_of_unknown_name_is_refused(proxy: Proxy) -> None:
-    for registered, action, text in NONE_SWITCHED:
-        proxy.manager.plugins.clear()
-        for name in registered:
-            proxy.manager.add(name)
-        with pytest.raises(Refused) as raised:
-            await proxy.switch(action, name="x", **({"reason": "hangs"} if action == "disable" else {}))
-        assert (raised.value.status, raised.value.text, proxy.manager.disabled) == (404, text, {})
 
 
 def ids(answer: dict[str, Any]) -> list[str]:
@@ -200,8 +198,8 @@ STORE_SELECTIONS: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
-def test_store_returns_selected_and_still_known_records(proxy: Proxy) -> None:
-    """One name is in two namespaces, and the pod of one container is unknown."""
+def test_store_returns_each_selected_record_once(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One name is in two namespaces, the pod of one container is unknown, and pages are in order."""
     proxy.add("p3", "c4", name="db")
     proxy.add("p1", "c3", "c1")
     proxy.add("p2", "d2", namespace="bank")
@@ -221,11 +219,8 @@ def test_store_returns_selected_and_still_known_records(proxy: Proxy) -> None:
     first = next(parts)
     proxy.store.drop("c1")
     assert "c1" not in json.dumps([first, *parts])
-
-
-def test_pages_have_each_id_once_in_order(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "RECORDS_PER_ITERATION", 4)
-    records = "abcdefghij"
+    proxy, records = Proxy(), "abcdefghij"
     for name in random.Random(1).sample(records, 10):
         proxy.add(name)
     for limit in (1, 3, 10):
@@ -328,13 +323,6 @@ def add_events(proxy: Proxy, count: int) -> None:
         proxy.metrics.events.add(EventKind.SLOW if proxy.metrics.events.last % 2 else EventKind.DRAIN)
 
 
-@pytest.fixture
-def ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a ring of 100 events, of which a busy machine, too, reads all in one part."""
-    monkeypatch.setattr(queries, "ROW_SECONDS", 20.0)
-    monkeypatch.setattr(events, "MOST_EVENTS", 100)
-
-
 LOST = (11, 60)
 EVENT_SELECTIONS: list[tuple[dict[str, Any], list[Any]]] = [
     ({"since": 97, "limit": 2}, [98, 99]),
@@ -357,17 +345,6 @@ MATCHES: list[tuple[dict[str, str], bool]] = [
 ]
 
 
-@pytest.mark.usefixtures("ring")
-def test_selected_events_are_in_order(proxy: Proxy) -> None:
-    proxy.metrics.events.add(EventKind.EDITED, EVENT, fields={"resources.cpu_shares": "batch", "envs.A": "gpu"})
-    proxy.metrics.events.add(EventKind.DRAIN)
-    for selected, expected in MATCHES:
-        assert numbers(proxy.call("events", **selected)["events"]) == [1] * expected, selected
-    add_events(proxy, 158)
-    for params, selected_numbers in EVENT_SELECTIONS:
-        assert numbers(proxy.call("events", **params)["events"]) == selected_numbers, params
-
-
 def follow(proxy: Proxy, **params: Any) -> Iterator[list[Any]]:
     """Yield the numbers of each part with events, and an empty list when there is no further event."""
     for part in proxy.parts("events", follow=True, **params):
@@ -377,8 +354,18 @@ def follow(proxy: Proxy, **params: Any) -> Iterator[list[Any]]:
             yield numbers(part["events"])
 
 
-@pytest.mark.usefixtures("ring")
-def test_followers_get_each_event_once_and_are_limited(proxy: Proxy) -> None:
+def test_selected_events_are_sent_once_in_order(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower gets the gaps, too, and the number of followers is limited."""
+    monkeypatch.setattr(queries, "ROW_SECONDS", 20.0)  # a busy machine, too, reads the ring in one part
+    monkeypatch.setattr(events, "MOST_EVENTS", 100)
+    proxy.metrics.events.add(EventKind.EDITED, EVENT, fields={"resources.cpu_shares": "batch", "envs.A": "gpu"})
+    proxy.metrics.events.add(EventKind.DRAIN)
+    for selected, expected in MATCHES:
+        assert numbers(proxy.call("events", **selected)["events"]) == [1] * expected, selected
+    add_events(proxy, 158)
+    for params, selected_numbers in EVENT_SELECTIONS:
+        assert numbers(proxy.call("events", **params)["events"]) == selected_numbers, params
+    proxy = Proxy()
     add_events(proxy, 2)
     slow, quick = follow(proxy, since=1), follow(proxy)
     assert [next(slow), next(slow), next(quick), next(quick)] == [[2], [], [1, 2], []]
