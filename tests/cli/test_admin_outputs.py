@@ -6,10 +6,8 @@ import json
 import queue
 import re
 import shlex
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -127,16 +125,9 @@ SELECTIONS = [
 ]
 
 
-def test_selected_events_are_printed_as_lines(command: Run) -> None:
+def test_events_are_printed_selected_or_followed(command: Run) -> None:
     for line, expected in SELECTIONS:
         assert words_of(lines_of(command, line)) == words_of(expected)
-    times = [datetime.now(UTC) - timedelta(minutes=minutes) for minutes in (180, 60, 10)]
-    events = [{"number": n, "time": time.isoformat(), "kind": "sync"} for n, time in enumerate(times, 1)]
-    for span, seen in (("2h", 2), ("30m", 1), ("5s", 0)):
-        assert len(lines_of(command, f"events --no-headers --since={span}", events=events)) == seen
-
-
-def test_follow_prints_last_and_new_events(command: Run) -> None:
     code, out, err = command("events -f")
     assert (code, err) == (3, "runtimeproxy: error: the proxy has ended\n")
     assert words_of(out.splitlines()) == words_of(EVENT_LINES + LATER_LINES)
@@ -148,6 +139,10 @@ def test_follow_prints_last_and_new_events(command: Run) -> None:
     assert len(lines_of(command, "events --no-headers", events=events)) == 1_100, "all pages are read"
     for since, count in (("", 10), ("--since=50", 49)):
         assert len(command(f"events -f --no-headers {since}", events=events[:99])[1].splitlines()) == count
+    times = [datetime.now(UTC) - timedelta(minutes=minutes) for minutes in (180, 60, 10)]
+    events = [{"number": n, "time": time.isoformat(), "kind": "sync"} for n, time in enumerate(times, 1)]
+    for span, seen in (("2h", 2), ("30m", 1), ("5s", 0)):
+        assert len(lines_of(command, f"events --no-headers --since={span}", events=events)) == seen
 
 
 CONTAINER_LINES = """\
@@ -393,19 +388,12 @@ def test_follow_ends_with_proxy_answer_or_interrupt(server: Server) -> None:
     assert ended.get(timeout=20)  # the server's thread may be the later one
 
 
-READERS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
-"""What reads a script without running it."""
-
-
-def test_script_is_valid_and_names_its_installation(run: Run, tmp_path: Path) -> None:
+def test_completion_script_names_its_installation(run: Run) -> None:
     for shell in INSTALL:
         code, out, err = run("runtimeproxy", "completion", shell)
         assert (code, err) == (0, "")
         assert f"_RUNTIMEPROXY_COMPLETE={shell}_complete" in out
         assert out.splitlines()[-1] == f"# For all new shells: {INSTALL[shell]}"
-        if shutil.which(shell):
-            (tmp_path / "script").write_text(out)
-            subprocess.run([*READERS[shell], str(tmp_path / "script")], check=True, timeout=60)
 
 
 OFFERED: dict[str, set[str]] = {

@@ -158,7 +158,7 @@ NOBODY = 65534
 FLAGS = [("--x=a", "a"), ("--x a", "a"), ("--x=a --x=b", "b"), ("--xy=a", None), ("--x", None), ("--x=", "")]
 
 
-def test_processes_are_found_by_program_name(made: Made) -> None:
+def test_processes_and_proxy_are_found(made: Made, tmp_path: Path) -> None:
     """A flag is read in both spellings."""
     assert [Process(1, ("kubelet", *text.split())).flag("x") for text, _ in FLAGS] == [value for _, value in FLAGS]
     made.process(5, "/usr/bin/kubelet", "--x")
@@ -168,10 +168,6 @@ def test_processes_are_found_by_program_name(made: Made) -> None:
     assert [process.pid for process in made.machine.processes("kubelet")] == [5]
     assert sorted(process.pid for process in made.machine.processes()) == [5, 6]
     assert made.machine.open_sockets(4711) == frozenset(), "a process that has ended has none"
-
-
-def test_proxy_is_found_by_its_stream_socket(made: Made, tmp_path: Path) -> None:
-    """The socket has a path by a link, and systemd made it."""
     (tmp_path / "var").symlink_to(made.ours.parent)
     made.socket(9, tmp_path / "var" / made.ours.name, listening=True)
     assert made.machine.listeners(str(made.ours)) == {9}

@@ -26,7 +26,7 @@ from runtimeproxy.admin.protocol import Refused
 from runtimeproxy.cli.commands import top
 from runtimeproxy.cli.shared.admin_client import AdminClient
 from runtimeproxy.cli.top.figures import HookServer, Operation, Snapshot, View, samples_of, view
-from runtimeproxy.cli.top.screen import duration, screen
+from runtimeproxy.cli.top.screen import screen
 from runtimeproxy.observe.events import PARTS
 from runtimeproxy.observe.metrics import Metrics
 from tests.cli.admin_answers import UNREADY, checks, figures
@@ -74,25 +74,6 @@ def test_frame_fits_terminal_by_dropping_parts() -> None:
     assert all(name in low for name in ("Operation11", "server29", "error4"))
     assert ["LAST ERROR" in text for text in (low, *wide)] == [False, True, False, True]
     assert ["SUBJECT" in text for text in (low, *wide)] == [False, True, True, True]
-
-
-STATES: list[tuple[dict[str, Any], str, str]] = [
-    ({"ready": False, "notes": ["[-]runtime failed: x"]}, "not ready", "[-]runtime failed: x"),
-    ({"notes": ["[~]store degraded: y"]}, "ready, degraded", "[~]store degraded: y"),
-    ({"ready": None}, "ready unknown", ""),
-    ({"missing": "it hangs"}, "no answer, these figures are old", "it hangs"),
-    ({"interval": 10.0, "held": 2, "oldest": 0.25}, "ready", "held 2, oldest 250 ms"),
-]
-
-
-def test_head_has_state_and_durations() -> None:
-    for differing, state, line in STATES:
-        frame = lines(replace(EMPTY, **differing))
-        assert f"   {state}   " in frame[0]
-        assert any(line in text for text in frame)
-    shown = {None: "-", 0.0: "0 s", 0.000326: "0.326 ms", 0.0172: "17.2 ms", 0.9996: "1 s", 59.0: "59 s"}
-    shown |= {600.0: "10 min", 3 * 3600 + 120.0: "3 h 2 min", 49 * 3600.0: "2 d", math.inf: ">10 s"}
-    assert {seconds: duration(seconds) for seconds in shown} == shown
 
 
 def test_names_cannot_control_terminal() -> None:
