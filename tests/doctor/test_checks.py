@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
 import pytest
@@ -61,11 +61,8 @@ BOTH = "cgroup /c/cpu cgroup rw 0 0\ncgroup2 /c/unified cgroup2 rw 0 0"
 
 
 def kubelet(*arguments: str) -> Make:
-    def make(made: Made) -> None:
-        given = [argument.format(ours=made.ours, runtime=made.runtime) for argument in arguments]
-        made.process(40, "/usr/bin/kubelet", f"--node-labels=x={CANARY}", *given)
-
-    return make
+    command = ("/usr/bin/kubelet", f"--node-labels=x={CANARY}", *arguments)
+    return lambda made: made.process(40, *(word.format(ours=made.ours, runtime=made.runtime) for word in command))
 
 
 def endpoint(name: str, of: str = "{ours}") -> Make:
@@ -83,30 +80,22 @@ DROP_IN = all_of(
 )
 CALLS, IN_FILE = "kubelet (pid 40) calls {ours}, by ", "containerRuntimeEndpoint in "
 OWN_SHIM = kubelet("--docker-endpoint=unix://{ours}", "--container-runtime-endpoint=unix:///else.sock")
-
-
-def cri_dockerd(made: Made) -> None:
-    DOCKER(made)
-    made.process(41, "/usr/bin/cri-dockerd", f"--docker-endpoint=unix://{made.runtime}")
-
-
+PAST = all_of(DOCKER, lambda made: made.process(41, "cri-dockerd", f"--docker-endpoint=unix://{made.runtime}"))
 BOTH_WAYS = all_of(kubelet(BY_FLAG, BY_FILE), endpoint(f"root{FILE}", "{runtime}"))
 
 
-def at_nri(name: str, endpoint: str, end: int, *, peers: bool = True) -> Make:
+def registered(*contents: str, names: Sequence[str] = ("a", "b")) -> Make:
+    return lambda made: [made.register(f"{name}.json", text) for name, text in zip(names, contents, strict=False)]
+
+
+NRI = clients.NRI_SOCKET.replace("/var/run", "/run")
+PEERS = [UnixSocket(1201, False, True, NRI, 201), UnixSocket(201, False, True, "", 1201)]
+
+
+def at_nri(name: str, endpoint: str, end: int, peers: int = 1) -> Make:
     """Make a koordlet with a connection to the NRI socket, and a registration of an endpoint."""
-
-    def make(made: Made) -> None:
-        nri = clients.NRI_SOCKET.replace("/var/run", "/run")
-        made.kernel = [[UnixSocket(1201, False, True, nri, 201), UnixSocket(201, False, True, "", 1201)]] * peers
-        made.process(50, "/koordlet", sockets=[end])
-        made.register(name, registration.text(endpoint))
-
-    return make
-
-
-def registered(*contents: str) -> Make:
-    return lambda made: [made.register(f"{name}.json", text) for name, text in zip("ab", contents, strict=False)]
+    koordlet, listed = registered(registration.text(endpoint), names=[name]), [PEERS] * peers
+    return all_of(koordlet, lambda m: m.process(50, "/koordlet", sockets=[end]), lambda m: m.kernel.extend(listed))
 
 
 UNKNOWN, VALID = (registration.text("/run/x.sock", [name]) for name in ("PreNothing", "PreCreateContainer"))
@@ -159,15 +148,15 @@ CASES: list[Case] = [
     (clients.kubelet, kubelet("--container-runtime-endpoint=unix:///x.sock"), "failed", "that is no proxy"),
     (clients.kubelet, kubelet("--container-runtime-endpoint=tcp:x"), "failed", "'tcp:x' is not a unix socket"),
     (clients.kubelet, all_of(DOCKER, OWN_SHIM), "ok", ""),
-    (clients.kubelet, cri_dockerd, "skipped", ""),
-    (clients.cri_dockerd, cri_dockerd, "failed", "past the proxy"),
+    (clients.kubelet, PAST, "skipped", ""),
+    (clients.cri_dockerd, PAST, "failed", "past the proxy"),
     (clients.cri_dockerd, DOCKER, "ok", "no cri-dockerd runs here"),
     (clients.cri_dockerd, nothing, "skipped", "cri-dockerd belongs to Docker mode"),
-    (clients.nri, at_nri("koordlet.json", "/run/x.sock", 201), "warning", ""),
-    (clients.nri, at_nri("a.json", "/run/koordlet/koordlet.sock", 201), "warning", ""),
-    (clients.nri, at_nri("koordlet.json", "/run/x.sock", 202), "ok", ""),
-    (clients.nri, at_nri("a.json", "/run/x.sock", 201), "ok", ""),
-    (clients.nri, at_nri("koordlet.json", "/run/x.sock", 201, peers=False), "unknown", ""),
+    (clients.nri, at_nri("koordlet", "/run/x.sock", 201), "warning", ""),
+    (clients.nri, at_nri("a", "/run/koordlet/koordlet.sock", 201), "warning", ""),
+    (clients.nri, at_nri("koordlet", "/run/x.sock", 202), "ok", ""),
+    (clients.nri, at_nri("a", "/run/x.sock", 201), "ok", ""),
+    (clients.nri, at_nri("koordlet", "/run/x.sock", 201, 0), "unknown", ""),
     (hookservers.registrations, nothing, "ok", ""),
     (hookservers.hook_servers, nothing, "ok", "no hook server is registered"),
     (hookservers.registrations, registered(TEXT), "ok", "hookserver.d has 1 registration file"),
@@ -210,7 +199,7 @@ def test_kubelet_at_crio_must_call_crio_named_socket(made: Made, name: str) -> N
 
 def test_advice_names_flag(made: Made) -> None:
     all_of(kubelet(BY_FILE), file(f"proc/40/root{FILE}", "maxPods: 7\n"))(made)
-    at_nri("koordlet.json", "/run/x.sock", 201)(made)
+    at_nri("koordlet", "/run/x.sock", 201)(made)
     (at_kubelet,), (at_koordlet,) = clients.kubelet(made.machine), clients.nri(made.machine)
     assert at_kubelet.do.startswith(f"set --container-runtime-endpoint=unix://{made.ours} and restart kubelet")
     assert "-enable-nri-runtime-hook=false" in at_koordlet.do
@@ -220,13 +209,8 @@ def test_advice_names_flag(made: Made) -> None:
     assert CANARY not in str(raised.value)
 
 
-GOOD = {
-    "NeedDaemonReload": "no",
-    "Type": "notify",
-    "Restart": "always",
-    "WatchdogUSec": "30s",
-    "OOMScoreAdjust": "-999",
-}
+GOOD = {"NeedDaemonReload": "no", "Type": "notify", "Restart": "always", "WatchdogUSec": "30s"}
+GOOD["OOMScoreAdjust"] = "-999"
 BAD = {"NeedDaemonReload": "yes", "Type": "simple", "Restart": "no", "WatchdogUSec": "0", "OOMScoreAdjust": "0"}
 CGROUPS = ["0::/user.slice/user@0.service/app.slice/rp.service\n"]
 CGROUPS += ["2:cpu:/\n1:name=systemd:/system.slice/rp.service\n0::/\n"]
