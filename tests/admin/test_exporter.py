@@ -140,7 +140,10 @@ def numbers(answered: str) -> list[int]:
     return [json.loads(text)["number"] for text in answered.splitlines() if text.startswith('{"number"')]
 
 
-async def test_events_are_sent_as_lines_and_end_only_if_complete(upstream: Server) -> None:
+FOLLOW = "GET /events?follow HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+async def test_events_are_sent_as_lines_to_limited_followers(upstream: Server) -> None:
     upstream.fault = sending(events(), events(1, 2), line(id=1, part={}), events(3), END)
     async with exporting(upstream.server_address, everything=True) as port:
         answered = await fetch(port, "GET /events?since=7&limit=9&hookServer=a&kind=edited&pod=b&follow=0 HTTP/1.1")
@@ -155,12 +158,6 @@ async def test_events_are_sent_as_lines_and_end_only_if_complete(upstream: Serve
             answered = await fetch(port, "GET /events HTTP/1.1")
         assert answered.startswith("HTTP/1.1 200 ")
         assert not answered.endswith("\r\n0\r\n\r\n")
-
-
-FOLLOW = "GET /events?follow HTTP/1.1\r\nHost: a\r\n\r\n"
-
-
-async def test_followers_are_limited_until_one_leaves(upstream: Server) -> None:
     upstream.fault = sending(events(1), hang=True)
     async with exporting(upstream.server_address, everything=True) as port, AsyncExitStack() as stack:
         for _ in range(exporter.FOLLOWERS):
@@ -234,13 +231,9 @@ class Authority:
         return context
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
-
-
 @pytest.mark.filterwarnings("ignore:.*TLSv1_1 is deprecated")
-async def test_client_without_certificate_gets_nothing(upstream: Server, authority: Authority) -> None:
+async def test_client_without_certificate_gets_nothing(upstream: Server, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
     too_old = authority.client()
     too_old.minimum_version = too_old.maximum_version = ssl.TLSVersion.TLSv1_1
     async with exporting(upstream.server_address, Tls(authority.files)) as port:
@@ -259,7 +252,9 @@ BROKEN = [
 ]
 
 
-async def test_renewed_certificates_are_served_if_usable(upstream: Server, authority: Authority) -> None:
+async def test_renewed_certificates_are_served_if_usable(upstream: Server, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+
     async def served() -> bytes:
         async with connected(port, "", authority.client()) as (_, writer):
             return bytes(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))

@@ -129,7 +129,16 @@ def test_hook_servers_have_their_own_figures_and_states(proxy: Proxy) -> None:
     assert answer["masked"] == []
 
 
-async def test_disabled_hook_server_is_listed_with_reason(proxy: Proxy) -> None:
+NONE_SUCH, LETTERS = "no such hook server is registered", "abcdefghijklmnopqrstuvw"
+UNREGISTERED = "to disable one before it registers add --unregistered"
+NONE_SWITCHED = [
+    ("", "disable", f"{NONE_SUCH}: there are none; {UNREGISTERED}"),
+    ("ba\n", "disable", f"{NONE_SUCH}: there are ?, a, b; {UNREGISTERED}"),
+    (LETTERS, "enable", f"{NONE_SUCH} or disabled: there are {', '.join(LETTERS[:20])} and 3 more"),
+]
+
+
+async def test_hook_server_is_disabled_by_name_with_reason(proxy: Proxy) -> None:
     for name in "abc":
         proxy.manager.add(name, policy=FAIL, points=("PreCreateContainer",), timeout_seconds=0.5)
     proxy.manager.notes = ("a note",)
@@ -146,19 +155,6 @@ async def test_disabled_hook_server_is_listed_with_reason(proxy: Proxy) -> None:
     assert proxy.faults() == {"disabled_plugins": ("degraded", "disabled by hand: b")}
     assert (await proxy.switch("enable", name="b"))["disabled"] is None
     assert proxy.faults() == {}
-
-
-NONE_SUCH, LETTERS = "no such hook server is registered", "abcdefghijklmnopqrstuvw"
-UNREGISTERED = "to disable one before it registers add --unregistered"
-NONE_SWITCHED = [
-    ("", "disable", f"{NONE_SUCH}: there are none; {UNREGISTERED}"),
-    ("ba\n", "disable", f"{NONE_SUCH}: there are ?, a, b; {UNREGISTERED}"),
-    (LETTERS, "enable", f"{NONE_SUCH} or disabled: there are {', '.join(LETTERS[:20])} and 3 more"),
-]
-
-
-async def test_name_of_file_or_unregistered_one_can_be_disabled(proxy: Proxy) -> None:
-    """An unknown name is refused otherwise."""
     for registered, action, text in NONE_SWITCHED:
         proxy.manager.plugins.clear()
         for name in registered:

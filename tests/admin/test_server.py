@@ -100,25 +100,6 @@ ANSWERS: list[tuple[str, dict[str, Any], list[Part], dict[str, Any]]] = [
 IDS = [*(({"id": number}, number) for number in (0, -1, "", "\ud800\n")), ({}, None), ({"id": [1]}, None)]
 
 
-async def test_requests_get_their_answers_in_order(site: Site) -> None:
-    """The id is repeated in each line."""
-    for method, params, answer, last in ANSWERS:
-        expected = [*({"part": part} for part in answer), last]
-        assert await site.call(method, **params) == [{"id": 1, **reply} for reply in expected]
-    for given, repeated in [*IDS, ({"id": 1.5, "more": 1}, None)]:
-        octets = [line(method=method, **given) for method in ("joined", "refusing", "no")]
-        replies = await site.send(b"".join([*octets, line(method="none", params=[], **given)]))
-        assert [reply["id"] for reply in replies] == [repeated] * (4 + 2 + 1 + 1)
-    octets = [line(id=number, method="slowly" if number % 2 else "none") for number in range(20)]
-    replies = await site.send(b"".join(octets)[:-1])  # the last line needs no line feed
-    assert [reply["id"] for reply in replies if "end" in reply] == [*range(20)]
-    with site.connect() as client:
-        for number in range(3):  # each after the answer to the previous one
-            client.send(line(id=number, method="none"))
-            assert await next_line(client) == {"id": number, "end": END}
-    assert await site.send(b"") == []
-
-
 FORM = 'a request is a line like {"id": 1, "method": "hooks", "params": {}}'
 ECHO_PARAMETERS = "echo takes pod, limit"
 FORMLESS = [
@@ -139,7 +120,23 @@ WRONG: list[tuple[bytes, int, str]] = [
 ]
 
 
-async def test_wrong_request_returns_error_without_values(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+async def test_requests_get_answers_or_errors_in_order(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """The id is repeated in each line."""
+    for method, params, answer, last in ANSWERS:
+        expected = [*({"part": part} for part in answer), last]
+        assert await site.call(method, **params) == [{"id": 1, **reply} for reply in expected]
+    for given, repeated in [*IDS, ({"id": 1.5, "more": 1}, None)]:
+        octets = [line(method=method, **given) for method in ("joined", "refusing", "no")]
+        replies = await site.send(b"".join([*octets, line(method="none", params=[], **given)]))
+        assert [reply["id"] for reply in replies] == [repeated] * (4 + 2 + 1 + 1)
+    octets = [line(id=number, method="slowly" if number % 2 else "none") for number in range(20)]
+    replies = await site.send(b"".join(octets)[:-1])  # the last line needs no line feed
+    assert [reply["id"] for reply in replies if "end" in reply] == [*range(20)]
+    with site.connect() as client:
+        for number in range(3):  # each after the answer to the previous one
+            client.send(line(id=number, method="none"))
+            assert await next_line(client) == {"id": number, "end": END}
+    assert await site.send(b"") == []
     for octets, status, text in WRONG:
         assert await site.send(octets) == [{"id": None, **error(status, text)}]
     assert caplog.records == []

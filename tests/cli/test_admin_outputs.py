@@ -163,7 +163,11 @@ def store(*more: dict[str, Any]) -> dict[str, Any]:
     return {**STORE, "pods": [POD_RECORD, *pods], "containers": [CONTAINER_RECORD, *containers]}
 
 
-def test_store_lists_records_and_their_fields(command: Run) -> None:
+SECOND = {**POD_RECORD, "id": "3f2b" + "0" * 60}
+SEVERAL = "default/web-1 (3f2a11b09c220), default/web-1 (3f2b000000000)"
+
+
+def test_store_lists_and_finds_records(command: Run) -> None:
     second = {**POD_RECORD, "id": "00aa", "name": "b", "owners": {}}
     lone = {**CONTAINER_RECORD, "id": "00bb", "podId": "00cc", "owners": {}}
     assert words_of(lines_of(command, "store ls", store=store(second, lone))) == [
@@ -179,13 +183,6 @@ def test_store_lists_records_and_their_fields(command: Run) -> None:
         assert [line.split()[0] for line in lines_of(command, f"store get {text}")] == POD_FIELDS
     for text in ("default/web-1/main", "77"):
         assert lines_of(command, f"store get {text}") == CONTAINER_LINES
-
-
-SECOND = {**POD_RECORD, "id": "3f2b" + "0" * 60}
-SEVERAL = "default/web-1 (3f2a11b09c220), default/web-1 (3f2b000000000)"
-
-
-def test_ambiguous_and_unknown_subjects_are_reported(command: Run) -> None:
     for text in ("nope", "default/web-1/nope", "bank/web-1", "99"):
         line = f"the proxy knows no pod or container {text!r}: `runtimeproxy store ls` lists them"
         for name in ("store get", "explain"):

@@ -228,7 +228,7 @@ async def test_failing_server_prints_one_line_and_exits_1(hook: Any, tmp_path: P
     assert (code, err) == (1, f"{line}bad answer: {RULE}\n")
 
 
-async def test_call_and_verify_print_verdicts_and_set_exit_code(hook: Any, tmp_path: Path) -> None:
+async def test_hook_commands_print_results_and_set_exit_code(hook: Any, tmp_path: Path) -> None:
     """Every hook point accepts the example."""
     async with HookServer(str(tmp_path / "x.sock"), default=hookanswers.BY_NAME["echo"]()) as echoing:
         path = echoing.socket_path
@@ -245,9 +245,6 @@ async def test_call_and_verify_print_verdicts_and_set_exit_code(hook: Any, tmp_p
         code, out, err = await verify("--restart-command=false")
     assert (code, err) == (1, "")
     assert "\nrestart            FAIL  the restart command ended with exit code 1\n" in out
-
-
-async def test_bench_prints_figures_and_sets_exit_code(hook: Any, tmp_path: Path) -> None:
     fail = hookanswers.BY_NAME["fail"]()
     async with HookServer(str(tmp_path / "x.sock")) as server:
         bench = partial(hook, "bench", server.socket_path, "-n", "5", "--concurrency=4")
@@ -273,8 +270,17 @@ async def test_bench_prints_figures_and_sets_exit_code(hook: Any, tmp_path: Path
 COUNTS = "runtimeproxy doctor: {} failed, {}; not checked: {} unknown, {} skipped\n"
 
 
-def test_doctor_prints_one_line_per_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One finding is about a file with a hostile name; unknown and skipped checks do not change the exit code."""
+def test_doctor_and_in_use_print_one_line_per_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_use = partial(run, "runtimeproxy", "in-use", "--koord-runtimeproxy-endpoint=/x.sock")
+    connected = "kubelet (pid 4) has 1 connection to /x.sock"
+    for users, exit_code, shown in ([], 0, "nobody uses /x.sock\n"), ([connected, "b\x1b"], 1, f"{connected}\nb?\n"):
+        monkeypatch.setattr(clients, "users", lambda machine, users=users: iter(users))
+        assert in_use("--no-headers") == (exit_code, shown, "")
+        code, out, _ = in_use("-o", "json")
+        assert (code, len(json.loads(out))) == (exit_code, len(users))
+    monkeypatch.setattr(clients, "users", Mock(side_effect=OSError(0, "systemctl show does not answer")))
+    code, out, err = in_use()
+    assert (code, out, "systemctl show does not answer" in err) == (1, "", True)
 
     def doctor(*flags: str, examine: Any = table.examine, **findings: tuple[Finding, ...]) -> tuple[int, str, str]:
         checks = [Check(check_id, "", lambda machine, found=found: found) for check_id, found in findings.items()]
@@ -298,19 +304,6 @@ def test_doctor_prints_one_line_per_finding(run: Run, monkeypatch: pytest.Monkey
         ignored, last = err.splitlines(keepends=True)
         assert (exit_code, last) == (code, COUNTS.format(0, warnings, 2, 1))
         assert ignored.startswith("warning: RUNTIMEPROXY_LISTEN is ignored")
-
-
-def test_in_use_prints_one_line_per_user(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_use = partial(run, "runtimeproxy", "in-use", "--koord-runtimeproxy-endpoint=/x.sock")
-    connected = "kubelet (pid 4) has 1 connection to /x.sock"
-    for users, exit_code, shown in ([], 0, "nobody uses /x.sock\n"), ([connected, "b\x1b"], 1, f"{connected}\nb?\n"):
-        monkeypatch.setattr(clients, "users", lambda machine, users=users: iter(users))
-        assert in_use("--no-headers") == (exit_code, shown, "")
-        code, out, _ = in_use("-o", "json")
-        assert (code, len(json.loads(out))) == (exit_code, len(users))
-    monkeypatch.setattr(clients, "users", Mock(side_effect=OSError(0, "systemctl show does not answer")))
-    code, out, err = in_use()
-    assert (code, out, "systemctl show does not answer" in err) == (1, "", True)
 
 
 ERRORS: list[tuple[Exception, Verdict, str]] = [

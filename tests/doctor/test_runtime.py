@@ -41,16 +41,6 @@ OFFERED: list[tuple[dict[str, Injection], str, str]] = [
 ]
 
 
-async def test_cri_version_is_judged(made: Made) -> None:
-    for answers, verdict, words in OFFERED:
-        async with FakeRuntime(str(made.runtime)) as fake:
-            for path, answer in answers.items():
-                fake.inject(path, answer)
-            found = await inspected(made)
-        assert (found[0], found[1].endswith(words)) == (verdict, True)
-        assert (found[1].startswith(str(made.runtime)), "containerd" in found[1]) == (True, verdict != "failed")
-
-
 @pytest.mark.parametrize("mode", ["Containerd", "Docker"])
 def test_silent_socket_fails_within_time_limit(made: Made, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "CALL_SECONDS", 0.05)
@@ -80,8 +70,14 @@ WRONG = [(reply(b"canary-4711"), NOT_DOCKERD), (reply(b"{}", 500), "GET /version
 WRONG += [(reply(b"[]"), NOT_DOCKERD), (b"\x00\x01canary-4711\r\n\r\n", NOT_DOCKERD)]
 
 
-async def test_docker_reports_versions_or_wrong_answer(made: Made) -> None:
-    """The text of a wrong answer is not repeated."""
+async def test_runtime_versions_are_judged(made: Made) -> None:
+    for answers, verdict, words in OFFERED:
+        async with FakeRuntime(str(made.runtime)) as fake:
+            for path, answer in answers.items():
+                fake.inject(path, answer)
+            found = await inspected(made)
+        assert (found[0], found[1].endswith(words)) == (verdict, True)
+        assert (found[1].startswith(str(made.runtime)), "containerd" in found[1]) == (True, verdict != "failed")
     made.flags[MODE] = "Docker"
     async with FakeDockerd(str(made.runtime), cgroup_driver="systemd") as fake:
         text = f"API {fake.minimum} to {fake.api}, cgroup driver systemd, cgroup v1"
@@ -157,24 +153,11 @@ HOOK_POINT_CASES = [
 ]
 
 
-async def test_hook_server_is_called_once_at_pre_hook_point(made: Made, endpoint: str) -> None:
-    made.register("b.json", registration.text(f"{endpoint}.post", ["PostStopContainer"]))
-    for hook_points, given, called_point, longest in HOOK_POINT_CASES:
-        made.register("a.json", registration.text(endpoint, hook_points, timeout=given))
-        assert (await called(made))[1].verdict.value == "warning"
-        async with HookServer(endpoint) as server, HookServer(f"{endpoint}.post") as post:
-            finding, other = await called(made)
-        assert (finding.verdict.value, other.verdict.value, post.calls) == ("ok", "ok", [])
-        assert finding.why.startswith(f"a: {endpoint} answered {called_point} in ")
-        (call,) = server.calls
-        assert (call.point.name, 0 < (call.deadline_seconds or 0) <= longest) == (called_point, True)
-
-
 ANSWERS = [("Ignore", "fail", "warning", ""), ("Fail", "fail", "failed", ""), ("Ignore", "", "warning", "")]
 ANSWERS += [("Fail", "", "failed", ""), ("Fail", "refuse", "ok", "it refuses the invented pod")]
 
 
-async def test_failing_hook_server_is_judged_by_policy(made: Made, endpoint: str) -> None:
+async def test_hook_server_is_called_once_and_judged_by_policy(made: Made, endpoint: str) -> None:
     for policy, answer, verdict, words in ANSWERS:
         made.register("a.json", registration.text(endpoint, policy=policy))
         async with AsyncExitStack() as stack:
@@ -187,6 +170,16 @@ async def test_failing_hook_server_is_judged_by_policy(made: Made, endpoint: str
             True,
         )
         assert "failed as requested" not in finding.why, "the hook server's own text is not repeated"
+    made.register("b.json", registration.text(f"{endpoint}.post", ["PostStopContainer"]))
+    for hook_points, given, called_point, longest in HOOK_POINT_CASES:
+        made.register("a.json", registration.text(endpoint, hook_points, timeout=given))
+        assert (await called(made))[1].verdict.value == "warning"
+        async with HookServer(endpoint) as server, HookServer(f"{endpoint}.post") as post:
+            finding, other = await called(made)
+        assert (finding.verdict.value, other.verdict.value, post.calls) == ("ok", "ok", [])
+        assert finding.why.startswith(f"a: {endpoint} answered {called_point} in ")
+        (call,) = server.calls
+        assert (call.point.name, 0 < (call.deadline_seconds or 0) <= longest) == (called_point, True)
 
 
 async def test_slow_or_hanging_server_is_warning(made: Made, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
