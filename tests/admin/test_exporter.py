@@ -93,27 +93,26 @@ NO_ANSWERS.append(line(id=1, part={"a": "a" * (PART_BYTES // 2)}) * 33)
 NO_METRICS: list[Any] = [{}, METRICS | {"process": []}, dict.fromkeys([*METRICS, "checks", "events"])]
 FAULTS: list[tuple[Fault, int, str]] = [(sending(octets), 502, CLOSED) for octets in (PART[:-9], PART)]
 FAULTS += [(fault, 502, UNREADABLE) for fault in (*map(sending, NO_ANSWERS), *map(reply, NO_METRICS))]
+LOGGED = [("WARNING", None), ("INFO", None)]
 FAULTS += [(fault, 504, LATE) for fault in (HANG, sending(PART, hang=True))]
 
 
-@pytest.mark.parametrize(("fault", "status", "why"), FAULTS)
-async def test_proxy_fault_is_one_line(
-    upstream: Server, monkeypatch: pytest.MonkeyPatch, fault: Fault, status: int, why: str, caplog: Any
-) -> None:
+async def test_proxy_fault_is_one_line(upstream: Server, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     """The fault and the recovery are logged, each once."""
     caplog.set_level("INFO", "runtimeproxy.admin.exporter")
-    upstream.fault = fault
     async with exporting(upstream.server_address) as port:
-        monkeypatch.setattr(Exporter._call, "__defaults__", (0.05 if status == 504 else SECONDS,))
-        answered = [await fetch(port, GET_METRICS) for _ in range(2)]
-        upstream.fault = reply()
-        monkeypatch.setattr(Exporter._call, "__defaults__", (SECONDS,))
-        assert all([FIGURES in await fetch(port, GET_METRICS) for _ in range(2)])
-    for state in answered:
-        assert state.startswith(f"HTTP/1.1 {status} ")
-        text = json.loads(state.partition("\r\n\r\n")[2])["error"]
-        assert text.startswith(f"the proxy at {upstream.server_address}: {why}")
-    assert [(record.levelname, record.exc_info) for record in caplog.records] == [("WARNING", None), ("INFO", None)]
+        for upstream.fault, status, why in FAULTS:
+            monkeypatch.setattr(Exporter._call, "__defaults__", (0.05 if status == 504 else SECONDS,))
+            answered = [await fetch(port, GET_METRICS) for _ in range(2)]
+            upstream.fault = reply()
+            monkeypatch.setattr(Exporter._call, "__defaults__", (SECONDS,))
+            assert all([FIGURES in await fetch(port, GET_METRICS) for _ in range(2)])
+            for state in answered:
+                assert state.startswith(f"HTTP/1.1 {status} ")
+                text = json.loads(state.partition("\r\n\r\n")[2])["error"]
+                assert text.startswith(f"the proxy at {upstream.server_address}: {why}")
+            assert [(record.levelname, record.exc_info) for record in caplog.records] == LOGGED
+            caplog.clear()
 
 
 async def test_hanging_or_absent_proxy_is_reported(upstream: Server, monkeypatch: pytest.MonkeyPatch) -> None:
