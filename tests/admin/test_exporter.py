@@ -60,18 +60,16 @@ async def test_page_returns_answer_of_its_method(upstream: Server) -> None:
     assert not upstream.requests
 
 
-REFUSED = [
-    *((f"GET {path} HTTP/1.1", "404") for path in ("/", "/metrics/", "//metrics", *(PAGES.keys() - {*PUBLIC}))),
-    *[("POST /loglevel HTTP/1.1", "404"), ("POST /metrics HTTP/1.1", "405"), ("HEAD /readyz HTTP/1.1", "405")],
-    *[("GET /metrics?secret=1 HTTP/1.1", "400"), ("GET /readyz?follow HTTP/1.1", "400")],
-    *((head, "400") for head in ("secret", "GET /metrics secret", f"{GET_METRICS}\r\nsecret")),
-]
-
-
 async def test_refused_requests_do_not_reach_proxy(upstream: Server, caplog: pytest.LogCaptureFixture) -> None:
+    refused = [
+        *((f"GET {path} HTTP/1.1", "404") for path in ("/", "/metrics/", "//metrics", *(PAGES.keys() - {*PUBLIC}))),
+        *[("POST /loglevel HTTP/1.1", "404"), ("POST /metrics HTTP/1.1", "405"), ("HEAD /readyz HTTP/1.1", "405")],
+        *[("GET /metrics?secret=1 HTTP/1.1", "400"), ("GET /readyz?follow HTTP/1.1", "400")],
+        *((head, "400") for head in ("secret", "GET /metrics secret", f"{GET_METRICS}\r\nsecret")),
+    ]
     caplog.set_level("INFO")
     async with exporting(upstream.server_address) as port:
-        for sent, status in REFUSED:
+        for sent, status in refused:
             answered = await fetch(port, sent)
             assert answered.split()[1] == status, sent
             assert ("Allow: GET\r\n" in answered) == (status == "405")
@@ -276,38 +274,34 @@ async def test_renewed_certificates_are_served_if_usable(upstream: Server, tmp_p
         path.write_bytes(before)
 
 
-NO_ADDRESSES = ["unix:x.sock", "/run/x.sock", "localhost:9654", "::1:9654", "[127.0.0.1]:9654"]
-NO_ADDRESSES += ["127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", ":9654", ""]
-
-
-LOOPBACK, REMOTE, NONE, ALL = ("127.0.0.1", 1), ("10.0.0.1", 1), (None, None, None), ("c", "k", "a")
-STATE = "--listen: any user of the node could read the proxy's state there"
-TLS_FLAGS: list[tuple[Address, tuple[str | None, ...], bool, str]] = [
-    (LOOPBACK, NONE, False, ""),
-    (REMOTE, ALL, False, ""),
-    (REMOTE, NONE, False, "--listen: 10.0.0.1 is not a loopback address"),
-    (("::", 1), NONE, False, "--listen: :: is not a loopback address"),
-    (LOOPBACK, ("c", None, None), False, "TLS needs all of .*: --tls-key and --client-ca is missing"),
-    (LOOPBACK, NONE, True, STATE),
-    (LOOPBACK, ("c", "k", None), True, "TLS needs all of .*: --client-ca is missing"),
-    (LOOPBACK, ALL, True, ""),
-    ("/x.sock", NONE, True, ""),
-    ("/x.sock", ("c", None, None), True, "--listen: a unix socket has no TLS"),
-]
-
-
 def test_tls_is_required_where_users_may_connect() -> None:
     """The flag --listen has an address with a port, or a path."""
+    no_addresses = ["unix:x.sock", "/run/x.sock", "localhost:9654", "::1:9654", "[127.0.0.1]:9654"]
+    no_addresses += ["127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", ":9654", ""]
+    here, remote, none, every = ("127.0.0.1", 1), ("10.0.0.1", 1), (None, None, None), ("c", "k", "a")
+    readable = "--listen: any user of the node could read the proxy's state there"
+    tls_flags: list[tuple[Address, tuple[str | None, ...], bool, str]] = [
+        (here, none, False, ""),
+        (remote, every, False, ""),
+        (remote, none, False, "--listen: 10.0.0.1 is not a loopback address"),
+        (("::", 1), none, False, "--listen: :: is not a loopback address"),
+        (here, ("c", None, None), False, "TLS needs all of .*: --tls-key and --client-ca is missing"),
+        (here, none, True, readable),
+        (here, ("c", "k", None), True, "TLS needs all of .*: --client-ca is missing"),
+        (here, every, True, ""),
+        ("/x.sock", none, True, ""),
+        ("/x.sock", ("c", None, None), True, "--listen: a unix socket has no TLS"),
+    ]
     addresses = {
         "127.0.0.1:9654": ("127.0.0.1", 9654),
         "[::1]:9654": ("::1", 9654),
         "unix:///run/x.sock": "/run/x.sock",
     }
     assert {text: exporter.parse_address(text) for text in addresses} == addresses
-    for text in NO_ADDRESSES:
+    for text in no_addresses:
         with pytest.raises(ConfigError, match=r"^--listen: .* is not an? (address with a port|unix socket)"):
             exporter.parse_address(text)
-    for at, files, everything, error in TLS_FLAGS:
+    for at, files, everything, error in tls_flags:
         with pytest.raises(ConfigError, match=error) if error else nullcontext():
             expected = TlsFiles(*map(str, files)) if files[0] else None
             assert exporter.tls_files(at, *files, everything=everything) == expected

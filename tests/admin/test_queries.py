@@ -129,16 +129,14 @@ def test_hook_servers_have_their_own_figures_and_states(proxy: Proxy) -> None:
     assert answer["masked"] == []
 
 
-NONE_SUCH, LETTERS = "no such hook server is registered", "abcdefghijklmnopqrstuvw"
-UNREGISTERED = "to disable one before it registers add --unregistered"
-NONE_SWITCHED = [
-    ("", "disable", f"{NONE_SUCH}: there are none; {UNREGISTERED}"),
-    ("ba\n", "disable", f"{NONE_SUCH}: there are ?, a, b; {UNREGISTERED}"),
-    (LETTERS, "enable", f"{NONE_SUCH} or disabled: there are {', '.join(LETTERS[:20])} and 3 more"),
-]
-
-
 async def test_hook_server_is_disabled_by_name_with_reason(proxy: Proxy) -> None:
+    none_such, letters = "no such hook server is registered", "abcdefghijklmnopqrstuvw"
+    hint = "to disable one before it registers add --unregistered"
+    none_switched = [
+        ("", "disable", f"{none_such}: there are none; {hint}"),
+        ("ba\n", "disable", f"{none_such}: there are ?, a, b; {hint}"),
+        (letters, "enable", f"{none_such} or disabled: there are {', '.join(letters[:20])} and 3 more"),
+    ]
     for name in "abc":
         proxy.manager.add(name, policy=FAIL, points=("PreCreateContainer",), timeout_seconds=0.5)
     proxy.manager.notes = ("a note",)
@@ -155,7 +153,7 @@ async def test_hook_server_is_disabled_by_name_with_reason(proxy: Proxy) -> None
     assert proxy.faults() == {"disabled_plugins": ("degraded", "disabled by hand: b")}
     assert (await proxy.switch("enable", name="b"))["disabled"] is None
     assert proxy.faults() == {}
-    for registered, action, text in NONE_SWITCHED:
+    for registered, action, text in none_switched:
         proxy.manager.plugins.clear()
         for name in registered:
             proxy.manager.add(name)
@@ -181,27 +179,25 @@ def ids(answer: dict[str, Any]) -> list[str]:
     return [row["id"] for row in answer["pods"] + answer["containers"]]
 
 
-STORE_SELECTIONS: list[tuple[dict[str, Any], list[str]]] = [
-    ({}, ["p1", "p2", "p3", "c1", "c3", "c4", "c9", "d2"]),
-    ({"pod": "web"}, ["p1", "p2", "c1", "c3", "d2"]),
-    ({"pod": "shop/web"}, ["p1", "c1", "c3"]),
-    ({"pod": "p2"}, ["p2", "d2"]),
-    ({"pod": "p9"}, ["c9"]),
-    ({"pod": "nobody"}, []),
-    ({"id": "c"}, ["c1", "c3", "c4", "c9"]),
-    ({"pod": "shop/web", "id": "c3"}, ["c3"]),
-    ({"after": "c9"}, ["p1", "p2", "p3", "d2"]),
-]
-
-
 def test_store_returns_each_selected_record_once(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """One name is in two namespaces, the pod of one container is unknown, and pages are in order."""
+    store_selections: list[tuple[dict[str, Any], list[str]]] = [
+        ({}, ["p1", "p2", "p3", "c1", "c3", "c4", "c9", "d2"]),
+        ({"pod": "web"}, ["p1", "p2", "c1", "c3", "d2"]),
+        ({"pod": "shop/web"}, ["p1", "c1", "c3"]),
+        ({"pod": "p2"}, ["p2", "d2"]),
+        ({"pod": "p9"}, ["c9"]),
+        ({"pod": "nobody"}, []),
+        ({"id": "c"}, ["c1", "c3", "c4", "c9"]),
+        ({"pod": "shop/web", "id": "c3"}, ["c3"]),
+        ({"after": "c9"}, ["p1", "p2", "p3", "d2"]),
+    ]
     proxy.add("p3", "c4", name="db")
     proxy.add("p1", "c3", "c1")
     proxy.add("p2", "d2", namespace="bank")
     proxy.add("p9", "c9")
     proxy.store.drop("p9")
-    for params, expected in STORE_SELECTIONS:
+    for params, expected in store_selections:
         answer = proxy.call("store", **params)
         assert (ids(answer), answer["next"]) == (expected, None), params
     answer = proxy.call("store", limit=3)

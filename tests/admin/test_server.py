@@ -86,46 +86,43 @@ def error(status: int, text: str) -> dict[str, Any]:
     return {"error": {"status": status, "text": text}}
 
 
-SIGNED = {"name": "a", "by": f"uid {os.geteuid()}, pid {os.getpid()}"}
-ANSWERS: list[tuple[str, dict[str, Any], list[Part], dict[str, Any]]] = [
-    ("none", {}, [], {"end": END}),
-    ("joined", {}, [{"rows": [1], "next": 5}, {}, {"rows": [2, 3], "next": None}], {"end": END}),
-    ("slowly", {}, [{"numbers": [0]}, {"numbers": [1]}], {"end": END}),
-    ("echo", {"pod": "a\n\ud800", "limit": 7}, [{"params": {"pod": "a\n\ud800", "limit": 7}}], {"end": END}),
-    ("signed", {"name": "a"}, [{"params": SIGNED}], {"end": END}),
-    ("refusing", {}, [{"first": 1}], error(404, "there are a and b")),
-]
-
-
-IDS = [*(({"id": number}, number) for number in (0, -1, "", "\ud800\n")), ({}, None), ({"id": [1]}, None)]
-
-
-FORM = 'a request is a line like {"id": 1, "method": "hooks", "params": {}}'
-ECHO_PARAMETERS = "echo takes pod, limit"
-FORMLESS = [
-    *(b"\n", b"GET /canary HTTP/1.1\n", b"\x16\x03\x01\xff\n", b"[" * 16_000 + b"\n", b'["canary"]\n'),
-    *(b'{"method":"none","method":"canary"}', b'{"method":"echo","params":{"pod":"a","pod":"canary"}}'),
-    *(line(params={"pod": "canary"}), line(method=["canary"])),
-]
-WRONG: list[tuple[bytes, int, str]] = [
-    *((octets, 400, FORM) for octets in FORMLESS),
-    (line(method="canary"), 404, f"no such method; there are {', '.join(METHODS)}"),
-    *((line(method="echo", params=given), 400, "echo: params is not a JSON object") for given in (["canary"], None)),
-    (line(method="echo", params={"pod": "a", "canary": "a"}), 400, f"unknown parameter: {ECHO_PARAMETERS}"),
-    (line(method="none", params={"canary": 1}), 400, "unknown parameter: none takes no parameters"),
-    (line(method="signed", params={"by": "canary"}), 400, "unknown parameter: signed takes name"),
-    (line(method="echo", params={"limit": 1}), 400, f"pod is missing: {ECHO_PARAMETERS}"),
-    (line(method="echo", params={"pod": "a", "limit": "canary"}), 400, "limit is not a number from 0"),
-    (b"canary" * 3000, 400, f"a request has {REQUEST_BYTES} bytes at most"),
-]
-
-
 async def test_requests_get_answers_or_errors_in_order(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     """The id is repeated in each line."""
-    for method, params, answer, last in ANSWERS:
+    with_signer = {"name": "a", "by": f"uid {os.geteuid()}, pid {os.getpid()}"}
+    expected_answers: list[tuple[str, dict[str, Any], list[Part], dict[str, Any]]] = [
+        ("none", {}, [], {"end": END}),
+        ("joined", {}, [{"rows": [1], "next": 5}, {}, {"rows": [2, 3], "next": None}], {"end": END}),
+        ("slowly", {}, [{"numbers": [0]}, {"numbers": [1]}], {"end": END}),
+        ("echo", {"pod": "a\n\ud800", "limit": 7}, [{"params": {"pod": "a\n\ud800", "limit": 7}}], {"end": END}),
+        ("signed", {"name": "a"}, [{"params": with_signer}], {"end": END}),
+        ("refusing", {}, [{"first": 1}], error(404, "there are a and b")),
+    ]
+    ids = [*(({"id": number}, number) for number in (0, -1, "", "\ud800\n")), ({}, None), ({"id": [1]}, None)]
+    form = 'a request is a line like {"id": 1, "method": "hooks", "params": {}}'
+    echo_parameters = "echo takes pod, limit"
+    formless = [
+        *(b"\n", b"GET /canary HTTP/1.1\n", b"\x16\x03\x01\xff\n", b"[" * 16_000 + b"\n", b'["canary"]\n'),
+        *(b'{"method":"none","method":"canary"}', b'{"method":"echo","params":{"pod":"a","pod":"canary"}}'),
+        *(line(params={"pod": "canary"}), line(method=["canary"])),
+    ]
+    wrong: list[tuple[bytes, int, str]] = [
+        *((octets, 400, form) for octets in formless),
+        (line(method="canary"), 404, f"no such method; there are {', '.join(METHODS)}"),
+        *(
+            (line(method="echo", params=given), 400, "echo: params is not a JSON object")
+            for given in (["canary"], None)
+        ),
+        (line(method="echo", params={"pod": "a", "canary": "a"}), 400, f"unknown parameter: {echo_parameters}"),
+        (line(method="none", params={"canary": 1}), 400, "unknown parameter: none takes no parameters"),
+        (line(method="signed", params={"by": "canary"}), 400, "unknown parameter: signed takes name"),
+        (line(method="echo", params={"limit": 1}), 400, f"pod is missing: {echo_parameters}"),
+        (line(method="echo", params={"pod": "a", "limit": "canary"}), 400, "limit is not a number from 0"),
+        (b"canary" * 3000, 400, f"a request has {REQUEST_BYTES} bytes at most"),
+    ]
+    for method, params, answer, last in expected_answers:
         expected = [*({"part": part} for part in answer), last]
         assert await site.call(method, **params) == [{"id": 1, **reply} for reply in expected]
-    for given, repeated in [*IDS, ({"id": 1.5, "more": 1}, None)]:
+    for given, repeated in [*ids, ({"id": 1.5, "more": 1}, None)]:
         octets = [line(method=method, **given) for method in ("joined", "refusing", "no")]
         replies = await site.send(b"".join([*octets, line(method="none", params=[], **given)]))
         assert [reply["id"] for reply in replies] == [repeated] * (4 + 2 + 1 + 1)
@@ -137,7 +134,7 @@ async def test_requests_get_answers_or_errors_in_order(site: Site, caplog: pytes
             client.send(line(id=number, method="none"))
             assert await next_line(client) == {"id": number, "end": END}
     assert await site.send(b"") == []
-    for octets, status, text in WRONG:
+    for octets, status, text in wrong:
         assert await site.send(octets) == [{"id": None, **error(status, text)}]
     assert caplog.records == []
 
@@ -147,25 +144,23 @@ async def failing_slowly(params: Mapping[str, Any]) -> AsyncIterator[Part]:
     raise KeyError("canary")
 
 
-INSIDE: dict[str, Method] = {
-    "early": Method(Mock(side_effect=ValueError("canary"))),
-    "late": Method(raising(FileNotFoundError(2, "canary"))),
-    "time": Method(raising(TimeoutError("canary"))),
-    "async": Method(failing_slowly),
-    "unserializable": parts({"canary": {1}}),
-    "too_long": parts({"text": "n" * PART_BYTES}),
-}
-
-
 async def test_internal_error_returns_500_and_logs_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with Site(tmp_path, {**INSIDE, "none": parts()}) as site:
-        for name in INSIDE:
+    inside: dict[str, Method] = {
+        "early": Method(Mock(side_effect=ValueError("canary"))),
+        "late": Method(raising(FileNotFoundError(2, "canary"))),
+        "time": Method(raising(TimeoutError("canary"))),
+        "async": Method(failing_slowly),
+        "unserializable": parts({"canary": {1}}),
+        "too_long": parts({"text": "n" * PART_BYTES}),
+    }
+    async with Site(tmp_path, {**inside, "none": parts()}) as site:
+        for name in inside:
             replies = await site.send(line(method=name) + line(id=2, method="none"))
             internal = error(500, f"{name}: an error in the proxy; see its log")
             assert replies[-2:] == [{"id": None, **internal}, {"id": 2, "end": END}]
             assert "canary" not in json.dumps(replies)
     failures = [(record.getMessage(), record.levelno) for record in caplog.records]
-    assert failures == [(f"the request {name} failed", logging.ERROR) for name in INSIDE]
+    assert failures == [(f"the request {name} failed", logging.ERROR) for name in inside]
 
 
 async def test_public_socket_serves_public_methods_only(tmp_path: Path) -> None:

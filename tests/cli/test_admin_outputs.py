@@ -113,24 +113,22 @@ def test_change_sends_request_and_prints_line(command: Run, server: Server) -> N
     assert command(f"hook disable 'a/b c' --reason=x {flag}", disable=answer) == (0, line, note)
 
 
-EVENT_LINES = SHOWN["events"].splitlines()
-TRACE_LINES = EVENT_LINES[:2] + EVENT_LINES[3:]
-LATER_LINES = ["11-25 10:12:00 runtime_lost - /run/c.sock"]
-LATER_LINES += ["11-25 10:12:30 refused ab12-43 CreateContainer default/web-1: refused"]
-SELECTIONS = [
-    ("events --no-headers --since=8", [EVENT_LINES[5]]),
-    ("events --kind=failed_open", EVENT_LINES[:2] + EVENT_LINES[5:]),
-    ("hook trace --pod=web-1", TRACE_LINES),
-    ("hook trace --hook-server=cpuset", TRACE_LINES[:2] + TRACE_LINES[3:]),
-]
-
-
 def test_events_are_printed_selected_or_followed(command: Run) -> None:
-    for line, expected in SELECTIONS:
+    event_lines = SHOWN["events"].splitlines()
+    trace_lines = event_lines[:2] + event_lines[3:]
+    later_lines = ["11-25 10:12:00 runtime_lost - /run/c.sock"]
+    later_lines += ["11-25 10:12:30 refused ab12-43 CreateContainer default/web-1: refused"]
+    selections = [
+        ("events --no-headers --since=8", [event_lines[5]]),
+        ("events --kind=failed_open", event_lines[:2] + event_lines[5:]),
+        ("hook trace --pod=web-1", trace_lines),
+        ("hook trace --hook-server=cpuset", trace_lines[:2] + trace_lines[3:]),
+    ]
+    for line, expected in selections:
         assert words_of(lines_of(command, line)) == words_of(expected)
     code, out, err = command("events -f")
     assert (code, err) == (3, "runtimeproxy: error: the proxy has ended\n")
-    assert words_of(out.splitlines()) == words_of(EVENT_LINES + LATER_LINES)
+    assert words_of(out.splitlines()) == words_of(event_lines + later_lines)
     lines = command("hook trace -f -o json")[1].splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["gap", "edited", "edited", "failed_open", "refused"]
     documents = yaml.safe_load_all(command("events -f -o yaml")[1])
@@ -158,11 +156,9 @@ def store(*more: dict[str, Any]) -> dict[str, Any]:
     return {**STORE, "pods": [POD_RECORD, *pods], "containers": [CONTAINER_RECORD, *containers]}
 
 
-SECOND = {**POD_RECORD, "id": "3f2b" + "0" * 60}
-SEVERAL = "default/web-1 (3f2a11b09c220), default/web-1 (3f2b000000000)"
-
-
 def test_store_lists_and_finds_records(command: Run) -> None:
+    second_web = {**POD_RECORD, "id": "3f2b" + "0" * 60}
+    several = "default/web-1 (3f2a11b09c220), default/web-1 (3f2b000000000)"
     second = {**POD_RECORD, "id": "00aa", "name": "b", "owners": {}}
     lone = {**CONTAINER_RECORD, "id": "00bb", "podId": "00cc", "owners": {}}
     assert words_of(lines_of(command, "store ls", store=store(second, lone))) == [
@@ -183,40 +179,36 @@ def test_store_lists_and_finds_records(command: Run) -> None:
         for name in ("store get", "explain"):
             assert command(f"{name} {text}") == (1, "", f"runtimeproxy: error: {line}\n")
     for line in ("store get 3f", "explain web-1"):
-        error = f"runtimeproxy: error: {line.split()[-1]!r} could mean {SEVERAL}: write more of one id\n"
-        assert command(line, store=store(SECOND)) == (2, "", error)
-    many = [{**SECOND, "id": f"3f2b{number}"} for number in range(8)]
+        error = f"runtimeproxy: error: {line.split()[-1]!r} could mean {several}: write more of one id\n"
+        assert command(line, store=store(second_web)) == (2, "", error)
+    many = [{**second_web, "id": f"3f2b{number}"} for number in range(8)]
     assert " and 4 more: write more of one id\n" in command(line, store=store(*many))[2]
     exact = {**POD_RECORD, "id": "00", "name": "3f", "sent": [], "asked": []}
     assert len(lines_of(command, "store get 3f", store=store(exact))) == 1, "a name precedes the start of an id"
 
 
-CALL = {"number": 1, "time": "2026-11-25T10:11:00Z", "kind": "failed", **OF_POD, "container": "main"}
-
-
-UNKNOWN = 'Of a field "as requested" it is not known whether the kubelet requested it or a hook server set it.'
-READ = {**STORE, "containers": [{**CONTAINER_RECORD, "read": True}]}
-REMOVED = {**STORE, "pods": [], "containers": []}
-REFUSED = [{**CALL, "kind": "refused", "call": "c9"}]
-EXPLAINED: list[tuple[Any, Any, list[str]]] = [
-    (READ, EVENTS, [UNKNOWN]),
-    (REMOVED, REFUSED, ["The proxy knows no such pod or container now", "11-25 10:11:00 refused c9"]),
-    (STORE, [], ["No hook server changed"]),
-]
-
-
 def test_explain_omits_foreign_calls_and_names_unknowns(command: Run) -> None:
     """A refused create has no id, so its name decides. Fields without effect have a reason."""
+    of_call = {"number": 1, "time": "2026-11-25T10:11:00Z", "kind": "failed", **OF_POD, "container": "main"}
+    unknown = 'Of a field "as requested" it is not known whether the kubelet requested it or a hook server set it.'
+    read_again = {**STORE, "containers": [{**CONTAINER_RECORD, "read": True}]}
+    removed = {**STORE, "pods": [], "containers": []}
+    refused_calls = [{**of_call, "kind": "refused", "call": "c9"}]
+    explained: list[tuple[Any, Any, list[str]]] = [
+        (read_again, EVENTS, [unknown]),
+        (removed, refused_calls, ["The proxy knows no such pod or container now", "11-25 10:11:00 refused c9"]),
+        (STORE, [], ["No hook server changed"]),
+    ]
     ids = [{"containerId": "foreign"}, {}, {"podId": "foreign"}, {"containerId": CONTAINER_RECORD["id"]}]
     fields = {"kind": "no_effect", "fields": [{"field": "annotations.note", "hookServer": "gpu"}], "text": "no effect"}
-    events = [{**CALL, "call": f"c{at}", **more} for at, more in enumerate([*ids, {**ids[3], **fields}])]
+    events = [{**of_call, "call": f"c{at}", **more} for at, more in enumerate([*ids, {**ids[3], **fields}])]
     lines = lines_of(command, "explain 77ab", events=events)
     assert [at for at in range(4) if f" c{at} " in "\n".join(lines)] == [1, 3]
     assert lines[7].split() == ["annotations.note", "no", "effect", "gpu"]
-    for store, events, words in EXPLAINED:
+    for store, events, words in explained:
         lines = words_of(lines_of(command, "explain web-1", store=store, events=events))
         assert [len([line for line in lines if line.startswith(word)]) for word in words] == [1] * len(words)
-        assert (UNKNOWN in lines) == (UNKNOWN in words)
+        assert (unknown in lines) == (unknown in words)
 
 
 OF_CONTAINER = [event for event in EVENTS if event["kind"] == "gap" or event.get("container") == "main"]
@@ -285,24 +277,22 @@ def refusing(status: int) -> Proxy:
     return with_fault(lambda handler: handler.error(Refused(status, "so it is")))
 
 
-SITUATIONS: list[tuple[Proxy, str, int]] = [
-    (with_fault(sending()), "the proxy closed the connection before its answer: {}", 3),
-    (with_fault(sending(HALF_A_LINE)), CLOSED_EARLY, 3),
-    (with_fault(sending(A_PART)), CLOSED_EARLY, 3),
-    (with_fault(canned_admin.SPEAK_HTTP), NOT_READ, 3),
-    (nullcontext, NOBODY, 3),
-    (not_listening, NOBODY, 3),
-    *((refusing(status), "so it is", code) for status, code in ((400, 2), (403, 1), (409, 1), (500, 1), (503, 3))),
-]
-CASES = [("hook ls", *situation) for situation in SITUATIONS]
-CASES += [(command, with_fault(sending(A_PART)), CLOSED_EARLY, 3) for command in COMMANDS]
-CASES += [(command, refusing(404), "so it is", 1) for command in COMMANDS if command != "status"]
-CASES.append(("hook ls", canned_admin.not_accepting, "the proxy accepts no connection (waited 0.05 s): {}", 3))
-
-
 def test_failing_proxy_is_reported_in_one_line(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The line of ``status`` is on stdout, and may be cut."""
-    for at, (command, proxy, words, code) in enumerate(CASES):
+    situations: list[tuple[Proxy, str, int]] = [
+        (with_fault(sending()), "the proxy closed the connection before its answer: {}", 3),
+        (with_fault(sending(HALF_A_LINE)), CLOSED_EARLY, 3),
+        (with_fault(sending(A_PART)), CLOSED_EARLY, 3),
+        (with_fault(canned_admin.SPEAK_HTTP), NOT_READ, 3),
+        (nullcontext, NOBODY, 3),
+        (not_listening, NOBODY, 3),
+        *((refusing(status), "so it is", code) for status, code in ((400, 2), (403, 1), (409, 1), (500, 1), (503, 3))),
+    ]
+    cases = [("hook ls", *situation) for situation in situations]
+    cases += [(command, with_fault(sending(A_PART)), CLOSED_EARLY, 3) for command in COMMANDS]
+    cases += [(command, refusing(404), "so it is", 1) for command in COMMANDS if command != "status"]
+    cases.append(("hook ls", canned_admin.not_accepting, "the proxy accepts no connection (waited 0.05 s): {}", 3))
+    for at, (command, proxy, words, code) in enumerate(cases):
         path = tmp_path / str(at)
         if "waited" in words:  # the last case
             monkeypatch.setattr(admin_client, "SECONDS", 0.05)

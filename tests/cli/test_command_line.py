@@ -122,29 +122,27 @@ def raising(error: BaseException) -> Callable[..., NoReturn]:
     return fail
 
 
-UNEXPECTED = rf"unexpected ValueError at {re.escape(__file__)}:\d+; --log-level=debug logs the traceback"
-LOST = "cannot be loaded: it is missing or damaged; install runtimeproxy again"
-FAILURES: list[tuple[Exception, str]] = [
-    (ConfigError("/run/x.sock: pid 7 listens there"), r"/run/x\.sock: pid 7 listens there"),
-    (BackendError("two\nlines"), "two lines"),
-    (PermissionError(13, "Permission denied", "/run/x"), r"\[Errno 13\] Permission denied: '/run/x'"),
-    (ValueError("canary"), UNEXPECTED),
-    (ImportError("canary", name="uvloop"), f"the library uvloop {LOST}"),
-]
-
-
 def test_failure_prints_one_line_and_exits_1(run: Run) -> None:
     """As JSON it is a log entry; at debug level the traceback of an unexpected error precedes it."""
-    for (error, line), command in product(FAILURES, (KOORD, RUN)):
+    unexpected_line = rf"unexpected ValueError at {re.escape(__file__)}:\d+; --log-level=debug logs the traceback"
+    not_loaded = "cannot be loaded: it is missing or damaged; install runtimeproxy again"
+    failures: list[tuple[Exception, str]] = [
+        (ConfigError("/run/x.sock: pid 7 listens there"), r"/run/x\.sock: pid 7 listens there"),
+        (BackendError("two\nlines"), "two lines"),
+        (PermissionError(13, "Permission denied", "/run/x"), r"\[Errno 13\] Permission denied: '/run/x'"),
+        (ValueError("canary"), unexpected_line),
+        (ImportError("canary", name="uvloop"), f"the library uvloop {not_loaded}"),
+    ]
+    for (error, line), command in product(failures, (KOORD, RUN)):
         code, out, err = run(*command, does=raising(error))
         assert (code, out) == (1, "")
         assert re.fullmatch(f"{command[0]}: error: {line}\n", err)
-    for error, line in (FAILURES[0], FAILURES[3]):
+    for error, line in (failures[0], failures[3]):
         code, _, err = run(*KOORD, "--log-format=json", "--log-level=debug", does=raising(error))
         *earlier, last = [json.loads(entry) for entry in err.splitlines()]
         assert (code, last["level"], last["logger"]) == (1, "error", "runtimeproxy.cli.commands.run")
         assert re.fullmatch(line, last["message"])
-        assert [entry["message"][:14] for entry in earlier] == ["Running failed"] * (line == UNEXPECTED)
+        assert [entry["message"][:14] for entry in earlier] == ["Running failed"] * (line == unexpected_line)
         assert "canary" not in err
 
 

@@ -85,11 +85,9 @@ def test_show_and_default_print_each_key(run: Run, tmp_path: Path) -> None:
 # -- version ---------------------------------------------------------------------------------------------------------
 
 
-URL = '{"url": "file:///secret", "dir_info": {}}'
-COMMIT = '{"url": "https://secret@x", "vcs_info": {"commit_id": "abc"}}'
-
-
 def test_version_has_commit_date_and_libraries(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    by_url = '{"url": "file:///secret", "dir_info": {}}'
+    by_commit = '{"url": "https://secret@x", "vcs_info": {"commit_id": "abc"}}'
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     needed = [line.split(">=")[0] for line in setup["options"]["install_requires"].split()]
@@ -100,7 +98,7 @@ def test_version_has_commit_date_and_libraries(run: Run, monkeypatch: pytest.Mon
         assert (code, err, "secret" in out) == (0, "", False)
         return {row["name"]: row["version"] for row in json.loads(out)}
 
-    for noted, commit in ((None, None), (URL, None), (COMMIT, "abc")):  # by pip
+    for noted, commit in ((None, None), (by_url, None), (by_commit, "abc")):  # by pip
         installed = [SimpleNamespace(version="1", read_text={"direct_url.json": noted}.get)]
         monkeypatch.setattr(metadata, "distributions", lambda name, installed=installed: installed)
         assert reported()["commit"] == commit
@@ -177,17 +175,15 @@ def test_flags_follow_version_mode_and_distribution(run: Run) -> None:
         assert "kubelet.service" not in json.dumps(parts)
 
 
-CRIO, AT = "--remote-runtime-service-endpoint=/var/run/crio/crio.sock", "--koord-runtimeproxy-endpoint"
-CRIO_SOCKETS: list[tuple[str, str, int]] = [
-    (f"1.29 {CRIO}", "/var/run/koord-runtimeproxy/run/crio/crio.sock", 2),
-    (f"1.29 {CRIO} {AT}=/run/a/crio.sock", "/run/a/run/crio/crio.sock", 2),
-    (f"1.29 {CRIO} {AT}=/a/run/crio/crio.sock", "/a/run/crio/crio.sock", 0),
-    (f"1.28 {CRIO}", "/var/run/koord-runtimeproxy/run/crio/crio.sock", 3),
-]
-
-
 def test_kubelet_calls_crio_named_socket_when_runtime_is_crio(run: Run) -> None:
-    for arguments, socket, notes in CRIO_SOCKETS:
+    at_crio, listen = "--remote-runtime-service-endpoint=/var/run/crio/crio.sock", "--koord-runtimeproxy-endpoint"
+    crio_sockets: list[tuple[str, str, int]] = [
+        (f"1.29 {at_crio}", "/var/run/koord-runtimeproxy/run/crio/crio.sock", 2),
+        (f"1.29 {at_crio} {listen}=/run/a/crio.sock", "/run/a/run/crio/crio.sock", 2),
+        (f"1.29 {at_crio} {listen}=/a/run/crio/crio.sock", "/a/run/crio/crio.sock", 0),
+        (f"1.28 {at_crio}", "/var/run/koord-runtimeproxy/run/crio/crio.sock", 3),
+    ]
+    for arguments, socket, notes in crio_sockets:
         parts = kubelet_args(run, arguments)
         text = run("runtimeproxy", "kubelet-args", "--kube-version", *arguments.split())[1]
         lines = [parts["file"], *parts["dropIn"].splitlines()]
@@ -306,16 +302,14 @@ def test_doctor_and_in_use_print_one_line_per_finding(run: Run, monkeypatch: pyt
         assert ignored.startswith("warning: RUNTIMEPROXY_LISTEN is ignored")
 
 
-ERRORS: list[tuple[Exception, Verdict, str]] = [
-    (PermissionError(13, "Permission denied", "/proc/1/fd"), Verdict.UNKNOWN, "/proc/1/fd: Permission denied"),
-    (OSError(), Verdict.UNKNOWN, "OSError"),
-    (ConfigError("there is no group 'x'"), Verdict.WARNING, "there is no group 'x'"),
-    (ValueError(CANARY), Verdict.UNKNOWN, f"unexpected ValueError at {__file__}:"),
-]
-
-
 def test_failing_or_hanging_check_does_not_stop_checks(tmp_path: Path) -> None:
     """Checks that make calls begin when the others have ended."""
+    raised: list[tuple[Exception, Verdict, str]] = [
+        (PermissionError(13, "Permission denied", "/proc/1/fd"), Verdict.UNKNOWN, "/proc/1/fd: Permission denied"),
+        (OSError(), Verdict.UNKNOWN, "OSError"),
+        (ConfigError("there is no group 'x'"), Verdict.WARNING, "there is no group 'x'"),
+        (ValueError(CANARY), Verdict.UNKNOWN, f"unexpected ValueError at {__file__}:"),
+    ]
     over, order = threading.Event(), list[str]()
 
     def fail(error: Exception, machine: Machine) -> Iterator[Finding]:
@@ -332,13 +326,13 @@ def test_failing_or_hanging_check_does_not_stop_checks(tmp_path: Path) -> None:
         return [ok("well")]
 
     checks = [Check("hang", "a file", hang, calls=True), Check("b", "", well)]
-    checks += [Check("fail", "", partial(fail, error)) for error, *_ in ERRORS]
+    checks += [Check("fail", "", partial(fail, error)) for error, *_ in raised]
     first, second, *more = [finding for _, finding in table.examine(Made(tmp_path).machine, checks, seconds=0.5)]
     over.set()
     assert (first.verdict, first.why) == (Verdict.WARNING, "no answer within 0.5 s: a file")
     assert (second, order) == (ok("well"), ["well", "hang"])
-    assert [finding.verdict for finding in more] == [verdict for _, verdict, _ in ERRORS]
-    assert all(finding.why.startswith(words) for finding, (*_, words) in zip(more, ERRORS, strict=True)), more
+    assert [finding.verdict for finding in more] == [verdict for _, verdict, _ in raised]
+    assert all(finding.why.startswith(words) for finding, (*_, words) in zip(more, raised, strict=True)), more
     assert CANARY not in str(more)
 
 
@@ -450,19 +444,17 @@ def test_failing_source_is_reported_without_value(write: Run, monkeypatch: pytes
     assert "not got: b.txt: unexpected ValueError at " in out
 
 
-OTHER = JOURNAL.replace("runtimeproxy", "other")
-NOT_GOT: list[tuple[str, list[str], dict[str, str], str]] = [
-    ("#!/bin/sh\nexit 1\n", [], {}, "journal.txt: journalctl does not answer (CalledProcessError)"),
-    (OTHER, [], {}, "journal.txt: the journal has no line of the unit runtimeproxy"),
-    (OTHER, ["--unit=other"], {}, ""),
-    (JOURNAL, ["--config=/dev/null/x"], {}, "doctor.json: /dev/null/x: the configuration file cannot be"),
-    (JOURNAL, [], {"PATH": "/nowhere"}, "journal.txt: journalctl is not there"),
-]
-
-
 @pytest.mark.usefixtures("proxy")
 def test_missing_journal_or_configuration_omits_one_source(write: Run, tmp_path: Path) -> None:
-    for journalctl, flags, environ, why in NOT_GOT:
+    other_unit = JOURNAL.replace("runtimeproxy", "other")
+    not_got: list[tuple[str, list[str], dict[str, str], str]] = [
+        ("#!/bin/sh\nexit 1\n", [], {}, "journal.txt: journalctl does not answer (CalledProcessError)"),
+        (other_unit, [], {}, "journal.txt: the journal has no line of the unit runtimeproxy"),
+        (other_unit, ["--unit=other"], {}, ""),
+        (JOURNAL, ["--config=/dev/null/x"], {}, "doctor.json: /dev/null/x: the configuration file cannot be"),
+        (JOURNAL, [], {"PATH": "/nowhere"}, "journal.txt: journalctl is not there"),
+    ]
+    for journalctl, flags, environ, why in not_got:
         (tmp_path / "bin" / "journalctl").write_text(journalctl)
         code, out, _ = write("--force", *flags, **environ)
         assert (code, out.count("not got: "), f"\nnot got: {why}" in out) == (int(bool(why)), int(bool(why)), bool(why))

@@ -50,19 +50,17 @@ def test_each_connected_process_yields_one_finding(made: Made, monkeypatch: pyte
     assert only(clients.bypassing_clients, made) == ("ok", f"nobody is connected to {made.runtime}")
 
 
-CLIENTS = [
-    ("kubelet", [201], "failed", ", and none to the proxy", "the check kubelet"),
-    ("kubelet", [201, END_AT_PROXY], "ok", ": cAdvisor inside it reads there", ""),
-    ("cri-dockerd", [201, END_AT_PROXY], "warning", ", past the proxy", "the proxy's socket"),
-    ("crictl", [201, END_AT_PROXY], "warning", ", past the proxy", "/etc/crictl.yaml"),
-    ("docker", [201], "warning", ", past the proxy", "DOCKER_HOST"),
-    ("unheard-of", [201], "warning", ", past the proxy", "others may stay"),
-    *((name, [201], "ok", f": {why}", "") for name, why in clients.EXPECTED_CLIENTS.items() if name != "kubelet"),
-]
-
-
 def test_client_is_judged_by_name_and_connections(tmp_path: Path) -> None:
-    for at, (name, sockets, verdict, words, to_do) in enumerate(CLIENTS):
+    judged = [
+        ("kubelet", [201], "failed", ", and none to the proxy", "the check kubelet"),
+        ("kubelet", [201, END_AT_PROXY], "ok", ": cAdvisor inside it reads there", ""),
+        ("cri-dockerd", [201, END_AT_PROXY], "warning", ", past the proxy", "the proxy's socket"),
+        ("crictl", [201, END_AT_PROXY], "warning", ", past the proxy", "/etc/crictl.yaml"),
+        ("docker", [201], "warning", ", past the proxy", "DOCKER_HOST"),
+        ("unheard-of", [201], "warning", ", past the proxy", "others may stay"),
+        *((name, [201], "ok", f": {why}", "") for name, why in clients.EXPECTED_CLIENTS.items() if name != "kubelet"),
+    ]
+    for at, (name, sockets, verdict, words, to_do) in enumerate(judged):
         (tmp_path / str(at)).mkdir()
         made = Made(tmp_path / str(at))
         made.kernel = [kernel(made, 201)]

@@ -65,12 +65,10 @@ async def test_mode_differing_from_flag_fails(made: Made) -> None:
         assert finding == ("failed", why)
 
 
-NOT_DOCKERD = "its answer is not dockerd's"
-WRONG = [(reply(b"canary-4711"), NOT_DOCKERD), (reply(b"{}", 500), "GET /version: status 500")]
-WRONG += [(reply(b"[]"), NOT_DOCKERD), (b"\x00\x01canary-4711\r\n\r\n", NOT_DOCKERD)]
-
-
 async def test_runtime_versions_are_judged(made: Made) -> None:
+    not_dockerd = "its answer is not dockerd's"
+    wrong = [(reply(b"canary-4711"), not_dockerd), (reply(b"{}", 500), "GET /version: status 500")]
+    wrong += [(reply(b"[]"), not_dockerd), (b"\x00\x01canary-4711\r\n\r\n", not_dockerd)]
     for answers, verdict, words in OFFERED:
         async with FakeRuntime(str(made.runtime)) as fake:
             for path, answer in answers.items():
@@ -82,7 +80,7 @@ async def test_runtime_versions_are_judged(made: Made) -> None:
     async with FakeDockerd(str(made.runtime), cgroup_driver="systemd") as fake:
         text = f"API {fake.minimum} to {fake.api}, cgroup driver systemd, cgroup v1"
         assert await inspected(made) == ("ok", f"{made.runtime}: dockerd {fake.engine.version}, {text}")
-    for answer, words in WRONG:
+    for answer, words in wrong:
         async with Daemon(str(made.runtime)) as daemon:
             daemon.script("/version", answer)
             assert await inspected(made) == ("failed", f"{made.runtime}: {words}")
@@ -147,18 +145,14 @@ async def test_unusable_mask_hides_no_hook_server(made: Made, monkeypatch: pytes
     assert len(await called(made)) == 1
 
 
-HOOK_POINT_CASES = [
-    (registration.ALL_POINTS, "5s", "PreCreateContainer", 5.0),
-    (["PostStopContainer", "PreRunPodSandbox"], "60s", "PreRunPodSandbox", PATIENCE_SECONDS),
-]
-
-
-ANSWERS = [("Ignore", "fail", "warning", ""), ("Fail", "fail", "failed", ""), ("Ignore", "", "warning", "")]
-ANSWERS += [("Fail", "", "failed", ""), ("Fail", "refuse", "ok", "it refuses the invented pod")]
-
-
 async def test_hook_server_is_called_once_and_judged_by_policy(made: Made, endpoint: str) -> None:
-    for policy, answer, verdict, words in ANSWERS:
+    hook_point_cases = [
+        (registration.ALL_POINTS, "5s", "PreCreateContainer", 5.0),
+        (["PostStopContainer", "PreRunPodSandbox"], "60s", "PreRunPodSandbox", PATIENCE_SECONDS),
+    ]
+    judged = [("Ignore", "fail", "warning", ""), ("Fail", "fail", "failed", ""), ("Ignore", "", "warning", "")]
+    judged += [("Fail", "", "failed", ""), ("Fail", "refuse", "ok", "it refuses the invented pod")]
+    for policy, answer, verdict, words in judged:
         made.register("a.json", registration.text(endpoint, policy=policy))
         async with AsyncExitStack() as stack:
             if answer:
@@ -171,7 +165,7 @@ async def test_hook_server_is_called_once_and_judged_by_policy(made: Made, endpo
         )
         assert "failed as requested" not in finding.why, "the hook server's own text is not repeated"
     made.register("b.json", registration.text(f"{endpoint}.post", ["PostStopContainer"]))
-    for hook_points, given, called_point, longest in HOOK_POINT_CASES:
+    for hook_points, given, called_point, longest in hook_point_cases:
         made.register("a.json", registration.text(endpoint, hook_points, timeout=given))
         assert (await called(made))[1].verdict.value == "warning"
         async with HookServer(endpoint) as server, HookServer(f"{endpoint}.post") as post:

@@ -181,11 +181,9 @@ def proxy(tmp_path: Path) -> Iterator[dict[str, Answer]]:
         yield canned
 
 
-UNREADABLE: list[tuple[str, Answer]] = [*((method, {}) for method in ("metrics", "hooks", "readyz"))]
-UNREADABLE += [("metrics", {**answer_to_metrics(), "values": [["unheard_of", [], 1]]})]
-
-
 def test_top_prints_plain_frame_or_error_when_piped(run: Run, proxy: dict[str, Answer], tmp_path: Path) -> None:
+    unreadable: list[tuple[str, Answer]] = [*((method, {}) for method in ("metrics", "hooks", "readyz"))]
+    unreadable += [("metrics", {**answer_to_metrics(), "values": [["unheard_of", [], 1]]})]
     top = partial(run, "runtimeproxy", "top", f"--admin-endpoint={tmp_path}/admin.sock")
     proxy["readyz"] = UNREADY
     for flags in ((), ("--once",)):
@@ -199,7 +197,7 @@ def test_top_prints_plain_frame_or_error_when_piped(run: Run, proxy: dict[str, A
         assert "\x1b" not in out
         assert max(map(len, out.splitlines())) <= 80
     line = "runtimeproxy: error: the proxy's answer cannot be read: is it a proxy of this version?\n"
-    for method, answer in UNREADABLE:
+    for method, answer in unreadable:
         before, proxy[method] = proxy[method], answer
         assert top() == (1, "", line)
         proxy[method] = before
