@@ -139,12 +139,11 @@ async def test_requests_get_answers_or_errors_in_order(site: Site, caplog: pytes
     assert caplog.records == []
 
 
-async def failing_slowly(params: Mapping[str, Any]) -> AsyncIterator[Part]:
-    yield {"first": 1}
-    raise KeyError("canary")
-
-
 async def test_internal_error_returns_500_and_logs_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def failing_slowly(params: Mapping[str, Any]) -> AsyncIterator[Part]:
+        yield {"first": 1}
+        raise KeyError("canary")
+
     inside: dict[str, Method] = {
         "early": Method(Mock(side_effect=ValueError("canary"))),
         "late": Method(raising(FileNotFoundError(2, "canary"))),

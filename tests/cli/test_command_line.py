@@ -97,22 +97,6 @@ def test_wrong_command_line_prints_one_line_and_exits_2(run: Run, command: str, 
     assert err.startswith(f"{command.split()[0]}: error: {words}")
 
 
-def test_run_passes_configuration_and_logs_warnings(run: Run) -> None:
-    def note(config: Config) -> int:
-        log = logging.getLogger("runtimeproxy.x")
-        log.debug("left out")
-        log.info("%s %s %s", config.runtime_endpoint, config.image_endpoint, config.hook_budget_seconds)
-        return 7
-
-    flags = "--remote-runtime-service-endpoint=unix:///r", "--remote-image-service-endpoint", "/i", "--log-format=json"
-    environ = {"RUNTIMEPROXY_HOOK_BUDGET": "3s", "RUNTIMEPROXY_A": "canary", "RUNTIMEPROXY_B": "canary"}
-    for command in (KOORD, RUN):
-        code, out, err = run(*command, *flags, does=note, **environ)
-        messages = [json.loads(line)["message"] for line in err.splitlines()]
-        assert (code, out, messages[2:], "canary" in err) == (7, "", ["/r /i 3.0"], False)
-        assert [message.split()[0] for message in messages[:2]] == ["RUNTIMEPROXY_A", "RUNTIMEPROXY_B"]
-
-
 def raising(error: BaseException) -> Callable[..., NoReturn]:
     """Return an application that raises an error."""
 
@@ -160,7 +144,20 @@ def test_closed_standard_files_are_opened_at_start(tmp_path: Path, closed: set[i
     assert seen == ["/dev/null" if fd in closed else "/dev/zero" for fd in range(3)]
 
 
-def test_default_file_is_read_when_present_and_none_is_named(tmp_path: Path) -> None:
+def test_configuration_of_flags_variables_and_file_is_passed(run: Run, tmp_path: Path) -> None:
+    def note(config: Config) -> int:
+        log = logging.getLogger("runtimeproxy.x")
+        log.debug("left out")
+        log.info("%s %s %s", config.runtime_endpoint, config.image_endpoint, config.hook_budget_seconds)
+        return 7
+
+    flags = "--remote-runtime-service-endpoint=unix:///r", "--remote-image-service-endpoint", "/i", "--log-format=json"
+    environ = {"RUNTIMEPROXY_HOOK_BUDGET": "3s", "RUNTIMEPROXY_A": "canary", "RUNTIMEPROXY_B": "canary"}
+    for command in (KOORD, RUN):
+        code, out, err = run(*command, *flags, does=note, **environ)
+        messages = [json.loads(line)["message"] for line in err.splitlines()]
+        assert (code, out, messages[2:], "canary" in err) == (7, "", ["/r /i 3.0"], False)
+        assert [message.split()[0] for message in messages[:2]] == ["RUNTIMEPROXY_A", "RUNTIMEPROXY_B"]
     default, named = tmp_path / "default.yaml", tmp_path / "named.yaml"
     assert configuration({}, {}, str(default)).hook_timeout_seconds == 2
     default.write_text("hook-timeout: 5s\nlog-level: debug\n")
@@ -238,32 +235,27 @@ def test_interrupted_import_ends_program(tmp_path: Path, program: str, arguments
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def follow_silently(handler: Handler) -> None:
-    """Send one event, and a follower nothing more."""
-    handler.part(events=[EVENTS[1]])
-    if handler.params.get("follow"):
-        handler.server.over.wait()
-    handler.wfile.write(END)
-
-
 @pytest.fixture
 def to_proxy(tmp_path: Path) -> Iterator[str]:
     """Return the flag for a proxy whose store has an odd name, and that has one event for each follower."""
+
+    def follow_silently(handler: Handler) -> None:
+        handler.part(events=[EVENTS[1]])
+        if handler.params.get("follow"):
+            handler.server.over.wait()
+        handler.wfile.write(END)
+
     odd = {**STORE, "pods": [{**POD_RECORD, "id": "00", "name": "名\x1b[31m\udc80"}], "containers": []}
     with serving(tmp_path / "a", {**CANNED, "store": odd, "events": follow_silently}):
         yield f"--admin-endpoint={tmp_path}/a"
 
 
 @pytest.mark.slow
-def test_unprintable_name_is_escaped(to_proxy: str) -> None:
+def test_unprintable_name_is_escaped_and_closed_pipe_silent(to_proxy: str) -> None:
     for encoding, name in (("utf-8", "名?[31m?"), ("latin-1", r"\u540d?[31m?")):
         done = start("main", f"store ls --no-headers {to_proxy}", PYTHONIOENCODING=encoding)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.endswith(f" default/{name}\n")
-
-
-@pytest.mark.slow
-def test_closed_pipe_or_interrupt_ends_command_silently(to_proxy: str) -> None:
     for line, code in (("hook ls", 0), ("events -f", 1)):
         assert start("main", f"{line} {to_proxy}", "| exec 0<&-").stderr == ""
         done = start("main", f"{line} {to_proxy}", "| head -n 2")

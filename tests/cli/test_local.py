@@ -43,26 +43,7 @@ from tests.fakes.canned_admin import serving
 from tests.fakes.hookserver import HookServer
 
 
-def test_check_prints_all_errors_and_warnings(run: Run, tmp_path: Path) -> None:
-    check, file = partial(run, "runtimeproxy", "config", "check"), tmp_path / "x.yaml"
-    file.write_text("hook-timeout: 3s\n")
-    assert check(file) == check(RUNTIMEPROXY_CONFIG=str(file)) == (0, f"{file}: nothing is wrong\n", "")
-    assert check(file, "-o", "json") == (0, "[]\n", "")
-    file.write_text("hook-timeout: soon\nhook-budgt: 2s\nsocket-group: no-such\nstate-dir: /s\n")
-    environ = {"RUNTIMEPROXY_METRICS_ENDPOINT": "/m/m", "RUNTIMEPROXY_X": "canary"}
-    code, out, err = check(file, "--for-version=0.1.0", "--metrics-group=0", **environ)
-    assert (code, err, "canary" in out) == (1, "", False)
-    assert [" ".join(line.split()[:3]).replace(str(file), "x") for line in out.splitlines()] == [
-        *("SEVERITY FINDING", "error x: unknown", "error x: hook-timeout:", "error --socket-group: there"),
-        *("error --metrics-group is", "error x: state-dir"),
-        *("warning RUNTIMEPROXY_X is", "warning RUNTIMEPROXY_METRICS_ENDPOINT is"),
-    ]
-    code, out, err = check(file, "--for-version=old")
-    assert (code, out) == (2, "")
-    assert err.startswith("runtimeproxy: error: --for-version: 'old' is not a version")
-
-
-def test_show_and_default_print_each_key(run: Run, tmp_path: Path) -> None:
+def test_config_prints_keys_errors_and_warnings(run: Run, tmp_path: Path) -> None:
     show, file = partial(run, "runtimeproxy", "config", "show", "-o", "json"), tmp_path / "x.yaml"
     file.write_text("hook-budget: 30s\n")
     code, out, err = show("--origin", f"--config={file}", "--log-level=debug", RUNTIMEPROXY_HOOK_TIMEOUT="3s")
@@ -80,6 +61,22 @@ def test_show_and_default_print_each_key(run: Run, tmp_path: Path) -> None:
     assert list(yaml.safe_load(out)) == [option.name for _, option in SETTINGS if option.default is not None]
     for _, option in SETTINGS:
         assert f"\n# {option.help}\n{'' if option.default else '#'}{option.name}: " in out
+    check, file = partial(run, "runtimeproxy", "config", "check"), tmp_path / "x.yaml"
+    file.write_text("hook-timeout: 3s\n")
+    assert check(file) == check(RUNTIMEPROXY_CONFIG=str(file)) == (0, f"{file}: nothing is wrong\n", "")
+    assert check(file, "-o", "json") == (0, "[]\n", "")
+    file.write_text("hook-timeout: soon\nhook-budgt: 2s\nsocket-group: no-such\nstate-dir: /s\n")
+    environ = {"RUNTIMEPROXY_METRICS_ENDPOINT": "/m/m", "RUNTIMEPROXY_X": "canary"}
+    code, out, err = check(file, "--for-version=0.1.0", "--metrics-group=0", **environ)
+    assert (code, err, "canary" in out) == (1, "", False)
+    assert [" ".join(line.split()[:3]).replace(str(file), "x") for line in out.splitlines()] == [
+        *("SEVERITY FINDING", "error x: unknown", "error x: hook-timeout:", "error --socket-group: there"),
+        *("error --metrics-group is", "error x: state-dir"),
+        *("warning RUNTIMEPROXY_X is", "warning RUNTIMEPROXY_METRICS_ENDPOINT is"),
+    ]
+    code, out, err = check(file, "--for-version=old")
+    assert (code, out) == (2, "")
+    assert err.startswith("runtimeproxy: error: --for-version: 'old' is not a version")
 
 
 # -- version ---------------------------------------------------------------------------------------------------------
@@ -153,7 +150,7 @@ DISTRIBUTIONS: list[tuple[str, str, str, str, str]] = [
 ]
 
 
-def test_flags_follow_version_mode_and_distribution(run: Run) -> None:
+def test_kubelet_flags_follow_version_mode_and_runtime(run: Run) -> None:
     """In the drop-in they come last: the last one of two equal flags is in force."""
     for arguments, unit, flags in FLAGS:
         parts = kubelet_args(run, arguments)
@@ -173,9 +170,6 @@ def test_flags_follow_version_mode_and_distribution(run: Run) -> None:
         assert parts["apply"][-1] == parts["back"][-1] == f"systemctl restart {unit}.service"
         assert file in parts["back"][0]
         assert "kubelet.service" not in json.dumps(parts)
-
-
-def test_kubelet_calls_crio_named_socket_when_runtime_is_crio(run: Run) -> None:
     at_crio, listen = "--remote-runtime-service-endpoint=/var/run/crio/crio.sock", "--koord-runtimeproxy-endpoint"
     crio_sockets: list[tuple[str, str, int]] = [
         (f"1.29 {at_crio}", "/var/run/koord-runtimeproxy/run/crio/crio.sock", 2),
@@ -398,23 +392,6 @@ def contents(path: Path) -> dict[str, str]:
         return {name.name: file.read().decode() for name, file in files.items() if file}
 
 
-@pytest.mark.usefixtures("proxy")
-def test_report_contains_every_source(write: Run, tmp_path: Path) -> None:
-    path = tmp_path / "report.tar.gz"
-    assert write() == (0, f"{path} has 11 of 11 sources. Look through it before you attach it.\n", "")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    files = contents(path)
-    assert list(files) == [MANIFEST, *(source.name for source in SOURCES)]
-    assert "\nruntimeproxy_held_calls 3.0\n" in files["metrics.txt"]
-    assert (json.loads(files["readyz.json"]), files["journal.txt"]) == (UNREADY, "a line\n")
-    events = [json.loads(line) for line in files["events.ndjson"].splitlines()]
-    assert events == [event for event in EVENTS if "later" not in event]
-    assert json.loads(files["store.json"]) == {"pods": RECORDS, "containers": RECORDS[:1]}  # one of each a page
-    assert {row["check"] for row in json.loads(files["doctor.json"])} >= {"socket", "runtime"}
-    assert {"distribution", "linux", "python"} <= json.loads(files["versions.json"]).keys()
-    assert files[MANIFEST].count("\ngot ") == len(SOURCES)
-
-
 def test_report_lists_missing_sources_when_no_proxy_runs(write: Run, tmp_path: Path) -> None:
     """An existing file is replaced only with --force."""
     path = tmp_path / "report.tar.gz"
@@ -445,7 +422,20 @@ def test_failing_source_is_reported_without_value(write: Run, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("proxy")
-def test_missing_journal_or_configuration_omits_one_source(write: Run, tmp_path: Path) -> None:
+def test_report_contains_every_source(write: Run, tmp_path: Path) -> None:
+    path = tmp_path / "report.tar.gz"
+    assert write() == (0, f"{path} has 11 of 11 sources. Look through it before you attach it.\n", "")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    files = contents(path)
+    assert list(files) == [MANIFEST, *(source.name for source in SOURCES)]
+    assert "\nruntimeproxy_held_calls 3.0\n" in files["metrics.txt"]
+    assert (json.loads(files["readyz.json"]), files["journal.txt"]) == (UNREADY, "a line\n")
+    events = [json.loads(line) for line in files["events.ndjson"].splitlines()]
+    assert events == [event for event in EVENTS if "later" not in event]
+    assert json.loads(files["store.json"]) == {"pods": RECORDS, "containers": RECORDS[:1]}  # one of each a page
+    assert {row["check"] for row in json.loads(files["doctor.json"])} >= {"socket", "runtime"}
+    assert {"distribution", "linux", "python"} <= json.loads(files["versions.json"]).keys()
+    assert files[MANIFEST].count("\ngot ") == len(SOURCES)
     other_unit = JOURNAL.replace("runtimeproxy", "other")
     not_got: list[tuple[str, list[str], dict[str, str], str]] = [
         ("#!/bin/sh\nexit 1\n", [], {}, "journal.txt: journalctl does not answer (CalledProcessError)"),

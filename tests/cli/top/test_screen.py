@@ -98,7 +98,14 @@ def recorded() -> Metrics:
     return Metrics(lambda: 0.0, "Containerd")
 
 
-def test_figures_are_of_interval_or_since_start(recorded: Metrics) -> None:
+TIME = "2026-11-25T16:01:02.123Z"
+REFUSED = {"number": 7, "time": TIME, "kind": "refused", "operation": "CreateContainer", "hook": "PreCreateContainer"}
+REFUSED |= {"namespace": "a", "pod": "b", "container": "c", "hookServer": "gpu", "reason": "refused", "text": "no GPU"}
+SLOW = {"time": TIME, "kind": "slow", "operation": "StopContainer", "containerId": "0" * 64}
+LOST = {"kind": "runtime_lost", "reason": "unavailable"}
+
+
+def test_view_has_figures_of_interval_and_rows_of_events(recorded: Metrics) -> None:
     first = snapshot(recorded, 90)
     recorded.count("calls", "CreateContainer", "refused")
     recorded.count("calls_passed", "Version")
@@ -126,16 +133,6 @@ def test_figures_are_of_interval_or_since_start(recorded: Metrics) -> None:
     assert [view(earlier, other).interval for other in (restarted, first)] == [None, None], "the clock may go back"
     shown = view(None, snapshot(recorded, 9, started=None))
     assert (shown.uptime, shown.passing) == (None, None)
-
-
-TIME = "2026-11-25T16:01:02.123Z"
-REFUSED = {"number": 7, "time": TIME, "kind": "refused", "operation": "CreateContainer", "hook": "PreCreateContainer"}
-REFUSED |= {"namespace": "a", "pod": "b", "container": "c", "hookServer": "gpu", "reason": "refused", "text": "no GPU"}
-SLOW = {"time": TIME, "kind": "slow", "operation": "StopContainer", "containerId": "0" * 64}
-LOST = {"kind": "runtime_lost", "reason": "unavailable"}
-
-
-def test_rows_show_fields_of_events_and_hook_servers(recorded: Metrics) -> None:
     rows = [view(None, snapshot(recorded, 1, errors=[event])).errors for event in (REFUSED, SLOW, LOST)]
     assert rows == [
         [("16:01:02", "refused", "PreCreateContainer", "a/b/c", "gpu", "no GPU")],
