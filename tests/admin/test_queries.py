@@ -225,7 +225,7 @@ def test_store_returns_each_selected_record_once(proxy: Proxy, monkeypatch: pyte
 
 
 DURATION = "for is a duration like 30s, 10m or 24h"
-WRONG = [
+WRONG: list[tuple[str, dict[str, Any], str]] = [
     *(("store", {"limit": value}, "limit is not a number from 0") for value in ("canary", True, 1.0)),
     *(("events", {"since": value}, "since is not a number from 0") for value in (-1, 1 << 53)),
     *(("store", {"limit": value}, "limit is not from 1 to 1000") for value in (0, 1001)),

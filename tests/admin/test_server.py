@@ -97,7 +97,7 @@ async def test_requests_get_answers_or_errors_in_order(site: Site, caplog: pytes
         ("signed", {"name": "a"}, [{"params": with_signer}], {"end": END}),
         ("refusing", {}, [{"first": 1}], error(404, "there are a and b")),
     ]
-    ids = [*(({"id": number}, number) for number in (0, -1, "", "\ud800\n")), ({}, None), ({"id": [1]}, None)]
+    ids: list[Any] = [({"id": number}, number) for number in (0, -1, "", "\ud800\n")]
     form = 'a request is a line like {"id": 1, "method": "hooks", "params": {}}'
     echo_parameters = "echo takes pod, limit"
     formless = [
@@ -122,7 +122,7 @@ async def test_requests_get_answers_or_errors_in_order(site: Site, caplog: pytes
     for method, params, answer, last in expected_answers:
         expected = [*({"part": part} for part in answer), last]
         assert await site.call(method, **params) == [{"id": 1, **reply} for reply in expected]
-    for given, repeated in [*ids, ({"id": 1.5, "more": 1}, None)]:
+    for given, repeated in [*ids, ({}, None), ({"id": [1]}, None), ({"id": 1.5, "more": 1}, None)]:
         octets = [line(method=method, **given) for method in ("joined", "refusing", "no")]
         replies = await site.send(b"".join([*octets, line(method="none", params=[], **given)]))
         assert [reply["id"] for reply in replies] == [repeated] * (4 + 2 + 1 + 1)
@@ -134,8 +134,8 @@ async def test_requests_get_answers_or_errors_in_order(site: Site, caplog: pytes
             client.send(line(id=number, method="none"))
             assert await next_line(client) == {"id": number, "end": END}
     assert await site.send(b"") == []
-    for octets, status, text in wrong:
-        assert await site.send(octets) == [{"id": None, **error(status, text)}]
+    for request_line, status, text in wrong:
+        assert await site.send(request_line) == [{"id": None, **error(status, text)}]
     assert caplog.records == []
 
 

@@ -334,7 +334,7 @@ LIMITS += [(sending(A_PART, hang=True), "hangs within its answer", 1.0, False)]
 """Faults with the seconds to wait, which suffice on a busy machine, and whether following has that limit."""
 
 
-def test_time_limit_covers_all_requests(server: Server) -> None:
+def test_following_ends_with_proxy_limit_or_interrupt(server: Server) -> None:
     for server.fault, words, seconds, follows in LIMITS:
         proxy = AdminClient(str(server.server_address), seconds)
         for found in (words, "accepts no connection"):
@@ -342,9 +342,6 @@ def test_time_limit_covers_all_requests(server: Server) -> None:
                 proxy.call("hooks")
         with pytest.raises(NoProxy, match=words):
             list(proxy.with_new_deadline().follow()) if follows else proxy.with_new_deadline().call("hooks")
-
-
-def test_follow_ends_with_proxy_answer_or_interrupt(server: Server) -> None:
     for server.fault in (sending(EVENT, b'{"b"'), sending(EVENT), sending(EVENT, END, hang=True)):
         assert list(AdminClient(str(server.server_address)).follow()) == [{"a": 1}]
     ended: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -400,7 +397,7 @@ def test_names_and_ids_are_offered(monkeypatch: pytest.MonkeyPatch, server: Serv
         assert {item.value for item in complete(before, begun)} == names, line
 
 
-BROKEN = [HANG, sending(HALF_A_LINE, hang=True), Refused(500, "no"), canned_admin.SPEAK_HTTP, {}]
+BROKEN: list[Any] = [HANG, sending(HALF_A_LINE, hang=True), Refused(500, "no"), canned_admin.SPEAK_HTTP, {}]
 
 
 def test_completion_is_empty_when_proxy_does_not_answer(run: Run, server: Server, capfd: Any) -> None:

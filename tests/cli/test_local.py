@@ -49,8 +49,8 @@ def test_config_prints_keys_errors_and_warnings(run: Run, tmp_path: Path) -> Non
     code, out, err = show("--origin", f"--config={file}", "--log-level=debug", RUNTIMEPROXY_HOOK_TIMEOUT="3s")
     rows = {row["key"]: (row["value"], row["origin"]) for row in json.loads(out)}
     assert (code, err, list(rows)) == (0, "", [option.name for option in OPTIONS])
-    reported = {"hook-budget": ("30s", "file"), "log-level": ("debug", "flag"), "hook-timeout": ("3s", "environment")}
-    reported |= {"socket-group": (None, "default"), "config": (str(file), "flag")}
+    reported: dict[str, Any] = {"hook-budget": ("30s", "file"), "hook-timeout": ("3s", "environment")}
+    reported |= {"socket-group": (None, "default"), "config": (str(file), "flag"), "log-level": ("debug", "flag")}
     assert {key: rows[key] for key in reported} == reported
     code, out, err = show("--backend-runtime-mode=docker", "--remote-image-service-endpoint=/x")
     warning = "warning: --remote-image-service-endpoint is ignored: Docker mode has no image endpoint\n"
@@ -273,7 +273,7 @@ def test_doctor_and_in_use_print_one_line_per_finding(run: Run, monkeypatch: pyt
     assert (code, out, "systemctl show does not answer" in err) == (1, "", True)
 
     def doctor(*flags: str, examine: Any = table.examine, **findings: tuple[Finding, ...]) -> tuple[int, str, str]:
-        checks = [Check(check_id, "", lambda machine, found=found: found) for check_id, found in findings.items()]
+        checks = [Check(check_id, "", Mock(return_value=found)) for check_id, found in findings.items()]
         monkeypatch.setattr(table, "examine", partial(examine, checks=checks))
         return run("runtimeproxy", "doctor", *flags)
 
@@ -283,8 +283,8 @@ def test_doctor_and_in_use_print_one_line_per_finding(run: Run, monkeypatch: pyt
     well, bad = json.loads(examined("-o", "json")[1])
     assert [well, bad] == yaml.safe_load(examined("-o", "yaml")[1])
     assert (well["verdict"], well["do"]) == ("ok", None)
-    shown = {"check": "long", "verdict": "failed", "why": "bad?[2J?name", "do": "mend it"}
-    assert bad == {**shown, "doc": "docs/troubleshooting.rst#doctor-long"}
+    row = {"check": "long", "verdict": "failed", "why": "bad?[2J?name", "do": "mend it"}
+    assert bad == {**row, "doc": "docs/troubleshooting.rst#doctor-long"}
     monkeypatch.setattr(output, "_remaining_columns", lambda taken: 11)
     lines = ["a      ok       well", "long   failed   bad?[2J?name", f"{'':16}-> mend it"]
     assert examined("--no-headers")[1].splitlines() == lines, "on a terminal"

@@ -80,9 +80,9 @@ async def test_runtime_versions_are_judged(made: Made) -> None:
     async with FakeDockerd(str(made.runtime), cgroup_driver="systemd") as fake:
         text = f"API {fake.minimum} to {fake.api}, cgroup driver systemd, cgroup v1"
         assert await inspected(made) == ("ok", f"{made.runtime}: dockerd {fake.engine.version}, {text}")
-    for answer, words in wrong:
+    for body, words in wrong:
         async with Daemon(str(made.runtime)) as daemon:
-            daemon.script("/version", answer)
+            daemon.script("/version", body)
             assert await inspected(made) == ("failed", f"{made.runtime}: {words}")
 
 

@@ -79,7 +79,8 @@ def test_frame_fits_terminal_by_dropping_parts() -> None:
 def test_names_cannot_control_terminal() -> None:
     evil = "\x1b[2J\n[red]x"
     server = replace(SERVER, name=evil, last_error=evil, state=evil, policy=evil)
-    parts = {"operations": [replace(OPERATION, name=evil)], "hook_servers": [server], "errors": [(evil,) * 6]}
+    parts: dict[str, Any] = {"hook_servers": [server], "errors": [(evil,) * 6]}
+    parts["operations"] = [replace(OPERATION, name=evil)]
     frame = lines(replace(EMPTY, notes=[evil], missing=evil, **parts), 200)
     assert len([line for line in frame if "?[2J?[red]x" in line]) == 4  # the operation is next to the hook server
     assert not any("\x1b" in line for line in frame)
@@ -146,7 +147,7 @@ def test_view_has_figures_of_interval_and_rows_of_events(recorded: Metrics) -> N
         recorded.observe("hook_call_duration_seconds", 20.0, name)
     recorded.count("hook_failures", "b", "PreStartContainer", "deadline")
     reported = {"time": "2026-11-25T16:00:00Z", "hook": "PreStartContainer", "reason": "deadline"}
-    hook = {"state": "closed", "policy": "Ignore", "lastError": None}
+    hook: dict[str, Any] = {"state": "closed", "policy": "Ignore", "lastError": None}
     hooks = [hook | {"name": name} for name in ("a", "b", "new")]
     hooks[1] |= {"state": "open", "policy": "Fail", "lastError": reported}
     above = (math.inf, math.inf)
@@ -231,7 +232,7 @@ class Terminal:
         self.read = ""
         environ = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "runtimeproxy", "top", f"--admin-endpoint={path}/admin.sock"]
-        files = dict.fromkeys(("stdin", "stdout", "stderr"), self.slave)
+        files: Any = dict.fromkeys(("stdin", "stdout", "stderr"), self.slave)
         self.process = subprocess.Popen(["setsid", "--ctty", *command], **files, env=environ)
 
     def __enter__(self) -> Self:
