@@ -427,7 +427,7 @@ def rich() -> Proxy:
 
 @asynccontextmanager
 async def pages(folder: Path, proxy: Proxy) -> AsyncIterator[Callable[[str], Awaitable[tuple[int, str]]]]:
-    """Run an pages of all pages of a proxy; yield a function that returns a page's status and body."""
+    """Run an exporter of all pages of a proxy; yield a function that returns a page's status and body."""
     async with Site(folder, proxy.methods) as site, exporting(site.path, everything=True) as port:
 
         async def get(target: str) -> tuple[int, str]:
