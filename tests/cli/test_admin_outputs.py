@@ -87,13 +87,6 @@ STATUSES = [
 ]
 
 
-def test_output_matches_docs_and_status_line_fits(command: Run) -> None:
-    assert {line: command(line) for line in SHOWN} == {line: (0, output, "") for line, output in SHOWN.items()}
-    for answer, code, line in STATUSES:
-        assert command("status", readyz=answer) == (code, f"{line}\n", "")
-        assert len(line) <= status.LONGEST
-
-
 CHANGES: list[tuple[str, str, dict[str, object]]] = [
     ("hook disable rdt --reason 'it hangs' --for 1h", "disable", {"name": "rdt", "reason": "it hangs", "for": "1h"}),
     ("hook disable rdt --reason=x --unregistered", "disable", {"name": "rdt", "reason": "x", "unregistered": True}),
@@ -102,7 +95,11 @@ CHANGES: list[tuple[str, str, dict[str, object]]] = [
 ]
 
 
-def test_change_sends_request_and_prints_line(command: Run, server: Server) -> None:
+def test_output_matches_docs_and_change_sends_request(command: Run, server: Server) -> None:
+    assert {line: command(line) for line in SHOWN} == {line: (0, output, "") for line, output in SHOWN.items()}
+    for answer, code, line in STATUSES:
+        assert command("status", readyz=answer) == (code, f"{line}\n", "")
+        assert len(line) <= status.LONGEST
     for line, method, params in CHANGES:
         assert len(lines_of(command, line)) == 1
         assert server.requests.pop() == (method, params)
@@ -363,14 +360,6 @@ def test_following_ends_with_proxy_limit_or_interrupt(server: Server) -> None:
     assert ended.get(timeout=20)  # the server's thread may be the later one
 
 
-def test_completion_script_names_its_installation(run: Run) -> None:
-    for shell in INSTALL:
-        code, out, err = run("runtimeproxy", "completion", shell)
-        assert (code, err) == (0, "")
-        assert f"_RUNTIMEPROXY_COMPLETE={shell}_complete" in out
-        assert out.splitlines()[-1] == f"# For all new shells: {INSTALL[shell]}"
-
-
 OFFERED: dict[str, set[str]] = {
     "config ": {"check", "show", "default"},
     "run --log-level d": {"debug"},
@@ -388,13 +377,18 @@ OFFERED: dict[str, set[str]] = {
 """The offered words by the line up to the cursor."""
 
 
-def test_names_and_ids_are_offered(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+def test_completion_offers_names_and_has_script(monkeypatch: pytest.MonkeyPatch, server: Server, run: Run) -> None:
     monkeypatch.setattr(subjects, "SECONDS", 60.0)
     monkeypatch.setenv("RUNTIMEPROXY_ADMIN_ENDPOINT", str(server.server_address))
     complete = ShellComplete(command_group(), {}, PROGRAM, "").get_completions
     for line, names in OFFERED.items():
         *before, begun = line.split(" ")
         assert {item.value for item in complete(before, begun)} == names, line
+    for shell in INSTALL:
+        code, out, err = run("runtimeproxy", "completion", shell)
+        assert (code, err) == (0, "")
+        assert f"_RUNTIMEPROXY_COMPLETE={shell}_complete" in out
+        assert out.splitlines()[-1] == f"# For all new shells: {INSTALL[shell]}"
 
 
 BROKEN: list[Any] = [HANG, sending(HALF_A_LINE, hang=True), Refused(500, "no"), canned_admin.SPEAK_HTTP, {}]

@@ -1,4 +1,4 @@
-"""Programs and commands from a user's view: outputs, exit codes, pipes, interrupts, encodings, and the screen of top."""
+"""Programs and commands from a user's view: outputs, exit codes, pipes, interrupts, encodings, the screen of top."""
 
 import fcntl
 import io

@@ -257,10 +257,9 @@ async def test_hook_commands_print_results_and_set_exit_code(hook: Any, tmp_path
 
 # -- doctor and in-use -------------------------------------------------------------------------------------------------
 
-COUNTS = "runtimeproxy doctor: {} failed, {}; not checked: {} unknown, {} skipped\n"
-
 
 def test_doctor_and_in_use_print_one_line_per_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = "runtimeproxy doctor: {} failed, {}; not checked: {} unknown, {} skipped\n"
     in_use = partial(run, "runtimeproxy", "in-use", "--koord-runtimeproxy-endpoint=/x.sock")
     connected = "kubelet (pid 4) has 1 connection to /x.sock"
     for users, exit_code, shown in ([], 0, "nobody uses /x.sock\n"), ([connected, "b\x1b"], 1, f"{connected}\nb?\n"):
@@ -279,7 +278,7 @@ def test_doctor_and_in_use_print_one_line_per_finding(run: Run, monkeypatch: pyt
 
     examined = partial(doctor, a=(ok("well"),), long=(failed("bad\x1b[2J\nname", "mend it"),))
     lines = ["CHECK   VERDICT   WHY", "a       ok        well", "long    failed    bad?[2J?name -> mend it", ""]
-    assert examined() == (1, "\n".join(lines), COUNTS.format(1, "0 warnings", 0, 0))
+    assert examined() == (1, "\n".join(lines), counts.format(1, "0 warnings", 0, 0))
     well, bad = json.loads(examined("-o", "json")[1])
     assert [well, bad] == yaml.safe_load(examined("-o", "yaml")[1])
     assert (well["verdict"], well["do"]) == ("ok", None)
@@ -292,7 +291,7 @@ def test_doctor_and_in_use_print_one_line_per_finding(run: Run, monkeypatch: pyt
     for finding, code, warnings in ((ok(""), 0, "0 warnings"), (warning("", "x"), 1, "1 warning")):
         exit_code, _, err = doctor(a=(unknown("hidden", "x"), unknown("away", "x")), b=(skipped("no"),), c=(finding,))
         ignored, last = err.splitlines(keepends=True)
-        assert (exit_code, last) == (code, COUNTS.format(0, warnings, 2, 1))
+        assert (exit_code, last) == (code, counts.format(0, warnings, 2, 1))
         assert ignored.startswith("warning: RUNTIMEPROXY_LISTEN is ignored")
 
 

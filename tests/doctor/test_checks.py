@@ -316,7 +316,17 @@ def users(made: Made) -> list[str]:
     return list(clients.users(made.machine))
 
 
-def test_in_use_lists_connected_programs_until_they_end(made: Made) -> None:
+ENDPOINT = "--container-runtime-endpoint"
+CONFIGURED = [
+    ("kubelet", f"{ENDPOINT}=unix://{{}}", ENDPOINT),
+    ("kubelet", "--image-service-endpoint={}", "--image-service-endpoint"),
+    ("cri-dockerd", "--docker-endpoint=unix:{}", "--docker-endpoint"),
+    ("kubelet", "--config=/k.yaml", "containerRuntimeEndpoint in /k.yaml"),
+    ("kubelet", f"{ENDPOINT}=unix:///other.sock", ""),
+]
+
+
+def test_in_use_lists_connected_and_configured_programs(made: Made) -> None:
     made.kernel = [made.connections(made.ours, 900)]
     assert users(made) == [f"1 connection to {made.ours} of processes that cannot be seen here"]
     made.kernel = [made.connections(made.ours, 900), made.connections(made.ours)]
@@ -328,19 +338,6 @@ def test_in_use_lists_connected_programs_until_they_end(made: Made) -> None:
     made.kernel = []
     made.socket(1902, made.ours)
     assert users(made) == [f"1 connection to {made.ours}; the kernel does not report whose"]
-
-
-ENDPOINT = "--container-runtime-endpoint"
-CONFIGURED = [
-    ("kubelet", f"{ENDPOINT}=unix://{{}}", ENDPOINT),
-    ("kubelet", "--image-service-endpoint={}", "--image-service-endpoint"),
-    ("cri-dockerd", "--docker-endpoint=unix:{}", "--docker-endpoint"),
-    ("kubelet", "--config=/k.yaml", "containerRuntimeEndpoint in /k.yaml"),
-    ("kubelet", f"{ENDPOINT}=unix:///other.sock", ""),
-]
-
-
-def test_in_use_lists_programs_configured_for_proxy(made: Made) -> None:
     made.kernel = [made.connections(made.ours)]
     for pid, (name, flag, _) in enumerate(CONFIGURED):
         made.process(pid, f"/usr/bin/{name}", flag.format(made.ours), CANARY)
@@ -431,13 +428,6 @@ def test_socket_is_denied_when_user_has_no_rights(made: Made) -> None:
         os.seteuid(0)
 
 
-def test_failing_systemctl_raises_os_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "systemctl").symlink_to("/bin/false")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(OSError, match="systemctl show does not answer"):
-        machine.systemctl(["show"])
-
-
 HERE = Path("/proc/self/ns/net")
 ERROR, DONE = 2, 3
 
@@ -482,10 +472,14 @@ def answer(number: int, path: bytes, peer: int, kind: int = socket.SOCK_STREAM) 
     return message(20, struct.pack("=BBBBIII", 1, kind, 1, 0, number, 0, 0) + name + struct.pack("=HHI", 8, 2, peer))
 
 
-def test_answers_of_kernel_may_share_datagram(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_of_kernel_and_systemctl_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shared = answer(6, b"/b.sock\0", 2, kind=socket.SOCK_DGRAM) + answer(7, b"\0abstract", 3)
     sockets = answers(monkeypatch, answer(5, b"/a.sock\0", 1) + shared, message(DONE, bytes(4)))
     assert [(end.inode, end.path, end.peer) for end in sockets] == [(5, "/a.sock", 1), (7, "@abstract", 3)]
     for kind in (ERROR, DONE):
         with pytest.raises(FileNotFoundError, match="No such file"):
             list(answers(monkeypatch, answer(5, b"", 1), message(kind, struct.pack("=i", -errno.ENOENT))))
+    (tmp_path / "systemctl").symlink_to("/bin/false")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OSError, match="systemctl show does not answer"):
+        machine.systemctl(["show"])

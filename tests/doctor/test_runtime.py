@@ -54,18 +54,7 @@ def test_silent_socket_fails_within_time_limit(made: Made, mode: str, monkeypatc
             assert only(check, made) == ("failed", f"{words}{path}: no answer in time")
 
 
-async def test_mode_differing_from_flag_fails(made: Made) -> None:
-    made.proxy()
-    checks = ((runtime.proxy, made.ours, "the proxy"), (runtime.runtime, made.runtime, "the runtime"))
-    for (given, actual), (inspect, path, who) in product((("Containerd", "Docker"), ("Docker", "Containerd")), checks):
-        made.flags[MODE] = given
-        async with FakeDockerd(str(path)) if actual == "Docker" else FakeRuntime(str(path)):
-            finding = await inspected(made, inspect)
-        why = f"the modes differ: {who} at {path} answers in mode {actual}, and --backend-runtime-mode is {given}"
-        assert finding == ("failed", why)
-
-
-async def test_runtime_versions_are_judged(made: Made) -> None:
+async def test_runtime_versions_and_mode_are_judged(made: Made) -> None:
     not_dockerd = "its answer is not dockerd's"
     wrong = [(reply(b"canary-4711"), not_dockerd), (reply(b"{}", 500), "GET /version: status 500")]
     wrong += [(reply(b"[]"), not_dockerd), (b"\x00\x01canary-4711\r\n\r\n", not_dockerd)]
@@ -84,6 +73,14 @@ async def test_runtime_versions_are_judged(made: Made) -> None:
         async with Daemon(str(made.runtime)) as daemon:
             daemon.script("/version", body)
             assert await inspected(made) == ("failed", f"{made.runtime}: {words}")
+    made.proxy()
+    checks = ((runtime.proxy, made.ours, "the proxy"), (runtime.runtime, made.runtime, "the runtime"))
+    for (given, actual), (inspect, path, who) in product((("Containerd", "Docker"), ("Docker", "Containerd")), checks):
+        made.flags[MODE] = given
+        async with FakeDockerd(str(path)) if actual == "Docker" else FakeRuntime(str(path)):
+            finding = await inspected(made, inspect)
+        why = f"the modes differ: {who} at {path} answers in mode {actual}, and --backend-runtime-mode is {given}"
+        assert finding == ("failed", why)
 
 
 async def test_proxy_is_called_on_its_own_socket(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
