@@ -402,8 +402,7 @@ FAULTS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-FAILING = 7
-"""The number of faults, the first ones, that fail the request."""
+FAILING = 7  # the number of faults, the first ones, that fail the request
 
 
 def faults(state: dict[str, Any]) -> dict[str, tuple[str, str]]:

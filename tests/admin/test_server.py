@@ -49,8 +49,7 @@ def raising(error: Exception) -> Query:
 OK = {"id": 1, "end": END}
 NONE, ENDLESS, SILENT, THIRTY = (request(method, {}) for method in ("none", "endless", "silent", "thirty"))
 PART_SIZE = 10_000
-made = [0]
-"""The number of parts of endless answers."""
+made = [0]  # the number of parts of endless answers
 
 
 def endless(params: Mapping[str, Any]) -> Iterator[Part]:
@@ -321,8 +320,6 @@ async def test_iteration_makes_one_part_for_all_clients(tmp_path: Path, monkeypa
             await asyncio.gather(*(reply.send(NONE * 50 + THIRTY) for reply in (site, metrics) for _ in range(10)))
     assert (most, total[0] + done[0]) == ([1], 20 * (50 + 1 + 30))
 
-
-# -- the daemon's admin and metrics sockets ----------------------------------------------------------------------------
 
 WELL = {"checks": [{"name": "loop", "state": "ok", "reason": ""}], "schemaVersion": 1}
 

@@ -242,7 +242,6 @@ INTERRUPTED = [
     ("koord_runtime_proxy", "--koord-runtimeproxy-endpoint={}/p.sock", "uvloop"),
     ("hooks", "gpu --endpoint={0}/h.sock --register-dir={0}/r", "grpc"),
 ]
-"""The program, its arguments, and the module at whose import it is interrupted."""
 
 
 @pytest.mark.slow
@@ -471,8 +470,7 @@ def test_events_are_read_once_and_again_after_restart(proxy: dict[str, Answer], 
     assert (after.samples, after.missing) == (last.samples, "it is broken")
 
 
-SECONDS = 30.0
-"""How long a test waits for an expected output."""
+SECONDS = 30.0  # to wait for an expected output
 ESCAPES, ALTERNATE, MAIN = r"\x1b\[[0-9;?]*[a-zA-Z]", "\x1b[?1049h", "\x1b[?1049l"
 
 

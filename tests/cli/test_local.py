@@ -1,7 +1,4 @@
-"""The commands that need no proxy, from a user's view: config, version, kubelet-args, hook, doctor, in-use, report.
-
-Each wrong value is in tests/settings; what the commands of ``hook`` do is in tests/hooks/tools.
-"""
+"""Commands that need no proxy; wrong values are in tests/settings, what ``hook`` does in tests/hooks/tools."""
 
 import asyncio
 import json
@@ -79,9 +76,6 @@ def test_config_prints_keys_errors_and_warnings(run: Run, tmp_path: Path) -> Non
     assert err.startswith("runtimeproxy: error: --for-version: 'old' is not a version")
 
 
-# -- version ---------------------------------------------------------------------------------------------------------
-
-
 def test_version_has_commit_date_and_libraries(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     by_url = '{"url": "file:///secret", "dir_info": {}}'
     by_commit = '{"url": "https://secret@x", "vcs_info": {"commit_id": "abc"}}'
@@ -107,8 +101,6 @@ def test_version_has_commit_date_and_libraries(run: Run, monkeypatch: pytest.Mon
     first = run("runtimeproxy", "--version")[1].splitlines()[0]
     assert first == f"runtimeproxy {VERSION} (commit abc-dirty, date 2026-01-02T03:04:05Z)"
 
-
-# -- kubelet-args: the flags of each kubelet, the drop-in that has them, and the way back ----------------------------
 
 SOCKET = "unix:///var/run/koord-runtimeproxy/runtimeproxy.sock"
 CRI, DOCKER = f"--container-runtime-endpoint={SOCKET}", f"--docker-endpoint={SOCKET}"
@@ -187,8 +179,6 @@ def test_kubelet_flags_follow_version_mode_and_runtime(run: Run) -> None:
         assert len(parts["notes"]) == 2 + notes
 
 
-# -- hook --------------------------------------------------------------------------------------------------------------
-
 CREATE = "PreCreateContainer"
 
 
@@ -253,9 +243,6 @@ async def test_hook_commands_print_results_and_set_exit_code(hook: Any, tmp_path
         code, out, err = await bench()
     assert (code, err) == (1, "")
     assert out.splitlines()[-1] == "  4 x INTERNAL: failed as requested"
-
-
-# -- doctor and in-use -------------------------------------------------------------------------------------------------
 
 
 def test_doctor_and_in_use_print_one_line_per_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,8 +333,6 @@ def test_doctor_reads_flags_and_changes_no_file(run: Run, tmp_path: Path) -> Non
     list(table.examine(made.machine))
     assert {path: path.lstat().st_mtime_ns for path in made.root.parent.rglob("*")} == before
 
-
-# -- report: the file's content, the missing sources, and the allowed paths ------------------------------------------
 
 ADMIN = [f"{name}.json" for name in ("version", "livez", "readyz", "configz", "hooks", "store")]
 ADMIN[5:5] = ["metrics.txt", "events.ndjson"]

@@ -13,8 +13,7 @@ from runtimeproxy.plugins.disabling import mask_file
 from runtimeproxy.settings import config
 from tests.fakes import registration
 
-PATIENCE_SECONDS = 20.0
-"""Seconds that a call may take on a busy machine."""
+PATIENCE_SECONDS = 20.0  # of a call on a busy machine
 CANARY, KERNEL = "canary-4711", "6.1.0-9-amd64"
 HEAD = "Num       RefCount Protocol Flags    Type St Inode Path"
 FILES = {"proc/net/unix": HEAD, "proc/locks": "", "proc/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"}

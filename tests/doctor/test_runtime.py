@@ -97,9 +97,6 @@ async def test_proxy_is_called_on_its_own_socket(made: Made, monkeypatch: pytest
         assert (verdict, why.endswith(".sock: Permission denied")) == ("unknown", True)
 
 
-# -- hook servers ----------------------------------------------------------------------------------------------------
-
-
 async def called(made: Made) -> list[Finding]:
     return await asyncio.to_thread(lambda: list(hookservers.hook_servers(made.machine)))
 
