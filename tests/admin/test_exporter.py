@@ -388,6 +388,24 @@ def values(schema: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
         yield from (("n" * schema["maxLength"], True), ("n" * (schema["maxLength"] + 1), False))
 
 
+async def test_document_lists_exporter_paths_and_parameters(tmp_path: Path) -> None:
+    assert {path: [*methods] for path, methods in DOCUMENT["paths"].items()} == {path: ["get"] for path in PAGES}
+    for path, params in PAGES.items():
+        assert DOCUMENT["paths"][path]["get"]["operationId"] == path[1:]
+        assert tuple(parameters(path)) == params
+    assert SCHEMAS["Kind"]["enum"] == list(KINDS)
+    assert SCHEMAS["Version"]["properties"]["mode"]["enum"] == [mode.value for mode in Mode]
+    async with pages(tmp_path, rich()) as get:
+        for path, (name, schema) in [(page, each) for page in PAGES for each in parameters(page).items()]:
+            tried = [*values(schema)]
+            assert len(tried) > 1
+            for value, inside in tried:
+                more = "&limit=1" if name == "follow" else ""  # otherwise the answer has no end
+                status, text = await get(f"{path}?{name}={value}{more}")
+                assert (status != 400) == inside, (path, name, value, text)
+                assert inside or f"{name} is not " in json.loads(text)["error"]
+
+
 def rich() -> Proxy:
     """Return a proxy whose answers have a value in each member."""
     proxy = Proxy()
@@ -429,22 +447,8 @@ ANSWERS += [("/configz", 200, "Configuration"), ("/store?limit=1", 200, "Store")
 ANSWERS += [("/store?limit=1&limit=2", 400, "Error"), ("/nothing", 404, "Error"), ("PUT /store", 405, "Error")]
 
 
-async def test_document_describes_exporter_pages_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {path: [*methods] for path, methods in DOCUMENT["paths"].items()} == {path: ["get"] for path in PAGES}
-    for path, params in PAGES.items():
-        assert DOCUMENT["paths"][path]["get"]["operationId"] == path[1:]
-        assert tuple(parameters(path)) == params
-    assert SCHEMAS["Kind"]["enum"] == list(KINDS)
-    assert SCHEMAS["Version"]["properties"]["mode"]["enum"] == [mode.value for mode in Mode]
-    async with pages(tmp_path, rich()) as get:
-        for path, (name, schema) in [(page, each) for page in PAGES for each in parameters(page).items()]:
-            tried = [*values(schema)]
-            assert len(tried) > 1
-            for value, inside in tried:
-                more = "&limit=1" if name == "follow" else ""  # otherwise the answer has no end
-                status, text = await get(f"{path}?{name}={value}{more}")
-                assert (status != 400) == inside, (path, name, value, text)
-                assert inside or f"{name} is not " in json.loads(text)["error"]
+async def test_answers_conform_to_their_schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a proxy whose answers have each member, and the canned ones of the commands' tests."""
     proxy = rich()
     monkeypatch.setattr("runtimeproxy.observe.events.MOST_EVENTS", len(proxy.metrics.events))
     proxy.metrics.events.add(EventKind.DRAIN)
