@@ -1,38 +1,39 @@
-"""The exporter with a fake of the proxy's sockets: pages, faults, limits, TLS and listening addresses."""
+"""The exporter with a fake of the proxy's sockets, and with a proxy as docs/admin-api.yaml describes it."""
 
 import asyncio
 import json
+import os
+import re
 import signal
 import socket
 import ssl
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
+import yaml
+from jsonschema import Draft202012Validator
 
 from runtimeproxy.admin import exporter
-from runtimeproxy.admin.exporter import (
-    CONNECTIONS,
-    FOLLOWERS,
-    HEAD_BYTES,
-    PAGES,
-    PUBLIC,
-    Address,
-    Exporter,
-    Tls,
-    TlsFiles,
-)
+from runtimeproxy.admin.exporter import PAGES, PUBLIC, Address, Exporter, Tls, TlsFiles
 from runtimeproxy.admin.protocol import PART_BYTES, line
-from runtimeproxy.errors import ConfigError
-from tests.admin.conftest import FIGURES, GET_METRICS, METRICS, connected, exporting, fetch, reply
+from runtimeproxy.admin.queries import KINDS
+from runtimeproxy.errors import ConfigError, Reason
+from runtimeproxy.observe.events import About, EventKind
+from runtimeproxy.plugins.reach import Absence
+from runtimeproxy.settings.options import Mode
+from tests.admin.conftest import FIGURES, GET_METRICS, METRICS, Proxy, Site, connected, exporting, fetch, reply
+from tests.cli.admin_answers import CANNED, EVENTS
 from tests.docs import ROOT
 from tests.fakes.canned_admin import END, HANG, Fault, Server, sending
+from tests.fakes.plugins import FAIL
 from tests.patience import SECONDS, until
 
 
@@ -56,47 +57,24 @@ PASSED: list[tuple[str, dict[str, Any], Fault, str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "params", "answer", "status", "body", "kind"), PASSED)
-async def test_page_returns_answer_of_its_method(
-    upstream: Server, target: str, params: dict[str, Any], answer: Fault, status: str, body: str, kind: str
-) -> None:
-    upstream.fault = answer
-    async with exporting(upstream.server_address, everything=True) as port:
-        answered = await fetch(port, f"GET {target} HTTP/1.1")
-    assert upstream.requests == [(target[1:].partition("?")[0], params)]
-    assert answered.partition(" ")[2].startswith(status)
-    assert body in answered
-    assert "Connection: close\r\n" in answered
-    assert f"Content-Type: {kind}" in answered
-
-
-REFUSED = [
-    *((f"GET {path} HTTP/1.1", "404") for path in ("/", "/metrics/", "//metrics", *(PAGES.keys() - {*PUBLIC}))),
-    *[("POST /loglevel HTTP/1.1", "404"), ("POST /metrics HTTP/1.1", "405"), ("HEAD /readyz HTTP/1.1", "405")],
-    *[("GET /metrics?secret=1 HTTP/1.1", "400"), ("GET /readyz?follow HTTP/1.1", "400")],
-    *((head, "400") for head in ("secret", "GET /metrics secret", f"{GET_METRICS}\r\nsecret")),
-]
-
-
-@pytest.mark.parametrize(("request_line", "status"), sorted(REFUSED))
-async def test_refused_requests_do_not_reach_proxy(
-    upstream: Server, request_line: str, status: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_refused_requests_do_not_reach_proxy(upstream: Server, caplog: pytest.LogCaptureFixture) -> None:
+    refused = [
+        *((f"GET {path} HTTP/1.1", "404") for path in ("/", "/metrics/", "//metrics", *(PAGES.keys() - {*PUBLIC}))),
+        *[("POST /loglevel HTTP/1.1", "404"), ("POST /metrics HTTP/1.1", "405"), ("HEAD /readyz HTTP/1.1", "405")],
+        *[("GET /metrics?secret=1 HTTP/1.1", "400"), ("GET /readyz?follow HTTP/1.1", "400")],
+        *((head, "400") for head in ("secret", "GET /metrics secret", f"{GET_METRICS}\r\nsecret")),
+    ]
     caplog.set_level("INFO")
     async with exporting(upstream.server_address) as port:
-        answered = await fetch(port, request_line)
-    assert answered.split()[1] == status
-    assert ("Allow: GET\r\n" in answered) == (status == "405")
-    assert ("the request cannot be read" in answered) == ("secret" in request_line and "?" not in request_line)
-    assert "secret" not in answered + caplog.text
-    assert not upstream.requests
-
-
-async def test_page_refuses_all_methods_but_get(upstream: Server) -> None:
+        for sent, status in refused:
+            answered = await fetch(port, sent)
+            assert answered.split()[1] == status, sent
+            assert ("Allow: GET\r\n" in answered) == (status == "405")
+            assert ("the request cannot be read" in answered) == ("secret" in sent and "?" not in sent)
+            assert "secret" not in answered + caplog.text
     async with exporting(upstream.server_address, everything=True) as port:
-        for path in PAGES:
-            for method in ("POST", "PUT", "DELETE"):
-                assert (await fetch(port, f"{method} {path} HTTP/1.1")).startswith("HTTP/1.1 405 ")
+        for method, path in product(("POST", "PUT", "DELETE"), PAGES):
+            assert (await fetch(port, f"{method} {path} HTTP/1.1")).startswith("HTTP/1.1 405 ")
     assert not upstream.requests
 
 
@@ -104,43 +82,44 @@ CLOSED = "it closed the connection: does the proxy run"
 UNREADABLE = "its answer cannot be read: is it a proxy of this version?"
 LATE = "it did not answer within"
 PART = line(id=1, part=METRICS)
-FAULTS: dict[str, tuple[Fault, int, str]] = {
-    "closes within a line": (sending(PART[:-9]), 502, CLOSED),
-    "closes within the answer": (sending(PART), 502, CLOSED),
-    "noise": (sending(b"\x00\xff\n"), 502, UNREADABLE),
-    "a deep line": (sending(b"[" * 100_000 + b"\n"), 502, UNREADABLE),
-    "a long line": (sending(b" " * 2 * PART_BYTES), 502, UNREADABLE),
-    "a long answer": (sending(*[line(id=1, part={"a": "a" * (PART_BYTES // 2)})] * 33), 502, UNREADABLE),
-    "no members": (reply({}), 502, UNREADABLE),
-    "members of wrong types": (reply(METRICS | {"process": []}), 502, UNREADABLE),
-    "null": (reply(dict.fromkeys([*METRICS, "checks", "events"])), 502, UNREADABLE),
-    "hangs": (HANG, 504, LATE),
-    "hangs within the answer": (sending(PART, hang=True), 504, LATE),
-}
+NO_ANSWERS = [b"\x00\xff\n", b"[" * 100_000 + b"\n", b" " * 2 * PART_BYTES, b"1\n", b'{"part": []}\n', b"{}\n"]
+NO_ANSWERS += [b'{"end": null}\n', b'{"end": {"schemaVersion": 2}}\n', b'{"error": {"status": "404"}}\n']
+NO_ANSWERS.append(line(id=1, part={"a": "a" * (PART_BYTES // 2)}) * 33)
+NO_METRICS: list[Any] = [{}, METRICS | {"process": []}, dict.fromkeys([*METRICS, "checks", "events"])]
+FAULTS: list[tuple[Fault, int, str]] = [(sending(octets), 502, CLOSED) for octets in (PART[:-9], PART)]
+FAULTS += [(fault, 502, UNREADABLE) for fault in (*map(sending, NO_ANSWERS), *map(reply, NO_METRICS))]
+LOGGED = [("WARNING", None), ("INFO", None)]
+FAULTS += [(fault, 504, LATE) for fault in (HANG, sending(PART, hang=True))]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-async def test_proxy_fault_is_one_line(
-    upstream: Server, monkeypatch: pytest.MonkeyPatch, fault: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_proxy_fault_is_one_line(upstream: Server, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     """The fault and the recovery are logged, each once."""
     caplog.set_level("INFO", "runtimeproxy.admin.exporter")
-    upstream.fault, status, why = FAULTS[fault]
-    seconds = 0.05 if status == 504 else SECONDS
     async with exporting(upstream.server_address) as port:
-        monkeypatch.setattr(Exporter._call, "__defaults__", (seconds,))
-        answered = [await fetch(port, GET_METRICS) for _ in range(2)]
-        upstream.fault = reply()
-        monkeypatch.setattr(Exporter._call, "__defaults__", (SECONDS,))
-        assert all([FIGURES in await fetch(port, GET_METRICS) for _ in range(2)])
-    for state in answered:
-        assert state.startswith(f"HTTP/1.1 {status} ")
-        text = json.loads(state.partition("\r\n\r\n")[2])["error"]
-        assert text.startswith(f"the proxy at {upstream.server_address}: {why}")
-    assert [(record.levelname, record.exc_info) for record in caplog.records] == [("WARNING", None), ("INFO", None)]
+        for upstream.fault, status, why in FAULTS:
+            monkeypatch.setattr(Exporter._call, "__defaults__", (0.05 if status == 504 else SECONDS,))
+            answered = [await fetch(port, GET_METRICS) for _ in range(2)]
+            upstream.fault = reply()
+            monkeypatch.setattr(Exporter._call, "__defaults__", (SECONDS,))
+            assert all([FIGURES in await fetch(port, GET_METRICS) for _ in range(2)])
+            for state in answered:
+                assert state.startswith(f"HTTP/1.1 {status} ")
+                text = json.loads(state.partition("\r\n\r\n")[2])["error"]
+                assert text.startswith(f"the proxy at {upstream.server_address}: {why}")
+            assert [(record.levelname, record.exc_info) for record in caplog.records] == LOGGED
+            caplog.clear()
 
 
-async def test_hanging_proxy_fails_health_checks(upstream: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_page_returns_answer_or_why_proxy_gave_none(upstream: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with exporting(upstream.server_address, everything=True) as port:
+        for target, params, upstream.fault, status, body, kind in PASSED:
+            answered = await fetch(port, f"GET {target} HTTP/1.1")
+            assert upstream.requests.pop() == (target[1:].partition("?")[0], params)
+            assert answered.partition(" ")[2].startswith(status)
+            assert body in answered
+            assert "Connection: close\r\n" in answered
+            assert f"Content-Type: {kind}" in answered
+    assert not upstream.requests
     monkeypatch.setattr(exporter, "HEALTH_SECONDS", 0.05)
     upstream.fault = HANG
     async with exporting(upstream.server_address) as port:
@@ -148,10 +127,7 @@ async def test_hanging_proxy_fails_health_checks(upstream: Server, monkeypatch: 
             answered = await fetch(port, f"GET {path} HTTP/1.1")
             assert answered.startswith("HTTP/1.1 503 ")
             assert "[-]loop failed: the proxy did not answer within 0.05 s: its event loop hangs\n" in answered
-
-
-async def test_failed_connection_to_proxy_is_reported(tmp_path: Path) -> None:
-    async with exporting(tmp_path / "metrics.sock") as port:
+        os.unlink(str(upstream.server_address))
         answered = await fetch(port, GET_METRICS)
     assert answered.startswith("HTTP/1.1 502 ")
     do = "does the proxy run with this endpoint, and is this user in the group of --metrics-group?"
@@ -167,7 +143,10 @@ def numbers(answered: str) -> list[int]:
     return [json.loads(text)["number"] for text in answered.splitlines() if text.startswith('{"number"')]
 
 
-async def test_events_of_all_parts_are_sent_as_lines(upstream: Server) -> None:
+FOLLOW = "GET /events?follow HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+async def test_events_are_sent_as_lines_to_limited_followers(upstream: Server) -> None:
     upstream.fault = sending(events(), events(1, 2), line(id=1, part={}), events(3), END)
     async with exporting(upstream.server_address, everything=True) as port:
         answered = await fetch(port, "GET /events?since=7&limit=9&hookServer=a&kind=edited&pod=b&follow=0 HTTP/1.1")
@@ -176,24 +155,15 @@ async def test_events_of_all_parts_are_sent_as_lines(upstream: Server) -> None:
     assert numbers(answered) == [1, 2, 3]
     assert "Content-Type: application/x-ndjson\r\n" in answered
     assert answered.endswith("\r\n0\r\n\r\n")
-
-
-@pytest.mark.parametrize("then", [b"", b"noise\n", line(id=1, part={"events": None}) + END, error(500, "broken")])
-async def test_fault_within_events_aborts_response(upstream: Server, then: bytes) -> None:
-    upstream.fault = sending(events(1), then)
-    async with exporting(upstream.server_address, everything=True) as port:
-        answered = await fetch(port, "GET /events HTTP/1.1")
-    assert answered.startswith("HTTP/1.1 200 ")
-    assert not answered.endswith("\r\n0\r\n\r\n")
-
-
-FOLLOW = "GET /events?follow HTTP/1.1\r\nHost: a\r\n\r\n"
-
-
-async def test_followers_are_limited_until_one_leaves(upstream: Server) -> None:
+    for then in (b"", b"noise\n", line(id=1, part={"events": None}) + END, error(500, "broken")):
+        upstream.fault = sending(events(1), then)
+        async with exporting(upstream.server_address, everything=True) as port:
+            answered = await fetch(port, "GET /events HTTP/1.1")
+        assert answered.startswith("HTTP/1.1 200 ")
+        assert not answered.endswith("\r\n0\r\n\r\n")
     upstream.fault = sending(events(1), hang=True)
     async with exporting(upstream.server_address, everything=True) as port, AsyncExitStack() as stack:
-        for _ in range(FOLLOWERS):
+        for _ in range(exporter.FOLLOWERS):
             reader, writer = await stack.enter_async_context(connected(port, FOLLOW))
             await reader.readuntil(b'{"number":1}\n')
         assert (await fetch(port, "GET /events?follow=true HTTP/1.1")).startswith("HTTP/1.1 503 ")
@@ -205,20 +175,21 @@ async def test_followers_are_limited_until_one_leaves(upstream: Server) -> None:
         assert numbers(answered) == [1]
 
 
-async def test_endless_head_closes_connection(upstream: Server) -> None:
-    head = f"{GET_METRICS}\r\n" + "A: b\r\n" * HEAD_BYTES
-    async with exporting(upstream.server_address) as port, connected(port, head) as (reader, _):
-        with suppress(ConnectionError):  # the exporter has unread data
+async def test_endless_head_or_connection_above_limit_is_closed(upstream: Server) -> None:
+    head = f"{GET_METRICS}\r\n" + "A: b\r\n" * exporter.HEAD_BYTES
+    async with exporting(upstream.server_address) as port, AsyncExitStack() as stack:
+        async with connected(port, head) as (reader, _):
+            with suppress(ConnectionError):  # the exporter has unread data
+                assert not await reader.read()
+        for _ in range(exporter.CONNECTIONS):
+            await stack.enter_async_context(connected(port, ""))
+        async with connected(port, "") as (reader, _):
             assert not await reader.read()
 
 
-STOPS = {"within a head": b"GET /store", "never reads": b"GET /store HTTP/1.1\r\nHost: a\r\n\r\n"}
-STOPS["never reads events"] = FOLLOW.encode()
-
-
-@pytest.mark.parametrize("sent", STOPS.values(), ids=STOPS)
+@pytest.mark.parametrize("sent", [b"GET /store", b"GET /store HTTP/1.1\r\nHost: a\r\n\r\n", FOLLOW.encode()])
 async def test_stalled_client_is_closed(upstream: Server, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    """The answer is longer than all buffers."""
+    """Within a head, or as it never reads its answer, which is longer than all buffers."""
     monkeypatch.setattr(exporter, "CONNECTION_SECONDS", 0.2)
     text = "x" * (PART_BYTES // 2)
     upstream.fault = reply(*[{"containers": [text], "events": [{"text": text}]}] * 20)
@@ -233,23 +204,11 @@ async def test_stalled_client_is_closed(upstream: Server, monkeypatch: pytest.Mo
             await until(lambda: len(upstream.requests) == sent.count(b"Host"))
             assert running.clients
             await until(lambda: not running.clients)
-
-
-async def test_client_accepted_at_exit_is_closed(tmp_path: Path) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        async with Exporter(str(tmp_path / "metrics.sock"), None) as running:
-            running.accept(ours)
+            at_exit, theirs = socket.socketpair()
+            running.accept(at_exit)
         await asyncio.sleep(0)
-        assert ours.fileno() == -1
-
-
-async def test_connection_above_limit_is_closed(upstream: Server) -> None:
-    async with exporting(upstream.server_address) as port, AsyncExitStack() as stack:
-        for _ in range(CONNECTIONS):
-            await stack.enter_async_context(connected(port, ""))
-        async with connected(port, "") as (reader, _):
-            assert not await reader.read()
+        theirs.close()
+        assert at_exit.fileno() == -1
 
 
 class Authority:
@@ -262,7 +221,7 @@ class Authority:
         self.renew()
 
     def renew(self) -> bytes:
-        """Write another certificate for the server, with its key; return its serial number in DER form."""
+        """Write another certificate for the server, with its key; return it in DER form."""
         issued = self._ca.issue_cert("node.test")
         issued.private_key_pem.write_to_path(self.files.key)
         Path(self.files.cert).write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
@@ -275,51 +234,17 @@ class Authority:
         return context
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
-
-
-def too_old(authority: Authority) -> ssl.SSLContext:
-    context = authority.client()
-    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
-    return context
-
-
-STRANGERS: dict[str, Callable[[Authority], ssl.SSLContext | None]] = {
-    "no TLS": lambda authority: None,
-    "no certificate": lambda authority: authority.client(certificate=False),
-    "TLS 1.1": too_old,
-}
-
-
 @pytest.mark.filterwarnings("ignore:.*TLSv1_1 is deprecated")
-@pytest.mark.parametrize("stranger", STRANGERS)
-async def test_client_without_certificate_gets_nothing(upstream: Server, authority: Authority, stranger: str) -> None:
+async def test_client_without_certificate_gets_nothing(upstream: Server, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    too_old = authority.client()
+    too_old.minimum_version = too_old.maximum_version = ssl.TLSVersion.TLSv1_1
     async with exporting(upstream.server_address, Tls(authority.files)) as port:
-        answered = ""
-        with suppress(OSError):
-            answered = await fetch(port, GET_METRICS, STRANGERS[stranger](authority))
+        for stranger in (None, authority.client(certificate=False), too_old):
+            with suppress(OSError):
+                assert not await fetch(port, GET_METRICS, stranger)
         assert FIGURES in await fetch(port, GET_METRICS, authority.client())
-    assert not answered
     assert len(upstream.requests) == 1
-
-
-async def served_certificate(port: int, context: ssl.SSLContext) -> bytes:
-    async with connected(port, "", context) as (_, writer):
-        return bytes(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
-
-
-async def test_renewed_certificates_are_served(upstream: Server, authority: Authority) -> None:
-    async with exporting(upstream.server_address, Tls(authority.files)) as port:
-        before = await served_certificate(port, authority.client())
-        key = Path(authority.files.key).read_bytes()
-        Path(authority.files.key).write_bytes(b"half of it")
-        assert await served_certificate(port, authority.client()) == before
-        Path(authority.files.key).write_bytes(key)
-        renewed = authority.renew()
-        assert renewed != before
-        assert await served_certificate(port, authority.client()) == renewed
 
 
 BROKEN = [
@@ -330,61 +255,62 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "words"), BROKEN)
-def test_unusable_tls_files_are_reported(authority: Authority, name: str, content: bytes | None, words: str) -> None:
-    path = Path(getattr(authority.files, name))
-    path.unlink()
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ConfigError) as raised:
-        Tls(authority.files)
-    assert words.format(path=path) in str(raised.value)
+async def test_renewed_certificates_are_served_if_usable(upstream: Server, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+
+    async def served() -> bytes:
+        async with connected(port, "", authority.client()) as (_, writer):
+            return bytes(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
+
+    async with exporting(upstream.server_address, Tls(authority.files)) as port:
+        before = await served()
+        key = Path(authority.files.key).read_bytes()
+        Path(authority.files.key).write_bytes(b"half of it")
+        assert await served() == before
+        Path(authority.files.key).write_bytes(key)
+        renewed = authority.renew()
+        assert renewed != before
+        assert await served() == renewed
+    for name, content, words in BROKEN:
+        path = Path(getattr(authority.files, name))
+        before = path.read_bytes()
+        path.unlink() if content is None else path.write_bytes(content)
+        with pytest.raises(ConfigError, match=re.escape(words.format(path=path))):
+            Tls(authority.files)
+        path.write_bytes(before)
 
 
-ADDRESSES: dict[str, Address | None] = {
-    "127.0.0.1:9654": ("127.0.0.1", 9654),
-    "[::1]:9654": ("::1", 9654),
-    "unix:///run/x.sock": "/run/x.sock",
-    **dict.fromkeys(["unix:x.sock", "/run/x.sock", "localhost:9654", "::1:9654", "[127.0.0.1]:9654"]),
-    **dict.fromkeys(["127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", ":9654", ""]),
-}
-
-
-@pytest.mark.parametrize(("text", "expected"), ADDRESSES.items())
-def test_listen_accepts_address_with_port_or_path(text: str, expected: Address | None) -> None:
-    if expected:
-        assert exporter.parse_address(text) == expected
-        return
-    with pytest.raises(ConfigError, match=r"^--listen: .* is not an? (address with a port|unix socket)"):
-        exporter.parse_address(text)
-
-
-LOOPBACK, REMOTE, NONE, ALL = ("127.0.0.1", 1), ("10.0.0.1", 1), (None, None, None), ("c", "k", "a")
-STATE = "--listen: any user of the node could read the proxy's state there"
-TLS_FLAGS: list[tuple[Address, tuple[str | None, ...], bool, str]] = [
-    (LOOPBACK, NONE, False, ""),
-    (REMOTE, ALL, False, ""),
-    (REMOTE, NONE, False, "--listen: 10.0.0.1 is not a loopback address"),
-    (("::", 1), NONE, False, "--listen: :: is not a loopback address"),
-    (LOOPBACK, ("c", None, None), False, "TLS needs all of .*: --tls-key and --client-ca is missing"),
-    (LOOPBACK, NONE, True, STATE),
-    (LOOPBACK, ("c", "k", None), True, "TLS needs all of .*: --client-ca is missing"),
-    (LOOPBACK, ALL, True, ""),
-    ("/x.sock", NONE, True, ""),
-    ("/x.sock", ("c", None, None), True, "--listen: a unix socket has no TLS"),
-]
-
-
-@pytest.mark.parametrize(("at", "files", "everything", "error"), TLS_FLAGS)
-def test_tls_is_required_where_users_may_connect(
-    at: Address, files: tuple[str | None, ...], everything: bool, error: str
-) -> None:
-    if error:
-        with pytest.raises(ConfigError, match=error):
-            exporter.tls_files(at, *files, everything=everything)
-    else:
-        expected = TlsFiles(*map(str, files)) if files[0] else None
-        assert exporter.tls_files(at, *files, everything=everything) == expected
+def test_tls_is_required_where_users_may_connect() -> None:
+    """The flag --listen has an address with a port, or a path."""
+    no_addresses = ["unix:x.sock", "/run/x.sock", "localhost:9654", "::1:9654", "[127.0.0.1]:9654"]
+    no_addresses += ["127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", ":9654", ""]
+    here, remote, none, every = ("127.0.0.1", 1), ("10.0.0.1", 1), (None, None, None), ("c", "k", "a")
+    readable = "--listen: any user of the node could read the proxy's state there"
+    tls_flags: list[tuple[Address, tuple[str | None, ...], bool, str]] = [
+        (here, none, False, ""),
+        (remote, every, False, ""),
+        (remote, none, False, "--listen: 10.0.0.1 is not a loopback address"),
+        (("::", 1), none, False, "--listen: :: is not a loopback address"),
+        (here, ("c", None, None), False, "TLS needs all of .*: --tls-key and --client-ca is missing"),
+        (here, none, True, readable),
+        (here, ("c", "k", None), True, "TLS needs all of .*: --client-ca is missing"),
+        (here, every, True, ""),
+        ("/x.sock", none, True, ""),
+        ("/x.sock", ("c", None, None), True, "--listen: a unix socket has no TLS"),
+    ]
+    addresses = {
+        "127.0.0.1:9654": ("127.0.0.1", 9654),
+        "[::1]:9654": ("::1", 9654),
+        "unix:///run/x.sock": "/run/x.sock",
+    }
+    assert {text: exporter.parse_address(text) for text in addresses} == addresses
+    for text in no_addresses:
+        with pytest.raises(ConfigError, match=r"^--listen: .* is not an? (address with a port|unix socket)"):
+            exporter.parse_address(text)
+    for at, files, everything, error in tls_flags:
+        with pytest.raises(ConfigError, match=error) if error else nullcontext():
+            expected = TlsFiles(*map(str, files)) if files[0] else None
+            assert exporter.tls_files(at, *files, everything=everything) == expected
 
 
 @pytest.mark.slow
@@ -406,3 +332,138 @@ async def test_program_serves_all_pages_on_unix_socket(upstream: Server, tmp_pat
         assert await process.wait() == 0
         assert b"Traceback" not in await process.stderr.read()
     assert not path.exists()
+
+
+DOCUMENT: dict[str, Any] = yaml.safe_load(Path("docs/admin-api.yaml").read_text())
+SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
+
+
+def resolved(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a node refers to, or the node."""
+    target = node
+    for key in node.get("$ref", "").split("/")[1:]:
+        target = DOCUMENT[key] if target is node else target[key]
+    return target
+
+
+def parameters(path: str) -> dict[str, Mapping[str, Any]]:
+    """Return the schemas of a path's parameters by name."""
+    schemas = [resolved(parameter) for parameter in DOCUMENT["paths"][path]["get"].get("parameters", [])]
+    return {schema["name"]: resolved(schema["schema"]) for schema in schemas if schema["in"] == "query"}
+
+
+def closed(node: Any) -> Any:
+    """Return a schema in which no object has members that it does not list."""
+    if isinstance(node, list):
+        return [closed(child) for child in node]
+    if not isinstance(node, dict):
+        return node
+    made = {key: [*value] if key == "allOf" else closed(value) for key, value in node.items()}
+    is_object = resolved(node).keys() & {"properties", "allOf"}
+    return made | {"unevaluatedProperties": False} if is_object and "unevaluatedProperties" not in made else made
+
+
+def schema_faults(schema: str, value: object) -> list[str]:
+    """Return the schema_faults of a value. A schema is closed at the top by the one that refers to it."""
+    schemas = {name: closed(closed_schema) for name, closed_schema in SCHEMAS.items()}
+    for closed_schema in schemas.values():
+        closed_schema.pop("unevaluatedProperties", None)
+    root = {
+        "$ref": f"#/components/schemas/{schema}",
+        "unevaluatedProperties": False,
+        "components": {"schemas": schemas},
+    }
+    validator = Draft202012Validator(root, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(value)]
+
+
+def values(schema: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+    """Yield values at the bounds of a parameter's schema, each with whether it is inside."""
+    if "enum" in schema:
+        yield from [*((value, True) for value in schema["enum"]), ("another", False)]
+    for bound, step in (("maximum", 1), ("minimum", -1)):
+        if bound in schema:
+            yield from ((str(schema[bound]), True), (str(schema[bound] + step), False))
+    if "maxLength" in schema:
+        yield from (("n" * schema["maxLength"], True), ("n" * (schema["maxLength"] + 1), False))
+
+
+async def test_document_lists_exporter_paths_and_parameters(tmp_path: Path) -> None:
+    assert {path: [*methods] for path, methods in DOCUMENT["paths"].items()} == {path: ["get"] for path in PAGES}
+    for path, params in PAGES.items():
+        assert DOCUMENT["paths"][path]["get"]["operationId"] == path[1:]
+        assert tuple(parameters(path)) == params
+    assert SCHEMAS["Kind"]["enum"] == list(KINDS)
+    assert SCHEMAS["Version"]["properties"]["mode"]["enum"] == [mode.value for mode in Mode]
+    async with pages(tmp_path, rich()) as get:
+        for path, (name, schema) in [(page, each) for page in PAGES for each in parameters(page).items()]:
+            tried = [*values(schema)]
+            assert len(tried) > 1
+            for value, inside in tried:
+                more = "&limit=1" if name == "follow" else ""  # otherwise the answer has no end
+                status, text = await get(f"{path}?{name}={value}{more}")
+                assert (status != 400) == inside, (path, name, value, text)
+                assert inside or f"{name} is not " in json.loads(text)["error"]
+
+
+def rich() -> Proxy:
+    """Return a proxy whose answers have a value in each member."""
+    proxy = Proxy()
+    proxy.add("p1", "c1", "c2")
+    for name in "abc":
+        proxy.manager.add(name, policy=FAIL)
+    proxy.manager.plugins[0].last_error.note(1e9, "PreCreateContainer", Reason.DEADLINE)
+    proxy.metrics.count("hook_calls", "a", "PreCreateContainer", "ok")
+    proxy.metrics.observe("hook_call_duration_seconds", 0.01, "a")
+    proxy.reach.absences = {"b": Absence(0.0, "gone")}
+    proxy.manager.rejected = {"x.json": "x.json: not JSON (yet?)"}
+    about = About("CreateContainer", "k1", "shop", "web", "p1", "main", "c1")
+    more: dict[str, Any] = {"fields": {"envs.key": "a"}, "seconds": (0.1, 0.0, 0.2, 0.3, 0.0), "reason": "deadline"}
+    for kind in EventKind:
+        proxy.metrics.events.add(kind, about, hook_server="a", hook="PreCreateContainer", **more)
+        proxy.metrics.events.add(kind)
+    return proxy
+
+
+@asynccontextmanager
+async def pages(folder: Path, proxy: Proxy) -> AsyncIterator[Callable[[str], Awaitable[tuple[int, str]]]]:
+    """Run an exporter of all pages of a proxy; yield a function that returns a page's status and body."""
+    async with Site(folder, proxy.methods) as site, exporting(site.path, everything=True) as port:
+
+        async def get(target: str) -> tuple[int, str]:
+            method, _, path = target.rpartition(" ")
+            head, _, body = (await fetch(port, f"{method or 'GET'} {path} HTTP/1.0")).partition("\r\n\r\n")
+            return int(head.split()[1]), body
+
+        yield get
+
+
+def faults_of_events(events: list[dict[str, Any]]) -> list[str]:
+    return [fault for each in events for fault in schema_faults("Gap" if each["kind"] == "gap" else "Event", each)]
+
+
+ANSWERS = [(f"/{name.lower()}", 200, name) for name in ("Version", "Hooks", "Store")]
+ANSWERS += [("/configz", 200, "Configuration"), ("/store?limit=1", 200, "Store"), ("/store?limit=0", 400, "Error")]
+ANSWERS += [("/store?limit=1&limit=2", 400, "Error"), ("/nothing", 404, "Error"), ("PUT /store", 405, "Error")]
+
+
+async def test_answers_conform_to_their_schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a proxy whose answers have each member, and the canned ones of the commands' tests."""
+    proxy = rich()
+    monkeypatch.setattr("runtimeproxy.observe.events.MOST_EVENTS", len(proxy.metrics.events))
+    proxy.metrics.events.add(EventKind.DRAIN)
+    async with pages(tmp_path, proxy) as get:
+        for target, status, schema in ANSWERS:
+            found, text = await get(target)
+            assert (found, schema_faults(schema, json.loads(text))) == (status, []), target
+        _, text = await get("/events")
+    gap, *sent = [json.loads(line) for line in text.splitlines()]
+    assert (gap["kind"], gap["to"], sent[0]["number"], len(sent)) == ("gap", 1, 2, 2 * len(EventKind))
+    assert faults_of_events([gap, *sent]) == []
+    for method, schema in (("version", "Version"), ("hooks", "Hooks"), ("store", "Store")):
+        assert schema_faults(schema, CANNED[method]) == []
+    for method in ("disable", "enable"):
+        answer = {**CANNED[method]}  # type: ignore[dict-item]
+        assert (answer.pop("schemaVersion"), answer.pop("notes")) == (1, [])
+        assert schema_faults("Hook", answer) == []
+    assert faults_of_events([{name: event[name] for name in event if name != "later"} for event in EVENTS]) == []

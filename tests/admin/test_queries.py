@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import call
 
 import pytest
 from prometheus_client import ProcessCollector
@@ -19,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtimeproxy.admin import queries
 from runtimeproxy.admin.exposition import exposition
-from runtimeproxy.admin.health import CHECKS, DEGRADED, FAILED, OK, STALL_REPORTED_SECONDS, UNREACHABLE_SECONDS
+from runtimeproxy.admin.health import DEGRADED, FAILED, STALL_REPORTED_SECONDS, UNREACHABLE_SECONDS
 from runtimeproxy.admin.protocol import Refused
 from runtimeproxy.admin.queries import LONGEST_PAGE
 from runtimeproxy.admin.records import LONGEST_ENVS, UNREAD_ENVS, container_row, pod_row
@@ -32,7 +33,7 @@ from runtimeproxy.observe.loop_watchdog import Stall
 from runtimeproxy.observe.metric_table import ROWS, Kind
 from runtimeproxy.plugins.disabling import Disabled
 from runtimeproxy.plugins.reach import Absence
-from tests.admin.proxy import CANARY, Proxy
+from tests.admin.conftest import CANARY, Proxy
 from tests.fakes.plugins import FAIL, IGNORE
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC).timestamp()
@@ -43,10 +44,7 @@ def proxy() -> Proxy:
     return Proxy()
 
 
-# -- health ----------------------------------------------------------------------------------------------------------
-
-
-def test_state_is_checked_at_most_once_per_second(proxy: Proxy) -> None:
+def test_state_is_checked_at_most_once_per_second(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """The metric ready is the result of readyz."""
     for _ in range(10):
         proxy.call("readyz")
@@ -58,23 +56,18 @@ def test_state_is_checked_at_most_once_per_second(proxy: Proxy) -> None:
         proxy.now += 1
         values += [value for name, _, value in proxy.call("metrics")["values"] if name == "ready"]
     assert values == [1, 0, 1]
-
-
-def test_metrics_are_read_again_after_error(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy.now += 1
     with monkeypatch.context() as patched:
         patched.setattr(queries, "_process", lambda: os.listdir("/none"))
         with pytest.raises(OSError, match="No such file"):
             proxy.call("metrics")
-    assert proxy.call("metrics")["process"]
+    assert proxy.call("metrics")["process"], "an error is not kept"
 
 
-def samples(lines: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(lines)
-        for sample in family.samples
-        if not sample.name.startswith("process_")
-    }
+def samples(lines: str) -> dict[tuple[str, str], float]:
+    found = [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
+    own = [sample for sample in found if not sample.name.startswith("process_")]
+    return {(sample.name, str(sorted(sample.labels.items()))): sample.value for sample in own}
 
 
 def test_exposition_has_all_series_logged_by_sigusr1(proxy: Proxy) -> None:
@@ -101,9 +94,6 @@ def test_exposition_has_all_series_logged_by_sigusr1(proxy: Proxy) -> None:
         assert family.samples[0].value == pytest.approx(usual.samples[0].value, rel=0.2, abs=5)
 
 
-# -- hooks -----------------------------------------------------------------------------------------------------------
-
-
 def test_hook_servers_have_their_own_figures_and_states(proxy: Proxy) -> None:
     names = ("PreCreateContainer", "PreRunPodSandbox", "PreStartContainer")
     for name in "abc":
@@ -112,10 +102,9 @@ def test_hook_servers_have_their_own_figures_and_states(proxy: Proxy) -> None:
     proxy.manager.rejected = {"x.json": "x.json: not JSON (yet?)"}
     for index, code in ((0, "ok"), (0, "ok"), (0, "deadline"), (1, "ok")):
         proxy.metrics.count("hook_calls", "a", names[index], code)
+        proxy.metrics.observe("hook_call_duration_seconds", 0.003, "a")
     for name, code in (("a", "deadline"), ("a", "breaker_open"), ("b", "unreachable")):
         proxy.metrics.count("hook_failures", name, "PreCreateContainer", code)
-    for _ in range(4):
-        proxy.metrics.observe("hook_call_duration_seconds", 0.003, "a")
     proxy.manager.plugins[1].last_error.note(NOON, "PreCreateContainer", Reason.DEADLINE)
     for name in "bc":
         proxy.open_breaker(name)
@@ -123,11 +112,11 @@ def test_hook_servers_have_their_own_figures_and_states(proxy: Proxy) -> None:
     proxy.metrics.events.wall_clock = lambda: NOON
     answer = proxy.call("hooks")
     first, *more = answer["hooks"]
-    assert first.pop("p99Seconds") == pytest.approx(0.00497)
     assert first == {
         **{"name": "a", "endpoint": "/run/a.sock", "policy": "Fail", "timeoutSeconds": 0.5, "sameSocketAs": ["b"]},
-        **{"points": ["PreRunPodSandbox", "PreCreateContainer"], "state": "closed", "disabled": None},
-        **{"calls": 4, "failures": 2, "p50Seconds": 0.0035, "lastError": None, "unreachable": None},
+        **{"points": ["PreRunPodSandbox", "PreCreateContainer"], "state": "closed", "disabled": None, "calls": 4},
+        **{"failures": 2, "p50Seconds": 0.0035, "p99Seconds": pytest.approx(0.00497)},
+        **{"lastError": None, "unreachable": None},
     }
     error = {"time": "2026-01-02T12:00:00.000Z", "hook": "PreCreateContainer", "reason": "deadline"}
     absence = {"since": "2026-01-02T11:59:59.000Z", "reason": "gone"}
@@ -140,7 +129,14 @@ def test_hook_servers_have_their_own_figures_and_states(proxy: Proxy) -> None:
     assert answer["masked"] == []
 
 
-async def test_disabled_hook_server_is_listed_with_reason(proxy: Proxy) -> None:
+async def test_hook_server_is_disabled_by_name_with_reason(proxy: Proxy) -> None:
+    none_such, letters = "no such hook server is registered", "abcdefghijklmnopqrstuvw"
+    hint = "to disable one before it registers add --unregistered"
+    none_switched = [
+        ("", "disable", f"{none_such}: there are none; {hint}"),
+        ("ba\n", "disable", f"{none_such}: there are ?, a, b; {hint}"),
+        (letters, "enable", f"{none_such} or disabled: there are {', '.join(letters[:20])} and 3 more"),
+    ]
     for name in "abc":
         proxy.manager.add(name, policy=FAIL, points=("PreCreateContainer",), timeout_seconds=0.5)
     proxy.manager.notes = ("a note",)
@@ -151,143 +147,93 @@ async def test_disabled_hook_server_is_listed_with_reason(proxy: Proxy) -> None:
     assert (reported.pop("notes"), reported["sameSocketAs"]) == (["a note"], ["a"])
     hooks = proxy.call("hooks")
     assert [hook["state"] for hook in hooks["hooks"]] == ["closed", "disabled", "closed"]
-    assert hooks["hooks"][1] == reported
+    assert (hooks["hooks"][1], hooks["masked"]) == (reported, [])
     disabled = {"reason": "hangs", "by": "uid 0", "since": "1970-01-01T00:00:00.000Z", "until": None}
     assert (reported["disabled"], reported["policy"], reported["timeoutSeconds"]) == (disabled, "Fail", 0.5)
-    assert hooks["masked"] == []
     assert proxy.faults() == {"disabled_plugins": ("degraded", "disabled by hand: b")}
     assert (await proxy.switch("enable", name="b"))["disabled"] is None
     assert proxy.faults() == {}
-
-
-async def test_unregistered_name_can_be_disabled(proxy: Proxy) -> None:
+    for registered, action, text in none_switched:
+        proxy.manager.plugins.clear()
+        for name in registered:
+            proxy.manager.add(name)
+        with pytest.raises(Refused) as raised:
+            await proxy.switch(action, name="x", **({"reason": "hangs"} if action == "disable" else {}))
+        assert (raised.value.status, raised.value.text, proxy.manager.disabled) == (404, text, {})
+    proxy.manager.plugins.clear()
     shown = await proxy.switch("disable", name="x.json", reason="hangs", unregistered=True, **{"for": "1h"})
     assert (shown["state"], shown["endpoint"], shown["points"]) == ("disabled", None, [])
     assert shown["disabled"]["until"] == "1970-01-01T01:00:00.000Z"
     hooks = proxy.call("hooks")
     assert (hooks["hooks"], hooks["masked"]) == ([], ["x"])
-
-
-@pytest.mark.parametrize(("registered", "meant"), [(["rdt"], "rdt"), (["rdt", "rdt.json"], "rdt.json")])
-async def test_file_name_selects_its_hook_server(proxy: Proxy, registered: list[str], meant: str) -> None:
-    for name in registered:
-        proxy.manager.add(name)
-    assert (await proxy.switch("disable", name="rdt.json", reason="hangs"))["name"] == meant
-    assert list(proxy.manager.disabled) == [meant]
-    assert (await proxy.switch("enable", name="rdt.json"))["name"] == meant
-    assert not proxy.manager.disabled
-
-
-NONE_SUCH = "no such hook server is registered"
-UNREGISTERED = "to disable one before it registers add --unregistered"
-LETTERS = ", ".join("abcdefghijklmnopqrst")
-REFUSED_SWITCHES = [
-    ("disable", "x", {"reason": ""}, 400, "reason: write 1 to 200 printable characters"),
-    ("disable", "x", {"reason": "hangs", "for": "soon"}, 400, "for is a duration like 30s, 10m or 24h"),
-    ("disable", "", {"reason": "hangs"}, 404, f"{NONE_SUCH}: there are none; {UNREGISTERED}"),
-    ("disable", "ba\n", {"reason": "hangs"}, 404, f"{NONE_SUCH}: there are ?, a, b; {UNREGISTERED}"),
-    ("enable", "abcdefghijklmnopqrstuvw", {}, 404, f"{NONE_SUCH} or disabled: there are {LETTERS} and 3 more"),
-]
-
-
-@pytest.mark.parametrize(("action", "registered", "params", "status", "text"), REFUSED_SWITCHES)
-async def test_impossible_switch_is_refused(
-    proxy: Proxy, action: str, registered: str, params: dict[str, str], status: int, text: str
-) -> None:
-    for name in registered:
-        proxy.manager.add(name)
-    with pytest.raises(Refused) as raised:
-        await proxy.switch(action, name="x", **params)
-    assert (raised.value.status, raised.value.text) == (status, text)
-    assert not proxy.manager.disabled
-
-
-# -- store -----------------------------------------------------------------------------------------------------------
+    for meant in ("rdt", "rdt.json"):
+        proxy.manager.add(meant)
+        assert (await proxy.switch("disable", name="rdt.json", reason="hangs"))["name"] == meant
+        assert list(proxy.manager.disabled) == ["x", meant]
+        assert (await proxy.switch("enable", name="rdt.json"))["name"] == meant
+        assert list(proxy.manager.disabled) == ["x"]
+        proxy.manager.add("rdt")
 
 
 def ids(answer: dict[str, Any]) -> list[str]:
     return [row["id"] for row in answer["pods"] + answer["containers"]]
 
 
-@pytest.fixture
-def shop(proxy: Proxy) -> Proxy:
-    """Return a proxy with three pods, one name in two namespaces, and a container of an unknown pod."""
+def test_store_returns_each_selected_record_once(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One name is in two namespaces, the pod of one container is unknown, and pages are in order."""
+    store_selections: list[tuple[dict[str, Any], list[str]]] = [
+        ({}, ["p1", "p2", "p3", "c1", "c3", "c4", "c9", "d2"]),
+        ({"pod": "web"}, ["p1", "p2", "c1", "c3", "d2"]),
+        ({"pod": "shop/web"}, ["p1", "c1", "c3"]),
+        ({"pod": "p2"}, ["p2", "d2"]),
+        ({"pod": "p9"}, ["c9"]),
+        ({"pod": "nobody"}, []),
+        ({"id": "c"}, ["c1", "c3", "c4", "c9"]),
+        ({"pod": "shop/web", "id": "c3"}, ["c3"]),
+        ({"after": "c9"}, ["p1", "p2", "p3", "d2"]),
+    ]
     proxy.add("p3", "c4", name="db")
     proxy.add("p1", "c3", "c1")
     proxy.add("p2", "d2", namespace="bank")
     proxy.add("p9", "c9")
     proxy.store.drop("p9")
-    return proxy
-
-
-STORE_SELECTIONS: list[tuple[dict[str, Any], list[str]]] = [
-    ({}, ["p1", "p2", "p3", "c1", "c3", "c4", "c9", "d2"]),
-    ({"pod": "web"}, ["p1", "p2", "c1", "c3", "d2"]),
-    ({"pod": "shop/web"}, ["p1", "c1", "c3"]),
-    ({"pod": "p2"}, ["p2", "d2"]),
-    ({"pod": "p9"}, ["c9"]),
-    ({"pod": "nobody"}, []),
-    ({"id": "c"}, ["c1", "c3", "c4", "c9"]),
-    ({"pod": "shop/web", "id": "c3"}, ["c3"]),
-    ({"after": "c9"}, ["p1", "p2", "p3", "d2"]),
-]
-
-
-@pytest.mark.parametrize(("params", "expected"), STORE_SELECTIONS)
-def test_store_returns_selected_records(shop: Proxy, params: dict[str, Any], expected: list[str]) -> None:
-    answer = shop.call("store", **params)
-    assert (ids(answer), answer["next"]) == (expected, None)
-
-
-def test_record_removed_between_parts_is_omitted(shop: Proxy) -> None:
-    answer = shop.call("store", limit=3)
+    for params, expected in store_selections:
+        answer = proxy.call("store", **params)
+        assert (ids(answer), answer["next"]) == (expected, None), params
+    answer = proxy.call("store", limit=3)
     assert (sorted(ids(answer)), answer["next"]) == (["c1", "c3", "c4"], "c4")
     assert [row["podId"] for row in answer["containers"]] == ["p1", "p1", "p3"]
-    shop.store.drop("c4")
-    answer = shop.call("store", limit=3, after=answer["next"])
+    proxy.store.drop("c4")
+    answer = proxy.call("store", limit=3, after=answer["next"])
     assert (sorted(ids(answer)), answer["next"]) == (["c9", "d2", "p1"], "p1")
     assert answer["pods"][0]["containers"] == ["c3", "c1"]
-    parts = shop.parts("store")
+    parts = proxy.parts("store")
     first = next(parts)
-    shop.store.drop("c1")
+    proxy.store.drop("c1")
     assert "c1" not in json.dumps([first, *parts])
-
-
-@pytest.mark.parametrize("limit", [1, 3, 10])
-def test_pages_have_each_id_once_in_order(proxy: Proxy, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     monkeypatch.setattr(queries, "RECORDS_PER_ITERATION", 4)
-    for number in random.Random(1).sample(range(10), 10):
-        proxy.add(f"{number:02}")
-    pages, after = list[list[str]](), ""
-    while after is not None:
-        answer = proxy.call("store", limit=limit, after=after)
-        pages.append(ids(answer))
-        after = answer["next"]
-    assert [record_id for page in pages for record_id in page] == [f"{number:02}" for number in range(10)]
-    assert [len(page) for page in pages[:-1]] == [limit] * (len(pages) - 1)
-    assert pages[-1]
-
-
-# -- parameters and the log level ------------------------------------------------------------------------------------
-
-
-LEVELS = [({"level": "debug"}, "debug", 600.0), ({"level": "Error", "for": "1s"}, "error", 1.0)]
-
-
-@pytest.mark.parametrize(("params", "level", "seconds"), LEVELS)
-def test_log_level_is_set_for_limited_time(proxy: Proxy, params: dict[str, str], level: str, seconds: float) -> None:
-    assert proxy.call("loglevel", **params) == {"level": level, "until": "2026-01-02T00:00:00.000Z"}
-    assert proxy.levels == [(level, seconds)]
+    proxy, records = Proxy(), "abcdefghij"
+    for name in random.Random(1).sample(records, 10):
+        proxy.add(name)
+    for limit in (1, 3, 10):
+        pages, after = list[str](), ""
+        while after is not None:
+            answer = proxy.call("store", limit=limit, after=after)
+            pages.append("".join(ids(answer)))
+            after = answer["next"]
+        assert pages == [records[at : at + limit] for at in range(0, 10, limit)]
 
 
 DURATION = "for is a duration like 30s, 10m or 24h"
-WRONG = [
+WRONG: list[tuple[str, dict[str, Any], str]] = [
     *(("store", {"limit": value}, "limit is not a number from 0") for value in ("canary", True, 1.0)),
     *(("events", {"since": value}, "since is not a number from 0") for value in (-1, 1 << 53)),
     *(("store", {"limit": value}, "limit is not from 1 to 1000") for value in (0, 1001)),
     ("events", {"limit": 4097}, "limit is not from 1 to 4096"),
     ("events", {"kind": ["edited"]}, f"kind is not one of {', '.join(queries.KINDS)}"),
     ("disable", {"name": "x", "reason": "x", "unregistered": 1}, "unregistered is not true or false"),
+    ("disable", {"name": "x", "reason": ""}, "reason: write 1 to 200 printable characters"),
+    ("disable", {"name": "x", "reason": "hangs", "for": "soon"}, DURATION),
     *(("store", {"pod": value}, "pod is not a text of at most 512 characters") for value in ("canary\0", "n" * 513)),
     ("enable", {"name": {"canary": 1}}, "name is not a text of at most 512 characters"),
     ("loglevel", {"level": "loud"}, "level is one of debug, info, warning, error"),
@@ -296,16 +242,16 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("method", "params", "text"), WRONG, ids=str)
-async def test_wrong_parameter_is_refused_without_value(
-    proxy: Proxy, method: str, params: dict[str, Any], text: str
-) -> None:
-    with pytest.raises(Refused) as raised:
-        await proxy.switch(method, **params) if method in ("disable", "enable") else proxy.call(method, **params)
-    assert (raised.value.status, raised.value.text, proxy.levels) == (400, text, [])
-
-
-# -- all methods -----------------------------------------------------------------------------------------------------
+async def test_wrong_parameter_is_refused_without_value(proxy: Proxy) -> None:
+    proxy.manager.add("x")
+    for method, params, text in WRONG:
+        with pytest.raises(Refused) as raised:
+            await proxy.switch(method, **params) if method in ("disable", "enable") else proxy.call(method, **params)
+        assert (raised.value.status, raised.value.text) == (400, text)
+    assert (proxy.log_level.change.mock_calls, proxy.manager.disabled) == ([], {})
+    assert proxy.call("loglevel", level="debug") == {"level": "debug", "until": "2026-01-02T00:00:00.000Z"}
+    assert proxy.call("loglevel", level="Error", **{"for": "1s"})["level"] == "error"
+    assert proxy.log_level.change.mock_calls == [call("debug", 600.0), call("error", 1.0)]
 
 
 def full(pods: int, plugins: int, events: int) -> Proxy:
@@ -326,56 +272,37 @@ def full(pods: int, plugins: int, events: int) -> Proxy:
     return proxy
 
 
-READING: dict[str, dict[str, Any]] = {
-    **{name: {} for name in ("metrics", "livez", "readyz", "version", "configz", "hooks", "store")},
-    "events": {"since": 0, "limit": 200},
-}
-
-
-def test_answers_contain_no_value() -> None:
-    proxy = full(20, 3, 3)
-    text = json.dumps([proxy.call(name, **params) for name, params in READING.items()])
-    assert "envs.key" in text
-    assert CANARY not in text
-
-
+READING: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in ("metrics", "livez", "readyz", "version", "configz", "hooks", "store")),
+    *(("events", {"since": 0, "limit": 200}), ("store", {"pod": "pod-1199"}), ("store", {"limit": LONGEST_PAGE})),
+]
 MOST_CALLS = 4_000
 """Calls of functions for a part, those in C too: about a millisecond. ``scripts/bench --mode admin`` has the time."""
 
 
-@pytest.fixture(scope="module")
-def largest() -> Proxy:
-    return full(1_200, 500, MOST_EVENTS)
-
-
-CALLS = [*READING.items(), ("store", {"pod": "pod-1199"}), ("store", {"limit": LONGEST_PAGE})]
-
-
-@pytest.mark.parametrize(("name", "params"), CALLS, ids=str)
-def test_each_part_takes_few_function_calls(
-    largest: Proxy, monkeypatch: pytest.MonkeyPatch, name: str, params: dict[str, Any]
-) -> None:
-    """A busy machine does not change their number. Rows, which are made for a time, take 10 us here."""
+def test_parts_contain_no_value_and_take_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine does not change the number of calls. Rows, which are made for a time, take 10 us here."""
+    proxy = full(20, 3, 3)
+    text = json.dumps([proxy.call(name, **params) for name, params in READING])
+    assert ("envs.key" in text, CANARY in text) == (True, False)
     clocks = {"monotonic": itertools.count(0, 0.00001).__next__, "time": lambda: NOON}
     monkeypatch.setattr(queries, "time", SimpleNamespace(**vars(time) | clocks))
-    parts, calls = largest.parts(name, **params), [0]
+    largest, calls = full(1_200, 500, MOST_EVENTS), [0]
 
     def count(frame: object, event: str, argument: object) -> None:
         calls[-1] += event in ("call", "c_call")
 
-    while True:
-        sys.setprofile(count)
-        try:
-            part = next(parts, None)
-        finally:
-            sys.setprofile(None)
-        if part is None:
-            break
-        calls.append(0)
-    assert max(calls) < MOST_CALLS
-
-
-# -- events ----------------------------------------------------------------------------------------------------------
+    for name, params in READING:
+        parts = largest.parts(name, **params)
+        while True:
+            calls.append(0)
+            sys.setprofile(count)
+            try:
+                if next(parts, None) is None:
+                    break
+            finally:
+                sys.setprofile(None)
+        assert max(calls) < MOST_CALLS, name
 
 
 def numbers(events: list[dict[str, Any]]) -> list[Any]:
@@ -386,14 +313,6 @@ def add_events(proxy: Proxy, count: int) -> None:
     """Add events; those with an even number are slow calls."""
     for _ in range(count):
         proxy.metrics.events.add(EventKind.SLOW if proxy.metrics.events.last % 2 else EventKind.DRAIN)
-
-
-@pytest.fixture
-def ring(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Return the size of a small ring of events, of which a busy machine, too, reads all in one part."""
-    monkeypatch.setattr(queries, "ROW_SECONDS", 20.0)
-    monkeypatch.setattr(events, "MOST_EVENTS", 100)
-    return events.MOST_EVENTS
 
 
 LOST = (11, 60)
@@ -408,12 +327,6 @@ EVENT_SELECTIONS: list[tuple[dict[str, Any], list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("params", "expected"), EVENT_SELECTIONS)
-def test_events_after_number_are_in_order(proxy: Proxy, ring: int, params: dict[str, Any], expected: list[Any]) -> None:
-    add_events(proxy, ring + 60)
-    assert numbers(proxy.call("events", **params)["events"]) == expected
-
-
 EVENT = About("CreateContainer", "k1", "shop", "web-0", "abc1", "main", "def2")
 MATCHES: list[tuple[dict[str, str], bool]] = [
     *(({"pod": text}, True) for text in ("shop/web-0", "abc", "def2")),
@@ -422,13 +335,6 @@ MATCHES: list[tuple[dict[str, str], bool]] = [
     ({"kind": "edited", "hookServer": "batch", "pod": "shop/web-0"}, True),
     ({"kind": "refused", "hookServer": "batch"}, False),
 ]
-
-
-@pytest.mark.parametrize(("selected", "expected"), MATCHES)
-def test_event_is_selected_by_pod_hook_server_and_kind(proxy: Proxy, selected: dict[str, str], expected: bool) -> None:
-    proxy.metrics.events.add(EventKind.EDITED, EVENT, fields={"resources.cpu_shares": "batch", "envs.A": "gpu"})
-    proxy.metrics.events.add(EventKind.DRAIN)
-    assert numbers(proxy.call("events", **selected)["events"]) == [1] * expected
 
 
 def follow(proxy: Proxy, **params: Any) -> Iterator[list[Any]]:
@@ -440,42 +346,45 @@ def follow(proxy: Proxy, **params: Any) -> Iterator[list[Any]]:
             yield numbers(part["events"])
 
 
-def test_follower_gets_each_event_once_and_gaps(proxy: Proxy, ring: int) -> None:
+def test_selected_events_are_sent_once_in_order(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower gets the gaps, too, and the number of followers is limited."""
+    monkeypatch.setattr(queries, "ROW_SECONDS", 20.0)  # a busy machine, too, reads the ring in one part
+    monkeypatch.setattr(events, "MOST_EVENTS", 100)
+    proxy.metrics.events.add(EventKind.EDITED, EVENT, fields={"resources.cpu_shares": "batch", "envs.A": "gpu"})
+    proxy.metrics.events.add(EventKind.DRAIN)
+    for selected, expected in MATCHES:
+        assert numbers(proxy.call("events", **selected)["events"]) == [1] * expected, selected
+    add_events(proxy, 158)
+    for params, selected_numbers in EVENT_SELECTIONS:
+        assert numbers(proxy.call("events", **params)["events"]) == selected_numbers, params
+    proxy = Proxy()
     add_events(proxy, 2)
     slow, quick = follow(proxy, since=1), follow(proxy)
     assert [next(slow), next(slow), next(quick), next(quick)] == [[2], [], [1, 2], []]
-    for _ in range(ring):
+    for _ in range(100):
         add_events(proxy, 1)
         assert (next(quick), next(quick)) == ([proxy.metrics.events.last], [])
     add_events(proxy, 3)
     found = itertools.chain(*itertools.takewhile(bool, slow))
     assert [*found] == [(3, 5), *range(6, proxy.metrics.events.last + 1)]
-
-
-def test_followers_are_limited_and_release_their_places(proxy: Proxy) -> None:
-    add_events(proxy, 1)
-    followers = [follow(proxy) for _ in range(queries.FOLLOWERS)]
+    followers = [slow, quick, *(follow(proxy) for _ in range(queries.FOLLOWERS - 2))]
     for follower in followers:
-        next(follower)
+        next(follower, None)
     with pytest.raises(Refused, match="16 clients follow already") as raised:
         next(follow(proxy))
     assert raised.value.status == 503
-    assert numbers(proxy.call("events")["events"]) == [1]
-    del followers, follower
-    assert next(follow(proxy)) == [1]
+    assert len(proxy.call("events")["events"]) == 101, "the gap and the ring"
+    del followers, follower, slow, quick
+    assert len(next(follow(proxy))) == 101
 
 
 NOW = 100.0
 SHORTLY = Absence(NOW - UNREACHABLE_SECONDS + 1, "/run/a.sock: No such file or directory")
 LONG = Absence(NOW - UNREACHABLE_SECONDS, "/run/a.sock: Connection refused")
 IGNORED = Absence(NOW - 3600, "user 7 listens on /run/b.sock")
-DISABLED = Disabled("hangs", "uid 0", 0.0, None)
-
-State = dict[str, Any]
-"""The attributes of Proxy that differ from a proxy without a fault; ``open`` names a plugin with an open breaker."""
-
+DISABLED, DISABLED_WHY = Disabled("hangs", "uid 0", 0.0, None), "disabled by hand: d; /s is bad"
 UNREACHABLE = "policy Fail and unreachable: a for 30 s"
-FAILING: list[tuple[State, str, str]] = [
+FAULTS: list[tuple[dict[str, Any], str, str]] = [
     ({"listening_fault": "the socket was removed"}, "listening", "the socket was removed"),
     ({"manager.read": False}, "registrations_read", "the registration directory was not read yet"),
     ({"manager.read": False, "manager.directory_fault": "/d hangs"}, "registrations_read", "/d hangs"),
@@ -483,20 +392,21 @@ FAILING: list[tuple[State, str, str]] = [
     ({"sync.runtime_fault": "no answer"}, "runtime", "no answer"),
     ({"draining": True}, "not_draining", "the proxy is stopping"),
     ({"reach.absences": {"a": LONG}}, "fail_plugins", f"{UNREACHABLE} (/run/a.sock: Connection refused)"),
-]
-OFF = {"manager.disabled": dict.fromkeys("de", DISABLED), "manager.mask_fault": "/s is bad"}
-SHOWN: list[tuple[State, str, str]] = [
     ({"manager.directory_fault": "/d cannot be read"}, "registrations_read", "/d cannot be read"),
     ({"reach.absences": {"a": SHORTLY}}, "plugins", "unreachable: a (/run/a.sock: No such file or directory)"),
     ({"open": "a"}, "breakers", "calls suspended, as they keep failing: a (tried again in 30 s)"),
-    (OFF, "disabled_plugins", "disabled by hand: d, e; /s is bad"),
+    ({"manager.disabled": {"d": DISABLED}, "manager.mask_fault": "/s is bad"}, "disabled_plugins", DISABLED_WHY),
     ({"manager.rejected": dict.fromkeys("abcdefg", "")}, "invalid_files", "rejected: a, b, c, d, e and 2 more"),
     ({"sync.filling": True}, "store", "the runtime's pods and containers are still being read"),
     ({"watchdog.last_stall": Stall(NOW - STALL_REPORTED_SECONDS, 0.7213)}, "loop", "it hung for 0.72 s, 60 s ago"),
 ]
 
 
-def checks(state: State) -> list[dict[str, str]]:
+FAILING = 7  # the number of faults, the first ones, that fail the request
+
+
+def faults(state: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the checks that are not ok, of a proxy with these attributes; ``open`` names one with an open breaker."""
     proxy = Proxy()
     for name, policy in (("a", FAIL), ("b", IGNORE)):
         proxy.manager.add(name, policy=policy)
@@ -507,28 +417,18 @@ def checks(state: State) -> list[dict[str, str]]:
         else:
             setattr(attrgetter(part)(proxy) if part else proxy, name, value)
     assert proxy.now == NOW
-    return list(proxy.call("readyz")["checks"])
+    return proxy.faults()
 
 
-@pytest.mark.parametrize(
-    ("state", "name", "reason", "expected"), [(*row, FAILED) for row in FAILING] + [(*row, DEGRADED) for row in SHOWN]
-)
-def test_fault_fails_only_its_own_check(state: State, name: str, reason: str, expected: str) -> None:
-    results = checks(state)
-    assert [tuple(check.values()) for check in results if check["state"] != OK] == [(name, expected, reason)]
-    assert tuple(check["name"] for check in results) == CHECKS
-    assert all(not check["reason"] for check in results if check["state"] == OK)
-
-
-@pytest.mark.parametrize("state", [{}, {"watchdog.last_stall": Stall(NOW - STALL_REPORTED_SECONDS - 1, 0.3)}])
-def test_checks_are_ok_without_fault(state: State) -> None:
-    assert all(check["state"] == OK for check in checks(state))
-
-
-def test_each_unreachable_plugin_is_shown_once() -> None:
-    reasons = {check["name"]: check["reason"] for check in checks({"reach.absences": {"a": LONG, "b": IGNORED}})}
-    assert reasons["fail_plugins"].startswith(UNREACHABLE)
-    assert reasons["plugins"] == "unreachable: b (user 7 listens on /run/b.sock)"
+def test_fault_fails_only_its_own_check() -> None:
+    """A plugin is shown once, and a stall for some time."""
+    for at, (state, name, reason) in enumerate(FAULTS):
+        assert faults(state) == {name: (FAILED if at < FAILING else DEGRADED, reason)}
+    for state in ({}, {"watchdog.last_stall": Stall(NOW - STALL_REPORTED_SECONDS - 1, 0.3)}):
+        assert faults(state) == {}
+    found = faults({"reach.absences": {"a": LONG, "b": IGNORED}})
+    assert (found["fail_plugins"][0], found["fail_plugins"][1].startswith(UNREACHABLE)) == (FAILED, True)
+    assert found["plugins"][1] == "unreachable: b (user 7 listens on /run/b.sock)"
 
 
 KUBELETS = Resources(cpu_quota=4711, cpuset_cpus=CANARY, unified={"memory.high": CANARY})
@@ -544,23 +444,15 @@ def encoded(values: Mapping[str, str]) -> Envs:
     return Envs(json.dumps(values).encode(), lambda raw: dict(json.loads(raw)), fields.NO_CHANGES)
 
 
-def test_pod_row_has_names_of_fields() -> None:
+def test_rows_have_names_of_fields_and_owners() -> None:
+    """The environment is not cached, nor decoded when it is long."""
     hooked = replace(POD, annotations={"note": CANARY, "gpu": CANARY}, cgroup_parent="")
     assert pod_row(PodRecord(POD, hooked, read=True), ["c1", "c2"]) == {
-        "id": "p1",
-        "namespace": "shop",
-        "name": "web",
-        "uid": "uid-1",
+        **{"id": "p1", "namespace": "shop", "name": "web", "uid": "uid-1", "containers": ["c1", "c2"]},
         "asked": ["annotations.note", "cgroup_parent", "labels.app"],
         "sent": ["annotations.gpu", "annotations.note", "labels.app"],
-        "changed": ["annotations.gpu", "cgroup_parent"],
-        "owners": {},
-        "read": True,
-        "containers": ["c1", "c2"],
+        **{"changed": ["annotations.gpu", "cgroup_parent"], "owners": {}, "read": True},
     }
-
-
-def test_container_row_has_fields_and_owners() -> None:
     envs = encoded(TEXTS)
     requested = ContainerInfo("c1", "p1", "main", 2, {"note": CANARY}, KUBELETS, envs)
     sent = replace(requested, resources=HOOKS, envs=changed_envs(envs, {"GPU": CANARY, "HOME": "x"}))
@@ -568,19 +460,12 @@ def test_container_row_has_fields_and_owners() -> None:
     kubelets = ["annotations.note", "envs.HOME", "envs.TOKEN", "resources.cpu_quota", "resources.cpuset_cpus"]
     kubelets.append("resources.unified.memory.high")
     assert container_row(ContainerRecord(requested, sent, owners, read=True)) == {
-        "id": "c1",
-        "podId": "p1",
-        "name": "main",
-        "attempt": 2,
-        "asked": kubelets,
+        **{"id": "c1", "podId": "p1", "name": "main", "attempt": 2, "asked": kubelets},
         "sent": sorted([*kubelets, "envs.GPU", *LIMITS, "resources.unified.cpu.idle"]),
         "changed": ["envs.GPU", "envs.HOME", "resources.cpu_quota", *LIMITS, "resources.unified.cpu.idle"],
         "owners": dict.fromkeys(["resources.cpu_quota", *LIMITS], "batch"),
         "read": True,
     }
-
-
-def test_environment_is_not_cached_nor_decoded_when_long() -> None:
     envs = encoded(TEXTS)
     info = ContainerInfo("c1", "p1", "main", envs=envs)
     row = container_row(ContainerRecord(info, info))

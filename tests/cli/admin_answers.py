@@ -46,12 +46,8 @@ RDT = {**CPUSET, "name": "rdt", "state": "disabled", "disabled": MASK}
 KOORDLET = {**GPU, "name": "koordlet", "state": "unreachable"}
 COPY = {**GPU, "name": "gpu-copy", "state": "closed", "points": [], "sameSocketAs": ["gpu"]}
 KOORDLET["unreachable"] = {"since": "2026-11-25T10:09:30.000Z", "reason": "/run/k.sock: No such file or directory"}
-HOOKS = {
-    "schemaVersion": 1,
-    "hooks": [CPUSET, GPU, COPY, KOORDLET, RDT],
-    "invalid": [{"file": "bad.json", "reason": "bad.json: remote-endpoint is missing"}],
-    "masked": ["gone"],
-}
+INVALID = {"file": "bad.json", "reason": "bad.json: remote-endpoint is missing"}
+HOOKS = {"schemaVersion": 1, "hooks": [CPUSET, GPU, COPY, KOORDLET, RDT], "invalid": [INVALID], "masked": ["gone"]}
 
 POD_RECORD: dict[str, Any] = {
     **{"id": POD, "namespace": "default", "name": "web-1", "uid": "u-1"},
@@ -64,8 +60,7 @@ CONTAINER_RECORD: dict[str, Any] = {
     "asked": ["envs.HOME", "resources.cpu_shares", "resources.cpuset_mems"],
     "sent": ["envs.GPU", "envs.HOME", "resources.cpu_shares", "resources.cpuset_cpus"],
     "changed": ["envs.GPU", "resources.cpu_shares", "resources.cpuset_cpus", "resources.cpuset_mems"],
-    "owners": {"resources.cpu_shares": "cpuset", "resources.cpuset_cpus": "cpuset"},
-    "read": False,
+    **{"owners": {"resources.cpu_shares": "cpuset", "resources.cpuset_cpus": "cpuset"}, "read": False},
 }
 STORE: dict[str, Any] = {"schemaVersion": 1, "pods": [POD_RECORD], "containers": [CONTAINER_RECORD], "next": None}
 
@@ -78,15 +73,15 @@ def event(number: int, time: str, kind: str, call: str = "", operation: str = ""
     return {"number": number, "time": f"2026-11-25T{time}Z", "kind": kind, **of_call, **more}
 
 
-def edited(hooks: float, runtime: float, **fields: str) -> dict[str, Any]:
+def edited(hooks: float, runtime: float, fields: dict[str, str]) -> dict[str, Any]:
     """Return the fields of a call with who set each, and its seconds."""
-    changed = [{"field": name.replace("__", "."), "hookServer": server} for name, server in fields.items()]
+    changed = [{"field": name, "hookServer": server} for name, server in fields.items()]
     return {"fields": changed, "seconds": {"own": 0.0004, "turn": 0.0, "hooks": hooks, "runtime": runtime, "post": 0.0}}
 
 
-OF_RUN = edited(0.001, 0.2, labels__tier="gpu")
-OF_CREATE = edited(0.002, 0.05, resources__cpu_shares="cpuset", resources__cpuset_cpus="cpuset", envs__GPU="gpu")
-OF_MAIN = {"container": "main", "containerId": CONTAINER, **OF_CREATE}
+OF_RUN = edited(0.001, 0.2, {"labels.tier": "gpu"})
+OF_MAIN = {"container": "main", "containerId": CONTAINER}
+OF_MAIN |= edited(0.002, 0.05, {**CONTAINER_RECORD["owners"], "envs.GPU": "gpu"})
 FAILED_OPEN = {"container": "side", "hookServer": "cpuset", "hook": "PreCreateContainer", "reason": "deadline"}
 EVENTS: list[dict[str, Any]] = [
     {"kind": "gap", "from": 1, "to": 5},
@@ -98,15 +93,10 @@ EVENTS: list[dict[str, Any]] = [
     event(11, "10:12:30.000", "refused", "ab12-43", "CreateContainer", reason="refused", later=True),
 ]
 
+VERSION = {"schemaVersion": 1, "version": "1.0", "python": "3.11.2", "mode": "Containerd", "pid": 7}
+VERSION["startedAt"] = "2026-11-25T10:00:00.000Z"
 CANNED: Canned = {
-    "readyz": checks(),
-    "version": {
-        **{"schemaVersion": 1, "version": "1.0", "python": "3.11.2", "mode": "Containerd", "pid": 7},
-        "startedAt": "2026-11-25T10:00:00.000Z",
-    },
-    "hooks": HOOKS,
-    "store": STORE,
-    "events": EVENTS,
+    **{"readyz": checks(), "version": VERSION, "hooks": HOOKS, "store": STORE, "events": EVENTS},
     "loglevel": {"schemaVersion": 1, "level": "debug", "until": "2026-11-25T10:30:00.000Z"},
     "disable": {"schemaVersion": 1, **RDT, "notes": []},
     "enable": {"schemaVersion": 1, **RDT, "state": "closed", "disabled": None, "notes": []},

@@ -6,12 +6,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from runtimeproxy import app, cli
 from runtimeproxy.observe.logs import OWN_LOGGER
-from runtimeproxy.settings.config import Config
 
 Run = Callable[..., tuple[int, str, str]]
 """Runs a command line; returns exit code, output and errors."""
@@ -20,23 +20,17 @@ ENTRIES = {"runtimeproxy": cli.main, "koord-runtime-proxy": cli.koord_runtime_pr
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Return a function that runs a command line, with an application of the test.
-
-    The project's variables are not in the environment.
-    """
+    """Return a function that runs a command line, with an application of the test and no variable of the project."""
     for name in [name for name in os.environ if name.startswith("RUNTIMEPROXY_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("COLUMNS", "80")
 
-    def must_not_run(config: Config) -> int:
-        pytest.fail("it must not run")
-
     def run(
-        program: str, *arguments: object, does: Callable[[Config], int] = must_not_run, stdin: str = "", **environ: str
+        program: str, *arguments: object, does: Any = None, stdin: str = "", **environ: str
     ) -> tuple[int, str, str]:
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(app, "run", does)
+        monkeypatch.setattr(app, "run", does or (lambda config: pytest.fail("it must not run")))
         monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin.encode())))
         code = ENTRIES[program]()

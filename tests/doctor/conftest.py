@@ -13,14 +13,20 @@ from runtimeproxy.plugins.disabling import mask_file
 from runtimeproxy.settings import config
 from tests.fakes import registration
 
-PATIENCE_SECONDS = 20.0
-"""Seconds that a call may take on a busy machine."""
-KERNEL = "6.1.0-9-amd64"
+PATIENCE_SECONDS = 20.0  # of a call on a busy machine
+CANARY, KERNEL = "canary-4711", "6.1.0-9-amd64"
 HEAD = "Num       RefCount Protocol Flags    Type St Inode Path"
+FILES = {"proc/net/unix": HEAD, "proc/locks": "", "proc/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"}
+FILES |= {"proc/sys/fs/file-nr": "1000\t0\t100000\n", "proc/sys/kernel/osrelease": f"{KERNEL}\n"}
 
 
 class Made:
-    """The machine; ``ours`` and ``runtime`` are the sockets' paths, and ``registrations`` the directory."""
+    """The machine; ``ours`` and ``runtime`` are the sockets' paths, and ``registrations`` the directory.
+
+    ``kernel`` is what each query of the kernel returns: the last one is repeated, and without any the query fails.
+    ``namespaces`` has the network namespaces of each query, ``units`` the arguments of each call of systemctl, and
+    ``unit`` is what systemctl prints.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "root"
@@ -29,29 +35,19 @@ class Made:
         self.ours.parent.mkdir(mode=0o755)
         self.sockets: list[str] = []
         self.kernel: list[list[UnixSocket]] = []
-        """What each query of the kernel returns; the last one is repeated, and without any the query fails."""
         self.namespaces: list[set[str]] = []
-        """The network namespaces of each query."""
+        self.units: list[Sequence[str]] = []
+        self.unit = ""
         self.mask = mask_file(str(folder / "state"), str(self.ours))
         self.flags: dict[str, str] = {"hook-timeout": "20s", "state-dir": str(folder / "state")}
-        self.units: list[Sequence[str]] = []
-        """The arguments of each call of systemctl."""
-        self.unit = ""
-        """What systemctl prints."""
-        self.write("proc/net/unix", HEAD)
-        self.write("proc/locks", "")
-        self.write("proc/mounts", "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")
-        self.write("proc/sys/fs/file-nr", "1000\t0\t100000\n")
-        self.write("proc/sys/kernel/osrelease", f"{KERNEL}\n")
+        for place, text in FILES.items():
+            self.write(place, text)
 
     @property
     def machine(self) -> Machine:
-        flags = {
-            "koord-runtimeproxy-endpoint": str(self.ours),
-            "remote-runtime-service-endpoint": str(self.runtime),
-            "hookserver-config-dir": str(self.registrations),
-            **self.flags,
-        }
+        paths = {"koord-runtimeproxy-endpoint": self.ours, "remote-runtime-service-endpoint": self.runtime}
+        paths["hookserver-config-dir"] = self.registrations
+        flags = {flag: str(path) for flag, path in paths.items()} | self.flags
         return Machine(config.load(flags, {}, None, "", os.path.realpath), self.root, self._systemctl, self._kernel)
 
     def _kernel(self, namespaces: Iterable[Path]) -> Iterable[UnixSocket]:
@@ -75,18 +71,17 @@ class Made:
         registration.write(self.registrations, name, content)
 
     def process(
-        self, pid: int, *arguments: str, sockets: Sequence[int] = (), limit: str = "65536", network: str = "node"
+        self, pid: int, *command: str, sockets: Sequence[int] = (), limit: str = "9", network: str = "n"
     ) -> None:
         """Make a process with its open sockets, its limit of open files and its network namespace."""
-        self.write(f"proc/{pid}/cmdline", "".join(f"{argument}\0" for argument in arguments))
+        folder = self.write(f"proc/{pid}/cmdline", "".join(f"{argument}\0" for argument in command)).parent
         self.write(f"proc/{pid}/limits", f"Max open files            {limit}                 {limit}        files\n")
         self.write(f"proc/namespaces/{network}", "")
-        (self.root / f"proc/{pid}/ns").mkdir()
-        (self.root / f"proc/{pid}/ns/net").symlink_to(f"../../namespaces/{network}")
-        folder = self.root / f"proc/{pid}/fd"
-        folder.mkdir()
+        for name in ("ns", "fd"):
+            (folder / name).mkdir()
+        (folder / "ns/net").symlink_to(f"../../namespaces/{network}")
         for number, inode in enumerate(sockets):
-            (folder / str(number)).symlink_to(f"socket:[{inode}]")
+            (folder / "fd" / str(number)).symlink_to(f"socket:[{inode}]")
 
     def socket(self, inode: int, path: object = "", *, listening: bool = False) -> None:
         """Make a connected socket, or one that listens."""
@@ -106,9 +101,8 @@ class Made:
         path.touch()
         status = path.stat()
         place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-        self.write(
-            "proc/locks", f"1: POSIX  ADVISORY  READ 9 00:01:2 0 EOF\n2: FLOCK  ADVISORY  WRITE {pid} {place} 0 EOF\n"
-        )
+        other = "1: POSIX  ADVISORY  READ 9 00:01:2 0 EOF"
+        self.write("proc/locks", f"{other}\n2: FLOCK  ADVISORY  WRITE {pid} {place} 0 EOF\n")
 
     def proxy(self, *, pid: int = 70, inode: int = 700, ends: Sequence[int] = (), limit: str = "65536") -> None:
         """Make a proxy that listens and holds the lock; ``ends`` are its ends of connections."""

@@ -17,7 +17,8 @@ Json = Mapping[str, Any]
 Answer = Json | Sequence[Json] | Refused | Callable[["Handler"], None]
 """An object, events, an error, or a way to fail."""
 Canned = Mapping[str, Answer]
-END = line(id=1, end={"schemaVersion": SCHEMA_VERSION})
+END, A_PART = line(id=1, end={"schemaVersion": SCHEMA_VERSION}), line(id=1, part={})
+HALF_A_LINE = b'{"id":1,"part":{'
 
 
 class Server(socketserver.ThreadingUnixStreamServer):
@@ -26,8 +27,7 @@ class Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
 
     def __init__(self, path: Path, canned: Canned, fault: "Fault | None" = None) -> None:
-        self.canned = canned
-        self.fault = fault
+        self.canned, self.fault = canned, fault
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.over = threading.Event()
         super().__init__(str(path), Handler)
@@ -53,13 +53,14 @@ class Handler(socketserver.StreamRequestHandler):
                 return
             if isinstance(answer, Refused):
                 self.error(answer)
-            elif isinstance(answer, Mapping):
+                continue
+            if isinstance(answer, Mapping):
                 self.part(**(_selected(answer, self.params) if method == "store" else answer))
-                self.wfile.write(END)
             else:
                 self.events(answer)
                 if self.params.get("follow"):
                     return
+            self.wfile.write(END)
 
     def part(self, **part: Any) -> None:
         self.wfile.write(line(id=1, part=part))
@@ -70,15 +71,12 @@ class Handler(socketserver.StreamRequestHandler):
     def events(self, events: Sequence[Json]) -> None:
         """Send the events after ``since``, each in a part. A follower gets those marked by ``later`` only; then the
         connection ends as that of a proxy that is killed."""
-        follow = self.params.get("follow", False)
         following = [e for e in events if e.get("number", e.get("to")) > self.params.get("since", 0)]
         selected = [e for e in following if e["kind"] == "gap" or queries._matches(e, self.params)]
-        sent = [e for e in selected if bool(e.get("later")) == follow]
+        sent = [e for e in selected if bool(e.get("later")) == self.params.get("follow", False)]
         self.part(events=[])
         for event in sent[: self.params.get("limit", queries.EVENTS)]:
             self.part(events=[{name: value for name, value in event.items() if name != "later"}])
-        if not follow:
-            self.wfile.write(END)
 
 
 def _selected(store: Json, params: Json) -> Json:
@@ -87,9 +85,8 @@ def _selected(store: Json, params: Json) -> Json:
     if "pod" in params:
         pods = [pod for pod in pods if is_of_pod(params["pod"], pod["namespace"], pod["name"], pod["id"])]
         containers = [container for container in containers if container["podId"] in [pod["id"] for pod in pods]]
-    pods = [pod for pod in pods if pod["id"].startswith(params.get("id", ""))]
-    containers = [container for container in containers if container["id"].startswith(params.get("id", ""))]
-    at = int(params.get("after", 0))
+    at, by_id = int(params.get("after", 0)), params.get("id", "")
+    pods, containers = ([each for each in rows if each["id"].startswith(by_id)] for rows in (pods, containers))
     more = str(at + 1) if at + 1 < max(len(pods), len(containers)) else None
     return {**store, "pods": pods[at : at + 1], "containers": containers[at : at + 1], "next": more}
 
@@ -101,15 +98,13 @@ def sending(*octets: bytes, hang: bool = False) -> Fault:
     """Return a way to fail: send octets, then hang, or close the connection."""
 
     def fault(handler: Handler) -> None:
-        for part in octets:
-            handler.wfile.write(part)
+        handler.wfile.write(b"".join(octets))
         if hang:
             handler.server.over.wait()
 
     return fault
 
 
-HALF_A_LINE, A_PART = b'{"id":1,"part":{', line(id=1, part={})
 HANG = sending(hang=True)
 SPEAK_HTTP = sending(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
 
@@ -128,18 +123,10 @@ def serving(path: Path, canned: Canned, fault: Fault | None = None) -> Iterator[
 
 
 @contextmanager
-def not_listening(path: Path) -> Iterator[None]:
-    """Leave a socket without a listener, as a proxy does that was killed."""
-    with socket.socket(socket.AF_UNIX) as unserved:
-        unserved.bind(str(path))
-    yield
-
-
-@contextmanager
-def not_accepting(path: Path) -> Iterator[socket.socket]:
-    """Listen with a full backlog and accept no client."""
+def not_accepting(path: Path) -> Iterator[None]:
+    """Listen with a full backlog and accept no client; after the end the socket has no listener."""
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
         listener.bind(str(path))
         listener.listen(0)
         waiting.connect(str(path))
-        yield listener
+        yield
