@@ -7,7 +7,7 @@ all the time; the kubelet probes it each second by an exec, through the proxy as
 import hashlib
 import json
 import re
-import tarfile
+import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,30 +56,11 @@ done
 """
 
 
-def test_chart_is_rolled_out_and_removed(findings: Findings, tmp_path: Path) -> None:
-    dist = built(tmp_path / "this", ["archive", "image", "chart"])
-    newer = built(tmp_path / "newer", ["archive", "image"], NEWER)
-    binds = {kubernetes.PROGRAMS: kubernetes.programs()}
-    with Machine(debian(packages=kubernetes.TREE), tmp_path / "machine", binds) as machine:
-        rollout = Rollout(Cluster(machine), dist, newer, findings)
-        rollout.install_next_to_a_pod()
-        rollout.recover_unhealthy_kubelet_and_configure_it()
-        rollout.restart_proxy()
-        rollout.add_hook_servers_and_exporter()
-        rollout.run_hooked_pod()
-        rollout.resize_scaled_pod()
-        rollout.scrape()
-        rollout.limit_who_may_skip()
-        rollout.upgrade_and_downgrade()
-        rollout.remove()
-
-
 class Rollout:
     """The life of a release of the chart; each method is a step."""
 
     def __init__(self, cluster: Cluster, dist: Path, newer: Path, findings: Findings) -> None:
-        self._cluster, self._findings = cluster, findings
-        self._machine = cluster.machine
+        self._cluster, self._machine, self._findings = cluster, cluster.machine, findings
         self._old, self._new = self._put_image(dist, VERSION), self._put_image(newer, NEWER)
         [chart] = dist.glob("*.tgz")
         self._chart = f"/root/{chart.name}"
@@ -92,10 +73,8 @@ class Rollout:
         self._machine.copy(image, f"/root/{image.name}")
         text = block("docs/release.rst", IMAGE).text
         self._cluster.shell("sh", "-ec", text.replace("VERSION", version).replace("REGISTRY", kubernetes.REGISTRY))
-        with tarfile.open(image) as tar:
-            index = tar.extractfile("index.json")
-            assert index is not None
-            [manifest] = json.load(index)["manifests"]
+        index = subprocess.run(["tar", "-xOf", image, "index.json"], capture_output=True, check=True).stdout
+        [manifest] = json.loads(index)["manifests"]
         return {
             "image": {"repository": f"{kubernetes.REGISTRY}/runtimeproxy", "digest": manifest["digest"]},
             "nodeInstaller": {"sha256": hashlib.sha256(archive.read_bytes()).hexdigest()},
@@ -104,14 +83,13 @@ class Rollout:
     def install_next_to_a_pod(self) -> None:
         self._run_pod("web", livenessProbe={"exec": {"command": ["/bin/true"]}, "periodSeconds": 1})
         self._process = self._start_of_its_process()
-        self._write_values()
+        self._machine.write("/root/canary.yaml", yaml.safe_dump(self._values))
         self._documented("helm install")
         self._wait_for("Installed")
         contains(self._machine.run("runtimeproxy", "in-use"), "nobody uses")
 
     def recover_unhealthy_kubelet_and_configure_it(self) -> None:
-        """The old configuration of a kubelet that fails with the proxy's drop-in is restored, until the page's
-        retry."""
+        """A kubelet that fails with the proxy's drop-in gets its old configuration back, until the page's retry."""
         self._machine.write(SICK, f"[Service]\nExecStartPre=/usr/bin/test ! -e {DROP_IN}\n")
         self._machine.run("systemctl", "daemon-reload")
         self._upgrade(nodeInstaller={"configureKubelet": True, "config": {"hook-timeout": "3s"}})
@@ -136,10 +114,9 @@ class Rollout:
 
     def add_hook_servers_and_exporter(self) -> None:
         self._machine.run("sh", "-ec", _CERTIFICATES)
-        self._cluster.shell(
-            *("kubectl", "create", "secret", "generic", "exporter", f"--namespace={NAMESPACE}", "--from-file=ca.crt"),
-            *(f"--from-file=tls.crt={EXPORTER}.crt", f"--from-file=tls.key={EXPORTER}.key"),
-        )
+        files = ("ca.crt", f"tls.crt={EXPORTER}.crt", f"tls.key={EXPORTER}.key")
+        secret = ("create", "secret", "generic", "exporter", f"--namespace={NAMESPACE}")
+        self._cluster.kubectl(*secret, *(f"--from-file={file}" for file in files))
         gpu = {"name": "gpu", "hooks": ["gpu"], "failurePolicy": "Fail"}
         limits: dict[str, Any] = {"name": "limits", "hooks": ["batchresource", "cpunormalization"]}
         limits |= {"node": {"cpu-normalization-ratio": 2}}
@@ -171,22 +148,19 @@ class Rollout:
         The kubelet reads the runtime's value as the effective one, and must not retry forever.
         """
 
-        def cpu(request: str, limit: str) -> dict[str, Any]:
-            return {"requests": {"cpu": request}, "limits": {"cpu": limit}}
-
         def quota() -> cgroups.Value:
             file = cgroups.inside_file("cpu_quota")
             return cgroups.parse("cpu_quota", self._cluster.kubectl("exec", "scaled", "--", "cat", file))
 
-        def resizes() -> bool:
+        def is_resized() -> bool:
             conditions = self._cluster.json("pod", "scaled")["status"].get("conditions", ())
-            return any(condition["type"].startswith("PodResize") for condition in conditions)
+            return quota() != before and not any(each["type"].startswith("PodResize") for each in conditions)
 
-        self._run_pod("scaled", resources=cpu("200m", "400m"))
-        before = quota()
-        patch = {"spec": {"containers": [{"name": "main", "resources": cpu("300m", "600m")}]}}
-        self._cluster.kubectl("patch", "pod", "scaled", "--subresource=resize", f"--patch={json.dumps(patch)}")
-        self._cluster.until(lambda: quota() != before and not resizes(), "the resize")
+        self._run_pod("scaled", resources={"requests": {"cpu": "200m"}, "limits": {"cpu": "400m"}})
+        before, larger = quota(), {"requests": {"cpu": "300m"}, "limits": {"cpu": "600m"}}
+        patch = json.dumps({"spec": {"containers": [{"name": "main", "resources": larger}]}})
+        self._cluster.kubectl("patch", "pod", "scaled", "--subresource=resize", f"--patch={patch}")
+        self._cluster.until(is_resized, "the resize")
         self._findings.equal("CPU quota that is halved, and after a resize", (before, quota()), (20000, 30000))
         [status] = self._cluster.json("pod", "scaled")["status"]["containerStatuses"]
         shown = f"{status['resources']['limits']['cpu']}, restarts: {status['restartCount']}"
@@ -194,22 +168,20 @@ class Rollout:
         self._cluster.kubectl("delete", "pod", "scaled", "--grace-period=1")
 
     def scrape(self) -> None:
+        """Scrape as the PodMonitor's Prometheus does; the status is 000 without an answer."""
+
+        def status(*credentials: str) -> str:
+            [pod] = self._pods("exporter")
+            at, curl = f"{EXPORTER}:{PORT}", ("curl", "--silent", "--output", "/root/metrics")
+            server = ("--cacert", "ca.crt", "--resolve", f"{at}:{pod['status']['podIP']}", f"https://{at}/metrics")
+            return self._cluster.shell(*curl, "--write-out", "%{http_code}", *credentials, *server, check=False)
+
         credentials = ("--cert", "prometheus.crt", "--key", "prometheus.key")
-        self._findings.equal("status of a scrape without a certificate", self._scraped(), "000")
-        self._findings.equal("status of a scrape", self._scraped(*credentials), "200")
+        self._findings.equal("status of a scrape without a certificate", status(), "000")
+        self._findings.equal("status of a scrape", status(*credentials), "200")
         self._documented("kubectl delete pods")
         self._rolled_out(f"{NAME}-exporter")
-        self._findings.equal("status of a scrape of the next pod", self._scraped(*credentials), "200")
-
-    def _scraped(self, *credentials: str) -> str:
-        """Return the HTTP status of a scrape by the PodMonitor's Prometheus; 000 without an answer."""
-        [pod] = self._pods("exporter")
-        at = f"{EXPORTER}:{PORT}"
-        return self._cluster.shell(
-            *("curl", "--silent", "--output", "/root/metrics", "--write-out", "%{http_code}", "--cacert", "ca.crt"),
-            *(*credentials, "--resolve", f"{at}:{pod['status']['podIP']}", f"https://{at}/metrics"),
-            check=False,
-        )
+        self._findings.equal("status of a scrape of the next pod", status(*credentials), "200")
 
     def limit_who_may_skip(self) -> None:
         skips, apply = _pod("skips", {"labels": {SKIP: "true"}}), ("kubectl", "apply", "-f", "-")
@@ -224,33 +196,29 @@ class Rollout:
 
     def upgrade_and_downgrade(self) -> None:
         """A configuration without a runtime, and an older version unless allowed, change nothing."""
-
-        def answers() -> str:
-            socket = self._machine.path("/run/koord-runtimeproxy/admin.sock")
-            return str(AdminClient(str(socket)).call("version")["version"])
-
+        admin = AdminClient(str(self._machine.path("/run/koord-runtimeproxy/admin.sock")))
         good = self._values["nodeInstaller"]
-        bad = {"remote-runtime-service-endpoint": "/run/nobody.sock"}
-        self._upgrade(nodeInstaller={"config": bad})
+        self._upgrade(nodeInstaller={"config": {"remote-runtime-service-endpoint": "/run/nobody.sock"}})
         self._wait_for("Refused", "/run/nobody.sock")
         contains(self._machine.run("cat", "/etc/runtimeproxy/config.yaml"), "hook-timeout")
         self._upgrade(image=self._new["image"], nodeInstaller=good | self._new["nodeInstaller"])
         self._wait_for("Installed")
-        self._findings.equal("the version that answers after the upgrade", answers(), NEWER)
+        version = admin.with_new_deadline().call("version")["version"]
+        self._findings.equal("the version that answers after the upgrade", version, NEWER)
         self._check_undisturbed("a bad configuration and an upgrade")
         self._cluster.shell("helm", "rollback", RELEASE, f"--namespace={NAMESPACE}")
         self._wait_for("Refused", "allowDowngrade")
         self._upgrade(image=self._old["image"], nodeInstaller={**self._old["nodeInstaller"], "allowDowngrade": True})
         self._wait_for("Installed")
-        self._findings.equal("the version that answers after the downgrade", answers(), VERSION)
+        version = admin.with_new_deadline().call("version")["version"]
+        self._findings.equal("the version that answers after the downgrade", version, VERSION)
         self._check_undisturbed("a downgrade")
 
     def remove(self) -> None:
         self._upgrade(nodeInstaller={"action": "uninstall"}, hookServers=[], exporter={})
         self._wait_for("Removed")
         self._cluster.shell("helm", "uninstall", RELEASE, f"--namespace={NAMESPACE}")
-        started = self._machine.show("kubelet.service", "ExecStart")
-        self._findings.equal("times of the proxy in the kubelet's command", started.count("koord-runtimeproxy"), 0)
+        assert "koord-runtimeproxy" not in self._machine.show("kubelet.service", "ExecStart")
         places = f"/opt/runtimeproxy* /etc/systemd/system/*runtimeproxy* {DROP_INS}/*"
         leftovers = self._machine.run("sh", "-c", f"ls -d {places} 2>/dev/null || true")
         self._findings.equal("files left on the node", leftovers.split(), [])
@@ -259,17 +227,12 @@ class Rollout:
         self._cluster.until(lambda: RELEASE not in self._cluster.kubectl(*everything), "the cluster to have no part")
         self._check_undisturbed("the removal")
 
-    # ---- helpers
-
     def _upgrade(self, **values: Any) -> None:
         """Upgrade the release with other values."""
         for name, value in values.items():
             self._values[name] = {**self._values.get(name, {}), **value} if isinstance(value, dict) else value
-        self._write_values()
-        self._cluster.shell("helm", "upgrade", RELEASE, self._chart, f"--namespace={NAMESPACE}", "--values=canary.yaml")
-
-    def _write_values(self) -> None:
         self._machine.write("/root/canary.yaml", yaml.safe_dump(self._values))
+        self._cluster.shell("helm", "upgrade", RELEASE, self._chart, f"--namespace={NAMESPACE}", "--values=canary.yaml")
 
     def _documented(self, start: str) -> str:
         """Run the page's block that begins with this text."""
@@ -280,12 +243,10 @@ class Rollout:
         """Wait until the page's command shows a state of the node; a good one must come from the current pod."""
         if state in ("Installed", "Removed"):
             self._rolled_out(INSTALLER)
-
-        def is_annotated() -> bool:
-            _, line = self._documented("kubectl get nodes").splitlines()
-            return re.fullmatch(rf"{NODE} +{state} +.*{reason}.*", line) is not None
-
-        self._cluster.until(is_annotated, f"the node to be {state}", CHANGE_SECONDS)
+        shown = re.compile(rf".*\n{NODE} +{state} +.*{reason}.*\n?")
+        self._cluster.until(
+            lambda: shown.fullmatch(self._documented("kubectl get nodes")), f"the node to be {state}", CHANGE_SECONDS
+        )
 
     def _rolled_out(self, name: str) -> None:
         limit = f"--timeout={CHANGE_SECONDS:.0f}s"
@@ -298,9 +259,7 @@ class Rollout:
         [status] = self._cluster.json("pod", "web")["status"]["containerStatuses"]
         events = [event for event in self._cluster.json("events")["items"] if event["involvedObject"]["name"] == "web"]
         # FailedScheduling: possible for a pod that is created while the node becomes ready.
-        wrong = [
-            event["message"] for event in events if event["type"] != "Normal" and event["reason"] != "FailedScheduling"
-        ]
+        wrong = [e["message"] for e in events if e["type"] != "Normal" and e["reason"] != "FailedScheduling"]
         actual = {"restarts": status["restartCount"], "warnings": wrong, "ready": self._cluster.ready()}
         self._findings.equal(f"another pod after {what}", actual, {"restarts": 0, "warnings": [], "ready": "True"})
 
@@ -328,3 +287,21 @@ def _pod(name: str, metadata: Mapping[str, Any], **container: Any) -> dict[str, 
     main = {"name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "Never", "command": ["/bin/sleep", "36000"]}
     about = {"name": name, "namespace": "default", **metadata}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": {"containers": [main | container]}}
+
+
+def test_chart_is_rolled_out_and_removed(findings: Findings, tmp_path: Path) -> None:
+    dist = built(tmp_path / "this", ["archive", "image", "chart"])
+    newer = built(tmp_path / "newer", ["archive", "image"], NEWER)
+    binds = {kubernetes.PROGRAMS: kubernetes.programs()}
+    with Machine(debian(packages=kubernetes.TREE), tmp_path / "machine", binds) as machine:
+        rollout = Rollout(Cluster(machine), dist, newer, findings)
+        rollout.install_next_to_a_pod()
+        rollout.recover_unhealthy_kubelet_and_configure_it()
+        rollout.restart_proxy()
+        rollout.add_hook_servers_and_exporter()
+        rollout.run_hooked_pod()
+        rollout.resize_scaled_pod()
+        rollout.scrape()
+        rollout.limit_who_may_skip()
+        rollout.upgrade_and_downgrade()
+        rollout.remove()

@@ -102,7 +102,7 @@ async def test_version_changes_lose_no_call(front: Front, findings: Findings, li
                         client = AdminClient(str(proxy.admin), WAIT_SECONDS)
                         disabled += DISABLED in (await asyncio.to_thread(client.call, "hooks"))["masked"]
                         params = {"name": DISABLED, "reason": "a soak", "unregistered": True}
-                        await asyncio.to_thread(client.again().call, "disable", **params)
+                        await asyncio.to_thread(client.with_new_deadline().call, "disable", **params)
                 await load.wait_for_each_kind()
                 dialler.end = True
             await store_equals(node.runtime, proxy)
