@@ -8,7 +8,7 @@ import gc
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -52,6 +52,9 @@ DESCRIPTORS = 2
 state may be in progress."""
 SETTLED_SECONDS = 30.0
 """Seconds beyond the time between two lists of the runtime's state within which the Store must be equal."""
+CYCLE = 100
+ENDS = {10: "with a refused stop", 30: "with a cancelled remove", 50: "without the proxy", 70: "without a call"}
+"""Ends by a pod's number in its cycle; all others end well."""
 REFUSED = "refused as it was chosen to be"
 LINE = b"a line"
 
@@ -97,9 +100,39 @@ class Node:
 
     async def live(self, caller: Caller, number: int) -> None:
         """Run a pod with a container from create to removal."""
-        end_name, end = ENDS.get(number % CYCLE, ("well", end_well))
-        await end(self, caller, *await start(caller))
-        self.counts[f"pods that ended {end_name}"] += 1
+        pod_id, container_id = await start(caller)
+        end = ENDS.get(number % CYCLE, "well")
+        if end == "without a call":  # or an event
+            self.fake.vanish(container_id)
+            self.fake.vanish(pod_id)
+        elif end == "without the proxy":  # as ctr rm and docker rm do
+            await self.outside.act("remove", container_id)
+            await self.outside.act("remove_pod", pod_id)
+        else:
+            if end == "with a refused stop":
+                self.fake.set_fault("stop", text=REFUSED)
+                with pytest.raises(Failed, match=REFUSED):
+                    await caller.act("stop", container_id)
+                self.fake.set_fault("stop")
+            await stop(caller, "stop", container_id)
+            if end == "with a cancelled remove":
+                await self._remove_twice(caller, caller.request("remove", container_id))
+            else:
+                await caller.act("remove", container_id)
+            await stop(caller, "stop_pod", pod_id)
+            await caller.act("remove_pod", pod_id)
+        self.counts[f"pods that ended {end}"] += 1
+
+    async def _remove_twice(self, caller: Caller, remove: bytes) -> None:
+        """Cancel a remove at a random moment, and repeat it: the container may no longer exist."""
+        try:
+            await caller.send("remove", remove, seconds=self.chance.uniform(0, CANCEL_SECONDS))
+        except Failed:
+            try:
+                await caller.send("remove", remove)
+            except Failed as failed:
+                if failed.status != HTTPStatus.NOT_FOUND:
+                    raise
 
     async def wait_until_settled(self) -> tuple[int, set[str]]:
         """Wait until the Store has the runtime's ids; return the open descriptors, and the differing ids."""
@@ -143,60 +176,6 @@ async def stop(caller: Caller, verb: str, subject_id: str) -> None:
             return
 
 
-async def end_well(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
-    await stop(caller, "stop", container_id)
-    await caller.act("remove", container_id)
-    await stop(caller, "stop_pod", pod_id)
-    await caller.act("remove_pod", pod_id)
-
-
-async def end_with_a_refused_stop(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
-    node.fake.set_fault("stop", text=REFUSED)
-    with pytest.raises(Failed, match=REFUSED):
-        await caller.act("stop", container_id)
-    node.fake.set_fault("stop")
-    await end_well(node, caller, pod_id, container_id)
-
-
-async def end_with_a_cancelled_remove(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
-    """Cancel a remove at a random moment, and repeat it: the container may no longer exist."""
-    await stop(caller, "stop", container_id)
-    remove = caller.request("remove", container_id)
-    try:
-        await caller.send("remove", remove, seconds=node.chance.uniform(0, CANCEL_SECONDS))
-    except Failed:
-        try:
-            await caller.send("remove", remove)
-        except Failed as failed:
-            if failed.status != HTTPStatus.NOT_FOUND:
-                raise
-    await stop(caller, "stop_pod", pod_id)
-    await caller.act("remove_pod", pod_id)
-
-
-async def end_outside(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
-    """Remove both without the proxy, as ``ctr rm`` and ``docker rm`` do."""
-    await node.outside.act("remove", container_id)
-    await node.outside.act("remove_pod", pod_id)
-
-
-async def vanish(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
-    """Remove both without any call or event."""
-    node.fake.vanish(container_id)
-    node.fake.vanish(pod_id)
-
-
-End = Callable[[Node, Caller, str, str], Awaitable[None]]
-CYCLE = 100
-ENDS: Mapping[int, tuple[str, End]] = {
-    10: ("with a refused stop", end_with_a_refused_stop),
-    30: ("with a cancelled remove", end_with_a_cancelled_remove),
-    50: ("without the proxy", end_outside),
-    70: ("without a call", vanish),
-}
-"""Ends by a pod's number in its cycle; all others end normally."""
-
-
 async def test_day_of_load_leaves_no_state_or_growth(front: Front, findings: Findings, tmp_path: Path) -> None:
     proxy, hooks = front.process(tmp_path, log_level="info"), str(tmp_path / "hooks.sock")
     proxy.register("every-point.json", hooks, policy="Fail")
@@ -233,7 +212,7 @@ async def test_day_of_load_leaves_no_state_or_growth(front: Front, findings: Fin
     findings.equal("ids that only the Store or the runtime has", differing | differing_after, set())
     for name, count in node.counts.items():
         findings.note(name, f"{count:,}")
-    ends = {f"pods that ended {end_name}" for end_name in ("well", *(end_name for end_name, _ in ENDS.values()))}
+    ends = {f"pods that ended {end}" for end in ("well", *ENDS.values())}
     assert node.counts.keys() >= {"list", "ping", "lines of a stream"} | ends
     hangs = [line for line in proxy.output().splitlines() if "the event loop hangs" in line]
     findings.note("hangs of the event loop", hangs, "none", not (findings.full and hangs))
