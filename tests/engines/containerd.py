@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -62,10 +62,7 @@ class Containerd(Engine):
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Restart the daemon at the end of the block if it has ended.
-
-        The pods created in the block are removed.
-        """
+        """At the end of the block restart the daemon if it has ended, and remove the pods created in the block."""
         retained = self._pods()
         try:
             yield
@@ -85,9 +82,8 @@ class Containerd(Engine):
         assert busybox is not None
         archive = self.base / "images.tar"
         archive.write_bytes(images.archive(Path(busybox)))
-        command = ["ctr", "--address", self.socket, "--namespace", "k8s.io", "images", "import"]
-        command += ["--snapshotter", "native", str(archive)]
-        done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        command = ["ctr", f"--address={self.socket}", "--namespace=k8s.io", "images", "import", "--snapshotter=native"]
+        done = subprocess.run([*command, archive], stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
             raise EngineError(f"ctr failed with exit code {done.returncode}: {done.stderr.strip()}")
         # CRI is notified later, by an event, of images that were imported without it.
@@ -111,8 +107,6 @@ class Containerd(Engine):
     def _remove_pods(self, keep: set[str]) -> None:
         with CriClient(self.socket) as client:
             for pod_id in self._pods() - keep:
-                try:
+                with suppress(grpc.RpcError):  # ended below by process id
                     client.stop_pod(pod_id)
                     client.remove_pod(pod_id)
-                except grpc.RpcError:
-                    continue  # ended below by process id

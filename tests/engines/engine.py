@@ -11,7 +11,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from tests.engines import cgroups, leftovers, probe
 
@@ -92,10 +92,8 @@ class Engine(ABC):
         """Start the program and wait until it answers. Raises EngineError with the end of its log."""
         with self.log_file.open("ab") as log:
             # In its own process group: Ctrl-C must not end it before its containers are removed.
-            daemon = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, process_group=0
-            )
-        self._daemon = daemon
+            pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            self._daemon = daemon = subprocess.Popen(command, env=env, process_group=0, **pipes)
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and daemon.poll() is None:
             if answers():

@@ -18,8 +18,12 @@ SHIM_DIRECTORIES = (Path("/run/containerd/s"), Path("/run/containerd"))
 
 def processes(mark: str) -> set[int]:
     """Return the ids of all processes whose command line contains a text."""
-    desired = mark.encode()
-    return {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and desired in _cmdline(entry)}
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if mark.encode() in (entry / "cmdline").read_bytes():
+                found.add(int(entry.name))
+    return found
 
 
 def end(find: Callable[[], set[int]]) -> None:
@@ -55,10 +59,3 @@ def remove_shim_sockets(state: Path) -> None:
     """
     for address in state.glob("io.containerd.runtime.v2.task/*/*/address"):
         Path(address.read_text().strip().removeprefix("unix://")).unlink(missing_ok=True)
-
-
-def _cmdline(process: Path) -> bytes:
-    try:
-        return (process / "cmdline").read_bytes()
-    except OSError:
-        return b""  # it has ended
