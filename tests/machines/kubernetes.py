@@ -109,10 +109,7 @@ UNITS = {
 
 
 def programs() -> Path:
-    """Return the directory of Kubernetes' programs, etcd and helm; the first call builds them.
-
-    Raises MachineError if Go is missing, or cannot build them.
-    """
+    """Return the directory of Kubernetes' programs, etcd and helm; the first call builds them (MachineError)."""
     return cached_directory(f"kubernetes-{VERSION}-{ETCD}-{HELM}", _built)
 
 
@@ -150,11 +147,10 @@ def _source(work: Path, module: str, version: str) -> Path:
 
 
 def _go(folder: Path, *arguments: str | Path, **env: str) -> str:
+    if not shutil.which("go"):
+        raise MachineError("there is no go, which builds Kubernetes: install Go 1.24 or newer")
     env = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", **env}
-    try:
-        done = subprocess.run(["go", *arguments], cwd=folder, env=env, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise MachineError("there is no go, which builds Kubernetes: install Go 1.24 or newer") from None
+    done = subprocess.run(["go", *arguments], cwd=folder, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise MachineError(f"go {arguments[0]} failed; it wrote: {done.stderr[-2000:]}")
     return done.stdout
@@ -165,24 +161,26 @@ class Cluster:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        for user in _USERS:
-            machine.write(f"/etc/kubernetes/{user}.conf", _KUBECONFIG.format(user=user, address=SERVICE))
         tokens = "".join(f'{user}-token,{name},{user},"{group}"\n' for user, (name, group) in _USERS.items())
-        machine.write("/etc/kubernetes/tokens.csv", tokens)
-        machine.write("/etc/kubernetes/kubelet.yaml", _KUBELET)
-        machine.write("/etc/cni/net.d/10-pods.conflist", _PODS)
-        machine.write("/etc/hosts", "127.0.0.1 localhost\n")
-        machine.write("/etc/containers/registries.conf.d/local.conf", _OWN_REGISTRY)
+        config = CONFIG.format(base="/var/lib/containerd", socket=CONTAINERD, pause=images.PAUSE_IMAGE)
+        files = {f"kubernetes/{user}.conf": _KUBECONFIG.format(user=user, address=SERVICE) for user in _USERS}
+        files |= {
+            "kubernetes/tokens.csv": tokens,
+            "kubernetes/kubelet.yaml": _KUBELET,
+            "hosts": "127.0.0.1 localhost\n",
+        }
+        files |= {"cni/net.d/10-pods.conflist": _PODS, "containers/registries.conf.d/local.conf": _OWN_REGISTRY}
+        files["containerd/config.toml"] = config.replace("/var/lib/containerd/cni", "/etc/cni/net.d")
+        for unit, flags in UNITS.items():
+            service = f"[Service]\nExecStart={PROGRAMS}/{unit} {flags}\nRestart=always\nRestartSec=1\n"
+            files[f"systemd/system/{unit}.service"] = service
+        for name, text in files.items():
+            machine.write(f"/etc/{name}", text)
         machine.run("sh", "-ec", _PREPARE)
-        text = CONFIG.format(base="/var/lib/containerd", socket=CONTAINERD, pause=images.PAUSE_IMAGE)
-        machine.write("/etc/containerd/config.toml", text.replace("/var/lib/containerd/cni", "/etc/cni/net.d"))
         fit(machine, "containerd.service", machine.path("/lib/systemd/system/containerd.service"))
         machine.run("systemctl", "restart", "containerd.service")
         machine.path("/root/images.tar").write_bytes(images.archive(Path("/usr/bin/busybox")))
         machine.run("ctr", "--namespace=k8s.io", "images", "import", "--snapshotter=native", "/root/images.tar")
-        for unit, flags in UNITS.items():
-            text = f"[Service]\nExecStart={PROGRAMS}/{unit} {flags}\nRestart=always\nRestartSec=1\n"
-            machine.write(f"/etc/systemd/system/{unit}.service", text)
         machine.run("systemctl", "daemon-reload")
         machine.run("systemctl", "start", *UNITS)
         self.until(lambda: self.kubectl("get", "--raw=/readyz", check=False) == "ok", "the API server")
@@ -190,11 +188,11 @@ class Cluster:
         account = ("get", "serviceaccount", "default")  # which pods need
         self.until(lambda: "Error" not in self.kubectl(*account, check=False), "the service account of pods")
 
-    def kubectl(self, *arguments: str, input: str | None = None, check: bool = True) -> str:
+    def kubectl(self, *arguments: str, input: str = "", check: bool = True) -> str:
         """Run kubectl as the cluster's administrator; return its output. Raises MachineError if it fails."""
         return self.shell("kubectl", *arguments, input=input, check=check)
 
-    def shell(self, *command: str, input: str | None = None, check: bool = True) -> str:
+    def shell(self, *command: str, input: str = "", check: bool = True) -> str:
         """Run a command in /root with the administrator's kubeconfig."""
         env = {"HOME": "/root", "KUBECONFIG": "/etc/kubernetes/admin.conf"}
         words = ("sh", "-c", 'cd /root && exec "$@"', "sh", *command)
@@ -206,9 +204,8 @@ class Cluster:
 
     def ready(self) -> str:
         """Return the node's condition Ready; "" if it has none."""
-        return self.kubectl(
-            *("get", "node", NODE, "--output", "jsonpath={.status.conditions[?(@.type=='Ready')].status}"), check=False
-        )
+        path = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
+        return self.kubectl("get", "node", NODE, f"--output={path}", check=False)
 
     def until(self, condition: Callable[[], object], description: str, seconds: float = SECONDS) -> None:
         """Wait until a condition holds. Raises MachineError after that time, with the cluster's events."""

@@ -13,11 +13,14 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Self
+from types import MappingProxyType
+from typing import Any, Self
 
 SECONDS = 60.0
 """Timeout of a command."""
 POLL_SECONDS = 0.05
+Env = Mapping[str, str]
+NONE: Mapping[str, Any] = MappingProxyType({})
 BOOT = Path(__file__).with_name("boot.sh")
 STARTED = ("running", "degraded")
 """Answers of ``systemctl is-system-running`` after a boot; degraded: a unit of the tree failed."""
@@ -35,28 +38,22 @@ class Machine:
     ``overlay`` the host's /usr is the lower layer of the tree's.
     """
 
-    def __init__(
-        self, tree: Path, work: Path, binds: Mapping[str, Path] | None = None, *, overlay: bool = False
-    ) -> None:
-        self._tree = tree
-        self._overlay = "/usr" if overlay else ""
-        self._work = work
-        self._binds = [f"{source}:{place}" for place, source in (binds or {}).items()]
+    def __init__(self, tree: Path, work: Path, binds: Mapping[str, Path] = NONE, *, overlay: bool = False) -> None:
         self.name = f"machine-{uuid.uuid4().hex[:8]}"
         """The name of its cgroup, in each hierarchy."""
-        self._log = work / "boot.log"
         self.pid = 0
         """The host's process id of its systemd."""
+        self._work = work
+        self._command: list[str | Path] = [BOOT, self.name, tree, "/usr" if overlay else "", work / "mount"]
+        self._command += [f"{source}:{place}" for place, source in binds.items()]
 
     def __enter__(self) -> Self:
         (self._work / "mount").mkdir(parents=True)
-        command: list[str | Path]
-        command = [BOOT, self.name, self._tree, self._overlay, self._work / "mount", *self._binds]
-        with self._log.open("wb") as log:
+        log = self._work / "boot.log"
+        with log.open("wb") as file:
+            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": file, "text": True}
             # In its own session: Ctrl-C ends the test, and that ends the machine.
-            self._boot = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
-            )
+            self._boot: Any = subprocess.Popen(self._command, start_new_session=True, **pipes)
         try:
             assert self._boot.stdout is not None
             ready, _, _ = select.select([self._boot.stdout], [], [], SECONDS)
@@ -66,24 +63,17 @@ class Machine:
             self.until(lambda: self.run("systemctl", "is-system-running", check=False).strip() in STARTED, "the boot")
         except BaseException as error:
             self.__exit__()
-            error.add_note(f"the log of its start: {self._log.read_text()[-2000:]}")
+            error.add_note(f"the log of its start: {log.read_text()[-2000:]}")
             raise
         return self
 
     def __exit__(self, *details: object) -> None:
-        assert self._boot.stdin is not None
-        assert self._boot.stdout is not None
         self._boot.stdin.close()
         self._boot.stdout.close()
         self._boot.wait(SECONDS)
 
     def run(
-        self,
-        *command: str | Path,
-        input: str | None = None,
-        check: bool = True,
-        seconds: float = SECONDS,
-        env: Mapping[str, str] | None = None,
+        self, *command: str | Path, input: str = "", check: bool = True, seconds: float = SECONDS, env: Env = NONE
     ) -> str:
         """Run a command in the machine as root; return its standard output and error.
 
@@ -91,22 +81,14 @@ class Machine:
         fails (unless ``check`` is False), or takes longer than ``seconds``.
         """
         # timeout: nsenter's end would not be its child's.
-        inner = ["timeout", "--signal=KILL", f"{seconds:.0f}", *map(str, command)]
-        done = subprocess.run(
-            [*self.enter(), *inner],
-            input=input or "",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=seconds + SECONDS,
-            env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "LANG": "C.UTF-8", **(env or {})},
-        )
+        words = [*self.enter(), "timeout", "--signal=KILL", f"{seconds:.0f}", *map(str, command)]
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+        env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "LANG": "C.UTF-8", **env}
+        done = subprocess.run(words, input=input, env=env, timeout=seconds + SECONDS, **pipes)
         if check and done.returncode:
             description = " ".join(map(str, command))
             raise MachineError(f"{description}: exit code {done.returncode}; it wrote: {done.stdout[-4000:]}")
-        return done.stdout
+        return str(done.stdout)
 
     def path(self, inside: str | Path) -> Path:
         """Return the host's path of a path in the machine; unix sockets there can be connected to."""
@@ -188,10 +170,9 @@ def fit(machine: Machine, unit: str, file: Path) -> None:
         if not starts([setting for setting in settings if setting not in dropped]):
             raise MachineError(f"{unit} starts neither with its settings nor without {dropped}")
     given = zip(("OOMScoreAdjust", "LimitNOFILE"), machine.path("/run/probe").read_text().split(), strict=True)
-    desired = dict(setting.split("=", 1) for setting in settings)
-    lacking = [
-        f"{name}={desired[name]}" for name, value in given if desired.get(name, "infinity") not in ("infinity", value)
-    ]
+    desired = {"OOMScoreAdjust": "infinity", "LimitNOFILE": "infinity"}
+    desired |= dict(setting.split("=", 1) for setting in settings)
+    lacking = [f"{name}={desired[name]}" for name, value in given if desired[name] not in ("infinity", value)]
     if missing := sorted({*dropped, *lacking}):
         print(f"{unit}: this machine cannot give {', '.join(missing)}")
 

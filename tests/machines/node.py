@@ -6,8 +6,9 @@ Here a system call that a unit does not allow ends the process; the shipped unit
 import site
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from tests.docs import ROOT
 from tests.documents import block
@@ -21,7 +22,6 @@ SERVICES = ("runtimeproxy.service", "runtimeproxy-export.service", "runtimeproxy
 SOCKETS = ("runtimeproxy.socket", "runtimeproxy-admin.socket", "runtimeproxy-metrics.socket")
 ENGINES = ("containerd.service", "docker.service")
 SOCKET = "/run/koord-runtimeproxy/runtimeproxy.sock"
-CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 PROGRAMS = {"runtimeproxy": "main", "koord-runtime-proxy": "koord_runtime_proxy", "runtimeproxy-hooks": "hooks"}
 """The programs, by the functions of runtimeproxy.__main__."""
 PREFIX, PROGRAM_PATH, PACKAGES = "/opt/python", "/opt/program", "/opt/packages"
@@ -37,10 +37,10 @@ BINDS = {
 _DOCKER = '{"bridge": "none", "iptables": false, "ip6tables": false, "exec-opts": ["native.cgroupdriver=cgroupfs"]}'
 
 
-@contextmanager
-def node(work: Path) -> Iterator[Machine]:
-    """Boot a machine with running engines and units, without the settings that it does not support."""
-    with Machine(debian(), work, BINDS, overlay=True) as machine:
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """Boot a machine for the tests of a file, with running engines and units, without unsupported settings."""
+    with Machine(debian(), tmp_path_factory.mktemp("node") / "machine", BINDS, overlay=True) as machine:
         for engine in ENGINES:
             fit(machine, engine, Path("/usr/lib/systemd/system", engine))
         for unit in SERVICES:
@@ -51,7 +51,6 @@ def node(work: Path) -> Iterator[Machine]:
         machine.run("systemctl", "restart", *ENGINES)
         for name, main in PROGRAMS.items():
             machine.write(f"/usr/bin/{name}", program(main), mode=0o755)
-        # As docs/operation.rst has it.
         commands = block(
             "docs/operation.rst", "cp -r runtimeproxy*.{socket,service,service.d} /etc/systemd/system"
         ).text
@@ -69,8 +68,8 @@ def program(function: str = "") -> str:
 
 def configure_engines(machine: Machine) -> None:
     """Write the configuration of containerd and dockerd, before either runs."""
-    config = CONFIG.format(base="/var/lib/containerd", socket=CONTAINERD_SOCKET, pause=images.PAUSE_IMAGE)
-    machine.write("/etc/containerd/config.toml", config)
+    names = {"base": "/var/lib/containerd", "socket": "/run/containerd/containerd.sock", "pause": images.PAUSE_IMAGE}
+    machine.write("/etc/containerd/config.toml", CONFIG.format(**names))
     machine.write("/etc/docker/daemon.json", _DOCKER)
     machine.write("/etc/hosts", "127.0.0.1 localhost\n")
 
@@ -81,24 +80,3 @@ def load_images(machine: Machine) -> None:
     machine.path(archive).write_bytes(images.archive(Path("/usr/bin/busybox")))
     machine.run("ctr", "--namespace=k8s.io", "images", "import", "--snapshotter=native", archive)
     machine.run("docker", "load", "--input", archive)
-
-
-_MAKE_CGROUP = """
-set -e
-top=/sys/fs/cgroup
-if [ ! -e $top/cgroup.controllers ]; then
-    for each in $top/*/cgroup.procs; do mkdir -p "${each%/*}/$1"; done
-    exit
-fi
-IFS=/
-for part in $1; do
-    echo "+cpu +memory +pids" >$top/cgroup.subtree_control
-    top=$top/$part
-    mkdir -p $top
-done
-"""
-
-
-def make_cgroup(machine: Machine, path: str) -> None:
-    """Create a pod's cgroup in each hierarchy, as a kubelet does before it runs the pod."""
-    machine.run("sh", "-c", _MAKE_CGROUP, "sh", path.lstrip("/"))

@@ -19,11 +19,13 @@ from tests.amounts import CALLS_OF_THE_UNIT
 from tests.docs import DOCS, tables
 from tests.engines import cgroups, cri
 from tests.machines.machine import Machine, fit
-from tests.machines.node import SERVICES, SOCKET, SOCKETS, UNITS, load_images, make_cgroup, program
+from tests.machines.node import SERVICES, SOCKET, SOCKETS, UNITS, load_images, machine, program
 from tests.system.real import Kubelet
 
+__all__ = ["machine"]
 pytestmark = [pytest.mark.engine, pytest.mark.trees, pytest.mark.slow]
 
+PROXY = "runtimeproxy.service"
 HOOKS = ("runtimeproxy-hooks@batchresource.service", r"runtimeproxy-hooks@gpu\x20oomscoreadj.service")
 READS = 89
 """Read-only calls, for each 11 that create and remove a pod with a container."""
@@ -49,14 +51,14 @@ def node(machine: Machine) -> Iterator[Machine]:
     yield machine
     messages = machine.run("journalctl", "--no-pager", "--output=cat", "--unit=runtimeproxy*")
     assert not re.findall(r".*(?:status=31/SYS|exit code -31|core-dump|[Tt]raceback).*", messages)
-    assert [machine.show(unit, "NRestarts") for unit in ("runtimeproxy.service", *HOOKS)] == ["0"] * 3
+    assert [machine.show(unit, "NRestarts") for unit in (PROXY, *HOOKS)] == ["0"] * 3
 
 
 def serve(node: Machine, mode: str) -> str:
     """Make the proxy serve in a mode; return the host's path of its socket."""
     node.write("/etc/runtimeproxy/config.yaml", f"backend-runtime-mode: {mode}\n")
     node.run("systemctl", "daemon-reload")
-    node.run("systemctl", "restart", "runtimeproxy.service")
+    node.run("systemctl", "restart", PROXY)
     node.until(lambda: node.run("runtimeproxy", "status", check=False).startswith("ready"), "the hook servers")
     return str(node.path(SOCKET))
 
@@ -73,13 +75,30 @@ def test_pods_get_hook_values_across_engine_restart(node: Machine, mode: str) ->
         node.run("systemctl", "restart", engine)
         node.until(lambda: answers(client), f"an answer after the restart of {engine}")
         live(node, client, "after-the-restart")
-    node.until(lambda: node.show("runtimeproxy.service", "StatusText").startswith("serving, "), "the status")
+    node.until(lambda: node.show(PROXY, "StatusText").startswith("serving, "), "the status")
+
+
+MAKE_CGROUP = """
+set -e
+top=/sys/fs/cgroup
+if [ ! -e $top/cgroup.controllers ]; then
+    for each in $top/*/cgroup.procs; do mkdir -p "${each%/*}/$1"; done
+    exit
+fi
+IFS=/
+for part in $1; do
+    echo "+cpu +memory +pids" >$top/cgroup.subtree_control
+    top=$top/$part
+    mkdir -p $top
+done
+"""
+"""A pod's cgroup in each hierarchy, which a kubelet creates before it runs the pod."""
 
 
 def live(node: Machine, client: Any, name: str) -> None:
     """Create a pod with a container that hook servers change, read it, and remove it: 100 calls."""
     parent = f"{PARENT}-{name}"
-    make_cgroup(node, parent)
+    node.run("sh", "-c", MAKE_CGROUP, "sh", parent.lstrip("/"))
     pod = cri.pod_config(name, name, cgroup_parent=parent, labels=LABELS, annotations=ANNOTATIONS)
     pod_id = client.run_pod(pod)
     container_id = client.create(pod_id, cri.container_config("main"), pod)
@@ -114,7 +133,7 @@ def test_admin_and_exporter_return_metrics_of_process(node: Machine) -> None:
 
 
 @contextmanager
-def drop_in(node: Machine, text: str, unit: str = "runtimeproxy.service") -> Iterator[None]:
+def drop_in(node: Machine, text: str, unit: str = PROXY) -> Iterator[None]:
     """Add a drop-in to a unit for the block."""
     file = f"/run/systemd/system/{unit}.d/of-the-test.conf"
     node.write(file, f"[Service]\n{text}")
@@ -153,10 +172,10 @@ def test_exporter_serves_tls_with_lines_of_its_unit(node: Machine) -> None:
 def test_hanging_loop_is_restarted_while_clients_wait(node: Machine) -> None:
     with drop_in(node, "WatchdogSec=3s\n"):  # the usual time is for scripts/soak
         serve(node, "Containerd")
-        node.run("systemctl", "kill", "--kill-whom=main", "--signal=STOP", "runtimeproxy.service")
+        node.run("systemctl", "kill", "--kill-whom=main", "--signal=STOP", PROXY)
         with cri.CriClient(str(node.path(SOCKET))) as client:
             assert client.version().runtime_name == "containerd"
-        assert "Failed with result 'watchdog'" in journal(node)
+        assert "Failed with result 'watchdog'" in node.journal(PROXY)
     serve(node, "Containerd")
 
 
@@ -173,25 +192,21 @@ def test_socket_outlives_crash_loop(node: Machine) -> None:
     node.write("/usr/bin/our-python", program(), mode=0o755)
     with ThreadPoolExecutor() as threads, cri.CriClient(str(node.path(SOCKET))) as client:
         with drop_in(node, LACKING):
-            node.run("systemctl", "restart", "--no-block", "runtimeproxy.service")
-            node.until(lambda: int(node.show("runtimeproxy.service", "NRestarts")) >= 3, "it cannot start")
+            node.run("systemctl", "restart", "--no-block", PROXY)
+            node.until(lambda: int(node.show(PROXY, "NRestarts")) >= 3, "it cannot start")
             answer = threads.submit(client.version)
             assert node.show("runtimeproxy.socket", "ActiveState") == "active"
-            assert "the library uvloop cannot be loaded" in journal(node)
+            assert "the library uvloop cannot be loaded" in node.journal(PROXY)
             assert not answer.done()
         assert answer.result().runtime_name == "containerd"
     serving = re.compile(r"serving, \d+ hook servers?")
-    node.until(lambda: serving.fullmatch(node.show("runtimeproxy.service", "StatusText")), "its state is reported")
+    node.until(lambda: serving.fullmatch(node.show(PROXY, "StatusText")), "its state is reported")
     serve(node, "Containerd")
-
-
-def journal(node: Machine) -> str:
-    return node.journal("runtimeproxy.service")
 
 
 # ---- sandboxing
 
-EXPOSED = {"runtimeproxy.service": 1.0, "runtimeproxy-hooks@x.service": 1.0, "runtimeproxy-export.service": 1.2}
+EXPOSED = {PROXY: 1.0, "runtimeproxy-hooks@x.service": 1.0, "runtimeproxy-export.service": 1.2}
 """Maximum exposure of each unit, of 10."""
 REASONS = [(units, setting.strip("` \n")) for rows in tables(DOCS["security"], "Why") for units, setting, _ in rows]
 
@@ -219,10 +234,10 @@ def test_systemd_finds_no_fault_in_units(machine: Machine) -> None:
 def test_new_hook_server_has_sandboxed_unit_and_serves(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/usr/local/bin/python-of-hooks")
     node.write(sys.executable, program(), mode=0o755)
-    for name, text in new.files("pinning").items():
+    files, unit = new.files("pinning"), "/etc/systemd/system/pinning.service"
+    for name, text in files.items():
         node.write(f"/usr/local/lib/pinning/{name}", text)
-    unit = "/etc/systemd/system/pinning.service"
-    node.write(unit, new.files("pinning")["pinning.service"])
+    node.write(unit, files["pinning.service"])
     assert node.run("systemd-analyze", "verify", unit) == ""
     assert analysed(node, "pinning.service") == analysed(node, "runtimeproxy-hooks@x.service")
     fit(node, "pinning.service", node.path(unit))
