@@ -13,14 +13,13 @@ import pytest
 
 import runtimeproxy_installer
 from runtimeproxy_installer import __main__ as program
-from runtimeproxy_installer import desired, places
+from runtimeproxy_installer import places
 from runtimeproxy_installer.__main__ import PREFIX, Installer
 from runtimeproxy_installer.api import Api, ApiError
 from runtimeproxy_installer.desired import DesiredState
 from runtimeproxy_installer.errors import Failed, Refused, RolledBack, Stopped
 from runtimeproxy_installer.kubelet import Kubelet
 from runtimeproxy_installer.places import Places
-from tests.deploy.charts import of_kind
 from tests.deploy.installer.fakes import NAMESPACE, POOL, SOCKET, Bench, Cluster, desired_state, node_object
 
 Place = Callable[[], None]
@@ -249,20 +248,7 @@ def test_api_error_has_text_and_no_token(api: Api, tmp_path: Path) -> None:
         Api("http://127.0.0.1:1", tmp_path / "token", None).node("n1")
 
 
-# ---- the chart's file, and the process
-
-
-@pytest.mark.tool("helm")
-def test_desired_state_of_chart_is_read(tmp_path: Path) -> None:
-    [config] = of_kind("ConfigMap", "kubelet").values()
-    (tmp_path / "wanted.json").write_text(config["data"]["wanted.json"])
-    state = desired.read(tmp_path / "wanted.json")
-    assert (state.action, state.pool, state.parallel) == ("install", "runtimeproxy-installer", 3)
-    assert (state.configure_kubelet, state.allow_downgrade, state.healthz_port) == (True, False, 10248)
-    assert (state.config["backend-runtime-mode"], state.metrics_group_id) == ("Docker", 965)
-    (tmp_path / "wanted.json").write_text('{"action": "install"}')
-    with pytest.raises(Refused, match="is not what the chart writes"):
-        desired.read(tmp_path / "wanted.json")
+# ---- the desired state, and the process
 
 
 def test_fingerprint_changes_with_values_but_not_with_places() -> None:
