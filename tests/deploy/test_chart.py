@@ -230,12 +230,9 @@ def registrations() -> dict[str, bytes]:
 
 def test_proxy_reads_registrations() -> None:
     read = {name: registration.parse("a.json", content) for name, content in registrations().items()}
-    assert {name: (entry.policy.value, entry.timeout_seconds) for name, entry in read.items()} == {
-        "runtimeproxy-hook-limits": ("Ignore", 0.5),
-        "runtimeproxy-hook-gpu": ("Fail", None),
-        "runtimeproxy-hook-node": ("Ignore", None),
-        "runtimeproxy-hook-hello": ("Ignore", None),
-    }
+    limits = {"runtimeproxy-hook-limits": ("Ignore", 0.5), "runtimeproxy-hook-gpu": ("Fail", None)}
+    others = {f"runtimeproxy-hook-{name}": ("Ignore", None) for name in ("node", "hello")}
+    assert {name: (entry.policy.value, entry.timeout_seconds) for name, entry in read.items()} == limits | others
     assert not any(entry.warnings for entry in read.values())
 
 
@@ -258,10 +255,10 @@ def test_pod_registers_its_hook_server(name: str, file: str, stays: bool, tmp_pa
         os.replace(laid / "..data_tmp", laid / "..data")
 
     def run(command: list[str]) -> None:
-        words = [word.replace("$(POD_UID)", "12ab") for word in command]
+        script = json.dumps(command).replace("$(POD_UID)", "12ab")
         for path, here in places.items():
-            words = [word.replace(path, str(here)) for word in words]
-        subprocess.run(words, check=True)
+            script = script.replace(path, str(here))
+        subprocess.run(json.loads(script), check=True)
 
     content = registrations()[f"runtimeproxy-hook-{name}"]
     lay(content, "..1")
@@ -271,13 +268,12 @@ def test_pod_registers_its_hook_server(name: str, file: str, stays: bool, tmp_pa
     assert directory.read(str(folder)) == {file: content}
     lay(changed := content.replace(b"Create", b"Start"), "..2")
     assert directory.read(str(folder)) == {file: content if stays else changed}
+    assert stays is ("lifecycle" not in server)
     if stays:
-        assert "lifecycle" not in server
         shutil.rmtree(laid)
-        assert directory.read(str(folder)) == {file: content}
     else:
         run(server["lifecycle"]["preStop"]["exec"]["command"])
-        assert directory.read(str(folder)) == {}
+    assert directory.read(str(folder)) == ({file: content} if stays else {})
 
 
 # ---- values
@@ -322,12 +318,17 @@ def test_keys_of_configuration_are_those_of_proxy() -> None:
     assert faults(merged(given("installer"), {"nodeInstaller": {"config": values}})) == []
 
 
-def config(key: str, value: str) -> dict[str, Any]:
-    return {"nodeInstaller": {"config": {key: value}}}
-
-
 def server(**changed: Any) -> dict[str, Any]:
     return {"hookServers": [{"name": "a", "hooks": ["gpu"]} | changed]}
+
+
+WRONG = {
+    "hook-timeot": "1s",
+    "remote-runtime-service-endpoint": "tcp://127.0.0.1:2375",
+    "koord-runtimeproxy-endpoint": "/elsewhere.sock",
+    "runtime-hook-server-key": "team/skip",
+    "runtime-hook-server-val": "yes",
+}
 
 
 @pytest.mark.parametrize(
@@ -341,12 +342,8 @@ def server(**changed: Any) -> dict[str, Any]:
         {"nodeInstaller": {"sha256": "sha256:" + "0" * 64}},
         {"nodeInstaller": {"configureKubelet": "true"}},
         {"nodeInstaller": {"healthzPort": 70000}},
-        config("hook-timeot", "1s"),
-        config("remote-runtime-service-endpoint", "tcp://127.0.0.1:2375"),
-        config("koord-runtimeproxy-endpoint", "/elsewhere.sock"),
-        # The policy guards one label, which is on the chart's own pods.
-        config("runtime-hook-server-key", "team/skip"),
-        config("runtime-hook-server-val", "yes"),
+        # The policy guards one label, which is on the chart's own pods: the last two keys are those of another one.
+        *({"nodeInstaller": {"config": {key: value}}} for key, value in WRONG.items()),
         server(hooks=["cpusets"]),
         server(failurePolicy="fail"),
         server(order=100),
@@ -389,10 +386,6 @@ def allowed(name: str, **bound: Any) -> bool:
     return all(value_of(validation["expression"], bound) for validation in policy["validations"])
 
 
-def pod(labels: dict[str, str] | None) -> dict[str, Any]:
-    return {"metadata": {"name": "web"} if labels is None else {"name": "web", "labels": labels}}
-
-
 PLAIN, SKIPS, NOT_SKIPPED = {"app": "web"}, {"app": "web", SKIP_LABEL: "true"}, {SKIP_LABEL: "false"}
 
 
@@ -417,9 +410,9 @@ PLAIN, SKIPS, NOT_SKIPPED = {"app": "web"}, {"app": "web", SKIP_LABEL: "true"}, 
 def test_skip_label_is_for_named_namespaces(
     namespace: str, labels: dict[str, str] | None, before: dict[str, str] | None, passes: bool
 ) -> None:
-    old = None if before is None else pod(before)
-    request = {"namespace": namespace, "operation": "CREATE" if old is None else "UPDATE"}
-    assert allowed(SKIP, object=pod(labels), oldObject=old, request=request) is passes
+    pod, old = ({"metadata": {"name": "web"} | ({} if each is None else {"labels": each})} for each in (labels, before))
+    request = {"namespace": namespace, "operation": "CREATE" if before is None else "UPDATE"}
+    assert allowed(SKIP, object=pod, oldObject=None if before is None else old, request=request) is passes
 
 
 def node(**changed: Any) -> dict[str, Any]:
