@@ -15,8 +15,7 @@ from typing import Any
 
 from tests.engines import images
 from tests.engines.containerd import CONFIG
-from tests.machines.machine import Machine, MachineError, fit
-from tests.machines.tree import cached_directory
+from tests.machines.machine import Machine, MachineError, cached_directory, fit
 
 VERSION, ETCD, HELM = "1.34.4", "v3.6.14", "v3.19.5"
 """1.34 is the last release whose kubelet starts on a node with cgroup v1 by default."""

@@ -14,8 +14,7 @@ from tests.docs import ROOT
 from tests.documents import block
 from tests.engines import images
 from tests.engines.containerd import CONFIG
-from tests.machines.machine import Machine, fit
-from tests.machines.tree import debian
+from tests.machines.machine import Machine, debian, fit
 
 UNITS = ROOT / "deploy" / "systemd"
 SERVICES = ("runtimeproxy.service", "runtimeproxy-export.service", "runtimeproxy-hooks@.service")

@@ -1,4 +1,7 @@
-"""Shared by soak tests: a front, artefacts, and the findings, which are printed with their limits."""
+"""Long runs: ``scripts/soak`` runs them with full counts, ``pytest -m soak tests/soak`` with small ones.
+
+They share a front, artefacts, and the findings, which are printed with their limits.
+"""
 
 import os
 import re
@@ -15,6 +18,8 @@ from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Front
 
+MARKS = [pytest.mark.soak, pytest.mark.slow, pytest.mark.timeout(0)]
+"""The marks of every test here."""
 NEWER = "99.0.0"
 """A newer version, otherwise equal to this one."""
 

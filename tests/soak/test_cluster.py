@@ -24,11 +24,9 @@ from tests.engines import cgroups
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.machines import kubernetes
 from tests.machines.kubernetes import NODE, Cluster
-from tests.machines.machine import Machine
+from tests.machines.machine import Machine, debian
 from tests.machines.node import SOCKET
-from tests.machines.tree import debian
-from tests.soak import MARKS
-from tests.soak.conftest import NEWER, Findings, built, contains
+from tests.soak.conftest import MARKS, NEWER, Findings, built, contains
 
 pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]
 

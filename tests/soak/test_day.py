@@ -22,8 +22,7 @@ from runtimeproxy.core import sync
 from tests.amounts import Amount
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
-from tests.soak import MARKS
-from tests.soak.conftest import Findings
+from tests.soak.conftest import MARKS, Findings
 from tests.system.cri_front import CriRuntime
 from tests.system.docker_front import DockerRuntime
 from tests.system.fronts import Caller, Failed, Front, Runtime

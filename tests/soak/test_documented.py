@@ -22,10 +22,8 @@ from tests.documents import PAGES, blocks
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import FakeRuntime
-from tests.machines.machine import Machine, fit
-from tests.machines.tree import debian
-from tests.soak import MARKS
-from tests.soak.conftest import Findings
+from tests.machines.machine import Machine, debian, fit
+from tests.soak.conftest import MARKS, Findings
 from tests.system.proxy import serving
 
 pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]

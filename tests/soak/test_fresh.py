@@ -28,9 +28,8 @@ from tests.documents import block
 from tests.engines.cri import CriClient
 from tests.engines.docker_cli import DOCKER
 from tests.engines.dockerd import Dockerd
-from tests.machines.tree import debian
-from tests.soak import MARKS
-from tests.soak.conftest import Findings
+from tests.machines.machine import debian
+from tests.soak.conftest import MARKS, Findings
 from tests.system.cri_front import CRI, CriRuntime
 from tests.system.proxy import serving
 

@@ -21,10 +21,8 @@ from tests.docker.client import Client
 from tests.engines import cri
 from tests.fakes.dockershim import CRI_DOCKERD, Dockershim
 from tests.machines import node
-from tests.machines.machine import Machine, fit
-from tests.machines.tree import debian
-from tests.soak import MARKS
-from tests.soak.conftest import NEWER, Findings, built, contains
+from tests.machines.machine import Machine, debian, fit
+from tests.soak.conftest import MARKS, NEWER, Findings, built, contains
 from tests.system.cri_front import CriCaller
 from tests.system.fronts import Failed
 from tests.system.patient import PatientDocker

@@ -19,8 +19,7 @@ from runtimeproxy.settings import config
 from runtimeproxy.settings.options import OPTIONS
 from runtimeproxy.settings.version import VERSION
 from tests.amounts import Amount
-from tests.soak import MARKS
-from tests.soak.conftest import Findings
+from tests.soak.conftest import MARKS, Findings
 from tests.system.fronts import CONTAINER, Front
 from tests.system.keeping import on_tmpfs
 from tests.system.load import Dialler, Load, store_equals
