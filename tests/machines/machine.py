@@ -56,28 +56,25 @@ def debian(suite: str | None = None, packages: Sequence[str] = ("systemd",)) -> 
     MachineError.
     """
     suite = suite or platform.freedesktop_os_release()["VERSION_CODENAME"]
+
+    def make(work: Path) -> Path:
+        (work / "memory").mkdir()
+        # --kill-child: with the namespace's first process all the others end.
+        enter = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", SCRIPT, "sh"]
+        pipes: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": MAKE_SECONDS}
+        done = subprocess.run([*enter, work, ",".join(packages), suite], **pipes)
+        if done.returncode:
+            raise MachineError(f"debootstrap {suite} failed; its last lines: {(done.stdout + done.stderr)[-1500:]}")
+        return work / "tree"
+
     digest = hashlib.sha256("\0".join([SCRIPT, *packages]).encode()).hexdigest()[:8]
-    return cached_directory(f"{suite}-{digest}", lambda work: _made(work, suite, packages))
-
-
-def _made(work: Path, suite: str, packages: Sequence[str]) -> Path:
-    (work / "memory").mkdir()
-    shell: list[str | Path] = ["sh", "-c", SCRIPT, "sh", work, ",".join(packages), suite]
-    # --kill-child: with the namespace's first process all the others end.
-    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *shell]
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=MAKE_SECONDS
-    )
-    if done.returncode:
-        raise MachineError(f"debootstrap {suite} failed; its last lines: {(done.stdout + done.stderr)[-1500:]}")
-    return work / "tree"
+    return cached_directory(f"{suite}-{digest}", make)
 
 
 def cached_directory(name: str, make: Callable[[Path], Path]) -> Path:
     """Return the cached directory of a name; it must not be changed.
 
-    If it does not exist, ``make`` gets an empty directory, and returns the path to cache. Concurrent callers wait, also
-    in other processes.
+    ``make`` gets an empty directory, and returns the path to cache. Concurrent callers wait, also in other processes.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "runtimeproxy")
     cache.mkdir(parents=True, exist_ok=True)
@@ -97,9 +94,9 @@ def cached_directory(name: str, make: Callable[[Path], Path]) -> Path:
 class Machine:
     """A booted tree; use as a context manager.
 
-    ``tree`` is its root (``debian``), which stays unchanged: writes are in memory. ``work`` is an
-    empty directory of the test. ``binds`` are paths in the machine with the host's paths mounted there, read-only. With
-    ``overlay`` the host's /usr is the lower layer of the tree's.
+    ``tree`` is its root (``debian``), which stays unchanged: writes are in memory. ``work`` is an empty directory of
+    the test. ``binds`` are paths in the machine with the host's paths mounted there, read-only. With ``overlay`` the
+    host's /usr is the lower layer of the tree's.
     """
 
     def __init__(self, tree: Path, work: Path, binds: Mapping[str, Path] = NONE, *, overlay: bool = False) -> None:
@@ -214,33 +211,25 @@ NEEDS_THE_HOST = re.compile(
 def fit(machine: Machine, unit: str, file: Path) -> None:
     """Write a drop-in that resets the settings of a unit's file that this machine does not support; print them.
 
-    Settings that systemd ignores when unsupported need no drop-in, and are printed too. The unit's program is not
-    started. Raises MachineError if the settings fail together and none fails alone.
+    The unit's program is not started. Raises MachineError if the settings fail together and none fails alone.
     """
 
     def starts(settings: list[str]) -> bool:
-        head = ["[Service]", "Type=oneshot", "StandardOutput=truncate:/run/probe"]
-        head.append("ExecStart=/bin/sh -c 'cat /proc/self/oom_score_adj; ulimit -n'")
-        machine.write("/run/systemd/system/probe.service", "\n".join([*head, *settings, ""]))
+        text = "\n".join(["[Service]", "Type=oneshot", "ExecStart=/bin/true", *settings, ""])
+        machine.write("/run/systemd/system/probe.service", text)
         machine.run("systemctl", "daemon-reload")
         machine.run("systemctl", "start", "probe.service", check=False)
         return machine.show("probe.service", "Result") == "success"
 
     settings = [line for line in file.read_text().splitlines() if NEEDS_THE_HOST.fullmatch(line)]
-    dropped: list[str] = []
-    if not starts(settings):
-        dropped = [setting for setting in settings if not starts([setting])]
-        machine.write(f"/etc/systemd/system/{unit}.d/90-machine.conf", "\n".join(["[Service]", *map(_reset, dropped)]))
-        if not starts([setting for setting in settings if setting not in dropped]):
-            raise MachineError(f"{unit} starts neither with its settings nor without {dropped}")
-    given = zip(("OOMScoreAdjust", "LimitNOFILE"), machine.path("/run/probe").read_text().split(), strict=True)
-    desired = {"OOMScoreAdjust": "infinity", "LimitNOFILE": "infinity"}
-    desired |= dict(setting.split("=", 1) for setting in settings)
-    lacking = [f"{name}={desired[name]}" for name, value in given if desired[name] not in ("infinity", value)]
-    if missing := sorted({*dropped, *lacking}):
-        print(f"{unit}: this machine cannot give {', '.join(missing)}")
-
-
-def _reset(setting: str) -> str:
-    name, _, value = setting.partition("=")
-    return f"{name}={'no' if value in ('yes', 'strict', 'invisible') else '0' if value.lstrip('-').isdigit() else ''}"
+    if starts(settings):
+        return
+    dropped = [setting for setting in settings if not starts([setting])]
+    reset = ["[Service]"]
+    for name, _, value in (setting.partition("=") for setting in dropped):
+        off = "no" if value in ("yes", "strict", "invisible") else "0" if value.lstrip("-").isdigit() else ""
+        reset.append(f"{name}={off}")
+    machine.write(f"/etc/systemd/system/{unit}.d/90-machine.conf", "\n".join(reset))
+    if not starts([setting for setting in settings if setting not in dropped]):
+        raise MachineError(f"{unit} starts neither with its settings nor without {dropped}")
+    print(f"{unit}: this machine cannot give {', '.join(dropped)}")

@@ -25,12 +25,10 @@ from tests.system.real import Kubelet
 __all__ = ["machine"]
 pytestmark = [pytest.mark.engine, pytest.mark.trees, pytest.mark.slow]
 
-PROXY = "runtimeproxy.service"
+PROXY, FOLDER = "runtimeproxy.service", "/etc/runtimeproxy/exporter"
 HOOKS = ("runtimeproxy-hooks@batchresource.service", r"runtimeproxy-hooks@gpu\x20oomscoreadj.service")
-READS = 89
-"""Read-only calls, for each 11 that create and remove a pod with a container."""
-ROUND = 100
-
+READS, ROUND = 89, 100
+"""Read-only calls, and all of a pod with a container."""
 PARENT = "/kubepods/besteffort/pod-of-units"
 LABELS = {"koordinator.sh/qosClass": "BE"}
 BATCH = {"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": str(64 << 20)}
@@ -39,8 +37,7 @@ ANNOTATIONS = {
     "node.koordinator.sh/extended-resource-spec": json.dumps(SPEC),
     "scheduling.koordinator.sh/device-allocated": '{"gpu": [{"minor": 3, "resources": {}}]}',
 }
-SHARES = 512
-"""Of 500 milli cores."""
+SHARES = 512  # of 500 milli cores
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +123,7 @@ def answers(client: Any) -> bool:
 def test_admin_and_exporter_return_metrics_of_process(node: Machine) -> None:
     serve(node, "Containerd")
     metrics = node.run("curl", "--silent", "--max-time", "10", "http://127.0.0.1:9654/metrics")
-    names = {line.split("{")[0].split(" ")[0] for line in metrics.splitlines()}
+    names = {*re.findall(r"^\w+", metrics, re.MULTILINE)}
     assert {"runtimeproxy_build_info", "process_start_time_seconds", "process_open_fds"} <= names
     rows = json.loads(node.run("sh", "-c", "runtimeproxy doctor --output=json 2>/dev/null || true"))
     assert [row["verdict"] for row in rows if row["check"] == "unit"] == ["ok"]
@@ -147,7 +144,7 @@ def drop_in(node: Machine, text: str, unit: str = PROXY) -> Iterator[None]:
 
 def test_exporter_serves_tls_with_lines_of_its_unit(node: Machine) -> None:
     """The unit's file has them as a comment."""
-    unit, folder, authority = "runtimeproxy-export.service", node.path("/etc/runtimeproxy") / "exporter", trustme.CA()
+    unit, folder, authority = "runtimeproxy-export.service", node.path(FOLDER), trustme.CA()
     lines = "\n".join(re.findall("^#   (.*)", (UNITS / unit).read_text(), re.MULTILINE)).replace("10.0.0.1", "0.0.0.0")
     folder.mkdir(mode=0o700, parents=True)
     server, client = authority.issue_cert("127.0.0.1"), authority.issue_cert("prometheus")
@@ -156,16 +153,13 @@ def test_exporter_serves_tls_with_lines_of_its_unit(node: Machine) -> None:
     server.cert_chain_pems[0].write_to_path(folder / "cert.pem")
     client.private_key_and_cert_chain_pem.write_to_path(folder / "client.pem")
 
-    def status(*certificate: str) -> str:
-        curl = ("curl", "--silent", "--max-time", "10", "--write-out", "%{http_code}", "--output", "/dev/null")
-        server = ("--cacert", "/etc/runtimeproxy/exporter/client-ca.pem", "https://127.0.0.1:9654/metrics")
-        return node.run(*curl, *server, *certificate, check=False)
-
+    curl = f"curl --silent --max-time 10 --write-out %{{http_code}} --output /dev/null --cacert {FOLDER}/client-ca.pem"
+    scrape = (*curl.split(), "https://127.0.0.1:9654/metrics")
     with drop_in(node, f"IPAddressDeny=\nIPAddressAllow=\nExecStart=\n{lines}\n", unit):
         node.run("systemctl", "restart", unit)
-        credentials = ("--cert", "/etc/runtimeproxy/exporter/client.pem")
-        node.until(lambda: status(*credentials) == "200", "a scrape with a certificate")
-        assert status() == "000"
+        credentials = ("--cert", f"{FOLDER}/client.pem")
+        node.until(lambda: node.run(*scrape, *credentials, check=False) == "200", "a scrape with a certificate")
+        assert node.run(*scrape, check=False) == "000"
     node.run("systemctl", "restart", unit)
 
 
@@ -179,11 +173,8 @@ def test_hanging_loop_is_restarted_while_clients_wait(node: Machine) -> None:
     serve(node, "Containerd")
 
 
-LACKING = """\
-ExecStart=
-ExecStart=/usr/bin/our-python -c "import sys; sys.modules['uvloop'] = None; \
-    from runtimeproxy.cli import koord_runtime_proxy as main; sys.exit(main())"
-"""
+MAIN = "from runtimeproxy.cli import koord_runtime_proxy as main; sys.exit(main())"
+LACKING = f"ExecStart=\nExecStart=/usr/bin/our-python -c \"import sys; sys.modules['uvloop'] = None; {MAIN}\"\n"
 """The proxy without one of its libraries."""
 
 
@@ -199,8 +190,8 @@ def test_socket_outlives_crash_loop(node: Machine) -> None:
             assert "the library uvloop cannot be loaded" in node.journal(PROXY)
             assert not answer.done()
         assert answer.result().runtime_name == "containerd"
-    serving = re.compile(r"serving, \d+ hook servers?")
-    node.until(lambda: serving.fullmatch(node.show(PROXY, "StatusText")), "its state is reported")
+    status = re.compile(r"serving, \d+ hook servers?")
+    node.until(lambda: status.fullmatch(node.show(PROXY, "StatusText")), "its state is reported")
     serve(node, "Containerd")
 
 
