@@ -10,9 +10,9 @@ from pathlib import Path
 
 import grpc
 
-from tests.engines import cgroups, images, leftovers
+from tests.engines import cgroups, images
 from tests.engines.cri import CriClient
-from tests.engines.engine import START_SECONDS, Engine, EngineError
+from tests.engines.engine import SHIM_DIRECTORIES, START_SECONDS, Engine, EngineError, processes
 
 __all__ = ["Containerd", "EngineError"]
 
@@ -53,7 +53,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
 
 class Containerd(Engine):
     def __init__(self) -> None:
-        super().__init__("containerd", "kubepods", leftovers.SHIM_DIRECTORIES)
+        super().__init__("containerd", "kubepods", SHIM_DIRECTORIES)
 
     def launch(self) -> None:
         config = self.base / "config.toml"
@@ -75,7 +75,7 @@ class Containerd(Engine):
         if self.runs:
             self._remove_pods(keep=set())
         mark = f"-address\0{self.socket}\0"
-        self._end(lambda: leftovers.processes(mark) | cgroups.processes(self.cgroup_prefix), self.base / "state")
+        self._end(lambda: processes(mark) | cgroups.processes(self.cgroup_prefix), self.base / "state")
 
     def load_images(self) -> None:
         busybox = shutil.which("busybox")

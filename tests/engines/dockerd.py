@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.engines import cgroups, images, leftovers
-from tests.engines.engine import Engine, EngineError
+from tests.engines import cgroups, images
+from tests.engines.engine import SHIM_DIRECTORIES, Engine, EngineError, processes
 from tests.engines.probe import DOCKERD, PATH
 from tests.fakes.dockerd_client import UnixHttpConnection
 
 REQUEST_SECONDS = 60.0
-DIRECTORIES = (*leftovers.SHIM_DIRECTORIES, *map(Path, ("/run/docker/plugins", "/run/docker", "/run/runc")))
+DIRECTORIES = (*SHIM_DIRECTORIES, *map(Path, ("/run/docker/plugins", "/run/docker", "/run/runc")))
 """Directories created by every dockerd, independent of its exec-root; the last one by its BuildKit."""
 
 BUSYBOX, PAUSE = (name.removeprefix("docker.io/library/") for name in images.IMAGES)
@@ -62,7 +62,7 @@ class Dockerd(Engine):
         # The folder exec is in the command lines of its containerd and the shims, but in no client's.
         mark = f"{self.base}/exec"
         self._end(
-            lambda: leftovers.processes(mark) | cgroups.processes(self.cgroup_prefix),
+            lambda: processes(mark) | cgroups.processes(self.cgroup_prefix),
             self.base / "exec/containerd/daemon",
         )
 
