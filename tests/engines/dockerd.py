@@ -61,10 +61,7 @@ class Dockerd(Engine):
 
         # The folder exec is in the command lines of its containerd and the shims, but in no client's.
         mark = f"{self.base}/exec"
-        self._end(
-            lambda: processes(mark) | cgroups.processes(self.cgroup_prefix),
-            self.base / "exec/containerd/daemon",
-        )
+        self._end(lambda: processes(mark) | cgroups.processes(self.cgroup_prefix), self.base / "exec/containerd/daemon")
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
         """Send one request; return the body of its answer.
