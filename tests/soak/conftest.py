@@ -14,10 +14,9 @@ import pytest
 
 from tests.amounts import SHARE_VARIABLE
 from tests.docs import ROOT
-from tests.system.cri_front import CRI
-from tests.system.docker_front import DOCKER
-from tests.system.fronts import Front
+from tests.system.conftest import front
 
+__all__ = ["front"]
 MARKS = [pytest.mark.soak, pytest.mark.slow, pytest.mark.timeout(0)]
 """The marks of every test here."""
 NEWER = "99.0.0"
@@ -49,12 +48,6 @@ def findings(capsys: pytest.CaptureFixture[str]) -> Iterator[Findings]:
     findings = Findings(capsys)
     yield findings
     assert findings.missed == []
-
-
-@pytest.fixture(params=[CRI, DOCKER], ids=lambda front: front.name)
-def front(request: pytest.FixtureRequest) -> Front:
-    chosen: Front = request.param
-    return chosen
 
 
 def contains(printed: str, *words: str) -> None:
