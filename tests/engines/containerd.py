@@ -25,8 +25,7 @@ root = "{base}/root"
 state = "{base}/state"
 disabled_plugins = ["io.containerd.internal.v1.opt"]
 
-[grpc]
-  address = "{socket}"
+grpc.address = "{socket}"
 
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{pause}"
@@ -34,20 +33,10 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
   disable_apparmor = true
   stream_server_address = "127.0.0.1"
   stream_server_port = "0"
-
-[plugins."io.containerd.grpc.v1.cri".cni]
-  bin_dir = "/usr/lib/cni"
-  conf_dir = "{base}/cni"
-
-[plugins."io.containerd.grpc.v1.cri".containerd]
-  snapshotter = "native"
-  ignore_rdt_not_enabled_errors = true
-
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-  runtime_type = "io.containerd.runc.v2"
-
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-  Root = "{base}/runc"
+  cni = {{ bin_dir = "/usr/lib/cni", conf_dir = "{base}/cni" }}
+  containerd.snapshotter = "native"
+  containerd.ignore_rdt_not_enabled_errors = true
+  containerd.runtimes.runc = {{ runtime_type = "io.containerd.runc.v2", options = {{ Root = "{base}/runc" }} }}
 """
 
 

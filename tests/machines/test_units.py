@@ -75,27 +75,15 @@ def test_pods_get_hook_values_across_engine_restart(node: Machine, mode: str) ->
     node.until(lambda: node.show(PROXY, "StatusText").startswith("serving, "), "the status")
 
 
-MAKE_CGROUP = """
-set -e
-top=/sys/fs/cgroup
-if [ ! -e $top/cgroup.controllers ]; then
-    for each in $top/*/cgroup.procs; do mkdir -p "${each%/*}/$1"; done
-    exit
-fi
-IFS=/
-for part in $1; do
-    echo "+cpu +memory +pids" >$top/cgroup.subtree_control
-    top=$top/$part
-    mkdir -p $top
-done
-"""
-"""A pod's cgroup in each hierarchy, which a kubelet creates before it runs the pod."""
-
-
 def live(node: Machine, client: Any, name: str) -> None:
     """Create a pod with a container that hook servers change, read it, and remove it: 100 calls."""
-    parent = f"{PARENT}-{name}"
-    node.run("sh", "-c", MAKE_CGROUP, "sh", parent.lstrip("/"))
+    parent, tops = f"{PARENT}-{name}", [cgroups.ROOT] if cgroups.is_v2() else cgroups.ROOT.iterdir()
+    for group in [top / node.name for top in tops]:
+        for part in parent.strip("/").split("/"):  # as a kubelet does before it runs the pod
+            if cgroups.is_v2():
+                (group / "cgroup.subtree_control").write_text("+cpu +memory +pids")
+            group /= part
+            group.mkdir(exist_ok=True)
     pod = cri.pod_config(name, name, cgroup_parent=parent, labels=LABELS, annotations=ANNOTATIONS)
     pod_id = client.run_pod(pod)
     container_id = client.create(pod_id, cri.container_config("main"), pod)

@@ -52,14 +52,12 @@ USERS = {"admin": ("admin", "system:masters"), "kubelet": (f"system:node:{NODE}"
 KUBECONFIG = """
 apiVersion: v1
 kind: Config
-clusters:
-  - {{name: it, cluster: {{server: "https://{address}", certificate-authority: /etc/kubernetes/pki/apiserver.crt}}}}
-users:
-  - {{name: {user}, user: {{token: {user}-token}}}}
-contexts:
-  - {{name: it, context: {{cluster: it, user: {user}}}}}
+clusters: [{{name: it, cluster: {{server: "https://{address}", certificate-authority: {authority}}}}}]
+users: [{{name: {user}, user: {{token: {user}-token}}}}]
+contexts: [{{name: it, context: {{cluster: it, user: {user}}}}}]
 current-context: it
 """
+AUTHORITY = "/etc/kubernetes/pki/apiserver.crt"
 KUBELET = f"""
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -186,7 +184,7 @@ class Cluster:
         self.machine = machine
         tokens = "".join(f'{user}-token,{name},{user},"{group}"\n' for user, (name, group) in USERS.items())
         config = CONFIG.format(base="/var/lib/containerd", socket=CONTAINERD, pause=PAUSE_IMAGE)
-        files = {f"kubernetes/{user}.conf": KUBECONFIG.format(user=user, address=SERVICE) for user in USERS}
+        files = {f"kubernetes/{u}.conf": KUBECONFIG.format(user=u, address=SERVICE, authority=AUTHORITY) for u in USERS}
         files |= {"kubernetes/tokens.csv": tokens, "kubernetes/kubelet.yaml": KUBELET, "hosts": "127.0.0.1 localhost"}
         files |= {"cni/net.d/10-pods.conflist": PODS, "containers/registries.conf.d/local.conf": OWN_REGISTRY}
         files["containerd/config.toml"] = config.replace("/var/lib/containerd/cni", "/etc/cni/net.d")

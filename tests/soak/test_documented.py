@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from textwrap import indent
+from textwrap import dedent, indent
 
 import pytest
 
@@ -148,17 +148,7 @@ STAND_IN = f"""\
 rm -f {SOCKET}
 exec /opt/runtimeproxy-*/bin/koord-runtime-proxy --admin-endpoint=none --originals-dir=none --state-dir=none
 """
-UNIT = f"""\
-[Unit]
-Description=koord-runtime-proxy
-
-[Service]
-ExecStart={OLD}
-Restart=always
-
-[Install]
-WantedBy=multi-user.target
-"""
+UNIT = "/etc/systemd/system/koord-runtime-proxy.service"
 KOORDLET = """\
 {"remote-endpoint": "/var/run/koordlet/koordlet.sock", "failure-policy": "Ignore",
  "runtime-hooks": ["PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources"]}
@@ -172,7 +162,7 @@ def test_migration_prints_documented_output(machine: Machine) -> None:
     machine.write(OLD, STAND_IN, 0o755)
     if own := os.environ.get("KOORD_RUNTIME_PROXY"):
         machine.copy(Path(own), OLD)
-    machine.write("/etc/systemd/system/koord-runtime-proxy.service", UNIT)
+    machine.write(UNIT, dedent(DOCS["migration"].partition(f"# {UNIT}\n")[2].partition("    $ ")[0]))
     machine.write(f"{REGISTRATIONS}/koordlet.json", KOORDLET)
     machine.run("cp", "/bin/bash", "/usr/local/bin/kubelet")
     kubelet = ("/usr/local/bin/kubelet", "-c", "sleep infinity; exit")  # bash would become a last command
