@@ -109,8 +109,8 @@ def test_other_signature_and_changed_file_are_refused(tmp_path: Path) -> None:
     assert not is_verified("key.pub")
 
 
-UNUSABLE = [("none", "there is no key"), (ROOT / "README.rst", "is in the checkout")]
-UNUSABLE += [("no-key", "minisign could not sign with")]
+IN_CHECKOUT = (ROOT / "README.rst", "is in the checkout")
+UNUSABLE = [("none", "there is no key"), IN_CHECKOUT, ("no-key", "minisign could not sign with")]
 
 
 @pytest.mark.slow
@@ -122,9 +122,6 @@ def test_unusable_key_is_error(tmp_path: Path, key: str | Path, words: str) -> N
     code, errors = build(tmp_path / "dist", "--dirty", f"--sign={tmp_path / key}", "chart")
     assert (code, words in errors) == (1, True), errors
     assert not (tmp_path / "dist").exists()
-
-
-# ---- requirements and pins
 
 
 def test_build_is_refused_when_python_is_too_old() -> None:

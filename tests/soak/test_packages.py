@@ -51,25 +51,18 @@ FOREIGN_PATHS = (
 )
 """Paths with files of the engines, of package managers, of systemd and of the test."""
 RPM = "rpm --force-debian"
-FORMS: dict[str, dict[str, str]] = {
-    "deb": {
-        "install": "dpkg -i",
-        "change": "dpkg -i",
-        "verify": "dpkg -V",
-        "query": "dpkg-query -W '-f=${db:Status-Status} ${Version}'",
-        "remove": "dpkg -r",
-        "purge": f"dpkg -P {PACKAGE}",
-    },
-    "rpm": {
-        "install": f"{RPM} --install --nodeps",
-        "change": f"{RPM} --upgrade --oldpackage --nodeps",
-        "verify": f"{RPM} --verify --nodeps --nomtime",  # files that are written back have a new time
-        "query": f"{RPM} --query '--queryformat=installed %{{VERSION}}-%{{RELEASE}}'",
-        "remove": f"{RPM} --erase",
-        "purge": "rm -rf /etc/runtimeproxy /var/lib/runtimeproxy /run/koord-runtimeproxy /run/runtimeproxy-hooks"
-        " /run/koord-runtimeproxy-metrics && groupdel runtimeproxy-metrics",
-    },
+LEFT = "/etc/runtimeproxy /var/lib/runtimeproxy /run/runtimeproxy-hooks /run/koord-runtimeproxy*"
+DEB_QUERY = "dpkg-query -W '-f=${db:Status-Status} ${Version}'"
+RPM_QUERY = f"{RPM} --query '--queryformat=installed %{{VERSION}}-%{{RELEASE}}'"
+VERIFY = f"{RPM} --verify --nodeps --nomtime"  # files that are written back have a new time
+FORMS = {
+    "deb": ("dpkg -i", "dpkg -i", "dpkg -V", DEB_QUERY, "dpkg -r", f"dpkg -P {PACKAGE}"),
+    "rpm": (
+        *(f"{RPM} --install --nodeps", f"{RPM} --upgrade --oldpackage --nodeps", VERIFY, RPM_QUERY, f"{RPM} --erase"),
+        f"rm -rf {LEFT} && groupdel runtimeproxy-metrics",
+    ),
 }
+ACTIONS = ("install", "change", "verify", "query", "remove", "purge")
 """The commands of package managers; the first five are followed by a file or by the package's name."""
 
 
@@ -84,10 +77,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
 @pytest.fixture(scope="module")
 def machine(packages: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """Start a machine with the engines, the tests' images and the packages."""
-    with Machine(
-        debian(packages=("systemd", "containerd", "docker.io", "busybox-static", "rpm")),
-        tmp_path_factory.mktemp("node") / "machine",
-    ) as machine:
+    tree = debian(packages=("systemd", "containerd", "docker.io", "busybox-static", "rpm"))
+    with Machine(tree, tmp_path_factory.mktemp("node") / "machine") as machine:
         for package in [file for files in packages.values() for file in files]:
             machine.copy(package, f"/root/{package.name}")
         node.configure_engines(machine)
@@ -161,7 +152,7 @@ class Installed:
 
     def run(self, action: str, subject: str = PACKAGE, fails: bool | None = False) -> str:
         """Run a command of the package manager without a terminal; return its output. None: it may fail."""
-        command = f'{FORMS[self._form][action]} {subject}; echo "exit code $?"'
+        command = f'{FORMS[self._form][ACTIONS.index(action)]} {subject}; echo "exit code $?"'
         printed, _, exit_code = self._machine.run("sh", "-c", command).rpartition("exit code ")
         assert fails in (None, int(exit_code) != 0), printed
         return printed
