@@ -1,6 +1,6 @@
 """The installer on a machine with a real systemd and containerd: its units, its drop-in, its rollback.
 
-The kubelet is a unit of kubeadm's form whose program queries the runtime and serves /healthz.
+The kubelet is a unit of kubeadm's form. It is healthy if the socket in its command answers.
 """
 
 from pathlib import Path
@@ -15,41 +15,25 @@ from runtimeproxy_installer.node import ENTER_COMMAND, Node
 from runtimeproxy_installer.work import Work
 from tests.deploy.installer.fakes import DROP_IN, SERVICE, SOCKET, archive, desired_state
 from tests.machines.machine import Machine
-from tests.machines.node import PYTHON
+from tests.system.proxy import answers
 
 pytestmark = [pytest.mark.engine, pytest.mark.trees]
 
 UNITS, COMMANDS = "/usr/lib/systemd/system", "/usr/local/bin"
 KUBEADM = "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS \\\n    $KUBELET_EXTRA_ARGS\n"
-PROGRAM = f'#!/bin/sh\nLD_LIBRARY_PATH=/opt/python/lib exec {PYTHON} /usr/lib/kubelet.py "$@"\n'
-KUBELET = """\
-import os, socket, sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-flag = "--container-runtime-endpoint=unix://"
-[endpoint] = [a.removeprefix(flag) for a in sys.argv if a.startswith(flag)] or ["/run/containerd/containerd.sock"]
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        try:
-            socket.socket(socket.AF_UNIX).connect(endpoint)
-            well = not (os.path.exists("/etc/sick") and "runtimeproxy" in endpoint)
-        except OSError:
-            well = False
-        self.send_response(200 if well else 500)
-        self.end_headers()
-
-HTTPServer(("127.0.0.1", 10248), Handler).serve_forever()
-"""
-
-
-def healthz(machine: Machine) -> str:
-    command = ("curl", "--silent", "--write-out", "%{http_code}", "http://127.0.0.1:10248/healthz")
-    code = machine.run(*command, check=False)
-    return "" if code == "200" else f"it answers {code}"
+CONTAINERD = "/run/containerd/containerd.sock"
 
 
 def command_of_kubelet(machine: Machine) -> str:
     return machine.path(f"/proc/{machine.show('kubelet.service', 'MainPID')}/cmdline").read_text().replace("\0", " ")
+
+
+def healthz(machine: Machine) -> str:
+    command = command_of_kubelet(machine)
+    endpoint = command.partition("--container-runtime-endpoint=unix://")[2].split(" ")[0]
+    if machine.path("/etc/sick").exists() and "runtimeproxy" in endpoint:
+        return "it is sick"
+    return "" if "kubelet" in command and answers(machine.path(endpoint or CONTAINERD)) else "it is away"
 
 
 def check_clean(machine: Machine) -> None:
@@ -69,8 +53,7 @@ def test_installer_works_on_real_systemd(machine: Machine, tmp_path: Path, monke
     monkeypatch.setattr(kubelet, "HEALTHY_SECONDS", 0.5)
     programs = {name: machine.path(f"/usr/bin/{name}").read_text() for name in ("runtimeproxy", "koord-runtime-proxy")}
     machine.run("sh", "-c", f"rm -r {UNITS}/runtimeproxy*; groupdel runtimeproxy-metrics")  # our package
-    machine.write("/usr/lib/kubelet.py", KUBELET)
-    machine.write("/usr/bin/kubelet", PROGRAM, 0o755)
+    machine.write("/usr/bin/kubelet", "#!/bin/sh\nsleep infinity\nexit\n", 0o755)
     machine.write(f"{UNITS}/kubelet.service", "[Service]\nExecStart=/usr/bin/kubelet\nRestart=always\n")
     machine.write(f"{UNITS}/kubelet.service.d/10-kubeadm.conf", KUBEADM)
     machine.run("systemctl", "daemon-reload")
