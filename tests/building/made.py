@@ -32,13 +32,3 @@ def inside(tree: Path, work: Path, shared: Path) -> Sequence[str]:
     """Return the command that runs another one in its own root (inside.sh); creates ``work``."""
     work.mkdir()
     return [str(INSIDE), str(tree), str(work), str(shared)]
-
-
-def wrapped(archive: Path, command: Sequence[str], folder: Path) -> Path:
-    """Write scripts into a directory that run the archive's programs by a command (``inside``)."""
-    folder.mkdir()
-    before = " ".join(f"'{word}'" for word in command)
-    for name in PROGRAMS:
-        (folder / name).write_text(f"#!/bin/sh\nexec {before} '{archive}/bin/{name}' \"$@\"\n")
-        (folder / name).chmod(0o755)
-    return folder

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.building import made
+from tests.building.made import PROGRAMS, inside
 from tests.docs import ROOT
 from tests.documents import block
 from tests.engines.cri import CriClient
@@ -188,8 +188,12 @@ def test_archive_runs_without_python(suite: str, release: Path, findings: Findin
     assert [path.name for path in (tree / "usr/bin").glob("python*")] == []
     shutil.unpack_archive(file, tmp_path / "of its own")
     (top,) = (tmp_path / "of its own").iterdir()
-    programs = made.wrapped(top, made.inside(tree, tmp_path / "work", tmp_path), tmp_path / "bin")
-    (tmp_path / "tmp").mkdir()
+    programs, enter = tmp_path / "bin", shlex.join(inside(tree, tmp_path / "work", tmp_path))
+    for folder in (programs, tmp_path / "tmp"):
+        folder.mkdir()
+    for name in PROGRAMS:
+        (programs / name).write_text(f"#!/bin/sh\nexec {enter} '{top}/bin/{name}' \"$@\"\n")
+        (programs / name).chmod(0o755)
     env = {**os.environ, "DEMO_PROGRAMS": str(programs), "TMPDIR": str(tmp_path / "tmp")}
     code, output = run([sys.executable, "-m", "scripts.demonstration"], env, cwd=ROOT)
     assert (code, sum(line.startswith("OK: ") for line in output.splitlines())) == (0, 2), output[-4000:]
