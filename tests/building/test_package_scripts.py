@@ -156,8 +156,7 @@ MADE = (
 
 
 def registered(node: Node, name: str, folder: str = "/var/run/runtimeproxy-hooks") -> Path:
-    content = f'{{\n  "remote-endpoint": "{folder}/{name}.sock"\n}}\n'
-    return node.write(f"etc/runtime/hookserver.d/{name}", content)
+    return node.write(f"etc/runtime/hookserver.d/{name}", f'{{\n  "remote-endpoint": "{folder}/{name}.sock"\n}}\n')
 
 
 def test_removal_deletes_registrations_of_packaged_servers(node: Node) -> None:

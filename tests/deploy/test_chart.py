@@ -58,8 +58,7 @@ def documents(name: str, suffix: str = "") -> tuple[dict[str, Any], ...]:
     """Return the objects of a rendered set."""
     command = [tool("helm"), "template", "runtimeproxy", str(CHART), "--namespace=kube-system"]
     command += [f"--values={CHART}/ci/{name}-values.yaml", f"--kube-version={KUBERNETES[suffix]}"]
-    rendered = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return tuple(yaml.safe_load_all(rendered))
+    return tuple(yaml.safe_load_all(subprocess.run(command, check=True, capture_output=True).stdout))
 
 
 def of_kind(kind: str, name: str, suffix: str = "") -> dict[str, dict[str, Any]]:
