@@ -5,8 +5,9 @@ Here a system call that a unit does not allow ends the process; the shipped unit
 
 import site
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,9 @@ from tests.docs import ROOT
 from tests.documents import block
 from tests.engines import images
 from tests.engines.containerd import CONFIG
+from tests.engines.cri import CriClient
 from tests.machines.machine import Machine, debian, fit
+from tests.system.real import Kubelet
 
 UNITS = ROOT / "deploy" / "systemd"
 SERVICES = ("runtimeproxy.service", "runtimeproxy-export.service", "runtimeproxy-hooks@.service")
@@ -33,6 +36,9 @@ BINDS = {
     f"{PROGRAM_PATH}/runtimeproxy_hooks": ROOT / "hooks",
 }
 
+FILES = "runtimeproxy*.{socket,service,service.d}"
+CLIENTS: dict[str, Callable[[str], Any]] = {"Containerd": CriClient, "Docker": Kubelet}
+"""The clients of a proxy by its mode."""
 _DOCKER = '{"bridge": "none", "iptables": false, "ip6tables": false, "exec-opts": ["native.cgroupdriver=cgroupfs"]}'
 
 
@@ -45,14 +51,11 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         for unit in SERVICES:
             machine.write(f"/etc/systemd/system/{unit}.d/91-kills.conf", "[Service]\nSystemCallErrorNumber=kill\n")
             fit(machine, unit, UNITS / unit)
-        configure_engines(machine)
         machine.run("groupadd", "--system", "docker")  # its package would do it
-        machine.run("systemctl", "restart", *ENGINES)
+        start_engines(machine)
         for name, main in PROGRAMS.items():
             machine.write(f"/usr/bin/{name}", program(main), mode=0o755)
-        commands = block(
-            "docs/operation.rst", "cp -r runtimeproxy*.{socket,service,service.d} /etc/systemd/system"
-        ).text
+        commands = block("docs/operation.rst", f"cp -r {FILES} /etc/systemd/system").text
         machine.copy(UNITS, "/opt/units")
         machine.run("bash", "-ec", f"cd /opt/units\n{commands}")
         yield machine
@@ -65,17 +68,13 @@ def program(function: str = "") -> str:
     return f'#!/bin/sh\n{paths} exec {PYTHON} {run if function else ""} "$@"\n'
 
 
-def configure_engines(machine: Machine) -> None:
-    """Write the configuration of containerd and dockerd, before either runs."""
+def start_engines(machine: Machine) -> None:
+    """Start containerd and dockerd with the tests' images."""
     names = {"base": "/var/lib/containerd", "socket": "/run/containerd/containerd.sock", "pause": images.PAUSE_IMAGE}
     machine.write("/etc/containerd/config.toml", CONFIG.format(**names))
     machine.write("/etc/docker/daemon.json", _DOCKER)
     machine.write("/etc/hosts", "127.0.0.1 localhost\n")
-
-
-def load_images(machine: Machine) -> None:
-    """Load the test images into both engines, which run."""
-    archive = "/tmp/images.tar"
-    machine.path(archive).write_bytes(images.archive(Path("/usr/bin/busybox")))
-    machine.run("ctr", "--namespace=k8s.io", "images", "import", "--snapshotter=native", archive)
-    machine.run("docker", "load", "--input", archive)
+    machine.run("systemctl", "restart", *ENGINES)
+    machine.path("/tmp/images.tar").write_bytes(images.archive(Path("/usr/bin/busybox")))
+    machine.run("ctr", "--namespace=k8s.io", "images", "import", "--snapshotter=native", "/tmp/images.tar")
+    machine.run("docker", "load", "--input=/tmp/images.tar")

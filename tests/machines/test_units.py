@@ -6,7 +6,7 @@ A version that cannot start is fault matrix P9.
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -19,8 +19,7 @@ from tests.amounts import CALLS_OF_THE_UNIT
 from tests.docs import DOCS, tables
 from tests.engines import cgroups, cri
 from tests.machines.machine import Machine, fit
-from tests.machines.node import SERVICES, SOCKET, SOCKETS, UNITS, load_images, machine, program
-from tests.system.real import Kubelet
+from tests.machines.node import CLIENTS, SERVICES, SOCKET, SOCKETS, UNITS, machine, program
 
 __all__ = ["machine"]
 pytestmark = [pytest.mark.engine, pytest.mark.trees, pytest.mark.slow]
@@ -44,7 +43,6 @@ SHARES = 512  # of 500 milli cores
 def node(machine: Machine) -> Iterator[Machine]:
     """Start the units in addition to the proxy's; at the end no call was refused and no unit restarted."""
     machine.run("systemctl", "enable", "--now", "runtimeproxy-export.service", *HOOKS)
-    load_images(machine)
     yield machine
     messages = machine.run("journalctl", "--no-pager", "--output=cat", "--unit=runtimeproxy*")
     assert not re.findall(r".*(?:status=31/SYS|exit code -31|core-dump|[Tt]raceback).*", messages)
@@ -58,9 +56,6 @@ def serve(node: Machine, mode: str) -> str:
     node.run("systemctl", "restart", PROXY)
     node.until(lambda: node.run("runtimeproxy", "status", check=False).startswith("ready"), "the hook servers")
     return str(node.path(SOCKET))
-
-
-CLIENTS: dict[str, Callable[[str], Any]] = {"Containerd": cri.CriClient, "Docker": Kubelet}
 
 
 @pytest.mark.parametrize("mode", CLIENTS)

@@ -19,7 +19,6 @@ import pytest
 from runtimeproxy.cli.shared.admin_client import AdminClient
 from tests.docker.client import Client
 from tests.engines import cri
-from tests.fakes.dockershim import CRI_DOCKERD, Dockershim
 from tests.machines import node
 from tests.machines.machine import Machine, debian, fit
 from tests.soak.conftest import MARKS, NEWER, Findings, built, contains
@@ -81,15 +80,13 @@ def machine(packages: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFa
     with Machine(tree, tmp_path_factory.mktemp("node") / "machine") as machine:
         for package in [file for files in packages.values() for file in files]:
             machine.copy(package, f"/root/{package.name}")
-        node.configure_engines(machine)
         files = {unit: machine.path(Path("/lib/systemd/system", unit)) for unit in node.ENGINES}
         files |= {unit: node.UNITS / unit for unit in UNITS}
         for unit, file in files.items():
             fit(machine, unit, file)
         for folder in ("/usr/share/licenses", "/usr/share/zsh/site-functions"):  # a system with rpm has them
             machine.write(f"{folder}/another", "")
-        machine.run("systemctl", "restart", *node.ENGINES)
-        node.load_images(machine)
+        node.start_engines(machine)
         yield machine
 
 
@@ -184,22 +181,7 @@ def processes_of(machine: Machine) -> list[str]:
     return sorted(f"{row[1]} {row[0]} {row[21]}" for row in rows)
 
 
-def run_pods(mode: str, form: str, socket: str) -> None:
-    """Run pods with a container each."""
-    for name in (f"{form}-{number}" for number in range(PODS)):  # those of the previous life still run
-        parent = f"/kubepods/uid-{name}"
-        if mode == "Docker":
-            with Dockershim(socket, CRI_DOCKERD) as shim:
-                pod_id = shim.run_pod_sandbox(name, name, cgroup_parent=parent, oom_score_adj=0)
-                shim.start_container(shim.create_container(pod_id, "main", command=["/bin/sleep", "3600"]))
-        else:
-            with cri.CriClient(socket) as client:
-                pod = cri.pod_config(name, name, cgroup_parent=parent)
-                container = cri.container_config("main", command=["/bin/sleep", "3600"])
-                client.start(client.create(client.run_pod(pod), container, pod))
-
-
-@pytest.mark.parametrize("mode", ["Containerd", "Docker"])
+@pytest.mark.parametrize("mode", node.CLIENTS)
 @pytest.mark.parametrize("form", FORMS)
 def test_package_life_cycle_fails_no_call(
     form: str, mode: str, machine: Machine, packages: dict[str, list[Path]], findings: Findings
@@ -215,7 +197,11 @@ def test_package_life_cycle_fails_no_call(
     machine.run("systemctl", "start", "runtimeproxy-hooks@gpu.service", EXPORTER)
     machine.until(lambda: "gpu.json" in machine.run("ls", REGISTRATIONS), "a registration of ours")
     socket = machine.path(node.SOCKET)
-    run_pods(mode, form, str(socket))
+    with node.CLIENTS[mode](str(socket)) as client:
+        for name in (f"{form}-{number}" for number in range(PODS)):  # those of the previous life still run
+            pod = cri.pod_config(name, name, cgroup_parent=f"/kubepods/uid-{name}")
+            container = cri.container_config("main", command=["/bin/sleep", "3600"])
+            client.start(client.create(client.run_pod(pod), container, pod))
     pods = processes_of(machine)
     with Calls(mode, socket) as calls:
         for package in (installed.newer, installed.package):
