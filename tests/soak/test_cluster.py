@@ -25,7 +25,6 @@ import yaml
 from runtimeproxy.cli.shared.admin_client import AdminClient
 from runtimeproxy.settings.version import VERSION
 from tests.documents import block, blocks
-from tests.engines import cgroups
 from tests.engines.containerd import CONFIG
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE, archive
 from tests.machines.machine import Machine, MachineError, cached_directory, debian, fit
@@ -120,18 +119,8 @@ DROP_IN, SICK = f"{DROP_INS}/90-runtimeproxy.conf", f"{DROP_INS}/10-sick.conf"
 SKIP = "runtimeproxy.koordinator.sh/skip-hookserver"
 STATE = "runtimeproxy.koordinator.sh/installer-state"
 DEVICES = {"scheduling.koordinator.sh/device-allocated": json.dumps({"gpu": [{"minor": 3}]})}
-EXPORTER, PORT = "runtimeproxy-exporter", 9654
 CHANGE_SECONDS = 300.0
 """Timeout of a change of the node: its kubelet is watched for a minute."""
-_CERTIFICATES = f"""
-cd /root
-openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -subj /CN=authority -days 2
-for name in {EXPORTER} prometheus; do
-    openssl req -newkey rsa:2048 -nodes -keyout $name.key -out $name.csr -subj /CN=$name
-    echo "subjectAltName=DNS:$name" >$name.ext
-    openssl x509 -req -in $name.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out $name.crt -days 2 -extfile $name.ext
-done
-"""
 
 
 def built_programs(work: Path) -> Path:
@@ -278,8 +267,8 @@ class Rollout(Cluster):
         self.machine.run("rm", SICK)
         self.machine.run("systemctl", "daemon-reload")
         self.kubectl("annotate", "node", NODE, f"{STATE}-")
-        [pod] = self._pods("node-installer")
-        self.kubectl("delete", "pod", pod["metadata"]["name"], f"--namespace={NAMESPACE}")
+        pods = f"--namespace={NAMESPACE} --selector=app.kubernetes.io/component=node-installer".split()
+        self.kubectl("delete", "pods", *pods)
         self._wait_for("Installed")
         contains(self.machine.show("kubelet.service", "ExecStart"), SOCKET.removeprefix("/run"))
         contains(self.machine.run("runtimeproxy", "in-use", check=False), "kubelet", "connection")
@@ -291,18 +280,14 @@ class Rollout(Cluster):
             time.sleep(5)  # some of the kubelet's probes
         self._check_undisturbed("2 restarts and 2 kills of the proxy")
 
-    def add_hook_servers_and_exporter(self) -> None:
-        self.machine.run("sh", "-ec", _CERTIFICATES)
-        files = ("ca.crt", f"tls.crt={EXPORTER}.crt", f"tls.key={EXPORTER}.key")
-        secret = ("create", "secret", "generic", "exporter", f"--namespace={NAMESPACE}")
-        self.kubectl(*secret, *(f"--from-file={file}" for file in files))
+    def add_hook_servers(self) -> None:
         gpu = {"name": "gpu", "hooks": ["gpu"], "failurePolicy": "Fail"}
         limits: dict[str, Any] = {"name": "limits", "hooks": ["batchresource", "cpunormalization"]}
         limits |= {"node": {"cpu-normalization-ratio": 2}}
         # An image that was loaded into containerd, not pulled from a registry.
         limits |= {"image": self._old["image"] | {"repository": "docker.io/library/runtimeproxy"}}
-        self._upgrade(hookServers=[gpu, limits], exporter={"enabled": True, "tlsSecret": "exporter"})
-        for part in ("hook-gpu", "hook-limits", "exporter"):
+        self._upgrade(hookServers=[gpu, limits])
+        for part in ("hook-gpu", "hook-limits"):
             self._rolled_out(f"{NAME}-{part}")
         self.machine.until(lambda: "limits" in self.machine.run("runtimeproxy", "hook", "ls"), "both hook servers")
 
@@ -320,47 +305,6 @@ class Rollout(Cluster):
         self._findings.equal("GPU of a hooked pod, by exec, in its log and by a forwarded port", devices, ["3"] * 3)
         self.machine.run("systemctl", "stop", "forwarded.service")
         self.kubectl("delete", "pod", "hooked", "--grace-period=1")
-
-    def resize_scaled_pod(self) -> None:
-        """Resize a pod in place whose CPU quota a hook server halves.
-
-        The kubelet reads the runtime's value as the effective one, and must not retry forever.
-        """
-
-        def quota() -> cgroups.Value:
-            file = cgroups.inside_file("cpu_quota")
-            return cgroups.parse("cpu_quota", self.kubectl("exec", "scaled", "--", "cat", file))
-
-        def is_resized() -> bool:
-            conditions = self.json("pod", "scaled")["status"].get("conditions", ())
-            return quota() != before and not any(each["type"].startswith("PodResize") for each in conditions)
-
-        self._run_pod("scaled", resources={"requests": {"cpu": "200m"}, "limits": {"cpu": "400m"}})
-        before, larger = quota(), {"requests": {"cpu": "300m"}, "limits": {"cpu": "600m"}}
-        patch = json.dumps({"spec": {"containers": [{"name": "main", "resources": larger}]}})
-        self.kubectl("patch", "pod", "scaled", "--subresource=resize", f"--patch={patch}")
-        self.until(is_resized, "the resize")
-        self._findings.equal("CPU quota that is halved, and after a resize", (before, quota()), (20000, 30000))
-        [status] = self.json("pod", "scaled")["status"]["containerStatuses"]
-        shown = f"{status['resources']['limits']['cpu']}, restarts: {status['restartCount']}"
-        self._findings.equal("the CPU limit of 600m as kubectl get pod shows it then", shown, "300m, restarts: 0")
-        self.kubectl("delete", "pod", "scaled", "--grace-period=1")
-
-    def scrape(self) -> None:
-        """Scrape as the PodMonitor's Prometheus does; the status is 000 without an answer."""
-
-        def status(*credentials: str) -> str:
-            [pod] = self._pods("exporter")
-            at, curl = f"{EXPORTER}:{PORT}", ("curl", "--silent", "--output", "/root/metrics")
-            server = ("--cacert", "ca.crt", "--resolve", f"{at}:{pod['status']['podIP']}", f"https://{at}/metrics")
-            return self.shell(*curl, "--write-out", "%{http_code}", *credentials, *server, check=False)
-
-        credentials = ("--cert", "prometheus.crt", "--key", "prometheus.key")
-        self._findings.equal("status of a scrape without a certificate", status(), "000")
-        self._findings.equal("status of a scrape", status(*credentials), "200")
-        self._documented("kubectl delete pods")
-        self._rolled_out(f"{NAME}-exporter")
-        self._findings.equal("status of a scrape of the next pod", status(*credentials), "200")
 
     def limit_who_may_skip(self) -> None:
         skips, apply = _pod("skips", {"labels": {SKIP: "true"}}), ("kubectl", "apply", "-f", "-")
@@ -394,7 +338,7 @@ class Rollout(Cluster):
         self._check_undisturbed("a downgrade")
 
     def remove(self) -> None:
-        self._upgrade(nodeInstaller={"action": "uninstall"}, hookServers=[], exporter={})
+        self._upgrade(nodeInstaller={"action": "uninstall"}, hookServers=[])
         self._wait_for("Removed")
         self.shell("helm", "uninstall", RELEASE, f"--namespace={NAMESPACE}")
         assert "koord-runtimeproxy" not in self.machine.show("kubelet.service", "ExecStart")
@@ -416,7 +360,7 @@ class Rollout(Cluster):
     def _documented(self, start: str) -> str:
         """Run the page's block that begins with this text."""
         [text] = [block.text for block in blocks(PAGE) if block.first.startswith(start)]
-        return self.shell("sh", "-ec", text.replace("NODE", NODE, 1) if "delete" in start else text)
+        return self.shell("sh", "-ec", text)
 
     def _wait_for(self, state: str, reason: str = "") -> None:
         """Wait until the page's command shows a state of the node; a good one must come from the current pod."""
@@ -445,10 +389,6 @@ class Rollout(Cluster):
         stat = self.kubectl("exec", "web", "--", "cat", "/proc/1/stat", check=False)
         return stat.split()[21] if stat.startswith("1 ") else ""
 
-    def _pods(self, component: str) -> list[dict[str, Any]]:
-        selector = f"--selector=app.kubernetes.io/component={component}"
-        return list(self.json("pods", f"--namespace={NAMESPACE}", selector)["items"])
-
     def _run_pod(self, name: str, metadata: Mapping[str, Any] = MappingProxyType({}), **container: Any) -> None:
         """Create a pod, and wait until it is ready."""
         self.kubectl("apply", "-f", "-", input=json.dumps(_pod(name, metadata, **container)))
@@ -470,10 +410,8 @@ def test_chart_is_rolled_out_and_removed(findings: Findings, tmp_path: Path) -> 
         rollout.install_next_to_a_pod()
         rollout.recover_unhealthy_kubelet_and_configure_it()
         rollout.restart_proxy()
-        rollout.add_hook_servers_and_exporter()
+        rollout.add_hook_servers()
         rollout.run_hooked_pod()
-        rollout.resize_scaled_pod()
-        rollout.scrape()
         rollout.limit_who_may_skip()
         rollout.upgrade_and_downgrade()
         rollout.remove()
