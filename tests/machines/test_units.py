@@ -18,8 +18,7 @@ from hooks.tools import new
 from tests.amounts import CALLS_OF_THE_UNIT
 from tests.docs import DOCS, tables
 from tests.engines import cgroups, cri
-from tests.machines.machine import Machine, fit
-from tests.machines.node import CLIENTS, SERVICES, SOCKET, SOCKETS, UNITS, machine, program
+from tests.machines.machine import CLIENTS, SERVICES, SOCKET, SOCKETS, UNITS, Machine, fit, machine, program
 
 __all__ = ["machine"]
 pytestmark = [pytest.mark.engine, pytest.mark.trees, pytest.mark.slow]

@@ -27,8 +27,7 @@ from runtimeproxy.settings.version import VERSION
 from tests.documents import block, blocks
 from tests.engines.containerd import CONFIG
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE, archive
-from tests.machines.machine import Machine, MachineError, cached_directory, debian, fit
-from tests.machines.node import SOCKET
+from tests.machines.machine import SOCKET, Machine, MachineError, cached_directory, debian, fit
 from tests.soak.conftest import MARKS, NEWER, Findings, built, contains
 
 pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]

@@ -19,7 +19,7 @@ import pytest
 from runtimeproxy.cli.shared.admin_client import AdminClient
 from tests.docker.client import Client
 from tests.engines import cri
-from tests.machines import node
+from tests.machines import machine as node
 from tests.machines.machine import Machine, debian, fit
 from tests.soak.conftest import MARKS, NEWER, Findings, built, contains
 from tests.system.cri_front import CriCaller
