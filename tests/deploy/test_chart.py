@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,20 +66,21 @@ def of_kind(kind: str, name: str, suffix: str = "") -> dict[str, dict[str, Any]]
 
 
 @cache
-def daemon_sets() -> dict[str, dict[str, Any]]:
-    """Return the DaemonSets of all sets, each by SET/NAME."""
-    return {f"{name}/{daemon_set}": spec for name in SETS for daemon_set, spec in of_kind("DaemonSet", name).items()}
+def templates() -> dict[str, dict[str, Any]]:
+    """Return the pod templates of the DaemonSets of all sets, each by SET/NAME."""
+    found = {f"{name}/{daemon_set}": row for name in SETS for daemon_set, row in of_kind("DaemonSet", name).items()}
+    return {name: daemon_set["spec"]["template"] for name, daemon_set in found.items()}
 
 
-def containers(name: str) -> Iterator[dict[str, Any]]:
-    """Yield the containers of a DaemonSet, including init containers."""
-    pod = daemon_sets()[name]["spec"]["template"]["spec"]
-    yield from (*pod.get("initContainers", ()), *pod["containers"])
+def containers(name: str) -> list[dict[str, Any]]:
+    """Return the containers of a DaemonSet, including init containers."""
+    pod = templates()[name]["spec"]
+    return [*pod.get("initContainers", ()), *pod["containers"]]
 
 
 def host_paths(name: str) -> dict[str, bool]:
     """Return the node's directories that a DaemonSet mounts, and whether all its containers mount each read-only."""
-    volumes = daemon_sets()[name]["spec"]["template"]["spec"]["volumes"]
+    volumes = templates()[name]["spec"]["volumes"]
     paths = {volume["name"]: volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume}
     mounts = [mount for container in containers(name) for mount in container["volumeMounts"]]
     writable = {mount["name"] for mount in mounts if not mount.get("readOnly", False)}
@@ -127,11 +127,10 @@ def test_manifests_are_valid_in_each_version(version: str, monkeypatch: pytest.M
 
 
 def test_pods_never_run_proxy_and_request_resources() -> None:
-    assert daemon_sets().keys() == {*INSTALLERS, *RIGHTS, EXPORTER}
-    for name, daemon_set in daemon_sets().items():
-        pod = daemon_set["spec"]["template"]["spec"]
-        assert pod["priorityClassName"] == "system-node-critical"
-        assert pod["tolerations"]
+    assert templates().keys() == {*INSTALLERS, *RIGHTS, EXPORTER}
+    for name, template in templates().items():
+        assert template["spec"]["priorityClassName"] == "system-node-critical"
+        assert template["spec"]["tolerations"]
         for container in containers(name):
             words = container["command"] + container.get("args", [])
             assert "koord-runtime-proxy" not in " ".join(words), name
@@ -143,8 +142,8 @@ def test_pods_never_run_proxy_and_request_resources() -> None:
 
 def test_skip_label_is_only_on_own_pods() -> None:
     """The schema refuses both of its keys in nodeInstaller.config."""
-    labels = {name: found["spec"]["template"]["metadata"]["labels"] for name, found in daemon_sets().items()}
-    assert {name for name, found in labels.items() if found.get(SKIP_LABEL) == "true"} == {*INSTALLERS, *RIGHTS}
+    labels = {name: template["metadata"]["labels"].get(SKIP_LABEL) for name, template in templates().items()}
+    assert labels == {**dict.fromkeys([*INSTALLERS, *RIGHTS], "true"), EXPORTER: None}
     defaults = {option.name: option.default for option in OPTIONS}
     assert (defaults["runtime-hook-server-key"], defaults["runtime-hook-server-val"]) == (SKIP_LABEL, "true")
     files = [path for path in (CHART / "templates").iterdir() if SKIP_LABEL in path.read_text()]
@@ -153,7 +152,7 @@ def test_skip_label_is_only_on_own_pods() -> None:
 
 @pytest.mark.parametrize("name", RIGHTS)
 def test_hook_server_mounts_two_directories_and_its_rights(name: str) -> None:
-    pod = daemon_sets()[name]["spec"]["template"]["spec"]
+    pod = templates()[name]["spec"]
     more, pids, capabilities = RIGHTS[name]
     assert host_paths(name).keys() == {"/var/run/runtimeproxy-hooks", "/etc/runtime/hookserver.d"} | more
     assert (pod.get("hostPID", False), pod["automountServiceAccountToken"]) == (pids, False)
@@ -168,13 +167,12 @@ def test_hook_server_mounts_two_directories_and_its_rights(name: str) -> None:
 
 
 def test_exporter_mounts_metrics_directory_and_serves_tls() -> None:
-    template = daemon_sets()[EXPORTER]["spec"]["template"]
+    template, [container] = templates()[EXPORTER], containers(EXPORTER)
     pod = template["spec"]
     assert host_paths(EXPORTER) == {"/var/run/koord-runtimeproxy-metrics": True}
     assert (pod["securityContext"]["runAsNonRoot"], pod["securityContext"]["supplementalGroups"]) == (True, [970])
     assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}
     assert pod["automountServiceAccountToken"] is False
-    [container] = containers(EXPORTER)
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert "--listen=[::]:9654" in container["command"]
     monitor = of_kind("PodMonitor", "exporter")["runtimeproxy-exporter"]["spec"]
