@@ -252,16 +252,13 @@ def serving(answer: Callable[[str, str, Any, str | None], tuple[int, Any]]) -> I
         def do_any(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "null")
             code, content = answer(self.command, self.path, body, self.headers["Authorization"])
-            encoded = json.dumps(content).encode()
             self.send_response(code)
-            self.send_header("Content-Length", str(len(encoded)))
             self.end_headers()
-            self.wfile.write(encoded)
+            self.wfile.write(json.dumps(content).encode())  # HTTP/1.0: its end is the connection's
 
         do_GET = do_PUT = do_PATCH = do_any
 
-        def log_message(self, format: str, *words: Any) -> None:
-            pass
+        def log_message(self, format: str, *words: Any) -> None: ...
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server, ThreadPoolExecutor(1) as threads:
         threads.submit(server.serve_forever, poll_interval=0.01)
