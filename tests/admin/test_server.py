@@ -25,8 +25,7 @@ from runtimeproxy.admin.server import CONNECTIONS, Method, Query
 from tests.admin.conftest import Proxy, Site, next_line, parts
 from tests.control import call
 from tests.patience import SECONDS, read, until
-from tests.system.proxy import ProxyProcess
-from tests.system.supervising import handed_over
+from tests.system.proxy import ProxyProcess, handed_over
 
 END = {"schemaVersion": 1}
 NOBODY = 65534

@@ -1,8 +1,6 @@
 """The files of a release, built once per run from the working tree, and roots to run them in."""
 
 import fcntl
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -30,33 +28,7 @@ def release(folder: Path) -> Path:
     return folder / "dist"
 
 
-def bare_tree(folder: Path) -> Path:
-    """Create a root with only sh and tar, which are the static busybox."""
-    (folder / "bin").mkdir(parents=True)
-    busybox = shutil.which("busybox")
-    assert busybox, "run scripts/install"
-    for name in ("sh", "tar"):
-        shutil.copy(busybox, folder / "bin" / name)
-    return folder
-
-
 def inside(tree: Path, work: Path, shared: Path) -> Sequence[str]:
     """Return the command that runs another one in its own root (inside.sh); creates ``work``."""
     work.mkdir()
     return [str(INSIDE), str(tree), str(work), str(shared)]
-
-
-def wrapped(archive: Path, command: Sequence[str], folder: Path) -> Path:
-    """Write scripts into a directory that run the archive's programs by a command (``inside``)."""
-    folder.mkdir()
-    before = " ".join(f"'{word}'" for word in command)
-    for name in PROGRAMS:
-        (folder / name).write_text(f"#!/bin/sh\nexec {before} '{archive}/bin/{name}' \"$@\"\n")
-        (folder / name).chmod(0o755)
-    return folder
-
-
-def libraries(pid: int) -> set[str]:
-    """Return the files that a process has mapped into its memory (proc(5), maps)."""
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return {line.split(maxsplit=5)[5] for line in lines if line.count(" /") and os.sep in line}

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 
 import pytest
 import yaml
@@ -36,12 +35,6 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: filled(text, folder, "9.8.7") for name, text in texts.items()}
 
 
-class Ran(NamedTuple):
-    code: int
-    reported: str
-    calls: list[str]
-
-
 class Node:
     """A root with stubs of the package's programs. Each stub runs the shell code in its variable."""
 
@@ -54,7 +47,8 @@ class Node:
                 (root / folder / name).chmod(0o755)
         (root / "run/systemd/system").mkdir(parents=True)
 
-    def run(self, command: str, does: Mapping[str, str] = MappingProxyType({})) -> Ran:
+    def run(self, command: str, does: Mapping[str, str] = MappingProxyType({})) -> tuple[int, str, list[str]]:
+        """Run a script; return its exit code, its errors, and the calls of the stubs."""
         name, *arguments = command.split()
         script, calls = self.root / name, self.root / "calls"
         script.write_text(self.scripts[name])
@@ -63,13 +57,12 @@ class Node:
         words = ["sh", str(script), *arguments]
         done = subprocess.run(words, env=environ | does, capture_output=True, text=True, check=False)
         assert done.stdout == ""
-        return Ran(done.returncode, done.stderr, calls.read_text().splitlines())
+        return done.returncode, done.stderr, calls.read_text().splitlines()
 
     def write(self, place: str, text: str = "") -> Path:
-        path = self.root / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        return path
+        (self.root / place).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / place).write_text(text)
+        return self.root / place
 
 
 @pytest.fixture
@@ -113,21 +106,21 @@ def test_maintainer_scripts_run_expected_commands(
 ) -> None:
     if command == "preinst install":
         (node.root / "usr/lib/runtimeproxy/bin/python3").unlink()
-    ran = node.run(command, does)
-    assert ran.code == code, ran.reported
-    assert [expected for expected in words.split("|") if expected not in ran.reported] == []
-    assert ran.reported or not words
-    desired, actual = calls.split(";"), iter(ran.calls)
+    ran, reported, called = node.run(command, does)
+    assert ran == code, reported
+    assert [expected for expected in words.split("|") if expected not in reported] == []
+    assert reported or not words
+    desired, actual = calls.split(";"), iter(called)
     assert [call for call in desired if call[0] != "!" and not any(line.startswith(call) for line in actual)] == []
-    assert [call for call in desired if call[0] == "!" and any(line.startswith(call[1:]) for line in ran.calls)] == []
+    assert [call for call in desired if call[0] == "!" and any(line.startswith(call[1:]) for line in called)] == []
 
 
 def test_scripts_query_no_socket_without_systemd(node: Node) -> None:
     (node.root / "run/systemd/system").rmdir()
     for command in (UPGRADE, CONFIGURE, "prerm remove"):
-        ran = node.run(command)
-        assert (ran.code, [call for call in ran.calls if call.startswith("systemctl")]) == (0, [])
-        assert ("nothing was started" in ran.reported) == (command is CONFIGURE)
+        code, reported, calls = node.run(command)
+        assert (code, [call for call in calls if call.startswith("systemctl")]) == (0, [])
+        assert ("nothing was started" in reported) == (command is CONFIGURE)
 
 
 CONFIGURATIONS = [
@@ -149,48 +142,40 @@ def test_check_requires_only_python(node: Node, text: str, flags: list[str], cod
         assert process.stdout is not None
         process.stdout.readline()  # its command line is set
         python = f'exec {sys.executable} -S "$@"'  # without installed packages
-        ran = node.run(UPGRADE, {"SYSTEMCTL": f"echo {process.pid}", "PYTHON": python})
+        ran, reported, _ = node.run(UPGRADE, {"SYSTEMCTL": f"echo {process.pid}", "PYTHON": python})
         process.communicate()
-    assert (ran.code, [word for word in words.split("|") if word not in ran.reported]) == (code, []), ran.reported
-    assert (ran.reported == "") == (code == 0)
+    assert (ran, [word for word in words.split("|") if word not in reported]) == (code, []), reported
+    assert (reported == "") == (code == 0)
 
 
-MADE = [
-    "var/lib/runtimeproxy/x.disabled.json",
-    "run/koord-runtimeproxy/originals",
-    "run/runtimeproxy/coresched.json",
-    "run/runtimeproxy-hooks/x.lock",
-    "etc/runtimeproxy/node.yaml",
-    "etc/systemd/system/multi-user.target.wants/runtimeproxy-hooks@gpu.service",
-]
+MADE = (
+    "var/lib/runtimeproxy/x.disabled.json run/koord-runtimeproxy/originals run/runtimeproxy/coresched.json "
+    "run/runtimeproxy-hooks/x.lock etc/runtimeproxy/node.yaml "
+    "etc/systemd/system/multi-user.target.wants/runtimeproxy-hooks@gpu.service"
+)
 
 
 def registered(node: Node, name: str, folder: str = "/var/run/runtimeproxy-hooks") -> Path:
-    content = f'{{\n  "remote-endpoint": "{folder}/{name}.sock"\n}}\n'
-    return node.write(f"etc/runtime/hookserver.d/{name}", content)
+    return node.write(f"etc/runtime/hookserver.d/{name}", f'{{\n  "remote-endpoint": "{folder}/{name}.sock"\n}}\n')
 
 
 def test_removal_deletes_registrations_of_packaged_servers(node: Node) -> None:
     packaged = [registered(node, name) for name in ("cpuset.json", "10-cpuset-gpu.json", "all.json")]
     foreign = [registered(node, name) for name in ("koordlet.json", "cpuset-mine.json", "99-all-x.json")]
     foreign.append(registered(node, "gpu.json", "/run/else"))
-    assert node.run("prerm remove").code == 0
+    assert node.run("prerm remove")[0] == 0
     assert ([file for file in packaged if file.exists()], [file for file in foreign if not file.exists()]) == ([], [])
 
 
-def test_purge_keeps_registrations_of_other_servers(node: Node) -> None:
-    created = [node.write(place) for place in MADE]
-    theirs = registered(node, "koordlet.json", "/var/run/koordlet")
-    assert node.run("postrm purge").code == 0
+def test_purge_keeps_foreign_files_and_no_empty_directory(node: Node) -> None:
+    (node.root / "etc/runtime/hookserver.d").mkdir(parents=True)
+    assert node.run("postrm purge")[0] == 0
+    assert list((node.root / "etc").iterdir()) == []
+    created, theirs = [node.write(place) for place in MADE.split()], registered(node, "koordlet.json", "/run/koordlet")
+    assert node.run("postrm purge")[0] == 0
     assert [path for path in created if path.exists()] == []
     assert [path for path in (node.root / "etc").rglob("*") if path.is_file()] == [theirs]
-
-
-def test_purge_keeps_foreign_sockets_and_no_empty_directory(node: Node) -> None:
-    (node.root / "etc/runtime/hookserver.d").mkdir(parents=True)
-    assert node.run("postrm purge").code == 0
-    assert list((node.root / "etc").iterdir()) == []
     registered(node, "mine.json")
     socket = node.write("run/runtimeproxy-hooks/mine.sock")
-    assert node.run("postrm purge").code == 0
+    assert node.run("postrm purge")[0] == 0
     assert socket.exists()

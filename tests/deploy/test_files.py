@@ -50,28 +50,13 @@ def test_alerts_have_severity_summary_and_runbook() -> None:
     assert set(re.findall(r"(alert-[a-z-]+)_\b", DOCS["troubleshooting"])) <= anchors
 
 
-def test_unit_runs_exporter_with_flags_that_exist() -> None:
-    unit = (DEPLOY / "systemd" / "runtimeproxy-export.service").read_text()
-    commands = re.findall(r"ExecStart=(.+?[^\\])\n", unit.replace("\\\n#", ""))
-    assert len(commands) == 2
-    for command in commands:
-        program, name, *flags = shlex.split(command)
-        assert (program, name) == ("/usr/bin/runtimeproxy", "export")
-        export_command.make_context("export", flags.copy())
-        listen = dict(flag.split("=", 1) for flag in flags)["--listen"]
-        assert exporter.parse_address(listen)[1] == 9654
-
-
-def test_node_problem_detector_runs_status_and_waits_longer() -> None:
+def test_files_of_other_tools_have_program_job_and_port() -> None:
     plugin: Any = json.loads((DEPLOY / "node-problem-detector" / "runtimeproxy.json").read_text())
     (condition,), (rule,) = plugin["conditions"], plugin["rules"]
     assert (rule["type"], rule["condition"]) == ("permanent", condition["type"])
     assert (rule["path"], rule["args"]) == ("/usr/bin/runtimeproxy", ["status"])
     assert int(rule["timeout"].removesuffix("s")) > 2
     assert plugin["pluginConfig"]["max_output_length"] == 80
-
-
-def test_scrapes_have_job_and_port_of_rules() -> None:
     scrape = yaml.safe_load((DEPLOY / "prometheus" / "scrape.yaml").read_text())["scrape_configs"][0]
     monitor = yaml.safe_load((DEPLOY / "prometheus" / "podmonitor.yaml").read_text())
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
@@ -83,52 +68,52 @@ def test_scrapes_have_job_and_port_of_rules() -> None:
 
 # ---- the units
 
-Settings = Mapping[str, Sequence[str]]
 UNITS = DEPLOY / "systemd"
 
 
-def settings(path: Path) -> Settings:
+def lines_of(path: Path) -> list[str]:
+    """Return the settings in a unit's file."""
+    return [line for line in path.read_text().splitlines() if line and line[0] not in "#["]
+
+
+def settings(path: Path) -> Mapping[str, Sequence[str]]:
     """Return the values of each setting of a unit's file, in their order."""
-    values_by_name: dict[str, list[str]] = {}
-    for line in path.read_text().splitlines():
-        if line and line[0] not in "#[":
-            name, _, value = line.partition("=")
-            values_by_name.setdefault(name, []).append(value)
-    return values_by_name
+    pairs = [line.split("=", 1) for line in lines_of(path) if "=" in line]
+    return {name: [value for key, value in pairs if key == name] for name, _ in pairs}
 
 
 PROXY, HOOK_SERVERS, EXPORTER = (settings(UNITS / f"runtimeproxy{name}.service") for name in ("", "-hooks@", "-export"))
 DEFAULTS = {option.name: option.default or "" for option in OPTIONS}
 
 
+REQUIRED = (
+    "Requires=runtimeproxy.socket StartLimitIntervalSec=0 Type=notify Restart=always RestartSec=100ms WatchdogSec=10s "
+    "RuntimeDirectoryPreserve=yes LimitNOFILE=1048576 OOMScoreAdjust=-999 LimitCORE=0 UMask=0077 "
+    "CapabilityBoundingSet= PrivateNetwork=yes RestrictAddressFamilies=AF_UNIX ProtectSystem=strict ProcSubset=pid "
+    "MemoryDenyWriteExecute=yes"
+)
+
+
 def test_proxy_unit_has_required_systemd_settings() -> None:
-    expected = {
-        "Requires": "runtimeproxy.socket",
-        "Before": "kubelet.service cri-docker.service",
-        "StartLimitIntervalSec": "0",
-        "Type": "notify",
-        "Sockets": "runtimeproxy.socket runtimeproxy-admin.socket runtimeproxy-metrics.socket",
-        "Restart": "always",
-        "RestartSec": "100ms",
-        "WatchdogSec": "10s",
-        "RuntimeDirectoryPreserve": "yes",
-        "LimitNOFILE": "1048576",
-        "OOMScoreAdjust": "-999",
-        "LimitCORE": "0",
-        "UMask": "0077",
-        "CapabilityBoundingSet": "",
-        "PrivateNetwork": "yes",
-        "RestrictAddressFamilies": "AF_UNIX",
-        "ProtectSystem": "strict",
-        "MemoryDenyWriteExecute": "yes",
-        "ProcSubset": "pid",
-    }
+    sockets = "runtimeproxy.socket runtimeproxy-admin.socket runtimeproxy-metrics.socket"
+    expected = {"Before": "kubelet.service cri-docker.service", "Sockets": sockets}
+    expected |= dict(setting.split("=") for setting in REQUIRED.split())
     assert {name: PROXY[name] for name in expected} == {name: [value] for name, value in expected.items()}
     runtimes = ["containerd.service", "crio.service", "docker.service"]  # the unit starts none of them
-    assert " ".join(PROXY["After"]).split() == [*PROXY["Sockets"][0].split(), *runtimes]
+    assert " ".join(PROXY["After"]).split() == [*sockets.split(), *runtimes]
     assert "Wants" not in PROXY
     drain = parse_duration(DEFAULTS["drain-timeout"], "")  # during which it is not killed
     assert parse_duration(PROXY["TimeoutStopSec"][0], "") > 2 * drain + 1
+
+
+def test_exporter_unit_has_flags_that_exist() -> None:
+    unit = (UNITS / "runtimeproxy-export.service").read_text()
+    commands = re.findall(r"ExecStart=(.+?[^\\])\n", unit.replace("\\\n#", ""))
+    assert len(commands) == 2
+    for program, name, *flags in map(shlex.split, commands):
+        assert (program, name) == ("/usr/bin/runtimeproxy", "export")
+        listen = export_command.make_context("export", flags).params["listen"]
+        assert exporter.parse_address(listen)[1] == 9654
 
 
 @pytest.mark.parametrize(
@@ -174,12 +159,7 @@ def test_hook_servers_and_exporter_are_sandboxed_as_proxy() -> None:
     assert [unit["SystemCallFilter"] for unit in (PROXY, HOOK_SERVERS, EXPORTER)] == [usual] * 3
 
 
-DROP_INS = {
-    folder.name.removesuffix(".d"): [
-        line for line in (folder / "50-rights.conf").read_text().splitlines() if line and line[0] not in "#["
-    ]
-    for folder in UNITS.glob("*.service.d")
-}
+DROP_INS = {path.name.removesuffix(".d"): lines_of(path / "50-rights.conf") for path in UNITS.glob("*.service.d")}
 
 
 @pytest.mark.parametrize("unit", sorted(DROP_INS))

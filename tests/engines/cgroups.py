@@ -22,11 +22,6 @@ def _bytes(text: str) -> int:
     return -1 if text.strip() == "max" or int(text) > V1_UNLIMITED_BYTES else int(text)
 
 
-def _max_quota(text: str) -> int:
-    quota = text.split()[0]
-    return -1 if quota == "max" else int(quota)
-
-
 def weight(shares: int) -> int:
     """Return the cpu.weight that runc sets for CPU shares."""
     return 1 + (shares - 2) * 9999 // 262142
@@ -44,7 +39,9 @@ class Setting(NamedTuple):
 
 SETTINGS: dict[str, Setting] = {
     "cpu_shares": Setting("cpu", "cpu.shares", "cpu.weight"),
-    "cpu_quota": Setting("cpu", "cpu.cfs_quota_us", "cpu.max", v2=_max_quota),
+    "cpu_quota": Setting(
+        "cpu", "cpu.cfs_quota_us", "cpu.max", v2=lambda text: int(text.replace("max", "-1", 1).split()[0])
+    ),
     "cpu_period": Setting("cpu", "cpu.cfs_period_us", "cpu.max", v2=lambda text: int(text.split()[1])),
     "memory_limit_in_bytes": Setting("memory", "memory.limit_in_bytes", "memory.max", _bytes, _bytes),
     "cpuset_cpus": Setting("cpuset", "cpuset.cpus", "cpuset.cpus", str.strip, str.strip),
@@ -72,47 +69,45 @@ def parse(setting: str, content: str) -> Value:
     return (row.v2 if is_v2() else row.v1)(content)
 
 
-def directories(cgroup: str) -> Iterator[Path]:
-    """Yield the host's directories of a cgroup path: one on v2, one a controller on v1; those that exist."""
-    hierarchies = [ROOT] if is_v2() else sorted(path for path in ROOT.iterdir() if not path.is_symlink())
-    return (directory for hierarchy in hierarchies if (directory := hierarchy / cgroup.lstrip("/")).is_dir())
-
-
 def read(cgroup: str, setting: str) -> Value:
     """Read a setting of a cgroup from the host.
 
     Raises FileNotFoundError if the cgroup or the controller does not exist.
     """
-    row = SETTINGS[setting]
-    path = cgroup.lstrip("/")
+    row, path = SETTINGS[setting], cgroup.lstrip("/")
     file = ROOT / path / row.v2_file if is_v2() else ROOT / row.controller / path / row.v1_file
     return parse(setting, file.read_text())
+
+
+def _below(cgroup: str) -> Iterator[Path]:
+    """Yield the host's directories of a cgroup path and those below, deepest first; one a controller on v1."""
+    hierarchies = [ROOT] if is_v2() else sorted(path for path in ROOT.iterdir() if not path.is_symlink())
+    for hierarchy in hierarchies:
+        for below, _, _ in os.walk(hierarchy / cgroup.lstrip("/"), topdown=False):
+            yield Path(below)
 
 
 def processes(cgroup: str) -> set[int]:
     """Return the ids of all processes in a cgroup and below it."""
     pids: set[int] = set()
-    for directory in directories(cgroup):
-        for below, _, _ in os.walk(directory):
-            with suppress(OSError):  # the cgroup was removed after its processes ended
-                pids.update(map(int, Path(below, "cgroup.procs").read_text().split()))
+    for directory in _below(cgroup):
+        with suppress(OSError):  # the cgroup was removed after its processes ended
+            pids.update(map(int, (directory / "cgroup.procs").read_text().split()))
     return pids
 
 
 def remove(cgroup: str) -> None:
-    """Remove a cgroup and all below it, deepest first; the processes must be gone.
+    """Remove a cgroup and all below it; the processes must be gone.
 
     Raises OSError if a cgroup stays busy: the kernel keeps it so for a moment after its last process.
     """
     deadline = time.monotonic() + REMOVE_SECONDS
-    for directory in directories(cgroup):
-        for below, _, _ in os.walk(directory, topdown=False):
-            while os.path.exists(below):
-                try:
-                    os.rmdir(below)
-                except FileNotFoundError:
-                    break  # the runtime removed it
-                except OSError:
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.02)
+    for directory in _below(cgroup):
+        while directory.exists():
+            try:
+                with suppress(FileNotFoundError):  # the runtime removed it
+                    directory.rmdir()
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)

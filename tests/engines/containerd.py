@@ -5,14 +5,14 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc
 
-from tests.engines import cgroups, images, leftovers
+from tests.engines import cgroups, images
 from tests.engines.cri import CriClient
-from tests.engines.engine import START_SECONDS, Engine, EngineError
+from tests.engines.engine import SHIM_DIRECTORIES, START_SECONDS, Engine, EngineError, processes
 
 __all__ = ["Containerd", "EngineError"]
 
@@ -25,8 +25,7 @@ root = "{base}/root"
 state = "{base}/state"
 disabled_plugins = ["io.containerd.internal.v1.opt"]
 
-[grpc]
-  address = "{socket}"
+grpc.address = "{socket}"
 
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{pause}"
@@ -34,26 +33,16 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
   disable_apparmor = true
   stream_server_address = "127.0.0.1"
   stream_server_port = "0"
-
-[plugins."io.containerd.grpc.v1.cri".cni]
-  bin_dir = "/usr/lib/cni"
-  conf_dir = "{base}/cni"
-
-[plugins."io.containerd.grpc.v1.cri".containerd]
-  snapshotter = "native"
-  ignore_rdt_not_enabled_errors = true
-
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-  runtime_type = "io.containerd.runc.v2"
-
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-  Root = "{base}/runc"
+  cni = {{ bin_dir = "/usr/lib/cni", conf_dir = "{base}/cni" }}
+  containerd.snapshotter = "native"
+  containerd.ignore_rdt_not_enabled_errors = true
+  containerd.runtimes.runc = {{ runtime_type = "io.containerd.runc.v2", options = {{ Root = "{base}/runc" }} }}
 """
 
 
 class Containerd(Engine):
     def __init__(self) -> None:
-        super().__init__("containerd", "kubepods", leftovers.SHIM_DIRECTORIES)
+        super().__init__("containerd", "kubepods", SHIM_DIRECTORIES)
 
     def launch(self) -> None:
         config = self.base / "config.toml"
@@ -62,10 +51,7 @@ class Containerd(Engine):
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Restart the daemon at the end of the block if it has ended.
-
-        The pods created in the block are removed.
-        """
+        """At the end of the block restart the daemon if it has ended, and remove the pods created in the block."""
         retained = self._pods()
         try:
             yield
@@ -78,16 +64,15 @@ class Containerd(Engine):
         if self.runs:
             self._remove_pods(keep=set())
         mark = f"-address\0{self.socket}\0"
-        self._end(lambda: leftovers.processes(mark) | cgroups.processes(self.cgroup_prefix), self.base / "state")
+        self._end(lambda: processes(mark) | cgroups.processes(self.cgroup_prefix), self.base / "state")
 
     def load_images(self) -> None:
         busybox = shutil.which("busybox")
         assert busybox is not None
         archive = self.base / "images.tar"
         archive.write_bytes(images.archive(Path(busybox)))
-        command = ["ctr", "--address", self.socket, "--namespace", "k8s.io", "images", "import"]
-        command += ["--snapshotter", "native", str(archive)]
-        done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        command = ["ctr", f"--address={self.socket}", "--namespace=k8s.io", "images", "import", "--snapshotter=native"]
+        done = subprocess.run([*command, archive], stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
             raise EngineError(f"ctr failed with exit code {done.returncode}: {done.stderr.strip()}")
         # CRI is notified later, by an event, of images that were imported without it.
@@ -111,8 +96,6 @@ class Containerd(Engine):
     def _remove_pods(self, keep: set[str]) -> None:
         with CriClient(self.socket) as client:
             for pod_id in self._pods() - keep:
-                try:
+                with suppress(grpc.RpcError):  # ended below by process id
                     client.stop_pod(pod_id)
                     client.remove_pod(pod_id)
-                except grpc.RpcError:
-                    continue  # ended below by process id

@@ -3,7 +3,7 @@
 Pods use the host's network, so they need no CNI and have neither hostname nor sysctls.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import grpc
@@ -15,26 +15,16 @@ from tests.fakes import cri_pb2
 V1 = "runtime.v1"
 V1ALPHA2 = "runtime.v1alpha2"
 VERSIONS = (V1, V1ALPHA2)
-MAX_MESSAGE_BYTES = 64 << 20
+MAX_MESSAGE_BYTES, SECONDS = 64 << 20, 60.0
 IMAGE_METHODS = frozenset({"ListImages", "StreamImages", "ImageStatus", "PullImage", "RemoveImage", "ImageFsInfo"})
 
 HOST_NETWORK = {"network": cri_pb2.NODE, "pid": cri_pb2.CONTAINER}
 
 
-def pod_config(
-    name: str,
-    uid: str,
-    *,
-    cgroup_parent: str,
-    log_directory: str = "",
-    labels: Mapping[str, str] | None = None,
-    annotations: Mapping[str, str] | None = None,
-) -> cri_pb2.PodSandboxConfig:
+def pod_config(name: str, uid: str, *, cgroup_parent: str, **more: Any) -> cri_pb2.PodSandboxConfig:
     metadata = {"name": name, "uid": uid, "namespace": "default"}
     linux = {"cgroup_parent": cgroup_parent, "security_context": {"namespace_options": HOST_NETWORK}}
-    return cri_pb2.PodSandboxConfig(
-        metadata=metadata, log_directory=log_directory, labels=labels, annotations=annotations, linux=linux
-    )
+    return cri_pb2.PodSandboxConfig(metadata=metadata, linux=linux, **more)
 
 
 def container_config(
@@ -43,33 +33,25 @@ def container_config(
     command: Sequence[str] = ("/bin/sh", "-c", "sleep 3600"),
     envs: Sequence[tuple[str, bytes]] = (),
     resources: cri_pb2.LinuxContainerResources | None = None,
-    labels: Mapping[str, str] | None = None,
-    annotations: Mapping[str, str] | None = None,
     image: str = BUSYBOX_IMAGE,
+    **more: Any,
 ) -> cri_pb2.ContainerConfig:
     """Return the config of a container whose log is ``NAME.log`` in its pod's log directory."""
-    return cri_pb2.ContainerConfig(
-        metadata={"name": name},
-        image={"image": image},
-        command=command,
-        envs=[{"key": key, "value": value} for key, value in envs],
-        labels=labels,
-        annotations=annotations,
-        log_path=f"{name}.log",
-        linux={"resources": resources, "security_context": {"namespace_options": HOST_NETWORK}},
-    )
+    named = {"metadata": {"name": name}, "log_path": f"{name}.log", "image": {"image": image}}
+    linux = {"resources": resources, "security_context": {"namespace_options": HOST_NETWORK}}
+    envs_of = [{"key": key, "value": value} for key, value in envs]
+    return cri_pb2.ContainerConfig(**named, linux=linux, command=command, envs=envs_of, **more)
 
 
 class CriClient:
     """A synchronous client; ``version`` is the API's package name, every failed call raises grpc.RpcError."""
 
-    def __init__(self, socket_path: str, version: str = V1, *, timeout_seconds: float = 60.0) -> None:
+    def __init__(self, socket_path: str, version: str = V1) -> None:
         size = MAX_MESSAGE_BYTES
         options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
         # A local subchannel pool: two clients of one process are two connections, as two kubelets would be.
         self._channel = grpc.insecure_channel(f"unix:{socket_path}", [*options, ("grpc.use_local_subchannel_pool", 1)])
         self._version = version
-        self._timeout_seconds = timeout_seconds
 
     def __enter__(self) -> Self:
         return self
@@ -87,10 +69,8 @@ class CriClient:
 
     def call(self, method: str, request: Message) -> Any:
         reply: type[Message] = getattr(cri_pb2, f"{method}Response")
-        call = self._channel.unary_unary(
-            self.path(method), request_serializer=_serialize, response_deserializer=reply.FromString
-        )
-        return call(request, timeout=self._timeout_seconds)
+        call = self._channel.unary_unary(self.path(method), type(request).SerializeToString, reply.FromString)
+        return call(request, timeout=SECONDS)
 
     def _do(self, method: str, **fields: Any) -> Any:
         return self.call(method, getattr(cri_pb2, f"{method}Request")(**fields))
@@ -126,8 +106,8 @@ class CriClient:
     def update(self, container_id: str, resources: cri_pb2.LinuxContainerResources) -> None:
         self._do("UpdateContainerResources", container_id=container_id, linux=resources)
 
-    def stop(self, container_id: str, grace_seconds: int = 0) -> None:
-        self._do("StopContainer", container_id=container_id, timeout=grace_seconds)
+    def stop(self, container_id: str) -> None:
+        self._do("StopContainer", container_id=container_id)
 
     def remove(self, container_id: str) -> None:
         self._do("RemoveContainer", container_id=container_id)
@@ -148,7 +128,3 @@ class CriClient:
 
     def images(self) -> list[cri_pb2.Image]:
         return list(self._do("ListImages").images)
-
-
-def _serialize(message: Message) -> bytes:
-    return message.SerializeToString()

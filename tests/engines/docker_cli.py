@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ def run(
 ) -> Outcome:
     """Run a docker command to its end, on a terminal if ``typed`` has bytes to send after a text is shown.
 
-    Raises TimeoutError or subprocess.TimeoutExpired if it does not end in 60 s.
+    Raises subprocess.TimeoutExpired if it does not end in 60 s.
     """
     with tempfile.TemporaryDirectory(prefix="rp-docker-cli-") as config:
         words = command(socket, config, *arguments, buildkit=buildkit)
@@ -52,24 +53,18 @@ def _on_a_terminal(words: list[str], prompt: bytes, keys: bytes) -> Outcome:
     process = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
     os.close(slave)
     try:
-        while data := _read(master, deadline, output):
-            if prompt not in output and prompt in output + data:
-                os.write(master, keys)
-            output += data
+        with suppress(OSError):  # EIO: the terminal is closed
+            while select.select([master], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                data = os.read(master, READ_BYTES)
+                if prompt not in output and prompt in output + data:
+                    os.write(master, keys)
+                output += data
+            raise subprocess.TimeoutExpired(words, TIMEOUT_SECONDS, output)
         return Outcome(process.wait(TIMEOUT_SECONDS), output)
     finally:
         process.kill()
         process.wait()
         os.close(master)
-
-
-def _read(terminal: int, deadline: float, output: bytes) -> bytes:
-    if not select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        raise TimeoutError(f"the command does not end; its terminal shows {output[-2000:]!r}")
-    try:
-        return os.read(terminal, READ_BYTES)
-    except OSError:
-        return b""  # EIO: the terminal is closed
 
 
 DRAWN: Mapping[str, str] = {

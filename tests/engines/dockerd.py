@@ -5,17 +5,16 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.engines import cgroups, images, leftovers
-from tests.engines.engine import Engine, EngineError
+from tests.engines import cgroups, images
+from tests.engines.engine import SHIM_DIRECTORIES, Engine, EngineError, processes
 from tests.engines.probe import DOCKERD, PATH
 from tests.fakes.dockerd_client import UnixHttpConnection
 
 REQUEST_SECONDS = 60.0
-DIRECTORIES = (*leftovers.SHIM_DIRECTORIES, *map(Path, ("/run/docker/plugins", "/run/docker", "/run/runc")))
+DIRECTORIES = (*SHIM_DIRECTORIES, *map(Path, ("/run/docker/plugins", "/run/docker", "/run/runc")))
 """Directories created by every dockerd, independent of its exec-root; the last one by its BuildKit."""
 
 BUSYBOX, PAUSE = (name.removeprefix("docker.io/library/") for name in images.IMAGES)
@@ -32,10 +31,24 @@ class Dockerd(Engine):
         self.request("POST", "/images/load", images.archive(Path(busybox)))
 
     def launch(self) -> None:
-        config = self.base / "daemon.json"
-        config.write_text(json.dumps(self._config()))
+        options = subprocess.run([DOCKERD, "--help"], capture_output=True, text=True, check=True, env={"PATH": PATH})
+        config = {
+            "data-root": f"{self.base}/root",
+            "exec-root": f"{self.base}/exec",
+            "pidfile": f"{self.base}/docker.pid",
+            "hosts": [f"unix://{self.socket}"],
+            "deprecated-key-path": f"{self.base}/key.json",  # not in /etc/docker
+            "cgroup-parent": f"/{self.cgroup_prefix}/default",
+            "exec-opts": ["native.cgroupdriver=cgroupfs"],
+            # No network of the machine is changed: a container has its loopback, or the host's network.
+            "bridge": "none",
+            "iptables": False,
+        }
+        if "oom-score-adjust" in options.stdout:  # before Docker 25; without CAP_SYS_RESOURCE its default is refused
+            config["oom-score-adjust"] = 0
+        (self.base / "daemon.json").write_text(json.dumps(config))
         # Without the machine's proxy variables, which dockerd would use for its registries.
-        self._run([DOCKERD, "--config-file", str(config)], self._answers, {"PATH": PATH})
+        self._run([DOCKERD, f"--config-file={self.base}/daemon.json"], self._answers, {"PATH": PATH})
 
     def kill(self) -> None:
         super().kill()
@@ -46,12 +59,9 @@ class Dockerd(Engine):
         if self.runs:
             self._remove_containers(keep=set())  # SIGTERM would wait for those that ignore it
 
-        def processes() -> set[int]:
-            """Return the ids of its containerd, the shims, and all processes in containers."""
-            # The folder exec is in their command lines, but in no client's.
-            return leftovers.processes(f"{self.base}/exec") | cgroups.processes(self.cgroup_prefix)
-
-        self._end(processes, self.base / "exec/containerd/daemon")
+        # The folder exec is in the command lines of its containerd and the shims, but in no client's.
+        mark = f"{self.base}/exec"
+        self._end(lambda: processes(mark) | cgroups.processes(self.cgroup_prefix), self.base / "exec/containerd/daemon")
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
         """Send one request; return the body of its answer.
@@ -81,25 +91,9 @@ class Dockerd(Engine):
             yield
         finally:
             self._remove_containers(containers)
-            for reference in self._images():
-                if reference not in initial_images:
-                    self._delete(f"/images/{reference}?force=1")
+            for reference in (name for name in self._images() if name not in initial_images):
+                self._delete(f"/images/{reference}?force=1")
             self.request("POST", "/build/prune?all=1")
-
-    def _config(self) -> dict[str, Any]:
-        return {
-            "data-root": f"{self.base}/root",
-            "exec-root": f"{self.base}/exec",
-            "pidfile": f"{self.base}/docker.pid",
-            "hosts": [f"unix://{self.socket}"],
-            "deprecated-key-path": f"{self.base}/key.json",  # not in /etc/docker
-            "cgroup-parent": f"/{self.cgroup_prefix}/default",
-            "exec-opts": ["native.cgroupdriver=cgroupfs"],
-            # No network of the machine is changed: a container has its loopback, or the host's network.
-            "bridge": "none",
-            "iptables": False,
-            **_oom_score(),
-        }
 
     def _answers(self) -> bool:
         try:
@@ -117,9 +111,8 @@ class Dockerd(Engine):
         return [*(name for name in names if "<none>" not in name), *(image["Id"] for image in listed)]
 
     def _remove_containers(self, keep: set[str]) -> None:
-        for container in self._containers():
-            if container not in keep:
-                self._delete(f"/containers/{container}?force=1&v=1")
+        for container in {*self._containers()} - keep:
+            self._delete(f"/containers/{container}?force=1&v=1")
 
     def _delete(self, path: str) -> None:
         try:
@@ -128,13 +121,3 @@ class Dockerd(Engine):
             # Already removed, or being removed (run --rm).
             if "with 404" not in str(error) and "already in progress" not in str(error):
                 raise
-
-
-@cache
-def _oom_score() -> dict[str, int]:
-    """Return the setting of dockerd's own OOM score, which a machine without CAP_SYS_RESOURCE refuses to lower.
-
-    Docker 25 has neither the option nor the default.
-    """
-    options = subprocess.run([DOCKERD, "--help"], capture_output=True, text=True, check=True, env={"PATH": PATH})
-    return {"oom-score-adjust": 0} if "oom-score-adjust" in options.stdout else {}

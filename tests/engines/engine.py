@@ -3,24 +3,56 @@
 Its processes are found by its own folder or cgroup prefix, and ended by process id.
 """
 
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from tests.engines import cgroups, leftovers, probe
+from tests.engines import cgroups, probe
 
-START_SECONDS = 30.0
-STOP_SECONDS = 20.0
+START_SECONDS, STOP_SECONDS, END_SECONDS = 30.0, 20.0, 10.0
+SHIM_DIRECTORIES = (Path("/run/containerd/s"), Path("/run/containerd"))
+"""Directories of all shims' sockets, independent of the daemon's state directory; names are hashes of its address."""
 
 
 class EngineError(Exception):
     """The engine is missing or did not start; the text says what to do."""
+
+
+def processes(mark: str) -> set[int]:
+    """Return the ids of all processes whose command line contains a text."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if mark.encode() in (entry / "cmdline").read_bytes():
+                found.add(int(entry.name))
+    return found
+
+
+def end(find: Callable[[], set[int]]) -> None:
+    """Kill what ``find`` returns until it returns nothing. Raises TimeoutError with the ids of those that live on."""
+    deadline = time.monotonic() + END_SECONDS
+    while leftovers := find():
+        for pid in leftovers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {sorted(leftovers)} do not end; kill them by hand")
+        time.sleep(0.02)
+
+
+def mounts(base: Path) -> list[str]:
+    """Return the mount points below a folder, oldest first."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [mount_point for line in lines if (mount_point := line.split()[4]).startswith(f"{base}/")]
 
 
 class Engine(ABC):
@@ -84,18 +116,15 @@ class Engine(ABC):
         return f"/{self.cgroup_prefix}/{qos}/pod{pod_uid}"
 
     def directory(self, name: str) -> Path:
-        path = self.base / name
-        path.mkdir(parents=True, exist_ok=True)
-        return path
+        (self.base / name).mkdir(parents=True, exist_ok=True)
+        return self.base / name
 
     def _run(self, command: Sequence[str], answers: Callable[[], bool], env: Mapping[str, str] | None = None) -> None:
         """Start the program and wait until it answers. Raises EngineError with the end of its log."""
         with self.log_file.open("ab") as log:
             # In its own process group: Ctrl-C must not end it before its containers are removed.
-            daemon = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, process_group=0
-            )
-        self._daemon = daemon
+            pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            self._daemon = daemon = subprocess.Popen(command, env=env, process_group=0, **pipes)
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and daemon.poll() is None:
             if answers():
@@ -114,9 +143,11 @@ class Engine(ABC):
             except subprocess.TimeoutExpired:
                 self.kill()
             self._daemon = None
-        leftovers.end(processes)
-        leftovers.remove_shim_sockets(state)
-        leftovers.unmount(self.base)
+        end(processes)
+        for address in state.glob("io.containerd.runtime.v2.task/*/*/address"):  # of shims that were killed
+            Path(address.read_text().strip().removeprefix("unix://")).unlink(missing_ok=True)
+        for mount_point in reversed(mounts(self.base)):
+            subprocess.run(["umount", "--lazy", mount_point], check=True, stdin=subprocess.DEVNULL)
         cgroups.remove(self.cgroup_prefix)
         shutil.rmtree(self.base)
         for path in self._directories:

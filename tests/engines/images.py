@@ -18,8 +18,6 @@ STOP_SIGNALS = {PAUSE_IMAGE: "SIGKILL"}
 """Unlike a real pause, sleep as process 1 ignores SIGTERM: a stop would wait for its whole grace period."""
 
 APPLETS = ("sh", "cat", "cp", "echo", "env", "false", "grep", "head", "ls", "nc", "printf", "sleep", "true", "wc")
-DIRECTORIES = ("bin", "dev", "etc", "proc", "sys", "tmp")
-IMAGE_ENVIRONMENT = ["PATH=/bin"]
 
 
 def archive(busybox: Path) -> bytes:
@@ -27,33 +25,20 @@ def archive(busybox: Path) -> bytes:
 
     ``busybox`` is a static binary. Raises OSError if it cannot be read.
     """
-    layer = _tree(busybox.read_bytes())
-    files = {"layer.tar": layer}
-    manifest = []
+    directories = [_entry(name, tarfile.DIRTYPE, mode=0o755) for name in ("bin", "dev", "etc", "proc", "sys", "tmp")]
+    links = [_entry(f"bin/{applet}", tarfile.SYMTYPE, target="busybox") for applet in APPLETS]
+    users = _entry("etc/passwd", content=b"root:x:0:0:root:/:/bin/sh\n")
+    layer = _tar([*directories, _entry("bin/busybox", content=busybox.read_bytes(), mode=0o755), *links, users])
+    root = {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest()]}
+    files, manifest = {"layer.tar": layer}, []
     for name, command in IMAGES.items():
-        config = _config(command, STOP_SIGNALS.get(name, "SIGTERM"), layer)
+        running = {"Cmd": command, "Env": ["PATH=/bin"], "StopSignal": STOP_SIGNALS.get(name, "SIGTERM")}
+        config = json.dumps({"architecture": "amd64", "os": "linux", "config": running, "rootfs": root}).encode()
         path = hashlib.sha256(config).hexdigest() + ".json"
         files[path] = config
         manifest.append({"Config": path, "RepoTags": [name], "Layers": ["layer.tar"]})
     files["manifest.json"] = json.dumps(manifest).encode()
     return _tar([_entry(path, content=content) for path, content in files.items()])
-
-
-def _tree(busybox: bytes) -> bytes:
-    directories = [_entry(name, tarfile.DIRTYPE, mode=0o755) for name in DIRECTORIES]
-    links = [_entry(f"bin/{applet}", tarfile.SYMTYPE, target="busybox") for applet in APPLETS]
-    users = _entry("etc/passwd", content=b"root:x:0:0:root:/:/bin/sh\n")
-    return _tar([*directories, _entry("bin/busybox", content=busybox, mode=0o755), *links, users])
-
-
-def _config(command: Sequence[str], stop_signal: str, layer: bytes) -> bytes:
-    config = {
-        "architecture": "amd64",
-        "os": "linux",
-        "config": {"Cmd": list(command), "Env": IMAGE_ENVIRONMENT, "StopSignal": stop_signal},
-        "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest()]},
-    }
-    return json.dumps(config).encode()
 
 
 Entry = tuple[tarfile.TarInfo, bytes]

@@ -4,19 +4,12 @@
 standard library: scripts/install runs it before anything is installed.
 """
 
-import ctypes
-import errno
-import fcntl
 import os
 import platform
 import shutil
-import socket
-import stat
-import struct
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -24,12 +17,8 @@ RIGHTS_REMEDY = "run it as root on a machine, or in a container with --privilege
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 DOCKERD = "/usr/sbin/dockerd"
 """The distribution's, even if another one is first on the PATH."""
-_CONTAINERD = {
-    "containerd": "containerd",
-    "containerd-shim-runc-v2": "containerd",
-    "runc": "runc",
-    "busybox": "busybox-static",
-}
+_CONTAINERD = dict.fromkeys(("containerd", "containerd-shim-runc-v2"), "containerd")
+_CONTAINERD |= {"runc": "runc", "busybox": "busybox-static"}
 PROGRAMS: Mapping[str, Mapping[str, str]] = {
     "containerd": {**_CONTAINERD, "ctr": "containerd"},
     "dockerd": {DOCKERD: "docker.io", **_CONTAINERD},
@@ -52,11 +41,19 @@ CAPABILITIES: Mapping[str, int] = {
 }
 """The capabilities of the engines, and those of every container (capabilities(7)), without which runc fails."""
 
-_CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
-_MS_REC_PRIVATE = 0x4000 | 0x40000
-_MNT_DETACH = 2
-_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
-_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
+_UP = """import fcntl, socket, struct
+any_socket, SIOCSIFFLAGS, IFF_UP = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), 0x8914, 1
+fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", IFF_UP))
+"""
+_MOUNT = "mount -t tmpfs -o dev none /tmp"
+ATTEMPTS: Mapping[str, tuple[str, ...]] = {
+    "cannot create a mount namespace": ("--mount", "true"),
+    "cannot mount a file system": ("--mount", *_MOUNT.split()),
+    "cannot create a device": ("--mount", "sh", "-c", f"{_MOUNT} && mknod /tmp/null c 1 3 && : >/tmp/null"),
+    "cannot create a network namespace": ("--net", "true"),
+    "cannot set up a network interface": ("--net", sys.executable, "-c", _UP),  # its loopback: netdevice(7)
+}
+"""The engines' system calls by the error text, as arguments of unshare; mounts end with its namespace."""
 
 RELEASE_BASE = "12"
 """The version of Debian whose Python is in a release (scripts/building/debian.py)."""
@@ -65,9 +62,8 @@ RELEASE_BASE = "12"
 @cache
 def missing_right() -> str:
     """Return the first right that the engines need and this process lacks, with the remedy; "" if it has all."""
-    # A separate process: its namespaces end with it.
-    done = subprocess.run([sys.executable, __file__], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    return f"{(done.stdout or done.stderr).splitlines()[-1]}; {RIGHTS_REMEDY}" if done.returncode else ""
+    missing = _missing_right()
+    return f"{missing}; {RIGHTS_REMEDY}" if missing else ""
 
 
 @cache
@@ -98,8 +94,7 @@ def tool(name: str) -> str:
 
 def missing_for_trees() -> str:
     """Return why debootstrap cannot make trees of this machine's release; "" if it can."""
-    name, _ = _system()
-    if name != "debian":
+    if (name := _system()[0]) != "debian":
         return f"this is {name}, and debootstrap makes trees of Debian; run it on Debian"
     return "" if shutil.which("debootstrap") else "not found: debootstrap; apt-get install debootstrap"
 
@@ -128,72 +123,32 @@ def _system() -> tuple[str, str]:
     return release["ID"], release.get("VERSION_ID", "")
 
 
-def _attempts(folder: Path) -> Iterator[str]:
-    """Perform the engines' system calls; before each, yield the error text if it raises OSError.
-
-    ``folder`` is empty.
-    """
+def _missing_right() -> str:
     lines = Path("/proc/self/status").read_text().splitlines()
     effective = int(next(line.split()[1] for line in lines if line.startswith("CapEff:")), 16)
-    for name, bit in CAPABILITIES.items():
-        yield f"no {name}"
-        _check(effective >> bit & 1)
-    yield "no cgroup hierarchy"
+    if lacking := [name for name, bit in CAPABILITIES.items() if not effective >> bit & 1]:
+        return f"no {lacking[0]}"
     mounts = [line.partition(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     hierarchies = [Path(mounted.split()[4]) for mounted, _, kind in mounts if kind.startswith("cgroup")]
-    _check(hierarchies)
+    if not hierarchies:
+        return "no cgroup hierarchy"
     for hierarchy in hierarchies:
-        yield f"cannot create a cgroup in {hierarchy}"
         group = hierarchy / f"runtimeproxy-probe-{os.getpid()}"
-        group.mkdir()
-        group.rmdir()
-    unified = Path("/sys/fs/cgroup")
-    if (unified / "cgroup.controllers").exists():
-        # EBUSY where the root has processes of its own, as in a container: cgroups(7), "no internal processes".
-        yield f"cannot enable controllers in {unified}"
-        (unified / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in _CONTROLLERS))
-    yield "cannot create a mount namespace"
-    _call("unshare", _CLONE_NEWNS)
-    yield "cannot mount a file system"
-    _call("mount", b"none", b"/", None, _MS_REC_PRIVATE, None)
-    _call("mount", b"none", bytes(folder), b"tmpfs", 0, None)
-    yield "cannot create a device"
-    os.mknod(folder / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
-    (folder / "null").write_bytes(b"")
-    yield "cannot create a network namespace"
-    _call("unshare", _CLONE_NEWNET)
-    yield "cannot set up a network interface"  # its loopback: netdevice(7)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
-
-
-def _check(given: object) -> None:
-    if not given:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-
-def _call(function: str, *arguments: object) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, function)(*arguments):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
-def main() -> int:
-    """Print the first missing right; return the exit code."""
-    failure, folder = "", Path(tempfile.mkdtemp(prefix="rp-probe-"))
-    try:
-        for attempted in _attempts(folder):
-            failure = attempted
-    except OSError as error:
-        print(f"{failure}: {error.strerror}")
-        return 1
-    finally:
-        if folder.is_mount():
-            _call("umount2", bytes(folder), _MNT_DETACH)
-        folder.rmdir()
-    return 0
+        try:
+            group.mkdir()
+            group.rmdir()
+            if hierarchy == Path("/sys/fs/cgroup") and (hierarchy / "cgroup.controllers").exists():
+                # EBUSY where the root has processes of its own, as in a container: cgroups(7), "no internal processes".
+                (hierarchy / "cgroup.subtree_control").write_text("+cpu +cpuset +memory +pids")
+        except OSError as error:
+            return f"cannot create a cgroup in {hierarchy}, with its controllers: {error.strerror}"
+    for text, words in ATTEMPTS.items():
+        done = subprocess.run(["unshare", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            return f"{text}: {' '.join(done.stderr.split())}"
+    return ""
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    print(missing_right())
+    sys.exit(1 if missing_right() else 0)

@@ -6,7 +6,7 @@ A version that cannot start is fault matrix P9.
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -18,17 +18,15 @@ from hooks.tools import new
 from tests.amounts import CALLS_OF_THE_UNIT
 from tests.docs import DOCS, tables
 from tests.engines import cgroups, cri
-from tests.machines.machine import Machine, fit
-from tests.machines.node import SERVICES, SOCKET, SOCKETS, UNITS, load_images, make_cgroup, program
-from tests.system.real import Kubelet
+from tests.machines.machine import CLIENTS, SERVICES, SOCKET, SOCKETS, UNITS, Machine, fit, machine, program
 
+__all__ = ["machine"]
 pytestmark = [pytest.mark.engine, pytest.mark.trees, pytest.mark.slow]
 
+PROXY, FOLDER = "runtimeproxy.service", "/etc/runtimeproxy/exporter"
 HOOKS = ("runtimeproxy-hooks@batchresource.service", r"runtimeproxy-hooks@gpu\x20oomscoreadj.service")
-READS = 89
-"""Read-only calls, for each 11 that create and remove a pod with a container."""
-ROUND = 100
-
+READS, ROUND = 89, 100
+"""Read-only calls, and all of a pod with a container."""
 PARENT = "/kubepods/besteffort/pod-of-units"
 LABELS = {"koordinator.sh/qosClass": "BE"}
 BATCH = {"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": str(64 << 20)}
@@ -37,31 +35,26 @@ ANNOTATIONS = {
     "node.koordinator.sh/extended-resource-spec": json.dumps(SPEC),
     "scheduling.koordinator.sh/device-allocated": '{"gpu": [{"minor": 3, "resources": {}}]}',
 }
-SHARES = 512
-"""Of 500 milli cores."""
+SHARES = 512  # of 500 milli cores
 
 
 @pytest.fixture(scope="module")
 def node(machine: Machine) -> Iterator[Machine]:
     """Start the units in addition to the proxy's; at the end no call was refused and no unit restarted."""
     machine.run("systemctl", "enable", "--now", "runtimeproxy-export.service", *HOOKS)
-    load_images(machine)
     yield machine
     messages = machine.run("journalctl", "--no-pager", "--output=cat", "--unit=runtimeproxy*")
     assert not re.findall(r".*(?:status=31/SYS|exit code -31|core-dump|[Tt]raceback).*", messages)
-    assert [machine.show(unit, "NRestarts") for unit in ("runtimeproxy.service", *HOOKS)] == ["0"] * 3
+    assert [machine.show(unit, "NRestarts") for unit in (PROXY, *HOOKS)] == ["0"] * 3
 
 
 def serve(node: Machine, mode: str) -> str:
     """Make the proxy serve in a mode; return the host's path of its socket."""
     node.write("/etc/runtimeproxy/config.yaml", f"backend-runtime-mode: {mode}\n")
     node.run("systemctl", "daemon-reload")
-    node.run("systemctl", "restart", "runtimeproxy.service")
+    node.run("systemctl", "restart", PROXY)
     node.until(lambda: node.run("runtimeproxy", "status", check=False).startswith("ready"), "the hook servers")
     return str(node.path(SOCKET))
-
-
-CLIENTS: dict[str, Callable[[str], Any]] = {"Containerd": cri.CriClient, "Docker": Kubelet}
 
 
 @pytest.mark.parametrize("mode", CLIENTS)
@@ -73,13 +66,18 @@ def test_pods_get_hook_values_across_engine_restart(node: Machine, mode: str) ->
         node.run("systemctl", "restart", engine)
         node.until(lambda: answers(client), f"an answer after the restart of {engine}")
         live(node, client, "after-the-restart")
-    node.until(lambda: node.show("runtimeproxy.service", "StatusText").startswith("serving, "), "the status")
+    node.until(lambda: node.show(PROXY, "StatusText").startswith("serving, "), "the status")
 
 
 def live(node: Machine, client: Any, name: str) -> None:
     """Create a pod with a container that hook servers change, read it, and remove it: 100 calls."""
-    parent = f"{PARENT}-{name}"
-    make_cgroup(node, parent)
+    parent, tops = f"{PARENT}-{name}", [cgroups.ROOT] if cgroups.is_v2() else cgroups.ROOT.iterdir()
+    for group in [top / node.name for top in tops]:
+        for part in parent.strip("/").split("/"):  # as a kubelet does before it runs the pod
+            if cgroups.is_v2():
+                (group / "cgroup.subtree_control").write_text("+cpu +memory +pids")
+            group /= part
+            group.mkdir(exist_ok=True)
     pod = cri.pod_config(name, name, cgroup_parent=parent, labels=LABELS, annotations=ANNOTATIONS)
     pod_id = client.run_pod(pod)
     container_id = client.create(pod_id, cri.container_config("main"), pod)
@@ -107,14 +105,14 @@ def answers(client: Any) -> bool:
 def test_admin_and_exporter_return_metrics_of_process(node: Machine) -> None:
     serve(node, "Containerd")
     metrics = node.run("curl", "--silent", "--max-time", "10", "http://127.0.0.1:9654/metrics")
-    names = {line.split("{")[0].split(" ")[0] for line in metrics.splitlines()}
+    names = {*re.findall(r"^\w+", metrics, re.MULTILINE)}
     assert {"runtimeproxy_build_info", "process_start_time_seconds", "process_open_fds"} <= names
     rows = json.loads(node.run("sh", "-c", "runtimeproxy doctor --output=json 2>/dev/null || true"))
     assert [row["verdict"] for row in rows if row["check"] == "unit"] == ["ok"]
 
 
 @contextmanager
-def drop_in(node: Machine, text: str, unit: str = "runtimeproxy.service") -> Iterator[None]:
+def drop_in(node: Machine, text: str, unit: str = PROXY) -> Iterator[None]:
     """Add a drop-in to a unit for the block."""
     file = f"/run/systemd/system/{unit}.d/of-the-test.conf"
     node.write(file, f"[Service]\n{text}")
@@ -128,7 +126,7 @@ def drop_in(node: Machine, text: str, unit: str = "runtimeproxy.service") -> Ite
 
 def test_exporter_serves_tls_with_lines_of_its_unit(node: Machine) -> None:
     """The unit's file has them as a comment."""
-    unit, folder, authority = "runtimeproxy-export.service", node.path("/etc/runtimeproxy") / "exporter", trustme.CA()
+    unit, folder, authority = "runtimeproxy-export.service", node.path(FOLDER), trustme.CA()
     lines = "\n".join(re.findall("^#   (.*)", (UNITS / unit).read_text(), re.MULTILINE)).replace("10.0.0.1", "0.0.0.0")
     folder.mkdir(mode=0o700, parents=True)
     server, client = authority.issue_cert("127.0.0.1"), authority.issue_cert("prometheus")
@@ -137,34 +135,28 @@ def test_exporter_serves_tls_with_lines_of_its_unit(node: Machine) -> None:
     server.cert_chain_pems[0].write_to_path(folder / "cert.pem")
     client.private_key_and_cert_chain_pem.write_to_path(folder / "client.pem")
 
-    def status(*certificate: str) -> str:
-        curl = ("curl", "--silent", "--max-time", "10", "--write-out", "%{http_code}", "--output", "/dev/null")
-        server = ("--cacert", "/etc/runtimeproxy/exporter/client-ca.pem", "https://127.0.0.1:9654/metrics")
-        return node.run(*curl, *server, *certificate, check=False)
-
+    curl = f"curl --silent --max-time 10 --write-out %{{http_code}} --output /dev/null --cacert {FOLDER}/client-ca.pem"
+    scrape = (*curl.split(), "https://127.0.0.1:9654/metrics")
     with drop_in(node, f"IPAddressDeny=\nIPAddressAllow=\nExecStart=\n{lines}\n", unit):
         node.run("systemctl", "restart", unit)
-        credentials = ("--cert", "/etc/runtimeproxy/exporter/client.pem")
-        node.until(lambda: status(*credentials) == "200", "a scrape with a certificate")
-        assert status() == "000"
+        credentials = ("--cert", f"{FOLDER}/client.pem")
+        node.until(lambda: node.run(*scrape, *credentials, check=False) == "200", "a scrape with a certificate")
+        assert node.run(*scrape, check=False) == "000"
     node.run("systemctl", "restart", unit)
 
 
 def test_hanging_loop_is_restarted_while_clients_wait(node: Machine) -> None:
     with drop_in(node, "WatchdogSec=3s\n"):  # the usual time is for scripts/soak
         serve(node, "Containerd")
-        node.run("systemctl", "kill", "--kill-whom=main", "--signal=STOP", "runtimeproxy.service")
+        node.run("systemctl", "kill", "--kill-whom=main", "--signal=STOP", PROXY)
         with cri.CriClient(str(node.path(SOCKET))) as client:
             assert client.version().runtime_name == "containerd"
-        assert "Failed with result 'watchdog'" in journal(node)
+        assert "Failed with result 'watchdog'" in node.journal(PROXY)
     serve(node, "Containerd")
 
 
-LACKING = """\
-ExecStart=
-ExecStart=/usr/bin/our-python -c "import sys; sys.modules['uvloop'] = None; \
-    from runtimeproxy.cli import koord_runtime_proxy as main; sys.exit(main())"
-"""
+MAIN = "from runtimeproxy.cli import koord_runtime_proxy as main; sys.exit(main())"
+LACKING = f"ExecStart=\nExecStart=/usr/bin/our-python -c \"import sys; sys.modules['uvloop'] = None; {MAIN}\"\n"
 """The proxy without one of its libraries."""
 
 
@@ -173,25 +165,21 @@ def test_socket_outlives_crash_loop(node: Machine) -> None:
     node.write("/usr/bin/our-python", program(), mode=0o755)
     with ThreadPoolExecutor() as threads, cri.CriClient(str(node.path(SOCKET))) as client:
         with drop_in(node, LACKING):
-            node.run("systemctl", "restart", "--no-block", "runtimeproxy.service")
-            node.until(lambda: int(node.show("runtimeproxy.service", "NRestarts")) >= 3, "it cannot start")
+            node.run("systemctl", "restart", "--no-block", PROXY)
+            node.until(lambda: int(node.show(PROXY, "NRestarts")) >= 3, "it cannot start")
             answer = threads.submit(client.version)
             assert node.show("runtimeproxy.socket", "ActiveState") == "active"
-            assert "the library uvloop cannot be loaded" in journal(node)
+            assert "the library uvloop cannot be loaded" in node.journal(PROXY)
             assert not answer.done()
         assert answer.result().runtime_name == "containerd"
-    serving = re.compile(r"serving, \d+ hook servers?")
-    node.until(lambda: serving.fullmatch(node.show("runtimeproxy.service", "StatusText")), "its state is reported")
+    status = re.compile(r"serving, \d+ hook servers?")
+    node.until(lambda: status.fullmatch(node.show(PROXY, "StatusText")), "its state is reported")
     serve(node, "Containerd")
-
-
-def journal(node: Machine) -> str:
-    return node.journal("runtimeproxy.service")
 
 
 # ---- sandboxing
 
-EXPOSED = {"runtimeproxy.service": 1.0, "runtimeproxy-hooks@x.service": 1.0, "runtimeproxy-export.service": 1.2}
+EXPOSED = {PROXY: 1.0, "runtimeproxy-hooks@x.service": 1.0, "runtimeproxy-export.service": 1.2}
 """Maximum exposure of each unit, of 10."""
 REASONS = [(units, setting.strip("` \n")) for rows in tables(DOCS["security"], "Why") for units, setting, _ in rows]
 
@@ -219,10 +207,10 @@ def test_systemd_finds_no_fault_in_units(machine: Machine) -> None:
 def test_new_hook_server_has_sandboxed_unit_and_serves(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/usr/local/bin/python-of-hooks")
     node.write(sys.executable, program(), mode=0o755)
-    for name, text in new.files("pinning").items():
+    files, unit = new.files("pinning"), "/etc/systemd/system/pinning.service"
+    for name, text in files.items():
         node.write(f"/usr/local/lib/pinning/{name}", text)
-    unit = "/etc/systemd/system/pinning.service"
-    node.write(unit, new.files("pinning")["pinning.service"])
+    node.write(unit, files["pinning.service"])
     assert node.run("systemd-analyze", "verify", unit) == ""
     assert analysed(node, "pinning.service") == analysed(node, "runtimeproxy-hooks@x.service")
     fit(node, "pinning.service", node.path(unit))

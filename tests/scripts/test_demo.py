@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.docs import ROOT
-from tests.engines import leftovers
+from tests.engines.engine import mounts, processes
 
 pytestmark = pytest.mark.slow
 
@@ -35,8 +35,8 @@ class Demo:
         """Wait for the end; return exit code and output. No file, process or mount may be left."""
         output, _ = self.process.communicate(timeout=60)
         assert not list(self.folder.iterdir())
-        assert not leftovers.processes(str(self.folder))
-        assert not leftovers.mounts(self.folder)
+        assert not processes(str(self.folder))
+        assert not mounts(self.folder)
         return self.process.returncode, output
 
 

@@ -1,4 +1,7 @@
-"""Shared by soak tests: a front, artefacts, and the findings, which are printed with their limits."""
+"""Long runs: ``scripts/soak`` runs them with full counts, ``pytest -m soak tests/soak`` with small ones.
+
+They share a front, artefacts, and the findings, which are printed with their limits.
+"""
 
 import os
 import re
@@ -11,8 +14,11 @@ import pytest
 
 from tests.amounts import SHARE_VARIABLE
 from tests.docs import ROOT
-from tests.system.fronts import CRI, DOCKER, Front
+from tests.system.conftest import front
 
+__all__ = ["front"]
+MARKS = [pytest.mark.soak, pytest.mark.slow, pytest.mark.timeout(0)]
+"""The marks of every test here."""
 NEWER = "99.0.0"
 """A newer version, otherwise equal to this one."""
 
@@ -42,12 +48,6 @@ def findings(capsys: pytest.CaptureFixture[str]) -> Iterator[Findings]:
     findings = Findings(capsys)
     yield findings
     assert findings.missed == []
-
-
-@pytest.fixture(params=[CRI, DOCKER], ids=lambda front: front.name)
-def front(request: pytest.FixtureRequest) -> Front:
-    chosen: Front = request.param
-    return chosen
 
 
 def contains(printed: str, *words: str) -> None:

@@ -8,8 +8,7 @@ import gc
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -23,10 +22,12 @@ from runtimeproxy.core import sync
 from tests.amounts import Amount
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
-from tests.soak import MARKS
-from tests.soak.conftest import Findings
-from tests.system.fronts import Caller, CriRuntime, DockerRuntime, Failed, Front, Runtime, Stream
-from tests.system.proxy import WAIT_SECONDS, Process, ProxyProcess
+from tests.soak.conftest import MARKS, Findings
+from tests.system.cri_front import CriRuntime
+from tests.system.docker_front import DockerRuntime
+from tests.system.fronts import Caller, Failed, Front, Runtime
+from tests.system.hostile import Process
+from tests.system.proxy import WAIT_SECONDS, ProxyProcess
 
 pytestmark = MARKS
 
@@ -35,12 +36,10 @@ RUNTIMES: Mapping[str, Callable[..., Runtime]] = {"cri": CriRuntime, "docker": D
 DAY_SECONDS = Amount(120, 86_400)
 """Seconds of the node's day. In each one a pod lives from its create to its remove, and all pods are listed."""
 EARLIER_PODS = Amount(200, 17_000)
-"""Pods that end before the day, until all bounded structures have reached their limits. The last one is the table of
-shared texts, which is cleared after some 16,000 pods."""
+"""Pods before the day, until all bounded structures are full: the shared texts are cleared after some 16,000 pods."""
 HOUR_SECONDS, HOURS = 3_600, 24
 """The first of so many parts of the day is part of the warm-up."""
-PODS = 30
-"""Running pods, each with a container."""
+PODS = 30  # that run, each with a container
 STATUS_SECONDS, STREAM_SECONDS = 5, 10
 CANCEL_SECONDS = 0.005
 """The latest cancel of a remove: before, during or after the runtime's work."""
@@ -52,6 +51,9 @@ DESCRIPTORS = 2
 state may be in progress."""
 SETTLED_SECONDS = 30.0
 """Seconds beyond the time between two lists of the runtime's state within which the Store must be equal."""
+CYCLE = 100
+ENDS = {10: "with a refused stop", 30: "with a cancelled remove", 50: "without the proxy", 70: "without a call"}
+"""Ends by a pod's number in its cycle; all others end well."""
 REFUSED = "refused as it was chosen to be"
 LINE = b"a line"
 
@@ -82,7 +84,9 @@ class Node:
                         if self.seconds % STATUS_SECONDS == 0:
                             group.create_task(self._act(caller, "ping"))
                         if self.seconds % STREAM_SECONDS == 0:
-                            group.create_task(self._echo(stream))
+                            await stream.write(LINE)
+                            assert await stream.read() == LINE
+                            self.counts["lines of a stream"] += 1
                     self.seconds += 1
                     count -= 1
                     if self.seconds % STREAM_SECONDS == 0:
@@ -93,16 +97,41 @@ class Node:
         assert await caller.act(verb)
         self.counts[verb] += 1
 
-    async def _echo(self, stream: Stream) -> None:
-        await stream.write(LINE)
-        assert await stream.read() == LINE
-        self.counts["lines of a stream"] += 1
-
     async def live(self, caller: Caller, number: int) -> None:
         """Run a pod with a container from create to removal."""
-        end_name, end = ENDS.get(number % CYCLE, ("well", end_well))
-        await end(self, caller, *await start(caller))
-        self.counts[f"pods that ended {end_name}"] += 1
+        pod_id, container_id = await start(caller)
+        end = ENDS.get(number % CYCLE, "well")
+        if end == "without a call":  # or an event
+            self.fake.vanish(container_id)
+            self.fake.vanish(pod_id)
+        elif end == "without the proxy":  # as ctr rm and docker rm do
+            await self.outside.act("remove", container_id)
+            await self.outside.act("remove_pod", pod_id)
+        else:
+            if end == "with a refused stop":
+                self.fake.set_fault("stop", text=REFUSED)
+                with pytest.raises(Failed, match=REFUSED):
+                    await caller.act("stop", container_id)
+                self.fake.set_fault("stop")
+            await stop(caller, "stop", container_id)
+            if end == "with a cancelled remove":
+                await self._remove_twice(caller, caller.request("remove", container_id))
+            else:
+                await caller.act("remove", container_id)
+            await stop(caller, "stop_pod", pod_id)
+            await caller.act("remove_pod", pod_id)
+        self.counts[f"pods that ended {end}"] += 1
+
+    async def _remove_twice(self, caller: Caller, remove: bytes) -> None:
+        """Cancel a remove at a random moment, and repeat it: the container may no longer exist."""
+        try:
+            await caller.send("remove", remove, seconds=self.chance.uniform(0, CANCEL_SECONDS))
+        except Failed:
+            try:
+                await caller.send("remove", remove)
+            except Failed as failed:
+                if failed.status != HTTPStatus.NOT_FOUND:
+                    raise
 
     async def wait_until_settled(self) -> tuple[int, set[str]]:
         """Wait until the Store has the runtime's ids; return the open descriptors, and the differing ids."""
@@ -122,22 +151,6 @@ class Node:
             await asyncio.sleep(0.1)
             readings.append(Process(self.proxy.pid).descriptors())
         return min(readings), await asyncio.to_thread(differing)
-
-
-@asynccontextmanager
-async def running(front: Front, folder: Path) -> AsyncIterator[Node]:
-    proxy, hooks = front.process(folder, log_level="info"), str(folder / "hooks.sock")
-    proxy.register("every-point.json", hooks, policy="Fail")
-    async with (
-        RUNTIMES[front.name](str(proxy.runtime), keep_received=0) as fake,
-        HookServer(hooks, default=hookanswers.echo(), keep_calls=False),
-        proxy,
-        front.caller(fake.socket_path) as outside,
-    ):
-        yield Node(front, proxy, fake, outside)
-
-
-# ---- a pod's life and its ends
 
 
 async def start(caller: Caller) -> tuple[str, str]:
@@ -162,94 +175,43 @@ async def stop(caller: Caller, verb: str, subject_id: str) -> None:
             return
 
 
-async def end_well(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
-    await stop(caller, "stop", container_id)
-    await caller.act("remove", container_id)
-    await stop(caller, "stop_pod", pod_id)
-    await caller.act("remove_pod", pod_id)
-
-
-async def end_with_a_refused_stop(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
-    node.fake.set_fault("stop", text=REFUSED)
-    with pytest.raises(Failed, match=REFUSED):
-        await caller.act("stop", container_id)
-    node.fake.set_fault("stop")
-    await end_well(node, caller, pod_id, container_id)
-
-
-async def end_with_a_cancelled_remove(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
-    """Cancel a remove at a random moment, and repeat it: the container may no longer exist."""
-    await stop(caller, "stop", container_id)
-    remove = caller.request("remove", container_id)
-    try:
-        await caller.send("remove", remove, seconds=node.chance.uniform(0, CANCEL_SECONDS))
-    except Failed:
-        try:
-            await caller.send("remove", remove)
-        except Failed as failed:
-            if failed.status != HTTPStatus.NOT_FOUND:
-                raise
-    await stop(caller, "stop_pod", pod_id)
-    await caller.act("remove_pod", pod_id)
-
-
-async def end_outside(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
-    """Remove both without the proxy, as ``ctr rm`` and ``docker rm`` do."""
-    await node.outside.act("remove", container_id)
-    await node.outside.act("remove_pod", pod_id)
-
-
-async def vanish(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
-    """Remove both without any call or event."""
-    node.fake.vanish(container_id)
-    node.fake.vanish(pod_id)
-
-
-End = Callable[[Node, Caller, str, str], Awaitable[None]]
-CYCLE = 100
-ENDS: Mapping[int, tuple[str, End]] = {
-    10: ("with a refused stop", end_with_a_refused_stop),
-    30: ("with a cancelled remove", end_with_a_cancelled_remove),
-    50: ("without the proxy", end_outside),
-    70: ("without a call", vanish),
-}
-"""Ends by a pod's number in its cycle; all others end normally."""
-
-
 async def test_day_of_load_leaves_no_state_or_growth(front: Front, findings: Findings, tmp_path: Path) -> None:
-    async with running(front, tmp_path) as node:
-        async with front.caller(node.proxy.socket) as caller:
+    proxy, hooks = front.process(tmp_path, log_level="info"), str(tmp_path / "hooks.sock")
+    proxy.register("every-point.json", hooks, policy="Fail")
+    async with (
+        RUNTIMES[front.name](str(proxy.runtime), keep_received=0) as fake,
+        HookServer(hooks, default=hookanswers.echo(), keep_calls=False),
+        proxy,
+        front.caller(fake.socket_path) as outside,
+    ):
+        node = Node(front, proxy, fake, outside)
+        async with front.caller(proxy.socket) as caller:
             numbers = iter(range(EARLIER_PODS.now))
 
-            async def earlier() -> None:
+            async def live_earlier() -> None:
                 for number in numbers:
                     await node.live(caller, number)
 
-            async with asyncio.TaskGroup() as group:
-                for _ in range(8):
-                    group.create_task(earlier())
+            await asyncio.gather(*(live_earlier() for _ in range(8)))
             for _ in range(PODS):
                 await start(caller)
         seconds = DAY_SECONDS.now
         await node.play(seconds // HOURS)
-        before = await node.wait_until_settled()
+        descriptors, differing = await node.wait_until_settled()
         node.samples.clear()
         await node.play(seconds - seconds // HOURS)
-        check(node, before, await node.wait_until_settled(), findings)
-
-
-def check(node: Node, before: tuple[int, set[str]], after: tuple[int, set[str]], findings: Findings) -> None:
+        descriptors_after, differing_after = await node.wait_until_settled()
     hours, resident = zip(*node.samples, strict=True)
     growth = linear_regression(hours, resident).slope * (hours[-1] - hours[0]) / MIB
     few = growth <= GROWTH_MIB or not findings.full
     findings.note("growth of memory in MiB after the warm-up", f"{growth:.2f}", GROWTH_MIB, few)
     findings.note("most resident MiB", f"{max(resident) / MIB:.1f}")
-    difference = abs(after[0] - before[0])
-    findings.note("difference of open descriptors at rest", difference, DESCRIPTORS, difference <= DESCRIPTORS)
-    findings.equal("ids that only the Store or the runtime has", (before[1], after[1]), (set(), set()))
+    more = abs(descriptors_after - descriptors)
+    findings.note("difference of open descriptors at rest", more, DESCRIPTORS, more <= DESCRIPTORS)
+    findings.equal("ids that only the Store or the runtime has", differing | differing_after, set())
     for name, count in node.counts.items():
         findings.note(name, f"{count:,}")
-    ends = {f"pods that ended {end_name}" for end_name in ("well", *(end_name for end_name, _ in ENDS.values()))}
+    ends = {f"pods that ended {end}" for end in ("well", *ENDS.values())}
     assert node.counts.keys() >= {"list", "ping", "lines of a stream"} | ends
-    hangs = [line for line in node.proxy.output().splitlines() if "the event loop hangs" in line]
+    hangs = [line for line in proxy.output().splitlines() if "the event loop hangs" in line]
     findings.note("hangs of the event loop", hangs, "none", not (findings.full and hangs))

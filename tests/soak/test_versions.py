@@ -9,9 +9,8 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -20,12 +19,14 @@ from runtimeproxy.settings import config
 from runtimeproxy.settings.options import OPTIONS
 from runtimeproxy.settings.version import VERSION
 from tests.amounts import Amount
-from tests.soak import MARKS
-from tests.soak.conftest import Findings
+from tests.soak.conftest import MARKS, Findings
 from tests.system.fronts import CONTAINER, Front
-from tests.system.nodes import Dialler, Load, ShapedNode, store_equals
-from tests.system.proxy import ROOT, WAIT_SECONDS, ProxyProcess, handed_over, on_tmpfs
-from tests.system.test_restarts import CHANGES
+from tests.system.keeping import on_tmpfs
+from tests.system.load import Dialler, Load, store_equals
+from tests.system.proxy import ROOT, WAIT_SECONDS
+from tests.system.shaped import ShapedNode
+from tests.system.supervising import handed_over
+from tests.system.test_restart import CHANGES
 
 pytestmark = [*MARKS, pytest.mark.history]
 
@@ -34,15 +35,7 @@ REVISION = "186ace7305dc3951521934048ec0ba0dc10cd314"
 """The last commit of that version."""
 ROUNDS = Amount(1, 10)
 PODS = 20
-DISABLED = "disabled-by-the-soak"
-
-
-class Version(NamedTuple):
-    """The command and flags of a version."""
-
-    name: str
-    command: Sequence[str]
-    environment: Mapping[str, str]
+DISABLED, UPDATE = "disabled-by-the-soak", "PreUpdateContainerResources"
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +53,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def older_than(newer: Version, library: Path) -> Version:
-    """Return the command of the previous version, without flags that are unknown to it."""
+def known_before(command: Sequence[str]) -> list[str]:
+    """Return a command without flags that are unknown to the previous version."""
     named = {option.flag: option.name for option in OPTIONS}
-    flags = [word.partition("=") for word in newer.command if word.partition("=")[0] in named]
-    unknown = config.unknown_to_version(BEFORE, {named[flag]: value for flag, _, value in flags}, {}).errors
-    origins = {line.partition(" ")[0] for line in unknown}
-    command = [word for word in newer.command if word.partition("=")[0] not in origins]
-    return Version(BEFORE, command, {**newer.environment, "PYTHONPATH": str(library)})
+    values = {named[flag]: value for flag, _, value in (word.partition("=") for word in command) if flag in named}
+    unknown = {line.partition(" ")[0] for line in config.unknown_to_version(BEFORE, values, {}).errors}
+    return [word for word in command if word.partition("=")[0] not in unknown]
 
 
 async def test_version_changes_lose_no_call(front: Front, findings: Findings, library: Path, tmp_path: Path) -> None:
@@ -75,51 +66,43 @@ async def test_version_changes_lose_no_call(front: Front, findings: Findings, li
     with handed_over(tmp_path / "proxy.sock") as handed, on_tmpfs() as memory:
         shaped_node = ShapedNode(front, tmp_path, answers=CHANGES, program=True)
         proxy = shaped_node.proxy = front.process(tmp_path, originals_dir=str(memory), **handed)
-        newer = Version(VERSION, proxy.command, proxy.environment)
-        older = older_than(newer, library)
-        become(proxy, older)
+        commands = {
+            VERSION: (list(proxy.command), dict(proxy.environment)),
+            BEFORE: (known_before(proxy.command), {**proxy.environment, "PYTHONPATH": str(library)}),
+        }
+        proxy.command, proxy.environment = commands[BEFORE]
         async with shaped_node as node:
             containers = [await node.caller.create(await node.caller.run_pod()) for _ in range(PODS)]
             for container in containers:
                 await node.caller.act("start", container)
             load, dialler = Load(front, proxy), Dialler(front, proxy.socket)
-            own = {newer.name: 0, older.name: 0}
-            answers, disabled = [], 0
+            answers, own, disabled = [], {VERSION: 0, BEFORE: 0}, 0
             async with load.running(), asyncio.TaskGroup() as group:
                 group.create_task(dialler.fetch())
-                for number, version in enumerate([*rounds * [newer, older], newer]):
+                for number, version in enumerate([*rounds * [VERSION, BEFORE], VERSION]):
                     await load.wait_for_each_kind()
-                    become(proxy, version)
+                    proxy.command, proxy.environment = commands[version]
                     started_at = time.monotonic()
                     await node.restart(kill=False)
                     answers.append(await dialler.answered() - started_at)
                     await node.wait_until_loaded()
-                    own[version.name] += await own_values(node, containers, number)
-                    if version is newer:
+                    node.notified()
+                    for container in containers:
+                        await node.caller.update(container, {"cpu_quota": 30_000 + number})
+                    sent = {m.container_meta.id: m for point, m in node.notified() if point == UPDATE}
+                    shares = [sent[container].container_resources.cpu_shares for container in containers]
+                    own[version] += shares.count(CONTAINER.resources["cpu_shares"])
+                    if version == VERSION:
                         client = AdminClient(str(proxy.admin), WAIT_SECONDS)
                         disabled += DISABLED in (await asyncio.to_thread(client.call, "hooks"))["masked"]
                         params = {"name": DISABLED, "reason": "a soak", "unregistered": True}
-                        await asyncio.to_thread(client.again().call, "disable", **params)
+                        await asyncio.to_thread(client.with_new_deadline().call, "disable", **params)
                 await load.wait_for_each_kind()
                 dialler.end = True
             await store_equals(node.runtime, proxy)
     findings.equal("calls that were lost", load.lost, [])
     findings.equal("connections that were refused", dialler.refused, 0)
-    findings.equal("updates with the kubelet's own value, upgraded", own[newer.name], (rounds + 1) * PODS)
-    findings.equal("updates with the kubelet's own value, downgraded", own[older.name], rounds * PODS)
+    findings.equal("updates with the kubelet's own value, upgraded", own[VERSION], (rounds + 1) * PODS)
+    findings.equal("updates with the kubelet's own value, downgraded", own[BEFORE], rounds * PODS)
     findings.equal("upgrades after which what had been disabled still was", disabled, rounds)
     findings.note("seconds from the stop to the next good answer, slowest", f"{max(answers):.2f}")
-
-
-def become(proxy: ProxyProcess, version: Version) -> None:
-    """Make the next start use a version."""
-    proxy.command, proxy.environment = list(version.command), dict(version.environment)
-
-
-async def own_values(node: ShapedNode, containers: Sequence[str], number: int) -> int:
-    """Update each container; return the number of hook calls with the kubelet's value of the create."""
-    node.notified()
-    for container in containers:
-        await node.caller.update(container, {"cpu_quota": 30_000 + number})
-    sent = {m.container_meta.id: m for hook_point, m in node.notified() if hook_point == "PreUpdateContainerResources"}
-    return sum(sent[c].container_resources.cpu_shares == CONTAINER.resources["cpu_shares"] for c in containers)

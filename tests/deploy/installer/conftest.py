@@ -7,7 +7,7 @@ import pytest
 
 from runtimeproxy_installer.api import Api
 from tests.deploy.installer.fakes import Bench, Cluster, serving
-from tests.machines.conftest import machine
+from tests.machines.machine import machine
 
 __all__ = ["machine"]
 

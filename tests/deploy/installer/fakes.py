@@ -6,8 +6,8 @@ import io
 import json
 import subprocess
 import tarfile
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -53,8 +53,8 @@ def archive(folder: Path, version: str = "0.2.0", programs: Mapping[str, str] | 
     path = folder / f"runtimeproxy_{version}_linux_x86_64.tar.gz"
     with gzip.GzipFile(path, "w", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
         files = {f"share/systemd/{name}": text for name, text in (UNITS | units).items()}
-        for name, text in (programs or {"runtimeproxy": f"#!/bin/sh\n# {version}\n"}).items():
-            files[f"bin/{name}"] = text
+        given = programs or {"runtimeproxy": f"#!/bin/sh\n# {version}\n"}
+        files |= {f"bin/{name}": text for name, text in given.items()}
         for name, text in files.items():
             entry = tarfile.TarInfo(f"runtimeproxy-{version}/{name}")
             entry.size, entry.mode = len(text), 0o755
@@ -180,8 +180,8 @@ class Bench(Node):
 
     def state(self) -> dict[str, Any]:
         """Return the state that an installation changes."""
-        folders = [self.root / folder for folder in ("etc/systemd", "etc/runtimeproxy")]
-        paths = {str(path.relative_to(self.root)): path for top in folders for path in [top, *sorted(top.rglob("*"))]}
+        tops = [self.root / folder for folder in ("etc/systemd", "etc/runtimeproxy")]
+        paths = {str(path.relative_to(self.root)): path for top in tops for path in [top, *sorted(top.rglob("*"))]}
         return {
             "files": {name: path.read_text() for name, path in paths.items() if path.is_file()},
             "folders": [name for name, path in paths.items() if path.is_dir()],
@@ -228,10 +228,9 @@ class Bench(Node):
                 return 0, json.dumps([{"key": "backend-runtime-mode", "value": mode}])
             case "doctor", *_:
                 verdicts = {"runtime": "ok", "kubelet": "failed", "proxy": "ok"} | self.doctor
-                rows = [
-                    {"check": name, "verdict": verdict, "why": "why", "do": "do"} for name, verdict in verdicts.items()
-                ]
-                return 1, json.dumps(rows)
+                return 1, json.dumps(
+                    [{"check": n, "verdict": v, "why": "why", "do": "do"} for n, v in verdicts.items()]
+                )
             case "status", *_:
                 ok = SERVICE in self.active_units and self.failing != tree.running(self)[0]
                 checks = [{"name": "listening", "state": "ok" if ok else "failed", "reason": "" if ok else "gone"}]
@@ -253,26 +252,20 @@ def serving(answer: Callable[[str, str, Any, str | None], tuple[int, Any]]) -> I
         def do_any(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "null")
             code, content = answer(self.command, self.path, body, self.headers["Authorization"])
-            encoded = json.dumps(content).encode()
             self.send_response(code)
-            self.send_header("Content-Length", str(len(encoded)))
             self.end_headers()
-            self.wfile.write(encoded)
+            self.wfile.write(json.dumps(content).encode())  # HTTP/1.0: its end is the connection's
 
         do_GET = do_PUT = do_PATCH = do_any
 
-        def log_message(self, format: str, *words: Any) -> None:
-            pass
+        def log_message(self, format: str, *words: Any) -> None: ...
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with HTTPServer(("127.0.0.1", 0), Handler) as server, ThreadPoolExecutor(1) as threads:
+        threads.submit(server.serve_forever, poll_interval=0.01)
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
 
 
 class Cluster:
@@ -288,9 +281,9 @@ class Cluster:
 
     def make_leases(self) -> None:
         """Create leases without a holder, as the chart does."""
+        labels = {"app.kubernetes.io/managed-by": "Helm"}
         for name in (f"{POOL}-{number}" for number in range(100)):
-            metadata = {"name": name, "labels": {"app.kubernetes.io/managed-by": "Helm"}, "resourceVersion": "0"}
-            self.leases[name] = {"metadata": metadata, "spec": {}}
+            self.leases[name] = {"metadata": {"name": name, "labels": labels, "resourceVersion": "0"}, "spec": {}}
 
     def annotations(self, name: str) -> dict[str, str]:
         annotations: dict[str, str] = self.nodes[name]["metadata"]["annotations"]

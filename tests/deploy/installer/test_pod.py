@@ -4,22 +4,22 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import runtimeproxy_installer
 from runtimeproxy_installer import __main__ as program
-from runtimeproxy_installer import desired, places
+from runtimeproxy_installer import places
 from runtimeproxy_installer.__main__ import PREFIX, Installer
 from runtimeproxy_installer.api import Api, ApiError
 from runtimeproxy_installer.desired import DesiredState
 from runtimeproxy_installer.errors import Failed, Refused, RolledBack, Stopped
 from runtimeproxy_installer.kubelet import Kubelet
 from runtimeproxy_installer.places import Places
-from tests.deploy.charts import of_kind
 from tests.deploy.installer.fakes import NAMESPACE, POOL, SOCKET, Bench, Cluster, desired_state, node_object
 
 Place = Callable[[], None]
@@ -35,19 +35,13 @@ class Pods:
 
     def run(self, name: str, end: Any, **changed: Any) -> bool:
         def work(desired: DesiredState, reported: Kubelet, place: Place, ready: Callable[[], bool]) -> Any:
-            def ended() -> Any:
-                if not isinstance(end, Refused):
-                    place()
-                if isinstance(end, Exception):
-                    raise end
-                return end
-
             self.worked.append(name)
-            return SimpleNamespace(install=ended, uninstall=ended)
+            ended = Mock(side_effect=[end])  # an exception is raised
+            placed = ended if isinstance(end, Refused) else lambda: place() or ended()
+            return Mock(install=placed, uninstall=placed)
 
-        return Installer(
-            self._api, name, NAMESPACE, desired_state(**changed), work, lambda seconds: self.asleep()
-        ).run()
+        state = desired_state(**changed)
+        return Installer(self._api, name, NAMESPACE, state, work, lambda seconds: self.asleep()).run()
 
 
 @pytest.fixture
@@ -59,16 +53,13 @@ def holder(cluster: Cluster, number: int = 0) -> str:
     return str(cluster.leases[f"{POOL}-{number}"]["spec"].get("holderIdentity", ""))
 
 
-NO_SPACE = OSError(28, "No space left on device", "/opt/a")
-
-
 @pytest.mark.parametrize(
     ("end", "state", "reason", "held_by"),
     [
         ("0.2.0", "Installed", None, ""),
         (Refused("no"), "Refused", "no", ""),
         (Failed("broken"), "Failed", "broken", "n1"),
-        (NO_SPACE, "Failed", "/opt/a: No space left on device", "n1"),
+        (OSError(28, "No space left on device", "/opt/a"), "Failed", "/opt/a: No space left on device", "n1"),
         (RolledBack("it was\nbad"), "RolledBack", "it was bad", "n1"),
         (Stopped("by SIGTERM"), "Interrupted", "by SIGTERM", ""),
     ],
@@ -76,10 +67,7 @@ NO_SPACE = OSError(28, "No space left on device", "/opt/a")
 def test_result_of_work_is_reported_on_node(
     end: Any, state: str, reason: str | None, held_by: str, pods: Pods, cluster: Cluster
 ) -> None:
-    if state == "Interrupted":
-        with pytest.raises(Stopped):
-            pods.run("n1", end)
-    else:
+    with pytest.raises(Stopped) if state == "Interrupted" else nullcontext():
         assert pods.run("n1", end) is (state == "Installed")
     reported = cluster.annotations("n1")
     assert (reported["state"], reported.get("reason"), holder(cluster)) == (state, reason, held_by)
@@ -87,8 +75,7 @@ def test_result_of_work_is_reported_on_node(
     assert cluster.annotations("n2") == {}
     assert pods.run("n1", "0.2.0") is (state != "RolledBack")
     assert pods.run("n1", None, action="uninstall")
-    assert cluster.annotations("n1").keys() == {"state", "wanted"}
-    assert cluster.annotations("n1")["state"] == "Removed"
+    assert cluster.annotations("n1") == {"state": "Removed", "wanted": cluster.annotations("n1")["wanted"]}
 
 
 def test_failed_node_stops_its_pool_until_values_change(pods: Pods, cluster: Cluster) -> None:
@@ -164,16 +151,15 @@ def test_node_with_another_runtime_is_refused(pods: Pods, cluster: Cluster) -> N
     assert pods.worked == []
 
 
-@pytest.mark.parametrize(
-    ("ready", "state", "kubelet"), [("False", "RolledBack", "kubelet"), ("True", "Installed", SOCKET)]
-)
-def test_pod_does_real_work_on_node(
-    ready: str, state: str, kubelet: str, bench: Bench, api: Api, cluster: Cluster
-) -> None:
+ENDS = [("False", "RolledBack", "kubelet"), ("True", "Installed", SOCKET)]
+
+
+@pytest.mark.parametrize(("ready", "state", "kubelet"), ENDS)
+def test_pod_does_real_work(ready: str, state: str, kubelet: str, bench: Bench, api: Api, cluster: Cluster) -> None:
     def work(desired: DesiredState, reported: Kubelet, place: Place, is_ready: Callable[[], bool]) -> Any:
         def placed() -> None:
             place()
-            cluster.nodes["n1"]["status"]["conditions"] = [{"type": "Ready", "status": ready}]
+            cluster.nodes["n1"] = node_object("n1", ready=ready)
 
         bench.place, bench.ready, bench.reported = placed, is_ready, reported
         return bench.work(configure_kubelet=True)
@@ -191,15 +177,13 @@ def places_of(api: Api, name: str, count: int = 1, clock: Callable[[], float] = 
     return Places(api, NAMESPACE, POOL, count, name, clock)
 
 
-def test_node_holds_place_until_it_leaves(api: Api, cluster: Cluster) -> None:
+def test_places_are_held_by_nodes_until_they_leave(api: Api, cluster: Cluster) -> None:
     first, second = places_of(api, "n1"), places_of(api, "n2")
     assert (first.acquire(), second.acquire(), first.renew()) == ("", "n1", True)
     first.release()
     assert (first.renew(), second.acquire(), second.held, holder(cluster)) == (False, "", f"{POOL}-0", "n2")
     assert "labels" in cluster.leases[f"{POOL}-0"]["metadata"]  # of the chart
-
-
-def test_several_places_are_held_by_several_nodes(api: Api) -> None:
+    cluster.make_leases()
     assert [places_of(api, name, 2).acquire() for name in ("n1", "n2", "n3")] == ["", "", "n1, n2"]
     restarted = places_of(api, "n2", 2)
     assert (restarted.acquire(), restarted.held) == ("", f"{POOL}-1")
@@ -264,20 +248,7 @@ def test_api_error_has_text_and_no_token(api: Api, tmp_path: Path) -> None:
         Api("http://127.0.0.1:1", tmp_path / "token", None).node("n1")
 
 
-# ---- the chart's file, and the process
-
-
-@pytest.mark.tool("helm")
-def test_desired_state_of_chart_is_read(tmp_path: Path) -> None:
-    [config] = of_kind("ConfigMap", "kubelet").values()
-    (tmp_path / "wanted.json").write_text(config["data"]["wanted.json"])
-    state = desired.read(tmp_path / "wanted.json")
-    assert (state.action, state.pool, state.parallel) == ("install", "runtimeproxy-installer", 3)
-    assert (state.configure_kubelet, state.allow_downgrade, state.healthz_port) == (True, False, 10248)
-    assert (state.config["backend-runtime-mode"], state.metrics_group_id) == ("Docker", 965)
-    (tmp_path / "wanted.json").write_text('{"action": "install"}')
-    with pytest.raises(Refused, match="is not what the chart writes"):
-        desired.read(tmp_path / "wanted.json")
+# ---- the desired state, and the process
 
 
 def test_fingerprint_changes_with_values_but_not_with_places() -> None:

@@ -41,7 +41,9 @@ def test_install_leaves_kubelet_unchanged_by_default(bench: Bench) -> None:
     assert (bench.restarts, bench.text(DROP_IN), bench.text(journal.JOURNAL_PATH)) == (0, None, None)
 
 
-def test_install_points_kubelet_at_proxy_by_one_restart(bench: Bench) -> None:
+@pytest.mark.parametrize("ready", [True, False])
+def test_install_points_kubelet_at_proxy_once(ready: bool, bench: Bench) -> None:
+    bench.reported, bench.ready = Kubelet("v1.31.2", "Containerd", ready=ready), lambda: ready
     bench.install(configure_kubelet=True)
     usual = "/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS"
     command = f"{usual} $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS --container-runtime-endpoint={SOCKET}"
@@ -51,6 +53,10 @@ def test_install_points_kubelet_at_proxy_by_one_restart(bench: Bench) -> None:
     restarts = [words for words in bench.commands if "restart" in words.split()[1]]
     expected = [f"restart {SERVICE}", f"try-restart {tree.EXPORTER}", "restart kubelet.service"]
     assert restarts == [f"systemctl {words}" for words in expected]
+    before, bench.places, bench.commands = bench.state(), [], []
+    assert bench.install(configure_kubelet=True) == "0.2.0"  # the same again changes nothing, and needs no place
+    assert (bench.state(), bench.places) == (before, [])
+    assert not [words for words in bench.commands if words.split()[1] in ("restart", "start", "enable")]
 
 
 @pytest.mark.parametrize(
@@ -77,18 +83,18 @@ def test_drop_in_preserves_command_of_unit(content: str, command: str, bench: Be
         assert bench.state()["files"] == {}
 
 
-def test_second_install_changes_nothing_and_needs_no_place(bench: Bench) -> None:
-    bench.install(configure_kubelet=True)
-    before, bench.places, bench.commands = bench.state(), [], []
-    assert bench.install(configure_kubelet=True) == "0.2.0"
-    assert (bench.state(), bench.places) == (before, [])
-    assert not [words for words in bench.commands if words.split()[1] in ("restart", "start", "enable")]
-
-
-def test_upgrade_keeps_previous_tree_and_refuses_older_version(bench: Bench) -> None:
-    for version in ("0.2.0", "0.3.0", "0.10.0"):
+def test_upgrade_keeps_previous_tree_and_foreign_units(bench: Bench) -> None:
+    old = ("runtimeproxy-old.service", "runtimeproxy-old.service.d/50-rights.conf")
+    bench.release("0.2.0", **dict.fromkeys(old, "[Service]\n"))
+    bench.install()
+    folders = ["runtimeproxy-hooks@all.service.d", "runtimeproxy.service.d"]
+    foreign = [f"{folder}/override.conf" for folder in folders]
+    for name in foreign:
+        bench.write(f"{tree.UNITS}/{name}", "[Service]\nLogLevelMax=info\n")
+    for version in ("0.3.0", "0.10.0"):
         bench.release(version)
         assert bench.install() == version
+    assert units(bench) == sorted([*INSTALLED, *foreign])
     assert [name.partition("-")[0] for name in bench.state()["trees"]] == ["0.10.0", "0.3.0"]
     before = bench.state()
     bench.release("0.9.0")
@@ -96,21 +102,9 @@ def test_upgrade_keeps_previous_tree_and_refuses_older_version(bench: Bench) -> 
         bench.install()
     assert bench.state() == before
     assert bench.install(allow_downgrade=True) == tree.running(bench)[1] == "0.9.0"
-
-
-def test_upgrade_removes_old_units_and_keeps_foreign_ones(bench: Bench) -> None:
-    old = {"runtimeproxy-old.service": "[Service]\n", "runtimeproxy-old.service.d/50-rights.conf": "[Service]\n"}
-    bench.release("0.2.0", **old)
-    bench.install()
-    foreign = ["runtimeproxy-hooks@all.service.d/override.conf", "runtimeproxy.service.d/override.conf"]
-    for name in foreign:
-        bench.write(f"{tree.UNITS}/{name}", "[Service]\nLogLevelMax=info\n")
-    bench.release("0.3.0")
-    bench.install()
-    assert units(bench) == sorted([*INSTALLED, *foreign])
     bench.uninstall()
-    folders = sorted(path.name for path in bench.path(tree.UNITS).iterdir() if path.is_dir())
-    assert (units(bench), folders) == (foreign, [name.partition("/")[0] for name in foreign])
+    left = sorted(path.name for path in bench.path(tree.UNITS).iterdir() if path.is_dir())
+    assert (units(bench), left) == (foreign, folders)
 
 
 ENDPOINT = 'remote-runtime-service-endpoint: "/var/run/crio/crio.sock"\n'
@@ -121,13 +115,7 @@ DOCKER = {"backend-runtime-mode": "Docker"}
     ("runtime", "own", "desired", "written", "flag"),
     [
         ("docker://20", "", DOCKER, f'{CONFIG_HEAD}backend-runtime-mode: "Docker"\n', f"--docker-endpoint={SOCKET}"),
-        (
-            "cri-o://1",
-            "",
-            {},
-            f"{CONFIG_HEAD}{ENDPOINT}",
-            f"{SOCKET.removesuffix('runtimeproxy.sock')}run/crio/crio.sock",
-        ),
+        ("cri-o://1", "", {}, f"{CONFIG_HEAD}{ENDPOINT}", "koord-runtimeproxy/run/crio/crio.sock"),
         ("cri-o://1", "hook-timeout: 1s\n", {}, "hook-timeout: 1s\n", SOCKET),
     ],
 )
@@ -155,6 +143,7 @@ def test_healthz_reports_bad_answers_and_no_server() -> None:
 
 
 ON = {"configure_kubelet": True}
+K3S = Kubelet("v1.33.1+k3s1", "Containerd", ready=True)
 REFUSED: dict[str, tuple[Change, dict[str, Any], str]] = {
     "another digest": (lambda b: setattr(b, "sha256", "0" * 64), {}, "nodeInstaller.sha256 is 0000"),
     "two archives": (lambda b: (b.archives / "runtimeproxy_9_linux_x86_64.tar.gz").touch(), {}, "2 archives"),
@@ -165,16 +154,8 @@ REFUSED: dict[str, tuple[Change, dict[str, Any], str]] = {
     "kubelet unhealthy": (lambda b: setattr(b, "is_unhealthy", bool), ON, "/healthz answers 500, before anything was"),
     "another mode": (lambda b: None, {"config": DOCKER}, "uses Containerd, and the proxy is configured for Docker"),
     "runtime unavailable": (lambda b: b.doctor.update(runtime="failed"), {}, "doctor: runtime: why; do"),
-    "another group": (
-        lambda b: b.write("/etc/group", "runtimeproxy-metrics:x:17:\n"),
-        {},
-        "has the number 17 here",
-    ),
-    "k3s": (
-        lambda b: setattr(b, "reported", Kubelet("v1.33.1+k3s1", "Containerd", ready=True)),
-        ON,
-        r"k3s\.service starts the kubelet here: point it at the proxy by hand",
-    ),
+    "another group": (lambda b: b.write("/etc/group", "runtimeproxy-metrics:x:17:\n"), {}, "has the number 17 here"),
+    "k3s": (lambda b: setattr(b, "reported", K3S), ON, r"k3s\.service starts the kubelet here: point it at the proxy"),
 }
 
 
@@ -221,40 +202,33 @@ def unhealthy_with_proxy(bench: Bench) -> None:
     bench.is_unhealthy = lambda command: SOCKET in command
 
 
-def unhealthy_and_folders_exist(bench: Bench) -> None:
-    unhealthy_with_proxy(bench)
-    for place in (DROP_IN, CONFIG, f"{tree.UNITS}/runtimeproxy-hooks@all.service.d/"):
-        bench.path(place.rpartition("/")[0]).mkdir()
-
-
-def healthy_for_moments(bench: Bench) -> None:
-    bench.is_unhealthy = lambda command: SOCKET in command and bench.now % 15 > 10
-
-
-def proxy_unavailable(bench: Bench) -> None:
-    bench.failing = bench.home
-
-
 UNHEALTHY = "the kubelet did not become healthy within 60 s: .*/healthz answers 500"
 UNAVAILABLE = r"the proxy is not ready: listening: gone; journalctl .*"
 
 
+@pytest.mark.parametrize("folders", ["absent", "present"])
 @pytest.mark.parametrize(
     ("earlier", "fault", "words", "restarts"),
     [
         (None, unhealthy_with_proxy, UNHEALTHY, 2),
         ({}, unhealthy_with_proxy, UNHEALTHY, 2),
-        (None, unhealthy_and_folders_exist, UNHEALTHY, 2),
-        (None, healthy_for_moments, UNHEALTHY, 2),
+        (
+            None,
+            lambda b: setattr(b, "is_unhealthy", lambda command: SOCKET in command and b.now % 15 > 10),
+            UNHEALTHY,
+            2,
+        ),
         (None, lambda b: setattr(b, "ready", lambda: False), "the node is not ready 60 s after .*", 2),
-        (None, proxy_unavailable, UNAVAILABLE, 0),
-        (ON, proxy_unavailable, UNAVAILABLE, 1),
+        (None, lambda b: setattr(b, "failing", b.home), UNAVAILABLE, 0),
+        (ON, lambda b: setattr(b, "failing", b.home), UNAVAILABLE, 1),
         (None, lambda b: b.doctor.update(proxy="failed"), "no call passes through the proxy: why", 0),
     ],
 )
 def test_fault_rolls_back_node(
-    earlier: dict[str, Any] | None, fault: Change, words: str, restarts: int, bench: Bench
+    earlier: dict[str, Any] | None, fault: Change, words: str, restarts: int, folders: str, bench: Bench
 ) -> None:
+    for place in (DROP_IN, CONFIG, f"{tree.UNITS}/runtimeproxy-hooks@all.service.d/") if folders == "present" else ():
+        bench.path(place.rpartition("/")[0]).mkdir()
     if earlier is not None:
         bench.install(**earlier)
         bench.release("0.3.0")
@@ -264,12 +238,6 @@ def test_fault_rolls_back_node(
         bench.install(configure_kubelet=True, config={"log-level": "debug"})
     assert bench.state() | {"trees": []} == before
     assert bench.restarts == restarts
-
-
-def test_unready_node_is_installed(bench: Bench) -> None:
-    bench.reported, bench.ready = Kubelet("v1.31.2", "Containerd", ready=False), lambda: False
-    bench.install(configure_kubelet=True)
-    assert SOCKET in bench.kubelet
 
 
 OWNER = (1234, 1235) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
@@ -393,12 +361,10 @@ def test_removal_restores_kubelet_first_and_leaves_no_file(bench: Bench) -> None
     bench.install(configure_kubelet=True)
     bench.commands = []
     bench.uninstall()
-    changes = ("systemctl restart", "systemctl stop runtimeproxy-hooks", "systemctl disable")
-    assert [words.split(" --now")[0] for words in bench.commands if words.startswith(changes)] == [
-        "systemctl restart kubelet.service",
-        "systemctl stop runtimeproxy-hooks@*.service",
-        "systemctl disable",
-    ]
+    changes = ["systemctl restart kubelet.service", "systemctl stop runtimeproxy-hooks@*.service", "systemctl disable"]
+    done = [words.split(" --now")[0] for words in bench.commands]
+    verbs = ("systemctl restart", "systemctl stop runtimeproxy-hooks", "systemctl disable")
+    assert [words for words in done if words.startswith(verbs)] == changes
     for _ in range(2):
         assert bench.state() == before
         assert not bench.path(tree.TREES).exists()
