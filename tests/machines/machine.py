@@ -28,8 +28,7 @@ from typing import Any, Self
 
 import pytest
 
-from tests.docs import ROOT
-from tests.documents import block
+from tests.docs import ROOT, block
 from tests.engines import images
 from tests.engines.containerd import CONFIG
 from tests.engines.cri import CriClient

@@ -24,7 +24,7 @@ import yaml
 
 from runtimeproxy.cli.shared.admin_client import AdminClient
 from runtimeproxy.settings.version import VERSION
-from tests.documents import block, blocks
+from tests.docs import block, blocks
 from tests.engines.containerd import CONFIG
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE, archive
 from tests.machines.machine import SOCKET, Machine, MachineError, cached_directory, debian, fit

@@ -23,11 +23,8 @@ from tests.amounts import Amount
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.soak.conftest import MARKS, Findings
-from tests.system.cri_front import CriRuntime
-from tests.system.docker_front import DockerRuntime
-from tests.system.fronts import Caller, Failed, Front, Runtime
-from tests.system.hostile import Process
-from tests.system.proxy import WAIT_SECONDS, ProxyProcess
+from tests.system.fronts import Caller, CriRuntime, DockerRuntime, Failed, Front, Runtime
+from tests.system.proxy import WAIT_SECONDS, Process, ProxyProcess
 
 pytestmark = MARKS
 

@@ -17,8 +17,7 @@ from textwrap import dedent, indent
 
 import pytest
 
-from tests.docs import DOCS, ROOT
-from tests.documents import PAGES, blocks
+from tests.docs import DOCS, PAGES, ROOT, blocks
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import FakeRuntime

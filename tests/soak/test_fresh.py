@@ -23,14 +23,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.building.made import PROGRAMS, inside
-from tests.docs import ROOT
-from tests.documents import block
+from tests.docs import ROOT, block
 from tests.engines.cri import CriClient
 from tests.engines.docker_cli import DOCKER
 from tests.engines.dockerd import Dockerd
 from tests.machines.machine import debian
 from tests.soak.conftest import MARKS, Findings
-from tests.system.cri_front import CRI, CriRuntime
+from tests.system.fronts import CRI, CriRuntime
 from tests.system.proxy import serving
 
 pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]

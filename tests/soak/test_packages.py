@@ -22,9 +22,8 @@ from tests.engines import cri
 from tests.machines import machine as node
 from tests.machines.machine import Machine, debian, fit
 from tests.soak.conftest import MARKS, NEWER, Findings, built, contains
-from tests.system.cri_front import CriCaller
-from tests.system.fronts import Failed
-from tests.system.patient import PatientDocker
+from tests.system.fronts import CriCaller, Failed
+from tests.system.nodes import PatientDocker
 
 pytestmark = [*MARKS, pytest.mark.engine, pytest.mark.trees, pytest.mark.release]
 

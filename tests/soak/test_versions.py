@@ -21,12 +21,9 @@ from runtimeproxy.settings.version import VERSION
 from tests.amounts import Amount
 from tests.soak.conftest import MARKS, Findings
 from tests.system.fronts import CONTAINER, Front
-from tests.system.keeping import on_tmpfs
-from tests.system.load import Dialler, Load, store_equals
-from tests.system.proxy import ROOT, WAIT_SECONDS
-from tests.system.shaped import ShapedNode
-from tests.system.supervising import handed_over
-from tests.system.test_restart import CHANGES
+from tests.system.nodes import Dialler, Load, ShapedNode, store_equals
+from tests.system.proxy import ROOT, WAIT_SECONDS, handed_over, on_tmpfs
+from tests.system.test_restarts import CHANGES
 
 pytestmark = [*MARKS, pytest.mark.history]
 
