@@ -255,7 +255,8 @@ def test_unavailable_cpuset_fails_container(node: RealNode, client: Any) -> None
     events = call(node.proxy.admin, "events", kind="failed")["events"]
     operation = "StartContainer" if node.kind.front.name == "cri" else "CreateContainer"
     assert [event["operation"] for event in events] == [operation]
-    assert f"hook servers had set resources.cpuset_cpus ({PLUGIN})" in node.proxy.output()
+    line, output = f"hook servers had set resources.cpuset_cpus ({PLUGIN})", node.proxy.output
+    wait_until(lambda: line in output(), "the log names the field and its hook server", output)
 
 
 QUIET: Mapping[str, tuple[Answer | None, str]] = {
