@@ -171,11 +171,13 @@ def test_ping_acks_are_delayed_up_to_limit() -> None:
     assert (calls.out, calls.acks) == (acks, [])
 
 
+@pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("length", [0, LIMIT, LIMIT + 1])
-def test_compressed_answer_has_limit_of_plain_answer(length: int) -> None:
-    packed, calls = grpc.message(gzip.compress(b"x" * length), compressed=True), connected(b"")
-    calls.receive(block(1, [*HEAD, (b"grpc-encoding", b"gzip")]) + data(1, packed) + block(1, GOOD_END, end=True))
-    assert length > LIMIT or outcome(calls) == b"x" * length
+def test_plain_and_compressed_answer_have_same_limit(length: int, compressed: bool) -> None:
+    text, encoding = b"x" * length, b"gzip" if compressed else b"identity"
+    body, calls = grpc.message(gzip.compress(text) if compressed else text, compressed=compressed), connected(b"")
+    calls.receive(block(1, [*HEAD, (b"grpc-encoding", encoding)]) + data(1, body) + block(1, GOOD_END, end=True))
+    assert length > LIMIT or outcome(calls) == text
     assert length <= LIMIT or isinstance(outcome(calls), TooLong)
 
 
