@@ -67,7 +67,7 @@ def compare(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name[:60])
-def test_form_is_followed_as_h11_reads_it_or_is_on_the_list(form: Form) -> None:
+def test_form_is_followed_as_by_h11_or_listed(form: Form) -> None:
     for target in TARGETS:
         compare(stream(form, target))
 
