@@ -191,7 +191,7 @@ MILDER = """
     TWO_FRAMINGS CHUNK_SIZE TRAILER
 """
 READ_BY_DOCKERD = {Rule[name] for name in MILDER.split()}
-"""The rules that dockerd 20.10 does not enforce; both refuse a breach of any other. Later versions enforce FIELD_NAME."""
+"""The rules that dockerd 20.10 does not enforce; both refuse a breach of any other. Later ones enforce FIELD_NAME."""
 
 
 def test_milder_rules_of_dockerd_are_listed(dockerd: Dockerd) -> None:
