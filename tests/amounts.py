@@ -24,7 +24,6 @@ class Amount:
         return self.usual if share is None else max(round(self.full * float(share)), 1)
 
 
-CALLS_OF_A_CLIENT = Amount(1_000, 100_000)
 STREAM_BYTES = Amount(10 << 20, 1 << 30)  # through one pipe, each way
 EXECS_OF_THE_CLI = Amount(10, 1_000)
 IDLE_SECONDS = Amount(2, 900)  # that a stream is silent

@@ -10,7 +10,7 @@ from tests import amounts, skips
 from tests.docs import ROOT
 
 pytest_plugins = "pytester"
-AMOUNTS = [(None, False, (30, 100, 1_000)), ("0.5", False, (1500, 5000, 50_000)), (None, True, (5, 16, 1_000))]
+AMOUNTS = [(None, False, (30, 100, 10)), ("0.5", False, (1500, 5000, 500)), (None, True, (5, 16, 10))]
 
 
 @pytest.mark.parametrize(("share", "quick", "found"), AMOUNTS)
@@ -21,7 +21,7 @@ def test_amounts_are_usual_unless_soak_sets_share(
     if share:
         monkeypatch.setenv(amounts.SHARE_VARIABLE, share)
     monkeypatch.setattr(amounts, "quick", quick)
-    assert (amounts.examples(30), amounts.examples(), amounts.CALLS_OF_A_CLIENT.now) == found
+    assert (amounts.examples(30), amounts.examples(), amounts.EXECS_OF_THE_CLI.now) == found
 
 
 def test_every_property_test_has_examples_that_scale() -> None:

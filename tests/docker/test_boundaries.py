@@ -15,7 +15,7 @@ from tests.docker.forms import FORMS, TARGETS, Form, stream
 from tests.docker.messages import request
 from tests.fakes.dockerd import FakeDockerd
 from tests.system.proxy import ProxyInside, ProxyProcess
-from tests.wire.http1_forms import READ_BY_H11
+from tests.wire.http1_forms import BODY, NOISE, READ_BY_H11, SOME_LINES, head, spoiled
 
 pytestmark = pytest.mark.slow
 SIZES = st.lists(st.integers(1, 40) | st.integers(1, 400), max_size=30)
@@ -67,9 +67,24 @@ def compare(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name[:60])
-def test_form_is_followed_as_h11_reads_it_or_is_on_the_list(form: Form) -> None:
+def test_form_is_followed_as_by_h11_or_listed(form: Form) -> None:
     for target in TARGETS:
         compare(stream(form, target))
+
+
+REQUEST_LINES = ["GET / HTTP/1.1", "POST /a%20b?c HTTP/1.1", "POST / HTTP/1.0", "OPTIONS * HTTP/1.1"]
+REQUEST_LINES += ["GET http://h/ HTTP/1.1", "GET / HTTP/1.2", "GET /% HTTP/1.1", "GET /\xe9 HTTP/1.1"]
+REQUEST_LINES += ["GET  / HTTP/1.1", "\r\nGET / HTTP/1.1", "GET /"]
+REQUESTS = st.builds(
+    lambda first, lines, body: head(first, "Host: h", *lines) + body, st.sampled_from(REQUEST_LINES), SOME_LINES, BODY
+)
+CONNECTIONS = st.builds(spoiled, st.lists(REQUESTS, min_size=1, max_size=4).map(b"".join), NOISE)
+
+
+@settings(max_examples=examples(1000))
+@given(CONNECTIONS)
+def test_generated_connection_is_read_as_by_h11(data: bytes) -> None:
+    compare(data)
 
 
 @settings(max_examples=examples())

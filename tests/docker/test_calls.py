@@ -1,5 +1,6 @@
 """Docker's calls through the whole core: creates, calls on existing containers, ends without a call, look-ups."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -264,6 +265,31 @@ async def test_sandbox_update_calls_no_hook_and_is_reread(node: Node, through: s
     assert node.last_request.pod.resources == Resources(cpu_shares=77)
 
 
+@pytest.mark.parametrize("stored", [True, False])
+async def test_stop_stores_no_record_after_external_update(node: Node, stored: bool) -> None:
+    """Also if only this call has read it, so that nothing in the Store was forgotten."""
+    _, container_id = await node.running()
+    if not stored:
+        node.forget()
+    node.plugins.add("a")
+    stop = node.dockerd.inject(STOP, Injection(hang=True))
+    stopping = asyncio.create_task(node.act("stop", container_id))
+    await until(lambda: stop.hanging == 1)
+    node.dockerd.state.update(container_id, {"CpuShares": 4711})
+    await until(lambda: node.metrics.total("updates_of_others") == 1)
+    stop.release()
+    assert (await stopping).status == 204
+    assert (node.points, node.store.container(container_id)) == ([END], None)
+
+
+async def lose_answer(node: Node, monkeypatch: pytest.MonkeyPatch, route: str, reference: str, done: bool) -> None:
+    """Make a call that the daemon carries out or not, and never answers; query the outcome as fast as possible."""
+    monkeypatch.setattr(open_calls, "QUERIED_AFTER_SECONDS", [0.02 * times for times in range(1, 500)])
+    node.dockerd.inject(route, Injection(raw=None if done else b"", cut_after_bytes=0, times=1))
+    method, target = route.replace("{ref}", reference).split(" ")
+    assert await (await node.sends(request(method, f"{target}?force=1"))).ended() == b""
+
+
 @pytest.mark.parametrize(
     ("route", "hook_point"),
     [(START, "PostStartContainer"), (STOP, END), (STOP, "PostStopPodSandbox"), (REMOVE, "PostStopPodSandbox")],
@@ -272,8 +298,6 @@ async def test_sandbox_update_calls_no_hook_and_is_reread(node: Node, through: s
 async def test_lost_answer_runs_hook_if_done(
     node: Node, monkeypatch: pytest.MonkeyPatch, route: str, hook_point: str, done: bool
 ) -> None:
-    """The daemon carries out the call or not, and never answers; the outcome is queried as fast as possible."""
-    monkeypatch.setattr(open_calls, "QUERIED_AFTER_SECONDS", [0.02 * times for times in range(1, 500)])
     node.plugins.add("a", points=(hook_point,))
     pod_id, container_id = await (node.create_both() if route == START else node.running())
     is_pod = hook_point == "PostStopPodSandbox"
@@ -281,9 +305,7 @@ async def test_lost_answer_runs_hook_if_done(
     expected = HookRequest(
         node.store.pod(pod_id).effective, None if is_pod else node.store.container(container_id).effective
     )
-    node.dockerd.inject(route, Injection(raw=None if done else b"", cut_after_bytes=0, times=1))
-    method, target = route.replace("{ref}", subject).split(" ")
-    assert await (await node.sends(request(method, f"{target}?force=1"))).ended() == b""
+    await lose_answer(node, monkeypatch, route, subject, done)
     if not done:
         await until(lambda: len(node.dockerd.requests(INSPECT)) >= 3)
         assert node.plugins.queried == []
@@ -291,6 +313,18 @@ async def test_lost_answer_runs_hook_if_done(
         {START: state.start, STOP: state.stop, REMOVE: partial(state.remove, force=True)}[route](subject)
     await until(lambda: bool(node.plugins.queried))
     assert [(queried.point, queried.request) for queried in node.plugins.queried] == [(hook_point, expected)]
+
+
+@pytest.mark.parametrize(("route", "called"), [(START, []), (STOP, [END])])
+async def test_lost_answer_runs_stop_hook_if_removed(
+    node: Node, monkeypatch: pytest.MonkeyPatch, route: str, called: list[str]
+) -> None:
+    node.plugins.add("a", points=("PostStartContainer", END))
+    _, container_id = await (node.create_both() if route == START else node.running())
+    await lose_answer(node, monkeypatch, route, container_id, done=False)
+    node.dockerd.state.remove(container_id, force=True)
+    await until(lambda: node.metrics.total("unknown_outcomes") == 1 and len(node.plugins.queried) == len(called))
+    assert (node.points, node.store.counts()) == (called, (1, 0))
 
 
 async def die(node: Node, container_id: str, status: str = "exited") -> None:

@@ -21,10 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.docker.exchange import Action, Route, find_route
+from runtimeproxy.wire.http1 import Rule
 from tests.amounts import EXECS_OF_THE_CLI, IDLE_SECONDS, STREAM_BYTES, examples
 from tests.docker.followed import PROXY_PREFIX, answers, check_refused, follow, mutations
 from tests.docker.forms import FORMS, HIDDEN, TARGETS, Form, stream
 from tests.docker.test_exchange_routes import HELD, ID, PASSING
+from tests.docs import DOCS
 from tests.engines import docker_cli
 from tests.engines.docker_cli import Outcome, masked
 from tests.engines.dockerd import BUSYBOX, Dockerd
@@ -182,6 +184,24 @@ def compare(dockerd: Dockerd, between: str, data: bytes) -> None:
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name[:60])
 def test_request_form_is_parsed_as_dockerd_or_refused(dockerd: Dockerd, between: str, form: Form, target: str) -> None:
     compare(dockerd, between, stream(form, target))
+
+
+MILDER = """
+    HEAD_BYTES FIELDS LINE_END TARGET VERSION FOLDED FIELD_NAME HOST EXPECT CONTENT_LENGTH CODING_OF_1_0
+    TWO_FRAMINGS CHUNK_SIZE TRAILER
+"""
+READ_BY_DOCKERD = {Rule[name] for name in MILDER.split()}
+"""The rules that dockerd 20.10 does not enforce; both refuse a breach of any other. Later ones enforce FIELD_NAME."""
+
+
+def test_milder_rules_of_dockerd_are_listed(dockerd: Dockerd) -> None:
+    """Each listed rule has a form that dockerd accepts."""
+    streams = {stream(form, target) for form in FORMS for target in TARGETS}
+    refused = [(rule, data) for data in streams if (rule := follow(data).rule) is not None]
+    accepted = {rule for rule, data in refused if b"No such container: next" in fetch(dockerd.socket, data)}
+    assert READ_BY_DOCKERD - {Rule.FIELD_NAME} <= accepted <= READ_BY_DOCKERD
+    page = " ".join(DOCS["docker-mode"].split())
+    assert [rule.text for rule in READ_BY_DOCKERD if f"- ``{rule.text}`` -" not in page] == []
 
 
 @settings(max_examples=examples())

@@ -58,7 +58,7 @@ async def seconds_of_a_create(caller: Caller, pod_id: str) -> float:
 
 @asynccontextmanager
 async def stopped(path: str) -> AsyncIterator[None]:
-    """Listen without accepting, like a stopped process (SIGSTOP); a client sees an accept without an answer too."""
+    """Listen without accepting, like a stopped process (SIGSTOP). A server that never answers looks the same."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
