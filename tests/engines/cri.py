@@ -106,8 +106,8 @@ class CriClient:
     def update(self, container_id: str, resources: cri_pb2.LinuxContainerResources) -> None:
         self._do("UpdateContainerResources", container_id=container_id, linux=resources)
 
-    def stop(self, container_id: str) -> None:
-        self._do("StopContainer", container_id=container_id)
+    def stop(self, container_id: str, grace_seconds: int = 0) -> None:
+        self._do("StopContainer", container_id=container_id, timeout=grace_seconds)
 
     def remove(self, container_id: str) -> None:
         self._do("RemoveContainer", container_id=container_id)

@@ -8,6 +8,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from tests.fakes.hookanswers import Answer, reply
 from tests.fakes.hookserver import HookServer
 from tests.hooks.sdk import processes
 from tests.system.fronts import CRI, DOCKER, SKIP, Front
-from tests.system.proxy import ProxyProcess, serving, wait_until
+from tests.system.proxy import WAIT_SECONDS, ProxyProcess, answers, serving, wait_until
 from tests.system.real import CriKubelet, Kubelet
 
 pytestmark = pytest.mark.engine
@@ -242,6 +243,53 @@ def test_hook_changes_are_applied_and_in_later_calls(node: RealNode, client: Any
     assert (hook_point, sent(stop), stop.pod_cgroup_parent) == ("PostStopContainer", UPDATED, parent)
     assert stop.container_envs.items() >= CHANGED.items()
     assert (last, for_stop.labels["app"], for_stop.cgroup_parent) == ("PostStopPodSandbox", "changed", parent)
+
+
+GRACE_SECONDS = 3600
+READY, SIGNALLED = "ready", "got a signal"
+DEAF = f"""
+trap 'trap "exit 0" TERM; echo {SIGNALLED}' TERM
+sleep {GRACE_SECONDS} & echo {READY}
+while :; do wait; done
+"""
+"""Prints a stop's signal and continues. A second one ends it: dockerd ends containers at its start."""
+
+
+@pytest.mark.slow
+@on(CONTAINERD, DOCKERD)
+def test_engine_killed_during_stop_changes_no_hook_call(node: RealNode) -> None:
+    """The container outlives containerd, and ends with dockerd; its hook server may be called before the next stop."""
+    outlives = node.kind.front is CRI
+    pod, container = node.rich_pod(), node.rich_container()
+    container.command[:] = ("/bin/sh", "-c", DEAF)
+    with node.client() as client, ThreadPoolExecutor(1) as caller:
+        pod_id = client.run_pod(pod)
+        container_id = client.create(pod_id, container, pod)
+        client.start(container_id)
+        wait_until(lambda: READY in client.written(pod, container_id), "the container runs")
+        pids = client.pids(pod_id, container_id)
+        node.pop_calls()
+        stop = caller.submit(client.stop, container_id, GRACE_SECONDS)
+        wait_until(lambda: SIGNALLED in client.written(pod, container_id), "the engine stops it")
+        node.engine.kill()
+        try:
+            with pytest.raises((grpc.RpcError, ConnectionError)) as lost:
+                stop.result(WAIT_SECONDS)
+            error: Any = lost.value
+            assert (error.code() if outlives else None) == node.kind.front.lost
+            assert answers(node.proxy.socket)
+        finally:
+            node.engine.launch()
+    with node.client() as client:  # the first calls, without retries
+        if outlives:
+            assert client.pids(pod_id, container_id) == pids
+            client.update(container_id, resources(cpu_quota=40_000))
+            assert [hook_point for hook_point, _ in node.pop_calls()] == ["PreUpdateContainerResources"]
+        end(client, pod_id, container_id)
+    *stops, (last, _) = node.pop_calls()
+    ends = [(hook_point, message.container_meta.id) for hook_point, message in stops]
+    assert ends in ([("PostStopContainer", container_id)] * count for count in ((1,) if outlives else (1, 2)))
+    assert last == "PostStopPodSandbox"
 
 
 @on(CONTAINERD, DOCKERD)
