@@ -334,7 +334,7 @@ async def test_refused_attempt_reports_time_of_next_trial(guarded: Guarded) -> N
 
 
 async def test_cancelled_attempt_does_not_change_breaker(guarded: Guarded) -> None:
-    """So does an attempt that ends with an exception."""
+    """Nor does an attempt that ends with an exception."""
     await guarded.open()
     await asyncio.sleep(OPEN_SECONDS)
     for seconds in (1.0, 1.0, 0.0):

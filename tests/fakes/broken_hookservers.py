@@ -82,6 +82,18 @@ def mixes_pods_up() -> Answer:
     return answer
 
 
+def limits_concurrent_calls() -> Answer:
+    serving = asyncio.Semaphore(4)
+
+    async def answer(call: HookCall) -> bytes:
+        if serving.locked():
+            return await TOO_MUCH(call)
+        async with serving:
+            return await hookanswers.after(THINKS_SECONDS)(call)
+
+    return answer
+
+
 def always_the_same() -> Answer:
     """Return an answer that sets a quota of half a CPU of the kernel's default period, which the kubelet sends too."""
     numbers = api_pb2.LinuxContainerResources(cpu_period=100_000, cpu_quota=50_000)
@@ -181,9 +193,13 @@ BROKEN: dict[str, Tried] = {
         "unknown-fields",
         lambda: where(lambda call: bool(UnknownFieldSet(call.request)), UNREADABLE, hookanswers.empty()),
     ),
+    "changes by unknown fields": breaking(
+        "unknown-fields", lambda: where(lambda call: bool(UnknownFieldSet(call.request)), hookanswers.empty())
+    ),
     "answers any method": Tried(AnyMethod, "unknown-method"),
     "refuses big requests": breaking("big", lambda: where(lambda call: len(call.message) > 512 * 1024, TOO_MUCH)),
     "mixes pods up": breaking("concurrency", mixes_pods_up),
+    "takes few calls": breaking("concurrency", limits_concurrent_calls),
     "is locked by a cancelled call": breaking("cancelled", breaks_when_cancelled),
     "dies of a broken connection": Tried(dies_of_a_broken_connection, "broken-connection"),
     "hangs": breaking("deadline", hookanswers.hang, timeout_seconds=0.2),
