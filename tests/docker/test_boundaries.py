@@ -15,7 +15,7 @@ from tests.docker.forms import FORMS, TARGETS, Form, stream
 from tests.docker.messages import request
 from tests.fakes.dockerd import FakeDockerd
 from tests.system.proxy import ProxyInside, ProxyProcess
-from tests.wire.http1_forms import READ_BY_H11
+from tests.wire.http1_forms import BODY, NOISE, READ_BY_H11, SOME_LINES, head, spoiled
 
 pytestmark = pytest.mark.slow
 SIZES = st.lists(st.integers(1, 40) | st.integers(1, 400), max_size=30)
@@ -70,6 +70,18 @@ def compare(data: bytes) -> None:
 def test_form_is_followed_as_h11_reads_it_or_is_on_the_list(form: Form) -> None:
     for target in TARGETS:
         compare(stream(form, target))
+
+
+FIRST = ["GET / HTTP/1.1", "POST /a%20b?c HTTP/1.1", "POST / HTTP/1.0", "OPTIONS * HTTP/1.1", "GET http://h/ HTTP/1.1"]
+FIRST += ["GET / HTTP/1.2", "GET /% HTTP/1.1", "GET /\xe9 HTTP/1.1", "GET  / HTTP/1.1", "\r\nGET / HTTP/1.1", "GET /"]
+HEADS = st.builds(lambda first, lines: head(first, "Host: h", *lines), st.sampled_from(FIRST), SOME_LINES)
+REQUESTS = st.lists(st.builds(bytes.__add__, HEADS, BODY), min_size=1, max_size=4)
+
+
+@settings(max_examples=examples(1000))
+@given(st.builds(spoiled, REQUESTS.map(b"".join), NOISE))
+def test_generated_connection_is_read_as_by_h11(data: bytes) -> None:
+    compare(data)
 
 
 @settings(max_examples=examples())

@@ -265,8 +265,8 @@ def test_method_is_cancelled_when_its_call_ends(serve: Serve, caplog: Log) -> No
     eventually(lambda: "controlled at PreCreateContainer: canceled, because" in caplog.text)
 
 
-@pytest.mark.timeout(30)
-def test_method_that_begins_to_wait_after_its_call_is_cancelled(tmp_path: Path) -> None:
+@pytest.mark.timeout(10)
+def test_wait_after_end_of_call_is_cancelled(tmp_path: Path) -> None:
     _, server = started(tmp_path, Obedient())
     with pytest.raises(CancelledError):
         server._wait(mock.Mock(add_callback=lambda cancel: False), asyncio.Event().wait())
