@@ -276,7 +276,9 @@ STAYS = [(10.0, 0.6, Reason.DEADLINE), (1.0, 0.3, Reason.DEADLINE), (10.0, 2.0, 
 
 
 @pytest.mark.parametrize(("budget", "left", "reason"), [*OPENS, *STAYS])
-async def test_deadline_is_failure_if_third_left(guarded: Guarded, budget: float, left: float, reason: Reason) -> None:
+async def test_deadline_is_failure_if_third_of_time_is_left(
+    guarded: Guarded, budget: float, left: float, reason: Reason
+) -> None:
     """A short deadline or earlier plugins may leave a healthy server less; the first of several has about half."""
     guarded.dispatcher.budget_seconds = budget
     for _ in range(FAILURES_IN_A_ROW):
@@ -334,7 +336,7 @@ async def test_refused_attempt_reports_time_of_next_trial(guarded: Guarded) -> N
 
 
 async def test_cancelled_attempt_does_not_change_breaker(guarded: Guarded) -> None:
-    """So does an attempt that ends with an exception."""
+    """Nor does an attempt that ends with an exception."""
     await guarded.open()
     await asyncio.sleep(OPEN_SECONDS)
     for seconds in (1.0, 1.0, 0.0):
@@ -382,7 +384,7 @@ async def test_unserved_point_is_called_again_after_reconnect(guarded: Guarded, 
     assert (len(caplog.records), await guarded.run_hook(hook_point=START)) == (2, None), "another server is there"
 
 
-async def test_disabled_plugin_is_not_called_nor_removed_one_logged(guarded: Guarded, caplog: Log) -> None:
+async def test_disabled_plugin_is_not_called_and_removed_not_logged(guarded: Guarded, caplog: Log) -> None:
     guarded.client.abandoned = True
     assert await guarded.run_hook(seconds=0) is Reason.DISABLED
     assert guarded.metrics.total("hook_calls") == 0

@@ -320,6 +320,8 @@ async def test_unreadable_subject_is_skipped_until_reconnect(any_id: str, error:
 
 
 RETRIES = [(UNAVAILABLE, "unavailable"), (LATE, "deadline"), (ODD, ""), (NO_LIST, ""), (OUR_OWN, "")]
+PASSES = {ODD: ["other", "complete"] * 2, NO_LIST: ["unreadable", "complete"] * 2, OUR_OWN: ["complete"]}
+"""The recorded results of the passes, where they are not those of a runtime that is unavailable."""
 
 
 @pytest.mark.parametrize(("error", "fault"), RETRIES)
@@ -352,6 +354,8 @@ async def test_failing_list_is_retried_with_backoff(error: Exception, fault: str
     shown = [(event["kind"], event.get("reason")) for event in shown_of(rig.metrics.events)]
     around = [("runtime_lost", fault), ("runtime_back", None)] if fault else []
     assert [event for event in shown if event[0] != "sync"] == around * 2
+    passes = [reason for kind, reason in shown if kind == "sync"]
+    assert passes == PASSES.get(error, [fault, "complete"] * 2)
     assert not [word for word in ("canary", str(error)) if word in str(shown)]
 
 

@@ -11,6 +11,7 @@ import runpy
 import socket
 import stat
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
@@ -32,6 +33,8 @@ from runtimeproxy_hooks.sdk.flags import parser, server_name
 from runtimeproxy_hooks.sdk.hook import hook_name
 from runtimeproxy_hooks.sdk.registering import POLICIES, Registration, entry, file_name
 from runtimeproxy_hooks.sdk.socket_path import listens, place
+from runtimeproxy_hooks.servers.cpuset import Cpuset
+from runtimeproxy_hooks.servers.groupidentity import GroupIdentity
 from tests.hooks.nodes import umask
 from tests.hooks.sdk.processes import Dreamy, Obedient
 
@@ -63,6 +66,19 @@ def test_named_hooks_are_served_with_own_name_and_socket() -> None:
         assert len(os.fsencode(parser(name).parse_args([]).endpoint)) <= MAX_PATH_BYTES
     assert server_name(NAMES[:2]) == "batchresource-coresched"
     assert server_name(NAMES) == "batchres-coresche-cpunorma-cpuset-gpu-groupide-oomscore-rdt"
+
+
+def test_hooks_of_server_share_node_settings(tmp_path: Path, caplog: Log) -> None:
+    caplog.set_level(logging.INFO)
+    (file := tmp_path / "node.yaml").write_text("system-cpuset: 0-1")
+    hooks, flags = [Cpuset(), GroupIdentity()], ArgumentParser()
+    for hook in hooks:
+        hook.add_arguments(flags)
+    arguments = flags.parse_args([f"--node-config={file}"])
+    for hook in hooks:
+        hook.configure(arguments)
+    assert caplog.messages == [f"{file}: node settings applied"], "at the start, and once"
+    assert hooks[0].node is hooks[1].node
 
 
 UNNAMED, UNKNOWN = f"name the hooks to serve first: {HOOK_NAMES}, or all", f"there are {HOOK_NAMES}; all must be alone"

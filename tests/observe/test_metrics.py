@@ -1,19 +1,22 @@
 """Metrics return counted values, and refuse metrics that the table lacks. The ring of events has two limits."""
 
+import ast
 import json
 import math
 import tracemalloc
 from bisect import bisect_left
-from itertools import count
+from itertools import count, product
 from typing import Any
 
 import pytest
 
+from runtimeproxy.model.hookpoints import HOOK_POINTS, Operation
 from runtimeproxy.observe import events as ring
 from runtimeproxy.observe import metric_table
 from runtimeproxy.observe.events import LONGEST_TEXT, MOST_BYTES, MOST_EVENTS, MOST_FIELDS, PAGE, EventKind, Events
-from runtimeproxy.observe.metric_table import HOOK_SERVER_SERIES, HOOK_SERVERS, OTHER_LABEL, SECONDS, Histogram
+from runtimeproxy.observe.metric_table import HOOK_SERVER_SERIES, HOOK_SERVERS, OTHER_LABEL, SECONDS, Histogram, Kind
 from runtimeproxy.observe.metrics import RECENT_CALLS, Metrics
+from tests.docs import ROOT
 from tests.observe.events import shown_of
 
 
@@ -64,6 +67,40 @@ def test_metric_missing_in_table_is_refused(metrics: Metrics, method: str, argum
     with pytest.raises(ValueError, match=r"is not a \w+ of the table of metrics"):
         getattr(metrics, method)(*arguments)
     assert metrics.figures() == before
+
+
+METHODS = {"count": (Kind.COUNTER, 1), "set_counter": (Kind.COUNTER, 2), "gauge": (Kind.GAUGE, 2)}
+METHODS |= {"observe": (Kind.HISTOGRAM, 2)}
+"""The methods that count, with the number of their arguments before the labels."""
+IN_VARIABLES = {"backend_event_dial_failures", "backend_event_stream_losses"}
+
+
+def test_call_sites_match_table() -> None:
+    """A wrong one raises ValueError, and some are reached only in faults."""
+    counted = IN_VARIABLES | {"calls_passed"}
+    for path in ROOT.glob("runtimeproxy/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(ast.Attribute(owner, method), [name, *more], []) if method in METHODS:
+                    if "metrics" in ast.unparse(owner) or path.stem == "metrics":
+                        names = {name.value} if isinstance(name, ast.Constant) else IN_VARIABLES
+                        rows = [metric_table.METRICS[str(each)] for each in names]
+                        kinds = {(row.kind, len(row.given) + METHODS[method][1]) for row in rows}
+                        assert kinds == {(METHODS[method][0], 1 + len(more))}, f"{path}:{node.lineno}"
+                        counted |= {row.name for row in rows}
+    assert counted == metric_table.METRICS.keys()
+
+
+def test_number_of_series_is_bounded(metrics: Metrics) -> None:
+    """All values of labels in all combinations, with more hook servers and fields than a node has."""
+    values = {"operation": [each.value for each in Operation], "hook": [point.name for point in HOOK_POINTS]}
+    values |= {key: [f"h{number}" for number in range(40)] for key in ("reason", "code", "field", "hook_server")}
+    for row in metric_table.ROWS:
+        add = {Kind.COUNTER: metrics.count, Kind.GAUGE: lambda *key: metrics.gauge(key[0], 1.0, *key[1:])}
+        add[Kind.HISTOGRAM] = lambda *key: metrics.observe(key[0], 1.0, *key[1:])
+        for labels in product(*(values.get(label, ["agreed", "own"]) for label in row.given)):
+            add[row.kind](row.name, *labels)
+    assert len(metrics.figures()) < 4_000
 
 
 def test_only_first_hook_servers_have_names_in_labels(metrics: Metrics) -> None:

@@ -265,6 +265,14 @@ def test_method_is_cancelled_when_its_call_ends(serve: Serve, caplog: Log) -> No
     eventually(lambda: "controlled at PreCreateContainer: canceled, because" in caplog.text)
 
 
+@pytest.mark.timeout(10)
+def test_wait_after_end_of_call_is_cancelled(tmp_path: Path) -> None:
+    _, server = started(tmp_path, Obedient())
+    with pytest.raises(CancelledError):
+        server._wait(mock.Mock(add_callback=lambda cancel: False), asyncio.Event().wait())
+    assert server.stop(0) == 0
+
+
 def test_socket_that_cannot_be_bound_is_error(tmp_path: Path) -> None:
     server = HookServer([Obedient()], "server")
     (tmp_path / "a.sock.lock").touch()

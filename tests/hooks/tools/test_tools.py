@@ -249,9 +249,13 @@ NO_ANSWER, REFUSAL = (
     "the server answers no more since 'empty'",
     "the plain request is refused: give one that is not (-f)",
 )
+REPEATED = "PreCreateContainer: resources: cpu_period, cpu_quota, cpu_shares, memory_limit_in_bytes, "
+REPEATED += "memory_swap_limit_in_bytes"
 LATE = f"no answer within {LATE_SECONDS:g} s: PreCreateContainer (empty), PreCreateContainer (missing)"
 WORDS = {
     "a refusal": {"values": REFUSAL, "echo": REFUSAL},
+    "sets a bad value": {"values": f"PreRunPodSandbox: {BAD_PERIOD} (and at PreCreateContainer)"},
+    "forgets a number of its echo": {"echo": f"{REPEATED} repeated as sent, oom_score_adj left out"},
     "dies of an empty request": {"missing": NO_ANSWER, "broken-connection": NO_ANSWER, "restart": NO_ANSWER},
     "hangs": {"deadline": "no answer within 0.2 s: PreCreateContainer (a plain request)"},
     "hangs without a cgroup parent": {"empty": "no answer in time, see 'deadline'", "deadline": LATE},
@@ -316,6 +320,7 @@ UNSERVED = "serves             FAIL  PreRunPodSandbox not served (UNIMPLEMENTED)
 TABLES: list[tuple[Made, HookRequest, Points, str, str, str]] = [
     (GOOD["an echo"], WITHOUT_HANDLER, WITH_UPDATE, BOTH, "", "\n14 passed, 0 failed, 1 skipped"),
     (serve_create, request.example(), TWO_POINTS[:1], "PreCreateContainer", UNSERVED, "\n13 passed, 1 failed"),
+    (GOOD["an echo"], POD_ONLY, TWO_POINTS[:1], "PreRunPodSandbox", "", "\n14 passed, 0 failed"),
     (serve_create, POD_ONLY, TWO_POINTS[:1], "none of PreRunPodSandbox", UNSERVED, ""),
     (BROKEN["serves no hook point"].made, request.example(), (), "no hook point", "", ""),
 ]

@@ -154,13 +154,18 @@ async def test_requests_of_one_read_are_one_write(client: UnaryClient, server: S
         requests.append(data.count(METHOD.encode()))
         write(end, data)
 
+    async def call_twice() -> None:
+        for _ in range(2):
+            await client.call(METHOD, b"", LONG_SECONDS)
+
     monkeypatch.setattr(Endpoint, "write", count)
-    fibers: list[Fiber[bytes]] = [Fiber(loop=asyncio.get_running_loop()) for _ in range(3)]
+    fibers: list[Fiber[None]] = [Fiber(loop=asyncio.get_running_loop()) for _ in range(3)]
     for fiber in batch.iterate(deque(fibers)):
-        fiber.start(client.call(METHOD, b"", LONG_SECONDS))
-    connection.send(b"".join([answer(await connection.request(), b"") for _ in fibers]))
+        fiber.start(call_twice())
+    for _ in range(2):
+        connection.send(b"".join([answer(await connection.request(), b"") for _ in fibers]))
     await asyncio.gather(*fibers)
-    assert requests == [len(fibers)]
+    assert requests == [len(fibers), len(fibers)]
 
 
 async def test_missing_peer_fails_immediately(path: str, client: UnaryClient) -> None:

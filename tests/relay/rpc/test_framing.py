@@ -234,6 +234,11 @@ def test_failure_has_code_kind_and_text(received: bytes, code: int, kind: Kind, 
 
 
 def test_calls_end_in_any_order_and_above_goaway_unprocessed() -> None:
+    framed, calls = grpc.message(b"message"), connected(b"")
+    parts = [block(1, HEAD), *(data(1, part) for part in (framed[:3], framed[3:8], framed[8:]))]
+    for octet in b"".join([*parts, block(1, GOOD_END, end=True)]):
+        calls.receive(bytes((octet,)))
+    assert outcome(calls) == b"message", "in any parts"
     calls = connected(b"", b"", b"", b"")
     calls.receive(block(5, [(b":status", b"103"), (b"link", b"x")]))
     calls.receive(answer(5, b"5") + http2.goaway(3, 0) + answer(3, b"3") + answer(1, b"1"))
