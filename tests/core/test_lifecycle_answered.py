@@ -336,6 +336,14 @@ async def test_no_query_for_unknown_subject_or_after_stop(core: Core, subject: S
     assert [step for _, step in lost.steps] == ["release", "answer"]
 
 
+async def test_calls_are_numbered_in_order_of_release(core: Core) -> None:
+    calls = [FakeCall(STOP), FakeCall(CREATE), FakeCall(STOP)]
+    core.plugins.add("b", KeyError(CANARY), points=("PreCreateContainer",), policy=FAIL)
+    for call in calls:
+        await core.run(call)
+    assert [call.number for call in calls] == [1, 0, 2], "a refused call has no number"
+
+
 async def test_call_end_invalidates_concurrent_reads(core: Core) -> None:
     with core.store.watch() as watch:
         await core.run(FakeCall(STOP, None, key="c7"))

@@ -1,8 +1,11 @@
 """The drain of a front; batches, deadlines and fibers on the event loop, and work in daemon threads."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from unittest.mock import patch
