@@ -254,6 +254,31 @@ async def test_interruption_from_inside_is_raised_at_next_await() -> None:
 
 
 @virtual_time
+class FreedError(Exception):
+    """An error that supports weak references."""
+
+
+@pytest.mark.parametrize("raised_by", ["set_exception", "interrupt", "awaited future"])
+async def test_error_is_freed_when_its_fiber_ends(raised_by: str) -> None:
+    error = FreedError()
+    freed = weakref.ref(error)
+    awaited: list[Any] = [Pending() if raised_by != "awaited future" else asyncio.get_running_loop().create_future()]
+
+    async def main() -> None:
+        with suppress(FreedError):
+            await awaited.pop()
+
+    gc.disable()
+    fail = awaited[0].set_exception
+    made = fiber(main())
+    (made.interrupt if raised_by == "interrupt" else fail)(error)
+    del error, fail
+    await made
+    await asyncio.sleep(0)
+    gc.enable()
+    assert freed() is None
+
+
 async def test_awaited_task_ends_before_fiber_is_interrupted() -> None:
     """The task that calls the runtime must handle its own cancellation first."""
     steps = list[object]()
