@@ -7,7 +7,7 @@ SHARE_VARIABLE = "SOAK_SHARE"
 """The variable with the share of the full amounts, a number above 0. Without it the usual amounts apply."""
 DEFAULT_EXAMPLES = 100
 FULL_TIMES = 100  # a property test's full number of examples relative to its usual one
-QUICK_TIMES = 6  # without slow tests, the number of examples is the usual one divided by this
+QUICK_TIMES = 12  # without slow tests, the number of examples is the usual one divided by this
 quick = False  # whether slow tests are deselected; set before the test files are imported
 
 

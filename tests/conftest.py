@@ -85,12 +85,13 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
 
 def pytest_collection() -> None:
     """Disable the garbage collector during collection, which produces hardly any garbage."""
+    # Hypothesis creates its random numbers and searches all objects for references to them: there are few now.
+    given(none())(lambda _: None)()
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
     """Exempt tests and modules from garbage collection, and run it rarely."""
-    given(none())(lambda _: None)()  # Hypothesis creates its random numbers, and checks what refers to them
     gc.freeze()
     gc.set_threshold(10_000)  # with Python's 700, four seconds of the fast set went into it
     gc.enable()

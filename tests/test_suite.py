@@ -10,7 +10,7 @@ from tests import amounts, skips
 from tests.docs import ROOT
 
 pytest_plugins = "pytester"
-AMOUNTS = [(None, False, (30, 100, 10)), ("0.5", False, (1500, 5000, 500)), (None, True, (5, 16, 10))]
+AMOUNTS = [(None, False, (30, 100, 10)), ("0.5", False, (1500, 5000, 500)), (None, True, (2, 8, 10))]
 
 
 @pytest.mark.parametrize(("share", "quick", "found"), AMOUNTS)
