@@ -293,6 +293,14 @@ def test_a1_indexed_fields_before_ack_keep_their_values() -> None:
         assert getattr(play, receiver).got()[-2:] == frames
 
 
+def test_a1_push_promise_blocks_are_translated() -> None:
+    play = peer.Play()
+    pushes = Raw(5, 0x4, 1, b"\x00\x00\x00\x02" + b"\x40\x01a\x01b"), Raw(5, 0x4, 1, b"\x00\x00\x00\x04\xbe")
+    play.runtime.sends(Settings(), *pushes)
+    frames = [Raw(5, 0x4, 1, bytes((0, 0, 0, promised)) + b"\x00\x01a\x01b").wire() for promised in (2, 4)]
+    assert play.client.received_bytes().endswith(b"".join(frames))
+
+
 @pytest.mark.parametrize("fields", [*TWO_PATHS, VERSION[:2], *RESTORES], ids=repr)
 def test_a2_ambiguous_or_restore_passes_or_is_refused(fields: peer.Fields, play: peer.Play) -> None:
     queries: list[peer.Frame] = [Headers(3, fields), Data(3, CALL, end=True)]

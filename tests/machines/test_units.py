@@ -42,6 +42,8 @@ SHARES = 512  # of 500 milli cores
 def node(machine: Machine) -> Iterator[Machine]:
     """Start the units in addition to the proxy's; at the end no call was refused and no unit restarted."""
     machine.run("systemctl", "enable", "--now", "runtimeproxy-export.service", *HOOKS)
+    registrations = machine.path("/etc/runtime/hookserver.d")
+    machine.until(lambda: len([*registrations.glob("*.json")]) == len(HOOKS), "the registrations of the hook servers")
     yield machine
     messages = machine.run("journalctl", "--no-pager", "--output=cat", "--unit=runtimeproxy*")
     assert not re.findall(r".*(?:status=31/SYS|exit code -31|core-dump|[Tt]raceback).*", messages)
