@@ -281,9 +281,11 @@ def on_tmpfs() -> Iterator[Path]:
 
 
 def rows(file: Path) -> dict[str, dict[str, Any]]:
-    if not file.exists():
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:  # a damaged file is removed before it is written again
         return {}
-    lines = (line[9:].split(b"\t") for line in file.read_bytes().splitlines()[1:])
+    lines = (line[9:].split(b"\t") for line in content.splitlines()[1:])
     return {json.loads(any_id): json.loads(text)[1] for any_id, text in lines}
 
 
