@@ -192,6 +192,7 @@ CHANGES: Mapping[str, hookanswers.Answer] = {
 """A hook server's answers that change something at each Pre point."""
 
 
+@pytest.mark.slow  # two seconds
 @pytest.mark.parametrize("forgets", [None, Store.drop], ids=["one proxy", "a new proxy each step"])
 @pytest.mark.parametrize("front", FRONTS, ids=lambda front: front.name)
 async def test_requests_and_records_of_fronts_are_equal(tmp_path: Path, front: Front, forgets: Forgets) -> None:

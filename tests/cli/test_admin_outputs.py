@@ -331,6 +331,7 @@ LIMITS += [(sending(A_PART, hang=True), "hangs within its answer", 1.0, False)]
 """Faults with the seconds to wait, which suffice on a busy machine, and whether following has that limit."""
 
 
+@pytest.mark.slow  # five seconds, most of them limits
 def test_following_ends_with_proxy_limit_or_interrupt(server: Server) -> None:
     for server.fault, words, seconds, follows in LIMITS:
         proxy = AdminClient(str(server.server_address), seconds)

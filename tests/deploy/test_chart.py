@@ -31,7 +31,7 @@ from runtimeproxy_installer.errors import Refused
 from tests.docs import ROOT
 from tests.engines.probe import tool
 
-pytestmark = pytest.mark.tool("helm")
+pytestmark = [pytest.mark.tool("helm"), pytest.mark.slow]
 
 CHART = ROOT / "deploy/helm/runtimeproxy"
 SETS = ("installer", "kubelet", "hook-servers", "exporter", "removal")
@@ -115,7 +115,6 @@ def test_chart_has_version_of_proxy_and_passes_helm_lint() -> None:
 CACHED_SCHEMA = cache(utils.schema_contents)  # one file of some megabytes, which would be read for each object
 
 
-@pytest.mark.slow  # two seconds in all
 @pytest.mark.parametrize("version", VERSIONS)
 def test_manifests_are_valid_in_each_version(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without fields that are unknown to the version. The PodMonitor belongs to the Prometheus operator."""
@@ -233,7 +232,6 @@ def test_proxy_reads_registrations() -> None:
     assert not any(entry.warnings for entry in read.values())
 
 
-@pytest.mark.slow  # it runs the pods' commands
 @pytest.mark.parametrize(("name", "file", "stays"), [("limits", "10-limits.json", False), ("gpu", "20-gpu.json", True)])
 def test_pod_registers_its_hook_server(name: str, file: str, stays: bool, tmp_path: Path) -> None:
     """Under Ignore a change of the ConfigMap is followed, and the pod removes the file at its end; under Fail it

@@ -46,6 +46,7 @@ RESOURCES = {**CONTAINER.resources, SWAP: 0}
 
 
 @EVERY
+@pytest.mark.slow  # a second
 @pytest.mark.parametrize("parent", [PARENT, SLICE_PARENT], ids=["cgroupfs", "systemd"])
 async def test_hook_calls_have_values_that_runtime_reports(front: Front, parent: str, tmp_path: Path) -> None:
     async with ShapedNode(front, tmp_path, hookanswers.koordlet()) as node:
@@ -253,6 +254,7 @@ def in_docker(case: Case, message: bytes) -> Sent:
 
 
 @EVERY
+@pytest.mark.slow  # a second
 async def test_released_resources_match_each_answer(front: Front, tmp_path: Path) -> None:
     async with ShapedNode(front, tmp_path, hookanswers.echo(), points=POINTS) as node:
         await node.wait_until_loaded()

@@ -224,6 +224,7 @@ def test_sdk_imports_only_required_modules(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
+@pytest.mark.slow  # requests of 10 and 17 MiB
 @pytest.mark.parametrize(("hook", "raised"), [(Obedient(), "SystemExit"), (Dreamy(), "RuntimeError")])
 def test_exception_becomes_status_and_server_continues(serve: Serve, caplog: Log, hook: Hook, raised: str) -> None:
     caplog.set_level(logging.DEBUG)
