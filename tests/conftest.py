@@ -63,8 +63,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 MISSING: dict[str, Callable[..., str]] = {
-    **{"engine": probe.missing_for, "history": probe.missing_history, "trees": probe.missing_for_trees},
-    **{"release": probe.missing_for_release, "tool": probe.missing_tool},
+    "engine": probe.missing_for,
+    "history": probe.missing_history,
+    "trees": probe.missing_for_trees,
+    "release": probe.missing_for_release,
+    "tool": probe.missing_tool,
 }
 """By marker: a function of the marker's arguments that returns what the machine lacks, or ""."""
 

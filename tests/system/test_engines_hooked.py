@@ -1,6 +1,6 @@
 """Hook servers with real engines: their changes apply from the first instruction on, and failures stay bounded.
 
-Fault matrix H12. tests/test_contract.py compares each front's calls with fakes, field by field.
+Fault matrix B1, B3 and H12. tests/test_contract.py compares each front's calls with fakes, field by field.
 An unmodified koordlet registers, and echoes (hook-api, "Registration files").
 """
 
